@@ -168,17 +168,18 @@ def _estimate_total_s(run_log: RunLog, steady_ms: float | None) -> float | None:
         return None
     steps = run_log.steps
     is_timed = np.isfinite(steps.ms)
-    total_ms = float(steps.ms[is_timed].sum())
+    timed_ms = float(steps.ms[is_timed].sum())
     if not run_log.has_varying_batch_tokens:
-        return (total_ms + (run_log.iteration_count() - int(is_timed.sum())) * steady_ms) / 1000
+        return (timed_ms + (run_log.iteration_count() - int(is_timed.sum())) * steady_ms) / 1000
     usual = is_timed & ~run_log.is_first_of_process() & ~run_log.includes_eval()
+    untimed_ms = 0.0
     for segment in np.unique(steps.segment):
         rows = steps.segment == segment
         segment_ms = _median(steps.ms[rows & usual])
         iterations = int(steps.iteration[rows][-1] - steps.iteration[rows][0]) + 1
         untimed = iterations - int(is_timed[rows].sum())
-        total_ms += untimed * (steady_ms if segment_ms is None else segment_ms)
-    return total_ms / 1000
+        untimed_ms += untimed * (steady_ms if segment_ms is None else segment_ms)
+    return (timed_ms + untimed_ms) / 1000
 
 
 def _overhead_share(run_log: RunLog, steady_ms: float | None, total_s: float | None) -> float | None:

@@ -76,7 +76,11 @@ def run_log_from_records(records: Iterable[Record], name: str, live: bool = Fals
     first_updates = (_float_or_none(record, "first_update_ms") for record in steps)
     bad_iteration, norms = _int_or_none(last, "bad_iter"), last.get("recent_grad_norms")
     is_nonfinite = last.get("reason") == "not finite" and bad_iteration is not None
-    ended, error = _exit_status(last), str(last.get("error", ""))
+    error = str(last.get("error", ""))
+    ended: ExitStatus = "cut"
+    if last.get("kind") == "end":
+        reason = str(last.get("reason"))
+        ended = "oom" if mentions_out_of_memory(error) else _EXIT_STATUSES.get(reason, "cut")
     events: tuple[LogEvent, ...] = ()
     if not live and error and ended in ("oom", "crashed"):
         events = (LogEvent("oom" if ended == "oom" else "traceback", error, len(every), last["iter"]),)
@@ -267,12 +271,3 @@ def _ledger(processes: Sequence[Sequence[Record]]) -> dict[str, float] | None:
             for name, seconds in part.items():
                 total[name] = total.get(name, 0.0) + max(0.0, seconds)
     return total or None
-
-
-def _exit_status(last: Record) -> ExitStatus:
-    """From the last record of the journal."""
-    if last.get("kind") != "end":
-        return "cut"
-    if mentions_out_of_memory(str(last.get("error", ""))):
-        return "oom"
-    return _EXIT_STATUSES.get(str(last.get("reason")), "cut")

@@ -17,7 +17,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from glassgpt.errors import UserError
 
@@ -183,19 +183,17 @@ def read_notebook(content: bytes, name: str) -> Iterator[LogLine] | None:
         return None
     if not isinstance(document, dict) or not isinstance(document.get("cells"), list):
         return None
-    output = "\n".join(text for cell in document["cells"] for text in _cell_outputs(cell))
-    return read_lines(io.BytesIO(output.encode("utf-8", "replace") + b"\n"))
-
-
-def _cell_outputs(cell: Any) -> Iterator[str]:
-    outputs = cell.get("outputs") if isinstance(cell, dict) else None
-    for one in outputs if isinstance(outputs, list) else []:
-        if not isinstance(one, dict):
-            continue
-        data = one.get("data")
-        plain = data.get("text/plain") if isinstance(data, dict) else None
-        for text in (one.get("text"), plain, one.get("traceback")):
-            if isinstance(text, str):
-                yield text
-            elif isinstance(text, list):
-                yield "".join(part for part in text if isinstance(part, str))
+    texts: list[str] = []
+    for cell in document["cells"]:
+        outputs = cell.get("outputs") if isinstance(cell, dict) else None
+        for output in outputs if isinstance(outputs, list) else []:
+            if not isinstance(output, dict):
+                continue
+            data = output.get("data")
+            plain = data.get("text/plain") if isinstance(data, dict) else None
+            for text in (output.get("text"), plain, output.get("traceback")):
+                if isinstance(text, str):
+                    texts.append(text)
+                elif isinstance(text, list):
+                    texts.append("".join(part for part in text if isinstance(part, str)))
+    return read_lines(io.BytesIO("\n".join(texts).encode("utf-8", "replace") + b"\n"))

@@ -106,14 +106,21 @@ def _split_flags(arguments: Sequence[str], problems: list[str]) -> list[tuple[st
     return pairs
 
 
-def _allowed_settings() -> Mapping[str, Any]:
-    return {**field_types(TrainConfig), **_SETUP_FIELDS, **_DATA_FIELDS}
-
-
 def _parse_value(letter: str, name: str, text: str) -> ConfigValue:
-    known = _allowed_settings()
+    known: Mapping[str, Any] = {**field_types(TrainConfig), **_SETUP_FIELDS, **_DATA_FIELDS}
     if name not in known:
-        raise UserError(f"unknown setting --{letter}.{name}{_hint(letter, name)}")
+        # Also for names of other trainers, which `glass train` knows.
+        _, problems = check_settings({name: ""}, TrainConfig)
+        suggested = re.search(r"did you mean --(\w+)", " ".join(problems))
+        close = difflib.get_close_matches(name, [*known, "config"], n=1, cutoff=0.6)
+        best = suggested[1] if suggested else close[0] if close else None
+        others = ", ".join([*_SETUP_FIELDS, *_DATA_FIELDS, "config"])
+        hint = (
+            f"did you mean --{letter}.{best}?"
+            if best
+            else f"it takes the settings of `glass train`, and {others}"
+        )
+        raise UserError(f"unknown setting --{letter}.{name}; {hint}")
     wanted_type = known[name]
     unit = _NUMBER_WITH_UNIT.fullmatch(text)
     if unit and wanted_type in (int, float, int | None, float | None):
@@ -142,18 +149,6 @@ def _unmet_requirement(name: str, value: ConfigValue) -> str | None:
     start = f"--{name}={value} must be "
     problems = find_config_problems(dataclasses.replace(TrainConfig(), **alone))
     return next((one.removeprefix(start) for one in problems if one.startswith(start)), None)
-
-
-def _hint(letter: str, name: str) -> str:
-    """The nearest name; also for names of other trainers, which `glass train` knows."""
-    close = difflib.get_close_matches(name, [*_allowed_settings(), "config"], n=1, cutoff=0.6)
-    _, problems = check_settings({name: ""}, TrainConfig)
-    suggested = re.search(r"did you mean --(\w+)", " ".join(problems))
-    best = suggested[1] if suggested else close[0] if close else None
-    if best:
-        return f"; did you mean --{letter}.{best}?"
-    others = ", ".join([*_SETUP_FIELDS, *_DATA_FIELDS, "config"])
-    return f"; it takes the settings of `glass train`, and {others}"
 
 
 def _config_file_settings(name: str) -> dict[str, ConfigValue]:

@@ -50,24 +50,22 @@ def strip_prefixes(text: str) -> tuple[str, int | None]:
             continue
         if first == '"' and (match := _NOTEBOOK.match(text)):
             text = match[1].replace('\\"', '"')
-        elif first == ">":
+            continue
+        if first == ">":
             text = text[1:].lstrip()
-        elif match := _match_label(text, first):
-            text = text[match.end() :]
-        elif first == "[" and (match := _RANK.match(text)):
-            text, rank = text[match.end() :], int(match[1])
-        else:
+            continue
+        # Most lines do not begin with one of these characters.
+        patterns: tuple[re.Pattern[str], ...] = ()
+        if first == "[" or first.isdigit():
+            patterns = (_UPTIME, _PROGRAM, _TIME, _LEVEL, _NUMBER_LABEL, _RANK)
+        elif text.startswith(_MONTHS):
+            patterns = (_DATE,)
+        elif "|" in text[:50] or first in ("I", "D"):
+            patterns = (_SERVICE, _LEVEL)
+        match = next((found for pattern in patterns if (found := pattern.match(text))), None)
+        if match is None:
             break
+        if match.re is _RANK:
+            rank = int(match[1])
+        text = text[match.end() :]
     return text, rank
-
-
-def _match_label(text: str, first: str) -> re.Match[str] | None:
-    """A time, a log level, or the name of a service. Most lines do not begin with one of these characters."""
-    if first == "[" or first.isdigit():
-        patterns = (_UPTIME, _PROGRAM, _TIME, _LEVEL, _NUMBER_LABEL)
-        return next((match for pattern in patterns if (match := pattern.match(text))), None)
-    if text.startswith(_MONTHS):
-        return _DATE.match(text)
-    if "|" in text[:50] and (match := _SERVICE.match(text)):
-        return match
-    return _LEVEL.match(text) if first in ("I", "D") else None

@@ -12,6 +12,7 @@ matches most of them reads the whole log. A file may hold the runs of several tr
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -158,7 +159,18 @@ class LogRecognizer:
         splitter = self._splitter or self._replay()
         if splitter is not None:
             return splitter.build(name, final)
-        return self._build_failed_start(name) if final else None
+        if not final:
+            return None
+        # Or a run crashed before its first step: then a line that only one trainer prints identifies it.
+        texts = [strip_prefixes(line.text)[0] for line in self._buffered_lines]
+        for text, (trainer, make_reader) in itertools.product(texts, READERS):
+            if trainer.introduction and trainer.introduction.search(text):
+                reader = LogReader(trainer, make_reader())
+                for line in self._buffered_lines:
+                    reader.feed(line)
+                run_log = reader.build(name)
+                return run_log if _FAILURE_KINDS & {event.kind for event in run_log.events} else None
+        return None
 
     def _replay(self) -> _RunSplitter | None:
         """Reads the buffered lines with the best candidate; but another's run may come before its first
@@ -173,25 +185,6 @@ class LogRecognizer:
         for line in self._buffered_lines:
             splitter.feed(line)
         return splitter
-
-    def _build_failed_start(self, name: str) -> RunLog | None:
-        """A run that crashed before its first step, recognised by a line that only one trainer prints."""
-        texts = (strip_prefixes(line.text)[0] for line in self._buffered_lines)
-        reader = next(
-            (
-                LogReader(trainer, make_reader())
-                for text in texts
-                for trainer, make_reader in READERS
-                if trainer.introduction and trainer.introduction.search(text)
-            ),
-            None,
-        )
-        if reader is None:
-            return None
-        for line in self._buffered_lines:
-            reader.feed(line)
-        run_log = reader.build(name)
-        return run_log if _FAILURE_KINDS & {event.kind for event in run_log.events} else None
 
 
 class _RunSplitter:
@@ -223,20 +216,18 @@ class _RunSplitter:
         if self._reader.non_step_count != items_before and not self._others.have_match:
             self._lines_since_match = []  # a save or an event of this run: another's header comes after it
         other = self._others.first_with_run()
-        if other is not None:
-            self._switch_trainer(other, self._lines_since_match)
-
-    def _switch_trainer(self, other: _Candidate, lines: list[LogLine]) -> None:
-        """These lines, which the current reader has read, are the beginning of the other trainer's run."""
+        if other is None:
+            return
+        # These lines, which the current reader has read, are the beginning of the other trainer's run.
+        lines, self._lines_since_match, self._others = self._lines_since_match, [], None
         header_lines = other.count_lines_before_match(lines)
         self._reader.drop_trailing_setup()
         self._earlier_readers.append(self._reader)
         self._reader = LogReader(other.trainer, other.make_reader(), self._reader.line - len(lines))
-        self._lines_since_match, self._others = [], None
-        for line in lines[:header_lines]:
-            self._reader.feed_header(line)
-        for line in lines[header_lines:]:
-            self.feed(line)
+        for header_line in lines[:header_lines]:
+            self._reader.feed_header(header_line)
+        for run_line in lines[header_lines:]:
+            self.feed(run_line)
 
     def build(self, name: str, final: bool) -> RunLog:
         last = self._reader.build(name, final)

@@ -59,9 +59,7 @@ class Trainer:
 
     # --- its times ---
     step_time_includes_eval: bool = False  # and the save, made in that iteration
-    eval_timed_in_later_step: int = (
-        0  # this many iterations after the evaluation is the step that includes it
-    )
+    eval_timed_in_later_step: int = 0  # the step this many iterations after an evaluation includes it
     step_time_is_interval_mean: bool = False  # over the iterations since the previous line
     clock_reads_before_sync: bool = False  # on a GPU, only logged iterations wait for the kernels to finish
     tokens_per_s_is_of_step: bool = False  # of the same iteration, not a running average
@@ -107,6 +105,4 @@ class Trainer:
     cannot_resume_advice: Sentence | None = None
     restarts_data_on_resume: bool = False  # a resumed process draws the batches of a fresh one
     data_restart_cause: Sentence | None = None
-    data_restart_advice: Callable[[str], str] | None = (
-        None  # takes the share of iterations with repeated data
-    )
+    data_restart_advice: Callable[[str], str] | None = None  # takes the share of repeated iterations

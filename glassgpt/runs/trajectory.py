@@ -56,20 +56,21 @@ def trajectory_of(run_log: RunLog) -> Trajectory:
     )[1]
 
     # What a later process repeated does not count: every segment ends where the next of its run begins.
-    ends = np.full(count, -1, dtype=np.int64)  # -1: not part of this run
+    ends: dict[int, int] = {}  # of the segments of this run
     end = int(np.iinfo(np.int64).max)
     for segment in reversed(largest):
         ends[segment] = end
         start = run_log.segments[segment].first_iteration
         end = end if start is None else min(end, start)
 
-    rows = np.flatnonzero(steps.iteration < ends[steps.segment]) if len(steps) else np.arange(0)
+    ends_by_segment = np.array([ends.get(segment, -1) for segment in range(count)], dtype=np.int64)
+    rows = np.flatnonzero(steps.iteration < ends_by_segment[steps.segment]) if len(steps) else np.arange(0)
     # A resume evaluates again where its checkpoint was made: the later evaluation counts.
     evals = {
         done.iteration: done
         for done in run_log.evals
         if done.iteration is not None
-        and done.iteration <= ends[done.segment]
+        and done.iteration <= ends.get(done.segment, -1)
         and done.val_loss is not None
         and math.isfinite(done.val_loss)
     }
@@ -83,7 +84,7 @@ def trajectory_of(run_log: RunLog) -> Trajectory:
         saves=tuple(
             save
             for save in run_log.saves
-            if save.iteration is not None and save.iteration <= ends[save.segment]
+            if save.iteration is not None and save.iteration <= ends.get(save.segment, -1)
         ),
     )
 

@@ -13,6 +13,7 @@ from run_logs import NANOGPT, make_run_log, make_steps
 from glassgpt.config import ConfigValue
 from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.numbers import clamped
 from glassgpt.runs.run_log import (
     LogEvent,
     LoggedCheckpoint,
@@ -182,7 +183,7 @@ def any_history(draw: st.DrawFn) -> RunLog:
     said: Mapping[str, ConfigValue] = draw(st.dictionaries(st.sampled_from(SETTINGS), values, max_size=8))
     counts = st.one_of(st.none(), st.integers(1, 10**10))
     setup = LoggedSetup(said, draw(counts), draw(counts), draw(counts), planned_iterations=draw(counts))
-    return replace(
+    run_log = replace(
         make_run_log(steps, events=draw(st.lists(events, max_size=3))),
         trainer=draw(st.sampled_from([NANOGPT, GLASSGPT, HF])),
         evals=tuple(evals),
@@ -193,3 +194,4 @@ def any_history(draw: st.DrawFn) -> RunLog:
         numbered=draw(st.booleans()),
         event_counts=draw(st.sampled_from([{}, {"scaler-overflow": 3}, {"scaler-overflow": 10**6}])),
     )
+    return clamped(run_log)

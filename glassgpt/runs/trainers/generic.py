@@ -90,8 +90,16 @@ class GenericReader:
 
     def _read_step(self, step: re.Match[str], line: str, builder: RunBuilder) -> None:
         printed, total = int(step[1]), int(step[2]) if step[2] else None
-        if epoch := _EPOCH.search(line):
-            self._follow_epoch(epoch, printed, is_first_step=builder.last_iteration is None)
+        if match := _EPOCH.search(line):
+            epoch = int(match[1][:9])
+            self._planned_epochs = int(match[2][:9]) if match[2] else None
+            # Where the count goes back in the next epoch, it is of the epoch; else it is of the whole run.
+            if self._epoch is None or epoch < self._epoch or builder.last_iteration is None:
+                self._earlier_iterations = 0
+            elif epoch == self._epoch + 1 and printed <= self._last_iteration:
+                # Equal where of each epoch only the last line is left; one that counts from 0 has one more.
+                self._earlier_iterations += self._last_iteration + (printed == 0)
+            self._epoch = epoch
         self._last_iteration = printed
         iteration = self._earlier_iterations + printed
         if time := _TIME.search(line):
@@ -120,17 +128,6 @@ class GenericReader:
                     else None
                 )
             builder.setup.values["planned_iterations"] = planned
-
-    def _follow_epoch(self, match: re.Match[str], printed: int, is_first_step: bool) -> None:
-        """Where the count goes back in the next epoch, it is of the epoch; else it is of the whole run."""
-        epoch = int(match[1][:9])
-        self._planned_epochs = int(match[2][:9]) if match[2] else None
-        if self._epoch is None or epoch < self._epoch or is_first_step:
-            self._earlier_iterations = 0
-        elif epoch == self._epoch + 1 and printed <= self._last_iteration:
-            # Equal where of each epoch only the last line is left; one that counts from 0 has one more.
-            self._earlier_iterations += self._last_iteration + (printed == 0)
-        self._epoch = epoch
 
 
 TRAINER = Trainer("unknown", "unknown trainer", reader=GenericReader, reads_any_log=True)

@@ -124,27 +124,27 @@ class TrainerReader:
             builder.start_process(silently=True)
             self._previous = (None, 0.0, 0.0)
         self._epoch = epoch
-        builder.add_step(
-            self._count,
-            parse_number(values["loss"]),
-            ms=self._mean_ms(iteration, values, builder),
-            lr=parse_number(values.get("learning_rate", "nan")),
-            grad_norm=parse_number(values.get("grad_norm", "nan")),
-            line=self._waiting_line,
-        )
 
-    def _mean_ms(self, iteration: int | None, values: dict[str, str], builder: RunBuilder) -> float:
-        """Per iteration since the previous dict, where each has the time so far; likewise the tokens."""
+        # Time and tokens per iteration, where every dict has the totals so far.
         tokens = parse_number(values.get("num_input_tokens_seen", "nan"))
         seconds = parse_number(values.get("train_runtime", "nan"))
         previous_iteration, previous_tokens, previous_seconds = self._previous
         self._previous = (iteration, tokens, seconds)
         updates = iteration - (previous_iteration or 0) if iteration is not None else 0
-        if updates <= 0 or (previous_iteration is None and self._count > 1):
-            return math.nan
-        if previous_tokens < tokens < math.inf:
-            builder.setup.values["tokens_per_iteration"] = round((tokens - previous_tokens) / updates)
-        return (seconds - previous_seconds) / updates * 1000 if seconds >= previous_seconds else math.nan
+        ms = math.nan
+        if updates > 0 and (previous_iteration is not None or self._count == 1):
+            if previous_tokens < tokens < math.inf:
+                builder.setup.values["tokens_per_iteration"] = round((tokens - previous_tokens) / updates)
+            if seconds >= previous_seconds:
+                ms = (seconds - previous_seconds) / updates * 1000
+        builder.add_step(
+            self._count,
+            parse_number(values["loss"]),
+            ms=ms,
+            lr=parse_number(values.get("learning_rate", "nan")),
+            grad_norm=parse_number(values.get("grad_norm", "nan")),
+            line=self._waiting_line,
+        )
 
 
 def _eval_loss(values: dict[str, str]) -> tuple[str, float] | None:

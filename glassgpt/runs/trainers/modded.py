@@ -48,29 +48,26 @@ class ModdedReader:
             if _END.match(line):
                 builder.add_event("finish", line)
             return False
-        if max(int(iteration), int(planned)) <= MAX_COUNT:
-            builder.setup.values["planned_iterations"] = int(planned)
-            self._record(int(iteration), kind, parse_number(loss) if loss else None, total_ms, builder)
-        return True
-
-    def _record(
-        self, iteration: int, kind: str | None, loss: float | None, total_ms: float, builder: RunBuilder
-    ) -> None:
+        at = int(iteration)
+        if max(at, int(planned)) > MAX_COUNT:
+            return True
+        builder.setup.values["planned_iterations"] = int(planned)
         if kind == "val":
-            if iteration == 0 or self._iteration is None:
-                self._iteration, self._total_ms = iteration, total_ms
-            builder.add_eval(iteration, loss)
-            return
-        if self._iteration is not None and iteration <= self._iteration:
+            if at == 0 or self._iteration is None:
+                self._iteration, self._total_ms = at, total_ms
+            builder.add_eval(at, parse_number(loss) if loss else None)
+            return True
+        if self._iteration is not None and at <= self._iteration:
             self._iteration = None  # another run
         if self._iteration is None:
-            ms = total_ms if iteration == 1 else math.nan  # nan: the log begins in the middle
+            ms = total_ms if at == 1 else math.nan  # nan: the log begins in the middle
         elif total_ms < self._total_ms:  # the sum was reset
-            ms = total_ms if iteration == self._iteration + 1 else math.nan
+            ms = total_ms if at == self._iteration + 1 else math.nan
         else:  # a mean over the iterations since the previous line
-            ms = (total_ms - self._total_ms) / (iteration - self._iteration)
-        self._iteration, self._total_ms = iteration, total_ms
-        builder.add_step(iteration, loss, ms=ms)
+            ms = (total_ms - self._total_ms) / (at - self._iteration)
+        self._iteration, self._total_ms = at, total_ms
+        builder.add_step(at, parse_number(loss) if loss else None, ms=ms)
+        return True
 
 
 def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:

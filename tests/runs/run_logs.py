@@ -1,4 +1,4 @@
-"""RunLogs made by hand, of nanoGPT unless a test says otherwise. Their numbers are clamped, as in any RunLog."""
+"""RunLogs made by hand, of nanoGPT unless a test says otherwise. Their numbers are clamped as in any log."""
 
 from __future__ import annotations
 

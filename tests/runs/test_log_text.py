@@ -1,4 +1,4 @@
-"""Bytes into clean lines: encodings, packing, line ends, escapes, and limits to all of them."""
+"""Bytes into clean lines: encodings, compression, line ends, escapes, and limits to all of them."""
 
 from __future__ import annotations
 

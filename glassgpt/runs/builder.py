@@ -9,8 +9,8 @@ A log can print any number. `numbers.clamped` is the last step of `build`, and o
 - iterations and counts (parameters, tokens, batch sizes, bytes) are 0 to 10^15, or None;
 - times, MFU, tokens/s and memory are 0, or 1e-9 to 1e15; in a column NaN, elsewhere None: not known;
 - learning rates are 0 to 1e15, or NaN: not known;
-- losses and gradient norms are 0, or 1e-100 to 1e100 in size, or infinite, or NaN. `has_loss` tells a loss of
-  NaN from a line without one;
+- losses and gradient norms are 0, or 1e-100 to 1e100 in size, or infinite, or NaN. `has_loss` is
+  False where the line has no loss;
 - FLOPs per token and peak FLOP/s are above 0 and at most 1e30, or None;
 - settings that are numbers are at most 10^15 in size; others are left out.
 

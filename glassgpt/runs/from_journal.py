@@ -74,16 +74,18 @@ def run_log_from_records(records: Iterable[Record], name: str, live: bool = Fals
     segments = {process: index for index, process in enumerate(processes)}
     steps = [record for record in effective if record["kind"] == "step"]
     first_updates = (_float_or_none(record, "first_update_ms") for record in steps)
-    bad_iteration, norms = _int_or_none(last, "bad_iter"), last.get("recent_grad_norms")
-    is_nonfinite = last.get("reason") == "not finite" and bad_iteration is not None
-    error = str(last.get("error", ""))
-    ended: ExitStatus = "cut"
-    if last.get("kind") == "end":
-        reason = str(last.get("reason"))
-        ended = "oom" if mentions_out_of_memory(error) else _EXIT_STATUSES.get(reason, "cut")
+    ended, error = _exit_status(last), str(last.get("error", ""))
     events: tuple[LogEvent, ...] = ()
     if not live and error and ended in ("oom", "crashed"):
         events = (LogEvent("oom" if ended == "oom" else "traceback", error, len(every), last["iter"]),)
+    nonfinite_update = None
+    bad_iteration, norms = _int_or_none(last, "bad_iter"), last.get("recent_grad_norms")
+    if last.get("reason") == "not finite" and bad_iteration is not None:
+        norms = norms if isinstance(norms, list) else []
+        nonfinite_update = (
+            bad_iteration,
+            tuple(float(norm) for norm in norms if isinstance(norm, int | float)),
+        )
     imported_from = BY_ID.get(str(run.get("imported")))
     run_log = RunLog(
         # An imported run has our conventions, under the name of the trainer that made it.
@@ -110,14 +112,7 @@ def run_log_from_records(records: Iterable[Record], name: str, live: bool = Fals
         profiles=tuple(
             record for record in effective if record["kind"] == "profile" and is_valid_profile(record)
         ),
-        nonfinite_update=(
-            bad_iteration,
-            tuple(float(norm) for norm in norms if isinstance(norm, int | float))
-            if isinstance(norms, list)
-            else (),
-        )
-        if is_nonfinite and bad_iteration is not None
-        else None,
+        nonfinite_update=nonfinite_update,
         live=live,
         events=events,
         ended=None if live else ended,
@@ -271,3 +266,12 @@ def _ledger(processes: Sequence[Sequence[Record]]) -> dict[str, float] | None:
             for name, seconds in part.items():
                 total[name] = total.get(name, 0.0) + max(0.0, seconds)
     return total or None
+
+
+def _exit_status(last: Record) -> ExitStatus:
+    """From the last record of the journal."""
+    if last.get("kind") != "end":
+        return "cut"
+    if mentions_out_of_memory(str(last.get("error", ""))):
+        return "oom"
+    return _EXIT_STATUSES.get(str(last.get("reason")), "cut")

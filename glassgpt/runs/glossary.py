@@ -66,13 +66,11 @@ def one_loss() -> str:
 
 
 def learning_rate() -> str:
-    return say("The learning rate of this update: how far the optimizer goes.")
+    return say("The learning rate of this update: the step size of the optimizer.")
 
 
 def gradient_norm() -> str:
-    return say(
-        "The length of the gradient before it was clipped. Sudden jumps go before a loss that explodes."
-    )
+    return say("The norm of the gradient before clipping. Sudden jumps precede a loss that diverges.")
 
 
 def tokens_per_second() -> str:

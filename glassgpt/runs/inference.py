@@ -129,7 +129,13 @@ def _mfu_ms_products(run_log: RunLog) -> tuple[Floats, Floats]:
     steps = run_log.steps
     usable = run_log.is_steady() & (steps.mfu > 0) & (steps.ms > 0)
     mfu, ms = steps.mfu[usable], steps.ms[usable]
-    rounding = _rounding_error(mfu)
+    # Half of the last digit that the log prints: 0.005 for 12.93, 0.05 for 12.9, 0.5 for 13. Of up to three
+    # values, all may end in a zero by chance: then at least one decimal is assumed.
+    exact = (digits for digits in range(4) if np.all(np.abs(np.round(mfu, digits) - mfu) < 1e-9))
+    decimals = next(exact, None)
+    if decimals is not None and len(mfu) <= 3:
+        decimals = max(decimals, 1)
+    rounding = 0.0 if decimals is None else 0.5 * 10.0**-decimals
     if not run_log.trainer.mfu_is_running_average:
         return mfu * ms, ms * rounding
 
@@ -148,12 +154,3 @@ def _mfu_ms_products(run_log: RunLog) -> tuple[Floats, Floats]:
     # A running average belongs to the typical time of an iteration, not to that of its line.
     typical_ms = np.full(len(ms), float(np.median(ms)) if len(ms) else np.nan)
     return mfu * typical_ms, typical_ms * rounding
-
-
-def _rounding_error(mfu: Floats) -> float:
-    """Half of the last digit that the log prints: 0.005 for 12.93, 0.05 for 12.9, 0.5 for 13."""
-    for digits in range(4):
-        if np.all(np.abs(np.round(mfu, digits) - mfu) < 1e-9):
-            # Of two values, both may end in a zero by chance; of many they do not.
-            return float(0.5 * 10.0**-digits if len(mfu) > 3 else 0.5 * 10.0 ** -max(digits, 1))
-    return 0.0

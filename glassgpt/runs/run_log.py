@@ -230,11 +230,13 @@ class RunLog:
     def is_steady(self) -> Bools:
         """True for the iterations that a steady step time is computed from.
 
-        Left out are iterations without a time, the first of each process (start-up), and those at an
-        evaluation or a save. Two exceptions: - if the trainer's step times exclude evaluations, iterations at
-        one are used where there are no others;
-        - if a resume changed the batch size, only processes with the setup's batch size are used, where there
-          are any.
+        Left out are iterations without a time, the first of each process (start-up), and those with an
+        evaluation or a save. Two special cases:
+
+        - Step times of some trainers exclude evaluations. Then iterations with one are used if there are no
+          others.
+        - A resume may change the batch size. Then only processes with the setup's batch size are used, if
+          there are any.
         """
         steady = ~self._first_rows & np.isfinite(self.steps.ms)
         if self.has_varying_batch_tokens and len(self.steps):

@@ -86,8 +86,8 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
         GlossaryEntry(
             last.shown("ms", "dt: {:.2f}ms"),
             say(
-                "The whole turn of the loop: evaluation, HellaSwag, samples and checkpoint are in it where "
-                "they are made."
+                "The whole iteration, including evaluation, HellaSwag, samples and checkpoint where they "
+                "are made."
             ),
         ),
         GlossaryEntry(last.shown("tokens_per_s", "tok/sec: {:.2f}"), tokens_per_second()),
@@ -117,7 +117,7 @@ def _cannot_resume_advice() -> str:
 
 
 def _data_restart_cause() -> str:
-    return say("Its data loader begins with the first shard in every process.")
+    return say("Its data loader starts at the first shard in every process.")
 
 
 def _data_restart_advice(share: str) -> str:

@@ -162,7 +162,7 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
         GlossaryEntry(last.shown("lr", "'learning_rate': {:.3g}"), learning_rate()),
         GlossaryEntry(
             "'epoch': …",
-            say("How often the data has been gone through. The Trainer does not print the step number."),
+            say("Epochs of the data so far. The Trainer does not print the step number."),
         ),
         GlossaryEntry(last_evaluation(run_log, "'eval_loss': {val}"), say("The loss on the evaluation set.")),
     ]

@@ -75,7 +75,7 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
         GlossaryEntry(last.shown("iteration", "step:{}"), say("Updates done so far.")),
         GlossaryEntry(
             last_evaluation(run_log, "val_loss:{val}"),
-            say("The loss on the fixed validation tokens. The clock stands still meanwhile."),
+            say("The loss on the fixed validation tokens. The clock is stopped meanwhile."),
         ),
         GlossaryEntry(
             "train_time:…ms",

@@ -142,7 +142,7 @@ def _data_restart_cause() -> str:
 def _data_restart_advice(share: str) -> str:
     return say(
         "Add iter_num to the seed after loading the checkpoint: {share} of the iterations then see new "
-        "text. GlassGPT goes on where the data stopped.",
+        "text. GlassGPT resumes the data where it stopped.",
         share=share,
     )
 

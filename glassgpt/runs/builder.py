@@ -1,4 +1,21 @@
-"""A History in the making: a grammar tells it what the lines say, in their order."""
+"""Builds a RunLog from what a trainer's reader finds in the lines, in their order.
+
+    builder = RunBuilder(trainer)
+    builder.add_step(250, loss=2.0307, ms=26177.52)
+    run_log = builder.build("train.log", ends_mid_line=False)
+
+A log can print any number. `numbers.clamped` is the last step of `build`, and of reading a journal. After it
+
+- iterations and counts (parameters, tokens, batch sizes, bytes) are 0 to 10^15, or None;
+- times, MFU, tokens/s and memory are 0, or 1e-9 to 1e15; in a column NaN, elsewhere None: not known;
+- learning rates are 0 to 1e15, or NaN: not known;
+- losses and gradient norms are 0, or 1e-100 to 1e100 in size, or infinite, or NaN. `has_loss` is
+  False where the line has no loss;
+- FLOPs per token and peak FLOP/s are above 0 and at most 1e30, or None;
+- settings that are numbers are at most 10^15 in size; others are left out.
+
+So squares and products of these are finite, and nothing above this folder has to guard against overflow.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +23,12 @@ import math
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from glassgpt.config import ConfigValue
+from glassgpt.runs.numbers import MAX_COUNT, clamped
 from glassgpt.runs.run_log import (
     EventKind,
     LogEvent,
@@ -25,84 +44,89 @@ from glassgpt.runs.trainer import Trainer
 
 _COLUMNS = ("loss", "ms", "mfu", "lr", "grad_norm", "tokens_per_s")
 _MAX_EVENT_CHARS = 2000
-_MAX_EVENTS_PER_KIND = 200  # of a kind
-MAX_ITERATION = 10**15  # no iteration has a larger number, or takes more milliseconds
-MAX_LOSS = 1e100  # more is as good as infinite, and squares of it are
+_MAX_EVENTS_PER_KIND = 200
 
 
 @dataclass
 class SetupBuilder:
-    """What the log says about the run, gathered line by line; the last word counts."""
+    """What the log says about the run as a whole, collected line by line; the latest line counts."""
 
     settings: dict[str, ConfigValue] = field(default_factory=dict)
-    values: dict[str, int | float | str | None] = field(default_factory=dict)  # fields of Setup
-    decayed_parameters: int | None = None  # parameters in the optimizer's groups, which are printed apart
+    values: dict[str, int | float | str | None] = field(default_factory=dict)  # fields of LoggedSetup
+    decayed_parameters: int | None = None  # the optimizer's two groups are printed separately
     undecayed_parameters: int | None = None
     trainable_parameters: int = 0
     frozen_parameters: int = 0
 
     def build(self) -> LoggedSetup:
-        groups = (self.decayed_parameters or 0) + (self.undecayed_parameters or 0)
-        said = {"trained_parameters": groups or None} | self.values
-        return LoggedSetup(settings=dict(self.settings), **said)  # type: ignore[arg-type]
+        optimizer_parameters = (self.decayed_parameters or 0) + (self.undecayed_parameters or 0)
+        values = {"trained_parameters": optimizer_parameters or None} | self.values
+        return LoggedSetup(settings=dict(self.settings), **values)  # type: ignore[arg-type]
 
     def merged_with(self, later: SetupBuilder) -> SetupBuilder:
-        """These, and what only the later ones say: a script that runs afterwards introduces itself too."""
+        """This one, completed from a later one. A script that runs afterwards prints its own setup, so the
+        earlier values win."""
+        decayed, undecayed = self.decayed_parameters, self.undecayed_parameters
         return SetupBuilder(
             later.settings | self.settings,
             later.values | self.values,
-            self.decayed_parameters if self.decayed_parameters is not None else later.decayed_parameters,
-            self.undecayed_parameters
-            if self.undecayed_parameters is not None
-            else later.undecayed_parameters,
+            later.decayed_parameters if decayed is None else decayed,
+            later.undecayed_parameters if undecayed is None else undecayed,
         )
 
     def copy(self) -> SetupBuilder:
         return replace(self, settings=dict(self.settings), values=dict(self.values))
 
 
+class _Unnumbered(NamedTuple):
+    """An evaluation or a save whose line has no iteration: the next step's line gives it."""
+
+    item: LoggedEvaluation | LoggedCheckpoint
+    offset: int  # added to that step's iteration
+    fence: int  # the fence_count where it was read
+
+
 class RunBuilder:
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
         self.setup = SetupBuilder()
-        self._setup_at_first_step: SetupBuilder | None = None  # as they were when its first iteration came
-        self.has_quoted_lines = False  # lines are quoted in a text, maybe out of order
-        self.line = 0
-        self.partial_iteration: int | None = None  # an iteration of whose line there is only a piece
-        self.fence_count = 0  # of a text that quotes a log: odd inside a code block
-        # For a trainer whose lines only count: line -> iteration. Empty: nothing tells.
+        self.line = 0  # of the file, from 1
+        self.has_quoted_lines = False  # the file is a text that quotes log lines, maybe out of order
+        self.fence_count = 0  # ``` lines so far in such a text: odd inside a code block
+        self.partial_iteration: int | None = None  # of the latest line that is cut too short to be read
+        # For a trainer whose lines have no iteration: number of the line -> iteration. Empty: not known.
         self.iteration_by_count: dict[int, int] | None = None
-        # Flat, a row after the other: a log may have millions.
+
+        # Flat arrays, one row after the other: a log may have millions.
         self._row_keys = array("q")  # iteration, segment
         self._rows = array("d")  # _COLUMNS
         self._has_loss = array("b")
-        self._segments: list[Segment] = []
         self._evals: list[LoggedEvaluation] = []
-        self._counts: Counter[EventKind] = Counter()
         self._saves: list[LoggedCheckpoint] = []
+        self._unnumbered: list[_Unnumbered] = []
         self._events: list[LogEvent] = []
-        self._batches: list[tuple[int, int]] = []
+        self._event_counts: Counter[EventKind] = Counter()
         self._in_traceback = False
-        self._process_announced = False  # a new process has introduced itself
-        self._start_lines: list[int] = []
-        self._failed_start_line: int | None = None  # where the first one since the last iteration did
+        self._batch_sizes: list[tuple[int, int]] = []
+
+        self._segments: list[Segment] = []
+        self._segment_steps = 0  # rows of the current segment
+        self._last_iteration: int | None = None  # of the current segment, as the next
+        self._last_eval_iteration: int | None = None
+        self._process_announced = False  # a new process has printed its header, and no step yet
         self._process_resumes = False
-        self._segment_steps = 0  # in the current segment
-        self._last_iteration: int | None = None  # iteration of the current segment
+        self._start_lines: list[int] = []
+        self._failed_start_line: int | None = None  # of the first process start since the last step
+        self._setup_at_first_step: SetupBuilder | None = None
         self._last_step_line = 0
         self._last_step_fence = 0
-        self._fences_with_steps: set[int] = set()  # with lines about iterations in them
-        self._last_eval_iteration: int | None = None  # of the current segment
-        # For the next iteration to tell their number: what, an offset, the block of the text.
-        self._unnumbered: list[tuple[LoggedEvaluation | LoggedCheckpoint, int, int]] = []
+        self._fences_with_steps: set[int] = set()
 
     # --- what lines say ---
 
     def start_process(self, resumed: bool = False, silently: bool = False) -> None:
-        """A process introduces itself; what follows belongs to it.
-
-        One that does not go on with the last one's work has its own settings, unless it begins `silently`.
-        """
+        """A new process begins here. Unless it resumes, or begins `silently` (without a header), it has its
+        own settings."""
         if self._segment_steps and not self._process_announced and not resumed and not silently:
             self.setup = SetupBuilder()
         if not silently:
@@ -112,7 +136,7 @@ class RunBuilder:
         self._process_resumes = self._process_resumes or resumed
 
     def mark_process_start(self) -> None:
-        """Another process was started: what befalls it from here on is not the last one's."""
+        """A command was started: events from here on are not the previous process's."""
         if self._failed_start_line is None and self.has_steps and not self.has_quoted_lines:
             self._failed_start_line = self.line
 
@@ -128,29 +152,23 @@ class RunBuilder:
         tokens_per_s: float = math.nan,
         line: int | None = None,
     ) -> None:
-        """`line`: where it was, if that is not the line being read."""
-        if iteration > MAX_ITERATION:
+        """`line`: its number in the file, if that is not the line being read."""
+        if iteration > MAX_COUNT:
             return
-        if (
-            self._last_iteration is not None
-            and not self._process_announced
-            and iteration == self._last_iteration
-            and self._segment_steps
-        ):
-            return  # another rank says it too
+        is_repeated = iteration == self._last_iteration and self._segment_steps
+        if is_repeated and not self._process_announced:
+            return  # another rank printed it too
         self._enter_segment(iteration)
         if self._unnumbered:
-            self._assign_iteration(iteration)
+            self._number_waiting(iteration)
         if not self._segment_steps:
             self._setup_at_first_step = self.setup.copy()
             tokens = self.setup.build().tokens_per_iteration
             self._segments[-1] = replace(self._segments[-1], tokens_per_iteration=tokens)
         self._row_keys.extend((iteration, len(self._segments) - 1))
         self._has_loss.append(loss is not None)
-        if not 0 <= ms <= MAX_ITERATION:
-            ms = math.nan  # nobody has waited that long; and a clock that was set back says nothing
-        if loss is not None and abs(loss) > MAX_LOSS:
-            loss = math.copysign(math.inf, loss)
+        # A time outside of its limits counts as not printed already here: see last_step_columns.
+        ms = ms if 0 <= ms <= MAX_COUNT else math.nan
         self._rows.extend((math.nan if loss is None else loss, ms, mfu, lr, grad_norm, tokens_per_s))
         self._last_iteration = iteration
         self._segment_steps += 1
@@ -167,60 +185,82 @@ class RunBuilder:
         ms: float | None = None,
         metric: ValMetric = "loss",
     ) -> None:
-        if iteration is not None and iteration > MAX_ITERATION:
+        """Two lines about one evaluation, each with a value that the other does not have, become one."""
+        if iteration is not None and iteration > MAX_COUNT:
             return
-        if ms is not None and not 0 <= ms <= MAX_ITERATION:
-            ms = None  # nobody has waited that long
         if iteration is not None:
             self._enter_segment(iteration)
             self._last_eval_iteration = iteration
         elif not self._segments:
             self._open_segment(self.trainer.first_iteration)
-        segment = max(0, len(self._segments) - 1)
-        done = LoggedEvaluation(iteration, segment, val_loss, train_loss, ms, metric=metric)
-        if self._evals and _same_moment(self._evals[-1], done):
-            done = _merged(self._evals.pop(), done)
-        elif done in self._evals[-1:] and iteration is not None:
-            return  # another rank says it too
-        self._evals.append(done)
-
-    def add_batch_size(self, iteration: int, sequences: int) -> None:
-        """The global batch of that iteration."""
-        if not self._batches or self._batches[-1][1] != sequences:
-            self._batches.append((iteration, sequences))
+        new = LoggedEvaluation(iteration, len(self._segments) - 1, val_loss, train_loss, ms, metric=metric)
+        old = self._evals[-1] if self._evals else None
+        if old is None or iteration is None or (old.iteration, old.segment) != (iteration, new.segment):
+            self._evals.append(new)
+        elif (old.val_loss is None or val_loss is None) and (old.train_loss is None or train_loss is None):
+            self._evals[-1] = replace(
+                old,
+                val_loss=old.val_loss if val_loss is None else val_loss,
+                train_loss=old.train_loss if train_loss is None else train_loss,
+                ms=old.ms if ms is None else ms,
+            )
+        elif new != old:  # else another rank printed it too
+            self._evals.append(new)
 
     def add_eval_before_next_step(self, val_loss: float | None, offset: int = 0) -> None:
-        """The next iteration's line tells the number; `offset` is added to it."""
-        self._unnumbered.append((LoggedEvaluation(None, 0, val_loss), offset, self.fence_count))
+        """Its iteration is that of the next step's line, plus `offset`."""
+        self._unnumbered.append(_Unnumbered(LoggedEvaluation(None, 0, val_loss), offset, self.fence_count))
 
     def add_save(self, iteration: int | None = None) -> None:
-        """Without a number: at the evaluation just made, or else in the iteration whose line comes next."""
+        """Without an iteration: that of the evaluation just made, or else of the next step's line."""
         evaluation = self._evals[-1] if self._evals else None
-        if iteration is None and evaluation and not self._done_since(evaluation):
+        if (
+            iteration is None
+            and evaluation is not None
+            and evaluation.iteration is not None
+            and evaluation.segment == len(self._segments) - 1
+            and (self._last_iteration is None or self._last_iteration <= evaluation.iteration)
+        ):
             iteration = evaluation.iteration
-        if iteration is not None and iteration > MAX_ITERATION:
-            return
         if iteration is None:
-            self._unnumbered.append((LoggedCheckpoint(None, 0), 0, self.fence_count))
+            self._unnumbered.append(_Unnumbered(LoggedCheckpoint(None, 0), 0, self.fence_count))
+        elif iteration > MAX_COUNT:
+            return
         elif not self._saves or self._saves[-1].iteration != iteration or self._process_announced:
             self._saves.append(LoggedCheckpoint(iteration, max(0, len(self._segments) - 1)))
-
-    def drop_unnumbered_saves(self) -> None:
-        """They were another run's."""
-        self._unnumbered = [entry for entry in self._unnumbered if not isinstance(entry[0], LoggedCheckpoint)]
 
     def add_save_at_last_step(self) -> None:
         self.add_save(self._last_iteration)
 
+    def drop_unnumbered_saves(self) -> None:
+        """They belong to another run."""
+        self._unnumbered = [
+            waiting for waiting in self._unnumbered if not isinstance(waiting.item, LoggedCheckpoint)
+        ]
+
+    def add_batch_size(self, iteration: int, sequences: int) -> None:
+        """The global batch size from that iteration on."""
+        if not self._batch_sizes or self._batch_sizes[-1][1] != sequences:
+            self._batch_sizes.append((iteration, sequences))
+
     def add_event(self, kind: EventKind, text: str) -> None:
         if self.has_quoted_lines and (self.fence_count % 2 == 0 or self.fence_count != self._last_step_fence):
-            return  # the text says so, about anything
-        self._counts[kind] += 1
-        self._in_traceback = kind == "traceback" and self._counts[kind] <= _MAX_EVENTS_PER_KIND
-        if self._counts[kind] <= _MAX_EVENTS_PER_KIND:
-            self._events.append(
-                LogEvent(kind, text.strip()[:_MAX_EVENT_CHARS], self.line, self._last_iteration)
-            )
+            return  # prose, or another code block
+        self._event_counts[kind] += 1
+        is_stored = self._event_counts[kind] <= _MAX_EVENTS_PER_KIND
+        self._in_traceback = kind == "traceback" and is_stored
+        if is_stored:
+            event = LogEvent(kind, text.strip()[:_MAX_EVENT_CHARS], self.line, self._last_iteration)
+            self._events.append(event)
+
+    def set_exception(self, text: str) -> None:
+        """The last line of a traceback is appended to its event: it names the exception."""
+        at = max(index for index, event in enumerate(self._events) if event.kind == "traceback")
+        event_text = f"{self._events[at].text} {text.strip()}"[:_MAX_EVENT_CHARS]
+        self._events[at] = replace(self._events[at], text=event_text)
+        self._in_traceback = False
+
+    # --- what readers ask ---
 
     @property
     def has_steps(self) -> bool:
@@ -229,45 +269,37 @@ class RunBuilder:
     @property
     def non_step_count(self) -> int:
         """How many evaluations, saves and events there are."""
-        return len(self._evals) + len(self._saves) + len(self._unnumbered) + self._counts.total()
+        return len(self._evals) + len(self._saves) + len(self._unnumbered) + self._event_counts.total()
 
     @property
     def in_traceback(self) -> bool:
-        """One has begun, and its exception has not come yet."""
+        """A traceback has begun, and its exception has not come yet."""
         return self._in_traceback
-
-    def set_exception(self, text: str) -> None:
-        """The last line of a traceback says what it is about."""
-        at = max(index for index, event in enumerate(self._events) if event.kind == "traceback")
-        said = f"{self._events[at].text} {text.strip()}"[:_MAX_EVENT_CHARS]
-        self._events[at] = replace(self._events[at], text=said)
-        self._in_traceback = False
 
     @property
     def is_excerpt(self) -> bool:
-        """The text quotes pieces; a whole log in one code block is none."""
+        """The text quotes pieces of a log; a whole log in one code block is not an excerpt."""
         return self.has_quoted_lines and (
-            len(self._fences_with_steps) > 1 or any(block % 2 == 0 for block in self._fences_with_steps)
+            len(self._fences_with_steps) > 1 or any(fence % 2 == 0 for fence in self._fences_with_steps)
         )
 
     @property
     def is_resuming(self) -> bool:
-        """A process has said that it resumes, and nothing more yet."""
+        """The current process resumes, and has not logged a step yet."""
         return self._process_resumes
 
     @property
     def last_iteration(self) -> int | None:
-        """The iteration of the latest line of this process."""
+        """The iteration of the latest step of the current process."""
         return self._last_iteration if self._segment_steps and not self._process_announced else None
 
     @property
     def last_val_loss(self) -> float | None:
-        """The latest validation loss."""
         return self._evals[-1].val_loss if self._evals else None
 
     @property
     def last_step_columns(self) -> frozenset[str]:
-        """What the latest line said, of loss and ms."""
+        """Which of "loss" and "ms" the latest step's line had. A line with fewer is cut off."""
         if not self._rows:
             return frozenset()
         ms = self._rows[_COLUMNS.index("ms") - len(_COLUMNS)]
@@ -276,14 +308,16 @@ class RunBuilder:
     # --- segments ---
 
     def _enter_segment(self, iteration: int) -> None:
-        """A new segment where a process introduced itself, or where the numbers go back."""
-        known = self._last_iteration if self._segment_steps else self._last_eval_iteration
-        goes_back = known is not None and iteration < known
+        """Open a new segment where a process started, or where the iterations go back."""
+        previous = self._last_iteration if self._segment_steps else self._last_eval_iteration
+        goes_back = previous is not None and iteration < previous
         if not self._segments or goes_back or (self._process_announced and self._segment_steps):
-            if self._last_iteration is not None:  # what waited there for a next iteration, which never came
-                self._assign_iteration(self._last_iteration + 1, self._last_step_fence)
+            if self._last_iteration is not None:  # these waited for a next step that never came
+                self._number_waiting(self._last_iteration + 1, self._last_step_fence)
             self._open_segment(iteration)
-        elif self._process_announced:  # it evaluated before; only the news that it is a resume may be late
+        elif (
+            self._process_announced
+        ):  # it has evaluated before its first step; "resuming" may come after that
             self._segments[-1] = replace(self._segments[-1], has_startup=True, resumed=self._process_resumes)
             self._process_announced = self._process_resumes = False
 
@@ -293,95 +327,69 @@ class RunBuilder:
         self._process_announced = self._process_resumes = False
         self._segment_steps, self._last_iteration, self._last_eval_iteration = 0, None, None
 
-    def _assign_iteration(self, iteration: int, block: int | None = None) -> None:
-        """Give what waits its number; `block`: only what stands in that one."""
-        settled = [entry for entry in self._unnumbered if block in (None, entry[2])]
-        self._unnumbered = [entry for entry in self._unnumbered if entry not in settled]
-        for item, offset, _ in settled:
-            item = replace(item, iteration=iteration + offset, segment=len(self._segments) - 1)
+    def _number_waiting(self, iteration: int, fence: int | None = None) -> None:
+        """Give evaluations and saves that wait for one their iteration. `fence`: only those of that block."""
+        ready = [waiting for waiting in self._unnumbered if fence in (None, waiting.fence)]
+        self._unnumbered = [waiting for waiting in self._unnumbered if waiting not in ready]
+        for waiting in ready:
+            at = iteration + waiting.offset
+            item = replace(waiting.item, iteration=at, segment=len(self._segments) - 1)
             if isinstance(item, LoggedCheckpoint):
                 self._saves.append(item)
-            elif item not in self._evals[-1:]:  # else another rank said it too
+            elif item not in self._evals[-1:]:  # else another rank printed it too
                 self._evals.append(item)
 
-    def _done_since(self, evaluation: LoggedEvaluation) -> bool:
-        """Whether an iteration past this evaluation's was logged."""
-        if evaluation.iteration is None or evaluation.segment != len(self._segments) - 1:
-            return True
-        return self._last_iteration is not None and self._last_iteration > evaluation.iteration
+    # --- the result ---
 
-    # --- the whole ---
-
-    def build(self, name: str, torn: bool, final: bool = True) -> RunLog:
-        """`final`: nothing more comes, so what waits for a next iteration has to do without."""
+    def build(self, name: str, ends_mid_line: bool, final: bool = True) -> RunLog:
+        """`final`: nothing more comes, so that waiting evaluations and saves get an iteration now."""
         if final:
-            self._assign_iteration(
-                self._last_iteration + 1 if self._last_iteration is not None else self.trainer.first_iteration
+            last = self._last_iteration
+            self._number_waiting(self.trainer.first_iteration if last is None else last + 1)
+        numbers = self.iteration_by_count or {}
+        evals = [
+            replace(one, iteration=numbers.get(one.iteration or 0, one.iteration)) if numbers else one
+            for one in self._evals
+        ]
+        # A log of several stages may have two metrics. The one of most evaluations counts.
+        metrics = Counter(evaluation.metric for evaluation in evals).most_common(1)
+        metric: ValMetric = metrics[0][0] if metrics else "loss"
+        return clamped(
+            RunLog(
+                trainer=self.trainer,
+                name=name,
+                steps=self._build_steps(numbers),
+                evals=tuple(
+                    evaluation if evaluation.metric == metric else replace(evaluation, val_loss=None)
+                    for evaluation in evals
+                ),
+                saves=tuple(self._saves),
+                segments=tuple(self._segments) or (Segment(has_startup=self._process_announced),),
+                events=tuple(self._events),
+                event_counts=dict(self._event_counts),
+                setup=(self._setup_at_first_step or self.setup).merged_with(self.setup).build(),
+                val_metric=metric,
+                numbered=self.iteration_by_count is None or bool(numbers),
+                last_step_line=self._last_step_line,
+                process_start_lines=tuple(self._start_lines),
+                failed_start_line=self._failed_start_line,
+                is_excerpt=self.is_excerpt,
+                ends_mid_line=ends_mid_line,
+                last_partial_iteration=self.partial_iteration,
+                batch_size_changes=tuple(self._batch_sizes),
             )
-        evals, metric = _in_one_metric(self._numbered(self._evals))
-        return RunLog(
-            trainer=self.trainer,
-            name=name,
-            steps=self._steps(),
-            evals=tuple(evals),
-            saves=tuple(self._saves),
-            segments=tuple(self._segments) or (Segment(has_startup=self._process_announced),),
-            events=tuple(self._events),
-            event_counts=dict(self._counts),
-            setup=(self._setup_at_first_step or self.setup).merged_with(self.setup).build(),
-            val_metric=metric,
-            numbered=self.iteration_by_count is None or bool(self.iteration_by_count),
-            last_step_line=self._last_step_line,
-            process_start_lines=tuple(self._start_lines),
-            failed_start_line=self._failed_start_line,
-            is_excerpt=self.is_excerpt,
-            ends_mid_line=torn,
-            last_partial_iteration=self.partial_iteration,
-            batch_size_changes=tuple(self._batches),
         )
 
-    def _steps(self) -> Steps:
-        numbers = self.iteration_by_count or {}
-        # Views, for copying the columns out; they must be gone before the arrays can grow again.
-        places = np.frombuffer(self._row_keys, dtype=np.int64).reshape(-1, 2)
+    def _build_steps(self, numbers: dict[int, int]) -> Steps:
+        # Views of the arrays, which cannot grow while a view exists: every column is a copy.
+        keys = np.frombuffer(self._row_keys, dtype=np.int64).reshape(-1, 2)
         rows = np.frombuffer(self._rows, dtype=float).reshape(-1, len(_COLUMNS))
-        told = places[:, 0] if not numbers else [numbers.get(count, count) for count in places[:, 0].tolist()]
+        counts = keys[:, 0].tolist() if numbers else []
         return Steps(
-            iteration=np.array(told, dtype=np.int64),
-            segment=places[:, 1].copy(),
+            iteration=np.array([numbers.get(count, count) for count in counts], dtype=np.int64)
+            if numbers
+            else keys[:, 0].copy(),
+            segment=keys[:, 1].copy(),
             has_loss=np.array(self._has_loss, dtype=bool),
             **{name: rows[:, index].copy() for index, name in enumerate(_COLUMNS)},
         )
-
-    def _numbered(self, evals: list[LoggedEvaluation]) -> list[LoggedEvaluation]:
-        numbers = self.iteration_by_count
-        if not numbers:
-            return evals
-        return [replace(done, iteration=numbers.get(done.iteration or 0, done.iteration)) for done in evals]
-
-
-def _in_one_metric(evals: list[LoggedEvaluation]) -> tuple[list[LoggedEvaluation], ValMetric]:
-    """A log of several stages may have two. The one of most evaluations counts."""
-    if not evals:
-        return [], "loss"
-    metric = Counter(done.metric for done in evals).most_common(1)[0][0]
-    return [done if done.metric == metric else replace(done, val_loss=None) for done in evals], metric
-
-
-def _same_moment(old: LoggedEvaluation, new: LoggedEvaluation) -> bool:
-    """Two lines about one evaluation: each says what the other does not."""
-    return (
-        old.iteration is not None
-        and (old.iteration, old.segment) == (new.iteration, new.segment)
-        and (old.val_loss is None or new.val_loss is None)
-        and (old.train_loss is None or new.train_loss is None)
-    )
-
-
-def _merged(old: LoggedEvaluation, new: LoggedEvaluation) -> LoggedEvaluation:
-    return replace(
-        old,
-        val_loss=old.val_loss if new.val_loss is None else new.val_loss,
-        train_loss=old.train_loss if new.train_loss is None else new.train_loss,
-        ms=old.ms if new.ms is None else new.ms,
-    )

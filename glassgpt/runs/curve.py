@@ -1,8 +1,9 @@
-"""Loss curves as numbers: their noise, their smoothed course, and where they are heading. numpy only.
+"""Loss curves as numbers: noise, smoothing, and extrapolation by a power law. numpy only.
 
-A loss that is still falling follows `L_inf + A t^-b` well enough to look ahead by a factor of two. How far
-that can be trusted is measured here too: by leaving points out, by what the fit leaves over, and by fitting
-the later points alone.
+    law, (forecast,) = forecast_loss(iterations, losses, targets=(2.0 * iterations[-1],))
+
+A loss that is still falling follows `L_inf + A t^-b` well enough to extrapolate by a factor of two. The error
+of a forecast comes from leaving points out, from the residuals, and from a fit of the later points alone.
 """
 
 from __future__ import annotations
@@ -19,44 +20,44 @@ SIGMA_PER_MAD = 1.4826  # of a normal distribution
 MEDIAN_TO_MEAN_STDERR = 1.2533  # the standard error of a median, over that of a mean
 _CHUNK_ROWS = 65_536  # rows at a time, so that a million of them need no window matrix in memory
 _EXPONENTS = np.geomspace(0.05, 2.0, 60)
-# Of the predicted gain: a schedule that ends makes the last points steeper than more training would be, and
-# no spread of points shows that.
+# Of the predicted gain. A learning rate that decays to its end makes the last points steeper than further
+# training would be, which the scatter of the points does not show.
 EXTRAPOLATION_ERROR_SHARE = 1 / 3
-_MAX_FIT_POINTS = 64  # more add nothing to a fit of three numbers
+_MAX_FIT_POINTS = 64  # enough for a fit of three numbers
 
 
 # --- noise and smoothing ---
 
 
 def mad(values: Floats) -> float:
-    """Median absolute deviation from the median; 0 for nothing."""
+    """Median absolute deviation from the median; 0 for no values."""
     if not len(values):
         return 0.0
     return float(np.median(np.abs(values - np.median(values))))
 
 
 def robust_std(values: Floats) -> float:
-    """The standard deviation, from a spread that outliers do not move."""
+    """The standard deviation, estimated from the MAD, which outliers do not move."""
     return SIGMA_PER_MAD * mad(values)
 
 
 def median_stderr(values: Floats) -> float:
-    """The standard error of a median, likewise; of nothing it is infinite."""
+    """The standard error of the median, estimated the same way; infinite for no values."""
     return MEDIAN_TO_MEAN_STDERR * robust_std(values) / math.sqrt(len(values)) if len(values) else math.inf
 
 
 def detrended_std(values: Floats) -> float | None:
-    """The standard deviation around a smooth course: each value against the middle of its neighbours. Robust,
-    and blind to slope and steady curvature."""
+    """The standard deviation around a smooth curve: of each value minus the mean of its neighbours. Outliers,
+    slope and constant curvature do not change it."""
     if len(values) < 5:
         return None
-    off = values[1:-1] - (values[:-2] + values[2:]) / 2
-    return robust_std(off) / math.sqrt(1.5)
+    differences = values[1:-1] - (values[:-2] + values[2:]) / 2
+    return robust_std(differences) / math.sqrt(1.5)
 
 
 @dataclass(frozen=True)
 class BlockMedians:
-    """A series in equal parts: the median of each, where it lies, and its standard error."""
+    """A series in equal blocks: the center of each, its median, and the standard error of that."""
 
     centers: Floats
     medians: Floats
@@ -67,13 +68,13 @@ class BlockMedians:
 
 
 def block_medians(at: Ints | Floats, values: Floats, parts: int) -> BlockMedians:
-    """At most that many parts, none empty."""
+    """At most that many blocks, none empty."""
     parts = max(1, min(parts, len(values)))
-    pieces = [piece for piece in np.array_split(np.arange(len(values)), parts) if len(piece)]
-    middles = np.array([float(np.mean(at[piece])) for piece in pieces])
-    medians = np.array([float(np.median(values[piece])) for piece in pieces])
-    errors = np.array([median_stderr(values[piece]) for piece in pieces])
-    return BlockMedians(middles, medians, errors)
+    blocks = [block for block in np.array_split(np.arange(len(values)), parts) if len(block)]
+    centers = np.array([float(np.mean(at[block])) for block in blocks])
+    medians = np.array([float(np.median(values[block])) for block in blocks])
+    stderrs = np.array([median_stderr(values[block]) for block in blocks])
+    return BlockMedians(centers, medians, stderrs)
 
 
 def trailing_median(values: Floats, width: int) -> Floats:
@@ -88,9 +89,9 @@ def trailing_median(values: Floats, width: int) -> Floats:
     return out
 
 
-# --- where it is heading ---
+# --- extrapolation ---
 
-_MIN_T, _MAX_T = 1e-9, 1e18  # updates and tokens are between; powers of what is not overflow
+_MIN_T, _MAX_T = 1e-9, 1e18  # updates and tokens are between; powers of others overflow
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class PowerLaw:
     floor: float
     scale: float
     exponent: float
-    residual: float  # root mean square of what is left over
+    residual: float  # root mean square
 
     def at(self, t: float) -> float:
         return self.floor + self.scale * math.pow(t, -self.exponent)
@@ -114,23 +115,22 @@ class LossForecast:
 
 
 def fit_power_law(t: Floats, values: Floats) -> PowerLaw | None:
-    """Least squares, outliers weighed down; None where the values do not fall, or there are too few."""
+    """Least squares with Huber weights; None where the values do not fall, or there are too few."""
     t, values = _usable(t, values)
     if len(np.unique(t)) < 4:
         return None
     weights = np.ones(len(t))
-    found = None
-    for _ in range(3):  # Huber's weights, from the residuals of the fit before
-        with np.errstate(all="ignore"):  # losses of 1e300 have been seen; they fit nothing
-            found = _fit_exponent(t, values, weights)
-        if found is None:
+    law = None
+    for _ in range(3):  # weights from the residuals of the previous fit
+        law = _fit_weighted(t, values, weights)
+        if law is None:
             return None
-        left = np.abs(values - np.array([found.at(x) for x in t]))
-        limit = 1.5 * SIGMA_PER_MAD * float(np.median(left))
+        residuals = np.abs(values - np.array([law.at(x) for x in t]))
+        limit = 1.5 * SIGMA_PER_MAD * float(np.median(residuals))
         if limit <= 0:
             break
-        weights = np.minimum(1.0, limit / np.maximum(left, 1e-12))
-    return found
+        weights = np.minimum(1.0, limit / np.maximum(residuals, 1e-12))
+    return law
 
 
 def _usable(t: Floats, values: Floats) -> tuple[Floats, Floats]:
@@ -138,63 +138,55 @@ def _usable(t: Floats, values: Floats) -> tuple[Floats, Floats]:
     return t[keep], values[keep]
 
 
-def _fit_exponent(t: Floats, values: Floats, weights: Floats) -> PowerLaw | None:
-    """For a given exponent floor and scale are linear, so one line of exponents is all there is to search."""
+def _fit_weighted(t: Floats, values: Floats, weights: Floats) -> PowerLaw | None:
+    """For a given exponent, floor and scale are a linear fit, so only the exponent is searched, on a grid."""
     unit = t / t[-1]  # keeps the powers near 1
     powers = unit[None, :] ** -_EXPONENTS[:, None]
-    mass = weights.sum()
-    mean_power = powers @ weights / mass
-    mean_value = float(values @ weights) / mass
-    off_power = powers - mean_power[:, None]
-    off_value = values - mean_value
-    spread = (off_power**2) @ weights
-    scale = (off_power * off_value) @ weights / np.where(spread > 0, spread, np.inf)
+    total_weight = weights.sum()
+    mean_power = powers @ weights / total_weight
+    mean_value = float(values @ weights) / total_weight
+    centered_powers = powers - mean_power[:, None]
+    variance = (centered_powers**2) @ weights
+    covariance = (centered_powers * (values - mean_value)) @ weights
+    scale = covariance / np.where(variance > 0, variance, np.inf)
     floor = mean_value - scale * mean_power
-    # A loss below 0 is none: there the floor is 0, and only the scale is free.
+    # A loss cannot be below 0: there the floor is 0, and only the scale is fitted.
     below = floor < 0
-    through_zero = (powers * values) @ weights / ((powers**2) @ weights)
-    floor, scale = np.where(below, 0.0, floor), np.where(below, through_zero, scale)
-    left = (values - floor[:, None] - scale[:, None] * powers) ** 2 @ weights
-    left = np.where(scale > 0, left, np.inf)
-    best = int(np.argmin(left))
-    if not math.isfinite(left[best]):
+    scale_through_zero = (powers * values) @ weights / ((powers**2) @ weights)
+    floor, scale = np.where(below, 0.0, floor), np.where(below, scale_through_zero, scale)
+    squares = (values - floor[:, None] - scale[:, None] * powers) ** 2 @ weights
+    squares = np.where(scale > 0, squares, np.inf)
+    best = int(np.argmin(squares))
+    if not math.isfinite(squares[best]):
         return None
     exponent = float(_EXPONENTS[best])
-    residual = math.sqrt(float(left[best]) / mass)
+    residual = math.sqrt(float(squares[best]) / total_weight)
     return PowerLaw(float(floor[best]), float(scale[best]) * float(t[-1]) ** exponent, exponent, residual)
 
 
 def forecast_loss(
     t: Floats, values: Floats, targets: tuple[float, ...]
 ) -> tuple[PowerLaw, list[LossForecast]] | None:
-    """What the power law says of later times, with an error that holds the spread of the points, the choice
-    of points, and the doubt whether one law covers the whole run."""
-    t, values = (_thinned(numbers) for numbers in _usable(t, values))
-    whole = fit_power_law(t, values)
-    if whole is None:
+    """The power law, and its values at later times. Their error includes the residuals, the choice of points
+    (jackknife), and the doubt whether one law fits the whole run."""
+    t, values = _usable(t, values)
+    if len(t) > _MAX_FIT_POINTS:  # evenly picked, the last one included
+        picked = np.linspace(0, len(t) - 1, _MAX_FIT_POINTS).round().astype(int)
+        t, values = t[picked], values[picked]
+    law = fit_power_law(t, values)
+    if law is None:
         return None
-    count = len(t)
-    jackknife = [fit_power_law(np.delete(t, i), np.delete(values, i)) for i in range(count)]
-    others = [law for law in jackknife if law is not None]
-    late = fit_power_law(t[count // 3 :], values[count // 3 :])
-    return whole, [_forecast_at(float(t[-1]), target, whole, others, late) for target in targets]
-
-
-def _forecast_at(
-    now: float, target: float, whole: PowerLaw, others: list[PowerLaw], late: PowerLaw | None
-) -> LossForecast:
-    value = whole.at(target)
-    count = len(others)
-    moved = np.array([law.at(target) - value for law in others])
-    by_points = math.sqrt((count - 1) / count * float(moved @ moved)) if count else math.inf
-    by_part = abs(late.at(target) - value) / 2 if late else 0.0
-    by_law = EXTRAPOLATION_ERROR_SHARE * (whole.at(now) - value)
-    return LossForecast(target, value, math.hypot(by_points, by_part, by_law, whole.residual))
-
-
-def _thinned(values: Floats) -> Floats:
-    """Evenly picked, the last one always kept."""
-    if len(values) <= _MAX_FIT_POINTS:
-        return values
-    picked: Floats = values[np.linspace(0, len(values) - 1, _MAX_FIT_POINTS).round().astype(int)]
-    return picked
+    fits = (fit_power_law(np.delete(t, i), np.delete(values, i)) for i in range(len(t)))
+    jackknife = [fit for fit in fits if fit is not None]
+    count = len(jackknife)
+    late_law = fit_power_law(t[len(t) // 3 :], values[len(t) // 3 :])
+    forecasts = []
+    for target in targets:
+        value = law.at(target)
+        moved = np.array([fit.at(target) - value for fit in jackknife])
+        points_error = math.sqrt((count - 1) / count * float(moved @ moved)) if count else math.inf
+        late_error = abs(late_law.at(target) - value) / 2 if late_law else 0.0
+        law_error = EXTRAPOLATION_ERROR_SHARE * (law.at(float(t[-1])) - value)
+        error = math.hypot(points_error, late_error, law_error, law.residual)
+        forecasts.append(LossForecast(target, value, error))
+    return law, forecasts

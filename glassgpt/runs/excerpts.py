@@ -1,9 +1,8 @@
-"""Log lines quoted in a text: a note, an issue, a chat. They come out of order, in pieces, and more than
-once.
+"""Merges log lines that are quoted in a note, an issue or a chat: out of order, in pieces, and repeated.
 
-A line that says again what another said about the same iteration is the same line. Where all agree, the
-quotes are one run, in the order of their iterations; where two contradict each other, there are several runs,
-and the order of the text stands.
+Two quotations of the same iteration with the same values are one line. Where all quotations agree, they are
+one run, in the order of their iterations. Where two contradict each other they are several runs, in the order
+of the text.
 """
 
 from __future__ import annotations
@@ -12,67 +11,47 @@ from dataclasses import replace
 
 import numpy as np
 
-from glassgpt.runs.run_log import Bools, Floats, LoggedCheckpoint, LoggedEvaluation, RunLog, Segment, Steps
+from glassgpt.runs.run_log import LoggedCheckpoint, LoggedEvaluation, RunLog, Segment, Steps
 
 _FLOAT_COLUMNS = ("ms", "mfu", "lr", "grad_norm", "tokens_per_s")
 
 
-def merge_excerpts(history: RunLog) -> RunLog:
-    steps = history.steps
-    if len(history.segments) < 2 or not len(steps) or not history.numbered:
-        return history
+def merge_excerpts(run_log: RunLog) -> RunLog:
+    steps = run_log.steps
+    if len(run_log.segments) < 2 or not len(steps) or not run_log.numbered:
+        return run_log
     order = np.argsort(steps.iteration, kind="stable")
-    groups = np.split(order, np.flatnonzero(np.diff(steps.iteration[order])) + 1)
-    if not all(_agree(steps, group) for group in groups):
-        return history
-    loss, has_loss = _first_said_loss(steps, groups)
-    merged = Steps(
-        iteration=np.array([steps.iteration[group[0]] for group in groups], dtype=np.int64),
-        segment=np.zeros(len(groups), dtype=np.int64),
-        loss=loss,
-        has_loss=has_loss,
-        **{name: _first_said(getattr(steps, name), groups) for name in _FLOAT_COLUMNS},
-    )
-    first = int(merged.iteration[0])
-    evals = _each_once([replace(done, segment=0) for done in history.evals])
-    saves = sorted({replace(done, segment=0) for done in history.saves}, key=_iteration_key)
+    groups = np.split(order, np.flatnonzero(np.diff(steps.iteration[order])) + 1)  # rows of one iteration
+    is_known = {name: ~np.isnan(getattr(steps, name)) for name in _FLOAT_COLUMNS} | {"loss": steps.has_loss}
+    columns = {}
+    for name, known in is_known.items():
+        column, merged = getattr(steps, name), np.full(len(groups), np.nan)
+        for index, group in enumerate(groups):
+            values = column[group][known[group]]
+            numbers = values[~np.isnan(values)]
+            if len(numbers) and not np.all(numbers == numbers[0]):
+                return run_log  # a contradiction
+            merged[index] = values[0] if len(values) else np.nan
+        columns[name] = merged
+    first = int(steps.iteration[order[0]])
+    evals: dict[int | None, LoggedEvaluation] = {}
+    for evaluation in run_log.evals:
+        known_evaluation = evals.get(evaluation.iteration)
+        if known_evaluation is None or known_evaluation.val_loss is None:
+            evals[evaluation.iteration] = replace(evaluation, segment=0)
     return replace(
-        history,
-        steps=merged,
-        evals=tuple(evals),
-        saves=tuple(saves),
-        segments=(Segment(has_startup=first <= history.trainer.first_iteration, first_iteration=first),),
+        run_log,
+        steps=Steps(
+            iteration=np.array([steps.iteration[group[0]] for group in groups], dtype=np.int64),
+            segment=np.zeros(len(groups), dtype=np.int64),
+            has_loss=np.array([steps.has_loss[group].any() for group in groups], dtype=bool),
+            **columns,
+        ),
+        evals=tuple(sorted(evals.values(), key=_iteration_key)),
+        saves=tuple(sorted({replace(save, segment=0) for save in run_log.saves}, key=_iteration_key)),
+        segments=(Segment(has_startup=first <= run_log.trainer.first_iteration, first_iteration=first),),
     )
 
 
-def _agree(steps: Steps, group: np.ndarray) -> bool:
-    columns = [getattr(steps, name)[group] for name in _FLOAT_COLUMNS]
-    columns.append(steps.loss[group][steps.has_loss[group]])
-    said = [column[~np.isnan(column)] for column in columns]
-    return all(len(column) == 0 or bool(np.all(column == column[0])) for column in said)
-
-
-def _first_said(column: Floats, groups: list[np.ndarray]) -> Floats:
-    said = [column[group][~np.isnan(column[group])] for group in groups]
-    return np.array([values[0] if len(values) else np.nan for values in said])
-
-
-def _first_said_loss(steps: Steps, groups: list[np.ndarray]) -> tuple[Floats, Bools]:
-    said = [steps.loss[group][steps.has_loss[group]] for group in groups]
-    return (
-        np.array([values[0] if len(values) else np.nan for values in said]),
-        np.array([len(values) > 0 for values in said], dtype=bool),
-    )
-
-
-def _each_once(evals: list[LoggedEvaluation]) -> list[LoggedEvaluation]:
-    best: dict[int | None, LoggedEvaluation] = {}
-    for done in evals:
-        known = best.get(done.iteration)
-        if known is None or known.val_loss is None:
-            best[done.iteration] = done
-    return sorted(best.values(), key=_iteration_key)
-
-
-def _iteration_key(done: LoggedEvaluation | LoggedCheckpoint) -> int:
-    return -1 if done.iteration is None else done.iteration
+def _iteration_key(item: LoggedEvaluation | LoggedCheckpoint) -> int:
+    return -1 if item.iteration is None else item.iteration

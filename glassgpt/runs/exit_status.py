@@ -1,18 +1,85 @@
-"""How a run ended, by the last things its log says."""
+"""How a run ended: the lines that any program prints when it fails, is stopped or is done, and the verdict.
+
+infer_exit_status(run_log)  # "finished", "interrupted", "crashed", "oom" or "cut"
+"""
 
 from __future__ import annotations
 
-from glassgpt.runs.run_log import ExitStatus, RunLog
+import re
+
+from glassgpt.runs.builder import RunBuilder
+from glassgpt.runs.run_log import EventKind, ExitStatus, RunLog
+
+# A plain substring that is searched first, because most lines do not have it; the pattern; the kind.
+_EVENT_PATTERNS: tuple[tuple[str, re.Pattern[str], EventKind], ...] = (
+    ("^C", re.compile(r"^\W*\^C(?:\W|Traceback|$)"), "interrupt"),
+    ("Interrupt", re.compile(r"^\W*(?:\w+\.)*(?:KeyboardInterrupt\b|Interrupted\b)"), "interrupt"),
+    ("emory", re.compile(r"OutOfMemoryError|\bMemoryError\b|can't allocate memory"), "oom"),
+    ("out of memory",
+     re.compile(r"\b(?:CUDA|HIP|MPS|XPU|backend|device|[Ee]rror)\b.{0,40}out of memory"), "oom"),
+    ("oom", re.compile(r"\boom[-_]kill", re.I), "oom"),
+    ("OOM", re.compile(r"\bOOM[-_ ]?[Kk]illed\b"), "oom"),  # Kubernetes and SLURM
+    ("Out of memory", re.compile(r"\bOut of memory: Kill(?:ed)? process \d"), "oom"),  # the Linux kernel
+    ("ALLOC_FAILED", re.compile("CUBLAS_STATUS_ALLOC_FAILED"), "oom"),
+    ("Traceback", re.compile(r"Traceback \(most recent call last\)"), "traceback"),
+    ("CUDA ERROR", re.compile(r"^\W*CUDA ERROR\W"), "traceback"),
+    ("CANCELLED", re.compile(r"\bCANCELLED AT\b|DUE TO (?:TIME LIMIT|PREEMPTION)"), "interrupt"),
+    ("SIG", re.compile(r"\bSIG(?:TERM|INT|HUP)\b.{0,80}(?:received|death|closing|signal)"), "interrupt"),
+    ("SIG", re.compile(r"[Rr]eceived.{0,80}\bSIG(?:TERM|INT)"), "interrupt"),
+    ("signal", re.compile(r"[Rr]eceived \d+ death signal|got signal: (?:2|15)\b"), "interrupt"),
+    ("TIME LIMIT", re.compile(r"DUE TO TIME LIMIT"), "interrupt"),
+    ("Terminated", re.compile(r"^\s*(?:\S+:\s*line \d+:\s*\d+\s*)?Terminated\b"), "interrupt"),
+    ("Killed", re.compile(r"^\s*(?:\S+:\s*line \d+:\s*\d+\s*)?Killed\b(?:\s+python.*)?\s*$"), "kill"),
+    ("Segmentation", re.compile(r"Segmentation fault"), "abort"),
+    ("core dumped", re.compile(r"\(core dumped\)"), "abort"),
+    ("Bus error", re.compile(r"^\s*Bus error"), "abort"),
+    ("Fatal Python error", re.compile(r"^Fatal Python error: "), "abort"),
+    # A rank whose collective timed out; the exception that follows says less.
+    ("atchdog", re.compile(r"Watchdog caught collective operation timeout"), "traceback"),
+    ("terminate called", re.compile(r"^terminate called after throwing(?!.*DistBackendError)"), "traceback"),
+    ("exitcode: -9", re.compile(r"\bfailed \(exitcode: -9\)"), "kill"),
+    ("verflow",
+     re.compile(r"[Gg]radient overflow|[Oo]verflow.{0,80}(?:loss scale|skipping)"), "scaler-overflow"),
+    ("loss scale",
+     re.compile(r"[Ss]kipping step.{0,80}loss scale|loss scale.{0,80}reducing"), "scaler-overflow"),
+    ("real", re.compile(r"^\s*real\s+\d+m[\d.]+s|^\s*[\d.]+ real\s+[\d.]+ user"), "finish"),
+    ("wandb", re.compile(r"^\W*wandb\W*: Run summary:"), "finish"),
+    ("elapsed", re.compile(r"^[\d.]+user [\d.]+system [\d:.]+elapsed"), "finish"),
+)  # fmt: skip
+
+_WALL_TIME = re.compile(r"^\s*real\s+(\d+)m([\d.]+)s|^\s*([\d.]+) real\b")
+_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure)\b(?::|$)")
 
 
-def infer_exit_status(history: RunLog) -> ExitStatus | None:
-    """None for a run that goes on. `cut`: the log stops, and nothing says why."""
-    if history.live:
+# --- reading ---
+
+
+def read_event(line: str, builder: RunBuilder) -> bool:
+    """Whether the line says that something happened to the process."""
+    if builder.in_traceback and _EXCEPTION.match(line):
+        builder.set_exception(line)  # and it may match a pattern, too
+    for needle, pattern, kind in _EVENT_PATTERNS:
+        if needle in line and pattern.search(line):
+            builder.add_event(kind, line)
+            if kind == "finish" and (match := _WALL_TIME.match(line)):
+                minutes, seconds, plain_seconds = match.groups()
+                wall_s = float(plain_seconds) if plain_seconds else int(minutes) * 60 + float(seconds)
+                builder.setup.values["wall_s"] = wall_s
+            return True
+    return False
+
+
+# --- the verdict ---
+
+
+def infer_exit_status(run_log: RunLog) -> ExitStatus | None:
+    """None for a run in progress. `cut`: the log stops, and nothing says why."""
+    if run_log.live:
         return None
-    if history.ended is not None:
-        return history.ended
-    after = [event.kind for event in history.events_after_last_step()]
-    # What a trainer's own end has closed stays closed, whatever comes after it in the same file.
+    if run_log.ended is not None:
+        return run_log.ended
+    after = [event.kind for event in run_log.events_after_last_step()]
+    # After a trainer's closing line, events of other programs in the same file do not count.
     kinds = set(after[: after.index("finish")] if "finish" in after else after)
     if "oom" in kinds:
         return "oom"
@@ -20,54 +87,47 @@ def infer_exit_status(history: RunLog) -> ExitStatus | None:
         return "interrupted"
     if kinds & {"traceback", "kill", "abort"}:
         return "crashed"
-    if "finish" in after or _reached_its_end(history):
+    if "finish" in after or _reached_planned_end(run_log):
         return "finished"
     return "cut"
 
 
-def _reached_its_end(history: RunLog) -> bool:
-    told = [done.iteration for done in history.evals[-1:] if done.iteration is not None]
-    last = int(history.steps.iteration[-1]) if len(history.steps) else max(told, default=None)
+def _reached_planned_end(run_log: RunLog) -> bool:
+    """By the planned iterations; where these are not known, by an evaluation at the end.
+
+    Some trainers' last iteration is one of the regular evaluations. Others make a closing evaluation, which
+    is mostly off the regular grid; one on the grid proves nothing.
+    """
+    evaluated = list(dict.fromkeys(done.iteration for done in run_log.evals if done.iteration is not None))
+    last_eval = run_log.evals[-1].iteration if run_log.evals else None
+    last = int(run_log.steps.iteration[-1]) if len(run_log.steps) else last_eval
     if last is None:
         return False
-    planned = planned_last_logged_iteration(history)
+    planned = planned_last_logged_iteration(run_log)
     if planned is not None:
         return last >= planned
-    return _ends_at_evaluation(history, last)
-
-
-def _ends_at_evaluation(history: RunLog, last: int) -> bool:
-    """Nothing says how far it should go, but these trainers evaluate at the end.
-
-    Of some the last iteration is one of the usual evaluations. Of the others the last one is mostly off the
-    grid, and one on the grid proves nothing.
-    """
-    evaluated = list(dict.fromkeys(done.iteration for done in history.evals if done.iteration is not None))
-    if last <= history.trainer.first_iteration or not evaluated or history.is_excerpt:
+    if last <= run_log.trainer.first_iteration or not evaluated or run_log.is_excerpt:
         return False
-    if history.last_partial_iteration is not None and history.last_partial_iteration > last:
-        return False  # it went on
-    if history.trainer.ends_on_regular_eval:
+    if run_log.last_partial_iteration is not None and run_log.last_partial_iteration > last:
+        return False  # it trained further
+    if run_log.trainer.ends_on_regular_eval:
         return last in evaluated
     if len(evaluated) < 3:
         return False
     interval = abs(evaluated[1] - evaluated[0]) or 1
-    ends = [last + offset for offset in history.trainer.final_eval_offsets]
-    return evaluated[-1] in ends and evaluated[-1] % interval != 0
+    closing = [last + offset for offset in run_log.trainer.final_eval_offsets]
+    return evaluated[-1] in closing and evaluated[-1] % interval != 0
 
 
-def planned_last_logged_iteration(history: RunLog) -> int | None:
-    """The number of the last line of a run that goes to its end."""
-    if history.setup.planned_iterations is not None:
-        return history.setup.planned_iterations
-    settings = history.setup.settings
-    max_iters = settings.get("max_iters")
-    if (
-        not history.trainer.loop_includes_max_iters
-        or not isinstance(max_iters, int | float)
-        or not 0 <= max_iters < 1e15
-    ):
+def planned_last_logged_iteration(run_log: RunLog) -> int | None:
+    """The iteration of the last line of a run that finishes."""
+    if run_log.setup.planned_iterations is not None:
+        return run_log.setup.planned_iterations
+    settings = run_log.setup.settings
+    max_iters, log_interval = settings.get("max_iters"), settings.get("log_interval")
+    if not run_log.trainer.loop_includes_max_iters or not isinstance(max_iters, int | float) or max_iters < 0:
         return None
-    said = settings.get("log_interval")
-    every = int(said) if isinstance(said, int | float) and said >= 1 else history.log_interval() or 1
+    if not isinstance(log_interval, int | float) or log_interval < 1:
+        log_interval = run_log.log_interval() or 1
+    every = int(log_interval)
     return int(max_iters) // every * every

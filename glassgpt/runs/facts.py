@@ -1,4 +1,6 @@
-"""What a log says, in numbers. A fact that the log cannot support is None, never guessed.
+"""Facts: a run in numbers. A fact that the log does not support is None, never a guess.
+
+    compute_facts(read_run_log("train.log")).steady_ms
 
 docs/explain.md defines every one.
 """
@@ -15,7 +17,7 @@ import numpy as np
 
 from glassgpt.estimate import flops
 from glassgpt.runs.exit_status import infer_exit_status
-from glassgpt.runs.run_log import Bools, ExitStatus, Floats, LoggedCheckpoint, LoggedEvaluation, RunLog
+from glassgpt.runs.run_log import ExitStatus, Floats, LoggedCheckpoint, LoggedEvaluation, RunLog
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,12 @@ class Facts:
     log_interval: int | None
     tokens_per_iteration: int | None
     parameters: int | None
-    steady_ms: float | None  # median over iterations that hold no evaluation, checkpoint or start-up
+    steady_ms: float | None  # median over iterations without evaluation, checkpoint or start-up
     steady_p95_ms: float | None
     first_iteration_ms: float | None
-    startup_ms: float | None  # what the first iteration holds beyond a steady one and its evaluation
+    startup_ms: float | None  # the first iteration minus a steady one and its evaluation
     eval_steps: list[int] | None
-    # Median over evaluating iterations, a process's first not, minus steady_ms.
+    # Median over iterations with an evaluation, except a process's first, minus steady_ms.
     eval_overhead_ms: float | None
     checkpoint_steps: list[int] | None
     estimated_total_s: float | None  # logged times; iterations between two lines count as steady_ms
@@ -55,222 +57,197 @@ class Facts:
         return dataclasses.asdict(self)
 
 
-@np.errstate(over="ignore", invalid="ignore")  # a log may say anything: times of 1e308 have been seen
-def compute_facts(history: RunLog) -> Facts:
-    steps, evals = history.steps, history.evals
-    steady = history.is_steady()
+def compute_facts(run_log: RunLog) -> Facts:
+    steps, evals = run_log.steps, run_log.evals
+    steady = run_log.is_steady()
     steady_ms = _median(steps.ms[steady])
-    first_ms = history.first_update_ms or (_known(float(steps.ms[0])) if len(steps) else None)
-    eval_overhead_ms = _eval_overhead(history, steady_ms)
-    tokens = infer_tokens_per_iteration(history)
-    tokens_per_s = tokens / steady_ms * 1000 if tokens and steady_ms else _printed_tokens_per_s(history)
+    tokens = infer_tokens_per_iteration(run_log)
+    if tokens and steady_ms:
+        tokens_per_s: float | None = tokens / steady_ms * 1000
+    else:
+        rows = steady if steady.any() else ~run_log.is_first_of_process()  # no row is steady without times
+        printed = steps.tokens_per_s[rows]
+        tokens_per_s = _median(printed[np.isfinite(printed)])
     mfu = _median(steps.mfu[np.isfinite(steps.mfu)])
-    flops_per_token = _flops_per_token(history, mfu, steady_ms, tokens)
-    achieved = (
-        flops_per_token * tokens_per_s
-        if flops_per_token and tokens_per_s
-        else _reported_flops_per_s(history, mfu)
-    )
-    total_s = _estimate_total_s(history, steady_ms)
+    flops_per_token = _flops_per_token(run_log, mfu, steady_ms, tokens)
+    achieved = _reported_flops_per_s(run_log, mfu)
+    if flops_per_token and tokens_per_s:
+        achieved = flops_per_token * tokens_per_s
+
+    first_ms = run_log.first_update_ms or None
+    if not first_ms and len(steps) and math.isfinite(steps.ms[0]):
+        first_ms = float(steps.ms[0])
+    with_eval = run_log.includes_eval() & ~run_log.is_first_of_process() & np.isfinite(steps.ms)
+    eval_ms = _median(steps.ms[with_eval])
+    eval_overhead_ms = eval_ms - steady_ms if eval_ms is not None and steady_ms is not None else None
+    total_s = _estimate_total_s(run_log, steady_ms)
+
     losses = steps.loss[steps.has_loss]
-    told = [done for done in evals if done.val_loss is not None]
-    best = min((done for done in told if not math.isnan(_val(done))), key=_val, default=None)
+    nan_rows = np.flatnonzero(np.isnan(steps.loss) & steps.has_loss)
+    val_evals = [done for done in evals if done.val_loss is not None]
+    comparable = [done for done in val_evals if not math.isnan(_val_loss(done))]
+    best = min(comparable, key=_val_loss, default=None)
     return Facts(
         iterations_logged=len(steps),
-        first_iteration=_iteration(history, 0),
-        last_iteration=_iteration(history, -1),
-        log_interval=history.log_interval(),
+        first_iteration=_iteration(run_log, 0),
+        last_iteration=_iteration(run_log, -1),
+        log_interval=run_log.log_interval(),
         tokens_per_iteration=tokens,
-        parameters=history.setup.parameters or history.setup.trained_parameters,
+        parameters=run_log.setup.parameters or run_log.setup.trained_parameters,
         steady_ms=steady_ms,
-        steady_p95_ms=_percentile(steps.ms[steady], 95),
+        steady_p95_ms=float(np.percentile(steps.ms[steady], 95)) if steady.any() else None,
         first_iteration_ms=first_ms,
-        startup_ms=_startup_ms(history, first_ms, steady_ms, eval_overhead_ms),
-        eval_steps=_numbers(history, evals),
+        startup_ms=_startup_ms(run_log, first_ms, steady_ms, eval_overhead_ms),
+        eval_steps=_iterations(run_log, evals),
         eval_overhead_ms=eval_overhead_ms,
-        checkpoint_steps=_numbers(history, history.saves),
+        checkpoint_steps=_iterations(run_log, run_log.saves),
         estimated_total_s=total_s,
-        overhead_share=_overhead_share(history, steady_ms, total_s),
+        overhead_share=_overhead_share(run_log, steady_ms, total_s),
         tokens_per_s=tokens_per_s,
         mfu_reported_steady=mfu,
         flops_per_token=flops_per_token,
         achieved_tflops=achieved / 1e12 if achieved else None,
-        val_metric=history.val_metric if told else None,
+        val_metric=run_log.val_metric if val_evals else None,
         best_val_loss=best.val_loss if best else None,
-        best_val_step=best.iteration if best and history.numbered else None,
-        final_val_loss=told[-1].val_loss if told else None,
+        best_val_step=best.iteration if best and run_log.numbered else None,
+        final_val_loss=val_evals[-1].val_loss if val_evals else None,
         final_train_loss=evals[-1].train_loss if evals else None,
         loss_first=float(losses[0]) if len(losses) else None,
         loss_last=float(losses[-1]) if len(losses) else None,
-        nan_step=_nan_step(history),
-        segments=len(history.segments),
-        ended=infer_exit_status(history),
+        nan_step=_iteration(run_log, int(nan_rows[0])) if len(nan_rows) else None,
+        segments=len(run_log.segments),
+        ended=infer_exit_status(run_log),
     )
 
 
-# --- what was logged ---
+def _iteration(run_log: RunLog, row: int) -> int | None:
+    return int(run_log.steps.iteration[row]) if len(run_log.steps) and run_log.numbered else None
 
 
-def _iteration(history: RunLog, index: int) -> int | None:
-    return int(history.steps.iteration[index]) if len(history.steps) and history.numbered else None
+def _iterations(run_log: RunLog, items: Sequence[LoggedEvaluation | LoggedCheckpoint]) -> list[int] | None:
+    """Each once, in order. None where there are items, and the log does not say at which iterations."""
+    iterations = {item.iteration for item in items if item.iteration is not None}
+    return sorted(iterations) if run_log.numbered and (iterations or not items) else None
 
 
-def _numbers(history: RunLog, events: Sequence[LoggedEvaluation | LoggedCheckpoint]) -> list[int] | None:
-    """Each once, in order. None where the log says that there were some, but not when."""
-    said = {event.iteration for event in events if event.iteration is not None}
-    return sorted(said) if history.numbered and (said or not events) else None
-
-
-def _nan_step(history: RunLog) -> int | None:
-    bad = np.flatnonzero(np.isnan(history.steps.loss) & history.steps.has_loss)
-    return _iteration(history, int(bad[0])) if len(bad) else None
-
-
-def infer_tokens_per_iteration(history: RunLog) -> int | None:
-    """As the log says, or from its settings, or from its tokens per second."""
-    setup, steps = history.setup, history.steps
-    if setup.tokens_per_iteration:
-        return setup.tokens_per_iteration
-    parts = [setup.settings.get(name) for name in ("batch_size", "block_size", "gradient_accumulation_steps")]
-    if history.trainer.settings_give_batch_tokens and all(
-        isinstance(part, int) and part > 0 for part in parts
-    ):
-        return math.prod(part for part in parts if isinstance(part, int))
-    if history.trainer.tokens_per_s_is_of_step:
-        tokens = _median(
-            (steps.tokens_per_s * steps.ms / 1000)[history.is_steady() & ~np.isnan(steps.tokens_per_s)]
-        )
-        return round(tokens) if tokens and math.isfinite(tokens) else None
-    return None
-
-
-def _printed_tokens_per_s(history: RunLog) -> float | None:
-    steady = history.is_steady()  # none where lines say no times
-    printed = history.steps.tokens_per_s[steady if steady.any() else ~history.is_first_of_process()]
-    return _median(printed[np.isfinite(printed)])
-
-
-# --- time ---
-
-
-def _eval_overhead(history: RunLog, steady_ms: float | None) -> float | None:
-    holds = history.includes_eval() & ~history.is_first_of_process() & np.isfinite(history.steps.ms)
-    spent = _median(history.steps.ms[holds])
-    return spent - steady_ms if spent is not None and steady_ms is not None else None
-
-
-def _startup_ms(
-    history: RunLog, first_ms: float | None, steady_ms: float | None, eval_overhead_ms: float | None
-) -> float | None:
-    if first_ms is None or steady_ms is None:
-        return None
-    if history.first_update_ms is not None:
-        return max(0.0, first_ms - steady_ms)
-    if not history.is_first_of_process()[0]:
-        return None
-    evaluates = bool(history.includes_eval()[0]) or history.trainer.evaluates_before_first_step
-    if evaluates and eval_overhead_ms is None:
-        return None if history.includes_eval()[0] else max(0.0, first_ms - steady_ms)
-    return max(0.0, first_ms - steady_ms - (eval_overhead_ms if evaluates and eval_overhead_ms else 0.0))
-
-
-def _estimate_total_s(history: RunLog, steady_ms: float | None) -> float | None:
-    """The logged times; iterations between two lines, and lines without a time, at the steady time."""
-    if history.ledger is not None:
-        return sum(history.ledger.values())
-    ms = history.steps.ms
-    timed = ms[np.isfinite(ms)]
-    if steady_ms is None:
-        return None
-    if history.has_varying_batch_tokens:
-        unlogged_ms = _unlogged_ms(history, steady_ms)
-    else:
-        unlogged_ms = (history.iteration_count() - len(timed)) * steady_ms
-    return (float(timed.sum()) + unlogged_ms) / 1000
-
-
-def _unlogged_ms(history: RunLog, steady_ms: float) -> float:
-    """Of the iterations without a time, each at the usual time of its own process."""
-    steps, total = history.steps, 0.0
-    usual = np.isfinite(steps.ms) & ~history.is_first_of_process() & ~history.includes_eval()
-    for segment in np.unique(steps.segment):
-        here = steps.segment == segment
-        own = _median(steps.ms[here & usual])
-        count = int(steps.iteration[here][-1] - steps.iteration[here][0]) + 1
-        unlogged = count - int(np.isfinite(steps.ms[here]).sum())
-        total += unlogged * (steady_ms if own is None else own)
-    return total
-
-
-def _overhead_share(history: RunLog, steady_ms: float | None, total_s: float | None) -> float | None:
-    """None where the trainer's times are without evaluations: nothing says what those took."""
-    if not total_s:
-        return None
-    if history.ledger is not None:
-        overhead = ("startup", "compile", "eval", "checkpoint")
-        return sum(history.ledger.get(name, 0.0) for name in overhead) / total_s
-    if steady_ms is None or not history.trainer.step_time_includes_eval:
-        return None
-    held: Bools = (history.is_first_of_process() | history.includes_eval()) & np.isfinite(history.steps.ms)
-    return float(np.maximum(history.steps.ms[held] - steady_ms, 0.0).sum()) / 1000 / total_s
-
-
-# --- arithmetic ---
-
-
-def _flops_per_token(
-    history: RunLog, mfu: float | None, steady_ms: float | None, tokens: int | None
-) -> float | None:
-    """As the log says; else from the shape of the model; else back from the MFU that was reported."""
-    setup = history.setup
-    if setup.flops_per_token:
-        return setup.flops_per_token
-    counted = parameters_without_positions(history)
-    shape = [setup.settings.get(name) for name in ("n_layer", "n_embd", "block_size")]
-    if counted and all(isinstance(part, int) for part in shape):
-        n_layer, n_embd, block_size = (part for part in shape if isinstance(part, int))
-        return float(flops.flops_per_token(counted, n_layer, n_embd, block_size))
-    achieved = _reported_flops_per_s(history, mfu)
-    return achieved * steady_ms / 1000 / tokens if achieved and steady_ms and tokens else None
-
-
-def _reported_flops_per_s(history: RunLog, mfu: float | None) -> float | None:
-    """Back from an MFU whose peak is known, which is one device's.
-
-    Printed with two decimals, a small one is too coarse to use.
-    """
-    peak = history.setup.peak_flops or history.trainer.mfu_peak
-    return mfu / 100 * peak * (history.setup.world_size or 1) if peak and mfu and mfu >= 1 else None
-
-
-def parameters_without_positions(history: RunLog) -> int | None:
-    """What 6N counts: exact where the optimizer's groups and the shape are known, else as the log says."""
-    setup = history.setup
-    said, trained = setup.parameters, setup.trained_parameters
-    if said and history.trainer.states_exact_parameters:
-        return said
-    sizes = [setup.settings.get(name) for name in ("block_size", "n_embd")]
-    if trained and all(isinstance(size, int) for size in sizes):
-        exact = trained - math.prod(size for size in sizes if isinstance(size, int))
-        if said is None or math.isclose(exact, said, rel_tol=0.01, abs_tol=5000):
-            return exact
-    return said
-
-
-# --- statistics ---
-
-
-def _val(done: LoggedEvaluation) -> float:
-    return math.nan if done.val_loss is None else done.val_loss
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _val_loss(evaluation: LoggedEvaluation) -> float:
+    return math.nan if evaluation.val_loss is None else evaluation.val_loss
 
 
 def _median(values: Floats) -> float | None:
     return float(np.median(values)) if len(values) else None
 
 
-def _percentile(values: Floats, percent: float) -> float | None:
-    return float(np.percentile(values, percent)) if len(values) else None
+# --- time ---
+
+
+def _startup_ms(
+    run_log: RunLog, first_ms: float | None, steady_ms: float | None, eval_overhead_ms: float | None
+) -> float | None:
+    """What the first iteration's time has beyond a steady step and its evaluation."""
+    if first_ms is None or steady_ms is None:
+        return None
+    if run_log.first_update_ms is not None:
+        return max(0.0, first_ms - steady_ms)
+    if not run_log.is_first_of_process()[0]:
+        return None
+    evaluates = bool(run_log.includes_eval()[0]) or run_log.trainer.evaluates_before_first_step
+    if evaluates and eval_overhead_ms is None:
+        return None if run_log.includes_eval()[0] else max(0.0, first_ms - steady_ms)
+    return max(0.0, first_ms - steady_ms - (eval_overhead_ms if evaluates and eval_overhead_ms else 0.0))
+
+
+def _estimate_total_s(run_log: RunLog, steady_ms: float | None) -> float | None:
+    """The logged times, plus steady_ms for every iteration between two lines or without a time.
+
+    Where a resume changed the batch size, each process has its own steady time.
+    """
+    if run_log.ledger is not None:
+        return sum(run_log.ledger.values())
+    if steady_ms is None:
+        return None
+    steps = run_log.steps
+    is_timed = np.isfinite(steps.ms)
+    timed_ms = float(steps.ms[is_timed].sum())
+    if not run_log.has_varying_batch_tokens:
+        return (timed_ms + (run_log.iteration_count() - int(is_timed.sum())) * steady_ms) / 1000
+    usual = is_timed & ~run_log.is_first_of_process() & ~run_log.includes_eval()
+    untimed_ms = 0.0
+    for segment in np.unique(steps.segment):
+        rows = steps.segment == segment
+        segment_ms = _median(steps.ms[rows & usual])
+        iterations = int(steps.iteration[rows][-1] - steps.iteration[rows][0]) + 1
+        untimed = iterations - int(is_timed[rows].sum())
+        untimed_ms += untimed * (steady_ms if segment_ms is None else segment_ms)
+    return (timed_ms + untimed_ms) / 1000
+
+
+def _overhead_share(run_log: RunLog, steady_ms: float | None, total_s: float | None) -> float | None:
+    """Of start-up, evaluations and checkpoints. None where the trainer's step times exclude evaluations."""
+    if not total_s:
+        return None
+    if run_log.ledger is not None:
+        overhead = ("startup", "compile", "eval", "checkpoint")
+        return sum(run_log.ledger.get(name, 0.0) for name in overhead) / total_s
+    if steady_ms is None or not run_log.trainer.step_time_includes_eval:
+        return None
+    ms = run_log.steps.ms
+    slow = (run_log.is_first_of_process() | run_log.includes_eval()) & np.isfinite(ms)
+    return float(np.maximum(ms[slow] - steady_ms, 0.0).sum()) / 1000 / total_s
+
+
+# --- tokens, parameters and FLOPs ---
+
+
+def infer_tokens_per_iteration(run_log: RunLog) -> int | None:
+    """As logged, or from the settings, or from tokens per second."""
+    setup, steps = run_log.setup, run_log.steps
+    if setup.tokens_per_iteration:
+        return setup.tokens_per_iteration
+    factors = [
+        setup.settings.get(name) for name in ("batch_size", "block_size", "gradient_accumulation_steps")
+    ]
+    counts = [factor for factor in factors if isinstance(factor, int) and factor > 0]
+    if run_log.trainer.settings_give_batch_tokens and len(counts) == len(factors):
+        return math.prod(counts)
+    if run_log.trainer.tokens_per_s_is_of_step:
+        rows = run_log.is_steady() & ~np.isnan(steps.tokens_per_s)
+        tokens = _median((steps.tokens_per_s * steps.ms / 1000)[rows])
+        return round(tokens) if tokens else None
+    return None
+
+
+def _flops_per_token(
+    run_log: RunLog, mfu: float | None, steady_ms: float | None, tokens: int | None
+) -> float | None:
+    """As logged; else from the shape of the model; else from the reported MFU."""
+    setup = run_log.setup
+    if setup.flops_per_token:
+        return setup.flops_per_token
+    parameters = parameters_without_positions(run_log)
+    shape = [setup.settings.get(name) for name in ("n_layer", "n_embd", "block_size")]
+    if parameters and all(isinstance(size, int) for size in shape):
+        n_layer, n_embd, block_size = (size for size in shape if isinstance(size, int))
+        return float(flops.flops_per_token(parameters, n_layer, n_embd, block_size))
+    achieved = _reported_flops_per_s(run_log, mfu)
+    return achieved * steady_ms / 1000 / tokens if achieved and steady_ms and tokens else None
+
+
+def _reported_flops_per_s(run_log: RunLog, mfu: float | None) -> float | None:
+    """From an MFU whose peak is known, on all devices. An MFU below 1 % is rounded too much."""
+    peak = run_log.setup.peak_flops or run_log.trainer.mfu_peak
+    return mfu / 100 * peak * (run_log.setup.world_size or 1) if peak and mfu and mfu >= 1 else None
+
+
+def parameters_without_positions(run_log: RunLog) -> int | None:
+    """N of 6N: exact where the optimizer's groups and the shape are known, else as logged."""
+    setup = run_log.setup
+    logged, trained = setup.parameters, setup.trained_parameters
+    if logged and run_log.trainer.states_exact_parameters:
+        return logged
+    sizes = [setup.settings.get(name) for name in ("block_size", "n_embd")]
+    if trained and all(isinstance(size, int) for size in sizes):
+        exact = trained - math.prod(size for size in sizes if isinstance(size, int))
+        if logged is None or math.isclose(exact, logged, rel_tol=0.01, abs_tol=5000):
+            return exact
+    return logged

@@ -1,6 +1,6 @@
-"""What each piece of a trainer's line means, with this log's own values.
+"""What each part of a trainer's line means, with this log's values.
 
-Each trainer's file has its own entries, made of the pieces and meanings here.
+The entries are in the trainers' files, made of the parts and meanings here.
 """
 
 from __future__ import annotations
@@ -20,17 +20,24 @@ class GlossaryEntry:
     meaning: str
 
 
-def glossary(history: RunLog, facts: Facts) -> list[GlossaryEntry]:
+def glossary(run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
     """In the order of a line. Only what this log has."""
-    of_trainer = history.trainer.glossary or _plain
-    return [entry for entry in of_trainer(LastLine(history), history, facts) if entry.log_text]
+    last = LastLine(run_log)
+    if run_log.trainer.glossary is not None:
+        entries = run_log.trainer.glossary(last, run_log, facts)
+    else:
+        entries = [
+            GlossaryEntry(last.shown("iteration", "{}"), say("The iteration that the line names.")),
+            GlossaryEntry(last.shown("loss", "loss {:.4f}"), say("The loss that the line names.")),
+        ]
+    return [entry for entry in entries if entry.log_text]
 
 
 class LastLine:
-    """The last line of the log, piece by piece; "" for what it does not say."""
+    """The latest value of each column, as the log prints it; "" for a column that it does not have."""
 
-    def __init__(self, history: RunLog) -> None:
-        self._steps = history.steps
+    def __init__(self, run_log: RunLog) -> None:
+        self._steps = run_log.steps
 
     def shown(self, name: str, template: str) -> str:
         values = getattr(self._steps, name)
@@ -41,11 +48,11 @@ class LastLine:
         return template.format(values[-1]) if len(values) else ""
 
 
-def last_evaluation(history: RunLog, template: str) -> str:
-    told = [done for done in history.evals if done.val_loss is not None]
-    if not told:
+def last_evaluation(run_log: RunLog, template: str) -> str:
+    evals = [evaluation for evaluation in run_log.evals if evaluation.val_loss is not None]
+    if not evals:
         return ""
-    done = told[-1]
+    done = evals[-1]
     train = "…" if done.train_loss is None else f"{done.train_loss:.4f}"
     step = "…" if done.iteration is None else done.iteration
     return template.format(step=step, train=train, val=f"{done.val_loss:.4f}")
@@ -59,23 +66,14 @@ def one_loss() -> str:
 
 
 def learning_rate() -> str:
-    return say("The learning rate of this update: how far the optimizer goes.")
+    return say("The learning rate of this update: the step size of the optimizer.")
 
 
 def gradient_norm() -> str:
-    return say(
-        "The length of the gradient before it was clipped. Sudden jumps go before a loss that explodes."
-    )
+    return say("The norm of the gradient before clipping. Sudden jumps precede a loss that diverges.")
 
 
 def tokens_per_second() -> str:
     return say(
         "Tokens of an iteration divided by its time. This, not MFU, says how soon the data is through."
     )
-
-
-def _plain(last: LastLine, history: RunLog, facts: Facts) -> list[GlossaryEntry]:
-    return [
-        GlossaryEntry(last.shown("iteration", "{}"), say("The iteration that the line names.")),
-        GlossaryEntry(last.shown("loss", "loss {:.4f}"), say("The loss that the line names.")),
-    ]

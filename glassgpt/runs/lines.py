@@ -1,13 +1,19 @@
-"""Bytes from anywhere as clean lines: decoded, unpacked, without escapes, in bounded memory.
+"""Bytes as clean lines: decompressed, decoded, without escape sequences, in bounded memory.
 
-What consoles, pipes and editors do to a log: UTF-16 (PowerShell's `>`), gzip, CRLF, colours, progress bars
-that go back with a carriage return. A bar is one line per state, as it was on the screen. What follows the
-last line end is still a line, marked as torn: it may be cut off, or being written just now.
+    with open("train.log.gz", "rb") as file:
+        for line in read_lines(file):
+            print(line.text)
+
+Handles what consoles, pipes and editors do to a log: UTF-16 (PowerShell's `>`), gzip, CRLF, colours, progress
+bars that use a carriage return (one line per state), and the outputs of a Jupyter notebook. Text after the
+last line end is a line marked `is_incomplete`: it may be cut off, or still being written.
 """
 
 from __future__ import annotations
 
 import codecs
+import io
+import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -16,11 +22,12 @@ from typing import BinaryIO, NamedTuple
 from glassgpt.errors import UserError
 
 CHUNK_BYTES = 1 << 20
-MAX_LINE_CHARS = 1 << 16  # of a longer one the rest is dropped
-MAX_PLAIN_LINE_CHARS = 1 << 12
-MAX_DROPPED_CHARS = 1 << 30  # and one of more is no line of anything
+MAX_LINE_CHARS = 1 << 16  # the rest of a longer line is dropped
+MAX_PLAIN_LINE_CHARS = 1 << 12  # of a line that is not JSON
+MAX_DROPPED_CHARS = 1 << 30  # a file with a longer line is not a log
+MAX_NOTEBOOK_BYTES = 256 << 20  # it has to be read whole
 MAX_DECOMPRESSED_BYTES = 16 << 30
-_BOMB_RATIO = 300  # text with the same line a million times packs to about a hundredth
+_BOMB_RATIO = 300  # the same line a million times compresses to about a hundredth
 _BOMB_MIN_BYTES = 64 << 20
 
 _ESCAPES = re.compile(
@@ -29,7 +36,7 @@ _ESCAPES = re.compile(
     r"|\x1b[PX^_][^\x1b]*\x1b\\"
     r"|\x1b[@-Z\\-_a-z0-9=>]?"
 )
-# Also marks that turn the direction of writing, with which a text can show something that it does not say.
+# Also marks that change the writing direction: with them a text can look different from what it is.
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e"
     "\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
@@ -49,24 +56,18 @@ class LogLine(NamedTuple):
 
 
 def read_lines(file: BinaryIO) -> Iterator[LogLine]:
-    """The file's lines, as they come."""
-    chunks = _chunks(file)
+    # read1 returns what a pipe has now: a reader that follows a log must not wait for a full chunk.
+    read = getattr(file, "read1", file.read)
+    chunks: Iterator[bytes] = iter(lambda: read(CHUNK_BYTES), b"")
     first = next(chunks, b"")
     if first.startswith(b"\x1f\x8b"):
         chunks = _decompress_gzip(_prepend(first, chunks))
         first = next(chunks, b"")
     for magic, name in _UNSUPPORTED_ARCHIVES.items():
         if first.startswith(magic):
-            raise UserError(f"that is packed with {name}: unpack it first (gzip is read as it is)")
-    decoder = codecs.getincrementaldecoder(_encoding(first))(errors="replace")
+            raise UserError(f"this is a {name} file: decompress it first (gzip is read directly)")
+    decoder = codecs.getincrementaldecoder(_detect_encoding(first))(errors="replace")
     return _split_lines(decoder.decode(chunk) for chunk in _prepend(first, chunks))
-
-
-def _chunks(file: BinaryIO) -> Iterator[bytes]:
-    # read1: of a pipe, what is there now; a reader that follows must not wait for a full chunk.
-    read = getattr(file, "read1", file.read)
-    while chunk := read(CHUNK_BYTES):
-        yield chunk
 
 
 def _prepend(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
@@ -75,35 +76,36 @@ def _prepend(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _decompress_gzip(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """gzip, all members. A damaged or cut end gives what came before it, as a cut log does."""
-    unpack = zlib.decompressobj(wbits=31)
-    read = made = 0
+    """All gzip members. Of a damaged or truncated file, what comes before the damage."""
+    decompressor = zlib.decompressobj(wbits=31)
+    bytes_in = bytes_out = 0
     for chunk in chunks:
-        read += len(chunk)
-        left = chunk
-        while left:
+        bytes_in += len(chunk)
+        rest = chunk
+        while rest:
             try:
-                out = unpack.decompress(left, CHUNK_BYTES)
+                out = decompressor.decompress(rest, CHUNK_BYTES)
             except zlib.error:
                 return
-            made += len(out)
-            if made > MAX_DECOMPRESSED_BYTES or (made > _BOMB_MIN_BYTES and made > _BOMB_RATIO * read):
+            bytes_out += len(out)
+            is_bomb = bytes_out > _BOMB_MIN_BYTES and bytes_out > _BOMB_RATIO * bytes_in
+            if is_bomb or bytes_out > MAX_DECOMPRESSED_BYTES:
                 raise UserError(
-                    f"this gzip file unpacks to more than {made >> 20} MiB from {read >> 10} KiB: "
-                    "that is no log; if it is one, unpack it yourself"
+                    f"this gzip file decompresses to more than {bytes_out >> 20} MiB "
+                    f"from {bytes_in >> 10} KiB: that is not a log; if it is one, decompress it yourself"
                 )
             if out:
                 yield out
-            left = unpack.unconsumed_tail
-            if unpack.eof:
-                left = unpack.unused_data
-                if not left.startswith(b"\x1f\x8b"):
+            rest = decompressor.unconsumed_tail
+            if decompressor.eof:
+                rest = decompressor.unused_data
+                if not rest.startswith(b"\x1f\x8b"):
                     return
-                unpack = zlib.decompressobj(wbits=31)
+                decompressor = zlib.decompressobj(wbits=31)
 
 
-def _encoding(start: bytes) -> str:
-    """UTF-8 unless a byte order mark, or zeros in every other byte, say UTF-16."""
+def _detect_encoding(start: bytes) -> str:
+    """UTF-8, unless there is a byte order mark, or every other byte is zero."""
     if start.startswith((b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff")):
         return "utf-32"
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -117,8 +119,8 @@ def _encoding(start: bytes) -> str:
 
 
 def _split_lines(texts: Iterable[str]) -> Iterator[LogLine]:
-    rest = ""  # the beginning of a line that goes on in the next chunk
-    dropping = False  # the rest of a line that is too long
+    rest = ""  # the beginning of a line that continues in the next chunk
+    dropping = False  # inside a line that is too long
     dropped = 0
     for text in texts:
         text = rest + text
@@ -131,7 +133,7 @@ def _split_lines(texts: Iterable[str]) -> Iterator[LogLine]:
             yield from _limit_length(lines)
         dropped = dropped + len(text) if dropping else 0
         if dropped > MAX_DROPPED_CHARS:
-            raise UserError(f"that has a line of more than {MAX_DROPPED_CHARS >> 20} MiB: it is no log")
+            raise UserError(f"a line is longer than {MAX_DROPPED_CHARS >> 20} MiB: this is not a log")
         if len(rest) > MAX_LINE_CHARS:
             if not dropping:
                 yield from _limit_length([_strip_controls(rest[:MAX_LINE_CHARS])])
@@ -143,19 +145,55 @@ def _split_lines(texts: Iterable[str]) -> Iterator[LogLine]:
 
 
 def _limit_length(lines: list[str]) -> Iterator[LogLine]:
-    """A very long line is a notebook's output in one JSON string, or nothing that a trainer wrote."""
+    """A very long line is split at `\\n`: it may be a notebook's output in one JSON string."""
     for line in lines:
         if len(line) <= MAX_PLAIN_LINE_CHARS or (line.startswith('{"') and len(line) <= MAX_LINE_CHARS):
-            yield LogLine(line)  # the latter is a record of a journal
+            yield LogLine(line)  # the second is a record of a journal
         else:
             for part in line[:MAX_LINE_CHARS].split("\\n"):
                 yield LogLine(part[:MAX_PLAIN_LINE_CHARS])
 
 
 def _strip_controls(text: str) -> str:
-    """Without escapes and control characters; every kind of line end is one newline."""
+    """Without escape sequences and control characters; every kind of line end becomes a newline."""
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     if "\x1b" in text:
         text = _ESCAPES.sub("", text)
     return _CONTROLS.sub("", text)
+
+
+# --- Jupyter notebooks ---
+
+
+def is_notebook(start: bytes) -> bool:
+    return start.lstrip()[:1] == b"{" and (b'"cells"' in start or b'"nbformat"' in start)
+
+
+def read_notebook(content: bytes, name: str) -> Iterator[LogLine] | None:
+    """The outputs of its cells, not their source: code that prints a log line is not one. None where the file
+    is not a notebook after all."""
+    if len(content) > MAX_NOTEBOOK_BYTES:
+        raise UserError(
+            f"{name} is a notebook of more than {MAX_NOTEBOOK_BYTES >> 20} MiB: save its output as text"
+        )
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(document, dict) or not isinstance(document.get("cells"), list):
+        return None
+    texts: list[str] = []
+    for cell in document["cells"]:
+        outputs = cell.get("outputs") if isinstance(cell, dict) else None
+        for output in outputs if isinstance(outputs, list) else []:
+            if not isinstance(output, dict):
+                continue
+            data = output.get("data")
+            plain = data.get("text/plain") if isinstance(data, dict) else None
+            for text in (output.get("text"), plain, output.get("traceback")):
+                if isinstance(text, str):
+                    texts.append(text)
+                elif isinstance(text, list):
+                    texts.append("".join(part for part in text if isinstance(part, str)))
+    return read_lines(io.BytesIO("\n".join(texts).encode("utf-8", "replace") + b"\n"))

@@ -1,25 +1,166 @@
-"""Numbers as trainers print them: 0.8176, 1e-05, 4,883, nan, -inf, 10.65M."""
+"""Numbers in logs: how trainers print them (0.8176, 1e-05, 4,883, nan, -inf, 10.65M), and which are believed.
+
+A log is a file like any other: it can say 1e308 milliseconds. `clamped` applies the limits below to every
+RunLog that is read; the docstring of builder.py lists what holds afterwards.
+"""
 
 from __future__ import annotations
 
-# A number that is followed by dots ("loss...") or cut short by nothing is left to the patterns around it.
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+
+from glassgpt.runs.run_log import Floats, LoggedSetup, RunLog, Steps
+
+# Which characters may follow a number is left to the patterns around it.
 NUMBER = (
     r"([-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"
     r"|nan\b|inf(?:inity)?\b))"
 )
-
+COUNT = r"([\d,.]+\s?[kKMBG]?)"
 _UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "m": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+
+MAX_COUNT = 10**15  # of iterations, parameters, tokens, bytes, milliseconds, tokens per second
+MAX_FLOPS = 1e30  # per token, or per second
+MIN_AMOUNT = 1e-9  # no clock or meter resolves less; smaller is 0
+_MIN_LR = 1e-30  # the last steps of a decay are far below any other amount
+MAX_LOSS, MIN_LOSS = 1e100, 1e-100  # beyond these a loss or a gradient norm is infinite, or 0
+
+_Number = TypeVar("_Number", int, float)
+
+
+# --- as printed ---
 
 
 def parse_number(text: str) -> float:
     return float(text.replace(",", "") if "," in text else text)
 
 
+def search_number(pattern: re.Pattern[str], text: str) -> float:
+    """The number in the group that matched; NaN where the pattern is not found."""
+    match = pattern.search(text)
+    return parse_number(match[match.lastindex or 0]) if match else math.nan
+
+
+def parse_ms(number: str, unit: str) -> float:
+    """Milliseconds, from a number of `ms` or `s`."""
+    return parse_number(number) * (1000 if unit.lower() == "s" else 1)
+
+
 def parse_count(text: str) -> int:
-    """10.65M, 124,475,904, 1.1B. Raises ValueError where it is none."""
+    """10.65M, 124,475,904, 1.1B. Raises ValueError for anything else."""
     text = text.strip()
     unit = _UNITS.get(text[-1:], 1.0)
     value = parse_number(text[:-1].strip() if unit != 1.0 else text) * unit
-    if not 0 <= value < 1e18:
+    if not 0 <= value <= MAX_COUNT:
         raise ValueError(text)
     return round(value)
+
+
+# --- limits ---
+
+
+def clamp_loss(loss: float) -> float:
+    """A loss or gradient norm. NaN and infinity stay: they are facts about a run."""
+    size = abs(loss)
+    if size > MAX_LOSS:
+        return math.copysign(math.inf, loss)
+    return 0.0 if 0 < size < MIN_LOSS else loss
+
+
+def clamp_amount(
+    value: _Number | None, largest: float = MAX_COUNT, smallest: float = MIN_AMOUNT
+) -> _Number | None:
+    """A time, rate or count, which cannot be negative. None where it is outside of its limits."""
+    if value is None or not 0 <= value <= largest:
+        return None
+    return type(value)(0) if 0 < value < smallest else value
+
+
+def clamped(run_log: RunLog) -> RunLog:
+    """The run with every number inside the limits that builder.py's docstring lists."""
+    ledger = run_log.ledger
+    nonfinite = run_log.nonfinite_update
+    return replace(
+        run_log,
+        steps=clamped_steps(run_log.steps),
+        evals=tuple(
+            replace(
+                evaluation,
+                val_loss=None if evaluation.val_loss is None else clamp_loss(evaluation.val_loss),
+                train_loss=None if evaluation.train_loss is None else clamp_loss(evaluation.train_loss),
+                ms=clamp_amount(evaluation.ms),
+                stderr=clamp_amount(evaluation.stderr, largest=MAX_LOSS),
+                tokens=clamp_amount(evaluation.tokens),
+            )
+            for evaluation in run_log.evals
+        ),
+        saves=tuple(replace(save, blocking_ms=clamp_amount(save.blocking_ms)) for save in run_log.saves),
+        segments=tuple(
+            replace(
+                segment,
+                tokens_per_iteration=clamp_amount(segment.tokens_per_iteration),
+                startup_s=clamp_amount(segment.startup_s),
+            )
+            for segment in run_log.segments
+        ),
+        setup=_clamped_setup(run_log.setup),
+        ledger=None if ledger is None else {name: clamp_amount(ledger[name]) or 0.0 for name in ledger},
+        first_update_ms=clamp_amount(run_log.first_update_ms),
+        nonfinite_update=nonfinite and (nonfinite[0], tuple(clamp_loss(norm) for norm in nonfinite[1])),
+    )
+
+
+def clamped_steps(steps: Steps) -> Steps:
+    def clamp_lr(lr: float) -> float | None:
+        return clamp_amount(lr, smallest=_MIN_LR)
+
+    return replace(
+        steps,
+        loss=_clamped_column(steps.loss, clamp_loss),
+        grad_norm=_clamped_column(steps.grad_norm, clamp_loss),
+        lr=_clamped_column(steps.lr, clamp_lr),
+        ms=_clamped_column(steps.ms, clamp_amount),
+        mfu=_clamped_column(steps.mfu, clamp_amount),
+        tokens_per_s=_clamped_column(steps.tokens_per_s, clamp_amount),
+        tokens=None if steps.tokens is None else _clamped_column(steps.tokens, clamp_amount),
+        memory_bytes=None
+        if steps.memory_bytes is None
+        else _clamped_column(steps.memory_bytes, clamp_amount),
+    )
+
+
+def _clamped_column(column: Floats, clamp: Callable[[float], float | None]) -> Floats:
+    size = np.abs(column)
+    unusual = np.flatnonzero((size < MIN_AMOUNT) & (size > 0) | (size > MAX_COUNT) | (column < 0))
+    if not len(unusual):
+        return column
+    column = column.copy()
+    column[unusual] = np.array([clamp(float(value)) for value in column[unusual]], dtype=float)  # None: NaN
+    return column
+
+
+def _clamped_setup(setup: LoggedSetup) -> LoggedSetup:
+    return replace(
+        setup,
+        settings={
+            name: value
+            for name, value in setup.settings.items()
+            # A seed may be any 64-bit number: nothing is calculated from it.
+            if not isinstance(value, int | float) or name == "seed" or abs(value) <= MAX_COUNT
+        },
+        parameters=clamp_amount(setup.parameters),
+        trained_parameters=clamp_amount(setup.trained_parameters),
+        tokens_per_iteration=clamp_amount(setup.tokens_per_iteration),
+        flops_per_token=clamp_amount(setup.flops_per_token, largest=MAX_FLOPS) or None,
+        peak_flops=clamp_amount(setup.peak_flops, largest=MAX_FLOPS) or None,
+        world_size=clamp_amount(setup.world_size) or None,
+        planned_iterations=clamp_amount(setup.planned_iterations),
+        memory_bytes=clamp_amount(setup.memory_bytes),
+        bytes_per_token=clamp_amount(setup.bytes_per_token) or None,
+        wall_s=clamp_amount(setup.wall_s),
+    )

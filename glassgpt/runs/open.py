@@ -1,5 +1,22 @@
-"""Anything that records a training run, as a History: a run's folder, a journal, a log file, standard
-input."""
+"""Reads anything that records a training run into a RunLog: a run's folder, a journal, a log, standard input.
+
+    run_log = read_run_log("train.log")
+    run_log.trainer.name, len(run_log.steps), run_log.evals[-1].val_loss
+
+How a log becomes a RunLog, in the order of the files to read:
+
+    lines.py         bytes -> clean lines: gzip, UTF-16, colours, notebooks
+    prefixes.py      strips ranks, timestamps and log levels from a line
+    recognise.py     finds the trainer that wrote the lines, and feeds them to its reader
+    trainers/*.py    one trainer each: its reader turns a line into builder.add_step(...), add_eval(...), ...
+    header.py        lines before the first step: settings, sizes, device
+    exit_status.py   lines of any program: tracebacks, out of memory, signals
+    builder.py       collects all that; build() makes the RunLog
+    numbers.py       the limits that every value of a RunLog keeps
+    excerpts.py      merges log lines that are quoted in a note or a chat
+
+GlassGPT's journal has records instead of lines: from_journal.py reads them.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +29,7 @@ from typing import BinaryIO
 from glassgpt.errors import UserError
 from glassgpt.record import journal
 from glassgpt.runs.from_journal import read_run_journal, run_log_from_records
-from glassgpt.runs.lines import read_lines
-from glassgpt.runs.notebook import MAX_NOTEBOOK_BYTES, is_notebook, read_notebook
+from glassgpt.runs.lines import MAX_NOTEBOOK_BYTES, is_notebook, read_lines, read_notebook
 from glassgpt.runs.recognise import read_log
 from glassgpt.runs.run_list import is_running
 from glassgpt.runs.run_log import RunLog
@@ -22,29 +38,26 @@ _SNIFF_BYTES = 1 << 16
 
 
 def read_run_log(source: str) -> RunLog:
-    """UserError where there is nothing, or nothing that can be read."""
+    """`source`: a path, or - for standard input. UserError where there is nothing that can be read."""
+    path = Path(source)
     try:
-        return _read_source(source)
+        if source == "-":
+            if sys.stdin is None:
+                raise UserError("there is no standard input to read")
+            return _read_stream(sys.stdin.buffer, "standard input")
+        if path.is_dir():
+            if not (path / journal.FILE_NAME).is_file():
+                raise UserError(
+                    f"{source} holds no run: there is no {journal.FILE_NAME} in it; "
+                    "`glass runs` lists the runs"
+                )
+            return _require_content(read_run_journal(path))
+        if not path.exists():
+            raise UserError(f"there is no file or folder {source}")
+        with path.open("rb") as file:
+            return _read_stream(file, source)
     except OSError as error:
         raise UserError(f"{source} cannot be read: {error.strerror or error}") from None
-
-
-def _read_source(source: str) -> RunLog:
-    if source == "-":
-        if sys.stdin is None:
-            raise UserError("there is no standard input to read")
-        return _read_stream(sys.stdin.buffer, "standard input")
-    path = Path(source)
-    if path.is_dir():
-        if not (path / journal.FILE_NAME).is_file():
-            raise UserError(
-                f"{source} holds no run: there is no {journal.FILE_NAME} in it; `glass runs` lists the runs"
-            )
-        return _require_content(read_run_journal(path))
-    if not path.exists():
-        raise UserError(f"there is no file or folder {source}")
-    with path.open("rb") as file:
-        return _read_stream(file, source)
 
 
 def _read_stream(file: BinaryIO, name: str) -> RunLog:
@@ -53,33 +66,27 @@ def _read_stream(file: BinaryIO, name: str) -> RunLog:
     if looks_like_journal(start):
         path = Path(name)
         records = journal.parse_records(iter(lambda: buffered.readline(journal.MAX_LINE_BYTES), b""))
-        return _require_content(
-            run_log_from_records(records, name, live=path.is_file() and is_running(path.parent))
-        )
+        is_live = path.is_file() and is_running(path.parent)
+        return _require_content(run_log_from_records(records, name, live=is_live))
     if is_notebook(start):
         content = buffered.read(MAX_NOTEBOOK_BYTES + 1)
-        return _read_notebook(content, name)
+        outputs = read_notebook(content, name)
+        if outputs is not None:
+            with contextlib.suppress(UserError):
+                return read_log(outputs, name)
+        return read_log(read_lines(io.BytesIO(content)), name)  # its text may quote a log
     return read_log(read_lines(buffered), name)
 
 
-def _read_notebook(content: bytes, name: str) -> RunLog:
-    """What its cells printed; where that is no log, what is written in them may quote one."""
-    printed = read_notebook(content, name)
-    if printed is not None:
-        with contextlib.suppress(UserError):
-            return read_log(printed, name)
-    return read_log(read_lines(io.BytesIO(content)), name)
-
-
 def looks_like_journal(start: bytes) -> bool:
-    """By its first whole line."""
+    """Whether the first line that is not empty is a record."""
     for line in start.split(b"\n")[:20]:
         if line.strip():
             return line.lstrip().startswith(b"{") and b'"kind"' in line and b'"iter"' in line
     return False
 
 
-def _require_content(history: RunLog) -> RunLog:
-    if not len(history.steps) and not history.evals and not history.setup.settings:
-        raise UserError(f"{history.name} has no records of a run in it yet")
-    return history
+def _require_content(run_log: RunLog) -> RunLog:
+    if not len(run_log.steps) and not run_log.evals and not run_log.setup.settings:
+        raise UserError(f"{run_log.name} has no records of a run in it yet")
+    return run_log

@@ -1,10 +1,10 @@
-"""What people say about runs whose logs do not: `--a.n_layer=12 --b.parameters=33M --a.config=train.py`.
+"""Settings from the command line for logs that do not have them: `--a.n_layer=12 --b.parameters=33M`.
 
-    given = read_given(["--a.n_layer=12", "--b.config=config/train_gpt2.py"], runs=2)
-    history = with_given(history, given[0])
+    overrides = parse_overrides(["--a.n_layer=12", "--b.config=config/train_gpt2.py"], runs=2)
+    run_log = apply_overrides(run_log, overrides[0])
 
-The letter is the run's place on the command line. A flag counts for more than the log, and the log for more
-than a config file, whose settings the command line may have overridden.
+The letter is the run's place on the command line. A flag has priority over the log, and the log over a config
+file, whose settings the run's own command line may have overridden.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from glassgpt.config import DEVICE_TYPES, ConfigValue, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.flags import check_settings, coerce_value, field_types
 from glassgpt.recipe import find_recipe
-from glassgpt.runs.run_log import LoggedSetup, RunLog
+from glassgpt.runs.numbers import MAX_COUNT, MAX_FLOPS
+from glassgpt.runs.run_log import RunLog
 from glassgpt.validate import find_config_problems
 
-# Of Setup, and what they are for those who type them.
+# Fields of LoggedSetup that a flag can set.
 _SETUP_FIELDS: Mapping[str, Any] = {
     "parameters": int,
     "tokens_per_iteration": int,
@@ -43,33 +44,34 @@ _DERIVED_FROM = {
 }
 _UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 _NUMBER_WITH_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmbgt])\s*", re.IGNORECASE)
-_MAX_INT = 10**15  # of a whole number: nothing that is counted here has more, and their products stay floats
 _FLAG = re.compile(r"--([A-Za-z]{1,2})\.([^=]*)(?:=(.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class RunOverrides:
-    """About one run: from its config file, and from flags."""
+    """Of one run."""
 
     from_config: Mapping[str, ConfigValue] = field(default_factory=dict)
     from_flags: Mapping[str, ConfigValue] = field(default_factory=dict)
 
 
 def is_override_flag(argument: str) -> bool:
-    """Whether a word of the command line is about one of the runs."""
+    """Whether it is `--a.key` or `--a.key=value`."""
     return _FLAG.fullmatch(argument) is not None
 
 
 def parse_overrides(arguments: Sequence[str], runs: int) -> list[RunOverrides]:
-    """One for each run, in order. Every argument is such a flag, or the value of the one before it."""
+    """One for each run, in order. Every argument is such a flag, or the value of the previous one."""
     files: list[dict[str, ConfigValue]] = [{} for _ in range(runs)]
     flags: list[dict[str, ConfigValue]] = [{} for _ in range(runs)]
     problems: list[str] = []
     for flag, value in _split_flags(arguments, problems):
         match = _FLAG.fullmatch(flag)
         letter, name = (match[1].lower(), match[2].replace("-", "_")) if match else ("", flag)
-        index = _index(letter)
-        if index is None or index >= runs:
+        index = -1
+        for char in letter:  # a is 0, z is 25, aa is 26
+            index = (index + 1) * 26 + ord(char) - ord("a")
+        if not 0 <= index < runs:
             problems.append(
                 f"{flag} is about run {letter.upper() or '?'}; there {'is' if runs == 1 else 'are'} {runs}"
             )
@@ -104,34 +106,30 @@ def _split_flags(arguments: Sequence[str], problems: list[str]) -> list[tuple[st
     return pairs
 
 
-def _index(letter: str) -> int | None:
-    """a is 0, z is 25, aa is 26."""
-    value = 0
-    for char in letter:
-        value = value * 26 + ord(char) - ord("a") + 1
-    return value - 1 if letter else None
-
-
-# --- values ---
-
-
-def _allowed_settings() -> Mapping[str, Any]:
-    return {**field_types(TrainConfig), **_SETUP_FIELDS, **_DATA_FIELDS}
-
-
 def _parse_value(letter: str, name: str, text: str) -> ConfigValue:
-    known = _allowed_settings()
+    known: Mapping[str, Any] = {**field_types(TrainConfig), **_SETUP_FIELDS, **_DATA_FIELDS}
     if name not in known:
-        raise UserError(f"unknown setting --{letter}.{name}{_hint(letter, name)}")
-    wanted = known[name]
+        # Also for names of other trainers, which `glass train` knows.
+        _, problems = check_settings({name: ""}, TrainConfig)
+        suggested = re.search(r"did you mean --(\w+)", " ".join(problems))
+        close = difflib.get_close_matches(name, [*known, "config"], n=1, cutoff=0.6)
+        best = suggested[1] if suggested else close[0] if close else None
+        others = ", ".join([*_SETUP_FIELDS, *_DATA_FIELDS, "config"])
+        hint = (
+            f"did you mean --{letter}.{best}?"
+            if best
+            else f"it takes the settings of `glass train`, and {others}"
+        )
+        raise UserError(f"unknown setting --{letter}.{name}; {hint}")
+    wanted_type = known[name]
     unit = _NUMBER_WITH_UNIT.fullmatch(text)
-    if unit and wanted in (int, float, int | None, float | None):
+    if unit and wanted_type in (int, float, int | None, float | None):
         number = float(unit[1]) * _UNITS[unit[2].lower()]
         if not math.isfinite(number):
             raise UserError(f"--{letter}.{name} is not a finite number")
-        value: ConfigValue = round(number) if wanted in (int, int | None) else number
+        value: ConfigValue = round(number) if wanted_type in (int, int | None) else number
     else:
-        value = coerce_value(f"--{letter}.{name}", text, wanted)
+        value = coerce_value(f"--{letter}.{name}", text, wanted_type)
     need = _unmet_requirement(name, value)
     if need:
         raise UserError(f"--{letter}.{name}={text} must be {need}")
@@ -139,12 +137,12 @@ def _parse_value(letter: str, name: str, text: str) -> ConfigValue:
 
 
 def _unmet_requirement(name: str, value: ConfigValue) -> str | None:
-    """What a number has to be and is not, by the rules of `glass train`; those for several settings together
-    are for whoever trains."""
+    """What the number must be and is not, by the rules of `glass train` for a single setting."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    if isinstance(value, int) and value >= _MAX_INT and name != "seed":
-        return "below 10^15"
+    is_rate = name in ("flops_per_token", "peak_flops")
+    if value >= (MAX_FLOPS if is_rate else MAX_COUNT) and name != "seed":
+        return "below 10^30" if is_rate else "below 10^15"
     if name in (*_SETUP_FIELDS, *_DATA_FIELDS):
         return None if value > 0 else "greater than 0"
     alone: Any = {name: value}
@@ -153,19 +151,8 @@ def _unmet_requirement(name: str, value: ConfigValue) -> str | None:
     return next((one.removeprefix(start) for one in problems if one.startswith(start)), None)
 
 
-def _hint(letter: str, name: str) -> str:
-    """The nearest name, also for those of other trainers, which glass train knows."""
-    close = difflib.get_close_matches(name, [*_allowed_settings(), "config"], n=1, cutoff=0.6)
-    _, problems = check_settings({name: ""}, TrainConfig)
-    suggested = re.search(r"did you mean --(\w+)", " ".join(problems))
-    best = suggested[1] if suggested else close[0] if close else None
-    if best:
-        return f"; did you mean --{letter}.{best}?"
-    return f"; it takes the settings of `glass train`, and {', '.join([*_SETUP_FIELDS, *_DATA_FIELDS, 'config'])}"
-
-
 def _config_file_settings(name: str) -> dict[str, ConfigValue]:
-    """What the file says, over the defaults that it relies on. Nothing in it is run."""
+    """The settings of the file, over the defaults that it relies on. No code in it is executed."""
     recipe = find_recipe(name)
     settings: dict[str, ConfigValue] = {**dataclasses.asdict(TrainConfig()), **recipe.settings}
     device = str(settings["device"]).partition(":")[0]
@@ -181,20 +168,16 @@ def _config_file_settings(name: str) -> dict[str, ConfigValue]:
     return {key: value for key, value in settings.items() if value not in (None, "", "auto")}
 
 
-# --- into the history ---
-
-
-def apply_overrides(history: RunLog, given: RunOverrides) -> RunLog:
-    """The history as if its log had said so."""
-    flags = dict(given.from_flags)
-    of_the_run = {name: flags.pop(name) for name in _SETUP_FIELDS if name in flags}
-    tokenizer = {name: flags.pop(name) for name in ("tokenizer",) if name in flags}
-    setup = history.setup
-    settings = {**given.from_config, **setup.settings, **flags}
-    data = {**setup.data, **tokenizer}
-    changed: dict[str, Any] = {**of_the_run, "settings": settings, "data": data}
-    for name in ("tokens_per_iteration", "flops_per_token"):
-        if name not in of_the_run and all(part in flags for part in _DERIVED_FROM[name]):
-            changed[name] = None  # what the log worked out from a setting that a flag corrects
-    new: LoggedSetup = dataclasses.replace(setup, **changed)
-    return dataclasses.replace(history, setup=new)
+def apply_overrides(run_log: RunLog, overrides: RunOverrides) -> RunLog:
+    """The run as if its log had these settings."""
+    flags = dict(overrides.from_flags)
+    fields: dict[str, Any] = {name: flags.pop(name) for name in _SETUP_FIELDS if name in flags}
+    data = dict(run_log.setup.data)
+    if "tokenizer" in flags:
+        data["tokenizer"] = flags.pop("tokenizer")
+    for name, sources in _DERIVED_FROM.items():
+        if all(source in flags for source in sources):
+            fields.setdefault(name, None)  # the log's value was computed from settings that flags correct
+    settings = {**overrides.from_config, **run_log.setup.settings, **flags}
+    setup = dataclasses.replace(run_log.setup, settings=settings, data=data, **fields)
+    return dataclasses.replace(run_log, setup=setup)

@@ -1,19 +1,26 @@
-"""From lines to a History: find out whose log it is, then read it as that.
+"""Finds out which trainer wrote a log, and reads the log with that trainer's reader.
 
-The trainer is told by the lines, never by the name of the file: every grammar reads the first lines, and the
-one that understands most of them reads the whole.
+    run_log = read_log(read_lines(file), "train.log")
+
+The lines decide, never the file's name: every trainer's reader tries the first lines, and the one that
+matches most of them reads the whole log. A file may hold the runs of several trainers after one another.
+
+    LogRecognizer   buffers lines until one trainer is clear
+    _RunSplitter    notices where another trainer's run begins
+    LogReader       reads the lines of one trainer
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from glassgpt.errors import UserError
 from glassgpt.runs.builder import RunBuilder, SetupBuilder
-from glassgpt.runs.crash_patterns import read_event
 from glassgpt.runs.excerpts import merge_excerpts
+from glassgpt.runs.exit_status import read_event
 from glassgpt.runs.header import read_header
 from glassgpt.runs.lines import LogLine
 from glassgpt.runs.prefixes import strip_prefixes
@@ -21,66 +28,102 @@ from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Reader, Trainer
 from glassgpt.runs.trainers import TRAINERS
 
-# Those with lines to read, and the reader that each has made for a log.
-_READERS = tuple((trainer, trainer.reader) for trainer in TRAINERS if trainer.reader is not None)
-KNOWN = ", ".join(trainer.name for trainer, _ in _READERS if not trainer.reads_any_log)
+# The trainers whose logs have lines, each with the function that makes a reader.
+READERS = tuple((trainer, trainer.reader) for trainer in TRAINERS if trainer.reader is not None)
+KNOWN = ", ".join(trainer.name for trainer, _ in READERS if not trainer.reads_any_log)
 
 _FAILURE_KINDS = {"oom", "traceback", "abort", "kill", "interrupt"}
 
-_DECISIVE_LINES = (
-    40  # lines about iterations that one grammar understood: the others need not be asked any more
-)
-_MIN_GENERIC_LINES = 3  # such lines make a log of a trainer that we do not know
-_MIN_SWITCH_LINES, _MIN_GENERIC_SWITCH_LINES = 3, 20  # such lines after a run make another trainer's
-_MAX_HEADER_LINES = 10_000  # lines between a run and that
-_MAX_UNRECOGNISED_LINES = 2_000_000  # lines without one about an iteration: it is no log
-_MAX_BUFFERED_LINES = 100_000  # lines kept until the trainer is clear: some logs begin with the whole source
+# "Match" below: a reader takes the line for a step or an evaluation of its trainer.
+_DECISIVE_LINES = 40  # matches of one reader, after which the others are not tried any more
+_MIN_GENERIC_LINES = 3  # matches of the generic reader that make a file a log
+_MIN_SWITCH_LINES = 3  # matches of another reader, and none of the current one, that begin another run
+_MIN_GENERIC_SWITCH_LINES = 20  # the same for the generic reader, which may match a summary
+_MAX_HEADER_LINES = 10_000  # between two runs
+_MAX_UNRECOGNISED_LINES = 2_000_000  # without a match: then the file is not a log
+_MAX_BUFFERED_LINES = 100_000  # until the trainer is clear: some logs begin with the whole source code
 
-# Losses have three decimals or more; a number with fewer at the very end may have lost some.
+# Losses have three decimals or more; a number with fewer at the very end may be cut off.
 _TRUNCATED_NUMBER = re.compile(r"(?<![\d.,])[-+]?\d[\d,]*\.?\d{0,2}$")
 _QUOTED_LINE = re.compile(r"^\s*(?:```|~~~|>?\s*[-*]?\s*\*\*\s*(?:iter|step)\b)")
 
 
-class _ParserCandidate:
-    """A grammar, and how many lines it has understood so far."""
-
-    def __init__(self, trainer: Trainer, make: Callable[[], Reader]) -> None:
-        self.trainer, self.make_parser = trainer, make
-        self.parse = make()
-        self.builder = RunBuilder(trainer)  # only to read into
-        self.matched_lines = 0
-
-    @property
-    def has_run(self) -> bool:
-        """Whether these are the lines of a run. The one that reads anything may see one in a summary."""
-        return self.matched_lines >= (
-            _MIN_GENERIC_SWITCH_LINES if self.trainer.reads_any_log else _MIN_SWITCH_LINES
-        )
-
-
 def read_log(lines: Iterable[LogLine], name: str) -> RunLog:
-    """What the log says. UserError where it is none."""
-    reader = LogRecognizer()
+    """UserError where the lines are not a log."""
+    recogniser = LogRecognizer()
     for line in lines:
-        reader.feed(line)
-        if reader.is_unrecognisable():
+        recogniser.feed(line)
+        if recogniser.is_unrecognisable():
             break
-    history = reader.build(name)
-    if history is None:
-        empty = " (it is empty)" if reader.is_empty else ""
+    run_log = recogniser.build(name)
+    if run_log is None:
+        empty = " (it is empty)" if recogniser.is_empty else ""
         raise UserError(
             f"{name} is not a training log that glass can read{empty}: it knows GlassGPT's journals and run "
             f"folders, {KNOWN}, and lines that say an iteration and a loss"
         )
-    return history
+    return run_log
+
+
+class _Candidate:
+    """A trainer that may have written the log, and how many lines its reader has matched."""
+
+    def __init__(self, trainer: Trainer, make_reader: Callable[[], Reader]) -> None:
+        self.trainer, self.make_reader = trainer, make_reader
+        self.read = make_reader()
+        self.builder = RunBuilder(trainer)  # discarded; a reader needs one to read into
+        self.matched_lines = 0
+
+    def count_lines_before_match(self, lines: Iterable[LogLine]) -> int:
+        """How many of the lines come before the first match."""
+        read, builder = self.make_reader(), RunBuilder(self.trainer)
+        count = 0
+        for line in lines:
+            if read(strip_prefixes(line.text)[0], builder):
+                break
+            count += 1
+        return count
+
+
+class _Candidates:
+    """All trainers but one, in the order of `TRAINERS`: the generic one is last."""
+
+    def __init__(self, but: Trainer | None = None) -> None:
+        self._all = [_Candidate(*pair) for pair in READERS if but is None or pair[0].id != but.id]
+
+    def feed(self, line: LogLine) -> None:
+        text, _ = strip_prefixes(line.text)
+        for candidate in self._all:
+            candidate.matched_lines += candidate.read(text, candidate.builder)
+
+    @property
+    def have_match(self) -> bool:
+        return any(candidate.matched_lines for candidate in self._all)
+
+    def best(self) -> _Candidate | None:
+        """The one with the most matches, the first of equals; the generic one only where no other has any."""
+        *known, generic = self._all
+        best = max(known, key=lambda candidate: candidate.matched_lines)
+        if best.matched_lines:
+            return best
+        return generic if generic.matched_lines >= _MIN_GENERIC_LINES else None
+
+    def first_with_run(self) -> _Candidate | None:
+        """The first one with enough matches for a run."""
+        for candidate in self._all:
+            is_generic = candidate.trainer.reads_any_log
+            needed = _MIN_GENERIC_SWITCH_LINES if is_generic else _MIN_SWITCH_LINES
+            if candidate.matched_lines >= needed:
+                return candidate
+        return None
 
 
 class LogRecognizer:
-    """Takes lines one by one; asks all grammars until one is clearly right, then only that one, until
+    """Takes lines one by one. Tries all readers until one trainer is clear, then only that one's, until
     another trainer's lines follow."""
 
     def __init__(self) -> None:
-        self._candidates = _new_candidates()
+        self._candidates = _Candidates()
         self._buffered_lines: list[LogLine] = []
         self._line_count = 0
         self._splitter: _RunSplitter | None = None
@@ -93,8 +136,9 @@ class LogRecognizer:
         self._buffered_lines.append(line)
         if len(self._buffered_lines) > _MAX_BUFFERED_LINES:
             del self._buffered_lines[: _MAX_BUFFERED_LINES // 2]
-        _match_line(self._candidates, line)
-        if max(candidate.matched_lines for candidate in self._candidates[:-1]) >= _DECISIVE_LINES:
+        self._candidates.feed(line)
+        best = self._candidates.best()
+        if best is not None and not best.trainer.reads_any_log and best.matched_lines >= _DECISIVE_LINES:
             self._splitter = self._replay()
             self._buffered_lines = []
 
@@ -103,156 +147,105 @@ class LogRecognizer:
         return self._splitter is None and not any(line.text.strip() for line in self._buffered_lines)
 
     def is_unrecognisable(self) -> bool:
-        """So much, and nothing of it understood."""
+        """Very many lines without a match."""
         return (
             self._splitter is None
             and self._line_count > _MAX_UNRECOGNISED_LINES
-            and _best_candidate(self._candidates) is None
+            and self._candidates.best() is None
         )
 
     def build(self, name: str, final: bool = True) -> RunLog | None:
-        """None as long as it is no log of a known kind."""
-        runs = self._splitter or self._replay()
-        if runs is None:
-            return self._build_failed_start(name) if final else None
-        return runs.build(name, final)
-
-    def _build_failed_start(self, name: str) -> RunLog | None:
-        """A run that introduced itself, and ended before its first iteration."""
-        log = _introduced(self._buffered_lines)
-        if log is None:
+        """None as long as no trainer is recognised."""
+        splitter = self._splitter or self._replay()
+        if splitter is not None:
+            return splitter.build(name, final)
+        if not final:
             return None
-        for line in self._buffered_lines:
-            log.feed(line)
-        history = log.build(name)
-        return history if _FAILURE_KINDS & {event.kind for event in history.events} else None
+        # Or a run crashed before its first step: then a line that only one trainer prints identifies it.
+        texts = [strip_prefixes(line.text)[0] for line in self._buffered_lines]
+        for text, (trainer, make_reader) in itertools.product(texts, READERS):
+            if trainer.introduction and trainer.introduction.search(text):
+                reader = LogReader(trainer, make_reader())
+                for line in self._buffered_lines:
+                    reader.feed(line)
+                run_log = reader.build(name)
+                return run_log if _FAILURE_KINDS & {event.kind for event in run_log.events} else None
+        return None
 
     def _replay(self) -> _RunSplitter | None:
-        """By the one that understands most; but before its first line there may be another's run."""
-        best = _best_candidate(self._candidates)
+        """Reads the buffered lines with the best candidate; but another's run may come before its first
+        line."""
+        best = self._candidates.best()
         if best is None:
             return None
-        before = _new_candidates(but=best.trainer)
-        for line in self._buffered_lines[: _count_lines_before_match(best, self._buffered_lines)]:
-            _match_line(before, line)
-        runs = _RunSplitter(_first_with_run(before) or best)
+        earlier = _Candidates(but=best.trainer)
+        for line in self._buffered_lines[: best.count_lines_before_match(self._buffered_lines)]:
+            earlier.feed(line)
+        splitter = _RunSplitter(earlier.first_with_run() or best)
         for line in self._buffered_lines:
-            runs.feed(line)
-        return runs
-
-
-def _introduced(lines: Iterable[LogLine]) -> LogReader | None:
-    """By the first line that only one trainer prints."""
-    for line in lines:
-        text, _ = strip_prefixes(line.text)
-        for trainer, make in _READERS:
-            if trainer.introduction and trainer.introduction.search(text):
-                return LogReader(trainer, make())
-    return None
-
-
-def _new_candidates(but: Trainer | None = None) -> list[_ParserCandidate]:
-    return [
-        _ParserCandidate(trainer, make) for trainer, make in _READERS if but is None or trainer.id != but.id
-    ]
-
-
-def _best_candidate(candidates: list[_ParserCandidate]) -> _ParserCandidate | None:
-    *known, unknown = candidates
-    best = max(known, key=lambda candidate: candidate.matched_lines)  # the first of equals
-    if best.matched_lines:
-        return best
-    return unknown if unknown.matched_lines >= _MIN_GENERIC_LINES else None
-
-
-def _match_line(candidates: list[_ParserCandidate], line: LogLine) -> None:
-    text, _ = strip_prefixes(line.text)
-    for candidate in candidates:
-        candidate.matched_lines += candidate.parse(text, candidate.builder)
-
-
-def _first_with_run(candidates: list[_ParserCandidate]) -> _ParserCandidate | None:
-    return next((candidate for candidate in candidates if candidate.has_run), None)
-
-
-def _count_lines_before_match(candidate: _ParserCandidate, lines: Iterable[LogLine]) -> int:
-    """The number of lines before the first one that it understands."""
-    read, into = candidate.make_parser(), RunBuilder(candidate.trainer)
-    count = 0
-    for line in lines:
-        if read(strip_prefixes(line.text)[0], into):
-            break
-        count += 1
-    return count
+            splitter.feed(line)
+        return splitter
 
 
 class _RunSplitter:
-    """One trainer's run, or those of several after one another: a terminal with two commands, a file that a
+    """One trainer's run, or runs of several after one another: a terminal with two commands, a file that a
     second script was appended to.
 
-    Several lines that another trainer understands, and none of this one among them, begin that one's run.
+    Several lines that another reader matches, and none that the current one does, begin another run.
     """
 
-    def __init__(self, first: _ParserCandidate) -> None:
-        self._reader = LogReader(first.trainer, first.make_parser())
+    def __init__(self, first: _Candidate) -> None:
+        self._reader = LogReader(first.trainer, first.make_reader())
         self._earlier_readers: list[LogReader] = []
-        self._lines_since_match: list[LogLine] = []  # the last line that the log understood
-        self._other_candidates: list[_ParserCandidate] = []  # who have been asked about these
+        self._lines_since_match: list[LogLine] = []
+        self._others: _Candidates | None = None  # which have been fed these lines
 
     def feed(self, line: LogLine) -> None:
-        happened = self._reader.non_step_count
+        items_before = self._reader.non_step_count
         if self._reader.feed(line):
             if self._lines_since_match:
                 self._lines_since_match = []
-                if any(
-                    other.matched_lines for other in self._other_candidates
-                ):  # else they are as good as new
-                    self._other_candidates = []
+                if self._others is not None and self._others.have_match:  # else they are as good as new
+                    self._others = None
             return
         if self._reader.has_quoted_lines or len(self._lines_since_match) > _MAX_HEADER_LINES:
-            return  # a text may quote several, in any order
-        self._other_candidates = self._other_candidates or _new_candidates(but=self._reader.trainer)
+            return  # a text may quote several runs, in any order
+        self._others = self._others or _Candidates(but=self._reader.trainer)
         self._lines_since_match.append(line)
-        _match_line(self._other_candidates, line)
-        if self._reader.non_step_count != happened and not any(
-            other.matched_lines for other in self._other_candidates
-        ):
-            self._lines_since_match = []  # that it was saved, or how it ended: what introduces another comes later
-        other = _first_with_run(self._other_candidates)
-        if other is not None:
-            self._switch_trainer(other, self._lines_since_match)
-
-    def _switch_trainer(self, other: _ParserCandidate, lines: list[LogLine]) -> None:
-        """These, which were taken for this one's, are the beginning of the other's run."""
-        begin = _count_lines_before_match(other, lines)
+        self._others.feed(line)
+        if self._reader.non_step_count != items_before and not self._others.have_match:
+            self._lines_since_match = []  # a save or an event of this run: another's header comes after it
+        other = self._others.first_with_run()
+        if other is None:
+            return
+        # These lines, which the current reader has read, are the beginning of the other trainer's run.
+        lines, self._lines_since_match, self._others = self._lines_since_match, [], None
+        header_lines = other.count_lines_before_match(lines)
         self._reader.drop_trailing_setup()
         self._earlier_readers.append(self._reader)
-        self._reader = LogReader(other.trainer, other.make_parser(), self._reader.line - len(lines))
-        self._lines_since_match, self._other_candidates = [], []
-        for line in lines[:begin]:
-            self._reader.feed_header(line)
-        for line in lines[begin:]:
-            self.feed(line)
+        self._reader = LogReader(other.trainer, other.make_reader(), self._reader.line - len(lines))
+        for header_line in lines[:header_lines]:
+            self._reader.feed_header(header_line)
+        for run_line in lines[header_lines:]:
+            self.feed(run_line)
 
     def build(self, name: str, final: bool) -> RunLog:
         last = self._reader.build(name, final)
-        return replace(last, earlier=tuple(log.build(name) for log in self._earlier_readers))
+        return replace(last, earlier=tuple(reader.build(name) for reader in self._earlier_readers))
 
 
 class LogReader:
-    """Reads lines of a known trainer one by one; `history` may be asked for at any time."""
+    """Reads the lines of one trainer, one by one. `build` may be called at any time."""
 
     def __init__(self, trainer: Trainer, read: Reader, line: int = 0) -> None:
-        """`line`: how many lines of the file come before it."""
+        """`line`: how many lines of the file come before."""
         self.trainer = trainer
         self._builder = RunBuilder(trainer)
         self._builder.line = line
-        self._parse_line = read
+        self._read_line = read
         self._lowest_rank: int | None = None
         self._ends_mid_line = False
-        self._setup_at_last_step: SetupBuilder | None = (
-            None  # as they were after its last line about an iteration
-        )
+        self._setup_at_last_step: SetupBuilder | None = None  # None: nothing has been read since
 
     @property
     def line(self) -> int:
@@ -260,61 +253,57 @@ class LogReader:
 
     @property
     def non_step_count(self) -> int:
-        """How often something beside iterations was told: evaluations, saves, what befell the process."""
+        """How many evaluations, saves and events have been read."""
         return self._builder.non_step_count
 
     @property
     def has_quoted_lines(self) -> bool:
         return self._builder.has_quoted_lines
 
-    def feed_header(self, line: LogLine) -> None:
-        """A line from before the run: of what happened in it, it says nothing."""
-        self._builder.line += 1
-        text, _ = strip_prefixes(line.text)
-        if not self._parse_line(text, self._builder):
-            read_header(text, self._builder)
-        self._builder.drop_unnumbered_saves()  # nothing is saved before the first iteration
-
-    def drop_trailing_setup(self) -> None:
-        """What was said about a run after its last iteration was about another. Not how long it took."""
-        if self._setup_at_last_step is not None:
-            self._builder.setup = self._setup_at_last_step
-
     def feed(self, line: LogLine) -> bool:
-        """Whether it is about an iteration, or another rank's."""
-        into = self._builder
-        into.line += 1
+        """Whether the line is a step or an evaluation, or another rank's."""
+        builder = self._builder
+        builder.line += 1
         text, rank = strip_prefixes(line.text)
         self._ends_mid_line = line.is_incomplete
         if line.is_incomplete:
             text = text[:-40] + _TRUNCATED_NUMBER.sub("", text[-40:])
-        # A log that began without quotation marks is none; what its model writes later may have them.
-        if ("`" in text or "*" in text) and (into.has_quoted_lines or not into.has_steps):
-            into.has_quoted_lines = into.has_quoted_lines or _QUOTED_LINE.match(text) is not None
-            into.fence_count += text.lstrip("> ").startswith("```")
-        if rank is not None and not self._is_lowest_rank(rank):
-            read_event(text, into)
-            return True
-        if self._parse_line(text, into):
+        # A log that began without quotation marks is not a quotation; its samples may have them later.
+        if ("`" in text or "*" in text) and (builder.has_quoted_lines or not builder.has_steps):
+            builder.has_quoted_lines = builder.has_quoted_lines or _QUOTED_LINE.match(text) is not None
+            builder.fence_count += text.lstrip("> ").startswith("```")
+        if rank is not None:  # every rank prints the same: only the lowest one is read
+            self._lowest_rank = rank if self._lowest_rank is None else min(rank, self._lowest_rank)
+            if rank != self._lowest_rank:
+                read_event(text, builder)
+                return True
+        if self._read_line(text, builder):
             self._setup_at_last_step = None
             return True
-        self._setup_at_last_step = self._setup_at_last_step or into.setup.copy()
-        if not read_event(text, into):
-            read_header(text, into)
-        elif "wall_s" in into.setup.values:
-            self._setup_at_last_step.values["wall_s"] = into.setup.values["wall_s"]
+        self._setup_at_last_step = self._setup_at_last_step or builder.setup.copy()
+        if not read_event(text, builder):
+            read_header(text, builder)
+        elif "wall_s" in builder.setup.values:
+            self._setup_at_last_step.values["wall_s"] = builder.setup.values["wall_s"]
         return False
 
-    def _is_lowest_rank(self, rank: int) -> bool:
-        """Every rank prints the same; the lowest one speaks for all."""
-        if self._lowest_rank is None or rank < self._lowest_rank:
-            self._lowest_rank = rank
-        return rank == self._lowest_rank
+    def feed_header(self, line: LogLine) -> None:
+        """A line from before the run: only what it says about the setup counts."""
+        self._builder.line += 1
+        text, _ = strip_prefixes(line.text)
+        if not self._read_line(text, self._builder):
+            read_header(text, self._builder)
+        self._builder.drop_unnumbered_saves()  # nothing is saved before the first step
+
+    def drop_trailing_setup(self) -> None:
+        """Settings after the last step belong to the next run. The wall time does not."""
+        if self._setup_at_last_step is not None:
+            self._builder.setup = self._setup_at_last_step
 
     def build(self, name: str, final: bool = True) -> RunLog:
-        """`final`: the log ends here. Asked for before, it changes nothing that comes later."""
-        close = getattr(self._parse_line, "close", None)
+        """`final`: the log ends here. Otherwise building does not affect what is read later."""
+        close = getattr(self._read_line, "close", None)
         if close is not None and final:
             close(self._builder)
-        whole = self._builder.build(name, self._ends_mid_line, final)
-        return merge_excerpts(whole) if whole.is_excerpt else whole
+        run_log = self._builder.build(name, self._ends_mid_line, final)
+        return merge_excerpts(run_log) if run_log.is_excerpt else run_log

@@ -1,4 +1,4 @@
-"""What runs there are, and how they are doing: read from their journals, without importing torch."""
+"""The runs in a folder and their state, read from their journals: `glass runs`. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any
 
 from glassgpt.errors import UserError
 from glassgpt.record import journal
-from glassgpt.record.journal import Record
 from glassgpt.record.run_dir import lock_run_dir
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One line of `glass runs`. What the journal does not say is None."""
+    """One line of `glass runs`. None: the journal does not say."""
 
     path: Path
     state: str
@@ -30,30 +29,42 @@ class RunSummary:
 
 
 def find_runs(folder: Path) -> list[RunSummary]:
-    """The runs in `folder`, the latest last; the folder may be a run itself."""
+    """The runs in `folder`, the latest last. The folder itself may be a run."""
     paths = [*folder.glob(journal.FILE_NAME), *sorted(folder.glob(f"*/{journal.FILE_NAME}"))]
-    paths = [path for path in paths if path.is_file()]  # reading a pipe may wait for ever
-    found = [summarize(path.parent) for path in paths]
-    return sorted(found, key=lambda run: run.started or 0.0)
+    paths = [path for path in paths if path.is_file()]  # reading a pipe may block
+    return sorted((summarize(path.parent) for path in paths), key=lambda run: run.started or 0.0)
 
 
 def summarize(run_dir: Path) -> RunSummary:
     try:
         records, refused = journal.effective_records(journal.read(run_dir / journal.FILE_NAME)), False
-    except (UserError, OSError):  # one strange run must not hide the others
+    except (UserError, OSError):  # one damaged run must not hide the others
         records, refused = [], True
     last = {record["kind"]: record for record in records}
     step, start = last.get("step", {}), last.get("run", {})
     best = next((old for old in reversed(records) if old["kind"] == "eval" and old.get("best")), None)
-    best_loss, best_iter = (best.get("loss"), best["iter"]) if best else _best_at_the_end(last.get("end", {}))
+    if best is not None:
+        best_val_loss, best_iter = _number_or_none(best, "loss"), best["iter"]
+    else:  # a run initialised from another has that one's best, until its own is better
+        end = last.get("end", {})
+        best_iter = _number_or_none(end, "best_iter")
+        best_val_loss = None if best_iter is None else _number_or_none(end, "best_val_loss")
+    if refused:
+        state = "refused: its journal cannot be read, or is a link"
+    elif is_running(run_dir):
+        state = "running"
+    elif records and records[-1]["kind"] == "end":
+        state = str(records[-1].get("reason"))
+    else:
+        state = "died"
     return RunSummary(
         path=run_dir,
-        state="refused: its journal cannot be read, or is a link" if refused else _state(run_dir, records),
-        # A checkpoint is recorded when it is written, which is later than its iteration.
+        state=state,
+        # A checkpoint is recorded when it has been written, some iterations later.
         iter=next((old["iter"] for old in reversed(records) if old["kind"] != "checkpoint"), 0),
         max_iters=_number_or_none(start.get("config"), "max_iters"),
         loss=_number_or_none(step, "loss"),
-        best_val_loss=_number_or_none({"loss": best_loss}, "loss"),
+        best_val_loss=best_val_loss,
         best_iter=best_iter,
         tokens_per_s=_number_or_none(step, "tokens_per_s"),
         bytes=size_on_disk(run_dir),
@@ -61,39 +72,25 @@ def summarize(run_dir: Path) -> RunSummary:
     )
 
 
-def _best_at_the_end(end: Record) -> tuple[Any, Any]:
-    """A run that took over another has maybe not done better than that one, whose best it has too."""
-    at = _number_or_none(end, "best_iter")
-    return (None, None) if at is None else (_number_or_none(end, "best_val_loss"), at)
-
-
 def _number_or_none(record: object, name: str) -> Any:
-    """None for what is not there, or is no number: one damaged run must not hide the others."""
+    """None where it is missing or not a number: one damaged run must not hide the others."""
     value = record.get(name) if isinstance(record, dict) else None
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _state(run_dir: Path, records: list[Record]) -> str:
-    """What the last process said at its end; without a word it is running, or it died."""
-    if is_running(run_dir):
-        return "running"
-    if records and records[-1]["kind"] == "end":
-        return str(records[-1].get("reason"))
-    return "died"
-
-
 def is_running(run_dir: Path) -> bool:
+    """Whether a process holds the run's lock."""
     try:
-        held = lock_run_dir(run_dir, write=False)
+        lock = lock_run_dir(run_dir, write=False)
     except OSError:
         return False
-    if held is not None:
-        held.close()
-    return held is None
+    if lock is not None:
+        lock.close()
+    return lock is None
 
 
 def size_on_disk(run_dir: Path) -> int:
-    """Bytes on disk; of a live run, files come and go meanwhile."""
+    """Bytes on disk. Files of a live run may vanish meanwhile."""
     total = 0
     for file in run_dir.rglob("*"):
         with suppress(OSError):

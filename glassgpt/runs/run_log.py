@@ -1,7 +1,10 @@
-"""What a log recorded, whoever wrote it: iterations, evaluations, saves, and what was said about the run.
+"""RunLog: one training run as its log or journal recorded it, whichever trainer wrote it.
 
-`logs/` makes a History from the console output of any trainer it knows, `own.py` from a GlassGPT journal.
-Facts, findings, comparisons and reports read only this.
+    run_log = read_run_log("train.log")
+    median_ms = np.median(run_log.steps.ms[run_log.is_steady()])
+
+`open.py` makes one from any file. Facts, rules, comparisons and reports read only this. What holds for its
+numbers is in the docstring of builder.py.
 """
 
 from __future__ import annotations
@@ -28,22 +31,20 @@ ValMetric = Literal["loss", "bits_per_byte"]
 
 @dataclass(frozen=True)
 class Steps:
-    """The logged iterations as columns, in the order of the log. NaN: the line did not say; but a loss can be
-    NaN itself, so `has_loss` tells."""
+    """The logged iterations as columns, in the order of the log. NaN: not in the line; but a loss can be NaN
+    itself, see `has_loss`."""
 
     iteration: Ints
-    segment: Ints  # index into History.segments
+    segment: Ints  # index into RunLog.segments
     loss: Floats
     has_loss: Bools
     ms: Floats
-    mfu: Floats  # percent; never the -100 that some print for "not yet"
+    mfu: Floats  # percent
     lr: Floats
     grad_norm: Floats
     tokens_per_s: Floats
-    memory_bytes: Floats | None = (
-        None  # the most in use since the line before: the card's, else the process's
-    )
-    tokens: Floats | None = None  # GlassGPT: seen since the beginning of the run
+    memory_bytes: Floats | None = None  # peak since the previous line: of the card, else of the process
+    tokens: Floats | None = None  # GlassGPT: seen since the start of the run
 
     def __len__(self) -> int:
         return len(self.iteration)
@@ -53,9 +54,9 @@ class Steps:
 class LoggedEvaluation:
     iteration: int | None  # None: the trainer does not number its lines
     segment: int
-    val_loss: float | None  # in History.val_metric
+    val_loss: float | None  # in RunLog.val_metric
     train_loss: float | None = None
-    ms: float | None = None  # where the log says how long it took
+    ms: float | None = None  # its duration
     stderr: float | None = None
     tokens: int | None = None  # evaluated
     metric: ValMetric = "loss"
@@ -65,52 +66,52 @@ class LoggedEvaluation:
 class LoggedCheckpoint:
     iteration: int | None
     segment: int
-    blocking_ms: float | None = None  # that training waited for it
+    blocking_ms: float | None = None  # that training waited
     is_best: bool | None = None
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One process: a run begins with one, and every resume or restart in the log adds one."""
+    """One process: a run starts with one, and every resume or restart in the log adds one."""
 
-    has_startup: bool  # its first logged iteration is the first of a process, so it holds the start-up
-    resumed: bool = False  # the log says so; else it began anew, or nothing tells
+    has_startup: bool  # the log has its first iteration, whose time includes the start-up
+    resumed: bool = False  # the log says so; else it started from scratch, or it is not known
     first_iteration: int | None = None
-    tokens_per_iteration: int | None = None  # as this process said; a resume may accumulate more
-    startup_s: float | None = None  # GlassGPT: of its ledger, compiling included
+    tokens_per_iteration: int | None = None  # of this process; a resume may change it
+    startup_s: float | None = None  # GlassGPT: from its ledger, compile time included
 
 
-# kill: from outside, with no chance to say why; abort: the process itself, by a fault.
+# kill: by a signal from outside, such as SIGKILL; abort: by the process itself, such as a segmentation fault.
 EventKind = Literal["traceback", "oom", "interrupt", "kill", "abort", "finish", "scaler-overflow", "warning"]
 
 
 @dataclass(frozen=True)
 class LogEvent:
     kind: EventKind
-    text: str  # the line, cleaned
+    text: str  # the line, without control characters
     line: int  # its number in the log, from 1
-    iteration: int | None  # the last one logged before it
+    iteration: int | None  # of the last step before it
 
 
 @dataclass(frozen=True)
 class LoggedSetup:
-    """What the log, a config or flags say about the run. None: not said."""
+    """What the log, a config file or flags say about the run. None: not known."""
 
     # By TrainConfig's names: n_layer, n_head, n_embd, block_size, batch_size, gradient_accumulation_steps,
     # vocab_size, learning_rate, min_lr, warmup_iters, lr_decay_iters, max_iters, eval_interval, eval_iters,
     # log_interval, dropout, dtype, device, compile, always_save_checkpoint, dataset, …
     settings: Mapping[str, ConfigValue] = field(default_factory=dict)
-    parameters: int | None = None  # as the log says it, which may be rounded
-    trained_parameters: int | None = None  # all tensors of the optimizer: exact, positions included
+    parameters: int | None = None  # as logged, which may be rounded
+    trained_parameters: int | None = None  # of the optimizer's groups: exact, positions included
     tokens_per_iteration: int | None = None
     flops_per_token: float | None = None
     device_name: str | None = None
-    peak_flops: float | None = None  # that its MFU is measured against
+    peak_flops: float | None = None  # of one device: what its MFU calls 100 %
     world_size: int | None = None
-    planned_iterations: int | None = None  # the last iteration number of a run that goes to its end
+    planned_iterations: int | None = None  # the number of the last one, if the run finishes
     memory_bytes: int | None = None  # of the card
     bytes_per_token: float | None = None  # of the validation text
-    wall_s: float | None = None  # of a whole process, where something else than its iterations told
+    wall_s: float | None = None  # of a whole process, as `time` or the trainer printed it
     data: Mapping[str, object] = field(default_factory=dict)  # name, hash, tokenizer, tokens per split
     machine: Mapping[str, object] = field(default_factory=dict)  # versions, device, code
 
@@ -118,48 +119,45 @@ class LoggedSetup:
 @dataclass(frozen=True)
 class RunLog:
     trainer: Trainer
-    name: str  # where it was read from, for people
+    name: str  # of its file, for messages
     steps: Steps
     evals: tuple[LoggedEvaluation, ...]
     saves: tuple[LoggedCheckpoint, ...]
     segments: tuple[Segment, ...]
-    events: tuple[LogEvent, ...] = ()  # of each kind the first few hundred
-    event_counts: Mapping[EventKind, int] = field(default_factory=dict)  # of all
+    events: tuple[LogEvent, ...] = ()  # at most a few hundred of each kind
+    event_counts: Mapping[EventKind, int] = field(default_factory=dict)  # of all events
     setup: LoggedSetup = field(default_factory=LoggedSetup)
     val_metric: ValMetric = "loss"
-    numbered: bool = True  # lines say their iteration; else `iteration` only counts them
-    last_step_line: int = 0  # where in the log the last iteration was
-    process_start_lines: tuple[int, ...] = ()  # where processes introduced themselves
-    failed_start_line: int | None = None  # where a process introduced itself that logged no iteration
-    is_excerpt: bool = False  # the lines are quotations in a text, maybe not all of them
-    ends_mid_line: bool = False  # the log ends in the middle of a line
-    last_partial_iteration: int | None = (
-        None  # the iteration of the latest line that says too little to be read
-    )
-    # From which iteration on how many sequences, where lines say so.
-    batch_size_changes: tuple[tuple[int, int], ...] = ()
+    numbered: bool = True  # lines have their iteration; else `iteration` only counts the lines
+    last_step_line: int = 0  # line number of the last step
+    process_start_lines: tuple[int, ...] = ()  # line numbers of process headers
+    failed_start_line: int | None = None  # line number of a process that logged no step
+    is_excerpt: bool = False  # lines quoted in a text, maybe not all of them
+    ends_mid_line: bool = False
+    last_partial_iteration: int | None = None  # of the latest line that is cut too short to be read
+    batch_size_changes: tuple[tuple[int, int], ...] = ()  # (iteration, sequences per batch from there on)
     ledger: Mapping[str, float] | None = None  # GlassGPT: seconds per phase, over all processes
-    first_update_ms: float | None = None  # GlassGPT: the first of the first process, which no row holds
-    journal_findings: tuple[Mapping[str, object], ...] = ()  # GlassGPT: findings that the run made itself
-    profiles: tuple[Mapping[str, Any], ...] = ()  # GlassGPT: looks into some updates, as recorded
-    # GlassGPT: the update that ended it by a loss or gradient that was not finite, and the norms up to it.
+    first_update_ms: float | None = None  # GlassGPT: of the very first update, which no row has
+    journal_findings: tuple[Mapping[str, object], ...] = ()  # GlassGPT: findings that training recorded
+    profiles: tuple[Mapping[str, Any], ...] = ()  # GlassGPT: profiler records
+    # GlassGPT: the update whose loss or gradient was not finite, and the gradient norms before it.
     nonfinite_update: tuple[int, tuple[float, ...]] | None = None
-    live: bool = False  # the run is still going on
-    earlier: tuple[RunLog, ...] = ()  # runs of other trainers before it in the same log
-    ended: ExitStatus | None = None  # where the record itself says it
+    live: bool = False  # the run is in progress
+    earlier: tuple[RunLog, ...] = ()  # runs of other trainers before it in the same file
+    ended: ExitStatus | None = None  # as a journal records it
 
     def events_after_last_step(self) -> list[LogEvent]:
-        """What happened after the last iteration, to the process that made it."""
+        """Events after the last step, of the same process."""
         end = math.inf if self.failed_start_line is None else self.failed_start_line
         return [event for event in self.events if self.last_step_line < event.line < end]
 
     def events_of_failed_start(self) -> list[LogEvent]:
-        """What happened to a process that came after, and logged no iteration."""
-        begin = self.failed_start_line
-        return [] if begin is None else [event for event in self.events if event.line >= begin]
+        """Events of a later process that logged no step."""
+        start = self.failed_start_line
+        return [] if start is None else [event for event in self.events if event.line >= start]
 
     def iteration_count(self) -> int:
-        """From the first to the last line of every process, those without a line included."""
+        """Iterations from the first to the last line of every process, logged or not."""
         steps = self.steps
         if self.trainer.lines_count_updates:
             return max(0, int(steps.iteration[-1]) - self._initial_iteration) if len(steps) else 0
@@ -168,12 +166,13 @@ class RunLog:
 
     @property
     def _initial_iteration(self) -> int:
-        """GlassGPT: updates that were done before the run began: by the one that it took over."""
+        """GlassGPT: updates already done by the checkpoint that the run was initialised from."""
         return (self.segments[0].first_iteration or 0) if self.segments else 0
 
     def logged_tokens_at(self, iterations: Floats | Ints) -> Floats | None:
-        """Tokens seen up to those iterations; None where the log does not count them. Those before its first
-        line are of the first process's batches: what a run took over was maybe of others."""
+        """Tokens seen up to each of these iterations; None where the log does not count tokens.
+
+        Updates before its first line are assumed to have the first process's batch size."""
         steps = self.steps
         per_update = self.segments[0].tokens_per_iteration if self.segments else None
         if steps.tokens is None or per_update is None or not len(steps):
@@ -186,14 +185,15 @@ class RunLog:
         return np.interp(iterations, at, seen)
 
     def tokens_seen_at(self, iterations: Floats | Ints, per_iteration: int | None) -> Floats | None:
-        """As the log counts them, which knows what a resume changed; else so many in each iteration."""
+        """As the log counts tokens, which includes a batch size changed by a resume; else iterations x
+        tokens."""
         counted = self.logged_tokens_at(iterations)
         if counted is not None or not per_iteration:
             return counted
         return np.asarray(iterations, dtype=np.float64) * per_iteration
 
     def tokens_of_this_run(self) -> float | None:
-        """Tokens of the log's own updates; None where it does not count them."""
+        """Tokens of the updates in this log; None where it does not count tokens."""
         ends = (
             self.logged_tokens_at(np.array([self._initial_iteration, self.steps.iteration[-1]]))
             if len(self.steps)
@@ -202,21 +202,21 @@ class RunLog:
         return None if ends is None else float(ends[1] - ends[0])
 
     def process_start_iterations(self) -> Ints:
-        """GlassGPT: how many updates were done when each process began."""
+        """GlassGPT: how many updates were done when each process started."""
         return np.array([part.first_iteration or 0 for part in self.segments], dtype=np.int64)
 
     def unlogged_before(self) -> Ints:
-        """How many iterations passed without a line before each logged one, in the same process."""
+        """How many iterations without a line come before each logged one, in the same process."""
         at, segment = self.steps.iteration, self.steps.segment
         before = np.concatenate((at[:1] - 1, at[:-1]))
         begins = np.concatenate(([True], np.diff(segment) != 0))[: len(at)]
-        # Only a journal tells how many updates were done when a process began.
+        # Only a journal records how many updates were done when a process started.
         before[begins] = (self.process_start_iterations()[segment] if self.ledger else at - 1)[begins]
         passed: Ints = np.maximum(at - before - 1, 0)
         return passed
 
     def is_first_of_process(self) -> Bools:
-        """True where an iteration is the first of a process, so that its time holds the start-up."""
+        """True where an iteration is the first of a process: its time includes the start-up."""
         return self._first_rows
 
     def includes_eval(self) -> Bools:
@@ -228,17 +228,25 @@ class RunLog:
         )
 
     def is_steady(self) -> Bools:
-        """True where an iteration holds no start-up, evaluation or save, and says how long it took.
+        """True for the iterations that a steady step time is computed from.
 
-        Also where a trainer stops its clock while it evaluates, the iteration beside that is not a usual one;
-        but it is counted where there are no others. Of processes with unlike batches, those count whose
-        batch is the one that the setup tells.
+        Left out are iterations without a time, the first of each process (start-up), and those with an
+        evaluation or a save. Two special cases:
+
+        - Step times of some trainers exclude evaluations. Then iterations with one are used if there are no
+          others.
+        - A resume may change the batch size. Then only processes with the setup's batch size are used, if
+          there are any.
         """
-        usual = ~self._first_rows & np.isfinite(self.steps.ms)
-        same = usual & self._usual_batch_rows
-        usual = same if same.any() else usual
-        apart = usual & ~self._eval_or_save_rows
-        return apart if self.trainer.step_time_includes_eval or apart.any() else usual
+        steady = ~self._first_rows & np.isfinite(self.steps.ms)
+        if self.has_varying_batch_tokens and len(self.steps):
+            batches = (None, self.setup.tokens_per_iteration)
+            is_usual = np.array([segment.tokens_per_iteration in batches for segment in self.segments])
+            same_batch = steady & is_usual[self.steps.segment]
+            steady = same_batch if same_batch.any() else steady
+        without_eval = steady & ~self._eval_or_save_rows
+        is_strict = self.trainer.step_time_includes_eval or bool(without_eval.any())
+        return without_eval if is_strict else steady
 
     @cached_property
     def _first_rows(self) -> Bools:
@@ -252,39 +260,29 @@ class RunLog:
 
     @property
     def has_varying_batch_tokens(self) -> bool:
-        """Processes of this log say unlike numbers of tokens per iteration."""
+        """Whether processes of this log have different numbers of tokens per iteration."""
         return len({segment.tokens_per_iteration for segment in self.segments} - {None}) > 1
 
     @cached_property
-    def _usual_batch_rows(self) -> Bools:
-        """True where the process said the setup's tokens per iteration, or none."""
-        if not self.has_varying_batch_tokens:
-            return np.ones(len(self.steps), dtype=bool)
-        wanted = (None, self.setup.tokens_per_iteration)
-        fits = np.array([segment.tokens_per_iteration in wanted for segment in self.segments], dtype=bool)
-        same: Bools = fits[self.steps.segment] if len(self.steps) else np.zeros(0, dtype=bool)
-        return same
-
-    @cached_property
     def _eval_or_save_rows(self) -> Bools:
-        """True where an evaluation or a save has the number of the iteration."""
+        """True where an evaluation or a save was made in the iteration."""
         steps, later = self.steps, self.trainer.eval_timed_in_later_step
-        if self.trainer.step_time_is_interval_mean:  # without any of that
+        if self.trainer.step_time_is_interval_mean:  # of updates alone
             return np.zeros(len(steps), dtype=bool)
-        numbers: dict[int, list[int]] = {}
-        events: list[LoggedEvaluation | LoggedCheckpoint] = [*self.evals, *self.saves]
-        for done in events:
-            if done.iteration is not None:
-                numbers.setdefault(done.segment, []).append(done.iteration + later)
+        by_segment: dict[int, list[int]] = {}
+        items: list[LoggedEvaluation | LoggedCheckpoint] = [*self.evals, *self.saves]
+        for item in items:
+            if item.iteration is not None:
+                by_segment.setdefault(item.segment, []).append(item.iteration + later)
         marked = np.zeros(len(steps), dtype=bool)
-        for segment, at in numbers.items():  # whose rows are one stretch
+        for segment, at in by_segment.items():  # the rows of a segment are contiguous
             begin, end = np.searchsorted(steps.segment, (segment, segment + 1))
             marked[begin:end] = np.isin(steps.iteration[begin:end], at)
         marked.setflags(write=False)
         return marked
 
     def log_interval(self) -> int | None:
-        """The most frequent distance between two lines; the smaller of two that are as frequent."""
+        """The most frequent distance between two lines; the smaller of two equally frequent ones."""
         steps = self.steps
         if not self.numbered or len(steps) < 2:
             return None

@@ -18,6 +18,7 @@ from glassgpt.compare import Comparison, compare
 from glassgpt.config import ConfigValue
 from glassgpt.record import journal
 from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.numbers import clamped
 from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog, Segment
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.show.terminal.compare_view import print_comparison
@@ -74,7 +75,13 @@ def run_logs(draw: st.DrawFn) -> RunLog:
         steps, segments=(Segment(True, False, 0), Segment(True, draw(st.booleans()), begin)), setup=setup
     )
     trainer = draw(st.sampled_from([NANOGPT, _LLMC, _GLASSGPT]))
+<<<<<<< HEAD
     return replace(run_log, evals=evals, trainer=trainer, numbered=draw(st.booleans()))
+||||||| 2e5c6bb
+    return replace(history, evals=evals, trainer=trainer, numbered=draw(st.booleans()))
+=======
+    return clamped(replace(history, evals=evals, trainer=trainer, numbered=draw(st.booleans())))
+>>>>>>> w-runs
 
 
 def compare_and_print(*runs: RunLog) -> Comparison:

@@ -11,6 +11,7 @@ from run_logs import NANOGPT, make_run_log, make_steps
 
 from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.numbers import clamped
 from glassgpt.runs.run_log import LoggedCheckpoint, LoggedEvaluation, LoggedSetup, RunLog, Segment
 from glassgpt.runs.trainers import BY_ID
 
@@ -66,8 +67,16 @@ def any_timed_run(draw: st.DrawFn) -> RunLog:
     )
     settings = {name: value for name in names if (value := draw(whole)) is not None}
     amount = st.one_of(st.none(), st.integers(1, 10**9))
+<<<<<<< HEAD
     phases = st.dictionaries(st.sampled_from(["startup", "compile", "train", "eval"]), any_seconds)
     return RunLog(
+||||||| 2e5c6bb
+    phases = st.dictionaries(st.sampled_from(["startup", "compile", "train", "eval"]), times)
+    return RunLog(
+=======
+    phases = st.dictionaries(st.sampled_from(["startup", "compile", "train", "eval"]), times)
+    run_log = RunLog(
+>>>>>>> w-runs
         trainer=draw(
             st.sampled_from([NANOGPT, LITGPT, GLASSGPT, replace(NANOGPT, step_time_includes_eval=False)])
         ),
@@ -87,3 +96,4 @@ def any_timed_run(draw: st.DrawFn) -> RunLog:
         ledger=draw(st.one_of(st.none(), phases)),
         numbered=draw(st.booleans()),
     )
+    return clamped(run_log)

@@ -18,12 +18,12 @@ def explained(text: str) -> Explanation:
 
 
 @pytest.fixture(params=[console_log, quoted], ids=["log", "quoted"])
-def told(request: pytest.FixtureRequest) -> Explanation:
+def explanation(request: pytest.FixtureRequest) -> Explanation:
     return explained(request.param())
 
 
-def test_the_figures_are_read(told: Explanation) -> None:
-    facts = told.facts
+def test_the_figures_are_read(explanation: Explanation) -> None:
+    facts = explanation.facts
     assert (facts.first_iteration, facts.last_iteration, facts.log_interval) == (0, 1000, 100)
     assert facts.first_iteration_ms == 12543
     assert facts.steady_ms == 168 + (0.5 if facts.iterations_logged == 11 else 0)
@@ -32,8 +32,8 @@ def test_the_figures_are_read(told: Explanation) -> None:
     assert facts.checkpoint_steps == [500, 1000]
 
 
-def test_the_spikes_their_cause_and_cost_are_found(told: Explanation) -> None:
-    spikes = next(finding for finding in told.findings if finding.id == "eval-spikes")
+def test_the_spikes_their_cause_and_cost_are_found(explanation: Explanation) -> None:
+    spikes = next(finding for finding in explanation.findings if finding.id == "eval-spikes")
     assert "5856 ms" in spikes.evidence  # the median of both
     assert "evaluat" in spikes.explanation
     assert "checkpoint" in spikes.explanation
@@ -41,8 +41,8 @@ def test_the_spikes_their_cause_and_cost_are_found(told: Explanation) -> None:
     assert re.search(r"17 s of 3m 1\ds: (8\.\d|9\.0)% of the run", spikes.evidence)
 
 
-def test_the_advice_is_to_raise_the_interval(told: Explanation) -> None:
-    advice = next(finding for finding in told.findings if finding.id == "eval-spikes").advice
+def test_the_advice_is_to_raise_the_interval(explanation: Explanation) -> None:
+    advice = next(finding for finding in explanation.findings if finding.id == "eval-spikes").advice
     saved = re.search(r"Raise eval_interval: 500 -> (\d+) saves ([\d.]+)%", advice)
     assert saved is not None
     assert int(saved[1]) > 500

@@ -22,12 +22,12 @@ IN_BOLD = "#### Line by line\n" + "".join(f"- **{line}**  \n  At this iteration:
 
 
 @pytest.fixture(params=[LOG, IN_BOLD], ids=["log", "bold"])
-def told(request: pytest.FixtureRequest) -> Explanation:
+def explanation(request: pytest.FixtureRequest) -> Explanation:
     return explain(read_log(read_lines(io.BytesIO(request.param.encode())), "note"))
 
 
-def test_the_figures_are_read(told: Explanation) -> None:
-    facts = told.facts
+def test_the_figures_are_read(explanation: Explanation) -> None:
+    facts = explanation.facts
     assert (facts.first_iteration, facts.last_iteration, facts.iterations_logged) == (4980, 5000, 3)
     assert facts.steady_ms == pytest.approx(33.225)
     assert facts.eval_overhead_ms == pytest.approx(4446.83 - 33.225)
@@ -35,23 +35,23 @@ def test_the_figures_are_read(told: Explanation) -> None:
     assert (facts.final_train_loss, facts.final_val_loss) == (0.6224, 1.7044)
 
 
-def test_the_fall_of_the_mfu_is_proved_to_be_the_running_average(told: Explanation) -> None:
-    dip = next(finding for finding in told.findings if finding.id == "mfu-dip-is-eval")
+def test_the_fall_of_the_mfu_is_proved_to_be_the_running_average(explanation: Explanation) -> None:
+    dip = next(finding for finding in explanation.findings if finding.id == "mfu-dip-is-eval")
     assert "11.09% to 9.99%" in dip.title
     assert "0.9 x 11.09% + 0.1 x 0.08% = 9.99%" in dip.evidence
     # The same sum, done here: an iteration of 33.23 ms is at 11.09 %, so one of 4446.83 ms is at 0.083 %.
     assert pytest.approx(9.99, abs=0.005) == 0.9 * 11.09 + 0.1 * 11.09 * 33.23 / 4446.83
 
 
-def test_eleven_percent_is_of_an_a100(told: Explanation) -> None:
-    peak = next(finding for finding in told.findings if finding.id == "mfu-wrong-peak")
+def test_eleven_percent_is_of_an_a100(explanation: Explanation) -> None:
+    peak = next(finding for finding in explanation.findings if finding.id == "mfu-wrong-peak")
     assert "312 TFLOP/s" in peak.title
     assert "34.6 TFLOP/s" in peak.evidence
     assert pytest.approx(34.6, abs=0.05) == 0.111 * 312
 
 
-def test_the_lines_are_explained_with_their_own_values(told: Explanation) -> None:
-    pieces = [entry.log_text for entry in glossary(told.log, told.facts)]
+def test_the_lines_are_explained_with_their_own_values(explanation: Explanation) -> None:
+    pieces = [entry.log_text for entry in glossary(explanation.log, explanation.facts)]
     assert pieces == [
         "step 5000: train loss 0.6224, val loss 1.7044",
         "iter 5000",

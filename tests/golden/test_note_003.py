@@ -19,35 +19,35 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     runs = []
     for name, text in (("cpu.log", cpu_log()), ("gpu.log", gpu_log())):
         (folder / name).write_text(text)
-        history = read_run_log(str(folder / name))
-        runs.append((history, compute_facts(history)))
+        run_log = read_run_log(str(folder / name))
+        runs.append((run_log, compute_facts(run_log)))
     return compare(runs)
 
 
 def claim(comparison: Comparison, id: str) -> str:
-    (found,) = [one for one in comparison.verdict if one.id == id]
-    return " ".join((found.sentence, *found.details))
+    (finding,) = [one for one in comparison.verdict if one.id == id]
+    return " ".join((finding.sentence, *finding.details))
 
 
 def test_hardware_is_not_the_cause(comparison: Comparison) -> None:
-    said = claim(comparison, "hardware-not-cause")
-    assert "Hardware is not the cause" in said
+    text = claim(comparison, "hardware-not-cause")
+    assert "Hardware is not the cause" in text
     for setting in ("n_layer (4 / 6)", "n_embd (128 / 384)", "block_size (64 / 256)", "dropout (0 / 0.2)"):
-        assert setting in said
+        assert setting in text
 
 
 def test_the_gpu_run_ended_past_its_best(comparison: Comparison) -> None:
-    said = claim(comparison, "past-best")
-    assert said.startswith("B's last loss, 1.7000, is past its best: 1.4600 at iteration 1,750.")
-    assert "overfits" in said
-    assert "from 1.1000 to 0.6200" in said
+    text = claim(comparison, "past-best")
+    assert text.startswith("B's last loss, 1.7000, is past its best: 1.4600 at iteration 1,750.")
+    assert "overfits" in text
+    assert "from 1.1000 to 0.6200" in text
 
 
 def test_what_makes_the_gpu_run_better(comparison: Comparison) -> None:
-    said = claim(comparison, "better-because")
-    assert "B has 10.65M parameters, A 0.80M (13.3x)" in said
-    assert "256 tokens" in said
-    assert "16,384 tokens per iteration, A 768" in said
+    text = claim(comparison, "better-because")
+    assert "B has 10.65M parameters, A 0.80M (13.3x)" in text
+    assert "256 tokens" in text
+    assert "16,384 tokens per iteration, A 768" in text
     assert "More iterations are not the reason" in claim(comparison, "iterations-not-cause")
 
 

@@ -19,12 +19,12 @@ from glassgpt.runs.run_log import RunLog
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[RunLog, Facts]]:
     folder: Path = tmp_path_factory.mktemp("note_004")
     given = parse_overrides([*SMALL_FLAGS, *LARGE_FLAGS], 2)
-    found = []
+    runs = []
     for name, text, about in (("small.log", small_log(), given[0]), ("large.log", large_log(), given[1])):
         (folder / name).write_text(text)
-        history = apply_overrides(read_run_log(str(folder / name)), about)
-        found.append((history, compute_facts(history)))
-    return found
+        run_log = apply_overrides(read_run_log(str(folder / name)), about)
+        runs.append((run_log, compute_facts(run_log)))
+    return runs
 
 
 @pytest.fixture(scope="module")
@@ -33,20 +33,20 @@ def comparison(runs: list[tuple[RunLog, Facts]]) -> Comparison:
 
 
 def claim(comparison: Comparison, id: str) -> str:
-    (found,) = [one for one in comparison.verdict if one.id == id]
-    return " ".join((found.sentence, *found.details))
+    (finding,) = [one for one in comparison.verdict if one.id == id]
+    return " ".join((finding.sentence, *finding.details))
 
 
 def test_the_large_model_is_not_faster(comparison: Comparison) -> None:
-    said = claim(comparison, "faster")
-    assert "A is faster than B: 134k against 56.1k tokens per second" in said
-    assert "524,288" in said
+    text = claim(comparison, "faster")
+    assert "A is faster than B: 134k against 56.1k tokens per second" in text
+    assert "524,288" in text
     assert not any("B is faster" in one.sentence for one in comparison.verdict)
 
 
 def test_more_arithmetic_per_second_but_more_per_token(comparison: Comparison) -> None:
-    said = claim(comparison, "faster-by-size")
-    assert "A 40.2 TFLOP/s, B 48.0 TFLOP/s" in said
+    text = claim(comparison, "faster-by-size")
+    assert "A 40.2 TFLOP/s, B 48.0 TFLOP/s" in text
     small, large = (side.metrics for side in comparison.runs)
     cost = (large.size.flops_per_token or 0) / (small.size.flops_per_token or 1)
     assert cost == pytest.approx(2.85, abs=0.02)
@@ -61,9 +61,9 @@ def test_the_small_model_is_not_that_small(comparison: Comparison) -> None:
 
 
 def test_the_micro_batch_is_not_why(comparison: Comparison) -> None:
-    said = claim(comparison, "micro-batch-not-cause")
-    assert "batch_size 16 -> 8" in said
-    assert "n_embd 384 -> 768" in said
+    text = claim(comparison, "micro-batch-not-cause")
+    assert "batch_size 16 -> 8" in text
+    assert "n_embd 384 -> 768" in text
 
 
 def test_the_losses_at_iteration_500(comparison: Comparison) -> None:

@@ -43,24 +43,26 @@ def test_every_fact_of_the_expert(name: str) -> None:
 
 
 def test_the_run_on_the_cpu() -> None:
-    told = facts("nanogpt-cpu-readme")
-    assert (told.parameters, told.log_interval, told.nan_step) == (800_000, 10, None)
-    assert told.tokens_per_s == pytest.approx(768 / 0.04253, rel=0.005)
+    run_facts = facts("nanogpt-cpu-readme")
+    assert (run_facts.parameters, run_facts.log_interval, run_facts.nan_step) == (800_000, 10, None)
+    assert run_facts.tokens_per_s == pytest.approx(768 / 0.04253, rel=0.005)
     # The clock on the wall said 134 s (DESIGN.md section 5); the estimate is without starting Python.
-    assert told.estimated_total_s is not None
-    assert 80 < told.estimated_total_s < 134
-    assert told.startup_ms == pytest.approx(1125.56 - 42.53 - 552.42, rel=0.01)
+    assert run_facts.estimated_total_s is not None
+    assert 80 < run_facts.estimated_total_s < 134
+    assert run_facts.startup_ms == pytest.approx(1125.56 - 42.53 - 552.42, rel=0.01)
 
 
 def test_the_run_on_the_gpu() -> None:
-    told = facts("nanogpt-h200-shakespeare")
-    assert (told.parameters, told.tokens_per_iteration) == (10_650_000, 16_384)
-    assert told.estimated_total_s is not None
-    assert 120 < told.estimated_total_s < 160  # 160 s on the wall
-    assert told.overhead_share is not None
-    assert told.overhead_share == pytest.approx((32.446 + 20 * 2.2556) / told.estimated_total_s, rel=0.02)
+    run_facts = facts("nanogpt-h200-shakespeare")
+    assert (run_facts.parameters, run_facts.tokens_per_iteration) == (10_650_000, 16_384)
+    assert run_facts.estimated_total_s is not None
+    assert 120 < run_facts.estimated_total_s < 160  # 160 s on the wall
+    assert run_facts.overhead_share is not None
+    assert run_facts.overhead_share == pytest.approx(
+        (32.446 + 20 * 2.2556) / run_facts.estimated_total_s, rel=0.02
+    )
     # 6 x 10,646,784 parameters without positions + 12 x 6 layers x 384 x 256.
-    assert told.flops_per_token == 6 * 10_646_784 + 12 * 6 * 384 * 256
+    assert run_facts.flops_per_token == 6 * 10_646_784 + 12 * 6 * 384 * 256
 
 
 @pytest.mark.parametrize("name", LOGS)

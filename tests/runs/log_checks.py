@@ -84,23 +84,24 @@ class ExpectedLog:
         return replace(self, parts=self.parts[:count], ended="cut")
 
 
-def expected_facts(told: ExpectedLog) -> dict[str, Any]:
+def expected_facts(expected: ExpectedLog) -> dict[str, Any]:
     """Every fact, by its definition in the issue."""
-    rows, evals, saves = told.rows, told.evals, told.saves
+    rows, evals, saves = expected.rows, expected.evals, expected.saves
     first = [
-        row.segment in told.segments_with_startup and (index == 0 or rows[index - 1].segment != row.segment)
+        row.segment in expected.segments_with_startup
+        and (index == 0 or rows[index - 1].segment != row.segment)
         for index, row in enumerate(rows)
     ]
     marks = {
-        (part.segment, at + told.eval_time_offset)
-        for part in told.parts
+        (part.segment, at + expected.eval_time_offset)
+        for part in expected.parts
         for at in (part.eval[0] if part.eval else None, part.save)
         if at is not None
     }
     marked = [(row.segment, row.iteration) in marks for row in rows]
-    holds = [mark and told.times_hold_eval for mark in marked]
+    holds = [mark and expected.times_hold_eval for mark in marked]
     calm = [row for row, a, b in zip(rows, first, marked, strict=True) if not a and not b]
-    if not any(row.ms is not None for row in calm) and not told.times_hold_eval:
+    if not any(row.ms is not None for row in calm) and not expected.times_hold_eval:
         calm = [row for row, a in zip(rows, first, strict=True) if not a]
     steady = _median([row.ms for row in calm])
     evaluating = _median([row.ms for row, a, b in zip(rows, first, holds, strict=True) if b and not a])
@@ -110,20 +111,20 @@ def expected_facts(told: ExpectedLog) -> dict[str, Any]:
     timed = steady is not None and all(row.ms is not None for row in rows)
     total_ms = sum(row.ms or 0 for row in rows) + sum(gap - 1 for gap in gaps) * (steady or 0)
     beyond = [(row.ms or 0) - (steady or 0) for row, a, b in zip(rows, first, holds, strict=True) if a or b]
-    speed = told.tokens / steady * 1000 if told.tokens and steady else None
-    achieved = mfu / 100 * told.mfu_peak if mfu is not None and mfu >= 1 and told.mfu_peak else None
-    flops = told.flops_per_token or (achieved / speed if achieved and speed else None)
+    speed = expected.tokens / steady * 1000 if expected.tokens and steady else None
+    achieved = mfu / 100 * expected.mfu_peak if mfu is not None and mfu >= 1 and expected.mfu_peak else None
+    flops = expected.flops_per_token or (achieved / speed if achieved and speed else None)
     best = min((done for done in evals if not math.isnan(done[2])), key=lambda done: done[2], default=None)
     losses = [row.loss for row in rows if row.loss is not None]
     bad = next((row.iteration for row in rows if row.loss is not None and math.isnan(row.loss)), None)
-    numbered = told.numbered
+    numbered = expected.numbered
     return {
         "iterations_logged": len(rows),
         "first_iteration": rows[0].iteration if rows and numbered else None,
         "last_iteration": rows[-1].iteration if rows and numbered else None,
         "log_interval": _commonest(gaps) if numbered else None,
-        "tokens_per_iteration": told.tokens,
-        "parameters": told.parameters,
+        "tokens_per_iteration": expected.tokens,
+        "parameters": expected.parameters,
         "steady_ms": steady,
         "steady_p95_ms": _p95([row.ms for row in calm if row.ms is not None]),
         "first_iteration_ms": rows[0].ms if rows else None,
@@ -133,13 +134,13 @@ def expected_facts(told: ExpectedLog) -> dict[str, Any]:
         "checkpoint_steps": list(dict.fromkeys(saves)) if numbered else None,
         "estimated_total_s": total_ms / 1000 if timed else None,
         "overhead_share": sum(max(0.0, part) for part in beyond) / total_ms
-        if timed and told.times_hold_eval
+        if timed and expected.times_hold_eval
         else None,
         **({} if speed is None else {"tokens_per_s": speed}),  # else what is printed counts: test_facts.py
         "mfu_reported_steady": mfu,
         "flops_per_token": flops,
         "achieved_tflops": flops * speed / 1e12 if flops and speed else achieved / 1e12 if achieved else None,
-        "val_metric": told.metric if evals else None,
+        "val_metric": expected.metric if evals else None,
         "best_val_loss": best[2] if best else None,
         "best_val_step": best[0] if best and numbered else None,
         "final_val_loss": evals[-1][2] if evals else None,
@@ -147,8 +148,8 @@ def expected_facts(told: ExpectedLog) -> dict[str, Any]:
         "loss_first": losses[0] if losses else None,
         "loss_last": losses[-1] if losses else None,
         "nan_step": bad if numbered else None,
-        "segments": told.segments,
-        "ended": told.ended,
+        "segments": expected.segments,
+        "ended": expected.ended,
     }
 
 

@@ -91,9 +91,9 @@ def nanogpt(
         if at % course.log_every == 0:
             loss, ms = f"{course.loss(at):.4f}", f"{course.ms(at, evaluates, at == start):.2f}"
             mfu = f"{course.mfu(at):.2f}" if at - start >= 5 else "-100.00"
-            told = None if mfu.startswith("-") else float(mfu)
+            mfu_value = None if mfu.startswith("-") else float(mfu)
             text = f"iter {at}: loss {loss}, time {ms}ms, mfu {mfu}%{extra}"
-            parts.append(ExpectedLine(text, ExpectedStep(at, float(loss), float(ms), told, segment)))
+            parts.append(ExpectedLine(text, ExpectedStep(at, float(loss), float(ms), mfu_value, segment)))
     return ExpectedLog(
         tuple(parts), "nanogpt", times_hold_eval=True, tokens=16384, parameters=10_650_000, mfu_peak=A100
     )

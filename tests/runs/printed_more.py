@@ -150,8 +150,8 @@ def modded(course: SyntheticRun, with_loss: bool = False) -> ExpectedLog:
         ms = round(course.ms(at, starts=at == 1))
         spent += ms
         loss = f"{course.loss(at):.4f}" if with_loss else None
-        said = f" train_loss:{loss}" if loss else ""
-        text = f"step:{at}/{total}{said} train_time:{spent}ms step_avg:{spent / at:.2f}ms"
+        train_loss = f" train_loss:{loss}" if loss else ""
+        text = f"step:{at}/{total}{train_loss} train_time:{spent}ms step_avg:{spent / at:.2f}ms"
         parts.append(ExpectedLine(text, ExpectedStep(at, float(loss) if loss else None, float(ms))))
     parts += _("peak memory allocated: 31361 MiB reserved: 36734 MiB")
     return ExpectedLog(tuple(parts), "modded-nanogpt")
@@ -178,10 +178,10 @@ def litgpt(course: SyntheticRun, accumulate: int = 4) -> ExpectedLog:
         parts.append(ExpectedLine(text, ExpectedStep(at, float(loss), float(ms))))
         if course.evaluates(at):
             parts += _("Validating ...")
-            told = f"{course.val(at):.4f}"
+            val_loss = f"{course.val(at):.4f}"
             val = f"{course.val(at):.3f}"
-            text = f"iter {at}: val loss {told}, val time: 1234.56 ms"
-            parts.append(ExpectedLine(text, eval=(at, None, float(told))))
+            text = f"iter {at}: val loss {val_loss}, val time: 1234.56 ms"
+            parts.append(ExpectedLine(text, eval=(at, None, float(val_loss))))
             where = f"out/step-{step:08d}/lit_model.pth"
             parts.append(ExpectedLine(f"Saving checkpoint to '{where}'", save=at))
     final = f"{course.val(course.updates) - 0.001:.3f}"

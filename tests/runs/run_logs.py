@@ -1,4 +1,4 @@
-"""Histories to reason about, made by hand: a nanoGPT run unless told otherwise."""
+"""RunLogs made by hand, of nanoGPT unless a test says otherwise. Their numbers are clamped as in any log."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from glassgpt.config import ConfigValue
+from glassgpt.runs.numbers import clamped, clamped_steps
 from glassgpt.runs.run_log import (
     LogEvent,
     LoggedCheckpoint,
@@ -29,11 +30,11 @@ def make_steps(
     segment: Sequence[int] | None = None,
     **columns: Sequence[float],
 ) -> Steps:
-    """Columns that are not given are not said."""
+    """Columns that are not given are NaN."""
     count = len(iterations)
     names = ("mfu", "lr", "grad_norm", "tokens_per_s")
     rest = {name: np.asarray(columns.get(name, [np.nan] * count), dtype=float) for name in names}
-    return Steps(
+    steps = Steps(
         iteration=np.asarray(iterations, dtype=np.int64),
         segment=np.asarray(segment if segment is not None else [0] * count, dtype=np.int64),
         loss=np.asarray(loss if loss is not None else [np.nan] * count, dtype=float),
@@ -41,6 +42,7 @@ def make_steps(
         ms=np.broadcast_to(np.asarray(ms, dtype=float), (count,)).copy(),
         **rest,
     )
+    return clamped_steps(steps)
 
 
 def make_run_log(
@@ -61,4 +63,4 @@ def make_run_log(
         events=tuple(events),
         setup=LoggedSetup(settings=dict(settings or {})),
     )
-    return replace(whole, **changes)  # type: ignore[arg-type]
+    return clamped(replace(whole, **changes))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Every fact by its definition, on histories made by hand."""
+"""Every fact by its definition, on RunLogs made by hand."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def run(**changes: object) -> RunLog:
     """0, 10, … 100; evaluations at 0, 50 and 100."""
     iterations = list(range(0, 110, 10))
     ms = [5000.0, *[100.0] * 4, 1100.0, *[100.0] * 4, 1300.0]
-    history = make_run_log(
+    run_log = make_run_log(
         make_steps(iterations, ms, [4 - at / 50 for at in iterations], mfu=[math.nan, *[25.0] * 10]),
         evals=[(0, 4.2, 4.3), (50, 3.0, 3.1), (100, 2.0, 3.3)],
         saves=[50],
     )
-    return dataclasses.replace(history, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(run_log, **changes)  # type: ignore[arg-type]
 
 
 def test_what_was_logged() -> None:
@@ -61,8 +61,8 @@ def test_evaluations() -> None:
 
 
 def test_of_two_equal_bests_the_first_counts() -> None:
-    history = make_run_log(make_steps([0, 1, 2]), evals=[(0, 1, 3.0), (1, 1, 2.5), (2, 1, 2.5)])
-    assert compute_facts(history).best_val_step == 1
+    run_log = make_run_log(make_steps([0, 1, 2]), evals=[(0, 1, 3.0), (1, 1, 2.5), (2, 1, 2.5)])
+    assert compute_facts(run_log).best_val_step == 1
 
 
 def test_an_evaluation_that_is_not_a_number_is_never_the_best() -> None:
@@ -75,13 +75,13 @@ def test_an_evaluation_that_is_not_a_number_is_never_the_best() -> None:
 
 
 def test_the_first_nan() -> None:
-    history = make_run_log(make_steps(range(5), 100.0, [1, math.inf, math.nan, 1, math.nan]))
-    assert compute_facts(history).nan_step == 2
+    run_log = make_run_log(make_steps(range(5), 100.0, [1, math.inf, math.nan, 1, math.nan]))
+    assert compute_facts(run_log).nan_step == 2
 
 
 def test_a_loss_that_was_not_said_is_no_nan() -> None:
-    history = make_run_log(make_steps(range(5)))
-    facts = compute_facts(history)
+    run_log = make_run_log(make_steps(range(5)))
+    facts = compute_facts(run_log)
     assert (facts.nan_step, facts.loss_first, facts.loss_last) == (None, None, None)
 
 
@@ -105,9 +105,9 @@ def test_arithmetic_from_the_shape() -> None:
     setup = LoggedSetup(
         settings, parameters=10_650_000, trained_parameters=10_745_088, tokens_per_iteration=16384
     )
-    history = run(setup=setup)
-    assert parameters_without_positions(history) == 10_745_088 - 256 * 384
-    facts = compute_facts(history)
+    run_log = run(setup=setup)
+    assert parameters_without_positions(run_log) == 10_745_088 - 256 * 384
+    facts = compute_facts(run_log)
     assert facts.flops_per_token == 6 * (10_745_088 - 256 * 384) + 12 * 6 * 384 * 256
     assert facts.parameters == 10_650_000
 
@@ -127,8 +127,8 @@ def test_where_the_times_are_without_evaluations() -> None:
 
 
 def test_a_start_up_that_cannot_be_told_from_its_evaluation_is_not_given() -> None:
-    history = make_run_log(make_steps(range(5), [5000, 100, 100, 100, 100]), evals=[(0, 4.0, 4.0)])
-    facts = compute_facts(history)
+    run_log = make_run_log(make_steps(range(5), [5000, 100, 100, 100, 100]), evals=[(0, 4.0, 4.0)])
+    facts = compute_facts(run_log)
     assert (facts.startup_ms, facts.eval_overhead_ms, facts.first_iteration_ms) == (None, None, 5000)
 
 
@@ -154,14 +154,14 @@ def test_segments_count_their_own_first_iteration_and_gaps() -> None:
 
 def test_an_evaluation_marks_only_the_iteration_of_its_own_process() -> None:
     steps = make_steps([0, 1, 2, 1, 2], [900, 500, 100, 900, 100], segment=[0, 0, 0, 1, 1])
-    history = make_run_log(steps, segments=(Segment(has_startup=True), Segment(has_startup=True)))
-    history = dataclasses.replace(
-        history,
+    run_log = make_run_log(steps, segments=(Segment(has_startup=True), Segment(has_startup=True)))
+    run_log = dataclasses.replace(
+        run_log,
         evals=(LoggedEvaluation(1, 0, 3.0), LoggedEvaluation(2, 1, 3.0)),
         saves=(LoggedCheckpoint(2, 1),),
     )
-    assert history.includes_eval().tolist() == [False, True, False, False, True]
-    assert compute_facts(history).eval_steps == [1, 2]
+    assert run_log.includes_eval().tolist() == [False, True, False, False, True]
+    assert compute_facts(run_log).eval_steps == [1, 2]
 
 
 def test_lines_without_numbers_have_no_iterations() -> None:
@@ -202,8 +202,8 @@ def test_short_histories(count: int) -> None:
 
 def test_all_numbers_are_plain_python_ones() -> None:
     """So that they can be written as JSON."""
-    for history in (run(), run(setup=LoggedSetup(tokens_per_iteration=16384)), make_run_log(make_steps([]))):
-        values = compute_facts(history).as_dict()
+    for run_log in (run(), run(setup=LoggedSetup(tokens_per_iteration=16384)), make_run_log(make_steps([]))):
+        values = compute_facts(run_log).as_dict()
         json.dumps(values)
         assert not [name for name, value in values.items() if isinstance(value, np.generic)]
 
@@ -230,7 +230,7 @@ def test_no_trait_is_needed_to_know_a_fact() -> None:
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_times_that_add_up_to_more_than_a_number_holds() -> None:
-    told = compute_facts(
+    run_facts = compute_facts(
         make_run_log(make_steps(range(10), 1e308, [1e308] * 10), [(0, 1e308, 1e308), (5, 2.0, 2.0)])
     )
-    assert told.iterations_logged == 10
+    assert run_facts.iterations_logged == 10

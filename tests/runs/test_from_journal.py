@@ -1,4 +1,4 @@
-"""A GlassGPT journal as a History, and the facts that follow."""
+"""A GlassGPT journal as a RunLog, and the facts that follow."""
 
 from __future__ import annotations
 
@@ -30,42 +30,52 @@ def facts(records: list[Record], live: bool = False) -> Facts:
 
 
 def test_the_facts_of_a_whole_run() -> None:
-    told = facts(whole_run())
-    assert (told.iterations_logged, told.first_iteration, told.last_iteration, told.log_interval) == (
+    run_facts = facts(whole_run())
+    assert (
+        run_facts.iterations_logged,
+        run_facts.first_iteration,
+        run_facts.last_iteration,
+        run_facts.log_interval,
+    ) == (
         11,
         1,
         100,
         10,
     )
-    assert (told.tokens_per_iteration, told.parameters) == (16_384, 10_646_784)
-    assert told.steady_ms == 39  # 38 + at % 3 over 10, 20, … 100
-    assert told.first_iteration_ms == 1530
-    assert told.startup_ms == 1530 - 39
-    assert told.eval_steps == [0, 50, 100]
-    assert told.checkpoint_steps == [50, 100]
-    assert told.eval_overhead_ms is None  # its step times are without evaluations
-    assert (told.best_val_loss, told.best_val_step, told.final_val_loss, told.final_train_loss) == (
+    assert (run_facts.tokens_per_iteration, run_facts.parameters) == (16_384, 10_646_784)
+    assert run_facts.steady_ms == 39  # 38 + at % 3 over 10, 20, … 100
+    assert run_facts.first_iteration_ms == 1530
+    assert run_facts.startup_ms == 1530 - 39
+    assert run_facts.eval_steps == [0, 50, 100]
+    assert run_facts.checkpoint_steps == [50, 100]
+    assert run_facts.eval_overhead_ms is None  # its step times are without evaluations
+    assert (
+        run_facts.best_val_loss,
+        run_facts.best_val_step,
+        run_facts.final_val_loss,
+        run_facts.final_train_loss,
+    ) == (
         2.25,
         50,
         2.75,
         2.0,
     )
-    assert (told.loss_first, told.loss_last, told.nan_step) == (4 - 1 / 50, 2.0, None)
-    assert (told.segments, told.ended, told.val_metric) == (1, "finished", "loss")
+    assert (run_facts.loss_first, run_facts.loss_last, run_facts.nan_step) == (4 - 1 / 50, 2.0, None)
+    assert (run_facts.segments, run_facts.ended, run_facts.val_metric) == (1, "finished", "loss")
 
 
 def test_its_total_and_overhead_are_the_ledgers() -> None:
-    told = facts(whole_run())
-    assert told.estimated_total_s == pytest.approx(sum(LEDGER.values()))
-    assert told.overhead_share == pytest.approx((2 + 10 + 12 + 4) / 100)
+    run_facts = facts(whole_run())
+    assert run_facts.estimated_total_s == pytest.approx(sum(LEDGER.values()))
+    assert run_facts.overhead_share == pytest.approx((2 + 10 + 12 + 4) / 100)
 
 
 def test_its_arithmetic_is_the_recorded_one() -> None:
-    told = facts(whole_run())
-    assert told.flops_per_token == 70_958_592
-    assert told.tokens_per_s == pytest.approx(16_384 / 0.039)
-    assert told.achieved_tflops == pytest.approx(70_958_592 * 16_384 / 0.039 / 1e12)
-    assert told.mfu_reported_steady == 12.5
+    run_facts = facts(whole_run())
+    assert run_facts.flops_per_token == 70_958_592
+    assert run_facts.tokens_per_s == pytest.approx(16_384 / 0.039)
+    assert run_facts.achieved_tflops == pytest.approx(70_958_592 * 16_384 / 0.039 / 1e12)
+    assert run_facts.mfu_reported_steady == 12.5
 
 
 def test_what_was_said_about_the_run() -> None:
@@ -97,13 +107,13 @@ def test_a_resume_takes_back_what_lies_past_it() -> None:
         *(step(at, 1) for at in range(60, 110, 10)),
         end(100, process=1),
     ]
-    history = run_log_from_records(records, "x")
-    assert [segment.resumed for segment in history.segments] == [False, True]
-    assert history.steps.iteration.tolist() == [1, 10, 20, 30, 40, 50, 51, 60, 70, 80, 90, 100]
-    assert history.steps.segment.tolist() == [0] * 6 + [1] * 6
-    told = compute_facts(history)
-    assert (told.segments, told.eval_steps, told.checkpoint_steps) == (2, [0, 50], [50])
-    assert told.first_iteration_ms == 1530
+    run_log = run_log_from_records(records, "x")
+    assert [segment.resumed for segment in run_log.segments] == [False, True]
+    assert run_log.steps.iteration.tolist() == [1, 10, 20, 30, 40, 50, 51, 60, 70, 80, 90, 100]
+    assert run_log.steps.segment.tolist() == [0] * 6 + [1] * 6
+    run_facts = compute_facts(run_log)
+    assert (run_facts.segments, run_facts.eval_steps, run_facts.checkpoint_steps) == (2, [0, 50], [50])
+    assert run_facts.first_iteration_ms == 1530
 
 
 @pytest.mark.parametrize(
@@ -136,8 +146,8 @@ def test_how_it_ended(last: Record, ended: str) -> None:
 )  # fmt: skip
 def test_the_fault_that_ended_it_is_told(error: str, name: str, said: str) -> None:
     records = [record for record in whole_run() if record["iter"] <= 60 and record["kind"] != "end"]
-    history = run_log_from_records([*records, end(60, "crashed", error=error)], "x")
-    (finding,) = [one for one in explain(history).findings if one.id in ("crashed", "oom")]
+    run_log = run_log_from_records([*records, end(60, "crashed", error=error)], "x")
+    (finding,) = [one for one in explain(run_log).findings if one.id in ("crashed", "oom")]
     assert finding.id == name
     assert said in finding.evidence
     assert "Line " not in finding.evidence
@@ -145,27 +155,31 @@ def test_the_fault_that_ended_it_is_told(error: str, name: str, said: str) -> No
 
 
 def test_a_live_run_has_not_ended() -> None:
-    told = facts(whole_run()[:8], live=True)
-    assert told.ended is None
-    assert told.last_iteration == 40
+    run_facts = facts(whole_run()[:8], live=True)
+    assert run_facts.ended is None
+    assert run_facts.last_iteration == 40
 
 
 def test_a_run_that_was_killed_counts_as_far_as_its_steps_tell() -> None:
-    told = facts([record for record in whole_run() if record["kind"] != "end"])
-    assert told.estimated_total_s == pytest.approx(11 * 0.390)
+    run_facts = facts([record for record in whole_run() if record["kind"] != "end"])
+    assert run_facts.estimated_total_s == pytest.approx(11 * 0.390)
 
 
 def test_nan_losses_come_back_as_numbers(tmp_path: Path) -> None:
     records = [run(), first_step(), step(10), step(20, loss=math.nan), evaluation(20, "val", math.inf)]
     (tmp_path / FILE_NAME).write_bytes(b"".join(encode_line(record) for record in records))
-    told = compute_facts(read_run_journal(tmp_path))
-    assert told.nan_step == 20
-    assert told.final_val_loss == math.inf
+    run_facts = compute_facts(read_run_journal(tmp_path))
+    assert run_facts.nan_step == 20
+    assert run_facts.final_val_loss == math.inf
 
 
 def test_a_run_that_only_began() -> None:
-    told = facts([run()])
-    assert (told.iterations_logged, told.ended, told.tokens_per_iteration) == (0, "cut", 16_384)
+    run_facts = facts([run()])
+    assert (run_facts.iterations_logged, run_facts.ended, run_facts.tokens_per_iteration) == (
+        0,
+        "cut",
+        16_384,
+    )
 
 
 def test_no_records_at_all() -> None:
@@ -218,10 +232,10 @@ def test_damaged_records_do_not_stop_it(seed: int) -> None:
     from glassgpt.record.journal import parse_records
 
     try:
-        told = compute_facts(run_log_from_records(parse_records(lines.splitlines()), "x"))
+        run_facts = compute_facts(run_log_from_records(parse_records(lines.splitlines()), "x"))
     except UserError:
         return
-    json.dumps(told.as_dict())
+    json.dumps(run_facts.as_dict())
 
 
 def damage(value: dict[str, Any], dice: random.Random) -> None:
@@ -240,15 +254,19 @@ def damage(value: dict[str, Any], dice: random.Random) -> None:
 def test_a_real_run(tiny: Callable[..., TrainConfig]) -> None:
     config = tiny(max_iters=30, eval_interval=10, log_interval=5)
     train(config)
-    told = compute_facts(read_run_log(config.out_dir))
-    assert (told.last_iteration, told.eval_steps, told.ended) == (30, [0, 10, 20, 30], "finished")
-    assert told.tokens_per_iteration == 32
-    assert told.steady_ms is not None
-    assert told.tokens_per_s == pytest.approx(32_000 / told.steady_ms)
-    assert told.estimated_total_s is not None
-    assert told.overhead_share is not None
-    assert 0 < told.overhead_share < 1
-    json.dumps(told.as_dict())
+    run_facts = compute_facts(read_run_log(config.out_dir))
+    assert (run_facts.last_iteration, run_facts.eval_steps, run_facts.ended) == (
+        30,
+        [0, 10, 20, 30],
+        "finished",
+    )
+    assert run_facts.tokens_per_iteration == 32
+    assert run_facts.steady_ms is not None
+    assert run_facts.tokens_per_s == pytest.approx(32_000 / run_facts.steady_ms)
+    assert run_facts.estimated_total_s is not None
+    assert run_facts.overhead_share is not None
+    assert 0 < run_facts.overhead_share < 1
+    json.dumps(run_facts.as_dict())
 
 
 def test_unused_kinds_are_left_alone() -> None:

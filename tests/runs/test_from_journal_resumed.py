@@ -65,26 +65,30 @@ def taken_over() -> RunLog:
 
 
 def compared(*histories: RunLog) -> Comparison:
-    return compare([(history, compute_facts(history)) for history in histories])
+    return compare([(run_log, compute_facts(run_log)) for run_log in histories])
 
 
-def side(history: RunLog) -> ComparedRun:
-    sides, _ = make_compared_runs([(history, compute_facts(history))], None)
+def side(run_log: RunLog) -> ComparedRun:
+    sides, _ = make_compared_runs([(run_log, compute_facts(run_log))], None)
     return sides[0]
 
 
 def test_times_and_rates_are_of_one_batch_size() -> None:
     """The last one's, which is what the settings say: 20 ms went with another number of tokens."""
-    told = compute_facts(two_processes())
-    assert (told.steady_ms, told.tokens_per_iteration, told.tokens_per_s) == (10.0, 1000, 100_000.0)
+    run_facts = compute_facts(two_processes())
+    assert (run_facts.steady_ms, run_facts.tokens_per_iteration, run_facts.tokens_per_s) == (
+        10.0,
+        1000,
+        100_000.0,
+    )
 
 
 def test_tokens_are_those_that_were_seen() -> None:
-    found = side(two_processes())
-    assert found.metrics.tokens_seen == 300_000
-    assert found.tokens_at_best == 300_000
-    assert found.curve.positions["tokens"].tolist() == [0, 200_000, 300_000]
-    assert found.metrics.total_flops == pytest.approx(300_000 * 70_958_592)
+    run = side(two_processes())
+    assert run.metrics.tokens_seen == 300_000
+    assert run.tokens_at_best == 300_000
+    assert run.curve.positions["tokens"].tolist() == [0, 200_000, 300_000]
+    assert run.metrics.total_flops == pytest.approx(300_000 * 70_958_592)
 
 
 def test_a_later_process_starts_up_later() -> None:
@@ -94,11 +98,11 @@ def test_a_later_process_starts_up_later() -> None:
 
 
 def test_a_run_that_took_over_another_did_only_its_own_updates() -> None:
-    history = taken_over()
-    found = side(history)
-    assert history.iteration_count() == 100
-    assert found.metrics.tokens_seen == 150_000
-    assert found.metrics.tokens_of_this_run == 100_000  # in 5.25 s
+    run_log = taken_over()
+    run = side(run_log)
+    assert run_log.iteration_count() == 100
+    assert run.metrics.tokens_seen == 150_000
+    assert run.metrics.tokens_of_this_run == 100_000  # in 5.25 s
 
 
 def test_tokens_over_the_whole_run_are_the_runs_own() -> None:
@@ -113,8 +117,8 @@ def test_the_mfu_of_a_team_is_of_all_its_peaks() -> None:
     """1,000 tokens in 10 ms are 100,000/s, x 70.96 MFLOP 7.096 TFLOP/s; two devices of 10 can do 20."""
     team = {"team": {"size": 2}, "peak": {"value": 10e12}}
     lines = [one | {"mfu": 35.48} for one in steps(0, 0, 200, 1000, seen=0, ms=10.0)]
-    found = side(run_log_from_records([began(0, 0, 1000, **team), *lines, end(200)], "team")).metrics
-    assert found.mfu == pytest.approx(35.48, rel=1e-3)
+    run = side(run_log_from_records([began(0, 0, 1000, **team), *lines, end(200)], "team")).metrics
+    assert run.mfu == pytest.approx(35.48, rel=1e-3)
 
 
 def test_a_modern_model_has_no_positions_to_take_off() -> None:

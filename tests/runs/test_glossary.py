@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from learning_logs import any_run_log
+from learning_logs import any_history
 from run_logs import make_run_log, make_steps
 
 from glassgpt.i18n import LANGUAGES, use_language
@@ -42,12 +42,12 @@ def whole(trainer: str = "nanogpt") -> RunLog:
         grad_norm=[0.75] * count,
         tokens_per_s=[98_304.0] * count,
     )
-    history = make_run_log(steps, [(0, 4.0, 4.1), (40, 2.1, 2.25)], [40])
-    return replace(history, trainer=BY_ID[trainer])
+    run_log = make_run_log(steps, [(0, 4.0, 4.1), (40, 2.1, 2.25)], [40])
+    return replace(run_log, trainer=BY_ID[trainer])
 
 
-def pieces(history: RunLog) -> list[str]:
-    return [entry.log_text for entry in glossary(history, compute_facts(history))]
+def pieces(run_log: RunLog) -> list[str]:
+    return [entry.log_text for entry in glossary(run_log, compute_facts(run_log))]
 
 
 def test_a_line_of_nanogpt_piece_by_piece() -> None:
@@ -84,19 +84,19 @@ def test_every_trainer_has_its_own(trainer: str) -> None:
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_only_what_the_log_has(trainer: str) -> None:
     bare = make_run_log(make_steps([]))
-    history = replace(bare, trainer=BY_ID[trainer])
-    assert not [piece for piece in pieces(history) if any(sign.isdigit() for sign in piece)]
+    run_log = replace(bare, trainer=BY_ID[trainer])
+    assert not [piece for piece in pieces(run_log) if any(sign.isdigit() for sign in piece)]
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_pieces_are_the_same_in_every_language(trainer: str, language: str) -> None:
-    history = whole(trainer)
-    in_english = pieces(history)
+    run_log = whole(trainer)
+    in_english = pieces(run_log)
     with use_language(language):
-        assert pieces(history) == in_english
-        meanings = {entry.meaning for entry in glossary(history, compute_facts(history))}
-    english = {entry.meaning for entry in glossary(history, compute_facts(history))}
+        assert pieces(run_log) == in_english
+        meanings = {entry.meaning for entry in glossary(run_log, compute_facts(run_log))}
+    english = {entry.meaning for entry in glossary(run_log, compute_facts(run_log))}
     assert (meanings == english) == (language == "en")
     assert not meanings & english or language == "en"
 
@@ -104,19 +104,19 @@ def test_pieces_are_the_same_in_every_language(trainer: str, language: str) -> N
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_an_evaluation_that_says_little(trainer: str) -> None:
     odd = (LoggedEvaluation(None, 0, 2.5), LoggedEvaluation(None, 0, None, 1.0))
-    history = replace(whole(trainer), evals=odd, numbered=False)
-    assert not [piece for piece in pieces(history) if "None" in piece]
+    run_log = replace(whole(trainer), evals=odd, numbered=False)
+    assert not [piece for piece in pieces(run_log) if "None" in piece]
 
 
 def test_a_loss_that_is_no_number_is_shown_as_it_is() -> None:
-    history = whole()
-    steps = replace(history.steps, loss=np.array([4.0, 3.0, np.nan, np.nan, np.nan]))
-    assert "loss nan" in pieces(replace(history, steps=steps))
+    run_log = whole()
+    steps = replace(run_log.steps, loss=np.array([4.0, 3.0, np.nan, np.nan, np.nan]))
+    assert "loss nan" in pieces(replace(run_log, steps=steps))
 
 
 @settings(max_examples=50, deadline=None)
-@given(any_run_log())
-def test_any_history_at_all(history: RunLog) -> None:
-    for entry in glossary(history, compute_facts(history)):
+@given(any_history())
+def test_any_history_at_all(run_log: RunLog) -> None:
+    for entry in glossary(run_log, compute_facts(run_log)):
         assert entry.log_text
         assert entry.meaning

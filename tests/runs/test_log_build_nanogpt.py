@@ -18,13 +18,13 @@ def line(at: int, ms: float = 100.0) -> str:
 
 
 def test_an_evaluation_belongs_to_the_line_that_follows() -> None:
-    history = parse_log(
+    run_log = parse_log(
         f"validation loss: 10.9462\nHellaSwag accuracy: 2534/10042=0.2523\n{line(0, 40877.42)}\n{line(1)}\n"
         f"validation loss: 9.5\n{line(2, 900)}\n{line(3)}\n"
     )
-    assert [(done.iteration, done.val_loss) for done in history.evals] == [(0, 10.9462), (2, 9.5)]
-    assert history.includes_eval().tolist() == [True, False, True, False]
-    assert history.steps.grad_norm.tolist() == [0.5] * 4
+    assert [(done.iteration, done.val_loss) for done in run_log.evals] == [(0, 10.9462), (2, 9.5)]
+    assert run_log.includes_eval().tolist() == [True, False, True, False]
+    assert run_log.steps.grad_norm.tolist() == [0.5] * 4
 
 
 def test_an_evaluation_at_the_very_end_belongs_to_the_line_that_never_came() -> None:
@@ -51,26 +51,26 @@ def test_tokens_per_iteration_follow_from_the_speed() -> None:
     ],
 )
 def test_older_forms(text: str, ms: float) -> None:
-    history = parse_log("".join(text.format(at=at) + "\n" for at in range(4)))
-    assert history.trainer.id == "build-nanogpt"
-    assert history.steps.iteration.tolist() == [0, 1, 2, 3]
-    assert history.steps.loss[0] == pytest.approx(9.1234, abs=1e-4)
-    assert history.steps.ms[2] == pytest.approx(ms, nan_ok=True)
+    run_log = parse_log("".join(text.format(at=at) + "\n" for at in range(4)))
+    assert run_log.trainer.id == "build-nanogpt"
+    assert run_log.steps.iteration.tolist() == [0, 1, 2, 3]
+    assert run_log.steps.loss[0] == pytest.approx(9.1234, abs=1e-4)
+    assert run_log.steps.ms[2] == pytest.approx(ms, nan_ok=True)
 
 
 def test_samples_of_all_ranks_between_the_lines() -> None:
-    told = build_nanogpt(SyntheticRun(updates=33))
-    text = told.text.replace(
+    expected = build_nanogpt(SyntheticRun(updates=33))
+    text = expected.text.replace(
         "HellaSwag accuracy",
         "rank 5 sample 2: Hello, I'm a language model,\n\nstep by step, with a loss: none | and | bars\n"
         "rank 1 sample 0: Hello, validation loss: what is it?\nHellaSwag accuracy",
     )
-    check_facts(text, told)
+    check_facts(text, expected)
 
 
 def test_its_file() -> None:
-    told = build_nanogpt_file(SyntheticRun(updates=33))
-    check_facts(told.text, told)
+    expected = build_nanogpt_file(SyntheticRun(updates=33))
+    check_facts(expected.text, expected)
 
 
 def test_a_resumed_file() -> None:
@@ -84,9 +84,9 @@ def test_a_resumed_file() -> None:
 
 
 def test_the_last_evaluation_is_off_the_grid_where_a_run_finished() -> None:
-    told = build_nanogpt(SyntheticRun(updates=33))
-    assert parse_facts(told.text).ended == "finished"
-    on_grid = told.truncated(
-        next(i for i, part in enumerate(told.parts) if part.row and part.row.iteration == 20) + 1
+    expected = build_nanogpt(SyntheticRun(updates=33))
+    assert parse_facts(expected.text).ended == "finished"
+    on_grid = expected.truncated(
+        next(i for i, part in enumerate(expected.parts) if part.row and part.row.iteration == 20) + 1
     )
     assert parse_facts(on_grid.text).ended == "cut"

@@ -18,7 +18,7 @@ from printed_more import every_trainer
 
 from glassgpt.errors import UserError
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.crash_patterns import read_event
+from glassgpt.runs.exit_status import read_event
 from glassgpt.runs.facts import compute_facts
 from glassgpt.runs.header import read_header
 from glassgpt.runs.lines import read_lines
@@ -35,12 +35,12 @@ PATIENCE_S = 1.0
 def read(data: bytes) -> RunLog | None:
     """None where it is no log; anything but a UserError is a fault."""
     try:
-        history = read_log(read_lines(io.BytesIO(data)), "run.log")
+        run_log = read_log(read_lines(io.BytesIO(data)), "run.log")
     except UserError:
         return None
-    json.dumps(compute_facts(history).as_dict())
-    assert not [text for text in texts_in(history) if CONTROL.search(text)]
-    return history
+    json.dumps(compute_facts(run_log).as_dict())
+    assert not [text for text in texts_in(run_log) if CONTROL.search(text)]
+    return run_log
 
 
 def texts_in(value: object) -> list[str]:
@@ -140,22 +140,23 @@ PIECES = [
 @pytest.mark.parametrize("piece", PIECES)
 def test_no_line_takes_long(piece: str) -> None:
     """Lines of 4000 characters that begin to look like something again and again."""
-    from glassgpt.runs.recognise import _READERS
+    from glassgpt.runs.recognise import READERS
 
     for tail in ("", "x", " loss 1 ms"):
         for text in (piece, piece.upper()):
             line = (text * 4000)[: 4000 - len(tail)] + tail
-            for trainer, make in _READERS:
-                into = RunBuilder(trainer)
+            for trainer, make in READERS:
+                builder = RunBuilder(trainer)
                 reader = make()
-                assert seconds(lambda reader=reader, into=into, line=line: reader(line, into)) < PATIENCE_S, (
-                    trainer.id
-                )
+                assert (
+                    seconds(lambda reader=reader, builder=builder, line=line: reader(line, builder))
+                    < PATIENCE_S
+                ), trainer.id
             for take in (read_header, read_event):
-                into = RunBuilder(_READERS[0][0])
-                assert seconds(lambda take=take, into=into, line=line: take(line, into)) < PATIENCE_S, (
-                    take.__name__
-                )
+                builder = RunBuilder(READERS[0][0])
+                assert (
+                    seconds(lambda take=take, builder=builder, line=line: take(line, builder)) < PATIENCE_S
+                ), take.__name__
 
 
 def seconds(act: object) -> float:
@@ -220,9 +221,9 @@ def test_control_characters_do_not_reach_what_is_shown() -> None:
         "iter 0: loss 4.2, time 1.00ms\niter 1: loss 4.2, time 1.00ms\n"
         "torch.OutOfMemoryError: CUDA out of memory \x1b[2J\x9b31m\x00\x08\n"
     )
-    history = read(text.encode())
-    assert history is not None
-    assert len(history.events) == 1
+    run_log = read(text.encode())
+    assert run_log is not None
+    assert len(run_log.events) == 1
 
 
 @pytest.mark.parametrize("end", [b"", b"\n"])

@@ -14,8 +14,8 @@ from glassgpt.runs.facts import compute_facts
 
 
 def test_a_whole_log() -> None:
-    told = unknown(SyntheticRun(updates=33))
-    check_facts(told.text, told)
+    expected = unknown(SyntheticRun(updates=33))
+    check_facts(expected.text, expected)
 
 
 @pytest.mark.parametrize(
@@ -28,11 +28,11 @@ def test_a_whole_log() -> None:
     ],
 )
 def test_forms(line: str, loss: float, ms: float) -> None:
-    history = parse_log("".join(line.format(at=at) + "\n" for at in range(1, 6)))
-    assert history.trainer.id == "unknown"
-    assert history.steps.iteration.tolist() == [1, 2, 3, 4, 5]
-    assert history.steps.loss.tolist() == [loss] * 5
-    assert history.steps.ms[0] == pytest.approx(ms, nan_ok=True)
+    run_log = parse_log("".join(line.format(at=at) + "\n" for at in range(1, 6)))
+    assert run_log.trainer.id == "unknown"
+    assert run_log.steps.iteration.tolist() == [1, 2, 3, 4, 5]
+    assert run_log.steps.loss.tolist() == [loss] * 5
+    assert run_log.steps.ms[0] == pytest.approx(ms, nan_ok=True)
 
 
 def test_two_such_lines_are_not_yet_a_log() -> None:
@@ -54,27 +54,27 @@ def test_an_empty_file_is_called_so() -> None:
 
 def test_progress_bars_that_say_the_loss() -> None:
     bar = "Training:  {at}%|##    | {at}0/1000 [00:10<00:40, 19.8it/s, loss={loss:.3f}, lr=3.00e-04]"
-    history = parse_log("\n".join(bar.format(at=at, loss=4 - at / 50) for at in range(101)) + "\n")
-    assert history.trainer.id == "unknown"
-    assert history.steps.iteration.tolist() == list(range(0, 1001, 10))
-    assert history.steps.loss[[0, -1]].tolist() == [4, 2]
+    run_log = parse_log("\n".join(bar.format(at=at, loss=4 - at / 50) for at in range(101)) + "\n")
+    assert run_log.trainer.id == "unknown"
+    assert run_log.steps.iteration.tolist() == list(range(0, 1001, 10))
+    assert run_log.steps.loss[[0, -1]].tolist() == [4, 2]
     assert parse_facts(bar.format(at=1, loss=3.0) + "\n" + bar.format(at=2, loss=3.0) + "\n" * 2
                     + bar.format(at=100, loss=2.0) + "\n").ended == "finished"  # fmt: skip
 
 
 def test_records_in_json_are_no_trainers_dicts() -> None:
-    history = parse_log(
+    run_log = parse_log(
         "".join(f'{{"step": {at}, "loss": {3 - at / 10}, "lr": 0.0003}}\n' for at in range(9))
     )
-    assert history.trainer.id == "unknown"
-    assert history.steps.iteration.tolist() == list(range(9))
-    assert history.steps.loss[-1] == pytest.approx(2.2)
-    assert history.steps.lr[-1] == pytest.approx(3e-4)
+    assert run_log.trainer.id == "unknown"
+    assert run_log.steps.iteration.tolist() == list(range(9))
+    assert run_log.steps.loss[-1] == pytest.approx(2.2)
+    assert run_log.steps.lr[-1] == pytest.approx(3e-4)
 
 
 def epochs(line: str, count: int = 3) -> str:
-    said = [line.format(epoch=epoch, at=at) for epoch in range(1, count + 1) for at in range(10, 101, 10)]
-    return "\n".join(said) + "\n"
+    lines = [line.format(epoch=epoch, at=at) for epoch in range(1, count + 1) for at in range(10, 101, 10)]
+    return "\n".join(lines) + "\n"
 
 
 def test_steps_that_every_epoch_counts_anew_are_one_process() -> None:
@@ -101,11 +101,11 @@ def test_megatrons_lines() -> None:
         "batch size:    64 | lm loss: 3.250000E+00 | loss scale: 1.0 | grad norm: 0.512 | number of "
         "skipped iterations: 0 |"
     )
-    history = parse_log("".join(line.format(at=at) + "\n" for at in (10, 20, 30)))
-    assert history.steps.iteration.tolist() == [10, 20, 30]
-    assert history.steps.loss.tolist() == [3.25] * 3
-    assert history.steps.ms.tolist() == [2345.1] * 3
-    assert history.steps.grad_norm.tolist() == [0.512] * 3
+    run_log = parse_log("".join(line.format(at=at) + "\n" for at in (10, 20, 30)))
+    assert run_log.steps.iteration.tolist() == [10, 20, 30]
+    assert run_log.steps.loss.tolist() == [3.25] * 3
+    assert run_log.steps.ms.tolist() == [2345.1] * 3
+    assert run_log.steps.grad_norm.tolist() == [0.512] * 3
 
 
 def test_ranks_without_a_blank_after_their_name_that_come_out_of_order() -> None:
@@ -139,8 +139,8 @@ def test_megatrons_evaluations_and_checkpoints(where: str) -> None:
 @pytest.mark.parametrize("name", ["step_time_ms", "iter_time_ms", "time_ms", "dt_ms"])
 def test_a_name_that_ends_in_its_unit(name: str) -> None:
     line = '{{"step": {at}, "loss": 3.25, "{name}": 123.5}}\n'
-    history = parse_log("".join(line.format(at=at, name=name) for at in range(1, 6)))
-    assert history.steps.ms.tolist() == [123.5] * 5
+    run_log = parse_log("".join(line.format(at=at, name=name) for at in range(1, 6)))
+    assert run_log.steps.ms.tolist() == [123.5] * 5
 
 
 def test_mingpt_is_not_nanogpt() -> None:
@@ -157,10 +157,14 @@ def test_mingpt_is_not_nanogpt() -> None:
 
 def test_torchtitan() -> None:
     stamp = "[rank0]:[titan] 2024-10-01 10:10:10,123 - root - INFO - "
-    said = [
+    lines = [
         "Model llama3 8B size: 8,030,261,248 total parameters",
         *(f"step: {at:2}  loss: {9 - at / 100:7.4f}  memory: 48.34GiB(50.87%)" for at in range(1, 9)),
         "Training completed",
     ]
-    told = parse_facts("".join(f"{stamp}{line}\n" for line in said))
-    assert (told.iterations_logged, told.parameters, told.ended) == (8, 8_030_261_248, "finished")
+    run_facts = parse_facts("".join(f"{stamp}{line}\n" for line in lines))
+    assert (run_facts.iterations_logged, run_facts.parameters, run_facts.ended) == (
+        8,
+        8_030_261_248,
+        "finished",
+    )

@@ -1,4 +1,4 @@
-"""What is said about a run before it starts."""
+"""What trainers print about a run before its first step."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def test_text_that_only_looks_like_settings_is_left_alone() -> None:
 
 
 def test_nothing_is_taken_once_it_runs() -> None:
-    history = parse_log(BODY + "batch_size = 12\nmax_iters = 5\n" + BODY.replace("iter ", "iter 2"))
-    assert "batch_size" not in history.setup.settings
+    run_log = parse_log(BODY + "batch_size = 12\nmax_iters = 5\n" + BODY.replace("iter ", "iter 2"))
+    assert "batch_size" not in run_log.setup.settings
 
 
 @pytest.mark.parametrize(
@@ -163,10 +163,10 @@ def test_several_stages_keep_one_metric() -> None:
     )
     text += "Step 00000 | Validation loss: 1.011768\n"
     text += "Step 00000/00651 | Training loss: 0.84| lrm: 1.0| num_tokens: 9\n"
-    history = parse_log(text)
-    assert history.val_metric == "bits_per_byte"
-    assert [done.val_loss for done in history.evals] == [1.0, 0.99, 0.98, None]
-    assert len(history.steps) == 4
+    run_log = parse_log(text)
+    assert run_log.val_metric == "bits_per_byte"
+    assert [done.val_loss for done in run_log.evals] == [1.0, 0.99, 0.98, None]
+    assert len(run_log.steps) == 4
 
 
 def test_keys_that_a_terminal_echoed() -> None:

@@ -18,8 +18,8 @@ LOSS = "{'loss': 2.9543, 'grad_norm': 1.2, 'learning_rate': 4.9e-05, 'epoch': 0.
 @pytest.mark.parametrize("quoted", [False, True])
 @pytest.mark.parametrize("bars", [False, True])
 def test_a_whole_log(quoted: bool, bars: bool) -> None:
-    told = trainer(COURSE, quoted, bars)
-    check_facts(told.text, told)
+    expected = trainer(COURSE, quoted, bars)
+    check_facts(expected.text, expected)
 
 
 @pytest.mark.parametrize(
@@ -40,10 +40,10 @@ def test_a_whole_log(quoted: bool, bars: bool) -> None:
     ],
 )
 def test_forms_of_its_dict(line: str) -> None:
-    history = parse_log(line + "\n")
-    assert history.trainer.id == "hf-trainer"
-    assert history.steps.loss.tolist() == [2.9543]
-    assert history.steps.lr.tolist() == [4.9e-5]
+    run_log = parse_log(line + "\n")
+    assert run_log.trainer.id == "hf-trainer"
+    assert run_log.steps.loss.tolist() == [2.9543]
+    assert run_log.steps.lr.tolist() == [4.9e-5]
 
 
 def test_without_a_bar_iterations_are_not_known() -> None:
@@ -61,8 +61,8 @@ def test_the_third_version_said_the_step() -> None:
 
 
 def test_the_time_of_an_evaluation() -> None:
-    history = parse_log(LOSS + "{'eval_loss': 2.5, 'eval_runtime': 3.25, 'epoch': 0.1}\n")
-    assert history.evals[0].ms == 3250
+    run_log = parse_log(LOSS + "{'eval_loss': 2.5, 'eval_runtime': 3.25, 'epoch': 0.1}\n")
+    assert run_log.evals[0].ms == 3250
 
 
 def test_nan_is_told_though_not_where() -> None:
@@ -90,9 +90,9 @@ def test_how_it_ended(after: str, ended: str) -> None:
 
 
 def test_several_runs_in_one_file() -> None:
-    told = trainer(COURSE)
-    assert parse_facts(told.text * 3).segments == 3
-    assert parse_facts(f"```\n{told.text}```\nAgain:\n```\n{told.text}```\n").segments == 2
+    expected = trainer(COURSE)
+    assert parse_facts(expected.text * 3).segments == 3
+    assert parse_facts(f"```\n{expected.text}```\nAgain:\n```\n{expected.text}```\n").segments == 2
 
 
 def test_newer_ones_say_the_runtime_in_every_dict() -> None:
@@ -103,16 +103,16 @@ def test_newer_ones_say_the_runtime_in_every_dict() -> None:
         f" {at}%|#| {at}/100 [00:27<44:53, 27.20s/it]\n"
         for at in range(1, 6)
     ]
-    history = parse_log(" 0%|          | 0/100 [00:00<?, ?it/s]\n" + "".join(lines))
-    assert history.steps.iteration.tolist() == [1, 2, 3, 4, 5]
-    assert history.steps.ms.tolist() == pytest.approx([30_500, 3500, 3500, 3500, 3500])
-    assert history.setup.tokens_per_iteration == 196_608
-    assert history.setup.planned_iterations == 100
+    run_log = parse_log(" 0%|          | 0/100 [00:00<?, ?it/s]\n" + "".join(lines))
+    assert run_log.steps.iteration.tolist() == [1, 2, 3, 4, 5]
+    assert run_log.steps.ms.tolist() == pytest.approx([30_500, 3500, 3500, 3500, 3500])
+    assert run_log.setup.tokens_per_iteration == 196_608
+    assert run_log.setup.planned_iterations == 100
 
 
 def test_a_bar_that_ended_before_training_is_not_the_trainings() -> None:
-    told = trainer(COURSE, bars=True)
-    check_facts("100%|##########| 1/1 [00:00<00:00, 27.86it/s]\n" + told.text, told)
+    expected = trainer(COURSE, bars=True)
+    check_facts("100%|##########| 1/1 [00:00<00:00, 27.86it/s]\n" + expected.text, expected)
 
 
 def test_the_header_at_verbosity_info() -> None:
@@ -123,25 +123,25 @@ def test_the_header_at_verbosity_info() -> None:
         "  Gradient Accumulation steps = 4\n  Total optimization steps = 40\n"
         "  Number of trainable parameters = 1,235,814,400\n"
     )
-    history = parse_log(text + trainer(COURSE).text)
-    assert history.setup.parameters == 1_235_814_400
-    assert history.setup.planned_iterations == 40
-    assert history.setup.settings["gradient_accumulation_steps"] == 4
+    run_log = parse_log(text + trainer(COURSE).text)
+    assert run_log.setup.parameters == 1_235_814_400
+    assert run_log.setup.planned_iterations == 40
+    assert run_log.setup.settings["gradient_accumulation_steps"] == 4
 
 
 def test_saves_have_a_number() -> None:
-    told = trainer(COURSE, bars=True)
-    history = parse_log(told.text + "Saving model checkpoint to out/checkpoint-40\n")
-    assert [done.iteration for done in history.saves] == [40]
+    expected = trainer(COURSE, bars=True)
+    run_log = parse_log(expected.text + "Saving model checkpoint to out/checkpoint-40\n")
+    assert [done.iteration for done in run_log.saves] == [40]
 
 
 def test_bars_of_other_things_do_not_count() -> None:
-    told = trainer(COURSE, bars=True)
-    text = "Loading weights: 100%|█████| 713/713 [00:08<00:00, 81.39it/s]\n" + told.text
+    expected = trainer(COURSE, bars=True)
+    text = "Loading weights: 100%|█████| 713/713 [00:08<00:00, 81.39it/s]\n" + expected.text
     text = text.replace(
         "{'eval_loss'", "Map:  50%|█████     | 1500/3000 [00:11<00:11, 126.32 examples/s]\n{'eval_loss'"
     )
-    check_facts(text, told)
+    check_facts(text, expected)
 
 
 def test_a_resumed_run_goes_back_on_its_bar() -> None:
@@ -162,8 +162,8 @@ def test_what_evaluations_took_of_the_whole(after: str) -> None:
     """Of train_runtime, which holds those made on the way and not one made afterwards."""
     done = "{'eval_loss': 2.5, 'eval_runtime': 12.5, 'epoch': 0.1}\n"
     text = LOSS * 3 + done + LOSS * 3 + done + "{'train_runtime': 75.0, 'train_loss': 2.9, 'epoch': 0.1}\n"
-    told = explain(parse_log(text + after))
-    (finding,) = [finding for finding in told.findings if finding.id == "eval-spikes"]
+    explanation = explain(parse_log(text + after))
+    (finding,) = [finding for finding in explanation.findings if finding.id == "eval-spikes"]
     whole = (
         "2 evaluations cost 25 s of 1m 15s: 33%" if not after else "3 evaluations cost 50 s of 1m 40s: 50%"
     )

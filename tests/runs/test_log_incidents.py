@@ -103,8 +103,8 @@ def test_events_know_their_line_and_iteration() -> None:
     ],
 )
 def test_scaler_overflows_are_noted(line: str) -> None:
-    history = parse_log(LOG + line + "\n" + LOG.replace("iter ", "iter 2"))
-    assert [event.kind for event in history.events] == ["scaler-overflow"]
+    run_log = parse_log(LOG + line + "\n" + LOG.replace("iter ", "iter 2"))
+    assert [event.kind for event in run_log.events] == ["scaler-overflow"]
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_the_time_of_the_process(line: str, seconds: float) -> None:
 
 
 def test_a_flood_of_events_is_bounded() -> None:
-    history = parse_log(LOG + "Traceback (most recent call last):\n" * 5000)
-    assert len(history.events) <= 1000
+    run_log = parse_log(LOG + "Traceback (most recent call last):\n" * 5000)
+    assert len(run_log.events) <= 1000
     assert (
         parse_facts(
             LOG + "Gradient overflow. Skipping step, loss scale\n" * 5000 + "KeyboardInterrupt\n"
@@ -126,15 +126,15 @@ def test_a_flood_of_events_is_bounded() -> None:
 
 
 def test_every_event_is_counted_though_few_are_kept() -> None:
-    history = parse_log(LOG + "Gradient overflow. Skipping step, loss scaler 0 reducing\n" * 1000)
-    assert history.event_counts["scaler-overflow"] == 1000
-    assert len(history.events) == 200
+    run_log = parse_log(LOG + "Gradient overflow. Skipping step, loss scaler 0 reducing\n" * 1000)
+    assert run_log.event_counts["scaler-overflow"] == 1000
+    assert len(run_log.events) == 200
 
 
 @pytest.mark.parametrize("line", ["Segmentation fault (core dumped)", "Bus error"])
 def test_a_fault_is_not_a_kill_from_outside(line: str) -> None:
-    history = parse_log(f"{LOG}{line}\n")
-    assert [event.kind for event in history.events] == ["abort"]
+    run_log = parse_log(f"{LOG}{line}\n")
+    assert [event.kind for event in run_log.events] == ["abort"]
     assert parse_facts(f"{LOG}{line}\n").ended == "crashed"
 
 
@@ -154,7 +154,7 @@ def test_what_torchrun_adds_is_not_the_cause() -> None:
         "[rank1]: Traceback (most recent call last):\n[rank1]: ZeroDivisionError: division by zero\n"
         "Traceback (most recent call last):\ntorch.distributed.elastic.multiprocessing.ChildFailedError:\n"
     )
-    history = parse_log(text)
-    finding = crashed(RunAnalysis(history, compute_facts(history)))
+    run_log = parse_log(text)
+    finding = crashed(RunAnalysis(run_log, compute_facts(run_log)))
     assert finding is not None
     assert "division by zero" in finding.evidence

@@ -35,11 +35,11 @@ def test_a_whole_log(told: object) -> None:
     ],
 )  # fmt: skip
 def test_forms_of_its_line(line: str, loss: float, ms: float) -> None:
-    history = parse_log(line + "\n")
-    assert history.trainer.id == "litgpt"
-    assert history.steps.iteration.tolist() == [16]
-    assert history.steps.loss[0] == pytest.approx(loss, nan_ok=True)
-    assert history.steps.ms[0] == ms
+    run_log = parse_log(line + "\n")
+    assert run_log.trainer.id == "litgpt"
+    assert run_log.steps.iteration.tolist() == [16]
+    assert run_log.steps.loss[0] == pytest.approx(loss, nan_ok=True)
+    assert run_log.steps.ms[0] == ms
 
 
 @pytest.mark.parametrize(
@@ -52,30 +52,30 @@ def test_forms_of_its_line(line: str, loss: float, ms: float) -> None:
     ],
 )
 def test_forms_of_its_evaluation(line: str, ms: float | None) -> None:
-    told = litgpt(SyntheticRun(updates=16, eval_every=100))
-    body = "\n".join(text for text in told.lines if text.startswith("Epoch"))
+    expected = litgpt(SyntheticRun(updates=16, eval_every=100))
+    body = "\n".join(text for text in expected.lines if text.startswith("Epoch"))
     (done,) = parse_log(f"{body}\n{line}\n").evals
     assert (done.iteration, done.val_loss, done.ms) == (16, 3.1234, ms)
 
 
 @pytest.mark.parametrize("word", ["non-trainable", "non trainable"])
 def test_frozen_parameters_count(word: str) -> None:
-    told = lit_gpt(COURSE)
-    assert parse_facts(told.text.replace("non-trainable", word)).parameters == 2_780_810_240
+    expected = lit_gpt(COURSE)
+    assert parse_facts(expected.text.replace("non-trainable", word)).parameters == 2_780_810_240
 
 
 def test_a_stale_validation_loss_is_no_evaluation() -> None:
-    told = litgpt(COURSE)
-    assert parse_facts(told.text).eval_steps == [10, 20, 30, 33]
+    expected = litgpt(COURSE)
+    assert parse_facts(expected.text).eval_steps == [10, 20, 30, 33]
 
 
 def test_a_resumed_run() -> None:
-    told = litgpt(COURSE)
-    again = [line for line in told.lines if "iter 2" in line or "iter 3" in line]
-    history = parse_log(
-        told.truncated(30).text + "Resuming training from out/step-00000005\n" + "\n".join(again) + "\n"
+    expected = litgpt(COURSE)
+    again = [line for line in expected.lines if "iter 2" in line or "iter 3" in line]
+    run_log = parse_log(
+        expected.truncated(30).text + "Resuming training from out/step-00000005\n" + "\n".join(again) + "\n"
     )
-    assert [segment.resumed for segment in history.segments] == [False, True]
+    assert [segment.resumed for segment in run_log.segments] == [False, True]
 
 
 def test_what_evaluations_took_is_part_of_the_run() -> None:
@@ -85,17 +85,17 @@ def test_what_evaluations_took_is_part_of_the_run() -> None:
         + (f"\niter {at}: val loss 3.6, val time: 2500.00 ms" if at % 50 == 0 else "")
         for at in range(1, 101)
     ]
-    told = explain(parse_log("\n".join(lines) + "\n"))
-    assert told.facts.estimated_total_s == pytest.approx(5.0), "of the iterations, by its definition"
-    assert told.facts.eval_overhead_ms is None, "no iteration holds one"
-    (finding,) = [finding for finding in told.findings if finding.id == "eval-spikes"]
+    explanation = explain(parse_log("\n".join(lines) + "\n"))
+    assert explanation.facts.estimated_total_s == pytest.approx(5.0), "of the iterations, by its definition"
+    assert explanation.facts.eval_overhead_ms is None, "no iteration holds one"
+    (finding,) = [finding for finding in explanation.findings if finding.id == "eval-spikes"]
     assert finding.severity == "advice"
     assert finding.evidence == "2 evaluations cost 5.0 s of 10 s: 50% of the run."
 
 
 @pytest.mark.parametrize("ms", ["1e300", "-5.0", "nan", "inf"])
 def test_evaluations_that_took_longer_than_anybody_waits(ms: str) -> None:
-    told = litgpt(SyntheticRun(updates=16, eval_every=100))
-    body = "\n".join(text for text in told.lines if text.startswith("Epoch"))
+    expected = litgpt(SyntheticRun(updates=16, eval_every=100))
+    body = "\n".join(text for text in expected.lines if text.startswith("Epoch"))
     (done,) = parse_log(f"{body}\niter 16: val loss 3.1234, val time: {ms} ms\n").evals
     assert done.ms is None

@@ -13,9 +13,9 @@ COURSE = SyntheticRun(updates=33, eval_every=10)
 
 @pytest.mark.parametrize("form", LLMC_LINES)
 def test_every_form_of_the_cuda_trainer(form: str) -> None:
-    told = llmc(COURSE, form)
-    assert parse_log(told.text).trainer.id == "llm.c"
-    check_facts(told.text, told)
+    expected = llmc(COURSE, form)
+    assert parse_log(expected.text).trainer.id == "llm.c"
+    check_facts(expected.text, expected)
 
 
 @pytest.mark.parametrize("told", [llmc_c(COURSE), llmc_python(COURSE), llmc_file(COURSE)])
@@ -24,31 +24,31 @@ def test_its_other_programs(told: object) -> None:
 
 
 def test_a_resumed_run() -> None:
-    told = llmc(COURSE, resumes_at=20)
-    history = parse_log(told.text)
-    assert history.segments[0].resumed
-    check_facts(told.text, told)
+    expected = llmc(COURSE, resumes_at=20)
+    run_log = parse_log(expected.text)
+    assert run_log.segments[0].resumed
+    check_facts(expected.text, expected)
 
 
 def test_an_evaluation_belongs_to_the_step_before_it() -> None:
-    history = parse_log(
+    run_log = parse_log(
         "val loss 11.0\nstep    1/2 | loss 11.0 (+nanz)| norm 22.1 (+nanz)| lr 8.57e-07 | 3091.12 ms | "
         "-100.0% bf16 MFU | 169611 tok/s\nstep    2/2 | loss     nan (+nanz)| norm     nan "
         "(-nanz)| lr 8.57e-07 | "
         "2600.00 ms | -100.0% bf16 MFU | 169611 tok/s\nval loss 10.5\ntotal average iteration time: 2 ms\n"
     )
-    assert [(done.iteration, done.val_loss) for done in history.evals] == [(0, 11.0), (2, 10.5)]
-    assert math.isnan(history.steps.loss[1])
-    assert history.steps.has_loss.all()
-    assert math.isnan(history.steps.mfu[0])  # -100 stands for a card that it does not know
+    assert [(done.iteration, done.val_loss) for done in run_log.evals] == [(0, 11.0), (2, 10.5)]
+    assert math.isnan(run_log.steps.loss[1])
+    assert run_log.steps.has_loss.all()
+    assert math.isnan(run_log.steps.mfu[0])  # -100 stands for a card that it does not know
 
 
 def test_progress_that_is_glued_to_the_next_line() -> None:
-    told = llmc(COURSE)
-    text = told.text.replace(
+    expected = llmc(COURSE)
+    text = expected.text.replace(
         "Writing checkpoint", "evaluating HellaSwag: 1/837\revaluating HellaSwag: 8/837\rWriting checkpoint"
     )
-    check_facts(text.replace("\r", "\n"), told)
+    check_facts(text.replace("\r", "\n"), expected)
 
 
 def test_the_batch_is_also_told_in_a_sentence() -> None:
@@ -89,8 +89,8 @@ def test_two_programs_in_one_text() -> None:
 
 
 def test_an_evaluation_belongs_to_the_block_it_stands_in() -> None:
-    history = parse_log(f"First:\n```\n{CPU}```\nThen:\n```\n{OLD_CUDA}```\n")
-    assert [(done.iteration, done.val_loss) for done in history.evals] == [
+    run_log = parse_log(f"First:\n```\n{CPU}```\nThen:\n```\n{OLD_CUDA}```\n")
+    assert [(done.iteration, done.val_loss) for done in run_log.evals] == [
         (0, 5.252026),
         (40, 4.107781),
         (0, 4.517436),
@@ -98,24 +98,24 @@ def test_an_evaluation_belongs_to_the_block_it_stands_in() -> None:
 
 
 def test_skipped_updates_are_noted() -> None:
-    told = llmc(COURSE)
-    text = told.text.replace("step    5/33", "skipping update due to loss z-score of 4.5\nstep    5/33")
-    history = parse_log(text)
-    assert [event.text for event in history.events if event.kind == "warning"] == [
+    expected = llmc(COURSE)
+    text = expected.text.replace("step    5/33", "skipping update due to loss z-score of 4.5\nstep    5/33")
+    run_log = parse_log(text)
+    assert [event.text for event in run_log.events if event.kind == "warning"] == [
         "skipping update due to loss z-score of 4.5"
     ]
-    check_facts(text, told)
+    check_facts(text, expected)
 
 
 def test_main_log_of_a_whole_run_ends_off_the_grid() -> None:
-    told = llmc_file(COURSE)
-    closing = told.text + "s:33 tel:2.5000\n"
+    expected = llmc_file(COURSE)
+    closing = expected.text + "s:33 tel:2.5000\n"
     facts = parse_facts(closing)
     assert (facts.ended, facts.final_val_loss, facts.eval_steps) == ("finished", 2.5, [0, 10, 20, 30, 33])
 
 
 def test_its_end_line_makes_it_finished_and_nothing_else() -> None:
-    told = llmc(COURSE)
-    assert expected_facts(told)["ended"] == parse_facts(told.text).ended == "finished"
-    middle = [line for line in told.lines if line.startswith("step")][:20]
+    expected = llmc(COURSE)
+    assert expected_facts(expected)["ended"] == parse_facts(expected.text).ended == "finished"
+    middle = [line for line in expected.lines if line.startswith("step")][:20]
     assert parse_facts("\n".join(middle) + "\n").ended == "cut"

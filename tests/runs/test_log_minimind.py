@@ -13,8 +13,8 @@ from glassgpt.explain.explanation import explain
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("log_every", [1, 5])
 def test_a_whole_log(old: bool, log_every: int) -> None:
-    told = minimind(SyntheticRun(updates=60, log_every=log_every), old=old)
-    check_facts(told.text, told)
+    expected = minimind(SyntheticRun(updates=60, log_every=log_every), old=old)
+    check_facts(expected.text, expected)
 
 
 @pytest.mark.parametrize(
@@ -29,11 +29,11 @@ def test_a_whole_log(old: bool, log_every: int) -> None:
     ],
 )  # fmt: skip
 def test_forms_of_its_line(line: str, iteration: int, loss: float, lr: float) -> None:
-    history = parse_log(line + "\n")
-    assert history.trainer.id == "minimind"
-    assert history.steps.iteration.tolist() == [iteration]
-    assert history.steps.loss[0] == pytest.approx(loss, nan_ok=True)
-    assert history.steps.lr[0] == lr
+    run_log = parse_log(line + "\n")
+    assert run_log.trainer.id == "minimind"
+    assert run_log.steps.iteration.tolist() == [iteration]
+    assert run_log.steps.loss[0] == pytest.approx(loss, nan_ok=True)
+    assert run_log.steps.lr[0] == lr
 
 
 def test_the_epoch_goes_into_the_iteration_whatever_it_is_counted_from() -> None:
@@ -44,27 +44,27 @@ def test_the_epoch_goes_into_the_iteration_whatever_it_is_counted_from() -> None
 
 
 def test_a_log_that_stops_in_its_last_epoch_is_cut() -> None:
-    told = minimind(SyntheticRun(updates=60, log_every=5))
-    assert parse_facts(told.text).ended == "finished"
-    assert parse_facts(told.truncated(len(told.parts) - 1).text).ended == "cut"
+    expected = minimind(SyntheticRun(updates=60, log_every=5))
+    assert parse_facts(expected.text).ended == "finished"
+    assert parse_facts(expected.truncated(len(expected.parts) - 1).text).ended == "cut"
 
 
 def test_a_torn_line_says_nothing() -> None:
-    told = minimind(SyntheticRun(updates=20))
-    *whole, last = told.lines
-    history = parse_log("\n".join([*whole, last[: last.index("lr:")]]))
-    assert len(history.steps) == len(told.rows) - 1
+    expected = minimind(SyntheticRun(updates=20))
+    *whole, last = expected.lines
+    run_log = parse_log("\n".join([*whole, last[: last.index("lr:")]]))
+    assert len(run_log.steps) == len(expected.rows) - 1
 
 
 def test_a_resume_within_an_epoch() -> None:
     before, after = minimind(SyntheticRun(updates=20)), minimind(SyntheticRun(updates=40))
     skipped = "Epoch [1/2]: 跳过前10个step，从step 11开始"
-    told = "\n".join([*before.lines, skipped, *after.lines[11:]]) + "\n"
-    history = parse_log(told)
-    assert [segment.resumed for segment in history.segments] == [False, True]
-    assert history.segments[1].first_iteration == 11
+    text = "\n".join([*before.lines, skipped, *after.lines[11:]]) + "\n"
+    run_log = parse_log(text)
+    assert [segment.resumed for segment in run_log.segments] == [False, True]
+    assert run_log.segments[1].first_iteration == 11
 
 
 def test_what_is_true_of_micro_batches_is_said_of_it() -> None:
-    found = explain(parse_log(minimind(SyntheticRun(updates=400), per_epoch=100).text)).findings
-    assert "loss-spike" not in {finding.id for finding in found}
+    explanation = explain(parse_log(minimind(SyntheticRun(updates=400), per_epoch=100).text)).findings
+    assert "loss-spike" not in {finding.id for finding in explanation}

@@ -12,19 +12,19 @@ COURSE = SyntheticRun(updates=33, eval_every=10)
 
 @pytest.mark.parametrize("with_loss", [False, True])
 def test_a_whole_log(with_loss: bool) -> None:
-    told = modded(COURSE, with_loss)
-    check_facts(told.text, told)
+    expected = modded(COURSE, with_loss)
+    check_facts(expected.text, expected)
 
 
 def test_an_iteration_takes_the_difference_of_two_sums() -> None:
-    history = parse_log(
+    run_log = parse_log(
         "step:0/3 val_loss:10.8 train_time:5ms step_avg:nanms\nstep:1/3 train_time:139ms step_avg:139.00ms\n"
         "step:2/3 train_time:231ms step_avg:115.5ms\nstep:2/3 val_loss:5.0 train_time:240ms step_avg:120ms\n"
         "step:3/3 train_time:331ms step_avg:110ms\n"
     )
-    assert history.steps.ms.tolist() == [134, 92, 100]
-    assert [done.iteration for done in history.evals] == [0, 2]
-    assert not history.steps.has_loss.any()
+    assert run_log.steps.ms.tolist() == [134, 92, 100]
+    assert [done.iteration for done in run_log.evals] == [0, 2]
+    assert not run_log.steps.has_loss.any()
 
 
 def test_the_sum_that_starts_again_after_ten_steps() -> None:
@@ -55,36 +55,36 @@ def test_two_days_in_january_2026() -> None:
         else f"step {at:4d}/1840 | time: {at * 61 + 1000:,}ms | step avg: 61.23ms\n"
         for at in range(1, 6)
     )
-    history = parse_log(text)
-    assert history.trainer.id == "modded-nanogpt"
-    assert history.steps.iteration.tolist() == [1, 2, 4, 5]
-    assert [(done.iteration, done.val_loss) for done in history.evals] == [(3, 3.0003)]
-    assert history.steps.ms[[1, 2, 3]].tolist() == [61, 61, 61]
+    run_log = parse_log(text)
+    assert run_log.trainer.id == "modded-nanogpt"
+    assert run_log.steps.iteration.tolist() == [1, 2, 4, 5]
+    assert [(done.iteration, done.val_loss) for done in run_log.evals] == [(3, 3.0003)]
+    assert run_log.steps.ms[[1, 2, 3]].tolist() == [61, 61, 61]
 
 
 def test_a_derivative_with_more_fields() -> None:
-    history = parse_log(
+    run_log = parse_log(
         "step:0/20000 val_loss:6.9357 val_bpb:4.1077 train_time:0ms step_avg:0.02ms\n"
         "step:1/20000 train_loss:6.9370 train_time:27ms step_avg:27.23ms\n"
         "step:201/20000 train_loss:2.9370 lr:0.0003 train_time:10027ms step_avg:27.23ms tok_s:12\n"
     )
-    assert history.steps.iteration.tolist() == [1, 201]
-    assert history.steps.ms[1] == 50
-    assert history.evals[0].val_loss == 6.9357
+    assert run_log.steps.iteration.tolist() == [1, 201]
+    assert run_log.steps.ms[1] == 50
+    assert run_log.evals[0].val_loss == 6.9357
 
 
 def test_losses_in_scientific_notation() -> None:
-    history = parse_log("step:1/9 train_loss:1.082584e+01 train_time:6029ms step_avg:6028.64ms\n")
-    assert history.steps.loss[0] == pytest.approx(10.82584)
+    run_log = parse_log("step:1/9 train_loss:1.082584e+01 train_time:6029ms step_avg:6028.64ms\n")
+    assert run_log.steps.loss[0] == pytest.approx(10.82584)
 
 
 def test_its_own_source_says_nothing() -> None:
-    told = modded(COURSE)
+    expected = modded(COURSE)
     source = (
         "train_time = 0\nbatch_size : int = 8*64*1024 # batch size, in tokens\n"
         'print0(f"step:{step+1}/{train_steps} train_time:{approx:.0f}ms step_avg:{approx/(step+1):.2f}ms")\n'
         "raise RuntimeError('out of memory')\nexcept KeyboardInterrupt:\n    pass\n"
         'print0(f"peak memory allocated: {torch.cuda.max_memory_allocated() // 1024 // 1024} MiB")\n'
     )
-    check_facts(source + told.text, told)
-    check_facts(source + told.truncated(25).text, told.truncated(25))
+    check_facts(source + expected.text, expected)
+    check_facts(source + expected.truncated(25).text, expected.truncated(25))

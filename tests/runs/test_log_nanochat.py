@@ -31,9 +31,9 @@ def test_every_script(told: object) -> None:
     ],
 )
 def test_forms_of_its_line(line: str) -> None:
-    history = parse_log("".join(line.format(at=at) + "\n" for at in range(3)))
-    assert history.trainer.id == "nanochat"
-    steps = history.steps
+    run_log = parse_log("".join(line.format(at=at) + "\n" for at in range(3)))
+    assert run_log.trainer.id == "nanochat"
+    steps = run_log.steps
     assert steps.iteration.tolist() == [0, 1, 2]
     assert (steps.loss[1], steps.ms[1], steps.mfu[1], steps.tokens_per_s[1]) == (9.123456, 100.25, 47.5, 4883)
     assert all(math.isnan(lr) for lr in steps.lr)  # lrm multiplies, and is no learning rate
@@ -51,13 +51,13 @@ def test_the_last_evaluation_has_no_step() -> None:
 
 
 def test_its_metric_of_answers_is_no_validation() -> None:
-    told = nanochat(COURSE)
-    text = told.text.replace(
+    expected = nanochat(COURSE)
+    text = expected.text.replace(
         "Peak memory",
         "Evaluating: hellaswag (10-shot, type: multiple_choice)... accuracy: 0.25\nStep "
         "00033 | ChatCORE: 0.2\nPeak memory",
     )
-    check_facts(text, told)
+    check_facts(text, expected)
 
 
 def test_nan() -> None:
@@ -70,13 +70,13 @@ def test_a_resumed_run() -> None:
     lines = [line for line in second.lines if "Step 00000" not in line]
     text = first.truncated(len(first.parts) - 20).text + "Resuming optimization from step 10\n"
     text += "\n".join(line for line in lines if not line.startswith("step 0000")) + "\n"
-    history = parse_log(text)
-    assert [segment.resumed for segment in history.segments] == [False, True]
+    run_log = parse_log(text)
+    assert [segment.resumed for segment in run_log.segments] == [False, True]
     assert parse_facts(text).ended == "finished"
 
 
 def test_source_code_in_front_of_the_log_is_no_log() -> None:
-    told = nanochat(COURSE)
+    expected = nanochat(COURSE)
     source = (
         'print0(f"Step {step:05d} | Validation bpb: {val_bpb:.6f}")\n'
         'print0(f"Total batch size {total_batch_size:,} => gradient accumulation steps: '
@@ -86,4 +86,4 @@ def test_source_code_in_front_of_the_log_is_no_log() -> None:
         "total_tokens = args.total_batch_size * num_iterations\n"
         'parser.add_argument("--learning_rate", type=float, default=0.02)\n'
     )
-    check_facts(source * 5 + told.text, told)
+    check_facts(source * 5 + expected.text, expected)

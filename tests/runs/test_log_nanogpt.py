@@ -12,24 +12,24 @@ HEAD = "step 0: train loss 4.2874, val loss 4.2823\niter 0: loss 4.2667, time 32
 
 
 def test_readme_lines() -> None:
-    history = parse_log(
+    run_log = parse_log(
         HEAD
         + "iter 10: loss 3.2355, time 12.90ms, mfu 28.95%\n"
         + "step 250: train loss 1.9639, val loss 2.0676\nsaving checkpoint to out-shakespeare-char\n"
         + "iter 250: loss 2.0307, time 2268.47ms, mfu 26.05%\n"
     )
-    assert history.steps.iteration.tolist() == [0, 10, 250]
-    assert history.steps.loss.tolist() == [4.2667, 3.2355, 2.0307]
-    assert history.steps.ms.tolist() == [32459.23, 12.9, 2268.47]
-    assert math.isnan(history.steps.mfu[0])
-    assert history.steps.mfu[1:].tolist() == [28.95, 26.05]
-    assert [(done.iteration, done.train_loss, done.val_loss) for done in history.evals] == [
+    assert run_log.steps.iteration.tolist() == [0, 10, 250]
+    assert run_log.steps.loss.tolist() == [4.2667, 3.2355, 2.0307]
+    assert run_log.steps.ms.tolist() == [32459.23, 12.9, 2268.47]
+    assert math.isnan(run_log.steps.mfu[0])
+    assert run_log.steps.mfu[1:].tolist() == [28.95, 26.05]
+    assert [(done.iteration, done.train_loss, done.val_loss) for done in run_log.evals] == [
         (0, 4.2874, 4.2823),
         (250, 1.9639, 2.0676),
     ]
-    assert [done.iteration for done in history.saves] == [250]
-    assert history.is_first_of_process().tolist() == [True, False, False]
-    assert history.includes_eval().tolist() == [True, False, True]
+    assert [done.iteration for done in run_log.saves] == [250]
+    assert run_log.is_first_of_process().tolist() == [True, False, False]
+    assert run_log.includes_eval().tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,11 @@ def test_readme_lines() -> None:
     ],
 )
 def test_forks_print_more_fields_or_fewer(line: str) -> None:
-    history = parse_log(HEAD + line + "\n")
-    assert history.trainer.id == "nanogpt"
-    assert history.steps.iteration.tolist() == [0, 10]
-    assert history.steps.loss[1] == 3.2355
-    assert history.steps.ms[1] == pytest.approx(12.9)
+    run_log = parse_log(HEAD + line + "\n")
+    assert run_log.trainer.id == "nanogpt"
+    assert run_log.steps.iteration.tolist() == [0, 10]
+    assert run_log.steps.loss[1] == 3.2355
+    assert run_log.steps.ms[1] == pytest.approx(12.9)
 
 
 def test_extra_fields_are_taken_where_they_are_known() -> None:
@@ -81,16 +81,16 @@ def test_extra_fields_are_taken_where_they_are_known() -> None:
     ],
 )
 def test_evaluations(line: str, train: float | None, val: float) -> None:
-    history = parse_log(HEAD + "iter 10: loss 3.2, time 12.90ms\n" + line + "\n")
-    done = history.evals[-1]
+    run_log = parse_log(HEAD + "iter 10: loss 3.2, time 12.90ms\n" + line + "\n")
+    done = run_log.evals[-1]
     assert done.iteration == 20
     assert done.val_loss == pytest.approx(val, nan_ok=True)
     assert done.train_loss == (train if train is None else pytest.approx(train, nan_ok=True))
 
 
 def test_a_perplexity_is_no_loss() -> None:
-    history = parse_log(HEAD + "step 20: train ppl 12.18, val ppl 15.64\niter 20: loss 2.5, time 1.00ms\n")
-    assert [done.iteration for done in history.evals] == [0]
+    run_log = parse_log(HEAD + "step 20: train ppl 12.18, val ppl 15.64\niter 20: loss 2.5, time 1.00ms\n")
+    assert [done.iteration for done in run_log.evals] == [0]
 
 
 @pytest.mark.parametrize(
@@ -113,16 +113,16 @@ def test_nan_and_infinite_losses() -> None:
 
 
 def test_llama2_c_has_the_same_loop() -> None:
-    history = parse_log(
+    run_log = parse_log(
         "490 | loss 5.7543 | lr 4.900000e-05 | 8060.78ms | mfu 0.21%\n"
         "step 500: train loss 5.7373, val loss 5.9544\nsaving checkpoint to out\nwrote out/model.bin\n"
         "500 | loss 6.0091 | lr 5.000000e-05 | 870067.53ms | mfu 0.19%\n"
         "510 | loss 5.2391 | lr 4.999939e-05 | 8175.64ms | mfu 0.19%\n"
     )
-    assert history.trainer.id == "nanogpt"
-    assert history.steps.iteration.tolist() == [490, 500, 510]
-    assert history.steps.lr.tolist() == [4.9e-5, 5e-5, 4.999939e-5]
-    assert history.includes_eval().tolist() == [False, True, False]
+    assert run_log.trainer.id == "nanogpt"
+    assert run_log.steps.iteration.tolist() == [490, 500, 510]
+    assert run_log.steps.lr.tolist() == [4.9e-5, 5e-5, 4.999939e-5]
+    assert run_log.includes_eval().tolist() == [False, True, False]
 
 
 def test_an_eval_line_alone_is_a_log() -> None:
@@ -131,8 +131,8 @@ def test_an_eval_line_alone_is_a_log() -> None:
 
 
 def test_lines_seldom_printed_are_counted_at_the_steady_time() -> None:
-    told = nanogpt(SyntheticRun(updates=200, log_every=20, eval_every=50))
-    check_facts(told.text, told)
+    expected = nanogpt(SyntheticRun(updates=200, log_every=20, eval_every=50))
+    check_facts(expected.text, expected)
 
 
 def test_a_log_that_begins_in_the_middle_has_no_start_up() -> None:

@@ -38,11 +38,11 @@ def read_bytes(data: bytes) -> dict[str, object]:
     return compute_facts(read_log(read_lines(io.BytesIO(data)), "run.log")).as_dict()
 
 
-def check_bytes(data: bytes, told: ExpectedLog) -> None:
+def check_bytes(data: bytes, expected: ExpectedLog) -> None:
     got = read_bytes(data)
     wrong = {
         name: (got[name], want)
-        for name, want in expected_facts(told).items()
+        for name, want in expected_facts(expected).items()
         if not nearly_equal(got[name], want)
     }
     assert wrong == {}, f"got, wanted: {wrong}"
@@ -50,48 +50,48 @@ def check_bytes(data: bytes, told: ExpectedLog) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_facts_of_a_clean_log(name: str) -> None:
-    told = TRAINERS[name]
-    assert parse_log(told.text).trainer.id == told.format
-    check_facts(told.text, told)
+    expected = TRAINERS[name]
+    assert parse_log(expected.text).trainer.id == expected.format
+    check_facts(expected.text, expected)
 
 
 @settings(max_examples=12, deadline=None)
 @given(courses, st.sampled_from(NAMES))
 def test_the_facts_of_any_course(course: SyntheticRun, name: str) -> None:
-    told = every_trainer(course)[name]
-    check_facts(told.text, told)
+    expected = every_trainer(course)[name]
+    check_facts(expected.text, expected)
 
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(3, 40), st.sampled_from(NAMES))
 def test_the_first_nan_is_found(nan_from: int, name: str) -> None:
-    told = every_trainer(replace(COURSE, nan_from=nan_from))[name]
-    check_facts(told.text, told)
+    expected = every_trainer(replace(COURSE, nan_from=nan_from))[name]
+    check_facts(expected.text, expected)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(NAMES), st.integers(0, 10**6), st.integers(1, 30))
 def test_noise_between_lines_changes_nothing(name: str, seed: int, amount: int) -> None:
-    told, dice = TRAINERS[name], random.Random(seed)
-    lines = told.lines
+    expected, dice = TRAINERS[name], random.Random(seed)
+    lines = expected.lines
     for _ in range(amount):
         lines.insert(dice.randrange(len(lines) + 1), dice.choice(NOISE))
-    check_facts("".join(f"{line}\n" for line in lines), told)
+    check_facts("".join(f"{line}\n" for line in lines), expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_kind_of_noise_after_every_line_changes_nothing(name: str) -> None:
-    told = TRAINERS[name]
-    check_facts("".join("\n".join((line, *NOISE, "")) for line in told.lines), told)
+    expected = TRAINERS[name]
+    check_facts("".join("\n".join((line, *NOISE, "")) for line in expected.lines), expected)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(NAMES), st.data())
 def test_a_log_that_stops_says_what_it_says_up_to_there(name: str, data: st.DataObject) -> None:
-    told = TRAINERS[name]
-    last = max(at for at, part in enumerate(told.parts) if part.row)  # with it, the plan is fulfilled
-    told = told.truncated(data.draw(st.integers(len(told.parts) // 2, last - 1)))
-    check_facts(told.text, told)
+    expected = TRAINERS[name]
+    last = max(at for at, part in enumerate(expected.parts) if part.row)  # with it, the plan is fulfilled
+    expected = expected.truncated(data.draw(st.integers(len(expected.parts) // 2, last - 1)))
+    check_facts(expected.text, expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -99,60 +99,60 @@ def test_a_log_that_stops_says_what_it_says_up_to_there(name: str, data: st.Data
 def test_dirt_changes_nothing(name: str, dirt: str) -> None:
     if dirt == "of_two_ranks" and name == "trainer with bars":
         pytest.skip("a bar is drawn by one rank only")
-    told = TRAINERS[name]
-    check_facts(TEXT_DIRT[dirt](told.text), told)
+    expected = TRAINERS[name]
+    check_facts(TEXT_DIRT[dirt](expected.text), expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("stamp", STAMPS)
 def test_what_stands_in_front_of_every_line_changes_nothing(name: str, stamp: str) -> None:
-    told = TRAINERS[name]
+    expected = TRAINERS[name]
     # An evaluation off the grid tells the end of a log, but not of an excerpt.
-    unsure = stamp == "fenced" and told.format == "build-nanogpt"
-    check_facts(STAMPS[stamp](told.text), told, ignoring=("ended",) if unsure else ())
+    unsure = stamp == "fenced" and expected.format == "build-nanogpt"
+    check_facts(STAMPS[stamp](expected.text), expected, ignoring=("ended",) if unsure else ())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_output_of_a_notebook(name: str) -> None:
-    told = TRAINERS[name]
-    check_facts(notebook(told.text), told)
+    expected = TRAINERS[name]
+    check_facts(notebook(expected.text), expected)
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - UNNUMBERED))
 def test_two_ranks_that_print_everything(name: str) -> None:
-    told = TRAINERS[name]
-    check_facts(twice(told.text), told)
+    expected = TRAINERS[name]
+    check_facts(twice(expected.text), expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dirt", [crlf, coloured])
 def test_line_ends_and_colours(name: str, dirt: object) -> None:
-    told = TRAINERS[name]
+    expected = TRAINERS[name]
     assert callable(dirt)
-    check_bytes(dirt(told.text).encode(), told)
+    check_bytes(dirt(expected.text).encode(), expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
 def test_encodings(name: str, encoding: str) -> None:
-    told = TRAINERS[name]
-    check_bytes(told.text.encode(encoding), told)
+    expected = TRAINERS[name]
+    check_bytes(expected.text.encode(encoding), expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gzip(name: str) -> None:
-    told = TRAINERS[name]
-    check_bytes(gzip.compress(told.text.encode()), told)
+    expected = TRAINERS[name]
+    check_bytes(gzip.compress(expected.text.encode()), expected)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(NAMES), st.data())
 def test_a_line_cut_in_the_middle_says_nothing_wrong(name: str, data: st.DataObject) -> None:
     """Each fact is as without the line, or as with all of it, as far as the digits go."""
-    told = TRAINERS[name]
-    telling = [at for at, part in enumerate(told.parts) if part.row or part.eval or part.save is not None]
+    expected = TRAINERS[name]
+    telling = [at for at, part in enumerate(expected.parts) if part.row or part.eval or part.save is not None]
     at = data.draw(st.sampled_from(telling[5:]))
-    before, line = told.truncated(at).text, told.parts[at].text
+    before, line = expected.truncated(at).text, expected.parts[at].text
     cut = data.draw(st.integers(1, len(line)))
     got, without, whole = (parse_facts(before + line[:end]).as_dict() for end in (cut, 0, len(line)))
     for fact in (

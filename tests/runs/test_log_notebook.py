@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from glassgpt.errors import UserError
-from glassgpt.runs import notebook
+from glassgpt.runs import lines
 from glassgpt.runs.facts import compute_facts
 from glassgpt.runs.open import read_run_log
 
@@ -36,10 +36,10 @@ def test_only_what_was_printed_counts(tmp_path: Path, indent: int | None, text: 
         'max_iters = 10\nprint(f"saving checkpoint to {out_dir}")\nprint("iter 99: loss 1.0, time 1.00ms")'
     )
     name = written(tmp_path / "a", cell(source, stream(text)), indent=indent)
-    history = read_run_log(name)
-    facts = compute_facts(history)
+    run_log = read_run_log(name)
+    facts = compute_facts(run_log)
     assert (facts.iterations_logged, facts.last_iteration, facts.checkpoint_steps) == (5, 40, [])
-    assert "max_iters" not in history.setup.settings
+    assert "max_iters" not in run_log.setup.settings
 
 
 def test_what_a_later_cell_introduces_is_not_the_runs(tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_a_traceback_ends_it(tmp_path: Path) -> None:
 
 
 def test_a_log_that_is_only_quoted_is_read_as_a_quote(tmp_path: Path) -> None:
-    told = {"cell_type": "markdown", "metadata": {}, "source": ["It prints:\n", "\n", *LINES]}
-    assert compute_facts(read_run_log(written(tmp_path / "a", told))).iterations_logged == 5
+    cell = {"cell_type": "markdown", "metadata": {}, "source": ["It prints:\n", "\n", *LINES]}
+    assert compute_facts(read_run_log(written(tmp_path / "a", cell))).iterations_logged == 5
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,6 @@ def test_a_torn_one_is_read_line_by_line(tmp_path: Path) -> None:
 
 def test_one_that_is_too_large_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = written(tmp_path / "a", cell("train()", stream(LINES)))
-    monkeypatch.setattr(notebook, "MAX_NOTEBOOK_BYTES", 100)
+    monkeypatch.setattr(lines, "MAX_NOTEBOOK_BYTES", 100)
     with pytest.raises(UserError, match="save its output as text"):
         read_run_log(whole)

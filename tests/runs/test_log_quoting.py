@@ -9,26 +9,26 @@ from log_checks import parse_facts, parse_log
 
 
 def test_lines_in_bold_and_in_code_blocks() -> None:
-    history = parse_log(
+    run_log = parse_log(
         "What do these mean?\n\n```\niter 0: loss 10.8, time 12543.00ms, mfu -100.00%\n"
         "iter 10: loss 8.1, time 168.00ms, mfu 11.00%\n```\n\n"
         "**step 500: train loss 5.1000, val loss 5.2000**\n\n"
         "- **iter 500: loss 5.1, time 5985.00ms, mfu 10.00%**\n"
     )
-    assert history.steps.iteration.tolist() == [0, 10, 500]
-    assert history.steps.ms.tolist() == [12543, 168, 5985]
-    assert [done.iteration for done in history.evals] == [0, 500] or [
-        done.iteration for done in history.evals
+    assert run_log.steps.iteration.tolist() == [0, 10, 500]
+    assert run_log.steps.ms.tolist() == [12543, 168, 5985]
+    assert [done.iteration for done in run_log.evals] == [0, 500] or [
+        done.iteration for done in run_log.evals
     ] == [500]
 
 
 def test_a_line_without_a_loss() -> None:
-    history = parse_log(
+    run_log = parse_log(
         "```\niter 1210: time 168.00ms\niter 1220: time 5985.00ms\niter 1230: time 169.00ms\n```\n"
     )
-    assert history.steps.iteration.tolist() == [1210, 1220, 1230]
-    assert history.steps.ms.tolist() == [168, 5985, 169]
-    assert not history.steps.has_loss.any()
+    assert run_log.steps.iteration.tolist() == [1210, 1220, 1230]
+    assert run_log.steps.ms.tolist() == [168, 5985, 169]
+    assert not run_log.steps.has_loss.any()
     facts = parse_facts("```\niter 1210: time 168.00ms\niter 1220: time 169.00ms\n```\n")
     assert (facts.loss_first, facts.loss_last, facts.nan_step) == (None, None, None)
 
@@ -85,12 +85,12 @@ def test_elided_middles(middle: str) -> None:
 
 
 def test_values_left_out_are_not_made_up() -> None:
-    history = parse_log(
+    run_log = parse_log(
         "```\nstep 250: train loss ..., val loss ...\niter 250: loss ..., time 26177.52ms\n```\n"
     )
-    assert history.steps.ms.tolist() == [26177.52]
-    assert not history.steps.has_loss.any()
-    assert all(done.val_loss is None for done in history.evals)
+    assert run_log.steps.ms.tolist() == [26177.52]
+    assert not run_log.steps.has_loss.any()
+    assert all(done.val_loss is None for done in run_log.evals)
     facts = parse_facts(
         "```\nstep 250: train loss ..., val loss ...\niter 250: loss ..., time 26177.52ms\n```\n"
     )
@@ -123,6 +123,6 @@ def test_what_a_model_writes_does_not_make_a_log_a_quote() -> None:
     lines = [f"iter {at}: loss 3.0, time 33.00ms, mfu 5.00%" for at in range(0, 60, 10)]
     sample = ["```python", "print('iter 0')", "```", "**iter** 3"]
     text = "\n".join([*lines[:3], *sample, *lines[3:], "KeyboardInterrupt"]) + "\n"
-    history = parse_log(text)
-    assert not history.is_excerpt
+    run_log = parse_log(text)
+    assert not run_log.is_excerpt
     assert parse_facts(text).ended == "interrupted"

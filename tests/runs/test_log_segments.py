@@ -1,4 +1,4 @@
-"""Several processes in one log: resumes that go back, runs one after another, headers said by every rank."""
+"""Several processes in one log: resumes that go back, several runs, headers printed by every rank."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def joined(*logs: ExpectedLog) -> ExpectedLog:
 def test_a_resume_goes_back_to_its_checkpoint() -> None:
     killed = nanogpt(COURSE).truncated(45)
     again = nanogpt(COURSE, resumes_at=20)
-    history = parse_log(killed.text + again.text)
-    assert [(segment.has_startup, segment.resumed) for segment in history.segments] == [
+    run_log = parse_log(killed.text + again.text)
+    assert [(segment.has_startup, segment.resumed) for segment in run_log.segments] == [
         (True, False),
         (True, True),
     ]
-    assert history.segments[1].first_iteration == 20
-    told = joined(killed, again)
-    check_facts(told.text, told)
+    assert run_log.segments[1].first_iteration == 20
+    expected = joined(killed, again)
+    check_facts(expected.text, expected)
 
 
 def test_times_of_a_resumed_run() -> None:
@@ -72,14 +72,14 @@ def test_times_of_a_resumed_run() -> None:
 
 
 def test_a_resume_without_a_word_is_seen_by_the_numbers() -> None:
-    told = nanogpt(COURSE)
-    lines = [line for line in told.lines if line.startswith(("iter", "step"))]
+    expected = nanogpt(COURSE)
+    lines = [line for line in expected.lines if line.startswith(("iter", "step"))]
     assert parse_facts("\n".join(lines[:30] + lines[20:]) + "\n").segments == 2
 
 
 def test_a_resume_that_goes_on_where_it_stopped() -> None:
-    told = nanogpt(COURSE)
-    lines = [line for line in told.lines if line.startswith(("iter", "step"))]
+    expected = nanogpt(COURSE)
+    lines = [line for line in expected.lines if line.startswith(("iter", "step"))]
     at = next(index for index, line in enumerate(lines) if line.startswith("step 20"))
     text = (
         "\n".join(
@@ -87,8 +87,8 @@ def test_a_resume_that_goes_on_where_it_stopped() -> None:
         )
         + "\n"
     )
-    history = parse_log(text)
-    assert [segment.resumed for segment in history.segments] == [False, True]
+    run_log = parse_log(text)
+    assert [segment.resumed for segment in run_log.segments] == [False, True]
 
 
 def test_three_runs_in_one_file() -> None:
@@ -98,34 +98,34 @@ def test_three_runs_in_one_file() -> None:
 
 
 def test_headers_of_all_ranks_are_one_process() -> None:
-    told = nanogpt(COURSE)
-    header, body = told.lines[:14], told.lines[14:]
-    check_facts("\n".join(header * 8 + body) + "\n", told)
+    expected = nanogpt(COURSE)
+    header, body = expected.lines[:14], expected.lines[14:]
+    check_facts("\n".join(header * 8 + body) + "\n", expected)
 
 
 def test_a_second_start_that_never_trained() -> None:
     """It has no iteration, so it adds no segment; nor does it change how the first one ended."""
-    told = nanogpt(COURSE).truncated(50)
-    check_facts(told.text + "\n".join(told.lines[:10]) + "\n", told)
+    expected = nanogpt(COURSE).truncated(50)
+    check_facts(expected.text + "\n".join(expected.lines[:10]) + "\n", expected)
 
 
 def test_the_same_line_from_another_rank_counts_once() -> None:
-    told = nanogpt(COURSE)
-    text = "".join(f"{line}\n" * (3 if line.startswith("iter") else 1) for line in told.lines)
-    check_facts(text, told)
+    expected = nanogpt(COURSE)
+    text = "".join(f"{line}\n" * (3 if line.startswith("iter") else 1) for line in expected.lines)
+    check_facts(text, expected)
 
 
 def test_ranks_that_print_under_their_names_with_other_times() -> None:
     """The lowest rank speaks for all."""
-    told = nanogpt(COURSE)
-    text = "".join(f"[rank0]: {line}\n[rank1]: {line.replace('ms', '9ms')}\n" for line in told.lines)
-    check_facts(text, told)
+    expected = nanogpt(COURSE)
+    text = "".join(f"[rank0]: {line}\n[rank1]: {line.replace('ms', '9ms')}\n" for line in expected.lines)
+    check_facts(text, expected)
 
 
 def test_numbers_in_front_of_lines_are_not_always_ranks() -> None:
-    told = nanogpt(COURSE)
-    text = "".join(f"[{number}] {line}\n" for number, line in enumerate(told.lines))
-    check_facts(text, told)
+    expected = nanogpt(COURSE)
+    text = "".join(f"[{number}] {line}\n" for number, line in enumerate(expected.lines))
+    check_facts(text, expected)
 
 
 def test_another_run_does_not_inherit_settings() -> None:
@@ -154,13 +154,13 @@ def test_a_resume_with_larger_batches_has_its_own_speed() -> None:
     text += "".join(f"iter {at}: loss 3.0000, time 30.00ms, mfu 5.00%\n" for at in range(0, 1001, 10))
     text += head.format(tokens="65,536", how="Resuming training from out")
     text += "".join(f"iter {at}: loss 3.0000, time 120.00ms, mfu 5.00%\n" for at in range(1000, 1501, 10))
-    history = parse_log(text)
-    facts = compute_facts(history)
+    run_log = parse_log(text)
+    facts = compute_facts(run_log)
     assert (facts.segments, facts.tokens_per_iteration, facts.steady_ms) == (2, 65536, 120.0)
     assert facts.tokens_per_s == pytest.approx(65536 / 0.120)
     assert facts.estimated_total_s == pytest.approx((1001 * 30 + 501 * 120) / 1000)
     # Nor can iterations of the second process be counted that see the batches of the first.
-    assert resume_replays_data(RunAnalysis(history, facts)) is None
+    assert resume_replays_data(RunAnalysis(run_log, facts)) is None
 
 
 # --- two trainers ---
@@ -175,10 +175,10 @@ def test_every_trainer_after_every_other(trainers: dict[str, ExpectedLog]) -> No
     for first, second in permutations(trainers.values(), 2):
         if first.format == second.format or "unknown" in (first.format, second.format):
             continue
-        history = parse_log(f"{first.text}$ second command\n{second.text}")
-        assert [one.trainer.id for one in history.earlier] == [first.format]
-        assert history.trainer.id == second.format
-        for told, read in ((second, history), (first, history.earlier[0])):
+        run_log = parse_log(f"{first.text}$ second command\n{second.text}")
+        assert [one.trainer.id for one in run_log.earlier] == [first.format]
+        assert run_log.trainer.id == second.format
+        for told, read in ((second, run_log), (first, run_log.earlier[0])):
             got = compute_facts(read).as_dict()
             wrong = {
                 name: value
@@ -189,32 +189,32 @@ def test_every_trainer_after_every_other(trainers: dict[str, ExpectedLog]) -> No
 
 
 def test_a_trainer_that_nobody_knows_after_another() -> None:
-    history = parse_log(LONG["nanogpt"].text + LONG["unknown"].text)
-    assert [one.trainer.id for one in (*history.earlier, history)] == ["nanogpt", "unknown"]
+    run_log = parse_log(LONG["nanogpt"].text + LONG["unknown"].text)
+    assert [one.trainer.id for one in (*run_log.earlier, run_log)] == ["nanogpt", "unknown"]
 
 
 def test_both_runs_are_explained_and_the_first_is_named() -> None:
-    told = explain(parse_log(nanogpt(COURSE).text + llmc(COURSE).text))
-    assert "nanoGPT" in told.verdict[0]
-    assert told.verdict[1].startswith("An llm.c run ")
-    assert [one.log.trainer.id for one in told.earlier] == ["nanogpt"]
-    assert [one["format"] for one in told.as_dict()["earlier"]] == ["nanogpt"]  # type: ignore[attr-defined]
+    explanation = explain(parse_log(nanogpt(COURSE).text + llmc(COURSE).text))
+    assert "nanoGPT" in explanation.verdict[0]
+    assert explanation.verdict[1].startswith("An llm.c run ")
+    assert [one.log.trainer.id for one in explanation.earlier] == ["nanogpt"]
+    assert [one["format"] for one in explanation.as_dict()["earlier"]] == ["nanogpt"]  # type: ignore[attr-defined]
 
 
 def test_the_second_header_says_nothing_about_the_first_run() -> None:
     text = nanogpt(COURSE).text + "| device | NVIDIA GeForce RTX 4090 |\n" + llmc(COURSE).text
-    history = parse_log(text)
-    assert history.earlier[0].setup.device_name is None
-    assert history.setup.device_name is not None
+    run_log = parse_log(text)
+    assert run_log.earlier[0].setup.device_name is None
+    assert run_log.setup.device_name is not None
 
 
 def test_a_crash_and_a_stopwatch_belong_to_the_run_before() -> None:
     crash = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\nreal\t1m40.5s\n"
-    history = parse_log(nanogpt(COURSE).text + crash + llmc(COURSE).text)
-    assert compute_facts(history.earlier[0]).ended == "oom"
-    assert history.earlier[0].setup.wall_s == 100.5
-    assert history.setup.wall_s is None
-    assert not any(finding.id == "oom" for finding in explain(history).findings)
+    run_log = parse_log(nanogpt(COURSE).text + crash + llmc(COURSE).text)
+    assert compute_facts(run_log.earlier[0]).ended == "oom"
+    assert run_log.earlier[0].setup.wall_s == 100.5
+    assert run_log.setup.wall_s is None
+    assert not any(finding.id == "oom" for finding in explain(run_log).findings)
 
 
 def test_a_few_lines_of_another_kind_are_no_second_run() -> None:

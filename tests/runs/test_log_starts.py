@@ -23,14 +23,14 @@ OOM = FAULT.replace(
 )
 
 
-def told(text: str) -> Explanation:
+def explain_text(text: str) -> Explanation:
     return explain(parse_log(text))
 
 
 def named(text: str) -> dict[str, str]:
     """Findings about how processes ended, and their evidence."""
     about = ("oom", "crashed", "interrupted", "failed-start")
-    return {one.id: one.evidence for one in told(text).findings if one.id in about}
+    return {one.id: one.evidence for one in explain_text(text).findings if one.id in about}
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def named(text: str) -> dict[str, str]:
 def test_a_run_that_never_came_to_an_iteration(
     introduction: str, format: str, fault: str, ended: str
 ) -> None:
-    explanation = told(introduction + fault)
+    explanation = explain_text(introduction + fault)
     assert explanation.log.trainer.id == format
     assert (explanation.facts.ended, explanation.facts.iterations_logged) == (ended, 0)
     assert "without a line about an iteration" in explanation.verdict[0]
@@ -90,7 +90,7 @@ def test_without_a_trainer_or_a_fault_it_is_no_log(text: str) -> None:
 )
 @pytest.mark.parametrize("fault", [FAULT, OOM, "Killed\n", "Segmentation fault (core dumped)\n"])
 def test_the_fault_of_a_later_command_is_not_the_runs(start: str, fault: str) -> None:
-    explanation = told(RUN + start + fault)
+    explanation = explain_text(RUN + start + fault)
     assert explanation.facts.ended == "finished"
     assert explanation.verdict[0] == "A nanoGPT run that went to its end at iteration 400."
     assert list(named(RUN + start + fault)) == ["failed-start"]
@@ -106,7 +106,7 @@ def test_both_failed() -> None:
     resumed = BEGIN.replace("Initializing a new model from scratch", "Resuming training from out")
     evidence = named(RUN + "Killed\n" + resumed + FAULT)
     assert set(evidence) == {"interrupted", "failed-start"}
-    assert told(RUN + "Killed\n" + resumed + FAULT).facts.ended == "crashed"
+    assert explain_text(RUN + "Killed\n" + resumed + FAULT).facts.ended == "crashed"
 
 
 def test_a_later_command_that_trains_has_faults_of_its_own() -> None:
@@ -121,7 +121,7 @@ def test_a_later_command_that_ends_well_is_not_worth_a_word() -> None:
 def test_what_was_printed_late_is_no_sign_that_it_went_on(printed_before: int) -> None:
     """Without -u, a file gets the traceback at once, and what Python had still to print at its end."""
     lines = (BEGIN + LINES.replace("iter 400", "iter 399")).splitlines(keepends=True)
-    explanation = told("".join([*lines[:printed_before], OOM, *lines[printed_before:]]))
+    explanation = explain_text("".join([*lines[:printed_before], OOM, *lines[printed_before:]]))
     memory = next(one for one in explanation.findings if one.id == "oom")
     assert memory.severity == "problem"
     assert memory.title == "The run ran out of memory"
@@ -129,7 +129,7 @@ def test_what_was_printed_late_is_no_sign_that_it_went_on(printed_before: int) -
 
 @pytest.mark.parametrize("after", ["", "^C\n"])
 def test_memory_that_ran_out_in_an_attempt_before_did_not_end_the_run(after: str) -> None:
-    explanation = told(BEGIN + OOM + BEGIN + LINES.replace("iter 400", "iter 399") + after)
+    explanation = explain_text(BEGIN + OOM + BEGIN + LINES.replace("iter 400", "iter 399") + after)
     memory = next(one for one in explanation.findings if one.id == "oom")
     assert memory.severity == "warning"
     assert "training continued" in memory.title

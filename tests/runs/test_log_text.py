@@ -1,4 +1,4 @@
-"""Bytes into clean lines: encodings, packing, line ends, escapes, and limits to all of them."""
+"""Bytes into clean lines: encodings, compression, line ends, escapes, and limits to all of them."""
 
 from __future__ import annotations
 
@@ -202,5 +202,5 @@ def test_a_notebook_in_one_line_of_json_is_taken_apart() -> None:
 
 def test_a_line_without_end_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("glassgpt.runs.lines.MAX_DROPPED_CHARS", 10 << 20)
-    with pytest.raises(UserError, match="it is no log"):
+    with pytest.raises(UserError, match="this is not a log"):
         list(read_lines(Endless(b"x" * (1 << 20), 1 << 40)))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Anything that records a run: files, folders, pipes; told by their content, never by their names."""
+"""Anything that records a run: files, folders, pipes; recognised by their content, never by their names."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ JOURNAL = b"".join(encode_line(record) for record in whole_run())
 )
 def test_the_name_of_a_file_says_nothing(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(LOG)
-    history = read_run_log(str(tmp_path / name))
-    assert (history.trainer.id, len(history.steps)) == ("nanogpt", 12)
+    run_log = read_run_log(str(tmp_path / name))
+    assert (run_log.trainer.id, len(run_log.steps)) == ("nanogpt", 12)
     (tmp_path / name).write_bytes(JOURNAL)
     assert read_run_log(str(tmp_path / name)).trainer.id == "glassgpt"
     (tmp_path / name).write_bytes(gzip.compress(LOG))
@@ -45,9 +45,9 @@ class Piped:
 )
 def test_standard_input(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", Piped(data))
-    history = read_run_log("-")
-    assert history.name == "standard input"
-    assert len(history.steps) in (11, 12)
+    run_log = read_run_log("-")
+    assert run_log.name == "standard input"
+    assert len(run_log.steps) in (11, 12)
 
 
 def test_a_file_and_a_pipe_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

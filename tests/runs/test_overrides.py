@@ -130,16 +130,16 @@ def test_a_config_file_with_a_mistake(tmp_path: Path) -> None:
 
 
 def test_flags_beat_the_log_and_the_log_beats_the_file() -> None:
-    history = make_run_log(make_steps([0, 1]), settings={"n_layer": 6, "n_head": 6})
+    run_log = make_run_log(make_steps([0, 1]), settings={"n_layer": 6, "n_head": 6})
     given = RunOverrides(
         {"n_layer": 12, "n_head": 12, "n_embd": 768}, {"n_layer": 4, "parameters": 5, "tokenizer": "gpt2"}
     )
-    setup = apply_overrides(history, given).setup
+    setup = apply_overrides(run_log, given).setup
     assert setup.settings == {"n_layer": 4, "n_head": 6, "n_embd": 768}
     assert setup.parameters == 5
     assert setup.data == {"tokenizer": "gpt2"}
 
 
 def test_nothing_given_changes_nothing() -> None:
-    history = make_run_log(make_steps([0, 1]), settings={"n_layer": 6})
-    assert apply_overrides(history, RunOverrides()).setup == history.setup
+    run_log = make_run_log(make_steps([0, 1]), settings={"n_layer": 6})
+    assert apply_overrides(run_log, RunOverrides()).setup == run_log.setup

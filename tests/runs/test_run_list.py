@@ -47,11 +47,11 @@ def write(folder: Path, records: list[Record]) -> Path:
 
 def test_a_finished_run(tmp_path: Path) -> None:
     run_dir = write(tmp_path / "a", STORY)
-    found = summarize(run_dir)
-    assert found.path == run_dir
-    assert (found.state, found.iter, found.max_iters) == ("finished", 20, 20)
-    assert (found.loss, found.best_val_loss, found.best_iter) == (2.25, 3.0, 10)
-    assert (found.tokens_per_s, found.started) == (1100.0, 100.0)
+    summary = summarize(run_dir)
+    assert summary.path == run_dir
+    assert (summary.state, summary.iter, summary.max_iters) == ("finished", 20, 20)
+    assert (summary.loss, summary.best_val_loss, summary.best_iter) == (2.25, 3.0, 10)
+    assert (summary.tokens_per_s, summary.started) == (1100.0, 100.0)
 
 
 @pytest.mark.parametrize("reason", ["finished", "interrupted", "not finite", "crashed", "stopped early"])
@@ -72,9 +72,9 @@ def test_a_resumed_run_that_died_is_not_what_it_was_before(tmp_path: Path) -> No
         of("resume", 20, from_iter=20),
         of("step", 21, loss=2.0),
     ]
-    found = summarize(write(tmp_path / "a", [*STORY, *again]))
-    assert (found.state, found.iter, found.max_iters, found.loss) == ("died", 21, 40, 2.0)
-    assert found.best_val_loss == 3.0
+    summary = summarize(write(tmp_path / "a", [*STORY, *again]))
+    assert (summary.state, summary.iter, summary.max_iters, summary.loss) == ("died", 21, 40, 2.0)
+    assert summary.best_val_loss == 3.0
 
 
 @contextmanager
@@ -123,10 +123,10 @@ def test_losses_that_are_not_finite_are_no_best(tmp_path: Path) -> None:
         val(10, math.inf),
         of("step", 10, loss=math.nan),
     ]
-    found = summarize(write(tmp_path / "a", records))
-    assert (found.best_val_loss, found.best_iter) == (4.0, 0)
-    assert found.loss is not None
-    assert math.isnan(found.loss)
+    summary = summarize(write(tmp_path / "a", records))
+    assert (summary.best_val_loss, summary.best_iter) == (4.0, 0)
+    assert summary.loss is not None
+    assert math.isnan(summary.loss)
 
 
 def test_what_a_resume_took_back_does_not_count(tmp_path: Path) -> None:
@@ -139,15 +139,15 @@ def test_what_a_resume_took_back_does_not_count(tmp_path: Path) -> None:
         of("run", 5),
         of("resume", 5, from_iter=5),
     ]
-    found = summarize(write(tmp_path / "a", [*records, of("step", 6, loss=2.0, tokens_per_s=7.0)]))
-    assert (found.best_val_loss, found.best_iter) == (3.0, 5)
-    assert (found.loss, found.tokens_per_s, found.iter) == (2.0, 7.0, 6)
+    summary = summarize(write(tmp_path / "a", [*records, of("step", 6, loss=2.0, tokens_per_s=7.0)]))
+    assert (summary.best_val_loss, summary.best_iter) == (3.0, 5)
+    assert (summary.loss, summary.tokens_per_s, summary.iter) == (2.0, 7.0, 6)
 
 
 def test_the_closing_pass_is_not_the_best(tmp_path: Path) -> None:
     closing = of("eval", 20, split="val", loss=2.9, closing=True, best=False)
-    found = summarize(write(tmp_path / "a", [*STORY[:-1], closing, STORY[-1]]))
-    assert (found.best_val_loss, found.best_iter) == (3.0, 10)
+    summary = summarize(write(tmp_path / "a", [*STORY[:-1], closing, STORY[-1]]))
+    assert (summary.best_val_loss, summary.best_iter) == (3.0, 10)
 
 
 def test_after_going_back_iter_is_where_the_run_is(tmp_path: Path) -> None:
@@ -162,16 +162,22 @@ def test_a_journal_torn_anywhere_can_be_summarized(tmp_path: Path) -> None:
     before = 0
     for cut in range(0, len(raw) + 1, 7):
         (run_dir / FILE_NAME).write_bytes(raw[:cut])
-        found = summarize(run_dir)
-        assert found.iter >= before
-        assert found.state in ("died", "finished")
-        before = found.iter
+        summary = summarize(run_dir)
+        assert summary.iter >= before
+        assert summary.state in ("died", "finished")
+        before = summary.iter
 
 
 def test_an_empty_journal(tmp_path: Path) -> None:
-    found = summarize(write(tmp_path / "a", []))
-    assert (found.state, found.iter, found.bytes) == ("died", 0, 0)
-    for unknown in (found.max_iters, found.loss, found.best_val_loss, found.tokens_per_s, found.started):
+    summary = summarize(write(tmp_path / "a", []))
+    assert (summary.state, summary.iter, summary.bytes) == ("died", 0, 0)
+    for unknown in (
+        summary.max_iters,
+        summary.loss,
+        summary.best_val_loss,
+        summary.tokens_per_s,
+        summary.started,
+    ):
         assert unknown is None
 
 
@@ -213,7 +219,7 @@ def test_a_journal_that_is_no_file_is_no_run(tmp_path: Path) -> None:
 
 def test_a_run_that_did_no_better_than_the_one_it_took_over_has_that_ones_best(tmp_path: Path) -> None:
     end = of("end", 20, reason="finished", best_val_loss=2.5, best_iter=8)
-    found = summarize(write(tmp_path / "a", [RUN, val(20, 3.0), end]))
-    assert (found.best_val_loss, found.best_iter) == (2.5, 8)
+    summary = summarize(write(tmp_path / "a", [RUN, val(20, 3.0), end]))
+    assert (summary.best_val_loss, summary.best_iter) == (2.5, 8)
     none = summarize(write(tmp_path / "b", [RUN, of("end", 3, best_val_loss=math.inf, best_iter=None)]))
     assert (none.best_val_loss, none.best_iter) == (None, None)

@@ -53,37 +53,37 @@ def _inputs() -> dict[str, str]:
 
 
 def explain_part() -> dict[str, Any]:
-    found = {}
+    parts = {}
     for name, path in _inputs().items():
         answer = document(["explain", path])
-        told = answer["document"]
-        found[name] = condensed({key: told[key] for key in ("format", "facts", "findings")})
-    return found
+        answered = answer["document"]
+        parts[name] = condensed({key: answered[key] for key in ("format", "facts", "findings")})
+    return parts
 
 
 def compare_part() -> dict[str, Any]:
     """Without the facts of each run: explain_part() has them."""
-    found = {}
+    parts = {}
     for name, answer in all_of_compare(_inputs(), text=False):
-        told = answer["document"]
-        for run in told["runs"]:
+        answered = answer["document"]
+        for run in answered["runs"]:
             del run["facts"]
-        found[Path(name).stem] = condensed(told)
-    return found
+        parts[Path(name).stem] = condensed(answered)
+    return parts
 
 
 def plan_part() -> dict[str, Any]:
-    found = {}
+    parts = {}
     for name, answer in all_of_plan(text=False, cards=False):
-        told = answer["document"]
-        if told is not None:
-            told.pop("config", None)
-        found[Path(name).stem] = [answer["exit_code"], condensed(told)]
-    return found
+        answered = answer["document"]
+        if answered is not None:
+            answered.pop("config", None)
+        parts[Path(name).stem] = [answer["exit_code"], condensed(answered)]
+    return parts
 
 
 def mistakes_part() -> dict[str, Any]:
-    """How many errors each wrong command is told, and the exit code."""
+    """How many errors each wrong command prints, and the exit code."""
     return {
         Path(name).stem: [text.count("error: "), text.rsplit("exit code ", 1)[1][0]]
         for name, text in mistake_items()

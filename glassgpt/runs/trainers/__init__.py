@@ -1,6 +1,6 @@
-"""The trainers whose logs are known, one file each.
+"""The trainers whose logs can be read, one file each.
 
-A new one is a file here that ends with `TRAINER = Trainer(...)`, a line in `_ORDER`, and its test.
+To add one: a file here that ends with `TRAINER = Trainer(...)`, a line in `_ORDER`, and a test.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from importlib import import_module
 
 from glassgpt.runs.trainer import Trainer
 
-# In the order in which a tie is decided; the one that reads anything is asked last.
+# Of two that match as many lines, the first wins; the one that reads any log comes last.
 _ORDER = (
     "nanogpt",
     "nanochat",

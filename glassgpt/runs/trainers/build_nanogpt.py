@@ -3,8 +3,8 @@
     validation loss: 10.9462
     step     0 | loss: 10.952601 | lr 8.3916e-07 | norm: 14.8389 | dt: 40877.42ms | tok/sec: 801.62
 
-An evaluation has no number: it is made at the top of the step whose line comes next, inside its time. log.txt
-says `0 val 10.9462`, `0 train 10.952601`, `0 hella 0.2463`.
+An evaluation has no iteration: it is made at the top of the step whose line comes next, inside its time.
+log.txt says `0 val 10.9462`, `0 train 10.952601`, `0 hella 0.2463`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from glassgpt.runs.glossary import (
     learning_rate,
     tokens_per_second,
 )
-from glassgpt.runs.numbers import NUMBER, parse_number
+from glassgpt.runs.numbers import COUNT, NUMBER, parse_ms, parse_number, search_number
 from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trainer import Trainer
+from glassgpt.runs.trainer import HeaderPattern, Trainer
 
 _STEP = re.compile(rf"\bstep:?\s+(\d+)\s*[|,]\s*loss:\s*{NUMBER}(?![\d.])(.{{0,400}})", re.IGNORECASE)
 _TIME = re.compile(rf"\b(?:dt|time):\s*{NUMBER}\s*(ms|s)\b")
@@ -33,52 +33,44 @@ _LR = re.compile(rf"\blr:?\s*{NUMBER}(?=\s|,|$)")
 _NORM = re.compile(rf"\bnorm:\s*{NUMBER}")
 _SPEED = re.compile(rf"\btok(?:ens)?/sec:\s*{NUMBER}")
 _VAL = re.compile(rf"^\W*(?:validation|val) loss:\s*{NUMBER}\s*\W*$")
-_FILE = re.compile(rf"^\s*(\d+) (train|val|hella) {NUMBER}\s*$")
+_LOG_TXT = re.compile(rf"^\s*(\d+) (train|val|hella) {NUMBER}\s*$")
 _SAVE = re.compile(r"\b(?:saving|writing|saved) (?:model )?checkpoint", re.IGNORECASE)
 
 
-def read(line: str, into: RunBuilder) -> bool:
-    if "oss:" in line and (told := _STEP.search(line)):
-        return _read_step(told, into)
-    if "loss:" in line and (told := _VAL.search(line)):
-        into.add_eval_before_next_step(parse_number(told[1]))
-        return False  # too plain to tell one trainer from another
-    if line[:1].isdigit() and (told := _FILE.match(line)):
-        return _read_file(told, into)
+def read(line: str, builder: RunBuilder) -> bool:
+    if "oss:" in line and (match := _STEP.search(line)):
+        rest = match[3]
+        time = _TIME.search(rest)
+        if not time and "ms" in builder.last_step_columns:
+            return False  # cut off
+        builder.add_step(
+            int(match[1]),
+            parse_number(match[2]),
+            ms=parse_ms(*time.groups()) if time else math.nan,
+            lr=search_number(_LR, rest),
+            grad_norm=search_number(_NORM, rest),
+            tokens_per_s=search_number(_SPEED, rest),
+        )
+        return True
+    if "loss:" in line and (match := _VAL.search(line)):
+        builder.add_eval_before_next_step(parse_number(match[1]))
+        return False  # other trainers print this line too
+    if line[:1].isdigit() and (match := _LOG_TXT.match(line)):
+        iteration, kind, value = int(match[1]), match[2], parse_number(match[3])
+        if kind == "train":
+            builder.add_step(iteration, value)
+        elif kind == "val":
+            builder.add_eval(iteration, value)
+        return True
     if "heckpoint" in line and _SAVE.search(line):
-        into.add_save()
+        builder.add_save()
     return False
 
 
-def _read_step(told: re.Match[str], into: RunBuilder) -> bool:
-    rest = told[3]
-    time, lr, norm, speed = (pattern.search(rest) for pattern in (_TIME, _LR, _NORM, _SPEED))
-    if not time and "ms" in into.last_step_columns:
-        return False  # torn
-    into.add_step(
-        int(told[1]),
-        parse_number(told[2]),
-        ms=math.nan if not time else parse_number(time[1]) * (1000 if time[2] == "s" else 1),
-        lr=parse_number(lr[1]) if lr else math.nan,
-        grad_norm=parse_number(norm[1]) if norm else math.nan,
-        tokens_per_s=parse_number(speed[1]) if speed else math.nan,
-    )
-    return True
-
-
-def _read_file(told: re.Match[str], into: RunBuilder) -> bool:
-    iteration, kind, value = int(told[1]), told[2], parse_number(told[3])
-    if kind == "train":
-        into.add_step(iteration, value)
-    elif kind == "val":
-        into.add_eval(iteration, value)
-    return True
-
-
-def _glossary(last: LastLine, history: RunLog, facts: Facts) -> list[GlossaryEntry]:
+def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
         GlossaryEntry(
-            last_evaluation(history, "validation loss: {val}"),
+            last_evaluation(run_log, "validation loss: {val}"),
             say(
                 "The mean loss over 20 validation batches, before the step whose line comes next, inside "
                 "its time."
@@ -94,8 +86,8 @@ def _glossary(last: LastLine, history: RunLog, facts: Facts) -> list[GlossaryEnt
         GlossaryEntry(
             last.shown("ms", "dt: {:.2f}ms"),
             say(
-                "The whole turn of the loop: evaluation, HellaSwag, samples and checkpoint are in it where "
-                "they are made."
+                "The whole iteration, including evaluation, HellaSwag, samples and checkpoint where they "
+                "are made."
             ),
         ),
         GlossaryEntry(last.shown("tokens_per_s", "tok/sec: {:.2f}"), tokens_per_second()),
@@ -125,7 +117,7 @@ def _cannot_resume_advice() -> str:
 
 
 def _data_restart_cause() -> str:
-    return say("Its data loader begins with the first shard in every process.")
+    return say("Its data loader starts at the first shard in every process.")
 
 
 def _data_restart_advice(share: str) -> str:
@@ -141,6 +133,10 @@ TRAINER = Trainer(
     "build-nanogpt",
     reader=lambda: read,
     introduction=re.compile(r"^total desired batch size:\s*\d"),
+    header=(
+        HeaderPattern("otal desired", re.compile(r"^total desired batch size:\s*\d")),
+        HeaderPattern("otal", re.compile(rf"total desired batch size:\s*{COUNT}"), "tokens_per_iteration"),
+    ),
     glossary=_glossary,
     first_iteration=0,
     step_time_includes_eval=True,

@@ -1,4 +1,4 @@
-"""GlassGPT's own runs. Its journal is no text of lines: `runs/from_journal.py` reads it."""
+"""GlassGPT itself. It writes a journal, not lines: `runs/from_journal.py` reads it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
 
 
-def _glossary(last: LastLine, history: RunLog, facts: Facts) -> list[GlossaryEntry]:
+def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
         GlossaryEntry(last.shown("iteration", "iter {}"), say("Updates done so far.")),
         GlossaryEntry(
@@ -38,7 +38,7 @@ def _glossary(last: LastLine, history: RunLog, facts: Facts) -> list[GlossaryEnt
         GlossaryEntry(last.shown("lr", "lr {:.2e}"), learning_rate()),
         GlossaryEntry(last.shown("grad_norm", "norm {:.2f}"), gradient_norm()),
         GlossaryEntry(
-            last_evaluation(history, "train {train}  val {val}"),
+            last_evaluation(run_log, "train {train}  val {val}"),
             say("The same tokens of each split every time, with a standard error."),
         ),
     ]
@@ -51,7 +51,7 @@ TRAINER = Trainer(
     first_iteration=1,
     lines_count_updates=True,
     one_run_per_log=True,
-    step_time_is_interval_mean=True,  # evaluations and saves are outside
+    step_time_is_interval_mean=True,  # without evaluations and saves
     compile_off_flag="--compile=off",
     mfu_counts_palm_flops=True,
     is_gpt2_shaped=True,

@@ -4,7 +4,7 @@
     iter 0 step 0: loss 1.6460, iter time: 820.31ms (optimizer.step)
     iter 100: val loss 3.1234, val time: 1234.56 ms
 
-An iteration is one micro-batch; some of them end in an optimizer step. Their times are without validation.
+An iteration is one micro-batch; some of them end in an optimizer step. Times exclude validation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import GlossaryEntry, LastLine
-from glassgpt.runs.numbers import NUMBER, parse_number
+from glassgpt.runs.numbers import NUMBER, parse_ms, parse_number
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
 
@@ -32,37 +32,34 @@ _END = re.compile(
 )
 
 
-def read(line: str, into: RunBuilder) -> bool:
-    if "time:" in line and (told := _STEP.search(line)):
-        iteration, _, loss, val, time, unit = told.groups()
-        if val and into.last_val_loss is None:
-            into.add_eval(
-                None, parse_number(val)
-            )  # the last one's, again on every line; nothing says when it was
-        into.add_step(
-            int(iteration), parse_number(loss), ms=parse_number(time) * (1000 if unit == "s" else 1)
-        )
+def read(line: str, builder: RunBuilder) -> bool:
+    if "time:" in line and (match := _STEP.search(line)):
+        iteration, _, loss, val_loss, time, unit = match.groups()
+        if val_loss and builder.last_val_loss is None:
+            # The latest one is repeated on every line; nothing says when it was made.
+            builder.add_eval(None, parse_number(val_loss))
+        builder.add_step(int(iteration), parse_number(loss), ms=parse_ms(time, unit))
         return True
-    if "val_loss" in line and (told := _FORK_VAL.search(line)):
-        into.add_eval(int(told[1]), parse_number(told[2]), ms=parse_number(told[3]) * 1000)
+    if "val_loss" in line and (match := _FORK_VAL.search(line)):
+        builder.add_eval(int(match[1]), parse_number(match[2]), ms=parse_number(match[3]) * 1000)
         return True
     if "val loss" in line:
-        if told := _VAL.search(line):
-            ms = parse_number(told[3]) * (1000 if told[4] == "s" else 1) if told[3] else None
-            into.add_eval(int(told[1]), parse_number(told[2]), ms=ms)
-            return told[3] is not None
-        if told := _FINAL.search(line):
-            into.add_eval(into.last_iteration, parse_number(told[1]))
-            into.add_event("finish", line)
+        if match := _VAL.search(line):
+            ms = parse_ms(match[3], match[4]) if match[3] else None
+            builder.add_eval(int(match[1]), parse_number(match[2]), ms=ms)
+            return match[3] is not None
+        if match := _FINAL.search(line):
+            builder.add_eval(builder.last_iteration, parse_number(match[1]))
+            builder.add_event("finish", line)
             return True
     if "Saving" in line and _SAVE.search(line):
-        into.add_save_at_last_step()
+        builder.add_save_at_last_step()
     elif _END.match(line):
-        into.add_event("finish", line)
+        builder.add_event("finish", line)
     return False
 
 
-def _glossary(last: LastLine, history: RunLog, facts: Facts) -> list[GlossaryEntry]:
+def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
         GlossaryEntry(
             last.shown("iteration", "iter {}"), say("The number of this micro-batch, from 1; not an update.")

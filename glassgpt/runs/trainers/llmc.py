@@ -6,13 +6,12 @@
     step 0: train loss 5.356082 (took 19942.187000 ms)
     s:0 tel:10.9843
 
-An evaluation has no number. The CUDA trainer makes it after the step whose line came last, outside its time;
-the C one before the step whose line comes next.
+An evaluation has no iteration. The CUDA version makes it after the step whose line came last, outside its
+time; the C version before the step whose line comes next. An MFU of -100 % means a card without a known peak.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
 
@@ -20,9 +19,9 @@ from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import GlossaryEntry, LastLine, gradient_norm, last_evaluation, learning_rate
-from glassgpt.runs.numbers import NUMBER, parse_number
+from glassgpt.runs.numbers import COUNT, NUMBER, parse_number, search_number
 from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trainer import Trainer
+from glassgpt.runs.trainer import HeaderPattern, Trainer
 
 _STEP = re.compile(
     rf"(?<!\d )(?<!\| )\bstep\s+(\d+)(?:/(\d+))?\s*[|:]\s*(?:train )?loss\s+{NUMBER}(.{{0,400}})"
@@ -37,107 +36,93 @@ _LR = re.compile(rf"\blr {NUMBER}")
 _NORM = re.compile(rf"\bnorm\s+{NUMBER}")
 _SPEED = re.compile(rf"{NUMBER}\s*tok/s")
 _VAL = re.compile(rf"^\W*val loss\s+{NUMBER}\s*$")
-_FILE = re.compile(rf"^s:(\d+) (trl|tel|eval):{NUMBER}(?: lr:{NUMBER})?(?: norm:{NUMBER})?(?=\s|$)")
+_MAIN_LOG = re.compile(rf"^s:(\d+) (trl|tel|eval):{NUMBER}(?: lr:{NUMBER})?(?: norm:{NUMBER})?(?=\s|$)")
 _SAVE = re.compile(r"\bWriting checkpoint at step (\d+)")
 _RESUME = re.compile(r"^\|\s*resume\s*\|\s*1\s*\||weight init method\s*\|\s*intermediate checkpoint")
 _SKIPPED = re.compile(r"\bskipping update due to (?:loss|grad) z-score")
 
 
-def read(line: str, into: RunBuilder) -> bool:
-    if "MFU" in line and (told := _USUAL.search(line)):
-        iteration, planned, loss, norm, lr, ms, mfu, speed = told.groups()
-        into.trainer = TRAINER
-        into.setup.values["planned_iterations"] = int(planned)
-        into.add_step(
+def read(line: str, builder: RunBuilder) -> bool:
+    if "MFU" in line and (match := _USUAL.search(line)):
+        iteration, planned, loss, norm, lr, ms, mfu, speed = match.groups()
+        builder.trainer = TRAINER
+        builder.setup.values["planned_iterations"] = int(planned)
+        builder.add_step(
             int(iteration),
             parse_number(loss),
             ms=parse_number(ms),
-            mfu=_told(mfu),
+            mfu=parse_number(mfu),
             lr=parse_number(lr),
             grad_norm=parse_number(norm),
             tokens_per_s=parse_number(speed),
         )
         return True
-    if "loss " in line and (told := _STEP.search(line)):
-        return _read_step(told, into)
-    if "val loss" in line and (told := _VAL.search(line)):
-        _read_eval(parse_number(told[1]), into)
+    if "loss " in line and (match := _STEP.search(line)):
+        return _read_other_step(match, builder)
+    if "val loss" in line and (match := _VAL.search(line)):
+        loss = parse_number(match[1])
+        if builder.trainer is _IN_C:
+            builder.add_eval_before_next_step(loss)
+        elif builder.is_resuming:
+            builder.add_eval_before_next_step(loss, offset=-1)
+        else:
+            builder.add_eval(builder.last_iteration or 0, loss)
         return False
-    if line.startswith("s:") and (told := _FILE.match(line)):
-        return _read_file(told, into)
-    if "Writing" in line and (told := _SAVE.search(line)):
-        into.add_save(int(told[1]))
+    if line.startswith("s:") and (match := _MAIN_LOG.match(line)):
+        # main.log counts the updates done before: its s:0 is the console's step 1.
+        builder.trainer = _IN_C
+        iteration, kind, value, lr, norm = match.groups()
+        if kind == "trl":
+            builder.add_step(
+                int(iteration),
+                parse_number(value),
+                lr=parse_number(lr or "nan"),
+                grad_norm=parse_number(norm or "nan"),
+            )
+        elif kind == "tel":
+            builder.add_eval(int(iteration), parse_number(value))
+        return True
+    if "Writing" in line and (match := _SAVE.search(line)):
+        builder.add_save(int(match[1]))
     elif "total average iteration time" in line or line.startswith("peak memory consumption"):
-        into.add_event("finish", line)
+        builder.add_event("finish", line)
     elif "skipping" in line and _SKIPPED.search(line):
-        into.add_event("warning", line)
+        builder.add_event("warning", line)
     elif line.startswith("|") and _RESUME.search(line):
-        into.start_process(resumed=True)
+        builder.start_process(resumed=True)
     return False
 
 
-def _read_step(told: re.Match[str], into: RunBuilder) -> bool:
-    iteration, planned, loss, rest = told.groups()
-    time, mfu, lr, norm, speed = (pattern.search(rest) for pattern in (_TIME, _MFU, _LR, _NORM, _SPEED))
+def _read_other_step(match: re.Match[str], builder: RunBuilder) -> bool:
+    """A step of the C or the PyTorch version, or of an older CUDA version."""
+    iteration, planned, loss, rest = match.groups()
+    time = _TIME.search(rest)
     if not time:
-        return False  # torn, or another trainer's
+        return False  # cut off, or another trainer's
     if "(took" in rest:
-        into.trainer = _IN_C
+        builder.trainer = _IN_C
     elif "| (" in rest:
-        into.trainer = _IN_PYTHON
+        builder.trainer = _IN_PYTHON
     elif planned:
-        into.trainer = TRAINER
+        builder.trainer = TRAINER
     if planned:
-        into.setup.values["planned_iterations"] = int(planned)
-    into.add_step(
+        builder.setup.values["planned_iterations"] = int(planned)
+    builder.add_step(
         int(iteration),
         parse_number(loss),
         ms=parse_number(time[1]),
-        mfu=_told(mfu[1]) if mfu else math.nan,
-        lr=parse_number(lr[1]) if lr else math.nan,
-        grad_norm=parse_number(norm[1]) if norm else math.nan,
-        tokens_per_s=parse_number(speed[1]) if speed else math.nan,
+        mfu=search_number(_MFU, rest),
+        lr=search_number(_LR, rest),
+        grad_norm=search_number(_NORM, rest),
+        tokens_per_s=search_number(_SPEED, rest),
     )
     return True
 
 
-def _told(mfu: str) -> float:
-    """-100 stands for a card that it does not know."""
-    value = parse_number(mfu)
-    return value if value >= 0 else math.nan
-
-
-def _read_eval(loss: float, into: RunBuilder) -> None:
-    if into.trainer is _IN_C:
-        into.add_eval_before_next_step(loss)
-    elif into.is_resuming:
-        into.add_eval_before_next_step(loss, offset=-1)
-    elif into.last_iteration is None:
-        into.add_eval(0, loss)
-    else:
-        into.add_eval(into.last_iteration, loss)
-
-
-def _read_file(told: re.Match[str], into: RunBuilder) -> bool:
-    """main.log counts the updates done before: its s:0 is the console's step 1."""
-    into.trainer = _IN_C
-    iteration, kind, value, lr, norm = told.groups()
-    if kind == "trl":
-        into.add_step(
-            int(iteration),
-            parse_number(value),
-            lr=parse_number(lr) if lr else math.nan,
-            grad_norm=parse_number(norm) if norm else math.nan,
-        )
-    elif kind == "tel":
-        into.add_eval(int(iteration), parse_number(value))
-    return True
-
-
-def _glossary(last: LastLine, history: RunLog, facts: Facts) -> list[GlossaryEntry]:
+def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
         GlossaryEntry(
-            last_evaluation(history, "val loss {val}"),
+            last_evaluation(run_log, "val loss {val}"),
             say(
                 "The mean loss over val_max_steps validation batches, after the step whose line came before."
             ),
@@ -175,12 +160,26 @@ _SETTING_NAMES = {
     "num_heads NH": "n_head", "channels C": "n_embd", "train_num_batches": "max_iters",
 }
 # fmt: on
+_HEADER = (
+    HeaderPattern("train data", re.compile(r"^\|\s*train data pattern\s*\|")),
+    HeaderPattern("otal", re.compile(r"^\|\s*total batch size\s*\|")),
+    HeaderPattern("otal", re.compile(rf"^\|\s*total batch size\s*\|\s*{COUNT}"), "tokens_per_iteration"),
+    HeaderPattern("otal", re.compile(rf"\band total_batch_size=\s*{COUNT}"), "tokens_per_iteration"),
+    HeaderPattern(
+        "grad_accum_steps", re.compile(rf"setting grad_accum_steps={COUNT}"), "gradient_accumulation_steps"
+    ),
+    HeaderPattern("parameters", re.compile(rf"num_parameters\s*[:|]\s*{COUNT}"), "parameters"),
+    HeaderPattern("num_processes", re.compile(rf"num_processes\s*[|=]\s*{COUNT}"), "world_size"),
+    HeaderPattern("device", re.compile(r"^\|\s*device\s*\|\s*([^|]+?)\s*\|"), "device_name"),
+    HeaderPattern("eak", re.compile(r"^\|\s*peak TFlops\s*\|\s*([\d.]+)"), "peak_flops"),
+)
 
 TRAINER = Trainer(
     "llm.c",
     "llm.c",
     reader=lambda: read,
     introduction=re.compile(r"^\|\s*train data pattern\s*\|"),
+    header=_HEADER,
     article="An",  # its first letter is read as a word, "el"
     setting_names=_SETTING_NAMES,
     glossary=_glossary,

@@ -3,9 +3,9 @@
     step:124/1645 train_time:11439ms step_avg:92.25ms
     step:125/1645 val_loss:4.9213 train_time:11531ms step_avg:92.25ms
 
-The time is the sum so far, its clock stopped while evaluating; so an iteration's time is a difference. Older
-ones start the sum again after ten steps. A log begins with the whole source code, whose patterns hold no
-numbers.
+train_time is the total so far, with the clock stopped while evaluating; so an iteration's time is a
+difference. Older versions reset it after ten steps. A log begins with the whole source code, whose f-strings
+do not match.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import math
 import re
 
 from glassgpt.i18n import say
-from glassgpt.runs.builder import MAX_ITERATION, RunBuilder
+from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
-from glassgpt.runs.numbers import NUMBER, parse_number
+from glassgpt.runs.numbers import COUNT, MAX_COUNT, NUMBER, parse_ms, parse_number
 from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trainer import Trainer
+from glassgpt.runs.trainer import HeaderPattern, Trainer
 
 _LINE = re.compile(
     rf"\bstep:(\d+)/(\d+)\s+(?:(train|val)_loss:{NUMBER}\s+)?(?:[a-z_]+:\S+\s+){{0,8}}?train_time:{NUMBER}(ms|s)\b"
@@ -31,59 +31,51 @@ _END = re.compile(r"^peak memory (?:allocated|consumption)")
 
 
 class ModdedReader:
-    """Remembers the last sum."""
+    """Remembers the previous line's iteration and total time."""
 
     def __init__(self) -> None:
         self._iteration: int | None = None
         self._total_ms = 0.0
 
-    def __call__(self, line: str, into: RunBuilder) -> bool:
-        if "step" in line and (told := _LINE.search(line)):
-            iteration, planned, kind, loss, total, unit = told.groups()
-            total_ms = parse_number(total) * (1000 if unit == "s" else 1)
-            self._take(int(iteration), int(planned), kind, loss, total_ms, into)
+    def __call__(self, line: str, builder: RunBuilder) -> bool:
+        if "step" in line and (match := _LINE.search(line)):
+            iteration, planned, kind, loss, total, unit = match.groups()
+            total_ms = parse_ms(total, unit)
+        elif "step avg" in line and (match := _BARRED.search(line)):
+            iteration, planned, total, loss = match.groups()
+            kind, total_ms = "val" if loss else None, parse_number(total)
+        else:
+            if _END.match(line):
+                builder.add_event("finish", line)
+            return False
+        at = int(iteration)
+        if max(at, int(planned)) > MAX_COUNT:
             return True
-        if "step avg" in line and (told := _BARRED.search(line)):
-            iteration, planned, total, loss = told.groups()
-            self._take(int(iteration), int(planned), "val" if loss else None, loss, parse_number(total), into)
-            return True
-        if _END.match(line):
-            into.add_event("finish", line)
-        return False
-
-    def _take(
-        self, iteration: int, planned: int, kind: str | None, loss: str | None, total: float, into: RunBuilder
-    ) -> None:
-        if max(iteration, planned) > MAX_ITERATION:
-            return
-        into.setup.values["planned_iterations"] = planned
+        builder.setup.values["planned_iterations"] = int(planned)
         if kind == "val":
-            if iteration == 0 or self._iteration is None:
-                self._iteration, self._total_ms = iteration, total
-            into.add_eval(iteration, parse_number(loss) if loss else None)
-            return
-        if self._iteration is not None and iteration <= self._iteration:
+            if at == 0 or self._iteration is None:
+                self._iteration, self._total_ms = at, total_ms
+            builder.add_eval(at, parse_number(loss) if loss else None)
+            return True
+        if self._iteration is not None and at <= self._iteration:
             self._iteration = None  # another run
-        ms = self._since_last(iteration, total)
-        self._iteration, self._total_ms = iteration, total
-        into.add_step(iteration, parse_number(loss) if loss else None, ms=ms)
-
-    def _since_last(self, iteration: int, total: float) -> float:
-        """A mean over the iterations since the last line."""
         if self._iteration is None:
-            return total if iteration == 1 else math.nan  # a piece of a log
-        updates, spent = iteration - self._iteration, total - self._total_ms
-        if spent < 0:  # the sum began again
-            return total if updates == 1 else math.nan
-        return spent / updates
+            ms = total_ms if at == 1 else math.nan  # nan: the log begins in the middle
+        elif total_ms < self._total_ms:  # the sum was reset
+            ms = total_ms if at == self._iteration + 1 else math.nan
+        else:  # a mean over the iterations since the previous line
+            ms = (total_ms - self._total_ms) / (at - self._iteration)
+        self._iteration, self._total_ms = at, total_ms
+        builder.add_step(at, parse_number(loss) if loss else None, ms=ms)
+        return True
 
 
-def _glossary(last: LastLine, history: RunLog, facts: Facts) -> list[GlossaryEntry]:
+def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
         GlossaryEntry(last.shown("iteration", "step:{}"), say("Updates done so far.")),
         GlossaryEntry(
-            last_evaluation(history, "val_loss:{val}"),
-            say("The loss on the fixed validation tokens. The clock stands still meanwhile."),
+            last_evaluation(run_log, "val_loss:{val}"),
+            say("The loss on the fixed validation tokens. The clock is stopped meanwhile."),
         ),
         GlossaryEntry(
             "train_time:…ms",
@@ -100,6 +92,11 @@ TRAINER = Trainer(
     "modded-nanogpt",
     "modded-nanogpt",
     reader=ModdedReader,
+    header=(
+        HeaderPattern(
+            "train_batch_tokens", re.compile(rf"\btrain_batch_tokens:\s*{COUNT}"), "tokens_per_iteration"
+        ),
+    ),
     glossary=_glossary,
     first_iteration=1,
     step_work_grows=True,

@@ -3,28 +3,27 @@
     Step 00000 | Validation bpb: 3.162127
     step 00012/00100 (12.00%) | loss: 10.397162 | lrm: 0.01 | dt: 1677.49ms | tok/sec: 4,883 | bf16_mfu: …
 
-The evaluation is of the weights after that many updates; step times are without it. The loss is a running
-average. `lrm` multiplies the learning rates and is none itself.
+The evaluation is of the weights after that many updates, outside of step times. The loss is a running
+average. `lrm` is a factor of the learning rates, not a learning rate.
 """
 
 from __future__ import annotations
 
-import math
 import re
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation, tokens_per_second
-from glassgpt.runs.numbers import NUMBER, parse_number
+from glassgpt.runs.numbers import COUNT, NUMBER, parse_number, search_number
 from glassgpt.runs.run_log import RunLog, ValMetric
-from glassgpt.runs.trainer import Trainer
+from glassgpt.runs.trainer import HeaderPattern, Trainer
 
 _STEP = re.compile(
     rf"\bstep\s+(\d+)(?:/(\d+))?(?:\s+\([\d.]+%\))?\s*\|\s*(?:training )?loss:\s*{NUMBER}(.{{0,400}})",
     re.IGNORECASE,
 )
-_OWN = re.compile(r"\blrm\b|\bmfu: |total time:|num_tokens:|\([\d.]+%\)")
+_ONLY_NANOCHAT = re.compile(r"\blrm\b|\bmfu: |total time:|num_tokens:|\([\d.]+%\)")
 _TIME = re.compile(rf"\bdt:\s*{NUMBER}\s*ms\b")
 _MFU = re.compile(rf"\b(?:bf16_)?mfu:\s*{NUMBER}")
 _NORM = re.compile(rf"\bgrad[ _]norm:\s*{NUMBER}")
@@ -34,44 +33,39 @@ _SAVE = re.compile(r"\bSaved model\b(?:.{0,300}_(\d{4,})\.pt)?")
 _END = re.compile(r"^(?:Minimum validation (?:bpb|loss)|Total training time|Peak memory usage):")
 
 
-def read(line: str, into: RunBuilder) -> bool:
-    if "loss:" in line and (told := _STEP.search(line)):
-        return _read_step(told, line, into)
-    if "Validation" in line and (told := _VAL.search(line)):
-        metric: ValMetric = "bits_per_byte" if told[2].lower() == "bpb" else "loss"
-        into.add_eval(int(told[1]), parse_number(told[3]), metric=metric)
+def read(line: str, builder: RunBuilder) -> bool:
+    if "loss:" in line and (match := _STEP.search(line)):
+        iteration, planned, loss, rest = match.groups()
+        has_time = _TIME.search(rest) or "num_tokens:" in rest  # fine-tuning prints no times
+        if not _ONLY_NANOCHAT.search(line) or (not has_time and "ms" in builder.last_step_columns):
+            return False  # another trainer's, or cut off
+        if planned:
+            # The last step that is trained is one less; the last evaluation has the number itself.
+            builder.setup.values["planned_iterations"] = int(planned) - 1
+        builder.add_step(
+            int(iteration),
+            parse_number(loss),
+            ms=search_number(_TIME, rest),
+            mfu=search_number(_MFU, rest),
+            grad_norm=search_number(_NORM, rest),
+            tokens_per_s=search_number(_SPEED, rest),
+        )
         return True
-    if "Saved model" in line and (told := _SAVE.search(line)):
-        into.add_save(int(told[1]) if told[1] else None)
+    if "Validation" in line and (match := _VAL.search(line)):
+        metric: ValMetric = "bits_per_byte" if match[2].lower() == "bpb" else "loss"
+        builder.add_eval(int(match[1]), parse_number(match[3]), metric=metric)
+        return True
+    if "Saved model" in line and (match := _SAVE.search(line)):
+        builder.add_save(int(match[1]) if match[1] else None)
     elif _END.match(line):
-        into.add_event("finish", line)
+        builder.add_event("finish", line)
     return False
 
 
-def _read_step(told: re.Match[str], line: str, into: RunBuilder) -> bool:
-    iteration, planned, loss, rest = told.groups()
-    time, mfu, norm, speed = (pattern.search(rest) for pattern in (_TIME, _MFU, _NORM, _SPEED))
-    is_whole = time or "num_tokens:" in rest  # fine-tuning prints no times
-    if not _OWN.search(line) or (not is_whole and "ms" in into.last_step_columns):
-        return False  # another trainer's, or torn
-    if planned:
-        # The last step that is trained is one less; the last evaluation has the number itself.
-        into.setup.values["planned_iterations"] = int(planned) - 1
-    into.add_step(
-        int(iteration),
-        parse_number(loss),
-        ms=parse_number(time[1]) if time else math.nan,
-        mfu=parse_number(mfu[1]) if mfu else math.nan,
-        grad_norm=parse_number(norm[1]) if norm else math.nan,
-        tokens_per_s=parse_number(speed[1]) if speed else math.nan,
-    )
-    return True
-
-
-def _glossary(last: LastLine, history: RunLog, facts: Facts) -> list[GlossaryEntry]:
+def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
         GlossaryEntry(
-            last_evaluation(history, "Step {step} | Validation bpb: {val}"),
+            last_evaluation(run_log, "Step {step} | Validation bpb: {val}"),
             say(
                 "Bits per byte of validation text: a loss that does not depend on the tokenizer. Lower is "
                 "better."
@@ -101,11 +95,27 @@ def _glossary(last: LastLine, history: RunLog, facts: Facts) -> list[GlossaryEnt
     ]
 
 
+_HEADER = (
+    HeaderPattern("Autodetected", re.compile(r"^Autodetected device type: ")),
+    HeaderPattern("otal", re.compile(rf"Total batch size {COUNT}"), "tokens_per_iteration"),
+    HeaderPattern("otal", re.compile(rf"^\W*total\s*:\s*{COUNT}\s*$"), "parameters"),
+    HeaderPattern(
+        "accumulation steps",
+        re.compile(rf"gradient accumulation steps:\s*{COUNT}"),
+        "gradient_accumulation_steps",
+    ),
+    HeaderPattern("ocab size", re.compile(rf"Vocab size: {COUNT}"), "vocab_size"),
+    HeaderPattern("FLOPs per token", re.compile(r"FLOPs per token:\s*([\d.]+e[+-]?\d+)"), "flops_per_token"),
+    HeaderPattern("GPU", re.compile(r"^\W*GPU:\s*(NVIDIA [\w -]+|AMD [\w -]+)"), "device_name"),
+    HeaderPattern("eak", re.compile(r"Peak FLOPS \(BF16\):\s*([\d.]+e[+-]?\d+)"), "peak_flops"),
+)
+
 TRAINER = Trainer(
     "nanochat",
     "nanochat",
     reader=lambda: read,
     introduction=re.compile(r"^Autodetected device type: |^Tokens / micro-batch / rank: "),
+    header=_HEADER,
     setting_names={"sequence_len": "block_size"},
     glossary=_glossary,
     first_iteration=0,

@@ -5,8 +5,9 @@
     iter 250: loss 2.0307, time 26177.52ms, mfu 1.52%
     250 | loss 2.0307 | lr 5.000000e-04 | 26177.52ms | mfu 1.52%
 
-The time of an iteration is from the line before in the loop, so it holds the evaluation and the save of its
-own number. The evaluation is of the weights after that many updates; the loss is of the last micro-batch.
+An iteration's time is measured from the end of the previous one, so it includes the evaluation and the save
+of the same number. The evaluation is of the weights after that many updates; the loss is of the last
+micro-batch. An MFU of -100 % means that it is not known yet.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from glassgpt.recipe import NANOGPT_DEFAULTS
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation, learning_rate, one_loss
-from glassgpt.runs.numbers import NUMBER, parse_number
+from glassgpt.runs.numbers import COUNT, NUMBER, parse_ms, parse_number, search_number
 from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trainer import A100_PEAK, Trainer
+from glassgpt.runs.trainer import A100_PEAK, HeaderPattern, Trainer
 
 _USUAL = re.compile(rf"(?:\b|_)iter (\d+): loss {NUMBER}, time {NUMBER}ms(?:, mfu {NUMBER}%)?[\s*`\"\\n,]*$")
-# minGPT's lines, whose time and epochs are other things; the reader of any trainer takes them.
+# minGPT's lines, whose time and epochs mean something else; generic.py reads them.
 _MINGPT = re.compile(r"^\W*(?:iter_dt [\d.]{1,20}ms; |epoch \d{1,9} )iter \d")
-_HEAD = re.compile(r"(?:\b|_)iter\s+(\d+)\s*:(?!.{0,80}\b(?:val|validation) loss)(.{0,400})")
+_ITERATION = re.compile(r"(?:\b|_)iter\s+(\d+)\s*:(?!.{0,80}\b(?:val|validation) loss)(.{0,400})")
 _LLAMA2_C = re.compile(rf"^\W*(\d+) \| loss {NUMBER} \| lr {NUMBER} \| {NUMBER}ms(?: \| mfu {NUMBER}%)?")
 _LOSS = re.compile(rf"\bloss\b\s*[:=]?\s*{NUMBER}")
 _TIME = re.compile(rf"\btime\b\s*[:=]?\s*{NUMBER}\s*(ms|s)\b")
@@ -44,63 +45,61 @@ _EVAL = re.compile(
 _SAVE = re.compile(r"\bsaving (?:\w+ )?(?:checkpoint|snapshot)", re.IGNORECASE)
 
 
-def read(line: str, into: RunBuilder) -> bool:
-    """Take what the line says; True if it is about an iteration."""
-    if "iter" in line and (usual := _USUAL.search(line)):
-        iteration, loss, ms, mfu = usual.groups()
-        into.add_step(int(iteration), parse_number(loss), ms=parse_number(ms), mfu=_told(mfu))
-        return True
-    if "iter" in line and (head := _HEAD.search(line)) and not _MINGPT.match(line):
-        return _read_unusual(int(head[1]), head[2], into)
-    if "ms" in line and (told := _LLAMA2_C.match(line)):
-        iteration, loss, lr, ms, mfu = told.groups()
-        into.add_step(
-            int(iteration), parse_number(loss), ms=parse_number(ms), mfu=_told(mfu), lr=parse_number(lr)
+def read(line: str, builder: RunBuilder) -> bool:
+    if "iter" in line and (match := _USUAL.search(line)):
+        iteration, loss, ms, mfu = match.groups()
+        builder.add_step(
+            int(iteration), parse_number(loss), ms=parse_number(ms), mfu=parse_number(mfu or "nan")
         )
         return True
-    if "val" in line and (told := _EVAL.search(line)):
-        iteration, train_loss, val_loss = told.groups()
-        into.add_eval(int(iteration), _maybe(val_loss), _maybe(train_loss))
+    if "iter" in line and (match := _ITERATION.search(line)) and not _MINGPT.match(line):
+        return _read_unusual_step(int(match[1]), match[2], builder)
+    if "ms" in line and (match := _LLAMA2_C.match(line)):
+        iteration, loss, lr, ms, mfu = match.groups()
+        builder.add_step(
+            int(iteration),
+            parse_number(loss),
+            ms=parse_number(ms),
+            mfu=parse_number(mfu or "nan"),
+            lr=parse_number(lr),
+        )
+        return True
+    if "val" in line and (match := _EVAL.search(line)):
+        iteration, train_loss, val_loss = match.groups()
+        builder.add_eval(
+            int(iteration),
+            parse_number(val_loss) if val_loss else None,
+            parse_number(train_loss) if train_loss else None,
+        )
         return True
     if "aving" in line and _SAVE.search(line):
-        into.add_save()
+        builder.add_save()
     return False
 
 
-def _read_unusual(iteration: int, rest: str, into: RunBuilder) -> bool:
-    """Other fields, another order, or a piece of a line only."""
+def _read_unusual_step(iteration: int, rest: str, builder: RunBuilder) -> bool:
+    """A fork's line with other fields, or in another order; or a line that is cut off."""
     loss, time = _LOSS.search(rest), _TIME.search(rest)
-    said = {name for name, found in (("loss", loss), ("ms", time)) if found}
-    if not said or (not into.has_quoted_lines and not into.last_step_columns <= said):
-        into.partial_iteration = iteration
-        return False  # nothing, or torn: its numbers may be cut too
-    mfu, lr, norm, speed = (pattern.search(rest) for pattern in (_MFU, _LR, _NORM, _SPEED))
-    into.add_step(
+    columns = {name for name, match in (("loss", loss), ("ms", time)) if match}
+    if not columns or (not builder.has_quoted_lines and not builder.last_step_columns <= columns):
+        builder.partial_iteration = iteration
+        return False  # cut off: its last number may be cut too
+    builder.add_step(
         iteration,
         parse_number(loss[1]) if loss else None,
-        ms=math.nan if not time else parse_number(time[1]) * (1000 if time[2] == "s" else 1),
-        mfu=_told(mfu[1] if mfu else None),
-        lr=parse_number(lr[1]) if lr else math.nan,
-        grad_norm=parse_number(norm[1]) if norm else math.nan,
-        tokens_per_s=parse_number(speed[1] or speed[2]) if speed else math.nan,
+        ms=parse_ms(*time.groups()) if time else math.nan,
+        mfu=search_number(_MFU, rest),
+        lr=search_number(_LR, rest),
+        grad_norm=search_number(_NORM, rest),
+        tokens_per_s=search_number(_SPEED, rest),
     )
     return True
 
 
-def _told(mfu: str | None) -> float:
-    """-100 stands for "not known yet"."""
-    value = math.nan if mfu is None else parse_number(mfu)
-    return value if value >= 0 else math.nan
-
-
-def _maybe(text: str | None) -> float | None:
-    return None if text is None else parse_number(text)
-
-
-def _glossary(last: LastLine, history: RunLog, facts: Facts) -> list[GlossaryEntry]:
+def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
         GlossaryEntry(
-            last_evaluation(history, "step {step}: train loss {train}, val loss {val}"),
+            last_evaluation(run_log, "step {step}: train loss {train}, val loss {val}"),
             say(
                 "An evaluation, of the weights before this iteration's update: the mean loss over "
                 "eval_iters random batches of each split, without dropout. That is why its training loss "
@@ -108,7 +107,7 @@ def _glossary(last: LastLine, history: RunLog, facts: Facts) -> list[GlossaryEnt
             ),
         ),
         GlossaryEntry(
-            "saving checkpoint to …" if history.saves else "",
+            "saving checkpoint to …" if run_log.saves else "",
             say("ckpt.pt is written over the last one, inside the time of this iteration."),
         ),
         GlossaryEntry(last.shown("iteration", "iter {}"), say("The number of this update, from 0.")),
@@ -143,12 +142,37 @@ def _data_restart_cause() -> str:
 def _data_restart_advice(share: str) -> str:
     return say(
         "Add iter_num to the seed after loading the checkpoint: {share} of the iterations then see new "
-        "text. GlassGPT goes on where the data stopped.",
+        "text. GlassGPT resumes the data where it stopped.",
         share=share,
     )
 
 
-# Those of its train.py that are numbers; its learning rate is ours.
+_HEADER = (
+    HeaderPattern("tokens per iteration", re.compile(r"tokens per iteration will be")),
+    HeaderPattern("number of parameters", re.compile(r"^\W*number of parameters: ")),
+    HeaderPattern(
+        "Initializing", re.compile(r"Initializing (?:a new model from scratch|from OpenAI GPT-2 weights)")
+    ),
+    HeaderPattern("Overriding config", re.compile(r"Overriding config with ")),
+    HeaderPattern(
+        "tokens per iteration",
+        re.compile(rf"tokens per iteration will be:\s*{COUNT}\s*$"),
+        "tokens_per_iteration",
+    ),
+    HeaderPattern(
+        "parameters",
+        re.compile(rf"num decayed parameter tensors: [\d,]+, with {COUNT} parameters"),
+        "decayed_parameters",
+    ),
+    HeaderPattern(
+        "parameters",
+        re.compile(rf"num non-decayed parameter tensors: [\d,]+, with {COUNT} parameters"),
+        "undecayed_parameters",
+    ),
+    HeaderPattern("vocab", re.compile(rf"found vocab_size = {COUNT}"), "vocab_size"),
+    HeaderPattern("vocab", re.compile(rf"defaulting to vocab_size of GPT-2 to {COUNT}"), "vocab_size"),
+)
+# The numbers among the defaults of its train.py; its learning rate is also GlassGPT's.
 _DEFAULTS = {"learning_rate": TrainConfig.learning_rate} | {
     name: value for name, value in NANOGPT_DEFAULTS.items() if isinstance(value, int | float)
 }
@@ -158,6 +182,7 @@ TRAINER = Trainer(
     "nanoGPT",
     reader=lambda: read,
     introduction=re.compile(r"^tokens per iteration will be:\s*\d"),
+    header=_HEADER,
     glossary=_glossary,
     first_iteration=0,
     loop_includes_max_iters=True,

@@ -12,9 +12,8 @@ from run_logs import NANOGPT, make_run_log, make_steps
 
 from glassgpt.config import ConfigValue
 from glassgpt.explain.rule import Finding, RunAnalysis
-from glassgpt.runs.builder import MAX_LOSS
 from glassgpt.runs.facts import compute_facts
-from glassgpt.runs.numbers import clamped
+from glassgpt.runs.numbers import MAX_LOSS, clamped
 from glassgpt.runs.run_log import (
     LogEvent,
     LoggedCheckpoint,
@@ -183,16 +182,8 @@ def any_run_log(draw: st.DrawFn) -> RunLog:
     processes = [Segment(draw(st.booleans()), draw(st.booleans()), draw(at)) for _ in range(segments)]
     stated: Mapping[str, ConfigValue] = draw(st.dictionaries(st.sampled_from(SETTINGS), values, max_size=8))
     counts = st.one_of(st.none(), st.integers(1, 10**10))
-<<<<<<< HEAD
     setup = LoggedSetup(stated, draw(counts), draw(counts), draw(counts), planned_iterations=draw(counts))
-    return replace(
-||||||| 2e5c6bb
-    setup = LoggedSetup(said, draw(counts), draw(counts), draw(counts), planned_iterations=draw(counts))
-    return replace(
-=======
-    setup = LoggedSetup(said, draw(counts), draw(counts), draw(counts), planned_iterations=draw(counts))
     run_log = replace(
->>>>>>> w-runs
         make_run_log(steps, events=draw(st.lists(events, max_size=3))),
         trainer=draw(st.sampled_from([NANOGPT, GLASSGPT, HF])),
         evals=tuple(evals),

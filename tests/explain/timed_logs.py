@@ -67,16 +67,8 @@ def any_timed_run(draw: st.DrawFn) -> RunLog:
     )
     settings = {name: value for name in names if (value := draw(whole)) is not None}
     amount = st.one_of(st.none(), st.integers(1, 10**9))
-<<<<<<< HEAD
     phases = st.dictionaries(st.sampled_from(["startup", "compile", "train", "eval"]), any_seconds)
-    return RunLog(
-||||||| 2e5c6bb
-    phases = st.dictionaries(st.sampled_from(["startup", "compile", "train", "eval"]), times)
-    return RunLog(
-=======
-    phases = st.dictionaries(st.sampled_from(["startup", "compile", "train", "eval"]), times)
     run_log = RunLog(
->>>>>>> w-runs
         trainer=draw(
             st.sampled_from([NANOGPT, LITGPT, GLASSGPT, replace(NANOGPT, step_time_includes_eval=False)])
         ),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from learning_logs import any_history
+from learning_logs import any_run_log
 from run_logs import make_run_log, make_steps
 
 from glassgpt.i18n import LANGUAGES, use_language
@@ -115,7 +115,7 @@ def test_a_loss_that_is_no_number_is_shown_as_it_is() -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(any_history())
+@given(any_run_log())
 def test_any_history_at_all(run_log: RunLog) -> None:
     for entry in glossary(run_log, compute_facts(run_log)):
         assert entry.log_text

@@ -68,7 +68,7 @@ def speaking_modules() -> list[Path]:
     return [
         path
         for path in sorted(PACKAGE.rglob("*.py"))
-        if re.search(r"words import .*\bsay\b", path.read_text())
+        if re.search(r"i18n import .*\bsay\b", path.read_text())
     ]
 
 

@@ -180,7 +180,7 @@ def _collect_problems(problems: list[str], make: Callable[[], Result]) -> Result
 
 
 def _write(out: str, text: str) -> None:
-    from glassgpt.paths import expand_user_path
+    from glassgpt.files import expand_user_path
 
     path = expand_user_path(out)
     if os.path.lexists(path):

@@ -34,8 +34,8 @@ from glassgpt.data.document_batches import (
 from glassgpt.data.folder_listing import list_folder, skipped_link_notes, skipped_notes
 from glassgpt.data.parquet import ParquetReader, text_column_problem
 from glassgpt.errors import UserError, user_error_for_files
+from glassgpt.files import abbreviate_home, expand_user_path
 from glassgpt.format import pluralize
-from glassgpt.paths import abbreviate_home, expand_user_path
 
 # A folder of texts above this is not read three times over by one process.
 LARGE_FOLDER_BYTES = 2**30

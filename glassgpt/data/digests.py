@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from glassgpt.errors import UserError
-from glassgpt.paths import read_small_file, regular_file_opener
+from glassgpt.files import read_small_file, regular_file_opener
 
 EXPORT_RECORD_FILE = "glassgpt.json"
 HASHED_PIECE_BYTES = 2**23  # of a checkpoint's files, see training/checkpoint/tensor_file.py

@@ -22,8 +22,8 @@ from typing import Any
 from glassgpt.data.decompress import INSTALL_DATA_EXTRA_HINT
 from glassgpt.data.document_batches import PARQUET_SUFFIX, is_document_file
 from glassgpt.errors import UserError, join_first
+from glassgpt.files import nearest_existing_folder
 from glassgpt.format import format_bytes
-from glassgpt.paths import nearest_existing_folder
 
 _PARQUET_BRANCH = (
     "refs/convert/parquet"  # where Hugging Face keeps a copy in parquet of what has another format

@@ -19,8 +19,7 @@ import numpy as np
 
 from glassgpt.data.digests import json_sha256
 from glassgpt.errors import UserError
-from glassgpt.files import atomic_write
-from glassgpt.paths import read_small_file
+from glassgpt.files import atomic_write, read_small_file
 
 MANIFEST_VERSION = 1
 MANIFEST_FILE = "manifest.json"

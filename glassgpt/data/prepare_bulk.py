@@ -57,9 +57,8 @@ from glassgpt.data.train_tokenizer import (
 )
 from glassgpt.data.workers import encode_batches, usable_core_count
 from glassgpt.errors import UserError
-from glassgpt.files import commit_folder
+from glassgpt.files import commit_folder, nearest_existing_folder
 from glassgpt.format import format_bytes, format_count, pluralize
-from glassgpt.paths import nearest_existing_folder
 
 # Below this, starting processes takes longer than they save.
 _MIN_PARALLEL_BYTES = 4_000_000

@@ -21,8 +21,7 @@ from glassgpt.data.prepare_resume import PREPARE_STATE_FILE
 from glassgpt.data.sources import dataset_problem, is_cached_download, is_special_file
 from glassgpt.data.tokenizers import tokenizer_problem
 from glassgpt.errors import UserError
-from glassgpt.files import writable_problem
-from glassgpt.paths import expand_user_path
+from glassgpt.files import expand_user_path, writable_problem
 
 _TARGET_VAL_BYTES = 20_000_000
 _CORPUS_OPTIONS = ("text_column", "dedup", "workers", "shard_tokens")

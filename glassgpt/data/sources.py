@@ -32,8 +32,8 @@ from glassgpt.data.text_encoding import (
     newline_decoder,
 )
 from glassgpt.errors import UserError
+from glassgpt.files import abbreviate_home, expand_user_path
 from glassgpt.format import pluralize
-from glassgpt.paths import abbreviate_home, expand_user_path
 
 CHUNK_BYTES = 2**20
 

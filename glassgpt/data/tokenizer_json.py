@@ -41,7 +41,7 @@ from glassgpt.data.tokenizers import (
     tokenizer_digest,
 )
 from glassgpt.errors import UserError
-from glassgpt.paths import expand_user_path, read_small_file
+from glassgpt.files import expand_user_path, read_small_file
 
 _ANY_CHARACTER = r"[\s\S]"
 

@@ -46,8 +46,7 @@ from glassgpt.data.bpe_table import (
 from glassgpt.data.dataset import Dataset, read_manifest
 from glassgpt.data.manifest import TOKENIZER_FILES, read_stored_manifest, write_manifest
 from glassgpt.errors import UserError, join_first
-from glassgpt.files import atomic_write, fsync_path
-from glassgpt.paths import read_small_file
+from glassgpt.files import atomic_write, fsync_path, read_small_file
 
 if TYPE_CHECKING:
     import tiktoken

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glassgpt.config import has_invalid_characters
-from glassgpt.paths import expand_user_path
+from glassgpt.files import expand_user_path
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any
 from glassgpt.config import decay_iters, warmup_iters
 from glassgpt.estimate import decide, memory
 from glassgpt.estimate.memory import GIB, MemoryEstimate
+from glassgpt.files import nearest_existing_folder
 from glassgpt.format import format_count, format_duration
-from glassgpt.paths import nearest_existing_folder
 from glassgpt.plan.dataset_size import DatasetInfo
 from glassgpt.plan.ddp_or_fsdp import ParallelismComparison, ParallelismOption
 from glassgpt.plan.fitting import changes_as_flags, fitting_flags, memory_fixes, split_into_micro_batches

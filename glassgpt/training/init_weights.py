@@ -24,7 +24,7 @@ from glassgpt.data.tokenizers import (
     tokenizer_digest,
 )
 from glassgpt.errors import UserError
-from glassgpt.paths import expand_user_path
+from glassgpt.files import expand_user_path
 from glassgpt.record.run_dir import TOKENIZER_DIR
 from glassgpt.training.weight_source import LoadedCheckpoint
 

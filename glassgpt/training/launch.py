@@ -19,7 +19,7 @@ from types import FrameType
 import psutil  # type: ignore[import-untyped]
 
 from glassgpt.cgroup import usable_cores
-from glassgpt.paths import child_pythonpath
+from glassgpt.files import child_pythonpath
 
 # A hangup is none of them: it ends nothing. Older versions of torch do not ask, and say 129 after one.
 _STOP_SIGNAL_NAMES = "SIGTERM,SIGINT,SIGQUIT"

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.files import atomic_write
-from glassgpt.paths import expand_user_path
+from glassgpt.files import atomic_write, expand_user_path
 from glassgpt.recipe import to_toml
 
 FILE_NAME = "tuned.toml"

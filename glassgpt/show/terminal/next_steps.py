@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from glassgpt.data.dataset import BUILT_IN
-from glassgpt.paths import expand_user_path
+from glassgpt.files import expand_user_path
 from glassgpt.record.journal import Record
 
 

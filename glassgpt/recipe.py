@@ -143,7 +143,22 @@ def find_recipe(name: str) -> Recipe:
     if name.endswith(".toml"):
         return read_recipe(Path(name))
     if name.endswith(".py"):
-        return _find_python_recipe(name)
+        for path_text in (name, name.replace("\\", "/")):
+            if os.path.exists(path_text):  # Path.exists raises for names that are too long
+                return read_python_recipe(Path(path_text))
+        # The preset for the file of nanoGPT with that name.
+        stem = name.replace("\\", "/").rpartition("/")[2].removesuffix(".py")
+        short = stem.removeprefix("train_")
+        if stem in _NANOGPT_FILES:
+            preset, out_dir = _NANOGPT_FILES[stem]
+            recipe = _read_preset(preset)
+            settings = {**recipe.settings, "out_dir": out_dir}
+            return dataclasses.replace(recipe, settings=settings, instead_of=name)
+        if short != stem and short in preset_names():
+            return dataclasses.replace(_read_preset(short), instead_of=name)
+        raise UserError(
+            f"there is no config file {name}, and no preset in its place; {_nearest_preset(short)}"
+        )
     path, word = expand_user_path(name), shlex.quote(name)
     if re.match(r"-*[A-Za-z]\w*=", name):
         hint = f"a setting is written --{word.lstrip('-')}"
@@ -172,23 +187,6 @@ def is_unprepared_text(name: str) -> bool:
 def _read_preset(name: str) -> Recipe:
     with resources.as_file(resources.files("glassgpt") / "presets" / f"{name}.toml") as path:
         return read_recipe(path, name)
-
-
-def _find_python_recipe(name: str) -> Recipe:
-    """The file if it exists, else the preset for the file of nanoGPT with that name."""
-    for path in (name, name.replace("\\", "/")):
-        if os.path.exists(path):  # Path.exists raises for names that are too long
-            return read_python_recipe(Path(path))
-    stem = name.replace("\\", "/").rpartition("/")[2].removesuffix(".py")
-    short = stem.removeprefix("train_")
-    if stem in _NANOGPT_FILES:
-        preset, out_dir = _NANOGPT_FILES[stem]
-        recipe = _read_preset(preset)
-        settings = {**recipe.settings, "out_dir": out_dir}
-        return dataclasses.replace(recipe, settings=settings, instead_of=name)
-    if short != stem and short in preset_names():
-        return dataclasses.replace(_read_preset(short), instead_of=name)
-    raise UserError(f"there is no config file {name}, and no preset in its place; {_nearest_preset(short)}")
 
 
 def _nearest_preset(name: str) -> str:

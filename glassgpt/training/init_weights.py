@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from glassgpt.config import Choice, ConfigValue, TrainConfig, activation, data_dir, padded_vocab_size
+from glassgpt.data.bpe import gpt2_tokenizer
 from glassgpt.data.bpe_table import download_gpt2_ranks
 from glassgpt.data.dataset import Dataset, Manifest, read_manifest
 from glassgpt.data.manifest import MANIFEST_FILE
@@ -19,7 +20,6 @@ from glassgpt.data.tokenizers import (
     IdsTokenizer,
     Tokenizer,
     dataset_tokenizer_digest,
-    gpt2_tokenizer,
     load_tokenizer,
     tokenizer_digest,
 )

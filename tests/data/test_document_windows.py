@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glassgpt.data.batches import IGNORED_TARGET
-from glassgpt.data.document_windows import DocumentWindows, document_window_batch
+from glassgpt.data.batches import IGNORED_TARGET, DocumentWindows, document_window_batch
 from glassgpt.data.shards import ShardedTokens
 
 END = 9

@@ -13,8 +13,9 @@ from small_gpt2 import train_small_bpe
 from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers, trainers
 
+from glassgpt.data.bpe import BytePairTokenizer, train_bpe
 from glassgpt.data.bpe_table import GPT2_PATTERN
-from glassgpt.data.tokenizers import BytePairTokenizer, load_folder_bpe, load_tokenizer, train_bpe
+from glassgpt.data.tokenizers import load_folder_bpe, load_tokenizer
 
 HINDI = [
     "काँच का घर वह है जिसका हर कमरा दरवाज़े से दिखाई देता है।",

@@ -29,7 +29,7 @@ from corpora import (
 )
 from small_gpt2 import train_small_bpe, write_layouts
 
-from glassgpt.data import document_batches, parquet, progress, train_tokenizer, workers
+from glassgpt.data import document_readers, encoder, progress, train_tokenizer
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.data.split import document_key, is_validation_mask
@@ -185,10 +185,10 @@ def test_a_large_corpus_has_its_bpe_from_a_sample(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(train_tokenizer, "MAX_BPE_SAMPLE_BYTES", 8000)
     monkeypatch.setattr(train_tokenizer, "_MAX_SAMPLED_FILES", 2)
     notes = prepare_dataset(tmp_path / "many", tmp_path / "out").manifest.notes
-    assert any("learned from a sample of the training text, 0.0 MB from 2 files" in note for note in notes)
+    assert any("trained on a sample of the training text, 0.0 MB from 2 files" in note for note in notes)
     monkeypatch.undo()
     notes = prepare_dataset(tmp_path / "many", tmp_path / "all").manifest.notes
-    assert any("bpe:300 was learned from all training text" in note for note in notes)
+    assert any("bpe:300 was trained on all training text" in note for note in notes)
 
 
 # --- what can go wrong ---
@@ -311,7 +311,7 @@ def test_learning_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
     said: list[str] = []
     options = PrepareOptions(str(tmp_path / "a.jsonl"), tokenizer="bpe:300", out_dir=str(tmp_path / "out"))
     prepare(options, said.append)
-    assert any(line.startswith("learning bpe:300, from 100 MB at most: 0 of 100 MB, ") for line in said)
+    assert any(line.startswith("training bpe:300, on 100 MB at most: 0 of 100 MB, ") for line in said)
 
 
 def test_no_processes_are_no_fault_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +320,7 @@ def test_no_processes_are_no_fault_of_the_disk(tmp_path: Path, monkeypatch: pyte
     def without_shared_memory(*args: Any) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(workers, "ProcessPoolExecutor", without_shared_memory)
+    monkeypatch.setattr(encoder, "ProcessPoolExecutor", without_shared_memory)
     write_json_lines(tmp_path / "a.jsonl", TEXTS)
     complaint = failing(tmp_path, tmp_path / "a.jsonl", workers=2)
     assert "could not be started" in complaint
@@ -372,7 +372,7 @@ def test_compressed_members_follow_each_other(tmp_path: Path) -> None:
 
 
 def test_a_line_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document_batches, "MAX_DOCUMENT_BYTES", 10_000)
+    monkeypatch.setattr(document_readers, "MAX_DOCUMENT_BYTES", 10_000)
     short = json.dumps({"text": TEXTS[0]})
     (tmp_path / "a.jsonl").write_text("\n".join([short] * 30 + ['{"text": "' + "x" * 20_000 + '"}', short]))
     assert "a.jsonl, line 31 is longer than 0 MB" in failing(tmp_path, tmp_path / "a.jsonl")
@@ -381,7 +381,7 @@ def test_a_line_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_long_row_of_parquet_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document_batches, "MAX_DOCUMENT_BYTES", 10_000)
+    monkeypatch.setattr(document_readers, "MAX_DOCUMENT_BYTES", 10_000)
     write_fineweb_parquet(tmp_path / "a.parquet", [*TEXTS[:30], "x" * 20_000, *TEXTS[30:]])
     assert "a.parquet, document 31 is longer than 0 MB" in failing(tmp_path, tmp_path / "a.parquet")
 
@@ -396,7 +396,7 @@ def test_long_rows_of_parquet_are_not_in_memory_at_once(
     # What is read and not yet handed out: of Python by tracemalloc, of arrow by itself.
     tracemalloc.start()
     most = read = 0
-    for parcel in parquet.ParquetReader(path, path.stat().st_size, "text").read_batches(skip=3):
+    for parcel in document_readers.ParquetReader(path, path.stat().st_size, "text").read_batches(skip=3):
         most, read = max(most, pa.total_allocated_bytes()), read + len(parcel.items)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from small_gpt2 import CORPUS, small_bpe, small_hf_tokenizer, write_layouts
 
 from glassgpt.data import tokenizers
+from glassgpt.data.bpe import train_bpe
 from glassgpt.data.bpe_table import GPT2_PATTERN
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.prepare import PrepareOptions, prepare
@@ -32,7 +33,6 @@ from glassgpt.data.tokenizers import (
     encode_prompt,
     load_tokenizer,
     tokenizer_problem,
-    train_bpe,
     write_tokenizer,
 )
 from glassgpt.errors import UserError

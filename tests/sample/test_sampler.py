@@ -14,12 +14,7 @@ import torch
 from samples import SAMPLE_OPTIONS, sample_pieces, sample_texts
 from small_runs import CONTEXT, LINE, prepare_dataset, train_run
 
-from glassgpt.data.tokenizers import (
-    CharTokenizer,
-    IdsTokenizer,
-    Tokenizer,
-    load_tokenizer,
-)
+from glassgpt.data.tokenizers import CharTokenizer, IdsTokenizer, Tokenizer, load_tokenizer
 from glassgpt.errors import UserError
 from glassgpt.model.generate import generate_samples
 from glassgpt.model.sampling import TokenSampler

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from glassgpt.data.decompress import DecompressedFile
-from glassgpt.data.document_batches import TextFilesReader
+from glassgpt.data.document_readers import TextFilesReader
+from glassgpt.data.text_files import DecompressedFile
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,

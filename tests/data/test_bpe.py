@@ -12,9 +12,14 @@ from hypothesis import strategies as st
 from small_gpt2 import small_bpe, small_hf_tokenizer
 from tokenizers import Tokenizer as Library
 
-from glassgpt.data.bpe_chunks import split_at_bpe_boundaries, split_for_bpe_training
+from glassgpt.data.bpe import (
+    BytePairTokenizer,
+    gpt2_tokenizer,
+    split_at_bpe_boundaries,
+    split_for_bpe_training,
+    train_bpe,
+)
 from glassgpt.data.bpe_table import COMBINING_MARKS_PATTERN, GPT2_PATTERN
-from glassgpt.data.tokenizers import BytePairTokenizer, gpt2_tokenizer, train_bpe
 
 # Blanks of every kind that a word pattern may see differently, beside letters, digits and marks.
 # And the marks and joiners that learned tokenizers keep in a word.

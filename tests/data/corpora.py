@@ -27,7 +27,7 @@ WORDS = (
 
 
 def use_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a few documents are many parcels."""
+    """So that a few documents are many batches."""
     monkeypatch.setattr(document_readers, "TARGET_BATCH_BYTES", 1000)
     monkeypatch.setattr(document_readers, "BLOCK_BYTES", 1500)
     monkeypatch.setattr(document_readers, "_MAX_ROWS_PER_READ", 7)

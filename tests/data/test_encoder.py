@@ -21,7 +21,7 @@ from glassgpt.errors import UserError
 class TellsMask:
     """In place of an encoder: whether its process could be interrupted."""
 
-    def __call__(self, parcel: document_readers.DocumentBatch) -> bool:
+    def __call__(self, batch: document_readers.DocumentBatch) -> bool:
         return signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
@@ -29,8 +29,10 @@ def test_no_worker_is_interrupted_while_it_starts() -> None:
     numbered = [(i, document_readers.DocumentBatch(Path("a"), i, "text", [], 0)) for i in range(4)]
     encoder: Any = TellsMask()
     assert encoder(numbered[0][1])
-    told: list[Any] = [interruptible for _, _, interruptible in encode_batches(iter(numbered), encoder, 2)]
-    assert told == [False] * 4
+    interruptible_flags: list[Any] = [
+        interruptible for _, _, interruptible in encode_batches(iter(numbered), encoder, 2)
+    ]
+    assert interruptible_flags == [False] * 4
     assert encoder(numbered[0][1])  # and here all is as before
 
 

@@ -43,7 +43,7 @@ def is_held_out(text: str, fraction: float = 0.2) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def small_parcels(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     use_small_batches(monkeypatch)
 
 
@@ -220,7 +220,7 @@ def test_a_line_that_is_no_text_is_named(tmp_path: Path, workers: int) -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_parcels_without_a_text_are_passed_over(tmp_path: Path, first: bool) -> None:
-    """Seven rows are a parcel, and what the disk is asked for is foreseen from the first."""
+    """Seven rows are a batch, and what the disk is asked for is foreseen from the first."""
     empty: list[str | None] = [None, ""] * 7
     write_fineweb_parquet(tmp_path / "a.parquet", [*empty, *TEXTS] if first else [*TEXTS, *empty])
     dataset = prepare_dataset(tmp_path / "a.parquet", tmp_path / "out")
@@ -396,8 +396,8 @@ def test_long_rows_of_parquet_are_not_in_memory_at_once(
     # What is read and not yet handed out: of Python by tracemalloc, of arrow by itself.
     tracemalloc.start()
     most = read = 0
-    for parcel in document_readers.ParquetReader(path, path.stat().st_size, "text").read_batches(skip=3):
-        most, read = max(most, pa.total_allocated_bytes()), read + len(parcel.items)
+    for batch in document_readers.ParquetReader(path, path.stat().st_size, "text").read_batches(skip=3):
+        most, read = max(most, pa.total_allocated_bytes()), read + len(batch.items)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert read == 197

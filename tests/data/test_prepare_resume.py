@@ -25,7 +25,7 @@ TEXTS = make_documents(200)
 
 
 @pytest.fixture(autouse=True)
-def small_parcels(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     use_small_batches(monkeypatch)
 
 

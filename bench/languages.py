@@ -23,7 +23,7 @@ from babel.messages.pofile import read_po
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import glassgpt
-from glassgpt.data.tokenizers import train_bpe
+from glassgpt.data.bpe import train_bpe
 
 VOCABULARY = 2048
 HELD_OUT_EVERY = 10  # one line of so many is measured

@@ -27,7 +27,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from glassgpt.data.tokenizers import TOKENIZER_JSON, BytePairTokenizer, load_folder_bpe, train_bpe
+from glassgpt.data.bpe import TOKENIZER_JSON, BytePairTokenizer, train_bpe
+from glassgpt.data.tokenizers import load_folder_bpe
 
 VOCABULARY = 50_304
 VAL_FRACTION = 0.0005  # nanoGPT's

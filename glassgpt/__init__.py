@@ -22,7 +22,7 @@ _LAZY = {"Run": "glassgpt.training.session", "TrainConfig": "glassgpt.config", "
 
 
 def __getattr__(name: str) -> object:
-    """Imported when they are asked for: torch takes seconds, and `glass --help` needs none of these."""
+    """Imported on first use: torch takes seconds to import, and `glass --help` needs none of these."""
     if name in _LAZY:
         import importlib
 

@@ -1,4 +1,4 @@
-"""The old address of the journal, kept for one release."""
+"""The old name of the journal module, importable for one more release."""
 
 import warnings
 
@@ -6,5 +6,5 @@ from glassgpt.record import journal
 
 __all__ = ["journal"]
 
-_ADVICE = "glassgpt.account.journal has moved: use glassgpt.read_journal"
-warnings.warn(_ADVICE, DeprecationWarning, stacklevel=2)
+_DEPRECATION = "glassgpt.account.journal has moved: use glassgpt.read_journal"
+warnings.warn(_DEPRECATION, DeprecationWarning, stacklevel=2)

@@ -1,7 +1,7 @@
-"""The one exception for mistakes a user can fix; and what messages are made of.
+"""UserError, the one exception for problems that a user can fix; and helpers for error messages.
 
-It carries every problem found, each a sentence that names the flag and the fix. The command line prints
-them one per line and exits with code 2; nothing has been written by then. Bugs raise anything else.
+It carries all problems, each a sentence that names the flag and the fix. The command line prints
+them one per line and exits with code 2. Bugs raise anything else.
 """
 
 from __future__ import annotations
@@ -24,34 +24,37 @@ _OUT_OF_MEMORY_PHRASES = (
     "not enough memory",
     "ALLOC_FAILED",
     "out of memory",
-    "failed to map segment",  # of a library that is being imported
+    "failed to map segment",  # while a shared library is imported
 )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out."""
+    """Whether an exception means that memory ran out."""
     kinds = MemoryError | RuntimeError | ImportError
     return isinstance(error, kinds) and mentions_out_of_memory(error_type_and_message(error))
 
 
 def mentions_out_of_memory(error: str) -> bool:
-    """Torch has a name for it on cards; its CPU allocator and CUDA's libraries only have words."""
-    return any(word in error for word in _OUT_OF_MEMORY_PHRASES)
+    """Torch has an exception class for GPUs; its CPU allocator and CUDA's libraries only have messages."""
+    return any(phrase in error for phrase in _OUT_OF_MEMORY_PHRASES)
 
 
 def is_thread_start_failure(error: BaseException) -> bool:
-    """Whether the system refused a thread; Python has only words for it."""
+    """Whether the system refused to start a thread; Python has no exception class for it."""
     return isinstance(error, RuntimeError) and "can't start new thread" in str(error)
 
 
 def describe_os_error(error: OSError) -> str:
-    """What the system refused, and of which file. It names none when reading, writing or closing fails: then
-    that is the path which the innermost function on the way there works with."""
-    what, where, trace = error.strerror or first_message_line(error), error.filename, error.__traceback__
+    """The message and the path of an OSError.
+
+    A failed read, write or close names no file: then the path is that of the innermost function in the
+    traceback that has one among its variables.
+    """
+    message, path, trace = error.strerror or first_message_line(error), error.filename, error.__traceback__
     while error.errno is not None and error.filename is None and trace is not None:
         paths = [value for value in trace.tb_frame.f_locals.values() if isinstance(value, Path)]
-        where, trace = paths[-1] if paths else where, trace.tb_next
-    return what if where is None else f"{what}: {str(where)[:200]}"
+        path, trace = paths[-1] if paths else path, trace.tb_next
+    return message if path is None else f"{message}: {str(path)[:200]}"
 
 
 THREAD_START_FAILURE = (
@@ -60,28 +63,28 @@ THREAD_START_FAILURE = (
 )
 
 
-_MAX_MESSAGE_CHARS = 300  # characters of somebody else's message
+_MAX_MESSAGE_CHARS = 300  # messages of libraries can be pages long
 
 
 def first_message_line(error: BaseException) -> str:
-    """How its message begins; its kind, if it has none."""
+    """The first line of its message; its type, if it has none."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].rstrip()[:_MAX_MESSAGE_CHARS]
 
 
 def error_type_and_message(error: BaseException) -> str:
-    """Its kind, and how its message begins."""
-    kind = type(error).__name__
-    return f"{kind}: {first_message_line(error)}"[:_MAX_MESSAGE_CHARS] if str(error).strip() else kind
+    """Its type, and the first line of its message."""
+    name = type(error).__name__
+    return f"{name}: {first_message_line(error)}"[:_MAX_MESSAGE_CHARS] if str(error).strip() else name
 
 
-def join_first(names: Iterable[str], most: int = 10) -> str:
+def join_first(names: Iterable[str], limit: int = 10) -> str:
     """a, b, c, ..."""
-    shown = list(names)
-    return ", ".join(shown[:most]) + (", ..." if len(shown) > most else "")
+    all_names = list(names)
+    return ", ".join(all_names[:limit]) + (", ..." if len(all_names) > limit else "")
 
 
-def user_error_for_files(problems: Sequence[str], most: int = 10) -> UserError:
-    """One problem a file, of a folder that may have thousands."""
-    more = len(problems) - most
-    return UserError([*problems[:most], *([f"... and {more} more files like these"] if more > 0 else [])])
+def user_error_for_files(problems: Sequence[str], limit: int = 10) -> UserError:
+    """One problem per file; only the first `limit` of a folder with thousands."""
+    more = len(problems) - limit
+    return UserError([*problems[:limit], *([f"... and {more} more files like these"] if more > 0 else [])])

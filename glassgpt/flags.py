@@ -1,9 +1,9 @@
-"""`--key=value` as people write it, and each value as the type that its field wants.
+"""`--key=value` as people write it, and each value as the type of its dataclass field.
 
     parse_flags(["--max_iters=1e4"], TrainConfig)           # [], {"max_iters": "1e4"}, []
     check_settings({"max_iters": "1e4"}, TrainConfig)       # {"max_iters": 10000}, []
 
-Any dataclass will do for the fields. Problems are collected, so that all of them can be reported at once.
+Works for any options dataclass. Problems are collected, so that all of them are reported at once.
 """
 
 from __future__ import annotations
@@ -19,20 +19,88 @@ from typing import Any, Literal
 
 from glassgpt.config import ConfigValue, TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.flag_aliases import TRAIN_HINTS
 
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+(?:_[0-9]+)*")
 
 _TRUE, _FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")
 
 
+# --- names of other trainers ---
+
+# Names that other trainers use, and names that a reader may expect. An unknown flag with one of these names
+# is refused with the name that `glass train` has.
+_ALIASES_BY_SETTING = {
+    "n_layer": ("num_layers", "n_layers", "layers", "depth"),
+    "n_head": ("num_heads", "n_heads", "heads"),
+    "n_embd": ("d_model", "hidden_size", "hidden_dim", "embed_dim", "embd", "width"),
+    "block_size": ("context_length", "context", "seq_len", "seq_length", "max_seq_len", "sequence_length"),
+    "arch": ("architecture", "model_type"),
+    "batch_size": ("micro_batch_size", "device_batch_size", "bs"),
+    "batch_tokens": ("total_batch_size", "global_batch_size"),
+    "gradient_accumulation_steps": ("accumulate", "grad_accum", "grad_accumulation_steps"),
+    "documents=apart": ("document_mask", "document_masking", "mask_documents"),
+    "learning_rate": ("lr", "max_lr"),
+    "matrix_lr": ("muon_lr", "muon_learning_rate"),
+    "embedding_lr": ("embedding_learning_rate", "embed_lr"),
+    "max_iters": ("steps", "num_steps", "max_steps", "train_steps", "num_iters", "num_iterations", "iters"),
+    "weight_decay": ("wd",),
+    "beta1": ("adam_beta1",),
+    "beta2": ("adam_beta2",),
+    "muon_steps": ("ns_steps", "ns_iters", "newton_schulz_steps", "newton_schulz_iters"),
+    "grad_clip": ("clip", "max_grad_norm", "clip_grad_norm"),
+    "schedule": ("lr_schedule", "lr_scheduler", "scheduler"),
+    "warmup_iters": ("warmup", "warmup_steps"),
+    "lr_decay_iters": ("lr_decay_steps",),
+    "min_lr": ("final_lr",),
+    "eval_interval": ("eval_every", "eval_steps", "val_every"),
+    "closing_eval": ("final_eval",),
+    "patience": ("early_stopping", "early_stopping_patience"),
+    "checkpoint_interval": ("save_interval", "save_every", "save_steps"),
+    "keep_checkpoints": ("save_total_limit",),
+    "log_interval": ("log_every", "log_steps", "logging_steps"),
+    "out_dir": ("output_dir", "outdir", "run_dir"),
+    "dataset": ("data",),
+    "init_from": ("init", "pretrained"),
+    "activation_checkpointing": ("gradient_checkpointing", "grad_checkpointing"),
+    "graph": ("cuda_graph", "cuda_graphs"),
+    "shard": ("fsdp",),
+    "rank_timeout": ("ddp_timeout", "nccl_timeout"),
+    "data_place": ("data_device",),
+    "track": ("report_to", "trackers"),
+    "dtype": ("amp", "precision", "mixed_precision"),
+    "dtype=float16": ("fp16", "half"),
+    "dtype=bfloat16": ("bf16",),
+    "device=cuda": ("gpu", "cuda"),
+    "device=cpu": ("cpu", "no_cuda"),
+}
+
+RESUME_HINT = (
+    "--init_from=resume --out_dir=RUN resumes a run; "
+    "--init_from=RUN@2000 starts a new one from its checkpoint at update 2000"
+)
+EPOCHS_HINT = "--max_iters counts updates: epochs x tokens in the training split / tokens per update"
+_SAMPLING_HINT = "it belongs to `glass sample`"
+
+_RESUME_ALIASES = (
+    "resume", "resume_from", "resume_from_checkpoint", "ckpt", "checkpoint", "load", "load_from",
+    "load_checkpoint", "continue", "restore",
+)  # fmt: skip
+
+TRAIN_HINTS = (
+    {alias: f"did you mean --{name}?" for name, aliases in _ALIASES_BY_SETTING.items() for alias in aliases}
+    | dict.fromkeys(_RESUME_ALIASES, RESUME_HINT)
+    | dict.fromkeys(("epochs", "num_epochs", "max_epochs", "num_train_epochs"), EPOCHS_HINT)
+    | dict.fromkeys(("start", "num_samples", "max_new_tokens", "temperature", "top_k"), _SAMPLING_HINT)
+)
+
+
 # --- the command line ---
 
 
 def parse_flags(arguments: Sequence[str], options: type) -> tuple[list[str], dict[str, str], list[str]]:
-    """Positional words, `--key=value` settings still as text, and problems of form.
+    """Positional words, `--key=value` settings still as text, and syntax problems.
 
-    `--key value` works too, and a bare `--key` means True for a setting that can be True or on.
+    `--key value` works too, and a bare `--key` means True for a setting that takes True or on.
     """
     known = field_types(options)
     words: list[str] = []
@@ -47,45 +115,40 @@ def parse_flags(arguments: Sequence[str], options: type) -> tuple[list[str], dic
         name, equals, value = argument[2:].partition("=")
         name = name.replace("-", "_")
         if not equals:
-            taken = _value_after(known.get(name), rest)
-            if taken is None and name in known:
+            field_type = known.get(name)
+            literals = typing.get_args(field_type) if typing.get_origin(field_type) is Literal else ()
+            is_switch = field_type is bool or "on" in literals
+            next_word = rest[0] if rest and not rest[0].startswith("--") else None
+            if is_switch and (next_word is None or next_word.lower() not in (*_TRUE, *_FALSE, *literals)):
+                value = "True"
+            elif next_word is not None:
+                value = rest.pop(0)
+            elif name in known:
                 problems.append(f"--{name} needs a value: --{name}=...")
                 continue
-            value = taken or ""  # of an unknown name: check_settings says what it is called here
+            # An unknown name keeps the empty value: check_settings says which name is meant.
         if name in settings:
             problems.append(f"--{name} is given twice")
         settings[name] = value
     return words, settings, problems
 
 
-def _value_after(wanted: Any, rest: list[str]) -> str | None:
-    """Of a bare `--key`: True for a switch, else the next word, taken out of the rest; None: nothing left."""
-    follows = rest[0] if rest and not rest[0].startswith("--") else None
-    values = _values_of_switch(wanted)
-    if values and (follows is None or follows.lower() not in values):
-        return "True"
-    return None if follows is None else rest.pop(0)
-
-
-def _values_of_switch(wanted: Any) -> tuple[str, ...]:
-    """What may follow a setting that can be switched on by its name alone; nothing for any other."""
-    named = typing.get_args(wanted) if typing.get_origin(wanted) is Literal else ()
-    return (*_TRUE, *_FALSE, *named) if wanted is bool or "on" in named else ()
-
-
 # --- settings by name ---
+
+_HINTS_BY_OPTIONS: Mapping[type, Mapping[str, str]] = {TrainConfig: TRAIN_HINTS}
 
 
 def check_settings(
     settings: Mapping[str, Any], options: type, where: str = ""
 ) -> tuple[dict[str, ConfigValue], list[str]]:
-    """The settings with the types `options` wants, and every problem found on the way."""
-    known = field_types(options)
+    """The settings with the types of `options`, and all problems."""
+    known, hints = field_types(options), _HINTS_BY_OPTIONS.get(options, {})
     checked: dict[str, ConfigValue] = {}
     problems = []
     for name, value in settings.items():
         if name not in known:
-            problems.append(f"unknown setting --{name}{where}{_hint(name, options)}")
+            hint = f"; {hints[name]}" if name in hints else did_you_mean(name, known)
+            problems.append(f"unknown setting --{name}{where}{hint}")
             continue
         try:
             checked[name] = coerce_value(f"--{name}", value, known[name])
@@ -94,17 +157,8 @@ def check_settings(
     return checked, problems
 
 
-_HINTS_BY_OPTIONS: Mapping[type, Mapping[str, str]] = {TrainConfig: TRAIN_HINTS}
-
-
-def _hint(name: str, options: type) -> str:
-    """What to write instead of a name that `options` does not have."""
-    known_elsewhere = _HINTS_BY_OPTIONS.get(options, {}).get(name)
-    return f"; {known_elsewhere}" if known_elsewhere else did_you_mean(name, field_types(options))
-
-
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean …?` for a name that is close to a known one, else a hint where the names are."""
+    """`; did you mean …?` for a name close to a known one, else a hint where the names are listed."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean --{close[0]}?" if close else "; --help lists them all"
 
@@ -117,40 +171,38 @@ def field_types(options: type) -> Mapping[str, Any]:
     return typing.get_type_hints(options)
 
 
-def coerce_value(name: str, value: Any, wanted: Any) -> ConfigValue:
-    """`value`, from a file or as text from the command line, as the type the field wants."""
-    if typing.get_origin(wanted) is Literal:
-        return _coerce_literal(name, value, typing.get_args(wanted))
-    if isinstance(wanted, types.UnionType):
-        (inner,) = (kind for kind in typing.get_args(wanted) if kind is not type(None))
-        return (
-            None if value is None or str(value).lower() in ("none", "") else coerce_value(name, value, inner)
-        )
-    if wanted is bool:
-        return _coerce_bool(name, value)
-    if wanted is int:
-        return _coerce_int(name, value)
-    if wanted is float:
+def coerce_value(name: str, value: Any, field_type: Any) -> ConfigValue:
+    """`value`, from a file or as text from the command line, as the type of the field."""
+    if typing.get_origin(field_type) is Literal:
+        text, allowed = str(value).lower(), typing.get_args(field_type)
+        if "on" in allowed and text in (*_TRUE, *_FALSE):
+            text = "on" if text in _TRUE else "off"
+        if text not in allowed:
+            raise UserError(f"{name}={value} is not one of {', '.join(allowed)}")
+        return text
+    if isinstance(field_type, types.UnionType):
+        if value is None or str(value).lower() in ("none", ""):
+            return None
+        (inner_type,) = (kind for kind in typing.get_args(field_type) if kind is not type(None))
+        return coerce_value(name, value, inner_type)
+    if field_type is bool:
+        if str(value).lower() not in (*_TRUE, *_FALSE):
+            raise UserError(f"{name}={value} is neither True nor False")
+        return str(value).lower() in _TRUE
+    if field_type is int:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if isinstance(value, str) and len(value) < 50 and _WHOLE_NUMBER.fullmatch(value):
+            return int(value)
+        number = _coerce_float(name, value)  # 1e4 is a whole number too
+        if number != int(number):
+            raise UserError(f"{name}={value} is not a whole number")
+        return int(number)
+    if field_type is float:
         return _coerce_float(name, value)
     if not isinstance(value, str | Path):
         raise UserError(f"{name} is text, not {value!r}")
     return str(value)
-
-
-def _coerce_literal(name: str, value: Any, allowed: tuple[str, ...]) -> str:
-    text = str(value).lower()
-    if "on" in allowed and text in (*_TRUE, *_FALSE):
-        text = "on" if text in _TRUE else "off"
-    if text not in allowed:
-        raise UserError(f"{name}={value} is not one of {', '.join(allowed)}")
-    return text
-
-
-def _coerce_bool(name: str, value: Any) -> bool:
-    text = str(value).lower()
-    if text not in (*_TRUE, *_FALSE):
-        raise UserError(f"{name}={value} is neither True nor False")
-    return text in _TRUE
 
 
 def _coerce_float(name: str, value: Any) -> float:
@@ -159,26 +211,12 @@ def _coerce_float(name: str, value: Any) -> float:
             raise ValueError
         number = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{name}={_short(value)} is not a number") from None
+        try:
+            text = str(value)
+        except ValueError:  # an integer of thousands of digits
+            text = "that"
+        short = text if len(text) < 50 else text[:47] + "..."
+        raise UserError(f"{name}={short} is not a number") from None
     if number != number or number in (float("inf"), float("-inf")):
         raise UserError(f"{name}={value} is not a finite number")
     return number
-
-
-def _coerce_int(name: str, value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, str) and len(value) < 50 and _WHOLE_NUMBER.fullmatch(value):
-        return int(value)
-    number = _coerce_float(name, value)  # 1e4 is a whole number too
-    if number != int(number):
-        raise UserError(f"{name}={value} is not a whole number")
-    return int(number)
-
-
-def _short(value: Any) -> str:
-    try:
-        text = str(value)
-    except ValueError:  # an integer of thousands of digits
-        return "that"
-    return text if len(text) < 50 else text[:47] + "..."

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers formatted for people: durations, counts, bytes, FLOPs, losses."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def format_integer(value: float) -> str:
 
 
 def format_parameters(value: float, exact: bool = True) -> str:
-    """0.80M, 10.65M, 33M, 123.6M; 40.5M where it is only inferred"""
+    """0.80M, 10.65M, 33M, 123.6M; with exact=False 40.5M, for an inferred number"""
     if value < 1e5:
         return format_count(value)
-    unit, large = (1e9, "B") if value >= 0.9995e9 else (1e6, "M")
-    number = value / unit
+    scale, unit = (1e9, "B") if value >= 0.9995e9 else (1e6, "M")
+    number = value / scale
     digits = f"{number:.2f}" if exact and number < 100 else f"{number:.1f}"
     rounded = digits.rstrip("0").rstrip(".")
-    return (rounded if "." not in rounded else digits) + large
+    return (rounded if "." not in rounded else digits) + unit
 
 
 def pluralize(number: int, noun: str) -> str:
@@ -72,7 +72,7 @@ def format_bytes(value: float) -> str:
 
 
 def format_flops(flops: float) -> str:
-    """An amount of arithmetic: 186 kFLOP, 300 MFLOP, 5.81 PFLOP, 1.20e+21 FLOP"""
+    """A number of operations: 186 kFLOP, 300 MFLOP, 5.81 PFLOP, 1.20e+21 FLOP"""
     if flops >= 0.9995e21:
         return f"{flops:.2e} FLOP"
     for limit, unit in _METRIC_PREFIXES:
@@ -100,20 +100,20 @@ def _three_digits(value: float) -> str:
 
 
 def format_percent(share: float) -> str:
-    """Of 1: 0.4%, 9.9%, 65%"""
+    """A fraction of 1: 0.4%, 9.9%, 65%"""
     points = 100 * share
     return f"{points:.0f}%" if abs(points) >= 9.95 else f"{points:.1f}%"
 
 
 def format_percent_value(percent: float) -> str:
-    """Of 100, as an MFU is: 0.08%, 9.99%, 15.4%, 61%"""
+    """A number of percent, such as an MFU: 0.08%, 9.99%, 15.4%, 61%"""
     if percent < 9.995:
         return f"{percent:.2f}%"
     return f"{percent:.1f}%" if percent < 59.95 else f"{percent:.0f}%"
 
 
 def format_ratio(ratio: float) -> str:
-    """How many times: 1.8, 34, 1200"""
+    """1.8, 34, 1200"""
     return f"{ratio:.1f}" if ratio < 9.95 else f"{ratio:.0f}"
 
 
@@ -127,17 +127,17 @@ def format_loss(value: float) -> str:
 
 
 def format_norm(value: float) -> str:
-    """A gradient's: 0.75, 0.0064, 1.23e+08"""
+    """A gradient norm: 0.75, 0.0064, 1.23e+08"""
     return f"{value:.2f}" if 0.095 <= value < 1000 or not math.isfinite(value) else f"{value:.3g}"
 
 
 def format_epochs(value: float) -> str:
-    """How often a text was read: 0.0043, 1.6, 21, 260"""
+    """Passes over the training split: 0.0043, 1.6, 21, 260"""
     return f"{value:.2g}" if value < 99.5 else format_integer(value)
 
 
 def format_loss_difference(value: float) -> str:
-    """Of two losses, with two digits that count: 0.25, 0.0064"""
+    """With two significant digits: 0.25, 0.0064"""
     return f"{value:.2f}" if abs(value) >= 0.095 else f"{value:.2g}"
 
 

@@ -1,10 +1,10 @@
-"""What the program explains, in the reader's language.
+"""Translated messages: English sentences are the keys of the Hindi and Arabic catalogues.
 
     say("{n} iterations took {time} each", n=5, time="168 ms")
 
-The English sentence is the key; `locale/LANG/LC_MESSAGES/glassgpt.po` holds the others. Numbers, names and
-code are put in after translating, as they are; in a right-to-left language each is isolated, so that `12.5%`
-or `--eval_interval=2000` is not torn apart by the text around it.
+`locale/LANG/LC_MESSAGES/glassgpt.po` holds the translations. Numbers, names and code are inserted after
+translating. In a right-to-left language each is isolated by direction marks, so that `12.5%` or
+`--eval_interval=2000` is shown in order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from importlib import resources
 LANGUAGES = {"en": "English", "hi": "हिन्दी", "ar": "العربية"}
 RIGHT_TO_LEFT = frozenset({"ar"})
 
-# `--gpu={name}` or `max_iters=1000`: one piece, which reads from left to right.
+# `--gpu={name}` or `max_iters=1000`: isolated as one piece, which reads from left to right.
 _CODE_PATTERN = re.compile(r"(?<![\w{])-{0,2}[A-Za-z][\w.]*=(?:\{\w+\}|[\w.]+)|(?<![\w-])--[a-z][\w.]*")
 _LEFT_TO_RIGHT = "\N{LEFT-TO-RIGHT ISOLATE}"
 _ISOLATE, _POP = "\N{FIRST STRONG ISOLATE}", "\N{POP DIRECTIONAL ISOLATE}"
@@ -30,7 +30,7 @@ _language: ContextVar[str] = ContextVar("language", default="en")
 
 
 def say(sentence: str, **values: object) -> str:
-    """The sentence in the current language, with the values in it."""
+    """The sentence in the current language, with the values inserted."""
     language = _language.get()
     text = sentence if language == "en" else _catalogue(language).gettext(sentence)
     if language in RIGHT_TO_LEFT:
@@ -45,7 +45,7 @@ def current_language() -> str:
 
 @contextmanager
 def use_language(language: str) -> Iterator[None]:
-    """Explanations made inside are in this language."""
+    """`say` uses this language inside the block."""
     token = _language.set(language)
     try:
         yield
@@ -54,22 +54,22 @@ def use_language(language: str) -> Iterator[None]:
 
 
 def preferred_language() -> str:
-    """The locale's language, where there is a catalogue for it.
+    """The language of the locale, if there is a catalogue for it.
 
-    As with gettext, LANGUAGE is a list that counts for more, but not in the C locale, which scripts set to
-    get English.
+    As with gettext, the list in LANGUAGE comes first, except in the C locale, which scripts set to get
+    English.
     """
     settings = (os.environ.get(name) for name in ("LC_ALL", "LC_MESSAGES", "LANG"))
-    place = next((value for value in settings if value), "C")
-    if _language_in(place) in ("c", "posix"):
+    locale = next((value for value in settings if value), "C")
+    if _language_of_locale(locale) in ("c", "posix"):
         return "en"
-    wanted = [*os.environ.get("LANGUAGE", "").split(":"), place]
-    return next((name for name in map(_language_in, wanted) if name in LANGUAGES), "en")
+    locales = [*os.environ.get("LANGUAGE", "").split(":"), locale]
+    return next((language for language in map(_language_of_locale, locales) if language in LANGUAGES), "en")
 
 
-def _language_in(place: str) -> str:
+def _language_of_locale(locale: str) -> str:
     """hi of hi_IN.UTF-8"""
-    return re.split(r"[_.@]", place, maxsplit=1)[0].lower()
+    return re.split(r"[_.@]", locale, maxsplit=1)[0].lower()
 
 
 @cache

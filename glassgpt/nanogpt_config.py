@@ -1,9 +1,9 @@
-"""nanoGPT's config files: Python by their looks, read here as text and never run.
+"""nanoGPT's config files: Python syntax, which is parsed and never executed.
 
     glass train config/train_shakespeare_char.py
 
-A line is `name = value`. A value is a number, a text, True, False, None, or arithmetic on these and on names
-that have a value already. Imports are let through and import nothing. All else is refused with its line.
+A line is `name = value`. A value is a number, a string, True, False, None, or arithmetic on these and on
+names assigned before. Imports are accepted and import nothing. Everything else is refused with its line.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 
 from glassgpt.config import ConfigValue
 from glassgpt.errors import UserError
-from glassgpt.paths import regular_file_opener
+from glassgpt.files import regular_file_opener
 
 
 @dataclass(frozen=True)
 class FileSetting:
-    """What a file says about a setting, and on which line."""
+    """A setting in a file, and its line."""
 
     value: ConfigValue
     line: int
@@ -33,27 +33,29 @@ class FileSetting:
 
 @dataclass(frozen=True)
 class LineProblem:
-    """Something to fix, and its line, so that problems found later on can be sorted in."""
+    """A problem, and its line, by which problems are sorted."""
 
     line: int
     text: str
 
 
-# Files of settings are far below these; files made to keep a parser or a machine busy are above.
+# Far above any real config file; they stop files made to exhaust the parser or the memory.
 _MAX_FILE_BYTES = 100_000
 _MAX_INT_BITS = 256
 _MAX_TEXT_CHARS = 1000
 _MAX_QUOTE_CHARS = 60
 
-# People put the time of day into these. Nothing depends on them, so the expression itself will do.
+# People put the time of day into these names. Nothing depends on them, so they keep the expression as text.
 _SETTINGS_KEPT_AS_SOURCE = ("wandb_run_name", "wandb_project")
 
-# What is said about a line, after its quote.
+# Error messages, after the quoted line.
 _NEEDS_EXECUTION = "would have to be run, and a config file is only read"
 _TOO_LARGE = "is beyond all bounds"
 _TOO_DEEP = "is nested too deeply"
 _FIX_HINT = "write the value itself, or leave the line out"
 
+_LARGE_WIDTH = re.compile(r"\d{4}")
+_CONVERSIONS: dict[str, Callable[[object], str]] = {"s": str, "r": repr, "a": ascii}
 _UNARY_OPERATORS: dict[type[ast.unaryop], Callable[[Any], Any]] = {
     ast.UAdd: operator.pos,
     ast.USub: operator.neg,
@@ -70,17 +72,23 @@ _BINARY_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def read_python_settings(
-    path: Path, before: Mapping[str, ConfigValue]
+    path: Path, defaults: Mapping[str, ConfigValue]
 ) -> tuple[dict[str, FileSetting], list[LineProblem]]:
-    """The settings of the file, known or not, and every line that is more than a setting.
+    """The settings of the file, known or not, and a problem for every line that is not a setting.
 
-    `before` has all settings there are, with what they are worth to a file that uses them without setting
-    them. Other names are helpers if a later line uses them or if they start with `_`, else mistakes; these
-    are among the settings for the caller to refuse.
+    `defaults` has all known settings, with the values that a file can use before it sets them. Other names
+    are helpers if a later line uses them or if they start with `_`. The rest are mistakes; they are returned
+    with the settings, for the caller to refuse.
     """
     source = _read_source(path)
-    reader = _ConfigFileReader(path, source, before)
-    for statement in _parse(source, path):
+    try:
+        statements = _parse_quietly(source)
+    except SyntaxError as error:
+        raise UserError(f"{path}, line {error.lineno or 1}: {error.msg}") from None
+    except (RecursionError, MemoryError):
+        raise UserError(f"{path}, line {_find_too_deep_line(source)}: this {_TOO_DEEP}") from None
+    reader = _ConfigFileReader(path, source, defaults)
+    for statement in statements:
         reader.read(statement)
     return reader.settings(), reader.problems
 
@@ -89,6 +97,7 @@ def read_python_settings(
 
 
 def _read_source(path: Path) -> str:
+    """The text of the file, with the line ends that Python counts."""
     try:
         with open(path, "rb", opener=regular_file_opener) as file:
             data = file.read(_MAX_FILE_BYTES + 1)
@@ -100,38 +109,29 @@ def _read_source(path: Path) -> str:
         raise UserError(f"{path} is too large for a config file: above {_MAX_FILE_BYTES} bytes")
     try:
         text = data.decode("utf-8-sig")
-        broken = data.find(b"\0")
+        bad_byte = data.find(b"\0")
     except UnicodeDecodeError as error:
-        broken = error.start
-    if broken >= 0:
-        line = data.count(b"\n", 0, broken) + 1
+        bad_byte = error.start
+    if bad_byte >= 0:
+        line = data.count(b"\n", 0, bad_byte) + 1
         raise UserError(f"{path}, line {line}: this is not text in UTF-8")
-    return text.replace("\r\n", "\n").replace("\r", "\n")  # the line ends that Python counts
-
-
-def _parse(source: str, path: Path) -> list[ast.stmt]:
-    try:
-        return _parse_quietly(source)
-    except SyntaxError as error:
-        raise UserError(f"{path}, line {error.lineno or 1}: {error.msg}") from None
-    except (RecursionError, MemoryError):
-        raise UserError(f"{path}, line {_find_too_deep_line(source)}: this {_TOO_DEEP}") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _parse_quietly(source: str) -> list[ast.stmt]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a backslash too many in a text is not our business
+        warnings.simplefilter("ignore")  # such as for an invalid escape sequence in a string
         return ast.parse(source).body
 
 
 def _find_too_deep_line(source: str) -> int:
-    """The line that makes the parser give up, which does not say so itself."""
+    """The line at which the parser gives up; its exception does not name it."""
     lines = source.split("\n")
 
     def is_too_deep(count: int) -> bool:
         try:
             _parse_quietly("\n".join(lines[:count]))
-        except SyntaxError:  # cut in the middle
+        except SyntaxError:  # the cut is inside a statement
             return False
         except (RecursionError, MemoryError):
             return True
@@ -144,59 +144,62 @@ def _find_too_deep_line(source: str) -> int:
 
 
 class _ConfigFileReader:
-    """Goes down a file and remembers what each name is worth."""
+    """Reads statement by statement and keeps the value of each name."""
 
-    def __init__(self, path: Path, source: str, before: Mapping[str, ConfigValue]) -> None:
+    def __init__(self, path: Path, source: str, defaults: Mapping[str, ConfigValue]) -> None:
         self.path = path
         self.lines = source.encode().split(b"\n")
-        self.known = before.keys()
-        self.values = dict(before)
+        self.known = defaults.keys()
+        self.values = dict(defaults)
         self.assigned: dict[str, FileSetting] = {}
         self.used: set[str] = set()
         self.problems: list[LineProblem] = []
 
     def settings(self) -> dict[str, FileSetting]:
-        return {name: setting for name, setting in self.assigned.items() if not self._is_helper(name)}
-
-    def _is_helper(self, name: str) -> bool:
-        return name not in self.known and (name in self.used or name.startswith("_"))
+        """All assigned names but the helpers."""
+        return {
+            name: setting
+            for name, setting in self.assigned.items()
+            if name in self.known or not (name in self.used or name.startswith("_"))
+        }
 
     def read(self, statement: ast.stmt) -> None:
-        self.used |= _names_in(statement) & self.assigned.keys()
+        self.used |= self.assigned.keys() & {
+            node.id
+            for node in ast.walk(statement)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        }
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 self._assign(name, value, statement)
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
                 self._assign(name, value, statement)
             case ast.Import(names=names) | ast.ImportFrom(names=names):
-                self._pass_import(names, statement)
+                # Nothing is imported. But an import that would have set a setting must not be lost silently.
+                imported = {alias.asname or alias.name.partition(".")[0] for alias in names}
+                if "*" in imported or imported & self.known:
+                    self._refuse(statement, "would take settings from another file, and nothing is imported")
+                for name in imported:
+                    self.values.pop(name, None)
             case ast.Expr(value=ast.Constant(value=str())):
-                pass  # a text that nobody uses is a comment
+                pass  # a docstring
             case _:
                 self._refuse(statement, _NEEDS_EXECUTION)
 
     def _assign(self, name: str, value: ast.expr, statement: ast.stmt) -> None:
         line = statement.lineno
         try:
-            folded = self.values[name] = _fold_within_depth(value, self.values)
-        except UserError as error:
-            self.values.pop(name, None)  # later lines must not take what it was before
+            result = self.values[name] = _evaluate(value, self.values)
+        except (UserError, RecursionError) as error:
+            self.values.pop(name, None)  # later lines must not use its old value
             if name in _SETTINGS_KEPT_AS_SOURCE:
                 self.assigned[name] = FileSetting(_short(self._source(value), _MAX_TEXT_CHARS), line)
                 return
-            self._refuse(statement, str(error))
+            self._refuse(statement, str(error) if isinstance(error, UserError) else _TOO_DEEP)
             if name in self.known:
                 return
-            folded = None
-        self.assigned[name] = FileSetting(folded, line)
-
-    def _pass_import(self, names: list[ast.alias], statement: ast.stmt) -> None:
-        """Nothing is imported; an import that would have set a setting must not get lost, though."""
-        bound = {alias.asname or alias.name.partition(".")[0] for alias in names}
-        if "*" in bound or bound & self.known:
-            self._refuse(statement, "would take settings from another file, and nothing is imported")
-        for name in bound:
-            self.values.pop(name, None)
+            result = None
+        self.assigned[name] = FileSetting(result, line)
 
     def _refuse(self, statement: ast.stmt, reason: str) -> None:
         quote = _short(self._source(statement), _MAX_QUOTE_CHARS)
@@ -204,20 +207,12 @@ class _ConfigFileReader:
         self.problems.append(LineProblem(statement.lineno, text))
 
     def _source(self, node: ast.stmt | ast.expr) -> str:
-        """The node as the file has it, on one line. (ast's own way splits the whole file each time.)"""
+        """The source of a node, on one line. (ast.get_source_segment splits the whole file each time.)"""
         last = node.end_lineno or node.lineno
         lines = self.lines[node.lineno - 1 : last]
         lines[-1] = lines[-1][: node.end_col_offset]
         lines[0] = lines[0][node.col_offset :]
         return " ".join(b" ".join(lines).decode().split())
-
-
-def _names_in(statement: ast.stmt) -> set[str]:
-    return {
-        node.id
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-    }
 
 
 def _short(text: str, limit: int) -> str:
@@ -227,15 +222,8 @@ def _short(text: str, limit: int) -> str:
 # --- from expressions to values ---
 
 
-def _fold_within_depth(node: ast.expr, names: Mapping[str, ConfigValue]) -> ConfigValue:
-    try:
-        return _evaluate(node, names)
-    except RecursionError:
-        raise UserError(_TOO_DEEP) from None
-
-
 def _evaluate(node: ast.expr, names: Mapping[str, ConfigValue]) -> ConfigValue:
-    """What Python would make of the expression; raises with the reason if it is none that we take."""
+    """The value of the expression as in Python; UserError with the reason if it is not accepted."""
     match node:
         case ast.Constant(value=value):
             return _check_bounds(value)
@@ -250,31 +238,37 @@ def _evaluate(node: ast.expr, names: Mapping[str, ConfigValue]) -> ConfigValue:
         case ast.UnaryOp(op=sign, operand=operand) if type(sign) in _UNARY_OPERATORS:
             return _check_bounds(_UNARY_OPERATORS[type(sign)](_number(_evaluate(operand, names))))
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _BINARY_OPERATORS:
-            return _calculate(sign, _evaluate(left, names), _evaluate(right, names))
+            return _evaluate_binary(sign, _evaluate(left, names), _evaluate(right, names))
+        case ast.FormattedValue(value=inner, conversion=conversion, format_spec=format_spec):
+            value = _evaluate(inner, names)
+            if conversion != -1:
+                value = _CONVERSIONS[chr(conversion)](value)
+            spec = "" if format_spec is None else str(_evaluate(format_spec, names))
+            if _LARGE_WIDTH.search(spec):
+                raise UserError(_TOO_LARGE)
+            try:
+                return format(value, spec)
+            except (ValueError, TypeError, OverflowError) as error:
+                raise UserError(f"has a form that does not work: {error}") from None
         case ast.JoinedStr(values=parts):
-            return _check_bounds("".join(_evaluate_fstring_part(part, names) for part in parts))
+            return _check_bounds("".join(str(_evaluate(part, names)) for part in parts))
     raise UserError(_NEEDS_EXECUTION)
 
 
-def _calculate(sign: ast.operator, left: ConfigValue, right: ConfigValue) -> ConfigValue:
+def _evaluate_binary(sign: ast.operator, left: ConfigValue, right: ConfigValue) -> ConfigValue:
     if isinstance(left, str) and isinstance(right, str) and isinstance(sign, ast.Add):
         return _check_bounds(left + right)
     a, b = _number(left), _number(right)
-    if isinstance(sign, ast.Pow) and _is_large_power(a, b):
-        raise UserError(_TOO_LARGE)  # before it is worked out, which may take years
+    # Checked before it is computed: a large integer power takes all memory. (A float overflows.)
+    is_int_power = isinstance(sign, ast.Pow) and isinstance(a, int) and isinstance(b, int)
+    if is_int_power and int(a).bit_length() * b > _MAX_INT_BITS:
+        raise UserError(_TOO_LARGE)
     try:
         return _check_bounds(_BINARY_OPERATORS[type(sign)](a, b))
     except ZeroDivisionError:
         raise UserError("divides by zero") from None
     except OverflowError:
         raise UserError(_TOO_LARGE) from None
-
-
-def _is_large_power(base: int | float, exponent: int | float) -> bool:
-    """Floats end in an OverflowError by themselves; whole numbers grow for as long as there is memory."""
-    return (
-        isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * exponent > _MAX_INT_BITS
-    )
 
 
 def _number(value: ConfigValue) -> int | float:
@@ -284,7 +278,7 @@ def _number(value: ConfigValue) -> int | float:
 
 
 def _check_bounds(value: Any) -> ConfigValue:
-    """The value, if it is of a kind and size that a setting can have."""
+    """The value, if a setting can have its type and size."""
     if isinstance(value, int) and value.bit_length() > _MAX_INT_BITS:
         raise UserError(_TOO_LARGE)
     if isinstance(value, str) and len(value) > _MAX_TEXT_CHARS:
@@ -292,23 +286,3 @@ def _check_bounds(value: Any) -> ConfigValue:
     if value is None or isinstance(value, str | int | float):
         return value
     raise UserError(f"makes a {type(value).__name__}, which no setting takes")
-
-
-_LARGE_WIDTH = re.compile(r"\d{4}")
-_CONVERSIONS: dict[str, Callable[[object], str]] = {"s": str, "r": repr, "a": ascii}
-
-
-def _evaluate_fstring_part(part: ast.expr, names: Mapping[str, ConfigValue]) -> str:
-    """The text of an f-string between its braces, or around them."""
-    if not isinstance(part, ast.FormattedValue):
-        return str(_evaluate(part, names))
-    value = _evaluate(part.value, names)
-    if part.conversion != -1:
-        value = _CONVERSIONS[chr(part.conversion)](value)
-    form = "" if part.format_spec is None else str(_evaluate(part.format_spec, names))
-    if _LARGE_WIDTH.search(form):
-        raise UserError(_TOO_LARGE)
-    try:
-        return format(value, form)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise UserError(f"has a form that does not work: {error}") from None

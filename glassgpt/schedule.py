@@ -1,6 +1,6 @@
-"""The learning rate over a run: the trainer sets it, forecasts count on it, rules check it. No torch.
+"""The learning-rate schedule. Training sets it, forecasts and explain's rules read it. No torch.
 
-LearningRate(peak=6e-4, floor=6e-5, warmup=2000, end=600_000).at(2000)     # 6e-4
+LearningRateSchedule(peak_lr=6e-4, min_lr=6e-5, warmup_iters=2000, decay_iters=600_000).at(2000)     # 6e-4
 """
 
 from __future__ import annotations
@@ -13,38 +13,35 @@ from glassgpt.config import TrainConfig, decay_iters, min_lr, warmup_iters
 
 @dataclass(frozen=True)
 class LearningRateSchedule:
-    """Linear warm-up to the peak, then down to the floor by a `cosine`, or by `wsd`: late and straight."""
+    """Linear warm-up to `peak_lr`, then decay to `min_lr`: `cosine`, or `wsd` (linear, late)."""
 
     peak_lr: float
     min_lr: float
-    warmup_iters: float  # updates
-    decay_iters: float  # the update from which on it stays at the floor
-    schedule: str = "cosine"  # "wsd"; "constant": no warm-up either, as nanoGPT means it
-    wsd_decay_fraction: float = 0.2  # of all updates until the end
+    warmup_iters: float
+    decay_iters: float  # from this update on it is min_lr
+    schedule: str = "cosine"  # or "wsd"; "constant": without warm-up too, as in nanoGPT
+    wsd_decay_fraction: float = 0.2  # of decay_iters
 
     def at(self, update: float) -> float:
-        """The rate of update 0, 1, …"""
+        """The learning rate of update 0, 1, …"""
         if self.schedule == "constant":
             return self.peak_lr
         if update < self.warmup_iters:
-            return (
-                self.peak_lr * (update + 1) / (self.warmup_iters + 1)
-            )  # never 0: the first update should count
+            # + 1: never 0, so that the first update counts
+            return self.peak_lr * (update + 1) / (self.warmup_iters + 1)
         if update >= self.decay_iters:
             return self.min_lr
-        return self.min_lr + (self.peak_lr - self.min_lr) * self._height(update)
-
-    def _height(self, update: float) -> float:
-        """Between the floor, 0, and the peak, 1."""
         if self.schedule == "wsd":
-            fall = max(1, round(self.decay_iters * self.wsd_decay_fraction))
-            return min(1.0, (self.decay_iters - update) / fall)
-        done = (update - self.warmup_iters) / (self.decay_iters - self.warmup_iters)
-        return 0.5 * (1.0 + math.cos(math.pi * done))
+            decay_updates = max(1, round(self.decay_iters * self.wsd_decay_fraction))
+            fraction = min(1.0, (self.decay_iters - update) / decay_updates)
+        else:
+            progress = (update - self.warmup_iters) / (self.decay_iters - self.warmup_iters)
+            fraction = 0.5 * (1.0 + math.cos(math.pi * progress))
+        return self.min_lr + (self.peak_lr - self.min_lr) * fraction
 
 
 def learning_rate(config: TrainConfig, update: int) -> float:
-    """The rate of update 0, 1, …"""
+    """The learning rate of update 0, 1, …"""
     return LearningRateSchedule(
         config.learning_rate,
         min_lr(config),
@@ -56,13 +53,13 @@ def learning_rate(config: TrainConfig, update: int) -> float:
 
 
 def describe_schedule(config: TrainConfig) -> str:
-    """One sentence about the schedule, with what is odd about it."""
+    """One sentence about the schedule, and about what is unusual in it."""
     warmup, end = warmup_iters(config), decay_iters(config)
     if not config.decay_lr:
         return f"constant {config.learning_rate:g}, without warm-up"
     if warmup >= config.max_iters:
-        whole = "its only update does" if warmup == 1 else f"its {warmup} updates do"
-        return f"warm-up only: {whole} not end before --max_iters={config.max_iters}"
+        updates = "its only update does" if warmup == 1 else f"its {warmup} updates do"
+        return f"warm-up only: {updates} not end before --max_iters={config.max_iters}"
     text = (
         f"warm-up over {warmup} {'update' if warmup == 1 else 'updates'} to {config.learning_rate:g}, then "
     )

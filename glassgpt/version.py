@@ -1,3 +1,3 @@
-"""The version, in a module of its own so that reading it imports nothing."""
+"""The version, in a separate module so that reading it imports nothing else."""
 
 VERSION = "0.1.0"

@@ -9,7 +9,7 @@ import pytest
 
 from glassgpt import cgroup
 from glassgpt.cgroup import cpu_quota, memory_limit_and_free_bytes, memory_limit_bytes, usable_cores
-from glassgpt.data.workers import usable_core_count
+from glassgpt.data.encoder import usable_core_count
 
 GIB = 2**30
 

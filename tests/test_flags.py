@@ -11,8 +11,16 @@ import pytest
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.flag_aliases import EPOCHS_HINT, RESUME_HINT, TRAIN_HINTS
-from glassgpt.flags import check_settings, coerce_value, did_you_mean, field_types, parse_flags
+from glassgpt.flags import (
+    EPOCHS_HINT,
+    RESUME_HINT,
+    TRAIN_HINTS,
+    check_settings,
+    coerce_value,
+    did_you_mean,
+    field_types,
+    parse_flags,
+)
 from glassgpt.recipe import build_config, find_recipe, read_recipe
 
 # --- one value

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from glassgpt.cli import main
-from glassgpt.data.tokenizers import train_bpe
+from glassgpt.data.bpe import train_bpe
 from glassgpt.recipe import build_config, find_recipe
 from glassgpt.record import journal
 

@@ -46,13 +46,13 @@ def test_a_word_that_is_no_preset_but_means_something_is_told_how_to_say_it(
         Path(file).touch()
     Path("my diary.txt").touch()
     meant = {
-        "my diary.txt": "to learn from its text, run  glass prepare 'my diary.txt'  first",
-        "data": "to learn from its text, run  glass prepare data  first",
+        "my diary.txt": "to train on its text, run  glass prepare 'my diary.txt'  first",
+        "data": "to train on its text, run  glass prepare data  first",
         "mine": "--dataset=mine trains on it",
         "there": "--dataset=there trains on it",
-        "runs/a": "--init_from=resume --out_dir=runs/a goes on with it, "
+        "runs/a": "--init_from=resume --out_dir=runs/a resumes it, "
         "and its settings are in runs/a/config.toml",
-        "out/ckpt.pt": "--init_from=out/ckpt.pt begins from it",
+        "out/ckpt.pt": "--init_from=out/ckpt.pt starts from its weights",
         "max_iters=5": "a setting is written --max_iters=5",
         "-max_iters=5": "a setting is written --max_iters=5",
         "quickstrat": "did you mean quickstart?",

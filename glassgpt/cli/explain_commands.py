@@ -18,8 +18,8 @@ from glassgpt.explain.explain_options import (
     check_language,
     parse_card,
 )
+from glassgpt.files import expand_user_path
 from glassgpt.i18n import preferred_language, use_language
-from glassgpt.paths import expand_user_path
 from glassgpt.record import journal
 from glassgpt.runs.overrides import RunOverrides, apply_overrides, is_override_flag, parse_overrides
 from glassgpt.sanitize import sanitize_line, sanitize_text

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 from glassgpt.cli.command import make_console, print_help, recipe_from_names, wants_help
 from glassgpt.config import DEVICE_PATTERN, TrainConfig
 from glassgpt.errors import UserError
+from glassgpt.files import expand_user_path
 from glassgpt.flags import check_settings, parse_flags
-from glassgpt.paths import expand_user_path
 from glassgpt.plan.plan_options import PlanOptions, check_plan_options
 from glassgpt.recipe import DEFAULT_PRESET, Recipe, build_config
 

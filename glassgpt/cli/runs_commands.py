@@ -7,7 +7,7 @@ from pathlib import Path
 
 from glassgpt.cli.command import make_console, parse_options, print_help, wants_help
 from glassgpt.errors import UserError
-from glassgpt.paths import expand_user_path
+from glassgpt.files import expand_user_path
 
 
 @dataclass(frozen=True)

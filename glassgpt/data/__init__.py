@@ -1,7 +1,12 @@
-"""Text in, batches out, and never torch.
+"""Text to tokens to shards to batches, without torch.
 
-A `Source` finds the text, a `Tokenizer` turns it into ids, `prepare` writes both down as a dataset folder
-(`train.bin`, `val.bin`, `manifest.json`), `open_dataset` maps that folder back into memory, and `batches`
-says which tokens each update sees: `glass prepare pylib`, then read the modules in that order. Folders that
-nanoGPT made are opened as they are (`nanogpt`), and nothing in them is executed (`plain_pickle`).
+    glass prepare pylib
+
+sources, corpus, hub       find the text: a known name, files, Hugging Face
+tokenizers, bpe            text to ids and back
+prepare, prepare_bulk      write a dataset folder: train.bin, val.bin, manifest.json
+dataset, shards            open that folder as memory-mapped token ids
+batches                    which tokens each update sees
+
+Folders that nanoGPT made are opened as they are (nanogpt_bin), and nothing in them is executed (safe_pickle).
 """

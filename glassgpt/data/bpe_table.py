@@ -1,9 +1,9 @@
-"""Byte-pair ranks: the table of a byte-level BPE tokenizer, from every form it is handed around in.
+"""Merge ranks: the table of a byte-level BPE tokenizer, read from every common file format.
 
 GPT-2's table exists as `encoder.json` + `vocab.bpe` (OpenAI), `vocab.json` + `merges.txt` or
-`tokenizer.json` (Hugging Face), and as base64 lines (tiktoken). All say the same: the 256 bytes, then
+`tokenizer.json` (Hugging Face), and as base64 lines (tiktoken). All hold the same: the 256 bytes, then
 one token per merge in the order of the merges, then `<|endoftext|>`. A merge's place in that order is
-its priority, so {token: id} is the whole tokenizer. Tables of others may be numbered in any way.
+its priority, so {token: id} is the whole tokenizer. Other projects may number their tokens in any way.
 """
 
 from __future__ import annotations
@@ -12,22 +12,27 @@ import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from glassgpt.errors import UserError
 
 TIKTOKEN_FILE = "gpt2.tiktoken"
 END_OF_TEXT = "<|endoftext|>"
-# How GPT-2 cuts text into words before any merging; the possessive form (++) that tiktoken uses.
+# How GPT-2 splits text into words before any merge; in the possessive form (++) that tiktoken uses.
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
-# How a BPE learned here does: combining marks (\p{M}) and zero-width joiners stay in the word of their
+# How a BPE trained by GlassGPT does: combining marks (\p{M}) and zero-width joiners stay in the word of their
 # letter. GPT-2's pattern ends a word at each of them, so it cuts Hindi at every vowel sign. A mark on
 # anything but a letter, such as an emoji's variation selector, stays with that.
 COMBINING_MARKS_PATTERN = GPT2_PATTERN.replace(r"\p{L}++", r"\p{L}[\p{L}\p{M}\x{200C}\x{200D}]*+", 1)
-# The same in tokenizer.json, where possessive forms and $ would mean something else.
+# The same in tokenizer.json, where possessive forms and $ have another meaning.
 HF_COMBINING_MARKS_PATTERN = (
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}[\p{L}\p{M}\x{200C}\x{200D}]*| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 )
+HF_COMBINING_MARKS_PRE_TOKENIZER = {
+    "type": "Split",
+    "pattern": {"Regex": HF_COMBINING_MARKS_PATTERN},
+    "behavior": "Isolated",
+    "invert": False,
+}
 
 MergeRanks = dict[bytes, int]
 
@@ -36,7 +41,7 @@ _BRING_FILES_HINT = f"put {TOKENIZER_FILE_LAYOUTS} into a folder and pass it as 
 
 
 def download_gpt2_ranks(fix: str = _BRING_FILES_HINT) -> MergeRanks:
-    """GPT-2's own table through tiktoken, which checks it and keeps it in its cache."""
+    """GPT-2's table through tiktoken, which checks and caches it."""
     from tiktoken_ext.openai_public import gpt2
 
     try:
@@ -50,19 +55,19 @@ def download_gpt2_ranks(fix: str = _BRING_FILES_HINT) -> MergeRanks:
 
 @dataclass(frozen=True)
 class ParsedBpe:
-    """What a `tokenizer.json` says, known to be a byte-level BPE that leaves the text as it is."""
+    """A `tokenizer.json`, checked to be a byte-level BPE that does not change the text."""
 
     pattern: str
-    ids: dict[str, int]  # in GPT-2's printable alphabet; added tokens are not among them
+    ids: dict[str, int]  # tokens in GPT-2's printable alphabet, without added tokens
     merges: list[tuple[str, str]]
     added_tokens: dict[str, int]
 
     @property
     def ranks(self) -> MergeRanks | None:
-        """The table, if ids follow the merges as GPT-2's do; None for any other numbering.
+        """The table, if the ids are in the order of the merges, as GPT-2's are; None for any other numbering.
 
-        tiktoken merges in the order of the ids, and whichever two parts make a token. A table in another
-        order, or with a merge that this does not come to, it would encode differently without any error.
+        tiktoken merges in the order of the ids, and any two parts that make a token. With a table in another
+        order, or with a merge that this never reaches, it would give other ids without any error.
         """
         ranks = {
             unicode_to_bytes(token): id for token, id in sorted(self.ids.items(), key=lambda item: item[1])
@@ -70,33 +75,35 @@ class ParsedBpe:
         merged = [self.ids.get(first + second) for first, second in self.merges]
         if merged != list(range(256, len(ranks))) or self.added_tokens != {END_OF_TEXT: len(ranks)}:
             return None
-        halves = {first + second: (first, second) for first, second in self.merges}
-        if _problem(ranks) or not all(_is_merge_reachable(*pair, self.ids, halves) for pair in self.merges):
+        parts = {first + second: (first, second) for first, second in self.merges}
+        if _rank_problem(ranks) or not all(
+            _is_merge_reachable(*pair, self.ids, parts) for pair in self.merges
+        ):
             return None
         return ranks
 
 
 def _is_merge_reachable(
-    first: str, second: str, ids: Mapping[str, int], halves: Mapping[str, tuple[str, str]]
+    left: str, right: str, ids: Mapping[str, int], parts: Mapping[str, tuple[str, str]]
 ) -> bool:
-    """Whether merging in the order of the ids leaves these two parts: nothing merges across before both are.
+    """Whether merging in the order of the ids arrives at these two parts: no earlier merge crosses.
 
-    Undoes the merges next to the border, the latest first, and asks each time what could have been merged.
+    Undoes the merges next to the border, the latest first, and checks each time what could have been merged.
     """
-    limit = ids[first + second]
-    while ids.get(first + second, limit) >= limit:
-        is_first = ids[first] > ids[second] if first in halves and second in halves else first in halves
-        if is_first:
-            limit, first = ids[first], halves[first][1]
-        elif second in halves:
-            limit, second = ids[second] + 1, halves[second][0]
+    limit = ids[left + right]
+    while ids.get(left + right, limit) >= limit:
+        undo_left = ids[left] > ids[right] if left in parts and right in parts else left in parts
+        if undo_left:
+            limit, left = ids[left], parts[left][1]
+        elif right in parts:
+            limit, right = ids[right] + 1, parts[right][0]
         else:
             return True
     return False
 
 
 def parse_tokenizer_json(content: bytes) -> ParsedBpe:
-    """ValueError, saying what is not supported, unless a text goes in and comes out as with GPT-2's file."""
+    """Parses a `tokenizer.json`; ValueError names what is not supported."""
     document = json.loads(content)
     model = document["model"]
     if model.get("type") != "BPE":
@@ -119,26 +126,16 @@ def parse_tokenizer_json(content: bytes) -> ParsedBpe:
     # Older files write a merge as one string, newer ones as a pair.
     merges = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
     pairs = [(first, second) for first, second in merges]
-    return ParsedBpe(_word_pattern(document.get("pre_tokenizer")), ids, pairs, added)
-
-
-def _word_pattern(splitter: Any) -> str:
-    parts = splitter["pretokenizers"] if splitter and splitter["type"] == "Sequence" else [splitter or {}]
-    *others, level = parts
-    if level.get("type") == "ByteLevel" and not level.get("add_prefix_space"):
-        if not others and level.get("use_regex", True):
-            return GPT2_PATTERN
-        if others == [HF_COMBINING_MARKS_PRE_TOKENIZER] and not level.get("use_regex", True):
-            return COMBINING_MARKS_PATTERN
+    pre_tokenizer = document.get("pre_tokenizer") or {}
+    is_sequence = pre_tokenizer and pre_tokenizer["type"] == "Sequence"
+    *others, byte_level = pre_tokenizer["pretokenizers"] if is_sequence else [pre_tokenizer]
+    if byte_level.get("type") == "ByteLevel" and not byte_level.get("add_prefix_space"):
+        uses_regex = byte_level.get("use_regex", True)
+        if not others and uses_regex:
+            return ParsedBpe(GPT2_PATTERN, ids, pairs, added)
+        if others == [HF_COMBINING_MARKS_PRE_TOKENIZER] and not uses_regex:
+            return ParsedBpe(COMBINING_MARKS_PATTERN, ids, pairs, added)
     raise ValueError("it splits words neither as GPT-2 does nor as a BPE learned here does")
-
-
-HF_COMBINING_MARKS_PRE_TOKENIZER = {
-    "type": "Split",
-    "pattern": {"Regex": HF_COMBINING_MARKS_PATTERN},
-    "behavior": "Isolated",
-    "invert": False,
-}
 
 
 def dump_ranks(ranks: MergeRanks) -> bytes:
@@ -151,12 +148,12 @@ def parse_ranks(content: bytes) -> MergeRanks:
     """The inverse of `dump_ranks`; ValueError when the table is not complete."""
     pairs = (line.split() for line in content.splitlines())
     ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
-    if problem := _problem(ranks):
+    if problem := _rank_problem(ranks):
         raise ValueError(problem)
     return ranks
 
 
-def _problem(ranks: MergeRanks) -> str | None:
+def _rank_problem(ranks: MergeRanks) -> str | None:
     if list(ranks.values()) != list(range(len(ranks))):
         return "the ids are not 0, 1, 2, ..."
     if {token for token, rank in ranks.items() if rank < 256} != {bytes([b]) for b in range(256)}:
@@ -165,7 +162,7 @@ def _problem(ranks: MergeRanks) -> str | None:
 
 
 def unicode_to_bytes(token: str) -> bytes:
-    """Of a token in GPT-2's printable alphabet; ValueError if it is in another."""
+    """The bytes of a token in GPT-2's printable alphabet; ValueError if it is in another."""
     try:
         return token.translate(_BYTE_BY_CHARACTER).encode("latin-1")
     except UnicodeEncodeError:
@@ -179,7 +176,7 @@ def bytes_to_unicode() -> list[str]:
     return [chr(byte if byte in printable else 256 + others.index(byte)) for byte in range(256)]
 
 
-# Any other character becomes one that is not a byte, or is none already.
+# Any other character becomes one that Latin-1 cannot encode, or is such a character already.
 _BYTE_BY_CHARACTER = dict.fromkeys(range(256), 0xFFFF) | {
     ord(character): byte for byte, character in enumerate(bytes_to_unicode())
 }

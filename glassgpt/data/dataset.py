@@ -1,12 +1,14 @@
-"""A prepared dataset: two files of token ids, and a manifest that says exactly what they are.
+"""A prepared dataset: files of token ids, and a manifest that describes them.
 
-    data/pylib/manifest.json    what was read, how it was tokenized, the SHA-256 of every file
+    dataset = open_dataset(Path("data/pylib")); dataset.tokens("train")[:10]
+
+    data/pylib/manifest.json    source, tokenizer, the SHA-256 of every file
     data/pylib/train.bin        token ids, little-endian uint16 (uint32 for a vocabulary over 65536)
     data/pylib/val.bin
 
-Documents in bulk make several of each, train-00000.bin and on, which are read as one.
-A file whose size does not match its manifest is refused. `verify` reads every byte, which training does
-for datasets small enough. A folder of nanoGPT's has no manifest, and is given one in memory.
+A corpus has several shards of each, train-00000.bin and on, which are read as one array. A file whose size
+does not match the manifest is refused; `verify` compares every byte. A folder of nanoGPT's has no manifest;
+it gets one in memory.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -38,7 +39,7 @@ __all__ = [
     "verify",
 ]
 
-# What `glass prepare` can make by name, and the tokenizer that goes with it.
+# Datasets that `glass prepare` knows by name, and the default tokenizer of each.
 BUILT_IN = {
     "pylib": "char",
     "shakespeare": "gpt2",
@@ -53,24 +54,27 @@ _PREPARE_AGAIN_HINT = "prepare the dataset again with --overwrite"
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset folder whose file sizes agree with its manifest."""
+    """A dataset folder with its manifest."""
 
     directory: Path
     manifest: Manifest
 
     def tokens(self, split: str) -> NDArray[Any]:
-        """The ids of a split, mapped read-only: nothing is read until it is used.
+        """The ids of a split as a read-only memory map: nothing is read until it is used.
 
-        Several files are `Shards`, which read like an array as far as training needs it.
+        Several files are `ShardedTokens`, which can be indexed like an array as far as training needs it.
         """
         dtype, names = DTYPES[self.manifest.dtype], self.manifest.split_files(split)
         paths = [self.directory / name for name in names]
         try:
-            tokens: Any = np.memmap(paths[0], dtype=dtype, mode="r") if len(paths) == 1 else None
-            tokens = ShardedTokens(MappedFiles(paths, dtype)) if tokens is None else tokens
-        except (OSError, ValueError) as error:  # numpy maps no empty file
+            tokens: Any
+            if len(paths) == 1:
+                tokens = np.memmap(paths[0], dtype=dtype, mode="r")
+            else:
+                tokens = ShardedTokens(MappedFiles(paths, dtype))
+        except (OSError, ValueError) as error:  # numpy cannot map an empty file
             raise UserError(f"{paths[0]} cannot be read: {first_message_line(error)}") from error
-        if len(tokens) != self.manifest.tokens[split]:  # reading beyond its end would end the process
+        if len(tokens) != self.manifest.tokens[split]:  # reading beyond its end would kill the process
             raise UserError(f"{paths[0]} was changed since it was opened: {_PREPARE_AGAIN_HINT}")
         return cast("NDArray[Any]", tokens)
 
@@ -79,14 +83,14 @@ class Dataset:
 
     @property
     def has_manifest_file(self) -> bool:
-        """Whether its manifest is a file of its own, and not made from nanoGPT's files on opening them."""
+        """Whether it has a manifest.json, which nanoGPT's folders do not."""
         return (self.directory / MANIFEST_FILE).is_file()
 
     @property
     def hash(self) -> str:
-        """One SHA-256 for the data itself: equal for equal tokens that mean the same text.
+        """One SHA-256 for the data: equal for equal tokens that stand for the same text.
 
-        The source, the notes and the date are left out, because they do not change what is learned.
+        The source, the notes and the date are left out, because they do not change the training.
         """
         m = self.manifest
         content = [m.tokenizer, m.vocab_size, m.dtype, m.characters, sorted(m.sha256.items())]
@@ -94,41 +98,39 @@ class Dataset:
 
 
 def open_dataset(directory: Path) -> Dataset:
-    """Open a prepared dataset after a quick check of the file sizes (`verify` reads every byte)."""
+    """Opens a prepared dataset after a quick check of the file sizes (`verify` reads every byte)."""
     manifest = read_manifest(directory)
-    problems = [problem for split in SPLITS for problem in _size_problems(directory, manifest, split)]
+    problems = []
+    for split in SPLITS:
+        paths = [directory / name for name in manifest.split_files(split)]
+        if missing := [path for path in paths if not path.is_file()]:
+            problems += [f"{path} is missing: {_PREPARE_AGAIN_HINT}" for path in missing]
+            continue
+        sizes = [path.stat().st_size for path in paths]
+        actual, expected = sum(sizes), manifest.tokens[split] * DTYPES[manifest.dtype].itemsize
+        # All shards but the last have the same size, and the last is not larger.
+        has_shard_sizes = len(set(sizes[:-1])) <= 1 and 0 < sizes[-1] <= sizes[0]
+        if actual == expected and has_shard_sizes:
+            continue
+        if len(paths) == 1:
+            subject = f"{paths[0]} has"
+        else:  # which of the shards is wrong, only their hashes tell
+            wrong = [str(path) for path in paths if not matches_fingerprint(path, manifest.sha256[path.name])]
+            subject = f"with {', '.join(wrong)} the shards have"
+        if actual == expected:
+            problems.append(f"{subject} other lengths than they were written with: {_PREPARE_AGAIN_HINT}")
+        else:
+            difference = f"{actual:,} bytes where its manifest says {expected:,}"
+            problems.append(f"{subject} {difference}: {_PREPARE_AGAIN_HINT}")
     if problems:
         raise UserError(problems)
     return Dataset(directory, manifest)
 
 
-def _size_problems(directory: Path, manifest: Manifest, split: str) -> list[str]:
-    paths = [directory / name for name in manifest.split_files(split)]
-    if missing := [path for path in paths if not path.is_file()]:
-        return [f"{path} is missing: {_PREPARE_AGAIN_HINT}" for path in missing]
-    sizes = [path.stat().st_size for path in paths]
-    actual, expected = sum(sizes), manifest.tokens[split] * DTYPES[manifest.dtype].itemsize
-    if actual == expected and _evenly_cut(sizes):
-        return []
-    if len(paths) == 1:
-        whose = f"{paths[0]} has"
-    else:  # which of several it is, only their hashes tell
-        wrong = [str(path) for path in paths if not matches_fingerprint(path, manifest.sha256[path.name])]
-        whose = f"with {', '.join(wrong)} the shards have"
-    if actual == expected:
-        return [f"{whose} other lengths than they were written with: {_PREPARE_AGAIN_HINT}"]
-    return [f"{whose} {actual:,} bytes where its manifest says {expected:,}: {_PREPARE_AGAIN_HINT}"]
-
-
-def _evenly_cut(sizes: Sequence[int]) -> bool:
-    """All shards but the last are equally long, and that is not longer."""
-    return len(set(sizes[:-1])) <= 1 and 0 < sizes[-1] <= sizes[0]
-
-
 def verify(dataset: Dataset) -> None:
-    """Compare the SHA-256 of every file with the manifest; UserError names each one that differs.
+    """Compares the SHA-256 of every file with the manifest; UserError names each one that differs.
 
-    Of nanoGPT's large files the manifest has only that of a sample, and the sample is what is compared.
+    For nanoGPT's large files the manifest has the SHA-256 of a sample, so only the sample is compared.
     """
     problems = []
     for name, expected in dataset.manifest.sha256.items():
@@ -142,26 +144,27 @@ def verify(dataset: Dataset) -> None:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """What a folder holds. One with only the manifest and the tokenizer will do; so will nanoGPT's."""
+    """The manifest of a dataset, of a run (which has only the tokenizer), or of nanoGPT's files."""
     manifest = None if directory.is_file() else read_stored_manifest(directory)
     if manifest is not None:
         return manifest
     if (directory / "train.bin").exists():
         return build_nanogpt_manifest(directory)
-    raise UserError(_nothing_here(directory))
+    raise UserError(_no_dataset_message(directory))
 
 
-def _nothing_here(directory: Path) -> str:
+def _no_dataset_message(directory: Path) -> str:
     name = directory.resolve().name
     if name in BUILT_IN:
-        place = "" if directory == Path("data", name) else f" --out_dir={directory}"
-        return f"no dataset at {directory}: run  glass prepare {name}{place}"
-    # Who writes --dataset=my.txt means the file here, not one in data/.
+        out_dir = "" if directory == Path("data", name) else f" --out_dir={directory}"
+        return f"no dataset at {directory}: run  glass prepare {name}{out_dir}"
+    # --dataset=my.txt means the file in the current folder, not one in data/.
     typed = directory.relative_to("data") if directory.is_relative_to("data") else directory
     if typed.is_file():
         return f"{typed} is not a prepared dataset: run  glass prepare {typed}  and train on what that makes"
-    beside = directory.parent.iterdir() if directory.parent.is_dir() else ()
-    near = difflib.get_close_matches(name, [path.name for path in beside if is_dataset_folder(path)], n=1)
+    siblings = directory.parent.iterdir() if directory.parent.is_dir() else ()
+    datasets = [path.name for path in siblings if is_dataset_folder(path)]
+    near = difflib.get_close_matches(name, datasets, n=1)
     if near:
         return f"no dataset at {directory}; did you mean {directory.with_name(near[0])}?"
     return (

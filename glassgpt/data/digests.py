@@ -1,7 +1,7 @@
-"""What tells one file from another: its SHA-256, or that of a sample where reading it all takes too long.
+"""SHA-256 of files: of all bytes, or of a sample where reading all of them takes too long.
 
-`glass export` records the SHA-256 of every file that it writes, in glassgpt.json beside them. Whoever reads
-one of them calls `check_recorded` first.
+`glass export` records the SHA-256 of every file that it writes, in glassgpt.json beside them. Code that reads
+such a file calls `check_recorded_sha256` first.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from glassgpt.errors import UserError
-from glassgpt.paths import read_small_file, regular_file_opener
+from glassgpt.files import read_small_file, regular_file_opener
 
 EXPORT_RECORD_FILE = "glassgpt.json"
-HASHED_PIECE_BYTES = 2**23  # of a checkpoint's files, see training/checkpoint/tensor_file.py
-# 50 million 16-bit ids. A smaller file is read through in well under a second.
+HASHED_PIECE_BYTES = 2**23  # in files of a checkpoint, see training/checkpoint/tensor_file.py
+# 50 million 16-bit ids. A smaller file is hashed in well under a second.
 MIN_SAMPLED_BYTES = 100_000_000
 SAMPLED_PREFIX = "sampled:"
 _SAMPLED_BLOCKS = 128
@@ -27,7 +27,7 @@ _BLOCK_BYTES = 2**16
 
 
 def file_sha256(path: Path, advance: Callable[[int], object] = lambda size: None) -> str:
-    """`advance` is told of bytes as they are read."""
+    """`advance` is called with the number of bytes of each block."""
     digest = hashlib.sha256()
     for block in _all_blocks(path):
         digest.update(block)
@@ -36,7 +36,7 @@ def file_sha256(path: Path, advance: Callable[[int], object] = lambda size: None
 
 
 def sha256_in_pieces(path: Path, advance: Callable[[int], object]) -> str:
-    """The digest of a file of a checkpoint: the SHA-256 of its pieces' SHA-256. The header is one."""
+    """The digest of a checkpoint's file: SHA-256 of the SHA-256 of its pieces; the first is the header."""
     size, pieces = path.stat().st_size, hashlib.sha256()
     with open(path, "rb", opener=regular_file_opener) as file:
         if hasattr(os, "posix_fadvise"):  # a hint: read from the disk, not from the system's cache
@@ -50,14 +50,14 @@ def sha256_in_pieces(path: Path, advance: Callable[[int], object]) -> str:
 
 
 def json_sha256(content: Any) -> str:
-    """SHA-256 of what a JSON document says, however the file is indented."""
+    """SHA-256 of the content of a JSON document, however the file is indented."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def read_recorded_sha256(folder: Path) -> dict[str, str] | None:
-    """SHA-256 by file name, as `glass export` recorded it; None if the folder is no export."""
+    """SHA-256 by file name, as `glass export` recorded it; None if the folder is not an export."""
     path = folder / EXPORT_RECORD_FILE
-    if not os.path.lexists(path):  # one that cannot be read does not mean unverified
+    if not os.path.lexists(path):  # a broken link is an error below, not "no export"
         return None
     try:
         content = json.loads(read_small_file(path))
@@ -75,37 +75,35 @@ def read_recorded_sha256(folder: Path) -> dict[str, str] | None:
 
 
 def check_recorded_sha256(path: Path) -> None:
-    """Compares a file of an export with its recorded SHA-256; of any other file nothing is known."""
+    """Compares a file with its recorded SHA-256, if it has one. UserError if it differs."""
     expected = (read_recorded_sha256(path.parent) or {}).get(path.name)
     if expected is not None and path.is_file() and file_sha256(path) != expected:
         raise UserError(
-            f"{path} is damaged or was changed: its SHA-256 is not the one in {EXPORT_RECORD_FILE}; export the model "
-            f"again, or remove {EXPORT_RECORD_FILE} if the change was meant"
+            f"{path} is damaged or was changed: its SHA-256 is not the one in {EXPORT_RECORD_FILE}; export "
+            f"the model again, or remove {EXPORT_RECORD_FILE} if the change was meant"
         )
 
 
 def is_hashed_by_sample(path: Path) -> bool:
-    """Whether a file is too large to be read through each time it is opened."""
+    """Whether a file is too large to hash all of it each time it is opened."""
     return path.stat().st_size >= MIN_SAMPLED_BYTES
 
 
 def fingerprint(path: Path) -> str:
-    """The SHA-256 of a file; of a large one, marked as such, that of its size and of blocks all over it."""
+    """The SHA-256 of a file; for a large one `sampled:` and that of its size and of blocks spread over it."""
     return SAMPLED_PREFIX + _sampled_sha256(path) if is_hashed_by_sample(path) else file_sha256(path)
 
 
 def matches_fingerprint(path: Path, expected: str) -> bool:
-    """Whether a file is the one that `expected` was taken of, in the way it was taken."""
+    """Whether a file has this fingerprint, sampled or not."""
     if expected.startswith(SAMPLED_PREFIX):
         return SAMPLED_PREFIX + _sampled_sha256(path) == expected
     return file_sha256(path) == expected
 
 
 def read_hashed_blocks(path: Path) -> Iterator[bytes]:
-    """All of a small file; of a large one the blocks that its fingerprint is made of. Even-sized, all."""
-    if is_hashed_by_sample(path):
-        return _spread_blocks(path)
-    return _all_blocks(path)
+    """All of a small file; of a large one the blocks of its fingerprint. All blocks have an even size."""
+    return _spread_blocks(path) if is_hashed_by_sample(path) else _all_blocks(path)
 
 
 def _all_blocks(path: Path) -> Iterator[bytes]:
@@ -115,7 +113,7 @@ def _all_blocks(path: Path) -> Iterator[bytes]:
 
 
 def _spread_blocks(path: Path) -> Iterator[bytes]:
-    """Blocks from the first to the last of a file, evenly spread and at even places."""
+    """Blocks from the first to the last of a file, evenly spaced, at even offsets."""
     last = max(0, path.stat().st_size - _BLOCK_BYTES)
     with open(path, "rb", opener=regular_file_opener) as file:
         for i in range(_SAMPLED_BLOCKS):

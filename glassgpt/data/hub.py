@@ -1,11 +1,11 @@
-"""Datasets on Hugging Face: which of a repository's files are meant, and how they get here.
+"""Datasets on Hugging Face: selects and downloads the training files of a repository.
 
     glass prepare fineweb_edu                       the sample of 10 billion tokens
     glass prepare roneneldan/TinyStories            any dataset, by its name there
-    glass prepare HuggingFaceFW/fineweb-2:hin_Deva  and a configuration of it, or a folder
+    glass prepare HuggingFaceFW/fineweb-2:hin_Deva  and one of its configurations, or a folder
 
-huggingface_hub does the downloading: its cache (HF_HOME), its resuming of what was cut off, its token
-(HF_TOKEN, or `hf auth login`). Only the training files are taken; what is held out is decided here.
+huggingface_hub downloads, with its cache (HF_HOME), its resume and its token (HF_TOKEN, or `hf auth login`).
+Only the training files are downloaded; GlassGPT makes its own validation split.
 """
 
 from __future__ import annotations
@@ -19,22 +19,21 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from glassgpt.data.decompress import INSTALL_DATA_EXTRA_HINT
-from glassgpt.data.document_batches import PARQUET_SUFFIX, is_document_file
+from glassgpt.data.document_readers import PARQUET_SUFFIX, is_document_file
+from glassgpt.data.text_files import INSTALL_DATA_EXTRA_HINT
 from glassgpt.errors import UserError, join_first
+from glassgpt.files import nearest_existing_folder
 from glassgpt.format import format_bytes
-from glassgpt.paths import nearest_existing_folder
 
-_PARQUET_BRANCH = (
-    "refs/convert/parquet"  # where Hugging Face keeps a copy in parquet of what has another format
-)
-# partial: Hugging Face's copy of a dataset that was too large to copy whole.
+# Hugging Face's copy in parquet of a dataset in another format.
+_PARQUET_BRANCH = "refs/convert/parquet"
+# partial: a parquet copy of only a part of a large dataset.
 _HELD_OUT_PATTERN = re.compile(r"(^|[^a-z])(val|valid|validation|dev|test|partial)([^a-z]|$)")
 
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A dataset on Hugging Face. `part`: a configuration, or a folder or pattern; empty: the usual one."""
+    """A dataset on Hugging Face. `subset`: a configuration, folder or pattern; empty: the default one."""
 
     repository: str
     subset: str = ""
@@ -51,7 +50,7 @@ NAMED_HUB_DATASETS = {
 
 
 def parse_hub_dataset(dataset: str) -> HubDataset | None:
-    """What `dataset` means on Hugging Face, or None if it cannot be a name there."""
+    """The Hugging Face dataset that `dataset` names, or None if it cannot be a name there."""
     if dataset in NAMED_HUB_DATASETS:
         return NAMED_HUB_DATASETS[dataset]
     match = re.fullmatch(r"([\w-]+/[\w.-]*[\w-])(?::(.+))?", dataset, re.ASCII)
@@ -60,7 +59,7 @@ def parse_hub_dataset(dataset: str) -> HubDataset | None:
 
 @dataclass(frozen=True)
 class RepositoryListing:
-    """What a repository holds: the size of each file, and what its card says of configurations."""
+    """The files of a repository with their sizes, and the configurations in its dataset card."""
 
     branch: str
     commit: str
@@ -69,40 +68,43 @@ class RepositoryListing:
 
 
 def fetch_training_files(name: HubDataset, download: bool = True) -> tuple[list[Path], str]:
-    """The training files, downloaded or from the cache, and what to say about them."""
+    """The training files, downloaded or from the cache, and a description of the revision."""
     try:
+        from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ImportError as error:
         raise UserError(
             f"{_not_here(name)}to ask Hugging Face needs huggingface_hub: {INSTALL_DATA_EXTRA_HINT}"
         ) from error
-    # Whatever library it uses for the network: that one's own errors are among these.
-    unreachable: tuple[Any, ...] = (OSError, *HfHubHTTPError.__bases__)
+    # The base classes include the errors of the HTTP library that it uses.
+    network_errors: tuple[Any, ...] = (OSError, *HfHubHTTPError.__bases__)
     try:
-        listing, files = _list_training_files(name)
+        listing = _list_repository(name, "main")
+        files = training_files(listing, name)
+        if not files and not listing.configurations:
+            listing = _list_repository(name, _PARQUET_BRANCH)
+            files = training_files(listing, name)
+        if not files:
+            raise UserError(
+                f"{name} has no parquet or JSON lines to train on: look at its files on Hugging Face, and "
+                f"name a folder of them, {name.repository}:FOLDER"
+            )
         _check_disk_space(name, listing, files)
-        folder = _download(name, listing.branch, files if download else [])
+        # By the name of the branch, under which the cache finds it again without a network.
+        patterns = [re.sub(r"([*?[])", r"[\1]", file) for file in files if download]
+        snapshot = snapshot_download(
+            name.repository,
+            repo_type="dataset",
+            revision=listing.branch,
+            allow_patterns=[*patterns, "README.md"],
+        )
     except HFValidationError as error:
         raise UserError(
             f"{_not_here(name)}it cannot be a name on Hugging Face either: check how it is written"
         ) from error
-    except unreachable as error:
-        return _from_cache(name, error)
-    return [folder / file for file in files if download], f"revision {listing.commit[:12]}"
-
-
-def _list_training_files(name: HubDataset) -> tuple[RepositoryListing, list[str]]:
-    listing = _list_repository(name, "main")
-    files = training_files(listing, name)
-    if not files and not listing.configurations:
-        listing = _list_repository(name, _PARQUET_BRANCH)
-        files = training_files(listing, name)
-    if not files:
-        raise UserError(
-            f"{name} has no parquet or JSON lines to train on: look at its files on Hugging Face, and name a "
-            f"folder of them, {name.repository}:FOLDER"
-        )
-    return listing, files
+    except network_errors as error:
+        return _cached_training_files(name, error)
+    return [Path(snapshot, file) for file in files if download], f"revision {listing.commit[:12]}"
 
 
 def _list_repository(name: HubDataset, branch: str) -> RepositoryListing:
@@ -128,77 +130,54 @@ def _list_repository(name: HubDataset, branch: str) -> RepositoryListing:
     return RepositoryListing(branch, info.sha or branch, sizes, card.get("configs") or ())
 
 
-def _download(name: HubDataset, branch: str, files: Sequence[str]) -> Path:
-    # By the branch's name, so that the cache knows what it was when the network is gone.
+def _cached_training_files(name: HubDataset, error: Exception) -> tuple[list[Path], str]:
+    """The training files that an earlier download left in huggingface_hub's cache, else the error."""
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    patterns = [re.sub(r"([*?[])", r"[\1]", file) for file in files]
-    return Path(
-        snapshot_download(
-            name.repository,
-            repo_type="dataset",
-            revision=branch,
-            allow_patterns=[*patterns, "README.md"],
-        )
-    )
-
-
-def _from_cache(name: HubDataset, error: Exception) -> tuple[list[Path], str]:
-    """What an earlier download left in huggingface_hub's cache, when the network is not there."""
     for branch in ("main", _PARQUET_BRANCH):
-        folder = _cached_folder(name, branch)
-        if folder is None:
+        snapshot: str | None
+        try:
+            snapshot = snapshot_download(
+                name.repository, repo_type="dataset", revision=branch, local_files_only=True
+            )
+        except LocalEntryNotFoundError as not_found:
+            # Newer versions complain if the repository is not complete, and we never download all of it.
+            snapshot = getattr(not_found, "snapshot_path", None)
+        if not snapshot:
             continue
-        files = training_files(_listing_of(folder, branch), name)
+        folder = Path(snapshot)
+        files = training_files(_listing_of_folder(folder, branch), name)
         if files:
-            about = "from the cache: Hugging Face could not be asked if that is all"
-            return [folder / file for file in files], f"revision {folder.name[:12]}, {about}"
+            note = "from the cache: Hugging Face could not be asked if that is all"
+            return [folder / file for file in files], f"revision {folder.name[:12]}, {note}"
     raise UserError(offline_message(name, error)) from error
 
 
 def training_files_in(folder: Path, name: HubDataset) -> list[Path]:
-    """The training files of a dataset that somebody brought here: all of its folder, or only what matters."""
-    listing = _listing_of(folder, "main")
+    """The training files in a local copy of a repository, or of the subset's folder."""
+    listing = _listing_of_folder(folder, "main")
     files = training_files(listing, name)
-    if not files and not listing.configurations:
-        files = training_files(
-            listing, HubDataset(name.repository)
-        )  # they lie in `folder` without their own folder
+    if not files and not listing.configurations:  # `folder` is the subset's own folder
+        files = training_files(listing, HubDataset(name.repository))
     return [folder / file for file in files]
 
 
-def _listing_of(folder: Path, branch: str) -> RepositoryListing:
-    """As the hub would tell it. Hidden files are huggingface_hub's own."""
+def _listing_of_folder(folder: Path, branch: str) -> RepositoryListing:
+    """A local copy listed as `_list_repository` does. Hidden files are huggingface_hub's own."""
     paths = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     sizes = {path.as_posix(): 0 for path in paths if not any(part.startswith(".") for part in path.parts)}
-    return RepositoryListing(branch, folder.name, sizes, _card(folder).get("configs") or ())
-
-
-def _card(folder: Path) -> Mapping[str, Any]:
-    path = folder / "README.md"
-    if not path.is_file() or not path.read_bytes().startswith(b"---"):
-        return {}
-    try:
-        from huggingface_hub import metadata_load
-    except ImportError as error:
-        raise UserError(
-            f"{path} says which files are for training, and needs huggingface_hub: {INSTALL_DATA_EXTRA_HINT}"
-        ) from error
-    return metadata_load(path) or {}
-
-
-def _cached_folder(name: HubDataset, branch: str) -> Path | None:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        return Path(
-            snapshot_download(name.repository, repo_type="dataset", revision=branch, local_files_only=True)
-        )
-    except LocalEntryNotFoundError as error:
-        # Newer versions complain if not all of the repository is there, which is never all we wanted.
-        incomplete = getattr(error, "snapshot_path", None)
-        return Path(incomplete) if incomplete else None
+    card_path, card = folder / "README.md", {}
+    if card_path.is_file() and card_path.read_bytes().startswith(b"---"):
+        try:
+            from huggingface_hub import metadata_load
+        except ImportError as error:
+            raise UserError(
+                f"{card_path} says which files are for training, and needs huggingface_hub: "
+                f"{INSTALL_DATA_EXTRA_HINT}"
+            ) from error
+        card = metadata_load(card_path) or {}
+    return RepositoryListing(branch, folder.name, sizes, card.get("configs") or ())
 
 
 def offline_message(name: HubDataset, error: Exception) -> str:
@@ -213,20 +192,20 @@ def offline_message(name: HubDataset, error: Exception) -> str:
 
 
 def _not_here(name: HubDataset) -> str:
-    """Whoever mistyped a path should hear that first."""
+    """The beginning of a message for a name that may be a mistyped path."""
     return "" if name in NAMED_HUB_DATASETS.values() else f"there is no file or folder {name} here, and "
 
 
 def _check_disk_space(name: HubDataset, listing: RepositoryListing, files: Sequence[str]) -> None:
-    """For what is not in the cache already."""
+    """Compares the sizes of the files that are not in the cache yet with the free disk space."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    def is_here(file: str) -> bool:
-        found = try_to_load_from_cache(name.repository, file, repo_type="dataset", revision=listing.commit)
-        return isinstance(found, str)
+    def is_cached(file: str) -> bool:
+        path = try_to_load_from_cache(name.repository, file, repo_type="dataset", revision=listing.commit)
+        return isinstance(path, str)
 
-    needed = sum(listing.sizes[file] for file in files if not is_here(file))
+    needed = sum(listing.sizes[file] for file in files if not is_cached(file))
     nearest = nearest_existing_folder(Path(HF_HUB_CACHE).absolute())
     free = shutil.disk_usage(nearest).free
     if needed > free:
@@ -236,65 +215,61 @@ def _check_disk_space(name: HubDataset, listing: RepositoryListing, files: Seque
         )
 
 
-# --- which files ---
+# --- which files are for training ---
 
 
 def training_files(listing: RepositoryListing, name: HubDataset) -> list[str]:
-    """The training files: as the dataset's card says, else those that are not named as held out."""
+    """The training files by the dataset's card, else all whose name is not that of a held-out split."""
     files = sorted(file for file in listing.sizes if is_document_file(file))
     in_folder = [file for file in files if file.startswith(f"{name.subset}/")] if name.subset else []
     if listing.configurations and not in_folder:
         return _training_files_by_card(files, listing.configurations, name)
     if name.subset:
         files = in_folder or [file for file in files if fnmatchcase(file, name.subset)]
-    return _for_training(files)
+    return _without_held_out(files)
 
 
 def _training_files_by_card(
     files: Sequence[str], configurations: Sequence[Mapping[str, Any]], name: HubDataset
 ) -> list[str]:
     by_name = {str(config.get("config_name", "default")): config for config in configurations}
-    marked = [config for config in configurations if config.get("default")]
+    defaults = [config for config in configurations if config.get("default")]
     if name.subset in by_name:
         config = by_name[name.subset]
-    elif not name.subset and (marked or "default" in by_name or len(by_name) == 1):
-        config = marked[0] if marked else by_name.get("default", configurations[0])
+    elif not name.subset and (defaults or "default" in by_name or len(by_name) == 1):
+        config = defaults[0] if defaults else by_name.get("default", configurations[0])
     else:
-        what = f"has no {name.subset!r}; there are" if name.subset else "has several configurations:"
+        problem = f"has no {name.subset!r}; there are" if name.subset else "has several configurations:"
         raise UserError(
-            f"{name.repository} {what} {join_first(by_name, 20)}: name one, {name.repository}:NAME"
+            f"{name.repository} {problem} {join_first(by_name, 20)}: name one, {name.repository}:NAME"
         )
     folder = str(config.get("data_dir") or "")
-    by_split = _patterns(config.get("data_files") or "**")
-    named = [file for file in files if _matches(file, folder, by_split.get("train", []))]
-    unnamed = [file for file in files if _matches(file, folder, by_split.get(None, []))]
-    return sorted({*named, *_for_training(unnamed)})
-
-
-def _for_training(files: Sequence[str]) -> list[str]:
-    """Where nobody says which split a file is of, its name does."""
-    files = [file for file in files if not _HELD_OUT_PATTERN.search(file.lower())]
-    # The same text is often there in two formats.
-    return [file for file in files if file.endswith(PARQUET_SUFFIX)] or files
-
-
-def _patterns(data_files: Any) -> dict[str | None, list[str]]:
-    """Of a card's data_files, by split; None where it names none.
-
-    They may be a pattern, a list of them, or one or more for each split, as a mapping or as a list.
-    """
+    # data_files is a pattern, a list of patterns, or one or more for each split, as a mapping or a list.
+    data_files = config.get("data_files") or "**"
     if isinstance(data_files, str):
-        return {None: [data_files]}
-    if isinstance(data_files, Mapping):
+        data_files = [data_files]
+    elif isinstance(data_files, Mapping):
         data_files = [{"split": split, "path": path} for split, path in data_files.items()]
-    result: dict[str | None, list[str]] = {}
+    patterns: dict[str | None, list[str]] = {}  # by split; None: without a split
     for item in data_files:
         split, path = (None, item) if isinstance(item, str) else (item.get("split"), item["path"])
-        result.setdefault(split, []).extend([path] if isinstance(path, str) else path)
-    return result
+        patterns.setdefault(split, []).extend([path] if isinstance(path, str) else path)
+    train_files = [file for file in files if _matches(file, folder, patterns.get("train", []))]
+    unassigned = [file for file in files if _matches(file, folder, patterns.get(None, []))]
+    return sorted({*train_files, *_without_held_out(unassigned)})
+
+
+def _without_held_out(files: Sequence[str]) -> list[str]:
+    """Drops validation and test files, by their names."""
+    files = [file for file in files if not _HELD_OUT_PATTERN.search(file.lower())]
+    # The same text often exists in two formats.
+    return [file for file in files if file.endswith(PARQUET_SUFFIX)] or files
 
 
 def _matches(file: str, folder: str, patterns: Sequence[str]) -> bool:
     """Patterns are relative to the folder."""
-    full = [posixpath.normpath(posixpath.join(folder, pattern)) for pattern in patterns]
-    return any(fnmatchcase(file, one) or fnmatchcase(file, one.replace("**/", "")) for one in full)
+    full_patterns = [posixpath.normpath(posixpath.join(folder, pattern)) for pattern in patterns]
+    return any(
+        fnmatchcase(file, pattern) or fnmatchcase(file, pattern.replace("**/", ""))
+        for pattern in full_patterns
+    )

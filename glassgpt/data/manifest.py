@@ -1,7 +1,7 @@
-"""The manifest of a dataset folder: a JSON file that says exactly what the folder holds.
+"""manifest.json of a dataset folder: source, tokenizer, number of tokens, and the SHA-256 of every file.
 
-Reading is strict and never executes anything: every field is checked, and a digest over all of them tells
-when the disk, or an editor, changed one into something that still makes sense.
+Reading is strict: every field is checked, and a digest over all of them detects a change that is still
+valid JSON.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import numpy as np
 
 from glassgpt.data.digests import json_sha256
 from glassgpt.errors import UserError
-from glassgpt.files import atomic_write
-from glassgpt.paths import read_small_file
+from glassgpt.files import atomic_write, read_small_file
 
 MANIFEST_VERSION = 1
 MANIFEST_FILE = "manifest.json"
@@ -33,28 +32,28 @@ TOKENIZER_FILES = ("tokenizer.json", "gpt2.tiktoken")
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a dataset folder holds; `manifest.json` is this, field by field."""
+    """The content of `manifest.json`, field by field."""
 
-    # What `glass prepare` was asked for: "pylib", or the name of the file or folder.
+    # The argument of `glass prepare`: "pylib", or the name of the file or folder.
     name: str
-    # Where the text came from, in words.
+    # Description of where the text came from.
     source: str
-    # "char", "byte", "gpt2", "bpe:N", or "ids" where nobody knows what the ids stand for.
+    # "char", "byte", "gpt2", "bpe:N", or "ids" where it is unknown what the ids stand for.
     tokenizer: str
     vocab_size: int
     # "uint16" or "uint32", little-endian.
     dtype: str
     # Token ids in each split.
     tokens: Mapping[str, int]
-    # UTF-8 bytes of the text of each split: bits per byte needs them. A split is left out if unknown.
+    # UTF-8 bytes of the text of each split, for bits per byte. A split of unknown length is left out.
     text_bytes: Mapping[str, int]
     # SHA-256 of each file beside the manifest; "sampled:" and that of a sample for nanoGPT's large ones.
     sha256: Mapping[str, str]
     # The vocabulary of the char tokenizer, in order of id; None for the others.
     characters: str | None
-    # What prepare decided, each with its reason.
+    # Choices of `glass prepare`, each with its reason.
     notes: tuple[str, ...]
-    # When, as an ISO 8601 string. Not part of the dataset's hash.
+    # Time of creation in ISO 8601. Not part of the dataset's hash.
     created: str
     version: int = MANIFEST_VERSION
 
@@ -77,29 +76,29 @@ def shard_name(split: str, number: int) -> str:
 
 
 def split_of_file(name: str) -> str | None:
-    """Of a file of ids, by its name."""
+    """The split of a file of token ids, by its name."""
     match = re.fullmatch(r"(train|val)(-[0-9]{5,})?\.bin", name)
     return match[1] if match else None
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> Path:
-    """Write `manifest.json`; whoever makes a folder calls this last."""
+    """Writes `manifest.json`. It is written last: it marks the folder as complete."""
     fields = dataclasses.asdict(manifest)
-    # Written for people who read the file; it follows from two other fields, so it is not read back.
-    known = {split: manifest.bytes_per_token(split) for split in manifest.text_bytes}
+    # For people who read the file; it is computed from two other fields, so it is not read back.
+    bytes_per_token = {split: manifest.bytes_per_token(split) for split in manifest.text_bytes}
     derived = {
-        "bytes_per_token": {split: known.get(split) for split in SPLITS},
+        "bytes_per_token": {split: bytes_per_token.get(split) for split in SPLITS},
         "digest": json_sha256(fields),
     }
     text = json.dumps(fields | derived, ensure_ascii=False, indent=2, allow_nan=False)
     path = directory / MANIFEST_FILE
-    # A folder's name may hold bytes that are no text; JSON is read back with the same tolerance.
+    # A folder's name may hold bytes that are not UTF-8; json.loads accepts them again.
     atomic_write(path, f"{text}\n".encode(errors="surrogatepass"))
     return path
 
 
 def read_stored_manifest(directory: Path) -> Manifest | None:
-    """Read and check `manifest.json`; None if there is no such file."""
+    """Reads and checks `manifest.json`; None if there is no such file."""
     path = directory / MANIFEST_FILE
     try:
         fields = json.loads(read_small_file(path))
@@ -111,7 +110,7 @@ def read_stored_manifest(directory: Path) -> Manifest | None:
         raise UserError(_damaged(path, f"it is not valid JSON ({error})")) from error
     if not isinstance(fields, dict):
         raise UserError(_damaged(path, "it is not a JSON object"))
-    # The version comes first: a newer manifest may have other fields, and is not damaged.
+    # The version is checked first: a newer manifest may have other fields without being damaged.
     if fields.get("version") != MANIFEST_VERSION and "version" in fields:
         raise UserError(
             f"{path} has version {fields['version']!r}, this GlassGPT reads version {MANIFEST_VERSION}: "
@@ -119,7 +118,15 @@ def read_stored_manifest(directory: Path) -> Manifest | None:
         )
     fields.pop("bytes_per_token", None)
     has_digest, digest = "digest" in fields, fields.pop("digest", None)  # older manifests have none
-    problems = _field_problems(fields) or _value_problems(fields)
+    field_types = {field.name: str(field.type) for field in dataclasses.fields(Manifest)}
+    problems = []
+    for name, annotation in field_types.items():
+        if name not in fields:
+            problems.append(f"it has no {name!r}")
+        elif not _has_type(fields[name], annotation):
+            problems.append(f"its {name!r} is not {annotation}")
+    problems += [f"it has an unknown field {name!r}" for name in fields if name not in field_types]
+    problems = problems or _value_problems(fields)
     if not problems and has_digest and digest != json_sha256(fields):
         problems = ["something in it was changed after it was written (its digest differs)"]
     if problems:
@@ -129,18 +136,6 @@ def read_stored_manifest(directory: Path) -> Manifest | None:
 
 def _damaged(path: Path, problem: str) -> str:
     return f"{path} is damaged, {problem}: prepare the dataset again with --overwrite"
-
-
-def _field_problems(fields: Mapping[str, Any]) -> list[str]:
-    """Missing fields, unknown fields, and fields of the wrong type."""
-    problems = []
-    for field in dataclasses.fields(Manifest):
-        if field.name not in fields:
-            problems.append(f"it has no {field.name!r}")
-        elif not _has_type(fields[field.name], str(field.type)):
-            problems.append(f"its {field.name!r} is not {field.type}")
-    known = {field.name for field in dataclasses.fields(Manifest)}
-    return problems + [f"it has an unknown field {name!r}" for name in fields if name not in known]
 
 
 def _has_type(value: Any, annotation: str) -> bool:
@@ -158,7 +153,7 @@ def _has_type(value: Any, annotation: str) -> bool:
 
 
 def _value_problems(fields: Mapping[str, Any]) -> list[str]:
-    """Fields of the right type that contradict each other or that nobody could have written."""
+    """Values of the right type that are invalid or contradict each other."""
     problems = []
     if fields["dtype"] not in DTYPES:
         problems.append(f"its dtype {fields['dtype']!r} is not one of {', '.join(DTYPES)}")
@@ -171,13 +166,13 @@ def _value_problems(fields: Mapping[str, Any]) -> list[str]:
         problems.append("its 'tokens' does not give a positive number for train and for val")
     if not set(text_bytes) <= set(SPLITS) or min(text_bytes.values(), default=1) < 1:
         problems.append("its 'text_bytes' does not give a positive number for train and for val, if any")
-    others = set(fields["sha256"]) - set(TOKENIZER_FILES)
+    other_names = set(fields["sha256"]) - set(TOKENIZER_FILES)
     for split in SPLITS:
-        names = {name for name in others if split_of_file(name) == split}
+        names = {name for name in other_names if split_of_file(name) == split}
         if names not in ({f"{split}.bin"}, {shard_name(split, i) for i in range(len(names))}) or not names:
             problems.append(f"its 'sha256' does not name {split}.bin, or shards from {split}-00000.bin on")
-        others -= names
-    if others:
+        other_names -= names
+    if other_names:
         problems.append("its 'sha256' names a file that is not of a dataset")
     characters = fields["characters"]
     if (characters is not None) != (fields["tokenizer"] == "char"):

@@ -2,8 +2,8 @@
 
     glass train --data_dir=../nanoGPT/data/shakespeare_char
 
-They have no manifest, so one is made in memory each time. Nothing is written into the folder, and nothing
-in it is executed: see plain_pickle.py.
+They have no manifest, so one is made in memory when they are opened. Nothing is written into the folder, and
+nothing in it is executed: see safe_pickle.py.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from glassgpt.errors import UserError
 META_FILE = "meta.pkl"
 NANOGPT_DTYPE = "uint16"  # the only one nanoGPT writes, whatever the vocabulary
 MAX_VOCAB_SIZE = 2**16
-# What llm.c and modded-nanogpt put before their ids: 256 numbers, of which these are the first two.
+# Header of the shards of llm.c and modded-nanogpt: 256 numbers, of which these are the first two.
 _SHARD_HEADER_DTYPES = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
 _HEADER_BYTES = 1024
 _BEGINNING_BYTES = 2**12
-_MAX_UPPER_HALF = 3  # the upper half of ids below 2^18: no tokenizer has more
+_MAX_UPPER_HALF = 3  # upper 16 bits of ids below 2^18: no tokenizer has more
 _MAKE_AGAIN_HINT = "make it again with nanoGPT's prepare.py, or copy it again"
 _META_FIX_HINT = "make it again from a plain dict {'vocab_size': int, 'itos': {int: str}, 'stoi': {str: int}}"
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What the ids of a folder stand for, and how that is known."""
+    """What the ids of a folder stand for, and why."""
 
     tokenizer: str
     vocab_size: int
-    # Of the char tokenizer, in order of id.
+    # Of the char tokenizer, in the order of the ids.
     characters: str | None
     reason: str
 
@@ -52,10 +52,10 @@ GPT2_VOCABULARY = Vocabulary(
 
 @dataclass(frozen=True)
 class _IdFile:
-    """What a look at a file of ids found."""
+    """A file of token ids, and a count of its ids."""
 
     path: Path
-    # How often each id occurs, in all of a small file and in a sample of a large one.
+    # How often each id occurs: in the whole file, or in a sample of a large one.
     counts: NDArray[np.int64]
     sampled: bool
 
@@ -69,42 +69,85 @@ class _IdFile:
 
 
 def build_nanogpt_manifest(directory: Path) -> Manifest:
-    """The manifest of a folder that nanoGPT made."""
+    """The manifest of a folder that nanoGPT made. Opening a folder twice gives equal manifests."""
     try:
-        return _build_nanogpt_manifest(directory)
+        ids, vocabulary = _read_nanogpt_files(directory)
+        train_path = ids["train"].path
+        changed = datetime.datetime.fromtimestamp(train_path.stat().st_mtime, datetime.UTC)
+        sha256 = {file.path.name: fingerprint(file.path) for file in ids.values()}
+        tokens = {split: file.tokens for split, file in ids.items()}
     except OSError as error:
         raise UserError(f"{error.filename or directory} cannot be read: {error.strerror}") from error
-
-
-def _build_nanogpt_manifest(directory: Path) -> Manifest:
-    files = {split: directory / f"{split}.bin" for split in SPLITS}
-    file_problems = {split: problem for split, path in files.items() if (problem := _file_problem(path))}
-    problems = list(file_problems.values())
-    ids = {split: _look_at(path) for split, path in files.items() if split not in file_problems}
-    try:
-        vocabulary = read_meta(directory / META_FILE) if (directory / META_FILE).exists() else GPT2_VOCABULARY
-        problems += [problem for found in ids.values() if (problem := _id_problem(found, vocabulary))]
-    except UserError as error:
-        problems += error.problems
-    if problems:
-        raise UserError(problems)
+    # The length of the text is known if every id was counted and is a character.
+    text_bytes = {}
+    if vocabulary.characters is not None:
+        sizes = np.array([len(character.encode()) for character in vocabulary.characters])
+        text_bytes = {
+            split: int(file.counts[: len(sizes)] @ sizes) for split, file in ids.items() if not file.sampled
+        }
     return Manifest(
         name=directory.resolve().name,
         source=f"nanoGPT's files in {directory}",
         tokenizer=vocabulary.tokenizer,
         vocab_size=vocabulary.vocab_size,
         dtype=NANOGPT_DTYPE,
-        tokens={split: found.tokens for split, found in ids.items()},
-        text_bytes=_text_bytes(ids, vocabulary.characters),
-        sha256={path.name: fingerprint(path) for path in files.values()},
+        tokens=tokens,
+        text_bytes=text_bytes,
+        sha256=sha256,
         characters=vocabulary.characters,
-        notes=_notes(ids, vocabulary),
-        created=_last_change(files["train"]),
+        notes=(
+            "nanoGPT's files, used as they are",
+            f"tokenizer {vocabulary.tokenizer}: {vocabulary.reason}",
+            *(
+                f"{file.path.name} is large: a sample of it was checked, and its SHA-256 is of that sample"
+                for file in ids.values()
+                if file.sampled
+            ),
+        ),
+        created=changed.isoformat(timespec="seconds"),
     )
 
 
+def _read_nanogpt_files(directory: Path) -> tuple[dict[str, _IdFile], Vocabulary]:
+    """Checks train.bin, val.bin and meta.pkl; one UserError with all problems."""
+    ids: dict[str, _IdFile] = {}
+    problems = []
+    for split in SPLITS:
+        path = directory / f"{split}.bin"
+        if problem := _file_problem(path):
+            problems.append(problem)
+            continue
+        counts = np.zeros(MAX_VOCAB_SIZE, dtype=np.int64)
+        for block in read_hashed_blocks(path):
+            counts += np.bincount(np.frombuffer(block, dtype=DTYPES[NANOGPT_DTYPE]), minlength=MAX_VOCAB_SIZE)
+        ids[split] = _IdFile(path, counts, is_hashed_by_sample(path))
+    vocabulary = GPT2_VOCABULARY
+    try:
+        if (directory / META_FILE).exists():
+            vocabulary = read_meta(directory / META_FILE)
+        for file in ids.values():
+            if file.largest < vocabulary.vocab_size:
+                continue
+            largest = f"{file.path} has the id {file.largest}, but"
+            if vocabulary is GPT2_VOCABULARY:
+                problems.append(
+                    f"{largest} GPT-2's end at {GPT2_VOCABULARY.vocab_size - 1}: put the {META_FILE} that "
+                    "belongs to it beside it"
+                )
+            else:
+                problems.append(
+                    f"{largest} {META_FILE} says vocab_size {vocabulary.vocab_size}: they are not from the "
+                    "same text, make both again with nanoGPT's prepare.py"
+                )
+    except UserError as error:
+        problems += error.problems
+    if problems:
+        raise UserError(problems)
+    return ids, vocabulary
+
+
 def _file_problem(path: Path) -> str | None:
-    """What is wrong with a file of ids at first sight, or None."""
+    """Why a file cannot be 16-bit ids as nanoGPT writes them, or None."""
     if not path.exists():
         return f"{path} is missing beside the other split: {_MAKE_AGAIN_HINT}"
     if not path.is_file():
@@ -114,86 +157,29 @@ def _file_problem(path: Path) -> str | None:
         return f"{path} is empty: {_MAKE_AGAIN_HINT}"
     with path.open("rb") as file:
         beginning = file.read(_BEGINNING_BYTES)
-    if problem := _header_problem(path, beginning) or _width_problem(path, beginning):
-        return problem
+    # nanoGPT's files have no header: a header would be trained on as if it were text.
+    magic, version = np.frombuffer(beginning[:8].ljust(8, b"\0"), dtype="<i4").tolist()
+    header_dtype = _SHARD_HEADER_DTYPES.get((magic, version))
+    if header_dtype is not None:
+        header = f"{path} begins with a header, as the shards of llm.c and modded-nanogpt do"
+        if header_dtype == NANOGPT_DTYPE:
+            return f"{header}: cut it off,  tail -c +{_HEADER_BYTES + 1} {path} > FOLDER/{path.name}"
+        return f"{header}, and has 32-bit ids, which nanoGPT's files have not: prepare the text itself"
+    # Read as 16-bit ids, every second half of 32-bit ids is a tiny number: its upper 16 bits.
+    if len(beginning) == _BEGINNING_BYTES:
+        halves = np.frombuffer(beginning, dtype=DTYPES[NANOGPT_DTYPE])
+        if halves[1::2].max() <= _MAX_UPPER_HALF < halves[::2].max():
+            return (
+                f"{path} has 32-bit ids, it seems, and nanoGPT's have 16: prepare the text itself, or, if "
+                f"all are below {MAX_VOCAB_SIZE:,}, write them as np.uint16"
+            )
     if size % DTYPES[NANOGPT_DTYPE].itemsize:
         return f"{path} has {size:,} bytes, not a whole number of 16-bit ids: {_MAKE_AGAIN_HINT}"
     return None
 
 
-def _header_problem(path: Path, beginning: bytes) -> str | None:
-    """nanoGPT's files have none, so it would be learned from as if it were text."""
-    magic, version = np.frombuffer(beginning[:8].ljust(8, b"\0"), dtype="<i4").tolist()
-    dtype = _SHARD_HEADER_DTYPES.get((magic, version))
-    if dtype is None:
-        return None
-    header = f"{path} begins with a header, as the shards of llm.c and modded-nanogpt do"
-    if dtype == NANOGPT_DTYPE:
-        return f"{header}: cut it off,  tail -c +{_HEADER_BYTES + 1} {path} > FOLDER/{path.name}"
-    return f"{header}, and has 32-bit ids, which nanoGPT's files have not: prepare the text itself"
-
-
-def _width_problem(path: Path, beginning: bytes) -> str | None:
-    """Read as 16-bit ids, 32-bit ones are each followed by its upper half: nothing but the smallest ids."""
-    if len(beginning) < _BEGINNING_BYTES:
-        return None
-    halves = np.frombuffer(beginning, dtype=DTYPES[NANOGPT_DTYPE])
-    if halves[1::2].max() > _MAX_UPPER_HALF or halves[::2].max() <= _MAX_UPPER_HALF:
-        return None
-    return (
-        f"{path} has 32-bit ids, it seems, and nanoGPT's have 16: prepare the text itself, or, if all "
-        f"are below {MAX_VOCAB_SIZE:,}, write them as np.uint16"
-    )
-
-
-def _look_at(path: Path) -> _IdFile:
-    counts = np.zeros(MAX_VOCAB_SIZE, dtype=np.int64)
-    for block in read_hashed_blocks(path):
-        counts += np.bincount(np.frombuffer(block, dtype=DTYPES[NANOGPT_DTYPE]), minlength=MAX_VOCAB_SIZE)
-    return _IdFile(path, counts, is_hashed_by_sample(path))
-
-
-def _id_problem(ids: _IdFile, vocabulary: Vocabulary) -> str | None:
-    if ids.largest < vocabulary.vocab_size:
-        return None
-    has = f"{ids.path} has the id {ids.largest}, but"
-    if vocabulary is GPT2_VOCABULARY:
-        return f"{has} GPT-2's end at {GPT2_VOCABULARY.vocab_size - 1}: put the {META_FILE} that belongs to it beside it"
-    return (
-        f"{has} {META_FILE} says vocab_size {vocabulary.vocab_size}: they are not from the same text, "
-        "make both again with nanoGPT's prepare.py"
-    )
-
-
-def _text_bytes(ids: Mapping[str, _IdFile], characters: str | None) -> dict[str, int]:
-    """The length of the text, where every id was counted and is known to be a character."""
-    if characters is None:
-        return {}
-    sizes = np.array([len(character.encode()) for character in characters])
-    return {
-        split: int(found.counts[: len(sizes)] @ sizes) for split, found in ids.items() if not found.sampled
-    }
-
-
-def _notes(ids: Mapping[str, _IdFile], vocabulary: Vocabulary) -> tuple[str, ...]:
-    return (
-        "nanoGPT's files, used as they are",
-        f"tokenizer {vocabulary.tokenizer}: {vocabulary.reason}",
-        *(
-            f"{found.path.name} is large: a sample of it was checked, and its SHA-256 is of that sample"
-            for found in ids.values()
-            if found.sampled
-        ),
-    )
-
-
-def _last_change(path: Path) -> str:
-    """Not the time of day: opening a folder twice gives equal manifests."""
-    return datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC).isoformat(timespec="seconds")
-
-
 def read_meta(path: Path) -> Vocabulary:
-    """nanoGPT's meta.pkl: a pickled dict with vocab_size and, as a rule, itos and stoi."""
+    """nanoGPT's meta.pkl: a pickled dict with vocab_size and usually itos and stoi."""
     try:
         if not path.is_file():
             raise UnsafePickleError("is not a file")
@@ -218,7 +204,7 @@ def read_meta(path: Path) -> Vocabulary:
 
 
 def _character_problem(meta: Mapping[str, Any], vocab_size: int) -> str | None:
-    """Why the ids are not simply characters, or None. The data can be learned from all the same."""
+    """Why the ids are not single characters, or None. It can be trained on either way."""
     itos, stoi = meta.get("itos"), meta.get("stoi")
     if itos is None:
         return "gives no tokens, only their number"
@@ -227,15 +213,13 @@ def _character_problem(meta: Mapping[str, Any], vocab_size: int) -> str | None:
     if not isinstance(itos, dict) or itos.keys() != set(range(vocab_size)):
         return f"does not give a token for each of {vocab_size} ids"
     tokens = itos.values()
-    if not all(isinstance(token, str) and len(token) == 1 and _is_text(token) for token in tokens):
+    # Halves of surrogate pairs are characters in Python, but no text file can hold them.
+    if not all(
+        isinstance(token, str) and len(token) == 1 and not "\ud800" <= token <= "\udfff" for token in tokens
+    ):
         return "has tokens that are not single characters"
     if len(set(tokens)) != vocab_size:
         return "has one character for several ids"
     if stoi is not None and stoi != {token: i for i, token in itos.items()}:
         return "has an itos and a stoi that contradict each other"
     return None
-
-
-def _is_text(character: str) -> bool:
-    """Halves of surrogate pairs are characters to Python, but no file of text can hold them."""
-    return not "\ud800" <= character <= "\udfff"

@@ -1,10 +1,10 @@
-"""Turn text into a dataset: read it, split it, choose a tokenizer, write the ids, all or nothing.
+"""`glass prepare`: reads text, splits it, chooses a tokenizer, and writes the ids as a dataset folder.
 
     glass prepare pylib
     glass prepare my.txt --tokenizer bpe:1024 --out_dir data/mine
 
-Everything streams, so the size of the text does not matter; and the dataset is written beside its place
-and renamed at the end, so that it is either complete or not there. Documents in bulk go another way: bulk.py.
+Text is streamed, so its size does not matter. The dataset is written to a hidden folder and renamed at the
+end, so it is either complete or absent. A corpus is prepared in prepare_bulk.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from glassgpt.data.bpe_chunks import split_at_bpe_boundaries, split_for_bpe_training
+from glassgpt.data.bpe import (
+    ByteLevelBpe,
+    bpe_vocab_size,
+    split_at_bpe_boundaries,
+    split_for_bpe_training,
+    train_bpe,
+)
 from glassgpt.data.corpus import is_corpus
 from glassgpt.data.dataset import BUILT_IN
 from glassgpt.data.manifest import DTYPES, Manifest, dtype_for, read_stored_manifest, write_manifest
@@ -40,14 +46,7 @@ from glassgpt.data.progress import show_byte_progress
 from glassgpt.data.sources import Document, Source, dataset_of_nanogpt_script, open_source
 from glassgpt.data.split import DocumentScan, Span, Split, scan_documents, split_documents
 from glassgpt.data.tokenizer_json import load_requested_gpt2
-from glassgpt.data.tokenizers import (
-    ByteLevelBpe,
-    ByteTokenizer,
-    CharTokenizer,
-    Tokenizer,
-    bpe_vocab_size,
-    train_bpe,
-)
+from glassgpt.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer
 from glassgpt.errors import UserError
 from glassgpt.files import atomic_folder, commit_folder, exclusive_lock, remove_stale_folders
 from glassgpt.format import pluralize
@@ -57,12 +56,12 @@ if TYPE_CHECKING:
 
 __all__ = ["PrepareOptions", "prepare"]
 
-# A text with more different characters than this spends its embedding table on rare ones.
+# With more distinct characters than this, most of the embedding table is for rare ones.
 MAX_CHAR_VOCAB_SIZE = 512
 
 
 def prepare(options: PrepareOptions, say: Callable[[str], None] = print, progress: bool = True) -> Manifest:
-    """Write the dataset that `options` describes and return its manifest."""
+    """Writes the dataset that `options` describes and returns its manifest."""
     notes: list[str] = []
     if (name := dataset_of_nanogpt_script(options.dataset)) in BUILT_IN:
         notes.append(f"{options.dataset} is nanoGPT's script for {name}, so this is  glass prepare {name}")
@@ -83,7 +82,7 @@ def prepare(options: PrepareOptions, say: Callable[[str], None] = print, progres
 
 
 def prepare_if_missing(text: str, say: Callable[[str], None], progress: bool = True) -> None:
-    """Prepare a text file or folder at its usual place, unless that was done: `glass train my.txt`."""
+    """Prepares a text file or folder at its default place, unless that was done: `glass train my.txt`."""
     options = PrepareOptions(text)
     out = out_directory(options)
     manifest = read_stored_manifest(out)
@@ -92,8 +91,8 @@ def prepare_if_missing(text: str, say: Callable[[str], None], progress: bool = T
         prepare(options, say, progress)
         return
     documents = open_source(text, "", keep_in=out, kept_in=out).documents
-    survey = scan_documents(documents, _text_encoding(manifest.tokenizer), lambda done: None)
-    if _text_note(survey) not in manifest.notes:
+    scan = scan_documents(documents, _text_encoding(manifest.tokenizer), lambda done: None)
+    if _text_note(scan) not in manifest.notes:
         name, word = shlex.quote(out.name), shlex.quote(text)
         raise UserError(
             f"{out} holds a dataset that was made of something else ({manifest.source}) or before {text} was "
@@ -103,15 +102,15 @@ def prepare_if_missing(text: str, say: Callable[[str], None], progress: bool = T
     say(f"{out} was prepared from {text} before, and is used as it is")
 
 
-def _text_note(survey: DocumentScan) -> str:
-    """Identifies the text of a dataset, in the order of its documents."""
-    return f"SHA-256 of the text: {hashlib.sha256(b''.join(survey.digests)).hexdigest()}"
+def _text_note(scan: DocumentScan) -> str:
+    """Identifies the text of a dataset: its documents in their order."""
+    return f"SHA-256 of the text: {hashlib.sha256(b''.join(scan.digests)).hexdigest()}"
 
 
 def _prepare_text(
     options: PrepareOptions, out: Path, notes: list[str], say: Callable[[str], None], progress: bool
 ) -> Manifest:
-    """Text that is small enough to be read several times."""
+    """For text that is small enough to be read several times."""
 
     def note(line: str) -> None:
         notes.append(line)
@@ -119,123 +118,125 @@ def _prepare_text(
 
     remove_stale_folders(out)
     with atomic_folder(out) as work:
-        source, given = _find_inputs(options, work, out)
+        source, gpt2 = _open_inputs(options, work, out)
         for line in source.notes:
             note(line)
         total_bytes = sum(document.size_bytes for document in source.documents)
         show = functools.partial(show_byte_progress, total_bytes=total_bytes, say=say, show=progress)
 
         with show("reading") as advance:
-            survey = scan_documents(source.documents, _text_encoding(options.tokenizer), advance)
-        for change, files in survey.changes.items():
+            scan = scan_documents(source.documents, _text_encoding(options.tokenizer), advance)
+        for change, files in scan.changes.items():
             note(f"{change} ({pluralize(files, 'file')})")
-        if "\0" in survey.characters and options.tokenizer != "byte":
+        if "\0" in scan.characters and options.tokenizer != "byte":
             note(
                 "the text has NUL characters, as binary files have, and UTF-16 without a byte order mark: "
                 "see whether it is UTF-8 text"
             )
         if options.dataset not in BUILT_IN:
-            notes.append(_text_note(survey))
-        split = split_documents(survey, val_fraction(options))
+            notes.append(_text_note(scan))
+        split = split_documents(scan, val_fraction(options))
         note(f"split: {split.reason}")
 
-        name, reason = _choose_tokenizer(options, survey)
+        name, reason = _choose_tokenizer(options, scan)
         note(f"tokenizer {name}: {reason}")
         with show(f"making {name}") as advance:
-            tokenizer = _make_tokenizer(name, survey, split, given, advance)
-        if (asked := bpe_vocab_size(name)) is not None and tokenizer.vocab_size < asked:
-            note(f"the text is too small for {asked} tokens, it yields {tokenizer.vocab_size}")
+            tokenizer = _make_tokenizer(name, scan, split, gpt2, advance)
+        requested_size = bpe_vocab_size(name)
+        if requested_size is not None and tokenizer.vocab_size < requested_size:
+            note(f"the text is too small for {requested_size} tokens, it yields {tokenizer.vocab_size}")
         if tokenizer.name != name:
             note(f"{options.tokenizer_files} has a BPE of another kind than GPT-2's: it is {tokenizer.name}")
 
         with show("encoding") as advance:
-            manifest = _write_dataset(work, source, survey, split, tokenizer, tuple(notes), advance)
-        check_out_dir(options, out)  # somebody may have put something there meanwhile
+            manifest = _write_dataset(work, source, scan, split, tokenizer, tuple(notes), advance)
+        check_out_dir(options, out)  # another process may have written there meanwhile
         copy_nanogpt_scripts(out, work)
         commit_folder(work, out)
     return manifest
 
 
 def _text_encoding(tokenizer_name: str) -> str:
-    """latin-1 maps bytes to characters one to one: raw bytes take the same road as text."""
+    """latin-1 maps bytes to characters one to one: raw bytes are handled like text."""
     return "latin-1" if tokenizer_name == "byte" else "utf-8"
 
 
-def _find_inputs(options: PrepareOptions, work: Path, out: Path) -> tuple[Source, ByteLevelBpe | None]:
-    """The text and, for gpt2, its table: both may need a network, so both are reported when it is down."""
+def _open_inputs(options: PrepareOptions, work: Path, out: Path) -> tuple[Source, ByteLevelBpe | None]:
+    """The text and, for gpt2, its table: both may need a network, so both problems are reported."""
     problems: list[str] = []
     source: Source | None = None
-    given: ByteLevelBpe | None = None
+    gpt2: ByteLevelBpe | None = None
     try:
         source = open_source(options.dataset, options.source, keep_in=work, kept_in=out)
     except UserError as error:
         problems += error.problems
     try:
-        given = load_requested_gpt2(requested_tokenizer(options), options.tokenizer_files)
+        gpt2 = load_requested_gpt2(requested_tokenizer(options), options.tokenizer_files)
     except UserError as error:
         problems += error.problems
     if source is None or problems:
         raise UserError(problems)
-    return source, given
+    return source, gpt2
 
 
-def _choose_tokenizer(options: PrepareOptions, survey: DocumentScan) -> tuple[str, str]:
-    """A tokenizer's name, and why it."""
+def _choose_tokenizer(options: PrepareOptions, scan: DocumentScan) -> tuple[str, str]:
+    """The name of the tokenizer, and the reason."""
     if options.tokenizer != "auto":
         return options.tokenizer, "as asked"
     if options.dataset in BUILT_IN:
         return BUILT_IN[options.dataset], f"the usual one for {options.dataset}"
-    distinct = f"the text has {pluralize(len(survey.characters), 'different character')}"
-    if len(survey.characters) <= MAX_CHAR_VOCAB_SIZE:
+    distinct = f"the text has {pluralize(len(scan.characters), 'different character')}"
+    if len(scan.characters) <= MAX_CHAR_VOCAB_SIZE:
         return "char", f"{distinct}, and up to {MAX_CHAR_VOCAB_SIZE} each can have an id"
     return "bpe:8192", f"{distinct}, over {MAX_CHAR_VOCAB_SIZE}, too many for an id each"
 
 
 def _make_tokenizer(
-    name: str, survey: DocumentScan, split: Split, given: ByteLevelBpe | None, advance: Callable[[int], None]
+    name: str, scan: DocumentScan, split: Split, gpt2: ByteLevelBpe | None, advance: Callable[[int], None]
 ) -> Tokenizer:
     if name == "byte":
         return ByteTokenizer()
     if name == "char":
-        # A newline goes between documents, whether or not one of them has any.
-        separator = "\n" if len(survey.documents) > 1 else ""
-        return CharTokenizer("".join(sorted(set(survey.characters + separator))))
-    if given is not None:
-        return given
+        # A newline separates documents, even if none of them has one.
+        separator = "\n" if len(scan.documents) > 1 else ""
+        return CharTokenizer("".join(sorted(set(scan.characters + separator))))
+    if gpt2 is not None:
+        return gpt2
     size = bpe_vocab_size(name)
     assert size is not None, name
-    # Learned from the training text alone: a vocabulary that has seen the validation text flatters it.
-    return train_bpe(_learning_text(split.train, advance), size)
 
+    def training_chunks() -> Iterator[str]:
+        # Of the training split alone: a vocabulary trained on the validation split would lower its loss.
+        for span in split.train:
+            for chunk in split_for_bpe_training(span.text("utf-8")):
+                advance(len(chunk.encode()))
+                yield chunk
 
-def _learning_text(spans: tuple[Span, ...], advance: Callable[[int], None]) -> Iterator[str]:
-    for span in spans:
-        for text in split_for_bpe_training(span.text("utf-8")):
-            advance(len(text.encode()))
-            yield text
+    return train_bpe(training_chunks(), size)
 
 
 def _write_dataset(
     work: Path,
     source: Source,
-    survey: DocumentScan,
+    scan: DocumentScan,
     split: Split,
     tokenizer: Tokenizer,
     notes: tuple[str, ...],
     advance: Callable[[int], None],
 ) -> Manifest:
     dtype = dtype_for(tokenizer.vocab_size)
-    read = {document: hashlib.sha256() for document in survey.documents}
-    train = _write_split(work / "train.bin", split.train, tokenizer, dtype, read, advance)
-    val = _write_split(work / "val.bin", split.val, tokenizer, dtype, read, advance)
-    for document, digest in zip(survey.documents, survey.digests, strict=True):
-        if read[document].digest() != digest:  # of the two spans of one text, training's comes first
+    # Digests of what is encoded: a document with a training and a validation span is hashed in that order.
+    digests = {document: hashlib.sha256() for document in scan.documents}
+    train = _write_split(work / "train.bin", split.train, tokenizer, dtype, digests, advance)
+    val = _write_split(work / "val.bin", split.val, tokenizer, dtype, digests, advance)
+    for document, digest in zip(scan.documents, scan.digests, strict=True):
+        if digests[document].digest() != digest:
             raise _changed_while_read(document)
     if min(train.tokens, val.tokens) < 2:
         raise UserError(
             f"{source.description}: {pluralize(train.tokens, 'training token')} and "
-            f"{pluralize(val.tokens, 'validation token')} are too few; each split needs at least 2, so that one "
-            "predicts the other: bring more text, or change --val_fraction"
+            f"{pluralize(val.tokens, 'validation token')} are too few; each split needs at least 2, so that "
+            "one predicts the other: bring more text, or change --val_fraction"
         )
     sha256 = {"train.bin": train.sha256, "val.bin": val.sha256}
     for name, content in tokenizer.files.items():
@@ -270,13 +271,13 @@ def _write_split(
     spans: tuple[Span, ...],
     tokenizer: Tokenizer,
     dtype: str,
-    read: Mapping[Document, Digest],
+    digests: Mapping[Document, Digest],
     advance: Callable[[int], None],
 ) -> _WrittenSplit:
     tokens = text_bytes = 0
     digest = hashlib.sha256()
     with path.open("wb") as file:
-        for ids, size in _encode_spans(spans, tokenizer, read):
+        for ids, size in _encode_spans(spans, tokenizer, digests):
             content = ids.astype(DTYPES[dtype]).tobytes()
             file.write(content)
             digest.update(content)
@@ -287,38 +288,38 @@ def _write_split(
 
 
 def _encode_spans(
-    spans: tuple[Span, ...], tokenizer: Tokenizer, read: Mapping[Document, Digest]
+    spans: tuple[Span, ...], tokenizer: Tokenizer, digests: Mapping[Document, Digest]
 ) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """The ids of the spans, a separator between documents, and how many bytes of text they stand for."""
+    """The ids of the spans, with a separator between documents, and the bytes of text they stand for.
+
+    The digests of the documents are updated with the text.
+    """
+    encoding = _text_encoding(tokenizer.name)
+
+    def read_chunks(span: Span) -> Iterator[str]:
+        for chunk in span.text(encoding):
+            digests[span.document].update(chunk.encode(encoding))
+            yield chunk
+
     for index, span in enumerate(spans):
         if index and tokenizer.eot is not None:
             yield np.array([tokenizer.eot]), 0
         elif index:
             yield tokenizer.encode("\n"), 1
-        chunks = _digested(span, _text_encoding(tokenizer.name), read[span.document])
+        chunks = read_chunks(span)
         if isinstance(tokenizer, ByteTokenizer):
-            for raw in (text.encode("latin-1") for text in chunks):
+            for raw in (chunk.encode("latin-1") for chunk in chunks):
                 yield tokenizer.encode_bytes(raw), len(raw)
-        else:
-            # A character is a token wherever the stream is cut; a word is not.
-            for text in chunks if tokenizer.name == "char" else split_at_bpe_boundaries(chunks):
-                yield _ids(tokenizer, text, span.document), len(text.encode())
-
-
-def _ids(tokenizer: Tokenizer, text: str, document: Document) -> NDArray[np.int64]:
-    try:
-        return tokenizer.encode(text)
-    except UserError as error:  # a character without an id, though all that were there at first have one
-        raise _changed_while_read(document) from error
-
-
-def _digested(span: Span, encoding: str, digest: Digest) -> Iterator[str]:
-    """The span's text, on its way taken into the digest of its document."""
-    for text in span.text(encoding):
-        digest.update(text.encode(encoding))
-        yield text
+            continue
+        # A character is a token wherever the stream is cut; a word is not.
+        for chunk in chunks if tokenizer.name == "char" else split_at_bpe_boundaries(chunks):
+            try:
+                ids = tokenizer.encode(chunk)
+            except UserError as error:  # a character without an id was not in the text before
+                raise _changed_while_read(span.document) from error
+            yield ids, len(chunk.encode())
 
 
 def _changed_while_read(document: Document) -> UserError:
-    """What was split and what would be written are not one text; one that only grew still begins with it."""
+    """The text that was split is not the text that was encoded. (Text appended meanwhile is not an error.)"""
     return UserError(f"{document.path} was changed while it was read: run the command again")

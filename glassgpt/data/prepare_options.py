@@ -1,4 +1,4 @@
-"""What `glass prepare` can be asked for, and what is wrong with asking it.
+"""The options of `glass prepare`, and their problems.
 
     glass prepare my.txt --tokenizer bpe:1024 --val_fraction 0.05 --out_dir data/mine
 
@@ -14,50 +14,51 @@ from pathlib import Path
 
 from glassgpt.data.corpus import is_corpus, is_pattern
 from glassgpt.data.dataset import BUILT_IN
-from glassgpt.data.document_batches import is_document_file
+from glassgpt.data.document_readers import is_document_file
 from glassgpt.data.hub import parse_hub_dataset
 from glassgpt.data.manifest import MANIFEST_FILE, TOKENIZER_FILES, split_of_file
 from glassgpt.data.prepare_resume import PREPARE_STATE_FILE
 from glassgpt.data.sources import dataset_problem, is_cached_download, is_special_file
 from glassgpt.data.tokenizers import tokenizer_problem
 from glassgpt.errors import UserError
-from glassgpt.files import writable_problem
-from glassgpt.paths import expand_user_path
+from glassgpt.files import expand_user_path, writable_problem
 
 _TARGET_VAL_BYTES = 20_000_000
+# Files in nanoGPT's data/NAME folders; prepare works beside them and keeps them.
+NANOGPT_SCRIPTS = {"prepare.py", "readme.md"}
 _CORPUS_OPTIONS = ("text_column", "dedup", "workers", "shard_tokens")
 
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """What `glass prepare` can be asked for."""
+    """The options of `glass prepare`."""
 
     # What to read: pylib, shakespeare_char, shakespeare, fineweb_edu, openwebtext, tinystories, any dataset
-    # on Hugging Face (owner/name or owner/name:part), or a file, folder or 'pattern*' of your own.
+    # on Hugging Face (owner/name or owner/name:subset), or a file, folder or 'pattern*' of your own.
     dataset: str
-    # A local copy of what is otherwise downloaded: of shakespeare* a file, of the others a folder too.
+    # A local copy of a dataset that is otherwise downloaded: a file, or, except for shakespeare*, a folder.
     source: str = ""
-    # char, byte, gpt2, bpe:N (N tokens learned from the text), or auto, which says what it chose and why.
+    # char, byte, gpt2, bpe:N (N tokens trained on the text), or auto, which prints its choice and the reason.
     tokenizer: str = "auto"
     # A folder with GPT-2's tokenizer files, for --tokenizer gpt2 without a network.
     tokenizer_files: str = ""
-    # The share of the text kept for validation. none: 0.1, as nanoGPT; of pylib 0.03, which is plenty; of
-    # documents in bulk about 20 MB, but from 0.0005 to 0.1.
+    # Fraction of the text for the validation split. none: 0.1, as nanoGPT; for pylib 0.03; for a corpus about
+    # 20 MB, but from 0.0005 to 0.1.
     val_fraction: float | None = None
-    # Where the dataset goes; data/<name> when empty.
+    # Folder of the dataset. Empty: data/<name>.
     out_dir: str = ""
-    # Replace a dataset that is already there. Without it, nothing is ever overwritten.
+    # Replace an existing dataset. Without it, nothing is ever overwritten.
     overwrite: bool = False
 
-    # --- documents in bulk: parquet, JSON lines, patterns, Hugging Face ---
+    # --- corpora: parquet, JSON lines, patterns, Hugging Face ---
 
     # The column of a parquet file, or the field of a line of JSON, that has the text.
     text_column: str = "text"
-    # Leave out documents that were there before, word for word. Takes 8 bytes of memory per document.
+    # Leave out exact duplicates of earlier documents. Takes 8 bytes of memory per document.
     dedup: bool = False
-    # Processes that encode. none: one per core. The result is the same for any number.
+    # Worker processes that encode. none: one per core. The result is the same for any number.
     workers: int | None = None
-    # Tokens per file. A preparation that was stopped goes on after the last full one.
+    # Tokens per shard file. A preparation that was stopped resumes after the last full shard.
     shard_tokens: int = 100_000_000
 
 
@@ -69,7 +70,7 @@ def out_directory(options: PrepareOptions) -> Path:
 
 
 def dataset_name(options: PrepareOptions) -> str:
-    """What the dataset is called unless somebody says otherwise."""
+    """The default name of the dataset."""
     name = options.dataset
     if name in BUILT_IN:
         return name
@@ -84,29 +85,27 @@ def dataset_name(options: PrepareOptions) -> str:
 
 
 def val_fraction(options: PrepareOptions) -> float:
-    """A whole validation split is evaluated at the end of every run, so it should not be huge."""
+    """Of a text. The whole validation split is evaluated at the end of every run, so it is not large."""
     if options.val_fraction is not None:
         return options.val_fraction
     return 0.03 if options.dataset == "pylib" else 0.1
 
 
 def corpus_val_fraction(options: PrepareOptions, size_bytes: int) -> float:
-    """Of documents in bulk: enough to measure a loss well. `size_bytes`: on disk."""
+    """Of a corpus: enough text to measure a loss well. `size_bytes`: on disk."""
     if options.val_fraction is not None:
         return options.val_fraction
     return min(max(_TARGET_VAL_BYTES / max(1, size_bytes), 0.0005), 0.1)
 
 
 def check_options(options: PrepareOptions, out: Path) -> None:
-    """Everything that can be known to be wrong before any work, all at once."""
+    """Raises one UserError with all problems that can be known before any work."""
     in_bulk = is_corpus(options.dataset, options.dedup)
-    problems = [
-        dataset_problem(options.dataset)
-        if not in_bulk or is_special_file(expand_user_path(options.dataset))
-        else None,
-        tokenizer_problem(options.tokenizer),
-        *(_bulk_problems(options) if in_bulk else _text_problems(options)),
-    ]
+    problems: list[str | None] = []
+    if not in_bulk or is_special_file(expand_user_path(options.dataset)):
+        problems.append(dataset_problem(options.dataset))
+    problems.append(tokenizer_problem(options.tokenizer))
+    problems += _input_problems(options, in_bulk)
     if options.val_fraction is not None and not 0 < options.val_fraction < 1:
         problems.append(f"--val_fraction {options.val_fraction} is not between 0 and 1: use 0.1")
     if options.tokenizer_files and requested_tokenizer(options) != "gpt2":
@@ -114,65 +113,56 @@ def check_options(options: PrepareOptions, out: Path) -> None:
     elif options.tokenizer_files and not expand_user_path(options.tokenizer_files).is_dir():
         problems.append(f"--tokenizer_files {options.tokenizer_files} is not a folder: give one")
     problems.append(_out_dir_problem(options, out) or writable_problem(out))
-    if found := [problem for problem in problems if problem]:
-        raise UserError(found)
+    if actual_problems := [problem for problem in problems if problem]:
+        raise UserError(actual_problems)
 
 
 def check_out_dir(options: PrepareOptions, out: Path) -> None:
-    """Once more, right before something goes there."""
+    """Called again right before the dataset is renamed to `out`, which may have changed meanwhile."""
     if problem := _out_dir_problem(options, out):
         raise UserError(problem)
 
 
-def _text_problems(options: PrepareOptions) -> list[str]:
-    problems = []
-    if options.source and options.dataset not in ("shakespeare", "shakespeare_char"):
-        problems.append(f"--source is for shakespeare: to read a file, run  glass prepare {options.source}")
-    elif options.source and not expand_user_path(options.source).is_file():
-        problems.append(f"--source {options.source} is not a file: give a text file")
-    usual = PrepareOptions("")
-    problems += [
-        f"--{name} is for documents in bulk (parquet, JSON lines, a pattern, Hugging Face): leave it out"
-        for name in _CORPUS_OPTIONS
-        if getattr(options, name) != getattr(usual, name)
-    ]
-    return problems
-
-
-def _bulk_problems(options: PrepareOptions) -> list[str]:
-    problems = []
-    source = options.source
+def _input_problems(options: PrepareOptions, in_bulk: bool) -> list[str]:
+    """Of --source, and of options that only a corpus or only a text has."""
+    problems, source = [], options.source
+    if not in_bulk:
+        if source and options.dataset not in ("shakespeare", "shakespeare_char"):
+            problems.append(f"--source is for shakespeare: to read a file, run  glass prepare {source}")
+        elif source and not expand_user_path(source).is_file():
+            problems.append(f"--source {source} is not a file: give a text file")
+        defaults = PrepareOptions("")
+        return problems + [
+            f"--{name} is for documents in bulk (parquet, JSON lines, a pattern, Hugging Face): leave it out"
+            for name in _CORPUS_OPTIONS
+            if getattr(options, name) != getattr(defaults, name)
+        ]
     if source and not (is_pattern(source) or expand_user_path(source).exists()):
         problems.append(f"--source {source} is not there: give a file, a folder or a pattern")
     elif source and expand_user_path(options.dataset).exists():
         problems.append(f"--source is for what is downloaded: to read files, run  glass prepare {source}")
     if options.tokenizer == "char":
         problems.append("--tokenizer char has to know every character beforehand: use byte or bpe:N")
-    problems += [
+    return problems + [
         f"--{name} {value} is not at least 1"
         for name in ("workers", "shard_tokens")
         if (value := getattr(options, name)) is not None and value < 1
     ]
-    return problems
-
-
-# What a dataset's folder in nanoGPT's repository comes with; prepare works beside these and keeps them.
-NANOGPT_SCRIPTS = {"prepare.py", "readme.md"}
 
 
 def copy_nanogpt_scripts(out: Path, work: Path) -> None:
-    """Takes them along from the folder that `work` will replace."""
+    """Copies nanoGPT's scripts from the folder that `work` will replace."""
     for script in NANOGPT_SCRIPTS:
         if (out / script).is_file():
             shutil.copy2(out / script, work)
 
 
 def _out_dir_problem(options: PrepareOptions, out: Path) -> str | None:
-    """Why `out` must be left alone, or None. What prepare did not write, it never removes."""
+    """Why the dataset cannot be written to `out`, or None. Files of others are never removed."""
     text = expand_user_path(options.source or options.dataset)
-    place, read = out.resolve(), text.resolve()
+    out_path, text_path = out.resolve(), text.resolve()
     if (options.source or options.dataset not in BUILT_IN) and (
-        read.is_relative_to(place) or (read.is_dir() and place.is_relative_to(read))
+        text_path.is_relative_to(out_path) or (text_path.is_dir() and out_path.is_relative_to(text_path))
     ):
         return (
             f"the dataset at {out} and the text at {text} are in each other's way: choose another --out_dir"
@@ -187,11 +177,11 @@ def _out_dir_problem(options: PrepareOptions, out: Path) -> str | None:
             f"{out} holds nanoGPT's files, which need no preparing: train with --data_dir={out}, "
             "or choose another --out_dir"
         )
-    ours = set(NANOGPT_SCRIPTS)
+    own_names = set(NANOGPT_SCRIPTS)
     if MANIFEST_FILE in names:
-        # The mark is of a preparation that was killed right after it gave the folder its name.
-        ours |= {MANIFEST_FILE, PREPARE_STATE_FILE, *TOKENIZER_FILES, *filter(split_of_file, names)}
-    if foreign := [name for name in names if name not in ours and not is_cached_download(out / name)]:
+        # The state file is left by a preparation that was killed right after its last rename.
+        own_names |= {MANIFEST_FILE, PREPARE_STATE_FILE, *TOKENIZER_FILES, *filter(split_of_file, names)}
+    if foreign := [name for name in names if name not in own_names and not is_cached_download(out / name)]:
         return f"{out} holds other files ({', '.join(foreign[:3])}): choose another --out_dir"
     if MANIFEST_FILE in names and not options.overwrite:
         return f"{out} holds a dataset already: add --overwrite to replace it, or choose another --out_dir"
@@ -199,5 +189,5 @@ def _out_dir_problem(options: PrepareOptions, out: Path) -> str | None:
 
 
 def requested_tokenizer(options: PrepareOptions) -> str:
-    """The tokenizer as far as it is known without reading: "auto" when the text will decide."""
+    """The tokenizer as far as it is known before reading: "auto" if it depends on the text."""
     return BUILT_IN.get(options.dataset, "auto") if options.tokenizer == "auto" else options.tokenizer

@@ -1,8 +1,8 @@
-"""A preparation that takes hours, and may be stopped at any moment and go on later.
+"""The state of a preparation that can be stopped at any moment and resumed.
 
-The dataset is written in a hidden folder beside its place. Each time a shard is full, everything is brought
-to the disk, and then a mark: which document comes next, and how long each file was. Who goes on cuts the
-files back to the mark and reads from there; the result is the same to the byte.
+The dataset is written in a hidden folder beside its final name. Each time a shard is full, all files are
+synced, and then the state is saved: the next document, and the length of each file. A resumed preparation
+truncates the files to these lengths and reads on from that document; the result is the same to the byte.
 """
 
 from __future__ import annotations
@@ -23,34 +23,30 @@ PREPARE_STATE_FILE = "unfinished.json"
 DEDUP_KEYS_FILE = "seen.bin"
 
 
-def _none_yet() -> dict[str, int]:
-    return {"train": 0, "val": 0}
-
-
 @dataclass
 class PrepareState:
-    """How far it has come. Counts are of what is in the files."""
+    """How far a preparation has come. The counts are those of the files on disk."""
 
-    # What was asked for, as one digest: who asks for something else begins anew.
+    # A digest of the request: another request starts from the beginning.
     request: str
-    # The document that comes next: of which piece of the corpus, and its number there.
+    # The next document: the number of its reader in the corpus, and its number there.
     piece: int = 0
     document: int = 0
-    documents: dict[str, int] = field(default_factory=_none_yet)
-    text_bytes: dict[str, int] = field(default_factory=_none_yet)
+    documents: dict[str, int] = field(default_factory=lambda: {"train": 0, "val": 0})
+    text_bytes: dict[str, int] = field(default_factory=lambda: {"train": 0, "val": 0})
     empty: int = 0
     repaired: int = 0
     converted: int = 0
     duplicates: int = 0
-    tokens: dict[str, int] = field(default_factory=_none_yet)
+    tokens: dict[str, int] = field(default_factory=lambda: {"train": 0, "val": 0})
     # SHA-256 of the shards that are full.
     closed: dict[str, dict[str, str]] = field(default_factory=lambda: {"train": {}, "val": {}})
-    # Bytes of each file that it goes on with.
+    # Bytes of each file at this point.
     lengths: dict[str, int] = field(default_factory=dict)
-    # Keys of documents, in a file of their own, if copies are to be left out.
+    # Number of document keys in the dedup file, with --dedup.
     keys: int = 0
     notes: list[str] = field(default_factory=list)
-    # Nothing is left to do but the renaming.
+    # All is written; only the rename is left.
     complete: bool = False
 
     def full_shard_count(self) -> int:
@@ -61,81 +57,77 @@ class PrepareState:
 def resumable_folder(
     out: Path, request: str, overwrite: bool, say: Callable[[str], None]
 ) -> Iterator[tuple[Path, PrepareState | None]]:
-    """The folder to work in, and the mark of an earlier attempt at the same, if there is one.
+    """The work folder, and the state of an earlier attempt at the same request, if there is one.
 
-    The caller holds the lock on `out`. When something goes wrong, it is left as it is if a shard is done.
+    The caller holds the lock on `out`. After an error the folder is kept if it has a full shard.
     """
     work = out.parent / f".{out.name}.unfinished"
     if work.exists() and not (work.is_dir() and all(path.is_file() for path in work.iterdir())):
-        # No preparation looks like that; what somebody else put there is not removed.
+        # Not a work folder of a preparation: files of others are not removed.
         raise UserError(f"{work} is in the way: remove it, or choose another --out_dir")
     work.mkdir(parents=True, exist_ok=True)
-    mark = _read_prepare_state(work)
-    if mark is None and (work / PREPARE_STATE_FILE).exists():
-        say(f"{work} lost a part of what it held since it was stopped: beginning anew")
-    if mark is not None and mark.request != request:
-        if mark.full_shard_count() and not overwrite:
+    state = _read_prepare_state(work)
+    if state is None and (work / PREPARE_STATE_FILE).exists():
+        say(f"{work} lost a part of its files since it was stopped: starting again")
+    if state is not None and state.request != request:
+        if state.full_shard_count() and not overwrite:
             raise UserError(
                 f"{work} holds a preparation that was stopped, of other files or with other settings: "
                 "finish it with its own command, or add --overwrite to drop it"
             )
-        mark = None
-    if mark is None:
+        state = None
+    if state is None:
         for path in work.iterdir():
             path.unlink()
     try:
-        yield work, mark
+        yield work, state
     except OSError as error:
         raise UserError(
             f"{out} could not be written ({error}): make room, or choose another --out_dir"
         ) from error
     except KeyboardInterrupt as error:
-        if (mark := _read_prepare_state(work)) and mark.full_shard_count():
-            error.add_note("the same command goes on after the last full shard")
+        if (state := _read_prepare_state(work)) and state.full_shard_count():
+            error.add_note("the same command resumes after the last full shard")
         raise
     finally:
-        if work.exists() and not ((mark := _read_prepare_state(work)) and mark.full_shard_count()):
+        if work.exists() and not ((state := _read_prepare_state(work)) and state.full_shard_count()):
             shutil.rmtree(work)
 
 
-def write_prepare_state(work: Path, mark: PrepareState) -> None:
-    """Only after what it speaks of is on the disk."""
-    atomic_write(work / PREPARE_STATE_FILE, json.dumps(dataclasses.asdict(mark), indent=1).encode())
+def write_prepare_state(work: Path, state: PrepareState) -> None:
+    """The caller has synced all files that the state describes."""
+    atomic_write(work / PREPARE_STATE_FILE, json.dumps(dataclasses.asdict(state), indent=1).encode())
     fsync_path(work)
 
 
-def mark_prepare_complete(work: Path, mark: PrepareState) -> None:
-    """All is written: what remains is the dataset, and the mark until the folder has its name."""
-    mark.complete = True
-    write_prepare_state(work, mark)
+def mark_prepare_complete(work: Path, state: PrepareState) -> None:
+    """Removes all files that are not part of the dataset, except the state, which stays until the rename."""
+    state.complete = True
+    write_prepare_state(work, state)
     for path in work.iterdir():
-        # A mark that was being written when the process was killed has a hidden name; before the lock lay
-        # beside the folder, it lay in it.
+        # A killed process may leave a half-written state under a hidden name. Older versions had the lock
+        # file in this folder.
         if path.name in (DEDUP_KEYS_FILE, "lock") or path.name.startswith("."):
             path.unlink()
 
 
 def remove_prepare_state(out: Path) -> None:
-    """Only after the folder has its name: who is killed before has nothing to do but to rename it."""
+    """Called after the rename: a process killed before it only has to repeat the rename."""
     (out / PREPARE_STATE_FILE).unlink()
     fsync_path(out)
 
 
 def _read_prepare_state(work: Path) -> PrepareState | None:
-    """None if there is none, or if something it speaks of is gone or cut off: then it must begin anew."""
+    """None if there is no state, or if one of its files is missing or too short: then it starts again."""
     try:
-        mark = PrepareState(**json.loads((work / PREPARE_STATE_FILE).read_bytes()))
+        state = PrepareState(**json.loads((work / PREPARE_STATE_FILE).read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
-    if mark.complete:
-        return mark if _is_dataset(work) else None
-    found = {path.name: path.stat().st_size for path in work.iterdir()}
-    return mark if all(found.get(name, -1) >= length for name, length in mark.lengths.items()) else None
-
-
-def _is_dataset(work: Path) -> bool:
-    try:
-        open_dataset(work)
-    except UserError:
-        return False
-    return True
+    if state.complete:
+        try:
+            open_dataset(work)
+        except UserError:
+            return None
+        return state
+    sizes = {path.name: path.stat().st_size for path in work.iterdir()}
+    return state if all(sizes.get(name, -1) >= length for name, length in state.lengths.items()) else None

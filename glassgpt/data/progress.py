@@ -1,4 +1,4 @@
-"""How far a long pass over the text has come: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of a long pass over the text: a bar on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -24,113 +24,82 @@ def show_byte_progress(
     show: bool,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Callable[[int], None]]:
-    """Show a pass over `total_bytes`; the function it hands out is told of bytes as they are done."""
+    """Shows a pass over `total_bytes`; yields a function to call with the bytes of each step."""
     if not show:
         yield lambda done_bytes: None
-    elif sys.stderr.isatty():
-        with _bar(label, total_bytes) as advance:
-            yield advance
-    else:
-        yield _print_byte_progress(label, total_bytes, say, clock)
+        return
+    if sys.stderr.isatty():
+        from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
+
+        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        with _progress_display(*columns) as progress:
+            task = progress.add_task(label, total=total_bytes)
+            yield lambda done_bytes: progress.update(task, advance=done_bytes)
+        return
+    started = last_line = clock()
+    done = 0
+
+    def advance(done_bytes: int) -> None:
+        nonlocal last_line, done
+        done += done_bytes
+        now = clock()
+        if now - last_line < SECONDS_BETWEEN_LINES:
+            return
+        last_line = now
+        bytes_per_s = done / (now - started)
+        left_s = max(0, total_bytes - done) / bytes_per_s if bytes_per_s else 0.0
+        say(
+            f"{label}: {done / 1e6:,.0f} of {total_bytes / 1e6:,.0f} MB, "
+            f"{bytes_per_s / 1e6:,.1f} MB/s, {left_s:,.0f} s left"
+        )
+
+    yield advance
 
 
 @contextmanager
 def show_token_progress(
     total_bytes: int, say: Callable[[str], None], show: bool, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[int, int], None]]:
-    """Show a pass that makes tokens; the function it hands out is told of bytes read and tokens made."""
-    speed = _TokenSpeed(clock)
+    """Shows an encoding pass; yields a function to call with the bytes read and tokens made in each step."""
     if not show:
-        yield lambda done_bytes, made_tokens: None
-    elif sys.stderr.isatty():
-        with _token_bar(total_bytes) as move:
-            yield lambda done_bytes, made_tokens: move(done_bytes, speed.describe_after(made_tokens))
-    else:
-        yield _print_token_progress(total_bytes, say, speed, clock)
+        yield lambda done_bytes, new_tokens: None
+        return
+    started = last_line = clock()
+    done = tokens = 0
 
+    def count_tokens(new_tokens: int) -> str:
+        """How many tokens there are so far, and how fast they came."""
+        nonlocal tokens
+        tokens += new_tokens
+        tokens_per_s = tokens / max(clock() - started, 1e-9)
+        return f"{format_count(tokens)} tokens, {format_count(tokens_per_s)} tokens/s"
 
-class _TokenSpeed:
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock, self._began, self._tokens = clock, clock(), 0
+    if sys.stderr.isatty():
+        from rich.progress import BarColumn, TaskProgressColumn, TimeRemainingColumn
 
-    def describe_after(self, made_tokens: int) -> str:
-        """How many tokens there are with these, and how fast they came, in words."""
-        self._tokens += made_tokens
-        per_s = self._tokens / max(self._clock() - self._began, 1e-9)
-        return f"{format_count(self._tokens)} tokens, {format_count(per_s)} tokens/s"
+        columns = (BarColumn(), TaskProgressColumn(), "{task.fields[speed]}", TimeRemainingColumn())
+        with _progress_display(*columns) as progress:
+            task = progress.add_task("encoding", total=total_bytes, speed="")
+            yield lambda done_bytes, new_tokens: progress.update(
+                task, advance=done_bytes, speed=count_tokens(new_tokens)
+            )
+        return
 
-
-# --- lines ---
-
-
-def _print_byte_progress(
-    label: str, total_bytes: int, say: Callable[[str], None], clock: Callable[[], float]
-) -> Callable[[int], None]:
-    began = said = clock()
-    done = 0
-
-    def advance(done_bytes: int) -> None:
-        nonlocal said, done
+    def advance(done_bytes: int, new_tokens: int) -> None:
+        nonlocal last_line, done
         done += done_bytes
-        now = clock()
-        if now - said < SECONDS_BETWEEN_LINES:
+        speed, now = count_tokens(new_tokens), clock()
+        if now - last_line < SECONDS_BETWEEN_LINES or not done:
             return
-        said = now
-        speed = done / (now - began)
-        left_s = max(0, total_bytes - done) / speed if speed else 0.0
-        say(
-            f"{label}: {done / 1e6:,.0f} of {total_bytes / 1e6:,.0f} MB, "
-            f"{speed / 1e6:,.1f} MB/s, {left_s:,.0f} s left"
-        )
+        last_line = now
+        left_s = max(0, total_bytes - done) * (now - started) / done
+        say(f"encoding: {format_percent(done / total_bytes)}, {speed}, {format_duration(left_s)} left")
 
-    return advance
-
-
-def _print_token_progress(
-    total_bytes: int, say: Callable[[str], None], speed: _TokenSpeed, clock: Callable[[], float]
-) -> Callable[[int, int], None]:
-    began = said = clock()
-    done = 0
-
-    def advance(done_bytes: int, made_tokens: int) -> None:
-        nonlocal said, done
-        done += done_bytes
-        told, now = speed.describe_after(made_tokens), clock()
-        if now - said < SECONDS_BETWEEN_LINES or not done:
-            return
-        said = now
-        left_s = max(0, total_bytes - done) * (now - began) / done
-        say(f"encoding: {format_percent(done / total_bytes)}, {told}, {format_duration(left_s)} left")
-
-    return advance
-
-
-# --- bars ---
-
-
-@contextmanager
-def _bar(label: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with _progress_display(*columns) as progress:
-        task = progress.add_task(label, total=total_bytes)
-        yield lambda done_bytes: progress.update(task, advance=done_bytes)
-
-
-@contextmanager
-def _token_bar(total_bytes: int) -> Iterator[Callable[[int, str], None]]:
-    from rich.progress import BarColumn, TaskProgressColumn, TimeRemainingColumn
-
-    with _progress_display(
-        BarColumn(), TaskProgressColumn(), "{task.fields[speed]}", TimeRemainingColumn()
-    ) as progress:
-        task = progress.add_task("encoding", total=total_bytes, speed="")
-        yield lambda done_bytes, speed: progress.update(task, advance=done_bytes, speed=speed)
+    yield advance
 
 
 def _progress_display(*columns: str | ProgressColumn) -> Progress:
-    """On stderr, so that what is said on stdout can be piped; gone when done, so that the notes remain."""
+    """On stderr, so that stdout can be piped; removed at the end, so that only the notes remain."""
     from rich.console import Console
     from rich.progress import Progress
 

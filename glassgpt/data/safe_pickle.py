@@ -1,10 +1,10 @@
-"""Read a pickle of plain data without executing anything.
+"""Reads a pickle of plain data (nanoGPT's meta.pkl) without executing any code.
 
-A pickle is a program, and `pickle.load` runs it: any file can start any other program that way. Dicts,
-lists, text and numbers need few of its instructions, and none that looks something up or calls it. So the
-program is read first, from beginning to end, and run only if it has no other instruction than those.
+A pickle is a program, and `pickle.load` runs it: a file can start any other program that way. Dicts, lists,
+text and numbers need only a few opcodes, none of which imports or calls anything. So all opcodes are checked
+first, and the pickle is loaded only if it has no others.
 
-Tuples are not among them: as the key of a dict, a few of them nested cleverly take years to hash.
+Tuples are not allowed: as keys of a dict, a few nested ones can take years to hash.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections import deque
 from typing import Any, Never
 
 MAX_PICKLE_BYTES = 64_000_000
-# Seven are needed per character of a vocabulary: this is four times the largest that fits 16 bits.
+# Seven per character of a vocabulary: this is four times what the largest 16-bit vocabulary needs.
 MAX_INSTRUCTIONS = 2_000_000
 
 _TEXT_OPCODES = frozenset({"UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"})
@@ -34,7 +34,7 @@ _ALLOWED_OPCODES = frozenset(
         *("EMPTY_LIST", "LIST", "APPEND", "APPENDS"),
     }
 )
-# What both readers raise for bytes that make no sense.
+# What pickletools and the unpickler raise for damaged files.
 _PARSE_ERRORS = (
     *(pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError),
     *(AttributeError, OverflowError, MemoryError),
@@ -42,59 +42,56 @@ _PARSE_ERRORS = (
 
 
 class UnsafePickleError(Exception):
-    """Why a pickle is refused: the end of a sentence that begins with the name of the file."""
+    """Why a pickle is refused; the message follows the name of the file."""
 
 
 def load_safe_pickle(content: bytes) -> Any:
-    """What a pickle holds, if that is dicts, lists, text, bytes and numbers; else NotPlainError."""
+    """The content of a pickle of dicts, lists, text, bytes and numbers; UnsafePickleError for any other."""
     if len(content) > MAX_PICKLE_BYTES:
         raise UnsafePickleError(f"has more than {MAX_PICKLE_BYTES:,} bytes")
     try:
-        _check_instructions(content)
+        _check_opcodes(content)
         return _SafeUnpickler(io.BytesIO(content)).load()
     except _PARSE_ERRORS as error:
         raise UnsafePickleError(f"is not a whole pickle ({type(error).__name__})") from error
 
 
-def _check_instructions(content: bytes) -> None:
-    recent: deque[str] = deque(maxlen=2)
+def _check_opcodes(content: bytes) -> None:
+    last_texts: deque[str] = deque(maxlen=2)
     memoized = byte = 0
     for count, (opcode, argument, position) in enumerate(pickletools.genops(content)):
         byte = position or 0
         if opcode.name not in _ALLOWED_OPCODES:
-            raise UnsafePickleError(f"{_wish(opcode.name, argument, recent)} at byte {byte:,}")
+            if opcode.name in ("GLOBAL", "INST"):
+                action = f"wants to call {_printable(str(argument).replace(' ', '.'))}"
+            elif opcode.name == "STACK_GLOBAL":  # its names are on the stack, usually the last two texts
+                action = f"wants to call {_printable('.'.join(last_texts))}"
+            else:
+                action = f"has the instruction {opcode.name}"
+            raise UnsafePickleError(f"{action} at byte {byte:,}")
         if count >= MAX_INSTRUCTIONS:
             raise UnsafePickleError(f"has more than {MAX_INSTRUCTIONS:,} instructions")
-        # Python hashes larger numbers to equal values on demand, which makes a dict of them very slow.
+        # Larger numbers can be chosen to have equal hashes, which makes a dict of them very slow.
         if isinstance(argument, int) and not -(2**63) <= argument < 2**63:
             raise UnsafePickleError(f"has an absurdly large number at byte {byte:,}")
         if opcode.name in _MEMOIZE_OPCODES:
-            # The unpickler makes room up to the number given, so a few bytes could ask for gigabytes.
+            # The unpickler allocates up to the number given, so a few bytes could allocate gigabytes.
             if argument is not None and argument > memoized + 1:
                 raise UnsafePickleError(f"numbers its values absurdly at byte {byte:,}")
             memoized += 1
         if opcode.name in _TEXT_OPCODES:
-            recent.append(str(argument))
+            last_texts.append(str(argument))
     if byte + 1 != len(content):
         raise UnsafePickleError(f"goes on after its end at byte {byte:,}")
 
 
-def _wish(instruction: str, argument: Any, recent: deque[str]) -> str:
-    """What an instruction that is not allowed would have done, in words."""
-    if instruction in ("GLOBAL", "INST"):
-        return f"wants to call {_printable(argument.replace(' ', '.'))}"
-    if instruction == "STACK_GLOBAL":  # its names are on the stack, as a rule the last texts put there
-        return f"wants to call {_printable('.'.join(recent))}"
-    return f"has the instruction {instruction}"
-
-
 def _printable(text: str) -> str:
-    """Nothing from the file reaches a terminal as control characters."""
+    """Text from the file without control characters, for the terminal."""
     return ascii(text[:100])[1:-1]
 
 
 class _SafeUnpickler(pickle.Unpickler):
-    """Should an instruction get past the check after all, it finds nothing to call."""
+    """A second barrier, should an opcode get past the check: it can import nothing."""
 
     def find_class(self, module: str, name: str) -> Never:
         raise UnsafePickleError(f"wants to call {_printable(f'{module}.{name}')}")

@@ -1,4 +1,4 @@
-"""A split in files of equal length, train-00000.bin and on: written one after the other, read as one."""
+"""A split in files of equal length, train-00000.bin and on: `ShardWriter` writes, `ShardedTokens` reads."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ from numpy.typing import NDArray
 from glassgpt.data.manifest import shard_name
 from glassgpt.files import fsync_path
 
-# Each takes one of the files that a process may have open, often 1024 in all and sometimes 256.
+# Each needs one of the file descriptors of the process, often 1024 in all and sometimes 256.
 _MAX_MAPPED_FILES = 64
 
 
 class MappedFiles:
-    """Files of ids, each mapped when it is asked for; those asked for last stay mapped."""
+    """Files of ids, memory-mapped on first use; the ones used last stay mapped."""
 
     def __init__(self, paths: Sequence[Path], dtype: np.dtype[Any]) -> None:
-        self._paths, self.dtype = paths, dtype
+        self.dtype = dtype
         self.lengths = [path.stat().st_size // dtype.itemsize for path in paths]
-        self._map = functools.lru_cache(_MAX_MAPPED_FILES)(self._map_file)
+        self._map_file = functools.lru_cache(_MAX_MAPPED_FILES)(
+            # A memmap is slow to slice, a plain array on the same memory is not.
+            lambda number: np.asarray(np.memmap(paths[number], dtype=dtype, mode="r"))
+        )
 
     def __getitem__(self, number: int) -> NDArray[Any]:
-        return self._map(number)
-
-    def _map_file(self, number: int) -> NDArray[Any]:
-        # A memmap is slow to slice, what it maps is not.
-        return np.asarray(np.memmap(self._paths[number], dtype=self.dtype, mode="r"))
+        return self._map_file(number)
 
 
 class ShardedTokens:
-    """The tokens of several files under one numbering. Reads like an array: by number, slice and window."""
+    """The tokens of several files as one array: indexed by an array of positions, a slice, or windows."""
 
     def __init__(self, parts: Sequence[NDArray[Any]] | MappedFiles) -> None:
         self._parts: list[NDArray[Any]] | MappedFiles
@@ -57,15 +56,15 @@ class ShardedTokens:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return self._read_range(0, len(self)).astype(dtype or self.dtype, copy=False)
 
-    def __getitem__(self, where: slice | NDArray[np.int64]) -> NDArray[Any]:
-        if isinstance(where, slice):
-            start, stop, step = where.indices(len(self))
+    def __getitem__(self, index: slice | NDArray[np.int64]) -> NDArray[Any]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
             return self._read_range(start, max(0, stop - start))[::step]
-        result = np.empty(where.shape, dtype=self.dtype)
-        shards = np.searchsorted(self._ends, where, side="right")
+        result = np.empty(index.shape, dtype=self.dtype)
+        shards = np.searchsorted(self._ends, index, side="right")
         for shard in np.unique(shards):
-            here = shards == shard
-            result[here] = self._parts[shard][where[here] - self._begins[shard]]
+            in_shard = shards == shard
+            result[in_shard] = self._parts[shard][index[in_shard] - self._begins[shard]]
         return result
 
     def gather_windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
@@ -89,19 +88,19 @@ class ShardedTokens:
         done = 0
         while done < length:
             offset = start + done - self._begins[shard]
-            piece = self._parts[shard][offset : offset + length - done]
-            result[done : done + len(piece)] = piece
-            done += len(piece)
+            tokens = self._parts[shard][offset : offset + length - done]
+            result[done : done + len(tokens)] = tokens
+            done += len(tokens)
             shard += 1
         return result
 
 
-# What training reads: one file, or several.
+# What training reads: one file, or several shards.
 TokenArray = NDArray[Any] | ShardedTokens
 
 
 class ShardWriter:
-    """Writes a split. A shard that is full is closed for good: on the disk, its SHA-256 known."""
+    """Writes a split. A full shard is synced to the disk, hashed and never written again."""
 
     def __init__(
         self,
@@ -112,43 +111,41 @@ class ShardWriter:
         closed: Mapping[str, str],
         tokens: int,
     ) -> None:
-        """`closed`, `tokens`: what is there from an earlier attempt. Files are cut back to that."""
+        """`closed`, `tokens`: full shards and tokens of an earlier attempt. Files are truncated to that."""
         self._folder, self._split, self._shard_tokens = folder, split, shard_tokens
         self._itemsize = dtype.itemsize
-        self.sha256_by_full_shard, self.token_count = (
-            dict(closed),
-            tokens,
-        )  # name and SHA-256 of each full shard; all tokens
-        begun_bytes = (tokens - len(closed) * shard_tokens) * dtype.itemsize
-        self._begin("r+b" if begun_bytes else "wb")
-        if begun_bytes:
-            self._digest.update(self._file.read(begun_bytes))
+        self.sha256_by_full_shard = dict(closed)
+        self.token_count = tokens
+        partial_bytes = (tokens - len(closed) * shard_tokens) * dtype.itemsize
+        self._open_shard("r+b" if partial_bytes else "wb")
+        if partial_bytes:
+            self._digest.update(self._file.read(partial_bytes))
             self._file.truncate()
 
     def append(self, ids: NDArray[Any]) -> None:
         while len(ids):
-            now = ids[: self._shard_tokens - self.token_count % self._shard_tokens]
-            content = now.tobytes()
+            shard_ids = ids[: self._shard_tokens - self.token_count % self._shard_tokens]
+            content = shard_ids.tobytes()
             self._file.write(content)
             self._digest.update(content)
-            self.token_count += len(now)
-            ids = ids[len(now) :]
+            self.token_count += len(shard_ids)
+            ids = ids[len(shard_ids) :]
             if self.token_count % self._shard_tokens == 0:
                 self._close_shard()
-                self._begin()
+                self._open_shard()
 
     def bytes_by_shard(self) -> dict[str, int]:
-        """Bytes of every shard, the one that is begun too."""
+        """Bytes of every shard, including the one that is not full yet."""
         full = dict.fromkeys(self.sha256_by_full_shard, self._shard_tokens * self._itemsize)
         return {**full, self._path.name: self.token_count % self._shard_tokens * self._itemsize}
 
     def flush(self) -> None:
-        """Waits until what is written is on the disk."""
+        """Waits until all written bytes are on the disk."""
         self._file.flush()
         fsync_path(self._path)
 
     def finish(self) -> dict[str, str]:
-        """Name and SHA-256 of every shard. Without a token there is none."""
+        """Name and SHA-256 of every shard. A shard without tokens is removed."""
         if self.token_count % self._shard_tokens:
             self._close_shard()
         else:
@@ -159,7 +156,7 @@ class ShardWriter:
     def close(self) -> None:
         self._file.close()
 
-    def _begin(self, mode: str = "wb") -> None:
+    def _open_shard(self, mode: str = "wb") -> None:
         self._path = self._folder / shard_name(self._split, len(self.sha256_by_full_shard))
         self._file = self._path.open(mode)
         self._digest = hashlib.sha256()

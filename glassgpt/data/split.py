@@ -1,8 +1,8 @@
-"""Which text is for training and which for validation: a list of spans each, decided before encoding.
+"""Which text is for training, which for validation, and which is a duplicate.
 
-One document is cut once, its tail for validation, as nanoGPT does. Several documents are sorted by a
-hash of their content, so that a document keeps its split whatever else is in the folder, and two copies
-of one document never land on both sides.
+One text is cut once, its tail for validation, as in nanoGPT. Several documents are split by a hash of their
+content: a document keeps its split whatever else is in the folder, and two copies of a document are always in
+the same split.
 """
 
 from __future__ import annotations
@@ -12,26 +12,33 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glassgpt.data.sources import CHUNK_BYTES, Document
 from glassgpt.errors import UserError, user_error_for_files
+from glassgpt.files import fsync_path
 
 _UNICODE_CODEPOINTS = 0x110000
+BYTES_PER_KEY = 8
+_MAX_RECENT_KEYS = 2**20
+
+
+# --- documents that are read several times ---
 
 
 @dataclass(frozen=True)
 class DocumentScan:
-    """What one pass over the documents found. Lengths are in characters (bytes for raw bytes)."""
+    """Result of one pass over the documents. Lengths are in characters (bytes for raw bytes)."""
 
     documents: tuple[Document, ...]
     lengths: tuple[int, ...]
     digests: tuple[bytes, ...]
-    # Every different character, sorted: the vocabulary of the char tokenizer.
+    # All distinct characters, sorted: the vocabulary of the char tokenizer.
     characters: str
-    # What was done to texts that were not plain UTF-8, and to how many of them.
+    # How texts that were not plain UTF-8 were converted, and how many of them.
     changes: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -47,9 +54,9 @@ class Span:
         position = 0
         with contextlib.closing(self.document.text(encoding, chunk_bytes)) as chunks:
             for chunk in chunks:
-                wanted = chunk[max(0, self.start - position) : max(0, self.stop - position)]
-                if wanted:
-                    yield wanted
+                inside = chunk[max(0, self.start - position) : max(0, self.stop - position)]
+                if inside:
+                    yield inside
                 position += len(chunk)
                 if position >= self.stop:
                     return
@@ -67,8 +74,8 @@ class Split:
 def scan_documents(
     documents: Sequence[Document], encoding: str, advance: Callable[[int], None]
 ) -> DocumentScan:
-    """Read every document once. Those that are not UTF-8 are all named, not only the first."""
-    seen = np.zeros(_UNICODE_CODEPOINTS, dtype=np.bool_)
+    """Reads every document once. The error names all documents that are not UTF-8, not only the first."""
+    occurs = np.zeros(_UNICODE_CODEPOINTS, dtype=np.bool_)
     lengths: list[int] = []
     digests: list[bytes] = []
     problems: list[str] = []
@@ -80,7 +87,7 @@ def scan_documents(
                 raw = text.encode(encoding)
                 length += len(text)
                 digest.update(raw)
-                seen[np.frombuffer(text.encode("utf-32-le"), dtype="<u4")] = True
+                occurs[np.frombuffer(text.encode("utf-32-le"), dtype="<u4")] = True
                 advance(len(raw))
         except UserError as error:
             problems += error.problems
@@ -88,61 +95,106 @@ def scan_documents(
         digests.append(digest.digest())
     if problems:
         raise user_error_for_files(problems)
-    characters = "".join(map(chr, np.flatnonzero(seen)))
+    characters = "".join(map(chr, np.flatnonzero(occurs)))
     return DocumentScan(tuple(documents), tuple(lengths), tuple(digests), characters, Counter(changes))
 
 
-def split_documents(survey: DocumentScan, val_fraction: float) -> Split:
-    """By content hash when that gives about val_fraction of the text; else the tail is for validation."""
-    total = sum(survey.lengths)
+def split_documents(scan: DocumentScan, val_fraction: float) -> Split:
+    """By content hash if that gives about val_fraction of the text; else the tail is for validation."""
+    total = sum(scan.lengths)
     if total < 2:
         raise UserError(
-            f"{survey.documents[0].path} has {total} character, which cannot be split: bring more text"
+            f"{scan.documents[0].path} has {total} character, which cannot be split: bring more text"
         )
-    tail = f"the last {val_fraction:.4g} of the text is for validation"
-    if len(survey.documents) == 1:
-        return _by_tail(survey, val_fraction, tail)
-    whole = [Span(d, 0, length) for d, length in zip(survey.documents, survey.lengths, strict=True)]
-    is_val = [_unit_interval(digest) < val_fraction for digest in survey.digests]
-    train = tuple(span for span, val in zip(whole, is_val, strict=True) if not val)
-    val = tuple(span for span, val in zip(whole, is_val, strict=True) if val)
+    tail_reason = f"the last {val_fraction:.4g} of the text is for validation"
+    if len(scan.documents) == 1:
+        return _split_by_tail(scan, val_fraction, tail_reason)
+    train: list[Span] = []
+    val: list[Span] = []
+    for document, length, digest in zip(scan.documents, scan.lengths, scan.digests, strict=True):
+        # The first 48 bits of the digest as a number in [0, 1).
+        is_val = int.from_bytes(digest[:6], "big") / 2**48 < val_fraction
+        (val if is_val else train).append(Span(document, 0, length))
     share = sum(span.stop for span in val) / total
-    # Few documents, or one that dwarfs the rest, can hash into a split nobody asked for, or an empty one.
+    # With few documents, or one much larger than the rest, the hash can give a very uneven or empty split.
     if abs(share - val_fraction) <= min(val_fraction, 1 - val_fraction) / 2:
-        reason = f"{len(val)} of {len(whole)} documents, chosen by a hash of their content"
-        return Split(train, val, f"{reason}, are for validation: {share:.1%} of the text")
-    return _by_tail(
-        survey, val_fraction, f"{tail}; documents chosen by a hash would have made it {share:.1%}"
+        reason = f"{len(val)} of {len(scan.documents)} documents, chosen by a hash of their content"
+        return Split(tuple(train), tuple(val), f"{reason}, are for validation: {share:.1%} of the text")
+    return _split_by_tail(
+        scan, val_fraction, f"{tail_reason}; documents chosen by a hash would have made it {share:.1%}"
     )
 
 
-def _unit_interval(digest: bytes) -> float:
-    """A digest as a number in [0, 1)."""
-    return int.from_bytes(digest[:6], "big") / 2**48
-
-
-def document_key(text: bytes) -> int:
-    """64 bits of a document's digest: what tells its side of the split, and a copy of it."""
-    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
-
-
-def is_validation_mask(keys: NDArray[np.uint64], val_fraction: float) -> NDArray[np.bool_]:
-    """The side of documents by their keys: the same as `split_documents` finds by hash."""
-    return (keys >> np.uint64(16)).astype(np.float64) / 2**48 < val_fraction
-
-
-def _by_tail(survey: DocumentScan, val_fraction: float, reason: str) -> Split:
-    total = sum(survey.lengths)
+def _split_by_tail(scan: DocumentScan, val_fraction: float, reason: str) -> Split:
+    total = sum(scan.lengths)
     # nanoGPT's int(n * 0.9); the bounds only matter for texts of a few characters.
     cut = min(max(int(total * (1 - val_fraction)), 1), total - 1)
     train: list[Span] = []
     val: list[Span] = []
-    begin = 0
-    for document, length in zip(survey.documents, survey.lengths, strict=True):
-        here = min(max(cut - begin, 0), length)
-        if here > 0:
-            train.append(Span(document, 0, here))
-        if here < length:
-            val.append(Span(document, here, length))
-        begin += length
+    offset = 0
+    for document, length in zip(scan.documents, scan.lengths, strict=True):
+        cut_inside = min(max(cut - offset, 0), length)
+        if cut_inside > 0:
+            train.append(Span(document, 0, cut_inside))
+        if cut_inside < length:
+            val.append(Span(document, cut_inside, length))
+        offset += length
     return Split(tuple(train), tuple(val), reason)
+
+
+# --- documents of a corpus, by their keys ---
+
+
+def document_key(text: bytes) -> int:
+    """64 bits of a document's SHA-256: they decide its split, and identify a copy of it."""
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
+
+
+def is_validation_mask(keys: NDArray[np.uint64], val_fraction: float) -> NDArray[np.bool_]:
+    """The split of documents by their keys: the same as the hash split of `split_documents`."""
+    return (keys >> np.uint64(16)).astype(np.float64) / 2**48 < val_fraction
+
+
+class DedupKeys:
+    """The keys of all documents so far, in memory and in a file, 8 bytes each: a known key is a duplicate.
+
+    Keys are 64 bits of a SHA-256, so different documents practically never share one.
+    """
+
+    def __init__(self, path: Path, known: int = 0) -> None:
+        """`known`: how many keys of the file are valid; the rest is cut off."""
+        self._path = path
+        path.touch()
+        self._sorted_keys = np.sort(np.fromfile(path, dtype=np.uint64, count=known))
+        with path.open("r+b") as file:
+            file.truncate(self._sorted_keys.nbytes)
+        self._recent_keys: set[int] = set()
+        self._unsaved: list[NDArray[np.uint64]] = []
+        self._saved_count = known
+
+    def add_new(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Adds the keys, and returns which of them are new: neither known before nor earlier in `keys`."""
+        is_new = np.ones(len(keys), dtype=np.bool_)
+        if len(self._sorted_keys):
+            places = np.searchsorted(self._sorted_keys, keys)
+            is_new = self._sorted_keys[np.minimum(places, len(self._sorted_keys) - 1)] != keys
+        for i in np.flatnonzero(is_new).tolist():
+            key = int(keys[i])
+            is_new[i] = key not in self._recent_keys
+            self._recent_keys.add(key)
+        if len(self._recent_keys) >= _MAX_RECENT_KEYS:
+            recent = np.fromiter(self._recent_keys, dtype=np.uint64)
+            self._sorted_keys = np.sort(np.concatenate([self._sorted_keys, recent]))
+            self._recent_keys = set()
+        self._unsaved.append(keys[is_new])
+        return is_new
+
+    def save(self) -> int:
+        """Appends the new keys to the file; returns how many keys it holds."""
+        with self._path.open("ab") as file:
+            for keys in self._unsaved:
+                file.write(keys.tobytes())
+                self._saved_count += len(keys)
+        fsync_path(self._path)
+        self._unsaved = []
+        return self._saved_count

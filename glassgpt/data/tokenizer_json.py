@@ -1,11 +1,13 @@
-"""Our tokenizers as Hugging Face's `tokenizer.json`, and back.
+"""Tokenizers as Hugging Face's `tokenizer.json` and back, and the tokenizers of other projects.
 
-    gpt2, bpe:N    byte-level BPE, as GPT-2's file is; a learned one has its own pattern of words in it
-    char           a word is a character: WordLevel; a character that is not in it is an error, as here
-    byte           byte-level BPE without a single merge: the id is the byte
-    ids            a word is a number between blanks
+    gpt2, bpe:N    byte-level BPE, as in GPT-2's file; one trained by GlassGPT has its own word pattern
+    char           WordLevel, a word is a character; an unknown character is an error, as in CharTokenizer
+    byte           byte-level BPE without merges: the id is the byte
+    ids            WordLevel, a word is a number between blanks
 
-Every one of them gives the same ids there as here, and the same text back.
+    load_tokenizer_in(folder, "--tokenizer_files", "...")   # tokenizer.json, or vocab.json + merges.txt
+
+Each gives the same ids and the same text in `transformers` as in GlassGPT.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from glassgpt.data.bpe import TOKENIZER_JSON, ByteLevelBpe, BytePairTokenizer, gpt2_tokenizer, parse_bpe
 from glassgpt.data.bpe_table import (
     END_OF_TEXT,
     GPT2_PATTERN,
@@ -28,59 +31,71 @@ from glassgpt.data.bpe_table import (
     parse_ranks,
 )
 from glassgpt.data.digests import check_recorded_sha256
-from glassgpt.data.tokenizers import (
-    TOKENIZER_JSON,
-    ByteLevelBpe,
-    BytePairTokenizer,
-    ByteTokenizer,
-    CharTokenizer,
-    IdsTokenizer,
-    Tokenizer,
-    gpt2_tokenizer,
-    parse_bpe,
-    tokenizer_digest,
-)
+from glassgpt.data.tokenizers import ByteTokenizer, CharTokenizer, IdsTokenizer, Tokenizer, tokenizer_digest
 from glassgpt.errors import UserError
-from glassgpt.paths import expand_user_path, read_small_file
+from glassgpt.files import expand_user_path, read_small_file
 
-_ANY_CHARACTER = r"[\s\S]"
+_PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+_VOCAB_AND_MERGES_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
+_CHAR_PRE_TOKENIZER = {
+    "type": "Split",
+    "pattern": {"Regex": r"[\s\S]"},  # any character
+    "behavior": "Isolated",
+    "invert": False,
+}
+
+
+# --- ours ---
 
 
 def dump_tokenizer(tokenizer: Tokenizer) -> bytes:
     """The content of a `tokenizer.json`."""
-    if TOKENIZER_JSON in tokenizer.files:  # bpe:N is kept as one
+    if TOKENIZER_JSON in tokenizer.files:  # bpe:N is stored as one
         return tokenizer.files[TOKENIZER_JSON]
     if isinstance(tokenizer, CharTokenizer):
-        document = _char_document(tokenizer)
+        vocabulary = {character: id for id, character in enumerate(tokenizer.characters)}
+        # No token for unknown characters: the library then refuses them.
+        model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": ""}
+        document = _document(model, _CHAR_PRE_TOKENIZER, {"type": "Fuse"})
     elif isinstance(tokenizer, IdsTokenizer):
-        document = _document(
-            {"type": "WordLevel", "vocab": {str(i): i for i in range(tokenizer.vocab_size)}, "unk_token": ""},
-            {"type": "WhitespaceSplit"},
-            None,
-        )
+        vocabulary = {str(i): i for i in range(tokenizer.vocab_size)}
+        model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": ""}
+        document = _document(model, {"type": "WhitespaceSplit"}, None)
     elif isinstance(tokenizer, ByteTokenizer):
         characters = bytes_to_unicode()
         document = _bpe_document({characters[byte]: byte for byte in range(256)}, [], regex=False)
     else:
         assert isinstance(tokenizer, BytePairTokenizer)
-        document = _byte_pair_document(tokenizer)
+        characters, ranks = bytes_to_unicode(), tokenizer.ranks
+        names = {token: "".join(characters[byte] for byte in token) for token in ranks}
+        pairs = (_split_merge(token, ranks, rank) for token, rank in ranks.items() if rank >= 256)
+        merges = [[names[first], names[second]] for first, second in pairs]
+        vocabulary = {names[token]: rank for token, rank in ranks.items()}
+        is_gpt2 = tokenizer.pattern == GPT2_PATTERN
+        document = _bpe_document(vocabulary, merges, regex=is_gpt2)
+        if not is_gpt2:
+            document["pre_tokenizer"] = {
+                "type": "Sequence",
+                "pretokenizers": [HF_COMBINING_MARKS_PRE_TOKENIZER, document["pre_tokenizer"]],
+            }
+        document["added_tokens"] = [_special_token(END_OF_TEXT, tokenizer.eot)]
     return json.dumps(document, ensure_ascii=False, indent=2).encode()
 
 
 def parse_tokenizer(content: bytes) -> Tokenizer:
-    """What `dump_tokenizer` wrote, or a byte-level BPE of others; ValueError (or its like) for any other."""
+    """Parses what `dump_tokenizer` wrote, or another byte-level BPE; raises _PARSE_ERRORS for the rest."""
     document = json.loads(content)
-    model, splitter = document["model"], document.get("pre_tokenizer") or {}
+    model, pre_tokenizer = document["model"], document.get("pre_tokenizer") or {}
     if model["type"] == "WordLevel":
         words = sorted(model["vocab"], key=model["vocab"].__getitem__)
         if sorted(model["vocab"].values()) != list(range(len(words))):
             raise ValueError("the ids are not 0, 1, 2, ...")
-        if splitter.get("type") == "WhitespaceSplit" and words == [str(i) for i in range(len(words))]:
+        if pre_tokenizer.get("type") == "WhitespaceSplit" and words == [str(i) for i in range(len(words))]:
             return IdsTokenizer(len(words))
-        if splitter != _char_pre_tokenizer() or any(len(word) != 1 for word in words):
+        if pre_tokenizer != _CHAR_PRE_TOKENIZER or any(len(word) != 1 for word in words):
             raise ValueError("its words are neither single characters nor numbers")
         return CharTokenizer("".join(words))
-    if splitter.get("use_regex") is False and not model["merges"]:
+    if pre_tokenizer.get("use_regex") is False and not model["merges"]:
         characters = bytes_to_unicode()
         if model["vocab"] != {characters[byte]: byte for byte in range(256)}:
             raise ValueError("its ids are not the bytes")
@@ -88,38 +103,22 @@ def parse_tokenizer(content: bytes) -> Tokenizer:
     return parse_bpe(content)
 
 
-def _document(model: dict[str, Any], splitter: dict[str, Any] | None, decoder: Any) -> dict[str, Any]:
+def _document(model: dict[str, Any], pre_tokenizer: dict[str, Any] | None, decoder: Any) -> dict[str, Any]:
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [],
         "normalizer": None,
-        "pre_tokenizer": splitter,
+        "pre_tokenizer": pre_tokenizer,
         "post_processor": None,
         "decoder": decoder,
         "model": model,
     }
 
 
-def _char_document(tokenizer: CharTokenizer) -> dict[str, Any]:
-    vocabulary = {character: id for id, character in enumerate(tokenizer.characters)}
-    # No word stands for the unknown ones: the library then refuses them.
-    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": ""}
-    return _document(model, _char_pre_tokenizer(), {"type": "Fuse"})
-
-
-def _char_pre_tokenizer() -> dict[str, Any]:
-    return {
-        "type": "Split",
-        "pattern": {"Regex": _ANY_CHARACTER},
-        "behavior": "Isolated",
-        "invert": False,
-    }
-
-
 def _bpe_document(vocabulary: dict[str, int], merges: list[list[str]], regex: bool) -> dict[str, Any]:
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": regex}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": regex}
     model = {
         "type": "BPE",
         "dropout": None,
@@ -132,85 +131,63 @@ def _bpe_document(vocabulary: dict[str, int], merges: list[list[str]], regex: bo
         "vocab": vocabulary,
         "merges": merges,
     }
-    return _document(model, level, dict(level))
+    return _document(model, byte_level, dict(byte_level))
 
 
-def _byte_pair_document(tokenizer: BytePairTokenizer) -> dict[str, Any]:
-    characters = bytes_to_unicode()
-    names = {token: "".join(characters[byte] for byte in token) for token in tokenizer.ranks}
-    merges = [[names[first], names[second]] for first, second in _merges(tokenizer.ranks)]
-    vocabulary = {names[token]: rank for token, rank in tokenizer.ranks.items()}
-    document = _bpe_document(vocabulary, merges, regex=tokenizer.pattern == GPT2_PATTERN)
-    if tokenizer.pattern != GPT2_PATTERN:
-        level = document["pre_tokenizer"]
-        document["pre_tokenizer"] = {
-            "type": "Sequence",
-            "pretokenizers": [HF_COMBINING_MARKS_PRE_TOKENIZER, level],
-        }
-    document["added_tokens"] = [_special(END_OF_TEXT, tokenizer.eot)]
-    return document
-
-
-def _special(content: str, id: int) -> dict[str, Any]:
+def _special_token(content: str, id: int) -> dict[str, Any]:
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {"id": id, "content": content, **flags}
 
 
-def _merges(ranks: MergeRanks) -> list[tuple[bytes, bytes]]:
-    """The two that each token was made of: what is left of its bytes when only earlier tokens may merge."""
-    return [_halves(token, ranks, rank) for token, rank in ranks.items() if rank >= 256]
-
-
-def _halves(token: bytes, ranks: MergeRanks, before: int) -> tuple[bytes, bytes]:
+def _split_merge(token: bytes, ranks: MergeRanks, rank: int) -> tuple[bytes, bytes]:
+    """The two parts that a token was merged from: what its bytes become when only earlier merges apply."""
     parts = [bytes([byte]) for byte in token]
     while len(parts) > 2:
-        made = [ranks.get(first + second, before) for first, second in itertools.pairwise(parts)]
-        lowest = min(made)
-        if lowest >= before:
+        pair_ranks = [ranks.get(first + second, rank) for first, second in itertools.pairwise(parts)]
+        lowest = min(pair_ranks)
+        if lowest >= rank:
             raise ValueError(f"{token!r} cannot be made of two earlier tokens")
-        at = made.index(lowest)
+        at = pair_ranks.index(lowest)
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
     return parts[0], parts[1]
 
 
-# --- tokenizers of others ---
-
-_PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-_VOCAB_AND_MERGES_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
+# --- tokenizers of other projects ---
 
 
 def load_requested_gpt2(tokenizer: str, folder: str) -> ByteLevelBpe | None:
-    """What --tokenizer=gpt2 means: the one in the folder if one was given; others make their own."""
+    """The tokenizer for --tokenizer=gpt2, from the folder if one was given; None for any other."""
     if tokenizer != "gpt2":
         return None
     if not folder:
         return gpt2_tokenizer(download_gpt2_ranks())
-    given = require_tokenizer_in(
+    loaded = require_tokenizer_in(
         expand_user_path(folder), "--tokenizer_files", "use --tokenizer=bpe:8192 instead"
     )
-    if not isinstance(given, ByteLevelBpe):
-        raise UserError(f"--tokenizer_files {folder} is not a BPE: use --tokenizer={given.name} instead")
-    if isinstance(given, BytePairTokenizer) and given.pattern == GPT2_PATTERN:
-        return gpt2_tokenizer(given.ranks)
-    return given
+    if not isinstance(loaded, ByteLevelBpe):
+        raise UserError(f"--tokenizer_files {folder} is not a BPE: use --tokenizer={loaded.name} instead")
+    if isinstance(loaded, BytePairTokenizer) and loaded.pattern == GPT2_PATTERN:
+        return gpt2_tokenizer(loaded.ranks)
+    return loaded
 
 
 def require_tokenizer_in(folder: Path, flag: str, fix: str) -> Tokenizer:
-    """The one in a folder; `flag`: how the user named the folder, `fix`: what else is possible."""
-    found = load_tokenizer_in(folder, flag, fix)
-    if found is None:
+    """As `load_tokenizer_in`, but UserError if the folder has no tokenizer."""
+    tokenizer = load_tokenizer_in(folder, flag, fix)
+    if tokenizer is None:
         raise UserError(f"{flag} {folder} has no tokenizer: it needs {TOKENIZER_FILE_LAYOUTS}")
-    return found
+    return tokenizer
 
 
 def load_tokenizer_in(folder: Path, flag: str, fix: str) -> Tokenizer | None:
-    """None if a folder has no file of a tokenizer; one that is there and cannot be used is an error.
+    """The tokenizer in a folder; None if there is none. One that cannot be used is an error.
 
-    tokenizer.json comes first, as in `transformers`.
+    `flag`: the flag with which the user named the folder, `fix`: what to do instead. tokenizer.json comes
+    first, as in `transformers`.
     """
     path = folder / TOKENIZER_JSON
     try:
-        if os.path.lexists(path):  # a link that leads nowhere is not "none", but cannot be read
+        if os.path.lexists(path):  # a broken link is an error, not "none"
             check_recorded_sha256(path)
             _check_config(folder)
             return parse_tokenizer(read_small_file(path))
@@ -239,7 +216,7 @@ def _check_config(folder: Path) -> None:
 
 
 def _join_vocab_and_merges(folder: Path, vocab: str, merges: str) -> bytes:
-    """As one tokenizer.json."""
+    """vocab.json and merges.txt as one tokenizer.json."""
     ids = json.loads(read_small_file(folder / vocab))
     lines = read_small_file(folder / merges).decode().split("\n")
     if lines[0].startswith("#version"):
@@ -250,11 +227,11 @@ def _join_vocab_and_merges(folder: Path, vocab: str, merges: str) -> bytes:
     added = json.loads(read_small_file(path)) if path.is_file() else {}
     specials = added | ({END_OF_TEXT: ids[END_OF_TEXT]} if END_OF_TEXT in ids else {})
     document["added_tokens"] = [
-        _special(*item) for item in sorted(specials.items(), key=lambda item: item[1])
+        _special_token(*item) for item in sorted(specials.items(), key=lambda item: item[1])
     ]
     return json.dumps(document).encode()
 
 
 def same_tokenizer(one: Tokenizer, other: Tokenizer) -> bool:
-    """Whether every text has the same ids in both."""
+    """Whether both give the same ids for every text."""
     return tokenizer_digest(one) == tokenizer_digest(other)

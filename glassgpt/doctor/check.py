@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from glassgpt.config import has_invalid_characters
-from glassgpt.paths import expand_user_path
+from glassgpt.files import expand_user_path
 from glassgpt.sanitize import sanitize_record
 from glassgpt.version import VERSION
 

@@ -14,7 +14,7 @@ import torch
 from glassgpt import format
 from glassgpt.doctor.check import CheckContext, DiagnosticLine, ReportValue
 from glassgpt.doctor.host_checks import GPT2_CHECKPOINT_BYTES, GPT2_NAME
-from glassgpt.paths import nearest_existing_folder
+from glassgpt.files import nearest_existing_folder
 from glassgpt.training.checkpoint.tensor_file import PackedTensors, pack_tensors, write_packed
 
 Clock = Callable[[], float]

@@ -27,7 +27,7 @@ from glassgpt.data.digests import (
 )
 from glassgpt.data.manifest import MANIFEST_FILE, TOKENIZER_FILES, Manifest, read_stored_manifest
 from glassgpt.errors import UserError
-from glassgpt.paths import expand_user_path, read_small_file, regular_file_opener_nofollow
+from glassgpt.files import expand_user_path, read_small_file, regular_file_opener_nofollow
 from glassgpt.recipe import read_recipe
 from glassgpt.record import journal
 from glassgpt.record.run_dir import CONFIG_FILE, RUNS_DIR, TOKENIZER_DIR, is_complete_config, is_run_dir

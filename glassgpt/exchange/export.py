@@ -19,9 +19,8 @@ from glassgpt.exchange.exchange_options import ExportOptions
 from glassgpt.exchange.exportable import ExportableModel, load_exportable_model
 from glassgpt.exchange.model_card import TRAINING_FILE, render_model_card
 from glassgpt.exchange.proof import LogitCheck
-from glassgpt.files import atomic_folder, commit_folder, writable_problem
+from glassgpt.files import atomic_folder, commit_folder, expand_user_path, writable_problem
 from glassgpt.flags import field_types
-from glassgpt.paths import expand_user_path
 from glassgpt.recipe import to_toml
 from glassgpt.version import VERSION
 

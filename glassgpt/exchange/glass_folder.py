@@ -12,8 +12,8 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from glassgpt.data.bpe import TOKENIZER_JSON
 from glassgpt.data.tokenizer_json import dump_tokenizer
-from glassgpt.data.tokenizers import TOKENIZER_JSON
 from glassgpt.exchange.exportable import ExportableModel
 from glassgpt.exchange.free_space import disk_errors_as_os_error
 from glassgpt.exchange.to_huggingface import write_json

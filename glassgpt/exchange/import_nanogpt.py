@@ -21,8 +21,7 @@ from glassgpt.errors import UserError
 from glassgpt.estimate.batching import plan_batch
 from glassgpt.exchange.exchange_options import ImportOptions
 from glassgpt.exchange.nanogpt_journal import IMPORT_SOURCE, NanogptRun, journal_records
-from glassgpt.files import atomic_folder, commit_folder, writable_problem
-from glassgpt.paths import expand_user_path
+from glassgpt.files import atomic_folder, commit_folder, expand_user_path, writable_problem
 from glassgpt.recipe import Recipe, build_config
 from glassgpt.record import journal
 from glassgpt.record.journal import Journal

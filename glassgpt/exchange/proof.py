@@ -16,8 +16,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from glassgpt.data.bpe import TOKENIZER_JSON, HuggingFaceBpeTokenizer
 from glassgpt.data.tokenizer_json import parse_tokenizer, same_tokenizer
-from glassgpt.data.tokenizers import TOKENIZER_JSON, HuggingFaceBpeTokenizer, Tokenizer
+from glassgpt.data.tokenizers import Tokenizer
 from glassgpt.errors import UserError
 from glassgpt.exchange import to_nanogpt
 from glassgpt.exchange.exportable import ExportableModel

@@ -17,9 +17,9 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from glassgpt.data.bpe import TOKENIZER_JSON
 from glassgpt.data.bpe_table import END_OF_TEXT
 from glassgpt.data.tokenizer_json import dump_tokenizer
-from glassgpt.data.tokenizers import TOKENIZER_JSON
 from glassgpt.exchange.exportable import ExportableModel
 from glassgpt.exchange.free_space import disk_errors_as_os_error
 from glassgpt.model.fused import NORM_EPSILON

@@ -1,9 +1,9 @@
-"""Brings the catalogues up to date with the sentences in the program.
+"""Updates the translation catalogues from the `say(...)` calls in the package.
 
     make words
 
-New sentences go in untranslated and are printed, gone ones go out, and what is translated is compiled to the
-.mo files that the program reads. A test fails as long as one is missing.
+New sentences are added without a translation and printed, unused ones are removed, and the catalogues are
+compiled to the .mo files that the program reads. A test fails while a translation is missing.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ LANGUAGES = {"ar": "Arabic", "hi": "Hindi"}
 
 
 def extract_messages() -> list[str]:
-    """What `say` is given, in the order of the files."""
-    found = extract_from_dir(str(LOCALE_DIR.parent), keywords={"say": None}, comment_tags=())
-    return list(dict.fromkeys(str(message) for _, _, message, *_ in found))
+    """The first arguments of all `say` calls, in the order of the files."""
+    messages = extract_from_dir(str(LOCALE_DIR.parent), keywords={"say": None}, comment_tags=())
+    return list(dict.fromkeys(str(message) for _, _, message, *_ in messages))
 
 
-def update_catalog(language: str, wanted: list[str], known: Catalog) -> Catalog:
+def update_catalog(language: str, sentences: list[str], old: Catalog) -> Catalog:
     header = f"# GlassGPT in {LANGUAGES[language]}; `make words` keeps the keys up to date."
     catalog = Catalog(
         language,
@@ -38,29 +38,29 @@ def update_catalog(language: str, wanted: list[str], known: Catalog) -> Catalog:
         msgid_bugs_address="none",
         last_translator="GlassGPT",
         language_team="GlassGPT",
-        creation_date=CATALOG_DATE,  # a date of today would change the file whenever it is written
+        creation_date=CATALOG_DATE,  # fixed: today's date would change the file at every update
         revision_date=CATALOG_DATE,
         fuzzy=False,
     )
-    for sentence in wanted:
-        message = known.get(sentence)
+    for sentence in sentences:
+        message = old.get(sentence)
         catalog.add(sentence, str(message.string) if message and message.string else "")
     return catalog
 
 
 def main() -> None:
-    wanted = extract_messages()
+    sentences = extract_messages()
     for language in LANGUAGES:
         folder = LOCALE_DIR / language / "LC_MESSAGES"
         with (folder / "glassgpt.po").open("rb") as file:
-            catalog = update_catalog(language, wanted, read_po(file, language))
+            catalog = update_catalog(language, sentences, read_po(file, language))
         text, compiled = io.BytesIO(), io.BytesIO()
         write_po(text, catalog, width=100)
         write_mo(compiled, catalog)
         (folder / "glassgpt.po").write_bytes(text.getvalue())
         (folder / "glassgpt.mo").write_bytes(compiled.getvalue())
         missing = [message.id for message in catalog if message.id and not message.string]
-        print(f"{LANGUAGES[language]}: {len(wanted)} sentences, {len(missing)} without a translation")
+        print(f"{LANGUAGES[language]}: {len(sentences)} sentences, {len(missing)} without a translation")
         for sentence in missing:
             print(f"  {sentence}")
 

@@ -30,10 +30,10 @@ from torch import Tensor
 
 from glassgpt.data.digests import check_recorded_sha256
 from glassgpt.errors import UserError, error_type_and_message
+from glassgpt.files import expand_user_path, read_small_file, regular_file_opener
 from glassgpt.model.fused import NORM_EPSILON
 from glassgpt.model.gpt import ROPE_THETA, GPTConfig
 from glassgpt.model.weights import from_nanochat, from_transformers, with_tied_head
-from glassgpt.paths import expand_user_path, read_small_file, regular_file_opener
 
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 CONFIG_FILE, WEIGHTS_FILE, WEIGHTS_INDEX_FILE = (

@@ -14,8 +14,8 @@ from typing import Any
 from glassgpt.config import decay_iters, warmup_iters
 from glassgpt.estimate import decide, memory
 from glassgpt.estimate.memory import GIB, MemoryEstimate
+from glassgpt.files import nearest_existing_folder
 from glassgpt.format import format_count, format_duration
-from glassgpt.paths import nearest_existing_folder
 from glassgpt.plan.dataset_info import DatasetInfo
 from glassgpt.plan.estimates import (
     ParallelismComparison,

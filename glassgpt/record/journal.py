@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from glassgpt.errors import UserError
-from glassgpt.paths import abbreviate_home, regular_file_opener_nofollow
+from glassgpt.files import abbreviate_home, regular_file_opener_nofollow
 
 Record = dict[str, Any]
 

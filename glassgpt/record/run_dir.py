@@ -19,8 +19,14 @@ from pathlib import Path
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.files import atomic_write, fsync_path, try_lock
-from glassgpt.paths import expand_user_path, read_small_file, regular_file_opener_nofollow
+from glassgpt.files import (
+    atomic_write,
+    expand_user_path,
+    fsync_path,
+    read_small_file,
+    regular_file_opener_nofollow,
+    try_lock,
+)
 from glassgpt.recipe import to_toml
 from glassgpt.record import journal
 from glassgpt.record.journal import Record

@@ -9,7 +9,7 @@ from typing import Literal
 
 from glassgpt.config import DEVICE_PATTERN, has_invalid_characters
 from glassgpt.errors import UserError
-from glassgpt.paths import expand_user_path
+from glassgpt.files import expand_user_path
 
 
 @dataclass(frozen=True)

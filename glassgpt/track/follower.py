@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from glassgpt.config import tracker_names
-from glassgpt.paths import read_small_file
+from glassgpt.files import read_small_file
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
 from glassgpt.track.tracker import LoggedIters, Series, TrackedRun, Tracker, series_of

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from glassgpt.config import Choice, ConfigValue, TrainConfig, activation, data_dir, padded_vocab_size
+from glassgpt.data.bpe import gpt2_tokenizer
 from glassgpt.data.bpe_table import download_gpt2_ranks
 from glassgpt.data.dataset import Dataset, read_manifest
 from glassgpt.data.manifest import MANIFEST_FILE, Manifest
@@ -19,12 +20,11 @@ from glassgpt.data.tokenizers import (
     IdsTokenizer,
     Tokenizer,
     dataset_tokenizer_digest,
-    gpt2_tokenizer,
     load_tokenizer,
     tokenizer_digest,
 )
 from glassgpt.errors import UserError
-from glassgpt.paths import expand_user_path
+from glassgpt.files import expand_user_path
 from glassgpt.record.run_dir import TOKENIZER_DIR
 from glassgpt.training.weight_source import LoadedCheckpoint
 

@@ -19,7 +19,7 @@ from types import FrameType
 import psutil  # type: ignore[import-untyped]
 
 from glassgpt.cgroup import usable_cores
-from glassgpt.paths import child_pythonpath
+from glassgpt.files import child_pythonpath
 
 # Without SIGHUP, which ends nothing. Older versions of torch lack the setting, and exit with 129 after one.
 _STOP_SIGNAL_NAMES = "SIGTERM,SIGINT,SIGQUIT"

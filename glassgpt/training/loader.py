@@ -9,8 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glassgpt.data.batches import IGNORED_TARGET, training_batch, window_starts
-from glassgpt.data.document_windows import DocumentWindows, document_window_batch
+from glassgpt.data.batches import (
+    IGNORED_TARGET,
+    DocumentWindows,
+    document_window_batch,
+    training_batch,
+    window_starts,
+)
 from glassgpt.data.shards import TokenArray
 from glassgpt.estimate.batching import BatchPlan
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from glassgpt.config import Choice, TrainConfig, data_dir
 from glassgpt.errors import UserError
-from glassgpt.paths import expand_user_path
+from glassgpt.files import expand_user_path
 from glassgpt.recipe import DEFAULT_PRESET, Recipe, build_config, find_recipe, read_recipe
 from glassgpt.record import journal
 from glassgpt.record.run_dir import (

@@ -12,8 +12,8 @@ import torch
 from glassgpt import config as settings
 from glassgpt import schedule
 from glassgpt.config import Choice, TrainConfig
+from glassgpt.data.batches import DocumentWindows
 from glassgpt.data.dataset import Dataset, open_dataset, verify
-from glassgpt.data.document_windows import DocumentWindows
 from glassgpt.data.shards import TokenArray
 from glassgpt.data.tokenizers import dataset_tokenizer, dataset_tokenizer_digest, end_of_text_id
 from glassgpt.errors import UserError

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from glassgpt.config import ConfigValue, TrainConfig
 from glassgpt.errors import UserError, describe_os_error
+from glassgpt.files import expand_user_path
 from glassgpt.flags import check_settings
 from glassgpt.model.gpt import GPTConfig
 from glassgpt.model.pretrained import GPT2_NAMES, find_pretrained, is_repository, read_pretrained
 from glassgpt.model.weights import with_tied_head
-from glassgpt.paths import expand_user_path
 from glassgpt.recipe import read_recipe
 from glassgpt.record.run_dir import (
     CONFIG_FILE,

@@ -19,9 +19,8 @@ from typing import Any
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.files import atomic_write
+from glassgpt.files import atomic_write, expand_user_path
 from glassgpt.format import format_count, format_duration, pluralize
-from glassgpt.paths import expand_user_path
 from glassgpt.recipe import to_toml
 from glassgpt.tune.ranking import SettingResult, TuneResult, summarize_trials
 from glassgpt.tune.search import Budget, Search, TrialEvent

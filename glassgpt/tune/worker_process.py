@@ -18,7 +18,7 @@ from typing import Any
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.paths import child_pythonpath
+from glassgpt.files import child_pythonpath
 from glassgpt.tune.search import budget_too_short_message
 from glassgpt.tune.speed_settings import SpeedSettings, TuneContext, from_document
 from glassgpt.tune.trial import Trial

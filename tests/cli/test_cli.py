@@ -111,7 +111,7 @@ def test_help_says_what_can_be_prepared(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("shards", "expected"),
     [
-        (2, "\nstopped at once; the same command goes on after the last full shard\n"),
+        (2, "\nstopped at once; the same command resumes after the last full shard\n"),
         (0, "\nstopped at once\n"),  # nothing to resume from
     ],
 )
@@ -122,7 +122,7 @@ def test_ctrl_c_while_much_is_prepared(
     Path("many.jsonl").write_text("\n".join(lines) + "\n")
     words = ["prepare", "many.jsonl", "--tokenizer=byte", "--shard_tokens=100000", "--workers=1"]
     saved = 0
-    original = prepare_bulk._save
+    original = prepare_bulk._save_state
 
     def save(*arguments: Any) -> None:
         nonlocal saved
@@ -132,11 +132,11 @@ def test_ctrl_c_while_much_is_prepared(
         saved += 1
 
     with monkeypatch.context() as patch:
-        patch.setattr(prepare_bulk, "_save", save)
+        patch.setattr(prepare_bulk, "_save_state", save)
         assert main(words) == 130
     assert capsys.readouterr().err == expected
     assert main(words) == 0
-    assert ("going on where it was stopped" in capsys.readouterr().out) == (shards > 0)
+    assert ("resuming where it was stopped" in capsys.readouterr().out) == (shards > 0)
 
 
 def test_the_version(capsys: Capture) -> None:

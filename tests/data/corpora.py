@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from glassgpt.data import document_batches, parquet
+from glassgpt.data import document_readers
 from glassgpt.data.bpe_table import END_OF_TEXT
 from glassgpt.data.dataset import Dataset, open_dataset, verify
 from glassgpt.data.prepare import prepare
@@ -28,10 +28,10 @@ WORDS = (
 
 
 def use_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a few documents are many parcels."""
-    monkeypatch.setattr(document_batches, "TARGET_BATCH_BYTES", 1000)
-    monkeypatch.setattr(document_batches, "BLOCK_BYTES", 1500)
-    monkeypatch.setattr(parquet, "_MAX_ROWS_PER_READ", 7)
+    """So that a few documents are many batches."""
+    monkeypatch.setattr(document_readers, "TARGET_BATCH_BYTES", 1000)
+    monkeypatch.setattr(document_readers, "BLOCK_BYTES", 1500)
+    monkeypatch.setattr(document_readers, "_MAX_ROWS_PER_READ", 7)
 
 
 def make_documents(count: int, first: int = 0) -> list[str]:

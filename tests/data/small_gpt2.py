@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from glassgpt.data.bpe import BytePairTokenizer, gpt2_tokenizer
 from glassgpt.data.bpe_table import MergeRanks, parse_tokenizer_json
-from glassgpt.data.tokenizers import BytePairTokenizer, gpt2_tokenizer
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog; the dog doesn't mind, and they'll be friends.\n\n",

@@ -13,6 +13,7 @@ from small_gpt2 import train_small_bpe, write_layouts
 from tiktoken.load import data_gym_to_mergeable_bpe_ranks, load_tiktoken_bpe
 from tokenizers import Tokenizer as Library
 
+from glassgpt.data.bpe import BytePairTokenizer, gpt2_tokenizer
 from glassgpt.data.bpe_table import (
     GPT2_PATTERN,
     TIKTOKEN_FILE,
@@ -24,7 +25,6 @@ from glassgpt.data.bpe_table import (
     parse_tokenizer_json,
 )
 from glassgpt.data.tokenizer_json import require_tokenizer_in
-from glassgpt.data.tokenizers import BytePairTokenizer, gpt2_tokenizer
 from glassgpt.errors import UserError
 
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glassgpt.data.batches import IGNORED_TARGET
-from glassgpt.data.document_windows import DocumentWindows, document_window_batch
+from glassgpt.data.batches import IGNORED_TARGET, DocumentWindows, document_window_batch
 from glassgpt.data.shards import ShardedTokens
 
 END = 9
@@ -30,8 +29,8 @@ def test_an_epoch_predicts_every_token_once_from_its_own_document(
     if len(tokens) < 2:
         return
     document_of = np.concatenate([[0], np.cumsum(tokens == END)[:-1]])
-    passages = DocumentWindows(tokens, END, block_size)
-    starts, counts = passages.draw(seed, len(passages) * 3, len(passages))  # the fourth epoch
+    windows = DocumentWindows(tokens, END, block_size)
+    starts, counts = windows.draw(seed, len(windows) * 3, len(windows))  # the fourth epoch
     x, y = document_window_batch(tokens, starts, counts, block_size)
     predicted: Counter[int] = Counter()
     for row in range(len(starts)):
@@ -48,24 +47,24 @@ def test_an_epoch_predicts_every_token_once_from_its_own_document(
             assert all(document_of[i] == own or (i == starts[row] and tokens[i] == END) for i in seen)
             predicted[int(place)] += 1
     assert predicted == Counter(range(1, len(tokens)))
-    assert passages.filled_fraction == pytest.approx((len(tokens) - 1) / (len(passages) * block_size))
+    assert windows.filled_fraction == pytest.approx((len(tokens) - 1) / (len(windows) * block_size))
 
 
 def test_a_sequence_is_a_function_of_seed_and_number() -> None:
     tokens = np.random.default_rng(0).integers(0, END, 3000, endpoint=True).astype(np.uint16)
-    passages = DocumentWindows(tokens, END, 8)
+    windows = DocumentWindows(tokens, END, 8)
     parts = DocumentWindows(ShardedTokens([tokens[:1001], tokens[1001:]]), END, 8)
-    whole = passages.draw(7, 1000, 500)
+    whole = windows.draw(7, 1000, 500)
     for begin in range(0, 500, 50):
         for one, all_of_them in zip(parts.draw(7, 1000 + begin, 50), whole, strict=True):
             assert np.array_equal(one, all_of_them[begin : begin + 50])
-    assert not np.array_equal(passages.draw(8, 1000, 500)[0], whole[0])
+    assert not np.array_equal(windows.draw(8, 1000, 500)[0], whole[0])
 
 
 def test_a_text_without_an_end_is_one_document() -> None:
-    passages = DocumentWindows(np.arange(100) % 5, END, 30)
-    assert len(passages) == 4
-    starts, counts = passages.draw(0, 0, 4)
+    windows = DocumentWindows(np.arange(100) % 5, END, 30)
+    assert len(windows) == 4
+    starts, counts = windows.draw(0, 0, 4)
     assert sorted(zip(starts.tolist(), counts.tolist(), strict=True)) == [
         (0, 30),
         (30, 30),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from glassgpt.paths import nearest_existing_folder
+from glassgpt.files import nearest_existing_folder
 
 
 def test_the_nearest_folder_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,9 @@ from small_gpt2 import train_small_bpe
 from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers, trainers
 
+from glassgpt.data.bpe import BytePairTokenizer, train_bpe
 from glassgpt.data.bpe_table import GPT2_PATTERN
-from glassgpt.data.tokenizers import BytePairTokenizer, load_folder_bpe, load_tokenizer, train_bpe
+from glassgpt.data.tokenizers import load_folder_bpe, load_tokenizer
 
 HINDI = [
     "काँच का घर वह है जिसका हर कमरा दरवाज़े से दिखाई देता है।",
@@ -53,17 +54,17 @@ def test_hindi_and_arabic_come_back_to_the_byte(tmp_path: Path, tokenizer: str) 
 
 def test_bytes_per_token_are_told(tmp_path: Path) -> None:
     write_json_lines(tmp_path / "a.jsonl", TEXTS)
-    told = {}
+    bytes_per_token = {}
     for tokenizer in ("byte", "bpe:600"):
         dataset = prepare_dataset(
             tmp_path / "a.jsonl", tmp_path / tokenizer.replace(":", ""), tokenizer=tokenizer
         )
         manifest = json.loads((dataset.directory / "manifest.json").read_text(encoding="utf-8"))
-        told[tokenizer] = manifest["bytes_per_token"]["train"]
+        bytes_per_token[tokenizer] = manifest["bytes_per_token"]["train"]
         text_bytes = sum(len(text.encode()) for text in texts_of(dataset.directory))
-        assert told[tokenizer] == pytest.approx(text_bytes / len(dataset.tokens("train")))
-    assert told["byte"] == 1.0
-    assert told["bpe:600"] > 3.0  # two or three bytes a letter, and some letters to a token
+        assert bytes_per_token[tokenizer] == pytest.approx(text_bytes / len(dataset.tokens("train")))
+    assert bytes_per_token["byte"] == 1.0
+    assert bytes_per_token["bpe:600"] > 3.0  # two or three bytes a letter, and some letters to a token
 
 
 def texts_of(folder: Path) -> list[str]:

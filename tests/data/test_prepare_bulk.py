@@ -29,7 +29,7 @@ from corpora import (
 )
 from small_gpt2 import train_small_bpe, write_layouts
 
-from glassgpt.data import document_batches, parquet, progress, train_tokenizer, workers
+from glassgpt.data import document_readers, encoder, progress, train_tokenizer
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.prepare import prepare
 from glassgpt.data.prepare_options import PrepareOptions
@@ -44,7 +44,7 @@ def is_held_out(text: str, fraction: float = 0.2) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def small_parcels(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     use_small_batches(monkeypatch)
 
 
@@ -186,10 +186,10 @@ def test_a_large_corpus_has_its_bpe_from_a_sample(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(train_tokenizer, "MAX_BPE_SAMPLE_BYTES", 8000)
     monkeypatch.setattr(train_tokenizer, "_MAX_SAMPLED_FILES", 2)
     notes = prepare_dataset(tmp_path / "many", tmp_path / "out").manifest.notes
-    assert any("learned from a sample of the training text, 0.0 MB from 2 files" in note for note in notes)
+    assert any("trained on a sample of the training text, 0.0 MB from 2 files" in note for note in notes)
     monkeypatch.undo()
     notes = prepare_dataset(tmp_path / "many", tmp_path / "all").manifest.notes
-    assert any("bpe:300 was learned from all training text" in note for note in notes)
+    assert any("bpe:300 was trained on all training text" in note for note in notes)
 
 
 # --- what can go wrong ---
@@ -221,7 +221,7 @@ def test_a_line_that_is_no_text_is_named(tmp_path: Path, workers: int) -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_parcels_without_a_text_are_passed_over(tmp_path: Path, first: bool) -> None:
-    """Seven rows are a parcel, and what the disk is asked for is foreseen from the first."""
+    """Seven rows are a batch, and what the disk is asked for is foreseen from the first."""
     empty: list[str | None] = [None, ""] * 7
     write_fineweb_parquet(tmp_path / "a.parquet", [*empty, *TEXTS] if first else [*TEXTS, *empty])
     dataset = prepare_dataset(tmp_path / "a.parquet", tmp_path / "out")
@@ -312,7 +312,7 @@ def test_learning_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
     said: list[str] = []
     options = PrepareOptions(str(tmp_path / "a.jsonl"), tokenizer="bpe:300", out_dir=str(tmp_path / "out"))
     prepare(options, said.append)
-    assert any(line.startswith("learning bpe:300, from 100 MB at most: 0 of 100 MB, ") for line in said)
+    assert any(line.startswith("training bpe:300, on 100 MB at most: 0 of 100 MB, ") for line in said)
 
 
 def test_no_processes_are_no_fault_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +321,7 @@ def test_no_processes_are_no_fault_of_the_disk(tmp_path: Path, monkeypatch: pyte
     def without_shared_memory(*args: Any) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(workers, "ProcessPoolExecutor", without_shared_memory)
+    monkeypatch.setattr(encoder, "ProcessPoolExecutor", without_shared_memory)
     write_json_lines(tmp_path / "a.jsonl", TEXTS)
     complaint = failing(tmp_path, tmp_path / "a.jsonl", workers=2)
     assert "could not be started" in complaint
@@ -373,7 +373,7 @@ def test_compressed_members_follow_each_other(tmp_path: Path) -> None:
 
 
 def test_a_line_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document_batches, "MAX_DOCUMENT_BYTES", 10_000)
+    monkeypatch.setattr(document_readers, "MAX_DOCUMENT_BYTES", 10_000)
     short = json.dumps({"text": TEXTS[0]})
     (tmp_path / "a.jsonl").write_text("\n".join([short] * 30 + ['{"text": "' + "x" * 20_000 + '"}', short]))
     assert "a.jsonl, line 31 is longer than 0 MB" in failing(tmp_path, tmp_path / "a.jsonl")
@@ -382,7 +382,7 @@ def test_a_line_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_long_row_of_parquet_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document_batches, "MAX_DOCUMENT_BYTES", 10_000)
+    monkeypatch.setattr(document_readers, "MAX_DOCUMENT_BYTES", 10_000)
     write_fineweb_parquet(tmp_path / "a.parquet", [*TEXTS[:30], "x" * 20_000, *TEXTS[30:]])
     assert "a.parquet, document 31 is longer than 0 MB" in failing(tmp_path, tmp_path / "a.parquet")
 
@@ -397,8 +397,8 @@ def test_long_rows_of_parquet_are_not_in_memory_at_once(
     # What is read and not yet handed out: of Python by tracemalloc, of arrow by itself.
     tracemalloc.start()
     most = read = 0
-    for parcel in parquet.ParquetReader(path, path.stat().st_size, "text").read_batches(skip=3):
-        most, read = max(most, pa.total_allocated_bytes()), read + len(parcel.items)
+    for batch in document_readers.ParquetReader(path, path.stat().st_size, "text").read_batches(skip=3):
+        most, read = max(most, pa.total_allocated_bytes()), read + len(batch.items)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert read == 197

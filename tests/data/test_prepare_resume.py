@@ -26,16 +26,16 @@ TEXTS = make_documents(200)
 
 
 @pytest.fixture(autouse=True)
-def small_parcels(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     use_small_batches(monkeypatch)
 
 
 PREPARE = """
 import sys
-from glassgpt.data import parcels, parquet
+from glassgpt.data import document_readers as readers
 from glassgpt.data.prepare import PrepareOptions, prepare
 if __name__ == "__main__":
-    parcels.PARCEL_BYTES, parcels.BLOCK_BYTES, parquet._ROWS = 1000, 1500, 7
+    readers.TARGET_BATCH_BYTES, readers.BLOCK_BYTES, readers._MAX_ROWS_PER_READ = 1000, 1500, 7
     options = PrepareOptions(sys.argv[1], out_dir=sys.argv[2], tokenizer="bpe:300", val_fraction=0.2,
                              shard_tokens=10_000, workers=int(sys.argv[3]), dedup=True)
     prepare(options, progress=False)
@@ -73,7 +73,7 @@ def test_killed_and_gone_on_is_as_if_never_stopped(
     (work / ".unfinished.json.0123abcd.tmp").touch()  # as if killed while it wrote its mark
     # The other number of workers goes on, which must not matter either.
     said, _ = start(tmp_path / "go.py", source, out, 3 - workers).communicate()
-    assert "going on where it was stopped" in said
+    assert "resuming where it was stopped" in said
     assert not work.exists()
     whole = tmp_path / "whole"
     start(tmp_path / "go.py", source, whole, 1).communicate()
@@ -100,13 +100,13 @@ def test_a_worker_that_is_killed_is_told(tmp_path: Path) -> None:
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "UserError: a worker process was killed, as a rule because memory ran out" in said
-    assert "going on where it was stopped" in start(tmp_path / "go.py", source, out, 1).communicate()[0]
+    assert "resuming where it was stopped" in start(tmp_path / "go.py", source, out, 1).communicate()[0]
     verify(open_dataset(out))
 
 
 def test_killed_at_the_very_end_it_goes_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_json_lines(tmp_path / "a.jsonl", TEXTS)
-    for step in ("write_manifest", "mark_complete", "keep_scripts", "move_into_place"):
+    for step in ("write_manifest", "mark_prepare_complete", "copy_nanogpt_scripts", "commit_folder"):
         with monkeypatch.context() as patch:
 
             def stop(*arguments: Any) -> None:
@@ -133,7 +133,7 @@ def test_killed_before_the_renaming_only_that_is_left_to_do(
         with pytest.raises(_Stopped):
             prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, dedup=True)
         patch.undo()
-        patch.setattr(prepare_bulk, "_encode", stop)
+        patch.setattr(prepare_bulk, "_encode_corpus", stop)
         prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, dedup=True)
         patch.undo()
         # Killed right after it: a mark is left in the dataset, and is in nobody's way.
@@ -152,14 +152,14 @@ class _Stopped(Exception):
 
 
 def stop_after_shards(monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
-    save = prepare_bulk._save
+    save = prepare_bulk._save_state
 
-    def save_and_stop(work: Path, mark: Any, *rest: Any) -> None:
-        save(work, mark, *rest)
-        if mark.shards() >= shards:
+    def save_and_stop(work: Path, state: Any, *rest: Any) -> None:
+        save(work, state, *rest)
+        if state.full_shard_count() >= shards:
             raise _Stopped
 
-    monkeypatch.setattr(prepare_bulk, "_save", save_and_stop)
+    monkeypatch.setattr(prepare_bulk, "_save_state", save_and_stop)
 
 
 def test_other_settings_do_not_drop_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,21 +201,21 @@ def test_a_file_that_is_gone_or_cut_off_means_beginning_anew(
         dedup=True,
     )
     prepare(options, said.append, progress=False)
-    assert f"{work} lost a part of what it held since it was stopped: beginning anew" in said
+    assert f"{work} lost a part of its files since it was stopped: starting again" in said
     prepare_dataset(tmp_path / "a.jsonl", tmp_path / "whole", shard_tokens=400, dedup=True)
     assert folder_contents(tmp_path / "out") == folder_contents(tmp_path / "whole")
 
 
 def test_two_at_once_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_json_lines(tmp_path / "a.jsonl", TEXTS)
-    save = prepare_bulk._save
+    save = prepare_bulk._save_state
 
     def another(*arguments: Any) -> None:
         save(*arguments)
         with pytest.raises(UserError, match="another process is preparing"):
             prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
 
-    monkeypatch.setattr(prepare_bulk, "_save", another)
+    monkeypatch.setattr(prepare_bulk, "_save_state", another)
     prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
 
 
@@ -246,6 +246,6 @@ def test_a_dataset_that_appeared_meanwhile_is_kept(tmp_path: Path, monkeypatch: 
         prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400)
     assert open_dataset(tmp_path / "out").manifest.tokenizer == "byte"
     # What was done is not lost.
-    monkeypatch.setattr(prepare_bulk, "_encode", None)
+    monkeypatch.setattr(prepare_bulk, "_encode_corpus", None)
     dataset = prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, overwrite=True)
     assert dataset.manifest.tokenizer == "bpe:300"

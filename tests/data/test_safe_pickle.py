@@ -119,7 +119,7 @@ def test_names_cannot_write_to_the_terminal() -> None:
 
 
 def test_the_second_lock_holds_without_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(safe_pickle, "_check_instructions", lambda content: None)
+    monkeypatch.setattr(safe_pickle, "_check_opcodes", lambda content: None)
     for protocol in PROTOCOLS:
         with pytest.raises(UnsafePickleError, match="wants to call"):
             load_safe_pickle(pickle.dumps(Call(os.mkdir, str(tmp_path / "made")), protocol))

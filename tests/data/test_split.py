@@ -14,7 +14,7 @@ from glassgpt.data.split import DocumentScan, Span, scan_documents, split_docume
 from glassgpt.errors import UserError
 
 
-def survey(folder: Path, texts: list[str]) -> DocumentScan:
+def scan(folder: Path, texts: list[str]) -> DocumentScan:
     documents = []
     for i, text in enumerate(texts):
         path = folder / f"{i:03}.txt"
@@ -39,7 +39,7 @@ def read(spans: tuple[Span, ...]) -> list[str]:
 def test_every_character_is_in_one_split(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], fraction: float
 ) -> None:
-    found = survey(tmp_path_factory.mktemp("split"), texts)
+    found = scan(tmp_path_factory.mktemp("split"), texts)
     assert found.characters == "".join(sorted(set("".join(texts))))
     if sum(map(len, texts)) < 2:
         with pytest.raises(UserError, match="cannot be split"):
@@ -55,7 +55,7 @@ def test_every_character_is_in_one_split(
 
 def test_one_document_is_cut_as_nanogpt_cuts_it(tmp_path: Path) -> None:
     text = "नमस्ते दुनिया " * 33
-    split = split_documents(survey(tmp_path, [text]), 0.1)
+    split = split_documents(scan(tmp_path, [text]), 0.1)
     cut = int(len(text) * 0.9)
     assert read(split.train) == [text[:cut]]
     assert read(split.val) == [text[cut:]]
@@ -63,22 +63,22 @@ def test_one_document_is_cut_as_nanogpt_cuts_it(tmp_path: Path) -> None:
 
 def test_documents_keep_their_side_in_any_company(tmp_path: Path) -> None:
     texts = [f"document number {i}\n" * 3 for i in range(200)]
-    split = split_documents(survey(tmp_path, texts), 0.1)
+    split = split_documents(scan(tmp_path, texts), 0.1)
     assert "chosen by a hash" in split.reason
     val = set(read(split.val))
     assert 0.05 < len(val) / 200 < 0.15
-    again = split_documents(survey(tmp_path, texts[::-1][50:]), 0.1)
+    again = split_documents(scan(tmp_path, texts[::-1][50:]), 0.1)
     assert set(read(again.val)) == val & set(texts[::-1][50:])
 
 
 def test_copies_never_sit_on_both_sides(tmp_path: Path) -> None:
     texts = [f"document number {i // 2}\n" for i in range(200)]
-    split = split_documents(survey(tmp_path, texts), 0.1)
+    split = split_documents(scan(tmp_path, texts), 0.1)
     assert not set(read(split.train)) & set(read(split.val))
 
 
 def test_a_giant_document_does_not_decide_the_split(tmp_path: Path) -> None:
-    split = split_documents(survey(tmp_path, ["small"] * 5 + ["giant " * 1000]), 0.1)
+    split = split_documents(scan(tmp_path, ["small"] * 5 + ["giant " * 1000]), 0.1)
     assert split.reason.startswith("the last 0.1 of the text")
     (tail,) = read(split.val)
     assert len(tail) == 6025 - int(6025 * 0.9)
@@ -99,14 +99,14 @@ def test_all_bad_files_are_named(tmp_path: Path) -> None:
 
 
 def test_progress_adds_up_to_the_bytes(tmp_path: Path) -> None:
-    found = survey(tmp_path, ["é" * 100, "a" * 50])
+    found = scan(tmp_path, ["é" * 100, "a" * 50])
     done: list[int] = []
     scan_documents(found.documents, "utf-8", done.append)
     assert sum(done) == 250
 
 
 def test_a_file_that_shrinks_between_passes_is_noticed(tmp_path: Path) -> None:
-    (span,) = split_documents(survey(tmp_path, ["a" * 100]), 0.1).train
+    (span,) = split_documents(scan(tmp_path, ["a" * 100]), 0.1).train
     span.document.path.write_text("a")
     with pytest.raises(UserError, match="became shorter"):
         list(itertools.chain(span.text("utf-8")))

@@ -16,18 +16,16 @@ from hypothesis import strategies as st
 from small_gpt2 import CORPUS, ranks_of, train_small_bpe, write_layouts
 from tokenizers import Tokenizer as Library
 
+from glassgpt.data.bpe import HuggingFaceBpeTokenizer, gpt2_tokenizer, train_bpe
 from glassgpt.data.bpe_table import download_gpt2_ranks
 from glassgpt.data.tokenizer_json import dump_tokenizer, parse_tokenizer, require_tokenizer_in, same_tokenizer
 from glassgpt.data.tokenizers import (
     GPT2_TOKENIZER_DIGEST,
     ByteTokenizer,
     CharTokenizer,
-    HuggingFaceBpeTokenizer,
     IdsTokenizer,
     Tokenizer,
-    gpt2_tokenizer,
     tokenizer_digest,
-    train_bpe,
 )
 from glassgpt.errors import UserError
 

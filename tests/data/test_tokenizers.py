@@ -1,4 +1,4 @@
-"""Every tokenizer gives every text back, agrees with its reference, and streams without a seam."""
+"""Every tokenizer gives every text back, agrees with its reference, and streams without gaps."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from small_gpt2 import CORPUS, small_bpe, small_hf_tokenizer, write_layouts
 
 from glassgpt.data import tokenizers
+from glassgpt.data.bpe import train_bpe
 from glassgpt.data.bpe_table import GPT2_PATTERN
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.prepare import prepare
@@ -33,7 +34,6 @@ from glassgpt.data.tokenizers import (
     encode_prompt,
     load_tokenizer,
     tokenizer_problem,
-    train_bpe,
     write_tokenizer,
 )
 from glassgpt.errors import UserError
@@ -41,7 +41,7 @@ from glassgpt.errors import UserError
 few = settings(max_examples=80, deadline=None)
 HINDI, ARABIC, EMOJI = "नमस्ते, दुनिया!", "مرحبا بالعالم ١٢٣", "👩‍👩‍👧 🇮🇳 🦊\u200d"
 # Blanks of every kind that a word pattern may see differently, beside letters, digits and marks.
-seams = st.text("aZ1'.sé字अ🦊 \n\t\r\x0b\x1c\x1f\x85\xa0\u3000\u2028\u200b\ufeff\u180e", max_size=40)
+boundary_texts = st.text("aZ1'.sé字अ🦊 \n\t\r\x0b\x1c\x1f\x85\xa0\u3000\u2028\u200b\ufeff\u180e", max_size=40)
 
 
 @few
@@ -83,7 +83,7 @@ def test_bytes_that_are_not_text_decode_to_a_replacement() -> None:
 
 
 @few
-@given(st.one_of(st.text(), seams))
+@given(st.one_of(st.text(), boundary_texts))
 @example("".join(CORPUS))
 @example(HINDI + " " + ARABIC + EMOJI)
 def test_bpe_ids_are_the_tokenizers_librarys(text: str) -> None:

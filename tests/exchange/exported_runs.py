@@ -11,7 +11,7 @@ import torch
 from small_runs import CONTEXT
 from torch import Tensor
 
-from glassgpt.data.tokenizers import gpt2_tokenizer, train_bpe
+from glassgpt.data.bpe import gpt2_tokenizer, train_bpe
 from glassgpt.exchange.exchange_options import ExportOptions
 from glassgpt.exchange.export import ExportResult, export
 from glassgpt.model.gpt import GPT

@@ -14,7 +14,8 @@ from samples import SAMPLE_OPTIONS, sample_texts
 from small_runs import LINE, prepare_dataset, train_run
 
 from glassgpt.cli import main
-from glassgpt.data.tokenizers import CharTokenizer, train_bpe
+from glassgpt.data.bpe import train_bpe
+from glassgpt.data.tokenizers import CharTokenizer
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.sample import sampler as writers

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from glassgpt.data.tokenizers import train_bpe
+from glassgpt.data.bpe import train_bpe
 
 
 def write_gpt2(folder: Path, text: str, shape: dict[str, int], **saving: Any) -> Path:

@@ -18,7 +18,7 @@ from checkpoints import make_tensors, save_and_wait, write_checkpoints
 from tiny import MakeConfig, assert_same_tensors, files_under, last_tensors, records, resume, run_until_crash
 
 from glassgpt.errors import UserError
-from glassgpt.paths import read_small_file
+from glassgpt.files import read_small_file
 from glassgpt.record import journal
 from glassgpt.training.checkpoint import checkpoints
 from glassgpt.training.checkpoint.checkpoints import (

@@ -12,9 +12,8 @@ import torch
 from tiny import MakeConfig, choices, make_model, records, resume, run_losses
 
 from glassgpt.config import TrainConfig, data_dir
-from glassgpt.data.batches import IGNORED_TARGET
+from glassgpt.data.batches import IGNORED_TARGET, DocumentWindows, document_window_batch
 from glassgpt.data.dataset import open_dataset
-from glassgpt.data.document_windows import DocumentWindows, document_window_batch
 from glassgpt.data.prepare import prepare
 from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.data.tokenizers import end_of_text_id

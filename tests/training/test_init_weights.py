@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from tiny import MakeConfig, resume
 
+from glassgpt.data.bpe import gpt2_tokenizer, train_bpe
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.manifest import write_manifest
 from glassgpt.data.prepare import prepare
 from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.data.tokenizer_json import dump_tokenizer
-from glassgpt.data.tokenizers import gpt2_tokenizer, load_tokenizer, train_bpe
+from glassgpt.data.tokenizers import load_tokenizer
 from glassgpt.errors import UserError
 from glassgpt.training.init_weights import check_compatible, find_tokenizer
 from glassgpt.training.session import train

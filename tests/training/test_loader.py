@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from glassgpt.data.document_windows import DocumentWindows, document_window_batch
+from glassgpt.data.batches import DocumentWindows, document_window_batch
 from glassgpt.training.loader import BatchPrefetcher, ResidentTokens
 
 

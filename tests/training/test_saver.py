@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tiny import MakeConfig, files_under, records, resume
 
 from glassgpt.errors import UserError
-from glassgpt.paths import read_small_file
+from glassgpt.files import read_small_file
 from glassgpt.training.checkpoint import checkpoints
 from glassgpt.training.checkpoint import saver as saving
 from glassgpt.training.checkpoint.checkpoints import (

@@ -22,11 +22,12 @@ from tiny import (
     weights,
 )
 
+from glassgpt.data.bpe import train_bpe
 from glassgpt.data.bpe_table import bytes_to_unicode
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.prepare import prepare
 from glassgpt.data.prepare_options import PrepareOptions
-from glassgpt.data.tokenizers import load_tokenizer, train_bpe
+from glassgpt.data.tokenizers import load_tokenizer
 from glassgpt.errors import UserError
 from glassgpt.training.init_weights import find_tokenizer
 from glassgpt.training.session import train

@@ -12,7 +12,7 @@ from typing import Any
 
 from glassgpt import format
 from glassgpt.data.dataset import BUILT_IN
-from glassgpt.paths import expand_user_path
+from glassgpt.files import expand_user_path
 from glassgpt.record.journal import Record
 
 _MAX_KERNEL_NAME_CHARS = 64

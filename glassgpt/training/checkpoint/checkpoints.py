@@ -30,7 +30,7 @@ from safetensors import SafetensorError
 
 from glassgpt.data.digests import file_sha256, sha256_in_pieces
 from glassgpt.errors import UserError
-from glassgpt.paths import read_small_file
+from glassgpt.files import read_small_file
 from glassgpt.record import journal
 from glassgpt.record.machine import available_memory_bytes
 from glassgpt.record.run_dir import CHECKPOINTS_DIR, COMMITTED_NAME_PATTERN

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from glassgpt.config import ConfigValue, TrainConfig
 from glassgpt.errors import UserError, first_message_line
+from glassgpt.files import regular_file_opener
 from glassgpt.flags import check_settings, field_types
 from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.model.weights import CAUSAL_MASK_SUFFIXES, check_state_dict, with_tied_head
-from glassgpt.paths import regular_file_opener
 from glassgpt.record.machine import available_memory_bytes
 
 MODEL_SIZES = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")

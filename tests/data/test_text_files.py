@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from glassgpt.data.decompress import DecompressedFile
-from glassgpt.data.document_batches import TextFilesReader
+from glassgpt.data.document_readers import TextFilesReader
+from glassgpt.data.text_files import DecompressedFile
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
@@ -53,4 +53,4 @@ def test_compressed_texts_count_with_their_size_on_disk(tmp_path: Path) -> None:
     for path in paths:
         path.write_bytes(lzma.compress(b"a text that is shorter on the disk\n" * 100))
     size = sum(path.stat().st_size for path in paths)
-    assert [parcel.disk_bytes for parcel in TextFilesReader(tmp_path, paths, size).read_batches()] == [size]
+    assert [batch.disk_bytes for batch in TextFilesReader(tmp_path, paths, size).read_batches()] == [size]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from glassgpt.paths import read_small_file, regular_file_opener, regular_file_opener_nofollow
+from glassgpt.files import read_small_file, regular_file_opener, regular_file_opener_nofollow
 
 
 def test_only_regular_files_are_opened_and_nothing_is_waited_for(tmp_path: Path) -> None:
@@ -35,9 +35,9 @@ def test_only_regular_files_are_opened_and_nothing_is_waited_for(tmp_path: Path)
 def test_a_document_has_a_largest_size(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"12345")
-    assert read_small_file(file, most=5) == b"12345"
+    assert read_small_file(file, max_bytes=5) == b"12345"
     with pytest.raises(OSError, match="5 bytes") as caught:
-        read_small_file(file, most=4)
+        read_small_file(file, max_bytes=4)
     assert caught.value.errno == errno.EFBIG
     os.truncate(file, 1 << 40)  # takes no room on the disk
     with pytest.raises(OSError, match="1,099,511,627,776"):

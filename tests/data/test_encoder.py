@@ -12,24 +12,27 @@ from typing import Any
 
 import pytest
 
-from glassgpt.data import document_batches, workers
-from glassgpt.data.workers import encode_batches
+from glassgpt.data import document_readers
+from glassgpt.data import encoder as encoder_module
+from glassgpt.data.encoder import encode_batches
 from glassgpt.errors import UserError
 
 
 class TellsMask:
     """In place of an encoder: whether its process could be interrupted."""
 
-    def __call__(self, parcel: document_batches.DocumentBatch) -> bool:
+    def __call__(self, batch: document_readers.DocumentBatch) -> bool:
         return signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_no_worker_is_interrupted_while_it_starts() -> None:
-    numbered = [(i, document_batches.DocumentBatch(Path("a"), i, "text", [], 0)) for i in range(4)]
+    numbered = [(i, document_readers.DocumentBatch(Path("a"), i, "text", [], 0)) for i in range(4)]
     encoder: Any = TellsMask()
     assert encoder(numbered[0][1])
-    told: list[Any] = [interruptible for _, _, interruptible in encode_batches(iter(numbered), encoder, 2)]
-    assert told == [False] * 4
+    interruptible_flags: list[Any] = [
+        interruptible for _, _, interruptible in encode_batches(iter(numbered), encoder, 2)
+    ]
+    assert interruptible_flags == [False] * 4
     assert encoder(numbered[0][1])  # and here all is as before
 
 
@@ -43,7 +46,7 @@ def test_starting_a_worker_is_finished_before_ctrl_c_counts() -> None:
     done: list[str] = []
 
     def start_worker() -> None:
-        with workers._block_sigint():
+        with encoder_module._block_sigint():
             thread = threading.Thread(target=interrupt)
             thread.start()
             thread.join()
@@ -68,7 +71,7 @@ def test_no_room_for_a_thread_is_said_and_leaves_no_process(monkeypatch: pytest.
 
     monkeypatch.setattr(threading.Thread, "start", limited)
     encoder: Any = TellsMask()
-    numbered = [(0, document_batches.DocumentBatch(Path("a"), 0, "text", [], 0))]
+    numbered = [(0, document_readers.DocumentBatch(Path("a"), 0, "text", [], 0))]
     with pytest.raises(UserError, match=r"can't start new thread.*--workers 1"):
         list(encode_batches(iter(numbered), encoder, 2))
     deadline = time.monotonic() + 20

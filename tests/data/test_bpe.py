@@ -1,4 +1,4 @@
-"""A text cut at its seams has the same words, and so the same ids, as the text in one piece."""
+"""A text cut at BPE boundaries has the same words, and so the same ids, as the text in one piece."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from hypothesis import strategies as st
 from small_gpt2 import small_bpe, small_hf_tokenizer
 from tokenizers import Tokenizer as Library
 
-from glassgpt.data.bpe_chunks import split_at_bpe_boundaries, split_for_bpe_training
+from glassgpt.data.bpe import (
+    BytePairTokenizer,
+    gpt2_tokenizer,
+    split_at_bpe_boundaries,
+    split_for_bpe_training,
+    train_bpe,
+)
 from glassgpt.data.bpe_table import COMBINING_MARKS_PATTERN, GPT2_PATTERN
-from glassgpt.data.tokenizers import BytePairTokenizer, gpt2_tokenizer, train_bpe
 
 # Blanks of every kind that a word pattern may see differently, beside letters, digits and marks.
 # And the marks and joiners that learned tokenizers keep in a word.
-seams = st.text(
+boundary_texts = st.text(
     "aZ1'.sé字अ\u093f\u094d\u0301\ufe0f\u200d🦊 \n\t\r\x0b\x1c\x1f\x85\xa0\u3000\u2028\u200b\ufeff\u180e",
     max_size=40,
 )
@@ -34,7 +39,7 @@ def pair_bpe(pattern: str) -> BytePairTokenizer:
 
 
 @settings(max_examples=250, deadline=None)
-@given(st.lists(seams, max_size=6))
+@given(st.lists(boundary_texts, max_size=6))
 @example(["a\n", "\nb", " ", "\n \n", "c  ", "d\n\n\n"])
 @example(["a \x1c", "b"])
 @example(["a\n \x85b"])
@@ -85,7 +90,7 @@ def test_a_million_blanks_are_encoded(blank: str) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(seams, max_size=6))
+@given(st.lists(boundary_texts, max_size=6))
 def test_what_is_learned_from_has_the_same_words(chunks: list[str]) -> None:
     pieces = list(split_for_bpe_training(chunks))
     assert list(itertools.chain(*map(words, pieces))) == words("".join(chunks))

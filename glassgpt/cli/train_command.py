@@ -115,7 +115,7 @@ def _train(
     from glassgpt.show.report.report_listener import ReportAtEnd
     from glassgpt.track import trackers
     from glassgpt.training import session
-    from glassgpt.training.distributed.join_group import join
+    from glassgpt.training.distributed import join
 
     team = join()
     with team.share_errors():

@@ -16,11 +16,10 @@ from glassgpt.data.tokenizers import Tokenizer
 from glassgpt.estimate.batching import BatchPlan
 from glassgpt.estimate.meter import LogInterval, RunningMean
 from glassgpt.model.gpt import GPT
-from glassgpt.record.clock import Ledger
-from glassgpt.record.rank_time import RankTimes
+from glassgpt.record.clock import Ledger, RankTimes
 from glassgpt.record.run_dir import LockedRunDir, RunDirInfo
-from glassgpt.record.sink import Sink
-from glassgpt.training.checkpoint.saver import Saver
+from glassgpt.record.sink import NullSink, Sink
+from glassgpt.training.checkpoint.saver import NoSaver, Saver
 from glassgpt.training.device import ExecutionConfig
 from glassgpt.training.distributed.process_group import ProcessGroup
 from glassgpt.training.evaluate import EvalResult, EvalWindows
@@ -85,8 +84,8 @@ class Job:
 
     # Where things are written.
     run_dir_handle: LockedRunDir | RunDirInfo
-    sink: Sink
-    saver: Saver
+    sink: Sink | NullSink
+    saver: Saver | NoSaver
 
     # Where the time goes.
     ledger: Ledger

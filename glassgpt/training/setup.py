@@ -281,7 +281,7 @@ def _open_run_dir(task: RunRequest, team: ProcessGroup) -> LockedRunDir | RunDir
     return held[0] if held else RunDirInfo(Path(directory), process, start, was_finished)
 
 
-def _make_saver(run_dir: Path, config: TrainConfig, team: ProcessGroup, spread: bool) -> Saver:
+def _make_saver(run_dir: Path, config: TrainConfig, team: ProcessGroup, spread: bool) -> Saver | NoSaver:
     """With all weights everywhere the first process saves; else everybody saves a part."""
     if spread:
         if not run_dir.is_dir():
@@ -296,7 +296,7 @@ def _make_sink(
     team: ProcessGroup,
     listeners: Sequence[Listener],
     trackers: Trackers | None,
-) -> Sink:
+) -> Sink | NullSink:
     """The first process of a team speaks for all."""
     if not team.is_rank_zero:
         return NullSink()

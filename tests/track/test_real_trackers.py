@@ -26,8 +26,8 @@ from fake_trackers import (
 from glassgpt.errors import UserError
 from glassgpt.record import sink
 from glassgpt.track import trackers
-from glassgpt.track.follower import TrackerFeed
 from glassgpt.track.tracker import TrackedRun
+from glassgpt.track.tracker_feed import TrackerFeed
 from glassgpt.track.trackers import TRACKER_CLASSES
 from glassgpt.training.session import train
 

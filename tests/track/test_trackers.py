@@ -30,8 +30,8 @@ from glassgpt.errors import UserError
 from glassgpt.record import sink
 from glassgpt.record.journal import Record
 from glassgpt.track import trackers
-from glassgpt.track.follower import TrackerFeed
-from glassgpt.track.trackers import TRACKER_CLASSES, check_installed
+from glassgpt.track.tracker_feed import TrackerFeed
+from glassgpt.track.trackers import CSV_COLUMNS, TRACKER_CLASSES, check_installed
 from glassgpt.training.session import train
 from glassgpt.validate import find_config_problems
 
@@ -104,7 +104,7 @@ def test_one_that_hangs_misses_records_and_the_run_says_how_many(
     assert recorded[-1]["kind"] == "end"
     said = capsys.readouterr().err
     assert "warning: wandb did not finish in 0 s; 8 records left" in said
-    assert f"`glass track {run.out_dir} --to=wandb` tells it the rest" in said
+    assert f"`glass track {run.out_dir} --to=wandb` sends it the rest" in said
     released.set()
 
 
@@ -161,7 +161,7 @@ def test_one_that_fails_after_the_last_record_is_told_the_rest_later(
         patch.setattr(sink.Sink, "close", close)
         run = train(tiny(max_iters=8, eval_interval=4, track="wandb"))
     assert "wandb-failed" not in findings(run.out_dir)
-    said = f"ConnectionError: gone; `glass track {run.out_dir} --to=wandb` tells it the rest"
+    said = f"ConnectionError: gone; `glass track {run.out_dir} --to=wandb` sends it the rest"
     assert said in capsys.readouterr().err
     assert (
         TrackerFeed("wandb", lambda: notebook, run.out_dir).replay() == len(journal_losses(run.out_dir)) - 4
@@ -242,3 +242,31 @@ def test_names_of_trackers() -> None:
     (problem,) = find_config_problems(TrainConfig(track="csv,mlflow"))
     assert problem == "--track=mlflow is not one of csv, tensorboard, trackio, wandb"
     check_installed(["csv"])  # which is always there
+
+
+# --- csv ---
+
+
+def test_csv_files_are_tables_of_the_effective_records(tiny: MakeConfig) -> None:
+    config = tiny(max_iters=20, eval_interval=4, track="csv")
+    run_until_crash(config, 11)
+    steps = Path(config.out_dir) / "steps.csv"
+    assert [int(row["iter"]) for row in table(steps)] == list(range(1, 12))
+    resume(config)
+    step, evaluation = records(config.out_dir, "step"), records(config.out_dir, "eval")
+    rows = table(steps)
+    assert [int(row["iter"]) for row in rows] == list(range(1, 21))
+    assert [float(row["loss"]) for row in rows] == [record["loss"] for record in step]
+    assert [row["process"] for row in rows] == ["0"] * 8 + ["1"] * 12
+    assert time.strptime(rows[0]["time"], "%Y-%m-%d %H:%M:%S")
+    assert rows[0]["step_ms"] == ""  # not known
+    rows = table(Path(config.out_dir) / "evals.csv")
+    assert [(row["iter"], row["split"]) for row in rows] == [
+        (str(record["iter"]), record["split"]) for record in evaluation
+    ]
+
+
+def test_csv_columns_are_fields_of_the_records(tiny: MakeConfig) -> None:
+    run = train(tiny(max_iters=2))
+    for kind, columns in CSV_COLUMNS.items():
+        assert set(columns) <= set(records(run.out_dir, kind)[0])

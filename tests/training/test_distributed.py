@@ -33,8 +33,8 @@ from glassgpt.errors import UserError
 from glassgpt.record import journal
 from glassgpt.training.checkpoint.checkpoints import committed_paths, load_latest_intact, read_checkpoint
 from glassgpt.training.device import device_for_rank
+from glassgpt.training.distributed import join
 from glassgpt.training.distributed.fsdp import rows_of_rank
-from glassgpt.training.distributed.join_group import join
 from glassgpt.training.distributed.process_group import ProcessGroup
 from glassgpt.training.distributed.torch_group import choose_backend, describe_mismatches, make_buckets
 from glassgpt.training.interrupt import StopSignals

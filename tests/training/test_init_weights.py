@@ -17,9 +17,9 @@ from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.data.tokenizer_json import dump_tokenizer
 from glassgpt.data.tokenizers import gpt2_tokenizer, load_tokenizer, train_bpe
 from glassgpt.errors import UserError
-from glassgpt.training.init_weights import check_compatible, find_tokenizer
+from glassgpt.training.init_weights import check_compatible
 from glassgpt.training.session import train
-from glassgpt.training.weight_source import load_init_from
+from glassgpt.training.weight_source import find_tokenizer, load_init_from
 
 TEXT = "Whoever lives in a glass house learns to sweep, and to draw the curtains at night.\n" * 40
 

@@ -170,17 +170,17 @@ time.sleep(600)
 """
 _MEMBER = """
 import sys
-from glassgpt.training.distributed.join_group import join
+from glassgpt.training.distributed import join
 from glassgpt.training.distributed.process_group import RankLost
-team = join()
+group = join()
 print("joined", flush=True)
 sys.stdin.readline()
 try:
     if sys.argv[1] == "startup":
-        with team.together():
-            team.everybodys("here")
+        with group.share_errors():
+            group.all_gather_object("here")
     else:
-        team.leave()
+        group.shut_down()
 except RankLost as lost:
     print(lost)
 """

@@ -198,7 +198,7 @@ def test_it_goes_on_with_its_data_by_name_or_by_path(
     for number, where in enumerate(({"dataset": str(theirs), "data_dir": ""}, {"data_dir": str(theirs)})):
         config = tiny(init_from=str(path), max_iters=4, out_dir=str(tmp_path / f"run-{number}"), **where)
         train(config)
-        assert "goes on at update 3" in choices(config.out_dir)["init_from"][1]
+        assert "resumes at update 3" in choices(config.out_dir)["init_from"][1]
 
 
 def test_another_vocabulary_is_refused(tiny: MakeConfig, tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_what_would_unpack_to_far_more_than_the_file_is_refused_before(
             read_nanogpt_ckpt(path)
     path = ckpt.write_nanogpt_ckpt(tmp_path / "ckpt.pt", 21)
     monkeypatch.setattr(
-        "glassgpt.training.checkpoint.nanogpt_ckpt.available_memory", lambda: path.stat().st_size // 2
+        "glassgpt.training.checkpoint.nanogpt_ckpt.available_memory_bytes", lambda: path.stat().st_size // 2
     )
     with pytest.raises(UserError, match="is refused: it unpacks to"):
         read_nanogpt_ckpt(path)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from glassgpt.record.rank_time import RankTimes
+from glassgpt.record.clock import RankTimes
 from glassgpt.training.distributed.rank_watchdog import (
     NO_RANK,
     Heartbeat,
@@ -49,7 +49,7 @@ def test_the_dead_are_noticed_at_once_on_their_own_machine() -> None:
     )
     assert judged(alive=False, machine="there") is None  # its number means another process here
     assert judged(alive=False, machine="there", said=89.0, waiting_s=11.0, phase="eval") == (
-        "rank 1 says nothing any more (pid 2 on there, last heard of in phase `eval` after 5 updates); the "
+        "rank 1 sends no heartbeat any more (pid 2 on there, last heard of in phase `eval` after 5 updates); the "
         "others have waited 11 s for it (--rank_timeout=10)"
     )
 
@@ -60,8 +60,8 @@ def test_a_process_of_another_container_is_not_taken_for_dead() -> None:
     if shutil.which("unshare") is None:
         pytest.skip("no process can be put into a container here: there is no unshare")
     unshare = ["unshare", "--pid", "--fork", "--mount-proc"]
-    said = "from glassgpt.training.distributed.rank_watchdog import numbering; print(numbering())"
-    program = [sys.executable, "-c", said]
+    code = "from glassgpt.training.distributed.rank_watchdog import *; print(pid_namespace())"
+    program = [sys.executable, "-c", code]
     assert subprocess.run(program, capture_output=True, text=True).stdout.strip() == pid_namespace()
     apart = subprocess.run([*unshare, *program], capture_output=True, text=True)
     if apart.returncode:
@@ -78,7 +78,7 @@ def test_the_stuck_are_those_who_have_not_come() -> None:
 def test_where_all_wait_it_is_the_network() -> None:
     assert judged(waiting_s=25.0) == (
         "the ranks have waited 25 s for each other, in phase `train` after 5 updates: what they send does "
-        "not arrive; look at the network between them"
+        "not arrive; check the network between them"
     )
 
 

@@ -175,7 +175,7 @@ def die_at(count: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         for where, name in (
             (saving, "write_packed"),
-            (saving, "sync_to_disk"),
+            (saving, "fsync_path"),
             (os, "fsync"),
             (Path, "mkdir"),
             (Path, "rename"),

@@ -122,7 +122,7 @@ def assert_went_on(fork: TrainConfig, whole: TrainConfig, update: int) -> None:
     assert run_evals(fork.out_dir) == evals
     value, reason = choices(fork.out_dir)["init_from"]
     assert value == str(Path(whole.out_dir) / CHECKPOINTS_FOLDER / f"{update:08d}")
-    assert reason == f"goes on at update {update} with its optimizer"
+    assert reason == f"resumes at update {update} with its optimizer"
 
 
 @pytest.mark.parametrize("update", [5, 10, 16, 25])  # that of 16 was kept for its evaluation
@@ -271,11 +271,11 @@ def test_without_any_whole_checkpoint_all_complaints_are_made(damaged: Path) -> 
 @pytest.mark.parametrize(
     ("same_data", "init_state", "everything", "reason"),
     [
-        (True, "auto", True, "goes on at update 10 with its optimizer"),
-        (True, "all", True, "goes on at update 10 with its optimizer"),
+        (True, "auto", True, "resumes at update 10 with its optimizer"),
+        (True, "all", True, "resumes at update 10 with its optimizer"),
         (True, "weights", False, "weights alone, as --init_state asks: begins at update 0"),
         (False, "auto", False, "weights alone, because the data is another: begins at update 0"),
-        (False, "all", True, "goes on at update 10 with its optimizer"),
+        (False, "all", True, "resumes at update 10 with its optimizer"),
         (False, "weights", False, "weights alone, as --init_state asks: begins at update 0"),
     ],
 )

@@ -27,9 +27,8 @@ from glassgpt.data.dataset import open_dataset
 from glassgpt.data.prepare import PrepareOptions, prepare
 from glassgpt.data.tokenizers import load_tokenizer, train_bpe
 from glassgpt.errors import UserError
-from glassgpt.training.init_weights import find_tokenizer
 from glassgpt.training.session import train
-from glassgpt.training.weight_source import load_init_from
+from glassgpt.training.weight_source import find_tokenizer, load_init_from
 
 TEXT = "Glass houses have thin walls; whoever lives in one learns to sweep. कांच का घर, بيت من زجاج 🦊\n" * 60
 VOCABULARY, CONTEXT = 290, 16

@@ -27,9 +27,8 @@ from fake_trackers import (
 from glassgpt.record import journal, sink
 from glassgpt.record.journal import Record
 from glassgpt.track import trackers
-from glassgpt.track.follower import TrackerFeed
-from glassgpt.track.metrics import metrics_of
-from glassgpt.track.tracker import LoggedIters, TrackedRun
+from glassgpt.track.tracker import LoggedIters, TrackedRun, metrics_of
+from glassgpt.track.tracker_feed import TrackerFeed
 from glassgpt.training.session import train
 
 

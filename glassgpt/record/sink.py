@@ -83,14 +83,32 @@ class Sink:
         self._tracker_threads = [_ListenerThread(tracker, name) for name, tracker in self._trackers.items()]
 
     def __call__(self, record: Record) -> None:
-        # Findings come before the record: the `end` record is the last one.
+        # Findings about trackers come before the record: the `end` record is the last one.
         for thread in self._tracker_threads:
+            name, fix = thread.name, f"`glass track RUN --to={thread.name}` sends it the rest later"
             if thread.failure is not None and not thread.failure_reported:
                 thread.failure_reported = True
-                logged = self._trackers[thread.name].last_logged_records()
-                self._dispatch(_tracker_failed(thread.name, thread.failure, record["iter"], logged))
+                finding = finding_record(
+                    record["iter"],
+                    f"{name}-failed",
+                    "warning",
+                    f"{name} failed and gets no more records; the run goes on",
+                    evidence=error_type_and_message(thread.failure),
+                    explanation="A tracker gets copies of what is in the journal. Nothing of the run is lost.",
+                    advice=fix,
+                )
+                self._dispatch(finding | {"told": self._trackers[name].last_logged_records()})
             elif thread.missed_records and record["kind"] == "end":
-                self._dispatch(_tracker_behind(thread.name, thread.missed_records, record["iter"]))
+                finding = finding_record(
+                    record["iter"],
+                    f"{name}-behind",
+                    "warning",
+                    f"{name} was too slow for the run and missed {thread.missed_records:,} records",
+                    evidence=f"more than {MAX_QUEUED_RECORDS:,} were waiting for it",
+                    explanation="A run never waits for a tracker. All of its records are in the journal.",
+                    advice=f"{fix}; a larger --log_interval gives it less to do",
+                )
+                self._dispatch(finding)
         self._dispatch(record)
 
     def _dispatch(self, record: Record) -> None:
@@ -260,31 +278,6 @@ class _ListenerThread:
 def has_running_tracker() -> bool:
     """Whether a tracker still runs. A normal exit of the process would wait for it."""
     return any(thread.name.startswith(_TRACKER_THREAD_PREFIX) for thread in threading.enumerate())
-
-
-def _tracker_failed(name: str, error: Exception, done: int, logged: list[Record]) -> Record:
-    return finding_record(
-        done,
-        f"{name}-failed",
-        "warning",
-        f"{name} failed and gets no more records; the run goes on",
-        evidence=error_type_and_message(error),
-        explanation="A tracker gets copies of what is in the journal. Nothing of the run is lost.",
-        advice=f"`glass track RUN --to={name}` sends it the rest later",
-    ) | {"told": logged}
-
-
-def _tracker_behind(name: str, missed: int, done: int) -> Record:
-    return finding_record(
-        done,
-        f"{name}-behind",
-        "warning",
-        f"{name} was too slow for the run and missed {missed:,} records",
-        evidence=f"more than {MAX_QUEUED_RECORDS:,} were waiting for it",
-        explanation="A run never waits for a tracker. All of its records are in the journal.",
-        advice=f"`glass track RUN --to={name}` sends it the rest later; a larger --log_interval gives it "
-        "less to do",
-    )
 
 
 def warn_listener_failed(name: str, error: Exception) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from glassgpt.api import train
 from glassgpt.config import TrainConfig
 from glassgpt.record import journal, sink
 from glassgpt.record.journal import Record
@@ -19,7 +20,6 @@ from glassgpt.track import trackers
 from glassgpt.track.tracker import LoggedIters, TrackedRun
 from glassgpt.track.trackers import TRACKER_CLASSES
 from glassgpt.training.learner import Learner
-from glassgpt.training.session import train
 
 MakeConfig = Callable[..., TrainConfig]
 

@@ -23,13 +23,13 @@ from fake_trackers import (
     with_delay,
 )
 
+from glassgpt.api import train
 from glassgpt.errors import UserError
 from glassgpt.record import sink
 from glassgpt.track import trackers
 from glassgpt.track.tracker import TrackedRun
 from glassgpt.track.tracker_feed import TrackerFeed
 from glassgpt.track.trackers import TRACKER_CLASSES
-from glassgpt.training.session import train
 
 
 def needs(name: str) -> pytest.MarkDecorator:

@@ -24,12 +24,12 @@ from fake_trackers import (
     with_delay,
 )
 
+from glassgpt.api import train
 from glassgpt.record import journal, sink
 from glassgpt.record.journal import Record
 from glassgpt.track import trackers
 from glassgpt.track.tracker import LoggedIters, TrackedRun, metrics_of
 from glassgpt.track.tracker_feed import TrackerFeed
-from glassgpt.training.session import train
 
 
 @pytest.fixture
@@ -92,11 +92,11 @@ def test_a_tracker_that_joins_at_a_resume_gets_the_earlier_records(
 
 
 def test_a_resumed_run_keeps_its_trackers(tiny: MakeConfig, fake_wandb: FakeTracker) -> None:
-    from glassgpt.training.session import resume as go_on
+    from glassgpt.api import resume as resume_run
 
     config = tiny(max_iters=4, track="wandb")
     train(config)
-    go_on(config.out_dir, max_iters=6)
+    resume_run(config.out_dir, max_iters=6)
     assert max(at for at, *_ in fake_wandb.losses()) == 6
 
 

@@ -25,6 +25,7 @@ from fake_trackers import (
     with_delay,
 )
 
+from glassgpt.api import train
 from glassgpt.config import TRACKERS, TrainConfig, requested_trackers
 from glassgpt.errors import UserError
 from glassgpt.record import sink
@@ -32,7 +33,6 @@ from glassgpt.record.journal import Record
 from glassgpt.track import trackers
 from glassgpt.track.tracker_feed import TrackerFeed
 from glassgpt.track.trackers import CSV_COLUMNS, TRACKER_CLASSES, check_installed
-from glassgpt.training.session import train
 from glassgpt.validate import find_config_problems
 
 

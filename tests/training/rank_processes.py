@@ -354,10 +354,10 @@ def lack_the_table() -> None:
     from glassgpt.errors import UserError
     from glassgpt.training import setup
 
-    def tokenizer_of(original: Any, dataset: Any) -> Any:
+    def dataset_tokenizer(original: Any, dataset: Any) -> Any:
         raise UserError("no table here")
 
-    _wrap_method(setup, "tokenizer_of", tokenizer_of)
+    _wrap_method(setup, "dataset_tokenizer", dataset_tokenizer)
 
 
 def move_the_folder() -> None:

@@ -156,12 +156,12 @@ def test_a_damaged_checkpoint_is_set_aside_once(tiny: MakeConfig, tmp_path: Path
     rank_processes.run_ranks(2, tmp_path, rank_processes.train_command(config))
     before, last = committed_paths(Path(config.out_dir))
     (last / "model.safetensors").write_bytes(b"nothing")
-    (member, _) = rank_processes.run_ranks(
+    (first, _) = rank_processes.run_ranks(
         2, tmp_path, rank_processes.resume_command(config.out_dir, max_iters=6)
     )
     assert (
-        f"{last} is damaged" in member.output_text
-        or f"{last}/model.safetensors is damaged" in member.output_text
+        f"{last} is damaged" in first.output_text
+        or f"{last}/model.safetensors is damaged" in first.output_text
     )
     assert records(config.out_dir, "resume")[-1]["from_iter"] == 2
     assert (last.parent / f"damaged-{last.name}").is_dir()

@@ -94,7 +94,7 @@ class Sink:
                     "warning",
                     f"{name} failed and gets no more records; the run goes on",
                     evidence=error_type_and_message(thread.failure),
-                    explanation="A tracker gets copies of what is in the journal. Nothing of the run is lost.",
+                    explanation="A tracker gets copies of the journal's records. Nothing of the run is lost.",
                     advice=fix,
                 )
                 self._dispatch(finding | {"told": self._trackers[name].last_logged_records()})

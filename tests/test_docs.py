@@ -33,8 +33,8 @@ from glassgpt.runs.overrides import parse_overrides
 from glassgpt.runs.recognise import KNOWN, read_log
 from glassgpt.runs.run_log import RunLog
 from glassgpt.sample.sample_options import SampleOptions
-from glassgpt.track.metrics import EVAL_METRICS, MEMORY_METRICS, STEP_METRICS
-from glassgpt.track.track_options import TrackOptions
+from glassgpt.track.tracker import EVAL_METRICS, MEMORY_METRICS, STEP_METRICS
+from glassgpt.track.trackers import TrackOptions
 from glassgpt.training.learner import Learner
 from glassgpt.training.session import train
 from glassgpt.tune.tuning import TuneOptions

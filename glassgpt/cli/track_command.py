@@ -9,7 +9,7 @@ from glassgpt.cli.command import make_console, parse_options, print_help, wants_
 from glassgpt.config import TRACKERS, tracker_names
 from glassgpt.errors import UserError, error_type_and_message
 from glassgpt.record import journal
-from glassgpt.track.track_options import TrackOptions
+from glassgpt.track.trackers import TrackOptions
 
 
 def track(words: list[str]) -> int:

@@ -116,7 +116,7 @@ def _train(
     from glassgpt.show.terminal.run_console import RunConsole
     from glassgpt.track import trackers
     from glassgpt.training import session
-    from glassgpt.training.distributed.join_group import join
+    from glassgpt.training.distributed import join
 
     group = join()
     with group.share_errors():

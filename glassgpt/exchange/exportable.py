@@ -12,8 +12,7 @@ from torch import Tensor
 from glassgpt.data.tokenizers import Tokenizer
 from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.model.weights import build_model
-from glassgpt.training.init_weights import find_tokenizer
-from glassgpt.training.weight_source import LoadedCheckpoint, load_init_from
+from glassgpt.training.weight_source import LoadedCheckpoint, find_tokenizer, load_init_from
 
 _VOCAB_WEIGHTS = ("transformer.wte.weight", "lm_head.weight")
 

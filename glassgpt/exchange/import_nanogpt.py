@@ -37,9 +37,8 @@ from glassgpt.runs.open import read_run_log
 from glassgpt.runs.run_log import RunLog
 from glassgpt.training.checkpoint.nanogpt_ckpt import NanoGPTCheckpoint, read_nanogpt_ckpt
 from glassgpt.training.checkpoint.saver import Saver
-from glassgpt.training.init_weights import vocab_size_matches
 from glassgpt.training.job import TrainingProgress
-from glassgpt.training.weight_source import from_nanogpt_ckpt
+from glassgpt.training.weight_source import from_nanogpt_ckpt, vocab_size_matches
 
 _MEASURED_ON = "random batches of nanoGPT's"  # so no later evaluation compares with its losses
 _LOGGED_LOSS_TOLERANCE = 6e-5  # a loss in a log has four decimals

@@ -1,6 +1,6 @@
-"""A finding as the journal keeps it: one thing worth knowing about a run, said while it goes on.
+"""A finding as a record of the journal: one thing worth knowing about a run, reported while it trains.
 
-docs/journal.md explains the fields; insight/findings has those that are worked out from a record afterwards.
+docs/journal.md explains the fields. Findings that are derived from a finished journal or log are in explain/.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def finding_record(
     explanation: str,
     advice: str,
 ) -> Record:
-    """`done`: updates so far. `name`: what kind of finding it is."""
+    """`done`: updates so far. `name`: the finding's id."""
     return {
         "kind": "finding",
         "iter": done,
@@ -36,6 +36,6 @@ def finding_record(
 
 
 def finding_line(record: Record) -> str:
-    """What a console prints of it."""
+    """The finding in one line, for a console."""
     advice = f" {record['advice']}." if record["advice"] else ""
     return f"{record['title']} ({record['evidence']}).{advice}"

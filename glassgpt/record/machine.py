@@ -33,70 +33,69 @@ from glassgpt.cgroup import (
 def describe_cpu() -> dict[str, object]:
     info = read_text_or_empty(Path("/proc/cpuinfo"))
     flags = re.search(r"^flags\s*:(.*)$", info, re.MULTILINE)
-    known = flags[1].split() if flags else None  # None: this system does not say
+    cpu_flags = flags[1].split() if flags else None  # None: unknown on this system
     return {
         "model": cpu_model(info),
         "physical_cores": psutil.cpu_count(logical=False),
         "logical_cores": psutil.cpu_count(),
         "usable_cores": usable_cores(),
         # The two that decide whether bfloat16 is fast on a CPU.
-        "avx512_bf16": None if known is None else "avx512_bf16" in known,
-        "amx": None if known is None else "amx_bf16" in known,
+        "avx512_bf16": None if cpu_flags is None else "avx512_bf16" in cpu_flags,
+        "amx": None if cpu_flags is None else "amx_bf16" in cpu_flags,
     }
 
 
 def cpu_model(cpuinfo: str) -> str:
-    named = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
-    if named:
-        return named[1].strip()
+    match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    if match:
+        return match[1].strip()
     if sys.platform == "darwin" and (brand := command_output("sysctl", "-n", "machdep.cpu.brand_string")):
         return brand
     return platform.processor() or platform.machine() or "unknown"
 
 
 def load_average() -> float:
-    """Processes that wanted to compute over the last minute, this one's among them; 0 if nobody says."""
+    """Runnable processes, averaged over the last minute, this one among them; 0 if unknown."""
     try:
         return float(psutil.getloadavg()[0])
-    except OSError:  # it cannot be had everywhere
+    except OSError:  # not on every system
         return 0.0
 
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """Seconds up to now: of the clock, of all work on the cores this process may use, of its own work."""
+    """A reading of the clock and of CPU time, to be compared with a later one."""
 
     wall_s: float
-    busy_s: float
-    own_s: float
-    cores: int = 0  # so many are those; a container's quota may be smaller
+    busy_s: float  # of all processes, on the cores that this process may use
+    own_s: float  # of this process
+    cores: int = 0  # number of those cores; a container's quota may be smaller
 
 
 def read_cpu_times() -> CpuTimes:
     cores = psutil.cpu_times(percpu=True)
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(cores))
-    waiting = ("idle", "iowait", "guest", "guest_nice")  # guests are in `user` and `nice` already
+    not_busy = ("idle", "iowait", "guest", "guest_nice")  # guests are in `user` and `nice` already
     busy = sum(
         seconds
         for number, core in enumerate(cores)
         if number in allowed
         for name, seconds in core._asdict().items()
-        if name not in waiting
+        if name not in not_busy
     )
     return CpuTimes(time.monotonic(), busy, time.process_time(), len(allowed))
 
 
 def cores_used_by_others(before: CpuTimes, now: CpuTimes) -> float:
-    """Cores that other programs kept busy between two readings, of those that this process could use. With a
-    container's quota of 4 on a host of 64, the first 60 that are busy take nothing away."""
-    others = ((now.busy_s - before.busy_s) - (now.own_s - before.own_s)) / max(
-        1e-9, now.wall_s - before.wall_s
-    )
-    return max(0.0, others - max(0.0, now.cores - usable_cores()))
+    """Cores that other programs kept busy between two readings, and that this process could have used. With a
+    container's quota of 4 cores on a host of 64, the first 60 busy cores cost this process nothing."""
+    others_s = (now.busy_s - before.busy_s) - (now.own_s - before.own_s)
+    busy_cores = others_s / max(1e-9, now.wall_s - before.wall_s)
+    return max(0.0, busy_cores - max(0.0, now.cores - usable_cores()))
 
 
 def measure_busy_cores(seconds: float = 0.2) -> float:
-    """Cores that other programs keep busy just now. The load average would lag by a minute."""
+    """Cores that other programs keep busy right now. The load average would lag by a minute."""
     before = read_cpu_times()
     time.sleep(seconds)
     return cores_used_by_others(before, read_cpu_times())
@@ -112,22 +111,22 @@ def usable_memory() -> tuple[int, bool]:
 def available_memory_bytes() -> int:
     """Bytes of main memory that this process could still use."""
     available = int(psutil.virtual_memory().available)
-    room = memory_limit_and_free_bytes(read_own_cgroups(), CGROUP_ROOT)
-    return available if room is None else min(available, room[1])
+    limit_and_free = memory_limit_and_free_bytes(read_own_cgroups(), CGROUP_ROOT)
+    return available if limit_and_free is None else min(available, limit_and_free[1])
 
 
 def unified_memory_bytes() -> int:
     """Bytes that an Apple chip's CPU and GPU share."""
-    told = command_output("sysctl", "-n", "hw.memsize") or ""
-    return int(told) if told.isdecimal() else int(psutil.virtual_memory().total)
+    memsize = command_output("sysctl", "-n", "hw.memsize") or ""
+    return int(memsize) if memsize.isdecimal() else int(psutil.virtual_memory().total)
 
 
 def nvidia_driver() -> str | None:
-    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", read_text_or_empty(Path("/proc/driver/nvidia/version")))
-    if found:
-        return found[0]
-    answer = command_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return answer.splitlines()[0] if answer else None
+    match = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", read_text_or_empty(Path("/proc/driver/nvidia/version")))
+    if match:
+        return match[0]
+    output = command_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return output.splitlines()[0] if output else None
 
 
 @cache
@@ -141,8 +140,8 @@ def apple_gpu_name() -> str:
 
 
 def source_commit(root: Path) -> str | None:
-    """The git commit of the source tree at `root`, `-dirty` after it if files differ; None if it is no
-    checkout. An installed package must not report the repository that its environment happens to lie in."""
+    """The git commit of the source tree at `root`, with `-dirty` if files differ; None if it is no checkout.
+    An installed package must not report the repository that its environment happens to be in."""
     if not (root / ".git").exists():
         return None
     describe = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
@@ -150,7 +149,7 @@ def source_commit(root: Path) -> str | None:
 
 
 def process_age_s() -> float:
-    """Seconds since the operating system created this process: imports and interpreter included."""
+    """Seconds since the operating system created this process: interpreter and imports included."""
     if sys.platform == "linux":
         stat = read_text_or_empty(Path("/proc/self/stat"))
         if stat:
@@ -160,14 +159,14 @@ def process_age_s() -> float:
 
 
 def start_since_boot_s(stat: str, ticks_per_s: int) -> float:
-    """When a process started, from its /proc/PID/stat, precise to a tick (10 ms). psutil makes a date of the
-    same number by adding the boot time in whole seconds, which is wrong by up to a second."""
+    """When a process started, from its /proc/PID/stat, precise to a clock tick. psutil adds the boot time in
+    whole seconds to the same number, which is wrong by up to a second."""
     after_name = stat.rpartition(")")[2].split()  # the name may hold spaces and brackets itself
     return int(after_name[19]) / ticks_per_s  # field 22 of the line, starttime
 
 
 def resident_bytes() -> int:
-    """As psutil has it, but on Linux without its detours: this is asked at every log line."""
+    """psutil's number; on Linux read directly, which is faster: it is logged with every step record."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -175,7 +174,7 @@ def resident_bytes() -> int:
         return int(psutil.Process().memory_info().rss)
 
 
-# As torch and Triton look for them: a variable, then the usual names.
+# As torch and Triton look for a compiler: an environment variable, then the usual names.
 COMPILER_COMMANDS = {"C": ("CC", "cc", "gcc", "clang"), "C++": ("CXX", "c++", "g++", "clang++")}
 
 
@@ -187,9 +186,9 @@ def find_compiler(
 
 
 def command_output(*command: str) -> str | None:
-    """What a command prints, or None if it is missing, fails, hangs or says nothing."""
+    """What a command prints, or None if it is missing, fails, hangs or prints nothing."""
     try:
-        done = subprocess.run(command, capture_output=True, timeout=10, check=True)
+        completed = subprocess.run(command, capture_output=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.decode("utf-8", errors="replace").strip() or None
+    return completed.stdout.decode("utf-8", errors="replace").strip() or None

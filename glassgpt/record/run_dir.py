@@ -1,10 +1,10 @@
 """A run's folder: where it is, that it is new, and that only one process at a time writes to it.
 
 runs/quickstart/
-    config.toml       the resolved settings; `glass train runs/quickstart/config.toml` asks for the same
-    journal.jsonl     what happened
-    checkpoints/      see checkpoint.py
-    tokenizer/        what turns its tokens back into text
+    config.toml       the resolved settings; `glass train runs/quickstart/config.toml` repeats the run
+    journal.jsonl     what happened: journal.py
+    checkpoints/      training/checkpoint/checkpoints.py
+    tokenizer/        to decode its tokens
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ CONFIG_FILE = "config.toml"
 LOCK_FILE = "lock"
 TOKENIZER_DIR = "tokenizer"
 CHECKPOINTS_DIR = "checkpoints"
-COMMITTED_NAME_PATTERN = re.compile(
-    r"(\d{8,})(?:\.(\d+))?"
-)  # a checkpoint's name; ".1": again at the same iteration
-NANOGPT_CKPT_FILE = "ckpt.pt"  # nanoGPT's
+# The name of a committed checkpoint: its iteration. ".1": saved again at the same iteration.
+COMMITTED_NAME_PATTERN = re.compile(r"(\d{8,})(?:\.(\d+))?")
+NANOGPT_CKPT_FILE = "ckpt.pt"
 _CONFIG_END_MARK = "# That was all."
 
 
@@ -49,12 +48,12 @@ def resume_command(run_dir: Path, *flags: str) -> str:
 
 
 def is_complete_config(path: Path) -> bool:
-    """A file that lost its end can still be good TOML, and what is missing would fall back to defaults."""
+    """A file that lost its end can still be valid TOML. The missing settings would silently be defaults."""
     return path.is_file() and _CONFIG_END_MARK.encode() in read_small_file(path)
 
 
 def is_run_dir(directory: Path) -> bool:
-    """Also one that lost its other files: its checkpoints hold everything that is needed."""
+    """Also a folder with checkpoints only: they hold everything that is needed."""
     checkpoints = directory / CHECKPOINTS_DIR
     return (
         (directory / journal.FILE_NAME).exists()
@@ -66,25 +65,25 @@ def is_run_dir(directory: Path) -> bool:
     )
 
 
-def check_out_dir_is_free(asked: str) -> None:
-    """Complains if the folder asked for holds a run, or cannot be a folder. Makes nothing."""
-    directory = expand_user_path(asked)
+def check_out_dir_is_free(out_dir: str) -> None:
+    """Raises a UserError if --out_dir holds a run, or cannot be made. Makes nothing."""
+    directory = expand_user_path(out_dir)
     if is_resumable(directory):
         raise UserError(
-            f"--out_dir={asked} holds a run already, and runs are never overwritten; "
-            "go on with it by --init_from=resume, or choose another --out_dir"
+            f"--out_dir={out_dir} holds a run already, and runs are never overwritten; "
+            "resume it by --init_from=resume, or choose another --out_dir"
         )
     for path in (directory, *directory.parents):
         if path.exists() and not path.is_dir():
-            raise UserError(f"--out_dir={asked} cannot be made: {path} is a file; choose another --out_dir")
+            raise UserError(f"--out_dir={out_dir} cannot be made: {path} is a file; choose another --out_dir")
 
 
-def make_run_dir(asked: str, name: str) -> Path:
-    """Makes the folder asked for, which must not hold a run; else the first free of runs/NAME, NAME-2, …"""
-    if asked:
-        check_out_dir_is_free(asked)
-        _make_durably(expand_user_path(asked), exist_ok=True)
-        return expand_user_path(asked)
+def make_run_dir(out_dir: str, name: str) -> Path:
+    """Makes `out_dir`, which must not hold a run; if it is empty, the first free of runs/NAME, NAME-2, …"""
+    if out_dir:
+        check_out_dir_is_free(out_dir)
+        _make_durably(expand_user_path(out_dir), exist_ok=True)
+        return expand_user_path(out_dir)
     return _make_numbered(RUNS_DIR, name)
 
 
@@ -102,11 +101,12 @@ def _make_numbered(parent: Path, name: str) -> Path:
 
 
 def _make_durably(directory: Path, exist_ok: bool) -> None:
+    """Makes a folder and its parents, and flushes them to the disk."""
     try:
-        made = [path for path in (directory, *directory.parents) if not path.exists()]
+        missing = [path for path in (directory, *directory.parents) if not path.exists()]
         directory.parent.mkdir(parents=True, exist_ok=True)
         directory.mkdir(exist_ok=exist_ok)
-        for path in made:
+        for path in missing:
             fsync_path(path.parent)
     except FileExistsError:
         raise
@@ -114,17 +114,17 @@ def _make_durably(directory: Path, exist_ok: bool) -> None:
         raise UserError(f"{directory} cannot be made: {error.strerror}; choose another --out_dir") from None
 
 
-def existing_run_dir(asked: str, name: str) -> Path:
-    """The folder to resume: the one asked for, or the latest of runs/NAME, runs/NAME-2, …"""
-    if not asked:
+def existing_run_dir(out_dir: str, name: str) -> Path:
+    """The folder to resume: `out_dir`; if it is empty, the latest of runs/NAME, runs/NAME-2, …"""
+    if not out_dir:
         return latest_numbered_run(RUNS_DIR / name)
-    if not is_resumable(expand_user_path(asked)):
-        raise UserError(f"--out_dir={asked} holds no run to resume; `glass runs` lists the runs there are")
-    return expand_user_path(asked)
+    if not is_resumable(expand_user_path(out_dir)):
+        raise UserError(f"--out_dir={out_dir} holds no run to resume; `glass runs` lists the runs there are")
+    return expand_user_path(out_dir)
 
 
 def is_resumable(directory: Path) -> bool:
-    """Whether it holds a run, of ours or nanoGPT's."""
+    """Whether it holds a run, ours or nanoGPT's."""
     return is_run_dir(directory) or (directory / NANOGPT_CKPT_FILE).is_file()
 
 
@@ -157,59 +157,59 @@ def first_free_run_dir(base: Path) -> Path:
 
 @dataclass(frozen=True)
 class RunDirInfo:
-    """What the processes of a team need to know of the folder that the first of them holds."""
+    """What the other ranks need to know of the folder that rank 0 has locked."""
 
     directory: Path
     process_number: int  # starts of the run before this one
-    start_id: str  # a random name of this one
+    start_id: str  # a random id of this start
     was_finished: bool
 
     def close(self) -> None:
-        """There is nothing to let go."""
+        """Rank 0 holds the lock."""
 
 
-def _starts_so_far(path: Path) -> int:
-    """How often the run was started, from the journal's end."""
+def _count_starts(path: Path) -> int:
+    """How often the run was started, from the end of its journal."""
     starts = 0
     for record in journal.read_backwards(path) if path.exists() else ():
         if isinstance(record.get("process"), int):
             return starts + int(record["process"]) + 1
-        starts += record["kind"] == "run"  # without a number, as other programs may write it
+        starts += record["kind"] == "run"  # without `process`, as other programs may write it
     return starts
 
 
 def training_end_record(path: Path) -> Record:
-    """The `end` record of a run that has finished or stopped early, from the journal's end; empty if it has
-    not. What only evaluated it later (--eval_only) does not count."""
-    evaluated = None
+    """The `end` record of a run that has finished or stopped early; empty if it has not. Later processes that
+    only evaluated it (--eval_only) do not count."""
+    eval_process = None
     for record in journal.read_backwards(path) if path.exists() else ():
         if record.get("reason") == "evaluated":
-            evaluated = record.get("process")
-        elif evaluated is None or record.get("process") != evaluated:
+            eval_process = record.get("process")
+        elif eval_process is None or record.get("process") != eval_process:
             return record if record.get("reason") in ("finished", "stopped early") else {}
     return {}
 
 
 def lock_run_dir(directory: Path, write: bool = True) -> ExitStack | None:
-    """Locks a run's folder until it is closed, or the process ends; None if another process holds it.
+    """Locks a run's folder until the result is closed, or the process ends; None if another process has it.
 
-    The folder itself is locked, which nobody can delete from under a lock, and a file in it: network drives
-    lock only what is open for writing, and older versions look at the file alone. `write`: make that file.
+    Both the folder and a file in it are locked. Nobody can delete a locked folder and make a new one. Network
+    drives lock only what is open for writing, and older versions check only the file. `write`: make the file.
     """
-    with ExitStack() as held:
+    with ExitStack() as lock:
         descriptors = []
         with suppress(PermissionError):  # Windows opens no folders
             descriptors.append(os.open(directory, os.O_RDONLY))
-            held.callback(os.close, descriptors[-1])
+            lock.callback(os.close, descriptors[-1])
         if write or (directory / LOCK_FILE).exists():
             mode = "a" if write else "r"
-            file = held.enter_context(open(directory / LOCK_FILE, mode, opener=regular_file_opener_nofollow))
+            file = lock.enter_context(open(directory / LOCK_FILE, mode, opener=regular_file_opener_nofollow))
             descriptors.append(file.fileno())
-        return held.pop_all() if all(map(try_lock, descriptors)) else None
+        return lock.pop_all() if all(map(try_lock, descriptors)) else None
 
 
 class LockedRunDir:
-    """A run's folder while a process trains in it. Nobody else does: it holds a lock that dies with it."""
+    """A run's folder, locked while this process trains in it. The lock ends with the process."""
 
     def __init__(self, directory: Path) -> None:
         self.start_id = secrets.token_hex(4)
@@ -220,8 +220,8 @@ class LockedRunDir:
                 raise UserError(f"{path} is no regular file to write into: move it away")
             if os.path.lexists(checkpoints) and not checkpoints.is_dir():  # or the first save would fail
                 raise UserError(f"{checkpoints} is no folder to write checkpoints into: move it away")
-            self.process_number = _starts_so_far(path)
-            # Otherwise the last process died, maybe between its last checkpoint and its end.
+            self.process_number = _count_starts(path)
+            # If False, the last process died, maybe after its last checkpoint.
             self.was_finished = bool(training_end_record(path))
         except BaseException:
             self.close()
@@ -229,19 +229,19 @@ class LockedRunDir:
 
     def _lock_directory(self, directory: Path) -> None:
         try:
-            held = lock_run_dir(directory)
+            lock = lock_run_dir(directory)
         except OSError as error:
-            what = error.filename or directory
+            path = error.filename or directory
             raise UserError(
-                f"{what} cannot be written to: {error.strerror}; choose another --out_dir"
+                f"{path} cannot be written to: {error.strerror}; choose another --out_dir"
             ) from None
-        if held is None:
+        if lock is None:
             raise UserError(f"another process is training in {directory} right now; let it end first")
-        self.directory, self._lock = directory, held
+        self.directory, self._lock = directory, lock
 
     def move_to_rescue_dir(self) -> None:
-        """Goes on in a new folder: the old one is not this run's any more. Beside it, or in the current
-        folder if it was on a drive that is gone."""
+        """Continues in a new folder, because the old one is lost: next to it, or in the current folder if its
+        drive is gone."""
         name, parent = f"{self.directory.name or 'run'}-rescued", self.directory.parent
         self._lock.close()
         try:
@@ -258,5 +258,5 @@ class LockedRunDir:
             raise UserError(f"{self.directory / CONFIG_FILE} cannot be written: {error.strerror}") from None
 
     def close(self) -> None:
-        with suppress(OSError):  # nothing was written to it
+        with suppress(OSError):  # nothing was written
             self._lock.close()

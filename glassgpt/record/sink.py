@@ -1,10 +1,10 @@
-"""The sink: where the loop's records go. First the journal, then whoever listens.
+"""The sink: where the loop's records go. First into the journal, then to the listeners.
 
-The journal is written in the loop's own thread, so that a record is safe before the loop goes on. Listeners
-(console, trackers) each have a thread and a queue of their own: one that fails is dropped and named, one that
-is slow or hangs only falls behind, and beyond a limit misses records, which are counted: a tracker all that
-come then, so that it can be told the rest later. Neither can stop, slow or corrupt a run. A listener that has
-a method `finish` gets it called in the end, after the journal is closed.
+The journal is written in the loop's thread, so that a record is safe before training continues. Listeners
+(console, trackers) each have a thread and a queue. One that fails is dropped and named. One that is slow or
+hangs falls behind, and beyond a limit it misses records, which are counted. From then on a tracker gets none,
+so that the rest can be sent later, in order. No listener can stop, slow down or corrupt a run. If a listener
+has a method `finish`, it is called at the end, after the journal is closed.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ Listener = Callable[[Record], None]
 
 
 class TrackerListener(Protocol):
-    """A listener that tells a tracker, and knows how far it got."""
+    """A listener that logs to a tracker, and knows how far it got."""
 
     def __call__(self, record: Record) -> None: ...
 
     def last_logged_records(self) -> list[Record]:
-        """The last that the tracker was told of each series, for the journal."""
+        """The last record of each series that the tracker has, for the journal."""
 
 
 class Trackers(Protocol):
-    """Opens the trackers that a run asks for: track/trackers.py, which `training` does not import."""
+    """Opens the trackers of a run: track/trackers.py, which `training` does not import."""
 
     def check_installed(self, names: Iterable[str]) -> None: ...
 
@@ -50,19 +50,19 @@ class Trackers(Protocol):
 _CLOSED_OUTPUT_ERRNOS = (errno.EPIPE, errno.EIO)
 
 LISTENER_TIMEOUT_S = 5.0  # how long the end of a run waits for a slow listener
-TRACKER_TIMEOUT_S = 15.0  # and for trackers, which may have to send what they were told
-MAX_QUEUED_RECORDS = 10_000  # records that a listener may be behind; then it misses what comes
+TRACKER_TIMEOUT_S = 15.0  # and for a tracker, which may have to upload what it got
+MAX_QUEUED_RECORDS = 10_000  # in a listener's queue; when it is full, the listener misses records
 
-_KINDS_WITHOUT_PATHS = ("step", "eval", "sample")  # numbers, and what the model wrote
+_KINDS_WITHOUT_PATHS = ("step", "eval", "sample")  # numbers, and generated text
 
-_TRACKER_THREAD_PREFIX = "tracker "  # how the names of these threads begin
+_TRACKER_THREAD_PREFIX = "tracker "
 
 
 class Sink:
-    """Gives every record its time, process number, start and place in the journal; then passes it on.
+    """Adds time, process number and start to every record, writes it to the journal, and passes it on.
 
-    `trackers` are listeners by name. If one fails, that is a finding, which stands in the journal as well: so
-    that it can be told the rest later.
+    `trackers` are listeners by name. The failure of one is a finding in the journal, with how far it got, so
+    that `glass track` can send it the rest later.
     """
 
     has_moved = False
@@ -76,37 +76,56 @@ class Sink:
         start: str = "",
     ) -> None:
         self._path, self._process, self._start = path, process, start
-        self._journal: Journal | None = None  # opened by the first record: before that nothing is written
+        self._journal: Journal | None = None  # opened by the first record; until then nothing is written
         self._listeners = listeners
         self._listener_threads = [_ListenerThread(listener) for listener in listeners]
         self._trackers = dict(trackers or {})
         self._tracker_threads = [_ListenerThread(tracker, name) for name, tracker in self._trackers.items()]
 
     def __call__(self, record: Record) -> None:
-        # Before the record, not after: the record of the end is the last one.
-        for mailbox in self._tracker_threads:
-            if mailbox.failure is not None and not mailbox.failure_reported:
-                mailbox.failure_reported = True
-                told = self._trackers[mailbox.name].last_logged_records()
-                self._dispatch(_failed(mailbox.name, mailbox.failure, record["iter"], told))
-            elif mailbox.missed_records and record["kind"] == "end":
-                self._dispatch(_behind(mailbox.name, mailbox.missed_records, record["iter"]))
+        # Findings about trackers come before the record: the `end` record is the last one.
+        for thread in self._tracker_threads:
+            name, fix = thread.name, f"`glass track RUN --to={thread.name}` sends it the rest later"
+            if thread.failure is not None and not thread.failure_reported:
+                thread.failure_reported = True
+                finding = finding_record(
+                    record["iter"],
+                    f"{name}-failed",
+                    "warning",
+                    f"{name} failed and gets no more records; the run goes on",
+                    evidence=error_type_and_message(thread.failure),
+                    explanation="A tracker gets copies of the journal's records. Nothing of the run is lost.",
+                    advice=fix,
+                )
+                self._dispatch(finding | {"told": self._trackers[name].last_logged_records()})
+            elif thread.missed_records and record["kind"] == "end":
+                finding = finding_record(
+                    record["iter"],
+                    f"{name}-behind",
+                    "warning",
+                    f"{name} was too slow for the run and missed {thread.missed_records:,} records",
+                    evidence=f"more than {MAX_QUEUED_RECORDS:,} were waiting for it",
+                    explanation="A run never waits for a tracker. All of its records are in the journal.",
+                    advice=f"{fix}; a larger --log_interval gives it less to do",
+                )
+                self._dispatch(finding)
         self._dispatch(record)
 
     def _dispatch(self, record: Record) -> None:
-        by = {"process": self._process, "start": self._start}
-        record = {"kind": record["kind"], "time": time.time(), **by} | record
-        shared = record if record["kind"] in _KINDS_WITHOUT_PATHS else abbreviate_home_paths(record)
+        origin = {"process": self._process, "start": self._start}
+        record = {"kind": record["kind"], "time": time.time(), **origin} | record
+        without_home = record if record["kind"] in _KINDS_WITHOUT_PATHS else abbreviate_home_paths(record)
         self.check_journal(record["iter"])
         with self._os_errors_as_user_errors():
             if self._journal is None:
                 self._journal = Journal(self._path)
-            self._journal.write(shared)
-        for mailbox in self._listener_threads:
-            mailbox.post(record)
-        # Trackers write into the run's folder too. `glass track` tells them the rest later.
-        for mailbox in () if self.has_moved or self.journal_lost_reason else self._tracker_threads:
-            mailbox.post(shared)
+            self._journal.write(without_home)
+        for thread in self._listener_threads:
+            thread.post(record)
+        # Trackers write into the run's folder too, which is lost. `glass track` sends them the rest later.
+        if not (self.has_moved or self.journal_lost_reason):
+            for thread in self._tracker_threads:
+                thread.post(without_home)
 
     @contextlib.contextmanager
     def _os_errors_as_user_errors(self) -> Iterator[None]:
@@ -120,18 +139,28 @@ class Sink:
 
     @property
     def journal_lost_reason(self) -> str:
-        """Why the journal's file is not this run's any more; empty if it is."""
+        """Why the journal's file is no longer this run's; empty if it is."""
         return "" if self._journal is None else self._journal.lost_reason
 
     def check_journal(self, done: int) -> None:
-        """Looks whether it is, after `done` updates. Raises TakenOver if another process writes to it."""
+        """Checks that it is, after `done` updates. Raises RunSuperseded if a later start writes to it."""
         if self._journal is None:
             return
         with self._os_errors_as_user_errors():
             self._journal.check()
         if self._journal.was_rewritten:
             self._journal.was_rewritten = False
-            self._dispatch(_rewritten(self._path, done))
+            finding = finding_record(
+                done,
+                "journal-rewritten",
+                "warning",
+                f"{self._path.name} was changed by another program; the run goes on in the changed file",
+                evidence=f"{self._path} does not end with the record that was written last",
+                explanation="Records that the changed file lacked at its end were appended again, if they "
+                "could still be read.",
+                advice="copy it before you edit it",
+            )
+            self._dispatch(finding)
 
     def move(self, path: Path) -> None:
         with self._os_errors_as_user_errors():
@@ -140,59 +169,65 @@ class Sink:
                 self._journal.move(path)
 
     def close(self) -> None:
-        for mailbox in (*self._listener_threads, *self._tracker_threads):
-            mailbox.request_stop()
-        for mailboxes, patience_s in (
+        for thread in (*self._listener_threads, *self._tracker_threads):
+            thread.request_stop()
+        for threads, timeout_s in (
             (self._listener_threads, LISTENER_TIMEOUT_S),
             (self._tracker_threads, TRACKER_TIMEOUT_S),
         ):
-            deadline = time.monotonic() + patience_s
-            for mailbox in mailboxes:
-                mailbox.wait(deadline)
-        for mailbox in self._tracker_threads:
-            mailbox.warn_if_unfinished(self._path.parent)
-        if missed := sum(mailbox.missed_records for mailbox in self._listener_threads):
+            deadline = time.monotonic() + timeout_s
+            for thread in threads:
+                thread.wait(deadline)
+        for thread in self._tracker_threads:
+            thread.warn_if_unfinished(self._path.parent)
+        if missed := sum(thread.missed_records for thread in self._listener_threads):
             _print_warning(f"warning: {missed:,} records could not be shown in time; the journal has them")
         if self._journal is not None:
             try:
                 self._journal.close()
             except OSError as error:
-                why = error.strerror or error
+                reason = error.strerror or error
                 _print_warning(
-                    f"warning: {self._path} may not be whole on the disk: {why}; the checkpoints are"
+                    f"warning: {self._path} may not be whole on the disk: {reason}; the checkpoints are"
                 )
         for listener in self._listeners:
             finish = getattr(listener, "finish", None)
             try:
                 if callable(finish):
-                    finish()  # in this thread: it may take its time, and Ctrl-C reaches it
-            except Exception as error:  # noqa: BLE001 - a listener cannot hurt a run
+                    finish()  # in this thread: it may take long, and Ctrl-C reaches it
+            except Exception as error:  # noqa: BLE001 - a listener must not fail the run
                 warn_listener_failed(type(listener).__name__, error)
 
 
-class NullSink(Sink):
-    """Of a process that has nothing to record, because another one of its team does."""
+class NullSink:
+    """The sink of a rank whose records rank 0 writes."""
 
-    def __init__(self) -> None:
-        self._journal = None
+    has_moved = False
+    journal_lost_reason = ""
 
     def __call__(self, record: Record) -> None:
         pass
+
+    def check_journal(self, done: int) -> None:
+        pass
+
+    def move(self, path: Path) -> None:
+        self.has_moved = True
 
     def close(self) -> None:
         pass
 
 
 class _ListenerThread:
-    """A listener and its thread."""
+    """A listener, its queue and its thread."""
 
     def __init__(self, listener: Listener, name: str = "") -> None:
         self._listener = listener
         self._records: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
-        self.name = name  # of a tracker
+        self.name = name  # of a tracker; empty: another listener
         self.failure: Exception | None = None
-        self.failure_reported = False  # of the failure
-        self.missed_records = 0  # records that there was no room for
+        self.failure_reported = False
+        self.missed_records = 0  # because the queue was full
         self._thread = threading.Thread(
             target=self._deliver, daemon=True, name=f"{_TRACKER_THREAD_PREFIX}{name}" if name else None
         )
@@ -201,10 +236,9 @@ class _ListenerThread:
     def post(self, record: Record) -> None:
         if not self._thread.is_alive():
             return
-        lacks_some = (
-            self.name and self.missed_records
-        )  # a tracker that was told later ones could not be told those
-        if record["kind"] == "end" or (self._records.qsize() < MAX_QUEUED_RECORDS and not lacks_some):
+        # A tracker that got later records could not be sent the missed ones any more.
+        stays_behind = self.name and self.missed_records
+        if record["kind"] == "end" or (self._records.qsize() < MAX_QUEUED_RECORDS and not stays_behind):
             self._records.put(record)
         else:
             self.missed_records += 1
@@ -216,24 +250,24 @@ class _ListenerThread:
         self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def warn_if_unfinished(self, run_dir: Path) -> None:
-        """What became known too late for the journal."""
-        later = f"`glass track {run_dir} --to={self.name}` tells it the rest"
+        """Warns of what happened too late for the journal."""
+        fix = f"`glass track {run_dir} --to={self.name}` sends it the rest"
         if self._thread.is_alive():
-            left = self._records.qsize()  # with the one that it is at, without the mark of the end
-            seconds = f"{TRACKER_TIMEOUT_S:.0f} s"
+            left = self._records.qsize()  # plus the current record, minus the stop request
             _print_warning(
-                f"warning: {self.name} did not finish in {seconds}; {left:,} records left; {later}"
+                f"warning: {self.name} did not finish in {TRACKER_TIMEOUT_S:.0f} s; {left:,} records left; "
+                f"{fix}"
             )
         elif self.failure is not None and not self.failure_reported:
             _print_warning(
-                f"warning: {self.name} failed at the end: {error_type_and_message(self.failure)}; {later}"
+                f"warning: {self.name} failed at the end: {error_type_and_message(self.failure)}; {fix}"
             )
 
     def _deliver(self) -> None:
         while (record := self._records.get()) is not None:
             try:
                 self._listener(record)
-            except Exception as error:  # noqa: BLE001 - whatever a listener does wrong must not reach the run
+            except Exception as error:  # noqa: BLE001 - no error of a listener may reach the run
                 self.failure = error
                 if not self.name:
                     name = getattr(self._listener, "__qualname__", type(self._listener).__name__)
@@ -242,45 +276,8 @@ class _ListenerThread:
 
 
 def has_running_tracker() -> bool:
-    """Whether a tracker hangs that no run waits for any more; leaving the process would wait for it."""
+    """Whether a tracker still runs. A normal exit of the process would wait for it."""
     return any(thread.name.startswith(_TRACKER_THREAD_PREFIX) for thread in threading.enumerate())
-
-
-def _failed(name: str, error: Exception, done: int, told: list[Record]) -> Record:
-    return finding_record(
-        done,
-        f"{name}-failed",
-        "warning",
-        f"{name} failed and is told nothing more; the run goes on",
-        evidence=error_type_and_message(error),
-        explanation="A tracker gets copies of what is in the journal. Nothing of the run is lost.",
-        advice=f"`glass track RUN --to={name}` tells it the rest later",
-    ) | {"told": told}
-
-
-def _rewritten(path: Path, done: int) -> Record:
-    return finding_record(
-        done,
-        "journal-rewritten",
-        "warning",
-        f"{path.name} was changed by another program; the run goes on in the changed file",
-        evidence=f"{path} does not end with the record that was written last",
-        explanation="What the changed file lacked at its end was appended again, if it could still be read.",
-        advice="copy it before you edit it",
-    )
-
-
-def _behind(name: str, missed: int, done: int) -> Record:
-    return finding_record(
-        done,
-        f"{name}-behind",
-        "warning",
-        f"{name} was too slow for the run and missed {missed:,} records",
-        evidence=f"more than {MAX_QUEUED_RECORDS:,} were waiting for it",
-        explanation="A run never waits for a tracker. All of its records are in the journal.",
-        advice=f"`glass track RUN --to={name}` tells it the rest later; a larger --log_interval gives it "
-        "less to do",
-    )
 
 
 def warn_listener_failed(name: str, error: Exception) -> None:
@@ -295,5 +292,5 @@ def warn_listener_failed(name: str, error: Exception) -> None:
 
 
 def _print_warning(text: str) -> None:
-    with contextlib.suppress(OSError):  # the terminal is gone, and with it whoever could have read this
+    with contextlib.suppress(OSError):  # the terminal may be gone
         print(text, file=sys.stderr, flush=True)

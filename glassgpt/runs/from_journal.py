@@ -17,8 +17,7 @@ import numpy as np
 
 from glassgpt.errors import mentions_out_of_memory
 from glassgpt.record import journal
-from glassgpt.record.journal import Record
-from glassgpt.record.profile_record import is_valid_profile
+from glassgpt.record.journal import Record, is_valid_profile
 from glassgpt.runs.numbers import MAX_COUNT, MAX_LOSS, clamped
 from glassgpt.runs.run_list import is_running
 from glassgpt.runs.run_log import (

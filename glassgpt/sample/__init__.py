@@ -1,1 +1,1 @@
-"""Writing text with a trained model: which one, from what, how."""
+"""Sampling from a trained model: `glass sample`."""

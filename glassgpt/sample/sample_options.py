@@ -1,4 +1,4 @@
-"""What `glass sample` is asked to do. nanoGPT's names keep their meaning."""
+"""The options of `glass sample`, and the prompt. nanoGPT's flags keep their meaning."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from glassgpt.files import expand_user_path
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """Write text with the model of a run: its best checkpoint, or RUN@2000, RUN@last. No RUN: the newest."""
+    """Sample text from the model of a run: its best checkpoint, or RUN@2000, RUN@last. No RUN: the newest."""
 
-    # nanoGPT's way to name the run: the newest of OUT_DIR, OUT_DIR-2, …; holding a run of ours or a ckpt.pt.
+    # nanoGPT's flag for the run: the newest of OUT_DIR, OUT_DIR-2, … that holds a run or a ckpt.pt.
     out_dir: str = ""
     # `resume`: a trained model, see above. Or gpt2, gpt2-medium, gpt2-large, gpt2-xl, a folder with one,
     # or OWNER/NAME on Hugging Face.
     init_from: str = "resume"
-    # What the text goes on from. FILE:prompt.txt reads a file, - reads standard input. Empty: a line break,
-    # or where a text begins.
+    # The prompt. FILE:prompt.txt reads a file, - reads standard input. Empty: a line break, or the
+    # end-of-text token.
     start: str = ""
-    # How many samples.
+    # Number of samples.
     num_samples: int = 10
     # Tokens per sample.
     max_new_tokens: int = 500
-    # Below 1: safer choices, above 1: wilder ones; 0: always the likeliest token.
+    # Below 1: less random, above 1: more random; 0: always the likeliest token.
     temperature: float = 0.8
-    # Draw from this many of the likeliest tokens; none: from all.
+    # Sample from this many of the likeliest tokens; none: from all.
     top_k: int | None = 200
-    # Draw from the likeliest tokens that together have this probability, e.g. 0.9.
+    # Nucleus sampling: from the likeliest tokens that together have this probability, e.g. 0.9.
     top_p: float | None = None
     # The same seed gives the same samples.
     seed: int = 1337
-    # Another run, to see its samples beside these: same prompt, same seed.
+    # Another run, to show its samples beside these: same prompt, same seed.
     compare: str = ""
     # auto, cpu, cuda, cuda:1, mps
     device: str = "auto"
-    # float32 on a CPU; else what the card is fast in.
+    # auto: float32 on a CPU, else a dtype that is fast on the card.
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    # On a CUDA card, unless off: the step from token to token is recorded once, as a CUDA graph.
+    # On a CUDA card, unless off: the step from token to token is captured once, as a CUDA graph.
     compile: Literal["auto", "on", "off"] = "auto"
     # For a ckpt.pt of nanoGPT: the folder with its meta.pkl, if it is not at data/DATASET.
     data_dir: str = ""
@@ -68,22 +68,24 @@ def find_problems(options: SampleOptions) -> list[str]:
 
 
 def prompt_text(start: str) -> str:
-    """The text itself, from wherever --start says it is."""
+    """The prompt that --start gives: itself, from a file, or from standard input."""
     if start == "-" and sys.stdin is None:
         raise UserError("--start=- reads standard input, which is closed")
     if start == "-":
-        return _decoded(sys.stdin.buffer.read(), "standard input")
+        return _decode(sys.stdin.buffer.read(), "standard input")
     if not start.startswith("FILE:"):
         return start
     path = expand_user_path(start.removeprefix("FILE:"))
     try:
-        return _decoded(path.read_bytes(), str(path))
+        return _decode(path.read_bytes(), str(path))
     except OSError as error:
         raise UserError(f"--start={start} cannot be read: {error.strerror}") from None
 
 
-def _decoded(content: bytes, where: str) -> str:
+def _decode(content: bytes, source: str) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"--start: {where} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+        raise UserError(
+            f"--start: {source} is not UTF-8 text: {error.reason} at byte {error.start}"
+        ) from None

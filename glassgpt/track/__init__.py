@@ -1,7 +1,8 @@
-"""Trackers: a run's numbers, told to the tools that people already use.
+"""Trackers: a run's metrics in csv, TensorBoard, trackio and Weights & Biases.
 
     glass train --track=csv,tensorboard
+    glass track runs/quickstart --to=wandb
 
-Each adapter reads the journal's records and nothing else. They run in threads of their own (record/sink.py),
-so none of them can stop or slow a run. docs/track.md has the names of all metrics.
+Each adapter reads the journal's records and nothing else. Each runs in a separate thread (record/sink.py), so
+none of them can stop or slow down a run. docs/track.md lists the names of all metrics.
 """

@@ -16,12 +16,11 @@ from glassgpt.data.tokenizers import Tokenizer
 from glassgpt.estimate.batching import BatchPlan
 from glassgpt.estimate.meter import LogInterval, RunningMean
 from glassgpt.model.gpt import GPT
-from glassgpt.record.clock import Ledger
+from glassgpt.record.clock import Ledger, RankTimes
 from glassgpt.record.journal import Record
-from glassgpt.record.rank_time import RankTimes
 from glassgpt.record.run_dir import LockedRunDir, RunDirInfo
-from glassgpt.record.sink import Sink
-from glassgpt.training.checkpoint.saver import Saver
+from glassgpt.record.sink import NullSink, Sink
+from glassgpt.training.checkpoint.saver import NoSaver, Saver
 from glassgpt.training.compute_plan import ComputePlan
 from glassgpt.training.device import ExecutionConfig
 from glassgpt.training.distributed.process_group import ProcessGroup
@@ -84,8 +83,8 @@ class Job:
 
     # Output.
     run_dir_handle: LockedRunDir | RunDirInfo
-    sink: Sink
-    saver: Saver
+    sink: Sink | NullSink
+    saver: Saver | NoSaver
 
     # Timing.
     ledger: Ledger

@@ -10,8 +10,8 @@ import math
 
 from glassgpt.estimate import flops
 from glassgpt.estimate.meter import compute_rates, eta_s
+from glassgpt.record.clock import RankTimes
 from glassgpt.record.journal import Record
-from glassgpt.record.rank_time import RankTimes
 from glassgpt.schedule import learning_rate
 from glassgpt.training import probe
 from glassgpt.training.checkpoint.checkpoints import readable_checkpoints

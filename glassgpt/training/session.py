@@ -41,7 +41,7 @@ from glassgpt.record.run_dir import (
 from glassgpt.record.sink import Listener, Trackers
 from glassgpt.training import journal_records, loop, out_of_memory
 from glassgpt.training.checkpoint.checkpoints import latest_checkpoint, verify_checkpoint
-from glassgpt.training.distributed.join_group import join
+from glassgpt.training.distributed import join
 from glassgpt.training.distributed.process_group import ProcessGroup, RankLost
 from glassgpt.training.distributed.rank_watchdog import RANK_LOST_EXIT_CODE
 from glassgpt.training.interrupt import StopSignals

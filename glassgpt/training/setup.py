@@ -285,10 +285,10 @@ def _open_outputs(
     is_sharded: bool,
     listeners: Sequence[Listener],
     trackers: Trackers | None,
-) -> tuple[Sink, Saver]:
+) -> tuple[Sink | NullSink, Saver | NoSaver]:
     """Rank 0 writes the journal and the checkpoints. Of a sharded model every rank saves its shard."""
     directory, keep = run_dir.directory, config.keep_checkpoints
-    sink: Sink = NullSink()
+    sink: Sink | NullSink = NullSink()
     if group.is_rank_zero:
         feeds = trackers.make_feeds(config, directory) if trackers else {}
         path = directory / journal.FILE_NAME

@@ -1,15 +1,21 @@
-"""Where weights come from: a run's checkpoint, nanoGPT's ckpt.pt, or GPT-2 as OpenAI trained it.
+"""Trained weights by name (`--init_from=SPEC`, `glass sample SPEC`), and the tokenizer that goes with them.
 
-runs/quickstart          its last checkpoint (to sample: its best)
-runs/quickstart@2000     the one it kept after 2000 updates; also @last and @best
-out/ckpt.pt, out         nanoGPT's
-gpt2, gpt2-xl, folder    GPT-2's weights, as Hugging Face keeps them
-owner/name               any repository there with a model of GPT-2's kind
+    runs/quickstart          a run's last checkpoint (`glass sample`: its best)
+    runs/quickstart@2000     the one after 2000 updates; also @last and @best
+    out/ckpt.pt, out         nanoGPT's
+    gpt2, gpt2-xl, folder    GPT-2's weights, in Hugging Face's format
+    owner/name               any repository on Hugging Face with a model of GPT-2's kind
+
+    loaded = load_init_from("runs/quickstart@best")
+    tokenizer = find_tokenizer(loaded)
+
+Whether a new run can start from such weights is decided in init_weights.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +23,21 @@ from typing import Any
 
 from torch import Tensor
 
-from glassgpt.config import ConfigValue, TrainConfig
+from glassgpt.config import ConfigValue, TrainConfig, padded_vocab_size
+from glassgpt.data.bpe import gpt2_tokenizer
+from glassgpt.data.bpe_table import download_gpt2_ranks
+from glassgpt.data.dataset import Dataset, read_manifest
+from glassgpt.data.manifest import MANIFEST_FILE, Manifest
+from glassgpt.data.nanogpt_bin import META_FILE, read_meta
+from glassgpt.data.tokenizer_json import load_tokenizer_in, require_tokenizer_in
+from glassgpt.data.tokenizers import (
+    CharTokenizer,
+    IdsTokenizer,
+    Tokenizer,
+    dataset_tokenizer_digest,
+    load_tokenizer,
+    tokenizer_digest,
+)
 from glassgpt.errors import UserError, describe_os_error
 from glassgpt.files import expand_user_path
 from glassgpt.flags import check_settings
@@ -29,6 +49,7 @@ from glassgpt.record.run_dir import (
     CONFIG_FILE,
     NANOGPT_CKPT_FILE,
     RUNS_DIR,
+    TOKENIZER_DIR,
     is_complete_config,
     is_resumable,
     is_run_dir,
@@ -45,32 +66,34 @@ from glassgpt.training.checkpoint.checkpoints import (
 )
 from glassgpt.training.checkpoint.nanogpt_ckpt import MODEL_SIZES, read_nanogpt_ckpt, size_problems
 
+_MAX_READ_ATTEMPTS = 5  # to read a run that is training and replaces its checkpoints
+# What state.json must have besides `iter` and `val_loss`, for a run to resume from it.
+_REQUIRED_STATE_KEYS = ("model", "config", "progress", "scaler", "data_hash", "measured_on", "tokenizer")
+
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
     """Weights, and everything that is known about them."""
 
-    description: str  # in words: which checkpoint of what
+    description: str  # its path, or GPT-2's name
     model_config: GPTConfig
     weights: dict[str, Tensor]
-    folder: Path  # the run's, the ckpt.pt's, or the pretrained weights'
-    optimizer: dict[str, Tensor] = field(default_factory=dict)  # empty: nobody kept it
+    folder: Path  # of the run, the ckpt.pt, or the pretrained weights
+    optimizer: dict[str, Tensor] = field(default_factory=dict)  # empty: not in the checkpoint
     evaluation: dict[str, Tensor] = field(default_factory=dict)
     iter: int | None = None  # None: not from a run
     val_loss: float | None = None
-    state: Mapping[str, Any] = field(default_factory=dict)  # of a checkpoint of ours
+    state: Mapping[str, Any] = field(default_factory=dict)  # state.json of our checkpoints
     settings: Mapping[str, ConfigValue] = field(default_factory=dict)  # that it was trained with
     kind: str = "run"  # "run", "nanogpt" or "gpt2"
     complaints: tuple[str, ...] = ()  # about newer checkpoints that are damaged
 
 
-# What state.json has to have beside `iter` and `val_loss`, for a run to go on from it.
-_REQUIRED_STATE_KEYS = ("model", "config", "progress", "scaler", "data_hash", "measured_on", "tokenizer")
-_MAX_READ_ATTEMPTS = 5  # to read a run that keeps replacing its checkpoints
+# --- finding and loading ---
 
 
 def load_init_from(spec: str, which: str = "last") -> LoadedCheckpoint:
-    """`which` checkpoint of a run to take if `spec` does not say."""
+    """`which`: the checkpoint to load if `spec` is a run without @: "last" or "best"."""
     if spec in GPT2_NAMES and not expand_user_path(spec).exists():
         return _from_gpt2(find_pretrained(spec), spec)
     name, at, number = spec.rpartition("@")
@@ -86,120 +109,61 @@ def load_init_from(spec: str, which: str = "last") -> LoadedCheckpoint:
     for folder in (spec, name):
         if folder and (is_run_dir(expand_user_path(folder)) or is_run_dir(RUNS_DIR / folder)):
             complaints = [*misnamed_warnings(expand_user_path(folder)), *misnamed_warnings(RUNS_DIR / folder)]
-            nothing = f"{folder} has no checkpoint yet; `glass runs` lists the runs there are"
-            raise UserError([*complaints, nothing])
+            problem = f"{folder} has no checkpoint yet; `glass runs` lists the runs there are"
+            raise UserError([*complaints, problem])
     if is_repository(spec) and Path(spec).parts[0] != str(RUNS_DIR):
-        return _from_gpt2(_find_repository(spec), spec)
+        try:
+            pretrained_dir = find_pretrained(spec)
+        except UserError as error:  # it may also be a mistyped run or folder
+            problem = f"no run or folder {spec} is here (`glass runs` lists the runs there are)"
+            raise UserError(f"{problem}, and of that name on Hugging Face: {error}") from error
+        return _from_gpt2(pretrained_dir, spec)
     raise UserError(
         f"{spec} is neither a run, nor nanoGPT's ckpt.pt, nor one of {', '.join(GPT2_NAMES)}; "
         "`glass runs` lists the runs there are"
     )
 
 
-def _find_repository(spec: str) -> Path:
-    """Whoever mistyped a run or a folder is told of that too, not of Hugging Face alone."""
-    try:
-        return find_pretrained(spec)
-    except UserError as error:
-        nothing = f"no run or folder {spec} is here (`glass runs` lists the runs there are)"
-        raise UserError(f"{nothing}, and of that name on Hugging Face: {error}") from error
-
-
-def find_run_with_checkpoints(text: str) -> Path | None:
-    """The folder of a run that has checkpoints: by path, or by its name in runs/ if that is nothing."""
-    path = expand_user_path(text)
-    something_there = path.is_file() or is_resumable(path)
-    for folder in (path,) if something_there else (RUNS_DIR / text,):
-        if is_run_dir(folder) and committed_paths(folder):
-            return folder
-    return None
-
-
-def from_checkpoint(
-    point: Checkpoint, tensors: TensorsByFile, complaints: Sequence[str] = ()
-) -> LoadedCheckpoint:
-    lacking = [f"{name} in state.json" for name in _REQUIRED_STATE_KEYS if name not in point.state]
-    lacking += ["model.safetensors"] if "model" not in tensors else []
-    if lacking:
-        raise UserError(f"{point.path} is damaged: it lacks {', '.join(lacking)}")
-    settings, more = checkpoint_settings(point)
-    return LoadedCheckpoint(
-        description=str(point.path),
-        model_config=model_config_of(point),
-        weights=with_tied_head(tensors["model"]),
-        folder=point.path.parent.parent,
-        optimizer=tensors.get("optimizer", {}),
-        evaluation=tensors.get("evaluation", {}),
-        iter=point.iter,
-        val_loss=point.val_loss,
-        state=point.state,
-        settings=settings,
-        complaints=(*complaints, *more),
-    )
-
-
-def model_config_of(point: Checkpoint) -> GPTConfig:
-    values, problems = check_settings(point.state.get("model", {}), GPTConfig, " in its state.json")
-    missing = [name for name in MODEL_SIZES if name not in values]
-    sizes = {name: size for name in MODEL_SIZES if isinstance(size := values.get(name), int)}
-    problems += [f"{name} is missing" for name in missing] or size_problems(sizes)
-    problems += [] if 0 <= float(values.get("dropout") or 0) < 1 else ["its dropout is not below 1"]
-    if problems:
-        raise UserError([f"{point.path} is damaged: {problem}" for problem in problems])
-    return GPTConfig(**values)  # type: ignore[arg-type]
-
-
-def checkpoint_settings(point: Checkpoint) -> tuple[Mapping[str, ConfigValue], list[str]]:
-    """Its run's settings; if their file is gone, damaged or empty, the checkpoint's, and a complaint."""
-    path = point.path.parent.parent / CONFIG_FILE
-    try:
-        settings, complaint = read_recipe(path).settings, f"{path} is cut off"
-    except UserError as error:
-        settings, complaint = {}, str(error)
-    if settings and is_complete_config(path):
-        return settings, []
-    kept = {name: value for name, value in point.state["config"].items() if value is not None}
-    checked, _ = check_settings(kept, TrainConfig)
-    return checked | {"out_dir": "", "eval_only": False}, [f"{complaint}; the settings are the checkpoint's"]
+def find_run_with_checkpoints(spec: str) -> Path | None:
+    """The folder of a run that has checkpoints: by its path, else by its name in runs/."""
+    path = expand_user_path(spec)
+    is_path = path.is_file() or is_resumable(path)
+    folder = path if is_path else RUNS_DIR / spec
+    return folder if is_run_dir(folder) and committed_paths(folder) else None
 
 
 def _load_from_run(run_dir: Path, which: str) -> LoadedCheckpoint:
-    """Reads again if the run is training just now, and has replaced what was being read."""
+    """Reads again if the run is training right now, and has replaced the checkpoint meanwhile."""
     for _ in range(_MAX_READ_ATTEMPTS):
-        before = committed_paths(run_dir)
+        paths_before = committed_paths(run_dir)
         try:
-            origin = _load_from_run_once(run_dir, which)
+            loaded = _load_from_run_once(run_dir, which)
         except UserError:
-            if committed_paths(run_dir) == before:
+            if committed_paths(run_dir) == paths_before:
                 raise
         else:
-            if not origin.complaints or committed_paths(run_dir) == before:
-                return origin
+            if not loaded.complaints or committed_paths(run_dir) == paths_before:
+                return loaded
     return _load_from_run_once(run_dir, which)
 
 
 def _load_from_run_once(run_dir: Path, which: str) -> LoadedCheckpoint:
-    """A checkpoint asked for by number has to be whole; instead of the last or best another one will do."""
+    """`which`: "last", "best" or a number. If the last or the best is damaged, another one is loaded; one
+    that is requested by its number must be intact."""
     if which == "last":
-        point, tensors, _, complaints = load_latest_intact(run_dir)
-        return from_checkpoint(point, tensors, complaints)
+        checkpoint, tensors, _, complaints = load_latest_intact(run_dir)
+        return from_checkpoint(checkpoint, tensors, complaints)
     if which != "best":
-        point = read_checkpoint(_kept(run_dir, which))
-        return from_checkpoint(point, load_tensors(point))
-    complaints = _unreadable(run_dir)
-    found = best_checkpoint(run_dir)
-    try:
-        if found is not None:
-            return from_checkpoint(found, load_tensors(found), complaints)
-    except UserError as error:
-        complaints += error.problems
-    last = _load_from_run_once(run_dir, "last")
-    return dataclasses.replace(last, complaints=tuple(dict.fromkeys([*complaints, *last.complaints])))
-
-
-def _unreadable(run_dir: Path) -> list[str]:
-    """What is wrong with checkpoints whose loss cannot be read: one of them may have been the best."""
-    complaints = []
+        paths = {int(path.name.partition(".")[0]): path for path in committed_paths(run_dir)}
+        if not which.isdecimal() or int(which) not in paths:
+            available = ", ".join(f"@{iteration}" for iteration in paths)
+            raise UserError(
+                f"{run_dir} has no checkpoint @{which}: it has @last, @best, {available}; "
+                "--keep_checkpoints=N would have kept more"
+            )
+        checkpoint = read_checkpoint(paths[int(which)])
+        return from_checkpoint(checkpoint, load_tensors(checkpoint))
+    complaints = []  # a checkpoint whose loss cannot be read may have been the best
     for path in committed_paths(run_dir):
         try:
             read_checkpoint(path)
@@ -207,18 +171,63 @@ def _unreadable(run_dir: Path) -> list[str]:
             complaints += error.problems
         except OSError as error:
             complaints.append(f"{path} cannot be read: {describe_os_error(error)}")
-    return complaints
+    best = best_checkpoint(run_dir)
+    try:
+        if best is not None:
+            return from_checkpoint(best, load_tensors(best), complaints)
+    except UserError as error:
+        complaints += error.problems
+    last = _load_from_run_once(run_dir, "last")
+    return dataclasses.replace(last, complaints=tuple(dict.fromkeys([*complaints, *last.complaints])))
 
 
-def _kept(run_dir: Path, number: str) -> Path:
-    kept = {int(path.name.partition(".")[0]): path for path in committed_paths(run_dir)}
-    if not number.isdecimal() or int(number) not in kept:
-        have = ", ".join(f"@{iteration}" for iteration in kept)
-        raise UserError(
-            f"{run_dir} has no checkpoint @{number}: it has @last, @best, {have}; "
-            "--keep_checkpoints=N would have kept more"
-        )
-    return kept[int(number)]
+def from_checkpoint(
+    checkpoint: Checkpoint, tensors: TensorsByFile, complaints: Sequence[str] = ()
+) -> LoadedCheckpoint:
+    missing = [f"{name} in state.json" for name in _REQUIRED_STATE_KEYS if name not in checkpoint.state]
+    missing += ["model.safetensors"] if "model" not in tensors else []
+    if missing:
+        raise UserError(f"{checkpoint.path} is damaged: it lacks {', '.join(missing)}")
+    settings, settings_complaints = checkpoint_settings(checkpoint)
+    return LoadedCheckpoint(
+        description=str(checkpoint.path),
+        model_config=model_config_of(checkpoint),
+        weights=with_tied_head(tensors["model"]),
+        folder=checkpoint.path.parent.parent,
+        optimizer=tensors.get("optimizer", {}),
+        evaluation=tensors.get("evaluation", {}),
+        iter=checkpoint.iter,
+        val_loss=checkpoint.val_loss,
+        state=checkpoint.state,
+        settings=settings,
+        complaints=(*complaints, *settings_complaints),
+    )
+
+
+def model_config_of(checkpoint: Checkpoint) -> GPTConfig:
+    values, problems = check_settings(checkpoint.state.get("model", {}), GPTConfig, " in its state.json")
+    missing = [name for name in MODEL_SIZES if name not in values]
+    sizes = {name: size for name in MODEL_SIZES if isinstance(size := values.get(name), int)}
+    problems += [f"{name} is missing" for name in missing] or size_problems(sizes)
+    problems += [] if 0 <= float(values.get("dropout") or 0) < 1 else ["its dropout is not below 1"]
+    if problems:
+        raise UserError([f"{checkpoint.path} is damaged: {problem}" for problem in problems])
+    return GPTConfig(**values)  # type: ignore[arg-type]
+
+
+def checkpoint_settings(checkpoint: Checkpoint) -> tuple[Mapping[str, ConfigValue], list[str]]:
+    """The settings in its run's config.toml. If that file is gone, damaged or empty: the settings in the
+    checkpoint, and a complaint."""
+    path = checkpoint.path.parent.parent / CONFIG_FILE
+    try:
+        settings, complaint = read_recipe(path).settings, f"{path} is cut off"
+    except UserError as error:
+        settings, complaint = {}, str(error)
+    if settings and is_complete_config(path):
+        return settings, []
+    state_config = {name: value for name, value in checkpoint.state["config"].items() if value is not None}
+    checked, _ = check_settings(state_config, TrainConfig)
+    return checked | {"out_dir": "", "eval_only": False}, [f"{complaint}; the settings are the checkpoint's"]
 
 
 def from_nanogpt_ckpt(path: Path) -> LoadedCheckpoint:
@@ -237,5 +246,109 @@ def from_nanogpt_ckpt(path: Path) -> LoadedCheckpoint:
 
 
 def _from_gpt2(folder: Path, name: str) -> LoadedCheckpoint:
-    shape, weights = read_pretrained(folder)
-    return LoadedCheckpoint(description=name, model_config=shape, weights=weights, folder=folder, kind="gpt2")
+    model_config, weights = read_pretrained(folder)
+    return LoadedCheckpoint(
+        description=name, model_config=model_config, weights=weights, folder=folder, kind="gpt2"
+    )
+
+
+# --- the tokenizer that goes with the weights ---
+
+
+def find_tokenizer(loaded: LoadedCheckpoint, dataset_dir: str = "") -> Tokenizer:
+    """The tokenizer of these weights. `dataset_dir`: a dataset that has it, if their folder does not.
+
+    With another tokenizer a model generates nonsense, and nobody would know why. So it is checked.
+    """
+    tokenizer = _load_tokenizer_of(loaded, dataset_dir)
+    trained_digest = trained_tokenizer_digest(loaded)
+    if trained_digest is not None and trained_digest != tokenizer_digest(tokenizer):
+        raise UserError(
+            f"{loaded.description} was trained with another tokenizer than this {tokenizer.name}: give the "
+            "folder of the dataset it was trained on by --data_dir=FOLDER"
+        )
+    if trained_digest is None and not vocab_size_matches(loaded, tokenizer.vocab_size):
+        raise UserError(
+            f"{loaded.description} has {loaded.model_config.vocab_size} tokens, but the tokenizer has "
+            f"{tokenizer.vocab_size}: give the folder of the dataset it was trained on by --data_dir=FOLDER"
+        )
+    return tokenizer
+
+
+def _load_tokenizer_of(loaded: LoadedCheckpoint, dataset_dir: str) -> Tokenizer:
+    if dataset_dir:
+        return _load_dataset_tokenizer(expand_user_path(dataset_dir))
+    if loaded.kind == "gpt2":
+        return require_tokenizer_in(loaded.folder, "--init_from", "sample from another model")
+    if loaded.kind == "run":
+        try:
+            return load_tokenizer(loaded.folder / TOKENIZER_DIR)
+        except UserError as error:
+            fix = "--data_dir=FOLDER names the dataset it was trained on, which has it too"
+            raise UserError(f"the tokenizer of {loaded.folder} cannot be read ({error}); {fix}") from None
+    name = str(loaded.settings.get("dataset", ""))
+    # Beside the checkpoint first: another project's dataset may have the same name.
+    for folder in (loaded.folder.parent / "data" / name, Path("data") / name):
+        # nanoGPT's repository comes with these folders, and only a script in them.
+        if name and any((folder / file).exists() for file in (MANIFEST_FILE, META_FILE, "train.bin")):
+            return _load_dataset_tokenizer(folder)
+    if loaded.model_config.vocab_size >= 50257:
+        return gpt2_tokenizer(download_gpt2_ranks("connect to the network once, and tiktoken keeps it"))
+    raise UserError(
+        f"{loaded.description} does not say which characters its {loaded.model_config.vocab_size} tokens "
+        f"are: give the folder with its meta.pkl by --data_dir=FOLDER (data/{name or 'DATASET'} is not there)"
+    )
+
+
+def _load_dataset_tokenizer(folder: Path) -> Tokenizer:
+    """In a dataset of nanoGPT's, meta.pkl is enough: the tokens themselves are not needed."""
+    if (folder / MANIFEST_FILE).exists() or not (folder / META_FILE).is_file():
+        return load_tokenizer(folder)
+    vocabulary = read_meta(folder / META_FILE)
+    if vocabulary.characters is None:
+        return IdsTokenizer(vocabulary.vocab_size)
+    return CharTokenizer(vocabulary.characters)
+
+
+def trained_tokenizer_digest(loaded: LoadedCheckpoint) -> str | None:
+    """The digest of the tokenizer that the weights were trained with; None if it is not known.
+
+    Older checkpoints name the tokenizer and its files instead. Then it is the digest of the files in the run.
+    """
+    if loaded.kind == "gpt2":
+        tokenizer = pretrained_tokenizer(loaded)
+        return None if tokenizer is None else tokenizer_digest(tokenizer)
+    recorded, folder = str(loaded.state.get("tokenizer", "")), loaded.folder / TOKENIZER_DIR
+    if not recorded.startswith("["):
+        return recorded or None
+    try:
+        dataset = Dataset(folder, read_manifest(folder))
+        is_recorded = tokenizer_matches_record(loaded, dataset.manifest)
+        return dataset_tokenizer_digest(dataset) if is_recorded else None
+    except UserError:  # the files are gone, or damaged
+        return None
+
+
+def tokenizer_matches_record(loaded: LoadedCheckpoint, manifest: Manifest) -> bool:
+    """Whether a tokenizer is the one that an older checkpoint names, or it names none."""
+    files = {} if manifest.tokenizer == "gpt2" else dict(manifest.sha256)
+    files = {name: digest for name, digest in files.items() if not name.endswith(".bin")}
+    record = json.dumps([manifest.tokenizer, manifest.characters, files], sort_keys=True)
+    return loaded.state["tokenizer"] in ("", record)
+
+
+def pretrained_tokenizer(loaded: LoadedCheckpoint) -> Tokenizer | None:
+    """The tokenizer in the folder of pretrained weights; None if there is none."""
+    fix = "begin from another model, such as --init_from=gpt2, or from scratch"
+    tokenizer = load_tokenizer_in(loaded.folder, "--init_from", fix)
+    if tokenizer is not None and tokenizer.vocab_size > loaded.model_config.vocab_size:
+        raise UserError(
+            f"--init_from {loaded.folder}: its tokenizer has ids up to {tokenizer.vocab_size - 1}, and its "
+            f"weights have rows for {loaded.model_config.vocab_size}: they do not belong together; {fix}"
+        )
+    return tokenizer
+
+
+def vocab_size_matches(loaded: LoadedCheckpoint, vocab_size: int) -> bool:
+    """Whether the weights have this vocabulary size, or this size padded."""
+    return loaded.model_config.vocab_size in (vocab_size, padded_vocab_size(vocab_size))

@@ -143,7 +143,7 @@ def test_half_a_torchrun_is_refused_before_anything_is_prepared(
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.setenv("RANK", "3")
     (problem,) = error_lines(capsys, "train")
-    assert "not LOCAL_RANK, MASTER_ADDR, MASTER_PORT: start them with torchrun, or `glass train" in problem
+    assert "lacks LOCAL_RANK, MASTER_ADDR, MASTER_PORT: start them with torchrun, or `glass train" in problem
     assert folder_contents(here) == {}
 
 

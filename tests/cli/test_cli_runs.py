@@ -133,7 +133,7 @@ def test_a_run_begins_from_another_and_is_sampled(mine: Path, capsys: Capture) -
     output = capsys.readouterr().out
     where = "runs/quickstart/checkpoints/00000003"
     assert re.search(
-        rf"^init_from +{where}   \(goes on at update 3 with its optimizer\)$", output, re.MULTILINE
+        rf"^init_from +{where}   \(resumes at update 3 with its optimizer\)$", output, re.MULTILINE
     )
     assert re.search(r"^advice +the learning rate jumps from \S+ to \S+ at update 4", output, re.MULTILINE)
     assert [record["iter"] for record in records("runs/quickstart-2") if record["kind"] == "step"][-1] == 7

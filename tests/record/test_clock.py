@@ -72,7 +72,7 @@ def test_any_nesting_is_exclusive_and_sums_to_the_wall_time(program: list[Piece]
     expected: dict[str, float] = dict.fromkeys(PHASES, 0.0) | {"startup": age}
     for piece in program:
         play(piece, ledger, clock, expected)
-        clock.now += gap  # nobody claims this
+        clock.now += gap  # in no phase
         expected["other"] += gap
         assert sum(ledger.seconds().values()) == age + clock.now - 1000
     assert ledger.seconds() == expected
@@ -129,14 +129,14 @@ def test_an_exception_ends_its_phases_and_goes_on() -> None:
     with pytest.raises(KeyboardInterrupt):
         work()
     clock.now += 3
-    found = ledger.seconds()
-    assert (found["data"], found["train"], found["other"]) == (2, 0, 3)
+    seconds = ledger.seconds()
+    assert (seconds["data"], seconds["train"], seconds["other"]) == (2, 0, 3)
 
 
 @pytest.mark.parametrize("name", ["", "Train", "evaluation", "wall"])
 def test_an_unknown_phase_is_refused(name: str) -> None:
     ledger = Ledger(FakeClock())
-    with pytest.raises(ValueError, match="is no phase of the ledger"):
+    with pytest.raises(ValueError, match="is not a phase of the ledger"):
         ledger.phase(name)
     assert set(ledger.seconds()) == set(PHASES)
 

@@ -1,4 +1,4 @@
-"""What is written comes back, whatever happens in between; what is not whole is passed over."""
+"""Every record that was written can be read, whatever happens in between; torn lines are skipped."""
 
 from __future__ import annotations
 
@@ -117,12 +117,12 @@ def test_a_line_torn_anywhere_loses_itself_only_and_the_next_one_is_fresh(tmp_pa
     path = tmp_path / "journal.jsonl"
     for cut in range(len(raw) + 1):
         path.write_bytes(raw[:cut])
-        kept = whole[: sum(end <= cut for end in ends)]
-        assert same(list(read(path)), kept)
+        intact = whole[: sum(end <= cut for end in ends)]
+        assert same(list(read(path)), intact)
         journal = Journal(path)
         journal.write(step(9))
         journal.close()
-        assert same(list(read(path)), [*kept, step(9)])
+        assert same(list(read(path)), [*intact, step(9)])
         assert path.read_bytes().startswith(raw[:cut])  # what was there is never damaged
         assert b"\n\n" not in path.read_bytes()
 
@@ -136,17 +136,17 @@ def test_reading_while_it_is_being_written(tmp_path: Path) -> None:
         for number in range(last):
             journal.write(step(number, text="x" * (number % 50)))
 
-    writer = threading.Thread(target=write)
-    writer.start()
+    thread = threading.Thread(target=write)
+    thread.start()
     seen = 0
     while seen < last:
-        alive = writer.is_alive()
-        found = [record["iter"] for record in read(path)]
-        assert found == list(range(len(found)))
-        assert len(found) >= seen
-        seen = len(found)
+        alive = thread.is_alive()
+        iters_read = [record["iter"] for record in read(path)]
+        assert iters_read == list(range(len(iters_read)))
+        assert len(iters_read) >= seen
+        seen = len(iters_read)
         assert alive or seen == last
-    writer.join()
+    thread.join()
     journal.close()
 
 
@@ -178,7 +178,7 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("line", GARBAGE)
-def test_garbage_is_passed_over(tmp_path: Path, line: bytes) -> None:
+def test_garbage_is_skipped(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_bytes(encode_line(step(1)) + line + b"\n" + encode_line(step(2)))
     assert list(read(path)) == [step(1), step(2)]
@@ -186,14 +186,14 @@ def test_garbage_is_passed_over(tmp_path: Path, line: bytes) -> None:
 
 @few
 @given(st.binary(max_size=60))
-def test_any_bytes_are_passed_over(noise: bytes) -> None:
+def test_any_bytes_are_skipped(noise: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "j")
         path.write_bytes(encode_line(step(1)) + noise + b"\n" + encode_line(step(2)))
         assert list(read(path)) == [step(1), step(2)]
 
 
-def test_a_line_nested_beyond_the_parser_is_passed_over(tmp_path: Path) -> None:
+def test_a_line_nested_beyond_the_parser_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_bytes(encode_line(step(1)) + b"[" * 100_000 + b"\n" + encode_line(step(2)))
     assert list(read(path)) == [step(1), step(2)]
@@ -202,7 +202,7 @@ def test_a_line_nested_beyond_the_parser_is_passed_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line", [b'{"kind":[],"iter":1}', b'{"kind":"step","iter":"x"}', b'{"kind":1,"iter":1}']
 )
-def test_a_record_whose_kind_is_no_word_or_iter_no_number_is_passed_over(tmp_path: Path, line: bytes) -> None:
+def test_a_record_whose_kind_is_no_word_or_iter_no_number_is_skipped(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "j").write_bytes(line + b"\n")
     assert list(read(tmp_path / "j")) == []
 
@@ -245,7 +245,7 @@ def of(kind: str, iteration: int, process: int = 0, **more: Any) -> Record:
     return {"kind": kind, "iter": iteration, "process": process} | more
 
 
-def test_a_resume_takes_back_what_lies_past_it() -> None:
+def test_a_resume_supersedes_what_lies_past_it() -> None:
     first = [of("run", 0), of("step", 1), of("eval", 2), of("step", 2), of("step", 3), of("checkpoint", 3)]
     end = of("end", 4, reason="interrupted")
     again = [of("run", 2, 1), of("resume", 2, 1, from_iter=2), of("step", 3, 1)]
@@ -264,8 +264,8 @@ def test_a_resume_of_a_resume() -> None:
         of("resume", 0, 2, from_iter=0),
         of("step", 1, 2),
     ]
-    kept = [(record["kind"], record["iter"], record["process"]) for record in effective_records(records)]
-    assert kept == [
+    effective = [(record["kind"], record["iter"], record["process"]) for record in effective_records(records)]
+    assert effective == [
         ("run", 0, 0),
         ("run", 1, 1),
         ("resume", 1, 1),
@@ -275,14 +275,14 @@ def test_a_resume_of_a_resume() -> None:
     ]
 
 
-def test_without_a_resume_everything_counts() -> None:
+def test_without_a_resume_every_record_is_effective() -> None:
     records = [of("run", 0), of("step", 2), of("step", 1)]
     assert effective_records(iter(records)) == records
 
 
 @few
 @given(st.lists(st.integers(0, 6) | st.tuples(st.integers(0, 6)), max_size=20))
-def test_steps_that_count_never_run_backwards(story: list[int | tuple[int]]) -> None:
+def test_effective_steps_never_run_backwards(story: list[int | tuple[int]]) -> None:
     """A run that goes forward, and is resumed (the tuples) from anywhere at or before where it was."""
     records, done = [], 0
     for event in story:
@@ -317,9 +317,7 @@ def test_backwards_it_is_the_same_records(pieces: list[bytes], block: int) -> No
         assert list(read_backwards(path)) == list(read(path))[::-1]
 
 
-def test_an_endless_line_is_passed_over_backwards_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endless_line_is_skipped_backwards_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its beginning alone would be a whole record, if its end were dropped without a trace."""
     monkeypatch.setattr(journal, "MAX_LINE_BYTES", 1000)
     monkeypatch.setattr(journal, "_READ_BLOCK_BYTES", 300)
@@ -330,7 +328,7 @@ def test_an_endless_line_is_passed_over_backwards_too(
     assert [record["iter"] for record in read_backwards(path)] == [3, 1]
 
 
-# --- a file that is no longer this writer's alone ---
+# --- a file that another process or program writes to ---
 
 
 def by(start: str, iteration: int, process: int = 0, kind: str = "step") -> Record:
@@ -369,7 +367,7 @@ def test_of_two_writers_the_later_start_stays(tmp_path: Path) -> None:
         assert iters(path) == [0, 1, 2, 0, 1, 2, 8, 3]
 
 
-def test_what_is_no_record_disturbs_nobody(tmp_path: Path) -> None:
+def test_lines_that_are_no_records_do_no_harm(tmp_path: Path) -> None:
     journal = begun(tmp_path / "j")
     for note in ("a note of mine\n", "{", "\n\n"):
         with (tmp_path / "j").open("a") as file:
@@ -417,7 +415,7 @@ def test_a_file_that_is_gone_or_another_is_noticed_and_all_of_it_is_kept(tmp_pat
         assert iters(tmp_path / f"{name}-rescued") == expected, name
 
 
-def test_a_file_that_an_editor_saved_goes_on(tmp_path: Path) -> None:
+def test_a_file_that_an_editor_saved_is_continued(tmp_path: Path) -> None:
     """By a rename, so that the open file is not the one with the name any more; with or without changes."""
     for number, lines in enumerate((slice(None), slice(0, 3), slice(2, None), slice(0, -1))):
         path = tmp_path / str(number)
@@ -430,10 +428,10 @@ def test_a_file_that_an_editor_saved_goes_on(tmp_path: Path) -> None:
         assert not journal.lost_reason
 
 
-def test_what_an_earlier_start_wrote_after_the_next_one_does_not_count() -> None:
-    told = [by("aa", 0, 0, "run"), by("aa", 5), by("bb", 4, 1, "run"), by("aa", 6), by("bb", 5, 1)]
-    assert effective_records(told) == [told[0], told[1], told[2], told[4]]
-    without = [{name: value for name, value in record.items() if name != "start"} for record in told]
+def test_what_an_earlier_start_wrote_after_the_next_one_is_not_effective() -> None:
+    records = [by("aa", 0, 0, "run"), by("aa", 5), by("bb", 4, 1, "run"), by("aa", 6), by("bb", 5, 1)]
+    assert effective_records(records) == [records[0], records[1], records[2], records[4]]
+    without = [{name: value for name, value in record.items() if name != "start"} for record in records]
     assert effective_records(without) == without, "older versions did not say"
 
 

@@ -62,9 +62,9 @@ def test_a_gpu_is_described_and_its_memory_counted() -> None:
     assert device["driver"]
     assert device["capability"].count(".") == 1
     torch.cuda.reset_peak_memory_stats()
-    kept = torch.ones(1 << 20, device="cuda")
+    allocated = torch.ones(1 << 20, device="cuda")
     memory = memory_now("cuda")
-    assert memory["allocated_peak"] >= kept.nbytes
+    assert memory["allocated_peak"] >= allocated.nbytes
     assert memory["reserved"] >= memory["allocated_peak"]
 
 
@@ -153,15 +153,15 @@ def test_the_age_of_a_new_process_is_right_to_a_tick(pause_s: float) -> None:
     before = time.monotonic()
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     after = time.monotonic()  # Popen returns once the child is created and has started the interpreter
-    age, asked = map(float, child.communicate()[0].split())
-    assert asked - after - 0.005 <= age <= asked - before + 0.015
+    age, measured_at = map(float, child.communicate()[0].split())
+    assert measured_at - after - 0.005 <= age <= measured_at - before + 0.015
 
 
 def test_memory_now_is_the_process_in_bytes() -> None:
     before = memory_now("cpu")["rss"]
     assert before > 5_000_000
-    kept = b"x" * 50_000_000
-    assert memory_now("cpu")["rss"] - before > 0.9 * len(kept)
+    allocated = b"x" * 50_000_000
+    assert memory_now("cpu")["rss"] - before > 0.9 * len(allocated)
     assert set(memory_now("cpu")) == {"rss"}
 
 
@@ -176,9 +176,9 @@ def test_memory_now_is_cheap_enough_for_every_log_line() -> None:
 
 
 def test_a_command_may_print_anything() -> None:
-    told = machine.command_output(sys.executable, "-c", "import os; os.write(1, bytes([255, 254, 65]))")
-    assert told is not None
-    assert told.endswith("A")
+    output = machine.command_output(sys.executable, "-c", "import os; os.write(1, bytes([255, 254, 65]))")
+    assert output is not None
+    assert output.endswith("A")
 
 
 def test_cores_of_others_are_what_this_process_did_not_use(monkeypatch: pytest.MonkeyPatch) -> None:

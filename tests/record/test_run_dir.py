@@ -103,7 +103,7 @@ def test_the_lock_cannot_be_deleted(tiny: MakeConfig) -> None:
     assert resume(config, max_iters=3).iter == 3
 
 
-def test_a_start_that_fails_lets_go_of_the_folder(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_fails_unlocks_the_folder(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise UserError("on purpose")
 
@@ -155,21 +155,21 @@ def test_the_folder_holds_what_the_design_says(tiny: MakeConfig) -> None:
 def test_a_resumed_run_keeps_its_settings(tiny: MakeConfig) -> None:
     config = tiny(max_iters=2, learning_rate=0.0123)
     train(config)
-    asked = {"init_from": "resume", "out_dir": config.out_dir, "max_iters": "5"}
-    resumed = resolve_request(Recipe("quickstart", "", {"n_layer": 7}), asked)
+    flags = {"init_from": "resume", "out_dir": config.out_dir, "max_iters": "5"}
+    resumed = resolve_request(Recipe("quickstart", "", {"n_layer": 7}), flags)
     assert resumed.config == dataclasses.replace(config, out_dir="", max_iters=5, **CPU_CHOICES)
     assert [(note.name, note.value) for note in resumed.notes] == [("n_layer", 2)], "the file has another"
     assert run_task(resumed).iter == 5
     assert [record["process"] for record in records(config.out_dir, "run")] == [0, 1]
 
 
-def test_looking_at_a_run_does_not_change_what_it_does_next(tiny: MakeConfig) -> None:
+def test_evaluating_a_run_does_not_change_its_settings(tiny: MakeConfig) -> None:
     """`--eval_only` is about one start of the program, not about the run."""
     config = tiny(max_iters=2)
     train(config)
-    asked = {"init_from": "resume", "out_dir": config.out_dir}
-    run_task(resolve_request(Recipe("quickstart", "", {}), {**asked, "eval_only": "True"}))
-    later = resolve_request(Recipe("quickstart", "", {}), {**asked, "max_iters": "4"})
+    flags = {"init_from": "resume", "out_dir": config.out_dir}
+    run_task(resolve_request(Recipe("quickstart", "", {}), {**flags, "eval_only": "True"}))
+    later = resolve_request(Recipe("quickstart", "", {}), {**flags, "max_iters": "4"})
     assert not later.config.eval_only
     assert run_task(later).iter == 4
 
@@ -178,7 +178,7 @@ def test_a_journal_that_is_no_file(here: Path, tiny: MakeConfig) -> None:
     run = train(tiny("run", max_iters=1))
     (run.out_dir / FILE_NAME).unlink()
     (run.out_dir / FILE_NAME).mkdir()
-    for _ in range(2):  # and the folder is not held on to
+    for _ in range(2):  # and the folder is unlocked again
         with pytest.raises(UserError, match=r"journal\.jsonl is no regular file to write into"):
             LockedRunDir(run.out_dir)
 
@@ -187,7 +187,7 @@ def test_a_run_writes_through_no_link_and_waits_for_no_pipe(here: Path) -> None:
     (here / "mine.txt").write_text("mine")
     for name in ("lock", FILE_NAME):
         (here / name).symlink_to("mine.txt")
-        for _ in range(2):  # and the folder is not held on to
+        for _ in range(2):  # and the folder is unlocked again
             with pytest.raises(UserError, match=name):
                 LockedRunDir(here)
         with pytest.raises(OSError, match="symbolic link"):
@@ -201,19 +201,18 @@ def test_a_run_writes_through_no_link_and_waits_for_no_pipe(here: Path) -> None:
 
 
 def test_checkpoints_that_are_no_folder(tiny: MakeConfig, tmp_path: Path) -> None:
-    """Said at the start: else the first save would end the run, and what it had learnt would be lost."""
+    """Reported at the start: else the first save would end the run, and its training would be lost."""
     for name in ("file", "link"):
         (tmp_path / name).mkdir()
         place = tmp_path / name / "checkpoints"
         place.touch() if name == "file" else place.symlink_to("nowhere")
-        for _ in range(2):  # and the folder is not held on to
+        for _ in range(2):  # and the folder is unlocked again
             with pytest.raises(UserError, match=r"checkpoints is no folder .*: move it away"):
                 train(tiny(name, max_iters=1))
         assert not (tmp_path / name / "config.toml").exists()
 
 
 def test_a_resume_reads_the_end_of_the_journal_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """600,000 records took 1.7 GB and 10 s."""
     path = tmp_path / FILE_NAME
     old = journal.encode_line({"kind": "step", "time": 1.0, "process": 3, "iter": 7, "text": "x" * 400})
     end = {"kind": "end", "time": 2.0, "process": 4, "iter": 9, "reason": "finished"}

@@ -24,13 +24,13 @@ def iters(path: Path) -> list[int]:
 
 
 def test_every_record_gets_its_time_and_process(tmp_path: Path) -> None:
-    heard: list[Record] = []
-    sink = Sink(tmp_path / "j", process=3, listeners=[heard.append])
+    received: list[Record] = []
+    sink = Sink(tmp_path / "j", process=3, listeners=[received.append])
     before = time.time()
     sink({"kind": "step", "iter": 7, "loss": 1.5})
     sink.close()
     (record,) = read(tmp_path / "j")
-    assert record == heard[0]
+    assert record == received[0]
     assert list(record) == ["kind", "time", "process", "start", "iter", "loss"]
     assert record["process"] == 3
     assert before <= record["time"] <= time.time()
@@ -66,7 +66,7 @@ def test_order_is_kept_for_the_journal_and_every_listener(tmp_path: Path) -> Non
     assert iters(tmp_path / "j") == fast == slow == list(range(200))
 
 
-def test_the_journal_has_a_record_before_a_listener_hears_of_it(tmp_path: Path) -> None:
+def test_the_journal_has_a_record_before_a_listener_gets_it(tmp_path: Path) -> None:
     there: list[bool] = []
     path = tmp_path / "j"
     sink = Sink(path, 0, [lambda record: there.append(record["iter"] in iters(path))])
@@ -76,10 +76,10 @@ def test_the_journal_has_a_record_before_a_listener_hears_of_it(tmp_path: Path) 
     assert there == [True] * 20
 
 
-def test_a_listener_that_raises_is_dropped_and_named_and_the_others_go_on(
+def test_a_listener_that_raises_is_dropped_and_named_and_the_others_continue(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    heard: list[int] = []
+    received: list[int] = []
     tried: list[int] = []
 
     def fragile(record: Record) -> None:
@@ -87,16 +87,16 @@ def test_a_listener_that_raises_is_dropped_and_named_and_the_others_go_on(
         if record["iter"] == 2:
             raise RuntimeError("the tracker is down")
 
-    sink = Sink(tmp_path / "j", 0, [fragile, lambda record: heard.append(record["iter"])])
+    sink = Sink(tmp_path / "j", 0, [fragile, lambda record: received.append(record["iter"])])
     for record in steps(6):
         sink(record)
     sink.close()
     assert tried == [0, 1, 2]
-    assert heard == iters(tmp_path / "j") == list(range(6))
-    said = capsys.readouterr().err
-    assert "fragile failed and gets no more records" in said
-    assert "RuntimeError: the tracker is down" in said
-    assert said.count("gets no more records") == 1
+    assert received == iters(tmp_path / "j") == list(range(6))
+    stderr = capsys.readouterr().err
+    assert "fragile failed and gets no more records" in stderr
+    assert "RuntimeError: the tracker is down" in stderr
+    assert stderr.count("gets no more records") == 1
 
 
 class Tracker:
@@ -117,23 +117,23 @@ def test_a_listener_that_hangs_blocks_neither_the_run_nor_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sink_module, "LISTENER_TIMEOUT_S", 0.1)
-    released, hung, heard = threading.Event(), [], []
+    released, hung, received = threading.Event(), [], []
 
     def hang(record: Record) -> None:
         hung.append(record["iter"])
         released.wait(30)
 
-    sink = Sink(tmp_path / "j", 0, [hang, lambda record: heard.append(record["iter"])])
+    sink = Sink(tmp_path / "j", 0, [hang, lambda record: received.append(record["iter"])])
     for record in steps(100):
         sink(record)
     sink.close()  # both of these come back although `hang` does not
     assert not released.is_set()
     assert hung == [0]
-    assert heard == iters(tmp_path / "j") == list(range(100))
+    assert received == iters(tmp_path / "j") == list(range(100))
     released.set()
 
 
-def test_the_patience_is_shared_by_all_that_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timeout_is_shared_by_all_that_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink_module, "LISTENER_TIMEOUT_S", 0.3)
     released = threading.Event()
 
@@ -149,17 +149,17 @@ def test_the_patience_is_shared_by_all_that_hang(tmp_path: Path, monkeypatch: py
 
 
 def test_the_end_waits_for_a_listener_that_is_only_slow(tmp_path: Path) -> None:
-    heard: list[int] = []
+    received: list[int] = []
 
     def slow(record: Record) -> None:
         time.sleep(0.02)
-        heard.append(record["iter"])
+        received.append(record["iter"])
 
     sink = Sink(tmp_path / "j", 0, [slow])
     for record in steps(10):
         sink(record)
     sink.close()
-    assert heard == list(range(10))
+    assert received == list(range(10))
 
 
 def test_a_second_process_appends(tmp_path: Path) -> None:
@@ -174,8 +174,8 @@ def test_the_home_folder_is_not_named_in_what_is_shared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
-    heard: list[Record] = []
-    sink = Sink(tmp_path / "j", 0, [heard.append])
+    received: list[Record] = []
+    sink = Sink(tmp_path / "j", 0, [received.append])
     config = {"data_dir": "/home/someone/data/mine", "max_iters": 5, "init_from": "/home/someone2/run"}
     sink(
         {
@@ -193,7 +193,7 @@ def test_the_home_folder_is_not_named_in_what_is_shared(
     assert run["config"] == {"data_dir": "~/data/mine", "max_iters": 5, "init_from": "/home/someone2/run"}
     assert run["notes"] == ["in ~"]
     assert sample["text"] == "/home/someone/wrote"  # what a model writes is nobody's path
-    assert heard[0]["out_dir"] == "/home/someone/runs/a"  # for whoever opens it
+    assert received[0]["out_dir"] == "/home/someone/runs/a"  # a listener may open it
 
 
 def test_a_journal_that_cannot_be_flushed_at_the_end_is_a_warning(

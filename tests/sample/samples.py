@@ -1,4 +1,4 @@
-"""What a writer writes, for tests to look at."""
+"""Texts that a sampler generates, for tests."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ SAMPLE_OPTIONS = SampleOptions(
 )
 
 
-def sample_pieces(writer: Sampler, prompt: list[int], options: SampleOptions) -> list[list[str]]:
-    """The pieces of each sample."""
+def sample_pieces(sampler: Sampler, prompt: list[int], options: SampleOptions) -> list[list[str]]:
+    """The text of each token, by sample."""
     samples: list[list[str]] = []
     group: list[list[str]] = []
-    for pieces in writer.sample(prompt, options):
+    for pieces in sampler.sample(prompt, options):
         if pieces:
             group.append(pieces)
         else:
@@ -24,5 +24,5 @@ def sample_pieces(writer: Sampler, prompt: list[int], options: SampleOptions) ->
     return samples
 
 
-def sample_texts(writer: Sampler, prompt: list[int], options: SampleOptions) -> list[str]:
-    return ["".join(pieces) for pieces in sample_pieces(writer, prompt, options)]
+def sample_texts(sampler: Sampler, prompt: list[int], options: SampleOptions) -> list[str]:
+    return ["".join(pieces) for pieces in sample_pieces(sampler, prompt, options)]

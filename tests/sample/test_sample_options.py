@@ -1,4 +1,4 @@
-"""What `glass sample` can be asked for: every option checked, a prompt read from wherever it is."""
+"""The options of `glass sample`: every value checked; the prompt from a flag, a file or standard input."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ TEXT = "कांच का घर\nبيت من زجاج\r\n🦊 glass\n"
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     capsys.readouterr()
     assert main(["sample", *arguments]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    lines = said.err.splitlines()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
     assert all(line.startswith("error: ") for line in lines)
     return [line.removeprefix("error: ") for line in lines]
 
@@ -89,12 +89,12 @@ def test_every_option_can_be_given_as_text() -> None:
 
 def test_every_mistake_is_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     wrong = ["--num_samples=0", "--temperature=-1", "--top_p=2", "--seed=-1", "--device=gpu"]
-    said = refused(capsys, *wrong, "--topk=3", "--max_new_tokens=many", "--dtype=int8", "--start")
+    problems = refused(capsys, *wrong, "--topk=3", "--max_new_tokens=many", "--dtype=int8", "--start")
     expected = ["start", "topk", "max_new_tokens=many", "dtype=int8", "num_samples", "temperature", "top_p"]
-    assert [problem for problem in said if "--" in problem] == said
-    for name, problem in zip([*expected, "seed", "device"], said, strict=True):
+    assert [problem for problem in problems if "--" in problem] == problems
+    for name, problem in zip([*expected, "seed", "device"], problems, strict=True):
         assert f"--{name}" in problem
-    assert "did you mean --top_k?" in said[1]
+    assert "did you mean --top_k?" in problems[1]
 
 
 def test_one_run_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +104,7 @@ def test_one_run_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "problem"),
     [
         (["a", "--out_dir=b"], "a and --out_dir=b both say which run: leave one out"),
         (["a", "--init_from=gpt2"], "--init_from=gpt2 says which model: leave out RUN and --out_dir"),
@@ -112,16 +112,16 @@ def test_one_run_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_two_ways_to_name_a_model_are_one_too_many(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+    capsys: pytest.CaptureFixture[str], arguments: list[str], problem: str
 ) -> None:
-    assert refused(capsys, *arguments) == [said]
+    assert refused(capsys, *arguments) == [problem]
 
 
 def test_help_is_for_sampling(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sample", "--help"]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for name in field_types(SampleOptions):
-        assert f"--{name}" in said
+        assert f"--{name}" in output
 
 
 # --- the prompt ---
@@ -154,7 +154,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("content", [b"ab\xff", b"ab\xe0\xa4", "कांच".encode("utf-16")])
-def test_what_is_no_utf8_is_said_to_be_none(
+def test_a_prompt_that_is_no_utf8_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
 ) -> None:
     (tmp_path / "prompt.txt").write_bytes(content)

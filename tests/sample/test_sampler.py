@@ -1,4 +1,4 @@
-"""A model that writes: which one is meant, with which tokenizer, and that its text is what its tokens say."""
+"""Sampling: from which model, with which tokenizer, and that the text is that of the tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from glassgpt.data.tokenizers import CharTokenizer, IdsTokenizer, Tokenizer, loa
 from glassgpt.errors import UserError
 from glassgpt.model.generate import generate_samples
 from glassgpt.model.sampling import TokenSampler
-from glassgpt.sample import sampler as writers
+from glassgpt.sample import sampler as sampler_module
 from glassgpt.sample.sampler import Sampler, find_model_source, load_sampler
 
 KINDS = {"char": "char", "byte": "byte", "bpe": "bpe:300"}
@@ -39,13 +39,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_pieces_together_are_the_text_of_the_tokens(root: Path, kind: str) -> None:
-    writer = load_sampler(str(root / "runs" / kind), SAMPLE_OPTIONS)
-    prompt = writer.encode("glass, कांच")
-    draws = TokenSampler(writer.tokenizer.vocab_size, temperature=1.5, top_k=None, seed=3)
-    steps = generate_samples(writer.model, prompt, 40, draws, samples=range(4))
+    sampler = load_sampler(str(root / "runs" / kind), SAMPLE_OPTIONS)
+    prompt = sampler.encode("glass, कांच")
+    draws = TokenSampler(sampler.tokenizer.vocab_size, temperature=1.5, top_k=None, seed=3)
+    steps = generate_samples(sampler.model, prompt, 40, draws, samples=range(4))
     tokens = list(zip(*steps, strict=True))
-    samples = sample_pieces(writer, prompt, SAMPLE_OPTIONS)
-    assert ["".join(pieces) for pieces in samples] == [writer.tokenizer.decode(ids) for ids in tokens]
+    samples = sample_pieces(sampler, prompt, SAMPLE_OPTIONS)
+    assert ["".join(pieces) for pieces in samples] == [sampler.tokenizer.decode(ids) for ids in tokens]
     # One piece per token, and at the end what was left of a character that never became whole.
     assert {len(pieces) for pieces in samples} == {41}
     assert len(set(tokens)) == 4
@@ -63,13 +63,13 @@ class Dictated:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_character_shows_when_it_is_whole(root: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    writer = load_sampler(str(root / "runs" / kind), SAMPLE_OPTIONS)
+    sampler = load_sampler(str(root / "runs" / kind), SAMPLE_OPTIONS)
     text = LINE if kind == "char" else LINE + "ज़ट ڤ 🐸☃"  # the latter are not among what was learned
-    tokens = [int(token) for token in writer.tokenizer.encode(text)]
-    shown_alone = [writer.tokenizer.decode([token]) for token in tokens]
+    tokens = [int(token) for token in sampler.tokenizer.encode(text)]
+    shown_alone = [sampler.tokenizer.decode([token]) for token in tokens]
     assert ("".join(shown_alone) == text) == (kind == "char")
-    monkeypatch.setattr(writers, "generate_samples", Dictated(tokens))
-    for pieces in sample_pieces(writer, [0], SAMPLE_OPTIONS):
+    monkeypatch.setattr(sampler_module, "generate_samples", Dictated(tokens))
+    for pieces in sample_pieces(sampler, [0], SAMPLE_OPTIONS):
         assert "".join(pieces) == text
         if kind == "byte":
             expected = [part for char in text for part in (*[""] * (len(char.encode()) - 1), char)]
@@ -77,10 +77,10 @@ def test_a_character_shows_when_it_is_whole(root: Path, monkeypatch: pytest.Monk
 
 
 def test_what_never_becomes_a_character_is_marked(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = load_sampler(str(root / "runs" / "byte"), SAMPLE_OPTIONS)
+    sampler = load_sampler(str(root / "runs" / "byte"), SAMPLE_OPTIONS)
     broken = "क".encode()[:2] + b"a\xff" + "🦊".encode()[:3]
-    monkeypatch.setattr(writers, "generate_samples", Dictated(list(broken)))
-    (pieces, *_) = sample_pieces(writer, [0], SAMPLE_OPTIONS)
+    monkeypatch.setattr(sampler_module, "generate_samples", Dictated(list(broken)))
+    (pieces, *_) = sample_pieces(sampler, [0], SAMPLE_OPTIONS)
     assert "".join(pieces) == broken.decode("utf-8", "replace") == "\ufffda\ufffd\ufffd"
     assert pieces[-1] == "\ufffd"
 
@@ -100,20 +100,20 @@ def test_the_same_seed_gives_the_same_text(root: Path) -> None:
 def test_a_sample_depends_neither_on_how_many_there_are_nor_on_those_beside_it(
     root: Path, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
-    writer = load_sampler(str(root / "runs" / "char"), SAMPLE_OPTIONS)
+    sampler = load_sampler(str(root / "runs" / "char"), SAMPLE_OPTIONS)
     prompt = [2] * length
-    together = sample_texts(writer, prompt, replace(SAMPLE_OPTIONS, num_samples=7))
+    together = sample_texts(sampler, prompt, replace(SAMPLE_OPTIONS, num_samples=7))
     assert len(set(together)) == 7
     for number in (1, 2, 6):
-        assert sample_texts(writer, prompt, replace(SAMPLE_OPTIONS, num_samples=number)) == together[:number]
-    one_sample = 2 * 4 * writer.model.config.n_embd * CONTEXT  # keys and values of one layer, float32
+        assert sample_texts(sampler, prompt, replace(SAMPLE_OPTIONS, num_samples=number)) == together[:number]
+    one_sample = 2 * 4 * sampler.model.config.n_embd * CONTEXT  # keys and values of one layer, float32
     for rows in (1, 3, 7):
-        monkeypatch.setattr(writers, "_MAX_KV_CACHE_BYTES", rows * one_sample)
-        ends = [not pieces for pieces in writer.sample(prompt, replace(SAMPLE_OPTIONS, num_samples=7))]
+        monkeypatch.setattr(sampler_module, "_MAX_KV_CACHE_BYTES", rows * one_sample)
+        ends = [not pieces for pieces in sampler.sample(prompt, replace(SAMPLE_OPTIONS, num_samples=7))]
         assert sum(ends) == -(-7 // rows)
-        assert sample_texts(writer, prompt, replace(SAMPLE_OPTIONS, num_samples=7)) == together
-    monkeypatch.setattr(writers, "_MAX_KV_CACHE_BYTES", 1)  # less than any: one after the other
-    assert sample_texts(writer, prompt, replace(SAMPLE_OPTIONS, num_samples=3)) == together[:3]
+        assert sample_texts(sampler, prompt, replace(SAMPLE_OPTIONS, num_samples=7)) == together
+    monkeypatch.setattr(sampler_module, "_MAX_KV_CACHE_BYTES", 1)  # less than any: one after the other
+    assert sample_texts(sampler, prompt, replace(SAMPLE_OPTIONS, num_samples=3)) == together[:3]
 
 
 @torch.no_grad()
@@ -121,61 +121,61 @@ def test_a_sample_depends_neither_on_how_many_there_are_nor_on_those_beside_it(
 def test_a_prompt_longer_than_the_context_is_what_the_plain_forward_makes_of_its_end(
     root: Path, kind: str
 ) -> None:
-    writer = load_sampler(str(root / "runs" / kind), SAMPLE_OPTIONS)
-    known = writer.encode(LINE * 5)
+    sampler = load_sampler(str(root / "runs" / kind), SAMPLE_OPTIONS)
+    known = sampler.encode(LINE * 5)
     assert len(known) > 2 * CONTEXT
     greedy = replace(SAMPLE_OPTIONS, temperature=0, max_new_tokens=2 * CONTEXT, num_samples=2)
-    written = sample_texts(writer, list(known), greedy)
+    written = sample_texts(sampler, list(known), greedy)
     tokens = list(known)
     for _ in range(2 * CONTEXT):
-        logits = writer.model(torch.tensor([tokens[-CONTEXT:]]))[0, -1, : writer.tokenizer.vocab_size]
+        logits = sampler.model(torch.tensor([tokens[-CONTEXT:]]))[0, -1, : sampler.tokenizer.vocab_size]
         tokens.append(int(logits.argmax()))
-    assert written == [writer.tokenizer.decode(tokens[len(known) :])] * 2
+    assert written == [sampler.tokenizer.decode(tokens[len(known) :])] * 2
 
 
 def test_three_ways_to_take_always_the_likeliest(root: Path) -> None:
-    writer = load_sampler(str(root / "runs" / "char"), SAMPLE_OPTIONS)
-    likeliest = sample_texts(writer, [1], replace(SAMPLE_OPTIONS, temperature=0))
+    sampler = load_sampler(str(root / "runs" / "char"), SAMPLE_OPTIONS)
+    likeliest = sample_texts(sampler, [1], replace(SAMPLE_OPTIONS, temperature=0))
     assert len(set(likeliest)) == 1
     for narrow in ({"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-9}):
-        assert sample_texts(writer, [1], replace(SAMPLE_OPTIONS, **narrow)) == likeliest
-    assert sample_texts(writer, [1], SAMPLE_OPTIONS) != likeliest
+        assert sample_texts(sampler, [1], replace(SAMPLE_OPTIONS, **narrow)) == likeliest
+    assert sample_texts(sampler, [1], SAMPLE_OPTIONS) != likeliest
     # And ways that leave everything open.
     for wide in ({"top_k": 10**6}, {"top_p": 1.0}):
-        assert sample_texts(writer, [1], replace(SAMPLE_OPTIONS, **wide)) == sample_texts(
-            writer, [1], SAMPLE_OPTIONS
+        assert sample_texts(sampler, [1], replace(SAMPLE_OPTIONS, **wide)) == sample_texts(
+            sampler, [1], SAMPLE_OPTIONS
         )
 
 
 def test_bfloat16_is_computed_in(root: Path) -> None:
-    writer = load_sampler(str(root / "runs" / "char"), replace(SAMPLE_OPTIONS, dtype="bfloat16"))
-    assert [(choice.name, choice.value) for choice in writer.choices] == [
+    sampler = load_sampler(str(root / "runs" / "char"), replace(SAMPLE_OPTIONS, dtype="bfloat16"))
+    assert [(choice.name, choice.value) for choice in sampler.choices] == [
         ("device", "cpu"),
         ("dtype", "bfloat16"),
         ("tokenizer", "char"),
     ]
     seen: set[torch.dtype] = set()
-    writer.model.lm_head.register_forward_hook(lambda module, inputs, logits: seen.add(logits.dtype))
-    (text, *_) = sample_texts(writer, [1], SAMPLE_OPTIONS)
+    sampler.model.lm_head.register_forward_hook(lambda module, inputs, logits: seen.add(logits.dtype))
+    (text, *_) = sample_texts(sampler, [1], SAMPLE_OPTIONS)
     assert len(text) == 40
     assert seen == {torch.bfloat16}
-    assert not writer.model.training
+    assert not sampler.model.training
 
 
-def test_steps_are_recorded_on_a_cuda_card_unless_that_is_off(root: Path) -> None:
-    for device, asked, value, said in (
+def test_steps_are_captured_on_a_cuda_card_unless_that_is_off(root: Path) -> None:
+    for device, requested, value, reason in (
         ("cuda", "auto", "on", "CUDA graph"),
         ("cuda", "on", "on", "CUDA graph"),
         ("cuda", "off", "off", "asked for"),
         ("cpu", "on", "off", "only on a CUDA card"),
         ("mps", "auto", "off", "only on a CUDA card"),
     ):
-        choice = writers._choose_graph(asked, torch.device(device))
+        choice = sampler_module._choose_graph(requested, torch.device(device))
         assert (choice.name, choice.value) == ("compile", value)
-        assert said in choice.reason
-    writer = load_sampler(str(root / "runs" / "char"), replace(SAMPLE_OPTIONS, compile="on"))
-    assert [(choice.name, choice.value) for choice in writer.choices][-1] == ("compile", "off")
-    assert not writer.execution.compile
+        assert reason in choice.reason
+    sampler = load_sampler(str(root / "runs" / "char"), replace(SAMPLE_OPTIONS, compile="on"))
+    assert [(choice.name, choice.value) for choice in sampler.choices][-1] == ("compile", "off")
+    assert not sampler.execution.compile
 
 
 # --- the prompt ---
@@ -185,10 +185,10 @@ def only(tokenizer: Tokenizer, root: Path) -> Sampler:
     return replace(load_sampler(str(root / "runs" / "char"), SAMPLE_OPTIONS), tokenizer=tokenizer)
 
 
-def test_an_empty_prompt_is_a_line_break_or_where_a_text_begins(root: Path) -> None:
+def test_an_empty_prompt_is_a_line_break_or_the_end_of_text_token(root: Path) -> None:
     for kind in KINDS:
-        writer = load_sampler(str(root / "runs" / kind), SAMPLE_OPTIONS)
-        assert writer.tokenizer.decode(writer.encode("")) == "\n"
+        sampler = load_sampler(str(root / "runs" / kind), SAMPLE_OPTIONS)
+        assert sampler.tokenizer.decode(sampler.encode("")) == "\n"
     assert only(CharTokenizer("abc"), root).encode("") == [0]
     assert only(IdsTokenizer(30), root).encode("") == [0]
     bpe = load_sampler(str(root / "runs" / "bpe"), SAMPLE_OPTIONS).tokenizer
@@ -196,12 +196,12 @@ def test_an_empty_prompt_is_a_line_break_or_where_a_text_begins(root: Path) -> N
 
 
 def test_characters_that_the_model_does_not_know_are_shown(root: Path) -> None:
-    writer = load_sampler(str(root / "runs" / "char"), SAMPLE_OPTIONS)
+    sampler = load_sampler(str(root / "runs" / "char"), SAMPLE_OPTIONS)
     with pytest.raises(UserError, match=r"has no 'X', 'é': use only its \d+ characters"):
-        writer.encode("glassé Xé")
+        sampler.encode("glassé Xé")
     for kind in ("byte", "bpe"):
-        writer = load_sampler(str(root / "runs" / kind), SAMPLE_OPTIONS)
-        assert writer.tokenizer.decode(writer.encode("glassé X\N{SNOWMAN}")) == "glassé X\N{SNOWMAN}"
+        sampler = load_sampler(str(root / "runs" / kind), SAMPLE_OPTIONS)
+        assert sampler.tokenizer.decode(sampler.encode("glassé X\N{SNOWMAN}")) == "glassé X\N{SNOWMAN}"
 
 
 # --- which model ---
@@ -221,7 +221,7 @@ def fake_run(path: str, age_s: float, file: str = "config.toml") -> None:
     with_age(Path(path), age_s)
 
 
-def test_without_a_word_it_is_the_run_that_was_written_to_last(here: Path) -> None:
+def test_the_default_is_the_run_that_was_written_to_last(here: Path) -> None:
     with pytest.raises(
         UserError, match="there is no run in runs/ to sample from; say which: glass sample RUN"
     ):
@@ -239,15 +239,15 @@ def test_without_a_word_it_is_the_run_that_was_written_to_last(here: Path) -> No
 
 
 def test_out_dir_is_the_newest_of_its_row(here: Path) -> None:
-    asked = replace(SAMPLE_OPTIONS, out_dir="out-mine")
+    options = replace(SAMPLE_OPTIONS, out_dir="out-mine")
     with pytest.raises(UserError, match="there is no run out-mine"):
-        find_model_source(None, asked)
+        find_model_source(None, options)
     fake_run("out-mine-other", 0)
     fake_run("out-mine", 0, "ckpt.pt")
-    assert find_model_source(None, asked) == "out-mine"
+    assert find_model_source(None, options) == "out-mine"
     for number in (2, 9, 10):
         fake_run(f"out-mine-{number}", 100 + number)
-        assert find_model_source(None, asked) == f"out-mine-{number}"
+        assert find_model_source(None, options) == f"out-mine-{number}"
     assert find_model_source(None, replace(SAMPLE_OPTIONS, out_dir="out-mine-2")) == "out-mine-2"
 
 
@@ -256,16 +256,16 @@ def test_a_name_is_a_name(here: Path) -> None:
     assert find_model_source(None, replace(SAMPLE_OPTIONS, init_from="gpt2-xl")) == "gpt2-xl"
 
 
-def test_a_run_writes_with_its_best_checkpoint_unless_another_is_named(
+def test_a_run_is_sampled_from_its_best_checkpoint_unless_another_is_named(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(root)
     losses = {at: load_sampler(f"char@{at}", SAMPLE_OPTIONS).checkpoint.val_loss for at in (1, 2, 3)}
     best = min(losses, key=lambda at: losses[at] or 0.0)
     for spec, at in (("char", best), ("runs/char@best", best), ("char@last", 3), ("char@1", 1)):
-        writer = load_sampler(spec, SAMPLE_OPTIONS)
-        assert (writer.checkpoint.iter, writer.checkpoint.val_loss) == (at, losses[at])
-        assert torch.equal(writer.model.lm_head.weight, writer.checkpoint.weights["transformer.wte.weight"])
+        sampler = load_sampler(spec, SAMPLE_OPTIONS)
+        assert (sampler.checkpoint.iter, sampler.checkpoint.val_loss) == (at, losses[at])
+        assert torch.equal(sampler.model.lm_head.weight, sampler.checkpoint.weights["transformer.wte.weight"])
 
 
 def test_a_device_that_is_not_there(root: Path) -> None:
@@ -280,6 +280,6 @@ def test_a_run_keeps_its_tokenizer_when_its_dataset_is_gone(tmp_path: Path) -> N
     run = train_run(tmp_path / "run", data)
     for path in data.iterdir():
         path.unlink()
-    writer = load_sampler(str(run), SAMPLE_OPTIONS)
-    assert writer.tokenizer.name == "bpe:290"
-    assert writer.encode(LINE) == tokenizer.encode(LINE).tolist()
+    sampler = load_sampler(str(run), SAMPLE_OPTIONS)
+    assert sampler.tokenizer.name == "bpe:290"
+    assert sampler.encode(LINE) == tokenizer.encode(LINE).tolist()

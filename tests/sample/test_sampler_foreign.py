@@ -18,9 +18,9 @@ from glassgpt.data.bpe import train_bpe
 from glassgpt.data.tokenizers import CharTokenizer
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT, GPTConfig
-from glassgpt.sample import sampler as writers
 from glassgpt.sample.sampler import load_sampler
 from glassgpt.sanitize import sanitize_text
+from glassgpt.training import weight_source
 
 # --- nanoGPT's ---
 
@@ -65,12 +65,12 @@ def test_nanogpts_checkpoint_writes_with_the_characters_of_its_dataset(
             np.arange(9, dtype=np.uint16).tofile(Path(place, f"{split}.bin"))
     options = replace(SAMPLE_OPTIONS, data_dir=place if place == "elsewhere" else "")
     for spec in (here / "nano/out", here / "nano/out/ckpt.pt"):
-        writer = load_sampler(str(spec), options)
-        assert writer.tokenizer == CharTokenizer(CHARACTERS)
-        assert (writer.checkpoint.iter, writer.checkpoint.val_loss) == (7, 1.5)
-        tokens = torch.tensor([writer.encode("glass")])
-        assert torch.equal(writer.model(tokens), model(tokens))
-        assert set("".join(sample_texts(writer, writer.encode("glass"), options))) <= set(CHARACTERS)
+        sampler = load_sampler(str(spec), options)
+        assert sampler.tokenizer == CharTokenizer(CHARACTERS)
+        assert (sampler.checkpoint.iter, sampler.checkpoint.val_loss) == (7, 1.5)
+        tokens = torch.tensor([sampler.encode("glass")])
+        assert torch.equal(sampler.model(tokens), model(tokens))
+        assert set("".join(sample_texts(sampler, sampler.encode("glass"), options))) <= set(CHARACTERS)
 
 
 def test_nanogpts_checkpoint_without_its_characters_asks_for_them(here: Path) -> None:
@@ -92,39 +92,39 @@ def test_characters_of_another_dataset_are_refused(here: Path) -> None:
     write_meta(here / "data/theirs", {"vocab_size": 3, "itos": itos, "stoi": {c: i for i, c in itos.items()}})
     with pytest.raises(UserError, match=rf"ckpt\.pt has {len(CHARACTERS)} tokens, but the tokenizer has 3"):
         load_sampler("out", SAMPLE_OPTIONS)
-    ours = train_run(here / "runs/char", prepare_dataset(here, "char", "char"))
+    run_dir = train_run(here / "runs/char", prepare_dataset(here, "char", "char"))
     with pytest.raises(UserError, match="another tokenizer than this char: give the folder of the dataset"):
-        load_sampler(str(ours), replace(SAMPLE_OPTIONS, data_dir="data/theirs"))
+        load_sampler(str(run_dir), replace(SAMPLE_OPTIONS, data_dir="data/theirs"))
 
 
-def test_where_only_the_ids_are_known_ids_are_written(here: Path) -> None:
+def test_where_only_the_ids_are_known_samples_are_ids(here: Path) -> None:
     write_ckpt(here / "out")
     write_meta(here / "data/theirs", {"vocab_size": len(CHARACTERS)})
-    writer = load_sampler("out", SAMPLE_OPTIONS)
-    (text, *_) = sample_texts(writer, writer.encode(""), SAMPLE_OPTIONS)
+    sampler = load_sampler("out", SAMPLE_OPTIONS)
+    (text, *_) = sample_texts(sampler, sampler.encode(""), SAMPLE_OPTIONS)
     assert len(text.split()) == 40
     assert max(map(int, text.split())) < len(CHARACTERS)
-    prompt = writer.encode("12 5")
+    prompt = sampler.encode("12 5")
     assert prompt == [12, 5]
-    assert writer.visible_prompt(prompt, "12 5") == "12 5 ", "the next id does not run into it"
+    assert sampler.visible_prompt(prompt, "12 5") == "12 5 ", "the next id does not run into it"
 
 
 def test_nanogpts_gpt2_tokens_are_those_of_tiktoken(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_ckpt(here / "out", vocab_size=50304)
     table = {bytes([byte]): byte for byte in range(256)} | {b"%d," % i: i for i in range(256, 50256)}
-    monkeypatch.setattr(writers, "download_gpt2_ranks", lambda fix: table)
+    monkeypatch.setattr(weight_source, "download_gpt2_ranks", lambda fix: table)
     # As a clone of nanoGPT's repository has it, where nothing was prepared.
     Path("data/theirs").mkdir(parents=True)
     Path("data/theirs/prepare.py").write_text("")
-    writer = load_sampler("out", SAMPLE_OPTIONS)
-    assert (writer.tokenizer.name, writer.tokenizer.vocab_size) == ("gpt2", 50257)
-    (text, *_) = sample_texts(writer, writer.encode("a"), SAMPLE_OPTIONS)
+    sampler = load_sampler("out", SAMPLE_OPTIONS)
+    assert (sampler.tokenizer.name, sampler.tokenizer.vocab_size) == ("gpt2", 50257)
+    (text, *_) = sample_texts(sampler, sampler.encode("a"), SAMPLE_OPTIONS)
     assert len(text.split(",")) > 30
 
     def fail(fix: str) -> None:
         raise UserError(fix)
 
-    monkeypatch.setattr(writers, "download_gpt2_ranks", fail)
+    monkeypatch.setattr(weight_source, "download_gpt2_ranks", fail)
     with pytest.raises(UserError, match="connect to the network once"):
         load_sampler("out", SAMPLE_OPTIONS)
 
@@ -152,29 +152,29 @@ def test_greedy_text_of_a_gpt2_folder_is_that_of_transformers(gpt2: Path) -> Non
     transformers = pytest.importorskip("transformers")
     model = transformers.GPT2LMHeadModel.from_pretrained(gpt2).eval()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(gpt2 / "tokenizer.json"))
-    writer = load_sampler(str(gpt2), SAMPLE_OPTIONS)
-    assert (writer.checkpoint.description, writer.checkpoint.iter) == (str(gpt2), None)
+    sampler = load_sampler(str(gpt2), SAMPLE_OPTIONS)
+    assert (sampler.checkpoint.description, sampler.checkpoint.iter) == (str(gpt2), None)
     for prompt in ("glass, ", "कांच का", "<|endoftext|>"):
         ids = tokenizer(prompt, return_tensors="pt").input_ids
-        assert writer.encode(prompt) == ids[0].tolist()
+        assert sampler.encode(prompt) == ids[0].tolist()
         count = 32 - ids.shape[1]
         tokens = model.generate(ids, do_sample=False, max_new_tokens=count, eos_token_id=None, pad_token_id=0)
         greedy = replace(SAMPLE_OPTIONS, temperature=0, max_new_tokens=count, num_samples=1)
-        assert sample_texts(writer, writer.encode(prompt), greedy) == [
+        assert sample_texts(sampler, sampler.encode(prompt), greedy) == [
             tokenizer.decode(tokens[0, ids.shape[1] :])
         ]
 
 
 def test_a_gpt2_folder_is_sampled_by_its_path(gpt2: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = replace(SAMPLE_OPTIONS, num_samples=1, max_new_tokens=9, temperature=0)
-    writer = load_sampler(str(gpt2), options)
+    sampler = load_sampler(str(gpt2), options)
     flags = ["--num_samples=1", "--max_new_tokens=9", "--temperature=0", "--start=glass,", "--device=cpu"]
     assert main(["sample", f"--init_from={gpt2}", *flags]) == 0
-    said = capsys.readouterr()
-    (text,) = sample_texts(writer, writer.encode("glass,"), options)
-    assert said.out == f"glass,{sanitize_text(text)}\n---------------\n"
-    assert said.err.startswith(
-        f"model         {gpt2}, {writer.model.parameter_count() / 1000:.3g}k parameters\n"
+    captured = capsys.readouterr()
+    (text,) = sample_texts(sampler, sampler.encode("glass,"), options)
+    assert captured.out == f"glass,{sanitize_text(text)}\n---------------\n"
+    assert captured.err.startswith(
+        f"model         {gpt2}, {sampler.model.parameter_count() / 1000:.3g}k parameters\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""Runs that tell a tracker about themselves, and a tracker that keeps what it is told."""
+"""Runs that log to a tracker, and a fake tracker that stores what is logged."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from glassgpt.api import train
 from glassgpt.config import TrainConfig
 from glassgpt.record import journal, sink
 from glassgpt.record.journal import Record
@@ -19,15 +20,14 @@ from glassgpt.track import trackers
 from glassgpt.track.tracker import LoggedIters, TrackedRun
 from glassgpt.track.trackers import TRACKER_CLASSES
 from glassgpt.training.learner import Learner
-from glassgpt.training.session import train
 
 MakeConfig = Callable[..., TrainConfig]
 
 
 def records(run_dir: Path | str, kind: str | None = None) -> list[Record]:
-    """What holds."""
-    found = journal.effective_records(journal.read(Path(run_dir) / journal.FILE_NAME))
-    return [record for record in found if kind in (None, record["kind"])]
+    """The effective records."""
+    effective = journal.effective_records(journal.read(Path(run_dir) / journal.FILE_NAME))
+    return [record for record in effective if kind in (None, record["kind"])]
 
 
 def resume(config: TrainConfig, **changes: Any) -> None:
@@ -59,10 +59,10 @@ def table(path: Path) -> list[dict[str, str]]:
 
 
 class FakeTracker:
-    """A tracker that keeps what it is told; `forgets`: it can take back what was superseded."""
+    """A tracker that stores what is logged. `can_rewind`: it can delete what was superseded."""
 
-    def __init__(self, forgets: bool = False) -> None:
-        self.can_rewind = forgets
+    def __init__(self, can_rewind: bool = False) -> None:
+        self.can_rewind = can_rewind
         self.opened: list[TrackedRun] = []
         self.records: list[Record] = []
         self.ended: list[Record] = []
@@ -85,13 +85,13 @@ class FakeTracker:
 
 
 def journal_losses(run_dir: Path | str) -> list[tuple[int, str, float]]:
-    """What the journal says that holds."""
-    found = [record for record in records(run_dir) if record["kind"] in ("step", "eval")]
-    return [(record["iter"], record.get("split", ""), record["loss"]) for record in found]
+    """The effective losses in the journal."""
+    logged = [record for record in records(run_dir) if record["kind"] in ("step", "eval")]
+    return [(record["iter"], record.get("split", ""), record["loss"]) for record in logged]
 
 
 def replace_wandb(monkeypatch: pytest.MonkeyPatch) -> FakeTracker:
-    """Takes the place of wandb, which here needs not be installed."""
+    """A fake in place of wandb, which need not be installed."""
     made = FakeTracker()
     monkeypatch.setattr(trackers, "TRACKER_CLASSES", {"csv": TRACKER_CLASSES["csv"], "wandb": lambda: made})
     monkeypatch.setattr(trackers, "find_spec", lambda name: object())
@@ -99,22 +99,22 @@ def replace_wandb(monkeypatch: pytest.MonkeyPatch) -> FakeTracker:
 
 
 def fail_at_third_step(event: threading.Event) -> Callable[[FakeTracker, Record], None]:
-    """A notebook's `take` that fails at the third update, and not before the event."""
+    """A `log` of FakeTracker that fails at the third update, after the event."""
 
-    def take(self: FakeTracker, record: Record) -> None:
+    def log(self: FakeTracker, record: Record) -> None:
         if record["kind"] == "step" and record["iter"] == 3:
             event.wait(20)
             raise ConnectionError("gone")
         self.records.append(record)
 
-    return take
+    return log
 
 
 def with_delay(call: Callable[..., None]) -> Callable[..., None]:
-    """So that a listener has heard one record before the next comes: in a test a run is over in no time."""
+    """So that a listener has got one record before the next comes: a run in a test is very short."""
 
-    def patient(self: sink.Sink, record: Record) -> None:
+    def delayed(self: sink.Sink, record: Record) -> None:
         call(self, record)
         time.sleep(0.02)
 
-    return patient
+    return delayed

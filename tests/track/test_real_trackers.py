@@ -23,13 +23,13 @@ from fake_trackers import (
     with_delay,
 )
 
+from glassgpt.api import train
 from glassgpt.errors import UserError
 from glassgpt.record import sink
 from glassgpt.track import trackers
-from glassgpt.track.follower import TrackerFeed
 from glassgpt.track.tracker import TrackedRun
+from glassgpt.track.tracker_feed import TrackerFeed
 from glassgpt.track.trackers import TRACKER_CLASSES
-from glassgpt.training.session import train
 
 
 def needs(name: str) -> pytest.MarkDecorator:
@@ -155,11 +155,11 @@ def test_trackio_has_each_iteration_once(
 
 
 @needs("trackio")
-@pytest.mark.parametrize("said_told", [False, True])
-def test_trackio_that_could_not_be_opened_can_be_told_later(
-    tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said_told: bool
+@pytest.mark.parametrize("already_logged", [False, True])
+def test_trackio_that_could_not_be_opened_can_be_sent_the_run_later(
+    tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, already_logged: bool
 ) -> None:
-    """Also if the journal says that it was told: its folder may be gone."""
+    """Also if the journal says that it was logged: its folder may be gone."""
     trackio, storage = import_module("trackio"), import_module("trackio.sqlite_storage")
     for module in ("trackio.utils", "trackio.sqlite_storage"):
         monkeypatch.setattr(import_module(module), "TRACKIO_DIR", tmp_path / "trackio")
@@ -170,15 +170,15 @@ def test_trackio_that_could_not_be_opened_can_be_told_later(
     config = tiny(max_iters=3, eval_interval=4, track="trackio", wandb_project="of-tests")
     with monkeypatch.context() as patch:
         patch.setattr(trackio, "init", closed)
-        if not said_told:
+        if not already_logged:
             patch.setattr(sink.Sink, "__call__", with_delay(sink.Sink.__call__))
         else:
             patch.setattr(trackers, "TRACKER_CLASSES", {"trackio": FakeTracker})
         run = train(config)
-    assert ("trackio-failed" in findings(run.out_dir)) != said_told
+    assert ("trackio-failed" in findings(run.out_dir)) != already_logged
     count = TrackerFeed("trackio", TRACKER_CLASSES["trackio"], run.out_dir).replay()
     rows = storage.SQLiteStorage.get_logs("of-tests", "run")
     losses = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
     expected = [(record["iter"], record["loss"]) for record in records(run.out_dir, "step")]
-    assert losses == ([] if said_told else expected)
-    assert count == (0 if said_told else len(journal_losses(run.out_dir)))
+    assert losses == ([] if already_logged else expected)
+    assert count == (0 if already_logged else len(journal_losses(run.out_dir)))

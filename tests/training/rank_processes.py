@@ -1,7 +1,7 @@
-"""Teams of real processes for tests: forked from one that has imported everything and computed nothing.
+"""Real ranks for tests: processes forked from one that has imported everything and computed nothing.
 
-They talk by gloo, through a store that the test holds, as torchrun would. `glass` in each of them gets the
-same words, unless a test says otherwise; what it prints goes to a file.
+They use gloo, through a store that the test hosts, as torchrun would. Each runs `glass` with the same
+arguments, unless a test gives others; its output goes to a file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _stores: list[TCPStore] = []
 
 @dataclass
 class RankProcess:
-    """One process of a team."""
+    """The process of one rank."""
 
     process: BaseProcess
     output: Path
@@ -58,7 +58,7 @@ class RankProcess:
         self.process.join(limit_s)
         if self.process.exitcode is None:
             self.process.kill()
-            raise TimeoutError(f"still there after {limit_s} s:\n{self.output_text}")
+            raise TimeoutError(f"still running after {limit_s} s:\n{self.output_text}")
         return self.process.exitcode
 
     def send(self, number: signal.Signals) -> None:
@@ -69,18 +69,18 @@ class RankProcess:
 def start_ranks(
     size: int,
     folder: Path,
-    words: Callable[[int], Sequence[str]] | Sequence[str],
+    arguments: Callable[[int], Sequence[str]] | Sequence[str],
     sabotage: Mapping[int, str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> list[RankProcess]:
-    """`words`: of the command line, maybe by rank. `sabotage`: by rank, a function of this module."""
+    """`arguments`: of `glass`, maybe by rank. `sabotage`: by rank, a function of this module."""
     number = next(_numbers)
     # As torchrun does: the store outlives the processes, whichever of them dies.
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     _stores.append(store)
-    members = []
+    ranks = []
     for rank in range(size):
-        own = {
+        variables = {
             "RANK": str(rank),
             "WORLD_SIZE": str(size),
             "LOCAL_RANK": str(rank),
@@ -90,22 +90,22 @@ def start_ranks(
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RUN_ID": f"test-{number}",
         } | dict(environment or {})
-        output = folder / f"team-{number}-rank-{rank}.txt"
-        said = list(words(rank) if callable(words) else words)
+        output = folder / f"group-{number}-rank-{rank}.txt"
+        rank_arguments = list(arguments(rank) if callable(arguments) else arguments)
         process = _server.Process(
-            target=_rank_main, args=(own, said, str(output), (sabotage or {}).get(rank, ""))
+            target=_rank_main, args=(variables, rank_arguments, str(output), (sabotage or {}).get(rank, ""))
         )
         process.start()
-        members.append(RankProcess(process, output))
-    return members
+        ranks.append(RankProcess(process, output))
+    return ranks
 
 
-def run_ranks(size: int, folder: Path, words: Any, **more: Any) -> list[RankProcess]:
-    """A team that has ended well."""
-    members = start_ranks(size, folder, words, **more)
-    codes = [member.wait() for member in members]
-    assert codes == [0] * size, "\n".join(member.output_text for member in members)
-    return members
+def run_ranks(size: int, folder: Path, arguments: Any, **more: Any) -> list[RankProcess]:
+    """Ranks that have ended with exit code 0."""
+    ranks = start_ranks(size, folder, arguments, **more)
+    exit_codes = [rank.wait() for rank in ranks]
+    assert exit_codes == [0] * size, "\n".join(rank.output_text for rank in ranks)
+    return ranks
 
 
 def config_file(config: TrainConfig) -> str:
@@ -124,7 +124,7 @@ def resume_command(out_dir: Path | str, **changes: Any) -> list[str]:
     return ["train", "--init_from=resume", f"--out_dir={out_dir}", *flags]
 
 
-def _rank_main(environment: dict[str, str], words: list[str], output: str, sabotage: str) -> None:
+def _rank_main(environment: dict[str, str], arguments: list[str], output: str, sabotage: str) -> None:
     """Never returns."""
     signal.alarm(120)  # should the test die
     os.environ.update(environment)
@@ -140,7 +140,7 @@ def _rank_main(environment: dict[str, str], words: list[str], output: str, sabot
     torch.set_num_threads(1)
     if sabotage:
         globals()[sabotage]()
-    code = main(words)
+    code = main(arguments)
     sys.stdout.flush()
     os._exit(code)
 
@@ -159,7 +159,7 @@ def _wrap_method(owner: Any, name: str, changed: Callable[..., Any]) -> None:
 
 
 def die_in_update_7() -> None:
-    """Half-way: its micro-batch is done, and its gradients are not given to anybody."""
+    """Half-way: after its micro-batch, before the all-reduce of its gradients."""
     from glassgpt.training.learner import Learner
 
     def micro_step(original: Any, learner: Any, *batch: Any) -> Any:
@@ -208,7 +208,7 @@ def hang_in_data() -> None:
 
 
 def lose_a_gradient() -> None:
-    """Update 3 has a gradient that is not a number, here only."""
+    """Update 3 has a NaN gradient, on this rank only."""
     from glassgpt.training.distributed.fsdp import local_shard
     from glassgpt.training.learner import Learner
 
@@ -235,7 +235,7 @@ def crash_in_update_5() -> None:
 
 
 def tune_to_two() -> None:
-    """Measuring finds two sequences at a time; only the first process may measure."""
+    """Tuning chooses batch_size=2; only rank 0 may measure."""
     command = importlib.import_module(
         "glassgpt.cli.train_command"
     )  # the module; its name is also a function's
@@ -259,7 +259,7 @@ def be_slow() -> None:
 
 
 def look_slowly() -> None:
-    """The profiler takes long to begin, which is part of the first update that it watches."""
+    """The profiler takes long to begin, which is part of the first profiled update."""
     from glassgpt.training.profiler import UpdateProfiler
 
     def start(original: Any, profiler: Any, done: int) -> None:
@@ -271,20 +271,20 @@ def look_slowly() -> None:
 
 
 def trace_slowly() -> None:
-    """Writing the trace takes long, of which the other processes have none to write."""
+    """Writing the trace takes long; only this rank writes one."""
     from glassgpt.training.profiler import UpdateProfiler
 
-    def record(original: Any, profiling: Any, *when: Any) -> Any:
-        found = original(profiling, *when)
-        time.sleep(1.0 if found else 0.0)
-        return found
+    def slow_record(original: Any, profiling: Any, *when: Any) -> Any:
+        record = original(profiling, *when)
+        time.sleep(1.0 if record else 0.0)
+        return record
 
     be_slow()
-    _wrap_method(UpdateProfiler, "record", record)
+    _wrap_method(UpdateProfiler, "record", slow_record)
 
 
 def copy_slowly() -> None:
-    """What blocks in a save takes long."""
+    """The blocking part of a save takes long."""
     from glassgpt.training.checkpoint.saver import Saver
 
     def snapshot(original: Any, saver: Any, tensors: Any) -> Any:
@@ -296,7 +296,7 @@ def copy_slowly() -> None:
 
 
 def compile_once() -> None:
-    """What is compiled works, and must not be called a second time: another process could not compile it."""
+    """The compiled model works, but must not be called a second time: another rank could not compile it."""
     import torch
 
     def compiled(hidden: Any, **_: Any) -> Any:
@@ -313,7 +313,7 @@ def compile_once() -> None:
 
 
 def compile_in_vain() -> None:
-    """Fails when it is first called, as torch.compile does, and half-way."""
+    """Fails in the first call, as torch.compile does, and after the forward pass."""
     import torch
 
     def compiled(hidden: Any, **_: Any) -> Any:
@@ -327,7 +327,7 @@ def compile_in_vain() -> None:
 
 
 def read_slowly() -> None:
-    """The text takes longer to read than anybody may wait while training."""
+    """Reading the dataset takes longer than --rank_timeout."""
     from glassgpt.training.loader import BatchLoader
 
     def make(original: Any, *arguments: Any) -> None:
@@ -338,7 +338,7 @@ def read_slowly() -> None:
 
 
 def write_slowly() -> None:
-    """A checkpoint takes longer to write than anybody may wait while training."""
+    """Writing a checkpoint takes longer than --rank_timeout."""
     from glassgpt.training.checkpoint.saver import Saver
 
     def write_files(original: Any, *arguments: Any) -> Any:
@@ -349,7 +349,7 @@ def write_slowly() -> None:
 
 
 def lack_the_table() -> None:
-    """Of the tokenizer, as a machine may on which the text was not prepared."""
+    """Of the tokenizer: on this machine the dataset was not prepared."""
     from glassgpt.errors import UserError
     from glassgpt.training import setup
 
@@ -360,22 +360,22 @@ def lack_the_table() -> None:
 
 
 def move_the_folder() -> None:
-    """Before update 7, when the checkpoint of update 5 is there."""
+    """Before update 7, when the checkpoint of update 5 exists."""
     from glassgpt.training.checkpoint.checkpoints import committed_paths
     from glassgpt.training.checkpoint.saver import Saver
     from glassgpt.training.learner import Learner
 
-    found: list[Path] = []
+    run_dirs: list[Path] = []
 
     def make(original: Any, saver: Any, run_dir: Path, *more: Any) -> None:
-        found.append(run_dir)
+        run_dirs.append(run_dir)
         original(saver, run_dir, *more)
 
     def update(original: Any, learner: Any, number: int, first: int) -> Any:
-        while number == 7 and not committed_paths(found[0]):
+        while number == 7 and not committed_paths(run_dirs[0]):
             time.sleep(0.01)
         if number == 7:
-            found[0].rename(found[0].with_name("elsewhere"))
+            run_dirs[0].rename(run_dirs[0].with_name("elsewhere"))
         return original(learner, number, first)
 
     _wrap_method(Saver, "__init__", make)

@@ -45,13 +45,13 @@ def saved(tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_comes_back_as_it_was(saved: Path) -> None:
-    point, found, damaged, complaints = load_latest_intact(saved)
-    assert point.iter == 30
-    assert point.val_loss == 2.0
-    assert point.state["note"] == "hello"
+    checkpoint, tensors, damaged, complaints = load_latest_intact(saved)
+    assert checkpoint.iter == 30
+    assert checkpoint.val_loss == 2.0
+    assert checkpoint.state["note"] == "hello"
     assert (damaged, complaints) == ([], [])
-    assert_same_tensors(found, {name: part for name, part in make_tensors(30).items() if part})
-    assert {path.name for path in point.path.iterdir()} == {
+    assert_same_tensors(tensors, {name: part for name, part in make_tensors(30).items() if part})
+    assert {path.name for path in checkpoint.path.iterdir()} == {
         "model.safetensors",
         "optimizer.safetensors",
         "state.json",
@@ -137,10 +137,10 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_complaint(
     saved: Path, file: str, damage: Callable[[Path], Any]
 ) -> None:
     damage(saved / CHECKPOINTS_FOLDER / "00000030" / file)
-    point, found, damaged, complaints = load_latest_intact(saved)
-    assert point.iter == 20
+    checkpoint, tensors, damaged, complaints = load_latest_intact(saved)
+    assert checkpoint.iter == 20
     assert damaged == [saved / CHECKPOINTS_FOLDER / "00000030"]
-    assert set(found["model"]["weight"].flatten().tolist()) == {20.0}
+    assert set(tensors["model"]["weight"].flatten().tolist()) == {20.0}
     assert len(complaints) == 1
     assert "00000030" in complaints[0]
     assert "damaged" in complaints[0]
@@ -155,8 +155,8 @@ def test_any_flipped_bit_of_the_state_is_noticed(saved: Path) -> None:
     unnoticed = []
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        point, _, _, complaints = load_latest_intact(saved)
-        if not complaints and point.state != state:
+        checkpoint, _, _, complaints = load_latest_intact(saved)
+        if not complaints and checkpoint.state != state:
             unnoticed.append(whole[max(0, at - 12) : at + 12])
     assert unnoticed == []
 
@@ -188,8 +188,8 @@ def test_the_older_format_is_read(saved: Path) -> None:
     state["sha256"] = files
     document = {"digest": hashlib.sha256(journal.dumps(state).encode()).hexdigest(), "state": state}
     (newest / "state.json").write_text(journal.dumps(document))
-    point, tensors, damaged, _ = load_latest_intact(saved)
-    assert (point.path, damaged) == (newest, [])
+    checkpoint, tensors, damaged, _ = load_latest_intact(saved)
+    assert (checkpoint.path, damaged) == (newest, [])
     assert tensors.keys() == {"model", "optimizer"}
 
 
@@ -296,8 +296,8 @@ def test_a_state_with_values_of_another_kind_is_damaged(saved: Path) -> None:
     unnoticed = []
     for change in changes:
         (newest / "state.json").write_text(encode_state(state | change))
-        point, _, damaged, _ = load_latest_intact(saved)
-        if (point.iter, damaged) != (20, [newest]):
+        checkpoint, _, damaged, _ = load_latest_intact(saved)
+        if (checkpoint.iter, damaged) != (20, [newest]):
             unnoticed.append(change)
     assert unnoticed == []
     (newest / "state.json").write_text(encode_state(state))

@@ -1,6 +1,6 @@
-"""Several processes train what one trains: same losses, same evaluations, same files, whatever their number.
+"""Several ranks train what one process trains: same losses, evaluations and files, whatever their number.
 
-With gloo on a CPU, for real: every process here is one.
+With gloo on a CPU, in real processes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from glassgpt.errors import UserError
 from glassgpt.record import journal
 from glassgpt.training.checkpoint.checkpoints import committed_paths, load_latest_intact, read_checkpoint
 from glassgpt.training.device import device_for_rank
+from glassgpt.training.distributed import join
 from glassgpt.training.distributed.fsdp import rows_of_rank
-from glassgpt.training.distributed.join_group import join
 from glassgpt.training.distributed.process_group import ProcessGroup
 from glassgpt.training.distributed.torch_group import choose_backend, describe_mismatches, make_buckets
 from glassgpt.training.interrupt import StopSignals
@@ -46,7 +46,7 @@ from glassgpt.training.session import train
 SHARED: dict[str, Any] = {"batch_size": 3, "gradient_accumulation_steps": 4, "max_iters": 12}
 
 
-def assert_same_course(one: str, other: str, tolerance: float = 1e-5) -> None:
+def assert_same_losses(one: str, other: str, tolerance: float = 1e-5) -> None:
     assert run_losses(other) == pytest.approx(run_losses(one), abs=tolerance)
     assert run_evals(other) == pytest.approx(run_evals(one), abs=tolerance)
 
@@ -57,7 +57,7 @@ def assert_same_course(one: str, other: str, tolerance: float = 1e-5) -> None:
 @pytest.mark.parametrize(
     ("optimizer", "ways"), [("adamw", ((4, False), (2, True))), ("muon", ((2, False), (4, True)))]
 )
-def test_a_team_trains_what_one_process_trains(
+def test_several_ranks_train_what_one_process_trains(
     tiny: MakeConfig, tmp_path: Path, optimizer: str, ways: tuple[tuple[int, bool], ...]
 ) -> None:
     settings = SHARED | {"optimizer": optimizer, "arch": "modern" if optimizer == "muon" else "gpt2"}
@@ -69,7 +69,7 @@ def test_a_team_trains_what_one_process_trains(
         config = tiny(f"{size}-{shard}", shard=shard, **settings)
         rank_processes.run_ranks(size, tmp_path, rank_processes.train_command(config))
         assert len(run_losses(config.out_dir)) == 12
-        assert_same_course(one.out_dir, config.out_dir)
+        assert_same_losses(one.out_dir, config.out_dir)
         assert_close_tensors(last_tensors(config.out_dir)["model"], weights, 2e-4)
 
 
@@ -78,9 +78,9 @@ def test_masks_belong_to_micro_batches_not_to_processes(tiny: MakeConfig, tmp_pa
     train(tiny("one", **settings))
     for size in (2, 4):
         rank_processes.run_ranks(
-            size, tmp_path, rank_processes.train_command(tiny(f"team-{size}", **settings))
+            size, tmp_path, rank_processes.train_command(tiny(f"ranks-{size}", **settings))
         )
-        assert_same_course(tiny("one").out_dir, tiny(f"team-{size}").out_dir)
+        assert_same_losses(tiny("one").out_dir, tiny(f"ranks-{size}").out_dir)
     train(tiny("dry", **SHARED))
     assert run_losses(tiny("dry").out_dir) != pytest.approx(run_losses(tiny("one").out_dir), abs=1e-3)
 
@@ -92,23 +92,23 @@ def test_an_evaluation_is_the_same_to_the_last_bit(tiny: MakeConfig, tmp_path: P
         rank_processes.run_ranks(
             size, tmp_path, rank_processes.resume_command(config.out_dir, eval_only=True, shard=shard)
         )
-    found = [
+    evals = [
         record
         for record in journal.read(Path(config.out_dir) / journal.FILE_NAME)
         if record["kind"] == "eval"
     ]
-    last = [record for record in found if record["iter"] == 12]
+    last = [record for record in evals if record["iter"] == 12]
     assert len(last) == 2 * 4
     for split in ("train", "val"):
         values = [(r["loss"], r["stderr"], r["tokens"]) for r in last if r["split"] == split]
         assert values == [values[0]] * 4
 
 
-# --- going on ---
+# --- resuming ---
 
 
 @pytest.mark.parametrize("shard", [False, True])
-def test_a_run_goes_on_in_another_number_of_processes(tiny: MakeConfig, tmp_path: Path, shard: bool) -> None:
+def test_a_run_resumes_with_another_number_of_ranks(tiny: MakeConfig, tmp_path: Path, shard: bool) -> None:
     """And, in the same number, to the last bit."""
     settings = SHARED | {"max_iters": 8, "eval_interval": 4, "dropout": 0.1, "shard": shard}
     before = 2 if shard else 4
@@ -120,13 +120,13 @@ def test_a_run_goes_on_in_another_number_of_processes(tiny: MakeConfig, tmp_path
         shutil.copytree(half.out_dir, config.out_dir)
         rank_processes.run_ranks(size, tmp_path, rank_processes.resume_command(config.out_dir, max_iters=8))
         assert choices(config.out_dir)["ranks"][0] == size
-        assert_same_course(whole.out_dir, config.out_dir)
+        assert_same_losses(whole.out_dir, config.out_dir)
         if size == before:
             assert run_losses(config.out_dir) == run_losses(whole.out_dir)
             assert_same_tensors(last_tensors(config.out_dir), last_tensors(whole.out_dir))
 
 
-def test_from_a_team_to_one_process_and_back(tiny: MakeConfig, tmp_path: Path) -> None:
+def test_from_several_ranks_to_one_process_and_back(tiny: MakeConfig, tmp_path: Path) -> None:
     from glassgpt.training.session import resume
 
     settings = SHARED | {"gradient_accumulation_steps": None, "batch_size": 6, "lr_decay_iters": 12}
@@ -134,7 +134,7 @@ def test_from_a_team_to_one_process_and_back(tiny: MakeConfig, tmp_path: Path) -
     rank_processes.run_ranks(2, tmp_path, rank_processes.train_command(config))
     resume(config.out_dir, max_iters=8)
     (batch,) = {json.dumps(record["batch"]["tokens"]) for record in records(config.out_dir, "run")}
-    assert batch == str(12 * 8)  # whatever nobody said stays what it was
+    assert batch == str(12 * 8)  # what no flag changes stays the same
     rank_processes.run_ranks(4, tmp_path, rank_processes.resume_command(config.out_dir, max_iters=12))
     assert choices(config.out_dir)["batch_size"][0] == 3
     straight = tiny("straight", **settings | {"gradient_accumulation_steps": 2})
@@ -142,7 +142,7 @@ def test_from_a_team_to_one_process_and_back(tiny: MakeConfig, tmp_path: Path) -
     assert run_losses(config.out_dir) == pytest.approx(run_losses(straight.out_dir), abs=1e-5)
 
 
-def test_a_team_leaves_a_finished_run_alone(tiny: MakeConfig, tmp_path: Path) -> None:
+def test_several_ranks_leave_a_finished_run_alone(tiny: MakeConfig, tmp_path: Path) -> None:
     config = tiny(max_iters=2)
     train(config)
     before = file_contents(config.out_dir)
@@ -157,12 +157,12 @@ def test_a_damaged_checkpoint_is_set_aside_once(tiny: MakeConfig, tmp_path: Path
     rank_processes.run_ranks(2, tmp_path, rank_processes.train_command(config))
     before, last = committed_paths(Path(config.out_dir))
     (last / "model.safetensors").write_bytes(b"nothing")
-    (member, _) = rank_processes.run_ranks(
+    (first, _) = rank_processes.run_ranks(
         2, tmp_path, rank_processes.resume_command(config.out_dir, max_iters=6)
     )
     assert (
-        f"{last} is damaged" in member.output_text
-        or f"{last}/model.safetensors is damaged" in member.output_text
+        f"{last} is damaged" in first.output_text
+        or f"{last}/model.safetensors is damaged" in first.output_text
     )
     assert records(config.out_dir, "resume")[-1]["from_iter"] == 2
     assert (last.parent / f"damaged-{last.name}").is_dir()
@@ -195,9 +195,9 @@ def test_one_process_writes_one_journal_that_says_how_the_work_was_shared(
     assert run["team"] | {"launch": "?"} == {
         "size": 2, "per_machine": 2, "backend": "gloo", "shard": False, "launch": "?", "attempt": 0,
     }  # fmt: skip
-    said = choices(config.out_dir)
-    assert said["ranks"] == (2, "processes, as the launcher says; each holds all of the weights")
-    assert said["backend"] == ("gloo", "between CPUs")
+    reasons = choices(config.out_dir)
+    assert reasons["ranks"] == (2, "processes, as the launcher says; each holds all of the weights")
+    assert reasons["backend"] == ("gloo", "between CPUs")
     steps = records(config.out_dir, "step")
     assert [step["iter"] for step in steps] == [4, 8, 12]
     for step in steps:
@@ -222,8 +222,8 @@ def test_one_process_writes_one_journal_that_says_how_the_work_was_shared(
 
 
 @pytest.mark.parametrize("sabotage", ["look_slowly", "trace_slowly"])
-def test_looking_into_updates_is_no_exchange(tiny: MakeConfig, tmp_path: Path, sabotage: str) -> None:
-    """Rank 0 has a second of work with it that rank 1 has not: in no number of how updates were shared."""
+def test_profiling_is_not_counted_as_all_reduce(tiny: MakeConfig, tmp_path: Path, sabotage: str) -> None:
+    """It costs rank 0 a second that rank 1 has not: in no number of time by rank."""
     config = tiny(**SHARED, log_interval=4, profile="5:7")
     rank_processes.run_ranks(
         2, tmp_path, rank_processes.train_command(config), sabotage={0: sabotage, 1: "be_slow"}
@@ -236,7 +236,7 @@ def test_looking_into_updates_is_no_exchange(tiny: MakeConfig, tmp_path: Path, s
     assert len(records(config.out_dir, "profile")) == 1
 
 
-def test_a_save_is_no_exchange(tiny: MakeConfig, tmp_path: Path) -> None:
+def test_a_save_is_not_counted_as_all_reduce(tiny: MakeConfig, tmp_path: Path) -> None:
     """Rank 0 is held up by it, and rank 1 waits for that in phase `checkpoint`."""
     config = tiny(**SHARED, log_interval=4, checkpoint_interval=1)
     rank_processes.run_ranks(
@@ -246,8 +246,8 @@ def test_a_save_is_no_exchange(tiny: MakeConfig, tmp_path: Path) -> None:
         assert step["ranks"]["exchange_ms"][1] < 100
 
 
-def test_a_spread_run_writes_rows_and_an_index(tiny: MakeConfig, tmp_path: Path) -> None:
-    """Read by anybody, whole; and a file that is damaged is named."""
+def test_a_sharded_run_writes_rows_and_an_index(tiny: MakeConfig, tmp_path: Path) -> None:
+    """Reading merges them; and a damaged file is named."""
     config = tiny(**SHARED, shard=True, n_embd=12, sample_tokens=4)
     plain = dataclasses.replace(config, out_dir=str(tmp_path / "plain"), shard=False)
     rank_processes.run_ranks(4, tmp_path, rank_processes.train_command(config))
@@ -273,7 +273,7 @@ def test_a_spread_run_writes_rows_and_an_index(tiny: MakeConfig, tmp_path: Path)
 def test_the_first_rank_decides_whether_there_is_a_sample(
     tiny: MakeConfig, tmp_path: Path, rank: int
 ) -> None:
-    """A spread model is put together for it by all of them, or by none."""
+    """A sharded model is gathered for it by all ranks, or by none."""
     config = tiny(**SHARED | {"max_iters": 2}, shard=True, sample_tokens=4, rank_timeout=10)
     rank_processes.run_ranks(
         2, tmp_path, rank_processes.train_command(config), sabotage={rank: "lack_the_table"}
@@ -294,7 +294,7 @@ def test_rows_are_cut_as_torch_cuts_them(rows: int, ranks: int) -> None:
 # --- agreeing ---
 
 
-def test_ranks_that_disagree_are_told_what_on_and_write_nothing(
+def test_ranks_that_disagree_name_the_setting_and_write_nothing(
     tiny: MakeConfig, tmp_path: Path, tiny_data: Path
 ) -> None:
     config = tiny()
@@ -318,10 +318,10 @@ def test_ranks_that_disagree_are_told_what_on_and_write_nothing(
     assert not Path(config.out_dir).exists()
 
 
-def test_a_mistake_that_one_rank_makes_ends_all_and_is_said_once(tiny: MakeConfig, tmp_path: Path) -> None:
+def test_an_error_of_one_rank_ends_all_and_is_printed_once(tiny: MakeConfig, tmp_path: Path) -> None:
     config = tiny()
     words = rank_processes.train_command(config)
-    for by_rank, said in (
+    for by_rank, expected in (
         ([words, [*words, "--data_dir=/nowhere"]], "error: rank 1: no dataset at /nowhere"),
         ([[*words, "--data_dir=/nowhere"]] * 2, "error: no dataset at /nowhere"),
         ([words, [*words, "--n_layer=two"]], "error: rank 1: --n_layer=two"),
@@ -329,7 +329,7 @@ def test_a_mistake_that_one_rank_makes_ends_all_and_is_said_once(tiny: MakeConfi
         first, second = rank_processes.start_ranks(2, tmp_path, lambda rank, by_rank=by_rank: by_rank[rank])  # type: ignore[misc]
         assert first.wait() == 2
         assert second.wait() in (2, -15)
-        assert first.output_text.startswith(said)
+        assert first.output_text.startswith(expected)
         assert first.output_text.count("error") == 1
         assert second.output_text == ""
         assert not Path(config.out_dir).exists()
@@ -338,55 +338,53 @@ def test_a_mistake_that_one_rank_makes_ends_all_and_is_said_once(tiny: MakeConfi
 def test_what_one_rank_cannot_compile_no_rank_compiles(tiny: MakeConfig, tmp_path: Path) -> None:
     settings = SHARED | {"max_iters": 4}
     train(tiny("one", **settings))
-    config = tiny("team", compile="on", **settings)
+    config = tiny("ranks", compile="on", **settings)
     sabotage = {0: "compile_once", 1: "compile_in_vain"}
     rank_processes.run_ranks(2, tmp_path, rank_processes.train_command(config), sabotage=sabotage)
-    assert_same_course(tiny("one").out_dir, config.out_dir)
+    assert_same_losses(tiny("one").out_dir, config.out_dir)
     (finding,) = (record for record in records(config.out_dir, "finding") if record["id"] == "compile-failed")
     assert finding["evidence"] == "rank 1: RuntimeError: the compiler fell over"
 
 
-def test_spread_over_ranks_a_model_that_one_cannot_compile_ends_the_run(
-    tiny: MakeConfig, tmp_path: Path
-) -> None:
-    """Computing it again, that one would wait for weights that the others do not send again."""
+def test_a_sharded_model_that_one_rank_cannot_compile_ends_the_run(tiny: MakeConfig, tmp_path: Path) -> None:
+    """If it computed again, it would wait for weights that the others do not gather again."""
     config = tiny(**SHARED, compile="on", shard=True, rank_timeout=20)
     sabotage = {0: "compile_once", 1: "compile_in_vain"}
     first, second = rank_processes.start_ranks(
         2, tmp_path, rank_processes.train_command(config), sabotage=sabotage
     )
     assert (first.wait(), second.wait()) == (1, 2)
-    said = "rank 1 could not build code for the model (RuntimeError: the compiler fell over), and with"
-    assert f"error: {said}" in second.output_text
-    assert f"error: rank 1 has ended: UserError: {said}" in first.output_text
+    message = "rank 1 could not build code for the model (RuntimeError: the compiler fell over), and with"
+    assert f"error: {message}" in second.output_text
+    assert f"error: rank 1 has ended: UserError: {message}" in first.output_text
     assert "try --compile=off" in first.output_text
 
 
 def test_differences_name_rank_and_setting() -> None:
     assert describe_mismatches({"--seed": 1, "torch": "2"}, {"--seed": 1, "torch": "2"}, 3) == []
-    (said,) = describe_mismatches({"--seed": 1}, {"--seed": 1, "--shard": True}, 3)
-    assert said.startswith("rank 3 has --shard=True, rank 0 has --shard=None: start all")
+    (message,) = describe_mismatches({"--seed": 1}, {"--seed": 1, "--shard": True}, 3)
+    assert message.startswith("rank 3 has --shard=True, rank 0 has --shard=None: start all")
 
 
-def test_gradients_go_in_pieces_of_one_layout() -> None:
+def test_gradients_are_all_reduced_in_buckets_of_a_fixed_layout() -> None:
     tensors = [torch.zeros(n) for n in (3, 3, 1, 9, 1)] + [torch.zeros(2, dtype=torch.float64)]
-    assert [[len(t) for t in piece] for piece in make_buckets(tensors, 28)] == [[3, 3, 1], [9], [1], [2]]
+    assert [[len(t) for t in bucket] for bucket in make_buckets(tensors, 28)] == [[3, 3, 1], [9], [1], [2]]
     assert list(make_buckets([], 28)) == []
 
 
-def test_the_backend_is_what_the_device_needs_unless_one_is_asked_for() -> None:
+def test_the_backend_fits_the_device_unless_one_is_requested() -> None:
     assert choose_backend("", "cpu") == ("gloo", "between CPUs")
     assert choose_backend("gloo", "cuda") == ("gloo", "asked for")
     assert choose_backend("nccl", "cpu") == ("gloo", "nccl was asked for, but it is for CUDA cards")
-    for asked, device, said in (
+    for requested, device, expected in (
         ("", "mps", "cannot share --device=mps"),
         ("mpi", "cpu", "not one of nccl, gloo"),
     ):
-        with pytest.raises(UserError, match=said):
-            choose_backend(asked, device)
+        with pytest.raises(UserError, match=expected):
+            choose_backend(requested, device)
 
 
-def test_every_process_has_a_card_of_its_own(card: Any) -> None:
+def test_every_rank_has_its_own_card(card: Any) -> None:
     card(9, 0, count=2)
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     assert device_for_rank(cuda, "auto", 1, 2) == torch.device("cuda:1")
@@ -397,27 +395,27 @@ def test_every_process_has_a_card_of_its_own(card: Any) -> None:
     assert len(caught.value.problems) == 2
 
 
-# --- alone ---
+# --- a group of one ---
 
 
-def test_alone_nobody_is_asked(tmp_path: Path) -> None:
-    team = join()
-    assert type(team) is ProcessGroup
-    assert team.is_rank_zero
-    assert team.broadcast_from_rank_zero(lambda: 3) == 3
-    assert team.all_gather_rows([1.0, 2.0]) == [[1.0, 2.0]]
-    assert team.connect(torch.device("cpu"), TrainConfig()) == []
-    (choice,) = team.connect(torch.device("cpu"), TrainConfig(backend="nccl"))
+def test_in_a_group_of_one_collectives_are_no_ops(tmp_path: Path) -> None:
+    group = join()
+    assert type(group) is ProcessGroup
+    assert group.is_rank_zero
+    assert group.broadcast_from_rank_zero(lambda: 3) == 3
+    assert group.all_gather_rows([1.0, 2.0]) == [[1.0, 2.0]]
+    assert group.connect(torch.device("cpu"), TrainConfig()) == []
+    (choice,) = group.connect(torch.device("cpu"), TrainConfig(backend="nccl"))
     assert choice.reason == "not used: this run is one process"
-    assert restarted_request(team, str(tmp_path), {}) is None
+    assert restarted_request(group, str(tmp_path), {}) is None
     with StopSignals() as stop:
         os.kill(os.getpid(), 1)  # SIGHUP
         assert stop.hung_up
-        team.sync_stop_signals(stop)
+        group.sync_stop_signals(stop)
         assert not stop.requested
 
 
-def test_sharding_alone_is_said_to_be_nothing(tiny: MakeConfig) -> None:
+def test_sharding_a_group_of_one_does_nothing(tiny: MakeConfig) -> None:
     train(tiny("plain", max_iters=3))
     train(tiny("shard", max_iters=3, shard=True))
     assert choices(tiny("shard").out_dir)["shard"] == (

@@ -1,4 +1,4 @@
-"""A team on CUDA cards, by NCCL: one process on one card trains what a plain run trains; two on two."""
+"""Ranks on CUDA cards, with NCCL: one rank on one card trains what a plain run trains; two on two."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ SETTINGS: dict[str, Any] = {
         ({"dtype": "bfloat16", "kernels": "triton", "shard": True, "optimizer": "muon"}, 2e-2),
     ],
 )
-def test_one_card_in_a_team_is_one_card(
+def test_one_rank_trains_what_a_plain_run_trains(
     tiny: MakeConfig, tmp_path: Path, changes: dict[str, Any], tolerance: float
 ) -> None:
     """The same arithmetic, up to the order in which a card adds."""
     plain = tiny("plain", **SETTINGS | changes | {"shard": False, "compile": "off"})
-    # In a process of its own as well: this one must not have touched the card before others are forked.
+    # In a separate process as well: this one must not touch the card before others are forked.
     assert (
         rank_processes.start_ranks(1, tmp_path, rank_processes.train_command(plain), environment=ALONE)[
             0
         ].wait(180)
         == 0
     )
-    config = tiny("team", **SETTINGS | changes | {"compile": "off"})
-    (member,) = rank_processes.start_ranks(1, tmp_path, rank_processes.train_command(config))
-    assert member.wait(180) == 0, member.output_text
+    config = tiny("rank", **SETTINGS | changes | {"compile": "off"})
+    (process,) = rank_processes.start_ranks(1, tmp_path, rank_processes.train_command(config))
+    assert process.wait(180) == 0, process.output_text
     assert choices(config.out_dir)["backend"] == ("nccl", "between CUDA cards")
     assert records(config.out_dir, "run")[0]["team"]["size"] == 1
     assert "team" not in records(plain.out_dir, "run")[0]
@@ -75,6 +75,6 @@ def test_two_cards_train_what_one_trains(tiny: MakeConfig, tmp_path: Path) -> No
     )
     for shard in (False, True):
         config = tiny(f"two-{shard}", **SETTINGS, dtype="float32", shard=shard)
-        members = rank_processes.start_ranks(2, tmp_path, rank_processes.train_command(config))
-        assert [member.wait(180) for member in members] == [0, 0], members[0].output_text
+        ranks = rank_processes.start_ranks(2, tmp_path, rank_processes.train_command(config))
+        assert [process.wait(180) for process in ranks] == [0, 0], ranks[0].output_text
         assert run_losses(config.out_dir) == pytest.approx(run_losses(plain.out_dir), abs=1e-3)

@@ -1,4 +1,4 @@
-"""A run's tokenizer is what its table says, whatever it is called, and no other is put in its place."""
+"""A run's tokenizer is identified by its table, not by its name, and no other takes its place."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.data.tokenizer_json import dump_tokenizer
 from glassgpt.data.tokenizers import load_tokenizer
 from glassgpt.errors import UserError
-from glassgpt.training.init_weights import check_compatible, find_tokenizer
+from glassgpt.training.init_weights import check_compatible
 from glassgpt.training.session import train
-from glassgpt.training.weight_source import load_init_from
+from glassgpt.training.weight_source import find_tokenizer, load_init_from
 
 TEXT = "Whoever lives in a glass house learns to sweep, and to draw the curtains at night.\n" * 40
 
@@ -54,8 +54,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def kept(run: str) -> dict[str, bytes]:
-    """What a refused start must leave alone."""
+def run_files(run: str) -> dict[str, bytes]:
+    """The files that a refused start must not change."""
     paths = [Path(run) / "config.toml", Path(run) / "journal.jsonl", *(Path(run) / "tokenizer").iterdir()]
     return {path.name: path.read_bytes() for path in paths}
 
@@ -63,20 +63,20 @@ def kept(run: str) -> dict[str, bytes]:
 def test_another_tokenizer_of_the_same_name_is_refused(tiny: MakeConfig, data: Path) -> None:
     config = tiny(data_dir=str(data / "own"), max_iters=2)
     train(config)
-    before = kept(config.out_dir)
+    before = run_files(config.out_dir)
     with pytest.raises(UserError, match="numbers its tokens differently"):
         resume(config, data_dir=str(data / "other"), max_iters=4)
     with pytest.raises(UserError, match="numbers its tokens differently"):
         train(tiny("next", init_from=config.out_dir, data_dir=str(data / "other")))
-    origin = load_init_from(config.out_dir)
+    loaded = load_init_from(config.out_dir)
     with pytest.raises(UserError, match="another tokenizer"):
-        find_tokenizer(origin, str(data / "other"))
-    assert kept(config.out_dir) == before
+        find_tokenizer(loaded, str(data / "other"))
+    assert run_files(config.out_dir) == before
 
     ids = load_tokenizer(data / "own").encode(TEXT).tolist()
-    assert find_tokenizer(origin, str(data / "renamed")).encode(TEXT).tolist() == ids
+    assert find_tokenizer(loaded, str(data / "renamed")).encode(TEXT).tolist() == ids
     assert resume(config, data_dir=str(data / "renamed"), max_iters=4).iter == 4
-    assert all(kept(config.out_dir)[name] == before[name] for name in ("gpt2.tiktoken", "manifest.json"))
+    assert all(run_files(config.out_dir)[name] == before[name] for name in ("gpt2.tiktoken", "manifest.json"))
     following = tiny("next", init_from=config.out_dir, data_dir=str(data / "renamed"), max_iters=6)
     assert train(following).iter == 6
 
@@ -84,10 +84,10 @@ def test_another_tokenizer_of_the_same_name_is_refused(tiny: MakeConfig, data: P
 def test_a_run_from_before_digests_is_known_by_its_files(tiny: MakeConfig, data: Path) -> None:
     config = tiny(data_dir=str(data / "own"), max_iters=1)
     train(config)
-    origin = load_init_from(config.out_dir)
-    assert len(origin.state["tokenizer"]) == 64
+    loaded = load_init_from(config.out_dir)
+    assert len(loaded.state["tokenizer"]) == 64
     # As older versions wrote it, which left GPT-2's table out.
-    older = dataclasses.replace(origin, state={**origin.state, "tokenizer": json.dumps(["gpt2", None, {}])})
+    older = dataclasses.replace(loaded, state={**loaded.state, "tokenizer": json.dumps(["gpt2", None, {}])})
     for name in ("own", "renamed"):
         check_compatible(config, open_dataset(data / name), older)
     with pytest.raises(UserError, match="numbers its tokens differently"):
@@ -103,11 +103,11 @@ def test_a_run_without_a_checkpoint_keeps_its_tokenizer_too(tiny: MakeConfig, da
     config = tiny(data_dir=str(data / "own"), max_iters=1)
     train(config)
     shutil.rmtree(Path(config.out_dir) / "checkpoints")
-    before = kept(config.out_dir)
+    before = run_files(config.out_dir)
     with pytest.raises(UserError, match="another tokenizer"):
         resume(config, data_dir=str(data / "other"))
-    assert kept(config.out_dir) == before
+    assert run_files(config.out_dir) == before
     # One that was cut off is written again.
     (Path(config.out_dir) / "tokenizer" / "gpt2.tiktoken").write_bytes(b"half")
     resume(config)
-    assert kept(config.out_dir)["gpt2.tiktoken"] == before["gpt2.tiktoken"]
+    assert run_files(config.out_dir)["gpt2.tiktoken"] == before["gpt2.tiktoken"]

@@ -16,7 +16,7 @@ from tiny import MakeConfig, records, run_losses
 
 from glassgpt.cli.train_command import _without_nproc
 from glassgpt.errors import UserError
-from glassgpt.training.distributed.join_group import join
+from glassgpt.training.distributed import join
 from glassgpt.training.launch import _exit_code, launch
 from glassgpt.training.session import train
 

@@ -1,5 +1,5 @@
-"""Processes of a team that die, hang, crash or are told to stop: named, never waited for in silence; and the
-run goes on from its last checkpoint as if nothing had been."""
+"""Ranks that die, hang, crash or are stopped: they are named, the others do not wait for ever, and the run
+resumes from its last checkpoint as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def start(config: TrainConfig, tmp_path: Path, **more: Any) -> list[rank_process
     return rank_processes.start_ranks(2, tmp_path, rank_processes.train_command(config), **more)
 
 
-def go_on_and_compare(config: TrainConfig, whole: TrainConfig, tmp_path: Path) -> None:
+def resume_and_compare(config: TrainConfig, whole: TrainConfig, tmp_path: Path) -> None:
     rank_processes.run_ranks(2, tmp_path, rank_processes.resume_command(config.out_dir))
     assert run_losses(config.out_dir) == run_losses(whole.out_dir)
     assert_same_tensors(last_tensors(config.out_dir), last_tensors(whole.out_dir))
@@ -47,23 +47,23 @@ def test_a_rank_that_is_killed_is_named_and_nothing_is_lost(
     settings = SHARED | {"shard": shard}
     whole = tiny("whole", **settings)
     rank_processes.run_ranks(2, tmp_path, rank_processes.train_command(whole))
-    saves = 1 if shard else 0  # who writes a part, or all
-    for how, lost, done in (("die_in_update_7", 1, 5), ("die_in_second_save", saves, 5)):
+    saving_rank = 1 if shard else 0
+    for how, lost, done in (("die_in_update_7", 1, 5), ("die_in_second_save", saving_rank, 5)):
         config = tiny(how, **settings)
-        members = start(config, tmp_path, sabotage={lost: how})
-        codes = [member.wait() for member in members]
+        ranks = start(config, tmp_path, sabotage={lost: how})
+        codes = [process.wait() for process in ranks]
         assert codes[lost] == -signal.SIGKILL
         assert codes[1 - lost] == 1
-        survivor = members[1 - lost]
-        (said,) = re.findall("^error: (.*)$", survivor.output_text, re.M)
-        assert said.startswith(f"rank {lost} has died (pid {members[lost].process.pid} on ")
-        assert "last heard of in phase `" in said
+        survivor = ranks[1 - lost]
+        (message,) = re.findall("^error: (.*)$", survivor.output_text, re.M)
+        assert message.startswith(f"rank {lost} has died (pid {ranks[lost].process.pid} on ")
+        assert "last heard of in phase `" in message
         assert [path.name for path in committed_paths(Path(config.out_dir))] == [f"{done:08d}"]
         if lost == 1:
             end = records(config.out_dir)[-1]
             assert (end["kind"], end["reason"], end["exit_code"]) == ("end", "crashed", 1)
             assert "rank 1 has died" in end["error"]
-        go_on_and_compare(config, whole, tmp_path)
+        resume_and_compare(config, whole, tmp_path)
 
 
 def test_a_rank_that_hangs_is_named_with_what_it_was_doing(tiny: MakeConfig, tmp_path: Path) -> None:
@@ -76,26 +76,26 @@ def test_a_rank_that_hangs_is_named_with_what_it_was_doing(tiny: MakeConfig, tmp
     assert (first.wait(), third.wait()) == (1, 1)
     assert time.monotonic() - began < 30
     assert third.output_text == ""
-    (said,) = re.findall("^error: (.*)$", first.output_text, re.M)
-    assert said.startswith("rank 1 is stuck (pid ")
-    assert "in phase `data` after 4 updates); the others have waited " in said
-    assert said.endswith("s for it (--rank_timeout=2)")
+    (message,) = re.findall("^error: (.*)$", first.output_text, re.M)
+    assert message.startswith("rank 1 is stuck (pid ")
+    assert "in phase `data` after 4 updates); the others have waited " in message
+    assert message.endswith("s for it (--rank_timeout=2)")
     assert second.process.is_alive()
     second.send(signal.SIGKILL)
-    assert records(config.out_dir)[-1]["error"] == said
+    assert records(config.out_dir)[-1]["error"] == message
 
 
 @pytest.mark.parametrize(("rank", "how"), [(0, "read_slowly"), (1, "read_slowly"), (0, "write_slowly")])
 def test_before_and_after_training_a_rank_may_take_its_time(
     tiny: MakeConfig, tmp_path: Path, rank: int, how: str
 ) -> None:
-    """Reading text and writing the last checkpoint take what they take; rank_timeout is for updates."""
+    """Reading the dataset and writing the last checkpoint may be slow; rank_timeout is for updates."""
     config = tiny(**SHARED | {"max_iters": 2, "checkpoint_interval": None}, rank_timeout=2)
     rank_processes.run_ranks(2, tmp_path, rank_processes.train_command(config), sabotage={rank: how})
     assert records(config.out_dir)[-1]["reason"] == "finished"
 
 
-def test_a_rank_that_crashes_says_why_and_the_others_say_who(tiny: MakeConfig, tmp_path: Path) -> None:
+def test_a_rank_that_crashes_prints_why_and_the_others_print_which(tiny: MakeConfig, tmp_path: Path) -> None:
     config = tiny(**SHARED)
     first, second = start(config, tmp_path, sabotage={1: "crash_in_update_5"})
     assert (first.wait(), second.wait()) == (1, 1)
@@ -106,18 +106,18 @@ def test_a_rank_that_crashes_says_why_and_the_others_say_who(tiny: MakeConfig, t
 def test_a_disk_that_fails_one_rank_fails_the_save_of_all(tiny: MakeConfig, tmp_path: Path) -> None:
     config = tiny(**SHARED, shard=True)
     first, second = start(config, tmp_path, sabotage={1: "fail_to_write"})
-    assert {first.wait(), second.wait()} <= {1, 2}  # whoever notices first
+    assert {first.wait(), second.wait()} <= {1, 2}  # depending on which notices first
     assert "the checkpoint could not be written (" in first.output_text
     assert "[Errno 28] No space left on device" in first.output_text
     assert committed_paths(Path(config.out_dir)) == []
     assert not list((Path(config.out_dir) / "checkpoints").iterdir())
 
 
-def test_what_one_rank_finds_not_finite_ends_all_at_the_same_update(tiny: MakeConfig, tmp_path: Path) -> None:
+def test_a_nan_on_one_rank_ends_all_at_the_same_update(tiny: MakeConfig, tmp_path: Path) -> None:
     for shard in (False, True):
         config = tiny(f"bad-{shard}", **SHARED | {"shard": shard})
-        members = start(config, tmp_path, sabotage={1: "lose_a_gradient"})
-        assert [member.wait() for member in members] == [3, 3]
+        ranks = start(config, tmp_path, sabotage={1: "lose_a_gradient"})
+        assert [process.wait() for process in ranks] == [3, 3]
         end = records(config.out_dir)[-1]
         assert (end["reason"], end["bad_iter"], end["iter"]) == ("not finite", 4, 3)
 
@@ -129,33 +129,33 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_update_with_a_checkpoint(
     whole = tiny("whole", **SHARED | {"max_iters": 40, "gradient_accumulation_steps": 2})
     config = tiny(**SHARED | {"max_iters": 40, "gradient_accumulation_steps": 2})
     rank_processes.run_ranks(2, tmp_path, rank_processes.train_command(whole))
-    members = start(config, tmp_path, sabotage={0: "be_slow"})
+    ranks = start(config, tmp_path, sabotage={0: "be_slow"})
     while not Path(config.out_dir, "journal.jsonl").exists() or not run_losses(config.out_dir):
         time.sleep(0.01)
-    members[rank].send(number)
-    assert [member.wait() for member in members] == [128 + number] * 2
+    ranks[rank].send(number)
+    assert [process.wait() for process in ranks] == [128 + number] * 2
     end = records(config.out_dir)[-1]
     assert (end["reason"], end["exit_code"]) == ("interrupted", 128 + number)
     assert 0 < end["iter"] < 40
     assert end["last_checkpoint"].endswith(f"{end['iter']:08d}")
-    assert members[1].output_text == ""
-    assert ("stopping after this piece" in members[0].output_text) == (rank == 0)
-    go_on_and_compare(config, whole, tmp_path)
+    assert ranks[1].output_text == ""
+    assert ("stopping after this piece" in ranks[0].output_text) == (rank == 0)
+    resume_and_compare(config, whole, tmp_path)
 
 
-def test_a_launcher_that_starts_a_team_anew_goes_on_with_its_run(tiny: MakeConfig, tmp_path: Path) -> None:
-    """The same command, again, by `torchrun --max-restarts`: not another run, and not a complaint."""
+def test_a_launcher_that_restarts_a_group_resumes_its_run(tiny: MakeConfig, tmp_path: Path) -> None:
+    """The same command, again, by `torchrun --max-restarts`: neither another run nor an error."""
     whole, config = tiny("whole", **SHARED), tiny("again", **SHARED)
     rank_processes.run_ranks(2, tmp_path, rank_processes.train_command(whole))
     launch = {"TORCHELASTIC_RUN_ID": "a-launch"}
-    members = start(config, tmp_path, sabotage={1: "die_in_update_7"}, environment=launch)
-    assert [member.wait() for member in members] == [1, -signal.SIGKILL]
+    ranks = start(config, tmp_path, sabotage={1: "die_in_update_7"}, environment=launch)
+    assert [process.wait() for process in ranks] == [1, -signal.SIGKILL]
     again = launch | {"TORCHELASTIC_RESTART_COUNT": "1"}
     rank_processes.run_ranks(2, tmp_path, rank_processes.train_command(config), environment=again)
     assert run_losses(config.out_dir) == run_losses(whole.out_dir)
     assert_same_tensors(last_tensors(config.out_dir), last_tensors(whole.out_dir))
     assert records(config.out_dir, "run")[-1]["team"]["attempt"] == 1
-    shutil.rmtree(config.out_dir)  # one that came to nothing begins
+    shutil.rmtree(config.out_dir)  # without a run to resume it starts one
     rank_processes.run_ranks(
         2, tmp_path, rank_processes.train_command(config, max_iters=3), environment=again
     )
@@ -168,19 +168,19 @@ store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 print(store.port, flush=True)
 time.sleep(600)
 """
-_MEMBER = """
+_RANK = """
 import sys
-from glassgpt.training.distributed.join_group import join
+from glassgpt.training.distributed import join
 from glassgpt.training.distributed.process_group import RankLost
-team = join()
+group = join()
 print("joined", flush=True)
 sys.stdin.readline()
 try:
     if sys.argv[1] == "startup":
-        with team.together():
-            team.everybodys("here")
+        with group.share_errors():
+            group.all_gather_object("here")
     else:
-        team.leave()
+        group.shut_down()
 except RankLost as lost:
     print(lost)
 """
@@ -188,35 +188,35 @@ except RankLost as lost:
 
 @pytest.mark.parametrize("when", ["startup", "end"])
 def test_a_launcher_that_is_gone_is_named_before_and_after_training_too(when: str) -> None:
-    """What holds the store is killed while a process has nothing left to do but to wait for the others."""
+    """The host of the store is killed while a rank waits for the others."""
     launcher = subprocess.Popen([sys.executable, "-c", _STORE], stdout=subprocess.PIPE, text=True)
     assert launcher.stdout is not None
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": launcher.stdout.readline().strip()}
     rank = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    member = subprocess.Popen(
-        [sys.executable, "-c", _MEMBER, when],
+    process = subprocess.Popen(
+        [sys.executable, "-c", _RANK, when],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | place | rank,
     )
-    assert member.stdout is not None
-    assert member.stdout.readline() == "joined\n"
+    assert process.stdout is not None
+    assert process.stdout.readline() == "joined\n"
     launcher.kill()
     launcher.wait()
-    said, errors = member.communicate("\n", timeout=60)
-    assert said.startswith("the launcher is gone"), errors
+    output, errors = process.communicate("\n", timeout=60)
+    assert output.startswith("the launcher is gone"), errors
     assert "Traceback" not in errors
 
 
 def test_a_folder_that_the_first_rank_loses_is_rescued_by_all(tiny: MakeConfig, tmp_path: Path) -> None:
-    """Each has a part of the weights to save."""
-    members = start(tiny(**SHARED, shard=True), tmp_path, sabotage={0: "move_the_folder"})
-    assert [member.wait() for member in members] == [2, 2], members[0].output_text
+    """Each rank has a shard of the weights to save."""
+    ranks = start(tiny(**SHARED, shard=True), tmp_path, sabotage={0: "move_the_folder"})
+    assert [process.wait() for process in ranks] == [2, 2], ranks[0].output_text
     assert [path.name for path in committed_paths(tmp_path / "elsewhere")] == ["00000005"]
     rescued = tmp_path / "run-rescued"
-    assert str(rescued) in members[0].output_text
+    assert str(rescued) in ranks[0].output_text
     (last,) = committed_paths(rescued)
     assert 7 < int(last.name) < 12
     assert last_tensors(rescued)["model"]

@@ -1,4 +1,4 @@
-"""nanoGPT's ckpt.pt: read, never executed, every key accounted for; resumed and begun from."""
+"""nanoGPT's ckpt.pt: read, never executed, every key accounted for; a run resumes it or starts from it."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ def vocabulary(tiny_data: Path) -> int:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("prefix", ["", "_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module."])
 def test_weights_come_back_under_our_names(tmp_path: Path, prefix: str, bias: bool) -> None:
-    found = read_nanogpt_ckpt(ckpt.write_nanogpt_ckpt(tmp_path / "ckpt.pt", 21, prefix, bias=bias))
+    loaded = read_nanogpt_ckpt(ckpt.write_nanogpt_ckpt(tmp_path / "ckpt.pt", 21, prefix, bias=bias))
     model, _ = ckpt.make_trained_model(21, bias=bias)
-    assert found.model_config == model.config
-    assert found.weights.keys() == model.state_dict().keys()
-    assert all(torch.equal(found.weights[name], tensor) for name, tensor in model.state_dict().items())
-    assert (found.iter, found.best_val_loss) == (3, 2.5)
+    assert loaded.model_config == model.config
+    assert loaded.weights.keys() == model.state_dict().keys()
+    assert all(torch.equal(loaded.weights[name], tensor) for name, tensor in model.state_dict().items())
+    assert (loaded.iter, loaded.best_val_loss) == (3, 2.5)
 
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_optimizers_state_goes_to_its_parameter(tmp_path: Path, bias: bool) -> None:
-    found = read_nanogpt_ckpt(ckpt.write_nanogpt_ckpt(tmp_path / "ckpt.pt", 21, bias=bias))
+    loaded = read_nanogpt_ckpt(ckpt.write_nanogpt_ckpt(tmp_path / "ckpt.pt", 21, bias=bias))
     model, optimizer = ckpt.make_trained_model(21, bias=bias)
     expected = {
         f"{name}:{key}": value
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state[parameter].items()
     }
-    assert found.optimizer.keys() == expected.keys()
-    assert all(torch.equal(found.optimizer[name], value) for name, value in expected.items())
+    assert loaded.optimizer.keys() == expected.keys()
+    assert all(torch.equal(loaded.optimizer[name], value) for name, value in expected.items())
 
 
-def test_its_settings_are_taken_over_but_for_those_of_its_machine(tmp_path: Path) -> None:
-    found = read_nanogpt_ckpt(ckpt.write_nanogpt_ckpt(tmp_path / "ckpt.pt", 21)).settings
-    assert found["dataset"] == "tiny"
-    assert found["learning_rate"] == 1e-2
-    assert found["gradient_accumulation_steps"] == 2
-    assert not {"device", "dtype", "compile", "out_dir", "init_from", "backend"} & found.keys()
+def test_its_settings_are_inherited_except_those_of_its_machine(tmp_path: Path) -> None:
+    loaded = read_nanogpt_ckpt(ckpt.write_nanogpt_ckpt(tmp_path / "ckpt.pt", 21)).settings
+    assert loaded["dataset"] == "tiny"
+    assert loaded["learning_rate"] == 1e-2
+    assert loaded["gradient_accumulation_steps"] == 2
+    assert not {"device", "dtype", "compile", "out_dir", "init_from", "backend"} & loaded.keys()
 
 
 def test_old_checkpoints_carry_masks_and_lack_things(tmp_path: Path) -> None:
@@ -67,10 +67,10 @@ def test_old_checkpoints_carry_masks_and_lack_things(tmp_path: Path) -> None:
     content["model"]["transformer.h.0.attn.bias"] = torch.ones(1, 1, 8, 8)
     del content["model_args"]["bias"], content["optimizer"], content["config"], content["best_val_loss"]
     torch.save(content, tmp_path / "ckpt.pt")
-    found = read_nanogpt_ckpt(tmp_path / "ckpt.pt")
-    assert found.model_config.bias
-    assert (found.optimizer, found.settings, found.best_val_loss) == ({}, {}, None)
-    load_weights(GPT(found.model_config), found.weights, "it")
+    loaded = read_nanogpt_ckpt(tmp_path / "ckpt.pt")
+    assert loaded.model_config.bias
+    assert (loaded.optimizer, loaded.settings, loaded.best_val_loss) == ({}, {}, None)
+    load_weights(GPT(loaded.model_config), loaded.weights, "it")
 
 
 def broken(change: Any, tmp_path: Path) -> str:
@@ -83,12 +83,12 @@ def broken(change: Any, tmp_path: Path) -> str:
 
 
 def load(path: Path) -> None:
-    found = read_nanogpt_ckpt(path)
-    load_weights(GPT(found.model_config), found.weights, "ckpt.pt")
+    loaded = read_nanogpt_ckpt(path)
+    load_weights(GPT(loaded.model_config), loaded.weights, "ckpt.pt")
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         (lambda c: c["model"].pop("transformer.ln_f.weight"), "lacks transformer.ln_f.weight"),
         (lambda c: c["model"].update({"extra.weight": torch.ones(1)}), "has extra.weight"),
@@ -103,8 +103,8 @@ def load(path: Path) -> None:
         (lambda c: c.update(model=[1, 2]), "not as nanoGPT writes it"),
     ],
 )
-def test_what_does_not_fit_is_named(tmp_path: Path, change: Any, said: str) -> None:
-    assert said in broken(change, tmp_path)
+def test_what_does_not_fit_is_named(tmp_path: Path, change: Any, expected: str) -> None:
+    assert expected in broken(change, tmp_path)
 
 
 class Harm:
@@ -135,7 +135,7 @@ def test_cut_off_it_is_an_error(tmp_path: Path, size: int) -> None:
         read_nanogpt_ckpt(path)
 
 
-# --- going on with it ---
+# --- resuming it ---
 
 
 def whole_split_loss(model: GPT, tiny_data: Path) -> float:
@@ -146,11 +146,11 @@ def whole_split_loss(model: GPT, tiny_data: Path) -> float:
     targets = torch.from_numpy(y)
     with torch.no_grad():
         losses = model.eval()(torch.from_numpy(x), targets, "none")
-    kept = targets != IGNORED_TARGET
-    return float(losses[kept].double().mean())
+    is_target = targets != IGNORED_TARGET
+    return float(losses[is_target].double().mean())
 
 
-def test_a_run_of_nanogpt_goes_on_in_its_folder(
+def test_a_run_of_nanogpt_resumes_in_its_folder(
     tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -163,7 +163,7 @@ def test_a_run_of_nanogpt_goes_on_in_its_folder(
     first = run_evals("out-tiny")[3, "val"]
     assert first == pytest.approx(whole_split_loss(model, tiny_data), abs=1e-6)
     assert records("out-tiny", "resume")[0]["from_iter"] == 3
-    # AdamW went on counting from its three updates.
+    # AdamW counts on from its three updates.
     steps = {float(state["step"]) for state in learners[-1].optimizers[0].state.values()}
     assert steps == {5.0}
     assert path.read_bytes() == before, "nanoGPT's own file is left as it was"
@@ -172,7 +172,7 @@ def test_a_run_of_nanogpt_goes_on_in_its_folder(
     assert records("out-tiny", "resume")[-1]["from_iter"] == 5
 
 
-def test_a_new_run_can_begin_from_its_weights(
+def test_a_new_run_can_start_from_its_weights(
     tiny: MakeConfig, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = ckpt.write_nanogpt_ckpt(tmp_path / "out/ckpt.pt", vocabulary(tiny_data))
@@ -188,17 +188,19 @@ def test_a_new_run_can_begin_from_its_weights(
     assert "update 0" in reason
 
 
-def test_it_goes_on_with_its_data_by_name_or_by_path(
+def test_it_resumes_on_its_dataset_by_name_or_by_path(
     tiny: MakeConfig, tiny_data: Path, tmp_path: Path
 ) -> None:
     path = ckpt.write_nanogpt_ckpt(
         tmp_path / "out/ckpt.pt", vocabulary(tiny_data)
     )  # which says: trained on `tiny`
-    theirs = shutil.copytree(tiny_data, tmp_path / "theirs/tiny")
-    for number, where in enumerate(({"dataset": str(theirs), "data_dir": ""}, {"data_dir": str(theirs)})):
+    copied_data = shutil.copytree(tiny_data, tmp_path / "theirs/tiny")
+    for number, where in enumerate(
+        ({"dataset": str(copied_data), "data_dir": ""}, {"data_dir": str(copied_data)})
+    ):
         config = tiny(init_from=str(path), max_iters=4, out_dir=str(tmp_path / f"run-{number}"), **where)
         train(config)
-        assert "goes on at update 3" in choices(config.out_dir)["init_from"][1]
+        assert "resumes at update 3" in choices(config.out_dir)["init_from"][1]
 
 
 def test_another_vocabulary_is_refused(tiny: MakeConfig, tmp_path: Path) -> None:
@@ -230,7 +232,7 @@ def test_what_would_unpack_to_far_more_than_the_file_is_refused_before(
             read_nanogpt_ckpt(path)
     path = ckpt.write_nanogpt_ckpt(tmp_path / "ckpt.pt", 21)
     monkeypatch.setattr(
-        "glassgpt.training.checkpoint.nanogpt_ckpt.available_memory", lambda: path.stat().st_size // 2
+        "glassgpt.training.checkpoint.nanogpt_ckpt.available_memory_bytes", lambda: path.stat().st_size // 2
     )
     with pytest.raises(UserError, match="is refused: it unpacks to"):
         read_nanogpt_ckpt(path)
@@ -269,7 +271,7 @@ LN = "transformer.ln_f.weight"
 
 
 @pytest.mark.parametrize(
-    ("weight", "said"),
+    ("weight", "expected"),
     [
         ([1.0] * 16, f"{LN} is a list, not a tensor"),
         (torch.ones(16, dtype=torch.complex64), f"{LN} is of torch.complex64"),
@@ -278,12 +280,12 @@ LN = "transformer.ln_f.weight"
         (torch.ones(1).expand(16), f"{LN} says that it is (16,), and the file has fewer numbers"),
     ],
 )
-def test_what_is_no_weight_is_refused(tmp_path: Path, weight: Any, said: str) -> None:
-    assert said in broken(lambda content: content["model"].update({LN: weight}), tmp_path)
+def test_what_is_no_weight_is_refused(tmp_path: Path, weight: Any, expected: str) -> None:
+    assert expected in broken(lambda content: content["model"].update({LN: weight}), tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
         ({"n_layer": 900_000}, "n_layer=900000, but weights of 2"),
         ({"vocab_size": 999_999}, "its wte.weight is (21, 16), but its settings say (999999, 16)"),
@@ -291,7 +293,7 @@ def test_what_is_no_weight_is_refused(tmp_path: Path, weight: Any, said: str) ->
         ({"dropout": float("nan")}, "dropout=nan"),
     ],
 )
-def test_nothing_is_built_that_the_file_only_claims(tmp_path: Path, changes: Any, said: str) -> None:
+def test_nothing_is_built_that_the_file_only_claims(tmp_path: Path, changes: Any, expected: str) -> None:
     """A small file that says it is large must not fill the memory."""
     content = ckpt.make_nanogpt_ckpt(21)
     content["model_args"].update(changes)
@@ -299,7 +301,7 @@ def test_nothing_is_built_that_the_file_only_claims(tmp_path: Path, changes: Any
     torch.save(content, tmp_path / "ckpt.pt")
     with pytest.raises(UserError) as caught:
         read_nanogpt_ckpt(tmp_path / "ckpt.pt")
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_an_optimizer_that_lacks_a_part_is_refused(tmp_path: Path) -> None:
@@ -322,15 +324,15 @@ def test_scalars_of_numpy_are_numbers(tmp_path: Path) -> None:
         content = ckpt.make_nanogpt_ckpt(21) | {"best_val_loss": kind(2.5), "iter_num": np.int64(7)}
         content["config"]["learning_rate"] = kind(0.5)
         torch.save(content, tmp_path / "ckpt.pt")
-        found = read_nanogpt_ckpt(tmp_path / "ckpt.pt")
-        assert (found.iter, found.best_val_loss, found.settings["learning_rate"]) == (7, 2.5, 0.5)
+        loaded = read_nanogpt_ckpt(tmp_path / "ckpt.pt")
+        assert (loaded.iter, loaded.best_val_loss, loaded.settings["learning_rate"]) == (7, 2.5, 0.5)
     for other in (np.array([1.0]), np.datetime64("2020-01-01"), np.str_("text"), np.complex64(1)):
         torch.save(ckpt.make_nanogpt_ckpt(21) | {"best_val_loss": other}, tmp_path / "ckpt.pt")
         with pytest.raises(UserError, match=r"ckpt\.pt"):
             read_nanogpt_ckpt(tmp_path / "ckpt.pt")
 
 
-def test_a_tensor_that_the_model_lacks_is_refused_by_whoever_reads_it(tmp_path: Path) -> None:
+def test_a_tensor_that_the_model_lacks_is_refused_by_every_reader(tmp_path: Path) -> None:
     content = ckpt.make_nanogpt_ckpt(21)
     content["model"]["transformer.h.0.extra"] = torch.ones(2)
     torch.save(content, tmp_path / "ckpt.pt")

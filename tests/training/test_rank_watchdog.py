@@ -1,4 +1,4 @@
-"""Who is lost, judged from what everybody said last; with a clock of our own."""
+"""Which rank is lost, from the last heartbeats and a fake clock; and how ranks share their time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from glassgpt.record.rank_time import RankTimes
+from glassgpt.record.clock import RankTimes
 from glassgpt.training.distributed.rank_watchdog import (
     NO_RANK,
     Heartbeat,
@@ -22,46 +22,49 @@ from glassgpt.training.distributed.rank_watchdog import (
     pid_namespace,
 )
 
-ME = Heartbeat(number=9, phase="train", iter=5, waits=True, machine="here", pid=1)
-OTHER = replace(ME, pid=2)
+OWN = Heartbeat(number=9, phase="train", iter=5, waits=True, machine="here", pid=1)
+OTHER = replace(OWN, pid=2)
 
 
-def judged(waiting_s: float = 0.0, said: float = 100.0, alive: bool = True, **changes: object) -> str | None:
-    """Of one other process, which said something `said` seconds after the start, at 100 s."""
-    others = {1: LastHeartbeat(replace(OTHER, **changes), said)}  # type: ignore[arg-type]
-    found = find_lost_rank(others, ME, waiting_s, 100.0, 10.0, lambda pid: alive)
-    assert found is None or found[0] == (NO_RANK if "each other" in found[1] else 1)
-    return found and found[1]
+def message_about_other(
+    waiting_s: float = 0.0, since: float = 100.0, alive: bool = True, **changes: object
+) -> str | None:
+    """At 100 s, about one other rank, whose last heartbeat came at `since`."""
+    others = {1: LastHeartbeat(replace(OTHER, **changes), since)}  # type: ignore[arg-type]
+    lost = find_lost_rank(others, OWN, waiting_s, 100.0, 10.0, lambda pid: alive)
+    assert lost is None or lost[0] == (NO_RANK if "each other" in lost[1] else 1)
+    return lost and lost[1]
 
 
-def test_nobody_is_lost_while_all_goes_on() -> None:
-    assert judged() is None
-    assert judged(waiting_s=9.9, waits=False) is None  # not for long enough
-    assert judged(said=50.0) is None  # silent, but nobody waits
-    assert judged(waiting_s=24.0) is None  # all wait, as they may for a moment
-    assert judged(goodbye="") is None
-    assert judged(goodbye="", alive=False) is None
+def test_no_rank_is_lost_while_all_work() -> None:
+    assert message_about_other() is None
+    assert message_about_other(waiting_s=9.9, waits=False) is None  # not for long enough
+    assert message_about_other(since=50.0) is None  # silent, but no rank waits
+    assert message_about_other(waiting_s=24.0) is None  # all wait, as they may for a moment
+    assert message_about_other(goodbye="") is None
+    assert message_about_other(goodbye="", alive=False) is None
 
 
 def test_the_dead_are_noticed_at_once_on_their_own_machine() -> None:
-    assert judged(alive=False) == (
+    assert message_about_other(alive=False) == (
         "rank 1 has died (pid 2 on here, last heard of in phase `train` after 5 updates)"
     )
-    assert judged(alive=False, machine="there") is None  # its number means another process here
-    assert judged(alive=False, machine="there", said=89.0, waiting_s=11.0, phase="eval") == (
-        "rank 1 says nothing any more (pid 2 on there, last heard of in phase `eval` after 5 updates); the "
-        "others have waited 11 s for it (--rank_timeout=10)"
+    # On another machine its pid means nothing here.
+    assert message_about_other(alive=False, machine="there") is None
+    assert message_about_other(alive=False, machine="there", since=89.0, waiting_s=11.0, phase="eval") == (
+        "rank 1 sends no heartbeat any more (pid 2 on there, last heard of in phase `eval` after 5 updates); "
+        "the others have waited 11 s for it (--rank_timeout=10)"
     )
 
 
 def test_a_process_of_another_container_is_not_taken_for_dead() -> None:
     """Containers on one machine may share its name, and each has its own list of processes."""
-    assert judged(alive=False, numbering="another list") is None
+    assert message_about_other(alive=False, numbering="another list") is None
     if shutil.which("unshare") is None:
         pytest.skip("no process can be put into a container here: there is no unshare")
     unshare = ["unshare", "--pid", "--fork", "--mount-proc"]
-    said = "from glassgpt.training.distributed.rank_watchdog import numbering; print(numbering())"
-    program = [sys.executable, "-c", said]
+    code = "from glassgpt.training.distributed.rank_watchdog import *; print(pid_namespace())"
+    program = [sys.executable, "-c", code]
     assert subprocess.run(program, capture_output=True, text=True).stdout.strip() == pid_namespace()
     apart = subprocess.run([*unshare, *program], capture_output=True, text=True)
     if apart.returncode:
@@ -69,43 +72,47 @@ def test_a_process_of_another_container_is_not_taken_for_dead() -> None:
     assert apart.stdout.strip() not in ("", pid_namespace())
 
 
-def test_the_stuck_are_those_who_have_not_come() -> None:
-    said = judged(waiting_s=10.0, waits=False, phase="data", iter=4)
-    assert said is not None
-    assert said.startswith("rank 1 is stuck (pid 2 on here, last heard of in phase `data` after 4 updates)")
-
-
-def test_where_all_wait_it_is_the_network() -> None:
-    assert judged(waiting_s=25.0) == (
-        "the ranks have waited 25 s for each other, in phase `train` after 5 updates: what they send does "
-        "not arrive; look at the network between them"
+def test_a_rank_that_the_others_wait_for_is_stuck() -> None:
+    message = message_about_other(waiting_s=10.0, waits=False, phase="data", iter=4)
+    assert message is not None
+    assert message.startswith(
+        "rank 1 is stuck (pid 2 on here, last heard of in phase `data` after 4 updates)"
     )
 
 
-def test_a_process_that_said_why_it_ended_is_named_before_one_that_is_only_gone() -> None:
+def test_if_all_ranks_wait_it_is_the_network() -> None:
+    assert message_about_other(waiting_s=25.0) == (
+        "the ranks have waited 25 s for each other, in phase `train` after 5 updates: what they send does "
+        "not arrive; check the network between them"
+    )
+
+
+def test_a_rank_that_ended_with_an_error_is_named_before_one_that_is_only_gone() -> None:
     others = {
         1: LastHeartbeat(OTHER, 100.0),
         2: LastHeartbeat(replace(OTHER, pid=3, goodbye="ValueError: odd"), 100.0),
     }
-    found = find_lost_rank(others, ME, 0.0, 100.0, 10.0, lambda pid: False)
-    assert found is not None
-    assert found[0] == 2
+    lost = find_lost_rank(others, OWN, 0.0, 100.0, 10.0, lambda pid: False)
+    assert lost is not None
+    assert lost[0] == 2
 
 
 def test_a_goodbye_says_why() -> None:
-    assert str(judged(goodbye="ValueError: odd")).startswith("rank 1 has ended: ValueError: odd (pid 2")
+    assert str(message_about_other(goodbye="ValueError: odd")).startswith(
+        "rank 1 has ended: ValueError: odd (pid 2"
+    )
 
 
 def test_a_process_is_alive_until_it_is_gone() -> None:
     assert is_alive(os.getpid())
     child = subprocess.Popen([sys.executable, "-c", ""])
-    while is_alive(child.pid):  # also before anybody has asked how it ended
+    while is_alive(child.pid):  # also while it is a zombie
         time.sleep(0.01)
     child.wait()
     assert not is_alive(child.pid)
 
 
-class Board(dict[str, bytes]):
+class FakeStore(dict[str, bytes]):
     def set(self, key: str, value: str) -> None:
         self[key] = value.encode()
 
@@ -120,9 +127,9 @@ class Board(dict[str, bytes]):
         return self.setdefault(key, value.encode())
 
 
-def test_a_watch_sees_the_other_end() -> None:
-    board = Board()
-    one, other = (RankWatchdog(board, rank, 2, 60.0) for rank in range(2))
+def test_a_watchdog_sees_the_other_rank_end() -> None:
+    store = FakeStore()
+    one, other = (RankWatchdog(store, rank, 2, 60.0) for rank in range(2))
     other.set_callbacks(lambda: ("eval", 3), lambda text: None)
     other.close("OSError: gone")
     assert one.wait_for_loss(10.0) is not None
@@ -133,43 +140,43 @@ def test_a_watch_sees_the_other_end() -> None:
     one.close("")
 
 
-def test_the_first_verdict_is_everybodys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 2 hangs. Rank 1 finds that and ends; rank 0, which looks later, must not name rank 1."""
-    monkeypatch.setattr(RankWatchdog, "_run", lambda watch: None)  # no thread: the test looks
-    board = Board()
-    zero, one, two = watches = [RankWatchdog(board, rank, 3, 10.0) for rank in range(3)]
-    for watch in watches:
-        watch._waits_since = None if watch is two else time.monotonic() - 11.0
-        watch._send_heartbeat()
+def test_the_first_verdict_holds_for_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 2 hangs. Rank 1 finds that and ends; rank 0, which checks later, must not name rank 1."""
+    monkeypatch.setattr(RankWatchdog, "_run", lambda watchdog: None)  # no thread: the test checks
+    store = FakeStore()
+    zero, one, two = watchdogs = [RankWatchdog(store, rank, 3, 10.0) for rank in range(3)]
+    for watchdog in watchdogs:
+        watchdog._waits_since = None if watchdog is two else time.monotonic() - 11.0
+        watchdog._send_heartbeat()
     verdict = one._check_ranks()
     assert verdict is not None
-    speaker, one.lost_message = verdict
+    reporter, one.lost_message = verdict
     assert one.lost_message.startswith("rank 2 is stuck")
-    assert speaker == 0  # the lowest rank that was heard of
+    assert reporter == 0  # the lowest rank that was heard of
     codes: list[int] = []
     monkeypatch.setattr(os, "_exit", codes.append)
     one._end_process(one._say_goodbye)
     assert codes == [1]
-    assert Heartbeat.read(board["beat/1"]).goodbye == ""  # it left in order
+    assert Heartbeat.read(store["beat/1"]).goodbye == ""  # it ended without an error of its own
     monkeypatch.setattr("glassgpt.training.distributed.rank_watchdog.is_alive", lambda pid: False)
     assert zero._check_ranks() == verdict
 
 
 def test_a_store_that_fails_without_a_word_is_the_launcher_gone() -> None:
-    class Gone(Board):
+    class Gone(FakeStore):
         def set(self, key: str, value: str) -> None:
             raise RuntimeError
 
-    watch = RankWatchdog(Gone(), 0, 2, 60.0)
-    assert watch.wait_for_loss(10.0) == "the launcher is gone: its store does not answer (RuntimeError)"
-    watch.close("")
+    watchdog = RankWatchdog(Gone(), 0, 2, 60.0)
+    assert watchdog.wait_for_loss(10.0) == "the launcher is gone: its store does not answer (RuntimeError)"
+    watchdog.close("")
 
 
-# --- how work was shared ---
+# --- time by rank ---
 
 
-def test_exchanging_and_waiting_are_told_apart() -> None:
-    """Two equals that exchange for 1 s of 10; and one that is 3 s late, for which the other waits."""
+def test_all_reduce_and_waiting_are_separate() -> None:
+    """Two equal ranks with 1 s of 10 in all-reduce; then one is 3 s late, and the other waits for it."""
     equal = RankTimes((9.0, 9.0), (1.0, 1.0))
     assert (equal.scaling_efficiency, equal.communication_share, equal.waiting_share) == pytest.approx(
         (0.9, 0.1, 0.0)

@@ -362,7 +362,7 @@ def test_a_checkpoint_without_an_optimizer_is_not_said_to_have_one(
     config = tiny(init_from="out", init_state="all", max_iters=5)
     train(config)
     reason = choices(config.out_dir)["init_from"][1]
-    assert reason == "goes on at update 3 with a new optimizer: none was kept"
+    assert reason == "resumes at update 3 with a new optimizer: the checkpoint has none"
     assert list(run_losses(config.out_dir)) == [4, 5]
 
 

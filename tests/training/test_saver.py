@@ -1,4 +1,4 @@
-"""Saving: whole or not there, in the background, the best kept for ever."""
+"""Saving: complete or not at all, in the background, and the best checkpoint is never removed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def saved(tmp_path: Path) -> Path:
     return write_checkpoints(tmp_path)
 
 
-# --- what is kept ---
+# --- what is saved and what stays ---
 
 
 def test_the_record_says_what_it_cost(tmp_path: Path) -> None:
@@ -87,11 +87,11 @@ def test_the_best_and_the_last_are_kept_whatever_comes(
             done.append((iteration, val_loss))
             evaluated = [pair for pair in done if pair[1] is not None and math.isfinite(pair[1])]
             top = min(evaluated, key=lambda pair: pair[1] or 0.0, default=None)
-            found = [read_checkpoint(path) for path in committed_paths(folder)]
-            kept = [(point.iter, point.val_loss) for point in found]
-            assert kept[-keep:] == done[-keep:]
-            assert top is None or top in kept
-            assert len(kept) <= keep + 1
+            committed = [read_checkpoint(path) for path in committed_paths(folder)]
+            remaining = [(checkpoint.iter, checkpoint.val_loss) for checkpoint in committed]
+            assert remaining[-keep:] == done[-keep:]
+            assert top is None or top in remaining
+            assert len(remaining) <= keep + 1
             assert record["best"] == (done[-1] is top)
             assert load_latest_intact(folder)[0].iter == iteration
             winner = best_checkpoint(folder)
@@ -124,8 +124,8 @@ def test_a_failing_write_is_an_error_that_leaves_the_others_whole(
     with pytest.raises(UserError, match=r"could not be written \(.*\); the last whole one is .*/00000030$"):
         saver.poll(wait=True)
     assert saver.poll(wait=True) is None
-    point, _, damaged, _ = load_latest_intact(saved)
-    assert (point.iter, damaged) == (30, [])
+    checkpoint, _, damaged, _ = load_latest_intact(saved)
+    assert (checkpoint.iter, damaged) == (30, [])
     assert [path.name for path in sorted((saved / CHECKPOINTS_FOLDER).iterdir())] == [
         "00000010",
         "00000020",
@@ -160,7 +160,7 @@ def test_a_full_disk_ends_a_run_with_what_was_saved(
 
 
 def die_at(count: int) -> None:
-    """In a forked process: do one more save, and die for good at the count-th thing that touches the disk."""
+    """In a forked process: do one more save, and die at the count-th call that touches the disk."""
     calls = [0]
 
     def dying(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -175,7 +175,7 @@ def die_at(count: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         for where, name in (
             (saving, "write_packed"),
-            (saving, "sync_to_disk"),
+            (saving, "fsync_path"),
             (os, "fsync"),
             (Path, "mkdir"),
             (Path, "rename"),
@@ -205,11 +205,13 @@ def test_a_crash_at_any_instant_leaves_a_whole_checkpoint(
             finally:
                 os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        point, found, damaged, _ = load_latest_intact(folder)
-        seen.add(point.iter)
+        checkpoint, tensors, damaged, _ = load_latest_intact(folder)
+        seen.add(checkpoint.iter)
         assert damaged == []
-        assert set(found["model"]["weight"].flatten().tolist()) == {float(point.iter)}
-        save_and_wait(Saver(folder, keep=1), 50, 9.0)  # and the next process goes on as if nothing was
+        assert set(tensors["model"]["weight"].flatten().tolist()) == {float(checkpoint.iter)}
+        save_and_wait(
+            Saver(folder, keep=1), 50, 9.0
+        )  # and the next process continues as if nothing had happened
         assert load_latest_intact(folder)[0].iter == 50
         assert sorted((folder / CHECKPOINTS_FOLDER).iterdir()) == sorted(
             committed_paths(folder)
@@ -235,42 +237,42 @@ def test_an_old_checkpoint_that_cannot_be_removed_ends_nothing(
 
 
 class OneOfTwo(ProcessGroup):
-    """`where`: the folder that rank 0 made, empty if it could not make one."""
+    """A group of two. `folder`: the one that rank 0 made, empty if it could not."""
 
     world_size = 2
 
-    def __init__(self, rank: int, where: str = "") -> None:
-        self.rank, self.where, self.posted = rank, where, dict[str, Any]()
+    def __init__(self, rank: int, folder: str = "") -> None:
+        self.rank, self.folder, self.stored = rank, folder, dict[str, Any]()
 
-    def store_set(self, name: str, value: Any) -> None:
-        self.posted[name] = value
+    def store_set(self, key: str, value: Any) -> None:
+        self.stored[key] = value
 
-    def store_get(self, name: str) -> Any:
-        return self.where
+    def store_get(self, key: str) -> Any:
+        return self.folder
 
 
 def test_a_rank_that_cannot_save_leaves_it_to_rank_0_to_end_the_run(tmp_path: Path) -> None:
     """If it ended by itself, rank 0 could not rescue a run whose folder is gone."""
-    for where in ("", str(tmp_path / ".tmp-gone")):
-        team = OneOfTwo(1, where)
-        saver = Saver(tmp_path, 2, team)
+    for folder in ("", str(tmp_path / ".tmp-gone")):
+        group = OneOfTwo(1, folder)
+        saver = Saver(tmp_path, 2, group)
         saver.save(make_tensors(1), {"iter": 1}, rows={})
         assert saver.poll(wait=True) is not None
         saver.close()
-        assert "error" in team.posted["save/1/1"]
+        assert "error" in group.stored["save/1/1"]
 
 
-def test_rank_0_without_a_folder_lets_nobody_wait(tmp_path: Path) -> None:
-    team = OneOfTwo(0)
-    saver = Saver(tmp_path / "gone", 2, team)
+def test_rank_0_without_a_folder_lets_no_rank_wait(tmp_path: Path) -> None:
+    group = OneOfTwo(0)
+    saver = Saver(tmp_path / "gone", 2, group)
     saver.save(make_tensors(1), {"iter": 1, "val_loss": None}, rows={})
     with pytest.raises(UserError):
         saver.poll(wait=True)
     saver.close()
-    assert team.posted == {"save/1": ""}
+    assert group.stored == {"save/1": ""}
 
 
-# --- who was there before ---
+# --- leftovers ---
 
 
 def test_leftovers_of_a_killed_process_are_removed(saved: Path) -> None:
@@ -289,8 +291,8 @@ def test_names_that_are_not_ours_do_no_harm(saved: Path) -> None:
     for name in ("00000040.bak", "00000040.old", "damaged-00000030.old", "notes"):
         (saved / CHECKPOINTS_FOLDER / name).mkdir()
     assert save_and_wait(Saver(saved, keep=1), 40)["iter"] == 40
-    point, _, damaged, _ = load_latest_intact(saved)
-    assert (point.path.name, damaged) == ("00000040", [])
+    checkpoint, _, damaged, _ = load_latest_intact(saved)
+    assert (checkpoint.path.name, damaged) == ("00000040", [])
 
 
 # --- folders that somebody else put there ---
@@ -306,12 +308,12 @@ def test_a_dated_copy_is_neither_counted_nor_removed(tmp_path: Path) -> None:
         record = save_and_wait(saver, iteration, 3.0)
         assert record["ignored"] == ["0000000016", "20261116"]
         assert [path.name for path in committed_paths(tmp_path)] == ["00000016", f"{iteration:08d}"]
-        point, _, damaged, complaints = load_latest_intact(tmp_path)
-        assert (point.iter, damaged, len(complaints)) == (iteration, [], 2)
+        checkpoint, _, damaged, complaints = load_latest_intact(tmp_path)
+        assert (checkpoint.iter, damaged, len(complaints)) == (iteration, [], 2)
     assert (tmp_path / CHECKPOINTS_FOLDER / "20261116" / "state.json").exists()
 
 
-def test_what_cannot_be_identified_does_not_make_others_go(tmp_path: Path) -> None:
+def test_what_cannot_be_identified_does_not_remove_others(tmp_path: Path) -> None:
     saver = Saver(tmp_path, keep=1)
     for name in ("99999999", "00000001"):  # a folder of somebody's own, without a state.json
         (tmp_path / CHECKPOINTS_FOLDER / name).mkdir(parents=True)
@@ -367,13 +369,13 @@ def test_what_cannot_be_read_is_not_removed(saved: Path, monkeypatch: pytest.Mon
 
 
 def test_a_link_or_file_named_as_a_leftover_is_removed_and_what_it_leads_to_is_not(saved: Path) -> None:
-    theirs = saved / "theirs"
-    theirs.mkdir()
-    (theirs / "file").touch()
-    (saved / CHECKPOINTS_FOLDER / ".tmp-link").symlink_to(theirs)
+    target = saved / "target"
+    target.mkdir()
+    (target / "file").touch()
+    (saved / CHECKPOINTS_FOLDER / ".tmp-link").symlink_to(target)
     (saved / CHECKPOINTS_FOLDER / ".tmp-nowhere").symlink_to(saved / "nothing")
     (saved / CHECKPOINTS_FOLDER / ".tmp-file").touch()
     (saved / CHECKPOINTS_FOLDER / ".tmp-folder").mkdir()
     Saver(saved, keep=3).close()
     assert sorted((saved / CHECKPOINTS_FOLDER).iterdir()) == sorted(committed_paths(saved))
-    assert (theirs / "file").exists()
+    assert (target / "file").exists()

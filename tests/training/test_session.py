@@ -400,7 +400,7 @@ def test_half_a_team_is_refused_rather_than_trained_side_by_side(
     monkeypatch.setenv("WORLD_SIZE", "2")
     config = tiny()
     with pytest.raises(
-        UserError, match="not RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: start them with torch"
+        UserError, match="lacks RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: start them with torch"
     ):
         train(config)
     assert not Path(config.out_dir).exists()

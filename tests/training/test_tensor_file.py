@@ -1,4 +1,4 @@
-"""Our writer of safetensors: the library reads back what was written, and the digest is the file's."""
+"""Our writer of safetensors: the library reads back what was written, and the digest fits the file."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def tensors(draw: st.DrawFn) -> dict[str, Tensor]:
     }
 
 
-def write(path: Path, found: dict[str, Tensor]) -> str:
-    return write_packed(path, pack_tensors(found, torch.device("cpu")))
+def write(path: Path, by_name: dict[str, Tensor]) -> str:
+    return write_packed(path, pack_tensors(by_name, torch.device("cpu")))
 
 
 def read(path: Path) -> dict[str, Tensor]:
@@ -51,20 +51,20 @@ def read(path: Path) -> dict[str, Tensor]:
 
 @settings(max_examples=100, deadline=None)
 @given(tensors())
-def test_the_library_reads_what_was_written(found: dict[str, Tensor]) -> None:
+def test_the_library_reads_what_was_written(by_name: dict[str, Tensor]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "file.safetensors"
-        written = write(path, found)
+        written = write(path, by_name)
         assert written == content_digest(path.read_bytes())
         back = read(path)
-    assert back.keys() == found.keys()
-    for name, tensor in found.items():
+    assert back.keys() == by_name.keys()
+    for name, tensor in by_name.items():
         assert back[name].dtype == tensor.dtype
         assert back[name].shape == tensor.shape
         assert torch.equal(back[name].view(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
 
 
-def test_a_tensor_that_is_not_in_one_piece(tmp_path: Path) -> None:
+def test_a_tensor_that_is_not_contiguous(tmp_path: Path) -> None:
     whole = torch.arange(12.0).view(3, 4)
     write(tmp_path / "file", {"turned": whole.t(), "part": whole[:, 1], "scalar": whole[0, 3]})
     back = load_file(tmp_path / "file")
@@ -79,11 +79,9 @@ def test_parameters_can_be_written_as_they_are(tmp_path: Path) -> None:
     assert torch.equal(load_file(tmp_path / "file")["weight"], layer.weight)
 
 
-def test_a_file_is_hashed_piece_by_piece_as_its_content_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_and_its_content_have_the_same_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one whose header is cut off, or claims to be longer than the file."""
-    monkeypatch.setattr(tensor_file, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(tensor_file, "_CHUNK_BYTES", 1000)
     monkeypatch.setattr(digests, "HASHED_PIECE_BYTES", 1000)
     path, read = tmp_path / "file", list[int]()
     for header, rest in ((0, 0), (56, 0), (56, 1), (56, 999), (56, 1000), (56, 1001), (56, 5000), (2**60, 9)):
@@ -95,16 +93,18 @@ def test_a_file_is_hashed_piece_by_piece_as_its_content_is(
     assert sha256_in_pieces(path, read.append) == content_digest(b"")
 
 
-def test_a_digest_is_that_of_the_pieces_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_file, "_PIECE_BYTES", 1000)
+def test_a_digest_is_the_digest_of_the_chunks_digests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_file, "_CHUNK_BYTES", 1000)
     written = write(tmp_path / "file", {"a": torch.randn(777)})
     content = (tmp_path / "file").read_bytes()
     header = 8 + int.from_bytes(content[:8], "little")
-    pieces = [content[:header], content[header:][:1000], content[header:][1000:2000]]
-    pieces += [content[header:][2000:3000], content[header:][3000:]]
-    assert b"".join(pieces) == content
-    of_pieces = b"".join(hashlib.sha256(piece).digest() for piece in pieces)
-    assert written == content_digest(content) == hashlib.sha256(of_pieces).hexdigest()
+    chunks = [content[:header], content[header:][:1000], content[header:][1000:2000]]
+    chunks += [content[header:][2000:3000], content[header:][3000:]]
+    assert b"".join(chunks) == content
+    chunk_digests = b"".join(hashlib.sha256(chunk).digest() for chunk in chunks)
+    assert written == content_digest(content) == hashlib.sha256(chunk_digests).hexdigest()
 
 
 @settings(max_examples=50, deadline=None)
@@ -119,33 +119,33 @@ def test_no_changed_byte_has_the_same_digest(content: bytes, place: int, change:
 
 
 class FewBuffers(PinnedBuffer):
-    """As from a card: its pieces are overwritten as soon as it may."""
+    """As from a card: its chunks are overwritten as soon as allowed."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(
-            tensor_file._MAX_PIECES_IN_FLIGHT, tensor_file._PIECE_BYTES, dtype=torch.uint8
+            tensor_file._MAX_CHUNKS_IN_FLIGHT, tensor_file._CHUNK_BYTES, dtype=torch.uint8
         )
 
-    def pieces(self, content: Tensor) -> Iterator[memoryview]:
-        for number, piece in enumerate(tensor_file._split_pieces(content.numpy().data)):
-            room = self._memory[number % tensor_file._MAX_PIECES_IN_FLIGHT, : len(piece)]
-            room.copy_(torch.frombuffer(piece, dtype=torch.uint8))
-            yield room.numpy().data
+    def chunks(self, content: Tensor) -> Iterator[memoryview]:
+        for number, chunk in enumerate(tensor_file._split(content.numpy().data)):
+            pinned = self._memory[number % tensor_file._MAX_CHUNKS_IN_FLIGHT, : len(chunk)]
+            pinned.copy_(torch.frombuffer(chunk, dtype=torch.uint8))
+            yield pinned.numpy().data
 
 
 @pytest.mark.parametrize("size", [0, 1, 999, 4000, 4001, 50_000])
-def test_pieces_are_hashed_before_they_are_overwritten(
+def test_chunks_are_hashed_before_they_are_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr(tensor_file, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(tensor_file, "_CHUNK_BYTES", 1000)
     monkeypatch.setattr(tensor_file, "_FLUSH_INTERVAL_BYTES", 5000)
-    hashed = tensor_file._sha256
+    original = tensor_file._sha256
 
-    def slowly(piece: memoryview) -> bytes:
+    def slow_sha256(chunk: memoryview) -> bytes:
         time.sleep(0.002)
-        return hashed(piece)
+        return original(chunk)
 
-    monkeypatch.setattr(tensor_file, "_sha256", slowly)
+    monkeypatch.setattr(tensor_file, "_sha256", slow_sha256)
     packed = PackedTensors(b"\0" * 8, torch.randint(0, 256, (size,), dtype=torch.uint8))
     written = write_packed(tmp_path / "file", packed, FewBuffers())
     content = (tmp_path / "file").read_bytes()
@@ -154,16 +154,16 @@ def test_pieces_are_hashed_before_they_are_overwritten(
 
 
 @pytest.mark.gpu
-def test_from_a_card_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_file, "_PIECE_BYTES", 1000)
+def test_from_a_card_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_file, "_CHUNK_BYTES", 1000)
     device = torch.device("cuda")
-    staging = tensor_file.PinnedBuffer(device)
-    found = {"a": torch.randn(777, device=device), "b": torch.randn(3, 5, device=device).bfloat16()}
-    before = {name: tensor.cpu() for name, tensor in found.items()}
-    packed = pack_tensors(found, device)
-    staging.record_pack_event()
-    found["a"].zero_()  # training goes on
-    written = write_packed(tmp_path / "file", packed, staging)
+    pinned_buffer = tensor_file.PinnedBuffer(device)
+    on_card = {"a": torch.randn(777, device=device), "b": torch.randn(3, 5, device=device).bfloat16()}
+    before = {name: tensor.cpu() for name, tensor in on_card.items()}
+    packed = pack_tensors(on_card, device)
+    pinned_buffer.record_pack_event()
+    on_card["a"].zero_()  # training goes on
+    written = write_packed(tmp_path / "file", packed, pinned_buffer)
     assert written == content_digest((tmp_path / "file").read_bytes())
     back = load_file(tmp_path / "file")
     assert all(torch.equal(back[name], tensor) for name, tensor in before.items())

@@ -1,4 +1,4 @@
-"""A run that was stopped and goes on is, to the last bit, the run that was never stopped."""
+"""A run that was stopped and resumed is, to the last bit, the run that was never stopped."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_any_number_of_stops(tiny: MakeConfig) -> None:
 
 
 @pytest.mark.parametrize(("log_interval", "eval_interval"), [(3, 8), (1, 5), (7, 3), (100, 100)])
-def test_looking_at_other_times_after_a_resume_changes_nothing(
+def test_evaluating_at_other_iterations_after_a_resume_changes_nothing(
     tiny: MakeConfig, log_interval: int, eval_interval: int
 ) -> None:
     whole, config = tiny("whole", **HARD), tiny("stopped", **HARD)
@@ -129,7 +129,7 @@ def test_an_interval_that_was_interrupted_is_logged_whole(tiny: MakeConfig, log_
     assert_same_run(config.out_dir, whole.out_dir)
 
 
-def test_more_updates_can_be_asked_for(tiny: MakeConfig) -> None:
+def test_max_iters_can_be_raised(tiny: MakeConfig) -> None:
     settings = HARD | {"lr_decay_iters": 100, "eval_interval": 10}
     whole, config = tiny("whole", **settings), tiny("longer", **settings | {"max_iters": 20})
     train(whole)
@@ -144,22 +144,22 @@ def test_more_updates_can_be_asked_for(tiny: MakeConfig) -> None:
 def test_another_batch_size_reads_on_where_the_first_one_stopped(
     tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
+    first_sequences: list[int] = []
     original = BatchLoader.micro_batch
 
     def note(stream: BatchLoader, first: int, following: int) -> tuple[Tensor, Tensor]:
-        asked.append(first)
+        first_sequences.append(first)
         return original(stream, first, following)
 
     monkeypatch.setattr(BatchLoader, "micro_batch", note)
     config = tiny(max_iters=3, gradient_accumulation_steps=2)
     train(config)
     resume(config, batch_size=3, gradient_accumulation_steps=1, max_iters=5)
-    assert asked == [0, 4, 8, 12, 16, 20, 24, 27]
+    assert first_sequences == [0, 4, 8, 12, 16, 20, 24, 27]
     assert [step["tokens"] for step in records(config.out_dir, "step")] == [64, 128, 192, 216, 240]
 
 
-def test_the_journal_tells_what_was_taken_back(tiny: MakeConfig) -> None:
+def test_the_journal_records_what_was_superseded(tiny: MakeConfig) -> None:
     config = tiny(**HARD)
     run_until_crash(config, 23)
     end = records(config.out_dir, "end")[-1]
@@ -234,7 +234,7 @@ def test_a_resumed_run_does_not_depend_on_the_old_file(tiny: MakeConfig) -> None
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
         ({"n_layer": 3}, "--n_layer=3 does not fit"),
         ({"n_embd": 32, "n_head": 4}, "--n_head=4 does not fit"),
@@ -244,13 +244,13 @@ def test_a_resumed_run_does_not_depend_on_the_old_file(tiny: MakeConfig) -> None
         ({"bias": True}, "--bias=True does not fit"),
     ],
 )
-def test_another_model_is_refused(tiny: MakeConfig, changes: dict[str, Any], said: str) -> None:
+def test_another_model_is_refused(tiny: MakeConfig, changes: dict[str, Any], expected: str) -> None:
     config = tiny(max_iters=3)
     train(config)
     before = (Path(config.out_dir) / FILE_NAME).read_bytes()
     with pytest.raises(UserError) as caught:
         resume(config, **changes)
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert len(caught.value.problems) >= len(changes)
     assert (Path(config.out_dir) / FILE_NAME).read_bytes() == before
 
@@ -298,7 +298,7 @@ def test_before_any_evaluation_best_is_infinite_and_comes_back_so(
 
 
 def test_what_was_drawn_before_a_start_does_not_show(tiny: MakeConfig) -> None:
-    """The global generator is nobody's state."""
+    """The global random generator is not part of the state."""
     for name, seed in (("a", 1), ("b", 2)):
         torch.manual_seed(seed)
         train(tiny(name, max_iters=5, dropout=0.3))

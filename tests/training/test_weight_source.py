@@ -1,4 +1,4 @@
-"""Beginning from what another run, or somebody else, has learned: exactly that, and nothing of it changed."""
+"""Starting from the weights of another run: exactly those, and no file of that run changes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT
 from glassgpt.model.weights import crop_block_size, load_weights
-from glassgpt.training import weight_source as origins
+from glassgpt.training import weight_source
 from glassgpt.training.checkpoint.checkpoints import (
     CHECKPOINTS_FOLDER,
     Checkpoint,
@@ -61,7 +61,7 @@ Fork = Callable[..., TrainConfig]
 
 @pytest.fixture(scope="module")
 def whole(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainConfig]:
-    """A run that all begin from, and whose every file is at the end as it was at the beginning."""
+    """The run that all forks start from. None of its files may change."""
     config = TrainConfig(
         out_dir=str(tmp_path_factory.mktemp("whole") / "run"),
         data_dir=str(tiny_data),
@@ -85,7 +85,7 @@ def whole(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def fork(whole: TrainConfig, tmp_path: Path) -> Fork:
-    """`fork("@10", max_iters=5)`: settings of a run in tmp_path/fork that begins from the one above."""
+    """`fork("@10", max_iters=5)`: settings of a run in tmp_path/fork that starts from the one above."""
 
     def make(suffix: str = "", **changes: Any) -> TrainConfig:
         return replace(
@@ -114,8 +114,8 @@ def other_data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 # --- a run's checkpoint ---
 
 
-def assert_went_on(fork: TrainConfig, whole: TrainConfig, update: int) -> None:
-    """The one run did from there on what the other did, to the last bit."""
+def assert_resumed(fork: TrainConfig, whole: TrainConfig, update: int) -> None:
+    """From there on one run did what the other did, to the last bit."""
     assert_same_tensors(last_tensors(fork.out_dir), last_tensors(whole.out_dir))
     losses = {at: loss for at, loss in run_losses(whole.out_dir).items() if at > update}
     assert run_losses(fork.out_dir) == losses
@@ -123,27 +123,27 @@ def assert_went_on(fork: TrainConfig, whole: TrainConfig, update: int) -> None:
     assert run_evals(fork.out_dir) == evals
     value, reason = choices(fork.out_dir)["init_from"]
     assert value == str(Path(whole.out_dir) / CHECKPOINTS_FOLDER / f"{update:08d}")
-    assert reason == f"goes on at update {update} with its optimizer"
+    assert reason == f"resumes at update {update} with its optimizer"
 
 
-@pytest.mark.parametrize("update", [5, 10, 16, 25])  # that of 16 was kept for its evaluation
-def test_a_fork_goes_on_as_the_run_itself_would_have(whole: TrainConfig, fork: Fork, update: int) -> None:
+@pytest.mark.parametrize("update", [5, 10, 16, 25])  # 16 was saved with an evaluation
+def test_a_fork_continues_as_the_run_itself_would_have(whole: TrainConfig, fork: Fork, update: int) -> None:
     config = fork(f"@{update}")
     run = train(config)
     assert (run.iter, run.reason, run.out_dir) == (30, "finished", Path(config.out_dir))
-    assert_went_on(config, whole, update)
+    assert_resumed(config, whole, update)
 
 
 @pytest.mark.parametrize(
     "changes", [{"arch": "modern", "log_interval": 7}, {"dtype": "bfloat16", "bias": True}]
 )
-def test_so_does_one_of_another_kind(tiny: MakeConfig, changes: dict[str, Any]) -> None:
+def test_so_does_a_fork_with_other_settings(tiny: MakeConfig, changes: dict[str, Any]) -> None:
     settings = HARD | changes
     whole = tiny("whole", **settings)
     train(whole)
     config = tiny("fork", init_from=f"{whole.out_dir}@15", **settings)
     train(config)
-    assert_went_on(config, whole, 15)
+    assert_resumed(config, whole, 15)
 
 
 def test_without_a_number_it_is_the_last_checkpoint(whole: TrainConfig, fork: Fork) -> None:
@@ -161,20 +161,20 @@ def test_a_run_is_found_by_path_and_by_its_name_in_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     train(tiny("runs/mine", max_iters=12, eval_interval=4, keep_checkpoints=9))
-    points = [read_checkpoint(path) for path in committed_paths(Path("runs/mine"))]
-    assert [point.iter for point in points] == [4, 8, 12]
+    checkpoints = [read_checkpoint(path) for path in committed_paths(Path("runs/mine"))]
+    assert [checkpoint.iter for checkpoint in checkpoints] == [4, 8, 12]
     lowest = best_checkpoint(Path("runs/mine"))
     assert lowest is not None
     for name in ("mine", "runs/mine", str(tmp_path / "runs/mine")):
         for suffix, number in (("", 12), ("@last", 12), ("@best", lowest.iter), ("@4", 4), ("@00000008", 8)):
-            origin = load_init_from(name + suffix)
-            assert (origin.iter, origin.kind) == (number, "run")
+            loaded = load_init_from(name + suffix)
+            assert (loaded.iter, loaded.kind) == (number, "run")
             saved = load_tensors(read_checkpoint(Path("runs/mine") / CHECKPOINTS_FOLDER / f"{number:08d}"))[
                 "model"
             ]
-            assert_same_tensors({"model": saved}, {"model": {name: origin.weights[name] for name in saved}})
+            assert_same_tensors({"model": saved}, {"model": {name: loaded.weights[name] for name in saved}})
             assert (
-                origin.val_loss
+                loaded.val_loss
                 == read_checkpoint(Path("runs/mine") / CHECKPOINTS_FOLDER / f"{number:08d}").val_loss
             )
     assert load_init_from("mine", which="best").iter == lowest.iter
@@ -207,7 +207,7 @@ def test_what_is_nothing_of_the_kind_is_refused(tiny: MakeConfig, tmp_path: Path
     assert not Path(tiny().out_dir).exists()
 
 
-def test_a_run_without_a_checkpoint_is_said_to_be_one(tiny: MakeConfig) -> None:
+def test_a_run_without_a_checkpoint_is_reported(tiny: MakeConfig) -> None:
     config = tiny("young", max_iters=20)
     with pytest.MonkeyPatch.context() as patch:
         crash_before(patch, 3)
@@ -220,11 +220,11 @@ def test_a_run_without_a_checkpoint_is_said_to_be_one(tiny: MakeConfig) -> None:
 
 @pytest.fixture
 def damaged(whole: TrainConfig, tmp_path: Path) -> Path:
-    """A copy of the run, to spoil."""
+    """A copy of the run, to be damaged."""
     return Path(shutil.copytree(whole.out_dir, tmp_path / "copy"))
 
 
-def test_a_damaged_last_checkpoint_is_passed_over_and_left_as_it_is(damaged: Path, fork: Fork) -> None:
+def test_a_damaged_last_checkpoint_is_skipped_and_left_as_it_is(damaged: Path, fork: Fork) -> None:
     path = damaged / CHECKPOINTS_FOLDER / "00000030" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     before = file_contents(str(damaged))
@@ -245,13 +245,13 @@ def test_instead_of_a_damaged_best_checkpoint_a_whole_one_will_do(damaged: Path,
     assert lowest is not None
     path = lowest.path / file
     path.write_bytes(path.read_bytes()[:-20])
-    origin = load_init_from(str(damaged), which="best")
+    loaded = load_init_from(str(damaged), which="best")
     others = [read_checkpoint(other) for other in committed_paths(damaged) if other != lowest.path]
-    measured = [point for point in others if point.val_loss is not None]
-    second = min(measured, key=lambda point: point.val_loss or 0.0)
+    measured = [checkpoint for checkpoint in others if checkpoint.val_loss is not None]
+    second = min(measured, key=lambda checkpoint: checkpoint.val_loss or 0.0)
     # If it says itself that it was the best, no other is, and the last one is taken.
-    assert origin.iter == (second.iter if file == "state.json" else others[-1].iter)
-    (complaint,) = origin.complaints
+    assert loaded.iter == (second.iter if file == "state.json" else others[-1].iter)
+    (complaint,) = loaded.complaints
     assert str(lowest.path) in complaint
     assert "is damaged" in complaint
 
@@ -272,15 +272,15 @@ def test_without_any_whole_checkpoint_all_complaints_are_made(damaged: Path) -> 
 @pytest.mark.parametrize(
     ("same_data", "init_state", "everything", "reason"),
     [
-        (True, "auto", True, "goes on at update 10 with its optimizer"),
-        (True, "all", True, "goes on at update 10 with its optimizer"),
+        (True, "auto", True, "resumes at update 10 with its optimizer"),
+        (True, "all", True, "resumes at update 10 with its optimizer"),
         (True, "weights", False, "weights alone, as --init_state asks: begins at update 0"),
         (False, "auto", False, "weights alone, because the data is another: begins at update 0"),
-        (False, "all", True, "goes on at update 10 with its optimizer"),
+        (False, "all", True, "resumes at update 10 with its optimizer"),
         (False, "weights", False, "weights alone, as --init_state asks: begins at update 0"),
     ],
 )
-def test_the_data_decides_what_is_taken_over_unless_it_is_said(
+def test_the_data_decides_which_state_is_restored_unless_a_flag_does(
     whole: TrainConfig,
     fork: Fork,
     other_data: Path,
@@ -301,7 +301,7 @@ def test_the_data_decides_what_is_taken_over_unless_it_is_said(
     }
     assert_same_tensors({"optimizer": state}, {"optimizer": saved["optimizer"] if everything else {}})
     assert records(config.out_dir, "run")[0]["iter"] == (10 if everything else 0)
-    # Other data is said to be other, and losses on other tokens do not compare.
+    # Other data is reported, and losses on other tokens do not compare.
     complaints = [text for record in records(config.out_dir, "resume") for text in record["complaints"]]
     assert len(complaints) == (2 if everything and not same_data else 0)
 
@@ -316,17 +316,17 @@ def test_weights_alone_train_from_update_0_to_the_end(fork: Fork, other_data: Pa
 
 
 @pytest.mark.parametrize("arch", ["gpt2", "modern"])
-def test_a_smaller_context_crops_positions_and_begins_anew(tiny: MakeConfig, arch: str) -> None:
+def test_a_smaller_context_crops_positions_and_starts_at_update_0(tiny: MakeConfig, arch: str) -> None:
     whole = tiny("whole", arch=arch, max_iters=5)
     train(whole)
     fork = tiny("fork", arch=arch, block_size=3, init_from=whole.out_dir)
     learner = learner_before_first_update(fork)
-    origin = load_init_from(whole.out_dir)
-    shape, cropped = crop_block_size(origin.model_config, origin.weights, 3)
+    loaded = load_init_from(whole.out_dir)
+    shape, cropped = crop_block_size(loaded.model_config, loaded.weights, 3)
     assert learner.model.config == shape
-    model, original = GPT(shape).eval(), GPT(origin.model_config).eval()
+    model, original = GPT(shape).eval(), GPT(loaded.model_config).eval()
     load_weights(model, cropped, "cropped")
-    load_weights(original, origin.weights, "whole")
+    load_weights(original, loaded.weights, "whole")
     assert_same_tensors({"model": weights(learner)}, {"model": dict(model.named_parameters())})
     tokens = torch.tensor([[3, 1, 4]])
     assert torch.equal(learner.model.eval()(tokens), original(tokens))
@@ -353,18 +353,18 @@ def test_a_run_that_trains_meanwhile_may_take_away_what_is_read(
     original = load_tensors
     taken: list[Path] = []
 
-    def take_away(point: Checkpoint) -> TensorsByFile:
+    def take_away(checkpoint: Checkpoint) -> TensorsByFile:
         if not taken:
-            taken.append(point.path)
-            shutil.rmtree(point.path)
-        return original(point)
+            taken.append(checkpoint.path)
+            shutil.rmtree(checkpoint.path)
+        return original(checkpoint)
 
-    monkeypatch.setattr(origins, "load_tensors", take_away)
+    monkeypatch.setattr(weight_source, "load_tensors", take_away)
     monkeypatch.setattr("glassgpt.training.checkpoint.checkpoints.load_tensors", take_away)
     for which in ("best", "last"):
         taken.clear()
         shutil.copytree(run_dir, run_dir.with_name(which))
-        found = load_init_from(str(run_dir.with_name(which)), which)
+        loaded = load_init_from(str(run_dir.with_name(which)), which)
         assert taken
-        assert found.description != str(taken[0])
-        assert found.complaints == ()
+        assert loaded.description != str(taken[0])
+        assert loaded.complaints == ()

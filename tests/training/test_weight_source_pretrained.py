@@ -1,4 +1,4 @@
-"""Beginning from GPT-2's weights: with the loss that transformers computes, and on their own tokens only."""
+"""Starting from GPT-2's weights: with the loss that transformers computes, and on their tokens only."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ from glassgpt.data.prepare import prepare
 from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.data.tokenizers import load_tokenizer
 from glassgpt.errors import UserError
-from glassgpt.training.init_weights import find_tokenizer
 from glassgpt.training.session import train
-from glassgpt.training.weight_source import load_init_from
+from glassgpt.training.weight_source import find_tokenizer, load_init_from
 
 TEXT = "Glass houses have thin walls; whoever lives in one learns to sweep. कांच का घर, بيت من زجاج 🦊\n" * 60
 VOCABULARY, CONTEXT = 290, 16
@@ -81,7 +80,7 @@ def test_pretrained_weights_in_a_smaller_context(tiny: MakeConfig, gpt2: Path, g
     assert tensor_bytes(weights(learner)["transformer.wpe.weight"]) == tensor_bytes(whole[:8])
 
 
-def test_pretrained_weights_have_no_optimizer_and_want_their_own_tokens(
+def test_pretrained_weights_have_no_optimizer_and_need_their_tokens(
     tiny: MakeConfig, gpt2: Path, gpt2_data: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
     config = tiny(init_from=str(gpt2), data_dir=str(gpt2_data), init_state="all")
@@ -99,7 +98,7 @@ def test_pretrained_weights_have_no_optimizer_and_want_their_own_tokens(
 
 
 def prepared_otherwise(folder: Path, tokenizer: str, files: str) -> Path:
-    """A dataset whose tokens are as many, and others."""
+    """A dataset with as many tokens in its vocabulary, but other ones."""
     other = TEXT.swapcase()
     (folder / "text.txt").write_text(other, encoding="utf-8")
     if files:
@@ -116,9 +115,7 @@ def prepared_otherwise(folder: Path, tokenizer: str, files: str) -> Path:
     return folder / tokenizer.partition(":")[0]
 
 
-def test_pretrained_weights_take_the_dropout_that_is_asked_for(
-    tiny: MakeConfig, gpt2: Path, gpt2_data: Path
-) -> None:
+def test_pretrained_weights_take_the_requested_dropout(tiny: MakeConfig, gpt2: Path, gpt2_data: Path) -> None:
     """The file's own (0.1 by default, as OpenAI had it) is for OpenAI's training."""
     for dropout in (0.0, 0.3):
         config = tiny(
@@ -190,10 +187,10 @@ def test_any_numbering_of_a_bpe_has_the_loss_that_transformers_computes(
         dataset = open_dataset(data)
         ids = dataset.tokens("val").astype("int64")
         if folder.name == "two":
-            theirs = transformers.GPT2Tokenizer.from_pretrained(folder)
+            reference = transformers.GPT2Tokenizer.from_pretrained(folder)
         else:
-            theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
-        assert theirs(load_tokenizer(data).decode(ids)).input_ids == ids.tolist()
+            reference = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+        assert reference(load_tokenizer(data).decode(ids)).input_ids == ids.tolist()
         settings = tiny(
             folder.name + "-run", init_from=str(folder), data_dir=str(data), block_size=CONTEXT, max_iters=1
         )
@@ -201,7 +198,8 @@ def test_any_numbering_of_a_bpe_has_the_loss_that_transformers_computes(
         expected = transformers_loss(folder, torch.from_numpy(ids), CONTEXT)
         assert run_evals(settings.out_dir)[0, "val"] == pytest.approx(expected, abs=1e-5)
         assert (
-            find_tokenizer(load_init_from(settings.out_dir)).encode(TEXT).tolist() == theirs(TEXT).input_ids
+            find_tokenizer(load_init_from(settings.out_dir)).encode(TEXT).tolist()
+            == reference(TEXT).input_ids
         )
 
 

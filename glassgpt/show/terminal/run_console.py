@@ -16,8 +16,7 @@ from glassgpt import format
 from glassgpt.estimate.peak import PeakFlops, mfu_note
 from glassgpt.record.clock import PHASES
 from glassgpt.record.finding import finding_line
-from glassgpt.record.journal import Record
-from glassgpt.record.profile_record import is_valid_profile
+from glassgpt.record.journal import Record, is_valid_profile
 from glassgpt.sanitize import sanitize_text
 from glassgpt.show.terminal.chart import bar, sparkline
 from glassgpt.show.terminal.run_lines import (

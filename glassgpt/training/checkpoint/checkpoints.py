@@ -2,16 +2,18 @@
 
     checkpoints/00000500/model.safetensors       parameters under GPT-2's names
                          optimizer.safetensors   PARAMETER:exp_avg, …
-                         evaluation.safetensors  what early stopping compares with, if it is on
-                         state.json              iteration, losses, settings, digests of the others
+                         evaluation.safetensors  the reference of early stopping, if it is on
+                         state.json              iteration, losses, settings, digests of the other files
 
-With --shard every process writes its rows, as model-00001-of-00004.safetensors and so on; the `index` in
-state.json says which file has which rows of what. Whoever reads gets whole tensors.
+With --shard every rank writes its rows, as model-00001-of-00004.safetensors and so on; the `index` in
+state.json says which file has which rows of which tensor. Reading merges them into whole tensors.
 
-A checkpoint is written beside its place, flushed to disk, and renamed: a folder with a plain number is whole,
-whatever happened. Its identity is the `iter` in its state.json: a folder with another number, such as a dated
-copy, does not count. Which one is `last` and which is `best` is not stored anywhere, it follows from what is
-there: the highest iteration, and the lowest validation loss. Nothing is pickled; loading executes nothing.
+A checkpoint is written to a temporary folder, flushed to disk, and renamed: a folder with a plain number is
+complete. Its identity is the `iter` in its state.json: a folder named after another number, such as a dated
+copy, does not count. Which one is `last` and which is `best` is not stored: it is the highest iteration, and
+the lowest validation loss. Nothing is pickled; loading executes nothing.
+
+    checkpoint, tensors, damaged, complaints = load_latest_intact(Path("runs/quickstart"))
 """
 
 from __future__ import annotations
@@ -35,23 +37,23 @@ from glassgpt.record import journal
 from glassgpt.record.machine import available_memory_bytes
 from glassgpt.record.run_dir import CHECKPOINTS_DIR, COMMITTED_NAME_PATTERN
 
-if TYPE_CHECKING:  # torch is imported by whoever loads tensors: `glass verify` does without
+if TYPE_CHECKING:  # torch is imported only to load tensors: `glass verify` works without it
     from torch import Tensor
 
 CHECKPOINTS_FOLDER = CHECKPOINTS_DIR
 CHECKPOINT_VERSION = 2
 _TENSOR_FILE_PATTERN = re.compile(r"[a-z]+(-\d+-of-\d+)?\.safetensors")
-# How files are hashed, by version: the first took the SHA-256 of a file as a whole.
+# How files are hashed, by version: version 1 took the SHA-256 of the whole file.
 FILE_DIGEST_BY_VERSION: Mapping[int, Callable[[Path, Callable[[int], object]], str]] = {
     1: file_sha256,
     2: sha256_in_pieces,
 }
 
-# Of a file that is gone or that the disk has lost. Any other error (no rights, no descriptors, a network
-# drive that is away) says nothing against the checkpoint: it is raised, and nothing is set aside.
+# A file that is gone, or that the disk has lost: the checkpoint is damaged. Any other error (permissions, too
+# many open files, a network drive that is away) says nothing about the checkpoint: it is raised.
 _FILE_LOST_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENOTSUP, errno.EIO)
 
-# What is in state.json, by name: of what kind, and what is in it.
+# The types of the values in state.json. A dict: an object with these values.
 _NUMBER = int | float
 _STATE_TYPES: dict[str, Any] = {
     "iter": int,
@@ -77,12 +79,12 @@ _STATE_TYPES: dict[str, Any] = {
 
 # By file ("model", "optimizer", "evaluation"), then by name.
 TensorsByFile: TypeAlias = "dict[str, dict[str, Tensor]]"
-RowRanges = dict[str, dict[str, tuple[int, int, int]]]  # by file and name: from, to, of how many in all
+RowRanges = dict[str, dict[str, tuple[int, int, int]]]  # by file and name: first row, end, rows in all
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint; its tensors are still on disk."""
+    """A committed checkpoint, without its tensors."""
 
     path: Path
     state: Mapping[str, Any]
@@ -100,43 +102,45 @@ class Checkpoint:
 
 
 def committed_paths(run_dir: Path) -> list[Path]:
-    """Folders of committed checkpoints, oldest first; also damaged ones, not misnamed ones."""
-    others = {point.path for point in misnamed_checkpoints(run_dir)}
-    return [path for path in _numbered_folders(run_dir) if path not in others]
+    """Folders of committed checkpoints, oldest first; damaged ones too, misnamed ones not."""
+    misnamed = {checkpoint.path for checkpoint in misnamed_checkpoints(run_dir)}
+    return [path for path in _numbered_folders(run_dir) if path not in misnamed]
 
 
 def misnamed_checkpoints(run_dir: Path) -> list[Checkpoint]:
-    """Checkpoints whose name is not their iteration: copies that somebody made. They are never loaded and
-    never removed."""
-    return [point for point in _readable_with_any_name(run_dir) if not _name_matches_iter(point)]
+    """Checkpoints whose folder is not named after their iteration: copies that somebody made. They are never
+    loaded and never removed."""
+    return [
+        checkpoint for checkpoint in _readable_with_any_name(run_dir) if not _name_matches_iter(checkpoint)
+    ]
 
 
 def _readable_with_any_name(run_dir: Path) -> Iterator[Checkpoint]:
-    """Without those that cannot be read, whether damaged or not; whoever loads one reports that."""
+    """Skips those that cannot be read; loading one of them reports why."""
     for path in _numbered_folders(run_dir):
         with suppress(UserError, OSError):
             yield read_checkpoint(path)
 
 
-def _name_matches_iter(point: Checkpoint) -> bool:
-    return point.path.name.partition(".")[0] == f"{point.iter:08d}"
+def _name_matches_iter(checkpoint: Checkpoint) -> bool:
+    return checkpoint.path.name.partition(".")[0] == f"{checkpoint.iter:08d}"
 
 
 def misnamed_warnings(run_dir: Path) -> list[str]:
     return [
-        f"{point.path} is not used: it holds iteration {point.iter}; "
-        f"rename it to {point.iter:08d} to use it, or move it away"
-        for point in misnamed_checkpoints(run_dir)
+        f"{checkpoint.path} is not used: it holds iteration {checkpoint.iter}; "
+        f"rename it to {checkpoint.iter:08d} to use it, or move it away"
+        for checkpoint in misnamed_checkpoints(run_dir)
     ]
 
 
 def _numbered_folders(run_dir: Path) -> list[Path]:
-    found = [
-        (match, path)
+    numbered = [
+        (int(match[1]), int(match[2] or 0), path)
         for path in list_folder(run_dir / CHECKPOINTS_FOLDER)
         if (match := COMMITTED_NAME_PATTERN.fullmatch(path.name))
     ]
-    return [path for _, path in sorted(found, key=lambda pair: (int(pair[0][1]), int(pair[0][2] or 0)))]
+    return [path for _, _, path in sorted(numbered)]
 
 
 def list_folder(folder: Path) -> list[Path]:
@@ -144,7 +148,7 @@ def list_folder(folder: Path) -> list[Path]:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint's state without its tensors."""
+    """Reads and checks state.json."""
     try:
         document = journal.loads(read_small_file(path / "state.json"))
         state = document["state"]
@@ -170,23 +174,24 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def best_checkpoint(run_dir: Path) -> Checkpoint | None:
-    """The committed checkpoint with the lowest validation loss, measured as it is now."""
+    """The committed checkpoint with the lowest validation loss, on the evaluation data of the latest ones."""
     return next(reversed(best_checkpoints(readable_checkpoints(run_dir))), None)
 
 
-def best_checkpoints(points: Iterable[Checkpoint]) -> list[Checkpoint]:
-    """The lowest validation loss, the earliest of equals, for each way of measuring it; the latest way last.
+def best_checkpoints(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
+    """The lowest validation loss for each evaluation data, the earliest of equals; the latest data last.
 
-    A run resumed with other evaluation tokens or other data measures something else: losses before and
+    A run resumed with other evaluation tokens or another dataset measures another loss. Losses before and
     after do not compare.
     """
-    found: dict[str, Checkpoint] = {}
-    for point in points:
-        if point.val_loss is not None and math.isfinite(point.val_loss):
-            way = str(point.state.get("measured_on"))
-            lowest = found.pop(way, point)  # and put back, so that the latest way comes last
-            found[way] = point if point.val_loss < (lowest.val_loss or 0.0) else lowest
-    return list(found.values())
+    best_by_data: dict[str, Checkpoint] = {}
+    for checkpoint in checkpoints:
+        if checkpoint.val_loss is not None and math.isfinite(checkpoint.val_loss):
+            eval_data = str(checkpoint.state.get("measured_on"))
+            best = best_by_data.pop(eval_data, checkpoint)  # and put back, so that the latest comes last
+            is_better = checkpoint.val_loss < (best.val_loss or 0.0)
+            best_by_data[eval_data] = checkpoint if is_better else best
+    return list(best_by_data.values())
 
 
 def readable_checkpoints(run_dir: Path) -> Iterator[Checkpoint]:
@@ -195,43 +200,47 @@ def readable_checkpoints(run_dir: Path) -> Iterator[Checkpoint]:
 
 
 def latest_checkpoint(run_dir: Path) -> Checkpoint | None:
-    """The last of those that can be read."""
+    """The last committed checkpoint that can be read."""
     return next(reversed(list(readable_checkpoints(run_dir))), None)
 
 
-def load_tensors(point: Checkpoint) -> TensorsByFile:
-    """Everything, on the CPU, each file checked against its digest."""
+def load_tensors(checkpoint: Checkpoint) -> TensorsByFile:
+    """All tensors, on the CPU. Each file is checked against its digest."""
     from safetensors.torch import load
 
     from glassgpt.training.checkpoint.tensor_file import content_digest
 
     tensors = {}
-    whole_file = point.state["version"] == 1
+    whole_file = checkpoint.state["version"] == 1
     digest_of = (lambda content: hashlib.sha256(content).hexdigest()) if whole_file else content_digest
-    for name, recorded in point.state["sha256"].items():
-        path = point.path / name
+    for name, recorded_digest in checkpoint.state["sha256"].items():
+        path = checkpoint.path / name
         try:
-            # Not mapped: what was checked is what is used, whatever happens to the file meanwhile.
+            # Read, not memory-mapped: the bytes that were checked are the bytes that are used.
             content = read_small_file(path, available_memory_bytes())
-            if digest_of(content) != recorded:
+            if digest_of(content) != recorded_digest:
                 raise UserError(f"{path} is damaged: its SHA-256 is not the recorded one")
             tensors[path.stem] = load(content)
         except (OSError, SafetensorError) as error:
             _reraise_unless_damage(error, path)
             raise UserError(f"{path} is damaged: {error!r}") from None
+    if "index" not in checkpoint.state:
+        return tensors
     try:
-        return _merge_row_shards(tensors, point.state["index"]) if "index" in point.state else tensors
+        return _merge_row_shards(tensors, checkpoint.state["index"])
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise UserError(f"{point.path} is damaged: its index does not fit its files: {error!r}") from None
+        raise UserError(
+            f"{checkpoint.path} is damaged: its index does not fit its files: {error!r}"
+        ) from None
 
 
 def verify_checkpoint(path: Path) -> None:
-    """Reads every file of a checkpoint back from the disk and compares it with its digest."""
+    """Reads every file back from the disk and compares it with its digest."""
     state = read_checkpoint(path).state
     digest_of = FILE_DIGEST_BY_VERSION[state["version"]]
-    for name, recorded in state["sha256"].items():
+    for name, recorded_digest in state["sha256"].items():
         try:
-            if digest_of(path / name, lambda size: None) != recorded:
+            if digest_of(path / name, lambda size: None) != recorded_digest:
                 raise UserError(f"{path / name} is damaged: its SHA-256 is not the recorded one")
         except OSError as error:
             _reraise_unless_damage(error, path / name)
@@ -239,31 +248,31 @@ def verify_checkpoint(path: Path) -> None:
 
 
 def _merge_row_shards(files: TensorsByFile, index: Mapping[str, Any]) -> TensorsByFile:
-    """Whole tensors from the rows that are spread over files."""
-    whole: TensorsByFile = {file: part for file, part in files.items() if file not in index}
-    for file, rows in index.items():
-        for name, (start, end, count) in rows.items():
-            part = files[file][name]
-            place = whole.setdefault(file.partition("-")[0], {})
-            if name not in place:
-                place[name] = part.new_empty((count, *part.shape[1:]))
-            place[name][start:end] = part
-    return whole
+    """Whole tensors, from the files in which each rank wrote its rows."""
+    merged: TensorsByFile = {file: tensors for file, tensors in files.items() if file not in index}
+    for file, row_ranges in index.items():
+        for name, (start, end, row_count) in row_ranges.items():
+            rows = files[file][name]
+            tensors = merged.setdefault(file.partition("-")[0], {})
+            if name not in tensors:
+                tensors[name] = rows.new_empty((row_count, *rows.shape[1:]))
+            tensors[name][start:end] = rows
+    return merged
 
 
-def _wrongly_typed_names(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> list[str]:
-    """Names of values that are not what is written under these names."""
+def _wrongly_typed_names(values: Mapping[str, Any], types: Mapping[str, Any]) -> list[str]:
+    """Names of values that do not have their type in `types`, or are negative."""
     wrong = []
-    for name in kinds.keys() & values.keys():
-        kind, value = kinds[name], values[name]
-        if isinstance(kind, dict) and isinstance(value, dict):
-            wrong += [f"{name}.{inner}" for inner in _wrongly_typed_names(value, kind)]
+    for name in types.keys() & values.keys():
+        expected, value = types[name], values[name]
+        if isinstance(expected, dict) and isinstance(value, dict):
+            wrong += [f"{name}.{inner}" for inner in _wrongly_typed_names(value, expected)]
             continue
         numbers = value if isinstance(value, list) else [value] if isinstance(value, int) else []
         if (
-            isinstance(kind, dict)
-            or not isinstance(value, kind)
-            or any(not isinstance(one, int | float) or isinstance(one, bool) for one in numbers)
+            isinstance(expected, dict)
+            or not isinstance(value, expected)
+            or any(not isinstance(number, int | float) or isinstance(number, bool) for number in numbers)
             or (isinstance(value, int) and value < 0)
         ):
             wrong.append(name)
@@ -271,19 +280,19 @@ def _wrongly_typed_names(values: Mapping[str, Any], kinds: Mapping[str, Any]) ->
 
 
 def _reraise_unless_damage(error: Exception, path: Path) -> None:
-    """Raises an error that is not the checkpoint's, with the file's name, which errors of reading lack."""
+    """Raises an error that is no damage of the checkpoint, with the file's name, which read errors lack."""
     if isinstance(error, OSError) and error.errno not in _FILE_LOST_ERRNOS:
         raise OSError(error.errno, f"{error.strerror or error}", str(path)) from None
 
 
 def load_latest_intact(run_dir: Path) -> tuple[Checkpoint, TensorsByFile, list[Path], list[str]]:
-    """The newest checkpoint that is whole; newer ones that are damaged, and what is wrong with them."""
+    """The newest intact checkpoint, the damaged ones that are newer, and what is wrong with them."""
     damaged: list[Path] = []
     complaints = misnamed_warnings(run_dir)
     for path in reversed(committed_paths(run_dir)):
         try:
-            point = read_checkpoint(path)
-            return point, load_tensors(point), damaged, complaints
+            checkpoint = read_checkpoint(path)
+            return checkpoint, load_tensors(checkpoint), damaged, complaints
         except UserError as error:
             damaged.append(path)
             complaints += error.problems
@@ -293,26 +302,28 @@ def load_latest_intact(run_dir: Path) -> tuple[Checkpoint, TensorsByFile, list[P
 
 
 def quarantine_damaged(damaged: list[Path]) -> None:
-    """Renames damaged checkpoints, so that they count neither as last nor as best; deletes nothing."""
+    """Renames damaged checkpoints, so that they are neither last nor best. Deletes nothing."""
     for path in damaged:
         path.rename(next_free_path(path.parent, f"damaged-{path.name}"))
 
 
-# --- what writing needs ---
+# --- writing: saver.py ---
 
 
 def next_free_path(folder: Path, name: str) -> Path:
-    """NAME, or NAME.1, NAME.2, …: one more than there is, so that the newest sorts last."""
+    """NAME, or NAME.1, NAME.2, …: one above the highest that exists, so that the newest sorts last."""
     pattern = re.compile(re.escape(name) + r"(?:\.(\d+))?")
-    taken = [int(match[1] or 0) for entry in list_folder(folder) if (match := pattern.fullmatch(entry.name))]
-    return folder / (f"{name}.{max(taken) + 1}" if taken else name)
+    numbers = [
+        int(match[1] or 0) for entry in list_folder(folder) if (match := pattern.fullmatch(entry.name))
+    ]
+    return folder / (f"{name}.{max(numbers) + 1}" if numbers else name)
 
 
 def encode_state(state: Mapping[str, Any]) -> str:
-    """What `describe` reads."""
+    """The content of state.json, as `read_checkpoint` reads it."""
     return journal.dumps({"digest": _digest(state), "state": state}) + "\n"
 
 
 def _digest(state: Mapping[str, Any]) -> str:
-    """SHA-256 of the state as JSON, so that damage to a number does not pass for another number."""
+    """SHA-256 of the state as JSON, so that a damaged digit is noticed."""
     return hashlib.sha256(journal.dumps(state).encode()).hexdigest()

@@ -1,4 +1,9 @@
-"""Writing checkpoints in the background: the run waits only for a copy of its tensors."""
+"""Writing checkpoints in a background thread: training waits only for a copy of its tensors.
+
+saver = Saver(run_dir, keep=2)
+saver.save(tensors, state)            # copies the tensors, then writes in the background
+record = saver.poll(wait=True)        # the journal's `checkpoint` record; raises if the save failed
+"""
 
 from __future__ import annotations
 
@@ -35,20 +40,22 @@ Snapshot = dict[str, PackedTensors]  # by file
 
 
 class Saver:
-    """Writes checkpoints in a thread, one at a time. The loop waits only for the copy of the tensors."""
+    """Writes checkpoints, one at a time. Keeps the last `keep` and the best."""
 
-    def __init__(self, run_dir: Path, keep: int, team: ProcessGroup | None = None) -> None:
-        """With a `team`: every process of it saves its part, each with a saver of its own."""
-        self._run_dir, self._keep, self._process_group = run_dir, keep, team or ProcessGroup()
-        self._saves = 0
+    def __init__(self, run_dir: Path, keep: int, group: ProcessGroup | None = None) -> None:
+        """`group`: for sharded weights, of which every rank saves its shard with its own saver."""
+        self._run_dir, self._keep, self._group = run_dir, keep, group or ProcessGroup()
+        self._saves = 0  # numbers the keys in the group's store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Record] | None = None
         self._waits_on_close = True
         self._pinned_buffers: dict[str, PinnedBuffer] = {}  # by file: all are written at once
-        for leftover in list_folder(run_dir / CHECKPOINTS_FOLDER) if self._process_group.is_rank_zero else ():
+        for leftover in list_folder(run_dir / CHECKPOINTS_FOLDER) if self._group.is_rank_zero else ():
             if leftover.name.startswith(".tmp-"):  # of a process that died while saving
-                # rmtree refuses a link; what that leads to is not ours.
-                shutil.rmtree(leftover) if _is_real_folder(leftover) else leftover.unlink()
+                if leftover.is_dir() and not leftover.is_symlink():
+                    shutil.rmtree(leftover)
+                else:
+                    leftover.unlink()
 
     def save(
         self,
@@ -57,9 +64,9 @@ class Saver:
         started: float | None = None,
         rows: RowRanges | None = None,
     ) -> None:
-        """Copies the tensors and starts writing. The save before must have been waited for; `started`:
-        when that waiting began, by time.perf_counter, because it blocks as well. `rows`: of tensors of which
-        this process has a part only."""
+        """Copies the tensors and starts writing. The previous save must have been polled. `started`: when the
+        wait for it began, by time.perf_counter, because that blocks as well. `rows`: which rows of sharded
+        tensors these are."""
         assert self._pending is None
         started = time.perf_counter() if started is None else started
         snapshot = self._snapshot(tensors)
@@ -67,45 +74,45 @@ class Saver:
         record = {"kind": "checkpoint", "iter": state["iter"], "blocking_ms": blocking_ms}
         self._saves += 1
         state = dict(state) | ({} if rows is None else {"index": rows})
-        write = self._write if self._process_group.is_rank_zero else self._write_own_shard
+        write = self._write if self._group.is_rank_zero else self._write_own_shard
         self._pending = self._thread.submit(write, snapshot, state, record)
 
     def poll(self, wait: bool = False) -> Record | None:
-        """The record of a save that has ended since last asked. A save that failed raises here."""
+        """The record of a save that has ended since the last call, or None. Raises if the save failed."""
         if self._pending is None or not (wait or self._pending.done()):
             return None
         pending, self._pending = self._pending, None
         try:
             return pending.result()
         except OSError as error:
-            before = []
-            with suppress(OSError):  # of a disk that fails more than once
-                before = list(readable_checkpoints(self._run_dir))
-            rest = f"the last whole one is {before[-1].path}" if before else "there is none before it"
+            earlier = []
+            with suppress(OSError):  # the disk may fail again
+                earlier = list(readable_checkpoints(self._run_dir))
+            fallback = f"the last whole one is {earlier[-1].path}" if earlier else "there is none before it"
             raise UserError(
-                f"the checkpoint could not be written ({describe_os_error(error)}); {rest}"
+                f"the checkpoint could not be written ({describe_os_error(error)}); {fallback}"
             ) from error
 
     def abandon(self) -> None:
-        """Do not wait for a checkpoint in progress. Checkpoints are committed by rename, so an abandoned one
-        leaves nothing. Old ones are no longer pruned."""
+        """`close` will not wait for a checkpoint in progress. Checkpoints are committed by rename, so an
+        abandoned one leaves nothing. Old ones are no longer pruned."""
         self._waits_on_close = False
 
     def set_run_dir(self, run_dir: Path) -> None:
-        """Where the next save goes; one that still runs must have been waited for."""
+        """Where the next save goes. The previous one must have been polled."""
         self._run_dir = run_dir
 
     def close(self) -> None:
         self._thread.shutdown(wait=self._waits_on_close, cancel_futures=not self._waits_on_close)
 
     def _snapshot(self, tensors: TensorsByFile) -> Snapshot:
-        """A copy that training does not touch: on the card, where that takes a moment, if there is room
-        beside what an update needs; else in main memory."""
-        everything = [tensor for part in tensors.values() for tensor in part.values()]
-        if not everything:  # a process of many, for which no rows are left
+        """A copy that training does not change: on the card, which takes a moment, if it has room beside what
+        an update needs; else in main memory."""
+        all_tensors = [tensor for part in tensors.values() for tensor in part.values()]
+        if not all_tensors:  # a rank that has no rows
             return {}
-        device = everything[0].device
-        if device.type != "cuda" or not _fits_beside(everything, device):
+        device = all_tensors[0].device
+        if device.type != "cuda" or not _fits_beside(all_tensors, device):
             device = torch.device("cpu")
         snapshot = {file: pack_tensors(part, device) for file, part in tensors.items() if part}
         if device.type == "cuda":
@@ -113,115 +120,109 @@ class Saver:
                 if file not in self._pinned_buffers:
                     self._pinned_buffers[file] = PinnedBuffer(device)
                 self._pinned_buffers[file].record_pack_event()
-        elif everything[0].device.type == "cuda":
-            torch.cuda.synchronize(everything[0].device)
+        elif all_tensors[0].device.type == "cuda":
+            torch.cuda.synchronize(all_tensors[0].device)
         return snapshot
 
+    # --- the thread ---
+
     def _write(self, snapshot: Snapshot, state: dict[str, Any], record: Record) -> Record:
+        """Commits a checkpoint, reads it back, and only then removes old ones."""
         started = time.perf_counter()
-        place, record["bytes"] = self._commit(snapshot, state)
+        path, record["bytes"] = self._commit(snapshot, state)
         record["best"] = None  # not known
         try:
-            checkpoints.verify_checkpoint(place)
-            self._prune(place, record)
-        except UserError as error:  # what the disk has is not what was written
-            checkpoints.quarantine_damaged([place])
+            checkpoints.verify_checkpoint(path)
+            self._prune(path, record)
+        except UserError as error:  # the disk does not return what was written
+            checkpoints.quarantine_damaged([path])
             raise OSError(str(error)) from error
-        except OSError as error:  # this checkpoint is committed; that an old one stays is no reason to end
-            if not place.is_dir():
+        except OSError as error:  # this checkpoint is committed: an old one that stays does not end the run
+            if not path.is_dir():
                 raise
             record["not_removed"] = str(error)
         record["background_ms"] = (time.perf_counter() - started) * 1000
         return record
 
     def _commit(self, snapshot: Snapshot, state: dict[str, Any]) -> tuple[Path, int]:
-        """Writes a checkpoint aside and renames it to its place, or leaves nothing. Its place and bytes."""
+        """Writes a checkpoint to a temporary folder and renames it, or leaves nothing. Its path and bytes."""
         folder = self._run_dir / CHECKPOINTS_FOLDER
         temporary = folder / f".tmp-{state['iter']:08d}-{os.getpid()}"
-        where = ""  # the others write nothing if there is no folder
+        shared_path = ""  # the other ranks write nothing if there is no folder
         try:
             if not folder.is_dir():
-                folder.mkdir()  # not its parents: a run's folder that is gone is not made again
-                fsync_path(self._run_dir)  # or a power cut could take the folder with all that is in it
+                folder.mkdir()  # without parents: a run's folder that is gone is not made again
+                fsync_path(self._run_dir)  # or a power cut could lose the folder with all checkpoints in it
             temporary.mkdir()
-            where = str(temporary)
+            shared_path = str(temporary)
         finally:
-            self._process_group.store_set(f"save/{self._saves}", where)
+            self._group.store_set(f"save/{self._saves}", shared_path)
         try:
-            state["version"], state["sha256"] = (
-                checkpoints.CHECKPOINT_VERSION,
-                self._write_files(temporary, snapshot),
-            )
-            self._add_contributions(state)
+            state["version"] = checkpoints.CHECKPOINT_VERSION
+            state["sha256"] = self._write_files(temporary, snapshot)
+            for rank in range(1, self._group.world_size):
+                shard = self._group.store_get(f"save/{self._saves}/{rank}")
+                if "error" in shard:
+                    raise OSError(f"rank {rank}: {shard['error']}")
+                state["sha256"] |= shard["sha256"]
+                state["index"] |= shard["index"]
             (temporary / "state.json").write_text(encode_state(state))
             fsync_path(temporary / "state.json")
             fsync_path(temporary)
-            size = sum(file.stat().st_size for file in temporary.iterdir())
-            place = next_free_path(folder, f"{state['iter']:08d}")
-            temporary.rename(place)  # the commit
+            size_bytes = sum(file.stat().st_size for file in temporary.iterdir())
+            path = next_free_path(folder, f"{state['iter']:08d}")
+            temporary.rename(path)  # the commit
             fsync_path(folder)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        return place, size
+        return path, size_bytes
 
     def _write_files(self, folder: Path, snapshot: Snapshot) -> dict[str, str]:
-        """Digests by file."""
+        """Digests by file name."""
         if not snapshot:
             return {}
         paths = [folder / f"{file}.safetensors" for file in snapshot]
-        stagings = [self._pinned_buffers.get(file) for file in snapshot]
+        pinned_buffers = [self._pinned_buffers.get(file) for file in snapshot]
         with ThreadPoolExecutor(len(snapshot), "checkpoint-file") as pool:
-            digests = list(pool.map(write_packed, paths, snapshot.values(), stagings))
+            digests = list(pool.map(write_packed, paths, snapshot.values(), pinned_buffers))
         return {path.name: digest for path, digest in zip(paths, digests, strict=True)}
 
-    def _add_contributions(self, state: dict[str, Any]) -> None:
-        """What the other processes wrote. All of it, or there is no checkpoint."""
-        for rank in range(1, self._process_group.world_size):
-            theirs = self._process_group.store_get(f"save/{self._saves}/{rank}")
-            if "error" in theirs:
-                raise OSError(f"rank {rank}: {theirs['error']}")
-            state["sha256"] |= theirs["sha256"]
-            state["index"] |= theirs["index"]
-
     def _write_own_shard(self, snapshot: Snapshot, state: dict[str, Any], record: Record) -> Record:
-        """Writes this process's part, for the first one to commit. If that fails, the first one ends the run
-        for all, or rescues it."""
-        folder = self._process_group.store_get(f"save/{self._saves}")
-        part: dict[str, Any] = {"error": "there is no folder"}
+        """Writes the files of this rank, for rank 0 to commit. If that fails, rank 0 ends the run for all
+        ranks, or rescues it."""
+        folder = self._group.store_get(f"save/{self._saves}")
+        shard: dict[str, Any] = {"error": "there is no folder"}
         if folder:
             try:
-                part = {"sha256": self._write_files(Path(folder), snapshot), "index": state["index"]}
+                shard = {"sha256": self._write_files(Path(folder), snapshot), "index": state["index"]}
             except OSError as error:
-                part = {"error": str(error)}
-        self._process_group.store_set(f"save/{self._saves}/{self._process_group.rank}", part)
+                shard = {"error": str(error)}
+        self._group.store_set(f"save/{self._saves}/{self._group.rank}", shard)
         return record
 
-    def _prune(self, place: Path, record: Record) -> None:
-        """Removes what is neither a best nor among the last ones up to `place`, which was written just now.
-        What cannot be read stays: it may be the best."""
-        points = list(readable_checkpoints(self._run_dir))
-        paths = [point.path for point in points]
-        if place not in paths:
-            raise FileNotFoundError(f"{place} is gone")
-        # This process wrote nothing newer: newer ones are not its own to count or to remove.
-        end = paths.index(place) + 1
-        ignored = [point.path for point in checkpoints.misnamed_checkpoints(self._run_dir)] + paths[end:]
-        if ignored:
+    def _prune(self, new_path: Path, record: Record) -> None:
+        """Removes checkpoints up to `new_path` that are neither a best one nor among the last. One that
+        cannot be read stays: it may be the best."""
+        readable = list(readable_checkpoints(self._run_dir))
+        paths = [checkpoint.path for checkpoint in readable]
+        if new_path not in paths:
+            raise FileNotFoundError(f"{new_path} is gone")
+        # This process wrote nothing newer: newer ones belong to somebody else. They stay and do not count.
+        end = paths.index(new_path) + 1
+        misnamed = [checkpoint.path for checkpoint in checkpoints.misnamed_checkpoints(self._run_dir)]
+        if ignored := misnamed + paths[end:]:
             record["ignored"] = [path.name for path in ignored]
-        best_ones = [point.path for point in best_checkpoints(points[:end])]
-        record["best"] = best_ones[-1:] == [place]
+        best_paths = [checkpoint.path for checkpoint in best_checkpoints(readable[:end])]
+        record["best"] = best_paths[-1:] == [new_path]
         for path in paths[:end][: -self._keep] if self._waits_on_close else ():
-            if path not in best_ones:
+            if path not in best_paths:
                 # Renamed first: a kill halfway through must not leave half a checkpoint that looks whole.
                 shutil.rmtree(path.rename(path.with_name(f".tmp-removed-{path.name}")))
 
 
-class NoSaver(Saver):
-    """Of a process whose weights another one of the team saves."""
-
-    def __init__(self) -> None:
-        pass
+class NoSaver:
+    """The saver of a rank whose weights rank 0 saves."""
 
     def save(self, *_: object, **__: object) -> None:
         pass
@@ -232,18 +233,17 @@ class NoSaver(Saver):
     def abandon(self) -> None:
         pass
 
+    def set_run_dir(self, run_dir: Path) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
 
-def _is_real_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
-
-
 def _fits_beside(tensors: list[Tensor], device: torch.device) -> bool:
-    """Whether the card has room for a copy of them while updates go on, with a tenth to spare."""
+    """Whether the card has room for a copy of the tensors while it trains, with 10 % to spare."""
     free, _ = torch.cuda.mem_get_info(device)
-    held, used = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
-    update_needs = torch.cuda.max_memory_allocated(device) - used
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    return free + held - used - update_needs > 1.1 * size
+    reserved, allocated = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
+    update_bytes = torch.cuda.max_memory_allocated(device) - allocated
+    copy_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return free + reserved - allocated - update_bytes > 1.1 * copy_bytes

@@ -1,12 +1,10 @@
-"""Tensors as one stretch of memory, laid out as a safetensors file has them, and from there to the disk.
+"""Tensors packed into one buffer with the layout of a safetensors file, and written from there to the disk.
 
-A checkpoint is written while training goes on, and both want Python's lock. So everything that takes long
-(copying from the card, hashing, writing) is done on large pieces and without that lock; the library's own
-writer, which copies tensor by tensor and holds it, makes the updates beside it stutter. Reading is the
-library's.
+A checkpoint is written while training goes on in the main thread, and both need Python's GIL. So everything
+slow (copying from the card, hashing, writing) works on large chunks without the GIL. safetensors' own writer
+copies tensor by tensor and holds the GIL, so that updates stutter meanwhile. Reading uses the library.
 
-A file's digest is the SHA-256 of its pieces' SHA-256: one processor core hashes a gigabyte a second, which is
-slower than disks are, so several pieces are hashed at once.
+The digest of a file is the SHA-256 of the SHA-256s of its chunks, so that several cores can hash it.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from io import FileIO
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +34,22 @@ _DTYPES = {
     torch.int32: "I32",
     torch.uint8: "U8",
 }
-_PIECE_BYTES = HASHED_PIECE_BYTES
-_MAX_PIECES_IN_FLIGHT = 4  # pieces that are being hashed
-_FLUSH_INTERVAL_BYTES = 2**25  # the disk is told to begin when there are so many
+_CHUNK_BYTES = HASHED_PIECE_BYTES
+_MAX_CHUNKS_IN_FLIGHT = 4  # chunks that are hashed at the same time
+_FLUSH_INTERVAL_BYTES = 2**25  # fsync whenever this much has been written
 
 
 @dataclass(frozen=True)
 class PackedTensors:
-    """A copy of some tensors."""
+    """A copy of some tensors, as a safetensors file has them."""
 
     header: bytes
-    content: Tensor  # all their bytes, one tensor after the other
+    content: Tensor  # uint8: one tensor after the other
 
 
 def pack_tensors(tensors: Mapping[str, Tensor], device: torch.device) -> PackedTensors:
-    """Copies the tensors into memory of `device`."""
-    # The widest numbers first, so that each lies at a multiple of its own width.
+    """Copies the tensors into one buffer on `device`."""
+    # The widest dtypes first, so that each tensor is aligned to its element size.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     entries: dict[str, dict[str, Any]] = {}
     end = 0
@@ -63,103 +61,93 @@ def pack_tensors(tensors: Mapping[str, Tensor], device: torch.device) -> PackedT
             "data_offsets": [start, end],
         }
     content = torch.empty(end, dtype=torch.uint8, device=device)
-    rooms = [
+    views = [
         content[slice(*entries[name]["data_offsets"])].view(tensor.dtype).view(tensor.shape)
         for name, tensor in ordered
     ]
     with torch.no_grad():
-        if rooms:  # all by one call: a card would be asked some hundred times
-            torch._foreach_copy_(rooms, [tensor for _, tensor in ordered], non_blocking=True)
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return PackedTensors(len(text).to_bytes(8, "little") + text, content)
+        if views:  # one kernel launch instead of one per tensor
+            torch._foreach_copy_(views, [tensor for _, tensor in ordered], non_blocking=True)
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return PackedTensors(len(header).to_bytes(8, "little") + header, content)
 
 
 class PinnedBuffer:
-    """Some pinned memory through which bytes leave a card, on a stream of its own."""
+    """Pinned host memory through which a buffer is copied from a card, on a separate CUDA stream."""
 
     def __init__(self, device: torch.device) -> None:
-        self._memory = torch.empty(_MAX_PIECES_IN_FLIGHT, _PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
+        self._memory = torch.empty(_MAX_CHUNKS_IN_FLIGHT, _CHUNK_BYTES, dtype=torch.uint8, pin_memory=True)
         self._stream = torch.cuda.Stream(device)
         self._pack_event = torch.cuda.Event()
 
     def record_pack_event(self) -> None:
-        """What the training stream was given up to now has to be done before anything is read."""
+        """Reading waits for the work that the training stream has been given up to now."""
         self._pack_event.record()
 
-    def pieces(self, content: Tensor) -> Iterator[memoryview]:
-        """Each is overwritten when so many others have come as are hashed at once."""
-        for number, start in enumerate(range(0, len(content), _PIECE_BYTES)):
-            piece = content[start : start + _PIECE_BYTES]
-            room = self._memory[number % _MAX_PIECES_IN_FLIGHT, : len(piece)]
+    def chunks(self, content: Tensor) -> Iterator[memoryview]:
+        """A chunk is overwritten after _MAX_CHUNKS_IN_FLIGHT more."""
+        for number, start in enumerate(range(0, len(content), _CHUNK_BYTES)):
+            chunk = content[start : start + _CHUNK_BYTES]
+            pinned = self._memory[number % _MAX_CHUNKS_IN_FLIGHT, : len(chunk)]
             with torch.cuda.stream(self._stream):
                 self._pack_event.wait()
-                room.copy_(piece, non_blocking=True)
+                pinned.copy_(chunk, non_blocking=True)
             self._stream.synchronize()
-            yield room.numpy().data
+            yield pinned.numpy().data
 
 
-def write_packed(path: Path, packed: PackedTensors, staging: PinnedBuffer | None = None) -> str:
-    """Writes the file, which is on the disk then, and returns its digest. What is packed on a card leaves it
-    through `staging`.
+def write_packed(path: Path, packed: PackedTensors, pinned_buffer: PinnedBuffer | None = None) -> str:
+    """Writes the file, flushes it to the disk and returns its digest.
 
-    Pieces are hashed while they are written. The disk is told to begin before the last piece has come.
+    A buffer on a card is copied through `pinned_buffer`. Chunks are hashed while they are written, and the
+    disk starts to write before the last chunk has come.
     """
+    content_chunks = (
+        _split(packed.content.numpy().data) if pinned_buffer is None else pinned_buffer.chunks(packed.content)
+    )
     digests: list[bytes] = []
     hashing: deque[Future[bytes]] = deque()
-    flushing, unflushed = _done(), 0
+    flushing: Future[None] | None = None
+    unflushed_bytes = 0
     with (
         path.open("wb", buffering=0) as file,
-        ThreadPoolExecutor(_MAX_PIECES_IN_FLIGHT + 1, "write") as beside,
+        ThreadPoolExecutor(_MAX_CHUNKS_IN_FLIGHT + 1, "write") as pool,
     ):
-        for piece in _pieces(packed, staging):
-            hashing.append(beside.submit(_sha256, piece))
-            _write(file, piece)
-            if len(hashing) == _MAX_PIECES_IN_FLIGHT:
-                digests.append(hashing.popleft().result())  # before the piece is overwritten
-            unflushed += len(piece)
-            if unflushed >= _FLUSH_INTERVAL_BYTES and flushing.done():
-                flushing.result()  # what the disk could not take raises here
-                flushing, unflushed = beside.submit(os.fsync, file.fileno()), 0
-        flushing.result()
+        for chunk in chain([memoryview(packed.header)], content_chunks):
+            hashing.append(pool.submit(_sha256, chunk))
+            rest = chunk
+            while rest:  # a disk that fills up takes only a part
+                rest = rest[file.write(rest) :]
+            if len(hashing) == _MAX_CHUNKS_IN_FLIGHT:
+                digests.append(hashing.popleft().result())  # before the chunk is overwritten
+            unflushed_bytes += len(chunk)
+            if unflushed_bytes >= _FLUSH_INTERVAL_BYTES and (flushing is None or flushing.done()):
+                if flushing is not None:
+                    flushing.result()  # raises the error of the disk, if it had one
+                flushing, unflushed_bytes = pool.submit(os.fsync, file.fileno()), 0
+        if flushing is not None:
+            flushing.result()
         os.fsync(file.fileno())
         digests += [future.result() for future in hashing]
-    return _digest_of(digests)
+    return _combine(digests)
 
 
 def content_digest(content: bytes) -> str:
-    """Of a file that was read, as `write_packed` has it."""
-    header = 8 + int.from_bytes(content[:8], "little")
-    whole = memoryview(content)
-    with ThreadPoolExecutor(_MAX_PIECES_IN_FLIGHT, "read") as beside:
-        return _digest_of(beside.map(_sha256, [whole[:header], *_split_pieces(whole[header:])]))
+    """The digest of a file that was read, as `write_packed` returns it."""
+    header_bytes = 8 + int.from_bytes(content[:8], "little")
+    view = memoryview(content)
+    with ThreadPoolExecutor(_MAX_CHUNKS_IN_FLIGHT, "read") as pool:
+        return _combine(pool.map(_sha256, [view[:header_bytes], *_split(view[header_bytes:])]))
 
 
-def _digest_of(digests: Iterable[bytes]) -> str:
+def _combine(digests: Iterable[bytes]) -> str:
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
-def _sha256(piece: memoryview) -> bytes:
-    return hashlib.sha256(piece).digest()
+def _sha256(chunk: memoryview) -> bytes:
+    return hashlib.sha256(chunk).digest()
 
 
-def _write(file: FileIO, piece: memoryview) -> None:
-    while piece:  # a disk that fills up takes only a part
-        piece = piece[file.write(piece) :]
-
-
-def _done() -> Future[None]:
-    future: Future[None] = Future()
-    future.set_result(None)
-    return future
-
-
-def _pieces(packed: PackedTensors, staging: PinnedBuffer | None) -> Iterator[memoryview]:
-    yield memoryview(packed.header)
-    yield from (
-        _split_pieces(packed.content.numpy().data) if staging is None else staging.pieces(packed.content)
-    )
-
-
-def _split_pieces(whole: memoryview) -> Iterator[memoryview]:
-    return (whole[start : start + _PIECE_BYTES] for start in range(0, len(whole), _PIECE_BYTES))
+def _split(view: memoryview) -> Iterator[memoryview]:
+    return (view[start : start + _CHUNK_BYTES] for start in range(0, len(view), _CHUNK_BYTES))

@@ -1,6 +1,7 @@
-"""Parameters that are spread over the processes of a team, by FSDP2: each holds some rows of each.
+"""Parameters sharded over the ranks by FSDP2: each rank holds some rows of each parameter.
 
-A parameter that is not spread is its own part, and whole. So nobody who asks here needs to know.
+Everything here also takes plain tensors: a tensor that is not sharded is its own local shard and its own full
+tensor. So callers need not ask whether the run is sharded.
 """
 
 from __future__ import annotations
@@ -13,56 +14,58 @@ from torch import Tensor
 from glassgpt.model.gpt import GPT
 
 
-def shard(model: GPT, device: torch.device, ranks: int) -> None:
-    """Spreads the model: block by block, so that one block at a time is whole while computing."""
+def shard(model: GPT, device: torch.device, world_size: int) -> None:
+    """Shards the model block by block, so that only one block at a time is gathered while computing."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh(device.type, (ranks,))
+    mesh = init_device_mesh(device.type, (world_size,))
     for block in model.transformer.h:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
 
 
 def is_dtensor(tensor: Tensor) -> bool:
-    return hasattr(tensor, "to_local")  # which plain tensors do not have; their class is slow to import
+    return hasattr(tensor, "to_local")  # isinstance would need DTensor, whose import is slow
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """The rows that this process holds."""
+    """The rows that this rank holds."""
     return tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
 
 
-def gather_full_tensor(part: Tensor, like: Tensor) -> Tensor:
-    """The whole of what every process has a part of, cut as `like` is. All processes have to ask."""
+def gather_full_tensor(local: Tensor, like: Tensor) -> Tensor:
+    """The full tensor, from a local shard on every rank; sharded as `like` is. A collective."""
     if not is_dtensor(like):
-        return part
+        return local
     from torch.distributed.tensor import DTensor
 
-    spread: Any = like
-    whole: Tensor = DTensor.from_local(
-        part,
-        spread.device_mesh,
-        spread.placements,
+    dtensor: Any = like
+    full: Tensor = DTensor.from_local(
+        local,
+        dtensor.device_mesh,
+        dtensor.placements,
         run_check=False,
-        shape=spread.shape,
-        stride=spread.stride(),
+        shape=dtensor.shape,
+        stride=dtensor.stride(),
     ).full_tensor()
-    return whole
+    return full
 
 
-def shard_like(whole: Tensor, like: Tensor) -> Tensor:
-    """Spread as `like` is; every process has the whole already."""
+def shard_like(full: Tensor, like: Tensor) -> Tensor:
+    """Shards a tensor as `like` is sharded. Every rank has the full tensor already."""
     if not is_dtensor(like):
-        return whole
+        return full
     from torch.distributed.tensor import distribute_tensor
 
-    spread: Any = like
-    # Nobody sends anything: all have read the same file, or computed the same.
-    return distribute_tensor(whole.to(like.device), spread.device_mesh, spread.placements, src_data_rank=None)
+    dtensor: Any = like
+    # src_data_rank=None: no broadcast. All ranks have read the same file, or computed the same values.
+    return distribute_tensor(
+        full.to(like.device), dtensor.device_mesh, dtensor.placements, src_data_rank=None
+    )
 
 
-def rows_of_rank(rank: int, ranks: int, rows: int) -> tuple[int, int]:
-    """From where to where: as many for each, less for the last, none if there are few."""
-    most = -(-rows // ranks)
-    return min(rank * most, rows), min((rank + 1) * most, rows)
+def rows_of_rank(rank: int, world_size: int, rows: int) -> tuple[int, int]:
+    """First row and end of a rank's shard, as torch.chunk cuts: later ranks may get fewer rows, or none."""
+    rows_per_rank = -(-rows // world_size)
+    return min(rank * rows_per_rank, rows), min((rank + 1) * rows_per_rank, rows)

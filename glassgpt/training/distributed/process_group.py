@@ -1,7 +1,8 @@
-"""The team: the processes that train one run together. Here it is one, which agrees with itself.
+"""The process group: its interface, and the single-process implementation, where every collective is a no-op.
 
-The loop and what it needs ask the team wherever several processes would have to agree, exchange or take
-turns. So there is one loop, and it never asks whether it is alone. ranks.py has the team of several.
+The training loop calls the collectives here wherever several processes have to agree, exchange tensors or
+take turns. So there is one loop, which never asks whether it is alone. torch_group.py implements the same
+interface for several processes, with torch.distributed.
 """
 
 from __future__ import annotations
@@ -19,118 +20,119 @@ if TYPE_CHECKING:
 
     from glassgpt.training.interrupt import StopSignals
 
-Plain = TypeVar("Plain")  # what JSON can say
+JsonValue = TypeVar("JsonValue")
 
 
 class RankLost(Exception):
-    """Another process of the team died or got stuck; says which, and in what."""
+    """Another rank died or hangs. The message names it and what it was doing."""
 
-    def __init__(self, text: str, is_mine_to_say: bool = True) -> None:
-        super().__init__(text)
-        self.should_report = is_mine_to_say  # of all processes that notice, one says it
+    def __init__(self, message: str, should_report: bool = True) -> None:
+        super().__init__(message)
+        self.should_report = should_report  # True on one of the ranks that notice, so that it is printed once
 
 
 class ProcessGroup:
-    """One process."""
+    """A group of one process."""
 
     rank = 0
     world_size = 1
     local_rank = 0  # on its machine
     local_world_size = 1
-    restart_count = 0  # how often the launcher has started the team anew
-    launch_id = ""  # names what the launcher was asked to do; the same at every attempt
+    restart_count = 0  # how often the launcher has restarted the group
+    launch_id = ""  # identifies the launch; the same after every restart. Empty: no launcher
 
     @property
     def is_rank_zero(self) -> bool:
-        """The one that writes: journal, console, checkpoints."""
+        """Rank 0 writes journal, console and checkpoints."""
         return self.rank == 0
 
-    # --- before training ---
+    # --- before training: JSON values through the launcher's store ---
 
     @contextmanager
     def share_errors(self) -> Iterator[None]:
-        """A mistake that one process finds inside ends all of them, and is said once."""
+        """A UserError that one rank raises inside ends all ranks, and is printed once."""
         yield
 
-    def broadcast_from_rank_zero(self, make: Callable[[], Plain]) -> Plain:
-        """What the first process makes; the others wait for it."""
+    def broadcast_from_rank_zero(self, make: Callable[[], JsonValue]) -> JsonValue:
+        """What `make` returns on rank 0; the other ranks do not call it."""
         return make()
 
     def run_rank_zero_first(self, work: Callable[[], None]) -> None:
-        """For what makes files: the first process, then one on every other machine, then all others."""
+        """For work that makes files: rank 0, then one rank on every other machine, then all others."""
         work()
 
     def check_same_on_all_ranks(self, facts: Mapping[str, Any]) -> None:
-        """Complains if processes differ in any of these."""
+        """Raises a UserError that names the facts in which ranks differ."""
+
+    def all_gather_object(self, own: JsonValue) -> list[JsonValue]:
+        """The value of each rank, by rank."""
+        return [own]
 
     def connect(self, device: torch.device, config: TrainConfig) -> list[Choice]:
-        """From here on tensors can be exchanged."""
+        """Initialises the backend. Collectives on tensors work from here on."""
         if config.backend:
             return [Choice("backend", config.backend, "not used: this run is one process")]
         return []
 
-    # --- while training ---
+    # --- while training: tensors ---
 
     def set_watchdog_callbacks(
-        self, where: Callable[[], tuple[str, int]], record_loss: Callable[[str], None]
+        self, get_position: Callable[[], tuple[str, int]], record_loss: Callable[[str], None]
     ) -> None:
-        """`where`: phase and updates done, for others to name. `record_loss`: notes that one was lost."""
+        """`get_position`: phase and updates done, which the others print if this rank is lost.
+        `record_loss`: writes to the journal that a rank was lost."""
 
     def waiting_for_ranks(self) -> AbstractContextManager[None]:
-        """Around what waits for the others without asking here."""
+        """Around code that waits for other ranks without calling a method of this class."""
         return nullcontext()
 
     def extend_timeout(self) -> None:
-        """Training is over: from here on one may have much to write while the others wait."""
+        """Training is over: rank 0 may have much to write while the others wait."""
 
-    def sync_stop_signals(self, stop: StopSignals) -> None:
-        """What any process was told, all act on, at the same update."""
+    def sync_stop_signals(self, signals: StopSignals) -> None:
+        """A stop request to any rank stops all ranks, at the same update."""
 
     def all_reduce_mean(self, tensors: Sequence[Tensor]) -> None:
-        """Each becomes its mean over the processes."""
+        """Replaces each tensor by its mean over the ranks."""
 
     def take_all_reduce_s(self) -> float:
-        """Seconds that averaging took since last asked. On a card: only after a synchronize."""
+        """Seconds in `all_reduce_mean` since the last call. On a GPU, call it after a synchronize only."""
         return 0.0
 
     def without_all_reduce_timing(self) -> AbstractContextManager[None]:
-        """What is averaged inside does not enter `exchanged_s`."""
+        """All-reduces inside do not count in `take_all_reduce_s`."""
         return nullcontext()
 
     def barrier(self) -> None:
-        """Nobody goes on before everybody is here: work that only one of them has is waited for where it is
-        done, and not where results are exchanged next."""
+        """Waits for all ranks. Put it after work that only one rank has, so that the others wait here and the
+        wait is not counted as part of the next all-reduce."""
 
     def all_reduce_norm(self, own: Tensor) -> Tensor:
-        """The norm of what is spread over the processes, of which `own` is the norm of this one's part."""
+        """The norm of a sharded vector, from the norm of each rank's shard."""
         return own
 
-    def all_gather_object(self, own: Plain) -> list[Plain]:
-        """What each process has to say, by rank."""
-        return [own]
-
     def all_reduce_sum(self, values: np.ndarray) -> np.ndarray:
-        """The sum over the processes."""
+        """The sum over the ranks."""
         return values
 
     def all_gather_rows(self, own: Sequence[float]) -> list[list[float]]:
-        """Everybody's row."""
+        """The row of each rank, by rank."""
         return [list(own)]
 
-    # --- between threads that save ---
+    # --- between the threads that save checkpoints ---
 
-    def store_set(self, name: str, value: Any) -> None:
-        """For `collect` on another process."""
+    def store_set(self, key: str, value: Any) -> None:
+        """Puts a JSON value into the launcher's store, for `store_get` on another rank."""
 
-    def store_get(self, name: str) -> Any:
-        """What was posted; waits for it."""
-        raise AssertionError("nobody else is there to post anything")
+    def store_get(self, key: str) -> Any:
+        """The value that another rank puts under this key; waits for it."""
+        raise AssertionError("a group of one process has no other rank to wait for")
 
     # --- the end ---
 
     def root_cause(self, error: BaseException) -> BaseException:
-        """The error, or the loss of another process if that is what it comes from."""
+        """The error itself, or RankLost if the loss of another rank caused it."""
         return error
 
     def shut_down(self, error: BaseException | None = None) -> None:
-        """Goodbye to the others, who are told of the error."""
+        """Leaves the group; the other ranks learn of the error."""

@@ -1,11 +1,12 @@
-"""The watch over a team: which process died or hangs, and what it was doing.
+"""The watchdog of a process group: which rank died or hangs, and what it was doing.
 
-Every process says twice a second, in the launcher's store, in which phase it is, after how many updates, and
-whether it waits for the others. Whoever waits for long looks who does not. A process that is gone is noticed
-at once on its own machine; by its goodbye, if it could still say one; else by its silence.
+Every rank sends a heartbeat twice a second, to the launcher's store: its phase, its updates, and whether it
+waits for other ranks. A rank that waits for long looks for one that does not wait. A rank that is gone is
+noticed at once on its own machine (its pid is gone), elsewhere by its last heartbeat, if that says that it
+ends, or by missing heartbeats.
 
-The first process to find one lost writes the verdict to the store, and all others adopt it. They end one
-after the other, so a second verdict would name a survivor.
+The first rank to find a lost one writes the verdict to the store, and all others adopt it. They end one after
+the other, so a second verdict would name a survivor.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from typing import Protocol
 from glassgpt.errors import error_type_and_message
 
 _HEARTBEAT_S = 0.5
-_CHECK_INTERVAL_S = 10.0  # between looks at the others while nobody is missed
-_MISSING_AFTER_S = 1.0  # of waiting, and somebody is
-_MAX_FULL_RATE_RANKS = 32  # processes: more of them say and look less often, or the store had much to do
-_EXIT_GRACE_S = 6.0  # for the main thread to end by itself once somebody is known to be lost
-_DEADLOCK_EXTRA_S = 15.0  # longer than for one that hangs: everybody may wait for a moment
+_CHECK_INTERVAL_S = 10.0  # between checks of the other ranks while this one does not wait
+_WAIT_BEFORE_CHECK_S = 1.0  # a rank that waits longer than this checks the others at every heartbeat
+_MAX_FULL_RATE_RANKS = 32  # more ranks send and check less often, to spare the store
+_EXIT_GRACE_S = 6.0  # for the main thread to end by itself once a rank is known to be lost
+_DEADLOCK_EXTRA_S = 15.0  # beyond the timeout, before a wait of all ranks counts as a deadlock
 RANK_LOST_EXIT_CODE = 1
-NO_RANK = -1  # is lost, but it does not go on
-_VERDICT_KEY = "verdict"  # its key in the store
+NO_RANK = -1  # the verdict names no rank: all wait for each other
+_VERDICT_KEY = "verdict"
 
 
 class KeyValueStore(Protocol):
-    """Where everybody can put up words: torch's TCPStore."""
+    """The methods of torch's TCPStore that the watchdog uses."""
 
     def set(self, key: str, value: str) -> None: ...
     def check(self, keys: list[str]) -> bool: ...
@@ -45,16 +46,16 @@ class KeyValueStore(Protocol):
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a process says of itself."""
+    """What a rank reports about itself."""
 
     number: int
     phase: str
     iter: int
-    waits: bool  # for the others
+    waits: bool  # for other ranks
     machine: str
     pid: int
-    goodbye: str | None = None  # empty: it left in order
-    numbering: str = ""  # where its pid means this process
+    goodbye: str | None = None  # the error it ends with; empty: it ended without one; None: it runs
+    numbering: str = ""  # the namespace of its pid
 
     @classmethod
     def read(cls, text: bytes) -> Heartbeat:
@@ -62,13 +63,15 @@ class Heartbeat:
 
     @property
     def description(self) -> str:
-        last = f"phase `{self.phase}` after {self.iter:,} updates"
-        return f"pid {self.pid} on {self.machine}, last heard of in {last}"
+        return (
+            f"pid {self.pid} on {self.machine}, last heard of in phase `{self.phase}` after "
+            f"{self.iter:,} updates"
+        )
 
 
 @dataclass
 class LastHeartbeat:
-    """The last beat of another, and since when it is the same."""
+    """The last heartbeat of another rank, and when it was first seen."""
 
     heartbeat: Heartbeat
     since: float
@@ -82,31 +85,32 @@ def find_lost_rank(
     timeout_s: float,
     is_alive: IsAlive,
 ) -> tuple[int, str] | None:
-    """Which process is lost, and how to say it; None if all is well, as far as can be seen."""
-    for rank, seen in sorted(others.items()):
-        if seen.heartbeat.goodbye:
-            return rank, f"rank {rank} has ended: {seen.heartbeat.goodbye} ({seen.heartbeat.description})"
-    for rank, seen in sorted(others.items()):
-        beat = seen.heartbeat
-        is_here = (beat.machine, beat.numbering) == (own.machine, own.numbering)
-        if beat.goodbye is None and is_here and not is_alive(beat.pid):
+    """Which rank is lost, and the message about it; None if no rank is known to be."""
+    last_heartbeats = sorted(others.items())
+    for rank, last in last_heartbeats:
+        if last.heartbeat.goodbye:
+            return rank, f"rank {rank} has ended: {last.heartbeat.goodbye} ({last.heartbeat.description})"
+    for rank, last in last_heartbeats:
+        beat = last.heartbeat
+        pid_is_local = (beat.machine, beat.numbering) == (own.machine, own.numbering)
+        if beat.goodbye is None and pid_is_local and not is_alive(beat.pid):
             return rank, f"rank {rank} has died ({beat.description})"
     if waiting_s < timeout_s:
         return None
     waited = f"the others have waited {waiting_s:.0f} s for it"
-    if own.phase != "startup":  # whose patience is not the user's to set
+    if own.phase != "startup":  # the timeout of the start-up is not --rank_timeout
         waited += f" (--rank_timeout={timeout_s:g})"
-    for rank, seen in sorted(others.items()):
-        if seen.heartbeat.goodbye is None and now - seen.since >= timeout_s:
-            return rank, f"rank {rank} says nothing any more ({seen.heartbeat.description}); {waited}"
-    for rank, seen in sorted(others.items()):
-        if not seen.heartbeat.waits:
-            return rank, f"rank {rank} is stuck ({seen.heartbeat.description}); {waited}"
+    for rank, last in last_heartbeats:
+        if last.heartbeat.goodbye is None and now - last.since >= timeout_s:
+            return rank, f"rank {rank} sends no heartbeat any more ({last.heartbeat.description}); {waited}"
+    for rank, last in last_heartbeats:
+        if not last.heartbeat.waits:
+            return rank, f"rank {rank} is stuck ({last.heartbeat.description}); {waited}"
     if waiting_s < timeout_s + _DEADLOCK_EXTRA_S:
         return None
     return NO_RANK, (
         f"the ranks have waited {waiting_s:.0f} s for each other, in phase `{own.phase}` after {own.iter:,} "
-        "updates: what they send does not arrive; look at the network between them"
+        "updates: what they send does not arrive; check the network between them"
     )
 
 
@@ -114,7 +118,7 @@ IsAlive = Callable[[int], bool]
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process is there, and more than a name that nobody has asked about yet."""
+    """Whether the process exists and is not a zombie."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -124,46 +128,48 @@ def is_alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:  # no such file system, or gone this very moment: the next look will tell
+    except OSError:  # no /proc, or the process ended just now: the next check will tell
         return True
 
 
 def pid_namespace() -> str:
-    """Names the list that our pid is in: containers on one machine have a list each, and maybe one name."""
+    """Identifies the pid namespace: containers on one machine may share its name, but not their pids."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:  # no such file system: the machine's name must do
+    except OSError:  # no /proc: the machine's name must do
         return ""
 
 
 class RankWatchdog:
-    """A thread that says where this process is and sees where the others are."""
+    """A thread that sends this rank's heartbeat and checks those of the others."""
 
-    def __init__(self, board: KeyValueStore, rank: int, size: int, timeout_s: float) -> None:
-        self._store, self._rank, self._size = board, rank, size
+    def __init__(self, store: KeyValueStore, rank: int, world_size: int, timeout_s: float) -> None:
+        self._store, self._rank, self._world_size = store, rank, world_size
         self.timeout_s = timeout_s
         self._get_position: Callable[[], tuple[str, int]] = lambda: ("startup", 0)
-        self._record_loss: Callable[[str], None] = lambda text: None
+        self._record_loss: Callable[[str], None] = lambda message: None
         self._waits_since: float | None = None
-        self._number = 0  # of the beat said last
+        self._number = 0  # of the last heartbeat
         self._others: dict[int, LastHeartbeat] = {}
         self._goodbye: str | None = None
         self._pid_namespace = pid_namespace()
-        self.lost_message: str | None = None  # in words
+        self.lost_message: str | None = None
         self._loss_found = threading.Event()
         self._closed = threading.Event()
         self._is_reported = self._is_reporter = self._is_urgent = self._main_thread_knows = False
         self._checked_at = -math.inf
-        self._heartbeat_s = _HEARTBEAT_S * max(1.0, size / _MAX_FULL_RATE_RANKS)
+        self._heartbeat_s = _HEARTBEAT_S * max(1.0, world_size / _MAX_FULL_RATE_RANKS)
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
 
-    def set_callbacks(self, where: Callable[[], tuple[str, int]], record_loss: Callable[[str], None]) -> None:
-        self._get_position, self._record_loss = where, record_loss
+    def set_callbacks(
+        self, get_position: Callable[[], tuple[str, int]], record_loss: Callable[[str], None]
+    ) -> None:
+        self._get_position, self._record_loss = get_position, record_loss
 
     def waiting(self) -> RankWatchdog:
-        """`with watch.meet():` around whatever waits for the others."""
+        """`with watchdog.waiting():` around code that waits for other ranks."""
         return self
 
     def __enter__(self) -> None:
@@ -173,13 +179,19 @@ class RankWatchdog:
         self._waits_since = None
 
     def wait_for_loss(self, seconds: float) -> str | None:
-        """Who is lost, if that turns out soon."""
+        """The message about a lost rank, if one is found in this time."""
         self._is_urgent = True
         self._loss_found.wait(seconds)
         return self.lost_message
 
+    def claim_report(self) -> bool:
+        """True once, on the one rank that reports the loss. The caller ends the process."""
+        self._main_thread_knows = True
+        reports, self._is_reported = self._is_reporter and not self._is_reported, True
+        return reports
+
     def close(self, goodbye: str) -> None:
-        """`goodbye`: why, or empty if all is in order."""
+        """`goodbye`: the error this rank ends with; empty if it has none."""
         self._goodbye = goodbye
         self._closed.set()
         self._thread.join(_HEARTBEAT_S + 5)
@@ -187,22 +199,27 @@ class RankWatchdog:
     # --- the thread ---
 
     def _run(self) -> None:
-        found_at = None
+        lost_at = None
         try:
             while not self._closed.wait(self._heartbeat_s if self._number else 0):
                 self._send_heartbeat()
-                if found_at is None and self._is_check_due() and (verdict := self._check_ranks()):
-                    found_at = time.monotonic()
-                    speaker, self.lost_message = verdict
-                    self._is_reporter = speaker == self._rank
+                is_check_due = (
+                    self._is_urgent
+                    or self._waiting_s() > _WAIT_BEFORE_CHECK_S
+                    or time.monotonic() - self._checked_at > _CHECK_INTERVAL_S
+                )
+                if lost_at is None and is_check_due and (verdict := self._check_ranks()):
+                    lost_at = time.monotonic()
+                    reporter, self.lost_message = verdict
+                    self._is_reporter = reporter == self._rank
                     self._loss_found.set()
-                # One that waits for somebody stuck is not told, and would wait on.
-                if found_at is not None and (
-                    self._waits_in_vain or time.monotonic() - found_at > _EXIT_GRACE_S
+                # A main thread that waits in a collective for a stuck rank gets no exception.
+                if lost_at is not None and (
+                    self._waiting_s() >= self.timeout_s or time.monotonic() - lost_at > _EXIT_GRACE_S
                 ):
                     self._end_process(self._say_goodbye)
             self._say_goodbye()
-        except RuntimeError as error:  # torch's for a store that is gone, and with it whoever holds it
+        except RuntimeError as error:  # torch's, if the store is gone, and with it the launcher
             if self._closed.is_set():
                 return
             self._is_reporter = True
@@ -213,15 +230,10 @@ class RankWatchdog:
             if not self._closed.wait(_EXIT_GRACE_S):
                 self._end_process()
 
-    def _is_check_due(self) -> bool:
-        now, since = time.monotonic(), self._waits_since
-        missed = since is not None and now - since > _MISSING_AFTER_S
-        return self._is_urgent or missed or now - self._checked_at > _CHECK_INTERVAL_S
-
-    @property
-    def _waits_in_vain(self) -> bool:
+    def _waiting_s(self) -> float:
+        """How long the main thread has been waiting for other ranks; 0 while it does not wait."""
         since = self._waits_since
-        return since is not None and time.monotonic() - since >= self.timeout_s
+        return 0.0 if since is None else time.monotonic() - since
 
     def _send_heartbeat(self) -> None:
         self._number += 1
@@ -234,53 +246,48 @@ class RankWatchdog:
         return Heartbeat(self._number, phase, done, waits, machine, pid, self._goodbye, self._pid_namespace)
 
     def _say_goodbye(self) -> None:
+        """The last heartbeat. Rank 0 may host the store, where the others still have to read the verdict."""
         self._goodbye = self._goodbye or ""
         self._send_heartbeat()
-        if (
-            self.lost_message and self._rank == 0
-        ):  # it may hold the store, where the others still read the verdict
+        if self.lost_message and self._rank == 0:
             time.sleep(2 * self._heartbeat_s)
 
     def _check_ranks(self) -> tuple[int, str] | None:
-        """The verdict: which rank reports it, and the text."""
+        """The verdict: which rank reports it, and the message."""
         self._checked_at = now = time.monotonic()
         if self._store.check([_VERDICT_KEY]):
             return self._parse_verdict(self._store.get(_VERDICT_KEY))
-        for rank in range(self._size):
+        for rank in range(self._world_size):
             key = f"beat/{rank}"
             if rank == self._rank or not self._store.check([key]):
                 continue
             beat = Heartbeat.read(self._store.get(key))
-            seen = self._others.get(rank)
-            if seen is None or beat.number != seen.heartbeat.number:
+            last = self._others.get(rank)
+            if last is None or beat.number != last.heartbeat.number:
                 self._others[rank] = LastHeartbeat(beat, now)
-        since = self._waits_since
-        waiting_s = 0.0 if since is None else now - since
-        found = find_lost_rank(self._others, self._own_heartbeat(), waiting_s, now, self.timeout_s, is_alive)
-        if found is None:
-            return None
-        lost, text = found
-        heard = (
-            rank
-            for rank, seen in self._others.items()
-            if rank != lost and seen.heartbeat.goodbye is None and now - seen.since < 4 * self._heartbeat_s
+        lost = find_lost_rank(
+            self._others, self._own_heartbeat(), self._waiting_s(), now, self.timeout_s, is_alive
         )
-        verdict = json.dumps([min([self._rank, *heard]), text])
+        if lost is None:
+            return None
+        lost_rank, message = lost
+        survivors = (
+            rank
+            for rank, last in self._others.items()
+            if rank != lost_rank
+            and last.heartbeat.goodbye is None
+            and now - last.since < 4 * self._heartbeat_s
+        )
+        verdict = json.dumps([min([self._rank, *survivors]), message])
         return self._parse_verdict(self._store.compare_set(_VERDICT_KEY, "", verdict))
 
     @staticmethod
     def _parse_verdict(verdict: bytes) -> tuple[int, str]:
-        speaker, text = json.loads(verdict)
-        return speaker, text
-
-    def claim_report(self) -> bool:
-        """True once, on the one process that shall say it. Whoever asks ends the process."""
-        self._main_thread_knows = True
-        speaks, self._is_reported = self._is_reporter and not self._is_reported, True
-        return speaks
+        reporter, message = json.loads(verdict)
+        return reporter, message
 
     def _end_process(self, say_goodbye: Callable[[], None] = lambda: None) -> None:
-        """Unless it ends already: the main thread waits in a place that no exception reaches."""
+        """Ends the process, unless the main thread does so: it waits where no exception reaches it."""
         if self._main_thread_knows:
             return
         try:

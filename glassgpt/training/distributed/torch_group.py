@@ -1,13 +1,13 @@
-"""A team of several processes, by torch.distributed: whoever started them is torchrun, or does as it does.
+"""A process group of several processes, which torchrun or `glass train --nproc` started: torch.distributed.
 
-Before training they agree through the launcher's store, in words: that works before anything is connected,
-and a process that fails there takes nobody with it into a hang. Training then exchanges tensors: NCCL between
-cards, gloo between CPUs and for the few numbers that the hosts agree on.
+Before training the ranks agree through the launcher's key-value store, in JSON. That works before a backend
+is initialised, and a rank that fails there does not leave the others hanging in a collective. While training
+they exchange tensors: NCCL between cards, gloo between CPUs and for the few numbers that live on the host.
 
-Gradients are averaged in pieces of a fixed layout, once per update. DistributedDataParallel would overlap
-that with the last micro-batch, but it lays its pieces out anew after the first update, so that a resumed run
-would add in another order; its hooks cannot be in a recorded micro-step that serves all of them; and what it
-exchanges cannot be told from what it computes.
+Gradients are all-reduced once per update, in buckets of a fixed layout. DistributedDataParallel would overlap
+the all-reduce with the last micro-batch. It is not used, because it rebuilds its buckets after the first
+update, so a resumed run would sum in another order; its hooks cannot be part of a micro-step that is captured
+once as a CUDA graph; and its communication time cannot be separated from compute time.
 """
 
 from __future__ import annotations
@@ -32,56 +32,53 @@ from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defin
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.estimate.memory import ALL_REDUCE_BUCKET_BYTES
-from glassgpt.training.distributed.process_group import Plain, ProcessGroup, RankLost
+from glassgpt.training.distributed.process_group import JsonValue, ProcessGroup, RankLost
 from glassgpt.training.distributed.rank_watchdog import RankWatchdog
 from glassgpt.training.interrupt import StopSignals, default_stop_signals
 
-_STARTUP_TIMEOUT_S = 1800.0  # some read gigabytes first, some save them last; the dead are noticed at once
+# Before and after training a rank may read or write gigabytes. One that dies is noticed at once all the same.
+_STARTUP_TIMEOUT_S = 1800.0
 _POLL_S = 0.02
-_ERROR_COLLECTION_S = 1.0  # how long a mistake waits for those that the others find
-_RANK_LOSS_WAIT_S = 4.0  # how long an error of ours waits for the loss that it may come from
+_ERROR_COLLECTION_S = 1.0  # how long a rank that fails waits for the errors of the others
+_RANK_LOSS_WAIT_S = 4.0  # how long to look for a lost rank that may have caused an error
 _BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
 
 class TorchProcessGroup(ProcessGroup):
-    """One of `size` processes."""
+    """One rank of several."""
 
-    def __init__(self, rank: int, size: int, local_rank: int, local_size: int) -> None:
-        self.rank, self.world_size, self.local_rank, self.local_world_size = (
-            rank,
-            size,
-            local_rank,
-            local_size,
-        )
-        # Two lines to the same store: one for us, which never blocks; one for torch, which does.
-        with default_stop_signals():  # whom it waits for may never come
-            self._store, self._torch_store = (self._open_store() for _ in range(2))
-        self._message_count = 0  # numbered, so that all mean the same one
-        self._errors_are_shared = False  # of the mistake that this process ends by
-        self._watchdog = RankWatchdog(self._store, rank, size, _STARTUP_TIMEOUT_S)
+    def __init__(self, rank: int, world_size: int, local_rank: int, local_world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.local_rank, self.local_world_size = local_rank, local_world_size
+        # Two connections to the same store: torch's blocks, ours never does.
+        prefix = f"glass/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        timeout = timedelta(seconds=_STARTUP_TIMEOUT_S)
+        with default_stop_signals():  # connecting waits for rank 0, which may never come
+            self._store, self._torch_store = (
+                PrefixStore(prefix, next(iter(rendezvous("env://", timeout=timeout)))[0]) for _ in range(2)
+            )
+        self._message_count = 0  # numbers the store's keys, so that all ranks mean the same message
+        self._errors_are_shared = False  # the error that this rank ends with is known to the others
+        self._watchdog = RankWatchdog(self._store, rank, world_size, _STARTUP_TIMEOUT_S)
         self._rank_timeout_s = 0.0  # while training
         self._device = torch.device("cpu")
         self._pending_stop_sync: tuple[dist.Work, Tensor] | None = None
         self._all_reduce_s = 0.0  # by the host's clock
-        self._all_reduce_events: list[tuple[Any, Any]] = []  # of the card: before and after each exchange
+        self._all_reduce_events: list[tuple[Any, Any]] = []  # CUDA events: start and end of each all-reduce
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> TorchProcessGroup:
         def number(name: str, default: int = 0) -> int:
             return int(environment.get(name) or default)
 
-        team = cls(number("RANK"), number("WORLD_SIZE"), number("LOCAL_RANK"), number("LOCAL_WORLD_SIZE", 1))
-        team.restart_count = number("TORCHELASTIC_RESTART_COUNT")
-        name = environment.get("TORCHELASTIC_RUN_ID", "none")
-        # Without a name of its own, a launch is told by its launcher, the parent of the first process.
-        team.launch_id = name if name != "none" else f"{platform.node()}-{os.getppid()}"
-        return team
+        group = cls(number("RANK"), number("WORLD_SIZE"), number("LOCAL_RANK"), number("LOCAL_WORLD_SIZE", 1))
+        group.restart_count = number("TORCHELASTIC_RESTART_COUNT")
+        run_id = environment.get("TORCHELASTIC_RUN_ID", "none")
+        # torchrun without --rdzv-id: then the launcher's pid, the parent of rank 0, identifies the launch.
+        group.launch_id = run_id if run_id != "none" else f"{platform.node()}-{os.getppid()}"
+        return group
 
-    def _open_store(self) -> Any:
-        store, *_ = next(iter(rendezvous("env://", timeout=timedelta(seconds=_STARTUP_TIMEOUT_S))))
-        return PrefixStore(f"glass/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-
-    # --- before training: in words ---
+    # --- before training: JSON values through the store ---
 
     @contextmanager
     def share_errors(self) -> Iterator[None]:
@@ -89,19 +86,19 @@ class TorchProcessGroup(ProcessGroup):
             yield
         except UserError as error:
             if not self._errors_are_shared:
-                self.store_set(f"mistakes/{self.rank}", error.problems)
+                self.store_set(f"errors/{self.rank}", error.problems)
                 self._store.add("failed", 1)
                 raise UserError(self._gather_errors()) from error
             raise
-        except dist.DistError as error:  # as a rule of the store, which goes with the launcher
+        except dist.DistError as error:  # usually the store's, which is gone with the launcher
             raise self.root_cause(error) from error
 
     def _gather_errors(self) -> list[str]:
-        """Of everybody, for the first process to say. The others have nothing to say, and go a bit later:
-        the launcher ends everybody when the first one ends, and that one shall have said it."""
+        """The errors of all ranks, on rank 0. The other ranks print nothing and end a little later: the
+        launcher ends all ranks when one ends, and rank 0 has to print first."""
         self._errors_are_shared = True
         deadline = time.monotonic() + _ERROR_COLLECTION_S
-        keys = [f"mistakes/{rank}" for rank in range(self.world_size)]
+        keys = [f"errors/{rank}" for rank in range(self.world_size)]
         while time.monotonic() < deadline and not self._store.check(keys):
             time.sleep(_POLL_S)
         if not self.is_rank_zero:
@@ -110,23 +107,23 @@ class TorchProcessGroup(ProcessGroup):
             self._watchdog.close("")
             time.sleep(_ERROR_COLLECTION_S)
             return []
-        found: dict[str, list[int]] = {}
+        ranks_by_problem: dict[str, list[int]] = {}
         for rank, key in enumerate(keys):
             for problem in json.loads(self._store.get(key)) if self._store.check([key]) else ():
-                found.setdefault(problem, []).append(rank)
+                ranks_by_problem.setdefault(problem, []).append(rank)
         return [
             problem if 0 in ranks else f"rank {', '.join(map(str, ranks))}: {problem}"
-            for problem, ranks in found.items()
+            for problem, ranks in ranks_by_problem.items()
         ]
 
-    def broadcast_from_rank_zero(self, make: Callable[[], Plain]) -> Plain:
+    def broadcast_from_rank_zero(self, make: Callable[[], JsonValue]) -> JsonValue:
         self._message_count += 1
-        name = f"talk/{self._message_count}"
+        key = f"broadcast/{self._message_count}"
         if self.is_rank_zero:
             value = make()
-            self.store_set(name, value)
+            self.store_set(key, value)
             return value
-        return self._wait_for_key(name)  # type: ignore[no-any-return]
+        return self._wait_for_key(key)  # type: ignore[no-any-return]
 
     def run_rank_zero_first(self, work: Callable[[], None]) -> None:
         for turn in (self.is_rank_zero, self.local_rank == 0 and not self.is_rank_zero, self.local_rank > 0):
@@ -135,47 +132,45 @@ class TorchProcessGroup(ProcessGroup):
             self._store_barrier()
 
     def _store_barrier(self) -> None:
-        """As `assemble`, in words."""
+        """A barrier that needs no backend."""
         self.all_gather_object(True)
 
-    def all_gather_object(self, own: Plain) -> list[Plain]:
+    def all_gather_object(self, own: JsonValue) -> list[JsonValue]:
         self._message_count += 1
-        name = f"said/{self._message_count}"
-        self.store_set(f"{name}/{self.rank}", own)
-        return [self._wait_for_key(f"{name}/{rank}") for rank in range(self.world_size)]
+        key = f"gather/{self._message_count}"
+        self.store_set(f"{key}/{self.rank}", own)
+        return [self._wait_for_key(f"{key}/{rank}") for rank in range(self.world_size)]
 
     def check_same_on_all_ranks(self, facts: Mapping[str, Any]) -> None:
         self._message_count += 1
-        name = f"facts/{self._message_count}"
-        self.store_set(f"{name}/{self.rank}", dict(facts))
+        key = f"facts/{self._message_count}"
+        self.store_set(f"{key}/{self.rank}", dict(facts))
 
         def compare() -> bool:
             problems = []
             for rank in range(1, self.world_size):
-                theirs = self._wait_for_key(f"{name}/{rank}")
-                problems += describe_mismatches(json.loads(json.dumps(dict(facts))), theirs, rank)
+                rank_facts = self._wait_for_key(f"{key}/{rank}")
+                problems += describe_mismatches(json.loads(json.dumps(dict(facts))), rank_facts, rank)
             if problems:
                 raise UserError(problems)
             return True
 
         self.broadcast_from_rank_zero(compare)
 
-    def _wait_for_key(self, name: str) -> Any:
-        """What another process posts; unless one fails meanwhile, which then is everybody's failure."""
+    def _wait_for_key(self, key: str) -> Any:
+        """The value that another rank puts under this key. If a rank fails meanwhile, this one fails too."""
         with self._watchdog.waiting():
-            while not self._store.check([name]):
+            while not self._store.check([key]):
                 if self._store.add("failed", 0):
                     raise UserError(self._gather_errors())
                 if self._watchdog.lost_message:
                     raise self._rank_lost_error()
                 time.sleep(_POLL_S)
-        return json.loads(self._store.get(name))
-
-    # --- connecting ---
+        return json.loads(self._store.get(key))
 
     def connect(self, device: torch.device, config: TrainConfig) -> list[Choice]:
         name, reason = choose_backend(config.backend, device.type)
-        # Hosts always talk by gloo: a card need not be waited for to ask whether to go on.
+        # Tensors on the host always use gloo, so that syncing stop signals does not wait for the card.
         backends = f"cpu:gloo,{device.type}:{name}" if device.type != "cpu" else name
         self._rank_timeout_s = config.rank_timeout
         self.extend_timeout()
@@ -185,83 +180,79 @@ class TorchProcessGroup(ProcessGroup):
                 store=self._torch_store,
                 rank=self.rank,
                 world_size=self.world_size,
-                # Later than our own, which names who is missing.
+                # Longer than the watchdog's, which names the missing rank.
                 timeout=timedelta(seconds=self._watchdog.timeout_s + 60),
             )
         self._device = device
         machines = -(-self.world_size // self.local_world_size)
-        on = f" on {machines} machines" if machines > 1 else ""
-        how = "its part of the weights, gathered as needed" if config.shard else "all of the weights"
+        where = f" on {machines} machines" if machines > 1 else ""
+        weights = "its part of the weights, gathered as needed" if config.shard else "all of the weights"
         return [
-            Choice("ranks", self.world_size, f"processes{on}, as the launcher says; each holds {how}"),
+            Choice("ranks", self.world_size, f"processes{where}, as the launcher says; each holds {weights}"),
             Choice("backend", name, reason),
         ]
 
     def extend_timeout(self) -> None:
-        """Before and after training one may have much to read or to write while the others wait."""
         self._watchdog.timeout_s = max(_STARTUP_TIMEOUT_S, self._rank_timeout_s)
 
-    # --- while training: in tensors ---
+    # --- while training: tensors ---
 
     def set_watchdog_callbacks(
-        self, where: Callable[[], tuple[str, int]], record_loss: Callable[[str], None]
+        self, get_position: Callable[[], tuple[str, int]], record_loss: Callable[[str], None]
     ) -> None:
-        self._watchdog.set_callbacks(where, record_loss)
+        self._watchdog.set_callbacks(get_position, record_loss)
 
     def waiting_for_ranks(self) -> RankWatchdog:
         return self._watchdog.waiting()
 
-    def sync_stop_signals(self, stop: StopSignals) -> None:
-        """Asked at one update and answered at the next, so that nobody waits for the answer."""
-        if self._pending_stop_sync is None:  # training begins, when all are there
+    def sync_stop_signals(self, signals: StopSignals) -> None:
+        """An asynchronous all-reduce, started at one update and read at the next, so that no rank waits."""
+        if self._pending_stop_sync is None:  # training begins once all ranks are here
             self.barrier()
             self._watchdog.timeout_s = self._rank_timeout_s
         else:
-            work, answer = self._pending_stop_sync
+            work, requests = self._pending_stop_sync
             with self._watchdog.waiting():
                 work.wait()
-            stop.apply_requests(*answer.tolist())
-        words = torch.tensor(stop.take_local_requests(), dtype=torch.int64)
-        self._pending_stop_sync = (dist.all_reduce(words, dist.ReduceOp.MAX, async_op=True), words)
+            signals.apply_requests(*requests.tolist())
+        requests = torch.tensor(signals.take_local_requests(), dtype=torch.int64)
+        self._pending_stop_sync = (dist.all_reduce(requests, dist.ReduceOp.MAX, async_op=True), requests)
 
     def all_reduce_mean(self, tensors: Sequence[Tensor]) -> None:
-        before = self._timestamp()
+        start = self._timestamp()
         with self._watchdog.waiting():
-            for piece in make_buckets(tensors, ALL_REDUCE_BUCKET_BYTES):
-                flat = torch.cat([tensor.reshape(-1) for tensor in piece])
+            for bucket in make_buckets(tensors, ALL_REDUCE_BUCKET_BYTES):
+                flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
                 dist.all_reduce(flat)
                 flat /= self.world_size
-                parts = torch.split(flat, [tensor.numel() for tensor in piece])
-                for tensor, part in zip(piece, parts, strict=True):
+                parts = torch.split(flat, [tensor.numel() for tensor in bucket])
+                for tensor, part in zip(bucket, parts, strict=True):
                     tensor.copy_(part.view_as(tensor))
-        self._note(before)
+        if self._device.type == "cuda":  # it runs asynchronously: its events are read later
+            self._all_reduce_events.append((start, self._timestamp()))
+        else:
+            self._all_reduce_s += self._timestamp() - start
 
     def _timestamp(self) -> Any:
+        """A CUDA event, or seconds of the host's clock."""
         if self._device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def _note(self, before: Any) -> None:
-        """A card exchanges long after it was asked to: its own clock is read later."""
-        if self._device.type != "cuda":
-            self._all_reduce_s += time.perf_counter() - before
-        else:
-            self._all_reduce_events.append((before, self._timestamp()))
-
     def take_all_reduce_s(self) -> float:
-        of_card: float = sum(before.elapsed_time(after) for before, after in self._all_reduce_events) / 1000
-        seconds = self._all_reduce_s + of_card
+        device_s: float = sum(start.elapsed_time(end) for start, end in self._all_reduce_events) / 1000
+        seconds = self._all_reduce_s + device_s
         self._all_reduce_s, self._all_reduce_events = 0.0, []
         return seconds
 
     @contextmanager
     def without_all_reduce_timing(self) -> Iterator[None]:
-        seconds, events = self._all_reduce_s, len(self._all_reduce_events)
+        seconds, event_count = self._all_reduce_s, len(self._all_reduce_events)
         yield
         self._all_reduce_s = seconds
-        del self._all_reduce_events[events:]
+        del self._all_reduce_events[event_count:]
 
     def barrier(self) -> None:
         self.all_reduce_sum(np.zeros(1))
@@ -284,98 +275,98 @@ class TorchProcessGroup(ProcessGroup):
         table: list[list[float]] = self.all_reduce_sum(rows).tolist()
         return table
 
-    # --- between threads that save ---
+    # --- between the threads that save checkpoints ---
 
-    def store_set(self, name: str, value: Any) -> None:
-        self._store.set(name, json.dumps(value))
+    def store_set(self, key: str, value: Any) -> None:
+        self._store.set(key, json.dumps(value))
 
-    def store_get(self, name: str) -> Any:
-        """Gives up, as a disk that fails would, when a process is lost: what was to be saved cannot be."""
-        while not self._store.check([name]):
+    def store_get(self, key: str) -> Any:
+        """Raises an OSError if a rank is lost: the save fails, as on a disk error."""
+        while not self._store.check([key]):
             if self._watchdog.wait_for_loss(_POLL_S):
                 raise OSError(f"{self._watchdog.lost_message}")
-        return json.loads(self._store.get(name))
+        return json.loads(self._store.get(key))
 
     # --- the end ---
 
     def root_cause(self, error: BaseException) -> BaseException:
-        may_be_anothers = isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError)
-        return (
-            self._rank_lost_error()
-            if may_be_anothers and self._watchdog.wait_for_loss(_RANK_LOSS_WAIT_S)
-            else error
-        )
+        # torch raises a RuntimeError from a collective in which another rank is missing.
+        may_be_a_lost_rank = isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError)
+        if may_be_a_lost_rank and self._watchdog.wait_for_loss(_RANK_LOSS_WAIT_S):
+            return self._rank_lost_error()
+        return error
 
     def _rank_lost_error(self) -> RankLost:
         return RankLost(str(self._watchdog.lost_message), self._watchdog.claim_report())
 
     def shut_down(self, error: BaseException | None = None) -> None:
-        """A process whose own error it is not leaves in order: it is not the one to be named."""
+        """A rank that ends because of another rank's error reports none: the others must not name it."""
         try:
-            self._shut_down(error)
-        except dist.DistError as failure:  # the launcher may be gone, though all is done
-            raise self.root_cause(failure) from failure
-
-    def _shut_down(self, error: BaseException | None) -> None:
-        if error is None:
+            if error is not None:
+                is_own_error = not (isinstance(error, RankLost) or self._errors_are_shared)
+                message = f"{type(error).__name__}: {error}".replace("\n", " ")[:500]
+                self._watchdog.close(message if is_own_error else "")
+                return
             self.extend_timeout()
             if self._pending_stop_sync is not None:
                 self._pending_stop_sync[0].wait()
-            self._store_barrier()  # the launcher ends everybody when one ends, and the first has most to finish
-        known = error is None or isinstance(error, RankLost) or self._errors_are_shared
-        self._watchdog.close("" if known else f"{type(error).__name__}: {error}".replace("\n", " ")[:500])
-        if error is None:
+            # The launcher ends all ranks when one ends, and rank 0 has most to finish.
+            self._store_barrier()
+            self._watchdog.close("")
             if dist.is_initialized():
                 dist.destroy_process_group()
-            self._leave_last()
+            # Without a launcher rank 0 hosts the store, which goes with it: it leaves last.
+            if self.is_rank_zero:
+                for rank in range(1, self.world_size):
+                    self._wait_for_key(f"left/{rank}")
+            else:
+                self.store_set(f"left/{self.rank}", True)
+        except dist.DistError as failure:  # the launcher may be gone, though all is done
+            raise self.root_cause(failure) from failure
 
-    def _leave_last(self) -> None:
-        """Without a launcher's, the store is the first process's, and goes with it."""
-        if not self.is_rank_zero:
-            self.store_set(f"left/{self.rank}", True)
-            return
-        for rank in range(1, self.world_size):
-            self._wait_for_key(f"left/{rank}")
 
-
-def choose_backend(asked: str, device_type: str) -> tuple[str, str]:
-    """How processes talk about what is on a device, and why."""
+def choose_backend(requested: str, device_type: str) -> tuple[str, str]:
+    """The backend for tensors on a device, and why."""
     if device_type not in _BACKENDS:
         raise UserError(f"several processes cannot share --device={device_type}; try --device=cpu")
-    usual = _BACKENDS[device_type]
-    if asked and asked not in ("nccl", "gloo"):
-        raise UserError(f"--backend={asked} is not one of nccl, gloo")
-    if asked == "nccl" and device_type == "cpu":
-        return usual, "nccl was asked for, but it is for CUDA cards"
-    if asked:
-        return asked, "asked for"
-    available = dist.is_nccl_available() if usual == "nccl" else dist.is_gloo_available()
+    default = _BACKENDS[device_type]
+    if requested and requested not in ("nccl", "gloo"):
+        raise UserError(f"--backend={requested} is not one of nccl, gloo")
+    if requested == "nccl" and device_type == "cpu":
+        return default, "nccl was asked for, but it is for CUDA cards"
+    if requested:
+        return requested, "asked for"
+    available = dist.is_nccl_available() if default == "nccl" else dist.is_gloo_available()
     if not available:
-        raise UserError(f"this build of PyTorch has no {usual}, which processes on {device_type} talk by")
-    return usual, "between CUDA cards" if usual == "nccl" else "between CPUs"
+        raise UserError(
+            f"this build of PyTorch has no {default}, the backend for several {device_type} ranks"
+        )
+    return default, "between CUDA cards" if default == "nccl" else "between CPUs"
 
 
-def make_buckets(tensors: Sequence[Tensor], limit: int) -> Iterator[list[Tensor]]:
-    """In order, each of one dtype and of at most `limit` bytes, unless it is a single tensor."""
-    piece: list[Tensor] = []
-    size = 0
+def make_buckets(tensors: Sequence[Tensor], max_bytes: int) -> Iterator[list[Tensor]]:
+    """In order; each bucket has one dtype and at most `max_bytes`, unless it is a single tensor."""
+    bucket: list[Tensor] = []
+    bucket_bytes = 0
     for tensor in tensors:
-        more = tensor.numel() * tensor.element_size()
-        if piece and (size + more > limit or tensor.dtype != piece[0].dtype):
-            yield piece
-            piece, size = [], 0
-        piece.append(tensor)
-        size += more
-    if piece:
-        yield piece
+        tensor_bytes = tensor.numel() * tensor.element_size()
+        if bucket and (bucket_bytes + tensor_bytes > max_bytes or tensor.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, bucket_bytes = [], 0
+        bucket.append(tensor)
+        bucket_bytes += tensor_bytes
+    if bucket:
+        yield bucket
 
 
-def describe_mismatches(ours: Mapping[str, Any], theirs: Mapping[str, Any], rank: int) -> list[str]:
-    """Each in a sentence; `theirs` are those of `rank`, `ours` of rank 0."""
-    names = [*ours, *(name for name in theirs if name not in ours)]
+def describe_mismatches(
+    rank_zero_facts: Mapping[str, Any], rank_facts: Mapping[str, Any], rank: int
+) -> list[str]:
+    """A sentence for each fact in which `rank` differs from rank 0."""
+    names = [*rank_zero_facts, *(name for name in rank_facts if name not in rank_zero_facts)]
     return [
-        f"rank {rank} has {name}={theirs.get(name)}, rank 0 has {name}={ours.get(name)}: start all of them "
-        "with the same command, on the same data and versions"
+        f"rank {rank} has {name}={rank_facts.get(name)}, rank 0 has {name}={rank_zero_facts.get(name)}: "
+        "start all of them with the same command, on the same data and versions"
         for name in names
-        if ours.get(name) != theirs.get(name)
+        if rank_zero_facts.get(name) != rank_facts.get(name)
     ]

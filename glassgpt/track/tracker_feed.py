@@ -1,10 +1,10 @@
-"""Tells a tracker about a run from its records, live or from the journal: what holds, in order, each once.
+"""Feeds a tracker with a run's records, live or from the journal: in order, each once, no superseded ones.
 
-A run that is resumed does some updates again. A tracker that can take back what it was told does so. One that
-cannot keeps the first telling, and is told again only what lies past it.
+A resumed run repeats some updates. A tracker that can delete what it logged does so. One that cannot keeps
+the first version, and gets only the records past it.
 
-What a tracker was told stands in a file of its own, RUN/told/NAME.json: it may be behind the run when that is
-killed, or fail or hang after the last record, and then the journal does not know what it never had.
+How far a tracker got is saved in RUN/told/NAME.json. The journal alone does not know: the tracker may be
+behind the run when that is killed, or fail or hang after the last record.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from glassgpt.record import journal
 from glassgpt.record.journal import Record
 from glassgpt.track.tracker import LoggedIters, Series, TrackedRun, Tracker, series_of
 
-DEFAULT_PROJECT = "glassgpt"  # where the settings name none
+DEFAULT_PROJECT = "glassgpt"  # if the settings name none
 LOGGED_FOLDER = "told"
 
 
 class TrackerFeed:
-    """A listener of the sink, for one tracker. The tracker is made in the thread of the listener."""
+    """A listener of the sink, for one tracker. The tracker is made in the listener's thread."""
 
     def __init__(self, name: str, make: Callable[[], Tracker], run_dir: Path) -> None:
         self._name, self._make, self._run_dir = name, make, run_dir
+        self._progress_path = run_dir / LOGGED_FOLDER / f"{name}.json"
         self._run: Record | None = None
         self._tracker: Tracker | None = None
-        self._already_logged: LoggedIters = {}  # since before this process, or since the tracker was opened
+        self._already_logged: LoggedIters = {}  # when the tracker was opened
         self._newly_logged: dict[Series, int] = {}  # since then
 
     def __call__(self, record: Record) -> None:
@@ -40,62 +41,69 @@ class TrackerFeed:
             self._run = record
             if record["process"] == 0:
                 self._open_tracker(record, list, -1)
-            return  # a later process says next from where it goes on
-        if record["kind"] == "finding":  # which no tracker is told; another's failure may come before that
+            return  # the next record of a later process says from where it resumes
+        if record["kind"] == "finding":  # not logged, and it may come before the record above
             return
         if self._tracker is None and self._run is not None:
             process = self._run["process"]
 
-            def earlier() -> Iterator[Record]:
-                yield from (old for old in self._journal() if old.get("process", 0) < process)
+            def earlier_records() -> Iterator[Record]:
+                yield from (earlier for earlier in self._journal() if earlier.get("process", 0) < process)
                 yield record
 
             from_iter = record["from_iter"] if record["kind"] == "resume" else record["iter"]
-            self._open_tracker(self._run, earlier, from_iter)
+            self._open_tracker(self._run, earlier_records, from_iter)
             return
         self._log(record)
 
     def last_logged_records(self) -> list[Record]:
-        """The last that the tracker was told of each series, by this process or an earlier one."""
+        """The last record of each series that was logged, by this process or an earlier one."""
         return [
             {"kind": kind, "split": split, "closing": closing, "iter": last}
             for (kind, split, closing), last in {**self._already_logged, **self._newly_logged}.items()
         ]
 
     def replay(self) -> int:
-        """Tells what is in the journal now, as far as the tracker does not have it; how many records."""
+        """Logs the records in the journal that the tracker lacks. Returns their number."""
         records = list(self._journal())
         run = next(record for record in reversed(records) if record["kind"] == "run")
-        told = self._open_tracker(run, lambda: records, -1)
+        logged = self._open_tracker(run, lambda: records, -1)
         last = records[-1]
         self._end(last if last["kind"] == "end" else {"kind": "end", "iter": last["iter"], "exit_code": 0})
-        return told
+        return logged
 
     def _journal(self) -> Iterable[Record]:
         return journal.read(self._run_dir / journal.FILE_NAME)
 
-    def _open_tracker(self, run: Record, earlier: Callable[[], Iterable[Record]], from_iter: int) -> int:
-        """Opens the tracker, and tells it what it lacks of `earlier` records, read anew at every call."""
+    def _open_tracker(
+        self, run: Record, earlier_records: Callable[[], Iterable[Record]], from_iter: int
+    ) -> int:
+        """Opens the tracker, and logs the earlier records that it lacks. Returns their number."""
+        try:
+            self._already_logged = {
+                series_of(last): int(last["iter"])
+                for last in json.loads(read_small_file(self._progress_path))
+            }
+        except (OSError, ValueError, LookupError, TypeError):  # no such file: a new run, or an old version's
+            self._already_logged = logged_before(earlier_records(), self._name)
+        self._save_progress()  # before opening, which may fail
         model = run.get("model", {})
-        # Which holds also if the tracker cannot be opened.
-        noted = self._read_progress()
-        self._already_logged = logged_before(earlier(), self._name) if noted is None else noted
-        self._save_progress()
         tracked = TrackedRun(
             directory=self._run_dir,
             name=str(run["config"].get("wandb_run_name") or self._run_dir.resolve().name),
             project=str(run["config"].get("wandb_project") or DEFAULT_PROJECT),
-            id=run_id(next((record for record in earlier() if record["kind"] == "run"), run)),
+            id=run_id(next((record for record in earlier_records() if record["kind"] == "run"), run)),
             settings={**run["config"], **{f"model.{name}": value for name, value in model.items()}},
             already_logged=self._already_logged,
             from_iter=from_iter,
         )
         self._tracker = self._make()
         self._already_logged = self._tracker.begin(tracked)
-        kept = journal.stream_effective_records(earlier)
-        return sum(self._log(record) for record in kept if record["kind"] in ("step", "eval"))
+        records = journal.stream_effective_records(earlier_records)
+        return sum(self._log(record) for record in records if record["kind"] in ("step", "eval"))
 
     def _log(self, record: Record) -> bool:
+        """Whether the record was logged: a `step` or an `eval` that the tracker did not have."""
         if self._tracker is None:
             return False
         if record["kind"] == "end":
@@ -110,26 +118,11 @@ class TrackerFeed:
         return True
 
     def _save_progress(self) -> None:
-        """Not waiting for the disk: after a power cut the journal will do."""
-        path = self._progress_path
-        path.parent.mkdir(exist_ok=True)
-        temporary = path.with_suffix(".tmp")
+        """Without fsync: after a power cut the journal will do."""
+        self._progress_path.parent.mkdir(exist_ok=True)
+        temporary = self._progress_path.with_suffix(".tmp")
         temporary.write_text(json.dumps(self.last_logged_records()))
-        os.replace(temporary, path)
-
-    def _read_progress(self) -> dict[Series, int] | None:
-        """None if there is no such file, as of a run from before there was one."""
-        try:
-            return {
-                series_of(last): int(last["iter"])
-                for last in json.loads(read_small_file(self._progress_path))
-            }
-        except (OSError, ValueError, LookupError, TypeError):
-            return None
-
-    @property
-    def _progress_path(self) -> Path:
-        return self._run_dir / LOGGED_FOLDER / f"{self._name}.json"
+        os.replace(temporary, self._progress_path)
 
     def _end(self, record: Record) -> None:
         if self._tracker is not None:
@@ -138,23 +131,23 @@ class TrackerFeed:
 
 
 def logged_before(records: Iterable[Record], name: str) -> dict[Series, int]:
-    """As far as the journal knows, if there is no note: how far processes that had this tracker told it each
-    series. Where it failed, the journal says how far it was: by then the run may have been far ahead."""
-    told: dict[Series, int] = {}
-    listening = False
+    """How far earlier processes logged each series, as far as the journal knows. Where the tracker failed, a
+    finding says how far it was: by then the run may have been far ahead."""
+    logged: dict[Series, int] = {}
+    is_tracked = False
     for record in records:
         if record["kind"] == "run":
-            listening = name in tracker_names(record.get("config", {}))
+            is_tracked = name in tracker_names(record.get("config", {}))
         elif record["kind"] == "finding" and record.get("id") == f"{name}-failed":
-            listening = False
-            told = {series_of(last): last["iter"] for last in record.get("told", ())}
-        elif listening and record["kind"] in ("step", "eval"):
+            is_tracked = False
+            logged = {series_of(last): last["iter"] for last in record.get("told", ())}
+        elif is_tracked and record["kind"] in ("step", "eval"):
             series = series_of(record)
-            told[series] = max(told.get(series, -1), record["iter"])
-    return told
+            logged[series] = max(logged.get(series, -1), record["iter"])
+    return logged
 
 
 def run_id(first: Record) -> str:
-    """From the run's first record: the same for all its processes, another for every run."""
+    """From the run's first record: the same for all its processes, different for every run."""
     seed = f"{first['time']} {first.get('out_dir')} {first.get('config')}"
     return hashlib.sha256(seed.encode(errors="replace")).hexdigest()[:16]

@@ -17,8 +17,7 @@ import torch
 
 from glassgpt.data.tokenizers import write_tokenizer
 from glassgpt.errors import UserError
-from glassgpt.model.generate import generate
-from glassgpt.model.sampling import TokenSampler
+from glassgpt.model.generate import TokenSampler, generate
 from glassgpt.record import journal
 from glassgpt.record.clock import phase_seconds_between
 from glassgpt.record.journal import Record

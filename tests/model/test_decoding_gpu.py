@@ -9,10 +9,14 @@ import torch
 from tiny_models import CONTEXT, VOCABULARY, little_gpt, some_tokens
 
 from glassgpt.errors import UserError
-from glassgpt.model.decoding import CachedDecoder, WindowDecoder, prepare_for_decoding
-from glassgpt.model.generate import generate_samples
+from glassgpt.model.generate import (
+    CachedDecoder,
+    TokenSampler,
+    WindowDecoder,
+    generate_samples,
+    prepare_for_decoding,
+)
 from glassgpt.model.gpt import GPT
-from glassgpt.model.sampling import TokenSampler
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]
 both = pytest.mark.parametrize("arch", ["gpt2", "modern"])

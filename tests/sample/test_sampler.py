@@ -21,8 +21,7 @@ from glassgpt.data.tokenizers import (
     load_tokenizer,
 )
 from glassgpt.errors import UserError
-from glassgpt.model.generate import generate_samples
-from glassgpt.model.sampling import TokenSampler
+from glassgpt.model.generate import TokenSampler, generate_samples
 from glassgpt.sample import sampler as writers
 from glassgpt.sample.sampler import Sampler, find_model_source, load_sampler
 

@@ -8,8 +8,7 @@ from typing import Any
 from glassgpt import schedule
 from glassgpt.config import TrainConfig, first_checkpoint_iter
 from glassgpt.estimate import memory
-from glassgpt.estimate.loss_law import ExpectedLossCurve, predict_loss_curve
-from glassgpt.estimate.loss_law_inputs import loss_law_inputs
+from glassgpt.estimate.loss_law import ExpectedLossCurve, loss_law_inputs, predict_loss_curve
 from glassgpt.plan.dataset_size import DatasetInfo
 from glassgpt.plan.run_spec import RunSpec
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from glassgpt.cgroup import usable_cores
 from glassgpt.estimate.forecast import RunForecast
-from glassgpt.estimate.loss_check import compare_with_expected
-from glassgpt.estimate.loss_law import ExpectedLossCurve
+from glassgpt.estimate.loss_law import ExpectedLossCurve, compare_with_expected
 from glassgpt.format import format_bytes, format_count, format_duration
 from glassgpt.record import machine
 from glassgpt.record.finding import Severity, finding_record

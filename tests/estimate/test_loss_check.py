@@ -1,4 +1,4 @@
-"""A measured loss is on the expected course or not, and causes come likeliest first."""
+"""A measured loss is on the expected curve or not, and causes come likeliest first."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import math
 import pytest
 from reference_curves import CURVES, SHAKESPEARE
 
-from glassgpt.estimate.loss_check import compare_with_expected
-from glassgpt.estimate.loss_law import predict_loss_curve
+from glassgpt.estimate.loss_law import compare_with_expected, predict_loss_curve
 
 
 @pytest.mark.parametrize(
     ("loss", "side", "words"),
     [
-        (1.52, "on", "on the expected course: 1.52 at iteration 1,000"),
+        (1.52, "on", "on the expected curve: 1.52 at iteration 1,000"),
         (2.30, "above", "above: 2.30 at iteration 1,000, where 1.4"),
         (0.90, "below", "below: 0.90 at iteration 1,000, where 1.4"),
         (math.nan, "above", "above: not a number"),
@@ -30,7 +29,7 @@ def test_a_measured_loss_is_on_the_course_or_not(loss: float, side: str, words: 
 
 def test_causes_come_likeliest_first() -> None:
     ahead = predict_loss_curve(SHAKESPEARE)
-    assert "by heart" in compare_with_expected(ahead, 4000, 2.5).causes[0]
+    assert "overfits" in compare_with_expected(ahead, 4000, 2.5).causes[0]
     assert "learning rate" in compare_with_expected(ahead, 50, 4.0).causes[0]
     assert "diverged" in compare_with_expected(ahead, 1000, 9.0).causes[0]
     assert "diverged" in compare_with_expected(ahead, 1000, math.nan).causes[0]

@@ -22,15 +22,15 @@ from reference_curves import (
     Curve,
 )
 
-from glassgpt.estimate.loss_check import compare_with_expected
 from glassgpt.estimate.loss_law import (
     SMALL_TEXT_LAW,
     WEB_TEXT_LAW,
+    LossLawInputs,
+    compare_with_expected,
     milestone_iterations,
     predict_loss_curve,
     typical_peak_lr,
 )
-from glassgpt.estimate.loss_law_inputs import LossLawInputs
 
 
 def share_inside(setup: LossLawInputs, curve: Curve) -> float:
@@ -257,7 +257,7 @@ def test_dropout_slows(one: float, other: float) -> None:
 
 def test_it_answers_at_once() -> None:
     code = (
-        "import sys; from glassgpt.estimate import expected_loss, references; references.rows();"
+        "import sys; from glassgpt.estimate import loss_law, speed; speed.reference_rows();"
         "print(sorted({'torch', 'numpy', 'rich'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from glassgpt.config import TrainConfig
-from glassgpt.estimate.loss_law_inputs import loss_law_inputs, lr_fraction, lr_weighted_progress
+from glassgpt.estimate.loss_law import loss_law_inputs, lr_weighted_progress
 from glassgpt.schedule import learning_rate
 
 
@@ -32,11 +32,13 @@ def test_the_rate_is_the_trainers(config: TrainConfig) -> None:
     }
     setup = loss_law_inputs(config, vocab_size=65, **text)  # type: ignore[arg-type]
     for update in (0, 1, 50, 99, 100, 250, 599, 700, 999):
-        assert lr_fraction(setup, update) == pytest.approx(
+        assert setup.lr_schedule.at(update) == pytest.approx(
             learning_rate(config, update) / config.learning_rate
         )
-    exact = sum(lr_fraction(setup, update) ** 0.6 for update in range(1000))
-    assert lr_weighted_progress(setup).at(1000) == pytest.approx(exact, rel=0.005)
+    exact = sum(setup.lr_schedule.at(update) ** 0.6 for update in range(1000))
+    assert lr_weighted_progress(setup.lr_schedule, setup.max_iters).at(1000) == pytest.approx(
+        exact, rel=0.005
+    )
 
 
 def test_setup_takes_what_the_config_says() -> None:

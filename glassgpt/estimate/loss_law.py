@@ -413,7 +413,7 @@ def compare_with_expected(curve: ExpectedLossCurve, iteration: int, measured: fl
     if math.isnan(measured):
         return LossVerdict("above", f"above: not a number {where}", (_DIVERGED,))
     if measured > expected.high:
-        causes = _CAUSES_ABOVE
+        causes: tuple[str, ...] = _CAUSES_ABOVE
         if measured > 1.06 * math.log(inputs.vocab_size):
             causes = (_DIVERGED, *causes)
         elif iteration * inputs.batch_tokens > 2 * inputs.train_tokens:

@@ -16,8 +16,7 @@ from glassgpt.config import Choice, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.estimate import decide, overheads
 from glassgpt.estimate.batching import BatchPlan
-from glassgpt.estimate.decide import GraphCandidate
-from glassgpt.estimate.kernel_cache import kernel_cache_marker
+from glassgpt.estimate.decide import GraphCandidate, kernel_cache_marker
 from glassgpt.model import float8, loss_chunks
 from glassgpt.model.gpt import attend
 from glassgpt.training.device import DTYPES, ExecutionConfig, device_name, device_traits

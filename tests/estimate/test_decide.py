@@ -26,9 +26,9 @@ from glassgpt.estimate.decide import (
     find_missing_toolchain,
     float8_problems,
     has_float8,
+    kernel_cache_marker,
     refused_settings,
 )
-from glassgpt.estimate.kernel_cache import kernel_cache_marker
 
 CPU, MPS, H100 = DeviceTraits("cpu"), DeviceTraits("mps"), DeviceTraits("cuda", (9, 0))
 

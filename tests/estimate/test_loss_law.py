@@ -201,7 +201,7 @@ SETUPS = st.builds(
     learning_rate=st.one_of(st.none(), st.floats(1e-8, 10.0)),
     warmup_iters=st.integers(0, 10**6),
     decay_iters=st.one_of(st.none(), st.integers(1, 10**6)),
-    least_share=st.floats(0.0, 1.0),
+    min_lr_ratio=st.floats(0.0, 1.0),
     schedule=st.sampled_from(["cosine", "wsd", "constant"]),
     wsd_decay_fraction=st.floats(0.01, 1.0),
 )

@@ -244,8 +244,16 @@ def _compute_bound_mfu_range(card: Card | None, query: SpeedQuery, without: Sequ
     for row in reference_rows():
         if not row.counts or row.name in without or row.mfu is None or row.is_launch_bound:
             continue
-        if (tier := _card_tier(card, row)) is not None:
-            usable.append((tier, _model_distances(query, row.query), row))
+        tier = _card_tier(card, row)
+        if tier is None:
+            continue
+        flops_ratio = query.flops_per_token / row.query.flops_per_token
+        tokens_ratio = query.tokens_per_micro_batch / row.query.tokens_per_micro_batch
+        distances = (  # at most 1 each for a similar model
+            abs(math.log(flops_ratio)) / math.log(_SIMILAR_FLOPS_FACTOR),
+            abs(math.log(tokens_ratio)) / math.log(_SIMILAR_TOKENS_FACTOR),
+        )
+        usable.append((tier, distances, row))
     similar = [entry for entry in usable if max(entry[1]) <= 1]
     candidates = similar or usable
     if not candidates:
@@ -286,16 +294,6 @@ def _card_tier(card: Card | None, row: SpeedReference) -> int | None:
     if other.family == card.family:
         return 1
     return 2 if _card_kind(other.family) == _card_kind(card.family) else 3
-
-
-def _model_distances(one: SpeedQuery, other: SpeedQuery) -> tuple[float, float]:
-    """In FLOPs per token and in tokens per micro-batch; at most 1 each for similar models."""
-    flops_ratio = one.flops_per_token / other.flops_per_token
-    tokens_ratio = one.tokens_per_micro_batch / other.tokens_per_micro_batch
-    return (
-        abs(math.log(flops_ratio)) / math.log(_SIMILAR_FLOPS_FACTOR),
-        abs(math.log(tokens_ratio)) / math.log(_SIMILAR_TOKENS_FACTOR),
-    )
 
 
 def _adjusted_mfu(row: SpeedReference, query: SpeedQuery) -> float:

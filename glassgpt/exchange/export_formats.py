@@ -212,7 +212,7 @@ def nanogpt_problems(exportable: ExportableModel) -> list[str]:
 
 
 def write_nanogpt(folder: Path, exportable: ExportableModel) -> None:
-    loaded, config = exportable.origin, _train_config(exportable)
+    loaded, tokenizer, config = exportable.origin, exportable.tokenizer, _train_config(exportable)
     val_loss = loaded.val_loss
     batch_size = config.batch_size or _NANOGPT_BATCH_SIZE
     if config.batch_tokens is None:
@@ -243,9 +243,19 @@ def write_nanogpt(folder: Path, exportable: ExportableModel) -> None:
         content["optimizer"] = _nanogpt_optimizer_state(exportable, adamw, config)
     with disk_errors_as_os_error():
         torch.save(content, folder / NANOGPT_CKPT_FILE)
-    if needs_meta(exportable.tokenizer):
-        with (folder / META_FILE).open("wb") as file:
-            pickle.dump(_nanogpt_meta(exportable.tokenizer), file)
+    if not needs_meta(tokenizer):
+        return
+    # meta.pkl has the text of each id. sample.py encodes a prompt character by character.
+    if isinstance(tokenizer, ByteTokenizer):
+        texts = [chr(byte) for byte in range(256)]
+    else:
+        token_bytes = (tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size))
+        texts = [piece.decode("utf-8", errors="replace") for piece in token_bytes]
+    stoi: dict[str, int] = {}
+    for id, text in enumerate(texts):
+        stoi.setdefault(text, id)
+    with (folder / META_FILE).open("wb") as file:
+        pickle.dump({"vocab_size": len(texts), "itos": dict(enumerate(texts)), "stoi": stoi}, file)
 
 
 def needs_meta(tokenizer: Tokenizer) -> bool:
@@ -294,19 +304,6 @@ def _nanogpt_optimizer_state(
             state[key] = strip_vocab_padding({name: state[key]}, exportable.shape.vocab_size)[name]
         optimizer.state[parameter] = state
     return optimizer.state_dict()
-
-
-def _nanogpt_meta(tokenizer: Tokenizer) -> dict[str, Any]:
-    """meta.pkl: the text of each id. sample.py encodes a prompt character by character, and decodes ids."""
-    if isinstance(tokenizer, ByteTokenizer):
-        tokens = [chr(byte) for byte in range(256)]
-    else:
-        token_bytes = (tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size))
-        tokens = [piece.decode("utf-8", errors="replace") for piece in token_bytes]
-    stoi: dict[str, int] = {}
-    for id, token in enumerate(tokens):
-        stoi.setdefault(token, id)
-    return {"vocab_size": len(tokens), "itos": dict(enumerate(tokens)), "stoi": stoi}
 
 
 def with_exact_gelu(exportable: ExportableModel) -> ExportableModel:

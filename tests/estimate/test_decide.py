@@ -157,7 +157,7 @@ def test_our_kernels_must_be_worth_building_and_can_be_built() -> None:
     assert chosen(600, DeviceTraits("cuda")) == "triton"  # nobody knows the card's capability: as most cards
 
 
-def test_a_graph_where_asking_takes_longer_than_computing() -> None:
+def test_a_graph_where_launching_takes_longer_than_computing() -> None:
     def chosen(computing_s: float, dtype: str = "bfloat16", compiled: bool = False, **settings: Any) -> Any:
         micro = GraphCandidate(dtype, computing_s, launch_s=0.014, compiled=compiled)
         return choose_graph(TrainConfig(**settings), H100, micro).value

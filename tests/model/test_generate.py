@@ -94,7 +94,7 @@ def test_the_cache_changes_no_token(
     graph: bool,
     seed: int,
 ) -> None:
-    """Also with a prompt longer than the context, across its edge, and by steps that could be recorded."""
+    """Also with a prompt longer than the context, across its edge, and by steps that could be captured."""
     model = little_gpt(arch=arch)
     model.set_attention(attention)
     prompt = some_tokens(1, length, seed)[0].tolist()
@@ -116,12 +116,12 @@ def test_the_plain_way_reads_all_again_and_the_cache_only_what_is_new() -> None:
 
 @torch.no_grad()
 def test_greedy_text_is_that_of_transformers() -> None:
-    theirs, model = hf_gpt2(), little_gpt(activation="gelu_new")
-    load_weights(model, from_transformers(theirs.state_dict()), "transformers")
+    hf_model, model = hf_gpt2(), little_gpt(activation="gelu_new")
+    load_weights(model, from_transformers(hf_model.state_dict()), "transformers")
     for seed in range(5):
         prompt = some_tokens(rows=1, length=3, seed=seed)
         count = CONTEXT - 3
-        expected = theirs.generate(  # type: ignore[misc]
+        expected = hf_model.generate(  # type: ignore[misc]
             prompt,
             attention_mask=torch.ones_like(prompt),
             do_sample=False,

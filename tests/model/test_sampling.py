@@ -77,9 +77,9 @@ def test_top_p_counts_what_top_k_left() -> None:
 def test_rows_are_drawn_from_at_once_as_torch_draws_from_each() -> None:
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
     sampler = TokenSampler(50, temperature=1.0, top_k=None)
-    ours, theirs = ([torch.Generator().manual_seed(number) for number in range(3)] for _ in range(2))
+    ours, for_torch = ([torch.Generator().manual_seed(number) for number in range(3)] for _ in range(2))
     for _ in range(20):
-        rows = zip(logits.softmax(-1), theirs, strict=True)
+        rows = zip(logits.softmax(-1), for_torch, strict=True)
         expected = [int(torch.multinomial(row, 1, generator=generator)) for row, generator in rows]
         assert sampler.next_tokens(logits, ours).tolist() == expected
 

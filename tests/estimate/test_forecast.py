@@ -84,8 +84,8 @@ def test_muon_is_felt_where_an_update_has_few_tokens() -> None:
 
 
 def test_the_modern_architecture_is_slow_where_nothing_joins_its_steps() -> None:
-    """shakespeare_char_fast on an H200, with a CUDA graph: 1.034 to 1.037 million tokens/s with PyTorch's kernels,
-    1.86 with ours."""
+    """shakespeare_char_fast on an H200 as a CUDA graph: 1.034 to 1.037 million tokens/s with PyTorch's
+    kernels, 1.86 with ours."""
     fast = build_config(find_recipe("shakespeare_char_fast"), {})
     plain = TrainingWorkload(
         config=fast, vocab_size=128, batch_size=32, device_type="cuda", kernels=False, graph=True

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from glassgpt.data.dataset import open_dataset
 from glassgpt.model import fused
-from glassgpt.model.gpt import GPT, MLP, Attention, GPTConfig
+from glassgpt.model.gpt import GPT, MLP, CausalSelfAttention, GPTConfig
 
 BATCHES, SEQUENCES, COMPARED_SEQUENCES = 4, 64, 16
 FP8_VARIANTS = {  # in 8 bits: attention, MLP, head; and attention's projection
@@ -53,14 +53,14 @@ class TokenWindows:
 @contextmanager
 def float8_parts(model: GPT, attention: bool, mlp: bool, head: bool, projection: bool) -> Iterator[None]:
     for module in model.modules():
-        if isinstance(module, Attention | MLP):
-            module.float8 = attention if isinstance(module, Attention) else mlp
+        if isinstance(module, CausalSelfAttention | MLP):
+            module.float8 = attention if isinstance(module, CausalSelfAttention) else mlp
     model.float8 = head
     linear = fused.linear
 
-    def but_projections(layer: nn.Linear, x: Tensor, low: bool) -> Tensor:
+    def but_projections(layer: nn.Linear, x: Tensor, fp8: bool) -> Tensor:
         square = layer.weight.shape[0] == layer.weight.shape[1]  # of all, only attention's projection is
-        return linear(layer, x, low and (projection or not square))
+        return linear(layer, x, fp8 and (projection or not square))
 
     fused.linear = but_projections
     try:

@@ -1,7 +1,7 @@
-"""How an update's tokens are cut into micro-batches, and evaluation's into batches.
+"""How the tokens of an update are split into micro-batches, and those of an evaluation into batches.
 
-The result of a run depends on the tokens per update; how many of them go through the model at once is a
-matter of memory and speed. `batch_tokens` states the first, and the rest can be derived.
+The result of a run depends on the tokens per update (`batch_tokens`). The micro-batch size is only a question
+of memory and speed, and can be derived.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from glassgpt.errors import UserError
 from glassgpt.estimate import memory
 from glassgpt.format import pluralize
 
-# More tokens than this in one pass gain nothing more: the matmuls are large enough.
+# Larger micro-batches are not faster: the matmuls are large enough.
 _SATURATING_TOKENS = {"cpu": 4096, "cuda": 65_536, "mps": 16_384}
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """`batch_size` sequences at a time, `micro_steps` times per update in each process."""
+    """`batch_size` sequences per micro-batch, `micro_steps` micro-batches per update and rank."""
 
     batch_size: int
     micro_steps: int
-    sequences: int  # per update, over everything
-    tokens: int  # per update, over everything
+    sequences: int  # per update, over all ranks
+    tokens: int  # per update, over all ranks
 
     @property
     def ranks(self) -> int:
-        """Processes that share an update."""
+        """Processes that share an update (world size)."""
         return self.sequences // (self.batch_size * self.micro_steps)
 
     @property
     def tokens_per_rank(self) -> int:
-        """Per update, in each process."""
+        """Per update."""
         return self.tokens // self.ranks
 
 
 def plan_batch(
     config: TrainConfig, device_type: str, fits: int | None, ranks: int = 1
 ) -> tuple[BatchPlan, list[Choice]]:
-    """The plan and what had to be decided for it. `fits`: sequences that memory allows at once, if known."""
+    """The plan, and the choices made for it. `fits`: sequences that memory allows at once, if known."""
     T, size, steps = config.block_size, config.batch_size, config.gradient_accumulation_steps
     choices = []
     if config.batch_tokens is None:
@@ -53,10 +53,13 @@ def plan_batch(
         elif size is None:
             size = sequences // (steps or 1)
         steps = sequences // size
-    tokens = size * steps * T
+    sequences, tokens = size * steps, size * steps * T
     if steps % ranks:
-        before, (size, reason) = size, _smaller_size(size * steps, T, size, ranks)
+        # The update stays the same. Smaller micro-batches let the ranks share it.
+        _check_divides_evenly(sequences, T, ranks)
+        before, size = size, largest_micro_batch(size, sequences, ranks)
         steps = steps * before // size
+        reason = f"not {before}: so that {ranks} processes can share the update's {sequences} sequences"
         choices.append(Choice("batch_size", size, reason))
     how = f"{pluralize(size, 'sequence')} x {T} tokens" + (f" x {steps} micro-batches" if steps > 1 else "")
     choices.append(Choice("batch_tokens", tokens, f"{how} per update"))
@@ -64,19 +67,12 @@ def plan_batch(
 
 
 def largest_micro_batch(at_most: int, sequences: int, ranks: int) -> int:
-    """The most sequences at a time, of an update that so many processes share evenly."""
+    """The largest micro-batch, in sequences, of an update that the ranks share evenly."""
     return next(n for n in range(at_most, 0, -1) if sequences % (n * ranks) == 0)
 
 
-def _smaller_size(sequences: int, T: int, size: int, ranks: int) -> tuple[int, str]:
-    """The update stays what it is; it is the micro-batches that the processes share."""
-    _check_divides_evenly(sequences, T, ranks)
-    smaller = largest_micro_batch(size, sequences, ranks)
-    return smaller, f"not {size}: so that {ranks} processes can share the update's {sequences} sequences"
-
-
 def _check_divides_evenly(sequences: int, T: int, ranks: int) -> None:
-    """Everybody takes as many sequences of an update."""
+    """Each rank takes the same number of sequences."""
     if sequences % ranks:
         nearest = max(1, round(sequences / ranks)) * ranks
         raise UserError(
@@ -86,7 +82,7 @@ def _check_divides_evenly(sequences: int, T: int, ranks: int) -> None:
 
 
 def _choose_size(sequences: int, T: int, device_type: str, fits: int | None, ranks: int) -> tuple[int, str]:
-    """The largest divisor that fits in memory and is not beyond what still pays."""
+    """The largest divisor that fits in memory and is still faster than a smaller one."""
     _check_divides_evenly(sequences, T, ranks)
     enough = max(1, _SATURATING_TOKENS[device_type] // T)
     limit = min(enough, sequences // ranks, fits if fits is not None else enough)
@@ -103,23 +99,20 @@ def _choose_size(sequences: int, T: int, device_type: str, fits: int | None, ran
 # --- evaluation ---
 
 
-DEFAULT_EVAL_TOKENS = 1_000_000  # per split, when nobody says
+DEFAULT_EVAL_TOKENS = 1_000_000  # per split
 _EVAL_BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
-_MAX_EVAL_ACTIVATION_BYTES = 2**29  # what an evaluation batch passes from layer to layer stays under this
+_MAX_EVAL_ACTIVATION_BYTES = 2**29
 
 
 def tokens_to_evaluate(config: TrainConfig, plan: BatchPlan, val_tokens: int) -> int:
-    """Per split. By default train is evaluated on as many tokens as the validation split has."""
-    if config.eval_iters is not None:
-        return config.eval_iters * _said_batch_size(config, plan) * config.block_size
-    return config.eval_tokens or min(DEFAULT_EVAL_TOKENS, val_tokens)
-
-
-def _said_batch_size(config: TrainConfig, plan: BatchPlan) -> int:
-    """Before processes shared it: more of them must not evaluate less."""
-    if config.batch_size is not None:
-        return config.batch_size
-    return DEFAULT_BATCH_SIZE if config.batch_tokens is None else plan.batch_size
+    """Per split. By default the training split is evaluated on as many tokens as the validation split has."""
+    if config.eval_iters is None:
+        return config.eval_tokens or min(DEFAULT_EVAL_TOKENS, val_tokens)
+    # The batch size before ranks shared it: more ranks must not evaluate less.
+    batch_size = config.batch_size
+    if batch_size is None:
+        batch_size = DEFAULT_BATCH_SIZE if config.batch_tokens is None else plan.batch_size
+    return config.eval_iters * batch_size * config.block_size
 
 
 def eval_batch_rows(config: TrainConfig, device_type: str) -> int:

@@ -1,7 +1,7 @@
-"""The table of cards (`cards.toml`, beside this file), and which of them is meant.
+"""The table of cards (`cards.toml`), and how to find one by a driver's name or a typed name.
 
-card = find_card("NVIDIA GeForce RTX 4070 Ti", memory_bytes)     # None if we do not know it
-named_card("4070ti").card.watts                                  # 285: what somebody typed
+find_card("NVIDIA GeForce RTX 4070 Ti", memory_bytes)     # None if it is not in the table
+resolve_card_name("4070ti").card.watts                    # 285
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ class Card:
     """One row of `cards.toml`."""
 
     name: str
-    device_names: tuple[str, ...]  # other names drivers report for it
+    device_names: tuple[str, ...]  # other names that drivers report
     family: str
     vendor: str
     capability: tuple[int, int] | None  # CUDA compute capability; None for other vendors
     memory_gb: float | None = None  # as sold; None where memory is shared with the CPU
     bandwidth_gb_s: float
-    smallest_gb: float | None = None  # of memory shared with the CPU: the least that is sold with the chip
-    link: str | None = None  # to the other cards of a machine; None: cards like it do not train together
-    pci_ids: tuple[str, ...] = ()  # as the kernel lists it, where the driver tells no name
-    watts: int | None = None  # board power as the vendor specifies it; None where it is not stated
+    smallest_gb: float | None = None  # shared memory: the least that is sold with the chip
+    link: str | None = None  # to the other cards of a machine; None: not used for multi-GPU training
+    pci_ids: tuple[str, ...] = ()  # as the kernel lists it, if the driver reports no name
+    watts: int | None = None  # board power; None if the vendor does not state it
     cuda_cores: int | None = None
     boost_mhz: int | None = None
-    tensor_mhz: int | None = None  # clock of the tensor rates, where it is not boost_mhz
+    tensor_mhz: int | None = None  # clock of the tensor rates, if it is not boost_mhz
     peaks: Mapping[str, float] = field(hash=False)  # dtype -> FLOP/s; no entry: unknown or impossible
     source: str
 
     @cached_property
     def normalized_names(self) -> frozenset[str]:
-        """Every name that means this card, in comparable form."""
+        """All its names, normalized."""
         return frozenset(_normalize_device_name(name) for name in (self.name, *self.device_names))
 
 
@@ -53,19 +53,23 @@ class Card:
 def cards() -> tuple[Card, ...]:
     """The whole table, in file order."""
     text = (resources.files("glassgpt.estimate") / "cards.toml").read_text(encoding="utf-8")
-    return tuple(_card(family, row) for family in tomllib.loads(text)["family"] for row in family["cards"])
-
-
-def _card(family: Mapping[str, Any], row: Mapping[str, Any]) -> Card:
-    major, dot, minor = family.get("capability", "").partition(".")
-    fields = {"source": family["source"], "link": family.get("link")} | {
-        key: row[key] for key in row if key not in DTYPES
-    }
-    for name in ("device_names", "pci_ids"):
-        fields[name] = tuple(row.get(name, ()))
-    fields["capability"] = (int(major), int(minor)) if dot else None
-    fields["peaks"] = {dtype: row[dtype] * 1e12 for dtype in DTYPES if dtype in row}
-    return Card(family=family["name"], vendor=family["vendor"], **fields)
+    table = []
+    for family in tomllib.loads(text)["family"]:
+        major, dot, minor = family.get("capability", "").partition(".")
+        shared = {
+            "family": family["name"],
+            "vendor": family["vendor"],
+            "capability": (int(major), int(minor)) if dot else None,
+            "source": family["source"],
+            "link": family.get("link"),
+        }
+        for row in family["cards"]:
+            fields: dict[str, Any] = shared | {key: row[key] for key in row if key not in DTYPES}
+            for name in ("device_names", "pci_ids"):
+                fields[name] = tuple(row.get(name, ()))
+            fields["peaks"] = {dtype: row[dtype] * 1e12 for dtype in DTYPES if dtype in row}
+            table.append(Card(**fields))
+    return tuple(table)
 
 
 def _normalize_device_name(name: str) -> str:
@@ -76,27 +80,29 @@ def _normalize_device_name(name: str) -> str:
 
 @cache
 def find_card(device_name: str, memory_bytes: int | None = None) -> Card | None:
-    """The card of that name, or None. The whole name has to match, so `RTX 4070` is never a `RTX 4070 Ti`,
-    a laptop chip or a slice of a card; where two cards report one name, the memory decides, and where that
-    is not known, it is the card that we call so."""
-    wanted = _normalize_device_name(device_name)
-    matches = [card for card in cards() if wanted in card.normalized_names]
+    """The card that a driver reports by this name, or None.
+
+    The whole name has to match, so `RTX 4070` is never a `RTX 4070 Ti`, a laptop chip or a slice of a card.
+    If two cards report one name, the memory decides; without it, the card that has this name in the table.
+    """
+    name = _normalize_device_name(device_name)
+    matches = [card for card in cards() if name in card.normalized_names]
     if memory_bytes is None:
-        matches = [card for card in matches if _normalize_device_name(card.name) == wanted] or matches
+        matches = [card for card in matches if _normalize_device_name(card.name) == name] or matches
     if len(matches) == 1:
         return matches[0]
-    # Drivers keep a few percent of the memory for themselves and for error correction.
-    found_gb = (memory_bytes or 0) / 2**30
-    fits = [card for card in matches if 0.88 < found_gb / (card.memory_gb or math.inf) < 1.05]
+    # Drivers reserve a few percent of the memory for themselves and for error correction.
+    reported_gb = (memory_bytes or 0) / 2**30
+    fits = [card for card in matches if 0.88 < reported_gb / (card.memory_gb or math.inf) < 1.05]
     return fits[0] if len(fits) == 1 else None
 
 
-# Turing without them: GTX 16, and small ones of laptops and workstations.
+# Turing without tensor cores: GTX 16, and small cards of laptops and workstations.
 _NO_TENSOR_CORES = re.compile(r"GTX 16|MX[45]50|\bT(400|500|550|600|1000|1200|2000)\b")
 
 
 def has_tensor_cores(name: str, capability: tuple[int, int] | None) -> bool:
-    """Of a CUDA card; `capability` None: nobody knows it."""
+    """Of a CUDA card; `capability` None: not known."""
     if capability is None or capability > (7, 5):
         return True
     return capability >= (7, 0) and not _NO_TENSOR_CORES.search(name)
@@ -104,48 +110,46 @@ def has_tensor_cores(name: str, capability: tuple[int, int] | None) -> bool:
 
 @dataclass(frozen=True)
 class CardMatch:
-    """The card that a typed name means, and the names of the others that it may mean."""
+    """The card that a typed name means, and the names of others that it could mean."""
 
     card: Card
     alternatives: tuple[str, ...] = ()
 
 
-def resolve_card_name(text: str) -> CardMatch:
-    """The card somebody means by `4070`, `rtx4070ti`, `h100`, `A100 80GB` or `m3-max`.
-
-    Maker, capitals, spaces and dashes do not matter, nor does a missing RTX or GTX. Memory size, SXM or PCIe,
-    the number of GPU cores and that it is a laptop's may be left out. A name that is whole means that card;
-    where several remain, `_preference` decides and the caller can say what else it may have been."""
-    meant = _cards_by_spelling().get(_normalize_typed_name(text), {})
-    if not meant:
-        raise UserError(_unknown(text))
-    first, *others = sorted(meant, key=lambda card: (meant[card], *_preference(card)))
-    return CardMatch(first, tuple(card.name for card in others))
-
-
 _COUNT_AND_NAME_PATTERNS = (r"(?P<count>\d+) ?[x×*] ?(?P<name>.+)", r"(?P<name>.+?) ?[x×*] ?(?P<count>\d+)")
 
 
-def _unknown(text: str) -> str:
-    """Why no card is meant, and what may be."""
+def resolve_card_name(text: str) -> CardMatch:
+    """The card that a user means by `4070`, `rtx4070ti`, `h100`, `A100 80GB` or `m3-max`.
+
+    Vendor, case, spaces and dashes do not matter, nor does a missing RTX or GTX. Memory size, SXM or PCIe,
+    the number of GPU cores and "laptop" may be left out. An exact name means that card; if several remain,
+    `_preference` decides and the caller can say what else it could have been.
+    """
+    matches = _cards_by_spelling().get(_normalize_typed_name(text), {})
+    if matches:
+        first, *others = sorted(matches, key=lambda card: (matches[card], *_preference(card)))
+        return CardMatch(first, tuple(card.name for card in others))
     for pattern in _COUNT_AND_NAME_PATTERNS:
-        several = re.fullmatch(pattern, text.strip(), re.IGNORECASE)
-        if several and _normalize_typed_name(several["name"]) in _cards_by_spelling():
-            name, count = several["name"], several["count"]
-            return f"--gpu={text} names several cards; --gpu={name} --gpus={count} plans for them"
+        match = re.fullmatch(pattern, text.strip(), re.IGNORECASE)
+        if match and _normalize_typed_name(match["name"]) in _cards_by_spelling():
+            fix = f"--gpu={match['name']} --gpus={match['count']} plans for them"
+            raise UserError(f"--gpu={text} names several cards; {fix}")
     if not _normalize_typed_name(text) or re.match("(cuda|mps|rocm|hip)\\b", text.strip().lower()):
-        return f"--gpu={text} names no card: --gpu=rtx4070 does, and --gpu=auto is this machine's"
-    return f"--gpu={text} is not in the table of cards; did you mean {', '.join(nearest_cards(text))}?"
+        raise UserError(f"--gpu={text} names no card: --gpu=rtx4070 does, and --gpu=auto is this machine's")
+    nearest = ", ".join(nearest_cards(text))
+    raise UserError(f"--gpu={text} is not in the table of cards; did you mean {nearest}?")
 
 
 def _preference(card: Card) -> tuple[int, bool, float, int]:
-    """Least first, of cards that share a short name: a desktop card before a laptop's and before Max-Q; SXM,
-    the one that is rented, before PCIe; then less memory and fewer cores: what that one does, all do."""
+    """Sort key of cards that share a short name, the preferred first: desktop before laptop and Max-Q; SXM,
+    the usual one to rent, before PCIe; then less memory and fewer cores, as a minimum that all of them have.
+    """
     mobile = 2 if "Max-Q" in card.name else int("Laptop" in card.name)
     return mobile, "SXM" not in card.name, card.memory_gb or 0, card.cuda_cores or 0
 
 
-# Words that tell no two cards apart, then what may be left out of a name.
+# Words that distinguish no two cards; then details that may be left out of a name.
 _UNINFORMATIVE_WORDS = (
     "nvidia|geforce|tesla|amd|apple|instinct|blackwell|generation|workstation|edition|with|design|gpu"
 )
@@ -161,47 +165,47 @@ def _normalize_typed_name(name: str) -> str:
 
 @cache
 def _cards_by_spelling() -> Mapping[str, Mapping[Card, int]]:
-    """Every way to write a card: 0 as we call it, 1 as drivers do, 2 with details left out."""
-    found: dict[str, dict[Card, int]] = {}
+    """Cards by every accepted spelling, with its rank: 0 our name, 1 a driver's name, 2 without details."""
+    by_spelling: dict[str, dict[Card, int]] = {}
     for card in cards():
         names = (card.name, *card.device_names)
-        short = [spelling for name in names for spelling in _shortened(name, card.memory_gb)]
-        for way, spellings in enumerate(
+        short = [spelling for name in names for spelling in _short_spellings(name, card.memory_gb)]
+        for rank, spellings in enumerate(
             ([_normalize_typed_name(card.name)], map(_normalize_typed_name, card.device_names), short)
         ):
             for spelling in spellings:
                 for written in (spelling, _SERIES_PREFIX.sub("", spelling)):
-                    found.setdefault(written, {}).setdefault(card, way)
-    return found
+                    by_spelling.setdefault(written, {}).setdefault(card, rank)
+    return by_spelling
 
 
-def _shortened(name: str, memory_gb: float | None) -> Iterator[str]:
-    """The name with any of its details, in any order; the memory may be said though the name does not."""
+def _short_spellings(name: str, memory_gb: float | None) -> Iterator[str]:
+    """The name with any of its details, in any order; its memory size counts as a detail."""
     details = list(dict.fromkeys(_OPTIONAL_DETAIL.findall(name.lower())))
     memory = f"{memory_gb:g}gb" if memory_gb else None
     if memory and memory not in details:
         details.append(memory)
     stem = _normalize_typed_name(_OPTIONAL_DETAIL.sub("", name.lower()))
     for count in range(len(details) + 1):
-        for some in itertools.permutations(map(_normalize_typed_name, details), count):
-            yield stem + "".join(some)
-            yield stem + "".join("sxm" if detail.startswith("sxm") else detail for detail in some)
+        for selected in itertools.permutations(map(_normalize_typed_name, details), count):
+            yield stem + "".join(selected)
+            yield stem + "".join("sxm" if detail.startswith("sxm") else detail for detail in selected)
 
 
 def _strip_memory_size(name: str) -> str:
-    """A size that the card is not sold with says less than its name."""
+    """The rest of the name is a better guide than a memory size that the card is not sold with."""
     return re.sub(r"(?<=.)\s*\b\d+ ?gb\b", "", name)
 
 
 def nearest_cards(name: str, n: int = 3) -> list[str]:
-    """The names in the table most like `name`, best first: for "did you mean"."""
-    wanted = _strip_memory_size(_normalize_device_name(name))
+    """The most similar names in the table, best first: for "did you mean"."""
+    typed = _strip_memory_size(_normalize_device_name(name))
 
-    def likeness(card: Card) -> tuple[bool, float]:
+    def similarity(card: Card) -> tuple[bool, float]:
         names = card.normalized_names | {_strip_memory_size(known) for known in card.normalized_names}
-        if wanted[:1].isdigit():  # a number alone: the series is left out
+        if typed[:1].isdigit():  # a number alone, without the series
             names |= {_SERIES_PREFIX.sub("", known) for known in names}
-        ratios = (difflib.SequenceMatcher(None, wanted, known).ratio() for known in names)
-        return any(wanted in known for known in names), max(ratios)
+        ratios = (difflib.SequenceMatcher(None, typed, known).ratio() for known in names)
+        return any(typed in known for known in names), max(ratios)
 
-    return [card.name for card in sorted(cards(), key=likeness, reverse=True)[:n]]
+    return [card.name for card in sorted(cards(), key=similarity, reverse=True)[:n]]

@@ -1,16 +1,16 @@
-"""Cards that train together: what they send each other, and how long they wait for it. No torch.
+"""Communication between cards that train together: bytes sent and exposed time. No torch.
 
-    cluster = Cluster(cards=8, machines=16, link=link_of(card), network_gb_s=50.0)
-    waiting_s(work, cluster, micro_s=0.12)             # of an update, that nothing hides
+    cluster = Cluster(cards_per_machine=8, machines=16, link=link_of_card(card), network_gb_s=50.0)
+    exposed_communication_s(work, cluster, micro_s=0.12)      # per update, not overlapped with computing
 
-Exchanges go round a ring of all cards, each sending to the next, so the slowest stretch sets the pace. In an
-all-reduce each card sends 2 (n - 1) / n of the tensor, in an all-gather or a reduce-scatter (n - 1) / n.
+Collectives use a ring of all cards, so its slowest link sets the speed. In an all-reduce each card sends
+2 (n - 1) / n of the tensor, in an all-gather or a reduce-scatter (n - 1) / n.
 
-Without sharding (DDP) every card has the whole model. Gradients are averaged once per update, in float32,
-after the last micro-batch: nothing hides that. Sharded (FSDP2) every card keeps a part. A block's weights are
-gathered for the forward and again for the backward pass of every micro-batch, while the block before is
-computed; the first cannot hide, nor what is no block: embeddings and head, gathered once. Gradients are
-scattered in the last micro-batch. Muon gathers the blocks' matrices once more per update.
+Without sharding (DDP) every card has the whole model. Gradients are all-reduced once per update, in float32,
+after the last micro-batch, so nothing overlaps. Sharded (FSDP2) every card has a part. A block's weights are
+all-gathered for the forward and again for the backward pass of every micro-batch, while the block before is
+computed. The first block is exposed, and so are embeddings and head, gathered once. Gradients are
+reduce-scattered in the last micro-batch. Muon all-gathers the blocks' matrices once more per update.
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ from glassgpt.estimate.cards import Card
 from glassgpt.estimate.memory import TrainingWorkload
 from glassgpt.estimate.speed import ThroughputEstimate
 
-DEFAULT_NETWORK_GB_S = 12.5  # of a machine, if nobody says: one port of 100 Gbit/s
+DEFAULT_NETWORK_GB_S = 12.5  # per machine: one port of 100 Gbit/s
 _NETWORK_EFFICIENCY = 0.8  # of that; an assumption
-_DEFAULT_LINK = "PCIe 3.0 x16"  # of a card that nobody knows: the least that is usual
-_FORWARD_SHARE_WITH_RECOMPUTE = (
-    1 / 4
-)  # of a micro-batch's arithmetic, where the backward pass computes it once more
-_FLOAT32_BYTES = 4  # of a number that is exchanged: weights and gradients are float32
+_DEFAULT_LINK = "PCIe 3.0 x16"  # of an unknown card: the slowest usual one
+_FORWARD_SHARE_WITH_RECOMPUTE = 1 / 4  # of a micro-batch's FLOPs, with activation checkpointing
+_FLOAT32_BYTES = 4  # weights and gradients are sent in float32
 
 
 @dataclass(frozen=True)
@@ -55,18 +53,18 @@ def links() -> dict[str, Link]:
 
 
 def link_of_card(card: Card | None) -> Link:
-    """To the other cards of its machine."""
+    """The link to the other cards of its machine."""
     return links()[(card.link if card is not None else None) or _DEFAULT_LINK]
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """`cards` in each of so many machines; one card by itself unless told otherwise."""
+    """Equal machines with equal cards; by default one card."""
 
     cards_per_machine: int = 1
     machines: int = 1
     link: Link | None = None  # between the cards of a machine
-    network_gb_s: float = DEFAULT_NETWORK_GB_S  # of a machine, to the others, in one direction
+    network_gb_s: float = DEFAULT_NETWORK_GB_S  # per machine and direction
 
     @property
     def ranks(self) -> int:
@@ -74,41 +72,41 @@ class Cluster:
 
     @property
     def ring_bytes_per_s(self) -> float:
-        """Of the slowest stretch of a ring through all cards."""
-        stretches = []
+        """Of the slowest link in a ring of all cards."""
+        speeds = []
         if self.cards_per_machine > 1 and self.link is not None:
-            stretches.append(self.link.bytes_per_s)
+            speeds.append(self.link.bytes_per_s)
         if self.machines > 1:
-            stretches.append(self.network_gb_s * 1e9 * _NETWORK_EFFICIENCY)
-        return min(stretches, default=float("inf"))
+            speeds.append(self.network_gb_s * 1e9 * _NETWORK_EFFICIENCY)
+        return min(speeds, default=float("inf"))
 
     def all_reduce_s(self, size: float) -> float:
         return 2 * self.all_gather_s(size)
 
     def all_gather_s(self, size: float) -> float:
-        """Of a tensor of `size` bytes, whole; scattering and adding up takes as long."""
+        """For a tensor of `size` bytes in all; a reduce-scatter takes as long."""
         return (self.ranks - 1) / self.ranks * size / self.ring_bytes_per_s
 
     def describe(self) -> list[str]:
-        """What is assumed, in words."""
-        said = []
+        """The assumptions, in words."""
+        sentences = []
         if self.cards_per_machine > 1 and self.link is not None:
-            said.append(
+            sentences.append(
                 f"within a machine {self.link.name}: {self.link.gb_s:g} GB/s a card and direction, of which "
                 f"{self.link.reached:.0%} are reached"
             )
         if self.machines > 1:
-            said.append(
+            sentences.append(
                 f"between machines {self.network_gb_s:g} GB/s each and direction (--network), of which "
                 f"{_NETWORK_EFFICIENCY:.0%} are reached"
             )
-        return said
+        return sentences
 
 
 ONE_CARD = Cluster()
 
 
-# --- what goes round ---
+# --- communication per update ---
 
 
 def _block_and_other_bytes(work: TrainingWorkload) -> tuple[int, int]:
@@ -119,22 +117,22 @@ def _block_and_other_bytes(work: TrainingWorkload) -> tuple[int, int]:
 
 
 def sent_bytes_per_card(work: TrainingWorkload) -> float:
-    """By each card in an update."""
+    """Per update."""
     blocks, others = _block_and_other_bytes(work)
-    part = (work.ranks - 1) / work.ranks
+    share = (work.ranks - 1) / work.ranks
     if not work.is_sharded:
-        return part * 2 * (blocks + others)
+        return share * 2 * (blocks + others)
     gathered = work.micro_steps * (2 * blocks + others)
-    return part * (gathered + blocks + others + _muon_gather_bytes(work))
+    return share * (gathered + blocks + others + _muon_gather_bytes(work))
 
 
 def _muon_gather_bytes(work: TrainingWorkload) -> int:
-    of_muon = work.config.optimizer == "muon"
-    return _FLOAT32_BYTES * memory.block_matrix_parameters(work) if of_muon else 0
+    uses_muon = work.config.optimizer == "muon"
+    return _FLOAT32_BYTES * memory.block_matrix_parameters(work) if uses_muon else 0
 
 
 def exposed_communication_s(work: TrainingWorkload, cluster: Cluster, micro_s: float) -> float:
-    """Seconds of an update in which cards wait. `micro_s`: how long a micro-batch computes."""
+    """Seconds per update that no computing hides. `micro_s`: computing time of a micro-batch."""
     blocks, others = _block_and_other_bytes(work)
     if not work.is_sharded:
         return cluster.all_reduce_s(blocks + others)
@@ -146,30 +144,30 @@ def exposed_communication_s(work: TrainingWorkload, cluster: Cluster, micro_s: f
     layers = work.config.n_layer
     forward = others_s + _exposed_gather_s(gather_s, forward_s, layers)
     backward = _exposed_gather_s(gather_s, backward_s, layers)
-    # Gradients are scattered beside; those of the last block and of what is no block, alone.
+    # The last backward pass reduce-scatters gradients too; those of the last block and of non-blocks are
+    # exposed.
     last = _exposed_gather_s(2 * gather_s, backward_s, layers) + others_s
     muon = cluster.all_gather_s(_muon_gather_bytes(work))
     return work.micro_steps * forward + (work.micro_steps - 1) * backward + last + muon
 
 
-def _exposed_gather_s(exchange_s: float, computing_s: float, layers: int) -> float:
-    """Block by block, one exchanged while another is computed: the first, and where that takes longer."""
-    return exchange_s / layers + (layers - 1) / layers * max(0.0, exchange_s - computing_s)
+def _exposed_gather_s(communication_s: float, computing_s: float, layers: int) -> float:
+    """The first block, and what takes longer than computing the block before."""
+    return communication_s / layers + (layers - 1) / layers * max(0.0, communication_s - computing_s)
 
 
 def cluster_throughput(
     card: ThroughputEstimate, work: TrainingWorkload, cluster: Cluster
 ) -> ThroughputEstimate:
-    """Of all cards. `card`: of one that waits for nobody."""
+    """Of all cards together. `card`: of one card without communication."""
     if cluster.ranks == 1:
         return card
-    own = work.micro_batch_tokens * work.micro_steps
+    tokens = work.micro_batch_tokens * work.micro_steps
     rates, shares = [], []
     for rate in (card.low, card.mid, card.high):
-        computing_s = own / rate
-        share = computing_s / (
-            computing_s + exposed_communication_s(work, cluster, computing_s / work.micro_steps)
-        )
+        computing_s = tokens / rate
+        exposed_s = exposed_communication_s(work, cluster, computing_s / work.micro_steps)
+        share = computing_s / (computing_s + exposed_s)
         rates.append(cluster.ranks * rate * share)
         shares.append(share)
     low, mid, high = (mfu * share for mfu, share in zip(card.mfu, shares, strict=True))

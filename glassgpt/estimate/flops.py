@@ -1,4 +1,4 @@
-"""How much arithmetic a token costs. No torch: planning uses it too.
+"""Parameters and FLOPs of a model, counted from its shape. No torch: planning uses it too.
 
 The convention is nanoGPT's, so that figures compare: 6 FLOPs per parameter and token (2 forward, 4 backward)
 for every parameter that is multiplied with, which positions and a separate input embedding are not, plus
@@ -28,9 +28,9 @@ def count_parameters(
     tied: bool = True,
     lookups: bool = True,
 ) -> int:
-    """Parameters of a GPT of this shape; the matrix that embeds and predicts tokens is one if `tied`.
+    """Parameters of a GPT of this shape; `tied`: embedding and head are one matrix.
 
-    Without `lookups`: only what is multiplied with; a matrix of which rows are looked up is left out.
+    Without `lookups`: only parameters that are multiplied with, so no separate input embedding.
     """
     biased = bias and arch == "gpt2"
     norm = n_embd * (2 if biased else 1)
@@ -42,7 +42,7 @@ def count_parameters(
 
 
 class ModelShape(Protocol):
-    """A model's, or the settings that state it."""
+    """A GPTConfig or a TrainConfig."""
 
     @property
     def block_size(self) -> int: ...
@@ -73,7 +73,7 @@ def model_parameters(shape: ModelShape, vocab_size: int, positions: bool = True,
 
 
 def model_flops_per_token(shape: ModelShape, vocab_size: int) -> int:
-    """Per trained token."""
+    """Forward and backward, per trained token."""
     multiplied = model_parameters(shape, vocab_size, lookups=False)
     return flops_per_token(multiplied, shape.n_layer, shape.n_embd, shape.block_size)
 
@@ -84,11 +84,11 @@ def flops_per_token(parameters_multiplied: int, n_layer: int, n_embd: int, conte
 
 
 def six_n_flops_per_token(parameters_multiplied: int) -> int:
-    """The 6N rule without attention, which many quote."""
+    """The often quoted 6N rule, without attention."""
     return 6 * parameters_multiplied
 
 
 def muon_flops_per_update(n_layer: int, n_embd: int, steps: int = 5) -> int:
-    """Of an update: orthogonalising a matrix m x n (m <= n) takes 4 m^2 n + 2 m^3 a step. A block has four
-    of C x C and two of C x 4C."""
+    """Of Newton-Schulz: a step on a matrix m x n (m <= n) takes 4 m^2 n + 2 m^3. A block has four matrices of
+    C x C and two of C x 4C."""
     return steps * n_layer * (4 * 6 + 2 * 18) * n_embd**3

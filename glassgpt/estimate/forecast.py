@@ -1,6 +1,6 @@
-"""What a run will take, said before it starts: memory, speed, time. No torch.
+"""The forecast of a run before it starts: memory, speed, time. No torch.
 
-`glass plan` shows it, and every run writes it into its journal, beside what happened in the end.
+`glass plan` shows it. Every run writes it into its journal, and compares itself with it at the end.
 """
 
 from __future__ import annotations
@@ -8,21 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from glassgpt.config import TrainConfig
 from glassgpt.estimate import memory, overheads
 from glassgpt.estimate.cards import Card
 from glassgpt.estimate.cluster import ONE_CARD, Cluster, cluster_throughput
 from glassgpt.estimate.memory import MemoryEstimate, TrainingWorkload
 from glassgpt.estimate.speed import ThroughputEstimate, estimate_throughput
 
-_DISK_BYTES_PER_S = 6e8  # a checkpoint written, hashed and synced; usual SSDs are not slower
+_DISK_BYTES_PER_S = 6e8  # a checkpoint written, hashed and synced to a usual SSD
 
-LowMidHigh = tuple[float, float, float]  # low, mid, high
+LowMidHigh = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
 class RunForecast:
-    """`pace` and all times are None where nobody knows how fast the machine is."""
+    """`throughput` and all times are None if the speed of the machine is not known."""
 
     memory: MemoryEstimate
     on_card: bool
@@ -30,8 +29,8 @@ class RunForecast:
     updates_s: LowMidHigh | None
     evaluation_s: float | None
     evaluations: int
-    saving_s: float  # of the last checkpoint, which the run waits for; the others are written aside
-    start_s: float  # imports, the model, building kernels or compiling
+    saving_s: float  # of the last checkpoint; the others are written in the background
+    start_s: float  # imports, model, building kernels or compiling
 
     @property
     def total_s(self) -> LowMidHigh | None:
@@ -39,7 +38,7 @@ class RunForecast:
             return None
         fixed = self.saving_s + self.start_s
         low, mid, high = self.updates_s
-        # Evaluations are as fast or slow as updates are.
+        # Evaluations are faster or slower in proportion to updates.
         fast, slow = (
             self.evaluation_s * self.throughput.mid / rate
             for rate in (self.throughput.high, self.throughput.low)
@@ -47,86 +46,74 @@ class RunForecast:
         return low + fast + fixed, mid + self.evaluation_s + fixed, high + slow + fixed
 
     def as_dict(self) -> dict[str, Any]:
-        pace = self.throughput
+        throughput = self.throughput
         return {
             # As it will be measured: by PyTorch's allocator on a card, else of the whole process.
             "memory_bytes": self.memory.allocated_bytes if self.on_card else self.memory.total_bytes,
             "memory_parts": dict(self.memory.parts),
-            "tokens_per_s": None if pace is None else [pace.low, pace.mid, pace.high],
-            "mfu": None if pace is None else list(pace.mfu),
+            "tokens_per_s": None if throughput is None else [throughput.low, throughput.mid, throughput.high],
+            "mfu": None if throughput is None else list(throughput.mfu),
             "total_s": None if self.total_s is None else list(self.total_s),
-            "why": "the machine's speed is not known" if pace is None else pace.why,
+            "why": "the machine's speed is not known" if throughput is None else throughput.why,
         }
 
 
 @dataclass(frozen=True)
 class Hardware:
-    peak_flops_per_s: float | None  # FLOP/s of one card in the run's dtype, or of the CPU; None: nobody knows
-    card: Card | None  # the table's, if it has it
+    peak_flops_per_s: float | None  # of one card in the run's dtype, or of the CPU; None: not known
+    card: Card | None  # if the table has it
     cluster: Cluster = ONE_CARD
 
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """How many tokens there are in what."""
-
     per_update: int  # of all cards together
-    per_evaluation: int  # of one split, each time
+    per_evaluation: int  # of one split
     val_split: int  # the whole split
 
 
 def forecast_workload(
     work: TrainingWorkload, flops_per_token: int, on: Hardware, tokens: TokenCounts
 ) -> RunForecast:
-    config, kind = work.config, work.device_type
+    config, device_type = work.config, work.device_type
     updates = 0 if config.eval_only else config.max_iters
     evaluations = updates // config.eval_interval + 1 + (updates % config.eval_interval > 0)
-    pace = updates_s = evaluation_s = None
-    # The measured rows are of known cards; of CPUs the matmul peak says enough.
-    if on.peak_flops_per_s is not None and (on.card is not None or kind == "cpu"):
-        alone = evaluating = estimate_throughput(work, flops_per_token, on.peak_flops_per_s, on.card)
-        if kind == "cpu":  # which asks itself less often: there is more at a time than an update has
+    throughput = updates_s = evaluation_s = None
+    # The reference rows are of known cards; for a CPU its matmul peak is enough.
+    if on.peak_flops_per_s is not None and (on.card is not None or device_type == "cpu"):
+        one_rank = evaluating = estimate_throughput(work, flops_per_token, on.peak_flops_per_s, on.card)
+        val_tokens = min(tokens.per_evaluation, tokens.val_split)
+        if device_type == "cpu":  # larger batches than an update's: less launch overhead per token
+            batch_size = max(work.batch_size, val_tokens // config.block_size)
             evaluating = estimate_throughput(
-                _at_once(work, tokens), flops_per_token, on.peak_flops_per_s, on.card
+                replace(work, batch_size=batch_size), flops_per_token, on.peak_flops_per_s, on.card
             )
-        pace = cluster_throughput(alone, work, on.cluster)
-        learned = updates * tokens.per_update
-        updates_s = (learned / pace.high, learned / pace.mid, learned / pace.low)
-        evaluated = _evaluated(config, tokens, evaluations)
-        evaluation_s = (
-            evaluated * overheads.FORWARD_SHARE / (on.cluster.ranks * evaluating.mid)
-        )  # each does its part
+        throughput = cluster_throughput(one_rank, work, on.cluster)
+        train_tokens = updates * tokens.per_update
+        updates_s = (
+            train_tokens / throughput.high,
+            train_tokens / throughput.mid,
+            train_tokens / throughput.low,
+        )
+        # Both splits each time, and the whole validation split at the end. The ranks share it.
+        eval_tokens = (tokens.per_evaluation + val_tokens) * evaluations
+        if config.closing_eval and val_tokens < tokens.val_split - 1 and not config.eval_only:
+            eval_tokens += tokens.val_split
+        evaluation_s = eval_tokens * overheads.FORWARD_SHARE / (on.cluster.ranks * evaluating.mid)
         if not config.eval_only:
-            evaluation_s += overheads.sample_s(kind, config.n_layer, config.sample_tokens)
+            evaluation_s += overheads.sample_s(device_type, config.n_layer, config.sample_tokens)
+    start_s = overheads.STARTUP_S[device_type] + config.probe_seconds
+    if work.kernels:
+        start_s += overheads.KERNEL_BUILD_S
+    if work.compiled:
+        start_s += overheads.compile_cost_s(device_type, config.n_layer)
     return RunForecast(
         memory=memory.estimate_memory(work),
-        on_card=kind == "cuda",
-        throughput=pace,
+        on_card=device_type == "cuda",
+        throughput=throughput,
         updates_s=updates_s,
         evaluation_s=evaluation_s,
         evaluations=evaluations,
         saving_s=0.0 if config.eval_only else memory.checkpoint_bytes(work) / _DISK_BYTES_PER_S,
-        start_s=_start_s(work, kind),
+        start_s=start_s,
     )
-
-
-def _evaluated(config: TrainConfig, tokens: TokenCounts, evaluations: int) -> int:
-    """Tokens of all evaluations: both splits each time, and all of the validation split at the end."""
-    of_val = min(tokens.per_evaluation, tokens.val_split)
-    closes = config.closing_eval and of_val < tokens.val_split - 1 and not config.eval_only
-    return (tokens.per_evaluation + of_val) * evaluations + (tokens.val_split if closes else 0)
-
-
-def _at_once(work: TrainingWorkload, tokens: TokenCounts) -> TrainingWorkload:
-    """An evaluation, in micro-batches of its own."""
-    sequences = min(tokens.per_evaluation, tokens.val_split) // work.config.block_size
-    return replace(work, batch_size=max(work.batch_size, sequences))
-
-
-def _start_s(work: TrainingWorkload, kind: str) -> float:
-    seconds = overheads.STARTUP_S[kind] + work.config.probe_seconds
-    if work.kernels:
-        seconds += overheads.KERNEL_BUILD_S
-    if work.compiled:
-        seconds += overheads.compile_cost_s(kind, work.config.n_layer)
-    return seconds

@@ -1,30 +1,101 @@
-"""What loss to expect at which iteration, before a run begins. No torch: planning and training both use it.
+"""The expected loss curve of a run, from a scaling law. No torch: planning and training both use it.
 
-    expectation = expect(setup_of(config, text...))
-    expectation.at(500).mid, expectation.final.high, expectation.overfits_at
+    curve = predict_loss_curve(loss_law_inputs(config, vocab_size=50304, ...))
+    curve.at(500).mid, curve.final.high, curve.overfits_at
+    compare_with_expected(curve, iteration=500, measured=3.1).position        # "on", "above" or "below"
 
 The law is one formula with two sets of constants, for web text and for little text (less than 20 MB):
 
-    loss = floor(N) + first fall(D) + long fall(D) - gain of the falling rate + overfitting
+    loss = floor(N) + first fall(D) + long fall(D) - gain of the LR decay + overfitting
 
-N are parameters; D are effective tokens: those seen, after all that makes learning slower or faster, as the
-learning rate and its schedule, the batch, dropout, the optimizer, and text seen again. Exponents are
-published ones where there are any; scales were fitted on the curves that docs/expected.md lists. It describes
-runs with sensible settings: it knows nothing of divergence, broken data or wrong code.
+N are parameters. D are effective tokens: those seen, corrected for the learning rate and its schedule, the
+batch size, dropout, the optimizer, and repeated epochs. Exponents are published ones where there are any;
+scales were fitted to the curves that docs/expected.md lists. The law describes runs with sensible settings.
+It knows nothing of divergence, broken data or wrong code.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
 
-from glassgpt.estimate.loss_law_inputs import (
-    LossLawInputs,
-    LrWeightedProgress,
-    lr_fraction,
-    lr_weighted_progress,
-)
+from glassgpt import config as settings
+from glassgpt.config import TrainConfig
+from glassgpt.estimate import flops
+from glassgpt.schedule import LearningRateSchedule
+
+# --- inputs ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossLawInputs:
+    """What the loss of a run depends on."""
+
+    parameters: int  # that are multiplied with: no positions, no separate input embedding
+    vocab_size: int
+    batch_tokens: int  # per update
+    max_iters: int
+    train_tokens: int  # of the training split, once
+    tokenizer: str = "gpt2"  # "char", "byte", or any other, with several bytes per token
+    bytes_per_token: float = 4.5
+    dataset: str = ""
+    arch: str = "gpt2"
+    optimizer: str = "adamw"
+    dropout: float = 0.0
+    learning_rate: float | None = None  # AdamW's; None: a typical one
+    warmup_iters: int = 0
+    decay_iters: int | None = None  # None: max_iters
+    min_lr_ratio: float = 0.1  # of the learning rate, where the decay ends
+    schedule: str = "cosine"  # "wsd", or "constant"
+    wsd_decay_fraction: float = 0.2
+
+    @property
+    def lr_schedule(self) -> LearningRateSchedule:
+        """The learning rate as a fraction of its peak."""
+        end = self.max_iters if self.decay_iters is None else self.decay_iters
+        return LearningRateSchedule(
+            1.0, self.min_lr_ratio, self.warmup_iters, end, self.schedule, self.wsd_decay_fraction
+        )
+
+
+_MAX_ITERS = 10**12  # more is a typing error, and would overflow
+
+
+def loss_law_inputs(
+    config: TrainConfig,
+    *,
+    vocab_size: int,
+    batch_tokens: int,
+    train_tokens: int,
+    dataset: str,
+    tokenizer: str,
+    bytes_per_token: float,
+) -> LossLawInputs:
+    """The inputs of a run; `dataset` is its name, by which reference curves are found."""
+    return LossLawInputs(
+        parameters=flops.model_parameters(config, vocab_size, lookups=False),
+        vocab_size=vocab_size,
+        batch_tokens=batch_tokens,
+        max_iters=min(config.max_iters, _MAX_ITERS),
+        train_tokens=train_tokens,
+        tokenizer=tokenizer,
+        bytes_per_token=bytes_per_token,
+        dataset=dataset,
+        arch=config.arch,
+        optimizer=config.optimizer,
+        dropout=config.dropout,
+        learning_rate=config.learning_rate,
+        warmup_iters=settings.warmup_iters(config),
+        decay_iters=settings.decay_iters(config),
+        min_lr_ratio=settings.min_lr(config) / config.learning_rate,
+        schedule=config.schedule if config.decay_lr else "constant",
+        wsd_decay_fraction=config.wsd_decay_fraction,
+    )
+
 
 # --- the law's constants ---
 
@@ -35,19 +106,18 @@ class LossLaw:
 
     name: str
     bytes_per_token: float
-    floor: float  # floor + scale * (N / 1e8) ** -exponent: with unlimited text and time
+    # The loss with unlimited data and time: floor + scale * (N / 1e8) ** -exponent.
+    floor: float
     scale: float
     exponent: float
-    unigram_loss: float  # the loss of who knows how often each token comes, and little else
-    first_tokens: float  # D in which the first fall, to there, is mostly over
+    unigram_loss: float  # of a model that knows the frequency of each token, and little else
+    first_tokens: float  # D after which the first fall, to the unigram loss, is mostly over
     long_tokens: float  # D where the long fall begins …
-    long_exponent: float  # … and how steep it is in the end
-    critical_batch_scale: float  # a batch of batch * sqrt(D) tokens is twice as large as it is worth
-    repeat_decay_epochs: float  # text seen this often again is worth little more: of a model of 1M parameters
+    long_exponent: float  # … and its slope in the end
+    critical_batch_scale: float  # the critical batch is this times sqrt(D), in tokens
+    repeat_decay_epochs: float  # epochs after which repeated text adds little, for a model of 1M parameters
     repeat_decay_exponent: float  # how that grows with N
-    spread_nats: (
-        float  # nats that runs with the same settings and kind of text differ by, and the fit is wrong by
-    )
+    spread_nats: float  # between runs with equal settings and kind of text, error of the fit included
 
 
 # Exponents: 0.34 of Hoffmann et al. 2022 (Chinchilla), 0.3658 of Besiroglu et al. 2024, who fitted the same
@@ -56,33 +126,35 @@ class LossLaw:
 WEB_TEXT_LAW = LossLaw(
     "web text", 4.5,
     floor=2.05, scale=0.81, exponent=0.34, unigram_loss=7.3, first_tokens=1.37e5, long_tokens=7.9e6,
-    long_exponent=0.3658, critical_batch_scale=19.0, repeat_decay_epochs=15.4, repeat_decay_exponent=0.0, spread_nats=0.12,
+    long_exponent=0.3658, critical_batch_scale=19.0, repeat_decay_epochs=15.4, repeat_decay_exponent=0.0,
+    spread_nats=0.12,
 )  # fmt: skip
 
-# Nobody published a law for this. 14 curves of tinyshakespeare, all or parts of it, 0.1M to 302M parameters,
+# No published law. 14 curves of tinyshakespeare, all or parts of it, 0.1M to 302M parameters,
 # and 9 final losses of bench/LOG.md.
 SMALL_TEXT_LAW = LossLaw(
     "little text", 1.0,
     floor=0.0, scale=1.2, exponent=0.03, unigram_loss=2.55, first_tokens=1.18e4, long_tokens=1.18e6,
-    long_exponent=1.42, critical_batch_scale=4.6, repeat_decay_epochs=3.4, repeat_decay_exponent=0.5, spread_nats=0.06,
+    long_exponent=1.42, critical_batch_scale=4.6, repeat_decay_epochs=3.4, repeat_decay_exponent=0.5,
+    spread_nats=0.06,
 )  # fmt: skip
 
-# What the loss has fallen by when the rate has fallen to nothing: likewise.
+# How much a full decay of the learning rate lowers the loss; fitted to the same curves.
 _LR_DECAY_GAIN_NATS = 0.05
-# Another highest rate than usual makes learning slower or faster: runs with a third and three times of it.
+# Effective tokens grow with the peak learning rate to this power: runs with a third and three times of it.
 _PEAK_LR_EXPONENT = 0.5
-# How many times the tokens of GPT-2's architecture with AdamW. Both together: 6.4 fits the runs of
-# bench/LOG.md, 4.8 those of modded-nanogpt and nanochat; 5.4 is between. What each does alone is from four
-# README runs only.
+# Token efficiency, compared with GPT-2's architecture and AdamW. Both together: 6.4 fits the runs of
+# bench/LOG.md, 4.8 those of modded-nanogpt and nanochat; 5.4 is between. The share of each
+# alone is from four README runs only.
 _ARCH_TOKEN_EFFICIENCY = {"gpt2": 1.0, "modern": 1.8}
 _OPTIMIZER_TOKEN_EFFICIENCY = {"adamw": 1.0, "muon": 3.0}
-_DROPOUT_SLOWDOWN = 5.2  # exp(-5.2 x dropout): three dropouts with Muon, and shakespeare_char's 0.2
+_DROPOUT_SLOWDOWN = 5.2  # exp(-5.2 x dropout): three runs with Muon, and shakespeare_char's 0.2
 
 # Overfitting: nats per byte = 0.0019 x N / (bytes of text + 2.5M) x (effective epochs - 1) ^ 1.7. The curves
 # that overfit: shakespeare_char with 10.65M, 21M and 302M parameters; small models on 25k to 100k characters.
 _OVERFIT_SCALE, _OVERFIT_BYTES, _OVERFIT_EXPONENT = 0.0019, 2.5e6, 1.7
 
-# Text of which there are reference curves: its law, and its floor against the law's.
+# Datasets with reference curves: their law, and their floor relative to the law's.
 _REFERENCE_TEXTS: dict[str, tuple[LossLaw, float]] = {
     "shakespeare_char": (SMALL_TEXT_LAW, 1.0),
     "pylib": (SMALL_TEXT_LAW, 0.9),
@@ -90,22 +162,58 @@ _REFERENCE_TEXTS: dict[str, tuple[LossLaw, float]] = {
     "fineweb": (WEB_TEXT_LAW, 1.04),
     "fineweb_edu": (WEB_TEXT_LAW, 0.96),
 }
-# Another text can be so much easier or harder, of the loss. Technical pages full of set phrases were at 0.42
-# (bench/LOG.md, mdn).
+# An unknown text can be so much easier or harder, as a share of the loss. Technical pages full of set phrases
+# were at 0.42 (bench/LOG.md, mdn).
 _EASIER_TEXT_SHARE, _HARDER_TEXT_SHARE = 0.6, 0.2
-_SMALL_TEXT_BYTES = 20e6  # less text than this is little text
-_FITTED_PARAMETERS = {
-    "web text": (1e7, 1e9),
-    "little text": (5e4, 4e8),
-}  # parameters of the curves' models, about
+_SMALL_TEXT_BYTES = 20e6  # below: SMALL_TEXT_LAW
+_FITTED_PARAMETERS = {"web text": (1e7, 1e9), "little text": (5e4, 4e8)}  # range of the fitted curves, about
+_EARLY_UNCERTAINTY = 0.1  # of the loss that is still to fall: the early curve depends on many things
+_OVERFIT_UNCERTAINTY = (0.4, 0.5)  # of the overfitting, down and up
 
 
 def typical_peak_lr(parameters: int) -> float:
-    """AdamW's usual highest learning rate (Kaplan et al. 2020, appendix D)."""
+    """AdamW's typical peak learning rate (Kaplan et al. 2020, appendix D)."""
     return max(2e-4, 3.239e-3 - 1.395e-4 * math.log(parameters))
 
 
-# --- what is expected ---
+# --- LR-weighted progress ---
+
+# Progress per update is the learning rate's fraction of its peak, to this power; fitted with both laws.
+_LR_PROGRESS_EXPONENT = 0.6
+_INTEGRATION_CELLS = 256
+
+
+@dataclass(frozen=True)
+class LrWeightedProgress:
+    """Cumulative updates, each weighted by its learning rate, as a piecewise linear function."""
+
+    iterations: Sequence[float]
+    cumulative: Sequence[float]
+
+    def at(self, iteration: int) -> float:
+        if iteration >= self.iterations[-1]:
+            return self.cumulative[-1]
+        right = bisect_right(self.iterations, iteration)
+        left = right - 1
+        width = self.iterations[right] - self.iterations[left]
+        fraction = (iteration - self.iterations[left]) / width
+        return self.cumulative[left] + fraction * (self.cumulative[right] - self.cumulative[left])
+
+
+@lru_cache(1024)  # a plan compares models of many widths with the same schedule
+def lr_weighted_progress(schedule: LearningRateSchedule, max_iters: int) -> LrWeightedProgress:
+    """By the trapezoidal rule: a loop over all updates would be slow."""
+    warmup = min(schedule.warmup_iters, max_iters)
+    knots = {float(max_iters) * cell / _INTEGRATION_CELLS for cell in range(_INTEGRATION_CELLS + 1)}
+    knots |= {float(warmup) * cell / 32 for cell in range(33)}
+    iterations = sorted(knots)
+    weights = [schedule.at(iteration) ** _LR_PROGRESS_EXPONENT for iteration in iterations]
+    corners = pairwise(zip(iterations, weights, strict=True))
+    areas = ((right - left) * (one + other) / 2 for (left, one), (right, other) in corners)
+    return LrWeightedProgress(iterations, list(accumulate(areas, initial=0.0)))
+
+
+# --- the expected curve ---
 
 
 @dataclass(frozen=True)
@@ -120,7 +228,7 @@ class LossRange:
 
 @dataclass(frozen=True)
 class ExpectedLossCurve:
-    """The course that a run will probably take."""
+    """The validation loss that a run will probably have at each iteration."""
 
     inputs: LossLawInputs
     law: LossLaw
@@ -139,9 +247,6 @@ class ExpectedLossCurve:
     def epochs(self) -> float:
         return self.inputs.max_iters * self.inputs.batch_tokens / self.inputs.train_tokens
 
-    def at(self, iteration: int) -> LossRange:
-        return _predict_loss(self, max(0, iteration))
-
     @cached_property
     def best(self) -> LossRange:
         """Where the validation loss is lowest."""
@@ -155,28 +260,116 @@ class ExpectedLossCurve:
 
     @cached_property
     def _fine_points(self) -> tuple[LossRange, ...]:
-        """Evenly over the run, and closer near its start, for one that overfits in a small part of it."""
+        """Evenly over the run, and denser near its start, for a run that overfits early."""
         last, steps = self.inputs.max_iters, min(400, self.inputs.max_iters)
         even = {round(last * step / steps) for step in range(1, steps + 1)}
         early = {round(last ** (step / 200)) for step in range(201)}
         return tuple(map(self.at, sorted(even | early)))
 
-    @cached_property
-    def lr_progress(self) -> LrWeightedProgress:
-        return lr_weighted_progress(self.inputs)
+    @property
+    def _token_ratio(self) -> float:
+        """This run's bytes per token, relative to the law's. Equal bits per byte scale a loss by it."""
+        return self.inputs.bytes_per_token / self.law.bytes_per_token
+
+    @property
+    def _lr_ratio(self) -> float:
+        """AdamW's learning rate relative to a typical one, within the fitted range. Muon's counts as 1."""
+        learning_rate = self.inputs.learning_rate
+        if self.inputs.optimizer != "adamw" or not learning_rate:
+            return 1.0
+        return min(max(learning_rate / typical_peak_lr(self.inputs.parameters), 0.1), 3.0)
+
+    def at(self, iteration: int) -> LossRange:
+        iteration = max(0, iteration)
+        inputs, law, ratio = self.inputs, self.law, self._token_ratio
+        start = math.log(inputs.vocab_size)
+        if iteration == 0:  # random weights: a little above ln(vocab_size), seldom below
+            return LossRange(0, 0.97 * start, start, 1.06 * start)
+        unigram = min(law.unigram_loss * ratio, start)
+        floor = law.floor + law.scale * math.pow(inputs.parameters / 1e8, -law.exponent)
+        floor = min(floor * self.text_difficulty * ratio, 0.9 * unigram)
+        tokens, epochs = self._effective_tokens(iteration)
+        first = (start - unigram) * (1 + tokens / law.first_tokens) ** -2
+        # Repeated epochs are worth less and less, in fresh tokens (Muennighoff et al. 2023).
+        fresh = tokens
+        if epochs > 1:
+            decay = law.repeat_decay_epochs * math.pow(inputs.parameters / 1e6, law.repeat_decay_exponent)
+            fresh = tokens / epochs * (1 + decay * (1 - math.exp(-(epochs - 1) / decay)))
+        long = (unigram - floor) * math.pow(1 + fresh / law.long_tokens, -law.long_exponent)
+        lr_decayed = 1 - inputs.lr_schedule.at(iteration) if iteration >= inputs.warmup_iters else 0.0
+        gain = min(_LR_DECAY_GAIN_NATS * ratio * lr_decayed, 0.5 * floor)
+        learnt = min(floor + first + long - gain, start)
+        # Overfitting ends at random guessing: the loss hardly rises above ln(vocab_size).
+        text_bytes = inputs.train_tokens * inputs.bytes_per_token
+        per_byte = _OVERFIT_SCALE * inputs.parameters / (text_bytes + _OVERFIT_BYTES)
+        overfitting = per_byte * inputs.bytes_per_token * math.pow(max(0.0, epochs - 1), _OVERFIT_EXPONENT)
+        overfitting = min(overfitting, start - learnt)
+        # The range is wider for a model size or a learning rate that the fitted curves do not have.
+        least, most = _FITTED_PARAMETERS[law.name]
+        unfitted = (1.0 if least <= inputs.parameters <= most else 1.5) * (
+            1 + 0.4 * abs(math.log(self._lr_ratio))
+        )
+        half = (law.spread_nats * ratio + _EARLY_UNCERTAINTY * (first + long)) * unfitted
+        easier, harder = 0.0, 0.0
+        if not self.is_known_text:
+            easier, harder = _EASIER_TEXT_SHARE * learnt, _HARDER_TEXT_SHARE * learnt
+        mid = learnt + overfitting
+        low = mid - half - easier - _OVERFIT_UNCERTAINTY[0] * overfitting
+        high = mid + half + harder + _OVERFIT_UNCERTAINTY[1] * overfitting
+        return LossRange(iteration, max(0.0, low), mid, high)
+
+    def _effective_tokens(self, iteration: int) -> tuple[float, float]:
+        """D, in the law's tokens, and the same in epochs.
+
+        The batch counts as in McCandlish et al. 2018 and Kaplan et al. 2020: D / (1 + batch / critical
+        batch), where the critical batch grows about with the root of the tokens (Zhang et al. 2024).
+        """
+        inputs, ratio = self.inputs, self._token_ratio
+        progress = lr_weighted_progress(inputs.lr_schedule, inputs.max_iters)
+        tokens = progress.at(iteration) * inputs.batch_tokens * ratio
+        if not tokens:
+            return 0.0, 0.0
+        efficiency = _ARCH_TOKEN_EFFICIENCY[inputs.arch] * _OPTIMIZER_TOKEN_EFFICIENCY[inputs.optimizer]
+        efficiency *= math.pow(self._lr_ratio, _PEAK_LR_EXPONENT)
+        efficiency *= math.exp(-_DROPOUT_SLOWDOWN * inputs.dropout)
+        critical_batch = self.law.critical_batch_scale * math.sqrt(tokens)
+        effective = efficiency * tokens / (1 + inputs.batch_tokens * ratio / critical_batch)
+        return effective, effective / (inputs.train_tokens * ratio)
 
     @property
     def basis(self) -> tuple[str, ...]:
-        return _describe_basis(self)
+        """In words, where the curve comes from."""
+        inputs = self.inputs
+        if self.law is WEB_TEXT_LAW:
+            sentences = [
+                "scaling law for web text: exponents of Hoffmann et al. 2022 and Besiroglu et al. 2024, "
+                "scales from 12 published curves on FineWeb and FineWeb-Edu"
+            ]
+        else:
+            sentences = ["nanoGPT's and our own curves on tinyshakespeare, in characters"]
+        if abs(self._token_ratio - 1) > 0.15:
+            sentences.append("converted from its tokens to these by bits per byte")
+        if not self.is_known_text:
+            sentences.append("no reference for this kind of text: the band is wide")
+        if inputs.arch != "gpt2" or inputs.optimizer != "adamw":
+            sentences.append("the modern architecture and Muon learn faster: factors from bench/LOG.md")
+        if self.epochs > 1:
+            sentences.append(
+                "text seen again counts less (Muennighoff et al. 2023), and overfitting as on tinyshakespeare"
+            )
+        least, most = _FITTED_PARAMETERS[self.law.name]
+        if not least <= inputs.parameters <= most:
+            sentences.append("no reference with a model of this size: the band is wider still")
+        return tuple(sentences)
 
 
-def predict_loss_curve(setup: LossLawInputs) -> ExpectedLossCurve:
-    law, hardness = _REFERENCE_TEXTS.get(setup.dataset, (None, 1.0))
-    # The same text in other tokens is no longer what the curves are of.
-    if law is not None and (law is SMALL_TEXT_LAW) == (setup.tokenizer in ("char", "byte")):
-        return ExpectedLossCurve(setup, law, hardness, is_known_text=True)
-    little = setup.train_tokens * setup.bytes_per_token < _SMALL_TEXT_BYTES
-    return ExpectedLossCurve(setup, SMALL_TEXT_LAW if little else WEB_TEXT_LAW, 1.0, is_known_text=False)
+def predict_loss_curve(inputs: LossLawInputs) -> ExpectedLossCurve:
+    law, text_difficulty = _REFERENCE_TEXTS.get(inputs.dataset, (None, 1.0))
+    # The reference curves hold for their own kind of tokens only.
+    if law is not None and (law is SMALL_TEXT_LAW) == (inputs.tokenizer in ("char", "byte")):
+        return ExpectedLossCurve(inputs, law, text_difficulty, is_known_text=True)
+    is_small = inputs.train_tokens * inputs.bytes_per_token < _SMALL_TEXT_BYTES
+    return ExpectedLossCurve(inputs, SMALL_TEXT_LAW if is_small else WEB_TEXT_LAW, 1.0, is_known_text=False)
 
 
 def milestone_iterations(max_iters: int) -> tuple[int, ...]:
@@ -187,119 +380,45 @@ def milestone_iterations(max_iters: int) -> tuple[int, ...]:
     return tuple(sorted(marks))
 
 
-def _predict_loss(expectation: ExpectedLossCurve, iteration: int) -> LossRange:
-    setup, law = expectation.inputs, expectation.law
-    scale = _bytes_per_token_ratio(expectation)
-    start = math.log(setup.vocab_size)
-    if iteration == 0:  # weights are drawn at random: a little more than ln(vocabulary), seldom less
-        return LossRange(0, 0.97 * start, start, 1.06 * start)
-    frequencies = min(law.unigram_loss * scale, start)
-    floor = law.floor + law.scale * math.pow(setup.parameters / 1e8, -law.exponent)
-    floor = min(floor * expectation.text_difficulty * scale, 0.9 * frequencies)
-    tokens, epochs = _effective_tokens(expectation, iteration)
-    first = (start - frequencies) * (1 + tokens / law.first_tokens) ** -2
-    fresh = _worth(tokens, epochs, law, setup)
-    long = (frequencies - floor) * math.pow(1 + fresh / law.long_tokens, -law.long_exponent)
-    fallen = 1 - lr_fraction(setup, iteration) if iteration >= setup.warmup_iters else 0.0
-    gain = min(_LR_DECAY_GAIN_NATS * scale * fallen, 0.5 * floor)
-    learnt = min(floor + first + long - gain, start)
-    # Who has learnt the text by heart guesses as badly as who knows nothing, hardly worse.
-    overfitting = min(_overfitting(setup, epochs), start - learnt)
-    half = (law.spread_nats * scale + _EARLY_UNCERTAINTY * (first + long)) * _unusual(expectation)
-    easier, harder = (
-        (0.0, 0.0)
-        if expectation.is_known_text
-        else (_EASIER_TEXT_SHARE * learnt, _HARDER_TEXT_SHARE * learnt)
-    )
-    mid = learnt + overfitting
-    low = mid - half - easier - _OVERFIT_UNCERTAINTY[0] * overfitting
-    return LossRange(
-        iteration, max(0.0, low), mid, mid + half + harder + _OVERFIT_UNCERTAINTY[1] * overfitting
-    )
+# --- comparing a measured loss with it ---
 
 
-_EARLY_UNCERTAINTY = 0.1  # of what is still to be learnt: the early course hangs on many things
-_OVERFIT_UNCERTAINTY = (0.4, 0.5)  # of the overfitting, down and up
+@dataclass(frozen=True)
+class LossVerdict:
+    """Whether a measured loss is in the expected range; if not, possible causes, the likeliest first."""
+
+    position: str  # "on", "above" or "below"
+    sentence: str
+    causes: tuple[str, ...] = ()
 
 
-def _unusual(expectation: ExpectedLossCurve) -> float:
-    """How much less is known than of the curves: another size of model, another learning rate."""
-    setup = expectation.inputs
-    least, most = _FITTED_PARAMETERS[expectation.law.name]
-    size = 1.0 if least <= setup.parameters <= most else 1.5
-    return size * (1 + 0.4 * abs(math.log(_lr_ratio(setup))))
+_DIVERGED = "the run has diverged: a lower learning rate, a longer warm-up or clipped gradients help"
+_OVERFITTING = "it overfits, having seen the text too often: use the best checkpoint, or stop earlier"
+_CAUSES_ABOVE = (
+    "the learning rate is far too low or too high, or its warm-up is longer than planned",
+    "the text is harder than the one the expectation is from, or its tokens are not what the model is told",
+    "an update has fewer tokens than planned",
+)
+_CAUSES_BELOW = (
+    "the text is easier than the one the expectation is from, or repeats itself",
+    "parts of the validation split are in the training split",
+    "the model sees its targets: attention that is not causal, or targets that are not shifted",
+)
 
 
-def _bytes_per_token_ratio(expectation: ExpectedLossCurve) -> float:
-    """Of a loss per token: the same bits per byte."""
-    return expectation.inputs.bytes_per_token / expectation.law.bytes_per_token
-
-
-def _overfitting(setup: LossLawInputs, epochs: float) -> float:
-    text_bytes = setup.train_tokens * setup.bytes_per_token
-    per_byte = _OVERFIT_SCALE * setup.parameters / (text_bytes + _OVERFIT_BYTES)
-    return per_byte * setup.bytes_per_token * math.pow(max(0.0, epochs - 1), _OVERFIT_EXPONENT)
-
-
-def _effective_tokens(expectation: ExpectedLossCurve, iteration: int) -> tuple[float, float]:
-    """D, in the law's tokens, after what makes learning slower or faster; and how often that is the text.
-
-    The batch counts as in McCandlish et al. 2018 and Kaplan et al. 2020: D / (1 + batch / critical batch), of
-    which the critical one grows about with the root of the tokens (Zhang et al. 2024).
-    """
-    setup, law, scale = expectation.inputs, expectation.law, _bytes_per_token_ratio(expectation)
-    tokens = expectation.lr_progress.at(iteration) * setup.batch_tokens * scale
-    if not tokens:
-        return 0.0, 0.0
-    critical = law.critical_batch_scale * math.sqrt(tokens)
-    effective = _speed(setup) * tokens / (1 + setup.batch_tokens * scale / critical)
-    return effective, effective / (setup.train_tokens * scale)
-
-
-def _speed(setup: LossLawInputs) -> float:
-    speed = _ARCH_TOKEN_EFFICIENCY[setup.arch] * _OPTIMIZER_TOKEN_EFFICIENCY[setup.optimizer]
-    speed *= math.pow(_lr_ratio(setup), _PEAK_LR_EXPONENT)
-    return speed * math.exp(-_DROPOUT_SLOWDOWN * setup.dropout)
-
-
-def _lr_ratio(setup: LossLawInputs) -> float:
-    """AdamW's learning rate against the usual one, as far as the curves reach; Muon's is taken for usual."""
-    if setup.optimizer != "adamw" or not setup.learning_rate:
-        return 1.0
-    return min(max(setup.learning_rate / typical_peak_lr(setup.parameters), 0.1), 3.0)
-
-
-def _worth(tokens: float, epochs: float, law: LossLaw, setup: LossLawInputs) -> float:
-    """In fresh tokens (Muennighoff et al. 2023): text seen again teaches less and less."""
-    if epochs <= 1:
-        return tokens
-    repeats = law.repeat_decay_epochs * math.pow(setup.parameters / 1e6, law.repeat_decay_exponent)
-    return tokens / epochs * (1 + repeats * (1 - math.exp(-(epochs - 1) / repeats)))
-
-
-# --- in words ---
-
-
-def _describe_basis(expectation: ExpectedLossCurve) -> tuple[str, ...]:
-    setup, law = expectation.inputs, expectation.law
-    if law is WEB_TEXT_LAW:
-        told = [
-            "scaling law for web text: exponents of Hoffmann et al. 2022 and Besiroglu et al. 2024, scales "
-            "from 12 published curves on FineWeb and FineWeb-Edu"
-        ]
-    else:
-        told = ["nanoGPT's and our own curves on tinyshakespeare, in characters"]
-    if abs(_bytes_per_token_ratio(expectation) - 1) > 0.15:
-        told.append("converted from its tokens to these by bits per byte")
-    if not expectation.is_known_text:
-        told.append("no reference for this kind of text: the band is wide")
-    if setup.arch != "gpt2" or setup.optimizer != "adamw":
-        told.append("the modern architecture and Muon learn faster: factors from bench/LOG.md")
-    if expectation.epochs > 1:
-        told.append(
-            "text seen again counts less (Muennighoff et al. 2023), and overfitting as on tinyshakespeare"
-        )
-    least, most = _FITTED_PARAMETERS[law.name]
-    if not least <= setup.parameters <= most:
-        told.append("no reference with a model of this size: the band is wider still")
-    return tuple(told)
+def compare_with_expected(curve: ExpectedLossCurve, iteration: int, measured: float) -> LossVerdict:
+    """`measured`: a validation loss in nats per token."""
+    inputs, expected = curve.inputs, curve.at(iteration)
+    where = f"at iteration {iteration:,}, where {expected.low:.2f} to {expected.high:.2f} is expected"
+    if math.isnan(measured):
+        return LossVerdict("above", f"above: not a number {where}", (_DIVERGED,))
+    if measured > expected.high:
+        causes: tuple[str, ...] = _CAUSES_ABOVE
+        if measured > 1.06 * math.log(inputs.vocab_size):
+            causes = (_DIVERGED, *causes)
+        elif iteration * inputs.batch_tokens > 2 * inputs.train_tokens:
+            causes = (_OVERFITTING, *causes)
+        return LossVerdict("above", f"above: {measured:.2f} {where}", causes)
+    if measured < expected.low:
+        return LossVerdict("below", f"below: {measured:.2f} {where}", _CAUSES_BELOW)
+    return LossVerdict("on", f"on the expected curve: {measured:.2f} {where}")

@@ -1,12 +1,13 @@
-"""How much memory a run will take, from its settings alone. No torch: planning uses it.
+"""The memory that a run will need, from its settings alone. No torch: planning uses it.
 
-    memory = needed(Work(config=config, vocab_size=50304, batch_size=64, dtype="bfloat16"))
-    memory.total, memory.moment, memory.parts          # 22.5e9, "loss", {"weights": …, "activations": …, …}
+    memory = estimate_memory(TrainingWorkload(config=config, vocab_size=50304, batch_size=64))
+    memory.total_bytes, memory.peak_phase, memory.parts    # 22.5e9, "loss", {"weights": …, "activations": …,
+    …}
 
-An update has four moments that can be its peak: the loss, when all activations and a piece of the logits are
-there; the start of the backward pass; the optimizer's step, when all gradients are there; an evaluation in
-between. Each is a sum of tensors that can be counted. The constants say which tensors the model's code keeps;
-tests/account/test_memory.py holds them against what PyTorch allocates.
+The peak is in one of four phases: the loss, with all activations and a chunk of the logits; the start of the
+backward pass; the optimizer's step, with all gradients; an evaluation. Each is a sum of tensors that can be
+counted. The constants say which tensors the model's code saves; tests/estimate/test_memory.py compares them
+with what PyTorch allocates.
 """
 
 from __future__ import annotations
@@ -19,32 +20,32 @@ from glassgpt.estimate import flops
 from glassgpt.model import loss_chunks
 
 GIB = 2**30
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number between the layers
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # of an activation
 
-# What a process holds on the device before the first tensor: CUDA's context with the libraries' kernels.
-# On a CPU: the interpreter, torch, and what the allocator cannot give back.
+# Before the first tensor: CUDA's context with the libraries' kernels. On a CPU: the interpreter, torch, and
+# what the allocator does not return.
 CONTEXT_BYTES = {"cuda": 600 * 2**20, "mps": 400 * 2**20, "cpu": 300 * 2**20}
-_WORKSPACE_BYTES = {"cuda": 68 * 2**20, "mps": 0, "cpu": 0}  # cuBLAS's
+_WORKSPACE_BYTES = {"cuda": 68 * 2**20, "mps": 0, "cpu": 0}  # cuBLAS
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingWorkload:
-    """What of a run decides its memory."""
+    """What the memory and the speed of a run depend on."""
 
     config: TrainConfig
-    vocab_size: int  # rows of the model's matrix
+    vocab_size: int  # with padding
     batch_size: int
     micro_steps: int = 1
     device_type: str = "cuda"
     dtype: str = "bfloat16"
-    kernels: bool = True  # our own
+    kernels: bool = True  # our Triton kernels
     compiled: bool = False
     attention: str = "sdpa"
     graph: bool = False
-    data_bytes: int = 0  # of text that lies on the card
+    data_bytes: int = 0  # of the dataset, if it is on the card
     eval_batch_tokens: int = 0
-    has_checkpoint_copy: bool = False  # a copy for a checkpoint is written while training goes on
-    ranks: int = 1  # cards that train together, one process each; all else here is of one of them
+    has_checkpoint_copy: bool = False  # on the device, written while training continues
+    ranks: int = 1  # cards that train together, one process each; all other fields are per rank
 
     @property
     def micro_batch_tokens(self) -> int:
@@ -61,16 +62,16 @@ class TrainingWorkload:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes on the device at the moment that needs most."""
+    """Bytes on the device in the phase that needs most."""
 
     peak_phase: str  # "loss", "backward", "step" or "evaluation"
     parts: Mapping[str, int]  # by name: weights, optimizer, activations …
-    context_bytes: int  # beside what PyTorch counts
-    graph_bytes: int = 0  # what a recorded update keeps for itself, so that an evaluation needs its own
+    context_bytes: int  # not counted by PyTorch's allocator
+    graph_bytes: int = 0  # private pool of the CUDA graph, which evaluations cannot use
 
     @property
     def allocated_bytes(self) -> int:
-        """What PyTorch's allocator will have given out."""
+        """The peak that PyTorch's allocator will report."""
         return sum(self.parts.values())
 
     @property
@@ -79,33 +80,33 @@ class MemoryEstimate:
 
 
 def estimate_memory(work: TrainingWorkload) -> MemoryEstimate:
-    moments = {"evaluation": _bytes_at_evaluation(work)}
+    phases = {"evaluation": _bytes_at_evaluation(work)}
     if not work.config.eval_only:
-        moments |= {
+        phases |= {
             "loss": _bytes_at_loss(work),
             "backward": _bytes_at_backward(work),
             "step": _bytes_at_step(work),
         }
-    moment = max(moments, key=lambda name: sum(moments[name].values()))
-    parts = {name: size for name, size in moments[moment].items() if size}
-    context = CONTEXT_BYTES[work.device_type] + _exchange_context(work)
-    return MemoryEstimate(moment, parts, context, _graph_bytes(work, moments))
-
-
-def _graph_bytes(work: TrainingWorkload, moments: Mapping[str, Mapping[str, int]]) -> int:
-    """A recording's memory is its own for good: the optimizer's step, evaluations and updates, which else
-    take turns, are there side by side."""
-    if not work.graph or work.config.eval_only:
-        return 0
-    passing = {name: sum(parts.values()) for name, parts in moments.items()}
-    always = sum(_persistent_bytes(work).values()) + _persistent_gradient_bytes(work)
-    of_updates = max(passing["loss"], passing["backward"]) - always
-    of_steps = passing["step"] - always if work.config.optimizer == "muon" else 0  # AdamW works in place
-    return max(0, of_updates + of_steps + passing["evaluation"] - max(passing.values()))
+    total = {phase: sum(parts.values()) for phase, parts in phases.items()}
+    peak_phase = max(total, key=lambda phase: total[phase])
+    parts = {name: size for name, size in phases[peak_phase].items() if size}
+    context = CONTEXT_BYTES[work.device_type]
+    if work.ranks > 1 and work.device_type == "cuda":
+        context += _NCCL_BYTES
+    graph = 0
+    if work.graph and not work.config.eval_only:
+        # A CUDA graph keeps its memory pool for good. So the memory of updates, optimizer steps and
+        # evaluations, which would otherwise be shared, adds up.
+        persistent = sum(_persistent_bytes(work).values()) + _persistent_gradient_bytes(work)
+        updates = max(total["loss"], total["backward"]) - persistent
+        # AdamW works in place.
+        steps = total["step"] - persistent if work.config.optimizer == "muon" else 0
+        graph = max(0, updates + steps + total["evaluation"] - max(total.values()))
+    return MemoryEstimate(peak_phase, parts, context, graph)
 
 
 def largest_fitting_batch(work: TrainingWorkload, room: int) -> int | None:
-    """Sequences of the largest micro-batch that needs no more than `room`; None if not even one does."""
+    """Sequences of the largest micro-batch that fits into `room` bytes; None if not even one does."""
 
     def total(batch_size: int) -> int:
         return estimate_memory(replace(work, batch_size=batch_size)).total_bytes
@@ -120,7 +121,7 @@ def largest_fitting_batch(work: TrainingWorkload, room: int) -> int | None:
         fits, used, too_many = too_many, over, 4 * too_many
         over = total(too_many)
     while too_many - fits > 1:
-        # Memory grows almost linearly with the batch: try where the line between the two reaches the room.
+        # Memory grows almost linearly with the batch: try where the line between both reaches `room`.
         crossing = fits + (room - used) * (too_many - fits) // (over - used)
         middle = min(max(crossing, fits + 1), too_many - 1)
         if (middle_total := total(middle)) <= room:
@@ -138,26 +139,26 @@ def total_parameters(work: TrainingWorkload) -> int:
 
 
 def block_matrix_parameters(work: TrainingWorkload) -> int:
-    """Of the blocks' matrices, which Muon trains."""
+    """In the matrices of the blocks, which Muon optimizes."""
     return 12 * work.config.n_layer * work.config.n_embd**2
 
 
 def parameters_per_block(work: TrainingWorkload) -> int:
-    """Of one block, its norms and biases included."""
+    """With norms and biases."""
     one = replace(work.config, n_layer=1)
     none = replace(work.config, n_layer=0)
     return flops.model_parameters(one, work.vocab_size) - flops.model_parameters(none, work.vocab_size)
 
 
 def _head_parameters(work: TrainingWorkload) -> int:
-    """Parameters of the matrix that predicts."""
+    """Of lm_head."""
     return work.vocab_size * work.config.n_embd
 
 
 def optimizer_bytes(work: TrainingWorkload) -> int:
-    """AdamW keeps two numbers a parameter, Muon one for the blocks' matrices."""
-    of_muon = block_matrix_parameters(work) if work.config.optimizer == "muon" else 0
-    return 4 * of_muon + 8 * (total_parameters(work) - of_muon)
+    """AdamW has two numbers per parameter, Muon one, for the blocks' matrices."""
+    by_muon = block_matrix_parameters(work) if work.config.optimizer == "muon" else 0
+    return 4 * by_muon + 8 * (total_parameters(work) - by_muon)
 
 
 def checkpoint_bytes(work: TrainingWorkload) -> int:
@@ -178,27 +179,23 @@ def _persistent_bytes(work: TrainingWorkload) -> dict[str, int]:
 
 
 def _persistent_gradient_bytes(work: TrainingWorkload) -> int:
-    """Those that are there while the forward pass runs: of earlier micro-batches, or a recording's."""
+    """Gradients that exist during the forward pass: of earlier micro-batches, or in a CUDA graph."""
     return 4 * total_parameters(work) if work.micro_steps > 1 or work.graph else 0
 
 
 # --- several cards ---
 
-_NCCL_BYTES = 400 * 2**20  # that it keeps on a card for its exchanges
-ALL_REDUCE_BUCKET_BYTES = 2**26  # of gradients, at once (training/distributed/torch_group.py)
-
-
-def _exchange_context(work: TrainingWorkload) -> int:
-    return _NCCL_BYTES if work.ranks > 1 and work.device_type == "cuda" else 0
+_NCCL_BYTES = 400 * 2**20  # NCCL's buffers on each card
+ALL_REDUCE_BUCKET_BYTES = 2**26  # gradients per all-reduce (training/distributed/torch_group.py)
 
 
 def _per_rank_bytes(work: TrainingWorkload, size: int) -> int:
-    """What one card holds of what is spread over all of them."""
+    """One card's share of `size` bytes that are sharded over all."""
     return -(-size // work.ranks) if work.is_sharded else size
 
 
 def _gathered_weight_bytes(work: TrainingWorkload) -> dict[str, int]:
-    """Sharded, two blocks are whole at a time, one computing and one arriving, and what is no block."""
+    """If sharded: two blocks are gathered at a time, one computing and one prefetched; and all non-blocks."""
     if not work.is_sharded:
         return {}
     block = parameters_per_block(work)
@@ -206,169 +203,139 @@ def _gathered_weight_bytes(work: TrainingWorkload) -> dict[str, int]:
     return {"gathered weights": 4 * (others + min(2, work.config.n_layer) * block)}
 
 
-def _averaging_bytes(work: TrainingWorkload) -> int:
-    """Unsharded, gradients are averaged piece by piece, each copied; none is cut."""
-    return (
-        max(ALL_REDUCE_BUCKET_BYTES, 4 * _head_parameters(work))
-        if work.ranks > 1 and not work.is_sharded
-        else 0
-    )
-
-
 # --- activations ---
 
 
 def activation_bytes(work: TrainingWorkload) -> int:
-    """What the forward pass leaves behind for the backward pass, until the loss."""
-    c, tokens = work.config, work.micro_batch_tokens
-    width = tokens * c.n_embd
-    per_layer = (
-        2 * work.activation_itemsize * width
-        if c.activation_checkpointing
-        else activation_bytes_per_layer(work)
-    )
-    last_norm = 2 * work.activation_itemsize * width  # the stream, and what the head reads
-    copies = (
-        0 if work.dtype == "float32" else work.activation_itemsize * block_matrix_parameters(work)
-    )  # of weights
-    return c.n_layer * per_layer + last_norm + copies
+    """Saved by the forward pass for the backward pass."""
+    config, low = work.config, work.activation_itemsize
+    stream_and_norm = 2 * low * work.micro_batch_tokens * config.n_embd
+    per_layer = stream_and_norm if config.activation_checkpointing else activation_bytes_per_layer(work)
+    weight_copies = 0 if work.dtype == "float32" else low * block_matrix_parameters(work)  # autocast's
+    return config.n_layer * per_layer + stream_and_norm + weight_copies
 
 
-def activation_bytes_per_layer(work: TrainingWorkload) -> int:
-    """What one block keeps, unless it is computed again."""
-    c, tokens = work.config, work.micro_batch_tokens
-    numbers, extra = _saved_activations_per_channel(work)
-    of_attention = 4 * c.n_head  # one logarithm a head
-    if work.device_type == "cpu" and work.dtype == "bfloat16":
-        of_attention += 16 * c.n_embd  # queries, keys, values and what comes of them, in float32
-    if work.attention == "manual":
-        of_attention = (4 + work.activation_itemsize + (1 if c.dropout else 0)) * c.n_head * c.block_size
-    masks = 2 * c.n_embd if c.dropout else 0
-    return tokens * (int(c.n_embd * (numbers * work.activation_itemsize + extra)) + of_attention + masks)
-
-
-def _formula_bytes(work: TrainingWorkload) -> int:
-    """Where attention is computed by its formula, scores and their gradients pass through several forms."""
-    return (
-        12 * work.config.n_head * work.config.block_size * work.micro_batch_tokens
-        if work.attention == "manual"
-        else 0
-    )
-
-
-def _saved_activations_per_channel(work: TrainingWorkload) -> tuple[float, int]:
-    """Numbers a channel in `low` bytes each, and bytes beside."""
-    modern = work.config.arch == "modern"
-    if work.compiled:
-        return (_COMPILED_NUMBERS_PER_CHANNEL["modern" if modern else "gpt2"], 0)
-    # The stream and its norm, twice; queries, keys, values; what attention gave; before and after the
-    # activation, four times as wide.
-    numbers = 2 + 3 + 1 + 2 + 4 + 4
-    if modern:
-        numbers += 2  # queries and keys, turned and normed
-    if work.config.fp8 and work.kernels:
-        # 8-bit copies instead of what the matmuls read; attention keeps its own.
-        return numbers - 6, 1 + 1 + 1 + 4
-    if work.kernels:
-        return numbers, 0
-    # PyTorch's own norms keep their input in float32; those of queries and keys as well, turned and unturned.
-    if modern:
-        return numbers + 2, 2 * 4 * 2
-    return numbers, 2 * (4 - work.activation_itemsize)
-
-
-# As measured. The compiler computes some cheap things again, and keeps others in float32.
+# As measured. The compiler recomputes some cheap operations, and keeps others in float32.
 _COMPILED_NUMBERS_PER_CHANNEL = {"gpt2": 16.4, "modern": 20.2}
 
 
-# --- moments ---
+def activation_bytes_per_layer(work: TrainingWorkload) -> int:
+    """Saved by one block, without activation checkpointing."""
+    config, low = work.config, work.activation_itemsize
+    modern = config.arch == "modern"
+    # Per channel: `numbers` in the activation dtype, and `other` bytes. The residual stream and its norm,
+    # twice; queries, keys, values; attention's output; before and after the activation, four times as wide.
+    numbers, other = 2.0 + 3 + 1 + 2 + 4 + 4, 0
+    if modern:
+        numbers += 2  # queries and keys after RoPE and QK-norm
+    if work.compiled:
+        numbers = _COMPILED_NUMBERS_PER_CHANNEL["modern" if modern else "gpt2"]
+    elif config.fp8 and work.kernels:
+        # Float8 copies instead of the inputs of the matmuls; attention saves its own.
+        numbers, other = numbers - 6, 1 + 1 + 1 + 4
+    elif not work.kernels and modern:
+        # PyTorch's norms save their input in float32; QK-norm too, before and after RoPE.
+        numbers, other = numbers + 2, 2 * 4 * 2
+    elif not work.kernels:
+        other = 2 * (4 - low)
+    attention = 4 * config.n_head  # one logsumexp per head
+    if work.device_type == "cpu" and work.dtype == "bfloat16":
+        attention += 16 * config.n_embd  # queries, keys, values and the output, in float32
+    if work.attention == "manual":
+        attention = (4 + low + (1 if config.dropout else 0)) * config.n_head * config.block_size
+    dropout_masks = 2 * config.n_embd if config.dropout else 0
+    per_token = int(config.n_embd * (numbers * low + other)) + attention + dropout_masks
+    return work.micro_batch_tokens * per_token
+
+
+# --- phases ---
 
 
 def _bytes_at_loss(work: TrainingWorkload) -> dict[str, int]:
+    """All activations, and the logits: all, or one chunk with the gradients of the head (model/loss.py)."""
+    tokens, V, low = work.micro_batch_tokens, work.vocab_size, work.activation_itemsize
+    if loss_chunks.fits_unchunked(tokens, V):
+        logits_and_loss = (low + 4 + 4) * tokens * V
+    else:
+        rows = loss_chunks.rows_per_chunk(tokens, V, work.device_type, work.kernels)
+        per_logit = low if work.kernels else low + 8
+        if work.config.fp8 and loss_chunks.is_float8_aligned(V):
+            per_logit += 2  # the float8 gradient, row-major and column-major
+        head_copy = 0 if work.dtype == "float32" else low * _head_parameters(work)
+        gradients = 4 * _head_parameters(work) + low * tokens * work.config.n_embd
+        logits_and_loss = per_logit * rows * V + head_copy + gradients
     return (
         _persistent_bytes(work)
         | _gathered_weight_bytes(work)
         | {
             "gradients": _persistent_gradient_bytes(work),
             "activations": activation_bytes(work),
-            "logits and loss": _loss_bytes(work),
+            "logits and loss": logits_and_loss,
         }
     )
 
 
-def _loss_bytes(work: TrainingWorkload) -> int:
-    tokens, V, low = work.micro_batch_tokens, work.vocab_size, work.activation_itemsize
-    if loss_chunks.fits_unchunked(tokens, V):
-        return (low + 4 + 4) * tokens * V
-    rows = loss_chunks.rows_per_chunk(tokens, V, work.device_type, work.kernels)
-    entry = low if work.kernels else low + 8
-    if work.config.fp8 and loss_chunks.is_float8_aligned(V):
-        entry += 2  # the gradient in 8 bits, both ways
-    head_copy = 0 if work.dtype == "float32" else low * _head_parameters(work)
-    gradients = 4 * _head_parameters(work) + low * tokens * work.config.n_embd
-    return entry * rows * V + head_copy + gradients
-
-
 def _bytes_at_backward(work: TrainingWorkload) -> dict[str, int]:
-    """The last block's MLP goes first: a gradient before and after its activation, one of the stream."""
-    width = work.activation_itemsize * work.micro_batch_tokens * work.config.n_embd
-    few = loss_chunks.fits_unchunked(work.micro_batch_tokens, work.vocab_size)
-    # The head's gradient: as the matmul gave it, or as it was kept, and as it is handed on.
-    of_head = (work.activation_itemsize + 4 if few else 4 + 4) * _head_parameters(work)
-    if work.config.activation_checkpointing:  # a block has to come back before anything goes
-        again = activation_bytes_per_layer(work) + _formula_bytes(work)
-        if work.device_type == "cpu":  # as measured: gradients of the same sizes, and what is given back late
-            again *= 3
-        of_loss = max(of_head + 2 * width - again, of_head // 2 + 2 * width)
+    """The last block's MLP comes first: gradients before and after its activation, and of the stream."""
+    config, tokens = work.config, work.micro_batch_tokens
+    stream = work.activation_itemsize * tokens * config.n_embd
+    unchunked = loss_chunks.fits_unchunked(tokens, work.vocab_size)
+    # The head's gradient twice: as the matmul or the chunked loss made it, and as autograd returns it.
+    head = (work.activation_itemsize + 4 if unchunked else 4 + 4) * _head_parameters(work)
+    recomputed = 0
+    if config.activation_checkpointing:  # a block is recomputed before anything is freed
+        recomputed = activation_bytes_per_layer(work)
+        if work.attention == "manual":  # scores and their gradients, in several forms
+            recomputed += 12 * config.n_head * config.block_size * tokens
+        if work.device_type == "cpu":  # as measured: gradients of the same sizes, and memory freed late
+            recomputed *= 3
+        logits_and_loss = max(head + 2 * stream - recomputed, head // 2 + 2 * stream)
     else:
-        again, of_loss = 0, max(of_head + 2 * width, of_head // 2 + 10 * width)
+        logits_and_loss = max(head + 2 * stream, head // 2 + 10 * stream)
     return (
         _persistent_bytes(work)
         | _gathered_weight_bytes(work)
         | {
             "gradients": _persistent_gradient_bytes(work),
-            "activations": activation_bytes(work) + again,
-            "logits and loss": of_loss,
+            "activations": activation_bytes(work) + recomputed,
+            "logits and loss": logits_and_loss,
         }
     )
 
 
 def _bytes_at_step(work: TrainingWorkload) -> dict[str, int]:
-    """All gradients are there, the embedding's twice for a moment; Muon works on stacks of matrices."""
-    working = max(4 * _head_parameters(work), _averaging_bytes(work))
+    """All gradients, the embedding's twice for a moment; Muon works on stacks of matrices."""
+    temporary = 4 * _head_parameters(work)
+    if work.ranks > 1 and not work.is_sharded:
+        # Gradients are all-reduced in buckets, which are copies; no tensor is split.
+        temporary = max(temporary, ALL_REDUCE_BUCKET_BYTES)
     if work.config.optimizer == "muon":
-        working = max(working, 14 * 4 * work.config.n_layer * work.config.n_embd**2)
+        temporary = max(temporary, 14 * 4 * work.config.n_layer * work.config.n_embd**2)
     return _persistent_bytes(work) | {
         "gradients": _per_rank_bytes(work, 4 * total_parameters(work)),
-        "activations": working,
+        "activations": temporary,
     }
 
 
 def _bytes_at_evaluation(work: TrainingWorkload) -> dict[str, int]:
-    """Nothing is kept; logits in float32, and their logarithms."""
-    c, tokens = work.config, work.eval_batch_tokens
-    copies = (
-        0
-        if work.dtype == "float32"
-        else work.activation_itemsize * (block_matrix_parameters(work) + _head_parameters(work))
-    )
-    rows = loss_chunks.eval_rows_per_chunk(tokens, work.vocab_size, work.device_type)
-    # First the blocks, then the head.
-    of_blocks, of_head = (
-        tokens * c.n_embd * EVAL_BYTES_PER_CHANNEL,
-        tokens * c.n_embd * 8 + 8 * rows * work.vocab_size,
-    )
+    """Nothing is saved for a backward pass; float32 logits and their log-softmax."""
+    channels = work.eval_batch_tokens * work.config.n_embd
+    weight_copies = 0
+    if work.dtype != "float32":
+        weight_copies = work.activation_itemsize * (block_matrix_parameters(work) + _head_parameters(work))
+    rows = loss_chunks.eval_rows_per_chunk(work.eval_batch_tokens, work.vocab_size, work.device_type)
+    # The blocks run before the head, so the larger of both counts.
+    blocks, head = channels * EVAL_BYTES_PER_CHANNEL, channels * 8 + 8 * rows * work.vocab_size
     return (
         _persistent_bytes(work)
         | _gathered_weight_bytes(work)
         | {
             "gradients": 4 * total_parameters(work) if work.graph and not work.config.eval_only else 0,
-            "activations": max(0, of_blocks - of_head) + copies,
-            "logits and loss": of_head,
+            "activations": max(0, blocks - head) + weight_copies,
+            "logits and loss": head,
         }
     )
 
 
-EVAL_BYTES_PER_CHANNEL = (
-    4 * 3 + 2 * 9
-)  # a channel: the exact stream, its norm and their sum; what a block passes on
+# The float32 residual stream, its norm and their sum; and the 16-bit tensors of a block.
+EVAL_BYTES_PER_CHANNEL = 4 * 3 + 2 * 9

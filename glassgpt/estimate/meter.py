@@ -1,6 +1,6 @@
-"""From seconds and tokens to the figures people compare: step time, tokens/s, FLOP/s, MFU, time to go.
+"""From seconds and tokens to step time, tokens/s, FLOP/s, MFU and ETA.
 
-Pure arithmetic, so that every figure shown is tested with a fake clock. The identities hold by construction:
+Pure arithmetic, so that every figure is tested with a fake clock. The identities hold by construction:
 tokens/s x FLOPs/token = FLOP/s, and FLOP/s / peak = MFU.
 """
 
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from glassgpt.estimate.peak import PeakFlops, mfu_percent
 from glassgpt.record.clock import Ledger, phase_seconds_between
 
-STEP_PHASES = ("data", "train")  # what an update consists of; nothing else enters its time
+STEP_PHASES = ("data", "train")  # the phases of the ledger that count as step time
 
 
 @dataclass(frozen=True)
 class Rates:
-    """How fast updates went. All None when there was no update to judge by."""
+    """All None if there was no timed update."""
 
     step_ms: float | None
     tokens_per_s: float | None
@@ -32,7 +32,7 @@ def compute_rates(
     peak: PeakFlops,
     ranks: int = 1,
 ) -> Rates:
-    """`ranks`: devices that shared the work; the peak is of one."""
+    """`ranks`: devices that shared the updates; `peak` is of one."""
     if updates == 0 or seconds <= 0:
         return Rates(None, None, None, None)
     tokens_per_s = updates * tokens_per_update / seconds
@@ -43,29 +43,29 @@ def compute_rates(
 class LogInterval:
     """The time between two log lines.
 
-    A process's first update holds compiling and warming up. It goes into the phase `compile` whole, and is
-    left out of the step time; once steady updates are known, one of them is moved back from `compile`.
+    The first update of a process includes compiling and warming up. Its whole time goes into the phase
+    `compile`, and not into the step time. Once steady updates are timed, one step is moved back to `train`.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._opened = self._timed_from = self._data_split_at = ledger.seconds()
-        self._owed_by_compile = False
+        self._compile_includes_step = False
         self.updates = 0  # that count for the step time
-        self.first_update_s: float | None = None  # if this interval has a process's first
+        self.first_update_s: float | None = None  # if the process's first update is in this interval
 
     def count_update(self, first_s: float | None = None) -> None:
-        """`first_s`: how long it took, if it was the first of this process."""
+        """`first_s`: its time, if it was the first of this process."""
         if first_s is None:
             self.updates += 1
         else:
             self.first_update_s = first_s
             self._timed_from = self._ledger.seconds()
-            self._owed_by_compile = True
+            self._compile_includes_step = True
 
     def exclude_last_update(self, before: dict[str, float]) -> None:
-        """The last update, begun at that reading of the ledger, was watched, which is slow: it counts as part
-        of `log`, and not for the step time."""
+        """The last update was profiled, which is slow: its time goes to `log`, not into the step time.
+        `before`: the ledger when it began."""
         spent = phase_seconds_between(before, self._ledger.seconds())
         for name in STEP_PHASES:
             self._ledger.reassign(name, "log", spent[name])
@@ -73,7 +73,7 @@ class LogInterval:
         self._data_split_at = self._ledger.seconds()
 
     def correct_data_wait(self, waited_s: float | None) -> None:
-        """Corrects the host's view of `data` by how long the device really waited for it, where known."""
+        """Replaces the host's time in `data` by how long the device waited for data, if that is known."""
         now = self._ledger.seconds()
         if waited_s is not None:
             by_host = now["data"] - self._data_split_at["data"]
@@ -82,15 +82,15 @@ class LogInterval:
         self._data_split_at = self._ledger.seconds()
 
     def close(self) -> tuple[float, dict[str, float]]:
-        """Seconds of the timed updates, seconds per phase of everything; then the next interval begins."""
+        """Seconds of the timed updates, and seconds per phase of everything; begins the next interval."""
         now = self._ledger.seconds()
         timed = phase_seconds_between(self._timed_from, now)
         seconds = sum(timed[name] for name in STEP_PHASES)
         phases = phase_seconds_between(self._opened, now)
-        if self._owed_by_compile and self.updates:
+        if self._compile_includes_step and self.updates:
             steady = seconds / self.updates
             self._ledger.reassign("compile", "train", steady)
-            self._owed_by_compile = False
+            self._compile_includes_step = False
             if phases["compile"] > steady:  # the first update was in this very interval
                 phases["compile"] -= steady
                 phases["train"] += steady
@@ -101,7 +101,7 @@ class LogInterval:
 
 @dataclass
 class RunningMean:
-    """A running mean of costs, for the time to go."""
+    """For the ETA: the mean time of an evaluation or a save."""
 
     total: float = 0.0
     count: int = 0
@@ -118,7 +118,7 @@ class RunningMean:
 def eta_s(
     updates: int, step_s: float | None, evaluations: float, eval_s: float, saves: float, save_s: float
 ) -> float | None:
-    """Seconds until the end, evaluations and checkpoints included."""
+    """Seconds until the end of the run, with evaluations and checkpoints."""
     if step_s is None:
         return None
     return updates * step_s + evaluations * eval_s + saves * save_s

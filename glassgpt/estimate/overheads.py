@@ -1,70 +1,64 @@
-"""What things cost besides the arithmetic, as measured: compiling, asking for kernels, building our own.
+"""Measured costs besides the arithmetic: compiling, kernel-launch overhead, building our kernels. No torch.
 
-The trainer weighs them before it decides, and planning tells them beforehand. No torch. Figures are of torch
-2.11 on an H200 and 2.13 on 2 CPU cores; bench/LOG.md has them.
+The trainer decides with them (decide.py), and plans forecast with them. Measured with torch 2.11 on an H200
+and 2.13 on 2 CPU cores; bench/LOG.md has the figures.
 """
 
 from __future__ import annotations
 
-TYPICAL_UTILIZATION = {"cpu": 0.5, "cuda": 0.43, "mps": 0.43}  # of the peak that training reaches
-FORWARD_SHARE = 1 / 3  # of an update's arithmetic, which is all that an evaluation does
-FALLBACK_PEAK_FLOPS_PER_S = 1e14  # FLOP/s, where nobody knows better
+TYPICAL_UTILIZATION = {"cpu": 0.5, "cuda": 0.43, "mps": 0.43}  # MFU of training, as a fraction
+FORWARD_SHARE = 1 / 3  # of an update's FLOPs: the forward pass, all that an evaluation needs
+FALLBACK_PEAK_FLOPS_PER_S = 1e14  # if it is not known
 
-_COMPILE_COST_S = {"cpu": (10.0, 3.0), "cuda": (19.0, 1.0), "mps": (19.0, 1.0)}  # at all, and per layer
+_COMPILE_COST_S = {"cpu": (10.0, 3.0), "cuda": (19.0, 1.0), "mps": (19.0, 1.0)}  # fixed, and per layer
 _COMPILE_SAVED_SHARE = {"cpu": 0.15, "cuda": 0.3, "mps": 0.3}  # of an eager step
 
-_LAUNCH_S_PER_LAYER = {
-    "cpu": 6e-4,
-    "cuda": 2.3e-3,
-    "mps": 2.3e-3,
-}  # for the kernels of a layer, there and back
+_LAUNCH_S_PER_LAYER = {"cpu": 6e-4, "cuda": 2.3e-3, "mps": 2.3e-3}  # forward and backward
 
-# Building our kernels takes 3.4 to 8.4 s the first time. Triton keeps them: a later run only loads them.
+# Building our kernels takes 3.4 to 8.4 s the first time. Triton caches them: a later run only loads them.
 KERNEL_BUILD_S = 6.0
 KERNEL_LOAD_S = 1.0
-# They save half a millisecond of launching per layer and update; or, where the card is busy, passes over
-# memory: bytes a token for each channel of a layer, and for each logit. An H200 (4.8 TB/s) saved 65 ms of
-# GPT-2 124M's update of 64 x 1024, 24 ms of 350M's of 16 x 1024 and 92 ms of a modern 350M's of 20 x 1024.
+# They save half a millisecond of launches per layer and update; or, if the card is busy, memory traffic:
+# bytes per token for each channel of a layer, and for each logit. An H200 (4.8 TB/s) saved 65 ms of GPT-2
+# 124M's update of 64 x 1024, 24 ms of 350M's of 16 x 1024 and 92 ms of a modern 350M's of 20 x 1024.
 KERNEL_SAVING_S_PER_LAYER = 5e-4
 _SAVED_BYTES_PER_CHANNEL = {"gpt2": 148, "modern": 740}
 _SAVED_BYTES_PER_LOGIT = 68
-_FALLBACK_BANDWIDTH_BYTES_PER_S = 1e12  # bytes/s, where nobody knows better
+_FALLBACK_BANDWIDTH_BYTES_PER_S = 1e12  # if it is not known
 
-MIN_WIDTH_FOR_CPU_BFLOAT16 = 64  # channels; below, casting on a CPU takes longer than the products save
-MAX_DATA_SHARE_OF_CARD = 0.05  # of a card's memory, that a text may take there
+MIN_WIDTH_FOR_CPU_BFLOAT16 = 64  # channels; below, casts take longer than the matmuls save
+MAX_DATA_SHARE_OF_CARD = 0.05  # of a card's memory that the dataset may take
 
-STARTUP_S = {"cpu": 3.0, "cuda": 6.0, "mps": 4.0}  # imports, the device, the model
-_SAMPLE_S_PER_TOKEN_AND_LAYER = {
-    "cpu": 1.2e-3,
-    "cuda": 4e-4,
-    "mps": 1e-3,
-}  # a token and layer of a small model: all asking
+STARTUP_S = {"cpu": 3.0, "cuda": 6.0, "mps": 4.0}  # imports, device, model
+_SAMPLE_S_PER_TOKEN_AND_LAYER = {"cpu": 1.2e-3, "cuda": 4e-4, "mps": 1e-3}  # launch-bound
 
 
 def arithmetic_s(device_type: str, tokens: int, flops_per_token: int, peak: float) -> float:
-    """About how long so many tokens compute, forward and backward."""
+    """About how long computing so many tokens takes, forward and backward."""
     return tokens * flops_per_token / (TYPICAL_UTILIZATION[device_type] * peak)
 
 
 def sample_s(device_type: str, n_layer: int, tokens: int) -> float:
-    """About how long the sample at a run's end takes."""
+    """About how long sampling at the end of a run takes."""
     return _SAMPLE_S_PER_TOKEN_AND_LAYER[device_type] * n_layer * tokens
 
 
 def launch_s(device_type: str, n_layer: int) -> float:
-    """About how long Python takes to ask for a micro-batch's kernels, one by one."""
-    layers = n_layer + 1 if device_type == "cpu" else n_layer  # a CPU feels embedding, loss and optimizer too
+    """Kernel-launch overhead of a micro-batch."""
+    layers = (
+        n_layer + 1 if device_type == "cpu" else n_layer
+    )  # on a CPU embedding, loss and optimizer count too
     return _LAUNCH_S_PER_LAYER[device_type] * layers
 
 
 def eager_step_s(
     device_type: str, tokens: int, micro_steps: int, flops_per_token: int, n_layer: int, peak: float
 ) -> float:
-    """About how long an update takes without any speed-up: computing or asking, whichever is more. A CPU does
-    one after the other."""
-    computing = arithmetic_s(device_type, tokens, flops_per_token, peak)
-    asking = launch_s(device_type, n_layer) * micro_steps
-    return computing + asking if device_type == "cpu" else max(computing, asking)
+    """About how long an update takes in eager mode: computing or launching, whichever is longer. On a CPU
+    their sum."""
+    computing_s = arithmetic_s(device_type, tokens, flops_per_token, peak)
+    launching_s = launch_s(device_type, n_layer) * micro_steps
+    return computing_s + launching_s if device_type == "cpu" else max(computing_s, launching_s)
 
 
 def compile_cost_s(device_type: str, n_layer: int) -> float:
@@ -73,18 +67,22 @@ def compile_cost_s(device_type: str, n_layer: int) -> float:
 
 
 def compile_saving_s(device_type: str, step_s: float) -> float:
-    """Of an update that takes `step_s` without compiling."""
+    """Per update that takes `step_s` in eager mode."""
     return step_s * _COMPILE_SAVED_SHARE[device_type]
 
 
 def kernel_saving_s(
     arch: str, n_layer: int, n_embd: int, vocab_size: int, tokens: float, bandwidth: float | None
 ) -> float:
-    """Of an update of so many tokens on one card; `bandwidth`: of its memory, in bytes/s, if known."""
-    moved = tokens * (_SAVED_BYTES_PER_CHANNEL[arch] * n_layer * n_embd + _SAVED_BYTES_PER_LOGIT * vocab_size)
-    return max(KERNEL_SAVING_S_PER_LAYER * n_layer, moved / (bandwidth or _FALLBACK_BANDWIDTH_BYTES_PER_S))
+    """Per update of so many tokens on one card; `bandwidth`: of its memory, in bytes/s, if known."""
+    saved_bytes = tokens * (
+        _SAVED_BYTES_PER_CHANNEL[arch] * n_layer * n_embd + _SAVED_BYTES_PER_LOGIT * vocab_size
+    )
+    return max(
+        KERNEL_SAVING_S_PER_LAYER * n_layer, saved_bytes / (bandwidth or _FALLBACK_BANDWIDTH_BYTES_PER_S)
+    )
 
 
-def graph_pays(computing_s: float, asking_s: float) -> bool:
-    """Whether recording a micro-batch of so much computing is worth it."""
-    return computing_s <= 2 * asking_s
+def graph_pays(computing_s: float, launching_s: float) -> bool:
+    """Whether a CUDA graph of a micro-batch is worth it."""
+    return computing_s <= 2 * launching_s

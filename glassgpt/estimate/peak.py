@@ -1,6 +1,7 @@
-"""What 100 % is: the peak speed of a device, from the card table or measured (training/probe.py), and MFU.
+"""The peak FLOP/s of a device, from the card table or measured (training/probe.py), and MFU.
 
-A card that is not in the table has a measured peak only: an MFU against a guessed card is worse than none.
+A card that is not in the table has a measured peak only: an MFU relative to a guessed card is worse than
+none.
 """
 
 from __future__ import annotations
@@ -10,16 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-RepeatOperation = Callable[
-    [int], None
-]  # does that many matmuls and returns when the device has finished them
-PrepareMatmul = Callable[[int], RepeatOperation]  # from a matrix size to its Run
+RepeatOperation = Callable[[int], None]  # does that many matmuls, and waits for the device
+PrepareMatmul = Callable[[int], RepeatOperation]  # for a matrix size
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class PeakFlops:
-    """The speed that counts as 100 %, in FLOP/s, and where it came from."""
+    """The FLOP/s that count as 100 % MFU, and where they come from."""
 
     table: float | None = None
     table_source: str | None = None
@@ -28,7 +27,7 @@ class PeakFlops:
 
     @property
     def value(self) -> float | None:
-        """The table's where there is one, so that runs on equal cards compare; else the measured one."""
+        """The table's if there is one, so that runs on equal cards are comparable; else the measured one."""
         return self.table if self.table is not None else self.measured
 
     @property
@@ -39,8 +38,8 @@ class PeakFlops:
 
 
 def measure_best_rate(prepare: PrepareMatmul, sizes: Sequence[int], seconds: float, clock: Clock) -> float:
-    """Grow the matrices until that no longer helps, or the next size would not fit in the time left."""
-    prepare(sizes[0])(1)  # libraries load on the first call; that is not in the budget
+    """FLOP/s of the fastest matrix size. Stops when a size is slower, or would not fit in the time left."""
+    prepare(sizes[0])(1)  # the first call loads libraries; it is not in the time budget
     deadline = clock() + seconds
     best = 0.0
     for index, size in enumerate(sizes):
@@ -48,16 +47,16 @@ def measure_best_rate(prepare: PrepareMatmul, sizes: Sequence[int], seconds: flo
         left = deadline - clock()
         if best and 2 * flops / best > left:  # a slow machine: even a warm-up and one run would overrun
             break
-        found = measure_rate(prepare(size), flops, left / (len(sizes) - index), clock)
-        best = max(best, found)
-        if found < 0.95 * best:  # past the best size; a smaller dip is noise
+        rate = measure_rate(prepare(size), flops, left / (len(sizes) - index), clock)
+        best = max(best, rate)
+        if rate < 0.95 * best:  # past the best size; a smaller dip is noise
             break
     return best
 
 
 def measure_rate(run: RepeatOperation, flops: float, seconds: float, clock: Clock) -> float:
-    """Median FLOP/s over about `seconds` of `run`, `flops` being one matmul's. Several matmuls share one wait
-    for the device, so that the wait does not count against a fast one."""
+    """Median FLOP/s over about `seconds`; `flops`: of one matmul. Several matmuls share one synchronisation,
+    so that its time does not count much."""
     run(1)  # warm up
     begin = clock()
     run(1)
@@ -74,14 +73,14 @@ def measure_rate(run: RepeatOperation, flops: float, seconds: float, clock: Cloc
 
 
 def mfu_percent(flops_per_s: float, peak: PeakFlops) -> float | None:
-    """Achieved speed in percent of the peak; None where either is unknown. Never 0, negative or infinite."""
+    """None if speed or peak is unknown. Never 0, negative or infinite."""
     if not peak.value or not (math.isfinite(flops_per_s) and flops_per_s > 0):
         return None
     return 100 * flops_per_s / peak.value
 
 
 def mfu_note(percent: float | None, peak: PeakFlops | None = None) -> str | None:
-    """Why an MFU above 100 % can be true; None where there is nothing to explain."""
+    """An explanation of an MFU above 100 %; None below."""
     if percent is None or percent <= 100:
         return None
     if peak is not None and peak.table is None:

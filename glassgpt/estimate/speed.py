@@ -1,17 +1,336 @@
-"""How fast a run should be on a machine: tokens per second as a range, and where it comes from. No torch."""
+"""How fast a run should be on a machine: MFU from measured reference rows, and tokens per second. No torch.
+
+    mfu = expected_mfu_range(card, 989.4e12, SpeedQuery(854_000_000, 65_536, n_layer=12, kernels="own"))
+    mfu.low, mfu.mid, mfu.high, mfu.reason        # percent, and "10 rows on this card …"
+
+`references.toml` has the rows and their sources. The rule: take the rows on the same card with a similar
+model; if there are not two, also those on its family of cards, then on its kind of cards, then on any. The
+range is what they reached, wider for fewer and less similar rows. A small model on a fast card is limited by
+kernel-launch overhead instead, which is computed, not looked up. docs/expected.md explains it.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from importlib import resources
 
-from glassgpt.estimate import flops
-from glassgpt.estimate.cards import Card
+from glassgpt.estimate import flops, overheads
+from glassgpt.estimate.cards import Card, find_card
 from glassgpt.estimate.memory import TrainingWorkload
-from glassgpt.estimate.references import SpeedQuery, expected_mfu_range
 
-_RECOMPUTE_SPEED = 3 / 4  # of the speed is left where the forward pass is done twice
-# Rotation and norms are many small operations, which show where nothing joins them, and on a CPU. The rows
+# --- reference rows ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceModel:
+    """The model of a row, as far as its FLOPs depend on it."""
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+    block_size: int
+    vocab_size: int
+    arch: str
+    tied: bool = True
+
+    @cached_property
+    def flops_per_token(self) -> int:
+        multiplied = flops.count_parameters(
+            vocab_size=self.vocab_size, block_size=self.block_size, n_layer=self.n_layer, n_embd=self.n_embd,
+            arch=self.arch, bias=False, positions=False, tied=self.tied, lookups=False,
+        )  # fmt: skip
+        return flops.flops_per_token(multiplied, self.n_layer, self.n_embd, self.block_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedReference:
+    """One row of `references.toml`. The comment at its top explains the fields."""
+
+    name: str
+    card: str
+    trainer: str
+    shape: ReferenceModel
+    micro_batch: int
+    accumulation: int
+    dtype: str
+    kernels: str
+    source: str
+    machine: str = ""
+    count: int = 1
+    graph: bool = False
+    fp8: bool = False
+    muon: bool = False
+    step_ms: float | None = None
+    tokens_per_s: float | None = None
+    peak_gib: float | None = None
+    peak_tflops: float | None = None
+    tflops: float
+    mfu: float | None = None
+    counts: bool = True
+    caution: str = ""
+
+    @cached_property
+    def query(self) -> SpeedQuery:
+        """The query that would have been made for this run."""
+        shape = self.shape
+        muon_flops = flops.muon_flops_per_update(shape.n_layer, shape.n_embd) if self.muon else 0
+        return SpeedQuery(
+            shape.flops_per_token,
+            self.micro_batch * shape.block_size,
+            n_layer=shape.n_layer,
+            kernels=self.kernels,
+            graph=self.graph,
+            fp8=self.fp8,
+            muon_flops=muon_flops / self.accumulation,
+        )
+
+    @property
+    def total_tokens_per_s(self) -> float:
+        """Tokens per second of all cards."""
+        if self.tokens_per_s is not None:
+            return self.tokens_per_s
+        assert self.step_ms is not None, self.name
+        tokens = self.count * self.accumulation * self.query.tokens_per_micro_batch
+        return tokens / self.step_ms * 1000
+
+    @property
+    def peak_flops_per_s(self) -> float | None:
+        """Of one card; None if the source does not name it."""
+        if self.peak_tflops is not None:
+            return self.peak_tflops * 1e12
+        card = find_card(self.card) if self.card else None
+        return card.peaks[self.dtype] if card else None
+
+    @cached_property
+    def micro_batch_s(self) -> float:
+        return self.query.tokens_per_micro_batch * self.count / self.total_tokens_per_s
+
+    @cached_property
+    def is_launch_bound(self) -> bool:
+        """Whether kernel launches limited it. Then it says nothing about the card's arithmetic."""
+        return bool(self.card) and self.micro_batch_s < _LAUNCH_BOUND_FACTOR * expected_launch_s(self.query)
+
+
+@dataclass(frozen=True)
+class SpeedQuery:
+    """A run whose speed is to be estimated."""
+
+    flops_per_token: int
+    tokens_per_micro_batch: int  # on one card
+    n_layer: int = 12
+    kernels: str = "own"  # "plain", "compiled", "own" (our Triton kernels) or "cuda" (llm.c)
+    graph: bool = False
+    fp8: bool = False
+    muon_flops: float = 0.0  # per micro-batch
+
+    @property
+    def flops_per_micro_batch(self) -> float:
+        return float(self.flops_per_token) * self.tokens_per_micro_batch
+
+    def model_time_share(self, on_a_card: bool) -> float:
+        """The model's share of the time. The rest is Muon's, which shows if an update has few tokens."""
+        return self.flops_per_micro_batch / (
+            self.flops_per_micro_batch + (_MUON_SLOWDOWN if on_a_card else 1.0) * self.muon_flops
+        )
+
+
+@cache
+def reference_rows() -> tuple[SpeedReference, ...]:
+    """The whole table, in file order."""
+    text = (resources.files("glassgpt.estimate") / "references.toml").read_text(encoding="utf-8")
+    table = tomllib.loads(text)
+    shapes = {name: ReferenceModel(**fields) for name, fields in table["shapes"].items()}
+    return tuple(SpeedReference(**{**row, "shape": shapes[row["shape"]]}) for row in table["row"])
+
+
+# --- expected MFU ---
+
+_SIMILAR_FLOPS_FACTOR = 5.0  # similar models: FLOPs per token within this factor …
+_SIMILAR_TOKENS_FACTOR = 4.0  # … and tokens per micro-batch within this one
+_CARD_KINDS = ("GeForce", "data centre", "professional", "Apple", "AMD")  # words in names of families
+
+# Speed relative to torch.compile, if compute-bound: GPT-2 124M on an H200 took 48.8 ms plain and 32.8 ms
+# compiled; with our kernels 115 to 118 ms where nanoGPT compiled took 125 to 129.
+_KERNEL_SPEED = {"plain": 0.68, "compiled": 1.0, "own": 1.08, "cuda": 1.0}
+_FP8_SPEED = 1.26  # 115.1 and 91.2 ms
+# Muon's matmuls are small, and it passes over all matrices several times: an H200 did 163 TFLOP/s of it, and
+# 526 of the model's (GPT-2 124M's size: 36.6 ms with 16 sequences, 63.2 with 32, so 10.0 ms without).
+_MUON_SLOWDOWN = 3.2
+# A wider model computes more per byte it moves. From 71 to 855 MFLOP per token the MFU of an RTX 4070 Ti went
+# from 44 to 60%, from 855 to 3492 that of an RTX 4090 from 55 to 80%: exponents of 0.13 and 0.27.
+_MFU_SIZE_EXPONENT = 0.2
+_MAX_SIZE_CORRECTION = 1.5  # times: no row has more
+
+# How far the range reaches beyond its rows, per tier. Chosen so that leaving each row out in turn and
+# predicting it from the others succeeds for at least 80% of them: tests/estimate/test_references.py.
+_MARGIN_BY_TIER = (0.10, 0.15, 0.25, 0.35)
+_CPU_MARGIN = 0.35  # CPUs share caches and clocks with whatever else runs
+_SINGLE_ROW_FACTOR = 2.0  # times the margin, if there is one row only
+_DISSIMILAR_MODEL_FACTOR = 1.5  # times the margin, if no row has a similar model
+
+# Launch overhead on other machines, relative to the one where it was measured.
+_LAUNCH_SPREAD = (0.7, 1.35)
+_CPU_LAUNCH_SPREAD = (0.7, 2.0)  # a CPU may have to wake its threads for each operation
+_LAUNCH_BOUND_FACTOR = _LAUNCH_SPREAD[1]  # a row that took less than this times the launches is launch-bound
+_LAUNCH_BOUND_SPEED_SHARE = 0.7  # mention the overhead if less of the speed is left
+_MAX_MFU = 95.0  # percent
+
+
+@dataclass(frozen=True)
+class MfuRange:
+    """The MFU to expect, in percent of the card's peak."""
+
+    low: float
+    mid: float
+    high: float
+    reason: str
+    rows: tuple[str, ...]  # names of the rows it comes from; none if it was computed
+
+
+def expected_launch_s(query: SpeedQuery) -> float:
+    """Kernel-launch overhead of a micro-batch; 0 with a CUDA graph.
+
+    From the constants that the trainer itself decides with (overheads.py): 2.3 ms per layer for PyTorch's own
+    kernels, of which compiling saves 30% and our kernels half a millisecond per layer.
+    """
+    if query.graph or query.kernels == "cuda":
+        return 0.0
+    plain = overheads.launch_s("cuda", query.n_layer)
+    if query.kernels == "compiled":
+        return plain - overheads.compile_saving_s("cuda", plain)
+    return plain - (overheads.KERNEL_SAVING_S_PER_LAYER * query.n_layer if query.kernels == "own" else 0.0)
+
+
+def expected_mfu_range(
+    card: Card | None, peak: float, query: SpeedQuery, without: Sequence[str] = ()
+) -> MfuRange:
+    """`card` None: a CPU, and `peak` its measured one, in FLOP/s. `without`: names of rows to ignore."""
+    mfu = _compute_bound_mfu_range(card, query, without)
+    ideal_s = query.flops_per_micro_batch / peak
+    if card is None:  # a CPU computes and launches in turn
+        launch_s = overheads.launch_s("cpu", query.n_layer)
+        fast, slow = _CPU_LAUNCH_SPREAD
+        low, mid, high = (
+            100 * ideal_s / (100 * ideal_s / percent + launch_s * factor)
+            for percent, factor in ((mfu.low, slow), (mfu.mid, 1.0), (mfu.high, fast))
+        )
+        reason = mfu.reason
+        if mid < _LAUNCH_BOUND_SPEED_SHARE * mfu.mid:
+            reason += f"; launch overhead of about {launch_s * 1000:.2g} ms a micro-batch besides"
+        mfu = MfuRange(low, mid, high, reason, mfu.rows)
+    elif launch_s := expected_launch_s(query):
+        slowest = 100 * ideal_s / (launch_s * _LAUNCH_SPREAD[1])
+        if ideal_s / launch_s * 100 > mfu.mid:  # compute-bound; on a slow machine launches might limit it
+            mfu = replace(mfu, low=min(mfu.low, slowest))
+        else:
+            reason = (
+                f"small model: kernel launches, not arithmetic, set the speed; they take about "
+                f"{launch_s * 1000:.3g} ms a micro-batch, computing {ideal_s / mfu.mid * 1e5:.2g} ms"
+            )
+            fastest = 100 * ideal_s / (launch_s * _LAUNCH_SPREAD[0])
+            mid = 100 * ideal_s / launch_s
+            mfu = MfuRange(min(mfu.low, slowest), mid, min(mfu.high, fastest), reason, ())
+    share = query.model_time_share(card is not None)
+    return replace(mfu, low=share * mfu.low, mid=share * mfu.mid, high=share * mfu.high)
+
+
+def _compute_bound_mfu_range(card: Card | None, query: SpeedQuery, without: Sequence[str]) -> MfuRange:
+    """The MFU without launch overhead and without an optimizer's own arithmetic."""
+    usable = []
+    for row in reference_rows():
+        if not row.counts or row.name in without or row.mfu is None or row.is_launch_bound:
+            continue
+        tier = _card_tier(card, row)
+        if tier is None:
+            continue
+        flops_ratio = query.flops_per_token / row.query.flops_per_token
+        tokens_ratio = query.tokens_per_micro_batch / row.query.tokens_per_micro_batch
+        distances = (  # at most 1 each for a similar model
+            abs(math.log(flops_ratio)) / math.log(_SIMILAR_FLOPS_FACTOR),
+            abs(math.log(tokens_ratio)) / math.log(_SIMILAR_TOKENS_FACTOR),
+        )
+        usable.append((tier, distances, row))
+    similar = [entry for entry in usable if max(entry[1]) <= 1]
+    candidates = similar or usable
+    if not candidates:
+        return MfuRange(20.0, 35.0, 60.0, "no row on any such machine: a guess", ())
+    # A single row is not reliable: then rows on the next most similar cards count too.
+    tiers = sorted(tier for tier, *_ in candidates)
+    farthest = tiers[min(1, len(tiers) - 1)]
+    near = [entry for entry in candidates if entry[0] <= farthest]
+    rows = [row for *_, row in near]
+    adjusted = [_adjusted_mfu(row, query) for row in rows]
+    margin = (
+        (_CPU_MARGIN if card is None else _MARGIN_BY_TIER[farthest])
+        * (_SINGLE_ROW_FACTOR if len(rows) == 1 else 1)
+        * (1 if similar else _DISSIMILAR_MODEL_FACTOR)
+    )
+    low, high = min(adjusted) * (1 - margin), min(_MAX_MFU, max(adjusted) * (1 + margin))
+    weights = [1 / (0.25 + tier**2 + math.hypot(*distances) ** 2) for tier, distances, _ in near]
+    log_sum = sum(weight * math.log(value) for weight, value in zip(weights, adjusted, strict=True))
+    mid = math.exp(log_sum / sum(weights))
+    stated = [row.mfu for row in rows if row.mfu is not None]  # as measured, not adjusted to this model
+    reason = _describe_rows(card, [tier for tier, *_ in near], bool(similar), min(stated), max(stated))
+    return MfuRange(
+        min(low, 0.9 * high), min(mid, 0.95 * high), high, reason, tuple(row.name for row in rows)
+    )
+
+
+def _card_kind(family: str) -> str:
+    return next((kind for kind in _CARD_KINDS if kind in family), family)
+
+
+def _card_tier(card: Card | None, row: SpeedReference) -> int | None:
+    """0: the same card, 1: its family, 2: its kind, 3: another; None: one is a CPU and the other is not."""
+    other = find_card(row.card) if row.card else None
+    if card is None or other is None:
+        return 0 if card is None and row.peak_tflops is not None else None
+    if other.name == card.name:
+        return 0
+    if other.family == card.family:
+        return 1
+    return 2 if _card_kind(other.family) == _card_kind(card.family) else 3
+
+
+def _adjusted_mfu(row: SpeedReference, query: SpeedQuery) -> float:
+    """The row's MFU if it had the query's kernels and model size."""
+    assert row.mfu is not None
+    speed = _KERNEL_SPEED[query.kernels] / _KERNEL_SPEED[row.kernels] * _FP8_SPEED ** (query.fp8 - row.fp8)
+    size_ratio = query.flops_per_token / row.query.flops_per_token
+    size = min(_MAX_SIZE_CORRECTION, math.pow(size_ratio, _MFU_SIZE_EXPONENT))
+    launch_share = 0.0 if row.card else overheads.launch_s("cpu", row.shape.n_layer) / row.micro_batch_s
+    model_share = row.query.model_time_share(bool(row.card))
+    return min(_MAX_MFU, row.mfu / model_share / (1 - launch_share) * speed * size)
+
+
+def _describe_rows(card: Card | None, tiers: Sequence[int], similar: bool, low: float, high: float) -> str:
+    """In words, which rows the range comes from."""
+    spread = f"{low:.0f}%" if f"{low:.0f}" == f"{high:.0f}" else f"{low:.0f} to {high:.0f}%"
+    model = "a similar model" if similar else "other models"
+    rows = "one row" if len(tiers) == 1 else f"{len(tiers)} rows"
+    if card is None:
+        return f"{rows} on CPUs with {model}: {spread} of the matmul peak"
+    farthest = max(tiers)
+    if farthest == 0:
+        return f"{rows} on this card with {model}: {spread}"
+    cards = "other cards"
+    if farthest == 1:
+        cards = f"cards of its family ({card.family})"
+    elif farthest == 2:
+        cards = f"cards of its kind ({_card_kind(card.family)})"
+    if 0 in tiers:
+        return f"only one row on this card, so {cards} count too: {spread} with {model} ({rows})"
+    return f"no row on this card with such a model: {cards} reached {spread} with {model} ({rows})"
+
+
+# --- tokens per second ---
+
+_RECOMPUTE_SPEED = 3 / 4  # of the speed is left with activation checkpointing: two forward passes
+# RoPE and norms are many small operations, which cost time on a CPU and where they are not fused. The rows
 # are all of GPT-2's architecture: quickstart on 2 cores reaches 14 to 16.5 thousand tokens/s where they say
 # 24 for its arithmetic, shakespeare_char_fast with PyTorch's kernels on an H200 1.04 million for 1.35.
 _MODERN_UNFUSED_SPEED, _MODERN_CPU_SPEED = 0.77, 0.65
@@ -32,11 +351,14 @@ class ThroughputEstimate:
         return self.low <= tokens_per_s <= self.high
 
 
-def _reference_query(work: TrainingWorkload, flops_per_token: int) -> SpeedQuery:
+def estimate_throughput(
+    work: TrainingWorkload, flops_per_token: int, peak: float, card: Card | None
+) -> ThroughputEstimate:
+    """`peak`: FLOP/s of the card in the run's dtype; without a card, the CPU's measured one."""
     config, muon_flops = work.config, 0
     if config.optimizer == "muon":
         muon_flops = flops.muon_flops_per_update(config.n_layer, config.n_embd, config.muon_steps)
-    return SpeedQuery(
+    query = SpeedQuery(
         flops_per_token,
         work.micro_batch_tokens,
         n_layer=config.n_layer,
@@ -45,27 +367,21 @@ def _reference_query(work: TrainingWorkload, flops_per_token: int) -> SpeedQuery
         fp8=config.fp8,
         muon_flops=muon_flops / work.micro_steps,
     )
-
-
-def estimate_throughput(
-    work: TrainingWorkload, flops_per_token: int, peak: float, card: Card | None
-) -> ThroughputEstimate:
-    """`peak`: FLOP/s of the card in the run's dtype, or, without a card, as measured."""
-    query = _reference_query(work, flops_per_token)
-    band = expected_mfu_range(card, peak, query)
-    left = {}
-    if work.config.activation_checkpointing:
-        left["computing activations again"] = _RECOMPUTE_SPEED
-    on_a_cpu = work.device_type == "cpu"
-    if work.config.arch == "modern" and (on_a_cpu or query.kernels == "plain"):
-        left["the modern architecture's many small steps"] = (
-            _MODERN_CPU_SPEED if on_a_cpu else _MODERN_UNFUSED_SPEED
-        )
-    slower = math.prod(left.values())
-    low, mid, high = (slower * mfu for mfu in (band.low, band.mid, band.high))
-    per_percent = peak / 100 / flops_per_token
-    # The rows know nothing of these: what is expected may lie far below them.
-    left["Muon's own arithmetic"] = query.model_time_share(card is not None)  # which the band has in it
-    felt = [what for what, share in left.items() if share < _MENTION_SLOWDOWN_BELOW]
-    why = f"{band.reason}; less for {' and '.join(felt)}" if felt else band.reason
-    return ThroughputEstimate(low * per_percent, mid * per_percent, high * per_percent, (low, mid, high), why)
+    mfu = expected_mfu_range(card, peak, query)
+    # The rows do not include these: the estimate may be far below them.
+    speed_left = {}
+    if config.activation_checkpointing:
+        speed_left["computing activations again"] = _RECOMPUTE_SPEED
+    is_cpu = work.device_type == "cpu"
+    if config.arch == "modern" and (is_cpu or query.kernels == "plain"):
+        speed = _MODERN_CPU_SPEED if is_cpu else _MODERN_UNFUSED_SPEED
+        speed_left["the modern architecture's many small steps"] = speed
+    slowdown = math.prod(speed_left.values())
+    low, mid, high = (slowdown * percent for percent in (mfu.low, mfu.mid, mfu.high))
+    tokens_per_percent = peak / 100 / flops_per_token
+    speed_left["Muon's own arithmetic"] = query.model_time_share(card is not None)  # is in `mfu` already
+    mentioned = [name for name, share in speed_left.items() if share < _MENTION_SLOWDOWN_BELOW]
+    why = f"{mfu.reason}; less for {' and '.join(mentioned)}" if mentioned else mfu.reason
+    return ThroughputEstimate(
+        low * tokens_per_percent, mid * tokens_per_percent, high * tokens_per_percent, (low, mid, high), why
+    )

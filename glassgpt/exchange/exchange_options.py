@@ -1,4 +1,4 @@
-"""What `glass export` and `glass import` are asked to do."""
+"""The options of `glass export` and `glass import`. A module of its own: --help must not import torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""glass export: a model as a folder for other programs, written whole or not at all, and checked first.
+"""glass export: writes a model as a folder for other programs, checked before it appears.
 
-A folder that exists is replaced only if it is an export that nobody has touched: glassgpt.json in it names
-every file and its SHA-256.
+    glass export runs/mine --to hf
+
+The folder appears complete or not at all. An existing folder is replaced only if it is an unchanged export:
+glassgpt.json in it has the SHA-256 of every file.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.digests import EXPORT_RECORD_FILE, file_sha256, json_sha256, read_recorded_sha256
 from glassgpt.data.nanogpt_bin import META_FILE
 from glassgpt.errors import UserError
-from glassgpt.exchange import glass_folder, proof, to_huggingface, to_nanogpt
+from glassgpt.exchange import export_formats, logit_check
 from glassgpt.exchange.exchange_options import ExportOptions
-from glassgpt.exchange.exportable import ExportableModel, load_exportable_model
+from glassgpt.exchange.export_formats import ExportableModel, load_exportable_model
+from glassgpt.exchange.logit_check import LogitCheck
 from glassgpt.exchange.model_card import TRAINING_FILE, render_model_card
-from glassgpt.exchange.proof import LogitCheck
 from glassgpt.files import atomic_folder, commit_folder, expand_user_path, writable_problem
 from glassgpt.flags import field_types
 from glassgpt.recipe import to_toml
@@ -26,7 +28,7 @@ from glassgpt.version import VERSION
 
 EXPORTS_DIR = Path("exports")
 CARD_FILE = "README.md"
-# Decided for the machine it was trained on, or a place there.
+# Paths, and settings that were chosen for the machine of the training run.
 _OMITTED_SETTINGS = (
     "out_dir", "data_dir", "device", "compile", "attention", "kernels", "graph", "eval_only", "wandb_log",
     "wandb_project", "wandb_run_name", "backend",
@@ -37,151 +39,128 @@ _OMITTED_SETTINGS = (
 class ExportResult:
     out_dir: Path
     model: ExportableModel
-    notes: tuple[Choice, ...]  # what was done to the model to fit the layout
+    notes: tuple[Choice, ...]  # what was changed to fit the format
     check: LogitCheck
-    bytes_by_file: dict[str, int]  # bytes by name
+    bytes_by_file: dict[str, int]
 
 
 def export(source: str, options: ExportOptions) -> ExportResult:
-    parcel = load_exportable_model(source, options.data_dir)
-    problems = proof.non_finite_problems(parcel)
-    problems += to_nanogpt.problems(parcel) if options.to == "nanogpt" else []
-    out = expand_user_path(options.out) if options.out else EXPORTS_DIR / f"{parcel.name}-{options.to}"
+    exportable = load_exportable_model(source, options.data_dir)
+    problems = logit_check.non_finite_problems(exportable)
+    problems += export_formats.nanogpt_problems(exportable) if options.to == "nanogpt" else []
+    out = expand_user_path(options.out) if options.out else EXPORTS_DIR / f"{exportable.name}-{options.to}"
     problems += out_dir_problems(out)
     if problems:
         raise UserError(problems)
-    with atomic_folder(out, "--out") as work:
-        found = _write(work, parcel, options.to)
-        (work / CARD_FILE).write_text(render_model_card(parcel, options.to), encoding="utf-8")
-        if parcel.origin.settings:
-            (work / TRAINING_FILE).write_text(_training_settings(parcel), encoding="utf-8")
-        _mark(work, parcel, options.to)
-        files = {path.name: path.stat().st_size for path in sorted(work.iterdir())}
-        problems = out_dir_problems(out)  # somebody else may have been faster
+    with atomic_folder(out, "--out") as folder:
+        if options.to == "hf":
+            export_formats.write_huggingface(folder, exportable)
+            check = logit_check.check_huggingface(folder, exportable)
+        elif options.to == "nanogpt":
+            export_formats.write_nanogpt(folder, exportable)
+            check = logit_check.check_nanogpt(folder, exportable)
+        else:
+            export_formats.write_glass(folder, exportable)
+            check = logit_check.check_own_format(folder, exportable)
+        (folder / CARD_FILE).write_text(render_model_card(exportable, options.to), encoding="utf-8")
+        if exportable.origin.settings:
+            (folder / TRAINING_FILE).write_text(_training_settings(exportable), encoding="utf-8")
+        update = "" if exportable.origin.iter is None else f"@{exportable.origin.iter}"
+        record = {  # by which a later export recognises an unchanged one
+            "written_by": f"glass export --to={options.to}",
+            "glassgpt": VERSION,
+            "model": f"{exportable.name}{update}",
+            "sha256": {path.name: file_sha256(path) for path in sorted(folder.iterdir())},
+        }
+        export_formats.write_json(folder / EXPORT_RECORD_FILE, record | {"digest": json_sha256(record)})
+        bytes_by_file = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+        problems = out_dir_problems(out)  # again: another process may have written there meanwhile
         if problems:
             raise UserError(problems)
-        commit_folder(work, out)
-    return ExportResult(out, parcel, tuple(_notes(parcel, options.to)), found, files)
+        commit_folder(folder, out)
+    return ExportResult(out, exportable, tuple(_notes(exportable, options.to)), check, bytes_by_file)
 
 
-def _write(work: Path, parcel: ExportableModel, to: str) -> LogitCheck:
-    if to == "hf":
-        to_huggingface.write(work, parcel)
-        return proof.check_hf(work, parcel)
-    if to == "nanogpt":
-        to_nanogpt.write(work, parcel)
-        return proof.check_nanogpt(work, parcel)
-    glass_folder.write(work, parcel)
-    return proof.check_own_format(work, parcel)
-
-
-def _notes(parcel: ExportableModel, to: str) -> list[Choice]:
-    shape, tokenizer = parcel.shape, parcel.tokenizer
+def _notes(exportable: ExportableModel, to: str) -> list[Choice]:
+    """What a user should know about the exported model."""
+    shape, tokenizer = exportable.shape, exportable.tokenizer
     notes = [Choice("tokenizer", tokenizer.name, format.pluralize(tokenizer.vocab_size, "token"))]
-    if parcel.padding_rows:
-        had = shape.vocab_size + parcel.padding_rows
-        reason = f"of {had:,}: the other {parcel.padding_rows} were padding and stand for no token"
+    if exportable.padding_rows:
+        padded = shape.vocab_size + exportable.padding_rows
+        reason = f"of {padded:,}: the other {exportable.padding_rows} were padding and stand for no token"
         notes.append(Choice("vocabulary", format.pluralize(shape.vocab_size, "row"), reason))
-    if to == "hf" and shape.arch == "modern":
-        notes += _nanochat_notes(parcel)
-    elif to == "hf" and not shape.bias:
+    if to == "nanogpt":
+        if export_formats.adamw_state(exportable) is None:
+            reason = (
+                "there is no AdamW state of every parameter: sample.py loads it, train.py cannot resume it"
+            )
+            notes.append(Choice("optimizer", "left out", reason))
+        else:
+            notes.append(Choice("optimizer", "AdamW", "included: nanoGPT's train.py can resume"))
+        if exportable.shape.activation == "gelu_new":
+            difference = logit_check.gelu_difference(exportable)
+            reason = (
+                f"nanoGPT has no other; this model was trained with GPT-2's tanh, so its logits change by up "
+                f"to {difference:.2g} there, as they do for GPT-2 itself"
+            )
+            notes.append(Choice("activation", "exact GELU", reason))
+        if export_formats.needs_meta(exportable.tokenizer):
+            path = f"data/{export_formats.dataset_name(exportable)}/{META_FILE}"
+            notes.append(
+                Choice(META_FILE, "beside it", f"sample.py looks for it at {path} in nanoGPT's folder")
+            )
+            if exportable.tokenizer.name not in ("char", "ids"):
+                reason = "sample.py reads a prompt character by character, not as this tokenizer does"
+                notes.append(Choice("prompts", "approximate", reason))
+    if to == "hf" and shape.arch == "gpt2" and not shape.bias:
         notes.append(Choice("biases", "zeros", "the model has none, and GPT-2's layout wants them"))
-    return notes + (_nanogpt_notes(parcel) if to == "nanogpt" else [])
-
-
-def _nanochat_notes(parcel: ExportableModel) -> list[Choice]:
-    shape = parcel.shape
-    notes = [Choice("layout", "NanoChat", "its norms have no gains: they are in the matrices that follow")]
-    if shape.tie_embeddings and not bool((parcel.weights["transformer.ln_f.weight"] == 1).all()):
-        numbers = format.format_count(shape.vocab_size * shape.n_embd)
-        reason = f"the embedding times the last norm's gain: {numbers} numbers more than in the run"
-        notes.append(Choice("head", "separate", reason))
-    if shape.dropout:
-        reason = "NanoChat has no dropout elsewhere; it matters only if training continues there"
-        notes.append(Choice("dropout", "in attention only", reason))
+    if to == "hf" and shape.arch == "modern":
+        reason = "its norms have no gains: they are in the matrices that follow"
+        notes.append(Choice("layout", "NanoChat", reason))
+        if shape.tie_embeddings and not bool((exportable.weights["transformer.ln_f.weight"] == 1).all()):
+            numbers = format.format_count(shape.vocab_size * shape.n_embd)
+            reason = f"the embedding times the last norm's gain: {numbers} numbers more than in the run"
+            notes.append(Choice("head", "separate", reason))
+        if shape.dropout:
+            reason = "NanoChat has no dropout elsewhere; it matters only if training continues there"
+            notes.append(Choice("dropout", "in attention only", reason))
     return notes
 
 
-def _nanogpt_notes(parcel: ExportableModel) -> list[Choice]:
-    notes = []
-    if to_nanogpt.adamw_state(parcel) is None:
-        reason = "there is no AdamW state of every parameter: sample.py loads it, train.py cannot resume it"
-        notes.append(Choice("optimizer", "left out", reason))
-    else:
-        notes.append(Choice("optimizer", "AdamW", "included: nanoGPT's train.py can resume"))
-    if parcel.shape.activation == "gelu_new":
-        difference = proof.gelu_difference(parcel)
-        reason = (
-            f"nanoGPT has no other; this model learned with GPT-2's tanh, so its logits change by up to "
-            f"{difference:.2g} there, as they do for GPT-2 itself"
-        )
-        notes.append(Choice("activation", "exact GELU", reason))
-    if to_nanogpt.needs_meta(parcel.tokenizer):
-        place = f"data/{to_nanogpt.dataset_name(parcel)}/{META_FILE}"
-        notes.append(Choice(META_FILE, "beside it", f"sample.py looks for it at {place} in nanoGPT's folder"))
-        if parcel.tokenizer.name not in ("char", "ids"):
-            reason = "sample.py reads a prompt character by character, not as this tokenizer does"
-            notes.append(Choice("prompts", "approximate", reason))
-    return notes
-
-
-def _training_settings(parcel: ExportableModel) -> str:
-    kept = {
+def _training_settings(exportable: ExportableModel) -> str:
+    """training.toml: the settings of the run that hold on any machine."""
+    values = {
         name: value
-        for name, value in parcel.origin.settings.items()
+        for name, value in exportable.origin.settings.items()
         if name in field_types(TrainConfig) and name not in _OMITTED_SETTINGS
     }
-    config = TrainConfig(**kept)  # type: ignore[arg-type]
-    began = Path(config.init_from).name if "/" in config.init_from else config.init_from
-    return to_toml(replace(config, init_from=began), f"How {parcel.name} was trained.")
-
-
-# --- the place ---
+    config = TrainConfig(**values)  # type: ignore[arg-type]
+    init_from = Path(config.init_from).name if "/" in config.init_from else config.init_from
+    return to_toml(replace(config, init_from=init_from), f"How {exportable.name} was trained.")
 
 
 def out_dir_problems(out: Path) -> list[str]:
-    """Why nothing may be written there."""
+    """Why `out` must not be written or replaced."""
     if not out.exists() and not out.is_symlink():
         problem = writable_problem(out, "--out")
         return [problem] if problem else []
     if not out.is_dir() or out.is_symlink():
         return [f"--out={out} is not a folder: choose another --out"]
-    there = {path.name for path in out.iterdir()}
-    if not there:
+    names = {path.name for path in out.iterdir()}
+    if not names:
         return []
-    written = _written(out)
-    if written is None:
+    try:
+        recorded = read_recorded_sha256(out)
+    except UserError:
+        recorded = None
+    if recorded is None:
         return [f"--out={out} holds something that `glass export` did not write: choose another --out"]
-    changed = sorted((there - written.keys() - {EXPORT_RECORD_FILE}) | _changed(out, written))
+    changed = names - recorded.keys() - {EXPORT_RECORD_FILE}
+    for name, digest in recorded.items():  # a missing file is no loss
+        path = out / name
+        if path.exists() and not (path.is_file() and file_sha256(path) == digest):
+            changed.add(name)
     if changed:
-        shown = ", ".join(changed[:3])
+        shown = ", ".join(sorted(changed)[:3])
         return [f"--out={out} was changed since it was written ({shown}): choose another --out"]
     return []
-
-
-def _mark(work: Path, parcel: ExportableModel, to: str) -> None:
-    update = "" if parcel.origin.iter is None else f"@{parcel.origin.iter}"
-    content = {
-        "written_by": f"glass export --to={to}",
-        "glassgpt": VERSION,
-        "model": f"{parcel.name}{update}",
-        "sha256": {path.name: file_sha256(path) for path in sorted(work.iterdir())},
-    }
-    to_huggingface.write_json(work / EXPORT_RECORD_FILE, content | {"digest": json_sha256(content)})
-
-
-def _written(out: Path) -> dict[str, str] | None:
-    """What the marker says; None if there is none of ours."""
-    try:
-        return read_recorded_sha256(out)
-    except UserError:
-        return None
-
-
-def _changed(out: Path, written: dict[str, str]) -> set[str]:
-    """Files that are not as they were written. One that is gone is no loss."""
-    return {
-        name
-        for name, digest in written.items()
-        if (out / name).exists() and not ((out / name).is_file() and file_sha256(out / name) == digest)
-    }

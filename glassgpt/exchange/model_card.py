@@ -1,7 +1,7 @@
-"""README.md of an export: what the model is, what it was trained on, for how long, on what, and how well.
+"""The model card (README.md) of an export: the model, its data, training, losses, times and hardware.
 
-Everything is from the run's journal and checkpoint. What is not recorded is said to be so, never guessed; and
-no path is told, because a path may say whose machine it was.
+Everything is from the run's journal and checkpoint. What they do not have is "not recorded", never guessed.
+No path is shown, because a path may reveal a user's name.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from glassgpt import format
-from glassgpt.data.tokenizers import CharTokenizer, Tokenizer
+from glassgpt.data.tokenizers import CharTokenizer
 from glassgpt.estimate import flops
-from glassgpt.exchange.exportable import ExportableModel
+from glassgpt.exchange.export_formats import ExportableModel
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
 from glassgpt.version import VERSION
 
 TRAINING_FILE = "training.toml"
 _UNKNOWN = "not recorded"
-_EXAMPLE_NEW_TOKENS = 100  # that the example writes, if the context holds them
+_EXAMPLE_NEW_TOKENS = 100  # that the example generates, if the context holds them
 
 _LOADING_EXAMPLES = {
     "hf": """\
@@ -53,58 +53,54 @@ docs/export.md.""",
 }
 
 
-def render_model_card(parcel: ExportableModel, to: str) -> str:
-    whole = _journal(parcel)
-    records = records_until_checkpoint(whole, parcel.origin.iter)
+def render_model_card(exportable: ExportableModel, to: str) -> str:
+    loaded = exportable.origin
+    path = loaded.folder / journal.FILE_NAME
+    all_records = list(journal.read(path)) if loaded.kind == "run" and path.is_file() else []
+    records = records_until_checkpoint(all_records, loaded.iter)
     run = next((record for record in reversed(records) if record["kind"] == "run"), {})
+    library = "transformers" if to == "hf" else "glassgpt"
+    tag = "gpt2" if exportable.shape.arch == "gpt2" else "nanochat"
+    version = _dict_field(run, "machine").get("glassgpt")
+    trained = f" trained with GlassGPT {version}" if version else ""
     sections = [
-        _front(parcel, to),
-        f"# {parcel.name}\n\nA small GPT{_trained_by(run)}, exported by GlassGPT {VERSION}.",
-        _table("Model", _model_rows(parcel, to)),
-        _table("Data", _data(run, parcel)),
-        _table("Training", _training_rows(parcel, run, records)),
-        _table("Loss", _loss_rows(parcel, records)),
-        _table("Where the time went", _time_rows(whole)),
+        f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags:\n- glassgpt\n- {tag}\n---",
+        f"# {exportable.name}\n\nA small GPT{trained}, exported by GlassGPT {VERSION}.",
+        _table("Model", _model_rows(exportable, to)),
+        _table("Data", _data_rows(run, exportable)),
+        _table("Training", _training_rows(exportable, run, records)),
+        _table("Loss", _loss_rows(exportable, records)),
+        _table("Where the time went", _time_rows(all_records)),
         _table("Hardware", _hardware_rows(run)),
-        _command(parcel),
-        f"## How to load it\n\n{_use(parcel, to)}",
-        "What it writes it learned from the data above, mistakes included. Nobody has checked it.",
     ]
-    return "\n\n".join(section for section in sections if section) + "\n"
+    if loaded.settings:
+        hint = f"with `{TRAINING_FILE}` beside this file, which has every setting of the run."
+        sections.append(f"## Command\n\n    glass train {TRAINING_FILE}\n\n{hint}")
+    sections.append(f"## How to load it\n\n{_loading_example(exportable, to)}")
+    sections.append(
+        "What it writes it learned from the data above, mistakes included. Nobody has checked it."
+    )
+    return "\n\n".join(sections) + "\n"
 
 
-def _journal(parcel: ExportableModel) -> list[Record]:
-    """Every record there is, also of after the checkpoint; empty if there is no journal."""
-    path = parcel.origin.folder / journal.FILE_NAME
-    return list(journal.read(path)) if parcel.origin.kind == "run" and path.is_file() else []
+def records_until_checkpoint(records: list[Record], update: int | None) -> list[Record]:
+    """The effective records up to the exported checkpoint.
 
-
-def records_until_checkpoint(whole: list[Record], update: int | None) -> list[Record]:
-    """What the journal says up to the checkpoint that is exported, as far as it holds.
-
-    Later processes do not count: one that went on from an older checkpoint would take back what led to this.
+    Later processes do not count: one that resumed from an older checkpoint would undo the updates that led to
+    this one.
     """
-    savers = [
+    saved_by = [
         record.get("process")
-        for record in whole
+        for record in records
         if record["kind"] == "checkpoint" and record["iter"] == update
     ]
-    places = [place for place, record in enumerate(whole) if savers and record.get("process") == savers[-1]]
-    told = whole[: places[-1] + 1] if places else whole
-    return [
-        record for record in journal.effective_records(told) if update is None or record["iter"] <= update
+    indices = [
+        index for index, record in enumerate(records) if saved_by and record.get("process") == saved_by[-1]
     ]
-
-
-def _front(parcel: ExportableModel, to: str) -> str:
-    library = "transformers" if to == "hf" else "glassgpt"
-    kind = "gpt2" if parcel.shape.arch == "gpt2" else "nanochat"
-    return f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags:\n- glassgpt\n- {kind}\n---"
-
-
-def _trained_by(run: Record) -> str:
-    version = _dict_field(run, "machine").get("glassgpt")
-    return f" trained with GlassGPT {version}" if version else ""
+    until = records[: indices[-1] + 1] if indices else records
+    return [
+        record for record in journal.effective_records(until) if update is None or record["iter"] <= update
+    ]
 
 
 def _dict_field(record: Record, name: str) -> dict[str, Any]:
@@ -112,190 +108,165 @@ def _dict_field(record: Record, name: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _base_name(path: object) -> str | None:
+    return Path(str(path)).name if path else None
+
+
+# --- tables ---
+
 TableRows = list[tuple[str, object]]
 
 
 def _table(title: str, rows: TableRows) -> str:
     if not rows:
         return f"## {title}\n\n{_UNKNOWN.capitalize()}."
-    lines = [f"| {name} | {_plain(_UNKNOWN if value is None else value)} |" for name, value in rows]
-    return "\n".join([f"## {title}", "", "| | |", "|---|---|", *lines])
+    lines = [f"## {title}", "", "| | |", "|---|---|"]
+    for name, value in rows:
+        text = str(_UNKNOWN if value is None else value)
+        cell = " ".join(text.replace("|", "\\|").split())  # nothing in a value may end the row
+        lines.append(f"| {name} | {cell} |")
+    return "\n".join(lines)
 
 
-def _plain(value: object) -> str:
-    """Nothing in a name may end the table's row."""
-    return " ".join(str(value).replace("|", "\\|").split())
-
-
-def _model_rows(parcel: ExportableModel, to: str) -> TableRows:
-    shape = parcel.shape
-    padding = (
-        f"; {format.pluralize(parcel.padding_rows, 'row')} of padding were left out"
-        if parcel.padding_rows
-        else ""
-    )
+def _model_rows(exportable: ExportableModel, to: str) -> TableRows:
+    shape, padding_rows = exportable.shape, exportable.padding_rows
+    padding = f"; {format.pluralize(padding_rows, 'row')} of padding were left out" if padding_rows else ""
     biases = "none; zeros in this layout" if not shape.bias and shape.arch == "gpt2" else str(shape.bias)
     layout = "; NanoChat in transformers" if to == "hf" and shape.arch == "modern" else ""
+    tokenizer = exportable.tokenizer.name
     return [
         ("architecture", f"{shape.arch}{layout}"),
         ("parameters", f"{flops.model_parameters(shape, shape.vocab_size):,}"),
         ("layers, heads, channels", f"{shape.n_layer}, {shape.n_head}, {shape.n_embd}"),
         ("context", format.pluralize(shape.block_size, "token")),
-        ("vocabulary", f"{format.pluralize(shape.vocab_size, 'token')} ({parcel.tokenizer.name}){padding}"),
+        ("vocabulary", f"{format.pluralize(shape.vocab_size, 'token')} ({tokenizer}){padding}"),
         ("biases", biases),
         ("activation", shape.activation),
-        ("one matrix reads and predicts tokens", shape.tie_embeddings),
+        ("tied embeddings", shape.tie_embeddings),
     ]
 
 
-def _data(run: Record, parcel: ExportableModel) -> TableRows:
+def _data_rows(run: Record, exportable: ExportableModel) -> TableRows:
     data = _dict_field(run, "data")
     if not data:
-        return [("dataset", _name(parcel.origin.settings.get("dataset")))]
+        return [("dataset", _base_name(exportable.origin.settings.get("dataset")))]
     tokens = _dict_field(data, "tokens")
-    rows: TableRows = [("dataset", _name(data.get("name"))), ("tokenizer", data.get("tokenizer"))]
-    for split, what in (("train", "tokens to learn from"), ("val", "tokens held out")):
+    rows: TableRows = [("dataset", _base_name(data.get("name"))), ("tokenizer", data.get("tokenizer"))]
+    for split, label in (("train", "training tokens"), ("val", "validation tokens")):
         count = tokens.get(split)
-        rows.append((what, f"{count:,}" if isinstance(count, int) else None))
+        rows.append((label, f"{count:,}" if isinstance(count, int) else None))
     return [*rows, ("SHA-256 of tokenizer and tokens", data.get("hash") or None)]
 
 
-def _name(value: object) -> str | None:
-    return Path(str(value)).name if value else None
-
-
-def _training_rows(parcel: ExportableModel, run: Record, records: list[Record]) -> TableRows:
-    updates, seen = parcel.origin.iter, _tokens_seen(parcel)
-    epochs = None if updates is None or seen is None else _epochs(run, updates, seen)
+def _training_rows(exportable: ExportableModel, run: Record, records: list[Record]) -> TableRows:
+    loaded = exportable.origin
+    updates, settings = loaded.iter, loaded.settings
+    # The checkpoint's own count: each process adds its updates, whose size may differ.
+    sequences = _dict_field(dict(loaded.state), "progress").get("sequences")
+    tokens_seen = sequences * exportable.shape.block_size if isinstance(sequences, int) else None
+    # Tokens per update of each process, in order; equal neighbours once.
+    sizes = [_dict_field(record, "batch").get("tokens") for record in records if record["kind"] == "run"]
+    batch_tokens = [size for size, _ in itertools.groupby(size for size in sizes if isinstance(size, int))]
+    epochs = None if updates is None or tokens_seen is None else _epochs(run, updates, tokens_seen)
     speeds = [
         speed for record in records if record["kind"] == "step" and (speed := record.get("tokens_per_s"))
     ]
-    settings = parcel.origin.settings
-    began = settings.get("init_from")
+    init_from = settings.get("init_from")
     return [
-        ("checkpoint", _name(parcel.origin.description)),
+        ("checkpoint", _base_name(loaded.description)),
         ("updates", None if updates is None else f"{updates:,}"),
-        ("tokens per update", ", then ".join(f"{tokens:,}" for tokens in _batches(records)) or None),
-        ("tokens seen", None if seen is None else f"{seen:,}"),
-        ("passes over the data", None if epochs is None else f"{epochs:.3g}"),
+        ("tokens per update", ", then ".join(f"{tokens:,}" for tokens in batch_tokens) or None),
+        ("tokens seen", None if tokens_seen is None else f"{tokens_seen:,}"),
+        ("epochs", None if epochs is None else f"{epochs:.3g}"),
         ("optimizer", settings.get("optimizer")),
         ("learning rate", settings.get("learning_rate")),
-        ("began from", "random weights" if began == "scratch" else _name(began)),
+        ("initialised from", "random weights" if init_from == "scratch" else _base_name(init_from)),
         ("tokens/s of the last updates", format.format_count(speeds[-1]) if speeds else None),
     ]
 
 
-def _epochs(run: Record, updates: int, seen: int) -> float | None:
-    """The share, up to here, of those that the whole run was to make."""
-    batch, of_run = _dict_field(run, "batch").get("tokens"), _dict_field(run, "data").get("epochs")
-    planned = _dict_field(run, "config").get("max_iters")
-    if of_run is None or not planned or not batch:
+def _epochs(run: Record, updates: int, tokens_seen: int) -> float | None:
+    """Epochs up to this checkpoint: its share of those that the whole run was planned to have."""
+    batch_tokens = _dict_field(run, "batch").get("tokens")
+    planned_epochs = _dict_field(run, "data").get("epochs")
+    planned_updates = _dict_field(run, "config").get("max_iters")
+    if planned_epochs is None or not planned_updates or not batch_tokens:
         return None
-    in_all = seen + max(0, planned - updates) * batch
-    return float(of_run * seen / in_all) if in_all else None
+    planned_tokens = tokens_seen + max(0, planned_updates - updates) * batch_tokens
+    return float(planned_epochs * tokens_seen / planned_tokens) if planned_tokens else None
 
 
-def _tokens_seen(parcel: ExportableModel) -> int | None:
-    """As the checkpoint counts them: each process adds its own updates, whose size may differ."""
-    sequences = _dict_field(dict(parcel.origin.state), "progress").get("sequences")
-    return sequences * parcel.shape.block_size if isinstance(sequences, int) else None
-
-
-def _batches(records: list[Record]) -> list[int]:
-    """Tokens per update of the processes that led here, in order; what stayed the same is there once."""
-    sizes = [_dict_field(record, "batch").get("tokens") for record in records if record["kind"] == "run"]
-    return [size for size, _ in itertools.groupby(size for size in sizes if isinstance(size, int))]
-
-
-def _loss_rows(parcel: ExportableModel, records: list[Record]) -> TableRows:
-    evals = [record for record in records if record["kind"] == "eval"]
-    here = [record for record in evals if record["iter"] == parcel.origin.iter]
+def _loss_rows(exportable: ExportableModel, records: list[Record]) -> TableRows:
+    loaded = exportable.origin
     rows: TableRows = []
-    for record in here:
-        what = f"{record['split']}, {'the whole split' if record['whole_split'] else 'sampled'}"
-        rows.append((f"{what}: nats per token", f"{record['loss']:.4f}"))
+    for record in records:
+        if record["kind"] != "eval" or record["iter"] != loaded.iter:
+            continue
+        split = f"{record['split']}, {'the whole split' if record['whole_split'] else 'sampled'}"
+        rows.append((f"{split}: nats per token", f"{record['loss']:.4f}"))
         if record["bits_per_byte"] is not None and record["split"] == "val":
-            rows.append((f"{what}: bits per byte", f"{record['bits_per_byte']:.4f}"))
-    if not rows and parcel.origin.val_loss is not None and math.isfinite(parcel.origin.val_loss):
-        rows.append(("validation loss, nats per token", f"{parcel.origin.val_loss:.4f}"))
+            rows.append((f"{split}: bits per byte", f"{record['bits_per_byte']:.4f}"))
+    if not rows and loaded.val_loss is not None and math.isfinite(loaded.val_loss):
+        rows.append(("validation loss, nats per token", f"{loaded.val_loss:.4f}"))
     return list(dict.fromkeys(rows))
 
 
-def _time_rows(whole: list[Record]) -> TableRows:
-    """Over all processes of the run, up to its end: the checkpoint may be of before.
+def _time_rows(records: list[Record]) -> TableRows:
+    """Time by phase over all processes of the run, also those after the checkpoint.
 
-    One that was killed left no ledger, only the times of its records.
+    A process that was killed left no ledger, only the times of its records.
     """
-    total: dict[str, float] = {}
-    spans = []
-    for mine in _by_process(whole):
-        ledgers = [_dict_field(record, "ledger") for record in mine if record["kind"] == "end"]
+    processes: dict[object, list[Record]] = {}
+    for record in records:  # an imported run counts as one process: its last record has the whole ledger
+        processes.setdefault(record.get("imported") or record.get("process"), []).append(record)
+    phase_s: dict[str, float] = {}
+    killed_s = []
+    for process in processes.values():
+        ledgers = [_dict_field(record, "ledger") for record in process if record["kind"] == "end"]
         if not any(ledgers):
-            spans.append(max(0.0, mine[-1]["time"] - mine[0]["time"]))
+            killed_s.append(max(0.0, process[-1]["time"] - process[0]["time"]))
         for phase, seconds in (item for ledger in ledgers for item in ledger.items()):
-            total[phase] = total.get(phase, 0.0) + seconds
-    took = sum(total.values()) + sum(spans)
-    if not took:
+            phase_s[phase] = phase_s.get(phase, 0.0) + seconds
+    total_s = sum(phase_s.values()) + sum(killed_s)
+    if not total_s:
         return []
-    rows: TableRows = [(phase, f"{format.format_duration(s)} ({s / took:.1%})") for phase, s in total.items()]
-    if not spans:
-        return [*rows, ("the whole run", format.format_duration(took))]
-    those = "1 process" if len(spans) == 1 else f"{len(spans)} processes"
-    known = f"{format.format_duration(sum(spans))} ({sum(spans) / took:.1%}), from first to last record"
+    rows: TableRows = [
+        (phase, f"{format.format_duration(seconds)} ({seconds / total_s:.1%})")
+        for phase, seconds in phase_s.items()
+    ]
+    if not killed_s:
+        return [*rows, ("the whole run", format.format_duration(total_s))]
+    share = f"{format.format_duration(sum(killed_s))} ({sum(killed_s) / total_s:.1%})"
+    count = "1 process" if len(killed_s) == 1 else f"{len(killed_s)} processes"
     return [
         *rows,
-        (f"{those} that left no ledger", known),
-        ("the whole run", f"at least {format.format_duration(took)}"),
+        (f"{count} that left no ledger", f"{share}, from first to last record"),
+        ("the whole run", f"at least {format.format_duration(total_s)}"),
     ]
-
-
-def _by_process(records: list[Record]) -> list[list[Record]]:
-    """An imported run is one: its last record has the ledger of all."""
-    processes: dict[object, list[Record]] = {}
-    for record in records:
-        processes.setdefault(record.get("imported") or record.get("process"), []).append(record)
-    return list(processes.values())
 
 
 def _hardware_rows(run: Record) -> TableRows:
     machine = _dict_field(run, "machine")
     if not machine:
         return []
-    device, processor = _dict_field(machine, "device"), _dict_field(machine, "cpu")
+    device, cpu = _dict_field(machine, "device"), _dict_field(machine, "cpu")
     rows: TableRows = [("device", device.get("name"))]
     if device.get("type") == "cuda":
         rows += [("CUDA, driver", f"{device.get('cuda')}, {device.get('driver')}")]
-        rows += [("processor", processor.get("model"))]
-    rows += [("cores", processor.get("usable_cores"))]
-    return [
-        *rows,
-        ("torch, Python, system", ", ".join(str(machine.get(x)) for x in ("torch", "python", "os"))),
-    ]
+        rows += [("processor", cpu.get("model"))]
+    versions = ", ".join(str(machine.get(name)) for name in ("torch", "python", "os"))
+    return [*rows, ("cores", cpu.get("usable_cores")), ("torch, Python, system", versions)]
 
 
-def _use(parcel: ExportableModel, to: str) -> str:
-    """With a text to begin from that this tokenizer knows, and as much more as the context holds."""
-    start = _start(parcel.tokenizer)
-    room = parcel.shape.block_size - len(parcel.tokenizer.encode(start))
-    literal = json.dumps(start, ensure_ascii=False)
-    return (
-        _LOADING_EXAMPLES[to]
-        .replace("START", literal)
-        .replace("ROOM", str(max(1, min(_EXAMPLE_NEW_TOKENS, room))))
-    )
-
-
-def _start(tokenizer: Tokenizer) -> str:
-    """A new line, which a text may well begin after; where there is none, the first token."""
+def _loading_example(exportable: ExportableModel, to: str) -> str:
+    """Code to paste, with a prompt that this tokenizer knows and no more tokens than the context holds."""
+    tokenizer = exportable.tokenizer
+    prompt = "\n"
     if tokenizer.name == "ids":
-        return "0"
-    if isinstance(tokenizer, CharTokenizer) and "\n" not in tokenizer.characters:
-        return tokenizer.characters[0]
-    return "\n"
-
-
-def _command(parcel: ExportableModel) -> str:
-    if not parcel.origin.settings:
-        return ""
-    where = f"with `{TRAINING_FILE}` beside this file, which has every setting of the run."
-    return f"## Command\n\n    glass train {TRAINING_FILE}\n\n{where}"
+        prompt = "0"
+    elif isinstance(tokenizer, CharTokenizer) and "\n" not in tokenizer.characters:
+        prompt = tokenizer.characters[0]
+    room = exportable.shape.block_size - len(tokenizer.encode(prompt))
+    new_tokens = max(1, min(_EXAMPLE_NEW_TOKENS, room))
+    example = _LOADING_EXAMPLES[to].replace("START", json.dumps(prompt, ensure_ascii=False))
+    return example.replace("ROOM", str(new_tokens))

@@ -1,7 +1,10 @@
-"""Work for a CUDA card that is told to it once and then repeated on a word (CUDA graphs).
+"""CUDA graphs: a function's kernels are captured once and replayed with a single launch.
 
-A small model's update is hundreds of kernels of some microseconds each. Python takes longer to ask for them
-than the card takes to do them. Recorded, the whole is one request.
+    step = CudaGraphRunner(train_step)      # the first calls run as usual, then one is captured
+    (loss,) = step(tokens, targets)
+
+An update of a small model is hundreds of kernels of a few microseconds each. Python takes longer to launch
+them than the GPU takes to run them. Replaying a graph removes that kernel-launch overhead.
 """
 
 from __future__ import annotations
@@ -13,69 +16,60 @@ from torch import Tensor
 
 
 class CudaGraphRunner:
-    """Calls `work` with tensors: `warm_up` times as usual, for libraries to set themselves up and optimizers
-    to make their state; from then on by replaying a recorded call.
+    """Calls `function`: `warm_up` times as usual, so that libraries and optimizers can allocate their state,
+    and from then on by replaying a captured CUDA graph.
 
-    `work` must always do the same, to tensors that stay where they are. What it returns is overwritten by the
-    next call.
+    `function` must launch the same kernels on the same memory in every call. Its outputs are overwritten by
+    the next call.
     """
 
-    def __init__(self, work: Callable[..., tuple[Tensor, ...]], warm_up: int = 3) -> None:
-        self._work, self._warm_up = work, warm_up
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]], warm_up: int = 3) -> None:
+        self._function, self._warm_up = function, warm_up
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._inputs: list[Tensor] = []
-        self._outputs: tuple[Tensor, ...] = ()
-        self.capture_error: Exception | None = (
-            None  # why there is no recording; the work is then done as usual
-        )
-        # What comes before a recording must not be on the default stream either.
-        self._stream = torch.cuda.Stream()
+        self._static_inputs: list[Tensor] = []
+        self._static_outputs: tuple[Tensor, ...] = ()
+        self.capture_error: Exception | None = None  # if capture failed; every call then runs without a graph
+        self._side_stream = torch.cuda.Stream()
 
     @property
     def will_capture_next(self) -> bool:
-        """Whether the next call would record."""
+        """Whether the next call would capture the graph."""
         return self._calls >= self._warm_up and self._graph is None and self.capture_error is None
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         if self.will_capture_next:
             self.capture(*inputs)
-        if self._graph is None:
-            self._calls += 1
-            return self._on_side_stream(inputs)
-        for place, tensor in zip(self._inputs, inputs, strict=True):
-            place.copy_(tensor)
-        self._graph.replay()
-        return self._outputs
+        if self._graph is not None:
+            for static_input, tensor in zip(self._static_inputs, inputs, strict=True):
+                static_input.copy_(tensor)
+            self._graph.replay()
+            return self._static_outputs
+        self._calls += 1
+        # Warm-up must not run on the default stream: PyTorch requires a side stream before a capture.
+        self._side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side_stream):
+            outputs = self._function(*inputs)
+        torch.cuda.current_stream().wait_stream(self._side_stream)
+        return outputs
 
     def capture(self, *inputs: Tensor) -> None:
-        """Notes the kernels down; none of them is run. It takes as much memory as a call, for good."""
-        self._inputs = [tensor.clone() for tensor in inputs]
+        """Captures the kernels without running them. The graph keeps the memory of one call for good."""
+        self._static_inputs = [tensor.clone() for tensor in inputs]
         graph = torch.cuda.CUDAGraph()
-        random = torch.cuda.get_rng_state()
+        rng_state = torch.cuda.get_rng_state()
         try:
-            # Other threads, which save checkpoints, may use the card meanwhile.
+            # "thread_local": the threads that save checkpoints may use the GPU during the capture.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._outputs = self._work(*self._inputs)
+                self._static_outputs = self._function(*self._static_inputs)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             self.capture_error = error
-            _reset_cuda_generator(random)
+            # A failed capture leaves the default generator in capture mode. Give it a fresh state.
+            generator = torch.Generator(device="cuda")
+            generator.set_state(rng_state)
+            default = torch.cuda.default_generators[torch.cuda.current_device()]
+            default.graphsafe_set_state(generator.graphsafe_get_state())
         else:
             self._graph = graph
-
-    def _on_side_stream(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            outputs = self._work(*inputs)
-        torch.cuda.current_stream().wait_stream(self._stream)
-        return outputs
-
-
-def _reset_cuda_generator(state: Tensor) -> None:
-    """A recording that failed leaves the card's random generator believing that it is still recorded."""
-    fresh = torch.Generator(device="cuda")
-    fresh.set_state(state)
-    now = torch.cuda.default_generators[torch.cuda.current_device()]
-    now.graphsafe_set_state(fresh.graphsafe_get_state())

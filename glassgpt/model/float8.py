@@ -1,9 +1,10 @@
-"""Matmuls in 8-bit floats, for cards that have them: twice as fast as in bfloat16.
+"""Float8 matmuls, for GPUs that have them: twice as fast as in bfloat16.
 
-What goes forward is e4m3 (four bits of exponent, three of mantissa), what goes backward is e5m2, whose range
-is wide enough that one fixed unit serves every layer: activations here are of the size of 1, and a token's
-gradient, before it is averaged over all tokens, is not far below. Of weights, the largest entry sets it.
-The hardware wants both factors of a product by rows along what is summed over, so each is kept both ways.
+Activations and weights are e4m3 (4 bits of exponent, 3 of mantissa), gradients are e5m2, whose range is wide
+enough for one fixed scale in all layers: activations are about 1, and the gradient of a token, before it is
+averaged over all tokens, is not far below. The scale of a weight is set by its largest entry.
+The hardware multiplies matrices that are contiguous along the summed dimension. So each matrix is stored
+twice, row-major and column-major.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 FORWARD_DTYPE, BACKWARD_DTYPE = torch.float8_e4m3fn, torch.float8_e5m2
-_ACTIVATION_SCALE = 1 / 8  # in these units they fill e4m3's range of 0.002 to 448
-_GRADIENT_SCALE = 1 / 1024  # of a token's, before they are averaged
+_ACTIVATION_SCALE = 1 / 8  # divided by this, activations fill e4m3's range of 0.002 to 448
+_GRADIENT_SCALE = 1 / 1024  # of one token's gradient, before averaging
 
 
 def _kernels() -> ModuleType:
@@ -33,34 +34,32 @@ def _kernels() -> ModuleType:
 
 
 class Float8Matrix:
-    """Matrices side by side in 8 bits, by rows and by columns, and the unit that their entries are in.
+    """Matrices side by side in float8, row-major and column-major: entry x scale is the value.
 
-    With `relu2` or `grad`: their activation, or the gradient to them, as kernels.to_float8 has it.
+    With `relu2` or `grad`: their activation, or the gradient through it, as in kernels.to_float8.
     """
 
     def __init__(
         self,
         matrices: Sequence[Tensor],
-        unit: Tensor | float,
+        scale: Tensor | float,
         dtype: torch.dtype,
         relu2: bool | None = None,
         grad: Tensor | None = None,
     ) -> None:
         rows, widths = len(matrices[0]), [matrix.shape[1] for matrix in matrices]
         device = matrices[0].device
-        self.scale = unit if isinstance(unit, Tensor) else _constant(unit, device)
+        self.scale = scale if isinstance(scale, Tensor) else _constant(scale, device)
         self.row_major = torch.empty(rows, sum(widths), dtype=dtype, device=device)
         self.column_major = torch.empty(sum(widths), rows, dtype=dtype, device=device)
-        places = zip(
-            torch.split(self.row_major, widths, 1), torch.split(self.column_major, widths), strict=True
-        )
-        for matrix, place in zip(matrices, places, strict=True):
-            _kernels().to_float8(matrix, self.scale, *place, relu2, grad)
+        outs, outs_t = torch.split(self.row_major, widths, 1), torch.split(self.column_major, widths)
+        for matrix, out, out_t in zip(matrices, outs, outs_t, strict=True):
+            _kernels().to_float8(matrix, self.scale, out, out_t, relu2, grad)
 
 
 @cache
 def _constant(value: float, device: torch.device) -> Tensor:
-    """Made there, once: nothing is copied over, nothing launched."""
+    """A scalar on the device, made once: no copy and no kernel launch per call."""
     return torch.full((), value, device=device)
 
 
@@ -74,76 +73,76 @@ def quantize_activations(x: Tensor) -> Float8Matrix:
 
 
 def is_float8_kernel_correct(device: torch.device) -> bool:
-    """Whether the kernel does here what it must: versions of Triton got the transposed copy wrong."""
+    """Compares the kernel with float32 on this device: some Triton versions get the transposed copy wrong."""
     x, grad = torch.randn(2, 192, 128, device=device, dtype=torch.bfloat16)
     for dtype in (FORWARD_DTYPE, BACKWARD_DTYPE):
         exact = x.float().requires_grad_()
-        active = F.gelu(exact)
-        (slope,) = torch.autograd.grad(active, exact, grad.float())
+        activated = F.gelu(exact)
+        (exact_grad,) = torch.autograd.grad(activated, exact, grad.float())
         forms: tuple[tuple[Any, ...], ...] = ((), (False,), (False, grad))
-        for form, wanted in zip(forms, (exact, active, slope), strict=True):
-            low = Float8Matrix((x,), 1 / 16, dtype, *form)
-            same = torch.equal(low.row_major.float().t(), low.column_major.float())
-            near = torch.allclose(low.row_major.float() * low.scale, wanted, rtol=0.13, atol=2e-3)
+        for form, expected in zip(forms, (exact, activated, exact_grad), strict=True):
+            matrix = Float8Matrix((x,), 1 / 16, dtype, *form)
+            same = torch.equal(matrix.row_major.float().t(), matrix.column_major.float())
+            near = torch.allclose(matrix.row_major.float() * matrix.scale, expected, rtol=0.13, atol=2e-3)
             if not (same and near):
                 return False
     return True
 
 
 def float8_matmul(
-    a: Tensor, b: Tensor, unit_a: Tensor, unit_b: Tensor, dtype: torch.dtype = torch.bfloat16
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:
-    """a (M, K) times b (N, K) transposed.
+    """a (M, K) times b (N, K) transposed, accumulated in float32.
 
-    Added up in float32. In a hurry the hardware keeps 14 bits of a sum, where the many small terms vanish
-    beside the few large ones: an update would be 2% faster, and learn less.
+    Not with use_fast_accum: it keeps 14 bits of a sum, in which the many small terms vanish beside the few
+    large ones. An update would be faster, and learn less.
     """
-    return torch._scaled_mm(a, b.t(), scale_a=unit_a, scale_b=unit_b, out_dtype=dtype, use_fast_accum=False)
+    return torch._scaled_mm(a, b.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=dtype, use_fast_accum=False)
 
 
 def float8_matmul_backward(
-    low: Float8Matrix, x_columns: Tensor, x_unit: Tensor, w_columns: Tensor, w_unit: Tensor
+    grad: Float8Matrix, x_columns: Tensor, x_scale: Tensor, w_columns: Tensor, w_scale: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Those to x and to the weight of their product, `low` being the one to it."""
-    grad_x = float8_matmul(low.row_major, w_columns, low.scale, w_unit)
-    return grad_x, float8_matmul(low.column_major, x_columns, low.scale, x_unit, torch.float32)
+    """The gradients of x and of the weight, given that of their product."""
+    grad_x = float8_matmul(grad.row_major, w_columns, grad.scale, w_scale)
+    return grad_x, float8_matmul(grad.column_major, x_columns, grad.scale, x_scale, torch.float32)
 
 
 class Float8Linear(torch.autograd.Function):
-    """x (N, C) by a weight (M, C), all three products in 8 bits; in so many equal parts."""
+    """x (N, C) times a weight (M, C), all three matmuls in float8; the result in `chunks` equal tensors."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, parts: int) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, chunks: int) -> tuple[Tensor, ...]:
         x8, w8 = quantize_activations(x), quantize_weight(weight)
         ctx.save_for_backward(x8.column_major, x8.scale, w8.column_major, w8.scale)
-        return float8_matmul(x8.row_major, w8.row_major, x8.scale, w8.scale).chunk(parts, 1)
+        return float8_matmul(x8.row_major, w8.row_major, x8.scale, w8.scale).chunk(chunks, 1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        # Put together on the way to 8 bits, not before: that would be one more reading and writing of all.
-        low = Float8Matrix(grads, _GRADIENT_SCALE / len(grads[0]), BACKWARD_DTYPE)
-        return *float8_matmul_backward(low, *ctx.saved_tensors), None
+        # The chunks are concatenated while they are quantized. Before would cost one more pass over memory.
+        grad8 = Float8Matrix(grads, _GRADIENT_SCALE / len(grads[0]), BACKWARD_DTYPE)
+        return *float8_matmul_backward(grad8, *ctx.saved_tensors), None
 
 
-def linear(x: Tensor, weight: Tensor, parts: int = 1) -> tuple[Tensor, ...]:
-    found = Float8Linear.apply(x.reshape(-1, x.shape[-1]), weight, parts)  # type: ignore[no-untyped-call]
-    return tuple(part.view(*x.shape[:-1], -1) for part in found)
+def linear(x: Tensor, weight: Tensor, chunks: int = 1) -> tuple[Tensor, ...]:
+    outputs = Float8Linear.apply(x.reshape(-1, x.shape[-1]), weight, chunks)  # type: ignore[no-untyped-call]
+    return tuple(output.view(*x.shape[:-1], -1) for output in outputs)
 
 
 class Float8MLP(torch.autograd.Function):
-    """x (N, C) by a weight (M, C), activated, by another (C, M): six products in 8 bits.
+    """x (N, C) times a weight (M, C), activated, times another (C, M): six matmuls in float8.
 
-    Between them lie the largest matrices of a block. Activating and rounding them in one go, each way, is one
-    reading and one writing less.
+    The largest matrices of a block are between them. Activating and quantizing in one kernel, in both passes,
+    saves one pass over memory.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_in: Tensor, weight_out: Tensor, relu2: bool) -> Tensor:
         x8, in8, out8 = quantize_activations(x), quantize_weight(weight_in), quantize_weight(weight_out)
-        between = float8_matmul(x8.row_major, in8.row_major, x8.scale, in8.scale)
-        active8 = Float8Matrix((between,), _ACTIVATION_SCALE, FORWARD_DTYPE, relu2)
+        pre_activation = float8_matmul(x8.row_major, in8.row_major, x8.scale, in8.scale)
+        active8 = Float8Matrix((pre_activation,), _ACTIVATION_SCALE, FORWARD_DTYPE, relu2)
         ctx.save_for_backward(
-            between,
+            pre_activation,
             *(x8.column_major, x8.scale, in8.column_major, in8.scale),
             *(active8.column_major, active8.scale, out8.column_major, out8.scale),
         )
@@ -152,13 +151,13 @@ class Float8MLP(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        (grad,), (between, *saved) = grads, ctx.saved_tensors
-        unit = _GRADIENT_SCALE / len(grad)
+        (grad,), (pre_activation, *saved) = grads, ctx.saved_tensors
+        scale = _GRADIENT_SCALE / len(grad)
         grad_active, grad_out = float8_matmul_backward(
-            Float8Matrix((grad,), unit, BACKWARD_DTYPE), *saved[4:]
+            Float8Matrix((grad,), scale, BACKWARD_DTYPE), *saved[4:]
         )
         grad_x, grad_in = float8_matmul_backward(
-            Float8Matrix((between,), unit, BACKWARD_DTYPE, ctx.relu2, grad_active), *saved[:4]
+            Float8Matrix((pre_activation,), scale, BACKWARD_DTYPE, ctx.relu2, grad_active), *saved[:4]
         )
         return grad_x, grad_in, grad_out, None
 
@@ -169,8 +168,6 @@ def mlp(x: Tensor, weight_in: Tensor, weight_out: Tensor, relu2: bool) -> Tensor
 
 
 def loss_gradient(logits: Tensor, targets: Tensor, factor: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses; `factor` times their gradient to the logits, by rows; and by columns."""
-    found: tuple[Tensor, Tensor, Tensor] = _kernels().float8_gradient(
-        logits, targets, factor, BACKWARD_DTYPE, IGNORED_TARGET
-    )
-    return found
+    """Losses; `factor` times the gradient of the logits; the same transposed."""
+    losses, grad, grad_t = _kernels().float8_gradient(logits, targets, factor, BACKWARD_DTYPE, IGNORED_TARGET)
+    return losses, grad, grad_t

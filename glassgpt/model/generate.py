@@ -1,28 +1,190 @@
-"""Writing text: one token after the other, from the model's own distribution."""
+"""Generation: greedy, temperature, top-k and top-p sampling, with a KV cache and CUDA graphs.
+
+    sampler = TokenSampler(tokenizer.vocab_size, temperature=0.8, top_p=0.95)    # temperature=0.0: greedy
+    for token in generate(model, prompt, 100, sampler):
+        ...
+
+One token needs little arithmetic. Its time goes into reading every weight once, and on a GPU into launching
+hundreds of small kernels. So keys and values are cached, weights are converted beforehand, and a decoding
+step is captured as a CUDA graph.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 
 from glassgpt.errors import UserError
-from glassgpt.model.decoding import CachedDecoder, WindowDecoder, prepare_for_decoding
+from glassgpt.model.cuda_graph import CudaGraphRunner
 from glassgpt.model.gpt import GPT
-from glassgpt.model.sampling import TokenSampler
+from glassgpt.model.kv_cache import StaticKVCache
+
+# --- sampling one token ---
+
+_MIN_TEMPERATURE = 1e-30  # below, dividing by it leaves float32's range: sampled greedily
+
+
+@dataclass(frozen=True)
+class TokenSampler:
+    """How the next token is sampled. Uses generators of its own, never the one that training uses."""
+
+    vocab_size: int  # the tokenizer's: larger ids are padding of the model's matrices
+    temperature: float = 0.8
+    top_k: int | None = 200
+    top_p: float | None = None
+    seed: int = 1337
+
+    def problems(self) -> list[str]:
+        problems = []
+        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
+            problems.append(
+                f"--temperature={self.temperature} must be a number from 0 on (0: always the likeliest)"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            problems.append(f"--top_k={self.top_k} must be at least 1")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            problems.append(f"--top_p={self.top_p} must be above 0 and at most 1")
+        return problems
+
+    def sample_generator(self, number: int) -> torch.Generator:
+        """The generator of sample `number`. On the CPU, so that all devices draw the same numbers."""
+        seed = self.seed
+        if number > 0:  # mixed, so that sample 1 of a seed is not sample 0 of the next seed
+            seed = int(np.random.SeedSequence([seed % 2**64, number]).generate_state(1)[0])
+        return torch.Generator().manual_seed(seed)
+
+    def next_tokens(self, logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+        """Samples one token per generator from logits (B, V); a single row serves all generators.
+
+        A row with NaN gives -1 instead of an error: checking here would synchronise with the GPU.
+        """
+        logits = logits[:, : self.vocab_size].float().expand(len(generators), -1)
+        if self.temperature < _MIN_TEMPERATURE:  # greedy
+            largest, tokens = logits.max(-1)  # NaN counts as the largest
+            return tokens.where(largest.isfinite(), -1)
+        ids = None
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            logits, ids = logits.topk(self.top_k)
+            # Sorted by id: if rounding swaps two likely tokens, the sample stays the same.
+            ids, order = ids.sort()
+            logits = logits.gather(-1, order)
+        logits = logits - logits.amax(-1, keepdim=True)  # at most 0: a tiny temperature cannot overflow
+        probs = (logits / self.temperature).softmax(-1)
+        valid = probs.isfinite().all(-1)
+        if self.top_p is not None and self.top_p < 1:
+            probs = _top_p_filter(probs, self.top_p)
+        # Exponential race: argmax(p / Exp(1)) is a sample from p, which need not sum to 1.
+        noise = torch.empty(probs.shape, dtype=probs.dtype)
+        for row, generator in zip(noise, generators, strict=True):
+            row.exponential_(generator=generator)
+        drawn = (probs / noise.to(probs.device, non_blocking=True)).argmax(-1, keepdim=True)
+        return (drawn if ids is None else ids.gather(-1, drawn))[:, 0].where(valid, -1)
+
+
+def _top_p_filter(probs: Tensor, top_p: float) -> Tensor:
+    """All 0 but the nucleus: the likeliest tokens, as few as together reach `top_p`, at least one."""
+    descending, order = probs.sort(descending=True, stable=True)
+    mass_before = descending.cumsum(-1) - descending  # 0 for the likeliest, which therefore always stays
+    dropped = torch.zeros_like(probs, dtype=torch.bool).scatter_(-1, order, mass_before >= top_p)
+    return probs.masked_fill(dropped, 0.0)
+
+
+# --- logits of the next token ---
+
+
+def prepare_for_decoding(model: GPT) -> GPT:
+    """A copy with linear weights converted for decoding; it shares everything else with `model`."""
+    device_type = model.lm_head.weight.device.type
+    autocast = torch.is_autocast_enabled(device_type)
+    if not autocast and device_type != "cpu":
+        return model
+    shared: dict[int, object] = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
+    prepared = copy.deepcopy(model, shared)
+    for linear in prepared.modules():
+        if not isinstance(linear, nn.Linear):
+            continue
+        for name, parameter in list(linear.named_parameters()):
+            weight: Tensor = parameter
+            if autocast:  # which would cast again at every step: its cache ends with its context
+                weight = parameter.to(torch.get_autocast_dtype(device_type))
+            elif parameter.dim() == 2 and parameter.shape[0] > parameter.shape[1]:
+                weight = parameter.t().contiguous().t()  # column-major: faster for one or two rows of x
+            setattr(linear, name, nn.Parameter(weight, requires_grad=False))
+    return prepared
+
+
+class GraphedFunction:
+    """Calls `function(tokens)`. On a CUDA GPU it is captured as a CUDA graph, once per shape of the tokens;
+    so it must launch the same kernels in every call.
+    """
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        self._function = function
+        self._shape: torch.Size | None = None
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """The result is overwritten by the next call."""
+        if not tokens.is_cuda:
+            return self._function(tokens)
+        if self._shape != tokens.shape:
+            self._shape = tokens.shape
+            self._graph = CudaGraphRunner(lambda tokens: (self._function(tokens),), warm_up=1)
+        return self._graph(tokens)[0]
+
+
+class WindowDecoder:
+    """Without a cache: reads the last `block_size` tokens again at every step."""
+
+    def __init__(self, model: GPT, graph: bool = False) -> None:
+        self._block_size = model.config.block_size
+        self._read = GraphedFunction(model.next_logits) if graph else model.next_logits
+
+    def next_logits(self, tokens: Tensor) -> Tensor:
+        """Logits (B, V) of the token after tokens (B, T); overwritten by the next call."""
+        return self._read(tokens[:, -self._block_size :])
+
+
+class CachedDecoder:
+    """With a KV cache: reads the prompt once, and then only the last token of each of `rows` samples."""
+
+    def __init__(self, model: GPT, capacity: int, rows: int, graph: bool = False) -> None:
+        self._model, self._cache, self._rows, self._graph = model, model.new_cache(capacity), rows, graph
+        self._step: Callable[[Tensor], Tensor] | None = None
+
+    def next_logits(self, tokens: Tensor) -> Tensor:
+        """Logits (B, V) of the token after tokens (B, T); overwritten by the next call."""
+        if self._step is not None:
+            return self._step(tokens[:, -1:])
+        logits = self._model.next_logits(tokens, self._cache)
+        self._cache.repeat(self._rows)
+        if self._graph:
+            self._step = GraphedFunction(partial(self._model.next_logits, cache=StaticKVCache(self._cache)))
+        else:
+            self._step = partial(self._model.next_logits, cache=self._cache)
+        return logits
+
+
+# --- generation ---
 
 
 def generate(
     model: GPT,
     prompt: Sequence[int],
     count: int,
-    draws: TokenSampler,
+    sampler: TokenSampler,
     *,
     use_cache: bool = True,
     graph: bool = False,
 ) -> Iterator[int]:
-    """Yields `count` tokens that follow `prompt`: sample 0 of the draws' seed."""
-    steps = generate_samples(model, prompt, count, draws, samples=[0], use_cache=use_cache, graph=graph)
+    """Yields `count` tokens that follow `prompt`: sample 0 of the sampler's seed."""
+    steps = generate_samples(model, prompt, count, sampler, samples=[0], use_cache=use_cache, graph=graph)
     return (token for (token,) in steps)
 
 
@@ -30,7 +192,7 @@ def generate_samples(
     model: GPT,
     prompt: Sequence[int],
     count: int,
-    draws: TokenSampler,
+    sampler: TokenSampler,
     *,
     samples: Sequence[int],
     use_cache: bool = True,
@@ -38,25 +200,23 @@ def generate_samples(
 ) -> Iterator[list[int]]:
     """Yields `count` times the next token of each sample.
 
-    `samples` are the numbers of those to write, as range(8). A sample is decided by the seed and its number,
-    not by how many are written beside it. `graph`: steps are recorded, see Repeated.
+    `samples` are sample numbers, such as range(8). A sample depends on the seed and its number only, not on
+    how many are generated beside it. `graph`: decoding steps are captured as CUDA graphs.
     """
-    problems = [*_prompt_problems(model, prompt), *draws.problems()]
+    problems = []
+    vocab_size = model.config.vocab_size
+    if not prompt:
+        problems.append("the prompt is empty: text needs at least one token to begin with")
+    elif not 0 <= min(prompt) <= max(prompt) < vocab_size:
+        problems.append(
+            f"the prompt has tokens up to {max(prompt)}, but the model knows only {vocab_size}: "
+            "use the tokenizer it was trained with"
+        )
+    problems += sampler.problems()
     if problems:
         raise UserError(problems)
-    return _generate_steps(model, list(prompt), count, draws, samples, use_cache, graph)
-
-
-def _prompt_problems(model: GPT, prompt: Sequence[int]) -> list[str]:
-    known = model.config.vocab_size
-    if not prompt:
-        return ["the prompt is empty: text needs at least one token to begin with"]
-    if not 0 <= min(prompt) <= max(prompt) < known:
-        return [
-            f"the prompt has tokens up to {max(prompt)}, but the model knows only {known}: "
-            "use the tokenizer it was trained with"
-        ]
-    return []
+    # A generator function of its own, so that a wrong prompt is an error now, not at the first token.
+    return _generate_steps(model, list(prompt), count, sampler, samples, use_cache, graph)
 
 
 @torch.no_grad()
@@ -64,34 +224,33 @@ def _generate_steps(
     model: GPT,
     prompt: list[int],
     count: int,
-    draws: TokenSampler,
+    sampler: TokenSampler,
     samples: Sequence[int],
     use_cache: bool,
     graph: bool,
 ) -> Iterator[list[int]]:
-    generators = [draws.sample_generator(number) for number in samples]
+    generators = [sampler.sample_generator(number) for number in samples]
     was_training = model.training
     model.eval()
     start, end = len(prompt), len(prompt) + count
-    texts = torch.zeros(len(samples), end, dtype=torch.long, device=model.lm_head.weight.device)
-    texts[:, :start] = torch.tensor(prompt)
+    tokens = torch.zeros(len(samples), end, dtype=torch.long, device=model.lm_head.weight.device)
+    tokens[:, :start] = torch.tensor(prompt)
     try:
-        ready = prepare_for_decoding(model)
-        window = WindowDecoder(ready, graph)
-        reader = CachedDecoder(ready, end, len(samples), graph) if use_cache else window
+        prepared = prepare_for_decoding(model)
+        window = WindowDecoder(prepared, graph)
+        decoder = CachedDecoder(prepared, end, len(samples), graph) if use_cache else window
         for length in range(start, end):
             if length > model.config.block_size:
-                # Full. The oldest token drops out, and each that stays moves to another position and can no
-                # longer have seen the dropped one: none of their keys and values would be the same again.
-                reader = window
-            known = texts[: 1 if length == start else len(samples), :length]  # the prompt is read once
-            texts[:, length] = draws.next_tokens(reader.next_logits(known), generators)
-            yield _checked(texts[:, length].tolist())
+                # The context is full. Every token moves to another position when the oldest drops out, so no
+                # cached key or value stays valid.
+                decoder = window
+            context = tokens[: 1 if length == start else len(samples), :length]  # the prompt is read once
+            tokens[:, length] = sampler.next_tokens(decoder.next_logits(context), generators)
+            next_tokens = tokens[:, length].tolist()
+            if min(next_tokens) < 0:
+                raise UserError(
+                    "the model's output is not a number: its training went wrong before this checkpoint"
+                )
+            yield next_tokens
     finally:
         model.train(was_training)
-
-
-def _checked(tokens: list[int]) -> list[int]:
-    if min(tokens) < 0:
-        raise UserError("the model's output is not a number: its training went wrong before this checkpoint")
-    return tokens

@@ -1,16 +1,15 @@
-"""The model's pieces between two matmuls, as one GPU kernel each, in Triton.
+"""Fused Triton kernels for the operations between two matmuls, with their autograd functions.
 
-They move memory and hardly compute: what counts is how often a tensor is read and written. PyTorch would
-launch five to ten kernels for each of these. torch.compile finds the same fusions, after half a minute of
-importing and compiling; these are ready in a second. fused.py says when they are used, and has the formulas
-they must equal.
+These operations are memory-bound: what counts is how often a tensor is read and written. PyTorch would launch
+several kernels for each. torch.compile finds the same fusions, but takes much longer to import and compile.
+fused.py says when the kernels are used, and has the formulas they must equal.
 
-A program of a kernel works on some whole rows (a token's channels, or its logits), or on a stretch of
-elements. All arithmetic is in float32, whatever the tensors hold.
+A program of a kernel works on some whole rows (a token's channels, or its logits), or on a block of elements.
+All arithmetic is in float32, whatever the dtype of the tensors.
 """
 
 # mypy: ignore-errors
-# Triton's functions are no Python: the names below are types of its own language.
+# Functions under @triton.jit are Triton's language, which mypy cannot check.
 
 from __future__ import annotations
 
@@ -19,15 +18,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# How much a program takes on, and how many warps it has, as measured on an H200 (bench/LOG.md).
-_FORWARD_BLOCK = 4096
+# Elements or rows per program; like the num_warps below, tuned on an H200 (bench/LOG.md).
+_FORWARD_BLOCK = 4096  # elements of an activation
 _BACKWARD_BLOCK = 1024
-_NORM_ROWS = 4  # of a norm
-_QK_BLOCK = 4096  # of queries and keys
-_LOGITS_BLOCK = 8192  # of a row of logits at a time
-_TRANSPOSE_TILE = 64  # rows and columns, where a transposed copy is made along
+_NORM_ROWS = 4  # rows of a norm
+_QK_BLOCK = 4096  # elements of queries and keys
+_LOGITS_BLOCK = 8192  # logits of a row at a time
+_TRANSPOSE_TILE = 64  # rows and columns, where a transposed copy is stored too
 
-_LOG2_E = tl.constexpr(1.4426950408889634)  # powers of two are what the hardware has
+_LOG2_E = tl.constexpr(1.4426950408889634)  # exp2 is what the hardware has: exp(x) = exp2(x * log2(e))
 
 
 # --- norms ---
@@ -35,7 +34,7 @@ _LOG2_E = tl.constexpr(1.4426950408889634)  # powers of two are what the hardwar
 
 @triton.jit
 def _normalize(v, ok, C, eps, RMS: tl.constexpr):
-    """Rows v over their root mean square (about their mean, unless RMS), and one over that."""
+    """Rows v divided by their RMS (after subtracting their mean, unless RMS), and the reciprocal of that."""
     if RMS:
         centred = v
     else:
@@ -56,9 +55,9 @@ def _add_norm(
     v = tl.load(x + at, ok, 0.0).to(tl.float32)
     if ADDS:
         v += tl.load(y + at, ok, 0.0).to(tl.float32)
-        kept = v.to(total.dtype.element_ty)
-        tl.store(total + at, kept, ok)
-        v = kept.to(tl.float32)  # the backward pass will see it so
+        rounded = v.to(total.dtype.element_ty)
+        tl.store(total + at, rounded, ok)
+        v = rounded.to(tl.float32)  # as the backward pass will load it
     n, _ = _normalize(v, ok, C, eps, RMS)
     n *= tl.load(weight + c, c < C, 0.0)[None, :]
     if BIAS:
@@ -75,7 +74,7 @@ def _add_norm_backward(
     w = tl.load(weight + c, c < C, 0.0)[None, :]
     weight_sum = tl.zeros((BLOCK,), tl.float32)
     bias_sum = tl.zeros((BLOCK,), tl.float32)
-    # Three rows are under way at a time: two are fetched while one is computed.
+    # Pipelined: two rows are loaded while one is computed.
     for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=3):
         r = row + tl.arange(0, 1)
         ok = (r < rows)[:, None] & (c < C)[None, :]
@@ -86,13 +85,13 @@ def _add_norm_backward(
         if BIAS:
             bias_sum += tl.sum(grad, 0)
         grad *= w
-        moved = grad - n * (tl.sum(grad * n, 1) / C)[:, None]
+        grad_v = grad - n * (tl.sum(grad * n, 1) / C)[:, None]
         if not RMS:
-            moved -= (tl.sum(grad, 1) / C)[:, None]
-        moved *= scale[:, None]
+            grad_v -= (tl.sum(grad, 1) / C)[:, None]
+        grad_v *= scale[:, None]
         if ADDS:
-            moved += tl.load(grad_total + at, ok, 0.0).to(tl.float32)
-        tl.store(grad_x + at, moved, ok)
+            grad_v += tl.load(grad_total + at, ok, 0.0).to(tl.float32)
+        tl.store(grad_x + at, grad_v, ok)
     part = tl.program_id(0) * C + c
     tl.store(weight_parts + part, weight_sum, c < C)
     if BIAS:
@@ -115,29 +114,25 @@ class AddNorm(torch.autograd.Function):
         y = x if y is None else y.contiguous()
         _add_norm[grid](x, y, weight, bias, total, out, rows, C, eps, **flags, **sizes, num_warps=4)
         ctx.save_for_backward(total, weight)
-        ctx.how = (rows, C, eps, flags, block)
-        ctx.set_materialize_grads(False)  # nobody reads the sum after the last norm
+        ctx.launch = (rows, C, eps, flags, block)
+        ctx.set_materialize_grads(False)  # the sum after the last norm has no gradient
         return total, out
 
     @staticmethod
     def backward(ctx, grad_total: Tensor | None, grad_out: Tensor):
         x, weight = ctx.saved_tensors
-        rows, C, eps, flags, block = ctx.how
+        rows, C, eps, flags, block = ctx.launch
         grad_x = torch.empty_like(x)
-        programs = min(8 * _processors(x.device), rows)
+        programs = min(8 * torch.cuda.get_device_properties(x.device).multi_processor_count, rows)
         weight_parts = torch.empty(programs, C, device=x.device)
         bias_parts = torch.empty(programs, C, device=x.device) if flags["BIAS"] else None
-        from_later = grad_out if grad_total is None else grad_total.contiguous()
+        grad_residual = grad_out if grad_total is None else grad_total.contiguous()
         _add_norm_backward[(programs,)](
-            x, weight, grad_out.contiguous(), from_later, grad_x, weight_parts, bias_parts, rows, C, eps,
+            x, weight, grad_out.contiguous(), grad_residual, grad_x, weight_parts, bias_parts, rows, C, eps,
             **(flags | {"ADDS": grad_total is not None}), BLOCK=block, num_warps=max(1, block // 1024),
         )  # fmt: skip
         grad_bias = bias_parts.sum(0) if flags["BIAS"] else None
         return grad_x, grad_x if flags["ADDS"] else None, weight_parts.sum(0), grad_bias, None, None
-
-
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 # --- queries and keys ---
@@ -145,7 +140,7 @@ def _processors(device: torch.device) -> int:
 
 @triton.jit
 def _head_rows(cos, sin, n, T, H, HALF: tl.constexpr, ROWS: tl.constexpr):
-    """For ROWS of the n query and key vectors: where both halves lie in qkv, their angles, what exists."""
+    """For ROWS of the n query and key vectors: offset of the first half in qkv, mask, cosines and sines."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token, kind, head = row // (2 * H), row // H % 2, row % H
     i = tl.arange(0, HALF)[None, :]
@@ -184,14 +179,14 @@ def _rotary_qk_norm_backward(
     second = (tl.load(grad_q + from_q + HALF, of_q, 0.0) + tl.load(grad_k + from_k + HALF, of_k, 0.0)).to(
         tl.float32
     )
-    ga, gb = first * c + second * s, second * c - first * s  # turned back
+    ga, gb = first * c + second * s, second * c - first * s  # rotated back
     a = tl.load(qkv + at, ok, 0.0).to(tl.float32)
     b = tl.load(qkv + at + HALF, ok, 0.0).to(tl.float32)
     scale = 1 / tl.sqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]
     along = ((tl.sum(a * ga, 1) + tl.sum(b * gb, 1)) / (2 * HALF))[:, None] * scale * scale
     tl.store(grad_qkv + at, (ga - a * along) * scale, ok)
     tl.store(grad_qkv + at + HALF, (gb - b * along) * scale, ok)
-    # The values' gradient passes unchanged; the programs of the keys carry it along.
+    # The gradient of the values is only copied, by the programs of the keys.
     to_v = at + H * 2 * HALF
     from_v = (batch * vb + time * vt + head * vh)[:, None] + i
     tl.store(grad_qkv + to_v, tl.load(grad_v + from_v, of_k, 0.0), of_k)
@@ -199,7 +194,7 @@ def _rotary_qk_norm_backward(
 
 
 class RotaryQKNorm(torch.autograd.Function):
-    """Queries and keys turned by their positions and normed; qkv is (B, T, 3, H, D), q, k, v (B, T, H, D)."""
+    """RoPE and QK-norm: q, k, v (B, T, H, D) of qkv (B, T, 3, H, D)."""
 
     @staticmethod
     def forward(ctx, qkv: Tensor, cos: Tensor, sin: Tensor, eps: float):
@@ -230,20 +225,20 @@ class RotaryQKNorm(torch.autograd.Function):
 
 @triton.jit
 def _normal_cdf_pdf(x):
-    """The share of a normal distribution below x, and its density there.
+    """The CDF and the PDF of a standard normal distribution at x.
 
-    The share by Hastings' polynomial (Abramowitz and Stegun, 7.1.26), right to 1e-7: half the cost of an erf.
+    The CDF by Hastings' polynomial (Abramowitz and Stegun, 7.1.26), which is cheaper than erf.
     """
-    density = tl.exp2(x * x * -0.7213475204444817)
+    gaussian = tl.exp2(x * x * -0.7213475204444817)
     t = 1 / (1 + 0.2316418882663604 * tl.abs(x))
     p = 0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429)))
-    tail = 0.5 * density * t * p
-    return tl.where(x < 0, tail, 1 - tail), density * 0.3989422804014327
+    tail = 0.5 * gaussian * t * p
+    return tl.where(x < 0, tail, 1 - tail), gaussian * 0.3989422804014327
 
 
 @triton.jit
 def _relu(x):
-    """x, or 0 if it is negative. The hardware's maximum would make 0 of what is not a number, and hide it."""
+    """Not tl.maximum(x, 0), which would turn NaN into 0 and hide it."""
     return tl.where(x < 0, 0.0, x)
 
 
@@ -251,16 +246,16 @@ def _relu(x):
 def _activation(x, RELU2: tl.constexpr):
     if RELU2:
         return _relu(x) * _relu(x)
-    below, _ = _normal_cdf_pdf(x)
-    return x * below
+    cdf, _ = _normal_cdf_pdf(x)
+    return x * cdf
 
 
 @triton.jit
 def _activation_grad(x, RELU2: tl.constexpr):
     if RELU2:
         return 2 * _relu(x)
-    below, density = _normal_cdf_pdf(x)
-    return below + x * density
+    cdf, pdf = _normal_cdf_pdf(x)
+    return cdf + x * pdf
 
 
 @triton.jit
@@ -281,7 +276,7 @@ class Activate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, relu2: bool):
-        x = x.contiguous()  # as the gradient will be: one place in memory is one element of both
+        x = x.contiguous()  # like the gradient, so that equal offsets are equal elements
         ctx.save_for_backward(x)
         ctx.relu2 = relu2
         out = torch.empty_like(x)
@@ -304,39 +299,39 @@ class Activate(torch.autograd.Function):
 
 
 @triton.jit
-def _row_loss(here, target, V, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
-    """The loss of a row of logits, and the logarithm to base 2 of what its softmax divides by."""
-    most, total = -float("inf"), 0.0
+def _row_loss(row_logits, target, V, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
+    """The loss of a row of logits, and its log2-sum-exp, in one pass (online softmax)."""
+    largest, total = -float("inf"), 0.0
     for first in range(0, V, BLOCK):
         c = first + tl.arange(0, BLOCK)
-        x = tl.load(here + c, c < V, -float("inf")).to(tl.float32) * _LOG2_E
-        new_most = tl.maximum(most, tl.max(x))
-        total = total * tl.exp2(most - new_most) + tl.sum(tl.exp2(x - new_most))
-        most = new_most
-    log_total = most + tl.log2(total)
-    real = target != IGNORED
-    chosen = tl.load(here + target, real, 0.0).to(tl.float32) * _LOG2_E
-    return tl.where(real, (log_total - chosen) / _LOG2_E, 0.0), log_total
+        x = tl.load(row_logits + c, c < V, -float("inf")).to(tl.float32) * _LOG2_E
+        new_largest = tl.maximum(largest, tl.max(x))
+        total = total * tl.exp2(largest - new_largest) + tl.sum(tl.exp2(x - new_largest))
+        largest = new_largest
+    log_total = largest + tl.log2(total)
+    is_target = target != IGNORED
+    target_logit = tl.load(row_logits + target, is_target, 0.0).to(tl.float32) * _LOG2_E
+    return tl.where(is_target, (log_total - target_logit) / _LOG2_E, 0.0), log_total
 
 
 @triton.jit
 def _cross_entropy_grad_inplace(logits, targets, losses, V, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    here = logits + row * V
+    row_logits = logits + row * V
     target = tl.load(targets + row)
-    loss, log_total = _row_loss(here, target, V, IGNORED, BLOCK)
+    loss, log_total = _row_loss(row_logits, target, V, IGNORED, BLOCK)
     tl.store(losses + row, loss)
     factor = tl.where(target != IGNORED, 1.0, 0.0)
-    tl.debug_barrier()  # nobody overwrites the target's logit before all have read it
+    tl.debug_barrier()  # all threads have read the target's logit before one overwrites it
     for first in range(0, V, BLOCK):
         c = first + tl.arange(0, BLOCK)
-        x = tl.load(here + c, c < V, -float("inf")).to(tl.float32) * _LOG2_E
+        x = tl.load(row_logits + c, c < V, -float("inf")).to(tl.float32) * _LOG2_E
         gradient = tl.exp2(x - log_total) - (c == target).to(tl.float32)
-        tl.store(here + c, gradient * factor, c < V)
+        tl.store(row_logits + c, gradient * factor, c < V)
 
 
 def cross_entropy_grad_inplace(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
-    """Overwrites logits (rows, V) by their loss's gradient. Returns the losses (rows)."""
+    """Overwrites logits (rows, V) with the gradient of their loss. Returns the losses (rows)."""
     assert logits.is_contiguous()
     losses = torch.empty(len(logits), device=logits.device)
     _cross_entropy_grad_inplace[(len(logits),)](
@@ -345,27 +340,27 @@ def cross_entropy_grad_inplace(logits: Tensor, targets: Tensor, ignored: int) ->
     return losses
 
 
-# --- 8-bit floats ---
+# --- float8 ---
 
 
 @triton.jit
 def _store_with_transpose(v, out, out_t, r, c, R, C, S):
-    """Rows r and columns c of a matrix (R, C), rounded to what `out` holds; and the same transposed.
+    """Stores rows r and columns c of a matrix (R, C) in the dtype of `out`, and transposed in `out_t`.
 
-    From one row of `out` to the next it is S entries.
-
-    It is turned while it has 16 bits: tiles of 8 bits Triton 3.6 exchanges wrongly between threads.
+    `out` has a row stride of S. The tile is transposed in 16 bits: Triton 3.6 transposes 8-bit tiles wrongly.
     """
     v = v.to(tl.bfloat16).to(tl.float32)
     ok = (r < R)[:, None] & (c < C)[None, :]
     tl.store(out + r[:, None].to(tl.int64) * S + c[None, :], v.to(out.dtype.element_ty), ok)
-    turned = tl.trans(v).to(out.dtype.element_ty)
-    tl.store(out_t + c[:, None].to(tl.int64) * R + r[None, :], turned, (c < C)[:, None] & (r < R)[None, :])
+    transposed = tl.trans(v).to(out.dtype.element_ty)
+    tl.store(
+        out_t + c[:, None].to(tl.int64) * R + r[None, :], transposed, (c < C)[:, None] & (r < R)[None, :]
+    )
 
 
 @triton.jit
 def _to_float8(
-    x, grad, unit, out, out_t, R, C, S,
+    x, grad, scale, out, out_t, R, C, S,
     RELU2: tl.constexpr, LIMIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     r = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -377,17 +372,22 @@ def _to_float8(
         v = tl.load(grad + at, ok, 0.0).to(tl.float32) * _activation_grad(v, RELU2)
     elif RELU2 is not None:
         v = _activation(v, RELU2)
-    within = tl.clamp(v * (1 / tl.load(unit)), -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
-    _store_with_transpose(within, out, out_t, r, c, R, C, S)
+    clamped = tl.clamp(v * (1 / tl.load(scale)), -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+    _store_with_transpose(clamped, out, out_t, r, c, R, C, S)
 
 
 def to_float8(
-    x: Tensor, unit: Tensor, out: Tensor, out_t: Tensor, relu2: bool | None = None, grad: Tensor | None = None
+    x: Tensor,
+    scale: Tensor,
+    out: Tensor,
+    out_t: Tensor,
+    relu2: bool | None = None,
+    grad: Tensor | None = None,
 ) -> None:
-    """x (R, C) in units of `unit` into 8 bits, what is too large at their limit; in `out_t` transposed.
+    """x (R, C) / scale in float8, clamped to its range, into `out`; transposed into `out_t`.
 
-    With `relu2`, of x's activation instead (that, or GELU); with `grad`, the gradient to its activation, of
-    that to x. What is not a number stays none: at the limit, a run that went wrong would look sound.
+    With `relu2` set, of x's activation instead (relu squared, or GELU if False). With `grad` too, the
+    gradient of x, given that of its activation. NaN stays NaN: clamped, a diverged run would look sound.
     """
     R, C = x.shape
     grid = (triton.cdiv(C, _TRANSPOSE_TILE), triton.cdiv(R, _TRANSPOSE_TILE))
@@ -396,7 +396,7 @@ def to_float8(
     _to_float8[grid](
         x.contiguous(),
         grad,
-        unit,
+        scale,
         out,
         out_t,
         R,
@@ -436,7 +436,7 @@ def _float8_gradient(
 def float8_gradient(
     logits: Tensor, targets: Tensor, factor: float, dtype: torch.dtype, ignored: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses (R); `factor` times their gradient to the logits (R, V) in an 8-bit dtype; that transposed."""
+    """Losses (R); `factor` times the gradient of the logits (R, V) in a float8 dtype; the same transposed."""
     R, V = logits.shape
     losses, totals = (torch.empty(R, device=logits.device) for _ in range(2))
     out = torch.empty(R, V, dtype=dtype, device=logits.device)

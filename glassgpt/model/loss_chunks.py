@@ -1,15 +1,14 @@
-"""How many tokens' logits are held at a time: see loss.py. Planning asks too, and has no torch."""
+"""Chunk sizes of the cross-entropy in loss.py. A module of its own: the memory estimate needs them without
+torch."""
 
 from __future__ import annotations
 
-# Logits held at a time, by our kernels, which work in place; others make float32 copies, and get a quarter.
+# Bytes of logits per chunk. The Triton kernel works in place; plain PyTorch makes float32 copies, and gets a
+# quarter.
 MAX_LOGIT_CHUNK_BYTES = {"cuda": 2**30, "cpu": 2**27, "mps": 2**28}
-MAX_UNCHUNKED_LOGIT_BYTES = 2**24  # so few are not worth the trouble
-_MAX_EVAL_LOGIT_CHUNK_BYTES = {
-    "cuda": 2**29,
-    "cpu": 2**27,
-    "mps": 2**28,
-}  # of float32 logits and their logarithms
+MAX_UNCHUNKED_LOGIT_BYTES = 2**24  # so few logits are not worth chunking
+# Bytes of float32 logits and their log-softmax.
+_MAX_EVAL_LOGIT_CHUNK_BYTES = {"cuda": 2**29, "cpu": 2**27, "mps": 2**28}
 
 
 def fits_unchunked(tokens: int, vocab_size: int) -> bool:
@@ -17,19 +16,19 @@ def fits_unchunked(tokens: int, vocab_size: int) -> bool:
 
 
 def rows_per_chunk(tokens: int, vocab_size: int, device_type: str, kernel: bool) -> int:
-    """An even share of the tokens whose logits stay under the limit, or nearly."""
+    """Tokens per chunk: equal chunks, with logits about within the limit."""
     most = max(1, MAX_LOGIT_CHUNK_BYTES[device_type] // (2 if kernel else 8) // vocab_size)
-    pieces = -(-tokens // most)
-    rows = -(-tokens // pieces)
-    return min(tokens, -(-rows // 64) * 64)  # matmuls like multiples, those in 8 bits need them
+    chunks = -(-tokens // most)
+    rows = -(-tokens // chunks)
+    return min(tokens, -(-rows // 64) * 64)  # multiples are faster, and float8 matmuls need them
 
 
 def is_float8_aligned(size: int) -> bool:
-    """Every side of a product in 8-bit floats has such a size; GPT-2's own vocabulary has not."""
+    """Float8 matmuls need every dimension to be a multiple of 16. GPT-2's 50257 is not."""
     return size % 16 == 0
 
 
 def eval_rows_per_chunk(tokens: int, vocab_size: int, device_type: str) -> int:
-    """As many where losses are only looked at."""
+    """Tokens per chunk in evaluation, which computes no gradients."""
     most = _MAX_EVAL_LOGIT_CHUNK_BYTES[device_type] // (8 * vocab_size)
     return min(tokens, max(64, most // 64 * 64))

@@ -1,15 +1,16 @@
-"""GPT-2 as OpenAI trained it, or anybody else: Hugging Face's `config.json` and `model.safetensors`.
+"""Pretrained weights: Hugging Face's `config.json` and `model.safetensors`, of GPT-2 or NanoChat.
 
-Two kinds of model are read: GPT-2, which is our arch=gpt2, and NanoChat, which is our arch=modern.
+    config, weights = read_pretrained(find_pretrained("gpt2"))
+
+GPT-2 is our arch=gpt2, NanoChat is our arch=modern. A model is named by:
 
     gpt2, gpt2-medium, gpt2-large, gpt2-xl       OpenAI's
-    owner/name                                   any repository with a model of GPT-2's or NanoChat's kind
-    folder                                       the files, wherever they came from
+    owner/name                                   any repository with a GPT-2 or NanoChat model
+    folder                                       a folder with these two files
 
-A folder with these two files will do; the weights may be in several files with an index beside them. Names
-are looked for in Hugging Face's cache, and downloaded if they are not there. A folder that `glass export --to
-glass` wrote is read too. A `pytorch_model.bin` is never opened: it is a pickle, and loading one can execute
-anything.
+The weights may be in several files with an index. Names are looked up in Hugging Face's cache, and downloaded
+if they are not there. A folder that `glass export --to glass` wrote is read too. A `pytorch_model.bin` is
+never opened: it is a pickle, and loading one can execute anything.
 """
 
 from __future__ import annotations
@@ -36,54 +37,49 @@ from glassgpt.model.gpt import ROPE_THETA, GPTConfig
 from glassgpt.model.weights import from_nanochat, from_transformers, with_tied_head
 
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
-CONFIG_FILE, WEIGHTS_FILE, WEIGHTS_INDEX_FILE = (
-    "config.json",
-    "model.safetensors",
-    "model.safetensors.index.json",
-)
-_WEIGHT_SHARDS_GLOB = "model-*-of-*.safetensors"  # what the index names, as a rule
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+WEIGHTS_INDEX_FILE = "model.safetensors.index.json"
+_WEIGHT_SHARDS_GLOB = "model-*-of-*.safetensors"  # the usual names in an index
 _TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json")
-_PROBE_SECONDS = 5.0
-_CACHE_VARIABLES = {
+_REACHABLE_TIMEOUT_S = 5.0
+_CACHE_VARIABLES = {  # environment variable: subfolder of its value
     "HF_HUB_CACHE": "",
     "HUGGINGFACE_HUB_CACHE": "",
     "HF_HOME": "hub",
     "XDG_CACHE_HOME": "huggingface/hub",
 }
-_GPT2_OWNERS = ("openai-community/", "")  # where the four live now, and where they were until 2024
+_GPT2_OWNERS = ("openai-community/", "")  # of OpenAI's four: now, and until 2024
 _REPOSITORY_PATTERN = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
-# --- finding ---
+# --- where the files are ---
 
 
 def is_repository(name: str) -> bool:
-    """Whether it is a repository's name: `owner/name`, and nothing of the kind is a folder here."""
+    """Whether `name` is `owner/name` on Hugging Face, and `owner` is not a local folder."""
     return bool(_REPOSITORY_PATTERN.fullmatch(name)) and not expand_user_path(name.partition("/")[0]).exists()
 
 
 def find_pretrained(name: str) -> Path:
-    """The folder that `name` means: a path, or a name, and then it may be downloaded now."""
+    """The folder of a path or of a name, which is downloaded if it is not in the cache."""
     folder = expand_user_path(name)
-    if name in GPT2_NAMES and not (folder / CONFIG_FILE).is_file():
-        return _in_cache(*(home + name for home in _GPT2_OWNERS)) or _download(_GPT2_OWNERS[0] + name, name)
+    has_config = (folder / CONFIG_FILE).is_file()
+    if name in GPT2_NAMES and not has_config:
+        return _in_cache(*(owner + name for owner in _GPT2_OWNERS)) or _download(_GPT2_OWNERS[0] + name, name)
     if is_repository(name):
         return _in_cache(name) or _download(name, name)
-    if (folder / CONFIG_FILE).is_file():
-        _read_settings(
-            folder / CONFIG_FILE
-        )  # of another kind of model it does not matter what else is missing
-    if not has_config_and_weights(folder):
-        missing = [
-            wanted
-            for wanted, there in (
-                (CONFIG_FILE, (folder / CONFIG_FILE).is_file()),
-                (WEIGHTS_FILE, _has_weights(folder)),
-            )
-            if not there
-        ]
-        raise UserError(f"{name} has no {' and no '.join(missing)}: {_what_is_needed(folder)}")
-    return folder
+    if has_config:
+        _read_settings(folder / CONFIG_FILE)  # first: for another architecture, missing weights do not matter
+    if has_config_and_weights(folder):
+        return folder
+    missing = [] if has_config else [CONFIG_FILE]
+    missing += [] if _has_weights(folder) else [WEIGHTS_FILE]
+    fix = f"give a folder with both, or one of {', '.join(GPT2_NAMES)}"
+    if (folder / "pytorch_model.bin").is_file():
+        fix = (
+            f"pytorch_model.bin is not read, as loading it could execute anything; get {WEIGHTS_FILE} instead"
+        )
+    raise UserError(f"{name} has no {' and no '.join(missing)}: {fix}")
 
 
 def has_config_and_weights(folder: Path) -> bool:
@@ -94,28 +90,26 @@ def _has_weights(folder: Path) -> bool:
     return (folder / WEIGHTS_FILE).is_file() or (folder / WEIGHTS_INDEX_FILE).is_file()
 
 
-def _what_is_needed(folder: Path) -> str:
-    if (folder / "pytorch_model.bin").is_file():
-        return (
-            f"pytorch_model.bin is not read, as loading it could execute anything; get {WEIGHTS_FILE} instead"
-        )
-    return f"give a folder with both, or one of {', '.join(GPT2_NAMES)}"
-
-
 def _in_cache(*repositories: str) -> Path | None:
+    """A complete snapshot in Hugging Face's cache: the last downloaded `main` first, then any other."""
     for name in repositories:
         repository = _cache_folder() / f"models--{name}".replace("/", "--")
-        for snapshot in _snapshots(repository):
+        try:
+            main = (repository / "refs" / "main").read_text().strip()
+        except (OSError, ValueError):
+            main = ""
+        snapshots = repository.glob("snapshots/*/")
+        for snapshot in sorted(snapshots, key=lambda path: (path.name != main, path.name)):
             if has_config_and_weights(snapshot) and all(path.is_file() for path in _weight_files(snapshot)):
                 return snapshot
     return None
 
 
 def _cache_folder() -> Path:
-    """Where Hugging Face's libraries keep downloads; the first of their variables that is set decides."""
-    for variable, below in _CACHE_VARIABLES.items():
+    """Hugging Face's cache; the first of its environment variables that is set decides."""
+    for variable, subfolder in _CACHE_VARIABLES.items():
         if os.environ.get(variable):
-            return expand_user_path(os.environ[variable]) / below
+            return expand_user_path(os.environ[variable]) / subfolder
     return expand_user_path("~/.cache/huggingface/hub")
 
 
@@ -129,7 +123,7 @@ def _snapshots(repository: Path) -> list[Path]:
 
 
 def _download(repository: str, name: str) -> Path:
-    """Through huggingface_hub, which knows about tokens, proxies and downloads that were cut off."""
+    """With huggingface_hub, which handles tokens, proxies and interrupted downloads."""
     try:
         from huggingface_hub import model_info, snapshot_download
     except ImportError:
@@ -138,10 +132,10 @@ def _download(repository: str, name: str) -> Path:
             f'pip install "glassgpt[data]"; or {_BRING_FILES_HINT}'
         ) from None
     try:
-        model_info(repository, timeout=_PROBE_SECONDS)  # without a network the download would retry for long
+        model_info(repository, timeout=_REACHABLE_TIMEOUT_S)  # offline, the download would retry for long
         folder = Path(snapshot_download(repository, allow_patterns=[CONFIG_FILE], cache_dir=_cache_folder()))
         if (folder / CONFIG_FILE).is_file():
-            _read_settings(folder / CONFIG_FILE)  # before gigabytes come that are of no use
+            _read_settings(folder / CONFIG_FILE)  # refuse another architecture before downloading gigabytes
         folder = Path(
             snapshot_download(repository, allow_patterns=_DOWNLOADED_FILES, cache_dir=_cache_folder())
         )
@@ -158,36 +152,35 @@ def _download(repository: str, name: str) -> Path:
 
 _DOWNLOADED_FILES = [CONFIG_FILE, WEIGHTS_FILE, WEIGHTS_INDEX_FILE, _WEIGHT_SHARDS_GLOB, *_TOKENIZER_FILES]
 _BRING_FILES_HINT = (
-    f"download the folder with {CONFIG_FILE}, {WEIGHTS_FILE}, vocab.json and merges.txt elsewhere and give its path as "
-    "--init_from=FOLDER"
+    f"download the folder with {CONFIG_FILE}, {WEIGHTS_FILE}, vocab.json and merges.txt elsewhere and give "
+    "its path as --init_from=FOLDER"
 )
 _TOKEN_HINT = "; if it is private or gated, log in with `hf auth login` or set HF_TOKEN"
-_HINTS_BY_ERROR = {  # by the names of huggingface_hub's errors
+_HINTS_BY_ERROR = {  # by class name, as huggingface_hub is optional
     "RepositoryNotFoundError": f"; look at how the repository is written: OWNER/NAME{_TOKEN_HINT}",
     "GatedRepoError": _TOKEN_HINT,
     "OfflineModeIsEnabled": "; or unset HF_HUB_OFFLINE",
 }
 
 
-# --- reading ---
+# --- reading them ---
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# By their names in `transformers`; two of them are one.
+# Name in `transformers`: ours.
 _ACTIVATIONS = {"gelu_new": "gelu_new", "gelu": "gelu", "relu2": "relu2", "gelu_pytorch_tanh": "gelu_new"}
 
 
 @dataclass(frozen=True)
 class _HFArchitecture:
-    """A kind of model in `transformers`: what its config.json calls our settings, and the defaults there."""
+    """An architecture of `transformers`: the keys of its config.json and their defaults."""
 
     arch: str
-    size_keys: Mapping[str, str]  # by our names
-    mlp_width: tuple[str, int | None]  # width of the MLP; None means 4 times n_embd
-    activation: tuple[str, str]
-    ties_embeddings: bool
-    embedding: str
-    # What our GPT computes, after the default of a file that does not say.
-    required_settings: Mapping[str, tuple[Any, Any]]
+    size_keys: Mapping[str, str]  # our name: its key
+    mlp_width: tuple[str, int | None]  # key and default; None means 4 times n_embd
+    activation: tuple[str, str]  # key and default
+    ties_embeddings: bool  # by default
+    embedding: str  # its name of wte
+    required_settings: Mapping[str, tuple[Any, Any]]  # key: its default, and the only value that our GPT has
 
 
 _HF_ARCHITECTURES = {
@@ -230,50 +223,54 @@ GLASSGPT_MODEL_TYPE = "glassgpt"  # model_type of a folder that `glass export --
 
 
 def read_pretrained(folder: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
-    """The model's shape, and its weights under our names, float32. All that does not fit is an error."""
+    """The model's config and its float32 weights under our names. Whatever does not fit is an error."""
     settings = _read_settings(folder / CONFIG_FILE)
-    kind = _HF_ARCHITECTURES.get(settings["model_type"])
-    config = _read_glassgpt_config(folder / CONFIG_FILE, settings) if kind is None else _shape(settings, kind)
-    stored = _read_weights(folder)
-    if kind is None:
+    architecture = _HF_ARCHITECTURES.get(settings["model_type"])
+    if architecture is None:
+        config = _read_glassgpt_config(folder / CONFIG_FILE, settings)
+    else:
+        config = GPTConfig(
+            **{name: settings[key] for name, key in architecture.size_keys.items()},
+            bias=architecture.arch == "gpt2",
+            arch=architecture.arch,
+            activation=_ACTIVATIONS[settings.get(*architecture.activation)],
+            tie_embeddings=settings.get("tie_word_embeddings", architecture.ties_embeddings),
+        )
+    stored: dict[str, Tensor] = {}
+    for path in _weight_files(folder):
+        try:
+            open(path, "rb", opener=regular_file_opener).close()  # refuses a pipe, which would block
+            check_recorded_sha256(path)
+            stored |= load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{path} cannot be read ({error}): download it again") from None
+    if architecture is None:
         state = with_tied_head(stored)
     else:
-        state = from_transformers(stored) if kind.arch == "gpt2" else from_nanochat(stored, config)
-    problems = list(_contradictions(config, state, kind or _HF_ARCHITECTURES["gpt2"]))
+        state = from_transformers(stored) if architecture.arch == "gpt2" else from_nanochat(stored, config)
+    problems = list(_weight_problems(config, state, architecture or _HF_ARCHITECTURES["gpt2"]))
     if not config.tie_embeddings and "lm_head.weight" not in stored:
         problems.append(f"it has no lm_head.weight, but {CONFIG_FILE} says that it is not the embedding")
     if problems:
-        where = folder / (WEIGHTS_FILE if (folder / WEIGHTS_FILE).is_file() else WEIGHTS_INDEX_FILE)
-        raise UserError([f"{where}: {problem}" for problem in problems])
+        path = folder / (WEIGHTS_FILE if (folder / WEIGHTS_FILE).is_file() else WEIGHTS_INDEX_FILE)
+        raise UserError([f"{path}: {problem}" for problem in problems])
     return config, {name: tensor.float() for name, tensor in state.items()}
 
 
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    state: dict[str, Tensor] = {}
-    for path in _weight_files(folder):
-        try:
-            open(path, "rb", opener=regular_file_opener).close()  # a pipe would be waited for
-            check_recorded_sha256(path)
-            state |= load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"{path} cannot be read ({error}): download it again") from None
-    return state
-
-
 def _weight_files(folder: Path) -> list[Path]:
-    """One, or those that the index names."""
+    """model.safetensors, or the files that the index names."""
     if (folder / WEIGHTS_FILE).is_file() or not (folder / WEIGHTS_INDEX_FILE).is_file():
         return [folder / WEIGHTS_FILE]
     path = folder / WEIGHTS_INDEX_FILE
-    places = _read_object(path).get("weight_map")
-    names = sorted({str(name) for name in places.values()}) if isinstance(places, dict) else []
-    # A name is one of a file beside the index, and no way out of the folder.
+    weight_map = _read_json_object(path).get("weight_map")
+    names = sorted({str(name) for name in weight_map.values()}) if isinstance(weight_map, dict) else []
+    # Only files beside the index: a name must not lead out of the folder.
     if not names or any(not re.fullmatch(r"[\w.-]+\.safetensors", name) for name in names):
         raise UserError(f"{path} does not say which .safetensors files hold the weights: download it again")
     return [folder / name for name in names]
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_json_object(path: Path) -> dict[str, Any]:
     try:
         check_recorded_sha256(path)
         content = json.loads(read_small_file(path))
@@ -285,125 +282,119 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
-    """A model's configuration; of another architecture that is the one thing to be said."""
-    settings = _read_object(path)
-    kind = settings.get("model_type")
-    if kind == GLASSGPT_MODEL_TYPE:
+    """config.json, checked. For an unknown architecture that is the only problem reported."""
+    settings = _read_json_object(path)
+    model_type = settings.get("model_type")
+    if model_type == GLASSGPT_MODEL_TYPE:
         return settings
-    if not isinstance(kind, str) or kind not in _HF_ARCHITECTURES:
+    if not isinstance(model_type, str) or model_type not in _HF_ARCHITECTURES:
         raise UserError(
-            f"{path}: model_type is {_short(kind)}, another architecture; only models of GPT-2's kind "
+            f"{path}: model_type is {_json(model_type)}, another architecture; only models of GPT-2's kind "
             '(model_type "gpt2") and of NanoChat\'s ("nanochat") can be read'
         )
-    problems = list(_config_problems(settings, _HF_ARCHITECTURES[kind]))
+    problems = list(_config_problems(settings, _HF_ARCHITECTURES[model_type]))
     if problems:
         raise UserError([f"{path}: {problem}" for problem in problems])
     return settings
-
-
-def _shape(settings: Mapping[str, Any], kind: _HFArchitecture) -> GPTConfig:
-    return GPTConfig(
-        **{ours: settings[theirs] for ours, theirs in kind.size_keys.items()},
-        bias=kind.arch == "gpt2",
-        arch=kind.arch,
-        activation=_ACTIVATIONS[settings.get(*kind.activation)],
-        tie_embeddings=settings.get("tie_word_embeddings", kind.ties_embeddings),
-    )
 
 
 _SIZE_FIELDS = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
 
 
 def _read_glassgpt_config(path: Path, settings: Mapping[str, Any]) -> GPTConfig:
-    """The fields of a GPTConfig, by their names."""
-    given = {field.name: settings.get(field.name, field.default) for field in dataclasses.fields(GPTConfig)}
-    sizes = [given[name] for name in _SIZE_FIELDS]
-    good = (
+    """Of a folder that `glass export --to glass` wrote: the fields of GPTConfig by name."""
+    values = {field.name: settings.get(field.name, field.default) for field in dataclasses.fields(GPTConfig)}
+    sizes = [values[name] for name in _SIZE_FIELDS]
+    valid = (
         all(type(size) is int and 0 < size < 10**9 for size in sizes)
-        and given["n_embd"] % given["n_head"] == 0
-        and type(given["bias"]) is type(given["tie_embeddings"]) is bool
-        and given["arch"] in ("gpt2", "modern")
-        and given["activation"] in ("gelu", "gelu_new", "relu2")
+        and values["n_embd"] % values["n_head"] == 0
+        and type(values["bias"]) is type(values["tie_embeddings"]) is bool
+        and values["arch"] in ("gpt2", "modern")
+        and values["activation"] in ("gelu", "gelu_new", "relu2")
     )
-    if not good:
+    if not valid:
         raise UserError(f"{path} does not describe a model as `glass export` does: export it again")
-    return GPTConfig(**given | {"dropout": 0.0})
+    return GPTConfig(**values | {"dropout": 0.0})
 
 
-def _config_problems(settings: Mapping[str, Any], kind: _HFArchitecture) -> Iterator[str]:
-    wrong = [
-        name for name in kind.size_keys.values() if type(settings.get(name)) is not int or settings[name] < 1
-    ]
-    for name in wrong:
-        yield f"{name} is {_short(settings.get(name))}, not a positive whole number"
-    if not wrong:
-        yield from _size_problems(settings, kind)
-    activation = settings.get(*kind.activation)
+def _config_problems(settings: Mapping[str, Any], architecture: _HFArchitecture) -> Iterator[str]:
+    """Settings that are malformed, or that our GPT does not implement."""
+    size_keys = architecture.size_keys.values()
+    bad_sizes = [key for key in size_keys if type(settings.get(key)) is not int or settings[key] < 1]
+    for key in bad_sizes:
+        yield f"{key} is {_json(settings.get(key))}, not a positive whole number"
+    if not bad_sizes:
+        yield from _size_problems(settings, architecture)
+    activation = settings.get(*architecture.activation)
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
-        name, known = kind.activation[0], ", ".join(_ACTIVATIONS)
-        yield f"{name} is {_short(activation)}; only {known} are implemented"
-    if type(settings.get("tie_word_embeddings", kind.ties_embeddings)) is not bool:
-        yield f"tie_word_embeddings is {_short(settings['tie_word_embeddings'])}, neither true nor false"
-    for name, (default, value) in kind.required_settings.items():
-        if settings.get(name, default) != value:
-            yield f"{name} is {_short(settings.get(name, default))}; only {_short(value)} is implemented"
-    if kind.arch == "modern":
-        yield from _rope_problems(settings)
+        key, known = architecture.activation[0], ", ".join(_ACTIVATIONS)
+        yield f"{key} is {_json(activation)}; only {known} are implemented"
+    if type(settings.get("tie_word_embeddings", architecture.ties_embeddings)) is not bool:
+        yield f"tie_word_embeddings is {_json(settings['tie_word_embeddings'])}, neither true nor false"
+    for key, (default, required) in architecture.required_settings.items():
+        if settings.get(key, default) != required:
+            yield f"{key} is {_json(settings.get(key, default))}; only {_json(required)} is implemented"
+    if architecture.arch != "modern":
+        return
+    # RoPE: `rope_parameters` since transformers 5, the other two before.
+    supported = {"rope_type": "default", "rope_theta": ROPE_THETA}
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = settings.get(key)
+        if rope is not None and not (isinstance(rope, dict) and supported | rope == supported):
+            yield f"{key} is {_json(rope)}; only {json.dumps(supported)} is implemented"
+    if settings.get("rope_theta", ROPE_THETA) != ROPE_THETA:
+        yield f"rope_theta is {_json(settings['rope_theta'])}; only {_json(ROPE_THETA)} is implemented"
 
 
-def _size_problems(settings: Mapping[str, Any], kind: _HFArchitecture) -> Iterator[str]:
-    width, heads = kind.size_keys["n_embd"], kind.size_keys["n_head"]
-    n_embd, n_head = settings[width], settings[heads]
+def _size_problems(settings: Mapping[str, Any], architecture: _HFArchitecture) -> Iterator[str]:
+    """Widths of heads and MLP that our GPT does not implement."""
+    width_key, heads_key = architecture.size_keys["n_embd"], architecture.size_keys["n_head"]
+    n_embd, n_head = settings[width_key], settings[heads_key]
     if n_embd % n_head:
-        yield f"{width} is {_short(n_embd)}, not a multiple of {heads} {_short(n_head)}"
-    inner = settings.get(*kind.mlp_width)
-    if inner != 4 * n_embd and not (inner is kind.mlp_width[1] is None):
-        yield f"{kind.mlp_width[0]} is {_short(inner)}; only 4 times {width} is implemented"
-    if kind.arch == "gpt2" or n_embd % n_head:
+        yield f"{width_key} is {_json(n_embd)}, not a multiple of {heads_key} {_json(n_head)}"
+    mlp_width = settings.get(*architecture.mlp_width)
+    if mlp_width != 4 * n_embd and not (mlp_width is architecture.mlp_width[1] is None):
+        yield f"{architecture.mlp_width[0]} is {_json(mlp_width)}; only 4 times {width_key} is implemented"
+    if architecture.arch == "gpt2" or n_embd % n_head:
         return
     if n_embd // n_head % 2:
-        yield f"{width} / {heads} is {n_embd // n_head}; only even heads can be rotated"
-    for name, value in (("num_key_value_heads", n_head), ("head_dim", n_embd // n_head)):
-        if settings.get(name) not in (None, value):
-            yield f"{name} is {_short(settings[name])}; only {_short(value)} is implemented with this {heads}"
+        yield f"{width_key} / {heads_key} is {n_embd // n_head}; only even heads can be rotated"
+    for key, value in (("num_key_value_heads", n_head), ("head_dim", n_embd // n_head)):
+        if settings.get(key) not in (None, value):
+            only = f"only {_json(value)} is implemented with this {heads_key}"
+            yield f"{key} is {_json(settings[key])}; {only}"
 
 
-def _rope_problems(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Under its name since transformers 5, or the older two."""
-    usual = {"rope_type": "default", "rope_theta": ROPE_THETA}
-    for name in ("rope_parameters", "rope_scaling"):
-        rope = settings.get(name)
-        if rope is not None and not (isinstance(rope, dict) and usual | rope == usual):
-            yield f"{name} is {_short(rope)}; only {json.dumps(usual)} is implemented"
-    if settings.get("rope_theta", ROPE_THETA) != ROPE_THETA:
-        yield f"rope_theta is {_short(settings['rope_theta'])}; only {_short(ROPE_THETA)} is implemented"
-
-
-def _short(value: Any) -> str:
+def _json(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
-def _contradictions(config: GPTConfig, state: Mapping[str, Tensor], kind: _HFArchitecture) -> Iterator[str]:
-    """Between the two files, as far as `load_weights` would not see it, or only after building the model."""
+def _weight_problems(
+    config: GPTConfig, state: Mapping[str, Tensor], architecture: _HFArchitecture
+) -> Iterator[str]:
+    """Contradictions between config.json and the weights that `load_weights` would not find, or only late."""
     layers = len({name.split(".")[2] for name in state if name.startswith("transformer.h.")})
     if layers != config.n_layer:
-        yield f"it has {layers} layers, but {CONFIG_FILE} says {kind.size_keys['n_layer']} {_short(config.n_layer)}"
-    tables = {"wte": (kind.embedding, "vocab_size", config.vocab_size)}
+        stated = f"{architecture.size_keys['n_layer']} {_json(config.n_layer)}"
+        yield f"it has {layers} layers, but {CONFIG_FILE} says {stated}"
+    embeddings = {"wte": (architecture.embedding, "vocab_size", config.vocab_size)}
     if config.arch == "gpt2":
-        tables["wpe"] = ("wpe", kind.size_keys["block_size"], config.block_size)
-    for table, (name, setting, rows) in tables.items():
-        tensor = state.get(f"transformer.{table}.weight")
+        embeddings["wpe"] = ("wpe", architecture.size_keys["block_size"], config.block_size)
+    for our_name, (name, key, rows) in embeddings.items():
+        tensor = state.get(f"transformer.{our_name}.weight")
         if tensor is None:
             yield f"it has no {name}.weight"
         elif tensor.shape != (rows, config.n_embd):
-            expected = f"{setting} {_short(rows)} and {kind.size_keys['n_embd']} {_short(config.n_embd)}"
-            yield f"{name}.weight is {tuple(tensor.shape)}, but {CONFIG_FILE} says {expected}"
-    others = [name for name, tensor in state.items() if tensor.dtype not in _DTYPES]
-    if others:
-        yield f"{others[0]} is {state[others[0]].dtype}; only float32, bfloat16 and float16 are read"
+            stated = f"{key} {_json(rows)} and {architecture.size_keys['n_embd']} {_json(config.n_embd)}"
+            yield f"{name}.weight is {tuple(tensor.shape)}, but {CONFIG_FILE} says {stated}"
+    unreadable = [name for name, tensor in state.items() if tensor.dtype not in _DTYPES]
+    if unreadable:
+        name = unreadable[0]
+        yield f"{name} is {state[name].dtype}; only float32, bfloat16 and float16 are read"
     head, embedding = state.get("lm_head.weight"), state.get("transformer.wte.weight")
     if head is None or embedding is None or not config.tie_embeddings:
         return
     if not torch.equal(head.float(), embedding.float()):
-        yield f"lm_head.weight is not {kind.embedding}.weight, but {CONFIG_FILE} says that they are one"
+        name = architecture.embedding
+        yield f"lm_head.weight is not {name}.weight, but {CONFIG_FILE} says that they are one"

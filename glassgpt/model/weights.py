@@ -1,10 +1,10 @@
-"""The model's weights under other names: GPT-2 and NanoChat as `transformers` keeps them.
+"""State dicts in other layouts: GPT-2 and NanoChat as `transformers` stores them, to and from ours.
 
-GPT-2's linear layers are stored input-first there (`Conv1D`), ours output-first (`nn.Linear`), so those four
-matrices per block are transposed on the way. NanoChat is arch=modern, but for two things: its norms have no
-gains, so each gain is multiplied into the matrix that reads the norm; and it rotates q and k the other way,
-which is undone by swapping the halves of each head. Every key is accounted for: a missing or left-over one is
-an error, never a silently random layer.
+`transformers` stores GPT-2's linear layers input-first (`Conv1D`), we store them output-first (`nn.Linear`),
+so those four matrices per block are transposed. NanoChat is arch=modern with two differences. Its norms have
+no gains, so each gain is multiplied into the matrix after the norm. It rotates q and k in the other
+direction, which swapping the halves of each head undoes. A missing or unexpected key is always an error, so
+no layer stays randomly initialised unnoticed.
 """
 
 from __future__ import annotations
@@ -19,97 +19,100 @@ from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT, GPTConfig
 
 _CONV1D_WEIGHTS = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-CAUSAL_MASK_SUFFIXES = (".attn.bias", ".attn.masked_bias")  # buffers that old files carry along
+CAUSAL_MASK_SUFFIXES = (".attn.bias", ".attn.masked_bias")  # buffers in old files, not weights
 
 
 def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A GPT2LMHeadModel (or GPT2Model) state dict under our names and in our layout."""
+    """Our state dict of a GPT2LMHeadModel (or GPT2Model)."""
     ours = {}
     for name, tensor in state.items():
         if name.endswith(CAUSAL_MASK_SUFFIXES):
             continue
         name = name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
-        # One of another number of dimensions is left for `load_weights` to refuse.
+        # A tensor with another number of dimensions is left for `load_weights` to refuse.
         transposed = name.endswith(_CONV1D_WEIGHTS) and tensor.dim() == 2
         ours[name] = tensor.t().contiguous() if transposed else tensor
     return with_tied_head(ours)
 
 
 def to_transformers(state: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
-    """The inverse, for a GPT2LMHeadModel, which has biases everywhere: where there are none they are zero."""
+    """The state dict of a GPT2LMHeadModel, which has biases everywhere: a missing bias is zeros."""
     assert config.arch == "gpt2"
-    theirs = {}
+    exported = {}
     for name, tensor in state.items():
         if name == "lm_head.weight" and config.tie_embeddings:
             continue
-        theirs[name] = tensor.t().contiguous() if name.endswith(_CONV1D_WEIGHTS) else tensor.contiguous()
+        exported[name] = tensor.t().contiguous() if name.endswith(_CONV1D_WEIGHTS) else tensor.contiguous()
     if not config.bias:
         for name, tensor in state.items():
             if name.startswith(("transformer.h.", "transformer.ln_f.")):
-                theirs[f"{name.removesuffix('weight')}bias"] = torch.zeros(len(tensor), dtype=tensor.dtype)
-    return theirs
+                exported[f"{name.removesuffix('weight')}bias"] = torch.zeros(len(tensor), dtype=tensor.dtype)
+    return exported
 
 
 _NANOCHAT_LAYER_NAMES = {"attn.c_proj": "self_attn.o_proj", "mlp.c_fc": "mlp.fc1", "mlp.c_proj": "mlp.fc2"}
 
 
 def to_nanochat(state: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
-    """For a NanoChatForCausalLM. The last gain goes into the head, which then is not the embedding."""
+    """The state dict of a NanoChatForCausalLM. The last gain goes into the head, which is then not tied."""
     assert config.arch == "modern"
-    theirs = {"model.embed_tokens.weight": state["transformer.wte.weight"].contiguous()}
-    for layer in range(config.n_layer):
-        block, there = f"transformer.h.{layer}", f"model.layers.{layer}"
+    exported = {"model.embed_tokens.weight": state["transformer.wte.weight"].contiguous()}
+    for number in range(config.n_layer):
+        block, layer = f"transformer.h.{number}", f"model.layers.{number}"
         q, k, v = (state[f"{block}.attn.c_attn.weight"] * state[f"{block}.ln_1.weight"]).chunk(3)
-        parts = (_swap_halves(q, config.n_head), _swap_halves(k, config.n_head), v.clone())
-        for part, tensor in zip("qkv", parts, strict=True):
-            theirs[f"{there}.self_attn.{part}_proj.weight"] = tensor
-        for name, their_name in _NANOCHAT_LAYER_NAMES.items():
-            theirs[f"{there}.{their_name}.weight"] = state[f"{block}.{name}.weight"].contiguous()
-        theirs[f"{there}.mlp.fc1.weight"] = state[f"{block}.mlp.c_fc.weight"] * state[f"{block}.ln_2.weight"]
+        qkv = (_swap_halves(q, config.n_head), _swap_halves(k, config.n_head), v.clone())
+        for letter, tensor in zip("qkv", qkv, strict=True):
+            exported[f"{layer}.self_attn.{letter}_proj.weight"] = tensor
+        for name, nanochat_name in _NANOCHAT_LAYER_NAMES.items():
+            exported[f"{layer}.{nanochat_name}.weight"] = state[f"{block}.{name}.weight"].contiguous()
+        exported[f"{layer}.mlp.fc1.weight"] = (
+            state[f"{block}.mlp.c_fc.weight"] * state[f"{block}.ln_2.weight"]
+        )
     gain = state["transformer.ln_f.weight"]
     if not config.tie_embeddings or not bool((gain == 1).all()):
-        theirs["lm_head.weight"] = state["lm_head.weight"] * gain
-    return theirs
+        exported["lm_head.weight"] = state["lm_head.weight"] * gain
+    return exported
 
 
 def from_nanochat(state: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
-    """The inverse, with gains of 1. What does not fit keeps its name, for `load_weights` to refuse."""
-    theirs, ours = dict(state), {}
-    if "model.embed_tokens.weight" in theirs:
-        ours["transformer.wte.weight"] = theirs.pop("model.embed_tokens.weight")
+    """Our state dict of a NanoChatForCausalLM, with gains of 1. Keys that do not fit keep their names, for
+    `load_weights` to refuse."""
+    rest, ours = dict(state), {}
+    if "model.embed_tokens.weight" in rest:
+        ours["transformer.wte.weight"] = rest.pop("model.embed_tokens.weight")
         gain = torch.ones(ours["transformer.wte.weight"].shape[-1:])
         ours["transformer.ln_f.weight"] = gain
-        for layer in {name.split(".")[2] for name in theirs if name.startswith("model.layers.")}:
-            block, there = f"transformer.h.{layer}", f"model.layers.{layer}"
+        for number in {name.split(".")[2] for name in rest if name.startswith("model.layers.")}:
+            block, layer = f"transformer.h.{number}", f"model.layers.{number}"
             ours |= {f"{block}.ln_1.weight": gain, f"{block}.ln_2.weight": gain}
-            names = [f"{there}.self_attn.{part}_proj.weight" for part in "qkv"]
-            if all(name in theirs and theirs[name].shape == (config.n_embd,) * 2 for name in names):
-                q, k, v = (theirs.pop(name) for name in names)
+            names = [f"{layer}.self_attn.{letter}_proj.weight" for letter in "qkv"]
+            if all(name in rest and rest[name].shape == (config.n_embd,) * 2 for name in names):
+                q, k, v = (rest.pop(name) for name in names)
                 qkv = (_swap_halves(q, config.n_head), _swap_halves(k, config.n_head), v)
                 ours[f"{block}.attn.c_attn.weight"] = torch.cat(qkv)
-            for name, their_name in _NANOCHAT_LAYER_NAMES.items():
-                if f"{there}.{their_name}.weight" in theirs:
-                    ours[f"{block}.{name}.weight"] = theirs.pop(f"{there}.{their_name}.weight")
-    return with_tied_head(ours | theirs)
+            for name, nanochat_name in _NANOCHAT_LAYER_NAMES.items():
+                if f"{layer}.{nanochat_name}.weight" in rest:
+                    ours[f"{block}.{name}.weight"] = rest.pop(f"{layer}.{nanochat_name}.weight")
+    return with_tied_head(ours | rest)
 
 
-def _swap_halves(matrix: Tensor, heads: int) -> Tensor:
-    """Of the output channels (rows) of each head."""
-    return matrix.view(heads, 2, -1, matrix.shape[1]).flip(1).reshape(matrix.shape)
+def _swap_halves(matrix: Tensor, n_head: int) -> Tensor:
+    """Swaps the two halves of each head's output channels (rows)."""
+    return matrix.view(n_head, 2, -1, matrix.shape[1]).flip(1).reshape(matrix.shape)
 
 
 def with_tied_head(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The head and the embedding are one matrix, and files may name it once."""
-    whole = dict(weights)
-    if "transformer.wte.weight" in whole:
-        whole.setdefault("lm_head.weight", whole["transformer.wte.weight"])
-    return whole
+    """With an lm_head.weight: files may store the tied matrix once, as the embedding."""
+    state = dict(weights)
+    if "transformer.wte.weight" in state:
+        state.setdefault("lm_head.weight", state["transformer.wte.weight"])
+    return state
 
 
 def crop_block_size(
     config: GPTConfig, state: Mapping[str, Tensor], block_size: int
 ) -> tuple[GPTConfig, dict[str, Tensor]]:
-    """The same model for shorter texts: positions past `block_size` are cut off."""
+    """The same model with a shorter context: positions past `block_size` are dropped."""
     if block_size > config.block_size:
         raise UserError(
             f"--block_size={block_size} is more than the {config.block_size} positions that these weights "
@@ -122,27 +125,27 @@ def crop_block_size(
 
 
 def build_model(config: GPTConfig, state: Mapping[str, Tensor], origin: str) -> GPT:
-    """A model with these weights."""
+    """A GPT with these weights. `origin`: where they come from, for error messages."""
     model = GPT(config, empty=True)
     load_weights(model, state, origin)
     return model
 
 
 def load_weights(model: GPT, state: Mapping[str, Tensor], origin: str) -> None:
-    """Copies `state` into the model."""
+    """Like load_state_dict, with an error message for users."""
     check_state_dict(model, state, origin)
     model.load_state_dict(dict(state))
 
 
 def check_state_dict(model: GPT, state: Mapping[str, Tensor], origin: str) -> None:
-    """Every difference in names or shapes is reported at once."""
-    own = model.state_dict()
-    problems = [f"{origin} lacks {name}" for name in own if name not in state]
-    problems += [f"{origin} has {name}, which this model does not" for name in state if name not in own]
+    """Raises a UserError that lists the differences in names and shapes."""
+    expected = model.state_dict()
+    problems = [f"{origin} lacks {name}" for name in expected if name not in state]
+    problems += [f"{origin} has {name}, which this model does not" for name in state if name not in expected]
     problems += [
-        f"{name} is {tuple(state[name].shape)} in {origin}, but {tuple(own[name].shape)} here"
-        for name in own
-        if name in state and state[name].shape != own[name].shape
+        f"{name} is {tuple(state[name].shape)} in {origin}, but {tuple(expected[name].shape)} here"
+        for name in expected
+        if name in state and state[name].shape != expected[name].shape
     ]
     if problems:
         raise UserError(problems[:5] + ([f"... and {len(problems) - 5} more"] if len(problems) > 5 else []))

@@ -17,8 +17,7 @@ from glassgpt.estimate.batching import tokens_to_evaluate
 from glassgpt.estimate.cluster import ONE_CARD, Cluster, exposed_communication_s, sent_bytes_per_card
 from glassgpt.estimate.decide import choose_dtype
 from glassgpt.estimate.forecast import Hardware, LowMidHigh, RunForecast, TokenCounts, forecast_workload
-from glassgpt.estimate.loss_law import ExpectedLossCurve, predict_loss_curve
-from glassgpt.estimate.loss_law_inputs import loss_law_inputs
+from glassgpt.estimate.loss_law import ExpectedLossCurve, loss_law_inputs, predict_loss_curve
 from glassgpt.estimate.speed import ThroughputEstimate, estimate_throughput
 from glassgpt.plan.dataset_info import DatasetInfo
 from glassgpt.plan.run_spec import RunSpec, decide

@@ -17,9 +17,8 @@ from glassgpt.config import Choice
 from glassgpt.data.tokenizers import Tokenizer, encode_prompt
 from glassgpt.errors import UserError
 from glassgpt.files import expand_user_path
-from glassgpt.model.generate import generate_samples
+from glassgpt.model.generate import TokenSampler, generate_samples
 from glassgpt.model.gpt import GPT
-from glassgpt.model.sampling import TokenSampler
 from glassgpt.model.weights import build_model
 from glassgpt.record.run_dir import NANOGPT_CKPT_FILE, RUNS_DIR, latest_numbered_run, numbered_runs
 from glassgpt.sample.sample_options import SampleOptions

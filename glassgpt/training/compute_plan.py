@@ -24,8 +24,7 @@ from glassgpt.estimate import decide, flops, overheads
 from glassgpt.estimate.batching import BatchPlan, plan_batch
 from glassgpt.estimate.cards import Card, find_card
 from glassgpt.estimate.cluster import Cluster, link_of_card
-from glassgpt.estimate.decide import GraphCandidate, choose_threads
-from glassgpt.estimate.kernel_cache import kernel_cache_marker
+from glassgpt.estimate.decide import GraphCandidate, choose_threads, kernel_cache_marker
 from glassgpt.estimate.peak import PeakFlops
 from glassgpt.model import float8, loss_chunks
 from glassgpt.model.gpt import GPTConfig, attend, make_gpt_config

@@ -11,9 +11,12 @@ from glassgpt.config import TrainConfig, first_checkpoint_iter
 from glassgpt.data.dataset import Dataset
 from glassgpt.estimate.batching import eval_batch_rows
 from glassgpt.estimate.forecast import Hardware, RunForecast, TokenCounts, forecast_workload
-from glassgpt.estimate.loss_check import compare_with_expected
-from glassgpt.estimate.loss_law import ExpectedLossCurve, predict_loss_curve
-from glassgpt.estimate.loss_law_inputs import loss_law_inputs
+from glassgpt.estimate.loss_law import (
+    ExpectedLossCurve,
+    compare_with_expected,
+    loss_law_inputs,
+    predict_loss_curve,
+)
 from glassgpt.estimate.memory import TrainingWorkload, estimate_memory
 from glassgpt.format import format_bytes, format_count, format_duration
 from glassgpt.record import machine

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from glassgpt.errors import UserError
-from glassgpt.model.generate import generate
-from glassgpt.model.sampling import TokenSampler
+from glassgpt.model.generate import TokenSampler, generate
 from glassgpt.record.clock import phase_seconds_between
 from glassgpt.record.journal import Record
 from glassgpt.training import journal_records, live_findings

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from glassgpt.estimate.loss_law_inputs import LossLawInputs
+from glassgpt.estimate.loss_law import LossLawInputs
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 Curve = list[tuple[int, float]]

@@ -126,7 +126,7 @@ def test_processes_share_an_update_in_smaller_micro_batches_if_need_be() -> None
 
 
 @pytest.mark.parametrize(
-    ("settings_", "said"),
+    ("settings_", "message"),
     [
         ({"batch_tokens": 100}, "not a multiple of --block_size=8; try --batch_tokens=96"),
         ({"batch_tokens": 3}, "try --batch_tokens=8"),
@@ -138,7 +138,7 @@ def test_processes_share_an_update_in_smaller_micro_batches_if_need_be() -> None
         ({"batch_tokens": 96, "gradient_accumulation_steps": 5}, "steps=5 does not divide"),
     ],
 )
-def test_contradictions_are_named(settings_: dict[str, int], said: str) -> None:
+def test_contradictions_are_named(settings_: dict[str, int], message: str) -> None:
     problems = find_config_problems(TrainConfig(block_size=8, **settings_))  # type: ignore[arg-type]
     assert len(problems) == 1
-    assert said in problems[0]
+    assert message in problems[0]

@@ -425,7 +425,7 @@ def test_several_cards_are_said_in_another_way(several: str) -> None:
 
 def test_the_table_can_be_read_without_torch() -> None:
     code = (
-        "import sys, json; from glassgpt.estimate import cards; cards.named_card('t4');"
+        "import sys, json; from glassgpt.estimate import cards; cards.resolve_card_name('t4');"
         "print(json.dumps('torch' in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -26,9 +26,9 @@ from glassgpt.estimate.decide import (
     find_missing_toolchain,
     float8_problems,
     has_float8,
+    kernel_cache_marker,
     refused_settings,
 )
-from glassgpt.estimate.kernel_cache import kernel_cache_marker
 
 CPU, MPS, H100 = DeviceTraits("cpu"), DeviceTraits("mps"), DeviceTraits("cuda", (9, 0))
 
@@ -157,7 +157,7 @@ def test_our_kernels_must_be_worth_building_and_can_be_built() -> None:
     assert chosen(600, DeviceTraits("cuda")) == "triton"  # nobody knows the card's capability: as most cards
 
 
-def test_a_graph_where_asking_takes_longer_than_computing() -> None:
+def test_a_graph_where_launching_takes_longer_than_computing() -> None:
     def chosen(computing_s: float, dtype: str = "bfloat16", compiled: bool = False, **settings: Any) -> Any:
         micro = GraphCandidate(dtype, computing_s, launch_s=0.014, compiled=compiled)
         return choose_graph(TrainConfig(**settings), H100, micro).value

@@ -14,15 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference_curves import CURVES, FINALS, GPT2, MUON, README_CPU, SHAKESPEARE, Curve
 
-from glassgpt.estimate.loss_check import compare_with_expected
+from glassgpt.config import TrainConfig
 from glassgpt.estimate.loss_law import (
     SMALL_TEXT_LAW,
     WEB_TEXT_LAW,
+    LossLawInputs,
+    compare_with_expected,
+    loss_law_inputs,
+    lr_weighted_progress,
     milestone_iterations,
     predict_loss_curve,
     typical_peak_lr,
 )
-from glassgpt.estimate.loss_law_inputs import LossLawInputs
+from glassgpt.schedule import learning_rate
 
 
 def share_inside(setup: LossLawInputs, curve: Curve) -> float:
@@ -193,7 +197,7 @@ SETUPS = st.builds(
     learning_rate=st.one_of(st.none(), st.floats(1e-8, 10.0)),
     warmup_iters=st.integers(0, 10**6),
     decay_iters=st.one_of(st.none(), st.integers(1, 10**6)),
-    least_share=st.floats(0.0, 1.0),
+    min_lr_ratio=st.floats(0.0, 1.0),
     schedule=st.sampled_from(["cosine", "wsd", "constant"]),
     wsd_decay_fraction=st.floats(0.01, 1.0),
 )
@@ -249,7 +253,7 @@ def test_dropout_slows(one: float, other: float) -> None:
 
 def test_it_answers_at_once() -> None:
     code = (
-        "import sys; from glassgpt.estimate import expected_loss, references; references.rows();"
+        "import sys; from glassgpt.estimate import loss_law, speed; speed.reference_rows();"
         "print(sorted({'torch', 'numpy', 'rich'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -290,3 +294,89 @@ def test_a_run_that_is_far_too_long_overfits_too() -> None:
     assert at is not None
     assert much_longer is not None
     assert at / 4 < much_longer < at * 4
+
+
+# --- inputs ---
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TrainConfig(max_iters=1000, warmup_iters=100),
+        TrainConfig(max_iters=1000, warmup_iters=0, min_lr=0.0),
+        TrainConfig(max_iters=1000, schedule="wsd", wsd_decay_fraction=0.3),
+        TrainConfig(max_iters=1000, schedule="wsd", wsd_decay_fraction=0.8, warmup_iters=500),
+        TrainConfig(max_iters=1000, lr_decay_iters=600),
+        TrainConfig(max_iters=1000, lr_decay_iters=100, warmup_iters=200),
+        TrainConfig(max_iters=1000, decay_lr=False),
+    ],
+    ids=["cosine", "to nothing", "wsd", "warm-up into the fall", "ends early", "at once", "constant"],
+)
+def test_the_rate_is_the_trainers(config: TrainConfig) -> None:
+    text = {
+        "batch_tokens": 1024,
+        "train_tokens": 10**6,
+        "dataset": "",
+        "tokenizer": "char",
+        "bytes_per_token": 1.0,
+    }
+    setup = loss_law_inputs(config, vocab_size=65, **text)  # type: ignore[arg-type]
+    for update in (0, 1, 50, 99, 100, 250, 599, 700, 999):
+        assert setup.lr_schedule.at(update) == pytest.approx(
+            learning_rate(config, update) / config.learning_rate
+        )
+    exact = sum(setup.lr_schedule.at(update) ** 0.6 for update in range(1000))
+    assert lr_weighted_progress(setup.lr_schedule, setup.max_iters).at(1000) == pytest.approx(
+        exact, rel=0.005
+    )
+
+
+def test_setup_takes_what_the_config_says() -> None:
+    config = TrainConfig(n_layer=6, n_head=6, n_embd=384, block_size=256, dropout=0.2, max_iters=5000)
+    setup = loss_law_inputs(
+        config,
+        vocab_size=65,
+        batch_tokens=16_384,
+        train_tokens=1_003_854,
+        dataset="shakespeare_char",
+        tokenizer="char",
+        bytes_per_token=1.0,
+    )
+    assert setup.parameters == 10_646_784
+    assert (setup.dropout, setup.max_iters, setup.warmup_iters) == (0.2, 5000, 250)
+    assert setup.min_lr_ratio == pytest.approx(0.1)
+
+
+# --- measured losses ---
+
+
+@pytest.mark.parametrize(
+    ("loss", "side", "words"),
+    [
+        (1.52, "on", "on the expected curve: 1.52 at iteration 1,000"),
+        (2.30, "above", "above: 2.30 at iteration 1,000, where 1.4"),
+        (0.90, "below", "below: 0.90 at iteration 1,000, where 1.4"),
+        (math.nan, "above", "above: not a number"),
+        (math.inf, "above", "above: inf"),
+    ],
+)
+def test_a_measured_loss_is_on_the_course_or_not(loss: float, side: str, words: str) -> None:
+    verdict = compare_with_expected(predict_loss_curve(SHAKESPEARE), 1000, loss)
+    assert verdict.position == side
+    assert verdict.sentence.startswith(words)
+    assert bool(verdict.causes) == (side != "on")
+
+
+def test_causes_come_likeliest_first() -> None:
+    ahead = predict_loss_curve(SHAKESPEARE)
+    assert "overfits" in compare_with_expected(ahead, 4000, 2.5).causes[0]
+    assert "learning rate" in compare_with_expected(ahead, 50, 4.0).causes[0]
+    assert "diverged" in compare_with_expected(ahead, 1000, 9.0).causes[0]
+    assert "diverged" in compare_with_expected(ahead, 1000, math.nan).causes[0]
+    assert "easier" in compare_with_expected(ahead, 1000, 0.5).causes[0]
+
+
+def test_a_run_on_its_course_stays_on_it() -> None:
+    for setup, curve in CURVES.values():
+        sides = [compare_with_expected(predict_loss_curve(setup), at, loss).position for at, loss in curve]
+        assert sides.count("on") >= 0.9 * len(sides)

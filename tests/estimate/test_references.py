@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from glassgpt.estimate import overheads
 from glassgpt.estimate.cards import Card, cards, find_card
-from glassgpt.estimate.references import (
+from glassgpt.estimate.speed import (
     ReferenceModel,
     SpeedQuery,
     SpeedReference,
@@ -213,7 +213,7 @@ def test_a_small_model_is_held_up_by_launches(name: str) -> None:
     band = expected_mfu_range(
         card_of(one), one.peak_flops_per_s, one.query, without=[other.name for other in reference_rows()]
     )
-    assert band.reason.startswith("small model: launches, not arithmetic, set the pace")
+    assert band.reason.startswith("small model: kernel launches, not arithmetic, set the speed")
     assert band.rows == ()
     assert band.low <= one.mfu <= band.high
 

@@ -37,10 +37,10 @@ from glassgpt.data.nanogpt_bin import read_meta
 from glassgpt.data.tokenizer_json import dump_tokenizer
 from glassgpt.data.tokenizers import CharTokenizer
 from glassgpt.errors import UserError
-from glassgpt.exchange import proof, to_huggingface
+from glassgpt.exchange import export_formats, logit_check
 from glassgpt.exchange.exchange_options import ExportOptions
 from glassgpt.exchange.export import export
-from glassgpt.exchange.exportable import load_exportable_model
+from glassgpt.exchange.export_formats import load_exportable_model
 from glassgpt.model.pretrained import read_pretrained
 from glassgpt.model.weights import to_transformers
 from glassgpt.record import journal
@@ -177,7 +177,7 @@ def test_an_export_that_computes_something_else_is_not_written(
         positions[CONTEXT - 1, 3] += 1e-2  # one number of all
         return state | {"transformer.wpe.weight": positions}
 
-    monkeypatch.setattr(to_huggingface, "to_transformers", slightly_wrong)
+    monkeypatch.setattr(export_formats, "to_transformers", slightly_wrong)
     if not installed:
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"the export is wrong: .* its logits differ by up to .* nothing was"):
@@ -218,7 +218,7 @@ def test_a_tokenizer_that_reads_differently_is_not_written(
 ) -> None:
     right = load_exportable_model(str(root / "runs" / "char")).tokenizer
     wrong = dump_tokenizer(CharTokenizer(right.decode(range(right.vocab_size))[::-1]))
-    monkeypatch.setattr(to_huggingface, "dump_tokenizer", lambda tokenizer: wrong)
+    monkeypatch.setattr(export_formats, "dump_tokenizer", lambda tokenizer: wrong)
     with pytest.raises(UserError, match="does not turn text into the same tokens and back"):
         run_export(root / "runs" / "char", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -414,7 +414,7 @@ def test_a_crash_on_the_way_leaves_nothing(
     def crash(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(proof, "check_hf", crash)
+    monkeypatch.setattr(logit_check, "check_huggingface", crash)
     with pytest.raises(UserError, match=r"could not be written \(.*No space left.*\): choose another --out$"):
         run_export(run, out)
     assert snapshot(out) == before

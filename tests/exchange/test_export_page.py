@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from glassgpt.exchange.exchange_options import ExportOptions
 from glassgpt.exchange.export import export
-from glassgpt.exchange.exportable import load_exportable_model
+from glassgpt.exchange.export_formats import load_exportable_model
 
 DOCS = Path(__file__).parents[2] / "docs"
 LOADERS = re.findall(r"^```python\n(.*?)^```$", (DOCS / "export.md").read_text(encoding="utf-8"), re.S | re.M)

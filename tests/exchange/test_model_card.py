@@ -37,7 +37,7 @@ def test_the_card_has_the_runs_facts_and_no_path(root: Path, tmp_path: Path) -> 
     )
     assert f"| val, sampled: nats per token | {val:.4f} |" in card
     assert f"| tokens seen | {3 * 4 * CONTEXT} |" in card
-    assert f"| tokens to learn from | {start['data']['tokens']['train']:,} |" in card
+    assert f"| training tokens | {start['data']['tokens']['train']:,} |" in card
     assert start["data"]["hash"] in card
     assert f"| device | {start['machine']['device']['name']} |" in card
     assert f"| parameters | {start['model']['parameters']:,} |" in card
@@ -95,7 +95,7 @@ def test_tokens_seen_are_those_of_each_process_and_nothing_after_the_checkpoint_
         card = (run_export(f"{run}@{update}", tmp_path / str(update)).out_dir / "README.md").read_text()
         assert f"| tokens seen | {seen} |" in card
         assert f"| tokens per update | {said} |" in card
-        assert f"| passes over the data | {seen / per_pass:.3g} |" in card
+        assert f"| epochs | {seen / per_pass:.3g} |" in card
 
 
 def test_an_abandoned_branch_is_told_as_it_was() -> None:

@@ -15,7 +15,7 @@ from glassgpt.data.nanogpt_bin import read_meta
 from glassgpt.errors import UserError
 from glassgpt.exchange.exchange_options import ExportOptions
 from glassgpt.exchange.export import export
-from glassgpt.exchange.exportable import load_exportable_model
+from glassgpt.exchange.export_formats import load_exportable_model
 from glassgpt.training.weight_source import load_init_from
 
 # What nanoGPT's model.py has, for two layers without biases.

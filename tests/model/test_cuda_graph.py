@@ -1,4 +1,4 @@
-"""A recording does what was recorded, to what it is given now."""
+"""A replayed CUDA graph computes what was captured, on new inputs."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from glassgpt.model.cuda_graph import CudaGraphRunner
 pytestmark = pytest.mark.gpu
 
 
-def test_every_call_counts_before_and_after_the_recording() -> None:
+def test_every_call_counts_before_and_after_the_capture() -> None:
     total = torch.zeros(3, device="cuda")
-    asked = []
+    calls = []
 
     def add(x: Tensor, y: Tensor) -> tuple[Tensor]:
-        asked.append(x)
+        calls.append(x)
         total.add_(x * y)
         return (total * 2,)
 
-    recording = CudaGraphRunner(add, warm_up=2)
+    runner = CudaGraphRunner(add, warm_up=2)
     for call in range(1, 8):
-        (doubled,) = recording(torch.full((3,), float(call), device="cuda"), torch.ones(3, device="cuda"))
+        (doubled,) = runner(torch.full((3,), float(call), device="cuda"), torch.ones(3, device="cuda"))
         assert doubled.tolist() == [call * (call + 1.0)] * 3
-    assert len(asked) == 3, "twice done, once recorded, never asked again"
+    assert len(calls) == 3, "two warm-up calls, one capture, then only replays"
 
 
 def test_random_numbers_are_those_of_the_seed() -> None:
     def draw(x: Tensor) -> tuple[Tensor]:
         return (torch.nn.functional.dropout(x, 0.5),)
 
-    recording, x = CudaGraphRunner(draw, warm_up=1), torch.ones(64, device="cuda")
+    runner, x = CudaGraphRunner(draw, warm_up=1), torch.ones(64, device="cuda")
     masks = []
     for seed in (1, 2, 3, 2, 1):
         torch.manual_seed(seed)
-        masks.append(recording(x)[0].clone())
+        masks.append(runner(x)[0].clone())
     torch.manual_seed(1)
     as_usual = draw(x)[0]
     assert torch.equal(masks[0], as_usual)
@@ -46,13 +46,13 @@ def test_random_numbers_are_those_of_the_seed() -> None:
 
 def test_what_cannot_be_recorded_is_done_as_usual() -> None:
     def peeks(x: Tensor) -> tuple[Tensor]:
-        return (x * float(x.sum()),)  # the host looks, which a recording cannot
+        return (x * float(x.sum()),)  # synchronises with the host, which cannot be captured
 
-    recording = CudaGraphRunner(peeks, warm_up=1)
+    runner = CudaGraphRunner(peeks, warm_up=1)
     for call in range(1, 5):
-        assert recording(torch.full((2,), float(call), device="cuda"))[0].tolist() == [2.0 * call * call] * 2
+        assert runner(torch.full((2,), float(call), device="cuda"))[0].tolist() == [2.0 * call * call] * 2
         torch.cuda.synchronize()
-    assert recording.capture_error is not None
+    assert runner.capture_error is not None
 
 
 def test_random_numbers_go_on_after_a_recording_that_failed() -> None:
@@ -62,7 +62,7 @@ def test_random_numbers_go_on_after_a_recording_that_failed() -> None:
     torch.manual_seed(5)
     wanted = [float(torch.rand((), device="cuda")) for _ in range(4)]
     torch.manual_seed(5)
-    recording = CudaGraphRunner(draws_and_peeks, warm_up=1)
-    found = [float(recording(torch.ones((), device="cuda"))[0]) for _ in range(4)]
-    assert recording.capture_error is not None
+    runner = CudaGraphRunner(draws_and_peeks, warm_up=1)
+    found = [float(runner(torch.ones((), device="cuda"))[0]) for _ in range(4)]
+    assert runner.capture_error is not None
     assert found == wanted

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiny_models import CONTEXT, little_gpt, some_tokens
 from torch import nn
 
-from glassgpt.model.decoding import CachedDecoder, GraphedFunction, WindowDecoder, prepare_for_decoding
+from glassgpt.model.generate import CachedDecoder, GraphedFunction, WindowDecoder, prepare_for_decoding
 from glassgpt.model.gpt import GPT
 
 both = pytest.mark.parametrize("arch", ["gpt2", "modern"])

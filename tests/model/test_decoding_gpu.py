@@ -9,10 +9,14 @@ import torch
 from tiny_models import CONTEXT, VOCABULARY, little_gpt, some_tokens
 
 from glassgpt.errors import UserError
-from glassgpt.model.decoding import CachedDecoder, WindowDecoder, prepare_for_decoding
-from glassgpt.model.generate import generate_samples
+from glassgpt.model.generate import (
+    CachedDecoder,
+    TokenSampler,
+    WindowDecoder,
+    generate_samples,
+    prepare_for_decoding,
+)
 from glassgpt.model.gpt import GPT
-from glassgpt.model.sampling import TokenSampler
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]
 both = pytest.mark.parametrize("arch", ["gpt2", "modern"])
@@ -25,9 +29,9 @@ def on_gpu(arch: str, **changes: Any) -> GPT:
 
 
 def texts(
-    model: GPT, prompt: list[int], samples: int, count: int, draws: TokenSampler = PLAIN, **reading: bool
+    model: GPT, prompt: list[int], samples: int, count: int, sampler: TokenSampler = PLAIN, **reading: bool
 ) -> list[list[int]]:
-    return list(generate_samples(model, prompt, count, draws, samples=range(samples), **reading))
+    return list(generate_samples(model, prompt, count, sampler, samples=range(samples), **reading))
 
 
 @both
@@ -45,16 +49,16 @@ def test_a_recorded_step_gives_the_logits_of_a_plain_one(arch: str, rows: int, l
     ]
     for end in range(length, CONTEXT + 1):
         known = tokens[: 1 if end == length else rows, :end]
-        recorded, plain, whole = (reader.next_logits(known).clone() for reader in readers)
-        torch.testing.assert_close(recorded, plain, atol=1e-5, rtol=0)
-        torch.testing.assert_close(recorded, whole, atol=1e-5, rtol=0)
+        graphed, plain, whole = (reader.next_logits(known).clone() for reader in readers)
+        torch.testing.assert_close(graphed, plain, atol=1e-5, rtol=0)
+        torch.testing.assert_close(graphed, whole, atol=1e-5, rtol=0)
 
 
 @both
 @one_or_several
 @pytest.mark.parametrize("length", [1, 7, CONTEXT, 2 * CONTEXT])
 @pytest.mark.parametrize(
-    "draws",
+    "sampler",
     [
         PLAIN,
         TokenSampler(VOCABULARY, top_k=5),
@@ -63,14 +67,14 @@ def test_a_recorded_step_gives_the_logits_of_a_plain_one(arch: str, rows: int, l
     ],
 )
 def test_the_same_text_recorded_or_not_and_on_a_cpu(
-    arch: str, rows: int, length: int, draws: TokenSampler
+    arch: str, rows: int, length: int, sampler: TokenSampler
 ) -> None:
     """Across the edge of the context, too."""
     prompt = some_tokens(1, length)[0].tolist()
-    recorded = texts(on_gpu(arch), prompt, rows, 2 * CONTEXT, draws, graph=True)
-    assert recorded == texts(on_gpu(arch), prompt, rows, 2 * CONTEXT, draws)
-    assert recorded == texts(on_gpu(arch), prompt, rows, 2 * CONTEXT, draws, use_cache=False)
-    assert recorded == texts(little_gpt(arch=arch), prompt, rows, 2 * CONTEXT, draws)
+    graphed = texts(on_gpu(arch), prompt, rows, 2 * CONTEXT, sampler, graph=True)
+    assert graphed == texts(on_gpu(arch), prompt, rows, 2 * CONTEXT, sampler)
+    assert graphed == texts(on_gpu(arch), prompt, rows, 2 * CONTEXT, sampler, use_cache=False)
+    assert graphed == texts(little_gpt(arch=arch), prompt, rows, 2 * CONTEXT, sampler)
 
 
 @both

@@ -1,4 +1,4 @@
-"""Attention's kernels, compiled code and recordings on a card have the plain path's loss and gradients.
+"""Attention's kernels, compiled code and CUDA graphs on a card have the plain path's loss and gradients.
 
 In float32 within 1e-5; in bfloat16 no further from float32 than the plain path is.
 """
@@ -85,7 +85,7 @@ def test_compiled_it_has_the_same_loss_and_gradients(arch: str, monkeypatch: pyt
 @both
 @pytest.mark.parametrize("kernels", [False, True])
 def test_recorded_it_has_the_same_loss_and_gradients(arch: str, kernels: bool) -> None:
-    """Of a batch that it was not recorded with, and they add up over micro-batches."""
+    """Of a batch that it was not captured with, and they add up over micro-batches."""
     model = model_of(arch)
     model.set_kernels(kernels)
 
@@ -94,12 +94,12 @@ def test_recorded_it_has_the_same_loss_and_gradients(arch: str, kernels: bool) -
         loss.backward()
         return (loss.detach(),)
 
-    recording = CudaGraphRunner(work)
+    runner = CudaGraphRunner(work)
     for seed in range(4):
-        recording(*batch(seed))
-    assert recording.capture_error is None
+        runner(*batch(seed))
+    assert runner.capture_error is None
     model.zero_grad(set_to_none=False)
-    losses = [float(recording(*batch(seed))[0]) for seed in (7, 8)]
+    losses = [float(runner(*batch(seed))[0]) for seed in (7, 8)]
     found = gradient_of(model).clone()
     model.zero_grad()
     wanted = [float(work(*batch(seed))[0]) for seed in (7, 8)]

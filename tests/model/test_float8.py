@@ -259,5 +259,5 @@ def test_a_vocabulary_that_fits_no_8_bits_is_not_tried(monkeypatch: pytest.Monke
     monkeypatch.setattr(loss_chunks, "MAX_UNCHUNKED_LOGIT_BYTES", 0)
     monkeypatch.setattr(float8, "_kernels", lambda: pytest.fail("in 8 bits"))
     hidden, weight = normal(16, 32).requires_grad_(), normal(1001, 32, seed=1).requires_grad_()
-    (grad,) = torch.autograd.grad(loss.cross_entropy(hidden, weight, torch.arange(16), low=True), hidden)
+    (grad,) = torch.autograd.grad(loss.cross_entropy(hidden, weight, torch.arange(16), fp8=True), hidden)
     assert grad.isfinite().all()

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from tiny_models import CONTEXT, VOCABULARY, hf_gpt2, little_gpt, some_tokens
 
 from glassgpt.errors import UserError
-from glassgpt.model.generate import generate, generate_samples
+from glassgpt.model.generate import TokenSampler, generate, generate_samples
 from glassgpt.model.gpt import GPT
-from glassgpt.model.sampling import TokenSampler
 from glassgpt.model.weights import from_transformers, load_weights
 
 ARCHS = ["gpt2", "modern"]
@@ -35,12 +34,12 @@ def texts(
     prompt: list[int],
     samples: int | range,
     count: int = 20,
-    draws: TokenSampler = PLAIN,
+    sampler: TokenSampler = PLAIN,
     **reading: bool,
 ) -> list[list[int]]:
     """One list per sample."""
     numbers = range(samples) if isinstance(samples, int) else samples
-    steps = list(generate_samples(model, prompt, count, draws, samples=numbers, **reading))
+    steps = list(generate_samples(model, prompt, count, sampler, samples=numbers, **reading))
     assert len(steps) == count
     return [list(sample) for sample in zip(*steps, strict=True)]
 
@@ -67,7 +66,7 @@ def test_a_sample_does_not_depend_on_the_others(arch: str) -> None:
 @pytest.mark.parametrize("seed", [0, 3, 2**32 - 1, 2**63, -1])
 def test_the_next_seed_has_samples_of_its_own(seed: int) -> None:
     model = little_gpt()
-    both = [texts(model, [1], 4, draws=TokenSampler(VOCABULARY, seed=each)) for each in (seed, seed + 1)]
+    both = [texts(model, [1], 4, sampler=TokenSampler(VOCABULARY, seed=each)) for each in (seed, seed + 1)]
     assert len({tuple(sample) for samples in both for sample in samples}) == 8
 
 
@@ -95,13 +94,13 @@ def test_the_cache_changes_no_token(
     graph: bool,
     seed: int,
 ) -> None:
-    """Also with a prompt longer than the context, across its edge, and by steps that could be recorded."""
+    """Also with a prompt longer than the context, across its edge, and by steps that could be captured."""
     model = little_gpt(arch=arch)
     model.set_attention(attention)
     prompt = some_tokens(1, length, seed)[0].tolist()
-    draws = TokenSampler(VOCABULARY, temperature, seed=seed)
-    plain = texts(model, prompt, samples, count, draws, use_cache=False)
-    assert texts(model, prompt, samples, count, draws, graph=graph) == plain
+    sampler = TokenSampler(VOCABULARY, temperature, seed=seed)
+    plain = texts(model, prompt, samples, count, sampler, use_cache=False)
+    assert texts(model, prompt, samples, count, sampler, graph=graph) == plain
 
 
 def test_the_plain_way_reads_all_again_and_the_cache_only_what_is_new() -> None:
@@ -117,12 +116,12 @@ def test_the_plain_way_reads_all_again_and_the_cache_only_what_is_new() -> None:
 
 @torch.no_grad()
 def test_greedy_text_is_that_of_transformers() -> None:
-    theirs, model = hf_gpt2(), little_gpt(activation="gelu_new")
-    load_weights(model, from_transformers(theirs.state_dict()), "transformers")
+    hf_model, model = hf_gpt2(), little_gpt(activation="gelu_new")
+    load_weights(model, from_transformers(hf_model.state_dict()), "transformers")
     for seed in range(5):
         prompt = some_tokens(rows=1, length=3, seed=seed)
         count = CONTEXT - 3
-        expected = theirs.generate(  # type: ignore[misc]
+        expected = hf_model.generate(  # type: ignore[misc]
             prompt,
             attention_mask=torch.ones_like(prompt),
             do_sample=False,
@@ -185,10 +184,10 @@ def test_what_leaves_only_the_likeliest_is_temperature_0(options: dict[str, Any]
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("options", [{}, {"top_k": None}, {"top_p": 0.9}, {"temperature": 0.0}, {"top_k": 1}])
 def test_a_model_whose_output_is_not_a_number_is_not_drawn_from(options: dict[str, Any], graph: bool) -> None:
-    model, draws = little_gpt(), TokenSampler(VOCABULARY, **options)
+    model, sampler = little_gpt(), TokenSampler(VOCABULARY, **options)
     with torch.no_grad():
         model.get_parameter("transformer.wpe.weight")[3] = math.nan
-    steps = generate_samples(model, [1], 9, draws, samples=range(2), graph=graph)
+    steps = generate_samples(model, [1], 9, sampler, samples=range(2), graph=graph)
     assert len([next(steps) for _ in range(3)]) == 3
     with pytest.raises(UserError, match="not a number: its training went wrong"):
         next(steps)
@@ -238,7 +237,7 @@ def test_nothing_is_left_changed(training: bool) -> None:
     model = little_gpt(dropout=0.5).train(training)
     torch_state, numpy_state = torch.get_rng_state(), repr(np.random.get_state())
     text(model, [1, 2])
-    texts(model, [1, 2], samples=3, draws=TokenSampler(VOCABULARY, top_p=0.9))
+    texts(model, [1, 2], samples=3, sampler=TokenSampler(VOCABULARY, top_p=0.9))
     half_read = generate(model, [1], 10, PLAIN)
     next(half_read)
     half_read.close()  # type: ignore[attr-defined]

@@ -136,7 +136,7 @@ def test_fused_attention_is_textbook_attention(arch: str) -> None:
         torch.testing.assert_close(fused[name], textbook[name], atol=1e-5, rtol=0)
 
 
-def plain_kernel(q: Tensor, k: Tensor, v: Tensor, dropout: float, how: str) -> Tensor:
+def plain_kernel(q: Tensor, k: Tensor, v: Tensor, dropout: float, backend: str) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
 
 
@@ -157,7 +157,7 @@ def test_textbook_attention_in_bfloat16_is_as_near_to_float32_as_fused(arch: str
             model.set_attention("manual" if how == "manual" else "sdpa")
             with torch.autocast("cpu", torch.bfloat16), pytest.MonkeyPatch.context() as patch:
                 if how == "kernel":
-                    patch.setattr("glassgpt.model.gpt._attention_on_a_cpu", plain_kernel)
+                    patch.setattr("glassgpt.model.gpt.attend", plain_kernel)
                 _, found = loss_and_gradients(model, tokens, targets)
             errors[how] += sum(float((found[name] - exact[name]).square().sum()) for name in exact)
         model.set_attention("sdpa")

@@ -78,12 +78,12 @@ def test_a_folder_of_transformers_is_the_same_model(original: Path, monkeypatch:
 
 @torch.no_grad()
 def test_the_other_activation_is_read_from_the_config(tmp_path: Path) -> None:
-    theirs = hf_gpt2(n_head=3, activation="gelu")
-    theirs.save_pretrained(tmp_path)
+    hf_model = hf_gpt2(n_head=3, activation="gelu")
+    hf_model.save_pretrained(tmp_path)
     config, state = read_pretrained(tmp_path)
     assert (config.activation, config.n_head) == ("gelu", 3)
     logits = built(config, state)(some_tokens())
-    torch.testing.assert_close(logits, theirs(some_tokens()).logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(logits, hf_model(some_tokens()).logits, atol=1e-5, rtol=0)
 
 
 @torch.no_grad()
@@ -169,10 +169,10 @@ def test_a_config_that_is_none(folder: Path, content: bytes) -> None:
 
 def test_absurd_sizes_are_refused_before_a_model_is_built(folder: Path) -> None:
     change_config(folder, n_layer=10**12, vocab_size=10**12, n_positions=10**300)
-    said = problems(folder)
-    assert said[0] == "model.safetensors: it has 2 layers, but config.json says n_layer 1000000000000"
-    assert said[1].startswith("model.safetensors: wte.weight is (23, 24), but config.json says vocab_size")
-    assert said[2].startswith("model.safetensors: wpe.weight is (16, 24), but config.json says n_positions")
+    found = problems(folder)
+    assert found[0] == "model.safetensors: it has 2 layers, but config.json says n_layer 1000000000000"
+    assert found[1].startswith("model.safetensors: wte.weight is (23, 24), but config.json says vocab_size")
+    assert found[2].startswith("model.safetensors: wpe.weight is (16, 24), but config.json says n_positions")
 
 
 @pytest.mark.parametrize("kept", [0, 4, 8, 100, -1000, -1])
@@ -218,13 +218,13 @@ def test_a_head_of_its_own_is_refused_where_the_config_says_that_there_is_none(f
 
 @torch.no_grad()
 def test_a_head_of_its_own_is_read(tmp_path: Path) -> None:
-    theirs = hf_gpt2(tie_word_embeddings=False)
-    theirs.save_pretrained(tmp_path)
+    hf_model = hf_gpt2(tie_word_embeddings=False)
+    hf_model.save_pretrained(tmp_path)
     config, state = read_pretrained(tmp_path)
     assert not config.tie_embeddings
     assert not torch.equal(state["lm_head.weight"], state["transformer.wte.weight"])
     logits = built(config, state)(some_tokens())
-    torch.testing.assert_close(logits, theirs(some_tokens()).logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(logits, hf_model(some_tokens()).logits, atol=1e-5, rtol=0)
 
 
 # --- NanoChat ---
@@ -234,11 +234,11 @@ def test_a_head_of_its_own_is_read(tmp_path: Path) -> None:
 def test_a_nanochat_of_transformers_is_the_same_model(tmp_path: Path) -> None:
     tokens, targets = some_batch()
     for tied in (True, False):
-        theirs = hf_nanochat(tie_word_embeddings=tied)
-        theirs.save_pretrained(tmp_path / str(tied))
+        hf_model = hf_nanochat(tie_word_embeddings=tied)
+        hf_model.save_pretrained(tmp_path / str(tied))
         config, state = read_pretrained(find_pretrained(str(tmp_path / str(tied))))
         assert config == little_config(arch="modern", bias=False, activation="relu2", tie_embeddings=tied)
-        model, logits = built(config, state), theirs(tokens).logits
+        model, logits = built(config, state), hf_model(tokens).logits
         torch.testing.assert_close(model(tokens), logits, atol=1e-5, rtol=0)
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
         assert model(tokens, targets).item() == pytest.approx(loss.item(), abs=1e-6)
@@ -322,8 +322,8 @@ def test_a_file_that_is_missing_of_several_is_named(sharded: Path) -> None:
 )
 def test_an_index_that_names_no_files_beside_it_is_refused(sharded: Path, index: Any) -> None:
     (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
-    said = "model.safetensors.index.json does not say which .safetensors files hold the weights"
-    assert problems(sharded)[0].startswith(said)
+    message = "model.safetensors.index.json does not say which .safetensors files hold the weights"
+    assert problems(sharded)[0].startswith(message)
 
 
 # --- another architecture ---
@@ -334,8 +334,8 @@ def test_another_architecture_is_named_and_nothing_else_is_said(tmp_path: Path, 
     config = getattr(pytest.importorskip("transformers"), kind)()
     config.save_pretrained(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    said = rf'model_type is "{config.model_type}", another architecture; only models of GPT-2\'s kind '
-    with pytest.raises(UserError, match=said) as caught:
+    message = rf'model_type is "{config.model_type}", another architecture; only models of GPT-2\'s kind '
+    with pytest.raises(UserError, match=message) as caught:
         find_pretrained(str(tmp_path))
     assert len(caught.value.problems) == 1
     assert len(problems(tmp_path)) == 1

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tiny_models import VOCABULARY
 
-from glassgpt.model.sampling import TokenSampler, _nucleus
+from glassgpt.model.generate import TokenSampler, _top_p_filter
 
 few = settings(max_examples=20, deadline=None)
 
@@ -57,7 +57,7 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_top_p(weights: list[int], 
     """With many equal probabilities, and sums that are met exactly."""
     probabilities = torch.tensor(weights, dtype=torch.float64) / 32
     top_p = parts / 32
-    kept = _nucleus(probabilities, top_p)
+    kept = _top_p_filter(probabilities, top_p)
     left_out = probabilities[kept == 0]
     kept = kept[kept > 0]
     assert len(kept) >= 1
@@ -76,12 +76,12 @@ def test_top_p_counts_what_top_k_left() -> None:
 
 def test_rows_are_drawn_from_at_once_as_torch_draws_from_each() -> None:
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
-    draws = TokenSampler(50, temperature=1.0, top_k=None)
-    ours, theirs = ([torch.Generator().manual_seed(number) for number in range(3)] for _ in range(2))
+    sampler = TokenSampler(50, temperature=1.0, top_k=None)
+    ours, for_torch = ([torch.Generator().manual_seed(number) for number in range(3)] for _ in range(2))
     for _ in range(20):
-        rows = zip(logits.softmax(-1), theirs, strict=True)
+        rows = zip(logits.softmax(-1), for_torch, strict=True)
         expected = [int(torch.multinomial(row, 1, generator=generator)) for row, generator in rows]
-        assert draws.next_tokens(logits, ours).tolist() == expected
+        assert sampler.next_tokens(logits, ours).tolist() == expected
 
 
 def test_each_row_is_drawn_from_by_its_own_generator() -> None:
@@ -89,5 +89,5 @@ def test_each_row_is_drawn_from_by_its_own_generator() -> None:
     logits[[0, 1, 2], [5, 1, 8]] = 50.0
     generators = [torch.Generator() for _ in range(3)]
     for temperature, top_k, top_p in ((0.0, None, None), (1.0, None, None), (1.0, 4, None), (1.0, 4, 0.9)):
-        draws = TokenSampler(9, temperature, top_k, top_p)
-        assert draws.next_tokens(logits, generators).tolist() == [5, 1, 8]
+        sampler = TokenSampler(9, temperature, top_k, top_p)
+        assert sampler.next_tokens(logits, generators).tolist() == [5, 1, 8]

@@ -23,32 +23,32 @@ def ours(**changes: Any) -> GPT:
 @pytest.mark.parametrize("activation", ["gelu_new", "gelu"])
 @torch.no_grad()
 def test_logits_are_those_of_transformers(n_head: int, activation: str) -> None:
-    theirs, model = hf_gpt2(n_head, activation), ours(n_head=n_head, activation=activation)
-    load_weights(model, from_transformers(theirs.state_dict()), "transformers")
+    hf_model, model = hf_gpt2(n_head, activation), ours(n_head=n_head, activation=activation)
+    load_weights(model, from_transformers(hf_model.state_dict()), "transformers")
     for length in (1, 5, CONTEXT):
         tokens = some_tokens(length=length)
-        expected = theirs(tokens).logits
+        expected = hf_model(tokens).logits
         assert expected.std() > 0.1
         torch.testing.assert_close(model(tokens), expected, atol=1e-5, rtol=0)
 
 
 @torch.no_grad()
 def test_a_file_without_head_prefix_and_with_old_masks_is_understood() -> None:
-    theirs, model = hf_gpt2(), ours()
-    state = {name.removeprefix("transformer."): tensor for name, tensor in theirs.state_dict().items()}
+    hf_model, model = hf_gpt2(), ours()
+    state = {name.removeprefix("transformer."): tensor for name, tensor in hf_model.state_dict().items()}
     del state["lm_head.weight"]
     state["h.0.attn.bias"] = torch.ones(1, 1, CONTEXT, CONTEXT).tril()
     state["h.1.attn.masked_bias"] = torch.tensor(-1e4)
     load_weights(model, from_transformers(state), "an old file")
-    torch.testing.assert_close(model(some_tokens()), theirs(some_tokens()).logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(model(some_tokens()), hf_model(some_tokens()).logits, atol=1e-5, rtol=0)
 
 
 def test_names_and_shapes_are_gpt2s() -> None:
-    theirs = from_transformers(hf_gpt2().state_dict())
+    expected = from_transformers(hf_gpt2().state_dict())
     state = ours().state_dict()
-    assert list(state) == list(theirs)
+    assert list(state) == list(expected)
     assert {name: tensor.shape for name, tensor in state.items()} == {
-        name: tensor.shape for name, tensor in theirs.items()
+        name: tensor.shape for name, tensor in expected.items()
     }
 
 
@@ -98,18 +98,18 @@ def test_modern_is_nanochat_in_both_directions() -> None:
     ):
         model = ours(arch="modern", n_head=n_head, tie_embeddings=tied, activation=activation)
         state = to_nanochat(model.state_dict(), model.config)
-        theirs = hf_nanochat(num_attention_heads=n_head, hidden_act=activation)
-        theirs.load_state_dict(state)  # strict: no key is missing or left over
+        hf_model = hf_nanochat(num_attention_heads=n_head, hidden_act=activation)
+        hf_model.load_state_dict(state)  # strict: no key is missing or left over
         for length in (1, 5, CONTEXT):
             tokens = some_tokens(length=length)
-            expected = theirs(tokens).logits
+            expected = hf_model(tokens).logits
             assert expected.std() > 0.1
             torch.testing.assert_close(model(tokens), expected, atol=1e-5, rtol=0)
         shape = dataclasses.replace(model.config, tie_embeddings=False)
         back = build_model(shape, from_nanochat(state, shape), "transformers").eval()
         torch.testing.assert_close(back(some_tokens()), model(some_tokens()), atol=1e-5, rtol=0)
         start = some_tokens(rows=1, length=2)
-        written = theirs.generate(start, max_new_tokens=CONTEXT - 2, do_sample=False)
+        written = hf_model.generate(start, max_new_tokens=CONTEXT - 2, do_sample=False)
         assert written[0, 2:].tolist() == greedy_tokens(model, start)
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from glassgpt.estimate.forecast import RunForecast
-from glassgpt.estimate.loss_law import predict_loss_curve
-from glassgpt.estimate.loss_law_inputs import LossLawInputs
+from glassgpt.estimate.loss_law import LossLawInputs, predict_loss_curve
 from glassgpt.estimate.memory import MemoryEstimate
 from glassgpt.estimate.speed import ThroughputEstimate
 from glassgpt.record.machine import CpuTimes

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from glassgpt import format
 from glassgpt.exchange.export import ExportResult
+from glassgpt.exchange.export_formats import dataset_name, needs_meta
 from glassgpt.exchange.import_nanogpt import ImportResult
-from glassgpt.exchange.to_nanogpt import dataset_name, needs_meta
 from glassgpt.sanitize import sanitize_text
 from glassgpt.show.terminal.sample_view import describe_checkpoint
 

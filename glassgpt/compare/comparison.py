@@ -82,7 +82,6 @@ class Comparison:
         }
 
 
-@np.errstate(all="ignore")  # logs contain times and losses of 1e308; what overflows is left out
 def compare(runs: Sequence[tuple[RunLog, Facts]], card: Card | None = None) -> Comparison:
     """Each run with the first one. `card`: MFU of all runs is measured against its peak."""
     if len(runs) < 2:

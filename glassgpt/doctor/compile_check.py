@@ -84,9 +84,9 @@ def compile_small_function(folder: Path) -> list[DiagnosticLine]:
     device = default_device()
     inputs = torch.linspace(-2, 2, 64, device=device).reshape(8, 8)
     started = time.perf_counter()
-    found = torch.compile(_small_function)(inputs)
+    compiled = torch.compile(_small_function)(inputs)
     seconds = time.perf_counter() - started
-    return [compile_line(bool(torch.allclose(found, _small_function(inputs), atol=1e-5)), seconds)]
+    return [compile_line(bool(torch.allclose(compiled, _small_function(inputs), atol=1e-5)), seconds)]
 
 
 def _small_function(x: torch.Tensor) -> torch.Tensor:

@@ -44,8 +44,8 @@ OLDEST_TORCH = (2, 8)  # as pyproject.toml has them
 def check_system(context: CheckContext) -> list[DiagnosticLine]:
     system, kind = _system_name(), platform.machine()
     numbers = {"os": platform.system(), "kernel": platform.release(), "name": system, "machine": kind}
-    found = DiagnosticLine("system", f"{system}, {kind}", numbers=numbers)
-    return [found, _python_line(sys.version_info[:2], platform.python_version()), _own_line()]
+    line = DiagnosticLine("system", f"{system}, {kind}", numbers=numbers)
+    return [line, _python_line(sys.version_info[:2], platform.python_version()), _own_line()]
 
 
 def _system_name() -> str:
@@ -178,10 +178,10 @@ def threads_line(
     threads: int, cores: Cores, environment: Mapping[str, str], busy: float = 0.0
 ) -> DiagnosticLine:
     """`busy`: cores that other programs use just now. A run takes none of them (estimate/decide.py)."""
-    asked = environment.get("OMP_NUM_THREADS")
+    omp_threads = environment.get("OMP_NUM_THREADS")
     says = f"torch computes with {format.pluralize(threads, 'thread')}"
-    says += f" (OMP_NUM_THREADS={asked})" if asked else ""
-    numbers = {"threads": threads, "omp_num_threads": asked, "usable_cores": cores.usable}
+    says += f" (OMP_NUM_THREADS={omp_threads})" if omp_threads else ""
+    numbers = {"threads": threads, "omp_num_threads": omp_threads, "usable_cores": cores.usable}
     best = max(1, math.floor(cores.parallel))
     if threads > math.ceil(cores.usable):
         return DiagnosticLine(
@@ -192,9 +192,9 @@ def threads_line(
             numbers,
         )
     if threads < max(1, best - int(busy + 0.5)):
-        held = "unset OMP_NUM_THREADS" if asked else f"export OMP_NUM_THREADS={best}"
+        held = "unset OMP_NUM_THREADS" if omp_threads else f"export OMP_NUM_THREADS={best}"
         return DiagnosticLine("threads", f"{says}; {best} cores are there to use", "note", held, numbers)
-    if asked and not re.fullmatch(r"\s*0*[1-9]\d*\s*(,\s*\d+\s*)*", asked):
+    if omp_threads and not re.fullmatch(r"\s*0*[1-9]\d*\s*(,\s*\d+\s*)*", omp_threads):
         return DiagnosticLine(
             "threads", f"{says}, which is no count: not heeded", "note", "unset OMP_NUM_THREADS", numbers
         )
@@ -298,8 +298,8 @@ _CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal")
 
 def hottest_cpu_celsius(sensors: Mapping[str, Any]) -> float | None:
     """Of the processor's sensors, in degrees Celsius."""
-    found = [entry.current for name in _CPU_SENSORS for entry in sensors.get(name, ())]
-    return max((float(value) for value in found if value), default=None)
+    readings = [entry.current for name in _CPU_SENSORS for entry in sensors.get(name, ())]
+    return max((float(value) for value in readings if value), default=None)
 
 
 _LOW_MEMORY_BYTES, _TOO_LOW_MEMORY_BYTES = 4 * 2**30, 2**30

@@ -155,10 +155,10 @@ def _difference_line(
 ) -> DiagnosticLine:
     """A difference of NaN is no agreement."""
     numbers: dict[str, ReportValue] = {"difference": apart, "allowed": allowed}
-    told = f"{says} {_amount(apart, relative)} at most; {_amount(allowed, relative)} is allowed"
+    difference = f"{says} {_amount(apart, relative)} at most; {_amount(allowed, relative)} is allowed"
     if apart <= allowed:
-        return DiagnosticLine(name, told, numbers=numbers)
-    return DiagnosticLine(name, told, "problem", REPORT_FIX, numbers)
+        return DiagnosticLine(name, difference, numbers=numbers)
+    return DiagnosticLine(name, difference, "problem", REPORT_FIX, numbers)
 
 
 def _amount(value: float, relative: bool) -> str:
@@ -231,7 +231,7 @@ def read_self_test_run(folder: Path) -> SelfTestRun:
 
     records = journal.effective_records(journal.read(folder / journal.FILE_NAME))
     steps = [record for record in records if record["kind"] == "step"]
-    setbacks = [
+    fallbacks = [
         f"{record['title']} ({record['evidence']})"
         for record in records
         if record["kind"] == "finding" and str(record.get("id", "")).endswith("-failed")
@@ -240,7 +240,7 @@ def read_self_test_run(folder: Path) -> SelfTestRun:
         [float(step["loss"]) for step in steps],
         [float(step["grad_norm"]) for step in steps],
         load_latest_intact(folder)[1],
-        setbacks,
+        fallbacks,
     )
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-import numpy as np
-
 from glassgpt.estimate.cards import Card
 from glassgpt.explain.registry import RULES
 from glassgpt.explain.rule import Finding, RunAnalysis
@@ -42,11 +40,9 @@ class Explanation:
 
 def explain(run_log: RunLog, card: Card | None = None) -> Explanation:
     """`card`: the one it ran on, if the user names it (--gpu)."""
-    # Not yet all numbers of a log are clamped where it is read: MFU, learning rate and gradient norm are not.
-    with np.errstate(over="ignore", invalid="ignore"):
-        facts = compute_facts(run_log)
-        analysis = RunAnalysis(run_log, facts, card)
-        findings = [finding for rule in RULES if (finding := rule(analysis)) is not None]
+    facts = compute_facts(run_log)
+    analysis = RunAnalysis(run_log, facts, card)
+    findings = [finding for rule in RULES if (finding := rule(analysis)) is not None]
     for record in run_log.journal_findings:  # those that a GlassGPT run made itself, while it trained
         severity = str(record.get("severity"))
         findings.append(

@@ -183,9 +183,13 @@ class _SummarySentence:
         chosen, base = self._best.setting, self._context.automatic_setting_at(self._micro_batch)
         alike = {}
         for row in self._rows:
-            there = self._context.automatic_setting_at(row.setting.micro_batch)
-            is_said = row.is_automatic and row.figures is not None  # in the head
-            if not is_said and row.setting != chosen and row.setting == chosen.transfer_changes(base, there):
+            neighbour_base = self._context.automatic_setting_at(row.setting.micro_batch)
+            is_in_headline = row.is_automatic and row.figures is not None  # in the head
+            if (
+                not is_in_headline
+                and row.setting != chosen
+                and row.setting == chosen.transfer_changes(base, neighbour_base)
+            ):
                 alike[row.setting.micro_batch] = row
         below = max((number for number in alike if number < self._micro_batch), default=None)
         above = min((number for number in alike if number > self._micro_batch), default=None)

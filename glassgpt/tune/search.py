@@ -169,12 +169,12 @@ class Search:
 
     def _failure_message(self) -> str:
         """Why no trial gave a usable setting."""
-        found = self.results.trials
-        last = next(reversed(found.values()))[-1] if found else None
+        trials = self.results.trials
+        last = next(reversed(trials.values()))[-1] if trials else None
         if self._budget.left_s <= 0 or (last is not None and last.outcome == "hung"):
             return budget_too_short_message(self._budget.seconds)
         if last is None or last.outcome in ("ran", "out of memory"):
-            smallest = min(setting.micro_batch for setting in (*found, *self.results.skipped))
+            smallest = min(setting.micro_batch for setting in (*trials, *self.results.skipped))
             return (
                 f"not even a micro-batch of {smallest} fits in memory with room to spare: "
                 "a smaller --n_embd, --n_layer or --block_size would"
@@ -190,12 +190,12 @@ class Search:
             if step is candidates.next_smaller_size and self._has_slower_below(at):
                 return
             while (size := step(self._micro_batch_sizes(), at.micro_batch)) is not None:
-                there = self._try_size(at, size)
-                if not self.results.is_faster(there, over=at):
-                    if step is candidates.next_larger_size and self._has_no_room(there):
+                candidate = self._try_size(at, size)
+                if not self.results.is_faster(candidate, over=at):
+                    if step is candidates.next_larger_size and self._has_no_room(candidate):
                         self._try_between(at, size)
                     break
-                at = there
+                at = candidate
 
     def _has_slower_below(self, at: SpeedSettings) -> bool:
         """Whether a slightly smaller micro-batch has already proved slower."""
@@ -205,12 +205,16 @@ class Search:
 
     def _try_size(self, at: SpeedSettings, size: int) -> SpeedSettings:
         """Tries a size with a run's own choices for it; if that gains nothing, with the present ones."""
-        there, same = self._carry_to_size(at, size), replace(at, micro_batch=size)
-        self._try_setting(there)
-        if there != same and not self.results.is_faster(there, over=at) and not self._has_no_room(there):
+        candidate, same = self._carry_to_size(at, size), replace(at, micro_batch=size)
+        self._try_setting(candidate)
+        if (
+            candidate != same
+            and not self.results.is_faster(candidate, over=at)
+            and not self._has_no_room(candidate)
+        ):
             self._try_setting(same)
-            return max(there, same, key=self.results.tokens_per_s)
-        return there
+            return max(candidate, same, key=self.results.tokens_per_s)
+        return candidate
 
     def _has_no_room(self, setting: SpeedSettings) -> bool:
         return self._lacks_memory(setting) and self.results.skipped.get(setting) != NO_TIME
@@ -255,10 +259,10 @@ class Search:
             best = self.results.best_setting()
             if count == best.threads:
                 continue
-            there = replace(best, threads=count)
-            self._try_setting(there)
+            candidate = replace(best, threads=count)
+            self._try_setting(candidate)
             fewer = count < (best.threads or self._context.threads)
-            if fewer and not self.results.is_faster(there, over=best):
+            if fewer and not self.results.is_faster(candidate, over=best):
                 break
 
     def _try_checkpointing(self) -> None:
@@ -267,21 +271,21 @@ class Search:
         size = candidates.next_larger_size(self._micro_batch_sizes(), best.micro_batch)
         if best.checkpointing or size is None or not self._is_tunable("checkpointing"):
             return
-        there = self._carry_to_size(best, size)
-        known = there in self.results.trials or there in self.results.skipped
-        if known and self._has_no_room(there):
-            self._try_setting(replace(there, checkpointing=True))
+        candidate = self._carry_to_size(best, size)
+        known = candidate in self.results.trials or candidate in self.results.skipped
+        if known and self._has_no_room(candidate):
+            self._try_setting(replace(candidate, checkpointing=True))
 
     def _try_compiled(self) -> None:
         best = self.results.best_setting()
         if not self._is_tunable("compile") or best.compile or self._context.float8:
             return
-        there = candidates.with_compile(best)
+        candidate = candidates.with_compile(best)
         if self._estimator.can_compiling_pay(best):
-            self._try_setting(there)
-            self._remeasure_compiled(there, best)
+            self._try_setting(candidate)
+            self._remeasure_compiled(candidate, best)
         else:
-            self.results.skipped[there] = RUN_TOO_SHORT
+            self.results.skipped[candidate] = RUN_TOO_SHORT
 
     def _remeasure_compiled(self, compiled: SpeedSettings, best: SpeedSettings) -> None:
         """Compiled code is cached, and the run will start from the cache. So measure it again, in alternation

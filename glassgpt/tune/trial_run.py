@@ -108,8 +108,8 @@ def _placement(setup: TrialSetup, setting: SpeedSettings, sequences: int) -> Exe
     plan = BatchPlan(size, sequences // size, sequences, sequences * config.block_size)
     load = SpeedupInputs(plan, setup.shape.vocab_size, setup.flops_per_token, int(setup.tokens.nbytes))
     execution, choices = choose_speedups(config, setup.device, setup.dtype, load)
-    there = dataclasses.replace(setting_from_execution(config, execution, size), threads=setting.threads)
-    different = next(there.differences(setting), None)
+    decided = dataclasses.replace(setting_from_execution(config, execution, size), threads=setting.threads)
+    different = next(decided.differences(setting), None)
     if different is not None:
         reason = next((choice.reason for choice in choices if choice.name == different), "a run would not")
         raise UserError(reason)
@@ -271,10 +271,10 @@ def time_updates(
     """At least three updates, two if each takes longer than `seconds`."""
     fewest = _MIN_TIMED_UPDATES if usual_s < seconds else 2
     begin = clock()
-    found: list[UpdateMarks] = []
-    while len(found) < fewest or clock() - begin < seconds:
-        found += block(_updates_per_sync(usual_s))
-    return found
+    marks: list[UpdateMarks] = []
+    while len(marks) < fewest or clock() - begin < seconds:
+        marks += block(_updates_per_sync(usual_s))
+    return marks
 
 
 def _updates_per_sync(usual_s: float) -> int:

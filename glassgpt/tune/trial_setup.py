@@ -152,10 +152,10 @@ def _automatic_settings(
         if plan.sequences % size or size == plan.batch_size:
             continue
         try:
-            there = _execution_for(setup, config, split_update(plan, size), rate, free)
+            execution_there = _execution_for(setup, config, split_update(plan, size), rate, free)
         except UserError:  # 8-bit floats want multiples of 16 tokens
             continue
-        automatics.append(setting_from_execution(config, there, size))
+        automatics.append(setting_from_execution(config, execution_there, size))
     return tuple(sorted(automatics, key=lambda setting: setting.micro_batch))
 
 

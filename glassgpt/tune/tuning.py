@@ -56,8 +56,8 @@ _MAX_BUDGET_S = 24 * 3600
 
 def budget_seconds(text: str) -> float | None:
     """90s, 2m, 1.5h, 90; None if it is no such thing."""
-    found = _DURATION.fullmatch(text.strip().lower())
-    seconds = float(found[1]) * _SECONDS[found[2]] if found else math.nan
+    match = _DURATION.fullmatch(text.strip().lower())
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else math.nan
     return seconds if 0 < seconds <= _MAX_BUDGET_S else None
 
 

@@ -76,7 +76,7 @@ class TrialServer:
             from glassgpt.training.device import choose_device
 
             return {"type": choose_device(request["asked"])[0].type}
-        setup = self._set_stage({name: request[name] for name in ("config", "vocab_size")})
+        setup = self._prepare({name: request[name] for name in ("config", "vocab_size")})
         if request["do"] == "look":
             from glassgpt.tune.speed_settings import to_document
             from glassgpt.tune.trial_setup import inspect_machine
@@ -88,13 +88,13 @@ class TrialServer:
         wanted = {name: request[name] for name in ("sequences", "micro_steps", "seconds")}
         return dataclasses.asdict(run_trial(setup, SpeedSettings(**request["setting"]), **wanted))
 
-    def _set_stage(self, asked: JsonObject) -> TrialSetup:
+    def _prepare(self, request: JsonObject) -> TrialSetup:
         from glassgpt.tune.trial_setup import prepare_trial_setup
 
-        if self._trial_setup is None or self._trial_setup[0] != asked:
+        if self._trial_setup is None or self._trial_setup[0] != request:
             self._trial_setup = (
-                asked,
-                prepare_trial_setup(TrainConfig(**asked["config"]), asked["vocab_size"]),
+                request,
+                prepare_trial_setup(TrainConfig(**request["config"]), request["vocab_size"]),
             )
         return self._trial_setup[1]
 

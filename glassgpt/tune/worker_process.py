@@ -129,9 +129,9 @@ class TrialRunner:
     ) -> None:
         self._discard_worker()
 
-    def device_type(self, asked: str, limit_s: float) -> str:
+    def device_type(self, requested: str, limit_s: float) -> str:
         """The device type here, which selects the tables of a preset."""
-        return str(self._request_or_fail({"do": "device", "asked": asked}, limit_s, limit_s)["type"])
+        return str(self._request_or_fail({"do": "device", "asked": requested}, limit_s, limit_s)["type"])
 
     def inspect_machine(
         self, config: TrainConfig, vocab_size: int | None, limit_s: float, budget_s: float

@@ -36,7 +36,7 @@ _WORDS = ("glass", "house", "room", "door", "a", "sees", "the", "light", "throug
 
 
 # A file's tests go to one process, and these take long: begun last, they would be waited for alone.
-_LONG = ("test_readme.py", "test_processes.py", "test_team.py", "test_lost_ranks.py")
+_LONG = ("test_readme.py", "test_processes.py", "test_distributed.py", "test_lost_ranks.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -136,7 +136,7 @@ def test_bandwidth_beside_the_table() -> None:
 
 def test_this_memory_is_really_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed_check, "find_gpus", lambda: [])
-    monkeypatch.setattr(speed_check, "_free_bytes", lambda device: 64 * MIB)
+    monkeypatch.setattr(speed_check, "_COPY_BYTES", {"cpu": 8 * MIB})
     (line,) = check_bandwidth(CheckContext(tmp_path, tmp_path))
     assert 1e7 < float(line.numbers["measured_bytes_per_s"] or 0) < 1e13
     copied = speed_check._copying(torch.device("cpu"), 400)

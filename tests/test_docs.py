@@ -357,3 +357,20 @@ def test_manifest_fields_are_all_on_the_page() -> None:
 
     rows = re.findall(r"^\| `(\w+)` \|", (DOCS / "prepare.md").read_text(encoding="utf-8"), re.M)
     assert {field.name for field in dataclasses.fields(Manifest)} <= set(rows)
+
+
+def test_the_map_and_the_rules_name_only_files_that_exist() -> None:
+    for page in (DOCS / "architecture.md", ROOT / "CONTRIBUTING.md"):
+        text = page.read_text(encoding="utf-8")
+        named = re.findall(r"(?<![\w./])((?:[a-z_]+/)*[a-z_]+\.(?:py|toml))\b", text)
+        assert len(named) > 10
+        places = (
+            ROOT,
+            ROOT / "glassgpt",
+            ROOT / "glassgpt/training",
+            ROOT / "glassgpt/training/distributed",
+            DOCS,
+        )
+        places += (ROOT / "glassgpt/runs",)
+        missing = {name for name in named if not any((place / name).is_file() for place in places)}
+        assert not missing, page.name

@@ -31,7 +31,7 @@ _CORPUS_OPTIONS = ("text_column", "dedup", "workers", "shard_tokens")
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """The options of `glass prepare`."""
+    """Turn text into tokens: a file, a folder, a pattern, or a dataset on Hugging Face."""
 
     # What to read: pylib, shakespeare_char, shakespeare, fineweb_edu, openwebtext, tinystories, any dataset
     # on Hugging Face (owner/name or owner/name:subset), or a file, folder or 'pattern*' of your own.

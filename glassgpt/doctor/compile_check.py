@@ -49,7 +49,7 @@ def compiler_line(
     name = f"{language} compiler"
     if command is not None:
         output = run(command, "--version")
-        version = output.text.splitlines()[0] if output and output.text else "of a version it does not tell"
+        version = output.text.splitlines()[0] if output and output.text else "unknown version"
         return DiagnosticLine(
             name, f"{Path(command).name}: {version}", numbers={"command": Path(command).name}
         )

@@ -39,7 +39,7 @@ def dtype_line(name: str, device: torch.device) -> DiagnosticLine:
     choice = choose_dtype("auto", device, _GPT2_WIDTH)
     says = f"{choice.value}: {choice.reason}"
     if device.type == "cuda" and choice.value != "bfloat16":
-        # Its reason begins with "asked for", and goes on with what speaks against it.
+        # The reason is "asked for; " and then what speaks against it.
         remark = choose_dtype("bfloat16", device, _GPT2_WIDTH).reason.partition("; ")[2]
         says += f"; bfloat16: {remark}" if remark else ""
     return DiagnosticLine(name, says, numbers={"device": str(device), "dtype": str(choice.value)})
@@ -280,7 +280,7 @@ def query_under_load(
 
 def clocks_line(name: str, state: CardState | None, under_load: bool) -> DiagnosticLine:
     if state is None:
-        return DiagnosticLine(name, "not readable: nvidia-smi does not tell about this card", "note")
+        return DiagnosticLine(name, "not readable: nvidia-smi does not list this card", "note")
     parts = []
     if state.clock is not None:
         highest = f" of {state.clock_max:.0f}" if state.clock_max is not None else ""
@@ -290,7 +290,7 @@ def clocks_line(name: str, state: CardState | None, under_load: bool) -> Diagnos
     if state.power is not None:
         limit = f" of {state.power_limit:.0f}" if state.power_limit is not None else ""
         parts.append(f"{state.power:.0f}{limit} W")
-    says = (", ".join(parts) or "nothing is told") + (" under load" if under_load else " just now")
+    says = (", ".join(parts) or "nothing is reported") + (" under load" if under_load else " just now")
     numbers: dict[str, ReportValue] = {
         "under_load": under_load,
         "mhz": state.clock,

@@ -1,4 +1,4 @@
-"""Old questions, answered on this machine by training a tiny model with the real loop.
+"""Self-tests: a tiny model trained on this machine with the real loop.
 
 Is accumulation the same as a larger batch? Is a resumed run the run that was never stopped? Does a GPU learn
 something else than a CPU? Do the fast ways of computing give what the plain ones give?
@@ -78,7 +78,7 @@ def selftest_accumulation(folder: Path) -> list[DiagnosticLine]:
 
 
 def selftest_resume(folder: Path) -> list[DiagnosticLine]:
-    """Some updates in one go, and stopped half-way. With dropout, whose random numbers must go on as well."""
+    """Some updates in one go, and stopped half-way. With dropout, whose random numbers must continue too."""
     from glassgpt.training import session
 
     config = replace(_tiny_config(folder), dropout=0.1, lr_decay_iters=2 * _UPDATES)

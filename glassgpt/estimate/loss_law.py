@@ -396,7 +396,7 @@ _DIVERGED = "the run has diverged: a lower learning rate, a longer warm-up or cl
 _OVERFITTING = "it overfits, having seen the text too often: use the best checkpoint, or stop earlier"
 _CAUSES_ABOVE = (
     "the learning rate is far too low or too high, or its warm-up is longer than planned",
-    "the text is harder than the one the expectation is from, or its tokens are not what the model is told",
+    "the text is harder than the one the expectation is from, or the tokens are not those of the vocabulary",
     "an update has fewer tokens than planned",
 )
 _CAUSES_BELOW = (

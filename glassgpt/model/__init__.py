@@ -1,1 +1,1 @@
-"""The model: one GPT, what its weights are called elsewhere, and how it writes text."""
+"""The model: one GPT, its loss and kernels, generation, and the names its weights have elsewhere."""

@@ -282,7 +282,7 @@ def has_running_tracker() -> bool:
 
 def warn_listener_failed(name: str, error: Exception) -> None:
     if isinstance(error, OSError) and error.errno in _CLOSED_OUTPUT_ERRNOS:
-        text = "warning: nobody reads the output any more; the run goes on"
+        text = "warning: the output was closed; the run continues without it"
     elif isinstance(error, OSError) and error.errno == errno.ENOSPC:  # `glass train > log` on a full disk
         text = f"warning: the output cannot be written any more: {error.strerror}; the run goes on"
     else:

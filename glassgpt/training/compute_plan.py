@@ -62,7 +62,7 @@ def plan_compute(
     device, choices = _set_up_device(request, dataset, group)
     config = request.config
     if config.shard and not group.launch_id:
-        choices.append(Choice("shard", False, "this run is one process: there is nobody to share with"))
+        choices.append(Choice("shard", False, "this run is one process: there is nothing to shard over"))
         config = dataclasses.replace(config, shard=False)
     choices.append(dtype_choice := devices.choose_dtype(config.dtype, device, config.n_embd))
     dtype = str(dtype_choice.value)

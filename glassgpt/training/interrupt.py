@@ -25,7 +25,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _HANGUP_SIGNAL = getattr(signal, "SIGHUP", None)
 _SAVE_SIGNAL = getattr(signal, "SIGUSR1", None)
 
-_STOPPING_MESSAGE = b"\nstopping after this piece of work and a checkpoint; once more quits at once\n"
+_STOPPING_MESSAGE = b"\nstopping after this update and a checkpoint; Ctrl-C again quits at once\n"
 
 # The order of `take_local_requests` and `apply_requests`: every rank has to use the same.
 _REQUESTS = ("signal", "hung_up", "save_requested", "run_dir_lost")

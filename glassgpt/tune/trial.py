@@ -56,7 +56,7 @@ _LONG_MICRO_BATCH_S = 1.0  # a micro-batch that takes longer is done as few time
 
 
 def trial_micro_steps(micro_steps: int, micro_s: float | None) -> int:
-    """Of an update's micro-batches. `micro_s`: about how long one will take, if anybody knows.
+    """Of an update's micro-batches. `micro_s`: expected seconds of one, if known.
 
     At least two where there are two: only then do gradients add up, and take their memory.
     """

@@ -45,7 +45,7 @@ class TuneOptions:
     force: bool = False
     # Print everything as one JSON document.
     json: bool = False
-    # How many kinds of tokens to draw at random, where the dataset is not prepared. none: as it usually has.
+    # Vocabulary size of random tokens, where the dataset is not prepared. none: the dataset's usual one.
     vocab_size: int | None = None
 
 

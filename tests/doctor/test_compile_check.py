@@ -47,7 +47,7 @@ def test_a_compiler_is_named_with_its_version_and_without_its_folder() -> None:
     )
     assert (line.says, line.verdict) == ("g++-13: g++ (GCC) 13.2.0", "ok")
     line = compiler_line("C++", "g++", "cpu", lambda *_: None)
-    assert line.says == "g++: of a version it does not tell"
+    assert line.says == "g++: unknown version"
 
 
 @pytest.mark.parametrize(

@@ -277,7 +277,7 @@ def test_apples_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"reasons": 0x2}, "note", "set by hand"),
         ({"power_limit": 500.0}, "note", "limited to 500 of its usual 700 W"),
         ({"power_limit": None, "power": None, "clock_max": None}, "ok", "1755 MHz, 64 °C under load"),
-        ({"clock": None, "temperature": None, "power": None}, "ok", "nothing is told under load"),
+        ({"clock": None, "temperature": None, "power": None}, "ok", "nothing is reported under load"),
     ],
 )
 def test_what_holds_a_card_back(changes: dict[str, Any], verdict: str, said: str) -> None:

@@ -420,6 +420,6 @@ def test_sharding_a_group_of_one_does_nothing(tiny: MakeConfig) -> None:
     train(tiny("shard", max_iters=3, shard=True))
     assert choices(tiny("shard").out_dir)["shard"] == (
         False,
-        "this run is one process: there is nobody to share with",
+        "this run is one process: there is nothing to shard over",
     )
     assert run_losses(tiny("shard").out_dir) == run_losses(tiny("plain").out_dir)

@@ -28,7 +28,7 @@ def test_the_first_signal_is_a_request(
         os.kill(os.getpid(), number)
         assert signals.requested
         assert signals.exit_code == code
-    assert "once more quits at once" in capfd.readouterr().err
+    assert "Ctrl-C again quits at once" in capfd.readouterr().err
 
 
 def test_the_second_signal_quits() -> None:

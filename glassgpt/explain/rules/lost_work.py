@@ -95,7 +95,7 @@ def lost_work_sentence(analysis: RunAnalysis, lost: LostWork) -> str:
     if lost.saved_iteration is None and lost.shows_checkpoints:
         return say("No checkpoint had been saved, so all of it is lost.")
     if lost.saved_iteration is None:
-        return say("This log shows no checkpoints, so what is lost cannot be told.")
+        return say("This log shows no checkpoints, so what is lost is unknown.")
     at = format_integer(lost.saved_iteration)
     if lost.last_iteration is None:
         return say("The last checkpoint is of iteration {at}.", at=at)

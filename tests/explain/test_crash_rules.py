@@ -321,7 +321,7 @@ def test_all_is_lost_where_saves_would_show() -> None:
     assert "all of it is lost" in one.evidence
     silent = require_finding(interrupted(analyse(stopped("interrupt", "KeyboardInterrupt", 990, [], BUILD))))
     assert silent.severity == "warning"
-    assert "cannot be told" in silent.evidence
+    assert "what is lost is unknown" in silent.evidence
     assert "cannot resume" in silent.advice
 
 

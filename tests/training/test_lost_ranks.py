@@ -139,7 +139,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_update_with_a_checkpoint(
     assert 0 < end["iter"] < 40
     assert end["last_checkpoint"].endswith(f"{end['iter']:08d}")
     assert ranks[1].output_text == ""
-    assert ("stopping after this piece" in ranks[0].output_text) == (rank == 0)
+    assert ("stopping after this update" in ranks[0].output_text) == (rank == 0)
     resume_and_compare(config, whole, tmp_path)
 
 

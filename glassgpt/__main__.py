@@ -28,8 +28,11 @@ def run() -> None:
     # Child processes of us or of our libraries must not import from the current folder: `python -c` and `-m`
     # would search it first, and somebody's random.py there would be run.
     os.environ["PYTHONSAFEPATH"] = "1"
+    from glassgpt.cli import COMMAND_MODULES, load_command
     from glassgpt.cli import run as run_command
 
+    if sys.argv[1:2] and sys.argv[1] in COMMAND_MODULES:
+        load_command(sys.argv[1])
     if handles_sigint:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     run_command()

@@ -27,22 +27,13 @@ from __future__ import annotations
 import codecs
 import contextlib
 import difflib
+import importlib
 import io
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 
-from glassgpt.cli.completion import completion
-from glassgpt.cli.doctor_command import doctor
-from glassgpt.cli.exchange_commands import export, import_
-from glassgpt.cli.explain_commands import compare, explain, report
-from glassgpt.cli.plan_command import plan
-from glassgpt.cli.runs_commands import runs, show
-from glassgpt.cli.sample_command import sample
-from glassgpt.cli.track_command import track
-from glassgpt.cli.train_command import prepare, train
-from glassgpt.cli.tune_command import tune
-from glassgpt.cli.verify_command import verify
 from glassgpt.errors import (
     THREAD_START_FAILURE,
     UserError,
@@ -51,9 +42,28 @@ from glassgpt.errors import (
     is_out_of_memory,
     is_thread_start_failure,
 )
-from glassgpt.record.sink import has_running_tracker
 from glassgpt.sanitize import ascii_fallback, sanitize_text
 from glassgpt.version import VERSION
+
+# The module of each command, imported when it is called: all of them take longer than most answers.
+COMMAND_MODULES = {
+    "train": "train_command",
+    "prepare": "train_command",
+    "runs": "runs_commands",
+    "show": "runs_commands",
+    "sample": "sample_command",
+    "plan": "plan_command",
+    "tune": "tune_command",
+    "doctor": "doctor_command",
+    "explain": "explain_commands",
+    "compare": "explain_commands",
+    "report": "explain_commands",
+    "export": "exchange_commands",
+    "import": "exchange_commands",
+    "track": "track_command",
+    "verify": "verify_command",
+    "completion": "completion",
+}
 
 HELP = """\
 glass: train a small GPT, and see through the run.
@@ -87,12 +97,20 @@ def run() -> None:
     abandoned one leaves nothing. Never wait for a tracker that hangs.
     """
     code = main()
-    if code < 128 and not has_running_tracker():
+    if code < 128 and not _has_running_tracker():
         sys.exit(code)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
+
+
+def _has_running_tracker() -> bool:
+    if threading.active_count() == 1:  # nearly always; spares the import
+        return False
+    from glassgpt.record.sink import has_running_tracker
+
+    return has_running_tracker()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -144,30 +162,13 @@ def _dispatch(words: list[str]) -> int:
     if words[0] == "--version":
         print(f"glassgpt {VERSION}")
         return 0
-    functions = commands()
-    if words[0] not in functions:
-        similar = difflib.get_close_matches(words[0], functions, n=1)
-        hint = f"did you mean glass {similar[0]}?" if similar else f"there are {', '.join(functions)}"
+    if words[0] not in COMMAND_MODULES:
+        similar = difflib.get_close_matches(words[0], COMMAND_MODULES, n=1)
+        hint = f"did you mean glass {similar[0]}?" if similar else f"there are {', '.join(COMMAND_MODULES)}"
         raise UserError(f"there is no command {words[0]!r}; {hint}")
-    return functions[words[0]](words[1:])
+    return load_command(words[0])(words[1:])
 
 
-def commands() -> dict[str, Callable[[list[str]], int]]:
-    return {
-        "train": train,
-        "prepare": prepare,
-        "runs": runs,
-        "show": show,
-        "sample": sample,
-        "plan": plan,
-        "tune": tune,
-        "doctor": doctor,
-        "explain": explain,
-        "compare": compare,
-        "report": report,
-        "export": export,
-        "import": import_,
-        "track": track,
-        "verify": verify,
-        "completion": completion,
-    }
+def load_command(name: str) -> Callable[[list[str]], int]:
+    module = importlib.import_module(f"glassgpt.cli.{COMMAND_MODULES[name]}")
+    return getattr(module, "import_" if name == "import" else name)  # type: ignore[no-any-return]

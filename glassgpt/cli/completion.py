@@ -59,15 +59,15 @@ def completion(words: list[str]) -> int:
 
 def complete_line(line: str) -> list[str]:
     """Candidates for the word at the end of the line. If there are none, the shell offers files."""
-    from glassgpt.cli import commands
+    from glassgpt.cli import COMMAND_MODULES, load_command
 
     words = line.split(" ")
     typed, before = words[-1], [word for word in words[1:-1] if word]
     if not before:
-        return _starting_with(typed, [*commands(), "--help", "--version"])
-    if before[0] not in commands():
+        return _starting_with(typed, [*COMMAND_MODULES, "--help", "--version"])
+    if before[0] not in COMMAND_MODULES:
         return []
-    command_help = capture_help(commands()[before[0]])
+    command_help = capture_help(load_command(before[0]))
     flags = _flag_types(command_help)
     name, equals, value = typed.partition("=")
     if equals and name.startswith("--"):

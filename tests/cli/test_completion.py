@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from commands import environment, finished_run, glass, write_run
 
-from glassgpt.cli import commands, main
+from glassgpt.cli import COMMAND_MODULES, load_command, main
 from glassgpt.cli.command import capture_help
 from glassgpt.cli.completion import SHELLS, complete_line
 from glassgpt.flags import field_types, parse_flags
@@ -112,14 +112,16 @@ def test_a_folder_cannot_be_called_a_command(place: Path) -> None:
 
 
 def test_everything_is_offered() -> None:
-    assert complete_line("glass ") == [*commands(), "--help", "--version"]
+    assert complete_line("glass ") == [*COMMAND_MODULES, "--help", "--version"]
     assert complete_line("glass train ") == preset_names()
-    for name, command in commands().items():
+    for name in COMMAND_MODULES:
         offered = {offer.rstrip("=") for offer in complete_line(f"glass {name} --")}
-        assert offered >= {f"--{field}" for field in field_types(capture_help(command).options)} | {"--help"}
+        assert offered >= {
+            f"--{field}" for field in field_types(capture_help(load_command(name)).options)
+        } | {"--help"}
 
 
-@pytest.mark.parametrize("name", commands())
+@pytest.mark.parametrize("name", COMMAND_MODULES)
 def test_every_flag_in_the_help_is_offered(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """In what is printed, wherever it stands there."""
     assert main([name, "--help"]) == 0
@@ -131,7 +133,7 @@ def test_every_flag_in_the_help_is_offered(name: str, capsys: pytest.CaptureFixt
 
 def test_every_flag_offered_is_one_that_the_command_knows(place: Path) -> None:
     """Given one after the other, none of them is called unknown."""
-    for name in commands():
+    for name in COMMAND_MODULES:
         flags = [offer for offer in complete_line(f"glass {name} --") if offer != "--help"]
         if flags:
             words = [flag if flag.endswith("=") else f"{flag}=" for flag in flags]

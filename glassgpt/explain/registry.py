@@ -28,7 +28,7 @@ from glassgpt.explain.rules.val_curve import eval_noise, overfitting
 from glassgpt.explain.rules.wall_time import clock_before_sync, startup_compile
 from glassgpt.explain.rules.workload import hidden_accumulation, parameters_inferred
 
-CRASH_RULES: tuple[Rule, ...] = (  # the loss broke, or the process did
+FAILURE_RULES: tuple[Rule, ...] = (  # of the loss, of the process, or of its checkpoints
     loss_nan,
     divergence,
     loss_spike,
@@ -70,4 +70,4 @@ MFU_RULES: tuple[Rule, ...] = (
     hidden_accumulation,
     parameters_inferred,
 )
-RULES: tuple[Rule, ...] = (*CRASH_RULES, *LEARNING_RULES, *RESUME_RULES, *TIME_RULES, *MFU_RULES)
+RULES: tuple[Rule, ...] = (*FAILURE_RULES, *LEARNING_RULES, *RESUME_RULES, *TIME_RULES, *MFU_RULES)

@@ -28,8 +28,8 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     if runs > 1 and not run_log.trainer.one_run_per_log:
         sentences.append(
             say(
-                "This log holds {runs} runs. Facts are over all of them; what is said about learning is "
-                "about the longest.",
+                "This log holds {runs} runs. The facts cover all of them; findings about learning cover the "
+                "longest.",
                 runs=runs,
             )
         )
@@ -50,7 +50,7 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     if serious:
         sentences.append(say("Most important: {title}.", title=serious[0].title))
     elif facts.ended in ("finished", None) and facts.iterations_logged > 0 and not has_advice:
-        sentences.append(say("Nothing is wrong with this run, as far as its log tells."))
+        sentences.append(say("Nothing is wrong with this run, as far as its log shows."))
     return [sentence for sentence in sentences if sentence]
 
 
@@ -59,19 +59,17 @@ def _progress_sentence(run_log: RunLog, facts: Facts) -> str:
     if not facts.iterations_logged and run_log.live:
         sentence = say("A {trainer} run that has not logged an iteration yet.", trainer=trainer)
     elif not facts.iterations_logged:
-        sentence = say("A {trainer} run without a line about an iteration.", trainer=trainer)
+        sentence = say("A {trainer} run without a logged iteration.", trainer=trainer)
     elif facts.last_iteration is None:
         sentence = say(
-            "A {trainer} run; {lines} lines about iterations, without their numbers.",
+            "A {trainer} run; {lines} logged iterations, without iteration numbers.",
             trainer=trainer,
             lines=f"{facts.iterations_logged:,}",
         )
     else:
         at = f"{facts.last_iteration:,}"
         sentence = {
-            "finished": say(
-                "A {trainer} run that went to its end at iteration {at}.", trainer=trainer, at=at
-            ),
+            "finished": say("A {trainer} run that finished at iteration {at}.", trainer=trainer, at=at),
             "interrupted": say("A {trainer} run that was stopped at iteration {at}.", trainer=trainer, at=at),
             "crashed": say("A {trainer} run that crashed after iteration {at}.", trainer=trainer, at=at),
             "oom": say(
@@ -101,7 +99,7 @@ def _loss_sentence(facts: Facts) -> str:
         return say("Its training loss went from {first} to {last}.", first=first, last=last)
     shown = format_loss(best)
     if facts.val_metric == "bits_per_byte":
-        return say("Its best validation was {best} bits per byte.", best=shown)
+        return say("Its best validation result was {best} bits per byte.", best=shown)
     if best == final:
         return say("Its last validation loss, {best}, is its best.", best=shown)
     if step is None:

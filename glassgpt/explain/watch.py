@@ -178,7 +178,7 @@ def _lines_or_timeouts(lines: Iterator[LogLine]) -> Iterator[LogLine | None]:
             with contextlib.suppress(queue.Full):
                 return lines_read.put(item, timeout=_POLL_S)
 
-    def read() -> None:
+    def read_into_queue() -> None:
         error = None
         try:
             for line in lines:
@@ -188,7 +188,7 @@ def _lines_or_timeouts(lines: Iterator[LogLine]) -> Iterator[LogLine | None]:
         finally:
             put(_EndOfStream(error))
 
-    threading.Thread(target=read, daemon=True).start()
+    threading.Thread(target=read_into_queue, daemon=True).start()
     try:
         while True:
             try:

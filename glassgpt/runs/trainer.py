@@ -68,6 +68,7 @@ class Trainer:
 
     # --- its MFU and its model ---
     mfu_peak: float | None = None  # the FLOP/s that it calls 100 %, where that is fixed
+    mfu_peak_card: str = ""  # whose peak that is
     mfu_is_running_average: bool = False  # 0.9 of the previous value, 0.1 of this iteration
     mfu_counts_palm_flops: bool = False  # 6N + 12 x layers x width x context per token, N without positions
     is_gpt2_shaped: bool = False  # width, depth and vocabulary give the parameters
@@ -76,6 +77,7 @@ class Trainer:
 
     # --- its losses ---
     loss_is_interval_mean: bool = False  # over the iterations since the previous line
+    zero_loss_cause: Sentence | None = None  # why it logs a NaN or infinite loss as 0
     evaluates_next_token_loss: bool = False  # its loss is the cross-entropy of the next token, and only that
     trains_on_plain_text: bool = False  # others may be tuned to anything
     often_finetunes: bool = False  # starts from trained weights, and does not print so
@@ -99,7 +101,7 @@ class Trainer:
 
     # --- its checkpoints ---
     shows_saves: bool = False  # each has a line; of other trainers a log without such lines proves nothing
-    saves_only_after_eval: bool = False
+    saves_only_after_eval: bool = False  # but not after one before the first update
     overwrites_checkpoint: bool = False  # one file: the latest, or the best with always_save_checkpoint=False
     resume_command: str = ""
     cannot_resume_advice: Sentence | None = None

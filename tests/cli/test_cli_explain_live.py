@@ -277,14 +277,14 @@ def test_a_live_run_is_followed_to_its_end() -> None:
         lines.until("iteration 100: validation 2.1000")
     rest = lines.rest()
     assert process.wait(30) == 0
-    assert "A GlassGPT run that went to its end at iteration 100." in rest
+    assert "A GlassGPT run that finished at iteration 100." in rest
 
 
 def test_a_journal_is_known_by_its_content_when_watched() -> None:
     content = b"".join(map(journal.encode_line, finished_run()))
     done = glass("explain", "-", "--watch", stdin=content)
     assert done.returncode == 0
-    assert "A GlassGPT run that went to its end at iteration 100." in done.stdout.decode()
+    assert "A GlassGPT run that finished at iteration 100." in done.stdout.decode()
 
 
 def test_a_run_that_says_nothing_bad_at_its_first_step(capsys: Capture) -> None:

@@ -171,7 +171,7 @@ def small_model(train: float, val: float, parameters: int) -> RunLog:
 
 def test_a_small_model_on_much_text() -> None:
     one = require_finding(underfit_capacity(analyse(small_model(3.50, 3.52, 5_000_000))))
-    assert "5M parameters saw 1.31B tokens: 262 for each" in one.evidence
+    assert "5M parameters saw 1.31B tokens: 262 tokens per parameter" in one.evidence
     fitting = math.sqrt(5e6 * 20_000 * 65_536 / 20)
     assert f"{fitting / 1e6:.3g}M parameters" in one.advice
     assert underfit_capacity(analyse(small_model(3.50, 3.52, 500_000_000))) is None

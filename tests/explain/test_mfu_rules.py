@@ -115,7 +115,7 @@ def test_the_mfu_on_each_plausible_card() -> None:
     assert finding.evidence == "mfu 15.4% x 312 TFLOP/s = 48.0 TFLOP/s."
     assert "RTX 4070 Ti 59.9%" in finding.explanation
     assert "A100 15.4%" in finding.explanation
-    assert "slower than that: RTX 3060." in finding.explanation
+    assert "too slow for that: RTX 3060." in finding.explanation
     assert "--gpu=" in finding.advice
 
 
@@ -152,7 +152,7 @@ def test_without_a_gpu_it_means_nothing(device: str, mfu: float) -> None:
 
 
 def test_a_speed_that_no_gpu_has_is_reported() -> None:
-    assert "no A100" in require_finding(mfu_wrong_peak(analyse(note_004(1440.0, 0.01)))).title
+    assert "assumes an A100" in require_finding(mfu_wrong_peak(analyse(note_004(1440.0, 0.01)))).title
 
 
 def test_on_an_a100_the_peak_is_right() -> None:
@@ -174,7 +174,7 @@ def test_the_small_model_has_40_5_million_parameters() -> None:
         parameters_inferred(analyse(note_004(3900.0, 12.9, settings=SMALL, parameters=33_000_000)))
     )
     assert finding.severity == "warning"
-    assert finding.title == "By its speed the model has 40.5M parameters, not 33M"
+    assert finding.title == "The speed implies 40.5M parameters, not 33M"
     assert "40.2 TFLOP/s" in finding.evidence
     assert "299M FLOP per token" in finding.evidence
     assert "50,304 token ids have 40.6M, which agrees" in finding.explanation
@@ -241,7 +241,7 @@ def test_more_work_than_the_log_says() -> None:
     run = nanogpt_run(70.96e6 * 16384 * 3, 38.0, BABY, parameters=10_650_000, tokens_per_iteration=16384)
     finding = require_finding(hidden_accumulation(analyse(run)))
     assert finding.severity == "warning"
-    assert "3 times the work" in finding.title
+    assert "3 times as much work" in finding.title
 
 
 def test_micro_steps_that_no_setting_names() -> None:

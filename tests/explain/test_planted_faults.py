@@ -123,7 +123,7 @@ def test_an_evaluation_at_every_iteration(log_every: int) -> None:
     text = nanogpt(updates=300, every=1, log_every=log_every)
     finding = one(text, "eval-spikes")
     assert (finding.severity, finding.title) == ("warning", "Every iteration evaluates")
-    assert f"All {300 // log_every} iterations with a time" in finding.evidence
+    assert f"All {300 // log_every} timed iterations" in finding.evidence
     assert "the median is 1833 ms" in finding.evidence
     # 2 x 200 batches forward, a third of the work each: 133 updates; 133.3 / 134.3, and of 30 times fewer:
     assert "133 updates: about 99% of the time" in finding.evidence
@@ -182,7 +182,7 @@ def test_losses_of_exactly_zero_stand_for_no_numbers() -> None:
     text = trainer([2.5] * 5 + [0.0] * 45, [1.0] * 5 + [math.nan] * 45)
     finding = one(text, "loss-nan")
     assert "The last 45 of 50 logged losses are exactly 0; the one before is 2.5000." in finding.evidence
-    assert "Their gradient norms are not numbers." in finding.evidence
+    assert "Their gradient norms are NaN." in finding.evidence
     assert "plateau" not in names(text)
     rounded = trainer([max(0.0, 2.5 - at / 10) for at in range(30)], [1.0] * 30)
     assert "loss-nan" not in names(rounded)  # it came down to that
@@ -249,7 +249,7 @@ def test_lightning_says_that_it_is_over() -> None:
 
 
 def test_an_llm_c_run_has_its_article() -> None:
-    assert verdict(llmc()).startswith("An llm.c run that went to its end")
+    assert verdict(llmc()).startswith("An llm.c run that finished")
     assert verdict(nanogpt()).startswith("A nanoGPT run ")
 
 

@@ -6,24 +6,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from learning_logs import analyse, any_run_log, cpu_run, gpu_run, healthy_run
 
-from glassgpt.explain.registry import CRASH_RULES, LEARNING_RULES, RESUME_RULES
+from glassgpt.explain.registry import FAILURE_RULES, LEARNING_RULES, RESUME_RULES
 from glassgpt.explain.rule import Rule
 from glassgpt.runs.run_log import RunLog
 
 
-@pytest.mark.parametrize("rule", [*CRASH_RULES, *LEARNING_RULES, *RESUME_RULES])
+@pytest.mark.parametrize("rule", [*FAILURE_RULES, *LEARNING_RULES, *RESUME_RULES])
 def test_a_healthy_run_has_no_finding(rule: Rule) -> None:
     assert rule(analyse(healthy_run())) is None
 
 
-@pytest.mark.parametrize("rule", [*CRASH_RULES, *RESUME_RULES])
+@pytest.mark.parametrize("rule", [*FAILURE_RULES, *RESUME_RULES])
 def test_a_run_that_only_learns_as_usual_did_not_crash(rule: Rule) -> None:
     for run_log in (cpu_run(), gpu_run()):
         assert rule(analyse(run_log)) is None
 
 
 @pytest.mark.parametrize(
-    "rules", [CRASH_RULES, LEARNING_RULES, RESUME_RULES], ids=["crash", "learning", "resume"]
+    "rules", [FAILURE_RULES, LEARNING_RULES, RESUME_RULES], ids=["failure", "learning", "resume"]
 )
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(any_run_log())

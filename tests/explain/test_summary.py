@@ -16,7 +16,7 @@ from glassgpt.explain.summary import compose_verdict
 from glassgpt.runs.facts import Facts, compute_facts
 from glassgpt.runs.run_log import ExitStatus, RunLog, Segment
 
-NOTHING = "Nothing is wrong with this run, as far as its log tells."
+NOTHING = "Nothing is wrong with this run, as far as its log shows."
 
 
 def run() -> RunLog:
@@ -40,7 +40,7 @@ def verdict_text(*findings: Finding, **changes: object) -> str:
 @pytest.mark.parametrize(
     ("ended", "words"),
     [
-        ("finished", "that went to its end at iteration 990"),
+        ("finished", "that finished at iteration 990"),
         ("interrupted", "that was stopped at iteration 990"),
         ("crashed", "that crashed after iteration 990"),
         ("oom", "that ran out of memory after iteration 990"),
@@ -114,7 +114,7 @@ def test_losses_of_any_size_stay_short() -> None:
 
 def test_lines_without_numbers() -> None:
     run_log = replace(run(), numbered=False)
-    assert "100 lines about iterations, without their numbers" in " ".join(explain(run_log).verdict)
+    assert "100 logged iterations, without iteration numbers" in " ".join(explain(run_log).verdict)
 
 
 @settings(max_examples=40, deadline=None)

@@ -289,7 +289,7 @@ def test_a_gradient_that_is_not_finite_is_told_where_the_loss_still_was() -> Non
     assert one.title == "The gradient was not finite at iteration 61"
     assert one.evidence == "Gradient norms before it: 1, 20, 400, 9e+03, inf."
     assert "The gradient norms grew before it" in one.explanation
-    assert "The last checkpoint from before it is that of iteration 50" in one.advice
+    assert "The last checkpoint before it is from iteration 50" in one.advice
     (few,) = [finding for finding in ended_not_finite([math.nan]) if finding.id == "loss-nan"]
     assert "too little of what came before" in few.explanation
 

@@ -92,7 +92,7 @@ def test_without_a_trainer_or_a_fault_it_is_no_log(text: str) -> None:
 def test_the_fault_of_a_later_command_is_not_the_runs(start: str, fault: str) -> None:
     explanation = explain_text(RUN + start + fault)
     assert explanation.facts.ended == "finished"
-    assert explanation.verdict[0] == "A nanoGPT run that went to its end at iteration 400."
+    assert explanation.verdict[0] == "A nanoGPT run that finished at iteration 400."
     assert list(named(RUN + start + fault)) == ["failed-start"]
 
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from glassgpt.estimate.overheads import FORWARD_SHARE
 from glassgpt.explain.rule import Finding, RunAnalysis, Severity
 from glassgpt.format import format_duration, format_ms, format_percent, format_ratio
 from glassgpt.i18n import say
 from glassgpt.runs.curve import median_stderr
 from glassgpt.runs.inference import device_count
 from glassgpt.runs.run_log import Bools, RunLog
-from glassgpt.runs.trajectory import planned_end_iteration, positive_int_setting
+from glassgpt.runs.trajectory import planned_end_iteration, positive_int_setting, takes_known_settings
 
 MIN_SPIKE_RATIO = 1.5  # iteration with an evaluation over a steady one; nobody sees less
 MIN_ADVICE_SHARE = 0.05  # evaluation time over run time
@@ -26,7 +27,6 @@ MIN_SAVE_STANDARD_ERRORS, MIN_SAVE_SHARE = 3.0, 0.02  # the latter of the time o
 
 MIN_EVALUATING_STEPS = 5  # for "every iteration evaluates"
 MIN_EVALUATED_SHARE = 0.9  # evaluations over iterations, likewise
-FORWARD_SHARE = 1 / 3  # of a training step's FLOPs: the backward pass is twice the forward pass
 WARNING_SHARE = 0.5  # estimated evaluation time over run time
 
 StepKey = tuple[int, int]  # segment, iteration
@@ -239,24 +239,42 @@ def _interval_advice(analysis: RunAnalysis, cost: EvalCost) -> str:
     interval = effective_eval_interval(analysis)
     wider = _wider_interval(analysis, interval)
     if not interval:
-        return "" if analysis.log.is_excerpt else say("A doubled eval_interval halves what evaluations cost.")
+        return (
+            "" if analysis.log.is_excerpt else say("Evaluating half as often halves the cost of evaluation.")
+        )
     if not wider:
         return ""
     # In a log that is too short, or lacks its beginning, the evaluations are not where they usually are.
     if cost.is_excerpt or not _has_run_start(analysis.log) or wider > (analysis.facts.last_iteration or 0):
         return say(
-            "Raise eval_interval: {old} -> {new} saves {share} of a run longer than this log.",
+            "Raise {setting}: {old} -> {new} saves {share} of a run longer than this log.",
+            setting=_interval_name(analysis.log),
             old=str(interval),
             new=str(wider),
             share=format_percent(cost.saving_in_long_run(interval, wider)),
         )
     saving = cost.saving_by_interval(wider)
-    return _raise_interval_sentence(interval, wider, saving) if saving >= MIN_SAVING_SHARE else ""
+    return (
+        _raise_interval_sentence(analysis.log, interval, wider, saving) if saving >= MIN_SAVING_SHARE else ""
+    )
 
 
-def _raise_interval_sentence(interval: int, wider: int, saving: float) -> str:
+def _interval_name(run_log: RunLog) -> str:
+    """As the trainer calls it, where that is known."""
+    own_name = _own_name(run_log, "eval_interval")
+    is_known = own_name in run_log.trainer.setting_names or "eval_interval" in run_log.setup.settings
+    return own_name if is_known or takes_known_settings(run_log) else say("the evaluation interval")
+
+
+def _own_name(run_log: RunLog, setting: str) -> str:
+    names = run_log.trainer.setting_names.items()
+    return next((own for own, ours in names if ours == setting), setting)
+
+
+def _raise_interval_sentence(run_log: RunLog, interval: int, wider: int, saving: float) -> str:
     return say(
-        "Raise eval_interval: {old} -> {new} saves {share} of the run.",
+        "Raise {setting}: {old} -> {new} saves {share} of the run.",
+        setting=_interval_name(run_log),
         old=str(interval),
         new=str(wider),
         share=format_percent(saving),
@@ -273,25 +291,26 @@ def _batches_advice(analysis: RunAnalysis, cost: EvalCost) -> str:
     share = format_percent(saving)
     if cost.is_excerpt:
         advice = say(
-            "A quarter of eval_iters makes each evaluation up to {time} shorter.",
+            "A quarter of the evaluation batches makes each evaluation up to {time} shorter.",
             time=format_ms(FEWER_BATCHES_SAVING * cost.eval_ms),
         )
     elif batches is None and includes_saves:
-        advice = say("A quarter of eval_iters saves up to {share} (less what the saving takes).", share=share)
+        advice = say(
+            "A quarter of the evaluation batches saves up to {share} (minus checkpoint time).", share=share
+        )
     elif batches is None:
-        advice = say("A quarter of eval_iters saves {share}.", share=share)
+        advice = say("A quarter of the evaluation batches saves {share}.", share=share)
     elif batches < 4 * MIN_EVAL_BATCHES:
         return ""
     else:
-        values = {"old": str(batches), "new": str(batches // 4), "share": share}
+        setting = _own_name(analysis.log, "eval_iters")
+        values = {"setting": setting, "old": str(batches), "new": str(batches // 4), "share": share}
         advice = (
-            say(
-                "Lower eval_iters: {old} -> {new} saves up to {share} (less what the saving takes).", **values
-            )
+            say("Lower {setting}: {old} -> {new} saves up to {share} (minus checkpoint time).", **values)
             if includes_saves
-            else say("Lower eval_iters: {old} -> {new} saves {share}.", **values)
+            else say("Lower {setting}: {old} -> {new} saves {share}.", **values)
         )
-    return f"{advice} " + say("A quarter of the batches makes the losses it reports twice as noisy.")
+    return f"{advice} " + say("A quarter of the batches makes the reported losses twice as noisy.")
 
 
 def _eval_share_in_logged_times(analysis: RunAnalysis) -> Finding | None:
@@ -318,7 +337,7 @@ def _eval_share_in_logged_times(analysis: RunAnalysis) -> Finding | None:
         ),
         "",
         # No numbers: some trainers count this interval in updates, and number their lines by micro-batches.
-        say("A doubled eval_interval halves what evaluations cost."),
+        say("Evaluating half as often halves the cost of evaluation."),
     )
 
 
@@ -337,7 +356,7 @@ def _eval_share_in_ledger(analysis: RunAnalysis) -> Finding | None:
     wider = _wider_interval(analysis, interval)
     at = [done.iteration for done in evals if done.iteration is not None]
     if interval and wider and at and (saving := share * share_dropped(at, wider)) >= MIN_SAVING_SHARE:
-        advice = f"{_raise_interval_sentence(interval, wider, saving)} {advice}"
+        advice = f"{_raise_interval_sentence(analysis.log, interval, wider, saving)} {advice}"
     return Finding(
         "eval-spikes",
         "advice",
@@ -369,8 +388,8 @@ def evaluates_every_step(analysis: RunAnalysis) -> Finding | None:
         if np.count_nonzero(timed) < MIN_EVALUATING_STEPS or not np.all(run_log.includes_eval()[timed]):
             return None
         evidence = say(
-            "All {count} iterations with a time, but for the first, include an evaluation; the median is "
-            "{ms}. So nothing here shows what an update alone takes.",
+            "All {count} timed iterations, except the first, include an evaluation; the median is {ms}. So "
+            "the log does not show how long an update alone takes.",
             count=f"{np.count_nonzero(timed):,}",
             ms=format_ms(float(np.median(run_log.steps.ms[timed]))),
         )
@@ -383,16 +402,13 @@ def evaluates_every_step(analysis: RunAnalysis) -> Finding | None:
         if iterations < MIN_EVALUATING_STEPS or len(evaluated) < MIN_EVALUATED_SHARE * iterations:
             return None
         evidence = say(
-            "{count} evaluations in {iterations} iterations, and what they took is not in the log.",
+            "{count} evaluations in {iterations} iterations, and their times are not in the log.",
             count=f"{len(run_log.evals):,}",
             iterations=f"{iterations:,}",
         )
-        explanation = say(
-            "The times of its iterations are without the evaluations, so the run took longer than they add "
-            "to."
-        )
+        explanation = say("Step times exclude evaluation, so the run took longer than their sum.")
     severity: Severity = "warning" if interval == 1 else "info"
-    advice = say("A doubled eval_interval halves what evaluations cost.")
+    advice = say("Evaluating half as often halves the cost of evaluation.")
     stated_batches = positive_int_setting(run_log, "eval_iters")
     batches = stated_batches or int(run_log.trainer.defaults.get("eval_iters", 0))
     updates = _equivalent_updates(analysis, batches)
@@ -400,8 +416,8 @@ def evaluates_every_step(analysis: RunAnalysis) -> Finding | None:
         share = updates / (updates + interval)
         severity = "warning" if share > WARNING_SHARE else "advice" if share >= MIN_ADVICE_SHARE else "info"
         evidence += " " + say(
-            "By its passes an evaluation ({splits} x {batches} batches, forward only) takes as long as "
-            "{updates} updates: about {share} of the time.",
+            "By the number of passes, an evaluation ({splits} x {batches} batches, forward only) takes as "
+            "long as {updates} updates: about {share} of the time.",
             splits=run_log.trainer.eval_splits,
             batches=batches,
             updates=f"{updates:.3g}",
@@ -412,7 +428,7 @@ def evaluates_every_step(analysis: RunAnalysis) -> Finding | None:
         end = planned_end_iteration(run_log)
         wider = max(10 * interval, end // 10 if end else 100 * interval)
         saving = (updates - updates * interval / wider) / (updates + interval)
-        advice = _raise_interval_sentence(interval, wider, saving)
+        advice = _raise_interval_sentence(run_log, interval, wider, saving)
     return Finding(
         "eval-spikes",
         severity,

@@ -160,8 +160,8 @@ def oom(analysis: RunAnalysis) -> Finding | None:
         explanation = say("The model itself does not fit: no batch size helps.")
     else:
         explanation = say(
-            "Weights, gradients and AdamW's two moments are always there; the activations that the forward "
-            "pass keeps for the backward pass grow with batch_size x block_size."
+            "Weights, gradients and AdamW's two moments always take memory; the activations that the "
+            "forward pass keeps for the backward pass grow with batch_size x block_size."
         )
     if message.capacity_bytes and message.process_bytes is not None and message.free_bytes is not None:
         other_bytes = message.capacity_bytes - message.process_bytes - message.free_bytes
@@ -172,7 +172,7 @@ def oom(analysis: RunAnalysis) -> Finding | None:
     return Finding(
         "oom",
         "warning" if continued else "problem",
-        say("Memory ran out on the way, and training continued")
+        say("Memory ran out during the run, and training continued")
         if continued
         else say("The run ran out of memory"),
         _evidence(message, need, capacity, shape.batch_size),
@@ -190,7 +190,7 @@ def _evidence(message: OomMessage, need: MemoryNeed, capacity: float | None, bat
     if message.capacity_bytes and message.allocated_bytes:
         evidence.append(
             say(
-                "Of {capacity}, {used} held tensors.",
+                "Tensors used {used} of {capacity}.",
                 capacity=format_bytes(message.capacity_bytes),
                 used=format_bytes(message.allocated_bytes),
             )
@@ -223,7 +223,7 @@ def _evidence(message: OomMessage, need: MemoryNeed, capacity: float | None, bat
                 each=format_bytes(need.bytes_per_sequence),
             )
         )
-    return " ".join(evidence) or say("The log says that memory ran out, and not how much there was.")
+    return " ".join(evidence) or say("The log says that memory ran out, but not how much there was.")
 
 
 def _advice(
@@ -239,7 +239,7 @@ def _advice(
         advice.append(
             say(
                 "{idle} was reserved but fragmented: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True can "
-                "give it back.",
+                "make it usable.",
                 idle=format_bytes(fragmented_bytes),
             )
         )
@@ -265,8 +265,8 @@ def _advice(
     else:
         advice.append(
             say(
-                "Halve the micro-batch and double the accumulation: the update stays the same, and the "
-                "activations need half the memory."
+                "Halve the micro-batch and double the gradient accumulation: the update stays the same, and "
+                "the activations need half the memory."
             )
         )
     return " ".join(advice)
@@ -300,13 +300,13 @@ def _smaller_model_advice(shape: StatedShape, need: MemoryNeed, capacity: float)
                 + LOGIT_BYTES_PER_VOCAB_ENTRY * vocab_size
             )
             if parameters * bytes_per_parameter + activation_bytes < usable_bytes:
-                advice.append(say("n_layer={old} -> {new} would fit so.", old=int(n_layer), new=layers))
+                advice.append(say("n_layer={old} -> {new} would then fit.", old=int(n_layer), new=layers))
                 break
     cards = math.ceil(model_bytes / (SHARDED_STATE_SHARE * capacity))
     if cards > 1:
         advice.append(
             say(
-                "Sharded over {cards} such cards (FSDP) it needs {each} on each, beside the activations.",
+                "Sharded over {cards} such cards (FSDP) it needs {each} on each, plus the activations.",
                 cards=cards,
                 each=format_bytes(model_bytes / cards),
             )

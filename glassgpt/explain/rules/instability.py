@@ -30,7 +30,7 @@ MAX_SPIKE_STEPS = 20 * MEDIAN_WINDOW_STEPS  # without recovery within these, it 
 MAX_SPIKE_SHARE = 0.005
 MAX_SPIKES_SHORT_RUN = 5  # however short the run
 MAX_SHOWN_SPIKES = 3
-# Share of the iterations spent in spikes, from which on the finding is a warning or an advice.
+# Share of the iterations spent in spikes, from which on the finding is a warning or advice.
 WARNING_SPIKE_SHARE, ADVICE_SPIKE_SHARE = 0.05, 0.01
 
 
@@ -46,7 +46,7 @@ def divergence(analysis: RunAnalysis) -> Finding | None:
     }
     if run_log.numbered:
         evidence = say(
-            "The training loss (smoothed) began at {first}, was down to {lowest} near iteration {at}, and "
+            "The training loss (smoothed) started at {first}, fell to {lowest} near iteration {at}, and "
             "ended at {end}.",
             at=format_integer(rise.lowest_iteration),
             **values,
@@ -62,7 +62,7 @@ def divergence(analysis: RunAnalysis) -> Finding | None:
             )
     else:
         evidence = say(
-            "The training loss (smoothed) began at {first}, was down to {lowest}, and ended at {end}.",
+            "The training loss (smoothed) started at {first}, fell to {lowest}, and ended at {end}.",
             **values,
         )
     return Finding(
@@ -71,9 +71,8 @@ def divergence(analysis: RunAnalysis) -> Finding | None:
         say("The training loss rose and stayed up"),
         evidence,
         say(
-            "This is not overfitting, where the training loss falls: the updates have driven the weights "
-            "away, nearly always because the learning rate is too high for this model, and it does not come "
-            "back by itself."
+            "This is not overfitting, where the training loss falls: the run diverged, nearly always "
+            "because the learning rate is too high for this model, and it does not recover by itself."
         ),
         _divergence_advice(run_log, rise),
     )
@@ -84,23 +83,23 @@ def _divergence_advice(run_log: RunLog, rise: LossRise) -> str:
     gain = format_loss_difference(rise.end_loss - rise.lowest_loss)
     if peak_lr and takes_known_settings(run_log):
         advice = say(
-            "learning_rate={old} -> {new}, and stop the run when the loss turns: at its lowest it was "
-            "{gain} better than at the end.",
+            "learning_rate={old} -> {new}, and stop the run when the loss starts to rise: at its lowest it "
+            "was {gain} better than at the end.",
             old=format_lr(peak_lr),
             new=format_lr(peak_lr / 5),
             gain=gain,
         )
         if warmup is not None and rise.lowest_iteration < 5 * max(warmup, 20):
             advice += " " + say(
-                "It turned near the end of the warm-up (warmup_iters={old}), when the rate was at its "
-                "highest: {new} would be gentler.",
+                "It started to rise near the end of the warm-up (warmup_iters={old}), when the learning "
+                "rate was at its highest: {new} would be safer.",
                 old=int(warmup),
                 new=int(max(5 * warmup, 100)),
             )
     else:
         advice = say(
-            "A fifth of the learning rate, a longer warm-up, and gradients clipped at 1. Stop the run when "
-            "the loss turns: at its lowest it was {gain} better than at the end.",
+            "Use a fifth of the learning rate, a longer warm-up, and clip gradients at 1. Stop the run when "
+            "the loss starts to rise: at its lowest it was {gain} better than at the end.",
             gain=gain,
         )
     return advice
@@ -164,7 +163,7 @@ def loss_spike(analysis: RunAnalysis) -> Finding | None:
     largest = sorted(spikes, key=lambda spike: spike.usual_loss - spike.peak_loss)[:MAX_SHOWN_SPIKES]
     evidence = [
         say(
-            "Iteration {at}: {peak} instead of {usual}, back at iteration {back}.",
+            "Iteration {at}: {peak} instead of {usual}, recovered at iteration {back}.",
             at=format_integer(spike.iteration),
             peak=format_loss(spike.peak_loss),
             usual=format_loss(spike.usual_loss),
@@ -175,15 +174,15 @@ def loss_spike(analysis: RunAnalysis) -> Finding | None:
     return Finding(
         "loss-spike",
         "warning" if share > WARNING_SPIKE_SHARE else "advice" if share > ADVICE_SPIKE_SHARE else "info",
-        say("Spikes in the training loss that it recovered from: {count}", count=len(spikes)),
+        say("Spikes of the training loss, each followed by a recovery: {count}", count=len(spikes)),
         " ".join(evidence),
         say(
-            "One update too large throws the weights off, and the next iterations repair it. Causes: a batch "
-            "unlike the others, a learning rate at the edge, or gradients that are not clipped."
+            "One update was too large, and the next iterations recovered from it. Causes: an unusual batch, "
+            "a learning rate at the edge of stability, or gradients that are not clipped."
         ),
         say(
             "Clip gradients at 1 and look at the data of those iterations; a lower learning rate or beta2 = "
-            "0.95 makes them rarer. Until the loss was back it took {lost} iterations, {share} of the run.",
+            "0.95 makes spikes rarer. The recoveries took {lost} iterations, {share} of the run.",
             lost=format_integer(lost),
             share=format_percent(share),
         ),

@@ -87,20 +87,20 @@ def still_improving(analysis: RunAnalysis) -> Finding | None:
     residual = format_loss_difference(law.residual)
     if fits_end:
         explanation = say(
-            "A power law of the iterations fits the curve to within {residual}; the figures ahead follow "
+            "A power law in the iteration number fits the curve to within {residual}; the forecast follows "
             "from it.",
             residual=residual,
         )
         if not unfinished:
             explanation += " " + say(
-                "Be careful: towards the end of a schedule the falling learning rate itself lowers the loss, "
-                "so the figures hold only if the schedule is stretched as well, and not if the model begins "
-                "to overfit."
+                "Be careful: near the end of a schedule the falling learning rate itself lowers the loss, "
+                "so the forecast holds only if the schedule is stretched as well, and the model does not "
+                "overfit."
             )
     else:
         explanation = say(
-            "No power law of the iterations fits this curve: the best one misses by {residual}. So what more "
-            "training brings is not computed.",
+            "No power law in the iteration number fits this curve: the best one is off by {residual}. So "
+            "there is no forecast for longer training.",
             residual=residual,
         )
     return Finding(
@@ -197,7 +197,7 @@ def plateau(analysis: RunAnalysis) -> Finding | None:
     if from_start and (nothing := _nothing_learnt(analysis, smooth, min_iterations)):
         return nothing
     evidence = _plateau_evidence(analysis, smooth)
-    if not evidence or is_model_too_small(analysis) or has_overfitted(analysis):
+    if not evidence or _find_too_small_model(analysis) or has_overfitted(analysis):
         return None
     last = int(at[-1])
     saved = analysis.seconds_and_share_after(last * 2 // 3, last)
@@ -205,11 +205,11 @@ def plateau(analysis: RunAnalysis) -> Finding | None:
     return Finding(
         "plateau",
         "advice",
-        say("The last third of the run improved nothing"),
+        say("The loss did not improve in the last third of the run"),
         evidence,
         say(
-            "Neither the training loss nor the validation loss moved by more than their noise. The model has "
-            "learnt what it can at this size, data and learning rate."
+            "Neither the training loss nor the validation loss changed by more than its noise. The model "
+            "has learnt what it can with this size, data and learning rate."
         ),
         say(
             "Stopping at iteration {at} would have saved {share} of the run. For a lower loss change "
@@ -242,7 +242,7 @@ def _nothing_learnt(analysis: RunAnalysis, smooth: BlockMedians, min_iterations:
     chance_evidence = ""
     if chance is not None and vocab_size:
         chance_evidence = " " + say(
-            "ln({vocabulary}) = {chance} is the loss of guessing evenly.",
+            "ln({vocabulary}) = {chance} is the loss of a uniform guess.",
             vocabulary=int(vocab_size),
             chance=format_loss(chance),
         )
@@ -257,12 +257,12 @@ def _nothing_learnt(analysis: RunAnalysis, smooth: BlockMedians, min_iterations:
             say("Nothing was learnt"),
             evidence,
             say(
-                "The weights hardly move: the learning rate (times its schedule) is next to nothing, the "
+                "The weights hardly change: the learning rate (times its schedule) is close to zero, the "
                 "gradients do not reach the weights, or the run is too short for its warm-up."
             ),
             say(
-                "Print the learning rate and the gradient norm of a few iterations. A healthy run loses a "
-                "tenth of its first loss, here {tenth}, within its first hundred iterations.",
+                "Print the learning rate and the gradient norm of a few iterations. In a healthy run the "
+                "loss falls by a tenth, here {tenth}, within the first hundred iterations.",
                 tenth=tenth,
             ),
         )
@@ -279,12 +279,12 @@ def _nothing_learnt(analysis: RunAnalysis, smooth: BlockMedians, min_iterations:
         say("Hardly anything was learnt"),
         evidence + chance_evidence,
         say(
-            "How frequent the tokens are is learnt first, and brings more than that. The learning rate is "
-            "far too low, nearly all of the run is warm-up, or the targets do not belong to the inputs."
+            "Unigram frequencies alone reach a lower loss. The learning rate is far too low, nearly all of "
+            "the run is warm-up, or the targets do not match the inputs."
         ),
         say(
-            "Try ten times the learning rate for a few hundred iterations. A healthy run loses a tenth of "
-            "its first loss, here {tenth}, within its first hundred iterations.",
+            "Try ten times the learning rate for a few hundred iterations. In a healthy run the loss falls "
+            "by a tenth, here {tenth}, within the first hundred iterations.",
             tenth=tenth,
         ),
     )
@@ -314,7 +314,7 @@ def _plateau_evidence(analysis: RunAnalysis, smooth: BlockMedians) -> str:
     if float(best_before - best_late) > min_gain:
         return ""
     return f"{evidence} " + say(
-        "Best {metric} {before} before it, {after} in it.",
+        "Best {metric} {before} before the last third, {after} in it.",
         metric=val_metric_name(analysis.log),
         before=format_loss(best_before),
         after=format_loss(best_late),
@@ -337,10 +337,6 @@ class CapacityFit:
     @property
     def tokens_per_parameter(self) -> float:
         return self.tokens / self.parameters
-
-
-def is_model_too_small(analysis: RunAnalysis) -> bool:
-    return _find_too_small_model(analysis) is not None
 
 
 def _find_too_small_model(analysis: RunAnalysis) -> CapacityFit | None:
@@ -377,10 +373,11 @@ def underfit_capacity(analysis: RunAnalysis) -> Finding | None:
     return Finding(
         "underfit-capacity",
         "advice",
-        say("The model is small for what it was trained on"),
+        say("The model is small for its training tokens"),
         say(
-            "At the end train loss {train} and {metric} {val} are {gap} apart, and the {metric} moved from "
-            "{then} over the last third. {parameters} parameters saw {tokens} tokens: {ratio} for each.",
+            "At the end, train loss {train} and {metric} {val} are {gap} apart; the {metric} was {then} "
+            "before the last third. {parameters} parameters saw {tokens} tokens: {ratio} tokens per "
+            "parameter.",
             train=format_loss(fit.train_loss),
             metric=val_metric_name(analysis.log),
             val=format_loss(fit.val_loss),
@@ -391,8 +388,8 @@ def underfit_capacity(analysis: RunAnalysis) -> Finding | None:
             ratio=format_integer(fit.tokens_per_parameter),
         ),
         say(
-            "It does not overfit and it does not improve: its size is the limit. About {ratio} tokens per "
-            "parameter is where compute is best spent on text.",
+            "The model neither overfits nor improves: its size is the limit. About {ratio} tokens per "
+            "parameter are compute-optimal for text.",
             ratio=format_integer(CHINCHILLA_TOKENS_PER_PARAMETER),
         ),
         say(

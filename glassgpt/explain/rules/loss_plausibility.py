@@ -36,10 +36,10 @@ def init_loss(analysis: RunAnalysis) -> Finding | None:
         chance = math.log(MAX_VOCAB_SIZE)
         if first <= MIN_EXCESS_OVER_CHANCE * chance or not run_log.trainer.evaluates_next_token_loss:
             return None
-        title = say("The run starts above the loss of any guessing")
+        title = say("The initial loss is above that of a uniform guess, for any vocabulary")
         evidence = say(
-            "The first loss is {first}; guessing evenly has ln(vocabulary), and that is {chance} even for "
-            "{vocabulary} tokens.",
+            "The first loss is {first}; a uniform guess has loss ln(vocabulary size), which is {chance} "
+            "even for {vocabulary} tokens.",
             first=format_loss(first),
             chance=format_loss(chance),
             vocabulary=format_integer(MAX_VOCAB_SIZE),
@@ -50,8 +50,8 @@ def init_loss(analysis: RunAnalysis) -> Finding | None:
         if abs(deviation) <= MAX_INIT_LOSS_DEVIATION:
             return None
         evidence = say(
-            "The first loss is {first}; guessing evenly among {vocabulary} tokens has ln({vocabulary}) = "
-            "{chance}.",
+            "The first loss is {first}; a uniform guess among {vocabulary} tokens has loss ln({vocabulary}) "
+            "= {chance}.",
             first=format_loss(first),
             vocabulary=int(vocab_size),
             chance=format_loss(chance),
@@ -62,27 +62,28 @@ def init_loss(analysis: RunAnalysis) -> Finding | None:
             return Finding(
                 "init-loss",
                 "info",
-                say("The run starts {off} below the loss of guessing", off=format_percent(-deviation)),
+                say("The initial loss is {off} below ln(vocabulary size)", off=format_percent(-deviation)),
                 evidence,
                 say(
-                    "A fresh model cannot do that. The weights were trained before (a resume or a finetune), "
-                    "vocab_size is not the one the data uses, or the answers leak into the inputs."
+                    "A newly initialised model cannot do that. The weights were trained before (a resume or "
+                    "a finetune), vocab_size is not that of the data, or the targets leak into the inputs."
                 ),
                 "",
             )
-        title = say("The run starts {off} above the loss of guessing", off=format_percent(deviation))
+        title = say("The initial loss is {off} above ln(vocabulary size)", off=format_percent(deviation))
     return Finding(
         "init-loss",
         "warning",
         title,
         evidence,
         say(
-            "A fresh model knows nothing, so it should guess evenly. A higher loss means that it starts sure "
-            "of wrong answers: the initial weights are too large, or the labels do not belong to the inputs."
+            "A newly initialised model should predict a nearly uniform distribution. A higher loss means "
+            "that it starts over-confident: the initial weights are too large, or the labels do not match "
+            "the inputs."
         ),
         say(
-            "Initialise with a standard deviation of 0.02, and less on the layers that add to the residual "
-            "stream. That takes off {gain} before the first update.",
+            "Initialise with a standard deviation of 0.02, and less for the layers that add to the residual "
+            "stream. That lowers the loss by {gain} before the first update.",
             gain=format_loss_difference(first - chance),
         ),
     )
@@ -123,10 +124,10 @@ def memorised_data(analysis: RunAnalysis) -> Finding | None:
             count=format_integer(int(at[-1]) - int(at[0]) + 1),
         ),
         say(
-            "Ordinary text cannot be predicted so well: the data are few and read over and over, or follow a "
-            "simple rule."
+            "Ordinary text cannot be predicted so well: the dataset is small and repeated many times, or "
+            "follows a simple rule."
         ),
-        say("Hold back a part of the data and evaluate on it: only that says what the model can do."),
+        say("Hold out a part of the data and evaluate on it: only that shows what the model can do."),
     )
 
 
@@ -159,7 +160,7 @@ def leaked_data(analysis: RunAnalysis) -> Finding | None:
     return Finding(
         "leaked-data",
         "warning",
-        say("The validation loss is lower than any ordinary text allows"),
+        say("The validation loss is lower than ordinary text allows"),
         say(
             "val loss {val} at iteration {at}, training loss {train} (median of the last tenth).",
             val=format_loss(float(last.val_loss or 0.0)),
@@ -167,14 +168,14 @@ def leaked_data(analysis: RunAnalysis) -> Finding | None:
             train=format_loss(_late_median(losses)),
         ),
         say(
-            "A model that has not seen a text cannot predict it so well. It sees the answers (targets that "
-            "are not shifted, attention that is not causal), the validation text is in the training text, "
-            "or the data follow a simple rule."
+            "No model can predict unseen text so well. It sees the targets (they are not shifted, or "
+            "attention is not causal), the validation text is in the training text, or the data follow a "
+            "simple rule."
         ),
         say(
             "Check that the targets are the inputs shifted by one, that the attention is causal, and that "
-            "no part of the validation text is in the training text. Sample from it: a model that saw the "
-            "answers generates nonsense."
+            "no part of the validation text is in the training text. Sample from the model: one that saw "
+            "the targets generates nonsense."
         ),
     )
 
@@ -205,7 +206,7 @@ def ppl_vs_loss(analysis: RunAnalysis) -> Finding | None:
     return Finding(
         "ppl-vs-loss",
         "warning",
-        say("What is called val loss here is a perplexity"),
+        say("The logged val loss is a perplexity"),
         say(
             "val loss {val} at iteration {at}, train loss {train}. ln({val}) = {as_loss}.",
             val=f"{last.val_loss:.2f}",
@@ -214,9 +215,8 @@ def ppl_vs_loss(analysis: RunAnalysis) -> Finding | None:
             as_loss=f"{as_loss:.2f}",
         ),
         say(
-            "A model that knows nothing at all has a loss of ln(vocabulary), 10.8 for GPT-2's. {val} is "
-            "above that while the training loss is normal, and its logarithm fits the training loss: it is "
-            "exp(loss).",
+            "A uniform guess has loss ln(vocabulary size), 10.8 for GPT-2's vocabulary. {val} is above that "
+            "while the training loss is normal, and its logarithm fits the training loss: it is exp(loss).",
             val=f"{last.val_loss:.2f}",
         ),
         say(

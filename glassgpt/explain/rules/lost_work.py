@@ -74,9 +74,9 @@ def progress_sentence(analysis: RunAnalysis) -> str:
     if not analysis.log.numbered:
         return say("Logged iterations: {count}.", count=format_integer(analysis.facts.iterations_logged))
     if not planned or planned <= last:
-        return say("It had come to iteration {last}.", last=format_integer(last))
+        return say("It had reached iteration {last}.", last=format_integer(last))
     return say(
-        "It had come to iteration {last} of {planned} ({share}).",
+        "It had reached iteration {last} of {planned} ({share}).",
         last=format_integer(last),
         planned=format_integer(planned),
         share=format_percent(last / planned),
@@ -89,7 +89,7 @@ def lost_work_sentence(analysis: RunAnalysis, lost: LostWork) -> str:
         return ""
     if lost.nonfinite_since is not None:
         return say(
-            "Nothing worth keeping is lost: the loss was not a number from iteration {at} on.",
+            "Nothing worth keeping is lost: the loss was NaN or infinite from iteration {at} on.",
             at=format_integer(lost.nonfinite_since),
         )
     if lost.saved_iteration is None and lost.shows_checkpoints:
@@ -98,19 +98,19 @@ def lost_work_sentence(analysis: RunAnalysis, lost: LostWork) -> str:
         return say("This log shows no checkpoints, so what is lost is unknown.")
     at = format_integer(lost.saved_iteration)
     if lost.last_iteration is None:
-        return say("The last checkpoint is of iteration {at}.", at=at)
+        return say("The last checkpoint is from iteration {at}.", at=at)
     lost_iterations = format_integer(max(0, lost.last_iteration - lost.saved_iteration))
     seconds = seconds_between(
         analysis.trajectory, lost.saved_iteration, lost.last_iteration, analysis.facts.steady_ms
     )
     if not seconds:
         return say(
-            "The last checkpoint is of iteration {at}: {lost} iterations are lost.",
+            "The last checkpoint is from iteration {at}: {lost} iterations are lost.",
             at=at,
             lost=lost_iterations,
         )
     return say(
-        "The last checkpoint is of iteration {at}: {lost} iterations are lost, {time}.",
+        "The last checkpoint is from iteration {at}: {lost} iterations are lost, {time}.",
         time=format_duration(seconds),
         at=at,
         lost=lost_iterations,
@@ -142,7 +142,7 @@ def crashed(analysis: RunAnalysis) -> Finding | None:
     elif quoted:
         error = say('Line {line}: "{text}".', line=event.line, text=quoted)
     else:
-        error = say("Line {line} is the first of a traceback.", line=event.line)
+        error = say("A traceback starts at line {line}.", line=event.line)
     evidence = [progress_sentence(analysis), error, lost_work_sentence(analysis, lost)]
     command, advice = run_log.trainer.resume_command, ""
     if lost.saved_iteration is not None and command:
@@ -158,9 +158,9 @@ def crashed(analysis: RunAnalysis) -> Finding | None:
         if event.kind == "abort" and "egmentation" in event.text
         else say("The run crashed"),
         " ".join(sentence for sentence in evidence if sentence),
-        say("A fault below Python: a driver, a kernel or the memory of the machine.")
+        say("The fault is below Python: a driver, a kernel or the machine's memory.")
         if event.kind == "abort"
-        else say("An exception that nothing caught ended the process; its last line says which."),
+        else say("An uncaught exception ended the process; its last line names it."),
         advice,
     )
 
@@ -182,7 +182,7 @@ def failed_start(analysis: RunAnalysis) -> Finding | None:
         "warning",
         say("A later command in this log failed before its first iteration"),
         evidence,
-        say("It is another process than the one whose iterations are explained here, and did not affect it."),
+        say("It is another process than the one explained here, and did not affect it."),
         "",
     )
 
@@ -214,7 +214,7 @@ def interrupted(analysis: RunAnalysis) -> Finding | None:
         at = format_integer(lost.saved_iteration)
         advice = say("Resume from iteration {at} with {how}", at=at, how=command)
     elif lost.nonfinite_since is not None:
-        advice = say("Do not resume from a checkpoint of this run: its weights are not numbers either.")
+        advice = say("Do not resume from a checkpoint of this run: its weights are NaN or infinite, too.")
     elif run_log.trainer.cannot_resume_advice:
         advice = run_log.trainer.cannot_resume_advice()
     elif lost.shows_checkpoints and lost.saved_iteration is None:
@@ -228,7 +228,7 @@ def interrupted(analysis: RunAnalysis) -> Finding | None:
         lost_work_severity(lost),
         title,
         " ".join(sentence for sentence in evidence if sentence),
-        say("What was learnt since the last checkpoint is gone with the process."),
+        say("Training since the last checkpoint is lost."),
         advice,
     )
 
@@ -281,11 +281,11 @@ def never_checkpointed(analysis: RunAnalysis) -> Finding | None:
     return Finding(
         "never-checkpointed",
         "warning" if so_far else "problem",
-        say("Nothing has been saved so far") if so_far else say("Nothing was ever saved"),
+        say("No checkpoint has been saved so far") if so_far else say("No checkpoint was ever saved"),
         evidence,
         say(
-            "{trainer} saves after an evaluation and never at iteration 0; whatever ends the run before that "
-            "takes all of it.",
+            "{trainer} saves only after an evaluation, and not after the first; if the run ends before "
+            "that, all of it is lost.",
             trainer=run_log.trainer.name,
         ),
         say(
@@ -325,7 +325,8 @@ def best_overwritten(analysis: RunAnalysis) -> Finding | None:
             worse=format_loss_difference(worse),
         ),
         say(
-            "{trainer} keeps one ckpt.pt, and always_save_checkpoint=True writes it after every evaluation.",
+            "{trainer} keeps one checkpoint, and always_save_checkpoint=True overwrites it after every "
+            "evaluation.",
             trainer=run_log.trainer.name,
         ),
         say(

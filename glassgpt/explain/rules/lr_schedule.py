@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from glassgpt.config import TrainConfig, decay_iters, min_lr, warmup_iters
 from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.format import format_integer, format_lr, format_percent
 from glassgpt.i18n import say
@@ -33,23 +34,13 @@ MIN_WARMUP_RATIO = 2.0  # highest over first rate after
 
 
 @dataclass(frozen=True)
-class CosineSchedule:
-    """Linear warm-up, then a cosine down to min_lr."""
-
-    peak_lr: float
-    min_lr: float
-    warmup_iters: float
-    lr_decay_iters: float
-    end_iteration: float  # the run's last iteration, as planned
+class InferredSchedule:
+    cosine: LearningRateSchedule
+    end_iteration: int  # the run's last iteration, as planned
     assumed_settings: tuple[str, ...]  # not in the log, taken from the trainer's defaults
 
-    def lr_at(self, iteration: float) -> float:
-        return LearningRateSchedule(self.peak_lr, self.min_lr, self.warmup_iters, self.lr_decay_iters).at(
-            iteration
-        )
 
-
-def infer_schedule(run_log: RunLog) -> CosineSchedule | None:
+def infer_schedule(run_log: RunLog) -> InferredSchedule | None:
     """From the settings; None where there is no cosine decay, or the run's length is not known."""
     settings, trainer = run_log.setup.settings, run_log.trainer
     end = planned_end_iteration(run_log)
@@ -61,11 +52,12 @@ def infer_schedule(run_log: RunLog) -> CosineSchedule | None:
     stated = {name: numeric_setting(run_log, name) for name in names}
     if trainer.schedule_fits_run:  # defaults that depend on the run's length: nothing is assumed
         peak_lr = stated["learning_rate"] or trainer.defaults["learning_rate"]
+        config = TrainConfig(max_iters=end, learning_rate=peak_lr)
         defaults = {
             "learning_rate": peak_lr,
-            "min_lr": peak_lr / 10,
-            "warmup_iters": min(2000, float(end) // 20),
-            "lr_decay_iters": float(end),
+            "min_lr": min_lr(config),
+            "warmup_iters": warmup_iters(config),
+            "lr_decay_iters": decay_iters(config),
         }
         assumed: tuple[str, ...] = ()
     else:
@@ -76,14 +68,10 @@ def infer_schedule(run_log: RunLog) -> CosineSchedule | None:
     values = {name: defaults[name] if value is None else value for name, value in stated.items()}
     if values["learning_rate"] <= 0 or values["min_lr"] < 0 or values["lr_decay_iters"] <= 0:
         return None
-    return CosineSchedule(
-        values["learning_rate"],
-        values["min_lr"],
-        values["warmup_iters"],
-        values["lr_decay_iters"],
-        end_iteration=float(end),
-        assumed_settings=assumed,
+    cosine = LearningRateSchedule(
+        values["learning_rate"], values["min_lr"], values["warmup_iters"], values["lr_decay_iters"]
     )
+    return InferredSchedule(cosine, end, assumed)
 
 
 def lr_schedule_mismatch(analysis: RunAnalysis) -> Finding | None:
@@ -91,36 +79,36 @@ def lr_schedule_mismatch(analysis: RunAnalysis) -> Finding | None:
     schedule = infer_schedule(analysis.log)
     if schedule is None:
         return _mismatch_in_logged_lr(analysis)
-    end, decay_end = schedule.end_iteration, schedule.lr_decay_iters
+    cosine, end = schedule.cosine, schedule.end_iteration
     evidence = say(
         "The settings: {settings}.",
-        settings=f"max_iters={int(end)}, lr_decay_iters={int(decay_end)}, "
-        f"warmup_iters={int(schedule.warmup_iters)}, learning_rate={format_lr(schedule.peak_lr)}, "
-        f"min_lr={format_lr(schedule.min_lr)}",
+        settings=f"max_iters={end}, lr_decay_iters={int(cosine.decay_iters)}, "
+        f"warmup_iters={int(cosine.warmup_iters)}, learning_rate={format_lr(cosine.peak_lr)}, "
+        f"min_lr={format_lr(cosine.min_lr)}",
     )
     if schedule.assumed_settings:
         names = ", ".join(schedule.assumed_settings)
         evidence += " " + say("Not in the log, so taken as the default: {names}.", names=names)
-    if schedule.warmup_iters >= end:
-        return _run_ends_in_warmup(schedule, evidence)
+    if cosine.warmup_iters >= end:
+        return _unfinished_warmup(cosine, end, evidence)
     if (
-        decay_end > MAX_DECAY_TO_END * end
-        and (final_lr := schedule.lr_at(end)) > MAX_FINAL_TO_MIN_LR * schedule.min_lr
+        cosine.decay_iters > MAX_DECAY_TO_END * end
+        and (final_lr := cosine.at(end)) > MAX_FINAL_TO_MIN_LR * cosine.min_lr
     ):
         evidence += " " + say(
-            "At the end it is {last}, {share} of its peak.",
+            "The final learning rate is {last}, {share} of its peak.",
             last=format_lr(final_lr),
-            share=format_percent(final_lr / schedule.peak_lr),
+            share=format_percent(final_lr / cosine.peak_lr),
         )
         advice = say(
             "lr_decay_iters={end} ends at {floor} instead of {last}, at no cost.",
-            end=int(end),
-            floor=format_lr(schedule.min_lr),
+            end=end,
+            floor=format_lr(cosine.min_lr),
             last=format_lr(final_lr),
         )
-        return _lr_ends_high(evidence, advice)
-    if decay_end < MIN_DECAY_TO_END * end and schedule.min_lr < schedule.peak_lr:
-        share = format_percent((end - decay_end) / end)
+        return _high_final_lr(evidence, advice)
+    if cosine.decay_iters < MIN_DECAY_TO_END * end and cosine.min_lr < cosine.peak_lr:
+        share = format_percent((end - cosine.decay_iters) / end)
         return Finding(
             "lr-schedule-mismatch",
             "advice",
@@ -128,51 +116,52 @@ def lr_schedule_mismatch(analysis: RunAnalysis) -> Finding | None:
             f"{evidence} "
             + say(
                 "The last {count} iterations ({share}) run at {floor}.",
-                count=format_integer(end - decay_end),
+                count=format_integer(end - cosine.decay_iters),
                 share=share,
-                floor=format_lr(schedule.min_lr),
+                floor=format_lr(cosine.min_lr),
             ),
-            say("At the minimum rate the model moves little; those iterations could have learnt more."),
+            say(
+                "At the minimum learning rate the weights change little; those iterations could have "
+                "learnt more."
+            ),
             say(
                 "lr_decay_iters={end} uses them, or max_iters={decay} saves {share} of the iterations.",
-                end=int(end),
-                decay=int(decay_end),
+                end=end,
+                decay=int(cosine.decay_iters),
                 share=share,
             ),
         )
     return None
 
 
-def _run_ends_in_warmup(schedule: CosineSchedule, evidence: str) -> Finding:
-    end = schedule.end_iteration
-    last = min(end, schedule.warmup_iters - 1)  # the last iteration of the warm-up that the run does
-    mean_of_warmup = max(schedule.lr_at(end / 2), 1e-12)
-    mean_of_cosine = (schedule.peak_lr + schedule.min_lr) / 2
+def _unfinished_warmup(cosine: LearningRateSchedule, end: int, evidence: str) -> Finding:
+    last = min(end, cosine.warmup_iters - 1)  # the last iteration of the warm-up that the run does
+    mean_of_warmup = max(cosine.at(end / 2), 1e-12)
+    mean_of_cosine = (cosine.peak_lr + cosine.min_lr) / 2
     return Finding(
         "lr-schedule-mismatch",
         "warning",
         say("The run ends before its warm-up does"),
-        f"{evidence} "
-        + say("The learning rate reaches {last} at the end.", last=format_lr(schedule.lr_at(last))),
-        say("The learning rate was still rising at the end, and never came to its full value or down again."),
+        f"{evidence} " + say("The learning rate reaches {last} at the end.", last=format_lr(cosine.at(last))),
+        say("The learning rate was still rising at the end: it never reached its peak, and never decayed."),
         say(
             "warmup_iters={new} with lr_decay_iters={end}: the mean learning rate would be {gain} times "
             "as high.",
-            new=int(end // 20),
-            end=int(end),
+            new=end // 20,
+            end=end,
             gain=f"{mean_of_cosine / mean_of_warmup:.1f}",
         ),
     )
 
 
-def _lr_ends_high(evidence: str, advice: str) -> Finding:
+def _high_final_lr(evidence: str, advice: str) -> Finding:
     return Finding(
         "lr-schedule-mismatch",
         "advice",
-        say("The learning rate does not come down before the run ends"),
+        say("The learning rate is still high when the run ends"),
         evidence,
         say(
-            "The last part of a cosine, where the rate is low, is where the loss settles. This run stops "
+            "In the last part of a cosine the learning rate is low, and the loss settles. This run stops "
             "before that."
         ),
         advice,
@@ -194,18 +183,19 @@ def _mismatch_in_logged_lr(analysis: RunAnalysis) -> Finding | None:
     if peak <= 0 or not is_falling or not DECAYED_SHARE_OF_PEAK * peak < last < CONSTANT_SHARE_OF_PEAK * peak:
         return None
     evidence = say(
-        "It is {last} at the planned end, iteration {end}: {share} of its peak {peak}, and still falling.",
+        "The learning rate is {last} at the planned end, iteration {end}: {share} of its peak {peak}, and "
+        "still falling.",
         last=format_lr(last),
         end=format_integer(planned),
         share=format_percent(last / peak),
         peak=format_lr(peak),
     )
     advice = say(
-        "Let the decay end with the run: a tenth of the peak, {floor}, instead of {last}.",
+        "Let the decay end with the run, at a tenth of the peak: {floor} instead of {last}.",
         floor=format_lr(peak / 10),
         last=format_lr(last),
     )
-    return _lr_ends_high(evidence, advice)
+    return _high_final_lr(evidence, advice)
 
 
 def horizon_changed(analysis: RunAnalysis) -> Finding | None:
@@ -229,7 +219,7 @@ def horizon_changed(analysis: RunAnalysis) -> Finding | None:
             return Finding(
                 "horizon-changed",
                 "warning",
-                say("The schedule began again at a resume"),
+                say("The learning-rate schedule restarted at a resume"),
                 say(
                     "Learning rate {before} before iteration {at}, then from {first} up to {top}.",
                     before=format_lr(last),
@@ -248,11 +238,11 @@ def horizon_changed(analysis: RunAnalysis) -> Finding | None:
             )
         was_falling = last < MAX_FALLING_SHARE_OF_PEAK * peak_so_far[start - 1] and last <= lr[start - 3]
         if was_falling and first >= MIN_RAISED_RATIO * last:
-            return _lr_raised(run_log, iteration, last, first)
+            return _raised_lr(run_log, iteration, last, first)
     return None
 
 
-def _lr_raised(run_log: RunLog, iteration: int, before: float, after: float) -> Finding:
+def _raised_lr(run_log: RunLog, iteration: int, before: float, after: float) -> Finding:
     return Finding(
         "horizon-changed",
         "warning",
@@ -266,18 +256,18 @@ def _lr_raised(run_log: RunLog, iteration: int, before: float, after: float) -> 
             times=f"{after / before:.1f}",
         ),
         say(
-            "The schedule is computed from the planned end. A later end makes every iteration's rate higher, "
-            "so part of what the falling rate had settled is undone, and the loss rises before it falls."
+            "The schedule is computed from the planned end. A later end raises every iteration's learning "
+            "rate, so part of what the decay had gained is undone, and the loss rises before it falls."
         ),
         say(
-            "Fix lr_decay_iters before the run, or continue with a constant rate of {before} and let it fall "
-            "at the new end.",
+            "Set lr_decay_iters before the run, or continue with a constant learning rate of {before} and "
+            "let it decay at the new end.",
             before=format_lr(before),
         )
         if takes_known_settings(run_log)
         else say(
-            "Fix the end of the schedule before the run, or continue with a constant rate of {before} and "
-            "let it fall at the new end.",
+            "Set the end of the schedule before the run, or continue with a constant learning rate of "
+            "{before} and let it decay at the new end.",
             before=format_lr(before),
         ),
     )

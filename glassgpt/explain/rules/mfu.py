@@ -11,9 +11,10 @@ from glassgpt.estimate.cards import Card, find_card
 from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.format import format_flops_per_s, format_percent_value
 from glassgpt.i18n import say
+from glassgpt.runs.inference import MFU_EMA_DECAY
 from glassgpt.runs.run_log import Bools, Floats, RunLog
+from glassgpt.runs.trainer import Trainer
 
-MFU_EMA_DECAY = 0.9  # weight of the value before, in a running average
 MFU_ROUNDING_POINTS = 0.005  # of a printed MFU, in percentage points
 MS_ROUNDING = 0.005  # of a printed time
 DEFAULT_MFU_ERROR = 0.1  # relative: an average may lag behind by an evaluation's tenth
@@ -23,8 +24,8 @@ MIN_CONSISTENT_SHARE = 0.9  # of the evaluations at which the recomputed average
 MAX_CPU_MFU_PERCENT = 0.1  # of an A100's peak: about a hundredth of a small card
 MAX_PEAK_DEVIATION = 0.01  # card's peak over the trainer's: then its MFU is right
 
-# Common cards, slow to fast: the name in the card table, and the short one.
-COMMON_CARDS = (
+# Cards that readers know, slow to fast: the name in the card table, and the short one.
+REFERENCE_CARDS = (
     ("RTX 3060", "RTX 3060"),
     ("RTX 4070", "RTX 4070"),
     ("T4", "T4"),
@@ -56,8 +57,10 @@ class RecomputedMfu:
         return np.abs(self.average_mfu - self.printed_mfu) <= self.tolerance
 
 
-def recompute_mfu(run_log: RunLog, log_interval: int | None, product: float, error: float) -> RecomputedMfu:
-    """`product`: percent x ms, the same for every iteration, known within the relative `error`."""
+def recompute_mfu(
+    run_log: RunLog, log_interval: int | None, mfu_times_ms: float, error: float
+) -> RecomputedMfu:
+    """`mfu_times_ms`: in percent x ms, the same for every iteration, within the relative `error`."""
     steps = run_log.steps
     follows = (
         (steps.segment[1:] == steps.segment[:-1]) & np.isfinite(steps.mfu[1:]) & np.isfinite(steps.mfu[:-1])
@@ -67,7 +70,7 @@ def recompute_mfu(run_log: RunLog, log_interval: int | None, product: float, err
         follows &= np.diff(steps.iteration) == log_interval
     rows = np.flatnonzero(follows) + 1
     ms = steps.ms[rows]
-    step_mfu = product / ms
+    step_mfu = mfu_times_ms / ms
     # Rounded are the MFU of the line before, that of this line, and the time.
     tolerance = (
         (1 + MFU_EMA_DECAY) * MFU_ROUNDING_POINTS
@@ -115,7 +118,7 @@ def mfu_dip_is_eval(analysis: RunAnalysis) -> Finding | None:
     )
     if evaluations > 1:
         evidence += " " + say(
-            "The same sum gives the printed value at {agreeing} of {count} evaluations.",
+            "The same formula gives the printed value at {agreeing} of {count} evaluations.",
             agreeing=explained,
             count=evaluations,
         )
@@ -123,15 +126,14 @@ def mfu_dip_is_eval(analysis: RunAnalysis) -> Finding | None:
         "mfu-dip-is-eval",
         "info",
         say(
-            "The MFU's fall from {before} to {printed} is the evaluation, not a slower GPU",
+            "The drop of the MFU from {before} to {printed} is the evaluation, not a slower GPU",
             before=before,
             printed=printed,
         ),
         evidence,
-        say(
-            "{trainer} prints a running average and puts the evaluation's time into it as if it were "
-            "training. It takes 22 log lines until nine tenths of such a dip are gone. A steady iteration "
-            "by itself reaches {mfu}.",
+        say(  # 0.9**22 = 0.1
+            "{trainer} prints a running average, and counts the evaluation's time as training time. After "
+            "22 log lines nine tenths of such a dip are gone. A steady iteration alone reaches {mfu}.",
             trainer=trainer.name,
             mfu=format_percent_value(steady_mfu),
         ),
@@ -140,7 +142,7 @@ def mfu_dip_is_eval(analysis: RunAnalysis) -> Finding | None:
 
 
 def mfu_wrong_peak(analysis: RunAnalysis) -> Finding | None:
-    """The trainer divides by the peak of a fixed card (an A100), whatever the card."""
+    """The trainer divides by the peak of a fixed card, whatever the card."""
     run_log, peak = analysis.log, analysis.log.trainer.mfu_peak
     mfu = analysis.throughput.mfu_percent if analysis.throughput else analysis.facts.mfu_reported_steady
     if peak is None or mfu is None or not (math.isfinite(mfu) and mfu > 0):
@@ -153,7 +155,7 @@ def mfu_wrong_peak(analysis: RunAnalysis) -> Finding | None:
     if card is not None:
         return _mfu_on_card(run_log, mfu, peak, card)
     device = run_log.setup.settings.get("device")
-    reference = _reference(peak)
+    reference = _reference(run_log.trainer)
     if isinstance(device, str) and device.partition(":")[0] in ("cpu", "mps"):
         return Finding(
             "mfu-wrong-peak",
@@ -161,7 +163,7 @@ def mfu_wrong_peak(analysis: RunAnalysis) -> Finding | None:
             say("The MFU means nothing on {device}", device=device),
             _rate_sentence(mfu, peak),
             say(
-                "{trainer} divides by the peak of an {reference} whatever it runs on, so the percentage says "
+                "{trainer} divides by the peak of an {reference} on any device, so the percentage says "
                 "nothing about this machine. Iteration time and tokens/s do.",
                 trainer=run_log.trainer.name,
                 reference=reference,
@@ -173,14 +175,14 @@ def mfu_wrong_peak(analysis: RunAnalysis) -> Finding | None:
             "mfu-wrong-peak",
             "info",
             say(
-                "An MFU of {mfu} says only that this is no {reference}",
+                "The MFU of {mfu} assumes an {reference}, which this is not",
                 mfu=format_percent_value(mfu),
                 reference=reference,
             ),
             _rate_sentence(mfu, peak),
             say(
-                "{trainer} divides by the peak of an {reference} whatever it runs on. At this speed it is a "
-                "CPU, or a GPU that waits nearly all the time. Iteration time and tokens/s tell more.",
+                "{trainer} divides by the peak of an {reference} on any device. At this speed it is a CPU, "
+                "or a GPU that is idle nearly all the time. Iteration time and tokens/s tell more.",
                 trainer=run_log.trainer.name,
                 reference=reference,
             ),
@@ -200,14 +202,16 @@ def _mfu_on_card(run_log: RunLog, mfu: float, peak: float, card: Card) -> Findin
         "{trainer} divides by the peak of an {reference}. {card} does {own} in {dtype}, so the MFU is "
         "{real}.",
         trainer=run_log.trainer.name,
-        reference=_reference(peak),
+        reference=_reference(run_log.trainer),
         card=card.name,
         own=format_flops_per_s(own_peak),
         dtype=dtype,
         real=format_percent_value(own_mfu),
     )
     if own_mfu > 100:
-        explanation += " " + say("More than the card can do: it is another card, or the MFU counts too much.")
+        explanation += " " + say(
+            "That is more than the card can do: it is another card, or the MFU counts too many FLOPs."
+        )
     return Finding(
         "mfu-wrong-peak",
         "warning" if own_mfu > 100 else "info",
@@ -226,7 +230,7 @@ def _mfu_on_common_cards(run_log: RunLog, mfu: float, peak: float) -> Finding | 
     """The card is not known: what the MFU would be on common ones, and which of them are too slow."""
     flops_per_s = mfu / 100 * peak
     fitting, too_slow = [], []
-    for name, short_name in COMMON_CARDS:
+    for name, short_name in REFERENCE_CARDS:
         card = find_card(name)
         card_peak = _card_peak(card, run_log) if card else None
         if card_peak and card_peak[1] >= flops_per_s:
@@ -236,25 +240,25 @@ def _mfu_on_common_cards(run_log: RunLog, mfu: float, peak: float) -> Finding | 
     if not fitting:
         return None
     explanation = say(
-        "{trainer} divides by the peak of an {reference}, whatever the card. Of the "
-        "card's own peak it would be: {cards}.",
+        "{trainer} divides by the peak of an {reference} on any card. As a share of the card's own peak it "
+        "would be: {cards}.",
         trainer=run_log.trainer.name,
-        reference=_reference(peak),
+        reference=_reference(run_log.trainer),
         cards=", ".join(fitting),
     )
     if too_slow:
-        explanation += " " + say("These are slower than that: {cards}.", cards=", ".join(too_slow))
+        explanation += " " + say("These cards are too slow for that: {cards}.", cards=", ".join(too_slow))
     return Finding(
         "mfu-wrong-peak",
         "info",
         say(
-            "The MFU of {mfu} is true on an {reference} only",
+            "The MFU of {mfu} assumes the peak of an {reference}",
             mfu=format_percent_value(mfu),
-            reference=_reference(peak),
+            reference=_reference(run_log.trainer),
         ),
         _rate_sentence(mfu, peak),
         explanation,
-        say("Name the card for its own figure: --gpu={example}.", example='"RTX 4070 Ti"'),
+        say("Name the card to see the MFU of its own peak: --gpu={example}.", example='"RTX 4070 Ti"'),
     )
 
 
@@ -264,7 +268,7 @@ def mfu_impossible(analysis: RunAnalysis) -> Finding | None:
     if run_log.trainer.mfu_peak is not None or mfu is None or not 100 < mfu < math.inf:
         return None
     peak = run_log.setup.peak_flops
-    evidence = say("The median of the MFU that it reports is {mfu}.", mfu=format_percent_value(mfu))
+    evidence = say("The median of the reported MFU is {mfu}.", mfu=format_percent_value(mfu))
     if peak:
         evidence += " " + _rate_sentence(mfu, peak)
     return Finding(
@@ -273,10 +277,10 @@ def mfu_impossible(analysis: RunAnalysis) -> Finding | None:
         say("An MFU of {mfu} is more than any card can do", mfu=format_percent_value(mfu)),
         evidence,
         say(
-            "The trainer takes the card for a slower one, counts more work than is done, "
-            "or its clock stops before the GPU has finished."
+            "The trainer assumes a slower card, counts more FLOPs than are computed, or its clock stops "
+            "before the GPU has finished."
         ),
-        say("Judge the speed by tokens/s over the wall clock."),
+        say("Judge the speed by tokens per second of wall time."),
     )
 
 
@@ -288,9 +292,9 @@ def _card_peak(card: Card, run_log: RunLog) -> tuple[str, float] | None:
     return next(((one, card.peaks[one]) for one in dtypes if one in card.peaks), None)
 
 
-def _reference(peak: float) -> str:
+def _reference(trainer: Trainer) -> str:
     """The card whose peak a trainer with a fixed peak divides by."""
-    return f"A100 ({format_flops_per_s(peak)})"
+    return f"{trainer.mfu_peak_card} ({format_flops_per_s(trainer.mfu_peak or math.nan)})"
 
 
 def _rate_sentence(mfu: float, peak: float) -> str:

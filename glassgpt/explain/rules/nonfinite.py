@@ -18,7 +18,7 @@ CONTEXT_LOSSES = 5  # last finite losses shown
 # Growth: the median of the last 3 values, compared with the median of those before.
 MIN_GROWTH_RATIO = 1.1
 MIN_GROWTH_MADS = 6.0  # median absolute deviations above it
-MIN_UNSTEADY_RATIO = 1.15  # highest over lowest of the last losses, where too few are logged for the above
+MIN_UNSTABLE_RATIO = 1.15  # highest over lowest of the last losses, where too few are logged for the above
 MIN_WASTED_S = 10  # seconds after the break; less is not mentioned
 
 MIN_ZERO_LOSSES = 3  # losses of exactly 0 at the end of the run
@@ -29,10 +29,12 @@ MAX_USUAL_SKIP_SHARE = 1 / 500  # of the updates
 MAX_USUAL_SKIPS = 5  # however short the run
 MIN_LOGGED_NORM_SHARE = 0.9  # of the log lines with a finite norm: then a missing one counts as NaN
 
-# no-update: broken before the first update; unseen: the log does not show the steps before; norms, rise: they
-# grew; overflow: the log reports overflows; float16: it may overflow; unsteady: few losses, and they vary;
-# outside: no sign of trouble in the steps before.
-NonFiniteCause = Literal["no-update", "unseen", "norms", "rise", "unsteady", "overflow", "float16", "outside"]
+# no-update: broken before the first update; norm-rise, loss-rise: they grew before it; overflow: the log
+# reports overflows; float16: it may overflow; unstable: few losses, and they vary; no-warning: the losses
+# before are stable; unknown: the log shows too few of them.
+NonFiniteCause = Literal[
+    "no-update", "norm-rise", "loss-rise", "overflow", "float16", "unstable", "no-warning", "unknown"
+]
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,13 @@ def loss_nan(analysis: RunAnalysis) -> Finding | None:
         return _nonfinite_gradient(run_log) or _nonfinite_evaluations(run_log)
     at = format_integer(broken.iteration)
     if run_log.numbered and broken.has_recovered:
-        title = say("The loss was not a number at iteration {at}", at=at)
+        title = say("The loss was NaN or infinite at iteration {at}", at=at)
     elif run_log.numbered:
-        title = say("The loss is not a number from iteration {at} on", at=at)
+        title = say("The loss is NaN or infinite from iteration {at} on", at=at)
     elif broken.has_recovered:
-        title = say("The loss was not a number")
+        title = say("The loss was NaN or infinite, then recovered")
     else:
-        title = say("The loss stopped being a number")
+        title = say("The loss became NaN or infinite")
     cause = _likely_cause(run_log, broken)
     advice = [_checkpoint_advice(run_log, broken), _cause_advice(run_log, cause)]
     steps = run_log.steps
@@ -112,11 +114,14 @@ def loss_nan(analysis: RunAnalysis) -> Finding | None:
 def _evidence(run_log: RunLog, broken: NonFiniteLoss) -> str:
     if not run_log.numbered:
         evidence = [
-            say("It was so in line {count} of those about iterations.", count=format_integer(broken.row + 1))
+            say(
+                "It first happened in line {count} of the logged iterations.",
+                count=format_integer(broken.row + 1),
+            )
         ]
     elif not len(broken.losses_before):
         evidence = [
-            say("It was so in the first logged iteration, {at}.", at=format_integer(broken.iteration))
+            say("It happened in the first logged iteration, {at}.", at=format_integer(broken.iteration))
         ]
     else:
         evidence = [
@@ -131,10 +136,10 @@ def _evidence(run_log: RunLog, broken: NonFiniteLoss) -> str:
         evidence.append(_norms_sentence(norms))
     lr = run_log.steps.lr[broken.row]
     if np.isfinite(lr):
-        evidence.append(say("Learning rate there: {rate}.", rate=format_lr(float(lr))))
+        evidence.append(say("Learning rate at that iteration: {rate}.", rate=format_lr(float(lr))))
     rows = format_integer(broken.nonfinite_rows)
     evidence.append(
-        say("Logged iterations until finite losses came again: {rows}.", rows=rows)
+        say("Logged iterations until the loss was finite again: {rows}.", rows=rows)
         if broken.has_recovered
         else say("Logged iterations without a finite loss since: {rows}.", rows=rows)
     )
@@ -157,7 +162,7 @@ def _nonfinite_gradient(run_log: RunLog) -> Finding | None:
     broken = NonFiniteLoss(
         at, 0, empty, empty.astype(int), np.array(norms), nonfinite_rows=0, has_recovered=False
     )
-    cause: NonFiniteCause = "norms" if _grew(broken.grad_norms_before) else "unseen"
+    cause: NonFiniteCause = "norm-rise" if _grew(broken.grad_norms_before) else "unknown"
     return Finding(
         "loss-nan",
         "problem",
@@ -176,7 +181,7 @@ def _nonfinite_evaluations(run_log: RunLog) -> Finding | None:
     return Finding(
         "loss-nan",
         "problem",
-        say("The validation loss is not a number"),
+        say("The validation loss is NaN or infinite"),
         say(
             "{bad} of {all} evaluations, the first after iteration {at}. The logged training losses are "
             "finite.",
@@ -205,9 +210,9 @@ def _likely_cause(run_log: RunLog, broken: NonFiniteLoss) -> NonFiniteCause:
     if not len(losses) and is_before_first_update:
         return "no-update"
     if _grew(broken.grad_norms_before):
-        return "norms"
+        return "norm-rise"
     if _grew(losses):
-        return "rise"
+        return "loss-rise"
     if run_log.event_counts.get("scaler-overflow", 0):
         return "overflow"
     if run_log.setup.settings.get("dtype") == "float16":
@@ -215,11 +220,11 @@ def _likely_cause(run_log: RunLog, broken: NonFiniteLoss) -> NonFiniteCause:
     last = losses[-CONTEXT_LOSSES:]
     if (
         3 <= len(losses) < 2 * CONTEXT_LOSSES
-        and last.max() > MIN_UNSTEADY_RATIO * last.min()
+        and last.max() > MIN_UNSTABLE_RATIO * last.min()
         and last[-1] > last.min()
     ):
-        return "unsteady"
-    return "outside" if len(losses) >= CONTEXT_LOSSES else "unseen"
+        return "unstable"
+    return "no-warning" if len(losses) >= CONTEXT_LOSSES else "unknown"
 
 
 def _grew(values: Floats) -> bool:
@@ -236,32 +241,33 @@ def _cause_explanation(run_log: RunLog, broken: NonFiniteLoss, cause: NonFiniteC
     last = broken.losses_before[-CONTEXT_LOSSES:]
     return {
         "no-update": say(
-            "No update came before it, so the learning rate is not the cause. Look at the weights that were "
-            "loaded, at token ids outside the vocabulary, and at the driver and kernels (a float32 run "
-            "tells)."
+            "It happened before the first update, so the learning rate is not the cause. Check the loaded "
+            "weights, token ids outside the vocabulary, and the driver and kernels (with a float32 run)."
         ),
-        "unseen": say("This log shows too little of what came before it to tell the cause."),
-        "norms": say("The gradient norms grew before it: the updates were too large for this learning rate."),
-        "rise": say(
+        "unknown": say("This log shows too few iterations before it to tell the cause."),
+        "norm-rise": say(
+            "The gradient norms grew before it: the updates were too large for this learning rate."
+        ),
+        "loss-rise": say(
             "The loss rose before it: the run diverged, as it does when the learning rate is too high."
         ),
-        "unsteady": say(
-            "The few losses before it are not calm, {low} to {high}: the learning rate is too high, or "
-            "single batches are broken.",
+        "unstable": say(
+            "The few losses before it are unstable, {low} to {high}: the learning rate is too high, or "
+            "single batches are corrupt.",
             low=format_loss(last.min(initial=np.inf)),
             high=format_loss(last.max(initial=-np.inf)),
         ),
         "overflow": say(
-            "float16's numbers end at 65504. Gradients that overflowed, by this log: {count}.",
+            "The largest float16 number is 65504. Gradient overflows in this log: {count}.",
             count=format_integer(run_log.event_counts.get("scaler-overflow", 0)),
         ),
         "float16": say(
-            "Nothing announced it, and the run uses float16, whose numbers end at 65504: an overflow is "
-            "likely."
+            "There are no warning signs before it, and the run uses float16, whose largest number is 65504: "
+            "an overflow is likely."
         ),
-        "outside": say(
-            "Nothing announced it: the losses before it are calm. That speaks for a fault outside the "
-            "learning: a kernel or device that miscomputes, a broken batch, or a precision that overflows."
+        "no-warning": say(
+            "There are no warning signs before it: the losses are stable. Suspect the hardware or the data: "
+            "a kernel or device that miscomputes, a corrupt batch, or a precision that overflows."
         ),
     }[cause]
 
@@ -272,7 +278,7 @@ def _checkpoint_advice(run_log: RunLog, broken: NonFiniteLoss) -> str:
     if not usable or broken.has_recovered:
         return ""
     return say(
-        "The last checkpoint from before it is that of iteration {at}: resume from there.",
+        "The last checkpoint before it is from iteration {at}: resume from there.",
         at=format_integer(max(usable)),
     )
 
@@ -280,12 +286,13 @@ def _checkpoint_advice(run_log: RunLog, broken: NonFiniteLoss) -> str:
 def _cause_advice(run_log: RunLog, cause: NonFiniteCause) -> str:
     if cause == "no-update":
         return say(
-            "Run ten iterations in float32 on another device: if the loss is finite there, it is the device."
+            "Run ten iterations in float32 on another device: if the loss is finite there, the first device "
+            "is at fault."
         )
-    if cause == "outside":
+    if cause == "no-warning":
         return say(
-            "Run the same iterations again: a fault of the device mostly does not come back at the same one, "
-            "a broken batch does. dtype=float32 shows whether it was the precision."
+            "Run the same iterations again: a device fault usually does not recur at the same iteration, a "
+            "corrupt batch does. dtype=float32 shows whether it was the precision."
         )
     peak_lr = numeric_setting(run_log, "learning_rate")
     if not peak_lr:
@@ -326,19 +333,22 @@ def loss_zero(analysis: RunAnalysis) -> Finding | None:
     )
     norms = analysis.log.steps.grad_norm[analysis.trajectory.rows]
     if np.all(np.isnan(norms[-count:])) and np.any(np.isfinite(norms[:-count])):
-        evidence += " " + say("Their gradient norms are not numbers.")
+        evidence += " " + say("Their gradient norms are NaN.")
+    explanation = say(
+        "No model reaches a loss of 0. The loss is NaN or infinite and is logged as 0, or every label "
+        "is ignored."
+    )
+    if analysis.log.trainer.zero_loss_cause:
+        explanation += " " + analysis.log.trainer.zero_loss_cause()
     return Finding(
         "loss-nan",
         "problem",
         say("The loss is exactly 0 at the end"),
         evidence,
-        say(
-            "Nothing is learnt so well. The loss is not a number and is written as 0, as transformers "
-            "does (logging_nan_inf_filter), or every label is ignored."
-        ),
+        explanation,
         say(
             "Train in bfloat16 or float32 instead of float16, with a lower learning rate, and count the "
-            "labels of a batch that are not -100. Go back to a checkpoint from before."
+            "labels of a batch that are not -100. Resume from a checkpoint before the zeros."
         ),
     )
 
@@ -372,14 +382,15 @@ def skipped_steps(analysis: RunAnalysis) -> Finding | None:
             share=format_percent(share),
         ),
         say(
-            "float16 ends at 65504. The loss is multiplied by a scale so that small gradients survive; when "
-            "one overflows, the update is skipped and the scale halved. A few at the start are normal."
+            "The largest float16 number is 65504. The loss is multiplied by a scale so that small gradients "
+            "do not underflow; when one overflows, the update is skipped and the scale halved. A few skips "
+            "at the start are normal."
         ),
         ""
         if is_usual
         else say(
-            "dtype=bfloat16 (on cards from 2020 on) needs no scaler and gives {share} of the iterations "
-            "back; else a lower learning rate or gradients clipped at 1.",
+            "dtype=bfloat16 (on cards from 2020 on) needs no loss scaler and wastes none of these "
+            "iterations ({share}); otherwise use a lower learning rate or clip gradients at 1.",
             share=format_percent(share),
         ),
     )

@@ -45,8 +45,8 @@ def resume_replays_data(analysis: RunAnalysis) -> Finding | None:
         shown.append("…")
     share = format_percent(repeated / total)
     evidence = say(
-        "{processes} processes did {lengths} iterations, each with the batches of the first ones: {repeated} "
-        "iterations ({share}) saw nothing new.",
+        "{processes} processes ran {lengths} iterations, each from the first batch again: {repeated} "
+        "iterations ({share}) saw no new data.",
         processes=len(lengths),
         lengths=" + ".join(shown),
         repeated=format_integer(repeated),
@@ -135,18 +135,18 @@ def resume_jump(analysis: RunAnalysis) -> Finding | None:
     if worst.loss_after > worst.loss_before:
         title = say("The loss jumped up by {jump} at a resume", jump=jump)
         explanation = say(
-            "The process did not continue where the other stopped: the optimizer's state was not loaded, "
-            "the learning rate or the batch size changed, or the data did."
+            "The process did not continue where the previous one stopped: the optimizer's state was not "
+            "loaded, or the learning rate, the batch size or the data changed."
         )
         advice = say(
-            "Load the optimizer with the weights and keep the schedule: the run would be {jump} ahead at "
-            "that point.",
+            "Load the optimizer's state with the weights and keep the schedule: the loss would be {jump} "
+            "lower at that point.",
             jump=jump,
         )
     else:
         title = say("The loss dropped by {jump} at a resume", jump=jump)
         explanation = say(
-            "A resume teaches nothing. A lower loss at once means other data: most often batches that the "
+            "Resuming does not change the loss. A sudden drop means other data: most often batches that the "
             "model has already seen, or another split or loss scale."
         )
         advice = say(
@@ -157,8 +157,8 @@ def resume_jump(analysis: RunAnalysis) -> Finding | None:
         "warning",
         title,
         say(
-            "Training loss {before} just before iteration {at}, {after} just after the resume there; "
-            "{visible} would have been noise.",
+            "Training loss {before} just before iteration {at}, {after} just after the resume there; a "
+            "difference of up to {visible} would be noise.",
             before=format_loss(worst.loss_before),
             at=format_integer(worst.iteration),
             after=format_loss(worst.loss_after),

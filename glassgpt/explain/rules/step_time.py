@@ -76,28 +76,31 @@ def silent_spike(analysis: RunAnalysis) -> Finding | None:
     }
     severity: Severity = "info"
     if not facts.estimated_total_s:
-        evidence = say("Iteration {named}; a steady one takes {steady}. Together {time} more.", **values)
+        evidence = say(
+            "Iteration {named}; a steady one takes {steady}. Extra time in total: {time}.", **values
+        )
         advice = ""
     else:
         share = min(1.0, lost_s / facts.estimated_total_s)
         if share >= MIN_ADVICE_SHARE:
             severity = "advice" if missing_eval else "warning"
         evidence = say(
-            "Iteration {named}; a steady one takes {steady}. Together {time} more, {share} of the run.",
+            "Iteration {named}; a steady one takes {steady}. Extra time in total: {time}, {share} of the "
+            "run.",
             share=format_percent(share),
             **values,
         )
         advice = (
             say(
-                "Look for their lines in the whole log; if they are evaluations, a wider eval_interval saves "
-                "up to {time} ({share} of the run).",
+                "Look for their lines in the whole log; if they are evaluations, evaluating less often "
+                "saves up to {time} ({share} of the run).",
                 time=format_duration(lost_s),
                 share=format_percent(share),
             )
             if missing_eval
             else say(
-                "Look at what else the machine did then (disk, swap, other programs, sleep); without it the "
-                "run is {time} ({share}) shorter.",
+                "Check what else the machine did then (disk, swap, other programs, sleep); without it the "
+                "run would be {time} ({share}) shorter.",
                 time=format_duration(lost_s),
                 share=format_percent(share),
             )
@@ -106,13 +109,13 @@ def silent_spike(analysis: RunAnalysis) -> Finding | None:
         "silent-spike",
         severity,
         say(
-            "Slow iterations without a line that explains them: {count}, up to {ratio} times a steady one",
+            "Slow iterations that no log line explains: {count}, up to {ratio} times a steady one",
             count=len(at),
             ratio=format_ratio(float(np.max(ms)) / facts.steady_ms),
         ),
         evidence,
         missing_eval
-        or say("No evaluation or checkpoint is logged there, and the times fit none: the run stood still."),
+        or say("No evaluation or checkpoint is logged there, and the times do not fit one: the run stalled."),
         advice,
     )
 
@@ -227,18 +230,19 @@ def throughput_drift(analysis: RunAnalysis) -> Finding | None:
     first, second, third, last = drift.quarter_bounds
     if drift.abrupt_at is not None:
         explanation = say(
-            "It changed at once, near iteration {at}: another program began or ended then, the machine "
-            "changed its power limit, or the work itself changed (batch, context).",
+            "The change was sudden, near iteration {at}: another program started or ended then, the power "
+            "limit changed, or the work itself changed (batch, context).",
             at=drift.abrupt_at,
         )
     elif is_slower:
         explanation = say(
-            "The work is the same, so the machine slowed down: heat limits, other programs, or growing "
-            "memory use."
+            "The work per iteration is the same, so the machine slowed down: thermal throttling, other "
+            "programs, or growing memory use."
         )
     else:
         explanation = say(
-            "The work is the same, so the machine had less to do beside it later, or warmed up late."
+            "The work per iteration is the same, so the machine had fewer other programs to run later, or "
+            "warmed up late."
         )
     return Finding(
         "throughput-drift",
@@ -258,8 +262,8 @@ def throughput_drift(analysis: RunAnalysis) -> Finding | None:
         ),
         explanation,
         say(
-            "Watch temperature, clock and memory; at the first quarter's speed the iterations take {share} "
-            "less time.",
+            "Watch temperature, clock speed and memory; at the first quarter's speed the iterations would "
+            "take {share} less time.",
             share=format_percent(max(1 - drift.first_ms / drift.mean_ms, 0.0)),
         )
         if is_slower
@@ -276,14 +280,14 @@ def batch_changed(analysis: RunAnalysis) -> Finding | None:
     return Finding(
         "batch-changed",
         "info",
-        say("The batch changed on the way"),
+        say("The batch size changed during the run"),
         say(
-            "Sequences per iteration, from which iteration on: {batches}.",
+            "Sequences per iteration, by starting iteration: {batches}.",
             batches=", ".join([*shown, "…"] if len(batches) > MAX_LISTED else shown),
         ),
         say(
-            "Iterations before and after do unlike work, so their times cannot be compared, nor what one of "
-            "them teaches."
+            "Iterations before and after do different amounts of work, so neither their times nor their "
+            "progress can be compared."
         ),
         "",
     )
@@ -325,8 +329,8 @@ def jitter(analysis: RunAnalysis) -> Finding | None:
         say("Iterations that do the same work take unequal time"),
         evidence,
         say(
-            "Something beside the training takes time now and then: other programs, loading of data, "
-            "power limits."
+            "Something other than training takes time now and then: other programs, data loading, power "
+            "limits."
         ),
         say(
             "If all were as fast as the fastest tenth, iterations would take {share} less time.",

@@ -145,8 +145,8 @@ def overfitting(analysis: RunAnalysis) -> Finding | None:
         title,
         " ".join(evidence),
         say(
-            "Past its best the model memorises the training text: it gets better there and worse on "
-            "text it has not seen. The last loss is not what this run achieved."
+            "After its best evaluation the model memorises the training text: it gets better on that and "
+            "worse on unseen text. The last loss is not what this run achieved."
         ),
         _overfitting_advice(analysis, past, wasted[1] if wasted else past.share_after_best),
     )
@@ -211,7 +211,7 @@ def eval_noise(analysis: RunAnalysis) -> Finding | None:
     if visible < MIN_VISIBLE_SHARE * float(recent[-1]):
         return None
     evidence = say(
-        "The last {pairs} steps from one {metric} to the next are {usual} in the median; only more than "
+        "The last {pairs} changes from one {metric} to the next have a median of {usual}; only more than "
         "{visible} stands out from the noise.",
         pairs=len(steps),
         metric=val_metric_name(analysis.log),
@@ -221,8 +221,8 @@ def eval_noise(analysis: RunAnalysis) -> Finding | None:
     factor = (visible / usual_step) ** 2  # the error falls with the square root of the tokens
     if noise.eval_batches:
         advice = say(
-            "eval_iters={old} -> {new} would distinguish them. Evaluating the same tokens every time does it "
-            "for less.",
+            "eval_iters={old} -> {new} would distinguish them. Evaluating the same tokens every time does "
+            "so at lower cost.",
             old=int(noise.eval_batches),
             new=math.ceil(noise.eval_batches * factor - 1e-6),
         )
@@ -234,11 +234,11 @@ def eval_noise(analysis: RunAnalysis) -> Finding | None:
     return Finding(
         "eval-noise",
         "advice",
-        say("Neighbouring evaluations cannot be distinguished"),
+        say("Successive evaluations differ by less than their noise"),
         f"{evidence} {_noise_sentence(noise)}",
         say(
-            "Every evaluation is a sample. A difference below {visible} between two of them is as likely "
-            "luck as progress, and so is the choice of the best one.",
+            "Every evaluation is a sample. A difference below {visible} between two of them may be chance "
+            "instead of progress, and so may the choice of the best one.",
             visible=format_loss_difference(visible),
         ),
         advice,
@@ -249,17 +249,18 @@ def _noise_sentence(noise: EvalNoise) -> str:
     error = format_loss_difference(noise.std)
     if noise.source == "batches" and noise.batch_std and noise.eval_batches:
         return say(
-            "Single batches scatter by {batch}, so a mean of eval_iters={batches} of them by {error}.",
+            "Single batches have a standard deviation of {batch}, so a mean of eval_iters={batches} of them "
+            "has one of {error}.",
             batch=format_loss_difference(noise.batch_std),
             batches=int(noise.eval_batches),
             error=error,
         )
     if noise.source == "tokens" and noise.eval_tokens:
         return say(
-            "Of the {tokens} tokens that it evaluates, the mean has an error of about {error}.",
+            "The mean over {tokens} evaluated tokens has a standard error of about {error}.",
             tokens=format_count(noise.eval_tokens),
             error=error,
         )
     if noise.source == "stderr":
         return say("The log gives a standard error of {error}.", error=error)
-    return say("The evaluations scatter by {error} around their course.", error=error)
+    return say("The evaluations scatter by {error} around the trend.", error=error)

@@ -37,7 +37,7 @@ def startup_compile(analysis: RunAnalysis) -> Finding | None:
         if startup_s + compile_s <= MIN_ADVICE_SHARE * wall_s and compile_s < TARGET_STARTUP_SHARE * wall_s:
             return None
         evidence = say(
-            "Start-up took {startup}, compiling {compile}, of {run}.",
+            "Start-up took {startup} and compiling {compile}, of {run} in total.",
             startup=format_duration(startup_s),
             compile=format_duration(compile_s),
             run=format_duration(wall_s),
@@ -116,19 +116,17 @@ def _startup_finding(
         )
     else:
         explanation = (
-            say(
-                "torch.compile builds its kernels at the first use; libraries and memory are set up then too."
-            )
+            say("torch.compile builds its kernels at first use; libraries and memory are set up then, too.")
             if uses_compile
             else say(
-                "Libraries and memory are set up at the first use, and torch.compile, if it was on, builds "
-                "its kernels then; this log does not say."
+                "Libraries and memory are set up at first use, and torch.compile builds its kernels then if "
+                "it is on; this log does not say whether it was."
             )
         )
         if facts.steady_ms is not None and is_whole:
             explanation += " " + say(
-                "Over {count} iterations, compiling pays if it made each at least {gain} faster; a steady "
-                "one takes {steady}.",
+                "Over {count} iterations, compiling pays off if it made each at least {gain} faster; a "
+                "steady one takes {steady}.",
                 count=f"{iterations:,}",
                 gain=format_ms(1000 * compile_s / iterations),
                 steady=format_ms(facts.steady_ms),
@@ -156,7 +154,7 @@ def _startup_advice(
     if flag and _uses_compile(analysis) is not False:
         advice.append(
             say(
-                "For a run as short as this, {flag} saves up to {time}, if iterations without it are less "
+                "For a run as short as this, {flag} saves up to {time}, if uncompiled iterations are less "
                 "than {gain} slower.",
                 flag=flag,
                 time=format_duration(compile_s),
@@ -170,7 +168,7 @@ def _startup_advice(
         enough = startup_s * (1 - TARGET_STARTUP_SHARE) / TARGET_STARTUP_SHARE / iteration_s
         advice.append(
             say(
-                "In a run of {count} iterations the same start-up would be {share}.",
+                "In a run of {count} iterations the same start-up would take {share} of the time.",
                 count=format_integer(math.ceil(enough)) if math.isfinite(enough) else "?",
                 share=format_percent(TARGET_STARTUP_SHARE),
             )
@@ -201,16 +199,16 @@ def clock_before_sync(analysis: RunAnalysis) -> Finding | None:
     if not interval or interval < 2 or not steady_ms or count <= facts.iterations_logged:
         return None
     evidence = say(
-        "{logged} of {count} iterations have a time, one in {interval}; {steady} is the median of those.",
+        "{logged} of {count} iterations are timed, one in {interval}; their median is {steady}.",
         logged=f"{facts.iterations_logged:,}",
         count=f"{count:,}",
         interval=interval,
         steady=format_ms(steady_ms),
     )
     explanation = say(
-        "On a GPU, {trainer} reads its clock without waiting for the work, except at logged iterations, "
-        "where it fetches the loss. So each time is a sample, and work of the iterations before may "
-        "be waited for in it.",
+        "On a GPU, {trainer} reads its clock without waiting for the kernels, except at logged iterations, "
+        "where it fetches the loss. So each time is a sample, and may include waiting for the iterations "
+        "before it.",
         trainer=run_log.trainer.name,
     )
     wall_s, estimated_s, is_too_long = run_log.setup.wall_s, facts.estimated_total_s, False
@@ -219,8 +217,8 @@ def clock_before_sync(analysis: RunAnalysis) -> Finding | None:
         difference_s = wall_s - estimated_s
         is_too_long = difference_s / wall_s < -CLOCK_TOLERANCE
         evidence += " " + say(
-            "The logged times, with the others taken as steady, add up to {estimate}; the wall clock said "
-            "{wall}, a difference of {difference} ({share}).",
+            "The logged times, with unlogged iterations counted as steady, add up to {estimate}; the wall "
+            "time is {wall}, a difference of {difference} ({share}).",
             estimate=format_duration(estimated_s),
             wall=format_duration(wall_s),
             difference=format_duration(abs(difference_s)),
@@ -236,7 +234,8 @@ def clock_before_sync(analysis: RunAnalysis) -> Finding | None:
         evidence,
         explanation,
         say(
-            "Judge speed by wall time over many iterations; with log_interval=1 every time waits for the GPU."
+            "Judge speed by wall time over many iterations; with log_interval=1 every iteration waits for "
+            "the GPU."
         )
         if is_too_long
         else "",
@@ -246,17 +245,19 @@ def clock_before_sync(analysis: RunAnalysis) -> Finding | None:
 def _wall_time_sentence(difference_share: float, unlogged_ms: float) -> str:
     """`difference_share`: wall time minus the sum of step times, over wall time."""
     if difference_share < -CLOCK_TOLERANCE and unlogged_ms <= 0:
-        return say("The logged times include more than one iteration each: the run was faster than they say.")
+        return say(
+            "The logged times include more than one iteration each: the run was faster than they suggest."
+        )
     if difference_share < -CLOCK_TOLERANCE:
         return say(
-            "The logged times include waiting for the iterations before: those that were not logged took on "
-            "average no more than {room} each.",
+            "The logged times include waiting for the iterations before: unlogged iterations took no more "
+            "than {room} each on average.",
             room=format_ms(unlogged_ms),
         )
     if difference_share <= CLOCK_TOLERANCE:
         return say("Here both clocks agree.")
     return say(
-        "The rest of the wall time went before the first iteration (imports, data, model set-up) or "
-        "into iterations that were not logged: on average no more than {room} each.",
+        "The rest of the wall time was spent before the first iteration (imports, data, model set-up) or in "
+        "unlogged iterations: no more than {room} each on average.",
         room=format_ms(unlogged_ms),
     )

@@ -14,6 +14,7 @@ from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.format import format_count, format_flops_per_s, format_ms, format_percent, format_percent_value
 from glassgpt.i18n import say
 from glassgpt.runs.inference import (
+    MIN_PARAMETER_MISMATCH,
     attention_flops,
     nearest_multiple,
     parameters_from_flops,
@@ -22,7 +23,6 @@ from glassgpt.runs.inference import (
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trajectory import positive_int_setting
 
-MIN_PARAMETER_MISMATCH = 0.07  # inferred over stated parameters: rounding and conventions explain less
 MAX_SHAPE_DEVIATION = 0.03  # parameters of the stated shape over inferred ones: then they agree
 GPT2_VOCAB_SIZES = (50304, 50257)  # padded to a multiple of 64, and not
 
@@ -63,7 +63,7 @@ def hidden_accumulation(analysis: RunAnalysis) -> Finding | None:
     }
     if stated_tokens:
         evidence = say(
-            "{mfu} MFU is {rate}, which makes {done} tokens per iteration; the log says {stated}.",
+            "{mfu} MFU is {rate}, which implies {done} tokens per iteration; the log says {stated}.",
             stated=f"{stated_tokens:,}",
             **values,
         )
@@ -76,8 +76,8 @@ def hidden_accumulation(analysis: RunAnalysis) -> Finding | None:
                 say("The MFU is that of one of {devices} devices", devices=devices),
                 evidence,
                 say(
-                    "An iteration's tokens are shared by {devices} devices, and {trainer}'s MFU counts the "
-                    "part of one. All of them together do {rate}.",
+                    "An iteration's tokens are split over {devices} devices, and {trainer}'s MFU counts the "
+                    "share of one. All of them together reach {rate}.",
                     trainer=run_log.trainer.name,
                     devices=devices,
                     rate=format_flops_per_s(throughput.flops_per_s * devices),
@@ -88,11 +88,11 @@ def hidden_accumulation(analysis: RunAnalysis) -> Finding | None:
             return Finding(
                 "hidden-accumulation",
                 "warning",
-                say("An iteration does {more} times the work that the log says", more=more),
+                say("An iteration does {more} times as much work as the log states", more=more),
                 evidence,
                 say(
-                    "Iteration time and MFU fit together only if an iteration is {more} times as many "
-                    "tokens: it accumulates more micro-steps than stated, or the MFU counts them wrong.",
+                    "Iteration time and MFU agree only if an iteration has {more} times as many tokens: it "
+                    "accumulates more micro-steps than stated, or the MFU counts them wrongly.",
                     more=more,
                 ),
                 say(
@@ -118,7 +118,8 @@ def _unstated_micro_steps(analysis: RunAnalysis, tokens: float, values: dict[str
         "info",
         say("An iteration is {steps} micro-steps", steps=micro_steps),
         say(
-            "{mfu} MFU is {rate}, which makes {done} tokens per iteration; batch_size x block_size is {one}.",
+            "{mfu} MFU is {rate}, which implies {done} tokens per iteration; batch_size x block_size is "
+            "{one}.",
             one=f"{batch * context:,}",
             **values,
         ),
@@ -160,18 +161,18 @@ def parameters_inferred(analysis: RunAnalysis) -> Finding | None:
             "parameters-inferred",
             "info",
             say(
-                "The model has at most {most} parameters, by its speed",
+                "The speed implies at most {most} parameters",
                 most=format_count(round(flops_per_token / 6)),
             ),
             evidence,
-            say("6 FLOP per parameter and token; attention takes some of it. This holds for one device."),
+            say("6 FLOP per parameter and token; attention takes some of it. This assumes one device."),
             "",
         )
     if stated is None:
         return Finding(
             "parameters-inferred",
             "info",
-            say("The model has about {inferred} parameters, by its speed", inferred=format_count(inferred)),
+            say("The speed implies about {inferred} parameters", inferred=format_count(inferred)),
             evidence,
             _size_explanation(run_log, inferred),
             "",
@@ -184,14 +185,14 @@ def parameters_inferred(analysis: RunAnalysis) -> Finding | None:
         "parameters-inferred",
         "warning",
         say(
-            "By its speed the model has {inferred} parameters, not {stated}",
+            "The speed implies {inferred} parameters, not {stated}",
             inferred=format_count(inferred),
             stated=format_count(stated),
         ),
         evidence,
         _size_explanation(run_log, inferred),
         say(
-            "Check the stated size; figures that build on it are off by {share}.",
+            "Check the stated size; figures computed from it are off by {share}.",
             share=format_percent(abs(stated / inferred - 1)),
         ),
     )
@@ -200,7 +201,7 @@ def parameters_inferred(analysis: RunAnalysis) -> Finding | None:
 def _size_explanation(run_log: RunLog, inferred: int) -> str:
     explanation = say(
         "Attention takes 12 x layers x width x context = {attention} FLOP of it; the rest is 6 per "
-        "parameter, positions not counted. This holds for one device.",
+        "parameter, without position embeddings. This assumes one device.",
         attention=format_count(attention_flops(run_log) or 0),
     )
     n_layer, n_embd, block_size, stated_vocab_size = (
@@ -220,7 +221,8 @@ def _size_explanation(run_log: RunLog, inferred: int) -> str:
         )
         if abs(parameters / inferred - 1) <= MAX_SHAPE_DEVIATION:
             return f"{explanation} " + say(
-                "{layers} layers of width {width} with {vocabulary} token ids have {size}, which agrees.",
+                "{layers} layers of width {width} with a vocabulary of {vocabulary} have {size} parameters, "
+                "which agrees.",
                 layers=n_layer,
                 width=n_embd,
                 vocabulary=f"{vocab_size:,}",

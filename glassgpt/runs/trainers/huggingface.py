@@ -168,6 +168,10 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
     ]
 
 
+def _zero_loss_cause() -> str:
+    return say("transformers logs a NaN or infinite loss as 0 (logging_nan_inf_filter).")
+
+
 TRAINER = Trainer(
     "hf-trainer",
     "Hugging Face Trainer",
@@ -184,6 +188,7 @@ TRAINER = Trainer(
     glossary=_glossary,
     first_iteration=1,
     loss_is_interval_mean=True,
+    zero_loss_cause=_zero_loss_cause,
     often_finetunes=True,
     resume_command="--resume_from_checkpoint",
 )

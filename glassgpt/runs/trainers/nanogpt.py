@@ -190,6 +190,7 @@ TRAINER = Trainer(
     clock_reads_before_sync=True,  # only `loss.item()`, at logged iterations, waits for the GPU
     compile_off_flag="--compile=False",
     mfu_peak=A100_PEAK,  # whatever the card
+    mfu_peak_card="A100",
     mfu_is_running_average=True,
     mfu_counts_palm_flops=True,
     is_gpt2_shaped=True,

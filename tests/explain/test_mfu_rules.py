@@ -177,7 +177,7 @@ def test_the_small_model_has_40_5_million_parameters() -> None:
     assert finding.title == "The speed implies 40.5M parameters, not 33M"
     assert "40.2 TFLOP/s" in finding.evidence
     assert "299M FLOP per token" in finding.evidence
-    assert "50,304 token ids have 40.6M, which agrees" in finding.explanation
+    assert "50,304 have 40.6M parameters, which agrees" in finding.explanation
     assert "off by 18%" in finding.advice
 
 

@@ -291,7 +291,7 @@ def test_a_gradient_that_is_not_finite_is_told_where_the_loss_still_was() -> Non
     assert "The gradient norms grew before it" in one.explanation
     assert "The last checkpoint before it is from iteration 50" in one.advice
     (few,) = [finding for finding in ended_not_finite([math.nan]) if finding.id == "loss-nan"]
-    assert "too little of what came before" in few.explanation
+    assert "too few iterations before it" in few.explanation
 
 
 @pytest.mark.parametrize("norms", [None, "inf", ["1", None, {}], []])

@@ -53,7 +53,7 @@ def test_a_run_that_never_came_to_an_iteration(
     explanation = explain_text(introduction + fault)
     assert explanation.log.trainer.id == format
     assert (explanation.facts.ended, explanation.facts.iterations_logged) == (ended, 0)
-    assert "without a line about an iteration" in explanation.verdict[0]
+    assert "without a logged iteration" in explanation.verdict[0]
     assert explanation.findings
 
 

@@ -151,7 +151,7 @@ def test_a_file_is_data_and_never_code(tmp_path: Path) -> None:
 def test_unknown_preset_gets_the_nearest() -> None:
     with pytest.raises(UserError, match=r"^quickstrat is neither a preset .*; did you mean quickstart\?$"):
         find_recipe("quickstrat")
-    with pytest.raises(UserError, match=r"there are eval_gpt2, .*, gpt2_124m, gpt2_124m_fast, quickstart"):
+    with pytest.raises(UserError, match=r"presets: eval_gpt2, .*, gpt2_124m, gpt2_124m_fast, quickstart"):
         find_recipe("zzz")
 
 

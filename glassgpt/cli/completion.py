@@ -101,7 +101,7 @@ def _flag_types(command_help: CommandHelp) -> dict[str, object]:
     flags: dict[str, object] = dict(field_types(command_help.options))
     if "--key=value" in command_help.usage:  # any setting of a run
         flags |= {name: kind for name, kind in field_types(TrainConfig).items() if name not in flags}
-    # Flags that are only in the text of the help: --tune, --nproc=N, --a.config=FILE.
+    # Flags that are only in the text of the help: --a.config=FILE.
     text = (command_help.text or command_help.options.__doc__ or "").replace("--key=value", "")
     for name, equals in re.findall(r"(?<!\S)--(\w[\w.]*\w)(=?)", text):
         flags.setdefault(name, str if equals else bool)

@@ -90,7 +90,7 @@ class TrainConfig:
     optimizer: Literal["adamw", "muon"] = "adamw"
     # Peak learning rate, reached after the warm-up. Small models take a higher one, large models a lower one.
     learning_rate: float = 6e-4
-    # Muon's peak learning rate, also --muon_lr. All learning rates follow one schedule, each scaled to its
+    # Muon's peak learning rate (also --muon_lr). All learning rates follow one schedule, each scaled to its
     # peak.
     matrix_lr: float = 0.02
     # With muon and tie_embeddings=False: AdamW's peak learning rate for the token embedding. none:
@@ -135,8 +135,8 @@ class TrainConfig:
     eval_tokens: int | None = None
     # nanoGPT's form of eval_tokens: eval_iters x batch_size x block_size tokens.
     eval_iters: int | None = None
-    # After the last update, evaluate the whole validation split, if the other evaluations used a part of it.
-    # Also --final_eval.
+    # Final evaluation (also --final_eval): after the last update, evaluate the whole validation split, if the
+    # other evaluations used a part of it.
     closing_eval: bool = True
     # Evaluate once and stop.
     eval_only: bool = False
@@ -169,8 +169,8 @@ class TrainConfig:
     kernels: Literal["auto", "triton", "plain"] = "auto"
     # FP8 matmuls while training, on cards that have them (RTX 40, H100 and newer); less exact.
     fp8: bool = False
-    # CUDA graph: capture an update once and replay it. It removes kernel-launch overhead, which slows small
-    # models. Also --cuda_graph.
+    # CUDA graph (also --cuda_graph): capture an update once and replay it. It removes kernel-launch overhead,
+    # which slows small models.
     graph: Literal["auto", "on", "off"] = "auto"
     # Where the tokens of the dataset are: card (batches are sliced on the GPU) or memory (and prefetched).
     # auto: card if they fit. Also --data_device=cuda (card) and cpu (memory).
@@ -179,7 +179,7 @@ class TrainConfig:
     threads: int | None = None
     # Recompute activations in the backward pass: less memory, about a third more time.
     activation_checkpointing: bool = False
-    # FSDP, also --fsdp: with several processes (torchrun, or `glass train --nproc N`), shard weights and
+    # FSDP (also --fsdp): with several processes (torchrun, or `glass train --nproc N`), shard weights and
     # optimizer state over them, for models that do not fit on one card. False: each process holds all of it
     # (DDP).
     shard: bool = False

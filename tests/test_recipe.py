@@ -278,6 +278,8 @@ def configs(draw: st.DrawFn) -> TrainConfig:
     values["n_head"] = draw(st.integers(1, 64))
     values["n_embd"] = values["n_head"] * 2 * draw(st.integers(1, 64))
     values["shard"] = values["shard"] and values["dtype"] != "float16" and not values["fp8"]
+    if values["init_from"] == "scratch":
+        values["init_state"] = "auto"
     values["learning_rate"] = draw(rates)
     values["min_lr"] = draw(st.none() | st.floats(0, values["learning_rate"]))
     if values["eval_tokens"] is None:

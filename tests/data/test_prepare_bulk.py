@@ -479,7 +479,7 @@ def test_a_file_with_a_wrong_name_is_not_called_damaged(tmp_path: Path) -> None:
     for suffix in (".gz", ".xz", ".zst"):
         path = tmp_path / f"c.jsonl{suffix}"
         path.write_bytes(plain)  # as browsers leave it
-        assert f"is plain text and not compressed: take {suffix} from its name" in failing(tmp_path, path)
+        assert f"is plain text and not compressed: remove {suffix} from its name" in failing(tmp_path, path)
     path.write_bytes(packed)
     assert "is compressed as .gz, not .zst: rename it to end in .gz" in failing(tmp_path, path)
     path = tmp_path / "d.jsonl"

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from glassgpt.files import read_text_or_empty
+
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 _NO_LIMIT = 2**60  # bytes
 
@@ -82,11 +84,3 @@ def _group_and_parents(root: Path, path: str) -> Iterator[Path]:
         yield group
         group = group.parent
     yield root
-
-
-def read_text_or_empty(path: Path) -> str:
-    """The file's text, or nothing if this system has no such file."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -61,9 +61,9 @@ class TrainConfig:
     n_embd: int = 768
     # Context length, in tokens.
     block_size: int = 1024
-    # Dropout probability. 0 for pretraining on much data; 0.1 or 0.2 against overfitting on little.
+    # Dropout probability. 0 for pretraining on much data; 0.1 or 0.2 limits overfitting on small datasets.
     dropout: float = 0.0
-    # Biases in linear layers and layer norms, as in GPT-2. Without them it is a bit faster and no worse.
+    # Biases in linear layers and layer norms, as in GPT-2. False: slightly faster, equal loss.
     bias: bool = False
     # Weight tying: one matrix is both token embedding and output head, as in GPT-2. False: two matrices.
     tie_embeddings: bool = True
@@ -80,7 +80,8 @@ class TrainConfig:
     # Tokens per update, over all micro-batches and processes: the batch setting that the result depends on.
     batch_tokens: int | None = None
     # `joined`: a training sequence may span several documents. `apart`: it holds one document, and the rest
-    # of its window is padding without loss. Evaluation is the same for both.
+    # of its window is padding without loss. Evaluation is the same for both. Also --document_masking=True
+    # (apart) and False (joined).
     documents: Literal["joined", "apart"] = "joined"
 
     # --- optimizer ---
@@ -89,7 +90,8 @@ class TrainConfig:
     optimizer: Literal["adamw", "muon"] = "adamw"
     # Peak learning rate, reached after the warm-up. Small models take a higher one, large models a lower one.
     learning_rate: float = 6e-4
-    # Muon's peak learning rate. All learning rates follow one schedule, each scaled to its peak.
+    # Muon's peak learning rate (also --muon_lr). All learning rates follow one schedule, each scaled to its
+    # peak.
     matrix_lr: float = 0.02
     # With muon and tie_embeddings=False: AdamW's peak learning rate for the token embedding. none:
     # learning_rate.
@@ -133,7 +135,8 @@ class TrainConfig:
     eval_tokens: int | None = None
     # nanoGPT's form of eval_tokens: eval_iters x batch_size x block_size tokens.
     eval_iters: int | None = None
-    # After the last update, evaluate the whole validation split, if the other evaluations used a part of it.
+    # Final evaluation (also --final_eval): after the last update, evaluate the whole validation split, if the
+    # other evaluations used a part of it.
     closing_eval: bool = True
     # Evaluate once and stop.
     eval_only: bool = False
@@ -161,27 +164,28 @@ class TrainConfig:
     # sdpa: the attention kernel that PyTorch picks. flash, cudnn, efficient: that one. manual: plain matmuls.
     # auto: the fastest, measured if the run is long enough.
     attention: Literal["auto", "sdpa", "flash", "cudnn", "efficient", "manual"] = "auto"
-    # triton: GlassGPT's Triton kernels for norms, activations and loss, which need no torch.compile. plain:
-    # PyTorch's.
+    # triton: GlassGPT's Triton kernels for norms, activations and loss, which need no torch.compile. plain
+    # (also pytorch): PyTorch's.
     kernels: Literal["auto", "triton", "plain"] = "auto"
     # FP8 matmuls while training, on cards that have them (RTX 40, H100 and newer); less exact.
     fp8: bool = False
-    # CUDA graph: capture an update once and replay it. It removes kernel-launch overhead, which slows small
-    # models.
+    # CUDA graph (also --cuda_graph): capture an update once and replay it. It removes kernel-launch overhead,
+    # which slows small models.
     graph: Literal["auto", "on", "off"] = "auto"
     # Where the tokens of the dataset are: card (batches are sliced on the GPU) or memory (and prefetched).
-    # auto: card if they fit.
+    # auto: card if they fit. Also --data_device=cuda (card) and cpu (memory).
     data_place: Literal["auto", "card", "memory"] = "auto"
     # CPU threads. none: one per core, minus the cores that other programs use.
     threads: int | None = None
     # Recompute activations in the backward pass: less memory, about a third more time.
     activation_checkpointing: bool = False
-    # With several processes (torchrun, or `glass train --nproc N`): shard weights and optimizer state over
-    # them (FSDP), for models that do not fit on one card. False: each process holds all of it (DDP).
+    # FSDP (also --fsdp): with several processes (torchrun, or `glass train --nproc N`), shard weights and
+    # optimizer state over them, for models that do not fit on one card. False: each process holds all of it
+    # (DDP).
     shard: bool = False
     # torch.distributed backend: nccl or gloo. Empty: nccl between CUDA cards, gloo between CPUs.
     backend: str = ""
-    # Seconds to wait for a rank that does not respond, before the run ends with its number.
+    # Seconds to wait for a rank that does not respond before the run stops; the error names the rank.
     rank_timeout: float = 600.0
     # Seed of weights, batches and dropout.
     seed: int = 1337
@@ -248,7 +252,7 @@ def profile_window(config: TrainConfig) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def warmup_iters(config: TrainConfig) -> int:
+def effective_warmup_iters(config: TrainConfig) -> int:
     return min(2000, config.max_iters // 20) if config.warmup_iters is None else config.warmup_iters
 
 
@@ -260,21 +264,21 @@ def first_checkpoint_iter(config: TrainConfig) -> int:
     return min(config.eval_interval, config.checkpoint_interval or config.max_iters, config.max_iters)
 
 
-def decay_iters(config: TrainConfig) -> int:
+def effective_lr_decay_iters(config: TrainConfig) -> int:
     return config.max_iters if config.lr_decay_iters is None else config.lr_decay_iters
 
 
-def min_lr(config: TrainConfig) -> float:
+def effective_min_lr(config: TrainConfig) -> float:
     return config.learning_rate / 10 if config.min_lr is None else config.min_lr
 
 
-def activation(config: TrainConfig) -> str:
+def effective_activation(config: TrainConfig) -> str:
     if config.activation != "auto":
         return config.activation
     return "gelu" if config.arch == "gpt2" else "relu2"
 
 
-def data_dir(config: TrainConfig) -> Path:
+def dataset_folder(config: TrainConfig) -> Path:
     """--data_dir; else data/DATASET, as in nanoGPT; else DATASET itself, if it is the path of a dataset."""
     if config.data_dir:
         return expand_user_path(config.data_dir)

@@ -107,6 +107,14 @@ def read_small_file(path: Path, max_bytes: int = MAX_SMALL_FILE_BYTES) -> bytes:
         return file.read(size)
 
 
+def read_text_or_empty(path: Path) -> str:
+    """The file's text, or nothing if this system has no such file."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 # --- atomic writes ---
 
 

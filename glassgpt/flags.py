@@ -13,7 +13,7 @@ import functools
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,10 +25,47 @@ _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+(?:_[0-9]+)*")
 _TRUE, _FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")
 
 
+# --- synonyms ---
+
+# A second name that is accepted for a setting, on the command line, in files and from Python.
+SYNONYMS = {
+    "documents": "document_masking",
+    "matrix_lr": "muon_lr",
+    "closing_eval": "final_eval",
+    "graph": "cuda_graph",
+    "data_place": "data_device",
+    "shard": "fsdp",
+}
+_SETTING_BY_SYNONYM = {synonym: setting for setting, synonym in SYNONYMS.items()}
+
+# Values that are accepted under a name, and the values of the setting that they stand for.
+_VALUE_SYNONYMS = {
+    "document_masking": dict.fromkeys(_TRUE, "apart") | dict.fromkeys(_FALSE, "joined"),
+    "data_device": {"gpu": "card", "cuda": "card", "cpu": "memory"},
+    "kernels": {"pytorch": "plain"},
+}
+
+
+def setting_name(name: str, known: Container[str]) -> str:
+    """The setting that `name` is a synonym of, if it is among the known ones; else `name`."""
+    setting = _SETTING_BY_SYNONYM.get(name, name)
+    return setting if setting in known and name not in known else name
+
+
+def setting_value(name: str, value: Any) -> Any:
+    """The value of the setting; `name`: as it was given."""
+    values = _VALUE_SYNONYMS.get(name)
+    return values.get(str(value).lower(), value) if values else value
+
+
+def both_names_problem(setting: str, where: str = "") -> str:
+    return f"--{setting} and --{SYNONYMS[setting]}{where} are the same setting: give one of them"
+
+
 # --- names of other trainers ---
 
 # Names that other trainers use, and names that a reader may expect. An unknown flag with one of these names
-# is refused with the name that `glass train` has.
+# is refused, and the message names the flag of `glass train`.
 _ALIASES_BY_SETTING = {
     "n_layer": ("num_layers", "n_layers", "layers", "depth"),
     "n_head": ("num_heads", "n_heads", "heads"),
@@ -38,9 +75,9 @@ _ALIASES_BY_SETTING = {
     "batch_size": ("micro_batch_size", "device_batch_size", "bs"),
     "batch_tokens": ("total_batch_size", "global_batch_size"),
     "gradient_accumulation_steps": ("accumulate", "grad_accum", "grad_accumulation_steps"),
-    "documents=apart": ("document_mask", "document_masking", "mask_documents"),
+    "documents=apart": ("document_mask", "mask_documents"),
     "learning_rate": ("lr", "max_lr"),
-    "matrix_lr": ("muon_lr", "muon_learning_rate"),
+    "matrix_lr": ("muon_learning_rate",),
     "embedding_lr": ("embedding_learning_rate", "embed_lr"),
     "max_iters": ("steps", "num_steps", "max_steps", "train_steps", "num_iters", "num_iterations", "iters"),
     "weight_decay": ("wd",),
@@ -53,7 +90,6 @@ _ALIASES_BY_SETTING = {
     "lr_decay_iters": ("lr_decay_steps",),
     "min_lr": ("final_lr",),
     "eval_interval": ("eval_every", "eval_steps", "val_every"),
-    "closing_eval": ("final_eval",),
     "patience": ("early_stopping", "early_stopping_patience"),
     "checkpoint_interval": ("save_interval", "save_every", "save_steps"),
     "keep_checkpoints": ("save_total_limit",),
@@ -62,10 +98,8 @@ _ALIASES_BY_SETTING = {
     "dataset": ("data",),
     "init_from": ("init", "pretrained"),
     "activation_checkpointing": ("gradient_checkpointing", "grad_checkpointing"),
-    "graph": ("cuda_graph", "cuda_graphs"),
-    "shard": ("fsdp",),
+    "graph": ("cuda_graphs",),
     "rank_timeout": ("ddp_timeout", "nccl_timeout"),
-    "data_place": ("data_device",),
     "track": ("report_to", "trackers"),
     "dtype": ("amp", "precision", "mixed_precision"),
     "dtype=float16": ("fp16", "half"),
@@ -100,11 +134,13 @@ TRAIN_HINTS = (
 def parse_flags(arguments: Sequence[str], options: type) -> tuple[list[str], dict[str, str], list[str]]:
     """Positional words, `--key=value` settings still as text, and syntax problems.
 
-    `--key value` works too, and a bare `--key` means True for a setting that takes True or on.
+    `--key value` works too, and a bare `--key` means True for a setting that takes True or on. Synonyms are
+    replaced by the names and values of their settings.
     """
     known = field_types(options)
     words: list[str] = []
     settings: dict[str, str] = {}
+    given_names: set[str] = set()
     problems = []
     rest = list(arguments)
     while rest:
@@ -114,22 +150,26 @@ def parse_flags(arguments: Sequence[str], options: type) -> tuple[list[str], dic
             continue
         name, equals, value = argument[2:].partition("=")
         name = name.replace("-", "_")
+        setting = setting_name(name, known)
         if not equals:
-            field_type = known.get(name)
+            field_type = known.get(setting)
             literals = typing.get_args(field_type) if typing.get_origin(field_type) is Literal else ()
-            is_switch = field_type is bool or "on" in literals
+            is_switch = field_type is bool or "on" in literals or "true" in _VALUE_SYNONYMS.get(name, {})
             next_word = rest[0] if rest and not rest[0].startswith("--") else None
             if is_switch and (next_word is None or next_word.lower() not in (*_TRUE, *_FALSE, *literals)):
                 value = "True"
             elif next_word is not None:
                 value = rest.pop(0)
-            elif name in known:
+            elif setting in known:
                 problems.append(f"--{name} needs a value: --{name}=...")
                 continue
             # An unknown name keeps the empty value: check_settings says which name is meant.
-        if name in settings:
+        if name in given_names:
             problems.append(f"--{name} is given twice")
-        settings[name] = value
+        elif setting in settings:
+            problems.append(both_names_problem(setting))
+        given_names.add(name)
+        settings[setting] = setting_value(name, value)
     return words, settings, problems
 
 
@@ -141,17 +181,21 @@ _HINTS_BY_OPTIONS: Mapping[type, Mapping[str, str]] = {TrainConfig: TRAIN_HINTS}
 def check_settings(
     settings: Mapping[str, Any], options: type, where: str = ""
 ) -> tuple[dict[str, ConfigValue], list[str]]:
-    """The settings with the types of `options`, and all problems."""
+    """The settings with the types of `options`, and all problems. Synonyms are replaced."""
     known, hints = field_types(options), _HINTS_BY_OPTIONS.get(options, {})
     checked: dict[str, ConfigValue] = {}
     problems = []
     for name, value in settings.items():
-        if name not in known:
+        setting = setting_name(name, known)
+        if setting not in known:
             hint = f"; {hints[name]}" if name in hints else did_you_mean(name, known)
             problems.append(f"unknown setting --{name}{where}{hint}")
             continue
+        if setting != name and setting in settings:
+            problems.append(both_names_problem(setting, where))
+            continue
         try:
-            checked[name] = coerce_value(f"--{name}", value, known[name])
+            checked[setting] = coerce_value(f"--{name}", setting_value(name, value), known[setting])
         except UserError as error:
             problems += [problem + where for problem in error.problems]
     return checked, problems

@@ -49,8 +49,8 @@ _MAX_QUOTE_CHARS = 60
 _SETTINGS_KEPT_AS_SOURCE = ("wandb_run_name", "wandb_project")
 
 # Error messages, after the quoted line.
-_NEEDS_EXECUTION = "would have to be run, and a config file is only read"
-_TOO_LARGE = "is beyond all bounds"
+_NEEDS_EXECUTION = "would have to be executed, and a config file is only parsed"
+_TOO_LARGE = "is too large"
 _TOO_DEEP = "is nested too deeply"
 _FIX_HINT = "write the value itself, or leave the line out"
 
@@ -249,7 +249,7 @@ def _evaluate(node: ast.expr, names: Mapping[str, ConfigValue]) -> ConfigValue:
             try:
                 return format(value, spec)
             except (ValueError, TypeError, OverflowError) as error:
-                raise UserError(f"has a form that does not work: {error}") from None
+                raise UserError(f"has an invalid format: {error}") from None
         case ast.JoinedStr(values=parts):
             return _check_bounds("".join(str(_evaluate(part, names)) for part in parts))
     raise UserError(_NEEDS_EXECUTION)
@@ -273,7 +273,7 @@ def _evaluate_binary(sign: ast.operator, left: ConfigValue, right: ConfigValue) 
 
 def _number(value: ConfigValue) -> int | float:
     if not isinstance(value, int | float):
-        raise UserError("does arithmetic with what is no number")
+        raise UserError("does arithmetic on something that is not a number")
     return value
 
 

@@ -28,7 +28,7 @@ from typing import Any, Literal
 from glassgpt.config import DEVICE_TYPES, ConfigValue, TrainConfig, is_dataset_folder
 from glassgpt.errors import UserError
 from glassgpt.files import expand_user_path, read_small_file
-from glassgpt.flags import check_settings, field_types
+from glassgpt.flags import SYNONYMS, both_names_problem, check_settings, field_types
 from glassgpt.nanogpt_config import LineProblem, read_python_settings
 from glassgpt.validate import find_config_problems
 
@@ -41,7 +41,7 @@ class Recipe:
     about: str
     settings: Mapping[str, ConfigValue]
     by_device: Mapping[str, Mapping[str, ConfigValue]] = field(default_factory=dict)
-    instead_of: str = ""  # the missing file of nanoGPT that this preset replaces
+    replaces_file: str = ""  # the missing file of nanoGPT that this preset replaces
 
 
 DEFAULT_PRESET = "quickstart"
@@ -111,11 +111,13 @@ def read_recipe(path: Path, name: str | None = None) -> Recipe:
 def read_python_recipe(path: Path) -> Recipe:
     """A config file of nanoGPT over nanoGPT's defaults, so that it has the same meaning as there."""
     defaults = dataclasses.asdict(TrainConfig()) | NANOGPT_DEFAULTS
+    defaults |= {synonym: defaults[name] for name, synonym in SYNONYMS.items()}
     file_settings, problems = read_python_settings(path, defaults)
     settings: dict[str, ConfigValue] = {}
     for name, setting in file_settings.items():
         where = f" in {path}, line {setting.line}"
         checked, more = check_settings({name: setting.value}, TrainConfig, where)
+        more += [both_names_problem(repeated, where) for repeated in checked.keys() & settings.keys()]
         settings |= checked
         problems += [LineProblem(setting.line, text) for text in more]
     problems.sort(key=lambda problem: problem.line)
@@ -153,9 +155,9 @@ def find_recipe(name: str) -> Recipe:
             preset, out_dir = _NANOGPT_FILES[stem]
             recipe = _read_preset(preset)
             settings = {**recipe.settings, "out_dir": out_dir}
-            return dataclasses.replace(recipe, settings=settings, instead_of=name)
+            return dataclasses.replace(recipe, settings=settings, replaces_file=name)
         if short != stem and short in preset_names():
-            return dataclasses.replace(_read_preset(short), instead_of=name)
+            return dataclasses.replace(_read_preset(short), replaces_file=name)
         raise UserError(
             f"there is no config file {name}, and no preset in its place; {_nearest_preset(short)}"
         )
@@ -191,7 +193,7 @@ def _read_preset(name: str) -> Recipe:
 
 def _nearest_preset(name: str) -> str:
     close = difflib.get_close_matches(name, preset_names(), n=1)
-    return f"did you mean {close[0]}?" if close else f"there are {', '.join(preset_names())}"
+    return f"did you mean {close[0]}?" if close else f"presets: {', '.join(preset_names())}"
 
 
 # --- merging the layers ---

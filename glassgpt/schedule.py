@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from glassgpt.config import TrainConfig, decay_iters, min_lr, warmup_iters
+from glassgpt.config import TrainConfig, effective_lr_decay_iters, effective_min_lr, effective_warmup_iters
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ def learning_rate(config: TrainConfig, update: int) -> float:
     """The learning rate of update 0, 1, …"""
     return LearningRateSchedule(
         config.learning_rate,
-        min_lr(config),
-        warmup_iters(config),
-        decay_iters(config),
+        effective_min_lr(config),
+        effective_warmup_iters(config),
+        effective_lr_decay_iters(config),
         config.schedule if config.decay_lr else "constant",
         config.wsd_decay_fraction,
     ).at(update)
@@ -54,7 +54,7 @@ def learning_rate(config: TrainConfig, update: int) -> float:
 
 def describe_schedule(config: TrainConfig) -> str:
     """One sentence about the schedule, and about what is unusual in it."""
-    warmup, end = warmup_iters(config), decay_iters(config)
+    warmup, end = effective_warmup_iters(config), effective_lr_decay_iters(config)
     if not config.decay_lr:
         return f"constant {config.learning_rate:g}, without warm-up"
     if warmup >= config.max_iters:
@@ -63,7 +63,7 @@ def describe_schedule(config: TrainConfig) -> str:
     text = (
         f"warm-up over {warmup} {'update' if warmup == 1 else 'updates'} to {config.learning_rate:g}, then "
     )
-    text += f"{config.schedule} to {min_lr(config):g} at update {end}"
+    text += f"{config.schedule} to {effective_min_lr(config):g} at update {end}"
     if end < config.max_iters:
         left = config.max_iters - end
         text += "; the last update stays there" if left == 1 else f"; the last {left} updates stay there"

@@ -40,14 +40,14 @@ def find_config_problems(config: TrainConfig) -> list[str]:
     if config.decay_lr and config.min_lr is not None and config.min_lr > config.learning_rate:
         problems.append(f"--min_lr={config.min_lr} is above --learning_rate={config.learning_rate}")
     if config.init_state != "auto" and config.init_from == "scratch":
-        problems.append(f"--init_state={config.init_state} is about --init_from=RUN, and there is none")
+        problems.append(f"--init_state={config.init_state} needs --init_from=RUN")
     if config.shard and config.dtype == "float16":
-        problems.append("--shard=True goes with --dtype=bfloat16 or float32, not float16 and its loss scaler")
+        problems.append("--shard=True requires --dtype=bfloat16 or float32: float16 needs a loss scaler")
     if config.shard and config.fp8:
-        problems.append("--shard=True does not go with --fp8=True")
+        problems.append("--shard=True does not work with --fp8=True: leave one of them out")
     for name in _TEXT_FIELDS:
         if has_invalid_characters(getattr(config, name)):
-            problems.append(f"--{name} is not text that a file can hold")
+            problems.append(f"--{name} has a NUL or is not UTF-8, so no file can hold it")
     if not DEVICE_PATTERN.fullmatch(config.device):
         problems.append(f"--device={config.device} is not one of auto, cpu, cuda, cuda:N, mps")
     for name in requested_trackers(config):
@@ -71,7 +71,7 @@ def _number_problems(config: TrainConfig) -> list[str]:
             problems.append(f"--{name}{shown} must be below 2^63")
     if config.threads is not None and config.threads > _MAX_THREADS:
         problems.append(
-            f"--threads={config.threads} must be at most {_MAX_THREADS}; leave it out for one a core"
+            f"--threads={config.threads} must be at most {_MAX_THREADS}; omit it to use one per core"
         )
     for name in ("dropout", "beta1", "beta2", "muon_momentum"):
         if not 0 <= getattr(config, name) < 1:
@@ -91,7 +91,7 @@ def _profile_problem(config: TrainConfig) -> str | None:
     if start > stop:
         return f"{flag} ends before it begins; try --profile={stop}:{start}"
     if start == stop:
-        return f"{flag} is no update; try --profile={start}:{start + 1}"
+        return f"{flag} has no update in it; try --profile={start}:{start + 1}"
     if start == 0:
         better = f"--profile=1:{max(2, stop)}"
         return f"{flag} has the first update in it, which compiles and warms up; try {better}"
@@ -110,7 +110,7 @@ def _shape_and_batch_problems(config: TrainConfig) -> list[str]:
         widths = " or ".join(f"--n_embd={n * heads}" for n in (head_size, head_size + 1) if n)
         problems.append(f"--n_embd={width} is not divisible by --n_head={heads}; try {widths}")
     elif config.arch == "modern" and head_size % 2:
-        problems.append(f"--arch=modern rotates pairs: --n_embd / --n_head = {head_size} must be even")
+        problems.append(f"--arch=modern: RoPE needs an even head size, not --n_embd / --n_head = {head_size}")
     B, T, steps = config.batch_size, config.block_size, config.gradient_accumulation_steps
     tokens = config.batch_tokens
     if tokens is None:

@@ -67,7 +67,11 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = (" ".join(draw.choices(_WORDS, k=6)) for _ in range(100))
     (folder / "tiny.txt").write_text("\n".join(lines) + "\n")
     out = folder / "tiny"
-    prepare(PrepareOptions(str(folder / "tiny.txt"), out_dir=str(out)), say=lambda line: None, progress=False)
+    prepare(
+        PrepareOptions(str(folder / "tiny.txt"), out_dir=str(out)),
+        print_line=lambda line: None,
+        progress=False,
+    )
     return out
 
 

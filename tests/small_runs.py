@@ -22,7 +22,7 @@ def prepare_dataset(
     (folder / f"{name}.txt").write_text(text, encoding="utf-8")
     out = folder / "data" / name
     request = PrepareOptions(str(folder / f"{name}.txt"), tokenizer=tokenizer, out_dir=str(out), **options)
-    prepare(request, say=lambda line: None, progress=False)
+    prepare(request, print_line=lambda line: None, progress=False)
     return out
 
 

@@ -24,6 +24,7 @@ from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.doctor.check import DoctorOptions
 from glassgpt.exchange.exchange_options import ExportOptions, ImportOptions
 from glassgpt.explain.explain_options import CompareOptions, ExplainOptions, ReportOptions
+from glassgpt.flags import SYNONYMS
 from glassgpt.plan.plan_options import PlanOptions
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
@@ -142,7 +143,8 @@ def known_flags() -> set[str]:
         "logdir",
         "signal",
     }  # the last are TensorBoard's and Slurm's
-    return {field.name for kind in options for field in dataclasses.fields(kind)} | words | TORCHRUNS
+    names = {field.name for kind in options for field in dataclasses.fields(kind)}
+    return names | {*SYNONYMS.values()} | words | TORCHRUNS
 
 
 @pytest.mark.parametrize("page", PAGES_AND_README, ids=name_of)

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
+from glassgpt import config
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.flags import (
     EPOCHS_HINT,
     RESUME_HINT,
+    SYNONYMS,
     TRAIN_HINTS,
+    both_names_problem,
     check_settings,
     coerce_value,
     did_you_mean,
@@ -193,6 +196,73 @@ def test_hints_name_settings_that_exist_and_replace_none() -> None:
         for name, value in flags:
             kind = field_types(TrainConfig)[name]
             assert not value or coerce_value(name, value, kind) == value
+
+
+# --- synonyms
+
+SYNONYM_VALUES = [
+    ("final_eval", False, "closing_eval", False),
+    ("muon_lr", 0.01, "matrix_lr", 0.01),
+    ("cuda_graph", False, "graph", "off"),
+    ("cuda_graph", "auto", "graph", "auto"),
+    ("fsdp", True, "shard", True),
+    ("data_device", "cuda", "data_place", "card"),
+    ("data_device", "gpu", "data_place", "card"),
+    ("data_device", "cpu", "data_place", "memory"),
+    ("data_device", "auto", "data_place", "auto"),
+    ("document_masking", True, "documents", "apart"),
+    ("document_masking", False, "documents", "joined"),
+    ("kernels", "pytorch", "kernels", "plain"),
+]
+
+
+@pytest.mark.parametrize(("synonym", "value", "setting", "expected"), SYNONYM_VALUES)
+def test_a_synonym_sets_its_setting(
+    synonym: str, value: str | float, setting: str, expected: str | float, tmp_path: Path
+) -> None:
+    assert check_settings({synonym: value}, TrainConfig) == ({setting: expected}, [])
+    words, flags, problems = parse_flags([f"--{synonym.replace('_', '-')}={value}", "mine"], TrainConfig)
+    assert (words, problems, list(flags)) == (["mine"], [], [setting])
+    assert check_settings(flags, TrainConfig) == ({setting: expected}, [])
+    literal = str(value).lower() if isinstance(value, bool) else repr(value)
+    (tmp_path / "mine.toml").write_text(f"{synonym} = {literal}")
+    (tmp_path / "mine.py").write_text(f"{synonym} = {value!r}\nwandb_run_name = f'{{{synonym}}}'")
+    for name in ("mine.toml", "mine.py"):
+        assert find_recipe(str(tmp_path / name)).settings[setting] == expected
+
+
+def test_a_bare_synonym_switches_its_setting_on() -> None:
+    arguments = ["--fsdp", "--cuda_graph", "--document_masking", "--final-eval", "off", "quickstart"]
+    words, flags, problems = parse_flags(arguments, TrainConfig)
+    assert (words, problems) == (["quickstart"], [])
+    expected = {"shard": True, "graph": "on", "documents": "apart", "closing_eval": False}
+    assert check_settings(flags, TrainConfig) == (expected, [])
+    assert parse_flags(["--muon_lr"], TrainConfig)[2] == ["--muon_lr needs a value: --muon_lr=..."]
+
+
+@pytest.mark.parametrize(("setting", "synonym"), SYNONYMS.items())
+def test_both_names_of_a_setting_are_refused(setting: str, synonym: str, tmp_path: Path) -> None:
+    both = both_names_problem(setting)
+    assert f"--{setting} " in both
+    assert f"--{synonym} " in both
+    value = getattr(TrainConfig(), setting)
+    for names in ((setting, synonym), (synonym, setting)):
+        assert check_settings(dict.fromkeys(names, value), TrainConfig)[1] == [both]
+        assert parse_flags([f"--{name}={value}" for name in names], TrainConfig)[2] == [both]
+        path = tmp_path / "both.py"
+        path.write_text("".join(f"{name} = {value!r}\n" for name in names))
+        with pytest.raises(UserError) as caught:
+            find_recipe(str(path))
+        assert caught.value.problems == [both_names_problem(setting, f" in {path}, line 2")]
+
+
+def test_synonyms_are_in_the_help_and_no_names_of_settings() -> None:
+    source = Path(config.__file__).read_text()
+    for setting, synonym in SYNONYMS.items():
+        comment = re.search(rf"((?:    # .*\n)+)    {setting}: ", source)
+        assert comment is not None, setting
+        assert f"--{synonym}" in comment[1]
+        assert synonym not in {*field_types(TrainConfig), *TRAIN_HINTS}
 
 
 @dataclasses.dataclass(frozen=True)

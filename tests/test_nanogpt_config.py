@@ -83,7 +83,7 @@ arithmetic = st.recursive(
 def test_arithmetic_gives_what_python_makes_of_it(path: Path, expression: str) -> None:
     found, problems = read(path, f"max_iters = {expression}")
     refusal = "".join(problems)
-    assume("beyond all bounds" not in refusal and "makes a complex" not in refusal)  # where Python goes on
+    assume("is too large" not in refusal and "makes a complex" not in refusal)  # where Python goes on
     try:
         expected = eval(expression, {"__builtins__": {}})  # noqa: S307 - made of numbers, above
     except ZeroDivisionError:
@@ -293,15 +293,15 @@ def test_decorators_and_annotations_are_not_run_either(path: Path, monkeypatch: 
         ("5j", "makes a complex"),
         ("b'a'", "makes a bytes"),
         ("...", "makes a ellipsis"),
-        ("'a' * 3", "does arithmetic with what is no number"),
-        ("'%d' % 3", "does arithmetic with what is no number"),
-        ("'a' + 3", "does arithmetic with what is no number"),
-        ("-'a'", "does arithmetic with what is no number"),
-        ("None + 1", "does arithmetic with what is no number"),
+        ("'a' * 3", "does arithmetic on something that is not a number"),
+        ("'%d' % 3", "does arithmetic on something that is not a number"),
+        ("'a' + 3", "does arithmetic on something that is not a number"),
+        ("-'a'", "does arithmetic on something that is not a number"),
+        ("None + 1", "does arithmetic on something that is not a number"),
         ("unheard_of", "needs the value of `unheard_of`, which is not known here"),
-        ("f'{1:x y}'", "has a form that does not work"),
-        ("f'{None:5}'", "has a form that does not work"),
-        ("f'{-1:c}'", "has a form that does not work"),
+        ("f'{1:x y}'", "has an invalid format"),
+        ("f'{None:5}'", "has an invalid format"),
+        ("f'{-1:c}'", "has an invalid format"),
     ],
 )
 def test_what_has_no_value_is_refused_with_the_reason(path: Path, expression: str, reason: str) -> None:

@@ -151,7 +151,7 @@ def test_a_file_is_data_and_never_code(tmp_path: Path) -> None:
 def test_unknown_preset_gets_the_nearest() -> None:
     with pytest.raises(UserError, match=r"^quickstrat is neither a preset .*; did you mean quickstart\?$"):
         find_recipe("quickstrat")
-    with pytest.raises(UserError, match=r"there are eval_gpt2, .*, gpt2_124m, gpt2_124m_fast, quickstart"):
+    with pytest.raises(UserError, match=r"presets: eval_gpt2, .*, gpt2_124m, gpt2_124m_fast, quickstart"):
         find_recipe("zzz")
 
 
@@ -278,6 +278,8 @@ def configs(draw: st.DrawFn) -> TrainConfig:
     values["n_head"] = draw(st.integers(1, 64))
     values["n_embd"] = values["n_head"] * 2 * draw(st.integers(1, 64))
     values["shard"] = values["shard"] and values["dtype"] != "float16" and not values["fp8"]
+    if values["init_from"] == "scratch":
+        values["init_state"] = "auto"
     values["learning_rate"] = draw(rates)
     values["min_lr"] = draw(st.none() | st.floats(0, values["learning_rate"]))
     if values["eval_tokens"] is None:

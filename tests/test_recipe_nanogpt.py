@@ -117,10 +117,10 @@ def test_all_problems_of_a_python_file_at_once_in_the_order_of_the_lines(tmp_pat
     path = written_python(tmp_path, text)
     assert python_complaints(path) == [
         f"unknown setting --n_layr in {path}, line 1; did you mean --n_layer?",
-        f"{path}, line 2: `print('hello')` would have to be run, and a config file is only read; "
+        f"{path}, line 2: `print('hello')` would have to be executed, and a config file is only parsed; "
         "write the value itself, or leave the line out",
         f"--n_head=x is not a number in {path}, line 3",
-        f"{path}, line 4: `seed = int(5)` would have to be run, and a config file is only read; "
+        f"{path}, line 4: `seed = int(5)` would have to be executed, and a config file is only parsed; "
         "write the value itself, or leave the line out",
         f"unknown setting --lr in {path}, line 5; did you mean --learning_rate?",
         f"--max_iters=2.5 is not a whole number in {path}, line 6",
@@ -167,9 +167,9 @@ def test_a_file_that_is_there_wins_over_the_preset(
     [
         ("config/train_shakespear_char.py", "did you mean shakespeare_char"),
         ("quickstart.py", "did you mean quickstart?"),
-        ("config/zzz.py", "there are eval_gpt2, "),
-        ("a" * 300 + ".py", "there are eval_gpt2, "),
-        ("a\0.py", "there are eval_gpt2, "),
+        ("config/zzz.py", "presets: eval_gpt2, "),
+        ("a" * 300 + ".py", "presets: eval_gpt2, "),
+        ("a\0.py", "presets: eval_gpt2, "),
     ],
 )
 def test_an_unknown_file_gets_the_nearest_preset(name: str, hint: str) -> None:

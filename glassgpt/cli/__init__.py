@@ -164,7 +164,7 @@ def _dispatch(words: list[str]) -> int:
         return 0
     if words[0] not in COMMAND_MODULES:
         similar = difflib.get_close_matches(words[0], COMMAND_MODULES, n=1)
-        hint = f"did you mean glass {similar[0]}?" if similar else f"there are {', '.join(COMMAND_MODULES)}"
+        hint = f"did you mean glass {similar[0]}?" if similar else f"commands: {', '.join(COMMAND_MODULES)}"
         raise UserError(f"there is no command {words[0]!r}; {hint}")
     return load_command(words[0])(words[1:])
 

@@ -20,7 +20,7 @@ from glassgpt.cli.command import CommandHelp, capture_help, parse_options, print
 from glassgpt.config import DEVICE_TYPES, TRACKERS, TrainConfig
 from glassgpt.data.digests import EXPORT_RECORD_FILE
 from glassgpt.errors import UserError
-from glassgpt.flags import field_types
+from glassgpt.flags import SYNONYMS, field_types
 from glassgpt.i18n import LANGUAGES
 from glassgpt.recipe import preset_names
 from glassgpt.record import journal
@@ -101,7 +101,8 @@ def _flag_types(command_help: CommandHelp) -> dict[str, object]:
     flags: dict[str, object] = dict(field_types(command_help.options))
     if "--key=value" in command_help.usage:  # any setting of a run
         flags |= {name: kind for name, kind in field_types(TrainConfig).items() if name not in flags}
-    # Flags that are only in the text of the help: --tune, --nproc=N, --a.config=FILE.
+    flags |= {synonym: flags[name] for name, synonym in SYNONYMS.items() if name in flags}
+    # Flags that are only in the text of the help: --a.config=FILE.
     text = (command_help.text or command_help.options.__doc__ or "").replace("--key=value", "")
     for name, equals in re.findall(r"(?<!\S)--(\w[\w.]*\w)(=?)", text):
         flags.setdefault(name, str if equals else bool)

@@ -31,14 +31,18 @@ if TYPE_CHECKING:
     from glassgpt.training.interrupt import StopSignals
     from glassgpt.training.run_request import RunRequest
 
-TUNE_BUDGET_S = 90.0
+TUNE_BUDGET_S = 90.0  # --help says so
 
 
 @dataclass(frozen=True)
 class _TrainFlags(TrainConfig):
     """All flags of `glass train`: the settings of a run, and two that are not part of it."""
 
+    # --- this command ---
+
+    # First measure which settings train fastest on this machine. Takes 90 seconds at most.
     tune: bool = False
+    # Start this many processes on this machine, as torchrun does.
     nproc: int | None = None
 
 
@@ -47,11 +51,9 @@ def train(words: list[str]) -> int:
         presets = "\n".join(f"  {name:<22} {find_recipe(name).about}" for name in preset_names())
         text = (
             "FILE is a config (.toml), a nanoGPT config (.py, parsed, never executed), or a text file or "
-            "folder to prepare and train on with quickstart's settings. --tune first measures, for "
-            f"{TUNE_BUDGET_S:.0f} s at most, which settings train fastest on this machine. --nproc=N starts "
-            f"N processes on this machine, as torchrun does. Presets:\n\n{presets}"
+            f"folder to prepare and train on with quickstart's settings. Presets:\n\n{presets}"
         )
-        return print_help(TrainConfig, "glass train [PRESET|FILE]", text)
+        return print_help(_TrainFlags, "glass train [PRESET|FILE]", text)
     names, flags, problems = parse_flags(words, _TrainFlags)
     command_flags: dict[str, str] = {name: flags.pop(name) for name in ("tune", "nproc") if name in flags}
     values, command_problems = check_settings(command_flags, _TrainFlags)

@@ -72,15 +72,15 @@ class Corpus:
         return hashlib.sha256(json.dumps(stats).encode()).hexdigest()
 
 
-def is_corpus(dataset: str, in_bulk: bool = False) -> bool:
-    """Whether `dataset` is read as a corpus. `in_bulk`: a folder of texts is, however small."""
+def is_corpus(dataset: str, any_folder: bool = False) -> bool:
+    """Whether `dataset` is read as a corpus. `any_folder`: every folder is, also a small one of texts."""
     if dataset in BUILT_IN or not dataset:
         return dataset in hub.NAMED_HUB_DATASETS
     path = expand_user_path(dataset)
     if path.is_dir():
         paths = list_folder(path).files
         size = sum(file.stat().st_size for file in paths)
-        return in_bulk or size > LARGE_FOLDER_BYTES or _is_mostly_documents(paths)
+        return any_folder or size > LARGE_FOLDER_BYTES or _is_mostly_documents(paths)
     if path.exists():
         return is_document_file(path.name)
     return is_pattern(dataset) or could_be_on_hub(dataset)

@@ -132,10 +132,10 @@ def _parse_json_text(line: bytes, where: str, column: str) -> str:
         raise UserError(_not_utf8(where, error)) from error
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"{where} is not JSON ({error}): write one object a line, with the text in it"
+            f"{where} is not JSON ({error}): write one object per line, with the text in it"
         ) from error
     if not isinstance(fields, dict):
-        raise UserError(f"{where} is no object: write one object a line, with the text in it")
+        raise UserError(f"{where} is not a JSON object: write one object per line, with the text in it")
     if column not in fields:
         has = f"has the fields {join_first(fields)}" if fields else "has no fields"
         raise UserError(f"{where} {has} and no {column!r}: name the one with the text by --text_column")

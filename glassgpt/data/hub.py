@@ -74,7 +74,7 @@ def fetch_training_files(name: HubDataset, download: bool = True) -> tuple[list[
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ImportError as error:
         raise UserError(
-            f"{_not_here(name)}to ask Hugging Face needs huggingface_hub: {INSTALL_DATA_EXTRA_HINT}"
+            f"{_not_local(name)}to ask Hugging Face needs huggingface_hub: {INSTALL_DATA_EXTRA_HINT}"
         ) from error
     # The base classes include the errors of the HTTP library that it uses.
     network_errors: tuple[Any, ...] = (OSError, *HfHubHTTPError.__bases__)
@@ -100,7 +100,7 @@ def fetch_training_files(name: HubDataset, download: bool = True) -> tuple[list[
         )
     except HFValidationError as error:
         raise UserError(
-            f"{_not_here(name)}it cannot be a name on Hugging Face either: check how it is written"
+            f"{_not_local(name)}it cannot be a name on Hugging Face either: check how it is written"
         ) from error
     except network_errors as error:
         return _cached_training_files(name, error)
@@ -185,13 +185,13 @@ def offline_message(name: HubDataset, error: Exception) -> str:
     include = f' --include "{name.subset}/*"' if name.subset else ""
     reason = re.split(r"\. |\n", str(error))[0] or type(error).__name__
     return (
-        f"{_not_here(name)}{name} could not be read from Hugging Face ({reason}): where there is a "
+        f"{_not_local(name)}{name} could not be read from Hugging Face ({reason}): where there is a "
         f"network, run  hf download {name.repository} --repo-type dataset{include} --local-dir FOLDER, "
         f"bring FOLDER here, and run  glass prepare {known} --source FOLDER"
     )
 
 
-def _not_here(name: HubDataset) -> str:
+def _not_local(name: HubDataset) -> str:
     """The beginning of a message for a name that may be a mistyped path."""
     return "" if name in NAMED_HUB_DATASETS.values() else f"there is no file or folder {name} here, and "
 

@@ -173,7 +173,7 @@ def _value_problems(fields: Mapping[str, Any]) -> list[str]:
             problems.append(f"its 'sha256' does not name {split}.bin, or shards from {split}-00000.bin on")
         other_names -= names
     if other_names:
-        problems.append("its 'sha256' names a file that is not of a dataset")
+        problems.append("its 'sha256' names a file that is not part of a dataset")
     characters = fields["characters"]
     if (characters is not None) != (fields["tokenizer"] == "char"):
         problems.append("its 'characters' belongs to the char tokenizer, and only to it")

@@ -60,37 +60,39 @@ __all__ = ["PrepareOptions", "prepare"]
 MAX_CHAR_VOCAB_SIZE = 512
 
 
-def prepare(options: PrepareOptions, say: Callable[[str], None] = print, progress: bool = True) -> Manifest:
+def prepare(
+    options: PrepareOptions, print_line: Callable[[str], None] = print, progress: bool = True
+) -> Manifest:
     """Writes the dataset that `options` describes and returns its manifest."""
     notes: list[str] = []
     if (name := dataset_of_nanogpt_script(options.dataset)) in BUILT_IN:
         notes.append(f"{options.dataset} is nanoGPT's script for {name}, so this is  glass prepare {name}")
-        say(notes[0])
+        print_line(notes[0])
         options = dataclasses.replace(options, dataset=name)
     out = out_directory(options)
     check_options(options, out)
     with exclusive_lock(out):
         if is_corpus(options.dataset, options.dedup):
-            manifest = prepare_corpus(options, out, say, progress)
+            manifest = prepare_corpus(options, out, print_line, progress)
         else:
-            manifest = _prepare_text(options, out, notes, say, progress)
-    say(
+            manifest = _prepare_text(options, out, notes, print_line, progress)
+    print_line(
         f"{out}: {manifest.tokens['train']:,} training and {manifest.tokens['val']:,} validation tokens, "
         f"vocabulary {manifest.vocab_size:,}, {manifest.bytes_per_token('train'):.2f} bytes per token"
     )
     return manifest
 
 
-def prepare_if_missing(text: str, say: Callable[[str], None], progress: bool = True) -> None:
+def prepare_if_missing(text: str, print_line: Callable[[str], None], progress: bool = True) -> None:
     """Prepares a text file or folder at its default place, unless that was done: `glass train my.txt`."""
     options = PrepareOptions(text)
     out = out_directory(options)
     manifest = read_stored_manifest(out)
     if manifest is None:
-        say(f"preparing {text}")
-        prepare(options, say, progress)
+        print_line(f"preparing {text}")
+        prepare(options, print_line, progress)
         return
-    documents = open_source(text, "", keep_in=out, kept_in=out).documents
+    documents = open_source(text, "", download_to=out, cached_in=out).documents
     scan = scan_documents(documents, _text_encoding(manifest.tokenizer), lambda done: None)
     if _text_note(scan) not in manifest.notes:
         name, word = shlex.quote(out.name), shlex.quote(text)
@@ -99,7 +101,7 @@ def prepare_if_missing(text: str, say: Callable[[str], None], progress: bool = T
             f"changed: --dataset={name} trains on that one; `glass prepare {word} --overwrite` replaces "
             f"it, and `glass prepare {word} --out_dir=data/NAME` leaves it"
         )
-    say(f"{out} was prepared from {text} before, and is used as it is")
+    print_line(f"{out} was prepared from {text} before, and is used as it is")
 
 
 def _text_note(scan: DocumentScan) -> str:
@@ -108,13 +110,13 @@ def _text_note(scan: DocumentScan) -> str:
 
 
 def _prepare_text(
-    options: PrepareOptions, out: Path, notes: list[str], say: Callable[[str], None], progress: bool
+    options: PrepareOptions, out: Path, notes: list[str], print_line: Callable[[str], None], progress: bool
 ) -> Manifest:
     """For text that is small enough to be read several times."""
 
     def note(line: str) -> None:
         notes.append(line)
-        say(line)
+        print_line(line)
 
     remove_stale_folders(out)
     with atomic_folder(out) as work:
@@ -122,7 +124,9 @@ def _prepare_text(
         for line in source.notes:
             note(line)
         total_bytes = sum(document.size_bytes for document in source.documents)
-        show = functools.partial(show_byte_progress, total_bytes=total_bytes, say=say, show=progress)
+        show = functools.partial(
+            show_byte_progress, total_bytes=total_bytes, print_line=print_line, show=progress
+        )
 
         with show("reading") as advance:
             scan = scan_documents(source.documents, _text_encoding(options.tokenizer), advance)
@@ -167,7 +171,7 @@ def _open_inputs(options: PrepareOptions, work: Path, out: Path) -> tuple[Source
     source: Source | None = None
     gpt2: ByteLevelBpe | None = None
     try:
-        source = open_source(options.dataset, options.source, keep_in=work, kept_in=out)
+        source = open_source(options.dataset, options.source, download_to=work, cached_in=out)
     except UserError as error:
         problems += error.problems
     try:

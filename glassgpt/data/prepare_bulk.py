@@ -25,6 +25,7 @@ import numpy as np
 from glassgpt.data.bpe import ByteLevelBpe
 from glassgpt.data.corpus import Corpus, open_corpus
 from glassgpt.data.dataset import read_manifest
+from glassgpt.data.dedup import BYTES_PER_KEY, DedupKeys
 from glassgpt.data.encoder import Encoder, encode_batches, usable_core_count
 from glassgpt.data.manifest import SPLITS, Manifest, dtype_for, write_manifest
 from glassgpt.data.prepare_options import (
@@ -44,7 +45,7 @@ from glassgpt.data.prepare_resume import (
 )
 from glassgpt.data.progress import show_byte_progress, show_token_progress
 from glassgpt.data.shards import ShardWriter
-from glassgpt.data.split import BYTES_PER_KEY, DedupKeys, is_validation_mask
+from glassgpt.data.split import is_validation_mask
 from glassgpt.data.tokenizer_json import load_requested_gpt2
 from glassgpt.data.train_tokenizer import (
     choose_corpus_tokenizer,
@@ -84,7 +85,7 @@ class _CorpusRequest:
 
 
 def prepare_corpus(
-    options: PrepareOptions, out: Path, say: Callable[[str], None], progress: bool
+    options: PrepareOptions, out: Path, print_line: Callable[[str], None], progress: bool
 ) -> Manifest:
     """Writes the dataset, or resumes one that was stopped, and returns its manifest."""
     # The documents and, for gpt2, its table: both may need a network, so both problems are reported.
@@ -101,19 +102,21 @@ def prepare_corpus(
     if problems:
         raise UserError(problems)
     request = _CorpusRequest(options, corpus, corpus_val_fraction(options, corpus.size_bytes))
-    with resumable_folder(out, request.digest, options.overwrite, say) as (work, state):
+    with resumable_folder(out, request.digest, options.overwrite, print_line) as (work, state):
         if state is not None and state.complete:
-            say(f"{out}: all was written when it was stopped")
+            print_line(f"{out}: all was written when it was stopped")
         else:
             if state is not None:
                 tokenizer = load_previous_tokenizer(options, work)
                 encoder = Encoder(tokenizer, options.text_column)
-                say(f"resuming where it was stopped, after {pluralize(state.full_shard_count(), 'shard')}")
+                print_line(
+                    f"resuming where it was stopped, after {pluralize(state.full_shard_count(), 'shard')}"
+                )
             else:
-                encoder, state = _start_preparation(request, gpt2, work, say, progress)
-                _check_disk_space(request, encoder, out, say)
+                encoder, state = _start_preparation(request, gpt2, work, print_line, progress)
+                _check_disk_space(request, encoder, out, print_line)
                 write_prepare_state(work, state)
-            shard_sha256 = _encode_corpus(request, encoder, work, state, say, progress)
+            shard_sha256 = _encode_corpus(request, encoder, work, state, print_line, progress)
             write_manifest(work, _build_manifest(request, encoder, state, shard_sha256))
             mark_prepare_complete(work, state)  # last: a process killed before resumes from the last shard
         manifest = read_manifest(work)
@@ -128,7 +131,7 @@ def _start_preparation(
     request: _CorpusRequest,
     gpt2: ByteLevelBpe | None,
     work: Path,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
     progress: bool,
 ) -> tuple[Encoder, PrepareState]:
     """Makes or trains the tokenizer."""
@@ -136,9 +139,9 @@ def _start_preparation(
 
     def note(line: str) -> None:
         state.notes.append(line)
-        say(line)
+        print_line(line)
 
-    show = partial(show_byte_progress, say=say, show=progress)
+    show = partial(show_byte_progress, print_line=print_line, show=progress)
     for line in request.corpus.notes:
         note(line)
     share = f"{request.val_fraction:.4g} of the documents, chosen by a hash of their text"
@@ -150,7 +153,7 @@ def _start_preparation(
 
 
 def _check_disk_space(
-    request: _CorpusRequest, encoder: Encoder, out: Path, say: Callable[[str], None]
+    request: _CorpusRequest, encoder: Encoder, out: Path, print_line: Callable[[str], None]
 ) -> None:
     """Estimates the tokens from the beginnings of a few files, and compares with the free disk space."""
     corpus, shard_tokens, read_bytes, tokens = request.corpus, request.options.shard_tokens, 0, 0
@@ -175,7 +178,7 @@ def _check_disk_space(
             f"about {format_count(expected_tokens)} tokens need {needed}, and {nearest} has {free} free: "
             "make room, or choose another --out_dir"
         )
-    say(f"about {format_count(expected_tokens)} tokens to come, {needed} of {free} that are free")
+    print_line(f"about {format_count(expected_tokens)} tokens to come, {needed} of {free} that are free")
 
 
 # --- encoding ---
@@ -186,7 +189,7 @@ def _encode_corpus(
     encoder: Encoder,
     work: Path,
     state: PrepareState,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
     progress: bool,
 ) -> dict[str, str]:
     """Writes all shards; returns the name and SHA-256 of each. The counts of `state` are updated."""
@@ -201,7 +204,7 @@ def _encode_corpus(
             earlier = (state.closed[split], state.tokens[split])
             writer = ShardWriter(work, split, options.shard_tokens, encoder.dtype, *earlier)
             writers[split] = stack.enter_context(closing(writer))
-        advance = stack.enter_context(show_token_progress(left_bytes, say, progress))
+        advance = stack.enter_context(show_token_progress(left_bytes, print_line, progress))
         encoding = stack.enter_context(closing(encode_batches(batches, encoder, workers)))
         for reader_number, batch, encoded in encoding:
             is_new = dedup.add_new(encoded.keys) if dedup else np.ones(len(encoded.keys), dtype=np.bool_)

@@ -100,12 +100,12 @@ def corpus_val_fraction(options: PrepareOptions, size_bytes: int) -> float:
 
 def check_options(options: PrepareOptions, out: Path) -> None:
     """Raises one UserError with all problems that can be known before any work."""
-    in_bulk = is_corpus(options.dataset, options.dedup)
+    reads_corpus = is_corpus(options.dataset, options.dedup)
     problems: list[str | None] = []
-    if not in_bulk or is_special_file(expand_user_path(options.dataset)):
+    if not reads_corpus or is_special_file(expand_user_path(options.dataset)):
         problems.append(dataset_problem(options.dataset))
     problems.append(tokenizer_problem(options.tokenizer))
-    problems += _input_problems(options, in_bulk)
+    problems += _input_problems(options, reads_corpus)
     if options.val_fraction is not None and not 0 < options.val_fraction < 1:
         problems.append(f"--val_fraction {options.val_fraction} is not between 0 and 1: use 0.1")
     if options.tokenizer_files and requested_tokenizer(options) != "gpt2":
@@ -123,10 +123,10 @@ def check_out_dir(options: PrepareOptions, out: Path) -> None:
         raise UserError(problem)
 
 
-def _input_problems(options: PrepareOptions, in_bulk: bool) -> list[str]:
+def _input_problems(options: PrepareOptions, reads_corpus: bool) -> list[str]:
     """Of --source, and of options that only a corpus or only a text has."""
     problems, source = [], options.source
-    if not in_bulk:
+    if not reads_corpus:
         if source and options.dataset not in ("shakespeare", "shakespeare_char"):
             problems.append(f"--source is for shakespeare: to read a file, run  glass prepare {source}")
         elif source and not expand_user_path(source).is_file():

@@ -55,7 +55,7 @@ class PrepareState:
 
 @contextlib.contextmanager
 def resumable_folder(
-    out: Path, request: str, overwrite: bool, say: Callable[[str], None]
+    out: Path, request: str, overwrite: bool, print_line: Callable[[str], None]
 ) -> Iterator[tuple[Path, PrepareState | None]]:
     """The work folder, and the state of an earlier attempt at the same request, if there is one.
 
@@ -68,7 +68,7 @@ def resumable_folder(
     work.mkdir(parents=True, exist_ok=True)
     state = _read_prepare_state(work)
     if state is None and (work / PREPARE_STATE_FILE).exists():
-        say(f"{work} lost a part of its files since it was stopped: starting again")
+        print_line(f"{work} lost a part of its files since it was stopped: starting again")
     if state is not None and state.request != request:
         if state.full_shard_count() and not overwrite:
             raise UserError(

@@ -20,7 +20,7 @@ SECONDS_BETWEEN_LINES = 10.0
 def show_byte_progress(
     label: str,
     total_bytes: int,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
     show: bool,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Callable[[int], None]]:
@@ -48,7 +48,7 @@ def show_byte_progress(
         last_line = now
         bytes_per_s = done / (now - started)
         left_s = max(0, total_bytes - done) / bytes_per_s if bytes_per_s else 0.0
-        say(
+        print_line(
             f"{label}: {done / 1e6:,.0f} of {total_bytes / 1e6:,.0f} MB, "
             f"{bytes_per_s / 1e6:,.1f} MB/s, {left_s:,.0f} s left"
         )
@@ -58,7 +58,10 @@ def show_byte_progress(
 
 @contextmanager
 def show_token_progress(
-    total_bytes: int, say: Callable[[str], None], show: bool, clock: Callable[[], float] = time.monotonic
+    total_bytes: int,
+    print_line: Callable[[str], None],
+    show: bool,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Callable[[int, int], None]]:
     """Shows an encoding pass; yields a function to call with the bytes read and tokens made in each step."""
     if not show:
@@ -93,7 +96,7 @@ def show_token_progress(
             return
         last_line = now
         left_s = max(0, total_bytes - done) * (now - started) / done
-        say(f"encoding: {format_percent(done / total_bytes)}, {speed}, {format_duration(left_s)} left")
+        print_line(f"encoding: {format_percent(done / total_bytes)}, {speed}, {format_duration(left_s)} left")
 
     yield advance
 

@@ -197,16 +197,16 @@ def skipped_link_notes(listing: FolderListing) -> tuple[str, ...]:
 # --- the text of a dataset ---
 
 
-def open_source(dataset: str, local_file: str, keep_in: Path, kept_in: Path) -> Source:
+def open_source(dataset: str, local_file: str, download_to: Path, cached_in: Path) -> Source:
     """Finds the documents of a dataset.
 
-    A download is stored in the folder `keep_in`; an earlier download is taken from `kept_in`.
+    A download is stored in the folder `download_to`; an earlier download is taken from `cached_in`.
     """
     path = expand_user_path(local_file or dataset)
     if dataset == "pylib":
         source = _pylib_source()
     elif dataset in BUILT_IN:
-        source = _shakespeare_source(dataset, local_file, keep_in, kept_in)
+        source = _shakespeare_source(dataset, local_file, download_to, cached_in)
     elif path.is_dir():
         source = _folder_source(path)
     else:
@@ -276,15 +276,15 @@ def _matches_any(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _shakespeare_source(dataset: str, local_file: str, keep_in: Path, kept_in: Path) -> Source:
+def _shakespeare_source(dataset: str, local_file: str, download_to: Path, cached_in: Path) -> Source:
     if local_file:
         path = expand_user_path(local_file)
         is_canonical = file_sha256(path) == SHAKESPEARE_SHA256
         note = f"{path} is not the canonical tiny shakespeare (its SHA-256 differs)"
         notes = () if is_canonical else (note,)
         return Source(dataset, f"file {abbreviate_home(str(path))}", _documents({path.name: path}), notes)
-    cached = kept_in / SHAKESPEARE_FILE
-    path = keep_in / SHAKESPEARE_FILE
+    cached = cached_in / SHAKESPEARE_FILE
+    path = download_to / SHAKESPEARE_FILE
     if is_cached_download(cached):
         content = cached.read_bytes()
     else:

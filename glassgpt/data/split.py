@@ -1,4 +1,4 @@
-"""Which text is for training, which for validation, and which is a duplicate.
+"""Which text is for training, and which for validation.
 
 One text is cut once, its tail for validation, as in nanoGPT. Several documents are split by a hash of their
 content: a document keeps its split whatever else is in the folder, and two copies of a document are always in
@@ -12,18 +12,14 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glassgpt.data.sources import CHUNK_BYTES, Document
 from glassgpt.errors import UserError, user_error_for_files
-from glassgpt.files import fsync_path
 
 _UNICODE_CODEPOINTS = 0x110000
-BYTES_PER_KEY = 8
-_MAX_RECENT_KEYS = 2**20
 
 
 # --- documents that are read several times ---
@@ -153,48 +149,3 @@ def document_key(text: bytes) -> int:
 def is_validation_mask(keys: NDArray[np.uint64], val_fraction: float) -> NDArray[np.bool_]:
     """The split of documents by their keys: the same as the hash split of `split_documents`."""
     return (keys >> np.uint64(16)).astype(np.float64) / 2**48 < val_fraction
-
-
-class DedupKeys:
-    """The keys of all documents so far, in memory and in a file, 8 bytes each: a known key is a duplicate.
-
-    Keys are 64 bits of a SHA-256, so different documents practically never share one.
-    """
-
-    def __init__(self, path: Path, known: int = 0) -> None:
-        """`known`: how many keys of the file are valid; the rest is cut off."""
-        self._path = path
-        path.touch()
-        self._sorted_keys = np.sort(np.fromfile(path, dtype=np.uint64, count=known))
-        with path.open("r+b") as file:
-            file.truncate(self._sorted_keys.nbytes)
-        self._recent_keys: set[int] = set()
-        self._unsaved: list[NDArray[np.uint64]] = []
-        self._saved_count = known
-
-    def add_new(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Adds the keys, and returns which of them are new: neither known before nor earlier in `keys`."""
-        is_new = np.ones(len(keys), dtype=np.bool_)
-        if len(self._sorted_keys):
-            places = np.searchsorted(self._sorted_keys, keys)
-            is_new = self._sorted_keys[np.minimum(places, len(self._sorted_keys) - 1)] != keys
-        for i in np.flatnonzero(is_new).tolist():
-            key = int(keys[i])
-            is_new[i] = key not in self._recent_keys
-            self._recent_keys.add(key)
-        if len(self._recent_keys) >= _MAX_RECENT_KEYS:
-            recent = np.fromiter(self._recent_keys, dtype=np.uint64)
-            self._sorted_keys = np.sort(np.concatenate([self._sorted_keys, recent]))
-            self._recent_keys = set()
-        self._unsaved.append(keys[is_new])
-        return is_new
-
-    def save(self) -> int:
-        """Appends the new keys to the file; returns how many keys it holds."""
-        with self._path.open("ab") as file:
-            for keys in self._unsaved:
-                file.write(keys.tobytes())
-                self._saved_count += len(keys)
-        fsync_path(self._path)
-        self._unsaved = []
-        return self._saved_count

@@ -223,12 +223,12 @@ def _misnamed_message(path: Path) -> str | None:
     if actual_suffix := compression_suffix(beginning):
         if actual_suffix == suffix.lower():
             return None
-        return f"{path} is not compressed as {suffix} but as {actual_suffix}: end its name so"
+        return f"{path} is compressed as {actual_suffix}, not {suffix}: rename it to end in {actual_suffix}"
     try:
         codecs.getincrementaldecoder("utf-8")().decode(beginning)
     except UnicodeDecodeError:
         return None
-    return f"{path} is plain text and not compressed: take {suffix} from its name"
+    return f"{path} is plain text and not compressed: remove {suffix} from its name"
 
 
 def damaged_file_message(path: Path, error: BaseException) -> str:

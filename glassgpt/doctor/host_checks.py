@@ -20,11 +20,11 @@ from glassgpt.cgroup import (
     cpu_quota,
     memory_limit_and_free_bytes,
     read_own_cgroups,
-    read_text_or_empty,
     usable_cores,
 )
 from glassgpt.doctor.check import CheckContext, DiagnosticLine, ReportValue
 from glassgpt.estimate.flops import count_parameters
+from glassgpt.files import read_text_or_empty
 from glassgpt.record.machine import cpu_model, load_average, measure_busy_cores, source_commit
 from glassgpt.version import VERSION
 

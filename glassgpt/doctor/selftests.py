@@ -210,7 +210,7 @@ def _data(folder: Path) -> Path:
         text = "\n".join(" ".join(draw.choices(_WORDS, k=8)) for _ in range(400))
         (folder / "words.txt").write_text(text, encoding="utf-8")
         options = PrepareOptions(str(folder / "words.txt"), out_dir=str(place))
-        prepare(options, say=lambda line: None, progress=False)
+        prepare(options, print_line=lambda line: None, progress=False)
     return place
 
 

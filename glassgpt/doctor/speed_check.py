@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import psutil  # type: ignore[import-untyped]
 
 from glassgpt import format
-from glassgpt.cgroup import read_text_or_empty
 from glassgpt.doctor.check import CheckContext, DiagnosticLine, ReportValue
 from glassgpt.doctor.gpu_checks import device_label, dtypes_to_measure, find_gpus
 from glassgpt.estimate.cards import Card, find_card
 from glassgpt.estimate.peak import PeakFlops, RepeatOperation, measure_rate, mfu_note
+from glassgpt.files import read_text_or_empty
 from glassgpt.record.machine import cpu_model
 from glassgpt.training.probe import find_peak
 

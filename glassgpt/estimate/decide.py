@@ -3,7 +3,7 @@
     choose_dtype("auto", DeviceTraits("cuda", (8, 9)), width=768)     # bfloat16, "compute capability 8.9: …"
 
 Training calls it with the traits of its device, `glass plan` with those of any card. No torch. What has to be
-tried on the device is in training/kernel_choice.py.
+tried on the device is in training/compute_plan.py.
 """
 
 from __future__ import annotations
@@ -73,23 +73,23 @@ def choose_dtype(requested: str, device: DeviceTraits, width: int | None = None)
         return Choice("dtype", requested, "asked for" + remark)
     if device.device_type == "cpu":
         if width is None:
-            reason = "one token at a time, weights are fetched rather than multiplied"
+            reason = "generating one token at a time is memory-bound"
         elif width < overheads.MIN_WIDTH_FOR_CPU_BFLOAT16:
-            reason = "so narrow a model gains nothing from less"
+            reason = f"n_embd < {overheads.MIN_WIDTH_FOR_CPU_BFLOAT16}: bfloat16 is no faster"
         elif device.has_fast_bfloat16:
             return Choice("dtype", "bfloat16", "this CPU multiplies it twice as fast as float32")
         else:
             reason = "this CPU has no fast bfloat16"
         return Choice("dtype", "float32", reason)
     if device.device_type == "mps":
-        return Choice("dtype", "float32", "Apple's GPU gains little from less")
+        return Choice("dtype", "float32", "lower precision gains little on Apple's GPU")
     if capability is None:
         return Choice("dtype", "bfloat16", "the card has it, and no loss scaling is needed")
     version = f"compute capability {capability[0]}.{capability[1]}"
     if capability >= (8, 0):
         return Choice("dtype", "bfloat16", f"{version}: no loss scaling needed")
     if not device.has_tensor_cores:
-        return Choice("dtype", "float32", "a card without tensor cores multiplies nothing faster")
+        return Choice("dtype", "float32", "without tensor cores, no dtype has faster matmuls")
     return Choice("dtype", "float16", f"{version} has no bfloat16: with loss scaling")
 
 
@@ -97,8 +97,8 @@ def choose_dtype(requested: str, device: DeviceTraits, width: int | None = None)
 
 
 def why_no_kernels(device: DeviceTraits) -> str | None:
-    """Why our Triton kernels cannot be built there; None: they can."""
-    return "our own are for CUDA cards" if device.device_type != "cuda" else _why_cannot_build(device)
+    """Why GlassGPT's Triton kernels cannot be built there; None: they can."""
+    return "the Triton kernels need CUDA" if device.device_type != "cuda" else _why_cannot_build(device)
 
 
 def choose_kernels(
@@ -113,11 +113,11 @@ def choose_kernels(
     if missing:
         return Choice("kernels", "plain", missing)
     if config.compile == "on":
-        return Choice("kernels", "plain", "the compiler makes its own")
+        return Choice("kernels", "plain", "torch.compile generates its own")
     if config.fp8:
-        return Choice("kernels", "triton", "8-bit floats need them")
+        return Choice("kernels", "triton", "FP8 needs them")
     if config.eval_only:
-        return Choice("kernels", "plain", "one evaluation does not pay for building our own")
+        return Choice("kernels", "plain", "one evaluation does not pay for building the Triton kernels")
     steps = config.gradient_accumulation_steps or ranks
     tokens = config.batch_tokens or (config.batch_size or DEFAULT_BATCH_SIZE) * steps * config.block_size
     saved_s = config.max_iters * overheads.kernel_saving_s(
@@ -125,7 +125,7 @@ def choose_kernels(
     )
     cost_s = overheads.KERNEL_LOAD_S if built else overheads.KERNEL_BUILD_S
     cost = "they were built before, and loading them takes" if built else "building them takes"
-    saving = f"our own save about {saved_s:,.1f} s of {config.max_iters:,} updates"
+    saving = f"the Triton kernels save about {saved_s:,.1f} s of {config.max_iters:,} updates"
     reason = f"{saving}; {cost} about {cost_s:.0f} s"
     return Choice("kernels", "triton" if saved_s > cost_s else "plain", reason)
 
@@ -169,7 +169,7 @@ def choose_compile(
     if sharded:
         return Choice("compile", "off", "weights are gathered and freed between the layers (--shard)")
     if kernels:
-        return Choice("compile", "off", "our own kernels do what it would do, and are there at once")
+        return Choice("compile", "off", "the Triton kernels are already fused, and need no compile time")
     missing = _why_cannot_build(device)
     if missing:
         return Choice("compile", "off", missing)
@@ -227,7 +227,7 @@ def choose_graph(config: TrainConfig, device: DeviceTraits, micro: GraphCandidat
     if config.activation_checkpointing and config.dropout:
         return Choice("graph", "off", "recomputing needs dropout's random numbers again: cannot be captured")
     if not overheads.graph_pays(micro.compute_s, micro.launch_s):
-        return Choice("graph", "off", "the card has enough to do with each kernel")
+        return Choice("graph", "off", "compute-bound: kernel-launch overhead is hidden")
     if not micro.fits:
         reason = "a CUDA graph keeps its memory, and evaluation has to fit beside it"
         return Choice("graph", "off", reason)
@@ -302,9 +302,9 @@ def float8_problems(
     if not has_float8(device):
         problems.append("--fp8=True needs a card with 8-bit floats: RTX 40, L4, H100 or newer")
     elif not own_kernels:
-        problems.append("--fp8=True needs our own kernels: --kernels=auto and --compile=auto, and triton")
+        problems.append("--fp8=True needs the Triton kernels: --kernels=auto and --compile=auto, and triton")
     if dtype != "bfloat16":
-        problems.append(f"--fp8=True goes with --dtype=bfloat16, not {dtype}")
+        problems.append(f"--fp8=True requires --dtype=bfloat16, not {dtype}")
     if not (loss_chunks.is_float8_aligned(config.n_embd) and loss_chunks.is_float8_aligned(micro_tokens)):
         problems.append("--fp8=True needs --n_embd and the tokens of a micro-batch to be multiples of 16")
     return problems
@@ -317,7 +317,7 @@ def choose_data_place(
     if device.device_type != "cuda":
         if requested == "card":
             raise UserError(f"--data_place=card is for CUDA cards, and this run is on {device.device_type}")
-        return Choice("data", "in memory", f"there is no other place on {device.device_type}")
+        return Choice("data", "in memory", f"{device.device_type} run: data stays in RAM")
     if requested == "card" and free_bytes is not None and size_bytes > free_bytes:
         raise UserError(
             f"--data_place=card: the text's {size_bytes / 1e9:.1f} GB do not fit into the "
@@ -326,6 +326,6 @@ def choose_data_place(
     if requested != "auto" or free_bytes is None:
         return Choice("data", "on the card" if requested == "card" else "in memory", "asked for")
     if size_bytes > free_bytes * overheads.MAX_DATA_SHARE_OF_CARD:
-        return Choice("data", "in memory", f"its {size_bytes / 1e9:.1f} GB would take too much of the card's")
+        return Choice("data", "in memory", f"its {size_bytes / 1e9:.1f} GB would take too much GPU memory")
     reason = f"its {size_bytes / 1e6:.0f} MB fit there: no copying at every update"
     return Choice("data", "on the card", reason)

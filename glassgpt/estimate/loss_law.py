@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 
-from glassgpt import config as settings
-from glassgpt.config import TrainConfig
+from glassgpt.config import TrainConfig, effective_lr_decay_iters, effective_min_lr, effective_warmup_iters
 from glassgpt.estimate import flops
 from glassgpt.schedule import LearningRateSchedule
 
@@ -89,9 +88,9 @@ def loss_law_inputs(
         optimizer=config.optimizer,
         dropout=config.dropout,
         learning_rate=config.learning_rate,
-        warmup_iters=settings.warmup_iters(config),
-        decay_iters=settings.decay_iters(config),
-        min_lr_ratio=settings.min_lr(config) / config.learning_rate,
+        warmup_iters=effective_warmup_iters(config),
+        decay_iters=effective_lr_decay_iters(config),
+        min_lr_ratio=effective_min_lr(config) / config.learning_rate,
         schedule=config.schedule if config.decay_lr else "constant",
         wsd_decay_fraction=config.wsd_decay_fraction,
     )

@@ -27,8 +27,13 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from glassgpt import config as settings
-from glassgpt.config import TrainConfig
+from glassgpt.config import (
+    TrainConfig,
+    dataset_folder,
+    effective_lr_decay_iters,
+    effective_min_lr,
+    effective_warmup_iters,
+)
 from glassgpt.data.bpe import TOKENIZER_JSON
 from glassgpt.data.bpe_table import END_OF_TEXT
 from glassgpt.data.nanogpt_bin import META_FILE
@@ -224,9 +229,9 @@ def write_nanogpt(folder: Path, exportable: ExportableModel) -> None:
         "dataset": dataset_name(exportable),
         "gradient_accumulation_steps": micro_steps,
         "batch_size": batch_size,
-        "warmup_iters": settings.warmup_iters(config),
-        "lr_decay_iters": settings.decay_iters(config),
-        "min_lr": settings.min_lr(config),
+        "warmup_iters": effective_warmup_iters(config),
+        "lr_decay_iters": effective_lr_decay_iters(config),
+        "min_lr": effective_min_lr(config),
     }
     shape = {name: value for name, value in model_args.items() if name != "vocab_size"}
     content: dict[str, Any] = {
@@ -272,7 +277,7 @@ def dataset_name(exportable: ExportableModel) -> str:
     """nanoGPT's sample.py looks for meta.pkl in data/NAME."""
     if not exportable.origin.settings:
         return exportable.name
-    return settings.data_dir(_train_config(exportable)).name
+    return dataset_folder(_train_config(exportable)).name
 
 
 def adamw_state(exportable: ExportableModel) -> dict[str, Tensor] | None:

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from glassgpt.config import TrainConfig, activation
+from glassgpt.config import TrainConfig, effective_activation
 from glassgpt.model import fused, loss
 from glassgpt.model.kv_cache import KVCache, LayerKVCache
 
@@ -65,7 +65,7 @@ def make_gpt_config(config: TrainConfig, vocab_size: int) -> GPTConfig:
         dropout=config.dropout,
         bias=config.bias,
         arch=config.arch,
-        activation=activation(config),
+        activation=effective_activation(config),
         tie_embeddings=config.tie_embeddings,
     )
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from glassgpt import config as settings
-from glassgpt.config import TrainConfig
+from glassgpt.config import TrainConfig, dataset_folder
 from glassgpt.data.manifest import DTYPES, read_stored_manifest
 from glassgpt.data.prepare_options import PrepareOptions, corpus_val_fraction
 from glassgpt.errors import UserError
@@ -44,7 +43,7 @@ _CORPORA = {"fineweb_edu": (9_900_000_000, 4.6), "tinystories": (475_000_000, 4.
 
 def find_dataset_info(config: TrainConfig) -> DatasetInfo:
     """From the prepared folder; else from the table; else plenty of GPT-2 tokens."""
-    folder = settings.data_dir(config)
+    folder = dataset_folder(config)
     manifest = read_stored_manifest(folder) if folder.is_dir() else None
     if manifest is not None:
         bytes_per_token = manifest.bytes_per_token("train")

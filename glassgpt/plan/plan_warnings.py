@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from glassgpt.config import decay_iters, warmup_iters
+from glassgpt.config import effective_lr_decay_iters, effective_warmup_iters
 from glassgpt.estimate import decide, memory
 from glassgpt.estimate.memory import GIB, MemoryEstimate
 from glassgpt.files import nearest_existing_folder
@@ -203,7 +203,7 @@ def _cluster_problems(
 
 def _schedule_problems(spec: RunSpec) -> Iterator[PlanProblem]:
     config = spec.config
-    warmup, decay_end = warmup_iters(config), decay_iters(config)
+    warmup, decay_end = effective_warmup_iters(config), effective_lr_decay_iters(config)
     if not config.decay_lr:
         return
     if warmup >= config.max_iters:
@@ -274,9 +274,9 @@ def _changes_to_stop_before_overfitting(
     while True:
         changes: dict[str, Any] = {"max_iters": max_iters}
         shorter = replace(config, max_iters=max_iters)
-        if config.decay_lr and decay_iters(shorter) > max_iters:
+        if config.decay_lr and effective_lr_decay_iters(shorter) > max_iters:
             changes["lr_decay_iters"] = max_iters
-        if config.decay_lr and warmup_iters(shorter) > max_iters / 3:
+        if config.decay_lr and effective_warmup_iters(shorter) > max_iters / 3:
             changes["warmup_iters"] = max_iters // 20
         shorter = replace(config, **changes)
         curve = expected_loss_curve(shorter, spec.workload.vocab_size, spec.batch.tokens, dataset)

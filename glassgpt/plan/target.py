@@ -18,12 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from glassgpt.cgroup import read_text_or_empty, usable_cores
+from glassgpt.cgroup import usable_cores
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import Card, cards, find_card, has_tensor_cores, resolve_card_name
 from glassgpt.estimate.cluster import ONE_CARD, Cluster, link_of_card
 from glassgpt.estimate.decide import DeviceTraits, find_missing_toolchain
 from glassgpt.estimate.peak import RepeatOperation, measure_best_rate
+from glassgpt.files import read_text_or_empty
 from glassgpt.record.machine import (
     apple_gpu_name,
     command_output,

@@ -25,9 +25,9 @@ from glassgpt.cgroup import (
     memory_limit_and_free_bytes,
     memory_limit_bytes,
     read_own_cgroups,
-    read_text_or_empty,
     usable_cores,
 )
+from glassgpt.files import read_text_or_empty
 
 
 def describe_cpu() -> dict[str, object]:

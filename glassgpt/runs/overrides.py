@@ -19,7 +19,7 @@ from typing import Any
 
 from glassgpt.config import DEVICE_TYPES, ConfigValue, TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.flags import check_settings, coerce_value, field_types
+from glassgpt.flags import check_settings, coerce_value, field_types, setting_name, setting_value
 from glassgpt.recipe import find_recipe
 from glassgpt.runs.numbers import MAX_COUNT, MAX_FLOPS
 from glassgpt.runs.run_log import RunLog
@@ -68,6 +68,7 @@ def parse_overrides(arguments: Sequence[str], runs: int) -> list[RunOverrides]:
     for flag, value in _split_flags(arguments, problems):
         match = _FLAG.fullmatch(flag)
         letter, name = (match[1].lower(), match[2].replace("-", "_")) if match else ("", flag)
+        name, value = setting_name(name, field_types(TrainConfig)), setting_value(name, value)
         index = -1
         for char in letter:  # a is 0, z is 25, aa is 26
             index = (index + 1) * 26 + ord(char) - ord("a")

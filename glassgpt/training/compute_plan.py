@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from glassgpt import config as settings
-from glassgpt.config import MACHINE_SPECIFIC_PATHS, Choice, TrainConfig
+from glassgpt.config import MACHINE_SPECIFIC_PATHS, Choice, TrainConfig, padded_vocab_size
 from glassgpt.data.dataset import Dataset
 from glassgpt.errors import UserError
 from glassgpt.estimate import decide, flops, overheads
@@ -161,7 +160,7 @@ def _choose_model_config(request: RunRequest, data_vocab_size: int) -> tuple[GPT
         vocab_size = model_config_of(points[-1]).vocab_size
     reason = "as the weights have it"
     if vocab_size is None:
-        vocab_size = settings.padded_vocab_size(data_vocab_size)
+        vocab_size = padded_vocab_size(data_vocab_size)
         is_padded = vocab_size > data_vocab_size
         reason = f"the dataset's {data_vocab_size}" + (
             ", rounded up to a multiple of 64" if is_padded else ""

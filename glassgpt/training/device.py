@@ -76,7 +76,7 @@ def choose_device(requested: str) -> tuple[torch.device, Choice]:
         reasons = {
             "cuda": "a CUDA card is available",
             "mps": "Apple's GPU is available",
-            "cpu": "no GPU was found",
+            "cpu": "no GPU found",
         }
         device, reason = torch.device(kind), reasons[kind]
     else:
@@ -87,7 +87,8 @@ def choose_device(requested: str) -> tuple[torch.device, Choice]:
         if number and (not number.isdecimal() or int(number) >= count):
             raise UserError(f"--device={requested} does not exist: {kind} has {count} here")
         device, reason = torch.device(requested), "asked for"
-    return device, Choice("device", str(device), f"{reason}: {device_name(device)}")
+    separator = ";" if device.type == "cpu" else ":"
+    return device, Choice("device", str(device), f"{reason}{separator} {device_name(device)}")
 
 
 def device_for_rank(device: torch.device, requested: str, local_rank: int, local_size: int) -> torch.device:
@@ -152,9 +153,9 @@ def choose_allocator(device: torch.device, environment: Mapping[str, str]) -> li
         if value := environment.get(name):
             return [Choice("allocator", value, f"as {name} says")]
     if not sys.platform.startswith("linux"):
-        return [Choice("allocator", "usual", "expandable segments are for Linux")]
+        return [Choice("allocator", "default", "expandable segments are for Linux")]
     _set_allocator("expandable_segments:True")
-    return [Choice("allocator", "expandable_segments:True", "memory is used without gaps")]
+    return [Choice("allocator", "expandable_segments:True", "less fragmentation")]
 
 
 def _set_allocator(settings: str) -> None:

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from glassgpt.config import Choice, ConfigValue, TrainConfig, activation, data_dir
+from glassgpt.config import Choice, ConfigValue, TrainConfig, dataset_folder, effective_activation
 from glassgpt.data.dataset import Dataset
 from glassgpt.data.tokenizers import dataset_tokenizer_digest
 from glassgpt.errors import UserError
@@ -37,7 +37,7 @@ def match_model_settings(config: TrainConfig, loaded: LoadedCheckpoint) -> Train
 
 
 def model_setting(config: TrainConfig, name: str) -> ConfigValue:
-    return activation(config) if name == "activation" else getattr(config, name)
+    return effective_activation(config) if name == "activation" else getattr(config, name)
 
 
 def conflicting_flags(flags: Mapping[str, Any], config: TrainConfig, loaded: LoadedCheckpoint) -> list[str]:
@@ -134,7 +134,7 @@ def choose_init_state(
     if loaded.kind == "run":
         same_data = loaded.state["data_hash"] == dataset.hash
     else:
-        same_data = loaded.settings.get("dataset") in (config.dataset, data_dir(config).name)
+        same_data = loaded.settings.get("dataset") in (config.dataset, dataset_folder(config).name)
     if loaded.iter is None:
         why = "weights alone: begins at update 0"
     elif cropped:

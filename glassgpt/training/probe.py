@@ -18,9 +18,9 @@ import numpy
 import psutil  # type: ignore[import-untyped]
 import torch
 
-from glassgpt.cgroup import read_text_or_empty
 from glassgpt.estimate.cards import find_card
 from glassgpt.estimate.peak import Clock, PeakFlops, PrepareMatmul, RepeatOperation, measure_best_rate
+from glassgpt.files import read_text_or_empty
 from glassgpt.record.machine import (
     apple_gpu_name,
     cpu_model,

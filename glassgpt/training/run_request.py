@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from glassgpt.config import Choice, TrainConfig, data_dir
+from glassgpt.config import Choice, TrainConfig, dataset_folder
 from glassgpt.errors import UserError
 from glassgpt.files import expand_user_path
 from glassgpt.recipe import DEFAULT_PRESET, Recipe, build_config, find_recipe, read_recipe
@@ -126,8 +126,8 @@ def _new_run_request(
 ) -> RunRequest:
     """An --out_dir flag must name a new folder. If a recipe names one that holds a run, it gets a number."""
     notes = []
-    if recipe.instead_of:
-        notes.append(Choice("preset", recipe.name, f"{recipe.instead_of} is not on disk"))
+    if recipe.replaces_file:
+        notes.append(Choice("preset", recipe.name, f"{recipe.replaces_file} is not on disk"))
     if config.out_dir and "out_dir" not in overrides:
         free = str(first_free_run_dir(expand_user_path(config.out_dir)))
         if free != str(expand_user_path(config.out_dir)):
@@ -146,7 +146,7 @@ def prepare_if_built_in(
     from glassgpt.data.prepare import prepare
     from glassgpt.data.prepare_options import PrepareOptions
 
-    directory = data_dir(config)
+    directory = dataset_folder(config)
     if config.dataset == "pylib" and not config.data_dir and not directory.exists():
         announce("data          preparing pylib, the Python standard library's source, once")
         options = PrepareOptions(dataset="pylib", out_dir=str(directory))

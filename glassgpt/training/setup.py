@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from glassgpt import config as settings
 from glassgpt import schedule
-from glassgpt.config import Choice, TrainConfig
+from glassgpt.config import Choice, TrainConfig, dataset_folder, profile_window, requested_trackers
 from glassgpt.data.batches import DocumentWindows
 from glassgpt.data.dataset import Dataset, open_dataset, verify
 from glassgpt.data.shards import TokenArray
@@ -58,11 +57,11 @@ def set_up(
     """Opens the data, makes the open decisions, builds the model; then makes or locks the run's folder."""
     group = group or ProcessGroup()
     config = request.config
-    requested_trackers = settings.requested_trackers(config)
-    if requested_trackers and trackers is None:
+    tracker_names = requested_trackers(config)
+    if tracker_names and trackers is None:
         raise UserError(f"--track={config.track}: train() of glassgpt opens trackers, and not this function")
     if trackers is not None and group.is_rank_zero:
-        trackers.check_installed(requested_trackers)
+        trackers.check_installed(tracker_names)
     dataset, splits = _open_splits(config)
     train_bytes = splits["train"].nbytes
     restores_training_state, init_choices = _check_and_choose_init_state(request, dataset)
@@ -108,8 +107,7 @@ def set_up(
             split: EvalWindows(tokens, config.block_size, eval_tokens, eval_rows, device, group)
             for split, tokens in splits.items()
         }
-        profile_window = settings.profile_window(config)
-        profiler = UpdateProfiler(profile_window, run_dir.directory, device, group.is_rank_zero)
+        profiler = UpdateProfiler(profile_window(config), run_dir.directory, device, group.is_rank_zero)
         sink, saver = _open_outputs(run_dir, config, group, execution.shard, listeners, trackers)
         forecast_check = ForecastCheck(forecast, expected_curve, memory_before_bytes=memory_before_bytes)
         undo.pop_all()
@@ -144,7 +142,7 @@ def set_up(
 
 
 def _open_splits(config: TrainConfig) -> tuple[Dataset, dict[str, TokenArray]]:
-    dataset = open_dataset(settings.data_dir(config))
+    dataset = open_dataset(dataset_folder(config))
     # Without a manifest file, as in nanoGPT's folders, the manifest was derived from the files just now.
     if dataset.has_manifest_file and sum(dataset.manifest.tokens.values()) < _MAX_VERIFIED_TOKENS:
         verify(dataset)

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from glassgpt.cgroup import read_text_or_empty
 from glassgpt.errors import UserError
 from glassgpt.estimate.batching import BatchPlan, eval_batch_rows
+from glassgpt.files import read_text_or_empty
 from glassgpt.model.gpt import GPT
 from glassgpt.record.clock import Ledger
 from glassgpt.training.compute_plan import SpeedupInputs, choose_speedups

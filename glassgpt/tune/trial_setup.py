@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from glassgpt import config as settings
-from glassgpt.cgroup import read_text_or_empty, usable_cores
-from glassgpt.config import TrainConfig
+from glassgpt.cgroup import usable_cores
+from glassgpt.config import TrainConfig, dataset_folder, padded_vocab_size
 from glassgpt.data.dataset import open_dataset
 from glassgpt.errors import UserError
 from glassgpt.estimate import flops
 from glassgpt.estimate.batching import BatchPlan, plan_batch
+from glassgpt.files import read_text_or_empty
 from glassgpt.model.gpt import GPTConfig, make_gpt_config
 from glassgpt.plan.dataset_info import find_dataset_info
 from glassgpt.record.machine import available_memory_bytes, cpu_model, load_average
@@ -61,7 +61,7 @@ def prepare_trial_setup(config: TrainConfig, vocab_size: int | None) -> TrialSet
     if device.index is not None:
         torch.cuda.set_device(device)
     dtype = str(devices.choose_dtype(config.dtype, device, config.n_embd).value)
-    shape = make_gpt_config(config, given or settings.padded_vocab_size(size))
+    shape = make_gpt_config(config, given or padded_vocab_size(size))
     return TrialSetup(config, device, dtype, shape, tokens, data)
 
 
@@ -70,7 +70,7 @@ _RANDOM_TOKENS = 2**21
 
 def _load_tokens(config: TrainConfig, vocab_size: int | None) -> tuple[np.ndarray, int, str]:
     """The tokens to train on, their vocabulary size, and a description."""
-    folder = settings.data_dir(config)
+    folder = dataset_folder(config)
     if folder.exists() or config.data_dir:
         dataset = open_dataset(folder)
         return dataset.tokens("train"), dataset.manifest.vocab_size, f"{dataset.manifest.name}, in {folder}"

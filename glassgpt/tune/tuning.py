@@ -145,29 +145,29 @@ def tune(
 
 
 def tuned_config(
-    config: TrainConfig, budget_s: float, say: Callable[[str], None], fixed: Collection[str] = ()
+    config: TrainConfig, budget_s: float, print_line: Callable[[str], None], fixed: Collection[str] = ()
 ) -> TrainConfig:
     """For `glass train --tune`: the fastest settings found. `fixed`: settings given by flag."""
     check_tunable(config)
     with TrialRunner() as runner:
-        tuning = tune(config, budget_s, runner, fixed=fixed, on_event=_ProgressPrinter(say))
-    say(tuning.result.summary)
+        tuning = tune(config, budget_s, runner, fixed=fixed, on_event=_ProgressPrinter(print_line))
+    print_line(tuning.result.summary)
     return tuning.tuned
 
 
 class _ProgressPrinter:
     """Prints one line per trial."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, print_line: Callable[[str], None]) -> None:
+        self._print_line = print_line
         self._context: TuneContext | None = None
 
     def __call__(self, step: TuneContext | TrialEvent) -> None:
         if isinstance(step, TuneContext):
             self._context = step
-            self._say(f"tuning for {step.device_name}, on {step.data}")
+            self._print_line(f"tuning for {step.device_name}, on {step.data}")
         elif step.trial is not None and self._context is not None:
-            self._say(
+            self._print_line(
                 f"{describe_setting(self._context, step.setting)}: {describe_trial(self._context, step)}"
             )
 

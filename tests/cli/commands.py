@@ -52,7 +52,7 @@ def run_record(**changes: Any) -> Record:
     fields: Record = {
         "out_dir": "runs/mine",
         "config": {"max_iters": 100, "dataset": "mine", "eval_interval": 50, "learning_rate": 1e-3},
-        "choices": [{"name": "device", "value": "cpu", "reason": "no GPU was found"}],
+        "choices": [{"name": "device", "value": "cpu", "reason": "no GPU found"}],
         "model": {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "parameters": 10_745_088},
         "peak": {"value": 96e9},
         "data": {"name": "mine", "tokenizer": "char"},

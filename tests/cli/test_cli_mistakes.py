@@ -31,7 +31,7 @@ def mine(here: Path, capsys: Capture) -> Path:
     ("arguments", "expected"),
     [
         (["trian"], ["there is no command 'trian'; did you mean glass train"]),
-        (["zzz"], ["there is no command 'zzz'; there are train, prepare, runs, show"]),
+        (["zzz"], ["there is no command 'zzz'; commands: train, prepare, runs, show"]),
         (["train", "quickstrat"], ["quickstrat is neither a preset .* did you mean quickstart"]),
         (["train", "nothing.toml"], ["there is no config file nothing.toml"]),
         (

@@ -23,7 +23,7 @@ from glassgpt.errors import UserError
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "text.txt").write_text("glass houses " * 40)
     out = tmp_path / "data" / "text"
-    prepare(PrepareOptions(str(tmp_path / "text.txt"), out_dir=str(out)), say=lambda line: None)
+    prepare(PrepareOptions(str(tmp_path / "text.txt"), out_dir=str(out)), print_line=lambda line: None)
     return out
 
 

@@ -74,7 +74,8 @@ def test_characters_are_the_dataset_that_glass_would_have_made(tmp_path: Path) -
     before = state_of(nano)
     (tmp_path / "text.txt").write_bytes(TEXT.encode())
     prepare(
-        PrepareOptions(str(tmp_path / "text.txt"), out_dir=str(tmp_path / "glass")), say=lambda line: None
+        PrepareOptions(str(tmp_path / "text.txt"), out_dir=str(tmp_path / "glass")),
+        print_line=lambda line: None,
     )
     adopted, prepared = open_dataset(nano), open_dataset(tmp_path / "glass")
     verify(adopted)

@@ -33,7 +33,7 @@ def text_file(tmp_path: Path) -> Path:
 
 
 def made(dataset: Path | str, out: Path, **options: Any) -> Dataset:
-    prepare(PrepareOptions(str(dataset), out_dir=str(out), **options), say=lambda line: None)
+    prepare(PrepareOptions(str(dataset), out_dir=str(out), **options), print_line=lambda line: None)
     opened = open_dataset(out)
     verify(opened)
     return opened
@@ -168,7 +168,9 @@ def test_auto_chooses_and_says_why(tmp_path: Path) -> None:
     for count, chosen in ((512, "char"), (513, "bpe:8192")):
         path = tmp_path / f"{count}.txt"
         path.write_text(" ".join(chr(0x4E00 + i) for i in range(count - 1)) * 2, encoding="utf-8")
-        manifest = prepare(PrepareOptions(str(path), out_dir=str(tmp_path / chosen[:3])), say=said.append)
+        manifest = prepare(
+            PrepareOptions(str(path), out_dir=str(tmp_path / chosen[:3])), print_line=said.append
+        )
         assert manifest.tokenizer == chosen
         note = f"tokenizer {chosen}: the text has {count} different characters"
         assert any(line.startswith(note) for line in said)
@@ -191,7 +193,9 @@ def test_a_text_too_short_to_validate_on_is_refused(tmp_path: Path) -> None:
 def test_one_character_is_said_in_the_singular(tmp_path: Path) -> None:
     (tmp_path / "same.txt").write_text("a" * 50)
     said: list[str] = []
-    prepare(PrepareOptions(str(tmp_path / "same.txt"), out_dir=str(tmp_path / "same")), say=said.append)
+    prepare(
+        PrepareOptions(str(tmp_path / "same.txt"), out_dir=str(tmp_path / "same")), print_line=said.append
+    )
     assert any("the text has 1 different character," in line for line in said)
 
 
@@ -199,7 +203,7 @@ def test_the_default_place_is_data_and_the_name(
     tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    prepare(PrepareOptions("mine.txt"), say=lambda line: None)
+    prepare(PrepareOptions("mine.txt"), print_line=lambda line: None)
     assert sorted(path.name for path in Path("data/mine").iterdir()) == [
         "manifest.json",
         "train.bin",
@@ -223,7 +227,9 @@ def test_nanogpts_script_means_its_dataset(
     script.write_text("raise SystemExit('not to be run, not to be read')")
     said: list[str] = []
     for asked in (str(script), "gone/shakespeare_char/prepare.py"):
-        manifest = prepare(PrepareOptions(asked, source=str(text_file), overwrite=True), say=said.append)
+        manifest = prepare(
+            PrepareOptions(asked, source=str(text_file), overwrite=True), print_line=said.append
+        )
         assert manifest.name == "shakespeare_char"
         assert manifest.notes[0] == said[0]
         assert said[0].endswith(
@@ -322,11 +328,11 @@ def test_a_text_that_changes_while_it_is_read(
             happens(text)
 
     if happens is _grows:
-        prepare(options, say=say)
+        prepare(options, print_line=say)
         assert open_dataset(tmp_path / "out").hash == whole
         return
     with pytest.raises(UserError, match=r"was changed while it was read|No such file"):
-        prepare(options, say=say)
+        prepare(options, print_line=say)
     assert {path.name for path in tmp_path.iterdir()} <= {"mine.txt", "whole"}
 
 

@@ -210,7 +210,7 @@ def test_a_line_that_is_no_text_is_named(tmp_path: Path, workers: int) -> None:
     bad = {
         b'{"text": "caf\xe9"}': "line 51 is not UTF-8 at its byte 13",
         b'{"text": "abc': "line 51 is not JSON",
-        b"[1, 2]": "line 51 is no object: write one object a line, with the text in it",
+        b"[1, 2]": "line 51 is not a JSON object: write one object per line, with the text in it",
         b'{"content": "x", "id": 3}': "line 51 has the fields content, id and no 'text': name the one",
         b'{"text": 5}': "line 51: its 'text' is int, not text",
     }
@@ -479,9 +479,9 @@ def test_a_file_with_a_wrong_name_is_not_called_damaged(tmp_path: Path) -> None:
     for suffix in (".gz", ".xz", ".zst"):
         path = tmp_path / f"c.jsonl{suffix}"
         path.write_bytes(plain)  # as browsers leave it
-        assert f"is plain text and not compressed: take {suffix} from its name" in failing(tmp_path, path)
+        assert f"is plain text and not compressed: remove {suffix} from its name" in failing(tmp_path, path)
     path.write_bytes(packed)
-    assert "is not compressed as .zst but as .gz: end its name so" in failing(tmp_path, path)
+    assert "is compressed as .gz, not .zst: rename it to end in .gz" in failing(tmp_path, path)
     path = tmp_path / "d.jsonl"
     path.write_bytes(packed)
     assert "line 1 is not text but compressed: add .gz to the file's name" in failing(tmp_path, path)

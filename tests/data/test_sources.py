@@ -30,7 +30,7 @@ PLAY = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"
 
 
 def source_of(dataset: Path | str, local_file: str = "", folder: Path = Path("nowhere")) -> Source:
-    return open_source(str(dataset), local_file, keep_in=folder, kept_in=folder / "before")
+    return open_source(str(dataset), local_file, download_to=folder, cached_in=folder / "before")
 
 
 @settings(max_examples=40, deadline=None)
@@ -190,7 +190,7 @@ def test_shakespeare_is_downloaded_and_kept(canonical: Path, tmp_path: Path) -> 
     canonical.unlink()
     again = tmp_path / "again"
     again.mkdir()
-    open_source("shakespeare_char", "", keep_in=again, kept_in=tmp_path)
+    open_source("shakespeare_char", "", download_to=again, cached_in=tmp_path)
     assert (again / "input.txt").read_bytes() == PLAY
 
 

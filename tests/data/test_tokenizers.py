@@ -234,7 +234,7 @@ def test_a_run_folder_carries_its_tokenizer(tmp_path: Path, kind: str) -> None:
     options = PrepareOptions(
         str(tmp_path / "t.txt"), tokenizer=kind, tokenizer_files=files, out_dir=str(tmp_path / "out")
     )
-    prepare(options, say=lambda line: None)
+    prepare(options, print_line=lambda line: None)
     run = tmp_path / "run"
     for _ in range(2):  # a resumed run writes it again
         write_tokenizer(run, open_dataset(tmp_path / "out"))
@@ -257,7 +257,8 @@ def test_a_damaged_tokenizer_is_not_carried_along(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("".join(CORPUS), encoding="utf-8")
     out = tmp_path / "out"
     prepare(
-        PrepareOptions(str(tmp_path / "t.txt"), tokenizer="bpe:300", out_dir=str(out)), say=lambda _: None
+        PrepareOptions(str(tmp_path / "t.txt"), tokenizer="bpe:300", out_dir=str(out)),
+        print_line=lambda _: None,
     )
     dataset = open_dataset(out)
     (tmp_path / "file").touch()
@@ -273,7 +274,8 @@ def test_a_full_disk_leaves_no_half_tokenizer(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "t.txt").write_text("".join(CORPUS), encoding="utf-8")
     out, run = tmp_path / "out", tmp_path / "run"
     prepare(
-        PrepareOptions(str(tmp_path / "t.txt"), tokenizer="bpe:300", out_dir=str(out)), say=lambda _: None
+        PrepareOptions(str(tmp_path / "t.txt"), tokenizer="bpe:300", out_dir=str(out)),
+        print_line=lambda _: None,
     )
     written: list[int] = []
 
@@ -298,7 +300,7 @@ def test_a_table_that_the_manifest_names_is_never_downloaded(
     options = PrepareOptions(
         str(tmp_path / "t.txt"), tokenizer="gpt2", tokenizer_files=files, out_dir=str(out)
     )
-    prepare(options, say=lambda line: None)
+    prepare(options, print_line=lambda line: None)
     (out / "gpt2.tiktoken").unlink()
     monkeypatch.setattr(tokenizers, "download_gpt2_ranks", lambda fix: pytest.fail("asked for a download"))
     with pytest.raises(UserError, match="missing or damaged"):

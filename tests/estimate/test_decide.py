@@ -102,7 +102,7 @@ def test_kernels_of_our_own_make_compiling_needless() -> None:
 
 def test_our_kernels_are_for_cuda() -> None:
     assert choose_kernels(TrainConfig(), CPU).value == "plain"
-    with pytest.raises(UserError, match="--kernels=triton is not possible here: our own are for CUDA cards"):
+    with pytest.raises(UserError, match="--kernels=triton is not possible here: the Triton kernels"):
         choose_kernels(TrainConfig(kernels="triton"), CPU)
 
 
@@ -252,10 +252,10 @@ def test_8_bit_floats_need_a_card_a_dtype_and_round_sizes() -> None:
         return " ".join(float8_problems(TrainConfig(fp8=True, **settings), on, dtype, own, tokens))
 
     on_cpu = problems(CPU, "float32", n_embd=24, n_head=2)
-    for part in ("card with 8-bit floats", "goes with --dtype=bfloat16, not float32", "multiples of 16"):
+    for part in ("card with 8-bit floats", "requires --dtype=bfloat16, not float32", "multiples of 16"):
         assert part in on_cpu
     assert "card with 8-bit floats" in problems(DeviceTraits("cuda", (8, 6)), "bfloat16")
-    assert "needs our own kernels" in problems(H100, "bfloat16", own=False)
+    assert "needs the Triton kernels" in problems(H100, "bfloat16", own=False)
     assert "multiples of 16" in problems(H100, "bfloat16", tokens=4095)
     assert problems(H100, "bfloat16") == ""
     assert has_float8(DeviceTraits("cuda", (8, 9)))

@@ -125,7 +125,7 @@ def make_data(folder: Path) -> None:
     text = "\n".join(" ".join(draw.choices(words, k=6)) for _ in range(400))
     (folder / "text.txt").write_text(text + "\n")
     options = PrepareOptions(str(folder / "text.txt"), out_dir=str(folder / "data"))
-    prepare(options, say=lambda line: None, progress=False)
+    prepare(options, print_line=lambda line: None, progress=False)
 
 
 # --- one life ---

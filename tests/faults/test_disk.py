@@ -109,7 +109,7 @@ def test_preparing_on_a_full_disk_leaves_nothing(small_disk: Path, tmp_path: Pat
     text.write_text("It was a bright cold day in April.\n" * 40_000)
     options = PrepareOptions(str(text), out_dir=str(small_disk / "data"))
     with pytest.raises(UserError, match="No space left on device"):
-        prepare(options, say=lambda line: None, progress=False)
+        prepare(options, print_line=lambda line: None, progress=False)
     assert list(small_disk.iterdir()) == []
 
 

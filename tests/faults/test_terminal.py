@@ -156,5 +156,5 @@ def test_more_threads_than_any_machine_has_are_refused(tmp_path: Path, tiny_data
     asked = command(tiny_data, "--threads=100000")
     done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: --threads=100000 must be at most 1024; leave it out for one a core\n"
+    assert done.stderr == "error: --threads=100000 must be at most 1024; omit it to use one per core\n"
     assert list(tmp_path.iterdir()) == []

@@ -25,7 +25,7 @@ def run(max_iters: int = 100, process: int = 0) -> Record:
             "max_iters": max_iters, "dataset": "mine", "learning_rate": 1e-3, "eval_interval": 50,
             "seed": None,
         },
-        choices=[{"name": "device", "value": "cpu", "reason": "no GPU was found"}],
+        choices=[{"name": "device", "value": "cpu", "reason": "no GPU found"}],
         model={
             "arch": "gpt2", "n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "vocab_size": 65,
             "parameters": 10_745_088, "parameters_without_positions": 10_646_784,

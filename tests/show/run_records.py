@@ -19,7 +19,7 @@ def run_record(max_iters: int = 100, **changes: Any) -> Record:
     fields: Record = {
         "out_dir": "runs/mine",
         "config": config,
-        "choices": [{"name": "device", "value": "cpu", "reason": "no GPU was found"}],
+        "choices": [{"name": "device", "value": "cpu", "reason": "no GPU found"}],
         "model": {
             "arch": "gpt2",
             "n_layer": 6,

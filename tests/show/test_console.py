@@ -67,7 +67,7 @@ def test_the_start_says_what_why_and_what_100_percent_is() -> None:
         "run           runs/mine   (glassgpt 0.1.0, torch 2.13.0)",
         "model         gpt2: 6 layers, 6 heads, 384 wide, context 256: 10.7M parameters",
         "data          mine: 1M training tokens, 112k validation tokens, char; 100 updates are 1.6 epochs",
-        "device        cpu   (no GPU was found)",
+        "device        cpu   (no GPU found)",
         "MFU           70.96 MFLOP per token, 100% is 96.0 GFLOP/s   (measured: float32 matmuls for 1 s)",
         "",
     ]

@@ -306,7 +306,7 @@ def test_compare_shows_the_samples_of_each_run_alone(
 def test_compare_names_what_is_wrong_with_the_other_run(mine: TrainConfig, capsys: Capture) -> None:
     assert refused(capsys, "mine", "--compare=nothing").startswith("nothing is neither a run")
     Path("letters.txt").write_text("abcdefgh\n" * 50)
-    prepare(PrepareOptions("letters.txt", out_dir="letters"), say=lambda line: None)
+    prepare(PrepareOptions("letters.txt", out_dir="letters"), print_line=lambda line: None)
     train(replace(mine, out_dir="runs/letters", data_dir="letters", max_iters=1))
     # 'the' can be written in both, 'house' in one of them only.
     assert "has no 'o', 's', 'u'" in refused(capsys, "mine", "--compare=letters", "--start=house")
@@ -321,7 +321,7 @@ EVIL = "\x1b[31mred\x1b]0;title\x07 \x9b2J \x0b over \x08\x7f \u202ereversed\u20
 def evil(here: Path, tiny: MakeConfig) -> Path:
     """A run that knows characters which move the cursor, ring bells and turn text around."""
     Path("evil.txt").write_text(f"{EVIL}\tgood\n" * 40, encoding="utf-8", newline="")
-    prepare(PrepareOptions("evil.txt", tokenizer="char", out_dir="evil"), say=lambda line: None)
+    prepare(PrepareOptions("evil.txt", tokenizer="char", out_dir="evil"), print_line=lambda line: None)
     return train(replace(tiny(max_iters=1), data_dir="evil", out_dir="runs/evil")).out_dir
 
 

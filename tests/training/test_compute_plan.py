@@ -88,7 +88,7 @@ def test_8_bit_floats_are_refused_where_they_cannot_be(monkeypatch: pytest.Monke
 
     assert "needs a card with 8-bit floats" in problems(CPU)
     card(9, 0)
-    assert "needs our own kernels" in problems(CUDA, compile="on")
+    assert "needs the Triton kernels" in problems(CUDA, compile="on")
     monkeypatch.setattr(float8, "is_float8_kernel_correct", lambda device: False)
     assert "its kernel computes wrongly" in problems(CUDA, max_iters=1)
 

@@ -29,7 +29,7 @@ def test_auto_takes_what_is_there(monkeypatch: pytest.MonkeyPatch, card: Any) ->
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     device, choice = choose_device("auto")
     assert device == CPU
-    assert choice.reason.startswith("no GPU was found: ")
+    assert choice.reason.startswith("no GPU found; ")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert choose_device("auto")[0] == MPS
     card(8, 0)
@@ -138,7 +138,7 @@ def test_what_the_user_says_about_the_allocator_stays(monkeypatch: pytest.Monkey
         (choice,) = choose_allocator(cuda, {name: "max_split_size_mb:64"})
         assert (choice.value, choice.reason) == ("max_split_size_mb:64", f"as {name} says")
     monkeypatch.setattr("sys.platform", "win32")
-    assert choose_allocator(cuda, {})[0].value == "usual"
+    assert choose_allocator(cuda, {})[0].value == "default"
     assert applied == []
     monkeypatch.setattr("sys.platform", "linux")
     assert choose_allocator(cuda, {})[0].value == "expandable_segments:True"

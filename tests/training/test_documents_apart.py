@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny import MakeConfig, choices, make_model, records, resume, run_losses
 
-from glassgpt.config import TrainConfig, data_dir
+from glassgpt.config import TrainConfig, dataset_folder
 from glassgpt.data.batches import IGNORED_TARGET, DocumentWindows, document_window_batch
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.prepare import prepare
@@ -57,8 +57,8 @@ def windows_of(folder: Path) -> DocumentWindows:
 
 def mean_loss(config: TrainConfig) -> float:
     """Of the first update before any learning: of all its targets alike, computed in one go."""
-    tokens = np.asarray(open_dataset(data_dir(config)).tokens("train"))
-    starts, counts = windows_of(data_dir(config)).draw(config.seed, 0, 12)
+    tokens = np.asarray(open_dataset(dataset_folder(config)).tokens("train"))
+    starts, counts = windows_of(dataset_folder(config)).draw(config.seed, 0, 12)
     x, y = (
         torch.from_numpy(part) for part in document_window_batch(tokens, starts, counts, config.block_size)
     )

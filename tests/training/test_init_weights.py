@@ -42,7 +42,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             tokenizer_files=str(files),
             out_dir=str(folder / name),
         )
-        prepare(options, say=lambda line: None)
+        prepare(options, print_line=lambda line: None)
     shutil.copytree(folder / "own", folder / "renamed")
     (folder / "renamed" / "gpt2.tiktoken").unlink()
     content = dump_tokenizer(load_tokenizer(folder / "own"))

@@ -382,7 +382,7 @@ def test_a_sample_closes_the_run(tiny: MakeConfig) -> None:
 def test_a_text_without_line_breaks_can_be_sampled_too(tiny: MakeConfig, tmp_path: Path) -> None:
     (tmp_path / "flat.txt").write_text("glass houses see the light " * 60)
     options = PrepareOptions(str(tmp_path / "flat.txt"), out_dir=str(tmp_path / "flat"))
-    prepare(options, say=lambda line: None, progress=False)
+    prepare(options, print_line=lambda line: None, progress=False)
     config = tiny(data_dir=str(tmp_path / "flat"), max_iters=3, sample_tokens=30)
     assert train(config).exit_code == 0
     assert len(records(config.out_dir, "sample")[0]["text"]) == 30

@@ -52,7 +52,7 @@ def here(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         request = PrepareOptions(
             str(tmp_path / "text.txt"), tokenizer="gpt2", tokenizer_files=str(model), out_dir=f"data/{name}"
         )
-        prepare(request, say=lambda line: None, progress=False)
+        prepare(request, print_line=lambda line: None, progress=False)
     return tmp_path
 
 

@@ -124,7 +124,7 @@ def test_what_is_left_out_goes_to_log_by_the_clock() -> None:
         ("-1:5", "is not of the form 10:20"),
         ("10:20:30", "is not of the form 10:20"),
         ("20:10", "ends before it begins; try --profile=10:20"),
-        ("5:5", "is no update; try --profile=5:6"),
+        ("5:5", "has no update in it; try --profile=5:6"),
         ("0:5", "has the first update in it"),
         ("90:101", "goes past --max_iters=100"),
     ],

@@ -291,7 +291,8 @@ def other_data(tiny_data: Path, tmp_path: Path) -> str:
     lines = (tiny_data.parent / "tiny.txt").read_text().splitlines()
     (tmp_path / "other.txt").write_text("\n".join(reversed(lines)) + "\n")
     prepare(
-        PrepareOptions(str(tmp_path / "other.txt"), out_dir=str(tmp_path / "other")), say=lambda line: None
+        PrepareOptions(str(tmp_path / "other.txt"), out_dir=str(tmp_path / "other")),
+        print_line=lambda line: None,
     )
     return str(tmp_path / "other")
 

@@ -265,7 +265,7 @@ def other_data(folder: Path, text: str) -> str:
     (folder / "other.txt").write_text(text)
     out = folder / "other"
     options = PrepareOptions(str(folder / "other.txt"), out_dir=str(out))
-    prepare(options, say=lambda line: None, progress=False)
+    prepare(options, print_line=lambda line: None, progress=False)
     return str(out)
 
 

@@ -106,7 +106,7 @@ def other_data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     lines = (tiny_data.parent / "tiny.txt").read_text().splitlines()
     (folder / "other.txt").write_text("\n".join(reversed(lines)) + "\n")
     out = folder / "other"
-    prepare(PrepareOptions(str(folder / "other.txt"), out_dir=str(out)), say=lambda line: None)
+    prepare(PrepareOptions(str(folder / "other.txt"), out_dir=str(out)), print_line=lambda line: None)
     assert open_dataset(out).hash != open_dataset(tiny_data).hash
     return out
 

@@ -49,7 +49,7 @@ def gpt2_data(gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = PrepareOptions(
         str(folder / "text.txt"), tokenizer="gpt2", tokenizer_files=str(gpt2), out_dir=str(folder / "text")
     )
-    prepare(options, say=lambda line: None)
+    prepare(options, print_line=lambda line: None)
     return folder / "text"
 
 
@@ -111,7 +111,7 @@ def prepared_otherwise(folder: Path, tokenizer: str, files: str) -> Path:
         tokenizer_files=str(folder / files) if files else "",
         out_dir=str(folder / tokenizer.partition(":")[0]),
     )
-    prepare(options, say=lambda line: None)
+    prepare(options, print_line=lambda line: None)
     return folder / tokenizer.partition(":")[0]
 
 
@@ -183,7 +183,7 @@ def test_any_numbering_of_a_bpe_has_the_loss_that_transformers_computes(
         options = PrepareOptions(
             str(tmp_path / "text.txt"), tokenizer="gpt2", tokenizer_files=str(folder), out_dir=str(data)
         )
-        prepare(options, say=lambda line: None)
+        prepare(options, print_line=lambda line: None)
         dataset = open_dataset(data)
         ids = dataset.tokens("val").astype("int64")
         if folder.name == "two":

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from glassgpt.config import TrainConfig, data_dir
+from glassgpt.config import TrainConfig, dataset_folder
 from glassgpt.data.dataset import open_dataset
 from glassgpt.estimate.batching import BatchPlan, plan_batch
 from glassgpt.model.gpt import GPT, make_gpt_config
@@ -141,7 +141,7 @@ def files_under(folder: Path) -> Iterator[Path]:
 
 def make_learner(config: TrainConfig, dtype: str = "float32") -> Learner:
     """A learner on the CPU without a run around it."""
-    dataset = open_dataset(data_dir(config))
+    dataset = open_dataset(dataset_folder(config))
     plan, _ = plan_batch(config, "cpu", None)
     execution = ExecutionConfig(torch.device("cpu"), dtype, compile=False, attention="sdpa")
     loader = BatchLoader(dataset.tokens("train"), config.block_size, plan, config.seed, execution.device)
@@ -152,7 +152,7 @@ def whole_batch(config: TrainConfig, update: int) -> tuple[Tensor, Tensor]:
     """All sequences of an update at once, however the config would cut them."""
     plan, _ = plan_batch(config, "cpu", None)
     uncut = BatchPlan(plan.sequences, 1, plan.sequences, plan.tokens)
-    tokens = open_dataset(data_dir(config)).tokens("train")
+    tokens = open_dataset(dataset_folder(config)).tokens("train")
     loader = BatchLoader(tokens, config.block_size, uncut, config.seed, torch.device("cpu"))
     return loader.micro_batch(update * plan.sequences, (update + 1) * plan.sequences)
 
@@ -160,7 +160,7 @@ def whole_batch(config: TrainConfig, update: int) -> tuple[Tensor, Tensor]:
 def make_model(config: TrainConfig) -> GPT:
     """The model a run begins with."""
     torch.manual_seed(config.seed)
-    return GPT(make_gpt_config(config, open_dataset(data_dir(config)).manifest.vocab_size))
+    return GPT(make_gpt_config(config, open_dataset(dataset_folder(config)).manifest.vocab_size))
 
 
 def inject_non_finite(patch: pytest.MonkeyPatch, number: int, what: str) -> dict[str, Tensor]:

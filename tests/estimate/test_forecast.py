@@ -12,7 +12,7 @@ from glassgpt.estimate.cards import resolve_card_name
 from glassgpt.estimate.flops import model_flops_per_token
 from glassgpt.estimate.forecast import Hardware, TokenCounts, forecast_workload
 from glassgpt.estimate.memory import TrainingWorkload
-from glassgpt.estimate.speed import estimate_throughput
+from glassgpt.estimate.speed import ThroughputEstimate, estimate_throughput
 from glassgpt.recipe import build_config, find_recipe
 
 H200 = resolve_card_name("h200").card
@@ -28,13 +28,17 @@ def work(device_type: str = "cuda", **settings: Any) -> TrainingWorkload:
     )
 
 
+def in_range(estimate: ThroughputEstimate, tokens_per_s: float) -> bool:
+    return estimate.low <= tokens_per_s <= estimate.high
+
+
 def test_gpt2_on_an_h200_is_as_fast_as_it_was() -> None:
     """Measured: 117.8 ms for 65,536 tokens, which is also a row of the table; 97.9 ms with 8-bit floats."""
     pace = estimate_throughput(work(), GPT2_FLOPS, 989e12, H200)
-    assert pace.contains(65_536 / 0.1178)
+    assert in_range(pace, 65_536 / 0.1178)
     assert pace.low < pace.mid < pace.high
     assert pace.mid * GPT2_FLOPS / 989e12 * 100 == pytest.approx(pace.mfu[1])
-    assert estimate_throughput(work(fp8=True), GPT2_FLOPS, 989e12, H200).contains(65_536 / 0.0979)
+    assert in_range(estimate_throughput(work(fp8=True), GPT2_FLOPS, 989e12, H200), 65_536 / 0.0979)
     slower = estimate_throughput(work(activation_checkpointing=True), GPT2_FLOPS, 989e12, H200)
     assert slower.mid == pytest.approx(0.75 * pace.mid)
 
@@ -47,8 +51,8 @@ def test_a_tiny_model_on_a_cpu_is_launch_bound(n_layer: int, n_embd: int, ms: fl
     shape: dict[str, Any] = {"n_layer": n_layer, "n_embd": n_embd, "n_head": 1, "block_size": 8}
     tiny = replace(work("cpu", **shape), vocab_size=97, batch_size=1)
     pace = estimate_throughput(tiny, model_flops_per_token(tiny.config, 97), 190e9, None)
-    assert pace.contains(8 / ms * 1000)
-    assert "launch overhead of about" in pace.why
+    assert in_range(pace, 8 / ms * 1000)
+    assert "of launch overhead per micro-batch" in pace.why
 
 
 def test_a_cpu_does_not_ask_more_often_in_an_evaluation_because_updates_are_small() -> None:
@@ -71,7 +75,7 @@ def test_muon_is_felt_where_an_update_has_few_tokens() -> None:
     muon: dict[str, Any] = {"arch": "modern", "optimizer": "muon", "tie_embeddings": False, "n_head": 6}
     for sequences, ms in ((32, 63.2), (32, 64.1), (16, 36.6)):
         one = replace(work(**muon), batch_size=sequences)
-        assert estimate_throughput(one, GPT2_FLOPS, 989e12, H200).contains(sequences * 1024 / ms * 1000)
+        assert in_range(estimate_throughput(one, GPT2_FLOPS, 989e12, H200), sequences * 1024 / ms * 1000)
     usual, few = (replace(work(**muon), batch_size=size) for size in (64, 1))
     adamw = estimate_throughput(replace(work(arch="modern"), batch_size=64), GPT2_FLOPS, 989e12, H200)
     assert 0.88 * adamw.mid < estimate_throughput(usual, GPT2_FLOPS, 989e12, H200).mid < adamw.mid
@@ -92,11 +96,12 @@ def test_the_modern_architecture_is_slow_where_nothing_joins_its_steps() -> None
     )
     flops_per_token = model_flops_per_token(fast, 128)
     pace = estimate_throughput(plain, flops_per_token, 989e12, H200)
-    assert all(pace.contains(measured) for measured in (1.034e6, 1.036e6, 1.037e6))
+    assert all(in_range(pace, measured) for measured in (1.034e6, 1.036e6, 1.037e6))
     assert pace.why.endswith(
-        "; less for the modern architecture's many small steps and Muon's own arithmetic"
+        "; lowered for the modern architecture's many small kernels and Muon's own FLOPs"
     )
-    assert estimate_throughput(replace(plain, kernels=True), flops_per_token, 989e12, H200).contains(1.86e6)
+    fused = estimate_throughput(replace(plain, kernels=True), flops_per_token, 989e12, H200)
+    assert in_range(fused, 1.86e6)
 
 
 def test_all_that_takes_time_is_in_the_total() -> None:

@@ -24,8 +24,8 @@ from glassgpt.estimate.speed import (
     reference_rows,
 )
 
-GPT2 = SpeedQuery(854_751_744, 64 * 1024, n_layer=12, kernels="own")
-SHAKESPEARE = SpeedQuery(70_958_592, 64 * 256, n_layer=6, kernels="own", graph=True)
+GPT2 = SpeedQuery(854_751_744, 64 * 1024, n_layer=12, kernels="triton")
+SHAKESPEARE = SpeedQuery(70_958_592, 64 * 256, n_layer=6, kernels="triton", graph=True)
 
 
 def name_of(row: SpeedReference) -> str:
@@ -62,7 +62,7 @@ def test_names_are_unique_and_fields_are_known() -> None:
 def test_every_row_says_where_it_is_from_and_how_fast_it_was(one: SpeedReference) -> None:
     assert one.source
     assert (one.step_ms is None) != (one.tokens_per_s is None)
-    assert one.kernels in ("plain", "compiled", "own", "cuda")
+    assert one.kernels in ("plain", "compiled", "triton", "llm.c")
     assert one.card or one.machine
     assert not one.card or find_card(one.card) is not None
     assert one.counts or one.caution, "why it does not count"
@@ -153,7 +153,7 @@ def test_with_all_rows_nearly_all_are_inside() -> None:
 
 def test_rows_on_the_card_are_taken_first() -> None:
     band = expected_mfu_range(card("H200"), 989.4e12, GPT2)
-    assert "rows on this card with a similar model: " in band.reason
+    assert "reference runs on this card with a similar model: " in band.reason
     assert all(name.startswith("H200") for name in band.rows)
     assert band.low < 48.1 < band.high
     assert band.mid == pytest.approx(48.1, rel=0.05)
@@ -181,7 +181,7 @@ def test_kernels_and_8_bits_matter() -> None:
         query = replace(GPT2, **changes)  # type: ignore[arg-type]
         return expected_mfu_range(card("H200"), 989.4e12, query).mid
 
-    assert mid(kernels="plain") < mid(kernels="compiled") < mid(kernels="own") < mid(fp8=True)
+    assert mid(kernels="plain") < mid(kernels="compiled") < mid(kernels="triton") < mid(fp8=True)
 
 
 # --- small models ---
@@ -191,7 +191,7 @@ def test_launching_is_what_the_trainer_counts_with() -> None:
     plain = SpeedQuery(70_958_592, 16_384, n_layer=6, kernels="plain")
     assert expected_launch_s(plain) == overheads.launch_s("cuda", 6) == pytest.approx(0.0138)
     assert expected_launch_s(replace(plain, kernels="compiled")) == pytest.approx(0.7 * 0.0138)
-    saved = expected_launch_s(plain) - expected_launch_s(replace(plain, kernels="own"))
+    saved = expected_launch_s(plain) - expected_launch_s(replace(plain, kernels="triton"))
     assert saved == pytest.approx(6 * overheads.KERNEL_SAVING_S_PER_LAYER)
     assert expected_launch_s(SHAKESPEARE) == 0
 
@@ -213,7 +213,7 @@ def test_a_small_model_is_held_up_by_launches(name: str) -> None:
     band = expected_mfu_range(
         card_of(one), one.peak_flops_per_s, one.query, without=[other.name for other in reference_rows()]
     )
-    assert band.reason.startswith("small model: kernel launches, not arithmetic, set the speed")
+    assert band.reason.startswith("small model, launch-bound: ")
     assert band.rows == ()
     assert band.low <= one.mfu <= band.high
 
@@ -242,7 +242,7 @@ def test_a_slow_card_is_not_held_up() -> None:
         st.integers(1, 10**13),
         st.integers(1, 10**8),
         n_layer=st.integers(1, 200),
-        kernels=st.sampled_from(["plain", "compiled", "own", "cuda"]),
+        kernels=st.sampled_from(["plain", "compiled", "triton", "llm.c"]),
         graph=st.booleans(),
         fp8=st.booleans(),
     ),
@@ -278,5 +278,5 @@ def test_the_page_tells_who_is_missed_and_how_many() -> None:
 
 def test_one_row_alone_does_not_decide() -> None:
     band = expected_mfu_range(card("RTX 4070"), 58.3e12, replace(GPT2, tokens_per_micro_batch=8192))
-    assert band.reason.startswith("only one row on this card, so cards of its family")
+    assert band.reason.startswith("only one reference run on this card, so cards of its family")
     assert band.low < 55 < 84.7 < band.high

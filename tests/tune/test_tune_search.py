@@ -167,7 +167,8 @@ def test_a_slow_machine_begins_with_less() -> None:
     """GPT-2 at 150 tokens/s: the automatic 12 sequences would take five minutes for one trial."""
     sizes = tuple(SpeedSettings(micro_batch=n) for n in candidates_of(480))
     ground = cpu_machine(sequences=480, block_size=1024, n_layer=12, flops_per_token=854_800_000, peak=100e9,
-                 automatics=sizes, automatic_batch=12, parameters=124_000_000, vocab_size=50304)  # fmt: skip
+                 automatic_settings=sizes, automatic_batch=12, parameters=124_000_000,
+                 vocab_size=50304)  # fmt: skip
     machine = FakeMachine(ground, lambda setting: 150.0 + setting.micro_batch, trial_s=2.0, updates_done=3)
     evidence = machine.run_search(budget_s=300)
     assert machine.measured_settings[0].micro_batch < 12
@@ -256,7 +257,7 @@ def test_one_that_crashes_or_hangs_does_not_stop_the_others() -> None:
     evidence = machine.run_search(budget_s=150)
     found = verdicts(evidence)
     assert found["480 attention=flash"] == "crashed: that is why"
-    assert found["480 attention=efficient"].startswith("no end after")
+    assert found["480 attention=efficient"].startswith("no answer after")
     assert choose_setting(evidence).attention == "cudnn"
 
 
@@ -334,8 +335,8 @@ def test_compiling_has_to_pay_within_the_run(updates: int, chosen: bool) -> None
 
 def test_an_automatic_choice_that_compiles() -> None:
     """Trials that compile come last all the same; what had no time is not chosen."""
-    automatics = tuple(replace(one, compile=True) for one in cpu_machine().automatics)
-    ground = cpu_machine(updates=10**6, automatics=automatics)
+    automatic_settings = tuple(replace(one, compile=True) for one in cpu_machine().automatic_settings)
+    ground = cpu_machine(updates=10**6, automatic_settings=automatic_settings)
     machine = FakeMachine(ground, lambda setting: 1.15e4 if setting.compile else 1e4, trial_s=2.0)
     evidence = machine.run_search(SMALL)
     first = machine.measured_settings.index(ground.automatic_setting)
@@ -363,7 +364,7 @@ def test_a_run_of_seconds_is_not_compiled_at_all() -> None:
     machine = FakeMachine(cpu_machine(updates=500), lambda setting: 1e4)
     evidence = machine.run_search(SMALL, budget_s=150)
     assert not any(one.compile for one in machine.measured_settings)
-    said = "not tried: the run is too short to save what it takes"
+    said = "not tried: the run is too short for compiling to pay off"
     assert verdicts(evidence)["12 compile=True"] == said
 
 

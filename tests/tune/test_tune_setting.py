@@ -130,7 +130,7 @@ def test_the_file_says_the_tuned_config(tmp_path: Path) -> None:
 def test_threads_are_a_setting_of_the_tuned_run() -> None:
     tuning = tuning_of(SMALL)
     assert tuning.tuned.threads == 1
-    assert "threads = 1  # was open" in tuning_module.tuned_file_text(
+    assert "threads = 1  # was not set" in tuning_module.tuned_file_text(
         tuning.tuned, SMALL, "small", tuned_config_fields("cpu"), tuned_file_notes(tuning)
     )
 
@@ -151,7 +151,7 @@ def test_a_file_is_never_written_over(tmp_path: Path, monkeypatch: pytest.Monkey
     assert str(tuning_module.write_tuned_file("# 9", "", True)) == "tuned.toml"
     assert Path("tuned.toml").read_text() == "# 9"
     assert str(tuning_module.write_tuned_file("# 1", "mine.toml", False)) == "mine.toml"
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="exists: choose another name"):
         tuning_module.write_tuned_file("# 2", "mine.toml", False)
     tuning_module.write_tuned_file("# 2", "mine.toml", True)
     assert Path("mine.toml").read_text() == "# 2"
@@ -163,7 +163,7 @@ def test_a_place_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     Path("folder.toml").mkdir()
     assert "is a folder" in tuning_module.check_output_path("folder.toml", True)[0]
     assert "there is no folder" in tuning_module.check_output_path("missing/x.toml", False)[0]
-    assert "ends with .toml" in tuning_module.check_output_path("x.txt", False)[0]
+    assert "must end in .toml" in tuning_module.check_output_path("x.txt", False)[0]
     assert tuning_module.check_output_path("x.toml", False) == []
 
 

@@ -157,10 +157,10 @@ def test_updates_are_timed_for_a_while(update_s: float, fewest: int) -> None:
 
 
 def updates_of(config: TrainConfig, setting: SpeedSettings, micro_steps: int) -> TrialUpdates:
-    from glassgpt.tune.trial_run import _placement
+    from glassgpt.tune.trial_run import _execution_config
 
     stage = prepare_trial_setup(config, None)
-    return TrialUpdates(stage, _placement(stage, setting, 4), setting, micro_steps)
+    return TrialUpdates(stage, _execution_config(stage, setting, 4), setting, micro_steps)
 
 
 def test_marks_are_where_they_should_be(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_the_ground_without_a_dataset(
     config = tiny(data_dir="", dataset="shakespeare_char")
     stage = prepare_trial_setup(config, None)
     assert stage.shape.vocab_size == 65
-    assert stage.data_description == "random tokens, of 65 kinds: shakespeare_char is not prepared"
+    assert stage.data_description == "random tokens from a vocabulary of 65: shakespeare_char is not prepared"
     assert int(stage.tokens.max()) == 64
     assert prepare_trial_setup(config, 5000).shape.vocab_size == 5056  # as a run rounds it up
     assert prepare_trial_setup(tiny(data_dir="", dataset="mine"), 100_000).tokens.dtype.itemsize == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from conftest import MakeConfig
 from tune_machines import SMALL, cpu_machine
 
 from glassgpt.errors import UserError
-from glassgpt.tune.speed_settings import SpeedSettings, to_document
+from glassgpt.tune.speed_settings import SpeedSettings
 from glassgpt.tune.worker import TrialServer
 from glassgpt.tune.worker_process import TrialRunner, TrialWorker, WorkerDied, WorkerHung
 
@@ -147,7 +148,7 @@ class Scripted(TrialWorker):
 
 @pytest.fixture
 def workshop(monkeypatch: pytest.MonkeyPatch) -> Iterator[TrialRunner]:
-    monkeypatch.setattr(Scripted, "answers", [to_document(cpu_machine())])
+    monkeypatch.setattr(Scripted, "answers", [dataclasses.asdict(cpu_machine())])
     monkeypatch.setattr(Scripted, "made", [])
     monkeypatch.setattr(Scripted, "closed", 0)
     with TrialRunner(Scripted) as made:
@@ -170,7 +171,7 @@ def test_one_worker_does_many_trials(workshop: TrialRunner) -> None:
     [
         ({"outcome": "out of memory", "why": "CUDA out of memory"}, "out of memory", "CUDA out of memory"),
         ({"outcome": "crashed", "why": "RuntimeError: bad"}, "crashed", "RuntimeError: bad"),
-        (WorkerHung(), "hung", "no end after 10 s"),
+        (WorkerHung(), "hung", "no answer after 10 s"),
         (WorkerDied("exit code 7"), "crashed", "exit code 7"),
         (WorkerDied("killed"), "out of memory", "killed"),  # which the kernel does when there is none left
     ],
@@ -203,7 +204,7 @@ def test_what_cannot_even_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     for answer, said in (
         (WorkerHung(), "--budget=5s is too short to compare anything here: try --budget=90s"),
         (WorkerDied("no torch"), "cannot be started: no torch"),
-        ({"outcome": "crashed", "why": "RuntimeError: no"}, "nothing can be measured: RuntimeError: no"),
+        ({"outcome": "crashed", "why": "RuntimeError: no"}, "no trial can run: RuntimeError: no"),
         (UserError("--device=cuda is not available here"), "--device=cuda is not available here"),
     ):
         monkeypatch.setattr(Scripted, "answers", [answer])

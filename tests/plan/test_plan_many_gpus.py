@@ -45,10 +45,10 @@ def test_eight_cards_are_eight_times_as_fast_less_the_communication() -> None:
     assert one.times is not None
     assert eight.times is not None
     assert eight.spec.batch.micro_steps == 4
-    waiting = 2 * 7 / 8 * 4 * total_parameters(one.spec.workload) / (0.82 * 450e9)
-    update = 16 * 4 * 1024 / one.times.throughput.mid + waiting
+    communication_s = 2 * 7 / 8 * 4 * total_parameters(one.spec.workload) / (0.82 * 450e9)
+    update = 16 * 4 * 1024 / one.times.throughput.mid + communication_s
     assert eight.times.throughput.mid == pytest.approx(8 * 16 * 4 * 1024 / update)
-    assert parallelism(eight).ddp.waiting_s == pytest.approx(waiting)
+    assert parallelism(eight).ddp.waiting_s == pytest.approx(communication_s)
     assert parallelism(eight).ddp.efficiency == pytest.approx(
         eight.times.throughput.mid / 8 / one.times.throughput.mid
     )

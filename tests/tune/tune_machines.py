@@ -60,7 +60,7 @@ class FakeMachine:
 
     def __init__(
         self,
-        ground: TuneContext,
+        context: TuneContext,
         speed: Callable[[SpeedSettings], float],
         *,
         peak: Callable[[SpeedSettings], int | None] = lambda setting: GIB,
@@ -74,7 +74,7 @@ class FakeMachine:
     ) -> None:
         """`kept_s`: what compiling takes the second time, if that is less. `updates_done`: in a trial at
         least, so that it takes longer where they are slow."""
-        self.ground, self.speed, self.peak, self.ends = ground, speed, peak, ends
+        self.context, self.speed, self.peak, self.ends = context, speed, peak, ends
         self.noise, self.trial_s, self.compile_s, self.drift = noise, trial_s, compile_s, drift
         self.updates_done = updates_done
         self.recompile_s = compile_s if kept_s is None else kept_s
@@ -88,7 +88,7 @@ class FakeMachine:
         if setting.compile:
             first = self.recompile_s if setting in self.measured_settings else self.compile_s
         self.measured_settings.append(setting)
-        tokens = self.ground.trial_micro_steps(setting) * setting.micro_batch * self.ground.block_size
+        tokens = self.context.trial_micro_steps(setting) * setting.micro_batch * self.context.block_size
         wall = self.trial_s + first + self.updates_done * tokens / self.speed(setting)
         end = self.ends(setting)
         if wall > limit_s or end == "hung":
@@ -100,7 +100,7 @@ class FakeMachine:
         peak = self.peak(setting)
         if peak is None:
             return Trial(outcome="out of memory", wall_s=wall)
-        seconds = self.ground.tokens_per_update / self.speed(setting) * self.drift(self.now)
+        seconds = self.context.tokens_per_update / self.speed(setting) * self.drift(self.now)
         times = tuple(seconds * (1 + self.noise * self._draw.gauss(0, 1)) for _ in range(20))
         return Trial(outcome="ran", update_s=times, first_s=first, peak_bytes=peak, wall_s=wall)
 
@@ -109,17 +109,17 @@ class FakeMachine:
         config: TrainConfig = GPT2,
         budget_s: float = 90.0,
         fixed: Collection[str] = (),
-        told: Callable[[TrialEvent], None] = lambda step: None,
+        on_event: Callable[[TrialEvent], None] = lambda step: None,
     ) -> TrialResults:
         budget = Budget(budget_s, started_at=0.0, clock=lambda: self.now)
-        return Search(config, self.ground, self.measure, budget, fixed, told).run()
+        return Search(config, self.context, self.measure, budget, fixed, on_event).run()
 
     def best_speed_of_all(self, names: Collection[str]) -> float:
         """The best speed of all combinations of what is open."""
         values: dict[str, list[Any]] = {
             "attention": ["cudnn", "flash", "efficient"], "kernels": [True, False], "graph": [True, False],
         }  # fmt: skip
-        settings = [replace(one) for one in self.ground.automatic_settings]
+        settings = [replace(one) for one in self.context.automatic_settings]
         for name in names:
             settings = [replace(one, **{name: value}) for one in settings for value in values[name]]
         return max(self.speed(one) for one in settings if self.peak(one) is not None)

@@ -78,7 +78,7 @@ def find_plan_problems(
                 PlanProblem(
                     "error" if target.is_local else "hint",
                     f"checkpoints take up to {training.disk_bytes / GIB:.1f} GiB, and {disk} has "
-                    f"{free_bytes / GIB:.1f}",
+                    f"{free_bytes / GIB:.1f} free",
                     "--out_dir on another disk, or fewer --keep_checkpoints",
                 )
             )

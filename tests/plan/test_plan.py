@@ -133,7 +133,7 @@ def test_a_full_disk_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     for target, kind, disk in ((local, "error", "the disk"), (RTX4070, "hint", "this machine's disk")):
         (disk_problem,) = [problem for problem in plan(target=target).problems if "disk has" in problem.what]
         assert disk_problem.kind == kind
-        assert disk_problem.what.endswith(f"and {disk} has 1.0")
+        assert disk_problem.what.endswith(f"and {disk} has 1.0 free")
 
 
 def test_energy_and_cost() -> None:

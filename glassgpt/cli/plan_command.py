@@ -152,7 +152,8 @@ def _print_recommendations(as_json: bool) -> int:
     """--cards: what common cards can train."""
     from rich.progress import track
 
-    from glassgpt.plan.propose import COMMON_CARDS, recommend_for_cards
+    from glassgpt.estimate.cards import COMMON_CARDS
+    from glassgpt.plan.propose import recommend_for_cards
     from glassgpt.show.terminal.plan_view import print_recommendations
 
     err = make_console(stderr=True)

@@ -1,1 +1,1 @@
-"""What a run will need and bring, computed from tables and formulas: FLOPs, memory, speed, loss. No torch."""
+"""What a run will need and reach, computed from tables and formulas: FLOPs, memory, speed, loss. No torch."""

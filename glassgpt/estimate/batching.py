@@ -40,7 +40,7 @@ class BatchPlan:
 def plan_batch(
     config: TrainConfig, device_type: str, fits: int | None, ranks: int = 1
 ) -> tuple[BatchPlan, list[Choice]]:
-    """The plan, and the choices made for it. `fits`: sequences that memory allows at once, if known."""
+    """The plan, and the choices made for it. `fits`: sequences that fit in memory at once, if known."""
     T, size, steps = config.block_size, config.batch_size, config.gradient_accumulation_steps
     choices = []
     if config.batch_tokens is None:
@@ -92,7 +92,7 @@ def _choose_size(sequences: int, T: int, device_type: str, fits: int | None, ran
     elif fits is not None and fits < enough:
         why = f"memory is estimated to hold {fits} sequences at once"
     else:
-        why = f"more than {enough * T:,} tokens in one pass gain nothing on {device_type}"
+        why = f"more than {enough * T:,} tokens per micro-batch are not faster on {device_type}"
     return size, f"{why}; divides the update's {sequences} sequences"
 
 

@@ -21,6 +21,16 @@ from glassgpt.errors import UserError
 
 DTYPES = ("float32", "tf32", "bfloat16", "float16", "float8")
 
+# What people own or rent, by name in the table.
+COMMON_CARDS = (
+    "RTX 2060 6GB", "RTX 2070", "RTX 2080 Ti", "RTX 3050 8GB", "RTX 3060", "RTX 3060 Laptop GPU", "RTX 3070",
+    "RTX 3080 10GB", "RTX 3090", "RTX 4050 Laptop GPU", "RTX 4060", "RTX 4060 Laptop GPU", "RTX 4060 Ti 16GB",
+    "RTX 4070", "RTX 4070 Laptop GPU", "RTX 4070 Ti", "RTX 4080", "RTX 4090", "RTX 5060 Ti 16GB", "RTX 5070",
+    "RTX 5080", "RTX 5090", "T4", "V100 SXM2 16GB", "A10", "A40", "L4", "L40S", "A100 SXM4 40GB",
+    "A100 SXM4 80GB", "H100 SXM5", "H200", "B200", "Instinct MI300X", "Apple M1 8-core GPU",
+    "Apple M2 Pro 19-core GPU", "Apple M3 Max 40-core GPU", "Apple M4 10-core GPU",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class Card:

@@ -92,13 +92,13 @@ class Cluster:
         sentences = []
         if self.cards_per_machine > 1 and self.link is not None:
             sentences.append(
-                f"within a machine {self.link.name}: {self.link.gb_s:g} GB/s a card and direction, of which "
-                f"{self.link.reached:.0%} are reached"
+                f"within a machine {self.link.name}: {self.link.gb_s:g} GB/s per card and direction, "
+                f"of which {self.link.reached:.0%} is reached"
             )
         if self.machines > 1:
             sentences.append(
-                f"between machines {self.network_gb_s:g} GB/s each and direction (--network), of which "
-                f"{_NETWORK_EFFICIENCY:.0%} are reached"
+                f"between machines {self.network_gb_s:g} GB/s per machine and direction (--network), "
+                f"of which {_NETWORK_EFFICIENCY:.0%} is reached"
             )
         return sentences
 
@@ -132,7 +132,7 @@ def _muon_gather_bytes(work: TrainingWorkload) -> int:
 
 
 def exposed_communication_s(work: TrainingWorkload, cluster: Cluster, micro_s: float) -> float:
-    """Seconds per update that no computing hides. `micro_s`: computing time of a micro-batch."""
+    """Seconds per update that do not overlap with compute. `micro_s`: compute time of a micro-batch."""
     blocks, others = _block_and_other_bytes(work)
     if not work.is_sharded:
         return cluster.all_reduce_s(blocks + others)

@@ -34,7 +34,7 @@ from glassgpt.schedule import LearningRateSchedule
 class LossLawInputs:
     """What the loss of a run depends on."""
 
-    parameters: int  # that are multiplied with: no positions, no separate input embedding
+    parameters: int  # in matmuls: no position embedding, no untied input embedding
     vocab_size: int
     batch_tokens: int  # per update
     max_iters: int
@@ -76,7 +76,7 @@ def loss_law_inputs(
 ) -> LossLawInputs:
     """The inputs of a run; `dataset` is its name, by which reference curves are found."""
     return LossLawInputs(
-        parameters=flops.model_parameters(config, vocab_size, lookups=False),
+        parameters=flops.model_parameters(config, vocab_size, matmul_only=True),
         vocab_size=vocab_size,
         batch_tokens=batch_tokens,
         max_iters=min(config.max_iters, _MAX_ITERS),
@@ -166,6 +166,7 @@ _REFERENCE_TEXTS: dict[str, tuple[LossLaw, float]] = {
 _EASIER_TEXT_SHARE, _HARDER_TEXT_SHARE = 0.6, 0.2
 _SMALL_TEXT_BYTES = 20e6  # below: SMALL_TEXT_LAW
 _FITTED_PARAMETERS = {"web text": (1e7, 1e9), "little text": (5e4, 4e8)}  # range of the fitted curves, about
+_UNFITTED_SIZE_FACTOR = 1.5  # times the error of the fit, for a model size outside that range
 _EARLY_UNCERTAINTY = 0.1  # of the loss that is still to fall: the early curve depends on many things
 _OVERFIT_UNCERTAINTY = (0.4, 0.5)  # of the overfitting, down and up
 
@@ -278,6 +279,12 @@ class ExpectedLossCurve:
             return 1.0
         return min(max(learning_rate / typical_peak_lr(self.inputs.parameters), 0.1), 3.0)
 
+    @property
+    def _token_efficiency(self) -> float:
+        """Of architecture and optimizer; 1 for GPT-2's with AdamW."""
+        inputs = self.inputs
+        return _ARCH_TOKEN_EFFICIENCY[inputs.arch] * _OPTIMIZER_TOKEN_EFFICIENCY[inputs.optimizer]
+
     def at(self, iteration: int) -> LossRange:
         iteration = max(0, iteration)
         inputs, law, ratio = self.inputs, self.law, self._token_ratio
@@ -305,7 +312,7 @@ class ExpectedLossCurve:
         overfitting = min(overfitting, start - learnt)
         # The range is wider for a model size or a learning rate that the fitted curves do not have.
         least, most = _FITTED_PARAMETERS[law.name]
-        unfitted = (1.0 if least <= inputs.parameters <= most else 1.5) * (
+        unfitted = (1.0 if least <= inputs.parameters <= most else _UNFITTED_SIZE_FACTOR) * (
             1 + 0.4 * abs(math.log(self._lr_ratio))
         )
         half = (law.spread_nats * ratio + _EARLY_UNCERTAINTY * (first + long)) * unfitted
@@ -328,8 +335,7 @@ class ExpectedLossCurve:
         tokens = progress.at(iteration) * inputs.batch_tokens * ratio
         if not tokens:
             return 0.0, 0.0
-        efficiency = _ARCH_TOKEN_EFFICIENCY[inputs.arch] * _OPTIMIZER_TOKEN_EFFICIENCY[inputs.optimizer]
-        efficiency *= math.pow(self._lr_ratio, _PEAK_LR_EXPONENT)
+        efficiency = self._token_efficiency * math.pow(self._lr_ratio, _PEAK_LR_EXPONENT)
         efficiency *= math.exp(-_DROPOUT_SLOWDOWN * inputs.dropout)
         critical_batch = self.law.critical_batch_scale * math.sqrt(tokens)
         effective = efficiency * tokens / (1 + inputs.batch_tokens * ratio / critical_batch)
@@ -347,18 +353,28 @@ class ExpectedLossCurve:
         else:
             sentences = ["nanoGPT's and our own curves on tinyshakespeare, in characters"]
         if abs(self._token_ratio - 1) > 0.15:
-            sentences.append("converted from its tokens to these by bits per byte")
+            sentences.append("converted to this tokenizer by bits per byte")
         if not self.is_known_text:
-            sentences.append("no reference for this kind of text: the band is wide")
+            sentences.append(
+                f"no reference for this kind of text: the loss may be up to {_EASIER_TEXT_SHARE:.0%} lower "
+                f"or {_HARDER_TEXT_SHARE:.0%} higher"
+            )
         if inputs.arch != "gpt2" or inputs.optimizer != "adamw":
-            sentences.append("the modern architecture and Muon learn faster: factors from bench/LOG.md")
+            sentences.append(
+                f"arch={inputs.arch} with optimizer={inputs.optimizer} counts as "
+                f"{self._token_efficiency:.2g} times the tokens: fitted to our runs, modded-nanogpt's "
+                "and nanochat's"
+            )
         if self.epochs > 1:
             sentences.append(
-                "text seen again counts less (Muennighoff et al. 2023), and overfitting as on tinyshakespeare"
+                "repeated epochs count less (Muennighoff et al. 2023); overfitting as on tinyshakespeare"
             )
         least, most = _FITTED_PARAMETERS[self.law.name]
         if not least <= inputs.parameters <= most:
-            sentences.append("no reference with a model of this size: the band is wider still")
+            sentences.append(
+                "no reference with a model of this size: the error of the fit counts "
+                f"{_UNFITTED_SIZE_FACTOR:g} times"
+            )
         return tuple(sentences)
 
 

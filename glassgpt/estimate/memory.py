@@ -1,8 +1,8 @@
-"""The memory that a run will need, from its settings alone. No torch: planning uses it.
+"""The memory that a run will need, computed from its settings. No torch: planning uses it.
 
     memory = estimate_memory(TrainingWorkload(config=config, vocab_size=50304, batch_size=64))
-    memory.total_bytes, memory.peak_phase, memory.parts    # 22.5e9, "loss", {"weights": …, "activations": …,
-    …}
+    memory.total_bytes, memory.peak_phase    # 22.5e9, "loss"
+    memory.parts                             # {"weights": …, "activations": …, …}
 
 The peak is in one of four phases: the loss, with all activations and a chunk of the logits; the start of the
 backward pass; the optimizer's step, with all gradients; an evaluation. Each is a sum of tensors that can be
@@ -25,7 +25,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # of an activation
 # Before the first tensor: CUDA's context with the libraries' kernels. On a CPU: the interpreter, torch, and
 # what the allocator does not return.
 CONTEXT_BYTES = {"cuda": 600 * 2**20, "mps": 400 * 2**20, "cpu": 300 * 2**20}
-_WORKSPACE_BYTES = {"cuda": 68 * 2**20, "mps": 0, "cpu": 0}  # cuBLAS
+_CUBLAS_WORKSPACE_BYTES = {"cuda": 68 * 2**20, "mps": 0, "cpu": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class MemoryEstimate:
     """Bytes on the device in the phase that needs most."""
 
     peak_phase: str  # "loss", "backward", "step" or "evaluation"
-    parts: Mapping[str, int]  # by name: weights, optimizer, activations …
+    parts: Mapping[str, int]  # bytes by name, as in the journal: weights, optimizer, activations …
     context_bytes: int  # not counted by PyTorch's allocator
     graph_bytes: int = 0  # private pool of the CUDA graph, which evaluations cannot use
 
@@ -105,30 +105,40 @@ def estimate_memory(work: TrainingWorkload) -> MemoryEstimate:
     return MemoryEstimate(peak_phase, parts, context, graph)
 
 
-def largest_fitting_batch(work: TrainingWorkload, room: int) -> int | None:
-    """Sequences of the largest micro-batch that fits into `room` bytes; None if not even one does."""
+def largest_fitting_batch(work: TrainingWorkload, max_bytes: int) -> int | None:
+    """Sequences of the largest micro-batch that fits into `max_bytes`; None if not even one does."""
 
     def total(batch_size: int) -> int:
         return estimate_memory(replace(work, batch_size=batch_size)).total_bytes
 
     fits, too_many = 1, 4
     used, over = total(fits), total(too_many)
-    if used > room:
+    if used > max_bytes:
         return None
-    while over <= room:
+    while over <= max_bytes:
         if too_many > 2**20:
             return too_many
         fits, used, too_many = too_many, over, 4 * too_many
         over = total(too_many)
     while too_many - fits > 1:
-        # Memory grows almost linearly with the batch: try where the line between both reaches `room`.
-        crossing = fits + (room - used) * (too_many - fits) // (over - used)
+        # Memory grows almost linearly with the batch: try where the line between both reaches it.
+        crossing = fits + (max_bytes - used) * (too_many - fits) // (over - used)
         middle = min(max(crossing, fits + 1), too_many - 1)
-        if (middle_total := total(middle)) <= room:
+        if (middle_total := total(middle)) <= max_bytes:
             fits, used = middle, middle_total
         else:
             too_many, over = middle, middle_total
     return fits
+
+
+def without_optional_memory(work: TrainingWorkload) -> TrainingWorkload:
+    """Without what training drops if memory is short: a CUDA graph, unless --graph=on, and a checkpoint copy
+    on the card."""
+    return replace(
+        work,
+        graph=work.graph and work.config.graph == "on",
+        has_checkpoint_copy=work.has_checkpoint_copy and work.device_type == "cpu",
+    )
 
 
 # --- parameters ---
@@ -170,7 +180,7 @@ def _persistent_bytes(work: TrainingWorkload) -> dict[str, int]:
     return {
         "weights": _per_rank_bytes(work, 4 * total_parameters(work)),
         "optimizer": 0 if work.config.eval_only else _per_rank_bytes(work, optimizer_bytes(work)),
-        "working space": _WORKSPACE_BYTES[work.device_type],
+        "working space": _CUBLAS_WORKSPACE_BYTES[work.device_type],
         "copy to be saved": _per_rank_bytes(work, checkpoint_bytes(work))
         if work.has_checkpoint_copy and not work.config.eval_only
         else 0,

@@ -45,17 +45,16 @@ def sample_s(device_type: str, n_layer: int, tokens: int) -> float:
 
 def launch_s(device_type: str, n_layer: int) -> float:
     """Kernel-launch overhead of a micro-batch."""
-    layers = (
-        n_layer + 1 if device_type == "cpu" else n_layer
-    )  # on a CPU embedding, loss and optimizer count too
+    # On a CPU embedding, loss and optimizer count too, as one more layer.
+    layers = n_layer + 1 if device_type == "cpu" else n_layer
     return _LAUNCH_S_PER_LAYER[device_type] * layers
 
 
 def eager_step_s(
     device_type: str, tokens: int, micro_steps: int, flops_per_token: int, n_layer: int, peak: float
 ) -> float:
-    """About how long an update takes in eager mode: computing or launching, whichever is longer. On a CPU
-    their sum."""
+    """About how long an update takes in eager mode: the longer of compute and kernel launches; on a CPU their
+    sum."""
     computing_s = arithmetic_s(device_type, tokens, flops_per_token, peak)
     launching_s = launch_s(device_type, n_layer) * micro_steps
     return computing_s + launching_s if device_type == "cpu" else max(computing_s, launching_s)

@@ -1,12 +1,12 @@
-"""How fast a run should be on a machine: MFU from measured reference rows, and tokens per second. No torch.
+"""How fast a run should be on a machine: MFU from measured reference runs, and tokens per second. No torch.
 
-    mfu = expected_mfu_range(card, 989.4e12, SpeedQuery(854_000_000, 65_536, n_layer=12, kernels="own"))
-    mfu.low, mfu.mid, mfu.high, mfu.reason        # percent, and "10 rows on this card …"
+    mfu = expected_mfu_range(card, 989.4e12, SpeedQuery(854_000_000, 65_536, n_layer=12, kernels="triton"))
+    mfu.low, mfu.mid, mfu.high, mfu.reason        # percent, and "10 reference runs on this card …"
 
-`references.toml` has the rows and their sources. The rule: take the rows on the same card with a similar
-model; if there are not two, also those on its family of cards, then on its kind of cards, then on any. The
-range is what they reached, wider for fewer and less similar rows. A small model on a fast card is limited by
-kernel-launch overhead instead, which is computed, not looked up. docs/expected.md explains it.
+`references.toml` has the runs, one per row, and their sources. The rule: take the rows on the same card with
+a similar model; if there are not two, also those on its family of cards, then on its kind of cards, then on
+any. The range is what they reached, wider for fewer and less similar rows. A small model on a fast card is
+limited by kernel-launch overhead instead, which is computed, not looked up. docs/expected.md explains it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class ReferenceModel:
 
     @cached_property
     def flops_per_token(self) -> int:
-        multiplied = flops.count_parameters(
+        matmul_parameters = flops.count_parameters(
             vocab_size=self.vocab_size, block_size=self.block_size, n_layer=self.n_layer, n_embd=self.n_embd,
-            arch=self.arch, bias=False, positions=False, tied=self.tied, lookups=False,
+            arch=self.arch, bias=False, tied=self.tied, matmul_only=True,
         )  # fmt: skip
-        return flops.flops_per_token(multiplied, self.n_layer, self.n_embd, self.block_size)
+        return flops.flops_per_token(matmul_parameters, self.n_layer, self.n_embd, self.block_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ class SpeedReference:
 
     @cached_property
     def is_launch_bound(self) -> bool:
-        """Whether kernel launches limited it. Then it says nothing about the card's arithmetic."""
+        """Whether kernel launches limited it. Then its MFU says nothing about a compute-bound run."""
         return bool(self.card) and self.micro_batch_s < _LAUNCH_BOUND_FACTOR * expected_launch_s(self.query)
 
 
@@ -122,7 +122,7 @@ class SpeedQuery:
     flops_per_token: int
     tokens_per_micro_batch: int  # on one card
     n_layer: int = 12
-    kernels: str = "own"  # "plain", "compiled", "own" (our Triton kernels) or "cuda" (llm.c)
+    kernels: str = "triton"  # "plain", "compiled", "triton" (ours) or "llm.c"
     graph: bool = False
     fp8: bool = False
     muon_flops: float = 0.0  # per micro-batch
@@ -155,7 +155,7 @@ _CARD_KINDS = ("GeForce", "data centre", "professional", "Apple", "AMD")  # word
 
 # Speed relative to torch.compile, if compute-bound: GPT-2 124M on an H200 took 48.8 ms plain and 32.8 ms
 # compiled; with our kernels 115 to 118 ms where nanoGPT compiled took 125 to 129.
-_KERNEL_SPEED = {"plain": 0.68, "compiled": 1.0, "own": 1.08, "cuda": 1.0}
+_KERNEL_SPEED = {"plain": 0.68, "compiled": 1.0, "triton": 1.08, "llm.c": 1.0}
 _FP8_SPEED = 1.26  # 115.1 and 91.2 ms
 # Muon's matmuls are small, and it passes over all matrices several times: an H200 did 163 TFLOP/s of it, and
 # 526 of the model's (GPT-2 124M's size: 36.6 ms with 16 sequences, 63.2 with 32, so 10.0 ms without).
@@ -197,12 +197,12 @@ def expected_launch_s(query: SpeedQuery) -> float:
     From the constants that the trainer itself decides with (overheads.py): 2.3 ms per layer for PyTorch's own
     kernels, of which compiling saves 30% and our kernels half a millisecond per layer.
     """
-    if query.graph or query.kernels == "cuda":
+    if query.graph or query.kernels == "llm.c":
         return 0.0
     plain = overheads.launch_s("cuda", query.n_layer)
     if query.kernels == "compiled":
         return plain - overheads.compile_saving_s("cuda", plain)
-    return plain - (overheads.KERNEL_SAVING_S_PER_LAYER * query.n_layer if query.kernels == "own" else 0.0)
+    return plain - (overheads.KERNEL_SAVING_S_PER_LAYER * query.n_layer if query.kernels == "triton" else 0.0)
 
 
 def expected_mfu_range(
@@ -220,7 +220,7 @@ def expected_mfu_range(
         )
         reason = mfu.reason
         if mid < _LAUNCH_BOUND_SPEED_SHARE * mfu.mid:
-            reason += f"; launch overhead of about {launch_s * 1000:.2g} ms a micro-batch besides"
+            reason += f"; plus about {launch_s * 1000:.2g} ms of launch overhead per micro-batch"
         mfu = MfuRange(low, mid, high, reason, mfu.rows)
     elif launch_s := expected_launch_s(query):
         slowest = 100 * ideal_s / (launch_s * _LAUNCH_SPREAD[1])
@@ -228,8 +228,8 @@ def expected_mfu_range(
             mfu = replace(mfu, low=min(mfu.low, slowest))
         else:
             reason = (
-                f"small model: kernel launches, not arithmetic, set the speed; they take about "
-                f"{launch_s * 1000:.3g} ms a micro-batch, computing {ideal_s / mfu.mid * 1e5:.2g} ms"
+                f"small model, launch-bound: kernel launches take about {launch_s * 1000:.3g} ms per "
+                f"micro-batch, compute {ideal_s / mfu.mid * 1e5:.2g} ms"
             )
             fastest = 100 * ideal_s / (launch_s * _LAUNCH_SPREAD[0])
             mid = 100 * ideal_s / launch_s
@@ -239,7 +239,7 @@ def expected_mfu_range(
 
 
 def _compute_bound_mfu_range(card: Card | None, query: SpeedQuery, without: Sequence[str]) -> MfuRange:
-    """The MFU without launch overhead and without an optimizer's own arithmetic."""
+    """The MFU without launch overhead and without the optimizer's own FLOPs."""
     usable = []
     for row in reference_rows():
         if not row.counts or row.name in without or row.mfu is None or row.is_launch_bound:
@@ -257,7 +257,7 @@ def _compute_bound_mfu_range(card: Card | None, query: SpeedQuery, without: Sequ
     similar = [entry for entry in usable if max(entry[1]) <= 1]
     candidates = similar or usable
     if not candidates:
-        return MfuRange(20.0, 35.0, 60.0, "no row on any such machine: a guess", ())
+        return MfuRange(20.0, 35.0, 60.0, "no reference run on any such machine: a guess", ())
     # A single row is not reliable: then rows on the next most similar cards count too.
     tiers = sorted(tier for tier, *_ in candidates)
     farthest = tiers[min(1, len(tiers) - 1)]
@@ -311,7 +311,7 @@ def _describe_rows(card: Card | None, tiers: Sequence[int], similar: bool, low: 
     """In words, which rows the range comes from."""
     spread = f"{low:.0f}%" if f"{low:.0f}" == f"{high:.0f}" else f"{low:.0f} to {high:.0f}%"
     model = "a similar model" if similar else "other models"
-    rows = "one row" if len(tiers) == 1 else f"{len(tiers)} rows"
+    rows = "one reference run" if len(tiers) == 1 else f"{len(tiers)} reference runs"
     if card is None:
         return f"{rows} on CPUs with {model}: {spread} of the matmul peak"
     farthest = max(tiers)
@@ -323,8 +323,8 @@ def _describe_rows(card: Card | None, tiers: Sequence[int], similar: bool, low: 
     elif farthest == 2:
         cards = f"cards of its kind ({_card_kind(card.family)})"
     if 0 in tiers:
-        return f"only one row on this card, so {cards} count too: {spread} with {model} ({rows})"
-    return f"no row on this card with such a model: {cards} reached {spread} with {model} ({rows})"
+        return f"only one reference run on this card, so {cards} count too: {spread} with {model} ({rows})"
+    return f"no reference run on this card with such a model: {cards} reached {spread} with {model} ({rows})"
 
 
 # --- tokens per second ---
@@ -347,9 +347,6 @@ class ThroughputEstimate:
     mfu: tuple[float, float, float]
     why: str
 
-    def contains(self, tokens_per_s: float) -> bool:
-        return self.low <= tokens_per_s <= self.high
-
 
 def estimate_throughput(
     work: TrainingWorkload, flops_per_token: int, peak: float, card: Card | None
@@ -362,7 +359,7 @@ def estimate_throughput(
         flops_per_token,
         work.micro_batch_tokens,
         n_layer=config.n_layer,
-        kernels="own" if work.kernels else "compiled" if work.compiled else "plain",
+        kernels="triton" if work.kernels else "compiled" if work.compiled else "plain",
         graph=work.graph,
         fp8=config.fp8,
         muon_flops=muon_flops / work.micro_steps,
@@ -371,17 +368,17 @@ def estimate_throughput(
     # The rows do not include these: the estimate may be far below them.
     speed_left = {}
     if config.activation_checkpointing:
-        speed_left["computing activations again"] = _RECOMPUTE_SPEED
+        speed_left["activation recomputation"] = _RECOMPUTE_SPEED
     is_cpu = work.device_type == "cpu"
     if config.arch == "modern" and (is_cpu or query.kernels == "plain"):
         speed = _MODERN_CPU_SPEED if is_cpu else _MODERN_UNFUSED_SPEED
-        speed_left["the modern architecture's many small steps"] = speed
+        speed_left["the modern architecture's many small kernels"] = speed
     slowdown = math.prod(speed_left.values())
     low, mid, high = (slowdown * percent for percent in (mfu.low, mfu.mid, mfu.high))
     tokens_per_percent = peak / 100 / flops_per_token
-    speed_left["Muon's own arithmetic"] = query.model_time_share(card is not None)  # is in `mfu` already
+    speed_left["Muon's own FLOPs"] = query.model_time_share(card is not None)  # is in `mfu` already
     mentioned = [name for name, share in speed_left.items() if share < _MENTION_SLOWDOWN_BELOW]
-    why = f"{mfu.reason}; less for {' and '.join(mentioned)}" if mentioned else mfu.reason
+    why = f"{mfu.reason}; lowered for {' and '.join(mentioned)}" if mentioned else mfu.reason
     return ThroughputEstimate(
         low * tokens_per_percent, mid * tokens_per_percent, high * tokens_per_percent, (low, mid, high), why
     )

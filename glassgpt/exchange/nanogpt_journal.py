@@ -70,7 +70,7 @@ def journal_records(run: NanogptRun) -> list[Record]:
 def _run_record(run: NanogptRun) -> Record:
     shape, dataset = run.shape, run.dataset
     vocab_size = shape.vocab_size
-    multiplied = flops.model_parameters(shape, vocab_size, lookups=False)
+    multiplied = flops.model_parameters(shape, vocab_size, matmul_only=True)
     model = {
         "parameters": flops.model_parameters(shape, vocab_size),
         "parameters_without_positions": flops.model_parameters(shape, vocab_size, positions=False),

@@ -1,1 +1,1 @@
-"""What a run will need and yield, estimated before it starts: `glass plan`. Nothing here imports torch."""
+"""`glass plan`: memory, time and loss of a run, estimated before it starts. Nothing here imports torch."""

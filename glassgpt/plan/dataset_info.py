@@ -1,4 +1,4 @@
-"""The dataset of a planned run: as prepared in its folder, or as known of the common ones."""
+"""The dataset of a planned run: as prepared in its folder, or from a table of common ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _CORPORA = {"fineweb_edu": (9_900_000_000, 4.6), "tinystories": (475_000_000, 4.
 
 
 def find_dataset_info(config: TrainConfig) -> DatasetInfo:
-    """From the prepared folder; else from the table; else plenty of GPT-2 tokens."""
+    """From the prepared folder; else from the table; else assumed to be 10 billion GPT-2 tokens."""
     folder = dataset_folder(config)
     manifest = read_stored_manifest(folder) if folder.is_dir() else None
     if manifest is not None:
@@ -74,14 +74,14 @@ def find_dataset_info(config: TrainConfig) -> DatasetInfo:
     name = config.dataset
     if (name in _KNOWN_DATASETS or name in _CORPORA) and not config.data_dir:
         return known_dataset_info(name)
-    source = "not prepared here: assumed to be GPT-2 tokens, plenty of them"
+    source = "not prepared here: assumed to be 10 billion GPT-2 tokens"
     return DatasetInfo(name, 10**10, 10**8, 50257, "gpt2", 4.5, source)
 
 
 def known_dataset_info(name: str) -> DatasetInfo:
     """A dataset of the table, as if `glass prepare` had made it."""
     if name not in _CORPORA:
-        return DatasetInfo(name, *_KNOWN_DATASETS[name], source="not prepared here: as usually prepared")
+        return DatasetInfo(name, *_KNOWN_DATASETS[name], source="not prepared here: the usual sizes")
     tokens, bytes_per_token = _CORPORA[name]
     val_fraction = corpus_val_fraction(PrepareOptions(name), round(tokens * bytes_per_token))
     val_tokens = round(tokens * val_fraction)

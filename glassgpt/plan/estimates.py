@@ -1,4 +1,4 @@
-"""What a planned run takes and yields: time, energy, cost, checkpoints, loss; with DDP or with FSDP.
+"""Estimates for a planned run: time, energy, cost, checkpoints, loss; and DDP compared with FSDP.
 
 forecast = forecast_spec(spec, target, dataset)
 estimate_times(spec, target, forecast, price=0.4)
@@ -20,7 +20,7 @@ from glassgpt.estimate.forecast import Hardware, LowMidHigh, RunForecast, TokenC
 from glassgpt.estimate.loss_law import ExpectedLossCurve, loss_law_inputs, predict_loss_curve
 from glassgpt.estimate.speed import ThroughputEstimate, estimate_throughput
 from glassgpt.plan.dataset_info import DatasetInfo
-from glassgpt.plan.run_spec import RunSpec, decide
+from glassgpt.plan.run_spec import RunSpec, make_run_spec
 from glassgpt.plan.target import PlanTarget
 
 _MAX_CURVE_POINTS = 8  # of the expected loss curve that are shown
@@ -34,7 +34,7 @@ _MIN_WORTHWHILE_SPEEDUP = 1.1  # of FSDP over DDP; the estimates are too rough t
 class TimeEstimate:
     """Seconds; (low, mid, high) where they depend on the speed."""
 
-    pace: ThroughputEstimate
+    throughput: ThroughputEstimate
     total_s: LowMidHigh
     updates_s: LowMidHigh
     evaluation_s: float
@@ -48,7 +48,8 @@ class TimeEstimate:
     cost: float | None
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        document = asdict(self)
+        return {"pace": document.pop("throughput"), **document}
 
 
 def forecast_spec(spec: RunSpec, target: PlanTarget, dataset: DatasetInfo) -> RunForecast:
@@ -85,7 +86,7 @@ def estimate_times(
         )  # fmt: skip
         compile_breaks_even = round(compile_cost_s / overheads.compile_saving_s(device_type, step_s))
     return TimeEstimate(
-        pace=forecast.throughput,
+        throughput=forecast.throughput,
         total_s=total_s,
         updates_s=updates_s,
         evaluation_s=evaluation_s,
@@ -115,11 +116,12 @@ class TrainingEstimate:
     schedule: str
     loss: tuple[float, float, float] | None  # at the end; None: unknown
     loss_reason: str
-    course: tuple[tuple[int, float, float, float], ...]  # iteration, low, mid, high
+    loss_curve: tuple[tuple[int, float, float, float], ...]  # iteration, low, mid, high
     overfits_at: int | None
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        document = asdict(self)
+        return {"course": document.pop("loss_curve"), **document}
 
 
 def estimate_training(spec: RunSpec, dataset: DatasetInfo) -> TrainingEstimate:
@@ -133,8 +135,8 @@ def estimate_training(spec: RunSpec, dataset: DatasetInfo) -> TrainingEstimate:
         disk_bytes=checkpoint_bytes * (config.keep_checkpoints + 2),  # + the best, + the one being written
         schedule=schedule.describe_schedule(config),
         loss=None,
-        loss_reason="unknown: it starts from pretrained weights",
-        course=(),
+        loss_reason="unknown: the run starts from pretrained weights",
+        loss_curve=(),
         overfits_at=None,
     )
     if config.init_from != "scratch":
@@ -146,7 +148,7 @@ def estimate_training(spec: RunSpec, dataset: DatasetInfo) -> TrainingEstimate:
         estimate,
         loss=(curve.final.low, curve.final.mid, curve.final.high),
         loss_reason="; ".join(curve.basis),
-        course=tuple((point.iteration, point.low, point.mid, point.high) for point in shown),
+        loss_curve=tuple((point.iteration, point.low, point.mid, point.high) for point in shown),
         overfits_at=curve.overfits_at,
     )
 
@@ -171,19 +173,19 @@ def expected_loss_curve(
 
 @dataclass(frozen=True)
 class ParallelismOption:
-    """Memory, bytes and seconds are of one card and one update; speed and total time are of all cards, None
-    where unknown or where it does not fit."""
+    """DDP or FSDP. Memory, bytes and seconds are per card and update. Speed and total time are of all cards;
+    None if unknown or if it does not fit."""
 
     name: str
     shard: bool
-    setting: str  # the flags that choose it
+    setting: str  # the flags that select it
     fits: bool
     batch_size: int
     micro_steps: int
     memory_bytes: int
-    sent_bytes: float  # by each card
+    sent_bytes: float
     computing_s: float | None
-    waiting_s: float | None  # for communication that does not overlap with computing
+    waiting_s: float | None  # exposed communication: not overlapped with compute
     tokens_per_s: LowMidHigh | None
     efficiency: float | None  # scaling efficiency: speed / (cards x speed of one card alone)
     total_s: LowMidHigh | None
@@ -209,7 +211,7 @@ def compare_parallelism(
         return None
     ddp_config = replace(config, shard=False)
     one_card = replace(target, cluster=ONE_CARD)
-    one_card_spec = decide(ddp_config, one_card, dataset)
+    one_card_spec = make_run_spec(ddp_config, one_card, dataset)
     one_card_speed = forecast_spec(one_card_spec, one_card, dataset).throughput
     # Training refuses FSDP with FP8, and with float16 and its loss scaler.
     is_float16 = choose_dtype(config.dtype, target.traits, config.n_embd).value == "float16"
@@ -228,7 +230,7 @@ def _parallelism_option(
 ) -> ParallelismOption:
     """`requested`: the user's config, of which `config` may differ in dtype and FP8."""
     changed = [name for name in ("dtype", "fp8") if getattr(config, name) != getattr(requested, name)]
-    spec = decide(config, target, dataset)
+    spec = make_run_spec(config, target, dataset)
     workload = spec.workload
     memory_bytes = memory.estimate_memory(workload).total_bytes
     fits = memory_bytes <= target.max_bytes
@@ -263,7 +265,7 @@ def _parallelism_option(
 
 def _advise(ddp: ParallelismOption, fsdp: ParallelismOption) -> tuple[ParallelismOption | None, str]:
     if not ddp.fits and not fsdp.fits:
-        return None, "neither fits as it is"
+        return None, "neither fits with these settings"
     if not ddp.fits:
         return fsdp, "the whole model does not fit on each card"
     if not fsdp.fits or ddp.tokens_per_s is None or fsdp.tokens_per_s is None:
@@ -277,7 +279,7 @@ def _advise(ddp: ParallelismOption, fsdp: ParallelismOption) -> tuple[Parallelis
 
 
 def assumptions(cluster: Cluster) -> list[str]:
-    """That the figures for many cards rest on."""
+    """What the figures for several cards assume."""
     return [
         *cluster.describe(),
         "ring collectives in float32: an all-reduce sends 2 (n - 1) / n of a tensor, an all-gather or "
@@ -285,5 +287,5 @@ def assumptions(cluster: Cluster) -> list[str]:
         "DDP all-reduces gradients after the last micro-batch, without overlap; FSDP all-gathers a block "
         "while the one before computes, twice per micro-batch, and reduce-scatters gradients in the last",
         *(["NCCL's buffers take 400 MiB of each card"] if cluster.link is not None else []),
-        "all are equally fast; the range of speeds is that of computing alone",
+        "all ranks are equally fast; the range of speeds is the uncertainty of compute, not of communication",
     ]

@@ -24,13 +24,14 @@ class PlanOptions:
     # With --nodes: GB/s from each machine to the others, e.g. 1.25 for Ethernet with 10 Gbit/s, 400 for eight
     # ports of InfiniBand NDR.
     network: float = DEFAULT_NETWORK_GB_S
-    # Instead, propose the model, batch and number of updates with the best expected loss in so many hours.
+    # Instead of planning a run, propose the model, batch and updates with the lowest expected loss in so many
+    # hours.
     hours: float | None = None
     # With --hours: also write the proposal to this file, ready for `glass train FILE`.
     out: str = ""
-    # Recommended settings for the cards people own, as a table.
+    # Recommended settings for common cards, as a table.
     cards: bool = False
-    # Price of one machine per hour, in any currency: what the run will cost.
+    # Price of one machine per hour, in any currency, to estimate the cost of the run.
     price: float | None = None
     # Print everything as one JSON document.
     json: bool = False
@@ -58,7 +59,7 @@ def check_plan_options(options: PlanOptions) -> list[str]:
     if options.hours is not None and options.hours > _MAX_HOURS:
         problems.append(f"--hours={options.hours:g} is longer than ten years")
     if options.out and not options.out.endswith(".toml"):
-        problems.append(f"--out={options.out} is for `glass train`, which takes files that end in .toml")
+        problems.append(f"--out={options.out} must end in .toml, as `glass train` requires")
     if options.out and options.hours is None:
         problems.append("--out needs --hours: without it there is no proposal to write")
     return problems

@@ -1,4 +1,4 @@
-"""What is wrong with a planned run, and how to fix it. A plan with no problems has none of these.
+"""What is wrong with a planned run, and how to fix it.
 
 find_plan_problems(spec, target, dataset, memory_estimate, times, training, parallelism)
 """
@@ -36,7 +36,7 @@ from glassgpt.plan.target import PlanTarget
 
 @dataclass(frozen=True)
 class PlanProblem:
-    """`kind`: "error" if the run cannot work as it is, "warning" if it will disappoint, else "hint"."""
+    """`kind`: "error" if the run would fail, "warning" if it would be slow or train badly, else "hint"."""
 
     kind: str
     what: str
@@ -48,7 +48,7 @@ _MIN_NOTED_EVAL_S = 5.0  # … if it takes longer than this
 _LATE_FIRST_CHECKPOINT_S = 1800
 _MIN_TOKENS_PER_PARAMETER = 5  # with fewer, a smaller model is proposed
 _MIN_MICRO_BATCH_TOKENS = 8192  # with fewer, a GPU is not busy
-_MAX_WAITING_SHARE = 0.25  # of an update, spent waiting for communication
+_MAX_COMMUNICATION_SHARE = 0.25  # of an update, that is exposed communication
 
 
 def find_plan_problems(
@@ -78,7 +78,7 @@ def find_plan_problems(
                 PlanProblem(
                     "error" if target.is_local else "hint",
                     f"checkpoints take up to {training.disk_bytes / GIB:.1f} GiB, and {disk} has "
-                    f"{free_bytes / GIB:.1f}",
+                    f"{free_bytes / GIB:.1f} free",
                     "--out_dir on another disk, or fewer --keep_checkpoints",
                 )
             )
@@ -123,19 +123,19 @@ def _memory_problems(
         )
     elif is_tight:
         limit = target.comfortable_bytes
-        flags = fitting_flags(spec, micro_batches, target, dataset, limit) if micro_batches else ""
+        flags = fitting_flags(spec, micro_batches, target, dataset, limit) if micro_batches else None
         flags = flags or ", or ".join(memory_fixes(spec, target, dataset, limit)) or "a smaller model"
         yield PlanProblem(
             "warning",
-            f"{total} of {target.memory_bytes / GIB:.1f} GiB: it fits while nothing else uses the card, not "
-            "even a desktop",
-            f"{flags} leaves room",
+            f"{total} of {target.memory_bytes / GIB:.1f} GiB: it fits only if nothing else uses the card, "
+            "not even a desktop",
+            f"{flags} leaves free memory",
         )
     elif micro_batches is not None and micro_batches["batch_size"] >= 2 * spec.batch.batch_size:
         flags = fitting_flags(spec, micro_batches, target, dataset, target.comfortable_bytes)
         tokens = spec.workload.micro_batch_tokens
         what = f"micro-batches of {tokens:,} tokens are too small to keep a GPU busy; larger ones fit"
-        if flags:
+        if flags is not None:
             yield PlanProblem("hint", what, f"{flags} is the same run, faster; `glass tune` measures it")
 
 
@@ -150,7 +150,9 @@ def refused_setting_problems(spec: RunSpec, target: PlanTarget) -> Iterator[Plan
         ):
             yield PlanProblem("error", problem, "leave --fp8 out")
     if workload.is_sharded and workload.dtype == "float16":
-        what = f"--shard=True does not go with float16 and its loss scaler, and {target.name} has no bfloat16"
+        what = (
+            f"--shard=True does not work with float16 and its loss scaler, and {target.name} has no bfloat16"
+        )
         yield PlanProblem("error", what, "--dtype=float32, or leave --shard out")
     for name, why in decide.refused_settings(config, traits).items():
         flag = f"--{name}={getattr(config, name)}"
@@ -186,18 +188,20 @@ def _cluster_problems(
             )
     if option.computing_s is None or option.waiting_s is None:
         return
-    waiting_share = option.waiting_s / (option.waiting_s + option.computing_s)
-    if waiting_share > _MAX_WAITING_SHARE:
+    communication_share = option.waiting_s / (option.waiting_s + option.computing_s)
+    if communication_share > _MAX_COMMUNICATION_SHARE:
         fix = (
             "more --batch_tokens, so that gradients are all-reduced less often; or fewer cards, or a faster "
             "network between them"
         )
         if shard and option.micro_steps > 1:
             fix = (
-                "each micro-batch all-gathers all weights anew: fewer and larger ones, for which "
-                "--activation_checkpointing=True makes room"
+                "each micro-batch all-gathers all weights again: use fewer and larger ones; "
+                "--activation_checkpointing=True saves the memory for them"
             )
-        what = f"cards wait for communication during {waiting_share:.0%} of an update"
+        what = (
+            f"communication that does not overlap with compute takes {communication_share:.0%} of an update"
+        )
         yield PlanProblem("warning", what, fix)
 
 
@@ -227,7 +231,7 @@ def _schedule_problems(spec: RunSpec) -> Iterator[PlanProblem]:
     elif decay_end < 0.7 * config.max_iters:
         yield PlanProblem(
             "warning",
-            f"the learning rate is at its lowest from update {decay_end:,} on, of {config.max_iters:,}",
+            f"the learning rate reaches its minimum at update {decay_end:,} of {config.max_iters:,}",
             f"--lr_decay_iters={config.max_iters}",
         )
 
@@ -248,7 +252,7 @@ def _data_problems(
         # In a shorter run our Triton kernels may not pay off, and PyTorch's need more memory.
         candidates = (changes, changes | {"kernels": "triton"})
         fitting = (fitting_flags(spec, some, target, dataset, target.max_bytes) for some in candidates)
-        shorter = next((f"{flags}, " for flags in fitting if flags), "")
+        shorter = next((f"{flags}, " for flags in fitting if flags is not None), "")
         epochs = training.overfits_at * spec.batch.tokens / dataset.train_tokens
         yield PlanProblem(
             "warning",

@@ -28,10 +28,9 @@ from glassgpt.plan.plan_warnings import PlanProblem, find_plan_problems
 from glassgpt.plan.run_spec import (
     RunSpec,
     can_shard,
-    decide,
+    make_run_spec,
     memory_fixes,
     split_into_micro_batches,
-    without_optional_memory,
 )
 from glassgpt.plan.target import PlanTarget
 
@@ -47,7 +46,7 @@ class MemoryVariant:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that is known before a run."""
+    """All estimates of a run, and the problems found."""
 
     spec: RunSpec
     target: PlanTarget
@@ -130,7 +129,7 @@ def make_plan(
     config: TrainConfig, target: PlanTarget, dataset: DatasetInfo, price: float | None = None
 ) -> Plan:
     """`price`: of one machine per hour. Raises UserError if not even one sequence fits."""
-    spec = decide(config, target, dataset)
+    spec = make_run_spec(config, target, dataset)
     is_trained = not spec.config.eval_only
     fits = memory.estimate_memory(spec.workload).total_bytes <= target.max_bytes
     if is_trained and not fits and split_into_micro_batches(spec, target) is None:
@@ -154,7 +153,7 @@ def make_plan(
 
 
 def find_memory_variants(workload: TrainingWorkload, max_bytes: int) -> tuple[MemoryVariant, ...]:
-    """As it is, and with activation checkpointing, compiled, with PyTorch's kernels, and sharded."""
+    """With these settings, with activation checkpointing, compiled, with PyTorch's kernels, and sharded."""
     config = workload.config
     if config.eval_only:
         total = memory.estimate_memory(workload).total_bytes
@@ -176,7 +175,7 @@ def find_memory_variants(workload: TrainingWorkload, max_bytes: int) -> tuple[Me
         MemoryVariant(
             name,
             memory.estimate_memory(variant).total_bytes,
-            memory.largest_fitting_batch(without_optional_memory(variant), max_bytes),
+            memory.largest_fitting_batch(memory.without_optional_memory(variant), max_bytes),
         )
         for name, variant in workloads.items()
     )
@@ -186,8 +185,8 @@ def _too_large_messages(spec: RunSpec, target: PlanTarget, dataset: DatasetInfo)
     """That not even one sequence fits, and which settings would."""
     workload = spec.workload
     micro_steps = 1 if spec.batch.sequences == workload.ranks else 2
-    smallest = replace(without_optional_memory(workload), batch_size=1, micro_steps=micro_steps)
-    per_card = f" a card, sharded over {workload.ranks}" if workload.is_sharded else ""
+    smallest = replace(memory.without_optional_memory(workload), batch_size=1, micro_steps=micro_steps)
+    per_card = f" per card, sharded over {workload.ranks}" if workload.is_sharded else ""
     needed_gib = memory.estimate_memory(smallest).total_bytes / GIB
     problem = (
         f"this model needs at least {needed_gib:.1f} GiB{per_card}, with one sequence at a time "

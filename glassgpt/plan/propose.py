@@ -3,8 +3,8 @@
     proposal = propose(config, target, dataset, hours=24.0)
     proposal.best.config, proposal.as_toml()
 
-For each width the longest run that the time allows is found, and shorter ones where the data would be seen
-too often. The one with the lowest expected loss is proposed.
+For each width it finds the longest run that the time allows, and shorter ones if the data would repeat too
+often. It proposes the run with the lowest expected loss.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from glassgpt.config import TrainConfig, padded_vocab_size
 from glassgpt.errors import UserError
 from glassgpt.estimate import flops, memory
-from glassgpt.estimate.cards import resolve_card_name
+from glassgpt.estimate.cards import COMMON_CARDS, resolve_card_name
 from glassgpt.estimate.decide import choose_dtype
 from glassgpt.estimate.forecast import LowMidHigh
 from glassgpt.estimate.loss_law import ExpectedLossCurve
@@ -28,7 +28,7 @@ from glassgpt.plan.dataset_info import DatasetInfo, known_dataset_info
 from glassgpt.plan.estimates import expected_loss_curve, forecast_spec
 from glassgpt.plan.plan_warnings import refused_setting_problems
 from glassgpt.plan.planning import make_plan
-from glassgpt.plan.run_spec import can_shard, decide
+from glassgpt.plan.run_spec import can_shard, make_run_spec
 from glassgpt.plan.target import FOUND_BY_NAME, PlanTarget, target_of_card
 from glassgpt.recipe import build_config, find_recipe, to_toml
 
@@ -67,7 +67,7 @@ class ProposedRun:
     tokens_per_s: float
     seconds: float
     loss: tuple[float, float, float]
-    overfits_later: bool  # if it used all the time
+    overfits_later: bool  # a longer run in the same hours would have a higher loss
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Proposal:
         return "with more updates it would probably overfit; a larger dataset could use more time"
 
     def as_toml(self) -> str:
-        return to_toml(self.best.config, f"glass plan proposed this: {self.summary}")
+        return to_toml(self.best.config, f"proposed by glass plan: {self.summary}")
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -124,7 +124,7 @@ def propose(
     keeps_context: bool = False,
 ) -> Proposal:
     """`config` gives dataset, context and machine settings; the rest is proposed. `price`: of one machine per
-    hour. `keeps_context`: take `block_size` as it is for characters too."""
+    hour. `keeps_context`: do not shorten `block_size` for a dataset of characters."""
     if not keeps_context and dataset.tokenizer in ("char", "byte"):
         config = replace(config, block_size=min(config.block_size, _MAX_CHARACTER_CONTEXT))
     if config.device.partition(":")[0] != target.device_type:
@@ -135,16 +135,16 @@ def propose(
         option for width in widths if (option := _propose_width(config, width, target, dataset, seconds))
     ]
     if not options:
-        raise UserError(_why_none(config, target, hours))
+        raise UserError(_no_option_message(config, target, hours))
     best = min(options, key=lambda option: option.loss[1])
-    problems = refused_setting_problems(decide(best.config, target, dataset), target)
+    problems = refused_setting_problems(make_run_spec(best.config, target, dataset), target)
     refused = [f"{problem.what}: {problem.fix}" for problem in problems]
     if refused:
         raise UserError(refused)
     return Proposal(best, tuple(options), target, hours, price)
 
 
-def _why_none(config: TrainConfig, target: PlanTarget, hours: float) -> str:
+def _no_option_message(config: TrainConfig, target: PlanTarget, hours: float) -> str:
     dtype = str(choose_dtype(config.dtype, target.traits, _WIDTHS[-1]).value)
     if not target.peaks:
         return f"--hours: the speed of {target.title} is unknown; name a card of the table by --gpu"
@@ -230,7 +230,7 @@ def _with_fitting_shard(config: TrainConfig, target: PlanTarget, dataset: Datase
     ranks = target.cluster.ranks
     for shard in (False, True) if ranks > 1 and not config.shard else (config.shard,):
         sharded = replace(config, shard=shard, batch_tokens=config.block_size * 16 * ranks)
-        workload = decide(sharded, target, dataset).workload
+        workload = make_run_spec(sharded, target, dataset).workload
         is_possible = can_shard(workload) or not shard or config.shard
         if is_possible and memory.largest_fitting_batch(workload, target.comfortable_bytes) is not None:
             return replace(config, shard=shard)
@@ -264,7 +264,7 @@ def _with_length(config: TrainConfig, target: PlanTarget, dataset: DatasetInfo, 
 
 
 def _fits(config: TrainConfig, target: PlanTarget, dataset: DatasetInfo) -> bool:
-    workload = decide(config, target, dataset).workload
+    workload = make_run_spec(config, target, dataset).workload
     return memory.estimate_memory(workload).total_bytes <= target.comfortable_bytes
 
 
@@ -284,7 +284,7 @@ class _SpeedForecast:
 def _forecast_if_known(
     config: TrainConfig, target: PlanTarget, dataset: DatasetInfo
 ) -> _SpeedForecast | None:
-    forecast = forecast_spec(decide(config, target, dataset), target, dataset)
+    forecast = forecast_spec(make_run_spec(config, target, dataset), target, dataset)
     if forecast.throughput is None or forecast.total_s is None or forecast.evaluation_s is None:
         return None
     each_s = forecast.evaluation_s / forecast.evaluations
@@ -345,14 +345,6 @@ def _rank_lengths(
 
 # --- recommended settings per card ---
 
-COMMON_CARDS = (
-    "RTX 2060 6GB", "RTX 2070", "RTX 2080 Ti", "RTX 3050 8GB", "RTX 3060", "RTX 3060 Laptop GPU", "RTX 3070",
-    "RTX 3080 10GB", "RTX 3090", "RTX 4050 Laptop GPU", "RTX 4060", "RTX 4060 Laptop GPU", "RTX 4060 Ti 16GB",
-    "RTX 4070", "RTX 4070 Laptop GPU", "RTX 4070 Ti", "RTX 4080", "RTX 4090", "RTX 5060 Ti 16GB", "RTX 5070",
-    "RTX 5080", "RTX 5090", "T4", "V100 SXM2 16GB", "A10", "A40", "L4", "L40S", "A100 SXM4 40GB",
-    "A100 SXM4 80GB", "H100 SXM5", "H200", "B200", "Instinct MI300X", "Apple M1 8-core GPU",
-    "Apple M2 Pro 19-core GPU", "Apple M3 Max 40-core GPU", "Apple M4 10-core GPU",
-)  # fmt: skip
 MEASURED_CARDS = ("H200",)  # these runs were measured there; the others are predicted
 GPT2_TOKENS = 2_500_000_000  # 20 per parameter
 DAY_HOURS = 24.0
@@ -386,7 +378,7 @@ def recommend_for(target: PlanTarget) -> Recommendation:
         settings = {"dataset": "fineweb_edu", "batch_tokens": 491_520}
         gpt2 = make_plan(build_config(find_recipe("gpt2_124m"), settings, device_type), target, fineweb)
         batch_size = gpt2.spec.batch.batch_size
-        tokens_per_s = None if gpt2.times is None else gpt2.times.pace.mid
+        tokens_per_s = None if gpt2.times is None else gpt2.times.throughput.mid
     except UserError:  # not even one sequence fits
         pass
     try:

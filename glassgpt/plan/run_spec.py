@@ -1,9 +1,9 @@
-"""RunSpec: the settings with everything decided as training would decide it on the target machine.
+"""RunSpec: a config, and all that training would choose for it on the target machine.
 
-    spec = decide(config, target, dataset)
+    spec = make_run_spec(config, target, dataset)
     spec.workload.dtype, spec.batch.batch_size    # by the rules of estimate/decide.py
 
-And changes of settings that make a run fit into memory, each checked before it is named.
+Also changes of settings that make a run fit in memory, each verified before it is proposed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Any
 
 from glassgpt.config import TrainConfig, first_checkpoint_iter, padded_vocab_size
 from glassgpt.errors import UserError
-from glassgpt.estimate import decide as rules
-from glassgpt.estimate import flops, memory, overheads
+from glassgpt.estimate import decide, flops, memory, overheads
 from glassgpt.estimate.batching import BatchPlan, eval_batch_rows, plan_batch
 from glassgpt.estimate.decide import GraphCandidate
 from glassgpt.estimate.memory import TrainingWorkload
@@ -53,23 +52,23 @@ class RunSpec:
         return self.config.max_iters * self.batch.tokens
 
 
-def decide(config: TrainConfig, target: PlanTarget, dataset: DatasetInfo) -> RunSpec:
+def make_run_spec(config: TrainConfig, target: PlanTarget, dataset: DatasetInfo) -> RunSpec:
     config, vocab_size = _with_pretrained_shape(config, dataset)
     traits, device_type = target.traits, target.device_type
-    # Settings that training refuses on this machine are a problem of the plan. The rest is planned without.
-    refused = rules.refused_settings(config, traits)
+    # Settings that training refuses on this machine are reported as problems, and planned as auto.
+    refused = decide.refused_settings(config, traits)
     accepted = replace(config, **dict.fromkeys(refused, "auto"))  # type: ignore[arg-type]
-    dtype = rules.choose_dtype(config.dtype, traits, config.n_embd)
-    attention = rules.choose_attention(config, traits, str(dtype.value), run_s=0.0)
+    dtype = decide.choose_dtype(config.dtype, traits, config.n_embd)
+    attention = decide.choose_attention(config, traits, str(dtype.value), run_s=0.0)
     data_bytes = dataset.train_bytes
-    data_place = rules.choose_data_place(accepted.data_place, data_bytes, traits, target.memory_bytes)
+    data_place = decide.choose_data_place(accepted.data_place, data_bytes, traits, target.memory_bytes)
     workload = TrainingWorkload(
         config=config,
         vocab_size=vocab_size,
         batch_size=1,
         device_type=device_type,
         dtype=str(dtype.value),
-        kernels=rules.choose_kernels(accepted, traits, vocab_size, target.cluster.ranks).value == "triton",
+        kernels=decide.choose_kernels(accepted, traits, vocab_size, target.cluster.ranks).value == "triton",
         compiled=config.compile == "on",
         attention="sdpa" if attention is None else str(attention.value),
         data_bytes=data_bytes if data_place.value == "on the card" else 0,
@@ -127,7 +126,7 @@ def _choose_compile_and_graph(
         step_s = overheads.eager_step_s(
             device_type, rank_tokens, batch.micro_steps, flops_per_token, n_layer, peak
         )
-    compile_choice = rules.choose_compile(
+    compile_choice = decide.choose_compile(
         config, target.traits, step_s, workload.kernels, workload.is_sharded
     )
     compiled = compile_choice.value == "on"
@@ -145,19 +144,12 @@ def _choose_compile_and_graph(
         workload.is_sharded,
         memory.estimate_memory(captured).total_bytes <= target.comfortable_bytes,
     )
-    return compiled, rules.choose_graph(config, target.traits, candidate).value == "on"
+    return compiled, decide.choose_graph(config, target.traits, candidate).value == "on"
 
 
 def can_shard(workload: TrainingWorkload) -> bool:
     """Training refuses FSDP with a loss scaler or FP8."""
     return workload.dtype != "float16" and not workload.config.fp8
-
-
-def without_optional_memory(workload: TrainingWorkload) -> TrainingWorkload:
-    """Without the CUDA graph, unless --graph=on, and without a card's checkpoint copy: both are only made
-    where they fit."""
-    workload = replace(workload, has_checkpoint_copy=workload.device_type == "cpu")
-    return workload if workload.config.graph == "on" else replace(workload, graph=False)
 
 
 # --- changes that make a run fit ---
@@ -170,7 +162,7 @@ def changes_as_flags(changes: SettingChanges) -> str:
 def split_into_micro_batches(spec: RunSpec, target: PlanTarget) -> SettingChanges | None:
     """The same updates in the largest micro-batches that fit and are useful; None: not one sequence fits."""
     config, ranks = spec.config, spec.workload.ranks
-    accumulating = replace(without_optional_memory(spec.workload), micro_steps=2)
+    accumulating = replace(memory.without_optional_memory(spec.workload), micro_steps=2)
     largest = memory.largest_fitting_batch(
         accumulating, target.comfortable_bytes
     ) or memory.largest_fitting_batch(accumulating, target.max_bytes)
@@ -185,9 +177,9 @@ def split_into_micro_batches(spec: RunSpec, target: PlanTarget) -> SettingChange
 
 
 def memory_fixes(spec: RunSpec, target: PlanTarget, dataset: DatasetInfo, max_bytes: int) -> list[str]:
-    """Lines of flags, each of which alone makes the run need at most `max_bytes`."""
+    """Lines of flags. Each alone makes the run fit in `max_bytes`."""
     config, workload = spec.config, spec.workload
-    alternatives: list[list[SettingChanges]] = []  # of each, the first that fits is named
+    alternatives: list[list[SettingChanges]] = []  # of each list, the first that fits is proposed
     if not workload.config.activation_checkpointing:
         alternatives.append([{"activation_checkpointing": True}])
     if not workload.compiled and workload.device_type != "mps" and not workload.config.fp8:
@@ -212,33 +204,33 @@ def memory_fixes(spec: RunSpec, target: PlanTarget, dataset: DatasetInfo, max_by
     lines = []
     for candidates in (*alternatives, contexts, models):
         fitting = (fitting_flags(spec, changes, target, dataset, max_bytes) for changes in candidates)
-        lines.append(next((flags for flags in fitting if flags), ""))
-    return [line for line in lines if line]
+        lines.append(next((flags for flags in fitting if flags is not None), None))
+    return [line for line in lines if line is not None]
 
 
 def fitting_flags(
     spec: RunSpec, changes: SettingChanges, target: PlanTarget, dataset: DatasetInfo, max_bytes: int
-) -> str:
-    """The changes as flags, with smaller micro-batches if needed; empty: they do not fit."""
+) -> str | None:
+    """The changes as flags, with smaller micro-batches if needed; None: the run does not fit with them."""
     try:
-        changed = _decide_with_changes(spec.config, changes, target, dataset)
+        changed = _spec_with_changes(spec.config, changes, target, dataset)
         if memory.estimate_memory(changed.workload).total_bytes <= max_bytes:
             return changes_as_flags(changes)
         micro_batches = split_into_micro_batches(changed, target)
         if micro_batches is None:
-            return ""
+            return None
         changes = {**changes, **micro_batches}
-        changed = _decide_with_changes(spec.config, changes, target, dataset)
+        changed = _spec_with_changes(spec.config, changes, target, dataset)
     except UserError:  # training would refuse them
-        return ""
+        return None
     fits = memory.estimate_memory(changed.workload).total_bytes <= max_bytes
-    return changes_as_flags(changes) if fits else ""
+    return changes_as_flags(changes) if fits else None
 
 
-def _decide_with_changes(
+def _spec_with_changes(
     config: TrainConfig, changes: SettingChanges, target: PlanTarget, dataset: DatasetInfo
 ) -> RunSpec:
     config = replace(config, **changes)
     if problems := find_config_problems(config):
         raise UserError(problems)
-    return decide(config, target, dataset)
+    return make_run_spec(config, target, dataset)

@@ -34,18 +34,18 @@ from glassgpt.record.machine import (
     usable_memory,
 )
 
-# Shares of the memory. A run that may choose leaves some for a desktop; more fits on a card that nothing else
+# Shares of the memory. Automatic choices leave some for a desktop. More fits on a card that nothing else
 # uses, because expandable segments fragment little.
 _COMFORTABLE_MEMORY_SHARE = 0.94
 _MAX_MEMORY_SHARE = 0.98
 _BUSY_CORE_SHARE = 0.5  # of the cores: with fewer in use, the measured speed counts as undisturbed
 
-FOUND_BY_NAME = "asked for"  # `found_how` of a card that the user named
+FOUND_BY_NAME = "asked for"  # the `found_how` of a card that the user named
 
 
 @dataclass(frozen=True)
 class PlanTarget:
-    """Where the run will be."""
+    """The device, or the cluster of them, that a run is planned for."""
 
     name: str
     device_type: str  # "cuda", "mps" or "cpu"
@@ -57,8 +57,8 @@ class PlanTarget:
     alternatives: tuple[str, ...] = ()  # other cards that the name could mean
     memory_note: str = ""  # about `memory_bytes`
     cluster: Cluster = ONE_CARD  # how many of them train together
-    busy_cores: float = 0.0  # that other programs used while the speed was measured; 0: too few to matter
-    missing_toolchain: str | None = None  # what building kernels needs and lacks; unknown of another machine
+    busy_cores: float = 0.0  # used by other programs while the peak was measured; 0: too few to matter
+    missing_toolchain: str | None = None  # what building kernels lacks; None too for another machine
 
     @property
     def title(self) -> str:
@@ -68,7 +68,7 @@ class PlanTarget:
 
     @property
     def comfortable_bytes(self) -> int:
-        """The most that a run takes where it may choose."""
+        """The most that automatic choices use."""
         return int(self.memory_bytes * _COMFORTABLE_MEMORY_SHARE)
 
     @property
@@ -80,7 +80,7 @@ class PlanTarget:
 
     @property
     def is_local(self) -> bool:
-        """Certainly this machine. A card that was named may be elsewhere."""
+        """Whether it is certainly this machine. A card that the user named may be elsewhere."""
         return self.device_type == "cpu" or self.found_how != FOUND_BY_NAME
 
     @property
@@ -147,7 +147,9 @@ def with_cluster(target: PlanTarget, cards: int, machines: int, network_gb_s: fl
         return target
     problems = []
     if target.device_type == "mps":
-        problems.append(f"{target.name} trains by itself: --gpus and --nodes are for CUDA cards and CPUs")
+        problems.append(
+            f"{target.name} cannot train in a cluster: --gpus and --nodes are for CUDA cards and CPUs"
+        )
     if target.device_type == "cpu" and cards > 1:
         problems.append(f"--gpus={cards} counts cards, and a machine has one CPU: --nodes counts machines")
     if problems:
@@ -179,7 +181,7 @@ def local_target(device: str = "auto") -> PlanTarget:
             target = target_of_card(card, "found here", memory_bytes=unified_memory_bytes())
             return replace(target, missing_toolchain=find_missing_toolchain("mps"))
     if device != "auto":
-        why = "it has none of that number" if visible and kind == "cuda" else why_none
+        why = "it has no card with that number" if visible and kind == "cuda" else why_none
         raise UserError(f"--device={device} is not in this machine: {why}; --gpu=NAME plans for another")
     return local_cpu_target(why_none)
 

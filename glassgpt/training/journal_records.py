@@ -22,7 +22,7 @@ from glassgpt.training.job import Job
 def run_record(job: Job) -> Record:
     """What this process is about to do, on what machine, and why so."""
     shape, manifest, peak = job.model.config, job.dataset.manifest, job.compute_plan.peak
-    multiplied = flops.model_parameters(shape, shape.vocab_size, lookups=False)
+    multiplied = flops.model_parameters(shape, shape.vocab_size, matmul_only=True)
     model = {
         "parameters": flops.model_parameters(shape, shape.vocab_size),
         "parameters_without_positions": flops.model_parameters(shape, shape.vocab_size, positions=False),

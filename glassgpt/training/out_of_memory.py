@@ -10,7 +10,13 @@ from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError, first_message_line
 from glassgpt.estimate.batching import BatchPlan, largest_micro_batch
 from glassgpt.estimate.flops import model_parameters
-from glassgpt.estimate.memory import CONTEXT_BYTES, MemoryEstimate, TrainingWorkload, largest_fitting_batch
+from glassgpt.estimate.memory import (
+    CONTEXT_BYTES,
+    MemoryEstimate,
+    TrainingWorkload,
+    largest_fitting_batch,
+    without_optional_memory,
+)
 from glassgpt.format import format_bytes, format_count
 from glassgpt.record.finding import finding_record
 from glassgpt.record.journal import Record
@@ -70,14 +76,8 @@ def check_memory(
 
 
 def max_batch_size_in_memory(workload: TrainingWorkload, usable_bytes: int) -> int | None:
-    """The largest micro-batch, with some memory to spare; None: not even 1 fits. With gradient accumulation;
-    without a checkpoint's copy or a CUDA graph where those are optional."""
-    smallest = replace(
-        workload,
-        micro_steps=2,
-        graph=workload.graph and workload.config.graph == "on",
-        has_checkpoint_copy=workload.has_checkpoint_copy and workload.device_type == "cpu",
-    )
+    """The largest micro-batch, with some memory to spare, if gradients accumulate; None: not even 1 fits."""
+    smallest = replace(without_optional_memory(workload), micro_steps=2)
     return largest_fitting_batch(smallest, int(_USABLE_MEMORY_SHARE * usable_bytes))
 
 

@@ -42,10 +42,10 @@ class TuneResult:
 
 
 def summarize_trials(results: TrialResults) -> TuneResult:
-    judge = _ResultBuilder(results, choose_setting(results))
-    rows = [judge.result_for(setting) for setting in (*results.trials, *results.skipped)]
+    builder = _ResultBuilder(results, choose_setting(results))
+    rows = [builder.result_for(setting) for setting in (*results.trials, *results.skipped)]
     best = next(row for row in rows if row.is_chosen)
-    return TuneResult(best, tuple(rows), _SummarySentence(judge, rows, best).sentence())
+    return TuneResult(best, tuple(rows), _SummarySentence(builder, rows, best).sentence())
 
 
 def choose_setting(results: TrialResults) -> SpeedSettings:
@@ -70,7 +70,7 @@ class _ResultBuilder:
     def __init__(self, results: TrialResults, chosen: SpeedSettings) -> None:
         self.results, self.context, self.chosen = results, results.context, chosen
         best = results.stats(chosen)
-        assert best is not None, "what is chosen has run"
+        assert best is not None, "the chosen setting has run"
         self.best_stats = best
 
     def result_for(self, setting: SpeedSettings) -> SettingResult:
@@ -141,9 +141,9 @@ def _describe_extra_memory(figures: UpdateStats, than: UpdateStats) -> str:
 class _SummarySentence:
     """One sentence: the micro-batch against its neighbours, and what else made a difference."""
 
-    def __init__(self, judge: _ResultBuilder, rows: list[SettingResult], best: SettingResult) -> None:
-        self._builder, self._rows, self._best = judge, rows, best
-        self._results, self._context = judge.results, judge.context
+    def __init__(self, builder: _ResultBuilder, rows: list[SettingResult], best: SettingResult) -> None:
+        self._builder, self._rows, self._best = builder, rows, best
+        self._results, self._context = builder.results, builder.context
         self._micro_batch = best.setting.micro_batch
 
     def sentence(self) -> str:

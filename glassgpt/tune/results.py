@@ -1,4 +1,4 @@
-"""What the trials have shown so far, how certain that is, and what the next trial will cost."""
+"""The trials so far: speeds, their errors, and from these the time and memory of the next trial."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def run_tokens_per_s(context: TuneContext, setting: SpeedSettings, figures: Upda
     return context.updates * context.tokens_per_update / seconds
 
 
-_DURATION_MARGIN = 1.25  # a trial may take so much longer than those before
-_HANG_FACTOR = 6  # times the expected time; then it hangs
+_DURATION_MARGIN = 1.25  # times the expected time, that a trial may take
+_HANG_FACTOR = 6  # times the expected time, after which a trial counts as hung
 _MIN_HANG_LIMIT_S = 20.0
 
 _MIN_TRIAL_UPDATES = 4  # of a trial, warming up included
@@ -113,21 +113,18 @@ _MAX_COMPILE_SAVING = 0.5  # of a run's time, by compiling
 _COMPILE_CACHE_SAVING = 0.6  # of what compiling takes, that need not be done the second time
 
 NO_TIME = "no time left"
-RUN_TOO_SHORT = "the run is too short to save what it takes"
+RUN_TOO_SHORT = "the run is too short for compiling to pay off"
 
 
 class TrialEstimator:
-    """What a trial will take, in seconds and in memory, by those before it."""
+    """Expected seconds and memory of a trial, from those before it."""
 
     def __init__(self, config: TrainConfig, results: TrialResults) -> None:
         self._config, self._results, self._context = config, results, results.context
-        self._threads: int | None = None  # of the previous trial; another count needs a new process
-
-    def note_trial(self, setting: SpeedSettings) -> None:
-        self._threads = setting.threads
+        self.worker_threads: int | None = None  # of the previous trial; another count needs a new process
 
     def reason_to_skip(self, setting: SpeedSettings, left_s: float) -> str:
-        """Why not to try it now; empty if nothing speaks against it."""
+        """Why not to try it now; empty: try it."""
         if self.trial_s(setting) > left_s:
             return NO_TIME
         # On a GPU an out-of-memory error ends the trial only. A machine that swaps slows everything.
@@ -154,7 +151,7 @@ class TrialEstimator:
         expected += self._min_updates_s(setting)
         if setting.kernels and not any(one.kernels for one in trials):
             expected += overheads.KERNEL_BUILD_S
-        if setting.threads != self._threads:
+        if setting.threads != self.worker_threads:
             expected += overheads.STARTUP_S[kind]
         return _DURATION_MARGIN * expected
 

@@ -62,7 +62,7 @@ class Search:
         fixed: Collection[str] = (),
         on_event: Callable[[TrialEvent], None] = lambda event: None,
     ) -> None:
-        """`fixed`: names of the settings that the user gave; they stay as they are."""
+        """`fixed`: names of the settings that the user gave; they are not changed."""
         self._config, self._context, self._measure = config, context, measure
         self._budget, self._fixed, self._on_event = budget, fixed, on_event
         self.results = TrialResults(context)
@@ -82,8 +82,8 @@ class Search:
             step()
         # A single setting that ran is no choice, unless it is what the run would do anyway.
         (first, *others) = [one for one in self.results.trials if self.results.tokens_per_s(one)]
-        usual = first == self._uncompiled(self._context.automatic_setting)
-        if not others and not usual and NO_TIME in self.results.skipped.values():
+        is_automatic = first == self._uncompiled(self._context.automatic_setting)
+        if not others and not is_automatic and NO_TIME in self.results.skipped.values():
             raise UserError(budget_too_short_message(self._budget.seconds))
         return self.results
 
@@ -104,7 +104,7 @@ class Search:
         self._on_event(TrialEvent(setting, None, best, self._budget.left_s))
         trial = self._measure(setting, self._estimator.hang_limit_s(setting, self._budget.left_s))
         self.results.add(setting, trial)
-        self._estimator.note_trial(setting)
+        self._estimator.worker_threads = setting.threads
         self._on_event(TrialEvent(setting, trial, best, self._budget.left_s))
 
     def _is_tunable(self, name: str) -> bool:
@@ -121,7 +121,7 @@ class Search:
 
     def _try_automatic_first(self) -> None:
         """The automatic choice, compiled only on request; if it fails, smaller ones until one runs."""
-        at: SpeedSettings | None = self._quick_enough(self._uncompiled(self._context.automatic_setting))
+        at: SpeedSettings | None = self._affordable_start(self._uncompiled(self._context.automatic_setting))
         assert at is not None
         self._try_setting(at)
         if self.results.outcome(at) == "crashed":
@@ -134,15 +134,15 @@ class Search:
         if not any(map(self.results.tokens_per_s, self.results.trials)):
             raise UserError(self._failure_message())
 
-    def _quick_enough(self, start: SpeedSettings) -> SpeedSettings:
+    def _affordable_start(self, start: SpeedSettings) -> SpeedSettings:
         """The setting, or on a slow machine the largest micro-batch that leaves time for other trials."""
         sizes = [size for size in self._micro_batch_sizes() if size < start.micro_batch]
         if self._estimator.fits_as_first_trial(start, self._budget.left_s) or not sizes:
             return start
         self.results.skipped[start] = NO_TIME
         smaller = [self._carry_to_size(start, size) for size in sizes]
-        quick = [one for one in smaller if self._estimator.fits_as_first_trial(one, self._budget.left_s)]
-        return quick[-1] if quick else smaller[0]
+        affordable = [one for one in smaller if self._estimator.fits_as_first_trial(one, self._budget.left_s)]
+        return affordable[-1] if affordable else smaller[0]
 
     def _uncompiled(self, setting: SpeedSettings) -> SpeedSettings:
         return setting if "compile" in self._fixed else replace(setting, compile=False)
@@ -156,8 +156,8 @@ class Search:
         """The next to try when memory is short: what fits by estimate, half, activation checkpointing."""
         sizes = [size for size in self._micro_batch_sizes() if size < setting.micro_batch]
         at = {size: self._carry_to_size(setting, size) for size in sizes}
-        room, count = self._context.usable_bytes, self._context.estimated_bytes
-        fitting = [size for size in sizes if count(self._config, at[size]) <= room]
+        max_bytes, estimate = self._context.usable_bytes, self._context.estimated_bytes
+        fitting = [size for size in sizes if estimate(self._config, at[size]) <= max_bytes]
         if setting.micro_batch == self._context.automatic_batch and fitting:
             return at[fitting[-1]]
         half = candidates.next_smaller_size(sizes, setting.micro_batch)

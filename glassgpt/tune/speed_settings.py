@@ -64,14 +64,14 @@ def describe_dimension(setting: SpeedSettings, name: str) -> str:
     value = getattr(setting, name)
     if name == "threads":
         return (
-            "the usual number of threads" if value is None else f"{value} thread{'' if value == 1 else 's'}"
+            "PyTorch's number of threads" if value is None else f"{value} thread{'' if value == 1 else 's'}"
         )
     if name == "attention":
         return f"attention {value}"
     if name == "kernels":
-        return "our kernels" if value else "plain kernels"
+        return "Triton kernels" if value else "PyTorch's kernels"
     if name == "data_on_card":
-        return "data on the card" if value else "data in memory"
+        return "data on the card" if value else "data in main memory"
     if name == "compile":
         return "compiled" if value else "not compiled"
     noun = {"graph": "graph", "checkpointing": "activation checkpointing"}[name]
@@ -138,7 +138,7 @@ class TuneContext:
     threads: int  # PyTorch's default
     busy_cores: float  # load average of the last minute
     automatic_batch: int
-    automatics: tuple[SpeedSettings, ...]  # a run's own choice for each possible micro-batch
+    automatic_settings: tuple[SpeedSettings, ...]  # a run's own choice for each possible micro-batch
     dropout: bool
     float8: bool
 
@@ -156,10 +156,10 @@ class TuneContext:
 
     @property
     def micro_batches(self) -> tuple[int, ...]:
-        return tuple(setting.micro_batch for setting in self.automatics)
+        return tuple(setting.micro_batch for setting in self.automatic_settings)
 
     def automatic_setting_at(self, micro_batch: int) -> SpeedSettings:
-        return next(setting for setting in self.automatics if setting.micro_batch == micro_batch)
+        return next(setting for setting in self.automatic_settings if setting.micro_batch == micro_batch)
 
     def micro_steps(self, setting: SpeedSettings) -> int:
         return self.sequences // setting.micro_batch
@@ -198,13 +198,10 @@ class TuneContext:
         return need.total_bytes if self.device_type == "cpu" else need.allocated_bytes
 
 
-def to_document(context: TuneContext) -> dict[str, Any]:
-    return dataclasses.asdict(context)
-
-
-def from_document(document: dict[str, Any]) -> TuneContext:
-    settings = tuple(SpeedSettings(**one) for one in document["automatics"])
-    return TuneContext(**document | {"automatics": settings})
+def context_from_document(document: dict[str, Any]) -> TuneContext:
+    """The inverse of dataclasses.asdict."""
+    settings = tuple(SpeedSettings(**one) for one in document["automatic_settings"])
+    return TuneContext(**document | {"automatic_settings": settings})
 
 
 # --- which settings are worth a trial: the largest expected gain for its time comes first ---

@@ -18,11 +18,11 @@ class Trial:
 
     outcome: TrialOutcome
     update_s: tuple[float, ...] = ()
-    micro_steps: int = 0  # that each of them really did; the rest of a long update is computed
-    first_s: float = 0.0  # the first update, which builds; compiled, the first batch of an evaluation too
+    micro_steps: int = 0  # that each of them ran; the rest of a long update is extrapolated
+    first_s: float = 0.0  # the first update, with building; if compiled, plus the first evaluation batch
     peak_bytes: int | None = None
     wall_s: float = 0.0  # of the whole trial
-    why: str = ""  # it did not run
+    why: str = ""  # why it did not run
 
 
 # --- from marks to updates ---
@@ -33,9 +33,9 @@ UpdateMarks = Sequence[float]  # of one update: its start, the start of each mic
 def update_seconds(updates: Sequence[UpdateMarks], micro_steps: int) -> list[float]:
     """How long each update takes with `micro_steps` micro-batches, of which it may have done fewer.
 
-    A micro-batch in the middle is the usual one: the first also finds no gradients to add to, the last is
-    followed by the optimizer. As many of those as are missing are added. One that was held up counts in its
-    update's mean, as it would in a whole update's time.
+    The missing ones are extrapolated from those in the middle: the first micro-batch has no gradients to
+    accumulate to, and the last includes the optimizer step. The mean per update keeps delays, as a whole
+    update would.
     """
     done = len(updates[0]) - 2
     missing = micro_steps - done
@@ -50,15 +50,16 @@ def update_seconds(updates: Sequence[UpdateMarks], micro_steps: int) -> list[flo
 
 
 REDUCED_MICRO_STEPS = 4
-_MAX_WHOLE_MICRO_STEPS = 8  # micro-batches that are done all, if that takes no longer than
+# An update is run whole if it has at most so many micro-batches and takes at most so long.
+_MAX_WHOLE_MICRO_STEPS = 8
 _MAX_WHOLE_UPDATE_S = 0.5
-_LONG_MICRO_BATCH_S = 1.0  # a micro-batch that takes longer is done as few times as possible
+_LONG_MICRO_BATCH_S = 1.0  # a micro-batch that takes longer is run as few times as possible
 
 
 def trial_micro_steps(micro_steps: int, micro_s: float | None) -> int:
-    """Of an update's micro-batches. `micro_s`: expected seconds of one, if known.
+    """How many of an update's micro-batches a trial runs. `micro_s`: expected seconds of one, if known.
 
-    At least two where there are two: only then do gradients add up, and take their memory.
+    At least two if there are two: only then do gradients accumulate, and take their memory.
     """
     if micro_steps <= 2:
         return micro_steps
@@ -89,9 +90,9 @@ class UpdateStats:
 
 
 def summarize_updates(trials: Sequence[Trial]) -> UpdateStats | None:
-    """None if none of them ran, or one failed: a setting that fails now and then is none to choose.
+    """None if none ran, or if one failed: a setting that sometimes fails must not be chosen.
 
-    One that was only cut off, because time was up, says nothing against those before it.
+    A trial that was cut off by the budget does not count as failed.
     """
     trials = [trial for trial in trials if trial.outcome != "hung"]
     if not trials or any(trial.outcome != "ran" for trial in trials):

@@ -75,7 +75,7 @@ def run_trial(
 ) -> Trial:
     """About `seconds` of updates after half as many to warm up. `micro_steps`: to do of each update."""
     try:
-        execution = _placement(setup, setting, sequences)
+        execution = _execution_config(setup, setting, sequences)
     except UserError as error:
         return Trial(outcome="impossible", why=error.problems[0])
     peak = PeakMemory(setup.device)
@@ -101,13 +101,13 @@ def run_trial(
     )
 
 
-def _placement(setup: TrialSetup, setting: SpeedSettings, sequences: int) -> ExecutionConfig:
-    """What a run would choose with this setting; raises if it would choose something else."""
+def _execution_config(setup: TrialSetup, setting: SpeedSettings, sequences: int) -> ExecutionConfig:
+    """Of a run with this setting; raises if a run would not use it."""
     size, kind = setting.micro_batch, setup.device.type
     config = apply_setting(setup.config, setting, sequences, size, kind)
     plan = BatchPlan(size, sequences // size, sequences, sequences * config.block_size)
-    load = SpeedupInputs(plan, setup.shape.vocab_size, setup.flops_per_token, int(setup.tokens.nbytes))
-    execution, choices = choose_speedups(config, setup.device, setup.dtype, load)
+    inputs = SpeedupInputs(plan, setup.shape.vocab_size, setup.flops_per_token, int(setup.tokens.nbytes))
+    execution, choices = choose_speedups(config, setup.device, setup.dtype, inputs)
     decided = dataclasses.replace(setting_from_execution(config, execution, size), threads=setting.threads)
     different = next(decided.differences(setting), None)
     if different is not None:
@@ -117,7 +117,7 @@ def _placement(setup: TrialSetup, setting: SpeedSettings, sequences: int) -> Exe
 
 
 def release_device_memory() -> None:
-    """Frees what a trial leaves behind, so that the next finds the device as this one did."""
+    """Frees what a trial leaves behind, so that the next starts with the same free memory."""
     if "torch._dynamo" in sys.modules:  # torch.compile was used
         torch.compiler.reset()
     gc.collect()
@@ -140,7 +140,7 @@ class TrialUpdates:
         config = apply_setting(config, setting, size * micro_steps, size, setup.device.type)
         self._plan = BatchPlan(size, micro_steps, size * micro_steps, size * micro_steps * config.block_size)
         self._timer: MarkTimer = CudaEventTimer() if setup.device.type == "cuda" else HostTimer(execution)
-        self._stream = MarkedLoader(
+        self._loader = MarkedLoader(
             self._timer.mark,
             setup.tokens,
             config.block_size,
@@ -150,7 +150,7 @@ class TrialUpdates:
             execution.data_on_card,
         )
         model = build_model(setup, execution, setting)
-        self.learner = Learner(model, config, execution, self._plan, self._stream, Ledger())
+        self.learner = Learner(model, config, execution, self._plan, self._loader, Ledger())
         self._done = 0
 
     def run(self, count: int) -> list[UpdateMarks]:
@@ -161,7 +161,7 @@ class TrialUpdates:
             self._done += 1
         self._timer.mark()
         self.learner.take_results()
-        self._stream.take_data_wait_s()  # else its events would pile up
+        self._loader.take_data_wait_s()  # else its events would pile up
         stamps, each = self._timer.take_marks_s(), self._plan.micro_steps + 1
         return [stamps[at : at + each + 1] for at in range(0, count * each, each)]
 
@@ -177,7 +177,7 @@ class TrialUpdates:
 
 
 class MarkedLoader(BatchLoader):
-    """Marks the begin of each micro-batch, which is when its data is fetched."""
+    """Marks the start of each micro-batch, which is when its data is fetched."""
 
     def __init__(self, mark: Callable[[], None], *rest: Any) -> None:
         super().__init__(*rest)
@@ -206,11 +206,11 @@ class MarkTimer(Protocol):
 
 class HostTimer:
     def __init__(self, execution: ExecutionConfig, clock: Clock = time.perf_counter) -> None:
-        self._placement, self._clock = execution, clock
+        self._execution, self._clock = execution, clock
         self._stamps: list[float] = []
 
     def mark(self) -> None:
-        self._placement.synchronize()
+        self._execution.synchronize()
         self._stamps.append(self._clock())
 
     def take_marks_s(self) -> list[float]:
@@ -244,36 +244,36 @@ _SLOW_FIRST_UPDATE_FACTOR = 8
 
 
 def warm_up(
-    block: RunUpdates, seconds: float, fewest: int, clock: Clock = time.perf_counter
+    run_updates: RunUpdates, seconds: float, fewest: int, clock: Clock = time.perf_counter
 ) -> tuple[float, float]:
-    """The first update, which builds and compiles, and about how long the others take.
+    """Seconds of the first update, which builds and compiles, and about how long the others take.
 
-    At least `fewest` others, and about `seconds` of them. Where one takes many times as long, and none is
-    needed, the first has to do.
+    Runs at least `fewest` others, for about `seconds`. If the first takes many times as long, and no other is
+    required, it runs none.
     """
     begin = clock()
-    block(1)
+    run_updates(1)
     first_s = clock() - begin
     if not fewest and first_s > _SLOW_FIRST_UPDATE_FACTOR * seconds:
         return first_s, first_s
     begin, done, usual_s = clock(), 0, first_s
     while done < fewest or clock() - begin < seconds:
         count = 1 if not done else _updates_per_sync(usual_s)
-        block(count)
+        run_updates(count)
         done += count
         usual_s = (clock() - begin) / done
     return first_s, usual_s
 
 
 def time_updates(
-    block: RunUpdates, seconds: float, usual_s: float, clock: Clock = time.perf_counter
+    run_updates: RunUpdates, seconds: float, usual_s: float, clock: Clock = time.perf_counter
 ) -> list[UpdateMarks]:
     """At least three updates, two if each takes longer than `seconds`."""
     fewest = _MIN_TIMED_UPDATES if usual_s < seconds else 2
     begin = clock()
     marks: list[UpdateMarks] = []
     while len(marks) < fewest or clock() - begin < seconds:
-        marks += block(_updates_per_sync(usual_s))
+        marks += run_updates(_updates_per_sync(usual_s))
     return marks
 
 

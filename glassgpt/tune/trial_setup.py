@@ -30,14 +30,14 @@ from glassgpt.tune.speed_settings import SpeedSettings, TuneContext
 
 @dataclass(frozen=True)
 class TrialSetup:
-    """What every trial of a run has in common."""
+    """What all trials have in common."""
 
     config: TrainConfig
     device: torch.device
     dtype: str
     shape: GPTConfig
     tokens: np.ndarray
-    data_description: str  # in words
+    data_description: str
 
     @property
     def flops_per_token(self) -> int:
@@ -46,13 +46,12 @@ class TrialSetup:
 
 def prepare_trial_setup(config: TrainConfig, vocab_size: int | None) -> TrialSetup:
     """`vocab_size`: of the random tokens that replace a dataset that is not prepared."""
-    given = None
+    checkpoint_vocab_size = None
     if config.init_from != "scratch":
-        task = request_from_config(config)
-        config, given = (
-            task.config,
-            task.init_checkpoint.model_config.vocab_size if task.init_checkpoint else None,
-        )
+        request = request_from_config(config)
+        config = request.config
+        if request.init_checkpoint:
+            checkpoint_vocab_size = request.init_checkpoint.model_config.vocab_size
     tokens, size, data = _load_tokens(config, vocab_size)
     if problems := too_few_tokens(config, len(tokens)):
         raise UserError(problems)
@@ -61,7 +60,7 @@ def prepare_trial_setup(config: TrainConfig, vocab_size: int | None) -> TrialSet
     if device.index is not None:
         torch.cuda.set_device(device)
     dtype = str(devices.choose_dtype(config.dtype, device, config.n_embd).value)
-    shape = make_gpt_config(config, given or padded_vocab_size(size))
+    shape = make_gpt_config(config, checkpoint_vocab_size or padded_vocab_size(size))
     return TrialSetup(config, device, dtype, shape, tokens, data)
 
 
@@ -78,16 +77,18 @@ def _load_tokens(config: TrainConfig, vocab_size: int | None) -> tuple[np.ndarra
     count = max(_RANDOM_TOKENS, 4 * config.block_size)
     dtype = np.uint16 if size <= 2**16 else np.uint32
     tokens = np.random.default_rng(config.seed).integers(0, size, count, dtype=dtype)
-    return tokens, size, f"random tokens, of {size:,} kinds: {config.dataset} is not prepared"
+    return tokens, size, f"random tokens from a vocabulary of {size:,}: {config.dataset} is not prepared"
 
 
 # --- what a run would choose ---
 
 
 def inspect_machine(setup: TrialSetup) -> TuneContext:
-    """Measures what a run measures before it chooses: the matmul peak, attention. Takes seconds."""
+    """Measures the matmul peak and attention, as a run does before it chooses. Takes seconds."""
     config, device = setup.config, setup.device
-    free, total = _memory(device)
+    free, total = devices.free_and_total_bytes(device)
+    if free is None:  # on a CPU: available, or used by this process already
+        free, total = available_memory_bytes() + memory_now("cpu")["rss"], None
     name = devices.device_name(device)
     if device.type == "cpu":
         name = cpu_model(read_text_or_empty(Path("/proc/cpuinfo")))
@@ -119,49 +120,41 @@ def inspect_machine(setup: TrialSetup) -> TuneContext:
         threads=torch.get_num_threads(),
         busy_cores=load_average(),
         automatic_batch=plan.batch_size,
-        automatics=_automatic_settings(setup, plan, execution, rate, free),
+        automatic_settings=_find_automatic_settings(setup, plan, execution, rate, free),
         dropout=config.dropout > 0,
         float8=config.fp8,
     )
 
 
-def _memory(device: torch.device) -> tuple[int, int | None]:
-    """Free and total bytes; on a CPU those available plus those this process has."""
-    free, total = devices.free_and_total_bytes(device)
-    if free is not None:
-        return free, total
-    return available_memory_bytes() + memory_now("cpu")["rss"], None
-
-
 def _execution_for(
     setup: TrialSetup, config: TrainConfig, plan: BatchPlan, rate: float | None, free: int | None
 ) -> ExecutionConfig:
-    size = int(setup.tokens.nbytes)
-    room = setup.device.type != "cuda" or devices.cuda_graph_fits(config, setup.shape.vocab_size, plan, free)
-    load = SpeedupInputs(plan, setup.shape.vocab_size, setup.flops_per_token, size, rate, free, room)
-    return choose_speedups(config, setup.device, setup.dtype, load)[0]
+    data_bytes = int(setup.tokens.nbytes)
+    graph_fits = setup.device.type != "cuda" or devices.cuda_graph_fits(
+        config, setup.shape.vocab_size, plan, free
+    )
+    inputs = SpeedupInputs(
+        plan, setup.shape.vocab_size, setup.flops_per_token, data_bytes, rate, free, graph_fits
+    )
+    return choose_speedups(config, setup.device, setup.dtype, inputs)[0]
 
 
-def _automatic_settings(
+def _find_automatic_settings(
     setup: TrialSetup, plan: BatchPlan, execution: ExecutionConfig, rate: float | None, free: int
 ) -> tuple[SpeedSettings, ...]:
     """For every micro-batch that divides the update. Attention is measured once."""
-    automatics = [setting_from_execution(setup.config, execution, plan.batch_size)]
+    automatic_settings = [setting_from_execution(setup.config, execution, plan.batch_size)]
     config = dataclasses.replace(setup.config, attention=execution.attention)  # type: ignore[arg-type]
     for size in range(1, plan.sequences + 1):
         if plan.sequences % size or size == plan.batch_size:
             continue
+        same_update = BatchPlan(size, plan.sequences // size, plan.sequences, plan.tokens)
         try:
-            execution_there = _execution_for(setup, config, split_update(plan, size), rate, free)
-        except UserError:  # 8-bit floats want multiples of 16 tokens
+            execution_at_size = _execution_for(setup, config, same_update, rate, free)
+        except UserError:  # FP8 needs multiples of 16 tokens
             continue
-        automatics.append(setting_from_execution(config, execution_there, size))
-    return tuple(sorted(automatics, key=lambda setting: setting.micro_batch))
-
-
-def split_update(plan: BatchPlan, size: int) -> BatchPlan:
-    """The same update in micro-batches of another size."""
-    return BatchPlan(size, plan.sequences // size, plan.sequences, plan.tokens)
+        automatic_settings.append(setting_from_execution(config, execution_at_size, size))
+    return tuple(sorted(automatic_settings, key=lambda setting: setting.micro_batch))
 
 
 def setting_from_execution(

@@ -1,4 +1,4 @@
-"""`glass tune` from the settings of a run to those that are fastest here.
+"""`glass tune`: from the config of a run to the fastest one on this machine, and the file it is written to.
 
 with TrialRunner() as runner:
     tuning = tune(config, 90, runner)
@@ -33,19 +33,19 @@ from glassgpt.validate import find_config_problems
 class TuneOptions:
     """Measure on this machine which settings train fastest, and write them to a file.
 
-    Tokens per update, model and precision stay as they are, so the result of the run does too. What is given
-    as --key=value, any setting of `glass train`, stays as it is given.
+    Tokens per update, model and precision do not change, so the loss does not either. Settings given as
+    --key=value, any of `glass train`, are kept.
     """
 
     # How long it may take: 90s, 2m or 90.
     budget: str = "90s"
-    # The file to write. Empty: tuned.toml, or the first of tuned-2.toml, … that is free.
+    # The file to write. Empty: tuned.toml, or tuned-2.toml, … if that exists.
     out: str = ""
-    # Write over the file if it is there.
+    # Overwrite the file if it exists.
     force: bool = False
     # Print everything as one JSON document.
     json: bool = False
-    # Vocabulary size of random tokens, where the dataset is not prepared. none: the dataset's usual one.
+    # Vocabulary size of random tokens, if the dataset is not prepared. none: the dataset's usual one.
     vocab_size: int | None = None
 
 
@@ -55,7 +55,7 @@ _MAX_BUDGET_S = 24 * 3600
 
 
 def budget_seconds(text: str) -> float | None:
-    """90s, 2m, 1.5h, 90; None if it is no such thing."""
+    """Of 90s, 2m, 1.5h or 90; None for anything else."""
     match = _DURATION.fullmatch(text.strip().lower())
     seconds = float(match[1]) * _SECONDS[match[2]] if match else math.nan
     return seconds if 0 < seconds <= _MAX_BUDGET_S else None
@@ -64,13 +64,15 @@ def budget_seconds(text: str) -> float | None:
 def check_tune_options(options: TuneOptions) -> list[str]:
     problems = []
     if budget_seconds(options.budget) is None:
-        problems.append(f"--budget={options.budget} is no time up to a day: try --budget=90s or --budget=2m")
+        problems.append(
+            f"--budget={options.budget} is not a time of at most a day: try --budget=90s or --budget=2m"
+        )
     if options.vocab_size is not None and not 2 <= options.vocab_size <= 2**24:
         problems.append(f"--vocab_size={options.vocab_size} must be at least 2 and at most {2**24:,}")
     return problems
 
 
-# Of the budget, how long one trial's updates are timed: about twenty trials, each with its start, fit in.
+# The updates of one trial are timed for 1/60 of the budget: about twenty trials fit, start-up included.
 _BUDGET_TRIALS = 60
 _MIN_TRIAL_S, _MAX_TRIAL_S = 0.25, 1.5
 
@@ -91,7 +93,7 @@ class Tuning:
 
     def as_dict(self) -> dict[str, Any]:
         context = dataclasses.asdict(self.context)
-        context.pop("automatics")
+        context.pop("automatic_settings")
         return {
             "ground": context | {"tokens": self.context.tokens_per_update},
             "budget_s": self.budget_s,
@@ -182,7 +184,7 @@ def describe_setting(context: TuneContext, setting: SpeedSettings) -> str:
 def describe_trial(context: TuneContext, step: TrialEvent) -> str:
     trial = step.trial
     if trial is None or trial.outcome != "ran":
-        return "under way" if trial is None else trial.outcome
+        return "running" if trial is None else trial.outcome
     middle = sorted(trial.update_s)[len(trial.update_s) // 2]
     return f"{format_count(context.tokens_per_update / middle)} tokens/s"
 
@@ -200,7 +202,7 @@ def tuned_file_notes(tuning: Tuning) -> list[str]:
         f"{pluralize(tried, 'trial')} in {format_duration(tuning.took_s)}.",
         f"Measured on {context.data}.",
         f"{speed}. {tuning.result.summary}",
-        "Tokens per update, model and precision are as they were: so is what the run learns.",
+        "Tokens per update, model and precision are unchanged, so the loss is unaffected.",
     ]
 
 
@@ -237,9 +239,9 @@ def check_output_path(out: str, force: bool) -> list[str]:
     elif not os.access(path.parent, os.W_OK):
         problems.append(f"--out={out}: {path.parent} cannot be written to")
     elif os.path.lexists(path) and not force:
-        problems.append(f"--out={out} is there already: choose another name, or --force writes over it")
+        problems.append(f"--out={out} exists: choose another name, or --force overwrites it")
     if path.suffix != ".toml":
-        problems.append(f"--out={out}: `glass train` takes it only if its name ends with .toml")
+        problems.append(f"--out={out} must end in .toml, as `glass train` requires")
     return problems
 
 
@@ -266,9 +268,13 @@ def write_tuned_file(text: str, out: str, force: bool) -> Path:
 
 
 def tuned_file_text(
-    tuned: TrainConfig, requested: TrainConfig, name: str, settled: Collection[str], notes: Sequence[str]
+    tuned: TrainConfig,
+    requested: TrainConfig,
+    name: str,
+    measured_fields: Collection[str],
+    notes: Sequence[str],
 ) -> str:
-    """First the fields that were measured (`settled`), then the others. `notes`: comment lines."""
+    """First the measured fields, then the others. `notes`: comment lines."""
 
     def toml_lines(config: TrainConfig) -> dict[str, str]:
         return {line.partition(" = ")[0]: line for line in to_toml(config).splitlines()}
@@ -276,16 +282,14 @@ def tuned_file_text(
     measured, others = [], []
     for field, line in toml_lines(tuned).items():
         before, now = getattr(requested, field), getattr(tuned, field)
-        if field not in settled and now == before:
+        if field not in measured_fields and now == before:
             others.append(line)
         elif field == "eval_tokens" and requested.eval_iters is not None:
-            measured.append(
-                f"{line}  # as eval_iters = {requested.eval_iters} was, which counts micro-batches"
-            )
+            measured.append(f"{line}  # was eval_iters = {requested.eval_iters}, which counts micro-batches")
         elif now == before:
-            measured.append(f"{line}  # as it was")
+            measured.append(f"{line}  # unchanged")
         else:
-            measured.append(f"{line}  # was {'open' if before is None else before}")
+            measured.append(f"{line}  # was {'not set' if before is None else before}")
     quoted = toml_lines(TrainConfig(out_dir=f"{name}, tuned for this machine"))["out_dir"].partition(" = ")[2]
     parts = [f"# {note}" for note in notes] + [f"about = {quoted}", "", "# --- measured ---", *measured]
-    return "\n".join([*parts, "", f"# --- as {name} has it ---", *others]) + "\n"
+    return "\n".join([*parts, "", f"# --- unchanged, from {name} ---", *others]) + "\n"

@@ -1,8 +1,8 @@
 """The worker process that runs the trials: one line of JSON in, one line of JSON out.
 
-    {"do": "device", "asked": "auto"}
-    {"do": "look", "config": {…}, "vocab_size": null}
-    {"do": "try", "config": {…}, "vocab_size": null, "setting": {…}, "sequences": 480, "micro_steps": 4, …}
+    {"kind": "device", "requested": "auto"}
+    {"kind": "inspect", "config": {…}, "vocab_size": null}
+    {"kind": "trial", "config": {…}, "vocab_size": null, "setting": {…}, "sequences": 480, …}
 
 It ends, with all its children, when its standard input is closed.
 """
@@ -30,15 +30,15 @@ JsonObject = dict[str, Any]
 
 
 def main() -> None:
-    # Answers have stdout to themselves; other output goes to stderr.
+    # Only answers go to stdout. What libraries print goes to stderr.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     prefer_oom_kill()
     requests: queue.Queue[JsonObject] = queue.Queue()
     threading.Thread(target=_listen, args=(requests,), daemon=True).start()
-    work = TrialServer()
+    server = TrialServer()
     while True:
-        answers.write(json.dumps(work.answer(requests.get())) + "\n")
+        answers.write(json.dumps(server.answer(requests.get())) + "\n")
         answers.flush()
 
 
@@ -72,21 +72,20 @@ class TrialServer:
             return {"outcome": outcome, "why": error_type_and_message(error)}
 
     def _answer(self, request: JsonObject) -> JsonObject:
-        if request["do"] == "device":
+        if request["kind"] == "device":
             from glassgpt.training.device import choose_device
 
-            return {"type": choose_device(request["asked"])[0].type}
+            return {"type": choose_device(request["requested"])[0].type}
         setup = self._prepare({name: request[name] for name in ("config", "vocab_size")})
-        if request["do"] == "look":
-            from glassgpt.tune.speed_settings import to_document
+        if request["kind"] == "inspect":
             from glassgpt.tune.trial_setup import inspect_machine
 
-            return to_document(inspect_machine(setup))
+            return dataclasses.asdict(inspect_machine(setup))
         from glassgpt.tune.speed_settings import SpeedSettings
         from glassgpt.tune.trial_run import run_trial
 
-        wanted = {name: request[name] for name in ("sequences", "micro_steps", "seconds")}
-        return dataclasses.asdict(run_trial(setup, SpeedSettings(**request["setting"]), **wanted))
+        arguments = {name: request[name] for name in ("sequences", "micro_steps", "seconds")}
+        return dataclasses.asdict(run_trial(setup, SpeedSettings(**request["setting"]), **arguments))
 
     def _prepare(self, request: JsonObject) -> TrialSetup:
         from glassgpt.tune.trial_setup import prepare_trial_setup

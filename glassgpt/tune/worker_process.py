@@ -1,4 +1,4 @@
-"""Trials in a separate process: running out of memory, crashing or hanging ends the trial only."""
+"""Trials run in a separate process, so that one that runs out of memory, crashes or hangs ends alone."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.files import child_pythonpath
 from glassgpt.tune.search import budget_too_short_message
-from glassgpt.tune.speed_settings import SpeedSettings, TuneContext, from_document
+from glassgpt.tune.speed_settings import SpeedSettings, TuneContext, context_from_document
 from glassgpt.tune.trial import Trial
 
 JsonObject = dict[str, Any]
-_SIGKILL = 9  # which Windows has no name for
+_SIGKILL = 9  # the signal module of Windows does not define it
 _KILLED = "killed"
 
 
@@ -39,7 +39,7 @@ class WorkerHung(Exception):
 class TrialWorker:
     """A worker process, which answers one request at a time."""
 
-    # -P: a folder that happens to hold a torch.py is not where torch comes from.
+    # -P: do not import torch from a torch.py in the current folder.
     command: tuple[str, ...] = (sys.executable, "-P", "-m", "glassgpt.tune.worker")
 
     def __init__(self, threads: int | None = None) -> None:
@@ -131,16 +131,17 @@ class TrialRunner:
 
     def device_type(self, requested: str, limit_s: float) -> str:
         """The device type here, which selects the tables of a preset."""
-        return str(self._request_or_fail({"do": "device", "asked": requested}, limit_s, limit_s)["type"])
+        return str(
+            self._request_or_fail({"kind": "device", "requested": requested}, limit_s, limit_s)["type"]
+        )
 
     def inspect_machine(
         self, config: TrainConfig, vocab_size: int | None, limit_s: float, budget_s: float
     ) -> TuneContext:
         """`limit_s`: what is left of the budget."""
         self._base_request = {"config": dataclasses.asdict(config), "vocab_size": vocab_size}
-        self._context = from_document(
-            self._request_or_fail({"do": "look", **self._base_request}, limit_s, budget_s)
-        )
+        document = self._request_or_fail({"kind": "inspect", **self._base_request}, limit_s, budget_s)
+        self._context = context_from_document(document)
         return self._context
 
     def _request_or_fail(self, request: JsonObject, limit_s: float, budget_s: float) -> JsonObject:
@@ -150,36 +151,36 @@ class TrialRunner:
         except WorkerHung:
             raise UserError(budget_too_short_message(budget_s)) from None
         except WorkerDied as error:
-            raise UserError(f"the process that measures cannot be started: {error}") from None
+            raise UserError(f"the trial process cannot be started: {error}") from None
         if answer.get("outcome"):
-            raise UserError(f"nothing can be measured: {answer['why']}")
+            raise UserError(f"no trial can run: {answer['why']}")
         return answer
 
     def measure(self, setting: SpeedSettings, limit_s: float) -> Trial:
         """Runs one trial and returns its outcome, whatever that is."""
         begin = time.monotonic()
-        assert self._context is not None, "look first"
+        assert self._context is not None, "inspect_machine comes first"
         request = {
-            "do": "try",
+            "kind": "trial",
             **self._base_request,
             "setting": dataclasses.asdict(setting),
             "sequences": self._context.sequences,
             "micro_steps": self._context.trial_micro_steps(setting),
             "seconds": self.timed_s,
         }
-        trial = self._tried(request, setting.threads, limit_s)
+        trial = self._request_trial(request, setting.threads, limit_s)
         # The compiler stays in memory, and would count in the peak of later trials.
         if trial.outcome not in ("ran", "impossible") or setting.compile:
             self._discard_worker()
         return dataclasses.replace(trial, wall_s=time.monotonic() - begin)
 
-    def _tried(self, request: JsonObject, threads: int | None, limit_s: float) -> Trial:
+    def _request_trial(self, request: JsonObject, threads: int | None, limit_s: float) -> Trial:
         try:
             answer = self._worker_with_threads(threads).send_request(request, limit_s)
         except UserError as error:
             return Trial(outcome="impossible", why=error.problems[0])
         except WorkerHung:
-            return Trial(outcome="hung", why=f"no end after {limit_s:.0f} s")
+            return Trial(outcome="hung", why=f"no answer after {limit_s:.0f} s")
         except WorkerDied as error:
             killed = str(error) == _KILLED  # by the kernel, which does that when memory runs out
             return Trial(outcome="out of memory" if killed else "crashed", why=str(error))

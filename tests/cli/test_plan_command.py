@@ -101,7 +101,7 @@ def test_a_plan_for_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--hours=1e300"], "longer than ten years"),
         (["--hours=1", "--out=/nowhere/at/all/x.toml"], "cannot be written"),
-        (["--hours=1", "--out=foo.txt"], "files that end in .toml"),
+        (["--hours=1", "--out=foo.txt"], "must end in .toml"),
         (["--hours=1", "--init_from=gpt2"], "--hours proposes a model"),
         (["--hours=1", "--eval_only"], "--hours proposes a run that trains"),
         (["--gpu="], "--gpu is empty"),
@@ -127,7 +127,7 @@ def test_the_table_of_cards_does_not_probe_this_machine(
 
     for name in ("local_cpu_target", "local_target"):
         monkeypatch.setattr(f"glassgpt.plan.target.{name}", probe)
-    monkeypatch.setattr("glassgpt.plan.propose.COMMON_CARDS", ("RTX 4090",))
+    monkeypatch.setattr("glassgpt.estimate.cards.COMMON_CARDS", ("RTX 4090",))
     assert main(["plan", "--cards", "--json"]) == 0
     assert [row["card"] for row in json.loads(capsys.readouterr().out)] == ["RTX 4090"]
     assert main(["plan", "gpt2_124m", "--cards", "--n_layer=2", "--price=1"]) == 2
@@ -138,7 +138,7 @@ def test_the_table_of_cards_does_not_probe_this_machine(
 def test_the_table_of_cards_shows_progress_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("glassgpt.plan.propose.COMMON_CARDS", ("RTX 4090", "H200"))
+    monkeypatch.setattr("glassgpt.estimate.cards.COMMON_CARDS", ("RTX 4090", "H200"))
     shown = Console(file=StringIO(), force_terminal=True, width=80)
     usual = plan.__globals__["make_console"]
     monkeypatch.setitem(plan.__globals__, "make_console", lambda stderr=False: shown if stderr else usual())

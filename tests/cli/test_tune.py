@@ -55,7 +55,8 @@ def ground_of(config: TrainConfig) -> TuneContext:
         updates=config.max_iters, flops_per_token=5_168_640, peak=67e9, peak_source="measured",
         free_bytes=8 * GIB, data="random tokens", data_bytes=4096, usable_cores=2.0, threads=2,
         busy_cores=0.0, automatic_batch=config.batch_size or 1,
-        automatics=tuple(SpeedSettings(micro_batch=size) for size in sizes), dropout=False, float8=False,
+        automatic_settings=tuple(SpeedSettings(micro_batch=size) for size in sizes),
+        dropout=False, float8=False,
     )  # fmt: skip
 
 
@@ -109,9 +110,7 @@ def test_the_table_the_chart_the_sentence_and_the_file(
     assert rows["micro-batch 4, 1 thread"].rstrip().endswith("50% slower")
     assert "crashed: no [bold]compiler[/bold]" in rows["micro-batch 4, compiled"]
     assert "\x1b" not in output
-    assert (
-        "1 and the optimizer step are timed, and the others added as computed: 5 where there are 6." in output
-    )
+    assert "1 and the optimizer step are timed; the others are extrapolated, up to 5 of 6." in output
     chart = output.partition("tokens/s by micro-batch\n")[2].partition("\n\n")[0].splitlines()
     assert [line.split()[0] for line in chart] == ["2", "4", "12"]
     assert chart[1].count("█") == 50
@@ -199,7 +198,7 @@ def test_all_problems_at_once() -> None:
         "--lr=1", "--budgett=5",
     )  # fmt: skip
     text = "\n".join(problems)
-    parts = ("two", "--budget=never", "--vocab_size=x", "there already", "did you mean --learning_rate?",
+    parts = ("two", "--budget=never", "--vocab_size=x", "there.toml exists", "did you mean --learning_rate?",
              "did you mean --budget?", "--n_embd=128 is not divisible by --n_head=3")  # fmt: skip
     for part in parts:
         assert part in text, part
@@ -212,7 +211,7 @@ def test_all_problems_at_once() -> None:
         (["eval_gpt2"], "there is nothing to tune"),
         (["--init_from=resume"], "--init_from=resume cannot be tuned"),
         (["--budget"], "--budget needs a value"),
-        (["--budget=0"], "--budget=0 is no time"),
+        (["--budget=0"], "--budget=0 is not a time"),
         (["shakespeare_char_cpu", "--batch_tokens=100"], "--batch_tokens=100 is not a multiple"),
     ],
 )

@@ -87,8 +87,8 @@ def test_each_pair_of_settings_gives_the_third() -> None:
 @pytest.mark.parametrize(
     ("device", "fits", "size", "why"),
     [
-        ("cpu", None, 16, "more than 4,096 tokens in one pass gain nothing on cpu"),
-        ("cuda", None, 240, "more than 65,536 tokens in one pass gain nothing on cuda"),
+        ("cpu", None, 16, "more than 4,096 tokens per micro-batch are not faster on cpu"),
+        ("cuda", None, 240, "more than 65,536 tokens per micro-batch are not faster on cuda"),
         ("cuda", 13, 12, "memory is estimated to hold 13 sequences at once"),
         ("cuda", 1000, 240, "more than 65,536 tokens"),
     ],

@@ -76,7 +76,7 @@ def test_an_all_reduce_takes_what_a_ring_sends(ranks: int) -> None:
     assert cluster.all_gather_s(1e6) == pytest.approx((ranks - 1) / ranks * 1e6 / NVLINK.bytes_per_s)
 
 
-def test_the_slowest_stretch_sets_the_pace() -> None:
+def test_the_slowest_link_sets_the_speed() -> None:
     within, fast, slow = (
         Cluster(8, machines, NVLINK, network).ring_bytes_per_s
         for machines, network in ((1, 1.0), (2, 1e6), (2, 1.25))
@@ -137,7 +137,7 @@ def simulated_pass(layers: int, gather: float, compute: float, scatter: float) -
 @given(
     st.integers(1, 40), st.floats(1e-4, 10), st.floats(1e-4, 10), st.integers(1, 4), st.booleans()
 )  # fmt: skip
-def test_sharded_waiting_is_a_simulated_pass(
+def test_exposed_fsdp_communication_is_a_simulated_pass(
     layers: int, per_block: float, compute: float, micro_steps: int, again: bool
 ) -> None:
     """Where exchange and computing take turns the formula is exact; else it is within a block of it."""
@@ -168,7 +168,7 @@ def _others(some: TrainingWorkload) -> int:
     return total_parameters(some) - some.config.n_layer * parameters_per_block(some)
 
 
-def test_unsharded_waiting_is_the_whole_all_reduce() -> None:
+def test_exposed_ddp_communication_is_the_whole_all_reduce() -> None:
     cluster = Cluster(8, 2, NVLINK, 5.0)
     some = work(ranks=16, micro_steps=7)
     seconds = 2 * 15 / 16 * 4 * total_parameters(some) / 4e9
@@ -183,15 +183,15 @@ def test_more_cards_are_never_slower_than_waiting_allows(
     cluster = Cluster(inside, machines, NVLINK, network)
     some = work(ranks=inside * machines, micro_steps=micro_steps, shard=shard)
     card = ThroughputEstimate(900.0, 1000.0, 1100.0, (9.0, 10.0, 11.0), "")
-    pace = cluster_throughput(card, some, cluster)
-    assert 0 < pace.low <= pace.mid <= pace.high <= 1100 * cluster.ranks
+    throughput = cluster_throughput(card, some, cluster)
+    assert 0 < throughput.low <= throughput.mid <= throughput.high <= 1100 * cluster.ranks
     # As many tokens in the time to compute them and to wait.
     own = some.micro_batch_tokens * micro_steps
     seconds = own / card.mid
     if cluster.ranks > 1:
         seconds += exposed_communication_s(some, cluster, own / card.mid / micro_steps)
-    assert pace.mid == pytest.approx(own * cluster.ranks / seconds)
-    assert pace.mfu[1] == pytest.approx(10 * pace.mid / (1000 * cluster.ranks))
+    assert throughput.mid == pytest.approx(own * cluster.ranks / seconds)
+    assert throughput.mfu[1] == pytest.approx(10 * throughput.mid / (1000 * cluster.ranks))
 
 
 def test_a_forecast_is_of_all_cards() -> None:
@@ -254,7 +254,7 @@ def test_unsharded_cards_hold_a_copy_of_what_they_average() -> None:
     assert estimate_memory(replace(small, ranks=2)).parts["activations"] == 2**26
 
 
-def test_sharding_makes_room() -> None:
+def test_sharding_saves_memory() -> None:
     settings: dict[str, Any] = {"n_layer": 48, "n_embd": 1600, "n_head": 25, "block_size": 1024}
     room = 24 * 2**30
     whole, sharded = (replace(work(shard=shard, **settings), vocab_size=50304) for shard in (False, True))

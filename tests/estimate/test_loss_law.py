@@ -30,8 +30,8 @@ from glassgpt.schedule import learning_rate
 
 
 def share_inside(setup: LossLawInputs, curve: Curve) -> float:
-    ahead = predict_loss_curve(setup)
-    return sum(ahead.at(at).low <= loss <= ahead.at(at).high for at, loss in curve) / len(curve)
+    expected = predict_loss_curve(setup)
+    return sum(expected.at(at).low <= loss <= expected.at(at).high for at, loss in curve) / len(curve)
 
 
 @pytest.mark.parametrize("name", CURVES)
@@ -45,9 +45,9 @@ def test_every_curve_lies_in_its_band(name: str) -> None:
 @pytest.mark.parametrize("name", CURVES)
 def test_the_middle_is_near(name: str) -> None:
     setup, curve = CURVES[name]
-    ahead = predict_loss_curve(setup)
+    expected = predict_loss_curve(setup)
     later = [(at, loss) for at, loss in curve if at >= 500]
-    off = [abs(ahead.at(at).mid / loss - 1) for at, loss in later]
+    off = [abs(expected.at(at).mid / loss - 1) for at, loss in later]
     assert max(off) < 0.1
     assert sum(off) / len(off) < 0.06
 
@@ -61,8 +61,8 @@ def test_every_final_loss_lies_in_its_band(name: str) -> None:
 
 
 def test_bands_are_not_so_wide_that_nothing_can_miss() -> None:
-    ahead = predict_loss_curve(SHAKESPEARE)
-    assert ahead.at(1750).high - ahead.at(1750).low < 0.25
+    expected = predict_loss_curve(SHAKESPEARE)
+    assert expected.at(1750).high - expected.at(1750).low < 0.25
     assert predict_loss_curve(GPT2).final.high - predict_loss_curve(GPT2).final.low < 0.4
     # The CPU's curve is not the GPU's, nor FineWeb-Edu's that of FineWeb at half the tokens.
     assert share_inside(SHAKESPEARE, CURVES["nanoGPT README for CPUs"][1]) < 0.5
@@ -78,12 +78,12 @@ def test_a_weak_source_is_outside() -> None:
 
 
 def test_shakespeare_char_overfits_where_nanogpts_run_did() -> None:
-    ahead = predict_loss_curve(SHAKESPEARE)
-    assert ahead.overfits_at is not None
-    assert 1750 / 1.5 < ahead.overfits_at < 1750 * 1.5
-    assert ahead.best.mid == pytest.approx(1.4576, abs=0.05)
-    assert ahead.final.mid == pytest.approx(1.7096, abs=0.05)
-    assert ahead.epochs == pytest.approx(81.6, abs=0.1)
+    expected = predict_loss_curve(SHAKESPEARE)
+    assert expected.overfits_at is not None
+    assert 1750 / 1.5 < expected.overfits_at < 1750 * 1.5
+    assert expected.best.mid == pytest.approx(1.4576, abs=0.05)
+    assert expected.final.mid == pytest.approx(1.7096, abs=0.05)
+    assert expected.epochs == pytest.approx(81.6, abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_larger_models_overfit_sooner(name: str, measured: int) -> None:
     assert measured / 1.5 < found < measured * 1.5
 
 
-def test_who_sees_the_text_once_does_not_overfit() -> None:
+def test_one_epoch_does_not_overfit() -> None:
     assert predict_loss_curve(README_CPU).overfits_at is None  # 1.5 times
     assert predict_loss_curve(GPT2).overfits_at is None
     assert (
@@ -104,7 +104,7 @@ def test_who_sees_the_text_once_does_not_overfit() -> None:
     )  # 2.9 times
 
 
-def test_dropout_puts_it_off() -> None:
+def test_dropout_delays_overfitting() -> None:
     without = predict_loss_curve(replace(SHAKESPEARE, dropout=0.0)).overfits_at
     with_it = predict_loss_curve(SHAKESPEARE).overfits_at
     assert without is not None
@@ -124,7 +124,7 @@ def test_the_text_decides_the_law() -> None:
     assert predict_loss_curve(replace(GPT2, dataset="my_letters", train_tokens=10**5)).law is SMALL_TEXT_LAW
 
 
-def test_an_unknown_text_has_a_wide_band_and_is_told() -> None:
+def test_an_unknown_text_has_a_wide_range_and_says_so() -> None:
     known, unknown = predict_loss_curve(GPT2), predict_loss_curve(replace(GPT2, dataset="my_letters"))
     assert unknown.final.high - unknown.final.low > 2 * (known.final.high - known.final.low)
     assert any("no reference for this kind of text" in line for line in unknown.basis)
@@ -140,9 +140,9 @@ def test_the_same_text_in_other_tokens_is_not_known() -> None:
     in_tokens = replace(
         SHAKESPEARE, tokenizer="gpt2", vocab_size=50304, train_tokens=301_966, bytes_per_token=3.3
     )
-    ahead = predict_loss_curve(in_tokens)
-    assert not ahead.is_known_text
-    assert any("bits per byte" in line for line in ahead.basis)
+    expected = predict_loss_curve(in_tokens)
+    assert not expected.is_known_text
+    assert any("bits per byte" in line for line in expected.basis)
 
 
 def test_other_tokens_have_the_same_bits_per_byte() -> None:
@@ -157,9 +157,9 @@ def test_other_tokens_have_the_same_bits_per_byte() -> None:
 
 
 def test_a_size_that_nobody_measured_widens_the_band() -> None:
-    ahead = predict_loss_curve(replace(GPT2, parameters=7_000_000_000))
-    assert any("no reference with a model of this size" in line for line in ahead.basis)
-    assert ahead.final.high - ahead.final.mid > 1.3 * (
+    expected = predict_loss_curve(replace(GPT2, parameters=7_000_000_000))
+    assert any("no reference with a model of this size" in line for line in expected.basis)
+    assert expected.final.high - expected.final.mid > 1.3 * (
         predict_loss_curve(GPT2).final.high - predict_loss_curve(GPT2).final.mid
     )
 
@@ -205,12 +205,12 @@ SETUPS = st.builds(
 
 @given(SETUPS, st.integers(0, 2 * 10**6))
 def test_a_point_is_always_a_loss(setup: LossLawInputs, iteration: int) -> None:
-    ahead = predict_loss_curve(setup)
-    point = ahead.at(iteration)
+    expected = predict_loss_curve(setup)
+    point = expected.at(iteration)
     assert all(math.isfinite(value) for value in (point.low, point.mid, point.high))
     assert 0 <= point.low <= point.mid <= point.high
     assert point.mid <= math.log(setup.vocab_size) + 1e-9
-    assert ahead.basis
+    assert expected.basis
 
 
 @given(SETUPS)
@@ -360,7 +360,7 @@ def test_setup_takes_what_the_config_says() -> None:
         (math.inf, "above", "above: inf"),
     ],
 )
-def test_a_measured_loss_is_on_the_course_or_not(loss: float, side: str, words: str) -> None:
+def test_a_measured_loss_is_on_the_expected_curve_or_not(loss: float, side: str, words: str) -> None:
     verdict = compare_with_expected(predict_loss_curve(SHAKESPEARE), 1000, loss)
     assert verdict.position == side
     assert verdict.sentence.startswith(words)
@@ -368,15 +368,15 @@ def test_a_measured_loss_is_on_the_course_or_not(loss: float, side: str, words: 
 
 
 def test_causes_come_likeliest_first() -> None:
-    ahead = predict_loss_curve(SHAKESPEARE)
-    assert "overfits" in compare_with_expected(ahead, 4000, 2.5).causes[0]
-    assert "learning rate" in compare_with_expected(ahead, 50, 4.0).causes[0]
-    assert "diverged" in compare_with_expected(ahead, 1000, 9.0).causes[0]
-    assert "diverged" in compare_with_expected(ahead, 1000, math.nan).causes[0]
-    assert "easier" in compare_with_expected(ahead, 1000, 0.5).causes[0]
+    expected = predict_loss_curve(SHAKESPEARE)
+    assert "overfits" in compare_with_expected(expected, 4000, 2.5).causes[0]
+    assert "learning rate" in compare_with_expected(expected, 50, 4.0).causes[0]
+    assert "diverged" in compare_with_expected(expected, 1000, 9.0).causes[0]
+    assert "diverged" in compare_with_expected(expected, 1000, math.nan).causes[0]
+    assert "easier" in compare_with_expected(expected, 1000, 0.5).causes[0]
 
 
-def test_a_run_on_its_course_stays_on_it() -> None:
+def test_a_run_on_its_expected_curve_stays_on_it() -> None:
     for setup, curve in CURVES.values():
         sides = [compare_with_expected(predict_loss_curve(setup), at, loss).position for at, loss in curve]
         assert sides.count("on") >= 0.9 * len(sides)

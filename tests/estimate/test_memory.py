@@ -79,7 +79,7 @@ def test_it_is_what_was_measured(name: str, gib: float, recorded: bool) -> None:
     assert found / GIB == pytest.approx(gib, rel=0.03)
 
 
-def test_a_recorded_update_keeps_its_memory() -> None:
+def test_a_cuda_graph_keeps_its_memory() -> None:
     """124M, 16 of the table above: PyTorch held 9.22 GiB, since evaluation may not use the recording's."""
     at_once = work(batch_size=16, eval_batch_tokens=22 * 1024, data_bytes=28_286_178)
     recorded = replace(at_once, graph=True)
@@ -150,13 +150,13 @@ def test_the_largest_batch_is_found_in_few_steps(monkeypatch: pytest.MonkeyPatch
         assert len(counted) <= 8, (gib, counted)
 
 
-def test_recomputing_saves_most_of_the_activations() -> None:
+def test_activation_checkpointing_saves_most_activations() -> None:
     usual, again = work(batch_size=32), work({"activation_checkpointing": True}, batch_size=32)
     saved = estimate_memory(usual).allocated_bytes - estimate_memory(again).allocated_bytes
     assert saved > 0.6 * estimate_memory(usual).parts["activations"]
 
 
-def test_who_only_evaluates_needs_no_optimizer() -> None:
+def test_eval_only_needs_no_optimizer() -> None:
     memory = estimate_memory(work({"eval_only": True}, eval_batch_tokens=1024))
     assert memory.peak_phase == "evaluation"
     assert "optimizer" not in memory.parts

@@ -1,4 +1,4 @@
-"""The rows against arithmetic and the card table; the band against every row that it was not told."""
+"""The rows compared with arithmetic and the card table; the MFU range compared with each row left out."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from glassgpt.estimate.speed import (
     reference_rows,
 )
 
-GPT2 = SpeedQuery(854_751_744, 64 * 1024, n_layer=12, kernels="own")
-SHAKESPEARE = SpeedQuery(70_958_592, 64 * 256, n_layer=6, kernels="own", graph=True)
+GPT2 = SpeedQuery(854_751_744, 64 * 1024, n_layer=12, kernels="triton")
+SHAKESPEARE = SpeedQuery(70_958_592, 64 * 256, n_layer=6, kernels="triton", graph=True)
 
 
 def name_of(row: SpeedReference) -> str:
@@ -62,7 +62,7 @@ def test_names_are_unique_and_fields_are_known() -> None:
 def test_every_row_says_where_it_is_from_and_how_fast_it_was(one: SpeedReference) -> None:
     assert one.source
     assert (one.step_ms is None) != (one.tokens_per_s is None)
-    assert one.kernels in ("plain", "compiled", "own", "cuda")
+    assert one.kernels in ("plain", "compiled", "triton", "llm.c")
     assert one.card or one.machine
     assert not one.card or find_card(one.card) is not None
     assert one.counts or one.caution, "why it does not count"
@@ -115,7 +115,7 @@ def test_our_own_rows_are_there() -> None:
     assert len(ours) == 11
 
 
-# --- the band ---
+# --- the MFU range ---
 
 
 @cache
@@ -126,9 +126,9 @@ def missed() -> list[str]:
         if one.counts:
             assert one.peak_flops_per_s is not None
             assert one.mfu is not None
-            band = expected_mfu_range(card_of(one), one.peak_flops_per_s, one.query, without=(one.name,))
-            assert one.name not in band.rows
-            if not band.low <= one.mfu <= band.high:
+            mfu_range = expected_mfu_range(card_of(one), one.peak_flops_per_s, one.query, without=(one.name,))
+            assert one.name not in mfu_range.rows
+            if not mfu_range.low <= one.mfu <= mfu_range.high:
                 found.append(one.name)
     return found
 
@@ -144,19 +144,19 @@ def test_with_all_rows_nearly_all_are_inside() -> None:
     inside = [
         one.name
         for one in counting
-        if (band := expected_mfu_range(card_of(one), one.peak_flops_per_s or 0, one.query)).low
+        if (mfu_range := expected_mfu_range(card_of(one), one.peak_flops_per_s or 0, one.query)).low
         <= (one.mfu or 0)
-        <= band.high
+        <= mfu_range.high
     ]
     assert len(inside) >= 0.95 * len(counting)
 
 
 def test_rows_on_the_card_are_taken_first() -> None:
-    band = expected_mfu_range(card("H200"), 989.4e12, GPT2)
-    assert "rows on this card with a similar model: " in band.reason
-    assert all(name.startswith("H200") for name in band.rows)
-    assert band.low < 48.1 < band.high
-    assert band.mid == pytest.approx(48.1, rel=0.05)
+    mfu_range = expected_mfu_range(card("H200"), 989.4e12, GPT2)
+    assert "reference runs on this card with a similar model: " in mfu_range.reason
+    assert all(name.startswith("H200") for name in mfu_range.rows)
+    assert mfu_range.low < 48.1 < mfu_range.high
+    assert mfu_range.mid == pytest.approx(48.1, rel=0.05)
 
 
 def test_then_its_family_then_its_kind_then_any() -> None:
@@ -168,10 +168,10 @@ def test_then_its_family_then_its_kind_then_any() -> None:
     assert "other cards reached" in reason("Instinct MI300X")
 
 
-def test_fewer_and_farther_rows_make_the_band_wider() -> None:
+def test_fewer_and_less_similar_rows_widen_the_range() -> None:
     def width(name: str) -> float:
-        band = expected_mfu_range(card(name), 1e15, GPT2)
-        return band.high / band.low
+        mfu_range = expected_mfu_range(card(name), 1e15, GPT2)
+        return mfu_range.high / mfu_range.low
 
     assert width("H200") < width("H100 PCIe") < width("Instinct MI300X")
 
@@ -181,7 +181,7 @@ def test_kernels_and_8_bits_matter() -> None:
         query = replace(GPT2, **changes)  # type: ignore[arg-type]
         return expected_mfu_range(card("H200"), 989.4e12, query).mid
 
-    assert mid(kernels="plain") < mid(kernels="compiled") < mid(kernels="own") < mid(fp8=True)
+    assert mid(kernels="plain") < mid(kernels="compiled") < mid(kernels="triton") < mid(fp8=True)
 
 
 # --- small models ---
@@ -191,7 +191,7 @@ def test_launching_is_what_the_trainer_counts_with() -> None:
     plain = SpeedQuery(70_958_592, 16_384, n_layer=6, kernels="plain")
     assert expected_launch_s(plain) == overheads.launch_s("cuda", 6) == pytest.approx(0.0138)
     assert expected_launch_s(replace(plain, kernels="compiled")) == pytest.approx(0.7 * 0.0138)
-    saved = expected_launch_s(plain) - expected_launch_s(replace(plain, kernels="own"))
+    saved = expected_launch_s(plain) - expected_launch_s(replace(plain, kernels="triton"))
     assert saved == pytest.approx(6 * overheads.KERNEL_SAVING_S_PER_LAYER)
     assert expected_launch_s(SHAKESPEARE) == 0
 
@@ -205,26 +205,26 @@ def test_launching_is_what_the_trainer_counts_with() -> None:
         "H200, GlassGPT shakespeare_char, compiled",
     ],
 )
-def test_a_small_model_is_held_up_by_launches(name: str) -> None:
+def test_a_small_model_is_launch_bound(name: str) -> None:
     one = row(name)
     assert one.is_launch_bound
     assert one.peak_flops_per_s is not None
     assert one.mfu is not None
-    band = expected_mfu_range(
+    mfu_range = expected_mfu_range(
         card_of(one), one.peak_flops_per_s, one.query, without=[other.name for other in reference_rows()]
     )
-    assert band.reason.startswith("small model: kernel launches, not arithmetic, set the speed")
-    assert band.rows == ()
-    assert band.low <= one.mfu <= band.high
+    assert mfu_range.reason.startswith("small model, launch-bound: ")
+    assert mfu_range.rows == ()
+    assert mfu_range.low <= one.mfu <= mfu_range.high
 
 
-def test_recorded_it_is_not() -> None:
-    band = expected_mfu_range(card("H200"), 989.4e12, SHAKESPEARE)
-    assert "on this card" in band.reason
-    assert band.low < 22.6 < band.high
+def test_with_a_cuda_graph_it_is_not_launch_bound() -> None:
+    mfu_range = expected_mfu_range(card("H200"), 989.4e12, SHAKESPEARE)
+    assert "on this card" in mfu_range.reason
+    assert mfu_range.low < 22.6 < mfu_range.high
 
 
-def test_a_slow_card_is_not_held_up() -> None:
+def test_a_slow_card_is_not_launch_bound() -> None:
     one = row("RTX 4070 Ti, nanoGPT shakespeare_char")
     assert not one.is_launch_bound
     assert one.peak_flops_per_s is not None
@@ -242,15 +242,15 @@ def test_a_slow_card_is_not_held_up() -> None:
         st.integers(1, 10**13),
         st.integers(1, 10**8),
         n_layer=st.integers(1, 200),
-        kernels=st.sampled_from(["plain", "compiled", "own", "cuda"]),
+        kernels=st.sampled_from(["plain", "compiled", "triton", "llm.c"]),
         graph=st.booleans(),
         fp8=st.booleans(),
     ),
 )
-def test_a_band_is_always_one(found: Card | None, peak: float, query: SpeedQuery) -> None:
-    band = expected_mfu_range(found, peak, query)
-    assert 0 < band.low <= band.mid <= band.high <= 95
-    assert band.reason
+def test_a_range_is_always_ordered(found: Card | None, peak: float, query: SpeedQuery) -> None:
+    mfu_range = expected_mfu_range(found, peak, query)
+    assert 0 < mfu_range.low <= mfu_range.mid <= mfu_range.high <= 95
+    assert mfu_range.reason
 
 
 def test_a_shape_costs_what_flops_says() -> None:
@@ -263,20 +263,20 @@ def test_a_shape_costs_what_flops_says() -> None:
 # --- what docs/expected.md says ---
 
 
-def test_the_page_tells_who_is_missed_and_how_many() -> None:
+def test_the_page_lists_the_missed_rows() -> None:
     page = (Path(__file__).parents[2] / "docs" / "expected.md").read_text(encoding="utf-8")
-    told = re.findall(r"^\| ([^|]+) \| ([\d.]+)% \|", page, re.M)
-    assert [name for name, _ in told] == missed()
-    assert all(row(name).mfu == float(mfu) for name, mfu in told)
+    listed = re.findall(r"^\| ([^|]+) \| ([\d.]+)% \|", page, re.M)
+    assert [name for name, _ in listed] == missed()
+    assert all(row(name).mfu == float(mfu) for name, mfu in listed)
     counting = [one.name for one in reference_rows() if one.counts]
     elsewhere = [name for name in counting if not name.startswith("H200")]
     inside = [name for name in elsewhere if name not in missed()]
-    assert f"{len(counting) - len(told)} of {len(counting)} are inside the band" in page
+    assert f"{len(counting) - len(listed)} of {len(counting)} are inside the band" in page
     assert f"{len(counting) - len(elsewhere)} of the 40 are of one card" in page
     assert f"Of the {len(elsewhere)} others {len(inside)} are" in page
 
 
 def test_one_row_alone_does_not_decide() -> None:
-    band = expected_mfu_range(card("RTX 4070"), 58.3e12, replace(GPT2, tokens_per_micro_batch=8192))
-    assert band.reason.startswith("only one row on this card, so cards of its family")
-    assert band.low < 55 < 84.7 < band.high
+    mfu_range = expected_mfu_range(card("RTX 4070"), 58.3e12, replace(GPT2, tokens_per_micro_batch=8192))
+    assert mfu_range.reason.startswith("only one reference run on this card, so cards of its family")
+    assert mfu_range.low < 55 < 84.7 < mfu_range.high

@@ -45,11 +45,13 @@ def test_eight_cards_are_eight_times_as_fast_less_the_communication() -> None:
     assert one.times is not None
     assert eight.times is not None
     assert eight.spec.batch.micro_steps == 4
-    waiting = 2 * 7 / 8 * 4 * total_parameters(one.spec.workload) / (0.82 * 450e9)
-    update = 16 * 4 * 1024 / one.times.pace.mid + waiting
-    assert eight.times.pace.mid == pytest.approx(8 * 16 * 4 * 1024 / update)
-    assert parallelism(eight).ddp.waiting_s == pytest.approx(waiting)
-    assert parallelism(eight).ddp.efficiency == pytest.approx(eight.times.pace.mid / 8 / one.times.pace.mid)
+    communication_s = 2 * 7 / 8 * 4 * total_parameters(one.spec.workload) / (0.82 * 450e9)
+    update = 16 * 4 * 1024 / one.times.throughput.mid + communication_s
+    assert eight.times.throughput.mid == pytest.approx(8 * 16 * 4 * 1024 / update)
+    assert parallelism(eight).ddp.waiting_s == pytest.approx(communication_s)
+    assert parallelism(eight).ddp.efficiency == pytest.approx(
+        eight.times.throughput.mid / 8 / one.times.throughput.mid
+    )
     assert eight.times.updates_s[1] == pytest.approx(600_000 * update)
 
 
@@ -57,9 +59,9 @@ def test_a_slow_network_is_a_problem() -> None:
     slow, fast = (plan(cluster(nodes=4, network=network), batch_tokens=524_288) for network in (1.25, 400.0))
     assert slow.times is not None
     assert fast.times is not None
-    assert slow.times.pace.mid < fast.times.pace.mid / 5
-    assert any("wait" in problem.what and problem.kind == "warning" for problem in slow.problems)
-    assert not any("wait" in problem.what for problem in fast.problems)
+    assert slow.times.throughput.mid < fast.times.throughput.mid / 5
+    assert any("communication" in problem.what and problem.kind == "warning" for problem in slow.problems)
+    assert not any("communication" in problem.what for problem in fast.problems)
 
 
 def test_cards_share_an_update_evenly() -> None:
@@ -104,7 +106,7 @@ def test_fsdp_is_advised_if_the_model_fits_only_sharded() -> None:
 def test_a_model_that_does_not_fit_even_sharded() -> None:
     with pytest.raises(UserError) as raised:
         plan(cluster("rtx4070", gpus=2), shard=True, **XL)
-    assert "a card, sharded over 2" in raised.value.problems[0]
+    assert "per card, sharded over 2" in raised.value.problems[0]
 
 
 def test_sharding_one_card_is_a_problem() -> None:
@@ -156,8 +158,8 @@ def test_the_assumptions_are_printed(capsys: pytest.CaptureFixture[str]) -> None
     output = " ".join(capsys.readouterr().out.split())
     for part in (
         "gpt2_124m on 16 x 8 x H100 SXM5", "128 cards, 8 in each of 16 machines", "NVLink 4: 450 GB/s",
-        "12.5 GB/s each and direction (--network)", "DDP (--shard=False)", "FSDP (--shard=True)", "advised",
-        "2 (n - 1) / n", "on each of 128 cards", "all cards' full power",
+        "12.5 GB/s per machine and direction (--network)", "DDP (--shard=False)", "FSDP (--shard=True)",
+        "advised", "2 (n - 1) / n", "on each of 128 cards", "all cards' full power",
     ):  # fmt: skip
         assert part in output
 
@@ -169,6 +171,10 @@ def test_json_has_ddp_and_fsdp(capsys: pytest.CaptureFixture[str]) -> None:
     assert document["together"]["link"]["name"] == "NVLink 4"
     assert document["together"]["network_gb_s"] is None
     assert document["together"]["assumptions"]
+    assert "pace" in document["time"]
+    assert "throughput" not in document["time"]
+    assert "course" in document["prospect"]
+    assert "loss_curve" not in document["prospect"]
     assert main(["plan", "gpt2_124m", "--gpu=h100", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["together"] is None
 
@@ -192,7 +198,9 @@ def test_bad_input(words: list[str], part: str, capsys: pytest.CaptureFixture[st
     assert part in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("gpu", "part"), [("m1", "trains by itself"), ("cpu", "a machine has one CPU")])
+@pytest.mark.parametrize(
+    ("gpu", "part"), [("m1", "cannot train in a cluster"), ("cpu", "a machine has one CPU")]
+)
 def test_what_cannot_train_together(gpu: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "gpt2_124m", f"--gpu={gpu}", "--gpus=2"]) == 2
     assert part in capsys.readouterr().err

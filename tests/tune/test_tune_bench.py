@@ -14,7 +14,7 @@ from glassgpt.tune.worker_process import TrialRunner
 
 
 class ScriptedTrialRunner(TrialRunner):
-    """A workshop on a machine that is made up."""
+    """A runner that measures a fake machine."""
 
     def __init__(self, machine: FakeMachine) -> None:
         self.machine = machine
@@ -24,18 +24,18 @@ class ScriptedTrialRunner(TrialRunner):
 
 
 def test_the_grid_has_every_combination() -> None:
-    ground = gpu_machine()
-    assert [one.micro_batch for one in bench.grid_settings(ground, ["micro_batch"], (4, 8, 7, 32))] == [
+    context = gpu_machine()
+    assert [one.micro_batch for one in bench.grid_settings(context, ["micro_batch"], (4, 8, 7, 32))] == [
         4,
         8,
         32,
     ]
     assert (
-        len(bench.grid_settings(ground, ["micro_batch", "attention", "kernels", "graph"], ()))
+        len(bench.grid_settings(context, ["micro_batch", "attention", "kernels", "graph"], ()))
         == 24 * 3 * 2 * 2
     )
     compiled = [
-        one for one in bench.grid_settings(ground, ["kernels", "graph", "compile"], ()) if one.compile
+        one for one in bench.grid_settings(context, ["kernels", "graph", "compile"], ()) if one.compile
     ]
     assert [(one.kernels, one.graph) for one in compiled] == [(False, False)]
     threads = bench.grid_settings(cpu_machine(), ["threads", "attention", "graph"], ())
@@ -44,37 +44,40 @@ def test_the_grid_has_every_combination() -> None:
     }
 
 
-def test_what_is_without_headroom_is_no_best() -> None:
-    ground = gpu_machine(free_bytes=50 * GIB)
-    machine = FakeMachine(ground, saturating_speed(), peak=lambda setting: setting.micro_batch * GIB)
+def test_a_setting_without_headroom_is_not_the_best() -> None:
+    context = gpu_machine(free_bytes=50 * GIB)
+    machine = FakeMachine(context, saturating_speed(), peak=lambda setting: setting.micro_batch * GIB)
     found = bench.measure_grid(
-        ScriptedTrialRunner(machine), ground, bench.grid_settings(ground, ["micro_batch"], (4, 32, 60)), 1000
+        ScriptedTrialRunner(machine),
+        context,
+        bench.grid_settings(context, ["micro_batch"], (4, 32, 60)),
+        1000,
     )
     assert [point.tokens_per_s > 0 for point in found] == [True, True, False]
 
 
-def test_choice_and_best_meet_again_in_turns() -> None:
-    ground = gpu_machine()
-    machine = FakeMachine(ground, saturating_speed(half=4.0))
-    one, other = ground.automatic_setting_at(4), ground.automatic_setting_at(12)
-    speeds = bench.measure_in_turns(ScriptedTrialRunner(machine), ground, [one, other, one], 2)
+def test_choice_and_best_are_remeasured_in_alternation() -> None:
+    context = gpu_machine()
+    machine = FakeMachine(context, saturating_speed(half=4.0))
+    one, other = context.automatic_setting_at(4), context.automatic_setting_at(12)
+    speeds = bench.measure_in_turns(ScriptedTrialRunner(machine), context, [one, other, one], 2)
     assert speeds[one] / speeds[other] == pytest.approx(0.5 / 0.75)
     assert machine.measured_settings == [one, other, other, one]
 
 
 def test_table_and_document() -> None:
-    ground = gpu_machine()
+    context = gpu_machine()
     machine = FakeMachine(
-        ground, lambda setting: 614_400.0, ends=lambda one: "crashed" if one.micro_batch == 8 else "ran"
+        context, lambda setting: 614_400.0, ends=lambda one: "crashed" if one.micro_batch == 8 else "ran"
     )
     found = bench.measure_grid(
-        ScriptedTrialRunner(machine), ground, bench.grid_settings(ground, ["micro_batch"], (4, 8)), 1000
+        ScriptedTrialRunner(machine), context, bench.grid_settings(context, ["micro_batch"], (4, 8)), 1000
     )
-    lines = bench.grid_table(ground, found).splitlines()
+    lines = bench.grid_table(context, found).splitlines()
     assert lines[2] == "| micro-batch 4 | 614k | 800.0 ms | 53.1% | 1.0 GiB |"
     assert lines[3] == "| micro-batch 8 | crashed | | | |"
     document = json.loads(
-        json.dumps(bench.grid_document(ground, None, found, {found[0].setting: 614_400.0}, 0.99))
+        json.dumps(bench.grid_document(context, None, found, {found[0].setting: 614_400.0}, 0.99))
     )
     assert (document["ratio"], document["settings"]) == (0.99, 2)
     assert document["points"][0]["tokens_per_s"] == pytest.approx(614_400)

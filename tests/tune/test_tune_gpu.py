@@ -38,22 +38,22 @@ def on_gpu(tiny: MakeConfig) -> MakeConfig:
     return make
 
 
-def test_the_ground_of_a_card(on_gpu: MakeConfig) -> None:
-    ground = inspect_machine(prepare_trial_setup(on_gpu(), None))
-    assert (ground.device_type, ground.sequences, ground.automatic_batch) == ("cuda", 64, 16)
-    assert ground.micro_batches == (1, 2, 4, 8, 16, 32, 64)
-    assert ground.automatic_setting.data_on_card
-    assert ground.automatic_setting.graph  # so small a model is all asking
-    assert 10**9 < ground.free_bytes <= torch.cuda.get_device_properties(0).total_memory
+def test_the_context_of_a_card(on_gpu: MakeConfig) -> None:
+    context = inspect_machine(prepare_trial_setup(on_gpu(), None))
+    assert (context.device_type, context.sequences, context.automatic_batch) == ("cuda", 64, 16)
+    assert context.micro_batches == (1, 2, 4, 8, 16, 32, 64)
+    assert context.automatic_setting.data_on_card
+    assert context.automatic_setting.graph  # so small a model is all asking
+    assert 10**9 < context.free_bytes <= torch.cuda.get_device_properties(0).total_memory
 
 
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize("on_card", [False, True])
 def test_every_combination_runs(on_gpu: MakeConfig, graph: bool, kernels: bool, on_card: bool) -> None:
-    stage = prepare_trial_setup(on_gpu(dropout=0.1), None)
+    setup = prepare_trial_setup(on_gpu(dropout=0.1), None)
     setting = SpeedSettings(micro_batch=8, graph=graph, kernels=kernels, data_on_card=on_card)
-    trial = run_trial(stage, setting, 64, 4, 0.2)
+    trial = run_trial(setup, setting, 64, 4, 0.2)
     assert trial.outcome == "ran", trial.why
     assert len(trial.update_s) >= 3
     assert all(seconds > 0 for seconds in trial.update_s)
@@ -63,17 +63,17 @@ def test_every_combination_runs(on_gpu: MakeConfig, graph: bool, kernels: bool, 
 
 @pytest.mark.parametrize("attention", ["flash", "efficient", "sdpa", "manual"])
 def test_every_attention_runs(on_gpu: MakeConfig, attention: str) -> None:
-    stage = prepare_trial_setup(on_gpu(), None)
-    trial = run_trial(stage, SpeedSettings(micro_batch=8, attention=attention), 64, 4, 0.1)
+    setup = prepare_trial_setup(on_gpu(), None)
+    trial = run_trial(setup, SpeedSettings(micro_batch=8, attention=attention), 64, 4, 0.1)
     assert trial.outcome == "ran", trial.why
 
 
 def test_checkpointing_takes_less_memory(on_gpu: MakeConfig) -> None:
-    stage = prepare_trial_setup(
+    setup = prepare_trial_setup(
         on_gpu(n_layer=8, n_embd=256, batch_size=64, gradient_accumulation_steps=1), None
     )
     usual, less = (
-        run_trial(stage, SpeedSettings(micro_batch=64, checkpointing=on), 64, 1, 0.1).peak_bytes or 0
+        run_trial(setup, SpeedSettings(micro_batch=64, checkpointing=on), 64, 1, 0.1).peak_bytes or 0
         for on in (False, True)
     )
     assert less < 0.8 * usual, (less, usual)
@@ -81,54 +81,54 @@ def test_checkpointing_takes_less_memory(on_gpu: MakeConfig) -> None:
 
 def test_updates_by_the_cards_clock_are_those_of_the_wall(on_gpu: MakeConfig) -> None:
     """All updates of a trial, warm-up aside, fill the time that passed."""
-    stage = prepare_trial_setup(on_gpu(n_layer=6, n_embd=384, n_head=6, block_size=256), None)
+    setup = prepare_trial_setup(on_gpu(n_layer=6, n_embd=384, n_head=6, block_size=256), None)
     setting = SpeedSettings(micro_batch=16)
-    run_trial(stage, setting, 64, 4, 0.3)
+    run_trial(setup, setting, 64, 4, 0.3)
     begin = time.perf_counter()
-    trial = run_trial(stage, setting, 64, 4, 2.0)
+    trial = run_trial(setup, setting, 64, 4, 2.0)
     wall = time.perf_counter() - begin
     assert 1.9 < sum(trial.update_s) < wall
 
 
 def test_a_shortened_update_takes_as_long_as_a_whole_one(on_gpu: MakeConfig) -> None:
-    stage = prepare_trial_setup(on_gpu(n_layer=6, n_embd=384, n_head=6, block_size=256), None)
+    setup = prepare_trial_setup(on_gpu(n_layer=6, n_embd=384, n_head=6, block_size=256), None)
     # Else Python sets the pace, now faster, now slower.
     setting = SpeedSettings(micro_batch=16, graph=True, data_on_card=True)
     steps = (32, 4)  # whole and short, in turns; the best of three, since others may use the card as well
     rounds = [
-        [median(run_trial(stage, setting, 512, some, 1.0).update_s) for some in steps] for _ in range(3)
+        [median(run_trial(setup, setting, 512, some, 1.0).update_s) for some in steps] for _ in range(3)
     ]
     whole, short = (min(times) for times in zip(*rounds, strict=True))
     assert short == pytest.approx(whole, rel=0.08)
 
 
-def test_out_of_memory_spoils_nothing(on_gpu: MakeConfig) -> None:
+def test_out_of_memory_does_not_affect_later_trials(on_gpu: MakeConfig) -> None:
     config = on_gpu(
         n_layer=24, n_embd=2048, n_head=16, block_size=64, batch_size=16384, gradient_accumulation_steps=1
     )
-    with TrialRunner() as workshop:
-        workshop.timed_s = 0.2
-        workshop.inspect_machine(config, None, 120, 120)
-        too_much = workshop.measure(SpeedSettings(micro_batch=16384), 120)
-        after = workshop.measure(SpeedSettings(micro_batch=8), 120)
+    with TrialRunner() as runner:
+        runner.timed_s = 0.2
+        runner.inspect_machine(config, None, 120, 120)
+        too_much = runner.measure(SpeedSettings(micro_batch=16384), 120)
+        after = runner.measure(SpeedSettings(micro_batch=8), 120)
     assert too_much.outcome == "out of memory", too_much
     assert after.outcome == "ran", after
 
 
 def test_compiled(on_gpu: MakeConfig) -> None:
-    with TrialRunner() as workshop:
-        workshop.timed_s = 0.2
-        workshop.inspect_machine(on_gpu(), None, 120, 120)
-        compiled = workshop.measure(SpeedSettings(micro_batch=16, compile=True), 120)
-        usual = workshop.measure(SpeedSettings(micro_batch=16), 60)
+    with TrialRunner() as runner:
+        runner.timed_s = 0.2
+        runner.inspect_machine(on_gpu(), None, 120, 120)
+        compiled = runner.measure(SpeedSettings(micro_batch=16, compile=True), 120)
+        usual = runner.measure(SpeedSettings(micro_batch=16), 60)
     assert compiled.outcome == "ran", compiled
     assert compiled.first_s > 5 * median(compiled.update_s)
     assert usual.outcome == "ran"
 
 
 def test_tuning_on_a_card(on_gpu: MakeConfig) -> None:
-    with TrialRunner() as workshop:
-        tuning = tune(on_gpu(n_layer=4, n_embd=256), 45.0, workshop, fixed=("compile",))
+    with TrialRunner() as runner:
+        tuning = tune(on_gpu(n_layer=4, n_embd=256), 45.0, runner, fixed=("compile",))
     assert tuning.took_s < 46
     ran = [row for row in tuning.result.rows if row.figures]
     assert len(ran) >= 5
@@ -145,14 +145,14 @@ def test_a_tuned_run_is_the_same_run(
     original = torch.set_float32_matmul_precision
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda precision: original("highest"))
     config = on_gpu("asked", dtype="float32", max_iters=10, graph="off", kernels="plain")
-    ground = inspect_machine(prepare_trial_setup(config, None))
+    context = inspect_machine(prepare_trial_setup(config, None))
     expected = losses(config)
-    for number, setting in enumerate(choices(ground)):
-        tuned = replace(ground.config_with(config, setting), out_dir=str(tmp_path / f"tuned{number}"))
+    for number, setting in enumerate(choices(context)):
+        tuned = replace(context.config_with(config, setting), out_dir=str(tmp_path / f"tuned{number}"))
         assert losses(tuned) == pytest.approx(expected, abs=1e-3), setting
 
 
-def choices(ground: TuneContext) -> list[SpeedSettings]:
+def choices(context: TuneContext) -> list[SpeedSettings]:
     base = SpeedSettings(micro_batch=16, data_on_card=True)
     return [
         *(replace(base, micro_batch=size) for size in (4, 64)),

@@ -22,12 +22,12 @@ def sizes_tried(machine: FakeMachine) -> list[int]:
     return [setting.micro_batch for setting in machine.measured_settings]
 
 
-def verdicts(evidence: TrialResults) -> dict[str, str]:
+def verdicts(results: TrialResults) -> dict[str, str]:
     """By what is special about each setting."""
-    ground = evidence.context
+    context = results.context
     found = {}
-    for row in summarize_trials(evidence).rows:
-        changed = list(row.setting.differences(ground.automatic_setting_at(row.setting.micro_batch)))
+    for row in summarize_trials(results).rows:
+        changed = list(row.setting.differences(context.automatic_setting_at(row.setting.micro_batch)))
         values = [f"{name}={getattr(row.setting, name)}" for name in changed]
         found[" ".join([str(row.setting.micro_batch), *values])] = row.verdict
     return found
@@ -60,28 +60,28 @@ def test_it_climbs_until_more_gains_nothing() -> None:
     machine = FakeMachine(
         gpu_machine(), saturating_speed(half=2.0), peak=lambda setting: setting.micro_batch * GIB // 4
     )
-    evidence = machine.run_search()
+    results = machine.run_search()
     assert sizes_tried(machine)[:4] == [12, 32, 60, 120]
-    assert choose_setting(evidence).micro_batch in (60, 120)
-    assert evidence.is_as_fast(choose_setting(evidence), evidence.best_setting())
+    assert choose_setting(results).micro_batch in (60, 120)
+    assert results.is_as_fast(choose_setting(results), results.best_setting())
 
 
 def test_smaller_ones_are_tried_too() -> None:
     machine = FakeMachine(cpu_machine(), lambda setting: 1e4 / setting.micro_batch**0.3)
-    evidence = machine.run_search(SMALL)
-    assert choose_setting(evidence).micro_batch == 1
+    results = machine.run_search(SMALL)
+    assert choose_setting(results).micro_batch == 1
 
 
 def test_where_memory_is_short_one_in_between_is_tried() -> None:
-    ground = gpu_machine(free_bytes=12 * GIB, automatic_batch=8)
+    context = gpu_machine(free_bytes=12 * GIB, automatic_batch=8)
     machine = FakeMachine(
-        ground,
+        context,
         saturating_speed(half=20.0),
         peak=lambda setting: setting.micro_batch * GIB if setting.micro_batch <= 12 else None,
     )
-    evidence = machine.run_search()
-    assert choose_setting(evidence).micro_batch == 10  # 12 takes all that was free
-    found = verdicts(evidence)
+    results = machine.run_search()
+    assert choose_setting(results).micro_batch == 10  # 12 takes all that was free
+    found = verdicts(results)
     assert "not tried" in found["16"] or found["16"] == "out of memory"
 
 
@@ -121,24 +121,24 @@ def test_the_choice_is_within_3_percent_of_an_exhaustive_sweep(
 @pytest.mark.parametrize("budget_s", [4.0, 10.0, 20.0, 40.0, 60.0, 200.0])
 def test_the_budget_is_kept(budget_s: float) -> None:
     machine = FakeMachine(gpu_machine(), saturating_speed(), noise=0.01)
-    evidence = machine.run_search(budget_s=budget_s)
+    results = machine.run_search(budget_s=budget_s)
     assert machine.now <= budget_s
-    assert machine.measured_settings[0] == machine.ground.automatic_setting
+    assert machine.measured_settings[0] == machine.context.automatic_setting
     assert any(setting.compile for setting in machine.measured_settings) == (budget_s == 200)
-    assert ("not tried: no time left" in verdicts(evidence).values()) == (budget_s < 200)
+    assert ("not tried: no time left" in verdicts(results).values()) == (budget_s < 200)
 
 
-def test_what_compiles_comes_last() -> None:
+def test_compiled_settings_are_tried_last() -> None:
     machine = FakeMachine(cpu_machine(), lambda setting: 1.5e4 if setting.compile else 1e4, trial_s=2.0)
-    evidence = machine.run_search(replace(SMALL, max_iters=10**6))
-    first = machine.measured_settings.index(choose_setting(evidence))
+    results = machine.run_search(replace(SMALL, max_iters=10**6))
+    first = machine.measured_settings.index(choose_setting(results))
     assert {setting.micro_batch for setting in machine.measured_settings[:first]} > {12}
     # In turns with what it has to beat, as far as time allows.
     assert [setting.compile for setting in machine.measured_settings[first:]] == [True, False, True]
 
 
 @pytest.mark.parametrize(("kept_s", "chosen"), [(4.0, True), (25.0, False)])
-def test_what_is_compiled_is_kept_for_the_run(kept_s: float, chosen: bool) -> None:
+def test_compiled_code_is_cached_for_the_run(kept_s: float, chosen: bool) -> None:
     """2,000 updates of 77 ms: 18% faster saves 23 s, less than compiling takes, more than fetching it."""
     machine = FakeMachine(
         cpu_machine(),
@@ -150,7 +150,7 @@ def test_what_is_compiled_is_kept_for_the_run(kept_s: float, chosen: bool) -> No
     assert choose_setting(machine.run_search(SMALL)).compile == chosen
 
 
-def test_what_is_no_quicker_compiled_is_not_compiled_twice() -> None:
+def test_compiled_code_that_is_no_faster_is_not_remeasured() -> None:
     machine = FakeMachine(cpu_machine(), lambda setting: 1e4, trial_s=2.0)
     machine.run_search(replace(SMALL, max_iters=10**6))
     assert [setting.compile for setting in machine.measured_settings].count(True) == 1
@@ -166,23 +166,24 @@ def test_a_budget_too_short_for_one_trial() -> None:
 def test_a_slow_machine_begins_with_less() -> None:
     """GPT-2 at 150 tokens/s: the automatic 12 sequences would take five minutes for one trial."""
     sizes = tuple(SpeedSettings(micro_batch=n) for n in candidates_of(480))
-    ground = cpu_machine(sequences=480, block_size=1024, n_layer=12, flops_per_token=854_800_000, peak=100e9,
-                 automatics=sizes, automatic_batch=12, parameters=124_000_000, vocab_size=50304)  # fmt: skip
-    machine = FakeMachine(ground, lambda setting: 150.0 + setting.micro_batch, trial_s=2.0, updates_done=3)
-    evidence = machine.run_search(budget_s=300)
+    context = cpu_machine(sequences=480, block_size=1024, n_layer=12, flops_per_token=854_800_000, peak=100e9,
+                 automatic_settings=sizes, automatic_batch=12, parameters=124_000_000,
+                 vocab_size=50304)  # fmt: skip
+    machine = FakeMachine(context, lambda setting: 150.0 + setting.micro_batch, trial_s=2.0, updates_done=3)
+    results = machine.run_search(budget_s=300)
     assert machine.measured_settings[0].micro_batch < 12
     assert machine.now <= 300
-    assert len(evidence.trials) >= 2
-    assert verdicts(evidence)["12"] == "not tried: no time left"
+    assert len(results.trials) >= 2
+    assert verdicts(results)["12"] == "not tried: no time left"
     with pytest.raises(UserError, match="too short"):
-        FakeMachine(ground, lambda setting: 1.0, updates_done=3).run_search(budget_s=30)
+        FakeMachine(context, lambda setting: 1.0, updates_done=3).run_search(budget_s=30)
     with pytest.raises(
         UserError, match="--budget=60s is too short to compare anything here: try --budget=240s"
     ):
-        FakeMachine(ground, lambda setting: 150.0, trial_s=2.0, updates_done=3).run_search(budget_s=60)
+        FakeMachine(context, lambda setting: 150.0, trial_s=2.0, updates_done=3).run_search(budget_s=60)
 
 
-def test_a_trial_that_time_cut_off_says_nothing_against_its_setting() -> None:
+def test_a_trial_cut_off_by_the_budget_does_not_rule_out_its_setting() -> None:
     """Twice as slow at the end, so that the second round of the winners is not finished."""
     machine = FakeMachine(cpu_machine(), lambda setting: 1e4, trial_s=2.0, noise=0.05)
     usual = machine.measure
@@ -193,9 +194,9 @@ def test_a_trial_that_time_cut_off_says_nothing_against_its_setting() -> None:
         return usual(setting, limit_s)
 
     machine.measure = measure  # type: ignore[method-assign]
-    evidence = machine.run_search(SMALL, budget_s=40.0)
+    results = machine.run_search(SMALL, budget_s=40.0)
     assert machine.now <= 40
-    assert evidence.tokens_per_s(choose_setting(evidence)) > 0
+    assert results.tokens_per_s(choose_setting(results)) > 0
 
 
 # --- what fails ---
@@ -207,31 +208,31 @@ def test_the_automatic_choice_runs_out_of_memory() -> None:
         saturating_speed(),
         peak=lambda setting: int(0.8 * setting.micro_batch * GIB) if setting.micro_batch < 30 else None,
     )
-    evidence = machine.run_search()
-    assert 16 <= choose_setting(evidence).micro_batch <= 24
-    found = verdicts(evidence)
+    results = machine.run_search()
+    assert 16 <= choose_setting(results).micro_batch <= 24
+    found = verdicts(results)
     assert found["60"].startswith(("out of memory", "not tried: it would take about"))
 
 
 def test_nothing_fits() -> None:
-    ground = gpu_machine(free_bytes=4 * GIB)
-    machine = FakeMachine(ground, saturating_speed(), peak=lambda setting: None)
+    context = gpu_machine(free_bytes=4 * GIB)
+    machine = FakeMachine(context, saturating_speed(), peak=lambda setting: None)
     with pytest.raises(UserError, match="not even a micro-batch of 1 fits"):
         machine.run_search()
     assert machine.measured_settings[-1].checkpointing
 
 
 def test_no_headroom_is_not_chosen() -> None:
-    ground = gpu_machine(free_bytes=100 * GIB)
+    context = gpu_machine(free_bytes=100 * GIB)
     machine = FakeMachine(
-        ground, saturating_speed(half=30.0), peak=lambda setting: setting.micro_batch * 95 * GIB // 60
+        context, saturating_speed(half=30.0), peak=lambda setting: setting.micro_batch * 95 * GIB // 60
     )
-    evidence = machine.run_search()
-    assert choose_setting(evidence).micro_batch < 60
-    assert verdicts(evidence)["60"] == "no headroom: 100 GiB were free"
+    results = machine.run_search()
+    assert choose_setting(results).micro_batch < 60
+    assert verdicts(results)["60"] == "no headroom: 100 GiB were free"
 
 
-def test_it_recomputes_only_where_memory_is_in_the_way() -> None:
+def test_activation_checkpointing_is_tried_only_if_memory_is_short() -> None:
     roomy = FakeMachine(gpu_machine(), saturating_speed(half=30.0))
     roomy.run_search()
     assert not any(setting.checkpointing for setting in roomy.measured_settings)
@@ -243,9 +244,9 @@ def test_it_recomputes_only_where_memory_is_in_the_way() -> None:
     tight = FakeMachine(
         gpu_machine(free_bytes=100 * GIB), saturating_speed(half=300.0, checkpointing=0.9), peak=peak
     )
-    evidence = tight.run_search()
+    results = tight.run_search()
     assert any(setting.checkpointing for setting in tight.measured_settings)
-    assert choose_setting(evidence).checkpointing
+    assert choose_setting(results).checkpointing
 
 
 def test_one_that_crashes_or_hangs_does_not_stop_the_others() -> None:
@@ -253,11 +254,11 @@ def test_one_that_crashes_or_hangs_does_not_stop_the_others() -> None:
     machine = FakeMachine(
         gpu_machine(), saturating_speed(), ends=lambda setting: ends.get(setting.attention, "ran")
     )
-    evidence = machine.run_search(budget_s=150)
-    found = verdicts(evidence)
+    results = machine.run_search(budget_s=150)
+    found = verdicts(results)
     assert found["480 attention=flash"] == "crashed: that is why"
-    assert found["480 attention=efficient"].startswith("no end after")
-    assert choose_setting(evidence).attention == "cudnn"
+    assert found["480 attention=efficient"].startswith("no answer after")
+    assert choose_setting(results).attention == "cudnn"
 
 
 def test_the_automatic_choice_crashes() -> None:
@@ -278,7 +279,7 @@ def test_nothing_runs() -> None:
 
 def test_a_tie_goes_to_the_automatic_choice() -> None:
     machine = FakeMachine(gpu_machine(), lambda setting: 500e3, noise=0.003)
-    assert choose_setting(machine.run_search()) == machine.ground.automatic_setting
+    assert choose_setting(machine.run_search()) == machine.context.automatic_setting
 
 
 def test_of_those_that_are_as_fast_the_one_with_less_memory() -> None:
@@ -293,7 +294,7 @@ def test_of_those_that_are_as_fast_the_one_with_less_memory() -> None:
     assert choose_setting(machine.run_search()).micro_batch == 60
 
 
-def test_luck_is_found_out_by_measuring_again() -> None:
+def test_remeasuring_corrects_a_lucky_trial() -> None:
     """The first trial of flash is 3 % too fast: a moment when nobody else used the machine."""
     machine = FakeMachine(gpu_machine(automatic_batch=60), saturating_speed(half=0.001))
     usual = machine.measure
@@ -304,15 +305,15 @@ def test_luck_is_found_out_by_measuring_again() -> None:
         return replace(trial, update_s=tuple(0.97 * one for one in trial.update_s)) if lucky else trial
 
     machine.measure = measure  # type: ignore[method-assign]
-    assert choose_setting(machine.run_search()) == machine.ground.automatic_setting
+    assert choose_setting(machine.run_search()) == machine.context.automatic_setting
 
 
 def test_a_machine_that_gets_slower_meanwhile() -> None:
     """What is tried late is not slower for it: the winners meet again, in turns."""
     machine = FakeMachine(cpu_machine(), lambda setting: 1.06e4 if setting.threads == 1 else 1e4, trial_s=2.0,
                       drift=lambda now: 1.0 if now < 8 else 1.05)  # fmt: skip
-    evidence = machine.run_search(SMALL)
-    assert len(evidence.trials[machine.ground.automatic_setting]) > 1
+    results = machine.run_search(SMALL)
+    assert len(results.trials[machine.context.automatic_setting]) > 1
 
 
 # --- compiling ---
@@ -324,53 +325,51 @@ def test_compiling_has_to_pay_within_the_run(updates: int, chosen: bool) -> None
     machine = FakeMachine(
         cpu_machine(updates=updates), lambda setting: 1.15 * speed if setting.compile else speed
     )
-    evidence = machine.run_search(SMALL, budget_s=150)
-    assert choose_setting(evidence).compile == chosen
+    results = machine.run_search(SMALL, budget_s=150)
+    assert choose_setting(results).compile == chosen
     if not chosen:
-        assert verdicts(evidence)["12 compile=True"] == (
+        assert verdicts(results)["12 compile=True"] == (
             "15% faster, but 2,000 updates do not save its 25 s of compiling"
         )
 
 
 def test_an_automatic_choice_that_compiles() -> None:
     """Trials that compile come last all the same; what had no time is not chosen."""
-    automatics = tuple(replace(one, compile=True) for one in cpu_machine().automatics)
-    ground = cpu_machine(updates=10**6, automatics=automatics)
-    machine = FakeMachine(ground, lambda setting: 1.15e4 if setting.compile else 1e4, trial_s=2.0)
-    evidence = machine.run_search(SMALL)
-    first = machine.measured_settings.index(ground.automatic_setting)
+    automatic_settings = tuple(replace(one, compile=True) for one in cpu_machine().automatic_settings)
+    context = cpu_machine(updates=10**6, automatic_settings=automatic_settings)
+    machine = FakeMachine(context, lambda setting: 1.15e4 if setting.compile else 1e4, trial_s=2.0)
+    results = machine.run_search(SMALL)
+    first = machine.measured_settings.index(context.automatic_setting)
     assert not any(one.compile for one in machine.measured_settings[:first])
     assert first > 2
-    assert choose_setting(evidence) == ground.automatic_setting
-    short = FakeMachine(ground, lambda setting: 1e4, trial_s=2.0)
-    evidence = short.run_search(SMALL, budget_s=15.0)
-    assert not choose_setting(evidence).compile
-    assert verdicts(evidence)["12"] == "not tried: no time left"
-    assert summarize_trials(evidence).summary.startswith(
-        "Micro-batch 12, not compiled, is the fastest of the"
-    )
+    assert choose_setting(results) == context.automatic_setting
+    short = FakeMachine(context, lambda setting: 1e4, trial_s=2.0)
+    results = short.run_search(SMALL, budget_s=15.0)
+    assert not choose_setting(results).compile
+    assert verdicts(results)["12"] == "not tried: no time left"
+    assert summarize_trials(results).summary.startswith("Micro-batch 12, not compiled, is the fastest of the")
 
 
-def test_compiled_code_that_is_no_faster_has_its_compiling_to_answer_for() -> None:
+def test_compile_time_counts_against_compiled_code() -> None:
     machine = FakeMachine(cpu_machine(), lambda setting: 1e4, trial_s=2.0)
-    evidence = machine.run_search(SMALL)
+    results = machine.run_search(SMALL)
     # 2,000 updates of 76.8 ms are 153.6 s, and 24.9 s are lost by compiling for 25 s.
-    assert verdicts(evidence)["12 compile=True"] == "14% slower over the run, compiling included"
+    assert verdicts(results)["12 compile=True"] == "14% slower over the run, compiling included"
 
 
-def test_a_run_of_seconds_is_not_compiled_at_all() -> None:
+def test_a_short_run_is_not_compiled() -> None:
     """500 updates of 77 ms are 38 s: not even half of them would pay for 22 s."""
     machine = FakeMachine(cpu_machine(updates=500), lambda setting: 1e4)
-    evidence = machine.run_search(SMALL, budget_s=150)
+    results = machine.run_search(SMALL, budget_s=150)
     assert not any(one.compile for one in machine.measured_settings)
-    said = "not tried: the run is too short to save what it takes"
-    assert verdicts(evidence)["12 compile=True"] == said
+    said = "not tried: the run is too short for compiling to pay off"
+    assert verdicts(results)["12 compile=True"] == said
 
 
-# --- what is said stays ---
+# --- settings given by the user ---
 
 
-def test_what_the_user_has_said_is_not_tried_otherwise() -> None:
+def test_settings_given_by_the_user_are_not_changed() -> None:
     machine = FakeMachine(gpu_machine(), saturating_speed())
     machine.run_search(fixed=("batch_size", "attention", "kernels", "compile"))
     assert {
@@ -384,12 +383,12 @@ def test_what_the_user_has_said_is_not_tried_otherwise() -> None:
 # --- threads ---
 
 
-def test_threads_beyond_a_containers_share_are_given_up_first() -> None:
-    ground = cpu_machine(threads=64, usable_cores=2.0)
-    machine = FakeMachine(ground, lambda setting: 1e4 if (setting.threads or 64) <= 2 else 500.0)
-    evidence = machine.run_search(SMALL)
+def test_oversubscribed_threads_are_reduced_first() -> None:
+    context = cpu_machine(threads=64, usable_cores=2.0)
+    machine = FakeMachine(context, lambda setting: 1e4 if (setting.threads or 64) <= 2 else 500.0)
+    results = machine.run_search(SMALL)
     assert machine.measured_settings[1].threads == 2
-    assert choose_setting(evidence).threads == 2
+    assert choose_setting(results).threads == 2
     assert all(setting.threads for setting in machine.measured_settings[1:])
 
 
@@ -404,7 +403,7 @@ def test_which_numbers_of_threads() -> None:
 # --- words ---
 
 
-def told(machine: FakeMachine, **options: Any) -> TuneResult:
+def tune_result(machine: FakeMachine, **options: Any) -> TuneResult:
     return summarize_trials(machine.run_search(**options))
 
 
@@ -415,7 +414,7 @@ def test_the_sentence_says_what_the_neighbours_lose() -> None:
         lambda setting: speeds[setting.micro_batch] * (0.9 if setting.attention != "cudnn" else 1.0),
         peak=lambda setting: setting.micro_batch * GIB // 2,
     )
-    outcome = told(machine)
+    outcome = tune_result(machine)
     assert outcome.chosen.setting.micro_batch == 32
     assert outcome.summary == (
         "Micro-batch 32 is 14% faster than the automatic 12: 60 gains nothing and takes 14.0 GiB more, "
@@ -424,7 +423,7 @@ def test_the_sentence_says_what_the_neighbours_lose() -> None:
 
 
 def test_the_sentence_counts_times_where_percents_are_hard_to_read() -> None:
-    outcome = told(
+    outcome = tune_result(
         FakeMachine(cpu_machine(), lambda setting: 1e3 * (75 if setting.threads == 1 else 1)), config=SMALL
     )
     assert "1 thread, is 75 times as fast as the automatic choice" in outcome.summary
@@ -432,7 +431,7 @@ def test_the_sentence_counts_times_where_percents_are_hard_to_read() -> None:
 
 def test_the_sentence_where_the_automatic_choice_wins() -> None:
     machine = FakeMachine(cpu_machine(), lambda setting: 1e3 * setting.micro_batch * (setting.threads or 2))
-    outcome = told(machine, config=SMALL)
+    outcome = tune_result(machine, config=SMALL)
     assert outcome.summary == (
         "The automatic choice is the best of the 5 that ran: 4 loses 67%, and 12 is the whole update, "
         "1 thread is 50% slower."
@@ -440,7 +439,7 @@ def test_the_sentence_where_the_automatic_choice_wins() -> None:
 
 
 def test_the_sentence_where_nothing_was_compared() -> None:
-    found = told(FakeMachine(cpu_machine(), lambda setting: 1e3), config=SMALL, budget_s=4)
+    found = tune_result(FakeMachine(cpu_machine(), lambda setting: 1e3), config=SMALL, budget_s=4)
     assert sum(row.figures is not None for row in found.rows) == 1
     assert found.summary == "Only the automatic choice ran, so there is nothing to compare it with."
 
@@ -448,7 +447,7 @@ def test_the_sentence_where_nothing_was_compared() -> None:
 def test_figures_of_a_row() -> None:
     """Independent of the code: 491,520 tokens in 0.8 s are 614,400 a second."""
     machine = FakeMachine(gpu_machine(), lambda setting: 614_400.0)
-    row = told(machine).chosen
+    row = tune_result(machine).chosen
     assert row.figures is not None
     assert row.figures.update_s == pytest.approx(0.8)
     assert row.tokens_per_s == pytest.approx(614_400)
@@ -458,13 +457,13 @@ def test_figures_of_a_row() -> None:
 
 def test_a_machine_that_drifts_slows_both_down() -> None:
     """A card that gets warm: every round is slower than the last, and the ratio of the two stays."""
-    evidence = TrialResults(gpu_machine())
-    small, large = (evidence.context.automatic_setting_at(size) for size in (60, 120))
+    results = TrialResults(gpu_machine())
+    small, large = (results.context.automatic_setting_at(size) for size in (60, 120))
     for drift in (1.0, 1.03, 1.06, 1.09):
-        evidence.add(small, Trial(outcome="ran", update_s=(drift * 1.03,) * 3, micro_steps=4))
-        evidence.add(large, Trial(outcome="ran", update_s=(drift,) * 3, micro_steps=4))
-    apart = [evidence.stats(one) for one in (small, large)]
+        results.add(small, Trial(outcome="ran", update_s=(drift * 1.03,) * 3, micro_steps=4))
+        results.add(large, Trial(outcome="ran", update_s=(drift,) * 3, micro_steps=4))
+    apart = [results.stats(one) for one in (small, large)]
     assert all(figures is not None and figures.error > 0.02 for figures in apart)
-    assert evidence.comparison_error(small, large) < 1e-6
-    assert not evidence.is_as_fast(small, large)
-    assert choose_setting(evidence) == large
+    assert results.comparison_error(small, large) < 1e-6
+    assert not results.is_as_fast(small, large)
+    assert choose_setting(results) == large

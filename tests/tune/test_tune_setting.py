@@ -42,16 +42,16 @@ def test_the_losses_are_those_of_the_automatic_choice(
     """Twenty updates of twelve sequences, in float32 and without dropout."""
     steps = None if "batch_tokens" in batch else 2
     asked = tiny("asked", gradient_accumulation_steps=steps, eval_interval=10, eval_iters=3, **batch)
-    ground = inspect_machine(prepare_trial_setup(asked, None))
+    context = inspect_machine(prepare_trial_setup(asked, None))
     updates, evaluations = losses(asked)
     assert len(updates) == 20
     settings = [
-        *(SpeedSettings(micro_batch=size) for size in ground.micro_batches),
+        *(SpeedSettings(micro_batch=size) for size in context.micro_batches),
         SpeedSettings(micro_batch=4, attention="manual"),
         SpeedSettings(micro_batch=12, checkpointing=True),
     ]
     for number, setting in enumerate(settings):
-        tuned = replace(ground.config_with(asked, setting), out_dir=str(tmp_path / f"tuned{number}"))
+        tuned = replace(context.config_with(asked, setting), out_dir=str(tmp_path / f"tuned{number}"))
         assert find_config_problems(tuned) == []
         found, evaluated = losses(tuned)
         assert found == pytest.approx(updates, abs=1e-5), setting
@@ -75,7 +75,7 @@ def test_nothing_else_of_the_run_changes() -> None:
     assert tuned.block_size * (tuned.batch_size or 0) * (tuned.gradient_accumulation_steps or 0) == 491_520
 
 
-def test_batch_tokens_stay_said() -> None:
+def test_batch_tokens_are_kept() -> None:
     tuned = apply_setting(TrainConfig(batch_tokens=32_768), SpeedSettings(micro_batch=16), 32, 32, "cuda")
     assert (tuned.batch_tokens, tuned.batch_size, tuned.gradient_accumulation_steps) == (32_768, 16, None)
     assert find_config_problems(tuned) == []
@@ -87,7 +87,7 @@ def test_as_much_is_evaluated_as_before() -> None:
     assert (tuned.eval_iters, tuned.eval_tokens) == (None, 15_360)
 
 
-def test_every_part_has_words() -> None:
+def test_every_dimension_has_a_description() -> None:
     one = SpeedSettings(micro_batch=1)
     other = SpeedSettings(
         micro_batch=1, attention="flash", kernels=True, graph=True, data_on_card=True, checkpointing=True,
@@ -104,10 +104,10 @@ def test_every_part_has_words() -> None:
 
 def tuning_of(config: TrainConfig = GPT2) -> Tuning:
     on_cpu = config is SMALL
-    ground = cpu_machine() if on_cpu else gpu_machine()
+    context = cpu_machine() if on_cpu else gpu_machine()
     speed = (lambda setting: 2e4 if setting.threads == 1 else 1e4) if on_cpu else saturating_speed()
-    machine = FakeMachine(ground, speed)
-    return Tuning(config, ground, summarize_trials(machine.run_search(config)), 90.0, machine.now)
+    machine = FakeMachine(context, speed)
+    return Tuning(config, context, summarize_trials(machine.run_search(config)), 90.0, machine.now)
 
 
 def test_the_file_says_the_tuned_config(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_the_file_says_the_tuned_config(tmp_path: Path) -> None:
 def test_threads_are_a_setting_of_the_tuned_run() -> None:
     tuning = tuning_of(SMALL)
     assert tuning.tuned.threads == 1
-    assert "threads = 1  # was open" in tuning_module.tuned_file_text(
+    assert "threads = 1  # was not set" in tuning_module.tuned_file_text(
         tuning.tuned, SMALL, "small", tuned_config_fields("cpu"), tuned_file_notes(tuning)
     )
 
@@ -143,7 +143,7 @@ def test_a_name_cannot_break_the_file(tmp_path: Path) -> None:
     assert read_recipe(path).about == f"{name}, tuned for this machine"
 
 
-def test_a_file_is_never_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_never_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     written = [str(tuning_module.write_tuned_file(f"# {n}", "", False)) for n in range(3)]
     assert written == ["tuned.toml", "tuned-2.toml", "tuned-3.toml"]
@@ -151,19 +151,19 @@ def test_a_file_is_never_written_over(tmp_path: Path, monkeypatch: pytest.Monkey
     assert str(tuning_module.write_tuned_file("# 9", "", True)) == "tuned.toml"
     assert Path("tuned.toml").read_text() == "# 9"
     assert str(tuning_module.write_tuned_file("# 1", "mine.toml", False)) == "mine.toml"
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="exists: choose another name"):
         tuning_module.write_tuned_file("# 2", "mine.toml", False)
     tuning_module.write_tuned_file("# 2", "mine.toml", True)
     assert Path("mine.toml").read_text() == "# 2"
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_a_place_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_paths_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("folder.toml").mkdir()
     assert "is a folder" in tuning_module.check_output_path("folder.toml", True)[0]
     assert "there is no folder" in tuning_module.check_output_path("missing/x.toml", False)[0]
-    assert "ends with .toml" in tuning_module.check_output_path("x.txt", False)[0]
+    assert "must end in .toml" in tuning_module.check_output_path("x.txt", False)[0]
     assert tuning_module.check_output_path("x.toml", False) == []
 
 
@@ -178,7 +178,7 @@ def test_budgets() -> None:
         assert budget_seconds(text) is None, text
 
 
-def test_bad_options_are_all_told() -> None:
+def test_all_bad_options_are_reported() -> None:
     problems = option_problems(TuneOptions(budget="soon", vocab_size=1))
     assert len(problems) == 2
     assert "--budget=soon" in problems[0]
@@ -191,7 +191,7 @@ def test_what_cannot_be_tuned() -> None:
     assert len(error.value.problems) == 3
 
 
-def test_a_document_of_it() -> None:
+def test_the_json_document() -> None:
     import json
 
     document = json.loads(json.dumps(tuning_of().as_dict()))

@@ -1,4 +1,4 @@
-"""One trial: from marks to updates, what a long update comes to, warming up and pace, by clocks of ours."""
+"""One trial: from marks to updates, extrapolated updates, warm-up and timing, with fake clocks."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_setting_that_failed_once_has_no_figures() -> None:
     assert summarize_updates([ran(1.0), Trial(outcome="hung")]) == summarize_updates([ran(1.0)])
 
 
-# --- pace ---
+# --- warm-up and timing ---
 
 
 class Clock:
@@ -132,7 +132,7 @@ def test_warming_up_takes_about_its_time() -> None:
     assert max(clock.blocks) == 20  # a fifth of a second between two waits
 
 
-def test_a_recording_has_its_updates_first() -> None:
+def test_a_cuda_graph_is_captured_before_timing() -> None:
     clock = Clock(1.0, 1.0)
     warm_up(clock.block, 0.1, 5, clock)
     assert sum(clock.blocks) == 6
@@ -157,10 +157,10 @@ def test_updates_are_timed_for_a_while(update_s: float, fewest: int) -> None:
 
 
 def updates_of(config: TrainConfig, setting: SpeedSettings, micro_steps: int) -> TrialUpdates:
-    from glassgpt.tune.trial_run import _placement
+    from glassgpt.tune.trial_run import _execution_config
 
-    stage = prepare_trial_setup(config, None)
-    return TrialUpdates(stage, _placement(stage, setting, 4), setting, micro_steps)
+    setup = prepare_trial_setup(config, None)
+    return TrialUpdates(setup, _execution_config(setup, setting, 4), setting, micro_steps)
 
 
 def test_marks_are_where_they_should_be(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,8 +192,8 @@ def test_a_trial_trains_as_the_run_would(tiny: MakeConfig, monkeypatch: pytest.M
         return results
 
     monkeypatch.setattr(Learner, "take_results", take_results)
-    stage = prepare_trial_setup(tiny(max_iters=200), None)
-    trial = run_trial(stage, SpeedSettings(micro_batch=2), 4, 2, 0.3)
+    setup = prepare_trial_setup(tiny(max_iters=200), None)
+    trial = run_trial(setup, SpeedSettings(micro_batch=2), 4, 2, 0.3)
     assert trial.outcome == "ran"
     assert len(trial.update_s) >= 3
     assert trial.peak_bytes is not None
@@ -201,16 +201,16 @@ def test_a_trial_trains_as_the_run_would(tiny: MakeConfig, monkeypatch: pytest.M
     assert seen[-1] < seen[0] - 0.1  # it learns
 
 
-def test_what_a_run_would_not_do_is_not_possible(tiny: MakeConfig) -> None:
-    stage = prepare_trial_setup(tiny(), None)
-    trial = run_trial(stage, SpeedSettings(micro_batch=4, kernels=True), 4, 1, 0.1)
+def test_a_setting_that_a_run_would_not_use_is_impossible(tiny: MakeConfig) -> None:
+    setup = prepare_trial_setup(tiny(), None)
+    trial = run_trial(setup, SpeedSettings(micro_batch=4, kernels=True), 4, 1, 0.1)
     assert trial.outcome == "impossible"
-    trial = run_trial(stage, SpeedSettings(micro_batch=4, attention="cudnn"), 4, 1, 0.1)
+    trial = run_trial(setup, SpeedSettings(micro_batch=4, attention="cudnn"), 4, 1, 0.1)
     assert trial.outcome == "impossible"
     assert "--attention=cudnn cannot do heads of 8 channels" in trial.why
 
 
-def test_what_failed_to_be_built_is_not_possible(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_that_fell_back_is_impossible(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     def compile(model: Any, **_: Any) -> Callable[..., None]:
         def call(*_: object) -> None:
             raise RuntimeError("no compiler\nand so on")
@@ -224,7 +224,7 @@ def test_what_failed_to_be_built_is_not_possible(tiny: MakeConfig, monkeypatch: 
     assert (trial.outcome, trial.why) == ("impossible", "compile failed: RuntimeError: no compiler")
 
 
-def test_what_compiles_is_compiled_for_evaluation_too(
+def test_compile_time_includes_the_first_evaluation(
     tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[bool] = []
@@ -245,29 +245,29 @@ def test_what_compiles_is_compiled_for_evaluation_too(
     assert called.count(False) == 1
 
 
-# --- the ground ---
+# --- the context ---
 
 
-def test_the_ground_is_what_a_run_would_decide(tiny: MakeConfig) -> None:
+def test_the_context_has_the_choices_of_a_run(tiny: MakeConfig) -> None:
     config = tiny(batch_size=6, gradient_accumulation_steps=2, attention="manual", max_iters=77)
-    ground = inspect_machine(prepare_trial_setup(config, None))
-    assert (ground.device_type, ground.sequences, ground.tokens_per_update) == ("cpu", 12, 96)
-    assert (ground.automatic_batch, ground.updates) == (6, 77)
-    assert ground.micro_batches == (1, 2, 3, 4, 6, 12)
-    assert ground.automatic_setting == SpeedSettings(micro_batch=6, attention="manual")
-    assert 10**8 < ground.free_bytes < 10**13
-    assert "tiny" in ground.data
+    context = inspect_machine(prepare_trial_setup(config, None))
+    assert (context.device_type, context.sequences, context.tokens_per_update) == ("cpu", 12, 96)
+    assert (context.automatic_batch, context.updates) == (6, 77)
+    assert context.micro_batches == (1, 2, 3, 4, 6, 12)
+    assert context.automatic_setting == SpeedSettings(micro_batch=6, attention="manual")
+    assert 10**8 < context.free_bytes < 10**13
+    assert "tiny" in context.data
 
 
-def test_the_ground_without_a_dataset(
+def test_the_context_without_a_dataset(
     tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     config = tiny(data_dir="", dataset="shakespeare_char")
-    stage = prepare_trial_setup(config, None)
-    assert stage.shape.vocab_size == 65
-    assert stage.data_description == "random tokens, of 65 kinds: shakespeare_char is not prepared"
-    assert int(stage.tokens.max()) == 64
+    setup = prepare_trial_setup(config, None)
+    assert setup.shape.vocab_size == 65
+    assert setup.data_description == "random tokens from a vocabulary of 65: shakespeare_char is not prepared"
+    assert int(setup.tokens.max()) == 64
     assert prepare_trial_setup(config, 5000).shape.vocab_size == 5056  # as a run rounds it up
     assert prepare_trial_setup(tiny(data_dir="", dataset="mine"), 100_000).tokens.dtype.itemsize == 4
     with pytest.raises(UserError, match="no dataset at nowhere"):
@@ -279,7 +279,7 @@ def test_a_text_that_is_too_short(tiny: MakeConfig) -> None:
         prepare_trial_setup(tiny(block_size=100_000), None)
 
 
-def test_memory_of_a_trial_is_its_own() -> None:
+def test_peak_memory_is_per_trial() -> None:
     peak = PeakMemory(torch.device("cpu"))
     before = peak.peak_bytes()
     block = torch.ones(64 * 2**20 // 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from conftest import MakeConfig
 from tune_machines import SMALL, cpu_machine
 
 from glassgpt.errors import UserError
-from glassgpt.tune.speed_settings import SpeedSettings, to_document
+from glassgpt.tune.speed_settings import SpeedSettings
 from glassgpt.tune.worker import TrialServer
 from glassgpt.tune.worker_process import TrialRunner, TrialWorker, WorkerDied, WorkerHung
 
@@ -70,14 +71,14 @@ def test_it_answers_one_after_the_other(opened: Callable[[type[TrialWorker]], Tr
     assert [one.send_request({"n": n}, 20)["twice"] for n in range(3)] == [0, 2, 4]
 
 
-def test_a_mistake_of_the_users_is_told(opened: Callable[[type[TrialWorker]], TrialWorker]) -> None:
+def test_a_user_error_is_raised(opened: Callable[[type[TrialWorker]], TrialWorker]) -> None:
     one = opened(worker("say({'problems': ['--n_head is wrong', '--n_embd too']})"))
     with pytest.raises(UserError) as error:
         one.send_request({}, 20)
     assert error.value.problems == ["--n_head is wrong", "--n_embd too"]
 
 
-def test_one_that_hangs_is_given_up(opened: Callable[[type[TrialWorker]], TrialWorker]) -> None:
+def test_a_worker_that_hangs_is_abandoned(opened: Callable[[type[TrialWorker]], TrialWorker]) -> None:
     one = opened(worker("time.sleep(60)"))
     with pytest.raises(WorkerHung):
         one.send_request({}, 0.3)
@@ -85,7 +86,7 @@ def test_one_that_hangs_is_given_up(opened: Callable[[type[TrialWorker]], TrialW
     assert is_gone(pid_of(one))
 
 
-def test_one_that_dies_says_why(opened: Callable[[type[TrialWorker]], TrialWorker]) -> None:
+def test_a_worker_that_dies_reports_why(opened: Callable[[type[TrialWorker]], TrialWorker]) -> None:
     one = opened(worker("print('a line\\nSegmentation fault', file=sys.stderr)\nsys.exit(7)"))
     with pytest.raises(WorkerDied, match=r"Segmentation fault \(exit code 7\)"):
         one.send_request({}, 20)
@@ -111,7 +112,7 @@ def test_its_children_end_with_it(opened: Callable[[type[TrialWorker]], TrialWor
     assert is_gone(child)
 
 
-def test_threads_are_said_before_the_start() -> None:
+def test_threads_are_set_before_the_start() -> None:
     kind = worker("say({'threads': os.environ.get('OMP_NUM_THREADS')})")
     for threads in (1, 3):
         one = kind(threads)
@@ -121,7 +122,7 @@ def test_threads_are_said_before_the_start() -> None:
             one.close()
 
 
-# --- the workshop ---
+# --- the runner ---
 
 
 class Scripted(TrialWorker):
@@ -146,8 +147,8 @@ class Scripted(TrialWorker):
 
 
 @pytest.fixture
-def workshop(monkeypatch: pytest.MonkeyPatch) -> Iterator[TrialRunner]:
-    monkeypatch.setattr(Scripted, "answers", [to_document(cpu_machine())])
+def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[TrialRunner]:
+    monkeypatch.setattr(Scripted, "answers", [dataclasses.asdict(cpu_machine())])
     monkeypatch.setattr(Scripted, "made", [])
     monkeypatch.setattr(Scripted, "closed", 0)
     with TrialRunner(Scripted) as made:
@@ -158,9 +159,9 @@ def workshop(monkeypatch: pytest.MonkeyPatch) -> Iterator[TrialRunner]:
 RAN = {"outcome": "ran", "update_s": [0.1, 0.2], "micro_steps": 1, "first_s": 1.0, "peak_bytes": 5}
 
 
-def test_one_worker_does_many_trials(workshop: TrialRunner) -> None:
+def test_one_worker_does_many_trials(runner: TrialRunner) -> None:
     Scripted.answers += [RAN, RAN, {"outcome": "impossible", "why": "no"}, RAN]
-    outcomes = [workshop.measure(SETTING, 10).outcome for _ in range(4)]
+    outcomes = [runner.measure(SETTING, 10).outcome for _ in range(4)]
     assert outcomes == ["ran", "ran", "impossible", "ran"]
     assert Scripted.made == [None]
 
@@ -170,40 +171,40 @@ def test_one_worker_does_many_trials(workshop: TrialRunner) -> None:
     [
         ({"outcome": "out of memory", "why": "CUDA out of memory"}, "out of memory", "CUDA out of memory"),
         ({"outcome": "crashed", "why": "RuntimeError: bad"}, "crashed", "RuntimeError: bad"),
-        (WorkerHung(), "hung", "no end after 10 s"),
+        (WorkerHung(), "hung", "no answer after 10 s"),
         (WorkerDied("exit code 7"), "crashed", "exit code 7"),
         (WorkerDied("killed"), "out of memory", "killed"),  # which the kernel does when there is none left
     ],
 )
-def test_one_that_failed_is_replaced(workshop: TrialRunner, answer: Any, outcome: str, why: str) -> None:
+def test_a_worker_that_failed_is_replaced(runner: TrialRunner, answer: Any, outcome: str, why: str) -> None:
     Scripted.answers += [answer, RAN]
-    trial = workshop.measure(SETTING, 10)
+    trial = runner.measure(SETTING, 10)
     assert (trial.outcome, trial.why) == (outcome, why)
     assert Scripted.closed == 1
-    assert workshop.measure(SETTING, 10).outcome == "ran"
+    assert runner.measure(SETTING, 10).outcome == "ran"
     assert Scripted.made == [None, None]
 
 
-def test_the_compiler_does_not_stay(workshop: TrialRunner) -> None:
+def test_a_worker_that_compiled_is_replaced(runner: TrialRunner) -> None:
     Scripted.answers += [RAN] * 2
-    workshop.measure(SpeedSettings(micro_batch=4, compile=True), 10)
-    workshop.measure(SETTING, 10)
+    runner.measure(SpeedSettings(micro_batch=4, compile=True), 10)
+    runner.measure(SETTING, 10)
     assert Scripted.made == [None, None]
 
 
-def test_another_number_of_threads_is_another_process(workshop: TrialRunner) -> None:
+def test_another_number_of_threads_is_another_process(runner: TrialRunner) -> None:
     Scripted.answers += [RAN] * 4
     for threads in (None, 1, 1, None):
-        workshop.measure(SpeedSettings(micro_batch=4, threads=threads), 10)
+        runner.measure(SpeedSettings(micro_batch=4, threads=threads), 10)
     assert Scripted.made == [None, 1, None]
     assert Scripted.closed == 2
 
 
-def test_what_cannot_even_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_cannot_be_inspected(monkeypatch: pytest.MonkeyPatch) -> None:
     for answer, said in (
         (WorkerHung(), "--budget=5s is too short to compare anything here: try --budget=90s"),
         (WorkerDied("no torch"), "cannot be started: no torch"),
-        ({"outcome": "crashed", "why": "RuntimeError: no"}, "nothing can be measured: RuntimeError: no"),
+        ({"outcome": "crashed", "why": "RuntimeError: no"}, "no trial can run: RuntimeError: no"),
         (UserError("--device=cuda is not available here"), "--device=cuda is not available here"),
     ):
         monkeypatch.setattr(Scripted, "answers", [answer])
@@ -214,7 +215,7 @@ def test_what_cannot_even_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- the work itself ---
 
 
-def test_an_error_of_memory_is_known_by_its_name_or_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_errors_are_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     for error, outcome in (
@@ -238,20 +239,20 @@ def test_an_error_of_memory_is_known_by_its_name_or_words(monkeypatch: pytest.Mo
 
 def test_a_real_worker(tiny: MakeConfig) -> None:
     """It survives what prints to its output, and does a trial after one that is not possible."""
-    with TrialRunner() as workshop:
-        workshop.timed_s = 0.1
-        ground = workshop.inspect_machine(tiny(batch_size=4), None, 60, 60)
-        assert ground.sequences == 4
-        impossible = workshop.measure(SpeedSettings(micro_batch=4, attention="cudnn"), 30)
-        trial = workshop.measure(SpeedSettings(micro_batch=2, threads=1), 60)
-        pid = pid_of(workshop._worker_with_threads(1))
+    with TrialRunner() as runner:
+        runner.timed_s = 0.1
+        context = runner.inspect_machine(tiny(batch_size=4), None, 60, 60)
+        assert context.sequences == 4
+        impossible = runner.measure(SpeedSettings(micro_batch=4, attention="cudnn"), 30)
+        trial = runner.measure(SpeedSettings(micro_batch=2, threads=1), 60)
+        pid = pid_of(runner._worker_with_threads(1))
     assert impossible.outcome == "impossible"
     assert (trial.outcome, trial.micro_steps) == ("ran", 2)
     assert trial.wall_s > 0.15
     assert is_gone(pid)
 
 
-def test_a_worker_whose_owner_was_killed_ends_too(tmp_path: Path) -> None:
+def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:
     code = (
         "import time\nfrom glassgpt.tune.worker_process import TrialWorker\n"
         "one = TrialWorker()\nprint(one._process.pid, flush=True)\ntime.sleep(60)"

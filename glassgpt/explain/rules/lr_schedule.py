@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.config import TrainConfig, decay_iters, min_lr, warmup_iters
+from glassgpt.config import TrainConfig, effective_lr_decay_iters, effective_min_lr, effective_warmup_iters
 from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.format import format_integer, format_lr, format_percent
 from glassgpt.i18n import say
@@ -55,9 +55,9 @@ def infer_schedule(run_log: RunLog) -> InferredSchedule | None:
         config = TrainConfig(max_iters=end, learning_rate=peak_lr)
         defaults = {
             "learning_rate": peak_lr,
-            "min_lr": min_lr(config),
-            "warmup_iters": warmup_iters(config),
-            "lr_decay_iters": decay_iters(config),
+            "min_lr": effective_min_lr(config),
+            "warmup_iters": effective_warmup_iters(config),
+            "lr_decay_iters": effective_lr_decay_iters(config),
         }
         assumed: tuple[str, ...] = ()
     else:

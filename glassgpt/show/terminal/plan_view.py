@@ -32,6 +32,12 @@ _STYLES = {"error": "bold red", "warning": "bold yellow", "hint": "bold cyan"}
 _BAR_WIDTH = 60
 _INDENT = 14
 _MAX_TABLE_COLUMNS = 1000
+# What is printed for names that --json and journals keep.
+_LABELS = {
+    "working space": "cuBLAS workspace",
+    "copy to be saved": "checkpoint copy",
+    "as it is": "with these settings",
+}
 
 
 def print_plan(plan: Plan, name: str, out: Console) -> None:
@@ -39,16 +45,16 @@ def print_plan(plan: Plan, name: str, out: Console) -> None:
     out.print(Text(title, style="bold"), soft_wrap=True)
     if plan.target.alternatives:
         alternatives = ", ".join(plan.target.alternatives)
-        out.print(Text(f"(there are also {alternatives})", style="dim"), soft_wrap=True)
+        out.print(Text(f"(that name also matches {alternatives})", style="dim"), soft_wrap=True)
     out.print()
     _print_model(plan, out)
     _print_memory(plan, out)
     if plan.parallelism is not None:
         _print_data_parallel(plan, plan.parallelism, out)
     if plan.times is None:
-        unknown = f"unknown: there is no {plan.spec.workload.dtype} peak of this card in the table"
+        unknown = f"unknown: the card table has no {plan.spec.workload.dtype} peak for this card"
         if plan.target.peak_flops_per_s("float32"):
-            unknown += "; with --dtype=float32 there is"
+            unknown += "; it has one for --dtype=float32"
         _print_rows([("time", unknown)], out)
     else:
         _print_time(plan, plan.times, out)
@@ -94,7 +100,7 @@ def print_recommendations(rows: Sequence[Recommendation], out: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("card")
     headings = (
-        "GiB", "shakespeare_char", "124M: batch_size", "tokens/s", "2.5B tokens", "best of a day",
+        "GiB", "shakespeare_char", "124M: batch_size", "tokens/s", "2.5B tokens", "best in 24 h",
         "layers x width", "batch_tokens", "loss", "",
     )  # fmt: skip
     for heading in headings:
@@ -123,13 +129,15 @@ def print_recommendations(rows: Sequence[Recommendation], out: Console) -> None:
 def _print_model(plan: Plan, out: Console) -> None:
     """The model, how it computes, its batch, and the size of the run."""
     spec, workload = plan.spec, plan.spec.workload
-    kernels = "our kernels" if workload.kernels else "compiled" if workload.compiled else "PyTorch's kernels"
+    kernels = (
+        "Triton kernels" if workload.kernels else "compiled" if workload.compiled else "PyTorch's kernels"
+    )
     if workload.graph:
         kernels += ", CUDA graph"
     flops = format_flops_per_token(spec.flops_per_token)
     rows = [
         ("model", f"{format_parameters(spec.parameters)} parameters, {flops}/token"),
-        ("runs in", f"{workload.dtype} ({spec.dtype_reason}), {kernels}"),
+        ("compute", f"{workload.dtype} ({spec.dtype_reason}), {kernels}"),
     ]
     if spec.config.eval_only:
         rows.append(("run", "one evaluation"))
@@ -142,7 +150,7 @@ def _print_model(plan: Plan, out: Console) -> None:
             noun = "machines" if plan.target.cluster.link is None else "cards"
             batch += f" on each of {workload.ranks} {noun}"
         rows += [
-            ("batch", f"{spec.batch.tokens:,} tokens an update: {batch}"),
+            ("batch", f"{spec.batch.tokens:,} tokens per update: {batch}"),
             (
                 "run",
                 f"{pluralize(spec.config.max_iters, 'update')}, {format_count(spec.total_tokens)} tokens, "
@@ -153,7 +161,7 @@ def _print_model(plan: Plan, out: Console) -> None:
 
 
 def _print_memory(plan: Plan, out: Console) -> None:
-    """Total and parts, as a bar as long as the card's memory, and what other settings would need."""
+    """The total, its parts as a bar of the card's memory, and what other settings would need."""
     memory, target = plan.memory, plan.target
     fits = "fits" if plan.fits else "does not fit"
     capacity = format_bytes(target.memory_bytes) + (f" ({target.memory_note})" if target.memory_note else "")
@@ -175,13 +183,14 @@ def _print_memory(plan: Plan, out: Console) -> None:
         cells = round(_BAR_WIDTH * (done + amount) / bar_bytes) - round(_BAR_WIDTH * done / bar_bytes)
         line.append("█" * cells, style=colour)
         done += amount
-        table.add_row(Text(f"{' ' * _INDENT}■", style=colour), name, format_bytes(amount))
+        table.add_row(Text(f"{' ' * _INDENT}■", style=colour), _LABELS.get(name, name), format_bytes(amount))
     line.append("░" * max(0, _BAR_WIDTH + _INDENT - len(line)), style="dim")
     out.print(line, soft_wrap=True)
     _print_uncropped(table, out)
     for variant in () if plan.config.eval_only else plan.variants:
         most = "does not fit" if variant.largest is None else f"up to {variant.largest} sequences at a time"
-        out.print(Text(f"{' ' * _INDENT}{variant.name}: {format_bytes(variant.total)}, {most}", style="dim"))
+        name = _LABELS.get(variant.name, variant.name)
+        out.print(Text(f"{' ' * _INDENT}{name}: {format_bytes(variant.total)}, {most}", style="dim"))
     out.print()
 
 
@@ -196,14 +205,15 @@ def _print_data_parallel(plan: Plan, parallelism: ParallelismComparison, out: Co
     else:
         each = "one in each" if cluster.cards_per_machine == 1 else f"{cluster.cards_per_machine} in each"
         ranks = f"{cluster.ranks} cards, {each} of {cluster.machines} machines"
-    rows = [("together", f"{ranks}; each sends {planned.sent_bytes / 1e9:.3g} GB an update")]
+    rows = [("cluster", f"{ranks}; each sends {planned.sent_bytes / 1e9:.3g} GB per update")]
     if planned.computing_s is not None and planned.waiting_s is not None:
         computing, waiting = format_duration(planned.computing_s), format_duration(planned.waiting_s)
-        rows.append(("", f"an update computes {computing} and waits {waiting}"))
+        rows.append(("", f"per update {computing} compute + {waiting} communication without overlap"))
     _print_rows(rows, out, end=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(" " * _INDENT)
-    for heading in ("memory a card", "sequences", "tokens/s", "efficiency", "time"):
+    noun = "machine" if cluster.link is None else "card"
+    for heading in (f"memory per {noun}", "sequences", "tokens/s", "efficiency", "time"):
         table.add_column(heading, justify="right")
     for way in (parallelism.ddp, parallelism.fsdp):
         unknown = "?" if way.fits else "-"
@@ -225,25 +235,25 @@ def _print_data_parallel(plan: Plan, parallelism: ParallelismComparison, out: Co
 
 def _print_time(plan: Plan, times: TimeEstimate, out: Console) -> None:
     low, mid, high = times.total_s
-    pace = times.pace
+    throughput = times.throughput
     evaluations = "once" if times.evaluations == 1 else f"{times.evaluations:,} times"
     rows = [
         (
             "speed",
-            f"{format_count(pace.low)} to {format_count(pace.high)} tokens/s, "
-            f"MFU {pace.mfu[0]:.0f} to {pace.mfu[2]:.0f}%",
+            f"{format_count(throughput.low)} to {format_count(throughput.high)} tokens/s, "
+            f"MFU {throughput.mfu[0]:.0f} to {throughput.mfu[2]:.0f}%",
         ),
-        ("", pace.why),
+        ("", throughput.why),
         ("time", f"{format_duration(mid)} ({format_duration(low)} to {format_duration(high)})"),
         (
             "",
-            f"of it evaluating {format_duration(times.evaluation_s)} ({evaluations}), start "
+            f"of which evaluation {format_duration(times.evaluation_s)} ({evaluations}), start-up "
             f"{format_duration(times.start_s)}, last checkpoint {format_duration(times.saving_s)}",
         ),
     ]
     if times.compile_breaks_even is not None:
         cost = format_duration(times.compile_cost_s)
-        rows.append(("compile", f"would cost {cost}, and pay from update {times.compile_breaks_even:,} on"))
+        rows.append(("compile", f"would take {cost} and break even at update {times.compile_breaks_even:,}"))
     if times.kwh is not None:
         whose = "the card's" if plan.target.cluster.ranks == 1 else "all cards'"
         rows.append(("energy", f"{times.kwh:.3g} kWh at most, at {whose} full power"))
@@ -264,9 +274,9 @@ def _print_loss_and_data(plan: Plan, out: Console) -> None:
             ("loss", f"{mid:.2f} at the end ({low:.2f} to {high:.2f}){perplexity}"),
             ("", estimate.loss_reason),
         ]
-        course = "   ".join(f"{at:,}: {loss:.2f}" for at, _, loss, _ in estimate.course)
-        if course:
-            rows.append(("on the way", course))
+        curve = "   ".join(f"{at:,}: {loss:.2f}" for at, _, loss, _ in estimate.loss_curve)
+        if curve:
+            rows.append(("loss curve", curve))
         if estimate.overfits_at is not None:
             rows.append(("overfitting", f"probably from update {estimate.overfits_at:,} on"))
     _print_rows(rows, out)
@@ -276,14 +286,14 @@ def _print_loss_and_data(plan: Plan, out: Console) -> None:
     per_parameter += " tokens per parameter"
     # Chinchilla's ratio is for web text from scratch: not for small datasets, nor for fine-tuning.
     if plan.config.init_from == "scratch" and dataset.tokenizer not in ("char", "byte"):
-        per_parameter += "; about 20 make the most of the time"
+        per_parameter += "; about 20 is compute-optimal (Chinchilla)"
     checkpoints = (
         f"{format_bytes(estimate.checkpoint_bytes)} each, the first after update "
         f"{estimate.first_checkpoint:,}; up to {format_bytes(estimate.disk_bytes)} on disk"
     )
     tokens = format_count(dataset.train_tokens)
     rows = [
-        ("data", f"{tokens} tokens ({dataset.source}): {estimate.epochs:.3g} times through it"),
+        ("data", f"{tokens} tokens ({dataset.source}): {estimate.epochs:.3g} epochs"),
         ("", per_parameter),
         ("checkpoints", checkpoints),
         ("schedule", estimate.schedule),

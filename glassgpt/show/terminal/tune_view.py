@@ -102,8 +102,8 @@ def print_tuning(tuning: Tuning, out: Console) -> None:
         most = max(shortened, key=lambda row: row.micro_steps)
         timed = most.micro_steps_done
         out.print(
-            f"Of updates with many micro-batches, {timed} and the optimizer step are timed, and the others "
-            f"added as computed: {most.micro_steps - timed} where there are {most.micro_steps}.",
+            f"Of an update with many micro-batches, {timed} and the optimizer step are timed; the others are "
+            f"extrapolated, up to {most.micro_steps - timed} of {most.micro_steps}.",
             style="dim",
         )
     out.print()

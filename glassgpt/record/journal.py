@@ -123,7 +123,7 @@ class Journal:
         except OSError as error:
             if error.errno not in _REPLACED_ERRNOS:
                 raise
-            self.lost_reason = f"{self.path} is gone, or no regular file any more"
+            self.lost_reason = f"{self.path} is gone, or is no longer a regular file"
 
     def _recover_after_rewrite(self) -> None:
         """If the last record is one of this process, somebody edited the file: the records it lacks are

@@ -109,18 +109,18 @@ def load_init_from(spec: str, which: str = "last") -> LoadedCheckpoint:
     for folder in (spec, name):
         if folder and (is_run_dir(expand_user_path(folder)) or is_run_dir(RUNS_DIR / folder)):
             complaints = [*misnamed_warnings(expand_user_path(folder)), *misnamed_warnings(RUNS_DIR / folder)]
-            problem = f"{folder} has no checkpoint yet; `glass runs` lists the runs there are"
+            problem = f"{folder} has no checkpoint yet; `glass runs` lists all runs"
             raise UserError([*complaints, problem])
     if is_repository(spec) and Path(spec).parts[0] != str(RUNS_DIR):
         try:
             pretrained_dir = find_pretrained(spec)
         except UserError as error:  # it may also be a mistyped run or folder
-            problem = f"no run or folder {spec} is here (`glass runs` lists the runs there are)"
+            problem = f"no run or folder {spec} is here (`glass runs` lists all runs)"
             raise UserError(f"{problem}, and of that name on Hugging Face: {error}") from error
         return _from_gpt2(pretrained_dir, spec)
     raise UserError(
         f"{spec} is neither a run, nor nanoGPT's ckpt.pt, nor one of {', '.join(GPT2_NAMES)}; "
-        "`glass runs` lists the runs there are"
+        "`glass runs` lists all runs"
     )
 
 

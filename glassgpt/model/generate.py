@@ -120,9 +120,9 @@ def prepare_for_decoding(model: GPT) -> GPT:
     return prepared
 
 
-class GraphedFunction:
-    """Calls `function(tokens)`. On a CUDA GPU it is captured as a CUDA graph, once per shape of the tokens;
-    so it must launch the same kernels in every call.
+class DecodingGraphRunner:
+    """Calls `function(tokens)`; on a CUDA GPU by a CudaGraphRunner, a new one when the shape of the tokens
+    changes. So `function` must launch the same kernels in every call.
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
@@ -144,7 +144,7 @@ class WindowDecoder:
 
     def __init__(self, model: GPT, graph: bool = False) -> None:
         self._block_size = model.config.block_size
-        self._read = GraphedFunction(model.next_logits) if graph else model.next_logits
+        self._read = DecodingGraphRunner(model.next_logits) if graph else model.next_logits
 
     def next_logits(self, tokens: Tensor) -> Tensor:
         """Logits (B, V) of the token after tokens (B, T); overwritten by the next call."""
@@ -165,7 +165,8 @@ class CachedDecoder:
         logits = self._model.next_logits(tokens, self._cache)
         self._cache.repeat(self._rows)
         if self._graph:
-            self._step = GraphedFunction(partial(self._model.next_logits, cache=StaticKVCache(self._cache)))
+            static_cache = StaticKVCache(self._cache)
+            self._step = DecodingGraphRunner(partial(self._model.next_logits, cache=static_cache))
         else:
             self._step = partial(self._model.next_logits, cache=self._cache)
         return logits

@@ -131,7 +131,7 @@ def _set_up_device(
         torch.set_num_threads(int(threads.value))  # type: ignore[arg-type]
         choices.append(threads)
     device, choice = devices.choose_device(config.device)  # again: its reason names the threads
-    choices += [choice, *devices.choose_allocator(device, os.environ)]
+    choices += [choice, *devices.set_allocator(device, os.environ)]
     device = devices.device_for_rank(device, config.device, group.local_rank, group.local_world_size)
     if device.index is not None:  # "cuda:1": streams, events and probes shall use this card
         torch.cuda.set_device(device)
@@ -224,7 +224,7 @@ def choose_speedups(
         device.type, micro_step_tokens, inputs.flops_per_token, peak_flops_per_s
     )
     run_s = micro_step_s * plan.micro_steps * config.max_iters
-    attention = choose_attention(config, device, dtype, run_s)
+    attention = choose_or_measure_attention(config, device, dtype, run_s)
     launch_s = overheads.launch_s(device.type, config.n_layer)
     micro_step = GraphCandidate(
         dtype, micro_step_s, launch_s, is_compiled, config.shard, inputs.cuda_graph_fits
@@ -279,8 +279,11 @@ _BUSY_CYCLES = 50_000_000  # some 30 ms
 _FLASH_BONUS = 0.95  # another kernel must be faster by more than noise
 
 
-def choose_attention(config: TrainConfig, device: torch.device, dtype: str, run_s: float) -> Choice:
-    """`run_s`: about how long the run will compute."""
+def choose_or_measure_attention(
+    config: TrainConfig, device: torch.device, dtype: str, run_s: float
+) -> Choice:
+    """By the rules of decide.py; where they leave it open, by timing the kernels on the device. `run_s`:
+    about how long the run will compute."""
     head_size = config.n_embd // config.n_head
     if config.attention != "auto":
         # Not every kernel supports every dtype and head size on every device: try it on two tokens.

@@ -188,7 +188,7 @@ def test_a_resumed_run_keeps_its_settings(tiny: MakeConfig) -> None:
     flags = {"init_from": "resume", "out_dir": config.out_dir, "max_iters": "5"}
     resumed = resolve_request(Recipe("quickstart", "", {"n_layer": 7}), flags)
     assert resumed.config == dataclasses.replace(config, out_dir="", max_iters=5, **CPU_CHOICES)
-    assert [(note.name, note.value) for note in resumed.notes] == [("n_layer", 2)], "the file has another"
+    assert [(note.name, note.value) for note in resumed.choices] == [("n_layer", 2)], "the file has another"
     assert run_task(resumed).iter == 5
     assert [record["process"] for record in records(config.out_dir, "run")] == [0, 1]
 

@@ -92,7 +92,7 @@ def _token_problems(config: TrainConfig, dataset: Dataset, loaded: LoadedCheckpo
             f"--dataset={config.dataset} numbers its tokens differently from {weights}, which needs "
             f"{_required_dataset(loaded)}"
         ]
-    if loaded.kind == "gpt2" and manifest.tokenizer != "gpt2":
+    if loaded.kind == "huggingface" and manifest.tokenizer != "gpt2":
         return [
             f"--dataset={config.dataset} has {manifest.tokenizer}, and {weights} has no tokenizer beside its "
             f"weights, so GPT-2's goes with them: it needs {_required_dataset(loaded)}"
@@ -102,7 +102,7 @@ def _token_problems(config: TrainConfig, dataset: Dataset, loaded: LoadedCheckpo
 
 def _required_dataset(loaded: LoadedCheckpoint) -> str:
     """In words. Of the tokenizers beside pretrained weights, `glass prepare` takes only byte and BPE."""
-    if loaded.kind != "gpt2":
+    if loaded.kind != "huggingface":
         return "the dataset it was trained on, or one prepared with its tokenizer"
     tokenizer = pretrained_tokenizer(loaded)
     if tokenizer is None:

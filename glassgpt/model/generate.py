@@ -33,7 +33,7 @@ _MIN_TEMPERATURE = 1e-30  # below, dividing by it leaves float32's range: sample
 
 @dataclass(frozen=True)
 class TokenSampler:
-    """How the next token is sampled. Uses generators of its own, never the one that training uses."""
+    """How the next token is sampled. Uses separate generators, never the one that training uses."""
 
     vocab_size: int  # the tokenizer's: larger ids are padding of the model's matrices
     temperature: float = 0.8
@@ -144,11 +144,11 @@ class WindowDecoder:
 
     def __init__(self, model: GPT, graph: bool = False) -> None:
         self._block_size = model.config.block_size
-        self._read = DecodingGraphRunner(model.next_logits) if graph else model.next_logits
+        self._next_logits = DecodingGraphRunner(model.next_logits) if graph else model.next_logits
 
     def next_logits(self, tokens: Tensor) -> Tensor:
         """Logits (B, V) of the token after tokens (B, T); overwritten by the next call."""
-        return self._read(tokens[:, -self._block_size :])
+        return self._next_logits(tokens[:, -self._block_size :])
 
 
 class CachedDecoder:
@@ -216,7 +216,7 @@ def generate_samples(
     problems += sampler.problems()
     if problems:
         raise UserError(problems)
-    # A generator function of its own, so that a wrong prompt is an error now, not at the first token.
+    # A separate generator function, so that a wrong prompt is an error now, not at the first token.
     return _generate_steps(model, list(prompt), count, sampler, samples, use_cache, graph)
 
 

@@ -327,9 +327,8 @@ class GPT(nn.Module):
                     preserve_rng_state=self.config.dropout > 0,
                 )
             else:
-                residual, branch = block(
-                    residual, branch, rope, None if cache is None else cache.layers[layer]
-                )
+                layer_cache = None if cache is None else cache.layers[layer]
+                residual, branch = block(residual, branch, rope, layer_cache)
         _, normed = self.transformer.ln_f(residual, branch)
         return normed  # type: ignore[no-any-return]
 

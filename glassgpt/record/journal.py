@@ -108,7 +108,7 @@ class Journal:
                 is_there = file.read(len(self._last)) == self._last
                 if is_there and os.fstat(file.fileno()).st_size > self._end:
                     appended = file.read(_MAX_OTHER_WRITER_BYTES)
-            # Of two writers the one that started later stays. Lines that are no records do not matter.
+            # Of two writers the one that started later stays. Lines that are not records do not matter.
             for record in parse_records(appended.splitlines()):
                 if _writer_key(record) > _writer_key(loads(self._last)):
                     raise RunSuperseded(

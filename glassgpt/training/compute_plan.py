@@ -133,7 +133,7 @@ def _set_up_device(
     device, choice = devices.choose_device(config.device)  # again: its reason names the threads
     choices += [choice, *devices.set_allocator(device, os.environ)]
     device = devices.device_for_rank(device, config.device, group.local_rank, group.local_world_size)
-    if device.index is not None:  # "cuda:1": streams, events and probes shall use this card
+    if device.index is not None:  # "cuda:1": streams, events and probes must use this card
         torch.cuda.set_device(device)
     initial = request.init_checkpoint
     flags = {
@@ -198,11 +198,11 @@ def choose_speedups(
 ) -> tuple[ExecutionConfig, list[Choice]]:
     """Each speedup costs time at the start, so each is weighed against the length of the run."""
     plan, traits = inputs.batch_plan, device_traits(device)
-    are_built = (
+    kernels_are_built = (
         traits.device_type == "cuda"
         and _kernels_built_marker(config, device, dtype, inputs.vocab_size, plan).is_file()
     )
-    kernels = decide.choose_kernels(config, traits, inputs.vocab_size, plan.ranks, are_built)
+    kernels = decide.choose_kernels(config, traits, inputs.vocab_size, plan.ranks, kernels_are_built)
     uses_kernels = kernels.value == "triton"
     if config.fp8:
         check_float8(config, device, dtype, uses_kernels, plan)
@@ -248,7 +248,7 @@ def choose_speedups(
     if config.fp8:
         reason = "asked for; evaluation stays exact"
         if not loss_chunks.is_float8_aligned(inputs.vocab_size):
-            reason += f"; the head in bfloat16, since its {inputs.vocab_size} tokens are no multiple of 16"
+            reason += f"; the head in bfloat16, since its {inputs.vocab_size} tokens are not a multiple of 16"
         choices.append(Choice("fp8", "on", reason))
     return execution, choices
 

@@ -131,7 +131,7 @@ class EvalWindows:
 def evaluate(
     learner: Learner, windows: EvalWindows, ledger: Ledger, should_stop: Callable[[], bool] = lambda: False
 ) -> EvalResult | None:
-    """The loss on these windows; None if `should_stop` said so before a batch."""
+    """The loss on these windows; None if `should_stop` returned true before a batch."""
     sums: list[Tensor] = []
     counts: list[np.ndarray] = []
     first_call_s = None

@@ -108,9 +108,9 @@ class AdamW(Optimizer):
             states = [self.state[parameter] for parameter in parameters]
             for parameter, state in zip(parameters, states, strict=True):
                 if not state:
-                    own = local_shard(parameter)
-                    state["step"] = torch.zeros((), device=own.device)
-                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(own), torch.zeros_like(own)
+                    local = local_shard(parameter)
+                    state["step"] = torch.zeros((), device=local.device)
+                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(local), torch.zeros_like(local)
             steps = [state["step"] for state in states]
             torch._foreach_add_(steps, 1.0)
             torch._fused_adamw_(
@@ -197,10 +197,10 @@ class Muon(Optimizer):
         changes = orthogonalize(nesterov.view(-1, *shape), self._steps, self._dtype).view_as(nesterov)
         step_size = rate * math.sqrt(max(1.0, shape[0] / shape[1]))
         for matrix, change in zip(matrices, changes, strict=True):
-            own = local_shard(matrix)
+            local = local_shard(matrix)
             if self._weight_decay:
-                own.mul_(1 - rate * self._weight_decay)
-            own.sub_(local_shard(shard_like(change, matrix)) * step_size)
+                local.mul_(1 - rate * self._weight_decay)
+            local.sub_(local_shard(shard_like(change, matrix)) * step_size)
 
 
 # Each row is a polynomial a x + b x^3 + c x^5 that moves singular values towards 1. Together they move all
@@ -261,7 +261,7 @@ def load_optimizer_state(
             unused.add(name)
     if not unused:
         return []
-    return [f"the optimizer is another now: it starts without state for {len(unused)} parameters"]
+    return [f"the optimizer has changed: it starts without state for {len(unused)} parameters"]
 
 
 def _optimizer_of(optimizers: Sequence[Optimizer], parameter: nn.Parameter) -> Optimizer:

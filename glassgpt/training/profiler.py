@@ -116,7 +116,7 @@ def _profile_record(events: Sequence[Any], first: int, done: int, trace: Path) -
         event for event in events if event.name == _UPDATE_SPAN_NAME and event.device_type == DeviceType.CPU
     ]
     spans = sorted(_span(event) for event in updates)
-    # User annotations, such as an optimizer's step, are no work of their own.
+    # User annotations, such as an optimizer's step, are not work themselves.
     inside = [
         event
         for event in events

@@ -56,7 +56,7 @@ class RunRequest:
 
 
 def request_from_config(config: TrainConfig, name: str = "run") -> RunRequest:
-    """The request of a complete config, as from Python: there is no recipe, and there are no flags."""
+    """The request of a complete config, as from Python: without a recipe and flags."""
     if config.init_from == "scratch":
         return RunRequest(config, name)
     if config.init_from == "resume":
@@ -187,7 +187,7 @@ def _restart_source(run_dir: Path) -> tuple[LoadedCheckpoint | None, tuple[Choic
         )
     init_from = str(read_recipe(run_dir / CONFIG_FILE).settings.get("init_from", "scratch"))
     loaded = None if init_from == "scratch" else load_init_from(init_from)
-    reason = "the run had no checkpoint yet: it begins again, with its settings and seed"
+    reason = "the run had no checkpoint yet: it starts again, with its settings and seed"
     return loaded, (Choice("resume", "update 0" if loaded is None else init_from, reason),)
 
 

@@ -183,9 +183,9 @@ def _restore_progress(job: Job, loaded: LoadedCheckpoint) -> list[str]:
         setattr(job.progress, name, value)
     warnings = []
     if state["data_hash"] not in ("", job.dataset.hash):  # "": imported without its dataset
-        warnings.append("the data is not what it was trained on so far")
+        warnings.append("the dataset is not the one that the run was trained on before")
     if state["measured_on"] != eval_data_id(job):
         job.progress.val_loss, job.progress.best_val_loss, job.progress.best_iter = None, math.inf, None
         job.early_stop_reference = None
-        warnings.append("evaluations are on other tokens than before: the best so far does not compare")
+        warnings.append("evaluations use other tokens than before: the best loss so far is not comparable")
     return warnings

@@ -122,7 +122,7 @@ def choose_init_state(
 ) -> tuple[bool, Choice]:
     """Whether the run restores iteration and optimizer as well as the weights; and why.
 
-    `resumes`: the weights are of this very run, even if its dataset is another now.
+    `resumes`: the weights are of this very run, even if its dataset has changed.
     """
     requested = config.init_state
     cropped = config.block_size < loaded.model_config.block_size
@@ -136,13 +136,13 @@ def choose_init_state(
     else:
         same_data = loaded.settings.get("dataset") in (config.dataset, data_dir(config).name)
     if loaded.iter is None:
-        why = "weights alone: begins at update 0"
+        why = "weights only: starts at update 0"
     elif cropped:
-        why = f"context cut from {loaded.model_config.block_size} to {config.block_size}: begins at update 0"
+        why = f"context cut from {loaded.model_config.block_size} to {config.block_size}: starts at update 0"
     elif requested == "weights":
-        why = "weights alone, as --init_state asks: begins at update 0"
+        why = "weights only, as --init_state asks: starts at update 0"
     elif requested == "auto" and not resumes and not same_data:
-        why = "weights alone, because the data is another: begins at update 0"
+        why = "weights only, because the dataset is different: starts at update 0"
     else:
         has_optimizer = loaded.optimizer or not loaded.iter  # before the first update there is no state
         optimizer = "with its optimizer" if has_optimizer else "with a new optimizer: the checkpoint has none"
@@ -152,4 +152,4 @@ def choose_init_state(
 
 def check_updates_left(config: TrainConfig, done: int) -> None:
     if done >= config.max_iters and not config.eval_only:
-        raise UserError(f"the run has done its {done} updates; --max_iters={2 * done} would train it on")
+        raise UserError(f"the run has done its {done} updates; --max_iters={2 * done} would continue it")

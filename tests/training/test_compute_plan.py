@@ -105,7 +105,7 @@ def test_a_head_that_does_not_fit_8_bits_is_told(monkeypatch: pytest.MonkeyPatch
         return next(choice.reason for choice in decisions if choice.name == "fp8")
 
     assert reason(50304) == "asked for; evaluation stays exact"
-    assert reason(50257).endswith("the head in bfloat16, since its 50257 tokens are no multiple of 16")
+    assert reason(50257).endswith("the head in bfloat16, since its 50257 tokens are not a multiple of 16")
 
 
 def test_on_a_cpu_only_what_there_is_to_choose_is_told() -> None:

@@ -135,7 +135,7 @@ def test_max_iters_can_be_raised(tiny: MakeConfig) -> None:
     whole, config = tiny("whole", **settings), tiny("longer", **settings | {"max_iters": 20})
     train(whole)
     train(config)
-    with pytest.raises(UserError, match="the run has done its 20 updates; --max_iters=40 would train it on"):
+    with pytest.raises(UserError, match="the run has done its 20 updates; --max_iters=40 would continue it"):
         resume(config, learning_rate=0.5)
     resume(config, max_iters=40)
     assert run_losses(config.out_dir) == run_losses(whole.out_dir)

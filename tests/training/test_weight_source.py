@@ -151,7 +151,7 @@ def test_without_a_number_it_is_the_last_checkpoint(whole: TrainConfig, fork: Fo
     learner = learner_before_first_update(config)
     assert_same_tensors({"model": weights(learner)}, {"model": last_tensors(whole.out_dir)["model"]})
     assert records(config.out_dir, "resume")[0]["from_iter"] == 30
-    with pytest.raises(UserError, match="has done its 30 updates; --max_iters=60 would train it on"):
+    with pytest.raises(UserError, match="has done its 30 updates; --max_iters=60 would continue it"):
         train(fork(out_dir=config.out_dir + "-2"))
     assert not Path(config.out_dir + "-2").exists()
 
@@ -274,10 +274,10 @@ def test_without_any_whole_checkpoint_all_warnings_are_in_the_error(damaged: Pat
     [
         (True, "auto", True, "resumes at update 10 with its optimizer"),
         (True, "all", True, "resumes at update 10 with its optimizer"),
-        (True, "weights", False, "weights alone, as --init_state asks: begins at update 0"),
-        (False, "auto", False, "weights alone, because the data is another: begins at update 0"),
+        (True, "weights", False, "weights only, as --init_state asks: starts at update 0"),
+        (False, "auto", False, "weights only, because the dataset is different: starts at update 0"),
         (False, "all", True, "resumes at update 10 with its optimizer"),
-        (False, "weights", False, "weights alone, as --init_state asks: begins at update 0"),
+        (False, "weights", False, "weights only, as --init_state asks: starts at update 0"),
     ],
 )
 def test_the_data_decides_which_state_is_restored_unless_a_flag_does(
@@ -330,7 +330,7 @@ def test_a_smaller_context_crops_positions_and_starts_at_update_0(tiny: MakeConf
     assert_same_tensors({"model": weights(learner)}, {"model": dict(model.named_parameters())})
     tokens = torch.tensor([[3, 1, 4]])
     assert torch.equal(learner.model.eval()(tokens), original(tokens))
-    reason = "context cut from 8 to 3: begins at update 0"
+    reason = "context cut from 8 to 3: starts at update 0"
     assert choices(fork.out_dir)["init_from"][1] == reason
     with pytest.raises(UserError, match=r"--init_state=all is not possible: .* with more context"):
         train(replace(fork, out_dir=tiny("other").out_dir, init_state="all"))

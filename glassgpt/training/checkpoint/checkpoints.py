@@ -161,10 +161,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
             *({"iter", "val_loss", "sha256"} - state.keys()),
             *_wrongly_typed_names(state, _STATE_TYPES),
         ]:
-            raise UserError(f"{path} is damaged: its state.json is wrong in {', '.join(wrong)}")
+            raise UserError(f"{path} is damaged: state.json has missing or wrong values: {', '.join(wrong)}")
         if strange := [name for name in state["sha256"] if not _TENSOR_FILE_PATTERN.fullmatch(name)]:
             raise UserError(
-                f"{path} is refused: its state.json names {strange[0]!r}, no file of a checkpoint"
+                f"{path} is refused: its state.json names {strange[0]!r}, which is not a file of a checkpoint"
             )
         return Checkpoint(path, state)
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
@@ -279,7 +279,7 @@ def _wrongly_typed_names(values: Mapping[str, Any], types: Mapping[str, Any]) ->
 
 
 def _raise_if_not_damage(error: Exception, path: Path) -> None:
-    """Raises an error that is no damage of the checkpoint, with the file's name, which read errors lack."""
+    """Raises an error that does not mean damage; with the file's name, which read errors lack."""
     if isinstance(error, OSError) and error.errno not in _FILE_LOST_ERRNOS:
         raise OSError(error.errno, f"{error.strerror or error}", str(path)) from None
 
@@ -296,7 +296,7 @@ def load_latest_intact(run_dir: Path) -> tuple[Checkpoint, TensorsByFile, list[P
             damaged.append(path)
             warnings += error.problems
     raise UserError(
-        [*warnings, f"{run_dir} has no checkpoint to resume from; start anew in another --out_dir"]
+        [*warnings, f"{run_dir} has no checkpoint to resume from; start again in another --out_dir"]
     )
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from glassgpt.data.dataset import open_dataset
-from glassgpt.model import fused
+from glassgpt.model import ops
 from glassgpt.model.gpt import GPT, MLP, CausalSelfAttention, GPTConfig
 
 BATCHES, SEQUENCES, COMPARED_SEQUENCES = 4, 64, 16
@@ -56,17 +56,17 @@ def float8_parts(model: GPT, attention: bool, mlp: bool, head: bool, projection:
         if isinstance(module, CausalSelfAttention | MLP):
             module.float8 = attention if isinstance(module, CausalSelfAttention) else mlp
     model.float8 = head
-    linear = fused.linear
+    linear = ops.linear
 
     def but_projections(layer: nn.Linear, x: Tensor, fp8: bool) -> Tensor:
         square = layer.weight.shape[0] == layer.weight.shape[1]  # of all, only attention's projection is
         return linear(layer, x, fp8 and (projection or not square))
 
-    fused.linear = but_projections
+    ops.linear = but_projections
     try:
         yield
     finally:
-        fused.linear = linear
+        ops.linear = linear
         model.set_float8(False)
 
 

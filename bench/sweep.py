@@ -115,10 +115,10 @@ def timed_updates(job: Job, updates: int) -> tuple[float, int | None]:
     started = 0.0
     for number in range(_WARM_UP_UPDATES + updates):
         if number == _WARM_UP_UPDATES:
-            job.learner.take_results()  # waits for the device
+            job.learner.take_losses_and_norms()  # waits for the device
             started = time.perf_counter()
         job.learner.update(number, number * job.batch_plan.sequences)
-    job.learner.take_results()
+    job.learner.take_losses_and_norms()
     seconds = time.perf_counter() - started
     cuda = job.execution.device.type == "cuda"
     peak = torch.cuda.max_memory_allocated(job.execution.device) if cuda else None

@@ -235,14 +235,15 @@ def exclusive_lock(out: Path) -> Iterator[None]:
             os.close(descriptor)
 
 
-def try_lock(descriptor: int) -> bool:
-    """Takes an exclusive lock on an open file without waiting. The lock ends with the process."""
+def try_lock(descriptor: int, shared: bool = False) -> bool:
+    """Takes a lock on an open file without waiting. Shared locks exclude only exclusive ones. The lock ends
+    with the process."""
     try:
         import fcntl
     except ImportError:  # Windows has no flock
         return True
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:  # a file system without locks, such as some network drives

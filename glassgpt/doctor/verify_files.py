@@ -30,9 +30,15 @@ from glassgpt.errors import UserError
 from glassgpt.files import expand_user_path, read_small_file, regular_file_opener_nofollow
 from glassgpt.recipe import read_recipe
 from glassgpt.record import journal
-from glassgpt.record.run_dir import CONFIG_FILE, RUNS_DIR, TOKENIZER_DIR, is_complete_config, is_run_dir
+from glassgpt.record.run_dir import (
+    CHECKPOINTS_DIR,
+    CONFIG_FILE,
+    RUNS_DIR,
+    TOKENIZER_DIR,
+    is_complete_config,
+    is_run_dir,
+)
 from glassgpt.training.checkpoint.checkpoints import (
-    CHECKPOINTS_FOLDER,
     FILE_DIGEST_BY_VERSION,
     committed_paths,
     misnamed_checkpoints,
@@ -148,7 +154,7 @@ def _verify_run(folder: Path, advance: ProgressCallback) -> tuple[list[CheckedPa
     copies = [(point, _verify_checkpoint(point.path, advance)) for point in misnamed_checkpoints(folder)]
     others = [replace(part, says=f"a copy that the run does not use: {part.says}") for _, part in copies]
     if not points and any(old["kind"] == "checkpoint" for old in _records(folder)):
-        others.append(CheckedPart(CHECKPOINTS_FOLDER, "damaged", "missing: the journal has checkpoints"))
+        others.append(CheckedPart(CHECKPOINTS_DIR, "damaged", "missing: the journal has checkpoints"))
     parts = [*points, *others, config, _verify_journal(folder / journal.FILE_NAME, advance)]
     parts.append(_verify_tokenizer(folder / TOKENIZER_DIR, advance))
     if (folder / _REPORT).is_file():
@@ -163,7 +169,7 @@ def _verify_run(folder: Path, advance: ProgressCallback) -> tuple[list[CheckedPa
         )
         step = RecoveryStep(says, f"glass train --init_from=resume --out_dir={quoted}")
     elif whole := [point for point, part in copies if part.verdict == "good"]:
-        place = folder / CHECKPOINTS_FOLDER / f"{whole[-1].iter:08d}"
+        place = folder / CHECKPOINTS_DIR / f"{whole[-1].iter:08d}"
         says = f"a copy is good: move {place} away if it is there, give the copy that name, and resume"
         step = RecoveryStep(says, f"mv {shlex.quote(str(whole[-1].path))} {shlex.quote(str(place))}")
     elif config.verdict != "damaged":
@@ -184,7 +190,7 @@ def _records(folder: Path) -> Iterator[journal.Record]:
 
 
 def _verify_checkpoint(path: Path, advance: ProgressCallback) -> CheckedPart:
-    name = f"{CHECKPOINTS_FOLDER}/{path.name}"
+    name = f"{CHECKPOINTS_DIR}/{path.name}"
     try:
         point = read_checkpoint(path)
     except UserError as error:

@@ -41,8 +41,8 @@ from glassgpt.data.tokenizer_json import dump_tokenizer
 from glassgpt.data.tokenizers import ByteTokenizer, Tokenizer
 from glassgpt.errors import error_type_and_message
 from glassgpt.flags import field_types
-from glassgpt.model.fused import NORM_EPSILON
 from glassgpt.model.gpt import GPT, ROPE_THETA, GPTConfig
+from glassgpt.model.ops import NORM_EPSILON
 from glassgpt.model.pretrained import CONFIG_FILE, GLASSGPT_MODEL_TYPE, WEIGHTS_FILE
 from glassgpt.model.weights import build_model, to_nanochat, to_transformers
 from glassgpt.record.run_dir import NANOGPT_CKPT_FILE
@@ -65,7 +65,7 @@ class ExportableModel:
     def name(self) -> str:
         """The name of the run or of the weights. Not a path, which may reveal a user's name."""
         loaded = self.origin
-        name = Path(loaded.description).name if loaded.kind == "gpt2" else loaded.folder.resolve().name
+        name = Path(loaded.description).name if loaded.kind == "huggingface" else loaded.folder.resolve().name
         return re.sub(r"[^\w.-]+", "-", name).strip("-") or "model"
 
     def model(self) -> GPT:

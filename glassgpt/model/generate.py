@@ -33,7 +33,7 @@ _MIN_TEMPERATURE = 1e-30  # below, dividing by it leaves float32's range: sample
 
 @dataclass(frozen=True)
 class TokenSampler:
-    """How the next token is sampled. Uses generators of its own, never the one that training uses."""
+    """How the next token is sampled. Uses separate generators, never the one that training uses."""
 
     vocab_size: int  # the tokenizer's: larger ids are padding of the model's matrices
     temperature: float = 0.8
@@ -120,9 +120,9 @@ def prepare_for_decoding(model: GPT) -> GPT:
     return prepared
 
 
-class GraphedFunction:
-    """Calls `function(tokens)`. On a CUDA GPU it is captured as a CUDA graph, once per shape of the tokens;
-    so it must launch the same kernels in every call.
+class DecodingGraphRunner:
+    """Calls `function(tokens)`; on a CUDA GPU by a CudaGraphRunner, a new one when the shape of the tokens
+    changes. So `function` must launch the same kernels in every call.
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
@@ -144,11 +144,11 @@ class WindowDecoder:
 
     def __init__(self, model: GPT, graph: bool = False) -> None:
         self._block_size = model.config.block_size
-        self._read = GraphedFunction(model.next_logits) if graph else model.next_logits
+        self._next_logits = DecodingGraphRunner(model.next_logits) if graph else model.next_logits
 
     def next_logits(self, tokens: Tensor) -> Tensor:
         """Logits (B, V) of the token after tokens (B, T); overwritten by the next call."""
-        return self._read(tokens[:, -self._block_size :])
+        return self._next_logits(tokens[:, -self._block_size :])
 
 
 class CachedDecoder:
@@ -165,7 +165,8 @@ class CachedDecoder:
         logits = self._model.next_logits(tokens, self._cache)
         self._cache.repeat(self._rows)
         if self._graph:
-            self._step = GraphedFunction(partial(self._model.next_logits, cache=StaticKVCache(self._cache)))
+            static_cache = StaticKVCache(self._cache)
+            self._step = DecodingGraphRunner(partial(self._model.next_logits, cache=static_cache))
         else:
             self._step = partial(self._model.next_logits, cache=self._cache)
         return logits
@@ -215,7 +216,7 @@ def generate_samples(
     problems += sampler.problems()
     if problems:
         raise UserError(problems)
-    # A generator function of its own, so that a wrong prompt is an error now, not at the first token.
+    # A separate generator function, so that a wrong prompt is an error now, not at the first token.
     return _generate_steps(model, list(prompt), count, sampler, samples, use_cache, graph)
 
 

@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from glassgpt.config import TrainConfig, effective_activation
-from glassgpt.model import fused, loss
+from glassgpt.model import loss, ops
 from glassgpt.model.kv_cache import KVCache, LayerKVCache
 
 # --attention: `sdpa` leaves the choice to PyTorch, `manual` is the formula.
@@ -84,7 +84,7 @@ class Embedding(nn.Embedding):
         pass
 
 
-class Norm(nn.Module):
+class ResidualNorm(nn.Module):
     """LayerNorm with an optional bias; for `modern`, RMSNorm with a gain.
 
     Also does the residual addition before it: a fused kernel needs one pass over memory for both.
@@ -97,9 +97,9 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.n_embd))
         self.bias = nn.Parameter(torch.empty(config.n_embd)) if config.bias and not self.rms else None
 
-    def forward(self, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The residual stream x + branch, and its norm."""
-        return fused.add_norm(x, branch, self.weight, self.bias, self.rms, self.kernels)
+    def forward(self, residual: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
+        """residual + branch, and the norm of that sum. Without a branch: residual, and its norm."""
+        return ops.add_norm(residual, branch, self.weight, self.bias, self.rms, self.kernels)
 
 
 class CausalSelfAttention(nn.Module):
@@ -121,17 +121,17 @@ class CausalSelfAttention(nn.Module):
         H, D = self.n_head, C // self.n_head
         qkv: tuple[Tensor, ...]
         if rope is not None:
-            stacked = fused.linear(self.c_attn, x, self.float8).view(B, T, 3, H, D)
-            qkv = fused.rotary_qk_norm(stacked, rope, self.kernels)
+            stacked = ops.linear(self.c_attn, x, self.float8).view(B, T, 3, H, D)
+            qkv = ops.rotary_qk_norm(stacked, rope, self.kernels)
         else:
-            qkv = fused.linear_chunked(self.c_attn, x, 3, self.float8)
+            qkv = ops.linear_chunked(self.c_attn, x, 3, self.float8)
         q, k, v = (tensor.view(B, T, H, D).transpose(1, 2) for tensor in qkv)  # each (B, H, T, D)
         dropout = self.dropout if self.training else 0.0
         if cache is not None:
             y = cache.attend(q, k, v)
         else:
             y = attend(q, k, v, dropout, self.attention)
-        y = fused.linear(self.c_proj, y.transpose(1, 2).reshape(B, T, C), self.float8)
+        y = ops.linear(self.c_proj, y.transpose(1, 2).reshape(B, T, C), self.float8)
         return F.dropout(y, dropout, self.training)
 
 
@@ -165,29 +165,36 @@ class MLP(nn.Module):
         self.c_proj = Linear(4 * config.n_embd, config.n_embd, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = fused.mlp(self.c_fc, self.c_proj, x, self.activation, self.kernels, self.float8)
+        x = ops.mlp(self.c_fc, self.c_proj, x, self.activation, self.kernels, self.float8)
         return F.dropout(x, self.dropout, self.training)
 
 
 class Block(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.ln_1 = Norm(config)
+        self.ln_1 = ResidualNorm(config)
         self.attn = CausalSelfAttention(config)
-        self.ln_2 = Norm(config)
+        self.ln_2 = ResidualNorm(config)
         self.mlp = MLP(config)
 
     def forward(
         self,
-        x: Tensor,
+        residual: Tensor,
         branch: Tensor | None,
         rope: tuple[Tensor, Tensor] | None,
         cache: LayerKVCache | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The residual stream, and the MLP's output, which the next norm adds to it."""
-        x, normed = self.ln_1(x, branch)
-        x, normed = self.ln_2(x, self.attn(normed, rope, cache))
-        return x, self.mlp(normed)
+        """The textbook's pre-norm block, with each addition done by the norm that follows it:
+
+            x = x + attn(ln_1(x))
+            x = x + mlp(ln_2(x))
+
+        So a block takes and returns x in two parts: the residual stream, and the output of the last branch
+        (the MLP of the block before; None for the first block), which is still to be added to it.
+        """
+        residual, normed = self.ln_1(residual, branch)
+        residual, normed = self.ln_2(residual, self.attn(normed, rope, cache))
+        return residual, self.mlp(normed)
 
 
 class Transformer(nn.Module):
@@ -198,7 +205,7 @@ class Transformer(nn.Module):
         self.wte = Embedding(config.vocab_size, config.n_embd)
         self.wpe = Embedding(config.block_size, config.n_embd) if config.arch == "gpt2" else None
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.ln_f = Norm(config)
+        self.ln_f = ResidualNorm(config)
 
 
 def _rope_tables(length: int, head_dim: int) -> tuple[Tensor, Tensor]:
@@ -220,7 +227,7 @@ class GPT(nn.Module):
         self.config = config
         self.activation_checkpointing = False
         self.kernels = self.float8 = False
-        self._compiled_hidden: Callable[[Tensor], Tensor] | None = None
+        self._compiled_forward_hidden: Callable[[Tensor], Tensor] | None = None
         self.transformer = Transformer(config)
         self.lm_head = Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
@@ -268,7 +275,7 @@ class GPT(nn.Module):
         """Whether to use the fused Triton kernels (kernels.py)."""
         self.kernels = on
         for module in self.modules():
-            if isinstance(module, Norm | CausalSelfAttention | MLP):
+            if isinstance(module, ResidualNorm | CausalSelfAttention | MLP):
                 module.kernels = on
 
     def set_compiled(self, on: bool) -> None:
@@ -277,11 +284,11 @@ class GPT(nn.Module):
         The loss stays eager: compiled, it might hold all chunks of the logits at once.
         """
         # dynamic=False: evaluation has other shapes than training, and each gets its own specialised code.
-        self._compiled_hidden = torch.compile(self.hidden, dynamic=False) if on else None
+        self._compiled_forward_hidden = torch.compile(self.forward_hidden, dynamic=False) if on else None
 
     @property
     def is_compiled(self) -> bool:
-        return self._compiled_hidden is not None
+        return self._compiled_forward_hidden is not None
 
     def set_float8(self, on: bool) -> None:
         """Whether training uses float8 matmuls (float8.py); they need the Triton kernels."""
@@ -290,38 +297,44 @@ class GPT(nn.Module):
             if isinstance(module, CausalSelfAttention | MLP):
                 module.float8 = on
 
-    def hidden(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
+    def forward_hidden(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
         """The last block's output (B, T, C) after the last norm: the input of the head.
 
         With a cache, `tokens` follow the cached ones, and are added to the cache.
         """
         T = tokens.shape[1]
         positions = slice(T) if cache is None else cache.next_positions(T)
-        x: Tensor = self.transformer.wte(tokens)
+        residual: Tensor = self.transformer.wte(tokens)  # the residual stream (B, T, C)
         rope = None
         if self.transformer.wpe is not None:
-            x = x + self.transformer.wpe.weight[positions]
+            residual = residual + self.transformer.wpe.weight[positions]
         else:
-            x = F.rms_norm(x, x.shape[-1:], eps=fused.NORM_EPSILON["rms"])
+            residual = F.rms_norm(residual, residual.shape[-1:], eps=ops.NORM_EPSILON["rms"])
             rope = (self.rotary_cos[positions], self.rotary_sin[positions])
-        x = F.dropout(x, self.config.dropout, self.training)
-        if self.training and x.is_cuda and torch.is_autocast_enabled("cuda"):
+        residual = F.dropout(residual, self.config.dropout, self.training)
+        if self.training and residual.is_cuda and torch.is_autocast_enabled("cuda"):
             # A residual stream in 16 bits takes half the memory traffic. Evaluation keeps it in float32.
-            x = x.to(torch.get_autocast_dtype("cuda"))
-        branch: Tensor | None = None
+            residual = residual.to(torch.get_autocast_dtype("cuda"))
+        branch: Tensor | None = None  # added to the residual stream by the next norm: see Block
         for layer, block in enumerate(self.transformer.h):
             if self.activation_checkpointing and self.training:
-                x, branch = checkpoint(
-                    block, x, branch, rope, use_reentrant=False, preserve_rng_state=self.config.dropout > 0
+                residual, branch = checkpoint(
+                    block,
+                    residual,
+                    branch,
+                    rope,
+                    use_reentrant=False,
+                    preserve_rng_state=self.config.dropout > 0,
                 )
             else:
-                x, branch = block(x, branch, rope, None if cache is None else cache.layers[layer])
-        _, normed = self.transformer.ln_f(x, branch)
+                layer_cache = None if cache is None else cache.layers[layer]
+                residual, branch = block(residual, branch, rope, layer_cache)
+        _, normed = self.transformer.ln_f(residual, branch)
         return normed  # type: ignore[no-any-return]
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, reduction: str = "mean") -> Tensor:
         """Logits (B, T, V); with targets the cross-entropy: the mean, or per token (B, T) if "none"."""
-        hidden = (self._compiled_hidden or self.hidden)(tokens)
+        hidden = (self._compiled_forward_hidden or self.forward_hidden)(tokens)
         if targets is None:
             return self.lm_head(hidden)  # type: ignore[no-any-return]
         flat, flat_targets = hidden.view(-1, hidden.shape[-1]), targets.reshape(-1)
@@ -335,7 +348,7 @@ class GPT(nn.Module):
 
     def next_logits(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
         """Logits (B, V) of the next token; the head is computed for the last position only."""
-        return self.lm_head(self.hidden(tokens, cache)[:, -1])  # type: ignore[no-any-return]
+        return self.lm_head(self.forward_hidden(tokens, cache)[:, -1])  # type: ignore[no-any-return]
 
     def parameter_count(self, positions: bool = True) -> int:
         """Each parameter once (the tied matrix too). nanoGPT counts without positions."""

@@ -2,7 +2,7 @@
 
 These operations are memory-bound: what counts is how often a tensor is read and written. PyTorch would launch
 several kernels for each. torch.compile finds the same fusions, but takes much longer to import and compile.
-fused.py says when the kernels are used, and has the formulas they must equal.
+ops.py says when the kernels are used, and has the formulas they must equal.
 
 A program of a kernel works on some whole rows (a token's channels, or its logits), or on a block of elements.
 All arithmetic is in float32, whatever the dtype of the tensors.

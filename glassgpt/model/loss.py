@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from glassgpt.data.batches import IGNORED_TARGET
-from glassgpt.model import float8, fused, loss_chunks
+from glassgpt.model import float8, loss_chunks, ops
 
 
 def token_losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class _LMHeadLoss:
         """The losses of a chunk of tokens; adds their gradients to `hidden_grad` and `weight_grad`."""
         hidden, weight_grad = self._hidden[chunk], self.weight_grad
         logits = hidden @ self._weight.t()
-        losses = fused.cross_entropy_grad_inplace(logits, targets, self._kernel)
+        losses = ops.cross_entropy_grad_inplace(logits, targets, self._kernel)
         self.hidden_grad[chunk] = logits @ self._weight
         if hidden.is_cuda and hidden.dtype != torch.float32:
             # Accumulates in float32 inside the matmul: chunks are not rounded, and no second pass adds them.

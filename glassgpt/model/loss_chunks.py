@@ -1,5 +1,5 @@
-"""Chunk sizes of the cross-entropy in loss.py. A module of its own: the memory estimate needs them without
-torch."""
+"""Chunk sizes of the cross-entropy in loss.py. A separate module, because the memory estimate needs them
+without torch."""
 
 from __future__ import annotations
 

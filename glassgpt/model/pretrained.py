@@ -32,8 +32,8 @@ from torch import Tensor
 from glassgpt.data.digests import check_recorded_sha256
 from glassgpt.errors import UserError, error_type_and_message
 from glassgpt.files import expand_user_path, read_small_file, regular_file_opener
-from glassgpt.model.fused import NORM_EPSILON
 from glassgpt.model.gpt import ROPE_THETA, GPTConfig
+from glassgpt.model.ops import NORM_EPSILON
 from glassgpt.model.weights import from_nanochat, from_transformers, with_tied_head
 
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
@@ -111,15 +111,6 @@ def _cache_folder() -> Path:
         if os.environ.get(variable):
             return expand_user_path(os.environ[variable]) / subfolder
     return expand_user_path("~/.cache/huggingface/hub")
-
-
-def _snapshots(repository: Path) -> list[Path]:
-    """The one that `main` stood for at the last download first, then any other."""
-    try:
-        main = (repository / "refs" / "main").read_text().strip()
-    except (OSError, ValueError):
-        main = ""
-    return sorted(repository.glob("snapshots/*/"), key=lambda path: (path.name != main, path.name))
 
 
 def _download(repository: str, name: str) -> Path:

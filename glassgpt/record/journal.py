@@ -108,7 +108,7 @@ class Journal:
                 is_there = file.read(len(self._last)) == self._last
                 if is_there and os.fstat(file.fileno()).st_size > self._end:
                     appended = file.read(_MAX_OTHER_WRITER_BYTES)
-            # Of two writers the one that started later stays. Lines that are no records do not matter.
+            # Of two writers the one that started later stays. Lines that are not records do not matter.
             for record in parse_records(appended.splitlines()):
                 if _writer_key(record) > _writer_key(loads(self._last)):
                     raise RunSuperseded(
@@ -123,7 +123,7 @@ class Journal:
         except OSError as error:
             if error.errno not in _REPLACED_ERRNOS:
                 raise
-            self.lost_reason = f"{self.path} is gone, or no regular file any more"
+            self.lost_reason = f"{self.path} is gone, or is no longer a regular file"
 
     def _recover_after_rewrite(self) -> None:
         """If the last record is one of this process, somebody edited the file: the records it lacks are

@@ -140,8 +140,8 @@ def apple_gpu_name() -> str:
 
 
 def source_commit(root: Path) -> str | None:
-    """The git commit of the source tree at `root`, with `-dirty` if files differ; None if it is no checkout.
-    An installed package must not report the repository that its environment happens to be in."""
+    """The git commit of the source tree at `root`, with `-dirty` if files differ; None outside a checkout. An
+    installed package must not report the repository that its environment happens to be in."""
     if not (root / ".git").exists():
         return None
     describe = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")

@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import shlex
+import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,8 @@ CHECKPOINTS_DIR = "checkpoints"
 COMMITTED_NAME_PATTERN = re.compile(r"(\d{8,})(?:\.(\d+))?")
 NANOGPT_CKPT_FILE = "ckpt.pt"
 _CONFIG_END_MARK = "# That was all."
+_LOCK_TIMEOUT_S = 1.0  # before a trainer is refused: a reader holds its lock for microseconds only
+_LOCK_RETRY_S = 0.01
 
 
 def resume_command(run_dir: Path, *flags: str) -> str:
@@ -119,7 +122,7 @@ def existing_run_dir(out_dir: str, name: str) -> Path:
     if not out_dir:
         return latest_numbered_run(RUNS_DIR / name)
     if not is_resumable(expand_user_path(out_dir)):
-        raise UserError(f"--out_dir={out_dir} holds no run to resume; `glass runs` lists the runs there are")
+        raise UserError(f"--out_dir={out_dir} holds no run to resume; `glass runs` lists all runs")
     return expand_user_path(out_dir)
 
 
@@ -142,7 +145,7 @@ def numbered_runs(base: Path) -> list[Path]:
 def latest_numbered_run(base: Path) -> Path:
     runs = numbered_runs(base)
     if not runs:
-        raise UserError(f"there is no run {base}; `glass runs` lists the runs there are")
+        raise UserError(f"there is no run {base}; `glass runs` lists all runs")
     return runs[-1]
 
 
@@ -190,22 +193,24 @@ def training_end_record(path: Path) -> Record:
     return {}
 
 
-def lock_run_dir(directory: Path, write: bool = True) -> ExitStack | None:
+def lock_run_dir(directory: Path, shared: bool = False) -> ExitStack | None:
     """Locks a run's folder until the result is closed, or the process ends; None if another process has it.
 
     Both the folder and a file in it are locked. Nobody can delete a locked folder and make a new one. Network
-    drives lock only what is open for writing, and older versions check only the file. `write`: make the file.
+    drives lock only what is open for writing, and older versions check only the file. `shared`: for a reader
+    that asks whether a process trains there. Readers do not exclude each other, and make no file.
     """
     with ExitStack() as lock:
         descriptors = []
         with suppress(PermissionError):  # Windows opens no folders
             descriptors.append(os.open(directory, os.O_RDONLY))
             lock.callback(os.close, descriptors[-1])
-        if write or (directory / LOCK_FILE).exists():
-            mode = "a" if write else "r"
+        if not shared or (directory / LOCK_FILE).exists():
+            mode = "r" if shared else "a"
             file = lock.enter_context(open(directory / LOCK_FILE, mode, opener=regular_file_opener_nofollow))
             descriptors.append(file.fileno())
-        return lock.pop_all() if all(map(try_lock, descriptors)) else None
+        is_locked = all(try_lock(descriptor, shared) for descriptor in descriptors)
+        return lock.pop_all() if is_locked else None
 
 
 class LockedRunDir:
@@ -217,9 +222,9 @@ class LockedRunDir:
         path, checkpoints = directory / journal.FILE_NAME, directory / CHECKPOINTS_DIR
         try:
             if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
-                raise UserError(f"{path} is no regular file to write into: move it away")
+                raise UserError(f"{path} is not a regular file: move it away")
             if os.path.lexists(checkpoints) and not checkpoints.is_dir():  # or the first save would fail
-                raise UserError(f"{checkpoints} is no folder to write checkpoints into: move it away")
+                raise UserError(f"{checkpoints} is not a folder: move it away")
             self.process_number = _count_starts(path)
             # If False, the last process died, maybe after its last checkpoint.
             self.was_finished = bool(training_end_record(path))
@@ -228,8 +233,10 @@ class LockedRunDir:
             raise
 
     def _lock_directory(self, directory: Path) -> None:
+        deadline = time.monotonic() + _LOCK_TIMEOUT_S
         try:
-            lock = lock_run_dir(directory)
+            while (lock := lock_run_dir(directory)) is None and time.monotonic() < deadline:
+                time.sleep(_LOCK_RETRY_S)
         except OSError as error:
             path = error.filename or directory
             raise UserError(

@@ -92,7 +92,7 @@ class Sink:
                     record["iter"],
                     f"{name}-failed",
                     "warning",
-                    f"{name} failed and gets no more records; the run goes on",
+                    f"{name} failed and gets no more records; the run continues",
                     evidence=error_type_and_message(thread.failure),
                     explanation="A tracker gets copies of the journal's records. Nothing of the run is lost.",
                     advice=fix,
@@ -154,7 +154,7 @@ class Sink:
                 done,
                 "journal-rewritten",
                 "warning",
-                f"{self._path.name} was changed by another program; the run goes on in the changed file",
+                f"{self._path.name} was changed by another program; the run continues in the changed file",
                 evidence=f"{self._path} does not end with the record that was written last",
                 explanation="Records that the changed file lacked at its end were appended again, if they "
                 "could still be read.",
@@ -284,7 +284,7 @@ def warn_listener_failed(name: str, error: Exception) -> None:
     if isinstance(error, OSError) and error.errno in _CLOSED_OUTPUT_ERRNOS:
         text = "warning: the output was closed; the run continues without it"
     elif isinstance(error, OSError) and error.errno == errno.ENOSPC:  # `glass train > log` on a full disk
-        text = f"warning: the output cannot be written any more: {error.strerror}; the run goes on"
+        text = f"warning: the output cannot be written any more: {error.strerror}; the run continues"
     else:
         trace = "".join(traceback.format_exception(error))
         text = f"warning: {name} failed and gets no more records:\n{trace}"

@@ -79,9 +79,10 @@ def _number_or_none(record: object, name: str) -> Any:
 
 
 def is_running(run_dir: Path) -> bool:
-    """Whether a process holds the run's lock."""
+    """Whether a process holds the run's lock. Asks by a shared lock: readers do not see each other, and a
+    trainer that starts at this moment tries again."""
     try:
-        lock = lock_run_dir(run_dir, write=False)
+        lock = lock_run_dir(run_dir, shared=True)
     except OSError:
         return False
     if lock is not None:

@@ -130,9 +130,9 @@ def _set_up_device(
         torch.set_num_threads(int(threads.value))  # type: ignore[arg-type]
         choices.append(threads)
     device, choice = devices.choose_device(config.device)  # again: its reason names the threads
-    choices += [choice, *devices.choose_allocator(device, os.environ)]
+    choices += [choice, *devices.set_allocator(device, os.environ)]
     device = devices.device_for_rank(device, config.device, group.local_rank, group.local_world_size)
-    if device.index is not None:  # "cuda:1": streams, events and probes shall use this card
+    if device.index is not None:  # "cuda:1": streams, events and probes must use this card
         torch.cuda.set_device(device)
     initial = request.init_checkpoint
     flags = {
@@ -197,11 +197,11 @@ def choose_speedups(
 ) -> tuple[ExecutionConfig, list[Choice]]:
     """Each speedup costs time at the start, so each is weighed against the length of the run."""
     plan, traits = inputs.batch_plan, device_traits(device)
-    are_built = (
+    kernels_are_built = (
         traits.device_type == "cuda"
         and _kernels_built_marker(config, device, dtype, inputs.vocab_size, plan).is_file()
     )
-    kernels = decide.choose_kernels(config, traits, inputs.vocab_size, plan.ranks, are_built)
+    kernels = decide.choose_kernels(config, traits, inputs.vocab_size, plan.ranks, kernels_are_built)
     uses_kernels = kernels.value == "triton"
     if config.fp8:
         check_float8(config, device, dtype, uses_kernels, plan)
@@ -223,7 +223,7 @@ def choose_speedups(
         device.type, micro_step_tokens, inputs.flops_per_token, peak_flops_per_s
     )
     run_s = micro_step_s * plan.micro_steps * config.max_iters
-    attention = choose_attention(config, device, dtype, run_s)
+    attention = choose_or_measure_attention(config, device, dtype, run_s)
     launch_s = overheads.launch_s(device.type, config.n_layer)
     micro_step = GraphCandidate(
         dtype, micro_step_s, launch_s, is_compiled, config.shard, inputs.cuda_graph_fits
@@ -247,7 +247,7 @@ def choose_speedups(
     if config.fp8:
         reason = "asked for; evaluation stays exact"
         if not loss_chunks.is_float8_aligned(inputs.vocab_size):
-            reason += f"; the head in bfloat16, since its {inputs.vocab_size} tokens are no multiple of 16"
+            reason += f"; the head in bfloat16, since its {inputs.vocab_size} tokens are not a multiple of 16"
         choices.append(Choice("fp8", "on", reason))
     return execution, choices
 
@@ -278,8 +278,11 @@ _BUSY_CYCLES = 50_000_000  # some 30 ms
 _FLASH_BONUS = 0.95  # another kernel must be faster by more than noise
 
 
-def choose_attention(config: TrainConfig, device: torch.device, dtype: str, run_s: float) -> Choice:
-    """`run_s`: about how long the run will compute."""
+def choose_or_measure_attention(
+    config: TrainConfig, device: torch.device, dtype: str, run_s: float
+) -> Choice:
+    """By the rules of decide.py; where they leave it open, by timing the kernels on the device. `run_s`:
+    about how long the run will compute."""
     head_size = config.n_embd // config.n_head
     if config.attention != "auto":
         # Not every kernel supports every dtype and head size on every device: try it on two tokens.

@@ -145,7 +145,7 @@ def choose_dtype(requested: str, device: torch.device, width: int | None = None)
     return decide.choose_dtype(requested, device_traits(device), width)
 
 
-def choose_allocator(device: torch.device, environment: Mapping[str, str]) -> list[Choice]:
+def set_allocator(device: torch.device, environment: Mapping[str, str]) -> list[Choice]:
     """Sets expandable segments: without them PyTorch's caching allocator fragments a card's memory."""
     if device.type != "cuda":
         return []
@@ -154,11 +154,11 @@ def choose_allocator(device: torch.device, environment: Mapping[str, str]) -> li
             return [Choice("allocator", value, f"as {name} says")]
     if not sys.platform.startswith("linux"):
         return [Choice("allocator", "default", "expandable segments are for Linux")]
-    _set_allocator("expandable_segments:True")
+    _apply_allocator_settings("expandable_segments:True")
     return [Choice("allocator", "expandable_segments:True", "less fragmentation")]
 
 
-def _set_allocator(settings: str) -> None:
+def _apply_allocator_settings(settings: str) -> None:
     """At run time, since PyTorch reads the environment when it is imported. The name changed with 2.10."""
     new = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
     (new or torch.cuda.memory._set_allocator_settings)(settings)

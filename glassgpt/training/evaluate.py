@@ -131,7 +131,7 @@ class EvalWindows:
 def evaluate(
     learner: Learner, windows: EvalWindows, ledger: Ledger, should_stop: Callable[[], bool] = lambda: False
 ) -> EvalResult | None:
-    """The loss on these windows; None if `should_stop` said so before a batch."""
+    """The loss on these windows; None if `should_stop` returned true before a batch."""
     sums: list[Tensor] = []
     counts: list[np.ndarray] = []
     first_call_s = None
@@ -140,7 +140,7 @@ def evaluate(
             if should_stop():
                 learner.reshard()
                 return None
-            if learner.is_first_call("score"):
+            if learner.is_first_call("token_losses"):
                 with ledger.phase("compile") as first_call:
                     sums.append(_window_sums(learner, x, y))
                     learner.execution.synchronize()
@@ -159,7 +159,7 @@ def evaluate(
 
 def _window_sums(learner: Learner, x: Tensor, y: Tensor) -> Tensor:
     """In float64, so that the order of summation does not matter."""
-    losses = learner.score(x, y)
+    losses = learner.token_losses(x, y)
     if losses.device.type == "mps":  # which has no float64
         losses = losses.cpu()
     return losses.double().sum(1)

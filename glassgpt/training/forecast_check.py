@@ -169,17 +169,17 @@ class ForecastCheck:
         }
 
 
-def speed_findings(check: ForecastCheck, iteration: int, run_dir: Path, threads: int) -> list[Record]:
+def take_speed_findings(check: ForecastCheck, iteration: int, run_dir: Path, threads: int) -> list[Record]:
     """`threads`: of a run in one process on the CPU; 1 for any other run."""
     one_thread = resume_command(run_dir, "--threads=1") if threads > 1 else ""
-    findings = [pace_finding(check, iteration, one_thread)]
+    findings = [take_pace_finding(check, iteration, one_thread)]
     if one_thread:
         now = machine.read_cpu_times()
-        findings.append(cpu_contention_finding(check, iteration, threads, one_thread, now))
+        findings.append(take_cpu_contention_finding(check, iteration, threads, one_thread, now))
     return [finding for finding in findings if finding is not None]
 
 
-def pace_finding(check: ForecastCheck, iteration: int, one_thread: str = "") -> Record | None:
+def take_pace_finding(check: ForecastCheck, iteration: int, one_thread: str = "") -> Record | None:
     """Whether the speed is as forecast; once, after some seconds of updates. `one_thread`: the command that
     resumes a run of several CPU threads with one."""
     pace, measured = check.forecast.throughput, check.tokens_per_s
@@ -222,7 +222,7 @@ def _free_cores_advice(one_thread: str) -> str:
     return f"{stopping}, or stop this run and resume with `{one_thread}`" if one_thread else stopping
 
 
-def cpu_contention_finding(
+def take_cpu_contention_finding(
     check: ForecastCheck, iteration: int, threads: int, one_thread: str, now: CpuTimes
 ) -> Record | None:
     """Whether a run on several CPU threads became slow because other programs use its cores; once."""

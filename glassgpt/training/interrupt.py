@@ -28,7 +28,7 @@ _SAVE_SIGNAL = getattr(signal, "SIGUSR1", None)
 _STOPPING_MESSAGE = b"\nstopping after this update and a checkpoint; Ctrl-C again quits at once\n"
 
 # The order of `take_local_requests` and `apply_requests`: every rank has to use the same.
-_REQUESTS = ("signal", "hung_up", "save_requested", "run_dir_lost")
+_REQUESTS = ("signal", "sighup_received", "save_requested", "run_dir_lost")
 
 
 class ImmediateStop(KeyboardInterrupt):
@@ -71,12 +71,12 @@ def sigterm_as_interrupt() -> Iterator[None]:
 
 
 class StopSignals:
-    """`with StopSignals() as signals:` ... `if signals.requested: ...`"""
+    """`with StopSignals() as signals:` ... `if signals.stop_requested: ...`"""
 
     def __init__(self) -> None:
         # What to act on. With several ranks: what all have agreed on.
         self.signal = 0  # number of the stop signal; 0: none
-        self.hung_up = False  # the terminal is gone; reset once acted on
+        self.sighup_received = False  # the terminal is gone; reset once acted on
         self.save_requested = False  # reset once acted on
         self.run_dir_lost = False  # the run's folder was moved or removed
 
@@ -89,7 +89,7 @@ class StopSignals:
         self._previous_mask: Any = None  # signals that were blocked before
 
     @property
-    def requested(self) -> bool:
+    def stop_requested(self) -> bool:
         """Whether the run has to stop."""
         return bool(self.signal) or self.run_dir_lost
 
@@ -104,7 +104,7 @@ class StopSignals:
     def take_local_requests(self) -> tuple[int, ...]:
         """What this process has received: a signal's number or 0, then 1 or 0 for each other request."""
         received = tuple(map(int, self._received.values()))
-        self._received["hung_up"] = self._received["save_requested"] = 0
+        self._received["sighup_received"] = self._received["save_requested"] = 0
         return received
 
     def apply_requests(self, *requests: int) -> None:
@@ -151,4 +151,4 @@ class StopSignals:
                 os.write(2, _STOPPING_MESSAGE)  # not print: Python itself may be writing right now
 
     def _on_request(self, number: int, frame: FrameType | None) -> None:
-        self._receive("hung_up" if number == _HANGUP_SIGNAL else "save_requested")
+        self._receive("sighup_received" if number == _HANGUP_SIGNAL else "save_requested")

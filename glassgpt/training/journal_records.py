@@ -175,10 +175,10 @@ def sample_record(job: Job, text: str, seconds: float) -> Record:
     return {"kind": "sample", "iter": job.progress.iter, "text": text, "ms": seconds * 1000}
 
 
-def resume_record(job: Job, complaints: list[str]) -> Record:
+def resume_record(job: Job, warnings: list[str]) -> Record:
     """`from_iter` supersedes what the journal says after it."""
     done = job.progress.iter
-    return {"kind": "resume", "iter": done, "from_iter": done, "complaints": complaints}
+    return {"kind": "resume", "iter": done, "from_iter": done, "complaints": warnings}
 
 
 def restart_record() -> Record:

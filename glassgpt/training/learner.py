@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -75,11 +76,12 @@ class Learner:
         self.scaler = torch.amp.GradScaler(execution.device.type, enabled=execution.dtype == "float16")
         self.finite_check = FiniteCheck(execution.device)
         model.set_compiled(execution.compile)
-        self._run_micro_step: Callable[..., tuple[Tensor, ...]] = self._micro_step
+        self._run_micro_step: Callable[..., tuple[Tensor, ...]]
+        self._run_micro_step = partial(self._call_with_fallback, "update", self._micro_step)
         self._run_clip_and_step: Callable[..., tuple[Tensor, ...]] = self._clip_and_step
         if execution.graph:
-            self._run_micro_step = CudaGraphRunner(self._micro_step)
-            self._run_clip_and_step = CudaGraphRunner(self._clip_and_step)
+            self._run_micro_step = CudaGraphRunner(self._run_micro_step)
+            self._run_clip_and_step = CudaGraphRunner(self._run_clip_and_step)
         self._called: set[str] = set()
         self._dropout_key = (0, 0)  # update and micro-step
         # On the device until they are read: an update never waits for the host.
@@ -87,7 +89,7 @@ class Learner:
         self._norms: list[Tensor] = []
 
     def is_first_call(self, what: str) -> bool:
-        """Whether `update` or `score` was not called yet: the first call compiles and warms up."""
+        """Whether `update` or `token_losses` was not called yet: the first call compiles and warms up."""
         return what not in self._called
 
     def update(self, number: int, first_sequence: int) -> None:
@@ -132,20 +134,16 @@ class Learner:
 
     def _micro_step(self, tokens: Tensor, targets: Tensor, weight: Tensor | None = None) -> tuple[Tensor]:
         """Forward and backward; gradients accumulate. `weight`: of this loss in the update, if not 1."""
-
-        def forward_backward() -> Tensor:
-            with self.execution.autocast():
-                loss: Tensor = self.model(tokens, targets)
-            if weight is not None:
-                loss = loss * weight
-            scaled = loss / self._batch_plan.micro_steps
-            if self.scaler.is_enabled():
-                # A scaler skips an update only because of its gradients, so a bad loss has to reach them.
-                scaled = scaled * self.finite_check.nan_factor
-            torch.autograd.backward(self.scaler.scale(scaled))
-            return loss.detach()
-
-        return (self._call_with_fallback("update", forward_backward),)
+        with self.execution.autocast():
+            loss: Tensor = self.model(tokens, targets)
+        if weight is not None:
+            loss = loss * weight
+        scaled = loss / self._batch_plan.micro_steps
+        if self.scaler.is_enabled():
+            # A scaler skips an update only because of its gradients, so a bad loss has to reach them.
+            scaled = scaled * self.finite_check.nan_factor
+        torch.autograd.backward(self.scaler.scale(scaled))
+        return (loss.detach(),)
 
     def _clip_and_step(self, number: Tensor, loss: Tensor) -> tuple[Tensor]:
         """Clips the gradients, checks that all is finite, steps the optimizers. Returns the gradient norm."""
@@ -181,7 +179,7 @@ class Learner:
         parameters = self.model.parameters()
         return [local_shard(parameter.grad) for parameter in parameters if parameter.grad is not None]
 
-    def take_results(self) -> tuple[list[float], list[float]]:
+    def take_losses_and_norms(self) -> tuple[list[float], list[float]]:
         """Loss and gradient norm of every update since the last call. Waits for the device."""
         self.execution.synchronize()
         results = [torch.stack(values).tolist() if values else [] for values in (self._losses, self._norms)]
@@ -197,7 +195,7 @@ class Learner:
             return done - 1
         return self.finite_check.first_bad_update()
 
-    def score(self, tokens: Tensor, targets: Tensor) -> Tensor:
+    def token_losses(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Loss per token (B, T), without gradients."""
         self.model.eval()
 
@@ -206,10 +204,10 @@ class Learner:
                 return self.model(tokens, targets, "none")  # type: ignore[no-any-return]
 
         with self._group.waiting_for_ranks() if self.execution.shard else nullcontext():
-            return self._call_with_fallback("score", forward)
+            return self._call_with_fallback("token_losses", forward)
 
     def reshard(self) -> None:
-        """After scoring a sharded model: frees the gathered weights, each rank keeps its shard."""
+        """After evaluating a sharded model: frees the gathered weights, each rank keeps its shard."""
         if self.execution.shard:
             self.model.reshard()  # type: ignore[operator]
 
@@ -219,10 +217,10 @@ class Learner:
             sequence = np.random.SeedSequence([self.config.seed, *self._dropout_key])
             torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
 
-    def _call_with_fallback(self, what: str, call: Callable[[], T]) -> T:
+    def _call_with_fallback(self, what: str, function: Callable[..., T], *inputs: Tensor) -> T:
         """Compiled code is built at its first call, and may fail there. Then the run continues without it."""
         try:
-            result = call()
+            result = function(*inputs)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -240,7 +238,7 @@ class Learner:
             self._disable_compiled_code()
             self.model.zero_grad(set_to_none=True)  # left behind by the failed call
             self._seed_dropout()
-            result = call()
+            result = function(*inputs)
         if what not in self._called:
             self._called.add(what)
             self._sync_fallbacks()

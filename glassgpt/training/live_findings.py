@@ -73,7 +73,7 @@ def ignored_checkpoints_finding(job: Job, names: list[str]) -> Record:
         evidence=f"{', '.join(names)} in {job.run_dir / CHECKPOINTS_DIR}",
         explanation="A checkpoint's identity is the iteration in its state.json. These have another name, or "
         "an iteration that this run has not reached.",
-        advice="keep copies outside of that folder, or under names that are no numbers",
+        advice="keep copies outside of that folder, or under non-numeric names",
     )
 
 

@@ -20,9 +20,9 @@ from glassgpt.record.journal import Record
 from glassgpt.training import journal_records, live_findings
 from glassgpt.training.compute_plan import mark_kernels_built
 from glassgpt.training.evaluate import EvalResult, EvalWindows, evaluate, is_gain
-from glassgpt.training.forecast_check import forecast_miss_finding, loss_curve_finding, speed_findings
+from glassgpt.training.forecast_check import forecast_miss_finding, loss_curve_finding, take_speed_findings
 from glassgpt.training.job import Job, Sampling
-from glassgpt.training.lost_run_dir import check_run_dir_lost, rescue_to_new_dir
+from glassgpt.training.lost_run_dir import rescue_if_run_dir_lost, rescue_to_new_dir
 from glassgpt.training.train_state import checkpoint_state, gather_full_model, local_checkpoint_tensors
 
 
@@ -58,7 +58,7 @@ def run(job: Job) -> Ending:
                 save(job)
             report_signals(job)
             if ending:
-                return close(job, ending)
+                return finish(job, ending)
             if profile_is_due(job):
                 profiled_update(job)
             else:
@@ -66,7 +66,7 @@ def run(job: Job) -> Ending:
             if log_is_due(job):
                 log_step(job)
     except NonFiniteError as error:
-        return close_not_finite(job, error.update)
+        return finish_after_nonfinite(job, error.update)
 
 
 # --- update ---
@@ -93,7 +93,7 @@ def sync_and_check_finite(job: Job) -> None:
     """Waits for the device, reads losses and gradient norms, and raises if one was not finite."""
     progress = job.progress
     with job.ledger.phase("train"), job.process_group.waiting_for_ranks():  # a GPU may wait for another one
-        losses, norms = job.learner.take_results()
+        losses, norms = job.learner.take_losses_and_norms()
         bad_update = job.learner.first_bad_update(progress.iter)
     job.interval.correct_data_wait(job.loader.take_data_wait_s())
     if bad_update is not None:
@@ -131,7 +131,7 @@ def profiled_update(job: Job) -> None:
 
 def log_profile(job: Job, at_the_end: bool = False) -> None:
     with job.ledger.phase("log"):
-        job.log(job.profiler.record(job.progress.iter, at_the_end))
+        job.log(job.profiler.stop_if_due(job.progress.iter, at_the_end))
         job.process_group.barrier()
 
 
@@ -172,7 +172,7 @@ def evaluate_split(job: Job, split: str, windows: EvalWindows, closing: bool = F
 
     def should_stop() -> bool:
         sync_stop_request(job)
-        return job.signals.requested
+        return job.signals.stop_requested
 
     before = job.ledger.seconds()
     result = evaluate(job.learner, windows, job.ledger, should_stop)
@@ -190,7 +190,7 @@ def save_is_due(job: Job, ending: Ending | None) -> bool:
     config, progress = job.config, job.progress
     if config.eval_only or job.last_saved == (progress.iter, progress.val_loss):
         return False
-    if ending is not None or job.signals.hung_up or job.signals.save_requested:
+    if ending is not None or job.signals.sighup_received or job.signals.save_requested:
         return True
     if progress.iter == 0:
         return False
@@ -207,7 +207,7 @@ def save(job: Job) -> None:
     with job.ledger.phase("checkpoint") as phase:
         started = time.perf_counter()
         log_finished_save(job, wait=True)
-        check_run_dir_lost(job)  # first: the folder may be another run's by now
+        rescue_if_run_dir_lost(job)  # first: the folder may be another run's by now
         tensors, rows = local_checkpoint_tensors(job)
         job.saver.save(tensors, checkpoint_state(job), started, rows)
         job.process_group.barrier()  # rank 0 may have had all of the work
@@ -220,7 +220,7 @@ def log_finished_save(job: Job, wait: bool = False) -> None:
     try:
         record = job.saver.poll(wait)
     except UserError:
-        if check_run_dir_lost(job):  # the run saves again, in its new folder
+        if rescue_if_run_dir_lost(job):  # the run saves again, in its new folder
             return
         raise
     job.log(record)
@@ -246,7 +246,7 @@ def log_step(job: Job) -> None:
     log_step_record(job)
     is_one_cpu_process = job.execution.device.type == "cpu" and not job.process_group.launch_id
     threads = torch.get_num_threads() if is_one_cpu_process else 1
-    for finding in speed_findings(job.forecast_check, job.progress.iter, job.run_dir, threads):
+    for finding in take_speed_findings(job.forecast_check, job.progress.iter, job.run_dir, threads):
         job.log(finding)
     log_finished_save(job)
 
@@ -261,7 +261,7 @@ def log_step_record(job: Job) -> None:
 def report_fallbacks(job: Job) -> None:
     """Records which speedup failed. Not after Ctrl-C, which reaches the compiler too."""
     for name, evidence in job.learner.fallbacks.items():
-        if name not in job.reported_fallbacks and not job.signals.requested:
+        if name not in job.reported_fallbacks and not job.signals.stop_requested:
             job.log(live_findings.fallback_finding(job, name, evidence))
         job.reported_fallbacks.add(name)
 
@@ -281,8 +281,8 @@ def sync_stop_request(job: Job) -> None:
 
 def report_signals(job: Job) -> None:
     """Records signals that asked for a checkpoint. The checkpoint is saved by now, and the run continues."""
-    if job.signals.hung_up:
-        job.signals.hung_up = False
+    if job.signals.sighup_received:
+        job.signals.sighup_received = False
         job.log(live_findings.hangup_finding(job))
     if job.signals.save_requested:
         job.signals.save_requested = False
@@ -292,7 +292,7 @@ def report_signals(job: Job) -> None:
 def ending_if_stopped(job: Job) -> Ending | None:
     if job.signals.run_dir_lost:
         return Ending("crashed", 2, {"error": "the run's folder was moved, removed or replaced"})
-    return Ending("interrupted", job.signals.exit_code) if job.signals.requested else None
+    return Ending("interrupted", job.signals.exit_code) if job.signals.stop_requested else None
 
 
 def ending_if_due(job: Job) -> Ending | None:
@@ -307,20 +307,20 @@ def ending_if_due(job: Job) -> Ending | None:
     return None
 
 
-def close(job: Job, ending: Ending) -> Ending:
+def finish(job: Job, ending: Ending) -> Ending:
     """The closing evaluation, the sample, the last checkpoint, the last findings. A signal can stop it."""
     has_trained = ending.exit_code == 0 and not job.config.eval_only
     if has_trained:
         log_profile(job, at_the_end=True)
         if job.config.closing_eval and job.eval_tokens < len(job.splits["val"]) - 1:
             evaluate_split(job, "val", job.eval_windows["val"].of_whole_split(), closing=True)
-        if job.sampling is not None and not job.signals.requested:
+        if job.sampling is not None and not job.signals.stop_requested:
             generate_final_sample(job, job.sampling)
     job.process_group.extend_timeout()
     with job.ledger.phase("checkpoint"):
         log_finished_save(job, wait=True)
     is_lost, is_unsaved = job.process_group.broadcast_from_rank_zero(
-        lambda: [check_run_dir_lost(job), job.last_saved is None]
+        lambda: [rescue_if_run_dir_lost(job), job.last_saved is None]
     )
     if is_lost:
         job.signals.run_dir_lost = True
@@ -355,12 +355,12 @@ def generate_final_sample(job: Job, sampling: Sampling) -> None:
     job.log(journal_records.sample_record(job, text, phase.seconds))
 
 
-def close_not_finite(job: Job, bad_update: int) -> Ending:
+def finish_after_nonfinite(job: Job, bad_update: int) -> Ending:
     """Logs the bad loss. Saves nothing: the last checkpoint is from before."""
     log_step_record(job)
     job.progress.iter = bad_update  # that update was tried, but not applied
     with job.ledger.phase("checkpoint"):
         log_finished_save(job, wait=True)
-    # `bad_iter` counts from 1.
+    # Updates count from 0 inside the program. `bad_iter` counts from 1, as `iter` counts updates done.
     details = {"bad_iter": bad_update + 1, "recent_grad_norms": list(job.recent_grad_norms)}
     return Ending("not finite", 3, details)

@@ -15,7 +15,7 @@ from glassgpt.record.run_dir import TOKENIZER_DIR, LockedRunDir, resume_command
 from glassgpt.training.job import Job
 
 
-def check_run_dir_lost(job: Job) -> bool:
+def rescue_if_run_dir_lost(job: Job) -> bool:
     """Whether the run has lost its folder. Rank 0 checks; the other ranks hear of it as of a signal."""
     job.sink.check_journal(job.progress.iter)
     if job.sink.journal_lost_reason:

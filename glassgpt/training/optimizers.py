@@ -22,7 +22,8 @@ from glassgpt.training.distributed.fsdp import gather_full_tensor, is_dtensor, l
 
 
 class Optimizer(ABC):
-    """Parameter groups, each with learning rate `lr` = `times` the schedule's; and state per parameter.
+    """Parameter groups, each with its learning rate `lr` = `lr_scale` times the schedule's, and state per
+    parameter.
 
     `found_inf` is a tensor on the device: where it is 1, a step changes nothing.
     """
@@ -46,9 +47,9 @@ class Optimizer(ABC):
         """`rate`: of the schedule. A group's own rate is proportional to it."""
         for group in self.param_groups:
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate * group["times"])
+                group["lr"].fill_(rate * group["lr_scale"])
             else:
-                group["lr"] = rate * group["times"]
+                group["lr"] = rate * group["lr_scale"]
 
 
 def make_optimizers(model: GPT, config: TrainConfig, dtype: torch.dtype) -> list[Optimizer]:
@@ -89,11 +90,11 @@ class AdamW(Optimizer):
         matrices = [parameter for parameter in others if parameter.dim() >= 2]
         vectors = [parameter for parameter in others if parameter.dim() < 2]
         rate = config.learning_rate
-        embedding_times = (rate if config.embedding_lr is None else config.embedding_lr) / rate
+        embedding_lr_scale = (rate if config.embedding_lr is None else config.embedding_lr) / rate
         groups: list[dict[str, Any]] = [
-            {"params": matrices, "weight_decay": config.weight_decay, "times": 1.0},
-            {"params": vectors, "weight_decay": 0.0, "times": 1.0},
-            {"params": list(embedding), "weight_decay": 0.0, "times": embedding_times},
+            {"params": matrices, "weight_decay": config.weight_decay, "lr_scale": 1.0},
+            {"params": vectors, "weight_decay": 0.0, "lr_scale": 1.0},
+            {"params": list(embedding), "weight_decay": 0.0, "lr_scale": embedding_lr_scale},
         ]
         super().__init__(groups)
         self._betas = config.beta1, config.beta2
@@ -107,14 +108,14 @@ class AdamW(Optimizer):
             states = [self.state[parameter] for parameter in parameters]
             for parameter, state in zip(parameters, states, strict=True):
                 if not state:
-                    own = local_shard(parameter)
-                    state["step"] = torch.zeros((), device=own.device)
-                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(own), torch.zeros_like(own)
+                    local = local_shard(parameter)
+                    state["step"] = torch.zeros((), device=local.device)
+                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(local), torch.zeros_like(local)
             steps = [state["step"] for state in states]
             torch._foreach_add_(steps, 1.0)
             torch._fused_adamw_(
                 [local_shard(parameter) for parameter in parameters],
-                [local_shard(_gradient(parameter)) for parameter in parameters],
+                [local_shard(parameter.grad) for parameter in parameters],
                 [state["exp_avg"] for state in states],
                 [state["exp_avg_sq"] for state in states],
                 [],
@@ -148,11 +149,14 @@ class Muon(Optimizer):
     def __init__(self, matrices: Mapping[str, nn.Parameter], config: TrainConfig, dtype: torch.dtype) -> None:
         self._momentum, self._weight_decay = config.muon_momentum, config.weight_decay
         self._steps, self._dtype = config.muon_steps, dtype
-        # Queries, keys and values share a matrix but are three maps: each is orthogonalized by itself.
+        # c_attn stacks three matrices, for queries, keys and values. Each is orthogonalized by itself.
         qkv = [matrix for name, matrix in matrices.items() if name.endswith("c_attn.weight")]
         others = [matrix for name, matrix in matrices.items() if not name.endswith("c_attn.weight")]
-        times = config.matrix_lr / config.learning_rate
-        groups = [{"params": qkv, "maps": 3, "times": times}, {"params": others, "maps": 1, "times": times}]
+        lr_scale = config.matrix_lr / config.learning_rate
+        groups = [
+            {"params": qkv, "n_splits": 3, "lr_scale": lr_scale},
+            {"params": others, "n_splits": 1, "lr_scale": lr_scale},
+        ]
         super().__init__(groups)
 
     @torch.no_grad()
@@ -160,7 +164,8 @@ class Muon(Optimizer):
         for group in self.param_groups:
             by_shape: dict[tuple[int, ...], list[nn.Parameter]] = {}
             for matrix in group["params"]:
-                by_shape.setdefault((matrix.shape[0] // group["maps"], matrix.shape[1]), []).append(matrix)
+                rows, columns = matrix.shape
+                by_shape.setdefault((rows // group["n_splits"], columns), []).append(matrix)
             for shape, matrices in by_shape.items():
                 self._step_same_shape(matrices, shape, group["lr"])
 
@@ -175,7 +180,10 @@ class Muon(Optimizer):
             if not self.state[matrix]:
                 self.state[matrix]["momentum"] = torch.zeros_like(local_shard(matrix))
         momenta = [self.state[matrix]["momentum"] for matrix in matrices]
-        gradients = torch.stack([local_shard(_gradient(matrix)) for matrix in matrices])
+        full_gradients = [
+            torch.zeros_like(matrix) if matrix.grad is None else matrix.grad for matrix in matrices
+        ]
+        gradients = torch.stack([local_shard(gradient) for gradient in full_gradients])
         gradient_weight: float | Tensor = 1 - self._momentum
         if self.found_inf is not None:
             gradients.masked_fill_(self.found_inf > 0, 0.0)
@@ -189,14 +197,10 @@ class Muon(Optimizer):
         changes = orthogonalize(nesterov.view(-1, *shape), self._steps, self._dtype).view_as(nesterov)
         step_size = rate * math.sqrt(max(1.0, shape[0] / shape[1]))
         for matrix, change in zip(matrices, changes, strict=True):
-            own = local_shard(matrix)
+            local = local_shard(matrix)
             if self._weight_decay:
-                own.mul_(1 - rate * self._weight_decay)
-            own.sub_(local_shard(shard_like(change, matrix)) * step_size)
-
-
-def _gradient(matrix: nn.Parameter) -> Tensor:
-    return torch.zeros_like(matrix) if matrix.grad is None else matrix.grad
+                local.mul_(1 - rate * self._weight_decay)
+            local.sub_(local_shard(shard_like(change, matrix)) * step_size)
 
 
 # Each row is a polynomial a x + b x^3 + c x^5 that moves singular values towards 1. Together they move all
@@ -240,7 +244,7 @@ def load_optimizer_state(
 ) -> list[str]:
     """Restores the state; a tensor of a parameter that the model does not have is an error.
 
-    State of another optimizer cannot be used. Returns a complaint about that.
+    State of another optimizer cannot be used. Returns a warning about that.
     """
     parameters, unused = dict(model.named_parameters()), set()
     for label, tensor in tensors.items():
@@ -257,7 +261,7 @@ def load_optimizer_state(
             unused.add(name)
     if not unused:
         return []
-    return [f"the optimizer is another now: it starts without state for {len(unused)} parameters"]
+    return [f"the optimizer has changed: it starts without state for {len(unused)} parameters"]
 
 
 def _optimizer_of(optimizers: Sequence[Optimizer], parameter: nn.Parameter) -> Optimizer:

@@ -84,8 +84,9 @@ class UpdateProfiler:
         else:
             self._profiler, self._first = profiler, done
 
-    def record(self, done: int, at_the_end: bool = False) -> Record | None:
-        """The profile, once the last update of the window or of the run is done. Writes the trace."""
+    def stop_if_due(self, done: int, at_the_end: bool = False) -> Record | None:
+        """Stops profiling and writes the trace, once the last update of the window or of the run is done.
+        Returns the profile, or a finding if it failed."""
         if self._failure is not None and not self._is_reported:
             self._is_reported = True
             return _failure_finding(self._failure, done)
@@ -115,7 +116,7 @@ def _profile_record(events: Sequence[Any], first: int, done: int, trace: Path) -
         event for event in events if event.name == _UPDATE_SPAN_NAME and event.device_type == DeviceType.CPU
     ]
     spans = sorted(_span(event) for event in updates)
-    # User annotations, such as an optimizer's step, are no work of their own.
+    # User annotations, such as an optimizer's step, are not work themselves.
     inside = [
         event
         for event in events

@@ -28,7 +28,7 @@ from glassgpt.record.run_dir import (
 from glassgpt.training.checkpoint.checkpoints import committed_paths, misnamed_warnings, readable_checkpoints
 from glassgpt.training.device import choose_device
 from glassgpt.training.distributed.process_group import ProcessGroup
-from glassgpt.training.init_weights import (
+from glassgpt.training.weight_compatibility import (
     MODEL_SETTINGS,
     conflicting_flags,
     match_model_settings,
@@ -51,19 +51,19 @@ class RunRequest:
     resume_dir: Path | None = None  # of a run to resume; None: a new one
     # Of the initial weights; None: random ones, or the run's own last checkpoint.
     init_checkpoint: LoadedCheckpoint | None = None
-    notes: tuple[Choice, ...] = ()  # decisions made so far
+    choices: tuple[Choice, ...] = ()  # decisions made so far
     tuning_s: float = 0.0  # how long --tune took in this process
 
 
 def request_from_config(config: TrainConfig, name: str = "run") -> RunRequest:
-    """The request of a complete config, as from Python: there is no recipe, and there are no flags."""
+    """The request of a complete config, as from Python: without a recipe and flags."""
     if config.init_from == "scratch":
         return RunRequest(config, name)
     if config.init_from == "resume":
         run_dir = existing_run_dir(config.out_dir, name)
-        loaded, notes = _restart_source(run_dir)
+        loaded, choices = _restart_source(run_dir)
         init_from = _stored_recipe(run_dir, loaded).settings.get("init_from", "scratch")
-        return RunRequest(replace(config, init_from=str(init_from)), name, run_dir, loaded, notes)
+        return RunRequest(replace(config, init_from=str(init_from)), name, run_dir, loaded, choices)
     loaded = load_init_from(config.init_from)
     config = _pin_checkpoint(match_model_settings(config, loaded), loaded)
     return RunRequest(config, name, init_checkpoint=loaded)
@@ -103,7 +103,7 @@ def resolve_request(recipe: Recipe | None, overrides: Mapping[str, Any]) -> RunR
         for name in (*MODEL_SETTINGS, "block_size")
         if model_setting(config, name) != model_setting(request.config, name)
     ]
-    return replace(request, notes=(*request.notes, *changed_by_weights))
+    return replace(request, choices=(*request.choices, *changed_by_weights))
 
 
 def _pin_checkpoint(config: TrainConfig, loaded: LoadedCheckpoint) -> TrainConfig:
@@ -125,18 +125,18 @@ def _new_run_request(
     config: TrainConfig, recipe: Recipe, overrides: Mapping[str, Any], loaded: LoadedCheckpoint | None = None
 ) -> RunRequest:
     """An --out_dir flag must name a new folder. If a recipe names one that holds a run, it gets a number."""
-    notes = []
+    choices = []
     if recipe.replaces_file:
-        notes.append(Choice("preset", recipe.name, f"{recipe.replaces_file} is not on disk"))
+        choices.append(Choice("preset", recipe.name, f"{recipe.replaces_file} is not on disk"))
     if config.out_dir and "out_dir" not in overrides:
         free = str(first_free_run_dir(expand_user_path(config.out_dir)))
         if free != str(expand_user_path(config.out_dir)):
             reason = f"{config.out_dir} holds a run already, and runs are never overwritten"
-            notes.append(Choice("out_dir", free, reason))
+            choices.append(Choice("out_dir", free, reason))
         config = replace(config, out_dir=free)
     if config.out_dir:
         check_out_dir_is_free(config.out_dir)
-    return RunRequest(config, recipe.name, init_checkpoint=loaded, notes=tuple(notes))
+    return RunRequest(config, recipe.name, init_checkpoint=loaded, choices=tuple(choices))
 
 
 def prepare_if_built_in(
@@ -158,7 +158,7 @@ def prepare_if_built_in(
 
 def resume_request(run_dir: Path, overrides: Mapping[str, Any], recipe: Recipe | None = None) -> RunRequest:
     """The settings that the run was started with, and the overrides on top."""
-    loaded, notes = _restart_source(run_dir)
+    loaded, choices = _restart_source(run_dir)
     stored = _stored_recipe(run_dir, loaded)
     changes = {name: value for name, value in overrides.items() if name not in ("init_from", "out_dir")}
     settings = _without_device_choices(stored.settings, changes)
@@ -169,16 +169,16 @@ def resume_request(run_dir: Path, overrides: Mapping[str, Any], recipe: Recipe |
             raise UserError(problems)
         config = match_model_settings(config, loaded)
     if recipe is not None:
-        notes += tuple(_ignored_settings(recipe, config, changes))
-    return RunRequest(config, run_dir.name, run_dir, loaded, notes)
+        choices += tuple(_ignored_settings(recipe, config, changes))
+    return RunRequest(config, run_dir.name, run_dir, loaded, choices)
 
 
 def _restart_source(run_dir: Path) -> tuple[LoadedCheckpoint | None, tuple[Choice, ...]]:
     """The initial weights of a run without a checkpoint: nanoGPT's ckpt.pt, or those that it started from."""
     if committed_paths(run_dir):
         return None, ()
-    if complaints := misnamed_warnings(run_dir):  # one of them may be all that is left of the run
-        raise UserError(complaints)
+    if warnings := misnamed_warnings(run_dir):  # one of them may be all that is left of the run
+        raise UserError(warnings)
     if (run_dir / NANOGPT_CKPT_FILE).is_file():
         return from_nanogpt_ckpt(run_dir / NANOGPT_CKPT_FILE), ()
     if not is_complete_config(run_dir / CONFIG_FILE):
@@ -187,7 +187,7 @@ def _restart_source(run_dir: Path) -> tuple[LoadedCheckpoint | None, tuple[Choic
         )
     init_from = str(read_recipe(run_dir / CONFIG_FILE).settings.get("init_from", "scratch"))
     loaded = None if init_from == "scratch" else load_init_from(init_from)
-    reason = "the run had no checkpoint yet: it begins again, with its settings and seed"
+    reason = "the run had no checkpoint yet: it starts again, with its settings and seed"
     return loaded, (Choice("resume", "update 0" if loaded is None else init_from, reason),)
 
 

@@ -231,8 +231,8 @@ def _set_up_and_train(
     trackers: Trackers | None,
 ) -> Run:
     signals.is_distributed, signals.is_quiet = bool(group.launch_id), not group.is_rank_zero
-    if signals.is_distributed:  # requests of before are acted on once all ranks agree
-        signals.hung_up = signals.save_requested = False
+    if signals.is_distributed:  # earlier requests are acted on once all ranks agree
+        signals.sighup_received = signals.save_requested = False
     with ExitStack() as at_the_end:
         at_the_end.callback(torch.set_num_threads, torch.get_num_threads())  # --threads is for this run
         with group.share_errors(), ledger.phase("startup"):

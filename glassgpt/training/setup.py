@@ -33,7 +33,6 @@ from glassgpt.training.distributed.fsdp import shard
 from glassgpt.training.distributed.process_group import ProcessGroup
 from glassgpt.training.evaluate import EvalWindows
 from glassgpt.training.forecast_check import ForecastCheck, expected_loss_curve, forecast_run
-from glassgpt.training.init_weights import check_compatible, check_updates_left, choose_init_state
 from glassgpt.training.interrupt import StopSignals
 from glassgpt.training.job import Job, Sampling, TrainingProgress
 from glassgpt.training.learner import Learner
@@ -42,6 +41,7 @@ from glassgpt.training.optimizers import describe_rates
 from glassgpt.training.out_of_memory import check_memory
 from glassgpt.training.profiler import UpdateProfiler
 from glassgpt.training.run_request import RunRequest
+from glassgpt.training.weight_compatibility import check_compatible, check_updates_left, choose_init_state
 
 _MAX_VERIFIED_TOKENS = 50_000_000  # larger datasets are not read through at every start
 
@@ -243,7 +243,7 @@ def _collect_choices(
     val_tokens: int,
 ) -> list[Choice]:
     """All decisions about the run, in the order in which the journal and the console list them."""
-    config, choices = request.config, list(request.notes)
+    config, choices = request.config, list(request.choices)
     if config.embedding_lr is not None and (config.optimizer != "muon" or config.tie_embeddings):
         reason = "not used: only muon with tie_embeddings=False has its own rate for the embedding"
         choices.append(Choice("embedding_lr", config.embedding_lr, reason))

@@ -29,10 +29,10 @@ from glassgpt.training.distributed.fsdp import (
     shard_like,
 )
 from glassgpt.training.evaluate import EvalResult
-from glassgpt.training.init_weights import check_compatible, check_updates_left
 from glassgpt.training.job import Job
 from glassgpt.training.optimizers import load_optimizer_state, optimizer_tensors
 from glassgpt.training.run_request import RunRequest
+from glassgpt.training.weight_compatibility import check_compatible, check_updates_left
 from glassgpt.training.weight_source import LoadedCheckpoint, from_checkpoint
 
 # --- saving ---
@@ -117,8 +117,8 @@ def load_initial_state(job: Job, request: RunRequest) -> list[Record]:
     journal."""
     loaded, resumes = request.init_checkpoint, request.resume_dir is not None
     if loaded is None and resumes and committed_paths(job.run_dir):
-        checkpoint, tensors, damaged, complaints = load_latest_intact(job.run_dir)
-        loaded = from_checkpoint(checkpoint, tensors, complaints)
+        checkpoint, tensors, damaged, warnings = load_latest_intact(job.run_dir)
+        loaded = from_checkpoint(checkpoint, tensors, warnings)
         check_compatible(job.config, job.dataset, loaded, same_run=True)
         # A run that died between its last checkpoint and its end has the final evaluation left to do.
         if checkpoint.iter != job.config.max_iters or job.run_dir_handle.was_finished:
@@ -148,9 +148,9 @@ def _restore(job: Job, loaded: LoadedCheckpoint) -> list[Record]:
     """Restores weights, optimizer and progress, so that the run continues exactly where the other one was."""
     _load_weights(job, loaded)
     dropped = load_optimizer_state(job.model, job.learner.optimizers, loaded.optimizer)
-    complaints = [*loaded.complaints, *dropped]
+    warnings = [*loaded.warnings, *dropped]
     if loaded.kind == "run":
-        complaints += _restore_progress(job, loaded)
+        warnings += _restore_progress(job, loaded)
     else:  # nanoGPT saves no position in the data, and its losses are of random batches
         done = loaded.iter or 0
         job.progress.iter, job.progress.sequences = done, done * job.batch_plan.sequences
@@ -165,7 +165,7 @@ def _restore(job: Job, loaded: LoadedCheckpoint) -> list[Record]:
     }
     previous_config = TrainConfig(**check_settings(settings, TrainConfig)[0])  # type: ignore[arg-type]
     jump = live_findings.rate_jump_finding(job, previous_config)
-    return [journal_records.resume_record(job, complaints), *([jump] if jump else [])]
+    return [journal_records.resume_record(job, warnings), *([jump] if jump else [])]
 
 
 def _restore_progress(job: Job, loaded: LoadedCheckpoint) -> list[str]:
@@ -181,11 +181,11 @@ def _restore_progress(job: Job, loaded: LoadedCheckpoint) -> list[str]:
         job.early_stop_reference = EvalResult(mean_loss, tokens, losses, counts)
     for name, value in state["progress"].items():
         setattr(job.progress, name, value)
-    complaints = []
+    warnings = []
     if state["data_hash"] not in ("", job.dataset.hash):  # "": imported without its dataset
-        complaints.append("the data is not what it was trained on so far")
+        warnings.append("the dataset is not the one that the run was trained on before")
     if state["measured_on"] != eval_data_id(job):
         job.progress.val_loss, job.progress.best_val_loss, job.progress.best_iter = None, math.inf, None
         job.early_stop_reference = None
-        complaints.append("evaluations are on other tokens than before: the best so far does not compare")
-    return complaints
+        warnings.append("evaluations use other tokens than before: the best loss so far is not comparable")
+    return warnings

@@ -9,7 +9,7 @@
     loaded = load_init_from("runs/quickstart@best")
     tokenizer = find_tokenizer(loaded)
 
-Whether a new run can start from such weights is decided in init_weights.py.
+Whether a new run can start from such weights is decided in weight_compatibility.py.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class LoadedCheckpoint:
     val_loss: float | None = None
     state: Mapping[str, Any] = field(default_factory=dict)  # state.json of our checkpoints
     settings: Mapping[str, ConfigValue] = field(default_factory=dict)  # that it was trained with
-    kind: str = "run"  # "run", "nanogpt" or "gpt2"
-    complaints: tuple[str, ...] = ()  # about newer checkpoints that are damaged
+    kind: str = "run"  # "run", "nanogpt" or "huggingface"
+    warnings: tuple[str, ...] = ()  # about newer checkpoints that are damaged
 
 
 # --- finding and loading ---
@@ -95,7 +95,7 @@ class LoadedCheckpoint:
 def load_init_from(spec: str, which: str = "last") -> LoadedCheckpoint:
     """`which`: the checkpoint to load if `spec` is a run without @: "last" or "best"."""
     if spec in GPT2_NAMES and not expand_user_path(spec).exists():
-        return _from_gpt2(find_pretrained(spec), spec)
+        return _from_huggingface(find_pretrained(spec), spec)
     name, at, number = spec.rpartition("@")
     for run, checkpoint in ((spec, which), *([(name, number)] if at else [])):
         run_dir = find_run_with_checkpoints(run)
@@ -105,22 +105,22 @@ def load_init_from(spec: str, which: str = "last") -> LoadedCheckpoint:
     if path.is_file() or (path / NANOGPT_CKPT_FILE).is_file():
         return from_nanogpt_ckpt(path if path.is_file() else path / NANOGPT_CKPT_FILE)
     if (path / "config.json").is_file():
-        return _from_gpt2(find_pretrained(spec), spec)
+        return _from_huggingface(find_pretrained(spec), spec)
     for folder in (spec, name):
         if folder and (is_run_dir(expand_user_path(folder)) or is_run_dir(RUNS_DIR / folder)):
-            complaints = [*misnamed_warnings(expand_user_path(folder)), *misnamed_warnings(RUNS_DIR / folder)]
-            problem = f"{folder} has no checkpoint yet; `glass runs` lists the runs there are"
-            raise UserError([*complaints, problem])
+            warnings = [*misnamed_warnings(expand_user_path(folder)), *misnamed_warnings(RUNS_DIR / folder)]
+            problem = f"{folder} has no checkpoint yet; `glass runs` lists all runs"
+            raise UserError([*warnings, problem])
     if is_repository(spec) and Path(spec).parts[0] != str(RUNS_DIR):
         try:
             pretrained_dir = find_pretrained(spec)
         except UserError as error:  # it may also be a mistyped run or folder
-            problem = f"no run or folder {spec} is here (`glass runs` lists the runs there are)"
+            problem = f"no run or folder {spec} is here (`glass runs` lists all runs)"
             raise UserError(f"{problem}, and of that name on Hugging Face: {error}") from error
-        return _from_gpt2(pretrained_dir, spec)
+        return _from_huggingface(pretrained_dir, spec)
     raise UserError(
         f"{spec} is neither a run, nor nanoGPT's ckpt.pt, nor one of {', '.join(GPT2_NAMES)}; "
-        "`glass runs` lists the runs there are"
+        "`glass runs` lists all runs"
     )
 
 
@@ -142,7 +142,7 @@ def _load_from_run(run_dir: Path, which: str) -> LoadedCheckpoint:
             if committed_paths(run_dir) == paths_before:
                 raise
         else:
-            if not loaded.complaints or committed_paths(run_dir) == paths_before:
+            if not loaded.warnings or committed_paths(run_dir) == paths_before:
                 return loaded
     return _load_from_run_once(run_dir, which)
 
@@ -151,8 +151,8 @@ def _load_from_run_once(run_dir: Path, which: str) -> LoadedCheckpoint:
     """`which`: "last", "best" or a number. If the last or the best is damaged, another one is loaded; one
     that is requested by its number must be intact."""
     if which == "last":
-        checkpoint, tensors, _, complaints = load_latest_intact(run_dir)
-        return from_checkpoint(checkpoint, tensors, complaints)
+        checkpoint, tensors, _, warnings = load_latest_intact(run_dir)
+        return from_checkpoint(checkpoint, tensors, warnings)
     if which != "best":
         paths = {int(path.name.partition(".")[0]): path for path in committed_paths(run_dir)}
         if not which.isdecimal() or int(which) not in paths:
@@ -163,32 +163,32 @@ def _load_from_run_once(run_dir: Path, which: str) -> LoadedCheckpoint:
             )
         checkpoint = read_checkpoint(paths[int(which)])
         return from_checkpoint(checkpoint, load_tensors(checkpoint))
-    complaints = []  # a checkpoint whose loss cannot be read may have been the best
+    warnings = []  # a checkpoint whose loss cannot be read may have been the best
     for path in committed_paths(run_dir):
         try:
             read_checkpoint(path)
         except UserError as error:
-            complaints += error.problems
+            warnings += error.problems
         except OSError as error:
-            complaints.append(f"{path} cannot be read: {describe_os_error(error)}")
+            warnings.append(f"{path} cannot be read: {describe_os_error(error)}")
     best = best_checkpoint(run_dir)
     try:
         if best is not None:
-            return from_checkpoint(best, load_tensors(best), complaints)
+            return from_checkpoint(best, load_tensors(best), warnings)
     except UserError as error:
-        complaints += error.problems
+        warnings += error.problems
     last = _load_from_run_once(run_dir, "last")
-    return dataclasses.replace(last, complaints=tuple(dict.fromkeys([*complaints, *last.complaints])))
+    return dataclasses.replace(last, warnings=tuple(dict.fromkeys([*warnings, *last.warnings])))
 
 
 def from_checkpoint(
-    checkpoint: Checkpoint, tensors: TensorsByFile, complaints: Sequence[str] = ()
+    checkpoint: Checkpoint, tensors: TensorsByFile, warnings: Sequence[str] = ()
 ) -> LoadedCheckpoint:
     missing = [f"{name} in state.json" for name in _REQUIRED_STATE_KEYS if name not in checkpoint.state]
     missing += ["model.safetensors"] if "model" not in tensors else []
     if missing:
         raise UserError(f"{checkpoint.path} is damaged: it lacks {', '.join(missing)}")
-    settings, settings_complaints = checkpoint_settings(checkpoint)
+    settings, settings_warnings = checkpoint_settings(checkpoint)
     return LoadedCheckpoint(
         description=str(checkpoint.path),
         model_config=model_config_of(checkpoint),
@@ -200,7 +200,7 @@ def from_checkpoint(
         val_loss=checkpoint.val_loss,
         state=checkpoint.state,
         settings=settings,
-        complaints=(*complaints, *settings_complaints),
+        warnings=(*warnings, *settings_warnings),
     )
 
 
@@ -217,17 +217,17 @@ def model_config_of(checkpoint: Checkpoint) -> GPTConfig:
 
 def checkpoint_settings(checkpoint: Checkpoint) -> tuple[Mapping[str, ConfigValue], list[str]]:
     """The settings in its run's config.toml. If that file is gone, damaged or empty: the settings in the
-    checkpoint, and a complaint."""
+    checkpoint, and a warning."""
     path = checkpoint.path.parent.parent / CONFIG_FILE
     try:
-        settings, complaint = read_recipe(path).settings, f"{path} is cut off"
+        settings, warning = read_recipe(path).settings, f"{path} is cut off"
     except UserError as error:
-        settings, complaint = {}, str(error)
+        settings, warning = {}, str(error)
     if settings and is_complete_config(path):
         return settings, []
     state_config = {name: value for name, value in checkpoint.state["config"].items() if value is not None}
     checked, _ = check_settings(state_config, TrainConfig)
-    return checked | {"out_dir": "", "eval_only": False}, [f"{complaint}; the settings are the checkpoint's"]
+    return checked | {"out_dir": "", "eval_only": False}, [f"{warning}; the settings are the checkpoint's"]
 
 
 def from_nanogpt_ckpt(path: Path) -> LoadedCheckpoint:
@@ -245,10 +245,10 @@ def from_nanogpt_ckpt(path: Path) -> LoadedCheckpoint:
     )
 
 
-def _from_gpt2(folder: Path, name: str) -> LoadedCheckpoint:
+def _from_huggingface(folder: Path, name: str) -> LoadedCheckpoint:
     model_config, weights = read_pretrained(folder)
     return LoadedCheckpoint(
-        description=name, model_config=model_config, weights=weights, folder=folder, kind="gpt2"
+        description=name, model_config=model_config, weights=weights, folder=folder, kind="huggingface"
     )
 
 
@@ -278,7 +278,7 @@ def find_tokenizer(loaded: LoadedCheckpoint, dataset_dir: str = "") -> Tokenizer
 def _load_tokenizer_of(loaded: LoadedCheckpoint, dataset_dir: str) -> Tokenizer:
     if dataset_dir:
         return _load_dataset_tokenizer(expand_user_path(dataset_dir))
-    if loaded.kind == "gpt2":
+    if loaded.kind == "huggingface":
         return require_tokenizer_in(loaded.folder, "--init_from", "sample from another model")
     if loaded.kind == "run":
         try:
@@ -315,7 +315,7 @@ def trained_tokenizer_digest(loaded: LoadedCheckpoint) -> str | None:
 
     Older checkpoints name the tokenizer and its files instead. Then it is the digest of the files in the run.
     """
-    if loaded.kind == "gpt2":
+    if loaded.kind == "huggingface":
         tokenizer = pretrained_tokenizer(loaded)
         return None if tokenizer is None else tokenizer_digest(tokenizer)
     recorded, folder = str(loaded.state.get("tokenizer", "")), loaded.folder / TOKENIZER_DIR

@@ -160,7 +160,7 @@ class TrialUpdates:
             self.learner.update(self._done, self._done * self._plan.sequences)
             self._done += 1
         self._timer.mark()
-        self.learner.take_results()
+        self.learner.take_losses_and_norms()
         self._loader.take_data_wait_s()  # else its events would pile up
         stamps, each = self._timer.take_marks_s(), self._plan.micro_steps + 1
         return [stamps[at : at + each + 1] for at in range(0, count * each, each)]
@@ -171,7 +171,7 @@ class TrialUpdates:
         rows = eval_batch_rows(config, device.type)
         tokens = torch.zeros(rows, config.block_size, dtype=torch.int64, device=device)
         begin = time.perf_counter()
-        self.learner.score(tokens, tokens)
+        self.learner.token_losses(tokens, tokens)
         self.learner.execution.synchronize()
         return time.perf_counter() - begin
 

@@ -445,7 +445,7 @@ def test_the_command_says_what_it_did(root: Path, tmp_path: Path, capsys: pytest
         ([], "say which run to export"),
         (["a", "b"], "say which run to export"),
         (["nothing-there"], "nothing-there is neither a run"),
-        (["nope/nope"], "no run or folder nope/nope is here (`glass runs` lists the runs there are), and of"),
+        (["nope/nope"], "no run or folder nope/nope is here (`glass runs` lists all runs), and of"),
         (["a", "--to=onnx"], "--to=onnx is not one of hf, nanogpt, glass"),
         (["a", "--too=hf"], "did you mean --to?"),
     ],

@@ -246,7 +246,7 @@ def test_it_goes_on_where_it_was(theirs: Path) -> None:
     resume = records(run, "resume")[-1]
     assert resume["from_iter"] == 2000
     assert resume["complaints"] == [
-        "evaluations are on other tokens than before: the best so far does not compare"
+        "evaluations use other tokens than before: the best loss so far is not comparable"
     ]
 
 

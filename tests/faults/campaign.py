@@ -43,7 +43,7 @@ from glassgpt.config import TrainConfig
 from glassgpt.data.prepare import prepare
 from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.record import journal
-from glassgpt.record.run_dir import is_run_dir
+from glassgpt.record.run_dir import CHECKPOINTS_DIR, is_run_dir
 from glassgpt.training import session
 from glassgpt.training.checkpoint import checkpoints
 from glassgpt.training.checkpoint.checkpoints import committed_paths, load_tensors, read_checkpoint
@@ -292,7 +292,7 @@ def break_atomic_save() -> None:
     write = Saver._write
 
     def careless(saver: Saver, tensors: Any, state: dict[str, Any], record: Any) -> Any:
-        place = saver._run_dir / checkpoints.CHECKPOINTS_FOLDER / f"{state['iter']:08d}"
+        place = saver._run_dir / CHECKPOINTS_DIR / f"{state['iter']:08d}"
         place.mkdir(parents=True, exist_ok=True)
         target = checkpoints.next_free_path(place.parent, place.name)
         record = write(saver, tensors, state, record)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiny_models import CONTEXT, little_gpt, some_tokens
 from torch import nn
 
-from glassgpt.model.generate import CachedDecoder, GraphedFunction, WindowDecoder, prepare_for_decoding
+from glassgpt.model.generate import CachedDecoder, DecodingGraphRunner, WindowDecoder, prepare_for_decoding
 from glassgpt.model.gpt import GPT
 
 both = pytest.mark.parametrize("arch", ["gpt2", "modern"])
@@ -81,7 +81,7 @@ def test_in_an_autocast_matrices_are_cast_once_and_the_result_is_autocasts(arch:
 
 
 def test_what_is_repeated_may_change_its_shape() -> None:
-    repeated = GraphedFunction(lambda tokens: 2 * tokens)
+    repeated = DecodingGraphRunner(lambda tokens: 2 * tokens)
     for rows in (2, 2, 2, 5, 5):
         tokens = some_tokens(rows, 1)
         assert torch.equal(repeated(tokens), 2 * tokens)

@@ -23,8 +23,8 @@ from torch.nn import functional as F
 
 from glassgpt.data.batches import IGNORED_TARGET
 from glassgpt.estimate import flops
-from glassgpt.model.fused import _rotate
 from glassgpt.model.gpt import GPT, GPTConfig, _rope_tables
+from glassgpt.model.ops import _rotate
 
 ARCHS = ["gpt2", "modern"]
 both = pytest.mark.parametrize("arch", ARCHS)

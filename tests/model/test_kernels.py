@@ -1,4 +1,4 @@
-"""Our GPU kernels equal the formulas in fused.py; in bfloat16 they are as near to float32 as PyTorch is."""
+"""Our GPU kernels equal the formulas in ops.py; in bfloat16 they are as near to float32 as PyTorch is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from glassgpt.data.batches import IGNORED_TARGET
-from glassgpt.model import fused, loss_chunks
+from glassgpt.model import loss_chunks, ops
 from glassgpt.model.gpt import GPT, GPTConfig, _rope_tables
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]
@@ -45,11 +45,11 @@ def test_add_and_norm(width: int, rms: bool, bias: bool) -> None:
         pytest.skip("RMSNorm has no bias")
     x, y, weight = normal(37, width), normal(37, width, seed=1), normal(width, seed=2)
     if not bias:
-        check(lambda x, y, w, kernel: fused.add_norm(x, y, w, None, rms, kernel), x, y, weight)
-        check(lambda x, w, kernel: fused.add_norm(x, None, w, None, rms, kernel), x, weight)
+        check(lambda x, y, w, kernel: ops.add_norm(x, y, w, None, rms, kernel), x, y, weight)
+        check(lambda x, w, kernel: ops.add_norm(x, None, w, None, rms, kernel), x, weight)
         return
     check(
-        lambda x, y, w, b, kernel: fused.add_norm(x, y, w, b, rms, kernel),
+        lambda x, y, w, b, kernel: ops.add_norm(x, y, w, b, rms, kernel),
         x,
         y,
         weight,
@@ -60,19 +60,19 @@ def test_add_and_norm(width: int, rms: bool, bias: bool) -> None:
 @pytest.mark.parametrize("name", ["gelu", "relu2"])
 @pytest.mark.parametrize("shape", [(1,), (5, 1023), (3, 4097)])
 def test_activations(name: str, shape: tuple[int, ...]) -> None:
-    check(lambda x, kernel: fused.activate(x, name, kernel), normal(*shape))
+    check(lambda x, kernel: ops.activate(x, name, kernel), normal(*shape))
 
 
 @pytest.mark.parametrize("name", ["gelu", "relu2"])
 def test_an_activation_of_what_does_not_lie_row_by_row(name: str) -> None:
-    check(lambda x, kernel: fused.activate(x, name, kernel), normal(70, 5).detach().t().requires_grad_())
+    check(lambda x, kernel: ops.activate(x, name, kernel), normal(70, 5).detach().t().requires_grad_())
 
 
 @pytest.mark.parametrize("name", ["gelu", "relu2"])
 def test_an_activation_hides_nothing_that_is_not_a_number(name: str) -> None:
     x = torch.tensor([1.0, math.nan, -2.0, 0.0], device="cuda", requires_grad=True)
     for kernel in (False, True):
-        out = fused.activate(x, name, kernel)
+        out = ops.activate(x, name, kernel)
         (grad,) = torch.autograd.grad(out.sum(), x)
         assert out.isnan().tolist() == grad.isnan().tolist() == [False, True, False, False], kernel
 
@@ -80,7 +80,7 @@ def test_an_activation_hides_nothing_that_is_not_a_number(name: str) -> None:
 def test_gelu_is_exact_far_out() -> None:
     x = torch.linspace(-12, 12, 20_001, device="cuda")
     wanted = torch.nn.functional.gelu(x.double())
-    assert (fused.activate(x, "gelu", True).double() - wanted).abs().max() < 2e-6
+    assert (ops.activate(x, "gelu", True).double() - wanted).abs().max() < 2e-6
 
 
 @pytest.mark.parametrize(("heads", "width"), [(1, 2), (3, 32), (12, 64), (5, 128), (4, 48), (2, 96)])
@@ -88,7 +88,7 @@ def test_rotation_and_norm(heads: int, width: int) -> None:
     rotation = tuple(table.cuda() for table in _rope_tables(19, width))
 
     def piece(qkv: Tensor, kernel: bool) -> tuple[Tensor, Tensor, Tensor]:
-        return fused.rotary_qk_norm(qkv, rotation, kernel)  # type: ignore[arg-type]
+        return ops.rotary_qk_norm(qkv, rotation, kernel)  # type: ignore[arg-type]
 
     check(piece, normal(2, 19, 3, heads, width))
 
@@ -100,7 +100,7 @@ def test_the_gradient_of_the_loss(vocabulary: int) -> None:
     targets[3] = IGNORED_TARGET
     own, plain = logits.clone(), logits.clone()
     losses = [
-        fused.cross_entropy_grad_inplace(x, targets, kernel) for x, kernel in ((plain, False), (own, True))
+        ops.cross_entropy_grad_inplace(x, targets, kernel) for x, kernel in ((plain, False), (own, True))
     ]
     torch.testing.assert_close(losses[1], losses[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(own, plain, atol=1e-6, rtol=1e-5)
@@ -112,7 +112,7 @@ def test_a_row_of_logits_that_is_not_a_number_has_no_loss_and_spoils_no_other() 
     targets = torch.tensor([5, 6, 7, 8], device="cuda")
     for kernel in (False, True):
         own = logits.clone()
-        losses = fused.cross_entropy_grad_inplace(own, targets, kernel)
+        losses = ops.cross_entropy_grad_inplace(own, targets, kernel)
         assert losses.isfinite().tolist() == [True, False, False, True], kernel
         assert own.isfinite().all(1).tolist() == [True, False, False, True], kernel
 
@@ -126,8 +126,8 @@ def test_logits_beyond_the_reach_of_32_bits() -> None:
     logits[-1] = normal(vocabulary).detach()
     last = logits[-1:].clone()
     targets = torch.full((rows,), 3, device="cuda")
-    losses = fused.cross_entropy_grad_inplace(logits, targets, True)
-    wanted = fused.cross_entropy_grad_inplace(last, targets[:1], True)
+    losses = ops.cross_entropy_grad_inplace(logits, targets, True)
+    wanted = ops.cross_entropy_grad_inplace(last, targets[:1], True)
     assert torch.equal(losses[-1:], wanted)
     assert torch.equal(logits[-1:], last)
 

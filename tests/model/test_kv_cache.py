@@ -23,7 +23,7 @@ def read_in_pieces(model: GPT, tokens: Tensor, cuts: list[int]) -> Tensor:
     cache = model.new_cache(tokens.shape[1])
     edges = [0, *cuts, tokens.shape[1]]
     pieces = [tokens[:, start:end] for start, end in pairwise(edges)]
-    logits: Tensor = model.lm_head(torch.cat([model.hidden(piece, cache) for piece in pieces], dim=1))
+    logits: Tensor = model.lm_head(torch.cat([model.forward_hidden(piece, cache) for piece in pieces], dim=1))
     assert cache.length == tokens.shape[1]
     return logits
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import sys
+import threading
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from glassgpt.errors import UserError
 from glassgpt.recipe import Recipe, build_config, read_recipe
 from glassgpt.record import journal
 from glassgpt.record.journal import FILE_NAME, Journal
-from glassgpt.record.run_dir import LockedRunDir, existing_run_dir, make_run_dir, resume_command
+from glassgpt.record.run_dir import LockedRunDir, existing_run_dir, lock_run_dir, make_run_dir, resume_command
 from glassgpt.runs.run_list import is_running
 from glassgpt.training.checkpoint.checkpoints import load_latest_intact
 from glassgpt.training.run_request import resolve_request
@@ -103,6 +105,34 @@ def test_the_lock_cannot_be_deleted(tiny: MakeConfig) -> None:
     assert resume(config, max_iters=3).iter == 3
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="its runs have no lock")
+def test_a_polling_viewer_never_refuses_a_trainer(tmp_path: Path) -> None:
+    LockedRunDir(tmp_path).close()  # makes the lock file
+    stop = threading.Event()
+
+    def poll() -> None:
+        while not stop.is_set():
+            is_running(tmp_path)
+
+    viewer = threading.Thread(target=poll)
+    viewer.start()
+    try:
+        for _ in range(300):
+            LockedRunDir(tmp_path).close()
+    finally:
+        stop.set()
+        viewer.join()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="its runs have no lock")
+def test_viewers_do_not_take_each_other_for_a_trainer(tmp_path: Path) -> None:
+    LockedRunDir(tmp_path).close()
+    other_viewer = lock_run_dir(tmp_path, shared=True)
+    assert other_viewer is not None
+    with other_viewer:
+        assert not is_running(tmp_path)
+
+
 def test_a_start_that_fails_unlocks_the_folder(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise UserError("on purpose")
@@ -158,7 +188,7 @@ def test_a_resumed_run_keeps_its_settings(tiny: MakeConfig) -> None:
     flags = {"init_from": "resume", "out_dir": config.out_dir, "max_iters": "5"}
     resumed = resolve_request(Recipe("quickstart", "", {"n_layer": 7}), flags)
     assert resumed.config == dataclasses.replace(config, out_dir="", max_iters=5, **CPU_CHOICES)
-    assert [(note.name, note.value) for note in resumed.notes] == [("n_layer", 2)], "the file has another"
+    assert [(note.name, note.value) for note in resumed.choices] == [("n_layer", 2)], "the file has another"
     assert run_task(resumed).iter == 5
     assert [record["process"] for record in records(config.out_dir, "run")] == [0, 1]
 
@@ -179,7 +209,7 @@ def test_a_journal_that_is_no_file(here: Path, tiny: MakeConfig) -> None:
     (run.out_dir / FILE_NAME).unlink()
     (run.out_dir / FILE_NAME).mkdir()
     for _ in range(2):  # and the folder is unlocked again
-        with pytest.raises(UserError, match=r"journal\.jsonl is no regular file to write into"):
+        with pytest.raises(UserError, match=r"journal\.jsonl is not a regular file"):
             LockedRunDir(run.out_dir)
 
 
@@ -207,7 +237,7 @@ def test_checkpoints_that_are_no_folder(tiny: MakeConfig, tmp_path: Path) -> Non
         place = tmp_path / name / "checkpoints"
         place.touch() if name == "file" else place.symlink_to("nowhere")
         for _ in range(2):  # and the folder is unlocked again
-            with pytest.raises(UserError, match=r"checkpoints is no folder .*: move it away"):
+            with pytest.raises(UserError, match=r"checkpoints is not a folder: move it away"):
                 train(tiny(name, max_iters=1))
         assert not (tmp_path / name / "config.toml").exists()
 

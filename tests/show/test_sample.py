@@ -23,10 +23,11 @@ from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.data.tokenizers import load_tokenizer
 from glassgpt.model.generate import generate_samples
 from glassgpt.record import journal
+from glassgpt.record.run_dir import CHECKPOINTS_DIR
 from glassgpt.sample import sampler as writers
 from glassgpt.sample.sample_options import SampleOptions
 from glassgpt.show.terminal.sample_view import SEPARATOR, describe_model
-from glassgpt.training.checkpoint.checkpoints import CHECKPOINTS_FOLDER, best_checkpoint, committed_paths
+from glassgpt.training.checkpoint.checkpoints import best_checkpoint, committed_paths
 from glassgpt.training.session import train
 
 MakeConfig = Callable[..., TrainConfig]
@@ -102,7 +103,7 @@ def test_stdout_has_the_text_and_stderr_what_there_is_to_know(mine: TrainConfig,
     assert [len(sample) for sample in samples] == [24, 24]
     losses = val_losses("runs/mine")
     lowest = min(losses, key=losses.__getitem__)
-    where = f"runs/mine/{CHECKPOINTS_FOLDER}/{lowest:08d}"
+    where = f"runs/mine/{CHECKPOINTS_DIR}/{lowest:08d}"
     where += f", after {lowest} updates, validation loss {losses[lowest]:.4f}"
     parameters = 16 * (16 + 8) + 2 * (12 * 16 * 16 + 2 * 16) + 16
     lines = err.splitlines()
@@ -213,7 +214,7 @@ def test_every_way_to_name_a_run(mine: TrainConfig, capsys: Capture) -> None:
         (["--out_dir=runs/mine"], at),
     ):
         _, err = sampled(capsys, *words)
-        assert f"runs/mine/{CHECKPOINTS_FOLDER}/{expected:08d}, after {expected} updates" in model_line(err)
+        assert f"runs/mine/{CHECKPOINTS_DIR}/{expected:08d}, after {expected} updates" in model_line(err)
     kept = ", ".join(f"@{int(path.name)}" for path in committed_paths(Path("runs/mine")))
     assert f"runs/mine has no checkpoint @5: it has @last, @best, {kept}" in refused(capsys, "mine@5")
     assert refused(capsys, "nothing").startswith("nothing is neither a run")
@@ -225,7 +226,7 @@ def test_out_dir_means_the_newest_of_its_row(here: Path, tiny: MakeConfig, capsy
         train(replace(tiny(max_iters=number), out_dir=name))
         for words in (["--out_dir=out-mine"], []):
             assert model_line(sampled(capsys, *words)[1]).startswith(
-                f"{name}/{CHECKPOINTS_FOLDER}/{number:08d}, "
+                f"{name}/{CHECKPOINTS_DIR}/{number:08d}, "
             )
 
 

@@ -280,7 +280,7 @@ def trace_slowly() -> None:
         return record
 
     be_slow()
-    _wrap_method(UpdateProfiler, "record", slow_record)
+    _wrap_method(UpdateProfiler, "stop_if_due", slow_record)
 
 
 def copy_slowly() -> None:

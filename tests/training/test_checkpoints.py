@@ -20,9 +20,9 @@ from tiny import MakeConfig, assert_same_tensors, files_under, last_tensors, rec
 from glassgpt.errors import UserError
 from glassgpt.files import read_small_file
 from glassgpt.record import journal
+from glassgpt.record.run_dir import CHECKPOINTS_DIR
 from glassgpt.training.checkpoint import checkpoints
 from glassgpt.training.checkpoint.checkpoints import (
-    CHECKPOINTS_FOLDER,
     best_checkpoint,
     committed_paths,
     encode_state,
@@ -45,11 +45,11 @@ def saved(tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_comes_back_as_it_was(saved: Path) -> None:
-    checkpoint, tensors, damaged, complaints = load_latest_intact(saved)
+    checkpoint, tensors, damaged, warnings = load_latest_intact(saved)
     assert checkpoint.iter == 30
     assert checkpoint.val_loss == 2.0
     assert checkpoint.state["note"] == "hello"
-    assert (damaged, complaints) == ([], [])
+    assert (damaged, warnings) == ([], [])
     assert_same_tensors(tensors, {name: part for name, part in make_tensors(30).items() if part})
     assert {path.name for path in checkpoint.path.iterdir()} == {
         "model.safetensors",
@@ -136,33 +136,33 @@ def flip(path: Path) -> None:
 def test_a_damaged_checkpoint_is_passed_over_with_a_complaint(
     saved: Path, file: str, damage: Callable[[Path], Any]
 ) -> None:
-    damage(saved / CHECKPOINTS_FOLDER / "00000030" / file)
-    checkpoint, tensors, damaged, complaints = load_latest_intact(saved)
+    damage(saved / CHECKPOINTS_DIR / "00000030" / file)
+    checkpoint, tensors, damaged, warnings = load_latest_intact(saved)
     assert checkpoint.iter == 20
-    assert damaged == [saved / CHECKPOINTS_FOLDER / "00000030"]
+    assert damaged == [saved / CHECKPOINTS_DIR / "00000030"]
     assert set(tensors["model"]["weight"].flatten().tolist()) == {20.0}
-    assert len(complaints) == 1
-    assert "00000030" in complaints[0]
-    assert "damaged" in complaints[0]
-    damage(saved / CHECKPOINTS_FOLDER / "00000020" / "model.safetensors")
+    assert len(warnings) == 1
+    assert "00000030" in warnings[0]
+    assert "damaged" in warnings[0]
+    damage(saved / CHECKPOINTS_DIR / "00000020" / "model.safetensors")
     assert load_latest_intact(saved)[0].iter == 10
 
 
 def test_any_flipped_bit_of_the_state_is_noticed(saved: Path) -> None:
-    path = saved / CHECKPOINTS_FOLDER / "00000030" / "state.json"
+    path = saved / CHECKPOINTS_DIR / "00000030" / "state.json"
     whole = path.read_bytes()
     state = json.loads(whole)["state"]
     unnoticed = []
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        checkpoint, _, _, complaints = load_latest_intact(saved)
-        if not complaints and checkpoint.state != state:
+        checkpoint, _, _, warnings = load_latest_intact(saved)
+        if not warnings and checkpoint.state != state:
             unnoticed.append(whole[max(0, at - 12) : at + 12])
     assert unnoticed == []
 
 
-def test_without_a_whole_checkpoint_all_complaints_are_told(saved: Path) -> None:
-    for path in files_under(saved / CHECKPOINTS_FOLDER):
+def test_without_a_whole_checkpoint_all_warnings_are_in_the_error(saved: Path) -> None:
+    for path in files_under(saved / CHECKPOINTS_DIR):
         if path.name == "model.safetensors":
             empty(path)
     with pytest.raises(UserError) as caught:
@@ -197,14 +197,14 @@ def test_a_run_goes_on_from_before_the_damage_and_says_so(tiny: MakeConfig) -> N
     config = tiny(max_iters=30, keep_checkpoints=3, dropout=0.1)
     train(config)
     whole = last_tensors(config.out_dir)
-    truncate(Path(config.out_dir) / CHECKPOINTS_FOLDER / "00000030" / "optimizer.safetensors")
+    truncate(Path(config.out_dir) / CHECKPOINTS_DIR / "00000030" / "optimizer.safetensors")
     run = resume(config)
     assert run.iter == 30
     record = records(config.out_dir, "resume")[-1]
     assert record["from_iter"] == 20
     assert "optimizer.safetensors is damaged" in record["complaints"][0]
     # Nothing is deleted: somebody may want to look at it.
-    assert (Path(config.out_dir) / CHECKPOINTS_FOLDER / "damaged-00000030" / "optimizer.safetensors").exists()
+    assert (Path(config.out_dir) / CHECKPOINTS_DIR / "damaged-00000030" / "optimizer.safetensors").exists()
     # The repeated part comes out the same.
     assert_same_tensors(load_latest_intact(Path(config.out_dir))[1], whole)
 
@@ -212,7 +212,7 @@ def test_a_run_goes_on_from_before_the_damage_and_says_so(tiny: MakeConfig) -> N
 def test_new_checkpoints_survive_a_damaged_one_with_a_higher_number(tiny: MakeConfig) -> None:
     config = tiny(max_iters=30, keep_checkpoints=2, always_save_checkpoint=True)
     train(config)
-    truncate(Path(config.out_dir) / CHECKPOINTS_FOLDER / "00000030" / "model.safetensors")
+    truncate(Path(config.out_dir) / CHECKPOINTS_DIR / "00000030" / "model.safetensors")
     again = {"init_from": "resume", "checkpoint_interval": 5, "keep_checkpoints": 1}
     run_until_crash(tiny(max_iters=30, **again), 28)
     assert load_latest_intact(Path(config.out_dir))[0].iter == 25
@@ -221,7 +221,7 @@ def test_new_checkpoints_survive_a_damaged_one_with_a_higher_number(tiny: MakeCo
 def test_a_damaged_checkpoint_is_not_kept_as_the_best(tiny: MakeConfig) -> None:
     config = tiny(max_iters=20, keep_checkpoints=2)
     train(config)
-    folder = Path(config.out_dir) / CHECKPOINTS_FOLDER
+    folder = Path(config.out_dir) / CHECKPOINTS_DIR
     path = folder / "00000020" / "state.json"
     assert best_checkpoint(Path(config.out_dir)) == read_checkpoint(folder / "00000020")
     truncate(path.with_name("model.safetensors"))
@@ -247,7 +247,7 @@ def test_a_pickle_is_never_opened(tiny: MakeConfig, tmp_path: Path) -> None:
     train(config)
     mark = tmp_path / "exploded"
     bomb = pickle.dumps(_Bomb(str(mark)))
-    folder = Path(config.out_dir) / CHECKPOINTS_FOLDER
+    folder = Path(config.out_dir) / CHECKPOINTS_DIR
     for name in ("model.pt", "ckpt.pt", "optimizer.pkl", "state.pickle"):
         for place in (folder / "00000020", folder, folder.parent):
             (place / name).write_bytes(bomb)
@@ -314,7 +314,7 @@ def test_what_cannot_be_opened_now_is_not_called_damaged(
         for number in (errno.EMFILE, errno.EACCES, errno.ESTALE, errno.ENOMEM, errno.EIO):
 
             def read(path: Path, *most: int, file: str = file, number: int = number) -> bytes:
-                if path == saved / CHECKPOINTS_FOLDER / "00000030" / file:
+                if path == saved / CHECKPOINTS_DIR / "00000030" / file:
                     raise OSError(number, os.strerror(number))
                 return original(path, *most)
 

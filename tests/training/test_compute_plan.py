@@ -20,7 +20,7 @@ from glassgpt.model import float8
 from glassgpt.training.compute_plan import (
     SpeedupInputs,
     check_float8,
-    choose_attention,
+    choose_or_measure_attention,
     choose_speedups,
     mark_kernels_built,
 )
@@ -45,7 +45,7 @@ def test_a_card_is_asked_what_it_can_build(monkeypatch: pytest.MonkeyPatch, card
 
 def test_attention_is_tried_where_it_is_asked_for() -> None:
     def chosen(dtype: str = "float32", **settings: Any) -> Any:
-        return choose_attention(TrainConfig(**settings), CPU, dtype, 1e6).value
+        return choose_or_measure_attention(TrainConfig(**settings), CPU, dtype, 1e6).value
 
     with pytest.raises(
         UserError, match=r"--attention=cudnn cannot do heads of 64 channels in float32 on cpu"
@@ -72,7 +72,7 @@ def test_one_slow_round_does_not_decide_about_attention(monkeypatch: pytest.Monk
     card(9, 0)
     monkeypatch.setattr("glassgpt.training.compute_plan._attention_time", timed)
     monkeypatch.setattr(torch, "randn", lambda shape, **settings: torch.empty(0))
-    choice = choose_attention(TrainConfig(), CUDA, "bfloat16", 1e6)
+    choice = choose_or_measure_attention(TrainConfig(), CUDA, "bfloat16", 1e6)
     assert choice.value == "cudnn"
     assert choice.reason == "measured forward and backward: flash 2.00 ms, cudnn 1.50 ms"
     assert not any(left.values())
@@ -105,7 +105,7 @@ def test_a_head_that_does_not_fit_8_bits_is_told(monkeypatch: pytest.MonkeyPatch
         return next(choice.reason for choice in decisions if choice.name == "fp8")
 
     assert reason(50304) == "asked for; evaluation stays exact"
-    assert reason(50257).endswith("the head in bfloat16, since its 50257 tokens are no multiple of 16")
+    assert reason(50257).endswith("the head in bfloat16, since its 50257 tokens are not a multiple of 16")
 
 
 def test_on_a_cpu_only_what_there_is_to_choose_is_told() -> None:

@@ -12,10 +12,10 @@ from glassgpt.errors import UserError
 from glassgpt.training import device as devices
 from glassgpt.training.device import (
     ExecutionConfig,
-    choose_allocator,
     choose_device,
     choose_dtype,
     estimate_max_batch_size,
+    set_allocator,
 )
 
 CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
@@ -132,15 +132,15 @@ def test_autocast_only_where_there_is_something_to_cast() -> None:
 
 def test_what_the_user_says_about_the_allocator_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     applied: list[str] = []
-    monkeypatch.setattr(devices, "_set_allocator", applied.append)
+    monkeypatch.setattr(devices, "_apply_allocator_settings", applied.append)
     cuda = torch.device("cuda")
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        (choice,) = choose_allocator(cuda, {name: "max_split_size_mb:64"})
+        (choice,) = set_allocator(cuda, {name: "max_split_size_mb:64"})
         assert (choice.value, choice.reason) == ("max_split_size_mb:64", f"as {name} says")
     monkeypatch.setattr("sys.platform", "win32")
-    assert choose_allocator(cuda, {})[0].value == "default"
+    assert set_allocator(cuda, {})[0].value == "default"
     assert applied == []
     monkeypatch.setattr("sys.platform", "linux")
-    assert choose_allocator(cuda, {})[0].value == "expandable_segments:True"
+    assert set_allocator(cuda, {})[0].value == "expandable_segments:True"
     assert applied == ["expandable_segments:True"]
-    assert choose_allocator(torch.device("cpu"), {}) == []
+    assert set_allocator(torch.device("cpu"), {}) == []

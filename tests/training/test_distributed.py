@@ -410,9 +410,9 @@ def test_in_a_group_of_one_collectives_are_no_ops(tmp_path: Path) -> None:
     assert restarted_request(group, str(tmp_path), {}) is None
     with StopSignals() as stop:
         os.kill(os.getpid(), 1)  # SIGHUP
-        assert stop.hung_up
+        assert stop.sighup_received
         group.sync_stop_signals(stop)
-        assert not stop.requested
+        assert not stop.stop_requested
 
 
 def test_sharding_a_group_of_one_does_nothing(tiny: MakeConfig) -> None:

@@ -130,14 +130,14 @@ def test_time_goes_to_eval_and_the_first_call_to_compile(
     learner: Learner, val: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    original, ledger = learner.score, Ledger(lambda: now)
+    original, ledger = learner.token_losses, Ledger(lambda: now)
 
     def slow_at_first(*batch: torch.Tensor) -> torch.Tensor:
         nonlocal now
-        now += 20.0 if learner.is_first_call("score") else 2.0
+        now += 20.0 if learner.is_first_call("token_losses") else 2.0
         return original(*batch)
 
-    monkeypatch.setattr(learner, "score", slow_at_first)
+    monkeypatch.setattr(learner, "token_losses", slow_at_first)
     windows = windows_of(learner, val, None, 2)
     batches = -(-len(windows) // 2)
     evaluate(learner, windows, ledger)

@@ -16,10 +16,10 @@ from glassgpt.show.terminal.run_lines import forecast_vs_actual_line
 from glassgpt.training.forecast_check import (
     CpuContention,
     ForecastCheck,
-    cpu_contention_finding,
     forecast_miss_finding,
     loss_curve_finding,
-    pace_finding,
+    take_cpu_contention_finding,
+    take_pace_finding,
 )
 
 GIB = 2**30
@@ -56,7 +56,7 @@ def test_a_little_of_a_card_is_no_miss() -> None:
 
 
 def finding(check: ForecastCheck) -> Any:
-    record = pace_finding(check, 7)
+    record = take_pace_finding(check, 7)
     assert record is not None
     return record
 
@@ -67,15 +67,15 @@ def test_a_normal_speed_is_called_normal_once() -> None:
     assert record["severity"] == "info"
     assert "normal here: 900 tokens/s" in record["title"]
     assert record["evidence"] == "expected 800 to 1.2k: two rows"  # beside the title, which has the speed
-    assert pace_finding(check, 8) is None
+    assert take_pace_finding(check, 8) is None
     assert "faster than expected" in finding(make_check(1300.0))["title"]
 
 
 def test_it_takes_a_while_to_tell() -> None:
-    assert pace_finding(make_check(900.0, seconds=4.9), 7) is None
+    assert take_pace_finding(make_check(900.0, seconds=4.9), 7) is None
     unknown = ForecastCheck(RunForecast(MemoryEstimate("loss", {}, 0), True, None, None, None, 1, 1.0, 1.0))
     unknown.add(100, 10.0, 0.0, MEMORY)
-    assert pace_finding(unknown, 7) is None
+    assert take_pace_finding(unknown, 7) is None
 
 
 def test_a_slow_run_hears_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_what_a_slow_run_is_advised_is_understood_without_the_explanation(
     monkeypatch.setattr("glassgpt.training.forecast_check.usable_cores", lambda: 2)
     advice = "stop the other programs that keep this machine busy"
     assert finding(make_check(100.0))["advice"] == advice
-    with_command = pace_finding(make_check(100.0), 7, "glass train --threads=1")
+    with_command = take_pace_finding(make_check(100.0), 7, "glass train --threads=1")
     assert with_command is not None
     assert "`glass train --threads=1`" in with_command["advice"]
     waiting = finding(make_check(100.0, waited_s=30.0))["advice"]
@@ -111,7 +111,7 @@ def test_cores_that_are_taken_during_a_run_are_told_once(monkeypatch: pytest.Mon
         return CpuTimes(clock, others + own, own)
 
     def look(now: CpuTimes, threads: int = 2) -> Any:
-        return cpu_contention_finding(check, 9, threads, "glass train --threads=1", now)
+        return take_cpu_contention_finding(check, 9, threads, "glass train --threads=1", now)
 
     check = ForecastCheck(make_check(1000.0).forecast, cpu_contention=CpuContention(at(0.0, 0.0, 0.0)))
     check.add(1000, 1.0, 0.0, MEMORY)
@@ -121,7 +121,7 @@ def test_cores_that_are_taken_during_a_run_are_told_once(monkeypatch: pytest.Mon
     check.add(5000, 10.0, 0.0, MEMORY)
     quiet = replace(check, cpu_contention=replace(check.cpu_contention))
     assert (
-        cpu_contention_finding(quiet, 9, 2, "glass", at(20.0, 0.1, 39.9)) is None
+        take_cpu_contention_finding(quiet, 9, 2, "glass", at(20.0, 0.1, 39.9)) is None
     )  # slower, but not by others
     record = look(at(20.0, 10.0, 30.0))
     assert record["id"] == "cores-taken"

@@ -24,9 +24,9 @@ def test_the_first_signal_is_a_request(
 ) -> None:
     with StopSignals() as signals:
         signals.is_graceful = True
-        assert not signals.requested
+        assert not signals.stop_requested
         os.kill(os.getpid(), number)
-        assert signals.requested
+        assert signals.stop_requested
         assert signals.exit_code == code
     assert "Ctrl-C again quits at once" in capfd.readouterr().err
 
@@ -49,8 +49,8 @@ def test_while_there_is_nothing_to_save_the_first_one_quits(number: signal.Signa
 def test_a_hangup_stops_nothing() -> None:
     with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGHUP)
-        assert signals.hung_up
-        assert not signals.requested
+        assert signals.sighup_received
+        assert not signals.stop_requested
 
 
 def test_a_request_to_save_stops_nothing() -> None:
@@ -58,7 +58,9 @@ def test_a_request_to_save_stops_nothing() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
     with StopSignals() as signals:
-        assert (signals.save_requested, signals.requested, signals.hung_up) == (True, False, False)
+        assert signals.save_requested
+        assert not signals.stop_requested
+        assert not signals.sighup_received
         assert signals.take_local_requests() == (0, 0, 1, 0)
         assert signals.take_local_requests() == (0, 0, 0, 0)
     with StopSignals() as signals:
@@ -76,7 +78,7 @@ def test_under_nohup_a_hangup_stays_ignored() -> None:
     try:
         with StopSignals() as signals:
             os.kill(os.getpid(), signal.SIGHUP)
-            assert not signals.hung_up
+            assert not signals.sighup_received
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -135,14 +137,14 @@ def test_stopped_during_the_first_evaluation_it_can_go_on(
     tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny(max_iters=12)
-    original = Learner.score
+    original = Learner.token_losses
 
     def interrupted(learner: Learner, *batch: object) -> object:
         os.kill(os.getpid(), signal.SIGTERM)
         return original(learner, *batch)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(Learner, "score", interrupted)
+        patch.setattr(Learner, "token_losses", interrupted)
         patch.setattr("glassgpt.estimate.batching._EVAL_BATCH_TOKENS", {"cpu": 64})
         run = train(config)
     assert (run.reason, run.exit_code, run.iter) == ("interrupted", 143, 0)

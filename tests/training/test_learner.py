@@ -120,7 +120,7 @@ def test_dropout_is_a_function_of_update_and_micro_step(
         torch.manual_seed(len(numbers))  # whatever was drawn before must not matter
         for number in numbers:
             learner.update(number, 4 * number)
-        return learner.take_results()[0]
+        return learner.take_losses_and_norms()[0]
 
     one = losses([0, 1, 2, 3])
     assert len(set(one)) == 4
@@ -149,7 +149,7 @@ def test_from_the_first_bad_update_on_nothing_is_applied(
     assert learner.finite_check.first_bad_update() == 3
     assert_same_tensors({"model": weights(learner)}, {"model": before})
     assert_same_tensors({"optimizer": optimizer_state(learner)}, {"optimizer": state})
-    losses, norms = learner.take_results()
+    losses, norms = learner.take_losses_and_norms()
     assert len(losses) == len(norms) == 7
     assert math.isnan(losses[3]) == (what == "loss")
     assert not math.isfinite(norms[3])
@@ -274,7 +274,7 @@ def test_a_model_that_fails_without_the_compiler_too_is_not_hidden(
     tiny: MakeConfig, broken_compiler: Break, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken_compiler("forward", RuntimeError("the compiler"))
-    monkeypatch.setattr("glassgpt.model.gpt.GPT.hidden", lambda self, tokens: 1 / 0)
+    monkeypatch.setattr("glassgpt.model.gpt.GPT.forward_hidden", lambda self, tokens: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train(tiny(compile="on"))
     assert records(tiny().out_dir)[-1]["reason"] == "crashed"
@@ -366,7 +366,7 @@ def test_kernels_that_cannot_be_built_cost_speed_only(
 
     plain, own = tiny("plain", dropout=0.1), tiny("own", dropout=0.1)
     train(plain)
-    monkeypatch.setattr("glassgpt.model.fused._kernels", broken)
+    monkeypatch.setattr("glassgpt.model.ops._kernels", broken)
     monkeypatch.setattr(Learner, "__init__", with_kernels(Learner.__init__))
     train(own)
     assert run_losses(own.out_dir) == run_losses(plain.out_dir)

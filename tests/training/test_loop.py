@@ -30,9 +30,9 @@ from glassgpt.data.dataset import open_dataset
 from glassgpt.data.prepare import prepare
 from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.record.journal import FILE_NAME
+from glassgpt.record.run_dir import CHECKPOINTS_DIR
 from glassgpt.training import loop
 from glassgpt.training.checkpoint.checkpoints import (
-    CHECKPOINTS_FOLDER,
     best_checkpoint,
     committed_paths,
     load_latest_intact,
@@ -128,7 +128,7 @@ def test_eval_only_of_a_run_evaluates_its_last_checkpoint(tiny: MakeConfig) -> N
     config = tiny(max_iters=7)
     train(config)
     before = run_evals(config.out_dir)
-    checkpoints = {path: path.read_bytes() for path in files_under(Path(config.out_dir) / CHECKPOINTS_FOLDER)}
+    checkpoints = {path: path.read_bytes() for path in files_under(Path(config.out_dir) / CHECKPOINTS_DIR)}
     run = resume(config, eval_only=True)
     assert (run.reason, run.iter) == ("evaluated", 7)
     again = [record for record in records(config.out_dir, "eval") if record["process"] == 1]
@@ -136,7 +136,7 @@ def test_eval_only_of_a_run_evaluates_its_last_checkpoint(tiny: MakeConfig) -> N
         key: loss for key, loss in before.items() if key[0] == 7
     }
     assert {
-        path: path.read_bytes() for path in files_under(Path(config.out_dir) / CHECKPOINTS_FOLDER)
+        path: path.read_bytes() for path in files_under(Path(config.out_dir) / CHECKPOINTS_DIR)
     } == checkpoints
 
 
@@ -315,7 +315,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_harm_is_done(
     assert (run.reason, run.exit_code, run.iter) == ("not finite", 3, 17)
     end = records(config.out_dir, "end")[-1]
     assert (end["iter"], end["exit_code"], end["bad_iter"]) == (17, 3, 18)
-    assert end["last_checkpoint"] == str(Path(config.out_dir) / CHECKPOINTS_FOLDER / "00000016")
+    assert end["last_checkpoint"] == str(Path(config.out_dir) / CHECKPOINTS_DIR / "00000016")
     norms = end["recent_grad_norms"]
     assert 1 < len(norms) <= 20
     assert sum(not math.isfinite(norm) for norm in norms) == 1

@@ -117,7 +117,7 @@ def test_lost_while_saving_and_at_the_end(tiny: MakeConfig, tmp_path: Path) -> N
 
 
 def test_without_locks_the_first_of_two_ends(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glassgpt.record.run_dir.try_lock", lambda descriptor: True)
+    monkeypatch.setattr("glassgpt.record.run_dir.try_lock", lambda descriptor, shared: True)
     config = tiny(**SETTINGS)
     seen: list[Any] = []
 

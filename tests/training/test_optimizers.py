@@ -255,7 +255,7 @@ def test_another_optimizer_begins_without_the_memory_of_the_one_before(before: A
     for one in previous:
         one.step()
     current = make_optimizers(model, replace(MUON, optimizer=now), torch.float32)
-    complaints = load_optimizer_state(model, current, optimizer_tensors(model, previous))
-    assert complaints == ["the optimizer is another now: it starts without state for 8 parameters"]
+    warnings = load_optimizer_state(model, current, optimizer_tensors(model, previous))
+    assert warnings == ["the optimizer has changed: it starts without state for 8 parameters"]
     for one in current:
         one.step()

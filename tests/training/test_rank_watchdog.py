@@ -22,7 +22,7 @@ from glassgpt.training.distributed.rank_watchdog import (
     pid_namespace,
 )
 
-OWN = Heartbeat(number=9, phase="train", iter=5, waits=True, machine="here", pid=1)
+OWN = Heartbeat(number=9, phase="train", iter=5, is_waiting=True, machine="here", pid=1)
 OTHER = replace(OWN, pid=2)
 
 
@@ -38,11 +38,11 @@ def message_about_other(
 
 def test_no_rank_is_lost_while_all_work() -> None:
     assert message_about_other() is None
-    assert message_about_other(waiting_s=9.9, waits=False) is None  # not for long enough
+    assert message_about_other(waiting_s=9.9, is_waiting=False) is None  # not for long enough
     assert message_about_other(since=50.0) is None  # silent, but no rank waits
     assert message_about_other(waiting_s=24.0) is None  # all wait, as they may for a moment
-    assert message_about_other(goodbye="") is None
-    assert message_about_other(goodbye="", alive=False) is None
+    assert message_about_other(exit_error="") is None
+    assert message_about_other(exit_error="", alive=False) is None
 
 
 def test_the_dead_are_noticed_at_once_on_their_own_machine() -> None:
@@ -59,7 +59,7 @@ def test_the_dead_are_noticed_at_once_on_their_own_machine() -> None:
 
 def test_a_process_of_another_container_is_not_taken_for_dead() -> None:
     """Containers on one machine may share its name, and each has its own list of processes."""
-    assert message_about_other(alive=False, numbering="another list") is None
+    assert message_about_other(alive=False, pid_namespace="another list") is None
     if shutil.which("unshare") is None:
         pytest.skip("no process can be put into a container here: there is no unshare")
     unshare = ["unshare", "--pid", "--fork", "--mount-proc"]
@@ -73,7 +73,7 @@ def test_a_process_of_another_container_is_not_taken_for_dead() -> None:
 
 
 def test_a_rank_that_the_others_wait_for_is_stuck() -> None:
-    message = message_about_other(waiting_s=10.0, waits=False, phase="data", iter=4)
+    message = message_about_other(waiting_s=10.0, is_waiting=False, phase="data", iter=4)
     assert message is not None
     assert message.startswith(
         "rank 1 is stuck (pid 2 on here, last heard of in phase `data` after 4 updates)"
@@ -90,15 +90,15 @@ def test_if_all_ranks_wait_it_is_the_network() -> None:
 def test_a_rank_that_ended_with_an_error_is_named_before_one_that_is_only_gone() -> None:
     others = {
         1: LastHeartbeat(OTHER, 100.0),
-        2: LastHeartbeat(replace(OTHER, pid=3, goodbye="ValueError: odd"), 100.0),
+        2: LastHeartbeat(replace(OTHER, pid=3, exit_error="ValueError: odd"), 100.0),
     }
     lost = find_lost_rank(others, OWN, 0.0, 100.0, 10.0, lambda pid: False)
     assert lost is not None
     assert lost[0] == 2
 
 
-def test_a_goodbye_says_why() -> None:
-    assert str(message_about_other(goodbye="ValueError: odd")).startswith(
+def test_the_error_of_a_rank_that_ended_is_named() -> None:
+    assert str(message_about_other(exit_error="ValueError: odd")).startswith(
         "rank 1 has ended: ValueError: odd (pid 2"
     )
 
@@ -146,7 +146,7 @@ def test_the_first_verdict_holds_for_all_ranks(monkeypatch: pytest.MonkeyPatch) 
     store = FakeStore()
     zero, one, two = watchdogs = [RankWatchdog(store, rank, 3, 10.0) for rank in range(3)]
     for watchdog in watchdogs:
-        watchdog._waits_since = None if watchdog is two else time.monotonic() - 11.0
+        watchdog._waiting_since = None if watchdog is two else time.monotonic() - 11.0
         watchdog._send_heartbeat()
     verdict = one._check_ranks()
     assert verdict is not None
@@ -155,9 +155,9 @@ def test_the_first_verdict_holds_for_all_ranks(monkeypatch: pytest.MonkeyPatch) 
     assert reporter == 0  # the lowest rank that was heard of
     codes: list[int] = []
     monkeypatch.setattr(os, "_exit", codes.append)
-    one._end_process(one._say_goodbye)
+    one._end_process(one._send_last_heartbeat)
     assert codes == [1]
-    assert Heartbeat.read(store["beat/1"]).goodbye == ""  # it ended without an error of its own
+    assert Heartbeat.read(store["beat/1"]).exit_error == ""  # it ended without an error of its own
     monkeypatch.setattr("glassgpt.training.distributed.rank_watchdog.is_alive", lambda pid: False)
     assert zero._check_ranks() == verdict
 

@@ -31,9 +31,8 @@ from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.errors import UserError
 from glassgpt.recipe import Recipe, find_recipe, read_recipe, to_toml
 from glassgpt.record import journal
-from glassgpt.record.run_dir import CONFIG_FILE
+from glassgpt.record.run_dir import CHECKPOINTS_DIR, CONFIG_FILE
 from glassgpt.schedule import learning_rate
-from glassgpt.training.checkpoint.checkpoints import CHECKPOINTS_FOLDER
 from glassgpt.training.run_request import resolve_request
 from glassgpt.training.session import resume, train
 
@@ -82,7 +81,7 @@ def test_a_recipe_that_is_named_has_its_own_settings(mine: TrainConfig, tiny_dat
     assert request.name == "other"
     # But the weights decide what they are.
     assert (config.n_layer, config.n_head, config.n_embd, config.block_size) == (2, 2, 16, 8)
-    notes = {note.name: (note.value, note.reason) for note in request.notes}
+    notes = {note.name: (note.value, note.reason) for note in request.choices}
     assert notes["n_layer"] == (2, "as runs/mine/checkpoints/00000012 has it, not 7")
     preset = resolve_request(find_recipe("quickstart"), {"init_from": "mine", "data_dir": str(tiny_data)})
     assert (preset.config.sample_tokens, preset.config.arch) == (400, "gpt2")
@@ -97,7 +96,7 @@ def test_flags_that_contradict_the_weights_are_all_named(mine: TrainConfig) -> N
         "arch": "modern",
         "block_size": "9",
     }
-    what = f"runs/mine/{CHECKPOINTS_FOLDER}/00000012"
+    what = f"runs/mine/{CHECKPOINTS_DIR}/00000012"
     assert refused(None, init_from="mine", **flags) == [
         f"--n_layer=3 does not fit {what}, which has n_layer=2: leave it out",
         f"--n_head=4 does not fit {what}, which has n_head=2: leave it out",
@@ -123,7 +122,7 @@ def test_a_folder_that_a_file_names_begins_a_row_and_one_from_a_flag_must_be_new
     Path("mine.toml").write_text(to_toml(replace(mine, max_iters=1)))
     for number in (2, 3):
         request = resolve_request(find_recipe("mine.toml"), {})
-        assert [note.value for note in request.notes] == [f"runs/mine-{number}"]
+        assert [note.value for note in request.choices] == [f"runs/mine-{number}"]
         assert run_task(request).out_dir == Path(f"runs/mine-{number}")
     (problem,) = refused(find_recipe("mine.toml"), out_dir="runs/mine")
     assert "--out_dir=runs/mine holds a run already" in problem
@@ -208,7 +207,7 @@ def test_eval_iters_of_a_named_file_are_held_against_the_tokens_that_the_run_has
     train(config)
     Path("mine.toml").write_text(f'out_dir = "runs/mine"\neval_iters = {eval_iters}')
     request = resolve_request(find_recipe("mine.toml"), {"init_from": "resume", "max_iters": "16"})
-    notes = [(note.name, note.value, note.reason) for note in request.notes]
+    notes = [(note.name, note.value, note.reason) for note in request.choices]
     tokens = 2 * 4 * config.block_size
     reason = "as the run has it, not eval_iters=5 as mine says; --eval_iters=5 would change it"
     assert notes == ([] if eval_iters == 2 else [("eval_tokens", tokens, reason)])
@@ -218,7 +217,7 @@ def test_a_file_that_agrees_needs_no_words(mine: TrainConfig) -> None:
     request = resolve_request(
         find_recipe("runs/mine/config.toml"), {"init_from": "resume", "out_dir": "runs/mine"}
     )
-    assert request.notes == ()
+    assert request.choices == ()
 
 
 def test_another_dtype_and_back_again(mine: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +314,7 @@ def test_a_fork_without_a_checkpoint_begins_again_from_where_it_began(
     whole, fork = (replace(broken_off, out_dir=f"runs/{name}", **changes) for name in ("whole", "fork"))
     train(whole)
     run_until_crash(fork, 15 if same_data else 3)
-    assert not list(Path("runs/fork", CHECKPOINTS_FOLDER).glob("*"))
+    assert not list(Path("runs/fork", CHECKPOINTS_DIR).glob("*"))
     if meanwhile:
         assert resume("runs/mine").iter == 12
     assert resume("runs/fork").iter == 20
@@ -369,13 +368,13 @@ def test_a_checkpoint_without_an_optimizer_is_not_said_to_have_one(
 
 def test_a_preset_that_stands_in_for_a_file_says_so(here: Path) -> None:
     request = resolve_request(find_recipe("my/own/train_shakespeare_char.py"), {})
-    (note,) = request.notes
+    (note,) = request.choices
     assert (note.name, note.value) == ("preset", "shakespeare_char")
     assert note.reason == "my/own/train_shakespeare_char.py is not on disk"
 
 
 def test_settings_that_are_cut_off_and_no_checkpoint_are_refused(mine: TrainConfig) -> None:
-    shutil.rmtree(Path("runs/mine", CHECKPOINTS_FOLDER))
+    shutil.rmtree(Path("runs/mine", CHECKPOINTS_DIR))
     Path("runs/mine", CONFIG_FILE).write_text("n_layer = 2\n")
     with pytest.raises(UserError, match="no checkpoint"):
         resume("runs/mine")

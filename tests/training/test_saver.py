@@ -20,10 +20,10 @@ from tiny import MakeConfig, files_under, records, resume
 
 from glassgpt.errors import UserError
 from glassgpt.files import read_small_file
+from glassgpt.record.run_dir import CHECKPOINTS_DIR
 from glassgpt.training.checkpoint import checkpoints
 from glassgpt.training.checkpoint import saver as saving
 from glassgpt.training.checkpoint.checkpoints import (
-    CHECKPOINTS_FOLDER,
     best_checkpoint,
     committed_paths,
     load_latest_intact,
@@ -49,7 +49,7 @@ def test_the_record_says_what_it_cost(tmp_path: Path) -> None:
     assert record["kind"] == "checkpoint"
     assert record["iter"] == 7
     assert record["best"] is True
-    assert record["bytes"] == sum(path.stat().st_size for path in files_under(tmp_path / CHECKPOINTS_FOLDER))
+    assert record["bytes"] == sum(path.stat().st_size for path in files_under(tmp_path / CHECKPOINTS_DIR))
     assert record["blocking_ms"] > 0
     assert record["background_ms"] > 0
 
@@ -126,7 +126,7 @@ def test_a_failing_write_is_an_error_that_leaves_the_others_whole(
     assert saver.poll(wait=True) is None
     checkpoint, _, damaged, _ = load_latest_intact(saved)
     assert (checkpoint.iter, damaged) == (30, [])
-    assert [path.name for path in sorted((saved / CHECKPOINTS_FOLDER).iterdir())] == [
+    assert [path.name for path in sorted((saved / CHECKPOINTS_DIR).iterdir())] == [
         "00000010",
         "00000020",
         "00000030",
@@ -196,7 +196,7 @@ def test_a_crash_at_any_instant_leaves_a_whole_checkpoint(
     seen = set()
     for count in range(1, 60):
         folder = tmp_path_factory.mktemp("crash")
-        shutil.copytree(saved / CHECKPOINTS_FOLDER, folder / CHECKPOINTS_FOLDER)
+        shutil.copytree(saved / CHECKPOINTS_DIR, folder / CHECKPOINTS_DIR)
         monkeypatch.chdir(folder)
         child = os.fork()
         if child == 0:
@@ -213,7 +213,7 @@ def test_a_crash_at_any_instant_leaves_a_whole_checkpoint(
             Saver(folder, keep=1), 50, 9.0
         )  # and the next process continues as if nothing had happened
         assert load_latest_intact(folder)[0].iter == 50
-        assert sorted((folder / CHECKPOINTS_FOLDER).iterdir()) == sorted(
+        assert sorted((folder / CHECKPOINTS_DIR).iterdir()) == sorted(
             committed_paths(folder)
         )  # nothing half-done is left
         if status == 0:
@@ -276,10 +276,10 @@ def test_rank_0_without_a_folder_lets_no_rank_wait(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_a_killed_process_are_removed(saved: Path) -> None:
-    leftover = saved / CHECKPOINTS_FOLDER / ".tmp-00000040-12345"
+    leftover = saved / CHECKPOINTS_DIR / ".tmp-00000040-12345"
     leftover.mkdir()
     (leftover / "model.safetensors").write_bytes(b"half a file")
-    foreign = saved / CHECKPOINTS_FOLDER / "notes"
+    foreign = saved / CHECKPOINTS_DIR / "notes"
     foreign.mkdir()
     assert load_latest_intact(saved)[0].iter == 30
     Saver(saved, keep=3)
@@ -289,7 +289,7 @@ def test_leftovers_of_a_killed_process_are_removed(saved: Path) -> None:
 
 def test_names_that_are_not_ours_do_no_harm(saved: Path) -> None:
     for name in ("00000040.bak", "00000040.old", "damaged-00000030.old", "notes"):
-        (saved / CHECKPOINTS_FOLDER / name).mkdir()
+        (saved / CHECKPOINTS_DIR / name).mkdir()
     assert save_and_wait(Saver(saved, keep=1), 40)["iter"] == 40
     checkpoint, _, damaged, _ = load_latest_intact(saved)
     assert (checkpoint.path.name, damaged) == ("00000040", [])
@@ -302,29 +302,29 @@ def test_a_dated_copy_is_neither_counted_nor_removed(tmp_path: Path) -> None:
     """By its name it would be the newest for ever, and everything after it would be pruned."""
     saver = Saver(tmp_path, keep=1)
     save_and_wait(saver, 16, 2.0)
-    shutil.copytree(tmp_path / CHECKPOINTS_FOLDER / "00000016", tmp_path / CHECKPOINTS_FOLDER / "20261116")
-    shutil.copytree(tmp_path / CHECKPOINTS_FOLDER / "00000016", tmp_path / CHECKPOINTS_FOLDER / "0000000016")
+    shutil.copytree(tmp_path / CHECKPOINTS_DIR / "00000016", tmp_path / CHECKPOINTS_DIR / "20261116")
+    shutil.copytree(tmp_path / CHECKPOINTS_DIR / "00000016", tmp_path / CHECKPOINTS_DIR / "0000000016")
     for iteration in (20, 24, 28):
         record = save_and_wait(saver, iteration, 3.0)
         assert record["ignored"] == ["0000000016", "20261116"]
         assert [path.name for path in committed_paths(tmp_path)] == ["00000016", f"{iteration:08d}"]
-        checkpoint, _, damaged, complaints = load_latest_intact(tmp_path)
-        assert (checkpoint.iter, damaged, len(complaints)) == (iteration, [], 2)
-    assert (tmp_path / CHECKPOINTS_FOLDER / "20261116" / "state.json").exists()
+        checkpoint, _, damaged, warnings = load_latest_intact(tmp_path)
+        assert (checkpoint.iter, damaged, len(warnings)) == (iteration, [], 2)
+    assert (tmp_path / CHECKPOINTS_DIR / "20261116" / "state.json").exists()
 
 
 def test_what_cannot_be_identified_does_not_remove_others(tmp_path: Path) -> None:
     saver = Saver(tmp_path, keep=1)
     for name in ("99999999", "00000001"):  # a folder of somebody's own, without a state.json
-        (tmp_path / CHECKPOINTS_FOLDER / name).mkdir(parents=True)
+        (tmp_path / CHECKPOINTS_DIR / name).mkdir(parents=True)
     (tmp_path / "other").mkdir()
     write_checkpoints(tmp_path / "other")
-    (tmp_path / "other" / CHECKPOINTS_FOLDER / "00000030").rename(tmp_path / CHECKPOINTS_FOLDER / "00000030")
+    (tmp_path / "other" / CHECKPOINTS_DIR / "00000030").rename(tmp_path / CHECKPOINTS_DIR / "00000030")
     for iteration in (4, 8):
         assert save_and_wait(saver, iteration, 9.0)["ignored"] == ["00000030"], (
             "it was not this run that got there"
         )
-    names = sorted(path.name for path in (tmp_path / CHECKPOINTS_FOLDER).iterdir())
+    names = sorted(path.name for path in (tmp_path / CHECKPOINTS_DIR).iterdir())
     assert names == ["00000001", "00000004", "00000008", "00000030", "99999999"], "4 is this run's best"
 
 
@@ -342,7 +342,7 @@ def test_nothing_is_removed_before_the_new_one_was_read_back(
     with pytest.raises(UserError, match=r"SHA-256.*the last whole one is .*/00000030$"):
         saver.poll(wait=True)
     assert [path.name for path in committed_paths(saved)] == ["00000010", "00000020", "00000030"]
-    assert (saved / CHECKPOINTS_FOLDER / "damaged-00000040").is_dir()
+    assert (saved / CHECKPOINTS_DIR / "damaged-00000040").is_dir()
     monkeypatch.undo()
     save_and_wait(saver, 50, 1.0)
     assert [path.name for path in committed_paths(saved)] == ["00000050"]
@@ -354,7 +354,7 @@ def test_what_cannot_be_read_is_not_removed(saved: Path, monkeypatch: pytest.Mon
     for number in (errno.EIO, errno.EMFILE):
 
         def read(path: Path, *most: int, number: int = number) -> bytes:
-            if path == saved / CHECKPOINTS_FOLDER / "00000030" / "state.json":
+            if path == saved / CHECKPOINTS_DIR / "00000030" / "state.json":
                 raise OSError(number, os.strerror(number))
             return original(path, *most)
 
@@ -372,10 +372,10 @@ def test_a_link_or_file_named_as_a_leftover_is_removed_and_what_it_leads_to_is_n
     target = saved / "target"
     target.mkdir()
     (target / "file").touch()
-    (saved / CHECKPOINTS_FOLDER / ".tmp-link").symlink_to(target)
-    (saved / CHECKPOINTS_FOLDER / ".tmp-nowhere").symlink_to(saved / "nothing")
-    (saved / CHECKPOINTS_FOLDER / ".tmp-file").touch()
-    (saved / CHECKPOINTS_FOLDER / ".tmp-folder").mkdir()
+    (saved / CHECKPOINTS_DIR / ".tmp-link").symlink_to(target)
+    (saved / CHECKPOINTS_DIR / ".tmp-nowhere").symlink_to(saved / "nothing")
+    (saved / CHECKPOINTS_DIR / ".tmp-file").touch()
+    (saved / CHECKPOINTS_DIR / ".tmp-folder").mkdir()
     Saver(saved, keep=3).close()
-    assert sorted((saved / CHECKPOINTS_FOLDER).iterdir()) == sorted(committed_paths(saved))
+    assert sorted((saved / CHECKPOINTS_DIR).iterdir()) == sorted(committed_paths(saved))
     assert (target / "file").exists()

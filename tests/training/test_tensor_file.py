@@ -161,7 +161,7 @@ def test_from_a_card_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     on_card = {"a": torch.randn(777, device=device), "b": torch.randn(3, 5, device=device).bfloat16()}
     before = {name: tensor.cpu() for name, tensor in on_card.items()}
     packed = pack_tensors(on_card, device)
-    pinned_buffer.record_pack_event()
+    pinned_buffer.record_copy_event()
     on_card["a"].zero_()  # training goes on
     written = write_packed(tmp_path / "file", packed, pinned_buffer)
     assert written == content_digest((tmp_path / "file").read_bytes())

@@ -30,7 +30,8 @@ from glassgpt.data.prepare import prepare
 from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.errors import UserError
 from glassgpt.record.journal import FILE_NAME, read
-from glassgpt.training.checkpoint.checkpoints import CHECKPOINTS_FOLDER, load_latest_intact, read_checkpoint
+from glassgpt.record.run_dir import CHECKPOINTS_DIR
+from glassgpt.training.checkpoint.checkpoints import load_latest_intact, read_checkpoint
 from glassgpt.training.loader import BatchLoader
 from glassgpt.training.session import train
 
@@ -134,7 +135,7 @@ def test_max_iters_can_be_raised(tiny: MakeConfig) -> None:
     whole, config = tiny("whole", **settings), tiny("longer", **settings | {"max_iters": 20})
     train(whole)
     train(config)
-    with pytest.raises(UserError, match="the run has done its 20 updates; --max_iters=40 would train it on"):
+    with pytest.raises(UserError, match="the run has done its 20 updates; --max_iters=40 would continue it"):
         resume(config, learning_rate=0.5)
     resume(config, max_iters=40)
     assert run_losses(config.out_dir) == run_losses(whole.out_dir)
@@ -188,7 +189,7 @@ def test_best_and_counters_come_back(tiny: MakeConfig, monkeypatch: pytest.Monke
 def test_a_state_is_plain_json(tiny: MakeConfig) -> None:
     config = tiny(max_iters=20, checkpoint_interval=5, eval_interval=100, keep_checkpoints=9)
     train(config)
-    for path in sorted((Path(config.out_dir) / CHECKPOINTS_FOLDER).iterdir()):
+    for path in sorted((Path(config.out_dir) / CHECKPOINTS_DIR).iterdir()):
         text = (path / "state.json").read_text()
 
         def refuse(constant: str) -> float:

@@ -32,9 +32,9 @@ from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT
 from glassgpt.model.weights import crop_block_size, load_weights
+from glassgpt.record.run_dir import CHECKPOINTS_DIR
 from glassgpt.training import weight_source
 from glassgpt.training.checkpoint.checkpoints import (
-    CHECKPOINTS_FOLDER,
     Checkpoint,
     TensorsByFile,
     best_checkpoint,
@@ -96,7 +96,7 @@ def fork(whole: TrainConfig, tmp_path: Path) -> Fork:
 
 
 def tensors_at(run_dir: str, update: int) -> TensorsByFile:
-    return load_tensors(read_checkpoint(Path(run_dir) / CHECKPOINTS_FOLDER / f"{update:08d}"))
+    return load_tensors(read_checkpoint(Path(run_dir) / CHECKPOINTS_DIR / f"{update:08d}"))
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def assert_resumed(fork: TrainConfig, whole: TrainConfig, update: int) -> None:
     evals = {key: loss for key, loss in run_evals(whole.out_dir).items() if key[0] > update}
     assert run_evals(fork.out_dir) == evals
     value, reason = choices(fork.out_dir)["init_from"]
-    assert value == str(Path(whole.out_dir) / CHECKPOINTS_FOLDER / f"{update:08d}")
+    assert value == str(Path(whole.out_dir) / CHECKPOINTS_DIR / f"{update:08d}")
     assert reason == f"resumes at update {update} with its optimizer"
 
 
@@ -151,7 +151,7 @@ def test_without_a_number_it_is_the_last_checkpoint(whole: TrainConfig, fork: Fo
     learner = learner_before_first_update(config)
     assert_same_tensors({"model": weights(learner)}, {"model": last_tensors(whole.out_dir)["model"]})
     assert records(config.out_dir, "resume")[0]["from_iter"] == 30
-    with pytest.raises(UserError, match="has done its 30 updates; --max_iters=60 would train it on"):
+    with pytest.raises(UserError, match="has done its 30 updates; --max_iters=60 would continue it"):
         train(fork(out_dir=config.out_dir + "-2"))
     assert not Path(config.out_dir + "-2").exists()
 
@@ -169,13 +169,13 @@ def test_a_run_is_found_by_path_and_by_its_name_in_runs(
         for suffix, number in (("", 12), ("@last", 12), ("@best", lowest.iter), ("@4", 4), ("@00000008", 8)):
             loaded = load_init_from(name + suffix)
             assert (loaded.iter, loaded.kind) == (number, "run")
-            saved = load_tensors(read_checkpoint(Path("runs/mine") / CHECKPOINTS_FOLDER / f"{number:08d}"))[
+            saved = load_tensors(read_checkpoint(Path("runs/mine") / CHECKPOINTS_DIR / f"{number:08d}"))[
                 "model"
             ]
             assert_same_tensors({"model": saved}, {"model": {name: loaded.weights[name] for name in saved}})
             assert (
                 loaded.val_loss
-                == read_checkpoint(Path("runs/mine") / CHECKPOINTS_FOLDER / f"{number:08d}").val_loss
+                == read_checkpoint(Path("runs/mine") / CHECKPOINTS_DIR / f"{number:08d}").val_loss
             )
     assert load_init_from("mine", which="best").iter == lowest.iter
 
@@ -225,7 +225,7 @@ def damaged(whole: TrainConfig, tmp_path: Path) -> Path:
 
 
 def test_a_damaged_last_checkpoint_is_skipped_and_left_as_it_is(damaged: Path, fork: Fork) -> None:
-    path = damaged / CHECKPOINTS_FOLDER / "00000030" / "model.safetensors"
+    path = damaged / CHECKPOINTS_DIR / "00000030" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     before = file_contents(str(damaged))
     config = fork(init_from=str(damaged))
@@ -251,12 +251,12 @@ def test_instead_of_a_damaged_best_checkpoint_a_whole_one_will_do(damaged: Path,
     second = min(measured, key=lambda checkpoint: checkpoint.val_loss or 0.0)
     # If it says itself that it was the best, no other is, and the last one is taken.
     assert loaded.iter == (second.iter if file == "state.json" else others[-1].iter)
-    (complaint,) = loaded.complaints
+    (complaint,) = loaded.warnings
     assert str(lowest.path) in complaint
     assert "is damaged" in complaint
 
 
-def test_without_any_whole_checkpoint_all_complaints_are_made(damaged: Path) -> None:
+def test_without_any_whole_checkpoint_all_warnings_are_in_the_error(damaged: Path) -> None:
     paths = committed_paths(damaged)
     for path in paths:
         (path / "model.safetensors").unlink()
@@ -274,10 +274,10 @@ def test_without_any_whole_checkpoint_all_complaints_are_made(damaged: Path) -> 
     [
         (True, "auto", True, "resumes at update 10 with its optimizer"),
         (True, "all", True, "resumes at update 10 with its optimizer"),
-        (True, "weights", False, "weights alone, as --init_state asks: begins at update 0"),
-        (False, "auto", False, "weights alone, because the data is another: begins at update 0"),
+        (True, "weights", False, "weights only, as --init_state asks: starts at update 0"),
+        (False, "auto", False, "weights only, because the dataset is different: starts at update 0"),
         (False, "all", True, "resumes at update 10 with its optimizer"),
-        (False, "weights", False, "weights alone, as --init_state asks: begins at update 0"),
+        (False, "weights", False, "weights only, as --init_state asks: starts at update 0"),
     ],
 )
 def test_the_data_decides_which_state_is_restored_unless_a_flag_does(
@@ -302,8 +302,8 @@ def test_the_data_decides_which_state_is_restored_unless_a_flag_does(
     assert_same_tensors({"optimizer": state}, {"optimizer": saved["optimizer"] if everything else {}})
     assert records(config.out_dir, "run")[0]["iter"] == (10 if everything else 0)
     # Other data is reported, and losses on other tokens do not compare.
-    complaints = [text for record in records(config.out_dir, "resume") for text in record["complaints"]]
-    assert len(complaints) == (2 if everything and not same_data else 0)
+    warnings = [text for record in records(config.out_dir, "resume") for text in record["complaints"]]
+    assert len(warnings) == (2 if everything and not same_data else 0)
 
 
 def test_weights_alone_train_from_update_0_to_the_end(fork: Fork, other_data: Path, tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_a_smaller_context_crops_positions_and_starts_at_update_0(tiny: MakeConf
     assert_same_tensors({"model": weights(learner)}, {"model": dict(model.named_parameters())})
     tokens = torch.tensor([[3, 1, 4]])
     assert torch.equal(learner.model.eval()(tokens), original(tokens))
-    reason = "context cut from 8 to 3: begins at update 0"
+    reason = "context cut from 8 to 3: starts at update 0"
     assert choices(fork.out_dir)["init_from"][1] == reason
     with pytest.raises(UserError, match=r"--init_state=all is not possible: .* with more context"):
         train(replace(fork, out_dir=tiny("other").out_dir, init_state="all"))
@@ -367,4 +367,4 @@ def test_a_run_that_trains_meanwhile_may_take_away_what_is_read(
         loaded = load_init_from(str(run_dir.with_name(which)), which)
         assert taken
         assert loaded.description != str(taken[0])
-        assert loaded.complaints == ()
+        assert loaded.warnings == ()

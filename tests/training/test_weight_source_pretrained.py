@@ -69,7 +69,7 @@ def test_pretrained_weights_begin_with_the_loss_that_transformers_computes(
     model = records(config.out_dir, "run")[0]["model"]
     assert (model["vocab_size"], model["n_layer"], model["n_head"], model["n_embd"]) == (VOCABULARY, 2, 3, 24)
     assert (model["bias"], model["activation"]) == (True, "gelu_new")
-    assert choices(config.out_dir)["init_from"] == (str(gpt2), "weights alone: begins at update 0")
+    assert choices(config.out_dir)["init_from"] == (str(gpt2), "weights only: starts at update 0")
     assert file_contents(str(gpt2)) == before
 
 

@@ -184,14 +184,14 @@ def test_marks_are_where_they_should_be(tiny: MakeConfig, monkeypatch: pytest.Mo
 def test_a_trial_trains_as_the_run_would(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward, backward and optimizer: the weights have moved, and the loss is finite."""
     seen: list[float] = []
-    usual = Learner.take_results
+    usual = Learner.take_losses_and_norms
 
-    def take_results(learner: Learner) -> tuple[list[float], list[float]]:
+    def take_losses_and_norms(learner: Learner) -> tuple[list[float], list[float]]:
         results = usual(learner)
         seen.extend(results[0])
         return results
 
-    monkeypatch.setattr(Learner, "take_results", take_results)
+    monkeypatch.setattr(Learner, "take_losses_and_norms", take_losses_and_norms)
     setup = prepare_trial_setup(tiny(max_iters=200), None)
     trial = run_trial(setup, SpeedSettings(micro_batch=2), 4, 2, 0.3)
     assert trial.outcome == "ran"

@@ -18,8 +18,8 @@ from glassgpt.show.terminal.sample_view import describe_checkpoint
 def print_export(result: ExportResult, to: str, out: Console) -> None:
     """The model, how it was verified, its files, and the command that loads it."""
     loaded, check = result.model.origin, result.check
-    for complaint in loaded.complaints:
-        _print_line(out, "warning", complaint, "yellow")
+    for warning in loaded.warnings:
+        _print_line(out, "warning", warning, "yellow")
     _print_line(out, "model", describe_checkpoint(loaded, result.model.model().parameter_count()))
     for note in result.notes:
         _print_line(out, note.name, f"{note.value}   ({note.reason})")

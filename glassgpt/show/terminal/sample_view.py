@@ -41,8 +41,8 @@ def describe_checkpoint(loaded: LoadedCheckpoint, parameters: int) -> str:
 
 
 def print_model_info(sampler: Sampler, err: Console) -> None:
-    for complaint in sampler.checkpoint.complaints:
-        err.print(Text(sanitize_text(f"warning       {complaint}"), style="yellow"), soft_wrap=True)
+    for warning in sampler.checkpoint.warnings:
+        err.print(Text(sanitize_text(f"warning       {warning}"), style="yellow"), soft_wrap=True)
     lines = [("model", describe_model(sampler))]
     lines += [(choice.name, f"{choice.value}   ({choice.reason})") for choice in sampler.choices]
     for label, text in lines:

@@ -13,7 +13,7 @@ complete. Its identity is the `iter` in its state.json: a folder named after ano
 copy, does not count. Which one is `last` and which is `best` is not stored: it is the highest iteration, and
 the lowest validation loss. Nothing is pickled; loading executes nothing.
 
-    checkpoint, tensors, damaged, complaints = load_latest_intact(Path("runs/quickstart"))
+    checkpoint, tensors, damaged, warnings = load_latest_intact(Path("runs/quickstart"))
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from glassgpt.record.run_dir import CHECKPOINTS_DIR, COMMITTED_NAME_PATTERN
 if TYPE_CHECKING:  # torch is imported only to load tensors: `glass verify` works without it
     from torch import Tensor
 
-CHECKPOINTS_FOLDER = CHECKPOINTS_DIR
 CHECKPOINT_VERSION = 2
 _TENSOR_FILE_PATTERN = re.compile(r"[a-z]+(-\d+-of-\d+)?\.safetensors")
 # How files are hashed, by version: version 1 took the SHA-256 of the whole file.
@@ -137,7 +136,7 @@ def misnamed_warnings(run_dir: Path) -> list[str]:
 def _numbered_folders(run_dir: Path) -> list[Path]:
     numbered = [
         (int(match[1]), int(match[2] or 0), path)
-        for path in list_folder(run_dir / CHECKPOINTS_FOLDER)
+        for path in list_folder(run_dir / CHECKPOINTS_DIR)
         if (match := COMMITTED_NAME_PATTERN.fullmatch(path.name))
     ]
     return [path for _, _, path in sorted(numbered)]
@@ -162,14 +161,14 @@ def read_checkpoint(path: Path) -> Checkpoint:
             *({"iter", "val_loss", "sha256"} - state.keys()),
             *_wrongly_typed_names(state, _STATE_TYPES),
         ]:
-            raise UserError(f"{path} is damaged: its state.json is wrong in {', '.join(wrong)}")
+            raise UserError(f"{path} is damaged: state.json has missing or wrong values: {', '.join(wrong)}")
         if strange := [name for name in state["sha256"] if not _TENSOR_FILE_PATTERN.fullmatch(name)]:
             raise UserError(
-                f"{path} is refused: its state.json names {strange[0]!r}, no file of a checkpoint"
+                f"{path} is refused: its state.json names {strange[0]!r}, which is not a file of a checkpoint"
             )
         return Checkpoint(path, state)
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        _reraise_unless_damage(error, path / "state.json")
+        _raise_if_not_damage(error, path / "state.json")
         raise UserError(f"{path} is damaged: {error!r}") from None
 
 
@@ -222,7 +221,7 @@ def load_tensors(checkpoint: Checkpoint) -> TensorsByFile:
                 raise UserError(f"{path} is damaged: its SHA-256 is not the recorded one")
             tensors[path.stem] = load(content)
         except (OSError, SafetensorError) as error:
-            _reraise_unless_damage(error, path)
+            _raise_if_not_damage(error, path)
             raise UserError(f"{path} is damaged: {error!r}") from None
     if "index" not in checkpoint.state:
         return tensors
@@ -243,7 +242,7 @@ def verify_checkpoint(path: Path) -> None:
             if digest_of(path / name, lambda size: None) != recorded_digest:
                 raise UserError(f"{path / name} is damaged: its SHA-256 is not the recorded one")
         except OSError as error:
-            _reraise_unless_damage(error, path / name)
+            _raise_if_not_damage(error, path / name)
             raise UserError(f"{path / name} is damaged: {error!r}") from None
 
 
@@ -279,8 +278,8 @@ def _wrongly_typed_names(values: Mapping[str, Any], types: Mapping[str, Any]) ->
     return sorted(wrong)
 
 
-def _reraise_unless_damage(error: Exception, path: Path) -> None:
-    """Raises an error that is no damage of the checkpoint, with the file's name, which read errors lack."""
+def _raise_if_not_damage(error: Exception, path: Path) -> None:
+    """Raises an error that does not mean damage; with the file's name, which read errors lack."""
     if isinstance(error, OSError) and error.errno not in _FILE_LOST_ERRNOS:
         raise OSError(error.errno, f"{error.strerror or error}", str(path)) from None
 
@@ -288,16 +287,16 @@ def _reraise_unless_damage(error: Exception, path: Path) -> None:
 def load_latest_intact(run_dir: Path) -> tuple[Checkpoint, TensorsByFile, list[Path], list[str]]:
     """The newest intact checkpoint, the damaged ones that are newer, and what is wrong with them."""
     damaged: list[Path] = []
-    complaints = misnamed_warnings(run_dir)
+    warnings = misnamed_warnings(run_dir)
     for path in reversed(committed_paths(run_dir)):
         try:
             checkpoint = read_checkpoint(path)
-            return checkpoint, load_tensors(checkpoint), damaged, complaints
+            return checkpoint, load_tensors(checkpoint), damaged, warnings
         except UserError as error:
             damaged.append(path)
-            complaints += error.problems
+            warnings += error.problems
     raise UserError(
-        [*complaints, f"{run_dir} has no checkpoint to resume from; start anew in another --out_dir"]
+        [*warnings, f"{run_dir} has no checkpoint to resume from; start again in another --out_dir"]
     )
 
 

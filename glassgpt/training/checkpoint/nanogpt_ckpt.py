@@ -34,7 +34,7 @@ MODEL_SIZES = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
 _ADAMW_STATE_KEYS = {"step", "exp_avg", "exp_avg_sq"}
 _WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _PREFIXES = ("_orig_mod.", "module.")  # of torch.compile and DDP, in any order and number
-# Settings of the machine and the command it was trained with: a run that starts from it chooses them anew.
+# Settings of the machine and the command it was trained with: a run that starts from it chooses its own.
 _NOT_INHERITED_SETTINGS = ("out_dir", "init_from", "eval_only", "device", "dtype", "compile", "backend")
 _MAX_UNZIP_RATIO = 10  # torch does not compress; weights that somebody compressed shrink by less
 

@@ -22,9 +22,9 @@ from torch import Tensor
 from glassgpt.errors import UserError, describe_os_error
 from glassgpt.files import fsync_path
 from glassgpt.record.journal import Record
+from glassgpt.record.run_dir import CHECKPOINTS_DIR
 from glassgpt.training.checkpoint import checkpoints
 from glassgpt.training.checkpoint.checkpoints import (
-    CHECKPOINTS_FOLDER,
     RowRanges,
     TensorsByFile,
     best_checkpoints,
@@ -48,9 +48,9 @@ class Saver:
         self._saves = 0  # numbers the keys in the group's store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Record] | None = None
-        self._waits_on_close = True
+        self._is_abandoned = False
         self._pinned_buffers: dict[str, PinnedBuffer] = {}  # by file: all are written at once
-        for leftover in list_folder(run_dir / CHECKPOINTS_FOLDER) if self._group.is_rank_zero else ():
+        for leftover in list_folder(run_dir / CHECKPOINTS_DIR) if self._group.is_rank_zero else ():
             if leftover.name.startswith(".tmp-"):  # of a process that died while saving
                 if leftover.is_dir() and not leftover.is_symlink():
                     shutil.rmtree(leftover)
@@ -96,14 +96,14 @@ class Saver:
     def abandon(self) -> None:
         """`close` will not wait for a checkpoint in progress. Checkpoints are committed by rename, so an
         abandoned one leaves nothing. Old ones are no longer pruned."""
-        self._waits_on_close = False
+        self._is_abandoned = True
 
     def set_run_dir(self, run_dir: Path) -> None:
         """Where the next save goes. The previous one must have been polled."""
         self._run_dir = run_dir
 
     def close(self) -> None:
-        self._thread.shutdown(wait=self._waits_on_close, cancel_futures=not self._waits_on_close)
+        self._thread.shutdown(wait=not self._is_abandoned, cancel_futures=self._is_abandoned)
 
     def _snapshot(self, tensors: TensorsByFile) -> Snapshot:
         """A copy that training does not change: on the card, which takes a moment, if it has room beside what
@@ -119,7 +119,7 @@ class Saver:
             for file in snapshot:
                 if file not in self._pinned_buffers:
                     self._pinned_buffers[file] = PinnedBuffer(device)
-                self._pinned_buffers[file].record_pack_event()
+                self._pinned_buffers[file].record_copy_event()
         elif all_tensors[0].device.type == "cuda":
             torch.cuda.synchronize(all_tensors[0].device)
         return snapshot
@@ -146,7 +146,7 @@ class Saver:
 
     def _commit(self, snapshot: Snapshot, state: dict[str, Any]) -> tuple[Path, int]:
         """Writes a checkpoint to a temporary folder and renames it, or leaves nothing. Its path and bytes."""
-        folder = self._run_dir / CHECKPOINTS_FOLDER
+        folder = self._run_dir / CHECKPOINTS_DIR
         temporary = folder / f".tmp-{state['iter']:08d}-{os.getpid()}"
         shared_path = ""  # the other ranks write nothing if there is no folder
         try:
@@ -215,7 +215,7 @@ class Saver:
             record["ignored"] = [path.name for path in ignored]
         best_paths = [checkpoint.path for checkpoint in best_checkpoints(readable[:end])]
         record["best"] = best_paths[-1:] == [new_path]
-        for path in paths[:end][: -self._keep] if self._waits_on_close else ():
+        for path in () if self._is_abandoned else paths[:end][: -self._keep]:
             if path not in best_paths:
                 # Renamed first: a kill halfway through must not leave half a checkpoint that looks whole.
                 shutil.rmtree(path.rename(path.with_name(f".tmp-removed-{path.name}")))

@@ -1,6 +1,6 @@
 """Tensors packed into one buffer with the layout of a safetensors file, and written from there to the disk.
 
-A checkpoint is written while training goes on in the main thread, and both need Python's GIL. So everything
+A checkpoint is written while training continues in the main thread, and both need Python's GIL. So everything
 slow (copying from the card, hashing, writing) works on large chunks without the GIL. safetensors' own writer
 copies tensor by tensor and holds the GIL, so that updates stutter meanwhile. Reading uses the library.
 
@@ -79,11 +79,11 @@ class PinnedBuffer:
     def __init__(self, device: torch.device) -> None:
         self._memory = torch.empty(_MAX_CHUNKS_IN_FLIGHT, _CHUNK_BYTES, dtype=torch.uint8, pin_memory=True)
         self._stream = torch.cuda.Stream(device)
-        self._pack_event = torch.cuda.Event()
+        self._copy_event = torch.cuda.Event()
 
-    def record_pack_event(self) -> None:
+    def record_copy_event(self) -> None:
         """Reading waits for the work that the training stream has been given up to now."""
-        self._pack_event.record()
+        self._copy_event.record()
 
     def chunks(self, content: Tensor) -> Iterator[memoryview]:
         """A chunk is overwritten after _MAX_CHUNKS_IN_FLIGHT more."""
@@ -91,7 +91,7 @@ class PinnedBuffer:
             chunk = content[start : start + _CHUNK_BYTES]
             pinned = self._memory[number % _MAX_CHUNKS_IN_FLIGHT, : len(chunk)]
             with torch.cuda.stream(self._stream):
-                self._pack_event.wait()
+                self._copy_event.wait()
                 pinned.copy_(chunk, non_blocking=True)
             self._stream.synchronize()
             yield pinned.numpy().data

@@ -1,6 +1,8 @@
 """Several processes training one model: the process group, its watchdog, sharded weights (FSDP2).
 
 group = join()      # in every process that torchrun or `glass train --nproc N` started; also in a single one
+
+`join` is here because process_group.py cannot import torch_group.py, which imports it.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
@@ -51,11 +52,11 @@ class Heartbeat:
     number: int
     phase: str
     iter: int
-    waits: bool  # for other ranks
+    is_waiting: bool  # for other ranks
     machine: str
     pid: int
-    goodbye: str | None = None  # the error it ends with; empty: it ended without one; None: it runs
-    numbering: str = ""  # the namespace of its pid
+    exit_error: str | None = None  # it ended with this error; empty: without one; None: it still runs
+    pid_namespace: str = ""
 
     @classmethod
     def read(cls, text: bytes) -> Heartbeat:
@@ -88,12 +89,12 @@ def find_lost_rank(
     """Which rank is lost, and the message about it; None if no rank is known to be."""
     last_heartbeats = sorted(others.items())
     for rank, last in last_heartbeats:
-        if last.heartbeat.goodbye:
-            return rank, f"rank {rank} has ended: {last.heartbeat.goodbye} ({last.heartbeat.description})"
+        if last.heartbeat.exit_error:
+            return rank, f"rank {rank} has ended: {last.heartbeat.exit_error} ({last.heartbeat.description})"
     for rank, last in last_heartbeats:
         beat = last.heartbeat
-        pid_is_local = (beat.machine, beat.numbering) == (own.machine, own.numbering)
-        if beat.goodbye is None and pid_is_local and not is_alive(beat.pid):
+        pid_is_local = (beat.machine, beat.pid_namespace) == (own.machine, own.pid_namespace)
+        if beat.exit_error is None and pid_is_local and not is_alive(beat.pid):
             return rank, f"rank {rank} has died ({beat.description})"
     if waiting_s < timeout_s:
         return None
@@ -101,10 +102,10 @@ def find_lost_rank(
     if own.phase != "startup":  # the timeout of the start-up is not --rank_timeout
         waited += f" (--rank_timeout={timeout_s:g})"
     for rank, last in last_heartbeats:
-        if last.heartbeat.goodbye is None and now - last.since >= timeout_s:
+        if last.heartbeat.exit_error is None and now - last.since >= timeout_s:
             return rank, f"rank {rank} sends no heartbeat any more ({last.heartbeat.description}); {waited}"
     for rank, last in last_heartbeats:
-        if not last.heartbeat.waits:
+        if not last.heartbeat.is_waiting:
             return rank, f"rank {rank} is stuck ({last.heartbeat.description}); {waited}"
     if waiting_s < timeout_s + _DEADLOCK_EXTRA_S:
         return None
@@ -149,10 +150,10 @@ class RankWatchdog:
         self.timeout_s = timeout_s
         self._get_position: Callable[[], tuple[str, int]] = lambda: ("startup", 0)
         self._record_loss: Callable[[str], None] = lambda message: None
-        self._waits_since: float | None = None
+        self._waiting_since: float | None = None
         self._number = 0  # of the last heartbeat
         self._others: dict[int, LastHeartbeat] = {}
-        self._goodbye: str | None = None
+        self._exit_error: str | None = None
         self._pid_namespace = pid_namespace()
         self.lost_message: str | None = None
         self._loss_found = threading.Event()
@@ -168,15 +169,14 @@ class RankWatchdog:
     ) -> None:
         self._get_position, self._record_loss = get_position, record_loss
 
-    def waiting(self) -> RankWatchdog:
-        """`with watchdog.waiting():` around code that waits for other ranks."""
-        return self
-
-    def __enter__(self) -> None:
-        self._waits_since = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self._waits_since = None
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around code that waits for other ranks."""
+        self._waiting_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waiting_since = None
 
     def wait_for_loss(self, seconds: float) -> str | None:
         """The message about a lost rank, if one is found in this time."""
@@ -190,9 +190,9 @@ class RankWatchdog:
         reports, self._is_reported = self._is_reporter and not self._is_reported, True
         return reports
 
-    def close(self, goodbye: str) -> None:
-        """`goodbye`: the error this rank ends with; empty if it has none."""
-        self._goodbye = goodbye
+    def close(self, exit_error: str) -> None:
+        """`exit_error`: the error this rank ends with; empty if it has none."""
+        self._exit_error = exit_error
         self._closed.set()
         self._thread.join(_HEARTBEAT_S + 5)
 
@@ -217,8 +217,8 @@ class RankWatchdog:
                 if lost_at is not None and (
                     self._waiting_s() >= self.timeout_s or time.monotonic() - lost_at > _EXIT_GRACE_S
                 ):
-                    self._end_process(self._say_goodbye)
-            self._say_goodbye()
+                    self._end_process(self._send_last_heartbeat)
+            self._send_last_heartbeat()
         except RuntimeError as error:  # torch's, if the store is gone, and with it the launcher
             if self._closed.is_set():
                 return
@@ -232,7 +232,7 @@ class RankWatchdog:
 
     def _waiting_s(self) -> float:
         """How long the main thread has been waiting for other ranks; 0 while it does not wait."""
-        since = self._waits_since
+        since = self._waiting_since
         return 0.0 if since is None else time.monotonic() - since
 
     def _send_heartbeat(self) -> None:
@@ -241,13 +241,15 @@ class RankWatchdog:
 
     def _own_heartbeat(self) -> Heartbeat:
         phase, done = self._get_position()
-        waits = self._waits_since is not None
+        is_waiting = self._waiting_since is not None
         machine, pid = platform.node(), os.getpid()
-        return Heartbeat(self._number, phase, done, waits, machine, pid, self._goodbye, self._pid_namespace)
+        return Heartbeat(
+            self._number, phase, done, is_waiting, machine, pid, self._exit_error, self._pid_namespace
+        )
 
-    def _say_goodbye(self) -> None:
+    def _send_last_heartbeat(self) -> None:
         """The last heartbeat. Rank 0 may host the store, where the others still have to read the verdict."""
-        self._goodbye = self._goodbye or ""
+        self._exit_error = self._exit_error or ""
         self._send_heartbeat()
         if self.lost_message and self._rank == 0:
             time.sleep(2 * self._heartbeat_s)
@@ -275,7 +277,7 @@ class RankWatchdog:
             rank
             for rank, last in self._others.items()
             if rank != lost_rank
-            and last.heartbeat.goodbye is None
+            and last.heartbeat.exit_error is None
             and now - last.since < 4 * self._heartbeat_s
         )
         verdict = json.dumps([min([self._rank, *survivors]), message])
@@ -286,7 +288,7 @@ class RankWatchdog:
         reporter, message = json.loads(verdict)
         return reporter, message
 
-    def _end_process(self, say_goodbye: Callable[[], None] = lambda: None) -> None:
+    def _end_process(self, before_exit: Callable[[], None] = lambda: None) -> None:
         """Ends the process, unless the main thread does so: it waits where no exception reaches it."""
         if self._main_thread_knows:
             return
@@ -294,6 +296,6 @@ class RankWatchdog:
             self._record_loss(str(self.lost_message))
             if self.claim_report():
                 print(f"error: {self.lost_message}", file=sys.stderr, flush=True)
-            say_goodbye()
+            before_exit()
         finally:
             os._exit(RANK_LOST_EXIT_CODE)

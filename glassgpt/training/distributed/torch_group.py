@@ -19,7 +19,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -202,7 +202,7 @@ class TorchProcessGroup(ProcessGroup):
     ) -> None:
         self._watchdog.set_callbacks(get_position, record_loss)
 
-    def waiting_for_ranks(self) -> RankWatchdog:
+    def waiting_for_ranks(self) -> AbstractContextManager[None]:
         return self._watchdog.waiting()
 
     def sync_stop_signals(self, signals: StopSignals) -> None:

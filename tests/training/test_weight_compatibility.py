@@ -19,8 +19,8 @@ from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.data.tokenizer_json import dump_tokenizer
 from glassgpt.data.tokenizers import load_tokenizer
 from glassgpt.errors import UserError
-from glassgpt.training.init_weights import check_compatible
 from glassgpt.training.session import train
+from glassgpt.training.weight_compatibility import check_compatible
 from glassgpt.training.weight_source import find_tokenizer, load_init_from
 
 TEXT = "Whoever lives in a glass house learns to sweep, and to draw the curtains at night.\n" * 40

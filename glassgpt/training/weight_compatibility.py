@@ -92,7 +92,7 @@ def _token_problems(config: TrainConfig, dataset: Dataset, loaded: LoadedCheckpo
             f"--dataset={config.dataset} numbers its tokens differently from {weights}, which needs "
             f"{_required_dataset(loaded)}"
         ]
-    if loaded.kind == "gpt2" and manifest.tokenizer != "gpt2":
+    if loaded.kind == "huggingface" and manifest.tokenizer != "gpt2":
         return [
             f"--dataset={config.dataset} has {manifest.tokenizer}, and {weights} has no tokenizer beside its "
             f"weights, so GPT-2's goes with them: it needs {_required_dataset(loaded)}"
@@ -102,7 +102,7 @@ def _token_problems(config: TrainConfig, dataset: Dataset, loaded: LoadedCheckpo
 
 def _required_dataset(loaded: LoadedCheckpoint) -> str:
     """In words. Of the tokenizers beside pretrained weights, `glass prepare` takes only byte and BPE."""
-    if loaded.kind != "gpt2":
+    if loaded.kind != "huggingface":
         return "the dataset it was trained on, or one prepared with its tokenizer"
     tokenizer = pretrained_tokenizer(loaded)
     if tokenizer is None:
@@ -122,7 +122,7 @@ def choose_init_state(
 ) -> tuple[bool, Choice]:
     """Whether the run restores iteration and optimizer as well as the weights; and why.
 
-    `resumes`: the weights are of this very run, even if its dataset is another now.
+    `resumes`: the weights are of this very run, even if its dataset has changed.
     """
     requested = config.init_state
     cropped = config.block_size < loaded.model_config.block_size
@@ -136,13 +136,13 @@ def choose_init_state(
     else:
         same_data = loaded.settings.get("dataset") in (config.dataset, dataset_folder(config).name)
     if loaded.iter is None:
-        why = "weights alone: begins at update 0"
+        why = "weights only: starts at update 0"
     elif cropped:
-        why = f"context cut from {loaded.model_config.block_size} to {config.block_size}: begins at update 0"
+        why = f"context cut from {loaded.model_config.block_size} to {config.block_size}: starts at update 0"
     elif requested == "weights":
-        why = "weights alone, as --init_state asks: begins at update 0"
+        why = "weights only, as --init_state asks: starts at update 0"
     elif requested == "auto" and not resumes and not same_data:
-        why = "weights alone, because the data is another: begins at update 0"
+        why = "weights only, because the dataset is different: starts at update 0"
     else:
         has_optimizer = loaded.optimizer or not loaded.iter  # before the first update there is no state
         optimizer = "with its optimizer" if has_optimizer else "with a new optimizer: the checkpoint has none"
@@ -152,4 +152,4 @@ def choose_init_state(
 
 def check_updates_left(config: TrainConfig, done: int) -> None:
     if done >= config.max_iters and not config.eval_only:
-        raise UserError(f"the run has done its {done} updates; --max_iters={2 * done} would train it on")
+        raise UserError(f"the run has done its {done} updates; --max_iters={2 * done} would continue it")

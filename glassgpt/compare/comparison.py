@@ -126,7 +126,7 @@ def _nonfinite_claims(run: ComparedRun) -> list[Claim]:
     with_loss = np.flatnonzero(run.log.steps.has_loss[trajectory.rows])
     is_bad = ~np.isfinite(trajectory.loss[with_loss])
     bad = with_loss[is_bad]
-    if not len(bad) or not run.log.numbered:
+    if not len(bad) or not run.log.has_iteration_numbers:
         return []
     if is_bad[-1]:
         finite = np.flatnonzero(~is_bad)

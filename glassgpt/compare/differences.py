@@ -17,6 +17,7 @@ from typing import Literal
 from glassgpt.compare.compared_run import ComparedRun
 from glassgpt.format import format_integer, format_loss
 from glassgpt.i18n import say
+from glassgpt.runs.numbers import MAX_COUNT
 from glassgpt.runs.run_log import RunLog
 
 DifferenceGroup = Literal["configuration", "data", "machine", "code", "versions"]
@@ -308,7 +309,7 @@ def _untrained_loss(run: ComparedRun) -> float | None:
 
 def stated_vocab_size(run_log: RunLog) -> int | None:
     size = run_log.setup.settings.get("vocab_size") or run_log.setup.data.get("vocab_size")
-    return size if isinstance(size, int) and 1 < size < 10**15 else None
+    return size if isinstance(size, int) and 1 < size < MAX_COUNT else None
 
 
 def bits_per_byte(run: ComparedRun, val_loss: float) -> float | None:

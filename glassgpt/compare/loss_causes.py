@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from glassgpt import format
-from glassgpt.compare.compared_run import Claim, ComparedRun, bounded_int_setting, safe_ratio
+from glassgpt.compare.compared_run import Claim, ComparedRun, safe_ratio
 from glassgpt.compare.differences import HARDWARE_SETTINGS, Difference, format_setting, list_settings
 from glassgpt.compare.loss_curve import Alignment, Axis, format_axis_value
 from glassgpt.i18n import say
+from glassgpt.runs.trajectory import positive_int_setting
 
 _MIN_NOTABLE_RATIO = 1.1  # sizes, batches and token counts closer than this are not named as a cause
 _MIN_REMAINING_SHARE = 0.8  # of the gap at equal iterations or tokens: then longer training is not the cause
@@ -106,7 +107,7 @@ def _model_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause]:
             worse_size=worse_size,
         )
         causes.append(LossCause("model-size", sentence, ratio > 1))
-    contexts = [bounded_int_setting(run.log, "block_size") for run in (better, worse)]
+    contexts = [positive_int_setting(run.log, "block_size") for run in (better, worse)]
     if contexts[0] is not None and contexts[1] is not None and contexts[0] != contexts[1]:
         sentence = say(
             "Context: {better} predicts from up to {better_size} tokens, {worse} from up to {worse_size}.",

@@ -9,9 +9,10 @@ the first.
 from __future__ import annotations
 
 from glassgpt import format
-from glassgpt.compare.compared_run import Claim, ComparedRun, bounded_int_setting, safe_ratio
+from glassgpt.compare.compared_run import Claim, ComparedRun, safe_ratio
 from glassgpt.compare.differences import Difference, list_settings
 from glassgpt.i18n import say
+from glassgpt.runs.trajectory import positive_int_setting
 
 _EQUAL_SPEED_TOLERANCE = 0.02  # relative; repeated runs on one machine vary as much
 _MIN_NOTABLE_RATIO = 1.05  # of FLOPs per token, or of FLOP/s: a smaller one is not the reason
@@ -178,8 +179,8 @@ def _micro_batch_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
     if ratio is None or abs(ratio - 1) <= _EQUAL_SPEED_TOLERANCE:
         return []
     high, low = (other, first) if ratio > 1 else (first, other)
-    high_batch, low_batch = (bounded_int_setting(run.log, "batch_size") for run in (high, low))
-    high_width, low_width = (bounded_int_setting(run.log, "n_embd") for run in (high, low))
+    high_batch, low_batch = (positive_int_setting(run.log, "batch_size") for run in (high, low))
+    high_width, low_width = (positive_int_setting(run.log, "n_embd") for run in (high, low))
     if high_batch is None or low_batch is None or high_width is None or low_width is None:
         return []
     if high_batch >= low_batch or high_width <= low_width:

@@ -16,12 +16,13 @@ import numpy as np
 
 from glassgpt.runs.curve import robust_std
 from glassgpt.runs.run_log import Floats, RunLog
+from glassgpt.runs.trajectory import settings_product
 
 MAX_FLOPS_ERROR = 0.02  # relative; two model sizes differ by much more
+MFU_EMA_DECAY = 0.9  # weight of the previous value, where the logged MFU is a running average
+MIN_PARAMETER_MISMATCH = 0.07  # relative, inferred over stated; rounding and conventions explain less
 
-_MFU_EMA_DECAY = 0.9
 _MIN_DEAVERAGED_ROWS = 8  # with fewer, the running average itself is more accurate than undoing it
-_MIN_PARAMETER_MISMATCH = 0.07  # relative; rounding and conventions explain less
 _INTEGER_TOLERANCE = 0.03  # relative
 
 
@@ -84,7 +85,7 @@ def mismatching_parameters(run_log: RunLog, claimed: int | None, inferred: Infer
         return None
     # The error is of all FLOPs; relative to 6N, which is less, it is larger.
     uncertain = inferred.relative_error * inferred.flops_per_token / (6 * implied)
-    return implied if abs(implied / claimed - 1) > max(_MIN_PARAMETER_MISMATCH, 2 * uncertain) else None
+    return implied if abs(implied / claimed - 1) > max(MIN_PARAMETER_MISMATCH, 2 * uncertain) else None
 
 
 def nearest_multiple(ratio: float) -> int | None:
@@ -109,9 +110,8 @@ def parameters_from_flops(flops_per_token: float, run_log: RunLog) -> int | None
 
 def attention_flops(run_log: RunLog) -> int | None:
     """FLOPs per token of attention's two matrix products, where the log has the shape."""
-    sizes = [run_log.setup.settings.get(name) for name in ("n_layer", "n_embd", "block_size")]
-    known = [size for size in sizes if isinstance(size, int) and not isinstance(size, bool) and size > 0]
-    return 12 * math.prod(known) if len(known) == 3 else None
+    product = settings_product(run_log, "n_layer", "n_embd", "block_size")
+    return None if product is None else 12 * product
 
 
 def stated_peak_flops(run_log: RunLog) -> float | None:
@@ -145,12 +145,12 @@ def _mfu_ms_products(run_log: RunLog) -> tuple[Floats, Floats]:
         gaps = np.diff(steps.iteration)
         interval = int(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 1
         follows = (steps.segment[1:] == steps.segment[:-1]) & (gaps == interval)
-        added = (steps.mfu[1:] - _MFU_EMA_DECAY * steps.mfu[:-1]) / (1 - _MFU_EMA_DECAY)
+        added = (steps.mfu[1:] - MFU_EMA_DECAY * steps.mfu[:-1]) / (1 - MFU_EMA_DECAY)
         single[1:] = np.where(follows, added, np.nan)
     rows = usable & np.isfinite(single)
     if np.count_nonzero(rows) >= _MIN_DEAVERAGED_ROWS:
         ms = steps.ms[rows]
-        return single[rows] * ms, ms * rounding * (1 + _MFU_EMA_DECAY) / (1 - _MFU_EMA_DECAY)
+        return single[rows] * ms, ms * rounding * (1 + MFU_EMA_DECAY) / (1 - MFU_EMA_DECAY)
     # A running average belongs to the typical time of an iteration, not to that of its line.
     typical_ms = np.full(len(ms), float(np.median(ms)) if len(ms) else np.nan)
     return mfu * typical_ms, typical_ms * rounding

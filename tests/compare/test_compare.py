@@ -298,7 +298,7 @@ def test_the_last_of_several_runs_is_compared() -> None:
 
 
 def test_runs_of_other_trainers_in_the_same_log_are_counted() -> None:
-    comparison = compare_run_logs(make_run(), replace(make_run(), earlier=(two_runs(),)))
+    comparison = compare_run_logs(make_run(), replace(make_run(), earlier_runs=(two_runs(),)))
     assert claim_text(comparison, "several-runs") == "The log of B holds 3 runs; B is the last of them."
 
 
@@ -344,8 +344,8 @@ def test_a_logged_stderr_takes_precedence() -> None:
 def test_within_one_run_fixed_eval_tokens_leave_only_the_scatter() -> None:
     run_log = glassgpt_run([(100 * at, 3.0 + (-1) ** at * 0.01) for at in range(20)])
     trajectory = trajectory_of(run_log)
-    for of_one_course, source in ((True, "scatter"), (False, "stderr")):
-        noise = estimate_eval_noise(run_log, trajectory.evals, trajectory.finite_losses()[1], of_one_course)
+    for within_run, source in ((True, "scatter"), (False, "stderr")):
+        noise = estimate_eval_noise(run_log, trajectory.evals, trajectory.finite_losses()[1], within_run)
         assert noise is not None
         assert noise.source == source
 

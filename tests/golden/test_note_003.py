@@ -10,7 +10,7 @@ from note_003 import cpu_log, gpu_log
 
 from glassgpt.compare import Comparison, compare
 from glassgpt.runs.facts import compute_facts
-from glassgpt.runs.open import read_run_log
+from glassgpt.runs.reading import read_run_log
 
 
 @pytest.fixture(scope="module")

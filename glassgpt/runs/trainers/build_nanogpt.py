@@ -63,7 +63,7 @@ def read(line: str, builder: RunBuilder) -> bool:
             builder.add_eval(iteration, value)
         return True
     if "heckpoint" in line and _SAVE.search(line):
-        builder.add_save()
+        builder.add_checkpoint()
     return False
 
 
@@ -131,8 +131,8 @@ def _data_restart_advice(share: str) -> str:
 TRAINER = Trainer(
     "build-nanogpt",
     "build-nanogpt",
-    reader=lambda: read,
-    introduction=re.compile(r"^total desired batch size:\s*\d"),
+    reader=read,
+    identifying_line=re.compile(r"^total desired batch size:\s*\d"),
     header=(
         HeaderPattern("otal desired", re.compile(r"^total desired batch size:\s*\d")),
         HeaderPattern("otal", re.compile(rf"total desired batch size:\s*{COUNT}"), "tokens_per_iteration"),

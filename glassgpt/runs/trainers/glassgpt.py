@@ -63,6 +63,6 @@ TRAINER = Trainer(
     takes_known_settings=True,
     schedule_fits_run=True,
     defaults={"learning_rate": TrainConfig.learning_rate},
-    shows_saves=True,
+    logs_checkpoints=True,
     resume_command="glass train --init_from=resume --out_dir=RUN",
 )

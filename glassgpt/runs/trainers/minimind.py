@@ -91,7 +91,7 @@ TRAINER = Trainer(
     "minimind",
     "MiniMind",
     reader=MinimindReader,
-    introduction=re.compile("^LLM可训练总参数量：|" + _SKIPPED.pattern),
+    identifying_line=re.compile("^LLM可训练总参数量：|" + _SKIPPED.pattern),
     glossary=_glossary,
     first_iteration=0,
     steps_are_micro_batches=True,  # accumulation_steps is 8 in pretraining, and no line says it

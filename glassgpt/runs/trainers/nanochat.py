@@ -56,7 +56,7 @@ def read(line: str, builder: RunBuilder) -> bool:
         builder.add_eval(int(match[1]), parse_number(match[3]), metric=metric)
         return True
     if "Saved model" in line and (match := _SAVE.search(line)):
-        builder.add_save(int(match[1]) if match[1] else None)
+        builder.add_checkpoint(int(match[1]) if match[1] else None)
     elif _END.match(line):
         builder.add_event("finish", line)
     return False
@@ -113,8 +113,8 @@ _HEADER = (
 TRAINER = Trainer(
     "nanochat",
     "nanochat",
-    reader=lambda: read,
-    introduction=re.compile(r"^Autodetected device type: |^Tokens / micro-batch / rank: "),
+    reader=read,
+    identifying_line=re.compile(r"^Autodetected device type: |^Tokens / micro-batch / rank: "),
     header=_HEADER,
     setting_names={"sequence_len": "block_size"},
     glossary=_glossary,

@@ -73,7 +73,7 @@ def read(line: str, builder: RunBuilder) -> bool:
         )
         return True
     if "aving" in line and _SAVE.search(line):
-        builder.add_save()
+        builder.add_checkpoint()
     return False
 
 
@@ -107,7 +107,7 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
             ),
         ),
         GlossaryEntry(
-            "saving checkpoint to …" if run_log.saves else "",
+            "saving checkpoint to …" if run_log.checkpoints else "",
             say("ckpt.pt is written over the last one, inside the time of this iteration."),
         ),
         GlossaryEntry(last.shown("iteration", "iter {}"), say("The number of this update, from 0.")),
@@ -154,6 +154,8 @@ _HEADER = (
         "Initializing", re.compile(r"Initializing (?:a new model from scratch|from OpenAI GPT-2 weights)")
     ),
     HeaderPattern("Overriding config", re.compile(r"Overriding config with ")),
+    HeaderPattern("Resuming", re.compile(r"Resuming (?:training|optimization) from"), "resumed"),
+    HeaderPattern("compiling", re.compile(r"compiling the model"), "compile"),
     HeaderPattern(
         "tokens per iteration",
         re.compile(rf"tokens per iteration will be:\s*{COUNT}\s*$"),
@@ -180,8 +182,8 @@ _DEFAULTS = {"learning_rate": TrainConfig.learning_rate} | {
 TRAINER = Trainer(
     "nanogpt",
     "nanoGPT",
-    reader=lambda: read,
-    introduction=re.compile(r"^tokens per iteration will be:\s*\d"),
+    reader=read,
+    identifying_line=re.compile(r"^tokens per iteration will be:\s*\d"),
     header=_HEADER,
     glossary=_glossary,
     first_iteration=0,
@@ -204,7 +206,7 @@ TRAINER = Trainer(
     takes_known_settings=True,
     settings_give_batch_tokens=True,
     defaults=_DEFAULTS,
-    shows_saves=True,
+    logs_checkpoints=True,
     saves_only_after_eval=True,
     overwrites_checkpoint=True,
     resume_command="python train.py … --init_from=resume",

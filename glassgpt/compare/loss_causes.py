@@ -42,7 +42,7 @@ def explain_better(
     labels = (better.label, worse.label)
     if not causes:
         sentence = say(
-            "The logs do not show why {better} is better: nothing that decides the loss differs in them.",
+            "The logs do not show why {better} is better: they have no difference that affects the loss.",
             better=better.label,
         )
         return [Claim("better-unexplained", labels, sentence)]
@@ -51,15 +51,15 @@ def explain_better(
     claims = []
     if reasons:
         sentence = say(
-            "{better} is better for these reasons, which differ and decide a loss.", better=better.label
+            "These differences affect the loss, and can explain why {better} is better.", better=better.label
         )
         if len(reasons) > 1:
             reasons.append(
-                say("Two runs cannot tell how much each of them contributes; change one at a time.")
+                say("Two runs cannot show how much each of them contributes; change one at a time.")
             )
         claims.append(Claim("better-because", labels, sentence, tuple(reasons)))
     if reasons_against:
-        sentence = say("{better} is better in spite of this.", better=better.label)
+        sentence = say("{better} is better despite this.", better=better.label)
         claims.append(Claim("better-in-spite", labels, sentence, tuple(reasons_against)))
     claims += explain_by_training_length(better, worse, gap, aligned)
     return [*claims, *rule_out_hardware(better, worse, gap, differences)]
@@ -188,27 +188,27 @@ def explain_by_training_length(
         if remaining_gap >= _MIN_REMAINING_SHARE * gap:
             if axis == "iterations":
                 sentence = say(
-                    "More iterations are not the reason: after {at} each, {better} is ahead by {ahead}, "
-                    "against {gap} at the best of both.",
+                    "More iterations are not the cause: after {at} each, {better} is ahead by {ahead}; at "
+                    "the best losses, by {gap}.",
                     **values,
                 )
                 claims.append(Claim("iterations-not-cause", labels, sentence))
             else:
                 sentence = say(
-                    "Having seen more tokens is not the reason: after {at} each, {better} is ahead by "
-                    "{ahead}, against {gap} at the best of both.",
+                    "More tokens are not the cause: after {at} each, {better} is ahead by {ahead}; at the "
+                    "best losses, by {gap}.",
                     **values,
                 )
                 claims.append(Claim("tokens-not-cause", labels, sentence))
         elif worse_loss.high <= better_loss.low:
             if axis == "iterations":
                 sentence = say(
-                    "The number of iterations is a reason: after {at} each, {worse} is not behind.", **values
+                    "The number of iterations is a cause: after {at} each, {worse} is not behind.", **values
                 )
                 claims.append(Claim("iterations-cause", labels, sentence))
             else:
                 sentence = say(
-                    "Having seen more tokens is a reason: after {at} each, {worse} is not behind.", **values
+                    "The number of tokens seen is a cause: after {at} each, {worse} is not behind.", **values
                 )
                 claims.append(Claim("tokens-cause", labels, sentence))
     return claims
@@ -242,7 +242,7 @@ def rule_out_hardware(
     )
     details = [
         say(
-            "Their training differs: {settings}.",
+            "These settings differ: {settings}.",
             settings=list_settings(loss_settings[:_MAX_LISTED_SETTINGS]),
         ),
         say(

@@ -73,7 +73,7 @@ def training_curve(
     tokens_per_iteration: int | None,
     flops_per_token: float | None,
 ) -> LossCurve:
-    """Training losses, averaged over stretches of the run, because the loss of one batch is noisy."""
+    """Training losses, averaged over parts of the run, because the loss of one batch is noisy."""
     steps = run_log.steps
     rows = trajectory.rows[np.isfinite(trajectory.loss) & run_log.has_iteration_numbers]
     count = min(_TRAINING_CURVE_POINTS, len(rows) // 5 or 1)
@@ -217,14 +217,14 @@ def align(axis: Axis, curves: Sequence[LossCurve]) -> Alignment:
     if any(axis not in curve.positions for curve in present):
         reasons = {
             "tokens": say("not every log says how many tokens an iteration has"),
-            "flops": say("not every log says enough to count FLOPs"),
+            "flops": say("not every log has what is needed to count FLOPs"),
         }
-        no_times = say("not every log says how long iterations took, from the first on")
+        no_times = say("not every log has the time of its iterations from the first on")
         return Alignment(axis, (), reasons.get(axis, no_times))
     ends = [float(curve.positions[axis][-1]) for curve in present]
     first, last = max(float(curve.positions[axis][0]) for curve in present), min(ends)
     if first > last:
-        return Alignment(axis, (), say("the evaluations of one end before those of another begin"))
+        return Alignment(axis, (), say("the evaluations of one run end before those of another begin"))
     # Evaluations of the run that ends first: only the other losses are interpolated.
     grid = present[ends.index(last)].positions[axis]
     inside = grid[(grid >= first) & (grid <= last)]

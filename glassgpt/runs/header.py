@@ -67,9 +67,8 @@ _OF_ANY_TRAINER = (
 )
 _PATTERNS = sorted(
     (*(pattern for trainer in TRAINERS for pattern in trainer.header), *_OF_ANY_TRAINER),
-    key=lambda pattern: (
-        pattern.field not in ("", "resumed")
-    ),  # a process's start first: it discards earlier settings
+    # A process's start first: it discards earlier settings.
+    key=lambda pattern: pattern.field not in ("", "resumed"),
 )
 
 

@@ -49,17 +49,17 @@ _QUOTED_LINE = re.compile(r"^\s*(?:```|~~~|>?\s*[-*]?\s*\*\*\s*(?:iter|step)\b)"
 
 def read_log(lines: Iterable[LogLine], name: str) -> RunLog:
     """UserError where the lines are not a log."""
-    recogniser = LogRecognizer()
+    recognizer = LogRecognizer()
     for line in lines:
-        recogniser.feed(line)
-        if recogniser.is_unrecognisable():
+        recognizer.feed(line)
+        if recognizer.is_unrecognisable():
             break
-    run_log = recogniser.build(name)
+    run_log = recognizer.build(name)
     if run_log is None:
-        empty = " (it is empty)" if recogniser.is_empty else ""
+        empty = " (it is empty)" if recognizer.is_empty else ""
         raise UserError(
-            f"{name} is not a training log that glass can read{empty}: it knows GlassGPT's journals and run "
-            f"folders, {KNOWN}, and lines that say an iteration and a loss"
+            f"{name} is not a training log that glass can read{empty}: it reads GlassGPT's journals and run "
+            f"folders, logs of {KNOWN}, and lines with an iteration and a loss"
         )
     return run_log
 
@@ -114,7 +114,7 @@ class _Candidates:
 class LogRecognizer:
     """Takes lines one by one. Tries all readers until one trainer is clear, then only that one's, until
     another trainer's lines follow. The lines until then are buffered, and read again by the trainer's reader:
-    which settings, saves and events count depends on whose log it is."""
+    which settings, checkpoints and events count depends on whose log it is."""
 
     def __init__(self) -> None:
         self.is_empty = True  # no line has any text
@@ -207,7 +207,8 @@ class _RunSplitter:
         self._lines_since_match.append(line)
         self._others.feed(line)
         if self._reader.builder.non_step_count != items_before and not self._others.have_match:
-            self._lines_since_match = []  # a save or an event of this run: another's header comes after it
+            # A checkpoint or an event of this run: another's header comes after it.
+            self._lines_since_match = []
         other = self._others.first_with_run()
         if other is None:
             return

@@ -128,7 +128,7 @@ class RunLog:
     event_counts: Mapping[EventKind, int] = field(default_factory=dict)  # of all events
     setup: LoggedSetup = field(default_factory=LoggedSetup)
     val_metric: ValMetric = "loss"
-    has_iteration_numbers: bool = True  # lines have their iteration; else `iteration` only counts the lines
+    has_iteration_numbers: bool = True  # False: Steps.iteration only counts the lines
     last_step_line: int = 0  # line number of the last step
     process_start_lines: tuple[int, ...] = ()  # line numbers of process headers
     failed_start_line: int | None = None  # line number of a process that logged no step

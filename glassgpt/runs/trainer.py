@@ -42,8 +42,7 @@ class Trainer:
     name: str  # as people write it
 
     # --- its log ---
-    # A reader, or the class of one that remembers earlier lines; None: its log has no lines.
-    reader: Reader | type | None = None
+    reader: Reader | type | None = None  # or the class of one that remembers lines; None: it writes no lines
     identifying_line: re.Pattern[str] | None = None  # only this trainer prints it, before its first step
     header: tuple[HeaderPattern, ...] = ()  # the lines before its first step that say something
     reads_any_log: bool = False  # the fallback for trainers without a file
@@ -101,9 +100,7 @@ class Trainer:
     defaults: Mapping[str, float] = field(default_factory=dict)  # of settings that its log need not show
 
     # --- its checkpoints ---
-    logs_checkpoints: bool = (
-        False  # each has a line; of other trainers a log without such lines proves nothing
-    )
+    logs_checkpoints: bool = False  # each has a line; in other trainers' logs, no such line proves nothing
     saves_only_after_eval: bool = False
     overwrites_checkpoint: bool = False  # one file: the latest, or the best with always_save_checkpoint=False
     resume_command: str = ""

@@ -156,7 +156,7 @@ def _eval_loss(values: dict[str, str]) -> tuple[str, float] | None:
 def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
         GlossaryEntry(
-            last.shown("loss", "'loss': {:.4f}"), say("The mean training loss since the line before.")
+            last.shown("loss", "'loss': {:.4f}"), say("The mean training loss since the previous line.")
         ),
         GlossaryEntry(last.shown("grad_norm", "'grad_norm': {:.4g}"), gradient_norm()),
         GlossaryEntry(last.shown("lr", "'learning_rate': {:.3g}"), learning_rate()),

@@ -77,7 +77,7 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
         ),
         GlossaryEntry(
             last.shown("ms", "iter time: {:.2f} ms"),
-            say("This micro-batch alone; those marked (step) hold the optimizer too."),
+            say("This micro-batch alone; those marked (step) include the optimizer step."),
         ),
     ]
 

@@ -123,9 +123,7 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
     return [
         GlossaryEntry(
             last_evaluation(run_log, "val loss {val}"),
-            say(
-                "The mean loss over val_max_steps validation batches, after the step whose line came before."
-            ),
+            say("The mean loss over val_max_steps validation batches, after the step of the previous line."),
         ),
         GlossaryEntry(last.shown("iteration", "step {}"), say("The number of this update, from 1.")),
         GlossaryEntry(
@@ -139,7 +137,7 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
         GlossaryEntry(last.shown("lr", "lr {:.2e}"), learning_rate()),
         GlossaryEntry(
             last.shown("ms", "{:.2f} ms"),
-            say("This update alone, measured on the GPU; evaluation and checkpoints are outside."),
+            say("This update alone, measured on the GPU, without evaluation and checkpoints."),
         ),
         GlossaryEntry(
             last.shown("mfu", "{:.1f}% MFU"),

@@ -77,11 +77,11 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
             say("A running average of the training loss: 0.9 of the last value, 0.1 of this batch."),
         ),
         GlossaryEntry(
-            "lrm: …", say("What all learning rates are multiplied by now; not a learning rate itself.")
+            "lrm: …", say("The factor of all learning rates at this step; not a learning rate itself.")
         ),
         GlossaryEntry(
             last.shown("ms", "dt: {:.2f}ms"),
-            say("This update alone; evaluation and checkpoints are outside."),
+            say("This update alone, without evaluation and checkpoints."),
         ),
         GlossaryEntry(last.shown("tokens_per_s", "tok/sec: {:,.0f}"), tokens_per_second()),
         GlossaryEntry(

@@ -24,7 +24,7 @@ from glassgpt.explain.explanation import explain
 from glassgpt.i18n import LANGUAGES, RIGHT_TO_LEFT, current_language, preferred_language, say, use_language
 from glassgpt.runs.facts import compute_facts
 from glassgpt.runs.glossary import glossary
-from glassgpt.runs.open import read_run_log
+from glassgpt.runs.reading import read_run_log
 
 PACKAGE = Path(str(resources.files("glassgpt")))
 TRANSLATED = sorted(set(LANGUAGES) - {"en"})

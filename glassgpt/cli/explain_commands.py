@@ -135,7 +135,7 @@ def _parse_command_line(
 
 def _read_run_logs(names: list[str], overrides: list[RunOverrides]) -> list[RunLog]:
     """All of them, or all problems at once."""
-    from glassgpt.runs.open import read_run_log
+    from glassgpt.runs.reading import read_run_log
 
     run_logs, problems = [], []
     for name, run_overrides in zip(names, overrides, strict=True):

@@ -32,10 +32,16 @@ from glassgpt.runs.noise import (
     estimate_eval_noise,
     noise_from_scatter,
     tokens_per_eval,
-    uses_fixed_eval_tokens,
 )
+from glassgpt.runs.numbers import MAX_COUNT
 from glassgpt.runs.run_log import RunLog, Steps
-from glassgpt.runs.trajectory import Trajectory, continues_previous, trajectory_of
+from glassgpt.runs.trajectory import (
+    Trajectory,
+    continues_previous,
+    positive_int_setting,
+    settings_product,
+    trajectory_of,
+)
 
 LossKind = Literal["validation", "training"]
 SizeSource = Literal["stated", "shape", "inferred"]
@@ -43,7 +49,6 @@ PeakSource = Literal["card", "common", "own"]
 
 # Relative: two figures of FLOPs per token this close agree, and the more exact one is taken.
 _FLOPS_TOLERANCE = 0.07
-_MAX_SETTING = 10**15  # a larger setting is not a size, and products of such settings overflow
 
 
 @dataclass(frozen=True)
@@ -188,7 +193,7 @@ def _share_eval_tokens(logs: Sequence[RunLog]) -> bool:
     all of the losses, and their difference is more certain than each loss."""
     hashes = {str(run_log.setup.data.get("hash") or "") for run_log in logs}
     eval_tokens = {tokens_per_eval(run_log) for run_log in logs}
-    is_fixed = all(uses_fixed_eval_tokens(run_log) for run_log in logs)
+    is_fixed = all(run_log.trainer.evaluates_same_tokens for run_log in logs)
     return (
         is_fixed
         and len(hashes) == 1
@@ -211,7 +216,7 @@ def safe_ratio(numerator: float | None, denominator: float | None) -> float | No
 
 def count_runs(run_log: RunLog) -> int:
     """Runs in the log, those of other trainers before it in the same file included."""
-    return len(_run_start_segments(run_log)) + sum(count_runs(earlier) for earlier in run_log.earlier)
+    return len(_run_start_segments(run_log)) + sum(count_runs(earlier) for earlier in run_log.earlier_runs)
 
 
 def select_last_run(run_log: RunLog, facts: Facts) -> tuple[RunLog, Facts]:
@@ -231,8 +236,10 @@ def select_last_run(run_log: RunLog, facts: Facts) -> tuple[RunLog, Facts]:
             for evaluation in run_log.evals
             if evaluation.segment >= start
         ),
-        saves=tuple(
-            replace(save, segment=save.segment - start) for save in run_log.saves if save.segment >= start
+        checkpoints=tuple(
+            replace(save, segment=save.segment - start)
+            for save in run_log.checkpoints
+            if save.segment >= start
         ),
         segments=run_log.segments[start:],
         first_update_ms=None,  # of the first process
@@ -302,23 +309,13 @@ def derive_metrics(run_log: RunLog, facts: Facts, peak: MfuPeak | None) -> Deriv
 def find_tokens_per_iteration(run_log: RunLog, facts: Facts) -> int | None:
     """From the facts, else from the settings if the trainer's iterations are whole batches."""
     if facts.tokens_per_iteration:
-        return facts.tokens_per_iteration if 0 < facts.tokens_per_iteration < _MAX_SETTING else None
+        return facts.tokens_per_iteration if 0 < facts.tokens_per_iteration < MAX_COUNT else None
     if run_log.trainer.steps_are_micro_batches:
         return None
-    batch_tokens = bounded_int_setting(run_log, "batch_tokens")
-    if batch_tokens:
-        return batch_tokens
-    names = ("batch_size", "gradient_accumulation_steps", "block_size")
-    sizes = [size for name in names if (size := bounded_int_setting(run_log, name))]
-    return math.prod(sizes) if len(sizes) == len(names) else None
-
-
-def bounded_int_setting(run_log: RunLog, name: str) -> int | None:
-    """A setting that is a size or a count; None where it is missing or absurd."""
-    value = run_log.setup.settings.get(name)
-    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MAX_SETTING:
-        return value
-    return None
+    batch_tokens = positive_int_setting(run_log, "batch_tokens")
+    return batch_tokens or settings_product(
+        run_log, "batch_size", "gradient_accumulation_steps", "block_size"
+    )
 
 
 def mfu_peaks(logs: Sequence[RunLog], card: Card | None) -> list[MfuPeak | None]:
@@ -340,7 +337,7 @@ def estimate_model_size(run_log: RunLog, facts: Facts, tokens_per_iteration: int
     """Parameters and FLOPs per token. Where the log's MFU and step times contradict the stated size, the size
     that they imply is taken."""
     stated = parameters_without_positions(run_log) or facts.parameters
-    stated = stated if stated and 0 < stated < _MAX_SETTING else None
+    stated = stated if stated and 0 < stated < MAX_COUNT else None
     from_shape = _parameters_of_shape(run_log)
     claimed = from_shape or stated
     inferred = infer_flops_per_token(run_log, tokens_per_iteration)
@@ -389,13 +386,13 @@ def _choose_flops_per_token(
 def _parameters_of_shape(run_log: RunLog) -> int | None:
     """Without positions, counted from the settings of a GPT-2-shaped model."""
     settings = run_log.setup.settings
-    vocab_size = bounded_int_setting(run_log, "vocab_size") or run_log.setup.data.get("vocab_size")
+    vocab_size = positive_int_setting(run_log, "vocab_size") or run_log.setup.data.get("vocab_size")
     block_size, n_layer, n_embd = (
-        bounded_int_setting(run_log, name) for name in ("block_size", "n_layer", "n_embd")
+        positive_int_setting(run_log, name) for name in ("block_size", "n_layer", "n_embd")
     )
     if not run_log.trainer.is_gpt2_shaped or not isinstance(vocab_size, int):
         return None
-    if not (block_size and n_layer and n_embd and 0 < vocab_size < _MAX_SETTING):
+    if not (block_size and n_layer and n_embd and 0 < vocab_size < MAX_COUNT):
         return None
     return flops.count_parameters(
         vocab_size=vocab_size,

@@ -105,7 +105,7 @@ def compare(runs: Sequence[tuple[RunLog, Facts]], card: Card | None = None) -> C
         verdict += compare_losses(first, other, pair_differences, level, loss_kind)
     curves = [run.curve for run in compared]
     if any(one.level in ("refused", "bytes") for one in comparability):
-        aligned = {axis: Alignment(axis, (), say("the losses do not compare")) for axis in AXES}
+        aligned = {axis: Alignment(axis, (), say("the losses are not comparable")) for axis in AXES}
         common_loss = None
     else:
         aligned, common_loss = align_all(curves), find_lowest_common_loss(curves)
@@ -126,19 +126,19 @@ def _nonfinite_claims(run: ComparedRun) -> list[Claim]:
     with_loss = np.flatnonzero(run.log.steps.has_loss[trajectory.rows])
     is_bad = ~np.isfinite(trajectory.loss[with_loss])
     bad = with_loss[is_bad]
-    if not len(bad) or not run.log.numbered:
+    if not len(bad) or not run.log.has_iteration_numbers:
         return []
     if is_bad[-1]:
         finite = np.flatnonzero(~is_bad)
         start = with_loss[finite[-1] + 1] if len(finite) else bad[0]
         sentence = say(
-            "The loss of {run} is not a number from iteration {at} on; only what came before counts.",
+            "The loss of {run} is not finite from iteration {at} on; only earlier losses are compared.",
             run=run.label,
             at=format.format_integer(int(trajectory.iteration[start])),
         )
     else:
         sentence = say(
-            "The loss of {run} was not a number at iteration {at}; it recovered, and finite losses count.",
+            "The loss of {run} was not finite at iteration {at} and recovered; finite losses are compared.",
             run=run.label,
             at=format.format_integer(int(trajectory.iteration[bad[0]])),
         )

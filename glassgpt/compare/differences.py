@@ -1,10 +1,10 @@
-"""What differs between runs: settings, data, machine, code, versions; and whether their losses compare.
+"""What differs between runs: settings, data, machine, code, versions; and whether losses are comparable.
 
     find_differences([log_a, log_b])       # each with what it affects: loss, speed, both or neither
     check_comparability(run_a, run_b)      # same data, tokens and metric?
 
-Across tokenizers a loss per token does not compare. Bits per byte do, where the logs say how many bytes a
-token has.
+Losses per token of different tokenizers are not comparable. Bits per byte are, where the logs say how many
+bytes a token has.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Literal
 from glassgpt.compare.compared_run import ComparedRun
 from glassgpt.format import format_integer, format_loss
 from glassgpt.i18n import say
+from glassgpt.runs.numbers import MAX_COUNT
 from glassgpt.runs.run_log import RunLog
 
 DifferenceGroup = Literal["configuration", "data", "machine", "code", "versions"]
@@ -82,9 +83,10 @@ ComparabilityLevel = Literal["same", "assumed", "bytes", "refused"]
 
 @dataclass(frozen=True)
 class Comparability:
-    """Whether two losses compare. `bytes`: only as bits per byte. `assumed`: the logs do not say enough."""
+    """Whether two losses are comparable. `bytes`: only as bits per byte. `assumed`: as far as the logs say.
+    `refused`: no."""
 
-    level: ComparabilityLevel
+    level: ComparabilityLevel  # as in the JSON
     reasons: tuple[str, ...]
 
 
@@ -199,7 +201,7 @@ def list_settings(differences: Sequence[Difference]) -> str:
     )
 
 
-# --- do the losses compare? ---
+# --- are the losses comparable? ---
 
 
 def check_comparability(first: ComparedRun, other: ComparedRun) -> Comparability:
@@ -215,7 +217,7 @@ def check_comparability(first: ComparedRun, other: ComparedRun) -> Comparability
         return Comparability("bytes", tuple(reasons))
     if reasons:
         reasons.append(
-            say("A loss per byte would compare, but not every log says how many bytes a token stands for.")
+            say("Bits per byte would be comparable, but not every log says how many bytes a token has.")
         )
         return Comparability("refused", tuple(reasons))
     if initial_loss_reason := _initial_loss_difference(first, other):
@@ -226,10 +228,10 @@ def check_comparability(first: ComparedRun, other: ComparedRun) -> Comparability
         return Comparability("same", ())
     datasets = {dataset_name(run_log) for run_log in logs}
     if None in datasets:
-        reasons.append(say("Not every log says what data it is about: assumed to be the same."))
+        reasons.append(say("Not every log names its dataset: assumed to be the same."))
     vocabularies = [stated_vocab_size(run_log) or run_log.setup.data.get("tokenizer") for run_log in logs]
     if not all(vocabularies) and (len(datasets) > 1 or None in datasets):
-        reasons.append(say("Not every log says what its vocabulary is: assumed to be the same."))
+        reasons.append(say("Not every log names its vocabulary: assumed to be the same."))
     return Comparability("assumed", tuple(reasons)) if reasons else Comparability("same", ())
 
 
@@ -249,7 +251,9 @@ def _dataset_difference(first: ComparedRun, other: ComparedRun) -> str | None:
         )
     if all(hashes) and not _tokenizer_difference(first, other):
         return say(
-            "The data differs: the datasets of {a} and {b} have other contents.", a=first.label, b=other.label
+            "The data differs: the datasets of {a} and {b} have different contents.",
+            a=first.label,
+            b=other.label,
         )
     return None
 
@@ -286,8 +290,8 @@ def _initial_loss_difference(first: ComparedRun, other: ComparedRun) -> str | No
     if losses[0] is None or losses[1] is None or abs(losses[0] - losses[1]) < _MAX_INITIAL_LOSS_GAP:
         return None
     return say(
-        "They begin at {a_loss} and {b_loss}, as models with different vocabularies do. If it is the same, "
-        "--{a}.vocab_size and --{b}.vocab_size say so.",
+        "The initial losses are {a_loss} and {b_loss}, as with different vocabularies. If the vocabulary is "
+        "the same, set --{a}.vocab_size and --{b}.vocab_size.",
         a=first.label.lower(),
         b=other.label.lower(),
         a_loss=format_loss(losses[0]),
@@ -308,7 +312,7 @@ def _untrained_loss(run: ComparedRun) -> float | None:
 
 def stated_vocab_size(run_log: RunLog) -> int | None:
     size = run_log.setup.settings.get("vocab_size") or run_log.setup.data.get("vocab_size")
-    return size if isinstance(size, int) and 1 < size < 10**15 else None
+    return size if isinstance(size, int) and 1 < size < MAX_COUNT else None
 
 
 def bits_per_byte(run: ComparedRun, val_loss: float) -> float | None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from glassgpt import format
-from glassgpt.compare.compared_run import Claim, ComparedRun, bounded_int_setting, safe_ratio
+from glassgpt.compare.compared_run import Claim, ComparedRun, safe_ratio
 from glassgpt.compare.differences import HARDWARE_SETTINGS, Difference, format_setting, list_settings
 from glassgpt.compare.loss_curve import Alignment, Axis, format_axis_value
 from glassgpt.i18n import say
+from glassgpt.runs.trajectory import positive_int_setting
 
 _MIN_NOTABLE_RATIO = 1.1  # sizes, batches and token counts closer than this are not named as a cause
 _MIN_REMAINING_SHARE = 0.8  # of the gap at equal iterations or tokens: then longer training is not the cause
@@ -41,7 +42,7 @@ def explain_better(
     labels = (better.label, worse.label)
     if not causes:
         sentence = say(
-            "The logs do not show why {better} is better: nothing that decides the loss differs in them.",
+            "The logs do not show why {better} is better: they have no difference that affects the loss.",
             better=better.label,
         )
         return [Claim("better-unexplained", labels, sentence)]
@@ -50,15 +51,15 @@ def explain_better(
     claims = []
     if reasons:
         sentence = say(
-            "{better} is better for these reasons, which differ and decide a loss.", better=better.label
+            "These differences affect the loss, and can explain why {better} is better.", better=better.label
         )
         if len(reasons) > 1:
             reasons.append(
-                say("Two runs cannot tell how much each of them contributes; change one at a time.")
+                say("Two runs cannot show how much each of them contributes; change one at a time.")
             )
         claims.append(Claim("better-because", labels, sentence, tuple(reasons)))
     if reasons_against:
-        sentence = say("{better} is better in spite of this.", better=better.label)
+        sentence = say("{better} is better despite this.", better=better.label)
         claims.append(Claim("better-in-spite", labels, sentence, tuple(reasons_against)))
     claims += explain_by_training_length(better, worse, gap, aligned)
     return [*claims, *rule_out_hardware(better, worse, gap, differences)]
@@ -106,7 +107,7 @@ def _model_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause]:
             worse_size=worse_size,
         )
         causes.append(LossCause("model-size", sentence, ratio > 1))
-    contexts = [bounded_int_setting(run.log, "block_size") for run in (better, worse)]
+    contexts = [positive_int_setting(run.log, "block_size") for run in (better, worse)]
     if contexts[0] is not None and contexts[1] is not None and contexts[0] != contexts[1]:
         sentence = say(
             "Context: {better} predicts from up to {better_size} tokens, {worse} from up to {worse_size}.",
@@ -187,27 +188,27 @@ def explain_by_training_length(
         if remaining_gap >= _MIN_REMAINING_SHARE * gap:
             if axis == "iterations":
                 sentence = say(
-                    "More iterations are not the reason: after {at} each, {better} is ahead by {ahead}, "
-                    "against {gap} at the best of both.",
+                    "More iterations are not the cause: after {at} each, {better} is ahead by {ahead}; at "
+                    "the best losses, by {gap}.",
                     **values,
                 )
                 claims.append(Claim("iterations-not-cause", labels, sentence))
             else:
                 sentence = say(
-                    "Having seen more tokens is not the reason: after {at} each, {better} is ahead by "
-                    "{ahead}, against {gap} at the best of both.",
+                    "More tokens are not the cause: after {at} each, {better} is ahead by {ahead}; at the "
+                    "best losses, by {gap}.",
                     **values,
                 )
                 claims.append(Claim("tokens-not-cause", labels, sentence))
         elif worse_loss.high <= better_loss.low:
             if axis == "iterations":
                 sentence = say(
-                    "The number of iterations is a reason: after {at} each, {worse} is not behind.", **values
+                    "The number of iterations is a cause: after {at} each, {worse} is not behind.", **values
                 )
                 claims.append(Claim("iterations-cause", labels, sentence))
             else:
                 sentence = say(
-                    "Having seen more tokens is a reason: after {at} each, {worse} is not behind.", **values
+                    "The number of tokens seen is a cause: after {at} each, {worse} is not behind.", **values
                 )
                 claims.append(Claim("tokens-cause", labels, sentence))
     return claims
@@ -241,7 +242,7 @@ def rule_out_hardware(
     )
     details = [
         say(
-            "Their training differs: {settings}.",
+            "These settings differ: {settings}.",
             settings=list_settings(loss_settings[:_MAX_LISTED_SETTINGS]),
         ),
         say(

@@ -73,9 +73,9 @@ def training_curve(
     tokens_per_iteration: int | None,
     flops_per_token: float | None,
 ) -> LossCurve:
-    """Training losses, averaged over stretches of the run, because the loss of one batch is noisy."""
+    """Training losses, averaged over parts of the run, because the loss of one batch is noisy."""
     steps = run_log.steps
-    rows = trajectory.rows[np.isfinite(trajectory.loss) & run_log.numbered]
+    rows = trajectory.rows[np.isfinite(trajectory.loss) & run_log.has_iteration_numbers]
     count = min(_TRAINING_CURVE_POINTS, len(rows) // 5 or 1)
     stretches = [stretch for stretch in np.array_split(rows, count) if len(stretch)]
     iterations = np.array(
@@ -127,11 +127,11 @@ def _elapsed_s(run_log: RunLog, facts: Facts, segments: Ints, iterations: Ints) 
         return None
 
     step_ms = np.where(np.isfinite(steps.ms) & (steps.ms >= 0), steps.ms, steady_ms)
-    # A journal's step time is the mean since the line before; a console's is that of one iteration.
-    step_ms += run_log.unlogged_before() * (step_ms if run_log.ledger else steady_ms)
+    is_interval_mean = run_log.trainer.step_time_is_interval_mean
+    step_ms += run_log.unlogged_before() * (step_ms if is_interval_mean else steady_ms)
     elapsed = np.cumsum(step_ms) / 1000
     keys = _order_keys(run_log, steps.segment, steps.iteration)
-    if run_log.ledger:
+    if run_log.trainer.lines_count_updates:
         # A journal says at which iteration each process started, which is before its first line.
         is_first = np.concatenate(([True], np.diff(steps.segment) != 0))
         processes = steps.segment[is_first]
@@ -217,14 +217,14 @@ def align(axis: Axis, curves: Sequence[LossCurve]) -> Alignment:
     if any(axis not in curve.positions for curve in present):
         reasons = {
             "tokens": say("not every log says how many tokens an iteration has"),
-            "flops": say("not every log says enough to count FLOPs"),
+            "flops": say("not every log has what is needed to count FLOPs"),
         }
-        no_times = say("not every log says how long iterations took, from the first on")
+        no_times = say("not every log has the time of its iterations from the first on")
         return Alignment(axis, (), reasons.get(axis, no_times))
     ends = [float(curve.positions[axis][-1]) for curve in present]
     first, last = max(float(curve.positions[axis][0]) for curve in present), min(ends)
     if first > last:
-        return Alignment(axis, (), say("the evaluations of one end before those of another begin"))
+        return Alignment(axis, (), say("the evaluations of one run end before those of another begin"))
     # Evaluations of the run that ends first: only the other losses are interpolated.
     grid = present[ends.index(last)].positions[axis]
     inside = grid[(grid >= first) & (grid <= last)]

@@ -38,11 +38,12 @@ def compare_losses(
     untrained = tuple(run.label for run in (first, other) if run.last is None or run.last[1] == 0)
     if untrained:
         sentence = say(
-            "Which is better is unknown: no losses of a trained model in {runs}.", runs=", ".join(untrained)
+            "Which is better is unknown: there is no loss of a trained model in {runs}.",
+            runs=", ".join(untrained),
         )
         return [Claim("no-losses", untrained, sentence)]
     if comparability.level == "refused":
-        sentence = say("The losses of {a} and {b} do not compare.", a=first.label, b=other.label)
+        sentence = say("The losses of {a} and {b} are not comparable.", a=first.label, b=other.label)
         return [Claim("not-comparable", labels, sentence, comparability.reasons)]
     if comparability.level == "bytes":
         a_bits, b_bits = (
@@ -56,16 +57,18 @@ def compare_losses(
             a_bits=format.format_loss(a_bits),
             b_bits=format.format_loss(b_bits),
         )
-        per_token = say("So their losses per token do not compare; bits per byte do.")
+        per_token = say("Losses per token are not comparable here; bits per byte are.")
         return [Claim("better-per-byte", labels, sentence, (*comparability.reasons, per_token))]
     claims = _compare_best_losses(first, other, differences, loss_kind)
     if comparability.level == "assumed":
-        sentence = say("That the losses of {a} and {b} compare is assumed.", a=first.label, b=other.label)
+        sentence = say(
+            "This assumes that the losses of {a} and {b} are comparable.", a=first.label, b=other.label
+        )
         claims.append(Claim("assumed-comparable", labels, sentence, comparability.reasons))
     if loss_kind == "training":
         sentence = say("These are training losses: not every log has evaluations.")
         detail = say(
-            "They say how well a run fits its training data, not how well it does on text that it never saw."
+            "They show how well a model fits its training data, not how well it does on unseen text."
         )
         claims.append(Claim("training-losses", labels, sentence, (detail,)))
     return claims
@@ -141,7 +144,7 @@ def past_best_claim(run: ComparedRun) -> Claim | None:
     if rise <= max(min_rise, _MIN_GAP_WITHOUT_NOISE):
         return None
     sentence = say(
-        "{run}'s last loss, {last}, is past its best: {best} at iteration {at}.",
+        "{run}'s last loss, {last}, is worse than its best: {best} at iteration {at}.",
         run=run.label,
         last=format.format_loss(run.last[0]),
         best=format.format_loss(run.best[0]),
@@ -185,8 +188,8 @@ def _undecided_claim(better: ComparedRun, worse: ComparedRun, aligned: dict[Axis
     if worse_loss.loss - better_loss.loss > _SIGNIFICANT_SIGMAS * (_gap_std(better, worse) or 0.0):
         return None
     sentence = say(
-        "Which of {better} and {worse} is better is open: the evaluations of {worse} end at iteration {at}, "
-        "and it is not behind there.",
+        "Which of {better} and {worse} is better is undecided: the evaluations of {worse} end at iteration "
+        "{at}, and it is not behind there.",
         better=better.label,
         worse=worse.label,
         at=format.format_integer(worse.best[1]),
@@ -201,7 +204,7 @@ def _undecided_claim(better: ComparedRun, worse: ComparedRun, aligned: dict[Axis
             its=_format_loss(better_loss),
         ),
         say(
-            "The {loss} of {better} is from iteration {at}, which {worse} has no evaluation of.",
+            "The {loss} of {better} is from iteration {at}, where {worse} has no evaluation.",
             loss=format.format_loss(better.best[0]),
             better=better.label,
             worse=worse.label,
@@ -251,7 +254,7 @@ def _equal_point_claims(
         details.append(sentences[axis])
     if not details:
         return []
-    sentence = say("At the largest point that both reached:")
+    sentence = say("At the last point that both reached:")
     return [Claim("equal-points", (first.label, other.label), sentence, tuple(details))]
 
 
@@ -293,30 +296,31 @@ def noise_claim(first: ComparedRun, other: ComparedRun) -> Claim:
     gap_std = _gap_std(first, other)
     limit = None if gap_std is None else format.format_loss_difference(_SIGNIFICANT_SIGMAS * gap_std)
     if first.has_shared_eval_tokens:
-        sentence = say(
-            "Both evaluate the same tokens, so their difference is surer than each loss by itself."
-        )
+        sentence = say("Both evaluate the same tokens, so their difference is more certain than each loss.")
         details = [say("Another seed adds its own noise, which one run cannot show.")]
         if limit is not None:
             scatter = say(
-                "By the scatter of the losses, differences below {limit} mean nothing.", limit=limit
+                "Judging by the scatter of the losses, differences below {limit} are noise.", limit=limit
             )
             details.insert(0, scatter)
         return Claim("noise", labels, sentence, tuple(details))
     details = [_describe_noise(run.label, run.noise) for run in (first, other)]
     if limit is None:
         return Claim("noise", labels, say("The noise of these losses is unknown."), tuple(details))
-    sentence = say("Differences in loss below {limit} mean nothing here.", limit=limit)
+    sentence = say("Differences in loss below {limit} are noise here.", limit=limit)
     details.append(say("That is the evaluation noise. Another seed adds its own, which one run cannot show."))
     return Claim("noise", labels, sentence, tuple(details))
 
 
 def _describe_noise(label: str, noise: EvalNoise | None) -> str:
     if noise is None:
-        return say("{run} says neither how many tokens it evaluates nor how sure that is.", run=label)
+        return say(
+            "{run}: unknown; its log has neither a standard error nor the number of evaluated tokens.",
+            run=label,
+        )
     std = format.format_loss_difference(noise.std)
     if noise.source == "stderr":
-        return say("{run}: ±{noise}, as its log says.", run=label, noise=std)
+        return say("{run}: ±{noise}, the standard error in its log.", run=label, noise=std)
     if noise.source == "batches":
         return say(
             "{run}: about ±{noise}; single batches scatter by {batch}, and it evaluates {batches} of them.",
@@ -327,9 +331,9 @@ def _describe_noise(label: str, noise: EvalNoise | None) -> str:
         )
     if noise.source == "tokens":
         return say(
-            "{run}: about ±{noise}, from the {tokens} tokens that it evaluates.",
+            "{run}: about ±{noise}, estimated from the {tokens} tokens that it evaluates.",
             run=label,
             noise=std,
             tokens=format.format_count(noise.eval_tokens or 0),
         )
-    return say("{run}: about ±{noise}, by the scatter of its losses.", run=label, noise=std)
+    return say("{run}: about ±{noise}, estimated from the scatter of its losses.", run=label, noise=std)

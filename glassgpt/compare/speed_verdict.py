@@ -9,9 +9,10 @@ the first.
 from __future__ import annotations
 
 from glassgpt import format
-from glassgpt.compare.compared_run import Claim, ComparedRun, bounded_int_setting, safe_ratio
+from glassgpt.compare.compared_run import Claim, ComparedRun, safe_ratio
 from glassgpt.compare.differences import Difference, list_settings
 from glassgpt.i18n import say
+from glassgpt.runs.trajectory import positive_int_setting
 
 _EQUAL_SPEED_TOLERANCE = 0.02  # relative; repeated runs on one machine vary as much
 _MIN_NOTABLE_RATIO = 1.05  # of FLOPs per token, or of FLOP/s: a smaller one is not the reason
@@ -29,8 +30,8 @@ def compare_speed(first: ComparedRun, other: ComparedRun, differences: tuple[Dif
     speedup = safe_ratio(*rates)
     if speedup is None:
         sentence = say(
-            "Which of {a} and {b} is faster is unknown: not every log says how many tokens it processed "
-            "and in what time.",
+            "Which of {a} and {b} is faster is unknown: not every log has the tokens per iteration and the "
+            "step time.",
             a=first.label,
             b=other.label,
         )
@@ -131,7 +132,7 @@ def _reason_claims(fast: ComparedRun, slow: ComparedRun, differences: tuple[Diff
         ]
         if rate_settings:
             details.append(
-                say("What differs and can cause that: {settings}.", settings=list_settings(rate_settings))
+                say("Differences that can cause this: {settings}.", settings=list_settings(rate_settings))
             )
         return [Claim("faster-by-rate", labels, sentence, tuple(details))]
     if cost >= _MIN_NOTABLE_RATIO:
@@ -178,22 +179,22 @@ def _micro_batch_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
     if ratio is None or abs(ratio - 1) <= _EQUAL_SPEED_TOLERANCE:
         return []
     high, low = (other, first) if ratio > 1 else (first, other)
-    high_batch, low_batch = (bounded_int_setting(run.log, "batch_size") for run in (high, low))
-    high_width, low_width = (bounded_int_setting(run.log, "n_embd") for run in (high, low))
+    high_batch, low_batch = (positive_int_setting(run.log, "batch_size") for run in (high, low))
+    high_width, low_width = (positive_int_setting(run.log, "n_embd") for run in (high, low))
     if high_batch is None or low_batch is None or high_width is None or low_width is None:
         return []
     if high_batch >= low_batch or high_width <= low_width:
         return []
     sentence = say(
-        "The smaller micro-batch of {high} (batch_size {low_batch} -> {high_batch}) is not why its rate is "
-        "higher.",
+        "The smaller micro-batch of {high} (batch_size {low_batch} -> {high_batch}) is not the cause of its "
+        "higher FLOP/s.",
         high=high.label,
         low_batch=low_batch,
         high_batch=high_batch,
     )
     details = [
         say(
-            "It gives the device less to do at a time. What raises the rate is the wider model "
+            "A smaller micro-batch gives the device less work at a time. The cause is the wider model "
             "(n_embd {low_width} -> {high_width}): its matmuls are larger.",
             low_width=low_width,
             high_width=high_width,
@@ -203,7 +204,7 @@ def _micro_batch_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
     if len(tokens) == 1 and None not in tokens:
         details.append(
             say(
-                "More gradient accumulation makes up for it: {tokens} tokens per iteration in both.",
+                "More gradient accumulation compensates for it: both have {tokens} tokens per iteration.",
                 tokens=format.format_integer(tokens.pop() or 0),
             )
         )
@@ -226,7 +227,7 @@ def _contradicted_size_claims(first: ComparedRun, other: ComparedRun) -> list[Cl
             stated=format.format_parameters(size.parameters_stated or 0),
         )
         detail = say(
-            "Its own MFU and times say so: {rate} at {tokens} tokens per second is {flops} per token.",
+            "Its MFU and step times imply this: {rate} at {tokens} tokens per second is {flops} per token.",
             rate=format.format_flops_per_s((run.metrics.achieved_tflops or 0.0) * 1e12),
             tokens=format.format_count(run.metrics.tokens_per_s or 0.0),
             flops=format.format_flops(size.flops_per_token or 0.0),
@@ -254,7 +255,7 @@ def _overhead_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
     if high_rate and low_rate:
         details = (
             say(
-                "Over the whole run that leaves {high} {high_rate} tokens per second and {low} {low_rate}.",
+                "Over the whole run, {high} processes {high_rate} tokens per second, {low} {low_rate}.",
                 high=high.label,
                 low=low.label,
                 high_rate=format.format_count(high_rate),

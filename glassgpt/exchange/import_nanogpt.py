@@ -34,7 +34,7 @@ from glassgpt.record.run_dir import (
     check_out_dir_is_free,
     first_free_run_dir,
 )
-from glassgpt.runs.open import read_run_log
+from glassgpt.runs.reading import read_run_log
 from glassgpt.runs.run_log import RunLog
 from glassgpt.training.checkpoint.nanogpt_ckpt import NanoGPTCheckpoint, read_nanogpt_ckpt
 from glassgpt.training.checkpoint.saver import Saver
@@ -158,8 +158,8 @@ def _describe_run(
         choices.append(Choice("data", "not found", reason))
     if run_log is not None:
         reason = "an evaluation took what its iteration took beyond a usual one; saving is in it"
-        choices.append(Choice("times", "worked out", reason))
-        choices.append(Choice("lr", "worked out", "from the settings; nanoGPT does not print it"))
+        choices.append(Choice("times", "estimated", reason))
+        choices.append(Choice("lr", "estimated", "from the settings; nanoGPT does not print it"))
 
     newest = ckpt.path if log in ("", "-") else expand_user_path(log)
     return NanogptRun(

@@ -23,6 +23,7 @@ from glassgpt.record.journal import Record
 from glassgpt.runs.exit_status import infer_exit_status
 from glassgpt.runs.facts import compute_facts
 from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.trainers.nanogpt import TRAINER as NANOGPT
 from glassgpt.schedule import learning_rate
 
 IMPORT_SOURCE = "nanogpt"
@@ -152,7 +153,7 @@ def _event_records(run: NanogptRun) -> Iterator[Record]:
         return
     steps = list(_step_records(run, run_log))
     placed = steps + list(_eval_records(run, run_log, steps))
-    for save in run_log.saves:
+    for save in run_log.checkpoints:
         if save.iteration is not None:
             record = _checkpoint_record(save.iteration, save.iteration == run.saved_iter)
             placed.append((save.segment, save.iteration, 1, record))
@@ -242,7 +243,8 @@ def _eval_record(
 ) -> Record:
     per_token = None if run.dataset is None else run.dataset.bytes_per_token(split)
     known = per_token is not None and not math.isnan(per_token)
-    tokens = (run.config.eval_iters or 200) * run.plan.batch_size * run.config.block_size
+    eval_iters = run.config.eval_iters or int(NANOGPT.defaults["eval_iters"])
+    tokens = eval_iters * run.plan.batch_size * run.config.block_size
     return {
         "kind": "eval",
         "iter": iteration,

@@ -56,5 +56,5 @@ def explain(run_log: RunLog, card: Card | None = None) -> Explanation:
             )
         )
     findings.sort(key=lambda finding: _SEVERITY_ORDER[finding.severity])
-    earlier = tuple(explain(one, card) for one in run_log.earlier)
+    earlier = tuple(explain(one, card) for one in run_log.earlier_runs)
     return Explanation(run_log, facts, findings, compose_verdict(run_log, facts, findings), earlier)

@@ -84,7 +84,7 @@ class RunAnalysis:
     def eval_noise(self) -> EvalNoise | None:
         """The noise of one evaluation."""
         return estimate_eval_noise(
-            self.log, self.trajectory.evals, self.trajectory.finite_losses()[1], of_one_course=True
+            self.log, self.trajectory.evals, self.trajectory.finite_losses()[1], within_run=True
         )
 
     @cached_property

@@ -16,11 +16,11 @@ from glassgpt.runs.trajectory import continues_previous
 def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -> list[str]:
     """The sentences, in order. The last one names the most serious finding, or says that there is none."""
     sentences = []
-    if run_log.earlier:
+    if run_log.earlier_runs:
         sentences.append(
             say(
                 "Runs of other trainers come before this one in the log: {trainers}.",
-                trainers=", ".join(earlier.trainer.name for earlier in run_log.earlier),
+                trainers=", ".join(earlier.trainer.name for earlier in run_log.earlier_runs),
             )
         )
     # A resume continues a run; a process that begins at the first iteration again is another run.

@@ -27,8 +27,8 @@ from glassgpt.record import journal
 from glassgpt.record.journal import Record
 from glassgpt.runs.from_journal import run_log_from_records
 from glassgpt.runs.lines import LogLine, read_lines
-from glassgpt.runs.open import looks_like_journal
 from glassgpt.runs.overrides import RunOverrides, apply_overrides
+from glassgpt.runs.reading import looks_like_journal
 from glassgpt.runs.recognise import LogRecognizer
 from glassgpt.runs.run_log import LoggedEvaluation
 

@@ -2,6 +2,7 @@
 
     builder = RunBuilder(trainer)
     builder.add_step(250, loss=2.0307, ms=26177.52)
+    builder.finish()
     run_log = builder.build("train.log", ends_mid_line=False)
 
 A log can print any number. `numbers.clamped` is the last step of `build`, and of reading a journal. After it
@@ -78,21 +79,26 @@ class SetupBuilder:
         return replace(self, settings=dict(self.settings), values=dict(self.values))
 
 
-class _Unnumbered(NamedTuple):
-    """An evaluation or a save whose line has no iteration: the next step's line gives it."""
+class _PendingItem(NamedTuple):
+    """An evaluation or a checkpoint whose line has no iteration. It gets that of the next step."""
 
     item: LoggedEvaluation | LoggedCheckpoint
     offset: int  # added to that step's iteration
-    fence: int  # the fence_count where it was read
+    fence_count: int  # of the builder, when the line was read
 
 
 class RunBuilder:
+    """Collects what the lines of one trainer say. A reader calls start_process, add_step, add_eval,
+    add_checkpoint and add_event in the order of the lines; `finish` at the end of the log, then `build`."""
+
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
         self.setup = SetupBuilder()
         self.line = 0  # of the file, from 1
         self.has_quoted_lines = False  # the file is a text that quotes log lines, maybe out of order
-        self.fence_count = 0  # ``` lines so far in such a text: odd inside a code block
+        self.fence_count = 0  # Markdown's ``` lines so far in such a text: odd inside a code block
+        self.in_traceback = False  # a traceback has begun, and its exception has not come yet
+        self.is_resuming = False  # the current process resumes, and has not logged a step yet
         self.partial_iteration: int | None = None  # of the latest line that is cut too short to be read
         # For a trainer whose lines have no iteration: number of the line -> iteration. Empty: not known.
         self.iteration_by_count: dict[int, int] | None = None
@@ -102,11 +108,10 @@ class RunBuilder:
         self._rows = array("d")  # _COLUMNS
         self._has_loss = array("b")
         self._evals: list[LoggedEvaluation] = []
-        self._saves: list[LoggedCheckpoint] = []
-        self._unnumbered: list[_Unnumbered] = []
+        self._checkpoints: list[LoggedCheckpoint] = []
+        self._pending: list[_PendingItem] = []
         self._events: list[LogEvent] = []
         self._event_counts: Counter[EventKind] = Counter()
-        self._in_traceback = False
         self._batch_sizes: list[tuple[int, int]] = []
 
         self._segments: list[Segment] = []
@@ -114,26 +119,24 @@ class RunBuilder:
         self._last_iteration: int | None = None  # of the current segment, as the next
         self._last_eval_iteration: int | None = None
         self._process_announced = False  # a new process has printed its header, and no step yet
-        self._process_resumes = False
         self._start_lines: list[int] = []
         self._failed_start_line: int | None = None  # of the first process start since the last step
         self._setup_at_first_step: SetupBuilder | None = None
         self._last_step_line = 0
-        self._last_step_fence = 0
-        self._fences_with_steps: set[int] = set()
+        self._last_step_fence_count = 0
+        self._fence_counts_with_steps: set[int] = set()
 
-    # --- what lines say ---
+    # --- what readers record ---
 
-    def start_process(self, resumed: bool = False, silently: bool = False) -> None:
-        """A new process begins here. Unless it resumes, or begins `silently` (without a header), it has its
-        own settings."""
-        if self._segment_steps and not self._process_announced and not resumed and not silently:
+    def start_process(self, resumed: bool = False, has_header: bool = True) -> None:
+        """A new process begins here. It has its own settings, unless it resumes, or prints no header."""
+        if self._segment_steps and not self._process_announced and not resumed and has_header:
             self.setup = SetupBuilder()
-        if not silently:
+        if has_header:
             self._start_lines.append(self.line)
             self.mark_process_start()
         self._process_announced = True
-        self._process_resumes = self._process_resumes or resumed
+        self.is_resuming = self.is_resuming or resumed
 
     def mark_process_start(self) -> None:
         """A command was started: events from here on are not the previous process's."""
@@ -159,8 +162,8 @@ class RunBuilder:
         if is_repeated and not self._process_announced:
             return  # another rank printed it too
         self._enter_segment(iteration)
-        if self._unnumbered:
-            self._number_waiting(iteration)
+        if self._pending:
+            self._assign_pending_iterations(iteration)
         if not self._segment_steps:
             self._setup_at_first_step = self.setup.copy()
             tokens = self.setup.build().tokens_per_iteration
@@ -174,8 +177,8 @@ class RunBuilder:
         self._segment_steps += 1
         self._last_step_line = self.line if line is None else line
         self._failed_start_line = None
-        self._last_step_fence = self.fence_count
-        self._fences_with_steps.add(self.fence_count)
+        self._last_step_fence_count = self.fence_count
+        self._fence_counts_with_steps.add(self.fence_count)
 
     def add_eval(
         self,
@@ -209,10 +212,10 @@ class RunBuilder:
 
     def add_eval_before_next_step(self, val_loss: float | None, offset: int = 0) -> None:
         """Its iteration is that of the next step's line, plus `offset`."""
-        self._unnumbered.append(_Unnumbered(LoggedEvaluation(None, 0, val_loss), offset, self.fence_count))
+        self._pending.append(_PendingItem(LoggedEvaluation(None, 0, val_loss), offset, self.fence_count))
 
-    def add_save(self, iteration: int | None = None) -> None:
-        """Without an iteration: that of the evaluation just made, or else of the next step's line."""
+    def add_checkpoint(self, iteration: int | None = None) -> None:
+        """Without an iteration, it gets that of the evaluation just made, else that of the next step."""
         evaluation = self._evals[-1] if self._evals else None
         if (
             iteration is None
@@ -223,19 +226,16 @@ class RunBuilder:
         ):
             iteration = evaluation.iteration
         if iteration is None:
-            self._unnumbered.append(_Unnumbered(LoggedCheckpoint(None, 0), 0, self.fence_count))
+            self._pending.append(_PendingItem(LoggedCheckpoint(None, 0), 0, self.fence_count))
         elif iteration > MAX_COUNT:
             return
-        elif not self._saves or self._saves[-1].iteration != iteration or self._process_announced:
-            self._saves.append(LoggedCheckpoint(iteration, max(0, len(self._segments) - 1)))
+        elif not self._checkpoints or self._checkpoints[-1].iteration != iteration or self._process_announced:
+            self._checkpoints.append(LoggedCheckpoint(iteration, max(0, len(self._segments) - 1)))
 
-    def add_save_at_last_step(self) -> None:
-        self.add_save(self._last_iteration)
-
-    def drop_unnumbered_saves(self) -> None:
+    def drop_pending_checkpoints(self) -> None:
         """They belong to another run."""
-        self._unnumbered = [
-            waiting for waiting in self._unnumbered if not isinstance(waiting.item, LoggedCheckpoint)
+        self._pending = [
+            pending for pending in self._pending if not isinstance(pending.item, LoggedCheckpoint)
         ]
 
     def add_batch_size(self, iteration: int, sequences: int) -> None:
@@ -244,11 +244,13 @@ class RunBuilder:
             self._batch_sizes.append((iteration, sequences))
 
     def add_event(self, kind: EventKind, text: str) -> None:
-        if self.has_quoted_lines and (self.fence_count % 2 == 0 or self.fence_count != self._last_step_fence):
+        if self.has_quoted_lines and (
+            self.fence_count % 2 == 0 or self.fence_count != self._last_step_fence_count
+        ):
             return  # prose, or another code block
         self._event_counts[kind] += 1
         is_stored = self._event_counts[kind] <= _MAX_EVENTS_PER_KIND
-        self._in_traceback = kind == "traceback" and is_stored
+        self.in_traceback = kind == "traceback" and is_stored
         if is_stored:
             event = LogEvent(kind, text.strip()[:_MAX_EVENT_CHARS], self.line, self._last_iteration)
             self._events.append(event)
@@ -258,7 +260,7 @@ class RunBuilder:
         at = max(index for index, event in enumerate(self._events) if event.kind == "traceback")
         event_text = f"{self._events[at].text} {text.strip()}"[:_MAX_EVENT_CHARS]
         self._events[at] = replace(self._events[at], text=event_text)
-        self._in_traceback = False
+        self.in_traceback = False
 
     # --- what readers ask ---
 
@@ -268,25 +270,16 @@ class RunBuilder:
 
     @property
     def non_step_count(self) -> int:
-        """How many evaluations, saves and events there are."""
-        return len(self._evals) + len(self._saves) + len(self._unnumbered) + self._event_counts.total()
-
-    @property
-    def in_traceback(self) -> bool:
-        """A traceback has begun, and its exception has not come yet."""
-        return self._in_traceback
+        """How many evaluations, checkpoints and events there are."""
+        return len(self._evals) + len(self._checkpoints) + len(self._pending) + self._event_counts.total()
 
     @property
     def is_excerpt(self) -> bool:
         """The text quotes pieces of a log; a whole log in one code block is not an excerpt."""
         return self.has_quoted_lines and (
-            len(self._fences_with_steps) > 1 or any(fence % 2 == 0 for fence in self._fences_with_steps)
+            len(self._fence_counts_with_steps) > 1
+            or any(count % 2 == 0 for count in self._fence_counts_with_steps)
         )
-
-    @property
-    def is_resuming(self) -> bool:
-        """The current process resumes, and has not logged a step yet."""
-        return self._process_resumes
 
     @property
     def last_iteration(self) -> int | None:
@@ -312,40 +305,41 @@ class RunBuilder:
         previous = self._last_iteration if self._segment_steps else self._last_eval_iteration
         goes_back = previous is not None and iteration < previous
         if not self._segments or goes_back or (self._process_announced and self._segment_steps):
-            if self._last_iteration is not None:  # these waited for a next step that never came
-                self._number_waiting(self._last_iteration + 1, self._last_step_fence)
+            if self._last_iteration is not None:  # the process ended before the step they wait for
+                self._assign_pending_iterations(self._last_iteration + 1, self._last_step_fence_count)
             self._open_segment(iteration)
-        elif (
-            self._process_announced
-        ):  # it has evaluated before its first step; "resuming" may come after that
-            self._segments[-1] = replace(self._segments[-1], has_startup=True, resumed=self._process_resumes)
-            self._process_announced = self._process_resumes = False
+        elif self._process_announced:
+            # It has evaluated before its first step. A line that it resumes may come after that.
+            self._segments[-1] = replace(self._segments[-1], has_startup=True, resumed=self.is_resuming)
+            self._process_announced = self.is_resuming = False
 
     def _open_segment(self, iteration: int) -> None:
         starts = self._process_announced or bool(self._segments) or iteration <= self.trainer.first_iteration
-        self._segments.append(Segment(starts, self._process_resumes, iteration))
-        self._process_announced = self._process_resumes = False
+        self._segments.append(Segment(starts, self.is_resuming, iteration))
+        self._process_announced = self.is_resuming = False
         self._segment_steps, self._last_iteration, self._last_eval_iteration = 0, None, None
 
-    def _number_waiting(self, iteration: int, fence: int | None = None) -> None:
-        """Give evaluations and saves that wait for one their iteration. `fence`: only those of that block."""
-        ready = [waiting for waiting in self._unnumbered if fence in (None, waiting.fence)]
-        self._unnumbered = [waiting for waiting in self._unnumbered if waiting not in ready]
-        for waiting in ready:
-            at = iteration + waiting.offset
-            item = replace(waiting.item, iteration=at, segment=len(self._segments) - 1)
+    def _assign_pending_iterations(self, iteration: int, fence_count: int | None = None) -> None:
+        """`fence_count`: only to items that were read at that count."""
+        ready = [pending for pending in self._pending if fence_count in (None, pending.fence_count)]
+        self._pending = [pending for pending in self._pending if pending not in ready]
+        for pending in ready:
+            at = iteration + pending.offset
+            item = replace(pending.item, iteration=at, segment=len(self._segments) - 1)
             if isinstance(item, LoggedCheckpoint):
-                self._saves.append(item)
+                self._checkpoints.append(item)
             elif item not in self._evals[-1:]:  # else another rank printed it too
                 self._evals.append(item)
 
     # --- the result ---
 
-    def build(self, name: str, ends_mid_line: bool, final: bool = True) -> RunLog:
-        """`final`: nothing more comes, so that waiting evaluations and saves get an iteration now."""
-        if final:
-            last = self._last_iteration
-            self._number_waiting(self.trainer.first_iteration if last is None else last + 1)
+    def finish(self) -> None:
+        """The log ends here: pending evaluations and checkpoints get the iteration after the last step."""
+        last = self._last_iteration
+        self._assign_pending_iterations(self.trainer.first_iteration if last is None else last + 1)
+
+    def build(self, name: str, ends_mid_line: bool) -> RunLog:
+        """The run as read so far. Does not change the builder."""
         numbers = self.iteration_by_count or {}
         evals = [
             replace(one, iteration=numbers.get(one.iteration or 0, one.iteration)) if numbers else one
@@ -363,13 +357,13 @@ class RunBuilder:
                     evaluation if evaluation.metric == metric else replace(evaluation, val_loss=None)
                     for evaluation in evals
                 ),
-                saves=tuple(self._saves),
+                checkpoints=tuple(self._checkpoints),
                 segments=tuple(self._segments) or (Segment(has_startup=self._process_announced),),
                 events=tuple(self._events),
                 event_counts=dict(self._event_counts),
                 setup=(self._setup_at_first_step or self.setup).merged_with(self.setup).build(),
                 val_metric=metric,
-                numbered=self.iteration_by_count is None or bool(numbers),
+                has_iteration_numbers=self.iteration_by_count is None or bool(numbers),
                 last_step_line=self._last_step_line,
                 process_start_lines=tuple(self._start_lines),
                 failed_start_line=self._failed_start_line,

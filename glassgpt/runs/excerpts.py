@@ -18,7 +18,7 @@ _FLOAT_COLUMNS = ("ms", "mfu", "lr", "grad_norm", "tokens_per_s")
 
 def merge_excerpts(run_log: RunLog) -> RunLog:
     steps = run_log.steps
-    if len(run_log.segments) < 2 or not len(steps) or not run_log.numbered:
+    if len(run_log.segments) < 2 or not len(steps) or not run_log.has_iteration_numbers:
         return run_log
     order = np.argsort(steps.iteration, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(steps.iteration[order])) + 1)  # rows of one iteration
@@ -48,7 +48,9 @@ def merge_excerpts(run_log: RunLog) -> RunLog:
             **columns,
         ),
         evals=tuple(sorted(evals.values(), key=_iteration_key)),
-        saves=tuple(sorted({replace(save, segment=0) for save in run_log.saves}, key=_iteration_key)),
+        checkpoints=tuple(
+            sorted({replace(save, segment=0) for save in run_log.checkpoints}, key=_iteration_key)
+        ),
         segments=(Segment(has_startup=first <= run_log.trainer.first_iteration, first_iteration=first),),
     )
 

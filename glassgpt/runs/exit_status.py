@@ -58,8 +58,8 @@ def read_event(line: str, builder: RunBuilder) -> bool:
     """Whether the line says that something happened to the process."""
     if builder.in_traceback and _EXCEPTION.match(line):
         builder.set_exception(line)  # and it may match a pattern, too
-    for needle, pattern, kind in _EVENT_PATTERNS:
-        if needle in line and pattern.search(line):
+    for substring, pattern, kind in _EVENT_PATTERNS:
+        if substring in line and pattern.search(line):
             builder.add_event(kind, line)
             if kind == "finish" and (match := _WALL_TIME.match(line)):
                 minutes, seconds, plain_seconds = match.groups()

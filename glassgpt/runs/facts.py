@@ -17,7 +17,9 @@ import numpy as np
 
 from glassgpt.estimate import flops
 from glassgpt.runs.exit_status import infer_exit_status
+from glassgpt.runs.inference import device_count, stated_peak_flops
 from glassgpt.runs.run_log import ExitStatus, Floats, LoggedCheckpoint, LoggedEvaluation, RunLog
+from glassgpt.runs.trajectory import settings_product
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def compute_facts(run_log: RunLog) -> Facts:
         startup_ms=_startup_ms(run_log, first_ms, steady_ms, eval_overhead_ms),
         eval_steps=_iterations(run_log, evals),
         eval_overhead_ms=eval_overhead_ms,
-        checkpoint_steps=_iterations(run_log, run_log.saves),
+        checkpoint_steps=_iterations(run_log, run_log.checkpoints),
         estimated_total_s=total_s,
         overhead_share=_overhead_share(run_log, steady_ms, total_s),
         tokens_per_s=tokens_per_s,
@@ -109,7 +111,7 @@ def compute_facts(run_log: RunLog) -> Facts:
         achieved_tflops=achieved / 1e12 if achieved else None,
         val_metric=run_log.val_metric if val_evals else None,
         best_val_loss=best.val_loss if best else None,
-        best_val_step=best.iteration if best and run_log.numbered else None,
+        best_val_step=best.iteration if best and run_log.has_iteration_numbers else None,
         final_val_loss=val_evals[-1].val_loss if val_evals else None,
         final_train_loss=evals[-1].train_loss if evals else None,
         loss_first=float(losses[0]) if len(losses) else None,
@@ -121,13 +123,13 @@ def compute_facts(run_log: RunLog) -> Facts:
 
 
 def _iteration(run_log: RunLog, row: int) -> int | None:
-    return int(run_log.steps.iteration[row]) if len(run_log.steps) and run_log.numbered else None
+    return int(run_log.steps.iteration[row]) if len(run_log.steps) and run_log.has_iteration_numbers else None
 
 
 def _iterations(run_log: RunLog, items: Sequence[LoggedEvaluation | LoggedCheckpoint]) -> list[int] | None:
     """Each once, in order. None where there are items, and the log does not say at which iterations."""
     iterations = {item.iteration for item in items if item.iteration is not None}
-    return sorted(iterations) if run_log.numbered and (iterations or not items) else None
+    return sorted(iterations) if run_log.has_iteration_numbers and (iterations or not items) else None
 
 
 def _val_loss(evaluation: LoggedEvaluation) -> float:
@@ -204,12 +206,9 @@ def infer_tokens_per_iteration(run_log: RunLog) -> int | None:
     setup, steps = run_log.setup, run_log.steps
     if setup.tokens_per_iteration:
         return setup.tokens_per_iteration
-    factors = [
-        setup.settings.get(name) for name in ("batch_size", "block_size", "gradient_accumulation_steps")
-    ]
-    counts = [factor for factor in factors if isinstance(factor, int) and factor > 0]
-    if run_log.trainer.settings_give_batch_tokens and len(counts) == len(factors):
-        return math.prod(counts)
+    product = settings_product(run_log, "batch_size", "block_size", "gradient_accumulation_steps")
+    if run_log.trainer.settings_give_batch_tokens and product:
+        return product
     if run_log.trainer.tokens_per_s_is_of_step:
         rows = run_log.is_steady() & ~np.isnan(steps.tokens_per_s)
         tokens = _median((steps.tokens_per_s * steps.ms / 1000)[rows])
@@ -235,8 +234,8 @@ def _flops_per_token(
 
 def _reported_flops_per_s(run_log: RunLog, mfu: float | None) -> float | None:
     """From an MFU whose peak is known, on all devices. An MFU below 1 % is rounded too much."""
-    peak = run_log.setup.peak_flops or run_log.trainer.mfu_peak
-    return mfu / 100 * peak * (run_log.setup.world_size or 1) if peak and mfu and mfu >= 1 else None
+    peak = stated_peak_flops(run_log)
+    return mfu / 100 * peak * device_count(run_log) if peak and mfu and mfu >= 1 else None
 
 
 def parameters_without_positions(run_log: RunLog) -> int | None:

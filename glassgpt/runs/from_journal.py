@@ -62,12 +62,12 @@ def read_run_journal(path: Path) -> RunLog:
 
 
 def run_log_from_records(records: Iterable[Record], name: str, live: bool = False) -> RunLog:
-    every = [_clean_record(record) for record in records if abs(record["iter"]) <= MAX_COUNT]
-    effective = journal.effective_records(every)  # without what a resume repeated
-    last = every[-1] if every else {}
-    run = next((record for record in reversed(every) if record["kind"] == "run"), {})
+    all_records = [_clean_record(record) for record in records if abs(record["iter"]) <= MAX_COUNT]
+    effective = journal.effective_records(all_records)  # without what a resume repeated
+    last = all_records[-1] if all_records else {}
+    run = next((record for record in reversed(all_records) if record["kind"] == "run"), {})
     by_process: dict[int, list[Record]] = {}
-    for record in every:
+    for record in all_records:
         by_process.setdefault(record["process"], []).append(record)
     processes = sorted(by_process)
     segments = {process: index for index, process in enumerate(processes)}
@@ -76,7 +76,7 @@ def run_log_from_records(records: Iterable[Record], name: str, live: bool = Fals
     ended, error = _exit_status(last), str(last.get("error", ""))
     events: tuple[LogEvent, ...] = ()
     if not live and error and ended in ("oom", "crashed"):
-        events = (LogEvent("oom" if ended == "oom" else "traceback", error, len(every), last["iter"]),)
+        events = (LogEvent("oom" if ended == "oom" else "traceback", error, len(all_records), last["iter"]),)
     nonfinite_update = None
     bad_iteration, norms = _int_or_none(last, "bad_iter"), last.get("recent_grad_norms")
     if last.get("reason") == "not finite" and bad_iteration is not None:
@@ -90,9 +90,9 @@ def run_log_from_records(records: Iterable[Record], name: str, live: bool = Fals
         # An imported run has our conventions, under the name of the trainer that made it.
         trainer=TRAINER if imported_from is None else replace(TRAINER, name=imported_from.name),
         name=name,
-        steps=_steps(steps, segments),
-        evals=tuple(_evals(effective, segments)),
-        saves=tuple(
+        steps=_build_steps(steps, segments),
+        evals=tuple(_build_evals(effective, segments)),
+        checkpoints=tuple(
             LoggedCheckpoint(
                 record["iter"],
                 segments[record["process"]],
@@ -102,10 +102,10 @@ def run_log_from_records(records: Iterable[Record], name: str, live: bool = Fals
             for record in effective
             if record["kind"] == "checkpoint"
         ),
-        segments=tuple(_segment(by_process[process]) for process in processes)
+        segments=tuple(_build_segment(by_process[process]) for process in processes)
         or (Segment(has_startup=False),),
-        setup=_setup(run),
-        ledger=_ledger([by_process[process] for process in processes]),
+        setup=_build_setup(run),
+        ledger=_sum_ledgers([by_process[process] for process in processes]),
         first_update_ms=next((ms for ms in first_updates if ms), None),
         journal_findings=tuple(record for record in effective if record["kind"] == "finding"),
         profiles=tuple(
@@ -165,7 +165,7 @@ def _seconds_by_phase(values: Record, unit: float = 1.0) -> dict[str, float]:
 # --- the parts of a RunLog ---
 
 
-def _steps(records: Sequence[Record], segments: dict[int, int]) -> Steps:
+def _build_steps(records: Sequence[Record], segments: dict[int, int]) -> Steps:
     def column(name: str) -> Floats:
         values = [record.get(name) for record in records]
         for index, value in enumerate(values):
@@ -190,7 +190,7 @@ def _steps(records: Sequence[Record], segments: dict[int, int]) -> Steps:
     )
 
 
-def _evals(records: Sequence[Record], segments: dict[int, int]) -> Iterable[LoggedEvaluation]:
+def _build_evals(records: Sequence[Record], segments: dict[int, int]) -> Iterable[LoggedEvaluation]:
     """The records of training and validation split become one. The closing evaluation is of other tokens, so
     it is not a point of the curve."""
     train_evals: dict[tuple[int, int], Record] = {}
@@ -214,7 +214,7 @@ def _evals(records: Sequence[Record], segments: dict[int, int]) -> Iterable[Logg
             )
 
 
-def _segment(records: Sequence[Record]) -> Segment:
+def _build_segment(records: Sequence[Record]) -> Segment:
     """Of one process's records."""
     run = next((record for record in records if record["kind"] == "run"), {})
     end = next((record for record in records if record["kind"] == "end"), {})
@@ -228,7 +228,7 @@ def _segment(records: Sequence[Record]) -> Segment:
     )
 
 
-def _setup(run: Record) -> LoggedSetup:
+def _build_setup(run: Record) -> LoggedSetup:
     config, model, batch, data = (_dict_or_empty(run, name) for name in ("config", "model", "batch", "data"))
     machine, peak = _dict_or_empty(run, "machine"), _dict_or_empty(run, "peak")
     device, choices = _dict_or_empty(machine, "device"), run.get("choices")
@@ -251,7 +251,7 @@ def _setup(run: Record) -> LoggedSetup:
     )
 
 
-def _ledger(processes: Sequence[Sequence[Record]]) -> dict[str, float] | None:
+def _sum_ledgers(processes: Sequence[Sequence[Record]]) -> dict[str, float] | None:
     """Seconds per phase over all processes. Of one that is running, or was killed, up to its last step."""
     total: dict[str, float] = {}
     for records in processes:

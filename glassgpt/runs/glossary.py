@@ -21,7 +21,7 @@ class GlossaryEntry:
 
 
 def glossary(run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
-    """In the order of a line. Only what this log has."""
+    """The entries for the parts that this log has, in the order of a line."""
     last = LastLine(run_log)
     if run_log.trainer.glossary is not None:
         entries = run_log.trainer.glossary(last, run_log, facts)
@@ -61,7 +61,7 @@ def last_evaluation(run_log: RunLog, template: str) -> str:
 def one_loss() -> str:
     return say(
         "The cross-entropy of this one batch, in nats per token: the mean of -ln(probability of the right "
-        "next token). It jumps from batch to batch; only its trend means something."
+        "next token). It varies from batch to batch; only its trend is meaningful."
     )
 
 
@@ -75,5 +75,5 @@ def gradient_norm() -> str:
 
 def tokens_per_second() -> str:
     return say(
-        "Tokens of an iteration divided by its time. This, not MFU, says how soon the data is through."
+        "Tokens of an iteration divided by its time. This, not MFU, says how fast the data is processed."
     )

@@ -29,7 +29,7 @@ KNOWN_SETTINGS = frozenset((
 # fmt: on
 _SETTING_ALIASES = {alias: name for trainer in TRAINERS for alias, name in trainer.setting_names.items()}
 
-# The forms in which settings are printed.
+# The forms in which settings are printed. `Overriding: ` is by nanoGPT's configurator.py and its many copies.
 _ASSIGNMENT = re.compile(r"""^(?:Overriding:\s*)?["']?(\w+)["']?\s*[:=]\s*([^#(]+?),?\s*(?:#.*)?$""")
 _KEYWORD_ARGUMENT = re.compile(r"\b(\w+)=([^,()]+)")
 _FLAG = re.compile(r"--(\w+)=(\S+)")
@@ -43,7 +43,6 @@ _PROGRAMS = {"python": r"[\d.]{0,4}"} | dict.fromkeys(
     (*_LAUNCHERS, *(trainer.command for trainer in TRAINERS if trainer.command)), ""
 )
 _COMMANDS = [(name, re.compile(rf"{_PROMPT}{name}{version}\s")) for name, version in _PROGRAMS.items()]
-_RESUMES = re.compile(r"Resuming (?:training|optimization) from")
 
 _OF_ANY_TRAINER = (
     HeaderPattern(
@@ -68,25 +67,22 @@ _OF_ANY_TRAINER = (
 )
 _PATTERNS = sorted(
     (*(pattern for trainer in TRAINERS for pattern in trainer.header), *_OF_ANY_TRAINER),
-    key=lambda pattern: pattern.field != "",  # a process's start first: it discards earlier settings
+    # A process's start first: it discards earlier settings.
+    key=lambda pattern: pattern.field not in ("", "resumed"),
 )
 
 
 def read_header(line: str, builder: RunBuilder) -> None:
     """Record what the line says about the run as a whole."""
-    if "Resuming" in line and _RESUMES.search(line):
-        builder.start_process(resumed=True)
     for program, pattern in _COMMANDS:
         if program in line and pattern.search(line):
             builder.mark_process_start()
-    for needle, pattern, field in _PATTERNS:
-        if needle in line and (match := pattern.search(line)):
+    for substring, pattern, field in _PATTERNS:
+        if substring in line and (match := pattern.search(line)):
             try:
                 _record(field, match[match.lastindex or 0], builder)
             except ValueError:
                 continue  # "number of parameters: ..."
-    if "compiling the model" in line:
-        builder.setup.settings.setdefault("compile", True)
 
     # Once it trains, lines that look like settings are samples and noise.
     is_too_late = builder.last_iteration is not None
@@ -107,6 +103,10 @@ def _record(field: str, text: str, builder: RunBuilder) -> None:
     setup = builder.setup
     if field == "":
         builder.start_process()
+    elif field == "resumed":
+        builder.start_process(resumed=True)
+    elif field == "compile":
+        setup.settings.setdefault("compile", True)
     elif field in ("parameters", "tokens_per_iteration", "planned_iterations", "world_size"):
         setup.values[field] = parse_count(text)
     elif field in ("decayed_parameters", "undecayed_parameters"):

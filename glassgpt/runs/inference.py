@@ -16,6 +16,7 @@ import numpy as np
 
 from glassgpt.runs.curve import robust_std
 from glassgpt.runs.run_log import Floats, RunLog
+from glassgpt.runs.trajectory import settings_product
 
 MAX_FLOPS_ERROR = 0.02  # relative; two model sizes differ by much more
 MFU_EMA_DECAY = 0.9  # weight of the previous value, where the logged MFU is a running average
@@ -109,9 +110,8 @@ def parameters_from_flops(flops_per_token: float, run_log: RunLog) -> int | None
 
 def attention_flops(run_log: RunLog) -> int | None:
     """FLOPs per token of attention's two matrix products, where the log has the shape."""
-    sizes = [run_log.setup.settings.get(name) for name in ("n_layer", "n_embd", "block_size")]
-    known = [size for size in sizes if isinstance(size, int) and not isinstance(size, bool) and size > 0]
-    return 12 * math.prod(known) if len(known) == 3 else None
+    product = settings_product(run_log, "n_layer", "n_embd", "block_size")
+    return None if product is None else 12 * product
 
 
 def stated_peak_flops(run_log: RunLog) -> float | None:

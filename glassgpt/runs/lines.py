@@ -53,6 +53,7 @@ _UNSUPPORTED_ARCHIVES = {
 class LogLine(NamedTuple):
     text: str
     is_incomplete: bool = False  # no line end after it
+    rank: int | None = None  # that printed it, where a prefix named it (see prefixes.py)
 
 
 def read_lines(file: BinaryIO) -> Iterator[LogLine]:

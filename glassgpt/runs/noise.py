@@ -15,6 +15,7 @@ import numpy as np
 
 from glassgpt.runs.curve import detrended_std
 from glassgpt.runs.run_log import Floats, LoggedEvaluation, RunLog
+from glassgpt.runs.trajectory import positive_int_setting, settings_product
 
 NoiseSource = Literal["stderr", "batches", "tokens", "scatter"]
 
@@ -37,18 +38,18 @@ class EvalNoise:
 
 
 def estimate_eval_noise(
-    run_log: RunLog, evals: Sequence[LoggedEvaluation], losses: Floats, of_one_course: bool = False
+    run_log: RunLog, evals: Sequence[LoggedEvaluation], losses: Floats, within_run: bool = False
 ) -> EvalNoise | None:
-    """`evals` and the training `losses` are those of the trajectory. `of_one_course`: for differences between
-    evaluations of this run; those on fixed tokens share their sampling error, and only their scatter
-    counts."""
+    """`evals` and the training `losses` are those of the trajectory. `within_run`: for differences between
+    evaluations of this run. If they are all of the same tokens, they share their sampling error, and only
+    their scatter counts."""
     values = np.array(
         [done.val_loss for done in evals if done.val_loss is not None and math.isfinite(done.val_loss)],
         dtype=np.float64,
     )
     if not len(values):
         return None
-    if of_one_course and uses_fixed_eval_tokens(run_log):
+    if within_run and run_log.trainer.evaluates_same_tokens:
         return noise_from_scatter(values)
     stderrs = [done.stderr for done in evals if done.stderr]
     if stderrs:
@@ -58,7 +59,7 @@ def estimate_eval_noise(
     tokens, best = tokens_per_eval(run_log), float(values.min())
     if tokens and best > 0:  # the standard deviation of a token's loss is about its mean
         by_tokens = EvalNoise(best / math.sqrt(tokens), "tokens", tokens)
-    batches, late = _count_setting(run_log, "eval_iters"), losses[len(losses) // 2 :]
+    batches, late = positive_int_setting(run_log, "eval_iters"), losses[len(losses) // 2 :]
     draws_batches = run_log.trainer.evaluates_random_batches and run_log.val_metric == "loss"
     if draws_batches and batches and len(late) >= _MIN_BATCH_LOSSES:
         batch_std = detrended_std(late)
@@ -67,11 +68,6 @@ def estimate_eval_noise(
     if by_batches and (by_tokens is None or by_batches.std >= _MIN_SHARE_OF_TOKEN_NOISE * by_tokens.std):
         return by_batches
     return by_tokens or noise_from_scatter(values)
-
-
-def uses_fixed_eval_tokens(run_log: RunLog) -> bool:
-    """Whether every evaluation is of the same tokens."""
-    return run_log.trainer.evaluates_same_tokens
 
 
 def noise_from_scatter(values: Floats) -> EvalNoise | None:
@@ -85,14 +81,5 @@ def tokens_per_eval(run_log: RunLog) -> int | None:
     logged = [done.tokens for done in run_log.evals if done.tokens]
     if logged:
         return int(np.median(logged))
-    eval_tokens = _count_setting(run_log, "eval_tokens")
-    if eval_tokens:
-        return eval_tokens
-    counts = [_count_setting(run_log, name) for name in ("eval_iters", "batch_size", "block_size")]
-    known = [count for count in counts if count]
-    return math.prod(known) if len(known) == 3 else None
-
-
-def _count_setting(run_log: RunLog, name: str) -> int | None:
-    value = run_log.setup.settings.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    eval_tokens = positive_int_setting(run_log, "eval_tokens")
+    return eval_tokens or settings_product(run_log, "eval_iters", "batch_size", "block_size")

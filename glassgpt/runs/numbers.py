@@ -99,7 +99,9 @@ def clamped(run_log: RunLog) -> RunLog:
             )
             for evaluation in run_log.evals
         ),
-        saves=tuple(replace(save, blocking_ms=clamp_amount(save.blocking_ms)) for save in run_log.saves),
+        checkpoints=tuple(
+            replace(save, blocking_ms=clamp_amount(save.blocking_ms)) for save in run_log.checkpoints
+        ),
         segments=tuple(
             replace(
                 segment,

@@ -73,9 +73,8 @@ def parse_overrides(arguments: Sequence[str], runs: int) -> list[RunOverrides]:
         for char in letter:  # a is 0, z is 25, aa is 26
             index = (index + 1) * 26 + ord(char) - ord("a")
         if not 0 <= index < runs:
-            problems.append(
-                f"{flag} is about run {letter.upper() or '?'}; there {'is' if runs == 1 else 'are'} {runs}"
-            )
+            count = "is only 1 run" if runs == 1 else f"are only {runs} runs"
+            problems.append(f"{flag} is for run {letter.upper() or '?'}, but there {count}")
             continue
         try:
             if name == "config":
@@ -97,7 +96,7 @@ def _split_flags(arguments: Sequence[str], problems: list[str]) -> list[tuple[st
         argument = rest.pop(0)
         match = _FLAG.fullmatch(argument)
         if match is None:
-            problems.append(f"{argument} is not a setting of a run: --a.KEY=VALUE is")
+            problems.append(f"{argument} is not a setting of a run; write --a.KEY=VALUE")
         elif match[3] is not None:
             pairs.append((argument.partition("=")[0], match[3]))
         elif rest and not rest[0].startswith("--"):

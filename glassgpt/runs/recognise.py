@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from glassgpt.errors import UserError
@@ -25,12 +25,11 @@ from glassgpt.runs.header import read_header
 from glassgpt.runs.lines import LogLine
 from glassgpt.runs.prefixes import strip_prefixes
 from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trainer import Reader, Trainer
+from glassgpt.runs.trainer import Trainer
 from glassgpt.runs.trainers import TRAINERS
 
-# The trainers whose logs have lines, each with the function that makes a reader.
-READERS = tuple((trainer, trainer.reader) for trainer in TRAINERS if trainer.reader is not None)
-KNOWN = ", ".join(trainer.name for trainer, _ in READERS if not trainer.reads_any_log)
+LOG_TRAINERS = tuple(trainer for trainer in TRAINERS if trainer.reader is not None)  # others write a journal
+KNOWN = ", ".join(trainer.name for trainer in LOG_TRAINERS if not trainer.reads_any_log)
 
 _FAILURE_KINDS = {"oom", "traceback", "abort", "kill", "interrupt"}
 
@@ -50,17 +49,17 @@ _QUOTED_LINE = re.compile(r"^\s*(?:```|~~~|>?\s*[-*]?\s*\*\*\s*(?:iter|step)\b)"
 
 def read_log(lines: Iterable[LogLine], name: str) -> RunLog:
     """UserError where the lines are not a log."""
-    recogniser = LogRecognizer()
+    recognizer = LogRecognizer()
     for line in lines:
-        recogniser.feed(line)
-        if recogniser.is_unrecognisable():
+        recognizer.feed(line)
+        if recognizer.is_unrecognisable():
             break
-    run_log = recogniser.build(name)
+    run_log = recognizer.build(name)
     if run_log is None:
-        empty = " (it is empty)" if recogniser.is_empty else ""
+        empty = " (it is empty)" if recognizer.is_empty else ""
         raise UserError(
-            f"{name} is not a training log that glass can read{empty}: it knows GlassGPT's journals and run "
-            f"folders, {KNOWN}, and lines that say an iteration and a loss"
+            f"{name} is not a training log that glass can read{empty}: it reads GlassGPT's journals and run "
+            f"folders, logs of {KNOWN}, and lines with an iteration and a loss"
         )
     return run_log
 
@@ -68,33 +67,27 @@ def read_log(lines: Iterable[LogLine], name: str) -> RunLog:
 class _Candidate:
     """A trainer that may have written the log, and how many lines its reader has matched."""
 
-    def __init__(self, trainer: Trainer, make_reader: Callable[[], Reader]) -> None:
-        self.trainer, self.make_reader = trainer, make_reader
-        self.read = make_reader()
-        self.builder = RunBuilder(trainer)  # discarded; a reader needs one to read into
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
         self.matched_lines = 0
+        self.lines_from_first_match = 0  # the first match and all lines after it
+        self._read = trainer.make_reader()
+        self._builder = RunBuilder(trainer)  # discarded; a reader needs one to read into
 
-    def count_lines_before_match(self, lines: Iterable[LogLine]) -> int:
-        """How many of the lines come before the first match."""
-        read, builder = self.make_reader(), RunBuilder(self.trainer)
-        count = 0
-        for line in lines:
-            if read(strip_prefixes(line.text)[0], builder):
-                break
-            count += 1
-        return count
+    def feed(self, line: LogLine) -> None:
+        self.matched_lines += self._read(line.text, self._builder)
+        self.lines_from_first_match += self.matched_lines > 0
 
 
 class _Candidates:
     """All trainers but one, in the order of `TRAINERS`: the generic one is last."""
 
     def __init__(self, but: Trainer | None = None) -> None:
-        self._all = [_Candidate(*pair) for pair in READERS if but is None or pair[0].id != but.id]
+        self._all = [_Candidate(trainer) for trainer in LOG_TRAINERS if trainer is not but]
 
     def feed(self, line: LogLine) -> None:
-        text, _ = strip_prefixes(line.text)
         for candidate in self._all:
-            candidate.matched_lines += candidate.read(text, candidate.builder)
+            candidate.feed(line)
 
     @property
     def have_match(self) -> bool:
@@ -120,15 +113,20 @@ class _Candidates:
 
 class LogRecognizer:
     """Takes lines one by one. Tries all readers until one trainer is clear, then only that one's, until
-    another trainer's lines follow."""
+    another trainer's lines follow. The lines until then are buffered, and read again by the trainer's reader:
+    which settings, checkpoints and events count depends on whose log it is."""
 
     def __init__(self) -> None:
+        self.is_empty = True  # no line has any text
         self._candidates = _Candidates()
         self._buffered_lines: list[LogLine] = []
         self._line_count = 0
         self._splitter: _RunSplitter | None = None
 
-    def feed(self, line: LogLine) -> None:
+    def feed(self, raw_line: LogLine) -> None:
+        self.is_empty = self.is_empty and not raw_line.text.strip()
+        text, rank = strip_prefixes(raw_line.text)
+        line = LogLine(text, raw_line.is_incomplete, rank)
         if self._splitter is not None:
             self._splitter.feed(line)
             return
@@ -141,10 +139,6 @@ class LogRecognizer:
         if best is not None and not best.trainer.reads_any_log and best.matched_lines >= _DECISIVE_LINES:
             self._splitter = self._replay()
             self._buffered_lines = []
-
-    @property
-    def is_empty(self) -> bool:
-        return self._splitter is None and not any(line.text.strip() for line in self._buffered_lines)
 
     def is_unrecognisable(self) -> bool:
         """Very many lines without a match."""
@@ -162,26 +156,25 @@ class LogRecognizer:
         if not final:
             return None
         # Or a run crashed before its first step: then a line that only one trainer prints identifies it.
-        texts = [strip_prefixes(line.text)[0] for line in self._buffered_lines]
-        for text, (trainer, make_reader) in itertools.product(texts, READERS):
-            if trainer.introduction and trainer.introduction.search(text):
-                reader = LogReader(trainer, make_reader())
-                for line in self._buffered_lines:
-                    reader.feed(line)
+        for line, trainer in itertools.product(self._buffered_lines, LOG_TRAINERS):
+            if trainer.identifying_line and trainer.identifying_line.search(line.text):
+                reader = LogReader(trainer)
+                for buffered_line in self._buffered_lines:
+                    reader.feed(buffered_line)
                 run_log = reader.build(name)
                 return run_log if _FAILURE_KINDS & {event.kind for event in run_log.events} else None
         return None
 
     def _replay(self) -> _RunSplitter | None:
-        """Reads the buffered lines with the best candidate; but another's run may come before its first
-        line."""
+        """Reads the buffered lines with the best candidate. Another trainer's run may come before its first
+        match: then with that trainer first."""
         best = self._candidates.best()
         if best is None:
             return None
         earlier = _Candidates(but=best.trainer)
-        for line in self._buffered_lines[: best.count_lines_before_match(self._buffered_lines)]:
+        for line in self._buffered_lines[: -best.lines_from_first_match]:
             earlier.feed(line)
-        splitter = _RunSplitter(earlier.first_with_run() or best)
+        splitter = _RunSplitter((earlier.first_with_run() or best).trainer)
         for line in self._buffered_lines:
             splitter.feed(line)
         return splitter
@@ -194,36 +187,37 @@ class _RunSplitter:
     Several lines that another reader matches, and none that the current one does, begin another run.
     """
 
-    def __init__(self, first: _Candidate) -> None:
-        self._reader = LogReader(first.trainer, first.make_reader())
+    def __init__(self, first: Trainer) -> None:
+        self._reader = LogReader(first)
         self._earlier_readers: list[LogReader] = []
         self._lines_since_match: list[LogLine] = []
         self._others: _Candidates | None = None  # which have been fed these lines
 
     def feed(self, line: LogLine) -> None:
-        items_before = self._reader.non_step_count
+        items_before = self._reader.builder.non_step_count
         if self._reader.feed(line):
             if self._lines_since_match:
                 self._lines_since_match = []
                 if self._others is not None and self._others.have_match:  # else they are as good as new
                     self._others = None
             return
-        if self._reader.has_quoted_lines or len(self._lines_since_match) > _MAX_HEADER_LINES:
+        if self._reader.builder.has_quoted_lines or len(self._lines_since_match) > _MAX_HEADER_LINES:
             return  # a text may quote several runs, in any order
         self._others = self._others or _Candidates(but=self._reader.trainer)
         self._lines_since_match.append(line)
         self._others.feed(line)
-        if self._reader.non_step_count != items_before and not self._others.have_match:
-            self._lines_since_match = []  # a save or an event of this run: another's header comes after it
+        if self._reader.builder.non_step_count != items_before and not self._others.have_match:
+            # A checkpoint or an event of this run: another's header comes after it.
+            self._lines_since_match = []
         other = self._others.first_with_run()
         if other is None:
             return
         # These lines, which the current reader has read, are the beginning of the other trainer's run.
         lines, self._lines_since_match, self._others = self._lines_since_match, [], None
-        header_lines = other.count_lines_before_match(lines)
+        header_lines = len(lines) - other.lines_from_first_match
         self._reader.drop_trailing_setup()
         self._earlier_readers.append(self._reader)
-        self._reader = LogReader(other.trainer, other.make_reader(), self._reader.line - len(lines))
+        self._reader = LogReader(other.trainer, self._reader.builder.line - len(lines))
         for header_line in lines[:header_lines]:
             self._reader.feed_header(header_line)
         for run_line in lines[header_lines:]:
@@ -231,40 +225,26 @@ class _RunSplitter:
 
     def build(self, name: str, final: bool) -> RunLog:
         last = self._reader.build(name, final)
-        return replace(last, earlier=tuple(reader.build(name) for reader in self._earlier_readers))
+        return replace(last, earlier_runs=tuple(reader.build(name) for reader in self._earlier_readers))
 
 
 class LogReader:
     """Reads the lines of one trainer, one by one. `build` may be called at any time."""
 
-    def __init__(self, trainer: Trainer, read: Reader, line: int = 0) -> None:
-        """`line`: how many lines of the file come before."""
+    def __init__(self, trainer: Trainer, lines_before: int = 0) -> None:
+        """`lines_before`: of the file, that another trainer wrote."""
         self.trainer = trainer
-        self._builder = RunBuilder(trainer)
-        self._builder.line = line
-        self._read_line = read
+        self.builder = RunBuilder(trainer)
+        self.builder.line = lines_before
+        self._read_line = trainer.make_reader()
         self._lowest_rank: int | None = None
         self._ends_mid_line = False
         self._setup_at_last_step: SetupBuilder | None = None  # None: nothing has been read since
 
-    @property
-    def line(self) -> int:
-        return self._builder.line
-
-    @property
-    def non_step_count(self) -> int:
-        """How many evaluations, saves and events have been read."""
-        return self._builder.non_step_count
-
-    @property
-    def has_quoted_lines(self) -> bool:
-        return self._builder.has_quoted_lines
-
     def feed(self, line: LogLine) -> bool:
         """Whether the line is a step or an evaluation, or another rank's."""
-        builder = self._builder
+        builder, text, rank = self.builder, line.text, line.rank
         builder.line += 1
-        text, rank = strip_prefixes(line.text)
         self._ends_mid_line = line.is_incomplete
         if line.is_incomplete:
             text = text[:-40] + _TRUNCATED_NUMBER.sub("", text[-40:])
@@ -289,21 +269,22 @@ class LogReader:
 
     def feed_header(self, line: LogLine) -> None:
         """A line from before the run: only what it says about the setup counts."""
-        self._builder.line += 1
-        text, _ = strip_prefixes(line.text)
-        if not self._read_line(text, self._builder):
-            read_header(text, self._builder)
-        self._builder.drop_unnumbered_saves()  # nothing is saved before the first step
+        self.builder.line += 1
+        if not self._read_line(line.text, self.builder):
+            read_header(line.text, self.builder)
+        self.builder.drop_pending_checkpoints()  # nothing is saved before the first step
 
     def drop_trailing_setup(self) -> None:
         """Settings after the last step belong to the next run. The wall time does not."""
         if self._setup_at_last_step is not None:
-            self._builder.setup = self._setup_at_last_step
+            self.builder.setup = self._setup_at_last_step
 
     def build(self, name: str, final: bool = True) -> RunLog:
         """`final`: the log ends here. Otherwise building does not affect what is read later."""
-        close = getattr(self._read_line, "close", None)
-        if close is not None and final:
-            close(self._builder)
-        run_log = self._builder.build(name, self._ends_mid_line, final)
+        if final:
+            close = getattr(self._read_line, "close", None)
+            if close is not None:
+                close(self.builder)
+            self.builder.finish()
+        run_log = self.builder.build(name, self._ends_mid_line)
         return merge_excerpts(run_log) if run_log.is_excerpt else run_log

@@ -3,7 +3,7 @@
     run_log = read_run_log("train.log")
     median_ms = np.median(run_log.steps.ms[run_log.is_steady()])
 
-`open.py` makes one from any file. Facts, rules, comparisons and reports read only this. What holds for its
+`reading.py` makes one from any file. Facts, rules, comparisons and reports read only this. What holds for its
 numbers is in the docstring of builder.py.
 """
 
@@ -122,13 +122,13 @@ class RunLog:
     name: str  # of its file, for messages
     steps: Steps
     evals: tuple[LoggedEvaluation, ...]
-    saves: tuple[LoggedCheckpoint, ...]
+    checkpoints: tuple[LoggedCheckpoint, ...]
     segments: tuple[Segment, ...]
     events: tuple[LogEvent, ...] = ()  # at most a few hundred of each kind
     event_counts: Mapping[EventKind, int] = field(default_factory=dict)  # of all events
     setup: LoggedSetup = field(default_factory=LoggedSetup)
     val_metric: ValMetric = "loss"
-    numbered: bool = True  # lines have their iteration; else `iteration` only counts the lines
+    has_iteration_numbers: bool = True  # False: Steps.iteration only counts the lines
     last_step_line: int = 0  # line number of the last step
     process_start_lines: tuple[int, ...] = ()  # line numbers of process headers
     failed_start_line: int | None = None  # line number of a process that logged no step
@@ -143,7 +143,7 @@ class RunLog:
     # GlassGPT: the update whose loss or gradient was not finite, and the gradient norms before it.
     nonfinite_update: tuple[int, tuple[float, ...]] | None = None
     live: bool = False  # the run is in progress
-    earlier: tuple[RunLog, ...] = ()  # runs of other trainers before it in the same file
+    earlier_runs: tuple[RunLog, ...] = ()  # runs of other trainers before it in the same file
     ended: ExitStatus | None = None  # as a journal records it
 
     def events_after_last_step(self) -> list[LogEvent]:
@@ -211,7 +211,8 @@ class RunLog:
         before = np.concatenate((at[:1] - 1, at[:-1]))
         begins = np.concatenate(([True], np.diff(segment) != 0))[: len(at)]
         # Only a journal records how many updates were done when a process started.
-        before[begins] = (self.process_start_iterations()[segment] if self.ledger else at - 1)[begins]
+        is_journal = self.trainer.lines_count_updates
+        before[begins] = (self.process_start_iterations()[segment] if is_journal else at - 1)[begins]
         passed: Ints = np.maximum(at - before - 1, 0)
         return passed
 
@@ -270,7 +271,7 @@ class RunLog:
         if self.trainer.step_time_is_interval_mean:  # of updates alone
             return np.zeros(len(steps), dtype=bool)
         by_segment: dict[int, list[int]] = {}
-        items: list[LoggedEvaluation | LoggedCheckpoint] = [*self.evals, *self.saves]
+        items: list[LoggedEvaluation | LoggedCheckpoint] = [*self.evals, *self.checkpoints]
         for item in items:
             if item.iteration is not None:
                 by_segment.setdefault(item.segment, []).append(item.iteration + later)
@@ -284,7 +285,7 @@ class RunLog:
     def log_interval(self) -> int | None:
         """The most frequent distance between two lines; the smaller of two equally frequent ones."""
         steps = self.steps
-        if not self.numbered or len(steps) < 2:
+        if not self.has_iteration_numbers or len(steps) < 2:
             return None
         same_process = steps.segment[1:] == steps.segment[:-1]
         distances, counts = np.unique(np.diff(steps.iteration)[same_process], return_counts=True)

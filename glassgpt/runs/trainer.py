@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from glassgpt.runs.run_log import RunLog
 
 # Reads one line into the builder. True if the line is a step or an evaluation that only this trainer prints
-# so.
+# so. A reader that holds lines back has a method `close(builder)`, which is called at the end of the log.
 Reader = Callable[[str, "RunBuilder"], bool]
 Sentence = Callable[[], str]  # a function, because the language is not known at import
 Glossary = Callable[["LastLine", "RunLog", "Facts"], list["GlossaryEntry"]]
@@ -29,9 +29,11 @@ A100_PEAK = 312e12  # FLOP/s in bfloat16, dense
 class HeaderPattern(NamedTuple):
     """A line that is printed before the first step, and what it says about the run."""
 
-    needle: str  # part of every such line: a plain search for it is fast, and most lines do not have it
+    substring: str  # part of every such line: a plain search for it is fast, and most lines do not have it
     pattern: re.Pattern[str]
-    field: str = ""  # of LoggedSetup, or a setting, that group 1 is the value of; "": a process starts here
+    # Group 1 is the value of this field of LoggedSetup or SetupBuilder, or of this setting. Without a group:
+    # "" a process starts here, "resumed" one that resumes, "compile" the model is compiled.
+    field: str = ""
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,8 @@ class Trainer:
     name: str  # as people write it
 
     # --- its log ---
-    reader: Callable[[], Reader] | None = None  # makes a reader for one log; None: its log has no lines
-    introduction: re.Pattern[str] | None = None  # only this trainer prints it, before its first step
+    reader: Reader | type | None = None  # or the class of one that remembers lines; None: it writes no lines
+    identifying_line: re.Pattern[str] | None = None  # only this trainer prints it, before its first step
     header: tuple[HeaderPattern, ...] = ()  # the lines before its first step that say something
     reads_any_log: bool = False  # the fallback for trainers without a file
     article: str = "A"  # before its name, in English
@@ -100,7 +102,7 @@ class Trainer:
     defaults: Mapping[str, float] = field(default_factory=dict)  # of settings that its log need not show
 
     # --- its checkpoints ---
-    shows_saves: bool = False  # each has a line; of other trainers a log without such lines proves nothing
+    logs_checkpoints: bool = False  # each has a line; in other trainers' logs, no such line proves nothing
     saves_only_after_eval: bool = False  # but not after one before the first update
     overwrites_checkpoint: bool = False  # one file: the latest, or the best with always_save_checkpoint=False
     resume_command: str = ""
@@ -108,3 +110,10 @@ class Trainer:
     restarts_data_on_resume: bool = False  # a resumed process draws the batches of a fresh one
     data_restart_cause: Sentence | None = None
     data_restart_advice: Callable[[str], str] | None = None  # takes the share of repeated iterations
+
+    def make_reader(self) -> Reader:
+        """For one log."""
+        if self.reader is None:
+            raise ValueError(f"{self.name} writes no lines")
+        reader: Reader = self.reader() if isinstance(self.reader, type) else self.reader
+        return reader

@@ -1,7 +1,8 @@
 """The steps and evaluations that led to a run's last weights, in order.
 
 A log can hold several runs, and a run several processes. A Trajectory is of the longest run, without the
-iterations that a resume repeated. Rules about learning look only at it.
+iterations that a resume repeated. Rules about learning look only at it. Below are also the readers of a
+run's settings, which every rule and comparison uses.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Trajectory:
     loss: Floats  # NaN: logged as NaN, or not in the line
     ms: Floats
     evals: tuple[LoggedEvaluation, ...]  # with an iteration and a finite validation loss, in order
-    saves: tuple[LoggedCheckpoint, ...]  # with an iteration, in order
+    checkpoints: tuple[LoggedCheckpoint, ...]  # with an iteration, in order
 
     @property
     def last_iteration(self) -> int | None:
@@ -81,9 +82,9 @@ def trajectory_of(run_log: RunLog) -> Trajectory:
         loss=np.where(steps.has_loss[rows], steps.loss[rows], np.nan),
         ms=steps.ms[rows],
         evals=tuple(evals[iteration] for iteration in sorted(evals)),
-        saves=tuple(
+        checkpoints=tuple(
             save
-            for save in run_log.saves
+            for save in run_log.checkpoints
             if save.iteration is not None and save.iteration <= ends.get(save.segment, -1)
         ),
     )
@@ -95,7 +96,9 @@ def continues_previous(run_log: RunLog, segment: int) -> bool:
         return False
     process = run_log.segments[segment]
     start = process.first_iteration
-    counts_on = start is not None and start > run_log.trainer.first_iteration and run_log.numbered
+    counts_on = (
+        start is not None and start > run_log.trainer.first_iteration and run_log.has_iteration_numbers
+    )
     return process.resumed or counts_on
 
 
@@ -129,6 +132,12 @@ def positive_int_setting(run_log: RunLog, name: str) -> int | None:
     """A setting that is a positive whole number, or None."""
     value = run_log.setup.settings.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def settings_product(run_log: RunLog, *names: str) -> int | None:
+    """The product of these settings, or None where one of them is not a positive whole number."""
+    values = [value for name in names if (value := positive_int_setting(run_log, name))]
+    return math.prod(values) if len(values) == len(names) else None
 
 
 def planned_end_iteration(run_log: RunLog) -> int | None:

@@ -45,8 +45,8 @@ def build_timeline(run_log: RunLog, facts: Facts) -> Timeline | None:
     pauses_ms: Floats = np.where(run_log.includes_eval(), eval_ms, 0.0)
     # A journal's ledger knows the start-up; elsewhere it is the excess of the first iteration.
     startup_ms = np.zeros(len(ms)) if run_log.ledger else np.where(is_first, excess_ms - pauses_ms, 0)
-    # A journal's step time is the mean since the line before; a console's is that of one iteration.
-    unlogged_ms = run_log.unlogged_before() * (ms if run_log.ledger else steady_ms)
+    is_interval_mean = run_log.trainer.step_time_is_interval_mean
+    unlogged_ms = run_log.unlogged_before() * (ms if is_interval_mean else steady_ms)
     train_ms = ms - pauses_ms - startup_ms + unlogged_ms
     first_iteration, width, count = _choose_bins(run_log, facts)
     # A line every ten iterations stands for the nine before it too: then a bin ends with its line.
@@ -97,7 +97,7 @@ def _separately_timed_pauses(run_log: RunLog) -> tuple[Ints, Floats]:
     if run_log.trainer.step_time_includes_eval:
         return np.zeros(0, dtype=np.int64), np.zeros(0)
     durations = [(evaluation.iteration, evaluation.ms) for evaluation in run_log.evals]
-    durations += [(save.iteration, save.blocking_ms) for save in run_log.saves]
+    durations += [(save.iteration, save.blocking_ms) for save in run_log.checkpoints]
     timed = [
         (iteration, ms)
         for iteration, ms in durations
@@ -114,8 +114,9 @@ def _choose_bins(run_log: RunLog, facts: Facts) -> tuple[int, int, int]:
     log lines. Otherwise some bars would be higher than their neighbours for no reason.
     """
     iterations = run_log.steps.iteration
-    known = np.concatenate((iterations, run_log.process_start_iterations())) if run_log.ledger else iterations
-    first = int(known.min())
+    first = int(iterations.min())
+    if run_log.trainer.lines_count_updates:
+        first = min(first, int(run_log.process_start_iterations().min()))
     span = int(iterations.max()) - first
     eval_iterations = sorted(set(facts.eval_steps or ()))
     eval_intervals = {later - earlier for earlier, later in pairwise(eval_iterations)}

@@ -61,7 +61,7 @@ def test_noise_as_the_log_says_it() -> None:
     run_log = make_run()
     evals = tuple(replace(evaluation, stderr=0.05) for evaluation in run_log.evals)
     comparison = compare_run_logs(replace(run_log, evals=evals), replace(run_log, evals=evals))
-    assert "±0.05, as its log says" in claim_text(comparison, "noise")
+    assert "±0.05, the standard error in its log" in claim_text(comparison, "noise")
 
 
 def test_the_learning_rate_is_named_as_a_cause() -> None:
@@ -251,14 +251,14 @@ def run_with_nan(*places: int) -> RunLog:
 
 def test_a_loss_that_stays_nan() -> None:
     text = claim_text(compare_run_logs(run_with_nan(15, *range(60, 101)), make_run()), "not-finite")
-    assert text == "The loss of A is not a number from iteration 600 on; only what came before counts."
+    assert text == "The loss of A is not finite from iteration 600 on; only earlier losses are compared."
 
 
 def test_a_nan_loss_that_recovered() -> None:
     comparison = compare_run_logs(run_with_nan(15), make_run())
     assert claim_ids(comparison)[0] == "not-finite"
     text = claim_text(comparison, "not-finite")
-    assert text == "The loss of A was not a number at iteration 150; it recovered, and finite losses count."
+    assert text == "The loss of A was not finite at iteration 150 and recovered; finite losses are compared."
 
 
 def test_a_nan_that_a_resume_discarded() -> None:
@@ -298,7 +298,7 @@ def test_the_last_of_several_runs_is_compared() -> None:
 
 
 def test_runs_of_other_trainers_in_the_same_log_are_counted() -> None:
-    comparison = compare_run_logs(make_run(), replace(make_run(), earlier=(two_runs(),)))
+    comparison = compare_run_logs(make_run(), replace(make_run(), earlier_runs=(two_runs(),)))
     assert claim_text(comparison, "several-runs") == "The log of B holds 3 runs; B is the last of them."
 
 
@@ -344,8 +344,8 @@ def test_a_logged_stderr_takes_precedence() -> None:
 def test_within_one_run_fixed_eval_tokens_leave_only_the_scatter() -> None:
     run_log = glassgpt_run([(100 * at, 3.0 + (-1) ** at * 0.01) for at in range(20)])
     trajectory = trajectory_of(run_log)
-    for of_one_course, source in ((True, "scatter"), (False, "stderr")):
-        noise = estimate_eval_noise(run_log, trajectory.evals, trajectory.finite_losses()[1], of_one_course)
+    for within_run, source in ((True, "scatter"), (False, "stderr")):
+        noise = estimate_eval_noise(run_log, trajectory.evals, trajectory.finite_losses()[1], within_run)
         assert noise is not None
         assert noise.source == source
 

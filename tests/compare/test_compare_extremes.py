@@ -75,7 +75,7 @@ def run_logs(draw: st.DrawFn) -> RunLog:
         steps, segments=(Segment(True, False, 0), Segment(True, draw(st.booleans()), begin)), setup=setup
     )
     trainer = draw(st.sampled_from([NANOGPT, _LLMC, _GLASSGPT]))
-    return clamped(replace(run_log, evals=evals, trainer=trainer, numbered=draw(st.booleans())))
+    return clamped(replace(run_log, evals=evals, trainer=trainer, has_iteration_numbers=draw(st.booleans())))
 
 
 def compare_and_print(*runs: RunLog) -> Comparison:

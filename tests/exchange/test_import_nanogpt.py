@@ -21,7 +21,7 @@ from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
 from glassgpt.runs.facts import compute_facts
-from glassgpt.runs.open import read_run_log
+from glassgpt.runs.reading import read_run_log
 from glassgpt.training.checkpoint.checkpoints import committed_paths, load_latest_intact
 from glassgpt.training.checkpoint.nanogpt_ckpt import read_nanogpt_ckpt
 

@@ -123,8 +123,10 @@ def split_run(
     early = [done for done in run_log.evals if (done.iteration or 0) <= logged_until]
     late = [replace(done, segment=1) for done in run_log.evals if (done.iteration or 0) >= resumed_at]
     processes = (Segment(True, False, 0), Segment(True, True, resumed_at))
-    saves = tuple(replace(save, segment=int((save.iteration or 0) > resumed_at)) for save in run_log.saves)
-    return replace(run_log, steps=joined, evals=(*early, *late), segments=processes, saves=saves)
+    saves = tuple(
+        replace(save, segment=int((save.iteration or 0) > resumed_at)) for save in run_log.checkpoints
+    )
+    return replace(run_log, steps=joined, evals=(*early, *late), segments=processes, checkpoints=saves)
 
 
 # --- any run at all ---
@@ -187,11 +189,11 @@ def any_run_log(draw: st.DrawFn) -> RunLog:
         make_run_log(steps, events=draw(st.lists(events, max_size=3))),
         trainer=draw(st.sampled_from([NANOGPT, GLASSGPT, HF])),
         evals=tuple(evals),
-        saves=tuple(saves),
+        checkpoints=tuple(saves),
         segments=tuple(processes),
         setup=setup,
         live=draw(st.booleans()),
-        numbered=draw(st.booleans()),
+        has_iteration_numbers=draw(st.booleans()),
         event_counts=draw(st.sampled_from([{}, {"scaler-overflow": 3}, {"scaler-overflow": 10**6}])),
     )
     return clamped(run_log)

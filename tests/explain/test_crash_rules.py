@@ -41,7 +41,7 @@ def test_a_loss_that_breaks_on_a_phone() -> None:
     """Calm losses, then nan at 425, with log_interval 5 and checkpoints every 100."""
     losses = [*add_noise([3.35] * 85, 0.05), *[NAN] * 6]
     steps = make_steps(range(0, 455, 5), 1444.0, losses)
-    one = require_finding(loss_nan(analyse(make_run_log(steps, saves=[100, 200, 300, 400]))))
+    one = require_finding(loss_nan(analyse(make_run_log(steps, checkpoints=[100, 200, 300, 400]))))
     assert one.severity == "problem"
     assert "iteration 425" in one.title
     assert "(iteration 420)" in one.evidence
@@ -291,7 +291,7 @@ def stopped(
     kind: EventKind, words: str, last: int, saves: list[int], trainer: Trainer | None = None
 ) -> RunLog:
     steps = make_steps(range(0, last + 1, 10), 200.0, falling_losses(last // 10 + 1))
-    run_log = make_run_log(steps, saves=saves, events=[LogEvent(kind, words, 99, last)])
+    run_log = make_run_log(steps, checkpoints=saves, events=[LogEvent(kind, words, 99, last)])
     return replace(run_log, trainer=trainer or run_log.trainer, setup=LoggedSetup(planned_iterations=5000))
 
 
@@ -347,7 +347,7 @@ def test_llm_c_shows_its_checkpoints() -> None:
 
 def test_lines_are_not_called_iterations() -> None:
     run_log = stopped("interrupt", "KeyboardInterrupt", 990, [500], HF)
-    one = require_finding(interrupted(analyse(replace(run_log, numbered=False))))
+    one = require_finding(interrupted(analyse(replace(run_log, has_iteration_numbers=False))))
     assert "Logged iterations: 100" in one.evidence
     assert "5,000" not in one.evidence
 
@@ -406,7 +406,7 @@ def test_a_run_that_only_got_worse_had_nothing_to_save() -> None:
 
 def test_the_best_is_overwritten() -> None:
     run_log = gpu_run()
-    run_log = replace(run_log, saves=tuple(LoggedCheckpoint(250 * i, 0) for i in range(1, 21)))
+    run_log = replace(run_log, checkpoints=tuple(LoggedCheckpoint(250 * i, 0) for i in range(1, 21)))
     one = require_finding(best_overwritten(analyse(run_log)))
     assert one.severity == "problem"
     assert "1.4576 at iteration 1,750" in one.evidence

@@ -52,7 +52,9 @@ def test_its_share_of_the_time_is_measured() -> None:
 
 def test_a_run_that_saved_over_its_best_is_advised_the_setting() -> None:
     run_log = gpu_run()
-    run_log = replace(run_log, saves=(*run_log.saves, replace(run_log.saves[-1], iteration=5000)))
+    run_log = replace(
+        run_log, checkpoints=(*run_log.checkpoints, replace(run_log.checkpoints[-1], iteration=5000))
+    )
     assert "always_save_checkpoint=False" in finding_text(overfitting(analyse(run_log)))
 
 
@@ -107,7 +109,7 @@ def test_a_curve_that_no_law_fits_gets_no_figures() -> None:
 
 
 def test_lines_without_numbers_are_not_iterations() -> None:
-    unnumbered = replace(gpu_run(), numbered=False)
+    unnumbered = replace(gpu_run(), has_iteration_numbers=False)
     text = finding_text(overfitting(analyse(unnumbered)))
     assert "for the last 65% of the run" in text
     assert "iteration 1,750" not in text

@@ -121,7 +121,7 @@ def test_lines_without_numbers_are_no_resume() -> None:
     run_log = with_rates(1.8)
     parts = (run_log.segments[0], replace(run_log.segments[1], resumed=False))
     assert horizon_changed(analyse(replace(run_log, segments=parts))) is not None
-    assert horizon_changed(analyse(replace(run_log, segments=parts, numbered=False))) is None
+    assert horizon_changed(analyse(replace(run_log, segments=parts, has_iteration_numbers=False))) is None
     others = replace(run_log, trainer=BY_ID["litgpt"])
     assert "lr_decay_iters" not in require_finding(horizon_changed(analyse(others))).advice
 

@@ -113,7 +113,7 @@ def test_losses_of_any_size_stay_short() -> None:
 
 
 def test_lines_without_numbers() -> None:
-    run_log = replace(run(), numbered=False)
+    run_log = replace(run(), has_iteration_numbers=False)
     assert "100 logged iterations, without iteration numbers" in " ".join(explain(run_log).verdict)
 
 

@@ -26,7 +26,9 @@ def spiky(**settings: int | bool) -> RunLog:
     usual = [168.0, 170.0, 168.0, 169.0]
     ms = [12543.0, *usual, 5985.0, *usual, 5726.0]
     evals = [(0, 10.9, 10.9), (500, 5.5, 5.5), (1000, 4.4, 4.4)]
-    return make_run_log(make_steps(range(0, 1001, 100), ms), evals, saves=[500, 1000], settings=settings)
+    return make_run_log(
+        make_steps(range(0, 1001, 100), ms), evals, checkpoints=[500, 1000], settings=settings
+    )
 
 
 def with_times(run_log: RunLog, ms: np.ndarray) -> RunLog:
@@ -116,7 +118,7 @@ def saving_sometimes(with_save: list[float], without: list[float]) -> RunLog:
     for place, spent in zip(at, with_save + without, strict=True):
         ms[place] = spent
     return make_run_log(
-        make_steps(range(101), ms), [(place, 1.0, 1.0) for place in at], saves=at[: len(with_save)]
+        make_steps(range(101), ms), [(place, 1.0, 1.0) for place in at], checkpoints=at[: len(with_save)]
     )
 
 

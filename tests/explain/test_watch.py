@@ -18,8 +18,8 @@ from glassgpt.explain.explanation import explain
 from glassgpt.explain.watch import GrowingFile, LogWatcher, WatchUpdate, follow
 from glassgpt.record import journal
 from glassgpt.runs.lines import LogLine
-from glassgpt.runs.open import read_run_log
 from glassgpt.runs.overrides import parse_overrides
+from glassgpt.runs.reading import read_run_log
 
 
 class Clock:

@@ -75,7 +75,7 @@ def any_timed_run(draw: st.DrawFn) -> RunLog:
         name="run.log",
         steps=steps,
         evals=tuple(LoggedEvaluation(at, part, 1.0) for at, part in draw(st.lists(places, max_size=8))),
-        saves=tuple(LoggedCheckpoint(at, part) for at, part in draw(st.lists(places, max_size=4))),
+        checkpoints=tuple(LoggedCheckpoint(at, part) for at, part in draw(st.lists(places, max_size=4))),
         segments=tuple(Segment(has_startup=draw(st.booleans())) for _ in range(segments)),
         setup=LoggedSetup(
             settings=settings,
@@ -86,6 +86,6 @@ def any_timed_run(draw: st.DrawFn) -> RunLog:
             device_name=draw(st.sampled_from([None, "RTX 4090", "toaster"])),
         ),
         ledger=draw(st.one_of(st.none(), phases)),
-        numbered=draw(st.booleans()),
+        has_iteration_numbers=draw(st.booleans()),
     )
     return clamped(run_log)

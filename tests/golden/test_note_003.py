@@ -10,7 +10,7 @@ from note_003 import cpu_log, gpu_log
 
 from glassgpt.compare import Comparison, compare
 from glassgpt.runs.facts import compute_facts
-from glassgpt.runs.open import read_run_log
+from glassgpt.runs.reading import read_run_log
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_hardware_is_not_the_cause(comparison: Comparison) -> None:
 
 def test_the_gpu_run_ended_past_its_best(comparison: Comparison) -> None:
     text = claim(comparison, "past-best")
-    assert text.startswith("B's last loss, 1.7000, is past its best: 1.4600 at iteration 1,750.")
+    assert text.startswith("B's last loss, 1.7000, is worse than its best: 1.4600 at iteration 1,750.")
     assert "overfits" in text
     assert "from 1.1000 to 0.6200" in text
 
@@ -48,7 +48,7 @@ def test_what_makes_the_gpu_run_better(comparison: Comparison) -> None:
     assert "B has 10.65M parameters, A 0.80M (13.3x)" in text
     assert "256 tokens" in text
     assert "16,384 tokens per iteration, A 768" in text
-    assert "More iterations are not the reason" in claim(comparison, "iterations-not-cause")
+    assert "More iterations are not the cause" in claim(comparison, "iterations-not-cause")
 
 
 def test_what_each_run_did(comparison: Comparison) -> None:

@@ -10,8 +10,8 @@ from note_004 import LARGE_FLAGS, SMALL_FLAGS, large_log, small_log
 from glassgpt.compare import Comparison, compare
 from glassgpt.estimate.cards import find_card
 from glassgpt.runs.facts import Facts, compute_facts
-from glassgpt.runs.open import read_run_log
 from glassgpt.runs.overrides import apply_overrides, parse_overrides
+from glassgpt.runs.reading import read_run_log
 from glassgpt.runs.run_log import RunLog
 
 

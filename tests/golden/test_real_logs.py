@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from glassgpt.runs.facts import Facts, compute_facts
-from glassgpt.runs.open import read_run_log
+from glassgpt.runs.reading import read_run_log
 
 HERE = Path(__file__).parent
 LOGS = sorted(path.name.removesuffix(".facts.json") for path in HERE.glob("*.facts.json"))

@@ -48,7 +48,7 @@ def make_steps(
 def make_run_log(
     steps: Steps,
     evals: Sequence[tuple[int, float | None, float]] = (),  # iteration, train loss, validation loss
-    saves: Sequence[int] = (),
+    checkpoints: Sequence[int] = (),
     settings: Mapping[str, ConfigValue] | None = None,
     events: Sequence[LogEvent] = (),
     **changes: object,
@@ -58,7 +58,7 @@ def make_run_log(
         name="run.log",
         steps=steps,
         evals=tuple(LoggedEvaluation(at, 0, val, train) for at, train, val in evals),
-        saves=tuple(LoggedCheckpoint(at, 0) for at in saves),
+        checkpoints=tuple(LoggedCheckpoint(at, 0) for at in checkpoints),
         segments=(Segment(has_startup=True, first_iteration=0),),
         events=tuple(events),
         setup=LoggedSetup(settings=dict(settings or {})),

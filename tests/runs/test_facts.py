@@ -25,7 +25,7 @@ def run(**changes: object) -> RunLog:
     run_log = make_run_log(
         make_steps(iterations, ms, [4 - at / 50 for at in iterations], mfu=[math.nan, *[25.0] * 10]),
         evals=[(0, 4.2, 4.3), (50, 3.0, 3.1), (100, 2.0, 3.3)],
-        saves=[50],
+        checkpoints=[50],
     )
     return dataclasses.replace(run_log, **changes)  # type: ignore[arg-type]
 
@@ -158,14 +158,14 @@ def test_an_evaluation_marks_only_the_iteration_of_its_own_process() -> None:
     run_log = dataclasses.replace(
         run_log,
         evals=(LoggedEvaluation(1, 0, 3.0), LoggedEvaluation(2, 1, 3.0)),
-        saves=(LoggedCheckpoint(2, 1),),
+        checkpoints=(LoggedCheckpoint(2, 1),),
     )
     assert run_log.includes_eval().tolist() == [False, True, False, False, True]
     assert compute_facts(run_log).eval_steps == [1, 2]
 
 
 def test_lines_without_numbers_have_no_iterations() -> None:
-    facts = compute_facts(run(numbered=False))
+    facts = compute_facts(run(has_iteration_numbers=False))
     unknown = (
         "first_iteration",
         "last_iteration",

@@ -21,7 +21,7 @@ from glassgpt.explain.rule import Finding
 from glassgpt.record.journal import FILE_NAME, Record, encode_line
 from glassgpt.runs.facts import Facts, compute_facts
 from glassgpt.runs.from_journal import read_run_journal, run_log_from_records
-from glassgpt.runs.open import read_run_log
+from glassgpt.runs.reading import read_run_log
 from glassgpt.training.session import train
 
 

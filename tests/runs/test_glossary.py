@@ -104,7 +104,7 @@ def test_pieces_are_the_same_in_every_language(trainer: str, language: str) -> N
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_an_evaluation_that_says_little(trainer: str) -> None:
     odd = (LoggedEvaluation(None, 0, 2.5), LoggedEvaluation(None, 0, None, 1.0))
-    run_log = replace(whole(trainer), evals=odd, numbered=False)
+    run_log = replace(whole(trainer), evals=odd, has_iteration_numbers=False)
     assert not [piece for piece in pieces(run_log) if "None" in piece]
 
 

@@ -140,20 +140,20 @@ PIECES = [
 @pytest.mark.parametrize("piece", PIECES)
 def test_no_line_takes_long(piece: str) -> None:
     """Lines of 4000 characters that begin to look like something again and again."""
-    from glassgpt.runs.recognise import READERS
+    from glassgpt.runs.recognise import LOG_TRAINERS
 
     for tail in ("", "x", " loss 1 ms"):
         for text in (piece, piece.upper()):
             line = (text * 4000)[: 4000 - len(tail)] + tail
-            for trainer, make in READERS:
+            for trainer in LOG_TRAINERS:
                 builder = RunBuilder(trainer)
-                reader = make()
+                reader = trainer.make_reader()
                 assert (
                     seconds(lambda reader=reader, builder=builder, line=line: reader(line, builder))
                     < PATIENCE_S
                 ), trainer.id
             for take in (read_header, read_event):
-                builder = RunBuilder(READERS[0][0])
+                builder = RunBuilder(LOG_TRAINERS[0])
                 assert (
                     seconds(lambda take=take, builder=builder, line=line: take(line, builder)) < PATIENCE_S
                 ), take.__name__

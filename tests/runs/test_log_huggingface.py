@@ -132,7 +132,7 @@ def test_the_header_at_verbosity_info() -> None:
 def test_saves_have_a_number() -> None:
     expected = trainer(COURSE, bars=True)
     run_log = parse_log(expected.text + "Saving model checkpoint to out/checkpoint-40\n")
-    assert [done.iteration for done in run_log.saves] == [40]
+    assert [done.iteration for done in run_log.checkpoints] == [40]
 
 
 def test_bars_of_other_things_do_not_count() -> None:

@@ -27,7 +27,7 @@ def test_readme_lines() -> None:
         (0, 4.2874, 4.2823),
         (250, 1.9639, 2.0676),
     ]
-    assert [done.iteration for done in run_log.saves] == [250]
+    assert [done.iteration for done in run_log.checkpoints] == [250]
     assert run_log.is_first_of_process().tolist() == [True, False, False]
     assert run_log.includes_eval().tolist() == [True, False, True]
 

@@ -11,7 +11,7 @@ import pytest
 from glassgpt.errors import UserError
 from glassgpt.runs import lines
 from glassgpt.runs.facts import compute_facts
-from glassgpt.runs.open import read_run_log
+from glassgpt.runs.reading import read_run_log
 
 LINES = [f"iter {at}: loss {4 - at / 100:.4f}, time 33.00ms, mfu 5.00%\n" for at in range(0, 50, 10)]
 

@@ -176,9 +176,9 @@ def test_every_trainer_after_every_other(trainers: dict[str, ExpectedLog]) -> No
         if first.format == second.format or "unknown" in (first.format, second.format):
             continue
         run_log = parse_log(f"{first.text}$ second command\n{second.text}")
-        assert [one.trainer.id for one in run_log.earlier] == [first.format]
+        assert [one.trainer.id for one in run_log.earlier_runs] == [first.format]
         assert run_log.trainer.id == second.format
-        for told, read in ((second, run_log), (first, run_log.earlier[0])):
+        for told, read in ((second, run_log), (first, run_log.earlier_runs[0])):
             got = compute_facts(read).as_dict()
             wrong = {
                 name: value
@@ -190,7 +190,7 @@ def test_every_trainer_after_every_other(trainers: dict[str, ExpectedLog]) -> No
 
 def test_a_trainer_that_nobody_knows_after_another() -> None:
     run_log = parse_log(LONG["nanogpt"].text + LONG["unknown"].text)
-    assert [one.trainer.id for one in (*run_log.earlier, run_log)] == ["nanogpt", "unknown"]
+    assert [one.trainer.id for one in (*run_log.earlier_runs, run_log)] == ["nanogpt", "unknown"]
 
 
 def test_both_runs_are_explained_and_the_first_is_named() -> None:
@@ -204,15 +204,15 @@ def test_both_runs_are_explained_and_the_first_is_named() -> None:
 def test_the_second_header_says_nothing_about_the_first_run() -> None:
     text = nanogpt(COURSE).text + "| device | NVIDIA GeForce RTX 4090 |\n" + llmc(COURSE).text
     run_log = parse_log(text)
-    assert run_log.earlier[0].setup.device_name is None
+    assert run_log.earlier_runs[0].setup.device_name is None
     assert run_log.setup.device_name is not None
 
 
 def test_a_crash_and_a_stopwatch_belong_to_the_run_before() -> None:
     crash = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\nreal\t1m40.5s\n"
     run_log = parse_log(nanogpt(COURSE).text + crash + llmc(COURSE).text)
-    assert compute_facts(run_log.earlier[0]).ended == "oom"
-    assert run_log.earlier[0].setup.wall_s == 100.5
+    assert compute_facts(run_log.earlier_runs[0]).ended == "oom"
+    assert run_log.earlier_runs[0].setup.wall_s == 100.5
     assert run_log.setup.wall_s is None
     assert not any(finding.id == "oom" for finding in explain(run_log).findings)
 
@@ -221,8 +221,8 @@ def test_a_few_lines_of_another_kind_are_no_second_run() -> None:
     lines = nanogpt(COURSE).lines
     strange = "step 3 | loss: 2.345678 | dt: 100.00ms"
     mixed = [text for line in lines for text in (line, strange)]
-    assert parse_log("\n".join(mixed) + "\n").earlier == ()
-    assert parse_log("\n".join([*lines, strange, strange]) + "\n").earlier == ()
+    assert parse_log("\n".join(mixed) + "\n").earlier_runs == ()
+    assert parse_log("\n".join([*lines, strange, strange]) + "\n").earlier_runs == ()
 
 
 def test_a_second_run_of_the_trainer_is_said_where_lines_have_no_numbers() -> None:

@@ -41,7 +41,7 @@ def test_all_problems_at_once() -> None:
     assert len(caught.value.problems) == 6
     assert "--a.nlayer; did you mean --a.n_layer?" in text
     assert "did you mean --b.n_embd?" in text
-    assert "--c.n_layer is about run C; there are 2" in text
+    assert "--c.n_layer is for run C, but there are only 2" in text
     assert "--a.n_head=x is not a number" in text
     assert "--a.parameters=0 must be greater than 0" in text
     assert "--a.dtype needs a value" in text

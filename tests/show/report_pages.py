@@ -44,7 +44,7 @@ def make_columns(iterations: Sequence[int], **columns: Floats | Sequence[float])
 
 
 def bare_run(steps: Steps, *evals: LoggedEvaluation, **changes: object) -> RunLog:
-    whole = RunLog(NANOGPT, "run.log", steps, evals, saves=(), segments=(Segment(has_startup=True),))
+    whole = RunLog(NANOGPT, "run.log", steps, evals, checkpoints=(), segments=(Segment(has_startup=True),))
     return replace(whole, **changes)  # type: ignore[arg-type]
 
 

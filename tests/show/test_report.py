@@ -330,7 +330,9 @@ def test_language_and_direction(language: str, direction: str, monkeypatch: pyte
             LoggedEvaluation(None, 0, 3.0),
             LoggedEvaluation(2, 0, np.nan, np.inf),
         ),
-        bare_run(make_columns([9, 3, 5, 1], loss=[1.0] * 4, ms=[5.0] * 4), numbered=False, live=True),
+        bare_run(
+            make_columns([9, 3, 5, 1], loss=[1.0] * 4, ms=[5.0] * 4), has_iteration_numbers=False, live=True
+        ),
         bare_run(make_columns([0, 2**62], loss=[1.0, 2.0], ms=[1.0, 1.0])),
     ],
 )

@@ -195,7 +195,7 @@ def _eval_cost(analysis: RunAnalysis) -> EvalCost | None:
         evaluated |= set(_step_keys(run_log, is_first))
     logged = set(_step_keys(run_log, is_first | includes_eval))
     saved = evaluated & {
-        (save.segment, save.iteration) for save in run_log.saves if save.iteration is not None
+        (save.segment, save.iteration) for save in run_log.checkpoints if save.iteration is not None
     }
     eval_ms, save_ms = overhead_ms, None
     # Where only some evaluations were followed by a save, the difference is the save's.

@@ -44,7 +44,7 @@ def divergence(analysis: RunAnalysis) -> Finding | None:
         "lowest": format_loss(rise.lowest_loss),
         "end": format_loss(rise.end_loss),
     }
-    if run_log.numbered:
+    if run_log.has_iteration_numbers:
         evidence = say(
             "The training loss (smoothed) started at {first}, fell to {lowest} near iteration {at}, and "
             "ended at {end}.",
@@ -153,7 +153,7 @@ def find_loss_spikes(analysis: RunAnalysis) -> list[LossSpike]:
 def loss_spike(analysis: RunAnalysis) -> Finding | None:
     """The training loss jumped up and came back. Severity: the share of iterations until it was back."""
     # Between two updates no weight changes, so the high loss of a micro-batch is a hard batch.
-    if analysis.log.trainer.steps_are_micro_batches or not analysis.log.numbered:
+    if analysis.log.trainer.steps_are_micro_batches or not analysis.log.has_iteration_numbers:
         return None
     spikes, iterations = find_loss_spikes(analysis), analysis.trajectory.iteration
     if not spikes:

@@ -61,7 +61,13 @@ def still_improving(analysis: RunAnalysis) -> Finding | None:
     """The loss was still falling at the end; a fitted power law says what more training would bring."""
     run_log, last = analysis.log, analysis.trajectory.last_iteration
     points = _points_to_fit(analysis)
-    if run_log.live or not run_log.numbered or last is None or points is None or analysis.loss_rise:
+    if (
+        run_log.live
+        or not run_log.has_iteration_numbers
+        or last is None
+        or points is None
+        or analysis.loss_rise
+    ):
         return None
     at, losses, noise, name = points
     planned = planned_end_iteration(run_log)
@@ -193,7 +199,7 @@ def plateau(analysis: RunAnalysis) -> Finding | None:
     if has_leaked_data(analysis) or trailing_zero_losses(analysis):
         return None
     smooth = block_medians(at, losses, 30)
-    from_start = run_log.numbered and int(at[0]) <= run_log.trainer.first_iteration + 1
+    from_start = run_log.has_iteration_numbers and int(at[0]) <= run_log.trainer.first_iteration + 1
     if from_start and (nothing := _nothing_learnt(analysis, smooth, min_iterations)):
         return nothing
     evidence = _plateau_evidence(analysis, smooth)
@@ -217,7 +223,7 @@ def plateau(analysis: RunAnalysis) -> Finding | None:
             at=format_integer(last * 2 // 3),
             share=share,
         )
-        if run_log.numbered
+        if run_log.has_iteration_numbers
         else say(
             "Stopping there would have saved {share} of the run. For a lower loss change something else: a "
             "larger model, more data, or another learning rate.",
@@ -366,7 +372,7 @@ def _find_too_small_model(analysis: RunAnalysis) -> CapacityFit | None:
 def underfit_capacity(analysis: RunAnalysis) -> Finding | None:
     """The model is too small for its tokens: 100 per parameter or more, both losses close and flat."""
     fit = _find_too_small_model(analysis)
-    if fit is None or not analysis.log.numbered:
+    if fit is None or not analysis.log.has_iteration_numbers:
         return None
     # Compute is 6 x parameters x tokens; the best split of it has 20 tokens per parameter.
     best_parameters = math.sqrt(fit.parameters * fit.tokens / CHINCHILLA_TOKENS_PER_PARAMETER)

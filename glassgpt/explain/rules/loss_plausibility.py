@@ -183,7 +183,7 @@ def leaked_data(analysis: RunAnalysis) -> Finding | None:
 def ppl_vs_loss(analysis: RunAnalysis) -> Finding | None:
     """The logged validation "loss" is a perplexity: above chance, while its logarithm fits the train loss."""
     run_log, trajectory = analysis.log, analysis.trajectory
-    if run_log.val_metric != "loss" or not run_log.numbered:
+    if run_log.val_metric != "loss" or not run_log.has_iteration_numbers:
         return None
     vocab_size = numeric_setting(run_log, "vocab_size")
     if vocab_size and vocab_size > 1:

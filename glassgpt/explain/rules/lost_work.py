@@ -49,10 +49,10 @@ def find_lost_work(analysis: RunAnalysis) -> LostWork:
     run_log, trajectory = analysis.log, analysis.trajectory
     broken = find_nonfinite_loss(run_log)
     nonfinite_since = broken.iteration if broken and not broken.has_recovered else None
-    saves = [save.iteration for save in trajectory.saves if save.iteration is not None]
+    saves = [save.iteration for save in trajectory.checkpoints if save.iteration is not None]
     saved = max((at for at in saves if nonfinite_since is None or at <= nonfinite_since), default=None)
-    shows_checkpoints = (run_log.trainer.shows_saves and not run_log.is_excerpt) or bool(saves)
-    last = trajectory.last_iteration if run_log.numbered else None
+    shows_checkpoints = (run_log.trainer.logs_checkpoints and not run_log.is_excerpt) or bool(saves)
+    last = trajectory.last_iteration if run_log.has_iteration_numbers else None
     return LostWork(last, saved, shows_checkpoints, nonfinite_since)
 
 
@@ -71,7 +71,7 @@ def progress_sentence(analysis: RunAnalysis) -> str:
     planned = planned_end_iteration(analysis.log)
     if last is None:
         return ""
-    if not analysis.log.numbered:
+    if not analysis.log.has_iteration_numbers:
         return say("Logged iterations: {count}.", count=format_integer(analysis.facts.iterations_logged))
     if not planned or planned <= last:
         return say("It had reached iteration {last}.", last=format_integer(last))
@@ -85,7 +85,7 @@ def progress_sentence(analysis: RunAnalysis) -> str:
 
 def lost_work_sentence(analysis: RunAnalysis, lost: LostWork) -> str:
     """What was trained since the last checkpoint; empty where nothing was."""
-    if lost.last_iteration is None and analysis.log.numbered:
+    if lost.last_iteration is None and analysis.log.has_iteration_numbers:
         return ""
     if lost.nonfinite_since is not None:
         return say(
@@ -240,7 +240,7 @@ def never_checkpointed(analysis: RunAnalysis) -> Finding | None:
     """More than five minutes of training without a checkpoint, by a trainer that saves after evaluations."""
     run_log, facts, trajectory = analysis.log, analysis.facts, analysis.trajectory
     last, iterations = trajectory.last_iteration, trajectory.iteration
-    if not run_log.trainer.saves_only_after_eval or trajectory.saves or not last:
+    if not run_log.trainer.saves_only_after_eval or trajectory.checkpoints or not last:
         return None
     if not run_log.segments[0].has_startup or len(iterations) < 2:
         return None
@@ -299,7 +299,9 @@ def never_checkpointed(analysis: RunAnalysis) -> Finding | None:
 def best_overwritten(analysis: RunAnalysis) -> Finding | None:
     """The last save replaced better weights: its validation loss is above the best by more than noise."""
     run_log, trajectory, noise = analysis.log, analysis.trajectory, analysis.eval_noise
-    saved = max((save.iteration for save in trajectory.saves if save.iteration is not None), default=None)
+    saved = max(
+        (save.iteration for save in trajectory.checkpoints if save.iteration is not None), default=None
+    )
     if not run_log.trainer.overwrites_checkpoint or saved is None or len(trajectory.evals) < 2:
         return None
     best = min(trajectory.evals, key=lambda done: (done.val_loss or 0.0, done.iteration or 0))

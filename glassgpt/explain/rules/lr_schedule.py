@@ -174,7 +174,7 @@ def _mismatch_in_logged_lr(analysis: RunAnalysis) -> Finding | None:
     planned = planned_end_iteration(run_log)
     rates = run_log.steps.lr[trajectory.rows]
     rates = rates[np.isfinite(rates)]
-    if not planned or not run_log.numbered or len(rates) < MIN_LOGGED_LRS:
+    if not planned or not run_log.has_iteration_numbers or len(rates) < MIN_LOGGED_LRS:
         return None
     if trajectory.last_iteration is None or trajectory.last_iteration < planned - 1:
         return None

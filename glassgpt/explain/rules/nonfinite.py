@@ -78,9 +78,9 @@ def loss_nan(analysis: RunAnalysis) -> Finding | None:
     if broken is None:
         return _nonfinite_gradient(run_log) or _nonfinite_evaluations(run_log)
     at = format_integer(broken.iteration)
-    if run_log.numbered and broken.has_recovered:
+    if run_log.has_iteration_numbers and broken.has_recovered:
         title = say("The loss was NaN or infinite at iteration {at}", at=at)
-    elif run_log.numbered:
+    elif run_log.has_iteration_numbers:
         title = say("The loss is NaN or infinite from iteration {at} on", at=at)
     elif broken.has_recovered:
         title = say("The loss was NaN or infinite, then recovered")
@@ -112,7 +112,7 @@ def loss_nan(analysis: RunAnalysis) -> Finding | None:
 
 
 def _evidence(run_log: RunLog, broken: NonFiniteLoss) -> str:
-    if not run_log.numbered:
+    if not run_log.has_iteration_numbers:
         evidence = [
             say(
                 "It first happened in line {count} of the logged iterations.",
@@ -187,7 +187,9 @@ def _nonfinite_evaluations(run_log: RunLog) -> Finding | None:
             "finite.",
             bad=len(bad),
             all=len(run_log.evals),
-            at="?" if bad[0].iteration is None or not run_log.numbered else format_integer(bad[0].iteration),
+            at="?"
+            if bad[0].iteration is None or not run_log.has_iteration_numbers
+            else format_integer(bad[0].iteration),
         ),
         say("The validation data or the evaluation is at fault: an empty batch, or an overflow in float16."),
         say("Check that the validation split is not empty, and evaluate once in float32."),
@@ -201,7 +203,7 @@ def _likely_cause(run_log: RunLog, broken: NonFiniteLoss) -> NonFiniteCause:
     losses = broken.losses_before
     process = run_log.segments[int(run_log.steps.segment[broken.row])]
     is_before_first_update = (
-        run_log.numbered
+        run_log.has_iteration_numbers
         and broken.iteration <= run_log.trainer.first_iteration
         and process.has_startup
         and not process.resumed
@@ -273,7 +275,7 @@ def _cause_explanation(run_log: RunLog, broken: NonFiniteLoss, cause: NonFiniteC
 
 
 def _checkpoint_advice(run_log: RunLog, broken: NonFiniteLoss) -> str:
-    saved = [save.iteration for save in run_log.saves if save.iteration is not None]
+    saved = [save.iteration for save in run_log.checkpoints if save.iteration is not None]
     usable = [iteration for iteration in saved if iteration <= broken.iteration]
     if not usable or broken.has_recovered:
         return ""

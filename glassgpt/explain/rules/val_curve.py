@@ -107,7 +107,7 @@ def overfitting(analysis: RunAnalysis) -> Finding | None:
     rise = past.end_loss - past.best_loss
     worse = format_loss_difference(rise)
     losses = {"best": format_loss(past.best_loss), "end": format_loss(past.end_loss), "worse": worse}
-    if run_log.numbered:
+    if run_log.has_iteration_numbers:
         title = say("The model has overfitted since iteration {at}", at=format_integer(past.best_iteration))
         compared = say(
             "Best {metric} {best} at iteration {at}, at the end {end} at iteration {last}: {worse} worse.",
@@ -158,7 +158,7 @@ def _overfitting_advice(analysis: RunAnalysis, past: PastBest, saving: float) ->
         "worse": format_loss_difference(past.end_loss - past.best_loss),
     }
     advice = []
-    if not analysis.log.numbered:
+    if not analysis.log.has_iteration_numbers:
         advice.append(say("Stopping there saves {share} of the run and ends about {worse} lower.", **values))
     elif takes_known_settings(analysis.log):
         advice.append(
@@ -171,7 +171,7 @@ def _overfitting_advice(analysis: RunAnalysis, past: PastBest, saving: float) ->
         )
         if any(
             save.iteration is not None and save.iteration > past.best_iteration
-            for save in analysis.trajectory.saves
+            for save in analysis.trajectory.checkpoints
         ):
             advice.append(say("always_save_checkpoint=False keeps the best weights instead of the last."))
     else:

@@ -63,7 +63,7 @@ def read(line: str, builder: RunBuilder) -> bool:
             builder.add_eval(iteration, value)
         return True
     if "heckpoint" in line and _SAVE.search(line):
-        builder.add_save()
+        builder.add_checkpoint()
     return False
 
 
@@ -72,8 +72,8 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
         GlossaryEntry(
             last_evaluation(run_log, "validation loss: {val}"),
             say(
-                "The mean loss over 20 validation batches, before the step whose line comes next, inside "
-                "its time."
+                "The mean loss over 20 validation batches, evaluated before the step of the next line and "
+                "included in its time."
             ),
         ),
         GlossaryEntry(last.shown("iteration", "step {}"), say("The number of this update, from 0.")),
@@ -96,8 +96,8 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
 
 def _eval_time_cause() -> str:
     return say(
-        "{trainer} evaluates with its clock running: these times hold the validation, and where the "
-        "script has them also HellaSwag's 10,042 questions, the samples and the checkpoint.",
+        "{trainer} evaluates with its clock running: these times include the validation and, where the "
+        "script has them, HellaSwag's 10,042 questions, the samples and the checkpoint.",
         trainer=TRAINER.name,
     )
 
@@ -105,7 +105,8 @@ def _eval_time_cause() -> str:
 def _rarer_eval_advice(old: int, new: int, share: str) -> str:
     """Its intervals are in the code, and most of the time is HellaSwag's."""
     return say(
-        "Make HellaSwag and the samples rarer: every {new} iterations instead of {old} saves up to {share}.",
+        "Run HellaSwag and the samples less often: every {new} iterations instead of {old} saves up to "
+        "{share}.",
         old=old,
         new=new,
         share=share,
@@ -131,8 +132,8 @@ def _data_restart_advice(share: str) -> str:
 TRAINER = Trainer(
     "build-nanogpt",
     "build-nanogpt",
-    reader=lambda: read,
-    introduction=re.compile(r"^total desired batch size:\s*\d"),
+    reader=read,
+    identifying_line=re.compile(r"^total desired batch size:\s*\d"),
     header=(
         HeaderPattern("otal desired", re.compile(r"^total desired batch size:\s*\d")),
         HeaderPattern("otal", re.compile(rf"total desired batch size:\s*{COUNT}"), "tokens_per_iteration"),

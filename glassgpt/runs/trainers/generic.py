@@ -73,7 +73,7 @@ class GenericReader:
             if _END.match(line):
                 builder.add_event("finish", line)
             elif "saved" in line and (match := _SAVED.search(line)):
-                builder.add_save(int(match[1][: len(str(MAX_COUNT)) + 1]))
+                builder.add_checkpoint(int(match[1][: len(str(MAX_COUNT)) + 1]))
             return False
         step = _STEP.search(line) or _BAR.search(line)
         evaluation = _VAL.search(line) or _VAL_AT.search(line)

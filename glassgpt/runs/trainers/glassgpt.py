@@ -26,20 +26,20 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
         GlossaryEntry(
             last.shown("ms", "{:.2f} ms"),
             say(
-                "The mean time of an update since the line before; evaluation, checkpoints and compiling "
-                "are outside."
+                "The mean time of an update since the previous line, without evaluation, checkpoints and "
+                "compiling."
             ),
         ),
         GlossaryEntry(last.shown("tokens_per_s", "{:.0f} tok/s"), tokens_per_second()),
         GlossaryEntry(
             last.shown("mfu", "MFU {:.1f}%"),
-            say("Achieved FLOP/s over the peak that the start of the run names."),
+            say("Achieved FLOP/s over the peak FLOP/s that the run prints at its start."),
         ),
         GlossaryEntry(last.shown("lr", "lr {:.2e}"), learning_rate()),
         GlossaryEntry(last.shown("grad_norm", "norm {:.2f}"), gradient_norm()),
         GlossaryEntry(
             last_evaluation(run_log, "train {train}  val {val}"),
-            say("The same tokens of each split every time, with a standard error."),
+            say("The mean loss over the same tokens of each split every time, with a standard error."),
         ),
     ]
 
@@ -63,6 +63,6 @@ TRAINER = Trainer(
     takes_known_settings=True,
     schedule_fits_run=True,
     defaults={"learning_rate": TrainConfig.learning_rate},
-    shows_saves=True,
+    logs_checkpoints=True,
     resume_command="glass train --init_from=resume --out_dir=RUN",
 )

@@ -65,7 +65,7 @@ class TrainerReader:
             is_loss = "loss" in values and "epoch" in values  # without an epoch it is another trainer's
             return "train_runtime" in values or is_loss or _eval_loss(values) is not None
         if "Saving model checkpoint" in line and (match := _SAVE.search(line)):
-            builder.add_save(int(match[1]))
+            builder.add_checkpoint(int(match[1]))
         elif "training from" in line and _RESUME.search(line):
             builder.start_process(resumed=True)
         elif _BEGIN in line:
@@ -103,7 +103,7 @@ class TrainerReader:
                 self._bar_total = total
             if total == self._bar_total:
                 if self._count and at < (self._bar or 0):
-                    builder.start_process(silently=True)
+                    builder.start_process(has_header=False)
                 self._bar_moved = self._bar_moved or at != self._bar
                 self._bar = at
         if self._waiting and "{" not in line:
@@ -121,7 +121,7 @@ class TrainerReader:
         self._count += 1
         epoch = parse_number(values["epoch"])
         if epoch < self._epoch:
-            builder.start_process(silently=True)
+            builder.start_process(has_header=False)
             self._previous = (None, 0.0, 0.0)
         self._epoch = epoch
 
@@ -156,7 +156,7 @@ def _eval_loss(values: dict[str, str]) -> tuple[str, float] | None:
 def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
         GlossaryEntry(
-            last.shown("loss", "'loss': {:.4f}"), say("The mean training loss since the line before.")
+            last.shown("loss", "'loss': {:.4f}"), say("The mean training loss since the previous line.")
         ),
         GlossaryEntry(last.shown("grad_norm", "'grad_norm': {:.4g}"), gradient_norm()),
         GlossaryEntry(last.shown("lr", "'learning_rate': {:.3g}"), learning_rate()),
@@ -176,7 +176,7 @@ TRAINER = Trainer(
     "hf-trainer",
     "Hugging Face Trainer",
     reader=TrainerReader,
-    introduction=re.compile(
+    identifying_line=re.compile(
         r'\*{5} Running training \*{5}|^File "[^"]{1,300}\btransformers[/\\]trainer\.py"'
     ),
     header=(HeaderPattern("otal", re.compile(rf"Total optimization steps = {COUNT}"), "planned_iterations"),),

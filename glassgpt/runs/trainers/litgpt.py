@@ -53,7 +53,7 @@ def read(line: str, builder: RunBuilder) -> bool:
             builder.add_event("finish", line)
             return True
     if "Saving" in line and _SAVE.search(line):
-        builder.add_save_at_last_step()
+        builder.add_checkpoint(builder.last_iteration)
     elif _END.match(line):
         builder.add_event("finish", line)
     return False
@@ -77,7 +77,7 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
         ),
         GlossaryEntry(
             last.shown("ms", "iter time: {:.2f} ms"),
-            say("This micro-batch alone; those marked (step) hold the optimizer too."),
+            say("This micro-batch alone; those marked (step) include the optimizer step."),
         ),
     ]
 
@@ -85,8 +85,8 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
 TRAINER = Trainer(
     "litgpt",
     "litgpt",
-    reader=lambda: read,
-    introduction=re.compile(r'^File "[^"]{1,300}\blitgpt[/\\](?:pretrain|finetune)'),
+    reader=read,
+    identifying_line=re.compile(r'^File "[^"]{1,300}\blitgpt[/\\](?:pretrain|finetune)'),
     command="litgpt",
     setting_names={
         "micro_batch_size": "batch_size",

@@ -83,7 +83,7 @@ def read(line: str, builder: RunBuilder) -> bool:
             builder.add_eval(int(iteration), parse_number(value))
         return True
     if "Writing" in line and (match := _SAVE.search(line)):
-        builder.add_save(int(match[1]))
+        builder.add_checkpoint(int(match[1]))
     elif "total average iteration time" in line or line.startswith("peak memory consumption"):
         builder.add_event("finish", line)
     elif "skipping" in line and _SKIPPED.search(line):
@@ -123,9 +123,7 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
     return [
         GlossaryEntry(
             last_evaluation(run_log, "val loss {val}"),
-            say(
-                "The mean loss over val_max_steps validation batches, after the step whose line came before."
-            ),
+            say("The mean loss over val_max_steps validation batches, after the step of the previous line."),
         ),
         GlossaryEntry(last.shown("iteration", "step {}"), say("The number of this update, from 1.")),
         GlossaryEntry(
@@ -139,7 +137,7 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
         GlossaryEntry(last.shown("lr", "lr {:.2e}"), learning_rate()),
         GlossaryEntry(
             last.shown("ms", "{:.2f} ms"),
-            say("This update alone, measured on the GPU; evaluation and checkpoints are outside."),
+            say("This update alone, measured on the GPU, without evaluation and checkpoints."),
         ),
         GlossaryEntry(
             last.shown("mfu", "{:.1f}% MFU"),
@@ -177,8 +175,8 @@ _HEADER = (
 TRAINER = Trainer(
     "llm.c",
     "llm.c",
-    reader=lambda: read,
-    introduction=re.compile(r"^\|\s*train data pattern\s*\|"),
+    reader=read,
+    identifying_line=re.compile(r"^\|\s*train data pattern\s*\|"),
     header=_HEADER,
     article="An",  # its first letter is read as a word, "el"
     setting_names=_SETTING_NAMES,
@@ -190,7 +188,7 @@ TRAINER = Trainer(
     often_finetunes=True,
     eval_splits=1,
     final_eval_offsets=(0, 1),  # after the last update, which main.log counts as one more
-    shows_saves=True,
+    logs_checkpoints=True,
     resume_command="-y 1",
 )
 _IN_C = replace(TRAINER, first_iteration=0)

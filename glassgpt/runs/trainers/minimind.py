@@ -76,7 +76,7 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
     return [
         GlossaryEntry(
             "Epoch:[…](…)",
-            say("The epoch, and the number of this micro-batch in it; both out of how many."),
+            say("The epoch and the micro-batch in it, each with its total."),
         ),
         GlossaryEntry(last.shown("loss", "loss: {:.4f}"), one_loss()),
         GlossaryEntry(last.shown("lr", "lr: {:.8f}"), learning_rate()),
@@ -91,7 +91,7 @@ TRAINER = Trainer(
     "minimind",
     "MiniMind",
     reader=MinimindReader,
-    introduction=re.compile("^LLM可训练总参数量：|" + _SKIPPED.pattern),
+    identifying_line=re.compile("^LLM可训练总参数量：|" + _SKIPPED.pattern),
     glossary=_glossary,
     first_iteration=0,
     steps_are_micro_batches=True,  # accumulation_steps is 8 in pretraining, and no line says it

@@ -56,7 +56,7 @@ def read(line: str, builder: RunBuilder) -> bool:
         builder.add_eval(int(match[1]), parse_number(match[3]), metric=metric)
         return True
     if "Saved model" in line and (match := _SAVE.search(line)):
-        builder.add_save(int(match[1]) if match[1] else None)
+        builder.add_checkpoint(int(match[1]) if match[1] else None)
     elif _END.match(line):
         builder.add_event("finish", line)
     return False
@@ -77,11 +77,11 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
             say("A running average of the training loss: 0.9 of the last value, 0.1 of this batch."),
         ),
         GlossaryEntry(
-            "lrm: …", say("What all learning rates are multiplied by now; not a learning rate itself.")
+            "lrm: …", say("The factor of all learning rates at this step; not a learning rate itself.")
         ),
         GlossaryEntry(
             last.shown("ms", "dt: {:.2f}ms"),
-            say("This update alone; evaluation and checkpoints are outside."),
+            say("This update alone, without evaluation and checkpoints."),
         ),
         GlossaryEntry(last.shown("tokens_per_s", "tok/sec: {:,.0f}"), tokens_per_second()),
         GlossaryEntry(
@@ -113,8 +113,8 @@ _HEADER = (
 TRAINER = Trainer(
     "nanochat",
     "nanochat",
-    reader=lambda: read,
-    introduction=re.compile(r"^Autodetected device type: |^Tokens / micro-batch / rank: "),
+    reader=read,
+    identifying_line=re.compile(r"^Autodetected device type: |^Tokens / micro-batch / rank: "),
     header=_HEADER,
     setting_names={"sequence_len": "block_size"},
     glossary=_glossary,

@@ -73,7 +73,7 @@ def read(line: str, builder: RunBuilder) -> bool:
         )
         return True
     if "aving" in line and _SAVE.search(line):
-        builder.add_save()
+        builder.add_checkpoint()
     return False
 
 
@@ -107,25 +107,25 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
             ),
         ),
         GlossaryEntry(
-            "saving checkpoint to …" if run_log.saves else "",
-            say("ckpt.pt is written over the last one, inside the time of this iteration."),
+            "saving checkpoint to …" if run_log.checkpoints else "",
+            say("ckpt.pt replaces the previous one. Writing it is part of this iteration's time."),
         ),
         GlossaryEntry(last.shown("iteration", "iter {}"), say("The number of this update, from 0.")),
         GlossaryEntry(last.shown("loss", "loss {:.4f}"), one_loss()),
         GlossaryEntry(
             last.shown("ms", "time {:.2f}ms"),
             say(
-                "From the end of the iteration before to the end of this one. An evaluation or a save in "
-                "it is in this time too; a steady iteration takes {steady} here.",
+                "From the end of the previous iteration to the end of this one, including an evaluation or "
+                "a checkpoint made in it. A steady iteration takes {steady} here.",
                 steady=f"{facts.steady_ms:.2f} ms" if facts.steady_ms is not None else "?",
             ),
         ),
         GlossaryEntry(
             last.shown("mfu", "mfu {:.2f}%"),
             say(
-                "Model FLOPs utilization: the arithmetic that the model needs, divided by what an A100 "
-                "could do in that time (312 TFLOP/s), whatever the card is; and it is a running average, "
-                "0.9 of the last value and 0.1 of this iteration. -100% means that it is not known yet."
+                "Model FLOPs utilization: the model's FLOP/s over the peak of an A100 (312 TFLOP/s), "
+                "whatever the card is. It is a running average: 0.9 of the last value, 0.1 of this "
+                "iteration. -100% means that it is not known yet."
             ),
         ),
         GlossaryEntry(last.shown("lr", "lr {:.3g}"), learning_rate()),
@@ -154,6 +154,8 @@ _HEADER = (
         "Initializing", re.compile(r"Initializing (?:a new model from scratch|from OpenAI GPT-2 weights)")
     ),
     HeaderPattern("Overriding config", re.compile(r"Overriding config with ")),
+    HeaderPattern("Resuming", re.compile(r"Resuming (?:training|optimization) from"), "resumed"),
+    HeaderPattern("compiling", re.compile(r"compiling the model"), "compile"),
     HeaderPattern(
         "tokens per iteration",
         re.compile(rf"tokens per iteration will be:\s*{COUNT}\s*$"),
@@ -180,8 +182,8 @@ _DEFAULTS = {"learning_rate": TrainConfig.learning_rate} | {
 TRAINER = Trainer(
     "nanogpt",
     "nanoGPT",
-    reader=lambda: read,
-    introduction=re.compile(r"^tokens per iteration will be:\s*\d"),
+    reader=read,
+    identifying_line=re.compile(r"^tokens per iteration will be:\s*\d"),
     header=_HEADER,
     glossary=_glossary,
     first_iteration=0,
@@ -205,7 +207,7 @@ TRAINER = Trainer(
     takes_known_settings=True,
     settings_give_batch_tokens=True,
     defaults=_DEFAULTS,
-    shows_saves=True,
+    logs_checkpoints=True,
     saves_only_after_eval=True,
     overwrites_checkpoint=True,
     resume_command="python train.py … --init_from=resume",

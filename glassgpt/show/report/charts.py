@@ -10,6 +10,7 @@ import numpy as np
 from glassgpt import format
 from glassgpt.i18n import say
 from glassgpt.runs.facts import Facts
+from glassgpt.runs.inference import stated_peak_flops
 from glassgpt.runs.run_log import Bools, RunLog
 from glassgpt.show.report.drawing import (
     Chart,
@@ -196,7 +197,7 @@ def _mfu_chart(run_log: RunLog, facts: Facts) -> Chart | MissingChart:
     sentences = []
     if facts.mfu_reported_steady is not None:
         sentences.append(say("Usually {mfu}.", mfu=f"{facts.mfu_reported_steady:.1f}%"))
-    peak = run_log.setup.peak_flops or run_log.trainer.mfu_peak
+    peak = stated_peak_flops(run_log)
     if peak:
         sentences.append(say("{peak} counts as 100%.", peak=format.format_flops_per_s(peak)))
     if run_log.trainer.mfu_is_running_average:

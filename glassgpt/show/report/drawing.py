@@ -234,7 +234,9 @@ def base_layout(run_log: RunLog) -> Layout:
     low, high = iteration_range(run_log)
     number = "%{x:,d}"  # plotly fills it in
     hover = (
-        say("iteration {number}", number=number) if run_log.numbered else say("line {number}", number=number)
+        say("iteration {number}", number=number)
+        if run_log.has_iteration_numbers
+        else say("line {number}", number=number)
     )
     resumes = [
         segment.first_iteration for segment in run_log.segments[1:] if segment.first_iteration is not None
@@ -261,7 +263,10 @@ def base_layout(run_log: RunLog) -> Layout:
         "showlegend": True,
         "xaxis": axis
         | {
-            "title": {"text": say("iteration") if run_log.numbered else say("line"), "standoff": 8},
+            "title": {
+                "text": say("iteration") if run_log.has_iteration_numbers else say("line"),
+                "standoff": 8,
+            },
             "tickformat": ",~d",
             "unifiedhovertitle": {"text": hover},
             "showgrid": False,

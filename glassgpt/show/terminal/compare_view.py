@@ -108,7 +108,7 @@ def _print_differences(comparison: Comparison, console: Console) -> None:
 
 def _print_derived(runs: Sequence[ComparedRun], console: Console) -> None:
     """Size, tokens, FLOPs, speed, MFU, computed from each log. A row that no log supports is left out."""
-    _print_heading(say("What follows from that"), console)
+    _print_heading(say("Derived"), console)
     table = _make_table(runs)
 
     def add_row(name: str, values: Sequence[float | None], format_value: Callable[[float], str]) -> None:
@@ -178,7 +178,7 @@ def _print_losses(comparison: Comparison, console: Console) -> None:
             elif axis == "time":
                 title = say("after {time}", time=after)
             else:
-                title = say("after {flops} of arithmetic", flops=after)
+                title = say("after {flops}", flops=after)
             cells = []
             for reading in point.losses:
                 loss = None if reading is None else format.format_loss(reading.loss)

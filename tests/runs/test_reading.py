@@ -14,7 +14,7 @@ from journals import whole_run
 from glassgpt.errors import UserError
 from glassgpt.record.journal import FILE_NAME, encode_line
 from glassgpt.runs.facts import compute_facts
-from glassgpt.runs.open import looks_like_journal, read_run_log
+from glassgpt.runs.reading import looks_like_journal, read_run_log
 
 LOG = "".join(f"iter {at}: loss 3.0, time 33.00ms, mfu 5.00%\n" for at in range(12)).encode()
 JOURNAL = b"".join(encode_line(record) for record in whole_run())
@@ -113,5 +113,5 @@ def test_journals_are_known_by_their_first_line(start: bytes, is_one: bool) -> N
 
 
 def test_reading_never_imports_torch() -> None:
-    code = "import sys, glassgpt.runs.open, glassgpt.runs.facts; sys.exit('torch' in sys.modules)"
+    code = "import sys, glassgpt.runs.reading, glassgpt.runs.facts; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,8 +7,8 @@ from rich.text import Text
 
 from glassgpt import format
 from glassgpt.doctor.check import CheckResult, DoctorReport
-from glassgpt.doctor.verify_files import CheckedPart, VerifyReport
 from glassgpt.sanitize import sanitize_text
+from glassgpt.verify_files import CheckedPart, VerifyReport
 
 _CHECK_STYLES = {"ok": "green", "note": "bold yellow", "problem": "bold red"}
 _VERDICT_WIDTH, _NAME_WIDTH = 9, 14
@@ -35,7 +35,7 @@ class DoctorConsole:
             verdict = f"{line.verdict:<{_VERDICT_WIDTH}}"
             name = f"{line.name:<{_NAME_WIDTH}} "
             head = Text.assemble((verdict, _CHECK_STYLES[line.verdict]), (name, "bold"))
-            _print_hanging_indent(head, line.says, "", self._out)
+            _print_hanging_indent(head, line.message, "", self._out)
             if line.fix:
                 _print_hanging_indent(Text(" " * len(head)), f"fix: {line.fix}", "cyan", self._out)
 
@@ -49,7 +49,7 @@ class DoctorConsole:
         self._out.print()
         _print_hanging_indent(head, summary, "bold", self._out)
         for line in problems:
-            _print_hanging_indent(indent, f"{line.name}: {line.fix or line.says}", "red", self._out)
+            _print_hanging_indent(indent, f"{line.name}: {line.fix or line.message}", "red", self._out)
         if report.skipped:
             names = ", ".join(check.name for check in report.skipped)
             _print_hanging_indent(indent, f"left out by --quick: {names}", "dim", self._out)
@@ -79,10 +79,10 @@ def print_verification(report: VerifyReport, out: Console, first: bool = True) -
         shown.insert(0, CheckedPart(format.pluralize(len(good), "file"), "good", "as recorded"))
     width = max((len(part.name) for part in shown), default=0)
     for part in shown:
-        print_line(part.verdict, _FILE_STYLES[part.verdict], f"{part.name:<{width}}   {part.says}")
+        print_line(part.verdict, _FILE_STYLES[part.verdict], f"{part.name:<{width}}   {part.message}")
     damaged = report.with_verdict("damaged")
     counts = f"{len(damaged)} damaged, {len(good)} good, {len(report.with_verdict('no digest'))} no digest"
     print_line("verdict", _FILE_STYLES["damaged" if damaged else "good"], counts)
     for step in report.next:
-        print_line("next", "bold", step.says)
+        print_line("next", "bold", step.message)
         print_line("", "bold", step.command)

@@ -163,9 +163,7 @@ def _verify_run(folder: Path, advance: ProgressCallback) -> tuple[list[CheckedPa
     if good and good[-1] == checkpoints[-1].name:
         step = RecoveryStep(f"the newest checkpoint, {good[-1]}, is good", f"glass sample {quoted}@last")
     elif good:
-        message = (
-            f"the newest good checkpoint is {good[-1]}: resuming uses it and sets damaged newer ones aside"
-        )
+        message = f"the newest good checkpoint is {good[-1]}: resuming uses it, and sets newer ones aside"
         step = RecoveryStep(message, f"glass train --init_from=resume --out_dir={quoted}")
     elif good_copies := [checkpoint for checkpoint, part in copies if part.verdict == "good"]:
         place = folder / CHECKPOINTS_FOLDER / f"{good_copies[-1].iter:08d}"

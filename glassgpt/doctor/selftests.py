@@ -63,10 +63,9 @@ def selftest_accumulation(folder: Path) -> list[DiagnosticLine]:
         max_difference(one_batch.grad_norms, accumulated.grad_norms),
         max_tensor_difference(one_batch.tensors["model"], accumulated.tensors["model"]),
     )
-    message = (
-        f"4 micro-batches of 2, one batch of 8: after {_UPDATES} updates, losses, gradient norms and weights"
-    )
-    return [_difference_line("accumulation", f"{message} differ by", max_diff, _ABSOLUTE_TOLERANCE)]
+    compared = "losses, gradient norms and weights differ by"
+    message = f"4 micro-batches of 2, one batch of 8: after {_UPDATES} updates, {compared}"
+    return [_difference_line("accumulation", message, max_diff, _ABSOLUTE_TOLERANCE)]
 
 
 def selftest_resume(folder: Path) -> list[DiagnosticLine]:

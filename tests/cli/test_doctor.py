@@ -30,7 +30,7 @@ DOCTOR = (
 
 @pytest.fixture
 def doctor_lines(monkeypatch: pytest.MonkeyPatch) -> list[DiagnosticLine]:
-    """What the only check will find; the rest is not looked at."""
+    """What the only check will find; the other checks are not run."""
     lines: list[DiagnosticLine] = []
 
     def look(visit: CheckContext) -> list[DiagnosticLine]:
@@ -51,7 +51,7 @@ def test_the_page_ends_in_a_verdict(doctor_lines: list[DiagnosticLine], capsys: 
         "ok       place          runs",
     ]
     assert lines[-2].startswith("verdict  0 problems, 1 note, 1 ok, in ")
-    assert lines[-1].strip() == "left out by --quick: slow one"
+    assert lines[-1].strip() == "skipped by --quick: slow one"
 
 
 def test_a_problem_is_printed_with_its_fix_and_sets_the_exit_code(
@@ -106,8 +106,8 @@ def test_nothing_harms_a_terminal(doctor_lines: list[DiagnosticLine], capsys: Ca
         (["--quick=maybe"], "--quick"),
         (["--out_dir=FILE"], "is a file"),
         (["--out_dir=FILE/below"], "is a file"),
-        (["--out_dir=a\0b"], "no name that a folder can have"),
-        (["--out_dir=\udcff"], "no name that a folder can have"),
+        (["--out_dir=a\0b"], "not a valid folder name"),
+        (["--out_dir=\udcff"], "not a valid folder name"),
     ],
 )
 def test_mistakes_are_errors(

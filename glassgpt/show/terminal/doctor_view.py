@@ -40,7 +40,7 @@ class DoctorConsole:
                 _print_hanging_indent(Text(" " * len(head)), f"fix: {line.fix}", "cyan", self._out)
 
     def print_summary(self, report: DoctorReport) -> None:
-        """The counts, the problems again, and what --quick left out."""
+        """The counts, the problems again, and the checks that --quick skipped."""
         problems, notes, oks = (report.lines_with(verdict) for verdict in ("problem", "note", "ok"))
         counts = f"{format.pluralize(len(problems), 'problem')}, {format.pluralize(len(notes), 'note')}"
         summary = f"{counts}, {len(oks)} ok, in {format.format_duration(report.seconds)}"
@@ -52,11 +52,11 @@ class DoctorConsole:
             _print_hanging_indent(indent, f"{line.name}: {line.fix or line.message}", "red", self._out)
         if report.skipped:
             names = ", ".join(check.name for check in report.skipped)
-            _print_hanging_indent(indent, f"left out by --quick: {names}", "dim", self._out)
+            _print_hanging_indent(indent, f"skipped by --quick: {names}", "dim", self._out)
 
 
 def _print_hanging_indent(head: Text, text: str, style: str, out: Console) -> None:
-    """The text beside its head; further lines begin under the first."""
+    """Print `head` and the text beside it, wrapped with a hanging indent."""
     lines = Text(" ".join(text.split()), style=style).wrap(out, max(20, out.width - len(head)))
     for number, line in enumerate(lines):
         line.rstrip()

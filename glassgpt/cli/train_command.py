@@ -141,7 +141,8 @@ def _train(
         longer = f"--max_iters={2 * run.iter}" if run.reason == "finished" else "--patience=0"
         text = (
             f"already {run.reason}: {run.iter:,} updates, best validation loss {run.best_val_loss:.4f}; "
-            f"to train it longer: glass train --init_from=resume --out_dir={shlex.quote(str(run.out_dir))} {longer}"
+            "to train it longer: glass train --init_from=resume "
+            f"--out_dir={shlex.quote(str(run.out_dir))} {longer}"
         )
         print_line(out, "end", text)
     return run.exit_code

@@ -136,7 +136,7 @@ def check_processor(context: CheckContext) -> list[DiagnosticLine]:
     cores = find_cores()
     model = cpu_model(read_text_or_empty(Path("/proc/cpuinfo")))
     lines = [cores_line(model, cores), load_line(load_average(), cores)]
-    sensors = getattr(psutil, "sensors_temperatures", dict)()  # on Linux and FreeBSD only
+    sensors: Mapping[str, Any] = getattr(psutil, "sensors_temperatures", dict)()  # on Linux and FreeBSD only
     return [*lines, clock_line(read_clock(_CPUFREQ_DIR), hottest_cpu_celsius(sensors))]
 
 

@@ -174,10 +174,10 @@ def test_the_page_in_docs_has_the_limits_of_the_program() -> None:
     sizes = [size // 2**20 for size in disk_check._TEST_FILE_BYTES]
     assert f"Files of {sizes[0]}, {sizes[1]} and {sizes[2]} MiB" in text
     assert f"after {selftests._UPDATES} updates are within 1e-5" in text
-    assert selftests._MAX_ABSOLUTE_DIFFERENCE == 1e-5
-    assert f"within {100 * selftests._MAX_CROSS_DEVICE_ERROR:g}% in float32" in text
-    assert f"our kernels: losses within {100 * selftests._MAX_KERNEL_ERROR:g}%" in text
-    assert text.count(f"within {100 * selftests._MAX_HALF_PRECISION_ERROR:g}%") == 2
+    assert selftests._ABSOLUTE_TOLERANCE == 1e-5
+    assert f"within {100 * selftests._CROSS_DEVICE_TOLERANCE:g}% in float32" in text
+    assert f"our kernels: losses within {100 * selftests._KERNEL_TOLERANCE:g}%" in text
+    assert text.count(f"within {100 * selftests._HALF_PRECISION_TOLERANCE:g}%") == 2
     assert all(f"| {check.section} | " in text for check in checks.CHECKS)
 
 

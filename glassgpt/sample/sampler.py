@@ -110,7 +110,7 @@ def _choose_graph(requested: str, device: torch.device) -> Choice:
     if device.type != "cuda":
         return Choice("compile", "off", "a CUDA graph is captured only on a CUDA card; nothing to compile")
     if requested == "off":
-        return Choice("compile", "off", "requested: each token's kernels are launched one by one")
+        return Choice("compile", "off", "asked for: each token's kernels are launched one by one")
     return Choice("compile", "on", "the decode step is captured as a CUDA graph")
 
 

@@ -1,11 +1,11 @@
-"""GlassGPT and its peers side by side.
+"""Benchmarks of GlassGPT against its peers.
 
     python -m bench cpu-speed cpu-to-loss --nanogpt PATH --shakespeare tinyshakespeare.txt --out results.jsonl
     python -m bench gpt2-speed --device cuda --nanogpt PATH --mdn mdn.jsonl.xz --out results.jsonl
     python -m bench table --out results.jsonl --picture speed.svg --page PAGE.md
 
-Each row runs the sides in alternation and appends its results to --out; rows that are there already are
-skipped, unless --again. `table` prints what the file holds and draws it. The last line is one JSON document.
+Each row alternates between both trainers and appends its results to --out; rows that are there already are
+skipped, unless --again. `table` prints and plots the results in the file. The last line is one JSON document.
 Peers stay outside this repository: their checkouts are copied, and nothing is written to them.
 """
 
@@ -46,16 +46,16 @@ ROWS: dict[str, Benchmark] = {
     "cpu-speed": speed.cpu_speed,
     "cpu-to-loss": to_loss.cpu_to_loss,
 }
-# The row of a command whose results have other names.
+# Rows whose results have other names: the first of them.
 FIRST_RESULT = {"fp8-loss": "fp8", "sampling": "sampling-1", "shakespeare": "shakespeare-whole"}
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = make_parser()
-    asked = vars(parser.parse_args(arguments))
-    rows, again, scratch = asked.pop("rows"), asked.pop("again"), asked.pop("scratch")
-    show = {name: asked.pop(name) for name in ("picture", "sweep_picture", "page")}
-    options = BenchOptions(**asked | {"ours": tuple(asked["ours"])})
+    arguments_by_name = vars(parser.parse_args(arguments))
+    rows, again, scratch = (arguments_by_name.pop(name) for name in ("rows", "again", "scratch"))
+    output_paths = {name: arguments_by_name.pop(name) for name in ("picture", "sweep_picture", "page")}
+    options = BenchOptions(**arguments_by_name | {"ours": tuple(arguments_by_name["ours"])})
     code = 0
     with tempfile.TemporaryDirectory(dir=scratch, prefix="bench-") as folder:
         ctx = BenchContext(options, Path(folder))
@@ -64,9 +64,9 @@ def main(arguments: list[str] | None = None) -> int:
                 code |= run_row(name, ctx)
     found = results.read_latest(options.out)
     print(f"\n{markdown_table(found)}")
-    for name, place in show.items():
-        if place is not None:
-            place.write_text(OUTPUT_WRITERS[name](found, place), encoding="utf-8")
+    for name, path in output_paths.items():
+        if path is not None:
+            path.write_text(OUTPUT_WRITERS[name](found, path), encoding="utf-8")
     print(json.dumps(results_document(found)))
     return code
 
@@ -78,11 +78,11 @@ def draw_sweep(found: list[Result]) -> str:
     return sweep_picture(sweep.points_from_result(swept[-1]), swept[-1].machine)
 
 
-# What is made of all results, by the option that names its place.
+# What is written from all results, by the option with its path.
 OUTPUT_WRITERS: dict[str, Callable[[list[Result], Path], str]] = {
-    "picture": lambda found, place: ratios_picture(found),
-    "sweep_picture": lambda found, place: draw_sweep(found),
-    "page": lambda found, place: fill_page(place.read_text(encoding="utf-8"), found),
+    "picture": lambda found, path: ratios_picture(found),
+    "sweep_picture": lambda found, path: draw_sweep(found),
+    "page": lambda found, path: fill_page(path.read_text(encoding="utf-8"), found),
 }
 
 
@@ -95,7 +95,7 @@ def is_done(name: str, ctx: BenchContext) -> bool:
 
 
 def run_row(name: str, ctx: BenchContext) -> int:
-    """A row that fails leaves the others alone."""
+    """Run a row. If it fails, the other rows still run."""
     print(f"{name}: {ROWS[name].__doc__}", flush=True)
     try:
         for result in ROWS[name](ctx):
@@ -115,7 +115,7 @@ def int_list(text: str) -> tuple[int, ...]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    usual = {field.name: field.default for field in dataclasses.fields(BenchOptions)}
+    defaults = {field.name: field.default for field in dataclasses.fields(BenchOptions)}
     parser = argparse.ArgumentParser(
         prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -127,9 +127,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--out",
         type=Path,
         default=Path("runs/bench.jsonl"),
-        help="where results are appended, and read from",
+        help="the file of results",
     )
-    add("--again", action="store_true", help="measure rows again that are in --out already")
+    add("--again", action="store_true", help="measure rows that are in --out already")
     add("--device", default="cpu")
     add("--nanogpt", type=Path, help="a checkout of nanoGPT")
     add("--nanochat", type=Path, help="a checkout of nanochat; gpt2-speed then times its model too")
@@ -138,58 +138,58 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "--scratch",
         type=Path,
-        help="where copies, runs and caches go while it lasts; default: the system's place",
+        help="folder for temporary copies, runs and caches; default: the system's",
     )
     add("--picture", type=Path, help="an SVG of the ratios")
     add("--sweep-picture", type=Path, help="an SVG of the sweep")
-    add("--page", type=Path, help="a page of Markdown whose table, between its marks, is made anew")
-    add("--rounds", type=int, default=usual["rounds"], help="of the rows that time updates")
-    add("--updates", type=int, help="instead of the row's own number; of sampling, tokens")
+    add("--page", type=Path, help="a Markdown page whose table, between its marks, is updated")
+    add("--rounds", type=int, default=defaults["rounds"], help="of the rows that time updates")
+    add("--updates", type=int, help="updates of a row, instead of its default; tokens in sampling")
     add(
         "--seeds",
         type=int_list,
-        default=usual["seeds"],
-        help="of the rows that race to a loss: 1337,1,2",
+        default=defaults["seeds"],
+        help="of the time-to-loss rows: 1337,1,2",
     )
-    add("--batch", type=int, default=usual["batch"], help="sequences of 1024 tokens, GPT-2 rows")
+    add("--batch", type=int, default=defaults["batch"], help="sequences of 1024 tokens, GPT-2 rows")
     add("--fp8", action="store_true", help="gpt2-speed with --fp8=True on our side too")
     add("--no-warm", dest="warm", action="store_false", help="shakespeare-whole with cold caches only")
-    add("--seconds", type=float, default=usual["seconds"], help="of updates that nanoGPT gets on mdn")
-    add("--step-ms", type=float, help="of nanoGPT's update there; default: as gpt2-speed measured it")
+    add("--seconds", type=float, default=defaults["seconds"], help="training time of nanoGPT on mdn")
+    add("--step-ms", type=float, help="nanoGPT's step time there; default: as gpt2-speed measured it")
     add(
         "--rates",
         type=float_list,
-        default=usual["rates"],
-        help="nanoGPT's on mdn; default: the best of mdn-rates",
+        default=defaults["rates"],
+        help="learning rates of nanoGPT on mdn; default: the best of mdn-rates",
     )
-    add("--target", type=float, help="race to this loss instead of nanoGPT's")
+    add("--target", type=float, help="the target loss, instead of nanoGPT's")
     add(
         "--patience",
         type=int,
-        default=usual["patience"],
-        help="evaluations past its best, then nanoGPT is stopped",
+        default=defaults["patience"],
+        help="stop nanoGPT after this many evaluations without a better loss",
     )
-    add("--preset", default=usual["preset"], help="instead of the row's own")
+    add("--preset", default=defaults["preset"], help="instead of the row's default")
     add("--ours", action="append", default=[], metavar="KEY=VALUE", help="a setting for our side; recorded")
-    add("--compile", choices=["on", "off"], default=usual["compile"], help="of the sweep")
-    add("--tiny", action="store_true", help="tiny models and few updates: only to see that a row works")
+    add("--compile", choices=["on", "off"], default=defaults["compile"], help="of the sweep")
+    add("--tiny", action="store_true", help="tiny models and few updates, to test that a row works")
     return parser
 
 
 def exit_on_signals() -> None:
-    """By a time limit, or when the terminal is closed: the processes of a row end with this one."""
-    told = False
+    """After a time limit, or when the terminal is closed, the processes of a row end with this one."""
+    is_exiting = False
 
     def end(number: int, frame: FrameType | None) -> None:
-        # `timeout` tells a process and then its group. The second signal must not interrupt what the first
-        # has begun: children would stay behind.
-        nonlocal told
-        if not told:
-            told = True
+        # `timeout` signals a process and then its group. The second signal must not interrupt the cleanup of
+        # the first: children would stay behind.
+        nonlocal is_exiting
+        if not is_exiting:
+            is_exiting = True
             sys.exit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
+        if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
             signal.signal(number, end)
 
 

@@ -1,4 +1,4 @@
-"""What all rows stand on: the options, a scratch folder, both sides' data, the peers' copies."""
+"""What all rows share: the options, a scratch folder, the data of both trainers, copies of the peers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from glassgpt.training.probe import describe_machine
 
 
 class MissingOption(Exception):
-    """A row needs what was not given."""
+    """A row needs an option that was not given."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class BenchOptions:
     tiny: bool = False
 
 
-# With --tiny: every row on any machine in seconds, to see that it works.
+# With --tiny: every row runs on any machine in seconds, to test it.
 TINY_SETTINGS = {
     "n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 32, "batch_size": 4,
     "gradient_accumulation_steps": 1, "compile": False,
@@ -64,7 +64,7 @@ TINY_UPDATE_TOKENS = 4 * 32  # of an update
 
 
 class BenchContext:
-    """Everything is made when it is first asked for."""
+    """Data and copies are prepared on first use."""
 
     def __init__(self, options: BenchOptions, scratch: Path) -> None:
         self.options, self.scratch = options, scratch
@@ -73,7 +73,7 @@ class BenchContext:
     # --- places ---
 
     def fresh_dir(self, name: str) -> Path:
-        """A folder nobody used: for caches, a cold start."""
+        """An unused path in the scratch folder: as a cache, a cold start."""
         self._names += 1
         return self.scratch / f"{self._names:03}-{name}"
 
@@ -124,14 +124,14 @@ class BenchContext:
         machine = {"device": self.options.device, "data_dir": data} | (
             TINY_SETTINGS if self.options.tiny else {}
         )
-        asked = dict(setting.split("=", 1) for setting in self.options.ours)
+        overrides = dict(setting.split("=", 1) for setting in self.options.ours)
         run = glass.run_glass_train(
-            preset, self.fresh_dir(preset), caches, {**length, **settings, **machine, **asked}
+            preset, self.fresh_dir(preset), caches, {**length, **settings, **machine, **overrides}
         )
         self.log(f"GlassGPT  {run.wall_s:7.1f} s  {preset}")
         return run
 
-    # --- judging ---
+    # --- scoring ---
 
     def score_nanogpt(self, run: PeerRun, data: Path) -> LossByContext:
         return score_nanogpt(run.checkpoint, self.nanogpt.root, self._val(data), self.options.device)
@@ -143,7 +143,7 @@ class BenchContext:
     def _val(self, data: Path) -> np.ndarray:
         return open_dataset(data).tokens("val")
 
-    # --- telling ---
+    # --- reporting ---
 
     def log(self, text: str) -> None:
         print(f"  {time.strftime('%H:%M:%S')}  {text}", flush=True)
@@ -163,5 +163,5 @@ class BenchContext:
         details |= {"ours": list(self.options.ours)} if self.options.ours else {}
         found["details"] = found.get("details", {}) | details
         if self.options.tiny:
-            found["objection"] = "tiny models, only to see that it works"
+            found["objection"] = "tiny models, only to test that it works"
         return Result(row=row, device=self.device_type, machine=self.machine, unit=unit, **found)

@@ -1,4 +1,4 @@
-"""One evaluator for all: the mean loss of a checkpoint over a whole split, outside both trainers.
+"""One evaluator for both trainers: the mean loss of a checkpoint over a whole split.
 
     python -m bench.evaluator runs/quickstart --data data/pylib
     python -m bench.evaluator out/ckpt.pt --data data/shakespeare_char --nanogpt PATH/TO/nanoGPT
@@ -78,14 +78,14 @@ def score_nanogpt(
     """A ckpt.pt, by nanoGPT's model. At its own context; and at `also`, if it is shorter."""
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
     module = _import_file(checkout / "model.py", "nanogpt_model")
-    with contextlib.redirect_stdout(io.StringIO()):  # it tells its number of parameters
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints its number of parameters
         model = module.GPT(module.GPTConfig(**saved["model_args"]))
-    # A compiled model's names have this in front.
+    # The prefix that torch.compile adds.
     weights = {name.removeprefix("_orig_mod."): value for name, value in saved["model"].items()}
     model.load_state_dict(weights)
 
     def logits_of(tokens: Tensor, targets: Tensor) -> Tensor:
-        logits: Tensor = model(tokens, targets)[0]  # without targets it computes the last one only
+        logits: Tensor = model(tokens, targets)[0]  # without targets it computes the last position only
         return logits
 
     return score(model, logits_of, tokens, _contexts(model.config.block_size, also), device)

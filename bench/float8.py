@@ -1,11 +1,11 @@
-"""What 8-bit floats cost in exactness and save in time, part by part.
+"""FP8: error of the gradients and time of an update, with parts of the model in 8 bits.
 
     python -m bench.float8 MDN_FOLDER [--updates 150]
 
 GPT-2 124M is trained for a while in bfloat16. Then its gradients on four batches are compared with float32's,
-in bfloat16, in 8 bits, and with only parts of the model in 8 bits. What counts is the distance of the mean of
-their gradients: noise goes with more batches, a bias stays, and a bias is what training suffers from. Then
-updates of 64 x 1024 tokens are timed, in turns. The last line is JSON.
+in bfloat16, in 8 bits, and with only parts of the model in 8 bits. What counts is the error of the
+mean gradient: noise averages out over batches, a bias does not, and it is the bias that hurts training. Then
+updates of 64 x 1024 tokens are timed, in alternation. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def float8_parts(model: GPT, attention: bool, mlp: bool, head: bool, projection:
     model.float8 = head
     linear = ops.linear
 
-    def but_projections(layer: nn.Linear, x: Tensor, fp8: bool) -> Tensor:
-        square = layer.weight.shape[0] == layer.weight.shape[1]  # of all, only attention's projection is
+    def linear_without_projection(layer: nn.Linear, x: Tensor, fp8: bool) -> Tensor:
+        square = layer.weight.shape[0] == layer.weight.shape[1]  # only attention's projection is square
         return linear(layer, x, fp8 and (projection or not square))
 
-    ops.linear = but_projections
+    ops.linear = linear_without_projection
     try:
         yield
     finally:
@@ -108,7 +108,7 @@ def gradient_errors(model: GPT, batches: list[tuple[Tensor, Tensor]]) -> dict[st
     exact = [loss_and_gradient(model, batch, exact=True) for batch in batches]
     model.set_kernels(True)
     model.set_attention("cudnn")
-    wanted = torch.stack([gradient for _, gradient in exact]).mean(0)
+    exact_mean = torch.stack([gradient for _, gradient in exact]).mean(0)
     found = {}
     for name, parts in FP8_VARIANTS.items():
         with float8_parts(model, *parts):
@@ -118,7 +118,7 @@ def gradient_errors(model: GPT, batches: list[tuple[Tensor, Tensor]]) -> dict[st
         found[name] = {
             "loss": statistics.mean(b - a for (a, _), (b, _) in zip(exact, low, strict=True)),
             "single": statistics.mean(single),
-            "mean": ((mean - wanted).norm() / wanted.norm()).item(),
+            "mean": ((mean - exact_mean).norm() / exact_mean.norm()).item(),
         }
     return found
 
@@ -137,7 +137,7 @@ def time_ms(work: Callable[[], None], updates: int) -> float:
 def update_times_ms(
     model: GPT, optimizer: torch.optim.Optimizer, text: TokenWindows, rounds: int = 3
 ) -> dict[str, float]:
-    """Milliseconds of an update, the median of rounds in turns, with the card as warm as it gets."""
+    """Milliseconds of an update: the median over alternating rounds, on a warm card."""
     found: dict[str, list[float]] = {name: [] for name in FP8_VARIANTS}
     batch = text.batch(SEQUENCES)
     for _ in range(rounds):
@@ -152,19 +152,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("mdn", type=Path, help="a folder that `python -m bench.mdn` prepared")
-    parser.add_argument("--updates", type=int, default=150, help="before anything is compared")
+    parser.add_argument("--updates", type=int, default=150, help="training updates before the comparison")
     options = parser.parse_args()
     text = TokenWindows(options.mdn)
     model, optimizer = train_model(text, options.updates)
-    far = gradient_errors(model, [text.batch(COMPARED_SEQUENCES) for _ in range(BATCHES)])
+    errors = gradient_errors(model, [text.batch(COMPARED_SEQUENCES) for _ in range(BATCHES)])
     ms = update_times_ms(model, optimizer, text)
     print(f"{'':34}  loss, more  gradient, off  mean of {BATCHES}, off  update, ms")
-    for name, one in far.items():
+    for name, one in errors.items():
         print(
             f"{name:34}  {one['loss']:+10.5f}  {one['single']:13.4f}  {one['mean']:14.4f}  {ms[name]:10.2f}",
             flush=True,
         )
-    print(json.dumps({"bench": "float8", "distances": far, "ms": ms}))
+    print(json.dumps({"bench": "float8", "distances": errors, "ms": ms}))
 
 
 if __name__ == "__main__":

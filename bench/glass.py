@@ -1,4 +1,4 @@
-"""GlassGPT's side: `glass train` as a process of its own, and its journal read."""
+"""GlassGPT's side: `glass train` in a subprocess, and figures from its journal."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class GlassRun:
 
     @property
     def ledger(self) -> dict[str, float]:
-        """Seconds per phase, which sum to the process's life."""
+        """Seconds per phase; they sum to the wall time of the process."""
         return dict(self.records_of("end")[-1]["ledger"])
 
     @property
     def forecast(self) -> dict[str, Any]:
-        """Memory, speed and time: what was expected, and what came."""
+        """Memory, speed and time: forecast and measured."""
         return dict(self.records_of("end")[-1]["forecast"])
 
 
@@ -47,7 +47,7 @@ def run_glass_train(preset: str, out: Path, caches: Path, settings: Flags) -> Gl
 
 
 def interval_ms(run: GlassRun, warm_up: int) -> list[float]:
-    """Milliseconds of an update, by the clock on the wall, from one log line to the next: as of the peers.
+    """Milliseconds per update, by wall clock from one log line to the next, as for the peers.
 
     Intervals with an evaluation or a save in them are left out.
     """
@@ -61,25 +61,25 @@ def interval_ms(run: GlassRun, warm_up: int) -> list[float]:
 
 
 def peak_bytes(run: GlassRun) -> int | None:
-    """Of the card's memory, as the allocator counts it: nanoGPT is asked for the same."""
+    """Peak of the CUDA allocator; measured the same way for nanoGPT."""
     peaks = [step["memory"].get("allocated_peak") for step in run.records_of("step")]
     return max((int(peak) for peak in peaks if peak is not None), default=None)
 
 
 def read_choices(run: GlassRun) -> dict[str, str]:
-    """What it decided by itself, by name."""
+    """What the trainer chose itself, by name."""
     found = (choice for record in run.records_of("run") for choice in record["choices"])
     return {choice["name"]: str(choice["value"]) for choice in found}
 
 
 def overhead_share(run: GlassRun) -> float:
-    """What evaluating, saving and logging took of the whole process, imports and compiling included."""
+    """Share of evaluation, checkpoints and logging in the wall time, imports and compiling included."""
     ledger = run.ledger
     return sum(ledger[phase] for phase in OVERHEAD_PHASES) / sum(ledger.values())
 
 
 def project_overhead_share(run: GlassRun, long: Flags) -> float:
-    """The same of a run too long to be run: from the cost of one evaluation, save and line, and of an update.
+    """The same for a run too long to measure: from the cost of one evaluation, save, log line and update.
 
     `long`: its eval_interval, checkpoint_interval (or None: at every evaluation) and log_interval.
     """
@@ -100,10 +100,10 @@ def project_overhead_share(run: GlassRun, long: Flags) -> float:
 
 
 def update_times_ms(run: GlassRun, warm_up: int) -> list[float]:
-    """Every update's own time; the run must have logged each."""
+    """The time of each update; the run must have log_interval=1."""
     return [step["step_ms"] for step in run.records_of("step") if step["iter"] > warm_up and step["step_ms"]]
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that so many percent are not above."""
+    """Nearest-rank percentile."""
     return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]

@@ -65,7 +65,7 @@ THAI_PROSE = """
 
 
 def compose_lines(parts: str, lines: int = 1500) -> list[str]:
-    """Sentences put together at random, always the same ones."""
+    """Random sentences from a fixed seed."""
     rng = random.Random(0)
     slots = [line.split() for line in parts.strip().splitlines()]
     return ["".join(rng.choice(slot) for slot in slots) for _ in range(lines)]

@@ -12,7 +12,7 @@ from bench.speed import gpt2_settings
 from glassgpt.config import TrainConfig
 from glassgpt.recipe import find_recipe
 
-# Which presets are judged where; the long ones take days, and are judged by what each piece of work costs.
+# Presets by device. The long ones take days, so their share is projected from the cost of each part.
 MEASURED_PRESETS = {
     "cuda": ("shakespeare_char", "shakespeare_char_fast", "gpt2_124m_fast"),
     "cpu": ("shakespeare_char_cpu_fast",),
@@ -21,13 +21,13 @@ PROJECTED_PRESETS = {"cuda": ("gpt2_124m", "fineweb_edu_12gb"), "cpu": ()}
 
 
 def dataset_for(ctx: BenchContext, preset: str) -> Path:
-    """mdn stands in for the texts that are not at hand: a token costs the same, whatever it says."""
+    """mdn replaces datasets that are not available: the cost of a token does not depend on the text."""
     dataset = str(find_recipe(preset).settings.get("dataset", ""))
     return ctx.shakespeare if dataset == "shakespeare_char" else ctx.mdn
 
 
 def recorded_shares(ctx: BenchContext) -> dict[str, float]:
-    """Of whole runs of presets that were made already, by other rows or for this one; the latest counts."""
+    """From whole runs that this or other rows measured already; the latest counts."""
     shares: dict[str, float] = {}
     for result in read_latest(ctx.options.out):
         if result.device == ctx.device_type:

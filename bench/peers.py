@@ -1,6 +1,6 @@
-"""The peers: scratch copies of their checkouts, their training scripts run as they are, their logs read.
+"""The peers: scratch copies of their checkouts, runs of their unmodified scripts, and parsers of their logs.
 
-Nothing of theirs is part of this repository, and nothing is written to the checkouts.
+No code of theirs is part of this repository, and nothing is written to the checkouts.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from glassgpt.data.dataset import open_dataset
 
 Flags = Mapping[str, object]
 
-_SEED_LINE = "torch.manual_seed(1337 "  # nanoGPT's only one, and no flag of it
+_SEED_LINE = "torch.manual_seed(1337 "  # nanoGPT has no flag for its seed
 _DEFAULT_VOCABULARY = 50304  # of nanoGPT, for data without a meta.pkl
 
-# train.py as it is, and then what it used.
+# Runs train.py unmodified, then prints its peak memory.
 _RUN_AND_PRINT_MEMORY = """
 import runpy, sys, torch
 del sys.argv[0]
@@ -64,7 +64,7 @@ class PeerRun:
 
     @property
     def best_at_s(self) -> float:
-        """When it began to write the checkpoint that is there at the end."""
+        """When it began to write its last checkpoint, the best one."""
         return save_times_s(self.output.lines)[-1]
 
 
@@ -86,7 +86,7 @@ class NanoGPT:
         return cls(place)
 
     def digest(self) -> str:
-        """Which nanoGPT this is: its two files that matter."""
+        """Identifies the version of nanoGPT, by train.py and model.py."""
         content = (self.root / "train.py").read_bytes() + (self.root / "model.py").read_bytes()
         return hashlib.sha256(content).hexdigest()[:12]
 
@@ -130,7 +130,7 @@ class NanoGPT:
         return changed.name
 
 
-# --- its log ---
+# --- nanoGPT's log ---
 
 _ITERATION = re.compile(r"iter (\d+): loss (\S+), time ([\d.]+)ms")
 _EVALUATION = re.compile(r"step (\d+): train loss \S+, val loss (\S+)")
@@ -157,10 +157,10 @@ def peak_bytes(lines: Sequence[TimedLine]) -> int | None:
 
 
 def interval_ms(lines: Sequence[TimedLine], warm_up: int) -> list[float]:
-    """Milliseconds of an update, by the clock on the wall, from one log line to the next.
+    """Milliseconds per update, by wall clock from one log line to the next.
 
-    Its own figures say the same when it logs every iteration; otherwise they are those of one iteration that
-    waited for no device. Intervals with an evaluation in them are left out.
+    The printed times agree if it logs every iteration; otherwise they are of one iteration that did not
+    synchronise with the device. Intervals with an evaluation in them are left out.
     """
     stops = {one.number for one in evaluations(lines)}
     logged = [one for one in iterations(lines) if one.number >= warm_up]
@@ -172,22 +172,22 @@ def interval_ms(lines: Sequence[TimedLine], warm_up: int) -> list[float]:
 
 
 def iterations_s(lines: Sequence[TimedLine]) -> float:
-    """The time of all its iterations, those that evaluated or compiled counted as usual ones."""
+    """The time of all iterations, with those that evaluated or compiled counted as steady ones."""
     ms = interval_ms(lines, warm_up=1)
     return float(np.median(ms)) * iterations(lines)[-1].number / 1000 if ms else 0.0
 
 
 def is_past_best(lines: list[TimedLine], patience: int) -> bool:
-    """Whether the last `patience` evaluations were no better than one before: it has seen its best."""
+    """Whether the last `patience` evaluations were all worse than an earlier one."""
     losses = [one.val_loss for one in evaluations(lines)]
     return len(losses) > patience and min(losses[-patience:]) > min(losses[:-patience])
 
 
 # --- nanochat ---
 
-# Its base_train.py wants a tokenizer, parquet files and a few packages; its model and optimizer do not. The
-# step is that of base_train.py at 92d63d4: forward, backward, optimizer, zero_grad, and a look at the loss.
-# Batches are random tokens on the device already, which can only make it faster.
+# Its base_train.py needs a tokenizer, parquet files and more packages; its model and optimizer do not. The
+# step is that of base_train.py at 92d63d4: forward, backward, optimizer, zero_grad, loss.item(). Batches are
+# random tokens that are already on the device, which can only make it faster.
 _NANOCHAT_SCRIPT = """
 import json, sys, time
 import torch
@@ -236,10 +236,10 @@ def time_nanochat(
     checkout: Path, caches: Path, device: str, updates: int, depth: int, T: int, B: int, vocabulary: int
 ) -> NanochatTimes:
     """Times steps of nanochat's model and optimizer, imported from its checkout."""
-    question = json.dumps([depth, T, B, vocabulary, updates, device])
+    arguments = json.dumps([depth, T, B, vocabulary, updates, device])
     settings = cache_environment(caches) | {
         "PYTHONPATH": str(checkout.resolve()),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    watched = run_timed([sys.executable, "-c", _NANOCHAT_SCRIPT, question], caches, settings)
+    watched = run_timed([sys.executable, "-c", _NANOCHAT_SCRIPT, arguments], caches, settings)
     return NanochatTimes(**json.loads(watched.lines[-1].text))

@@ -1,4 +1,4 @@
-"""Planned against measured: peak memory of many shapes, and the largest micro-batch under a limit.
+"""Forecast and measured: peak memory of many shapes, and the largest micro-batch under a limit.
 
     python -m bench.plan memory --data DATASET            # on a machine with a CUDA card
     python -m bench.plan limits --data DATASET
@@ -61,7 +61,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "1.5B, 8, again": XL_MODEL | CHECKPOINTED | {"batch_size": 8},
 }
 LIMITS_GIB = (8, 12, 24)  # GiB
-_PARALLEL_PROCESSES = 5  # processes that share the card: their memory is counted apart
+_PARALLEL_PROCESSES = 5  # that share the card: memory is counted per process
 CPU_SHAPES: dict[str, dict[str, Any]] = {
     "README": {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "batch_size": 12},
     "small, 4": SMALL_MODEL | {"batch_size": 4},

@@ -1,4 +1,4 @@
-"""What a row found: one JSON line each, appended, so that rows may come from several sittings."""
+"""The results of rows: one JSON line each, appended, so that rows may be measured in several sessions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LossByContext = dict[int, float]  # by context
 
 @dataclass(frozen=True)
 class Result:
-    """`values` are what a bar is set for: a ratio per round, or a share. All of one command."""
+    """`values` are compared with the threshold: a ratio per round, or a share. All from one command."""
 
     row: str
     device: str  # "cpu" or "cuda"
@@ -28,7 +28,7 @@ class Result:
     values: list[float]
     nanogpt_losses: list[LossByContext] = field(default_factory=list)
     glassgpt_losses: list[LossByContext] = field(default_factory=list)
-    objection: str = ""  # why it does not count, for instance a loss that is worse
+    objection: str = ""  # why it does not count, e.g. a worse loss
     details: dict[str, Any] = field(default_factory=dict)
     time: float = field(default_factory=time.time)
 
@@ -47,7 +47,7 @@ def full_context_loss(losses: LossByContext) -> float:
 
 
 def median_loss(losses: Iterable[LossByContext]) -> float:
-    """Not a number if one of them is none: that has no place in an order, and a median would pass over it."""
+    """NaN if any of them is NaN: statistics.median would hide it."""
     own = [full_context_loss(one) for one in losses]
     return math.nan if any(map(math.isnan, own)) else statistics.median(own)
 
@@ -63,12 +63,12 @@ def append(path: Path, result: Result) -> None:
 
 
 def read_latest(path: Path) -> list[Result]:
-    """The latest of each row and kind of machine, in the order they came."""
+    """The latest result of each row and device, in file order."""
     found: dict[tuple[str, str], Result] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         document = json.loads(line)
         document.pop("value")
-        for side in ("nanogpt_losses", "glassgpt_losses"):  # JSON has no numbers for names
+        for side in ("nanogpt_losses", "glassgpt_losses"):  # JSON keys are strings
             document[side] = [{int(context): loss for context, loss in one.items()} for one in document[side]]
         result = Result(**document)
         found.pop(result.key, None)

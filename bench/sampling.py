@@ -1,15 +1,15 @@
-"""GlassGPT and nanoGPT side by side writing text, with the same random weights of GPT-2's size (124M).
+"""Sampling speed of GlassGPT and nanoGPT, with the same random weights of GPT-2's size (124M).
 
     python bench/sampling.py --nanogpt PATH/TO/nanoGPT --device cuda [--tokens 500] [--rounds 3]
 
-Every round is a process of its own, in which each side writes its first text, whoever's turn it is first,
-and on a card another one after that: PyTorch's libraries look for a kernel at every new length of text, which
-nanoGPT, reading the whole text again for every token, has 500 of. Who asks for one text waits for that.
+Every round is a separate process, in which each side generates its first batch, in alternating order, and on
+a GPU a second one: PyTorch's libraries select a kernel for every new sequence length, of which nanoGPT,
+without a KV cache, has 500. A user who wants one sample waits for that.
 
-Prompts are of one token; temperature and top-k are nanoGPT's. nanoGPT does it as its sample.py does: on a
-card in an autocast to bfloat16, not compiled; on a CPU in float32. The clock runs from the call to the last
-token, so recording a CUDA graph is in our time. Fewer --tokens flatter nanoGPT. Before all that both write
-without chance in float32, and must write the same. The last line is one JSON document.
+Prompts are one token; temperature and top-k are nanoGPT's. nanoGPT runs as in its sample.py: on a GPU with
+autocast to bfloat16, not compiled; on a CPU in float32. The clock runs from the call to the last token, so
+our time includes capturing the CUDA graph. Fewer --tokens favour nanoGPT. Before the timing both sample
+greedily in float32, and must generate the same tokens. The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def main() -> None:
     parser.add_argument("--nanogpt", type=Path, required=True, help="a checkout of nanoGPT")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="float32 on a CPU, else bfloat16")
-    parser.add_argument("--tokens", type=int, default=500, help="per text")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8], help="texts at a time")
+    parser.add_argument("--tokens", type=int, default=500, help="per sample")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8], help="samples at a time")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--round", type=int, help="this one only, in this process")
     options = parser.parse_args()
@@ -68,7 +68,7 @@ def dtype_of(options: argparse.Namespace) -> str:
 
 
 def run_rounds(batch: int, rounds: int) -> dict[str, Any]:
-    """The rounds of one batch size, each by this script as a process of its own."""
+    """The rounds of one batch size, each in a subprocess of this script."""
     first: dict[str, list[float]] = {"nanogpt": [], "glassgpt": []}
     later: dict[str, list[float]] = {"nanogpt": [], "glassgpt": []}
     for number in range(rounds):
@@ -81,9 +81,9 @@ def run_rounds(batch: int, rounds: int) -> dict[str, Any]:
             later[name] += values[1:]
     ratios = [our / their for our, their in zip(first["glassgpt"], first["nanogpt"], strict=True)]
     again = [our / their for our, their in zip(later["glassgpt"], later["nanogpt"], strict=True)]
-    print(f"batch {batch}: GlassGPT writes {statistics.median(ratios):.1f} x as fast")
+    print(f"batch {batch}: GlassGPT samples {statistics.median(ratios):.1f} x as fast")
     if again:
-        print(f"         and {statistics.median(again):.1f} x as fast when the process has written before")
+        print(f"         and {statistics.median(again):.1f} x as fast for the second batch of a process")
     return {"rounds": first, "ratios": ratios, "later_texts": later, "later_ratios": again}
 
 
@@ -93,18 +93,18 @@ def one_round(options: argparse.Namespace) -> dict[str, list[float]]:
     theirs, ours = build_same_models(options.nanogpt, device)
     check_same_sample(theirs, ours)
     (batch,) = options.batches
-    writers: dict[str, Callable[[int], None]] = {
+    samplers: dict[str, Callable[[int], None]] = {
         "nanogpt": lambda count: sample_nanogpt(theirs, placement, batch, count),
         "glassgpt": lambda count: sample_glass(ours, placement, batch, count),
     }
-    speeds: dict[str, list[float]] = {name: [] for name in writers}
-    for write in writers.values():
-        write(5)  # not counted: libraries are loaded, memory is taken
-    turns = list(writers) if options.round % 2 == 0 else list(reversed(writers))
+    speeds: dict[str, list[float]] = {name: [] for name in samplers}
+    for sample in samplers.values():
+        sample(5)  # warm-up: loads libraries, allocates memory
+    turns = list(samplers) if options.round % 2 == 0 else list(reversed(samplers))
     for _ in range(2 if device.type == "cuda" else 1):
         for name in turns:
             speeds[name].append(
-                batch * options.tokens / time_sampling(writers[name], options.tokens, placement)
+                batch * options.tokens / time_sampling(samplers[name], options.tokens, placement)
             )
     return speeds
 
@@ -125,16 +125,16 @@ def build_same_models(checkout: Path, device: torch.device) -> tuple[Any, GPT]:
 def check_same_sample(theirs: Any, ours: GPT) -> None:
     prompt = torch.randint(REAL_VOCABULARY, (1, 9), device=ours.lm_head.weight.device)
     expected = theirs.generate(prompt, 20, top_k=1)[0, 9:].tolist()
-    likeliest = TokenSampler(REAL_VOCABULARY, temperature=0.0)
+    greedy = TokenSampler(REAL_VOCABULARY, temperature=0.0)
     for graph in (False, True):
-        text = list(generate(ours, prompt[0].tolist(), 20, likeliest, graph=graph))
+        text = list(generate(ours, prompt[0].tolist(), 20, greedy, graph=graph))
         assert text == expected, (text, expected)
 
 
-def time_sampling(write: Callable[[int], None], tokens: int, placement: ExecutionConfig) -> float:
+def time_sampling(sample: Callable[[int], None], tokens: int, placement: ExecutionConfig) -> float:
     placement.synchronize()
     started = time.perf_counter()
-    write(tokens)
+    sample(tokens)
     placement.synchronize()
     return time.perf_counter() - started
 
@@ -148,8 +148,10 @@ def sample_nanogpt(model: Any, placement: ExecutionConfig, batch: int, count: in
 
 def sample_glass(model: GPT, placement: ExecutionConfig, batch: int, count: int) -> None:
     """As `glass sample` does it: the autocast is entered for each token, which is printed before the next."""
-    draws = TokenSampler(REAL_VOCABULARY, TEMPERATURE, TOP_K)
-    steps = generate_samples(model, [PROMPT_TOKEN], count, draws, samples=range(batch), graph=placement.graph)
+    sampler = TokenSampler(REAL_VOCABULARY, TEMPERATURE, TOP_K)
+    steps = generate_samples(
+        model, [PROMPT_TOKEN], count, sampler, samples=range(batch), graph=placement.graph
+    )
     for _ in range(count):
         with placement.autocast():
             next(steps)

@@ -1,4 +1,4 @@
-"""Generation: sampling.py, run as it is, its JSON line turned into rows."""
+"""Sampling: runs sampling.py, and turns its JSON line into rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.watch import cache_environment, run_timed
 
 
 def sampling(ctx: BenchContext) -> list[Result]:
-    """Writing 500 tokens with GPT-2 124M, one text and eight at a time."""
+    """Sampling 500 tokens with GPT-2 124M, one sample and eight at a time."""
     flags = {
         "nanogpt": ctx.nanogpt.root,
         "device": ctx.device_type,

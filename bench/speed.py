@@ -1,7 +1,7 @@
-"""The same model with less waste: updates timed side by side, whole commands too.
+"""The same model, faster: step times of both trainers, and of whole commands.
 
-An update's time is the time from one log line to the next on the wall's clock, on both sides, intervals with
-an evaluation left out; both sides log equally often.
+A step time is the wall-clock time from one log line to the next, on both sides, without intervals that have
+an evaluation; both sides have the same log_interval.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TimedSide:
 
 
 def gpt2_settings(ctx: BenchContext, updates: int) -> dict[str, Any]:
-    """What both sides are told. The last evaluation comes with a checkpoint, which the evaluator reads."""
+    """Settings of both sides. The last evaluation comes with a checkpoint, which the evaluator reads."""
     return GPT2_SETTINGS | {
         "batch_size": ctx.options.batch,
         "max_iters": updates,
@@ -148,7 +148,7 @@ def compare_memory(
 
 
 def loss_objection(ours: float, theirs: float, slack: float) -> str:
-    """The objection to a speed that was paid for with loss, or nothing."""
+    """Why a speed does not count: the loss is worse. Empty if it counts."""
     if ours <= theirs + slack:
         return ""
     return f"loss {ours:.4f} is worse than {theirs:.4f} by more than {slack:g}"
@@ -203,7 +203,7 @@ def fp8_loss(ctx: BenchContext) -> list[Result]:
 
 
 def shakespeare_settings(ctx: BenchContext) -> Flags:
-    """nanoGPT's config says it all; what is tiny is for tests."""
+    """None: nanoGPT's config has all of them; with --tiny a short run."""
     return {"max_iters": 40, "eval_interval": 20, "eval_iters": 2} if ctx.options.tiny else {}
 
 

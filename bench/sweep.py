@@ -35,7 +35,7 @@ CONTEXTS = (256, 512, 1024, 2048, 4096, 8192)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 TINY_SIZES = ((1, 1, 32), (2, 2, 64))
 _WARM_UP_UPDATES = (
-    5  # updates: three as usual, one that is recorded where launches dominate, one of the recording
+    5  # three eager, one that captures a CUDA graph where kernel launches dominate, one that replays it
 )
 
 
@@ -95,7 +95,7 @@ def sweep(ctx: BenchContext) -> list[Result]:
 def measure_point(axis: str, config: TrainConfig, folder: Path, updates: int) -> SweepPoint:
     rate = peak = None
     parameters = 0
-    _forget(config.device)
+    _free_memory(config.device)
     try:
         with StopSignals() as stop, ExitStack() as at_the_end:
             job = set_up(
@@ -125,8 +125,8 @@ def timed_updates(job: Job, updates: int) -> tuple[float, int | None]:
     return updates * job.batch_plan.tokens / seconds, peak
 
 
-def _forget(device: str) -> None:
-    """What the point before has left behind."""
+def _free_memory(device: str) -> None:
+    """Free what the previous point left on the device."""
     gc.collect()
     if device.startswith("cuda"):
         torch.compiler.reset()

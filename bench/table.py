@@ -1,4 +1,4 @@
-"""The table: what was asked of each row, what came out, and whether it counts."""
+"""The table: the threshold of each row, its result, and whether it counts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.results import LossByContext, Result, to_json
 
 @dataclass(frozen=True)
 class Threshold:
-    """What a row must show, and what it reaches for. None: a figure that is reported, with no bar."""
+    """What a row must reach, and its goal. None: reported without a threshold."""
 
     title: str
     required: float | None

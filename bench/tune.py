@@ -1,4 +1,4 @@
-"""How good is what `glass tune` chooses? Against every setting there is, measured by the same trials.
+"""How good is the choice of `glass tune`? Compared with a grid of all settings, measured by the same trials.
 
     python -m bench.tune gpt2_124m --set data_dir=data/fineweb_edu
     python -m bench.tune shakespeare_char_cpu --grid micro_batch,attention,threads,compile
@@ -71,7 +71,7 @@ def _values(ctx: TuneContext, name: str) -> list[Any]:
 
 
 def measure_grid(
-    workshop: TrialRunner, ctx: TuneContext, settings: Iterable[SpeedSettings], limit_s: float
+    runner: TrialRunner, ctx: TuneContext, settings: Iterable[SpeedSettings], limit_s: float
 ) -> list[GridPoint]:
     found = []
     end = time.monotonic() + limit_s
@@ -79,7 +79,7 @@ def measure_grid(
         if time.monotonic() > end:
             print(f"the grid is cut off after {limit_s:.0f} s", flush=True)
             break
-        trial = workshop.measure(setting, _LIMIT_S)
+        trial = runner.measure(setting, _LIMIT_S)
         figures = summarize_updates([trial])
         keeps = figures is not None and (figures.peak_bytes or 0) <= ctx.usable_bytes
         speed = run_tokens_per_s(ctx, setting, figures) if figures is not None and keeps else 0.0
@@ -95,14 +95,14 @@ def _in_words(point: GridPoint) -> str:
 
 
 def measure_in_turns(
-    workshop: TrialRunner, ctx: TuneContext, settings: Sequence[SpeedSettings], rounds: int
+    runner: TrialRunner, ctx: TuneContext, settings: Sequence[SpeedSettings], rounds: int
 ) -> dict[SpeedSettings, float]:
     """The speed of each, measured again, one after the other and from the beginning."""
     trials: dict[SpeedSettings, list[Trial]] = {setting: [] for setting in settings}
     for number in range(rounds):
         # There and back: a card that has just worked hard is slower at first.
         for setting in list(trials)[:: -1 if number % 2 else 1]:
-            trials[setting].append(workshop.measure(setting, _LIMIT_S))
+            trials[setting].append(runner.measure(setting, _LIMIT_S))
     speeds = {}
     for setting, done in trials.items():
         figures = summarize_updates(done)
@@ -160,19 +160,19 @@ def main(arguments: list[str] | None = None) -> int:
     asked = make_parser().parse_args(arguments)
     changes = dict(text.split("=", 1) for text in asked.set)
     recipe = find_recipe(asked.preset)
-    with TrialRunner() as workshop:
-        kind = workshop.device_type(str({**recipe.settings, **changes}.get("device", "auto")), _LIMIT_S)
+    with TrialRunner() as runner:
+        kind = runner.device_type(str({**recipe.settings, **changes}.get("device", "auto")), _LIMIT_S)
         config = build_config(recipe, changes, kind)
-        tuning = None if asked.no_tune else _tuned(config, workshop, asked.budget)
-        ctx = workshop.inspect_machine(config, None, _LIMIT_S, _LIMIT_S)
-        workshop.timed_s = asked.seconds
+        tuning = None if asked.no_tune else _tuned(config, runner, asked.budget)
+        ctx = runner.inspect_machine(config, None, _LIMIT_S, _LIMIT_S)
+        runner.timed_s = asked.seconds
         settings = grid_settings(ctx, asked.grid.split(","), asked.sizes)
-        found = measure_grid(workshop, ctx, settings, asked.limit)
+        found = measure_grid(runner, ctx, settings, asked.limit)
         order = sorted(found, key=lambda point: -point.tokens_per_s)
         chosen = None if tuning is None else tuning.result.chosen.setting
         finalists = [point.setting for point in order[: asked.finalists] if point.tokens_per_s]
-        workshop.timed_s = asked.finalist_seconds
-        again = measure_in_turns(workshop, ctx, [*finalists, *([chosen] if chosen else [])], asked.rounds)
+        runner.timed_s = asked.finalist_seconds
+        again = measure_in_turns(runner, ctx, [*finalists, *([chosen] if chosen else [])], asked.rounds)
         best = max(again, key=lambda setting: again[setting])
         for setting, speed in again.items():
             mark = {chosen: "  chosen"}.get(setting, "") + ("  best" if setting == best else "")
@@ -183,8 +183,8 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _tuned(config: TrainConfig, workshop: TrialRunner, budget_s: float) -> Tuning:
-    tuning = tune(config, budget_s, workshop)
+def _tuned(config: TrainConfig, runner: TrialRunner, budget_s: float) -> Tuning:
+    tuning = tune(config, budget_s, runner)
     for row in tuning.result.rows:
         rate = f"{format_count(row.tokens_per_s)} tokens/s" if row.tokens_per_s else ""
         error = f"{row.figures.error:.1%}" if row.figures else ""

@@ -1,4 +1,4 @@
-"""Runs a command, and says when each of its lines came."""
+"""Runs a command, and records when it printed each line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all commands share: parsing words and flags, --help, a console."""
+"""What all commands share: parsing the command line, --help, the console."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parse_options(words: Sequence[str], options: type[Options]) -> tuple[list[st
 
 
 def recipe_from_names(names: Sequence[str], problems: list[str], default: str = "") -> Recipe | None:
-    """The preset or config file of a command line that takes one; None if there is none, or a problem."""
+    """The preset or config file that `names` has; None if there is none, or a problem, which is appended."""
     if len(names) > 1:
         problems.append(f"one preset or file at a time, not {' and '.join(names)}")
     name = names[0] if names else default

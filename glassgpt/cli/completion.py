@@ -58,7 +58,7 @@ def completion(words: list[str]) -> int:
 
 
 def complete_line(line: str) -> list[str]:
-    """Candidates for the word at the end of the line. If there are none, the shell offers files."""
+    """Candidates for the last word of the line. If there are none, the shell offers files."""
     from glassgpt.cli import COMMAND_MODULES, load_command
 
     words = line.split(" ")

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 
 def doctor(words: list[str]) -> int:
-    """Exit code 0: no problem was found. 1: there is one."""
     if wants_help(words):
         return print_help(DoctorOptions, "glass doctor")
     names, options, problems = parse_options(words, DoctorOptions)
@@ -34,12 +33,12 @@ def doctor(words: list[str]) -> int:
     from glassgpt.show.terminal.doctor_view import DoctorConsole
 
     out = make_console()
-    with _progress(out) as begin:
+    with _progress(out) as on_start:
         if options.json:
-            report = run_checks(CHECKS, runs_dir(options), options.quick, begin)
+            report = run_checks(CHECKS, runs_dir(options), options.quick, on_start)
         else:
             console = DoctorConsole(out)
-            report = run_checks(CHECKS, runs_dir(options), options.quick, begin, console.print_result)
+            report = run_checks(CHECKS, runs_dir(options), options.quick, on_start, console.print_result)
             console.print_summary(report)
     if options.json:
         print(json.dumps(journal.nonfinite_to_words(report.as_dict()), indent=1, allow_nan=False))
@@ -48,7 +47,7 @@ def doctor(words: list[str]) -> int:
 
 @contextmanager
 def _progress(out: Console) -> Iterator[Callable[[Check], None]]:
-    """A status line with the check that runs, on stdout or stderr, whichever is a terminal."""
+    """A status line with the running check, on stdout or stderr, whichever is a terminal."""
     terminal = out if out.is_terminal else make_console(stderr=True)
     if not terminal.is_terminal or sys.stdout is None:
         yield lambda check: None

@@ -159,7 +159,7 @@ def _print_json(document: dict[str, Any]) -> None:
 
 
 def _watch(name: str, overrides: RunOverrides, options: ExplainOptions, card: Card | None) -> int:
-    """Print news as the log grows, and the whole explanation at its end or after Ctrl-C."""
+    """Print new evaluations and findings as the log grows, and the explanation at its end or after Ctrl-C."""
     from glassgpt.explain.watch import LogWatcher
     from glassgpt.show.terminal.explain_view import print_explanation, print_watch_update
 
@@ -176,7 +176,7 @@ def _watch(name: str, overrides: RunOverrides, options: ExplainOptions, card: Ca
     except KeyboardInterrupt:
         last = watcher.refresh() or last
     if last is None:
-        raise UserError(f"{name}: no line of a training log came")
+        raise UserError(f"{name}: no training log arrived")
     if options.json:
         _print_json(last.explanation.as_dict())
     else:

@@ -15,6 +15,7 @@ from glassgpt.track.trackers import TrackOptions
 def track(words: list[str]) -> int:
     if wants_help(words):
         return print_help(TrackOptions, "glass track RUN")
+    from glassgpt.show.terminal.run_lines import print_line
     from glassgpt.track.trackers import check_installed, make_feed
 
     names, options, problems = parse_options(words, TrackOptions)
@@ -39,14 +40,14 @@ def track(words: list[str]) -> int:
         except Exception as error:  # noqa: BLE001 - whatever a tracker raises, the others get the run
             problems.append(f"{name} failed: {error_type_and_message(error)}")
         else:
-            out.print(f"{name:<13} {format.pluralize(count, 'record')} sent", soft_wrap=True, markup=False)
+            print_line(out, name, f"{format.pluralize(count, 'record')} sent")
     if problems:
         raise UserError(problems)
     return 0
 
 
 def _journal_problems(run_dir: Path, trackers: tuple[str, ...]) -> list[str]:
-    """No run in the folder; or one that still goes and sends to the same trackers, hence the same files."""
+    """There is no run in the folder; or it is still running and logs to the same trackers itself."""
     from glassgpt.runs.run_list import is_running
 
     if not (run_dir / journal.FILE_NAME).is_file():
@@ -55,4 +56,4 @@ def _journal_problems(run_dir: Path, trackers: tuple[str, ...]) -> list[str]:
     if not runs:
         return [f"{run_dir / journal.FILE_NAME} has no run record"]
     in_use = tracker_names(runs[-1].get("config", {})) if is_running(run_dir) else ()
-    return [f"the run is still going, and sends to {name} itself" for name in trackers if name in in_use]
+    return [f"the run is still training, and logs to {name} itself" for name in trackers if name in in_use]

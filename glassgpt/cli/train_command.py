@@ -20,7 +20,6 @@ from glassgpt.config import MACHINE_SPECIFIC_PATHS, TrainConfig, requested_track
 from glassgpt.errors import UserError
 from glassgpt.flags import check_settings, parse_flags
 from glassgpt.recipe import DEFAULT_PRESET, Recipe, find_recipe, is_unprepared_text, preset_names
-from glassgpt.sanitize import sanitize_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +35,7 @@ TUNE_BUDGET_S = 90.0  # --help says so
 
 @dataclass(frozen=True)
 class _TrainFlags(TrainConfig):
-    """All flags of `glass train`: the settings of a run, and two that are not part of it."""
+    """All flags of `glass train`: the settings of a run, and two that are not settings."""
 
     # --- this command ---
 
@@ -116,6 +115,7 @@ def _train(
     from glassgpt.show.report.report_listener import ReportAtEnd
     from glassgpt.show.terminal.nanogpt_console import NanogptConsole
     from glassgpt.show.terminal.run_console import RunConsole
+    from glassgpt.show.terminal.run_lines import print_line
     from glassgpt.track import trackers
     from glassgpt.training import session
     from glassgpt.training.distributed import join
@@ -141,13 +141,12 @@ def _train(
     run = session.start_run(request, listeners, signals, process_age_s(), group, trackers)
     if run.was_over and group.is_rank_zero:
         longer = f"--max_iters={2 * run.iter}" if run.reason == "finished" else "--patience=0"
-        out.print(
-            f"{'end':<13} {run.reason} before, after {run.iter:,} updates, with a best validation loss of "
-            f"{run.best_val_loss:.4f}; to train it longer: glass train --init_from=resume "
-            f"--out_dir={shlex.quote(sanitize_text(str(run.out_dir)))} {longer}",
-            soft_wrap=True,
-            markup=False,
+        text = (
+            f"already {run.reason}: {run.iter:,} updates, best validation loss {run.best_val_loss:.4f}; "
+            "to train it longer: glass train --init_from=resume "
+            f"--out_dir={shlex.quote(str(run.out_dir))} {longer}"
         )
+        print_line(out, "end", text)
     return run.exit_code
 
 
@@ -162,7 +161,7 @@ def _resolve_request(
     restarted = restarted_request(group, out_dir, flags)
     request = restarted or resolve_request(recipe, flags)
     if tune and restarted is None and request.resume_dir is not None:
-        raise UserError("a resumed run has its settings: leave --tune out")
+        raise UserError("a resumed run keeps its settings: leave out --tune")
     if group.is_rank_zero:
         check_installed(requested_trackers(request.config))
     out = _make_run_console(request.config)
@@ -171,14 +170,15 @@ def _resolve_request(
     )
     if text_path:
         from glassgpt.data.prepare import prepare_if_missing
+        from glassgpt.show.terminal.run_lines import print_line
 
-        def print_line(line: str) -> None:
+        def print_data_line(line: str) -> None:
             if group.is_rank_zero:
-                out.print(f"{'data':<13} {sanitize_text(line)}", soft_wrap=True, markup=False)
+                print_line(out, "data", line)
 
         show_progress = group.is_rank_zero and out.is_terminal
-        group.run_rank_zero_first(lambda: prepare_if_missing(text_path, print_line, progress=show_progress))
-        print_line(f"now trains on it with the settings of {DEFAULT_PRESET}, and yours")
+        group.run_rank_zero_first(lambda: prepare_if_missing(text_path, print_data_line, show_progress))
+        print_data_line(f"training on it with the settings of {DEFAULT_PRESET} and your flags")
     if not tune or restarted is not None:
         return request
     tuned = group.broadcast_from_rank_zero(
@@ -198,10 +198,8 @@ def _measure_fastest_config(
     request: RunRequest, flags: Collection[str], out: Console, ranks: int
 ) -> dict[str, Any]:
     """--tune: the config that trains fastest, and how long the trials took; flags stay as given."""
+    from glassgpt.show.terminal.run_lines import print_line
     from glassgpt.tune.tuning import tuned_config
-
-    def print_line(line: str) -> None:
-        out.print(f"{'tune':<13} {sanitize_text(line)}", soft_wrap=True, markup=False)
 
     started = time.perf_counter()
     config, fixed = request.config, set(flags)
@@ -209,7 +207,7 @@ def _measure_fastest_config(
         fixed.add("threads")
         if config.batch_tokens is None and config.gradient_accumulation_steps is None:
             config = replace(config, gradient_accumulation_steps=ranks)
-    config = tuned_config(config, TUNE_BUDGET_S, print_line, fixed=fixed)
+    config = tuned_config(config, TUNE_BUDGET_S, partial(print_line, out, "tune"), fixed=fixed)
     out.print()
     return {"config": asdict(config), "seconds": time.perf_counter() - started}
 
@@ -225,8 +223,8 @@ def prepare(words: list[str]) -> int:
     names += [flags.pop("dataset")] if "dataset" in flags else []
     if len(names) != 1:
         problems.append(
-            "say what to prepare, one thing at a time: pylib, shakespeare_char, fineweb_edu, owner/name on "
-            "Hugging Face, a file, a folder, a 'pattern*' in quotes"
+            "name one thing to prepare: pylib, shakespeare_char, fineweb_edu, owner/name on Hugging Face, a "
+            "file, a folder, or a quoted 'pattern*'"
         )
     settings, setting_problems = check_settings(flags, PrepareOptions)
     if problems or setting_problems:

@@ -26,10 +26,10 @@ def verify(words: list[str]) -> int:
     if wants_help(words):
         return print_help(VerifyOptions, "glass verify RUN|EXPORT|DATASET ...")
     from glassgpt.data.progress import show_byte_progress
-    from glassgpt.doctor.verify_files import find_target
-    from glassgpt.doctor.verify_files import verify as verify_folder
     from glassgpt.runs.run_list import size_on_disk
     from glassgpt.show.terminal.doctor_view import print_verification
+    from glassgpt.verify_files import find_target
+    from glassgpt.verify_files import verify as verify_folder
 
     names, options, problems = parse_options(words, VerifyOptions)
     targets = []

@@ -1,4 +1,4 @@
-"""A check of this machine, the lines it prints, and the report of all checks."""
+"""A check of this machine, the report of all checks, and the options of `glass doctor`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _GENERIC_NAMES = {"root", "user", "runs", "home", "tmp", "localhost"}
 
 
 def redact(text: str, home: str | None = None, user: str | None = None, host: str | None = None) -> str:
-    """With `~` for the home folder, and USER and HOST where a path or an address has their names."""
+    """The text with `~` for the home folder, and USER and HOST for their names in paths and addresses."""
     home = str(Path.home()) if home is None else home
     user = Path(home).name if user is None else user
     host = platform.node() if host is None else host
     if len(home) > 1:
         text = re.sub(rf"{re.escape(home)}(?![\w-])", "~", text)
     for name in {user, os.environ.get("USER", ""), os.environ.get("USERNAME", "")} - {""} - _GENERIC_NAMES:
-        # As a part of a path, or behind an underscore as in /tmp/torchinductor_NAME; never a word of a text.
+        # Only as part of a path, or after an underscore as in /tmp/torchinductor_NAME; never a plain word.
         text = re.sub(rf"(?<=[/\\_]){re.escape(name)}(?=[/\\'\":\s]|$)", "USER", text)
     if host and host.lower() not in _GENERIC_NAMES:
         text = re.sub(rf"(?<=[@/]){re.escape(host)}(?![\w-])", "HOST", text)
@@ -42,27 +42,27 @@ class DiagnosticLine:
     """One line of the report."""
 
     name: str
-    says: str
+    message: str
     verdict: CheckVerdict = "ok"
     fix: str = ""  # what to do about it
-    numbers: Mapping[str, ReportValue] = field(default_factory=dict)  # the same for programs, in plain units
-    error: str = ""  # in full, where a check failed
+    values: Mapping[str, ReportValue] = field(default_factory=dict)  # machine-readable, in base units
+    error: str = ""  # the traceback, if a check failed
 
     def sanitized(self) -> DiagnosticLine:
-        """Without control characters, and without names of the user and the machine."""
-        numbers = {
-            name: redact(value) if isinstance(value, str) else value for name, value in self.numbers.items()
+        """Without control characters, and without the names of the user and the machine."""
+        values = {
+            name: redact(value) if isinstance(value, str) else value for name, value in self.values.items()
         }
         texts = {name: redact(value) for name, value in asdict(self).items() if isinstance(value, str)}
-        return replace(self, **sanitize_record(texts), numbers=sanitize_record(numbers))
+        return replace(self, **sanitize_record(texts), values=sanitize_record(values))
 
 
 @dataclass(frozen=True)
 class CheckContext:
-    """What a check may need to know."""
+    """What a check may need."""
 
-    out_dir: Path  # where runs would go
-    scratch_dir: Path  # to work in; gone afterwards
+    out_dir: Path  # the folder of the runs
+    scratch_dir: Path  # removed at the end
     quick: bool = False
 
 
@@ -71,10 +71,10 @@ class Check:
     name: str
     section: str
     run: Callable[[CheckContext], Sequence[DiagnosticLine]]
-    progress_text: str  # what is shown while it is under way
+    progress_text: str  # shown while it runs
     is_slow: bool = False  # takes longer than a second
-    depends_on: str = ""  # another check, without which this one makes no sense
-    fix: str = ""  # if the check itself fails
+    depends_on: str = ""  # a check that must not fail, else this one is skipped
+    fix: str = ""  # shown if the check itself fails
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class DoctorReport:
     seconds: float
 
     def lines_with(self, verdict: CheckVerdict) -> list[DiagnosticLine]:
-        return [line for answer in self.results for line in answer.lines if line.verdict == verdict]
+        return [line for result in self.results for line in result.lines if line.verdict == verdict]
 
     @property
     def verdict(self) -> CheckVerdict:
@@ -114,31 +114,40 @@ class DoctorReport:
             "seconds": round(self.seconds, 3),
             "left_out": [check.name for check in self.skipped],
             "lines": [
-                {"section": answer.check.section, "check": answer.check.name, **asdict(line)}
-                for answer in self.results
-                for line in answer.lines
+                {
+                    "section": result.check.section,
+                    "check": result.check.name,
+                    "name": line.name,
+                    "says": line.message,
+                    "verdict": line.verdict,
+                    "fix": line.fix,
+                    "numbers": dict(line.values),
+                    "error": line.error,
+                }
+                for result in self.results
+                for line in result.lines
             ],
         }
 
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """Look at this machine: what it has, how fast it is, and whether training here does what it should.
+    """Check this machine: its hardware, its speed, and whether training on it is correct.
 
     Every line has a verdict: ok, note, or problem with a fix. Exit code 0: no problem. 1: at least one.
     """
 
     # Print everything as one JSON document.
     json: bool = False
-    # Leave out what takes longer than a second: matmuls, compiling, self-tests.
+    # Skip checks that take longer than a second: matmuls, compiling, self-tests.
     quick: bool = False
-    # The folder whose disk is looked at: where runs go. Default: runs/.
+    # The folder of the runs, whose disk is checked. Default: runs/.
     out_dir: str = ""
 
 
 def check_doctor_options(options: DoctorOptions) -> list[str]:
     if has_invalid_characters(options.out_dir) or "\0" in options.out_dir:
-        return ["--out_dir is no name that a folder can have"]
+        return ["--out_dir is not a valid folder name"]
     for path in (place := runs_dir(options), *place.parents):
         if path.exists() and not path.is_dir():
             return [f"--out_dir={options.out_dir} cannot be a folder: {path} is a file"]

@@ -1,4 +1,4 @@
-"""All checks, in the order of the page."""
+"""All checks of `glass doctor` in the order they run, and the function that runs them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from glassgpt.doctor import compile_check, disk_check, gpu_checks, host_checks, selftests, speed_check
@@ -15,21 +16,21 @@ from glassgpt.doctor.isolate import IsolatedCheckFailed, summarize_error
 _TORCH = "torch"
 
 CHECKS = (
-    Check("system", "machine", host_checks.check_system, "looking at the system"),
-    Check("processor", "machine", host_checks.check_processor, "looking at the processor"),
-    Check("memory", "machine", host_checks.check_memory, "looking at the memory"),
+    Check("system", "machine", host_checks.check_system, "checking the system"),
+    Check("processor", "machine", host_checks.check_processor, "checking the processor"),
+    Check("memory", "machine", host_checks.check_memory, "checking the memory"),
     Check(
         _TORCH,
         "machine",
         host_checks.check_torch,
         "importing torch",
-        fix="install torch again: https://pytorch.org/get-started/locally has the command",
+        fix="reinstall torch: https://pytorch.org/get-started/locally has the command",
     ),
     Check("threads", "machine", host_checks.check_threads, "counting threads", depends_on=_TORCH),
     Check("gpu", "devices", gpu_checks.check_gpus, "looking for GPUs", depends_on=_TORCH),
     Check("dtype", "devices", gpu_checks.check_dtypes, "choosing dtypes", depends_on=_TORCH),
-    Check("matmul", "speed", speed_check.check_matmuls, "multiplying", is_slow=True, depends_on=_TORCH),
-    Check("bandwidth", "speed", speed_check.check_bandwidth, "copying", depends_on=_TORCH),
+    Check("matmul", "speed", speed_check.check_matmuls, "timing matmuls", is_slow=True, depends_on=_TORCH),
+    Check("bandwidth", "speed", speed_check.check_bandwidth, "timing memory copies", depends_on=_TORCH),
     Check("clocks", "speed", gpu_checks.check_clocks, "reading clocks", depends_on=_TORCH),
     Check("disk", "speed", disk_check.check_disk, "writing to the disk"),
     Check("compilers", "building", compile_check.check_compilers, "looking for compilers", depends_on=_TORCH),
@@ -37,7 +38,7 @@ CHECKS = (
         "compile",
         "building",
         compile_check.check_compile,
-        "compiling something small",
+        "compiling a small function",
         is_slow=True,
         depends_on=_TORCH,
         fix=compile_check.COMPILE_FIX,
@@ -52,12 +53,12 @@ CHECKS = (
         fix=compile_check.KERNELS_FIX,
     ),
     *(
-        Check(name, "self-tests", look, f"self-test: {name}", is_slow=True, depends_on=_TORCH)
-        for name, look in (
-            ("accumulation", selftests.check_accumulation),
-            ("resume", selftests.check_resume),
+        Check(name, "self-tests", check, f"self-test: {name}", is_slow=True, depends_on=_TORCH)
+        for name, check in (
+            ("accumulation", partial(selftests.run_selftest, selftests.selftest_accumulation)),
+            ("resume", partial(selftests.run_selftest, selftests.selftest_resume)),
             ("cpu and gpu", selftests.check_devices),
-            ("fast paths", selftests.check_fast_paths),
+            ("fast paths", partial(selftests.run_selftest, selftests.selftest_fast_paths)),
         )
     ),
 )
@@ -67,56 +68,54 @@ def run_checks(
     checks: Iterable[Check],
     out_dir: Path,
     quick: bool = False,
-    begin: Callable[[Check], None] = lambda check: None,
-    tell: Callable[[CheckResult], None] = lambda answer: None,
+    on_start: Callable[[Check], None] = lambda check: None,
+    on_result: Callable[[CheckResult], None] = lambda result: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> DoctorReport:
-    """`begin` hears of a check before, `tell` after it."""
+    """Run the checks in order. `on_start` is called before each of them, `on_result` after it."""
     started = clock()
-    answers: list[CheckResult] = []
-    left_out: list[Check] = []
-    broken: set[str] = set()
+    results: list[CheckResult] = []
+    skipped: list[Check] = []
+    failed_checks: set[str] = set()
     with tempfile.TemporaryDirectory(prefix="glass-doctor-", ignore_cleanup_errors=True) as folder:
         context = CheckContext(out_dir, Path(folder), quick)
         for check in checks:
             if quick and check.is_slow:
-                left_out.append(check)
+                skipped.append(check)
                 continue
-            begin(check)
-            if check.depends_on in broken:
+            on_start(check)
+            if check.depends_on in failed_checks:
                 lines = [
-                    DiagnosticLine(
-                        check.name, f"not looked at, because {check.depends_on} does not work", "note"
-                    )
+                    DiagnosticLine(check.name, f"skipped, because {check.depends_on} does not work", "note")
                 ]
             else:
                 lines, failed = run_check(check, context)
-                broken |= {check.name} if failed else set()
-            answers.append(CheckResult(check, tuple(line.sanitized() for line in lines)))
-            tell(answers[-1])
-    return DoctorReport(tuple(answers), tuple(left_out), clock() - started)
+                failed_checks |= {check.name} if failed else set()
+            results.append(CheckResult(check, tuple(line.sanitized() for line in lines)))
+            on_result(results[-1])
+    return DoctorReport(tuple(results), tuple(skipped), clock() - started)
 
 
 def run_check(check: Check, context: CheckContext) -> tuple[list[DiagnosticLine], bool]:
-    """What a check finds, and whether it failed."""
+    """The lines of a check, and whether it failed."""
     try:
         return list(check.run(context)), False
-    except IsolatedCheckFailed as error:  # in a process of its own
+    except IsolatedCheckFailed as error:  # in its separate process
         return [
             DiagnosticLine(
                 check.name, f"failed: {error}", "problem", _fix(check, str(error)), error=error.trace
             )
         ], True
-    except Exception as error:  # noqa: BLE001 - whatever goes wrong in one check is shown, and ends only that one
-        what, trace = summarize_error(error), "".join(traceback.format_exception(error))
+    except Exception as error:  # noqa: BLE001 - an error in one check is shown, and ends that check only
+        summary, trace = summarize_error(error), "".join(traceback.format_exception(error))
         return [
-            DiagnosticLine(check.name, f"failed: {what}", "problem", _fix(check, what), error=trace)
+            DiagnosticLine(check.name, f"failed: {summary}", "problem", _fix(check, summary), error=trace)
         ], True
 
 
-def _fix(check: Check, what: str) -> str:
+def _fix(check: Check, summary: str) -> str:
     if check.fix:
         return check.fix
-    if "CUDA" in what:
-        return "see what `nvidia-smi` says: other programs may fill the card; a broken driver wants a restart"
-    return "the installation is broken, or GlassGPT is: `glass doctor --json` has the whole error"
+    if "CUDA" in summary:
+        return "look at `nvidia-smi`: other programs may fill the card; a broken driver needs a restart"
+    return "the installation or GlassGPT is broken: `glass doctor --json` has the full traceback"

@@ -1,4 +1,4 @@
-"""Whether code can be built here: the compilers, torch.compile, our kernels, each by really doing it."""
+"""Compilers, torch.compile and our Triton kernels: each is tried, not only looked for."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 _LIMIT_S = 90.0
 
 COMPILE_FIX = (
-    "only speed is lost, and --compile=off spares runs the attempt; often a newer compiler or Python's "
+    "only speed is lost, and --compile=off skips the attempt; often a newer compiler or Python's "
     "headers (python3-dev) are missing"
 )
 KERNELS_FIX = (
-    "only speed is lost, and --kernels=plain spares runs the attempt; install the triton that belongs to "
-    "this torch"
+    "only speed is lost, and --kernels=plain skips the attempt; install the triton version that this "
+    "torch requires"
 )
 
 
@@ -51,17 +51,17 @@ def compiler_line(
         output = run(command, "--version")
         version = output.text.splitlines()[0] if output and output.text else "unknown version"
         return DiagnosticLine(
-            name, f"{Path(command).name}: {version}", numbers={"command": Path(command).name}
+            name, f"{Path(command).name}: {version}", values={"command": Path(command).name}
         )
-    # torch.compile wants C++ on a CPU; on a card Triton wants C, also for our own kernels.
-    wanted = {"cpu": "C++", "cuda": "C"}.get(device_type)
-    fix = "install one: sudo apt install build-essential, or what your system has instead"
-    if language != wanted:
-        return DiagnosticLine(name, "none found; not needed here", numbers={"command": None})
+    # On a CPU torch.compile needs a C++ compiler. On a CUDA card Triton needs one for C, for our kernels too.
+    needed = {"cpu": "C++", "cuda": "C"}.get(device_type)
+    fix = "install one: sudo apt install build-essential, or your system's equivalent"
+    if language != needed:
+        return DiagnosticLine(name, "none found; not needed here", values={"command": None})
     if device_type == "cuda":
-        says = "none found: neither our kernels nor torch.compile can be built, which costs much speed"
-        return DiagnosticLine(name, says, "problem", fix, {"command": None})
-    return DiagnosticLine(name, "none found: runs go without compiling", "note", fix, {"command": None})
+        message = "none found: neither our kernels nor torch.compile work, so training is much slower"
+        return DiagnosticLine(name, message, "problem", fix, {"command": None})
+    return DiagnosticLine(name, "none found: runs do not use torch.compile", "note", fix, {"command": None})
 
 
 # --- torch.compile ---
@@ -70,7 +70,7 @@ def compiler_line(
 def check_compile(context: CheckContext) -> list[DiagnosticLine]:
     from glassgpt.training.device import device_traits
 
-    # Asked as for a run that would gain by it, so that only what is missing can speak against it.
+    # For a run so long that compiling pays off: then `off` means that something is missing here.
     choice = choose_compile(TrainConfig(), device_traits(default_device()), eager_step_s=1e3, kernels=False)
     if choice.value == "off":
         return [DiagnosticLine("compile", f"not tried: {choice.reason}", "note")]
@@ -78,7 +78,7 @@ def check_compile(context: CheckContext) -> list[DiagnosticLine]:
 
 
 def compile_small_function(folder: Path) -> list[DiagnosticLine]:
-    """Compiling happens in the first call, and fails there, if it does."""
+    """torch.compile compiles, or fails, in the first call."""
     import torch
 
     device = default_device()
@@ -95,14 +95,18 @@ def _small_function(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.gelu(x @ x).sum(-1)
 
 
-def compile_line(is_right: bool, seconds: float) -> DiagnosticLine:
-    numbers = {"seconds": round(seconds, 2)}
-    if not is_right:
+def compile_line(is_correct: bool, seconds: float) -> DiagnosticLine:
+    values = {"seconds": round(seconds, 2)}
+    if not is_correct:
         return DiagnosticLine(
-            "compile", "torch.compile builds code that computes wrongly", "problem", COMPILE_FIX, numbers
+            "compile",
+            "torch.compile builds code with wrong results",
+            "problem",
+            COMPILE_FIX,
+            values,
         )
-    says = f"torch.compile works: a small function took {format.format_duration(seconds)} to build"
-    return DiagnosticLine("compile", says, numbers=numbers)
+    message = f"torch.compile works: a small function took {format.format_duration(seconds)} to compile"
+    return DiagnosticLine("compile", message, values=values)
 
 
 # --- our kernels ---
@@ -113,7 +117,7 @@ def check_kernels(context: CheckContext) -> list[DiagnosticLine]:
 
     device = default_device()
     if device.type != "cuda":
-        return [DiagnosticLine("kernels", "our own are for CUDA cards: not tried here")]
+        return [DiagnosticLine("kernels", "our Triton kernels need a CUDA card: not tried")]
     choice = choose_kernels(TrainConfig(), device_traits(device))
     if choice.value != "triton":
         return [DiagnosticLine("kernels", f"not tried: {choice.reason}", "problem", KERNELS_FIX)]
@@ -121,7 +125,7 @@ def check_kernels(context: CheckContext) -> list[DiagnosticLine]:
 
 
 def build_kernels(folder: Path) -> list[DiagnosticLine]:
-    """All that a small model needs, forward and backward."""
+    """The kernels of a small model, forward and backward."""
     import torch
 
     from glassgpt.model.gpt import GPT, GPTConfig
@@ -139,12 +143,12 @@ def build_kernels(folder: Path) -> list[DiagnosticLine]:
     torch.autograd.backward(loss)
     torch.cuda.synchronize(device)
     seconds = time.perf_counter() - started
-    says = f"our own build and run: {format.format_duration(seconds)} the first time, then they are kept"
-    return [DiagnosticLine("kernels", says, numbers={"seconds": seconds}), _float8_line(device)]
+    message = f"our Triton kernels work: {format.format_duration(seconds)} to compile, then they are cached"
+    return [DiagnosticLine("kernels", message, values={"seconds": seconds}), _float8_line(device)]
 
 
 def _float8_line(device: torch.device) -> DiagnosticLine:
-    """Asked as a run asks."""
+    """By the same check as in a run."""
     from glassgpt.errors import UserError
     from glassgpt.estimate.batching import BatchPlan
     from glassgpt.training.compute_plan import check_float8
@@ -153,7 +157,7 @@ def _float8_line(device: torch.device) -> DiagnosticLine:
     try:
         check_float8(TrainConfig(fp8=True), device, "bfloat16", own_kernels=True, plan=plan)
     except UserError as error:
-        return DiagnosticLine("fp8", f"not here: {error.problems[0]}", numbers={"works": False})
+        return DiagnosticLine("fp8", f"not available: {error.problems[0]}", values={"works": False})
     return DiagnosticLine(
-        "fp8", "8-bit floats work: --fp8=True trains faster and less exactly", numbers={"works": True}
+        "fp8", "8-bit floats work: --fp8=True trains faster, with lower precision", values={"works": True}
     )

@@ -1,4 +1,4 @@
-"""The disk that runs are written to: room, speed, and what a checkpoint costs there."""
+"""The disk that runs are written to: free space, write speed, time and size of a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,51 +18,51 @@ from glassgpt.files import nearest_existing_folder
 from glassgpt.training.checkpoint.tensor_file import PackedTensors, pack_tensors, write_packed
 
 Clock = Callable[[], float]
-WriteFile = Callable[[Path, PackedTensors], object]  # a file of these bytes, on the disk when it returns
+WriteFile = Callable[[Path, PackedTensors], object]  # writes and syncs a file
 
 _TEST_FILE_BYTES = (2**22, 2**25, 2**27)  # 4, 32 and 128 MiB
 _BUDGET_S = 1.0
-_CHECKPOINTS_ON_DISK = 3  # the last checkpoint, the best one, and the one that is being written
+_CHECKPOINTS_ON_DISK = 3  # the last checkpoint, the best one, and the one being written
 _SLOW_CHECKPOINT_S, _VERY_SLOW_CHECKPOINT_S = 30.0, 300.0
-_OTHER_OUT_DIR_FIX = "choose another place by --out_dir"
+_OTHER_OUT_DIR_FIX = "choose another folder with --out_dir"
 
 
 def check_disk(context: CheckContext) -> list[DiagnosticLine]:
-    place = nearest_existing_folder(context.out_dir)
-    free = shutil.disk_usage(place).free
-    room = free_space_line(f"{context.out_dir}", free, exists=place == context.out_dir)
+    folder = nearest_existing_folder(context.out_dir)
+    free = shutil.disk_usage(folder).free
+    space = free_space_line(f"{context.out_dir}", free, exists=folder == context.out_dir)
     sizes = [size for size in _TEST_FILE_BYTES if size <= free / 4]
     if not sizes:  # a full disk; the line above says so
-        return [room]
+        return [space]
     try:
-        speed = measure_write_speed(place, sizes)
+        speed = measure_write_speed(folder, sizes)
     except OSError as error:
-        return [room, unwritable_line(error)]
-    return [room, checkpoint_line(speed, free)]
+        return [space, unwritable_line(error)]
+    return [space, checkpoint_line(speed, free)]
 
 
-def free_space_line(place: str, free: int, exists: bool) -> DiagnosticLine:
-    says = f"{format.format_bytes(free)} free at {place}" + ("" if exists else " (to be made)")
-    numbers: dict[str, ReportValue] = {"free": free, "out_dir": place}
-    need = f"{_CHECKPOINTS_ON_DISK} checkpoints of {GPT2_NAME}, which is what a run may need at once, are "
+def free_space_line(out_dir: str, free: int, exists: bool) -> DiagnosticLine:
+    message = f"{format.format_bytes(free)} free at {out_dir}" + ("" if exists else " (will be created)")
+    values: dict[str, ReportValue] = {"free": free, "out_dir": out_dir}
+    need = f"a run may hold {_CHECKPOINTS_ON_DISK} checkpoints, which for {GPT2_NAME} are "
     need += format.format_bytes(_CHECKPOINTS_ON_DISK * GPT2_CHECKPOINT_BYTES)
     if free < GPT2_CHECKPOINT_BYTES:
         return DiagnosticLine(
-            "disk", f"{says}; {need}", "problem", f"make room, or {_OTHER_OUT_DIR_FIX}", numbers
+            "disk", f"{message}; {need}", "problem", f"make room, or {_OTHER_OUT_DIR_FIX}", values
         )
     if free < _CHECKPOINTS_ON_DISK * GPT2_CHECKPOINT_BYTES:
         return DiagnosticLine(
-            "disk", f"{says}; {need}", "note", f"make room, or {_OTHER_OUT_DIR_FIX}", numbers
+            "disk", f"{message}; {need}", "note", f"make room, or {_OTHER_OUT_DIR_FIX}", values
         )
-    return DiagnosticLine("disk", says, numbers=numbers)
+    return DiagnosticLine("disk", message, values=values)
 
 
 def unwritable_line(error: OSError) -> DiagnosticLine:
     reasons = {
         errno.EROFS: "it is read-only",
-        errno.EACCES: "it belongs to somebody else",
-        errno.ENOSPC: "it is full, or your share of it is",
-        errno.EDQUOT: "your share of it is full",
+        errno.EACCES: "permission denied",
+        errno.ENOSPC: "it is full, or your quota is",
+        errno.EDQUOT: "your disk quota is full",
     }
     why = reasons.get(error.errno or 0, str(error.strerror or error))
     return DiagnosticLine("disk speed", f"nothing can be written there: {why}", "problem", _OTHER_OUT_DIR_FIX)
@@ -78,7 +78,7 @@ def measure_write_speed(
     clock: Clock = time.perf_counter,
     write: WriteFile | None = None,
 ) -> float:
-    """Bytes per second of the largest file that is on the disk in about `budget_s`."""
+    """Bytes per second, of the largest file that can be written in about `budget_s`."""
     deadline = clock() + budget_s
     speed = 0.0
     with tempfile.TemporaryDirectory(prefix=".glass-doctor-", dir=folder) as work:
@@ -93,30 +93,30 @@ def measure_write_speed(
 
 
 def random_payload(size: int) -> PackedTensors:
-    """Not zeros, which some disks do not store."""
-    some = torch.randint(0, 256, (min(size, 2**20),), dtype=torch.uint8)
-    content = some.repeat(-(-size // len(some)))[:size]
+    """Random bytes: some file systems do not store zeros."""
+    block = torch.randint(0, 256, (min(size, 2**20),), dtype=torch.uint8)
+    content = block.repeat(-(-size // len(block)))[:size]
     return pack_tensors({"content": content}, content.device)
 
 
-def checkpoint_line(write: float, free: int) -> DiagnosticLine:
-    """`write`: bytes per second of what a checkpoint is written by."""
+def checkpoint_line(write_speed: float, free: int) -> DiagnosticLine:
+    """`write_speed`: bytes per second."""
     size = GPT2_CHECKPOINT_BYTES
-    seconds = size / write
+    seconds = size / write_speed
     took, checkpoint = format.format_duration(seconds), format.format_bytes(size)
-    says = (
-        f"{format.format_bytes(write)}/s, hashed and with fsync. A checkpoint of {GPT2_NAME} (weights and "
-        f"AdamW's state, {checkpoint}) takes about {took}, in the background; "
+    message = (
+        f"{format.format_bytes(write_speed)}/s, with SHA-256 and fsync. A checkpoint of {GPT2_NAME} "
+        f"(weights and AdamW's state, {checkpoint}) takes about {took}, in the background; "
         f"{format.format_integer(free // size)} would fit"
     )
-    numbers: dict[str, ReportValue] = {
-        "write_bytes_per_s": write,
+    values: dict[str, ReportValue] = {
+        "write_bytes_per_s": write_speed,
         "checkpoint_bytes": size,
         "checkpoint_s": seconds,
         "checkpoints_that_fit": free // size,
     }
     if seconds < _SLOW_CHECKPOINT_S:
-        return DiagnosticLine("disk speed", says, numbers=numbers)
+        return DiagnosticLine("disk speed", message, values=values)
     verdict = "note" if seconds < _VERY_SLOW_CHECKPOINT_S else "problem"
-    fix = f"save less often by --checkpoint_interval, or {_OTHER_OUT_DIR_FIX}"
-    return DiagnosticLine("disk speed", says, verdict, fix, numbers)  # type: ignore[arg-type]
+    fix = f"save less often with --checkpoint_interval, or {_OTHER_OUT_DIR_FIX}"
+    return DiagnosticLine("disk speed", message, verdict, fix, values)  # type: ignore[arg-type]

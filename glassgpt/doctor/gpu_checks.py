@@ -1,4 +1,4 @@
-"""The devices to train on: cards and Apple's GPU; and what a card's clocks do under load."""
+"""The devices to train on: GPUs, their dtypes, and the clocks of CUDA cards under load."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from glassgpt import format
 from glassgpt.doctor.check import CheckContext, DiagnosticLine, ReportValue
 from glassgpt.doctor.isolate import run_command
-from glassgpt.doctor.nvidia_smi import CardState, read_card_states
+from glassgpt.doctor.nvidia_smi import (
+    APPLICATION_CLOCKS,
+    HW_POWER_BRAKE,
+    HW_SLOWDOWN,
+    SW_POWER_CAP,
+    THERMAL_SLOWDOWN,
+    CardState,
+    read_card_states,
+)
 from glassgpt.errors import first_message_line
 from glassgpt.estimate.cards import find_card
 from glassgpt.record.machine import apple_gpu_name
@@ -23,7 +31,7 @@ from glassgpt.training.probe import describe_machine
 if TYPE_CHECKING:
     import torch
 
-_GPT2_WIDTH = 768  # of the model to be trained: GPT-2's
+_GPT2_WIDTH = 768  # n_embd of the model that dtypes are chosen for
 
 
 def check_dtypes(context: CheckContext) -> list[DiagnosticLine]:
@@ -37,16 +45,16 @@ def dtype_line(name: str, device: torch.device) -> DiagnosticLine:
     from glassgpt.training.device import choose_dtype
 
     choice = choose_dtype("auto", device, _GPT2_WIDTH)
-    says = f"{choice.value}: {choice.reason}"
+    message = f"{choice.value}: {choice.reason}"
     if device.type == "cuda" and choice.value != "bfloat16":
-        # The reason is "asked for; " and then what speaks against it.
+        # After "asked for; ", the reason says what is wrong with bfloat16 on this card.
         remark = choose_dtype("bfloat16", device, _GPT2_WIDTH).reason.partition("; ")[2]
-        says += f"; bfloat16: {remark}" if remark else ""
-    return DiagnosticLine(name, says, numbers={"device": str(device), "dtype": str(choice.value)})
+        message += f"; bfloat16: {remark}" if remark else ""
+    return DiagnosticLine(name, message, values={"device": str(device), "dtype": str(choice.value)})
 
 
 def dtypes_to_measure(device: torch.device) -> list[str]:
-    """Those whose speed matters: the one chosen, and float32 to compare with."""
+    """The dtype that a run would choose, and float32 to compare with."""
     from glassgpt.training.device import choose_dtype
 
     chosen = str(choose_dtype("auto", device, _GPT2_WIDTH).value)
@@ -55,29 +63,29 @@ def dtypes_to_measure(device: torch.device) -> list[str]:
 
 T = TypeVar("T")
 
-_GET_TORCH = "https://pytorch.org/get-started/locally has the command"
+_INSTALL_TORCH = "https://pytorch.org/get-started/locally has the command"
 
 
 def find_gpus() -> list[torch.device]:
-    """Those that torch can use."""
+    """The GPUs that torch can use."""
     import torch
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what it warns of is a line of its own
+        warnings.simplefilter("ignore")  # check_gpus reports what it warns of
         if torch.cuda.is_available():
             return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     return [torch.device("mps")] if torch.backends.mps.is_available() else []
 
 
 def default_device() -> torch.device:
-    """The one that a run takes by itself."""
+    """The device that a run uses with device=auto."""
     import torch
 
     return next(iter(find_gpus()), torch.device("cpu"))
 
 
 def device_label(device: torch.device) -> str:
-    """`cpu`, `gpu`; or, of several cards, `cuda:1`"""
+    """cpu, gpu; or cuda:1 if there are several"""
     return "gpu" if device.type != "cpu" and len(find_gpus()) == 1 else str(device)
 
 
@@ -93,8 +101,8 @@ def check_gpus(context: CheckContext) -> list[DiagnosticLine]:
         import torch
 
         usable = torch.mps.recommended_max_memory()
-        says = f"{apple_gpu_name()}: may use {format.format_bytes(usable)} of the main memory"
-        return [DiagnosticLine("gpu", says, numbers={"name": apple_gpu_name(), "usable": usable})]
+        message = f"{apple_gpu_name()}: may use {format.format_bytes(usable)} of the unified memory"
+        return [DiagnosticLine("gpu", message, values={"name": apple_gpu_name(), "usable": usable})]
     lines = []
     for device in gpus:
         card = _describe(device)
@@ -109,11 +117,11 @@ class TorchCard:
 
     name: str
     capability: tuple[int, int]
-    free_bytes: int  # bytes
+    free_bytes: int
     total_bytes: int
     driver: str | None = None
     cuda: str | None = None
-    architectures: Sequence[str] = ()  # that this torch has code for: sm_90, compute_90
+    architectures: Sequence[str] = ()  # that this torch was built for: sm_90, compute_90
 
 
 def _describe(device: torch.device) -> TorchCard:
@@ -122,7 +130,7 @@ def _describe(device: torch.device) -> TorchCard:
     described = cast("Mapping[str, str | None]", describe_machine(str(device))["device"])
     free, total = torch.cuda.mem_get_info(device)
     capability = torch.cuda.get_device_capability(device)
-    # AMD's have names of another kind, and no driver that is too new for them.
+    # Only CUDA: ROCm names its architectures differently.
     architectures = () if torch.version.hip else torch.cuda.get_arch_list()
     return TorchCard(
         str(described["name"]), capability, free, total, described["driver"], described["cuda"], architectures
@@ -135,11 +143,11 @@ _NOTED_USED_SHARE, _BUSY_PERCENT = 0.1, 20.0
 def card_line(name: str, card: TorchCard, state: CardState | None) -> DiagnosticLine:
     major, minor = card.capability
     free, total = format.format_bytes(card.free_bytes), format.format_bytes(card.total_bytes)
-    says = f"{card.name}: {free} of {total} free, "
-    says += f"compute capability {major}.{minor}"
-    says += f", driver {card.driver}" if card.driver else ""
-    says += f", CUDA {card.cuda}" if card.cuda else ""
-    numbers: dict[str, ReportValue] = {
+    message = f"{card.name}: {free} of {total} free, "
+    message += f"compute capability {major}.{minor}"
+    message += f", driver {card.driver}" if card.driver else ""
+    message += f", CUDA {card.cuda}" if card.cuda else ""
+    values: dict[str, ReportValue] = {
         "name": card.name,
         "free": card.free_bytes,
         "total": card.total_bytes,
@@ -150,20 +158,22 @@ def card_line(name: str, card: TorchCard, state: CardState | None) -> Diagnostic
         "in_card_table": find_card(card.name, card.total_bytes) is not None,
     }
     if card.architectures and not has_code_for(card.architectures, card.capability):
-        fix = f"install a newer torch, or an older one for an old card: {_GET_TORCH}"
-        return DiagnosticLine(name, f"{says}: this torch has no code for this card", "problem", fix, numbers)
+        fix = f"install a newer torch, or an older one for an old card: {_INSTALL_TORCH}"
+        return DiagnosticLine(
+            name, f"{message}: this torch was not built for this card", "problem", fix, values
+        )
     if state is not None and (state.busy or 0) >= _BUSY_PERCENT:
-        says += f"; other programs keep it busy {state.busy:.0f}% of the time"
+        message += f"; other programs keep it busy {state.busy:.0f}% of the time"
         return DiagnosticLine(
-            name, says, "note", "`nvidia-smi` shows which; a run would share the card", numbers
+            name, message, "note", "`nvidia-smi` shows which; a run would share the card", values
         )
-    taken = card.total_bytes - card.free_bytes
-    if taken > _NOTED_USED_SHARE * card.total_bytes:
-        says += f"; other programs hold {format.format_bytes(taken)}"
+    used_bytes = card.total_bytes - card.free_bytes
+    if used_bytes > _NOTED_USED_SHARE * card.total_bytes:
+        message += f"; other programs use {format.format_bytes(used_bytes)}"
         return DiagnosticLine(
-            name, says, "note", "`nvidia-smi` shows which; end them to train larger models", numbers
+            name, message, "note", "`nvidia-smi` shows which; end them to train larger models", values
         )
-    return DiagnosticLine(name, says, numbers=numbers)
+    return DiagnosticLine(name, message, values=values)
 
 
 def has_code_for(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
@@ -182,7 +192,7 @@ def has_code_for(architectures: Sequence[str], capability: tuple[int, int]) -> b
 
 
 def _nvidia_smi_state(device: torch.device, states: Sequence[CardState]) -> CardState | None:
-    """By identity: nvidia-smi counts the cards in another order than CUDA does."""
+    """Matched by UUID: nvidia-smi numbers the cards in another order than CUDA."""
     import torch
 
     uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
@@ -193,7 +203,7 @@ def _nvidia_smi_state(device: torch.device, states: Sequence[CardState]) -> Card
 
 
 def why_no_cuda() -> str:
-    """torch's own words for why it cannot use CUDA; empty if it was built without."""
+    """torch's message why it cannot use CUDA; empty if it was built without CUDA."""
     import torch
 
     if not torch.version.cuda:
@@ -210,28 +220,28 @@ def why_no_cuda() -> str:
 def without_gpu_line(
     states: Sequence[CardState], complaint: str, why: str, environment: Mapping[str, str]
 ) -> DiagnosticLine:
-    """`states`, `complaint`: nvidia-smi's. `why`: torch's reason, empty if it was built without CUDA."""
-    numbers: dict[str, ReportValue] = {"cards_of_nvidia_smi": len(states)}
+    """`states`, `complaint`: from nvidia-smi. `why`: torch's reason, empty if it was built without CUDA."""
+    values: dict[str, ReportValue] = {"cards_of_nvidia_smi": len(states)}
     if states and "CUDA_VISIBLE_DEVICES" in environment and why:
-        says = f"{states[0].name} is there, hidden by CUDA_VISIBLE_DEVICES: runs will be on the CPU"
-        return DiagnosticLine("gpu", says, "note", "unset CUDA_VISIBLE_DEVICES", numbers)
+        message = f"{states[0].name} is hidden by CUDA_VISIBLE_DEVICES: runs use the CPU"
+        return DiagnosticLine("gpu", message, "note", "unset CUDA_VISIBLE_DEVICES", values)
     if states and not why:
-        says = f"{states[0].name} is there, but this torch was built without CUDA: runs will be on the CPU"
-        return DiagnosticLine("gpu", says, "problem", f"install torch with CUDA: {_GET_TORCH}", numbers)
+        message = f"{states[0].name} is there, but this torch was built without CUDA: runs use the CPU"
+        return DiagnosticLine("gpu", message, "problem", f"install torch with CUDA: {_INSTALL_TORCH}", values)
     if states:
-        says = f"{states[0].name} is there, but torch cannot use it: {why}"
-        fix = f"update the driver, or install torch for an older CUDA: {_GET_TORCH}"
-        return DiagnosticLine("gpu", says, "problem", fix, numbers)
+        message = f"{states[0].name} is there, but torch cannot use it: {why}"
+        fix = f"update the driver, or install torch for an older CUDA: {_INSTALL_TORCH}"
+        return DiagnosticLine("gpu", message, "problem", fix, values)
     if "mismatch" in complaint or "is lost" in complaint:
-        says = f"none that works; nvidia-smi says: {complaint}"
-        return DiagnosticLine("gpu", says, "problem", "restart the machine", numbers)
+        message = f"none that works; nvidia-smi says: {complaint}"
+        return DiagnosticLine("gpu", message, "problem", "restart the machine", values)
     if complaint:
-        says = f"none that works; nvidia-smi says: {complaint}"
+        message = f"none that works; nvidia-smi says: {complaint}"
         return DiagnosticLine(
-            "gpu", says, "note", "if there is a card, install its driver again and restart", numbers
+            "gpu", message, "note", "if there is a card, reinstall its driver and restart", values
         )
-    says = "none found: runs will be on the CPU, which does for models of a few million parameters"
-    return DiagnosticLine("gpu", says, "note", numbers=numbers)
+    message = "none found: runs use the CPU, which is enough for models of a few million parameters"
+    return DiagnosticLine("gpu", message, "note", values=values)
 
 
 # --- clocks under load ---
@@ -249,7 +259,7 @@ def check_clocks(context: CheckContext) -> list[DiagnosticLine]:
 
 
 def matmul_load(device: torch.device, size: int = 4096) -> Callable[[], None]:
-    """A function that gives a GPU some milliseconds of work."""
+    """A function that keeps a GPU busy for some milliseconds."""
     import torch
 
     a = torch.randn(size, size, device=device)
@@ -266,16 +276,16 @@ _IDLE_PAUSE_S = 0.02
 
 
 def query_under_load(
-    question: Callable[[], T], load: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    query: Callable[[], T], load: Callable[[], None], clock: Callable[[], float] = time.monotonic
 ) -> T:
-    """The answer to `question`, asked while the device runs `load`."""
+    """The result of `query`, called while the device runs `load`."""
     deadline = clock() + _MAX_LOAD_S
     load()
     with ThreadPoolExecutor(1) as thread:
-        answer = thread.submit(question)
-        while not answer.done() and clock() < deadline:
+        future = thread.submit(query)
+        while not future.done() and clock() < deadline:
             load()
-    return answer.result()
+    return future.result()
 
 
 def clocks_line(name: str, state: CardState | None, under_load: bool) -> DiagnosticLine:
@@ -290,8 +300,8 @@ def clocks_line(name: str, state: CardState | None, under_load: bool) -> Diagnos
     if state.power is not None:
         limit = f" of {state.power_limit:.0f}" if state.power_limit is not None else ""
         parts.append(f"{state.power:.0f}{limit} W")
-    says = (", ".join(parts) or "nothing is reported") + (" under load" if under_load else " just now")
-    numbers: dict[str, ReportValue] = {
+    message = (", ".join(parts) or "nothing is reported") + (" under load" if under_load else " just now")
+    values: dict[str, ReportValue] = {
         "under_load": under_load,
         "mhz": state.clock,
         "max_mhz": state.clock_max,
@@ -301,36 +311,38 @@ def clocks_line(name: str, state: CardState | None, under_load: bool) -> Diagnos
         "power_default_w": state.power_default,
         "reasons": state.reasons,
     }
-    if state.is_too_hot:
-        return DiagnosticLine(
-            name, f"{says}: too hot, the card slows itself down", "problem", _COOLING_FIX, numbers
-        )
-    if state.is_power_braked:
-        return DiagnosticLine(
-            name, f"{says}: its power supply holds it back", "problem", _POWER_SUPPLY_FIX, numbers
-        )
-    if state.is_slowed_by_hardware:
+    if state.is_throttled_by(THERMAL_SLOWDOWN):
+        return DiagnosticLine(name, f"{message}: thermal throttling", "problem", _COOLING_FIX, values)
+    if state.is_throttled_by(HW_POWER_BRAKE):
         return DiagnosticLine(
             name,
-            f"{says}: the hardware holds it back",
+            f"{message}: throttled by its power supply",
+            "problem",
+            _POWER_SUPPLY_FIX,
+            values,
+        )
+    if state.is_throttled_by(HW_SLOWDOWN):
+        return DiagnosticLine(
+            name,
+            f"{message}: throttled by the hardware",
             "problem",
             f"{_COOLING_FIX}; {_POWER_SUPPLY_FIX}",
-            numbers,
+            values,
         )
     if state.power_limit and state.power_default and state.power_limit < 0.98 * state.power_default:
-        says += f": limited to {state.power_limit:.0f} of its usual {state.power_default:.0f} W"
-        return DiagnosticLine(name, says, "note", f"sudo nvidia-smi -pl {state.power_default:.0f}", numbers)
-    if state.has_fixed_clocks:
+        message += f": power limit {state.power_limit:.0f} W, the default is {state.power_default:.0f} W"
+        return DiagnosticLine(name, message, "note", f"sudo nvidia-smi -pl {state.power_default:.0f}", values)
+    if state.is_throttled_by(APPLICATION_CLOCKS):
         return DiagnosticLine(
             name,
-            f"{says}: its clock is set by hand",
+            f"{message}: its clock is fixed by an application clock setting",
             "note",
             "sudo nvidia-smi -rac; sudo nvidia-smi -rgc",
-            numbers,
+            values,
         )
-    if state.is_at_power_limit:
-        says += "; its power limit sets the clock, as usual at full load"
-    return DiagnosticLine(name, says, numbers=numbers)
+    if state.is_throttled_by(SW_POWER_CAP):
+        message += "; at its power limit, as usual under full load"
+    return DiagnosticLine(name, message, values=values)
 
 
 _COOLING_FIX = "clean or improve the cooling; in a laptop, raise it from the table"

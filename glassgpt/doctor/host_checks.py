@@ -28,28 +28,27 @@ from glassgpt.files import read_text_or_empty
 from glassgpt.record.machine import cpu_model, load_average, measure_busy_cores, source_commit
 from glassgpt.version import VERSION
 
-# The model that sizes are given for, as `glass train gpt2_124m` has it.
+# The example model for sizes: that of `glass train gpt2_124m`.
 GPT2_NAME = "GPT-2 124M"
 GPT2_PARAMETERS = count_parameters(
     vocab_size=50_304, block_size=1024, n_layer=12, n_embd=768, arch="gpt2", bias=False
 )
 GPT2_CHECKPOINT_BYTES = 12 * GPT2_PARAMETERS  # weights and AdamW's two moments, in float32
-GPT2_TRAINING_BYTES = 16 * GPT2_PARAMETERS  # gradients too
-
+GPT2_TRAINING_BYTES = 16 * GPT2_PARAMETERS  # with gradients
 
 OLDEST_PYTHON = (3, 11)
-OLDEST_TORCH = (2, 8)  # as pyproject.toml has them
+OLDEST_TORCH = (2, 8)  # both as in pyproject.toml
 
 
 def check_system(context: CheckContext) -> list[DiagnosticLine]:
-    system, kind = _system_name(), platform.machine()
-    numbers = {"os": platform.system(), "kernel": platform.release(), "name": system, "machine": kind}
-    line = DiagnosticLine("system", f"{system}, {kind}", numbers=numbers)
-    return [line, _python_line(sys.version_info[:2], platform.python_version()), _own_line()]
+    system, architecture = _system_name(), platform.machine()
+    values = {"os": platform.system(), "kernel": platform.release(), "name": system, "machine": architecture}
+    line = DiagnosticLine("system", f"{system}, {architecture}", values=values)
+    return [line, _python_line(sys.version_info[:2], platform.python_version()), _glassgpt_line()]
 
 
 def _system_name() -> str:
-    """As people call it: Debian GNU/Linux 12 (bookworm), macOS 15.1, Windows 11."""
+    """The common name: Debian GNU/Linux 12 (bookworm), macOS 15.1, Windows 11."""
     if sys.platform == "darwin":
         return f"macOS {platform.mac_ver()[0]}"
     try:
@@ -59,30 +58,30 @@ def _system_name() -> str:
 
 
 def _python_line(version: tuple[int, int], full: str) -> DiagnosticLine:
-    numbers = {"python": full}
+    values = {"python": full}
     if version < OLDEST_PYTHON:
         return DiagnosticLine(
-            "python", full, "problem", f"install Python {_dotted(OLDEST_PYTHON)} or newer", numbers
+            "python", full, "problem", f"install Python {_dotted(OLDEST_PYTHON)} or newer", values
         )
-    return DiagnosticLine("python", full, numbers=numbers)
+    return DiagnosticLine("python", full, values=values)
 
 
-def _own_line() -> DiagnosticLine:
+def _glassgpt_line() -> DiagnosticLine:
     commit = source_commit(Path(__file__).resolve().parents[2])
-    numbers = {"version": VERSION, "commit": commit}
+    values = {"version": VERSION, "commit": commit}
     return DiagnosticLine(
-        "glassgpt", VERSION + (f", commit {_short_commit(commit)}" if commit else ""), numbers=numbers
+        "glassgpt", VERSION + (f", commit {_short_commit(commit)}" if commit else ""), values=values
     )
 
 
 def _short_commit(commit: str) -> str:
-    """12 digits; and `-dirty`, if files differ from it."""
+    """12 hex digits, and `-dirty` if files were changed"""
     digits, dash, state = commit.partition("-")
     return digits[:12] + dash + state
 
 
 def check_torch(context: CheckContext) -> list[DiagnosticLine]:
-    """Fails, and with it all that needs torch, where torch cannot be imported."""
+    """Fails if torch cannot be imported; then all checks that depend on torch are skipped."""
     import numpy
     import torch
 
@@ -91,13 +90,13 @@ def check_torch(context: CheckContext) -> list[DiagnosticLine]:
 
 def torch_line(version: str, cuda: str | None, hip: str | None, numpy: str) -> DiagnosticLine:
     built = f"for CUDA {cuda}" if cuda else f"for ROCm {hip}" if hip else "without CUDA"
-    numbers = {"torch": version, "cuda": cuda, "hip": hip, "numpy": numpy}
-    says = f"{version}, built {built}; numpy {numpy}"
+    values = {"torch": version, "cuda": cuda, "hip": hip, "numpy": numpy}
+    message = f"{version}, built {built}; numpy {numpy}"
     if _release(version) < OLDEST_TORCH:
         return DiagnosticLine(
-            "torch", says, "problem", f"install torch {_dotted(OLDEST_TORCH)} or newer", numbers
+            "torch", message, "problem", f"install torch {_dotted(OLDEST_TORCH)} or newer", values
         )
-    return DiagnosticLine("torch", says, numbers=numbers)
+    return DiagnosticLine("torch", message, values=values)
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -114,7 +113,7 @@ _CPUFREQ_DIR = Path("/sys/devices/system/cpu/cpu0/cpufreq")
 
 @dataclass(frozen=True)
 class Cores:
-    """`usable`: by this process; less than `logical` under a scheduler's or a container's limit."""
+    """`usable`: by this process, fewer than `logical` under a CPU affinity or a container's quota."""
 
     physical: int
     logical: int
@@ -123,7 +122,7 @@ class Cores:
 
     @property
     def parallel(self) -> float:
-        """That compute at once: two threads of one core share its arithmetic."""
+        """Cores that compute in parallel: two hyper-threads share the arithmetic units of one core."""
         return min(self.physical, self.usable)
 
 
@@ -137,14 +136,15 @@ def check_processor(context: CheckContext) -> list[DiagnosticLine]:
     cores = find_cores()
     model = cpu_model(read_text_or_empty(Path("/proc/cpuinfo")))
     lines = [cores_line(model, cores), load_line(load_average(), cores)]
-    return [*lines, clock_line(read_clock(_CPUFREQ_DIR), hottest_cpu_celsius(read_temperatures()))]
+    sensors: Mapping[str, Any] = getattr(psutil, "sensors_temperatures", dict)()  # on Linux and FreeBSD only
+    return [*lines, clock_line(read_clock(_CPUFREQ_DIR), hottest_cpu_celsius(sensors))]
 
 
 def cores_line(model: str, cores: Cores) -> DiagnosticLine:
-    says = f"{model}, {format.pluralize(cores.physical, 'core')}"
+    message = f"{model}, {format.pluralize(cores.physical, 'core')}"
     if cores.logical > cores.physical:
-        says += f" ({cores.logical} threads)"
-    numbers: dict[str, ReportValue] = {
+        message += f" ({cores.logical} threads)"
+    values: dict[str, ReportValue] = {
         "model": model,
         "physical_cores": cores.physical,
         "logical_cores": cores.logical,
@@ -152,16 +152,16 @@ def cores_line(model: str, cores: Cores) -> DiagnosticLine:
         "quota": cores.quota,
     }
     if cores.usable >= cores.logical:
-        return DiagnosticLine("processor", says, numbers=numbers)
-    held = cores.quota is not None and cores.quota <= cores.usable
-    by_whom = "a quota" if held else "the scheduler"
+        return DiagnosticLine("processor", message, values=values)
+    by_quota = cores.quota is not None and cores.quota <= cores.usable
+    limit = "a CPU quota" if by_quota else "a CPU affinity"
     fix = (
-        "if more is wanted: docker run --cpus, or the CPU limit of the pod or job"
-        if held
-        else "if more is wanted: look at taskset, or the cores of the job"
+        "to use more: docker run --cpus, or the CPU limit of the pod or job"
+        if by_quota
+        else "to use more: taskset, or the cores of the job"
     )
     return DiagnosticLine(
-        "processor", f"{says}, {cores.usable:g} of them usable here: {by_whom}", "note", fix, numbers
+        "processor", f"{message}, {cores.usable:g} of them usable: limited by {limit}", "note", fix, values
     )
 
 
@@ -177,47 +177,47 @@ def check_threads(context: CheckContext) -> list[DiagnosticLine]:
 def threads_line(
     threads: int, cores: Cores, environment: Mapping[str, str], busy: float = 0.0
 ) -> DiagnosticLine:
-    """`busy`: cores that other programs use just now. A run takes none of them (estimate/decide.py)."""
+    """`busy`: cores in use by other programs, which a run leaves to them (estimate/decide.py)."""
     omp_threads = environment.get("OMP_NUM_THREADS")
-    says = f"torch computes with {format.pluralize(threads, 'thread')}"
-    says += f" (OMP_NUM_THREADS={omp_threads})" if omp_threads else ""
-    numbers = {"threads": threads, "omp_num_threads": omp_threads, "usable_cores": cores.usable}
+    message = f"torch uses {format.pluralize(threads, 'thread')}"
+    message += f" (OMP_NUM_THREADS={omp_threads})" if omp_threads else ""
+    values = {"threads": threads, "omp_num_threads": omp_threads, "usable_cores": cores.usable}
     best = max(1, math.floor(cores.parallel))
     if threads > math.ceil(cores.usable):
         return DiagnosticLine(
             "threads",
-            f"{says}, more than the {cores.usable:g} usable cores: they wait for each other",
+            f"{message}, more than the {cores.usable:g} usable cores: they block each other",
             "problem",
             f"export OMP_NUM_THREADS={best}",
-            numbers,
+            values,
         )
     if threads < max(1, best - int(busy + 0.5)):
-        held = "unset OMP_NUM_THREADS" if omp_threads else f"export OMP_NUM_THREADS={best}"
-        return DiagnosticLine("threads", f"{says}; {best} cores are there to use", "note", held, numbers)
+        fix = "unset OMP_NUM_THREADS" if omp_threads else f"export OMP_NUM_THREADS={best}"
+        return DiagnosticLine("threads", f"{message}; {best} cores are available", "note", fix, values)
     if omp_threads and not re.fullmatch(r"\s*0*[1-9]\d*\s*(,\s*\d+\s*)*", omp_threads):
         return DiagnosticLine(
-            "threads", f"{says}, which is no count: not heeded", "note", "unset OMP_NUM_THREADS", numbers
+            "threads", f"{message}: not a number, ignored", "note", "unset OMP_NUM_THREADS", values
         )
-    return DiagnosticLine("threads", says, numbers=numbers)
+    return DiagnosticLine("threads", message, values=values)
 
 
-# --- others ---
+# --- load ---
 
-_BUSY_CORE_SHARE = 0.4  # of all cores
+_HIGH_LOAD_SHARE = 0.4  # of all cores
 
 
 def load_line(load: float, cores: Cores) -> DiagnosticLine:
-    """`load`: tasks that ran or waited to run, on average over the last minute."""
-    says = f"{load:.1f} of {format.pluralize(cores.logical, 'core')} busy over the last minute"
-    numbers = {"load_1min": round(load, 2), "logical_cores": cores.logical}
-    if load < _BUSY_CORE_SHARE * cores.logical:
-        return DiagnosticLine("load", says, numbers=numbers)
+    """`load`: the load average over the last minute."""
+    message = f"{load:.1f} of {format.pluralize(cores.logical, 'core')} busy over the last minute"
+    values = {"load_1min": round(load, 2), "logical_cores": cores.logical}
+    if load < _HIGH_LOAD_SHARE * cores.logical:
+        return DiagnosticLine("load", message, values=values)
     return DiagnosticLine(
         "load",
-        f"{says}: other programs keep this machine busy, and what is measured below may be slower than it is",
+        f"{message}: other programs are running, so the speeds measured below may be too low",
         "note",
-        "look at `top`, and run this again when it is quiet",
-        numbers,
+        "look at `top`, and run this again when the machine is idle",
+        values,
     )
 
 
@@ -226,7 +226,7 @@ def load_line(load: float, cores: Cores) -> DiagnosticLine:
 
 @dataclass(frozen=True)
 class CpuClock:
-    """In MHz, where the system tells."""
+    """None or empty: not readable here."""
 
     mhz: float | None = None
     max_mhz: float | None = None
@@ -235,7 +235,7 @@ class CpuClock:
 
 
 def read_clock(folder: Path) -> CpuClock:
-    """Of the first core, from Linux' cpufreq. Virtual machines have none, and show no clock to trust."""
+    """The first core's, from Linux' cpufreq. Virtual machines have none."""
 
     def megahertz(name: str) -> float | None:
         text = read_text_or_empty(folder / name).strip()
@@ -249,13 +249,13 @@ def read_clock(folder: Path) -> CpuClock:
     )
 
 
-# Under these, `powersave` is the usual setting and still clocks up under load.
+# With these drivers `powersave` is the default, and raises the clock under load.
 _SELF_SCALING_DRIVERS = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
-_HOT_CELSIUS = 95.0  # degrees Celsius: about where processors begin to slow down
+_HOT_CELSIUS = 95.0  # about where processors begin to throttle
 
 
 def clock_line(clock: CpuClock, temperature: float | None = None) -> DiagnosticLine:
-    numbers = {
+    values = {
         "mhz": clock.mhz,
         "max_mhz": clock.max_mhz,
         "governor": clock.governor or None,
@@ -263,41 +263,33 @@ def clock_line(clock: CpuClock, temperature: float | None = None) -> DiagnosticL
     }
     parts = []
     if clock.mhz and clock.max_mhz:
-        parts.append(f"{clock.mhz / 1000:.1f} of {clock.max_mhz / 1000:.1f} GHz just now")
+        parts.append(f"{clock.mhz / 1000:.1f} of {clock.max_mhz / 1000:.1f} GHz")
     if clock.governor:
         parts.append(f"governor {clock.governor}")
     if temperature is not None:
         parts.append(f"{temperature:.0f} °C")
     if not parts:
-        return DiagnosticLine(
-            "clock", "not readable here, as usual in a virtual machine", "note", numbers=numbers
-        )
-    says = ", ".join(parts)
+        return DiagnosticLine("clock", "not readable, as usual in a virtual machine", "note", values=values)
+    message = ", ".join(parts)
     if temperature is not None and temperature >= _HOT_CELSIUS:
         return DiagnosticLine(
             "clock",
-            f"{says}: so hot, a processor slows itself down",
+            f"{message}: thermal throttling",
             "problem",
             "clean or improve the cooling",
-            numbers,
+            values,
         )
     if clock.governor == "powersave" and clock.driver not in _SELF_SCALING_DRIVERS:
         fix = "sudo cpupower frequency-set -g performance"
-        return DiagnosticLine("clock", f"{says}: it stays at its lowest clock", "problem", fix, numbers)
-    return DiagnosticLine("clock", says, numbers=numbers)
-
-
-def read_temperatures() -> Mapping[str, Any]:
-    """psutil knows some on Linux and FreeBSD, and has no such function elsewhere."""
-    read = getattr(psutil, "sensors_temperatures", None)
-    return read() if read else {}
+        return DiagnosticLine("clock", f"{message}: stays at the lowest clock", "problem", fix, values)
+    return DiagnosticLine("clock", message, values=values)
 
 
 _CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal")
 
 
 def hottest_cpu_celsius(sensors: Mapping[str, Any]) -> float | None:
-    """Of the processor's sensors, in degrees Celsius."""
+    """The highest reading of the processor's sensors."""
     readings = [entry.current for name in _CPU_SENSORS for entry in sensors.get(name, ())]
     return max((float(value) for value in readings if value), default=None)
 
@@ -307,33 +299,33 @@ _LOW_MEMORY_BYTES, _TOO_LOW_MEMORY_BYTES = 4 * 2**30, 2**30
 
 def check_memory(context: CheckContext) -> list[DiagnosticLine]:
     memory = psutil.virtual_memory()
-    room = memory_limit_and_free_bytes(read_own_cgroups(), CGROUP_ROOT)
-    return [memory_line(memory.available, memory.total, room)]
+    container = memory_limit_and_free_bytes(read_own_cgroups(), CGROUP_ROOT)
+    return [memory_line(memory.available, memory.total, container)]
 
 
-def memory_line(available: int, total: int, room: tuple[int, int] | None) -> DiagnosticLine:
-    """`room`: what a container may use, and what is left of that."""
-    limited = room is not None and room[0] < total
-    if room is not None and limited:
-        total, available = room[0], min(available, room[1])
-    says = f"{format.format_bytes(available)} of {format.format_bytes(total)} free"
-    says += ", a container's limit" if limited else ""
-    numbers = {"available": available, "total": total, "limited": limited}
+def memory_line(available: int, total: int, container: tuple[int, int] | None) -> DiagnosticLine:
+    """`container`: its memory limit, and what is free of that."""
+    limited = container is not None and container[0] < total
+    if container is not None and limited:
+        total, available = container[0], min(available, container[1])
+    message = f"{format.format_bytes(available)} of {format.format_bytes(total)} free"
+    message += " (the container's limit)" if limited else ""
+    values = {"available": available, "total": total, "limited": limited}
     if available < _TOO_LOW_MEMORY_BYTES:
         return DiagnosticLine(
             "memory",
-            f"{says}: too little for anything but tiny models",
+            f"{message}: too little for anything but tiny models",
             "problem",
             "end other programs, or raise the limit",
-            numbers,
+            values,
         )
     if available < _LOW_MEMORY_BYTES:
         return DiagnosticLine(
             "memory",
-            f"{says}; of {GPT2_NAME}, weights, gradients and AdamW's state alone take "
+            f"{message}; weights, gradients and optimizer state of {GPT2_NAME} alone take "
             f"{format.format_bytes(GPT2_TRAINING_BYTES)}",
             "note",
             "end other programs, or train smaller models",
-            numbers,
+            values,
         )
-    return DiagnosticLine("memory", says, numbers=numbers)
+    return DiagnosticLine("memory", message, values=values)

@@ -1,8 +1,8 @@
-"""What nvidia-smi tells about a card: clock, temperature, power, what slows it down, who uses it.
+"""The state of each card, from nvidia-smi: clock, temperature, power, throttle reasons, utilisation.
 
     states, complaint = read_card_states(run_command)
 
-Its fields differ between drivers, and a card may answer "[N/A]" to any of them.
+The fields differ between drivers, and the value of any of them may be "[N/A]".
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from glassgpt.doctor.isolate import CommandOutput
 
 RunCommand = Callable[..., CommandOutput | None]
 
-# Newer drivers call them events, older ones know only the second name, and the oldest neither.
+# The first name is that of newer drivers, the second that of older ones; the oldest have neither.
 _THROTTLE_REASON_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active", "")
 _QUERY_FIELDS = (
     "uuid", "name", "temperature.gpu", "clocks.sm", "clocks.max.sm", "power.draw", "power.limit",
@@ -23,18 +23,18 @@ _QUERY_FIELDS = (
 
 _STATE_FIELDS = ("temperature", "clock", "clock_max", "power", "power_limit", "power_default", "busy")
 
-# NVML's bits.
-_APPLICATION_CLOCKS_BIT, _SW_POWER_CAP_BIT = 0x2, 0x4
-_HW_SLOWDOWN_BIT, _SW_THERMAL_BIT, _HW_THERMAL_BIT, _HW_POWER_BRAKE_BIT = 0x8, 0x20, 0x40, 0x80
+# Bits of `reasons`, as NVML defines them.
+APPLICATION_CLOCKS, SW_POWER_CAP, HW_SLOWDOWN, HW_POWER_BRAKE = 0x2, 0x4, 0x8, 0x80
+THERMAL_SLOWDOWN = 0x20 | 0x40  # by software, by hardware
 
 
 @dataclass(frozen=True)
 class CardState:
-    """None: this card or driver does not tell."""
+    """None: this card or driver does not report it."""
 
-    uuid: str  # to know it by; identifies the card, so it is never shown
+    uuid: str  # matches it with torch's device; never shown, because it identifies the machine
     name: str
-    reasons: int | None = None  # for a clock below the highest, as bits
+    reasons: int | None = None  # bits: why the clock is below its maximum
     temperature: float | None = None  # degrees Celsius
     clock: float | None = None  # MHz
     clock_max: float | None = None
@@ -43,32 +43,12 @@ class CardState:
     power_default: float | None = None
     busy: float | None = None  # percent of the time
 
-    def has_throttle_bits(self, bits: int) -> bool:
+    def is_throttled_by(self, bits: int) -> bool:
         return bool((self.reasons or 0) & bits)
-
-    @property
-    def is_too_hot(self) -> bool:
-        return self.has_throttle_bits(_SW_THERMAL_BIT | _HW_THERMAL_BIT)
-
-    @property
-    def is_power_braked(self) -> bool:
-        return self.has_throttle_bits(_HW_POWER_BRAKE_BIT)
-
-    @property
-    def is_slowed_by_hardware(self) -> bool:
-        return self.has_throttle_bits(_HW_SLOWDOWN_BIT)
-
-    @property
-    def is_at_power_limit(self) -> bool:
-        return self.has_throttle_bits(_SW_POWER_CAP_BIT)
-
-    @property
-    def has_fixed_clocks(self) -> bool:
-        return self.has_throttle_bits(_APPLICATION_CLOCKS_BIT)
 
 
 def read_card_states(run: RunCommand) -> tuple[list[CardState], str]:
-    """The cards, and what nvidia-smi complained about. Neither: there is no nvidia-smi, or no answer."""
+    """The cards, and nvidia-smi's error message. Both empty: there is no nvidia-smi, or it timed out."""
     complaint = ""
     for reasons in _THROTTLE_REASON_FIELDS:
         fields = [*_QUERY_FIELDS, reasons] if reasons else list(_QUERY_FIELDS)
@@ -84,7 +64,7 @@ def read_card_states(run: RunCommand) -> tuple[list[CardState], str]:
 
 
 def parse_card_states(text: str) -> list[CardState]:
-    """Lines of as many values as were asked for; other lines are warnings."""
+    """One card per line of as many values as were queried; other lines are warnings."""
     cards = []
     for line in text.splitlines():
         values = [value.strip() for value in line.split(",")]
@@ -98,7 +78,7 @@ def parse_card_states(text: str) -> list[CardState]:
 
 
 def _number(value: str) -> float | None:
-    """None for [N/A], [Not Supported], [Unknown Error], ERR! and whatever else is no number."""
+    """None for [N/A], [Not Supported], [Unknown Error], ERR! and anything else that is not a number."""
     try:
         return float(value)
     except ValueError:

@@ -1,7 +1,7 @@
 """Self-tests: a tiny model trained on this machine with the real loop.
 
-Is accumulation the same as a larger batch? Is a resumed run the run that was never stopped? Does a GPU learn
-something else than a CPU? Do the fast ways of computing give what the plain ones give?
+Does gradient accumulation equal a larger batch? Does a resumed run equal one that was never stopped? Do GPU
+and CPU agree? Do fused attention, our kernels and bfloat16 agree with the plain formulas in float32?
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from glassgpt.config import TrainConfig
 from glassgpt.doctor.check import CheckContext, DiagnosticLine, ReportValue
 from glassgpt.doctor.gpu_checks import default_device
-from glassgpt.doctor.isolate import run_isolated
+from glassgpt.doctor.isolate import IsolatedCheck, run_isolated
 from glassgpt.estimate.decide import choose_kernels
 from glassgpt.record import journal
 
@@ -26,78 +26,69 @@ if TYPE_CHECKING:
 _LIMIT_S = 90.0
 _UPDATES = 20
 
-# How far two runs may be apart. float32 rounds at the eighth digit, and training adds such errors up.
-_MAX_ABSOLUTE_DIFFERENCE = 1e-5  # absolute, in losses, gradient norms and weights
-_MAX_CROSS_DEVICE_ERROR = 1e-4  # of the loss: float32 on another device
-_MAX_KERNEL_ERROR = 1e-3  # of the loss: the same in another order, by our kernels
-_MAX_HALF_PRECISION_ERROR = 0.02  # of the loss: 16 bits instead of 32
+# Tolerances. float32 rounds at the eighth digit, and training accumulates such errors.
+_ABSOLUTE_TOLERANCE = 1e-5  # losses, gradient norms and weights
+_CROSS_DEVICE_TOLERANCE = 1e-4  # relative, of the loss: float32 on another device
+_KERNEL_TOLERANCE = 1e-3  # relative, of the loss: our kernels sum in another order
+_HALF_PRECISION_TOLERANCE = 0.02  # relative, of the loss: 16 bits instead of 32
 
 REPORT_FIX = (
-    "do not trust results from this machine before this is understood: try another version of torch, "
-    "and report it with `glass doctor --json`"
+    "do not trust results from this machine until this is understood: try another version of torch, "
+    "and report it with the output of `glass doctor --json`"
 )
 
 
-def check_accumulation(context: CheckContext) -> list[DiagnosticLine]:
-    return run_isolated(selftest_accumulation, context.scratch_dir, _LIMIT_S)
-
-
-def check_resume(context: CheckContext) -> list[DiagnosticLine]:
-    return run_isolated(selftest_resume, context.scratch_dir, _LIMIT_S)
+def run_selftest(selftest: IsolatedCheck, context: CheckContext) -> list[DiagnosticLine]:
+    return run_isolated(selftest, context.scratch_dir, _LIMIT_S)
 
 
 def check_devices(context: CheckContext) -> list[DiagnosticLine]:
     if default_device().type == "cpu":
-        says = "there is no GPU here, so there is nothing to compare, and it was not tested on this machine"
-        return [DiagnosticLine("cpu and gpu", says, "note")]
-    return run_isolated(selftest_devices, context.scratch_dir, _LIMIT_S)
-
-
-def check_fast_paths(context: CheckContext) -> list[DiagnosticLine]:
-    return run_isolated(selftest_fast_paths, context.scratch_dir, _LIMIT_S)
+        message = "not tested on this machine: there is no GPU"
+        return [DiagnosticLine("cpu and gpu", message, "note")]
+    return run_selftest(selftest_devices, context)
 
 
 # --- the tests ---
 
 
 def selftest_accumulation(folder: Path) -> list[DiagnosticLine]:
-    """4 micro-batches of 2 sequences, and 8 sequences at once."""
-    # A low rate: AdamW turns the rounding errors of tiny gradients into whole steps.
+    """4 micro-batches of 2 sequences, and one batch of 8."""
+    # A low learning rate: AdamW turns rounding errors of tiny gradients into whole steps.
     config = replace(_tiny_config(folder), learning_rate=1e-3)
-    whole = train_tiny(config, "batch", batch_size=8)
-    parts = train_tiny(config, "micro-batches", batch_size=2, gradient_accumulation_steps=4)
-    apart = max_or_nan(
-        max_difference(whole.losses, parts.losses),
-        max_difference(whole.grad_norms, parts.grad_norms),
-        max_tensor_difference(whole.tensors["model"], parts.tensors["model"]),
+    one_batch = train_tiny(config, "batch", batch_size=8)
+    accumulated = train_tiny(config, "micro-batches", batch_size=2, gradient_accumulation_steps=4)
+    max_diff = max_or_nan(
+        max_difference(one_batch.losses, accumulated.losses),
+        max_difference(one_batch.grad_norms, accumulated.grad_norms),
+        max_tensor_difference(one_batch.tensors["model"], accumulated.tensors["model"]),
     )
-    says = (
-        f"4 micro-batches of 2, and one batch of 8: in {_UPDATES} updates, losses, gradient norms and weights"
-    )
-    return [_difference_line("accumulation", f"{says} differ by", apart, _MAX_ABSOLUTE_DIFFERENCE)]
+    compared = "losses, gradient norms and weights differ by"
+    message = f"4 micro-batches of 2, one batch of 8: after {_UPDATES} updates, {compared}"
+    return [_difference_line("accumulation", message, max_diff, _ABSOLUTE_TOLERANCE)]
 
 
 def selftest_resume(folder: Path) -> list[DiagnosticLine]:
-    """Some updates in one go, and stopped half-way. With dropout, whose random numbers must continue too."""
+    """The same updates without a stop, and resumed half-way; with dropout, whose masks must be the same."""
     from glassgpt.training import session
 
     config = replace(_tiny_config(folder), dropout=0.1, lr_decay_iters=2 * _UPDATES)
-    whole = train_tiny(config, "in-one-go", max_iters=2 * _UPDATES)
+    uninterrupted = train_tiny(config, "uninterrupted", max_iters=2 * _UPDATES)
     train_tiny(config, "stopped", max_iters=_UPDATES)
     session.resume(str(folder / "stopped"), max_iters=2 * _UPDATES)
     resumed = read_self_test_run(folder / "stopped")
     differing = sum(
         tensor_bytes(tensor) != tensor_bytes(resumed.tensors[file][name])
-        for file, tensors in whole.tensors.items()
+        for file, tensors in uninterrupted.tensors.items()
         for name, tensor in tensors.items()
     )
-    says = f"{2 * _UPDATES} updates in one go, and stopped and resumed after {_UPDATES}"
-    numbers: dict[str, ReportValue] = {"differing_tensors": differing}
-    if differing or whole.losses[_UPDATES:] != resumed.losses[_UPDATES:]:
-        difference = f"{says} end differently: {differing} tensors differ"
-        return [DiagnosticLine("resume", difference, "problem", REPORT_FIX, numbers)]
+    message = f"{2 * _UPDATES} updates without a stop, and resumed after {_UPDATES}"
+    values: dict[str, ReportValue] = {"differing_tensors": differing}
+    if differing or uninterrupted.losses[_UPDATES:] != resumed.losses[_UPDATES:]:
+        message += f": {differing} tensors differ"
+        return [DiagnosticLine("resume", message, "problem", REPORT_FIX, values)]
     return [
-        DiagnosticLine("resume", f"{says}: weights and optimizer are equal to the last bit", numbers=numbers)
+        DiagnosticLine("resume", f"{message}: weights and optimizer state are bitwise equal", values=values)
     ]
 
 
@@ -106,63 +97,62 @@ def selftest_devices(folder: Path) -> list[DiagnosticLine]:
     from glassgpt.training.device import choose_dtype
 
     gpu = default_device()
-    low = str(choose_dtype("auto", gpu, _tiny_config(folder).n_embd).value)
+    lower_precision = str(choose_dtype("auto", gpu, _tiny_config(folder).n_embd).value)
     cpu = train_tiny(_tiny_config(folder), "cpu", device="cpu")
-    exact = train_tiny(_tiny_config(folder), "gpu", device=str(gpu))
-    says = "the same model, data and seed: losses differ by"
-    apart = max_difference(cpu.losses, exact.losses, relative=True)
-    lines = [_difference_line("cpu and gpu", f"float32, {says}", apart, _MAX_CROSS_DEVICE_ERROR, True)]
-    if low == "bfloat16":  # float16 skips an update now and then, while its scale settles
-        rough = train_tiny(_tiny_config(folder), f"gpu-{low}", device=str(gpu), dtype=low)
-        apart = max_difference(cpu.losses, rough.losses, True)
+    gpu_float32 = train_tiny(_tiny_config(folder), "gpu", device=str(gpu))
+    message = "the same model, data and seed: losses differ by"
+    max_diff = max_difference(cpu.losses, gpu_float32.losses, relative=True)
+    lines = [_difference_line("cpu and gpu", f"float32, {message}", max_diff, _CROSS_DEVICE_TOLERANCE, True)]
+    if lower_precision == "bfloat16":  # float16 skips some updates while its loss scale settles
+        gpu_bfloat16 = train_tiny(_tiny_config(folder), "gpu-bfloat16", device=str(gpu), dtype="bfloat16")
+        max_diff = max_difference(cpu.losses, gpu_bfloat16.losses, True)
         lines.append(
             _difference_line(
-                "cpu and gpu", f"{low} on the GPU, {says}", apart, _MAX_HALF_PRECISION_ERROR, True
+                "cpu and gpu", f"bfloat16 on the GPU, {message}", max_diff, _HALF_PRECISION_TOLERANCE, True
             )
         )
     return lines
 
 
 def selftest_fast_paths(folder: Path) -> list[DiagnosticLine]:
-    """What a run takes by itself because it is faster, beside the formulas that it must equal."""
+    """What a run uses by default because it is faster, compared with the plain formulas."""
     from glassgpt.training.device import device_traits
 
     device = default_device()
     plain = train_tiny(_tiny_config(folder), "plain", attention="manual", graph="off")
     fused = train_tiny(_tiny_config(folder), "fused", attention="sdpa")
-    lines = [_fast_path_line("fused attention", plain, fused, _MAX_KERNEL_ERROR)]
+    lines = [_fast_path_line("fused attention", plain, fused, _KERNEL_TOLERANCE)]
     if choose_kernels(TrainConfig(), device_traits(device)).value == "triton":
-        own = train_tiny(_tiny_config(folder), "own", kernels="triton")
-        lines.append(_fast_path_line("our kernels", plain, own, _MAX_KERNEL_ERROR))
+        triton = train_tiny(_tiny_config(folder), "triton", kernels="triton")
+        lines.append(_fast_path_line("our kernels", plain, triton, _KERNEL_TOLERANCE))
     if device.type == "cpu":
-        low = train_tiny(_tiny_config(folder), "bfloat16", dtype="bfloat16")
-        lines.append(_fast_path_line("bfloat16", plain, low, _MAX_HALF_PRECISION_ERROR))
+        bfloat16 = train_tiny(_tiny_config(folder), "bfloat16", dtype="bfloat16")
+        lines.append(_fast_path_line("bfloat16", plain, bfloat16, _HALF_PRECISION_TOLERANCE))
     return lines
 
 
-def _fast_path_line(what: str, plain: SelfTestRun, fast: SelfTestRun, allowed: float) -> DiagnosticLine:
+def _fast_path_line(path: str, plain: SelfTestRun, fast: SelfTestRun, tolerance: float) -> DiagnosticLine:
     if fast.fallbacks:
-        says = f"{what}: {'; '.join(fast.fallbacks)}"
-        return DiagnosticLine("fast paths", says, "problem", "only speed is lost; see the lines on compiling")
-    says = f"{what}: against the plain formulas in float32, losses differ by"
+        message = f"{path}: {'; '.join(fast.fallbacks)}"
+        return DiagnosticLine(
+            "fast paths", message, "problem", "only speed is lost; see the lines about compiling"
+        )
+    message = f"{path}: compared with the plain formulas in float32, losses differ by"
     return _difference_line(
-        "fast paths", says, max_difference(plain.losses, fast.losses, True), allowed, True
+        "fast paths", message, max_difference(plain.losses, fast.losses, True), tolerance, True
     )
 
 
 def _difference_line(
-    name: str, says: str, apart: float, allowed: float, relative: bool = False
+    name: str, message: str, max_diff: float, tolerance: float, relative: bool = False
 ) -> DiagnosticLine:
-    """A difference of NaN is no agreement."""
-    numbers: dict[str, ReportValue] = {"difference": apart, "allowed": allowed}
-    difference = f"{says} {_amount(apart, relative)} at most; {_amount(allowed, relative)} is allowed"
-    if apart <= allowed:
-        return DiagnosticLine(name, difference, numbers=numbers)
-    return DiagnosticLine(name, difference, "problem", REPORT_FIX, numbers)
-
-
-def _amount(value: float, relative: bool) -> str:
-    return f"{100 * value:.2g}%" if relative else f"{value:.1e}"
+    """`relative`: print percentages. A NaN is a problem."""
+    values: dict[str, ReportValue] = {"difference": max_diff, "allowed": tolerance}
+    largest, allowed = (f"{100 * x:.2g}%" if relative else f"{x:.1e}" for x in (max_diff, tolerance))
+    message = f"{message} at most {largest}; tolerance {allowed}"
+    if max_diff <= tolerance:
+        return DiagnosticLine(name, message, values=values)
+    return DiagnosticLine(name, message, "problem", REPORT_FIX, values)
 
 
 # --- runs ---
@@ -170,23 +160,23 @@ def _amount(value: float, relative: bool) -> str:
 
 @dataclass(frozen=True)
 class SelfTestRun:
-    """What a run left behind."""
+    """What is compared of a run."""
 
     losses: list[float]  # of every update
-    grad_norms: list[float]  # of its gradients
+    grad_norms: list[float]
     tensors: dict[str, dict[str, Tensor]]  # of the last checkpoint: model, optimizer
-    fallbacks: list[str]  # what was to make it fast, and failed
+    fallbacks: list[str]  # fast paths that failed, with the reason
 
 
 def _tiny_config(folder: Path) -> TrainConfig:
     return TrainConfig(
-        data_dir=str(_data(folder)),
+        data_dir=str(_prepare_data(folder)),
         n_layer=2,
         n_head=2,
         n_embd=64,
         block_size=32,
         batch_size=8,
-        learning_rate=1e-2,  # so that attention matters within a few updates
+        learning_rate=1e-2,  # high, so that attention matters within a few updates
         warmup_iters=3,
         max_iters=_UPDATES,
         eval_interval=1000,
@@ -199,26 +189,26 @@ def _tiny_config(folder: Path) -> TrainConfig:
     )
 
 
-def _data(folder: Path) -> Path:
-    """Text that is the same everywhere."""
+def _prepare_data(folder: Path) -> Path:
+    """A dataset of random words, the same on every machine."""
     from glassgpt.data.prepare import prepare
     from glassgpt.data.prepare_options import PrepareOptions
 
-    place = folder / "data"
-    if not place.exists():
-        draw = random.Random(7)
-        text = "\n".join(" ".join(draw.choices(_WORDS, k=8)) for _ in range(400))
+    data_dir = folder / "data"
+    if not data_dir.exists():
+        rng = random.Random(7)
+        text = "\n".join(" ".join(rng.choices(_WORDS, k=8)) for _ in range(400))
         (folder / "words.txt").write_text(text, encoding="utf-8")
-        options = PrepareOptions(str(folder / "words.txt"), out_dir=str(place))
-        prepare(options, print_line=lambda line: None, progress=False)
-    return place
+        options = PrepareOptions(str(folder / "words.txt"), out_dir=str(data_dir))
+        prepare(options, lambda line: None, progress=False)
+    return data_dir
 
 
 _WORDS = ("glass", "house", "room", "door", "a", "sees", "the", "light", "through", "wall")
 
 
 def train_tiny(config: TrainConfig, name: str, **changes: Any) -> SelfTestRun:
-    """A whole run, in a folder beside its data."""
+    """A run in a folder beside its data."""
     from glassgpt.training import session
 
     folder = Path(config.data_dir).parent / name
@@ -248,7 +238,7 @@ def read_self_test_run(folder: Path) -> SelfTestRun:
 
 
 def max_difference(one: Sequence[float], other: Sequence[float], relative: bool = False) -> float:
-    """The largest difference; NaN if there is one, infinite if there are not as many on both sides."""
+    """The largest difference: NaN if one is NaN, infinite if the lengths differ."""
     if len(one) != len(other) or not one:
         return math.inf
     scale: Callable[[float], float] = abs if relative else lambda value: 1.0
@@ -256,7 +246,7 @@ def max_difference(one: Sequence[float], other: Sequence[float], relative: bool 
 
 
 def max_or_nan(*differences: float) -> float:
-    """NaN is worse than any number."""
+    """Unlike max(), NaN if any of them is NaN."""
     return math.nan if any(map(math.isnan, differences)) else max(differences)
 
 
@@ -267,5 +257,5 @@ def max_tensor_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> f
 
 
 def tensor_bytes(tensor: Tensor) -> bytes:
-    """Unlike ==, equal bits tell 0 from -0, and NaN equals itself."""
+    """For a bitwise comparison: unlike ==, it distinguishes 0 from -0, and NaN equals itself."""
     return tensor.detach().cpu().contiguous().numpy().tobytes()

@@ -1,4 +1,4 @@
-"""How fast the devices multiply and how fast they move memory, measured, beside what the card table says."""
+"""FLOP/s of matmuls and memory bandwidth of each device, measured and compared with the card table."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 _PROBE_S = 0.5  # for each dtype
 _COPY_S = 0.3
-_COPY_BYTES = {"cpu": 2**28, "cuda": 2**30, "mps": 2**28}  # at most: more than any cache holds
+_COPY_BYTES = {"cpu": 2**28, "cuda": 2**30, "mps": 2**28}  # at most; larger than any cache
 
-# Of the table's figure. Products reach four fifths on a good day; laptops and small data-centre cards are
-# often held back by their power limit.
+# Shares of the table's figure. Matmuls reach about 80% at best; laptops and small data-centre cards are often
+# held back by their power limit.
 _GOOD_MATMUL_SHARE, _BAD_MATMUL_SHARE = 0.6, 0.3
 _GOOD_BANDWIDTH_SHARE, _BAD_BANDWIDTH_SHARE = 0.7, 0.4
 
@@ -46,13 +46,13 @@ def _name_and_memory(device: torch.device) -> tuple[str, int | None]:
     return device_name(device), free_and_total_bytes(device)[1]
 
 
-# --- products ---
+# --- matmuls ---
 
 
 def check_matmuls(context: CheckContext) -> list[DiagnosticLine]:
     import torch
 
-    torch.set_float32_matmul_precision("high")  # as runs have it: TF32 on cards that can
+    torch.set_float32_matmul_precision("high")  # as in a run: TF32 on cards that have it
     lines = []
     for device in all_devices():
         name, memory = _name_and_memory(device)
@@ -74,7 +74,7 @@ def _device_context(device: torch.device) -> AbstractContextManager[object]:
 
 
 def matmul_line(name: str, device_type: str, dtype: str, peak: PeakFlops) -> DiagnosticLine:
-    numbers: dict[str, ReportValue] = {
+    values: dict[str, ReportValue] = {
         "device": device_type,
         "dtype": dtype,
         "measured_flops_per_s": peak.measured,
@@ -83,26 +83,26 @@ def matmul_line(name: str, device_type: str, dtype: str, peak: PeakFlops) -> Dia
     if peak.measured is None:
         how = peak.measured_how or "not measured"
         return DiagnosticLine(
-            name, f"{dtype}: {how}", "problem", "another program may fill the memory", numbers
+            name, f"{dtype}: {how}", "problem", "another program may fill the memory", values
         )
-    says = f"{dtype}: {format.format_flops_per_s(peak.measured)}"
+    message = f"{dtype}: {format.format_flops_per_s(peak.measured)}"
     if peak.table is None:
         if device_type == "cpu":
-            return DiagnosticLine(name, says, numbers=numbers)
-        says += "; this card or dtype is not in the table, so an MFU will be of what was measured"
-        return DiagnosticLine(name, says, "note", numbers=numbers)
+            return DiagnosticLine(name, message, values=values)
+        message += "; this card or dtype is not in the card table: MFU will be relative to this speed"
+        return DiagnosticLine(name, message, "note", values=values)
     share = peak.measured / peak.table
-    says += f", {format.format_percent(share)} of the table's {format.format_flops_per_s(peak.table)}"
+    message += f", {format.format_percent(share)} of the table's {format.format_flops_per_s(peak.table)}"
     if share > 1:
-        return DiagnosticLine(name, f"{says}. {mfu_note(100 * share, peak)}", numbers=numbers)
+        return DiagnosticLine(name, f"{message}. {mfu_note(100 * share, peak)}", values=values)
     if share >= _GOOD_MATMUL_SHARE:
-        return DiagnosticLine(name, says, numbers=numbers)
+        return DiagnosticLine(name, message, values=values)
     return DiagnosticLine(
-        name, says, "note" if share >= _BAD_MATMUL_SHARE else "problem", _SLOW_CARD_FIX, numbers
+        name, message, "note" if share >= _BAD_MATMUL_SHARE else "problem", _SLOW_CARD_FIX, values
     )
 
 
-_SLOW_CARD_FIX = "see the clocks: heat, a power limit or another program can hold a card back"
+_SLOW_CARD_FIX = "see the clocks: heat, a power limit or another program can slow a card down"
 
 
 # --- memory ---
@@ -118,57 +118,57 @@ def check_bandwidth(context: CheckContext) -> list[DiagnosticLine]:
             on_gpu = device.type == "cuda"
             free = torch.cuda.mem_get_info(device)[0] if on_gpu else int(psutil.virtual_memory().available)
             size = copy_size_bytes(device.type, free)
-            measured = measure_bandwidth(_copying(device, size), size)
+            measured = measure_bandwidth(_make_copy(device, size), size)
         card = find_card(name, memory) if device.type != "cpu" else None
         lines.append(bandwidth_line(f"bandwidth {device_label(device)}", device.type, measured, card))
     return lines
 
 
 def copy_size_bytes(device_type: str, free: int) -> int:
-    """An eighth of what is free at most, in whole numbers of four bytes."""
+    """At most an eighth of the free memory, a multiple of 4 bytes."""
     return max(4, min(_COPY_BYTES[device_type], free // 8) // 4 * 4)
 
 
 def measure_bandwidth(
     copy: RepeatOperation, size: int, seconds: float = _COPY_S, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Bytes per second; `copy(n)` copies `size` bytes n times, each of them read once and written once."""
+    """Bytes per second; `copy(n)` copies `size` bytes n times. A copy counts twice: read and written."""
     return measure_rate(copy, 2 * size, seconds, clock)
 
 
-def _copying(device: torch.device, size: int) -> RepeatOperation:
+def _make_copy(device: torch.device, size: int) -> RepeatOperation:
     import torch
 
     from glassgpt.training.device import ExecutionConfig
 
-    source = torch.ones(size // 4, device=device)  # touched: pages never written to are not there to be read
+    source = torch.ones(size // 4, device=device)  # written to, because untouched pages are not in memory
     target = torch.zeros_like(source)
-    wait = ExecutionConfig(device, "float32").synchronize
+    synchronize = ExecutionConfig(device, "float32").synchronize
 
     def copy(count: int) -> None:
         for _ in range(count):
             target.copy_(source)
-        wait()
+        synchronize()
 
     return copy
 
 
 def bandwidth_line(name: str, device_type: str, measured: float, card: Card | None) -> DiagnosticLine:
     table = card.bandwidth_gb_s * 1e9 if card else None
-    numbers: dict[str, ReportValue] = {
+    values: dict[str, ReportValue] = {
         "device": device_type,
         "measured_bytes_per_s": measured,
         "table_bytes_per_s": table,
     }
-    says = f"{_gigabytes(measured)} read and written"
+    message = f"{_gigabytes(measured)} read and written"
     if table is None:
-        return DiagnosticLine(name, says, numbers=numbers)
+        return DiagnosticLine(name, message, values=values)
     share = measured / table
-    says += f", {format.format_percent(share)} of the table's {_gigabytes(table)}"
+    message += f", {format.format_percent(share)} of the table's {_gigabytes(table)}"
     if share >= _GOOD_BANDWIDTH_SHARE:
-        return DiagnosticLine(name, says, numbers=numbers)
+        return DiagnosticLine(name, message, values=values)
     return DiagnosticLine(
-        name, says, "note" if share >= _BAD_BANDWIDTH_SHARE else "problem", _SLOW_CARD_FIX, numbers
+        name, message, "note" if share >= _BAD_BANDWIDTH_SHARE else "problem", _SLOW_CARD_FIX, values
     )
 
 

@@ -1,1 +1,1 @@
-"""Models and runs handed over: to other programs (`glass export`), and from them (`glass import`)."""
+"""Models for other programs (`glass export`), and runs from them (`glass import`)."""

@@ -28,7 +28,7 @@ from glassgpt.version import VERSION
 
 EXPORTS_DIR = Path("exports")
 CARD_FILE = "README.md"
-# Paths, and settings that were chosen for the machine of the training run.
+# Paths, and settings that depend on the machine of the training run.
 _OMITTED_SETTINGS = (
     "out_dir", "data_dir", "device", "compile", "attention", "kernels", "graph", "eval_only", "wandb_log",
     "wandb_project", "wandb_run_name", "backend",
@@ -66,7 +66,7 @@ def export(source: str, options: ExportOptions) -> ExportResult:
         if exportable.origin.settings:
             (folder / TRAINING_FILE).write_text(_training_settings(exportable), encoding="utf-8")
         update = "" if exportable.origin.iter is None else f"@{exportable.origin.iter}"
-        record = {  # by which a later export recognises an unchanged one
+        record = {  # by which a later export recognises an unchanged folder
             "written_by": f"glass export --to={options.to}",
             "glassgpt": VERSION,
             "model": f"{exportable.name}{update}",
@@ -87,21 +87,21 @@ def _notes(exportable: ExportableModel, to: str) -> list[Choice]:
     notes = [Choice("tokenizer", tokenizer.name, format.pluralize(tokenizer.vocab_size, "token"))]
     if exportable.padding_rows:
         padded = shape.vocab_size + exportable.padding_rows
-        reason = f"of {padded:,}: the other {exportable.padding_rows} were padding and stand for no token"
+        reason = f"of {padded:,}: the other {exportable.padding_rows} were padding"
         notes.append(Choice("vocabulary", format.pluralize(shape.vocab_size, "row"), reason))
     if to == "nanogpt":
         if export_formats.adamw_state(exportable) is None:
             reason = (
-                "there is no AdamW state of every parameter: sample.py loads it, train.py cannot resume it"
+                "not every parameter has an AdamW state: sample.py loads the model, train.py cannot resume it"
             )
-            notes.append(Choice("optimizer", "left out", reason))
+            notes.append(Choice("optimizer", "omitted", reason))
         else:
             notes.append(Choice("optimizer", "AdamW", "included: nanoGPT's train.py can resume"))
         if exportable.shape.activation == "gelu_new":
             difference = logit_check.gelu_difference(exportable)
             reason = (
-                f"nanoGPT has no other; this model was trained with GPT-2's tanh, so its logits change by up "
-                f"to {difference:.2g} there, as they do for GPT-2 itself"
+                f"nanoGPT has no other; this model was trained with GPT-2's tanh GELU, so its logits there "
+                f"differ by up to {difference:.2g}, as those of GPT-2 itself do"
             )
             notes.append(Choice("activation", "exact GELU", reason))
         if export_formats.needs_meta(exportable.tokenizer):
@@ -113,22 +113,22 @@ def _notes(exportable: ExportableModel, to: str) -> list[Choice]:
                 reason = "sample.py reads a prompt character by character, not as this tokenizer does"
                 notes.append(Choice("prompts", "approximate", reason))
     if to == "hf" and shape.arch == "gpt2" and not shape.bias:
-        notes.append(Choice("biases", "zeros", "the model has none, and GPT-2's layout wants them"))
+        notes.append(Choice("biases", "zeros", "the model has none, and GPT-2's layout requires them"))
     if to == "hf" and shape.arch == "modern":
-        reason = "its norms have no gains: they are in the matrices that follow"
+        reason = "its norms have no gains: ours are multiplied into the matrices that follow"
         notes.append(Choice("layout", "NanoChat", reason))
         if shape.tie_embeddings and not bool((exportable.weights["transformer.ln_f.weight"] == 1).all()):
             numbers = format.format_count(shape.vocab_size * shape.n_embd)
-            reason = f"the embedding times the last norm's gain: {numbers} numbers more than in the run"
+            reason = f"the embedding times the last norm's gain: {numbers} more parameters than in the run"
             notes.append(Choice("head", "separate", reason))
         if shape.dropout:
-            reason = "NanoChat has no dropout elsewhere; it matters only if training continues there"
+            reason = "NanoChat has no other dropout; it matters only for further training"
             notes.append(Choice("dropout", "in attention only", reason))
     return notes
 
 
 def _training_settings(exportable: ExportableModel) -> str:
-    """training.toml: the settings of the run that hold on any machine."""
+    """training.toml: the settings of the run that do not depend on its machine."""
     values = {
         name: value
         for name, value in exportable.origin.settings.items()
@@ -154,9 +154,9 @@ def out_dir_problems(out: Path) -> list[str]:
     except UserError:
         recorded = None
     if recorded is None:
-        return [f"--out={out} holds something that `glass export` did not write: choose another --out"]
+        return [f"--out={out} contains files that `glass export` did not write: choose another --out"]
     changed = names - recorded.keys() - {EXPORT_RECORD_FILE}
-    for name, digest in recorded.items():  # a missing file is no loss
+    for name, digest in recorded.items():  # a missing file may be written again
         path = out / name
         if path.exists() and not (path.is_file() and file_sha256(path) == digest):
             changed.add(name)

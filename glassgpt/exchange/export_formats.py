@@ -1,9 +1,9 @@
-"""The model to export, and the three formats it is written in.
+"""The model to export, and the three export formats.
 
-hf        for `transformers`: AutoModelForCausalLM and AutoTokenizer load it without our code. arch=gpt2 is
-          GPT-2 there, arch=modern is NanoChat (since transformers 5).
+hf        for `transformers`: AutoModelForCausalLM and AutoTokenizer load it without our code. arch=gpt2
+          becomes GPT-2, arch=modern becomes NanoChat (since transformers 5).
           config.json, generation_config.json, model.safetensors, tokenizer.json, tokenizer_config.json
-glass     our own names, for code that needs torch alone (docs/export.md): config.json with model_type
+glass     our parameter names, for code that needs only torch (docs/export.md): config.json with model_type
           "glassgpt" and the fields of GPTConfig, model.safetensors in float32, tokenizer.json
 nanogpt   ckpt.pt for its sample.py and train.py: model, model_args, iter_num, best_val_loss, config, and
           AdamW's state if the run has one. meta.pkl with the text of each id, unless they are GPT-2's.
@@ -59,7 +59,7 @@ class ExportableModel:
     shape: GPTConfig  # with the tokenizer's vocab_size
     weights: dict[str, Tensor]
     tokenizer: Tokenizer
-    padding_rows: int  # rows of the vocabulary that were dropped, because no token has them
+    padding_rows: int  # vocabulary rows that were dropped, because no token uses them
 
     @property
     def name(self) -> str:
@@ -73,7 +73,7 @@ class ExportableModel:
 
 
 def load_exportable_model(source: str, data_dir: str = "") -> ExportableModel:
-    """`source` is whatever `glass sample` takes."""
+    """`source`: as for `glass sample`."""
     loaded = load_init_from(source, which="best")
     tokenizer = find_tokenizer(loaded, data_dir)
     rows = tokenizer.vocab_size
@@ -124,7 +124,7 @@ def write_huggingface(folder: Path, exportable: ExportableModel) -> None:
     (folder / TOKENIZER_JSON).write_bytes(dump_tokenizer(tokenizer))
     special_tokens = ("bos_token", "eos_token", "unk_token") if tokenizer.eot is not None else ()
     tokenizer_config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",  # does what tokenizer.json says, and nothing else
+        "tokenizer_class": "PreTrainedTokenizerFast",  # uses tokenizer.json as it is
         "model_max_length": shape.block_size,
         "clean_up_tokenization_spaces": False,
     } | dict.fromkeys(special_tokens, END_OF_TEXT)
@@ -189,8 +189,7 @@ def write_glass(folder: Path, exportable: ExportableModel) -> None:
 # --- nanogpt ---
 
 _MODEL_ARGS = ("n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size", "dropout")
-# Settings that nanoGPT's train.py has too. Device, paths and logging are left out: they are for a new run to
-# choose.
+# Settings that nanoGPT's train.py has too, without device, paths and logging, which a new run chooses.
 _TRAIN_SETTINGS = (
     "dataset", "gradient_accumulation_steps", "batch_size", "learning_rate", "max_iters", "weight_decay",
     "beta1", "beta2", "grad_clip", "decay_lr", "eval_interval", "log_interval", "always_save_checkpoint",
@@ -201,19 +200,19 @@ _ADAMW_STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
 
 
 def nanogpt_problems(exportable: ExportableModel) -> list[str]:
-    """Why nanoGPT cannot compute this model."""
+    """Why nanoGPT's model.py cannot run this model."""
     shape, name = exportable.shape, exportable.origin.description
     if shape.arch != "gpt2":
         return [
             f"--to=nanogpt is for arch=gpt2, and {name} has arch={shape.arch}, which nanoGPT's model.py does "
-            "not compute; --to=hf writes it for transformers, --to=glass as safetensors under our names"
+            "not support; --to=hf writes it for transformers, --to=glass as safetensors with our names"
         ]
     problems = []
     if not shape.tie_embeddings:
-        problems.append(f"{name} has tie_embeddings=False, and nanoGPT's model.py has one matrix for both")
+        problems.append(f"{name} has tie_embeddings=False, and nanoGPT's model.py ties them")
     if shape.activation == "relu2":
         problems.append(f"{name} has activation=relu2, and nanoGPT's model.py computes GELU")
-    return [f"{problem}; --to=hf can have it" for problem in problems]
+    return [f"{problem}; --to=hf supports it" for problem in problems]
 
 
 def write_nanogpt(folder: Path, exportable: ExportableModel) -> None:

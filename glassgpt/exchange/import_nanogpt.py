@@ -1,4 +1,4 @@
-"""glass import nanogpt: turns nanoGPT's out_dir and its log into a run of ours.
+"""glass import nanogpt: converts nanoGPT's out_dir and its log to a GlassGPT run.
 
     glass import nanogpt out-shakespeare-char --log train.log
 
@@ -41,7 +41,7 @@ from glassgpt.training.checkpoint.saver import Saver
 from glassgpt.training.job import TrainingProgress
 from glassgpt.training.weight_source import from_nanogpt_ckpt, vocab_size_matches
 
-_MEASURED_ON = "random batches of nanoGPT's"  # so no later evaluation is compared with its losses
+_MEASURED_ON = "random batches of nanoGPT's"  # so its losses are not compared with later evaluations
 _LOGGED_LOSS_TOLERANCE = 6e-5  # a loss in a log has four decimals
 
 
@@ -57,7 +57,7 @@ def import_run(out_dir: str, options: ImportOptions) -> ImportResult:
     if path.is_dir():
         path = path / NANOGPT_CKPT_FILE
     if not path.is_file():
-        raise UserError(f"{out_dir} is no out_dir of nanoGPT's: there is no {NANOGPT_CKPT_FILE} in it")
+        raise UserError(f"{out_dir} is not an out_dir of nanoGPT: there is no {NANOGPT_CKPT_FILE} in it")
     ckpt = read_nanogpt_ckpt(path)
     problems: list[str] = []
     run_log = _read_log(options.log, ckpt, problems) if options.log else None
@@ -90,7 +90,7 @@ def import_run(out_dir: str, options: ImportOptions) -> ImportResult:
 
 
 def _read_log(name: str, ckpt: NanoGPTCheckpoint, problems: list[str]) -> RunLog | None:
-    """The log, if it is nanoGPT's and of the same run as the checkpoint."""
+    """The log, if it is nanoGPT's and of the checkpoint's run; else the reason is appended to `problems`."""
     try:
         run_log = read_run_log(str(expand_user_path(name)) if name != "-" else name)
     except UserError as error:
@@ -113,7 +113,7 @@ def _read_log(name: str, ckpt: NanoGPTCheckpoint, problems: list[str]) -> RunLog
 
 
 def _find_dataset(ckpt: NanoGPTCheckpoint, data_dir: str, problems: list[str]) -> Dataset | None:
-    """The run's dataset, if it can be found: in --data_dir, beside nanoGPT's folder, or in data/ here."""
+    """The run's dataset, if found: in --data_dir, beside nanoGPT's folder, or in data/ here."""
     name = str(ckpt.settings.get("dataset", ""))
     folders = [ckpt.path.absolute().parent.parent / "data" / name, Path("data") / name] if name else []
     for folder in [expand_user_path(data_dir)] if data_dir else folders:
@@ -125,7 +125,7 @@ def _find_dataset(ckpt: NanoGPTCheckpoint, data_dir: str, problems: list[str]) -
             if not vocab_size_matches(from_nanogpt_ckpt(ckpt.path), vocab_size):
                 raise UserError(
                     f"{dataset.directory} has a vocabulary of {vocab_size}, {ckpt.path} of "
-                    f"{ckpt.model_config.vocab_size}: give the folder it was trained on by --data_dir=FOLDER"
+                    f"{ckpt.model_config.vocab_size}: give its training data with --data_dir=FOLDER"
                 )
         except UserError as error:
             problems += error.problems
@@ -140,7 +140,7 @@ def _find_dataset(ckpt: NanoGPTCheckpoint, data_dir: str, problems: list[str]) -
 def _describe_run(
     ckpt: NanoGPTCheckpoint, out: Path, run_log: RunLog | None, dataset: Dataset | None, log: str
 ) -> NanogptRun:
-    """nanoGPT's settings, with the model's shape taken from its weights; and what could not be imported."""
+    """nanoGPT's settings, the model's shape from its weights, and what could not be imported."""
     names = ("n_layer", "n_head", "n_embd", "block_size", "dropout", "bias")
     settings: dict[str, Any] = dict(ckpt.settings) | {
         name: getattr(ckpt.model_config, name) for name in names
@@ -149,15 +149,15 @@ def _describe_run(
         settings["data_dir"] = str(dataset.directory)
     config = build_config(Recipe(ckpt.path.parent.name, "", settings), {})
 
-    source = "its log" if run_log is not None else "its checkpoint alone: give its output by --log=FILE"
+    source = "its log" if run_log is not None else "its checkpoint alone: give its output with --log=FILE"
     choices = [Choice("imported", "nanoGPT", f"from {source}")]
     if not ckpt.settings:
         choices.append(Choice("config", "defaults", "the checkpoint does not say how it was trained"))
     if dataset is None:
-        reason = "to sample or resume, prepare it or give its folder by --data_dir"
+        reason = "to sample or resume, prepare it or give its folder with --data_dir"
         choices.append(Choice("data", "not found", reason))
     if run_log is not None:
-        reason = "an evaluation took what its iteration took beyond a usual one; saving is in it"
+        reason = "an evaluation is the excess of its iteration over a steady one, with saving"
         choices.append(Choice("times", "estimated", reason))
         choices.append(Choice("lr", "estimated", "from the settings; nanoGPT does not print it"))
 

@@ -1,6 +1,6 @@
-"""Checks an export: reads it back from its files and compares its logits with the original model's.
+"""Checks an export: loads its files and compares its logits with those of the original model.
 
-`transformers` reads it, if it is installed and the export is for it; else our own model does. LogitCheck says
+`transformers` loads it if it is installed and the export is for it, else our own model does. LogitCheck says
 which.
 """
 
@@ -35,7 +35,7 @@ _RETRAIN_HINT = "export an earlier checkpoint, RUN@UPDATE, or train it again wit
 
 @dataclass(frozen=True)
 class LogitCheck:
-    loaded_by: str  # the library that read the files back
+    loaded_by: str  # the library that loaded the files
     compared_positions: int  # each over the whole vocabulary
     max_difference: float  # between two logits
     max_logit: float
@@ -47,7 +47,7 @@ class LogitCheck:
 
 
 def non_finite_problems(exportable: ExportableModel) -> list[str]:
-    """Weights that are NaN or infinite: their logits cannot be compared."""
+    """Weights that are NaN or infinite, whose logits cannot be compared."""
     bad = [name for name, tensor in exportable.weights.items() if not torch.isfinite(tensor).all()]
     if not bad:
         return []
@@ -64,7 +64,7 @@ def check_huggingface(folder: Path, exportable: ExportableModel) -> LogitCheck:
 
     if exportable.shape.arch == "modern" and not hasattr(transformers, "NanoChatForCausalLM"):  # before 5.0
         return check_own_format(folder, exportable)
-    # Without its progress bars, and its remark that a text is longer than the context.
+    # Without its progress bars, and its warning that a text is longer than the context.
     logging: Any = transformers.utils.logging
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -86,13 +86,13 @@ def check_huggingface(folder: Path, exportable: ExportableModel) -> LogitCheck:
 
 
 def check_own_format(folder: Path, exportable: ExportableModel) -> LogitCheck:
-    """Checks any folder with config.json and model.safetensors, by our own reader."""
+    """Checks any folder with config.json and model.safetensors, with our own loader."""
     shape, weights = read_pretrained(folder)
     model = build_model(shape, weights, str(folder)).eval()
     content = (folder / TOKENIZER_JSON).read_bytes()
     if not same_tokenizer(parse_tokenizer(content), exportable.tokenizer):
         raise UserError(
-            f"the export is wrong: its {TOKENIZER_JSON} has other tokens than {exportable.origin.description}"
+            f"the export is wrong: its {TOKENIZER_JSON} is not that of {exportable.origin.description}"
         )
     from tokenizers import Tokenizer as LibraryTokenizer
 
@@ -140,8 +140,8 @@ def _compare_logits(
     check = LogitCheck(reader, tokens.shape[1], difference, max_logit, round_trip_ids)
     if not difference <= check.tolerance:  # also if NaN
         raise UserError(
-            f"the export is wrong: read by {reader} its logits differ by up to {difference:.3g}, and "
-            f"{check.tolerance:.3g} would be rounding; nothing was written"
+            f"the export is wrong: read by {reader} its logits differ by up to {difference:.3g}, "
+            f"the tolerance is {check.tolerance:.3g}; nothing was written"
         )
     return check
 
@@ -152,15 +152,14 @@ def _check_tokenizer(
     decode: Callable[[list[int]], str],
     reader: str,
 ) -> int:
-    """Encodes and decodes a text of every token, or of the first thousands. Returns how many ids it had."""
+    """Encodes and decodes a text of all tokens, or of the first thousands. Returns its number of ids."""
     special = tokenizer.added_tokens if isinstance(tokenizer, HuggingFaceBpeTokenizer) else (tokenizer.eot,)
     ids = [id for id in range(min(tokenizer.vocab_size, _MAX_CHECKED_IDS)) if id not in special]
     text = tokenizer.decode(ids).rstrip(" " if tokenizer.name == "ids" else "")
     expected = tokenizer.encode(text).tolist()
     if list(encode(text)) != expected or decode(expected) != text:
         raise UserError(
-            f"the export is wrong: {reader} does not turn text into the same tokens and back; nothing was "
-            "written"
+            f"the export is wrong: {reader} does not encode and decode text identically; nothing was written"
         )
     return len(expected)
 

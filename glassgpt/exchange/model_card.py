@@ -1,7 +1,7 @@
 """The model card (README.md) of an export: the model, its data, training, losses, times and hardware.
 
-Everything is from the run's journal and checkpoint. What they do not have is "not recorded", never guessed.
-No path is shown, because a path may reveal a user's name.
+Everything is from the run's journal and checkpoint. What they lack is "not recorded", never guessed. No path
+is shown, because it may reveal a user's name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from glassgpt.version import VERSION
 
 TRAINING_FILE = "training.toml"
 _UNKNOWN = "not recorded"
-_EXAMPLE_NEW_TOKENS = 100  # that the example generates, if the context holds them
+_EXAMPLE_NEW_TOKENS = 100  # max_new_tokens of the example, if the context holds them
 
 _LOADING_EXAMPLES = {
     "hf": """\
@@ -46,10 +46,10 @@ model = GPT(shape).eval()
 model.load_state_dict(weights)
 ```
 
-Or `glass sample --init_from=FOLDER`. The layout, and a loader that needs torch alone, are in GlassGPT's
+Or `glass sample --init_from=FOLDER`. The layout, and a loader that needs only torch, are in GlassGPT's
 docs/export.md.""",
-    "nanogpt": "In nanoGPT's folder: `python sample.py --out_dir=FOLDER`. A `meta.pkl` that is here must be "
-    "at `data/DATASET/meta.pkl` there.",
+    "nanogpt": "In nanoGPT's folder: `python sample.py --out_dir=FOLDER`. If there is a `meta.pkl` here, "
+    "copy it to `data/DATASET/meta.pkl` there.",
 }
 
 
@@ -78,7 +78,7 @@ def render_model_card(exportable: ExportableModel, to: str) -> str:
         sections.append(f"## Command\n\n    glass train {TRAINING_FILE}\n\n{hint}")
     sections.append(f"## How to load it\n\n{_loading_example(exportable, to)}")
     sections.append(
-        "What it writes it learned from the data above, mistakes included. Nobody has checked it."
+        "Its output reflects the training data above, mistakes included, and has not been reviewed."
     )
     return "\n\n".join(sections) + "\n"
 
@@ -86,7 +86,7 @@ def render_model_card(exportable: ExportableModel, to: str) -> str:
 def records_until_checkpoint(records: list[Record], update: int | None) -> list[Record]:
     """The effective records up to the exported checkpoint.
 
-    Later processes do not count: one that resumed from an older checkpoint would undo the updates that led to
+    Later processes do not count: one that resumed from an older checkpoint superseded the updates that led to
     this one.
     """
     saved_by = [
@@ -123,14 +123,14 @@ def _table(title: str, rows: TableRows) -> str:
     lines = [f"## {title}", "", "| | |", "|---|---|"]
     for name, value in rows:
         text = str(_UNKNOWN if value is None else value)
-        cell = " ".join(text.replace("|", "\\|").split())  # nothing in a value may end the row
+        cell = " ".join(text.replace("|", "\\|").split())  # a value must not end the row
         lines.append(f"| {name} | {cell} |")
     return "\n".join(lines)
 
 
 def _model_rows(exportable: ExportableModel, to: str) -> TableRows:
     shape, padding_rows = exportable.shape, exportable.padding_rows
-    padding = f"; {format.pluralize(padding_rows, 'row')} of padding were left out" if padding_rows else ""
+    padding = f"; {format.pluralize(padding_rows, 'row')} of padding omitted" if padding_rows else ""
     biases = "none; zeros in this layout" if not shape.bias and shape.arch == "gpt2" else str(shape.bias)
     layout = "; NanoChat in transformers" if to == "hf" and shape.arch == "modern" else ""
     tokenizer = exportable.tokenizer.name
@@ -259,7 +259,7 @@ def _hardware_rows(run: Record) -> TableRows:
 
 
 def _loading_example(exportable: ExportableModel, to: str) -> str:
-    """Code to paste, with a prompt that this tokenizer knows and no more tokens than the context holds."""
+    """Code to paste, with a prompt that this tokenizer can encode, and no more tokens than the context."""
     tokenizer = exportable.tokenizer
     prompt = "\n"
     if tokenizer.name == "ids":

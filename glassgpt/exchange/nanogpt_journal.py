@@ -1,7 +1,7 @@
 """A nanoGPT log as records of our journal; each has `imported`.
 
-What the log does not have is left out, or null. Two things are derived, and the `run` record names them: the
-learning rate, from the settings; the time of an evaluation, from how much longer its iteration took.
+What the log does not have is omitted or null. Two values are derived, and the `run` record says so: the
+learning rate, from the settings; the time of an evaluation, from the excess of its iteration.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _UNKNOWN_PEAK = PeakFlops(measured_how="unknown: nanoGPT does not say which card
 
 @dataclass(frozen=True)
 class NanogptRun:
-    """A run of nanoGPT's, from its checkpoint, dataset and log."""
+    """A nanoGPT run, from its checkpoint, dataset and log."""
 
     run_dir: Path  # the new run's
     config: TrainConfig
@@ -209,7 +209,7 @@ def _step_records(run: NanogptRun, run_log: RunLog) -> Iterator[PlacedRecord]:
 def _split_into_phases(
     ms: float, steady_ms: float | None, includes_eval: bool, is_first: bool, eval_ms: float
 ) -> dict[str, float]:
-    """An iteration's time by phase. What is beyond a steady one is evaluation, or start-up in the first."""
+    """An iteration's time by phase. The excess over a steady one is evaluation, or start-up in the first."""
     phases = dict.fromkeys(PHASES, 0.0)
     if not math.isfinite(ms):
         phases["train"] = steady_ms or 0.0

@@ -28,23 +28,23 @@ class SampleOptions:
     num_samples: int = 10
     # Tokens per sample.
     max_new_tokens: int = 500
-    # Below 1: less random, above 1: more random; 0: always the likeliest token.
+    # Below 1: less random, above 1: more random. 0: greedy, always the most likely token.
     temperature: float = 0.8
-    # Sample from this many of the likeliest tokens; none: from all.
+    # Sample from the k most likely tokens. none: from all.
     top_k: int | None = 200
-    # Nucleus sampling: from the likeliest tokens that together have this probability, e.g. 0.9.
+    # Nucleus sampling: from the most likely tokens whose probabilities sum to this, e.g. 0.9.
     top_p: float | None = None
     # The same seed gives the same samples.
     seed: int = 1337
-    # Another run, to show its samples beside these: same prompt, same seed.
+    # Another run, whose samples are shown side by side: same prompt, same seed.
     compare: str = ""
     # auto, cpu, cuda, cuda:1, mps
     device: str = "auto"
-    # auto: float32 on a CPU, else a dtype that is fast on the card.
+    # auto: float32 on a CPU, else the fastest dtype of the card.
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    # On a CUDA card, unless off: the step from token to token is captured once, as a CUDA graph.
+    # On a CUDA card, unless off: the decode step is captured as a CUDA graph.
     compile: Literal["auto", "on", "off"] = "auto"
-    # For a ckpt.pt of nanoGPT: the folder with its meta.pkl, if it is not at data/DATASET.
+    # For a ckpt.pt of nanoGPT: the folder with its meta.pkl, if that is not data/DATASET.
     data_dir: str = ""
 
 

@@ -26,7 +26,7 @@ from glassgpt.training.checkpoint.checkpoints import committed_paths
 from glassgpt.training.device import ExecutionConfig, choose_device, choose_dtype
 from glassgpt.training.weight_source import LoadedCheckpoint, find_tokenizer, load_init_from
 
-_MAX_KV_CACHE_BYTES = 2**30  # samples are generated together as long as their KV cache stays under this
+_MAX_KV_CACHE_BYTES = 2**30  # limits how many samples are generated in one batch
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Sampler:
             line_break = self.encode("\n")
         except UserError:  # a character vocabulary may lack it
             line_break = []
-        # A tokenizer of which only the ids are known encodes a line break to nothing.
+        # The `ids` tokenizer, without texts, encodes a line break to nothing.
         return line_break or [0 if self.tokenizer.eot is None else self.tokenizer.eot]
 
     def visible_prompt(self, prompt: list[int], text: str) -> str:
-        """The prompt as shown before the sample. Decoded, because ids need a blank before the next one."""
+        """The prompt as shown before the sample. Decoded, because the `ids` tokenizer adds a space."""
         return self.tokenizer.decode(prompt) if text else ""
 
     def sample(self, prompt: list[int], options: SampleOptions) -> Iterator[list[str]]:
@@ -106,12 +106,12 @@ def load_sampler(run: str, options: SampleOptions) -> Sampler:
 
 
 def _choose_graph(requested: str, device: torch.device) -> Choice:
-    """--compile, for sampling: whether the step of one token is captured as a CUDA graph."""
+    """--compile in sampling: whether the decode step is captured as a CUDA graph."""
     if device.type != "cuda":
         return Choice("compile", "off", "a CUDA graph is captured only on a CUDA card; nothing to compile")
     if requested == "off":
         return Choice("compile", "off", "asked for: each token's kernels are launched one by one")
-    return Choice("compile", "on", "the step from token to token is captured once, as a CUDA graph")
+    return Choice("compile", "on", "the decode step is captured as a CUDA graph")
 
 
 def find_model_source(run: str | None, options: SampleOptions) -> str:

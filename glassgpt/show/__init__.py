@@ -1,1 +1,1 @@
-"""Showing records to people: in the terminal, as pictures, as pages. Reads the journal's records only."""
+"""What people see: terminal output, and the HTML report."""

@@ -1,4 +1,4 @@
-"""The old address of `RunConsole`, kept for one release."""
+"""The old import path of `RunConsole`, kept for one release."""
 
 import warnings
 

@@ -30,13 +30,13 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
 
     run = [
         TableRow(say("how it ended"), exit_status_label(facts)),
-        row(say("logged iterations"), _format_int, facts.iterations_logged),
-        row(say("first iteration"), _format_int, facts.first_iteration),
-        row(say("last iteration"), _format_int, facts.last_iteration),
-        row(say("log interval, in iterations"), _format_int, facts.log_interval),
-        row(say("processes (a resume adds one)"), _format_int, facts.segments),
+        row(say("logged iterations"), format.format_integer, facts.iterations_logged),
+        row(say("first iteration"), format.format_integer, facts.first_iteration),
+        row(say("last iteration"), format.format_integer, facts.last_iteration),
+        row(say("log interval, in iterations"), format.format_integer, facts.log_interval),
+        row(say("processes (a resume adds one)"), format.format_integer, facts.segments),
         row(say("parameters"), format.format_parameters, facts.parameters),
-        row(say("tokens per iteration"), _format_int, facts.tokens_per_iteration),
+        row(say("tokens per iteration"), format.format_integer, facts.tokens_per_iteration),
         row(say("FLOPs per token"), format.format_count, facts.flops_per_token),
     ]
     times = [
@@ -62,19 +62,19 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
     last = say("last validation, bits per byte") if in_bits else say("last validation loss")
     losses = [
         row(best, format.format_loss, facts.best_val_loss),
-        row(say("at iteration"), _format_int, facts.best_val_step),
+        row(say("at iteration"), format.format_integer, facts.best_val_step),
         row(last, format.format_loss, facts.final_val_loss),
         row(say("training loss at the last evaluation"), format.format_loss, facts.final_train_loss),
         row(say("training loss, first line"), format.format_loss, facts.loss_first),
         row(say("training loss, last line"), format.format_loss, facts.loss_last),
-        row(say("first loss that is not a number, at iteration"), _format_int, facts.nan_step),
+        row(say("first loss that is not a number, at iteration"), format.format_integer, facts.nan_step),
     ]
     groups = [(say("The run"), run), (say("Its time"), times), (say("Its losses"), losses)]
     return [(title, [row for row in rows if row.value]) for title, rows in groups]
 
 
 def key_figures(facts: Facts, ledger: Mapping[str, float] | None = None) -> list[TableRow]:
-    """The few numbers that a reader looks for first; `reason` is the small print below a number."""
+    """The most important numbers, for the top of the report; `reason` is the small print below one."""
 
     def at_iteration(iteration: int | None) -> str:
         return _format_or_empty(lambda at: say("at iteration {number}", number=f"{at:,}"), iteration)
@@ -137,10 +137,6 @@ def phase_labels() -> dict[str, str]:
 
 def _format_or_empty(format_value: Callable[[T], str], value: T | None) -> str:
     return "" if value is None else format_value(value)
-
-
-def _format_int(value: int) -> str:
-    return f"{value:,}"
 
 
 def _count_and_interval(iterations: Sequence[int]) -> str:

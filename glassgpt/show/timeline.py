@@ -111,7 +111,7 @@ def _choose_bins(run_log: RunLog, facts: Facts) -> tuple[int, int, int]:
     """First iteration, width, and number of bins.
 
     A bin holds a whole number of evaluations where these come at equal intervals and often enough, else of
-    log lines. Otherwise some bars would be higher than their neighbours for no reason.
+    log lines. Otherwise bars would differ only because some of them hold one evaluation more.
     """
     iterations = run_log.steps.iteration
     first = int(iterations.min())

@@ -16,7 +16,7 @@ LoggedIters = Mapping[Series, int]  # the last iteration that was logged of each
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker has to know to open a run, or to resume it."""
+    """What a tracker needs to open a run, or to resume it."""
 
     directory: Path
     name: str
@@ -29,7 +29,7 @@ class TrackedRun:
 
 class Tracker(Protocol):
     def begin(self, run: TrackedRun) -> LoggedIters:
-        """Opens the run. Returns what the tracker has of it and keeps: only later records are logged."""
+        """Opens the run. Returns what the tracker already has and keeps: only later records are logged."""
 
     def log(self, record: Record) -> None:
         """Logs a `step` or an `eval`."""

@@ -3,8 +3,8 @@
 A resumed run repeats some updates. A tracker that can delete what it logged does so. One that cannot keeps
 the first version, and gets only the records past it.
 
-How far a tracker got is saved in RUN/told/NAME.json. The journal alone does not know: the tracker may be
-behind the run when that is killed, or fail or hang after the last record.
+RUN/told/NAME.json has the last iteration that a tracker logged. The journal alone does not tell: a tracker
+may lag behind a run that is killed, or fail or hang after the last record.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from glassgpt.record.journal import Record
 from glassgpt.track.tracker import LoggedIters, Series, TrackedRun, Tracker, series_of
 
 DEFAULT_PROJECT = "glassgpt"  # if the settings name none
-LOGGED_FOLDER = "told"
+PROGRESS_FOLDER = "told"
 
 
 class TrackerFeed:
@@ -30,7 +30,7 @@ class TrackerFeed:
 
     def __init__(self, name: str, make: Callable[[], Tracker], run_dir: Path) -> None:
         self._name, self._make, self._run_dir = name, make, run_dir
-        self._progress_path = run_dir / LOGGED_FOLDER / f"{name}.json"
+        self._progress_path = run_dir / PROGRESS_FOLDER / f"{name}.json"
         self._run: Record | None = None
         self._tracker: Tracker | None = None
         self._already_logged: LoggedIters = {}  # when the tracker was opened
@@ -118,7 +118,7 @@ class TrackerFeed:
         return True
 
     def _save_progress(self) -> None:
-        """Without fsync: after a power cut the journal will do."""
+        """Without fsync: after a power cut, `logged_before` derives it from the journal."""
         self._progress_path.parent.mkdir(exist_ok=True)
         temporary = self._progress_path.with_suffix(".tmp")
         temporary.write_text(json.dumps(self.last_logged_records()))

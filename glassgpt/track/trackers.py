@@ -152,7 +152,7 @@ class Wandb:
 
     def begin(self, run: TrackedRun) -> LoggedIters:
         wandb = import_module("wandb")
-        # It must not ask for a key, not print between our lines, and not capture the output.
+        # It must not ask for a key, print between our lines, or capture the output.
         settings = wandb.Settings(silent=True, console="off", disable_git=True, save_code=False)
         online = os.environ.get("WANDB_MODE", "online") == "online"
         if online and not wandb.api.api_key and not os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
@@ -197,7 +197,7 @@ def make_feed(name: str, run_dir: Path) -> TrackerFeed:
 
 
 def check_installed(names: Iterable[str]) -> None:
-    """Before anything is written. They are imported in their threads: that takes seconds."""
+    """Raises if a tracker is missing. It does not import them: that takes seconds, and is done in threads."""
     missing = [name for name in names if name != "csv" and find_spec(name) is None]
     if missing:
         raise UserError([f'{name} is not installed: pip install "glassgpt[track]"' for name in missing])

@@ -13,7 +13,7 @@ from glassgpt.doctor.check import DiagnosticLine
 
 
 def fine(folder: Path) -> list[DiagnosticLine]:
-    return [DiagnosticLine("fine", f"in {folder.name}", numbers={"share": 0.5, "none": None})]
+    return [DiagnosticLine("fine", f"in {folder.name}", values={"share": 0.5, "none": None})]
 
 
 def chatty(folder: Path) -> list[DiagnosticLine]:
@@ -48,4 +48,4 @@ def endless(folder: Path) -> list[DiagnosticLine]:
 
 def surroundings(folder: Path) -> list[DiagnosticLine]:
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TMPDIR", "NVIDIA_TF32_OVERRIDE")
-    return [DiagnosticLine("surroundings", "", numbers={name: os.environ.get(name) for name in names})]
+    return [DiagnosticLine("surroundings", "", values={name: os.environ.get(name) for name in names})]

@@ -45,9 +45,9 @@ def test_a_compiler_is_named_with_its_version_and_without_its_folder() -> None:
     line = compiler_line(
         "C++", "/home/me/bin/g++-13", "cpu", lambda *_: CommandOutput("g++ (GCC) 13.2.0\nCopyright")
     )
-    assert (line.says, line.verdict) == ("g++-13: g++ (GCC) 13.2.0", "ok")
+    assert (line.message, line.verdict) == ("g++-13: g++ (GCC) 13.2.0", "ok")
     line = compiler_line("C++", "g++", "cpu", lambda *_: None)
-    assert line.says == "g++: unknown version"
+    assert line.message == "g++: unknown version"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_without_a_compiler_compiling_is_not_tried(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(compile_check, "run_isolated", lambda *_: pytest.fail("tried"))
     (line,) = check_compile(CheckContext(tmp_path, tmp_path))
-    assert (line.says, line.verdict) == ("not tried: no C++ compiler was found", "note")
+    assert (line.message, line.verdict) == ("not tried: no C++ compiler was found", "note")
 
 
 def test_with_one_it_is_tried_in_a_process_of_its_own(
@@ -103,7 +103,7 @@ def test_with_one_it_is_tried_in_a_process_of_its_own(
 
 
 def test_code_that_computes_wrongly_is_a_problem() -> None:
-    assert compile_line(True, 12.3).says == "torch.compile works: a small function took 12 s to build"
+    assert compile_line(True, 12.3).message == "torch.compile works: a small function took 12 s to compile"
     line = compile_line(False, 12.3)
     assert (line.verdict, "--compile=off" in line.fix) == ("problem", True)
 
@@ -130,7 +130,7 @@ def test_a_compiler_that_breaks_down_is_told_with_its_own_words(
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler here")
 def test_it_really_compiles(tmp_path: Path) -> None:
     (line,) = run_isolated(compile_small_function, tmp_path, 240)
-    assert (line.verdict, "torch.compile works" in line.says) == ("ok", True)
+    assert (line.verdict, "torch.compile works" in line.message) == ("ok", True)
     assert list((tmp_path / "torchinductor_cache_dir").rglob("*.cpp"))  # built here, not found elsewhere
 
 
@@ -147,7 +147,7 @@ def test_a_card_without_what_kernels_need(tmp_path: Path, monkeypatch: pytest.Mo
     card(6, 1)
     monkeypatch.setattr(compile_check, "default_device", lambda: torch.device("cuda", 0))
     (line,) = check_kernels(CheckContext(tmp_path, tmp_path))
-    assert (line.says, line.verdict) == ("not tried: the card is too old for triton", "problem")
+    assert (line.message, line.verdict) == ("not tried: the card is too old for triton", "problem")
     assert "--kernels=plain" in line.fix
 
 

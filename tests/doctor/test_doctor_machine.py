@@ -41,12 +41,12 @@ def visit(folder: Path) -> CheckContext:
 def test_the_system_and_our_version_are_named(tmp_path: Path) -> None:
     lines = {line.name: line for line in host_checks.check_system(visit(tmp_path))}
     assert list(lines) == ["system", "python", "glassgpt"]
-    assert lines["glassgpt"].says.startswith(VERSION)
+    assert lines["glassgpt"].message.startswith(VERSION)
     assert all(line.verdict == "ok" for line in lines.values())
 
 
 @pytest.mark.parametrize(
-    ("version", "cuda", "hip", "verdict", "says"),
+    ("version", "cuda", "hip", "verdict", "message"),
     [
         ("2.13.0+cpu", None, None, "ok", "2.13.0+cpu, built without CUDA; numpy 2.4"),
         ("2.11.0+cu130", "13.0", None, "ok", "2.11.0+cu130, built for CUDA 13.0; numpy 2.4"),
@@ -57,10 +57,10 @@ def test_the_system_and_our_version_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_torch_is_named_and_an_old_one_is_a_problem(
-    version: str, cuda: str | None, hip: str | None, verdict: str, says: str
+    version: str, cuda: str | None, hip: str | None, verdict: str, message: str
 ) -> None:
     line = host_checks.torch_line(version, cuda, hip, "2.4")
-    assert (line.verdict, line.says) == (verdict, says)
+    assert (line.verdict, line.message) == (verdict, message)
     assert ("install torch 2.8 or newer" in line.fix) == (verdict == "problem")
 
 
@@ -73,7 +73,7 @@ def test_the_oldest_versions_are_those_of_the_package() -> None:
 
 def test_the_commit_is_that_of_this_source_tree(tmp_path: Path) -> None:
     lines = {line.name: line for line in host_checks.check_system(visit(tmp_path))}
-    assert lines["glassgpt"].numbers["commit"] == source_commit(Path(__file__).parents[2])
+    assert lines["glassgpt"].values["commit"] == source_commit(Path(__file__).parents[2])
 
 
 def test_a_commit_says_if_files_differ() -> None:
@@ -99,20 +99,22 @@ def test_a_system_without_a_name_has_that_of_its_kernel(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("cores", "says", "verdict"),
+    ("cores", "message", "verdict"),
     [
         (Cores(2, 2, 2), "Ryzen, 2 cores", "ok"),
         (Cores(1, 1, 1), "Ryzen, 1 core", "ok"),
         (Cores(8, 16, 16), "Ryzen, 8 cores (16 threads)", "ok"),
-        (Cores(8, 16, 4), "Ryzen, 8 cores (16 threads), 4 of them usable here: the scheduler", "note"),
-        (Cores(32, 64, 1.5, 1.5), "Ryzen, 32 cores (64 threads), 1.5 of them usable here: a quota", "note"),
-        (Cores(8, 16, 4, 6.0), "Ryzen, 8 cores (16 threads), 4 of them usable here: the scheduler", "note"),
+        (Cores(8, 16, 4), "Ryzen, 8 cores (16 threads), 4 of them usable: limited by a CPU affinity", "note"),
+        (Cores(32, 64, 1.5, 1.5), "Ryzen, 32 cores (64 threads), 1.5 of them usable: limited by a CPU quota",
+         "note"),
+        (Cores(8, 16, 4, 6.0), "Ryzen, 8 cores (16 threads), 4 of them usable: limited by a CPU affinity",
+         "note"),
     ],
 )  # fmt: skip
-def test_cores_that_are_there_and_those_that_may_be_used(cores: Cores, says: str, verdict: str) -> None:
+def test_cores_that_are_there_and_those_that_may_be_used(cores: Cores, message: str, verdict: str) -> None:
     line = cores_line("Ryzen", cores)
-    assert (line.says, line.verdict) == (says, verdict)
-    assert line.numbers["usable_cores"] == cores.usable
+    assert (line.message, line.verdict) == (message, verdict)
+    assert line.values["usable_cores"] == cores.usable
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_cores_that_are_there_and_those_that_may_be_used(cores: Cores, says: str
 def test_threads_against_cores(threads: int, cores: Cores, asked: str | None, verdict: str, fix: str) -> None:
     line = threads_line(threads, cores, {"OMP_NUM_THREADS": asked} if asked else {})
     assert (line.verdict, line.fix) == (verdict, fix)
-    assert (f"OMP_NUM_THREADS={asked}" in line.says) == (asked is not None)
+    assert (f"OMP_NUM_THREADS={asked}" in line.message) == (asked is not None)
 
 
 def test_these_threads_and_cores_are_torchs_and_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +149,7 @@ def test_these_threads_and_cores_are_torchs_and_ours(tmp_path: Path, monkeypatch
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr(host_checks, "measure_busy_cores", lambda: 0.0)
     (line,) = check_threads(visit(tmp_path))
-    assert line.numbers == {"threads": 8, "omp_num_threads": None, "usable_cores": 3.0}
+    assert line.values == {"threads": 8, "omp_num_threads": None, "usable_cores": 3.0}
     assert line.fix == "export OMP_NUM_THREADS=3"
 
 
@@ -166,7 +168,7 @@ def test_on_a_busy_machine_fewer_threads_are_no_fault() -> None:
 def test_a_busy_machine_is_worth_a_note(load: float, logical: int, verdict: str) -> None:
     line = load_line(load, Cores(logical, logical, logical))
     assert line.verdict == verdict
-    assert line.says.startswith(f"{load:.1f} of {logical} cores busy")
+    assert line.message.startswith(f"{load:.1f} of {logical} cores busy")
 
 
 # --- clock ---
@@ -189,13 +191,13 @@ def test_the_clock_is_read_from_linux(tmp_path: Path) -> None:
     clock = read_clock(folder)
     assert clock == CpuClock(3412.345, 4800.0, "performance", "intel_pstate")
     line = clock_line(clock, 61.0)
-    assert (line.says, line.verdict) == ("3.4 of 4.8 GHz just now, governor performance, 61 °C", "ok")
+    assert (line.message, line.verdict) == ("3.4 of 4.8 GHz, governor performance, 61 °C", "ok")
 
 
 def test_no_clock_to_read_is_said(tmp_path: Path) -> None:
     assert read_clock(tmp_path) == CpuClock()
     line = clock_line(CpuClock())
-    assert (line.verdict, "virtual machine" in line.says) == ("note", True)
+    assert (line.verdict, "virtual machine" in line.message) == ("note", True)
     assert read_clock(cpufreq(tmp_path, scaling_cur_freq="<unknown>")).mhz is None
 
 
@@ -216,7 +218,7 @@ def test_a_governor_that_holds_the_clock_down(governor: str, driver: str, verdic
 
 def test_a_hot_processor_is_a_problem() -> None:
     assert clock_line(CpuClock(), 94.0).verdict == "ok"
-    assert "slows itself" in clock_line(CpuClock(1200.0, 4800.0), 97.0).says
+    assert "thermal throttling" in clock_line(CpuClock(1200.0, 4800.0), 97.0).message
 
 
 def test_the_hottest_of_the_processors_own_sensors() -> None:
@@ -238,27 +240,27 @@ def test_this_processor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("available", "total", "room", "says", "verdict"),
+    ("available", "total", "room", "message", "verdict"),
     [
         (22 * GIB, 24 * GIB, None, "22.0 GiB of 24.0 GiB free", "ok"),
         (22 * GIB, 24 * GIB, (10**15, 10**14), "22.0 GiB of 24.0 GiB free", "ok"),
-        (200 * GIB, 256 * GIB, (8 * GIB, 6 * GIB), "6.0 GiB of 8.0 GiB free, a container's limit", "ok"),
-        (5 * GIB, 256 * GIB, (8 * GIB, 6 * GIB), "5.0 GiB of 8.0 GiB free, a container's limit", "ok"),
+        (200 * GIB, 256 * GIB, (8 * GIB, 6 * GIB), "6.0 GiB of 8.0 GiB free (the container's limit)", "ok"),
+        (5 * GIB, 256 * GIB, (8 * GIB, 6 * GIB), "5.0 GiB of 8.0 GiB free (the container's limit)", "ok"),
         (3 * GIB, 8 * GIB, None, "3.0 GiB of 8.0 GiB free", "note"),
         (GIB // 2, 8 * GIB, None, "512 MiB of 8.0 GiB free", "problem"),
         (100 * GIB, 256 * GIB, (2 * GIB, GIB // 4), "256 MiB of 2.0 GiB free", "problem"),
     ],
 )
-def test_memory(available: int, total: int, room: Any, says: str, verdict: str) -> None:
+def test_memory(available: int, total: int, room: Any, message: str, verdict: str) -> None:
     line = memory_line(available, total, room)
     assert line.verdict == verdict
-    assert line.says.startswith(says)
+    assert line.message.startswith(message)
     assert bool(line.fix) == (verdict != "ok")
 
 
 def test_this_memory(tmp_path: Path) -> None:
     (line,) = check_memory(visit(tmp_path))
-    assert 0 < int(line.numbers["available"] or 0) <= int(line.numbers["total"] or 0)
+    assert 0 < int(line.values["available"] or 0) <= int(line.values["total"] or 0)
 
 
 # --- what sizes are given for ---

@@ -80,7 +80,7 @@ def test_a_check_that_fails_is_a_problem_and_the_rest_goes_on() -> None:
     )
     assert [line.verdict for answer in page.results for line in answer.lines] == ["ok", "problem", "ok"]
     line = page.lines_with("problem")[0]
-    assert (line.name, line.says) == ("bad", "failed: ValueError: what is this")
+    assert (line.name, line.message) == ("bad", "failed: ValueError: what is this")
     assert "glass doctor --json" in line.fix
     assert "Traceback" in line.error
     assert page.exit_code == 1
@@ -89,7 +89,8 @@ def test_a_check_that_fails_is_a_problem_and_the_rest_goes_on() -> None:
 def test_an_error_of_the_card_asks_to_look_at_the_card() -> None:
     page = examined(check("bad", failing(RuntimeError("CUDA error: unspecified launch failure\nmore"))))
     assert (
-        page.lines_with("problem")[0].says == "failed: RuntimeError: CUDA error: unspecified launch failure"
+        page.lines_with("problem")[0].message
+        == "failed: RuntimeError: CUDA error: unspecified launch failure"
     )
     assert "nvidia-smi" in page.lines_with("problem")[0].fix
 
@@ -107,7 +108,7 @@ def test_what_needs_a_broken_check_is_not_tried() -> None:
     )
     lines = [line for answer in page.results for line in answer.lines]
     assert [line.verdict for line in lines] == ["problem", "note", "ok"]
-    assert lines[1].says == "not looked at, because torch does not work"
+    assert lines[1].message == "skipped, because torch does not work"
 
 
 def test_quick_leaves_out_what_is_slow_and_says_so() -> None:
@@ -116,7 +117,7 @@ def test_quick_leaves_out_what_is_slow_and_says_so() -> None:
         check("fast", saying(DiagnosticLine("a", "b"))),
         check("slow", failing(AssertionError("must not be called")), slow=True),
     ]
-    page = run_checks(checks, Path("runs"), quick=True, begin=lambda check: seen.append(check.name))
+    page = run_checks(checks, Path("runs"), quick=True, on_start=lambda check: seen.append(check.name))
     assert seen == ["fast"]
     assert page.as_dict()["left_out"] == ["slow"]
     assert page.exit_code == 0
@@ -132,8 +133,8 @@ def test_everybody_is_told_in_order_and_the_clock_is_read_around_it() -> None:
     page = run_checks(
         [check("a", saying(DiagnosticLine("a", ""))), check("b", saying(DiagnosticLine("b", "")))],
         Path("runs"),
-        begin=lambda check: told.append(check.progress_text),
-        tell=tell,
+        on_start=lambda check: told.append(check.progress_text),
+        on_result=tell,
         clock=lambda: next(ticks),
     )
     assert told == ["doing a", "told a", "doing b", "told b"]
@@ -171,9 +172,9 @@ def test_control_characters_do_not_get_out() -> None:
     line = DiagnosticLine(EVIL, EVIL, "problem", EVIL, {"name": EVIL, "speed": 1.5, "none": None}, EVIL)
     page = examined(check("a", saying(line)), check("b", failing(RuntimeError(EVIL))))
     for line in page.lines_with("problem"):
-        for text in (line.name, line.says, line.fix, line.error, str(line.numbers)):
+        for text in (line.name, line.message, line.fix, line.error, str(line.values)):
             assert not set(text) & set("\x1b\x07\u202e\x9b")
-    assert page.results[0].lines[0].numbers["speed"] == 1.5
+    assert page.results[0].lines[0].values["speed"] == 1.5
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,7 @@ def test_a_crash_does_not_tell_the_home_folder() -> None:
     path = Path.home() / "secret" / "x.py"
     page = examined(check("a", failing(OSError(f"cannot read {path}"))))
     line = page.lines_with("problem")[0]
-    assert line.says == "failed: OSError: cannot read ~/secret/x.py"
+    assert line.message == "failed: OSError: cannot read ~/secret/x.py"
     assert str(path) not in line.error
 
 
@@ -205,7 +206,7 @@ def test_a_crash_does_not_tell_the_home_folder() -> None:
 
 def test_lines_come_back_from_another_process(tmp_path: Path) -> None:
     lines = run_isolated(doctor_checks.fine, tmp_path, 30)
-    assert lines == [DiagnosticLine("fine", f"in {tmp_path.name}", numbers={"share": 0.5, "none": None})]
+    assert lines == [DiagnosticLine("fine", f"in {tmp_path.name}", values={"share": 0.5, "none": None})]
 
 
 def test_what_is_printed_there_does_not_matter(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -230,7 +231,7 @@ def test_a_process_that_dies_says_how_and_its_last_words(tmp_path: Path) -> None
 
 def test_what_takes_too_long_is_cut_off_with_all_it_started(tmp_path: Path) -> None:
     before = time.monotonic()
-    with pytest.raises(IsolatedCheckFailed, match="took longer than 3 s and was cut off"):
+    with pytest.raises(IsolatedCheckFailed, match="timed out after 3 s"):
         run_isolated(doctor_checks.endless, tmp_path, 3)
     assert time.monotonic() - before < 30
     child = int((tmp_path / "child").read_text())
@@ -252,9 +253,9 @@ def test_nothing_that_was_built_before_is_found_and_nothing_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
-    numbers = run_isolated(doctor_checks.surroundings, tmp_path, 30)[0].numbers
-    assert numbers["NVIDIA_TF32_OVERRIDE"] == "0"
-    places = [str(numbers[name]) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TMPDIR")]
+    values = run_isolated(doctor_checks.surroundings, tmp_path, 30)[0].values
+    assert values["NVIDIA_TF32_OVERRIDE"] == "0"
+    places = [str(values[name]) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TMPDIR")]
     assert all(place.startswith(str(tmp_path)) for place in places)
     assert os.environ["TRITON_CACHE_DIR"] == "/elsewhere"
 
@@ -262,7 +263,7 @@ def test_nothing_that_was_built_before_is_found_and_nothing_stays(
 def test_a_failure_apart_is_a_line_of_the_page(tmp_path: Path) -> None:
     page = examined(check("build", lambda visit: run_isolated(doctor_checks.broken, visit.scratch_dir, 30)))
     line = page.lines_with("problem")[0]
-    assert line.says.startswith("failed: RuntimeError: no such thing")
+    assert line.message.startswith("failed: RuntimeError: no such thing")
     assert "doctor_checks.py" in line.error
 
 

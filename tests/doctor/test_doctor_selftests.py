@@ -40,7 +40,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_accumulation_is_a_larger_batch_here(tmp_path: Path) -> None:
     (line,) = selftest_accumulation(tmp_path)
     assert line.verdict == "ok"
-    assert 0 <= float(line.numbers["difference"] or 0) <= 1e-5
+    assert 0 <= float(line.values["difference"] or 0) <= 1e-5
     # What was compared were 20 updates that learned something.
     whole = read_self_test_run(tmp_path / "batch")
     assert len(whole.losses) == len(whole.grad_norms) == 20
@@ -64,13 +64,13 @@ def test_micro_batches_that_add_up_instead_of_averaging_are_found(
     monkeypatch.setattr(Learner, "_micro_step", wrong)
     (line,) = selftest_accumulation(tmp_path)
     assert (line.verdict, "do not trust" in line.fix) == ("problem", True)
-    assert float(line.numbers["difference"] or 0) > 1e-5
+    assert float(line.values["difference"] or 0) > 1e-5
 
 
 def test_resuming_is_exact_here(tmp_path: Path) -> None:
     (line,) = selftest_resume(tmp_path)
-    assert (line.verdict, line.numbers) == ("ok", {"differing_tensors": 0})
-    assert line.says.startswith("40 updates in one go, and stopped and resumed after 20: weights and opt")
+    assert (line.verdict, line.values) == ("ok", {"differing_tensors": 0})
+    assert line.message.startswith("40 updates without a stop, and resumed after 20: weights and opt")
     assert len(read_self_test_run(tmp_path / "stopped").losses) == 40
 
 
@@ -83,14 +83,14 @@ def test_a_resume_that_forgets_is_found(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(train_state, "load_optimizer_state", forgetful)
     (line,) = selftest_resume(tmp_path)
     assert line.verdict == "problem"
-    assert int(line.numbers["differing_tensors"] or 0) > 5
+    assert int(line.values["differing_tensors"] or 0) > 5
 
 
 def test_the_fast_paths_are_the_plain_ones_here(tmp_path: Path) -> None:
     lines = selftest_fast_paths(tmp_path)
-    assert [line.says.partition(":")[0] for line in lines] == ["fused attention", "bfloat16"]
+    assert [line.message.partition(":")[0] for line in lines] == ["fused attention", "bfloat16"]
     assert [line.verdict for line in lines] == ["ok", "ok"]
-    assert 0 < float(lines[1].numbers["difference"] or 0) < 0.02  # really another dtype
+    assert 0 < float(lines[1].values["difference"] or 0) < 0.02  # really another dtype
 
 
 def test_attention_that_is_a_little_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_attention_that_is_a_little_wrong_is_found(tmp_path: Path, monkeypatch: 
 def test_without_a_gpu_nothing_is_claimed(tmp_path: Path) -> None:
     (line,) = check_devices(CheckContext(tmp_path, tmp_path))
     assert line.verdict == "note"
-    assert "not tested on this machine" in line.says
+    assert "not tested on this machine" in line.message
 
 
 def test_a_gpu_that_computes_otherwise_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_a_fast_path_that_was_not_taken_does_not_count_as_right() -> None:
         [2.0, 1.9], [], {}, ["building kernels failed; the run goes on without it (no C compiler)"]
     )
     line = selftests._fast_path_line("our kernels", plain, fast, 1e-3)
-    assert (line.verdict, "no C compiler" in line.says) == ("problem", True)
+    assert (line.verdict, "no C compiler" in line.message) == ("problem", True)
 
 
 # --- comparing ---

@@ -28,7 +28,13 @@ from glassgpt.doctor.gpu_checks import (
     without_gpu_line,
 )
 from glassgpt.doctor.isolate import CommandOutput, run_command
-from glassgpt.doctor.nvidia_smi import CardState, parse_card_states, read_card_states
+from glassgpt.doctor.nvidia_smi import (
+    SW_POWER_CAP,
+    THERMAL_SLOWDOWN,
+    CardState,
+    parse_card_states,
+    read_card_states,
+)
 
 GIB = 2**30
 CUDA = torch.device("cuda", 0)
@@ -86,7 +92,8 @@ def test_several_cards_are_read() -> None:
         busy=97.0,
     )
     assert (found[1].power_limit, found[1].power_default, found[1].temperature) == (None, None, 87.0)
-    assert (found[0].is_at_power_limit, found[1].is_too_hot) == (True, True)
+    assert found[0].is_throttled_by(SW_POWER_CAP)
+    assert found[1].is_throttled_by(THERMAL_SLOWDOWN)
 
 
 def test_a_card_that_answers_nothing_is_still_a_card() -> None:
@@ -113,7 +120,7 @@ def test_the_oldest_drivers_have_no_reasons() -> None:
         nvidia_smi(unknown("clocks_event"), unknown("clocks_throttle"), CommandOutput(without))
     )
     assert (found[0].name, found[0].reasons) == ("Tesla K80", None)
-    assert not found[0].is_too_hot
+    assert not found[0].is_throttled_by(THERMAL_SLOWDOWN)
 
 
 def test_warnings_between_the_lines_are_passed_over() -> None:
@@ -144,20 +151,20 @@ IDLE = CardState("x", CARD.name, busy=0.0)
 def test_a_card_with_all_that_is_known_of_it() -> None:
     line = card_line("gpu", CARD, IDLE)
     assert (line.verdict, line.name) == ("ok", "gpu")
-    assert line.says == (
+    assert line.message == (
         "NVIDIA H100 80GB HBM3: 79.0 GiB of 80.0 GiB free, compute capability 9.0, driver 570.86, CUDA 12.8"
     )
-    assert line.numbers["in_card_table"] is True
+    assert line.values["in_card_table"] is True
     line = card_line("gpu", replace(CARD, name="Voodoo 2", driver=None, cuda=None), None)
-    assert line.says.endswith("compute capability 9.0")
-    assert line.numbers["in_card_table"] is False
+    assert line.message.endswith("compute capability 9.0")
+    assert line.values["in_card_table"] is False
 
 
 def test_a_card_that_others_use() -> None:
     line = card_line("gpu", replace(CARD, free_bytes=50 * GIB), IDLE)
-    assert (line.verdict, "other programs hold 30.0 GiB" in line.says) == ("note", True)
+    assert (line.verdict, "other programs use 30.0 GiB" in line.message) == ("note", True)
     line = card_line("gpu", CARD, replace(IDLE, busy=43.0))
-    assert (line.verdict, "busy 43% of the time" in line.says) == ("note", True)
+    assert (line.verdict, "busy 43% of the time" in line.message) == ("note", True)
 
 
 def test_a_card_that_torch_has_no_code_for() -> None:
@@ -204,7 +211,7 @@ def test_why_there_is_no_card(
     states: list[CardState], complaint: str, why: str, environment: dict[str, str], verdict: str, said: str
 ) -> None:
     line = without_gpu_line(states, complaint, why, environment)
-    assert (line.verdict, said in line.says) == (verdict, True)
+    assert (line.verdict, said in line.message) == (verdict, True)
     assert line.fix or verdict == "note"
 
 
@@ -235,7 +242,7 @@ def test_several_cards_have_a_line_each_and_are_known_by_identity(
     monkeypatch.setattr(gpu_checks, "_describe", lambda device: replace(CARD, name=f"card {device.index}"))
     lines = check_gpus(CheckContext(tmp_path, tmp_path))
     assert [line.name for line in lines] == ["cuda:0", "cuda:1"]
-    assert [line.numbers["busy_percent"] for line in lines] == [97.0, 99.0]
+    assert [line.values["busy_percent"] for line in lines] == [97.0, 99.0]
     assert not any(number in str(lines) for number in ids.values())
 
 
@@ -255,8 +262,8 @@ def test_apples_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_checks, "apple_gpu_name", lambda: "Apple M2 Pro 19-core GPU")
     monkeypatch.setattr(gpu_checks, "run_command", nvidia_smi(None))
     (line,) = check_gpus(CheckContext(tmp_path, tmp_path))
-    assert (line.says, line.verdict) == (
-        "Apple M2 Pro 19-core GPU: may use 12.0 GiB of the main memory",
+    assert (line.message, line.verdict) == (
+        "Apple M2 Pro 19-core GPU: may use 12.0 GiB of the unified memory",
         "ok",
     )
 
@@ -268,14 +275,14 @@ def test_apples_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("changes", "verdict", "said"),
     [
         ({}, "ok", "1755 of 1980 MHz, 64 °C, 600 of 700 W under load"),
-        ({"reasons": 0x4}, "ok", "its power limit sets the clock, as usual at full load"),
+        ({"reasons": 0x4}, "ok", "at its power limit, as usual under full load"),
         ({"reasons": 0x1}, "ok", "under load"),
-        ({"reasons": 0x20}, "problem", "too hot"),
-        ({"reasons": 0x48}, "problem", "too hot"),
-        ({"reasons": 0x88}, "problem", "power supply holds it back"),
-        ({"reasons": 0x8}, "problem", "the hardware holds it back"),
-        ({"reasons": 0x2}, "note", "set by hand"),
-        ({"power_limit": 500.0}, "note", "limited to 500 of its usual 700 W"),
+        ({"reasons": 0x20}, "problem", "thermal throttling"),
+        ({"reasons": 0x48}, "problem", "thermal throttling"),
+        ({"reasons": 0x88}, "problem", "throttled by its power supply"),
+        ({"reasons": 0x8}, "problem", "throttled by the hardware"),
+        ({"reasons": 0x2}, "note", "application clock"),
+        ({"power_limit": 500.0}, "note", "power limit 500 W, the default is 700 W"),
         ({"power_limit": None, "power": None, "clock_max": None}, "ok", "1755 MHz, 64 °C under load"),
         ({"clock": None, "temperature": None, "power": None}, "ok", "nothing is reported under load"),
     ],
@@ -283,7 +290,7 @@ def test_apples_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_holds_a_card_back(changes: dict[str, Any], verdict: str, said: str) -> None:
     state = CardState("x", "H100", 0, 64.0, 1755.0, 1980.0, 600.0, 700.0, 700.0, 99.0)
     line = clocks_line("clocks gpu", replace(state, **changes), under_load=True)
-    assert (line.verdict, said in line.says) == (verdict, True)
+    assert (line.verdict, said in line.message) == (verdict, True)
     assert (line.verdict == "ok") == (line.fix == "")
 
 
@@ -334,12 +341,12 @@ def test_an_error_of_the_question_is_not_lost() -> None:
 
 def test_dtypes_with_their_reasons(card: Any) -> None:
     card(9, 0)
-    assert dtype_line("dtype gpu", CUDA).says == "bfloat16: compute capability 9.0: no loss scaling needed"
+    assert dtype_line("dtype gpu", CUDA).message == "bfloat16: compute capability 9.0: no loss scaling needed"
     card(7, 5)  # a T4
     line = dtype_line("dtype gpu", CUDA)
-    assert line.says.startswith("float16: compute capability 7.5 has no bfloat16: with loss scaling")
-    assert "bfloat16: this card only emulates it, slowly" in line.says
-    assert line.numbers["dtype"] == "float16"
+    assert line.message.startswith("float16: compute capability 7.5 has no bfloat16: with loss scaling")
+    assert "bfloat16: this card only emulates it, slowly" in line.message
+    assert line.values["dtype"] == "float16"
     assert dtypes_to_measure(CUDA) == ["float16", "float32"]
 
 
@@ -348,7 +355,7 @@ def test_every_device_has_a_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     card(8, 6, count=2)
     lines = check_dtypes(CheckContext(tmp_path, tmp_path))
     assert [line.name for line in lines] == ["dtype cuda:0", "dtype cuda:1", "dtype cpu"]
-    assert lines[2].says == "bfloat16: this CPU multiplies it twice as fast as float32"
+    assert lines[2].message == "bfloat16: this CPU multiplies it twice as fast as float32"
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     assert dtypes_to_measure(torch.device("cpu")) == ["float32"]
 
@@ -360,8 +367,8 @@ def test_this_card(tmp_path: Path) -> None:
     assert [line.name for line in gpus] == [
         gpu_checks.device_label(device) for device in gpu_checks.find_gpus()
     ]
-    assert gpus[0].numbers["name"] == torch.cuda.get_device_name(0)
-    assert 0 < int(gpus[0].numbers["free"] or 0) <= int(gpus[0].numbers["total"] or 0)
+    assert gpus[0].values["name"] == torch.cuda.get_device_name(0)
+    assert 0 < int(gpus[0].values["free"] or 0) <= int(gpus[0].values["total"] or 0)
     clocks = check_clocks(visit)
     assert len(clocks) == len(gpus)
     assert nvidia_smi_module.read_card_states(run_command)[0]

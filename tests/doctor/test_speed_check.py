@@ -66,23 +66,23 @@ class FakeClock:
 )
 def test_a_peak_beside_the_table(measured: float, verdict: str, said: str) -> None:
     line = matmul_line("matmul gpu", "cuda", "bfloat16", PeakFlops(989e12, "NVIDIA", measured, "measured"))
-    assert (line.verdict, said in line.says) == (verdict, True)
-    assert line.says.startswith("bfloat16: ")
+    assert (line.verdict, said in line.message) == (verdict, True)
+    assert line.message.startswith("bfloat16: ")
     assert bool(line.fix) == (verdict != "ok")
-    assert line.numbers["measured_flops_per_s"] == measured
+    assert line.values["measured_flops_per_s"] == measured
 
 
 def test_what_the_table_does_not_have_is_measured_only() -> None:
     peak = PeakFlops(None, None, 131e9, "measured")
     assert matmul_line("matmul cpu", "cpu", "float32", peak).verdict == "ok"
     line = matmul_line("matmul gpu", "cuda", "float32", peak)
-    assert (line.verdict, "not in the table" in line.says) == ("note", True)
+    assert (line.verdict, "not in the card table" in line.message) == ("note", True)
 
 
 def test_a_probe_that_failed_is_a_problem() -> None:
     peak = PeakFlops(989e12, "NVIDIA", None, "unknown: the bfloat16 probe failed: CUDA out of memory")
     line = matmul_line("matmul gpu", "cuda", "bfloat16", peak)
-    assert (line.verdict, "out of memory" in line.says, bool(line.fix)) == ("problem", True, True)
+    assert (line.verdict, "out of memory" in line.message, bool(line.fix)) == ("problem", True, True)
 
 
 def test_the_probes_are_of_the_dtypes_that_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +98,7 @@ def test_the_probes_are_of_the_dtypes_that_matter(tmp_path: Path, monkeypatch: p
     lines = check_matmuls(CheckContext(tmp_path, tmp_path))
     assert [(found[0], found[2]) for found in asked] == [("cpu", "bfloat16"), ("cpu", "float32")]
     assert [line.name for line in lines] == ["matmul cpu", "matmul cpu"]
-    assert all(line.says.endswith(": 100 GFLOP/s") for line in lines)
+    assert all(line.message.endswith(": 100 GFLOP/s") for line in lines)
 
 
 # --- moving memory ---
@@ -129,17 +129,17 @@ def test_bandwidth_beside_the_table() -> None:
     for share, verdict in ((0.92, "ok"), (0.6, "note"), (0.2, "problem")):
         line = bandwidth_line("bandwidth gpu", "cuda", share * table, card)
         assert line.verdict == verdict
-        assert f"{100 * share:.0f}% of the table's {card.bandwidth_gb_s:,.0f} GB/s" in line.says
-    assert bandwidth_line("bandwidth cpu", "cpu", 22.4e9, None).says == "22.4 GB/s read and written"
-    assert bandwidth_line("bandwidth gpu", "cuda", 4.2e12, None).says == "4,200 GB/s read and written"
+        assert f"{100 * share:.0f}% of the table's {card.bandwidth_gb_s:,.0f} GB/s" in line.message
+    assert bandwidth_line("bandwidth cpu", "cpu", 22.4e9, None).message == "22.4 GB/s read and written"
+    assert bandwidth_line("bandwidth gpu", "cuda", 4.2e12, None).message == "4,200 GB/s read and written"
 
 
 def test_this_memory_is_really_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed_check, "find_gpus", lambda: [])
     monkeypatch.setattr(speed_check, "_COPY_BYTES", {"cpu": 8 * MIB})
     (line,) = check_bandwidth(CheckContext(tmp_path, tmp_path))
-    assert 1e7 < float(line.numbers["measured_bytes_per_s"] or 0) < 1e13
-    copied = speed_check._copying(torch.device("cpu"), 400)
+    assert 1e7 < float(line.values["measured_bytes_per_s"] or 0) < 1e13
+    copied = speed_check._make_copy(torch.device("cpu"), 400)
     copied(2)
     target = next(cell.cell_contents for cell in copied.__closure__ or () if _is_target(cell.cell_contents))
     assert target.sum() == 100  # a hundred ones have come over
@@ -154,9 +154,9 @@ def test_this_card_is_measured(tmp_path: Path) -> None:
     lines = check_matmuls(CheckContext(tmp_path, tmp_path)) + check_bandwidth(
         CheckContext(tmp_path, tmp_path)
     )
-    assert {line.numbers["device"] for line in lines} == {"cuda", "cpu"}
+    assert {line.values["device"] for line in lines} == {"cuda", "cpu"}
     for line in lines:
-        assert line.numbers.get("measured_flops_per_s") or line.numbers.get("measured_bytes_per_s")
+        assert line.values.get("measured_flops_per_s") or line.values.get("measured_bytes_per_s")
 
 
 # --- the disk ---
@@ -224,17 +224,17 @@ def test_what_a_checkpoint_costs(write: float, verdict: str) -> None:
     size = 12 * (50_304 * 768 + 1024 * 768 + 12 * (12 * 768**2 + 2 * 768) + 768)
     line = checkpoint_line(write, 70 * GIB)
     assert line.verdict == verdict
-    assert line.numbers["checkpoint_bytes"] == size
-    assert line.numbers["checkpoint_s"] == pytest.approx(size / write)
-    assert line.numbers["checkpoints_that_fit"] == 70 * GIB // size
-    assert "1.4 GiB" in line.says
+    assert line.values["checkpoint_bytes"] == size
+    assert line.values["checkpoint_s"] == pytest.approx(size / write)
+    assert line.values["checkpoints_that_fit"] == 70 * GIB // size
+    assert "1.4 GiB" in line.message
     assert bool(line.fix) == (verdict != "ok")
 
 
 def test_a_checkpoint_in_words() -> None:
-    says = checkpoint_line(500 * MIB, 70 * GIB).says
-    assert says == (
-        "500 MiB/s, hashed and with fsync. A checkpoint of GPT-2 124M (weights and AdamW's state, 1.4 GiB) "
+    message = checkpoint_line(500 * MIB, 70 * GIB).message
+    assert message == (
+        "500 MiB/s, with SHA-256 and fsync. A checkpoint of GPT-2 124M (weights and AdamW's state, 1.4 GiB) "
         "takes about 2.8 s, in the background; 50 would fit"
     )
 
@@ -243,15 +243,15 @@ def test_a_checkpoint_in_words() -> None:
 def test_room_for_checkpoints(free: int, verdict: str) -> None:
     line = free_space_line("runs", free, exists=False)
     assert line.verdict == verdict
-    assert "free at runs (to be made)" in line.says
-    assert bool(line.fix) == ("3 checkpoints of GPT-2 124M" in line.says) == (verdict != "ok")
+    assert "free at runs (will be created)" in line.message
+    assert bool(line.fix) == ("a run may hold 3 checkpoints" in line.message) == (verdict != "ok")
 
 
 def test_the_disk_is_looked_at_and_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_check, "_TEST_FILE_BYTES", (MIB,))
     lines = check_disk(CheckContext(tmp_path / "runs" / "new", tmp_path))
     assert [line.name for line in lines] == ["disk", "disk speed"]
-    assert float(lines[1].numbers["write_bytes_per_s"] or 0) > 0
+    assert float(lines[1].values["write_bytes_per_s"] or 0) > 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -259,9 +259,9 @@ def test_the_disk_is_looked_at_and_left_as_it_was(tmp_path: Path, monkeypatch: p
     ("number", "said"),
     [
         (errno.EROFS, "it is read-only"),
-        (errno.EACCES, "it belongs to somebody else"),
+        (errno.EACCES, "permission denied"),
         (errno.ENOSPC, "it is full"),
-        (errno.EDQUOT, "your share of it is full"),
+        (errno.EDQUOT, "your disk quota is full"),
         (errno.EIO, "Input/output error"),
     ],
 )
@@ -275,7 +275,7 @@ def test_a_disk_that_cannot_be_written(
     monkeypatch.setattr(disk_check, "write_packed", write)
     lines = check_disk(CheckContext(tmp_path, tmp_path))
     assert lines[-1].verdict == "problem"
-    assert said in lines[-1].says
+    assert said in lines[-1].message
     assert "--out_dir" in lines[-1].fix
     assert list(tmp_path.iterdir()) == []
 

@@ -134,7 +134,7 @@ def test_padding_of_the_vocabulary_stays_behind(
     note = next(note for note in done.notes if note.name == "vocabulary")
     assert (note.value, note.reason) == (
         "300 rows",
-        "of 320: the other 20 were padding and stand for no token",
+        "of 320: the other 20 were padding",
     )
     tokens = some_tokens(300)
     exported = own_logits(tmp_path / "out", tokens)
@@ -219,7 +219,7 @@ def test_a_tokenizer_that_reads_differently_is_not_written(
     right = load_exportable_model(str(root / "runs" / "char")).tokenizer
     wrong = dump_tokenizer(CharTokenizer(right.decode(range(right.vocab_size))[::-1]))
     monkeypatch.setattr(export_formats, "dump_tokenizer", lambda tokenizer: wrong)
-    with pytest.raises(UserError, match="does not turn text into the same tokens and back"):
+    with pytest.raises(UserError, match="does not encode and decode text identically"):
         run_export(root / "runs" / "char", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
@@ -387,7 +387,7 @@ def test_a_folder_of_somebody_else_is_left_alone(root: Path, tmp_path: Path, mar
     before = snapshot(tmp_path)
     if marker is None:
         os.mkfifo(tmp_path / EXPORT_RECORD_FILE)  # which is not waited for
-    with pytest.raises(UserError, match="holds something that `glass export` did not write"):
+    with pytest.raises(UserError, match="contains files that `glass export` did not write"):
         run_export(root / "runs" / "char", tmp_path)
     if marker is None:
         (tmp_path / EXPORT_RECORD_FILE).unlink()
@@ -434,7 +434,7 @@ def test_its_usual_place(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_command_says_what_it_did(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(root / "runs" / "char"), "--to", "nanogpt", f"--out={tmp_path / 'o'}"]) == 0
     said = capsys.readouterr().out
-    assert "check         read back by GlassGPT, from the file: logits are equal to the last bit" in said
+    assert "check         read back by GlassGPT, from the file: logits are bitwise equal" in said
     assert f"python sample.py --out_dir={tmp_path / 'o'}" in said
     assert f"cp {tmp_path / 'o'}/meta.pkl data/char/" in said
 

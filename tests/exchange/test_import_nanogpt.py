@@ -259,7 +259,7 @@ def test_without_its_data_it_can_be_read_and_later_go_on(
     assert main(["show", str(run)]) == 0
     said = capsys.readouterr().out
     assert "theirs: not found" in said
-    assert "prepare it or give its folder by --data_dir" in said
+    assert "prepare it or give its folder with --data_dir" in said
     assert main(["sample", str(run)]) == 2
     assert "--data_dir=FOLDER names the dataset" in capsys.readouterr().err
     flags = [f"--data_dir={data.with_name('elsewhere') / 'theirs'}", "--max_iters=2001", "--device=cpu"]
@@ -302,7 +302,7 @@ def refused(theirs: Path, match: str, **options: Any) -> None:
 
 
 def test_mistakes_are_named_and_nothing_is_made(theirs: Path, tmp_path: Path) -> None:
-    refused(tmp_path / "here", r"is no out_dir of nanoGPT's: there is no ckpt\.pt in it")
+    refused(tmp_path / "here", r"is not an out_dir of nanoGPT: there is no ckpt\.pt in it")
     refused(theirs, "there is no file or folder nothing.log", log="nothing.log")
     (tmp_path / "other.log").write_text(
         "step 2000: train loss 1.0000, val loss 1.7000\n" + LOG.read_text()[:20]

@@ -82,7 +82,7 @@ def test_table_peak_and_measured_peak_are_both_shown() -> None:
 def test_an_unknown_peak_is_shown_as_unknown() -> None:
     peak = run_record()["peak"] | {"measured": None, "value": None, "source": "unknown: not measured"}
     (line,) = [line for line in shown(run_record(peak=peak)) if line.startswith("MFU")]
-    assert line.endswith("peak unknown   (unknown: not measured)")
+    assert line.endswith("peak unknown: not measured")
 
 
 def test_a_resume_says_from_where_and_what_was_damaged() -> None:
@@ -150,8 +150,8 @@ def test_the_closing_pass_stands_alone_and_is_not_in_the_curve() -> None:
 
 def test_a_save_line() -> None:
     assert shown(checkpoint_record(50), checkpoint_record(60, best=False)) == [
-        "save     50   161 KiB  blocked 0.24 ms, 14.5 ms in the background  best",
-        "save     60   161 KiB  blocked 0.24 ms, 14.5 ms in the background",
+        "saved    50   161 KiB  blocked 0.24 ms, 14.5 ms in the background  best",
+        "saved    60   161 KiB  blocked 0.24 ms, 14.5 ms in the background",
     ]
 
 
@@ -322,7 +322,7 @@ def test_a_replay_of_a_torn_journal_shows_what_is_whole(tmp_path: Path) -> None:
 def test_a_journal_without_a_whole_record_is_an_error(tmp_path: Path, content: str) -> None:
     run_dir = written(tmp_path / "run", [])
     (run_dir / FILE_NAME).write_text(content)
-    with pytest.raises(UserError, match="run has no records of a run in it yet"):
+    with pytest.raises(UserError, match="run has no records yet"):
         replay(run_dir, plain())
 
 

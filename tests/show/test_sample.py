@@ -26,7 +26,7 @@ from glassgpt.record import journal
 from glassgpt.record.run_dir import CHECKPOINTS_DIR
 from glassgpt.sample import sampler as writers
 from glassgpt.sample.sample_options import SampleOptions
-from glassgpt.show.terminal.sample_view import SEPARATOR, describe_model
+from glassgpt.show.terminal.sample_view import SEPARATOR, describe_checkpoint
 from glassgpt.training.checkpoint.checkpoints import best_checkpoint, committed_paths
 from glassgpt.training.session import train
 
@@ -181,7 +181,7 @@ def test_unknown_characters_are_shown_and_nothing_is_written(mine: TrainConfig, 
 def test_a_truncated_prompt_is_reported(mine: TrainConfig, capsys: Capture) -> None:
     text = "the light sees a house"
     samples, err = sampled(capsys, f"--start={text}", "--temperature=0")
-    assert "prompt        of its 22 tokens the model sees the last 8, its whole context" in err.splitlines()
+    assert "prompt        22 tokens; the model sees the last 8, its whole context" in err.splitlines()
     # What it does not see does not matter.
     for other in (f"a door {text}", text[-8:]):
         ends = [
@@ -253,14 +253,14 @@ def test_settings_that_are_lost_do_not_keep_it_from_writing(mine: TrainConfig, c
 def test_a_loss_that_was_not_measured_is_not_made_up(mine: TrainConfig, capsys: Capture) -> None:
     writer = writers.load_sampler("mine@4", SampleOptions(device="cpu"))
     unmeasured = replace(writer, checkpoint=replace(writer.checkpoint, val_loss=None))
-    assert ", after 4 updates, its validation loss was not measured, " in describe_model(unmeasured)
-    assert "nan" not in describe_model(
-        replace(writer, checkpoint=replace(writer.checkpoint, val_loss=float("nan")))
+    assert ", after 4 updates, validation loss not measured, " in describe_checkpoint(
+        unmeasured.checkpoint, 1000
     )
+    assert "nan" not in describe_checkpoint(replace(writer.checkpoint, val_loss=float("nan")), 1000)
     not_a_run = replace(
         writer, checkpoint=replace(writer.checkpoint, description="gpt2", val_loss=None, iter=None)
     )
-    assert re.fullmatch(r"gpt2, \S+k parameters", describe_model(not_a_run))
+    assert re.fullmatch(r"gpt2, \S+k parameters", describe_checkpoint(not_a_run.checkpoint, 1000))
 
 
 # --- two side by side ---

@@ -209,7 +209,7 @@ def _mfu_chart(run_log: RunLog, facts: Facts) -> Chart | MissingChart:
 def _tokens_per_s_chart(run_log: RunLog) -> Chart | None:
     rows = np.flatnonzero(np.isfinite(run_log.steps.tokens_per_s))
     if len(rows) == 0:
-        return None  # no sentence: where it is not reported, the step time says the same
+        return None  # no MissingChart: the step time shows the same
     names = say("tokens per second"), say("smoothed")
     traces = smoothed_line_traces(run_log, rows, run_log.steps.tokens_per_s[rows], names, "var(--speed)")
     layout = _single_curve_layout(run_log, rangemode="tozero", tickformat="~s")

@@ -1,4 +1,4 @@
-"""Parts of charts as plotly's JSON: lines, bands, markers, axes; and how series are thinned and smoothed."""
+"""Plotly traces and layouts as dicts: lines, bands, markers, axes; thinning and smoothing of series."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class MissingChart:
 
 
 def thinned_indices(values: Floats, limit: int = MAX_POINTS) -> Ints:
-    """Indices of at most `limit` values that hide no spike: the lowest and highest of each bin, the ends."""
+    """Indices of at most `limit` values, without losing spikes: the extremes of each bin, and both ends."""
     count = len(values)
     if count <= limit:
         return np.arange(count)

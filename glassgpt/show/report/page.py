@@ -32,27 +32,27 @@ _GENERATOR_TAG = f'<meta name="generator" content="{_BRAND}">'
 
 
 def write_report(path: Path, run_log: RunLog, facts: Facts, findings: Sequence[Finding], name: str) -> None:
-    """Write the report atomically: there is always the old file or the whole new one."""
+    """Write the report atomically."""
     html = report_html(run_log, facts, findings, name)
     try:
         atomic_write(path, html.encode())
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise UserError(f"{path} could not be written ({reason}): choose another place with --out") from error
+        raise UserError(f"{path} could not be written ({reason}): choose another file with --out") from error
 
 
 def check_report_path(path: Path, source: Path) -> None:
-    """A report overwrites neither the log it is about, nor any file that is not a report."""
+    """Raise if the report would overwrite the log itself, or a file that is not a report."""
     if not os.path.lexists(path):
         return
     if source.exists() and path.exists() and path.samefile(source):
-        raise UserError(f"{path} is what the report is about: choose another place with --out")
+        raise UserError(f"{path} is the log itself: choose another file with --out")
     is_report = False
     if path.is_file() and not path.is_symlink():
         with path.open("rb") as file:
             is_report = _GENERATOR_TAG.encode() in file.read(2048)
     if not is_report:
-        raise UserError(f"{path} exists and is not a report: choose another place with --out")
+        raise UserError(f"{path} exists and is not a report: choose another file with --out")
 
 
 def report_html(run_log: RunLog, facts: Facts, findings: Sequence[Finding], name: str) -> str:
@@ -120,7 +120,7 @@ def _read_resource(name: str) -> str:
 
 
 def _content_security_policy(scripts: Sequence[str]) -> str:
-    """Nothing is loaded from elsewhere, and no script runs but these. Plotly writes style attributes, whose
+    """Nothing is loaded from elsewhere, and only these scripts run. Plotly writes style attributes, whose
     hashes cannot be known beforehand."""
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)

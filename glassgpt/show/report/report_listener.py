@@ -1,7 +1,7 @@
 """Writes report.html at the end of a run.
 
-The main thread writes it, after all listeners have got all records. A listener's own thread would not do: at
-the end of a run it gets a few seconds, and reading a long journal takes longer.
+The main thread writes it, after all listeners have got all records. A listener's thread gets only a few
+seconds at the end of a run, and reading a long journal takes longer.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from glassgpt.sanitize import sanitize_text
 from glassgpt.training.interrupt import StopSignals
 
 REPORT_NAME = "report.html"
-NOTICE_AFTER_S = 3.0  # of writing; then a line says that it takes long
+NOTICE_AFTER_S = 3.0  # of writing: then a line says so
 
 
 class ReportAtEnd:
     """Listens for the end of the run; `finish` writes its report.
 
-    A stop signal while the report is written skips it. After a run that a signal quit at once, there is none.
+    A stop signal during the writing skips the report. A run that was stopped at once has none.
     """
 
     def __init__(self, out: Console, signals: StopSignals) -> None:
         self._out, self._signals = out, signals
-        self.is_console_open = True  # if nobody reads the output any more, the report is still written
+        self.is_console_open = True  # False if the terminal was closed; the report is still written
         self._run_dir: Path | None = None
         self._has_ended = False
 
@@ -44,7 +44,9 @@ class ReportAtEnd:
         if record["kind"] == "run":
             self._run_dir = Path(record["out_dir"])
         elif record["kind"] == "end" and self._run_dir is not None:
-            self._run_dir = Path(record.get("out_dir", self._run_dir))  # another one if it lost its folder
+            self._run_dir = Path(
+                record.get("out_dir", self._run_dir)
+            )  # another one if its folder was removed
             self._has_ended = True
 
     def finish(self) -> None:
@@ -59,7 +61,7 @@ class ReportAtEnd:
         notice.daemon = True
         problem, was_graceful = "", self._signals.is_graceful
         try:
-            self._signals.is_graceful = False  # the first signal stops the writing: nothing is left to save
+            self._signals.is_graceful = False  # the first signal stops the writing: everything is saved
             notice.start()
             if self._signals.quit_at_once:
                 raise UserError("the run was stopped at once")
@@ -96,7 +98,7 @@ class ReportAtEnd:
     def _print_notice(self, run_dir: Path) -> None:
         with contextlib.suppress(OSError):  # the journal is gone: `finish` reports that
             size = format.format_bytes((run_dir / journal.FILE_NAME).stat().st_size)
-            self._print_line(f"being written from a journal of {size}; Ctrl-C leaves it out")
+            self._print_line(f"reading a journal of {size}; Ctrl-C skips the report")
 
     def _print_line(self, text: str) -> None:
         if self.is_console_open:

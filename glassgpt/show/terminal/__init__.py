@@ -1,1 +1,1 @@
-"""What the terminal shows: one view for each command."""
+"""Terminal output: one view for each command."""

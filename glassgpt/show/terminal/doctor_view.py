@@ -7,8 +7,8 @@ from rich.text import Text
 
 from glassgpt import format
 from glassgpt.doctor.check import CheckResult, DoctorReport
-from glassgpt.doctor.verify_files import CheckedPart, VerifyReport
 from glassgpt.sanitize import sanitize_text
+from glassgpt.verify_files import CheckedPart, VerifyReport
 
 _CHECK_STYLES = {"ok": "green", "note": "bold yellow", "problem": "bold red"}
 _VERDICT_WIDTH, _NAME_WIDTH = 9, 14
@@ -35,12 +35,12 @@ class DoctorConsole:
             verdict = f"{line.verdict:<{_VERDICT_WIDTH}}"
             name = f"{line.name:<{_NAME_WIDTH}} "
             head = Text.assemble((verdict, _CHECK_STYLES[line.verdict]), (name, "bold"))
-            _print_hanging_indent(head, line.says, "", self._out)
+            _print_hanging_indent(head, line.message, "", self._out)
             if line.fix:
                 _print_hanging_indent(Text(" " * len(head)), f"fix: {line.fix}", "cyan", self._out)
 
     def print_summary(self, report: DoctorReport) -> None:
-        """The counts, the problems again, and what --quick left out."""
+        """The counts, the problems again, and the checks that --quick skipped."""
         problems, notes, oks = (report.lines_with(verdict) for verdict in ("problem", "note", "ok"))
         counts = f"{format.pluralize(len(problems), 'problem')}, {format.pluralize(len(notes), 'note')}"
         summary = f"{counts}, {len(oks)} ok, in {format.format_duration(report.seconds)}"
@@ -49,14 +49,14 @@ class DoctorConsole:
         self._out.print()
         _print_hanging_indent(head, summary, "bold", self._out)
         for line in problems:
-            _print_hanging_indent(indent, f"{line.name}: {line.fix or line.says}", "red", self._out)
+            _print_hanging_indent(indent, f"{line.name}: {line.fix or line.message}", "red", self._out)
         if report.skipped:
             names = ", ".join(check.name for check in report.skipped)
-            _print_hanging_indent(indent, f"left out by --quick: {names}", "dim", self._out)
+            _print_hanging_indent(indent, f"skipped by --quick: {names}", "dim", self._out)
 
 
 def _print_hanging_indent(head: Text, text: str, style: str, out: Console) -> None:
-    """The text beside its head; further lines begin under the first."""
+    """Print `head` and the text beside it, wrapped with a hanging indent."""
     lines = Text(" ".join(text.split()), style=style).wrap(out, max(20, out.width - len(head)))
     for number, line in enumerate(lines):
         line.rstrip()
@@ -79,10 +79,10 @@ def print_verification(report: VerifyReport, out: Console, first: bool = True) -
         shown.insert(0, CheckedPart(format.pluralize(len(good), "file"), "good", "as recorded"))
     width = max((len(part.name) for part in shown), default=0)
     for part in shown:
-        print_line(part.verdict, _FILE_STYLES[part.verdict], f"{part.name:<{width}}   {part.says}")
+        print_line(part.verdict, _FILE_STYLES[part.verdict], f"{part.name:<{width}}   {part.message}")
     damaged = report.with_verdict("damaged")
     counts = f"{len(damaged)} damaged, {len(good)} good, {len(report.with_verdict('no digest'))} no digest"
     print_line("verdict", _FILE_STYLES["damaged" if damaged else "good"], counts)
     for step in report.next:
-        print_line("next", "bold", step.says)
+        print_line("next", "bold", step.message)
         print_line("", "bold", step.command)

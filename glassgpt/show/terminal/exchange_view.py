@@ -5,13 +5,12 @@ from __future__ import annotations
 import shlex
 
 from rich.console import Console
-from rich.text import Text
 
 from glassgpt import format
 from glassgpt.exchange.export import ExportResult
 from glassgpt.exchange.export_formats import dataset_name, needs_meta
 from glassgpt.exchange.import_nanogpt import ImportResult
-from glassgpt.sanitize import sanitize_text
+from glassgpt.show.terminal.run_lines import print_line
 from glassgpt.show.terminal.sample_view import describe_checkpoint
 
 
@@ -19,11 +18,11 @@ def print_export(result: ExportResult, to: str, out: Console) -> None:
     """The model, how it was verified, its files, and the command that loads it."""
     loaded, check = result.model.origin, result.check
     for warning in loaded.warnings:
-        _print_line(out, "warning", warning, "yellow")
-    _print_line(out, "model", describe_checkpoint(loaded, result.model.model().parameter_count()))
+        print_line(out, "warning", warning, "yellow")
+    print_line(out, "model", describe_checkpoint(loaded, result.model.model().parameter_count()))
     for note in result.notes:
-        _print_line(out, note.name, f"{note.value}   ({note.reason})")
-    difference = "are equal to the last bit"
+        print_line(out, note.name, f"{note.value}   ({note.reason})")
+    difference = "are bitwise equal"
     if check.max_difference:
         difference = f"differ by at most {check.max_difference:.1e}"
     verified = (
@@ -32,27 +31,27 @@ def print_export(result: ExportResult, to: str, out: Console) -> None:
     )
     if check.round_trip_ids:
         tokens = format.pluralize(check.round_trip_ids, "token")
-        verified += f"; a text of {tokens} is encoded and decoded alike"
-    _print_line(out, "check", verified)
+        verified += f"; a text of {tokens} is encoded and decoded identically"
+    print_line(out, "check", verified)
     files = (f"{name} {format.format_bytes(size)}" for name, size in result.bytes_by_file.items())
-    _print_line(out, "files", ", ".join(files))
-    _print_line(out, "written", str(result.out_dir))
+    print_line(out, "files", ", ".join(files))
+    print_line(out, "written", str(result.out_dir))
 
     folder = shlex.quote(str(result.out_dir))
     if to == "hf":
         loader = f'AutoModelForCausalLM.from_pretrained("{result.out_dir}"), AutoTokenizer likewise'
-        _print_line(out, "next", loader)
-        _print_line(out, "", f"glass sample --init_from={folder}")
+        print_line(out, "next", loader)
+        print_line(out, "", f"glass sample --init_from={folder}")
     elif to == "glass":
-        _print_line(out, "next", f"glass sample --init_from={folder}")
-        _print_line(out, "", "README.md in that folder has a loader of a few lines")
+        print_line(out, "next", f"glass sample --init_from={folder}")
+        print_line(out, "", "README.md in that folder has a short loader")
     else:
         absolute = shlex.quote(str(result.out_dir.absolute()))
-        _print_line(out, "next", "in nanoGPT's folder:")
+        print_line(out, "next", "in nanoGPT's folder:")
         if needs_meta(result.model.tokenizer):
             data_dir = f"data/{dataset_name(result.model)}"
-            _print_line(out, "", f"mkdir -p {data_dir} && cp {absolute}/meta.pkl {data_dir}/")
-        _print_line(out, "", f"python sample.py --out_dir={absolute}")
+            print_line(out, "", f"mkdir -p {data_dir} && cp {absolute}/meta.pkl {data_dir}/")
+        print_line(out, "", f"python sample.py --out_dir={absolute}")
 
 
 def print_import(result: ImportResult, out: Console) -> None:
@@ -61,24 +60,20 @@ def print_import(result: ImportResult, out: Console) -> None:
     shape = run.shape
     parts = [format.pluralize(shape.n_layer, "layer"), format.pluralize(shape.n_head, "head")]
     parts += [f"{shape.n_embd} wide", f"context {shape.block_size}"]
-    _print_line(out, "model", f"{', '.join(parts)}, after {format.pluralize(run.saved_iter, 'update')}")
+    print_line(out, "model", f"{', '.join(parts)}, after {format.pluralize(run.saved_iter, 'update')}")
     if result.update_count:
         lines = format.pluralize(result.update_count, "line")
         evaluations = format.pluralize(result.evaluation_count, "evaluation")
-        _print_line(out, "log", f"{lines} about iterations, {evaluations}")
+        print_line(out, "log", f"{lines} of iterations, {evaluations}")
     for choice in run.choices:
-        _print_line(out, choice.name, f"{choice.value}   ({choice.reason})")
+        print_line(out, choice.name, f"{choice.value}   ({choice.reason})")
     folder = shlex.quote(str(run.run_dir))
-    _print_line(out, "written", str(run.run_dir))
-    _print_line(out, "next", f"glass show {folder}")
-    _print_line(out, "", f"glass explain {folder}")
+    print_line(out, "written", str(run.run_dir))
+    print_line(out, "next", f"glass show {folder}")
+    print_line(out, "", f"glass explain {folder}")
     if run.dataset is not None:
-        _print_line(out, "", f"glass sample {folder}")
+        print_line(out, "", f"glass sample {folder}")
         max_iters = run.config.max_iters
         # A run that has done its updates can be resumed only with more of them.
         longer = f" --max_iters={2 * max_iters}" if run.saved_iter >= max_iters else ""
-        _print_line(out, "", f"glass train --init_from=resume --out_dir={folder}{longer}")
-
-
-def _print_line(out: Console, label: str, text: str, style: str = "") -> None:
-    out.print(Text.assemble((f"{label:<13} ", "bold"), (sanitize_text(text), style)), soft_wrap=True)
+        print_line(out, "", f"glass train --init_from=resume --out_dir={folder}{longer}")

@@ -1,4 +1,4 @@
-"""`glass explain` in the terminal: verdict, findings, facts, two small charts; and the news of --watch."""
+"""`glass explain` in the terminal: verdict, findings, facts, two small charts; and the lines of --watch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOSS_CHART_PERCENTILE = 97  # top of the chart: the initial drop would flatten 
 
 
 def print_explanation(explanation: Explanation, out: Console, full: bool = False) -> None:
-    """`full`: with the glossary of what the lines of this trainer's log mean."""
+    """`full`: also print the glossary of this trainer's log lines."""
     for earlier in explanation.earlier:
         print_explanation(earlier, out, full)
     run_log, facts = explanation.log, explanation.facts

@@ -24,7 +24,7 @@ _MFU_WARMUP_UPDATES = 5  # of a process; until then nanoGPT shows -100%
 
 
 class NanogptConsole:
-    """Prints records. Holds only what later lines need of earlier records."""
+    """Prints records. Its state is what later lines need of earlier records."""
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self._out, self._err = out or sys.stdout, err or sys.stderr

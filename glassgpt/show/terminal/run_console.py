@@ -22,6 +22,7 @@ from glassgpt.show.terminal.chart import bar, sparkline
 from glassgpt.show.terminal.run_lines import (
     forecast_line,
     forecast_vs_actual_line,
+    print_line,
     profile_lines,
     scaling_efficiency_line,
     suggest_next_steps,
@@ -29,7 +30,7 @@ from glassgpt.show.terminal.run_lines import (
 
 _PHASE_DESCRIPTIONS = {
     "startup": "imports, reading data, building the model",
-    "compile": "first calls beyond a steady step: compile and warm-up",
+    "compile": "first calls, minus a steady step: compile and warm-up",
     "data": "waiting for batches",
     "train": "forward, backward, optimizer step",
     "eval": "train and validation loss, sample",
@@ -56,7 +57,7 @@ _REQUIRED_FIELDS = {
 
 
 class RunConsole:
-    """Prints records. Holds only what later lines need of earlier records."""
+    """Prints records. Its state is what later lines need of earlier records."""
 
     def __init__(self, out: Console, live: bool = False) -> None:
         self._out, self._live = out, live
@@ -77,18 +78,19 @@ class RunConsole:
                 self._print_run(record)
             case "resume":
                 for complaint in record["complaints"]:
-                    self._print_line("warning", complaint, "yellow")
+                    print_line(self._out, "warning", complaint, "yellow")
                 updates = record["from_iter"]
                 after = f"after {format.pluralize(updates, 'update')}"
-                self._print_line("resume", after if updates >= 0 else "from the beginning")
+                print_line(self._out, "resume", after if updates >= 0 else "from the beginning")
             case "step":
                 self._print_step(record)
             case "eval":
                 self._print_eval(record)
             case "checkpoint":
                 not_removed = record.get("not_removed")
-                self._print_line(
-                    f"save {record['iter']:>6}",
+                print_line(
+                    self._out,
+                    f"saved {record['iter']:>5}",
                     f"{format.format_bytes(record['bytes'])}  "
                     f"blocked {format.format_ms(record['blocking_ms'])}, "
                     f"{format.format_ms(record['background_ms'])} in the background"
@@ -98,29 +100,26 @@ class RunConsole:
                 )
             case "finding":
                 style = "" if record["severity"] == "info" else "yellow"
-                self._print_line(record["severity"], finding_line(record), style)
+                print_line(self._out, record["severity"], finding_line(record), style)
             case "profile" if is_valid_profile(record):
                 for number, line in enumerate(profile_lines(record)):
-                    self._print_line("" if number else "profile", line)
+                    print_line(self._out, "" if number else "profile", line)
             case "sample":
                 self._out.print()
                 took = format.format_duration(record["ms"] / 1000)
-                self._print_line("sample", f"{took}, not cherry-picked:")
+                print_line(self._out, "sample", f"{took}, not cherry-picked:")
                 self._out.print(Text(sanitize_text(record["text"]), style="green"), soft_wrap=True)
             case "end":
                 self._print_end(record)
-
-    def _print_line(self, label: str, text: str, style: str = "") -> None:
-        line = Text.assemble((f"{sanitize_text(label):<13} ", "bold"), (sanitize_text(text), style))
-        self._out.print(line, soft_wrap=True)
 
     def _print_run(self, record: Record) -> None:
         """The model, the data, every choice with its reason, what 100% MFU is, and the forecast."""
         self._run = record
         model, peak, data, machine = record["model"], record["peak"], record["data"], record["machine"]
         versions = f"glassgpt {machine['glassgpt']}, torch {machine['torch']}" if machine else "imported"
-        self._print_line("run", f"{record['out_dir']}   ({versions})")
-        self._print_line(
+        print_line(self._out, "run", f"{record['out_dir']}   ({versions})")
+        print_line(
+            self._out,
             "model",
             f"{model['arch']}: {format.pluralize(model['n_layer'], 'layer')}, "
             f"{format.pluralize(model['n_head'], 'head')}, {model['n_embd']} wide, "
@@ -136,20 +135,23 @@ class RunConsole:
             )
         else:  # an imported run whose dataset is not on this machine
             data_line = "not found"
-        self._print_line("data", f"{data['name']}: {data_line}")
+        print_line(self._out, "data", f"{data['name']}: {data_line}")
         for choice in record["choices"]:
             value = str(choice["value"])
             # A newline must not break the line.
             shown = value if value and value.isprintable() else repr(value)
-            self._print_line(choice["name"], f"{shown}   ({choice['reason']})")
-        full = f"100% is {format.format_flops_per_s(peak['value'])}" if peak["value"] else "peak unknown"
+            print_line(self._out, choice["name"], f"{shown}   ({choice['reason']})")
         source = str(peak["source"])
         if peak["table"] and peak["measured"]:
             source += f"; matmuls here reach {format.format_flops_per_s(peak['measured'])}"
+        if peak["value"]:
+            full = f"100% is {format.format_flops_per_s(peak['value'])}   ({source})"
+        else:
+            full = f"peak unknown: {source.removeprefix('unknown: ')}"
         flops = format.format_flops_per_token(model["flops_per_token"])
-        self._print_line("MFU", f"{flops} per token, {full}   ({source})")
+        print_line(self._out, "MFU", f"{flops} per token, {full}")
         if "forecast" in record:
-            self._print_line("expected", forecast_line(record["forecast"]))
+            print_line(self._out, "expected", forecast_line(record["forecast"]))
         self._out.print()
         if self._live:
             self._start_progress_bar(record["config"]["max_iters"], record["iter"])
@@ -192,13 +194,13 @@ class RunConsole:
         if first and record["step_ms"] is not None:
             parts.append(f"({first})")
         style = "" if math.isfinite(record["loss"]) else "red"
-        self._print_line(f"iter {record['iter']:>6}", "  ".join(parts), style)
+        print_line(self._out, f"iter {record['iter']:>6}", "  ".join(parts), style)
         if self._progress is not None and self._task is not None:
             note = f"{format.format_duration(eta_s)} to go" if eta_s else ""
             self._progress.update(self._task, completed=record["iter"], note=note)
 
     def _print_eval(self, record: Record) -> None:
-        """One line for both splits: the training split comes first, and waits for the validation split."""
+        """One line for both splits: the record of the training split comes first, and is held back."""
         if record["split"] == "train":
             self._train_eval = record
             return
@@ -223,7 +225,7 @@ class RunConsole:
             self._val_losses.append(record["loss"])
         if record["best"] and record["iter"]:
             text += "  best so far"
-        self._print_line(f"eval {record['iter']:>6}", text, "cyan")
+        print_line(self._out, f"eval {record['iter']:>6}", text, "cyan")
 
     def _print_end(self, record: Record) -> None:
         """The ledger, how the run ended, the best loss, scaling, forecast against actual, and next steps."""
@@ -231,25 +233,25 @@ class RunConsole:
             self._progress.stop()
         self._out.print()
         self._print_ledger(record["ledger"], record["wall_s"])
-        # Of a resumed run, the time is this process's: say how many of the updates are.
+        # In a resumed run the time is that of this process: say how many updates it did.
         outcome = f"{record['reason']} after {format.pluralize(record['iter'], 'update')}"
         before = self._run.get("iter", 0)
         if before > 0:
             outcome += f", {max(0, record['iter'] - before):,} of them by this process,"
-        self._print_line("end", f"{outcome} in {format.format_duration(record['wall_s'])}")
+        print_line(self._out, "end", f"{outcome} in {format.format_duration(record['wall_s'])}")
         if record["best_iter"] is not None:
             best, curve = format.format_loss(record["best_val_loss"]), sparkline(self._val_losses)
-            self._print_line("best", f"validation loss {best} at iter {record['best_iter']:,}   {curve}")
+            print_line(self._out, "best", f"validation loss {best} at iter {record['best_iter']:,}   {curve}")
         if "ranks" in record and (scaling := scaling_efficiency_line(record["ranks"])):
-            self._print_line("scaling", scaling)
+            print_line(self._out, "scaling", scaling)
         if "forecast" in record and (compared := forecast_vs_actual_line(record["forecast"])):
-            self._print_line("forecast", compared)
+            print_line(self._out, "forecast", compared)
         fields = ("table", "table_source", "measured", "measured_how")
         peak = PeakFlops(**{name: self._run["peak"][name] for name in fields}) if self._run else None
         if note := mfu_note(self._last_mfu, peak):
-            self._print_line("MFU", note, "yellow")
+            print_line(self._out, "MFU", note, "yellow")
         for label, text in suggest_next_steps(record, self._run):
-            self._print_line(label, text)
+            print_line(self._out, label, text)
 
     def _print_ledger(self, ledger: Record, wall_s: float) -> None:
         self._out.print(Text(f"{'where the time went':<19}{'s':>10}{'%':>8}", style="bold"))

@@ -1,4 +1,4 @@
-"""Sentences about a run, made of its journal records: forecast, profile, scaling, next steps.
+"""Lines about a run, from its journal records: forecast, profile, scaling, next steps; and `print_line`.
 
 `RunConsole` prints all of them. `NanogptConsole` prints the next steps.
 """
@@ -10,13 +10,23 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rich.console import Console
+from rich.text import Text
+
 from glassgpt import format
 from glassgpt.data.dataset import BUILT_IN
 from glassgpt.files import expand_user_path
 from glassgpt.record.journal import Record
+from glassgpt.sanitize import sanitize_text
 
 _MAX_KERNEL_NAME_CHARS = 64
 _MAX_PROFILE_ROWS = 10
+
+
+def print_line(out: Console, label: str, text: str, style: str = "") -> None:
+    """A bold label in a column of 13 characters, and the text beside it, on one line."""
+    line = Text.assemble((f"{sanitize_text(label):<13} ", "bold"), (sanitize_text(text), style))
+    out.print(line, soft_wrap=True)
 
 
 # --- forecast ---
@@ -51,7 +61,7 @@ def forecast_vs_actual_line(forecast: Record) -> str:
         expected = format_range(total["expected"], format.format_duration)
         parts.append(f"{format.format_duration(total['measured'])} ({expected})")
         if total.get("tuning_s"):  # journals of older versions do not have it
-            parts.append(f"the {format.format_duration(total['tuning_s'])} of --tune left out")
+            parts.append(f"without the {format.format_duration(total['tuning_s'])} of --tune")
     return ", ".join(parts)
 
 
@@ -102,7 +112,9 @@ def short_kernel_name(name: str) -> str:
 
 def suggest_next_steps(end: Record, run: Record) -> list[tuple[str, str]]:
     """(label, line) pairs: how to resume, sample or train longer, by the reason of the `end` record."""
-    run = run | ({"out_dir": end["out_dir"]} if "out_dir" in end else {})  # a run that lost its folder
+    run = run | (
+        {"out_dir": end["out_dir"]} if "out_dir" in end else {}
+    )  # its folder was removed during the run
     out_dir = expand_user_path(run.get("out_dir", "RUN"))
     quoted_dir = shlex.quote(str(out_dir))
     resume = f"glass train --init_from=resume --out_dir={quoted_dir}"

@@ -15,8 +15,9 @@ from glassgpt import format
 from glassgpt.errors import UserError, error_type_and_message
 from glassgpt.record import journal
 from glassgpt.runs.run_list import RunSummary
-from glassgpt.sanitize import sanitize_line, sanitize_text
+from glassgpt.sanitize import sanitize_line
 from glassgpt.show.terminal.run_console import RunConsole
+from glassgpt.show.terminal.run_lines import print_line
 
 _RIGHT_ALIGNED_COLUMNS = ("iter", "loss", "best val", "at iter", "tokens/s", "size")
 
@@ -55,17 +56,15 @@ def replay(run_dir: Path, out: Console) -> None:
         )
     records = journal.effective_records(journal.read(path))
     if not records:
-        raise UserError(f"{run_dir} has no records of a run in it yet")
+        raise UserError(f"{run_dir} has no records yet")
     console = RunConsole(out)
     for record in records:
         try:
             console(record)
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            # Anyone may have edited the journal: a value of the wrong type costs this line only.
-            problem = sanitize_text(
-                f"the {record['kind']} record of iter {record['iter']}: {error_type_and_message(error)}"
-            )
-            out.print(f"{'warning':<13} not shown: {problem}", soft_wrap=True, markup=False)
+            # The journal may have been edited: a value of the wrong type costs this line only.
+            problem = f"the {record['kind']} record of iter {record['iter']}: {error_type_and_message(error)}"
+            print_line(out, "warning", f"not shown: {problem}")
 
 
 def replay_svg(run_dir: Path, svg_path: Path, width: int) -> None:

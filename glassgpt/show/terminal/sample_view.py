@@ -18,43 +18,39 @@ from glassgpt import format
 from glassgpt.sample.sample_options import SampleOptions
 from glassgpt.sample.sampler import Sampler
 from glassgpt.sanitize import sanitize_text
+from glassgpt.show.terminal.run_lines import print_line
 from glassgpt.training.weight_source import LoadedCheckpoint
 
 SEPARATOR = "-" * 15
 
 
-def describe_model(sampler: Sampler) -> str:
-    return describe_checkpoint(sampler.checkpoint, sampler.model.parameter_count())
-
-
 def describe_checkpoint(loaded: LoadedCheckpoint, parameters: int) -> str:
-    """Where a model is from, how far it was trained, its validation loss, its size."""
+    """Source, updates, validation loss and size of a model."""
     parts = [loaded.description]
     if loaded.iter is not None:
         parts.append(f"after {format.pluralize(loaded.iter, 'update')}")
     if loaded.val_loss is not None and math.isfinite(loaded.val_loss):
         parts.append(f"validation loss {loaded.val_loss:.4f}")
     elif loaded.iter is not None:
-        parts.append("its validation loss was not measured")
+        parts.append("validation loss not measured")
     parts.append(f"{format.format_count(parameters)} parameters")
     return ", ".join(parts)
 
 
 def print_model_info(sampler: Sampler, err: Console) -> None:
     for warning in sampler.checkpoint.warnings:
-        err.print(Text(sanitize_text(f"warning       {warning}"), style="yellow"), soft_wrap=True)
-    lines = [("model", describe_model(sampler))]
-    lines += [(choice.name, f"{choice.value}   ({choice.reason})") for choice in sampler.choices]
-    for label, text in lines:
-        err.print(Text.assemble((f"{label:<14}", "bold"), sanitize_text(text)), soft_wrap=True)
+        print_line(err, "warning", warning, "yellow")
+    print_line(err, "model", describe_checkpoint(sampler.checkpoint, sampler.model.parameter_count()))
+    for choice in sampler.choices:
+        print_line(err, choice.name, f"{choice.value}   ({choice.reason})")
 
 
 def print_prompt_truncation(sampler: Sampler, prompt: Sequence[int], err: Console) -> None:
     """A line if the prompt is longer than the context."""
     context = sampler.model.config.block_size
     if len(prompt) > context:
-        text = f"of its {len(prompt):,} tokens the model sees the last {context:,}, its whole context"
-        err.print(Text.assemble((f"{'prompt':<14}", "bold"), text), soft_wrap=True)
+        text = f"{len(prompt):,} tokens; the model sees the last {context:,}, its whole context"
+        print_line(err, "prompt", text)
 
 
 def stream_samples(
@@ -93,7 +89,8 @@ def print_side_by_side(
     table = Table(show_lines=True)
     columns = []
     for sampler, prompt in zip(samplers, prompts, strict=True):
-        table.add_column(Text(sanitize_text(describe_model(sampler))), ratio=1, overflow="fold")
+        title = describe_checkpoint(sampler.checkpoint, sampler.model.parameter_count())
+        table.add_column(Text(sanitize_text(title)), ratio=1, overflow="fold")
         visible = sampler.visible_prompt(prompt, text)
         samples: list[str] = []
         batch: list[str] = []

@@ -15,11 +15,11 @@ from small_runs import prepare_dataset, train_run
 
 from glassgpt.cli import main
 from glassgpt.data.digests import EXPORT_RECORD_FILE
-from glassgpt.doctor.verify_files import VerifyReport, find_target, verify
 from glassgpt.errors import UserError
 from glassgpt.exchange.exchange_options import ExportOptions
 from glassgpt.exchange.export import export
 from glassgpt.record import journal
+from glassgpt.verify_files import VerifyReport, find_target, verify
 
 Capture = pytest.CaptureFixture[str]
 
@@ -47,7 +47,7 @@ def verified(name: str) -> VerifyReport:
 
 
 def damaged(name: str) -> dict[str, str]:
-    return {part.name: part.says for part in verified(name).with_verdict("damaged")}
+    return {part.name: part.message for part in verified(name).with_verdict("damaged")}
 
 
 def flip(path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_torn_line_of_the_journal_is_counted_and_no_damage(place: Path) -> Non
         file.write(b'{"kind": "st')
     told = {part.name: part for part in verified("small").parts}
     assert told[journal.FILE_NAME].verdict == "no digest"
-    assert told[journal.FILE_NAME].says.endswith("1 torn line")
+    assert told[journal.FILE_NAME].message.endswith("1 torn line")
     assert not verified("small").next
 
 

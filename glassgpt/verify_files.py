@@ -1,10 +1,10 @@
-"""glass verify: every file that has a recorded digest is read through and compared with it.
+"""glass verify: compares every file that has a recorded digest with it.
 
     run        checkpoints (state.json has the digests), tokenizer (manifest.json)
     export     every file (glassgpt.json)
     dataset    every file (manifest.json)
 
-A file without a digest is looked at as far as it can be read. Nothing is changed, and torch is not imported.
+A file without a digest is only parsed, if it can be. Nothing is changed, and torch is not imported.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,7 +46,7 @@ from glassgpt.training.checkpoint.checkpoints import (
 )
 
 VerifiedKind = Literal["run", "export", "dataset"]
-ProgressCallback = Callable[[int], object]  # is told of bytes as they are read
+ProgressCallback = Callable[[int], object]  # called with the bytes of each step
 _REPORT = "report.html"
 
 
@@ -56,14 +56,14 @@ class CheckedPart:
 
     name: str
     verdict: Literal["good", "damaged", "no digest"]
-    says: str
+    message: str
 
 
 @dataclass(frozen=True)
 class RecoveryStep:
-    """A way to continue in spite of the damage."""
+    """How to continue despite the damage."""
 
-    says: str
+    message: str
     command: str
 
 
@@ -78,13 +78,19 @@ class VerifyReport:
         return [part for part in self.parts if part.verdict == verdict]
 
     def as_dict(self) -> dict[str, Any]:
-        return {"path": str(self.path), "good": not self.with_verdict("damaged")} | {
-            name: value for name, value in asdict(self).items() if name != "path"
+        return {
+            "path": str(self.path),
+            "good": not self.with_verdict("damaged"),
+            "kind": self.kind,
+            "parts": [
+                {"name": part.name, "verdict": part.verdict, "says": part.message} for part in self.parts
+            ],
+            "next": [{"says": step.message, "command": step.command} for step in self.next],
         }
 
 
 def find_target(text: str) -> tuple[VerifiedKind, Path]:
-    """By path, or by name in runs/, data/ or exports/."""
+    """The run, export or dataset at this path, or of this name in runs/, data/ or exports/."""
     path = expand_user_path(text)
     for folder in (path,) if path.exists() else (RUNS_DIR / text, Path("data", text), Path("exports", text)):
         if is_run_dir(folder):
@@ -94,10 +100,10 @@ def find_target(text: str) -> tuple[VerifiedKind, Path]:
         if (folder / MANIFEST_FILE).is_file():
             return "dataset", folder
     if any((path / name).is_file() for name in ("train.bin", "ckpt.pt")):
-        raise UserError(f"{text} is nanoGPT's, which records no digests: there is nothing to compare with")
+        raise UserError(f"{text} was written by nanoGPT, which records no digests to compare with")
     raise UserError(
         f"{text} is neither a run, nor an export (no {EXPORT_RECORD_FILE}), nor a dataset (no "
-        f"{MANIFEST_FILE}); `glass runs` lists the runs there are"
+        f"{MANIFEST_FILE}); `glass runs` lists the runs"
     )
 
 
@@ -114,7 +120,7 @@ def _check_digests(
     advance: ProgressCallback,
     digest_of: Callable[[Path, ProgressCallback], str] = file_sha256,
 ) -> list[CheckedPart]:
-    """Each file against its digest."""
+    """Compares each file with its digest."""
     parts = []
     for name, expected in sorted(recorded.items()):
         path = folder / name
@@ -122,11 +128,8 @@ def _check_digests(
             if not path.is_file():
                 problem = "missing"
             elif expected.startswith(SAMPLED_PREFIX):
-                problem = (
-                    ""
-                    if matches_fingerprint(path, expected)
-                    else "its sampled SHA-256 is not the recorded one"
-                )
+                differs = not matches_fingerprint(path, expected)
+                problem = "its sampled SHA-256 is not the recorded one" if differs else ""
             else:
                 differs = digest_of(path, advance) != expected
                 problem = "its SHA-256 is not the recorded one" if differs else ""
@@ -138,8 +141,8 @@ def _check_digests(
 
 
 def _merge_parts(name: str, parts: list[CheckedPart], good: str) -> CheckedPart:
-    """Files that are of use only together, as one."""
-    damaged = [f"{part.name}: {part.says}" for part in parts if part.verdict == "damaged"]
+    """Several files that are only useful together, as one part."""
+    damaged = [f"{part.name}: {part.message}" for part in parts if part.verdict == "damaged"]
     return CheckedPart(name, "damaged" if damaged else "good", "; ".join(damaged) or good)
 
 
@@ -148,61 +151,58 @@ def _merge_parts(name: str, parts: list[CheckedPart], good: str) -> CheckedPart:
 
 def _verify_run(folder: Path, advance: ProgressCallback) -> tuple[list[CheckedPart], list[RecoveryStep]]:
     checked = [(path, _verify_checkpoint(path, advance)) for path in committed_paths(folder)]
-    # A run that is training removes old ones meanwhile.
-    points = [part for path, part in checked if part.verdict == "good" or path.exists()]
+    # A run that is still training may have removed old ones meanwhile.
+    checkpoints = [part for path, part in checked if part.verdict == "good" or path.exists()]
     config = _verify_config(folder / CONFIG_FILE)
     copies = [(point, _verify_checkpoint(point.path, advance)) for point in misnamed_checkpoints(folder)]
-    others = [replace(part, says=f"a copy that the run does not use: {part.says}") for _, part in copies]
-    if not points and any(old["kind"] == "checkpoint" for old in _records(folder)):
-        others.append(CheckedPart(CHECKPOINTS_DIR, "damaged", "missing: the journal has checkpoints"))
-    parts = [*points, *others, config, _verify_journal(folder / journal.FILE_NAME, advance)]
+    others = [
+        replace(part, message=f"a copy that the run does not use: {part.message}") for _, part in copies
+    ]
+    if not checkpoints and any(record["kind"] == "checkpoint" for record in _records(folder)):
+        others.append(CheckedPart(CHECKPOINTS_DIR, "damaged", "missing; the journal lists checkpoints"))
+    parts = [*checkpoints, *others, config, _verify_journal(folder / journal.FILE_NAME, advance)]
     parts.append(_verify_tokenizer(folder / TOKENIZER_DIR, advance))
     if (folder / _REPORT).is_file():
         parts.append(CheckedPart(_REPORT, "no digest", "`glass report` writes it again"))
-    good = [part.name for part in points if part.verdict == "good"]
+    good = [part.name for part in checkpoints if part.verdict == "good"]
     quoted = shlex.quote(str(folder))
-    if good and good[-1] == points[-1].name:
+    if good and good[-1] == checkpoints[-1].name:
         step = RecoveryStep(f"the newest checkpoint, {good[-1]}, is good", f"glass sample {quoted}@last")
     elif good:
-        says = (
-            f"the newest good checkpoint is {good[-1]}: resuming takes it, and sets damaged newer ones aside"
-        )
-        step = RecoveryStep(says, f"glass train --init_from=resume --out_dir={quoted}")
-    elif whole := [point for point, part in copies if part.verdict == "good"]:
-        place = folder / CHECKPOINTS_DIR / f"{whole[-1].iter:08d}"
-        says = f"a copy is good: move {place} away if it is there, give the copy that name, and resume"
-        step = RecoveryStep(says, f"mv {shlex.quote(str(whole[-1].path))} {shlex.quote(str(place))}")
+        message = f"the newest good checkpoint is {good[-1]}: resuming uses it, and sets newer ones aside"
+        step = RecoveryStep(message, f"glass train --init_from=resume --out_dir={quoted}")
+    elif good_copies := [checkpoint for checkpoint, part in copies if part.verdict == "good"]:
+        place = folder / CHECKPOINTS_DIR / f"{good_copies[-1].iter:08d}"
+        message = f"a copy is good: move {place} away if it exists, rename the copy to it, and resume"
+        step = RecoveryStep(message, f"mv {shlex.quote(str(good_copies[-1].path))} {shlex.quote(str(place))}")
     elif config.verdict != "damaged":
         settings = shlex.quote(str(folder / CONFIG_FILE))
         step = RecoveryStep(
-            "no checkpoint is good: train again with the same settings", f"glass train {settings}"
+            "all checkpoints are damaged: train again with the same settings", f"glass train {settings}"
         )
     else:
-        step = RecoveryStep(
-            "neither a checkpoint nor the settings are good: train again", "glass train PRESET"
-        )
+        step = RecoveryStep("all checkpoints and the settings are damaged: train again", "glass train PRESET")
     return parts, [step]
 
 
 def _records(folder: Path) -> Iterator[journal.Record]:
-    with suppress(OSError, UserError):  # the journal's own part says what is wrong with it
+    with suppress(OSError, UserError):  # _verify_journal reports it
         yield from journal.read(folder / journal.FILE_NAME)
 
 
 def _verify_checkpoint(path: Path, advance: ProgressCallback) -> CheckedPart:
     name = f"{CHECKPOINTS_DIR}/{path.name}"
     try:
-        point = read_checkpoint(path)
+        checkpoint = read_checkpoint(path)
     except UserError as error:
         return CheckedPart(name, "damaged", str(error).removeprefix(f"{path} is damaged: "))
     except OSError as error:
         return CheckedPart(name, "damaged", f"cannot be read: {error.strerror}")
-    digests = point.state["sha256"]
-    loss = "" if point.val_loss is None else f", validation loss {point.val_loss:.4f}"
-    good = f"iter {point.iter:,}{loss}, {format.pluralize(len(digests) + 1, 'file')}"
-    return _merge_parts(
-        name, _check_digests(path, digests, advance, FILE_DIGEST_BY_VERSION[point.state["version"]]), good
-    )
+    digests = checkpoint.state["sha256"]
+    loss = "" if checkpoint.val_loss is None else f", validation loss {checkpoint.val_loss:.4f}"
+    good = f"iter {checkpoint.iter:,}{loss}, {format.pluralize(len(digests) + 1, 'file')}"
+    digest_of = FILE_DIGEST_BY_VERSION[checkpoint.state["version"]]
+    return _merge_parts(name, _check_digests(path, digests, advance, digest_of), good)
 
 
 def _verify_config(path: Path) -> CheckedPart:
@@ -211,27 +211,27 @@ def _verify_config(path: Path) -> CheckedPart:
     except UserError as error:
         return CheckedPart(CONFIG_FILE, "damaged", f"{error}; each checkpoint has the settings too")
     if not is_complete_config(path):
-        return CheckedPart(CONFIG_FILE, "damaged", "it is cut off; each checkpoint has the settings too")
+        return CheckedPart(CONFIG_FILE, "damaged", "truncated; each checkpoint has the settings too")
     return CheckedPart(CONFIG_FILE, "no digest", "complete")
 
 
 def _verify_journal(path: Path, advance: ProgressCallback) -> CheckedPart:
-    """A torn line is what a crash leaves, and is passed over by whoever reads."""
+    """A crash may leave a torn line, which readers skip."""
     if not path.is_file():
         return CheckedPart(
-            journal.FILE_NAME, "damaged", "missing: what happened in the run is lost, its checkpoints are not"
+            journal.FILE_NAME, "damaged", "missing: the record of the run is lost, its checkpoints are not"
         )
     records = torn = 0
     try:
         with open(path, "rb", opener=regular_file_opener_nofollow) as file:
             for line in iter(lambda: file.readline(journal.MAX_LINE_BYTES), b""):
-                whole = len(list(journal.parse_records([line])))
-                records, torn = records + whole, torn + (not whole and bool(line.strip()))
+                parsed = len(list(journal.parse_records([line])))
+                records, torn = records + parsed, torn + (not parsed and bool(line.strip()))
                 advance(len(line))
     except OSError as error:
         return CheckedPart(journal.FILE_NAME, "damaged", f"cannot be read: {error.strerror}")
-    says = f"{format.pluralize(records, 'record')}, {format.pluralize(torn, 'torn line')}"
-    return CheckedPart(journal.FILE_NAME, "no digest", says)
+    message = f"{format.pluralize(records, 'record')}, {format.pluralize(torn, 'torn line')}"
+    return CheckedPart(journal.FILE_NAME, "no digest", message)
 
 
 def _verify_tokenizer(folder: Path, advance: ProgressCallback) -> CheckedPart:
@@ -254,11 +254,11 @@ def _verify_export(folder: Path, advance: ProgressCallback) -> tuple[list[Checke
         recorded = read_recorded_sha256(folder) or {}
     except UserError:
         again = RecoveryStep(
-            f"nothing can be compared: remove {folder}, and export again", f"glass export RUN --out={quoted}"
+            f"its digests are lost: remove {folder} and export again", f"glass export RUN --out={quoted}"
         )
-        return [CheckedPart(EXPORT_RECORD_FILE, "damaged", "it is not as it was written")], [again]
+        return [CheckedPart(EXPORT_RECORD_FILE, "damaged", "changed since it was written")], [again]
     parts = [
-        CheckedPart(EXPORT_RECORD_FILE, "good", "names the others"),
+        CheckedPart(EXPORT_RECORD_FILE, "good", "lists the other files"),
         *_check_digests(folder, recorded, advance),
     ]
     others = {path.name for path in folder.iterdir()} - recorded.keys() - {EXPORT_RECORD_FILE}
@@ -267,8 +267,8 @@ def _verify_export(folder: Path, advance: ProgressCallback) -> tuple[list[Checke
     model, to = str(content.get("model")), str(content["written_by"]).partition("--to=")[2]
     is_here = is_run_dir(RUNS_DIR / (model.rpartition("@")[0] or model))
     source = shlex.quote(str(RUNS_DIR / model)) if is_here else "RUN"
-    says = f"it was made of {model}: remove {folder}, and export that again"
-    return parts, [RecoveryStep(says, f"glass export {source} --to={to} --out={quoted}")]
+    message = f"it was exported from {model}: remove {folder} and export that again"
+    return parts, [RecoveryStep(message, f"glass export {source} --to={to} --out={quoted}")]
 
 
 def _verify_dataset(folder: Path, advance: ProgressCallback) -> tuple[list[CheckedPart], list[RecoveryStep]]:

@@ -252,7 +252,7 @@ def _visible_cards() -> tuple[list[InstalledCard], str]:
         return visible_nvidia_cards(nvidia, os.environ), "CUDA_VISIBLE_DEVICES hides the GPU"
     amd = find_amd_cards()
     if not amd:
-        return [], "no GPU was found"
+        return [], "no GPU found"
     if not is_torch_built_for_rocm():
         return [], f"{amd[0].name} is here, but this PyTorch was not built for AMD's cards"
     return visible_amd_cards(amd, os.environ), "HIP_VISIBLE_DEVICES or the like hides the GPU"

@@ -67,7 +67,7 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
         row(say("training loss at the last evaluation"), format.format_loss, facts.final_train_loss),
         row(say("training loss, first line"), format.format_loss, facts.loss_first),
         row(say("training loss, last line"), format.format_loss, facts.loss_last),
-        row(say("first loss that is not a number, at iteration"), format.format_integer, facts.nan_step),
+        row(say("first NaN or infinite loss, at iteration"), format.format_integer, facts.nan_step),
     ]
     groups = [(say("The run"), run), (say("Its time"), times), (say("Its losses"), losses)]
     return [(title, [row for row in rows if row.value]) for title, rows in groups]

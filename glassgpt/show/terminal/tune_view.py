@@ -13,6 +13,7 @@ from rich.text import Text
 from glassgpt import format
 from glassgpt.sanitize import sanitize_text
 from glassgpt.show.terminal.chart import bar
+from glassgpt.show.terminal.run_lines import print_line
 from glassgpt.tune.ranking import SettingResult
 from glassgpt.tune.search import TrialEvent
 from glassgpt.tune.speed_settings import TuneContext
@@ -80,7 +81,7 @@ def print_tune_context(context: TuneContext, name: str, out: Console) -> None:
             "they slow down the trials"
         )
     for label, text in lines.items():
-        _print_line(label, text, out)
+        print_line(out, label, text)
     out.print()
 
 
@@ -114,13 +115,9 @@ def print_tuning(tuning: Tuning, out: Console) -> None:
 
 def print_tuned_file(tuning: Tuning, path: Path, out: Console) -> None:
     trials = sum(row.trials for row in tuning.result.rows)
-    _print_line("took", f"{format.format_duration(tuning.took_s)}, {format.pluralize(trials, 'trial')}", out)
-    _print_line("written", str(path), out)
-    _print_line("next", f"glass train {path}", out)
-
-
-def _print_line(label: str, text: str, out: Console) -> None:
-    out.print(Text.assemble((f"{label:<13} ", "bold"), sanitize_text(text)), soft_wrap=True)
+    print_line(out, "took", f"{format.format_duration(tuning.took_s)}, {format.pluralize(trials, 'trial')}")
+    print_line(out, "written", str(path))
+    print_line(out, "next", f"glass train {path}")
 
 
 def _table_cells(row: SettingResult, context: TuneContext) -> tuple[str, ...]:

@@ -30,10 +30,9 @@ _SEVERITY = re.compile(r"(?m)^(problem|warning|advice|info)\b")
 _FLAG = re.compile(r"(?<!\w)--[a-z][\w.]*")
 # Strings that are values, not prose, even where they hold a space.
 _EXACT = {
-    "id", "severity", "kind", "name", "verdict", "format", "ended", "value", "values", "group", "decides",
+    "id", "severity", "kind", "name", "format", "ended", "value", "values", "group", "decides",
     "label", "moment", "device_type", "path", "config", "tokenizer", "dtype", "optimizer", "arch",
 }  # fmt: skip
-_PROSE = {"claim", "details"}  # sentences, also inside a "verdict"
 
 
 def numbers(text: str) -> list[str]:
@@ -67,8 +66,7 @@ def json_differences(before: Any, after: Any, place: str = "", exact: bool = Fal
             if key not in before or key not in after:
                 yield f"{inside}: {'added' if key in after else 'missing'}"
             else:
-                is_value = (exact or key in _EXACT) and key not in _PROSE
-                yield from json_differences(before[key], after[key], inside, is_value)
+                yield from json_differences(before[key], after[key], inside, exact or key in _EXACT)
     elif isinstance(before, list) and isinstance(after, list):
         if len(before) != len(after):
             yield f"{place}: {len(before)} -> {len(after)} entries"

@@ -67,7 +67,8 @@ def loss_chart(run_log: RunLog, facts: Facts) -> Chart | MissingChart:
     elif crop_initial_drop(layout, traces):
         summary += " " + say("The beginning lies above the chart; a double click shows all of it.")
     if facts.nan_step is not None:
-        layout["shapes"].append(vertical_line(run_log, facts.nan_step, "var(--problem)", say("NaN or infinite")))
+        line = vertical_line(run_log, facts.nan_step, "var(--problem)", say("NaN or infinite"))
+        layout["shapes"].append(line)
     return Chart("loss", say("Loss"), summary.strip(), traces, layout, wide=True)
 
 

@@ -146,7 +146,7 @@ def test_output_that_does_not_fit_is_one_line_and_the_run_goes_on(tmp_path: Path
             command(tiny_data), cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
         )
     assert done.returncode == 0
-    complaint = "warning: the output cannot be written any more: No space left on device; the run goes on"
+    complaint = "warning: the output cannot be written any more: No space left on device; the run continues"
     assert done.stderr.strip() == complaint
     assert read(tmp_path / "run")[-1]["reason"] == "finished"
 

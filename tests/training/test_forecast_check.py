@@ -173,7 +173,7 @@ def test_tuning_is_no_part_of_what_was_forecast() -> None:
     total = check.as_dict(72.0 + 90.0, finished=True)["total_s"]
     assert (total["measured"], total["tuning_s"]) == (72.0, 90.0)
     assert forecast_vs_actual_line(check.as_dict(72.0 + 90.0, finished=True)).endswith(
-        "1m 12s (1m 01s to 1m 28s), the 1m 30s of --tune left out"
+        "1m 12s (1m 01s to 1m 28s), without the 1m 30s of --tune"
     )
     assert "--tune" not in forecast_vs_actual_line(make_check(1000.0).as_dict(72.0, finished=True))
 

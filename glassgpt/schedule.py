@@ -63,7 +63,8 @@ def describe_schedule(config: TrainConfig) -> str:
     text = (
         f"warm-up over {warmup} {'update' if warmup == 1 else 'updates'} to {config.learning_rate:g}, then "
     )
-    text += f"{config.schedule} to {effective_min_lr(config):g} at update {end}"
+    decay = "constant, then linear" if config.schedule == "wsd" else config.schedule
+    text += f"{decay} to {effective_min_lr(config):g} at update {end}"
     if end < config.max_iters:
         left = config.max_iters - end
         text += "; the last update stays there" if left == 1 else f"; the last {left} updates stay there"

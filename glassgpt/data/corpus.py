@@ -33,7 +33,7 @@ from glassgpt.data.document_readers import (
     is_parquet,
     text_column_problem,
 )
-from glassgpt.data.sources import list_folder, skipped_link_notes, skipped_notes
+from glassgpt.data.sources import list_source_files, skipped_link_notes, skipped_notes
 from glassgpt.errors import UserError, user_error_for_files
 from glassgpt.files import abbreviate_home, expand_user_path
 from glassgpt.format import pluralize
@@ -78,7 +78,7 @@ def is_corpus(dataset: str, any_folder: bool = False) -> bool:
         return dataset in hub.NAMED_HUB_DATASETS
     path = expand_user_path(dataset)
     if path.is_dir():
-        paths = list_folder(path).files
+        paths = list_source_files(path).files
         size = sum(file.stat().st_size for file in paths)
         return any_folder or size > LARGE_FOLDER_BYTES or _is_mostly_documents(paths)
     if path.exists():
@@ -116,7 +116,7 @@ def open_corpus(dataset: str, source: str, column: str, download: bool = True) -
 
 def _open_downloaded_folder(folder: Path, name: hub.HubDataset, column: str) -> Corpus:
     """A Hugging Face dataset in a local folder: the files that `fetch_training_files` would download."""
-    document_files = [path for path in list_folder(folder).files if is_document_file(path.name)]
+    document_files = [path for path in list_source_files(folder).files if is_document_file(path.name)]
     if not document_files:
         return _open_local_corpus(str(folder), column)
     paths = hub.training_files_in(folder, name)
@@ -136,7 +136,7 @@ def _open_local_corpus(where: str, column: str) -> Corpus:
     notes: tuple[str, ...] = ()
     paths: Sequence[Path]
     if path.is_dir():
-        listing = list_folder(path)
+        listing = list_source_files(path)
         paths, notes = listing.files, skipped_link_notes(listing)
         description = f"folder {abbreviate_home(str(path))}"
     elif path.exists():

@@ -162,7 +162,7 @@ class FolderListing:
     unreadable_count: int = 0
 
 
-def list_folder(root: Path) -> FolderListing:
+def list_source_files(root: Path) -> FolderListing:
     def refuse(error: OSError) -> None:
         # os.walk would skip the folder, and its text would be missing without a word.
         raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
@@ -229,7 +229,7 @@ def _documents(paths: dict[str, Path]) -> tuple[Document, ...]:
 
 def _folder_source(root: Path) -> Source:
     """Every file under a folder except hidden and binary ones; the notes say what was skipped."""
-    listing = list_folder(root)
+    listing = list_source_files(root)
     texts = {path.relative_to(root).as_posix(): path for path in listing.files if not _looks_binary(path)}
     documents = _documents(texts)
     notes = (

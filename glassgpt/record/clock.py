@@ -100,7 +100,7 @@ class RankTimes:
         return max(range(len(self.compute_s)), key=lambda rank: self.compute_s[rank])
 
     @property
-    def _total_s(self) -> float:
+    def _longest_rank_s(self) -> float:
         totals = (
             compute + communication
             for compute, communication in zip(self.compute_s, self.communication_s, strict=True)
@@ -110,18 +110,18 @@ class RankTimes:
     @property
     def communication_share(self) -> float:
         """Share of the time in all-reduce, without waiting."""
-        return min(self.communication_s) / self._total_s
+        return min(self.communication_s) / self._longest_rank_s
 
     @property
     def waiting_share(self) -> float:
         """Share of the time that a rank waits for the slowest one, on average."""
         mean_s = sum(self.communication_s) / len(self.communication_s)
-        return (mean_s - min(self.communication_s)) / self._total_s
+        return (mean_s - min(self.communication_s)) / self._longest_rank_s
 
     @property
     def scaling_efficiency(self) -> float:
         """Share of the time that a rank computes, on average."""
-        return sum(self.compute_s) / len(self.compute_s) / self._total_s
+        return sum(self.compute_s) / len(self.compute_s) / self._longest_rank_s
 
     def __add__(self, other: RankTimes) -> RankTimes:
         return RankTimes(

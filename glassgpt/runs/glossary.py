@@ -58,22 +58,22 @@ def last_evaluation(run_log: RunLog, template: str) -> str:
     return template.format(step=step, train=train, val=f"{done.val_loss:.4f}")
 
 
-def one_loss() -> str:
+def batch_loss_meaning() -> str:
     return say(
         "The cross-entropy of this one batch, in nats per token: the mean of -ln(probability of the right "
         "next token). It varies from batch to batch; only its trend is meaningful."
     )
 
 
-def learning_rate() -> str:
+def learning_rate_meaning() -> str:
     return say("The learning rate of this update: the step size of the optimizer.")
 
 
-def gradient_norm() -> str:
+def gradient_norm_meaning() -> str:
     return say("The norm of the gradient before clipping. Sudden jumps precede a loss that diverges.")
 
 
-def tokens_per_second() -> str:
+def tokens_per_second_meaning() -> str:
     return say(
         "Tokens of an iteration divided by its time. This, not MFU, says how fast the data is processed."
     )

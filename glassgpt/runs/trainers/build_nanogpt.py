@@ -18,10 +18,10 @@ from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import (
     GlossaryEntry,
     LastLine,
-    gradient_norm,
+    gradient_norm_meaning,
     last_evaluation,
-    learning_rate,
-    tokens_per_second,
+    learning_rate_meaning,
+    tokens_per_second_meaning,
 )
 from glassgpt.runs.numbers import COUNT, NUMBER, parse_ms, parse_number, search_number
 from glassgpt.runs.run_log import RunLog
@@ -81,8 +81,8 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
             last.shown("loss", "loss: {:.6f}"),
             say("The mean loss over all micro-batches and ranks of this update."),
         ),
-        GlossaryEntry(last.shown("lr", "lr {:.4e}"), learning_rate()),
-        GlossaryEntry(last.shown("grad_norm", "norm: {:.4f}"), gradient_norm()),
+        GlossaryEntry(last.shown("lr", "lr {:.4e}"), learning_rate_meaning()),
+        GlossaryEntry(last.shown("grad_norm", "norm: {:.4f}"), gradient_norm_meaning()),
         GlossaryEntry(
             last.shown("ms", "dt: {:.2f}ms"),
             say(
@@ -90,7 +90,7 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
                 "are made."
             ),
         ),
-        GlossaryEntry(last.shown("tokens_per_s", "tok/sec: {:.2f}"), tokens_per_second()),
+        GlossaryEntry(last.shown("tokens_per_s", "tok/sec: {:.2f}"), tokens_per_second_meaning()),
     ]
 
 

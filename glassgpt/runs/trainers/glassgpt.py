@@ -8,10 +8,10 @@ from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import (
     GlossaryEntry,
     LastLine,
-    gradient_norm,
+    gradient_norm_meaning,
     last_evaluation,
-    learning_rate,
-    tokens_per_second,
+    learning_rate_meaning,
+    tokens_per_second_meaning,
 )
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
@@ -30,13 +30,13 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
                 "compiling."
             ),
         ),
-        GlossaryEntry(last.shown("tokens_per_s", "{:.0f} tok/s"), tokens_per_second()),
+        GlossaryEntry(last.shown("tokens_per_s", "{:.0f} tok/s"), tokens_per_second_meaning()),
         GlossaryEntry(
             last.shown("mfu", "MFU {:.1f}%"),
             say("Achieved FLOP/s over the peak FLOP/s that the run prints at its start."),
         ),
-        GlossaryEntry(last.shown("lr", "lr {:.2e}"), learning_rate()),
-        GlossaryEntry(last.shown("grad_norm", "norm {:.2f}"), gradient_norm()),
+        GlossaryEntry(last.shown("lr", "lr {:.2e}"), learning_rate_meaning()),
+        GlossaryEntry(last.shown("grad_norm", "norm {:.2f}"), gradient_norm_meaning()),
         GlossaryEntry(
             last_evaluation(run_log, "train {train}  val {val}"),
             say("The mean loss over the same tokens of each split every time, with a standard error."),

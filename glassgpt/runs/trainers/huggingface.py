@@ -16,7 +16,13 @@ import re
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry, LastLine, gradient_norm, last_evaluation, learning_rate
+from glassgpt.runs.glossary import (
+    GlossaryEntry,
+    LastLine,
+    gradient_norm_meaning,
+    last_evaluation,
+    learning_rate_meaning,
+)
 from glassgpt.runs.numbers import COUNT, NUMBER, parse_number
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import HeaderPattern, Trainer
@@ -158,8 +164,8 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
         GlossaryEntry(
             last.shown("loss", "'loss': {:.4f}"), say("The mean training loss since the previous line.")
         ),
-        GlossaryEntry(last.shown("grad_norm", "'grad_norm': {:.4g}"), gradient_norm()),
-        GlossaryEntry(last.shown("lr", "'learning_rate': {:.3g}"), learning_rate()),
+        GlossaryEntry(last.shown("grad_norm", "'grad_norm': {:.4g}"), gradient_norm_meaning()),
+        GlossaryEntry(last.shown("lr", "'learning_rate': {:.3g}"), learning_rate_meaning()),
         GlossaryEntry(
             "'epoch': …",
             say("Epochs of the data so far. The Trainer does not print the step number."),

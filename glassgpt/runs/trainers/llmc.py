@@ -18,7 +18,13 @@ from dataclasses import replace
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry, LastLine, gradient_norm, last_evaluation, learning_rate
+from glassgpt.runs.glossary import (
+    GlossaryEntry,
+    LastLine,
+    gradient_norm_meaning,
+    last_evaluation,
+    learning_rate_meaning,
+)
 from glassgpt.runs.numbers import COUNT, NUMBER, parse_number, search_number
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import HeaderPattern, Trainer
@@ -133,8 +139,8 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
                 "last 128."
             ),
         ),
-        GlossaryEntry(last.shown("grad_norm", "norm {:.4f} (+z)"), gradient_norm()),
-        GlossaryEntry(last.shown("lr", "lr {:.2e}"), learning_rate()),
+        GlossaryEntry(last.shown("grad_norm", "norm {:.4f} (+z)"), gradient_norm_meaning()),
+        GlossaryEntry(last.shown("lr", "lr {:.2e}"), learning_rate_meaning()),
         GlossaryEntry(
             last.shown("ms", "{:.2f} ms"),
             say("This update alone, measured on the GPU, without evaluation and checkpoints."),

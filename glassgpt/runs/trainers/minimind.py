@@ -18,7 +18,7 @@ import re
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry, LastLine, learning_rate, one_loss
+from glassgpt.runs.glossary import GlossaryEntry, LastLine, batch_loss_meaning, learning_rate_meaning
 from glassgpt.runs.numbers import MAX_COUNT, NUMBER, parse_number
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
@@ -78,8 +78,8 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
             "Epoch:[…](…)",
             say("The epoch and the micro-batch in it, each with its total."),
         ),
-        GlossaryEntry(last.shown("loss", "loss: {:.4f}"), one_loss()),
-        GlossaryEntry(last.shown("lr", "lr: {:.8f}"), learning_rate()),
+        GlossaryEntry(last.shown("loss", "loss: {:.4f}"), batch_loss_meaning()),
+        GlossaryEntry(last.shown("lr", "lr: {:.8f}"), learning_rate_meaning()),
         GlossaryEntry(
             "epoch_time: …min",
             say("An estimate of the minutes left in this epoch; not the time of an iteration."),

@@ -14,7 +14,7 @@ import re
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation, tokens_per_second
+from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation, tokens_per_second_meaning
 from glassgpt.runs.numbers import COUNT, NUMBER, parse_number, search_number
 from glassgpt.runs.run_log import RunLog, ValMetric
 from glassgpt.runs.trainer import HeaderPattern, Trainer
@@ -83,7 +83,7 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
             last.shown("ms", "dt: {:.2f}ms"),
             say("This update alone, without evaluation and checkpoints."),
         ),
-        GlossaryEntry(last.shown("tokens_per_s", "tok/sec: {:,.0f}"), tokens_per_second()),
+        GlossaryEntry(last.shown("tokens_per_s", "tok/sec: {:,.0f}"), tokens_per_second_meaning()),
         GlossaryEntry(
             last.shown("mfu", "mfu: {:.2f}"),
             say("Model FLOPs utilization in percent of the bf16 peak of the cards."),

@@ -20,7 +20,13 @@ from glassgpt.i18n import say
 from glassgpt.recipe import NANOGPT_DEFAULTS
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation, learning_rate, one_loss
+from glassgpt.runs.glossary import (
+    GlossaryEntry,
+    LastLine,
+    batch_loss_meaning,
+    last_evaluation,
+    learning_rate_meaning,
+)
 from glassgpt.runs.numbers import COUNT, NUMBER, parse_ms, parse_number, search_number
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import A100_PEAK, HeaderPattern, Trainer
@@ -111,7 +117,7 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
             say("ckpt.pt replaces the previous one. Writing it is part of this iteration's time."),
         ),
         GlossaryEntry(last.shown("iteration", "iter {}"), say("The number of this update, from 0.")),
-        GlossaryEntry(last.shown("loss", "loss {:.4f}"), one_loss()),
+        GlossaryEntry(last.shown("loss", "loss {:.4f}"), batch_loss_meaning()),
         GlossaryEntry(
             last.shown("ms", "time {:.2f}ms"),
             say(
@@ -128,7 +134,7 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
                 "iteration. -100% means that it is not known yet."
             ),
         ),
-        GlossaryEntry(last.shown("lr", "lr {:.3g}"), learning_rate()),
+        GlossaryEntry(last.shown("lr", "lr {:.3g}"), learning_rate_meaning()),
     ]
 
 

@@ -3,13 +3,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train test check bench faults words clean
+.PHONY: train test test-fast check bench faults words clean
 
 train: .venv/ready
 	$(BIN)/glass train quickstart
 
 test: .venv/ready
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+
+# While writing: no other processes, no generated examples.
+test-fast: .venv/ready
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --fast -m "not hypothesis"
 
 check: .venv/ready
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
-"""How long `glass explain` takes on very long logs, and how much memory.
+"""How long `glass explain` takes on very long logs and journals, and how much memory.
 
-    python bench/logs.py [--lines=1000000]
+    python bench/logs.py [--lines=1000000]      --lines=39000000: about 2 GB of nanoGPT's lines
 
 Writes logs of that many lines into a temporary folder, explains each in a process of its own and prints a
 table, then one JSON line. The bar: 1,000,000 lines in 10 s and 300 MB, start of the process included.
@@ -55,10 +55,25 @@ def noisy_log(lines: int) -> Iterator[str]:
             yield f" {part * 11:2d}%|{'#' * part:<9}| {i * 9 + part}/{lines} [00:12<06:21,  1.19s/it]"
 
 
+def journal(lines: int) -> Iterator[str]:
+    """A record an update, an evaluation every 20."""
+    dice = random.Random(3)
+    phases = {"startup": 0.0, "compile": 0.0, "data": 0.2, "train": 19.8, "eval": 0.0, "log": 0.1}
+    for i in range(1, lines + 1):
+        record = {"kind": "step", "time": 1e9 + i / 50, "process": 0, "iter": i, "lr": 1e-3, "grad_norm": 1.0}
+        record |= {"loss": 3 + 7 / (1 + i / 500) + dice.gauss(0, 0.05), "step_ms": 20 + dice.random()}
+        record |= {"tokens": 16384 * i, "phases": phases, "memory": {"rss": 1 << 30}, "mfu": None}
+        if i % 20 == 0:
+            record = {"kind": "eval", "time": 1e9 + i / 50, "process": 0, "iter": i, "split": "val"}
+            record |= {"loss": 3.1 + 7 / (1 + i / 500), "stderr": 0.01, "tokens": 4096, "ms": 40.0}
+        yield json.dumps(record)
+
+
 LOG_MAKERS: dict[str, Callable[[int], Iterator[str]]] = {
     "nanoGPT": nanogpt_log,
     "llm.c": llmc_log,
     "nine tenths noise": noisy_log,
+    "journal": journal,
 }
 
 

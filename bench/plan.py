@@ -143,17 +143,17 @@ def measure_memory(settings: dict[str, Any], data: Path, limit_gib: float | None
         torch.cuda.set_per_process_memory_fraction(limit_gib * GIB / total)
     with tempfile.TemporaryDirectory() as folder, StopSignals() as stop:
         config = TrainConfig(**_complete_settings(settings, data, folder))
-        job = set_up(request_from_config(config), [], Ledger(), stop)
+        run, state = set_up(request_from_config(config), [], Ledger(), stop)
         for update in range(4):
-            job.learner.update(update, update * job.batch_plan.sequences)
-        job.execution.synchronize()
+            run.learner.update(update, update * run.batch_plan.sequences)
+        run.execution.synchronize()
         updates = torch.cuda.max_memory_allocated() if on_card else 0
         if on_card:
             torch.cuda.reset_peak_memory_stats()
-        evaluate(job.learner, job.eval_windows["val"], job.ledger)
-        for part in (job.saver, job.sink, job.run_dir_handle):
+        evaluate(run.learner, run.eval_windows["val"], run.ledger)
+        for part in (run.saver, run.sink, run.run_dir_handle):
             part.close()
-        memory = job.forecast_check.forecast.memory
+        memory = state.forecast_check.forecast.memory
         found: dict[str, Any] = {
             "moment": memory.peak_phase,
             "parts": dict(memory.parts),
@@ -167,7 +167,7 @@ def measure_memory(settings: dict[str, Any], data: Path, limit_gib: float | None
                 "updates": updates,
                 "evaluation": evaluation,
                 "reserved": torch.cuda.max_memory_reserved(),
-                "setbacks": list(job.learner.fallbacks),
+                "setbacks": list(run.learner.fallbacks),
             }
         return found
 

@@ -25,9 +25,9 @@ from bench.results import Result
 from glassgpt.config import TrainConfig
 from glassgpt.record.clock import Ledger
 from glassgpt.training.interrupt import StopSignals
-from glassgpt.training.job import Job
 from glassgpt.training.run_request import request_from_config
 from glassgpt.training.setup import set_up
+from glassgpt.training.train_state import TrainSetup
 
 VOCABULARY = 50304
 SIZES = ((6, 3, 192), (6, 6, 384), (12, 12, 768), (24, 16, 1024), (36, 20, 1280), (48, 25, 1600))
@@ -98,31 +98,31 @@ def measure_point(axis: str, config: TrainConfig, folder: Path, updates: int) ->
     _free_memory(config.device)
     try:
         with StopSignals() as stop, ExitStack() as at_the_end:
-            job = set_up(
+            run, _ = set_up(
                 request_from_config(dataclasses.replace(config, out_dir=str(folder))), (), Ledger(), stop
             )
-            for part in (job.run_dir_handle, job.sink, job.saver):
+            for part in (run.run_dir_handle, run.sink, run.saver):
                 at_the_end.callback(part.close)
-            parameters = job.model.parameter_count()
-            rate, peak = timed_updates(job, updates)
+            parameters = run.learner.model.parameter_count()
+            rate, peak = timed_updates(run, updates)
     except torch.OutOfMemoryError:
         pass
     return SweepPoint(axis, parameters, config.block_size, config.batch_size or 0, rate, peak)
 
 
-def timed_updates(job: Job, updates: int) -> tuple[float, int | None]:
+def timed_updates(run: TrainSetup, updates: int) -> tuple[float, int | None]:
     """Tokens/s when all is warm, and the most memory that was in use."""
     started = 0.0
     for number in range(_WARM_UP_UPDATES + updates):
         if number == _WARM_UP_UPDATES:
-            job.learner.take_losses_and_norms()  # waits for the device
+            run.learner.take_losses_and_norms()  # waits for the device
             started = time.perf_counter()
-        job.learner.update(number, number * job.batch_plan.sequences)
-    job.learner.take_losses_and_norms()
+        run.learner.update(number, number * run.batch_plan.sequences)
+    run.learner.take_losses_and_norms()
     seconds = time.perf_counter() - started
-    cuda = job.execution.device.type == "cuda"
-    peak = torch.cuda.max_memory_allocated(job.execution.device) if cuda else None
-    return updates * job.batch_plan.tokens / seconds, peak
+    cuda = run.execution.device.type == "cuda"
+    peak = torch.cuda.max_memory_allocated(run.execution.device) if cuda else None
+    return updates * run.batch_plan.tokens / seconds, peak
 
 
 def _free_memory(device: str) -> None:

@@ -252,24 +252,12 @@ def profile_window(config: TrainConfig) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def effective_warmup_iters(config: TrainConfig) -> int:
-    return min(2000, config.max_iters // 20) if config.warmup_iters is None else config.warmup_iters
-
-
 def first_checkpoint_iter(config: TrainConfig) -> int:
     """The update after which the first checkpoint is written.
 
     An evaluation is saved if it is the best so far; the second one nearly always beats the untrained model.
     """
     return min(config.eval_interval, config.checkpoint_interval or config.max_iters, config.max_iters)
-
-
-def effective_lr_decay_iters(config: TrainConfig) -> int:
-    return config.max_iters if config.lr_decay_iters is None else config.lr_decay_iters
-
-
-def effective_min_lr(config: TrainConfig) -> float:
-    return config.learning_rate / 10 if config.min_lr is None else config.min_lr
 
 
 def effective_activation(config: TrainConfig) -> str:

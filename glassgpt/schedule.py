@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from glassgpt.config import TrainConfig, effective_lr_decay_iters, effective_min_lr, effective_warmup_iters
+from glassgpt.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -40,21 +40,28 @@ class LearningRateSchedule:
         return self.min_lr + (self.peak_lr - self.min_lr) * fraction
 
 
-def learning_rate(config: TrainConfig, update: int) -> float:
-    """The learning rate of update 0, 1, …"""
+def schedule_of(config: TrainConfig) -> LearningRateSchedule:
+    """What the config leaves open follows from the length of the run and the learning rate."""
+    warmup_iters = min(2000, config.max_iters // 20) if config.warmup_iters is None else config.warmup_iters
     return LearningRateSchedule(
         config.learning_rate,
-        effective_min_lr(config),
-        effective_warmup_iters(config),
-        effective_lr_decay_iters(config),
+        config.learning_rate / 10 if config.min_lr is None else config.min_lr,
+        warmup_iters,
+        config.max_iters if config.lr_decay_iters is None else config.lr_decay_iters,
         config.schedule if config.decay_lr else "constant",
         config.wsd_decay_fraction,
-    ).at(update)
+    )
+
+
+def learning_rate(config: TrainConfig, update: int) -> float:
+    """The learning rate of update 0, 1, …"""
+    return schedule_of(config).at(update)
 
 
 def describe_schedule(config: TrainConfig) -> str:
     """One sentence about the schedule, and about what is unusual in it."""
-    warmup, end = effective_warmup_iters(config), effective_lr_decay_iters(config)
+    schedule = schedule_of(config)
+    warmup, end = schedule.warmup_iters, schedule.decay_iters
     if not config.decay_lr:
         return f"constant {config.learning_rate:g}, without warm-up"
     if warmup >= config.max_iters:
@@ -64,7 +71,7 @@ def describe_schedule(config: TrainConfig) -> str:
         f"warm-up over {warmup} {'update' if warmup == 1 else 'updates'} to {config.learning_rate:g}, then "
     )
     decay = "constant, then linear" if config.schedule == "wsd" else config.schedule
-    text += f"{decay} to {effective_min_lr(config):g} at update {end}"
+    text += f"{decay} to {schedule.min_lr:g} at update {end}"
     if end < config.max_iters:
         left = config.max_iters - end
         text += "; the last update stays there" if left == 1 else f"; the last {left} updates stay there"

@@ -40,8 +40,7 @@ from glassgpt.record.run_dir import (
 )
 from glassgpt.training.checkpoint.checkpoints import (
     FILE_DIGEST_BY_VERSION,
-    committed_paths,
-    misnamed_checkpoints,
+    list_checkpoints,
     read_checkpoint,
 )
 
@@ -150,11 +149,12 @@ def _merge_parts(name: str, parts: list[CheckedPart], good: str) -> CheckedPart:
 
 
 def _verify_run(folder: Path, advance: ProgressCallback) -> tuple[list[CheckedPart], list[RecoveryStep]]:
-    checked = [(path, _verify_checkpoint(path, advance)) for path in committed_paths(folder)]
+    listing = list_checkpoints(folder)
+    checked = [(path, _verify_checkpoint(path, advance)) for path in listing.committed]
     # A run that is still training may have removed old ones meanwhile.
     checkpoints = [part for path, part in checked if part.verdict == "good" or path.exists()]
     config = _verify_config(folder / CONFIG_FILE)
-    copies = [(point, _verify_checkpoint(point.path, advance)) for point in misnamed_checkpoints(folder)]
+    copies = [(point, _verify_checkpoint(point.path, advance)) for point in listing.misnamed]
     others = [
         replace(part, message=f"a copy that the run does not use: {part.message}") for _, part in copies
     ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing.process
 import os
 import random
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # float32, whatever this CPU has: most tests compare to the last digit. (Other processes decide freely.)
 torch.cpu._is_avx512_bf16_supported = lambda: False
 torch.cpu._is_amx_tile_supported = lambda: False
+
+# No power is cut here, and waiting for the disk takes longer than the tests; processes they start do wait.
+# What has to be on the disk, and when, is watched by faults/test_power.py.
+os.fsync = os.fstat  # type: ignore[assignment]
 
 # Under nohup, or in the background of a script, signals are ignored, and that is inherited; here they count.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -48,6 +54,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
         elif marker and marker.kwargs.get("float8") and torch.cuda.get_device_capability() < (8, 9):
             item.add_marker(pytest.mark.skip(reason="no CUDA device with 8-bit floats here"))
+
+
+_SLOW_PROGRAMS = ("python", "bash", "zsh", "fish", "nohup", "chromium")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="skip each test that starts a process")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fast(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With --fast, a test is skipped once it starts a process that takes long: there is no list to keep."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.getoption("--fast"):
+            start: Callable[..., None] = subprocess.Popen.__init__
+
+            def start_or_skip(self: object, args: Any, *more: Any, **options: Any) -> None:
+                program = Path(str(args if isinstance(args, str | os.PathLike) else args[0])).name
+                if options.get("shell") or program.startswith(_SLOW_PROGRAMS):
+                    skip()
+                start(self, args, *more, **options)
+
+            def skip(*arguments: object) -> None:
+                pytest.skip("starts a process")
+
+            patch.setattr(subprocess.Popen, "__init__", start_or_skip)
+            patch.setattr(multiprocessing.process.BaseProcess, "start", skip)
+            patch.setattr(os, "fork", skip)
+            patch.setattr(os, "forkpty", skip)
+        yield
 
 
 @pytest.fixture

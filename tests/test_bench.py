@@ -1,13 +1,10 @@
-"""The bench's own figures: logs read, clocks, losses, tables, pictures. No peer is needed."""
+"""The bench's own figures: logs read, clocks, losses, the table. No peer is needed."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import lzma
 import math
-import sys
-import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +18,10 @@ from bench import glass, peers, results, table
 from bench.__main__ import main
 from bench.evaluator import score_glass, score_nanogpt, whole_split_loss
 from bench.glass import GlassRun
-from bench.mdn import prepare_mdn
-from bench.peers import NanoGPT, PeerRun
-from bench.picture import ratios_picture, sweep_picture
+from bench.peers import PeerRun
+from bench.picture import ratios_picture
 from bench.results import Result
-from bench.sweep import SweepPoint
-from bench.watch import CommandFailed, TimedLine, TimedOutput, cache_environment, run_timed
+from bench.watch import TimedLine, TimedOutput
 from glassgpt.data.dataset import open_dataset
 from glassgpt.record import journal
 
@@ -75,71 +70,6 @@ def test_updates_are_timed_by_the_wall_without_evaluations() -> None:
     assert peers.interval_ms(log_lines(), warm_up=0) == pytest.approx([100, 100, 100])
     assert peers.interval_ms(log_lines(), warm_up=10) == pytest.approx([100])
     assert peers.iterations_s(log_lines()) == pytest.approx(2.5)
-
-
-def test_a_run_past_its_best_is_noticed() -> None:
-    lines = [
-        TimedLine(0, f"step {i}: train loss 1, val loss {loss}") for i, loss in enumerate([4, 3, 2, 2.1, 2.2])
-    ]
-    assert peers.is_past_best(lines, patience=2)
-    assert not peers.is_past_best(lines, patience=3)
-    assert not peers.is_past_best(lines[:3], patience=2)
-    assert not peers.is_past_best([], patience=2)
-
-
-# --- a scratch copy ---
-
-
-def test_the_copy_has_the_same_tokens_and_another_seed(tiny_data: Path, tmp_path: Path) -> None:
-    checkout = tmp_path / "checkout"
-    (checkout / ".git").mkdir(parents=True)
-    script = "print('a')\ntorch.manual_seed(1337 + seed_offset)\n"
-    (checkout / "train.py").write_text(script)
-    (checkout / "model.py").write_text("")
-    copy = NanoGPT.copy(checkout, tmp_path / "copy")
-    assert not (copy.root / ".git").exists()
-    copy.add_data("mdn", tiny_data)
-    theirs = np.fromfile(copy.root / "data" / "mdn" / "val.bin", np.uint16)
-    assert np.array_equal(theirs, open_dataset(tiny_data).tokens("val"))
-    assert (copy.root / "data" / "mdn" / "meta.pkl").exists()
-    before = copy.digest()
-    assert copy._script(1337) == "train.py"
-    assert "manual_seed(7 + seed_offset)" in (copy.root / copy._script(7)).read_text()
-    assert copy.digest() == before
-    assert (checkout / "train.py").read_text() == script
-
-
-# --- running and timing ---
-
-
-def test_lines_are_stamped_as_they_come(tmp_path: Path) -> None:
-    code = "import time; print('a'); time.sleep(0.3); print('b')"
-    watched = run_timed([sys.executable, "-c", code], tmp_path, cache_environment(tmp_path / "caches"))
-    assert [line.text for line in watched.lines] == ["a", "b"]
-    assert watched.lines[1].at_s - watched.lines[0].at_s > 0.25
-    assert watched.wall_s >= watched.lines[1].at_s
-
-
-def test_enough_is_enough_and_a_failure_tells(tmp_path: Path) -> None:
-    endless = "import itertools\nfor i in itertools.count(): print(i)"
-    caches = cache_environment(tmp_path / "caches")
-    watched = run_timed(
-        [sys.executable, "-c", endless], tmp_path, caches, enough=lambda lines: len(lines) == 3
-    )
-    assert [line.text for line in watched.lines] == ["0", "1", "2"]
-    with pytest.raises(CommandFailed, match="the reason"):
-        run_timed([sys.executable, "-c", "raise SystemExit('the reason')"], tmp_path, caches)
-    with pytest.raises(CommandFailed, match="after the limit"):
-        run_timed([sys.executable, "-c", "import time; time.sleep(9)"], tmp_path, caches, limit_s=0.2)
-
-
-def test_caches_are_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", "here")
-    found = cache_environment(Path("one"))
-    assert found["TORCHINDUCTOR_CACHE_DIR"].startswith(str(tmp_path / "one"))
-    assert found["TRITON_CACHE_DIR"] != cache_environment(Path("two"))["TRITON_CACHE_DIR"]
-    assert found["PYTHONPATH"] == str(tmp_path / "here")
 
 
 # --- our journal ---
@@ -255,24 +185,7 @@ def test_every_token_but_the_first_is_predicted_once(length: int) -> None:
     assert len(seen) == length - 1
 
 
-# --- data ---
-
-
-def test_mdn_is_split_by_document_and_taken_as_it_is_later(tmp_path: Path) -> None:
-    source = tmp_path / "mdn.jsonl.xz"
-    with lzma.open(source, "wt", encoding="utf-8") as file:
-        for i in range(60):
-            file.write(json.dumps({"id": f"doc/{i}", "text": f"# Page {i}\nabout number {i * i}\n"}) + "\n")
-    out = prepare_mdn(source, tmp_path / "mdn")
-    manifest = open_dataset(out).manifest
-    assert manifest.tokenizer == "bpe:50304"
-    assert manifest.dtype == "uint16"
-    assert manifest.tokens["train"] > manifest.tokens["val"] > 0
-    assert prepare_mdn(out, tmp_path / "elsewhere") == out
-    assert not (tmp_path / "elsewhere").exists()
-
-
-# --- results, table, picture ---
+# --- results and table ---
 
 
 def a_result(row: str = "gpt2-speed", device: str = "cuda", **changes: Any) -> Result:
@@ -344,32 +257,6 @@ def test_the_table_says_what_was_compared() -> None:
     assert "1.20%" in lines[3]
 
 
-def test_the_pictures_are_whole() -> None:
-    rows = [
-        a_result(row, device, values=[value]) for value, (row, device) in enumerate(table.THRESHOLDS, start=1)
-    ]
-    picture = ET.fromstring(ratios_picture(rows))
-    texts = [element.text for element in picture.iter() if element.tag.endswith("text")]
-    barred = [key for key, bar in table.THRESHOLDS.items() if bar.form == "x" and bar.required is not None]
-    labels = [text for text in texts if text and text.endswith((", GPU", ", CPU"))]
-    assert len(labels) == len(barred)
-    assert max(map(len, labels)) <= 48  # there is room for 350 pixels
-    right = float(picture.attrib["width"])
-    bars = [element for element in picture.iter() if element.tag.endswith("rect")]
-    assert all(float(bar.attrib["x"]) + float(bar.attrib["width"]) < right for bar in bars)
-    assert ET.fromstring(ratios_picture([])) is not None
-
-    points = [
-        SweepPoint(axis, 10**6, 256, 2**i, 100.0 * 2**i, 2**30 + i)
-        for axis in ("size", "context", "batch")
-        for i in (0, 1)
-    ]
-    points.append(SweepPoint("batch", 10**6, 256, 64, None, None))
-    text = sweep_picture(points, "a card & more")
-    assert len([e for e in ET.fromstring(text).iter() if e.tag.endswith("polyline")]) == 6
-    assert "no room" in text
-
-
 # --- the command ---
 
 
@@ -380,15 +267,3 @@ def test_the_table_command_ends_with_json(tmp_path: Path, capsys: pytest.Capture
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [(row["row"], row["verdict"]) for row in last["rows"]] == [("gpt2-speed", "bar met")]
     assert "1.28x" in picture.read_text()
-
-
-def test_a_row_is_not_measured_twice_and_a_missing_peer_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "results.jsonl"
-    results.append(out, a_result("cpu-speed", "cpu"))
-    assert main(["cpu-speed", "--out", str(out)]) == 0
-    assert "already" in capsys.readouterr().out
-    assert main(["cpu-speed", "--again", "--out", str(out), "--shakespeare", "nowhere"]) == 1
-    assert main(["gpt2-speed", "--out", str(out)]) == 1
-    assert "--mdn FILE" in capsys.readouterr().err

@@ -25,6 +25,7 @@ def text(name: str) -> str:
 def test_the_page_and_the_pictures_are_made_of_it() -> None:
     page = text("bench/README.md")
     assert fill_page(page, FOUND) == page
+    assert f"![{ratios_alt_text(FOUND)}](../docs/speed.svg)" in page
     assert text("docs/speed.svg") == ratios_picture(FOUND)
     assert text("docs/sweep.svg") == draw_sweep(FOUND)
 
@@ -38,14 +39,18 @@ def test_every_row_with_a_bar_was_measured() -> None:
 def test_the_readme_says_what_was_measured() -> None:
     """Every ratio of its table is one of the file, to the digits shown; so are the figures beside it."""
     section = text("README.md").partition("## How fast")[2].partition("\n## ")[0]
-    assert f"![{ratios_alt_text(FOUND)}](docs/speed.svg)" in section
     rows = re.findall(r"^\|.*\| ([^|]+) \| ([^|]+) \| ([\d.]+)x \|$", section, re.M)
     assert len(rows) >= 8
-    measured = {f"{result.value:.2f}": result for result in FOUND if counts(result)}
+    counted = [result for result in FOUND if counts(result)]
+    measured = {f"{result.value:.2f}": (result.nanogpt, result.glassgpt) for result in counted}
+    for result in counted:  # a process's later samples are beside its first one
+        if later := result.details.get("later_ratios"):
+            texts = result.details["later_texts"]
+            measured[f"{median(later):.2f}"] = (texts["nanogpt"], texts["glassgpt"])
     for nanogpt, glassgpt, ratio in rows:
-        result = measured[ratio]
-        assert shown(nanogpt, median(result.nanogpt)), (nanogpt, ratio)
-        assert shown(glassgpt, median(result.glassgpt)), (glassgpt, ratio)
+        theirs, ours = measured[ratio]
+        assert shown(nanogpt, median(theirs)), (nanogpt, ratio)
+        assert shown(glassgpt, median(ours)), (glassgpt, ratio)
 
 
 def shown(figure: str, value: float) -> bool:

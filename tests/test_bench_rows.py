@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from bench import overhead, results, speed, sweep, to_loss
+from bench import results, speed, to_loss
 from bench.context import BenchContext, BenchOptions
 from bench.glass import GlassRun
 from bench.peers import PeerRun
 from bench.watch import TimedLine, TimedOutput
-from glassgpt.config import TrainConfig
 
 
 class Made(BenchContext):
@@ -105,18 +103,6 @@ def test_a_loss_that_is_not_a_number_is_objected_to(tmp_path: Path) -> None:
     assert to_loss.shakespeare_to_loss(ctx)[0].objection.startswith("1 of 3")
 
 
-def test_fp8_is_held_against_nanogpt_and_against_bf16(tmp_path: Path) -> None:
-    ctx = Made(tmp_path)
-    ctx.our_loss = lambda settings: 2.985 if settings.get("fp8") else 2.96
-    fp8, plain = speed.fp8_loss(ctx)
-    assert (fp8.row, plain.row) == ("fp8", "gpt2-500")
-    assert "worse than 2.9600" in fp8.objection
-    assert not plain.objection
-    assert [side for side, _ in ctx.asked] == ["nanogpt", "gpt2_124m", "gpt2_124m"] * 3
-    assert [settings["seed"] for _, settings in ctx.asked] == [1337] * 3 + [1] * 3 + [2] * 3
-    assert [bool(settings.get("fp8")) for _, settings in ctx.asked] == [False, False, True] * 3
-
-
 def test_a_race_is_won_only_if_all_seeds_arrive(tmp_path: Path) -> None:
     ctx = Made(tmp_path)
     ctx.their_loss = lambda settings: 1.48
@@ -142,72 +128,5 @@ def test_a_race_is_won_only_if_all_seeds_arrive(tmp_path: Path) -> None:
     assert to_loss.shakespeare_to_loss(ctx)[0].objection.startswith("3 of 3")
 
 
-def test_nanogpt_races_on_mdn_at_its_best_rate(tmp_path: Path) -> None:
-    ctx = Made(tmp_path, seconds=2.0)
-    ctx.their_loss = lambda settings: {6e-4: 3.2, 1.2e-3: 3.0, 2.4e-3: 3.1}[settings["learning_rate"]]
-    ctx.our_loss = lambda settings: 2.9
-    assert to_loss.best_learning_rates(ctx) == to_loss.LEARNING_RATES  # nobody looked yet
-    results.append(ctx.options.out, to_loss.mdn_rates(ctx)[0])
-    assert to_loss.best_learning_rates(ctx) == (1.2e-3,)
-    ctx.asked.clear()
-    (row,) = to_loss.mdn_to_loss(ctx)
-    theirs = [settings for side, settings in ctx.asked if side == "nanogpt"]
-    assert [settings["learning_rate"] for settings in theirs] == [1.2e-3]
-    assert theirs[0]["max_iters"] == theirs[0]["eval_interval"] * 4 == 16  # 2 s at 125 ms
-    assert row.details["target"] == 3.0
-    assert row.details["rate"] == 1.2e-3
-
-
-def test_nanogpts_updates_fit_its_measured_speed(tmp_path: Path) -> None:
-    ctx = Made(tmp_path, rounds=1)
-    assert to_loss.updates_that_fit(ctx) == 720
-    results.append(ctx.options.out, speed.gpt2_speed(ctx)[0])
-    assert to_loss.updates_that_fit(ctx) == 900  # at 100 ms
-    half = Made(tmp_path, batch=32)  # an update of half as many tokens takes half as long
-    assert to_loss.updates_that_fit(half) == 1800
-
-
-def test_overhead_takes_what_races_found_and_runs_the_rest(tmp_path: Path) -> None:
-    ctx = Made(tmp_path)
-    ctx.our_loss = lambda settings: 1.0
-    results.append(ctx.options.out, to_loss.cpu_to_loss(ctx)[0])
-    ctx.asked.clear()
-    (row,) = overhead.overhead(ctx)
-    assert row.details["measured"] == {"shakespeare_char_cpu_fast": pytest.approx(0.03)}
-    assert not ctx.asked
-
-
-def test_a_preset_that_was_measured_again_counts_as_it_is_now(tmp_path: Path) -> None:
-    ctx = Made(tmp_path)
-    for row, details in (
-        ("mdn-to-loss", {"overhead": {"gpt2_124m_fast": 0.1}}),
-        ("overhead", {"measured": {"gpt2_124m_fast": 0.02}}),
-    ):
-        result = ctx.make_result(row, "s", nanogpt=[], glassgpt=[1.0], values=[1.0], details=details)
-        results.append(ctx.options.out, result)
-    assert overhead.recorded_shares(ctx) == {"gpt2_124m_fast": 0.02}
-
-
 def test_tiny_results_never_count(tmp_path: Path) -> None:
     assert speed.cpu_speed(Made(tmp_path, tiny=True, rounds=1))[0].objection
-
-
-def test_a_sweep_trains_and_notes_what_does_not_fit(
-    tmp_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = TrainConfig(
-        data_dir=str(tiny_data), n_layer=1, n_head=1, n_embd=8, block_size=8, batch_size=2, device="cpu",
-        compile="off", probe_seconds=0,
-    )  # fmt: skip
-    point = sweep.measure_point("size", config, tmp_path / "run", updates=2)
-    assert point.tokens_per_s is not None
-    assert point.tokens_per_s > 0
-    assert point.parameters > 0
-
-    def full(*arguments: Any) -> None:
-        raise torch.OutOfMemoryError("no room")
-
-    monkeypatch.setattr(sweep, "timed_updates", full)
-    point = sweep.measure_point("size", config, tmp_path / "again", updates=2)
-    assert point.tokens_per_s is None
-    assert point.parameters > 0

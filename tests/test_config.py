@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,56 +11,35 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from glassgpt.cli.command import make_parser
 from glassgpt.config import (
     TrainConfig,
     dataset_folder,
     effective_activation,
-    effective_lr_decay_iters,
-    effective_min_lr,
-    effective_warmup_iters,
 )
+from glassgpt.flags import coerce_value, field_types
+from glassgpt.schedule import schedule_of
 from glassgpt.validate import find_config_problems
 
 few = settings(max_examples=60, deadline=None)
-FIELDS = [field.name for field in dataclasses.fields(TrainConfig)]
 
 
 # --- the comments are the help
 
 
-@pytest.fixture(scope="module")
-def help_lines() -> dict[str, str]:
-    """`glass train --help` as text per setting."""
-    wide = os.environ | {"COLUMNS": "400"}
-    command = [sys.executable, "-m", "glassgpt", "train", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=wide)
-    found = {}
-    for chunk in re.split(r"│\s+(?=--)", done.stdout)[1:]:
-        words = " ".join(chunk.replace("│", " ").split())
-        flag, _, text = words.partition(" ")
-        found[flag.strip(",").removeprefix("--").replace("-", "_")] = text
-    return found
-
-
-def explanation(text: str) -> str:
-    """Without the kind of value before it and the default after it."""
-    text = re.sub(r"\(default: [^()]*\).*", "", text)
-    return re.sub(r"^(--no[\w-]+|\{[^}]*\}(\|\w+)?|[A-Z]+)\s*", "", text).strip()
-
-
-def test_help_names_every_setting_with_its_default(help_lines: dict[str, str]) -> None:
-    assert set(FIELDS) <= set(help_lines)
+def test_help_explains_every_setting_with_its_default() -> None:
+    parser = make_parser("glass train", TrainConfig)
+    explanations = {action.dest: str(action.help) for action in parser._actions}
     for field in dataclasses.fields(TrainConfig):
-        default = re.escape(repr(field.default) if field.default == "" else str(field.default))
-        assert re.search(rf"\(default: {default}\)", help_lines[field.name]), field.name
-
-
-@pytest.mark.parametrize("name", FIELDS)
-def test_help_explains_every_setting(help_lines: dict[str, str], name: str) -> None:
-    text = explanation(help_lines[name])
-    assert len(text) >= 15, text
-    others = [explanation(help_lines[other]) for other in FIELDS if other != name]
-    assert text not in others, f"{name} has the help of another setting: {text}"
+        text, _, default = explanations[field.name].partition(" (default: ")
+        assert len(text) >= 15, field.name
+        if default:
+            value = coerce_value(field.name, default.strip(")"), field_types(TrainConfig)[field.name])
+            assert value == field.default
+        else:
+            assert field.default in ("", False), field.name
+    assert len(set(explanations.values())) == len(explanations)
+    assert "5% of max_iters, at most 2000. (default: none)" in " ".join(parser.format_help().split())
 
 
 # --- what is wrong
@@ -154,24 +130,24 @@ def test_the_batch_it_suggests_is_right(batch_tokens: int, block_size: int) -> N
 
 @pytest.mark.parametrize(("max_iters", "warmup"), [(100, 5), (19, 0), (40_000, 2000), (600_000, 2000)])
 def test_warm_up_is_a_twentieth_and_at_most_2000(max_iters: int, warmup: int) -> None:
-    assert effective_warmup_iters(TrainConfig(max_iters=max_iters)) == warmup
+    assert schedule_of(TrainConfig(max_iters=max_iters)).warmup_iters == warmup
 
 
 def test_what_is_said_is_not_derived() -> None:
     explicit = TrainConfig(
         warmup_iters=0, lr_decay_iters=7, min_lr=0.0, activation="gelu_new", data_dir="elsewhere"
     )
-    assert effective_warmup_iters(explicit) == 0
-    assert effective_lr_decay_iters(explicit) == 7
-    assert effective_min_lr(explicit) == 0.0
+    assert schedule_of(explicit).warmup_iters == 0
+    assert schedule_of(explicit).decay_iters == 7
+    assert schedule_of(explicit).min_lr == 0.0
     assert effective_activation(explicit) == "gelu_new"
     assert dataset_folder(explicit) == Path("elsewhere")
 
 
 def test_what_is_not_said_is_derived() -> None:
     config = TrainConfig(max_iters=123, learning_rate=5e-3, dataset="mine")
-    assert effective_lr_decay_iters(config) == 123
-    assert effective_min_lr(config) == pytest.approx(5e-4)
+    assert schedule_of(config).decay_iters == 123
+    assert schedule_of(config).min_lr == pytest.approx(5e-4)
     assert dataset_folder(config) == Path("data/mine")
     assert effective_activation(config) == "gelu"
     assert effective_activation(dataclasses.replace(config, arch="modern")) == "relu2"

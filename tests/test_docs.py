@@ -43,7 +43,7 @@ from glassgpt.tune.tuning import TuneOptions
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
-PAGES_AND_README = [*PAGES, ROOT / "README.md"]
+PAGES_AND_README = [*PAGES, *sorted(ROOT.glob("README*.md"))]
 
 
 def load_build() -> ModuleType:
@@ -65,34 +65,63 @@ def name_of(path: Path) -> str:
 # --- outputs ---
 
 
-def output_blocks() -> list[Any]:
+def blocks(kind: str) -> list[Any]:
     found = []
     for page in PAGES_AND_README:
         for block in build.BLOCK.finditer(page.read_text(encoding="utf-8")):
-            if block["kind"] == "output":
-                command, content = block["command"], block["content"]
-                found.append(pytest.param(command, content, id=f"{page.name}: {command}"))
+            if block["kind"] == kind:
+                found.append(pytest.param(block, id=f"{page.name}: {block['command']}"))
     return found
 
 
-@pytest.mark.parametrize(("command", "content"), output_blocks())
-def test_an_output_block_is_what_the_program_prints_now(command: str, content: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", blocks("output"))
+def test_an_output_block_is_what_the_program_prints_now(block: re.Match[str], tmp_path: Path) -> None:
     build.write_inputs(tmp_path)
-    assert build.run_command(command, tmp_path) == content, "run: python docs/build.py"
+    made = build.run_command(block["command"], tmp_path, exit_codes=(0, 2, 3))
+    assert made == block["content"], "run: python docs/build.py"
+
+
+def test_every_example_shows_what_its_page_expects_of_it() -> None:
+    """Building a page checks the exit code too, which the text in the page does not have."""
+    examples = [block.values[0] for block in blocks("example")]
+    assert len(examples) > 50
+    wrong = [block["command"] for block in examples if not build.is_as_expected(block, block["content"])]
+    assert not wrong, "run: python docs/build.py"
+    assert not [block["pattern"] for block in examples if re.search(block["pattern"], "", re.S | re.M)]
 
 
 @pytest.mark.parametrize("page", PAGES_AND_README, ids=name_of)
 def test_no_block_is_empty_or_left_out(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    blocks = [block["content"] for block in build.BLOCK.finditer(text)]
-    assert len(blocks) == len(re.findall(r"^<!--", text, re.M)), "a comment that is no block"
-    assert all(content.startswith("$ ") for content in blocks), "run: python docs/build.py"
+    found = list(build.BLOCK.finditer(text))
+    assert len(found) == len(re.findall(r"^<!--", text, re.M)), "a comment that is no block"
+    for block in found:
+        assert block["content"].startswith(f"$ {block['command']}\n"), "run: python docs/build.py"
 
 
-def test_a_block_is_filled_in_its_place() -> None:
-    page = "a\n<!-- output: one -->\n```text\nold\n```\nb\n<!-- example: two -->\n```text\n```\n"
-    new = "a\n<!-- output: one -->\n```text\none!\n```\nb\n<!-- example: two -->\n```text\ntwo!\n```\n"
-    assert build.fill_blocks(page, lambda command: f"{command}!\n") == new
+def test_a_block_is_filled_in_its_place_and_must_be_as_expected(tmp_path: Path) -> None:
+    def fill(page: str) -> str:
+        return str(build.BLOCK.sub(lambda block: build.fill_block(block, tmp_path), page))
+
+    head = "<!-- example: echo 12; exit 3\nexpect exit 3: ^[1-9]\\d$ -->\n```text\n"
+    assert fill(f"a\n{head}old\n```\nb\n") == f"a\n{head}$ echo 12; exit 3\n12\n```\nb\n"
+    for wrong in (head.replace("echo 12", "echo 02"), head.replace("expect exit 3", "expect")):
+        with pytest.raises(SystemExit):
+            fill(f"{wrong}```\n")
+
+
+def test_settings_page_is_made_of_the_config() -> None:
+    page = (DOCS / "settings.md").read_text(encoding="utf-8")
+    assert page == build.settings_page(), "run: python docs/build.py settings.md"
+    named = re.findall(r"^\| `(\w+)`(?:, also `(\w+)`)? \|", page, re.M)
+    assert [name for name, _ in named] == [field.name for field in dataclasses.fields(TrainConfig)]
+    assert {name: synonym for name, synonym in named if synonym} == SYNONYMS
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (DOCS / "README.md").read_text(encoding="utf-8")
+    assert {page.name for page in PAGES} - set(re.findall(r"\]\(([\w-]+\.md)", index)) == {"README.md"}
+    assert len((DOCS / "train.md").read_text(encoding="utf-8").splitlines()) <= 350
 
 
 # --- links and flags ---
@@ -230,7 +259,8 @@ def test_what_can_be_said_about_a_run() -> None:
 
 
 def test_the_example_of_stopping_really_stops_a_run_that_trains() -> None:
-    page = (DOCS / "faults.md").read_text(encoding="utf-8").partition("## Stopping")[2].partition("\n## ")[0]
+    text = (DOCS / "crashes-and-resuming.md").read_text(encoding="utf-8")
+    page = text.partition("## Stopping")[2].partition("\n## ")[0]
     stopped = [
         int(count.replace(",", "")) for count in re.findall(r"interrupted after ([\d,]+) update", page)
     ]
@@ -350,7 +380,7 @@ def test_track_page_has_every_metric() -> None:
 def test_ledger_page_has_every_phase() -> None:
     from glassgpt.record.clock import PHASES
 
-    rows = re.findall(r"^\| `(\w+)` \|", (DOCS / "ledger.md").read_text(encoding="utf-8"), re.M)
+    rows = re.findall(r"^\| `(\w+)` \|", (DOCS / "where-time-goes.md").read_text(encoding="utf-8"), re.M)
     assert tuple(rows) == PHASES
 
 

@@ -214,64 +214,65 @@ def test_an_imported_name_has_no_value(path: Path) -> None:
 # --- what is refused
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "open('victim', 'w')",
-        "max_iters = open('victim', 'w')",
-        "max_iters = __import__('os').system('touch victim')",
-        "max_iters = [open(name, 'w') for name in ['victim']]",
-        "max_iters = len({open(name, 'w') for name in ['victim']})",
-        "max_iters = (lambda: open('victim', 'w'))()",
-        "max_iters = 1 if open('victim', 'w') else 2",
-        "max_iters = True or open('victim', 'w')",
-        "out_dir = f\"{open('victim', 'w')}\"",
-        "out_dir = f\"{1:{open('victim', 'w')}}\"",
-        "max_iters: open('victim', 'w')",
-        "max_iters += int(open('victim', 'w').name)",
-        "max_iters = (_f := open('victim', 'w'))",
-        "if open('victim', 'w'): pass",
-        "for _f in open('victim', 'w'): pass",
-        "while open('victim', 'w'): pass",
-        "with open('victim', 'w') as _f: pass",
-        "def _f(x=open('victim', 'w')): pass",
-        "class _F(open('victim', 'w')): pass",
-        "try: open('victim', 'w')\nfinally: pass",
-        "assert open('victim', 'w')",
-        "raise open('victim', 'w')",
-        "del open('victim', 'w').name",
-        "exec(\"open('victim', 'w')\")",
-        "out_dir = __file__",
-        "out_dir = str(5)",
-        "max_iters = ~5",
-        "max_iters = 1 < 2",
-        "max_iters = 5 << 2",
-        "max_iters = [5]",
-        "max_iters = (5,)",
-        "max_iters = {'a': 5}",
-        "max_iters = math.pi",
-        "max_iters = lr_decay_iters = 5",
-        "max_iters, min_lr = 5, 1",
-        "(max_iters) = *[5],",
-        "max_iters.value = 5",
-        "max_iters[0] = 5",
-        "max_iters: int",
-        "max_iters -= 1",
-        "max_iters",
-        "f'{max_iters}'",
-        "5",
-        "pass",
-    ],
-)
+TO_BE_RUN = [
+    "open('victim', 'w')",
+    "max_iters = open('victim', 'w')",
+    "max_iters = __import__('os').system('touch victim')",
+    "max_iters = [open(name, 'w') for name in ['victim']]",
+    "max_iters = len({open(name, 'w') for name in ['victim']})",
+    "max_iters = (lambda: open('victim', 'w'))()",
+    "max_iters = 1 if open('victim', 'w') else 2",
+    "max_iters = True or open('victim', 'w')",
+    "out_dir = f\"{open('victim', 'w')}\"",
+    "out_dir = f\"{1:{open('victim', 'w')}}\"",
+    "max_iters: open('victim', 'w')",
+    "max_iters += int(open('victim', 'w').name)",
+    "max_iters = (_f := open('victim', 'w'))",
+    "if open('victim', 'w'): pass",
+    "for _f in open('victim', 'w'): pass",
+    "while open('victim', 'w'): pass",
+    "with open('victim', 'w') as _f: pass",
+    "def _f(x=open('victim', 'w')): pass",
+    "class _F(open('victim', 'w')): pass",
+    "try: open('victim', 'w')\nfinally: pass",
+    "assert open('victim', 'w')",
+    "raise open('victim', 'w')",
+    "del open('victim', 'w').name",
+    "exec(\"open('victim', 'w')\")",
+    "out_dir = __file__",
+    "out_dir = str(5)",
+    "max_iters = ~5",
+    "max_iters = 1 < 2",
+    "max_iters = 5 << 2",
+    "max_iters = [5]",
+    "max_iters = (5,)",
+    "max_iters = {'a': 5}",
+    "max_iters = math.pi",
+    "max_iters = lr_decay_iters = 5",
+    "max_iters, min_lr = 5, 1",
+    "(max_iters) = *[5],",
+    "max_iters.value = 5",
+    "max_iters[0] = 5",
+    "max_iters: int",
+    "max_iters -= 1",
+    "max_iters",
+    "f'{max_iters}'",
+    "5",
+    "pass",
+]
+
+
 def test_what_would_have_to_be_run_is_refused_with_its_line(
-    path: Path, line: str, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
 ) -> None:
     monkeypatch.chdir(path.parent)
-    problem = complaint(path, f"# first\n\n{line}\n")
-    quote = line.replace("\n", " ")
-    assert problem.startswith(f"{path}, line 3: `{quote if len(quote) <= 60 else quote[:59] + '…'}` ")
-    assert problem.endswith("; write the value itself, or leave the line out")
-    assert not Path("victim").exists()
+    for line in TO_BE_RUN:
+        with subtests.test(line):
+            problem = complaint(path, f"# first\n\n{line}\n")
+            quote = line.replace("\n", " ")
+            assert problem.startswith(f"{path}, line 3: `{quote if len(quote) <= 60 else quote[:59] + '…'}` ")
+            assert problem.endswith("; write the value itself, or leave the line out")
+            assert not Path("victim").exists()
 
 
 def test_decorators_and_annotations_are_not_run_either(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,14 @@ from glassgpt.recipe import build_config, find_recipe, preset_names
 from glassgpt.validate import find_config_problems
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda", "mps", None])
-@pytest.mark.parametrize("name", preset_names())
-def test_every_preset_resolves_on_every_device(name: str, device: str | None) -> None:
-    recipe = find_recipe(name)
-    assert recipe.name == name
-    assert recipe.about
-    assert find_config_problems(build_config(recipe, {}, device)) == []
+def test_every_preset_resolves_on_every_device(subtests: pytest.Subtests) -> None:
+    for name in preset_names():
+        for device in ("cpu", "cuda", "mps", None):
+            with subtests.test(f"{name} on {device}"):
+                recipe = find_recipe(name)
+                assert recipe.name == name
+                assert recipe.about
+                assert find_config_problems(build_config(recipe, {}, device)) == []
 
 
 def test_the_presets_there_are() -> None:

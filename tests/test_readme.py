@@ -1,4 +1,4 @@
-"""The README is executed: every command in it, in its order, in one folder.
+"""The README is executed: every command in it, in its order, in one folder with the files of a fresh clone.
 
 Training commands get a few flags appended that make them small; that is what flags are for. Each must really
 have done updates. `make train` and `make test` cannot run inside the tests they start, so what they would run
@@ -20,17 +20,30 @@ import pytest
 from glassgpt.record import journal
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 SMALL = ["--max_iters=3", "--eval_interval=2", "--eval_tokens=256", "--n_layer=1", "--batch_size=2"]
 QUICK = ["--probe_seconds=0", "--sample_tokens=8"]
+# What the commands of the table get, so that each takes seconds.
+SHORTER = {
+    "train": [*SMALL, *QUICK],
+    "sample": ["--num_samples=1", "--max_new_tokens=20"],
+    "tune": ["--n_layer=1", "--n_embd=64", "--block_size=32", "--batch_tokens=1024", "--budget=45s"],
+    "doctor": ["--quick"],
+}
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def readme(name: str = "README.md") -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
 
 
-def commands() -> list[str]:
-    return [line for block in blocks("sh") for line in block.splitlines() if line.strip()]
+def blocks(page: str) -> list[str]:
+    """Commands of the shell blocks."""
+    found = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    return [line for block in found for line in block.splitlines() if line.strip()]
+
+
+def table(page: str) -> list[str]:
+    """Commands of the table of all commands."""
+    return re.findall(r"^\| `(glass [^`]+)` \|", page, re.MULTILINE)
 
 
 def glass(arguments: list[str], folder: Path) -> str:
@@ -54,58 +67,43 @@ def test_the_two_commands_run_what_they_say() -> None:
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
         return done.stdout
 
-    assert commands()[:2] == ["make train", "make test"]
+    assert blocks(readme()) == ["make train", "make test"]
     assert recipe("train").splitlines()[-1] == ".venv/bin/glass train quickstart"
     assert recipe("test").splitlines()[-1].startswith(".venv/bin/python -m pytest -n auto ")
 
 
-def test_every_glass_command(tmp_path: Path) -> None:
-    text = "It was a bright cold day in April, and the clocks were striking thirteen.\n"
-    (tmp_path / "my.txt").write_text(text * 200)
-    (tmp_path / "tinyshakespeare.txt").write_text(text * 400)
-    for name, log in (("cpu.log", "nanogpt-cpu-readme.log"), ("gpu.log", "nanogpt-h200-shakespeare.log")):
-        shutil.copyfile(ROOT / "tests/golden" / log, tmp_path / name)
-    # The state the README's reader is in after `make train`.
+def test_the_table_has_all_commands_in_the_order_of_help(tmp_path: Path) -> None:
+    names = re.findall(r"^  ([a-z]+) ", glass(["--help"], tmp_path), re.MULTILINE)
+    assert len(names) == 16
+    assert [command.split()[1] for command in table(readme())] == names
+    assert len(readme().splitlines()) <= 130
+
+
+def test_every_command_of_the_table(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    shutil.copy(ROOT / "README.md", tmp_path)
+    # The state the README's reader is in after `make train`, with a folder of nanoGPT's.
     glass(["train", "quickstart", *SMALL, *QUICK], tmp_path)
     assert updates(tmp_path / "runs/quickstart") == 3
-    seen = []
-    for command in commands():
-        words = shlex.split(command)
-        if words[0] == "make":
-            continue
-        assert words[0] == "glass", f"do not know how to test {command!r}"
-        seen.append(words[1])
-        if words[1] == "train" and "--help" not in words:
-            train(words[1:], tmp_path)
-        else:
-            assert glass(words[1:], tmp_path).strip()
-    looks = {"runs", "show", "explain", "compare", "report", "plan"}
-    assert set(seen) == {"train", "prepare", "sample", "export", "track"} | looks
-    assert "<html" in (tmp_path / "gpu.html").read_text(encoding="utf-8")
-    assert (tmp_path / "runs/quickstart/report.html").is_file()
+    gpt2 = ["--arch=gpt2", "--tie_embeddings=True", "--out_dir=runs/theirs"]
+    glass(["train", "quickstart", *gpt2, *SMALL, *QUICK], tmp_path)
+    glass(["export", "runs/theirs", "--to=nanogpt", "--out=OUT_DIR"], tmp_path)
+    for command in table(readme()):
+        _, name, *words = shlex.split(command)
+        assert glass([name, *words, *SHORTER.get(name, [])], tmp_path).strip(), command
+    assert updates(tmp_path / "runs/docs") == 3
+    for made in ("tuned.toml", "exports/quickstart-hf", "runs/OUT_DIR", "runs/quickstart/steps.csv"):
+        assert (tmp_path / made).exists(), made
+    assert "<html" in (tmp_path / "nanogpt-h200-shakespeare.html").read_text(encoding="utf-8")
 
 
-def train(words: list[str], folder: Path) -> None:
-    """Runs it small, and sees to it that it trained where it should."""
-    before = set(folder.rglob(journal.FILE_NAME))
-    kept = [word for word in words if not word.startswith("--max_iters")]
-    if "--init_from=resume" in words:
-        glass([*kept, "--max_iters=5", *QUICK], folder)
-        (run_dir,) = (word.removeprefix("--out_dir=") for word in words if word.startswith("--out_dir="))
-        assert updates(folder / run_dir) == 5
-    else:
-        glass([*kept, *SMALL, *QUICK], folder)
-        (new,) = set(folder.rglob(journal.FILE_NAME)) - before
-        assert updates(new.parent) == 3
-
-
-def test_the_python_block(tmp_path: Path) -> None:
-    (block,) = blocks("python")
-    small = block.replace("max_iters=50", "max_iters=2, eval_tokens=256, probe_seconds=0")
-    assert small != block
-    glass(["prepare", "pylib"], tmp_path)
-    command = [sys.executable, "-c", small]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"runs/run \d\.\d+\n", done.stdout)
-    assert updates(tmp_path / "runs/run") == 2
+def test_the_readmes_in_other_languages_have_the_same_commands() -> None:
+    english = readme()
+    for name in ("README.hi.md", "README.ar.md"):
+        page = readme(name)
+        assert blocks(page) == blocks(english), name
+        assert table(page) == table(english), name
+        inline = re.findall(r"(?:`|<code dir=\"ltr\">)((?:glass|make|python) [^`<]+)(?:`|</code>)", page)
+        assert [command for command in inline if command not in " ".join(english.split())] == [], name
+        ratios = re.findall(r"[\d.]+x \|", page)
+        assert ratios == re.findall(r"[\d.]+x \|", english), name

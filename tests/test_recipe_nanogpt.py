@@ -141,15 +141,16 @@ def test_all_problems_of_a_python_file_at_once_in_the_order_of_the_lines(tmp_pat
         ("train_quickstart", "quickstart", None),
     ],
 )
-@pytest.mark.parametrize("folder", ["", "config/", "./config/", "config\\", "C:\\nanoGPT\\config\\"])
 def test_a_file_of_nanogpts_that_is_not_there_is_a_preset(
-    folder: str, file: str, preset: str, out_dir: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: str, preset: str, out_dir: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    recipe, expected = find_recipe(f"{folder}{file}.py"), find_recipe(preset)
-    assert (recipe.name, recipe.about, recipe.by_device) == (preset, expected.about, expected.by_device)
-    said = {} if out_dir is None else {"out_dir": out_dir}
-    assert recipe.settings == {**expected.settings, **said}
+    expected = find_recipe(preset)
+    for folder in ("", "config/", "./config/", "config\\", "C:\\nanoGPT\\config\\"):
+        recipe = find_recipe(f"{folder}{file}.py")
+        assert (recipe.name, recipe.about, recipe.by_device) == (preset, expected.about, expected.by_device)
+        said = {} if out_dir is None else {"out_dir": out_dir}
+        assert recipe.settings == {**expected.settings, **said}, folder
 
 
 @pytest.mark.parametrize("name", ["config/train_gpt2.py", "config\\train_gpt2.py"])

@@ -1,22 +1,5 @@
 """The command `glass`: one thin function per subcommand.
 
-    glass train [PRESET|FILE] [--key=value ...]
-    glass prepare DATASET|OWNER/NAME|FILE|FOLDER|'PATTERN' [--key=value ...]
-    glass plan [PRESET|FILE] [--gpu=NAME] [--hours=H] [--key=value ...]
-    glass tune [PRESET|FILE] [--budget=90s] [--key=value ...]
-    glass doctor
-    glass runs [FOLDER]
-    glass show RUN [--svg=FILE]
-    glass sample [RUN] [--start=TEXT] [--key=value ...]
-    glass explain RUN|LOG|- [--json] [--full] [--watch]
-    glass compare A B [C ...] [--json]
-    glass report RUN|LOG
-    glass export RUN [--to=hf|nanogpt|glass] [--out=FOLDER]
-    glass import nanogpt OUT_DIR [--log=FILE] [--out=FOLDER]
-    glass track RUN --to=csv,tensorboard
-    glass verify RUN|EXPORT|DATASET [--json]
-    glass completion bash|zsh|fish
-
 Exit codes: 0 done, 1 a crash, 2 a user error (one line each, with the fix), 3 the loss was not finite,
 130 and 143 stopped by Ctrl-C or SIGTERM. `doctor` and `verify` exit with 1 if they found a problem. Only
 `train`, `sample`, `tune`, `doctor`, `export` and `import` import torch.
@@ -32,7 +15,8 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from glassgpt.errors import (
     THREAD_START_FAILURE,
@@ -45,10 +29,13 @@ from glassgpt.errors import (
 from glassgpt.sanitize import ascii_fallback, sanitize_text
 from glassgpt.version import VERSION
 
+if TYPE_CHECKING:
+    from glassgpt.cli.command import Command
+
 # The module of each command, imported when it is called: all of them take longer than most answers.
 COMMAND_MODULES = {
     "train": "train_command",
-    "prepare": "train_command",
+    "prepare": "prepare_command",
     "runs": "runs_commands",
     "show": "runs_commands",
     "sample": "sample_command",
@@ -66,27 +53,31 @@ COMMAND_MODULES = {
 }
 
 HELP = """\
-glass: train a small GPT, and see through the run.
+usage: glass COMMAND [options]
 
-  glass train [PRESET|FILE] [--key=value ...]        train; without a preset: quickstart
-  glass sample [RUN] [--start=TEXT]                  generate text with a trained model
-  glass prepare DATASET|FILE|FOLDER|'PATTERN'        tokenize text files, or OWNER/NAME on Hugging Face
-  glass plan [PRESET|FILE] [--gpu=NAME]              will it fit, how long will it take, what loss to expect
-  glass tune [PRESET|FILE]                           measure which settings train fastest on this machine
-  glass doctor                                       check this machine: GPU, torch, compile, disk, speed
-  glass runs [FOLDER]                                list runs: state, loss, speed, size
-  glass show RUN [--svg=FILE]                        print a run's output again, or write it as an SVG
-  glass explain RUN|LOG|-                            what happened, what it cost, what to change
-  glass compare A B                                  what differs, which is faster, which is better, why
-  glass report RUN|LOG                               one HTML page about a run
-  glass export RUN [--to=hf|nanogpt|glass]           export to Hugging Face, nanoGPT or plain safetensors
-  glass import nanogpt OUT_DIR [--log=FILE]          import a run of nanoGPT
-  glass track RUN --to=csv,tensorboard               send a finished run to experiment trackers
-  glass verify RUN|EXPORT|DATASET                    compare every file with its recorded SHA-256
-  glass completion bash|zsh|fish                     print the TAB completion script of a shell
+Train a small GPT, and see through the run.
 
-  glass COMMAND --help   options of a command
-  glass --version
+commands:
+  train [PRESET|FILE]            train; without a preset: quickstart
+  sample [RUN]                   generate text with a trained model
+  prepare FILE|FOLDER|'PATTERN'  tokenize text, or OWNER/NAME on Hugging Face
+  plan [PRESET|FILE]             will it fit, how long will it take, what loss
+  tune [PRESET|FILE]             measure which settings train fastest here
+  doctor                         check this machine: GPU, torch, disk, speed
+  runs [FOLDER]                  list runs: state, loss, speed, size
+  show RUN                       print a run's output again
+  explain RUN|LOG|-              what happened, what it cost, what to change
+  compare A B                    what differs, which is faster, better, and why
+  report RUN|LOG                 one HTML page about a run
+  export RUN                     to Hugging Face, nanoGPT or plain safetensors
+  import nanogpt OUT_DIR         import a run of nanoGPT
+  track RUN --to=TRACKERS        send a finished run to experiment trackers
+  verify RUN|EXPORT|DATASET      compare every file with its recorded SHA-256
+  completion bash|zsh|fish       print the TAB completion script of a shell
+
+options:
+  -h, --help                     show this help; after a command: its options
+  --version                      print the version
 """
 
 
@@ -156,6 +147,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
+    if "_ARGCOMPLETE" in os.environ:  # called by the script of `glass completion`
+        from glassgpt.cli.completion import complete
+
+        complete()
+        return 0
     if not words or words[0] in ("--help", "-h", "help"):
         print(HELP, end="")
         return 0
@@ -169,6 +165,6 @@ def _dispatch(words: list[str]) -> int:
     return load_command(words[0])(words[1:])
 
 
-def load_command(name: str) -> Callable[[list[str]], int]:
+def load_command(name: str) -> Command:
     module = importlib.import_module(f"glassgpt.cli.{COMMAND_MODULES[name]}")
     return getattr(module, "import_" if name == "import" else name)  # type: ignore[no-any-return]

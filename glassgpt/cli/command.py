@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
+import argparse
 import errno
+import inspect
 import sys
+import textwrap
+import typing
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import MISSING, dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from glassgpt.errors import UserError
-from glassgpt.flags import check_settings, parse_flags
-from glassgpt.recipe import Recipe, find_recipe
+from glassgpt.flags import check_settings, field_types, parse_flags
+from glassgpt.recipe import Recipe, find_recipe, preset_names
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,51 +43,89 @@ def recipe_from_names(names: Sequence[str], problems: list[str], default: str = 
         return None
 
 
-def wants_help(words: list[str]) -> bool:
-    return "--help" in words or "-h" in words
+# --- a command and its --help ---
 
 
 @dataclass(frozen=True)
-class CommandHelp:
-    """What `glass COMMAND --help` prints."""
+class Command:
+    """A subcommand of `glass`. `options`: the flags that its --help lists; `flags`: all that it takes."""
 
-    options: type
+    run: Callable[[list[str]], int]
     usage: str
-    text: str
+    options: type
+    flags: type
 
-
-_captured_help: ContextVar[list[CommandHelp] | None] = ContextVar("captured_help", default=None)
-
-
-def capture_help(command: Callable[[list[str]], int]) -> CommandHelp:
-    """The help of a command, without printing it. Shell completion uses it, so it cannot go stale."""
-    captured: list[CommandHelp] = []
-    token = _captured_help.set(captured)
-    try:
-        command(["--help"])
-    finally:
-        _captured_help.reset(token)
-    return captured[0]
-
-
-def print_help(options: type, usage: str, text: str = "") -> int:
-    """Help from the comments of the options' fields."""
-    captured = _captured_help.get()
-    if captured is not None:
-        captured.append(CommandHelp(options, usage, text))
+    def __call__(self, words: list[str]) -> int:
+        if "--help" not in words and "-h" not in words:
+            return self.run(words)
+        parser = make_parser(self.usage, self.options)
+        if self.usage.startswith("glass train"):
+            presets = parser.add_argument_group("presets")
+            for name in preset_names():
+                presets.add_argument(name, help=find_recipe(name).about)
+        print(parser.format_help(), end="")
         return 0
-    import tyro
 
-    with contextlib.suppress(SystemExit):  # tyro exits the process after printing; we return
-        tyro.cli(
-            options,
-            prog=usage,
-            description=text or None,
-            args=["--help"],
-            use_underscores=True,
-            config=(tyro.conf.FlagConversionOff,),
-        )
-    return 0
+
+def command(
+    usage: str, options: type, flags: type | None = None
+) -> Callable[[Callable[[list[str]], int]], Command]:
+    """Decorator of the function that runs a command."""
+    return lambda run: Command(run, usage, options, flags or options)
+
+
+def make_parser(usage: str, options: type) -> argparse.ArgumentParser:
+    """Prints the help of a dataclass. flags.py parses: argparse would stop at the first problem."""
+    parser = argparse.ArgumentParser(
+        usage=f"{usage} [options]" if fields(options) else usage,
+        description=inspect.getdoc(options),
+        formatter_class=_HelpFormatter,
+    )
+    groups: dict[str, Any] = {"": parser}
+    types, comments = field_types(options), field_comments(options)
+    for field in fields(options):
+        section, comment = comments[field.name]
+        if section not in groups:
+            groups[section] = parser.add_argument_group(section)
+        if field.default is MISSING:
+            parser.add_argument(field.name, metavar=field.name.upper(), help=comment)
+            continue
+        kind, default = types[field.name], field.default
+        arguments: dict[str, Any] = {}
+        if kind is bool and default is False:
+            arguments["action"] = "store_true"
+        elif kind is bool or typing.get_origin(kind) is Literal:
+            arguments["choices"] = typing.get_args(kind) or ("True", "False")
+        else:
+            inner = next((each for each in typing.get_args(kind) if each is not type(None)), kind)
+            arguments["metavar"] = inner.__name__.upper()
+        if default != "" and "action" not in arguments:
+            comment += f" (default: {'none' if default is None else default})"
+        groups[section].add_argument(f"--{field.name}", help=comment.replace("%", "%%"), **arguments)
+    return parser
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(textwrap.fill(paragraph, width) for paragraph in text.split("\n\n"))
+
+
+def field_comments(options: type) -> dict[str, tuple[str, str]]:
+    """Section and comment of each field, from the source: the comments are the only text about a flag."""
+    comments = {}
+    for base in reversed(options.__mro__[:-1]):
+        section, lines = "", list[str]()
+        for line in map(str.strip, inspect.getsource(base).splitlines()):
+            name = line.partition(":")[0]
+            if line.startswith("# ---"):
+                section = line.strip("# -")
+            elif line.startswith("# "):
+                lines.append(line[2:])
+            else:
+                if name in base.__annotations__:
+                    comments[name] = section, " ".join(lines)
+                lines = []
+    return comments
 
 
 def make_console(stderr: bool = False) -> Console:

@@ -1,30 +1,37 @@
-"""glass completion: TAB completion for bash, zsh and fish. Does not import torch.
+"""glass completion: TAB completion for bash, zsh and fish, by argcomplete. Does not import torch.
 
     source <(glass completion bash)
 
-The script of a shell only passes on what was typed; the candidates come from the installed program. The flags
-of a command are read from its help (command.capture_help), so they are never out of date.
+argcomplete's script calls `glass` with the typed line in the environment (cli.main sees it). So the
+candidates are the flags of the installed version, and the presets and runs of the moment.
 """
 
 from __future__ import annotations
 
+import argparse
+import io
+import os
 import re
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib import resources
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TextIO
 
-from glassgpt.cli.command import CommandHelp, capture_help, parse_options, print_help, wants_help
-from glassgpt.config import DEVICE_TYPES, TRACKERS, TrainConfig
+from argcomplete.completers import FilesCompleter
+from argcomplete.finders import ExclusiveCompletionFinder
+from argcomplete.shell_integration import shellcode
+
+from glassgpt.cli import COMMAND_MODULES, HELP, load_command
+from glassgpt.cli.command import Command, command, field_comments, parse_options
+from glassgpt.config import DEVICE_TYPES, TRACKERS
 from glassgpt.data.digests import EXPORT_RECORD_FILE
 from glassgpt.errors import UserError
 from glassgpt.flags import SYNONYMS, field_types
 from glassgpt.i18n import LANGUAGES
-from glassgpt.recipe import preset_names
+from glassgpt.recipe import find_recipe, preset_names
 from glassgpt.record import journal
-from glassgpt.sanitize import sanitize_text
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -33,17 +40,19 @@ SHELLS = ("bash", "zsh", "fish")
 class CompletionOptions:
     """Print a script for your shell, after which TAB completes commands, presets, runs and settings.
 
-    bash: source <(glass completion bash), in ~/.bashrc. zsh: the same with zsh, after compinit, in ~/.zshrc.
+    bash: source <(glass completion bash), in ~/.bashrc
+
+    zsh: source <(glass completion zsh), in ~/.zshrc after compinit
+
     fish: glass completion fish > ~/.config/fish/completions/glass.fish
     """
 
-    # The line up to the cursor: print candidates for its last word, one per line. The scripts call this.
+    # A command line up to the cursor: print what TAB would offer there, one per line.
     line: str | None = None
 
 
+@command("glass completion bash|zsh|fish", CompletionOptions)
 def completion(words: list[str]) -> int:
-    if wants_help([word for word in words if not word.startswith("--line")]):
-        return print_help(CompletionOptions, f"glass completion {'|'.join(SHELLS)}")
     names, options, problems = parse_options(words, CompletionOptions)
     if options.line is None and (len(names) != 1 or names[0] not in SHELLS):
         problems.append(f"say which shell it is for: {', '.join(SHELLS)}")
@@ -52,111 +61,118 @@ def completion(words: list[str]) -> int:
     if options.line is not None:
         print("\n".join(complete_line(options.line)))
     else:
-        script = resources.files("glassgpt.cli") / f"completion.{names[0]}"
-        print(script.read_text(encoding="utf-8"), end="")
+        print(shellcode(["glass"], shell=names[0]), end="")
     return 0
 
 
 def complete_line(line: str) -> list[str]:
     """Candidates for the last word of the line. If there are none, the shell offers files."""
-    from glassgpt.cli import COMMAND_MODULES, load_command
-
-    words = line.split(" ")
-    typed, before = words[-1], [word for word in words[1:-1] if word]
-    if not before:
-        return _starting_with(typed, [*COMMAND_MODULES, "--help", "--version"])
-    if before[0] not in COMMAND_MODULES:
-        return []
-    command_help = capture_help(load_command(before[0]))
-    flags = _flag_types(command_help)
-    name, equals, value = typed.partition("=")
-    if equals and name.startswith("--"):
-        values = _value_completions(_flag_name(name), flags.get(_flag_name(name)), value)
-        return [f"{name}={candidate}" for candidate in values]
-    if typed.startswith("-"):
-        given = {_flag_name(word.partition("=")[0]) for word in before}
-        candidates = []
-        for name, value_type in flags.items():
-            only_in_text = False if value_type is bool else None
-            default = getattr(command_help.options, name, getattr(TrainConfig, name, only_in_text))
-            if name not in given:  # a flag that is False switches on without a value
-                candidates.append(f"--{name}" if default is False else f"--{name}=")
-        return _starting_with(typed, [*candidates, "--help"])
-    last = _flag_name(before[-1])
-    if before[-1].startswith("--") and "=" not in before[-1] and flags.get(last, bool) is not bool:
-        return _value_completions(last, flags[last], typed)
-    return _starting_with(typed, _positional_completions(command_help.usage))
+    os.environ |= {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_SUPPRESS_SPACE": "1"}
+    os.environ |= {"COMP_LINE": line, "COMP_POINT": str(len(line))}
+    output = io.StringIO()
+    try:
+        complete(output)
+    finally:
+        for name in [name for name in os.environ if name.startswith(("_ARGCOMPLETE", "COMP_"))]:
+            del os.environ[name]
+    return output.getvalue().splitlines()
 
 
-def _flag_name(flag: str) -> str:
-    return flag.removeprefix("--").replace("-", "_")
+def complete(output: TextIO | None = None) -> None:
+    """Write candidates for COMP_LINE to `output`, or to the shell, after which the process ends."""
+    line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
+    # zsh passes all that was typed: cd project && CUDA_VISIBLE_DEVICES=1 glass train
+    line = re.sub(r"^(.*[;&|(])?\s*(\w+=\S*\s+)*(?=\S*glass\s)", "", line)
+    name = re.match(r"\S+\s+(\S+)\s", line)
+    if name is None:
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--version", action="store_true", help="print the version")
+        about = dict(re.findall(r"(?m)^  (\w+)(?: \S+)*  +(.+)", HELP))
+        _set_completer(parser.add_argument("command"), lambda **_: about)
+    elif name[1] in COMMAND_MODULES:
+        parser = _command_parser(load_command(name[1]), re.split(r"\s", line)[-1])
+    else:
+        return
+    # A 2 tells argcomplete to skip the first word: what follows the command is completed.
+    os.environ |= {"_ARGCOMPLETE": "2" if name else "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
+    exit_method = os._exit if output is None else lambda code: None
+    _Finder()(parser, always_complete_options=False, exit_method=exit_method, output_stream=output)
 
 
-def _starting_with(typed: str, words: Iterable[str]) -> list[str]:
-    return [word for word in words if word.startswith(typed)]
+class _Finder(ExclusiveCompletionFinder):
+    def _init_debug_stream(self) -> None:
+        """Do not take file descriptor 9 for a debug stream: in a test it is another file."""
 
 
-def _flag_types(command_help: CommandHelp) -> dict[str, object]:
-    """The type of each flag's value, by the flag's name."""
-    flags: dict[str, object] = dict(field_types(command_help.options))
-    if "--key=value" in command_help.usage:  # any setting of a run
-        flags |= {name: kind for name, kind in field_types(TrainConfig).items() if name not in flags}
-    flags |= {synonym: flags[name] for name, synonym in SYNONYMS.items() if name in flags}
-    # Flags that are only in the text of the help: --a.config=FILE.
-    text = (command_help.text or command_help.options.__doc__ or "").replace("--key=value", "")
-    for name, equals in re.findall(r"(?<!\S)--(\w[\w.]*\w)(=?)", text):
-        flags.setdefault(name, str if equals else bool)
-    return flags
+def _command_parser(command: Command, last_word: str) -> argparse.ArgumentParser:
+    """Everything that the command takes, with completers. Any value is valid: flags.py refuses wrong ones."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    comments = field_comments(command.flags)
+    for name, kind in field_types(command.flags).items():
+        options = [f"--{flag}" for flag in (name, SYNONYMS.get(name)) if flag]
+        is_literal = typing.get_origin(kind) is Literal
+        values = typing.get_args(kind) if is_literal else ("True", "False") if kind is bool else ()
+        takes_none = kind is bool or "on" in values
+        is_value = last_word.startswith(tuple(f"{option}=" for option in options))
+        action = parser.add_argument(
+            *options,
+            nargs="?" if takes_none and not is_value else None,
+            help=comments[name][1].replace("%", "%%"),
+        )
+        if values:
+            _set_completer(action, partial(lambda values, **_: values, values))
+        elif name in _VALUES:
+            _set_completer(action, _VALUES[name])
+    for flag in sorted(set(re.findall(r"--[ab]\.\w+", command.options.__doc__ or ""))):
+        parser.add_argument(flag)
+    _set_completer(parser.add_argument("names", nargs="*"), partial(_complete_name, command.usage))
+    return parser
 
 
-def _value_completions(name: str, value_type: object, typed: str) -> list[str]:
-    if typing.get_origin(value_type) is Literal:
-        return _starting_with(typed, typing.get_args(value_type))
-    if name in ("track", "to"):  # trackers, several of them; an export's `to` is a Literal
-        done, _, last = typed.rpartition(",")
-        trackers = [tracker for tracker in TRACKERS if tracker not in done.split(",")]
-        return [f"{done},{tracker}" if done else tracker for tracker in _starting_with(last, trackers)]
-    values: dict[str, Sequence[str]] = {
-        "lang": tuple(LANGUAGES),
-        "device": ("auto", *DEVICE_TYPES),
-        "dataset": _folders_containing("data", "manifest.json", whole=False),
-        "init_from": ("scratch", "resume", *_folders_containing("runs", journal.FILE_NAME)),
-    }
-    if name in values:
-        return _starting_with(typed, values[name])
-    return _starting_with(typed, ("True", "False") if value_type is bool else ())
+def _set_completer(action: argparse.Action, completer: Callable[..., Iterable[str]]) -> None:
+    action.completer = completer  # type: ignore[attr-defined]
 
 
-def _positional_completions(usage: str) -> list[str]:
-    """Candidates for PRESET, RUN, DATASET and lower-case words of a usage line. The shell offers files."""
-    candidates: list[str] = []
-    for word in re.findall(r"(?<![\w-])[A-Za-z]+(?![\w=])", usage.partition(" ")[2].partition(" ")[2]):
+def _complete_name(usage: str, prefix: str, **_: Any) -> Mapping[str, str]:
+    """Candidates for PRESET, RUN, DATASET and lower-case words of a usage line; else files."""
+    candidates: dict[str, str] = {}
+    for word in re.findall(r"(?<![\w-])[A-Za-z]+(?![\w=])", usage.split(" ", 2)[2]):
         if word == "PRESET":
-            candidates += preset_names()
+            candidates |= {name: find_recipe(name).about for name in preset_names()}
         elif word in ("RUN", "A"):
-            candidates += _folders_containing("runs", journal.FILE_NAME)
+            candidates |= dict.fromkeys(_folders_containing("runs", journal.FILE_NAME), "a run")
         elif word == "EXPORT":
-            candidates += _folders_containing("exports", EXPORT_RECORD_FILE)
-        elif word == "DATASET" and "EXPORT" in usage:  # prepared datasets
-            candidates += _folders_containing("data", "manifest.json")
+            candidates |= dict.fromkeys(_folders_containing("exports", EXPORT_RECORD_FILE), "an export")
+        elif word == "DATASET" and "EXPORT" in usage:
+            candidates |= dict.fromkeys(_folders_containing("data", "manifest.json"), "a dataset")
         elif word == "DATASET":
             from glassgpt.data.dataset import BUILT_IN
 
-            candidates += BUILT_IN
+            candidates |= dict.fromkeys(BUILT_IN, "a dataset")
         elif word.islower():
-            candidates.append(word)
-    return candidates
+            candidates[word] = ""
+    if any(name.startswith(prefix) for name in candidates):
+        return candidates
+    return dict.fromkeys(FilesCompleter()(prefix), "")
 
 
-def _folders_containing(parent: str, file_name: str, whole: bool = True) -> list[str]:
-    """Sorted folders in `parent` that contain the file; `whole`: as paths, else by their names.
+def _complete_trackers(prefix: str, **_: Any) -> list[str]:
+    done = prefix.rpartition(",")[0]
+    others = [tracker for tracker in TRACKERS if tracker not in done.split(",")]
+    return [f"{done},{tracker}" if done else tracker for tracker in others]
 
-    A shell puts a candidate on the line unquoted, and would run a folder called $(rm -r .). So names that
-    need quotes are left out: the shell offers them itself, with other files.
-    """
-    folders = []
-    for path in sorted(path.parent for path in Path(parent).glob(f"*/{file_name}")):
-        unsafe = re.search(r"[\x00-\x7f]", re.sub(r"[\w.,:@%+-]", "", path.name))
-        if unsafe is None and sanitize_text(path.name) == path.name:
-            folders.append(str(path) if whole else path.name)
-    return folders
+
+def _folders_containing(parent: str, file_name: str) -> list[str]:
+    """Folders whose names a terminal can show; argcomplete quotes what a shell would execute."""
+    paths = sorted(path.parent for path in Path(parent).glob(f"*/{file_name}"))
+    return [str(path) for path in paths if path.name.isprintable()]
+
+
+_VALUES: dict[str, Callable[..., Iterable[str]]] = {
+    "track": _complete_trackers,
+    "to": _complete_trackers,
+    "lang": lambda **_: LANGUAGES,
+    "device": lambda **_: ("auto", *DEVICE_TYPES),
+    "dataset": lambda **_: [Path(path).name for path in _folders_containing("data", "manifest.json")],
+    "init_from": lambda **_: ["scratch", "resume", *_folders_containing("runs", journal.FILE_NAME)],
+}

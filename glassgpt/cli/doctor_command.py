@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from glassgpt.cli.command import make_console, parse_options, print_help, wants_help
+from glassgpt.cli.command import command, make_console, parse_options
 from glassgpt.doctor.check import DoctorOptions, check_doctor_options, runs_dir
 from glassgpt.errors import UserError
 from glassgpt.record import journal
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from glassgpt.doctor.check import Check
 
 
+@command("glass doctor", DoctorOptions)
 def doctor(words: list[str]) -> int:
-    if wants_help(words):
-        return print_help(DoctorOptions, "glass doctor")
     names, options, problems = parse_options(words, DoctorOptions)
     problems += [f"glass doctor takes no name: {name}" for name in names if not name.startswith("-")]
     problems += check_doctor_options(options)

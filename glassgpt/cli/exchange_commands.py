@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from glassgpt.cli.command import make_console, parse_options, print_help, wants_help
+from glassgpt.cli.command import command, make_console, parse_options
 from glassgpt.errors import UserError
 from glassgpt.exchange.exchange_options import ExportOptions, ImportOptions
 
 
+@command("glass export RUN", ExportOptions)
 def export(words: list[str]) -> int:
-    if wants_help(words):
-        return print_help(ExportOptions, "glass export RUN")
     names, options, problems = parse_options(words, ExportOptions)
     if len(names) != 1:
         problems.append("say which run to export, one at a time: glass export RUN; `glass runs` lists them")
@@ -22,9 +21,8 @@ def export(words: list[str]) -> int:
     return 0
 
 
+@command("glass import nanogpt OUT_DIR", ImportOptions)
 def import_(words: list[str]) -> int:
-    if wants_help(words):
-        return print_help(ImportOptions, "glass import nanogpt OUT_DIR")
     names, options, problems = parse_options(words, ImportOptions)
     if len(names) != 2 or names[0] != "nanogpt":
         problems.append("say what to import, and from where: glass import nanogpt OUT_DIR")

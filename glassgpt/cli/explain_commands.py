@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from glassgpt.cli.command import make_console, parse_options, print_help, wants_help
+from glassgpt.cli.command import command, make_console, parse_options
 from glassgpt.errors import UserError
 from glassgpt.explain.explain_options import (
     CompareOptions,
@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 Options = TypeVar("Options", ExplainOptions, CompareOptions, ReportOptions)
 
 
+@command("glass explain RUN|LOG|-", ExplainOptions)
 def explain(words: list[str]) -> int:
-    if wants_help(words):
-        return print_help(ExplainOptions, "glass explain RUN|LOG|-")
     from glassgpt.explain.explanation import explain as explain_log
     from glassgpt.show.terminal.explain_view import print_explanation
 
@@ -51,18 +50,15 @@ def explain(words: list[str]) -> int:
     return 0
 
 
+@command("glass compare A B [C ...]", CompareOptions)
 def compare(words: list[str]) -> int:
-    if wants_help(words):
-        return print_help(CompareOptions, "glass compare A B [C ...]")
     from glassgpt.compare.comparison import compare as compare_logs
-    from glassgpt.runs.facts import compute_facts
     from glassgpt.show.terminal.compare_view import print_comparison
 
     missing = "glass compare needs at least two runs or logs: glass compare A B"
     names, overrides, options, card = _parse_command_line(words, CompareOptions, None, missing)
     with use_language(options.lang or preferred_language()):
-        run_logs = _read_run_logs(names, overrides)
-        comparison = compare_logs([(run_log, compute_facts(run_log)) for run_log in run_logs], card)
+        comparison = compare_logs(_read_run_logs(names, overrides), card)
         if options.json:
             _print_json(comparison.as_dict())
         else:
@@ -70,15 +66,15 @@ def compare(words: list[str]) -> int:
     return 0
 
 
+@command("glass report RUN|LOG|-", ReportOptions)
 def report(words: list[str]) -> int:
-    if wants_help(words):
-        return print_help(ReportOptions, "glass report RUN|LOG|-")
     from glassgpt.explain.explanation import explain as explain_log
+    from glassgpt.runs.reading import source_path
     from glassgpt.show.report.page import check_report_path, write_report
 
     missing = "say which run or log to report on"
     names, overrides, options, card = _parse_command_line(words, ReportOptions, 1, missing)
-    source = Path(names[0])
+    source = source_path(names[0])
     if options.out:
         path = expand_user_path(options.out)
     elif source.is_dir():
@@ -101,6 +97,8 @@ def _parse_command_line(
 
     `count`: how many names there must be; None: two or more.
     """
+    from glassgpt.runs.reading import source_path
+
     override_words: list[str] = []
     other_words: list[str] = []
     remaining = list(words)
@@ -119,8 +117,12 @@ def _parse_command_line(
         problems.append(missing)
     if names.count("-") > 1:
         problems.append("the standard input (-) can be read only once")
-    missing_names = [name for name in names if name != "-" and not os.path.lexists(name)]
-    problems += [f"there is no file or folder {name}" for name in missing_names]
+    for name in names:
+        try:
+            if name != "-" and not os.path.lexists(source_path(name)):
+                problems.append(f"there is no file or folder {name}")
+        except UserError as error:
+            problems += error.problems
     card = parse_card(options.gpu, problems)
     check_language(options.lang, problems)
     overrides: list[RunOverrides] = []
@@ -188,6 +190,7 @@ def _watch(name: str, overrides: RunOverrides, options: ExplainOptions, card: Ca
 def _follow(name: str, watcher: LogWatcher, echo: Callable[[str], None] | None) -> Iterator[WatchUpdate]:
     """Updates from standard input (with its lines echoed), a FIFO, a growing log file, or a run's journal."""
     from glassgpt.explain.watch import GrowingFile, follow
+    from glassgpt.runs.reading import source_path
     from glassgpt.runs.run_list import is_running
 
     if name == "-" and sys.stdin is None:
@@ -197,7 +200,7 @@ def _follow(name: str, watcher: LogWatcher, echo: Callable[[str], None] | None) 
         with open(os.dup(sys.stdin.fileno()), "rb", buffering=0) as stream:
             yield from follow(stream, watcher, echo)
         return
-    path = Path(name)
+    path = source_path(name)
     file = path / journal.FILE_NAME if path.is_dir() else path
     if path.is_fifo():
         with path.open("rb", buffering=0) as pipe:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, TypeVar
 
-from glassgpt.cli.command import make_console, print_help, recipe_from_names, wants_help
+from glassgpt.cli.command import command, make_console, recipe_from_names
 from glassgpt.config import DEVICE_PATTERN, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.files import expand_user_path
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from glassgpt.plan.target import PlanTarget
 
 Result = TypeVar("Result")
-
-_HELP_TEXT = """\
-Any setting of `glass train` may be given too: glass plan gpt2_124m --gpu=rtx4070 --block_size=512
-
-Nothing is trained, and no GPU is needed."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +39,8 @@ class _PlanRequest:
     has_block_size_flag: bool
 
 
+@command("glass plan [PRESET|FILE]", PlanOptions, _PlanFlags)
 def plan(words: list[str]) -> int:
-    if wants_help(words):
-        return print_help(PlanOptions, "glass plan [PRESET|FILE] [--key=value ...]", _HELP_TEXT)
     names, flags, problems = parse_flags(words, _PlanFlags)
     option_names = {field.name for field in fields(PlanOptions)}
     values, option_problems = check_settings(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from glassgpt.cli.command import make_console, parse_options, print_help, wants_help
+from glassgpt.cli.command import command, make_console, parse_options
 from glassgpt.errors import UserError
 from glassgpt.files import expand_user_path
 
 
 @dataclass(frozen=True)
 class RunsOptions:
-    """List the runs in a folder."""
+    """List the runs in FOLDER: state, loss, speed and size. Without FOLDER: runs/."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,8 @@ class ShowOptions:
     width: int = 132
 
 
+@command("glass runs [FOLDER]", RunsOptions)
 def runs(words: list[str]) -> int:
-    if wants_help(words):
-        return print_help(RunsOptions, "glass runs [FOLDER]")
     from glassgpt.runs.run_list import find_runs
     from glassgpt.show.terminal.runs_view import print_runs
 
@@ -43,9 +42,8 @@ def runs(words: list[str]) -> int:
     return 0
 
 
+@command("glass show RUN", ShowOptions)
 def show(words: list[str]) -> int:
-    if wants_help(words):
-        return print_help(ShowOptions, "glass show RUN")
     from glassgpt.show.terminal.runs_view import replay, replay_svg
 
     names, options, problems = parse_options(words, ShowOptions)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from glassgpt.cli.command import make_console, parse_options, print_help, wants_help
+from glassgpt.cli.command import command, make_console, parse_options
 from glassgpt.errors import UserError
+from glassgpt.sample.sample_options import SampleOptions, find_problems, prompt_text
 
 
+@command("glass sample [RUN]", SampleOptions)
 def sample(words: list[str]) -> int:
-    from glassgpt.sample.sample_options import SampleOptions, find_problems, prompt_text
-
-    if wants_help(words):
-        return print_help(SampleOptions, "glass sample [RUN]")
     names, options, problems = parse_options(words, SampleOptions)
     if len(names) > 1:
         problems.append(

@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from glassgpt import format
-from glassgpt.cli.command import make_console, parse_options, print_help, wants_help
+from glassgpt.cli.command import command, make_console, parse_options
 from glassgpt.config import TRACKERS, tracker_names
 from glassgpt.errors import UserError, error_type_and_message
 from glassgpt.record import journal
 from glassgpt.track.trackers import TrackOptions
 
 
+@command("glass track RUN", TrackOptions)
 def track(words: list[str]) -> int:
-    if wants_help(words):
-        return print_help(TrackOptions, "glass track RUN")
     from glassgpt.show.terminal.run_lines import print_line
     from glassgpt.track.trackers import check_installed, make_feed
 

@@ -1,7 +1,6 @@
-"""glass train, glass prepare
+"""glass train
 
-glass prepare shakespeare.txt
-glass train --dataset=shakespeare --max_iters=2000
+glass train shakespeare_char --max_iters=2000
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from glassgpt.cli.command import make_console, print_help, recipe_from_names, wants_help
+from glassgpt.cli.command import command, make_console, recipe_from_names
 from glassgpt.config import MACHINE_SPECIFIC_PATHS, TrainConfig, requested_trackers
 from glassgpt.errors import UserError
 from glassgpt.flags import check_settings, parse_flags
-from glassgpt.recipe import DEFAULT_PRESET, Recipe, find_recipe, is_unprepared_text, preset_names
+from glassgpt.recipe import DEFAULT_PRESET, Recipe, find_recipe, is_unprepared_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,9 +34,14 @@ TUNE_BUDGET_S = 90.0  # --help says so
 
 @dataclass(frozen=True)
 class _TrainFlags(TrainConfig):
-    """All flags of `glass train`: the settings of a run, and two that are not settings."""
+    """Train a model. Without PRESET or FILE: quickstart.
 
-    # --- this command ---
+    FILE is a config (.toml), a nanoGPT config (.py, parsed, never executed), or a text file or folder to
+    prepare and train on with quickstart's settings.
+
+    Flags override PRESET or FILE. A switch such as --bias takes a value too: --bias=False. `none` means:
+    derived from other settings, and the run says how.
+    """
 
     # First measure which settings train fastest on this machine. Takes 90 seconds at most.
     tune: bool = False
@@ -45,14 +49,8 @@ class _TrainFlags(TrainConfig):
     nproc: int | None = None
 
 
+@command("glass train [PRESET|FILE]", _TrainFlags)
 def train(words: list[str]) -> int:
-    if wants_help(words):
-        presets = "\n".join(f"  {name:<22} {find_recipe(name).about}" for name in preset_names())
-        text = (
-            "FILE is a config (.toml), a nanoGPT config (.py, parsed, never executed), or a text file or "
-            f"folder to prepare and train on with quickstart's settings. Presets:\n\n{presets}"
-        )
-        return print_help(_TrainFlags, "glass train [PRESET|FILE]", text)
     names, flags, problems = parse_flags(words, _TrainFlags)
     command_flags: dict[str, str] = {name: flags.pop(name) for name in ("tune", "nproc") if name in flags}
     values, command_problems = check_settings(command_flags, _TrainFlags)
@@ -210,27 +208,3 @@ def _measure_fastest_config(
     config = tuned_config(config, TUNE_BUDGET_S, partial(print_line, out, "tune"), fixed=fixed)
     out.print()
     return {"config": asdict(config), "seconds": time.perf_counter() - started}
-
-
-def prepare(words: list[str]) -> int:
-    from glassgpt.data.prepare import prepare as prepare_data
-    from glassgpt.data.prepare_options import PrepareOptions
-    from glassgpt.training.interrupt import sigterm_as_interrupt
-
-    if wants_help(words):
-        return print_help(PrepareOptions, "glass prepare DATASET|FILE|FOLDER|'PATTERN'")
-    names, flags, problems = parse_flags(words, PrepareOptions)
-    names += [flags.pop("dataset")] if "dataset" in flags else []
-    if len(names) != 1:
-        problems.append(
-            "name one thing to prepare: pylib, shakespeare_char, fineweb_edu, owner/name on Hugging Face, a "
-            "file, a folder, or a quoted 'pattern*'"
-        )
-    settings, setting_problems = check_settings(flags, PrepareOptions)
-    if problems or setting_problems:
-        raise UserError(problems + setting_problems)
-    out = make_console()
-    options = PrepareOptions(**({"dataset": names[0]} | settings))  # type: ignore[arg-type]
-    with sigterm_as_interrupt():
-        prepare_data(options, lambda line: out.print(line, soft_wrap=True, markup=False))
-    return 0

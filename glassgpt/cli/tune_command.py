@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import dataclass
 from typing import Any
 
-from glassgpt.cli.command import make_console, print_help, recipe_from_names, wants_help
+from glassgpt.cli.command import command, make_console, recipe_from_names
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.flags import check_settings, did_you_mean, field_types, parse_flags
@@ -20,13 +21,13 @@ from glassgpt.record import journal
 from glassgpt.tune.tuning import TuneOptions, budget_seconds, check_tune_options
 
 
+@dataclass(frozen=True)
 class _TuneFlags(TuneOptions, TrainConfig):
     """All flags of `glass tune`: its options and the settings of a run."""
 
 
+@command("glass tune [PRESET|FILE]", TuneOptions, _TuneFlags)
 def tune(words: list[str]) -> int:
-    if wants_help(words):
-        return print_help(TuneOptions, "glass tune [PRESET|FILE] [--key=value …]")
     started = time.monotonic()
     recipe, options, flags = _parse_command_line(words)
     from glassgpt.show.terminal.tune_view import TuneConsole, print_tuned_file, print_tuning

@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import dataclass
 
-from glassgpt.cli.command import make_console, parse_options, print_help, wants_help
+from glassgpt.cli.command import command, make_console, parse_options
 from glassgpt.errors import UserError
 
 
@@ -22,9 +22,8 @@ class VerifyOptions:
     json: bool = False
 
 
+@command("glass verify RUN|EXPORT|DATASET ...", VerifyOptions)
 def verify(words: list[str]) -> int:
-    if wants_help(words):
-        return print_help(VerifyOptions, "glass verify RUN|EXPORT|DATASET ...")
     from glassgpt.data.progress import show_byte_progress
     from glassgpt.runs.run_list import size_on_disk
     from glassgpt.show.terminal.doctor_view import print_verification

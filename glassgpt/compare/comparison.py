@@ -1,6 +1,6 @@
 """`glass compare A B`: runs side by side.
 
-comparison = compare([(log_a, facts_a), (log_b, facts_b)])
+comparison = compare([log_a, log_b])
 comparison.verdict          # claims: which is faster, which is better, why
 comparison.as_dict()        # the JSON document; journal.nonfinite_to_words makes it strict
 """
@@ -35,7 +35,6 @@ from glassgpt.compare.speed_verdict import compare_speed
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import Card
 from glassgpt.i18n import say
-from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import RunLog
 
 
@@ -61,7 +60,7 @@ class Comparison:
                     "name": run.log.name,
                     "format": run.log.trainer.id,
                     "device": run.log.setup.device_name or run.log.setup.settings.get("device"),
-                    "facts": run.facts.as_dict(),
+                    "facts": run.analysis.facts.as_dict(),
                     "noise": run.noise and {"value": run.noise.std, "source": run.noise.source},
                 }
                 for run in self.runs
@@ -82,7 +81,7 @@ class Comparison:
         }
 
 
-def compare(runs: Sequence[tuple[RunLog, Facts]], card: Card | None = None) -> Comparison:
+def compare(runs: Sequence[RunLog], card: Card | None = None) -> Comparison:
     """Each run with the first one. `card`: MFU of all runs is measured against its peak."""
     if len(runs) < 2:
         raise UserError("glass compare needs at least two runs or logs: glass compare A B")
@@ -97,6 +96,15 @@ def compare(runs: Sequence[tuple[RunLog, Facts]], card: Card | None = None) -> C
                 runs=run.runs_in_log,
             )
             verdict.append(Claim("several-runs", (run.label,), sentence))
+        if left_out := run.log.left_out.lines:
+            sentence = say(
+                "The log of {run} is very long: {rows} of its {lines} iterations, spread over the whole run, "
+                "are compared. Counts and total times are of all of them.",
+                run=run.label,
+                rows=f"{run.analysis.facts.iterations_logged - left_out:,}",
+                lines=f"{run.analysis.facts.iterations_logged:,}",
+            )
+            verdict.append(Claim("thinned-log", (run.label,), sentence))
         verdict += _nonfinite_claims(run)
     comparability = [check_comparability(first, other) for other in others]
     for other, level in zip(others, comparability, strict=True):
@@ -122,7 +130,7 @@ def compare(runs: Sequence[tuple[RunLog, Facts]], card: Card | None = None) -> C
 
 def _nonfinite_claims(run: ComparedRun) -> list[Claim]:
     """Losses of the final trajectory that are NaN or infinite."""
-    trajectory = run.trajectory
+    trajectory = run.analysis.trajectory
     with_loss = np.flatnonzero(run.log.steps.has_loss[trajectory.rows])
     is_bad = ~np.isfinite(trajectory.loss[with_loss])
     bad = with_loss[is_bad]
@@ -151,13 +159,16 @@ def _nonfinite_claims(run: ComparedRun) -> list[Claim]:
 def _metrics_json(runs: Sequence[ComparedRun]) -> dict[str, object]:
     """Each quantity as a list, one value per run."""
     size_names = ("parameters", "parameters_source", "parameters_stated", "flops_per_token", "flops_source")
-    names = ("tokens_per_iteration", "iterations", "tokens_seen", "total_flops", "steady_ms", "tokens_per_s",
-             "achieved_tflops", "mfu", "overhead_share", "time_s")  # fmt: skip
+    names = ("tokens_per_iteration", "tokens_seen", "total_flops", "steady_ms", "tokens_per_s",
+             "achieved_tflops", "overhead_share")  # fmt: skip
     table: dict[str, object] = {
-        name: [getattr(run.metrics.size, name) for run in runs] for name in size_names
+        name: [getattr(run.analysis.size, name) for run in runs] for name in size_names
     }
-    table |= {name: [getattr(run.metrics, name) for run in runs] for name in names}
-    peaks = [run.metrics.peak for run in runs]
+    table |= {name: [getattr(run.analysis, name) for run in runs] for name in names}
+    table["iterations"] = [run.analysis.facts.last_iteration for run in runs]
+    table["time_s"] = [run.analysis.total_s for run in runs]
+    table["mfu"] = [run.mfu for run in runs]
+    peaks = [run.peak for run in runs]
     table["mfu_peak_tflops"] = [peak.flops / 1e12 if peak else None for peak in peaks]
     table["mfu_peak_source"] = [peak.source if peak else None for peak in peaks]
     return table

@@ -305,8 +305,8 @@ def _untrained_loss(run: ComparedRun) -> float | None:
         return None
     if len(run.curve) and run.curve.iterations[0] == 0:
         return float(run.curve.losses[0])
-    loss = run.facts.loss_first
-    has_first_step = run.facts.first_iteration in (0, 1)
+    loss = run.analysis.facts.loss_first
+    has_first_step = run.analysis.facts.first_iteration in (0, 1)
     return loss if has_first_step and loss is not None and math.isfinite(loss) else None
 
 

@@ -92,7 +92,7 @@ def _notable_ratio(better: float | None, worse: float | None) -> float | None:
 
 def _model_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause]:
     causes = []
-    sizes = better.metrics.size, worse.metrics.size
+    sizes = better.analysis.size, worse.analysis.size
     if ratio := _notable_ratio(sizes[0].parameters, sizes[1].parameters):
         better_size, worse_size = (
             format.format_parameters(size.parameters or 0, size.parameters_source != "inferred")
@@ -123,14 +123,14 @@ def _model_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause]:
 def _training_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause]:
     """Tokens per iteration, and tokens up to the best evaluation; iterations where tokens are unknown."""
     causes = []
-    if ratio := _notable_ratio(better.metrics.tokens_per_iteration, worse.metrics.tokens_per_iteration):
+    if ratio := _notable_ratio(better.analysis.tokens_per_iteration, worse.analysis.tokens_per_iteration):
         sentence = say(
             "Batch: {better} has {better_tokens} tokens per iteration, {worse} {worse_tokens} ({factor}).",
             better=better.label,
             worse=worse.label,
             factor=format.format_factor(max(ratio, 1 / ratio)),
-            better_tokens=format.format_integer(better.metrics.tokens_per_iteration or 0),
-            worse_tokens=format.format_integer(worse.metrics.tokens_per_iteration or 0),
+            better_tokens=format.format_integer(better.analysis.tokens_per_iteration or 0),
+            worse_tokens=format.format_integer(worse.analysis.tokens_per_iteration or 0),
         )
         # A smaller batch means fewer tokens after as many iterations, but more updates after as many tokens.
         causes.append(LossCause("batch", sentence, True if ratio > 1 else None))
@@ -250,7 +250,7 @@ def rule_out_hardware(
             "Hardware and precision decide how long that takes."
         ),
     ]
-    times_s = better.metrics.time_s, worse.metrics.time_s
+    times_s = better.analysis.total_s, worse.analysis.total_s
     if times_s[0] and times_s[1]:
         details.append(
             say(

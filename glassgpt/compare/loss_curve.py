@@ -16,9 +16,8 @@ import numpy as np
 
 from glassgpt import format
 from glassgpt.i18n import say
-from glassgpt.runs.facts import Facts
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import Floats, Ints, RunLog
-from glassgpt.runs.trajectory import Trajectory
 
 Axis = Literal["iterations", "tokens", "time", "flops"]
 AXES: tuple[Axis, ...] = ("iterations", "tokens", "time", "flops")
@@ -50,30 +49,19 @@ def finite_positive(value: float | None) -> float | None:
 # --- from a log to a curve ---
 
 
-def validation_curve(
-    run_log: RunLog,
-    trajectory: Trajectory,
-    facts: Facts,
-    tokens_per_iteration: int | None,
-    flops_per_token: float | None,
-) -> LossCurve:
+def validation_curve(analysis: Analysis) -> LossCurve:
     """The evaluations of the final trajectory, without those that a resume discarded."""
-    evals = trajectory.evals
+    evals = analysis.trajectory.evals
     iterations = np.array([evaluation.iteration for evaluation in evals], dtype=np.int64)
     losses = np.array([evaluation.val_loss for evaluation in evals], dtype=np.float64)
     segments = np.array([evaluation.segment for evaluation in evals], dtype=np.int64)
-    positions = _positions(run_log, facts, segments, iterations, tokens_per_iteration, flops_per_token)
+    positions = _positions(analysis, segments, iterations)
     return LossCurve(losses, iterations, positions)
 
 
-def training_curve(
-    run_log: RunLog,
-    trajectory: Trajectory,
-    facts: Facts,
-    tokens_per_iteration: int | None,
-    flops_per_token: float | None,
-) -> LossCurve:
+def training_curve(analysis: Analysis) -> LossCurve:
     """Training losses, averaged over parts of the run, because the loss of one batch is noisy."""
+    run_log, trajectory = analysis.log, analysis.trajectory
     steps = run_log.steps
     rows = trajectory.rows[np.isfinite(trajectory.loss) & run_log.has_iteration_numbers]
     count = min(_TRAINING_CURVE_POINTS, len(rows) // 5 or 1)
@@ -85,7 +73,7 @@ def training_curve(
     segments = np.array([steps.segment[stretch[-1]] for stretch in stretches], dtype=np.int64)
     finite = np.isfinite(losses)
     iterations, losses, segments = iterations[finite], losses[finite], segments[finite]
-    positions = _positions(run_log, facts, segments, iterations, tokens_per_iteration, flops_per_token)
+    positions = _positions(analysis, segments, iterations)
     curve = LossCurve(losses, iterations, positions)
     if not stretches or len(stretches[-1]) < 3:
         return curve
@@ -93,37 +81,31 @@ def training_curve(
     return replace(curve, point_std=finite_positive(float(np.std(last, ddof=1)) / float(np.sqrt(len(last)))))
 
 
-def _positions(
-    run_log: RunLog,
-    facts: Facts,
-    segments: Ints,
-    iterations: Ints,
-    tokens_per_iteration: int | None,
-    flops_per_token: float | None,
-) -> dict[Axis, Floats]:
+def _positions(analysis: Analysis, segments: Ints, iterations: Ints) -> dict[Axis, Floats]:
+    tokens_per_iteration, flops_per_token = analysis.tokens_per_iteration, analysis.size.flops_per_token
     positions: dict[Axis, Floats] = {"iterations": iterations.astype(np.float64)}
-    tokens = run_log.tokens_seen_at(iterations, tokens_per_iteration) if tokens_per_iteration else None
+    tokens = None
+    if tokens_per_iteration:
+        tokens = analysis.log.tokens_seen_at(iterations, tokens_per_iteration)
     if tokens is not None:
         positions["tokens"] = tokens
         if flops_per_token:
             positions["flops"] = tokens * flops_per_token
-    seconds = _elapsed_s(run_log, facts, segments, iterations)
+    seconds = _elapsed_s(analysis, segments, iterations)
     if seconds is not None and (seconds < _MAX_ELAPSED_S).all() and (np.diff(seconds) >= 0).all():
         positions["time"] = seconds
     return positions
 
 
-def _elapsed_s(run_log: RunLog, facts: Facts, segments: Ints, iterations: Ints) -> Floats | None:
+def _elapsed_s(analysis: Analysis, segments: Ints, iterations: Ints) -> Floats | None:
     """Seconds from the start of the log to each iteration. One that is not logged took the steady step time.
 
     None: the log has no step times, or does not start at the first iteration.
     """
-    steps, steady_ms = run_log.steps, finite_positive(facts.steady_ms)
+    run_log, steps, steady_ms = analysis.log, analysis.log.steps, finite_positive(analysis.steady_ms)
     if steady_ms is None or not len(steps) or not len(iterations):
         return None
-    gaps = np.diff(steps.iteration[:50])
-    log_interval = int(np.median(gaps[gaps > 0])) if np.any(gaps > 0) else 1
-    if steps.iteration[0] > run_log.trainer.first_iteration + log_interval:
+    if steps.iteration[0] > run_log.trainer.first_iteration + (run_log.log_interval() or 1):
         return None
 
     step_ms = np.where(np.isfinite(steps.ms) & (steps.ms >= 0), steps.ms, steady_ms)
@@ -156,7 +138,7 @@ def _elapsed_s(run_log: RunLog, facts: Facts, segments: Ints, iterations: Ints) 
     seconds += eval_s[np.searchsorted(np.sort(eval_keys), wanted, side="right")]
     # The rest of the wall time is mostly the start-up of the first process. Later start-ups come later.
     all_eval_s = sum(evaluation.ms or 0.0 for evaluation in run_log.evals) / 1000
-    rest_s = (facts.estimated_total_s or 0.0) - float(elapsed[-1]) - all_eval_s
+    rest_s = (analysis.total_s or 0.0) - float(elapsed[-1]) - all_eval_s
     startup_s = np.array([segment.startup_s or 0.0 for segment in run_log.segments])
     later_startup_s = startup_s.sum() - np.cumsum(startup_s)
     return np.asarray(seconds + np.maximum(0.0, rest_s - later_startup_s[segments]), dtype=np.float64)

@@ -174,7 +174,7 @@ def _undecided_claim(better: ComparedRun, worse: ComparedRun, aligned: dict[Axis
     points = aligned["iterations"].points
     if worse.best is None or worse.best != worse.last or better.best is None or not points:
         return None
-    if worse.facts.ended == "finished":
+    if worse.analysis.facts.ended == "finished":
         return None
     worse_tokens, better_tokens = worse.tokens_at_best, better.tokens_at_best
     if worse_tokens is not None and better_tokens is not None and worse_tokens >= better_tokens:

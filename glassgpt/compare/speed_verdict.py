@@ -26,7 +26,7 @@ _RATE_SETTINGS = (
 def compare_speed(first: ComparedRun, other: ComparedRun, differences: tuple[Difference, ...]) -> list[Claim]:
     labels = (first.label, other.label)
     size_claims = _contradicted_size_claims(first, other)
-    rates = first.metrics.tokens_per_s, other.metrics.tokens_per_s
+    rates = first.analysis.tokens_per_s, other.analysis.tokens_per_s
     speedup = safe_ratio(*rates)
     if speedup is None:
         sentence = say(
@@ -58,20 +58,20 @@ def compare_speed(first: ComparedRun, other: ComparedRun, differences: tuple[Dif
 
 def _step_time_details(first: ComparedRun, other: ComparedRun) -> tuple[str, ...]:
     """A sentence with both step times, if both are known."""
-    if not first.metrics.steady_ms or not other.metrics.steady_ms:
+    if not first.analysis.steady_ms or not other.analysis.steady_ms:
         return ()
     sentence = say(
         "An iteration takes {a_ms} in {a} and {b_ms} in {b}.",
         a=first.label,
         b=other.label,
-        a_ms=format.format_ms(first.metrics.steady_ms),
-        b_ms=format.format_ms(other.metrics.steady_ms),
+        a_ms=format.format_ms(first.analysis.steady_ms),
+        b_ms=format.format_ms(other.analysis.steady_ms),
     )
     return (sentence,)
 
 
 def _faster_claim(fast: ComparedRun, slow: ComparedRun) -> Claim:
-    rates = fast.metrics.tokens_per_s, slow.metrics.tokens_per_s
+    rates = fast.analysis.tokens_per_s, slow.analysis.tokens_per_s
     sentence = say(
         "{fast} is faster than {slow}: {fast_rate} against {slow_rate} tokens per second, {factor}.",
         fast=fast.label,
@@ -81,7 +81,7 @@ def _faster_claim(fast: ComparedRun, slow: ComparedRun) -> Claim:
         factor=format.format_factor(safe_ratio(*rates) or 1.0),
     )
     details = _step_time_details(fast, slow)
-    tokens = {run.metrics.tokens_per_iteration for run in (fast, slow)}
+    tokens = {run.analysis.tokens_per_iteration for run in (fast, slow)}
     if details and len(tokens) == 1 and None not in tokens:
         same_batch = say(
             "Both have {tokens} tokens per iteration.", tokens=format.format_integer(tokens.pop() or 0)
@@ -95,8 +95,8 @@ def _faster_claim(fast: ComparedRun, slow: ComparedRun) -> Claim:
 
 def _reason_claims(fast: ComparedRun, slow: ComparedRun, differences: tuple[Difference, ...]) -> list[Claim]:
     """Cheaper tokens, or more FLOP/s."""
-    flops = fast.metrics.size.flops_per_token, slow.metrics.size.flops_per_token
-    tflops = fast.metrics.achieved_tflops, slow.metrics.achieved_tflops
+    flops = fast.analysis.size.flops_per_token, slow.analysis.size.flops_per_token
+    tflops = fast.analysis.achieved_tflops, slow.analysis.achieved_tflops
     cost, rate = safe_ratio(flops[1], flops[0]), safe_ratio(*tflops)
     if cost is None or rate is None:
         return []
@@ -148,8 +148,8 @@ def _reason_claims(fast: ComparedRun, slow: ComparedRun, differences: tuple[Diff
 
 def _mfu_is_not_speed_claims(fast: ComparedRun, slow: ComparedRun) -> list[Claim]:
     """The slower run may have the higher MFU."""
-    rate = safe_ratio(slow.metrics.achieved_tflops, fast.metrics.achieved_tflops)
-    cost = safe_ratio(slow.metrics.size.flops_per_token, fast.metrics.size.flops_per_token)
+    rate = safe_ratio(slow.analysis.achieved_tflops, fast.analysis.achieved_tflops)
+    cost = safe_ratio(slow.analysis.size.flops_per_token, fast.analysis.size.flops_per_token)
     if rate is None or cost is None or rate < 1 + _EQUAL_SPEED_TOLERANCE:
         return []
     sentence = say(
@@ -160,14 +160,14 @@ def _mfu_is_not_speed_claims(fast: ComparedRun, slow: ComparedRun) -> list[Claim
         cost=format.format_factor(cost),
     )
     details = []
-    if fast.metrics.mfu and slow.metrics.mfu:
+    if fast.mfu and slow.mfu:
         details.append(
             say(
                 "MFU: {fast} {fast_mfu}, {slow} {slow_mfu}.",
                 fast=fast.label,
                 slow=slow.label,
-                fast_mfu=format.format_percent_value(fast.metrics.mfu),
-                slow_mfu=format.format_percent_value(slow.metrics.mfu),
+                fast_mfu=format.format_percent_value(fast.mfu),
+                slow_mfu=format.format_percent_value(slow.mfu),
             )
         )
     return [Claim("mfu-is-not-speed", (slow.label, fast.label), sentence, tuple(details))]
@@ -175,7 +175,7 @@ def _mfu_is_not_speed_claims(fast: ComparedRun, slow: ComparedRun) -> list[Claim
 
 def _micro_batch_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
     """A smaller micro-batch is often credited with FLOP/s that come from a wider model."""
-    ratio = safe_ratio(other.metrics.achieved_tflops, first.metrics.achieved_tflops)
+    ratio = safe_ratio(other.analysis.achieved_tflops, first.analysis.achieved_tflops)
     if ratio is None or abs(ratio - 1) <= _EQUAL_SPEED_TOLERANCE:
         return []
     high, low = (other, first) if ratio > 1 else (first, other)
@@ -200,7 +200,7 @@ def _micro_batch_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
             high_width=high_width,
         )
     ]
-    tokens = {run.metrics.tokens_per_iteration for run in (high, low)}
+    tokens = {run.analysis.tokens_per_iteration for run in (high, low)}
     if len(tokens) == 1 and None not in tokens:
         details.append(
             say(
@@ -217,7 +217,7 @@ def _micro_batch_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
 def _contradicted_size_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
     claims = []
     for run in (first, other):
-        size = run.metrics.size
+        size = run.analysis.size
         if not size.is_contradicted:
             continue
         sentence = say(
@@ -228,8 +228,8 @@ def _contradicted_size_claims(first: ComparedRun, other: ComparedRun) -> list[Cl
         )
         detail = say(
             "Its MFU and step times imply this: {rate} at {tokens} tokens per second is {flops} per token.",
-            rate=format.format_flops_per_s((run.metrics.achieved_tflops or 0.0) * 1e12),
-            tokens=format.format_count(run.metrics.tokens_per_s or 0.0),
+            rate=format.format_flops_per_s((run.analysis.achieved_tflops or 0.0) * 1e12),
+            tokens=format.format_count(run.analysis.tokens_per_s or 0.0),
             flops=format.format_flops(size.flops_per_token or 0.0),
         )
         claims.append(Claim("parameters-contradicted", (run.label,), sentence, (detail,)))
@@ -237,7 +237,7 @@ def _contradicted_size_claims(first: ComparedRun, other: ComparedRun) -> list[Cl
 
 
 def _overhead_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
-    shares = first.metrics.overhead_share, other.metrics.overhead_share
+    shares = first.analysis.overhead_share, other.analysis.overhead_share
     if shares[0] is None or shares[1] is None or abs(shares[0] - shares[1]) < _MIN_OVERHEAD_GAP:
         return []
     high, low = (first, other) if shares[0] > shares[1] else (other, first)
@@ -249,7 +249,7 @@ def _overhead_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
         low_share=format.format_percent_value(100 * min(shares[0], shares[1])),
     )
     high_rate, low_rate = (
-        safe_ratio(run.metrics.tokens_of_this_run, run.metrics.time_s) for run in (high, low)
+        safe_ratio(run.analysis.tokens_of_this_run, run.analysis.total_s) for run in (high, low)
     )
     details: tuple[str, ...] = ()
     if high_rate and low_rate:

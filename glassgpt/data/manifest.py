@@ -65,6 +65,45 @@ class Manifest:
         """NaN if the length of the text is unknown."""
         return self.text_bytes.get(split, math.nan) / self.tokens[split]
 
+    def info(self, source: str = "") -> DatasetInfo:
+        bytes_per_token = self.bytes_per_token("train")
+        if math.isnan(bytes_per_token):
+            bytes_per_token = usual_bytes_per_token(self.tokenizer)
+        return DatasetInfo(
+            self.name,
+            self.tokens["train"],
+            self.tokens["val"],
+            self.vocab_size,
+            self.tokenizer,
+            bytes_per_token,
+            source,
+            self.dtype,
+        )
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """What choices, plans and forecasts need to know of a dataset, which may not be prepared yet."""
+
+    name: str
+    train_tokens: int
+    val_tokens: int
+    vocab_size: int
+    tokenizer: str
+    bytes_per_token: float
+    source: str
+    dtype: str = "uint16"  # of a token id
+
+    @property
+    def train_bytes(self) -> int:
+        """Of the token ids in memory."""
+        return self.train_tokens * DTYPES[self.dtype].itemsize
+
+
+def usual_bytes_per_token(tokenizer: str) -> float:
+    """Where the length of the text is unknown, as in nanoGPT's folders."""
+    return 1.0 if tokenizer in ("char", "byte") else 4.5
+
 
 def dtype_for(vocab_size: int) -> str:
     """Ids up to 65535 fit 16 bits, so a vocabulary of 65536 still does."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from glassgpt.doctor import compile_check, disk_check, gpu_checks, host_checks, selftests, speed_check
 from glassgpt.doctor.check import Check, CheckContext, CheckResult, DiagnosticLine, DoctorReport
-from glassgpt.doctor.isolate import IsolatedCheckFailed, summarize_error
+from glassgpt.doctor.isolated_check import IsolatedCheckFailed, summarize_error
 
 _TORCH = "torch"
 

@@ -13,9 +13,9 @@ from glassgpt import format
 from glassgpt.config import TrainConfig
 from glassgpt.doctor.check import CheckContext, DiagnosticLine
 from glassgpt.doctor.gpu_checks import default_device
-from glassgpt.doctor.isolate import CommandOutput, run_command, run_isolated
+from glassgpt.doctor.isolated_check import run_isolated
 from glassgpt.estimate.decide import choose_compile, choose_kernels
-from glassgpt.record.machine import COMPILER_COMMANDS, find_compiler
+from glassgpt.record.machine import COMPILER_COMMANDS, command_output, find_compiler
 
 if TYPE_CHECKING:
     import torch
@@ -38,18 +38,19 @@ KERNELS_FIX = (
 def check_compilers(context: CheckContext) -> list[DiagnosticLine]:
     device_type = default_device().type
     return [
-        compiler_line(language, find_compiler(language, os.environ, shutil.which), device_type, run_command)
+        compiler_line(
+            language, find_compiler(language, os.environ, shutil.which), device_type, command_output
+        )
         for language in COMPILER_COMMANDS
     ]
 
 
 def compiler_line(
-    language: str, command: str | None, device_type: str, run: Callable[..., CommandOutput | None]
+    language: str, command: str | None, device_type: str, run: Callable[..., str | None]
 ) -> DiagnosticLine:
     name = f"{language} compiler"
     if command is not None:
-        output = run(command, "--version")
-        version = output.text.splitlines()[0] if output and output.text else "unknown version"
+        version = (run(command, "--version") or "unknown version").splitlines()[0]
         return DiagnosticLine(
             name, f"{Path(command).name}: {version}", values={"command": Path(command).name}
         )
@@ -149,15 +150,18 @@ def build_kernels(folder: Path) -> list[DiagnosticLine]:
 
 def _float8_line(device: torch.device) -> DiagnosticLine:
     """By the same check as in a run."""
-    from glassgpt.errors import UserError
-    from glassgpt.estimate.batching import BatchPlan
-    from glassgpt.training.compute_plan import check_float8
+    from glassgpt.estimate.decide import float8_problems
+    from glassgpt.estimate.memory import TrainingWorkload
+    from glassgpt.model.float8 import is_float8_kernel_correct
+    from glassgpt.training.device import device_traits
 
-    plan = BatchPlan(batch_size=1, micro_steps=1, sequences=1, tokens=1024)
-    try:
-        check_float8(TrainConfig(fp8=True), device, "bfloat16", own_kernels=True, plan=plan)
-    except UserError as error:
-        return DiagnosticLine("fp8", f"not available: {error.problems[0]}", values={"works": False})
+    work = TrainingWorkload(config=TrainConfig(fp8=True), vocab_size=64, batch_size=1)
+    traits = device_traits(device)
+    problems = float8_problems(work, traits)
+    if not problems:
+        problems = float8_problems(work, traits, is_float8_kernel_correct(device))
+    if problems:
+        return DiagnosticLine("fp8", f"not available: {problems[0]}", values={"works": False})
     return DiagnosticLine(
         "fp8", "8-bit floats work: --fp8=True trains faster, with lower precision", values={"works": True}
     )

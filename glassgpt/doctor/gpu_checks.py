@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from glassgpt import format
 from glassgpt.doctor.check import CheckContext, DiagnosticLine, ReportValue
-from glassgpt.doctor.isolate import run_command
-from glassgpt.doctor.nvidia_smi import (
+from glassgpt.errors import first_message_line
+from glassgpt.estimate.cards import find_card
+from glassgpt.record.gpu_state import (
     APPLICATION_CLOCKS,
     HW_POWER_BRAKE,
     HW_SLOWDOWN,
+    NO_DRIVER,
     SW_POWER_CAP,
     THERMAL_SLOWDOWN,
-    CardState,
-    read_card_states,
+    GpuReading,
+    GpuState,
+    read_gpus,
 )
-from glassgpt.errors import first_message_line
-from glassgpt.estimate.cards import find_card
 from glassgpt.record.machine import apple_gpu_name
 from glassgpt.training.probe import describe_machine
 
@@ -94,9 +95,9 @@ def device_label(device: torch.device) -> str:
 
 def check_gpus(context: CheckContext) -> list[DiagnosticLine]:
     gpus = find_gpus()
-    states, complaint = read_card_states(run_command)
+    reading = read_gpus()
     if not gpus:
-        return [without_gpu_line(states, complaint, why_no_cuda(), os.environ)]
+        return [without_gpu_line(reading, why_no_cuda(), os.environ)]
     if gpus[0].type == "mps":
         import torch
 
@@ -106,8 +107,7 @@ def check_gpus(context: CheckContext) -> list[DiagnosticLine]:
     lines = []
     for device in gpus:
         card = _describe(device)
-        state = _nvidia_smi_state(device, states)
-        lines.append(card_line(device_label(device), card, state))
+        lines.append(card_line(device_label(device), card, _gpu_state(device, reading)))
     return lines
 
 
@@ -140,7 +140,7 @@ def _describe(device: torch.device) -> TorchCard:
 _NOTED_USED_SHARE, _BUSY_PERCENT = 0.1, 20.0
 
 
-def card_line(name: str, card: TorchCard, state: CardState | None) -> DiagnosticLine:
+def card_line(name: str, card: TorchCard, state: GpuState | None) -> DiagnosticLine:
     major, minor = card.capability
     free, total = format.format_bytes(card.free_bytes), format.format_bytes(card.total_bytes)
     message = f"{card.name}: {free} of {total} free, "
@@ -155,6 +155,8 @@ def card_line(name: str, card: TorchCard, state: CardState | None) -> Diagnostic
         "driver": card.driver,
         "cuda": card.cuda,
         "busy_percent": state.busy if state else None,
+        "processes": state.processes if state else None,
+        "uncorrected_ecc_errors": state.ecc_errors if state else None,
         "in_card_table": find_card(card.name, card.total_bytes) is not None,
     }
     if card.architectures and not has_code_for(card.architectures, card.capability):
@@ -191,12 +193,12 @@ def has_code_for(architectures: Sequence[str], capability: tuple[int, int]) -> b
     return False
 
 
-def _nvidia_smi_state(device: torch.device, states: Sequence[CardState]) -> CardState | None:
-    """Matched by UUID: nvidia-smi numbers the cards in another order than CUDA."""
+def _gpu_state(device: torch.device, reading: GpuReading) -> GpuState | None:
+    """Matched by UUID: NVML numbers the cards in another order than CUDA."""
     import torch
 
     uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
-    return next((state for state in states if uuid and state.uuid == uuid), None)
+    return next((gpu for gpu in reading.gpus if uuid and gpu.uuid.removeprefix("GPU-") == uuid), None)
 
 
 # --- no GPU ---
@@ -217,10 +219,9 @@ def why_no_cuda() -> str:
     return "it finds no card"
 
 
-def without_gpu_line(
-    states: Sequence[CardState], complaint: str, why: str, environment: Mapping[str, str]
-) -> DiagnosticLine:
-    """`states`, `complaint`: from nvidia-smi. `why`: torch's reason, empty if it was built without CUDA."""
+def without_gpu_line(reading: GpuReading, why: str, environment: Mapping[str, str]) -> DiagnosticLine:
+    """`why`: torch's reason, empty if it was built without CUDA."""
+    states, problem = reading.gpus, reading.problem
     values: dict[str, ReportValue] = {"cards_of_nvidia_smi": len(states)}
     if states and "CUDA_VISIBLE_DEVICES" in environment and why:
         message = f"{states[0].name} is hidden by CUDA_VISIBLE_DEVICES: runs use the CPU"
@@ -232,11 +233,11 @@ def without_gpu_line(
         message = f"{states[0].name} is there, but torch cannot use it: {why}"
         fix = f"update the driver, or install torch for an older CUDA: {_INSTALL_TORCH}"
         return DiagnosticLine("gpu", message, "problem", fix, values)
-    if "mismatch" in complaint or "is lost" in complaint:
-        message = f"none that works; nvidia-smi says: {complaint}"
+    if "mismatch" in problem or "is lost" in problem:
+        message = f"none that works; NVML says: {problem}"
         return DiagnosticLine("gpu", message, "problem", "restart the machine", values)
-    if complaint:
-        message = f"none that works; nvidia-smi says: {complaint}"
+    if problem not in ("", NO_DRIVER):
+        message = f"none that works; NVML says: {problem}"
         return DiagnosticLine(
             "gpu", message, "note", "if there is a card, reinstall its driver and restart", values
         )
@@ -252,8 +253,7 @@ def check_clocks(context: CheckContext) -> list[DiagnosticLine]:
     for device in find_gpus():
         if device.type == "cuda":
             load = partial(time.sleep, _IDLE_PAUSE_S) if context.quick else matmul_load(device)
-            states, _ = query_under_load(lambda: read_card_states(run_command), load)
-            state = _nvidia_smi_state(device, states)
+            state = _gpu_state(device, query_under_load(read_gpus, load))
             lines.append(clocks_line(f"clocks {device_label(device)}", state, under_load=not context.quick))
     return lines
 
@@ -288,9 +288,9 @@ def query_under_load(
     return future.result()
 
 
-def clocks_line(name: str, state: CardState | None, under_load: bool) -> DiagnosticLine:
+def clocks_line(name: str, state: GpuState | None, under_load: bool) -> DiagnosticLine:
     if state is None:
-        return DiagnosticLine(name, "not readable: nvidia-smi does not list this card", "note")
+        return DiagnosticLine(name, "not readable: NVML does not list this card", "note")
     parts = []
     if state.clock is not None:
         highest = f" of {state.clock_max:.0f}" if state.clock_max is not None else ""

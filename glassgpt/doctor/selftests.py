@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from glassgpt.config import TrainConfig
 from glassgpt.doctor.check import CheckContext, DiagnosticLine, ReportValue
 from glassgpt.doctor.gpu_checks import default_device
-from glassgpt.doctor.isolate import IsolatedCheck, run_isolated
+from glassgpt.doctor.isolated_check import IsolatedCheck, run_isolated
 from glassgpt.estimate.decide import choose_kernels
 from glassgpt.record import journal
 

@@ -1,58 +1,240 @@
-"""What the trainer decides from a device's traits: dtype, kernels, compile, CUDA graph, attention, threads.
+"""What the trainer decides: device, dtype, micro-batch, kernels, compile, attention, CUDA graph, and why so.
 
-    choose_dtype("auto", DeviceTraits("cuda", (8, 9)), width=768)     # bfloat16, "compute capability 8.9: …"
+    spec = decide(config, facts, find_dataset_info(config))
+    spec.workload.dtype, spec.batch.batch_size, spec.choices
+    spec.unknown                    # facts that it would have needed: ("peak", "attention_s")
 
-Training calls it with the traits of its device, `glass plan` with those of any card. No torch. What has to be
-tried on the device is in training/compute_plan.py.
+Training, `glass plan` and `glass tune` call it. It is pure: facts in, choices out. No torch.
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import json
-import os
-import shutil
-from dataclasses import dataclass
-from importlib import metadata, resources
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
-from glassgpt.config import DEFAULT_BATCH_SIZE, Choice, TrainConfig
+from glassgpt.config import (
+    DEFAULT_BATCH_SIZE,
+    DEVICE_PATTERN,
+    Choice,
+    TrainConfig,
+    effective_activation,
+    first_checkpoint_iter,
+    padded_vocab_size,
+)
+from glassgpt.data.manifest import DatasetInfo
 from glassgpt.errors import UserError
-from glassgpt.estimate import overheads
+from glassgpt.estimate import flops, memory, overheads
+from glassgpt.estimate.batching import BatchPlan, eval_batch_rows, plan_batch
+from glassgpt.estimate.machine_facts import DeviceTraits, MachineFacts, Origin
+from glassgpt.estimate.memory import CONTEXT_BYTES, TrainingWorkload, estimate_memory
+from glassgpt.format import pluralize
 from glassgpt.model import loss_chunks
-from glassgpt.record.machine import find_compiler
+
+_USABLE_SHARE_OF_FREE = 0.92  # of free memory: tensors do not fill it without gaps
+COMFORTABLE_MEMORY_SHARE = 0.94  # of all memory, if it is not known how much is free: a desktop needs some
 
 
 @dataclass(frozen=True)
-class DeviceTraits:
-    """The properties of a device that the choices depend on."""
+class RunSpec:
+    """A config, and all that training chooses for it on a machine."""
 
-    device_type: str  # "cuda", "mps" or "cpu"
-    capability: tuple[int, int] | None = None  # of a CUDA card; None: not known
-    has_tensor_cores: bool = True  # of a CUDA card
-    has_fast_bfloat16: bool = False  # of a CPU
-    bandwidth_bytes_per_s: float | None = None  # of a card's memory; None: not known
-    missing_toolchain: str | None = None  # why no code can be built there
+    config: TrainConfig  # as asked for
+    workload: TrainingWorkload  # as it is run
+    batch: BatchPlan
+    flops_per_token: int
+    choices: tuple[Choice, ...]
+    unknown: tuple[str, ...]  # fields of MachineFacts that it would have needed, in the order of their use
+
+    @property
+    def parameters(self) -> int:
+        return memory.total_parameters(self.workload)
+
+    @property
+    def total_tokens(self) -> int:
+        return self.config.max_iters * self.batch.tokens
+
+    def reason(self, name: str) -> str:
+        """Of the choice of this name."""
+        return next(choice.reason for choice in self.choices if choice.name == name)
 
 
-def find_missing_toolchain(device_type: str) -> str | None:
-    """What this machine lacks to build code for such a device."""
-    language = "C" if device_type == "cuda" else "C++"
-    if find_compiler(language, os.environ, shutil.which) is None:
-        return f"no {language} compiler was found"
-    if device_type == "cuda" and importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
-    return None
+def decide(
+    config: TrainConfig,
+    facts: MachineFacts,
+    data: DatasetInfo,
+    origin: Origin = Origin(),  # noqa: B008
+) -> RunSpec:
+    """Raises UserError for settings that are impossible on the machine."""
+    requested, device, device_type = config, facts.device, facts.device.device_type
+    choices, unknown = _choose_device_and_threads(config, facts, origin), []
+    if config.shard and not facts.is_launched:
+        choices.append(Choice("shard", False, "this run is one process: there is nothing to shard over"))
+        config = replace(config, shard=False)
+    dtype_choice = choose_dtype(config.dtype, device, config.n_embd)
+    dtype = str(dtype_choice.value)
+    model_choices = _choose_model(config, data.vocab_size, origin.vocab_size)
+    vocab_size = int(model_choices[0].value)  # type: ignore[arg-type]
+    flops_per_token = flops.model_flops_per_token(config, vocab_size)
+    free_bytes = facts.memory_bytes if facts.free_bytes is None else facts.free_bytes
+    data_place = choose_data_place(config.data_place, data.train_bytes, device, free_bytes)
+
+    # The micro-batch, as if nothing were captured or copied, and nothing built before.
+    work = TrainingWorkload(
+        config=config,
+        vocab_size=vocab_size,
+        batch_size=1,
+        micro_steps=2,  # gradients may accumulate: leave room for them
+        device_type=device_type,
+        dtype=dtype,
+        kernels=choose_kernels(config, device, vocab_size, facts.ranks).value == "triton",
+        compiled=config.compile == "on",
+        attention="sdpa" if config.attention == "auto" else config.attention,
+        data_bytes=data.train_bytes if data_place.value == "on the card" else 0,
+        eval_batch_tokens=eval_batch_rows(config, device_type) * config.block_size,
+        ranks=facts.ranks,
+    )
+    max_bytes = usable_bytes(facts)
+    # At least 1: a run that does not fit at all is refused later, with advice.
+    largest = None if max_bytes is None else memory.largest_fitting_batch(work, max_bytes) or 1
+    batch, batch_choices = plan_batch(config, device_type, largest, facts.ranks)
+    work = replace(work, batch_size=batch.batch_size, micro_steps=batch.micro_steps)
+
+    # Each speedup costs time at the start, so each is weighed against the length of the run.
+    if facts.peak is None:
+        unknown.append("peak")
+    peak = None if facts.peak is None else facts.peak.measured or facts.peak.value
+    if device_type == "cuda" and config.kernels == "auto" and facts.kernels_built is None:
+        unknown.append("kernels_built")
+    kernels = choose_kernels(config, device, vocab_size, facts.ranks, facts.kernels_built or False)
+    work = replace(work, kernels=kernels.value == "triton")
+    if config.fp8 and facts.float8_is_correct is None and not float8_problems(work, device):
+        unknown.append("float8_is_correct")
+    step_s = None
+    if peak is not None:
+        step_s = overheads.eager_step_s(
+            device_type, batch.tokens_per_rank, batch.micro_steps, flops_per_token, config.n_layer, peak
+        )
+    compiling = choose_compile(config, device, step_s, work.kernels, config.shard)
+    micro_step_s = overheads.arithmetic_s(
+        device_type, work.micro_batch_tokens, flops_per_token, peak or overheads.FALLBACK_PEAK_FLOPS_PER_S
+    )
+    run_s = micro_step_s * batch.micro_steps * config.max_iters
+    attention = choose_attention(config, device, dtype, run_s, facts.attention_s)
+    if attention is None:
+        unknown.append("attention_s")
+        attention = Choice("attention", "sdpa", "the fused kernels were not measured here")
+    work = replace(work, compiled=compiling.value == "on", attention=str(attention.value))
+
+    def fits(candidate: TrainingWorkload) -> bool:
+        return max_bytes is None or estimate_memory(candidate).total_bytes <= max_bytes
+
+    micro_step = GraphCandidate(
+        dtype,
+        micro_step_s,
+        overheads.launch_s(device_type, config.n_layer),
+        work.compiled,
+        config.shard,
+        fits(replace(work, graph=True)),
+    )
+    graph = choose_graph(config, device, micro_step)
+    work = replace(work, graph=graph.value == "on")
+    # A checkpoint is a copy first. On a card it is optional: without room it goes to main memory. A CPU has
+    # no other place for it, and the last checkpoint, after all updates, needs as much as the others.
+    with_copy = replace(work, has_checkpoint_copy=True)
+    saves_while_training = first_checkpoint_iter(config) < config.max_iters
+    if device_type == "cpu" or (saves_while_training and fits(with_copy)):
+        work = with_copy
+
+    choices += [dtype_choice, *model_choices, *batch_choices, compiling, attention]
+    if device_type == "cuda":  # elsewhere there is nothing to choose about these
+        choices += [kernels, graph, data_place]
+    if config.fp8:
+        reason = "asked for; evaluation stays exact"
+        if not loss_chunks.is_float8_aligned(vocab_size):
+            reason += f"; the head in bfloat16, since its {vocab_size} tokens are not a multiple of 16"
+        choices.append(Choice("fp8", "on", reason))
+    return RunSpec(requested, work, batch, flops_per_token, tuple(choices), tuple(unknown))
 
 
-def _why_cannot_build(device: DeviceTraits) -> str | None:
-    if device.device_type == "mps":
-        return "not dependable on Apple's GPU yet; --compile=on forces it"
-    if device.missing_toolchain is not None:
-        return device.missing_toolchain
-    is_old = device.capability is not None and device.capability < (7, 0)
-    return "the card is too old for triton" if device.device_type == "cuda" and is_old else None
+def usable_bytes(facts: MachineFacts) -> int | None:
+    """What automatic choices may fill, the context included; None: not known."""
+    if facts.free_bytes is not None:  # without the context, which exists already
+        return int(_USABLE_SHARE_OF_FREE * facts.free_bytes) + CONTEXT_BYTES["cuda"]
+    return None if facts.memory_bytes is None else int(COMFORTABLE_MEMORY_SHARE * facts.memory_bytes)
+
+
+def _choose_model(config: TrainConfig, data_vocab_size: int, weights_vocab_size: int | None) -> list[Choice]:
+    """The vocabulary size first."""
+    vocab_size, reason = weights_vocab_size, "as the weights have it"  # GPT-2's own is not padded
+    if vocab_size is None:
+        vocab_size = padded_vocab_size(data_vocab_size)
+        padding = ", rounded up to a multiple of 64" if vocab_size > data_vocab_size else ""
+        reason = f"the dataset's {data_vocab_size}{padding}"
+    choices = [Choice("vocab_size", vocab_size, reason)]
+    if config.activation == "auto":
+        choices.append(Choice("activation", effective_activation(config), f"the usual one for {config.arch}"))
+    if config.bias and config.arch == "modern":
+        choices.append(Choice("bias", False, "modern has none; --arch=gpt2 can have them"))
+    return choices
+
+
+# --- device and threads ---
+
+
+def _choose_device_and_threads(config: TrainConfig, facts: MachineFacts, origin: Origin) -> list[Choice]:
+    choices, name = [], facts.device_name
+    if facts.default_threads is not None:
+        threads = choose_threads(config.threads, facts.default_threads, origin.threads, facts.busy_cores)
+        choices += [] if threads is None else [threads]
+        if facts.device.device_type == "cpu":
+            count = facts.default_threads if threads is None else int(threads.value)  # type: ignore[arg-type]
+            name = pluralize(count, "thread")
+    if facts.device_counts:
+        choices.append(choose_device(config.device, facts.device_counts, lambda device: name))
+    return choices
+
+
+def choose_device(requested: str, counts: Mapping[str, int], name_of: Callable[[str], str]) -> Choice:
+    """`requested`: as in --device; `counts`: of devices by type."""
+    if not DEVICE_PATTERN.fullmatch(requested):
+        raise UserError(f"--device={requested} is not one of auto, cpu, cuda, cuda:N, mps")
+    device, reason = requested, "asked for"
+    if requested == "auto":
+        reasons = {
+            "cuda": "a CUDA card is available",
+            "mps": "Apple's GPU is available",
+            "cpu": "no GPU found",
+        }
+        device = next(kind for kind in reasons if counts[kind])
+        reason = reasons[device]
+    kind, _, number = device.partition(":")
+    if not counts[kind]:
+        raise UserError(f"--device={requested} is not available here; try --device=auto or --device=cpu")
+    if number and (not number.isdecimal() or int(number) >= counts[kind]):
+        raise UserError(f"--device={requested} does not exist: {kind} has {counts[kind]} here")
+    return Choice("device", device, f"{reason}{';' if kind == 'cpu' else ':'} {name_of(device)}")
+
+
+def choose_threads(requested: int | None, default: int, before: int | None, busy: float) -> Choice | None:
+    """CPU threads; None: PyTorch's default, which is `default`.
+
+    `before`: the threads of a run that is resumed. `busy`: cores that other programs use. Threads wait for
+    each other at every operation, so one on a busy core slows all of them down.
+    """
+    if requested is not None:
+        return Choice("threads", requested, "asked for")
+    free = max(1, default - int(busy + 0.5))
+    others = f"other programs keep {busy:.1f} cores busy"
+    if before is not None and before <= default:
+        if before == default and free >= default:
+            return None
+        faster = f"; {others}: --threads={free} may be faster" if free < before else ""
+        return Choice(
+            "threads", before, f"as the run had, since their number changes the last digits{faster}"
+        )
+    if free == default:
+        return None
+    return Choice("threads", free, f"not {default}: {others}, and threads wait for each other")
 
 
 # --- dtype ---
@@ -96,6 +278,15 @@ def choose_dtype(requested: str, device: DeviceTraits, width: int | None = None)
 # --- Triton kernels ---
 
 
+def _why_cannot_build(device: DeviceTraits) -> str | None:
+    if device.device_type == "mps":
+        return "not dependable on Apple's GPU yet; --compile=on forces it"
+    if device.missing_toolchain is not None:
+        return device.missing_toolchain
+    is_old = device.capability is not None and device.capability < (7, 0)
+    return "the card is too old for triton" if device.device_type == "cuda" and is_old else None
+
+
 def why_no_kernels(device: DeviceTraits) -> str | None:
     """Why GlassGPT's Triton kernels cannot be built there; None: they can."""
     return "the Triton kernels need CUDA" if device.device_type != "cuda" else _why_cannot_build(device)
@@ -128,29 +319,6 @@ def choose_kernels(
     saving = f"the Triton kernels save about {saved_s:,.1f} s of {config.max_iters:,} updates"
     reason = f"{saving}; {cost} about {cost_s:.0f} s"
     return Choice("kernels", "triton" if saved_s > cost_s else "plain", reason)
-
-
-def kernel_cache_marker(
-    config: TrainConfig, card: str, dtype: str, vocab_size: int, micro_tokens: int
-) -> Path:
-    """A file in Triton's cache that says that our kernels were built for such a run.
-
-    A run that built them creates it, and emptying the cache removes it. Its name is a hash of all that the
-    kernels are specialised on. `card`: its name; `micro_tokens`: of a micro-batch; Triton specialises on
-    multiples of 16.
-    """
-    source = hashlib.sha256((resources.files("glassgpt.model") / "kernels.py").read_bytes()).hexdigest()
-    versions: list[str | None] = []
-    for package in ("torch", "triton"):
-        try:
-            versions.append(metadata.version(package))
-        except metadata.PackageNotFoundError:  # Triton has other names on ROCm and Windows
-            versions.append(None)
-    shape = (config.n_embd, config.n_head, config.arch, config.bias, config.activation, config.fp8)
-    key = [card, dtype, vocab_size, config.block_size % 16, micro_tokens % 16, *shape, *versions, source]
-    home = Path(os.environ.get("TRITON_HOME") or Path.home())
-    cache = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")  # as Triton finds it
-    return cache / f"glassgpt-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}"
 
 
 # --- torch.compile ---
@@ -251,43 +419,31 @@ def refused_settings(config: TrainConfig, device: DeviceTraits) -> dict[str, str
     return refused
 
 
-# --- threads ---
-
-
-def choose_threads(requested: int | None, default: int, before: int | None, busy: float) -> Choice | None:
-    """CPU threads; None: PyTorch's default, which is `default`.
-
-    `before`: the threads of a run that is resumed. `busy`: cores that other programs use. Threads wait for
-    each other at every operation, so one on a busy core slows all of them down.
-    """
-    if requested is not None:
-        return Choice("threads", requested, "asked for")
-    free = max(1, default - int(busy + 0.5))
-    others = f"other programs keep {busy:.1f} cores busy"
-    if before is not None and before <= default:
-        if before == default and free >= default:
-            return None
-        faster = f"; {others}: --threads={free} may be faster" if free < before else ""
-        return Choice(
-            "threads", before, f"as the run had, since their number changes the last digits{faster}"
-        )
-    if free == default:
-        return None
-    return Choice("threads", free, f"not {default}: {others}, and threads wait for each other")
-
-
 # --- attention, float8, where the data is ---
 
 _MIN_RUN_S_TO_MEASURE_ATTENTION = 60  # measuring takes seconds, and gains a few percent of the run
+_FLASH_BONUS = 0.95  # another kernel must be faster by more than noise
 
 
-def choose_attention(config: TrainConfig, device: DeviceTraits, dtype: str, run_s: float) -> Choice | None:
-    """None: a fused kernel, and it is worth measuring which. `run_s`: about how long the run will take."""
+def choose_attention(
+    config: TrainConfig,
+    device: DeviceTraits,
+    dtype: str,
+    run_s: float,
+    measured_s: Mapping[str, float] | None = None,
+) -> Choice | None:
+    """None: a fused kernel, and it is worth measuring which. `run_s`: about how long the run will compute.
+    `measured_s`: of one layer, by kernel; those that do not support its shape are missing."""
     if config.attention != "auto":
         return Choice("attention", config.attention, "asked for")
     if device.device_type != "cuda" or dtype == "float32" or run_s < _MIN_RUN_S_TO_MEASURE_ATTENTION:
         return Choice("attention", "sdpa", "PyTorch's fused kernels never store the T x T matrix")
-    return None
+    if not measured_s:
+        no_kernel = Choice("attention", "sdpa", "none of PyTorch's fused kernels does this shape alone")
+        return None if measured_s is None else no_kernel
+    best = min(measured_s, key=lambda name: measured_s[name] * (_FLASH_BONUS if name == "flash" else 1.0))
+    listed = ", ".join(f"{name} {seconds * 1000:.2f} ms" for name, seconds in measured_s.items())
+    return Choice("attention", best, f"measured forward and backward: {listed}")
 
 
 def has_float8(device: DeviceTraits) -> bool:
@@ -295,18 +451,20 @@ def has_float8(device: DeviceTraits) -> bool:
 
 
 def float8_problems(
-    config: TrainConfig, device: DeviceTraits, dtype: str, own_kernels: bool, micro_tokens: int
+    work: TrainingWorkload, device: DeviceTraits, is_correct: bool | None = None
 ) -> list[str]:
-    """Why --fp8 is impossible. `micro_tokens`: of a micro-batch."""
+    """Why --fp8 is impossible. `is_correct`: whether the FP8 matmul computes what it should, if known."""
     problems = []
     if not has_float8(device):
         problems.append("--fp8=True needs a card with 8-bit floats: RTX 40, L4, H100 or newer")
-    elif not own_kernels:
+    elif not work.kernels:
         problems.append("--fp8=True needs the Triton kernels: --kernels=auto and --compile=auto, and triton")
-    if dtype != "bfloat16":
-        problems.append(f"--fp8=True requires --dtype=bfloat16, not {dtype}")
-    if not (loss_chunks.is_float8_aligned(config.n_embd) and loss_chunks.is_float8_aligned(micro_tokens)):
+    if work.dtype != "bfloat16":
+        problems.append(f"--fp8=True requires --dtype=bfloat16, not {work.dtype}")
+    if not all(loss_chunks.is_float8_aligned(size) for size in (work.config.n_embd, work.micro_batch_tokens)):
         problems.append("--fp8=True needs --n_embd and the tokens of a micro-batch to be multiples of 16")
+    if not problems and is_correct is False:
+        problems.append("--fp8=True does not work with this version of triton: its kernel computes wrongly")
     return problems
 
 

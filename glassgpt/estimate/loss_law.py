@@ -10,8 +10,8 @@ The law is one formula with two sets of constants, for web text and for little t
 
 N are parameters. D are effective tokens: those seen, corrected for the learning rate and its schedule, the
 batch size, dropout, the optimizer, and repeated epochs. Exponents are published ones where there are any;
-scales were fitted to the curves that docs/expected.md lists. The law describes runs with sensible settings.
-It knows nothing of divergence, broken data or wrong code.
+scales were fitted to the curves that docs/what-to-expect.md lists. The law describes runs with sensible
+settings. It knows nothing of divergence, broken data or wrong code.
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
-from glassgpt.config import TrainConfig, effective_lr_decay_iters, effective_min_lr, effective_warmup_iters
+from glassgpt.config import TrainConfig
 from glassgpt.estimate import flops
-from glassgpt.schedule import LearningRateSchedule
+from glassgpt.schedule import LearningRateSchedule, schedule_of
+
+if TYPE_CHECKING:  # it imports numpy, and explain answers without
+    from glassgpt.data.manifest import DatasetInfo
 
 # --- inputs ---
 
@@ -46,8 +50,8 @@ class LossLawInputs:
     optimizer: str = "adamw"
     dropout: float = 0.0
     learning_rate: float | None = None  # AdamW's; None: a typical one
-    warmup_iters: int = 0
-    decay_iters: int | None = None  # None: max_iters
+    warmup_iters: float = 0
+    decay_iters: float | None = None  # None: max_iters
     min_lr_ratio: float = 0.1  # of the learning rate, where the decay ends
     schedule: str = "cosine"  # "wsd", or "constant"
     wsd_decay_fraction: float = 0.2
@@ -65,33 +69,26 @@ _MAX_ITERS = 10**12  # more is a typing error, and would overflow
 
 
 def loss_law_inputs(
-    config: TrainConfig,
-    *,
-    vocab_size: int,
-    batch_tokens: int,
-    train_tokens: int,
-    dataset: str,
-    tokenizer: str,
-    bytes_per_token: float,
+    config: TrainConfig, vocab_size: int, batch_tokens: int, dataset: DatasetInfo
 ) -> LossLawInputs:
-    """The inputs of a run; `dataset` is its name, by which reference curves are found."""
+    schedule = schedule_of(config)
     return LossLawInputs(
         parameters=flops.model_parameters(config, vocab_size, matmul_only=True),
         vocab_size=vocab_size,
         batch_tokens=batch_tokens,
         max_iters=min(config.max_iters, _MAX_ITERS),
-        train_tokens=train_tokens,
-        tokenizer=tokenizer,
-        bytes_per_token=bytes_per_token,
-        dataset=dataset,
+        train_tokens=dataset.train_tokens,
+        tokenizer=dataset.tokenizer,
+        bytes_per_token=dataset.bytes_per_token,
+        dataset=dataset.name,  # reference curves are found by it
         arch=config.arch,
         optimizer=config.optimizer,
         dropout=config.dropout,
         learning_rate=config.learning_rate,
-        warmup_iters=effective_warmup_iters(config),
-        decay_iters=effective_lr_decay_iters(config),
-        min_lr_ratio=effective_min_lr(config) / config.learning_rate,
-        schedule=config.schedule if config.decay_lr else "constant",
+        warmup_iters=schedule.warmup_iters,
+        decay_iters=schedule.decay_iters,
+        min_lr_ratio=schedule.min_lr / config.learning_rate,
+        schedule=schedule.schedule,
         wsd_decay_fraction=config.wsd_decay_fraction,
     )
 
@@ -376,6 +373,13 @@ class ExpectedLossCurve:
                 f"{_UNFITTED_SIZE_FACTOR:g} times"
             )
         return tuple(sentences)
+
+
+def expected_loss_curve(
+    config: TrainConfig, vocab_size: int, batch_tokens: int, dataset: DatasetInfo
+) -> ExpectedLossCurve:
+    """Of a run that starts from random weights."""
+    return predict_loss_curve(loss_law_inputs(config, vocab_size, batch_tokens, dataset))
 
 
 def predict_loss_curve(inputs: LossLawInputs) -> ExpectedLossCurve:

@@ -21,6 +21,8 @@ from glassgpt.model import loss_chunks
 
 GIB = 2**30
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # of an activation
+WEIGHT_BYTES = GRADIENT_BYTES = 4  # per parameter: float32
+ADAMW_BYTES = 8  # per parameter: two moments in float32
 
 # Before the first tensor: CUDA's context with the libraries' kernels. On a CPU: the interpreter, torch, and
 # what the allocator does not return.
@@ -168,17 +170,17 @@ def _head_parameters(work: TrainingWorkload) -> int:
 def optimizer_bytes(work: TrainingWorkload) -> int:
     """AdamW has two numbers per parameter, Muon one, for the blocks' matrices."""
     by_muon = block_matrix_parameters(work) if work.config.optimizer == "muon" else 0
-    return 4 * by_muon + 8 * (total_parameters(work) - by_muon)
+    return 4 * by_muon + ADAMW_BYTES * (total_parameters(work) - by_muon)
 
 
 def checkpoint_bytes(work: TrainingWorkload) -> int:
     """On disk: weights and optimizer state."""
-    return 4 * total_parameters(work) + optimizer_bytes(work)
+    return WEIGHT_BYTES * total_parameters(work) + optimizer_bytes(work)
 
 
 def _persistent_bytes(work: TrainingWorkload) -> dict[str, int]:
     return {
-        "weights": _per_rank_bytes(work, 4 * total_parameters(work)),
+        "weights": _per_rank_bytes(work, WEIGHT_BYTES * total_parameters(work)),
         "optimizer": 0 if work.config.eval_only else _per_rank_bytes(work, optimizer_bytes(work)),
         "working space": _CUBLAS_WORKSPACE_BYTES[work.device_type],
         "copy to be saved": _per_rank_bytes(work, checkpoint_bytes(work))
@@ -190,7 +192,7 @@ def _persistent_bytes(work: TrainingWorkload) -> dict[str, int]:
 
 def _persistent_gradient_bytes(work: TrainingWorkload) -> int:
     """Gradients that exist during the forward pass: of earlier micro-batches, or in a CUDA graph."""
-    return 4 * total_parameters(work) if work.micro_steps > 1 or work.graph else 0
+    return GRADIENT_BYTES * total_parameters(work) if work.micro_steps > 1 or work.graph else 0
 
 
 # --- several cards ---
@@ -261,11 +263,16 @@ def activation_bytes_per_layer(work: TrainingWorkload) -> int:
 # --- phases ---
 
 
+def unchunked_loss_bytes(work: TrainingWorkload) -> int:
+    """All logits, their float32 copy, and its gradient."""
+    return (work.activation_itemsize + 4 + 4) * work.micro_batch_tokens * work.vocab_size
+
+
 def _bytes_at_loss(work: TrainingWorkload) -> dict[str, int]:
     """All activations, and the logits: all, or one chunk with the gradients of the head (model/loss.py)."""
     tokens, V, low = work.micro_batch_tokens, work.vocab_size, work.activation_itemsize
     if loss_chunks.fits_unchunked(tokens, V):
-        logits_and_loss = (low + 4 + 4) * tokens * V
+        logits_and_loss = unchunked_loss_bytes(work)
     else:
         rows = loss_chunks.rows_per_chunk(tokens, V, work.device_type, work.kernels)
         per_logit = low if work.kernels else low + 8
@@ -322,7 +329,7 @@ def _bytes_at_step(work: TrainingWorkload) -> dict[str, int]:
     if work.config.optimizer == "muon":
         temporary = max(temporary, 14 * 4 * work.config.n_layer * work.config.n_embd**2)
     return _persistent_bytes(work) | {
-        "gradients": _per_rank_bytes(work, 4 * total_parameters(work)),
+        "gradients": _per_rank_bytes(work, GRADIENT_BYTES * total_parameters(work)),
         "activations": temporary,
     }
 

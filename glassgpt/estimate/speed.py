@@ -6,7 +6,7 @@
 `references.toml` has the runs, one per row, and their sources. The rule: take the rows on the same card with
 a similar model; if there are not two, also those on its family of cards, then on its kind of cards, then on
 any. The range is what they reached, wider for fewer and less similar rows. A small model on a fast card is
-limited by kernel-launch overhead instead, which is computed, not looked up. docs/expected.md explains it.
+limited by kernel-launch overhead instead, which is computed, not looked up: docs/what-to-expect.md.
 """
 
 from __future__ import annotations

@@ -30,9 +30,6 @@ from torch import Tensor
 from glassgpt.config import (
     TrainConfig,
     dataset_folder,
-    effective_lr_decay_iters,
-    effective_min_lr,
-    effective_warmup_iters,
 )
 from glassgpt.data.bpe import TOKENIZER_JSON
 from glassgpt.data.bpe_table import END_OF_TEXT
@@ -46,6 +43,7 @@ from glassgpt.model.ops import NORM_EPSILON
 from glassgpt.model.pretrained import CONFIG_FILE, GLASSGPT_MODEL_TYPE, WEIGHTS_FILE
 from glassgpt.model.weights import build_model, to_nanochat, to_transformers
 from glassgpt.record.run_dir import NANOGPT_CKPT_FILE
+from glassgpt.schedule import schedule_of
 from glassgpt.training.weight_source import LoadedCheckpoint, find_tokenizer, load_init_from
 
 _VOCAB_WEIGHTS = ("transformer.wte.weight", "lm_head.weight")
@@ -224,13 +222,14 @@ def write_nanogpt(folder: Path, exportable: ExportableModel) -> None:
     else:
         micro_steps = max(1, config.batch_tokens // (config.block_size * batch_size))
     model_args = {name: getattr(exportable.shape, name) for name in _MODEL_ARGS}
+    schedule = schedule_of(config)
     derived = {
         "dataset": dataset_name(exportable),
         "gradient_accumulation_steps": micro_steps,
         "batch_size": batch_size,
-        "warmup_iters": effective_warmup_iters(config),
-        "lr_decay_iters": effective_lr_decay_iters(config),
-        "min_lr": effective_min_lr(config),
+        "warmup_iters": schedule.warmup_iters,
+        "lr_decay_iters": schedule.decay_iters,
+        "min_lr": schedule.min_lr,
     }
     shape = {name: value for name, value in model_args.items() if name != "vocab_size"}
     content: dict[str, Any] = {

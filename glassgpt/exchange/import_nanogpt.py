@@ -38,7 +38,7 @@ from glassgpt.runs.reading import read_run_log
 from glassgpt.runs.run_log import RunLog
 from glassgpt.training.checkpoint.nanogpt_ckpt import NanoGPTCheckpoint, read_nanogpt_ckpt
 from glassgpt.training.checkpoint.saver import Saver
-from glassgpt.training.job import TrainingProgress
+from glassgpt.training.train_state import TrainingProgress
 from glassgpt.training.weight_source import from_nanogpt_ckpt, vocab_size_matches
 
 _MEASURED_ON = "random batches of nanoGPT's"  # so its losses are not compared with later evaluations
@@ -50,6 +50,7 @@ class ImportResult:
     run: NanogptRun
     update_count: int  # in the log
     evaluation_count: int
+    left_out_count: int = 0  # updates in a very long log that the journal does not get
 
 
 def import_run(out_dir: str, options: ImportOptions) -> ImportResult:
@@ -83,7 +84,7 @@ def import_run(out_dir: str, options: ImportOptions) -> ImportResult:
         commit_folder(folder, out)
     if run_log is None:
         return ImportResult(run, 0, 0)
-    return ImportResult(run, len(run_log.steps), len(run_log.evals))
+    return ImportResult(run, len(run_log.steps), len(run_log.evals), run_log.left_out.lines)
 
 
 # --- reading nanoGPT's files ---

@@ -20,8 +20,7 @@ from glassgpt.estimate.peak import PeakFlops
 from glassgpt.model.gpt import GPTConfig
 from glassgpt.record.clock import PHASES
 from glassgpt.record.journal import Record
-from glassgpt.runs.exit_status import infer_exit_status
-from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainers.nanogpt import TRAINER as NANOGPT
 from glassgpt.schedule import learning_rate
@@ -113,7 +112,7 @@ def _end_record(run: NanogptRun, events: list[Record]) -> Record:
     if run.saved_iter >= run.config.max_iters:
         reason = "finished"
     else:
-        exit_status = None if run.run_log is None else infer_exit_status(run.run_log)
+        exit_status = None if run.run_log is None else Analysis(run.run_log).exit_status
         reason = _END_REASONS.get(str(exit_status), NOT_FINISHED)
     end = {
         "kind": "end",
@@ -171,10 +170,10 @@ PlacedRecord = tuple[int, int, int, Record]  # process, iteration of nanoGPT's, 
 
 
 def _step_records(run: NanogptRun, run_log: RunLog) -> Iterator[PlacedRecord]:
-    steps, facts = run_log.steps, compute_facts(run_log)
+    steps, analysis = run_log.steps, Analysis(run_log)
     is_first, includes_eval = run_log.is_first_of_process(), run_log.includes_eval()
     is_steady = run_log.is_steady()
-    steady_ms, eval_ms = facts.steady_ms, facts.eval_overhead_ms or 0.0
+    steady_ms, eval_ms = analysis.steady_ms, analysis.eval_overhead_ms or 0.0
     for index in range(len(steps)):
         iteration, ms = int(steps.iteration[index]), float(steps.ms[index])
         segment = int(steps.segment[index])

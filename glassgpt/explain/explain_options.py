@@ -14,8 +14,10 @@ class ExplainOptions:
     """Read a training log like an expert would: what happened, what it cost, what to change.
 
     RUN is a folder of GlassGPT's, LOG the console output of any trainer it knows, - the standard input. What
-    a log does not say can be set with --a.n_layer=12, --a.parameters=33M, --a.config=FILE. To watch a
-    trainer: python -u train.py 2>&1 | glass explain - --watch
+    a log does not say can be set with --a.n_layer=12, --a.parameters=33M, --a.config=FILE.
+
+    To try it: demo:gpu and demo:cpu are logs of nanoGPT that come with GlassGPT. To watch a trainer:
+    python -u train.py 2>&1 | glass explain - --watch
     """
 
     # Print facts and findings as one JSON document.
@@ -34,7 +36,8 @@ class ExplainOptions:
 class CompareOptions:
     """Put runs or logs side by side: what differs, which is faster, which is better, and why.
 
-    A is the first of them, B the second: --a.n_layer=12 --b.config=FILE set what a log does not say.
+    A is the first of them, B the second: --a.n_layer=12 --b.config=FILE set what a log does not say. To try
+    it: glass compare demo:cpu demo:gpu
     """
 
     # Print the comparison as one JSON document.
@@ -47,7 +50,10 @@ class CompareOptions:
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Write one HTML page about a run or a log, which opens without a network."""
+    """Write one HTML page about a run or a log, which opens without a network.
+
+    To try it: glass report demo:gpu
+    """
 
     # The file to write; empty: report.html in the run's folder, or the log's name with .html here.
     out: str = ""

@@ -10,12 +10,11 @@ from dataclasses import asdict, dataclass
 
 from glassgpt.estimate.cards import Card
 from glassgpt.explain.registry import RULES
-from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.explain.summary import compose_verdict
-from glassgpt.runs.facts import Facts, compute_facts
+from glassgpt.record.finding import Finding, read_finding
+from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import RunLog
-
-_SEVERITY_ORDER = {"problem": 0, "warning": 1, "advice": 2, "info": 3}
 
 
 @dataclass(frozen=True)
@@ -40,21 +39,11 @@ class Explanation:
 
 def explain(run_log: RunLog, card: Card | None = None) -> Explanation:
     """`card`: the one it ran on, if the user names it (--gpu)."""
-    facts = compute_facts(run_log)
-    analysis = RunAnalysis(run_log, facts, card)
+    analysis = Analysis(run_log, card)
     findings = [finding for rule in RULES if (finding := rule(analysis)) is not None]
-    for record in run_log.journal_findings:  # those that a GlassGPT run made itself, while it trained
-        severity = str(record.get("severity"))
-        findings.append(
-            Finding(
-                id=str(record.get("id", "")),
-                severity=severity if severity in _SEVERITY_ORDER else "info",  # type: ignore[arg-type]
-                title=str(record.get("title", "")),
-                evidence=str(record.get("evidence", "")),
-                explanation=str(record.get("explanation", "")),
-                advice=str(record.get("advice", "")),
-            )
-        )
-    findings.sort(key=lambda finding: _SEVERITY_ORDER[finding.severity])
+    # Those that a GlassGPT run made itself, while it trained.
+    findings += [read_finding(record) for record in run_log.journal_findings]
+    findings.sort(key=lambda finding: finding.rank, reverse=True)
     earlier = tuple(explain(one, card) for one in run_log.earlier_runs)
-    return Explanation(run_log, facts, findings, compose_verdict(run_log, facts, findings), earlier)
+    verdict = compose_verdict(run_log, analysis.facts, findings)
+    return Explanation(run_log, analysis.facts, findings, verdict, earlier)

@@ -6,7 +6,8 @@ that has the fault and on healthy runs (tests/explain).
 
 from __future__ import annotations
 
-from glassgpt.explain.rule import Rule
+from collections.abc import Callable
+
 from glassgpt.explain.rules.eval_cost import eval_spikes, evaluates_every_step
 from glassgpt.explain.rules.gpu_memory import oom
 from glassgpt.explain.rules.instability import divergence, loss_spike
@@ -27,6 +28,10 @@ from glassgpt.explain.rules.step_time import batch_changed, jitter, silent_spike
 from glassgpt.explain.rules.val_curve import eval_noise, overfitting
 from glassgpt.explain.rules.wall_time import clock_before_sync, startup_compile
 from glassgpt.explain.rules.workload import hidden_accumulation, parameters_inferred
+from glassgpt.record.finding import Finding
+from glassgpt.runs.analysis import Analysis
+
+Rule = Callable[[Analysis], Finding | None]
 
 FAILURE_RULES: tuple[Rule, ...] = (  # of the loss, of the process, or of its checkpoints
     loss_nan,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from glassgpt.explain.rule import Finding
 from glassgpt.format import format_loss, format_ms, format_percent
 from glassgpt.i18n import say
+from glassgpt.record.finding import Finding
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trajectory import continues_previous
@@ -43,6 +43,15 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
                 "checkpoints.",
                 ms=format_ms(facts.steady_ms),
                 share=format_percent(facts.overhead_share),
+            )
+        )
+    if left_out := run_log.left_out.lines:
+        sentences.append(
+            say(
+                "The log is very long: its {lines} iterations are counted and timed in full, and {rows} of "
+                "them, spread over the whole run, are analysed and drawn.",
+                lines=f"{facts.iterations_logged:,}",
+                rows=f"{facts.iterations_logged - left_out:,}",
             )
         )
     serious = [finding for finding in findings if finding.severity in ("problem", "warning")]

@@ -22,11 +22,10 @@ from typing import BinaryIO
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import Card
 from glassgpt.explain.explanation import Explanation, explain
-from glassgpt.explain.rule import Finding
 from glassgpt.record import journal
-from glassgpt.record.journal import Record
-from glassgpt.runs.from_journal import run_log_from_records
-from glassgpt.runs.lines import LogLine, read_lines
+from glassgpt.record.finding import Finding
+from glassgpt.runs.from_journal import JournalReader
+from glassgpt.runs.lines import LogLine, read_blocks, split_block
 from glassgpt.runs.overrides import RunOverrides, apply_overrides
 from glassgpt.runs.reading import looks_like_journal
 from glassgpt.runs.recognise import LogRecognizer
@@ -35,7 +34,6 @@ from glassgpt.runs.run_log import LoggedEvaluation
 _POLL_S = 0.25
 _MIN_REFRESH_S = 1.0  # between two refreshes
 _MAX_TIME_SHARE = 0.1  # time in refreshes over wall time
-_SEVERITY_RANK = {"info": 0, "advice": 1, "warning": 2, "problem": 3}
 
 
 @dataclass(frozen=True)
@@ -101,20 +99,25 @@ class LogWatcher:
     clock: Callable[[], float] = time.monotonic
     has_unread_lines: bool = False  # lines since the last refresh
     _log: LogRecognizer = field(default_factory=LogRecognizer)
-    _records: list[Record] | None = None  # of a journal; None: it is a log
-    _reported_severities: dict[str, str] = field(default_factory=dict)  # by id, or title
+    _journal: JournalReader | None = None  # None: it is a log
+    _reported_ranks: dict[str, int] = field(default_factory=dict)  # by id, or title
     _reported_evals: set[tuple[int, int | None]] = field(default_factory=set)
     _next_refresh_at: float = 0.0
     _has_started: bool = False
+    _has_records: bool = False
 
-    def feed(self, line: LogLine) -> None:
-        if not self._has_started and line.text.strip():
+    def feed(self, block: str | LogLine) -> None:
+        """As `read_blocks` has them."""
+        text = block.text if isinstance(block, LogLine) else block
+        if not self._has_started and text.strip():
             self._has_started = True
-            self._records = [] if looks_like_journal(line.text.encode()) else None
-        if self._records is None:
-            self._log.feed(line)
+            self._journal = JournalReader() if looks_like_journal(text.strip().encode()) else None
+        if self._journal is None:
+            self._log.feed(block)
         else:
-            self._records += journal.parse_records([line.text.encode()])
+            for record in journal.parse_records(text.encode().split(b"\n")):
+                self._journal.feed(record)
+                self._has_records = True
         self.has_unread_lines = True
 
     def is_due(self) -> bool:
@@ -124,9 +127,9 @@ class LogWatcher:
         """None where there is nothing to explain yet."""
         started_at = self.clock()
         self.has_unread_lines = False
-        if self._records:
-            run_log = run_log_from_records(self._records, self.name, live)
-        elif self._records is None and (log := self._log.build(self.name, final=not live)) is not None:
+        if self._journal is not None and self._has_records:
+            run_log = self._journal.build(self.name, live)
+        elif self._journal is None and (log := self._log.build(self.name, final=not live)) is not None:
             run_log = replace(log, live=live)
         else:
             return None
@@ -135,10 +138,9 @@ class LogWatcher:
         self._next_refresh_at = started_at + cost_s + max(_MIN_REFRESH_S, cost_s / _MAX_TIME_SHARE)
         new_findings = []
         for finding in explanation.findings:  # a finding that became more severe is reported again
-            reported = self._reported_severities.get(finding.id or finding.title)
-            if reported is None or _SEVERITY_RANK[finding.severity] > _SEVERITY_RANK[reported]:
+            if finding.rank > self._reported_ranks.get(finding.id or finding.title, -1):
                 new_findings.append(finding)
-        self._reported_severities |= {one.id or one.title: one.severity for one in new_findings}
+        self._reported_ranks |= {one.id or one.title: one.rank for one in new_findings}
         evals = {(done.segment, done.iteration): done for done in run_log.evals}
         new_evals = tuple(done for key, done in evals.items() if key not in self._reported_evals)
         self._reported_evals |= evals.keys()
@@ -157,32 +159,33 @@ def follow(
 ) -> Iterator[WatchUpdate]:
     """Updates until the stream ends. Also refreshes while no line comes: the last lines before a run hangs or
     dies are those that matter."""
-    for line in _lines_or_timeouts(read_lines(file)):
-        if line is not None:
+    for block in _blocks_or_timeouts(read_blocks(file)):
+        if block is not None:
             if echo is not None:
-                echo(line.text)
-            watcher.feed(line)
+                for line in split_block(block):
+                    echo(line.text)
+            watcher.feed(block)
         if watcher.is_due() and (update := watcher.refresh()):
             yield update
     if update := watcher.refresh(live=False):
         yield update
 
 
-def _lines_or_timeouts(lines: Iterator[LogLine]) -> Iterator[LogLine | None]:
-    """The lines as they come, and None whenever none has come for a while. A thread reads them."""
-    lines_read: queue.Queue[LogLine | _EndOfStream] = queue.Queue(maxsize=10_000)
+def _blocks_or_timeouts(blocks: Iterator[str | LogLine]) -> Iterator[str | LogLine | None]:
+    """The blocks as they come, and None whenever none has come for a while. A thread reads them."""
+    blocks_read: queue.Queue[str | LogLine | _EndOfStream] = queue.Queue(maxsize=16)
     closed = threading.Event()  # the consumer has stopped
 
-    def put(item: LogLine | _EndOfStream) -> None:
+    def put(item: str | LogLine | _EndOfStream) -> None:
         while not closed.is_set():
             with contextlib.suppress(queue.Full):
-                return lines_read.put(item, timeout=_POLL_S)
+                return blocks_read.put(item, timeout=_POLL_S)
 
     def read_into_queue() -> None:
         error = None
         try:
-            for line in lines:
-                put(line)
+            for block in blocks:
+                put(block)
         except (OSError, ValueError, UserError) as raised:  # raised again below, in the consumer's thread
             error = raised
         finally:
@@ -192,7 +195,7 @@ def _lines_or_timeouts(lines: Iterator[LogLine]) -> Iterator[LogLine | None]:
     try:
         while True:
             try:
-                item = lines_read.get(timeout=_POLL_S)
+                item = blocks_read.get(timeout=_POLL_S)
             except queue.Empty:
                 yield None
                 continue

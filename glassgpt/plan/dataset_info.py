@@ -2,33 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 from glassgpt.config import TrainConfig, dataset_folder
-from glassgpt.data.manifest import DTYPES, read_stored_manifest
+from glassgpt.data.manifest import DatasetInfo, read_stored_manifest, usual_bytes_per_token
 from glassgpt.data.prepare_options import PrepareOptions, corpus_val_fraction
 from glassgpt.errors import UserError
-
-
-@dataclass(frozen=True)
-class DatasetInfo:
-    """What a plan needs to know of a dataset."""
-
-    name: str
-    train_tokens: int
-    val_tokens: int
-    vocab_size: int
-    tokenizer: str
-    bytes_per_token: float
-    source: str
-    dtype: str = "uint16"  # of a token id, see data/manifest.py
-
-    @property
-    def train_bytes(self) -> int:
-        """Of the token ids in memory."""
-        return self.train_tokens * DTYPES[self.dtype].itemsize
-
 
 # As `glass prepare` makes them; openwebtext as nanoGPT counts it.
 _KNOWN_DATASETS = {
@@ -46,36 +23,23 @@ def find_dataset_info(config: TrainConfig) -> DatasetInfo:
     folder = dataset_folder(config)
     manifest = read_stored_manifest(folder) if folder.is_dir() else None
     if manifest is not None:
-        bytes_per_token = manifest.bytes_per_token("train")
-        if math.isnan(bytes_per_token):
-            bytes_per_token = 1.0 if manifest.tokenizer in ("char", "byte") else 4.5
-        return DatasetInfo(
-            manifest.name,
-            manifest.tokens["train"],
-            manifest.tokens["val"],
-            manifest.vocab_size,
-            manifest.tokenizer,
-            bytes_per_token,
-            f"prepared in {folder}",
-            manifest.dtype,
-        )
+        return manifest.info(f"prepared in {folder}")
     files = [folder / "train.bin", folder / "val.bin"]
     if all(file.is_file() for file in files):
         # nanoGPT's: two bytes a token. Its vocabulary is in a pickle, which is not opened here.
         train_tokens, val_tokens = (file.stat().st_size // 2 for file in files)
         if not train_tokens or not val_tokens:
             raise UserError(f"{folder} has an empty split: prepare it again")
-        is_char = (folder / "meta.pkl").is_file()
-        tokenizer = ("char", 1.0) if is_char else ("gpt2", 4.3)
-        source = f"nanoGPT's folder {folder}"
+        tokenizer, vocab_size = ("char", 65) if (folder / "meta.pkl").is_file() else ("gpt2", 50257)
+        bytes_per_token, source = usual_bytes_per_token(tokenizer), f"nanoGPT's folder {folder}"
         return DatasetInfo(
-            folder.name, train_tokens, val_tokens, 65 if is_char else 50257, *tokenizer, source
+            folder.name, train_tokens, val_tokens, vocab_size, tokenizer, bytes_per_token, source
         )
     name = config.dataset
     if (name in _KNOWN_DATASETS or name in _CORPORA) and not config.data_dir:
         return known_dataset_info(name)
     source = "not prepared here: assumed to be 10 billion GPT-2 tokens"
-    return DatasetInfo(name, 10**10, 10**8, 50257, "gpt2", 4.5, source)
+    return DatasetInfo(name, 10**10, 10**8, 50257, "gpt2", usual_bytes_per_token("gpt2"), source)
 
 
 def known_dataset_info(name: str) -> DatasetInfo:

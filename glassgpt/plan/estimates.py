@@ -12,15 +12,15 @@ from typing import Any
 
 from glassgpt import schedule
 from glassgpt.config import TrainConfig, first_checkpoint_iter
+from glassgpt.data.manifest import DatasetInfo
 from glassgpt.estimate import memory, overheads
 from glassgpt.estimate.batching import tokens_to_evaluate
 from glassgpt.estimate.cluster import ONE_CARD, Cluster, exposed_communication_s, sent_bytes_per_card
-from glassgpt.estimate.decide import choose_dtype
+from glassgpt.estimate.decide import RunSpec, choose_dtype
 from glassgpt.estimate.forecast import Hardware, LowMidHigh, RunForecast, TokenCounts, forecast_workload
-from glassgpt.estimate.loss_law import ExpectedLossCurve, loss_law_inputs, predict_loss_curve
+from glassgpt.estimate.loss_law import expected_loss_curve
 from glassgpt.estimate.speed import ThroughputEstimate, estimate_throughput
-from glassgpt.plan.dataset_info import DatasetInfo
-from glassgpt.plan.run_spec import RunSpec, make_run_spec
+from glassgpt.plan.run_spec import make_run_spec
 from glassgpt.plan.target import PlanTarget
 
 _MAX_CURVE_POINTS = 8  # of the expected loss curve that are shown
@@ -151,21 +151,6 @@ def estimate_training(spec: RunSpec, dataset: DatasetInfo) -> TrainingEstimate:
         loss_curve=tuple((point.iteration, point.low, point.mid, point.high) for point in shown),
         overfits_at=curve.overfits_at,
     )
-
-
-def expected_loss_curve(
-    config: TrainConfig, vocab_size: int, batch_tokens: int, dataset: DatasetInfo
-) -> ExpectedLossCurve:
-    inputs = loss_law_inputs(
-        config,
-        vocab_size=vocab_size,
-        batch_tokens=batch_tokens,
-        train_tokens=dataset.train_tokens,
-        dataset=dataset.name,
-        tokenizer=dataset.tokenizer,
-        bytes_per_token=dataset.bytes_per_token,
-    )
-    return predict_loss_curve(inputs)
 
 
 # --- DDP or FSDP ---

@@ -13,7 +13,11 @@ from glassgpt.estimate.cluster import DEFAULT_NETWORK_GB_S
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Know before you start: memory, time, loss, data and schedule of a run, and what is wrong with it."""
+    """Know before you start: memory, time, loss, data and schedule of a run, and what is wrong with it.
+
+    PRESET and FILE as in `glass train`. Its settings may be given too: --block_size=512. Nothing is
+    trained, and no GPU is needed.
+    """
 
     # The card to plan for, e.g. rtx4070, "RTX 4070 Ti", h100, m3-max; cpu; auto: this machine.
     gpu: str = "auto"

@@ -11,27 +11,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from glassgpt.config import effective_lr_decay_iters, effective_warmup_iters
+from glassgpt.data.manifest import DatasetInfo
 from glassgpt.estimate import decide, memory
+from glassgpt.estimate.decide import RunSpec
+from glassgpt.estimate.loss_law import expected_loss_curve
 from glassgpt.estimate.memory import GIB, MemoryEstimate
 from glassgpt.files import nearest_existing_folder
 from glassgpt.format import format_count, format_duration
-from glassgpt.plan.dataset_info import DatasetInfo
 from glassgpt.plan.estimates import (
     ParallelismComparison,
     TimeEstimate,
     TrainingEstimate,
-    expected_loss_curve,
     forecast_spec,
 )
 from glassgpt.plan.run_spec import (
-    RunSpec,
     changes_as_flags,
     fitting_flags,
     memory_fixes,
     split_into_micro_batches,
 )
 from glassgpt.plan.target import PlanTarget
+from glassgpt.schedule import schedule_of
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,7 @@ def refused_setting_problems(spec: RunSpec, target: PlanTarget) -> Iterator[Plan
     if config.fp8 and not decide.has_float8(traits):
         yield PlanProblem("error", f"{target.name} has no FP8", "leave --fp8 out")
     elif config.fp8:
-        for problem in decide.float8_problems(
-            config, traits, workload.dtype, workload.kernels, workload.micro_batch_tokens
-        ):
+        for problem in decide.float8_problems(workload, traits):
             yield PlanProblem("error", problem, "leave --fp8 out")
     if workload.is_sharded and workload.dtype == "float16":
         what = (
@@ -207,7 +205,8 @@ def _cluster_problems(
 
 def _schedule_problems(spec: RunSpec) -> Iterator[PlanProblem]:
     config = spec.config
-    warmup, decay_end = effective_warmup_iters(config), effective_lr_decay_iters(config)
+    schedule = schedule_of(config)
+    warmup, decay_end = schedule.warmup_iters, schedule.decay_iters
     if not config.decay_lr:
         return
     if warmup >= config.max_iters:
@@ -278,9 +277,9 @@ def _changes_to_stop_before_overfitting(
     while True:
         changes: dict[str, Any] = {"max_iters": max_iters}
         shorter = replace(config, max_iters=max_iters)
-        if config.decay_lr and effective_lr_decay_iters(shorter) > max_iters:
+        if config.decay_lr and schedule_of(shorter).decay_iters > max_iters:
             changes["lr_decay_iters"] = max_iters
-        if config.decay_lr and effective_warmup_iters(shorter) > max_iters / 3:
+        if config.decay_lr and schedule_of(shorter).warmup_iters > max_iters / 3:
             changes["warmup_iters"] = max_iters // 20
         shorter = replace(config, **changes)
         curve = expected_loss_curve(shorter, spec.workload.vocab_size, spec.batch.tokens, dataset)

@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from glassgpt.config import TrainConfig
+from glassgpt.data.manifest import DatasetInfo
 from glassgpt.errors import UserError
 from glassgpt.estimate import memory
+from glassgpt.estimate.decide import RunSpec
 from glassgpt.estimate.memory import GIB, MemoryEstimate, TrainingWorkload
-from glassgpt.plan.dataset_info import DatasetInfo
 from glassgpt.plan.estimates import (
     ParallelismComparison,
     TimeEstimate,
@@ -26,7 +27,6 @@ from glassgpt.plan.estimates import (
 )
 from glassgpt.plan.plan_warnings import PlanProblem, find_plan_problems
 from glassgpt.plan.run_spec import (
-    RunSpec,
     can_shard,
     make_run_spec,
     memory_fixes,
@@ -104,6 +104,9 @@ class Plan:
                 "kernels": workload.kernels,
                 "compile": workload.compiled,
                 "graph": workload.graph,
+                "attention": workload.attention,
+                # What a run measures, and a plan does not: where it matters, the run may choose otherwise.
+                "unknown": list(self.spec.unknown),
             },
             "batch": asdict(self.spec.batch),
             "memory": {

@@ -15,17 +15,18 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from glassgpt.config import TrainConfig, padded_vocab_size
+from glassgpt.data.manifest import DatasetInfo
 from glassgpt.errors import UserError
 from glassgpt.estimate import flops, memory
 from glassgpt.estimate.cards import COMMON_CARDS, resolve_card_name
 from glassgpt.estimate.decide import choose_dtype
 from glassgpt.estimate.forecast import LowMidHigh
-from glassgpt.estimate.loss_law import ExpectedLossCurve
+from glassgpt.estimate.loss_law import ExpectedLossCurve, expected_loss_curve
 from glassgpt.estimate.memory import DTYPE_BYTES
 from glassgpt.estimate.speed import ThroughputEstimate
 from glassgpt.format import format_duration, format_parameters
-from glassgpt.plan.dataset_info import DatasetInfo, known_dataset_info
-from glassgpt.plan.estimates import expected_loss_curve, forecast_spec
+from glassgpt.plan.dataset_info import known_dataset_info
+from glassgpt.plan.estimates import forecast_spec
 from glassgpt.plan.plan_warnings import refused_setting_problems
 from glassgpt.plan.planning import make_plan
 from glassgpt.plan.run_spec import can_shard, make_run_spec

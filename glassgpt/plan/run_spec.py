@@ -1,7 +1,7 @@
-"""RunSpec: a config, and all that training would choose for it on the target machine.
+"""What training would choose for a config on the target machine.
 
     spec = make_run_spec(config, target, dataset)
-    spec.workload.dtype, spec.batch.batch_size    # by the rules of estimate/decide.py
+    spec.workload.dtype, spec.batch.batch_size    # by estimate/decide.py, as a run
 
 Also changes of settings that make a run fit in memory, each verified before it is proposed.
 """
@@ -9,16 +9,17 @@ Also changes of settings that make a run fit in memory, each verified before it 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from glassgpt.config import TrainConfig, first_checkpoint_iter, padded_vocab_size
+from glassgpt.config import TrainConfig
+from glassgpt.data.manifest import DatasetInfo
 from glassgpt.errors import UserError
-from glassgpt.estimate import decide, flops, memory, overheads
-from glassgpt.estimate.batching import BatchPlan, eval_batch_rows, plan_batch
-from glassgpt.estimate.decide import GraphCandidate
+from glassgpt.estimate import decide, memory
+from glassgpt.estimate.batching import plan_batch
+from glassgpt.estimate.decide import RunSpec
+from glassgpt.estimate.machine_facts import Origin
 from glassgpt.estimate.memory import TrainingWorkload
-from glassgpt.plan.dataset_info import DatasetInfo
 from glassgpt.plan.target import PlanTarget
 from glassgpt.validate import find_config_problems
 
@@ -34,69 +35,20 @@ _MIN_PROPOSED_CONTEXT = 64  # block_size: a shorter one is not proposed to save 
 SettingChanges = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class RunSpec:
-    config: TrainConfig
-    workload: TrainingWorkload
-    batch: BatchPlan
-    batch_reason: str
-    dtype_reason: str
-    flops_per_token: int
-
-    @property
-    def parameters(self) -> int:
-        return memory.total_parameters(self.workload)
-
-    @property
-    def total_tokens(self) -> int:
-        return self.config.max_iters * self.batch.tokens
-
-
 def make_run_spec(config: TrainConfig, target: PlanTarget, dataset: DatasetInfo) -> RunSpec:
-    config, vocab_size = _with_pretrained_shape(config, dataset)
-    traits, device_type = target.traits, target.device_type
+    config, origin = _with_pretrained_shape(config)
     # Settings that training refuses on this machine are reported as problems, and planned as auto.
-    refused = decide.refused_settings(config, traits)
+    refused = decide.refused_settings(config, target.traits)
     accepted = replace(config, **dict.fromkeys(refused, "auto"))  # type: ignore[arg-type]
-    dtype = decide.choose_dtype(config.dtype, traits, config.n_embd)
-    attention = decide.choose_attention(config, traits, str(dtype.value), run_s=0.0)
-    data_bytes = dataset.train_bytes
-    data_place = decide.choose_data_place(accepted.data_place, data_bytes, traits, target.memory_bytes)
-    workload = TrainingWorkload(
-        config=config,
-        vocab_size=vocab_size,
-        batch_size=1,
-        device_type=device_type,
-        dtype=str(dtype.value),
-        kernels=decide.choose_kernels(accepted, traits, vocab_size, target.cluster.ranks).value == "triton",
-        compiled=config.compile == "on",
-        attention="sdpa" if attention is None else str(attention.value),
-        data_bytes=data_bytes if data_place.value == "on the card" else 0,
-        eval_batch_tokens=eval_batch_rows(config, device_type) * config.block_size,
-        ranks=target.cluster.ranks,
-    )
-    # With several micro-batches gradients accumulate: leave room for them.
-    largest = memory.largest_fitting_batch(replace(workload, micro_steps=2), target.comfortable_bytes)
-    batch, batch_choices = plan_batch(config, device_type, largest, workload.ranks)
-    flops_per_token = flops.model_flops_per_token(config, vocab_size)
-    compiled, graph = _choose_compile_and_graph(accepted, target, workload, batch, flops_per_token)
-    workload = replace(
-        workload, compiled=compiled, batch_size=batch.batch_size, micro_steps=batch.micro_steps, graph=graph
-    )
-    with_copy = replace(workload, has_checkpoint_copy=True)
-    copy_fits_beside_updates = (
-        first_checkpoint_iter(config) < config.max_iters
-        and memory.estimate_memory(with_copy).total_bytes <= target.comfortable_bytes
-    )
-    if device_type == "cpu" or copy_fits_beside_updates:  # else the copy goes to main memory
-        workload = with_copy
-    return RunSpec(config, workload, batch, batch_choices[0].reason, dtype.reason, flops_per_token)
+    dtype = decide.choose_dtype(config.dtype, target.traits, config.n_embd)
+    spec = decide.decide(accepted, target.facts(str(dtype.value)), dataset, origin)
+    return replace(spec, config=config, workload=replace(spec.workload, config=config))
 
 
-def _with_pretrained_shape(config: TrainConfig, dataset: DatasetInfo) -> tuple[TrainConfig, int]:
-    """The config with the shape of the pretrained weights, if any, and the vocabulary size."""
+def _with_pretrained_shape(config: TrainConfig) -> tuple[TrainConfig, Origin]:
+    """The config with the shape of the pretrained weights, if any."""
     if config.init_from == "scratch":
-        return config, padded_vocab_size(dataset.vocab_size)
+        return config, Origin()
     if config.init_from not in GPT2_SHAPES:
         raise UserError(
             f"--init_from={config.init_from}: plan the run's own settings instead, "
@@ -107,44 +59,7 @@ def _with_pretrained_shape(config: TrainConfig, dataset: DatasetInfo) -> tuple[T
         config, n_layer=n_layer, n_head=n_head, n_embd=n_embd, block_size=min(config.block_size, 1024),
         bias=True, arch="gpt2", tie_embeddings=True,
     )  # fmt: skip
-    return shaped, 50257
-
-
-def _choose_compile_and_graph(
-    config: TrainConfig,
-    target: PlanTarget,
-    workload: TrainingWorkload,
-    batch: BatchPlan,
-    flops_per_token: int,
-) -> tuple[bool, bool]:
-    """Whether the model is compiled, and whether updates are captured as a CUDA graph."""
-    device_type, n_layer = target.device_type, config.n_layer
-    peak = target.peak_flops_per_s(workload.dtype)
-    step_s = None
-    if peak is not None:
-        rank_tokens = batch.tokens // workload.ranks
-        step_s = overheads.eager_step_s(
-            device_type, rank_tokens, batch.micro_steps, flops_per_token, n_layer, peak
-        )
-    compile_choice = decide.choose_compile(
-        config, target.traits, step_s, workload.kernels, workload.is_sharded
-    )
-    compiled = compile_choice.value == "on"
-    captured = replace(workload, batch_size=batch.batch_size, micro_steps=batch.micro_steps, graph=True)
-    candidate = GraphCandidate(
-        workload.dtype,
-        overheads.arithmetic_s(
-            device_type,
-            batch.batch_size * config.block_size,
-            flops_per_token,
-            peak or overheads.FALLBACK_PEAK_FLOPS_PER_S,
-        ),
-        overheads.launch_s(device_type, n_layer),
-        compiled,
-        workload.is_sharded,
-        memory.estimate_memory(captured).total_bytes <= target.comfortable_bytes,
-    )
-    return compiled, decide.choose_graph(config, target.traits, candidate).value == "on"
+    return shaped, Origin(vocab_size=50257)
 
 
 def can_shard(workload: TrainingWorkload) -> bool:

@@ -22,21 +22,20 @@ from glassgpt.cgroup import usable_cores
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import Card, cards, find_card, has_tensor_cores, resolve_card_name
 from glassgpt.estimate.cluster import ONE_CARD, Cluster, link_of_card
-from glassgpt.estimate.decide import DeviceTraits, find_missing_toolchain
-from glassgpt.estimate.peak import RepeatOperation, measure_best_rate
+from glassgpt.estimate.decide import COMFORTABLE_MEMORY_SHARE
+from glassgpt.estimate.machine_facts import DeviceTraits, MachineFacts, find_missing_toolchain
+from glassgpt.estimate.peak import PeakFlops, RepeatOperation, measure_best_rate
 from glassgpt.files import read_text_or_empty
+from glassgpt.record.gpu_state import NO_DRIVER, read_gpus
 from glassgpt.record.machine import (
     apple_gpu_name,
-    command_output,
     cpu_model,
     load_average,
     unified_memory_bytes,
     usable_memory,
 )
 
-# Shares of the memory. Automatic choices leave some for a desktop. More fits on a card that nothing else
-# uses, because expandable segments fragment little.
-_COMFORTABLE_MEMORY_SHARE = 0.94
+# Of a card that nothing else uses: expandable segments fragment little. Automatic choices use less.
 _MAX_MEMORY_SHARE = 0.98
 _BUSY_CORE_SHARE = 0.5  # of the cores: with fewer in use, the measured speed counts as undisturbed
 
@@ -69,7 +68,7 @@ class PlanTarget:
     @property
     def comfortable_bytes(self) -> int:
         """The most that automatic choices use."""
-        return int(self.memory_bytes * _COMFORTABLE_MEMORY_SHARE)
+        return int(self.memory_bytes * COMFORTABLE_MEMORY_SHARE)
 
     @property
     def max_bytes(self) -> int:
@@ -98,6 +97,17 @@ class PlanTarget:
             has_tensor_cores(self.card.name, self.card.capability),
             bandwidth_bytes_per_s=self.card.bandwidth_gb_s * 1e9,
             missing_toolchain=self.missing_toolchain,
+        )
+
+    def facts(self, dtype: str) -> MachineFacts:
+        """As far as the table or the drivers know them; with the peak in this dtype."""
+        return MachineFacts(
+            self.traits,
+            self.name,
+            ranks=self.cluster.ranks,
+            is_launched=self.cluster.ranks > 1,
+            memory_bytes=self.memory_bytes,
+            peak=PeakFlops(self.peak_flops_per_s(dtype), self.peak_source),
         )
 
     def peak_flops_per_s(self, dtype: str) -> float | None:
@@ -245,50 +255,18 @@ class InstalledCard:
 
 def _visible_cards() -> tuple[list[InstalledCard], str]:
     """The cards that a run would see, and the reason if there are none."""
-    nvidia = find_nvidia_cards()
-    if nvidia:
-        if "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
-            nvidia = parse_mig_slices(command_output("nvidia-smi", "-L") or "")
+    reading = read_gpus()
+    if reading.gpus:
+        names_slices = "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        found = reading.mig_slices if names_slices else reading.gpus
+        nvidia = [InstalledCard(gpu.name, gpu.memory_total, gpu.uuid) for gpu in found]
         return visible_nvidia_cards(nvidia, os.environ), "CUDA_VISIBLE_DEVICES hides the GPU"
     amd = find_amd_cards()
     if not amd:
-        return [], "no GPU found"
+        return [], "no GPU found" if reading.problem == NO_DRIVER else f"no GPU found: {reading.problem}"
     if not is_torch_built_for_rocm():
         return [], f"{amd[0].name} is here, but this PyTorch was not built for AMD's cards"
     return visible_amd_cards(amd, os.environ), "HIP_VISIBLE_DEVICES or the like hides the GPU"
-
-
-def find_nvidia_cards() -> list[InstalledCard]:
-    """Empty where there is no driver, or it fails."""
-    query = ("--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits")
-    return parse_nvidia_smi(command_output("nvidia-smi", *query) or "")
-
-
-def parse_nvidia_smi(text: str) -> list[InstalledCard]:
-    """Lines of three values; others are warnings. Memory is [N/A] where a chip shares the machine's."""
-    installed = []
-    for line in text.splitlines():
-        values = [value.strip() for value in line.split(",")]
-        if len(values) == 3 and values[0].startswith("GPU-"):
-            memory_bytes = int(values[2]) * 2**20 if values[2].isdecimal() else 0
-            installed.append(InstalledCard(values[1], memory_bytes or None, values[0]))
-    return installed
-
-
-_MIG_SLICE = re.compile(r"MIG \d+g\.(?P<gb>\d+)gb\S*")
-
-
-def parse_mig_slices(text: str) -> list[InstalledCard]:
-    """`nvidia-smi -L`: below each card its MIG slices, whose names contain their memory."""
-    slices, card_name = [], ""
-    for line in text.splitlines():
-        uuid = re.search(r"UUID: ([^)\s]+)", line)
-        if card_match := re.match(r"GPU \d+: (.+?) \(UUID", line):
-            card_name = card_match[1]
-        elif (slice_match := _MIG_SLICE.search(line)) and uuid:
-            memory_bytes = int(slice_match["gb"]) * 2**30
-            slices.append(InstalledCard(f"{card_name} {slice_match[0]}", memory_bytes, uuid[1]))
-    return slices
 
 
 def find_amd_cards(root: Path = Path("/sys/class/drm")) -> list[InstalledCard]:

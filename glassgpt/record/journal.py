@@ -25,7 +25,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -35,6 +35,7 @@ from glassgpt.files import abbreviate_home, regular_file_opener_nofollow
 Record = dict[str, Any]
 
 FILE_NAME = "journal.jsonl"
+MAX_VALUE, MAX_INTEGER = 1e100, 10**15  # of numbers that are believed; see runs/numbers.py
 MAX_LINE_BYTES = 1 << 24  # a file that is one endless line must not fill the memory
 _READ_BLOCK_BYTES = 1 << 20  # read at once from the end
 _MAX_OTHER_WRITER_BYTES = 1 << 20  # read of what another writer appended
@@ -270,26 +271,46 @@ def parse_records(lines: Iterable[bytes]) -> Iterator[Record]:
             yield record
 
 
+# --- values of the right type: a journal is a file like any other, and may have been edited ---
+
+
+def float_or_none(record: object, name: str) -> float | None:
+    """None where it is missing, not a number, or not a number that can be squared."""
+    value = record.get(name) if isinstance(record, dict) else None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= MAX_VALUE:
+        return None
+    return float(value)
+
+
+def loss_or_none(record: Record, name: str = "loss") -> float | None:
+    """May be NaN or infinite."""
+    value = record.get(name)
+    return value if isinstance(value, float) else float_or_none(record, name)
+
+
+def int_or_none(record: object, name: str) -> int | None:
+    value = float_or_none(record, name)
+    return None if value is None or abs(value) > MAX_INTEGER else int(value)
+
+
+def dict_or_empty(record: Record, name: str) -> Record:
+    value = record.get(name)
+    return value if isinstance(value, dict) else {}
+
+
 def is_valid_profile(record: Record) -> bool:
     """Whether a `profile` record has every field that is shown of it, with the right type."""
 
-    def has(values: object, numbers: tuple[str, ...], texts: tuple[str, ...]) -> bool:
-        return (
-            isinstance(values, dict)
-            and all(
-                isinstance(number := values.get(name), int | float)
-                and not isinstance(number, bool)
-                and math.isfinite(number)
-                for name in numbers
-            )
-            and all(isinstance(values.get(name), str) for name in texts)
+    def has(values: Record, numbers: tuple[str, ...], texts: tuple[str, ...]) -> bool:
+        return all(float_or_none(values, name) is not None for name in numbers) and all(
+            isinstance(values.get(name), str) for name in texts
         )
 
     top = record.get("top")
     return (
         has(record, ("from_iter", "updates", "wall_ms", "busy"), ("trace", "of"))
         and isinstance(top, list)
-        and all(has(operation, ("ms", "share", "calls"), ("name",)) for operation in top)
+        and all(isinstance(one, dict) and has(one, ("ms", "share", "calls"), ("name",)) for one in top)
     )
 
 
@@ -316,20 +337,31 @@ def effective_records(records: Iterable[Record]) -> list[Record]:
     """The records that are still valid. A resume invalidates the records past the iteration that it resumes
     from; and what a process wrote after a later start of the run is not valid either."""
     all_records = list(records)
-    return list(stream_effective_records(lambda: all_records))
+    return list(stream_effective_records(all_records, all_records))
 
 
-def stream_effective_records(read: Callable[[], Iterable[Record]]) -> Iterator[Record]:
-    """As `effective_records`, but reads twice and holds no records in memory."""
-    resumed_from: list[float] = []
-    for record in _without_superseded_writers(read()):
-        if record["kind"] == "resume":
-            from_iter = record.get("from_iter")
-            resumed_from.append(from_iter if isinstance(from_iter, int) else record["iter"])
+def resume_iteration(resume: Record) -> int:
+    """The iteration whose checkpoint it resumes from: later records before it are not valid."""
+    from_iter = resume.get("from_iter")
+    return from_iter if isinstance(from_iter, int) else int(resume["iter"])
+
+
+def read_effective(path: Path) -> Iterator[Record]:
+    """As `effective_records`, of a file. Reads it twice and holds one record in memory."""
+    with _open_to_read(path) as file:
+        # The first time only its resumes. Any other line takes no longer than finding its end.
+        lines = iter(lambda: file.readline(MAX_LINE_BYTES), b"")
+        resumes = list(parse_records(line for line in lines if b'resume"' in line))
+    yield from stream_effective_records(resumes, read(path))
+
+
+def stream_effective_records(resumes: Iterable[Record], records: Iterable[Record]) -> Iterator[Record]:
+    """`resumes`: the `resume` records among these; others do not matter."""
+    resumed_from = [resume_iteration(record) for record in resumes if record["kind"] == "resume"]
     # The last valid iteration: after the last resume, before it, before the one before it, ...
     limits = list(itertools.accumulate(reversed(resumed_from), min, initial=math.inf))
-    for record in _without_superseded_writers(read()):
-        if record["kind"] == "resume":
+    for record in _without_superseded_writers(records):
+        if record["kind"] == "resume" and len(limits) > 1:  # else it was written after `resumes` were read
             limits.pop()
         if record["iter"] <= limits[-1] or record["kind"] in ("run", "resume", "end"):
             yield record

@@ -28,6 +28,7 @@ from glassgpt.cgroup import (
     usable_cores,
 )
 from glassgpt.files import read_text_or_empty
+from glassgpt.record.gpu_state import read_gpus
 
 
 def describe_cpu() -> dict[str, object]:
@@ -125,8 +126,7 @@ def nvidia_driver() -> str | None:
     match = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", read_text_or_empty(Path("/proc/driver/nvidia/version")))
     if match:
         return match[0]
-    output = command_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return output.splitlines()[0] if output else None
+    return read_gpus().driver  # slower: it starts a process
 
 
 @cache

@@ -21,8 +21,8 @@ So squares and products of these are finite, and nothing above this folder has t
 from __future__ import annotations
 
 import math
-from array import array
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -38,13 +38,14 @@ from glassgpt.runs.run_log import (
     LoggedSetup,
     RunLog,
     Segment,
-    Steps,
     ValMetric,
+    eval_or_save_iterations,
 )
+from glassgpt.runs.step_rows import StepRows
 from glassgpt.runs.trainer import Trainer
 
-_COLUMNS = ("loss", "ms", "mfu", "lr", "grad_norm", "tokens_per_s")
 _MAX_EVENT_CHARS = 2000
+_MIN_ARRAY_STEPS = 8  # fewer are faster one by one
 _MAX_EVENTS_PER_KIND = 200
 
 
@@ -103,10 +104,7 @@ class RunBuilder:
         # For a trainer whose lines have no iteration: number of the line -> iteration. Empty: not known.
         self.iteration_by_count: dict[int, int] | None = None
 
-        # Flat arrays, one row after the other: a log may have millions.
-        self._row_keys = array("q")  # iteration, segment
-        self._rows = array("d")  # _COLUMNS
-        self._has_loss = array("b")
+        self._rows = StepRows()
         self._evals: list[LoggedEvaluation] = []
         self._checkpoints: list[LoggedCheckpoint] = []
         self._pending: list[_PendingItem] = []
@@ -168,17 +166,49 @@ class RunBuilder:
             self._setup_at_first_step = self.setup.copy()
             tokens = self.setup.build().tokens_per_iteration
             self._segments[-1] = replace(self._segments[-1], tokens_per_iteration=tokens)
-        self._row_keys.extend((iteration, len(self._segments) - 1))
-        self._has_loss.append(loss is not None)
         # A time outside of its limits counts as not printed already here: see last_step_columns.
         ms = ms if 0 <= ms <= MAX_COUNT else math.nan
-        self._rows.extend((math.nan if loss is None else loss, ms, mfu, lr, grad_norm, tokens_per_s))
-        self._last_iteration = iteration
-        self._segment_steps += 1
-        self._last_step_line = self.line if line is None else line
+        values = (math.nan if loss is None else loss, ms, mfu, lr, grad_norm, tokens_per_s)
+        self._rows.append(iteration, len(self._segments) - 1, loss is not None, values)
+        self._note_steps(1, iteration, self.line if line is None else line)
+
+    def add_steps(self, columns: Mapping[str, Sequence[float]]) -> None:
+        """Steps of consecutive lines, each with a loss, from the line after the current one on: the same as
+        `add_step` for each. `columns`: its parameters."""
+        count = len(columns["iteration"])
+        iterations = np.array(columns["iteration"], dtype=np.int64)
+        previous = -1 if self._last_iteration is None else self._last_iteration
+        is_plain = (
+            count >= _MIN_ARRAY_STEPS
+            and self._segment_steps
+            and not self._process_announced
+            and not self._pending
+            and iterations[0] > previous
+            and iterations.max() <= MAX_COUNT
+            and bool((np.diff(iterations) > 0).all())
+        )
+        if not is_plain:
+            for index in range(count):
+                self.line += 1
+                self.add_step(**{name: column[index] for name, column in columns.items()})  # type: ignore[arg-type]
+            return
+        self.line += count
+        arrays = {name: np.array(column, dtype=float) for name, column in columns.items()}
+        del arrays["iteration"]
+        ms = arrays["ms"]
+        ms[~((ms >= 0) & (ms <= MAX_COUNT))] = np.nan
+        self._rows.extend(iterations, len(self._segments) - 1, arrays)
+        self._note_steps(count, int(iterations[-1]), self.line)
+
+    def _note_steps(self, count: int, last_iteration: int, line: int) -> None:
+        self._last_iteration = last_iteration
+        self._segment_steps += count
+        self._last_step_line = line
         self._failed_start_line = None
         self._last_step_fence_count = self.fence_count
         self._fence_counts_with_steps.add(self.fence_count)
+        if self._rows.is_full:
+            self._rows.thin(eval_or_save_iterations(self.trainer, self._evals, self._checkpoints))
 
     def add_eval(
         self,
@@ -266,7 +296,7 @@ class RunBuilder:
 
     @property
     def has_steps(self) -> bool:
-        return bool(self._rows)
+        return len(self._rows) > 0
 
     @property
     def non_step_count(self) -> int:
@@ -293,10 +323,10 @@ class RunBuilder:
     @property
     def last_step_columns(self) -> frozenset[str]:
         """Which of "loss" and "ms" the latest step's line had. A line with fewer is cut off."""
-        if not self._rows:
+        if not len(self._rows):
             return frozenset()
-        ms = self._rows[_COLUMNS.index("ms") - len(_COLUMNS)]
-        return frozenset(("loss",) * self._has_loss[-1] + ("ms",) * (not math.isnan(ms)))
+        has_ms = not math.isnan(self._rows.last("ms"))
+        return frozenset(("loss",) * self._rows.last_has_loss + ("ms",) * has_ms)
 
     # --- segments ---
 
@@ -348,17 +378,28 @@ class RunBuilder:
         # A log of several stages may have two metrics. The one of most evaluations counts.
         metrics = Counter(evaluation.metric for evaluation in evals).most_common(1)
         metric: ValMetric = metrics[0][0] if metrics else "loss"
+        steps, left_out = self._rows.build(
+            eval_or_save_iterations(self.trainer, self._evals, self._checkpoints)
+        )
+        if numbers:
+            counts = steps.iteration.tolist()
+            iteration = np.array([numbers.get(count, count) for count in counts], dtype=np.int64)
+            steps = replace(steps, iteration=iteration)
+        segments = [
+            replace(segment, left_out=left_out[index]) if index in left_out else segment
+            for index, segment in enumerate(self._segments)
+        ]
         return clamped(
             RunLog(
                 trainer=self.trainer,
                 name=name,
-                steps=self._build_steps(numbers),
+                steps=steps,
                 evals=tuple(
                     evaluation if evaluation.metric == metric else replace(evaluation, val_loss=None)
                     for evaluation in evals
                 ),
                 checkpoints=tuple(self._checkpoints),
-                segments=tuple(self._segments) or (Segment(has_startup=self._process_announced),),
+                segments=tuple(segments) or (Segment(has_startup=self._process_announced),),
                 events=tuple(self._events),
                 event_counts=dict(self._event_counts),
                 setup=(self._setup_at_first_step or self.setup).merged_with(self.setup).build(),
@@ -372,18 +413,4 @@ class RunBuilder:
                 last_partial_iteration=self.partial_iteration,
                 batch_size_changes=tuple(self._batch_sizes),
             )
-        )
-
-    def _build_steps(self, numbers: dict[int, int]) -> Steps:
-        # Views of the arrays, which cannot grow while a view exists: every column is a copy.
-        keys = np.frombuffer(self._row_keys, dtype=np.int64).reshape(-1, 2)
-        rows = np.frombuffer(self._rows, dtype=float).reshape(-1, len(_COLUMNS))
-        counts = keys[:, 0].tolist() if numbers else []
-        return Steps(
-            iteration=np.array([numbers.get(count, count) for count in counts], dtype=np.int64)
-            if numbers
-            else keys[:, 0].copy(),
-            segment=keys[:, 1].copy(),
-            has_loss=np.array(self._has_loss, dtype=bool),
-            **{name: rows[:, index].copy() for index, name in enumerate(_COLUMNS)},
         )

@@ -10,39 +10,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from glassgpt.errors import mentions_out_of_memory
 from glassgpt.record import journal
-from glassgpt.record.journal import Record, is_valid_profile
+from glassgpt.record.journal import Record
 from glassgpt.runs.numbers import MAX_COUNT, MAX_LOSS, clamped
 from glassgpt.runs.run_list import is_running
 from glassgpt.runs.run_log import (
     ExitStatus,
-    Floats,
+    LeftOut,
     LogEvent,
     LoggedCheckpoint,
     LoggedEvaluation,
     LoggedSetup,
     RunLog,
     Segment,
-    Steps,
 )
+from glassgpt.runs.step_rows import JOURNAL_COLUMNS, StepRows
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.runs.trainers.glassgpt import TRAINER
 from glassgpt.sanitize import sanitize_record
 
-_JOURNAL_COLUMNS = {
-    "loss": "loss",
-    "ms": "step_ms",
-    "mfu": "mfu",
-    "lr": "lr",
-    "grad_norm": "grad_norm",
-    "tokens_per_s": "tokens_per_s",
-}
+_STEP_KEYS = ("loss", "step_ms", "mfu", "lr", "grad_norm", "tokens_per_s")  # in the order of LOG_COLUMNS
 _SHAPE_SETTINGS = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
 _KINDS_WITH_TEXT = ("run", "finding", "profile", "end")
 _EXIT_STATUSES: dict[str, ExitStatus] = {
@@ -62,208 +56,238 @@ def read_run_journal(path: Path) -> RunLog:
 
 
 def run_log_from_records(records: Iterable[Record], name: str, live: bool = False) -> RunLog:
-    all_records = [_clean_record(record) for record in records if abs(record["iter"]) <= MAX_COUNT]
-    effective = journal.effective_records(all_records)  # without what a resume repeated
-    last = all_records[-1] if all_records else {}
-    run = next((record for record in reversed(all_records) if record["kind"] == "run"), {})
-    by_process: dict[int, list[Record]] = {}
-    for record in all_records:
-        by_process.setdefault(record["process"], []).append(record)
-    processes = sorted(by_process)
-    segments = {process: index for index, process in enumerate(processes)}
-    steps = [record for record in effective if record["kind"] == "step"]
-    first_updates = (_float_or_none(record, "first_update_ms") for record in steps)
-    ended, error = _exit_status(last), str(last.get("error", ""))
-    events: tuple[LogEvent, ...] = ()
-    if not live and error and ended in ("oom", "crashed"):
-        events = (LogEvent("oom" if ended == "oom" else "traceback", error, len(all_records), last["iter"]),)
-    nonfinite_update = None
-    bad_iteration, norms = _int_or_none(last, "bad_iter"), last.get("recent_grad_norms")
-    if last.get("reason") == "not finite" and bad_iteration is not None:
-        norms = norms if isinstance(norms, list) else []
-        nonfinite_update = (
-            bad_iteration,
-            tuple(float(norm) for norm in norms if isinstance(norm, int | float)),
-        )
-    imported_from = BY_ID.get(str(run.get("imported")))
-    run_log = RunLog(
-        # An imported run has our conventions, under the name of the trainer that made it.
-        trainer=TRAINER if imported_from is None else replace(TRAINER, name=imported_from.name),
-        name=name,
-        steps=_build_steps(steps, segments),
-        evals=tuple(_build_evals(effective, segments)),
-        checkpoints=tuple(
-            LoggedCheckpoint(
-                record["iter"],
-                segments[record["process"]],
-                _float_or_none(record, "blocking_ms"),
-                record["best"] if isinstance(record.get("best"), bool) else None,
+    reader = JournalReader()
+    for record in records:
+        reader.feed(record)
+    return reader.build(name, live)
+
+
+@dataclass
+class _Process:
+    """What the records of one process say about it as a whole."""
+
+    first_iteration: int
+    run: Record = field(default_factory=dict)  # its first `run` and `end`
+    end: Record = field(default_factory=dict)
+    resumed: bool = False
+    ledger: dict[str, float] = field(default_factory=dict)  # seconds by phase, of its last `end`
+    has_ledger: bool = False  # in any `end`
+    phases: dict[str, float] = field(default_factory=dict)  # summed over its steps
+
+
+class JournalReader:
+    """Takes records one by one; holds only what a RunLog has of them. `build` may be called at any time."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._last: Record = {}
+        self._run: Record = {}  # the last `run`
+        self._start: object = None  # of the process whose records are valid
+        self._processes: dict[int, _Process] = {}
+        self._rows = StepRows(JOURNAL_COLUMNS)
+        self._first_updates: list[tuple[int, float]] = []  # iteration, ms
+        self._train_eval: Record = {}  # the latest of the training split
+        # Their `segment` is the process, until `build`.
+        self._evals: list[LoggedEvaluation] = []
+        self._checkpoints: list[LoggedCheckpoint] = []
+        self._notes: list[Record] = []  # findings and profiles
+
+    def feed(self, record: Record) -> None:
+        kind, iteration = record["kind"], record["iter"]
+        if abs(iteration) > MAX_COUNT:
+            return
+        if kind in _KINDS_WITH_TEXT:  # without anything that could harm a terminal
+            record = sanitize_record(record)
+        self._count += 1
+        self._last = record
+        number = journal.int_or_none(record, "process") or 0
+        process = self._processes.get(number)
+        if process is None:
+            process = self._processes[number] = _Process(iteration)
+        phases = _seconds_by_phase(journal.dict_or_empty(record, "phases"), unit=1e-3)
+        for phase, seconds in phases.items():
+            process.phases[phase] = process.phases.get(phase, 0.0) + max(0.0, seconds)
+        if kind in ("run", "resume"):
+            self._start = record.get("start")
+        if kind == "run":
+            self._run = record
+            process.run = process.run or record
+        elif kind == "resume":
+            from_iter = record.get("from_iter")
+            process.resumed = process.resumed or (isinstance(from_iter, int) and from_iter >= 0)
+            self._drop_after(journal.resume_iteration(record))
+        elif kind == "end":
+            process.end = process.end or record
+            process.ledger = _seconds_by_phase(journal.dict_or_empty(record, "ledger"))
+            process.has_ledger = process.has_ledger or bool(process.ledger)
+        if self._start is not None and record.get("start", self._start) != self._start:
+            return  # written after a later start of the run: see journal.effective_records
+        if kind == "step":
+            self._add_step(record, number)
+        elif kind == "eval" and not record.get("closing"):
+            self._add_eval(record, number)
+        elif kind == "checkpoint":
+            best = record["best"] if isinstance(record.get("best"), bool) else None
+            blocking_ms = journal.float_or_none(record, "blocking_ms")
+            self._checkpoints.append(LoggedCheckpoint(iteration, number, blocking_ms, best))
+        elif kind == "finding" or (kind == "profile" and journal.is_valid_profile(record)):
+            self._notes.append(record)
+
+    def _drop_after(self, iteration: int) -> None:
+        """A resume from there repeats what comes later."""
+        self._rows.drop_after(iteration)
+        self._first_updates = [first for first in self._first_updates if first[0] <= iteration]
+        self._evals = [done for done in self._evals if (done.iteration or 0) <= iteration]
+        self._checkpoints = [save for save in self._checkpoints if (save.iteration or 0) <= iteration]
+        self._notes = [note for note in self._notes if note["iter"] <= iteration]
+        if self._train_eval.get("iter", 0) > iteration:
+            self._train_eval = {}
+
+    def _add_step(self, record: Record, process: int) -> None:
+        values = []
+        for name in _STEP_KEYS:
+            value = record.get(name)
+            if type(value) is not float or not -MAX_LOSS < value < MAX_LOSS:  # rare
+                is_loss = name == "loss"
+                value = journal.loss_or_none(record) if is_loss else journal.float_or_none(record, name)
+            values.append(math.nan if value is None else value)
+        memory = journal.dict_or_empty(record, "memory")
+        peak = journal.float_or_none(memory, "allocated_peak") or journal.float_or_none(memory, "rss")
+        tokens = journal.float_or_none(record, "tokens")
+        values += [peak or math.nan, math.nan if tokens is None else tokens]
+        has_loss = journal.loss_or_none(record) is not None
+        self._rows.append(record["iter"], process, has_loss, values)
+        if self._rows.is_full:
+            self._rows.thin({})
+        if first_ms := journal.float_or_none(record, "first_update_ms"):
+            self._first_updates.append((record["iter"], first_ms))
+
+    def _add_eval(self, record: Record, process: int) -> None:
+        """The records of training and validation split become one. The closing evaluation is of other tokens,
+        so it is not a point of the curve."""
+        if record.get("split") == "train":
+            self._train_eval = record
+        elif record.get("split") == "val":
+            train = self._train_eval
+            if (train.get("process"), train.get("iter")) != (record.get("process"), record["iter"]):
+                train = {}
+            times = [ms for one in (record, train) if (ms := journal.float_or_none(one, "ms")) is not None]
+            self._evals.append(
+                LoggedEvaluation(
+                    record["iter"],
+                    process,
+                    journal.loss_or_none(record),
+                    journal.loss_or_none(train),
+                    sum(times) if times else None,
+                    journal.float_or_none(record, "stderr"),
+                    journal.int_or_none(record, "tokens"),
+                )
             )
-            for record in effective
-            if record["kind"] == "checkpoint"
-        ),
-        segments=tuple(_build_segment(by_process[process]) for process in processes)
-        or (Segment(has_startup=False),),
-        setup=_build_setup(run),
-        ledger=_sum_ledgers([by_process[process] for process in processes]),
-        first_update_ms=next((ms for ms in first_updates if ms), None),
-        journal_findings=tuple(record for record in effective if record["kind"] == "finding"),
-        profiles=tuple(
-            record for record in effective if record["kind"] == "profile" and is_valid_profile(record)
-        ),
-        nonfinite_update=nonfinite_update,
-        live=live,
-        events=events,
-        ended=None if live else ended,
-    )
-    return clamped(run_log)
+
+    def build(self, name: str, live: bool = False) -> RunLog:
+        last, numbers = self._last, sorted(self._processes)
+        segments = {number: index for index, number in enumerate(numbers)}
+        steps, left_out = self._rows.build({})
+        if numbers != list(range(len(numbers))):
+            steps = replace(steps, segment=np.searchsorted(numbers, steps.segment).astype(np.int64))
+        ended, error = _exit_status(last), str(last.get("error", ""))
+        events: tuple[LogEvent, ...] = ()
+        if not live and error and ended in ("oom", "crashed"):
+            events = (LogEvent("oom" if ended == "oom" else "traceback", error, self._count, last["iter"]),)
+        nonfinite_update = None
+        bad_iteration, norms = journal.int_or_none(last, "bad_iter"), last.get("recent_grad_norms")
+        if last.get("reason") == "not finite" and bad_iteration is not None:
+            norms = norms if isinstance(norms, list) else []
+            nonfinite_update = (
+                bad_iteration,
+                tuple(float(norm) for norm in norms if isinstance(norm, int | float)),
+            )
+        imported_from = BY_ID.get(str(self._run.get("imported")))
+        return clamped(
+            RunLog(
+                # An imported run has our conventions, under the name of the trainer that made it.
+                trainer=TRAINER if imported_from is None else replace(TRAINER, name=imported_from.name),
+                name=name,
+                steps=steps,
+                evals=tuple(_with_segment(done, segments) for done in self._evals),
+                checkpoints=tuple(_with_segment(save, segments) for save in self._checkpoints),
+                segments=tuple(
+                    _build_segment(self._processes[number], left_out.get(number, LeftOut()))
+                    for number in numbers
+                )
+                or (Segment(has_startup=False),),
+                setup=_build_setup(self._run),
+                ledger=_sum_ledgers([self._processes[number] for number in numbers]),
+                first_update_ms=self._first_updates[0][1] if self._first_updates else None,
+                journal_findings=tuple(note for note in self._notes if note["kind"] == "finding"),
+                profiles=tuple(note for note in self._notes if note["kind"] == "profile"),
+                nonfinite_update=nonfinite_update,
+                live=live,
+                events=events,
+                ended=None if live else ended,
+            )
+        )
 
 
-def _clean_record(record: Record) -> Record:
-    """With a process, and without anything in its texts that could harm a terminal."""
-    process, start = record.get("process"), record.get("from_iter")
-    cleaned: Record = sanitize_record(record) if record["kind"] in _KINDS_WITH_TEXT else dict(record)
-    cleaned["process"] = process if isinstance(process, int) else 0
-    if not isinstance(start, int):
-        cleaned.pop("from_iter", None)
-    return cleaned
+_Item = TypeVar("_Item", LoggedEvaluation, LoggedCheckpoint)
 
 
-# --- values of the right type, or None ---
-
-
-def _float_or_none(record: Record, name: str) -> float | None:
-    """None also where it is not finite."""
-    value = record.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= MAX_LOSS:
-        return None
-    return float(value)
-
-
-def _loss_or_none(record: Record) -> float | None:
-    """May be NaN or infinite."""
-    value = record.get("loss")
-    return float(value) if isinstance(value, float) else _float_or_none(record, "loss")
-
-
-def _int_or_none(record: Record, name: str) -> int | None:
-    value = _float_or_none(record, name)
-    return None if value is None or abs(value) > MAX_COUNT else int(value)
-
-
-def _dict_or_empty(record: Record, name: str) -> Record:
-    value = record.get(name)
-    return value if isinstance(value, dict) else {}
+def _with_segment(item: _Item, segments: dict[int, int]) -> _Item:
+    segment = segments[item.segment]
+    return item if segment == item.segment else replace(item, segment=segment)
 
 
 def _seconds_by_phase(values: Record, unit: float = 1.0) -> dict[str, float]:
     return {
-        str(name): seconds * unit for name in values if (seconds := _float_or_none(values, name)) is not None
+        str(name): seconds * unit
+        for name in values
+        if (seconds := journal.float_or_none(values, name)) is not None
     }
 
 
-# --- the parts of a RunLog ---
-
-
-def _build_steps(records: Sequence[Record], segments: dict[int, int]) -> Steps:
-    def column(name: str) -> Floats:
-        values = [record.get(name) for record in records]
-        for index, value in enumerate(values):
-            # Rare: a call for every value would be slow.
-            if type(value) is not float or not -MAX_LOSS < value < MAX_LOSS:
-                record = records[index]
-                values[index] = _loss_or_none(record) if name == "loss" else _float_or_none(record, name)
-        return np.array(values, dtype=float)  # None becomes NaN
-
-    memory_bytes = []
-    for record in records:
-        memory = _dict_or_empty(record, "memory")
-        peak, rss = _float_or_none(memory, "allocated_peak"), _float_or_none(memory, "rss")
-        memory_bytes.append(peak or rss or math.nan)
-    return Steps(
-        iteration=np.array([record["iter"] for record in records], dtype=np.int64),
-        segment=np.array([segments[record["process"]] for record in records], dtype=np.int64),
-        has_loss=np.array([_loss_or_none(record) is not None for record in records], dtype=bool),
-        memory_bytes=np.array(memory_bytes, dtype=float),
-        tokens=column("tokens"),
-        **{name: column(key) for name, key in _JOURNAL_COLUMNS.items()},
-    )
-
-
-def _build_evals(records: Sequence[Record], segments: dict[int, int]) -> Iterable[LoggedEvaluation]:
-    """The records of training and validation split become one. The closing evaluation is of other tokens, so
-    it is not a point of the curve."""
-    train_evals: dict[tuple[int, int], Record] = {}
-    for record in records:
-        if record["kind"] != "eval" or record.get("closing"):
-            continue
-        key = (record["process"], record["iter"])
-        if record.get("split") == "train":
-            train_evals[key] = record
-        elif record.get("split") == "val":
-            train = train_evals.get(key, {})
-            times = [ms for one in (record, train) if (ms := _float_or_none(one, "ms")) is not None]
-            yield LoggedEvaluation(
-                record["iter"],
-                segments[record["process"]],
-                _loss_or_none(record),
-                _loss_or_none(train),
-                sum(times) if times else None,
-                _float_or_none(record, "stderr"),
-                _int_or_none(record, "tokens"),
-            )
-
-
-def _build_segment(records: Sequence[Record]) -> Segment:
-    """Of one process's records."""
-    run = next((record for record in records if record["kind"] == "run"), {})
-    end = next((record for record in records if record["kind"] == "end"), {})
-    seconds = _seconds_by_phase(_dict_or_empty(end, "ledger"))
+def _build_segment(process: _Process, left_out: LeftOut) -> Segment:
+    seconds = _seconds_by_phase(journal.dict_or_empty(process.end, "ledger"))
     return Segment(
         has_startup=False,
-        resumed=any(record["kind"] == "resume" and record.get("from_iter", -1) >= 0 for record in records),
-        first_iteration=records[0]["iter"],
-        tokens_per_iteration=_int_or_none(_dict_or_empty(run, "batch"), "tokens"),
+        resumed=process.resumed,
+        first_iteration=process.first_iteration,
+        tokens_per_iteration=journal.int_or_none(journal.dict_or_empty(process.run, "batch"), "tokens"),
         startup_s=seconds.get("startup", 0.0) + seconds.get("compile", 0.0) if seconds else None,
+        left_out=left_out,
     )
 
 
 def _build_setup(run: Record) -> LoggedSetup:
-    config, model, batch, data = (_dict_or_empty(run, name) for name in ("config", "model", "batch", "data"))
-    machine, peak = _dict_or_empty(run, "machine"), _dict_or_empty(run, "peak")
-    device, choices = _dict_or_empty(machine, "device"), run.get("choices")
+    config, model, batch, data = (
+        journal.dict_or_empty(run, name) for name in ("config", "model", "batch", "data")
+    )
+    machine, peak = journal.dict_or_empty(run, "machine"), journal.dict_or_empty(run, "peak")
+    device, choices = journal.dict_or_empty(machine, "device"), run.get("choices")
     settings = {**config, **{name: model[name] for name in _SHAPE_SETTINGS if name in model}}
     device_name = device.get("name")
     return LoggedSetup(
         settings={key: value for key, value in settings.items() if isinstance(value, int | float | str)},
-        parameters=_int_or_none(model, "parameters_without_positions"),
-        trained_parameters=_int_or_none(model, "parameters"),
-        tokens_per_iteration=_int_or_none(batch, "tokens"),
-        flops_per_token=_float_or_none(model, "flops_per_token"),
+        parameters=journal.int_or_none(model, "parameters_without_positions"),
+        trained_parameters=journal.int_or_none(model, "parameters"),
+        tokens_per_iteration=journal.int_or_none(batch, "tokens"),
+        flops_per_token=journal.float_or_none(model, "flops_per_token"),
         device_name=device_name if isinstance(device_name, str) else None,
-        peak_flops=_float_or_none(peak, "value"),
-        world_size=_int_or_none(_dict_or_empty(run, "team"), "size"),
-        planned_iterations=_int_or_none(config, "max_iters"),
-        memory_bytes=_int_or_none(device, "memory"),
-        bytes_per_token=_float_or_none(_dict_or_empty(data, "bytes_per_token"), "val"),
+        peak_flops=journal.float_or_none(peak, "value"),
+        world_size=journal.int_or_none(journal.dict_or_empty(run, "team"), "size"),
+        planned_iterations=journal.int_or_none(config, "max_iters"),
+        memory_bytes=journal.int_or_none(device, "memory"),
+        bytes_per_token=journal.float_or_none(journal.dict_or_empty(data, "bytes_per_token"), "val"),
         data=data,
         machine={**machine, "choices": choices if isinstance(choices, list) else []},
     )
 
 
-def _sum_ledgers(processes: Sequence[Sequence[Record]]) -> dict[str, float] | None:
+def _sum_ledgers(processes: Sequence[_Process]) -> dict[str, float] | None:
     """Seconds per phase over all processes. Of one that is running, or was killed, up to its last step."""
     total: dict[str, float] = {}
-    for records in processes:
-        ends = [record for record in records if record["kind"] == "end"]
-        parts = [_seconds_by_phase(_dict_or_empty(record, "ledger")) for record in ends]
-        if any(parts):
-            parts = parts[-1:]
-        else:
-            parts = [_seconds_by_phase(_dict_or_empty(record, "phases"), unit=1e-3) for record in records]
-        for part in parts:
-            for name, seconds in part.items():
-                total[name] = total.get(name, 0.0) + max(0.0, seconds)
+    for process in processes:
+        for name, seconds in (process.ledger if process.has_ledger else process.phases).items():
+            total[name] = total.get(name, 0.0) + max(0.0, seconds)
     return total or None
 
 

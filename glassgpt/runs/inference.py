@@ -1,22 +1,27 @@
-"""Infers FLOPs per token and parameters from a log's MFU and step times.
+"""The size of a model and its FLOPs, from a log: as stated, from its shape, or from its MFU and step times.
 
     MFU = FLOPs per token x tokens per second / peak       so the FLOPs per token follow from the other three,
     FLOPs per token = 6 N + 12 x layers x width x context  and the parameters N from those and the shape.
 
 N is all parameters but positions. A log rounds its MFU, so the result has an error; above MAX_FLOPS_ERROR it
-is not used.
+is not used. `Analysis.size` and `Analysis.iteration_flops` are the answers.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
+from glassgpt.estimate import flops
 from glassgpt.runs.curve import robust_std
+from glassgpt.runs.numbers import MAX_COUNT
 from glassgpt.runs.run_log import Floats, RunLog
-from glassgpt.runs.trajectory import settings_product
+from glassgpt.runs.trajectory import positive_int_setting, settings_product
+
+SizeSource = Literal["stated", "shape", "inferred"]
 
 MAX_FLOPS_ERROR = 0.02  # relative; two model sizes differ by much more
 MFU_EMA_DECAY = 0.9  # weight of the previous value, where the logged MFU is a running average
@@ -24,12 +29,20 @@ MIN_PARAMETER_MISMATCH = 0.07  # relative, inferred over stated; rounding and co
 
 _MIN_DEAVERAGED_ROWS = 8  # with fewer, the running average itself is more accurate than undoing it
 _INTEGER_TOLERANCE = 0.03  # relative
+# Of a stated number of parameters: "0.80M" is rounded, and some trainers count the positions.
+_MAX_STATED_ERROR, _MAX_STATED_ROUNDING = 0.01, 5000
 
 
 @dataclass(frozen=True)
-class InferredFlops:
-    flops_per_token: float
-    relative_error: float  # from rounding and scatter
+class ModelSize:
+    """None: unknown."""
+
+    parameters: int | None = None  # without positions
+    parameters_source: SizeSource | None = None
+    parameters_stated: int | None = None
+    flops_per_token: float | None = None
+    flops_source: SizeSource | None = None
+    is_contradicted: bool = False  # the log's own MFU and step times imply another size than the stated one
 
 
 @dataclass(frozen=True)
@@ -37,63 +50,70 @@ class IterationFlops:
     """On all devices that the log mentions."""
 
     flops: float
+    relative_error: float  # from rounding and scatter
+
+
+@dataclass(frozen=True)
+class DeviceThroughput:
+    """One steady iteration on one device, as the logged MFU implies it."""
+
+    flops: float
     relative_error: float
+    mfu_percent: float
+    flops_per_s: float
 
 
-def flops_per_iteration(run_log: RunLog) -> IterationFlops | None:
-    """From the log's MFU and step times; the tokens per iteration need not be known."""
-    peak = stated_peak_flops(run_log)
-    if not peak:
-        return None
-    products, roundings = _mfu_ms_products(run_log)
-    middle = float(np.median(products)) if len(products) else 0.0
-    if middle <= 0:
-        return None
-    # Of few values the error is that of rounding; of many it is their scatter, which the median averages out.
-    error = float(np.median(roundings)) / middle
-    if len(products) >= _MIN_DEAVERAGED_ROWS:
-        scatter = robust_std(products) / middle
-        error = min(error, max(scatter, error / 2) / math.sqrt(len(products)) * 2)
-    # MFU is of one device.
-    return IterationFlops(middle * peak / 100 / 1000 * device_count(run_log), error)
+# --- as stated ---
 
 
-def infer_flops_per_token(run_log: RunLog, tokens_per_iteration: int | None) -> InferredFlops | None:
-    work = flops_per_iteration(run_log) if tokens_per_iteration and tokens_per_iteration > 0 else None
-    if work is None or not tokens_per_iteration:
-        return None
-    return InferredFlops(work.flops / tokens_per_iteration, work.relative_error)
-
-
-def mismatching_parameters(run_log: RunLog, claimed: int | None, inferred: InferredFlops) -> int | None:
-    """The parameters that MFU and times imply, where these are not the claimed ones. None where they agree,
-    or where something else explains the difference.
-
-    Tokens are of all devices and MFU is of one, so devices that the log does not mention make a model look
-    smaller. An integer ratio is a sign of such devices, or of micro-steps that are not counted.
-    """
-    attention = attention_flops(run_log)
-    implied = parameters_from_flops(inferred.flops_per_token, run_log)
-    if not claimed or attention is None or implied is None or inferred.relative_error > MAX_FLOPS_ERROR:
-        return None
-    ratio = (6 * claimed + attention) / inferred.flops_per_token
-    if (
-        nearest_multiple(ratio)
-        or nearest_multiple(1 / ratio)
-        or (run_log.setup.world_size is None and ratio > 1.5)
+def stated_parameters(run_log: RunLog) -> int | None:
+    """N of 6N: as the log states it, exact where that is possible; else from the shape that it states."""
+    stated, exact = run_log.setup.parameters, exact_parameters(run_log)
+    if exact and (
+        stated is None or math.isclose(exact, stated, rel_tol=_MAX_STATED_ERROR, abs_tol=_MAX_STATED_ROUNDING)
     ):
-        return None
-    # The error is of all FLOPs; relative to 6N, which is less, it is larger.
-    uncertain = inferred.relative_error * inferred.flops_per_token / (6 * implied)
-    return implied if abs(implied / claimed - 1) > max(MIN_PARAMETER_MISMATCH, 2 * uncertain) else None
+        return exact
+    stated = stated or run_log.setup.trained_parameters
+    return stated if stated and 0 < stated < MAX_COUNT else None
 
 
-def nearest_multiple(ratio: float) -> int | None:
-    """The integer of at least 2 that the ratio is close to."""
-    if not (math.isfinite(ratio) and ratio > 1.5):
+def exact_parameters(run_log: RunLog) -> int | None:
+    """Not rounded: of the optimizer's groups without positions, or counted from the shape."""
+    setup, positions = run_log.setup, settings_product(run_log, "block_size", "n_embd")
+    if run_log.trainer.states_exact_parameters and setup.parameters:
+        return setup.parameters
+    if setup.trained_parameters and positions and setup.trained_parameters > positions:
+        return setup.trained_parameters - positions
+    return parameters_of_shape(run_log)
+
+
+def parameters_of_shape(run_log: RunLog) -> int | None:
+    """Without positions, counted from the settings of a GPT-2-shaped model."""
+    settings = run_log.setup.settings
+    vocab_size = positive_int_setting(run_log, "vocab_size") or run_log.setup.data.get("vocab_size")
+    block_size, n_layer, n_embd = (
+        positive_int_setting(run_log, name) for name in ("block_size", "n_layer", "n_embd")
+    )
+    if not run_log.trainer.is_gpt2_shaped or not isinstance(vocab_size, int):
         return None
-    nearest = round(ratio)
-    return nearest if abs(ratio / nearest - 1) <= _INTEGER_TOLERANCE else None
+    if not (block_size and n_layer and n_embd and 0 < vocab_size < MAX_COUNT):
+        return None
+    return flops.count_parameters(
+        vocab_size=vocab_size,
+        block_size=block_size,
+        n_layer=n_layer,
+        n_embd=n_embd,
+        arch=str(settings.get("arch") or "gpt2"),
+        bias=settings.get("bias") is True,
+        positions=False,
+        tied=settings.get("tie_embeddings") is not False,
+    )
+
+
+def flops_from_parameters(parameters: int | None, run_log: RunLog) -> float | None:
+    """6 N + 12 x layers x width x context"""
+    attention = attention_flops(run_log)
+    return 6.0 * parameters + attention if parameters and attention else None
 
 
 def parameters_from_flops(flops_per_token: float, run_log: RunLog) -> int | None:
@@ -124,6 +144,97 @@ def device_count(run_log: RunLog) -> int:
     return run_log.setup.world_size or 1
 
 
+# --- the verdict ---
+
+
+def estimate_model_size(
+    run_log: RunLog, work: IterationFlops | None, tokens_per_iteration: int | None
+) -> ModelSize:
+    """Where the log's MFU and step times contradict the stated size, the size that they imply is taken."""
+    flops_per_token: float | None
+    flops_source: SizeSource | None
+    setup, stated = run_log.setup, stated_parameters(run_log)
+    counts_palm_flops = run_log.trainer.mfu_counts_palm_flops
+    inferred = work.flops / tokens_per_iteration if work and tokens_per_iteration else None
+    if inferred and work and (real := mismatching_parameters(run_log, stated, inferred, work.relative_error)):
+        return ModelSize(real, "inferred", stated, inferred, "inferred", is_contradicted=True)
+    # Fewer FLOPs than 6 per parameter: those of one of several devices, which the log does not mention.
+    if inferred and stated and counts_palm_flops and inferred < 6 * stated:
+        inferred = None
+    flops_per_token, flops_source = inferred, "inferred" if inferred else None
+    from_parameters = flops_from_parameters(stated, run_log)
+    if setup.flops_per_token:
+        flops_per_token, flops_source = setup.flops_per_token, "stated"
+    elif from_parameters is not None:
+        is_exact = stated == exact_parameters(run_log)
+        is_close = inferred and abs(from_parameters / inferred - 1) <= MIN_PARAMETER_MISMATCH
+        if is_exact or not (is_close and counts_palm_flops):  # an MFU is more precise than "125M"
+            flops_per_token = from_parameters
+            flops_source = "shape" if stated == parameters_of_shape(run_log) else "stated"
+    if stated is None and inferred:
+        implied = parameters_from_flops(inferred, run_log)
+        return ModelSize(implied, "inferred" if implied else None, None, flops_per_token, flops_source)
+    if setup.parameters or setup.trained_parameters:
+        return ModelSize(stated, "stated" if stated else None, stated, flops_per_token, flops_source)
+    return ModelSize(stated, "shape" if stated else None, None, flops_per_token, flops_source)
+
+
+def mismatching_parameters(
+    run_log: RunLog, stated: int | None, flops_per_token: float, relative_error: float
+) -> int | None:
+    """The parameters that MFU and times imply, where these are not the stated ones. None where they agree,
+    or where something else explains the difference.
+
+    Tokens are of all devices and MFU is of one, so devices that the log does not mention make a model look
+    smaller. An integer ratio is a sign of such devices, or of micro-steps that are not counted.
+    """
+    expected = flops_from_parameters(stated, run_log)
+    implied = parameters_from_flops(flops_per_token, run_log)
+    if not stated or expected is None or implied is None:
+        return None
+    ratio = expected / flops_per_token
+    if (
+        nearest_multiple(ratio)
+        or nearest_multiple(1 / ratio)
+        or (run_log.setup.world_size is None and ratio > 1.5)
+    ):
+        return None
+    # The error is of all FLOPs; relative to 6N, which is less, it is larger.
+    uncertain = relative_error * flops_per_token / (6 * implied)
+    return implied if abs(implied / stated - 1) > max(MIN_PARAMETER_MISMATCH, 2 * uncertain) else None
+
+
+def nearest_multiple(ratio: float) -> int | None:
+    """The integer of at least 2 that the ratio is close to."""
+    if not (math.isfinite(ratio) and ratio > 1.5):
+        return None
+    nearest = round(ratio)
+    return nearest if abs(ratio / nearest - 1) <= _INTEGER_TOLERANCE else None
+
+
+# --- from MFU and step times ---
+
+
+def infer_flops_per_iteration(run_log: RunLog) -> IterationFlops | None:
+    """From the log's MFU and step times; the tokens per iteration need not be known."""
+    peak = stated_peak_flops(run_log)
+    if not peak:
+        return None
+    products, roundings = _mfu_ms_products(run_log)
+    middle = float(np.median(products)) if len(products) else 0.0
+    if middle <= 0:
+        return None
+    # Of few values the error is that of rounding; of many it is their scatter, which the median averages out.
+    error = float(np.median(roundings)) / middle
+    if len(products) >= _MIN_DEAVERAGED_ROWS:
+        scatter = robust_std(products) / middle
+        error = min(error, max(scatter, error / 2) / math.sqrt(len(products)) * 2)
+    if not error <= MAX_FLOPS_ERROR:
+        return None
+    # MFU is of one device.
+    return IterationFlops(middle * peak / 100 / 1000 * device_count(run_log), error)
+
+
 def _mfu_ms_products(run_log: RunLog) -> tuple[Floats, Floats]:
     """MFU in percent x ms of the steady iterations, the same for each, and the rounding error of each."""
     steps = run_log.steps
@@ -143,8 +254,7 @@ def _mfu_ms_products(run_log: RunLog) -> tuple[Floats, Floats]:
     single = np.full(len(steps), np.nan)
     if len(steps) > 1:
         gaps = np.diff(steps.iteration)
-        interval = int(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 1
-        follows = (steps.segment[1:] == steps.segment[:-1]) & (gaps == interval)
+        follows = (steps.segment[1:] == steps.segment[:-1]) & (gaps == run_log.log_interval())
         added = (steps.mfu[1:] - MFU_EMA_DECAY * steps.mfu[:-1]) / (1 - MFU_EMA_DECAY)
         single[1:] = np.where(follows, added, np.nan)
     rows = usable & np.isfinite(single)

@@ -14,7 +14,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from glassgpt.runs.run_log import Floats, LoggedSetup, RunLog, Steps
+from glassgpt.record.journal import MAX_INTEGER, MAX_VALUE
+from glassgpt.runs.run_log import Floats, LoggedEvaluation, LoggedSetup, RunLog, Steps
 
 # Which characters may follow a number is left to the patterns around it.
 NUMBER = (
@@ -24,11 +25,11 @@ NUMBER = (
 COUNT = r"([\d,.]+\s?[kKMBG]?)"
 _UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "m": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
-MAX_COUNT = 10**15  # of iterations, parameters, tokens, bytes, milliseconds, tokens per second
+MAX_COUNT = MAX_INTEGER  # of iterations, parameters, tokens, bytes, milliseconds, tokens per second
 MAX_FLOPS = 1e30  # per token, or per second
 MIN_AMOUNT = 1e-9  # no clock or meter resolves less; smaller is 0
 _MIN_LR = 1e-30  # the last steps of a decay are far below any other amount
-MAX_LOSS, MIN_LOSS = 1e100, 1e-100  # beyond these a loss or a gradient norm is infinite, or 0
+MAX_LOSS, MIN_LOSS = MAX_VALUE, 1 / MAX_VALUE  # beyond these a loss or a gradient norm is infinite, or 0
 
 _Number = TypeVar("_Number", int, float)
 
@@ -88,17 +89,7 @@ def clamped(run_log: RunLog) -> RunLog:
     return replace(
         run_log,
         steps=clamped_steps(run_log.steps),
-        evals=tuple(
-            replace(
-                evaluation,
-                val_loss=None if evaluation.val_loss is None else clamp_loss(evaluation.val_loss),
-                train_loss=None if evaluation.train_loss is None else clamp_loss(evaluation.train_loss),
-                ms=clamp_amount(evaluation.ms),
-                stderr=clamp_amount(evaluation.stderr, largest=MAX_LOSS),
-                tokens=clamp_amount(evaluation.tokens),
-            )
-            for evaluation in run_log.evals
-        ),
+        evals=tuple(map(_clamped_eval, run_log.evals)),
         checkpoints=tuple(
             replace(save, blocking_ms=clamp_amount(save.blocking_ms)) for save in run_log.checkpoints
         ),
@@ -115,6 +106,18 @@ def clamped(run_log: RunLog) -> RunLog:
         first_update_ms=clamp_amount(run_log.first_update_ms),
         nonfinite_update=nonfinite and (nonfinite[0], tuple(clamp_loss(norm) for norm in nonfinite[1])),
     )
+
+
+def _clamped_eval(evaluation: LoggedEvaluation) -> LoggedEvaluation:
+    clamped = replace(
+        evaluation,
+        val_loss=None if evaluation.val_loss is None else clamp_loss(evaluation.val_loss),
+        train_loss=None if evaluation.train_loss is None else clamp_loss(evaluation.train_loss),
+        ms=clamp_amount(evaluation.ms),
+        stderr=clamp_amount(evaluation.stderr, largest=MAX_LOSS),
+        tokens=clamp_amount(evaluation.tokens),
+    )
+    return evaluation if clamped == evaluation else clamped  # there may be very many
 
 
 def clamped_steps(steps: Steps) -> Steps:

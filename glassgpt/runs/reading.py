@@ -3,6 +3,8 @@
     run_log = read_run_log("train.log")
     run_log.trainer.name, len(run_log.steps), run_log.evals[-1].val_loss
 
+`demo:cpu` and `demo:gpu` are logs that come with the package, in demo/: nanoGPT's README runs.
+
 How a log becomes a RunLog, in the order of the files to read:
 
     lines.py         bytes -> clean lines: gzip, UTF-16, colours, notebooks
@@ -12,6 +14,7 @@ How a log becomes a RunLog, in the order of the files to read:
     header.py        lines before the first step: settings, sizes, device
     exit_status.py   lines of any program: tracebacks, out of memory, signals
     builder.py       collects all that; build() makes the RunLog
+    step_rows.py     its rows of iterations; those of very long logs are thinned
     numbers.py       the limits that every value of a RunLog keeps
     excerpts.py      merges log lines that are quoted in a note or a chat
 
@@ -29,17 +32,31 @@ from typing import BinaryIO
 from glassgpt.errors import UserError
 from glassgpt.record import journal
 from glassgpt.runs.from_journal import read_run_journal, run_log_from_records
-from glassgpt.runs.lines import MAX_NOTEBOOK_BYTES, is_notebook, read_lines, read_notebook
+from glassgpt.runs.lines import MAX_NOTEBOOK_BYTES, is_notebook, read_blocks, read_lines, read_notebook
 from glassgpt.runs.recognise import read_log
 from glassgpt.runs.run_list import is_running
 from glassgpt.runs.run_log import RunLog
 
 _SNIFF_BYTES = 1 << 16
+_DEMO_DIR = Path(__file__).parents[1] / "demo"
+DEMO_LOGS = {
+    "demo:cpu": _DEMO_DIR / "nanogpt-cpu-readme.log",
+    "demo:gpu": _DEMO_DIR / "nanogpt-h200-shakespeare.log",
+}
+
+
+def source_path(source: str) -> Path:
+    """The file or folder that `source` names; UserError for a demo log that there is not."""
+    if source.startswith("demo:"):
+        if source not in DEMO_LOGS:
+            raise UserError(f"there is no demo log {source}; there are {' and '.join(DEMO_LOGS)}")
+        return DEMO_LOGS[source]
+    return Path(source)
 
 
 def read_run_log(source: str) -> RunLog:
-    """`source`: a path, or - for standard input. UserError where there is nothing that can be read."""
-    path = Path(source)
+    """`source`: a path, a demo log, or - for standard input. UserError if there is nothing to read."""
+    path = source_path(source)
     try:
         if source == "-":
             if sys.stdin is None:
@@ -75,7 +92,7 @@ def _read_stream(file: BinaryIO, name: str) -> RunLog:
             with contextlib.suppress(UserError):
                 return read_log(outputs, name)
         return read_log(read_lines(io.BytesIO(content)), name)  # its text may quote a log
-    return read_log(read_lines(buffered), name)
+    return read_log(read_blocks(buffered), name)
 
 
 def looks_like_journal(start: bytes) -> bool:

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from glassgpt.errors import UserError
 from glassgpt.runs.builder import RunBuilder, SetupBuilder
 from glassgpt.runs.excerpts import merge_excerpts
 from glassgpt.runs.exit_status import read_event
 from glassgpt.runs.header import read_header
-from glassgpt.runs.lines import LogLine
+from glassgpt.runs.lines import LogLine, split_block
 from glassgpt.runs.prefixes import strip_prefixes
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
@@ -47,8 +48,8 @@ _TRUNCATED_NUMBER = re.compile(r"(?<![\d.,])[-+]?\d[\d,]*\.?\d{0,2}$")
 _QUOTED_LINE = re.compile(r"^\s*(?:```|~~~|>?\s*[-*]?\s*\*\*\s*(?:iter|step)\b)")
 
 
-def read_log(lines: Iterable[LogLine], name: str) -> RunLog:
-    """UserError where the lines are not a log."""
+def read_log(lines: Iterable[str | LogLine], name: str) -> RunLog:
+    """From `read_lines` or `read_blocks`. UserError where the lines are not a log."""
     recognizer = LogRecognizer()
     for line in lines:
         recognizer.feed(line)
@@ -62,6 +63,16 @@ def read_log(lines: Iterable[LogLine], name: str) -> RunLog:
             f"folders, logs of {KNOWN}, and lines with an iteration and a loss"
         )
     return run_log
+
+
+@lru_cache
+def _block_pattern(plain_step: str) -> re.Pattern[str]:
+    return re.compile(rf"^(?:{plain_step}|(.*))$", re.MULTILINE | re.ASCII)
+
+
+def _without_prefixes(raw_line: LogLine) -> LogLine:
+    text, rank = strip_prefixes(raw_line.text)
+    return LogLine(text, raw_line.is_incomplete, rank)
 
 
 class _Candidate:
@@ -123,22 +134,26 @@ class LogRecognizer:
         self._line_count = 0
         self._splitter: _RunSplitter | None = None
 
-    def feed(self, raw_line: LogLine) -> None:
-        self.is_empty = self.is_empty and not raw_line.text.strip()
-        text, rank = strip_prefixes(raw_line.text)
-        line = LogLine(text, raw_line.is_incomplete, rank)
-        if self._splitter is not None:
-            self._splitter.feed(line)
+    def feed(self, lines: str | LogLine) -> None:
+        """One line, or a block of lines: see `read_blocks`."""
+        if isinstance(lines, str) and self._splitter is not None:
+            self._splitter.feed_block(lines)
             return
-        self._line_count += 1
-        self._buffered_lines.append(line)
-        if len(self._buffered_lines) > _MAX_BUFFERED_LINES:
-            del self._buffered_lines[: _MAX_BUFFERED_LINES // 2]
-        self._candidates.feed(line)
-        best = self._candidates.best()
-        if best is not None and not best.trainer.reads_any_log and best.matched_lines >= _DECISIVE_LINES:
-            self._splitter = self._replay()
-            self._buffered_lines = []
+        for raw_line in split_block(lines):
+            self.is_empty = self.is_empty and not raw_line.text.strip()
+            line = _without_prefixes(raw_line)
+            if self._splitter is not None:
+                self._splitter.feed(line)
+                continue
+            self._line_count += 1
+            self._buffered_lines.append(line)
+            if len(self._buffered_lines) > _MAX_BUFFERED_LINES:
+                del self._buffered_lines[: _MAX_BUFFERED_LINES // 2]
+            self._candidates.feed(line)
+            best = self._candidates.best()
+            if best is not None and not best.trainer.reads_any_log and best.matched_lines >= _DECISIVE_LINES:
+                self._splitter = self._replay()
+                self._buffered_lines = []
 
     def is_unrecognisable(self) -> bool:
         """Very many lines without a match."""
@@ -193,13 +208,36 @@ class _RunSplitter:
         self._lines_since_match: list[LogLine] = []
         self._others: _Candidates | None = None  # which have been fed these lines
 
+    def feed_block(self, block: str) -> None:
+        """As `feed` for each of its lines. Lines of the trainer's usual form are read together."""
+        trainer = self._reader.trainer
+        if not trainer.plain_step:
+            for line in split_block(block):
+                self.feed(_without_prefixes(line))
+            return
+        pattern = _block_pattern(trainer.plain_step)
+        lines = pattern.findall(block)  # of each the groups of `plain_step`, or else the line
+        begin = 0
+        for end in [*(index for index, groups in enumerate(lines) if not groups[0]), len(lines)]:
+            if end > begin:
+                columns = zip(pattern.groupindex, zip(*lines[begin:end], strict=True), strict=False)
+                self._reader.feed_steps(dict(columns))
+                self._forget_lines_since_match()
+            begin = end + 1
+            if end == len(lines):
+                return
+            for line in split_block(lines[end][-1]):
+                self.feed(_without_prefixes(line))
+            if self._reader.trainer is not trainer:  # another trainer's run has begun
+                rest = block.split("\n", begin)[begin:]
+                for later in rest:
+                    self.feed_block(later)
+                return
+
     def feed(self, line: LogLine) -> None:
         items_before = self._reader.builder.non_step_count
         if self._reader.feed(line):
-            if self._lines_since_match:
-                self._lines_since_match = []
-                if self._others is not None and self._others.have_match:  # else they are as good as new
-                    self._others = None
+            self._forget_lines_since_match()
             return
         if self._reader.builder.has_quoted_lines or len(self._lines_since_match) > _MAX_HEADER_LINES:
             return  # a text may quote several runs, in any order
@@ -222,6 +260,12 @@ class _RunSplitter:
             self._reader.feed_header(header_line)
         for run_line in lines[header_lines:]:
             self.feed(run_line)
+
+    def _forget_lines_since_match(self) -> None:
+        if self._lines_since_match:
+            self._lines_since_match = []
+            if self._others is not None and self._others.have_match:  # else they are as good as new
+                self._others = None
 
     def build(self, name: str, final: bool) -> RunLog:
         last = self._reader.build(name, final)
@@ -266,6 +310,14 @@ class LogReader:
         elif "wall_s" in builder.setup.values:
             self._setup_at_last_step.values["wall_s"] = builder.setup.values["wall_s"]
         return False
+
+    def feed_steps(self, columns: Mapping[str, Sequence[str]]) -> None:
+        """Lines of the trainer's usual form, as their groups."""
+        self._ends_mid_line = False
+        self._setup_at_last_step = None
+        self.builder.add_steps(
+            {name: list(map(int if name == "iteration" else float, texts)) for name, texts in columns.items()}
+        )
 
     def feed_header(self, line: LogLine) -> None:
         """A line from before the run: only what it says about the setup counts."""

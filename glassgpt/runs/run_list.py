@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from glassgpt.errors import UserError
 from glassgpt.record import journal
+from glassgpt.record.journal import Record
 from glassgpt.record.run_dir import lock_run_dir
 
 
@@ -36,46 +36,47 @@ def find_runs(folder: Path) -> list[RunSummary]:
 
 
 def summarize(run_dir: Path) -> RunSummary:
+    first: Record = {}
+    last: dict[str, Record] = {}  # by kind
+    best: Record | None = None
+    newest, at, refused = "", 0, False
     try:
-        records, refused = journal.effective_records(journal.read(run_dir / journal.FILE_NAME)), False
+        for record in journal.read_effective(run_dir / journal.FILE_NAME):
+            first = first or record
+            newest = record["kind"]
+            last[newest] = record
+            if newest == "eval" and record.get("best"):
+                best = record
+            if newest != "checkpoint":  # recorded when it has been written, some iterations later
+                at = record["iter"]
     except (UserError, OSError):  # one damaged run must not hide the others
-        records, refused = [], True
-    last = {record["kind"]: record for record in records}
-    step, start = last.get("step", {}), last.get("run", {})
-    best = next((old for old in reversed(records) if old["kind"] == "eval" and old.get("best")), None)
+        first, last, best, newest, at, refused = {}, {}, None, "", 0, True
+    step, start, end = (last.get(kind, {}) for kind in ("step", "run", "end"))
     if best is not None:
-        best_val_loss, best_iter = _number_or_none(best, "loss"), best["iter"]
+        best_val_loss, best_iter = journal.loss_or_none(best), best["iter"]
     else:  # a run initialised from another has that one's best, until its own is better
-        end = last.get("end", {})
-        best_iter = _number_or_none(end, "best_iter")
-        best_val_loss = None if best_iter is None else _number_or_none(end, "best_val_loss")
+        best_iter = journal.int_or_none(end, "best_iter")
+        best_val_loss = None if best_iter is None else journal.loss_or_none(end, "best_val_loss")
     if refused:
         state = "refused: its journal cannot be read, or is a link"
     elif is_running(run_dir):
         state = "running"
-    elif records and records[-1]["kind"] == "end":
-        state = str(records[-1].get("reason"))
+    elif newest == "end":
+        state = str(end.get("reason"))
     else:
         state = "died"
     return RunSummary(
         path=run_dir,
         state=state,
-        # A checkpoint is recorded when it has been written, some iterations later.
-        iter=next((old["iter"] for old in reversed(records) if old["kind"] != "checkpoint"), 0),
-        max_iters=_number_or_none(start.get("config"), "max_iters"),
-        loss=_number_or_none(step, "loss"),
+        iter=at,
+        max_iters=journal.int_or_none(start.get("config"), "max_iters"),
+        loss=journal.loss_or_none(step),
         best_val_loss=best_val_loss,
         best_iter=best_iter,
-        tokens_per_s=_number_or_none(step, "tokens_per_s"),
+        tokens_per_s=journal.float_or_none(step, "tokens_per_s"),
         bytes=size_on_disk(run_dir),
-        started=records[0]["time"] if records else None,
+        started=first.get("time"),
     )
-
-
-def _number_or_none(record: object, name: str) -> Any:
-    """None where it is missing or not a number: one damaged run must not hide the others."""
-    value = record.get(name) if isinstance(record, dict) else None
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def is_running(run_dir: Path) -> bool:

@@ -9,8 +9,9 @@ numbers is in the docstring of builder.py.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -50,7 +51,7 @@ class Steps:
         return len(self.iteration)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LoggedEvaluation:
     iteration: int | None  # None: the trainer does not number its lines
     segment: int
@@ -62,12 +63,24 @@ class LoggedEvaluation:
     metric: ValMetric = "loss"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LoggedCheckpoint:
     iteration: int | None
     segment: int
     blocking_ms: float | None = None  # that training waited
     is_best: bool | None = None
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Iterations that a very long log has and `Steps` does not: see step_rows.py."""
+
+    lines: int = 0
+    timed: int = 0  # of these, with a time
+    ms: float = 0.0  # their time
+
+    def __add__(self, other: LeftOut) -> LeftOut:
+        return LeftOut(self.lines + other.lines, self.timed + other.timed, self.ms + other.ms)
 
 
 @dataclass(frozen=True)
@@ -79,6 +92,7 @@ class Segment:
     first_iteration: int | None = None
     tokens_per_iteration: int | None = None  # of this process; a resume may change it
     startup_s: float | None = None  # GlassGPT: from its ledger, compile time included
+    left_out: LeftOut = LeftOut()
 
 
 # kill: by a signal from outside, such as SIGKILL; abort: by the process itself, such as a segmentation fault.
@@ -155,6 +169,11 @@ class RunLog:
         """Events of a later process that logged no step."""
         start = self.failed_start_line
         return [] if start is None else [event for event in self.events if event.line >= start]
+
+    @property
+    def left_out(self) -> LeftOut:
+        """Logged iterations that are not in `steps`, of all processes."""
+        return sum((segment.left_out for segment in self.segments), LeftOut())
 
     def iteration_count(self) -> int:
         """Iterations from the first to the last line of every process, logged or not."""
@@ -267,18 +286,8 @@ class RunLog:
     @cached_property
     def _eval_or_save_rows(self) -> Bools:
         """True where an evaluation or a save was made in the iteration."""
-        steps, later = self.steps, self.trainer.eval_timed_in_later_step
-        if self.trainer.step_time_is_interval_mean:  # of updates alone
-            return np.zeros(len(steps), dtype=bool)
-        by_segment: dict[int, list[int]] = {}
-        items: list[LoggedEvaluation | LoggedCheckpoint] = [*self.evals, *self.checkpoints]
-        for item in items:
-            if item.iteration is not None:
-                by_segment.setdefault(item.segment, []).append(item.iteration + later)
-        marked = np.zeros(len(steps), dtype=bool)
-        for segment, at in by_segment.items():  # the rows of a segment are contiguous
-            begin, end = np.searchsorted(steps.segment, (segment, segment + 1))
-            marked[begin:end] = np.isin(steps.iteration[begin:end], at)
+        iterations = eval_or_save_iterations(self.trainer, self.evals, self.checkpoints)
+        marked = marked_rows(self.steps.iteration, self.steps.segment, iterations)
         marked.setflags(write=False)
         return marked
 
@@ -290,3 +299,26 @@ class RunLog:
         same_process = steps.segment[1:] == steps.segment[:-1]
         distances, counts = np.unique(np.diff(steps.iteration)[same_process], return_counts=True)
         return int(distances[np.argmax(counts)]) if len(distances) else None
+
+
+def eval_or_save_iterations(
+    trainer: Trainer, evals: Iterable[LoggedEvaluation], checkpoints: Iterable[LoggedCheckpoint]
+) -> dict[int, list[int]]:
+    """By segment, the iterations whose time may include an evaluation or a save."""
+    by_segment: dict[int, list[int]] = {}
+    if not trainer.step_time_is_interval_mean:  # else it is of updates alone
+        items: Iterable[LoggedEvaluation | LoggedCheckpoint] = itertools.chain(evals, checkpoints)
+        for item in items:
+            if item.iteration is not None:
+                at = item.iteration + trainer.eval_timed_in_later_step
+                by_segment.setdefault(item.segment, []).append(at)
+    return by_segment
+
+
+def marked_rows(iteration: Ints, segment: Ints, marked: Mapping[int, Sequence[int]]) -> Bools:
+    """True where the iteration is one of those of its segment. The rows of a segment are contiguous."""
+    rows = np.zeros(len(iteration), dtype=bool)
+    for index, at in marked.items():
+        begin, end = np.searchsorted(segment, (index, index + 1))
+        rows[begin:end] = np.isin(iteration[begin:end], at)
+    return rows

@@ -43,6 +43,7 @@ class Trainer:
 
     # --- its log ---
     reader: Reader | type | None = None  # or the class of one that remembers lines; None: it writes no lines
+    plain_step: str = ""  # its usual step, a whole line: groups named as add_step's parameters, all numbers
     identifying_line: re.Pattern[str] | None = None  # only this trainer prints it, before its first step
     header: tuple[HeaderPattern, ...] = ()  # the lines before its first step that say something
     reads_any_log: bool = False  # the fallback for trainers without a file
@@ -97,7 +98,6 @@ class Trainer:
 
     # --- its settings ---
     takes_known_settings: bool = False  # under TrainConfig's names, so advice can name them
-    settings_give_batch_tokens: bool = False  # batch_size x block_size x gradient_accumulation_steps
     schedule_fits_run: bool = False  # warm-up and decay follow max_iters where they are not set
     defaults: Mapping[str, float] = field(default_factory=dict)  # of settings that its log need not show
 

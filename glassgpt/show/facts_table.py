@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import TypeVar
 
 from glassgpt import format
-from glassgpt.explain.rule import Severity
 from glassgpt.i18n import say
+from glassgpt.record.finding import Severity
 from glassgpt.runs.facts import Facts
 
 T = TypeVar("T")

@@ -99,7 +99,7 @@ class TrackerFeed:
         )
         self._tracker = self._make()
         self._already_logged = self._tracker.begin(tracked)
-        records = journal.stream_effective_records(earlier_records)
+        records = journal.stream_effective_records(earlier_records(), earlier_records())
         return sum(self._log(record) for record in records if record["kind"] in ("step", "eval"))
 
     def _log(self, record: Record) -> bool:

@@ -24,7 +24,7 @@ from glassgpt.track.tracker_feed import TrackerFeed
 
 @dataclass(frozen=True)
 class TrackOptions:
-    """Send a run to trackers, from its journal.
+    """Send a run to experiment trackers, from its journal.
 
     Records that a resume superseded are left out. A tracker that logged during the run gets what it lacks.
     """

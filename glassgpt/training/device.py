@@ -1,4 +1,4 @@
-"""The device of a run: which one, its dtype, its memory, and how much of a run fits into it.
+"""The device of a run: which one, its dtype, its memory.
 
 device, choice = choose_device("auto")
 choice.reason                              # "a CUDA card is available: NVIDIA H200"
@@ -10,22 +10,20 @@ import sys
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from glassgpt.config import DEVICE_PATTERN, Choice, TrainConfig
+from glassgpt.config import Choice
 from glassgpt.errors import UserError
 from glassgpt.estimate import decide
-from glassgpt.estimate.batching import BatchPlan, eval_batch_rows
 from glassgpt.estimate.cards import find_card, has_tensor_cores
-from glassgpt.estimate.decide import DeviceTraits, find_missing_toolchain
-from glassgpt.estimate.memory import CONTEXT_BYTES, TrainingWorkload, estimate_memory, largest_fitting_batch
+from glassgpt.estimate.machine_facts import DeviceTraits, find_missing_toolchain
+from glassgpt.format import pluralize
 from glassgpt.model.gpt import GPT
 from glassgpt.record.machine import apple_gpu_name
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_USABLE_SHARE_OF_FREE = 0.92  # of free memory: tensors do not fill it without gaps
 
 
 @dataclass(frozen=True)
@@ -63,32 +61,17 @@ def configure_model(model: GPT, execution: ExecutionConfig, activation_checkpoin
     model.activation_checkpointing = activation_checkpointing
 
 
-def choose_device(requested: str) -> tuple[torch.device, Choice]:
-    """`requested`: as in --device."""
-    if not DEVICE_PATTERN.fullmatch(requested):
-        raise UserError(f"--device={requested} is not one of auto, cpu, cuda, cuda:N, mps")
+def device_counts() -> dict[str, int]:
     with warnings.catch_warnings():  # a card without a matching driver warns at every start
         warnings.simplefilter("ignore")
-        has_cuda = torch.cuda.is_available()
-    available = {"cuda": has_cuda, "mps": torch.backends.mps.is_available(), "cpu": True}
-    if requested == "auto":
-        kind = next(kind for kind in ("cuda", "mps", "cpu") if available[kind])
-        reasons = {
-            "cuda": "a CUDA card is available",
-            "mps": "Apple's GPU is available",
-            "cpu": "no GPU found",
-        }
-        device, reason = torch.device(kind), reasons[kind]
-    else:
-        kind, _, number = requested.partition(":")
-        if not available[kind]:
-            raise UserError(f"--device={requested} is not available here; try --device=auto or --device=cpu")
-        count = torch.cuda.device_count() if kind == "cuda" else 1
-        if number and (not number.isdecimal() or int(number) >= count):
-            raise UserError(f"--device={requested} does not exist: {kind} has {count} here")
-        device, reason = torch.device(requested), "asked for"
-    separator = ";" if device.type == "cpu" else ":"
-    return device, Choice("device", str(device), f"{reason}{separator} {device_name(device)}")
+        cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return {"cuda": cards, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
+
+
+def choose_device(requested: str) -> tuple[torch.device, Choice]:
+    """`requested`: as in --device."""
+    choice = decide.choose_device(requested, device_counts(), lambda name: device_name(torch.device(name)))
+    return torch.device(str(choice.value)), choice
 
 
 def device_for_rank(device: torch.device, requested: str, local_rank: int, local_size: int) -> torch.device:
@@ -113,8 +96,7 @@ def device_name(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     if device.type == "mps":
         return apple_gpu_name()
-    threads = torch.get_num_threads()
-    return f"{threads} threads" if threads > 1 else "1 thread"
+    return pluralize(torch.get_num_threads(), "thread")
 
 
 def device_traits(device: torch.device) -> DeviceTraits:
@@ -172,46 +154,3 @@ def free_and_total_bytes(device: torch.device) -> tuple[int | None, int | None]:
     index = torch.cuda.current_device() if device.index is None else device.index
     fraction = torch.cuda.get_per_process_memory_fraction(index)  # a limit that the user may have set
     return min(free, int(fraction * total) - torch.cuda.memory_reserved(device)), total
-
-
-def estimate_max_batch_size(
-    config: TrainConfig, vocab_size: int, free_bytes: int | None, ranks: int = 1
-) -> int | None:
-    """The largest micro-batch that should fit into a card's free memory, by estimate. At least 1: a run that
-    does not fit at all is refused later, with advice."""
-    if free_bytes is None:
-        return None
-    workload = replace(_cuda_workload(config, vocab_size, ranks), micro_steps=2)  # gradients may accumulate
-    return largest_fitting_batch(workload, _usable_bytes(free_bytes)) or 1
-
-
-def cuda_graph_fits(config: TrainConfig, vocab_size: int, plan: BatchPlan, free_bytes: int | None) -> bool:
-    """Whether there is memory for CUDA graphs, which never release theirs."""
-    if free_bytes is None:
-        return True
-    workload = replace(
-        _cuda_workload(config, vocab_size, plan.ranks),
-        batch_size=plan.batch_size,
-        micro_steps=plan.micro_steps,
-        graph=True,
-    )
-    return estimate_memory(workload).total_bytes <= _usable_bytes(free_bytes)
-
-
-def _cuda_workload(config: TrainConfig, vocab_size: int, ranks: int) -> TrainingWorkload:
-    return TrainingWorkload(
-        config=config,
-        vocab_size=vocab_size,
-        batch_size=1,
-        dtype="bfloat16" if config.dtype == "auto" else config.dtype,
-        kernels=decide.choose_kernels(config, DeviceTraits("cuda"), vocab_size, ranks).value == "triton",
-        compiled=config.compile == "on",
-        attention=config.attention,
-        eval_batch_tokens=eval_batch_rows(config, "cuda") * config.block_size,
-        ranks=ranks,
-    )
-
-
-def _usable_bytes(free_bytes: int) -> int:
-    """Estimates include the CUDA context, which exists already and is not in `free_bytes`."""
-    return int(_USABLE_SHARE_OF_FREE * free_bytes) + CONTEXT_BYTES["cuda"]

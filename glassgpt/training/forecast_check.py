@@ -1,32 +1,20 @@
-"""The forecast of a run, and how the run compares with it: memory, speed, time, the loss curve."""
+"""How a run compares with its forecast: memory, speed, time, the loss curve."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from glassgpt.cgroup import usable_cores
-from glassgpt.config import TrainConfig, first_checkpoint_iter
-from glassgpt.data.dataset import Dataset
-from glassgpt.estimate.batching import eval_batch_rows
-from glassgpt.estimate.forecast import Hardware, RunForecast, TokenCounts, forecast_workload
-from glassgpt.estimate.loss_law import (
-    ExpectedLossCurve,
-    compare_with_expected,
-    loss_law_inputs,
-    predict_loss_curve,
-)
-from glassgpt.estimate.memory import TrainingWorkload, estimate_memory
+from glassgpt.estimate.forecast import RunForecast
+from glassgpt.estimate.loss_law import ExpectedLossCurve, compare_with_expected
 from glassgpt.format import format_bytes, format_count, format_duration
 from glassgpt.record import machine
 from glassgpt.record.finding import Severity, finding_record
 from glassgpt.record.journal import Record
 from glassgpt.record.machine import CpuTimes
 from glassgpt.record.run_dir import resume_command
-from glassgpt.training.compute_plan import ComputePlan
 
-_MAX_SHARE_OF_FREE = 0.95  # a checkpoint's copy that would fill more of the card goes to main memory
 _MIN_PACE_SECONDS = 5.0  # of updates, before the speed is compared with the forecast
 _MIN_RUN_SECONDS = 60.0  # of a run: shorter ones are mostly start-up, which varies
 _MISS_TOLERANCE = 0.10  # of the forecast
@@ -37,74 +25,6 @@ _MIN_LOAD_PER_CORE = 1.5  # to name other programs as the cause of a slow run
 _CPU_CHECK_INTERVAL_S = 5.0  # between two checks of who uses the cores
 _MIN_SLOWDOWN_RATIO = 1.5  # best speed so far / speed now: less is noise
 _STARVED_CORES_PER_THREAD = 0.5  # threads that wait for each other spin: undisturbed, each uses a whole core
-
-
-# --- before the run ---
-
-
-def forecast_run(
-    config: TrainConfig, compute: ComputePlan, data_bytes: int, tokens: TokenCounts
-) -> RunForecast:
-    """Memory, speed and time. `data_bytes`: of the training split."""
-    workload = expected_workload(config, compute, data_bytes)
-    hardware = Hardware(compute.peak.value, compute.card, compute.cluster)
-    return forecast_workload(workload, compute.flops_per_token, hardware, tokens)
-
-
-def expected_workload(config: TrainConfig, compute: ComputePlan, data_bytes: int) -> TrainingWorkload:
-    """What the run's memory and speed depend on."""
-    model, plan, execution = compute.model_config, compute.batch_plan, compute.execution
-    workload = TrainingWorkload(
-        config=replace(  # initial weights have their own shape, whatever the settings say
-            config,
-            n_layer=model.n_layer,
-            n_head=model.n_head,
-            n_embd=model.n_embd,
-            block_size=model.block_size,
-            bias=model.bias,
-            arch=model.arch,  # type: ignore[arg-type]
-            tie_embeddings=model.tie_embeddings,
-            dropout=model.dropout,
-        ),
-        vocab_size=model.vocab_size,
-        batch_size=plan.batch_size,
-        micro_steps=plan.micro_steps,
-        device_type=execution.device.type,
-        dtype=execution.dtype,
-        kernels=execution.kernels,
-        compiled=execution.compile,
-        attention=execution.attention,
-        graph=execution.graph,
-        data_bytes=data_bytes if execution.data_on_card else 0,
-        eval_batch_tokens=eval_batch_rows(config, execution.device.type) * model.block_size,
-        ranks=plan.ranks,
-    )
-    if config.eval_only or first_checkpoint_iter(config) >= config.max_iters:
-        return workload  # nothing is saved before the end
-    with_copy, free_bytes = replace(workload, has_checkpoint_copy=True), compute.free_bytes
-    fits = free_bytes is None or estimate_memory(with_copy).allocated_bytes <= _MAX_SHARE_OF_FREE * free_bytes
-    return with_copy if fits else workload
-
-
-def expected_loss_curve(
-    config: TrainConfig, compute: ComputePlan, dataset: Dataset, target_share: float
-) -> ExpectedLossCurve | None:
-    """None for a run that starts from trained weights. `target_share`: of an update's tokens, not padding."""
-    if config.init_from != "scratch":
-        return None
-    manifest, bytes_per_token = dataset.manifest, dataset.bytes_per_token("train")
-    if math.isnan(bytes_per_token):  # unknown in nanoGPT's folders
-        bytes_per_token = 1.0 if manifest.tokenizer in ("char", "byte") else 4.5
-    inputs = loss_law_inputs(
-        config,
-        vocab_size=compute.model_config.vocab_size,
-        batch_tokens=round(compute.batch_plan.tokens * target_share),
-        train_tokens=manifest.tokens["train"],
-        dataset=manifest.name,
-        tokenizer=manifest.tokenizer,
-        bytes_per_token=bytes_per_token,
-    )
-    return predict_loss_curve(inputs)
 
 
 # --- during the run ---
@@ -141,6 +61,9 @@ class ForecastCheck:
         self.tokens += tokens
         self.seconds += seconds
         self.data_wait_s += min(data_wait_s, seconds)
+        self.add_memory(memory)
+
+    def add_memory(self, memory: dict[str, int]) -> None:
         if self.forecast.on_card:
             self.peak_memory_bytes = max(
                 self.peak_memory_bytes, memory["allocated_peak"] - self.memory_before_bytes

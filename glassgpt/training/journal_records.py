@@ -7,80 +7,93 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from glassgpt.data.dataset import Dataset
 from glassgpt.estimate import flops
 from glassgpt.estimate.meter import compute_rates, eta_s
 from glassgpt.record.clock import RankTimes
 from glassgpt.record.journal import Record
 from glassgpt.schedule import learning_rate
 from glassgpt.training import probe
-from glassgpt.training.checkpoint.checkpoints import readable_checkpoints
+from glassgpt.training.checkpoint.checkpoints import list_checkpoints
 from glassgpt.training.evaluate import EvalResult
-from glassgpt.training.job import Job
+from glassgpt.training.train_state import TrainingProgress, TrainSetup, TrainState
 
 
-def run_record(job: Job) -> Record:
+def run_record(run: TrainSetup, state: TrainState) -> Record:
     """What this process is about to do, on what machine, and why so."""
-    shape, manifest, peak = job.model.config, job.dataset.manifest, job.compute_plan.peak
+    shape, manifest, peak = run.learner.model.config, run.dataset.manifest, run.compute_plan.peak
     multiplied = flops.model_parameters(shape, shape.vocab_size, matmul_only=True)
     model = {
         "parameters": flops.model_parameters(shape, shape.vocab_size),
         "parameters_without_positions": flops.model_parameters(shape, shape.vocab_size, positions=False),
         "parameters_multiplied": multiplied,
-        "flops_per_token": job.compute_plan.flops_per_token,
+        "flops_per_token": run.compute_plan.flops_per_token,
         "flops_convention": flops.FLOPS_CONVENTION,
         "plain_flops_per_token": flops.six_n_flops_per_token(multiplied),
     }
     # Of the whole run. Updates before a resume may have had another batch size.
-    updates_left = max(0, job.config.max_iters - job.progress.iter)
-    sequences = job.progress.sequences + updates_left * job.batch_plan.sequences
-    tokens = sequences * job.config.block_size * job.loader.target_share
+    updates_left = max(0, run.config.max_iters - state.progress.iter)
+    sequences = state.progress.sequences + updates_left * run.batch_plan.sequences
+    tokens = sequences * run.config.block_size * run.loader.target_share
     data = {
         "name": manifest.name,
-        "hash": job.dataset.hash,
+        "hash": run.dataset.hash,
         "tokenizer": manifest.tokenizer,
-        "tokenizer_digest": job.tokenizer_digest,
+        "tokenizer_digest": run.tokenizer_digest,
         "vocab_size": manifest.vocab_size,
         "tokens": dict(manifest.tokens),
-        "bytes_per_token": {split: _bytes_per_token(job, split) for split in job.splits},
-        "epochs": tokens / len(job.splits["train"]),
+        "bytes_per_token": {split: _bytes_per_token(run.dataset, split) for split in run.splits},
+        "epochs": tokens / len(run.splits["train"]),
     }
     record = {
         "kind": "run",
-        "iter": job.progress.iter,
-        "out_dir": str(job.run_dir),
-        "config": dataclasses.asdict(job.config),
-        "choices": [dataclasses.asdict(choice) for choice in job.choices],
+        "iter": state.progress.iter,
+        "out_dir": str(run.run_dir),
+        "config": dataclasses.asdict(run.config),
+        "choices": [dataclasses.asdict(choice) for choice in run.choices],
+        "facts": run.compute_plan.facts_record,
         "model": dataclasses.asdict(shape) | model,
-        "batch": dataclasses.asdict(job.batch_plan),
+        "batch": dataclasses.asdict(run.batch_plan),
         "peak": dataclasses.asdict(peak) | {"value": peak.value, "source": peak.source},
         "data": data,
-        "machine": probe.describe_machine(str(job.execution.device)),
-        "forecast": job.forecast_check.forecast.as_dict(),
+        "machine": probe.describe_machine(str(run.execution.device)),
+        "forecast": state.forecast_check.forecast.as_dict(),
     }
-    group = job.process_group
+    group = run.process_group
     if group.launch_id:
         record["team"] = {
             "size": group.world_size,
             "per_machine": group.local_world_size,
-            "backend": next(choice.value for choice in job.choices if choice.name == "backend"),
-            "shard": job.execution.shard,
+            "backend": next(choice.value for choice in run.choices if choice.name == "backend"),
+            "shard": run.execution.shard,
             "launch": group.launch_id,
             "attempt": group.restart_count,
         }
     return record
 
 
-def step_record(job: Job) -> Record:
-    """The updates since the last step record. Starts the next interval. Collective: every rank calls it."""
-    config, progress, plan, compute = job.config, job.progress, job.batch_plan, job.compute_plan
-    updates, first_s = job.interval.updates, job.interval.first_update_s
-    seconds, phases = job.interval.close()
-    memory = probe.memory_now(str(job.execution.device))
-    ranks = _gather_rank_times(job, seconds, updates, memory) if job.process_group.launch_id else None
-    job.forecast_check.add(updates * plan.tokens, seconds, phases["data"], memory)
+@dataclass(frozen=True)
+class IntervalMeasures:
+    """What was measured of the updates since the last step record."""
+
+    updates: int  # that count for the step time
+    seconds: float  # of these updates
+    first_update_s: float | None  # of the first update of a process, which is in no step time
+    phases: Mapping[str, float]  # seconds
+    memory: Mapping[str, int]
+    rank_times: RankTimes | None = None  # None with one process
+    rank_memory: Sequence[float] = ()
+
+
+def step_record(run: TrainSetup, state: TrainState, measured: IntervalMeasures) -> Record:
+    """The updates since the last step record."""
+    config, progress, plan, compute = run.config, state.progress, run.batch_plan, run.compute_plan
+    updates, seconds, first_s = measured.updates, measured.seconds, measured.first_update_s
     rates = compute_rates(
-        updates, seconds, plan.tokens, compute.flops_per_token, compute.peak, job.process_group.world_size
+        updates, seconds, plan.tokens, compute.flops_per_token, compute.peak, run.process_group.world_size
     )
     record: Record = {
         "kind": "step",
@@ -94,48 +107,35 @@ def step_record(job: Job) -> Record:
         "updates": len(progress.losses),
         "step_ms": rates.step_ms,
         "first_update_ms": None if first_s is None else first_s * 1000,
-        "phases": {name: phase_s * 1000 for name, phase_s in phases.items()},
+        "phases": {name: phase_s * 1000 for name, phase_s in measured.phases.items()},
         "tokens_per_s": rates.tokens_per_s,
         "flops_per_s": rates.flops_per_s,
         "mfu": rates.mfu,
-        "memory": memory,
-        "eta_s": _eta_s(job, seconds / updates if updates else None),
+        "memory": dict(measured.memory),
+        "eta_s": _eta_s(run, state, seconds / updates if updates else None),
     }
-    if job.learner.scaler.is_enabled():
-        record["loss_scale"] = job.learner.scaler.get_scale()
-    if ranks is not None:
-        record["ranks"] = ranks
+    if run.learner.scaler.is_enabled():
+        record["loss_scale"] = run.learner.scaler.get_scale()
+    if (times := measured.rank_times) and updates:
+        record["ranks"] = {
+            "work_ms": [1000 * value / updates for value in times.compute_s],
+            "exchange_ms": [1000 * value / updates for value in times.communication_s],
+            "slowest": times.slowest_rank,
+            "memory": [int(used_bytes) for used_bytes in measured.rank_memory],
+        }
     return record
 
 
-def _gather_rank_times(job: Job, seconds: float, updates: int, memory: dict[str, int]) -> Record | None:
-    """Compute and all-reduce time of every rank. Adds them to the job's totals."""
-    all_reduce_s = min(job.process_group.take_all_reduce_s(), seconds)
-    rows = job.process_group.all_gather_rows(
-        [seconds - all_reduce_s, all_reduce_s, memory.get("allocated_peak", memory["rss"])]
-    )
-    if not updates:
-        return None
-    times = RankTimes(tuple(row[0] for row in rows), tuple(row[1] for row in rows))
-    job.rank_time = times if job.rank_time is None else job.rank_time + times
-    return {
-        "work_ms": [1000 * value / updates for value in times.compute_s],
-        "exchange_ms": [1000 * value / updates for value in times.communication_s],
-        "slowest": times.slowest_rank,
-        "memory": [int(row[2]) for row in rows],
-    }
-
-
-def _eta_s(job: Job, step_s: float | None) -> float | None:
-    done, end = job.progress.iter, job.config.max_iters
+def _eta_s(run: TrainSetup, state: TrainState, step_s: float | None) -> float | None:
+    done, end = state.progress.iter, run.config.max_iters
     # A step is logged before the evaluation at its iteration, except by a run that ends.
-    evaluated = done - (job.progress.val_loss is None)
-    evaluations: float = _multiples_between(evaluated, end, job.config.eval_interval)
-    interval = job.config.checkpoint_interval
+    evaluated = done - (state.progress.val_loss is None)
+    evaluations: float = _multiples_between(evaluated, end, run.config.eval_interval)
+    interval = run.config.checkpoint_interval
     saves = evaluations if interval is None else _multiples_between(evaluated, end, interval)
-    if job.config.closing_eval and job.eval_tokens < len(job.splits["val"]) - 1:
-        evaluations += len(job.splits["val"]) / (2 * job.eval_tokens)  # other evaluations are of two splits
-    return eta_s(end - done, step_s, evaluations, job.eval_cost.value, saves, job.save_cost.value)
+    if run.config.closing_eval and run.eval_tokens < len(run.splits["val"]) - 1:
+        evaluations += len(run.splits["val"]) / (2 * run.eval_tokens)  # other evaluations are of two splits
+    return eta_s(end - done, step_s, evaluations, state.eval_cost.value, saves, state.save_cost.value)
 
 
 def _multiples_between(start: int, end: int, interval: int) -> int:
@@ -144,20 +144,25 @@ def _multiples_between(start: int, end: int, interval: int) -> int:
 
 
 def eval_record(
-    job: Job, split: str, result: EvalResult, seconds: dict[str, float], closing: bool = False
+    run: TrainSetup,
+    progress: TrainingProgress,
+    split: str,
+    result: EvalResult,
+    seconds: dict[str, float],
+    closing: bool = False,
 ) -> Record:
     """`seconds`: by phase. `closing`: the whole split at the end, which is not compared with sampled ones."""
-    bytes_per_token = _bytes_per_token(job, split)
+    bytes_per_token = _bytes_per_token(run.dataset, split)
     return {
         "kind": "eval",
-        "iter": job.progress.iter,
+        "iter": progress.iter,
         "split": split,
         "loss": result.loss,
         "stderr": result.stderr,
         "tokens": result.tokens,
-        "whole_split": result.tokens == len(job.splits[split]) - 1,
+        "whole_split": result.tokens == len(run.splits[split]) - 1,
         "closing": closing,
-        "best": split == "val" and not closing and result.loss < job.progress.best_val_loss,
+        "best": split == "val" and not closing and result.loss < progress.best_val_loss,
         "perplexity": result.perplexity,
         "bits_per_byte": result.bits_per_byte(bytes_per_token) if bytes_per_token else None,
         "ms": seconds["eval"] * 1000,
@@ -165,56 +170,52 @@ def eval_record(
     }
 
 
-def _bytes_per_token(job: Job, split: str) -> float | None:
+def _bytes_per_token(dataset: Dataset, split: str) -> float | None:
     """None where the length of the text is unknown, as in nanoGPT's folders."""
-    value = job.dataset.bytes_per_token(split)
+    value = dataset.bytes_per_token(split)
     return None if math.isnan(value) else value
 
 
-def sample_record(job: Job, text: str, seconds: float) -> Record:
-    return {"kind": "sample", "iter": job.progress.iter, "text": text, "ms": seconds * 1000}
+def sample_record(iteration: int, text: str, seconds: float) -> Record:
+    return {"kind": "sample", "iter": iteration, "text": text, "ms": seconds * 1000}
 
 
-def resume_record(job: Job, warnings: list[str]) -> Record:
-    """`from_iter` supersedes what the journal says after it."""
-    done = job.progress.iter
-    return {"kind": "resume", "iter": done, "from_iter": done, "complaints": warnings}
+def resume_record(from_iter: int, warnings: Sequence[str] = ()) -> Record:
+    """Supersedes what the journal says after `from_iter`: all of it (-1) if a run starts again."""
+    return {"kind": "resume", "iter": max(0, from_iter), "from_iter": from_iter, "complaints": [*warnings]}
 
 
-def restart_record() -> Record:
-    """A run without a checkpoint starts again: it supersedes all earlier records."""
-    return {"kind": "resume", "iter": 0, "from_iter": -1, "complaints": []}
-
-
-def ran_in_one_process(job: Job, reason: str) -> bool:
+def ran_in_one_process(run: TrainSetup, reason: str) -> bool:
     """Whether this process did the whole run, from scratch to its end, as the forecast assumes."""
     return (
-        reason == "finished" and job.run_dir_handle.process_number == 0 and job.config.init_from == "scratch"
+        reason == "finished" and run.run_dir_handle.process_number == 0 and run.config.init_from == "scratch"
     )
 
 
-def end_record(job: Job, reason: str, exit_code: int, details: Record | None) -> Record:
+def end_record(
+    run: TrainSetup, state: TrainState, reason: str, exit_code: int, details: Record | None
+) -> Record:
     """The end of a process, with its time by phase. `details`: further fields."""
-    ledger = job.ledger.seconds()
-    checkpoints = list(readable_checkpoints(job.run_dir))
+    ledger = run.ledger.seconds()
+    last_checkpoint = list_checkpoints(run.run_dir).latest
     wall_s = sum(ledger.values())
     record = {
         "kind": "end",
-        "iter": job.progress.iter,
+        "iter": state.progress.iter,
         "reason": reason,
         "exit_code": exit_code,
-        "best_val_loss": job.progress.best_val_loss,
-        "best_iter": job.progress.best_iter,
-        "last_checkpoint": str(checkpoints[-1].path) if checkpoints else None,
+        "best_val_loss": state.progress.best_val_loss,
+        "best_iter": state.progress.best_iter,
+        "last_checkpoint": str(last_checkpoint.path) if last_checkpoint else None,
         "ledger": ledger,
         "wall_s": wall_s,
-        "forecast": job.forecast_check.as_dict(wall_s, ran_in_one_process(job, reason)),
+        "forecast": state.forecast_check.as_dict(wall_s, ran_in_one_process(run, reason)),
     }
-    if job.sink.has_moved:
-        record["out_dir"] = str(job.run_dir)
-    if job.rank_time is not None:
+    if run.sink.has_moved:
+        record["out_dir"] = str(run.run_dir)
+    if state.rank_time is not None:
         # With --shard all-reduce is part of computing, and the two cannot be distinguished.
-        times, is_known = job.rank_time, not job.execution.shard
+        times, is_known = state.rank_time, not run.execution.shard
         record["ranks"] = {
             "work_s": list(times.compute_s),
             "exchange_s": list(times.communication_s),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+from pathlib import Path
 
 from glassgpt.config import TrainConfig
+from glassgpt.record.clock import RankTimes
 from glassgpt.record.finding import finding_record
 from glassgpt.record.journal import Record
 from glassgpt.record.run_dir import CHECKPOINTS_DIR, resume_command
 from glassgpt.schedule import learning_rate
-from glassgpt.training.job import Job
 
 _MIN_WAITING_SHARE = 0.1  # of the time of updates, before a straggler is worth naming
 _RATE_SETTINGS = (
@@ -18,7 +19,7 @@ _RATE_SETTINGS = (
 )  # fmt: skip
 
 
-def fallback_finding(job: Job, name: str, evidence: str) -> Record:
+def fallback_finding(iteration: int, name: str, evidence: str) -> Record:
     """`name`: of the speedup that failed, `compile`, `kernels` or `graph`."""
     activity, explanation = {
         "compile": ("compiling", "torch.compile could not build the model here. Only speed is lost."),
@@ -29,7 +30,7 @@ def fallback_finding(job: Job, name: str, evidence: str) -> Record:
         ),
     }[name]
     return finding_record(
-        job.progress.iter,
+        iteration,
         f"{name}-failed",
         "warning",
         f"{activity} failed; the run continues without it",
@@ -39,52 +40,53 @@ def fallback_finding(job: Job, name: str, evidence: str) -> Record:
     )
 
 
-def hangup_finding(job: Job) -> Record:
+def hangup_finding(run_dir: Path, iteration: int) -> Record:
     return finding_record(
-        job.progress.iter,
+        iteration,
         "hangup",
         "info",
         "the terminal is gone; the run continues without it",
         evidence="SIGHUP",
         explanation="Closing a terminal sends SIGHUP to its processes. A run does not end because of it.",
-        advice=f"`kill {os.getpid()}` stops it with a checkpoint; `glass show {job.run_dir}` shows it",
+        advice=f"`kill {os.getpid()}` stops it with a checkpoint; `glass show {run_dir}` shows it",
     )
 
 
-def save_requested_finding(job: Job) -> Record:
-    saved = "nothing to save" if job.last_saved is None else f"checkpoint of iter {job.last_saved[0]:,}"
+def save_requested_finding(
+    run_dir: Path, iteration: int, last_saved: tuple[int, float | None] | None
+) -> Record:
+    saved = "nothing to save" if last_saved is None else f"checkpoint of iter {last_saved[0]:,}"
     return finding_record(
-        job.progress.iter,
+        iteration,
         "save-requested",
         "info",
         f"a checkpoint was requested: {saved}; the run continues",
         evidence="SIGUSR1",
-        explanation="Schedulers can send this signal some time before they end a job.",
-        advice=f"resume after the job's end: {resume_command(job.run_dir)}",
+        explanation="Schedulers can send this signal some time before they end a run.",
+        advice=f"resume after the job's end: {resume_command(run_dir)}",
     )
 
 
-def ignored_checkpoints_finding(job: Job, names: list[str]) -> Record:
+def ignored_checkpoints_finding(run_dir: Path, iteration: int, names: list[str]) -> Record:
     return finding_record(
-        job.progress.iter,
+        iteration,
         "checkpoints-ignored",
         "warning",
         "there are checkpoints that this run did not write; it neither counts nor removes them",
-        evidence=f"{', '.join(names)} in {job.run_dir / CHECKPOINTS_DIR}",
+        evidence=f"{', '.join(names)} in {run_dir / CHECKPOINTS_DIR}",
         explanation="A checkpoint's identity is the iteration in its state.json. These have another name, or "
         "an iteration that this run has not reached.",
         advice="keep copies outside of that folder, or under non-numeric names",
     )
 
 
-def straggler_finding(job: Job) -> Record | None:
+def straggler_finding(iteration: int, times: RankTimes) -> Record | None:
     """Whether the other ranks lost much time waiting for the slowest one."""
-    times = job.rank_time
-    if times is None or job.execution.shard or times.waiting_share < _MIN_WAITING_SHARE:
+    if times.waiting_share < _MIN_WAITING_SHARE:
         return None
     rank = times.slowest_rank
     return finding_record(
-        job.progress.iter,
+        iteration,
         "straggler",
         "advice",
         f"the others wait for rank {rank}",
@@ -94,18 +96,17 @@ def straggler_finding(job: Job) -> Record | None:
     )
 
 
-def rate_jump_finding(job: Job, previous: TrainConfig) -> Record | None:
+def rate_jump_finding(config: TrainConfig, previous: TrainConfig, done: int) -> Record | None:
     """Whether a resumed run continues at another learning rate than its `previous` settings would give."""
-    done = job.progress.iter
-    if done >= job.config.max_iters or job.config.eval_only:
+    if done >= config.max_iters or config.eval_only:
         return None
-    last_rate, next_rate = learning_rate(previous, max(0, done - 1)), learning_rate(job.config, done)
+    last_rate, next_rate = learning_rate(previous, max(0, done - 1)), learning_rate(config, done)
     if math.isclose(learning_rate(previous, done), next_rate, rel_tol=0.01):
         return None
     changed = [
-        f"{name} {getattr(previous, name)} -> {getattr(job.config, name)}"
+        f"{name} {getattr(previous, name)} -> {getattr(config, name)}"
         for name in _RATE_SETTINGS
-        if getattr(previous, name) != getattr(job.config, name)
+        if getattr(previous, name) != getattr(config, name)
     ]
     return finding_record(
         done,

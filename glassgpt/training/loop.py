@@ -4,26 +4,33 @@
 
 `iter` counts updates done, so an evaluation at iter 500 is of the model after 500 updates. Time is always in
 exactly one phase of the ledger. Every event goes to the sink as a journal record.
+
+`run` is what is fixed, `state` what changes. A function that takes both may change the state; those that take
+the config and the state only decide what is due.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.model.generate import TokenSampler, generate
-from glassgpt.record.clock import phase_seconds_between
+from glassgpt.record.clock import RankTimes, phase_seconds_between
 from glassgpt.record.journal import Record
-from glassgpt.training import journal_records, live_findings
+from glassgpt.training import journal_records, live_findings, probe
 from glassgpt.training.compute_plan import mark_kernels_built
+from glassgpt.training.distributed.fsdp import gather_full_model
 from glassgpt.training.evaluate import EvalResult, EvalWindows, evaluate, is_gain
 from glassgpt.training.forecast_check import forecast_miss_finding, loss_curve_finding, take_speed_findings
-from glassgpt.training.job import Job, Sampling
+from glassgpt.training.interrupt import StopSignals
+from glassgpt.training.journal_records import IntervalMeasures
 from glassgpt.training.lost_run_dir import rescue_if_run_dir_lost, rescue_to_new_dir
-from glassgpt.training.train_state import checkpoint_state, gather_full_model, local_checkpoint_tensors
+from glassgpt.training.save_and_restore import checkpoint_state, checkpoint_tensors
+from glassgpt.training.train_state import Sampling, TrainSetup, TrainState
 
 
 @dataclass(frozen=True)
@@ -43,154 +50,152 @@ class NonFiniteError(Exception):
         self.update = update
 
 
-def run(job: Job) -> Ending:
+def train(run: TrainSetup, state: TrainState) -> Ending:
     """Trains until something ends the run."""
     try:
         while True:
-            with job.ledger.phase("train"):  # waiting for the other ranks is part of an update
-                sync_stop_request(job)
-            if evaluation_is_due(job):
-                evaluate_splits(job)
-            ending = ending_if_due(job)
+            with run.ledger.phase("train"):  # waiting for the other ranks is part of an update
+                sync_stop_request(run, state)
+            if evaluation_is_due(run.config, state):
+                evaluate_splits(run, state)
+            ending = ending_if_due(run.config, state)
             if ending:
-                log_step(job)  # the updates since the last log line
-            if save_is_due(job, ending):
-                save(job)
-            report_signals(job)
+                log_step(run, state)  # the updates since the last log line
+            if save_is_due(run.config, state, ending):
+                save(run, state)
+            report_signals(run, state)
             if ending:
-                return finish(job, ending)
-            if profile_is_due(job):
-                profiled_update(job)
+                return finish(run, state, ending)
+            if run.profiler.covers(state.progress.iter) and not run.learner.is_first_call("update"):
+                profiled_update(run, state)
             else:
-                update(job)
-            if log_is_due(job):
-                log_step(job)
+                update(run, state)
+            if log_is_due(run.config, state):
+                log_step(run, state)
     except NonFiniteError as error:
-        return finish_after_nonfinite(job, error.update)
+        return finish_after_nonfinite(run, state, error.update)
 
 
 # --- update ---
 
 
-def update(job: Job) -> None:
+def update(run: TrainSetup, state: TrainState) -> None:
     """One update. The first one of a process compiles and warms up: its time goes to the `compile` phase."""
-    is_first = job.learner.is_first_call("update")
-    with job.ledger.phase("compile" if is_first else "train") as phase:
-        job.learner.update(job.progress.iter, job.progress.sequences)
+    is_first = run.learner.is_first_call("update")
+    with run.ledger.phase("compile" if is_first else "train") as phase:
+        run.learner.update(state.progress.iter, state.progress.sequences)
         if is_first:
-            with job.process_group.waiting_for_ranks():
-                job.execution.synchronize()
-            job.process_group.take_all_reduce_s()  # warm-up: belongs to no log interval
-            mark_kernels_built(job.config, job.compute_plan, job.learner.fallbacks)
-    job.interval.count_update(phase.seconds if is_first else None)
-    job.progress.iter += 1
-    job.progress.sequences += job.batch_plan.sequences
-    job.progress.val_loss = None
-    report_fallbacks(job)
+            with run.process_group.waiting_for_ranks():
+                run.execution.synchronize()
+            run.process_group.take_all_reduce_s()  # warm-up: belongs to no log interval
+            mark_kernels_built(run.compute_plan, run.learner.fallbacks)
+    state.interval.count_update(phase.seconds if is_first else None)
+    state.progress.iter += 1
+    state.progress.sequences += run.batch_plan.sequences
+    state.progress.val_loss = None
+    report_fallbacks(run, state)
 
 
-def sync_and_check_finite(job: Job) -> None:
+def sync_and_check_finite(run: TrainSetup, state: TrainState) -> None:
     """Waits for the device, reads losses and gradient norms, and raises if one was not finite."""
-    progress = job.progress
-    with job.ledger.phase("train"), job.process_group.waiting_for_ranks():  # a GPU may wait for another one
-        losses, norms = job.learner.take_losses_and_norms()
-        bad_update = job.learner.first_bad_update(progress.iter)
-    job.interval.correct_data_wait(job.loader.take_data_wait_s())
+    progress = state.progress
+    with run.ledger.phase("train"), run.process_group.waiting_for_ranks():  # a GPU may wait for another one
+        losses, norms = run.learner.take_losses_and_norms()
+        bad_update = run.learner.first_bad_update(progress.iter)
+    state.interval.correct_data_wait(run.loader.take_data_wait_s())
     if bad_update is not None:
         # Updates after the bad one were not applied: they do not belong to the run.
         not_applied = progress.iter - bad_update - 1
         applied = max(1, len(losses) - not_applied)
         losses, norms = losses[:applied], norms[:applied]
         progress.iter -= not_applied
-        progress.sequences -= not_applied * job.batch_plan.sequences
+        progress.sequences -= not_applied * run.batch_plan.sequences
     progress.losses += losses
     progress.norms += norms
-    job.recent_grad_norms.extend(norms)
+    state.recent_grad_norms.extend(norms)
     if bad_update is not None:
         raise NonFiniteError(bad_update)
 
 
-def profile_is_due(job: Job) -> bool:
-    return job.profiler.covers(job.progress.iter) and not job.learner.is_first_call("update")
-
-
-def profiled_update(job: Job) -> None:
+def profiled_update(run: TrainSetup, state: TrainState) -> None:
     """An update under PyTorch's profiler. That slows it, so it does not count for the step time."""
-    sync_and_check_finite(job)
-    before = job.ledger.seconds()
+    sync_and_check_finite(run, state)
+    before = run.ledger.seconds()
     with (
-        job.ledger.phase("log"),
-        job.process_group.without_all_reduce_timing(),
-        job.profiler.profile_update(job.progress.iter),
+        run.ledger.phase("log"),
+        run.process_group.without_all_reduce_timing(),
+        run.profiler.profile_update(state.progress.iter),
     ):
-        update(job)
-        sync_and_check_finite(job)
-    job.interval.exclude_last_update(before)
-    log_profile(job)
+        update(run, state)
+        sync_and_check_finite(run, state)
+    state.interval.exclude_last_update(before)
+    log_profile(run, state.progress.iter)
 
 
-def log_profile(job: Job, at_the_end: bool = False) -> None:
-    with job.ledger.phase("log"):
-        job.log(job.profiler.stop_if_due(job.progress.iter, at_the_end))
-        job.process_group.barrier()
+def log_profile(run: TrainSetup, done: int, at_the_end: bool = False) -> None:
+    with run.ledger.phase("log"):
+        run.log(run.profiler.stop_if_due(done, at_the_end))
+        run.process_group.barrier()
 
 
 # --- evaluation ---
 
 
-def evaluation_is_due(job: Job) -> bool:
-    done = job.progress.iter
-    due = done % job.config.eval_interval == 0 or done >= job.config.max_iters
+def evaluation_is_due(config: TrainConfig, state: TrainState) -> bool:
+    progress, done = state.progress, state.progress.iter
+    due = done % config.eval_interval == 0 or done >= config.max_iters
     # Weights that came without a loss to compare with are evaluated first.
-    due = due or (job.progress.best_iter is None and job.eval_cost.count == 0)
-    is_evaluated = job.progress.val_loss is not None  # before the checkpoint that the run resumed from
-    return job.config.eval_only or (due and not is_evaluated)
+    due = due or (progress.best_iter is None and state.eval_cost.count == 0)
+    is_evaluated = progress.val_loss is not None  # before the checkpoint that the run resumed from
+    return config.eval_only or (due and not is_evaluated)
 
 
-def evaluate_splits(job: Job) -> None:
+def evaluate_splits(run: TrainSetup, state: TrainState) -> None:
     """Evaluates both splits, always on the same tokens. Tracks the best loss and the last real gain."""
-    sync_and_check_finite(job)
-    before = job.ledger.seconds()
-    result = evaluate_split(job, "train", job.eval_windows["train"])
+    sync_and_check_finite(run, state)
+    before = run.ledger.seconds()
+    result = evaluate_split(run, state, "train", run.eval_windows["train"])
     if result is not None:
-        result = evaluate_split(job, "val", job.eval_windows["val"])
+        result = evaluate_split(run, state, "val", run.eval_windows["val"])
     if result is None:
         return
-    progress = job.progress
+    progress = state.progress
     progress.val_loss = result.loss
     if result.loss < progress.best_val_loss:
         progress.best_val_loss, progress.best_iter = result.loss, progress.iter
-    if is_gain(job.early_stop_reference, result):
-        job.early_stop_reference, progress.evaluations_without_gain = result, 0
+    if is_gain(state.early_stop_reference, result):
+        state.early_stop_reference, progress.evaluations_without_gain = result, 0
     else:
         progress.evaluations_without_gain += 1
-    job.eval_cost.add(phase_seconds_between(before, job.ledger.seconds())["eval"])
+    state.eval_cost.add(phase_seconds_between(before, run.ledger.seconds())["eval"])
 
 
-def evaluate_split(job: Job, split: str, windows: EvalWindows, closing: bool = False) -> EvalResult | None:
+def evaluate_split(
+    run: TrainSetup, state: TrainState, split: str, windows: EvalWindows, closing: bool = False
+) -> EvalResult | None:
     """Evaluates one split and records the result; None if a signal stopped it."""
 
     def should_stop() -> bool:
-        sync_stop_request(job)
-        return job.signals.stop_requested
+        sync_stop_request(run, state)
+        return state.signals.stop_requested
 
-    before = job.ledger.seconds()
-    result = evaluate(job.learner, windows, job.ledger, should_stop)
-    seconds = phase_seconds_between(before, job.ledger.seconds())
-    report_fallbacks(job)
+    before = run.ledger.seconds()
+    result = evaluate(run.learner, windows, run.ledger, should_stop)
+    seconds = phase_seconds_between(before, run.ledger.seconds())
+    report_fallbacks(run, state)
     if result is not None:
-        job.log(journal_records.eval_record(job, split, result, seconds, closing))
+        run.log(journal_records.eval_record(run, state.progress, split, result, seconds, closing))
     return result
 
 
 # --- checkpoints ---
 
 
-def save_is_due(job: Job, ending: Ending | None) -> bool:
-    config, progress = job.config, job.progress
-    if config.eval_only or job.last_saved == (progress.iter, progress.val_loss):
+def save_is_due(config: TrainConfig, state: TrainState, ending: Ending | None) -> bool:
+    progress = state.progress
+    if config.eval_only or state.last_saved == (progress.iter, progress.val_loss):
         return False
-    if ending is not None or job.signals.sighup_received or job.signals.save_requested:
+    if ending is not None or state.signals.sighup_received or state.signals.save_requested:
         return True
     if progress.iter == 0:
         return False
@@ -201,166 +206,185 @@ def save_is_due(job: Job, ending: Ending | None) -> bool:
     return progress.val_loss is not None and config.always_save_checkpoint
 
 
-def save(job: Job) -> None:
+def save(run: TrainSetup, state: TrainState) -> None:
     """Waits for the previous save and for a copy of the tensors. The files are written in the background."""
-    sync_and_check_finite(job)
-    with job.ledger.phase("checkpoint") as phase:
+    sync_and_check_finite(run, state)
+    with run.ledger.phase("checkpoint") as phase:
         started = time.perf_counter()
-        log_finished_save(job, wait=True)
-        rescue_if_run_dir_lost(job)  # first: the folder may be another run's by now
-        tensors, rows = local_checkpoint_tensors(job)
-        job.saver.save(tensors, checkpoint_state(job), started, rows)
-        job.process_group.barrier()  # rank 0 may have had all of the work
-    job.last_saved = (job.progress.iter, job.progress.val_loss)
-    job.save_cost.add(phase.seconds)
+        log_finished_save(run, state, wait=True)
+        rescue_if_run_dir_lost(run, state)  # first: the folder may be another run's by now
+        tensors, rows = checkpoint_tensors(run, state.early_stop_reference)
+        run.saver.save(tensors, checkpoint_state(run, state.progress), started, rows)
+        if run.execution.device.type == "cpu":  # the copy may be the peak, if no log line follows
+            state.forecast_check.add_memory(probe.memory_now("cpu"))
+        run.process_group.barrier()  # rank 0 may have had all of the work
+    state.last_saved = (state.progress.iter, state.progress.val_loss)
+    state.save_cost.add(phase.seconds)
 
 
-def log_finished_save(job: Job, wait: bool = False) -> None:
+def log_finished_save(run: TrainSetup, state: TrainState, wait: bool = False) -> None:
     """Records the last save, if it has finished."""
     try:
-        record = job.saver.poll(wait)
+        record = run.saver.poll(wait)
     except UserError:
-        if rescue_if_run_dir_lost(job):  # the run saves again, in its new folder
+        if rescue_if_run_dir_lost(run, state):  # the run saves again, in its new folder
             return
         raise
-    job.log(record)
-    ignored = [
-        name for name in (record or {}).get("ignored", ()) if name not in job.reported_ignored_checkpoints
-    ]
+    run.log(record)
+    ignored = [name for name in (record or {}).get("ignored", ()) if name not in state.reported_ignored]
     if ignored:
-        job.reported_ignored_checkpoints.update(ignored)
-        job.log(live_findings.ignored_checkpoints_finding(job, ignored))
+        state.reported_ignored.update(ignored)
+        run.log(live_findings.ignored_checkpoints_finding(run.run_dir, state.progress.iter, ignored))
 
 
 # --- log lines ---
 
 
-def log_is_due(job: Job) -> bool:
-    done = job.progress.iter
-    first = 1 if job.config.console == "nanogpt" else 0  # nanoGPT counts updates from 0, and logs that one
-    return (done - first) % job.config.log_interval == 0 or done >= job.config.max_iters
+def log_is_due(config: TrainConfig, state: TrainState) -> bool:
+    done = state.progress.iter
+    first = 1 if config.console == "nanogpt" else 0  # nanoGPT counts updates from 0, and logs that one
+    return (done - first) % config.log_interval == 0 or done >= config.max_iters
 
 
-def log_step(job: Job) -> None:
-    sync_and_check_finite(job)
-    log_step_record(job)
-    is_one_cpu_process = job.execution.device.type == "cpu" and not job.process_group.launch_id
+def log_step(run: TrainSetup, state: TrainState) -> None:
+    sync_and_check_finite(run, state)
+    log_step_record(run, state)
+    is_one_cpu_process = run.execution.device.type == "cpu" and not run.process_group.launch_id
     threads = torch.get_num_threads() if is_one_cpu_process else 1
-    for finding in take_speed_findings(job.forecast_check, job.progress.iter, job.run_dir, threads):
-        job.log(finding)
-    log_finished_save(job)
+    for finding in take_speed_findings(state.forecast_check, state.progress.iter, run.run_dir, threads):
+        run.log(finding)
+    log_finished_save(run, state)
 
 
-def log_step_record(job: Job) -> None:
-    if job.progress.losses:
-        with job.ledger.phase("log"):
-            job.sink(journal_records.step_record(job))
-        job.progress.losses, job.progress.norms = [], []
+def log_step_record(run: TrainSetup, state: TrainState) -> None:
+    """Closes the log interval, gathers the times of all ranks, and records them. Collective."""
+    if not state.progress.losses:
+        return
+    group, interval = run.process_group, state.interval
+    with run.ledger.phase("log"):
+        updates, first_s = interval.updates, interval.first_update_s
+        seconds, phases = interval.close()
+        memory = probe.memory_now(str(run.execution.device))
+        state.forecast_check.add(updates * run.batch_plan.tokens, seconds, phases["data"], memory)
+        measured = IntervalMeasures(updates, seconds, first_s, phases, memory)
+        if group.launch_id:
+            all_reduce_s = min(group.take_all_reduce_s(), seconds)
+            own = [seconds - all_reduce_s, all_reduce_s, memory.get("allocated_peak", memory["rss"])]
+            compute_s, communication_s, rank_memory = zip(*group.all_gather_rows(own), strict=True)
+            times = RankTimes(compute_s, communication_s)
+            measured = replace(measured, rank_times=times, rank_memory=rank_memory)
+            if updates:
+                state.rank_time = times if state.rank_time is None else state.rank_time + times
+        run.sink(journal_records.step_record(run, state, measured))
+    state.progress.losses, state.progress.norms = [], []
 
 
-def report_fallbacks(job: Job) -> None:
+def report_fallbacks(run: TrainSetup, state: TrainState) -> None:
     """Records which speedup failed. Not after Ctrl-C, which reaches the compiler too."""
-    for name, evidence in job.learner.fallbacks.items():
-        if name not in job.reported_fallbacks and not job.signals.stop_requested:
-            job.log(live_findings.fallback_finding(job, name, evidence))
-        job.reported_fallbacks.add(name)
+    for name, evidence in run.learner.fallbacks.items():
+        if name not in state.reported_fallbacks and not state.signals.stop_requested:
+            run.log(live_findings.fallback_finding(state.progress.iter, name, evidence))
+        state.reported_fallbacks.add(name)
 
 
 # --- signals and the end ---
 
 
-def sync_stop_request(job: Job) -> None:
+def sync_stop_request(run: TrainSetup, state: TrainState) -> None:
     """Agrees with the other ranks on signals: all act on them at the same update."""
-    if job.sink.journal_lost_reason:
-        rescue_to_new_dir(job)
-    was_lost = job.signals.run_dir_lost
-    job.process_group.sync_stop_signals(job.signals)
-    if job.signals.run_dir_lost and not was_lost:
-        job.last_saved = None  # the last checkpoint is in the folder that is lost
+    if run.sink.journal_lost_reason:
+        rescue_to_new_dir(run, state)
+    was_lost = state.signals.run_dir_lost
+    run.process_group.sync_stop_signals(state.signals)
+    if state.signals.run_dir_lost and not was_lost:
+        state.last_saved = None  # the last checkpoint is in the folder that is lost
 
 
-def report_signals(job: Job) -> None:
+def report_signals(run: TrainSetup, state: TrainState) -> None:
     """Records signals that asked for a checkpoint. The checkpoint is saved by now, and the run continues."""
-    if job.signals.sighup_received:
-        job.signals.sighup_received = False
-        job.log(live_findings.hangup_finding(job))
-    if job.signals.save_requested:
-        job.signals.save_requested = False
-        job.log(live_findings.save_requested_finding(job))
+    if state.signals.sighup_received:
+        state.signals.sighup_received = False
+        run.log(live_findings.hangup_finding(run.run_dir, state.progress.iter))
+    if state.signals.save_requested:
+        state.signals.save_requested = False
+        run.log(live_findings.save_requested_finding(run.run_dir, state.progress.iter, state.last_saved))
 
 
-def ending_if_stopped(job: Job) -> Ending | None:
-    if job.signals.run_dir_lost:
+def ending_if_stopped(signals: StopSignals) -> Ending | None:
+    if signals.run_dir_lost:
         return Ending("crashed", 2, {"error": "the run's folder was moved, removed or replaced"})
-    return Ending("interrupted", job.signals.exit_code) if job.signals.stop_requested else None
+    return Ending("interrupted", signals.exit_code) if signals.stop_requested else None
 
 
-def ending_if_due(job: Job) -> Ending | None:
-    if stopped := ending_if_stopped(job):
+def ending_if_due(config: TrainConfig, state: TrainState) -> Ending | None:
+    if stopped := ending_if_stopped(state.signals):
         return stopped
-    if job.config.eval_only:
+    if config.eval_only:
         return Ending("evaluated")
-    if job.progress.iter >= job.config.max_iters:
+    if state.progress.iter >= config.max_iters:
         return Ending("finished")
-    if job.config.patience and job.progress.evaluations_without_gain >= job.config.patience:
+    if config.patience and state.progress.evaluations_without_gain >= config.patience:
         return Ending("stopped early")
     return None
 
 
-def finish(job: Job, ending: Ending) -> Ending:
+def finish(run: TrainSetup, state: TrainState, ending: Ending) -> Ending:
     """The closing evaluation, the sample, the last checkpoint, the last findings. A signal can stop it."""
-    has_trained = ending.exit_code == 0 and not job.config.eval_only
+    has_trained = ending.exit_code == 0 and not run.config.eval_only
     if has_trained:
-        log_profile(job, at_the_end=True)
-        if job.config.closing_eval and job.eval_tokens < len(job.splits["val"]) - 1:
-            evaluate_split(job, "val", job.eval_windows["val"].of_whole_split(), closing=True)
-        if job.sampling is not None and not job.signals.stop_requested:
-            generate_final_sample(job, job.sampling)
-    job.process_group.extend_timeout()
-    with job.ledger.phase("checkpoint"):
-        log_finished_save(job, wait=True)
-    is_lost, is_unsaved = job.process_group.broadcast_from_rank_zero(
-        lambda: [rescue_if_run_dir_lost(job), job.last_saved is None]
+        log_profile(run, state.progress.iter, at_the_end=True)
+        if run.config.closing_eval and run.eval_tokens < len(run.splits["val"]) - 1:
+            evaluate_split(run, state, "val", run.eval_windows["val"].of_whole_split(), closing=True)
+        if run.sampling is not None and not state.signals.stop_requested:
+            generate_final_sample(run, run.sampling, state.progress.iter)
+    run.process_group.extend_timeout()
+    with run.ledger.phase("checkpoint"):
+        log_finished_save(run, state, wait=True)
+    is_lost, is_unsaved = run.process_group.broadcast_from_rank_zero(
+        lambda: [rescue_if_run_dir_lost(run, state), state.last_saved is None]
     )
     if is_lost:
-        job.signals.run_dir_lost = True
+        state.signals.run_dir_lost = True
         if is_unsaved:
-            save(job)
-            with job.ledger.phase("checkpoint"):
-                log_finished_save(job, wait=True)
-    if stopped := ending_if_stopped(job):
+            save(run, state)
+            with run.ledger.phase("checkpoint"):
+                log_finished_save(run, state, wait=True)
+    if stopped := ending_if_stopped(state.signals):
         return stopped
-    check, done = job.forecast_check, job.progress.iter
+    check, done = state.forecast_check, state.progress.iter
     if has_trained:
-        job.log(loss_curve_finding(check, done, job.progress.val_loss))
-    job.log(live_findings.straggler_finding(job))
-    wall_s = sum(job.ledger.seconds().values())
-    is_whole_run = journal_records.ran_in_one_process(job, ending.reason)
-    job.log(forecast_miss_finding(check, done, wall_s, is_whole_run))
+        run.log(loss_curve_finding(check, done, state.progress.val_loss))
+    if state.rank_time is not None and not run.execution.shard:
+        run.log(live_findings.straggler_finding(done, state.rank_time))
+    wall_s = sum(run.ledger.seconds().values())
+    is_whole_run = journal_records.ran_in_one_process(run, ending.reason)
+    run.log(forecast_miss_finding(check, done, wall_s, is_whole_run))
     return ending
 
 
-def generate_final_sample(job: Job, sampling: Sampling) -> None:
+def generate_final_sample(run: TrainSetup, sampling: Sampling, done: int) -> None:
     """A sample of the final model. Its time counts as evaluation."""
     tokenizer, start = sampling.tokenizer, sampling.start
-    with job.ledger.phase("eval") as phase:
-        model = gather_full_model(job)  # collective: every rank has to call it
+    with run.ledger.phase("eval") as phase:
+        model = run.learner.model
+        if run.execution.shard:
+            model = gather_full_model(model)  # collective: every rank has to call it
         if tokenizer is None:
             return
         # Most tokenizers have an end-of-text token to start from; characters have none.
-        first = int(job.splits["train"][:1][0]) if tokenizer.eot is None else tokenizer.eot
-        token_sampler = TokenSampler(tokenizer.vocab_size, seed=job.config.seed)
-        tokens = generate(model, start or [first], job.config.sample_tokens, token_sampler)
+        first = int(run.splits["train"][:1][0]) if tokenizer.eot is None else tokenizer.eot
+        token_sampler = TokenSampler(tokenizer.vocab_size, seed=run.config.seed)
+        tokens = generate(model, start or [first], run.config.sample_tokens, token_sampler)
         text = tokenizer.decode([*start, *tokens])
-    job.log(journal_records.sample_record(job, text, phase.seconds))
+    run.log(journal_records.sample_record(done, text, phase.seconds))
 
 
-def finish_after_nonfinite(job: Job, bad_update: int) -> Ending:
+def finish_after_nonfinite(run: TrainSetup, state: TrainState, bad_update: int) -> Ending:
     """Logs the bad loss. Saves nothing: the last checkpoint is from before."""
-    log_step_record(job)
-    job.progress.iter = bad_update  # that update was tried, but not applied
-    with job.ledger.phase("checkpoint"):
-        log_finished_save(job, wait=True)
+    log_step_record(run, state)
+    state.progress.iter = bad_update  # that update was tried, but not applied
+    with run.ledger.phase("checkpoint"):
+        log_finished_save(run, state, wait=True)
     # Updates count from 0 inside the program. `bad_iter` counts from 1, as `iter` counts updates done.
-    details = {"bad_iter": bad_update + 1, "recent_grad_norms": list(job.recent_grad_norms)}
+    details = {"bad_iter": bad_update + 1, "recent_grad_norms": list(state.recent_grad_norms)}
     return Ending("not finite", 3, details)

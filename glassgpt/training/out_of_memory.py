@@ -22,8 +22,7 @@ from glassgpt.record.finding import finding_record
 from glassgpt.record.journal import Record
 from glassgpt.record.machine import usable_memory
 from glassgpt.training.compute_plan import ComputePlan
-from glassgpt.training.forecast_check import expected_workload
-from glassgpt.training.job import Job
+from glassgpt.training.train_state import TrainSetup, TrainState
 
 _BYTES_PER_WEIGHT = 4
 _SMALLER_MODEL_ADVICE = "a smaller model: --n_layer, --n_embd"
@@ -35,14 +34,14 @@ _USABLE_MEMORY_SHARE = 0.9  # of the memory, for the settings that are proposed 
 def usable_bytes_per_process(compute: ComputePlan) -> int:
     """Of a card: what is free and this process's context. Of main memory: its share among the processes of
     this machine."""
-    if compute.free_bytes is not None:
-        return compute.free_bytes + CONTEXT_BYTES["cuda"]
-    return usable_memory()[0] // compute.cluster.cards_per_machine
+    facts = compute.facts
+    if facts.free_bytes is not None:
+        return facts.free_bytes + CONTEXT_BYTES["cuda"]
+    assert facts.memory_bytes is not None, "training measures it"
+    return facts.memory_bytes
 
 
-def check_memory(
-    config: TrainConfig, compute: ComputePlan, data_bytes: int, estimate: MemoryEstimate
-) -> None:
+def check_memory(config: TrainConfig, compute: ComputePlan, estimate: MemoryEstimate) -> None:
     """Refuses a run that cannot fit by a wide margin, before anything is allocated or compiled."""
     # Weights are created in main memory for every device. Systems promise more memory than they have.
     parameters = model_parameters(compute.model_config, compute.model_config.vocab_size)
@@ -55,7 +54,7 @@ def check_memory(
     plan, usable_bytes = compute.batch_plan, usable_bytes_per_process(compute)
     if estimate.total_bytes <= _MAX_OVERCOMMIT_RATIO * usable_bytes:
         return
-    workload = expected_workload(config, compute, data_bytes)
+    workload = compute.spec.workload
     if config.eval_only:
         subject, advice = "this evaluation", _SMALLER_MODEL_ADVICE
     elif batch_size := max_batch_size_in_memory(workload, usable_bytes):
@@ -68,7 +67,7 @@ def check_memory(
                 flags = " ".join(f"--{name}={value}" for name, value in changes.items())
                 advice = f"{flags} {_micro_batch_flags(workload.config, plan, batch_size)}"
                 break
-    where = "here" if compute.free_bytes is None else "free on the card"
+    where = "here" if compute.facts.free_bytes is None else "free on the card"
     raise UserError(
         f"{subject} needs about {format_bytes(estimate.total_bytes)} of memory, and there are "
         f"{format_bytes(usable_bytes)} {where}; try {advice}"
@@ -95,34 +94,34 @@ def _lighter_settings(config: TrainConfig) -> Iterator[dict[str, Any]]:
                 yield recompute | {"n_layer": layers[divisor], "n_embd": config.n_embd // divisor}
 
 
-def memory_short_finding(job: Job) -> Record | None:
+def memory_short_finding(run: TrainSetup, state: TrainState) -> Record | None:
     """On a CPU only: a full card raises an error, full main memory ends the run without a message."""
-    needed_bytes = job.forecast_check.forecast.memory.total_bytes
-    usable_bytes = usable_bytes_per_process(job.compute_plan)
-    if job.forecast_check.forecast.on_card or needed_bytes <= usable_bytes:
+    needed_bytes = state.forecast_check.forecast.memory.total_bytes
+    usable_bytes = usable_bytes_per_process(run.compute_plan)
+    if state.forecast_check.forecast.on_card or needed_bytes <= usable_bytes:
         return None
     amounts = f"about {format_bytes(needed_bytes)} of {format_bytes(usable_bytes)}"
     return finding_record(
-        job.progress.iter,
+        state.progress.iter,
         "memory-short",
         "warning",
         f"this run needs more memory than there is: {amounts}",
-        evidence=f"{job.batch_plan.batch_size} sequences of {job.config.block_size} tokens at a time",
+        evidence=f"{run.batch_plan.batch_size} sequences of {run.config.block_size} tokens at a time",
         explanation="A system that runs out of memory becomes very slow, or ends the process with signal 9.",
-        advice=f"try {_less_memory_advice_for_job(job)}",
+        advice=f"try {_less_memory_advice_for_run(run)}",
     )
 
 
-def _less_memory_advice_for_job(job: Job) -> str:
-    workload = expected_workload(job.config, job.compute_plan, job.splits["train"].nbytes)
-    batch_size = max_batch_size_in_memory(workload, usable_bytes_per_process(job.compute_plan)) or 1
-    return less_memory_advice(job.config, job.batch_plan, batch_size)
+def _less_memory_advice_for_run(run: TrainSetup) -> str:
+    compute = run.compute_plan
+    batch_size = max_batch_size_in_memory(compute.spec.workload, usable_bytes_per_process(compute)) or 1
+    return less_memory_advice(run.config, run.batch_plan, batch_size)
 
 
-def out_of_memory_error(job: Job, error: BaseException) -> UserError:
+def out_of_memory_error(run: TrainSetup, state: TrainState, error: BaseException) -> UserError:
     return UserError(
-        f"out of memory at update {job.progress.iter + 1:,} ({first_message_line(error)}): "
-        f"try {_less_memory_advice_for_job(job)}"
+        f"out of memory at update {state.progress.iter + 1:,} ({first_message_line(error)}): "
+        f"try {_less_memory_advice_for_run(run)}"
     )
 
 

@@ -1,16 +1,22 @@
-"""This machine as torch sees it: its description for the journal, memory in use, measured peak FLOP/s.
+"""This machine as torch sees it: its description for the journal, memory in use, and the facts for decide().
 
 describe_machine("cuda")["device"]["name"]                       # "NVIDIA H200"
+measure_fact("attention_s", spec, facts, device)                 # {"flash": 0.0012, "cudnn": 0.0011}
 peak = find_peak("cuda", "NVIDIA GeForce RTX 4070 Ti", "bfloat16", memory_bytes)
 mfu_percent(48.0e12, peak)                                       # 59.9
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import platform
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
+from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +24,15 @@ import numpy
 import psutil  # type: ignore[import-untyped]
 import torch
 
+from glassgpt.config import TrainConfig
+from glassgpt.errors import UserError
 from glassgpt.estimate.cards import find_card
+from glassgpt.estimate.decide import RunSpec
+from glassgpt.estimate.machine_facts import MachineFacts
 from glassgpt.estimate.peak import Clock, PeakFlops, PrepareMatmul, RepeatOperation, measure_best_rate
 from glassgpt.files import read_text_or_empty
+from glassgpt.model import float8
+from glassgpt.model.gpt import attend
 from glassgpt.record.machine import (
     apple_gpu_name,
     cpu_model,
@@ -28,7 +40,9 @@ from glassgpt.record.machine import (
     nvidia_driver,
     resident_bytes,
     source_commit,
+    usable_memory,
 )
+from glassgpt.training.device import DTYPES, device_counts, device_name, device_traits, free_and_total_bytes
 from glassgpt.version import VERSION
 
 
@@ -87,6 +101,36 @@ def reset_memory_peak(device: str) -> int:
         return 0
     torch.cuda.reset_peak_memory_stats(device)
     return torch.cuda.memory_allocated(device)
+
+
+# --- facts for decide() ---
+
+
+def machine_facts(device: torch.device, ranks: int = 1, local_ranks: int = 1) -> MachineFacts:
+    """What can be known before anything is chosen. `local_ranks`: processes that share main memory."""
+    free_bytes, total_bytes = free_and_total_bytes(device)
+    return MachineFacts(
+        device_traits(device),
+        device_name(device),
+        device_counts(),
+        ranks=ranks,
+        memory_bytes=total_bytes or usable_memory()[0] // local_ranks,
+        free_bytes=free_bytes,
+    )
+
+
+def measure_fact(name: str, spec: RunSpec, facts: MachineFacts, device: torch.device) -> Any:
+    """A fact that decide() did not know, for the choices that it has made. May take seconds."""
+    config, work = spec.workload.config, spec.workload
+    if name == "peak":
+        card_bytes = facts.memory_bytes if device.type == "cuda" else None
+        return find_peak(device.type, facts.device_name, work.dtype, card_bytes, config.probe_seconds)
+    if name == "kernels_built":
+        return kernel_cache_marker(spec, facts.device_name).is_file()
+    if name == "float8_is_correct":
+        return float8.is_float8_kernel_correct(device)
+    assert name == "attention_s", name
+    return attention_times(config, device, work.dtype)
 
 
 def find_peak(
@@ -160,3 +204,82 @@ def _torch_matmuls(device: str, dtype: str) -> PrepareMatmul:
         return run
 
     return prepare
+
+
+# --- attention and our kernels ---
+
+_MEASURED_TOKENS = 16_384
+_MEASURED_ROUNDS = 3
+_MEASURED_CALLS = 10
+_BUSY_CYCLES = 50_000_000  # some 30 ms
+
+
+def check_attention(config: TrainConfig, device: torch.device, dtype: str) -> None:
+    """Not every kernel supports every dtype and head size on every device: tries it on two tokens."""
+    head_size = config.n_embd // config.n_head
+    qkv = torch.zeros(
+        (1, 2, 3, config.n_head, head_size), device=device, dtype=DTYPES[dtype], requires_grad=True
+    )
+    q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
+    try:
+        attend(q, k, v, config.dropout, config.attention).sum().backward()  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        raise UserError(
+            f"--attention={config.attention} cannot do heads of {head_size} channels in {dtype} on "
+            f"{device.type} here; try --attention=auto"
+        ) from None
+
+
+def attention_times(config: TrainConfig, device: torch.device, dtype: str) -> dict[str, float]:
+    """Seconds of one layer by kernel: measured in turns, the best of some rounds."""
+    sequences = max(1, _MEASURED_TOKENS // config.block_size)
+    shape = (sequences, config.block_size, 3, config.n_head, config.n_embd // config.n_head)
+    qkv = torch.randn(shape, device=device, dtype=DTYPES[dtype], requires_grad=True)
+    measured: dict[str, list[float]] = {"flash": [], "cudnn": [], "efficient": []}
+    for _ in range(_MEASURED_ROUNDS):
+        for kernel, seconds in measured.items():
+            with suppress(RuntimeError):  # not for this card, shape or dtype
+                seconds.append(_attention_time(qkv, config.dropout, kernel))
+    return {kernel: min(seconds) for kernel, seconds in measured.items() if seconds}
+
+
+def _attention_time(qkv: torch.Tensor, dropout: float, kernel: str) -> float:
+    """Seconds of the device for forward and backward. The device is kept busy until all calls are queued: in
+    a run kernel-launch overhead is hidden behind its work, and must not count here either."""
+    q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
+
+    def forward_backward() -> None:
+        out = attend(q, k, v, dropout, kernel)
+        torch.autograd.grad(out, qkv, out)
+
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    forward_backward()  # libraries choose a kernel at the first call
+    torch.cuda._sleep(_BUSY_CYCLES)
+    events[0].record()
+    for _ in range(_MEASURED_CALLS):
+        forward_backward()
+    events[1].record()
+    events[1].synchronize()
+    return float(events[0].elapsed_time(events[1])) / 1000 / _MEASURED_CALLS
+
+
+def kernel_cache_marker(spec: RunSpec, card: str) -> Path:
+    """A file in Triton's cache that says that our kernels were built for such a run on a card of this name.
+
+    A run that built them creates it, and emptying the cache removes it. Its name is a hash of all that the
+    kernels are specialised on; Triton specialises on multiples of 16.
+    """
+    config, work = spec.workload.config, spec.workload
+    source = hashlib.sha256((resources.files("glassgpt.model") / "kernels.py").read_bytes()).hexdigest()
+    versions: list[str | None] = []
+    for package in ("torch", "triton"):
+        try:
+            versions.append(metadata.version(package))
+        except metadata.PackageNotFoundError:  # Triton has other names on ROCm and Windows
+            versions.append(None)
+    shape = (config.n_embd, config.n_head, config.arch, config.bias, config.activation, config.fp8)
+    sizes = (work.vocab_size, config.block_size % 16, work.micro_batch_tokens % 16)
+    key = [card, work.dtype, *sizes, *shape, *versions, source]
+    home = Path(os.environ.get("TRITON_HOME") or Path.home())
+    cache = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")  # as Triton finds it
+    return cache / f"glassgpt-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}"

@@ -25,7 +25,7 @@ from glassgpt.record.run_dir import (
     is_complete_config,
     latest_numbered_run,
 )
-from glassgpt.training.checkpoint.checkpoints import committed_paths, misnamed_warnings, readable_checkpoints
+from glassgpt.training.checkpoint.checkpoints import list_checkpoints, load_latest_intact
 from glassgpt.training.device import choose_device
 from glassgpt.training.distributed.process_group import ProcessGroup
 from glassgpt.training.weight_compatibility import (
@@ -36,7 +36,7 @@ from glassgpt.training.weight_compatibility import (
 )
 from glassgpt.training.weight_source import (
     LoadedCheckpoint,
-    checkpoint_settings,
+    from_checkpoint,
     from_nanogpt_ckpt,
     load_init_from,
 )
@@ -49,10 +49,17 @@ class RunRequest:
     config: TrainConfig
     name: str = "run"  # of its folder, if --out_dir does not say
     resume_dir: Path | None = None  # of a run to resume; None: a new one
-    # Of the initial weights; None: random ones, or the run's own last checkpoint.
+    # What the run starts from; None: random weights. Of its own checkpoint the tensors are not read yet:
+    # that waits for the lock of the folder, see save_and_restore.py.
     init_checkpoint: LoadedCheckpoint | None = None
     choices: tuple[Choice, ...] = ()  # decisions made so far
     tuning_s: float = 0.0  # how long --tune took in this process
+
+    @property
+    def own_checkpoint(self) -> LoadedCheckpoint | None:
+        """The initial checkpoint, if it is one that this very run saved."""
+        loaded = self.init_checkpoint
+        return loaded if loaded and loaded.kind == "run" and loaded.folder == self.resume_dir else None
 
 
 def request_from_config(config: TrainConfig, name: str = "run") -> RunRequest:
@@ -61,9 +68,9 @@ def request_from_config(config: TrainConfig, name: str = "run") -> RunRequest:
         return RunRequest(config, name)
     if config.init_from == "resume":
         run_dir = existing_run_dir(config.out_dir, name)
-        loaded, choices = _restart_source(run_dir)
-        init_from = _stored_recipe(run_dir, loaded).settings.get("init_from", "scratch")
-        return RunRequest(replace(config, init_from=str(init_from)), name, run_dir, loaded, choices)
+        loaded, stored, choices = _resume_source(run_dir)
+        init_from = str(stored.settings.get("init_from", "scratch"))
+        return RunRequest(replace(config, init_from=init_from), name, run_dir, loaded, choices)
     loaded = load_init_from(config.init_from)
     config = _pin_checkpoint(match_model_settings(config, loaded), loaded)
     return RunRequest(config, name, init_checkpoint=loaded)
@@ -158,8 +165,7 @@ def prepare_if_built_in(
 
 def resume_request(run_dir: Path, overrides: Mapping[str, Any], recipe: Recipe | None = None) -> RunRequest:
     """The settings that the run was started with, and the overrides on top."""
-    loaded, choices = _restart_source(run_dir)
-    stored = _stored_recipe(run_dir, loaded)
+    loaded, stored, choices = _resume_source(run_dir)
     changes = {name: value for name, value in overrides.items() if name not in ("init_from", "out_dir")}
     settings = _without_device_choices(stored.settings, changes)
     config = build_config(replace(stored, settings=settings), changes)
@@ -167,39 +173,37 @@ def resume_request(run_dir: Path, overrides: Mapping[str, Any], recipe: Recipe |
         problems = conflicting_flags(changes, config, loaded)
         if problems:
             raise UserError(problems)
-        config = match_model_settings(config, loaded)
+        if loaded.weights:  # else its own checkpoint, which has to fit: that is checked when it is read
+            config = match_model_settings(config, loaded)
     if recipe is not None:
         choices += tuple(_ignored_settings(recipe, config, changes))
     return RunRequest(config, run_dir.name, run_dir, loaded, choices)
 
 
-def _restart_source(run_dir: Path) -> tuple[LoadedCheckpoint | None, tuple[Choice, ...]]:
-    """The initial weights of a run without a checkpoint: nanoGPT's ckpt.pt, or those that it started from."""
-    if committed_paths(run_dir):
-        return None, ()
-    if warnings := misnamed_warnings(run_dir):  # one of them may be all that is left of the run
+def _resume_source(run_dir: Path) -> tuple[LoadedCheckpoint | None, Recipe, tuple[Choice, ...]]:
+    """What the run resumes from, and its settings: its last checkpoint, nanoGPT's ckpt.pt, or, if it has no
+    checkpoint yet, what it started from."""
+    config_path, ckpt_path = run_dir / CONFIG_FILE, run_dir / NANOGPT_CKPT_FILE
+    listing = list_checkpoints(run_dir)
+    if listing.committed:
+        checkpoint = listing.latest or load_latest_intact(run_dir, listing)[0]  # which says what is wrong
+        loaded = from_checkpoint(checkpoint, None)
+        return loaded, Recipe(run_dir.name, "", loaded.settings), ()
+    if warnings := listing.misnamed_warnings:  # one of them may be all that is left of the run
         raise UserError(warnings)
-    if (run_dir / NANOGPT_CKPT_FILE).is_file():
-        return from_nanogpt_ckpt(run_dir / NANOGPT_CKPT_FILE), ()
-    if not is_complete_config(run_dir / CONFIG_FILE):
-        raise UserError(
-            f"{run_dir / CONFIG_FILE} is cut off, and there is no checkpoint: start in another --out_dir"
-        )
-    init_from = str(read_recipe(run_dir / CONFIG_FILE).settings.get("init_from", "scratch"))
-    loaded = None if init_from == "scratch" else load_init_from(init_from)
+    if ckpt_path.is_file():
+        loaded = from_nanogpt_ckpt(ckpt_path)
+        settings = dict(loaded.settings) | {"init_from": loaded.description}
+        recipe = read_recipe(config_path) if config_path.exists() else Recipe(run_dir.name, "", settings)
+        return loaded, recipe, ()
+    if not is_complete_config(config_path):
+        raise UserError(f"{config_path} is cut off, and there is no checkpoint: start in another --out_dir")
+    recipe = read_recipe(config_path)
+    init_from = str(recipe.settings.get("init_from", "scratch"))
     reason = "the run had no checkpoint yet: it starts again, with its settings and seed"
-    return loaded, (Choice("resume", "update 0" if loaded is None else init_from, reason),)
-
-
-def _stored_recipe(run_dir: Path, loaded: LoadedCheckpoint | None) -> Recipe:
-    """The run's settings: of its last checkpoint, or of its config.toml if it has none yet."""
-    path = run_dir / CONFIG_FILE
-    if loaded is not None and not path.exists():
-        return Recipe(run_dir.name, "", dict(loaded.settings) | {"init_from": loaded.description})
-    checkpoints = list(readable_checkpoints(run_dir))
-    if checkpoints:
-        return Recipe(run_dir.name, "", checkpoint_settings(checkpoints[-1])[0])
-    return read_recipe(path)
+    if init_from == "scratch":
+        return None, recipe, (Choice("resume", "update 0", reason),)
+    return load_init_from(init_from), recipe, (Choice("resume", init_from, reason),)
 
 
 def _without_device_choices(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

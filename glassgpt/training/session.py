@@ -40,12 +40,11 @@ from glassgpt.record.run_dir import (
 )
 from glassgpt.record.sink import Listener, Trackers
 from glassgpt.training import journal_records, loop, out_of_memory
-from glassgpt.training.checkpoint.checkpoints import latest_checkpoint, verify_checkpoint
+from glassgpt.training.checkpoint.checkpoints import verify_checkpoint
 from glassgpt.training.distributed import join
 from glassgpt.training.distributed.process_group import ProcessGroup, RankLost
 from glassgpt.training.distributed.rank_watchdog import RANK_LOST_EXIT_CODE
 from glassgpt.training.interrupt import StopSignals
-from glassgpt.training.job import Job
 from glassgpt.training.loop import Ending
 from glassgpt.training.run_request import (
     RunRequest,
@@ -55,9 +54,9 @@ from glassgpt.training.run_request import (
     restarted_request,
     resume_request,
 )
+from glassgpt.training.save_and_restore import load_initial_state
 from glassgpt.training.setup import set_up
-from glassgpt.training.train_state import load_initial_state
-from glassgpt.training.weight_source import checkpoint_settings
+from glassgpt.training.train_state import TrainSetup, TrainState
 
 
 @dataclass(frozen=True)
@@ -194,29 +193,28 @@ def _finished_run(request: RunRequest) -> dict[str, Any] | None:
     """The outcome of the run to resume, if it has finished and no setting is changed: nothing is left to do.
 
     A setting that is left to the program, or is as at an earlier start of the run, is not changed."""
-    config, run_dir = request.config, request.resume_dir
-    if run_dir is None or config.eval_only:
+    config, last = request.config, request.own_checkpoint
+    if last is None or config.eval_only:
         return None
-    end = training_end_record(run_dir / journal.FILE_NAME)
-    checkpoint = latest_checkpoint(run_dir)
-    if checkpoint is None or not end or end["iter"] != checkpoint.iter:
+    end = training_end_record(last.folder / journal.FILE_NAME)
+    if not end or end["iter"] != last.iter:
         return None
-    progress, stored = checkpoint.state.get("progress", {}), checkpoint_settings(checkpoint)[0]
+    progress = last.state["progress"]
     stopped_early = config.patience and progress.get("evaluations_without_gain", 0) >= config.patience
-    if checkpoint.iter < config.max_iters and not stopped_early:
+    if end["iter"] < config.max_iters and not stopped_early:
         return None
     for name, value in dataclasses.asdict(config).items():
-        unchanged = (stored.get(name), checkpoint.state.get("config", {}).get(name), None, "auto")
+        unchanged = (last.settings.get(name), last.state["config"].get(name), None, "auto")
         if value not in unchanged and name not in ("out_dir", "init_from", "max_iters", "patience"):
             return None
     try:
-        verify_checkpoint(checkpoint.path)
+        verify_checkpoint(Path(last.description))
     except UserError:  # the last checkpoint is damaged: train from the one before
         return None
     return {
-        "out_dir": str(run_dir),
+        "out_dir": str(last.folder),
         "reason": end["reason"],
-        "iter": checkpoint.iter,
+        "iter": end["iter"],
         "best_val_loss": progress.get("best_val_loss", math.inf),
         "best_iter": progress.get("best_iter"),
     }
@@ -237,81 +235,83 @@ def _set_up_and_train(
         at_the_end.callback(torch.set_num_threads, torch.get_num_threads())  # --threads is for this run
         with group.share_errors(), ledger.phase("startup"):
             try:
-                job = set_up(request, listeners, ledger, signals, group, trackers)
+                run, state = set_up(request, listeners, ledger, signals, group, trackers)
             except Exception as error:
                 if is_out_of_memory(error):
                     raise out_of_memory.startup_out_of_memory_error(error) from error
                 raise
-            job.forecast_check.tuning_s = request.tuning_s
-            for part in (job.run_dir_handle, job.sink, job.saver, job.profiler):  # closed in reverse order
+            state.forecast_check.tuning_s = request.tuning_s
+            for part in (run.run_dir_handle, run.sink, run.saver, run.profiler):  # closed in reverse order
                 at_the_end.callback(part.close)
-            opening_records = load_initial_state(job, request)
-            group.check_same_on_all_ranks({"the update to resume from": job.progress.iter})
-            if isinstance(job.run_dir_handle, LockedRunDir):
-                write_tokenizer(job.run_dir / TOKENIZER_DIR, job.dataset)
+            opening_records = load_initial_state(run, state, request)
+            group.check_same_on_all_ranks({"the update to resume from": state.progress.iter})
+            if isinstance(run.run_dir_handle, LockedRunDir):
+                write_tokenizer(run.run_dir / TOKENIZER_DIR, run.dataset)
                 # Evaluating an existing run (--eval_only) does not change its settings.
-                if request.resume_dir is None or not job.config.eval_only:
-                    job.run_dir_handle.write_config(job.resolved_config())
-            warning = out_of_memory.memory_short_finding(job)
+                if request.resume_dir is None or not run.config.eval_only:
+                    run.run_dir_handle.write_config(run.resolved_config())
+            warning = out_of_memory.memory_short_finding(run, state)
             for record in (
-                journal_records.run_record(job),
+                journal_records.run_record(run, state),
                 *opening_records,
                 *([warning] if warning else []),
             ):
-                job.sink(record)
+                run.sink(record)
         group.set_watchdog_callbacks(
-            lambda: (ledger.current, job.progress.iter),
-            lambda text: _record_end(job, "crashed", RANK_LOST_EXIT_CODE, {"error": text}),
+            lambda: (ledger.current, state.progress.iter),
+            lambda text: _record_end(run, state, "crashed", RANK_LOST_EXIT_CODE, {"error": text}),
         )
-        ending = _run_and_record_end(job)
+        ending = _run_and_record_end(run, state)
     return Run(
-        job.run_dir,
+        run.run_dir,
         ending.reason,
         ending.exit_code,
-        job.progress.iter,
-        job.progress.best_val_loss,
-        job.progress.best_iter,
+        state.progress.iter,
+        state.progress.best_val_loss,
+        state.progress.best_iter,
     )
 
 
-def _run_and_record_end(job: Job) -> Ending:
+def _run_and_record_end(run: TrainSetup, state: TrainState) -> Ending:
     """Runs the loop, and records its end, whatever ends it."""
     try:
-        ending = loop.run(job)
+        ending = loop.train(run, state)
     except KeyboardInterrupt as error:  # the second Ctrl-C
-        job.saver.abandon()
+        run.saver.abandon()
         with contextlib.suppress(UserError):  # a journal that cannot be written must not change the exit code
-            _record_end(job, "interrupted", getattr(error, "exit_code", 130), None)
+            _record_end(run, state, "interrupted", getattr(error, "exit_code", 130), None)
         raise
     except BaseException as error:
-        cause = job.process_group.root_cause(error)
+        cause = run.process_group.root_cause(error)
         # After a lost rank a save cannot finish. A run that was superseded must not touch the checkpoints.
         if isinstance(cause, RankLost | RunSuperseded):
-            job.saver.abandon()
+            run.saver.abandon()
         prefix = "" if isinstance(cause, RankLost) else f"{type(cause).__name__}: "
         details = {"error": f"{prefix}{cause}"[:2000]}
         if is_out_of_memory(cause):
-            cause = out_of_memory.out_of_memory_error(job, cause)
+            cause = out_of_memory.out_of_memory_error(run, state, cause)
         elif is_thread_start_failure(cause):
             cause = UserError(THREAD_START_FAILURE)
         elif isinstance(cause, OSError):
             cause = UserError(
                 f"{describe_os_error(cause)}; committed checkpoints are intact: fix the cause, then resume "
-                f"with {resume_command(job.run_dir)}"
+                f"with {resume_command(run.run_dir)}"
             )
         # If it is the journal that cannot be written, this record is lost; the error says why.
         with contextlib.suppress(UserError):
-            _record_end(job, "crashed", 2 if isinstance(cause, UserError) else 1, details)
+            _record_end(run, state, "crashed", 2 if isinstance(cause, UserError) else 1, details)
         if cause is not error:
             raise cause from error
         raise
-    _record_end(job, ending.reason, ending.exit_code, ending.details)
-    if job.sink.journal_lost_reason:  # only now: everything else is saved
+    _record_end(run, state, ending.reason, ending.exit_code, ending.details)
+    if run.sink.journal_lost_reason:  # only now: everything else is saved
         raise UserError(
-            f"{job.run_dir} was moved, removed or replaced as the run ended: {job.sink.journal_lost_reason}"
+            f"{run.run_dir} was moved, removed or replaced as the run ended: {run.sink.journal_lost_reason}"
         )
     return ending
 
 
-def _record_end(job: Job, reason: str, exit_code: int, details: Record | None) -> None:
-    job.sink(journal_records.end_record(job, reason, exit_code, details))
+def _record_end(
+    run: TrainSetup, state: TrainState, reason: str, exit_code: int, details: Record | None
+) -> None:
+    run.sink(journal_records.end_record(run, state, reason, exit_code, details))

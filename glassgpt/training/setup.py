@@ -17,7 +17,8 @@ from glassgpt.data.shards import TokenArray
 from glassgpt.data.tokenizers import dataset_tokenizer, dataset_tokenizer_digest, end_of_text_id
 from glassgpt.errors import UserError
 from glassgpt.estimate.batching import eval_batch_rows, tokens_to_evaluate
-from glassgpt.estimate.forecast import TokenCounts
+from glassgpt.estimate.forecast import TokenCounts, forecast_workload
+from glassgpt.estimate.loss_law import expected_loss_curve
 from glassgpt.estimate.meter import LogInterval
 from glassgpt.format import format_percent
 from glassgpt.model.gpt import GPT
@@ -32,15 +33,15 @@ from glassgpt.training.device import configure_model
 from glassgpt.training.distributed.fsdp import shard
 from glassgpt.training.distributed.process_group import ProcessGroup
 from glassgpt.training.evaluate import EvalWindows
-from glassgpt.training.forecast_check import ForecastCheck, expected_loss_curve, forecast_run
+from glassgpt.training.forecast_check import ForecastCheck
 from glassgpt.training.interrupt import StopSignals
-from glassgpt.training.job import Job, Sampling, TrainingProgress
 from glassgpt.training.learner import Learner
 from glassgpt.training.loader import BatchLoader
 from glassgpt.training.optimizers import describe_rates
 from glassgpt.training.out_of_memory import check_memory
 from glassgpt.training.profiler import UpdateProfiler
 from glassgpt.training.run_request import RunRequest
+from glassgpt.training.train_state import Sampling, TrainSetup, TrainState
 from glassgpt.training.weight_compatibility import check_compatible, check_updates_left, choose_init_state
 
 _MAX_VERIFIED_TOKENS = 50_000_000  # larger datasets are not read through at every start
@@ -53,7 +54,7 @@ def set_up(
     signals: StopSignals,
     group: ProcessGroup | None = None,
     trackers: Trackers | None = None,
-) -> Job:
+) -> tuple[TrainSetup, TrainState]:
     """Opens the data, makes the open decisions, builds the model; then makes or locks the run's folder."""
     group = group or ProcessGroup()
     config = request.config
@@ -63,17 +64,18 @@ def set_up(
     if trackers is not None and group.is_rank_zero:
         trackers.check_installed(tracker_names)
     dataset, splits = _open_splits(config)
-    train_bytes = splits["train"].nbytes
     restores_training_state, init_choices = _check_and_choose_init_state(request, dataset)
-    compute, compute_choices = plan_compute(request, dataset, train_bytes, group)
+    compute, compute_choices = plan_compute(request, dataset, group)
     sampling, sample_choices = _choose_sampling(config, dataset, group)
     document_windows, document_choices = _choose_document_windows(config, dataset, splits["train"])
     execution, batch_plan, device = compute.execution, compute.batch_plan, compute.device
     eval_tokens = tokens_to_evaluate(config, batch_plan, len(splits["val"]))
 
     token_counts = TokenCounts(batch_plan.tokens, eval_tokens, len(splits["val"]))
-    forecast = forecast_run(config, compute, train_bytes, token_counts)
-    check_memory(config, compute, train_bytes, forecast.memory)
+    forecast = forecast_workload(
+        compute.spec.workload, compute.flops_per_token, compute.hardware, token_counts
+    )
+    check_memory(config, compute, forecast.memory)
 
     memory_before_bytes = probe.reset_memory_peak(str(device))
     model = _build_model(request, compute, group)
@@ -87,7 +89,11 @@ def set_up(
         document_windows,
     )
     learner = Learner(model, config, execution, batch_plan, loader, ledger, group)
-    expected_curve = expected_loss_curve(config, compute, dataset, loader.target_share)
+    expected_curve = None
+    if config.init_from == "scratch":
+        target_tokens = round(batch_plan.tokens * loader.target_share)
+        vocab_size = compute.model_config.vocab_size
+        expected_curve = expected_loss_curve(config, vocab_size, target_tokens, dataset.manifest.info())
 
     choices = _collect_choices(
         request,
@@ -111,18 +117,16 @@ def set_up(
         sink, saver = _open_outputs(run_dir, config, group, execution.shard, listeners, trackers)
         forecast_check = ForecastCheck(forecast, expected_curve, memory_before_bytes=memory_before_bytes)
         undo.pop_all()
-    return Job(
+    setup = TrainSetup(
         config=config,
         choices=choices,
         restores_training_state=restores_training_state,
         process_group=group,
-        signals=signals,
         compute_plan=compute,
         dataset=dataset,
         tokenizer_digest=tokenizer_digest,
         splits=splits,
         loader=loader,
-        model=model,
         learner=learner,
         eval_tokens=eval_tokens,
         eval_windows=eval_windows,
@@ -132,10 +136,8 @@ def set_up(
         sink=sink,
         saver=saver,
         ledger=ledger,
-        interval=LogInterval(ledger),
-        forecast_check=forecast_check,
-        progress=TrainingProgress(),
     )
+    return setup, TrainState(signals, LogInterval(ledger), forecast_check)
 
 
 # --- data ---
@@ -216,6 +218,8 @@ def _check_and_choose_init_state(request: RunRequest, dataset: Dataset) -> tuple
     config, loaded = request.config, request.init_checkpoint
     if loaded is None:
         return False, []
+    if request.own_checkpoint is not None:  # checked once the folder is locked, and the tensors are read
+        return True, []
     check_compatible(config, dataset, loaded)
     is_same_run = loaded.folder == request.resume_dir
     restores_training_state, choice = choose_init_state(config, dataset, loaded, is_same_run)

@@ -14,7 +14,6 @@ Whether a new run can start from such weights is decided in weight_compatibility
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -55,20 +54,17 @@ from glassgpt.record.run_dir import (
     is_run_dir,
 )
 from glassgpt.training.checkpoint.checkpoints import (
+    REQUIRED_TO_RESUME,
     Checkpoint,
+    CheckpointListing,
     TensorsByFile,
-    best_checkpoint,
-    committed_paths,
+    list_checkpoints,
     load_latest_intact,
     load_tensors,
-    misnamed_warnings,
-    read_checkpoint,
 )
 from glassgpt.training.checkpoint.nanogpt_ckpt import MODEL_SIZES, read_nanogpt_ckpt, size_problems
 
 _MAX_READ_ATTEMPTS = 5  # to read a run that is training and replaces its checkpoints
-# What state.json must have besides `iter` and `val_loss`, for a run to resume from it.
-_REQUIRED_STATE_KEYS = ("model", "config", "progress", "scaler", "data_hash", "measured_on", "tokenizer")
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ class LoadedCheckpoint:
 
     description: str  # its path, or GPT-2's name
     model_config: GPTConfig
-    weights: dict[str, Tensor]
+    weights: dict[str, Tensor]  # empty: not read yet
     folder: Path  # of the run, the ckpt.pt, or the pretrained weights
     optimizer: dict[str, Tensor] = field(default_factory=dict)  # empty: not in the checkpoint
     evaluation: dict[str, Tensor] = field(default_factory=dict)
@@ -108,7 +104,8 @@ def load_init_from(spec: str, which: str = "last") -> LoadedCheckpoint:
         return _from_huggingface(find_pretrained(spec), spec)
     for folder in (spec, name):
         if folder and (is_run_dir(expand_user_path(folder)) or is_run_dir(RUNS_DIR / folder)):
-            warnings = [*misnamed_warnings(expand_user_path(folder)), *misnamed_warnings(RUNS_DIR / folder)]
+            listings = [list_checkpoints(path) for path in (expand_user_path(folder), RUNS_DIR / folder)]
+            warnings = [warning for listing in listings for warning in listing.misnamed_warnings]
             problem = f"{folder} has no checkpoint yet; `glass runs` lists all runs"
             raise UserError([*warnings, problem])
     if is_repository(spec) and Path(spec).parts[0] != str(RUNS_DIR):
@@ -129,70 +126,73 @@ def find_run_with_checkpoints(spec: str) -> Path | None:
     path = expand_user_path(spec)
     is_path = path.is_file() or is_resumable(path)
     folder = path if is_path else RUNS_DIR / spec
-    return folder if is_run_dir(folder) and committed_paths(folder) else None
+    return folder if is_run_dir(folder) and list_checkpoints(folder).committed else None
 
 
 def _load_from_run(run_dir: Path, which: str) -> LoadedCheckpoint:
     """Reads again if the run is training right now, and has replaced the checkpoint meanwhile."""
+    listing = list_checkpoints(run_dir)
     for _ in range(_MAX_READ_ATTEMPTS):
-        paths_before = committed_paths(run_dir)
         try:
-            loaded = _load_from_run_once(run_dir, which)
-        except UserError:
-            if committed_paths(run_dir) == paths_before:
-                raise
-        else:
-            if not loaded.warnings or committed_paths(run_dir) == paths_before:
+            loaded = _load_listed(run_dir, listing, which)
+            if not loaded.warnings:
                 return loaded
-    return _load_from_run_once(run_dir, which)
+            failure = None
+        except UserError as error:
+            failure = error
+        before, listing = listing, list_checkpoints(run_dir)
+        if listing.committed.keys() == before.committed.keys():
+            if failure is not None:
+                raise failure
+            return loaded
+    return _load_listed(run_dir, listing, which)
 
 
-def _load_from_run_once(run_dir: Path, which: str) -> LoadedCheckpoint:
+def _load_listed(run_dir: Path, listing: CheckpointListing, which: str) -> LoadedCheckpoint:
     """`which`: "last", "best" or a number. If the last or the best is damaged, another one is loaded; one
     that is requested by its number must be intact."""
-    if which == "last":
-        checkpoint, tensors, _, warnings = load_latest_intact(run_dir)
-        return from_checkpoint(checkpoint, tensors, warnings)
-    if which != "best":
-        paths = {int(path.name.partition(".")[0]): path for path in committed_paths(run_dir)}
-        if not which.isdecimal() or int(which) not in paths:
-            available = ", ".join(f"@{iteration}" for iteration in paths)
+    if which not in ("last", "best"):
+        entries = {int(path.name.partition(".")[0]): entry for path, entry in listing.committed.items()}
+        if not which.isdecimal() or int(which) not in entries:
+            available = ", ".join(f"@{iteration}" for iteration in entries)
             raise UserError(
                 f"{run_dir} has no checkpoint @{which}: it has @last, @best, {available}; "
                 "--keep_checkpoints=N would have kept more"
             )
-        checkpoint = read_checkpoint(paths[int(which)])
-        return from_checkpoint(checkpoint, load_tensors(checkpoint))
-    warnings = []  # a checkpoint whose loss cannot be read may have been the best
-    for path in committed_paths(run_dir):
+        entry = entries[int(which)]
+        if not isinstance(entry, Checkpoint):
+            raise entry
+        return from_checkpoint(entry, load_tensors(entry))
+    best_warnings = []
+    if which == "best":
+        for path, entry in listing.committed.items():  # one whose loss cannot be read may have been the best
+            if isinstance(entry, UserError):
+                best_warnings += entry.problems
+            elif isinstance(entry, OSError):
+                best_warnings.append(f"{path} cannot be read: {describe_os_error(entry)}")
         try:
-            read_checkpoint(path)
+            if listing.best is not None:
+                return from_checkpoint(listing.best, load_tensors(listing.best), best_warnings)
         except UserError as error:
-            warnings += error.problems
-        except OSError as error:
-            warnings.append(f"{path} cannot be read: {describe_os_error(error)}")
-    best = best_checkpoint(run_dir)
-    try:
-        if best is not None:
-            return from_checkpoint(best, load_tensors(best), warnings)
-    except UserError as error:
-        warnings += error.problems
-    last = _load_from_run_once(run_dir, "last")
-    return dataclasses.replace(last, warnings=tuple(dict.fromkeys([*warnings, *last.warnings])))
+            best_warnings += error.problems
+    checkpoint, tensors, _, warnings = load_latest_intact(run_dir, listing)
+    return from_checkpoint(checkpoint, tensors, [*dict.fromkeys([*best_warnings, *warnings])])
 
 
 def from_checkpoint(
-    checkpoint: Checkpoint, tensors: TensorsByFile, warnings: Sequence[str] = ()
+    checkpoint: Checkpoint, tensors: TensorsByFile | None, warnings: Sequence[str] = ()
 ) -> LoadedCheckpoint:
-    missing = [f"{name} in state.json" for name in _REQUIRED_STATE_KEYS if name not in checkpoint.state]
-    missing += ["model.safetensors"] if "model" not in tensors else []
+    """`tensors`: None if they are not read yet."""
+    missing = [f"{name} in state.json" for name in REQUIRED_TO_RESUME if name not in checkpoint.state]
+    missing += [] if tensors is None or "model" in tensors else ["model.safetensors"]
     if missing:
         raise UserError(f"{checkpoint.path} is damaged: it lacks {', '.join(missing)}")
-    settings, settings_warnings = checkpoint_settings(checkpoint)
+    settings, settings_warnings = _checkpoint_settings(checkpoint)
+    tensors = tensors or {}
     return LoadedCheckpoint(
         description=str(checkpoint.path),
-        model_config=model_config_of(checkpoint),
-        weights=with_tied_head(tensors["model"]),
+        model_config=_model_config(checkpoint),
+        weights=with_tied_head(tensors["model"]) if tensors else {},
         folder=checkpoint.path.parent.parent,
         optimizer=tensors.get("optimizer", {}),
         evaluation=tensors.get("evaluation", {}),
@@ -204,7 +204,7 @@ def from_checkpoint(
     )
 
 
-def model_config_of(checkpoint: Checkpoint) -> GPTConfig:
+def _model_config(checkpoint: Checkpoint) -> GPTConfig:
     values, problems = check_settings(checkpoint.state.get("model", {}), GPTConfig, " in its state.json")
     missing = [name for name in MODEL_SIZES if name not in values]
     sizes = {name: size for name in MODEL_SIZES if isinstance(size := values.get(name), int)}
@@ -215,7 +215,7 @@ def model_config_of(checkpoint: Checkpoint) -> GPTConfig:
     return GPTConfig(**values)  # type: ignore[arg-type]
 
 
-def checkpoint_settings(checkpoint: Checkpoint) -> tuple[Mapping[str, ConfigValue], list[str]]:
+def _checkpoint_settings(checkpoint: Checkpoint) -> tuple[Mapping[str, ConfigValue], list[str]]:
     """The settings in its run's config.toml. If that file is gone, damaged or empty: the settings in the
     checkpoint, and a warning."""
     path = checkpoint.path.parent.parent / CONFIG_FILE

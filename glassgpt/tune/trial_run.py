@@ -17,17 +17,19 @@ from torch import Tensor
 
 from glassgpt.errors import UserError
 from glassgpt.estimate.batching import BatchPlan, eval_batch_rows
+from glassgpt.estimate.machine_facts import MachineFacts
+from glassgpt.estimate.peak import PeakFlops
 from glassgpt.files import read_text_or_empty
 from glassgpt.model.gpt import GPT
 from glassgpt.record.clock import Ledger
-from glassgpt.training.compute_plan import SpeedupInputs, choose_speedups
-from glassgpt.training.device import ExecutionConfig, configure_model
+from glassgpt.training.compute_plan import execution_config, measure_and_decide
+from glassgpt.training.device import ExecutionConfig, configure_model, device_traits
 from glassgpt.training.learner import Learner
 from glassgpt.training.loader import BatchLoader
 from glassgpt.training.probe import memory_now
 from glassgpt.tune.speed_settings import SpeedSettings, apply_setting
 from glassgpt.tune.trial import Trial, UpdateMarks, update_seconds
-from glassgpt.tune.trial_setup import TrialSetup, setting_from_execution
+from glassgpt.tune.trial_setup import TrialSetup, setting_from_spec
 
 _PROC_STATUS, _PROC_CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -103,17 +105,18 @@ def run_trial(
 
 def _execution_config(setup: TrialSetup, setting: SpeedSettings, sequences: int) -> ExecutionConfig:
     """Of a run with this setting; raises if a run would not use it."""
-    size, kind = setting.micro_batch, setup.device.type
-    config = apply_setting(setup.config, setting, sequences, size, kind)
-    plan = BatchPlan(size, sequences // size, sequences, sequences * config.block_size)
-    inputs = SpeedupInputs(plan, setup.shape.vocab_size, setup.flops_per_token, int(setup.tokens.nbytes))
-    execution, choices = choose_speedups(config, setup.device, setup.dtype, inputs)
-    decided = dataclasses.replace(setting_from_execution(config, execution, size), threads=setting.threads)
+    device = setup.device
+    config = apply_setting(setup.config, setting, sequences, setting.micro_batch, device.type)
+    facts = MachineFacts(device_traits(device), peak=PeakFlops(), kernels_built=False, attention_s={})
+    spec, _ = measure_and_decide(config, facts, setup.data, setup.origin, device)
+    decided = dataclasses.replace(setting_from_spec(spec), threads=setting.threads)
     different = next(decided.differences(setting), None)
     if different is not None:
-        reason = next((choice.reason for choice in choices if choice.name == different), "a run would not")
+        reason = next(
+            (choice.reason for choice in spec.choices if choice.name == different), "a run would not"
+        )
         raise UserError(reason)
-    return execution
+    return execution_config(spec, device)
 
 
 def release_device_memory() -> None:

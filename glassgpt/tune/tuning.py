@@ -33,8 +33,8 @@ from glassgpt.validate import find_config_problems
 class TuneOptions:
     """Measure on this machine which settings train fastest, and write them to a file.
 
-    Tokens per update, model and precision do not change, so the loss does not either. Settings given as
-    --key=value, any of `glass train`, are kept.
+    PRESET and FILE as in `glass train`. Its settings may be given too, and are kept: --block_size=512. Tokens
+    per update, model and precision do not change, so the loss does not either.
     """
 
     # How long it may take: 90s, 2m or 90.

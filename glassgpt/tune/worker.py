@@ -1,59 +1,23 @@
-"""The worker process that runs the trials: one line of JSON in, one line of JSON out.
+"""The worker process that runs the trials (see isolate.py). Its requests:
 
-    {"kind": "device", "requested": "auto"}
-    {"kind": "inspect", "config": {…}, "vocab_size": null}
-    {"kind": "trial", "config": {…}, "vocab_size": null, "setting": {…}, "sequences": 480, …}
-
-It ends, with all its children, when its standard input is closed.
+{"kind": "device", "requested": "auto"}
+{"kind": "inspect", "config": {…}, "vocab_size": null}
+{"kind": "trial", "config": {…}, "vocab_size": null, "setting": {…}, "sequences": 480, …}
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import os
-import queue
-import signal
-import sys
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError, error_type_and_message, is_out_of_memory
+from glassgpt.isolate import JsonObject, serve
 
 if TYPE_CHECKING:
     from glassgpt.tune.trial_setup import TrialSetup
-
-JsonObject = dict[str, Any]
-
-
-def main() -> None:
-    # Only answers go to stdout. What libraries print goes to stderr.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    prefer_oom_kill()
-    requests: queue.Queue[JsonObject] = queue.Queue()
-    threading.Thread(target=_listen, args=(requests,), daemon=True).start()
-    server = TrialServer()
-    while True:
-        answers.write(json.dumps(server.answer(requests.get())) + "\n")
-        answers.flush()
-
-
-def _listen(requests: queue.Queue[JsonObject]) -> None:
-    for line in sys.stdin:
-        requests.put(json.loads(line))
-    if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():  # worker_process.py makes us a group leader
-        os.killpg(0, signal.SIGKILL)
-    os._exit(0)
-
-
-def prefer_oom_kill() -> None:
-    """If Linux runs out of memory, it should kill this process rather than others."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 class TrialServer:
@@ -99,4 +63,7 @@ class TrialServer:
 
 
 if __name__ == "__main__":
-    main()
+    # If Linux runs out of memory, it should kill this process rather than others.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    serve(TrialServer().answer)

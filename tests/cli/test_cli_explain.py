@@ -163,7 +163,16 @@ def test_json_is_strict_and_complete(capsys: Capture) -> None:
     assert document["facts"]["segments"] == 1
     assert document["findings"]
     for finding in document["findings"]:
-        assert list(finding) == ["id", "severity", "title", "evidence", "explanation", "advice"]
+        assert list(finding) == [
+            "id",
+            "severity",
+            "title",
+            "evidence",
+            "explanation",
+            "advice",
+            "values",
+            "at",
+        ]
         assert finding["severity"] in ("info", "advice", "warning", "problem")
         assert finding["title"]
         assert finding["evidence"]

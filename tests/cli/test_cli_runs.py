@@ -188,7 +188,9 @@ def test_another_vocabulary_is_refused_on_resume(
 def test_another_shape_is_refused_on_resume(mine: Path, capsys: Capture) -> None:
     assert train() == 0
     (problem,) = error_lines(capsys, "train", "--init_from=resume", "--n_layer=2")
-    assert problem == "--n_layer=2 does not fit runs/quickstart/checkpoints/00000003, which has n_layer=1"
+    assert problem == (
+        "--n_layer=2 does not fit runs/quickstart/checkpoints/00000003, which has n_layer=1: leave it out"
+    )
 
 
 def test_a_text_without_a_newline_can_be_sampled(here: Path, capsys: Capture) -> None:

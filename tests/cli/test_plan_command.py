@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from glassgpt.cli import main
+from glassgpt.cli.command import make_console
 from glassgpt.cli.plan_command import plan
 from glassgpt.estimate.cards import resolve_card_name
 from glassgpt.plan.dataset_info import known_dataset_info
@@ -140,8 +141,10 @@ def test_the_table_of_cards_shows_progress_on_a_terminal(
 ) -> None:
     monkeypatch.setattr("glassgpt.estimate.cards.COMMON_CARDS", ("RTX 4090", "H200"))
     shown = Console(file=StringIO(), force_terminal=True, width=80)
-    usual = plan.__globals__["make_console"]
-    monkeypatch.setitem(plan.__globals__, "make_console", lambda stderr=False: shown if stderr else usual())
+    monkeypatch.setattr(
+        "glassgpt.cli.plan_command.make_console",
+        lambda stderr=False: shown if stderr else make_console(),
+    )
     assert main(["plan", "--cards", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 2
     assert "100%" in shown.file.getvalue()  # type: ignore[attr-defined]
@@ -165,7 +168,7 @@ def test_a_narrow_terminal_truncates_nothing(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     narrow = Console(width=30, highlight=False)
-    monkeypatch.setitem(plan.__globals__, "make_console", lambda stderr=False: narrow)
+    monkeypatch.setattr("glassgpt.cli.plan_command.make_console", lambda stderr=False: narrow)
     assert plan(words) == 0
     assert "…" not in capsys.readouterr().out
 

@@ -10,7 +10,6 @@ from run_logs import make_run_log, make_steps
 from glassgpt.compare import Comparison, compare
 from glassgpt.config import ConfigValue
 from glassgpt.record import journal
-from glassgpt.runs.facts import compute_facts
 from glassgpt.runs.run_log import RunLog
 
 SHAPE: dict[str, ConfigValue] = {
@@ -30,7 +29,7 @@ def make_run(
 
 
 def compare_run_logs(*run_logs: RunLog) -> Comparison:
-    comparison = compare([(run_log, compute_facts(run_log)) for run_log in run_logs])
+    comparison = compare(run_logs)
     json.dumps(journal.nonfinite_to_words(comparison.as_dict()), allow_nan=False)
     return comparison
 

@@ -291,9 +291,9 @@ def test_the_last_of_several_runs_is_compared() -> None:
     assert claim_text(comparison, "several-runs") == "The log of A holds 2 runs; A is the last of them."
     run = comparison.runs[0]
     assert run.best == (1.8, 800)
-    assert run.facts.best_val_loss == 1.8
-    assert run.metrics.steady_ms == 50.0
-    assert run.metrics.time_s == pytest.approx(801 * 0.05)
+    assert run.analysis.facts.best_val_loss == 1.8
+    assert run.analysis.steady_ms == 50.0
+    assert run.analysis.total_s == pytest.approx(801 * 0.05)
     assert "equally-fast" in claim_ids(comparison)
 
 

@@ -17,7 +17,6 @@ from run_logs import NANOGPT, make_run_log, make_steps
 from glassgpt.compare import Comparison, compare
 from glassgpt.config import ConfigValue
 from glassgpt.record import journal
-from glassgpt.runs.facts import compute_facts
 from glassgpt.runs.numbers import clamped
 from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog, Segment
 from glassgpt.runs.trainers import BY_ID
@@ -79,11 +78,9 @@ def run_logs(draw: st.DrawFn) -> RunLog:
 
 
 def compare_and_print(*runs: RunLog) -> Comparison:
-    with np.errstate(all="ignore"):
-        analysed = [(run_log, compute_facts(run_log)) for run_log in runs]
-    with warnings.catch_warnings():
+    with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("error")
-        comparison = compare(analysed)
+        comparison = compare(runs)
         json.dumps(journal.nonfinite_to_words(comparison.as_dict()), allow_nan=False)
         print_comparison(comparison, Console(file=io.StringIO(), width=100))
     return comparison

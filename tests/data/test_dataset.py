@@ -112,15 +112,14 @@ def test_a_manifest_is_believed_as_written_or_not_at_all(folder: Path) -> None:
     content, written = path.read_bytes(), read_manifest(folder)
     refused = 0
     for place in range(len(content)):
-        for bit in range(8):
-            damaged = bytearray(content)
-            damaged[place] ^= 1 << bit
-            path.write_bytes(damaged)
-            try:
-                assert read_manifest(folder) == written, (place, bit)
-            except UserError:
-                refused += 1
-    assert refused > 6 * len(content)  # the rest is indentation, and numbers that are not read back
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        try:
+            assert read_manifest(folder) == written, place
+        except UserError:
+            refused += 1
+    assert refused > 0.75 * len(content)  # the rest is indentation, and numbers that are not read back
 
 
 def test_a_change_that_makes_sense_is_seen_too(folder: Path) -> None:

@@ -444,6 +444,13 @@ def test_without_a_network_text_and_tokenizer_are_both_asked_for(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_source_that_is_not_there_is_named(tmp_path: Path) -> None:
+    options = PrepareOptions("shakespeare", source=str(tmp_path / "none.txt"), out_dir=str(tmp_path / "out"))
+    with pytest.raises(UserError, match=r"--source .*none\.txt is not a file"):
+        prepare(options, print_line=lambda line: None, progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(("tokenizer", "megabytes"), [("char", 30), ("bpe:500", 20)])
 def test_memory_does_not_grow_with_the_text(tmp_path: Path, tokenizer: str, megabytes: int) -> None:
     path = tmp_path / "big.txt"

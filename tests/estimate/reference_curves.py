@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 from glassgpt.estimate.loss_law import LossLawInputs
+from glassgpt.runs.reading import DEMO_LOGS
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 Curve = list[tuple[int, float]]
 
 SHAKESPEARE = LossLawInputs(
@@ -31,8 +30,8 @@ FAST = replace(
 )  # fmt: skip
 
 
-def golden(name: str) -> Curve:
-    text = (GOLDEN / name).read_text(encoding="utf-8")
+def demo(name: str) -> Curve:
+    text = DEMO_LOGS[name].read_text(encoding="utf-8")
     found = re.findall(r"^step (\d+): train loss [\d.]+, val loss ([\d.]+)", text, re.M)
     assert len(found) > 5
     return [(int(iteration), float(loss)) for iteration, loss in found]
@@ -50,8 +49,8 @@ def curve_points(*pairs: tuple[int, float]) -> Curve:
 # Validation losses. Published ones are rounded, and thinned out to where people look.
 CURVES: dict[str, tuple[LossLawInputs, Curve]] = {
     # measured for this project
-    "nanoGPT shakespeare_char": (SHAKESPEARE, golden("nanogpt-h200-shakespeare.log")),
-    "nanoGPT README for CPUs": (README_CPU, golden("nanogpt-cpu-readme.log")),
+    "nanoGPT shakespeare_char": (SHAKESPEARE, demo("demo:gpu")),
+    "nanoGPT README for CPUs": (README_CPU, demo("demo:cpu")),
     "100k characters": (
         text_part(100_000, max_iters=3000),
         curve_points((250, 2.529), (750, 2.315), (1250, 2.215), (1750, 2.171), (2250, 2.142), (3000, 2.141)),

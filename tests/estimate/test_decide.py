@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from glassgpt.config import TrainConfig
+from glassgpt.data.manifest import DatasetInfo
 from glassgpt.errors import UserError
 from glassgpt.estimate.decide import (
-    DeviceTraits,
     GraphCandidate,
     choose_attention,
     choose_compile,
@@ -23,12 +23,21 @@ from glassgpt.estimate.decide import (
     choose_graph,
     choose_kernels,
     choose_threads,
-    find_missing_toolchain,
+    decide,
     float8_problems,
     has_float8,
-    kernel_cache_marker,
     refused_settings,
 )
+from glassgpt.estimate.machine_facts import (
+    DeviceTraits,
+    MachineFacts,
+    Origin,
+    facts_from_record,
+    facts_record,
+    find_missing_toolchain,
+)
+from glassgpt.estimate.memory import TrainingWorkload
+from glassgpt.estimate.peak import PeakFlops
 
 CPU, MPS, H100 = DeviceTraits("cpu"), DeviceTraits("mps"), DeviceTraits("cuda", (9, 0))
 
@@ -124,25 +133,6 @@ def test_kernels_weigh_seconds_saved_against_seconds_of_building() -> None:
     shared = TrainConfig(max_iters=100, batch_size=64, gradient_accumulation_steps=2)
     assert choose_kernels(shared, h200).value == choose_kernels(shared, h200, ranks=2).value == "triton"
     assert choose_kernels(shared, h200, ranks=4).value == "plain"
-
-
-def test_a_marker_is_of_all_that_kernels_are_specialised_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    usual: dict[str, Any] = {"card": "H200", "dtype": "bfloat16", "vocab_size": 65, "micro_tokens": 64}
-    other_runs: list[dict[str, Any]] = [{"card": "A100"}, {"dtype": "float16"}, {"vocab_size": 96}]
-    markers = [kernel_cache_marker(TrainConfig(), **usual | other) for other in [{}, *other_runs]]
-    markers += [
-        kernel_cache_marker(TrainConfig(n_embd=1024), **usual),
-        kernel_cache_marker(TrainConfig(arch="modern"), **usual),
-    ]
-    assert len(set(markers)) == 6
-    assert {marker.parent for marker in markers} == {tmp_path}  # who empties Triton's cache removes them too
-    longer = TrainConfig(max_iters=9, learning_rate=1.0, n_layer=3)
-    assert kernel_cache_marker(longer, **usual | {"micro_tokens": 128}) == markers[0]
-    monkeypatch.setattr("importlib.metadata.version", lambda package: "9.9")
-    assert kernel_cache_marker(TrainConfig(), **usual) not in markers
 
 
 def test_our_kernels_must_be_worth_building_and_can_be_built() -> None:
@@ -247,17 +237,33 @@ def test_attention_is_fused_unless_asked_or_slow() -> None:
     assert chosen(H100, "bfloat16", 61) is None  # worth measuring
 
 
+def test_the_fastest_attention_is_taken_and_flash_if_it_is_close() -> None:
+    def chosen(**measured_s: float) -> tuple[Any, str]:
+        choice = choose_attention(TrainConfig(), H100, "bfloat16", 61, measured_s)
+        assert choice is not None
+        return choice.value, choice.reason
+
+    times = "measured forward and backward: flash 2.00 ms, cudnn 1.50 ms"
+    assert chosen(flash=0.002, cudnn=0.0015) == ("cudnn", times)
+    assert chosen(flash=0.002, cudnn=0.00195)[0] == "flash"
+    assert chosen() == ("sdpa", "none of PyTorch's fused kernels does this shape alone")
+
+
 def test_8_bit_floats_need_a_card_a_dtype_and_round_sizes() -> None:
-    def problems(on: DeviceTraits, dtype: str, own: bool = True, tokens: int = 4096, **settings: Any) -> str:
-        return " ".join(float8_problems(TrainConfig(fp8=True, **settings), on, dtype, own, tokens))
+    def problems(on: DeviceTraits, dtype: str, is_correct: bool = True, **settings: Any) -> str:
+        kernels = settings.pop("kernels", True)
+        config = TrainConfig(fp8=True, **settings)
+        work = TrainingWorkload(config=config, vocab_size=65, batch_size=1, dtype=dtype, kernels=kernels)
+        return " ".join(float8_problems(work, on, is_correct))
 
     on_cpu = problems(CPU, "float32", n_embd=24, n_head=2)
     for part in ("card with 8-bit floats", "requires --dtype=bfloat16, not float32", "multiples of 16"):
         assert part in on_cpu
     assert "card with 8-bit floats" in problems(DeviceTraits("cuda", (8, 6)), "bfloat16")
-    assert "needs the Triton kernels" in problems(H100, "bfloat16", own=False)
-    assert "multiples of 16" in problems(H100, "bfloat16", tokens=4095)
+    assert "needs the Triton kernels" in problems(H100, "bfloat16", kernels=False)
+    assert "multiples of 16" in problems(H100, "bfloat16", block_size=1023)
     assert problems(H100, "bfloat16") == ""
+    assert "its kernel computes wrongly" in problems(H100, "bfloat16", is_correct=False)
     assert has_float8(DeviceTraits("cuda", (8, 9)))
     assert not has_float8(MPS)
 
@@ -299,3 +305,67 @@ def test_threads_leave_busy_cores_alone() -> None:
     # The count of a run that is resumed stays, unless this machine has fewer cores.
     assert [chosen(4, 0.0, before) for before in (4, 2, 8)] == [None, 2, None]
     assert [chosen(4, 3.0, before) for before in (4, 2, 8)] == [4, 2, 1]
+
+
+# --- all of them together ---
+
+TEXT = DatasetInfo("mine", 10**6, 10**5, 50257, "gpt2", 4.5, "")
+MEASURED: dict[str, Any] = {"peak": PeakFlops(1e15, "table"), "kernels_built": False, "attention_s": {}}
+
+
+def specified(on: DeviceTraits = H100, origin: Origin | None = None, **settings: Any) -> Any:
+    """Fields of MachineFacts and of TrainConfig."""
+    known = {name: settings.pop(name) for name in MachineFacts.__dataclass_fields__ if name in settings}
+    return decide(TrainConfig(**settings), MachineFacts(on, **MEASURED | known), TEXT, origin or Origin())
+
+
+def test_it_says_which_facts_it_lacks_and_only_those_it_needs() -> None:
+    nothing: dict[str, Any] = dict.fromkeys(MEASURED)
+    long: dict[str, Any] = {"max_iters": 10**6}
+    assert specified(**long).unknown == ()
+    assert specified(**nothing, **long).unknown == ("peak", "kernels_built", "attention_s")
+    assert specified(**nothing, max_iters=1).unknown == ("peak", "kernels_built")
+    assert specified(**nothing, kernels="plain", attention="flash").unknown == ("peak",)
+    assert specified(CPU, **nothing, **long).unknown == ("peak",)
+    assert specified(**long, fp8=True).unknown == ("float8_is_correct",)
+    assert specified(CPU, fp8=True).unknown == ()  # impossible anyway
+
+
+def test_memory_bounds_the_micro_batch() -> None:
+    update: dict[str, Any] = {"batch_tokens": 2**20, "kernels": "triton"}
+
+    def fit(gib: float, on: DeviceTraits = H100, **settings: Any) -> int:
+        return int(specified(on, free_bytes=int(gib * 2**30), **update | settings).batch.batch_size)
+
+    assert specified(**update).batch.batch_size == 64  # as fast as it gets
+    assert fit(0.1) == 1  # never none at all: the run will say it better
+    assert 8 <= fit(12) < fit(80) == 64
+    assert fit(12, dtype="float32") < fit(12) < fit(12, activation_checkpointing=True)
+    # What is chosen counts, not what usually is: a card without bfloat16, or without a compiler.
+    old = DeviceTraits("cuda", (6, 1), has_tensor_cores=False)
+    assert fit(12, old, kernels="plain") == fit(12, dtype="float32", kernels="plain")
+    lacking = DeviceTraits("cuda", (9, 0), missing_toolchain="no C compiler was found")
+    assert fit(12, lacking, kernels="auto", max_iters=10**5) == fit(12, kernels="plain", compile="off")
+    # Without a card it is main memory.
+    on_cpu: dict[str, Any] = {"batch_tokens": 2**16, "n_layer": 36}
+    assert specified(CPU, memory_bytes=2**40, **on_cpu).batch.batch_size == 4
+    assert specified(CPU, memory_bytes=8 * 2**30, **on_cpu).batch.batch_size < 4
+
+
+def test_a_checkpoint_is_copied_beside_a_run() -> None:
+    def has_copy(on: DeviceTraits, **settings: Any) -> Any:
+        return specified(on, **settings).workload.has_checkpoint_copy
+
+    assert has_copy(H100, free_bytes=10**11, max_iters=1000, eval_interval=100)
+    assert not has_copy(H100, free_bytes=10**9, max_iters=1000, eval_interval=100)  # to main memory
+    assert not has_copy(H100, free_bytes=10**11, max_iters=1000, eval_interval=1000)  # after all updates
+    assert has_copy(CPU, max_iters=1000, eval_interval=1000)  # that is main memory too
+
+
+def test_facts_survive_a_journal() -> None:
+    facts = MachineFacts(
+        H100, "H100", {"cuda": 2, "mps": 0, "cpu": 1}, 4, ranks=2, is_launched=True, free_bytes=10**10,
+        peak=PeakFlops(1e15, "table", 8e14), kernels_built=True, attention_s={"flash": 0.001, "cudnn": 0.002},
+    )  # fmt: skip
+    text = json.dumps(facts_record(facts, TEXT, Origin(50257, 2)))
+    assert facts_from_record(json.loads(text)) == (facts, TEXT, Origin(50257, 2))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from reference_curves import CURVES, FINALS, GPT2, MUON, README_CPU, SHAKESPEARE, Curve
 
 from glassgpt.config import TrainConfig
+from glassgpt.data.manifest import DatasetInfo
 from glassgpt.estimate.loss_law import (
     SMALL_TEXT_LAW,
     WEB_TEXT_LAW,
@@ -260,9 +261,9 @@ def test_it_answers_at_once() -> None:
     assert done.stdout.strip() == "[]"
 
 
-# --- what docs/expected.md says ---
+# --- what docs/what-to-expect.md says ---
 
-PAGE = (Path(__file__).parents[2] / "docs" / "expected.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "what-to-expect.md").read_text(encoding="utf-8")
 
 
 def test_the_pages_table_is_what_is_expected_now() -> None:
@@ -313,14 +314,7 @@ def test_a_run_that_is_far_too_long_overfits_too() -> None:
     ids=["cosine", "to nothing", "wsd", "warm-up into the fall", "ends early", "at once", "constant"],
 )
 def test_the_rate_is_the_trainers(config: TrainConfig) -> None:
-    text = {
-        "batch_tokens": 1024,
-        "train_tokens": 10**6,
-        "dataset": "",
-        "tokenizer": "char",
-        "bytes_per_token": 1.0,
-    }
-    setup = loss_law_inputs(config, vocab_size=65, **text)  # type: ignore[arg-type]
+    setup = loss_law_inputs(config, 65, 1024, DatasetInfo("", 10**6, 10**5, 65, "char", 1.0, ""))
     for update in (0, 1, 50, 99, 100, 250, 599, 700, 999):
         assert setup.lr_schedule.at(update) == pytest.approx(
             learning_rate(config, update) / config.learning_rate
@@ -333,15 +327,8 @@ def test_the_rate_is_the_trainers(config: TrainConfig) -> None:
 
 def test_setup_takes_what_the_config_says() -> None:
     config = TrainConfig(n_layer=6, n_head=6, n_embd=384, block_size=256, dropout=0.2, max_iters=5000)
-    setup = loss_law_inputs(
-        config,
-        vocab_size=65,
-        batch_tokens=16_384,
-        train_tokens=1_003_854,
-        dataset="shakespeare_char",
-        tokenizer="char",
-        bytes_per_token=1.0,
-    )
+    text = DatasetInfo("shakespeare_char", 1_003_854, 111_540, 65, "char", 1.0, "")
+    setup = loss_law_inputs(config, 65, 16_384, text)
     assert setup.parameters == 10_646_784
     assert (setup.dropout, setup.max_iters, setup.warmup_iters) == (0.2, 5000, 250)
     assert setup.min_lr_ratio == pytest.approx(0.1)

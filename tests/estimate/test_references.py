@@ -28,10 +28,6 @@ GPT2 = SpeedQuery(854_751_744, 64 * 1024, n_layer=12, kernels="triton")
 SHAKESPEARE = SpeedQuery(70_958_592, 64 * 256, n_layer=6, kernels="triton", graph=True)
 
 
-def name_of(row: SpeedReference) -> str:
-    return row.name
-
-
 def row(name: str) -> SpeedReference:
     (found,) = (one for one in reference_rows() if one.name == name)
     return found
@@ -58,19 +54,25 @@ def test_names_are_unique_and_fields_are_known() -> None:
     assert set(table["shapes"]) == {one["shape"] for one in table["row"]}
 
 
-@pytest.mark.parametrize("one", reference_rows(), ids=name_of)
-def test_every_row_says_where_it_is_from_and_how_fast_it_was(one: SpeedReference) -> None:
-    assert one.source
-    assert (one.step_ms is None) != (one.tokens_per_s is None)
-    assert one.kernels in ("plain", "compiled", "triton", "llm.c")
-    assert one.card or one.machine
-    assert not one.card or find_card(one.card) is not None
-    assert one.counts or one.caution, "why it does not count"
-    assert not one.counts or one.mfu is not None
+def test_every_row_says_where_it_is_from_and_how_fast_it_was(subtests: pytest.Subtests) -> None:
+    for one in reference_rows():
+        with subtests.test(one.name):
+            assert one.source
+            assert (one.step_ms is None) != (one.tokens_per_s is None)
+            assert one.kernels in ("plain", "compiled", "triton", "llm.c")
+            assert one.card or one.machine
+            assert not one.card or find_card(one.card) is not None
+            assert one.counts or one.caution, "why it does not count"
+            assert not one.counts or one.mfu is not None
 
 
-@pytest.mark.parametrize("one", reference_rows(), ids=name_of)
-def test_what_is_derived_is_computed_again(one: SpeedReference) -> None:
+def test_what_is_derived_is_computed_again(subtests: pytest.Subtests) -> None:
+    for one in reference_rows():
+        with subtests.test(one.name):
+            check_derived(one)
+
+
+def check_derived(one: SpeedReference) -> None:
     shape = one.shape
     matrices = 12 * shape.n_layer * shape.n_embd**2 + shape.vocab_size * shape.n_embd
     gains = (2 * shape.n_layer + 1) * shape.n_embd
@@ -260,11 +262,11 @@ def test_a_shape_costs_what_flops_says() -> None:
     assert shape.flops_per_token / 1e6 == pytest.approx(854.8, abs=0.05)
 
 
-# --- what docs/expected.md says ---
+# --- what docs/what-to-expect.md says ---
 
 
 def test_the_page_lists_the_missed_rows() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "expected.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "what-to-expect.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| ([^|]+) \| ([\d.]+)% \|", page, re.M)
     assert [name for name, _ in listed] == missed()
     assert all(row(name).mfu == float(mfu) for name, mfu in listed)

@@ -20,12 +20,11 @@ from glassgpt.exchange.import_nanogpt import import_run
 from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
-from glassgpt.runs.facts import compute_facts
-from glassgpt.runs.reading import read_run_log
+from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.reading import DEMO_LOGS, read_run_log
 from glassgpt.training.checkpoint.checkpoints import committed_paths, load_latest_intact
 from glassgpt.training.checkpoint.nanogpt_ckpt import read_nanogpt_ckpt
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 CHARACTERS = "\n abcdefgh"
 SHAPE: dict[str, Any] = {
     "n_layer": 2,
@@ -35,7 +34,7 @@ SHAPE: dict[str, Any] = {
     "bias": False,
     "dropout": 0.0,
 }
-# As the golden log's run had them, but for the model.
+# As the log's run had them, but for the model.
 CONFIG: dict[str, Any] = {
     "out_dir": "out-tiny", "eval_interval": 250, "log_interval": 1, "eval_iters": 20, "eval_only": False,
     "always_save_checkpoint": False, "init_from": "scratch", "wandb_log": False, "dataset": "theirs",
@@ -94,7 +93,7 @@ def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return out
 
 
-LOG = GOLDEN / "nanogpt-cpu-readme.log"
+LOG = DEMO_LOGS["demo:cpu"]
 
 
 def imported(theirs: Path, **options: Any) -> Path:
@@ -113,7 +112,7 @@ def test_the_facts_are_those_of_the_log(theirs: Path) -> None:
     before = contents(theirs.parent)
     run = imported(theirs, log=str(LOG))
     assert run == Path("runs/out-tiny")
-    theirs_told, ours = compute_facts(read_run_log(str(LOG))), compute_facts(read_run_log(str(run)))
+    theirs_told, ours = Analysis(read_run_log(str(LOG))).facts, Analysis(read_run_log(str(run))).facts
     # fmt: off
     same = (
         "iterations_logged", "log_interval", "steady_ms", "steady_p95_ms", "eval_steps", "checkpoint_steps",
@@ -367,7 +366,7 @@ def test_a_checkpoint_of_old_without_settings(theirs: Path) -> None:
 
 def test_the_journals_page_has_every_field(theirs: Path) -> None:
     """A field is in the table of its kind, or the section about imported runs names it."""
-    page = (GOLDEN.parents[1] / "docs" / "journal.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "journal.md").read_text(encoding="utf-8")
     sections = {part.split("\n")[0]: part for part in page.split("\n## ")}
     own = set(re.findall(r"`(\w+)`", sections["Imported runs"]))
     common = set(re.findall(r"^\| `([\w.*]+)` \|", sections["Every record"], re.M))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from run_logs import NANOGPT, make_run_log, make_steps
 
 from glassgpt.config import ConfigValue
-from glassgpt.explain.rule import Finding, RunAnalysis
-from glassgpt.runs.facts import compute_facts
+from glassgpt.record.finding import Finding
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.numbers import MAX_LOSS, clamped
 from glassgpt.runs.run_log import (
     LogEvent,
@@ -41,8 +41,8 @@ CPU_TRAIN = (4.1676, 2.4293, 2.2732, 2.1338, 1.9714, 1.8756, 1.8557, 1.7790, 1.7
 CPU_VAL = (4.1649, 2.4447, 2.3141, 2.1905, 2.0528, 2.0089, 1.9225, 1.8921, 1.8857)
 
 
-def analyse(run_log: RunLog) -> RunAnalysis:
-    return RunAnalysis(run_log, compute_facts(run_log))
+def analyse(run_log: RunLog) -> Analysis:
+    return Analysis(run_log)
 
 
 def require_finding(finding: Finding | None) -> Finding:

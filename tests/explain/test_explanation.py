@@ -16,10 +16,10 @@ from timed_logs import any_timed_run, even_run
 from glassgpt.estimate.cards import find_card
 from glassgpt.explain.explanation import Explanation, explain
 from glassgpt.explain.registry import RULES
-from glassgpt.explain.rule import Finding
 from glassgpt.i18n import LANGUAGES, use_language
 from glassgpt.record import journal
-from glassgpt.runs.facts import compute_facts
+from glassgpt.record.finding import Finding
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import LogEvent, RunLog
 
 SEVERITIES = ("problem", "warning", "advice", "info")
@@ -60,7 +60,7 @@ def test_runs_as_they_are(make: object) -> None:
     assert callable(make)
     explanation = explain(make())
     checked(explanation)
-    assert explanation.facts == compute_facts(explanation.log)
+    assert explanation.facts == Analysis(explanation.log).facts
 
 
 def test_every_finding_of_the_issue_can_be_made() -> None:

@@ -13,10 +13,9 @@ from timed_logs import analyse, any_timed_run, even_run, require_finding
 from glassgpt.config import ConfigValue
 from glassgpt.estimate.cards import find_card
 from glassgpt.explain.registry import MFU_RULES
-from glassgpt.explain.rule import RunAnalysis
 from glassgpt.explain.rules.mfu import mfu_dip_is_eval, mfu_wrong_peak
 from glassgpt.explain.rules.workload import hidden_accumulation, parameters_inferred
-from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import LoggedSetup, RunLog, Segment
 from glassgpt.runs.trainer import A100_PEAK
 from glassgpt.runs.trainers import BY_ID
@@ -123,25 +122,21 @@ def test_the_mfu_on_each_plausible_card() -> None:
 def test_the_mfu_on_the_card_that_it_was(by: str) -> None:
     run_log = note_004(9340.0, 15.4, device_name="NVIDIA GeForce RTX 4070 Ti" if by == "log" else None)
     card = find_card("RTX 4070 Ti") if by == "flag" else None
-    finding = require_finding(mfu_wrong_peak(RunAnalysis(run_log, compute_facts(run_log), card)))
+    finding = require_finding(mfu_wrong_peak(Analysis(run_log, card)))
     assert finding.title == "The MFU is 59.9% on this card, not 15.4%"
     assert "RTX 4070 Ti does 80.2 TFLOP/s in bfloat16" in finding.explanation
 
 
 def test_more_than_the_card_can_do_is_reported() -> None:
     run_log = note_004(9340.0, 15.4)
-    finding = require_finding(
-        mfu_wrong_peak(RunAnalysis(run_log, compute_facts(run_log), find_card("RTX 3060")))
-    )
+    finding = require_finding(mfu_wrong_peak(Analysis(run_log, find_card("RTX 3060"))))
     assert finding.severity == "warning"
     assert "188%" in finding.title
 
 
 def test_float32_is_measured_against_tf32() -> None:
     run_log = note_004(9340.0, 15.4, settings={"dtype": "float32"})
-    finding = require_finding(
-        mfu_wrong_peak(RunAnalysis(run_log, compute_facts(run_log), find_card("RTX 4090")))
-    )
+    finding = require_finding(mfu_wrong_peak(Analysis(run_log, find_card("RTX 4090"))))
     assert "82.6 TFLOP/s in tf32" in finding.explanation
 
 
@@ -157,7 +152,7 @@ def test_a_speed_that_no_gpu_has_is_reported() -> None:
 
 def test_on_an_a100_the_peak_is_right() -> None:
     run_log = note_004(9340.0, 15.4)
-    assert mfu_wrong_peak(RunAnalysis(run_log, compute_facts(run_log), find_card("A100 SXM4 40GB"))) is None
+    assert mfu_wrong_peak(Analysis(run_log, find_card("A100 SXM4 40GB"))) is None
 
 
 def test_no_mfu_or_no_fixed_peak_no_finding() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from glassgpt.explain.explanation import Explanation, explain
-from glassgpt.explain.rule import Finding
+from glassgpt.record.finding import Finding
 from glassgpt.runs.lines import LogLine
 from glassgpt.runs.recognise import read_log
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from learning_logs import analyse, any_run_log, cpu_run, gpu_run, healthy_run
 
-from glassgpt.explain.registry import FAILURE_RULES, LEARNING_RULES, RESUME_RULES
-from glassgpt.explain.rule import Rule
+from glassgpt.explain.registry import FAILURE_RULES, LEARNING_RULES, RESUME_RULES, Rule
 from glassgpt.runs.run_log import RunLog
 
 

@@ -11,9 +11,10 @@ from learning_logs import any_run_log
 from run_logs import make_run_log, make_steps
 
 from glassgpt.explain.explanation import explain
-from glassgpt.explain.rule import Finding, Severity
 from glassgpt.explain.summary import compose_verdict
-from glassgpt.runs.facts import Facts, compute_facts
+from glassgpt.record.finding import Finding, Severity
+from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import ExitStatus, RunLog, Segment
 
 NOTHING = "Nothing is wrong with this run, as far as its log shows."
@@ -26,7 +27,7 @@ def run() -> RunLog:
 
 
 def facts(**changes: object) -> Facts:
-    return replace(compute_facts(run()), **changes)  # type: ignore[arg-type]
+    return replace(Analysis(run()).facts, **changes)  # type: ignore[arg-type]
 
 
 def finding(severity: Severity, title: str = "It is bad") -> Finding:
@@ -120,7 +121,7 @@ def test_lines_without_numbers() -> None:
 @settings(max_examples=40, deadline=None)
 @given(any_run_log())
 def test_any_history_has_sentences(run_log: RunLog) -> None:
-    sentences = compose_verdict(run_log, compute_facts(run_log), [])
+    sentences = compose_verdict(run_log, Analysis(run_log).facts, [])
     assert sentences
     assert all(sentence.endswith(".") and "None" not in sentence for sentence in sentences)
 
@@ -129,7 +130,7 @@ def test_several_runs_in_one_log_are_counted() -> None:
     steps = make_steps([0, 10, 20, 0, 10], segment=[0, 0, 0, 1, 1])
     restarted = (Segment(has_startup=True, first_iteration=0), Segment(has_startup=True, first_iteration=0))
     run_log = make_run_log(steps, segments=restarted)
-    assert compose_verdict(run_log, compute_facts(run_log), [])[0].startswith("This log holds 2 runs.")
+    assert compose_verdict(run_log, Analysis(run_log).facts, [])[0].startswith("This log holds 2 runs.")
     resumed = (restarted[0], Segment(has_startup=True, resumed=True, first_iteration=0))
     run_log = make_run_log(steps, segments=resumed)
-    assert not compose_verdict(run_log, compute_facts(run_log), [])[0].startswith("This log holds")
+    assert not compose_verdict(run_log, Analysis(run_log).facts, [])[0].startswith("This log holds")

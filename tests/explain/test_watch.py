@@ -96,11 +96,12 @@ def test_evaluations_are_reported_once_and_in_order() -> None:
 
 def test_a_finding_that_gets_worse_is_reported_again(monkeypatch: pytest.MonkeyPatch) -> None:
     from glassgpt.explain import explanation as explanation_module
-    from glassgpt.explain.rule import Finding, RunAnalysis, Severity
+    from glassgpt.record.finding import Finding, Severity
+    from glassgpt.runs.analysis import Analysis
 
     severities: Iterator[Severity] = iter(("advice", "advice", "problem", "warning", "problem"))
 
-    def rule(analysis: RunAnalysis) -> Finding:
+    def rule(analysis: Analysis) -> Finding:
         return Finding("bad", next(severities), "it is bad", "5 of 10", "", "")
 
     monkeypatch.setattr(explanation_module, "RULES", (rule,))

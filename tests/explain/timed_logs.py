@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 from run_logs import NANOGPT, make_run_log, make_steps
 
-from glassgpt.explain.rule import Finding, RunAnalysis
-from glassgpt.runs.facts import compute_facts
+from glassgpt.record.finding import Finding
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.numbers import clamped
 from glassgpt.runs.run_log import LoggedCheckpoint, LoggedEvaluation, LoggedSetup, RunLog, Segment
 from glassgpt.runs.trainers import BY_ID
@@ -19,8 +19,8 @@ LITGPT = BY_ID["litgpt"]
 GLASSGPT = BY_ID["glassgpt"]
 
 
-def analyse(run_log: RunLog) -> RunAnalysis:
-    return RunAnalysis(run_log, compute_facts(run_log))
+def analyse(run_log: RunLog) -> Analysis:
+    return Analysis(run_log)
 
 
 def require_finding(finding: Finding | None) -> Finding:

@@ -214,7 +214,7 @@ def run_outcome(config: TrainConfig) -> dict[str, Any]:
         "losses": losses,
         "evals": evals,
         "end": records[-1]["reason"],
-        "best": checkpoints.best_checkpoint(run_dir).iter,  # type: ignore[union-attr]
+        "best": checkpoints.list_checkpoints(run_dir).best.iter,  # type: ignore[union-attr]
     }
 
 

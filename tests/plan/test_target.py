@@ -19,26 +19,23 @@ from glassgpt.plan.target import (
     InstalledCard,
     PlanTarget,
     find_amd_cards,
-    find_nvidia_cards,
     find_target,
     is_torch_built_for_rocm,
     local_cpu_target,
-    parse_mig_slices,
-    parse_nvidia_smi,
     target_of_card,
     visible_amd_cards,
     visible_nvidia_cards,
 )
 from glassgpt.recipe import build_config, find_recipe
+from glassgpt.record.gpu_state import NO_DRIVER, GpuReading, GpuState
 
 GIB = 2**30
-TWO = """GPU-aaaa-1, NVIDIA GeForce RTX 3060, 12288
-GPU-bbbb-2, NVIDIA GeForce RTX 4090, 24564
-"""
-SLICES = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5ba0d6)
-  MIG 3g.20gb     Device  0: (UUID: MIG-5c89852c)
-  MIG 1g.5gb      Device  1: (UUID: MIG-9e3b1a7d)
-"""
+MIB = 2**20
+TWO = (
+    GpuState("GPU-aaaa-1", "NVIDIA GeForce RTX 3060", memory_total=12288 * MIB),
+    GpuState("GPU-bbbb-2", "NVIDIA GeForce RTX 4090", memory_total=24564 * MIB),
+)
+INSTALLED = [InstalledCard(gpu.name, gpu.memory_total, gpu.uuid) for gpu in TWO]
 
 
 @pytest.fixture
@@ -46,31 +43,36 @@ def drivers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPat
     """No NVIDIA card, no AMD card, no environment variable, unless a test sets them."""
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(targets, "command_output", lambda *command: None)
+    set_gpus(monkeypatch)
     monkeypatch.setattr(targets, "find_amd_cards", list)
     return monkeypatch
+
+
+def set_gpus(drivers: pytest.MonkeyPatch, *gpus: GpuState, slices: tuple[GpuState, ...] = ()) -> None:
+    reading = GpuReading(gpus, slices, problem="" if gpus else NO_DRIVER)
+    drivers.setattr(targets, "read_gpus", lambda: reading)
 
 
 # --- NVIDIA ---
 
 
 def test_a_local_card_is_looked_up_in_the_table(drivers: pytest.MonkeyPatch) -> None:
-    drivers.setattr(targets, "command_output", lambda *command: "GPU-1, NVIDIA GeForce RTX 4070, 12282")
+    set_gpus(drivers, GpuState("GPU-1", "NVIDIA GeForce RTX 4070", memory_total=12282 * MIB))
     target = find_target("auto")
-    assert (target.name, target.device_type, target.memory_bytes) == ("RTX 4070", "cuda", 12282 * 2**20)
-    drivers.setattr(targets, "command_output", lambda *command: "GPU-1, NVIDIA Something Else, 8192")
+    assert (target.name, target.device_type, target.memory_bytes) == ("RTX 4070", "cuda", 12282 * MIB)
+    set_gpus(drivers, GpuState("GPU-1", "NVIDIA Something Else", memory_total=8192 * MIB))
     unknown = find_target("auto")
     assert unknown.card is None
     config = build_config(find_recipe("shakespeare_char"), {}, "cuda")
     assert make_plan(config, unknown, known_dataset_info("shakespeare_char")).times is None
-    drivers.setattr(targets, "command_output", lambda *command: None)
+    set_gpus(drivers)
     assert find_target("auto").device_type == ("mps" if sys.platform == "darwin" else "cpu")
 
 
 def test_the_plan_is_for_the_device_of_the_run(
     drivers: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    drivers.setattr(targets, "command_output", lambda *command: TWO)
+    set_gpus(drivers, *TWO)
     assert find_target("auto", "cuda").name == "RTX 4090"  # CUDA's first
     assert find_target("auto", "cuda:1").name == "RTX 3060"
     assert find_target("auto", "cpu").device_type == "cpu"
@@ -90,26 +92,23 @@ def test_a_plan_for_another_device_than_the_run_uses(capsys: pytest.CaptureFixtu
 
 
 def test_a_driver_without_the_memory(drivers: pytest.MonkeyPatch) -> None:
-    (known, unknown) = parse_nvidia_smi("GPU-1, NVIDIA H200, [N/A]\nGPU-2, NVIDIA GB10, [Not Supported]\n")
-    assert known.memory_bytes is unknown.memory_bytes is None
-    drivers.setattr(targets, "find_nvidia_cards", lambda: [known])
+    set_gpus(drivers, GpuState("GPU-1", "NVIDIA H200"))
     assert find_target("auto").memory_bytes == 141 * GIB
-    drivers.setattr(targets, "find_nvidia_cards", lambda: [unknown])
+    set_gpus(drivers, GpuState("GPU-2", "NVIDIA GB10"))
     drivers.setattr(targets, "usable_memory", lambda: (128 * GIB, False))
     assert find_target("auto").memory_bytes == 128 * GIB
 
 
-@pytest.mark.parametrize(
-    "text", ["", "No devices were found", "[N/A], [N/A], [N/A]", "a warning, of sorts, x"]
-)
-def test_other_output_of_nvidia_smi(text: str) -> None:
-    assert parse_nvidia_smi(text) == []
+def test_a_driver_that_fails_is_the_reason(drivers: pytest.MonkeyPatch) -> None:
+    drivers.setattr(sys, "platform", "linux")
+    assert find_target("auto").found_how == "no GPU found"
+    drivers.setattr(targets, "read_gpus", lambda: GpuReading(problem="GPU is lost"))
+    assert find_target("auto").found_how == "no GPU found: GPU is lost"
 
 
 def test_cuda_device_order() -> None:
-    installed = parse_nvidia_smi(TWO)
-    assert [card.uuid for card in visible_nvidia_cards(installed, {})] == ["GPU-bbbb-2", "GPU-aaaa-1"]
-    by_slot = visible_nvidia_cards(installed, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+    assert [card.uuid for card in visible_nvidia_cards(INSTALLED, {})] == ["GPU-bbbb-2", "GPU-aaaa-1"]
+    by_slot = visible_nvidia_cards(INSTALLED, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
     assert [card.uuid for card in by_slot] == ["GPU-aaaa-1", "GPU-bbbb-2"]
 
 
@@ -128,12 +127,12 @@ def test_cuda_device_order() -> None:
     ],
 )
 def test_cuda_visible_devices(variable: str, names: list[str]) -> None:
-    visible = visible_nvidia_cards(parse_nvidia_smi(TWO), {"CUDA_VISIBLE_DEVICES": variable})
+    visible = visible_nvidia_cards(INSTALLED, {"CUDA_VISIBLE_DEVICES": variable})
     assert [card.name.removeprefix("NVIDIA GeForce ") for card in visible] == names
 
 
 def test_a_hidden_card_leaves_the_cpu(drivers: pytest.MonkeyPatch) -> None:
-    drivers.setattr(targets, "find_nvidia_cards", lambda: parse_nvidia_smi(TWO))
+    set_gpus(drivers, *TWO)
     drivers.setenv("CUDA_VISIBLE_DEVICES", "")
     drivers.setattr(sys, "platform", "linux")
     target = find_target("auto")
@@ -143,25 +142,17 @@ def test_a_hidden_card_leaves_the_cpu(drivers: pytest.MonkeyPatch) -> None:
 
 
 def test_a_mig_slice_is_not_the_card(drivers: pytest.MonkeyPatch) -> None:
-    assert [card.memory_bytes for card in parse_mig_slices(SLICES)] == [20 * GIB, 5 * GIB]
-    drivers.setattr(
-        targets,
-        "find_nvidia_cards",
-        lambda: [InstalledCard("NVIDIA A100-SXM4-40GB", None, "GPU-5d5ba0d6")],
+    name = "NVIDIA A100-SXM4-40GB"
+    slices = (
+        GpuState("MIG-5c89852c", f"{name} MIG 3g.20gb", memory_total=20 * GIB),
+        GpuState("MIG-9e3b1a7d", f"{name} MIG 1g.5gb", memory_total=5 * GIB),
     )
-    drivers.setattr(targets, "command_output", lambda *command: SLICES)
+    set_gpus(drivers, GpuState("GPU-5d5ba0d6", name, memory_total=40 * GIB), slices=slices)
     drivers.setenv("CUDA_VISIBLE_DEVICES", "MIG-9e3b1a7d")
     target = find_target("auto")
     assert (target.name, target.memory_bytes) == ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 5 * GIB)
     assert target.card is None
     assert not target.peaks
-
-
-def test_the_nvidia_smi_command(drivers: pytest.MonkeyPatch) -> None:
-    commands: list[tuple[str, ...]] = []
-    drivers.setattr(targets, "command_output", lambda *command: commands.append(command))
-    assert find_nvidia_cards() == []
-    assert commands == [("nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits")]
 
 
 # --- AMD ---
@@ -263,12 +254,6 @@ def test_memory_limit_of_a_container(drivers: pytest.MonkeyPatch) -> None:
         "the container's limit",
         "asked for",
     )
-
-
-def test_a_driver_that_reports_zero_memory() -> None:
-    (installed,) = parse_nvidia_smi("GPU-1, NVIDIA GeForce RTX 4090, 0\n")
-    assert installed.memory_bytes is None
-    assert installed.card is not None
 
 
 def test_a_busy_machine_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from run_logs import make_run_log, make_steps
 
-from glassgpt.runs.facts import Facts, compute_facts, infer_tokens_per_iteration, parameters_without_positions
+from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import LoggedCheckpoint, LoggedEvaluation, LoggedSetup, RunLog, Segment
 from glassgpt.runs.trainer import Trainer
 from glassgpt.runs.trainers import BY_ID
@@ -31,14 +32,14 @@ def run(**changes: object) -> RunLog:
 
 
 def test_what_was_logged() -> None:
-    facts = compute_facts(run())
+    facts = Analysis(run()).facts
     assert (facts.iterations_logged, facts.first_iteration, facts.last_iteration) == (11, 0, 100)
     assert (facts.log_interval, facts.segments) == (10, 1)
     assert (facts.loss_first, facts.loss_last, facts.nan_step) == (4.0, 2.0, None)
 
 
 def test_times() -> None:
-    facts = compute_facts(run())
+    facts = Analysis(run()).facts
     assert (facts.steady_ms, facts.steady_p95_ms, facts.first_iteration_ms) == (100, 100, 5000)
     assert facts.eval_overhead_ms == 1100  # the median of 1000 and 1200; the first iteration does not count
     assert facts.startup_ms == 5000 - 100 - 1100
@@ -49,11 +50,11 @@ def test_times() -> None:
 
 def test_the_95th_percentile_is_linear() -> None:
     steps = make_steps(range(22), [9999.0, *range(1, 22)])
-    assert compute_facts(make_run_log(steps)).steady_p95_ms == pytest.approx(20.0)
+    assert Analysis(make_run_log(steps)).facts.steady_p95_ms == pytest.approx(20.0)
 
 
 def test_evaluations() -> None:
-    facts = compute_facts(run())
+    facts = Analysis(run()).facts
     assert facts.eval_steps == [0, 50, 100]
     assert facts.checkpoint_steps == [50]
     assert (facts.best_val_loss, facts.best_val_step, facts.final_val_loss) == (3.1, 50, 3.3)
@@ -62,31 +63,31 @@ def test_evaluations() -> None:
 
 def test_of_two_equal_bests_the_first_counts() -> None:
     run_log = make_run_log(make_steps([0, 1, 2]), evals=[(0, 1, 3.0), (1, 1, 2.5), (2, 1, 2.5)])
-    assert compute_facts(run_log).best_val_step == 1
+    assert Analysis(run_log).facts.best_val_step == 1
 
 
 def test_an_evaluation_that_is_not_a_number_is_never_the_best() -> None:
-    facts = compute_facts(make_run_log(make_steps([0, 1]), evals=[(0, 1, 3.0), (1, 1, math.nan)]))
+    facts = Analysis(make_run_log(make_steps([0, 1]), evals=[(0, 1, 3.0), (1, 1, math.nan)])).facts
     assert (facts.best_val_loss, facts.best_val_step) == (3.0, 0)
     assert facts.final_val_loss is not None
     assert math.isnan(facts.final_val_loss)
-    only = compute_facts(make_run_log(make_steps([0]), evals=[(0, 1, math.nan)]))
+    only = Analysis(make_run_log(make_steps([0]), evals=[(0, 1, math.nan)])).facts
     assert (only.best_val_loss, only.best_val_step) == (None, None)
 
 
 def test_the_first_nan() -> None:
     run_log = make_run_log(make_steps(range(5), 100.0, [1, math.inf, math.nan, 1, math.nan]))
-    assert compute_facts(run_log).nan_step == 2
+    assert Analysis(run_log).facts.nan_step == 2
 
 
 def test_a_loss_that_was_not_said_is_no_nan() -> None:
     run_log = make_run_log(make_steps(range(5)))
-    facts = compute_facts(run_log)
+    facts = Analysis(run_log).facts
     assert (facts.nan_step, facts.loss_first, facts.loss_last) == (None, None, None)
 
 
 def test_speed_and_arithmetic_back_from_the_mfu() -> None:
-    facts = compute_facts(run(setup=LoggedSetup(tokens_per_iteration=16384)))
+    facts = Analysis(run(setup=LoggedSetup(tokens_per_iteration=16384))).facts
     assert facts.tokens_per_s == pytest.approx(163_840)
     assert facts.mfu_reported_steady == 25
     assert facts.achieved_tflops == pytest.approx(78)
@@ -95,7 +96,7 @@ def test_speed_and_arithmetic_back_from_the_mfu() -> None:
 
 def test_a_tiny_mfu_is_too_coarse_to_count_back_from() -> None:
     steps = make_steps(range(10), 100.0, mfu=[0.03] * 10)
-    facts = compute_facts(make_run_log(steps, setup=LoggedSetup(tokens_per_iteration=768)))
+    facts = Analysis(make_run_log(steps, setup=LoggedSetup(tokens_per_iteration=768))).facts
     assert facts.mfu_reported_steady == 0.03
     assert (facts.flops_per_token, facts.achieved_tflops) == (None, None)
 
@@ -105,22 +106,23 @@ def test_arithmetic_from_the_shape() -> None:
     setup = LoggedSetup(
         settings, parameters=10_650_000, trained_parameters=10_745_088, tokens_per_iteration=16384
     )
-    run_log = run(setup=setup)
-    assert parameters_without_positions(run_log) == 10_745_088 - 256 * 384
-    facts = compute_facts(run_log)
+    run_log = make_run_log(make_steps(range(10), 100.0), setup=setup)
+    assert Analysis(run_log).size.parameters == 10_745_088 - 256 * 384
+    facts = Analysis(run_log).facts
     assert facts.flops_per_token == 6 * (10_745_088 - 256 * 384) + 12 * 6 * 384 * 256
     assert facts.parameters == 10_650_000
 
 
 def test_tokens_per_iteration_from_the_settings() -> None:
     settings = {"batch_size": 12, "block_size": 64, "gradient_accumulation_steps": 2}
-    assert infer_tokens_per_iteration(run(setup=LoggedSetup(settings))) == 12 * 64 * 2
-    assert infer_tokens_per_iteration(run(setup=LoggedSetup({"batch_size": 12, "block_size": 64}))) is None
-    assert infer_tokens_per_iteration(run(setup=LoggedSetup(settings, tokens_per_iteration=5))) == 5
+    assert Analysis(run(setup=LoggedSetup(settings))).tokens_per_iteration == 12 * 64 * 2
+    partial = LoggedSetup({"batch_size": 12, "block_size": 64})
+    assert Analysis(run(setup=partial)).tokens_per_iteration is None
+    assert Analysis(run(setup=LoggedSetup(settings, tokens_per_iteration=5))).tokens_per_iteration == 5
 
 
 def test_where_the_times_are_without_evaluations() -> None:
-    facts = compute_facts(run(trainer=OUTSIDE))
+    facts = Analysis(run(trainer=OUTSIDE)).facts
     assert (facts.eval_overhead_ms, facts.overhead_share) == (None, None)
     assert facts.startup_ms == 4900
     assert facts.estimated_total_s is not None
@@ -128,25 +130,25 @@ def test_where_the_times_are_without_evaluations() -> None:
 
 def test_a_start_up_that_cannot_be_told_from_its_evaluation_is_not_given() -> None:
     run_log = make_run_log(make_steps(range(5), [5000, 100, 100, 100, 100]), evals=[(0, 4.0, 4.0)])
-    facts = compute_facts(run_log)
+    facts = Analysis(run_log).facts
     assert (facts.startup_ms, facts.eval_overhead_ms, facts.first_iteration_ms) == (None, None, 5000)
 
 
 def test_a_log_from_the_middle_has_no_start_up() -> None:
     segments = (Segment(has_startup=False, first_iteration=1000),)
-    facts = compute_facts(make_run_log(make_steps([1000, 1001, 1002], [300, 100, 100]), segments=segments))
+    facts = Analysis(make_run_log(make_steps([1000, 1001, 1002], [300, 100, 100]), segments=segments)).facts
     assert (facts.startup_ms, facts.steady_ms) == (None, 100)
 
 
 def test_a_start_up_is_never_negative() -> None:
-    facts = compute_facts(make_run_log(make_steps(range(4), [50, 100, 100, 100])))
+    facts = Analysis(make_run_log(make_steps(range(4), [50, 100, 100, 100]))).facts
     assert facts.startup_ms is None or facts.startup_ms == 0
 
 
 def test_segments_count_their_own_first_iteration_and_gaps() -> None:
     steps = make_steps([0, 10, 20, 10, 20, 30], [900, 100, 100, 900, 100, 100], segment=[0, 0, 0, 1, 1, 1])
     segments = (Segment(has_startup=True), Segment(has_startup=True, resumed=True))
-    facts = compute_facts(make_run_log(steps, segments=segments))
+    facts = Analysis(make_run_log(steps, segments=segments)).facts
     assert (facts.segments, facts.steady_ms, facts.log_interval) == (2, 100, 10)
     assert facts.estimated_total_s == pytest.approx((900 + 200 + 900 + 200 + 4 * 9 * 100) / 1000)
     assert facts.overhead_share == pytest.approx(1.6 / (facts.estimated_total_s or 1))
@@ -161,11 +163,11 @@ def test_an_evaluation_marks_only_the_iteration_of_its_own_process() -> None:
         checkpoints=(LoggedCheckpoint(2, 1),),
     )
     assert run_log.includes_eval().tolist() == [False, True, False, False, True]
-    assert compute_facts(run_log).eval_steps == [1, 2]
+    assert Analysis(run_log).facts.eval_steps == [1, 2]
 
 
 def test_lines_without_numbers_have_no_iterations() -> None:
-    facts = compute_facts(run(has_iteration_numbers=False))
+    facts = Analysis(run(has_iteration_numbers=False)).facts
     unknown = (
         "first_iteration",
         "last_iteration",
@@ -180,13 +182,13 @@ def test_lines_without_numbers_have_no_iterations() -> None:
 
 def test_a_line_without_a_time_counts_as_steady() -> None:
     steps = make_steps(range(5), [100, math.nan, 100, 100, 100])
-    facts = compute_facts(make_run_log(steps))
+    facts = Analysis(make_run_log(steps)).facts
     assert facts.estimated_total_s == 0.5
     assert facts.steady_ms == 100
 
 
 def test_a_history_of_nothing() -> None:
-    facts = compute_facts(make_run_log(make_steps([])))
+    facts = Analysis(make_run_log(make_steps([]))).facts
     assert facts.iterations_logged == 0
     assert facts.eval_steps == []
     empty = {"iterations_logged", "eval_steps", "checkpoint_steps", "segments", "ended"}
@@ -195,7 +197,7 @@ def test_a_history_of_nothing() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_short_histories(count: int) -> None:
-    facts = compute_facts(make_run_log(make_steps(range(count), [900.0, 100.0, 100.0][:count])))
+    facts = Analysis(make_run_log(make_steps(range(count), [900.0, 100.0, 100.0][:count]))).facts
     assert facts.steady_ms == (None if count == 1 else 100)
     assert facts.log_interval == (None if count == 1 else 1)
 
@@ -203,7 +205,7 @@ def test_short_histories(count: int) -> None:
 def test_all_numbers_are_plain_python_ones() -> None:
     """So that they can be written as JSON."""
     for run_log in (run(), run(setup=LoggedSetup(tokens_per_iteration=16384)), make_run_log(make_steps([]))):
-        values = compute_facts(run_log).as_dict()
+        values = Analysis(run_log).facts.as_dict()
         json.dumps(values)
         assert not [name for name, value in values.items() if isinstance(value, np.generic)]
 
@@ -223,14 +225,14 @@ def test_the_issue_names_every_fact() -> None:
 def test_no_trait_is_needed_to_know_a_fact() -> None:
     """Of a trainer that nobody has described, next to all facts are known too."""
     other = Trainer("new", "New", step_time_includes_eval=True, first_iteration=0)
-    mine, theirs = compute_facts(run()).as_dict(), compute_facts(run(trainer=other)).as_dict()
+    mine, theirs = Analysis(run()).facts.as_dict(), Analysis(run(trainer=other)).facts.as_dict()
     different = {name for name in mine if mine[name] != theirs[name]}
     assert different <= {"flops_per_token", "achieved_tflops", "ended"}
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_times_that_add_up_to_more_than_a_number_holds() -> None:
-    run_facts = compute_facts(
+    run_facts = Analysis(
         make_run_log(make_steps(range(10), 1e308, [1e308] * 10), [(0, 1e308, 1e308), (5, 2.0, 2.0)])
-    )
+    ).facts
     assert run_facts.iterations_logged == 10

@@ -17,16 +17,17 @@ from journals import LEDGER, checkpoint, end, evaluation, first_step, record, re
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.explain.explanation import explain
-from glassgpt.explain.rule import Finding
+from glassgpt.record.finding import Finding
 from glassgpt.record.journal import FILE_NAME, Record, encode_line
-from glassgpt.runs.facts import Facts, compute_facts
+from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.facts import Facts
 from glassgpt.runs.from_journal import read_run_journal, run_log_from_records
 from glassgpt.runs.reading import read_run_log
 from glassgpt.training.session import train
 
 
 def facts(records: list[Record], live: bool = False) -> Facts:
-    return compute_facts(run_log_from_records(records, "runs/mine", live))
+    return Analysis(run_log_from_records(records, "runs/mine", live)).facts
 
 
 def test_the_facts_of_a_whole_run() -> None:
@@ -111,7 +112,7 @@ def test_a_resume_takes_back_what_lies_past_it() -> None:
     assert [segment.resumed for segment in run_log.segments] == [False, True]
     assert run_log.steps.iteration.tolist() == [1, 10, 20, 30, 40, 50, 51, 60, 70, 80, 90, 100]
     assert run_log.steps.segment.tolist() == [0] * 6 + [1] * 6
-    run_facts = compute_facts(run_log)
+    run_facts = Analysis(run_log).facts
     assert (run_facts.segments, run_facts.eval_steps, run_facts.checkpoint_steps) == (2, [0, 50], [50])
     assert run_facts.first_iteration_ms == 1530
 
@@ -168,7 +169,7 @@ def test_a_run_that_was_killed_counts_as_far_as_its_steps_tell() -> None:
 def test_nan_losses_come_back_as_numbers(tmp_path: Path) -> None:
     records = [run(), first_step(), step(10), step(20, loss=math.nan), evaluation(20, "val", math.inf)]
     (tmp_path / FILE_NAME).write_bytes(b"".join(encode_line(record) for record in records))
-    run_facts = compute_facts(read_run_journal(tmp_path))
+    run_facts = Analysis(read_run_journal(tmp_path)).facts
     assert run_facts.nan_step == 20
     assert run_facts.final_val_loss == math.inf
 
@@ -198,12 +199,12 @@ def written(folder: Path, records: list[Record], tail: bytes = b"") -> Path:
 def test_a_folder_and_its_journal_say_the_same(tmp_path: Path) -> None:
     folder = written(tmp_path / "run", whole_run())
     assert read_run_log(str(folder)).trainer.id == "glassgpt"
-    assert compute_facts(read_run_log(str(folder))) == compute_facts(read_run_log(str(folder / FILE_NAME)))
+    assert Analysis(read_run_log(str(folder))).facts == Analysis(read_run_log(str(folder / FILE_NAME))).facts
 
 
 def test_a_torn_line_at_the_end_is_passed_over(tmp_path: Path) -> None:
     folder = written(tmp_path / "run", whole_run()[:-1], b'{"kind":"step","iter":11')
-    assert compute_facts(read_run_log(str(folder))).last_iteration == 100
+    assert Analysis(read_run_log(str(folder))).facts.last_iteration == 100
 
 
 def test_a_journal_under_another_name_is_known_by_its_content(tmp_path: Path) -> None:
@@ -232,7 +233,7 @@ def test_damaged_records_do_not_stop_it(seed: int) -> None:
     from glassgpt.record.journal import parse_records
 
     try:
-        run_facts = compute_facts(run_log_from_records(parse_records(lines.splitlines()), "x"))
+        run_facts = Analysis(run_log_from_records(parse_records(lines.splitlines()), "x")).facts
     except UserError:
         return
     json.dumps(run_facts.as_dict())
@@ -254,7 +255,7 @@ def damage(value: dict[str, Any], dice: random.Random) -> None:
 def test_a_real_run(tiny: Callable[..., TrainConfig]) -> None:
     config = tiny(max_iters=30, eval_interval=10, log_interval=5)
     train(config)
-    run_facts = compute_facts(read_run_log(config.out_dir))
+    run_facts = Analysis(read_run_log(config.out_dir)).facts
     assert (run_facts.last_iteration, run_facts.eval_steps, run_facts.ended) == (
         30,
         [0, 10, 20, 30],

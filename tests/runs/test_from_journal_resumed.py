@@ -14,7 +14,7 @@ from journals import end, evaluation, record, resume, run, step, whole_run
 from glassgpt.compare import Comparison, compare
 from glassgpt.compare.compared_run import ComparedRun, make_compared_runs
 from glassgpt.record.journal import Record
-from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.from_journal import run_log_from_records
 from glassgpt.runs.run_log import RunLog
 
@@ -65,17 +65,17 @@ def taken_over() -> RunLog:
 
 
 def compared(*histories: RunLog) -> Comparison:
-    return compare([(run_log, compute_facts(run_log)) for run_log in histories])
+    return compare(histories)
 
 
 def side(run_log: RunLog) -> ComparedRun:
-    sides, _ = make_compared_runs([(run_log, compute_facts(run_log))], None)
+    sides, _ = make_compared_runs([run_log], None)
     return sides[0]
 
 
 def test_times_and_rates_are_of_one_batch_size() -> None:
     """The last one's, which is what the settings say: 20 ms went with another number of tokens."""
-    run_facts = compute_facts(two_processes())
+    run_facts = Analysis(two_processes()).facts
     assert (run_facts.steady_ms, run_facts.tokens_per_iteration, run_facts.tokens_per_s) == (
         10.0,
         1000,
@@ -85,10 +85,10 @@ def test_times_and_rates_are_of_one_batch_size() -> None:
 
 def test_tokens_are_those_that_were_seen() -> None:
     run = side(two_processes())
-    assert run.metrics.tokens_seen == 300_000
+    assert run.analysis.tokens_seen == 300_000
     assert run.tokens_at_best == 300_000
     assert run.curve.positions["tokens"].tolist() == [0, 200_000, 300_000]
-    assert run.metrics.total_flops == pytest.approx(300_000 * 70_958_592)
+    assert run.analysis.total_flops == pytest.approx(300_000 * 70_958_592)
 
 
 def test_a_later_process_starts_up_later() -> None:
@@ -101,8 +101,8 @@ def test_a_run_that_took_over_another_did_only_its_own_updates() -> None:
     run_log = taken_over()
     run = side(run_log)
     assert run_log.iteration_count() == 100
-    assert run.metrics.tokens_seen == 150_000
-    assert run.metrics.tokens_of_this_run == 100_000  # in 5.25 s
+    assert run.analysis.tokens_seen == 150_000
+    assert run.analysis.tokens_of_this_run == 100_000  # in 5.25 s
 
 
 def test_tokens_over_the_whole_run_are_the_runs_own() -> None:
@@ -117,7 +117,7 @@ def test_the_mfu_of_a_team_is_of_all_its_peaks() -> None:
     """1,000 tokens in 10 ms are 100,000/s, x 70.96 MFLOP 7.096 TFLOP/s; two devices of 10 can do 20."""
     team = {"team": {"size": 2}, "peak": {"value": 10e12}}
     lines = [one | {"mfu": 35.48} for one in steps(0, 0, 200, 1000, seen=0, ms=10.0)]
-    run = side(run_log_from_records([began(0, 0, 1000, **team), *lines, end(200)], "team")).metrics
+    run = side(run_log_from_records([began(0, 0, 1000, **team), *lines, end(200)], "team"))
     assert run.mfu == pytest.approx(35.48, rel=1e-3)
 
 
@@ -126,12 +126,12 @@ def test_a_modern_model_has_no_positions_to_take_off() -> None:
     shape = {"arch": "modern", "block_size": 32, "n_embd": 32, "n_layer": 2, "vocab_size": 43}
     counted = {"parameters": 27_488, "parameters_without_positions": 27_488}
     records[0] = records[0] | {"model": shape | counted}
-    assert side(run_log_from_records(records, "modern")).metrics.size.parameters == 27_488
+    assert side(run_log_from_records(records, "modern")).analysis.size.parameters == 27_488
 
 
 @pytest.mark.parametrize("reason", ["stopped early", "evaluated"])
 def test_a_run_that_did_what_was_asked_is_finished(reason: str) -> None:
-    assert compute_facts(run_log_from_records([*whole_run()[:-1], end(60, reason)], "x")).ended == "finished"
+    assert Analysis(run_log_from_records([*whole_run()[:-1], end(60, reason)], "x")).facts.ended == "finished"
 
 
 def test_tokens_that_make_no_sense_are_not_counted_with() -> None:

@@ -11,7 +11,7 @@ from learning_logs import any_run_log
 from run_logs import make_run_log, make_steps
 
 from glassgpt.i18n import LANGUAGES, use_language
-from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.glossary import glossary
 from glassgpt.runs.run_log import LoggedEvaluation, RunLog
 from glassgpt.runs.trainers import BY_ID
@@ -47,7 +47,7 @@ def whole(trainer: str = "nanogpt") -> RunLog:
 
 
 def pieces(run_log: RunLog) -> list[str]:
-    return [entry.log_text for entry in glossary(run_log, compute_facts(run_log))]
+    return [entry.log_text for entry in glossary(run_log, Analysis(run_log).facts)]
 
 
 def test_a_line_of_nanogpt_piece_by_piece() -> None:
@@ -63,7 +63,7 @@ def test_a_line_of_nanogpt_piece_by_piece() -> None:
 
 
 def test_it_says_what_is_true_of_nanogpt() -> None:
-    entries = {entry.log_text: entry.meaning for entry in glossary(whole(), compute_facts(whole()))}
+    entries = {entry.log_text: entry.meaning for entry in glossary(whole(), Analysis(whole()).facts)}
     assert "A100" in entries["mfu 12.50%"]
     assert "312 TFLOP/s" in entries["mfu 12.50%"]
     assert "running average" in entries["mfu 12.50%"]
@@ -72,7 +72,7 @@ def test_it_says_what_is_true_of_nanogpt() -> None:
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_every_trainer_has_its_own(trainer: str) -> None:
-    entries = glossary(whole(trainer), compute_facts(whole(trainer)))
+    entries = glossary(whole(trainer), Analysis(whole(trainer)).facts)
     assert len(entries) >= 2
     assert len({entry.log_text for entry in entries}) == len(entries)
     for entry in entries:
@@ -88,17 +88,18 @@ def test_only_what_the_log_has(trainer: str) -> None:
     assert not [piece for piece in pieces(run_log) if any(sign.isdigit() for sign in piece)]
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_pieces_are_the_same_in_every_language(trainer: str, language: str) -> None:
-    run_log = whole(trainer)
-    in_english = pieces(run_log)
-    with use_language(language):
-        assert pieces(run_log) == in_english
-        meanings = {entry.meaning for entry in glossary(run_log, compute_facts(run_log))}
-    english = {entry.meaning for entry in glossary(run_log, compute_facts(run_log))}
-    assert (meanings == english) == (language == "en")
-    assert not meanings & english or language == "en"
+def test_pieces_are_the_same_in_every_language(language: str, subtests: pytest.Subtests) -> None:
+    for trainer in TRAINERS:
+        run_log = whole(trainer)
+        in_english = pieces(run_log)
+        english = {entry.meaning for entry in glossary(run_log, Analysis(run_log).facts)}
+        with subtests.test(trainer):
+            with use_language(language):
+                assert pieces(run_log) == in_english
+                meanings = {entry.meaning for entry in glossary(run_log, Analysis(run_log).facts)}
+            assert (meanings == english) == (language == "en")
+            assert not meanings & english or language == "en"
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
@@ -117,6 +118,6 @@ def test_a_loss_that_is_no_number_is_shown_as_it_is() -> None:
 @settings(max_examples=50, deadline=None)
 @given(any_run_log())
 def test_any_history_at_all(run_log: RunLog) -> None:
-    for entry in glossary(run_log, compute_facts(run_log)):
+    for entry in glossary(run_log, Analysis(run_log).facts):
         assert entry.log_text
         assert entry.meaning

@@ -7,7 +7,9 @@ import json
 import random
 import re
 import time
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -17,13 +19,14 @@ from printed import SyntheticRun
 from printed_more import every_trainer
 
 from glassgpt.errors import UserError
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.exit_status import read_event
-from glassgpt.runs.facts import compute_facts
 from glassgpt.runs.header import read_header
 from glassgpt.runs.lines import read_lines
-from glassgpt.runs.recognise import KNOWN, read_log
+from glassgpt.runs.recognise import KNOWN, LOG_TRAINERS, read_log
 from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.trainer import Trainer
 
 TRAINERS = every_trainer(SyntheticRun(updates=23))
 CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
@@ -38,7 +41,7 @@ def read(data: bytes) -> RunLog | None:
         run_log = read_log(read_lines(io.BytesIO(data)), "run.log")
     except UserError:
         return None
-    json.dumps(compute_facts(run_log).as_dict())
+    json.dumps(Analysis(run_log).facts.as_dict())
     assert not [text for text in texts_in(run_log) if CONTROL.search(text)]
     return run_log
 
@@ -98,9 +101,7 @@ def test_lines_of_all_trainers_in_any_order(lines: list[str]) -> None:
     [
         "9" * 400,
         "1e999",
-        "-1e999",
         "nan",
-        "inf",
         "-inf",
         "0",
         "-0.0",
@@ -137,31 +138,24 @@ PIECES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("piece", PIECES)
-def test_no_line_takes_long(piece: str) -> None:
+def test_no_line_takes_long() -> None:
     """Lines of 4000 characters that begin to look like something again and again."""
-    from glassgpt.runs.recognise import LOG_TRAINERS
-
-    for tail in ("", "x", " loss 1 ms"):
-        for text in (piece, piece.upper()):
+    slow = []
+    for piece, tail in product(PIECES, ("", "x", " loss 1 ms")):
+        for text in {piece, piece.upper()}:
             line = (text * 4000)[: 4000 - len(tail)] + tail
-            for trainer in LOG_TRAINERS:
-                builder = RunBuilder(trainer)
-                reader = trainer.make_reader()
-                assert (
-                    seconds(lambda reader=reader, builder=builder, line=line: reader(line, builder))
-                    < PATIENCE_S
-                ), trainer.id
-            for take in (read_header, read_event):
-                builder = RunBuilder(LOG_TRAINERS[0])
-                assert (
-                    seconds(lambda take=take, builder=builder, line=line: take(line, builder)) < PATIENCE_S
-                ), take.__name__
+            readers: list[tuple[str, Callable[[str, RunBuilder], object], Trainer]]
+            readers = [(trainer.id, trainer.make_reader(), trainer) for trainer in LOG_TRAINERS]
+            readers.append(("header", read_header, LOG_TRAINERS[0]))
+            readers.append(("event", read_event, LOG_TRAINERS[0]))
+            for name, reader, trainer in readers:
+                if seconds(lambda: reader(line, RunBuilder(trainer))) > PATIENCE_S:  # noqa: B023 - called at once
+                    slow.append((name, piece, tail))
+    assert slow == []
 
 
-def seconds(act: object) -> float:
+def seconds(act: Callable[[], object]) -> float:
     """The better of three: the machine may be busy."""
-    assert callable(act)
     spent = []
     for _ in range(3):
         begun = time.perf_counter()

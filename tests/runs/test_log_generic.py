@@ -10,7 +10,7 @@ from printed import SyntheticRun
 from printed_more import unknown
 
 from glassgpt.errors import UserError
-from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.analysis import Analysis
 
 
 def test_a_whole_log() -> None:
@@ -149,7 +149,7 @@ def test_mingpt_is_not_nanogpt() -> None:
     lines = [line.format(at=at, ms=40 + at // 100 % 3) for at in range(0, 1000, 100)]
     now = parse_log("number of parameters: 2.67M\n" + "".join(lines))
     assert now.trainer.id == "unknown"
-    assert compute_facts(now).steady_ms == 41.0
+    assert Analysis(now).facts.steady_ms == 41.0
     bar = "epoch {epoch} iter {at}: train loss 2.50000. lr 6.000000e-04:  33%|###| {at}/300 [00:10<00:20]"
     old = parse_facts("".join(bar.format(epoch=epoch, at=at) + "\n" for epoch in (1, 2) for at in range(300)))
     assert (old.segments, old.iterations_logged, old.last_iteration) == (1, 600, 599)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import gzip
 import io
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from dirt import NOISE, STAMPS, TEXT_DIRT, coloured, crlf, notebook, twice
+from dirt import NOISE, STAMPS, TEXT_DIRT, Dirt, coloured, crlf, notebook, of_two_ranks, twice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_checks import ExpectedLog, check_facts, expected_facts, nearly_equal, parse_facts, parse_log
 from printed import SyntheticRun
 from printed_more import every_trainer
 
-from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.lines import read_lines
 from glassgpt.runs.recognise import read_log
 
@@ -35,7 +36,7 @@ courses = st.builds(
 
 
 def read_bytes(data: bytes) -> dict[str, object]:
-    return compute_facts(read_log(read_lines(io.BytesIO(data)), "run.log")).as_dict()
+    return Analysis(read_log(read_lines(io.BytesIO(data)), "run.log")).facts.as_dict()
 
 
 def check_bytes(data: bytes, expected: ExpectedLog) -> None:
@@ -48,11 +49,11 @@ def check_bytes(data: bytes, expected: ExpectedLog) -> None:
     assert wrong == {}, f"got, wanted: {wrong}"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_facts_of_a_clean_log(name: str) -> None:
-    expected = TRAINERS[name]
-    assert parse_log(expected.text).trainer.id == expected.format
-    check_facts(expected.text, expected)
+def test_the_facts_of_a_clean_log(subtests: pytest.Subtests) -> None:
+    for name, expected in TRAINERS.items():
+        with subtests.test(name):
+            assert parse_log(expected.text).trainer.id == expected.format
+            check_facts(expected.text, expected)
 
 
 @settings(max_examples=12, deadline=None)
@@ -79,10 +80,10 @@ def test_noise_between_lines_changes_nothing(name: str, seed: int, amount: int) 
     check_facts("".join(f"{line}\n" for line in lines), expected)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_kind_of_noise_after_every_line_changes_nothing(name: str) -> None:
-    expected = TRAINERS[name]
-    check_facts("".join("\n".join((line, *NOISE, "")) for line in expected.lines), expected)
+def test_every_kind_of_noise_after_every_line_changes_nothing(subtests: pytest.Subtests) -> None:
+    for name, expected in TRAINERS.items():
+        with subtests.test(name):
+            check_facts("".join("\n".join((line, *NOISE, "")) for line in expected.lines), expected)
 
 
 @settings(max_examples=30, deadline=None)
@@ -94,55 +95,42 @@ def test_a_log_that_stops_says_what_it_says_up_to_there(name: str, data: st.Data
     check_facts(expected.text, expected)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dirt", TEXT_DIRT)
-def test_dirt_changes_nothing(name: str, dirt: str) -> None:
-    if dirt == "of_two_ranks" and name == "trainer with bars":
-        pytest.skip("a bar is drawn by one rank only")
-    expected = TRAINERS[name]
-    check_facts(TEXT_DIRT[dirt](expected.text), expected)
+@pytest.mark.parametrize("dirt", [*TEXT_DIRT.values(), notebook, twice], ids=lambda dirt: dirt.__name__)
+def test_dirt_changes_nothing(dirt: Dirt, subtests: pytest.Subtests) -> None:
+    for name, expected in TRAINERS.items():
+        if dirt is of_two_ranks and name == "trainer with bars":
+            continue  # a bar is drawn by one rank only
+        if dirt is twice and name in UNNUMBERED:
+            continue
+        with subtests.test(name):
+            check_facts(dirt(expected.text), expected)
 
 
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("stamp", STAMPS)
-def test_what_stands_in_front_of_every_line_changes_nothing(name: str, stamp: str) -> None:
-    expected = TRAINERS[name]
-    # An evaluation off the grid tells the end of a log, but not of an excerpt.
-    unsure = stamp == "fenced" and expected.format == "build-nanogpt"
-    check_facts(STAMPS[stamp](expected.text), expected, ignoring=("ended",) if unsure else ())
+def test_what_stands_in_front_of_every_line_changes_nothing(stamp: str, subtests: pytest.Subtests) -> None:
+    for name, expected in TRAINERS.items():
+        # An evaluation off the grid tells the end of a log, but not of an excerpt.
+        unsure = stamp == "fenced" and expected.format == "build-nanogpt"
+        with subtests.test(name):
+            check_facts(STAMPS[stamp](expected.text), expected, ignoring=("ended",) if unsure else ())
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_output_of_a_notebook(name: str) -> None:
-    expected = TRAINERS[name]
-    check_facts(notebook(expected.text), expected)
+BYTES: dict[str, Callable[[str], bytes]] = {
+    "crlf": lambda text: crlf(text).encode(),
+    "coloured": lambda text: coloured(text).encode(),
+    "gzip": lambda text: gzip.compress(text.encode()),
+    "utf-8-sig": lambda text: text.encode("utf-8-sig"),
+    "utf-16": lambda text: text.encode("utf-16"),
+    "utf-16-le": lambda text: text.encode("utf-16-le"),
+    "utf-16-be": lambda text: text.encode("utf-16-be"),
+}
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - UNNUMBERED))
-def test_two_ranks_that_print_everything(name: str) -> None:
-    expected = TRAINERS[name]
-    check_facts(twice(expected.text), expected)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dirt", [crlf, coloured])
-def test_line_ends_and_colours(name: str, dirt: object) -> None:
-    expected = TRAINERS[name]
-    assert callable(dirt)
-    check_bytes(dirt(expected.text).encode(), expected)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
-def test_encodings(name: str, encoding: str) -> None:
-    expected = TRAINERS[name]
-    check_bytes(expected.text.encode(encoding), expected)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_gzip(name: str) -> None:
-    expected = TRAINERS[name]
-    check_bytes(gzip.compress(expected.text.encode()), expected)
+@pytest.mark.parametrize("form", BYTES)
+def test_line_ends_colours_and_encodings(form: str, subtests: pytest.Subtests) -> None:
+    for name, expected in TRAINERS.items():
+        with subtests.test(name):
+            check_bytes(BYTES[form](expected.text), expected)
 
 
 @settings(max_examples=40, deadline=None)

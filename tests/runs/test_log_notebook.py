@@ -10,7 +10,7 @@ import pytest
 
 from glassgpt.errors import UserError
 from glassgpt.runs import lines
-from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.reading import read_run_log
 
 LINES = [f"iter {at}: loss {4 - at / 100:.4f}, time 33.00ms, mfu 5.00%\n" for at in range(0, 50, 10)]
@@ -37,7 +37,7 @@ def test_only_what_was_printed_counts(tmp_path: Path, indent: int | None, text: 
     )
     name = written(tmp_path / "a", cell(source, stream(text)), indent=indent)
     run_log = read_run_log(name)
-    facts = compute_facts(run_log)
+    facts = Analysis(run_log).facts
     assert (facts.iterations_logged, facts.last_iteration, facts.checkpoint_steps) == (5, 40, [])
     assert "max_iters" not in run_log.setup.settings
 
@@ -53,13 +53,13 @@ def test_a_traceback_ends_it(tmp_path: Path) -> None:
         "output_type": "error",
         "traceback": ["Traceback (most recent call last):\n", "ValueError: no\n"],
     }
-    facts = compute_facts(read_run_log(written(tmp_path / "a", cell("train()", stream(LINES), error))))
+    facts = Analysis(read_run_log(written(tmp_path / "a", cell("train()", stream(LINES), error)))).facts
     assert facts.ended == "crashed"
 
 
 def test_a_log_that_is_only_quoted_is_read_as_a_quote(tmp_path: Path) -> None:
     cell = {"cell_type": "markdown", "metadata": {}, "source": ["It prints:\n", "\n", *LINES]}
-    assert compute_facts(read_run_log(written(tmp_path / "a", cell))).iterations_logged == 5
+    assert Analysis(read_run_log(written(tmp_path / "a", cell))).facts.iterations_logged == 5
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_one_without_a_log_is_no_log(tmp_path: Path, cells: list[Any]) -> None:
 def test_a_torn_one_is_read_line_by_line(tmp_path: Path) -> None:
     whole = written(tmp_path / "a", cell("train()", stream(LINES)))
     Path(whole).write_text(Path(whole).read_text()[:-30])
-    assert compute_facts(read_run_log(whole)).iterations_logged == 5
+    assert Analysis(read_run_log(whole)).facts.iterations_logged == 5
 
 
 def test_one_that_is_too_large_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,8 @@ from printed import SyntheticRun, llmc, nanogpt
 from printed_more import every_trainer, trainer
 
 from glassgpt.explain.explanation import explain
-from glassgpt.explain.rule import RunAnalysis
 from glassgpt.explain.rules.resumes import resume_replays_data
-from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.analysis import Analysis
 
 COURSE = SyntheticRun(updates=40, eval_every=10)
 
@@ -155,12 +154,12 @@ def test_a_resume_with_larger_batches_has_its_own_speed() -> None:
     text += head.format(tokens="65,536", how="Resuming training from out")
     text += "".join(f"iter {at}: loss 3.0000, time 120.00ms, mfu 5.00%\n" for at in range(1000, 1501, 10))
     run_log = parse_log(text)
-    facts = compute_facts(run_log)
+    facts = Analysis(run_log).facts
     assert (facts.segments, facts.tokens_per_iteration, facts.steady_ms) == (2, 65536, 120.0)
     assert facts.tokens_per_s == pytest.approx(65536 / 0.120)
     assert facts.estimated_total_s == pytest.approx((1001 * 30 + 501 * 120) / 1000)
     # Nor can iterations of the second process be counted that see the batches of the first.
-    assert resume_replays_data(RunAnalysis(run_log, facts)) is None
+    assert resume_replays_data(Analysis(run_log)) is None
 
 
 # --- two trainers ---
@@ -179,7 +178,7 @@ def test_every_trainer_after_every_other(trainers: dict[str, ExpectedLog]) -> No
         assert [one.trainer.id for one in run_log.earlier_runs] == [first.format]
         assert run_log.trainer.id == second.format
         for told, read in ((second, run_log), (first, run_log.earlier_runs[0])):
-            got = compute_facts(read).as_dict()
+            got = Analysis(read).facts.as_dict()
             wrong = {
                 name: value
                 for name, value in expected_facts(told).items()
@@ -211,7 +210,7 @@ def test_the_second_header_says_nothing_about_the_first_run() -> None:
 def test_a_crash_and_a_stopwatch_belong_to_the_run_before() -> None:
     crash = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\nreal\t1m40.5s\n"
     run_log = parse_log(nanogpt(COURSE).text + crash + llmc(COURSE).text)
-    assert compute_facts(run_log.earlier_runs[0]).ended == "oom"
+    assert Analysis(run_log.earlier_runs[0]).facts.ended == "oom"
     assert run_log.earlier_runs[0].setup.wall_s == 100.5
     assert run_log.setup.wall_s is None
     assert not any(finding.id == "oom" for finding in explain(run_log).findings)

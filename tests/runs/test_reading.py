@@ -13,7 +13,7 @@ from journals import whole_run
 
 from glassgpt.errors import UserError
 from glassgpt.record.journal import FILE_NAME, encode_line
-from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.reading import looks_like_journal, read_run_log
 
 LOG = "".join(f"iter {at}: loss 3.0, time 33.00ms, mfu 5.00%\n" for at in range(12)).encode()
@@ -53,7 +53,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
 def test_a_file_and_a_pipe_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run.log").write_bytes(LOG)
     monkeypatch.setattr(sys, "stdin", Piped(LOG))
-    assert compute_facts(read_run_log("-")) == compute_facts(read_run_log(str(tmp_path / "run.log")))
+    assert Analysis(read_run_log("-")).facts == Analysis(read_run_log(str(tmp_path / "run.log"))).facts
 
 
 def test_a_folder_needs_a_journal(tmp_path: Path) -> None:
@@ -115,3 +115,11 @@ def test_journals_are_known_by_their_first_line(start: bytes, is_one: bool) -> N
 def test_reading_never_imports_torch() -> None:
     code = "import sys, glassgpt.runs.reading, glassgpt.runs.facts; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_demo_logs_are_read_anywhere_and_a_wrong_name_lists_them() -> None:
+    assert read_run_log("demo:cpu").evals[-1].val_loss == 1.8857
+    run_log = read_run_log("demo:gpu")
+    assert (run_log.name, run_log.trainer.id, run_log.evals[-1].val_loss) == ("demo:gpu", "nanogpt", 1.7096)
+    with pytest.raises(UserError, match="there are demo:cpu and demo:gpu"):
+        read_run_log("demo:tpu")

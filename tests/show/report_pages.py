@@ -11,7 +11,7 @@ import pytest
 
 from glassgpt import i18n
 from glassgpt.config import ConfigValue
-from glassgpt.explain.rule import Finding
+from glassgpt.record.finding import Finding
 from glassgpt.runs.run_log import Floats, LoggedEvaluation, LoggedSetup, RunLog, Segment, Steps
 from glassgpt.runs.trainers import BY_ID
 

@@ -14,8 +14,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from glassgpt.explain.explanation import explain
-from glassgpt.explain.rule import Finding, Severity
 from glassgpt.i18n import LANGUAGES, use_language
+from glassgpt.record.finding import Finding, Severity
 from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog, Segment
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.show.terminal.explain_view import print_explanation, print_finding, print_watch_update

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from report_pages import FINDINGS, bare_run, disable_translations, glassgpt_run, make_columns, nanogpt_run
 
 from glassgpt.errors import UserError
-from glassgpt.explain.rule import Finding
 from glassgpt.i18n import use_language
-from glassgpt.runs.facts import compute_facts
+from glassgpt.record.finding import Finding
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog
 from glassgpt.show.report.drawing import smooth_series, thinned_indices
 from glassgpt.show.report.page import report_html, write_report
@@ -36,7 +36,7 @@ STYLE = (resources.files("glassgpt.show.report") / "style.css").read_text()
 
 def page_of(history: RunLog, findings: tuple[Finding, ...] = FINDINGS, name: str = "a run") -> str:
     """Without plotly's own code, which is megabytes of other people's strings."""
-    page = report_html(history, compute_facts(history), findings, name)
+    page = report_html(history, Analysis(history).facts, findings, name)
     return re.sub(r"<script>/\*\*.*?</script>", "<script></script>", page, flags=re.DOTALL)
 
 
@@ -72,7 +72,7 @@ def structure_of(page: str) -> list[tuple[str, dict[str, str | None]]]:
 
 
 def test_the_policy_names_the_scripts_of_the_page_and_allows_no_other() -> None:
-    page = report_html(nanogpt_run(), compute_facts(nanogpt_run()), FINDINGS, "a run")
+    page = report_html(nanogpt_run(), Analysis(nanogpt_run()).facts, FINDINGS, "a run")
     match = re.search(r'http-equiv="Content-Security-Policy" content=".*?script-src ([^;]*);', page)
     assert match is not None
     scripts = re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL)
@@ -135,7 +135,7 @@ def test_charts_without_data_are_left_out_and_say_why() -> None:
 
 def test_loss_chart_marks_the_best_and_shows_the_noise() -> None:
     history = nanogpt_run()
-    facts = compute_facts(history)
+    facts = Analysis(history).facts
     traces = {trace["name"]: trace for trace in figures_of(page_of(history))["loss"]["data"]}
     assert traces["best"]["x"] == [facts.best_val_step]
     assert traces["best"]["y"] == [pytest.approx(facts.best_val_loss)]
@@ -170,7 +170,7 @@ def test_lines_break_where_a_process_ends() -> None:
 
 def test_time_in_the_chart_is_the_time_in_the_facts() -> None:
     history = nanogpt_run()
-    facts, timeline = compute_facts(history), build_timeline(history, compute_facts(history))
+    facts, timeline = Analysis(history).facts, build_timeline(history, Analysis(history).facts)
     assert timeline is not None
     assert facts.overhead_share is not None
     assert timeline.total_s == pytest.approx(facts.estimated_total_s)
@@ -189,7 +189,7 @@ def test_time_of_a_journal_is_its_ledger() -> None:
     assert seconds_by_phase(history, None) == dict(history.ledger)
     for words in ("compiling", "135", "waiting for data", "72.1%"):
         assert words in page
-    timeline = build_timeline(history, compute_facts(history))
+    timeline = build_timeline(history, Analysis(history).facts)
     assert timeline is not None
     assert timeline.train_s.sum() == pytest.approx(135, rel=0.01)
     assert timeline.train_s.min() > 0.95 * timeline.train_s.max()
@@ -210,7 +210,7 @@ def test_bars_add_up_to_the_total_in_the_summary() -> None:
     parts = (*parts[:1], replace(parts[1], first_iteration=1500))
     ledger = {"startup": 60.0, "train": 135.0, "eval": 11.7, "log": 500.0}
     history = replace(history, segments=parts, ledger=ledger)
-    timeline = build_timeline(history, compute_facts(history))
+    timeline = build_timeline(history, Analysis(history).facts)
     assert timeline is not None
     assert {int(at): s for at, s in zip(timeline.bin_start, timeline.startup_s, strict=True) if s} == {
         0: 20.0,
@@ -382,18 +382,18 @@ def test_without_plotly_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     history = nanogpt_run()
     with pytest.raises(UserError, match=r"pip install 'glassgpt\[report\]'"):
-        write_report(tmp_path / "report.html", history, compute_facts(history), (), "x")
+        write_report(tmp_path / "report.html", history, Analysis(history).facts, (), "x")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_writing_replaces_the_old_report_at_once(tmp_path: Path) -> None:
     history, path = nanogpt_run(), tmp_path / "report.html"
     path.write_text("old")
-    write_report(path, history, compute_facts(history), FINDINGS, "x")
+    write_report(path, history, Analysis(history).facts, FINDINGS, "x")
     assert path.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(UserError, match="could not be written"):
-        write_report(tmp_path / "none" / "report.html", history, compute_facts(history), (), "x")
+        write_report(tmp_path / "none" / "report.html", history, Analysis(history).facts, (), "x")
 
 
 def test_neither_torch_nor_plotly_is_loaded_before_it_is_needed() -> None:

@@ -15,7 +15,7 @@ import pytest
 from report_pages import FINDINGS, disable_translations, glassgpt_run, nanogpt_run
 
 from glassgpt.i18n import use_language
-from glassgpt.runs.facts import compute_facts
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import RunLog
 from glassgpt.show.report.page import report_html
 
@@ -111,7 +111,7 @@ def look_at(page: str, folder: Path, width: int, dark: bool = False, blocked: in
 
 def page_of(history: RunLog) -> str:
     return report_html(
-        history, compute_facts(history), FINDINGS, "a-log-with-quite-a-long-name-from-some-cluster.log"
+        history, Analysis(history).facts, FINDINGS, "a-log-with-quite-a-long-name-from-some-cluster.log"
     )
 
 

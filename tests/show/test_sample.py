@@ -27,7 +27,7 @@ from glassgpt.record.run_dir import CHECKPOINTS_DIR
 from glassgpt.sample import sampler as writers
 from glassgpt.sample.sample_options import SampleOptions
 from glassgpt.show.terminal.sample_view import SEPARATOR, describe_checkpoint
-from glassgpt.training.checkpoint.checkpoints import best_checkpoint, committed_paths
+from glassgpt.training.checkpoint.checkpoints import committed_paths, list_checkpoints
 from glassgpt.training.session import train
 
 MakeConfig = Callable[..., TrainConfig]
@@ -200,7 +200,7 @@ def model_line(err: str) -> str:
 
 
 def test_every_way_to_name_a_run(mine: TrainConfig, capsys: Capture) -> None:
-    lowest = best_checkpoint(Path("runs/mine"))
+    lowest = list_checkpoints(Path("runs/mine")).best
     assert lowest is not None
     at = lowest.iter
     for words, expected in (
@@ -231,7 +231,7 @@ def test_out_dir_means_the_newest_of_its_row(here: Path, tiny: MakeConfig, capsy
 
 
 def test_a_damaged_best_checkpoint_is_warned_of(mine: TrainConfig, capsys: Capture) -> None:
-    lowest = best_checkpoint(Path("runs/mine"))
+    lowest = list_checkpoints(Path("runs/mine")).best
     assert lowest is not None
     whole, _ = sampled(capsys, f"mine@{next(at for at in (12, 8) if at != lowest.iter)}")
     path = lowest.path / "model.safetensors"

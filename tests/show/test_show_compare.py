@@ -9,7 +9,6 @@ import numpy as np
 from rich.console import Console
 
 from glassgpt.compare import compare
-from glassgpt.runs.facts import compute_facts
 from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog, Segment, Steps
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.show.terminal.compare_view import print_comparison
@@ -43,7 +42,7 @@ _FALLING_MORE = ((0, 4.2), (450, 1.9), (1000, 1.4))
 
 def printed(*histories: RunLog, width: int = 100) -> str:
     out = io.StringIO()
-    comparison = compare([(one, compute_facts(one)) for one in histories])
+    comparison = compare(histories)
     print_comparison(comparison, Console(file=out, width=width, color_system=None))
     return out.getvalue()
 

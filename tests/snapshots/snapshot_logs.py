@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 TESTS = Path(__file__).parents[1]
+DEMO = TESTS.parent / "glassgpt/demo"
 
 
 def _generator(name: str) -> ModuleType:
@@ -30,9 +31,12 @@ def _file_name(title: str) -> str:
 
 
 def every_log() -> dict[str, str]:
-    """Name -> text: real golden logs, every trainer's format, the planted faults, the notes."""
+    """Name -> text: the demo logs, every trainer's format, the planted faults, the notes."""
     return {
-        **{path.stem: path.read_text(encoding="utf-8") for path in sorted(TESTS.rglob("golden/*.log"))},
+        **{
+            path.stem: path.read_text(encoding="utf-8")
+            for path in sorted(TESTS.parent.glob("glassgpt/demo/*.log"))
+        },
         **_printed(),
         **_planted(),
         **_notes(),

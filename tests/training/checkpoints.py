@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
+from glassgpt.files import read_small_file
 from glassgpt.record.journal import Record
+from glassgpt.training.checkpoint import checkpoints
 from glassgpt.training.checkpoint.checkpoints import TensorsByFile
 from glassgpt.training.checkpoint.saver import Saver
 
@@ -24,6 +27,19 @@ def save_and_wait(saver: Saver, iteration: int, val_loss: float | None = None) -
     record = saver.poll(wait=True)
     assert record is not None
     return record
+
+
+def count_state_reads(patch: pytest.MonkeyPatch) -> list[Path]:
+    """Every state.json that is read from now on, as often as it is read."""
+    reads: list[Path] = []
+
+    def read(path: Path, *limit: int) -> bytes:
+        if path.name == "state.json":
+            reads.append(path)
+        return read_small_file(path, *limit)
+
+    patch.setattr(checkpoints, "read_small_file", read)
+    return reads
 
 
 def write_checkpoints(folder: Path) -> Path:

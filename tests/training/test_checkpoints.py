@@ -14,8 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import make_tensors, save_and_wait, write_checkpoints
-from tiny import MakeConfig, assert_same_tensors, files_under, last_tensors, records, resume, run_until_crash
+from checkpoints import count_state_reads, make_tensors, save_and_wait, write_checkpoints
+from tiny import (
+    Crash,
+    MakeConfig,
+    assert_same_tensors,
+    files_under,
+    last_tensors,
+    records,
+    resume,
+    run_until_crash,
+)
 
 from glassgpt.errors import UserError
 from glassgpt.files import read_small_file
@@ -23,14 +32,15 @@ from glassgpt.record import journal
 from glassgpt.record.run_dir import CHECKPOINTS_DIR
 from glassgpt.training.checkpoint import checkpoints
 from glassgpt.training.checkpoint.checkpoints import (
-    best_checkpoint,
     committed_paths,
     encode_state,
+    list_checkpoints,
     load_latest_intact,
     load_tensors,
     read_checkpoint,
 )
 from glassgpt.training.checkpoint.saver import Saver
+from glassgpt.training.learner import Learner
 from glassgpt.training.session import train
 from glassgpt.training.weight_source import from_checkpoint
 
@@ -63,7 +73,7 @@ def test_a_loss_that_is_nan_is_nobodys_best(tmp_path: Path) -> None:
     for iteration, val_loss in ((1, math.nan), (2, 2.0), (3, 3.0), (4, math.nan), (5, 3.0)):
         save_and_wait(saver, iteration, val_loss)
     saver.close()
-    top = best_checkpoint(tmp_path)
+    top = list_checkpoints(tmp_path).best
     assert top is not None
     assert (top.iter, top.val_loss) == (2, 2.0)
 
@@ -209,6 +219,21 @@ def test_a_run_goes_on_from_before_the_damage_and_says_so(tiny: MakeConfig) -> N
     assert_same_tensors(load_latest_intact(Path(config.out_dir))[1], whole)
 
 
+def test_resuming_reads_every_state_twice(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the settings, and again once the folder is locked."""
+    train(tiny(max_iters=5, checkpoint_interval=1, keep_checkpoints=9))
+    reads, reads_before_update = count_state_reads(monkeypatch), []
+
+    def update(learner: Learner, number: int, first_sequence: int) -> None:
+        reads_before_update.extend(reads)
+        raise Crash
+
+    monkeypatch.setattr(Learner, "update", update)
+    with pytest.raises(Crash):
+        resume(tiny(max_iters=5), max_iters=6)
+    assert sorted(int(path.parent.name) for path in reads_before_update) == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+
 def test_new_checkpoints_survive_a_damaged_one_with_a_higher_number(tiny: MakeConfig) -> None:
     config = tiny(max_iters=30, keep_checkpoints=2, always_save_checkpoint=True)
     train(config)
@@ -223,10 +248,10 @@ def test_a_damaged_checkpoint_is_not_kept_as_the_best(tiny: MakeConfig) -> None:
     train(config)
     folder = Path(config.out_dir) / CHECKPOINTS_DIR
     path = folder / "00000020" / "state.json"
-    assert best_checkpoint(Path(config.out_dir)) == read_checkpoint(folder / "00000020")
+    assert list_checkpoints(Path(config.out_dir)).best == read_checkpoint(folder / "00000020")
     truncate(path.with_name("model.safetensors"))
     resume(config, max_iters=40, learning_rate=0.5, min_lr=0.5, warmup_iters=0)  # ruins it from there on
-    top = best_checkpoint(Path(config.out_dir))
+    top = list_checkpoints(Path(config.out_dir)).best
     assert top is not None
     checkpoints.load_tensors(top)
 

@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.training import device as devices
 from glassgpt.training.device import (
     ExecutionConfig,
     choose_device,
     choose_dtype,
-    estimate_max_batch_size,
     set_allocator,
 )
 
@@ -101,22 +99,6 @@ def test_a_cpu_computes_in_bfloat16_where_that_is_fast(
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     assert choose_dtype("auto", CPU, 64).value == dtype
     assert choose_dtype("auto", CPU, 63).value == choose_dtype("auto", CPU).value == "float32"
-
-
-def test_memory_bounds_the_micro_batch() -> None:
-    config = TrainConfig(n_layer=12, n_embd=768, block_size=1024)
-    assert estimate_max_batch_size(config, 50304, None) is None
-
-    def fit(gib: float, **changes: Any) -> int | None:
-        changed = TrainConfig(n_layer=12, n_embd=768, block_size=1024, **changes)
-        return estimate_max_batch_size(changed, 50304, int(gib * 2**30))
-
-    assert fit(0.1) == 1  # never none at all: the run will say it better
-    few, many = fit(12), fit(80)
-    assert few is not None
-    assert many is not None
-    assert 8 <= few < many <= 256
-    assert (fit(12, dtype="float32") or 0) < few < (fit(12, activation_checkpointing=True) or 0)
 
 
 def test_autocast_only_where_there_is_something_to_cast() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from tiny import MakeConfig, records
 
 from glassgpt.estimate.forecast import RunForecast
 from glassgpt.estimate.loss_law import LossLawInputs, predict_loss_curve
@@ -13,6 +15,7 @@ from glassgpt.estimate.memory import MemoryEstimate
 from glassgpt.estimate.speed import ThroughputEstimate
 from glassgpt.record.machine import CpuTimes
 from glassgpt.show.terminal.run_lines import forecast_vs_actual_line
+from glassgpt.training import probe
 from glassgpt.training.forecast_check import (
     CpuContention,
     ForecastCheck,
@@ -21,6 +24,7 @@ from glassgpt.training.forecast_check import (
     take_cpu_contention_finding,
     take_pace_finding,
 )
+from glassgpt.training.session import train
 
 GIB = 2**30
 MEMORY = {"rss": GIB, "allocated_peak": 10 * GIB}
@@ -42,6 +46,21 @@ def test_what_the_process_held_before_is_not_the_runs() -> None:
     check.peak_memory_bytes = 0
     check.add(1, 1.0, 0.0, MEMORY)
     assert check.as_dict(60.0, True)["memory_bytes"]["measured"] == 6 * GIB
+
+
+def test_the_copy_for_the_last_checkpoint_counts_on_a_cpu(
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes after the last log line, and is in the forecast."""
+    rss = itertools.count(1)
+    monkeypatch.setattr(probe, "memory_now", lambda device: {"rss": next(rss)})
+    config = tiny(max_iters=2, eval_interval=2)
+    train(config)
+    logged = max(record["memory"]["rss"] for record in records(config.out_dir, "step"))
+    (end,) = records(config.out_dir, "end")
+    assert end["forecast"]["memory_bytes"]["measured"] == logged + 1
+    (run,) = records(config.out_dir, "run")
+    assert "copy to be saved" in run["forecast"]["memory_parts"]
 
 
 def test_a_little_of_a_card_is_no_miss() -> None:

@@ -33,7 +33,7 @@ from glassgpt.model.generate import TokenSampler, generate
 from glassgpt.model.gpt import attend
 from glassgpt.sample.sample_options import SampleOptions
 from glassgpt.sample.sampler import load_sampler
-from glassgpt.training import compute_plan
+from glassgpt.training import probe
 from glassgpt.training.checkpoint.checkpoints import committed_paths, load_tensors, read_checkpoint
 from glassgpt.training.checkpoint.saver import Saver
 from glassgpt.training.session import train
@@ -64,9 +64,9 @@ def test_a_slow_host_does_not_decide_about_attention(monkeypatch: pytest.MonkeyP
         return attend(*arguments)
 
     config = TrainConfig(n_layer=1, n_head=12, n_embd=768, block_size=1024)
-    usual = compute_plan._attention_times(config, torch.device("cuda"), torch.bfloat16)
-    monkeypatch.setattr(compute_plan, "attend", slow)
-    late = compute_plan._attention_times(config, torch.device("cuda"), torch.bfloat16)
+    usual = probe.attention_times(config, torch.device("cuda"), "bfloat16")
+    monkeypatch.setattr(probe, "attend", slow)
+    late = probe.attention_times(config, torch.device("cuda"), "bfloat16")
     assert usual.keys() == late.keys()
     # Counted, a millisecond a call would make each two or three times as long; the rest is for a busy card.
     assert late == pytest.approx(usual, rel=0.5)

@@ -15,13 +15,14 @@ from glassgpt.config import TrainConfig
 from glassgpt.data.dataset import open_dataset
 from glassgpt.estimate.meter import RunningMean
 from glassgpt.record.clock import PHASES
+from glassgpt.record.journal import Record
 from glassgpt.training import journal_records as run_records
 from glassgpt.training import loop
 from glassgpt.training.checkpoint.saver import Saver
 from glassgpt.training.evaluate import EvalResult, evaluate
-from glassgpt.training.job import Job
 from glassgpt.training.run_request import RunRequest
 from glassgpt.training.session import train
+from glassgpt.training.train_state import TrainSetup, TrainState
 
 
 def test_every_second_is_in_the_ledger(tiny: MakeConfig) -> None:
@@ -106,6 +107,20 @@ def test_a_step_holds_what_the_design_promises(tiny: MakeConfig) -> None:
         assert set(step["phases"]) == set(PHASES)
 
 
+def test_building_a_step_record_changes_nothing(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, built = run_records.step_record, []
+
+    def build_twice(*arguments: Any) -> Record:
+        built.append((original(*arguments), original(*arguments)))
+        return built[-1][1]
+
+    monkeypatch.setattr(run_records, "step_record", build_twice)
+    config = tiny(max_iters=6, log_interval=3)
+    train(config)
+    assert len(built) == len(records(config.out_dir, "step")) == 2
+    assert all(first == second for first, second in built)
+
+
 def test_mfu_is_achieved_over_peak(tiny: MakeConfig) -> None:
     config = tiny(max_iters=4, probe_seconds=0.05)
     train(config)
@@ -180,15 +195,13 @@ def test_the_time_to_go_falls(tiny: MakeConfig) -> None:
 def to_go(done: int, end: int, every: int, **changes: Any) -> float | None:
     """Of a run whose updates take 1 s, evaluations (of 2 x 100 tokens) 10 s and saves 1000 s."""
     config = TrainConfig(max_iters=end, eval_interval=every, **changes)
-    job = SimpleNamespace(
-        config=config,
+    run = SimpleNamespace(config=config, splits={"val": range(401)}, eval_tokens=100)
+    state = SimpleNamespace(
         progress=SimpleNamespace(iter=done, val_loss=None),
-        splits={"val": range(401)},
-        eval_tokens=100,
         eval_cost=RunningMean(10.0, 1),
         save_cost=RunningMean(1000.0, 1),
     )
-    return run_records._eta_s(cast(Job, job), 1.0)
+    return run_records._eta_s(cast(TrainSetup, run), cast(TrainState, state), 1.0)
 
 
 @pytest.mark.parametrize(

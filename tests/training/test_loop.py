@@ -33,8 +33,8 @@ from glassgpt.record.journal import FILE_NAME
 from glassgpt.record.run_dir import CHECKPOINTS_DIR
 from glassgpt.training import loop
 from glassgpt.training.checkpoint.checkpoints import (
-    best_checkpoint,
     committed_paths,
+    list_checkpoints,
     load_latest_intact,
     read_checkpoint,
 )
@@ -215,7 +215,7 @@ def test_gains_within_noise_do_not_count(tiny: MakeConfig, scripted: Script) -> 
     run = train(tiny(max_iters=80, patience=4))
     assert (run.reason, run.iter) == ("stopped early", 40)
     assert run.best_iter == 40  # the best is the best all the same
-    assert best_checkpoint(run.out_dir) == read_checkpoint(committed_paths(run.out_dir)[-1])
+    assert list_checkpoints(run.out_dir).best == read_checkpoint(committed_paths(run.out_dir)[-1])
 
 
 def test_small_steps_add_up_to_a_gain(tiny: MakeConfig, scripted: Script) -> None:
@@ -249,7 +249,7 @@ def test_a_real_run_that_overfits_stops(tiny: MakeConfig) -> None:
     assert run.iter < 1000
     val = {at: loss for (at, split), loss in run_evals(config.out_dir).items() if split == "val"}
     assert run.best_val_loss == min(val.values())
-    top = best_checkpoint(run.out_dir)
+    top = list_checkpoints(run.out_dir).best
     assert top is not None
     assert top.iter == run.best_iter == min(val, key=lambda at: val[at])
 

@@ -16,7 +16,7 @@ from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.estimate.batching import plan_batch
 from glassgpt.estimate.memory import TrainingWorkload, estimate_memory
-from glassgpt.training import out_of_memory
+from glassgpt.training import probe
 from glassgpt.training.out_of_memory import less_memory_advice
 from glassgpt.training.session import train
 
@@ -32,7 +32,7 @@ CPUS_WORDS = (
 def test_what_ran_out_says_how_to_do_with_less(
     tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def full(job: object) -> None:
+    def full(run: object, state: object) -> None:
         raise error
 
     monkeypatch.setattr("glassgpt.training.loop.update", full)
@@ -48,7 +48,7 @@ def test_what_ran_out_says_how_to_do_with_less(
 
 
 def test_another_error_is_itself(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(job: object) -> None:
+    def broken(run: object, state: object) -> None:
         raise RuntimeError("shapes cannot be multiplied")
 
     monkeypatch.setattr("glassgpt.training.loop.update", broken)
@@ -82,7 +82,7 @@ def test_a_model_larger_than_memory_is_not_begun(
 
 def test_what_will_not_fit_is_said_at_the_start(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """About 300 MiB are needed, most of them by the process itself."""
-    monkeypatch.setattr(out_of_memory, "usable_memory", lambda: (200 * 2**20, False))
+    monkeypatch.setattr(probe, "usable_memory", lambda: (200 * 2**20, False))
     config = tiny(max_iters=2, batch_size=4, batch_tokens=None)
     train(config)
     (finding,) = [one for one in records(config.out_dir, "finding") if one["id"] == "memory-short"]
@@ -104,7 +104,7 @@ def test_what_cannot_fit_is_refused_before_work(
     tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch, nothing_built: None
 ) -> None:
     """With settings that do fit, for the same tokens an update."""
-    monkeypatch.setattr(out_of_memory, "usable_memory", lambda: (24 * 2**30, False))
+    monkeypatch.setattr(probe, "usable_memory", lambda: (24 * 2**30, False))
     config = tiny(n_embd=256, batch_size=2**24, gradient_accumulation_steps=2)
     with pytest.raises(UserError) as raised:
         train(config)
@@ -116,9 +116,7 @@ def test_what_cannot_fit_is_refused_before_work(
                 device_type="cpu", dtype="float32", kernels=False, has_checkpoint_copy=True)  # fmt: skip
     assert 5 * 2**30 < estimate_memory(work).total_bytes < 24 * 2**30  # it fits, and is not far too small
     # A card is as strict, with what is free on it.
-    monkeypatch.setattr(
-        "glassgpt.training.device.free_and_total_bytes", lambda device: (12 * 2**30, 16 * 2**30)
-    )
+    monkeypatch.setattr(probe, "free_and_total_bytes", lambda device: (12 * 2**30, 16 * 2**30))
     with pytest.raises(UserError, match=r"there are 12\.\d GiB free on the card"):
         train(config)
 
@@ -130,7 +128,7 @@ def _flags(error: UserError) -> list[str]:
 def test_a_model_of_which_no_sequence_fits_is_refused(
     tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch, nothing_built: None
 ) -> None:
-    monkeypatch.setattr(out_of_memory, "usable_memory", lambda: (2**30, False))
+    monkeypatch.setattr(probe, "usable_memory", lambda: (2**30, False))
     config = tiny(n_layer=64, n_embd=512, batch_size=64, block_size=2000)
     with pytest.raises(UserError) as raised:
         train(config)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import make_tensors, save_and_wait, write_checkpoints
+from checkpoints import count_state_reads, make_tensors, save_and_wait, write_checkpoints
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import MakeConfig, files_under, records, resume
@@ -24,8 +24,8 @@ from glassgpt.record.run_dir import CHECKPOINTS_DIR
 from glassgpt.training.checkpoint import checkpoints
 from glassgpt.training.checkpoint import saver as saving
 from glassgpt.training.checkpoint.checkpoints import (
-    best_checkpoint,
     committed_paths,
+    list_checkpoints,
     load_latest_intact,
     read_checkpoint,
 )
@@ -52,6 +52,18 @@ def test_the_record_says_what_it_cost(tmp_path: Path) -> None:
     assert record["bytes"] == sum(path.stat().st_size for path in files_under(tmp_path / CHECKPOINTS_DIR))
     assert record["blocking_ms"] > 0
     assert record["background_ms"] > 0
+
+
+def test_a_save_reads_every_state_once_and_its_own_once_more(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = count_state_reads(monkeypatch)
+    saver = Saver(saved, keep=4)
+    save_and_wait(saver, 40)
+    saver.close()
+    assert sorted(path.parent.name for path in reads) == [
+        "00000010", "00000020", "00000030", "00000040", "00000040",
+    ]  # fmt: skip
 
 
 def test_later_changes_of_the_weights_do_not_reach_the_file(tmp_path: Path) -> None:
@@ -94,7 +106,7 @@ def test_the_best_and_the_last_are_kept_whatever_comes(
             assert len(remaining) <= keep + 1
             assert record["best"] == (done[-1] is top)
             assert load_latest_intact(folder)[0].iter == iteration
-            winner = best_checkpoint(folder)
+            winner = list_checkpoints(folder).best
             assert (winner and (winner.iter, winner.val_loss)) == top
         saver.close()
 
@@ -363,7 +375,7 @@ def test_what_cannot_be_read_is_not_removed(saved: Path, monkeypatch: pytest.Mon
             saver = Saver(saved, keep=1)
             save_and_wait(saver, 40 + number, 9.0)
             saver.close()
-        top = best_checkpoint(saved)
+        top = list_checkpoints(saved).best
         assert top is not None
         assert top.iter == 30
 

@@ -43,8 +43,8 @@ from glassgpt.training import loop, session
 from glassgpt.training.checkpoint import checkpoints, saver
 from glassgpt.training.checkpoint.checkpoints import load_latest_intact
 from glassgpt.training.evaluate import EvalResult, EvalWindows
-from glassgpt.training.job import Job
 from glassgpt.training.session import train
+from glassgpt.training.train_state import TrainSetup, TrainState
 
 PATIENCE_S = 60  # how long a test waits for another process before it fails
 
@@ -55,6 +55,7 @@ from pathlib import Path
 from glassgpt.recipe import build_config, read_recipe
 from glassgpt.training.learner import Learner
 from glassgpt.training.session import train
+from glassgpt.training.train_state import TrainSetup, TrainState
 
 config = build_config(read_recipe(Path(sys.argv[1])), {})
 original = Learner.update
@@ -239,7 +240,7 @@ def test_what_a_run_returns(tiny: MakeConfig) -> None:
 
 
 def test_a_crash_is_recorded_and_not_swallowed(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glassgpt.training.loop.update", lambda job: 1 / 0)
+    monkeypatch.setattr("glassgpt.training.loop.update", lambda run, state: 1 / 0)
     config = tiny()
     with pytest.raises(ZeroDivisionError):
         train(config)
@@ -290,10 +291,12 @@ def test_a_stop_during_the_closing_pass_can_be_made_good(
     config = tiny(max_iters=4, eval_tokens=32)
     original = loop.evaluate_split
 
-    def stopping(job: Job, split: str, windows: EvalWindows, closing: bool = False) -> EvalResult | None:
+    def stopping(
+        run: TrainSetup, state: TrainState, split: str, windows: EvalWindows, closing: bool = False
+    ) -> EvalResult | None:
         if closing:
-            job.signals.signal = signal.SIGINT
-        return original(job, split, windows, closing)
+            state.signals.signal = signal.SIGINT
+        return original(run, state, split, windows, closing)
 
     monkeypatch.setattr(loop, "evaluate_split", stopping)
     run = train(config)
@@ -362,7 +365,7 @@ def test_losses_on_other_tokens_do_not_compete(tiny: MakeConfig) -> None:
     first = train(config)
     run = session.resume(config.out_dir, max_iters=8, eval_tokens=64, learning_rate=1e-6, min_lr=1e-7)
     (complaint,) = records(config.out_dir, "resume")[-1]["complaints"]
-    assert "not comparable" in complaint
+    assert "is not comparable" in complaint
     assert run.best_iter is not None
     assert run.best_iter > 6
     kept_iters = {

@@ -37,8 +37,8 @@ from glassgpt.training import weight_source
 from glassgpt.training.checkpoint.checkpoints import (
     Checkpoint,
     TensorsByFile,
-    best_checkpoint,
     committed_paths,
+    list_checkpoints,
     load_tensors,
     read_checkpoint,
 )
@@ -163,7 +163,7 @@ def test_a_run_is_found_by_path_and_by_its_name_in_runs(
     train(tiny("runs/mine", max_iters=12, eval_interval=4, keep_checkpoints=9))
     checkpoints = [read_checkpoint(path) for path in committed_paths(Path("runs/mine"))]
     assert [checkpoint.iter for checkpoint in checkpoints] == [4, 8, 12]
-    lowest = best_checkpoint(Path("runs/mine"))
+    lowest = list_checkpoints(Path("runs/mine")).best
     assert lowest is not None
     for name in ("mine", "runs/mine", str(tmp_path / "runs/mine")):
         for suffix, number in (("", 12), ("@last", 12), ("@best", lowest.iter), ("@4", 4), ("@00000008", 8)):
@@ -241,7 +241,7 @@ def test_a_damaged_last_checkpoint_is_skipped_and_left_as_it_is(damaged: Path, f
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json"])
 def test_instead_of_a_damaged_best_checkpoint_a_whole_one_will_do(damaged: Path, file: str) -> None:
-    lowest = best_checkpoint(damaged)
+    lowest = list_checkpoints(damaged).best
     assert lowest is not None
     path = lowest.path / file
     path.write_bytes(path.read_bytes()[:-20])

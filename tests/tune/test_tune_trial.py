@@ -266,7 +266,7 @@ def test_the_context_without_a_dataset(
     config = tiny(data_dir="", dataset="shakespeare_char")
     setup = prepare_trial_setup(config, None)
     assert setup.shape.vocab_size == 65
-    assert setup.data_description == "random tokens from a vocabulary of 65: shakespeare_char is not prepared"
+    assert setup.data.source == "random tokens from a vocabulary of 65: shakespeare_char is not prepared"
     assert int(setup.tokens.max()) == 64
     assert prepare_trial_setup(config, 5000).shape.vocab_size == 5056  # as a run rounds it up
     assert prepare_trial_setup(tiny(data_dir="", dataset="mine"), 100_000).tokens.dtype.itemsize == 4

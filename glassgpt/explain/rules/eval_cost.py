@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from glassgpt.estimate.overheads import FORWARD_SHARE
-from glassgpt.explain.rule import Finding, RunAnalysis, Severity
 from glassgpt.format import format_duration, format_ms, format_percent, format_ratio
 from glassgpt.i18n import say
+from glassgpt.record.finding import Finding, Severity
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve import median_stderr
 from glassgpt.runs.inference import device_count
 from glassgpt.runs.run_log import Bools, RunLog
@@ -35,7 +36,7 @@ StepKey = tuple[int, int]  # segment, iteration
 # --- the interval between evaluations ---
 
 
-def effective_eval_interval(analysis: RunAnalysis) -> int | None:
+def effective_eval_interval(analysis: Analysis) -> int | None:
     """As set, else the median distance of two evaluations."""
     run_log, facts = analysis.log, analysis.facts
     stated = positive_int_setting(run_log, "eval_interval")
@@ -56,7 +57,7 @@ def effective_eval_interval(analysis: RunAnalysis) -> int | None:
     return int(np.median(distances))
 
 
-def _wider_interval(analysis: RunAnalysis, interval: int | None) -> int | None:
+def _wider_interval(analysis: Analysis, interval: int | None) -> int | None:
     """Four times the interval, or twice; a run of known length keeps at least one evaluation."""
     if not interval:
         return None
@@ -107,7 +108,7 @@ class EvalCost:
         return FEWER_BATCHES_SAVING * len(self.eval_steps) * self.eval_ms / self.run_ms
 
 
-def eval_spikes(analysis: RunAnalysis) -> Finding | None:
+def eval_spikes(analysis: Analysis) -> Finding | None:
     """Iterations that evaluate are slow: how slow, what share of the run, what to change."""
     run_log = analysis.log
     if run_log.ledger is not None:
@@ -182,7 +183,7 @@ def _eval_cost_evidence(cost: EvalCost) -> str:
     return " ".join(evidence)
 
 
-def _eval_cost(analysis: RunAnalysis) -> EvalCost | None:
+def _eval_cost(analysis: Analysis) -> EvalCost | None:
     run_log, facts = analysis.log, analysis.facts
     steady_ms, overhead_ms, total_s = facts.steady_ms, facts.eval_overhead_ms, facts.estimated_total_s
     if not steady_ms or not total_s or overhead_ms is None or overhead_ms <= 0:
@@ -235,7 +236,7 @@ def _has_run_start(run_log: RunLog) -> bool:
     return bool(run_log.segments) and run_log.segments[0].has_startup
 
 
-def _interval_advice(analysis: RunAnalysis, cost: EvalCost) -> str:
+def _interval_advice(analysis: Analysis, cost: EvalCost) -> str:
     interval = effective_eval_interval(analysis)
     wider = _wider_interval(analysis, interval)
     if not interval:
@@ -281,7 +282,7 @@ def _raise_interval_sentence(run_log: RunLog, interval: int, wider: int, saving:
     )
 
 
-def _batches_advice(analysis: RunAnalysis, cost: EvalCost) -> str:
+def _batches_advice(analysis: Analysis, cost: EvalCost) -> str:
     batches = positive_int_setting(analysis.log, "eval_iters")
     interval = effective_eval_interval(analysis)
     includes_saves = cost.save_count > 0 and cost.save_ms is None
@@ -313,7 +314,7 @@ def _batches_advice(analysis: RunAnalysis, cost: EvalCost) -> str:
     return f"{advice} " + say("A quarter of the batches makes the reported losses twice as noisy.")
 
 
-def _eval_share_in_logged_times(analysis: RunAnalysis) -> Finding | None:
+def _eval_share_in_logged_times(analysis: Analysis) -> Finding | None:
     """A trainer that stops its clock while it evaluates, and logs the time of the evaluation."""
     times_ms = [done.ms for done in analysis.log.evals if done.ms is not None and math.isfinite(done.ms)]
     eval_s = sum(times_ms) / 1000
@@ -341,7 +342,7 @@ def _eval_share_in_logged_times(analysis: RunAnalysis) -> Finding | None:
     )
 
 
-def _eval_share_in_ledger(analysis: RunAnalysis) -> Finding | None:
+def _eval_share_in_ledger(analysis: Analysis) -> Finding | None:
     """GlassGPT's step times exclude evaluation; the ledger of its journal has the time of each phase."""
     ledger, evals = analysis.log.ledger or {}, analysis.log.evals
     wall_s, eval_s = sum(ledger.values()), ledger.get("eval", 0.0)
@@ -376,7 +377,7 @@ def _eval_share_in_ledger(analysis: RunAnalysis) -> Finding | None:
 # --- every iteration evaluates ---
 
 
-def evaluates_every_step(analysis: RunAnalysis) -> Finding | None:
+def evaluates_every_step(analysis: Analysis) -> Finding | None:
     """Every iteration evaluates, or every logged one: no line shows what training alone takes."""
     run_log, interval = analysis.log, effective_eval_interval(analysis)
     has_eval_times = run_log.ledger is not None or any(done.ms is not None for done in run_log.evals)
@@ -439,7 +440,7 @@ def evaluates_every_step(analysis: RunAnalysis) -> Finding | None:
     )
 
 
-def _equivalent_updates(analysis: RunAnalysis, batches: int) -> float | None:
+def _equivalent_updates(analysis: Analysis, batches: int) -> float | None:
     """Updates that take as long as one evaluation, by their FLOPs; None where the log does not say enough."""
     run_log, tokens = analysis.log, analysis.facts.tokens_per_iteration
     splits = run_log.trainer.eval_splits

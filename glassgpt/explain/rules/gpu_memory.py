@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from glassgpt.estimate import flops
-from glassgpt.explain.rule import Finding, RunAnalysis
+from glassgpt.config import TrainConfig
+from glassgpt.estimate import memory
+from glassgpt.estimate.memory import TrainingWorkload
 from glassgpt.format import format_bytes, format_count, format_percent
 from glassgpt.i18n import say
+from glassgpt.record.finding import Finding
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trajectory import numeric_setting, takes_known_settings
+from glassgpt.runs.trajectory import numeric_setting, positive_int_setting, takes_known_settings
 
-ADAMW_BYTES_PER_PARAMETER = 16  # float32: the weight, its gradient, and AdamW's two moments
-AUTOCAST_BYTES_PER_PARAMETER = 2  # autocast's 16-bit copies, alive until the backward pass has used them
-# Bytes that a block keeps for the backward pass, per token and channel, with 16-bit activations and flash
-# attention (Korthikanti et al. 2022: 34 without the attention scores).
-ACTIVATION_BYTES_PER_CHANNEL = 34
-LOGIT_BYTES_PER_VOCAB_ENTRY = 10  # per token: the logits, their float32 copy, its gradient
 USABLE_MEMORY_SHARE = 0.95  # of the card: the CUDA context and fragmentation take the rest
 SHARDED_STATE_SHARE = (
     0.7  # of a card, for its shard of the model: activations and gathered layers need the rest
@@ -78,64 +75,74 @@ def _parse_size(pattern: str, text: str) -> float | None:
 
 
 @dataclass(frozen=True)
-class StatedShape:
-    """Settings of the model and its micro-batch, as the log states them. None: not stated, or absurd."""
-
-    n_layer: float | None
-    n_embd: float | None
-    block_size: float | None
-    vocab_size: float | None
-    batch_size: float | None
-    activation_bytes_per_channel: int  # per token and layer, in the dtype of the run
-
-    @classmethod
-    def of(cls, run_log: RunLog) -> StatedShape:
-        names = ("n_layer", "n_embd", "block_size", "vocab_size", "batch_size")
-        stated = {name: numeric_setting(run_log, name) for name in names}
-        sizes = {
-            name: size if size is not None and 0 < size <= MAX_MODEL_DIMENSION else None
-            for name, size in stated.items()
-        }
-        is_float32 = run_log.setup.settings.get("dtype") == "float32"
-        return cls(**sizes, activation_bytes_per_channel=ACTIVATION_BYTES_PER_CHANNEL * (1 + is_float32))
-
-
-@dataclass(frozen=True)
 class MemoryNeed:
     """Bytes of the model whatever the batch, and of each sequence in the batch. None: not known."""
 
-    parameters: int | None
-    model_bytes: float | None
-    bytes_per_sequence: float | None
+    parameters: int | None = None
+    model_bytes: float | None = None
+    bytes_per_sequence: float | None = None
+    workload: TrainingWorkload | None = None  # of one sequence, where the log states the shape
 
 
-def estimate_memory_need(run_log: RunLog, shape: StatedShape, message: OomMessage) -> MemoryNeed:
+def stated_workload(run_log: RunLog) -> TrainingWorkload | None:
+    """One sequence at a time; None where the log does not state the shape, or an absurd one."""
+    settings = run_log.setup.settings
+    n_layer, n_embd, block_size, n_head, vocab_size = (
+        size if (size := positive_int_setting(run_log, name)) and size <= MAX_MODEL_DIMENSION else 0
+        for name in ("n_layer", "n_embd", "block_size", "n_head", "vocab_size")
+    )
+    if not (n_layer and n_embd and block_size):
+        return None
+    config = TrainConfig(
+        n_layer=n_layer,
+        n_head=n_head,
+        n_embd=n_embd,
+        block_size=block_size,
+        dropout=numeric_setting(run_log, "dropout") or 0.0,
+        bias=settings.get("bias") is True,
+        arch="modern" if settings.get("arch") == "modern" else "gpt2",
+    )
+    return TrainingWorkload(
+        config=config,
+        vocab_size=vocab_size,
+        batch_size=1,
+        dtype=_dtype(run_log),
+        kernels=False,
+        compiled=settings.get("compile", True) is True,
+    )
+
+
+def _dtype(run_log: RunLog) -> str:
+    dtype = str(run_log.setup.settings.get("dtype"))
+    return dtype if dtype in memory.DTYPE_BYTES else "bfloat16"
+
+
+def estimate_memory_need(run_log: RunLog, message: OomMessage) -> MemoryNeed:
     parameters = run_log.setup.trained_parameters or run_log.setup.parameters
     if not parameters or not run_log.trainer.keeps_float32_masters:
-        return MemoryNeed(parameters, None, None)
+        return MemoryNeed(parameters)
     # Smaller micro-batches mean accumulation, so gradients are alive during the forward pass as well.
-    per_parameter = ADAMW_BYTES_PER_PARAMETER
-    if run_log.setup.settings.get("dtype") != "float32":
-        per_parameter += AUTOCAST_BYTES_PER_PARAMETER
+    per_parameter = memory.WEIGHT_BYTES + memory.GRADIENT_BYTES + memory.ADAMW_BYTES
+    dtype, batch_size = _dtype(run_log), positive_int_setting(run_log, "batch_size")
+    if dtype != "float32":  # autocast's copies, alive until the backward pass has used them
+        per_parameter += memory.DTYPE_BYTES[dtype]
     model_bytes = float(parameters) * per_parameter
-    candidates = [0.0]
-    if shape.n_layer and shape.n_embd and shape.block_size:
-        candidates.append(
-            shape.block_size
-            * (
-                shape.activation_bytes_per_channel * shape.n_layer * shape.n_embd
-                + LOGIT_BYTES_PER_VOCAB_ENTRY * (shape.vocab_size or 0.0)
-            )
-        )
-    if shape.batch_size and message.allocated_bytes:  # it failed on the way: a sequence needs at least this
-        candidates.append((message.allocated_bytes - model_bytes) / shape.batch_size)
-    return MemoryNeed(parameters, model_bytes, max(candidates) or None)
+    workload = stated_workload(run_log)
+    candidates = [0.0 if workload is None else float(_bytes_of_batch(workload))]
+    if batch_size and message.allocated_bytes:  # it failed on the way: a sequence needs at least this
+        candidates.append((message.allocated_bytes - model_bytes) / batch_size)
+    return MemoryNeed(parameters, model_bytes, max(candidates) or None, workload)
+
+
+def _bytes_of_batch(workload: TrainingWorkload) -> int:
+    layers = workload.config.n_layer * memory.activation_bytes_per_layer(workload)
+    return layers + memory.unchunked_loss_bytes(workload)
 
 
 # --- the rule ---
 
 
-def oom(analysis: RunAnalysis) -> Finding | None:
+def oom(analysis: Analysis) -> Finding | None:
     """Memory ran out: the sizes in torch's message, the bytes that the model needs, and what would fit."""
     run_log = analysis.log
     failed_start_events = run_log.events_of_failed_start()
@@ -144,8 +151,7 @@ def oom(analysis: RunAnalysis) -> Finding | None:
         return None
     messages = [parse_oom_message(event.text) for event in events]
     message = next((one for one in messages if one.requested_bytes or one.capacity_bytes), messages[0])
-    shape = StatedShape.of(run_log)
-    need = estimate_memory_need(run_log, shape, message)
+    need, batch_size = estimate_memory_need(run_log, message), positive_int_setting(run_log, "batch_size")
     capacity = message.capacity_bytes or run_log.setup.memory_bytes
     if capacity is None and analysis.card and analysis.card.memory_gb:
         capacity = analysis.card.memory_gb * 2**30
@@ -175,13 +181,13 @@ def oom(analysis: RunAnalysis) -> Finding | None:
         say("Memory ran out during the run, and training continued")
         if continued
         else say("The run ran out of memory"),
-        _evidence(message, need, capacity, shape.batch_size),
+        _evidence(message, need, capacity, batch_size),
         explanation,
-        _advice(run_log, shape, message, need, capacity),
+        _advice(run_log, message, need, capacity),
     )
 
 
-def _evidence(message: OomMessage, need: MemoryNeed, capacity: float | None, batch_size: float | None) -> str:
+def _evidence(message: OomMessage, need: MemoryNeed, capacity: float | None, batch_size: int | None) -> str:
     evidence = []
     if message.requested_bytes:
         evidence.append(
@@ -201,7 +207,7 @@ def _evidence(message: OomMessage, need: MemoryNeed, capacity: float | None, bat
         values = {
             "parameters": format_count(need.parameters),
             "fixed": format_bytes(need.model_bytes),
-            "bytes": int(need.model_bytes / need.parameters),
+            "bytes": round(need.model_bytes / need.parameters),
         }
         evidence.append(
             say(
@@ -219,16 +225,14 @@ def _evidence(message: OomMessage, need: MemoryNeed, capacity: float | None, bat
         evidence.append(
             say(
                 "Each of the {batch} sequences of a micro-batch needs about {each} more.",
-                batch=int(batch_size),
+                batch=batch_size,
                 each=format_bytes(need.bytes_per_sequence),
             )
         )
     return " ".join(evidence) or say("The log says that memory ran out, but not how much there was.")
 
 
-def _advice(
-    run_log: RunLog, shape: StatedShape, message: OomMessage, need: MemoryNeed, capacity: float | None
-) -> str:
+def _advice(run_log: RunLog, message: OomMessage, need: MemoryNeed, capacity: float | None) -> str:
     advice = []
     fragmented_bytes = message.reserved_unallocated_bytes
     if (
@@ -244,9 +248,9 @@ def _advice(
             )
         )
     room = USABLE_MEMORY_SHARE * capacity - need.model_bytes if capacity and need.model_bytes else None
-    batch = int(shape.batch_size or 0)
+    batch = positive_int_setting(run_log, "batch_size") or 0
     if room is not None and capacity and room < (need.bytes_per_sequence or 0):
-        advice.append(_smaller_model_advice(shape, need, capacity))
+        advice.append(_smaller_model_advice(need, capacity))
     elif room and need.bytes_per_sequence and 1 < batch < MAX_BATCH_SIZE and takes_known_settings(run_log):
         # The largest divisor of the batch that fits, and is smaller than the one that failed.
         max_fitting = int(room / need.bytes_per_sequence)
@@ -272,7 +276,7 @@ def _advice(
     return " ".join(advice)
 
 
-def _smaller_model_advice(shape: StatedShape, need: MemoryNeed, capacity: float) -> str:
+def _smaller_model_advice(need: MemoryNeed, capacity: float) -> str:
     """What the card can hold, with one sequence of activations at a time."""
     model_bytes = need.model_bytes or 0.0
     bytes_per_parameter = model_bytes / (need.parameters or 1)
@@ -284,23 +288,13 @@ def _smaller_model_advice(shape: StatedShape, need: MemoryNeed, capacity: float)
             most=format_count(max_parameters),
         )
     ]
-    n_layer, n_embd, context, vocab_size = shape.n_layer, shape.n_embd, shape.block_size, shape.vocab_size
-    if n_layer and n_embd and context and vocab_size and n_layer <= MAX_LAYERS:
-        for layers in range(int(n_layer) - 1, 0, -1):
-            parameters = flops.count_parameters(
-                vocab_size=int(vocab_size),
-                block_size=int(context),
-                n_layer=layers,
-                n_embd=int(n_embd),
-                arch="gpt2",
-                bias=False,
-            )
-            activation_bytes = context * (
-                layers * shape.activation_bytes_per_channel * n_embd
-                + LOGIT_BYTES_PER_VOCAB_ENTRY * vocab_size
-            )
-            if parameters * bytes_per_parameter + activation_bytes < usable_bytes:
-                advice.append(say("n_layer={old} -> {new} would then fit.", old=int(n_layer), new=layers))
+    if need.workload and need.workload.vocab_size and need.workload.config.n_layer <= MAX_LAYERS:
+        n_layer = need.workload.config.n_layer
+        for layers in range(n_layer - 1, 0, -1):
+            smaller = replace(need.workload, config=replace(need.workload.config, n_layer=layers))
+            smaller_bytes = memory.total_parameters(smaller) * bytes_per_parameter + _bytes_of_batch(smaller)
+            if smaller_bytes < usable_bytes:
+                advice.append(say("n_layer={old} -> {new} would then fit.", old=n_layer, new=layers))
                 break
     cards = math.ceil(model_bytes / (SHARDED_STATE_SHARE * capacity))
     if cards > 1:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.explain.rule import Finding, LossRise, RunAnalysis
 from glassgpt.format import (
     format_duration,
     format_integer,
@@ -16,7 +15,9 @@ from glassgpt.format import (
     format_percent,
 )
 from glassgpt.i18n import say
-from glassgpt.runs.curve import mad, trailing_median
+from glassgpt.record.finding import Finding
+from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.curve import LossRise, mad, trailing_median
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trajectory import numeric_setting, seconds_between, takes_known_settings
 
@@ -34,8 +35,8 @@ MAX_SHOWN_SPIKES = 3
 WARNING_SPIKE_SHARE, ADVICE_SPIKE_SHARE = 0.05, 0.01
 
 
-def divergence(analysis: RunAnalysis) -> Finding | None:
-    """The training loss rose and stayed up. Thresholds: those of RunAnalysis.loss_rise."""
+def divergence(analysis: Analysis) -> Finding | None:
+    """The training loss rose and stayed up. Thresholds: those of Analysis.loss_rise."""
     rise, run_log = analysis.loss_rise, analysis.log
     if rise is None:
         return None
@@ -113,7 +114,7 @@ class LossSpike:
     recovered_iteration: int
 
 
-def find_loss_spikes(analysis: RunAnalysis) -> list[LossSpike]:
+def find_loss_spikes(analysis: Analysis) -> list[LossSpike]:
     """Spikes that the loss recovered from, in order."""
     at, losses = analysis.trajectory.finite_losses()
     if len(losses) < 2 * MEDIAN_WINDOW_STEPS:
@@ -150,7 +151,7 @@ def find_loss_spikes(analysis: RunAnalysis) -> list[LossSpike]:
     return spikes if len(spikes) <= max(MAX_SPIKES_SHORT_RUN, MAX_SPIKE_SHARE * len(losses)) else []
 
 
-def loss_spike(analysis: RunAnalysis) -> Finding | None:
+def loss_spike(analysis: Analysis) -> Finding | None:
     """The training loss jumped up and came back. Severity: the share of iterations until it was back."""
     # Between two updates no weight changes, so the high loss of a micro-batch is a hard batch.
     if analysis.log.trainer.steps_are_micro_batches or not analysis.log.has_iteration_numbers:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.explain.rules.loss_plausibility import has_leaked_data
 from glassgpt.explain.rules.nonfinite import trailing_zero_losses
 from glassgpt.explain.rules.val_curve import find_past_best, has_overfitted
@@ -19,6 +18,8 @@ from glassgpt.format import (
     format_percent,
 )
 from glassgpt.i18n import say
+from glassgpt.record.finding import Finding
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve import BlockMedians, LossForecast, block_medians, forecast_loss
 from glassgpt.runs.run_log import Floats, RunLog
 from glassgpt.runs.trajectory import (
@@ -57,7 +58,7 @@ MAX_LATE_IMPROVEMENT = 0.01  # change of the val loss over the last third, as a 
 # --- still improving ---
 
 
-def still_improving(analysis: RunAnalysis) -> Finding | None:
+def still_improving(analysis: Analysis) -> Finding | None:
     """The loss was still falling at the end; a fitted power law says what more training would bring."""
     run_log, last = analysis.log, analysis.trajectory.last_iteration
     points = _points_to_fit(analysis)
@@ -126,7 +127,7 @@ def still_improving(analysis: RunAnalysis) -> Finding | None:
     )
 
 
-def _points_to_fit(analysis: RunAnalysis) -> tuple[Floats, Floats, float, str] | None:
+def _points_to_fit(analysis: Analysis) -> tuple[Floats, Floats, float, str] | None:
     """Iterations, losses, the noise of one loss, and their name: evaluations, or smoothed training losses
     where there are few. Only from after the warm-up and the first tenth, where the law does not hold yet."""
     run_log, trajectory = analysis.log, analysis.trajectory
@@ -185,7 +186,7 @@ def _forecast_advice(run_log: RunLog, forecasts: list[LossForecast], name: str, 
 # --- plateau ---
 
 
-def plateau(analysis: RunAnalysis) -> Finding | None:
+def plateau(analysis: Analysis) -> Finding | None:
     """Nothing was learnt at all, or nothing more in the last third of the run."""
     run_log = analysis.log
     at, losses = analysis.trajectory.finite_losses()
@@ -232,7 +233,7 @@ def plateau(analysis: RunAnalysis) -> Finding | None:
     )
 
 
-def _nothing_learnt(analysis: RunAnalysis, smooth: BlockMedians, min_iterations: float) -> Finding | None:
+def _nothing_learnt(analysis: Analysis, smooth: BlockMedians, min_iterations: float) -> Finding | None:
     """The loss at the end is the loss at the start, or hardly below that of uniform guessing."""
     at, losses = analysis.trajectory.finite_losses()
     vocab_size = numeric_setting(analysis.log, "vocab_size")
@@ -296,7 +297,7 @@ def _nothing_learnt(analysis: RunAnalysis, smooth: BlockMedians, min_iterations:
     )
 
 
-def _plateau_evidence(analysis: RunAnalysis, smooth: BlockMedians) -> str:
+def _plateau_evidence(analysis: Analysis, smooth: BlockMedians) -> str:
     """Evidence that the last third improved nothing; empty if it did, or if there is too little data."""
     third = len(smooth) // 3
     before, after = (
@@ -345,7 +346,7 @@ class CapacityFit:
         return self.tokens / self.parameters
 
 
-def _find_too_small_model(analysis: RunAnalysis) -> CapacityFit | None:
+def _find_too_small_model(analysis: Analysis) -> CapacityFit | None:
     """Train and val loss are close together and flat, after far more tokens than are worth the size."""
     facts, last = analysis.facts, analysis.trajectory.last_iteration
     evals = [done for done in analysis.trajectory.evals if done.train_loss and math.isfinite(done.train_loss)]
@@ -369,7 +370,7 @@ def _find_too_small_model(analysis: RunAnalysis) -> CapacityFit | None:
     return fit if is_close and is_flat and is_overtrained else None
 
 
-def underfit_capacity(analysis: RunAnalysis) -> Finding | None:
+def underfit_capacity(analysis: Analysis) -> Finding | None:
     """The model is too small for its tokens: 100 per parameter or more, both losses close and flat."""
     fit = _find_too_small_model(analysis)
     if fit is None or not analysis.log.has_iteration_numbers:

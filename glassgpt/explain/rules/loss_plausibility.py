@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 
-from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.format import format_integer, format_loss, format_loss_difference, format_percent
 from glassgpt.i18n import say
+from glassgpt.record.finding import Finding
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import Floats, RunLog
 from glassgpt.runs.trajectory import numeric_setting
 
@@ -25,7 +26,7 @@ MAX_LOSS_OVER_CHANCE, MAX_LOSS_OVER_GPT2_CHANCE = 1.5, 1.2
 MIN_LOG_PPL_TO_TRAIN_LOSS = 0.6  # ln(val loss) over train loss: less does not fit either
 
 
-def init_loss(analysis: RunAnalysis) -> Finding | None:
+def init_loss(analysis: Analysis) -> Finding | None:
     """The first loss differs from ln(vocab_size), the loss of uniform guessing, by more than 15 %."""
     run_log = analysis.log
     vocab_size = numeric_setting(run_log, "vocab_size")
@@ -103,7 +104,7 @@ def _initial_loss(run_log: RunLog) -> float | None:
     return float(steps.loss[0]) if is_first and steps.has_loss[0] and math.isfinite(steps.loss[0]) else None
 
 
-def memorised_data(analysis: RunAnalysis) -> Finding | None:
+def memorised_data(analysis: Analysis) -> Finding | None:
     """The training loss fell below what ordinary text allows, and nothing was evaluated."""
     at, losses = analysis.trajectory.finite_losses()
     run_log = analysis.log
@@ -136,7 +137,7 @@ def _late_median(losses: Floats) -> float:
     return float(np.median(losses[-max(5, len(losses) // 10) :]))
 
 
-def has_leaked_data(analysis: RunAnalysis) -> bool:
+def has_leaked_data(analysis: Analysis) -> bool:
     run_log, trajectory = analysis.log, analysis.trajectory
     _, losses = trajectory.finite_losses()
     val_losses = [done.val_loss for done in trajectory.evals if done.val_loss is not None and done.iteration]
@@ -151,7 +152,7 @@ def has_leaked_data(analysis: RunAnalysis) -> bool:
     )
 
 
-def leaked_data(analysis: RunAnalysis) -> Finding | None:
+def leaked_data(analysis: Analysis) -> Finding | None:
     """The validation loss is below what ordinary text allows too: memorising does not explain that."""
     if not has_leaked_data(analysis):
         return None
@@ -180,7 +181,7 @@ def leaked_data(analysis: RunAnalysis) -> Finding | None:
     )
 
 
-def ppl_vs_loss(analysis: RunAnalysis) -> Finding | None:
+def ppl_vs_loss(analysis: Analysis) -> Finding | None:
     """The logged validation "loss" is a perplexity: above chance, while its logarithm fits the train loss."""
     run_log, trajectory = analysis.log, analysis.trajectory
     if run_log.val_metric != "loss" or not run_log.has_iteration_numbers:

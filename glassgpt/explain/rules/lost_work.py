@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glassgpt.explain.rule import Finding, RunAnalysis, Severity
 from glassgpt.explain.rules.nonfinite import find_nonfinite_loss
 from glassgpt.format import (
     format_duration,
@@ -14,6 +13,8 @@ from glassgpt.format import (
     format_percent,
 )
 from glassgpt.i18n import say
+from glassgpt.record.finding import Finding, Severity
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.trajectory import numeric_setting, planned_end_iteration, seconds_between, val_metric_name
 
 MAX_QUOTED_CHARS = 120  # of the log line with the error
@@ -45,7 +46,7 @@ class LostWork:
     nonfinite_since: int | None  # iteration from which on the loss was not finite: nothing to keep after it
 
 
-def find_lost_work(analysis: RunAnalysis) -> LostWork:
+def find_lost_work(analysis: Analysis) -> LostWork:
     run_log, trajectory = analysis.log, analysis.trajectory
     broken = find_nonfinite_loss(run_log)
     nonfinite_since = broken.iteration if broken and not broken.has_recovered else None
@@ -66,7 +67,7 @@ def lost_work_severity(lost: LostWork) -> Severity:
     return "warning" if last - lost.saved_iteration > WARNING_LOST_SHARE * max(1, last) else "info"
 
 
-def progress_sentence(analysis: RunAnalysis) -> str:
+def progress_sentence(analysis: Analysis) -> str:
     last = analysis.trajectory.last_iteration
     planned = planned_end_iteration(analysis.log)
     if last is None:
@@ -83,7 +84,7 @@ def progress_sentence(analysis: RunAnalysis) -> str:
     )
 
 
-def lost_work_sentence(analysis: RunAnalysis, lost: LostWork) -> str:
+def lost_work_sentence(analysis: Analysis, lost: LostWork) -> str:
     """What was trained since the last checkpoint; empty where nothing was."""
     if lost.last_iteration is None and analysis.log.has_iteration_numbers:
         return ""
@@ -126,7 +127,7 @@ def _error_text(text: str) -> str:
     return rest if any(letter.isalpha() for letter in rest) else ""
 
 
-def crashed(analysis: RunAnalysis) -> Finding | None:
+def crashed(analysis: Analysis) -> Finding | None:
     """An exception or a signal such as a segmentation fault ended the run."""
     run_log = analysis.log
     faults = [event for event in run_log.events_after_last_step() if event.kind in ("traceback", "abort")]
@@ -165,7 +166,7 @@ def crashed(analysis: RunAnalysis) -> Finding | None:
     )
 
 
-def failed_start(analysis: RunAnalysis) -> Finding | None:
+def failed_start(analysis: Analysis) -> Finding | None:
     """A later command in the same log failed before its first iteration; the run before is not affected."""
     run_log = analysis.log
     faults = [event for event in run_log.events_of_failed_start() if event.kind in FAULT_KINDS]
@@ -187,7 +188,7 @@ def failed_start(analysis: RunAnalysis) -> Finding | None:
     )
 
 
-def interrupted(analysis: RunAnalysis) -> Finding | None:
+def interrupted(analysis: Analysis) -> Finding | None:
     """Ctrl+C, a time limit or a kill from outside ended the run; no iteration came after it."""
     run_log, ended = analysis.log, analysis.facts.ended
     interruptions = [
@@ -236,7 +237,7 @@ def interrupted(analysis: RunAnalysis) -> Finding | None:
 # --- checkpoints ---
 
 
-def never_checkpointed(analysis: RunAnalysis) -> Finding | None:
+def never_checkpointed(analysis: Analysis) -> Finding | None:
     """More than five minutes of training without a checkpoint, by a trainer that saves after evaluations."""
     run_log, facts, trajectory = analysis.log, analysis.facts, analysis.trajectory
     last, iterations = trajectory.last_iteration, trajectory.iteration
@@ -296,7 +297,7 @@ def never_checkpointed(analysis: RunAnalysis) -> Finding | None:
     )
 
 
-def best_overwritten(analysis: RunAnalysis) -> Finding | None:
+def best_overwritten(analysis: Analysis) -> Finding | None:
     """The last save replaced better weights: its validation loss is above the best by more than noise."""
     run_log, trajectory, noise = analysis.log, analysis.trajectory, analysis.eval_noise
     saved = max(

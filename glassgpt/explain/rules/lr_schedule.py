@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.config import TrainConfig, effective_lr_decay_iters, effective_min_lr, effective_warmup_iters
-from glassgpt.explain.rule import Finding, RunAnalysis
+from glassgpt.config import TrainConfig
 from glassgpt.format import format_integer, format_lr, format_percent
 from glassgpt.i18n import say
+from glassgpt.record.finding import Finding
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trajectory import (
     continues_previous,
@@ -17,7 +18,7 @@ from glassgpt.runs.trajectory import (
     planned_end_iteration,
     takes_known_settings,
 )
-from glassgpt.schedule import LearningRateSchedule
+from glassgpt.schedule import LearningRateSchedule, schedule_of
 
 # lr_decay_iters over max_iters: a cosine's last tenth hardly changes the rate, so an end within it is fine.
 MAX_DECAY_TO_END, MIN_DECAY_TO_END = 1.1, 0.8
@@ -52,12 +53,12 @@ def infer_schedule(run_log: RunLog) -> InferredSchedule | None:
     stated = {name: numeric_setting(run_log, name) for name in names}
     if trainer.schedule_fits_run:  # defaults that depend on the run's length: nothing is assumed
         peak_lr = stated["learning_rate"] or trainer.defaults["learning_rate"]
-        config = TrainConfig(max_iters=end, learning_rate=peak_lr)
+        schedule = schedule_of(TrainConfig(max_iters=end, learning_rate=peak_lr))
         defaults = {
             "learning_rate": peak_lr,
-            "min_lr": effective_min_lr(config),
-            "warmup_iters": effective_warmup_iters(config),
-            "lr_decay_iters": effective_lr_decay_iters(config),
+            "min_lr": schedule.min_lr,
+            "warmup_iters": schedule.warmup_iters,
+            "lr_decay_iters": schedule.decay_iters,
         }
         assumed: tuple[str, ...] = ()
     else:
@@ -74,7 +75,7 @@ def infer_schedule(run_log: RunLog) -> InferredSchedule | None:
     return InferredSchedule(cosine, end, assumed)
 
 
-def lr_schedule_mismatch(analysis: RunAnalysis) -> Finding | None:
+def lr_schedule_mismatch(analysis: Analysis) -> Finding | None:
     """The schedule ends after the run (the rate stays high), long before it, or is all warm-up."""
     schedule = infer_schedule(analysis.log)
     if schedule is None:
@@ -168,7 +169,7 @@ def _high_final_lr(evidence: str, advice: str) -> Finding:
     )
 
 
-def _mismatch_in_logged_lr(analysis: RunAnalysis) -> Finding | None:
+def _mismatch_in_logged_lr(analysis: Analysis) -> Finding | None:
     """The logged learning rate was still falling, and not low yet, when the planned end was reached."""
     run_log, trajectory = analysis.log, analysis.trajectory
     planned = planned_end_iteration(run_log)
@@ -198,7 +199,7 @@ def _mismatch_in_logged_lr(analysis: RunAnalysis) -> Finding | None:
     return _high_final_lr(evidence, advice)
 
 
-def horizon_changed(analysis: RunAnalysis) -> Finding | None:
+def horizon_changed(analysis: Analysis) -> Finding | None:
     """The learning rate is higher after a resume than before it, or starts its warm-up again."""
     run_log, trajectory = analysis.log, analysis.trajectory
     rows = trajectory.rows[np.isfinite(run_log.steps.lr[trajectory.rows])]

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from glassgpt.estimate.cards import Card, find_card
-from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.format import format_flops_per_s, format_percent_value
 from glassgpt.i18n import say
+from glassgpt.record.finding import Finding
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.inference import MFU_EMA_DECAY
 from glassgpt.runs.run_log import Bools, Floats, RunLog
 from glassgpt.runs.trainer import Trainer
@@ -80,7 +81,7 @@ def recompute_mfu(
     return RecomputedMfu(rows, steps.mfu[rows - 1], step_mfu, steps.mfu[rows], tolerance)
 
 
-def mfu_dip_is_eval(analysis: RunAnalysis) -> Finding | None:
+def mfu_dip_is_eval(analysis: Analysis) -> Finding | None:
     """An evaluation in a step time pulls the running average of the MFU down; the GPU is not slower."""
     run_log, facts, steps = analysis.log, analysis.facts, analysis.log.steps
     trainer, steady_ms = run_log.trainer, facts.steady_ms
@@ -141,7 +142,7 @@ def mfu_dip_is_eval(analysis: RunAnalysis) -> Finding | None:
     )
 
 
-def mfu_wrong_peak(analysis: RunAnalysis) -> Finding | None:
+def mfu_wrong_peak(analysis: Analysis) -> Finding | None:
     """The trainer divides by the peak of a fixed card, whatever the card."""
     run_log, peak = analysis.log, analysis.log.trainer.mfu_peak
     mfu = analysis.throughput.mfu_percent if analysis.throughput else analysis.facts.mfu_reported_steady
@@ -262,7 +263,7 @@ def _mfu_on_common_cards(run_log: RunLog, mfu: float, peak: float) -> Finding | 
     )
 
 
-def mfu_impossible(analysis: RunAnalysis) -> Finding | None:
+def mfu_impossible(analysis: Analysis) -> Finding | None:
     """An MFU above 100 % of a peak that the trainer itself chose for the card."""
     run_log, mfu = analysis.log, analysis.facts.mfu_reported_steady
     if run_log.trainer.mfu_peak is not None or mfu is None or not 100 < mfu < math.inf:

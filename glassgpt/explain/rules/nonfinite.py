@@ -7,9 +7,10 @@ from typing import Literal
 
 import numpy as np
 
-from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.format import format_duration, format_integer, format_loss, format_lr, format_percent
 from glassgpt.i18n import say
+from glassgpt.record.finding import Finding
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve import mad
 from glassgpt.runs.run_log import Floats, Ints, RunLog
 from glassgpt.runs.trajectory import numeric_setting
@@ -71,7 +72,7 @@ def find_nonfinite_loss(run_log: RunLog) -> NonFiniteLoss | None:
     )
 
 
-def loss_nan(analysis: RunAnalysis) -> Finding | None:
+def loss_nan(analysis: Analysis) -> Finding | None:
     """The training loss, the gradient or the validation loss became NaN or infinite."""
     run_log = analysis.log
     broken = find_nonfinite_loss(run_log)
@@ -313,7 +314,7 @@ def _cause_advice(run_log: RunLog, cause: NonFiniteCause) -> str:
 # --- a loss of exactly 0, and skipped updates ---
 
 
-def trailing_zero_losses(analysis: RunAnalysis) -> int:
+def trailing_zero_losses(analysis: Analysis) -> int:
     """How many losses at the end are exactly 0, if the last one before them is a usual loss; else 0."""
     _, losses = analysis.trajectory.finite_losses()
     nonzero = np.flatnonzero(losses != 0)
@@ -321,7 +322,7 @@ def trailing_zero_losses(analysis: RunAnalysis) -> int:
     return count if count >= MIN_ZERO_LOSSES and losses[nonzero[-1]] > MIN_LOSS_BEFORE_ZERO else 0
 
 
-def loss_zero(analysis: RunAnalysis) -> Finding | None:
+def loss_zero(analysis: Analysis) -> Finding | None:
     """The loss is exactly 0 until the end: it is not computed, or a trainer writes NaN as 0."""
     count = trailing_zero_losses(analysis)
     if not count:
@@ -355,7 +356,7 @@ def loss_zero(analysis: RunAnalysis) -> Finding | None:
     )
 
 
-def skipped_steps(analysis: RunAnalysis) -> Finding | None:
+def skipped_steps(analysis: Analysis) -> Finding | None:
     """Updates that float16's loss scaler skipped, because a gradient overflowed."""
     run_log, steps = analysis.log, analysis.log.steps
     skipped = run_log.event_counts.get("scaler-overflow", 0)

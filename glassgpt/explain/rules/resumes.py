@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.format import format_count, format_integer, format_loss, format_loss_difference, format_percent
 from glassgpt.i18n import say
+from glassgpt.record.finding import Finding
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve import MEDIAN_TO_MEAN_STDERR, detrended_std
 from glassgpt.runs.run_log import Floats
 from glassgpt.runs.trajectory import continues_previous
@@ -28,7 +29,7 @@ MIN_REPLAYED_SHARE, WARNING_REPLAYED_SHARE = 0.01, 0.05
 MAX_SHOWN_PROCESSES = 6
 
 
-def resume_replays_data(analysis: RunAnalysis) -> Finding | None:
+def resume_replays_data(analysis: Analysis) -> Finding | None:
     """Each resumed process starts the data anew, so that it trains on the batches of the first iterations."""
     run_log, trainer = analysis.log, analysis.log.trainer
     lengths = _process_lengths(analysis)
@@ -65,7 +66,7 @@ def resume_replays_data(analysis: RunAnalysis) -> Finding | None:
     )
 
 
-def _process_lengths(analysis: RunAnalysis) -> list[int]:
+def _process_lengths(analysis: Analysis) -> list[int]:
     """Iterations that each process contributed to the final weights."""
     run_log, trajectory = analysis.log, analysis.trajectory
     starts = [run_log.segments[segment].first_iteration for segment in trajectory.segments]
@@ -91,7 +92,7 @@ class ResumeJump:
     min_visible: float  # smaller differences are noise, or the trend
 
 
-def find_resume_jumps(analysis: RunAnalysis) -> list[ResumeJump]:
+def find_resume_jumps(analysis: Analysis) -> list[ResumeJump]:
     run_log, trajectory = analysis.log, analysis.trajectory
     finite = np.isfinite(trajectory.loss)
     losses, segments = trajectory.loss[finite], run_log.steps.segment[trajectory.rows][finite]  # ascending
@@ -125,7 +126,7 @@ def _median_fall(losses: Floats) -> float:
     return float(np.median((losses[a] - losses[b]) / (b - a)))
 
 
-def resume_jump(analysis: RunAnalysis) -> Finding | None:
+def resume_jump(analysis: Analysis) -> Finding | None:
     """The training loss after a resume is not where it was before: higher, or lower than its trend."""
     jumps = find_resume_jumps(analysis)
     if not jumps:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.explain.rule import Finding, RunAnalysis, Severity
 from glassgpt.format import format_count, format_duration, format_ms, format_percent, format_ratio
 from glassgpt.i18n import say
+from glassgpt.record.finding import Finding, Severity
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve import MEDIAN_TO_MEAN_STDERR, SIGMA_PER_MAD
 from glassgpt.runs.run_log import Bools, Floats, Ints
 
@@ -44,7 +45,7 @@ MAX_PATTERN_RESIDUAL_RATIO = MIN_JITTER_RATIO**0.5
 # --- spikes ---
 
 
-def _is_time_spike(analysis: RunAnalysis) -> Bools:
+def _is_time_spike(analysis: Analysis) -> Bools:
     run_log, steps = analysis.log, analysis.log.steps
     steady, first = run_log.is_steady(), run_log.is_first_of_process()
     no_spikes = np.zeros(len(steady), dtype=bool)
@@ -59,7 +60,7 @@ def _is_time_spike(analysis: RunAnalysis) -> Bools:
     return spikes if np.count_nonzero(spikes) <= max_spikes else no_spikes
 
 
-def silent_spike(analysis: RunAnalysis) -> Finding | None:
+def silent_spike(analysis: Analysis) -> Finding | None:
     """Iterations of five times the steady time or more, where no line shows an evaluation or a checkpoint."""
     facts, steps = analysis.facts, analysis.log.steps
     spikes = _is_time_spike(analysis)
@@ -120,7 +121,7 @@ def silent_spike(analysis: RunAnalysis) -> Finding | None:
     )
 
 
-def _missing_eval_explanation(analysis: RunAnalysis, at: Ints, ms: Floats) -> str:
+def _missing_eval_explanation(analysis: Analysis, at: Ints, ms: Floats) -> str:
     """Why the spikes look like evaluations whose lines are missing; "" where they do not."""
     run_log, facts, steps = analysis.log, analysis.facts, analysis.log.steps
     if not run_log.trainer.step_time_includes_eval:
@@ -168,7 +169,7 @@ def _all_within(ms: Floats, reference_ms: float, ratio_range: tuple[float, float
     return bool(np.all((ms >= low * reference_ms) & (ms <= high * reference_ms)))
 
 
-def _uniform_steps(analysis: RunAnalysis) -> tuple[Ints, Floats]:
+def _uniform_steps(analysis: Analysis) -> tuple[Ints, Floats]:
     """Iterations and times that should be equal: steady ones of the longest process and the most frequent
     batch size, without spikes."""
     steps, batch_changes = analysis.log.steps, analysis.log.batch_size_changes
@@ -196,7 +197,7 @@ class ThroughputDrift:
     abrupt_at: int | None  # where it changed, if it did at once
 
 
-def find_throughput_drift(analysis: RunAnalysis) -> ThroughputDrift | None:
+def find_throughput_drift(analysis: Analysis) -> ThroughputDrift | None:
     at, ms = _uniform_steps(analysis)
     if len(ms) < MIN_DRIFT_STEPS:
         return None
@@ -219,7 +220,7 @@ def find_throughput_drift(analysis: RunAnalysis) -> ThroughputDrift | None:
     return ThroughputDrift(first_ms, last_ms, mean_ms, bounds, abrupt_at)
 
 
-def throughput_drift(analysis: RunAnalysis) -> Finding | None:
+def throughput_drift(analysis: Analysis) -> Finding | None:
     """Iterations of the last quarter take at least 10 % more, or less, time than those of the first."""
     drift = find_throughput_drift(analysis)
     # Lines quoted in a text may come from different runs.
@@ -271,7 +272,7 @@ def throughput_drift(analysis: RunAnalysis) -> Finding | None:
     )
 
 
-def batch_changed(analysis: RunAnalysis) -> Finding | None:
+def batch_changed(analysis: Analysis) -> Finding | None:
     """The batch size changed during the run, and the log says so: unequal times are no fault."""
     batches = analysis.log.batch_size_changes
     if len(batches) < 2 or len(analysis.log.segments) > 1:
@@ -296,7 +297,7 @@ def batch_changed(analysis: RunAnalysis) -> Finding | None:
 # --- jitter ---
 
 
-def jitter(analysis: RunAnalysis) -> Finding | None:
+def jitter(analysis: Analysis) -> Finding | None:
     """Times vary from one iteration to the next: one in twenty takes over 1.5 times the median."""
     at, ms = _uniform_steps(analysis)
     if len(ms) < MIN_JITTER_STEPS:

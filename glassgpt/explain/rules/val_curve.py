@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.format import (
     format_count,
     format_duration,
@@ -17,6 +16,8 @@ from glassgpt.format import (
     format_percent,
 )
 from glassgpt.i18n import say
+from glassgpt.record.finding import Finding
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.noise import EvalNoise
 from glassgpt.runs.trajectory import Trajectory, takes_known_settings, val_metric_name
 
@@ -49,7 +50,7 @@ class PastBest:
         return (self.end_iteration - self.best_iteration) / max(1, self.end_iteration - self.start_iteration)
 
 
-def find_past_best(analysis: RunAnalysis) -> PastBest | None:
+def find_past_best(analysis: Analysis) -> PastBest | None:
     """None where the last evaluations are not clearly above the best one."""
     at, values = analysis.trajectory.val_curve()
     if len(values) < 3:
@@ -92,12 +93,12 @@ def _train_loss_fell(trajectory: Trajectory, past: PastBest) -> tuple[float, flo
     return (at_best, at_end) if at_end < at_best else None
 
 
-def has_overfitted(analysis: RunAnalysis) -> bool:
+def has_overfitted(analysis: Analysis) -> bool:
     past = find_past_best(analysis)
     return past is not None and _train_loss_fell(analysis.trajectory, past) is not None
 
 
-def overfitting(analysis: RunAnalysis) -> Finding | None:
+def overfitting(analysis: Analysis) -> Finding | None:
     """The validation loss rose after its best while the training loss fell."""
     past = find_past_best(analysis)
     fell = _train_loss_fell(analysis.trajectory, past) if past else None
@@ -152,7 +153,7 @@ def overfitting(analysis: RunAnalysis) -> Finding | None:
     )
 
 
-def _overfitting_advice(analysis: RunAnalysis, past: PastBest, saving: float) -> str:
+def _overfitting_advice(analysis: Analysis, past: PastBest, saving: float) -> str:
     values = {
         "share": format_percent(saving),
         "worse": format_loss_difference(past.end_loss - past.best_loss),
@@ -191,7 +192,7 @@ def _overfitting_advice(analysis: RunAnalysis, past: PastBest, saving: float) ->
     return " ".join(advice)
 
 
-def eval_noise(analysis: RunAnalysis) -> Finding | None:
+def eval_noise(analysis: Analysis) -> Finding | None:
     """Neighbouring evaluations differ by less than two standard errors of their difference."""
     noise, trainer = analysis.eval_noise, analysis.log.trainer
     _, values = analysis.trajectory.val_curve()

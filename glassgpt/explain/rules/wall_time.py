@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 
-from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.format import format_duration, format_integer, format_ms, format_percent
 from glassgpt.i18n import say
+from glassgpt.record.finding import Finding
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import Floats
 from glassgpt.runs.trajectory import planned_end_iteration
 
@@ -24,7 +25,7 @@ CLOCK_TOLERANCE = 0.02  # |wall time - sum of step times| over wall time: below 
 # --- start-up ---
 
 
-def startup_compile(analysis: RunAnalysis) -> Finding | None:
+def startup_compile(analysis: Analysis) -> Finding | None:
     """The start-up of the processes: loading, allocation, compilation. What it cost, and when that pays."""
     facts, ledger = analysis.facts, analysis.log.ledger
     if analysis.log.live:
@@ -74,7 +75,7 @@ def startup_compile(analysis: RunAnalysis) -> Finding | None:
     return _startup_finding(analysis, evidence, startup_s, startup_s, run_s)
 
 
-def _startup_ms_by_process(analysis: RunAnalysis) -> Floats:
+def _startup_ms_by_process(analysis: Analysis) -> Floats:
     """Per process, the time of its first logged iteration beyond a steady one and its evaluation."""
     run_log, facts = analysis.log, analysis.facts
     first, includes_eval = run_log.is_first_of_process(), run_log.includes_eval()
@@ -89,7 +90,7 @@ def _startup_ms_by_process(analysis: RunAnalysis) -> Floats:
     return np.maximum(extra_ms[np.isfinite(extra_ms)], 0.0)
 
 
-def _missing_iterations(analysis: RunAnalysis) -> int:
+def _missing_iterations(analysis: Analysis) -> int:
     """Planned iterations after the last line of a log that just stops."""
     planned, last = planned_end_iteration(analysis.log), analysis.facts.last_iteration
     if analysis.facts.ended != "cut" or planned is None or last is None or len(analysis.log.segments) > 1:
@@ -98,7 +99,7 @@ def _missing_iterations(analysis: RunAnalysis) -> int:
 
 
 def _startup_finding(
-    analysis: RunAnalysis, evidence: str, startup_s: float, compile_s: float, run_s: float
+    analysis: Analysis, evidence: str, startup_s: float, compile_s: float, run_s: float
 ) -> Finding:
     """`compile_s`: the part that compilation may have taken."""
     facts, run_log = analysis.facts, analysis.log
@@ -147,7 +148,7 @@ def _startup_finding(
 
 
 def _startup_advice(
-    analysis: RunAnalysis, iterations: int, startup_s: float, compile_s: float, run_s: float
+    analysis: Analysis, iterations: int, startup_s: float, compile_s: float, run_s: float
 ) -> str:
     facts, flag = analysis.facts, analysis.log.trainer.compile_off_flag
     advice = []
@@ -176,7 +177,7 @@ def _startup_advice(
     return " ".join(advice)
 
 
-def _uses_compile(analysis: RunAnalysis) -> bool | None:
+def _uses_compile(analysis: Analysis) -> bool | None:
     """None: not in the log. What a GlassGPT run decided counts for more than what was requested."""
     setup = analysis.log.setup
     choices = setup.machine.get("choices")
@@ -189,7 +190,7 @@ def _uses_compile(analysis: RunAnalysis) -> bool | None:
 # --- clocks ---
 
 
-def clock_before_sync(analysis: RunAnalysis) -> Finding | None:
+def clock_before_sync(analysis: Analysis) -> Finding | None:
     """The trainer reads its clock when kernels are launched, not when they are done, except at logged
     iterations. A warning where the logged times add up to more than the wall time."""
     run_log, facts = analysis.log, analysis.facts

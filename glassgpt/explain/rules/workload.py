@@ -7,17 +7,19 @@ token, the tokens of one device, against a fixed peak.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from glassgpt.estimate import flops
-from glassgpt.explain.rule import Finding, RunAnalysis
 from glassgpt.format import format_count, format_flops_per_s, format_ms, format_percent, format_percent_value
 from glassgpt.i18n import say
+from glassgpt.record.finding import Finding
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.inference import (
-    MIN_PARAMETER_MISMATCH,
     attention_flops,
+    device_count,
+    flops_from_parameters,
     nearest_multiple,
     parameters_from_flops,
+    stated_parameters,
     stated_peak_flops,
 )
 from glassgpt.runs.run_log import RunLog
@@ -27,32 +29,10 @@ MAX_SHAPE_DEVIATION = 0.03  # parameters of the stated shape over inferred ones:
 GPT2_VOCAB_SIZES = (50304, 50257)  # padded to a multiple of 64, and not
 
 
-def stated_parameters(run_log: RunLog) -> int | None:
-    """Without positions: as the log states them, or computed from the shape that it states."""
-    setup, settings = run_log.setup, run_log.setup.settings
-    if setup.parameters:
-        return setup.parameters
-    shape = {
-        name: positive_int_setting(run_log, name)
-        for name in ("n_layer", "n_embd", "block_size", "vocab_size")
-    }
-    if setup.trained_parameters and shape["block_size"] and shape["n_embd"]:
-        return setup.trained_parameters - shape["block_size"] * shape["n_embd"]
-    if None in shape.values():
-        return None
-    known: dict[str, Any] = {name: size for name, size in shape.items() if size is not None}
-    return flops.count_parameters(**known, arch="gpt2", bias=settings.get("bias") is True, positions=False)
-
-
-def _stated_flops_per_token(run_log: RunLog) -> float | None:
-    parameters, attention = stated_parameters(run_log), attention_flops(run_log)
-    return 6 * parameters + attention if parameters and attention else None
-
-
-def hidden_accumulation(analysis: RunAnalysis) -> Finding | None:
+def hidden_accumulation(analysis: Analysis) -> Finding | None:
     """The MFU implies the tokens that one device works on; they are a multiple or a part of those stated."""
     run_log, throughput = analysis.log, analysis.throughput
-    flops_per_token = _stated_flops_per_token(run_log)
+    flops_per_token = flops_from_parameters(stated_parameters(run_log), run_log)
     if throughput is None or not flops_per_token:
         return None
     tokens, stated_tokens = throughput.flops / flops_per_token, analysis.facts.tokens_per_iteration
@@ -104,7 +84,7 @@ def hidden_accumulation(analysis: RunAnalysis) -> Finding | None:
     return _unstated_micro_steps(analysis, tokens, values)
 
 
-def _unstated_micro_steps(analysis: RunAnalysis, tokens: float, values: dict[str, str]) -> Finding | None:
+def _unstated_micro_steps(analysis: Analysis, tokens: float, values: dict[str, str]) -> Finding | None:
     """batch_size and block_size are in the log, gradient_accumulation_steps is not."""
     run_log = analysis.log
     batch, context = positive_int_setting(run_log, "batch_size"), positive_int_setting(run_log, "block_size")
@@ -133,18 +113,15 @@ def _unstated_micro_steps(analysis: RunAnalysis, tokens: float, values: dict[str
     )
 
 
-def parameters_inferred(analysis: RunAnalysis) -> Finding | None:
+def parameters_inferred(analysis: Analysis) -> Finding | None:
     """The parameters that MFU and step time imply: where the log states none, or others."""
     run_log, throughput, tokens = analysis.log, analysis.throughput, analysis.facts.tokens_per_iteration
     if throughput is None or not tokens:
         return None
-    flops_per_token = throughput.flops * (run_log.setup.world_size or 1) / tokens
+    flops_per_token = throughput.flops * device_count(run_log) / tokens
     stated, inferred = stated_parameters(run_log), parameters_from_flops(flops_per_token, run_log)
-    stated_flops = _stated_flops_per_token(run_log)
-    if stated_flops and (
-        nearest_multiple(flops_per_token / stated_flops) or nearest_multiple(stated_flops / flops_per_token)
-    ):
-        return None  # hidden micro-steps or devices, not another size
+    if stated is not None and not analysis.size.is_contradicted:
+        return None
     evidence = say(
         "{mfu} of {peak} is {rate}; with {tokens} tokens in {time} that is {flops} FLOP per token.",
         mfu=format_percent_value(throughput.mfu_percent),
@@ -155,8 +132,6 @@ def parameters_inferred(analysis: RunAnalysis) -> Finding | None:
         flops=format_count(flops_per_token),
     )
     if inferred is None:  # without the shape attention's part is not known: all of it may be parameters
-        if stated is not None:
-            return None  # fewer than stated would be the part of one of several devices
         return Finding(
             "parameters-inferred",
             "info",
@@ -177,10 +152,6 @@ def parameters_inferred(analysis: RunAnalysis) -> Finding | None:
             _size_explanation(run_log, inferred),
             "",
         )
-    # Attention is part of what was measured, so its share adds to the error of the rest.
-    error = throughput.relative_error * flops_per_token / (6 * inferred)
-    if abs(inferred / stated - 1) <= max(MIN_PARAMETER_MISMATCH, 2 * error):
-        return None
     return Finding(
         "parameters-inferred",
         "warning",

@@ -32,6 +32,11 @@ from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import A100_PEAK, HeaderPattern, Trainer
 
 _USUAL = re.compile(rf"(?:\b|_)iter (\d+): loss {NUMBER}, time {NUMBER}ms(?:, mfu {NUMBER}%)?[\s*`\"\\n,]*$")
+# What nanoGPT itself prints: `read` finds the same in it, one line at a time.
+_PLAIN = (
+    r"iter (?P<iteration>\d{1,15}): loss (?P<loss>\d{1,9}\.\d{1,9}|nan), "
+    r"time (?P<ms>\d{1,12}\.\d{1,9})ms, mfu (?P<mfu>-?\d{1,9}\.\d{1,9})%"
+)
 # minGPT's lines, whose time and epochs mean something else; generic.py reads them.
 _MINGPT = re.compile(r"^\W*(?:iter_dt [\d.]{1,20}ms; |epoch \d{1,9} )iter \d")
 _ITERATION = re.compile(r"(?:\b|_)iter\s+(\d+)\s*:(?!.{0,80}\b(?:val|validation) loss)(.{0,400})")
@@ -189,6 +194,7 @@ TRAINER = Trainer(
     "nanogpt",
     "nanoGPT",
     reader=read,
+    plain_step=_PLAIN,
     identifying_line=re.compile(r"^tokens per iteration will be:\s*\d"),
     header=_HEADER,
     glossary=_glossary,
@@ -211,7 +217,6 @@ TRAINER = Trainer(
     eval_line_is_common=True,
     ends_on_regular_eval=True,
     takes_known_settings=True,
-    settings_give_batch_tokens=True,
     defaults=_DEFAULTS,
     logs_checkpoints=True,
     saves_only_after_eval=True,

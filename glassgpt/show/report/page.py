@@ -13,10 +13,10 @@ from pathlib import Path
 
 from glassgpt import format
 from glassgpt.errors import UserError
-from glassgpt.explain.rule import Finding
 from glassgpt.explain.summary import compose_verdict
 from glassgpt.files import abbreviate_home, atomic_write
 from glassgpt.i18n import RIGHT_TO_LEFT, current_language, say
+from glassgpt.record.finding import Finding
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import RunLog
 from glassgpt.sanitize import sanitize_keeping_bidi

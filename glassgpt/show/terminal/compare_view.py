@@ -45,7 +45,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         _print_losses(comparison, console)
     if comparison.losses_are_comparable:
         _print_loss_curves(runs, console)
-    rates = [run.metrics.tokens_per_s or 0.0 for run in runs]
+    rates = [run.analysis.tokens_per_s or 0.0 for run in runs]
     if sum(rate > 0 for rate in rates) >= 2:
         _print_heading(say("Tokens per second"), console)
         for run, rate in zip(runs, rates, strict=True):
@@ -116,9 +116,9 @@ def _print_derived(runs: Sequence[ComparedRun], console: Console) -> None:
             _add_row(table, name, [None if value is None else format_value(value) for value in values])
 
     def add_metric(name: str, metric: str, format_value: Callable[[float], str]) -> None:
-        add_row(name, [getattr(run.metrics, metric) for run in runs], format_value)
+        add_row(name, [getattr(run.analysis, metric) for run in runs], format_value)
 
-    sizes = [run.metrics.size for run in runs]
+    sizes = [run.analysis.size for run in runs]
     if any(size.parameters is not None for size in sizes):
         cells = []
         for size in sizes:
@@ -129,20 +129,20 @@ def _print_derived(runs: Sequence[ComparedRun], console: Console) -> None:
             cells.append(text)
         _add_row(table, say("parameters"), cells)
     add_metric(say("tokens per iteration"), "tokens_per_iteration", format.format_integer)
-    add_metric(say("iterations"), "iterations", format.format_integer)
+    add_row(say("iterations"), [run.analysis.facts.last_iteration for run in runs], format.format_integer)
     add_metric(say("tokens seen"), "tokens_seen", format.format_count)
     add_row(say("FLOPs per token"), [size.flops_per_token for size in sizes], format.format_flops)
     add_metric(say("total FLOPs"), "total_flops", format.format_flops)
     add_metric(say("time per iteration"), "steady_ms", format.format_ms)
     add_metric(say("tokens per second"), "tokens_per_s", format.format_count)
     add_metric(say("achieved"), "achieved_tflops", lambda tflops: format.format_flops_per_s(tflops * 1e12))
-    add_metric(_mfu_title(runs), "mfu", format.format_percent_value)
+    add_row(_mfu_title(runs), [run.mfu for run in runs], format.format_percent_value)
     add_metric(
         say("evaluation, checkpoints, start-up"),
         "overhead_share",
         lambda share: format.format_percent_value(100 * share),
     )
-    add_metric(say("time"), "time_s", format.format_duration)
+    add_metric(say("time"), "total_s", format.format_duration)
     console.print(table)
     if any(size.parameters_source == "inferred" for size in sizes):
         console.print(_text(say("* inferred from MFU and times"), "dim"))
@@ -150,7 +150,7 @@ def _print_derived(runs: Sequence[ComparedRun], console: Console) -> None:
 
 def _mfu_title(runs: Sequence[ComparedRun]) -> str:
     """MFU is never shown without the peak that is 100%."""
-    peaks = {run.metrics.peak for run in runs}
+    peaks = {run.peak for run in runs}
     peak = next(iter(peaks))
     if len(peaks) > 1 or peak is None or peak.source == "own":
         return say("MFU, each of its own peak")

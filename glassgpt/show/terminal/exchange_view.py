@@ -65,6 +65,8 @@ def print_import(result: ImportResult, out: Console) -> None:
         lines = format.pluralize(result.update_count, "line")
         evaluations = format.pluralize(result.evaluation_count, "evaluation")
         print_line(out, "log", f"{lines} of iterations, {evaluations}")
+        if result.left_out_count:
+            print_line(out, "", f"very long: {result.left_out_count:,} more iterations are left out")
     for choice in run.choices:
         print_line(out, choice.name, f"{choice.value}   ({choice.reason})")
     folder = shlex.quote(str(run.run_dir))

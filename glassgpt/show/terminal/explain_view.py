@@ -9,9 +9,9 @@ from rich.text import Text
 
 from glassgpt import format
 from glassgpt.explain.explanation import Explanation
-from glassgpt.explain.rule import Finding
 from glassgpt.explain.watch import WatchUpdate
 from glassgpt.i18n import RIGHT_TO_LEFT, current_language, say
+from glassgpt.record.finding import Finding
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import glossary
 from glassgpt.runs.run_log import RunLog

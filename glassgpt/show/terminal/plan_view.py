@@ -137,7 +137,7 @@ def _print_model(plan: Plan, out: Console) -> None:
     flops = format_flops_per_token(spec.flops_per_token)
     rows = [
         ("model", f"{format_parameters(spec.parameters)} parameters, {flops}/token"),
-        ("compute", f"{workload.dtype} ({spec.dtype_reason}), {kernels}"),
+        ("compute", f"{workload.dtype} ({spec.reason('dtype')}), {kernels}"),
     ]
     if spec.config.eval_only:
         rows.append(("run", "one evaluation"))

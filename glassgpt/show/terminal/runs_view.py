@@ -54,17 +54,17 @@ def replay(run_dir: Path, out: Console) -> None:
         raise UserError(
             f"{run_dir} holds no run: there is no {journal.FILE_NAME} in it; `glass runs` lists the runs"
         )
-    records = journal.effective_records(journal.read(path))
-    if not records:
-        raise UserError(f"{run_dir} has no records yet")
-    console = RunConsole(out)
-    for record in records:
+    console, has_records = RunConsole(out), False
+    for record in journal.read_effective(path):
+        has_records = True
         try:
             console(record)
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             # The journal may have been edited: a value of the wrong type costs this line only.
             problem = f"the {record['kind']} record of iter {record['iter']}: {error_type_and_message(error)}"
             print_line(out, "warning", f"not shown: {problem}")
+    if not has_records:
+        raise UserError(f"{run_dir} has no records yet")
 
 
 def replay_svg(run_dir: Path, svg_path: Path, width: int) -> None:

@@ -22,8 +22,7 @@ import errno
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -75,6 +74,8 @@ _STATE_TYPES: dict[str, Any] = {
     "threads": int,
     "sha256": {},
 }
+# What a run needs in state.json to resume from it, besides `iter` and `val_loss`.
+REQUIRED_TO_RESUME = ("model", "config", "progress", "scaler", "data_hash", "measured_on", "tokenizer")
 
 # By file ("model", "optimizer", "evaluation"), then by name.
 TensorsByFile: TypeAlias = "dict[str, dict[str, Tensor]]"
@@ -97,53 +98,12 @@ class Checkpoint:
         return None if self.state["val_loss"] is None else float(self.state["val_loss"])
 
 
-# --- reading ---
+# --- state.json ---
 
 
-def committed_paths(run_dir: Path) -> list[Path]:
-    """Folders of committed checkpoints, oldest first; damaged ones too, misnamed ones not."""
-    misnamed = {checkpoint.path for checkpoint in misnamed_checkpoints(run_dir)}
-    return [path for path in _numbered_folders(run_dir) if path not in misnamed]
-
-
-def misnamed_checkpoints(run_dir: Path) -> list[Checkpoint]:
-    """Checkpoints whose folder is not named after their iteration: copies that somebody made. They are never
-    loaded and never removed."""
-    return [
-        checkpoint for checkpoint in _readable_with_any_name(run_dir) if not _name_matches_iter(checkpoint)
-    ]
-
-
-def _readable_with_any_name(run_dir: Path) -> Iterator[Checkpoint]:
-    """Skips those that cannot be read; loading one of them reports why."""
-    for path in _numbered_folders(run_dir):
-        with suppress(UserError, OSError):
-            yield read_checkpoint(path)
-
-
-def _name_matches_iter(checkpoint: Checkpoint) -> bool:
-    return checkpoint.path.name.partition(".")[0] == f"{checkpoint.iter:08d}"
-
-
-def misnamed_warnings(run_dir: Path) -> list[str]:
-    return [
-        f"{checkpoint.path} is not used: it holds iteration {checkpoint.iter}; "
-        f"rename it to {checkpoint.iter:08d} to use it, or move it away"
-        for checkpoint in misnamed_checkpoints(run_dir)
-    ]
-
-
-def _numbered_folders(run_dir: Path) -> list[Path]:
-    numbered = [
-        (int(match[1]), int(match[2] or 0), path)
-        for path in list_folder(run_dir / CHECKPOINTS_DIR)
-        if (match := COMMITTED_NAME_PATTERN.fullmatch(path.name))
-    ]
-    return [path for _, _, path in sorted(numbered)]
-
-
-def list_folder(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if folder.is_dir() else []
+def encode_state(state: Mapping[str, Any]) -> str:
+    """The content of state.json, as `read_checkpoint` reads it."""
+    return journal.dumps({"digest": _digest(state), "state": state}) + "\n"
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -172,9 +132,92 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise UserError(f"{path} is damaged: {error!r}") from None
 
 
-def best_checkpoint(run_dir: Path) -> Checkpoint | None:
-    """The committed checkpoint with the lowest validation loss, on the evaluation data of the latest ones."""
-    return next(reversed(best_checkpoints(readable_checkpoints(run_dir))), None)
+def _digest(state: Mapping[str, Any]) -> str:
+    """SHA-256 of the state as JSON, so that a damaged digit is noticed."""
+    return hashlib.sha256(journal.dumps(state).encode()).hexdigest()
+
+
+def _wrongly_typed_names(values: Mapping[str, Any], types: Mapping[str, Any]) -> list[str]:
+    """Names of values that do not have their type in `types`, or are negative."""
+    wrong = []
+    for name in types.keys() & values.keys():
+        expected, value = types[name], values[name]
+        if isinstance(expected, dict) and isinstance(value, dict):
+            wrong += [f"{name}.{inner}" for inner in _wrongly_typed_names(value, expected)]
+            continue
+        numbers = value if isinstance(value, list) else [value] if isinstance(value, int) else []
+        if (
+            isinstance(expected, dict)
+            or not isinstance(value, expected)
+            or any(not isinstance(number, int | float) or isinstance(number, bool) for number in numbers)
+            or (isinstance(value, int) and value < 0)
+        ):
+            wrong.append(name)
+    return sorted(wrong)
+
+
+def _raise_if_not_damage(error: Exception, path: Path) -> None:
+    """Raises an error that does not mean damage; with the file's name, which read errors lack."""
+    if isinstance(error, OSError) and error.errno not in _FILE_LOST_ERRNOS:
+        raise OSError(error.errno, f"{error.strerror or error}", str(path)) from None
+
+
+# --- the checkpoints of a run ---
+
+
+@dataclass(frozen=True)
+class CheckpointListing:
+    """The checkpoints of a run at one moment, oldest first. Every state.json was read once."""
+
+    committed: Mapping[Path, Checkpoint | UserError | OSError]  # or why its state.json cannot be read
+    misnamed: list[Checkpoint]  # in a folder named after another iteration: never loaded, never removed
+
+    @property
+    def readable(self) -> list[Checkpoint]:
+        return [entry for entry in self.committed.values() if isinstance(entry, Checkpoint)]
+
+    @property
+    def latest(self) -> Checkpoint | None:
+        return next(reversed(self.readable), None)
+
+    @property
+    def best(self) -> Checkpoint | None:
+        """The one with the lowest validation loss, on the evaluation data of the latest ones."""
+        return next(reversed(best_checkpoints(self.readable)), None)
+
+    @property
+    def misnamed_warnings(self) -> list[str]:
+        return [
+            f"{checkpoint.path} is not used: it holds iteration {checkpoint.iter}; "
+            f"rename it to {checkpoint.iter:08d} to use it, or move it away"
+            for checkpoint in self.misnamed
+        ]
+
+
+def list_checkpoints(run_dir: Path) -> CheckpointListing:
+    numbered = [
+        (int(match[1]), int(match[2] or 0), path)
+        for path in list_folder(run_dir / CHECKPOINTS_DIR)
+        if (match := COMMITTED_NAME_PATTERN.fullmatch(path.name))
+    ]
+    committed: dict[Path, Checkpoint | UserError | OSError] = {}
+    misnamed = []
+    for _, _, path in sorted(numbered):
+        try:
+            checkpoint = read_checkpoint(path)
+        except (UserError, OSError) as error:
+            committed[path] = error
+        else:
+            if path.name.partition(".")[0] == f"{checkpoint.iter:08d}":
+                committed[path] = checkpoint
+            else:
+                misnamed.append(checkpoint)
+    return CheckpointListing(committed, misnamed)
+
+
+def committed_paths(run_dir: Path) -> list[Path]:
+    """Folders of committed checkpoints, oldest first; damaged ones too, misnamed ones not."""
+    return list(list_checkpoints(run_dir).committed)
 
 
 def best_checkpoints(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
@@ -193,14 +236,20 @@ def best_checkpoints(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
     return list(best_by_data.values())
 
 
-def readable_checkpoints(run_dir: Path) -> Iterator[Checkpoint]:
-    """Committed checkpoints that can be read, oldest first."""
-    return filter(_name_matches_iter, _readable_with_any_name(run_dir))
+def next_free_path(folder: Path, name: str) -> Path:
+    """NAME, or NAME.1, NAME.2, …: one above the highest that exists, so that the newest sorts last."""
+    pattern = re.compile(re.escape(name) + r"(?:\.(\d+))?")
+    numbers = [
+        int(match[1] or 0) for entry in list_folder(folder) if (match := pattern.fullmatch(entry.name))
+    ]
+    return folder / (f"{name}.{max(numbers) + 1}" if numbers else name)
 
 
-def latest_checkpoint(run_dir: Path) -> Checkpoint | None:
-    """The last committed checkpoint that can be read."""
-    return next(reversed(list(readable_checkpoints(run_dir))), None)
+def list_folder(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+# --- tensors ---
 
 
 def load_tensors(checkpoint: Checkpoint) -> TensorsByFile:
@@ -233,19 +282,6 @@ def load_tensors(checkpoint: Checkpoint) -> TensorsByFile:
         ) from None
 
 
-def verify_checkpoint(path: Path) -> None:
-    """Reads every file back from the disk and compares it with its digest."""
-    state = read_checkpoint(path).state
-    digest_of = FILE_DIGEST_BY_VERSION[state["version"]]
-    for name, recorded_digest in state["sha256"].items():
-        try:
-            if digest_of(path / name, lambda size: None) != recorded_digest:
-                raise UserError(f"{path / name} is damaged: its SHA-256 is not the recorded one")
-        except OSError as error:
-            _raise_if_not_damage(error, path / name)
-            raise UserError(f"{path / name} is damaged: {error!r}") from None
-
-
 def _merge_row_shards(files: TensorsByFile, index: Mapping[str, Any]) -> TensorsByFile:
     """Whole tensors, from the files in which each rank wrote its rows."""
     merged: TensorsByFile = {file: tensors for file, tensors in files.items() if file not in index}
@@ -259,39 +295,34 @@ def _merge_row_shards(files: TensorsByFile, index: Mapping[str, Any]) -> Tensors
     return merged
 
 
-def _wrongly_typed_names(values: Mapping[str, Any], types: Mapping[str, Any]) -> list[str]:
-    """Names of values that do not have their type in `types`, or are negative."""
-    wrong = []
-    for name in types.keys() & values.keys():
-        expected, value = types[name], values[name]
-        if isinstance(expected, dict) and isinstance(value, dict):
-            wrong += [f"{name}.{inner}" for inner in _wrongly_typed_names(value, expected)]
-            continue
-        numbers = value if isinstance(value, list) else [value] if isinstance(value, int) else []
-        if (
-            isinstance(expected, dict)
-            or not isinstance(value, expected)
-            or any(not isinstance(number, int | float) or isinstance(number, bool) for number in numbers)
-            or (isinstance(value, int) and value < 0)
-        ):
-            wrong.append(name)
-    return sorted(wrong)
-
-
-def _raise_if_not_damage(error: Exception, path: Path) -> None:
-    """Raises an error that does not mean damage; with the file's name, which read errors lack."""
-    if isinstance(error, OSError) and error.errno not in _FILE_LOST_ERRNOS:
-        raise OSError(error.errno, f"{error.strerror or error}", str(path)) from None
-
-
-def load_latest_intact(run_dir: Path) -> tuple[Checkpoint, TensorsByFile, list[Path], list[str]]:
-    """The newest intact checkpoint, the damaged ones that are newer, and what is wrong with them."""
-    damaged: list[Path] = []
-    warnings = misnamed_warnings(run_dir)
-    for path in reversed(committed_paths(run_dir)):
+def verify_checkpoint(path: Path) -> None:
+    """Reads every file back from the disk and compares it with its digest."""
+    state = read_checkpoint(path).state
+    digest_of = FILE_DIGEST_BY_VERSION[state["version"]]
+    for name, recorded_digest in state["sha256"].items():
         try:
-            checkpoint = read_checkpoint(path)
-            return checkpoint, load_tensors(checkpoint), damaged, warnings
+            if digest_of(path / name, lambda size: None) != recorded_digest:
+                raise UserError(f"{path / name} is damaged: its SHA-256 is not the recorded one")
+        except OSError as error:
+            _raise_if_not_damage(error, path / name)
+            raise UserError(f"{path / name} is damaged: {error!r}") from None
+
+
+# --- damage ---
+
+
+def load_latest_intact(
+    run_dir: Path, listing: CheckpointListing | None = None
+) -> tuple[Checkpoint, TensorsByFile, list[Path], list[str]]:
+    """The newest intact checkpoint, the damaged ones that are newer, and what is wrong with them."""
+    listing = listing or list_checkpoints(run_dir)
+    damaged: list[Path] = []
+    warnings = listing.misnamed_warnings
+    for path, entry in reversed([*listing.committed.items()]):
+        try:
+            if not isinstance(entry, Checkpoint):
+                raise entry
+            return entry, load_tensors(entry), damaged, warnings
         except UserError as error:
             damaged.append(path)
             warnings += error.problems
@@ -304,25 +335,3 @@ def quarantine_damaged(damaged: list[Path]) -> None:
     """Renames damaged checkpoints, so that they are neither last nor best. Deletes nothing."""
     for path in damaged:
         path.rename(next_free_path(path.parent, f"damaged-{path.name}"))
-
-
-# --- writing: saver.py ---
-
-
-def next_free_path(folder: Path, name: str) -> Path:
-    """NAME, or NAME.1, NAME.2, …: one above the highest that exists, so that the newest sorts last."""
-    pattern = re.compile(re.escape(name) + r"(?:\.(\d+))?")
-    numbers = [
-        int(match[1] or 0) for entry in list_folder(folder) if (match := pattern.fullmatch(entry.name))
-    ]
-    return folder / (f"{name}.{max(numbers) + 1}" if numbers else name)
-
-
-def encode_state(state: Mapping[str, Any]) -> str:
-    """The content of state.json, as `read_checkpoint` reads it."""
-    return journal.dumps({"digest": _digest(state), "state": state}) + "\n"
-
-
-def _digest(state: Mapping[str, Any]) -> str:
-    """SHA-256 of the state as JSON, so that a damaged digit is noticed."""
-    return hashlib.sha256(journal.dumps(state).encode()).hexdigest()

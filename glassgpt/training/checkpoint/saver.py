@@ -29,9 +29,9 @@ from glassgpt.training.checkpoint.checkpoints import (
     TensorsByFile,
     best_checkpoints,
     encode_state,
+    list_checkpoints,
     list_folder,
     next_free_path,
-    readable_checkpoints,
 )
 from glassgpt.training.checkpoint.tensor_file import PackedTensors, PinnedBuffer, pack_tensors, write_packed
 from glassgpt.training.distributed.process_group import ProcessGroup
@@ -85,10 +85,10 @@ class Saver:
         try:
             return pending.result()
         except OSError as error:
-            earlier = []
+            earlier = None
             with suppress(OSError):  # the disk may fail again
-                earlier = list(readable_checkpoints(self._run_dir))
-            fallback = f"the last whole one is {earlier[-1].path}" if earlier else "there is none before it"
+                earlier = list_checkpoints(self._run_dir).latest
+            fallback = f"the last whole one is {earlier.path}" if earlier else "there is none before it"
             raise UserError(
                 f"the checkpoint could not be written ({describe_os_error(error)}); {fallback}"
             ) from error
@@ -204,14 +204,14 @@ class Saver:
     def _prune(self, new_path: Path, record: Record) -> None:
         """Removes checkpoints up to `new_path` that are neither a best one nor among the last. One that
         cannot be read stays: it may be the best."""
-        readable = list(readable_checkpoints(self._run_dir))
+        listing = list_checkpoints(self._run_dir)
+        readable = listing.readable
         paths = [checkpoint.path for checkpoint in readable]
         if new_path not in paths:
             raise FileNotFoundError(f"{new_path} is gone")
         # This process wrote nothing newer: newer ones belong to somebody else. They stay and do not count.
         end = paths.index(new_path) + 1
-        misnamed = [checkpoint.path for checkpoint in checkpoints.misnamed_checkpoints(self._run_dir)]
-        if ignored := misnamed + paths[end:]:
+        if ignored := [checkpoint.path for checkpoint in listing.misnamed] + paths[end:]:
             record["ignored"] = [path.name for path in ignored]
         best_paths = [checkpoint.path for checkpoint in best_checkpoints(readable[:end])]
         record["best"] = best_paths[-1:] == [new_path]

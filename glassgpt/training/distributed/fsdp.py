@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from glassgpt.model.gpt import GPT
+from glassgpt.model.weights import build_model
 
 
 def shard(model: GPT, device: torch.device, world_size: int) -> None:
@@ -50,6 +51,15 @@ def gather_full_tensor(local: Tensor, like: Tensor) -> Tensor:
         stride=dtensor.stride(),
     ).full_tensor()
     return full
+
+
+def gather_full_model(model: GPT) -> GPT:
+    """A copy on the CPU of a sharded model. A collective."""
+    weights = {
+        name: gather_full_tensor(local_shard(tensor), tensor).cpu()
+        for name, tensor in model.state_dict().items()
+    }
+    return build_model(model.config, weights, "the run")
 
 
 def shard_like(full: Tensor, like: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tiny import (
     resume,
     run_evals,
     run_losses,
+    run_task,
     run_until_crash,
     tensor_bytes,
     weights,
@@ -33,6 +35,7 @@ from glassgpt.record.journal import FILE_NAME, read
 from glassgpt.record.run_dir import CHECKPOINTS_DIR
 from glassgpt.training.checkpoint.checkpoints import load_latest_intact, read_checkpoint
 from glassgpt.training.loader import BatchLoader
+from glassgpt.training.run_request import resume_request
 from glassgpt.training.session import train
 
 # Everything that could differ: dropout, several micro-batches, clipping, a schedule, both kinds of interval.
@@ -158,6 +161,25 @@ def test_another_batch_size_reads_on_where_the_first_one_stopped(
     resume(config, batch_size=3, gradient_accumulation_steps=1, max_iters=5)
     assert first_sequences == [0, 4, 8, 12, 16, 20, 24, 27]
     assert [step["tokens"] for step in records(config.out_dir, "step")] == [64, 128, 192, 216, 240]
+
+
+def test_the_folder_is_looked_at_again_once_it_is_locked(tiny: MakeConfig, tmp_path: Path) -> None:
+    """Another process may have saved since the request was made."""
+    config = tiny(max_iters=6, checkpoint_interval=3, keep_checkpoints=9)
+    run_dir = train(config).out_dir
+    for name, saved_later in (("some", ["00000006"]), ("none", ["00000003", "00000006"])):
+        folder = shutil.copytree(run_dir, tmp_path / name) / CHECKPOINTS_DIR
+        for path in [*folder.iterdir()]:
+            path.rename(tmp_path / f"{name}-{path.name}" if path.name in saved_later else path)
+        request = resume_request(folder.parent, {"max_iters": 8})
+        for later in saved_later:
+            (tmp_path / f"{name}-{later}").rename(folder / later)
+        assert run_task(request).iter == 8
+        assert records(folder.parent, "resume")[-1]["from_iter"] == 6
+    request = resume_request(run_dir, {"max_iters": 8})
+    shutil.rmtree(run_dir / CHECKPOINTS_DIR)
+    with pytest.raises(UserError, match="has no checkpoint to resume from"):  # and no random weights instead
+        run_task(request)
 
 
 def test_the_journal_records_what_was_superseded(tiny: MakeConfig) -> None:
@@ -291,7 +313,7 @@ def test_before_any_evaluation_best_is_infinite_and_comes_back_so(
     tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny(max_iters=10, checkpoint_interval=3)
-    monkeypatch.setattr("glassgpt.training.loop.evaluation_is_due", lambda job: False)
+    monkeypatch.setattr("glassgpt.training.loop.evaluation_is_due", lambda config, state: False)
     assert train(config).best_val_loss == math.inf
     run = resume(config, max_iters=12)
     assert run.best_val_loss == math.inf

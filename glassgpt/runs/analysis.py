@@ -1,0 +1,317 @@
+"""Analysis: what follows from a run's log. explain, compare, report and import ask it.
+
+    run = Analysis(read_run_log("train.log"))
+    run.steady_ms, run.size.flops_per_token, run.facts.ended
+
+Each value is computed once, on first use. None: the log does not support it. Does not import torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from glassgpt.estimate.cards import Card
+from glassgpt.runs.curve import LossRise, find_loss_rise
+from glassgpt.runs.exit_status import infer_exit_status
+from glassgpt.runs.facts import Facts
+from glassgpt.runs.inference import (
+    DeviceThroughput,
+    IterationFlops,
+    ModelSize,
+    device_count,
+    estimate_model_size,
+    infer_flops_per_iteration,
+    stated_peak_flops,
+)
+from glassgpt.runs.noise import EvalNoise, estimate_eval_noise
+from glassgpt.runs.run_log import ExitStatus, Floats, Ints, LoggedCheckpoint, LoggedEvaluation, RunLog
+from glassgpt.runs.trajectory import (
+    Trajectory,
+    positive_int_setting,
+    seconds_between,
+    settings_product,
+    trajectory_of,
+)
+
+MIN_MFU = 1.0  # percent; a smaller one is rounded too much
+
+
+@dataclass(frozen=True)
+class Analysis:
+    log: RunLog
+    card: Card | None = None  # the one it ran on, if the user names it (--gpu)
+
+    # --- the course of the run ---
+
+    @cached_property
+    def trajectory(self) -> Trajectory:
+        return trajectory_of(self.log)
+
+    @cached_property
+    def exit_status(self) -> ExitStatus | None:
+        return infer_exit_status(self.log)
+
+    @cached_property
+    def eval_noise(self) -> EvalNoise | None:
+        """Of one evaluation, compared with others of this run."""
+        losses = self.trajectory.finite_losses()[1]
+        return estimate_eval_noise(self.log, self.trajectory.evals, losses, within_run=True)
+
+    @cached_property
+    def eval_noise_across_runs(self) -> EvalNoise | None:
+        """Of one evaluation, compared with those of another run."""
+        return estimate_eval_noise(self.log, self.trajectory.evals, self.trajectory.finite_losses()[1])
+
+    @cached_property
+    def loss_rise(self) -> LossRise | None:
+        """A rise of the smoothed training loss; None unless it stayed up until the end."""
+        return find_loss_rise(*self.trajectory.finite_losses())
+
+    # --- time ---
+
+    @cached_property
+    def steady_ms(self) -> float | None:
+        """The median over iterations without evaluation, checkpoint or start-up."""
+        return _median(self.log.steps.ms[self.log.is_steady()])
+
+    @cached_property
+    def eval_overhead_ms(self) -> float | None:
+        """The median over iterations with an evaluation, except a process's first, minus steady_ms."""
+        log = self.log
+        with_eval = log.includes_eval() & ~log.is_first_of_process() & np.isfinite(log.steps.ms)
+        eval_ms = _median(log.steps.ms[with_eval])
+        return eval_ms - self.steady_ms if eval_ms is not None and self.steady_ms is not None else None
+
+    @cached_property
+    def first_iteration_ms(self) -> float | None:
+        log = self.log
+        if log.first_update_ms:
+            return log.first_update_ms
+        return float(log.steps.ms[0]) if len(log.steps) and math.isfinite(log.steps.ms[0]) else None
+
+    @cached_property
+    def startup_ms(self) -> float | None:
+        """What the first iteration's time has beyond a steady step and its evaluation."""
+        log, first_ms, steady_ms, eval_ms = (
+            self.log, self.first_iteration_ms, self.steady_ms, self.eval_overhead_ms
+        )  # fmt: skip
+        if first_ms is None or steady_ms is None:
+            return None
+        if log.first_update_ms is not None:
+            return max(0.0, first_ms - steady_ms)
+        if not log.is_first_of_process()[0]:
+            return None
+        evaluates = bool(log.includes_eval()[0]) or log.trainer.evaluates_before_first_step
+        if evaluates and eval_ms is None and log.includes_eval()[0]:
+            return None
+        return max(0.0, first_ms - steady_ms - (eval_ms if evaluates and eval_ms else 0.0))
+
+    @cached_property
+    def total_s(self) -> float | None:
+        """The logged times, plus steady_ms for every iteration between two lines or without a time.
+
+        Where a resume changed the batch size, each process has its own steady time.
+        """
+        log, steps, steady_ms = self.log, self.log.steps, self.steady_ms
+        if log.ledger is not None:
+            return sum(log.ledger.values())
+        if steady_ms is None:
+            return None
+        is_timed = np.isfinite(steps.ms)
+        timed_ms = float(steps.ms[is_timed].sum()) + log.left_out.ms
+        if not log.has_varying_batch_tokens:
+            untimed = log.iteration_count() - int(is_timed.sum()) - log.left_out.timed
+            return (timed_ms + untimed * steady_ms) / 1000
+        usual = is_timed & ~log.is_first_of_process() & ~log.includes_eval()
+        untimed_ms = 0.0
+        for segment in np.unique(steps.segment):
+            rows = steps.segment == segment
+            segment_ms = _median(steps.ms[rows & usual])
+            iterations = int(steps.iteration[rows][-1] - steps.iteration[rows][0]) + 1
+            untimed = iterations - int(is_timed[rows].sum()) - log.segments[segment].left_out.timed
+            untimed_ms += untimed * (steady_ms if segment_ms is None else segment_ms)
+        return (timed_ms + untimed_ms) / 1000
+
+    @cached_property
+    def overhead_share(self) -> float | None:
+        """Of start-up, evaluations and checkpoints, 0 to 1. None where step times exclude evaluations."""
+        log, steady_ms = self.log, self.steady_ms
+        if not self.total_s:
+            return None
+        if log.ledger is not None:
+            overhead = ("startup", "compile", "eval", "checkpoint")
+            return sum(log.ledger.get(name, 0.0) for name in overhead) / self.total_s
+        if steady_ms is None or not log.trainer.step_time_includes_eval:
+            return None
+        slow = (log.is_first_of_process() | log.includes_eval()) & np.isfinite(log.steps.ms)
+        return float(np.maximum(log.steps.ms[slow] - steady_ms, 0.0).sum()) / 1000 / self.total_s
+
+    def seconds_and_share_after(
+        self, after: int, until: int, rows: Ints | None = None
+    ) -> tuple[float, float] | None:
+        """Seconds of the iterations past `after`, up to `until`, and their share of the run.
+
+        `rows`: count these log lines only, instead of the trajectory's.
+        """
+        steps, total_s, trajectory = self.log.steps, self.total_s, self.trajectory
+        if rows is not None:
+            trajectory = replace(trajectory, iteration=steps.iteration[rows], ms=steps.ms[rows])
+        seconds = seconds_between(trajectory, after, until, self.steady_ms)
+        if not total_s or not seconds or not math.isfinite(total_s) or not 0 < seconds <= total_s:
+            return None
+        return seconds, seconds / total_s
+
+    # --- tokens, parameters and FLOPs ---
+
+    @cached_property
+    def tokens_per_iteration(self) -> int | None:
+        """As logged, or from tokens per second, or from the settings where an iteration is a whole batch."""
+        setup, trainer, steps = self.log.setup, self.log.trainer, self.log.steps
+        if setup.tokens_per_iteration:
+            return setup.tokens_per_iteration
+        if trainer.tokens_per_s_is_of_step:
+            rows = self.log.is_steady() & ~np.isnan(steps.tokens_per_s)
+            if tokens := _median((steps.tokens_per_s * steps.ms / 1000)[rows]):
+                return round(tokens)
+        if trainer.steps_are_micro_batches:
+            return None
+        batch_tokens = positive_int_setting(self.log, "batch_tokens")
+        return batch_tokens or settings_product(
+            self.log, "batch_size", "block_size", "gradient_accumulation_steps"
+        )
+
+    @cached_property
+    def tokens_per_s(self) -> float | None:
+        """Of steady iterations: computed, else the median of those printed."""
+        log = self.log
+        if self.tokens_per_iteration and self.steady_ms:
+            return self.tokens_per_iteration / self.steady_ms * 1000
+        steady = log.is_steady()
+        rows = steady if steady.any() else ~log.is_first_of_process()  # no row is steady without times
+        printed = log.steps.tokens_per_s[rows]
+        return _median(printed[np.isfinite(printed)])
+
+    @cached_property
+    def tokens_seen(self) -> int | None:
+        """Up to the last logged iteration."""
+        last = self._iteration(-1)
+        if last is None or last < 0:
+            return None
+        seen = self.log.tokens_seen_at(np.array([last]), self.tokens_per_iteration)
+        return None if seen is None else round(float(seen[0]))
+
+    @cached_property
+    def tokens_of_this_run(self) -> float | None:
+        """Without those of a run that it was initialised from."""
+        counted = self.log.tokens_of_this_run()
+        return self.tokens_seen if counted is None else counted
+
+    @cached_property
+    def iteration_flops(self) -> IterationFlops | None:
+        """As the logged MFU and step times imply; None where the log has none, or rounds too much."""
+        return infer_flops_per_iteration(self.log)
+
+    @cached_property
+    def size(self) -> ModelSize:
+        """Parameters and FLOPs per token."""
+        return estimate_model_size(self.log, self.iteration_flops, self.tokens_per_iteration)
+
+    @cached_property
+    def total_flops(self) -> float | None:
+        """Of all tokens seen."""
+        flops_per_token = self.size.flops_per_token
+        return (
+            self.tokens_seen * flops_per_token if self.tokens_seen is not None and flops_per_token else None
+        )
+
+    @cached_property
+    def achieved_tflops(self) -> float | None:
+        """Of all devices together: FLOPs per token x tokens per second; else by the logged MFU."""
+        if self.size.flops_per_token and self.tokens_per_s:
+            return self.size.flops_per_token * self.tokens_per_s / 1e12
+        if self.iteration_flops and self.steady_ms:
+            return self.iteration_flops.flops / self.steady_ms * 1000 / 1e12
+        mfu, peak = self.reported_mfu, stated_peak_flops(self.log)
+        return mfu / 100 * peak * device_count(self.log) / 1e12 if mfu and mfu >= MIN_MFU and peak else None
+
+    @cached_property
+    def reported_mfu(self) -> float | None:
+        """Percent, the median of all lines."""
+        mfu = self.log.steps.mfu
+        return _median(mfu[np.isfinite(mfu)])
+
+    @cached_property
+    def throughput(self) -> DeviceThroughput | None:
+        """One steady iteration on one device, by an MFU of a trainer with a fixed peak."""
+        trainer, peak = self.log.trainer, stated_peak_flops(self.log)
+        if not peak or not self.steady_ms or not trainer.mfu_peak or not trainer.mfu_is_running_average:
+            return None
+        if self.iteration_flops is None:
+            return None
+        flops = self.iteration_flops.flops / device_count(self.log)
+        flops_per_s = flops / (self.steady_ms / 1000)
+        if not math.isfinite(flops_per_s):
+            return None
+        error = self.iteration_flops.relative_error
+        return DeviceThroughput(flops, error, 100 * flops_per_s / peak, flops_per_s)
+
+    # --- in numbers ---
+
+    @cached_property
+    def facts(self) -> Facts:
+        log, steps, evals = self.log, self.log.steps, self.log.evals
+        steady = log.is_steady()
+        losses = steps.loss[steps.has_loss]
+        nan_rows = np.flatnonzero(np.isnan(steps.loss) & steps.has_loss)
+        val_losses = [(done.val_loss, done.iteration) for done in evals if done.val_loss is not None]
+        comparable = [one for one in val_losses if not math.isnan(one[0])]
+        best_val_loss, best_val_step = min(comparable, key=lambda one: one[0], default=(None, None))
+        return Facts(
+            iterations_logged=len(steps) + log.left_out.lines,
+            first_iteration=self._iteration(0),
+            last_iteration=self._iteration(-1),
+            log_interval=log.log_interval(),
+            tokens_per_iteration=self.tokens_per_iteration,
+            parameters=log.setup.parameters or log.setup.trained_parameters,
+            steady_ms=self.steady_ms,
+            steady_p95_ms=float(np.percentile(steps.ms[steady], 95)) if steady.any() else None,
+            first_iteration_ms=self.first_iteration_ms,
+            startup_ms=self.startup_ms,
+            eval_steps=self._iterations(evals),
+            eval_overhead_ms=self.eval_overhead_ms,
+            checkpoint_steps=self._iterations(log.checkpoints),
+            estimated_total_s=self.total_s,
+            overhead_share=self.overhead_share,
+            tokens_per_s=self.tokens_per_s,
+            mfu_reported_steady=self.reported_mfu,
+            flops_per_token=self.size.flops_per_token,
+            achieved_tflops=self.achieved_tflops,
+            val_metric=log.val_metric if val_losses else None,
+            best_val_loss=best_val_loss,
+            best_val_step=best_val_step if log.has_iteration_numbers else None,
+            final_val_loss=val_losses[-1][0] if val_losses else None,
+            final_train_loss=evals[-1].train_loss if evals else None,
+            loss_first=float(losses[0]) if len(losses) else None,
+            loss_last=float(losses[-1]) if len(losses) else None,
+            nan_step=self._iteration(int(nan_rows[0])) if len(nan_rows) else None,
+            segments=len(log.segments),
+            ended=self.exit_status,
+        )
+
+    def _iteration(self, row: int) -> int | None:
+        steps = self.log.steps
+        return int(steps.iteration[row]) if len(steps) and self.log.has_iteration_numbers else None
+
+    def _iterations(self, items: Sequence[LoggedEvaluation | LoggedCheckpoint]) -> list[int] | None:
+        """Each once, in order. None where there are items, and the log does not say at which iterations."""
+        iterations = {item.iteration for item in items if item.iteration is not None}
+        return sorted(iterations) if self.log.has_iteration_numbers and (iterations or not items) else None
+
+
+def _median(values: Floats) -> float | None:
+    return float(np.median(values)) if len(values) else None

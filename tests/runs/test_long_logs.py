@@ -1,0 +1,139 @@
+"""Very long logs: read in blocks, thinned in memory. Facts and findings stay those of the whole log."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from glassgpt.explain.explanation import explain
+from glassgpt.runs import step_rows
+from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.from_journal import JournalReader, run_log_from_records
+from glassgpt.runs.lines import read_blocks, read_lines
+from glassgpt.runs.reading import DEMO_LOGS
+from glassgpt.runs.recognise import read_log
+from glassgpt.runs.run_log import RunLog, Steps
+
+LOGS = sorted(DEMO_LOGS.values())
+
+
+@pytest.fixture
+def short_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_rows, "MAX_ROWS", 4096)
+    monkeypatch.setattr(step_rows, "_MAX_MARKED", 256)
+    monkeypatch.setattr(step_rows, "_MAX_TURNS", 128)
+    monkeypatch.setattr(step_rows, "MAX_OUTLIERS", 8)
+
+
+def long_log(lines: int, seed: int = 0) -> str:
+    """Of nanoGPT, with a slow iteration, a loss of NaN and an evaluation every 500 iterations."""
+    rng = np.random.default_rng(seed)
+    ms, losses = 100 + rng.random(lines), 2 + 3 / (1 + np.arange(lines) / 500) + rng.normal(0, 0.02, lines)
+    ms[::500] += 900
+    ms[lines // 3 + 1], losses[lines // 2 + 1] = 5000.0, math.nan
+    text = ["tokens per iteration will be: 16,384"]
+    for at in range(lines):
+        if at % 500 == 0:
+            text.append(f"step {at}: train loss {losses[at]:.4f}, val loss {losses[at]:.4f}")
+        text.append(f"iter {at}: loss {losses[at]:.4f}, time {ms[at]:.2f}ms, mfu 12.34%")
+    return "\n".join(text) + "\n"
+
+
+def read(text: str) -> RunLog:
+    return read_log(read_blocks(io.BytesIO(text.encode())), "long.log")
+
+
+def assert_same_steps(one: Steps, other: Steps) -> None:
+    for column in fields(Steps):
+        np.testing.assert_array_equal(getattr(one, column.name), getattr(other, column.name), column.name)
+
+
+def test_blocks_and_lines_read_the_same() -> None:
+    assert LOGS
+    texts = [path.read_bytes() for path in LOGS]
+    texts += [long_log(3000).encode()]
+    texts += [texts[-1] + b"\n> iter 3000: loss 2.0, time 9ms\n\n" + texts[-1] + b"iter 3001: loss 2.00"]
+    for data in texts:
+        by_line = read_log(read_lines(io.BytesIO(data)), "x")
+        by_block = read_log(read_blocks(io.BytesIO(data)), "x")
+        assert_same_steps(by_line.steps, by_block.steps)
+        for name in (
+            "evals",
+            "checkpoints",
+            "segments",
+            "events",
+            "last_step_line",
+            "ends_mid_line",
+            "setup",
+        ):
+            assert getattr(by_line, name) == getattr(by_block, name), name
+
+
+def test_a_thinned_log_has_the_facts_of_the_whole(request: pytest.FixtureRequest) -> None:
+    text = long_log(40_000)
+    whole = read(text)
+    request.getfixturevalue("short_memory")
+    thinned = read(text)
+    assert not whole.left_out.lines
+    assert len(thinned.steps) < 4096 < thinned.left_out.lines
+    expected, facts = Analysis(whole).facts.as_dict(), Analysis(thinned).facts.as_dict()
+    about = {"steady_ms": 0.002, "steady_p95_ms": 0.002, "startup_ms": 0.01, "eval_overhead_ms": 0.002}
+    about |= {"tokens_per_s": 0.002, "overhead_share": 0.01, "estimated_total_s": 1e-9}
+    about |= {"flops_per_token": 0.002, "achieved_tflops": 0.002}
+    for name, value in expected.items():
+        assert facts[name] == (pytest.approx(value, rel=about[name]) if name in about else value), name
+    explanation = explain(thinned)
+    assert {finding.id for finding in explain(whole).findings} == {one.id for one in explanation.findings}
+    assert any(
+        "40,000" in sentence and f"{len(thinned.steps):,}" in sentence for sentence in explanation.verdict
+    )
+
+
+@pytest.mark.usefixtures("short_memory")
+def test_outliers_and_their_neighbours_are_kept() -> None:
+    steps = read(long_log(40_000)).steps
+    slow, broken = 40_000 // 3 + 1, 40_000 // 2 + 1
+    assert steps.ms[steps.iteration == slow] == [5000.0]
+    assert {slow - 1, slow + 1, broken - 1, broken, broken + 1} <= set(steps.iteration.tolist())
+    assert set(range(0, 40_000, 500)) <= set(steps.iteration.tolist())
+    assert np.bincount(np.diff(steps.iteration)).argmax() == 1
+
+
+@pytest.mark.usefixtures("short_memory")
+def test_a_log_of_restarts_is_thinned_too() -> None:
+    lines = [f"iter {at % 2}: loss 2.0000, time 9.00ms, mfu 1.00%" for at in range(20_000)]
+    run_log = read("\n".join(lines) + "\n")
+    assert len(run_log.steps) + run_log.left_out.lines == 20_000
+
+
+def step(at: int, process: int = 0) -> dict[str, object]:
+    record = {"kind": "step", "time": float(at), "process": process, "iter": at, "loss": 2.0 + at % 7}
+    return record | {"step_ms": 10.0, "tokens": at * 16.0, "phases": {"train": 10.0}}
+
+
+@pytest.mark.usefixtures("short_memory")
+def test_a_resume_drops_lines_of_a_thinned_journal() -> None:
+    records = [step(at) for at in range(1, 20_001)]
+    records.append({"kind": "resume", "time": 0.0, "process": 1, "iter": 9_990, "from_iter": 9_990})
+    records += [step(at, process=1) for at in range(9_991, 12_001)]
+    run_log = run_log_from_records(records, "x")
+    assert len(run_log.steps) < 4096
+    assert Analysis(run_log).facts.iterations_logged == 12_000
+    assert int(run_log.steps.iteration[-1]) == 12_000
+    assert (np.diff(run_log.steps.iteration) > 0).all()
+    beginning = {"kind": "resume", "time": 0.0, "process": 2, "iter": 0, "from_iter": -1}
+    assert not len(run_log_from_records([*records, beginning], "x").steps)
+
+
+def test_building_a_journal_does_not_change_what_is_read_later() -> None:
+    records = [step(at) for at in range(1, 301)]
+    reader = JournalReader()
+    for record in records:
+        reader.feed(record)
+        if record["iter"] in (1, 150):
+            reader.build("x", live=True)
+    assert_same_steps(reader.build("x").steps, run_log_from_records(records, "x").steps)

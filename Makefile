@@ -44,7 +44,7 @@ bench: .venv/ready
 faults: .venv/ready
 	$(BIN)/python tests/faults/campaign.py --kills=1000 --jobs=2 --io-errors=all
 
-# The catalogues of the other languages: new sentences in, gone ones out, then compiled.
+# The message catalogues: keys of the code in, gone ones out, stale translations marked, then compiled.
 words: .venv/ready
 	$(BIN)/python glassgpt/locale/update.py
 

@@ -37,6 +37,7 @@ from glassgpt.record.run_dir import (
     TOKENIZER_DIR,
     is_complete_config,
     is_run_dir,
+    resume_command,
 )
 from glassgpt.training.checkpoint.checkpoints import (
     FILE_DIGEST_BY_VERSION,
@@ -170,7 +171,7 @@ def _verify_run(folder: Path, advance: ProgressCallback) -> tuple[list[CheckedPa
         step = RecoveryStep(f"the newest checkpoint, {good[-1]}, is good", f"glass sample {quoted}@last")
     elif good:
         message = f"the newest good checkpoint is {good[-1]}: resuming uses it, and sets newer ones aside"
-        step = RecoveryStep(message, f"glass train --init_from=resume --out_dir={quoted}")
+        step = RecoveryStep(message, resume_command(folder))
     elif good_copies := [checkpoint for checkpoint, part in copies if part.verdict == "good"]:
         place = folder / CHECKPOINTS_DIR / f"{good_copies[-1].iter:08d}"
         message = f"a copy is good: move {place} away if it exists, rename the copy to it, and resume"

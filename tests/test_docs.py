@@ -215,7 +215,7 @@ def test_every_fact_is_defined_in_its_order() -> None:
 def test_every_finding_is_documented_and_no_other() -> None:
     documented = rows("explain.md", "Findings")
     assert len(documented) == len(set(documented))
-    assert set(documented) == named_in(ROOT / "glassgpt/explain/rules", "Finding")
+    assert set(documented) == named_in(ROOT / "glassgpt/explain/rules", "make_finding")
 
 
 def test_every_conclusion_is_documented_and_no_other() -> None:

@@ -6,7 +6,6 @@ glass train shakespeare_char --max_iters=2000
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import time
 from collections.abc import Collection
@@ -19,6 +18,7 @@ from glassgpt.config import MACHINE_SPECIFIC_PATHS, TrainConfig, requested_track
 from glassgpt.errors import UserError
 from glassgpt.flags import check_settings, parse_flags
 from glassgpt.recipe import DEFAULT_PRESET, Recipe, find_recipe, is_unprepared_text
+from glassgpt.record.run_dir import resume_command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -141,8 +141,7 @@ def _train(
         longer = f"--max_iters={2 * run.iter}" if run.reason == "finished" else "--patience=0"
         text = (
             f"already {run.reason}: {run.iter:,} updates, best validation loss {run.best_val_loss:.4f}; "
-            "to train it longer: glass train --init_from=resume "
-            f"--out_dir={shlex.quote(str(run.out_dir))} {longer}"
+            f"to train it longer: {resume_command(run.out_dir, longer)}"
         )
         print_line(out, "end", text)
     return run.exit_code

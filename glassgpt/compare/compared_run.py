@@ -15,6 +15,7 @@ import numpy as np
 
 from glassgpt.compare.loss_curve import LossCurve, training_curve, validation_curve
 from glassgpt.estimate.cards import Card
+from glassgpt.i18n import Message, Text, message_values
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.inference import device_count, stated_peak_flops
 from glassgpt.runs.noise import EvalNoise, noise_from_scatter, tokens_per_eval
@@ -31,8 +32,20 @@ class Claim:
 
     id: str
     labels: tuple[str, ...]  # of the runs it is about
-    sentence: str
-    details: tuple[str, ...] = ()  # one sentence each
+    message: Message
+    detail_messages: Text = ()
+
+    @property
+    def sentence(self) -> str:
+        return str(self.message)
+
+    @property
+    def details(self) -> tuple[str, ...]:
+        return tuple(map(str, self.detail_messages))
+
+    @property
+    def values(self) -> dict[str, object]:
+        return message_values((self.message, *self.detail_messages))
 
     def as_dict(self) -> dict[str, object]:
         return {
@@ -40,6 +53,7 @@ class Claim:
             "runs": list(self.labels),
             "claim": self.sentence,
             "details": list(self.details),
+            "values": self.values,
         }
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt import format
 from glassgpt.compare.compared_run import Claim, ComparedRun, LossKind, make_compared_runs
 from glassgpt.compare.differences import (
     Comparability,
@@ -20,7 +19,7 @@ from glassgpt.compare.differences import (
     bits_per_byte,
     check_comparability,
     find_differences,
-    perplexity,
+    run_perplexity,
 )
 from glassgpt.compare.loss_curve import (
     AXES,
@@ -34,7 +33,7 @@ from glassgpt.compare.loss_verdict import compare_losses
 from glassgpt.compare.speed_verdict import compare_speed
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import Card
-from glassgpt.i18n import say
+from glassgpt.i18n import say, translate
 from glassgpt.runs.run_log import RunLog
 
 
@@ -90,19 +89,14 @@ def compare(runs: Sequence[RunLog], card: Card | None = None) -> Comparison:
     verdict = []
     for run in compared:
         if run.runs_in_log > 1:
-            sentence = say(
-                "The log of {run} holds {runs} runs; {run} is the last of them.",
-                run=run.label,
-                runs=run.runs_in_log,
-            )
+            sentence = say("compare.several-runs", run=run.label, runs=run.runs_in_log)
             verdict.append(Claim("several-runs", (run.label,), sentence))
         if left_out := run.log.left_out.lines:
             sentence = say(
-                "The log of {run} is very long: {rows} of its {lines} iterations, spread over the whole run, "
-                "are compared. Counts and total times are of all of them.",
+                "compare.thinned-log",
                 run=run.label,
-                rows=f"{run.analysis.facts.iterations_logged - left_out:,}",
-                lines=f"{run.analysis.facts.iterations_logged:,}",
+                rows=run.analysis.facts.iterations_logged - left_out,
+                lines=run.analysis.facts.iterations_logged,
             )
             verdict.append(Claim("thinned-log", (run.label,), sentence))
         verdict += _nonfinite_claims(run)
@@ -113,7 +107,7 @@ def compare(runs: Sequence[RunLog], card: Card | None = None) -> Comparison:
         verdict += compare_losses(first, other, pair_differences, level, loss_kind)
     curves = [run.curve for run in compared]
     if any(one.level in ("refused", "bytes") for one in comparability):
-        aligned = {axis: Alignment(axis, (), say("the losses are not comparable")) for axis in AXES}
+        aligned = {axis: Alignment(axis, (), translate("compare.alignment.not_comparable")) for axis in AXES}
         common_loss = None
     else:
         aligned, common_loss = align_all(curves), find_lowest_common_loss(curves)
@@ -139,17 +133,9 @@ def _nonfinite_claims(run: ComparedRun) -> list[Claim]:
     if is_bad[-1]:
         finite = np.flatnonzero(~is_bad)
         start = with_loss[finite[-1] + 1] if len(finite) else bad[0]
-        sentence = say(
-            "The loss of {run} is not finite from iteration {at} on; only earlier losses are compared.",
-            run=run.label,
-            at=format.format_integer(int(trajectory.iteration[start])),
-        )
+        sentence = say("compare.not-finite.to_the_end", run=run.label, at=int(trajectory.iteration[start]))
     else:
-        sentence = say(
-            "The loss of {run} was not finite at iteration {at} and recovered; finite losses are compared.",
-            run=run.label,
-            at=format.format_integer(int(trajectory.iteration[bad[0]])),
-        )
+        sentence = say("compare.not-finite.recovered", run=run.label, at=int(trajectory.iteration[bad[0]]))
     return [Claim("not-finite", (run.label,), sentence)]
 
 
@@ -177,7 +163,10 @@ def _metrics_json(runs: Sequence[ComparedRun]) -> dict[str, object]:
 def _losses_json(comparison: Comparison) -> dict[str, object]:
     document: dict[str, object] = {
         "measure": comparison.loss_kind,
-        "comparable": [{"how": one.level, "reasons": list(one.reasons)} for one in comparison.comparability],
+        "comparable": [
+            {"how": one.level, "reasons": [str(reason) for reason in one.reasons]}
+            for one in comparison.comparability
+        ],
     }
     for axis in AXES:
         alignment = comparison.aligned[axis]
@@ -201,7 +190,7 @@ def _losses_json(comparison: Comparison) -> dict[str, object]:
     document["best"] = {
         "losses": [best[0] if best else None for _, best in bests],
         "iterations": [best[1] if best else None for _, best in bests],
-        "perplexity": [perplexity(run, best[0]) if best else None for run, best in bests],
+        "perplexity": [run_perplexity(run, best[0]) if best else None for run, best in bests],
         "bits_per_byte": [bits_per_byte(run, best[0]) if best else None for run, best in bests],
     }
     common = comparison.common_loss

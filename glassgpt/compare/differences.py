@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from glassgpt.compare.compared_run import ComparedRun
-from glassgpt.format import format_integer, format_loss
-from glassgpt.i18n import say
+from glassgpt.estimate.loss_law import perplexity
+from glassgpt.i18n import Message, say
 from glassgpt.runs.numbers import MAX_COUNT
 from glassgpt.runs.run_log import RunLog
 
@@ -87,7 +87,7 @@ class Comparability:
     `refused`: no."""
 
     level: ComparabilityLevel  # as in the JSON
-    reasons: tuple[str, ...]
+    reasons: tuple[Message, ...]
 
 
 # --- differences ---
@@ -210,15 +210,13 @@ def check_comparability(first: ComparedRun, other: ComparedRun) -> Comparability
         return Comparability("refused", (dataset_reason,))
     reasons = []
     if first.log.val_metric != other.log.val_metric:
-        reasons.append(say("One log gives losses per token, the other bits per byte."))
+        reasons.append(say("compare.comparable.loss_units"))
     if tokenizer_reason := _tokenizer_difference(first, other):
         reasons.append(tokenizer_reason)
     if reasons and all(bits_per_byte(run, 1.0) is not None for run in (first, other)):
         return Comparability("bytes", tuple(reasons))
     if reasons:
-        reasons.append(
-            say("Bits per byte would be comparable, but not every log says how many bytes a token has.")
-        )
+        reasons.append(say("compare.comparable.bytes_unknown"))
         return Comparability("refused", tuple(reasons))
     if initial_loss_reason := _initial_loss_difference(first, other):
         return Comparability("refused", (initial_loss_reason,))
@@ -228,14 +226,14 @@ def check_comparability(first: ComparedRun, other: ComparedRun) -> Comparability
         return Comparability("same", ())
     datasets = {dataset_name(run_log) for run_log in logs}
     if None in datasets:
-        reasons.append(say("Not every log names its dataset: assumed to be the same."))
+        reasons.append(say("compare.comparable.dataset_assumed"))
     vocabularies = [stated_vocab_size(run_log) or run_log.setup.data.get("tokenizer") for run_log in logs]
     if not all(vocabularies) and (len(datasets) > 1 or None in datasets):
-        reasons.append(say("Not every log names its vocabulary: assumed to be the same."))
+        reasons.append(say("compare.comparable.vocabulary_assumed"))
     return Comparability("assumed", tuple(reasons)) if reasons else Comparability("same", ())
 
 
-def _dataset_difference(first: ComparedRun, other: ComparedRun) -> str | None:
+def _dataset_difference(first: ComparedRun, other: ComparedRun) -> Message | None:
     logs = (first.log, other.log)
     hashes = [run_log.setup.data.get("hash") for run_log in logs]
     names = [dataset_name(run_log) for run_log in logs]
@@ -243,46 +241,34 @@ def _dataset_difference(first: ComparedRun, other: ComparedRun) -> str | None:
         return None
     if all(names) and names[0] != names[1]:
         return say(
-            "The data differs: {a} is evaluated on {a_data}, {b} on {b_data}.",
-            a=first.label,
-            b=other.label,
-            a_data=names[0],
-            b_data=names[1],
+            "compare.comparable.data_names", a=first.label, b=other.label, a_data=names[0], b_data=names[1]
         )
     if all(hashes) and not _tokenizer_difference(first, other):
-        return say(
-            "The data differs: the datasets of {a} and {b} have different contents.",
-            a=first.label,
-            b=other.label,
-        )
+        return say("compare.comparable.data_contents", a=first.label, b=other.label)
     return None
 
 
-def _tokenizer_difference(first: ComparedRun, other: ComparedRun) -> str | None:
+def _tokenizer_difference(first: ComparedRun, other: ComparedRun) -> Message | None:
     sizes = [stated_vocab_size(run.log) for run in (first, other)]
     # GPT-2's 50257 ids are often padded to 50304: the same tokens.
     unpadded = {min(size, 50_257) if size and 50_257 <= size <= 50_432 else size for size in sizes}
     if all(sizes) and len(unpadded) > 1:
         return say(
-            "The vocabularies differ: {a} has {a_size} tokens, {b} has {b_size}.",
+            "compare.comparable.vocabulary_sizes",
             a=first.label,
             b=other.label,
-            a_size=format_integer(sizes[0] or 0),
-            b_size=format_integer(sizes[1] or 0),
+            a_size=sizes[0] or 0,
+            b_size=sizes[1] or 0,
         )
     names = [run.log.setup.data.get("tokenizer") for run in (first, other)]
     if all(names) and names[0] != names[1]:
         return say(
-            "The tokenizers differ: {a} uses {a_name}, {b} uses {b_name}.",
-            a=first.label,
-            b=other.label,
-            a_name=names[0],
-            b_name=names[1],
+            "compare.comparable.tokenizers", a=first.label, b=other.label, a_name=names[0], b_name=names[1]
         )
     return None
 
 
-def _initial_loss_difference(first: ComparedRun, other: ComparedRun) -> str | None:
+def _initial_loss_difference(first: ComparedRun, other: ComparedRun) -> Message | None:
     """An untrained model's loss is about ln V: initial losses far apart come from different vocabularies."""
     if all(stated_vocab_size(run.log) for run in (first, other)):
         return None
@@ -290,12 +276,11 @@ def _initial_loss_difference(first: ComparedRun, other: ComparedRun) -> str | No
     if losses[0] is None or losses[1] is None or abs(losses[0] - losses[1]) < _MAX_INITIAL_LOSS_GAP:
         return None
     return say(
-        "The initial losses are {a_loss} and {b_loss}, as with different vocabularies. If the vocabulary is "
-        "the same, set --{a}.vocab_size and --{b}.vocab_size.",
+        "compare.comparable.initial_losses",
         a=first.label.lower(),
         b=other.label.lower(),
-        a_loss=format_loss(losses[0]),
-        b_loss=format_loss(losses[1]),
+        a_loss=losses[0],
+        b_loss=losses[1],
     )
 
 
@@ -323,7 +308,6 @@ def bits_per_byte(run: ComparedRun, val_loss: float) -> float | None:
     return val_loss / math.log(2) / bytes_per_token if bytes_per_token and bytes_per_token > 0 else None
 
 
-def perplexity(run: ComparedRun, val_loss: float) -> float | None:
-    if run.log.val_metric != "loss" or val_loss > 700:  # exp overflows
-        return None
-    return math.exp(val_loss)
+def run_perplexity(run: ComparedRun, val_loss: float) -> float | None:
+    value = perplexity(val_loss) if run.log.val_metric == "loss" else math.inf
+    return value if math.isfinite(value) else None

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from glassgpt import format
 from glassgpt.compare.compared_run import Claim, ComparedRun, safe_ratio
 from glassgpt.compare.differences import HARDWARE_SETTINGS, Difference, format_setting, list_settings
-from glassgpt.compare.loss_curve import Alignment, Axis, format_axis_value
-from glassgpt.i18n import say
+from glassgpt.compare.loss_curve import Alignment, Axis
+from glassgpt.i18n import Message, say
 from glassgpt.runs.trajectory import positive_int_setting
 
 _MIN_NOTABLE_RATIO = 1.1  # sizes, batches and token counts closer than this are not named as a cause
@@ -27,7 +27,7 @@ _SETTINGS_WITH_OWN_CAUSE = (
 @dataclass(frozen=True)
 class LossCause:
     id: str
-    sentence: str
+    message: Message
     favours_better: bool | None  # None: two runs cannot show it
 
 
@@ -41,25 +41,18 @@ def explain_better(
     causes = find_causes(better, worse, differences)
     labels = (better.label, worse.label)
     if not causes:
-        sentence = say(
-            "The logs do not show why {better} is better: they have no difference that affects the loss.",
-            better=better.label,
-        )
+        sentence = say("compare.better-unexplained", better=better.label)
         return [Claim("better-unexplained", labels, sentence)]
-    reasons = [cause.sentence for cause in causes if cause.favours_better is not False]
-    reasons_against = [cause.sentence for cause in causes if cause.favours_better is False]
+    reasons = [cause.message for cause in causes if cause.favours_better is not False]
+    reasons_against = [cause.message for cause in causes if cause.favours_better is False]
     claims = []
     if reasons:
-        sentence = say(
-            "These differences affect the loss, and can explain why {better} is better.", better=better.label
-        )
+        sentence = say("compare.better-because", better=better.label)
         if len(reasons) > 1:
-            reasons.append(
-                say("Two runs cannot show how much each of them contributes; change one at a time.")
-            )
+            reasons.append(say("compare.better-because.reason.shares_unknown"))
         claims.append(Claim("better-because", labels, sentence, tuple(reasons)))
     if reasons_against:
-        sentence = say("{better} is better despite this.", better=better.label)
+        sentence = say("compare.better-in-spite", better=better.label)
         claims.append(Claim("better-in-spite", labels, sentence, tuple(reasons_against)))
     claims += explain_by_training_length(better, worse, gap, aligned)
     return [*claims, *rule_out_hardware(better, worse, gap, differences)]
@@ -79,7 +72,7 @@ def find_causes(
         )
         if is_loss_setting and difference.name not in (*_SETTINGS_WITH_OWN_CAUSE, "seed"):
             values = " / ".join(format_setting(value) for value in difference.values)
-            sentence = say("{setting}: {values}.", setting=difference.name, values=values)
+            sentence = say("compare.better-because.reason.setting", setting=difference.name, values=values)
             causes.append(LossCause(difference.name, sentence, None))
     return causes
 
@@ -99,10 +92,10 @@ def _model_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause]:
             for size in sizes
         )
         sentence = say(
-            "Model size: {better} has {better_size} parameters, {worse} {worse_size} ({factor}).",
+            "compare.better-because.reason.model_size",
             better=better.label,
             worse=worse.label,
-            factor=format.format_factor(max(ratio, 1 / ratio)),
+            factor=max(ratio, 1 / ratio),
             better_size=better_size,
             worse_size=worse_size,
         )
@@ -110,7 +103,7 @@ def _model_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause]:
     contexts = [positive_int_setting(run.log, "block_size") for run in (better, worse)]
     if contexts[0] is not None and contexts[1] is not None and contexts[0] != contexts[1]:
         sentence = say(
-            "Context: {better} predicts from up to {better_size} tokens, {worse} from up to {worse_size}.",
+            "compare.better-because.reason.context",
             better=better.label,
             worse=worse.label,
             better_size=contexts[0],
@@ -125,12 +118,12 @@ def _training_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause]
     causes = []
     if ratio := _notable_ratio(better.analysis.tokens_per_iteration, worse.analysis.tokens_per_iteration):
         sentence = say(
-            "Batch: {better} has {better_tokens} tokens per iteration, {worse} {worse_tokens} ({factor}).",
+            "compare.better-because.reason.batch",
             better=better.label,
             worse=worse.label,
-            factor=format.format_factor(max(ratio, 1 / ratio)),
-            better_tokens=format.format_integer(better.analysis.tokens_per_iteration or 0),
-            worse_tokens=format.format_integer(worse.analysis.tokens_per_iteration or 0),
+            factor=max(ratio, 1 / ratio),
+            better_tokens=better.analysis.tokens_per_iteration or 0,
+            worse_tokens=worse.analysis.tokens_per_iteration or 0,
         )
         # A smaller batch means fewer tokens after as many iterations, but more updates after as many tokens.
         causes.append(LossCause("batch", sentence, True if ratio > 1 else None))
@@ -138,22 +131,22 @@ def _training_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause]
     if safe_ratio(*tokens) is not None:
         if ratio := _notable_ratio(*tokens):
             sentence = say(
-                "Tokens seen up to the best: {better} {better_tokens}, {worse} {worse_tokens} ({factor}).",
+                "compare.better-because.reason.tokens",
                 better=better.label,
                 worse=worse.label,
-                factor=format.format_factor(max(ratio, 1 / ratio)),
-                better_tokens=format.format_count(tokens[0] or 0),
-                worse_tokens=format.format_count(tokens[1] or 0),
+                factor=max(ratio, 1 / ratio),
+                better_tokens=tokens[0] or 0,
+                worse_tokens=tokens[1] or 0,
             )
             causes.append(LossCause("tokens", sentence, ratio > 1))
     elif better.best and worse.best and (ratio := _notable_ratio(better.best[1], worse.best[1])):
         sentence = say(
-            "Iterations up to the best: {better} {better_count}, {worse} {worse_count} ({factor}).",
+            "compare.better-because.reason.iterations",
             better=better.label,
             worse=worse.label,
-            factor=format.format_factor(max(ratio, 1 / ratio)),
-            better_count=format.format_integer(better.best[1]),
-            worse_count=format.format_integer(worse.best[1]),
+            factor=max(ratio, 1 / ratio),
+            better_count=better.best[1],
+            worse_count=worse.best[1],
         )
         causes.append(LossCause("iterations", sentence, ratio > 1))
     return causes
@@ -178,38 +171,26 @@ def explain_by_training_length(
         if better_loss is None or worse_loss is None:
             continue
         remaining_gap = worse_loss.loss - better_loss.loss
-        values = {
+        values: dict[str, object] = {
             "better": better.label,
             "worse": worse.label,
-            "ahead": format.format_loss_difference(remaining_gap),
-            "gap": format.format_loss_difference(gap),
-            "at": format_axis_value(axis, point.at),
+            "ahead": remaining_gap,
+            "gap": gap,
+            "at": point.at,
         }
         if remaining_gap >= _MIN_REMAINING_SHARE * gap:
             if axis == "iterations":
-                sentence = say(
-                    "More iterations are not the cause: after {at} each, {better} is ahead by {ahead}; at "
-                    "the best losses, by {gap}.",
-                    **values,
-                )
+                sentence = say("compare.iterations-not-cause", **values)
                 claims.append(Claim("iterations-not-cause", labels, sentence))
             else:
-                sentence = say(
-                    "More tokens are not the cause: after {at} each, {better} is ahead by {ahead}; at the "
-                    "best losses, by {gap}.",
-                    **values,
-                )
+                sentence = say("compare.tokens-not-cause", **values)
                 claims.append(Claim("tokens-not-cause", labels, sentence))
         elif worse_loss.high <= better_loss.low:
             if axis == "iterations":
-                sentence = say(
-                    "The number of iterations is a cause: after {at} each, {worse} is not behind.", **values
-                )
+                sentence = say("compare.iterations-cause", **values)
                 claims.append(Claim("iterations-cause", labels, sentence))
             else:
-                sentence = say(
-                    "The number of tokens seen is a cause: after {at} each, {worse} is not behind.", **values
-                )
+                sentence = say("compare.tokens-cause", **values)
                 claims.append(Claim("tokens-cause", labels, sentence))
     return claims
 
@@ -235,30 +216,23 @@ def rule_out_hardware(
             devices = {setup.settings.get("device") for setup in setups}
         if len(devices) == 1:
             return []
-    sentence = say(
-        "Hardware is not the cause of the difference in loss between {better} and {worse}.",
-        better=better.label,
-        worse=worse.label,
-    )
+    sentence = say("compare.hardware-not-cause", better=better.label, worse=worse.label)
     details = [
         say(
-            "These settings differ: {settings}.",
+            "compare.hardware-not-cause.reason.settings",
             settings=list_settings(loss_settings[:_MAX_LISTED_SETTINGS]),
         ),
-        say(
-            "Equal settings and data lead to the same loss on any hardware, up to rounding. "
-            "Hardware and precision decide how long that takes."
-        ),
+        say("compare.hardware-not-cause.reason.same_loss_anywhere"),
     ]
     times_s = better.analysis.total_s, worse.analysis.total_s
     if times_s[0] and times_s[1]:
         details.append(
             say(
-                "Here {better} took {better_time}, {worse} {worse_time}.",
+                "compare.hardware-not-cause.reason.total_times",
                 better=better.label,
                 worse=worse.label,
-                better_time=format.format_duration(times_s[0]),
-                worse_time=format.format_duration(times_s[1]),
+                better_time=times_s[0],
+                worse_time=times_s[1],
             )
         )
     return [Claim("hardware-not-cause", (better.label, worse.label), sentence, tuple(details))]

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from glassgpt import format
-from glassgpt.i18n import say
+from glassgpt.i18n import translate
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import Floats, Ints, RunLog
 
@@ -195,18 +195,18 @@ def align(axis: Axis, curves: Sequence[LossCurve]) -> Alignment:
     """The losses of all curves at a few equal positions on this axis."""
     present = [curve for curve in curves if len(curve)]
     if len(present) < 2:
-        return Alignment(axis, (), say("fewer than two runs have losses"))
+        return Alignment(axis, (), translate("compare.alignment.no_losses"))
     if any(axis not in curve.positions for curve in present):
         reasons = {
-            "tokens": say("not every log says how many tokens an iteration has"),
-            "flops": say("not every log has what is needed to count FLOPs"),
+            "tokens": translate("compare.alignment.no_tokens"),
+            "flops": translate("compare.alignment.no_flops"),
         }
-        no_times = say("not every log has the time of its iterations from the first on")
+        no_times = translate("compare.alignment.no_times")
         return Alignment(axis, (), reasons.get(axis, no_times))
     ends = [float(curve.positions[axis][-1]) for curve in present]
     first, last = max(float(curve.positions[axis][0]) for curve in present), min(ends)
     if first > last:
-        return Alignment(axis, (), say("the evaluations of one run end before those of another begin"))
+        return Alignment(axis, (), translate("compare.alignment.no_overlap"))
     # Evaluations of the run that ends first: only the other losses are interpolated.
     grid = present[ends.index(last)].positions[axis]
     inside = grid[(grid >= first) & (grid <= last)]

@@ -15,9 +15,8 @@ from glassgpt.compare.loss_curve import (
     InterpolatedLoss,
     align_all,
     find_lowest_common_loss,
-    format_axis_value,
 )
-from glassgpt.i18n import say
+from glassgpt.i18n import Message, Text, say
 from glassgpt.runs.noise import EvalNoise
 
 _SIGNIFICANT_SIGMAS = 2.0  # a difference of fewer standard deviations is noise
@@ -37,39 +36,32 @@ def compare_losses(
     labels = (first.label, other.label)
     untrained = tuple(run.label for run in (first, other) if run.last is None or run.last[1] == 0)
     if untrained:
-        sentence = say(
-            "Which is better is unknown: there is no loss of a trained model in {runs}.",
-            runs=", ".join(untrained),
-        )
+        sentence = say("compare.no-losses", runs=", ".join(untrained))
         return [Claim("no-losses", untrained, sentence)]
     if comparability.level == "refused":
-        sentence = say("The losses of {a} and {b} are not comparable.", a=first.label, b=other.label)
+        sentence = say("compare.not-comparable", a=first.label, b=other.label)
         return [Claim("not-comparable", labels, sentence, comparability.reasons)]
     if comparability.level == "bytes":
         a_bits, b_bits = (
             (bits_per_byte(run, run.best[0]) if run.best else None) or 0.0 for run in (first, other)
         )
         sentence = say(
-            "{better} is better per byte of text: {a} has {a_bits} bits per byte at its best, {b} {b_bits}.",
+            "compare.better-per-byte",
             better=first.label if a_bits < b_bits else other.label,
             a=first.label,
             b=other.label,
-            a_bits=format.format_loss(a_bits),
-            b_bits=format.format_loss(b_bits),
+            a_bits=a_bits,
+            b_bits=b_bits,
         )
-        per_token = say("Losses per token are not comparable here; bits per byte are.")
+        per_token = say("compare.better-per-byte.reason.not_per_token")
         return [Claim("better-per-byte", labels, sentence, (*comparability.reasons, per_token))]
     claims = _compare_best_losses(first, other, differences, loss_kind)
     if comparability.level == "assumed":
-        sentence = say(
-            "This assumes that the losses of {a} and {b} are comparable.", a=first.label, b=other.label
-        )
+        sentence = say("compare.assumed-comparable", a=first.label, b=other.label)
         claims.append(Claim("assumed-comparable", labels, sentence, comparability.reasons))
     if loss_kind == "training":
-        sentence = say("These are training losses: not every log has evaluations.")
-        detail = say(
-            "They show how well a model fits its training data, not how well it does on unseen text."
-        )
+        sentence = say("compare.training-losses")
+        detail = say("compare.training-losses.reason.not_unseen_text")
         claims.append(Claim("training-losses", labels, sentence, (detail,)))
     return claims
 
@@ -92,15 +84,10 @@ def _compare_best_losses(
     noise = noise_claim(first, other)
     if gap <= (_SIGNIFICANT_SIGMAS * gap_std if gap_std else _MIN_GAP_WITHOUT_NOISE):
         if not gap_std or not gap:
-            sentence = say("{a} and {b} have the same best loss.", a=first.label, b=other.label)
+            sentence = say("compare.equally-good.same_loss", a=first.label, b=other.label)
         else:
             sentence = say(
-                "{a} and {b} cannot be distinguished: their best losses differ by {gap}, and the noise of "
-                "that difference is {noise}.",
-                a=first.label,
-                b=other.label,
-                gap=format.format_loss_difference(gap),
-                noise=format.format_loss_difference(gap_std),
+                "compare.equally-good.within_noise", a=first.label, b=other.label, gap=gap, noise=gap_std
             )
         return [Claim("equally-good", (first.label, other.label), sentence), *curve_claims, noise]
 
@@ -112,22 +99,17 @@ def _compare_best_losses(
         return [undecided, *curve_claims, *length_claims, noise]
     better_best, worse_best = better.best or (0.0, 0), worse.best or (0.0, 0)
     sentence = say(
-        "{better} is better than {worse}: {better_loss} (iteration {better_at}) against {worse_loss} "
-        "(iteration {worse_at}), best against best.",
+        "compare.better",
         better=better.label,
         worse=worse.label,
-        better_loss=format.format_loss(better_best[0]),
-        better_at=format.format_integer(better_best[1]),
-        worse_loss=format.format_loss(worse_best[0]),
-        worse_at=format.format_integer(worse_best[1]),
+        better_loss=better_best[0],
+        better_at=better_best[1],
+        worse_loss=worse_best[0],
+        worse_at=worse_best[1],
     )
-    details: tuple[str, ...] = ()
+    details: Text = ()
     if gap_std:
-        in_noise = say(
-            "The difference of {gap} is {times} the noise.",
-            gap=format.format_loss_difference(gap),
-            times=format.format_factor(gap / gap_std),
-        )
+        in_noise = say("compare.better.reason.times_noise", gap=gap, times=gap / gap_std)
         details = (in_noise,)
     better_claim = Claim("better", (better.label, worse.label), sentence, details)
     return [better_claim, *curve_claims, *explain_better(better, worse, gap, differences, aligned), noise]
@@ -143,13 +125,7 @@ def past_best_claim(run: ComparedRun) -> Claim | None:
         min_rise = _SIGNIFICANT_SIGMAS * math.sqrt(2) * run.noise.std
     if rise <= max(min_rise, _MIN_GAP_WITHOUT_NOISE):
         return None
-    sentence = say(
-        "{run}'s last loss, {last}, is worse than its best: {best} at iteration {at}.",
-        run=run.label,
-        last=format.format_loss(run.last[0]),
-        best=format.format_loss(run.best[0]),
-        at=format.format_integer(run.best[1]),
-    )
+    sentence = say("compare.past-best", run=run.label, last=run.last[0], best=run.best[0], at=run.best[1])
     train_losses = {
         evaluation.iteration: evaluation.train_loss
         for evaluation in run.log.evals
@@ -158,13 +134,7 @@ def past_best_claim(run: ComparedRun) -> Claim | None:
     then, now = train_losses.get(run.best[1]), train_losses.get(run.last[1])
     if then is None or now is None or not now < then:
         return Claim("past-best", (run.label,), sentence)
-    detail = say(
-        "It overfits: since then its training loss fell from {then} to {now}, while its validation loss rose "
-        "by {rise}.",
-        then=format.format_loss(then),
-        now=format.format_loss(now),
-        rise=format.format_loss_difference(rise),
-    )
+    detail = say("compare.past-best.reason.overfits", then=then, now=now, rise=rise)
     return Claim("past-best", (run.label,), sentence, (detail,))
 
 
@@ -187,28 +157,22 @@ def _undecided_claim(better: ComparedRun, worse: ComparedRun, aligned: dict[Axis
         return None
     if worse_loss.loss - better_loss.loss > _SIGNIFICANT_SIGMAS * (_gap_std(better, worse) or 0.0):
         return None
-    sentence = say(
-        "Which of {better} and {worse} is better is undecided: the evaluations of {worse} end at iteration "
-        "{at}, and it is not behind there.",
-        better=better.label,
-        worse=worse.label,
-        at=format.format_integer(worse.best[1]),
-    )
+    sentence = say("compare.better-open", better=better.label, worse=worse.label, at=worse.best[1])
     details = (
         say(
-            "At iteration {at}: {worse} {own}, {better} {its}.",
-            at=format.format_integer(worse.best[1]),
+            "compare.better-open.reason.last_common",
+            at=worse.best[1],
             worse=worse.label,
             better=better.label,
             own=_format_loss(worse_loss),
             its=_format_loss(better_loss),
         ),
         say(
-            "The {loss} of {better} is from iteration {at}, where {worse} has no evaluation.",
-            loss=format.format_loss(better.best[0]),
+            "compare.better-open.reason.best_is_later",
+            loss=better.best[0],
             better=better.label,
             worse=worse.label,
-            at=format.format_integer(better.best[1]),
+            at=better.best[1],
         ),
     )
     return Claim("better-open", (better.label, worse.label), sentence, details)
@@ -238,23 +202,23 @@ def _equal_point_claims(
         a_loss, b_loss = point.losses
         if a_loss is None or b_loss is None:
             continue
-        values = {
+        values: dict[str, object] = {
             "a": first.label,
             "b": other.label,
             "a_loss": _format_loss(a_loss),
             "b_loss": _format_loss(b_loss),
-            "at": format_axis_value(axis, point.at),
+            "at": point.at,
         }
         sentences = {
-            "iterations": say("Equal iterations ({at}): {a} {a_loss}, {b} {b_loss}.", **values),
-            "tokens": say("Equal tokens ({at}): {a} {a_loss}, {b} {b_loss}.", **values),
-            "time": say("Equal time ({at}): {a} {a_loss}, {b} {b_loss}.", **values),
-            "flops": say("Equal FLOPs ({at}): {a} {a_loss}, {b} {b_loss}.", **values),
+            "iterations": say("compare.equal-points.reason.iterations", **values),
+            "tokens": say("compare.equal-points.reason.tokens", **values),
+            "time": say("compare.equal-points.reason.time", **values),
+            "flops": say("compare.equal-points.reason.flops", **values),
         }
         details.append(sentences[axis])
     if not details:
         return []
-    sentence = say("At the last point that both reached:")
+    sentence = say("compare.equal-points")
     return [Claim("equal-points", (first.label, other.label), sentence, tuple(details))]
 
 
@@ -270,12 +234,12 @@ def _reached_first_claim(first: ComparedRun, other: ComparedRun) -> list[Claim]:
         return []
     early, late = (first, other) if first_s < other_s else (other, first)
     sentence = say(
-        "{early} reached {loss} first, after {early_time}; {late} after {late_time}.",
+        "compare.reached-first",
         early=early.label,
         late=late.label,
-        loss=format.format_loss(common.loss),
-        early_time=format.format_duration(min(first_s, other_s)),
-        late_time=format.format_duration(max(first_s, other_s)),
+        loss=common.loss,
+        early_time=min(first_s, other_s),
+        late_time=max(first_s, other_s),
     )
     return [Claim("reached-first", (early.label, late.label), sentence)]
 
@@ -294,46 +258,37 @@ def noise_claim(first: ComparedRun, other: ComparedRun) -> Claim:
     """How large a difference of two losses must be to mean something."""
     labels = (first.label, other.label)
     gap_std = _gap_std(first, other)
-    limit = None if gap_std is None else format.format_loss_difference(_SIGNIFICANT_SIGMAS * gap_std)
+    limit = None if gap_std is None else _SIGNIFICANT_SIGMAS * gap_std
     if first.has_shared_eval_tokens:
-        sentence = say("Both evaluate the same tokens, so their difference is more certain than each loss.")
-        details = [say("Another seed adds its own noise, which one run cannot show.")]
+        sentence = say("compare.noise.same_tokens")
+        details = [say("compare.noise.reason.seed")]
         if limit is not None:
-            scatter = say(
-                "Judging by the scatter of the losses, differences below {limit} are noise.", limit=limit
-            )
+            scatter = say("compare.noise.reason.scatter_limit", limit=limit)
             details.insert(0, scatter)
         return Claim("noise", labels, sentence, tuple(details))
     details = [_describe_noise(run.label, run.noise) for run in (first, other)]
     if limit is None:
-        return Claim("noise", labels, say("The noise of these losses is unknown."), tuple(details))
-    sentence = say("Differences in loss below {limit} are noise here.", limit=limit)
-    details.append(say("That is the evaluation noise. Another seed adds its own, which one run cannot show."))
+        return Claim("noise", labels, say("compare.noise.unknown"), tuple(details))
+    sentence = say("compare.noise.limit", limit=limit)
+    details.append(say("compare.noise.reason.eval_noise_only"))
     return Claim("noise", labels, sentence, tuple(details))
 
 
-def _describe_noise(label: str, noise: EvalNoise | None) -> str:
+def _describe_noise(label: str, noise: EvalNoise | None) -> Message:
     if noise is None:
-        return say(
-            "{run}: unknown; its log has neither a standard error nor the number of evaluated tokens.",
-            run=label,
-        )
-    std = format.format_loss_difference(noise.std)
+        return say("compare.noise.reason.run_unknown", run=label)
     if noise.source == "stderr":
-        return say("{run}: ±{noise}, the standard error in its log.", run=label, noise=std)
+        return say("compare.noise.reason.run_stderr", run=label, noise=noise.std)
     if noise.source == "batches":
         return say(
-            "{run}: about ±{noise}; single batches scatter by {batch}, and it evaluates {batches} of them.",
+            "compare.noise.reason.run_batches",
             run=label,
-            noise=std,
-            batch=format.format_loss_difference(noise.batch_std or 0.0),
-            batches=format.format_integer(noise.eval_batches or 0),
+            noise=noise.std,
+            batch=noise.batch_std or 0.0,
+            batches=noise.eval_batches or 0,
         )
     if noise.source == "tokens":
         return say(
-            "{run}: about ±{noise}, estimated from the {tokens} tokens that it evaluates.",
-            run=label,
-            noise=std,
-            tokens=format.format_count(noise.eval_tokens or 0),
+            "compare.noise.reason.run_tokens", run=label, noise=noise.std, tokens=noise.eval_tokens or 0
         )
-    return say("{run}: about ±{noise}, estimated from the scatter of its losses.", run=label, noise=std)
+    return say("compare.noise.reason.run_scatter", run=label, noise=noise.std)

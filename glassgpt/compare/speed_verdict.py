@@ -11,7 +11,7 @@ from __future__ import annotations
 from glassgpt import format
 from glassgpt.compare.compared_run import Claim, ComparedRun, safe_ratio
 from glassgpt.compare.differences import Difference, list_settings
-from glassgpt.i18n import say
+from glassgpt.i18n import Text, say
 from glassgpt.runs.trajectory import positive_int_setting
 
 _EQUAL_SPEED_TOLERANCE = 0.02  # relative; repeated runs on one machine vary as much
@@ -29,20 +29,15 @@ def compare_speed(first: ComparedRun, other: ComparedRun, differences: tuple[Dif
     rates = first.analysis.tokens_per_s, other.analysis.tokens_per_s
     speedup = safe_ratio(*rates)
     if speedup is None:
-        sentence = say(
-            "Which of {a} and {b} is faster is unknown: not every log has the tokens per iteration and the "
-            "step time.",
-            a=first.label,
-            b=other.label,
-        )
+        sentence = say("compare.speed-unknown", a=first.label, b=other.label)
         return [Claim("speed-unknown", labels, sentence, _step_time_details(first, other)), *size_claims]
     if abs(speedup - 1) <= _EQUAL_SPEED_TOLERANCE:
         sentence = say(
-            "{a} and {b} are equally fast: {a_rate} and {b_rate} tokens per second.",
+            "compare.equally-fast",
             a=first.label,
             b=other.label,
-            a_rate=format.format_count(rates[0] or 0.0),
-            b_rate=format.format_count(rates[1] or 0.0),
+            a_rate=rates[0] or 0.0,
+            b_rate=rates[1] or 0.0,
         )
         return [Claim("equally-fast", labels, sentence), *size_claims, *_overhead_claims(first, other)]
     fast, slow = (first, other) if speedup > 1 else (other, first)
@@ -56,16 +51,16 @@ def compare_speed(first: ComparedRun, other: ComparedRun, differences: tuple[Dif
     ]
 
 
-def _step_time_details(first: ComparedRun, other: ComparedRun) -> tuple[str, ...]:
+def _step_time_details(first: ComparedRun, other: ComparedRun) -> Text:
     """A sentence with both step times, if both are known."""
     if not first.analysis.steady_ms or not other.analysis.steady_ms:
         return ()
     sentence = say(
-        "An iteration takes {a_ms} in {a} and {b_ms} in {b}.",
+        "compare.faster.reason.step_times",
         a=first.label,
         b=other.label,
-        a_ms=format.format_ms(first.analysis.steady_ms),
-        b_ms=format.format_ms(other.analysis.steady_ms),
+        a_ms=first.analysis.steady_ms,
+        b_ms=other.analysis.steady_ms,
     )
     return (sentence,)
 
@@ -73,19 +68,17 @@ def _step_time_details(first: ComparedRun, other: ComparedRun) -> tuple[str, ...
 def _faster_claim(fast: ComparedRun, slow: ComparedRun) -> Claim:
     rates = fast.analysis.tokens_per_s, slow.analysis.tokens_per_s
     sentence = say(
-        "{fast} is faster than {slow}: {fast_rate} against {slow_rate} tokens per second, {factor}.",
+        "compare.faster",
         fast=fast.label,
         slow=slow.label,
-        fast_rate=format.format_count(rates[0] or 0.0),
-        slow_rate=format.format_count(rates[1] or 0.0),
-        factor=format.format_factor(safe_ratio(*rates) or 1.0),
+        fast_rate=rates[0] or 0.0,
+        slow_rate=rates[1] or 0.0,
+        factor=safe_ratio(*rates) or 1.0,
     )
     details = _step_time_details(fast, slow)
     tokens = {run.analysis.tokens_per_iteration for run in (fast, slow)}
     if details and len(tokens) == 1 and None not in tokens:
-        same_batch = say(
-            "Both have {tokens} tokens per iteration.", tokens=format.format_integer(tokens.pop() or 0)
-        )
+        same_batch = say("compare.faster.reason.same_batch", tokens=tokens.pop() or 0)
         details = (*details, same_batch)
     return Claim("faster", (fast.label, slow.label), sentence, details)
 
@@ -103,28 +96,24 @@ def _reason_claims(fast: ComparedRun, slow: ComparedRun, differences: tuple[Diff
     labels = (fast.label, slow.label)
     details = [
         say(
-            "FLOPs per token: {fast} {fast_flops}, {slow} {slow_flops} ({factor}).",
+            "compare.faster-by-rate.reason.flops_per_token",
             fast=fast.label,
             slow=slow.label,
-            factor=format.format_factor(max(cost, 1 / cost)),
-            fast_flops=format.format_flops(flops[0] or 0.0),
-            slow_flops=format.format_flops(flops[1] or 0.0),
+            factor=max(cost, 1 / cost),
+            fast_flops=flops[0] or 0.0,
+            slow_flops=flops[1] or 0.0,
         ),
         say(
-            "Achieved: {fast} {fast_rate}, {slow} {slow_rate} ({factor}).",
+            "compare.faster-by-rate.reason.achieved",
             fast=fast.label,
             slow=slow.label,
-            factor=format.format_factor(max(rate, 1 / rate)),
-            fast_rate=format.format_flops_per_s((tflops[0] or 0.0) * 1e12),
-            slow_rate=format.format_flops_per_s((tflops[1] or 0.0) * 1e12),
+            factor=max(rate, 1 / rate),
+            fast_rate=(tflops[0] or 0.0) * 1e12,
+            slow_rate=(tflops[1] or 0.0) * 1e12,
         ),
     ]
     if rate >= _MIN_NOTABLE_RATIO:
-        sentence = say(
-            "The reason is that {fast} achieves {rate} the FLOP/s.",
-            fast=fast.label,
-            rate=format.format_factor(rate),
-        )
+        sentence = say("compare.faster-by-rate", fast=fast.label, rate=rate)
         rate_settings = [
             difference
             for difference in differences
@@ -132,16 +121,11 @@ def _reason_claims(fast: ComparedRun, slow: ComparedRun, differences: tuple[Diff
         ]
         if rate_settings:
             details.append(
-                say("Differences that can cause this: {settings}.", settings=list_settings(rate_settings))
+                say("compare.faster-by-rate.reason.settings", settings=list_settings(rate_settings))
             )
         return [Claim("faster-by-rate", labels, sentence, tuple(details))]
     if cost >= _MIN_NOTABLE_RATIO:
-        sentence = say(
-            "The reason is the size of the model, not the speed of the machine: a token of {slow} costs "
-            "{cost} the FLOPs.",
-            slow=slow.label,
-            cost=format.format_factor(cost),
-        )
+        sentence = say("compare.faster-by-size", slow=slow.label, cost=cost)
         return [Claim("faster-by-size", labels, sentence, tuple(details))]
     return []
 
@@ -152,22 +136,16 @@ def _mfu_is_not_speed_claims(fast: ComparedRun, slow: ComparedRun) -> list[Claim
     cost = safe_ratio(slow.analysis.size.flops_per_token, fast.analysis.size.flops_per_token)
     if rate is None or cost is None or rate < 1 + _EQUAL_SPEED_TOLERANCE:
         return []
-    sentence = say(
-        "The higher MFU of {slow} does not make it faster: it achieves {rate} the FLOP/s, but each token "
-        "needs {cost} the FLOPs.",
-        slow=slow.label,
-        rate=format.format_factor(rate),
-        cost=format.format_factor(cost),
-    )
+    sentence = say("compare.mfu-is-not-speed", slow=slow.label, rate=rate, cost=cost)
     details = []
     if fast.mfu and slow.mfu:
         details.append(
             say(
-                "MFU: {fast} {fast_mfu}, {slow} {slow_mfu}.",
+                "compare.mfu-is-not-speed.reason.mfu",
                 fast=fast.label,
                 slow=slow.label,
-                fast_mfu=format.format_percent_value(fast.mfu),
-                slow_mfu=format.format_percent_value(slow.mfu),
+                fast_mfu=fast.mfu,
+                slow_mfu=slow.mfu,
             )
         )
     return [Claim("mfu-is-not-speed", (slow.label, fast.label), sentence, tuple(details))]
@@ -186,28 +164,14 @@ def _micro_batch_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
     if high_batch >= low_batch or high_width <= low_width:
         return []
     sentence = say(
-        "The smaller micro-batch of {high} (batch_size {low_batch} -> {high_batch}) is not the cause of its "
-        "higher FLOP/s.",
-        high=high.label,
-        low_batch=low_batch,
-        high_batch=high_batch,
+        "compare.micro-batch-not-cause", high=high.label, low_batch=low_batch, high_batch=high_batch
     )
     details = [
-        say(
-            "A smaller micro-batch gives the device less work at a time. The cause is the wider model "
-            "(n_embd {low_width} -> {high_width}): its matmuls are larger.",
-            low_width=low_width,
-            high_width=high_width,
-        )
+        say("compare.micro-batch-not-cause.reason.wider_model", low_width=low_width, high_width=high_width)
     ]
     tokens = {run.analysis.tokens_per_iteration for run in (high, low)}
     if len(tokens) == 1 and None not in tokens:
-        details.append(
-            say(
-                "More gradient accumulation compensates for it: both have {tokens} tokens per iteration.",
-                tokens=format.format_integer(tokens.pop() or 0),
-            )
-        )
+        details.append(say("compare.micro-batch-not-cause.reason.accumulation", tokens=tokens.pop() or 0))
     return [Claim("micro-batch-not-cause", (high.label, low.label), sentence, tuple(details))]
 
 
@@ -221,16 +185,16 @@ def _contradicted_size_claims(first: ComparedRun, other: ComparedRun) -> list[Cl
         if not size.is_contradicted:
             continue
         sentence = say(
-            "{run} has {real} parameters, not {stated}.",
+            "compare.parameters-contradicted",
             run=run.label,
             real=format.format_parameters(size.parameters or 0, exact=False),
             stated=format.format_parameters(size.parameters_stated or 0),
         )
         detail = say(
-            "Its MFU and step times imply this: {rate} at {tokens} tokens per second is {flops} per token.",
-            rate=format.format_flops_per_s((run.analysis.achieved_tflops or 0.0) * 1e12),
-            tokens=format.format_count(run.analysis.tokens_per_s or 0.0),
-            flops=format.format_flops(size.flops_per_token or 0.0),
+            "compare.parameters-contradicted.reason.flops_per_token",
+            rate=(run.analysis.achieved_tflops or 0.0) * 1e12,
+            tokens=run.analysis.tokens_per_s or 0.0,
+            flops=size.flops_per_token or 0.0,
         )
         claims.append(Claim("parameters-contradicted", (run.label,), sentence, (detail,)))
     return claims
@@ -242,24 +206,24 @@ def _overhead_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
         return []
     high, low = (first, other) if shares[0] > shares[1] else (other, first)
     sentence = say(
-        "{high} spends {high_share} of its time on evaluation, checkpoints and start-up, {low} {low_share}.",
+        "compare.overhead",
         high=high.label,
         low=low.label,
-        high_share=format.format_percent_value(100 * max(shares[0], shares[1])),
-        low_share=format.format_percent_value(100 * min(shares[0], shares[1])),
+        high_share=100 * max(shares[0], shares[1]),
+        low_share=100 * min(shares[0], shares[1]),
     )
     high_rate, low_rate = (
         safe_ratio(run.analysis.tokens_of_this_run, run.analysis.total_s) for run in (high, low)
     )
-    details: tuple[str, ...] = ()
+    details: Text = ()
     if high_rate and low_rate:
         details = (
             say(
-                "Over the whole run, {high} processes {high_rate} tokens per second, {low} {low_rate}.",
+                "compare.overhead.reason.whole_run_rate",
                 high=high.label,
                 low=low.label,
-                high_rate=format.format_count(high_rate),
-                low_rate=format.format_count(low_rate),
+                high_rate=high_rate,
+                low_rate=low_rate,
             ),
         )
     return [Claim("overhead", (high.label, low.label), sentence, details)]

@@ -54,7 +54,7 @@ class RunSpec:
         return self.config.max_iters * self.batch.tokens
 
     def reason(self, name: str) -> str:
-        """Of the choice of this name."""
+        """Why `name` was chosen as it was."""
         return next(choice.reason for choice in self.choices if choice.name == name)
 
 

@@ -168,6 +168,11 @@ _EARLY_UNCERTAINTY = 0.1  # of the loss that is still to fall: the early curve d
 _OVERFIT_UNCERTAINTY = (0.4, 0.5)  # of the overfitting, down and up
 
 
+def perplexity(loss: float) -> float:
+    """e^loss; infinite where that is too large for a float."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
 def typical_peak_lr(parameters: int) -> float:
     """AdamW's typical peak learning rate (Kaplan et al. 2020, appendix D)."""
     return max(2e-4, 3.239e-3 - 1.395e-4 * math.log(parameters))

@@ -293,7 +293,7 @@ def _bytes_at_loss(work: TrainingWorkload) -> dict[str, int]:
 
 
 def _bytes_at_backward(work: TrainingWorkload) -> dict[str, int]:
-    """The last block's MLP comes first: gradients before and after its activation, and of the stream."""
+    """At the start of backward: all activations, and gradients of the head and the last MLP."""
     config, tokens = work.config, work.micro_batch_tokens
     stream = work.activation_itemsize * tokens * config.n_embd
     unchunked = loss_chunks.fits_unchunked(tokens, work.vocab_size)

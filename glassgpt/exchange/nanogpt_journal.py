@@ -16,10 +16,11 @@ from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.dataset import Dataset
 from glassgpt.estimate import flops
 from glassgpt.estimate.batching import BatchPlan
+from glassgpt.estimate.loss_law import perplexity
 from glassgpt.estimate.peak import PeakFlops
 from glassgpt.model.gpt import GPTConfig
 from glassgpt.record.clock import PHASES
-from glassgpt.record.journal import Record
+from glassgpt.record.journal import JOURNAL_VERSION, Record
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainers.nanogpt import TRAINER as NANOGPT
@@ -94,6 +95,7 @@ def _run_record(run: NanogptRun) -> Record:
         }
     return {
         "kind": "run",
+        "journal_version": JOURNAL_VERSION,
         "iter": 0,
         "out_dir": str(run.run_dir),
         "config": dataclasses.asdict(run.config),
@@ -254,7 +256,7 @@ def _eval_record(
         "whole_split": False,
         "closing": False,
         "best": best,
-        "perplexity": math.exp(min(loss, 700.0)),
+        "perplexity": perplexity(loss),
         "bits_per_byte": loss / math.log(2) / per_token if known and per_token else None,
         "ms": ms,
         "compile_ms": 0.0,

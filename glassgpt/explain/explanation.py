@@ -6,7 +6,7 @@ print(explanation.verdict, [finding.id for finding in explanation.findings])
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from glassgpt.estimate.cards import Card
 from glassgpt.explain.registry import RULES
@@ -15,6 +15,8 @@ from glassgpt.record.finding import Finding, read_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import RunLog
+
+SCHEMA_VERSION = 1  # of the JSON document; new keys do not raise it
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,10 @@ class Explanation:
 
     def as_dict(self) -> dict[str, object]:
         document: dict[str, object] = {
+            "schema_version": SCHEMA_VERSION,
             "format": self.log.trainer.id,
             "facts": self.facts.as_dict(),
-            "findings": [asdict(finding) for finding in self.findings],
+            "findings": [finding.as_dict() for finding in self.findings],
             "verdict": self.verdict,
         }
         if self.earlier:

@@ -96,7 +96,7 @@ class _LMHeadLoss:
 
 
 class _Float8LMHeadLoss:
-    """The same with float8 matmuls. A gradient of logits is between -1 and 1, so its scale is a constant."""
+    """`_LMHeadLoss` with float8 matmuls. Gradients of logits lie in [-1, 1]: one constant scale is enough."""
 
     _GRAD_FACTOR = 2.0**14
 

@@ -35,6 +35,7 @@ from glassgpt.files import abbreviate_home, regular_file_opener_nofollow
 Record = dict[str, Any]
 
 FILE_NAME = "journal.jsonl"
+JOURNAL_VERSION = 1  # of the meaning of fields; new fields do not raise it
 MAX_VALUE, MAX_INTEGER = 1e100, 10**15  # of numbers that are believed; see runs/numbers.py
 MAX_LINE_BYTES = 1 << 24  # a file that is one endless line must not fill the memory
 _READ_BLOCK_BYTES = 1 << 20  # read at once from the end
@@ -341,7 +342,7 @@ def effective_records(records: Iterable[Record]) -> list[Record]:
 
 
 def resume_iteration(resume: Record) -> int:
-    """The iteration whose checkpoint it resumes from: later records before it are not valid."""
+    """The iteration it resumes from. Records of later iterations, written before it, are superseded."""
     from_iter = resume.get("from_iter")
     return from_iter if isinstance(from_iter, int) else int(resume["iter"])
 

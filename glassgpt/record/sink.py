@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import queue
-import shlex
 import sys
 import threading
 import time
@@ -23,8 +22,10 @@ from typing import Protocol
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError, error_type_and_message
+from glassgpt.i18n import say, verbatim
 from glassgpt.record.finding import finding_record
 from glassgpt.record.journal import Journal, Record, abbreviate_home_paths
+from glassgpt.record.run_dir import resume_command
 
 Listener = Callable[[Record], None]
 
@@ -85,17 +86,17 @@ class Sink:
     def __call__(self, record: Record) -> None:
         # Findings about trackers come before the record: the `end` record is the last one.
         for thread in self._tracker_threads:
-            name, fix = thread.name, f"`glass track RUN --to={thread.name}` sends it the rest later"
+            name = thread.name
             if thread.failure is not None and not thread.failure_reported:
                 thread.failure_reported = True
                 finding = finding_record(
                     record["iter"],
                     f"{name}-failed",
                     "warning",
-                    f"{name} failed and gets no more records; the run continues",
-                    evidence=error_type_and_message(thread.failure),
-                    explanation="A tracker gets copies of the journal's records. Nothing of the run is lost.",
-                    advice=fix,
+                    title=say("tracker-failed.title", tracker=name),
+                    evidence=verbatim(error_type_and_message(thread.failure)),
+                    explanation=say("tracker-failed.explanation"),
+                    advice=say("tracker-failed.advice", tracker=name),
                 )
                 self._dispatch(finding | {"told": self._trackers[name].last_logged_records()})
             elif thread.missed_records and record["kind"] == "end":
@@ -103,10 +104,10 @@ class Sink:
                     record["iter"],
                     f"{name}-behind",
                     "warning",
-                    f"{name} was too slow for the run and missed {thread.missed_records:,} records",
-                    evidence=f"more than {MAX_QUEUED_RECORDS:,} were waiting for it",
-                    explanation="A run never waits for a tracker. All of its records are in the journal.",
-                    advice=f"{fix}; a larger --log_interval gives it less to do",
+                    title=say("tracker-behind.title", tracker=name, missed_records=thread.missed_records),
+                    evidence=say("tracker-behind.evidence", max_queued=MAX_QUEUED_RECORDS),
+                    explanation=say("tracker-behind.explanation"),
+                    advice=say("tracker-behind.advice", tracker=name),
                 )
                 self._dispatch(finding)
         self._dispatch(record)
@@ -134,7 +135,7 @@ class Sink:
         except OSError as error:
             raise UserError(
                 f"{self._path} cannot be written any more: {error.strerror}; fix that, then resume with "
-                f"--init_from=resume --out_dir={shlex.quote(str(self._path.parent))}"
+                f"{resume_command(self._path.parent)}"
             ) from error
 
     @property
@@ -143,7 +144,10 @@ class Sink:
         return "" if self._journal is None else self._journal.lost_reason
 
     def check_journal(self, done: int) -> None:
-        """Checks that it is, after `done` updates. Raises RunSuperseded if a later start writes to it."""
+        """Checks that the journal file is still this run's. `done`: updates so far, for the finding.
+
+        Raises RunSuperseded if a later start of the run writes to it.
+        """
         if self._journal is None:
             return
         with self._os_errors_as_user_errors():
@@ -154,11 +158,10 @@ class Sink:
                 done,
                 "journal-rewritten",
                 "warning",
-                f"{self._path.name} was changed by another program; the run continues in the changed file",
-                evidence=f"{self._path} does not end with the record that was written last",
-                explanation="Records that the changed file lacked at its end were appended again, if they "
-                "could still be read.",
-                advice="copy it before you edit it",
+                title=say("journal-rewritten.title", file=self._path.name),
+                evidence=say("journal-rewritten.evidence", path=str(self._path)),
+                explanation=say("journal-rewritten.explanation"),
+                advice=say("journal-rewritten.advice"),
             )
             self._dispatch(finding)
 

@@ -180,6 +180,8 @@ class Analysis:
                 return round(tokens)
         if trainer.steps_are_micro_batches:
             return None
+        if device_count(self.log) > 1 and not trainer.takes_known_settings:
+            return None  # its batch_size may be that of one device
         batch_tokens = positive_int_setting(self.log, "batch_tokens")
         return batch_tokens or settings_product(
             self.log, "batch_size", "block_size", "gradient_accumulation_steps"
@@ -187,14 +189,17 @@ class Analysis:
 
     @cached_property
     def tokens_per_s(self) -> float | None:
-        """Of steady iterations: computed, else the median of those printed."""
+        """Of steady iterations: from the logged tokens per iteration, else the median of those printed, else
+        from the settings, whose batch size may be that of one device."""
         log = self.log
-        if self.tokens_per_iteration and self.steady_ms:
-            return self.tokens_per_iteration / self.steady_ms * 1000
         steady = log.is_steady()
         rows = steady if steady.any() else ~log.is_first_of_process()  # no row is steady without times
-        printed = log.steps.tokens_per_s[rows]
-        return _median(printed[np.isfinite(printed)])
+        values = log.steps.tokens_per_s[rows]
+        printed = _median(values[np.isfinite(values)])
+        is_logged = bool(log.setup.tokens_per_iteration) or log.trainer.tokens_per_s_is_of_step
+        if self.tokens_per_iteration and self.steady_ms and (is_logged or printed is None):
+            return self.tokens_per_iteration / self.steady_ms * 1000
+        return printed
 
     @cached_property
     def tokens_seen(self) -> int | None:
@@ -277,7 +282,7 @@ class Analysis:
             last_iteration=self._iteration(-1),
             log_interval=log.log_interval(),
             tokens_per_iteration=self.tokens_per_iteration,
-            parameters=log.setup.parameters or log.setup.trained_parameters,
+            parameters=self.size.parameters,
             steady_ms=self.steady_ms,
             steady_p95_ms=float(np.percentile(steps.ms[steady], 95)) if steady.any() else None,
             first_iteration_ms=self.first_iteration_ms,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.i18n import say
+from glassgpt.i18n import translate
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import RunLog
 
@@ -27,8 +27,8 @@ def glossary(run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
         entries = run_log.trainer.glossary(last, run_log, facts)
     else:
         entries = [
-            GlossaryEntry(last.shown("iteration", "{}"), say("The iteration that the line names.")),
-            GlossaryEntry(last.shown("loss", "loss {:.4f}"), say("The loss that the line names.")),
+            GlossaryEntry(last.shown("iteration", "{}"), translate("glossary.named_iteration")),
+            GlossaryEntry(last.shown("loss", "loss {:.4f}"), translate("glossary.named_loss")),
         ]
     return [entry for entry in entries if entry.log_text]
 
@@ -56,24 +56,3 @@ def last_evaluation(run_log: RunLog, template: str) -> str:
     train = "…" if done.train_loss is None else f"{done.train_loss:.4f}"
     step = "…" if done.iteration is None else done.iteration
     return template.format(step=step, train=train, val=f"{done.val_loss:.4f}")
-
-
-def batch_loss_meaning() -> str:
-    return say(
-        "The cross-entropy of this one batch, in nats per token: the mean of -ln(probability of the right "
-        "next token). It varies from batch to batch; only its trend is meaningful."
-    )
-
-
-def learning_rate_meaning() -> str:
-    return say("The learning rate of this update: the step size of the optimizer.")
-
-
-def gradient_norm_meaning() -> str:
-    return say("The norm of the gradient before clipping. Sudden jumps precede a loss that diverges.")
-
-
-def tokens_per_second_meaning() -> str:
-    return say(
-        "Tokens of an iteration divided by its time. This, not MFU, says how fast the data is processed."
-    )

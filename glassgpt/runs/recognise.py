@@ -264,7 +264,7 @@ class _RunSplitter:
     def _forget_lines_since_match(self) -> None:
         if self._lines_since_match:
             self._lines_since_match = []
-            if self._others is not None and self._others.have_match:  # else they are as good as new
+            if self._others is not None and self._others.have_match:  # the others hold no state to reset
                 self._others = None
 
     def build(self, name: str, final: bool) -> RunLog:

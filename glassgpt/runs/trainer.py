@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from glassgpt.i18n import Message
+
 if TYPE_CHECKING:
     from glassgpt.runs.builder import RunBuilder
     from glassgpt.runs.facts import Facts
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 # Reads one line into the builder. True if the line is a step or an evaluation that only this trainer prints
 # so. A reader that holds lines back has a method `close(builder)`, which is called at the end of the log.
 Reader = Callable[[str, "RunBuilder"], bool]
-Sentence = Callable[[], str]  # a function, because the language is not known at import
 Glossary = Callable[["LastLine", "RunLog", "Facts"], list["GlossaryEntry"]]
 
 A100_PEAK = 312e12  # FLOP/s in bfloat16, dense
@@ -55,7 +56,7 @@ class Trainer:
     # --- its iterations ---
     first_iteration: int = 1  # the number of a run's first line
     steps_are_micro_batches: bool = False  # not every iteration is an update
-    lines_count_updates: bool = False  # a line's number is the updates done so far, others' that of this one
+    lines_count_updates: bool = False  # line N: N updates are done; else: line N is update N itself
     step_work_grows: bool = False  # longer contexts or larger batches by schedule: later steps are slower
     one_run_per_log: bool = False  # a new process in it resumes the same run
     loop_includes_max_iters: bool = False  # max_iters=1000: the last iteration is number 1000
@@ -80,7 +81,7 @@ class Trainer:
 
     # --- its losses ---
     loss_is_interval_mean: bool = False  # over the iterations since the previous line
-    zero_loss_cause: Sentence | None = None  # why it logs a NaN or infinite loss as 0
+    zero_loss_cause: Message | None = None  # why it logs a NaN or infinite loss as 0
     evaluates_next_token_loss: bool = False  # its loss is the cross-entropy of the next token, and only that
     trains_on_plain_text: bool = False  # others may be tuned to anything
     often_finetunes: bool = False  # starts from trained weights, and does not print so
@@ -93,8 +94,8 @@ class Trainer:
     eval_line_is_common: bool = False  # other loops print it too, so it does not identify this trainer
     ends_on_regular_eval: bool = False  # a finished run's last iteration is one of the usual evaluations
     final_eval_offsets: tuple[int, ...] = ()  # of its closing evaluation, from the last step's number
-    eval_time_cause: Sentence | None = None  # what else than an evaluation is in that time
-    rarer_eval_advice: Callable[[int, int, str], str] | None = None  # old and new interval, share of the run
+    eval_time_cause: Message | None = None  # what else than an evaluation is in that time
+    rarer_eval_advice: Message | None = None  # gets the two intervals and the saving
 
     # --- its settings ---
     takes_known_settings: bool = False  # under TrainConfig's names, so advice can name them
@@ -106,10 +107,10 @@ class Trainer:
     saves_only_after_eval: bool = False  # but not after one before the first update
     overwrites_checkpoint: bool = False  # one file: the latest, or the best with always_save_checkpoint=False
     resume_command: str = ""
-    cannot_resume_advice: Sentence | None = None
+    cannot_resume_advice: Message | None = None
     restarts_data_on_resume: bool = False  # a resumed process draws the batches of a fresh one
-    data_restart_cause: Sentence | None = None
-    data_restart_advice: Callable[[str], str] | None = None  # takes the share of repeated iterations
+    data_restart_cause: Message | None = None
+    data_restart_advice: Message | None = None  # gets the share of repeated iterations
 
     def make_reader(self) -> Reader:
         """For one log."""

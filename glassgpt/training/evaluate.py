@@ -17,6 +17,7 @@ from torch import Tensor
 
 from glassgpt.data.batches import IGNORED_TARGET, evaluation_batch, evaluation_window_starts
 from glassgpt.data.shards import TokenArray
+from glassgpt.estimate.loss_law import perplexity
 from glassgpt.record.clock import Ledger
 from glassgpt.training.distributed.process_group import ProcessGroup
 from glassgpt.training.learner import Learner
@@ -40,7 +41,7 @@ class EvalResult:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.loss) if self.loss < 700 else math.inf
+        return perplexity(self.loss)
 
     def bits_per_byte(self, bytes_per_token: float) -> float:
         """The loss per byte of text, which compares across tokenizers."""

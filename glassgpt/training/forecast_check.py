@@ -8,7 +8,7 @@ from pathlib import Path
 from glassgpt.cgroup import usable_cores
 from glassgpt.estimate.forecast import RunForecast
 from glassgpt.estimate.loss_law import ExpectedLossCurve, compare_with_expected
-from glassgpt.format import format_bytes, format_count, format_duration
+from glassgpt.i18n import Message, say, verbatim
 from glassgpt.record import machine
 from glassgpt.record.finding import Severity, finding_record
 from glassgpt.record.journal import Record
@@ -110,39 +110,35 @@ def take_pace_finding(check: ForecastCheck, iteration: int, one_thread: str = ""
         return None
     check.pace_was_reported = True
     severity: Severity = "info"
-    advice = ""
+    advice = None
     if measured > pace.high:
-        title = f"this is faster than expected: {format_count(measured)} tokens/s"
-        explanation = "The expectation rests on few measurements; yours is better."
+        title, explanation = say("pace.title.fast", tokens_per_s=measured), say("pace.explanation.fast")
     elif measured >= pace.low:
-        title = f"this speed is normal here: {format_count(measured)} tokens/s"
-        explanation = "Runs like this one on machines like this one are about as fast."
+        title, explanation = say("pace.title.normal", tokens_per_s=measured), say("pace.explanation.normal")
     else:
-        severity, title = "advice", f"this is slower than expected: {format_count(measured)} tokens/s"
+        severity, title = "advice", say("pace.title.slow", tokens_per_s=measured)
         data_wait_share = check.data_wait_s / check.seconds
         load, cores = machine.load_average(), usable_cores()
         # The console prints the advice alone: it has to be understood without the explanation.
         if data_wait_share > _MIN_DATA_WAIT_SHARE:
-            explanation = f"Updates wait {data_wait_share:.0%} of the time for data."
-            advice = "updates wait for data: put it on a local disk, or in memory"
+            explanation = say("pace.explanation.data_wait", data_wait_share=data_wait_share)
+            advice = say("pace.advice.data_wait")
         elif load > _MIN_LOAD_PER_CORE * cores:
-            explanation = f"Other programs keep the machine busy: load {load:.1f} on {cores:g} cores."
+            explanation = say("pace.explanation.busy", load=load, cores=cores)
             advice = _free_cores_advice(one_thread)
         else:
-            explanation = (
-                "A card that is shared, hot or limited in power is slow, and so is a CPU with other work."
-            )
-            advice = "`glass doctor` looks at the machine, `glass tune` tries settings"
+            explanation = say("pace.explanation.unknown")
+            advice = say("pace.advice.unknown")
+    evidence = say("pace.evidence", expected_low=pace.low, expected_high=pace.high, why=pace.why)
     return finding_record(
-        iteration, "pace", severity, title,
-        evidence=f"expected {format_count(pace.low)} to {format_count(pace.high)}: {pace.why}",
-        explanation=explanation, advice=advice,
-    )  # fmt: skip
+        iteration, "pace", severity, title=title, evidence=evidence, explanation=explanation, advice=advice
+    )
 
 
-def _free_cores_advice(one_thread: str) -> str:
-    stopping = "stop the other programs that keep this machine busy"
-    return f"{stopping}, or stop this run and resume with `{one_thread}`" if one_thread else stopping
+def _free_cores_advice(one_thread: str) -> Message:
+    if one_thread:
+        return say("pace.advice.busy_or_one_thread", command=one_thread)
+    return say("pace.advice.busy")
 
 
 def take_cpu_contention_finding(
@@ -166,14 +162,20 @@ def take_cpu_contention_finding(
     if not is_crowded:
         return None
     return finding_record(
-        iteration, "cores-taken", "advice",
-        f"other programs take the cores: {format_count(tokens_per_s)} tokens/s, "
-        f"{format_count(best_tokens_per_s)} at best",
-        evidence=f"they keep {other_cores:.1f} of {cores:g} cores busy; "
-        f"our {threads} threads got {own_cores:.1f}",
-        explanation="Threads wait for each other at every operation: one on a taken core holds up all.",
+        iteration,
+        "cores-taken",
+        "advice",
+        title=say("cores-taken.title", tokens_per_s=tokens_per_s, best_tokens_per_s=best_tokens_per_s),
+        evidence=say(
+            "cores-taken.evidence",
+            other_cores=other_cores,
+            cores=cores,
+            threads=threads,
+            own_cores=own_cores,
+        ),
+        explanation=say("cores-taken.explanation"),
         advice=_free_cores_advice(one_thread),
-    )  # fmt: skip
+    )
 
 
 # --- at the end ---
@@ -185,15 +187,21 @@ def loss_curve_finding(check: ForecastCheck, iteration: int, val_loss: float | N
         return None
     verdict = compare_with_expected(check.expectation, iteration, val_loss)
     severity: Severity = "advice" if verdict.position == "above" else "info"
-    if verdict.position == "on":
-        title, advice = f"the validation loss is normal here: {val_loss:.4f}", ""
-    else:
-        title = f"the validation loss is {verdict.position} what is usual: {val_loss:.4f}"
-        advice = f"maybe {'; or '.join(verdict.causes)}"
+    title = {
+        "on": say("loss-course.title.on", val_loss=val_loss),
+        "above": say("loss-course.title.above", val_loss=val_loss),
+        "below": say("loss-course.title.below", val_loss=val_loss),
+    }[verdict.position]
+    causes = "; or ".join(verdict.causes)
     return finding_record(
-        iteration, "loss-course", severity, title,
-        evidence=verdict.sentence, explanation=f"{'; '.join(check.expectation.basis)}.", advice=advice,
-    )  # fmt: skip
+        iteration,
+        "loss-course",
+        severity,
+        title=title,
+        evidence=verbatim(verdict.sentence),
+        explanation=verbatim(f"{'; '.join(check.expectation.basis)}."),
+        advice=None if verdict.position == "on" else say("loss-course.advice", causes=causes),
+    )
 
 
 def forecast_miss_finding(
@@ -209,19 +217,26 @@ def forecast_miss_finding(
     # Too much memory on a card counts for short runs too; too little may be because the run was stopped.
     if abs(miss_bytes) > tolerance_bytes and (is_comparable or (forecast.on_card and miss_bytes > 0)):
         misses.append(
-            f"memory {format_bytes(check.peak_memory_bytes)} instead of {format_bytes(expected_bytes)}"
+            say(
+                "forecast-missed.phrase.memory",
+                peak_bytes=check.peak_memory_bytes,
+                expected_bytes=expected_bytes,
+            )
         )
     if forecast.total_s is not None and is_comparable:
         low_s, _, high_s = forecast.total_s
         if not (1 - _MISS_TOLERANCE) * low_s <= run_s <= (1 + _MISS_TOLERANCE) * high_s:
-            tuning = f", the {format_duration(check.tuning_s)} of --tune left out" if check.tuning_s else ""
-            expected = f"{format_duration(low_s)} to {format_duration(high_s)}"
-            misses.append(f"{format_duration(run_s)} instead of {expected}{tuning}")
+            misses.append(say("forecast-missed.phrase.time", run_s=run_s, low_s=low_s, high_s=high_s))
+            if check.tuning_s:
+                misses.append(say("forecast-missed.phrase.tuning", tuning_s=check.tuning_s))
     if not misses:
         return None
     return finding_record(
-        iteration, "forecast-missed", "info", "the run was not as forecast",
-        evidence=", ".join(misses),
-        explanation="The forecast counts tensors and rests on measured speeds of similar runs.",
-        advice="`glass plan` shows what it is made of",
-    )  # fmt: skip
+        iteration,
+        "forecast-missed",
+        "info",
+        title=say("forecast-missed.title"),
+        evidence=say("forecast-missed.evidence", misses=misses),
+        explanation=say("forecast-missed.explanation"),
+        advice=say("forecast-missed.advice"),
+    )

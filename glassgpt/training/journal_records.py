@@ -14,7 +14,7 @@ from glassgpt.data.dataset import Dataset
 from glassgpt.estimate import flops
 from glassgpt.estimate.meter import compute_rates, eta_s
 from glassgpt.record.clock import RankTimes
-from glassgpt.record.journal import Record
+from glassgpt.record.journal import JOURNAL_VERSION, Record
 from glassgpt.schedule import learning_rate
 from glassgpt.training import probe
 from glassgpt.training.checkpoint.checkpoints import list_checkpoints
@@ -50,6 +50,7 @@ def run_record(run: TrainSetup, state: TrainState) -> Record:
     }
     record = {
         "kind": "run",
+        "journal_version": JOURNAL_VERSION,
         "iter": state.progress.iter,
         "out_dir": str(run.run_dir),
         "config": dataclasses.asdict(run.config),

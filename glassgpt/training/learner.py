@@ -95,10 +95,11 @@ class Learner:
     def update(self, number: int, first_sequence: int) -> None:
         """Does update `number` (from 0) on the sequences from `first_sequence` on.
 
-        Its micro-batches are split over the ranks: each rank does as many, one after the other.
+        Its micro-batches are split over the ranks: each rank runs `micro_steps` of them, one after another.
         """
+        lr = learning_rate(self.config, number)
         for optimizer in self.optimizers:
-            optimizer.set_learning_rate(learning_rate(self.config, number))
+            optimizer.set_learning_rate(lr)
         self.model.train()
         size, micro_steps = self._batch_plan.batch_size, self._batch_plan.micro_steps
         first_micro_step = self._group.rank * micro_steps

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from glassgpt.config import TrainConfig
+from glassgpt.i18n import say, verbatim
 from glassgpt.record.clock import RankTimes
 from glassgpt.record.finding import finding_record
 from glassgpt.record.journal import Record
@@ -21,22 +22,20 @@ _RATE_SETTINGS = (
 
 def fallback_finding(iteration: int, name: str, evidence: str) -> Record:
     """`name`: of the speedup that failed, `compile`, `kernels` or `graph`."""
-    activity, explanation = {
-        "compile": ("compiling", "torch.compile could not build the model here. Only speed is lost."),
-        "kernels": ("building kernels", "Triton could not build GlassGPT's own here. Only speed is lost."),
-        "graph": (
-            "capturing a CUDA graph",
-            "An update could not be captured as a CUDA graph. Only speed is lost.",
-        ),
+    title, explanation = {
+        "compile": (say("compile-failed.title"), say("compile-failed.explanation")),
+        "kernels": (say("kernels-failed.title"), say("kernels-failed.explanation")),
+        "graph": (say("graph-failed.title"), say("graph-failed.explanation")),
     }[name]
+    flag = f"--{name}={'plain' if name == 'kernels' else 'off'}"
     return finding_record(
         iteration,
         f"{name}-failed",
         "warning",
-        f"{activity} failed; the run continues without it",
-        evidence=evidence,
+        title=title,
+        evidence=verbatim(evidence),
         explanation=explanation,
-        advice=f"--{name}={'plain' if name == 'kernels' else 'off'} skips the attempt",
+        advice=say("fallback.advice", flag=flag),
     )
 
 
@@ -45,25 +44,28 @@ def hangup_finding(run_dir: Path, iteration: int) -> Record:
         iteration,
         "hangup",
         "info",
-        "the terminal is gone; the run continues without it",
-        evidence="SIGHUP",
-        explanation="Closing a terminal sends SIGHUP to its processes. A run does not end because of it.",
-        advice=f"`kill {os.getpid()}` stops it with a checkpoint; `glass show {run_dir}` shows it",
+        title=say("hangup.title"),
+        evidence=say("hangup.evidence"),
+        explanation=say("hangup.explanation"),
+        advice=say("hangup.advice", pid=os.getpid(), run_dir=str(run_dir)),
     )
 
 
 def save_requested_finding(
     run_dir: Path, iteration: int, last_saved: tuple[int, float | None] | None
 ) -> Record:
-    saved = "nothing to save" if last_saved is None else f"checkpoint of iter {last_saved[0]:,}"
+    if last_saved is None:
+        title = say("save-requested.title.nothing")
+    else:
+        title = say("save-requested.title.saved", saved_iteration=last_saved[0])
     return finding_record(
         iteration,
         "save-requested",
         "info",
-        f"a checkpoint was requested: {saved}; the run continues",
-        evidence="SIGUSR1",
-        explanation="Schedulers can send this signal some time before they end a run.",
-        advice=f"resume after the job's end: {resume_command(run_dir)}",
+        title=title,
+        evidence=say("save-requested.evidence"),
+        explanation=say("save-requested.explanation"),
+        advice=say("save-requested.advice", command=resume_command(run_dir)),
     )
 
 
@@ -72,11 +74,10 @@ def ignored_checkpoints_finding(run_dir: Path, iteration: int, names: list[str])
         iteration,
         "checkpoints-ignored",
         "warning",
-        "there are checkpoints that this run did not write; it neither counts nor removes them",
-        evidence=f"{', '.join(names)} in {run_dir / CHECKPOINTS_DIR}",
-        explanation="A checkpoint's identity is the iteration in its state.json. These have another name, or "
-        "an iteration that this run has not reached.",
-        advice="keep copies outside of that folder, or under non-numeric names",
+        title=say("checkpoints-ignored.title"),
+        evidence=say("checkpoints-ignored.evidence", names=names, folder=str(run_dir / CHECKPOINTS_DIR)),
+        explanation=say("checkpoints-ignored.explanation"),
+        advice=say("checkpoints-ignored.advice"),
     )
 
 
@@ -89,10 +90,10 @@ def straggler_finding(iteration: int, times: RankTimes) -> Record | None:
         iteration,
         "straggler",
         "advice",
-        f"the others wait for rank {rank}",
-        evidence=f"{times.waiting_share:.0%} of the time, on average",
-        explanation="The all-reduce of gradients waits for all ranks; the slowest sets the pace.",
-        advice=f"look at the machine of rank {rank}: other programs, heat, a slower card or disk",
+        title=say("straggler.title", rank=rank),
+        evidence=say("straggler.evidence", waiting_share=times.waiting_share),
+        explanation=say("straggler.explanation"),
+        advice=say("straggler.advice", rank=rank),
     )
 
 
@@ -112,9 +113,8 @@ def rate_jump_finding(config: TrainConfig, previous: TrainConfig, done: int) -> 
         done,
         "rate-jump",
         "advice",
-        f"the learning rate jumps from {last_rate:.3g} to {next_rate:.3g} at update {done + 1:,}",
-        evidence=", ".join(changed),
-        explanation="The schedule is a function of the settings; with other settings it is another curve, "
-        "and the run resumes somewhere else on it.",
-        advice=f"--learning_rate={last_rate:.3g} --decay_lr=False would continue as before",
+        title=say("rate-jump.title", last_lr=last_rate, next_lr=next_rate, update=done + 1),
+        evidence=verbatim(", ".join(changed)),
+        explanation=say("rate-jump.explanation"),
+        advice=say("rate-jump.advice", last_lr=last_rate),
     )

@@ -9,6 +9,7 @@ import contextlib
 
 from glassgpt.data.tokenizers import write_tokenizer
 from glassgpt.errors import UserError
+from glassgpt.i18n import say, verbatim
 from glassgpt.record import journal
 from glassgpt.record.finding import finding_record
 from glassgpt.record.run_dir import TOKENIZER_DIR, LockedRunDir, resume_command
@@ -44,9 +45,9 @@ def rescue_to_new_dir(run: TrainSetup, state: TrainState) -> None:
             state.progress.iter,
             "folder-lost",
             "warning",
-            f"{lost_dir} was moved, removed or replaced; the run ends with a checkpoint in {run.run_dir}",
-            evidence=reason,
-            explanation="A run writes only where its own journal is. The lost folder is left as it is.",
-            advice=f"resume with  {resume_command(run.run_dir)}",
+            title=say("folder-lost.title", lost_dir=str(lost_dir), run_dir=str(run.run_dir)),
+            evidence=verbatim(reason),
+            explanation=say("folder-lost.explanation"),
+            advice=say("folder-lost.advice", command=resume_command(run.run_dir)),
         )
     )

@@ -18,6 +18,7 @@ from glassgpt.estimate.memory import (
     without_optional_memory,
 )
 from glassgpt.format import format_bytes, format_count
+from glassgpt.i18n import say
 from glassgpt.record.finding import finding_record
 from glassgpt.record.journal import Record
 from glassgpt.record.machine import usable_memory
@@ -100,15 +101,16 @@ def memory_short_finding(run: TrainSetup, state: TrainState) -> Record | None:
     usable_bytes = usable_bytes_per_process(run.compute_plan)
     if state.forecast_check.forecast.on_card or needed_bytes <= usable_bytes:
         return None
-    amounts = f"about {format_bytes(needed_bytes)} of {format_bytes(usable_bytes)}"
     return finding_record(
         state.progress.iter,
         "memory-short",
         "warning",
-        f"this run needs more memory than there is: {amounts}",
-        evidence=f"{run.batch_plan.batch_size} sequences of {run.config.block_size} tokens at a time",
-        explanation="A system that runs out of memory becomes very slow, or ends the process with signal 9.",
-        advice=f"try {_less_memory_advice_for_run(run)}",
+        title=say("memory-short.title", needed_bytes=needed_bytes, usable_bytes=usable_bytes),
+        evidence=say(
+            "memory-short.evidence", sequences=run.batch_plan.batch_size, context=run.config.block_size
+        ),
+        explanation=say("memory-short.explanation"),
+        advice=say("memory-short.advice", settings=_less_memory_advice_for_run(run)),
     )
 
 

@@ -23,6 +23,7 @@ from torch.autograd.profiler_util import DeviceType  # type: ignore[attr-defined
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from glassgpt.errors import error_type_and_message
+from glassgpt.i18n import say, verbatim
 from glassgpt.record.finding import finding_record
 from glassgpt.record.journal import Record
 
@@ -182,8 +183,8 @@ def _failure_finding(error: Exception, done: int) -> Record:
         done,
         "profile-failed",
         "warning",
-        "the profiler failed; the run continues without it",
-        evidence=error_type_and_message(error),
-        explanation="PyTorch's profiler could not profile the updates. Nothing of the run is lost.",
-        advice="run without --profile",
+        title=say("profile-failed.title"),
+        evidence=verbatim(error_type_and_message(error)),
+        explanation=say("profile-failed.explanation"),
+        advice=say("profile-failed.advice"),
     )

@@ -159,7 +159,7 @@ def _restore(run: TrainSetup, state: TrainState, loaded: LoadedCheckpoint) -> li
 
 
 def _restore_progress(run: TrainSetup, state: TrainState, loaded: LoadedCheckpoint) -> list[str]:
-    """Returns what does not compare with before."""
+    """Restores progress. Returns warnings about values that cannot be compared with those before."""
     saved = loaded.state
     if saved["scaler"] and run.learner.scaler.is_enabled():
         run.learner.scaler.load_state_dict(saved["scaler"])

@@ -13,7 +13,6 @@ from learning_logs import (
     add_noise,
     analyse,
     falling_losses,
-    finding_text,
     gpu_run,
     require_finding,
 )
@@ -24,6 +23,7 @@ from glassgpt.explain.rules.gpu_memory import oom, parse_oom_message
 from glassgpt.explain.rules.instability import divergence, loss_spike
 from glassgpt.explain.rules.lost_work import best_overwritten, crashed, interrupted, never_checkpointed
 from glassgpt.explain.rules.nonfinite import loss_nan, skipped_steps
+from glassgpt.i18n import say
 from glassgpt.runs.run_log import EventKind, LogEvent, LoggedCheckpoint, LoggedSetup, RunLog
 from glassgpt.runs.trainer import Trainer
 from glassgpt.runs.trainers import BY_ID
@@ -43,71 +43,76 @@ def test_a_loss_that_breaks_on_a_phone() -> None:
     steps = make_steps(range(0, 455, 5), 1444.0, losses)
     one = require_finding(loss_nan(analyse(make_run_log(steps, checkpoints=[100, 200, 300, 400]))))
     assert one.severity == "problem"
-    assert "iteration 425" in one.title
-    assert "(iteration 420)" in one.evidence
-    assert "since: 6" in one.evidence
-    assert "stable" in one.explanation
-    assert "iteration 400: resume from there" in one.advice
-    assert "saved 36 s" in one.advice  # 25 iterations of 1444 ms
+    assert one.text["title"] == (say("loss-nan.title.lasting_from", nonfinite_iteration=425),)
+    assert (one.at, one.claims) == (425, {"training loss at the end": "not finite"})
+    assert one.values["last_finite_iteration"] == 420
+    assert one.values["last_losses"] == pytest.approx(losses[80:85])
+    assert one.values["nonfinite_losses"] == 6
+    assert one.text["explanation"] == (say("loss-nan.explanation.no_warning"),)
+    assert say("loss-nan.advice.resume_checkpoint", saved_iteration=400) in one.text["advice"]
+    assert one.values["wasted_s"] == pytest.approx(25 * 1.444)
 
 
 def test_a_loss_that_was_never_a_number() -> None:
     steps = make_steps(range(1, 100), 3600.0, [NAN] * 99, lr=[8.57e-7 * i for i in range(1, 100)])
     one = require_finding(loss_nan(analyse(make_run_log(steps, trainer=LLMC))))
-    assert "first logged iteration, 1" in one.evidence
-    assert "8.57e-07" in one.evidence
-    assert "the learning rate is not the cause" in one.explanation
-    assert "99% of the run" in one.advice
+    assert say("loss-nan.evidence.first_iteration", nonfinite_iteration=1) in one.text["evidence"]
+    assert one.values["lr"] == 8.57e-7
+    assert one.text["explanation"] == (say("loss-nan.explanation.no_update"),)
+    assert one.values["wasted_share"] == pytest.approx(98 / 99)
 
 
 @pytest.mark.parametrize(("trainer", "first"), [(LLMC, 10), (HF, 1)])
 def test_a_log_whose_first_loss_is_nan_may_have_had_updates(trainer: Trainer, first: int) -> None:
     """An excerpt, or the mean over the first interval."""
     run_log = make_run_log(make_steps(range(first, first + 50), loss=[NAN] * 50), trainer=trainer)
-    assert "too few" in require_finding(loss_nan(analyse(run_log))).explanation
-    overflowing = replace(run_log, event_counts={"scaler-overflow": 7})
-    assert "overflows in this log: 7" in require_finding(loss_nan(analyse(overflowing))).explanation
+    one = require_finding(loss_nan(analyse(run_log)))
+    assert one.text["explanation"] == (say("loss-nan.explanation.unknown"),)
+    overflowing = require_finding(loss_nan(analyse(replace(run_log, event_counts={"scaler-overflow": 7}))))
+    assert overflowing.text["explanation"] == (say("loss-nan.explanation.overflow", overflows=7),)
 
 
 def test_few_losses_are_not_called_stable() -> None:
     climbing = make_steps(range(4), loss=[1.8748, 2.5812, 2.7844, NAN])
-    assert (
-        "unstable, 1.8748 to 2.7844" in require_finding(loss_nan(analyse(make_run_log(climbing)))).explanation
-    )
-    few = make_steps(range(3), loss=[2.8, 2.7, NAN])
-    assert "too few" in require_finding(loss_nan(analyse(make_run_log(few)))).explanation
+    unstable = say("loss-nan.explanation.unstable", lowest_loss=1.8748, highest_loss=2.7844)
+    assert require_finding(loss_nan(analyse(make_run_log(climbing)))).text["explanation"] == (unstable,)
+    few = require_finding(loss_nan(analyse(make_run_log(make_steps(range(3), loss=[2.8, 2.7, NAN])))))
+    assert few.text["explanation"] == (say("loss-nan.explanation.unknown"),)
 
 
 def test_a_fault_without_warning_signs_is_not_answered_by_the_rate() -> None:
     steps = make_steps(range(60), loss=[*add_noise([3.0] * 50, 0.01), *[NAN] * 10])
     one = require_finding(loss_nan(analyse(make_run_log(steps, settings={"learning_rate": 6e-3}))))
-    assert "no warning signs" in one.explanation
-    assert "learning_rate" not in one.advice
-    assert "Run the same iterations again" in one.advice
+    assert one.text["explanation"] == (say("loss-nan.explanation.no_warning"),)
+    assert one.text["advice"] == (say("loss-nan.advice.repeat_iterations"),)
 
 
 @pytest.mark.parametrize(
-    ("losses", "norms", "stated", "word"),
+    ("losses", "norms", "stated", "cause"),
     [
-        ([3.0] * 40 + [3.1, 4.0, 6.0, 9.0, NAN], None, {}, "the run diverged"),
-        ([3.0] * 44 + [NAN], [1.0] * 40 + [3.0, 9.0, 30.0, 90.0, NAN], {}, "gradient norms grew"),
+        ([3.0] * 40 + [3.1, 4.0, 6.0, 9.0, NAN], None, {}, "loss_rise"),
+        ([3.0] * 44 + [NAN], [1.0] * 40 + [3.0, 9.0, 30.0, 90.0, NAN], {}, "norm_rise"),
         ([3.0] * 44 + [NAN], None, {"dtype": "float16"}, "float16"),
     ],
 )
 def test_causes_by_what_came_before(
-    losses: list[float], norms: list[float] | None, stated: dict[str, ConfigValue], word: str
+    losses: list[float], norms: list[float] | None, stated: dict[str, ConfigValue], cause: str
 ) -> None:
     steps = make_steps(range(45), loss=add_noise(losses, 0.01), grad_norm=norms or [NAN] * 45)
     one = require_finding(loss_nan(analyse(make_run_log(steps, settings={"learning_rate": 6e-3, **stated}))))
-    assert word in one.explanation
-    assert "learning_rate=0.002 instead of 0.006" in one.advice
+    assert [message.key for message in one.text["explanation"]] == [f"loss-nan.explanation.{cause}"]
+    assert one.values.get("grad_norms") == (norms and norms[39:44])
+    assert (one.values["new_peak_lr"], one.values["peak_lr"]) == (pytest.approx(2e-3), 6e-3)
 
 
 def test_one_bad_loss_is_a_warning_and_a_bad_evaluation_a_problem() -> None:
     steps = make_steps(range(30), loss=[3.0] * 10 + [math.inf] + [3.0] * 19)
-    assert require_finding(loss_nan(analyse(make_run_log(steps)))).severity == "warning"
+    recovered = require_finding(loss_nan(analyse(make_run_log(steps))))
+    assert (recovered.severity, recovered.at, recovered.claims) == ("warning", 10, {})
     run_log = make_run_log(make_steps(range(30), loss=[3.0] * 30), evals=[(0, 3.0, 3.0), (20, 3.0, NAN)])
-    assert "1 of 2 evaluations, the first after iteration 20" in finding_text(loss_nan(analyse(run_log)))
+    bad = require_finding(loss_nan(analyse(run_log)))
+    assert (bad.severity, bad.at) == ("problem", 20)
+    assert bad.values == {"nonfinite_evaluations": 1, "evaluations": 2, "nonfinite_iteration": 20}
 
 
 def test_a_missing_loss_is_not_nan() -> None:
@@ -122,12 +127,14 @@ def test_spikes_are_found_and_the_largest_shown() -> None:
     for row, height in ((200, 1.0), (300, 2.0), (301, 1.5), (400, 0.6), (500, 0.8)):
         losses[row] += height
     one = require_finding(loss_spike(analyse(make_run_log(make_steps(range(0, 6000, 10), loss=losses)))))
-    assert one.title.endswith(": 4")
-    first, second, third = (one.evidence.index(f"Iteration {at}:") for at in ("3,000", "2,000", "5,000"))
-    assert first < second < third
-    assert "recovered at iteration 3,020" in one.evidence
-    assert "4,000" not in one.evidence
-    assert one.severity == "info"  # 50 of 6000 iterations
+    values = one.values
+    assert (values["count"], one.at) == (4, 3000)
+    assert (values["largest_iteration"], values["largest_recovered_iteration"]) == (3000, 3020)
+    assert (values["second_iteration"], values["third_iteration"]) == (2000, 5000)
+    ranks = [message.key.rpartition(".")[2] for message in one.text["evidence"]]
+    assert ranks == ["largest", "second", "third"]
+    assert (one.severity, values["lost_iterations"]) == ("info", 50)
+    assert values["lost_share"] == 50 / 5990
 
 
 def test_a_hard_micro_batch_is_no_spike() -> None:
@@ -150,12 +157,14 @@ def test_a_loss_that_rises_and_stays_has_diverged() -> None:
     steps = make_steps(at.tolist(), 196.0, add_noise(curve.tolist(), 0.01))
     run_log = make_run_log(steps, settings={"learning_rate": 5e-3, "warmup_iters": 100})
     one = require_finding(divergence(analyse(run_log)))
-    assert one.severity == "problem"
-    assert "fell to 5.0271 near iteration 110" in one.evidence
-    assert "ended at 6.0998" in one.evidence
-    assert "took 10m" in one.evidence  # about 3270 iterations of 196 ms
-    assert "learning_rate=0.005 -> 0.001" in one.advice
-    assert "warmup_iters=100" in one.advice
+    values = one.values
+    assert (one.severity, one.at, one.claims) == ("problem", 110, {"learning at the end": "diverged"})
+    assert values["lowest_iteration"] == 110
+    assert values["lowest_loss"] == pytest.approx(5.0271, abs=5e-5)
+    assert values["end_loss"] == pytest.approx(6.0998, abs=5e-5)
+    assert values["lost_s"] == pytest.approx(3270 * 0.196, rel=0.02)
+    assert (values["peak_lr"], values["new_peak_lr"]) == (0.005, 0.001)
+    assert (values["warmup_iters"], values["new_warmup_iters"]) == (100, 500)
     assert loss_spike(analyse(run_log)) is None
 
 
@@ -173,9 +182,8 @@ def test_skipped_updates_are_counted() -> None:
     steps = make_steps(range(1000), loss=falling_losses(1000))
     one = require_finding(skipped_steps(analyse(make_run_log(steps, event_counts={"scaler-overflow": 300}))))
     assert one.severity == "warning"
-    assert "300 skipped updates among 1,000 logged iterations (30%)" in one.evidence
-    assert "scale halved" in one.explanation
-    assert "bfloat16" in one.advice
+    assert one.values == {"skipped_updates": 300, "logged_iterations": 1000, "skipped_share": 0.3}
+    assert [message.key for message in one.text["advice"]] == ["skipped-steps.advice"]
     few = require_finding(skipped_steps(analyse(make_run_log(steps, event_counts={"scaler-overflow": 3}))))
     assert (few.severity, few.advice) == ("info", "")
 
@@ -183,10 +191,9 @@ def test_skipped_updates_are_counted() -> None:
 def test_norms_that_are_not_finite_are_skipped_updates() -> None:
     norms = [math.inf, NAN, *[1.0] * 98]
     steps = make_steps(range(100), loss=falling_losses(100), grad_norm=norms)
-    assert "1 skipped" in finding_text(skipped_steps(analyse(make_run_log(steps))))
-    assert "2 skipped" in finding_text(
-        skipped_steps(analyse(make_run_log(steps, settings={"dtype": "float16"})))
-    )
+    for settings, skipped in (({}, 1), ({"dtype": "float16"}, 2)):
+        one = require_finding(skipped_steps(analyse(make_run_log(steps, settings=settings))))
+        assert one.values["skipped_updates"] == skipped
 
 
 # --- memory ---
@@ -248,12 +255,13 @@ def test_a_model_that_fits_at_no_batch_size() -> None:
         "vocab_size": 65,
     }
     one = require_finding(oom(analyse(out_of_memory(NEW, 2_416_775_168, **shape))))
-    assert one.severity == "problem"
-    assert "2.42B parameters need 40.5 GiB" in one.evidence  # 18 bytes each
-    assert "103% of the card" in one.evidence
-    assert "no batch size helps" in one.explanation
-    assert "n_layer=48 -> 43" in one.advice
-    assert "Sharded over 2" in one.advice
+    values, model_bytes = one.values, 18 * 2_416_775_168
+    assert (one.severity, one.at, one.claims) == ("problem", 0, {"how the run ended": "oom"})
+    assert (values["parameters"], values["model_bytes"]) == (2_416_775_168, model_bytes)
+    assert values["share_of_card"] == pytest.approx(model_bytes / (39.38 * GIB))
+    assert one.text["explanation"][0].key == "oom.explanation.model_too_large"
+    assert (values["n_layer"], values["new_n_layer"]) == (48, 43)
+    assert (values["cards"], values["bytes_per_card"]) == (2, model_bytes / 2)
 
 
 def test_a_batch_that_would_have_fitted() -> None:
@@ -263,10 +271,11 @@ def test_a_batch_that_would_have_fitted() -> None:
         oom(analyse(out_of_memory(message, 124_373_760, **shape, gradient_accumulation_steps=5)))
     )
     # 18 bytes x 124M = 2.1 GiB; 1024 x (32.8 x 12 x 768 + 10 x 50304) bytes = 0.77 GiB each: 11 in 8.9 GiB
-    assert "2.1 GiB" in one.evidence
-    assert "about 786 MiB" in one.evidence
-    assert "batch_size=32 -> 8 should fit" in one.advice
-    assert "gradient_accumulation_steps=5 -> 20" in one.advice
+    values = one.values
+    assert values["model_bytes"] == 18 * 124_373_760
+    assert values["bytes_per_sequence"] == pytest.approx(786 * 2**20, abs=2**19)
+    assert (values["batch_size"], values["new_batch_size"]) == (32, 8)
+    assert (values["accumulation_steps"], values["new_accumulation_steps"]) == (5, 20)
 
 
 @pytest.mark.parametrize("name", ["n_layer", "n_embd", "block_size", "vocab_size", "batch_size"])
@@ -274,14 +283,18 @@ def test_absurd_sizes_are_survived(name: str) -> None:
     shape = {"n_layer": 48, "n_embd": 2048, "block_size": 256, "batch_size": 16, "vocab_size": 65}
     for value in (1e308, 10**30, -1, math.inf):
         run_log = out_of_memory(NEW, 2_416_775_168, **{**shape, name: value})
-        assert "2.42B parameters" in require_finding(oom(analyse(run_log))).evidence
+        assert require_finding(oom(analyse(run_log))).values["parameters"] == 2_416_775_168
 
 
 def test_what_else_a_message_tells() -> None:
-    assert "expandable_segments:True" in finding_text(oom(analyse(out_of_memory(OLD))))
+    old = require_finding(oom(analyse(out_of_memory(OLD))))
+    assert old.text["advice"][0].key == "oom.advice.fragmented"
+    assert old.values["fragmented_bytes"] == pytest.approx(2.04 * GIB)
     shared = NEW.replace("39.35 GiB memory in use", "20.00 GiB memory in use")
-    assert "Other processes held 19.4 GiB" in finding_text(oom(analyse(out_of_memory(shared))))
-    assert "not how much there was" in finding_text(oom(analyse(out_of_memory("CUDA error: out of memory"))))
+    others = require_finding(oom(analyse(out_of_memory(shared))))
+    assert others.values["other_bytes"] == pytest.approx(19.38 * GIB - 18.12 * 2**20)
+    bare = require_finding(oom(analyse(out_of_memory("CUDA error: out of memory"))))
+    assert [message.key for message in bare.text["evidence"]] == ["oom.evidence.sizes_unknown"]
 
 
 # --- interrupted ---
@@ -299,30 +312,33 @@ def test_what_an_interrupt_cost() -> None:
     one = require_finding(
         interrupted(analyse(stopped("interrupt", "KeyboardInterrupt", 990, [250, 500, 750])))
     )
-    assert "by hand" in one.title
-    assert "iteration 990 of 5,000 (20%)" in one.evidence
-    assert "iteration 750: 240 iterations are lost, 48 s" in one.evidence
-    assert one.severity == "warning"
-    assert "--init_from=resume" in one.advice
+    assert one.text["title"] == (say("interrupted.title.by_hand"),)
+    assert (one.severity, one.at, one.claims) == ("warning", 990, {"how the run ended": "interrupted"})
+    assert (one.values["last_iteration"], one.values["planned_iterations"]) == (990, 5000)
+    assert one.values["done_share"] == pytest.approx(990 / 5000)
+    assert (one.values["saved_iteration"], one.values["lost_iterations"]) == (750, 240)
+    assert one.values["lost_s"] == pytest.approx(240 * 0.2)
+    assert "--init_from=resume" in str(one.values["command"])
 
 
 def test_who_ended_it() -> None:
     limit = "slurmstepd: error: *** JOB 1 ON g002 CANCELLED AT 2024-10-10T18:59:58 DUE TO TIME LIMIT ***"
-    assert "time limit" in require_finding(interrupted(analyse(stopped("kill", limit, 500, [500])))).title
+    one = require_finding(interrupted(analyse(stopped("kill", limit, 500, [500]))))
+    assert one.text["title"] == (say("interrupted.title.time_limit"),)
     term = "Signal 15 (SIGTERM) received by PID 1454088"
     one = require_finding(interrupted(analyse(stopped("interrupt", term, 500, [500]))))
-    assert "from outside" in one.title
+    assert one.text["title"] == (say("interrupted.title.killed"),)
     assert one.severity == "info"
 
 
 def test_all_is_lost_where_saves_would_show() -> None:
     one = require_finding(interrupted(analyse(stopped("interrupt", "KeyboardInterrupt", 990, []))))
     assert one.severity == "problem"
-    assert "all of it is lost" in one.evidence
+    assert say("crashed.evidence.all_lost") in one.text["evidence"]
     silent = require_finding(interrupted(analyse(stopped("interrupt", "KeyboardInterrupt", 990, [], BUILD))))
     assert silent.severity == "warning"
-    assert "what is lost is unknown" in silent.evidence
-    assert "cannot resume" in silent.advice
+    assert say("crashed.evidence.no_checkpoint_lines") in silent.text["evidence"]
+    assert silent.text["advice"] == (say("build-nanogpt.cannot_resume_advice"),)
 
 
 def test_an_interrupt_of_an_earlier_attempt_is_not_this_runs() -> None:
@@ -335,36 +351,41 @@ def test_a_checkpoint_of_nan_is_not_resumed() -> None:
     run_log = replace(run_log, steps=replace(run_log.steps, loss=np.full(100, NAN)))
     one = require_finding(interrupted(analyse(run_log)))
     assert one.severity == "info"
-    assert "Nothing worth keeping is lost" in one.evidence
-    assert "Do not resume" in one.advice
+    assert say("crashed.evidence.nothing_worth_keeping", nonfinite_since=0) in one.text["evidence"]
+    assert one.text["advice"] == (say("interrupted.advice.nonfinite_weights"),)
 
 
 def test_llm_c_shows_its_checkpoints() -> None:
     one = require_finding(interrupted(analyse(stopped("interrupt", "DUE TO TIME LIMIT", 750, [], LLMC))))
     assert one.severity == "problem"
-    assert "all of it is lost" in one.evidence
+    assert say("crashed.evidence.all_lost") in one.text["evidence"]
 
 
 def test_lines_are_not_called_iterations() -> None:
     run_log = stopped("interrupt", "KeyboardInterrupt", 990, [500], HF)
     one = require_finding(interrupted(analyse(replace(run_log, has_iteration_numbers=False))))
-    assert "Logged iterations: 100" in one.evidence
-    assert "5,000" not in one.evidence
+    assert one.values["logged_iterations"] == 100
+    assert one.at is None
+    assert "planned_iterations" not in one.values
 
 
 def test_a_crash_says_what_and_what_it_cost() -> None:
     one = require_finding(crashed(analyse(stopped("traceback", "TypeError: string indices", 990, [750]))))
-    assert "It had reached iteration 990 of 5,000" in one.evidence
-    assert 'Line 99: "TypeError: string indices"' in one.evidence
-    assert "240 iterations are lost" in one.evidence
-    assert "resume from iteration 750" in one.advice
+    assert (one.at, one.claims) == (990, {"how the run ended": "crashed"})
+    assert (one.values["last_iteration"], one.values["planned_iterations"]) == (990, 5000)
+    quoted = say("crashed.evidence.quoted_line", line=99, quoted="TypeError: string indices")
+    assert quoted in one.text["evidence"]
+    assert one.values["lost_iterations"] == 240
+    assert one.text["advice"][0].values["saved_iteration"] == 750
     opening = stopped("traceback", "Traceback (most recent call last):", 990, [750])
-    assert "A traceback starts at line 99" in require_finding(crashed(analyse(opening))).evidence
+    opened = require_finding(crashed(analyse(opening)))
+    assert say("crashed.evidence.traceback_line", line=99) in opened.text["evidence"]
 
 
 def test_a_segmentation_fault_is_no_kill() -> None:
     run_log = replace(stopped("abort", "Segmentation fault (core dumped)", 990, [750]), ended="crashed")
-    assert "segmentation fault" in require_finding(crashed(analyse(run_log))).title
+    one = require_finding(crashed(analyse(run_log)))
+    assert one.text["title"] == (say("crashed.title.segmentation_fault"),)
     assert interrupted(analyse(run_log)) is None
 
 
@@ -384,9 +405,9 @@ def unsaved(last: int, ms: float, **stated: ConfigValue) -> RunLog:
 
 def test_a_run_that_never_saved() -> None:
     one = require_finding(never_checkpointed(analyse(unsaved(1000, 1500.0, eval_interval=2000))))
-    assert "1,000 iterations, 25m 00s of training" in one.evidence
-    assert "eval_interval=2000" in one.evidence
-    assert "eval_interval=200 puts at most 5m 00s at risk" in one.advice
+    assert (one.values["iterations"], one.values["unsaved_s"]) == (1000, pytest.approx(1500))
+    assert one.values["eval_interval"] == 2000
+    assert (one.values["new_eval_interval"], one.values["at_risk_s"]) == (200, pytest.approx(300))
     assert never_checkpointed(analyse(unsaved(100, 1500.0))) is None  # two minutes and a half
     assert never_checkpointed(analyse(replace(unsaved(1000, 1500.0), trainer=HF))) is None
 
@@ -409,6 +430,8 @@ def test_the_best_is_overwritten() -> None:
     run_log = replace(run_log, checkpoints=tuple(LoggedCheckpoint(250 * i, 0) for i in range(1, 21)))
     one = require_finding(best_overwritten(analyse(run_log)))
     assert one.severity == "problem"
-    assert "1.4576 at iteration 1,750" in one.evidence
-    assert "iteration 5,000, has 1.7096: 0.25 worse" in one.evidence
+    assert one.at == one.claims["best iteration"] == one.values["best_iteration"] == 1750
+    assert (one.values["best_loss"], one.values["saved_loss"]) == (1.4576, 1.7096)
+    assert one.values["saved_iteration"] == 5000
+    assert one.values["loss_rise"] == pytest.approx(1.7096 - 1.4576)
     assert best_overwritten(analyse(replace(run_log, trainer=GLASSGPT))) is None

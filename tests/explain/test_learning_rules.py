@@ -26,6 +26,7 @@ from glassgpt.explain.registry import LEARNING_RULES
 from glassgpt.explain.rules.learning import plateau, still_improving, underfit_capacity
 from glassgpt.explain.rules.loss_plausibility import init_loss, memorised_data, ppl_vs_loss
 from glassgpt.explain.rules.val_curve import eval_noise, overfitting
+from glassgpt.i18n import say
 from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog
 
 # --- overfitting ---
@@ -34,20 +35,24 @@ from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog
 def test_the_readme_run_on_a_gpu_overfits() -> None:
     one = require_finding(overfitting(analyse(gpu_run())))
     assert one.severity == "warning"
-    assert "1.4576 at iteration 1,750" in one.evidence
-    assert "1.7096 at iteration 5,000: 0.25 worse" in one.evidence
-    assert "from 1.1002 to 0.6127" in one.evidence
-    assert "65% of the iterations" in one.evidence
-    assert "max_iters=1750" in one.advice
-    assert "0.25 lower" in one.advice
-    assert "always_save_checkpoint" not in one.advice  # it was False already
+    assert one.at == one.values["best_iteration"] == 1750
+    assert one.claims == {"learning at the end": "overfitting", "best iteration": 1750}
+    assert (one.values["best_loss"], one.values["end_loss"]) == (1.4576, 1.7096)
+    assert one.values["last_iteration"] == 5000
+    assert (one.values["train_loss_at_best"], one.values["train_loss_at_end"]) == (1.1002, 0.6127)
+    assert one.values["share_after_best"] == pytest.approx(0.65)
+    stop, more_text = one.text["advice"]  # always_save_checkpoint was False already
+    assert (stop.key, stop.values["best_iteration"]) == ("overfitting.advice.set_max_iters", 1750)
+    assert stop.values["rise"] == pytest.approx(1.7096 - 1.4576)
+    assert more_text == say("overfitting.advice.more_text", best_loss=1.4576)
 
 
 def test_its_share_of_the_time_is_measured() -> None:
     """13 evaluations and 3237 plain iterations came after the best, of 20 and 4980, and the start."""
     after = 13 * 2200 + 3237 * 13
     share = after / (21 * 2200 + 4980 * 13)
-    assert f"{100 * share:.0f}% of the time" in finding_text(overfitting(analyse(gpu_run())))
+    values = require_finding(overfitting(analyse(gpu_run()))).values
+    assert values["time_share_after_best"] == values["saving"] == pytest.approx(share, abs=0.005)
 
 
 def test_a_run_that_saved_over_its_best_is_advised_the_setting() -> None:
@@ -55,7 +60,8 @@ def test_a_run_that_saved_over_its_best_is_advised_the_setting() -> None:
     run_log = replace(
         run_log, checkpoints=(*run_log.checkpoints, replace(run_log.checkpoints[-1], iteration=5000))
     )
-    assert "always_save_checkpoint=False" in finding_text(overfitting(analyse(run_log)))
+    one = require_finding(overfitting(analyse(run_log)))
+    assert say("overfitting.advice.keep_best_weights") in one.text["advice"]
 
 
 def test_a_validation_loss_that_rises_with_the_training_loss_is_not_overfitting() -> None:
@@ -71,9 +77,10 @@ def test_noise_is_not_overfitting() -> None:
 
 
 def test_other_trainers_are_not_advised_nanogpts_settings() -> None:
-    text = finding_text(overfitting(analyse(replace(gpu_run(), trainer=HF))))
-    assert "max_iters" not in text
-    assert "Stopping at iteration 1,750" in text
+    one = require_finding(overfitting(analyse(replace(gpu_run(), trainer=HF))))
+    assert "max_iters" not in one.advice
+    assert one.text["advice"][0].key == "overfitting.advice.stop_at_iteration"
+    assert one.text["advice"][0].values["best_iteration"] == 1750
 
 
 # --- still improving ---
@@ -81,19 +88,19 @@ def test_other_trainers_are_not_advised_nanogpts_settings() -> None:
 
 def test_the_readme_run_on_a_cpu_was_still_improving() -> None:
     one = require_finding(still_improving(analyse(cpu_run())))
-    assert one.severity == "advice"
-    assert "1.8857 at iteration 2,000" in one.evidence
-    assert "3,000 iterations" in one.advice
-    assert "1.71 ± 0.0" in one.advice  # 1.726 was measured
-    assert "at 4,000" in one.advice
-    assert "schedule" in one.explanation
+    assert (one.severity, one.at, one.claims) == ("advice", 2000, {"learning at the end": "improving"})
+    values = one.values
+    assert (values["end_loss"], values["end_iteration"]) == (1.8857, 2000)
+    assert (values["half_more_iterations"], values["double_iterations"]) == (3000, 4000)
+    assert values["double_loss"] == pytest.approx(1.71, abs=0.005)  # 1.726 was measured
+    assert values["double_error"] == pytest.approx(0.05, abs=0.045)
+    assert one.text["explanation"][-1].key == "still-improving.explanation.schedule_caveat"
     assert still_improving(analyse(gpu_run())) is None
 
 
 def test_a_run_that_stopped_early_is_forecast_to_its_planned_end() -> None:
     one = require_finding(still_improving(analyse(cpu_run(max_iters=5000))))
-    assert one.severity == "info"
-    assert "the planned 5,000 iterations" in one.advice
+    assert (one.severity, one.values["planned_iterations"]) == ("info", 5000)
 
 
 def test_a_curve_that_no_law_fits_gets_no_figures() -> None:
@@ -105,15 +112,17 @@ def test_a_curve_that_no_law_fits_gets_no_figures() -> None:
         still_improving(analyse(make_run_log(make_steps(range(0, 2001, 10)), evals, trainer=HF)))
     )
     assert (one.severity, one.advice) == ("info", "")
-    assert "No power law" in one.explanation
+    assert [message.key for message in one.text["explanation"]] == ["still-improving.explanation.no_fit"]
 
 
 def test_lines_without_numbers_are_not_iterations() -> None:
     unnumbered = replace(gpu_run(), has_iteration_numbers=False)
-    text = finding_text(overfitting(analyse(unnumbered)))
-    assert "for the last 65% of the run" in text
-    assert "iteration 1,750" not in text
-    assert "max_iters" not in text
+    one = require_finding(overfitting(analyse(unnumbered)))
+    assert one.text["title"][0].values["share_after_best"] == pytest.approx(0.65)
+    assert one.text["advice"][0].key == "overfitting.advice.stop_at_best"
+    assert one.at is None
+    assert "best_iteration" not in one.values
+    assert "best iteration" not in one.claims
     for rule in LEARNING_RULES:
         finding = rule(analyse(unnumbered))
         assert finding is None or "1,750" not in finding_text(finding)
@@ -123,8 +132,7 @@ def test_too_few_evaluations_leave_the_training_loss() -> None:
     rows = np.arange(1, 3001)
     losses = add_noise((2 + 9 * rows**-0.3).tolist(), 0.03)
     run_log = make_run_log(make_steps(rows.tolist(), loss=losses), trainer=HF)
-    text = finding_text(still_improving(analyse(run_log)))
-    assert "train loss" in text
+    assert require_finding(still_improving(analyse(run_log))).values["metric"] == "train loss"
     assert still_improving(analyse(replace(run_log, live=True))) is None
     short = make_run_log(make_steps(rows[:80].tolist(), loss=losses[:80]), trainer=HF)
     assert still_improving(analyse(short)) is None
@@ -145,8 +153,8 @@ def test_nothing_learnt_is_a_problem() -> None:
     losses = add_noise([math.log(32768)] * 100, 1e-4)
     run_log = make_run_log(make_steps(range(100), loss=losses), settings={"vocab_size": 32768})
     one = require_finding(plateau(analyse(run_log)))
-    assert one.severity == "problem"
-    assert "ln(32768) = 10.3972" in one.evidence
+    assert (one.severity, one.claims) == ("problem", {"learning at the end": "plateau"})
+    assert (one.values["vocab_size"], one.values["chance_loss"]) == (32768, math.log(32768))
     warming = make_run_log(make_steps(range(100), loss=losses), settings={"warmup_iters": 2000})
     assert plateau(analyse(warming)) is None
 
@@ -155,9 +163,10 @@ def test_a_last_third_that_brought_nothing() -> None:
     losses = add_noise([1.5 + 2.7 * math.exp(-i / 20) for i in range(500)], 0.02)
     run_log = make_run_log(make_steps(range(0, 5000, 10), loss=losses))
     one = require_finding(plateau(analyse(run_log)))
-    assert one.severity == "advice"
-    assert "1.4984 in the last" in one.evidence
-    assert "33% of the run" in one.advice
+    assert (one.severity, one.claims) == ("advice", {"learning at the end": "plateau"})
+    assert one.values["late_train_loss"] == pytest.approx(1.4984, abs=5e-5)
+    assert one.at == one.values["stop_iteration"] == 4990 * 2 // 3
+    assert one.values["saving"] == pytest.approx(1 / 3, abs=0.005)
     assert plateau(analyse(make_run_log(make_steps(range(0, 5000, 10), loss=falling_losses(500))))) is None
     assert plateau(analyse(gpu_run())) is None
 
@@ -173,9 +182,11 @@ def small_model(train: float, val: float, parameters: int) -> RunLog:
 
 def test_a_small_model_on_much_text() -> None:
     one = require_finding(underfit_capacity(analyse(small_model(3.50, 3.52, 5_000_000))))
-    assert "5M parameters saw 1.31B tokens: 262 tokens per parameter" in one.evidence
-    fitting = math.sqrt(5e6 * 20_000 * 65_536 / 20)
-    assert f"{fitting / 1e6:.3g}M parameters" in one.advice
+    tokens = 20_000 * 65_536
+    assert one.claims == {"learning at the end": "plateau", "parameters": 5_000_000}
+    assert (one.values["parameters"], one.values["tokens"]) == (5_000_000, tokens)
+    assert one.values["tokens_per_parameter"] == pytest.approx(tokens / 5e6)
+    assert one.values["best_parameters"] == pytest.approx(math.sqrt(5e6 * tokens / 20))
     assert underfit_capacity(analyse(small_model(3.50, 3.52, 500_000_000))) is None
     assert underfit_capacity(analyse(small_model(3.50, 3.90, 5_000_000))) is None
 
@@ -188,7 +199,8 @@ def test_the_tokens_of_a_run_that_changed_its_batch_are_those_it_counted() -> No
     )
     parts = tuple(replace(part, tokens_per_iteration=131_072, first_iteration=0) for part in run_log.segments)
     counted = replace(run_log, steps=replace(run_log.steps, tokens=seen), segments=parts)
-    assert "saw 1.97B tokens" in require_finding(underfit_capacity(analyse(counted))).evidence
+    one = require_finding(underfit_capacity(analyse(counted)))
+    assert one.values["tokens"] == 10_000 * 131_072 + 10_000 * 65_536
 
 
 # --- the first loss ---
@@ -207,20 +219,19 @@ def test_fresh_models_start_near_chance(first: float, vocabulary: int) -> None:
 
 def test_a_start_far_from_chance() -> None:
     above = require_finding(init_loss(analyse(starting_at(7.5, 18))))
-    assert above.severity == "warning"
-    assert "ln(18) = 2.8904" in above.evidence
-    assert "4.61" in above.advice
+    assert (above.severity, above.at) == ("warning", 0)
+    assert (above.values["vocab_size"], above.values["chance_loss"]) == (18, math.log(18))
+    assert above.values["excess_loss"] == pytest.approx(7.5 - math.log(18))
     below = require_finding(init_loss(analyse(starting_at(3.3, 50304))))
     assert below.severity == "info"
-    assert "70% below" in below.title
+    assert below.values["deficit_share"] == pytest.approx(1 - 3.3 / math.log(50304))
 
 
 def test_a_start_above_any_chance() -> None:
     run_log = replace(starting_at(130.6, 65), setup=LoggedSetup())
     one = require_finding(init_loss(analyse(run_log)))
     assert one.severity == "warning"
-    assert "130.6000" in one.evidence
-    assert "13.8155" in one.evidence
+    assert (one.values["first_loss"], one.values["chance_loss"]) == (130.6, math.log(1_000_000))
     assert init_loss(analyse(replace(run_log, trainer=HF))) is None  # its loss may be of anything
 
 
@@ -238,10 +249,9 @@ def test_a_finetune_or_a_resume_may_start_low() -> None:
 
 def test_twenty_batches_cannot_tell_the_last_evaluations_apart() -> None:
     one = require_finding(eval_noise(analyse(cpu_run())))
-    assert "eval_iters=20" in one.evidence
-    wanted = int(one.advice.split("-> ")[1].split(" ")[0])
+    assert one.values["eval_iters"] == 20
     # Twice the standard error of a difference, for the median step of 0.0304: 8 (0.06 / 0.0304)^2
-    assert wanted == pytest.approx(8 * (0.06 / 0.0304) ** 2, rel=0.5)
+    assert one.values["enough_eval_iters"] == pytest.approx(8 * (0.06 / 0.0304) ** 2, rel=0.5)
     assert eval_noise(analyse(gpu_run())) is None
 
 
@@ -262,8 +272,8 @@ def test_a_standard_error_in_the_log_is_used() -> None:
     evals = tuple(LoggedEvaluation(100 * i, 0, loss, stderr=0.02) for i, loss in enumerate(val))
     run_log = replace(make_run_log(make_steps(range(600)), trainer=HF), evals=evals)
     one = require_finding(eval_noise(analyse(run_log)))
-    assert "standard error of 0.02" in one.evidence
-    assert "32 times as many tokens" in one.advice  # (2 sqrt(2) 0.02 / 0.01)^2
+    assert one.text["evidence"][-1] == say("eval-noise.evidence.noise_logged", eval_std=0.02)
+    assert one.values["token_factor"] == 32  # (2 sqrt(2) 0.02 / 0.01)^2
 
 
 # --- memorised ---
@@ -272,7 +282,9 @@ def test_a_standard_error_in_the_log_is_used() -> None:
 def test_a_training_loss_that_no_text_has() -> None:
     losses = np.geomspace(10.97, 0.0052, 250).tolist()
     run_log = make_run_log(make_steps(range(250), loss=losses))
-    assert "from 10.9700 to 0.0075" in require_finding(memorised_data(analyse(run_log))).evidence
+    values = require_finding(memorised_data(analyse(run_log))).values
+    assert values["first_loss"] == pytest.approx(10.97)
+    assert values["end_loss"] == pytest.approx(losses[-13])  # the median of the last 25
     assert memorised_data(analyse(replace(run_log, trainer=HF))) is None
     assert memorised_data(analyse(replace(run_log, evals=gpu_run().evals))) is None
     assert memorised_data(analyse(make_run_log(make_steps(range(250), loss=falling_losses(250))))) is None
@@ -288,8 +300,9 @@ def with_val(val: list[float], train: float | None = 3.1) -> RunLog:
 
 def test_a_perplexity_is_no_loss() -> None:
     one = require_finding(ppl_vs_loss(analyse(with_val([30.0, 25.0, 22.4]))))
-    assert "ln(22.40) = 3.11" in one.evidence
-    assert "3.11" in one.advice
+    assert (one.at, one.values["val_loss"]) == (3000, 22.4)
+    assert one.values["log_val_loss"] == pytest.approx(math.log(22.4))
+    assert [message.key for message in one.text["advice"]] == ["ppl-vs-loss.advice"]
     assert ppl_vs_loss(analyse(with_val([30.0, 25.0, 22.4], train=None))) is not None
     assert ppl_vs_loss(analyse(with_val([3.4, 3.3, 3.2]))) is None
     assert ppl_vs_loss(analyse(with_val([3.4, 9.0, 22.0]))) is None  # it was a loss, and it diverged

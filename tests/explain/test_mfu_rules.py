@@ -15,6 +15,7 @@ from glassgpt.estimate.cards import find_card
 from glassgpt.explain.registry import MFU_RULES
 from glassgpt.explain.rules.mfu import mfu_dip_is_eval, mfu_wrong_peak
 from glassgpt.explain.rules.workload import hidden_accumulation, parameters_inferred
+from glassgpt.i18n import say
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import LoggedSetup, RunLog, Segment
 from glassgpt.runs.trainer import A100_PEAK
@@ -67,21 +68,21 @@ def nanogpt_run(
 
 def test_the_fall_to_9_99_is_the_running_average() -> None:
     finding = require_finding(mfu_dip_is_eval(analyse(note_001())))
-    assert "from 11.09% to 9.99%" in finding.title
-    assert "4446.83 ms" in finding.evidence
-    assert "0.9 x 11.09% + 0.1 x 0.08% = 9.99%" in finding.evidence
-    assert finding.severity == "info"
-    assert finding.advice == ""
+    assert (finding.values["mfu_before"], finding.values["mfu_printed"]) == (11.09, 9.99)
+    assert finding.values["iteration_ms"] == 4446.83
+    assert finding.values["iteration_mfu"] == pytest.approx(11.07 * 33.2 / 4446.83, rel=0.02)
+    assert finding.values["mfu_recomputed"] == pytest.approx(0.9 * 11.09 + 0.1 * 0.083, abs=0.005)
+    assert (finding.severity, finding.at, finding.advice) == ("info", 5000, "")
 
 
 def test_the_average_is_recomputed_at_every_evaluation() -> None:
     analysis = analyse(nanogpt_run(70.96e6 * 16384, 12.88, BABY, jitter=0.08))
     finding = require_finding(mfu_dip_is_eval(analysis))
-    assert "8 of 8 evaluations" in finding.evidence
+    assert (finding.values["explained_evaluations"], finding.values["evaluations"]) == (8, 8)
     assert analysis.facts.steady_ms is not None
     single = 100 * 70.96e6 * 16384 / (analysis.facts.steady_ms / 1000) / A100_PEAK
-    stated_mfu = float(finding.explanation.split("reaches ")[1].rstrip("%."))
-    assert stated_mfu == pytest.approx(single, rel=0.005)  # not the average, which evaluations pull down
+    # Not the average, which evaluations pull down.
+    assert finding.values["steady_mfu_percent"] == pytest.approx(single, rel=0.005)
     assert analysis.facts.mfu_reported_steady is not None
     assert analysis.facts.mfu_reported_steady < 0.99 * single
 
@@ -111,11 +112,14 @@ def test_no_dip_no_finding() -> None:
 
 def test_the_mfu_on_each_plausible_card() -> None:
     finding = require_finding(mfu_wrong_peak(analyse(note_004(9340.0, 15.4))))
-    assert finding.evidence == "mfu 15.4% x 312 TFLOP/s = 48.0 TFLOP/s."
-    assert "RTX 4070 Ti 59.9%" in finding.explanation
-    assert "A100 15.4%" in finding.explanation
-    assert "too slow for that: RTX 3060." in finding.explanation
-    assert "--gpu=" in finding.advice
+    assert finding.values["mfu_percent"] == pytest.approx(15.4)
+    assert finding.values["peak_flops_per_s"] == finding.claims["peak of the MFU"] == 312e12
+    assert finding.values["flops_per_s"] == pytest.approx(0.154 * 312e12)
+    common, too_slow = finding.text["explanation"]
+    for card_mfu in ("RTX 4070 Ti 59.9%", "A100 15.4%"):
+        assert repr(card_mfu) in str(common.values["card_mfus"])
+    assert too_slow.values["too_slow_cards"] == ["RTX 3060"]
+    assert [message.key for message in finding.text["advice"]] == ["mfu-wrong-peak.advice.name_card"]
 
 
 @pytest.mark.parametrize("by", ["flag", "log"])
@@ -123,31 +127,39 @@ def test_the_mfu_on_the_card_that_it_was(by: str) -> None:
     run_log = note_004(9340.0, 15.4, device_name="NVIDIA GeForce RTX 4070 Ti" if by == "log" else None)
     card = find_card("RTX 4070 Ti") if by == "flag" else None
     finding = require_finding(mfu_wrong_peak(Analysis(run_log, card)))
-    assert finding.title == "The MFU is 59.9% on this card, not 15.4%"
-    assert "RTX 4070 Ti does 80.2 TFLOP/s in bfloat16" in finding.explanation
+    assert finding.text["title"][0].key == "mfu-wrong-peak.title.known_card"
+    assert finding.values["card_mfu_percent"] == pytest.approx(59.9, abs=0.05)
+    assert finding.values["mfu_percent"] == pytest.approx(15.4)
+    assert "RTX 4070 Ti" in str(finding.values["card"])
+    assert finding.values["card_peak_flops_per_s"] == pytest.approx(80.2e12, abs=5e10)
+    assert finding.values["dtype"] == "bfloat16"
 
 
 def test_more_than_the_card_can_do_is_reported() -> None:
     run_log = note_004(9340.0, 15.4)
     finding = require_finding(mfu_wrong_peak(Analysis(run_log, find_card("RTX 3060"))))
     assert finding.severity == "warning"
-    assert "188%" in finding.title
+    assert finding.values["card_mfu_percent"] == pytest.approx(188, abs=0.5)
+    assert say("mfu-wrong-peak.explanation.above_own_peak") in finding.text["explanation"]
 
 
 def test_float32_is_measured_against_tf32() -> None:
     run_log = note_004(9340.0, 15.4, settings={"dtype": "float32"})
     finding = require_finding(mfu_wrong_peak(Analysis(run_log, find_card("RTX 4090"))))
-    assert "82.6 TFLOP/s in tf32" in finding.explanation
+    assert finding.values["card_peak_flops_per_s"] == pytest.approx(82.6e12, abs=5e10)
+    assert finding.values["dtype"] == "tf32"
 
 
 @pytest.mark.parametrize(("device", "mfu"), [("cpu", 0.03), ("mps", 1.6)])
 def test_without_a_gpu_it_means_nothing(device: str, mfu: float) -> None:
     finding = require_finding(mfu_wrong_peak(analyse(note_004(42.0, mfu, settings={"device": device}))))
-    assert finding.title == f"The MFU means nothing on {device}"
+    assert finding.text["title"] == (say("mfu-wrong-peak.title.no_gpu", device=device),)
 
 
 def test_a_speed_that_no_gpu_has_is_reported() -> None:
-    assert "assumes an A100" in require_finding(mfu_wrong_peak(analyse(note_004(1440.0, 0.01)))).title
+    finding = require_finding(mfu_wrong_peak(analyse(note_004(1440.0, 0.01))))
+    assert finding.text["title"][0].key == "mfu-wrong-peak.title.very_slow"
+    assert "A100" in str(finding.values["reference"])
 
 
 def test_on_an_a100_the_peak_is_right() -> None:
@@ -169,11 +181,13 @@ def test_the_small_model_has_40_5_million_parameters() -> None:
         parameters_inferred(analyse(note_004(3900.0, 12.9, settings=SMALL, parameters=33_000_000)))
     )
     assert finding.severity == "warning"
-    assert finding.title == "The speed implies 40.5M parameters, not 33M"
-    assert "40.2 TFLOP/s" in finding.evidence
-    assert "299M FLOP per token" in finding.evidence
-    assert "50,304 have 40.6M parameters, which agrees" in finding.explanation
-    assert "off by 18%" in finding.advice
+    assert finding.values["parameters"] == finding.claims["parameters"] == pytest.approx(40.5e6, abs=5e4)
+    assert finding.values["stated_parameters"] == 33_000_000
+    assert finding.values["flops_per_s"] == pytest.approx(0.129 * A100_PEAK, rel=1e-3)
+    assert finding.values["flops_per_token"] == pytest.approx(299e6, abs=5e5)
+    assert finding.values["vocab_size"] == 50_304
+    assert finding.values["shape_parameters"] == pytest.approx(40.6e6, abs=5e4)
+    assert finding.values["deviation"] == pytest.approx(0.18, abs=0.005)
 
 
 def test_a_stated_size_that_fits_is_no_finding() -> None:
@@ -187,12 +201,14 @@ def test_a_stated_size_that_fits_is_no_finding() -> None:
 def test_a_size_that_is_not_stated_is_inferred() -> None:
     finding = require_finding(parameters_inferred(analyse(note_004(9340.0, 15.4, settings=LARGE))))
     assert finding.severity == "info"
-    assert "about 124M parameters" in finding.title
+    assert finding.text["title"][0].key == "parameters-inferred.title.unstated"
+    assert finding.values["parameters"] == pytest.approx(124e6, abs=5e5)
 
 
 def test_without_the_shape_there_is_an_upper_bound() -> None:
     finding = require_finding(parameters_inferred(analyse(note_004(3900.0, 12.9))))
-    assert "at most 49.9M parameters" in finding.title  # 299 MFLOP / 6
+    assert finding.values["max_parameters"] == pytest.approx(49.9e6, abs=5e4)  # 299 MFLOP / 6
+    assert "parameters" not in finding.claims
     assert parameters_inferred(analyse(note_004(3900.0, 12.9, parameters=33_000_000))) is None
     # More than the bound may be several devices, of which the MFU counts one: no contradiction.
     assert parameters_inferred(analyse(note_004(3900.0, 12.9, parameters=124_000_000))) is None
@@ -202,9 +218,8 @@ def test_without_the_shape_there_is_an_upper_bound() -> None:
 def test_the_size_survives_evaluations_and_noise(jitter: float) -> None:
     shape = {name: BABY[name] for name in ("n_layer", "n_embd", "block_size")}
     run = nanogpt_run(70.96e6 * 16384, 12.88, shape, jitter, tokens_per_iteration=16384)
-    title = require_finding(parameters_inferred(analyse(run))).title
-    size = float(title.split("about ")[1].split("M")[0])
-    assert size == pytest.approx(10.65, rel=0.02)
+    finding = require_finding(parameters_inferred(analyse(run)))
+    assert finding.values["parameters"] == pytest.approx(10.65e6, rel=0.02)
 
 
 def test_a_rounded_away_mfu_infers_nothing() -> None:
@@ -222,9 +237,9 @@ BIG_FLOPS = 6 * 302_106_624 + 12 * 24 * 1024 * 256
 def test_four_devices_behind_one_mfu() -> None:
     run = nanogpt_run(BIG_FLOPS * 4096, 75.88, BIG, parameters=302_110_000, tokens_per_iteration=16384)
     finding = require_finding(hidden_accumulation(analyse(run)))
-    assert finding.title == "The MFU is that of one of 4 devices"
-    assert "the log says 16,384" in finding.evidence
-    assert "408 TFLOP/s" in finding.explanation
+    assert finding.text["title"] == (say("hidden-accumulation.title.one_device", devices=4),)
+    assert finding.values["stated_tokens"] == 16_384
+    assert finding.values["total_flops_per_s"] == pytest.approx(BIG_FLOPS * 16_384 / 0.07588, rel=1e-3)
     assert parameters_inferred(analyse(run)) is None  # not another size
 
     four_devices = replace(run, setup=replace(run.setup, world_size=4))
@@ -236,15 +251,15 @@ def test_more_work_than_the_log_says() -> None:
     run = nanogpt_run(70.96e6 * 16384 * 3, 38.0, BABY, parameters=10_650_000, tokens_per_iteration=16384)
     finding = require_finding(hidden_accumulation(analyse(run)))
     assert finding.severity == "warning"
-    assert "3 times as much work" in finding.title
+    assert finding.text["title"] == (say("hidden-accumulation.title.more_work", token_ratio=3),)
 
 
 def test_micro_steps_that_no_setting_names() -> None:
     settings: dict[str, ConfigValue] = LARGE | {"batch_size": 12}
     run = nanogpt_run(854.8e6 * 12 * 1024 * 40, 2800.0, settings, parameters=123_700_000)
     finding = require_finding(hidden_accumulation(analyse(run)))
-    assert finding.title == "An iteration is 40 micro-steps"
-    assert "A micro-step takes 70.0 ms" in finding.explanation
+    assert finding.text["title"] == (say("hidden-accumulation.title.micro_steps", micro_steps=40),)
+    assert finding.values["micro_step_ms"] == pytest.approx(70.0, abs=0.05)
     named: dict[str, ConfigValue] = settings | {"gradient_accumulation_steps": 40}
     assert hidden_accumulation(analyse(replace(run, setup=replace(run.setup, settings=named)))) is None
 

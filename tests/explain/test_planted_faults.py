@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from glassgpt.explain.explanation import Explanation, explain
+from glassgpt.i18n import say
 from glassgpt.record.finding import Finding
 from glassgpt.runs.lines import LogLine
 from glassgpt.runs.recognise import read_log
@@ -122,14 +123,19 @@ def test_healthy_runs_have_no_serious_finding() -> None:
 def test_an_evaluation_at_every_iteration(log_every: int) -> None:
     text = nanogpt(updates=300, every=1, log_every=log_every)
     finding = one(text, "eval-spikes")
-    assert (finding.severity, finding.title) == ("warning", "Every iteration evaluates")
-    assert f"All {300 // log_every} timed iterations" in finding.evidence
-    assert "the median is 1833 ms" in finding.evidence
-    # 2 x 200 batches forward, a third of the work each: 133 updates; 133.3 / 134.3, and of 30 times fewer:
-    assert "133 updates: about 99% of the time" in finding.evidence
-    assert finding.advice == "Raise eval_interval: 1 -> 30 saves 96% of the run."  # (133.3 - 4.4) / 134.3
-    assert "taken as the default: eval_iters" in finding.evidence
-    assert "Most important: Every iteration evaluates." in verdict(text)
+    values = finding.values
+    assert finding.severity == "warning"
+    assert finding.text["title"][0].key == "eval-spikes.title.every_iteration"
+    assert (values["timed_iterations"], values["median_ms"]) == (300 // log_every, 1833.0)
+    updates = 2 * 200 / 3  # 2 x 200 batches forward, a third of the work each
+    assert values["equivalent_updates"] == pytest.approx(updates)
+    assert values["eval_share"] == pytest.approx(updates / (updates + 1))
+    assert [message.key for message in finding.text["advice"]] == ["eval-spikes.advice.raise_interval"]
+    assert values["interval_setting"] == "eval_interval"
+    assert (values["old_interval"], values["new_interval"]) == (1, 30)
+    assert values["interval_saving"] == pytest.approx((updates - updates / 30) / (updates + 1))
+    assert values["names"] == "eval_iters"  # its default was taken
+    assert f"Most important: {finding.title}." in verdict(text)
 
 
 def test_without_the_settings_its_cost_is_not_guessed() -> None:
@@ -140,9 +146,12 @@ def test_without_the_settings_its_cost_is_not_guessed() -> None:
 
 def test_an_evaluation_at_every_logged_iteration() -> None:
     finding = one(nanogpt(updates=1000, every=10), "eval-spikes")
-    assert finding.title == "Every logged iteration evaluates"
-    assert "about 93% of the time" in finding.evidence  # 133.3 / 143.3
-    assert finding.advice == "Raise eval_interval: 10 -> 100 saves 84% of the run."  # (133.3 - 13.3) / 143.3
+    values = finding.values
+    assert finding.text["title"][0].key == "eval-spikes.title.every_logged_iteration"
+    assert values["eval_share"] == pytest.approx(133.33 / 143.33, abs=1e-4)
+    assert [message.key for message in finding.text["advice"]] == ["eval-spikes.advice.raise_interval"]
+    assert (values["old_interval"], values["new_interval"]) == (10, 100)
+    assert values["interval_saving"] == pytest.approx((133.33 - 13.33) / 143.33, abs=1e-4)
 
 
 def test_rare_evaluations_at_every_logged_iteration_are_no_fault() -> None:
@@ -153,16 +162,21 @@ def test_rare_evaluations_at_every_logged_iteration_are_no_fault() -> None:
 def test_llm_c_stops_its_clock_while_it_evaluates() -> None:
     finding = one(llmc(every=1), "eval-spikes")
     assert finding.severity == "advice"
-    assert "201 evaluations in 200 iterations" in finding.evidence
-    assert "about 45% of the time" in finding.evidence  # 20 x 4096 / 3 tokens against 32,768
+    assert (finding.values["evaluations"], finding.values["iterations"]) == (201, 200)
+    eval_tokens = 20 * 4096 / 3
+    assert finding.values["eval_share"] == pytest.approx(eval_tokens / (eval_tokens + 32_768))
     assert "eval-spikes" not in names(llmc(every=2))
 
 
 def test_the_first_evaluation_costs_no_more_than_its_iteration() -> None:
     """nanoGPT does not save there, so the others take longer."""
     text = nanogpt(updates=1000, save_ms=20_000.0)
-    # 4 of 21.8 s; the first iteration took 10.8 s. All: 1001 x 0.033 s beside them.
-    assert "5 evaluations cost 1m 38s of 2m 11s: 75% of the run." in one(text, "eval-spikes").evidence
+    values, eval_s = one(text, "eval-spikes").values, 4 * 21.8 + 10.8  # its first iteration took 10.8 s
+    run_s = eval_s + 1001 * 0.033
+    assert values["evaluations"] == 5
+    assert values["eval_s"] == pytest.approx(eval_s)
+    assert values["run_s"] == pytest.approx(run_s)
+    assert values["eval_share"] == pytest.approx(eval_s / run_s)
 
 
 # --- losses ---
@@ -173,7 +187,7 @@ def test_a_validation_loss_that_no_text_allows() -> None:
         loss=lambda at: 0.003 + 4.17 * math.exp(-at / 60), val=lambda at: 0.003 + 4.17 * math.exp(-at / 60)
     )
     finding = one(text, "leaked-data")
-    assert "val loss 0.0030 at iteration 2,000" in finding.evidence
+    assert (finding.at, finding.values["eval_iteration"], finding.values["val_loss"]) == (2000, 2000, 0.003)
     assert "plateau" not in names(text)
     assert "leaked-data" not in names(nanogpt(val=lambda at: 0.28 + 3.9 / (1 + at / 50)))  # games of chess
 
@@ -181,8 +195,8 @@ def test_a_validation_loss_that_no_text_allows() -> None:
 def test_losses_of_exactly_zero_stand_for_no_numbers() -> None:
     text = trainer([2.5] * 5 + [0.0] * 45, [1.0] * 5 + [math.nan] * 45)
     finding = one(text, "loss-nan")
-    assert "The last 45 of 50 logged losses are exactly 0; the one before is 2.5000." in finding.evidence
-    assert "Their gradient norms are NaN." in finding.evidence
+    assert finding.values == {"zero_losses": 45, "logged_losses": 50, "last_nonzero_loss": 2.5}
+    assert say("loss-nan.evidence.zeros_norms_nan") in finding.text["evidence"]
     assert "plateau" not in names(text)
     rounded = trainer([max(0.0, 2.5 - at / 10) for at in range(30)], [1.0] * 30)
     assert "loss-nan" not in names(rounded)  # it came down to that
@@ -190,8 +204,8 @@ def test_losses_of_exactly_zero_stand_for_no_numbers() -> None:
 
 def test_a_learning_rate_that_is_far_too_low() -> None:
     finding = one(nanogpt(loss=lambda at: 4.17 - 0.1 * at / 2000), "plateau")
-    assert (finding.severity, finding.title) == ("problem", "Hardly anything was learnt")
-    assert "ln(65) = 4.1744" in finding.evidence
+    assert (finding.severity, finding.text["title"][0].key) == ("problem", "plateau.title.hardly_learnt")
+    assert (finding.values["vocab_size"], finding.values["chance_loss"]) == (65, math.log(65))
     early = nanogpt(updates=200, loss=lambda at: 4.17 - 0.1 * at / 200)
     assert "plateau" not in names(early)  # it has only warmed up
 
@@ -211,15 +225,20 @@ def test_more_than_the_card_can_do(mfu: float) -> None:
     text = llmc(mfu=mfu)
     assert ("mfu-impossible" in names(text)) == (mfu > 100)
     if mfu > 100:
-        assert "mfu 128% x 165 TFLOP/s = 211 TFLOP/s" in one(text, "mfu-impossible").evidence
+        finding = one(text, "mfu-impossible")
+        assert finding.values["mfu_percent"] == 128
+        assert finding.values["peak_flops_per_s"] == finding.claims["peak of the MFU"]
+        assert finding.values["peak_flops_per_s"] == pytest.approx(165e12, abs=5e11)
+        assert finding.values["flops_per_s"] == pytest.approx(211e12, abs=5e11)
 
 
 def test_memory_that_ran_out_on_the_way() -> None:
     lines = nanogpt().splitlines(keepends=True)
     message = "WARNING: CUDA out of memory. Tried to allocate 512.00 MiB; retrying\n"
     caught = "".join([*lines[:100], message, *lines[100:]])
-    assert one(caught, "oom").severity == "warning"
-    assert "continued" in one(caught, "oom").title
+    finding = one(caught, "oom")
+    assert (finding.severity, finding.claims) == ("warning", {})
+    assert finding.text["title"][0].key == "oom.title.continued"
     assert one("".join([*lines[:100], message]), "oom").severity == "problem"
 
 
@@ -265,7 +284,8 @@ def test_a_batch_that_grows_is_no_slower_machine(changes: bool) -> None:
     assert ("batch-changed" in names(text)) == changes
     assert ("throughput-drift" in names(text)) == (not changes)
     if changes:
-        assert "1: 256, 200: 512" in one(text, "batch-changed").evidence
+        finding = one(text, "batch-changed")
+        assert (finding.at, finding.values["batches"]) == (200, ["1: 256", "200: 512"])
 
 
 def test_overfitting_with_a_line_for_many_iterations() -> None:
@@ -281,8 +301,9 @@ def test_overfitting_with_a_line_for_many_iterations() -> None:
             lines.append(f"{{'eval_loss': {val:.4f}, 'epoch': {at / 200:.2f}}}\n")
             lines.append(f" {at // 6:2d}%|#   | {at}/600 [00:10<05:00,  1.2it/s]\n")
     finding = one("".join(lines), "overfitting")
-    assert "Best val loss 1.8527, at the end 2.3253: 0.47 worse." in finding.evidence
-    assert "70% of the iterations came after the best." in finding.evidence  # 420 of 600
+    assert (finding.values["best_loss"], finding.values["end_loss"]) == (1.8527, 2.3253)
+    assert finding.values["rise"] == pytest.approx(2.3253 - 1.8527)
+    assert finding.values["share_after_best"] == pytest.approx(0.7, abs=0.005)  # 420 of 600
 
 
 def test_lightnings_bar_of_each_epoch() -> None:

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from learning_logs import GLASSGPT, analyse, finding_text, gpu_run, require_finding, split_run
+from learning_logs import GLASSGPT, analyse, gpu_run, require_finding, split_run
 from run_logs import make_run_log, make_steps
 
 from glassgpt.config import ConfigValue
 from glassgpt.explain.rules.lr_schedule import horizon_changed, lr_schedule_mismatch
 from glassgpt.explain.rules.resumes import resume_jump, resume_replays_data
+from glassgpt.i18n import say
 from glassgpt.runs.run_log import RunLog, Segment, Steps
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.runs.trajectory import seconds_between, trajectory_of
@@ -49,16 +50,19 @@ def test_nanogpt_draws_the_same_batches_again() -> None:
     run_log = replace(run_log, setup=replace(run_log.setup, tokens_per_iteration=16_384))
     one = require_finding(resume_replays_data(analyse(run_log)))
     assert one.severity == "warning"
-    assert "1,000 + 4,001 iterations" in one.evidence
-    assert "1,000 iterations (20%)" in one.evidence
-    assert "16.4M tokens" in one.evidence
+    assert (one.values["processes"], one.values["iterations_by_process"]) == (2, "1,000 + 4,001")
+    assert one.values["repeated_iterations"] == 1000
+    assert one.values["repeated_share"] == pytest.approx(1000 / 5001)
+    assert one.values["repeated_tokens"] == 1000 * 16_384
     assert resume_replays_data(analyse(replace(run_log, trainer=GLASSGPT))) is None
 
 
 def test_a_log_of_the_resumed_process_alone() -> None:
     steps = make_steps(range(2000, 5001, 10), loss=[1.5] * 301)
     run_log = make_run_log(steps, segments=(Segment(True, True, 2000),))
-    assert "2,000 iterations (40%)" in finding_text(resume_replays_data(analyse(run_log)))
+    one = require_finding(resume_replays_data(analyse(run_log)))
+    assert one.values["repeated_iterations"] == 2000
+    assert one.values["repeated_share"] == pytest.approx(2000 / 5001)
 
 
 # --- the loss after it ---
@@ -70,11 +74,12 @@ def shifted(by: float) -> RunLog:
 
 def test_a_loss_that_jumps_at_a_resume() -> None:
     up = require_finding(resume_jump(analyse(shifted(0.2))))
-    assert "jumped up by 0.1" in up.title or "jumped up by 0.2" in up.title
-    assert "iteration 1,000" in up.evidence
-    assert "optimizer" in up.explanation
+    assert up.text["title"][0].key == "resume-jump.title.up"
+    assert up.text["explanation"] == (say("resume-jump.explanation.up"),)
+    assert up.values["jump"] == pytest.approx(0.2, abs=0.1)
+    assert up.at == up.values["resume_iteration"] == 1000
     down = require_finding(resume_jump(analyse(shifted(-0.3))))
-    assert "dropped" in down.title
+    assert down.text["title"][0].key == "resume-jump.title.down"
     assert resume_jump(analyse(shifted(0.0))) is None
     assert resume_jump(analyse(shifted(0.01))) is None
 
@@ -94,7 +99,9 @@ def test_a_loss_that_falls_fast_on_both_sides_did_not_drop(lines: int, pace: flo
         return make_run_log(steps, segments=(Segment(True, False, 0), Segment(True, True, 10 * lines)))
 
     assert resume_jump(analyse(resumed(0.0))) is None
-    assert "dropped" in require_finding(resume_jump(analyse(resumed(1.0)))).title
+    dropped = require_finding(resume_jump(analyse(resumed(1.0))))
+    assert dropped.text["title"][0].key == "resume-jump.title.down"
+    assert dropped.at == 10 * lines
 
 
 # --- the schedule ---
@@ -112,8 +119,9 @@ def with_rates(after: float) -> RunLog:
 
 def test_a_rate_that_goes_back_up() -> None:
     one = require_finding(horizon_changed(analyse(with_rates(1.8))))
-    assert "went back up" in one.title
-    assert "1.8 times as high" in one.evidence
+    assert one.text["title"] == (say("horizon-changed.title.lr_raised"),)
+    assert one.values["lr_ratio"] == pytest.approx(1.8, abs=0.05)
+    assert one.at == one.values["resumed_at"] == 3000
     assert horizon_changed(analyse(with_rates(1.0))) is None
 
 
@@ -123,7 +131,8 @@ def test_lines_without_numbers_are_no_resume() -> None:
     assert horizon_changed(analyse(replace(run_log, segments=parts))) is not None
     assert horizon_changed(analyse(replace(run_log, segments=parts, has_iteration_numbers=False))) is None
     others = replace(run_log, trainer=BY_ID["litgpt"])
-    assert "lr_decay_iters" not in require_finding(horizon_changed(analyse(others))).advice
+    advice = require_finding(horizon_changed(analyse(others))).text["advice"]
+    assert [message.key for message in advice] == ["horizon-changed.advice.set_schedule_end"]
 
 
 def test_a_warm_up_that_runs_twice() -> None:
@@ -132,8 +141,9 @@ def test_a_warm_up_that_runs_twice() -> None:
         return np.asarray(1e-3 * np.minimum(1, (done + 1) / 101))
 
     one = require_finding(horizon_changed(analyse(split_run(gpu_run(), 3000, 3240, lr=rates))))
-    assert "restarted" in one.title
-    assert "0.001 before iteration 3,000" in one.evidence
+    assert one.text["title"] == (say("horizon-changed.title.schedule_restarted"),)
+    assert one.values["lr_before"] == pytest.approx(1e-3)
+    assert one.at == one.values["resumed_at"] == 3000
 
 
 def planned(**stated: ConfigValue) -> RunLog:
@@ -143,27 +153,32 @@ def planned(**stated: ConfigValue) -> RunLog:
 def test_a_decay_that_does_not_come_down() -> None:
     run_log = planned(max_iters=2000, learning_rate=1e-3, min_lr=1e-4, warmup_iters=100)
     one = require_finding(lr_schedule_mismatch(analyse(run_log)))
-    assert "lr_decay_iters=600000" in one.evidence
-    assert "taken as the default: lr_decay_iters" in one.evidence
-    assert "100% of its peak" in one.evidence
-    assert "lr_decay_iters=2000" in one.advice
+    assert "lr_decay_iters=600000" in str(one.values["settings"])
+    assert one.values["names"] == ["lr_decay_iters"]
+    assert one.values["share_of_peak"] == pytest.approx(1, abs=0.005)
+    assert one.at == one.values["end_iteration"] == 2000
     half = planned(max_iters=2000, learning_rate=1e-3, min_lr=1e-4, warmup_iters=0, lr_decay_iters=4000)
-    assert "0.00055, 55% of its peak" in finding_text(lr_schedule_mismatch(analyse(half)))
+    one = require_finding(lr_schedule_mismatch(analyse(half)))
+    assert one.values["final_lr"] == pytest.approx(5.5e-4)
+    assert one.values["share_of_peak"] == pytest.approx(0.55)
 
 
 def test_a_decay_that_ends_early_and_a_warm_up_that_does_not_end() -> None:
     rates: dict[str, ConfigValue] = {"learning_rate": 1e-3, "min_lr": 1e-4}
     early = planned(max_iters=2000, lr_decay_iters=1000, warmup_iters=100, **rates)
-    assert "1,000 iterations (50%) run at 0.0001" in finding_text(lr_schedule_mismatch(analyse(early)))
+    one = require_finding(lr_schedule_mismatch(analyse(early)))
+    assert (one.at, one.values["iterations_at_minimum"], one.values["share_at_minimum"]) == (1000, 1000, 0.5)
+    assert one.values["min_lr"] == 1e-4
     warm = require_finding(
         lr_schedule_mismatch(
             analyse(planned(max_iters=2000, lr_decay_iters=2000, warmup_iters=4000, **rates))
         )
     )
     assert warm.severity == "warning"
-    assert "reaches 0.0005" in warm.evidence
+    assert warm.values["final_lr"] == pytest.approx(5e-4, rel=1e-3)
     same = planned(max_iters=100, lr_decay_iters=100, warmup_iters=100, **rates)
-    assert "reaches 0.00099 at the end" in finding_text(lr_schedule_mismatch(analyse(same)))  # and not min_lr
+    one = require_finding(lr_schedule_mismatch(analyse(same)))
+    assert one.values["final_lr"] == pytest.approx(9.9e-4, rel=1e-3)  # and not min_lr
 
 
 def test_schedules_that_fit_or_are_not_known() -> None:
@@ -190,6 +205,7 @@ def test_a_rate_column_tells_too() -> None:
     steps = make_steps(at.tolist(), loss=[3.0] * 1000, lr=lr)
     run_log = make_run_log(steps, trainer=BY_ID["llm.c"])
     done = replace(run_log, setup=replace(run_log.setup, planned_iterations=1000))
-    assert "50% of its peak" in finding_text(lr_schedule_mismatch(analyse(done)))
+    one = require_finding(lr_schedule_mismatch(analyse(done)))
+    assert (one.at, one.values["share_of_peak"]) == (1000, pytest.approx(0.5, abs=0.005))
     unfinished = replace(run_log, setup=replace(run_log.setup, planned_iterations=2000))
     assert lr_schedule_mismatch(analyse(unfinished)) is None

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from learning_logs import any_run_log
 from run_logs import make_run_log, make_steps
+from written_findings import written_finding
 
 from glassgpt.explain.explanation import explain
 from glassgpt.explain.summary import compose_verdict
@@ -31,7 +32,7 @@ def facts(**changes: object) -> Facts:
 
 
 def finding(severity: Severity, title: str = "It is bad") -> Finding:
-    return Finding("bad", severity, title, "5 of 10", "because", "")
+    return written_finding("bad", severity, title, "5 of 10", "because", "")
 
 
 def verdict_text(*findings: Finding, **changes: object) -> str:

@@ -14,6 +14,7 @@ from glassgpt.explain.registry import TIME_RULES
 from glassgpt.explain.rules.eval_cost import eval_spikes
 from glassgpt.explain.rules.step_time import jitter, silent_spike, throughput_drift
 from glassgpt.explain.rules.wall_time import clock_before_sync, startup_compile
+from glassgpt.i18n import say
 from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog, Segment
 from glassgpt.runs.trainers import BY_ID
 
@@ -40,25 +41,35 @@ def with_times(run_log: RunLog, ms: np.ndarray) -> RunLog:
 
 def test_spikes_are_evaluations_and_priced() -> None:
     finding = require_finding(eval_spikes(analyse(spiky(eval_interval=500, eval_iters=200))))
+    values = finding.values
     assert finding.severity == "advice"
-    assert "35 times" in finding.title
-    assert "5856 ms" in finding.evidence
-    assert "168.5 ms" in finding.evidence
-    # 3 x 5687 ms of 12543 + 5985 + 5726 + 8 x about 169 + 990 x 168.5 ms
-    assert "3 evaluations cost 17 s of 3m 12s: 8.9% of the run" in finding.evidence
-    assert "checkpoint" in finding.explanation
+    assert finding.claims == {"cause of slow iterations": "evaluation", "steady ms": 168.5}
+    assert (values["spike_ms"], values["steady_ms"]) == (5855.5, 168.5)
+    assert values["ratio"] == pytest.approx(5855.5 / 168.5)
+    assert values["evaluations"] == 3
+    assert values["eval_s"] == pytest.approx(3 * 5.687)
+    assert values["run_s"] == pytest.approx((12543 + 5985 + 5726 + 2 * 675 + 990 * 168.5) / 1000)
+    assert values["eval_share"] == pytest.approx(0.0887, abs=5e-5)
+    assert finding.text["explanation"][0].key == "eval-spikes.explanation.clock_includes_save"
 
 
 def test_the_advice_is_to_raise_the_interval_and_lower_the_batches() -> None:
-    advice = require_finding(
-        eval_spikes(analyse(spiky(eval_interval=500, eval_iters=200, max_iters=5000)))
-    ).advice
-    assert "Raise eval_interval: 500 -> 2000 saves 4.7% of a run longer than this log" in advice
-    assert "Lower eval_iters: 200 -> 50 saves up to 6.6%" in advice  # 3/4 of 8.9 %, the saves in it
+    run_log = spiky(eval_interval=500, eval_iters=200, max_iters=5000)
+    finding = require_finding(eval_spikes(analyse(run_log)))
+    values, (interval, batches, _) = finding.values, finding.text["advice"]
+    assert interval.key == "eval-spikes.advice.raise_long_run"
+    assert values["interval_setting"] == "eval_interval"
+    assert (values["old_interval"], values["new_interval"]) == (500, 2000)
+    assert values["interval_saving"] == pytest.approx(0.75 * 5687 / (500 * 168.5 + 5687))
+    assert batches.key == "eval-spikes.advice.lower_minus_saves"  # 3/4 of 8.9 %, the saves in it
+    assert values["batches_setting"] == "eval_iters"
+    assert (values["old_batches"], values["new_batches"]) == (200, 50)
+    assert values["batches_saving"] == pytest.approx(0.75 * 0.0887, abs=5e-5)
 
 
 def test_the_interval_is_read_from_the_evaluations_where_no_setting_says_it() -> None:
-    assert "500 -> 2000" in require_finding(eval_spikes(analyse(spiky()))).advice
+    values = require_finding(eval_spikes(analyse(spiky()))).values
+    assert (values["old_interval"], values["new_interval"]) == (500, 2000)
 
 
 def test_an_excerpt_saves_what_a_long_run_would() -> None:
@@ -68,13 +79,17 @@ def test_an_excerpt_saves_what_a_long_run_would() -> None:
     run_log = make_run_log(
         make_steps(at, ms), [(500, 2.0, 2.0), (600, 2.0, 2.0)], segments=(Segment(False, False, 490),)
     )
-    assert "100 -> 400 saves 38% of a run longer" in require_finding(eval_spikes(analyse(run_log))).advice
+    finding = require_finding(eval_spikes(analyse(run_log)))
+    assert finding.text["advice"][0].key == "eval-spikes.advice.raise_long_run"
+    assert (finding.values["old_interval"], finding.values["new_interval"]) == (100, 400)
+    eval_ms = 868_000 - 8_176
+    assert finding.values["interval_saving"] == pytest.approx(0.75 * eval_ms / (100 * 8_176 + eval_ms))
 
 
 def test_an_interval_is_not_read_from_a_gap() -> None:
     steps = make_steps([0, 10, 20, 5000], [30_000.0, 13.0, 13.0, 2_200.0])
     run_log = make_run_log(steps, [(0, 4.0, 4.0), (5000, 1.0, 1.5)], is_excerpt=True)
-    assert "20000" not in require_finding(eval_spikes(analyse(run_log))).advice
+    assert "new_interval" not in require_finding(eval_spikes(analyse(run_log))).values
 
 
 def test_build_nanogpt_evaluates_more_than_the_loss() -> None:
@@ -84,9 +99,11 @@ def test_build_nanogpt_evaluates_more_than_the_loss() -> None:
     finding = require_finding(
         eval_spikes(analyse(make_run_log(make_steps(range(1001), ms), evals, trainer=trainer)))
     )
-    assert "HellaSwag" in finding.explanation
-    assert "eval_iters" not in finding.advice
-    assert "every 1000 iterations instead of 250 saves up to 14%" in finding.advice  # 0.75 x 19.66 / 104.66
+    assert finding.text["explanation"][0].key == "build-nanogpt.eval_time_cause"
+    (advice,) = finding.text["advice"]
+    assert advice.key == "build-nanogpt.rarer_eval_advice"
+    assert (finding.values["old_interval"], finding.values["new_interval"]) == (250, 1000)
+    assert finding.values["interval_saving"] == pytest.approx(0.75 * 19.66 / 104.66)
 
 
 def test_a_wider_interval_that_saves_nothing_is_not_advised() -> None:
@@ -95,21 +112,21 @@ def test_a_wider_interval_that_saves_nothing_is_not_advised() -> None:
     )
     settings = {"eval_interval": 250, "max_iters": 1000}
     run_log = replace(run_log, setup=LoggedSetup(settings=settings))
-    assert "eval_interval" not in require_finding(eval_spikes(analyse(run_log))).advice
+    assert "new_interval" not in require_finding(eval_spikes(analyse(run_log))).values
 
 
 def test_a_run_known_to_end_soon_keeps_an_evaluation() -> None:
-    assert (
-        "500 -> 1000 saves 3.0% of the run"
-        in require_finding(eval_spikes(analyse(spiky(max_iters=1000)))).advice
-    )
-    assert (
-        "Raise" not in require_finding(eval_spikes(analyse(spiky(eval_interval=500, max_iters=900)))).advice
-    )
+    finding = require_finding(eval_spikes(analyse(spiky(max_iters=1000))))
+    assert finding.text["advice"][0].key == "eval-spikes.advice.raise_interval"
+    assert (finding.values["old_interval"], finding.values["new_interval"]) == (500, 1000)
+    assert finding.values["interval_saving"] == pytest.approx(0.0887 / 3, abs=5e-5)  # 1 of 3 evaluations
+    sooner = require_finding(eval_spikes(analyse(spiky(eval_interval=500, max_iters=900))))
+    assert "new_interval" not in sooner.values
 
 
 def test_few_batches_are_not_made_fewer() -> None:
-    assert "eval_iters" not in require_finding(eval_spikes(analyse(spiky(eval_iters=20)))).advice
+    finding = require_finding(eval_spikes(analyse(spiky(eval_iters=20))))
+    assert [message.key for message in finding.text["advice"]] == ["eval-spikes.advice.raise_long_run"]
 
 
 def saving_sometimes(with_save: list[float], without: list[float]) -> RunLog:
@@ -124,13 +141,13 @@ def saving_sometimes(with_save: list[float], without: list[float]) -> RunLog:
 
 def test_a_save_is_priced_separately_where_only_some_evaluations_save() -> None:
     run_log = saving_sometimes([12996, 13832, 13813, 13795], [8046, 8044, 8041, 8043])  # as on 4 real GPUs
-    evidence = require_finding(eval_spikes(analyse(run_log))).evidence
-    assert "An evaluation takes about 7944 ms, a checkpoint 5760 ms more (4 were saved)" in evidence
+    values = require_finding(eval_spikes(analyse(run_log))).values
+    assert (values["eval_ms"], values["save_ms"], values["saves"]) == (8043.5 - 100, 13804 - 8043.5, 4)
 
 
 def test_a_save_that_drowns_in_the_scatter_is_not_priced() -> None:
     run_log = saving_sometimes([2337, 2206, 2483, 2491], [2239, 2139, 1816, 2368])  # as on a real H200
-    assert "a checkpoint" not in require_finding(eval_spikes(analyse(run_log))).evidence
+    assert "save_ms" not in require_finding(eval_spikes(analyse(run_log))).values
 
 
 def test_evaluations_between_the_lines_are_counted() -> None:
@@ -138,10 +155,11 @@ def test_evaluations_between_the_lines_are_counted() -> None:
         make_steps(range(0, 1001, 100), [100.0] * 5 + [2100.0] + [100.0] * 5),
         [(at, 1.0, 1.0) for at in (250, 500, 750)],
     )
+    values = require_finding(eval_spikes(analyse(logged))).values
     # The first iteration too, which nanoGPT evaluates: 4 x 2 s of 102.1 s logged and 4 s hidden.
-    assert (
-        "4 evaluations cost 8.0 s of 1m 46s: 7.5%" in require_finding(eval_spikes(analyse(logged))).evidence
-    )
+    assert (values["evaluations"], values["eval_s"]) == (4, pytest.approx(8.0))
+    assert values["run_s"] == pytest.approx(106.1)
+    assert values["eval_share"] == pytest.approx(8.0 / 106.1)
 
 
 def test_one_evaluation_alone_says_nothing_about_a_run() -> None:
@@ -149,8 +167,8 @@ def test_one_evaluation_alone_says_nothing_about_a_run() -> None:
     run_log = replace(run_log, segments=(Segment(has_startup=False, first_iteration=4980),))
     finding = require_finding(eval_spikes(analyse(run_log)))
     assert finding.severity == "info"
-    assert "134 times" in finding.title
-    assert "of the run" not in finding.evidence + finding.advice
+    assert finding.values["ratio"] == pytest.approx(4446.83 / 33.225)
+    assert not {"eval_share", "interval_saving", "batches_saving"} & set(finding.values)
 
 
 @pytest.mark.parametrize(
@@ -177,10 +195,15 @@ def ledger_run(**ledger: float) -> RunLog:
 
 def test_a_ledger_says_what_evaluation_took() -> None:
     finding = require_finding(eval_spikes(analyse(ledger_run(train=60.0, eval=40.0))))
-    assert finding.title == "Evaluation took 40% of the run"
-    assert "11 evaluations took 40 s of 1m 40s" in finding.evidence
+    values = finding.values
+    assert finding.text["title"][0].key == "eval-spikes.title.share_of_run"
+    assert values["eval_share"] == 0.4
+    assert (values["evaluations"], values["eval_s"], values["run_s"]) == (11, 40.0, 100.0)
+    assert finding.text["advice"][0].key == "eval-spikes.advice.raise_interval"
+    assert values["interval_setting"] == "eval_interval"
+    assert (values["old_interval"], values["new_interval"]) == (100, 400)
     # at 0, 400, 800 and, being the last, 1000: 7 of 11 saved
-    assert "Raise eval_interval: 100 -> 400 saves 25% of the run" in finding.advice
+    assert values["interval_saving"] == pytest.approx(0.4 * 7 / 11)
     assert eval_spikes(analyse(ledger_run(train=90.0, eval=10.0))) is None
     assert eval_spikes(analyse(ledger_run())) is None
 
@@ -192,11 +215,11 @@ def test_a_spike_like_the_first_iteration_may_be_an_evaluation_without_a_line() 
     ms = [156011.05, *[1510.0] * 9, 125041.71, *[1535.0] * 11]
     run_log = make_run_log(make_steps(range(0, 211 + 1, 10), ms), [(0, 10.98, 10.99)])
     finding = require_finding(silent_spike(analyse(run_log)))
-    assert "100: 125042 ms" in finding.evidence
-    assert "21% of the run" in finding.evidence
-    assert "looks like an evaluation" in finding.explanation
-    assert "156011 ms" in finding.explanation
-    assert "But iteration 200 took 1535 ms" in finding.explanation
+    like_first, not_periodic = finding.text["explanation"]
+    assert like_first == say("silent-spike.explanation.like_first_iteration", first_ms=156011.05)
+    assert not_periodic.values == {"next_iteration": 200, "next_ms": 1535.0, "period": 100}
+    assert (finding.at, finding.values["slowest"]) == (100, ["100: 125042 ms"])
+    assert finding.values["lost_share"] == pytest.approx(0.21, abs=0.005)
 
 
 def test_spikes_at_equal_distance_look_like_evaluations() -> None:
@@ -204,8 +227,8 @@ def test_spikes_at_equal_distance_look_like_evaluations() -> None:
     times[[50, 100, 150]] = 5000.0
     finding = require_finding(silent_spike(analyse(with_times(even_run(), times))))
     assert finding.severity == "advice"
-    assert "every 500 iterations" in finding.explanation
-    assert "less often" in finding.advice
+    assert finding.text["explanation"] == (say("silent-spike.explanation.periodic", period=500),)
+    assert finding.text["advice"][0].key == "silent-spike.advice.evaluate_less"
 
 
 def test_a_second_compilation_is_start_up() -> None:
@@ -220,8 +243,8 @@ def test_irregular_spikes_are_stalls() -> None:
     times[[50, 63, 171]] = 9000.0
     finding = require_finding(silent_spike(analyse(with_times(even_run(), times))))
     assert finding.severity == "warning"
-    assert "stalled" in finding.explanation
-    assert "27 s" in finding.advice
+    assert finding.text["explanation"] == (say("silent-spike.explanation.stalled"),)
+    assert finding.text["advice"][0].values["lost_s"] == pytest.approx(3 * (9.0 - 0.1), rel=0.01)
 
 
 def test_a_spike_as_long_as_known_evaluations_is_one_more() -> None:
@@ -229,7 +252,7 @@ def test_a_spike_as_long_as_known_evaluations_is_one_more() -> None:
     ms = run_log.steps.ms.copy()
     ms[7] = 5900.0
     finding = require_finding(silent_spike(analyse(with_times(run_log, ms))))
-    assert "as long as iterations that evaluate (5856 ms)" in finding.explanation
+    assert finding.values["eval_step_ms"] == pytest.approx((5985 + 5726) / 2)
 
 
 def test_spikes_with_lines_are_not_silent() -> None:
@@ -244,10 +267,15 @@ def test_startup_is_what_the_first_iteration_holds_beyond_its_evaluation() -> No
     finding = require_finding(startup_compile(analyse(spiky())))
     assert finding.severity == "info"
     assert finding.advice == ""
-    assert finding.title == "Start-up took 6.7 s, 3.5% of the run"
-    assert "6688 ms more than a steady one (168.5 ms) and its evaluation" in finding.evidence
-    assert "if it is on" in finding.explanation
-    assert "was off" in require_finding(startup_compile(analyse(spiky(compile=False)))).explanation
+    assert finding.text["title"][0].key == "startup-compile.title.whole_run"
+    assert finding.text["evidence"][0].key == "startup-compile.evidence.first_with_eval"
+    assert finding.values["steady_ms"] == finding.claims["steady ms"] == 168.5
+    assert finding.values["extra_ms"] == pytest.approx(12543 - (5985 + 5726) / 2)
+    assert finding.values["startup_s"] == pytest.approx(6.6875)
+    assert finding.values["startup_share"] == pytest.approx(0.035, abs=5e-4)
+    assert say("startup-compile.explanation.compile_unknown") in finding.text["explanation"]
+    eager = require_finding(startup_compile(analyse(spiky(compile=False))))
+    assert eager.text["explanation"] == (say("startup-compile.explanation.compile_off"),)
 
 
 def compiled_run(compiles: bool) -> RunLog:
@@ -259,11 +287,15 @@ def compiled_run(compiles: bool) -> RunLog:
 def test_a_large_startup_comes_with_its_break_even() -> None:
     finding = require_finding(startup_compile(analyse(replace(compiled_run(True), ended="finished"))))
     assert finding.severity == "advice"
-    assert "32%" in finding.title
-    assert "at least 6.04 ms faster; a steady one takes 12.9 ms" in finding.explanation  # 30.2 s / 5001
-    assert "--compile=False saves up to 30 s" in finding.advice
-    assert "In a run of 44,550 iterations" in finding.advice  # 30.2 s x 19 / 12.88 ms
-    assert "--compile" not in require_finding(startup_compile(analyse(compiled_run(False)))).advice
+    assert finding.values["startup_share"] == pytest.approx(30.2 / (30.2 + 5001 * 0.01288))
+    pays_off, compile_off = finding.text["explanation"][-1].values, finding.text["advice"][0].values
+    assert pays_off["break_even_ms"] == pytest.approx(30_200 / 5001)
+    assert pays_off["steady_ms"] == 12.88
+    assert compile_off["flag"] == "--compile=False"
+    assert compile_off["max_saving_s"] == pytest.approx(30.2)
+    assert finding.values["enough_iterations"] == 44_550  # 30.2 s x 19 / 12.88 ms
+    eager = require_finding(startup_compile(analyse(replace(compiled_run(False), ended="finished"))))
+    assert [message.key for message in eager.text["advice"]] == ["startup-compile.advice.longer_run"]
 
 
 def test_each_process_starts_up() -> None:
@@ -273,8 +305,8 @@ def test_each_process_starts_up() -> None:
     finding = require_finding(
         startup_compile(analyse(make_run_log(steps, segments=segments, ended="finished")))
     )
-    assert "All 2 processes in this log together: 50 s" in finding.evidence
-    assert "1 of the start-ups are restarts" in finding.advice
+    assert (finding.values["processes"], finding.values["restarts"]) == (2, 1)
+    assert finding.values["startup_s"] == pytest.approx(50)
 
 
 def test_a_log_that_stops_is_not_the_run() -> None:
@@ -282,10 +314,11 @@ def test_a_log_that_stops_is_not_the_run() -> None:
     steps = make_steps(range(14), [23_000.0, *[500.0] * 13])
     finding = require_finding(startup_compile(analyse(make_run_log(steps, settings={"max_iters": 21_400}))))
     assert (finding.severity, finding.advice) == ("info", "")
-    assert "0.2% of the run" in finding.title
+    assert finding.text["title"][0].key == "startup-compile.title.whole_run"
+    assert finding.values["startup_share"] == pytest.approx(22.5 / (23 + 21_400 * 0.5), rel=1e-3)
     unplanned = require_finding(startup_compile(analyse(make_run_log(steps))))
     assert (unplanned.severity, unplanned.advice) == ("info", "")
-    assert "of the time that this log shows" in unplanned.title
+    assert unplanned.text["title"][0].key == "startup-compile.title.partial_log"
 
 
 def test_only_known_flags_are_advised() -> None:
@@ -295,15 +328,16 @@ def test_only_known_flags_are_advised() -> None:
             startup_compile(analyse(make_run_log(steps, trainer=trainer, ended="finished")))
         )
         assert finding.severity == "advice"
-        assert "--compile" not in finding.advice
-    assert "torch.compile" not in finding.explanation
+        assert "flag" not in finding.values
+    assert finding.text["explanation"] == (say("startup-compile.explanation.without_torch"),)
 
 
 def test_a_ledger_says_what_startup_took() -> None:
     finding = require_finding(startup_compile(analyse(ledger_run(startup=5.0, compile=25.0, train=70.0))))
-    assert "Start-up took 5.0 s and compiling 25 s, of 1m 40s" in finding.evidence
-    assert "uncompiled iterations are less than 25.0 ms slower" in finding.advice  # 25 s over 1,000 updates
-    assert "saves up to 25 s" in finding.advice
+    assert finding.text["evidence"][0].values == {"setup_s": 5.0, "compile_s": 25.0, "run_s": 100.0}
+    assert finding.values["startup_share"] == pytest.approx(0.3)
+    assert finding.values["break_even_ms"] == 25.0  # 25 s over 1,000 updates
+    assert finding.values["max_saving_s"] == 25.0
     assert startup_compile(analyse(ledger_run(startup=5.0, train=95.0))) is None
 
 
@@ -323,30 +357,29 @@ def test_logged_times_are_samples() -> None:
     finding = require_finding(clock_before_sync(analyse(timed(None))))
     assert finding.severity == "info"
     assert finding.advice == ""
-    assert "501 of 5,001 iterations are timed, one in 10" in finding.evidence
+    assert (finding.values["logged_iterations"], finding.values["iterations"]) == (501, 5001)
+    assert finding.values["log_interval"] == 10
 
 
 @pytest.mark.parametrize(
-    ("wall_s", "severity", "evidence", "explanation"),
+    ("wall_s", "severity", "explanation", "max_unlogged_ms"),
     [
-        (80.5, "info", "a difference of 16 s (20%)", "before the first iteration"),
-        (64.5, "info", "a difference of 74 ms", "both clocks agree"),
-        (
-            50.0,
-            "warning",
-            "a difference of 14 s (29%)",
-            "no more than 9.67 ms each on average",
-        ),  # 12.88 - 14.43 s / 4500
-        (1.0, "warning", "a difference of 1m 03s", "faster than they suggest"),
+        (80.5, "info", "rest_of_time", 16.45),  # 12.88 ms + 16.07 s / 4500
+        (64.5, "info", "clocks_agree", None),
+        (50.0, "warning", "includes_waiting", 9.67),  # 12.88 ms - 14.43 s / 4500
+        (1.0, "warning", "several_iterations", None),
     ],
 )
 def test_the_wall_clock_tells_what_the_samples_miss(
-    wall_s: float, severity: str, evidence: str, explanation: str
+    wall_s: float, severity: str, explanation: str, max_unlogged_ms: float | None
 ) -> None:
     finding = require_finding(clock_before_sync(analyse(timed(wall_s))))
     assert finding.severity == severity
-    assert evidence in finding.evidence
-    assert explanation in finding.explanation
+    difference_s = abs(wall_s - (0.02576 + 5000 * 0.01288))
+    assert finding.values["difference_s"] == pytest.approx(difference_s)
+    assert finding.values["difference_share"] == pytest.approx(difference_s / wall_s)
+    assert finding.text["explanation"][-1].key == f"clock-before-sync.explanation.{explanation}"
+    assert finding.values.get("max_unlogged_ms") == pytest.approx(max_unlogged_ms, abs=0.005)
 
 
 def test_clocks_that_wait_are_not_blamed() -> None:
@@ -366,9 +399,12 @@ def test_drift_is_reported_with_its_price() -> None:
         throughput_drift(analyse(make_run_log(make_steps(range(0, 4800, 10), ms.tolist()))))
     )
     assert finding.severity == "advice"
-    assert "became 19% slower" in finding.title
-    assert "227.0 ms (iterations 10 to 1190)" in finding.evidence
-    assert "8.5% less time" in finding.advice  # against the mean, 248.1 ms
+    assert finding.text["title"][0].key == "throughput-drift.title.slower"
+    assert finding.values["first_quarter_ms"] == pytest.approx(ms[60])
+    assert finding.values["last_quarter_ms"] == pytest.approx(ms[420])
+    assert (finding.values["first_quarter_from"], finding.values["first_quarter_to"]) == (10, 1190)
+    assert finding.values["change"] == pytest.approx(ms[420] / ms[60] - 1)  # 19 %
+    assert finding.values["saving"] == pytest.approx(1 - ms[60] / ms[1:].mean())  # 8.5 %
     assert jitter(analyse(make_run_log(make_steps(range(480), ms.tolist())))) is None
 
 
@@ -376,7 +412,7 @@ def test_growing_faster_is_no_complaint() -> None:
     ms = np.linspace(276.0, 220.0, 480).tolist()
     finding = require_finding(throughput_drift(analyse(make_run_log(make_steps(range(480), ms)))))
     assert finding.severity == "info"
-    assert "faster" in finding.title
+    assert finding.text["title"][0].key == "throughput-drift.title.faster"
     assert finding.advice == ""
 
 
@@ -384,9 +420,11 @@ def test_a_step_is_no_heat() -> None:
     """Another program that begins, or a batch that grows; modded-nanogpt's does by schedule."""
     run_log = make_run_log(make_steps(range(480), [200.0] * 240 + [260.0] * 240))
     finding = require_finding(throughput_drift(analyse(run_log)))
-    assert "30% slower" in finding.title
-    assert "sudden, near iteration 2" in finding.explanation
-    assert "heat" not in finding.explanation
+    assert finding.values["change"] == pytest.approx(0.3)
+    assert finding.at == pytest.approx(240, abs=30)
+    assert finding.text["explanation"] == (
+        say("throughput-drift.explanation.sudden", change_iteration=finding.at),
+    )
     assert throughput_drift(analyse(replace(run_log, trainer=MODDED))) is None
 
 
@@ -400,10 +438,9 @@ def test_jitter_is_reported_with_its_cost() -> None:
     run_log = make_run_log(make_steps(range(400), ms.tolist()))
     run_log = replace(run_log, setup=LoggedSetup(tokens_per_iteration=1000))
     finding = require_finding(jitter(analyse(run_log)))
-    assert "one in twenty over 200.0 ms" in finding.evidence
-    assert "10k in the fastest tenth" in finding.evidence
-    lost = 1 - 100 / ms[1:].mean()
-    assert f"{100 * lost:.0f}% less time" in finding.advice
+    assert finding.values["p95_ms"] == 200.0
+    assert finding.values["best_tokens_per_s"] == 10_000
+    assert finding.values["saving"] == pytest.approx(1 - 100 / ms[1:].mean())
 
 
 def test_a_regular_pattern_is_no_jitter() -> None:
@@ -416,8 +453,7 @@ def test_a_regular_wait_is_no_work() -> None:
     """A loader that runs dry every seventh line: an update does not cost thirty micro-batches."""
     ms = [930.0 if at % 7 == 0 else 30.0 for at in range(1, 401)]
     finding = require_finding(jitter(analyse(make_run_log(make_steps(range(10, 4010, 10), ms)))))
-    assert "930.0 ms" in finding.evidence
-    assert "data loading" in finding.explanation
+    assert finding.values["p95_ms"] == 930.0
 
 
 def test_a_first_iteration_of_no_time_at_all() -> None:
@@ -425,7 +461,7 @@ def test_a_first_iteration_of_no_time_at_all() -> None:
     ms = [0.0, *[1.0] * 9, 2001.0, *[1.0] * 9]
     steps = make_steps([*range(10), *range(10)], ms, segment=[0] * 10 + [1] * 10)
     two = replace(make_run_log(steps), segments=(Segment(has_startup=True), Segment(has_startup=True)))
-    assert "The first iteration took 0.00 ms" in require_finding(startup_compile(analyse(two))).evidence
+    assert require_finding(startup_compile(analyse(two))).values["first_ms"] == 0.0
 
 
 def test_small_noise_is_no_jitter() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from written_findings import written_finding
 
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import find_card
@@ -102,7 +103,7 @@ def test_a_finding_that_gets_worse_is_reported_again(monkeypatch: pytest.MonkeyP
     severities: Iterator[Severity] = iter(("advice", "advice", "problem", "warning", "problem"))
 
     def rule(analysis: Analysis) -> Finding:
-        return Finding("bad", next(severities), "it is bad", "5 of 10", "", "")
+        return written_finding("bad", next(severities), "it is bad", "5 of 10", "", "")
 
     monkeypatch.setattr(explanation_module, "RULES", (rule,))
     watch = LogWatcher("x", clock=Clock())

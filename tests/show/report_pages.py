@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import gettext
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from written_findings import written_finding
 
 from glassgpt import i18n
 from glassgpt.config import ConfigValue
-from glassgpt.record.finding import Finding
 from glassgpt.runs.run_log import Floats, LoggedEvaluation, LoggedSetup, RunLog, Segment, Steps
 from glassgpt.runs.trainers import BY_ID
 
@@ -19,7 +18,7 @@ NANOGPT = BY_ID["nanogpt"]
 GLASSGPT = BY_ID["glassgpt"]
 
 FINDINGS = (
-    Finding(
+    written_finding(
         "overfitting",
         "warning",
         "The run went on for 3,250 iterations past its best",
@@ -27,7 +26,9 @@ FINDINGS = (
         "The model learned the training text by heart.",
         "max_iters 5000 -> 1750 saves 65% of the run",
     ),
-    Finding("startup-compile", "info", "The first iteration took 32.5 s", "32459 ms", "It compiles.", ""),
+    written_finding(
+        "startup-compile", "info", "The first iteration took 32.5 s", "32459 ms", "It compiles.", ""
+    ),
 )
 
 
@@ -108,4 +109,5 @@ def glassgpt_run() -> RunLog:
 
 def disable_translations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layout and direction of a language, whatever state its translation is in."""
-    monkeypatch.setattr(i18n, "_catalogue", lambda language: gettext.NullTranslations())
+    english = i18n._catalogue("en")
+    monkeypatch.setattr(i18n, "_catalogue", lambda language: english)

@@ -12,10 +12,11 @@ import pytest
 from report_pages import make_columns
 from rich.cells import cell_len
 from rich.console import Console
+from written_findings import written_finding
 
 from glassgpt.explain.explanation import explain
 from glassgpt.i18n import LANGUAGES, use_language
-from glassgpt.record.finding import Finding, Severity
+from glassgpt.record.finding import Severity
 from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog, Segment
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.show.terminal.explain_view import print_explanation, print_finding, print_watch_update
@@ -51,7 +52,9 @@ def test_the_order() -> None:
 
 def test_a_finding() -> None:
     out = io.StringIO()
-    finding = Finding("my-id", "warning", "A [bold]title[/bold]", "evidence 5", "because [x]", "do [this]")
+    finding = written_finding(
+        "my-id", "warning", "A [bold]title[/bold]", "evidence 5", "because [x]", "do [this]"
+    )
     print_finding(finding, Console(file=out, width=100))
     assert out.getvalue().splitlines() == [
         "warning  A [bold]title[/bold]  [my-id]",
@@ -67,7 +70,9 @@ def test_a_finding() -> None:
 def test_a_finding_with_little_to_say(severity: Severity, language: str) -> None:
     out = io.StringIO()
     with use_language(language):
-        print_finding(Finding("", severity, "title", "evidence", "", ""), Console(file=out, width=100))
+        print_finding(
+            written_finding("", severity, "title", "evidence", "", ""), Console(file=out, width=100)
+        )
     first, *rest = out.getvalue().splitlines()
     assert "[]" not in first
     assert (severity in first) == (language == "en")

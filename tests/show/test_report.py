@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from report_pages import FINDINGS, bare_run, disable_translations, glassgpt_run, make_columns, nanogpt_run
+from written_findings import written_finding
 
 from glassgpt.errors import UserError
 from glassgpt.i18n import use_language
@@ -246,7 +247,7 @@ EVIL = '"><script>alert(1)</script><!--</style>&\x1b[31m\u202e\ud800'
 
 
 def test_nothing_from_a_log_becomes_markup() -> None:
-    finding = Finding(EVIL, "problem", EVIL, EVIL, EVIL, EVIL)
+    finding = written_finding(EVIL, "problem", EVIL, EVIL, EVIL, EVIL)
     setup = LoggedSetup(
         settings={EVIL: EVIL}, device_name=EVIL, machine={EVIL: {EVIL: EVIL}}, data={EVIL: EVIL}
     )

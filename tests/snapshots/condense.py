@@ -1,4 +1,4 @@
-"""The part of the corpus that the tests keep: values, no sentences.
+"""The part of the corpus that the tests keep: values, and one example of each finding and claim in words.
 
     python tests/snapshots/condense.py      # writes tests/snapshots/expected/ anew
 
@@ -90,7 +90,27 @@ def mistakes_part() -> dict[str, Any]:
     }
 
 
-PARTS = {"explain": explain_part, "compare": compare_part, "plan": plan_part, "mistakes": mistakes_part}
+def sentences_part() -> dict[str, Any]:
+    """The text of each finding and claim, of the first log that has it."""
+    examples: dict[str, Any] = {}
+    for name, path in _inputs().items():
+        for finding in document(["explain", path])["document"]["findings"]:
+            examples.setdefault(finding["id"], [name, *(finding[key] for key in _TEXTS[:4])])
+    for name, answer in all_of_compare(_inputs(), text=False):
+        for claim in answer["document"]["verdict"]:
+            examples.setdefault(
+                f"compare {claim['id']}", [Path(name).stem, claim["claim"], *claim["details"]]
+            )
+    return examples
+
+
+PARTS = {
+    "sentences": sentences_part,
+    "explain": explain_part,
+    "compare": compare_part,
+    "plan": plan_part,
+    "mistakes": mistakes_part,
+}
 
 
 def main() -> None:

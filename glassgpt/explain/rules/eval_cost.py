@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from glassgpt.estimate.overheads import FORWARD_SHARE
-from glassgpt.format import format_duration, format_ms, format_percent, format_ratio
-from glassgpt.i18n import say
-from glassgpt.record.finding import Finding, Severity
+from glassgpt.i18n import Message, say
+from glassgpt.record.finding import Finding, Severity, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve import median_stderr
 from glassgpt.runs.inference import device_count
@@ -118,69 +117,54 @@ def eval_spikes(analysis: Analysis) -> Finding | None:
     cost = _eval_cost(analysis)
     if cost is None or cost.spike_ms < MIN_SPIKE_RATIO * cost.steady_ms:
         return None
-    share = cost.total_ms / cost.run_ms
-    if run_log.trainer.eval_time_cause:
-        cause = run_log.trainer.eval_time_cause()
-    elif cost.save_count:
-        cause = say(
-            "{trainer} evaluates and saves with its clock running, so these times include the evaluation "
-            "and the checkpoint.",
-            trainer=run_log.trainer.name,
-        )
-    else:
-        cause = say(
-            "{trainer} evaluates with its clock running, so these times include the evaluation.",
-            trainer=run_log.trainer.name,
-        )
-    interval, trainer_advice = effective_eval_interval(analysis), run_log.trainer.rarer_eval_advice
-    if not trainer_advice:
-        advice = " ".join(filter(None, (_interval_advice(analysis, cost), _batches_advice(analysis, cost))))
-    elif interval:
-        saving = cost.saving_in_long_run(interval, 4 * interval)
-        advice = trainer_advice(interval, 4 * interval, format_percent(saving))
-    else:
-        advice = ""
-    return Finding(
-        "eval-spikes",
-        "advice" if share >= MIN_ADVICE_SHARE and not cost.is_excerpt else "info",
-        say(
-            "Iterations that evaluate take {ratio} times as long as others",
-            ratio=format_ratio(cost.spike_ms / cost.steady_ms),
-        ),
-        _eval_cost_evidence(cost),
-        f"{cause} " + say("The updates themselves are as fast as in the other iterations."),
-        advice,
-    )
-
-
-def _eval_cost_evidence(cost: EvalCost) -> str:
+    trainer, interval, share = run_log.trainer, effective_eval_interval(analysis), cost.total_ms / cost.run_ms
     evidence = [
-        say(
-            "An iteration that evaluates takes {spike}, a steady one {steady}.",
-            spike=format_ms(cost.spike_ms),
-            steady=format_ms(cost.steady_ms),
-        )
+        say("eval-spikes.evidence.spike_and_steady", spike_ms=cost.spike_ms, steady_ms=cost.steady_ms)
     ]
     if not cost.is_excerpt:
         evidence.append(
             say(
-                "{count} evaluations cost {time} of {run}: {share} of the run.",
-                count=f"{len(cost.eval_steps):,}",
-                time=format_duration(cost.total_ms / 1000),
-                run=format_duration(cost.run_ms / 1000),
-                share=format_percent(cost.total_ms / cost.run_ms),
+                "eval-spikes.evidence.total_cost",
+                evaluations=len(cost.eval_steps),
+                eval_s=cost.total_ms / 1000,
+                run_s=cost.run_ms / 1000,
+                eval_share=share,
             )
         )
     if cost.save_ms is not None:
         evidence.append(
             say(
-                "An evaluation takes about {eval}, a checkpoint {save} more ({count} were saved).",
-                eval=format_ms(cost.eval_ms),
-                save=format_ms(cost.save_ms),
-                count=f"{cost.save_count:,}",
+                "eval-spikes.evidence.eval_and_save",
+                eval_ms=cost.eval_ms,
+                save_ms=cost.save_ms,
+                saves=cost.save_count,
             )
         )
-    return " ".join(evidence)
+    if trainer.eval_time_cause:
+        cause = trainer.eval_time_cause
+    elif cost.save_count:
+        cause = say("eval-spikes.explanation.clock_includes_save", trainer=trainer.name)
+    else:
+        cause = say("eval-spikes.explanation.clock_includes_eval", trainer=trainer.name)
+    advice: list[Message | None] = []
+    if not trainer.rarer_eval_advice:
+        advice = [_interval_advice(analysis, cost), *_batches_advice(analysis, cost)]
+    elif interval:
+        saving = cost.saving_in_long_run(interval, 4 * interval)
+        advice = [
+            trainer.rarer_eval_advice.with_values(
+                old_interval=interval, new_interval=4 * interval, interval_saving=saving
+            )
+        ]
+    return make_finding(
+        "eval-spikes",
+        "advice" if share >= MIN_ADVICE_SHARE and not cost.is_excerpt else "info",
+        title=say("eval-spikes.title.spikes", ratio=cost.spike_ms / cost.steady_ms),
+        evidence=evidence,
+        explanation=[cause, say("eval-spikes.explanation.updates_unaffected")],
+        advice=advice,
+        claims={"cause of slow iterations": "evaluation", "steady ms": cost.steady_ms},
+    )
 
 
 def _eval_cost(analysis: Analysis) -> EvalCost | None:
@@ -236,35 +220,31 @@ def _has_run_start(run_log: RunLog) -> bool:
     return bool(run_log.segments) and run_log.segments[0].has_startup
 
 
-def _interval_advice(analysis: Analysis, cost: EvalCost) -> str:
-    interval = effective_eval_interval(analysis)
+def _interval_advice(analysis: Analysis, cost: EvalCost) -> Message | None:
+    run_log, interval = analysis.log, effective_eval_interval(analysis)
     wider = _wider_interval(analysis, interval)
     if not interval:
-        return (
-            "" if analysis.log.is_excerpt else say("Evaluating half as often halves the cost of evaluation.")
-        )
+        return None if run_log.is_excerpt else say("eval-spikes.advice.half_as_often")
     if not wider:
-        return ""
+        return None
     # In a log that is too short, or lacks its beginning, the evaluations are not where they usually are.
-    if cost.is_excerpt or not _has_run_start(analysis.log) or wider > (analysis.facts.last_iteration or 0):
+    if cost.is_excerpt or not _has_run_start(run_log) or wider > (analysis.facts.last_iteration or 0):
         return say(
-            "Raise {setting}: {old} -> {new} saves {share} of a run longer than this log.",
-            setting=_interval_name(analysis.log),
-            old=str(interval),
-            new=str(wider),
-            share=format_percent(cost.saving_in_long_run(interval, wider)),
+            "eval-spikes.advice.raise_long_run",
+            interval_setting=_interval_name(run_log),
+            old_interval=interval,
+            new_interval=wider,
+            interval_saving=cost.saving_in_long_run(interval, wider),
         )
     saving = cost.saving_by_interval(wider)
-    return (
-        _raise_interval_sentence(analysis.log, interval, wider, saving) if saving >= MIN_SAVING_SHARE else ""
-    )
+    return _raise_interval(run_log, interval, wider, saving) if saving >= MIN_SAVING_SHARE else None
 
 
-def _interval_name(run_log: RunLog) -> str:
+def _interval_name(run_log: RunLog) -> str | Message:
     """As the trainer calls it, where that is known."""
     own_name = _own_name(run_log, "eval_interval")
     is_known = own_name in run_log.trainer.setting_names or "eval_interval" in run_log.setup.settings
-    return own_name if is_known or takes_known_settings(run_log) else say("the evaluation interval")
+    return own_name if is_known or takes_known_settings(run_log) else say("eval-spikes.phrase.interval")
 
 
 def _own_name(run_log: RunLog, setting: str) -> str:
@@ -272,46 +252,44 @@ def _own_name(run_log: RunLog, setting: str) -> str:
     return next((own for own, ours in names if ours == setting), setting)
 
 
-def _raise_interval_sentence(run_log: RunLog, interval: int, wider: int, saving: float) -> str:
+def _raise_interval(run_log: RunLog, interval: int, wider: int, saving: float) -> Message:
     return say(
-        "Raise {setting}: {old} -> {new} saves {share} of the run.",
-        setting=_interval_name(run_log),
-        old=str(interval),
-        new=str(wider),
-        share=format_percent(saving),
+        "eval-spikes.advice.raise_interval",
+        interval_setting=_interval_name(run_log),
+        old_interval=interval,
+        new_interval=wider,
+        interval_saving=saving,
     )
 
 
-def _batches_advice(analysis: Analysis, cost: EvalCost) -> str:
+def _batches_advice(analysis: Analysis, cost: EvalCost) -> list[Message]:
     batches = positive_int_setting(analysis.log, "eval_iters")
     interval = effective_eval_interval(analysis)
     includes_saves = cost.save_count > 0 and cost.save_ms is None
     saving = cost.saving_by_batches()
     if interval and not _has_run_start(analysis.log):
         saving = cost.saving_in_long_run(interval, 4 * interval)
-    share = format_percent(saving)
     if cost.is_excerpt:
-        advice = say(
-            "A quarter of the evaluation batches makes each evaluation up to {time} shorter.",
-            time=format_ms(FEWER_BATCHES_SAVING * cost.eval_ms),
-        )
+        advice = say("eval-spikes.advice.quarter_shortens_each", saved_ms=FEWER_BATCHES_SAVING * cost.eval_ms)
     elif batches is None and includes_saves:
-        advice = say(
-            "A quarter of the evaluation batches saves up to {share} (minus checkpoint time).", share=share
-        )
+        advice = say("eval-spikes.advice.quarter_minus_saves", batches_saving=saving)
     elif batches is None:
-        advice = say("A quarter of the evaluation batches saves {share}.", share=share)
+        advice = say("eval-spikes.advice.quarter_batches", batches_saving=saving)
     elif batches < 4 * MIN_EVAL_BATCHES:
-        return ""
+        return []
     else:
-        setting = _own_name(analysis.log, "eval_iters")
-        values = {"setting": setting, "old": str(batches), "new": str(batches // 4), "share": share}
+        values = {
+            "batches_setting": _own_name(analysis.log, "eval_iters"),
+            "old_batches": batches,
+            "new_batches": batches // 4,
+            "batches_saving": saving,
+        }
         advice = (
-            say("Lower {setting}: {old} -> {new} saves up to {share} (minus checkpoint time).", **values)
+            say("eval-spikes.advice.lower_minus_saves", **values)
             if includes_saves
-            else say("Lower {setting}: {old} -> {new} saves {share}.", **values)
+            else say("eval-spikes.advice.lower_batches", **values)
         )
-    return f"{advice} " + say("A quarter of the batches makes the reported losses twice as noisy.")
+    return [advice, say("eval-spikes.advice.noisier_losses")]
 
 
 def _eval_share_in_logged_times(analysis: Analysis) -> Finding | None:
@@ -324,21 +302,20 @@ def _eval_share_in_logged_times(analysis: Analysis) -> Finding | None:
     run_s = wall_s or (trained_s and trained_s + eval_s)
     if not run_s or not math.isfinite(run_s) or not MIN_ADVICE_SHARE * run_s <= eval_s <= run_s:
         return None
-    share = format_percent(eval_s / run_s)
-    return Finding(
+    share = eval_s / run_s
+    return make_finding(
         "eval-spikes",
         "advice",
-        say("Evaluation took {share} of the run", share=share),
-        say(
-            "{count} evaluations cost {time} of {run}: {share} of the run.",
-            count=f"{len(times_ms):,}",
-            time=format_duration(eval_s),
-            run=format_duration(run_s),
-            share=share,
+        title=say("eval-spikes.title.share_of_run", eval_share=share),
+        evidence=say(
+            "eval-spikes.evidence.total_cost",
+            evaluations=len(times_ms),
+            eval_s=eval_s,
+            run_s=run_s,
+            eval_share=share,
         ),
-        "",
         # No numbers: some trainers count this interval in updates, and number their lines by micro-batches.
-        say("Evaluating half as often halves the cost of evaluation."),
+        advice=say("eval-spikes.advice.half_as_often"),
     )
 
 
@@ -349,28 +326,25 @@ def _eval_share_in_ledger(analysis: Analysis) -> Finding | None:
     if not (math.isfinite(wall_s) and wall_s > 0 and eval_s >= MIN_LEDGER_ADVICE_SHARE * wall_s):
         return None
     share = eval_s / wall_s
-    advice = say(
-        "A quarter of eval_tokens saves {share} of the run.",
-        share=format_percent(FEWER_BATCHES_SAVING * share),
-    )
+    advice = [say("eval-spikes.advice.quarter_eval_tokens", eval_tokens_saving=FEWER_BATCHES_SAVING * share)]
     interval = effective_eval_interval(analysis)
     wider = _wider_interval(analysis, interval)
     at = [done.iteration for done in evals if done.iteration is not None]
     if interval and wider and at and (saving := share * share_dropped(at, wider)) >= MIN_SAVING_SHARE:
-        advice = f"{_raise_interval_sentence(analysis.log, interval, wider, saving)} {advice}"
-    return Finding(
+        advice.insert(0, _raise_interval(analysis.log, interval, wider, saving))
+    return make_finding(
         "eval-spikes",
         "advice",
-        say("Evaluation took {share} of the run", share=format_percent(share)),
-        say(
-            "{count} evaluations took {time} of {run}; training took {train}.",
-            count=f"{len(evals):,}",
-            time=format_duration(eval_s),
-            run=format_duration(wall_s),
-            train=format_duration(ledger.get("train", 0.0)),
+        title=say("eval-spikes.title.share_of_run", eval_share=share),
+        evidence=say(
+            "eval-spikes.evidence.ledger_times",
+            evaluations=len(evals),
+            eval_s=eval_s,
+            run_s=wall_s,
+            train_s=ledger.get("train", 0.0),
         ),
-        say("The ledger of the run counts evaluation separately, so step times and tokens/s exclude it."),
-        advice,
+        explanation=say("eval-spikes.explanation.ledger_separate"),
+        advice=advice,
     )
 
 
@@ -388,55 +362,58 @@ def evaluates_every_step(analysis: Analysis) -> Finding | None:
         timed = np.isfinite(run_log.steps.ms) & ~run_log.is_first_of_process()
         if np.count_nonzero(timed) < MIN_EVALUATING_STEPS or not np.all(run_log.includes_eval()[timed]):
             return None
-        evidence = say(
-            "All {count} timed iterations, except the first, include an evaluation; the median is {ms}. So "
-            "the log does not show how long an update alone takes.",
-            count=f"{np.count_nonzero(timed):,}",
-            ms=format_ms(float(np.median(run_log.steps.ms[timed]))),
-        )
-        explanation = say(
-            "{trainer} evaluates with its clock running, so these times include the evaluation.",
-            trainer=run_log.trainer.name,
-        )
+        evidence = [
+            say(
+                "eval-spikes.evidence.all_include_eval",
+                timed_iterations=np.count_nonzero(timed),
+                median_ms=float(np.median(run_log.steps.ms[timed])),
+            )
+        ]
+        explanation = say("eval-spikes.explanation.clock_includes_eval", trainer=run_log.trainer.name)
     else:
         evaluated = {(done.segment, done.iteration) for done in run_log.evals if done.iteration is not None}
         if iterations < MIN_EVALUATING_STEPS or len(evaluated) < MIN_EVALUATED_SHARE * iterations:
             return None
-        evidence = say(
-            "{count} evaluations in {iterations} iterations, and their times are not in the log.",
-            count=f"{len(run_log.evals):,}",
-            iterations=f"{iterations:,}",
-        )
-        explanation = say("Step times exclude evaluation, so the run took longer than their sum.")
+        evidence = [
+            say(
+                "eval-spikes.evidence.times_not_logged",
+                evaluations=len(run_log.evals),
+                iterations=iterations,
+            )
+        ]
+        explanation = say("eval-spikes.explanation.clock_excludes_eval")
     severity: Severity = "warning" if interval == 1 else "info"
-    advice = say("Evaluating half as often halves the cost of evaluation.")
+    advice = say("eval-spikes.advice.half_as_often")
     stated_batches = positive_int_setting(run_log, "eval_iters")
     batches = stated_batches or int(run_log.trainer.defaults.get("eval_iters", 0))
     updates = _equivalent_updates(analysis, batches)
     if updates is not None:
         share = updates / (updates + interval)
         severity = "warning" if share > WARNING_SHARE else "advice" if share >= MIN_ADVICE_SHARE else "info"
-        evidence += " " + say(
-            "By the number of passes, an evaluation ({splits} x {batches} batches, forward only) takes as "
-            "long as {updates} updates: about {share} of the time.",
-            splits=run_log.trainer.eval_splits,
-            batches=batches,
-            updates=f"{updates:.3g}",
-            share=format_percent(share),
+        evidence.append(
+            say(
+                "eval-spikes.evidence.cost_by_passes",
+                splits=run_log.trainer.eval_splits,
+                batches=batches,
+                equivalent_updates=updates,
+                eval_share=share,
+            )
         )
         if stated_batches is None:
-            evidence += " " + say("Not in the log, so taken as the default: {names}.", names="eval_iters")
+            evidence.append(say("eval-spikes.evidence.assumed_defaults", names="eval_iters"))
         end = planned_end_iteration(run_log)
         wider = max(10 * interval, end // 10 if end else 100 * interval)
         saving = (updates - updates * interval / wider) / (updates + interval)
-        advice = _raise_interval_sentence(run_log, interval, wider, saving)
-    return Finding(
+        advice = _raise_interval(run_log, interval, wider, saving)
+    return make_finding(
         "eval-spikes",
         severity,
-        say("Every iteration evaluates") if interval == 1 else say("Every logged iteration evaluates"),
-        evidence,
-        explanation,
-        advice,
+        title=say("eval-spikes.title.every_iteration")
+        if interval == 1
+        else say("eval-spikes.title.every_logged_iteration"),
+        evidence=evidence,
+        explanation=explanation,
+        advice=advice,
     )
 
 

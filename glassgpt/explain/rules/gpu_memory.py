@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from glassgpt.config import TrainConfig
 from glassgpt.estimate import memory
 from glassgpt.estimate.memory import TrainingWorkload
-from glassgpt.format import format_bytes, format_count, format_percent
-from glassgpt.i18n import say
-from glassgpt.record.finding import Finding
+from glassgpt.i18n import Message, say
+from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trajectory import numeric_setting, positive_int_setting, takes_known_settings
@@ -163,76 +162,64 @@ def oom(analysis: Analysis) -> Finding | None:
     )
     continued = line < last_step_line and (analysis.facts.ended == "finished" or was_restarted)
     if need.model_bytes and capacity and need.model_bytes > USABLE_MEMORY_SHARE * capacity:
-        explanation = say("The model itself does not fit: no batch size helps.")
+        explanation = [say("oom.explanation.model_too_large")]
     else:
-        explanation = say(
-            "Weights, gradients and AdamW's two moments always take memory; the activations that the "
-            "forward pass keeps for the backward pass grow with batch_size x block_size."
-        )
+        explanation = [say("oom.explanation.what_takes_memory")]
     if message.capacity_bytes and message.process_bytes is not None and message.free_bytes is not None:
         other_bytes = message.capacity_bytes - message.process_bytes - message.free_bytes
         if other_bytes > MIN_OTHER_PROCESSES_SHARE * message.capacity_bytes:
-            explanation += " " + say(
-                "Other processes held {bytes} of this card.", bytes=format_bytes(other_bytes)
-            )
-    return Finding(
+            explanation.append(say("oom.explanation.other_processes", other_bytes=other_bytes))
+    return make_finding(
         "oom",
         "warning" if continued else "problem",
-        say("Memory ran out during the run, and training continued")
-        if continued
-        else say("The run ran out of memory"),
-        _evidence(message, need, capacity, batch_size),
-        explanation,
-        _advice(run_log, message, need, capacity),
+        title=say("oom.title.continued") if continued else say("oom.title.ended"),
+        evidence=_evidence(message, need, capacity, batch_size),
+        explanation=explanation,
+        advice=_advice(run_log, message, need, capacity),
+        at=events[-1].iteration if run_log.has_iteration_numbers else None,
+        claims={} if continued else {"how the run ended": "oom"},
     )
 
 
-def _evidence(message: OomMessage, need: MemoryNeed, capacity: float | None, batch_size: int | None) -> str:
+def _evidence(
+    message: OomMessage, need: MemoryNeed, capacity: float | None, batch_size: int | None
+) -> list[Message]:
     evidence = []
     if message.requested_bytes:
-        evidence.append(
-            say("It tried to allocate {tried} more.", tried=format_bytes(message.requested_bytes))
-        )
+        evidence.append(say("oom.evidence.tried_to_allocate", requested_bytes=message.requested_bytes))
     if message.capacity_bytes and message.allocated_bytes:
         evidence.append(
             say(
-                "Tensors used {used} of {capacity}.",
-                capacity=format_bytes(message.capacity_bytes),
-                used=format_bytes(message.allocated_bytes),
+                "oom.evidence.tensors_used",
+                allocated_bytes=message.allocated_bytes,
+                capacity_bytes=message.capacity_bytes,
             )
         )
     if message.free_bytes is not None:
-        evidence.append(say("{free} was free.", free=format_bytes(message.free_bytes)))
+        evidence.append(say("oom.evidence.free", free_bytes=message.free_bytes))
     if need.model_bytes and need.parameters:
         values = {
-            "parameters": format_count(need.parameters),
-            "fixed": format_bytes(need.model_bytes),
-            "bytes": round(need.model_bytes / need.parameters),
+            "parameters": need.parameters,
+            "model_bytes": need.model_bytes,
+            "bytes_per_parameter": round(need.model_bytes / need.parameters),
         }
         evidence.append(
-            say(
-                "{parameters} parameters need {fixed} whatever the batch ({bytes} bytes each), {share} of "
-                "the card.",
-                share=format_percent(need.model_bytes / capacity),
-                **values,
-            )
+            say("oom.evidence.model_card_share", share_of_card=need.model_bytes / capacity, **values)
             if capacity
-            else say(
-                "{parameters} parameters need {fixed} whatever the batch ({bytes} bytes each).", **values
-            )
+            else say("oom.evidence.model_bytes", **values)
         )
     if need.bytes_per_sequence and batch_size:
         evidence.append(
             say(
-                "Each of the {batch} sequences of a micro-batch needs about {each} more.",
-                batch=batch_size,
-                each=format_bytes(need.bytes_per_sequence),
+                "oom.evidence.bytes_per_sequence",
+                batch_size=batch_size,
+                bytes_per_sequence=need.bytes_per_sequence,
             )
         )
-    return " ".join(evidence) or say("The log says that memory ran out, but not how much there was.")
+    return evidence or [say("oom.evidence.sizes_unknown")]
 
 
-def _advice(run_log: RunLog, message: OomMessage, need: MemoryNeed, capacity: float | None) -> str:
+def _advice(run_log: RunLog, message: OomMessage, need: MemoryNeed, capacity: float | None) -> list[Message]:
     advice = []
     fragmented_bytes = message.reserved_unallocated_bytes
     if (
@@ -240,17 +227,11 @@ def _advice(run_log: RunLog, message: OomMessage, need: MemoryNeed, capacity: fl
         and message.requested_bytes
         and fragmented_bytes > max(2 * message.requested_bytes, MIN_FRAGMENTED_BYTES)
     ):
-        advice.append(
-            say(
-                "{idle} was reserved but fragmented: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True can "
-                "make it usable.",
-                idle=format_bytes(fragmented_bytes),
-            )
-        )
+        advice.append(say("oom.advice.fragmented", fragmented_bytes=fragmented_bytes))
     room = USABLE_MEMORY_SHARE * capacity - need.model_bytes if capacity and need.model_bytes else None
     batch = positive_int_setting(run_log, "batch_size") or 0
     if room is not None and capacity and room < (need.bytes_per_sequence or 0):
-        advice.append(_smaller_model_advice(need, capacity))
+        advice += _smaller_model_advice(need, capacity)
     elif room and need.bytes_per_sequence and 1 < batch < MAX_BATCH_SIZE and takes_known_settings(run_log):
         # The largest divisor of the batch that fits, and is smaller than the one that failed.
         max_fitting = int(room / need.bytes_per_sequence)
@@ -258,51 +239,34 @@ def _advice(run_log: RunLog, message: OomMessage, need: MemoryNeed, capacity: fl
         accumulation = int(numeric_setting(run_log, "gradient_accumulation_steps") or 1)
         advice.append(
             say(
-                "batch_size={old} -> {new} should fit, and gradient_accumulation_steps={before} -> {after} "
-                "keeps the tokens per iteration.",
-                old=batch,
-                new=new,
-                before=accumulation,
-                after=accumulation * (batch // new),
+                "oom.advice.fitting_batch",
+                batch_size=batch,
+                new_batch_size=new,
+                accumulation_steps=accumulation,
+                new_accumulation_steps=accumulation * (batch // new),
             )
         )
     else:
-        advice.append(
-            say(
-                "Halve the micro-batch and double the gradient accumulation: the update stays the same, and "
-                "the activations need half the memory."
-            )
-        )
-    return " ".join(advice)
+        advice.append(say("oom.advice.halve_batch"))
+    return advice
 
 
-def _smaller_model_advice(need: MemoryNeed, capacity: float) -> str:
+def _smaller_model_advice(need: MemoryNeed, capacity: float) -> list[Message]:
     """What the card can hold, with one sequence of activations at a time."""
     model_bytes = need.model_bytes or 0.0
     bytes_per_parameter = model_bytes / (need.parameters or 1)
     usable_bytes = USABLE_MEMORY_SHARE * capacity
     max_parameters = max(0.0, usable_bytes - (need.bytes_per_sequence or 0.0)) / bytes_per_parameter
-    advice = [
-        say(
-            "This card holds at most about {most} parameters in training, at batch_size=1.",
-            most=format_count(max_parameters),
-        )
-    ]
+    advice = [say("oom.advice.largest_model", max_parameters=max_parameters)]
     if need.workload and need.workload.vocab_size and need.workload.config.n_layer <= MAX_LAYERS:
         n_layer = need.workload.config.n_layer
         for layers in range(n_layer - 1, 0, -1):
             smaller = replace(need.workload, config=replace(need.workload.config, n_layer=layers))
             smaller_bytes = memory.total_parameters(smaller) * bytes_per_parameter + _bytes_of_batch(smaller)
             if smaller_bytes < usable_bytes:
-                advice.append(say("n_layer={old} -> {new} would then fit.", old=n_layer, new=layers))
+                advice.append(say("oom.advice.fewer_layers", n_layer=n_layer, new_n_layer=layers))
                 break
     cards = math.ceil(model_bytes / (SHARDED_STATE_SHARE * capacity))
     if cards > 1:
-        advice.append(
-            say(
-                "Sharded over {cards} such cards (FSDP) it needs {each} on each, plus the activations.",
-                cards=cards,
-                each=format_bytes(model_bytes / cards),
-            )
-        )
-    return " ".join(advice)
+        advice.append(say("oom.advice.shard", cards=cards, bytes_per_card=model_bytes / cards))
+    return advice

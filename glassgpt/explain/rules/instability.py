@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from glassgpt.format import (
-    format_duration,
-    format_integer,
-    format_loss,
-    format_loss_difference,
-    format_lr,
-    format_percent,
-)
 from glassgpt.i18n import say
-from glassgpt.record.finding import Finding
+from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.curve import LossRise, mad, trailing_median
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.curve import mad, trailing_median
 from glassgpt.runs.trajectory import numeric_setting, seconds_between, takes_known_settings
 
 # A spike: a loss compared with the median of the MEDIAN_WINDOW_STEPS losses before it.
@@ -30,7 +21,7 @@ MAX_SPIKE_STEPS = 20 * MEDIAN_WINDOW_STEPS  # without recovery within these, it 
 # More spikes than this share of the losses: the noise has long tails, and none of them is an event.
 MAX_SPIKE_SHARE = 0.005
 MAX_SPIKES_SHORT_RUN = 5  # however short the run
-MAX_SHOWN_SPIKES = 3
+SHOWN_SPIKES = ("largest", "second", "third")  # each has its message
 # Share of the iterations spent in spikes, from which on the finding is a warning or advice.
 WARNING_SPIKE_SHARE, ADVICE_SPIKE_SHARE = 0.05, 0.01
 
@@ -41,69 +32,52 @@ def divergence(analysis: Analysis) -> Finding | None:
     if rise is None:
         return None
     values = {
-        "first": format_loss(rise.first_loss),
-        "lowest": format_loss(rise.lowest_loss),
-        "end": format_loss(rise.end_loss),
+        "first_loss": rise.first_loss,
+        "lowest_loss": rise.lowest_loss,
+        "end_loss": rise.end_loss,
     }
     if run_log.has_iteration_numbers:
-        evidence = say(
-            "The training loss (smoothed) started at {first}, fell to {lowest} near iteration {at}, and "
-            "ended at {end}.",
-            at=format_integer(rise.lowest_iteration),
-            **values,
-        )
-        wasted_s = seconds_between(
+        evidence = [
+            say("divergence.evidence.lowest_at_iteration", lowest_iteration=rise.lowest_iteration, **values)
+        ]
+        lost_s = seconds_between(
             analysis.trajectory, rise.lowest_iteration, rise.end_iteration, analysis.facts.steady_ms
         )
-        if wasted_s:
-            evidence += " " + say(
-                "The {count} iterations since then took {time}.",
-                count=format_integer(rise.end_iteration - rise.lowest_iteration),
-                time=format_duration(wasted_s),
+        if lost_s:
+            lost_iterations = rise.end_iteration - rise.lowest_iteration
+            evidence.append(
+                say("divergence.evidence.time_since_lowest", lost_iterations=lost_iterations, lost_s=lost_s)
             )
     else:
-        evidence = say(
-            "The training loss (smoothed) started at {first}, fell to {lowest}, and ended at {end}.",
-            **values,
-        )
-    return Finding(
+        evidence = [say("divergence.evidence.lowest_without_iteration", **values)]
+    peak_lr, warmup = numeric_setting(run_log, "learning_rate"), numeric_setting(run_log, "warmup_iters")
+    loss_rise = rise.end_loss - rise.lowest_loss
+    if peak_lr and takes_known_settings(run_log):
+        advice = [
+            say(
+                "divergence.advice.lower_known_lr",
+                peak_lr=peak_lr,
+                new_peak_lr=peak_lr / 5,
+                loss_rise=loss_rise,
+            )
+        ]
+        if warmup is not None and rise.lowest_iteration < 5 * max(warmup, 20):
+            longer = int(max(5 * warmup, 100))
+            advice.append(
+                say("divergence.advice.longer_warmup", warmup_iters=int(warmup), new_warmup_iters=longer)
+            )
+    else:
+        advice = [say("divergence.advice.fifth_of_lr", loss_rise=loss_rise)]
+    return make_finding(
         "divergence",
         "problem",
-        say("The training loss rose and stayed up"),
-        evidence,
-        say(
-            "This is not overfitting, where the training loss falls: the run diverged, nearly always "
-            "because the learning rate is too high for this model, and it does not recover by itself."
-        ),
-        _divergence_advice(run_log, rise),
+        title=say("divergence.title"),
+        evidence=evidence,
+        explanation=say("divergence.explanation"),
+        advice=advice,
+        at=rise.lowest_iteration if run_log.has_iteration_numbers else None,
+        claims={"learning at the end": "diverged"},
     )
-
-
-def _divergence_advice(run_log: RunLog, rise: LossRise) -> str:
-    peak_lr, warmup = numeric_setting(run_log, "learning_rate"), numeric_setting(run_log, "warmup_iters")
-    gain = format_loss_difference(rise.end_loss - rise.lowest_loss)
-    if peak_lr and takes_known_settings(run_log):
-        advice = say(
-            "learning_rate={old} -> {new}, and stop the run when the loss starts to rise: at its lowest it "
-            "was {gain} better than at the end.",
-            old=format_lr(peak_lr),
-            new=format_lr(peak_lr / 5),
-            gain=gain,
-        )
-        if warmup is not None and rise.lowest_iteration < 5 * max(warmup, 20):
-            advice += " " + say(
-                "It started to rise near the end of the warm-up (warmup_iters={old}), when the learning "
-                "rate was at its highest: {new} would be safer.",
-                old=int(warmup),
-                new=int(max(5 * warmup, 100)),
-            )
-    else:
-        advice = say(
-            "Use a fifth of the learning rate, a longer warm-up, and clip gradients at 1. Stop the run when "
-            "the loss starts to rise: at its lowest it was {gain} better than at the end.",
-            gain=gain,
-        )
-    return advice
 
 
 @dataclass(frozen=True)
@@ -161,30 +135,23 @@ def loss_spike(analysis: Analysis) -> Finding | None:
         return None
     lost = sum(spike.recovered_iteration - spike.iteration for spike in spikes)
     share = lost / max(1, int(iterations[-1]) - int(iterations[0]))
-    largest = sorted(spikes, key=lambda spike: spike.usual_loss - spike.peak_loss)[:MAX_SHOWN_SPIKES]
+    spikes.sort(key=lambda spike: spike.usual_loss - spike.peak_loss)
+    values = {
+        f"{rank}_{name}": value
+        for rank, spike in zip(SHOWN_SPIKES, spikes, strict=False)
+        for name, value in asdict(spike).items()
+    }
     evidence = [
-        say(
-            "Iteration {at}: {peak} instead of {usual}, recovered at iteration {back}.",
-            at=format_integer(spike.iteration),
-            peak=format_loss(spike.peak_loss),
-            usual=format_loss(spike.usual_loss),
-            back=format_integer(spike.recovered_iteration),
-        )
-        for spike in largest
+        say("loss-spike.evidence.largest", **values),
+        say("loss-spike.evidence.second", **values),
+        say("loss-spike.evidence.third", **values),
     ]
-    return Finding(
+    return make_finding(
         "loss-spike",
         "warning" if share > WARNING_SPIKE_SHARE else "advice" if share > ADVICE_SPIKE_SHARE else "info",
-        say("Spikes of the training loss, each followed by a recovery: {count}", count=len(spikes)),
-        " ".join(evidence),
-        say(
-            "One update was too large, and the next iterations recovered from it. Causes: an unusual batch, "
-            "a learning rate at the edge of stability, or gradients that are not clipped."
-        ),
-        say(
-            "Clip gradients at 1 and look at the data of those iterations; a lower learning rate or beta2 = "
-            "0.95 makes spikes rarer. The recoveries took {lost} iterations, {share} of the run.",
-            lost=format_integer(lost),
-            share=format_percent(share),
-        ),
+        title=say("loss-spike.title", count=len(spikes)),
+        evidence=evidence[: len(spikes)],
+        explanation=say("loss-spike.explanation"),
+        advice=say("loss-spike.advice", lost_iterations=lost, lost_share=share),
+        at=spikes[0].iteration,
     )

@@ -10,15 +10,8 @@ import numpy as np
 from glassgpt.explain.rules.loss_plausibility import has_leaked_data
 from glassgpt.explain.rules.nonfinite import trailing_zero_losses
 from glassgpt.explain.rules.val_curve import find_past_best, has_overfitted
-from glassgpt.format import (
-    format_count,
-    format_integer,
-    format_loss,
-    format_loss_difference,
-    format_percent,
-)
-from glassgpt.i18n import say
-from glassgpt.record.finding import Finding
+from glassgpt.i18n import Message, say
+from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve import BlockMedians, LossForecast, block_medians, forecast_loss
 from glassgpt.runs.run_log import Floats, RunLog
@@ -70,7 +63,7 @@ def still_improving(analysis: Analysis) -> Finding | None:
         or analysis.loss_rise
     ):
         return None
-    at, losses, noise, name = points
+    at, losses, noise, metric = points
     planned = planned_end_iteration(run_log)
     unfinished = analysis.facts.ended != "finished" or (planned is not None and planned > 1.1 * last)
     targets: tuple[float, ...] = (1.5 * last, 2.0 * last)
@@ -91,39 +84,28 @@ def still_improving(analysis: Analysis) -> Finding | None:
     third = min(int(np.searchsorted(at, at[-1] * 2 / 3)), len(at) - 2)  # where the last third begins
     late_fall = float(losses[third] - losses[-1])
     fits_end = law.residual <= max(MAX_RESIDUAL_TO_LATE_FALL * late_fall, MIN_RESIDUAL_TO_NOISE * noise)
-    residual = format_loss_difference(law.residual)
     if fits_end:
-        explanation = say(
-            "A power law in the iteration number fits the curve to within {residual}; the forecast follows "
-            "from it.",
-            residual=residual,
-        )
+        explanation = [say("still-improving.explanation.power_law_fits", residual=law.residual)]
         if not unfinished:
-            explanation += " " + say(
-                "Be careful: near the end of a schedule the falling learning rate itself lowers the loss, "
-                "so the forecast holds only if the schedule is stretched as well, and the model does not "
-                "overfit."
-            )
+            explanation.append(say("still-improving.explanation.schedule_caveat"))
     else:
-        explanation = say(
-            "No power law in the iteration number fits this curve: the best one is off by {residual}. So "
-            "there is no forecast for longer training.",
-            residual=residual,
-        )
-    return Finding(
+        explanation = [say("still-improving.explanation.no_fit", residual=law.residual)]
+    return make_finding(
         "still-improving",
         "info" if unfinished or not fits_end else "advice",
-        say("The {name} was still falling at the end", name=name),
-        say(
-            "{name}: {then} at iteration {early}, {now} at iteration {late}.",
-            name=name,
-            then=format_loss(losses[third]),
-            early=format_integer(at[third]),
-            now=format_loss(losses[-1]),
-            late=format_integer(at[-1]),
+        title=say("still-improving.title", metric=metric),
+        evidence=say(
+            "still-improving.evidence",
+            metric=metric,
+            earlier_loss=losses[third],
+            earlier_iteration=round(at[third]),
+            end_loss=losses[-1],
+            end_iteration=round(at[-1]),
         ),
-        explanation,
-        _forecast_advice(run_log, forecasts, name, unfinished) if fits_end else "",
+        explanation=explanation,
+        advice=_forecast_advice(run_log, forecasts, metric, unfinished) if fits_end else None,
+        at=last,
+        claims={"learning at the end": "improving"},
     )
 
 
@@ -146,41 +128,32 @@ def _points_to_fit(analysis: Analysis) -> tuple[Floats, Floats, float, str] | No
     return smooth.centers, smooth.medians, float(np.median(smooth.stderrs)), "train loss"
 
 
-def _forecast_advice(run_log: RunLog, forecasts: list[LossForecast], name: str, unfinished: bool) -> str:
+def _forecast_advice(
+    run_log: RunLog, forecasts: list[LossForecast], metric: str, unfinished: bool
+) -> Message:
     if len(forecasts) == 1:
         return say(
-            "Continuing to the planned {last} iterations should bring the {name} to about {value} ± {error}.",
-            last=format_integer(forecasts[0].t),
-            name=name,
-            value=f"{forecasts[0].value:.2f}",
-            error=f"{forecasts[0].error:.2f}",
+            "still-improving.advice.continue_to_plan",
+            planned_iterations=round(forecasts[0].t),
+            metric=metric,
+            planned_loss=forecasts[0].value,
+            planned_error=forecasts[0].error,
         )
+    half_more, double = forecasts
     values = {
-        "name": name,
-        "half": format_integer(forecasts[0].t),
-        "first": f"{forecasts[0].value:.2f}",
-        "doubt": f"{forecasts[0].error:.2f}",
-        "double": format_integer(forecasts[1].t),
-        "second": f"{forecasts[1].value:.2f}",
-        "more": f"{forecasts[1].error:.2f}",
+        "metric": metric,
+        "half_more_iterations": round(half_more.t),
+        "half_more_loss": half_more.value,
+        "half_more_error": half_more.error,
+        "double_iterations": round(double.t),
+        "double_loss": double.value,
+        "double_error": double.error,
     }
     if unfinished:
-        return say(
-            "Continuing: about {first} ± {doubt} at {half} iterations, {second} ± {more} at {double} (the "
-            "{name}).",
-            **values,
-        )
+        return say("still-improving.advice.continue", **values)
     if takes_known_settings(run_log):
-        return say(
-            "Raise max_iters and lr_decay_iters together: about {first} ± {doubt} at {half} iterations, "
-            "{second} ± {more} at {double} (the {name}).",
-            **values,
-        )
-    return say(
-        "Train longer, with the schedule stretched: about {first} ± {doubt} at {half} iterations, {second} ± "
-        "{more} at {double} (the {name}).",
-        **values,
-    )
+        return say("still-improving.advice.raise_max_iters", **values)
+    return say("still-improving.advice.train_longer", **values)
 
 
 # --- plateau ---
@@ -207,29 +180,20 @@ def plateau(analysis: Analysis) -> Finding | None:
     if not evidence or _find_too_small_model(analysis) or has_overfitted(analysis):
         return None
     last = int(at[-1])
-    saved = analysis.seconds_and_share_after(last * 2 // 3, last)
-    share = format_percent(saved[1] if saved else 1 / 3)
-    return Finding(
+    stop = last * 2 // 3
+    saved = analysis.seconds_and_share_after(stop, last)
+    saving = saved[1] if saved else 1 / 3
+    return make_finding(
         "plateau",
         "advice",
-        say("The loss did not improve in the last third of the run"),
-        evidence,
-        say(
-            "Neither the training loss nor the validation loss changed by more than its noise. The model "
-            "has learnt what it can with this size, data and learning rate."
-        ),
-        say(
-            "Stopping at iteration {at} would have saved {share} of the run. For a lower loss change "
-            "something else: a larger model, more data, or another learning rate.",
-            at=format_integer(last * 2 // 3),
-            share=share,
-        )
+        title=say("plateau.title.no_late_improvement"),
+        evidence=evidence,
+        explanation=say("plateau.explanation.within_noise"),
+        advice=say("plateau.advice.stop_at_iteration", stop_iteration=stop, saving=saving)
         if run_log.has_iteration_numbers
-        else say(
-            "Stopping there would have saved {share} of the run. For a lower loss change something else: a "
-            "larger model, more data, or another learning rate.",
-            share=share,
-        ),
+        else say("plateau.advice.stop_there", saving=saving),
+        at=stop if run_log.has_iteration_numbers else None,
+        claims={"learning at the end": "plateau"},
     )
 
 
@@ -239,39 +203,33 @@ def _nothing_learnt(analysis: Analysis, smooth: BlockMedians, min_iterations: fl
     vocab_size = numeric_setting(analysis.log, "vocab_size")
     chance = math.log(vocab_size) if vocab_size and vocab_size > 1 else None
     first, end = losses[0], float(smooth.medians[-1])
-    evidence = say(
-        "The training loss was {first} at iteration {start} and {last} at iteration {end}.",
-        first=format_loss(first),
-        start=format_integer(at[0]),
-        last=format_loss(losses[-1]),
-        end=format_integer(at[-1]),
-    )
-    chance_evidence = ""
-    if chance is not None and vocab_size:
-        chance_evidence = " " + say(
-            "ln({vocabulary}) = {chance} is the loss of a uniform guess.",
-            vocabulary=int(vocab_size),
-            chance=format_loss(chance),
+    evidence = [
+        say(
+            "plateau.evidence.first_and_last",
+            first_loss=first,
+            first_iteration=at[0],
+            end_loss=losses[-1],
+            end_iteration=at[-1],
         )
-    tenth = format_loss_difference(0.1 * float(first))
+    ]
+    chance_evidence = []
+    if chance is not None and vocab_size:
+        chance_evidence = [
+            say("plateau.evidence.uniform_guess", vocab_size=int(vocab_size), chance_loss=chance)
+        ]
+    tenth = 0.1 * float(first)
     is_unchanged = abs(end - float(first)) <= MAX_END_CHANGE_SHARE * first
     if is_unchanged and np.ptp(smooth.medians) <= MAX_RANGE_SHARE * first:
         if chance is not None and abs(losses[-1] - chance) < 0.02 * losses[-1]:
             evidence += chance_evidence
-        return Finding(
+        return make_finding(
             "plateau",
             "problem",
-            say("Nothing was learnt"),
-            evidence,
-            say(
-                "The weights hardly change: the learning rate (times its schedule) is close to zero, the "
-                "gradients do not reach the weights, or the run is too short for its warm-up."
-            ),
-            say(
-                "Print the learning rate and the gradient norm of a few iterations. In a healthy run the "
-                "loss falls by a tenth, here {tenth}, within the first hundred iterations.",
-                tenth=tenth,
-            ),
+            title=say("plateau.title.nothing_learnt"),
+            evidence=evidence,
+            explanation=say("plateau.explanation.weights_hardly_change"),
+            advice=say("plateau.advice.print_lr", tenth_of_loss=tenth),
+            claims={"learning at the end": "plateau"},
         )
     if chance is None or at[-1] < max(MIN_HARDLY_LEARNT_ITERATIONS, 2 * min_iterations):
         return None
@@ -280,24 +238,17 @@ def _nothing_learnt(analysis: Analysis, smooth: BlockMedians, min_iterations: fl
         or not MIN_SHARE_OF_CHANCE_LOSS * chance < end <= first
     ):
         return None
-    return Finding(
+    return make_finding(
         "plateau",
         "problem",
-        say("Hardly anything was learnt"),
-        evidence + chance_evidence,
-        say(
-            "Unigram frequencies alone reach a lower loss. The learning rate is far too low, nearly all of "
-            "the run is warm-up, or the targets do not match the inputs."
-        ),
-        say(
-            "Try ten times the learning rate for a few hundred iterations. In a healthy run the loss falls "
-            "by a tenth, here {tenth}, within the first hundred iterations.",
-            tenth=tenth,
-        ),
+        title=say("plateau.title.hardly_learnt"),
+        evidence=evidence + chance_evidence,
+        explanation=say("plateau.explanation.worse_than_unigram"),
+        advice=say("plateau.advice.raise_lr", tenth_of_loss=tenth),
     )
 
 
-def _plateau_evidence(analysis: Analysis, smooth: BlockMedians) -> str:
+def _plateau_evidence(analysis: Analysis, smooth: BlockMedians) -> list[Message]:
     """Evidence that the last third improved nothing; empty if it did, or if there is too little data."""
     third = len(smooth) // 3
     before, after = (
@@ -305,12 +256,8 @@ def _plateau_evidence(analysis: Analysis, smooth: BlockMedians) -> str:
     )
     error = float(np.median(smooth.stderrs[-third:])) / math.sqrt(max(1, third))
     if third < 5 or abs(before - after) > max(2 * error, MAX_TRAIN_GAIN_SHARE * after):
-        return ""
-    evidence = say(
-        "Training loss {before} in the second third of the run, {after} in the last.",
-        before=format_loss(before),
-        after=format_loss(after),
-    )
+        return []
+    evidence = [say("plateau.evidence.train_thirds", earlier_train_loss=before, late_train_loss=after)]
     at, val_losses = analysis.trajectory.val_curve()
     is_late = at > smooth.centers[-third]
     if np.all(is_late) or not np.any(is_late):
@@ -319,13 +266,16 @@ def _plateau_evidence(analysis: Analysis, smooth: BlockMedians) -> str:
     noise = analysis.eval_noise
     min_gain = max(2 * noise.std if noise else 0.0, MAX_EVAL_GAIN_SHARE * float(best_before))
     if float(best_before - best_late) > min_gain:
-        return ""
-    return f"{evidence} " + say(
-        "Best {metric} {before} before the last third, {after} in it.",
-        metric=val_metric_name(analysis.log),
-        before=format_loss(best_before),
-        after=format_loss(best_late),
+        return []
+    evidence.append(
+        say(
+            "plateau.evidence.best_val",
+            metric=val_metric_name(analysis.log),
+            earlier_val_loss=best_before,
+            late_val_loss=best_late,
+        )
     )
+    return evidence
 
 
 # --- capacity ---
@@ -377,31 +327,28 @@ def underfit_capacity(analysis: Analysis) -> Finding | None:
         return None
     # Compute is 6 x parameters x tokens; the best split of it has 20 tokens per parameter.
     best_parameters = math.sqrt(fit.parameters * fit.tokens / CHINCHILLA_TOKENS_PER_PARAMETER)
-    return Finding(
+    return make_finding(
         "underfit-capacity",
         "advice",
-        say("The model is small for its training tokens"),
-        say(
-            "At the end, train loss {train} and {metric} {val} are {gap} apart; the {metric} was {then} "
-            "before the last third. {parameters} parameters saw {tokens} tokens: {ratio} tokens per "
-            "parameter.",
-            train=format_loss(fit.train_loss),
+        title=say("underfit-capacity.title"),
+        evidence=say(
+            "underfit-capacity.evidence",
+            train_loss=fit.train_loss,
             metric=val_metric_name(analysis.log),
-            val=format_loss(fit.val_loss),
-            gap=format_percent(abs(fit.val_loss - fit.train_loss) / fit.train_loss),
-            then=format_loss(fit.earlier_val_loss),
-            parameters=format_count(fit.parameters),
-            tokens=format_count(fit.tokens),
-            ratio=format_integer(fit.tokens_per_parameter),
+            val_loss=fit.val_loss,
+            train_val_gap=abs(fit.val_loss - fit.train_loss) / fit.train_loss,
+            earlier_val_loss=fit.earlier_val_loss,
+            parameters=fit.parameters,
+            tokens=fit.tokens,
+            tokens_per_parameter=fit.tokens_per_parameter,
         ),
-        say(
-            "The model neither overfits nor improves: its size is the limit. About {ratio} tokens per "
-            "parameter are compute-optimal for text.",
-            ratio=format_integer(CHINCHILLA_TOKENS_PER_PARAMETER),
+        explanation=say(
+            "underfit-capacity.explanation", best_tokens_per_parameter=CHINCHILLA_TOKENS_PER_PARAMETER
         ),
-        say(
-            "The same compute trains {parameters} parameters on {tokens} tokens.",
-            parameters=format_count(best_parameters),
-            tokens=format_count(CHINCHILLA_TOKENS_PER_PARAMETER * best_parameters),
+        advice=say(
+            "underfit-capacity.advice",
+            best_parameters=best_parameters,
+            best_tokens=CHINCHILLA_TOKENS_PER_PARAMETER * best_parameters,
         ),
+        claims={"learning at the end": "plateau", "parameters": fit.parameters},
     )

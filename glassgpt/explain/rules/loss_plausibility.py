@@ -6,9 +6,8 @@ import math
 
 import numpy as np
 
-from glassgpt.format import format_integer, format_loss, format_loss_difference, format_percent
 from glassgpt.i18n import say
-from glassgpt.record.finding import Finding
+from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import Floats, RunLog
 from glassgpt.runs.trajectory import numeric_setting
@@ -30,20 +29,20 @@ def init_loss(analysis: Analysis) -> Finding | None:
     """The first loss differs from ln(vocab_size), the loss of uniform guessing, by more than 15 %."""
     run_log = analysis.log
     vocab_size = numeric_setting(run_log, "vocab_size")
-    first = _initial_loss(run_log)
-    if first is None:
+    initial = _initial_loss(run_log)
+    if initial is None:
         return None
+    at, first = initial
     if not vocab_size or vocab_size < 2:  # not in the log: compare with the largest there is
         chance = math.log(MAX_VOCAB_SIZE)
         if first <= MIN_EXCESS_OVER_CHANCE * chance or not run_log.trainer.evaluates_next_token_loss:
             return None
-        title = say("The initial loss is above that of a uniform guess, for any vocabulary")
+        title = say("init-loss.title.above_any_vocabulary")
         evidence = say(
-            "The first loss is {first}; a uniform guess has loss ln(vocabulary size), which is {chance} "
-            "even for {vocabulary} tokens.",
-            first=format_loss(first),
-            chance=format_loss(chance),
-            vocabulary=format_integer(MAX_VOCAB_SIZE),
+            "init-loss.evidence.vocabulary_unknown",
+            first_loss=first,
+            chance_loss=chance,
+            vocab_size=MAX_VOCAB_SIZE,
         )
     else:
         chance = math.log(vocab_size)
@@ -51,47 +50,36 @@ def init_loss(analysis: Analysis) -> Finding | None:
         if abs(deviation) <= MAX_INIT_LOSS_DEVIATION:
             return None
         evidence = say(
-            "The first loss is {first}; a uniform guess among {vocabulary} tokens has loss ln({vocabulary}) "
-            "= {chance}.",
-            first=format_loss(first),
-            vocabulary=int(vocab_size),
-            chance=format_loss(chance),
+            "init-loss.evidence.vocabulary_known",
+            first_loss=first,
+            vocab_size=int(vocab_size),
+            chance_loss=chance,
         )
         if deviation < 0:
             if run_log.trainer.often_finetunes:
                 return None
-            return Finding(
+            return make_finding(
                 "init-loss",
                 "info",
-                say("The initial loss is {off} below ln(vocabulary size)", off=format_percent(-deviation)),
-                evidence,
-                say(
-                    "A newly initialised model cannot do that. The weights were trained before (a resume or "
-                    "a finetune), vocab_size is not that of the data, or the targets leak into the inputs."
-                ),
-                "",
+                title=say("init-loss.title.below", deficit_share=-deviation),
+                evidence=evidence,
+                explanation=say("init-loss.explanation.below"),
+                at=at,
             )
-        title = say("The initial loss is {off} above ln(vocabulary size)", off=format_percent(deviation))
-    return Finding(
+        title = say("init-loss.title.above", excess_share=deviation)
+    return make_finding(
         "init-loss",
         "warning",
-        title,
-        evidence,
-        say(
-            "A newly initialised model should predict a nearly uniform distribution. A higher loss means "
-            "that it starts over-confident: the initial weights are too large, or the labels do not match "
-            "the inputs."
-        ),
-        say(
-            "Initialise with a standard deviation of 0.02, and less for the layers that add to the residual "
-            "stream. That lowers the loss by {gain} before the first update.",
-            gain=format_loss_difference(first - chance),
-        ),
+        title=title,
+        evidence=evidence,
+        explanation=say("init-loss.explanation.above"),
+        advice=say("init-loss.advice", excess_loss=first - chance),
+        at=at,
     )
 
 
-def _initial_loss(run_log: RunLog) -> float | None:
-    """The loss of weights before any update, as far as the log shows."""
+def _initial_loss(run_log: RunLog) -> tuple[int, float] | None:
+    """The first iteration and the loss of weights before any update, as far as the log shows."""
     steps, process = run_log.steps, run_log.segments[0] if run_log.segments else None
     if process is None or not process.has_startup or process.resumed:
         return None
@@ -99,9 +87,11 @@ def _initial_loss(run_log: RunLog) -> float | None:
         return None
     for done in run_log.evals[:1]:
         if done.iteration == 0 and done.val_loss is not None and run_log.val_metric == "loss":
-            return done.val_loss if math.isfinite(done.val_loss) else None
-    is_first = len(steps) and steps.iteration[0] == run_log.trainer.first_iteration
-    return float(steps.loss[0]) if is_first and steps.has_loss[0] and math.isfinite(steps.loss[0]) else None
+            return (0, done.val_loss) if math.isfinite(done.val_loss) else None
+    first = run_log.trainer.first_iteration
+    is_first = len(steps) and steps.iteration[0] == first
+    has_loss = is_first and steps.has_loss[0] and math.isfinite(steps.loss[0])
+    return (first, float(steps.loss[0])) if has_loss else None
 
 
 def memorised_data(analysis: Analysis) -> Finding | None:
@@ -113,22 +103,18 @@ def memorised_data(analysis: Analysis) -> Finding | None:
     end = _late_median(losses)
     if not 0 <= end < IMPLAUSIBLE_LOSS or not losses[0] > MIN_FIRST_LOSS:
         return None
-    return Finding(
+    return make_finding(
         "memorised-data",
         "advice",
-        say("The model has memorised its training data"),
-        say(
-            "The training loss went from {first} to {end} (median of the last tenth) in {count} iterations, "
-            "and nothing was evaluated.",
-            first=format_loss(float(losses[0])),
-            end=format_loss(end),
-            count=format_integer(int(at[-1]) - int(at[0]) + 1),
+        title=say("memorised-data.title"),
+        evidence=say(
+            "memorised-data.evidence",
+            first_loss=float(losses[0]),
+            end_loss=end,
+            iterations=int(at[-1]) - int(at[0]) + 1,
         ),
-        say(
-            "Ordinary text cannot be predicted so well: the dataset is small and repeated many times, or "
-            "follows a simple rule."
-        ),
-        say("Hold out a part of the data and evaluate on it: only that shows what the model can do."),
+        explanation=say("memorised-data.explanation"),
+        advice=say("memorised-data.advice"),
     )
 
 
@@ -158,26 +144,19 @@ def leaked_data(analysis: Analysis) -> Finding | None:
         return None
     last = analysis.trajectory.evals[-1]
     _, losses = analysis.trajectory.finite_losses()
-    return Finding(
+    return make_finding(
         "leaked-data",
         "warning",
-        say("The validation loss is lower than ordinary text allows"),
-        say(
-            "val loss {val} at iteration {at}, training loss {train} (median of the last tenth).",
-            val=format_loss(float(last.val_loss or 0.0)),
-            at=format_integer(last.iteration or 0),
-            train=format_loss(_late_median(losses)),
+        title=say("leaked-data.title"),
+        evidence=say(
+            "leaked-data.evidence",
+            val_loss=float(last.val_loss or 0.0),
+            eval_iteration=last.iteration or 0,
+            train_loss=_late_median(losses),
         ),
-        say(
-            "No model can predict unseen text so well. It sees the targets (they are not shifted, or "
-            "attention is not causal), the validation text is in the training text, or the data follow a "
-            "simple rule."
-        ),
-        say(
-            "Check that the targets are the inputs shifted by one, that the attention is causal, and that "
-            "no part of the validation text is in the training text. Sample from the model: one that saw "
-            "the targets generates nonsense."
-        ),
+        explanation=say("leaked-data.explanation"),
+        advice=say("leaked-data.advice"),
+        at=last.iteration,
     )
 
 
@@ -201,27 +180,21 @@ def ppl_vs_loss(analysis: Analysis) -> Finding | None:
         train_loss = float(np.median(losses[-20:]))
     if train_loss is None or not 0 < train_loss < limit / 1.2 or last.val_loss is None:
         return None
-    as_loss = math.log(last.val_loss)
-    if as_loss < MIN_LOG_PPL_TO_TRAIN_LOSS * train_loss:
+    log_val_loss = math.log(last.val_loss)
+    if log_val_loss < MIN_LOG_PPL_TO_TRAIN_LOSS * train_loss:
         return None
-    return Finding(
+    return make_finding(
         "ppl-vs-loss",
         "warning",
-        say("The logged val loss is a perplexity"),
-        say(
-            "val loss {val} at iteration {at}, train loss {train}. ln({val}) = {as_loss}.",
-            val=f"{last.val_loss:.2f}",
-            at=format_integer(last.iteration or 0),
-            train=format_loss(train_loss),
-            as_loss=f"{as_loss:.2f}",
+        title=say("ppl-vs-loss.title"),
+        evidence=say(
+            "ppl-vs-loss.evidence",
+            val_loss=last.val_loss,
+            eval_iteration=last.iteration or 0,
+            train_loss=train_loss,
+            log_val_loss=log_val_loss,
         ),
-        say(
-            "A uniform guess has loss ln(vocabulary size), 10.8 for GPT-2's vocabulary. {val} is above that "
-            "while the training loss is normal, and its logarithm fits the training loss: it is exp(loss).",
-            val=f"{last.val_loss:.2f}",
-        ),
-        say(
-            "Compare {as_loss} with other losses, or log the mean cross-entropy itself.",
-            as_loss=f"{as_loss:.2f}",
-        ),
+        explanation=say("ppl-vs-loss.explanation", val_loss=last.val_loss),
+        advice=say("ppl-vs-loss.advice", log_val_loss=log_val_loss),
+        at=last.iteration,
     )

@@ -5,15 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from glassgpt.explain.rules.nonfinite import find_nonfinite_loss
-from glassgpt.format import (
-    format_duration,
-    format_integer,
-    format_loss,
-    format_loss_difference,
-    format_percent,
-)
-from glassgpt.i18n import say
-from glassgpt.record.finding import Finding, Severity
+from glassgpt.i18n import Message, say
+from glassgpt.record.finding import Finding, Severity, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.trajectory import numeric_setting, planned_end_iteration, seconds_between, val_metric_name
 
@@ -67,55 +60,41 @@ def lost_work_severity(lost: LostWork) -> Severity:
     return "warning" if last - lost.saved_iteration > WARNING_LOST_SHARE * max(1, last) else "info"
 
 
-def progress_sentence(analysis: Analysis) -> str:
+def progress_message(analysis: Analysis) -> Message | None:
     last = analysis.trajectory.last_iteration
     planned = planned_end_iteration(analysis.log)
     if last is None:
-        return ""
+        return None
     if not analysis.log.has_iteration_numbers:
-        return say("Logged iterations: {count}.", count=format_integer(analysis.facts.iterations_logged))
+        return say("crashed.evidence.logged_iterations", logged_iterations=analysis.facts.iterations_logged)
     if not planned or planned <= last:
-        return say("It had reached iteration {last}.", last=format_integer(last))
+        return say("crashed.evidence.reached", last_iteration=last)
     return say(
-        "It had reached iteration {last} of {planned} ({share}).",
-        last=format_integer(last),
-        planned=format_integer(planned),
-        share=format_percent(last / planned),
+        "crashed.evidence.reached_of_planned",
+        last_iteration=last,
+        planned_iterations=planned,
+        done_share=last / planned,
     )
 
 
-def lost_work_sentence(analysis: Analysis, lost: LostWork) -> str:
-    """What was trained since the last checkpoint; empty where nothing was."""
-    if lost.last_iteration is None and analysis.log.has_iteration_numbers:
-        return ""
+def lost_work_message(analysis: Analysis, lost: LostWork) -> Message | None:
+    """What was trained since the last checkpoint; None where nothing was."""
+    last, saved = lost.last_iteration, lost.saved_iteration
+    if last is None and analysis.log.has_iteration_numbers:
+        return None
     if lost.nonfinite_since is not None:
-        return say(
-            "Nothing worth keeping is lost: the loss was NaN or infinite from iteration {at} on.",
-            at=format_integer(lost.nonfinite_since),
-        )
-    if lost.saved_iteration is None and lost.shows_checkpoints:
-        return say("No checkpoint had been saved, so all of it is lost.")
-    if lost.saved_iteration is None:
-        return say("This log shows no checkpoints, so what is lost is unknown.")
-    at = format_integer(lost.saved_iteration)
-    if lost.last_iteration is None:
-        return say("The last checkpoint is from iteration {at}.", at=at)
-    lost_iterations = format_integer(max(0, lost.last_iteration - lost.saved_iteration))
-    seconds = seconds_between(
-        analysis.trajectory, lost.saved_iteration, lost.last_iteration, analysis.facts.steady_ms
-    )
-    if not seconds:
-        return say(
-            "The last checkpoint is from iteration {at}: {lost} iterations are lost.",
-            at=at,
-            lost=lost_iterations,
-        )
-    return say(
-        "The last checkpoint is from iteration {at}: {lost} iterations are lost, {time}.",
-        time=format_duration(seconds),
-        at=at,
-        lost=lost_iterations,
-    )
+        return say("crashed.evidence.nothing_worth_keeping", nonfinite_since=lost.nonfinite_since)
+    if saved is None and lost.shows_checkpoints:
+        return say("crashed.evidence.all_lost")
+    if saved is None:
+        return say("crashed.evidence.no_checkpoint_lines")
+    if last is None:
+        return say("crashed.evidence.last_checkpoint", saved_iteration=saved)
+    iterations = max(0, last - saved)
+    lost_s = seconds_between(analysis.trajectory, saved, last, analysis.facts.steady_ms)
+    if not lost_s:
+        return say("crashed.evidence.lost_iterations", saved_iteration=saved, lost_iterations=iterations)
+    return say("crashed.evidence.lost_time", saved_iteration=saved, lost_iterations=iterations, lost_s=lost_s)
 
 
 # --- crashes ---
@@ -138,31 +117,28 @@ def crashed(analysis: Analysis) -> Finding | None:
         return None
     lost = find_lost_work(analysis)
     quoted = _error_text(event.text)[-MAX_QUOTED_CHARS:]
-    if quoted and run_log.ended is not None:  # from a journal record: there is no line number
-        error = f'"{quoted}".'
-    elif quoted:
-        error = say('Line {line}: "{text}".', line=event.line, text=quoted)
+    if not quoted:
+        error = say("crashed.evidence.traceback_line", line=event.line)
+    elif run_log.ended is not None:  # from a journal record: there is no line number
+        error = say("crashed.evidence.quoted_error", quoted=quoted)
     else:
-        error = say("A traceback starts at line {line}.", line=event.line)
-    evidence = [progress_sentence(analysis), error, lost_work_sentence(analysis, lost)]
-    command, advice = run_log.trainer.resume_command, ""
-    if lost.saved_iteration is not None and command:
-        advice = say(
-            "Fix that, then resume from iteration {at} with {how}",
-            at=format_integer(lost.saved_iteration),
-            how=command,
-        )
-    return Finding(
+        error = say("crashed.evidence.quoted_line", line=event.line, quoted=quoted)
+    command = run_log.trainer.resume_command
+    return make_finding(
         "crashed",
         lost_work_severity(lost),
-        say("The process crashed (segmentation fault)")
+        title=say("crashed.title.segmentation_fault")
         if event.kind == "abort" and "egmentation" in event.text
-        else say("The run crashed"),
-        " ".join(sentence for sentence in evidence if sentence),
-        say("The fault is below Python: a driver, a kernel or the machine's memory.")
+        else say("crashed.title.run"),
+        evidence=[progress_message(analysis), error, lost_work_message(analysis, lost)],
+        explanation=say("crashed.explanation.below_python")
         if event.kind == "abort"
-        else say("An uncaught exception ended the process; its last line names it."),
-        advice,
+        else say("crashed.explanation.uncaught_exception"),
+        advice=say("crashed.advice", saved_iteration=lost.saved_iteration, command=command)
+        if lost.saved_iteration is not None and command
+        else None,
+        at=lost.last_iteration,
+        claims={"how the run ended": "crashed"},
     )
 
 
@@ -175,16 +151,15 @@ def failed_start(analysis: Analysis) -> Finding | None:
     event = next(reversed(out_of_memory or named or faults), None)
     if run_log.live or event is None or run_log.failed_start_line is None:
         return None
-    evidence = say("It began at line {line}.", line=run_log.failed_start_line)
-    if quoted := _error_text(event.text):
-        evidence += " " + say('Line {line}: "{text}".', line=event.line, text=quoted[:MAX_QUOTED_CHARS])
-    return Finding(
+    evidence = [say("failed-start.evidence.began_at", start_line=run_log.failed_start_line)]
+    if quoted := _error_text(event.text)[:MAX_QUOTED_CHARS]:
+        evidence.append(say("crashed.evidence.quoted_line", line=event.line, quoted=quoted))
+    return make_finding(
         "failed-start",
         "warning",
-        say("A later command in this log failed before its first iteration"),
-        evidence,
-        say("It is another process than the one explained here, and did not affect it."),
-        "",
+        title=say("failed-start.title"),
+        evidence=evidence,
+        explanation=say("failed-start.explanation"),
     )
 
 
@@ -199,38 +174,38 @@ def interrupted(analysis: Analysis) -> Finding | None:
         return None
     text = event.text.lower() if event else ""
     if "time limit" in text:
-        title = say("The run was stopped by its time limit")
+        title = say("interrupted.title.time_limit")
     elif event and (event.kind == "kill" or any(word in text for word in EXTERNAL_KILL_WORDS)):
-        title = say("The run was killed from outside")
+        title = say("interrupted.title.killed")
     else:
-        title = say("The run was interrupted by hand")
-    lost = find_lost_work(analysis)
-    evidence = [
-        progress_sentence(analysis),
-        say('Line {line}: "{text}".', line=event.line, text=event.text[-MAX_QUOTED_CHARS:]) if event else "",
-        lost_work_sentence(analysis, lost),
-    ]
-    command = run_log.trainer.resume_command
+        title = say("interrupted.title.by_hand")
+    lost, command = find_lost_work(analysis), run_log.trainer.resume_command
+    advice: Message | None = None
     if lost.saved_iteration is not None and command:
-        at = format_integer(lost.saved_iteration)
-        advice = say("Resume from iteration {at} with {how}", at=at, how=command)
+        advice = say("interrupted.advice.resume", saved_iteration=lost.saved_iteration, command=command)
     elif lost.nonfinite_since is not None:
-        advice = say("Do not resume from a checkpoint of this run: its weights are NaN or infinite, too.")
+        advice = say("interrupted.advice.nonfinite_weights")
     elif run_log.trainer.cannot_resume_advice:
-        advice = run_log.trainer.cannot_resume_advice()
+        advice = run_log.trainer.cannot_resume_advice
     elif lost.shows_checkpoints and lost.saved_iteration is None:
-        advice = say(
-            "There is nothing to resume from. Save earlier and more often: a checkpoint costs seconds."
-        )
-    else:
-        advice = say("If there is a checkpoint, resume with {how}", how=command) if command else ""
-    return Finding(
+        advice = say("interrupted.advice.save_more_often")
+    elif command:
+        advice = say("interrupted.advice.resume_if_saved", command=command)
+    return make_finding(
         "interrupted",
         lost_work_severity(lost),
-        title,
-        " ".join(sentence for sentence in evidence if sentence),
-        say("Training since the last checkpoint is lost."),
-        advice,
+        title=title,
+        evidence=[
+            progress_message(analysis),
+            say("crashed.evidence.quoted_line", line=event.line, quoted=event.text[-MAX_QUOTED_CHARS:])
+            if event
+            else None,
+            lost_work_message(analysis, lost),
+        ],
+        explanation=say("interrupted.explanation"),
+        advice=advice,
+        at=lost.last_iteration,
+        claims={"how the run ended": ended},
     )
 
 
@@ -246,8 +221,8 @@ def never_checkpointed(analysis: Analysis) -> Finding | None:
     if not run_log.segments[0].has_startup or len(iterations) < 2:
         return None
     # From the first logged iteration on: the start-up is not lost work.
-    at_risk_s = seconds_between(trajectory, int(iterations[0]), last, facts.steady_ms)
-    if at_risk_s is None or at_risk_s < MAX_UNSAVED_S:
+    unsaved_s = seconds_between(trajectory, int(iterations[0]), last, facts.steady_ms)
+    if unsaved_s is None or unsaved_s < MAX_UNSAVED_S:
         return None
     # always_save_checkpoint=False saves only what is better; a run that got worse has nothing to save.
     val_losses = [done.val_loss for done in trajectory.evals if done.val_loss is not None]
@@ -264,35 +239,23 @@ def never_checkpointed(analysis: Analysis) -> Finding | None:
     is_slow = plain & (run_log.steps.ms > MIN_HIDDEN_WORK_RATIO * facts.steady_ms)
     if len(iterations) < MIN_LOGGED_SHARE * expected_lines or is_slow.any():
         return None
-    evidence = say(
-        "{count} iterations, {time} of training, and no checkpoint.",
-        count=format_integer(last),
-        time=format_duration(at_risk_s),
-    )
-    interval = numeric_setting(run_log, "eval_interval")
+    trainer, interval = run_log.trainer.name, numeric_setting(run_log, "eval_interval")
+    evidence = [say("never-checkpointed.evidence.unsaved_training", iterations=last, unsaved_s=unsaved_s)]
     if interval and interval > last:
-        evidence += " " + say(
-            "{trainer} saves only when it evaluates, and eval_interval={interval}.",
-            trainer=run_log.trainer.name,
-            interval=int(interval),
+        evidence.append(
+            say("never-checkpointed.evidence.interval_too_long", trainer=trainer, eval_interval=int(interval))
         )
-    max_interval = last * MAX_UNSAVED_S / at_risk_s
+    max_interval = last * MAX_UNSAVED_S / unsaved_s
     better = max((one for one in ROUND_INTERVALS if one <= max_interval), default=1)
     so_far = facts.ended in (None, "cut")
-    return Finding(
+    return make_finding(
         "never-checkpointed",
         "warning" if so_far else "problem",
-        say("No checkpoint has been saved so far") if so_far else say("No checkpoint was ever saved"),
-        evidence,
-        say(
-            "{trainer} saves only after an evaluation, and not after the first; if the run ends before "
-            "that, all of it is lost.",
-            trainer=run_log.trainer.name,
-        ),
-        say(
-            "eval_interval={interval} puts at most {time} at risk.",
-            interval=better,
-            time=format_duration(at_risk_s * better / last),
+        title=say("never-checkpointed.title.so_far") if so_far else say("never-checkpointed.title.never"),
+        evidence=evidence,
+        explanation=say("never-checkpointed.explanation", trainer=trainer),
+        advice=say(
+            "never-checkpointed.advice", new_eval_interval=better, at_risk_s=unsaved_s * better / last
         ),
     )
 
@@ -310,31 +273,24 @@ def best_overwritten(analysis: Analysis) -> Finding | None:
     if at_save is None or not best.iteration or saved <= best.iteration:
         return None
     best_loss, saved_loss = best.val_loss or 0.0, at_save.val_loss or 0.0
-    worse = saved_loss - best_loss
-    if worse <= max(MIN_WORSE_SHARE * best_loss, 2 * noise.std if noise else 0.0):
+    rise = saved_loss - best_loss
+    if rise <= max(MIN_WORSE_SHARE * best_loss, 2 * noise.std if noise else 0.0):
         return None
-    return Finding(
+    return make_finding(
         "best-overwritten",
-        "problem" if worse > PROBLEM_WORSE_SHARE * best_loss else "warning",
-        say("The best checkpoint was overwritten by a worse one"),
-        say(
-            "Best {metric} {best} at iteration {at}; the last save, at iteration {saved}, has {kept}: "
-            "{worse} worse.",
+        "problem" if rise > PROBLEM_WORSE_SHARE * best_loss else "warning",
+        title=say("best-overwritten.title"),
+        evidence=say(
+            "best-overwritten.evidence",
             metric=val_metric_name(run_log),
-            best=format_loss(best_loss),
-            at=format_integer(best.iteration),
-            saved=format_integer(saved),
-            kept=format_loss(saved_loss),
-            worse=format_loss_difference(worse),
+            best_loss=best_loss,
+            best_iteration=best.iteration,
+            saved_iteration=saved,
+            saved_loss=saved_loss,
+            loss_rise=rise,
         ),
-        say(
-            "{trainer} keeps one checkpoint, and always_save_checkpoint=True overwrites it after every "
-            "evaluation.",
-            trainer=run_log.trainer.name,
-        ),
-        say(
-            "always_save_checkpoint=False would have kept the weights of iteration {at}, {worse} better.",
-            at=format_integer(best.iteration),
-            worse=format_loss_difference(worse),
-        ),
+        explanation=say("best-overwritten.explanation", trainer=run_log.trainer.name),
+        advice=say("best-overwritten.advice", best_iteration=best.iteration, loss_rise=rise),
+        at=best.iteration,
+        claims={"best iteration": best.iteration},
     )

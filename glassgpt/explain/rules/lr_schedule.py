@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from glassgpt.config import TrainConfig
-from glassgpt.format import format_integer, format_lr, format_percent
-from glassgpt.i18n import say
-from glassgpt.record.finding import Finding
+from glassgpt.format import format_lr
+from glassgpt.i18n import Message, say
+from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trajectory import (
@@ -81,91 +81,90 @@ def lr_schedule_mismatch(analysis: Analysis) -> Finding | None:
     if schedule is None:
         return _mismatch_in_logged_lr(analysis)
     cosine, end = schedule.cosine, schedule.end_iteration
-    evidence = say(
-        "The settings: {settings}.",
-        settings=f"max_iters={end}, lr_decay_iters={int(cosine.decay_iters)}, "
-        f"warmup_iters={int(cosine.warmup_iters)}, learning_rate={format_lr(cosine.peak_lr)}, "
-        f"min_lr={format_lr(cosine.min_lr)}",
-    )
+    decay_iters, min_lr = int(cosine.decay_iters), cosine.min_lr
+    evidence = [
+        say(
+            "lr-schedule-mismatch.evidence.settings",
+            settings=f"max_iters={end}, lr_decay_iters={decay_iters}, "
+            f"warmup_iters={int(cosine.warmup_iters)}, learning_rate={format_lr(cosine.peak_lr)}, "
+            f"min_lr={format_lr(min_lr)}",
+        )
+    ]
     if schedule.assumed_settings:
-        names = ", ".join(schedule.assumed_settings)
-        evidence += " " + say("Not in the log, so taken as the default: {names}.", names=names)
+        evidence.append(say("eval-spikes.evidence.assumed_defaults", names=schedule.assumed_settings))
     if cosine.warmup_iters >= end:
         return _unfinished_warmup(cosine, end, evidence)
     if (
         cosine.decay_iters > MAX_DECAY_TO_END * end
-        and (final_lr := cosine.at(end)) > MAX_FINAL_TO_MIN_LR * cosine.min_lr
+        and (final_lr := cosine.at(end)) > MAX_FINAL_TO_MIN_LR * min_lr
     ):
-        evidence += " " + say(
-            "The final learning rate is {last}, {share} of its peak.",
-            last=format_lr(final_lr),
-            share=format_percent(final_lr / cosine.peak_lr),
+        share = final_lr / cosine.peak_lr
+        evidence.append(
+            say("lr-schedule-mismatch.evidence.share_of_peak", final_lr=final_lr, share_of_peak=share)
         )
         advice = say(
-            "lr_decay_iters={end} ends at {floor} instead of {last}, at no cost.",
-            end=end,
-            floor=format_lr(cosine.min_lr),
-            last=format_lr(final_lr),
+            "lr-schedule-mismatch.advice.decay_to_end", end_iteration=end, min_lr=min_lr, final_lr=final_lr
         )
-        return _high_final_lr(evidence, advice)
-    if cosine.decay_iters < MIN_DECAY_TO_END * end and cosine.min_lr < cosine.peak_lr:
-        share = format_percent((end - cosine.decay_iters) / end)
-        return Finding(
+        return _high_final_lr(end, evidence, advice)
+    if cosine.decay_iters < MIN_DECAY_TO_END * end and min_lr < cosine.peak_lr:
+        iterations = end - cosine.decay_iters
+        evidence.append(
+            say(
+                "lr-schedule-mismatch.evidence.iterations_at_minimum",
+                iterations_at_minimum=iterations,
+                share_at_minimum=iterations / end,
+                min_lr=min_lr,
+            )
+        )
+        return make_finding(
             "lr-schedule-mismatch",
             "advice",
-            say("The learning rate is at its minimum long before the run ends"),
-            f"{evidence} "
-            + say(
-                "The last {count} iterations ({share}) run at {floor}.",
-                count=format_integer(end - cosine.decay_iters),
-                share=share,
-                floor=format_lr(cosine.min_lr),
+            title=say("lr-schedule-mismatch.title.early_minimum"),
+            evidence=evidence,
+            explanation=say("lr-schedule-mismatch.explanation.early_minimum"),
+            advice=say(
+                "lr-schedule-mismatch.advice.decay_or_stop",
+                end_iteration=end,
+                decay_iterations=decay_iters,
+                share_at_minimum=iterations / end,
             ),
-            say(
-                "At the minimum learning rate the weights change little; those iterations could have "
-                "learnt more."
-            ),
-            say(
-                "lr_decay_iters={end} uses them, or max_iters={decay} saves {share} of the iterations.",
-                end=end,
-                decay=int(cosine.decay_iters),
-                share=share,
-            ),
+            at=decay_iters,
         )
     return None
 
 
-def _unfinished_warmup(cosine: LearningRateSchedule, end: int, evidence: str) -> Finding:
+def _unfinished_warmup(cosine: LearningRateSchedule, end: int, evidence: list[Message]) -> Finding:
     last = min(end, cosine.warmup_iters - 1)  # the last iteration of the warm-up that the run does
     mean_of_warmup = max(cosine.at(end / 2), 1e-12)
     mean_of_cosine = (cosine.peak_lr + cosine.min_lr) / 2
-    return Finding(
+    return make_finding(
         "lr-schedule-mismatch",
         "warning",
-        say("The run ends before its warm-up does"),
-        f"{evidence} " + say("The learning rate reaches {last} at the end.", last=format_lr(cosine.at(last))),
-        say("The learning rate was still rising at the end: it never reached its peak, and never decayed."),
-        say(
-            "warmup_iters={new} with lr_decay_iters={end}: the mean learning rate would be {gain} times "
-            "as high.",
-            new=end // 20,
-            end=end,
-            gain=f"{mean_of_cosine / mean_of_warmup:.1f}",
+        title=say("lr-schedule-mismatch.title.unfinished_warmup"),
+        evidence=[
+            *evidence,
+            say("lr-schedule-mismatch.evidence.warmup_reached", final_lr=cosine.at(last)),
+        ],
+        explanation=say("lr-schedule-mismatch.explanation.unfinished_warmup"),
+        advice=say(
+            "lr-schedule-mismatch.advice.shorter_warmup",
+            new_warmup_iters=end // 20,
+            end_iteration=end,
+            mean_lr_ratio=mean_of_cosine / mean_of_warmup,
         ),
+        at=end,
     )
 
 
-def _high_final_lr(evidence: str, advice: str) -> Finding:
-    return Finding(
+def _high_final_lr(end: int, evidence: list[Message], advice: Message) -> Finding:
+    return make_finding(
         "lr-schedule-mismatch",
         "advice",
-        say("The learning rate is still high when the run ends"),
-        evidence,
-        say(
-            "In the last part of a cosine the learning rate is low, and the loss settles. This run stops "
-            "before that."
-        ),
-        advice,
+        title=say("lr-schedule-mismatch.title.high_at_end"),
+        evidence=evidence,
+        explanation=say("lr-schedule-mismatch.explanation.high_at_end"),
+        advice=advice,
+        at=end,
     )
 
 
@@ -184,19 +183,14 @@ def _mismatch_in_logged_lr(analysis: Analysis) -> Finding | None:
     if peak <= 0 or not is_falling or not DECAYED_SHARE_OF_PEAK * peak < last < CONSTANT_SHARE_OF_PEAK * peak:
         return None
     evidence = say(
-        "The learning rate is {last} at the planned end, iteration {end}: {share} of its peak {peak}, and "
-        "still falling.",
-        last=format_lr(last),
-        end=format_integer(planned),
-        share=format_percent(last / peak),
-        peak=format_lr(peak),
+        "lr-schedule-mismatch.evidence.logged_still_falling",
+        final_lr=last,
+        end_iteration=planned,
+        share_of_peak=last / peak,
+        peak_lr=peak,
     )
-    advice = say(
-        "Let the decay end with the run, at a tenth of the peak: {floor} instead of {last}.",
-        floor=format_lr(peak / 10),
-        last=format_lr(last),
-    )
-    return _high_final_lr(evidence, advice)
+    advice = say("lr-schedule-mismatch.advice.decay_to_tenth", new_final_lr=peak / 10, final_lr=last)
+    return _high_final_lr(planned, [evidence], advice)
 
 
 def horizon_changed(analysis: Analysis) -> Finding | None:
@@ -217,25 +211,20 @@ def horizon_changed(analysis: Analysis) -> Finding | None:
             continue
         climbs = lr[start] < lr[start + 1] < lr[start + 2]
         if climbs and first <= MAX_RESTARTED_RATIO * last and highest >= MIN_WARMUP_RATIO * max(first, 1e-12):
-            return Finding(
+            return make_finding(
                 "horizon-changed",
                 "warning",
-                say("The learning-rate schedule restarted at a resume"),
-                say(
-                    "Learning rate {before} before iteration {at}, then from {first} up to {top}.",
-                    before=format_lr(last),
-                    at=format_integer(iteration),
-                    first=format_lr(first),
-                    top=format_lr(highest),
+                title=say("horizon-changed.title.schedule_restarted"),
+                evidence=say(
+                    "horizon-changed.evidence.schedule_restarted",
+                    lr_before=last,
+                    resumed_at=iteration,
+                    lr_after=first,
+                    highest_lr_after=highest,
                 ),
-                say(
-                    "The iteration number of the schedule was not restored, so the warm-up ran a second time."
-                ),
-                say(
-                    "Restore the iteration number with the weights: the rate would have continued from "
-                    "{before}.",
-                    before=format_lr(last),
-                ),
+                explanation=say("horizon-changed.explanation.schedule_restarted"),
+                advice=say("horizon-changed.advice.restore_iteration", lr_before=last),
+                at=iteration,
             )
         was_falling = last < MAX_FALLING_SHARE_OF_PEAK * peak_so_far[start - 1] and last <= lr[start - 3]
         if was_falling and first >= MIN_RAISED_RATIO * last:
@@ -244,31 +233,20 @@ def horizon_changed(analysis: Analysis) -> Finding | None:
 
 
 def _raised_lr(run_log: RunLog, iteration: int, before: float, after: float) -> Finding:
-    return Finding(
+    return make_finding(
         "horizon-changed",
         "warning",
-        say("The learning rate went back up at a resume"),
-        say(
-            "Learning rate {before} before iteration {at}, {after} after the resume there: {times} times as "
-            "high.",
-            before=format_lr(before),
-            at=format_integer(iteration),
-            after=format_lr(after),
-            times=f"{after / before:.1f}",
+        title=say("horizon-changed.title.lr_raised"),
+        evidence=say(
+            "horizon-changed.evidence.lr_raised",
+            lr_before=before,
+            resumed_at=iteration,
+            lr_after=after,
+            lr_ratio=after / before,
         ),
-        say(
-            "The schedule is computed from the planned end. A later end raises every iteration's learning "
-            "rate, so part of what the decay had gained is undone, and the loss rises before it falls."
-        ),
-        say(
-            "Set lr_decay_iters before the run, or continue with a constant learning rate of {before} and "
-            "let it decay at the new end.",
-            before=format_lr(before),
-        )
+        explanation=say("horizon-changed.explanation.later_end"),
+        advice=say("horizon-changed.advice.set_decay_iters", lr_before=before)
         if takes_known_settings(run_log)
-        else say(
-            "Set the end of the schedule before the run, or continue with a constant learning rate of "
-            "{before} and let it decay at the new end.",
-            before=format_lr(before),
-        ),
+        else say("horizon-changed.advice.set_schedule_end", lr_before=before),
+        at=iteration,
     )

@@ -9,8 +9,8 @@ import numpy as np
 
 from glassgpt.estimate.cards import Card, find_card
 from glassgpt.format import format_flops_per_s, format_percent_value
-from glassgpt.i18n import say
-from glassgpt.record.finding import Finding
+from glassgpt.i18n import Message, say
+from glassgpt.record.finding import Finding, Severity, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.inference import MFU_EMA_DECAY
 from glassgpt.runs.run_log import Bools, Floats, RunLog
@@ -106,39 +106,36 @@ def mfu_dip_is_eval(analysis: Analysis) -> Finding | None:
     if dips[worst] < MIN_DIP_POINTS:
         return None
     row = int(lines.rows[worst])
-    before, printed = f"{lines.previous_mfu[worst]:.2f}%", f"{lines.printed_mfu[worst]:.2f}%"
-    evidence = say(
-        "Iteration {iteration}: mfu {before} -> {printed}, with an evaluation in its {ms}. Recomputed: "
-        "0.9 x {before} + 0.1 x {taken_in} = {average}.",
-        iteration=int(steps.iteration[row]),
-        before=before,
-        printed=printed,
-        ms=f"{steps.ms[row]:.2f} ms",
-        taken_in=f"{lines.step_mfu[worst]:.2f}%",
-        average=f"{lines.average_mfu[worst]:.2f}%",
-    )
-    if evaluations > 1:
-        evidence += " " + say(
-            "The same formula gives the printed value at {agreeing} of {count} evaluations.",
-            agreeing=explained,
-            count=evaluations,
+    iteration = int(steps.iteration[row])
+    before, printed = float(lines.previous_mfu[worst]), float(lines.printed_mfu[worst])
+    evidence = [
+        say(
+            "mfu-dip-is-eval.evidence.recomputed",
+            iteration=iteration,
+            mfu_before=before,
+            mfu_printed=printed,
+            iteration_ms=float(steps.ms[row]),
+            iteration_mfu=float(lines.step_mfu[worst]),
+            mfu_recomputed=float(lines.average_mfu[worst]),
         )
-    return Finding(
+    ]
+    if evaluations > 1:
+        evidence.append(
+            say(
+                "mfu-dip-is-eval.evidence.agreeing_evals",
+                explained_evaluations=explained,
+                evaluations=evaluations,
+            )
+        )
+    return make_finding(
         "mfu-dip-is-eval",
         "info",
-        say(
-            "The drop of the MFU from {before} to {printed} is the evaluation, not a slower GPU",
-            before=before,
-            printed=printed,
-        ),
-        evidence,
-        say(  # 0.9**22 = 0.1
-            "{trainer} prints a running average, and counts the evaluation's time as training time. After "
-            "22 log lines nine tenths of such a dip are gone. A steady iteration alone reaches {mfu}.",
-            trainer=trainer.name,
-            mfu=format_percent_value(steady_mfu),
-        ),
-        "",
+        title=say("mfu-dip-is-eval.title", mfu_before=before, mfu_printed=printed),
+        evidence=evidence,
+        # Its 22 log lines: 0.9**22 = 0.1
+        explanation=say("mfu-dip-is-eval.explanation", trainer=trainer.name, steady_mfu_percent=steady_mfu),
+        at=iteration,
+        claims={"cause of slow iterations": "evaluation"},
     )
 
 
@@ -155,41 +152,17 @@ def mfu_wrong_peak(analysis: Analysis) -> Finding | None:
         card = find_card(name, run_log.setup.memory_bytes)
     if card is not None:
         return _mfu_on_card(run_log, mfu, peak, card)
-    device = run_log.setup.settings.get("device")
+    device, trainer = run_log.setup.settings.get("device"), run_log.trainer.name
     reference = _reference(run_log.trainer)
     if isinstance(device, str) and device.partition(":")[0] in ("cpu", "mps"):
-        return Finding(
-            "mfu-wrong-peak",
-            "info",
-            say("The MFU means nothing on {device}", device=device),
-            _rate_sentence(mfu, peak),
-            say(
-                "{trainer} divides by the peak of an {reference} on any device, so the percentage says "
-                "nothing about this machine. Iteration time and tokens/s do.",
-                trainer=run_log.trainer.name,
-                reference=reference,
-            ),
-            "",
-        )
-    if mfu < MAX_CPU_MFU_PERCENT:
-        return Finding(
-            "mfu-wrong-peak",
-            "info",
-            say(
-                "The MFU of {mfu} assumes an {reference}, which this is not",
-                mfu=format_percent_value(mfu),
-                reference=reference,
-            ),
-            _rate_sentence(mfu, peak),
-            say(
-                "{trainer} divides by the peak of an {reference} on any device. At this speed it is a CPU, "
-                "or a GPU that is idle nearly all the time. Iteration time and tokens/s tell more.",
-                trainer=run_log.trainer.name,
-                reference=reference,
-            ),
-            "",
-        )
-    return _mfu_on_common_cards(run_log, mfu, peak)
+        title = say("mfu-wrong-peak.title.no_gpu", device=device)
+        explanation = say("mfu-wrong-peak.explanation.no_gpu", trainer=trainer, reference=reference)
+    elif mfu < MAX_CPU_MFU_PERCENT:
+        title = say("mfu-wrong-peak.title.very_slow", mfu_percent=mfu, reference=reference)
+        explanation = say("mfu-wrong-peak.explanation.very_slow", trainer=trainer, reference=reference)
+    else:
+        return _mfu_on_common_cards(run_log, mfu, peak)
+    return _wrong_peak("info", mfu, peak, title, [explanation])
 
 
 def _mfu_on_card(run_log: RunLog, mfu: float, peak: float, card: Card) -> Finding | None:
@@ -199,32 +172,21 @@ def _mfu_on_card(run_log: RunLog, mfu: float, peak: float, card: Card) -> Findin
         return None
     dtype, own_peak = card_peak
     own_mfu = mfu * peak / own_peak
-    explanation = say(
-        "{trainer} divides by the peak of an {reference}. {card} does {own} in {dtype}, so the MFU is "
-        "{real}.",
-        trainer=run_log.trainer.name,
-        reference=_reference(run_log.trainer),
-        card=card.name,
-        own=format_flops_per_s(own_peak),
-        dtype=dtype,
-        real=format_percent_value(own_mfu),
-    )
-    if own_mfu > 100:
-        explanation += " " + say(
-            "That is more than the card can do: it is another card, or the MFU counts too many FLOPs."
-        )
-    return Finding(
-        "mfu-wrong-peak",
-        "warning" if own_mfu > 100 else "info",
+    title = say("mfu-wrong-peak.title.known_card", card_mfu_percent=own_mfu, mfu_percent=mfu)
+    explanation = [
         say(
-            "The MFU is {real} on this card, not {mfu}",
-            real=format_percent_value(own_mfu),
-            mfu=format_percent_value(mfu),
-        ),
-        _rate_sentence(mfu, peak),
-        explanation,
-        "",
-    )
+            "mfu-wrong-peak.explanation.known_card",
+            trainer=run_log.trainer.name,
+            reference=_reference(run_log.trainer),
+            card=card.name,
+            card_peak_flops_per_s=own_peak,
+            dtype=dtype,
+            card_mfu_percent=own_mfu,
+        )
+    ]
+    if own_mfu > 100:
+        explanation.append(say("mfu-wrong-peak.explanation.above_own_peak"))
+    return _wrong_peak("warning" if own_mfu > 100 else "info", mfu, peak, title, explanation)
 
 
 def _mfu_on_common_cards(run_log: RunLog, mfu: float, peak: float) -> Finding | None:
@@ -240,26 +202,38 @@ def _mfu_on_common_cards(run_log: RunLog, mfu: float, peak: float) -> Finding | 
             too_slow.append(short_name)
     if not fitting:
         return None
-    explanation = say(
-        "{trainer} divides by the peak of an {reference} on any card. As a share of the card's own peak it "
-        "would be: {cards}.",
-        trainer=run_log.trainer.name,
-        reference=_reference(run_log.trainer),
-        cards=", ".join(fitting),
-    )
-    if too_slow:
-        explanation += " " + say("These cards are too slow for that: {cards}.", cards=", ".join(too_slow))
-    return Finding(
-        "mfu-wrong-peak",
-        "info",
+    reference = _reference(run_log.trainer)
+    title = say("mfu-wrong-peak.title.unknown_card", mfu_percent=mfu, reference=reference)
+    explanation = [
         say(
-            "The MFU of {mfu} assumes the peak of an {reference}",
-            mfu=format_percent_value(mfu),
-            reference=_reference(run_log.trainer),
-        ),
-        _rate_sentence(mfu, peak),
-        explanation,
-        say("Name the card to see the MFU of its own peak: --gpu={example}.", example='"RTX 4070 Ti"'),
+            "mfu-wrong-peak.explanation.common_cards",
+            trainer=run_log.trainer.name,
+            reference=reference,
+            card_mfus=fitting,
+        )
+    ]
+    if too_slow:
+        explanation.append(say("mfu-wrong-peak.explanation.too_slow_cards", too_slow_cards=too_slow))
+    advice = say("mfu-wrong-peak.advice.name_card", example='"RTX 4070 Ti"')
+    return _wrong_peak("info", mfu, peak, title, explanation, advice)
+
+
+def _wrong_peak(
+    severity: Severity,
+    mfu: float,
+    peak: float,
+    title: Message,
+    explanation: list[Message],
+    advice: Message | None = None,
+) -> Finding:
+    return make_finding(
+        "mfu-wrong-peak",
+        severity,
+        title=title,
+        evidence=_rate_message(mfu, peak),
+        explanation=explanation,
+        advice=advice,
+        claims={"peak of the MFU": peak},
     )
 
 
@@ -269,19 +243,15 @@ def mfu_impossible(analysis: Analysis) -> Finding | None:
     if run_log.trainer.mfu_peak is not None or mfu is None or not 100 < mfu < math.inf:
         return None
     peak = run_log.setup.peak_flops
-    evidence = say("The median of the reported MFU is {mfu}.", mfu=format_percent_value(mfu))
-    if peak:
-        evidence += " " + _rate_sentence(mfu, peak)
-    return Finding(
+    median = say("mfu-impossible.evidence.median", mfu_percent=mfu)
+    return make_finding(
         "mfu-impossible",
         "warning",
-        say("An MFU of {mfu} is more than any card can do", mfu=format_percent_value(mfu)),
-        evidence,
-        say(
-            "The trainer assumes a slower card, counts more FLOPs than are computed, or its clock stops "
-            "before the GPU has finished."
-        ),
-        say("Judge the speed by tokens per second of wall time."),
+        title=say("mfu-impossible.title", mfu_percent=mfu),
+        evidence=[median, _rate_message(mfu, peak) if peak else None],
+        explanation=say("mfu-impossible.explanation"),
+        advice=say("mfu-impossible.advice"),
+        claims={"peak of the MFU": peak} if peak else None,
     )
 
 
@@ -298,10 +268,10 @@ def _reference(trainer: Trainer) -> str:
     return f"{trainer.mfu_peak_card} ({format_flops_per_s(trainer.mfu_peak or math.nan)})"
 
 
-def _rate_sentence(mfu: float, peak: float) -> str:
+def _rate_message(mfu: float, peak: float) -> Message:
     return say(
-        "mfu {mfu} x {peak} = {rate}.",
-        mfu=format_percent_value(mfu),
-        peak=format_flops_per_s(peak),
-        rate=format_flops_per_s(mfu / 100 * peak),
+        "mfu-wrong-peak.evidence.rate",
+        mfu_percent=mfu,
+        peak_flops_per_s=peak,
+        flops_per_s=mfu / 100 * peak,
     )

@@ -7,9 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from glassgpt.format import format_duration, format_integer, format_loss, format_lr, format_percent
-from glassgpt.i18n import say
-from glassgpt.record.finding import Finding
+from glassgpt.i18n import Message, say
+from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve import mad
 from glassgpt.runs.run_log import Floats, Ints, RunLog
@@ -78,15 +77,15 @@ def loss_nan(analysis: Analysis) -> Finding | None:
     broken = find_nonfinite_loss(run_log)
     if broken is None:
         return _nonfinite_gradient(run_log) or _nonfinite_evaluations(run_log)
-    at = format_integer(broken.iteration)
-    if run_log.has_iteration_numbers and broken.has_recovered:
-        title = say("The loss was NaN or infinite at iteration {at}", at=at)
-    elif run_log.has_iteration_numbers:
-        title = say("The loss is NaN or infinite from iteration {at} on", at=at)
+    at = broken.iteration if run_log.has_iteration_numbers else None
+    if at is not None and broken.has_recovered:
+        title = say("loss-nan.title.recovered_at", nonfinite_iteration=at)
+    elif at is not None:
+        title = say("loss-nan.title.lasting_from", nonfinite_iteration=at)
     elif broken.has_recovered:
-        title = say("The loss was NaN or infinite, then recovered")
+        title = say("loss-nan.title.recovered_unnumbered")
     else:
-        title = say("The loss became NaN or infinite")
+        title = say("loss-nan.title.lasting_unnumbered")
     cause = _likely_cause(run_log, broken)
     advice = [_checkpoint_advice(run_log, broken), _cause_advice(run_log, cause)]
     steps = run_log.steps
@@ -95,63 +94,45 @@ def loss_nan(analysis: Analysis) -> Finding | None:
         broken.iteration, int(steps.iteration[process_rows[-1]]), process_rows
     )
     if wasted and wasted[0] > MIN_WASTED_S and not broken.has_recovered:
-        advice.append(
-            say(
-                "Stopping at once would have saved {time}, {share} of the run.",
-                time=format_duration(wasted[0]),
-                share=format_percent(wasted[1]),
-            )
-        )
-    return Finding(
+        advice.append(say("loss-nan.advice.stop_at_once", wasted_s=wasted[0], wasted_share=wasted[1]))
+    return make_finding(
         "loss-nan",
         "warning" if broken.has_recovered else "problem",
-        title,
-        _evidence(run_log, broken),
-        _cause_explanation(run_log, broken, cause),
-        " ".join(sentence for sentence in advice if sentence),
+        title=title,
+        evidence=_evidence(run_log, broken),
+        explanation=_cause_explanation(run_log, broken, cause),
+        advice=advice,
+        at=at,
+        claims=None if broken.has_recovered else {"training loss at the end": "not finite"},
     )
 
 
-def _evidence(run_log: RunLog, broken: NonFiniteLoss) -> str:
+def _evidence(run_log: RunLog, broken: NonFiniteLoss) -> list[Message | None]:
     if not run_log.has_iteration_numbers:
-        evidence = [
-            say(
-                "It first happened in line {count} of the logged iterations.",
-                count=format_integer(broken.row + 1),
-            )
-        ]
+        losses = say("loss-nan.evidence.log_line", nonfinite_line=broken.row + 1)
     elif not len(broken.losses_before):
-        evidence = [
-            say("It happened in the first logged iteration, {at}.", at=format_integer(broken.iteration))
-        ]
+        losses = say("loss-nan.evidence.first_iteration", nonfinite_iteration=broken.iteration)
     else:
-        evidence = [
-            say(
-                "Last finite losses: {losses} (iteration {at}).",
-                losses=", ".join(format_loss(value) for value in broken.losses_before[-CONTEXT_LOSSES:]),
-                at=format_integer(broken.iterations_before[-1]),
-            )
-        ]
+        losses = say(
+            "loss-nan.evidence.last_finite_losses",
+            last_losses=broken.losses_before[-CONTEXT_LOSSES:].tolist(),
+            last_finite_iteration=int(broken.iterations_before[-1]),
+        )
     norms = broken.grad_norms_before[np.isfinite(broken.grad_norms_before)]
-    if len(norms):
-        evidence.append(_norms_sentence(norms))
-    lr = run_log.steps.lr[broken.row]
-    if np.isfinite(lr):
-        evidence.append(say("Learning rate at that iteration: {rate}.", rate=format_lr(float(lr))))
-    rows = format_integer(broken.nonfinite_rows)
-    evidence.append(
-        say("Logged iterations until the loss was finite again: {rows}.", rows=rows)
+    lr = float(run_log.steps.lr[broken.row])
+    return [
+        losses,
+        _norms_message(norms),
+        say("loss-nan.evidence.learning_rate", lr=lr) if np.isfinite(lr) else None,
+        say("loss-nan.evidence.until_recovered", nonfinite_losses=broken.nonfinite_rows)
         if broken.has_recovered
-        else say("Logged iterations without a finite loss since: {rows}.", rows=rows)
-    )
-    return " ".join(evidence)
+        else say("loss-nan.evidence.not_finite_since", nonfinite_losses=broken.nonfinite_rows),
+    ]
 
 
-def _norms_sentence(norms: Floats) -> str:
-    return say(
-        "Gradient norms before it: {norms}.",
-        norms=", ".join(f"{norm:.3g}" for norm in norms[-CONTEXT_LOSSES:]),
-    )
+def _norms_message(norms: Floats) -> Message | None:
+    last = norms[-CONTEXT_LOSSES:].tolist()
+    return say("loss-nan.evidence.gradient_norms", grad_norms=last) if last else None
 
 
 def _nonfinite_gradient(run_log: RunLog) -> Finding | None:
@@ -164,13 +145,14 @@ def _nonfinite_gradient(run_log: RunLog) -> Finding | None:
         at, 0, empty, empty.astype(int), np.array(norms), nonfinite_rows=0, has_recovered=False
     )
     cause: NonFiniteCause = "norm-rise" if _grew(broken.grad_norms_before) else "unknown"
-    return Finding(
+    return make_finding(
         "loss-nan",
         "problem",
-        say("The gradient was not finite at iteration {at}", at=format_integer(at)),
-        _norms_sentence(broken.grad_norms_before) if norms else "",
-        _cause_explanation(run_log, broken, cause),
-        " ".join(filter(None, (_checkpoint_advice(run_log, broken), _cause_advice(run_log, cause)))),
+        title=say("loss-nan.title.gradient", nonfinite_iteration=at),
+        evidence=_norms_message(broken.grad_norms_before),
+        explanation=_cause_explanation(run_log, broken, cause),
+        advice=[_checkpoint_advice(run_log, broken), _cause_advice(run_log, cause)],
+        at=at,
     )
 
 
@@ -179,21 +161,20 @@ def _nonfinite_evaluations(run_log: RunLog) -> Finding | None:
     bad = [done for done in run_log.evals if done.val_loss is not None and not np.isfinite(done.val_loss)]
     if not bad:
         return None
-    return Finding(
+    at = bad[0].iteration if run_log.has_iteration_numbers else None
+    return make_finding(
         "loss-nan",
         "problem",
-        say("The validation loss is NaN or infinite"),
-        say(
-            "{bad} of {all} evaluations, the first after iteration {at}. The logged training losses are "
-            "finite.",
-            bad=len(bad),
-            all=len(run_log.evals),
-            at="?"
-            if bad[0].iteration is None or not run_log.has_iteration_numbers
-            else format_integer(bad[0].iteration),
+        title=say("loss-nan.title.validation"),
+        evidence=say(
+            "loss-nan.evidence.validation",
+            nonfinite_evaluations=len(bad),
+            evaluations=len(run_log.evals),
+            nonfinite_iteration="?" if at is None else at,
         ),
-        say("The validation data or the evaluation is at fault: an empty batch, or an overflow in float16."),
-        say("Check that the validation split is not empty, and evaluate once in float32."),
+        explanation=say("loss-nan.explanation.validation"),
+        advice=say("loss-nan.advice.check_validation"),
+        at=at,
     )
 
 
@@ -240,75 +221,41 @@ def _grew(values: Floats) -> bool:
     return bool(np.median(finite[-3:]) > max(MIN_GROWTH_RATIO * usual, usual + MIN_GROWTH_MADS * mad(before)))
 
 
-def _cause_explanation(run_log: RunLog, broken: NonFiniteLoss, cause: NonFiniteCause) -> str:
-    last = broken.losses_before[-CONTEXT_LOSSES:]
+def _cause_explanation(run_log: RunLog, broken: NonFiniteLoss, cause: NonFiniteCause) -> Message:
+    last, overflows = broken.losses_before[-CONTEXT_LOSSES:], run_log.event_counts.get("scaler-overflow", 0)
     return {
-        "no-update": say(
-            "It happened before the first update, so the learning rate is not the cause. Check the loaded "
-            "weights, token ids outside the vocabulary, and the driver and kernels (with a float32 run)."
-        ),
-        "unknown": say("This log shows too few iterations before it to tell the cause."),
-        "norm-rise": say(
-            "The gradient norms grew before it: the updates were too large for this learning rate."
-        ),
-        "loss-rise": say(
-            "The loss rose before it: the run diverged, as it does when the learning rate is too high."
-        ),
+        "no-update": say("loss-nan.explanation.no_update"),
+        "unknown": say("loss-nan.explanation.unknown"),
+        "norm-rise": say("loss-nan.explanation.norm_rise"),
+        "loss-rise": say("loss-nan.explanation.loss_rise"),
         "unstable": say(
-            "The few losses before it are unstable, {low} to {high}: the learning rate is too high, or "
-            "single batches are corrupt.",
-            low=format_loss(last.min(initial=np.inf)),
-            high=format_loss(last.max(initial=-np.inf)),
+            "loss-nan.explanation.unstable",
+            lowest_loss=float(last.min(initial=np.inf)),
+            highest_loss=float(last.max(initial=-np.inf)),
         ),
-        "overflow": say(
-            "The largest float16 number is 65504. Gradient overflows in this log: {count}.",
-            count=format_integer(run_log.event_counts.get("scaler-overflow", 0)),
-        ),
-        "float16": say(
-            "There are no warning signs before it, and the run uses float16, whose largest number is 65504: "
-            "an overflow is likely."
-        ),
-        "no-warning": say(
-            "There are no warning signs before it: the losses are stable. Suspect the hardware or the data: "
-            "a kernel or device that miscomputes, a corrupt batch, or a precision that overflows."
-        ),
+        "overflow": say("loss-nan.explanation.overflow", overflows=overflows),
+        "float16": say("loss-nan.explanation.float16"),
+        "no-warning": say("loss-nan.explanation.no_warning"),
     }[cause]
 
 
-def _checkpoint_advice(run_log: RunLog, broken: NonFiniteLoss) -> str:
+def _checkpoint_advice(run_log: RunLog, broken: NonFiniteLoss) -> Message | None:
     saved = [save.iteration for save in run_log.checkpoints if save.iteration is not None]
     usable = [iteration for iteration in saved if iteration <= broken.iteration]
     if not usable or broken.has_recovered:
-        return ""
-    return say(
-        "The last checkpoint before it is from iteration {at}: resume from there.",
-        at=format_integer(max(usable)),
-    )
+        return None
+    return say("loss-nan.advice.resume_checkpoint", saved_iteration=max(usable))
 
 
-def _cause_advice(run_log: RunLog, cause: NonFiniteCause) -> str:
+def _cause_advice(run_log: RunLog, cause: NonFiniteCause) -> Message:
     if cause == "no-update":
-        return say(
-            "Run ten iterations in float32 on another device: if the loss is finite there, the first device "
-            "is at fault."
-        )
+        return say("loss-nan.advice.try_another_device")
     if cause == "no-warning":
-        return say(
-            "Run the same iterations again: a device fault usually does not recur at the same iteration, a "
-            "corrupt batch does. dtype=float32 shows whether it was the precision."
-        )
+        return say("loss-nan.advice.repeat_iterations")
     peak_lr = numeric_setting(run_log, "learning_rate")
     if not peak_lr:
-        return say(
-            "Try a third of the learning rate, or float32 for a few hundred iterations to distinguish the "
-            "two causes."
-        )
-    return say(
-        "Try learning_rate={new} instead of {old}, or dtype=float32 for a few hundred iterations to "
-        "distinguish the two causes.",
-        new=format_lr(peak_lr / 3),
-        old=format_lr(peak_lr),
-    )
+        return say("loss-nan.advice.lower_unknown_lr")
+    return say("loss-nan.advice.lower_known_lr", new_peak_lr=peak_lr / 3, peak_lr=peak_lr)
 
 
 # --- a loss of exactly 0, and skipped updates ---
@@ -324,35 +271,29 @@ def trailing_zero_losses(analysis: Analysis) -> int:
 
 def loss_zero(analysis: Analysis) -> Finding | None:
     """The loss is exactly 0 until the end: it is not computed, or a trainer writes NaN as 0."""
-    count = trailing_zero_losses(analysis)
+    count, run_log = trailing_zero_losses(analysis), analysis.log
     if not count:
         return None
-    _, losses = analysis.trajectory.finite_losses()
-    evidence = say(
-        "The last {count} of {all} logged losses are exactly 0; the one before is {before}.",
-        count=f"{count:,}",
-        all=f"{len(losses):,}",
-        before=format_loss(float(losses[-count - 1])),
-    )
-    norms = analysis.log.steps.grad_norm[analysis.trajectory.rows]
+    iterations, losses = analysis.trajectory.finite_losses()
+    evidence = [
+        say(
+            "loss-nan.evidence.zero_losses",
+            zero_losses=count,
+            logged_losses=len(losses),
+            last_nonzero_loss=float(losses[-count - 1]),
+        )
+    ]
+    norms = run_log.steps.grad_norm[analysis.trajectory.rows]
     if np.all(np.isnan(norms[-count:])) and np.any(np.isfinite(norms[:-count])):
-        evidence += " " + say("Their gradient norms are NaN.")
-    explanation = say(
-        "No model reaches a loss of 0. The loss is NaN or infinite and is logged as 0, or every label "
-        "is ignored."
-    )
-    if analysis.log.trainer.zero_loss_cause:
-        explanation += " " + analysis.log.trainer.zero_loss_cause()
-    return Finding(
+        evidence.append(say("loss-nan.evidence.zeros_norms_nan"))
+    return make_finding(
         "loss-nan",
         "problem",
-        say("The loss is exactly 0 at the end"),
-        evidence,
-        explanation,
-        say(
-            "Train in bfloat16 or float32 instead of float16, with a lower learning rate, and count the "
-            "labels of a batch that are not -100. Resume from a checkpoint before the zeros."
-        ),
+        title=say("loss-nan.title.zero_loss"),
+        evidence=evidence,
+        explanation=[say("loss-nan.explanation.zero_loss"), run_log.trainer.zero_loss_cause],
+        advice=say("loss-nan.advice.zero_loss"),
+        at=int(iterations[-count]) if run_log.has_iteration_numbers else None,
     )
 
 
@@ -374,26 +315,13 @@ def skipped_steps(analysis: Analysis) -> Finding | None:
     logged = max(1, len(steps))
     share = skipped / max(logged, skipped)
     is_usual = skipped <= MAX_USUAL_SKIPS or share <= MAX_USUAL_SKIP_SHARE
-    return Finding(
+    return make_finding(
         "skipped-steps",
         "info" if is_usual else "warning",
-        say("Updates were skipped because gradients overflowed"),
-        say(
-            "{skipped} skipped updates among {logged} logged iterations ({share}).",
-            skipped=format_integer(skipped),
-            logged=format_integer(logged),
-            share=format_percent(share),
+        title=say("skipped-steps.title"),
+        evidence=say(
+            "skipped-steps.evidence", skipped_updates=skipped, logged_iterations=logged, skipped_share=share
         ),
-        say(
-            "The largest float16 number is 65504. The loss is multiplied by a scale so that small gradients "
-            "do not underflow; when one overflows, the update is skipped and the scale halved. A few skips "
-            "at the start are normal."
-        ),
-        ""
-        if is_usual
-        else say(
-            "dtype=bfloat16 (on cards from 2020 on) needs no loss scaler and wastes none of these "
-            "iterations ({share}); otherwise use a lower learning rate or clip gradients at 1.",
-            share=format_percent(share),
-        ),
+        explanation=say("skipped-steps.explanation"),
+        advice=None if is_usual else say("skipped-steps.advice", skipped_share=share),
     )

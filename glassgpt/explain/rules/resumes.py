@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.format import format_count, format_integer, format_loss, format_loss_difference, format_percent
+from glassgpt.format import format_integer
 from glassgpt.i18n import say
-from glassgpt.record.finding import Finding
+from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve import MEDIAN_TO_MEAN_STDERR, detrended_std
 from glassgpt.runs.run_log import Floats
@@ -44,25 +44,25 @@ def resume_replays_data(analysis: Analysis) -> Finding | None:
     shown = [format_integer(length) for length in lengths[:MAX_SHOWN_PROCESSES]]
     if len(lengths) > MAX_SHOWN_PROCESSES:
         shown.append("…")
-    share = format_percent(repeated / total)
-    evidence = say(
-        "{processes} processes ran {lengths} iterations, each from the first batch again: {repeated} "
-        "iterations ({share}) saw no new data.",
-        processes=len(lengths),
-        lengths=" + ".join(shown),
-        repeated=format_integer(repeated),
-        share=share,
-    )
-    tokens = analysis.facts.tokens_per_iteration
-    if tokens:
-        evidence += " " + say("That is {tokens} tokens.", tokens=format_count(repeated * tokens))
-    return Finding(
+    share, tokens = repeated / total, analysis.facts.tokens_per_iteration
+    return make_finding(
         "resume-replays-data",
         "warning" if repeated > WARNING_REPLAYED_SHARE * total else "info",
-        say("The resumed run draws the same batches again"),
-        evidence,
-        trainer.data_restart_cause() if trainer.data_restart_cause else "",
-        trainer.data_restart_advice(share) if trainer.data_restart_advice else "",
+        title=say("resume-replays-data.title"),
+        evidence=[
+            say(
+                "resume-replays-data.evidence.repeated_iterations",
+                processes=len(lengths),
+                iterations_by_process=" + ".join(shown),
+                repeated_iterations=repeated,
+                repeated_share=share,
+            ),
+            say("resume-replays-data.evidence.repeated_tokens", repeated_tokens=repeated * tokens)
+            if tokens
+            else None,
+        ],
+        explanation=trainer.data_restart_cause,
+        advice=trainer.data_restart_advice and trainer.data_restart_advice.with_values(repeated_share=share),
     )
 
 
@@ -132,39 +132,27 @@ def resume_jump(analysis: Analysis) -> Finding | None:
     if not jumps:
         return None
     worst = max(jumps, key=lambda jump: abs(jump.loss_after - jump.loss_before))
-    jump = format_loss_difference(abs(worst.loss_after - worst.loss_before))
+    jump = abs(worst.loss_after - worst.loss_before)
     if worst.loss_after > worst.loss_before:
-        title = say("The loss jumped up by {jump} at a resume", jump=jump)
-        explanation = say(
-            "The process did not continue where the previous one stopped: the optimizer's state was not "
-            "loaded, or the learning rate, the batch size or the data changed."
-        )
-        advice = say(
-            "Load the optimizer's state with the weights and keep the schedule: the loss would be {jump} "
-            "lower at that point.",
-            jump=jump,
-        )
+        title = say("resume-jump.title.up", jump=jump)
+        explanation = say("resume-jump.explanation.up")
+        advice = say("resume-jump.advice.load_optimizer", jump=jump)
     else:
-        title = say("The loss dropped by {jump} at a resume", jump=jump)
-        explanation = say(
-            "Resuming does not change the loss. A sudden drop means other data: most often batches that the "
-            "model has already seen, or another split or loss scale."
-        )
-        advice = say(
-            "Trust only the validation loss across this resume, and compare the data of both processes."
-        )
-    return Finding(
+        title = say("resume-jump.title.down", jump=jump)
+        explanation = say("resume-jump.explanation.down")
+        advice = say("resume-jump.advice.compare_data")
+    return make_finding(
         "resume-jump",
         "warning",
-        title,
-        say(
-            "Training loss {before} just before iteration {at}, {after} just after the resume there; a "
-            "difference of up to {visible} would be noise.",
-            before=format_loss(worst.loss_before),
-            at=format_integer(worst.iteration),
-            after=format_loss(worst.loss_after),
-            visible=format_loss_difference(worst.min_visible),
+        title=title,
+        evidence=say(
+            "resume-jump.evidence",
+            loss_before=worst.loss_before,
+            resume_iteration=worst.iteration,
+            loss_after=worst.loss_after,
+            min_visible=worst.min_visible,
         ),
-        explanation,
-        advice,
+        explanation=explanation,
+        advice=advice,
+        at=worst.iteration,
     )

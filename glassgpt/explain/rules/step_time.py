@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.format import format_count, format_duration, format_ms, format_percent, format_ratio
-from glassgpt.i18n import say
-from glassgpt.record.finding import Finding, Severity
+from glassgpt.format import format_ms
+from glassgpt.i18n import Message, say
+from glassgpt.record.finding import Finding, Severity, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve import MEDIAN_TO_MEAN_STDERR, SIGMA_PER_MAD
 from glassgpt.runs.run_log import Bools, Floats, Ints
@@ -70,96 +70,65 @@ def silent_spike(analysis: Analysis) -> Finding | None:
     lost_s = float(np.sum(ms - facts.steady_ms)) / 1000
     missing_eval = _missing_eval_explanation(analysis, at, ms)
     largest = np.sort(np.argsort(-ms, kind="stable")[:MAX_LISTED])
-    values = {
-        "named": ", ".join(f"{at[index]}: {format_ms(float(ms[index]))}" for index in largest),
-        "steady": format_ms(facts.steady_ms),
-        "time": format_duration(lost_s),
-    }
+    slowest = [f"{at[index]}: {format_ms(float(ms[index]))}" for index in largest]
+    times: dict[str, object] = {"slowest": slowest, "steady_ms": facts.steady_ms, "lost_s": lost_s}
     severity: Severity = "info"
+    advice = None
     if not facts.estimated_total_s:
-        evidence = say(
-            "Iteration {named}; a steady one takes {steady}. Extra time in total: {time}.", **values
-        )
-        advice = ""
+        evidence = say("silent-spike.evidence.extra_time", **times)
     else:
         share = min(1.0, lost_s / facts.estimated_total_s)
         if share >= MIN_ADVICE_SHARE:
             severity = "advice" if missing_eval else "warning"
-        evidence = say(
-            "Iteration {named}; a steady one takes {steady}. Extra time in total: {time}, {share} of the "
-            "run.",
-            share=format_percent(share),
-            **values,
-        )
+        evidence = say("silent-spike.evidence.extra_time_share", lost_share=share, **times)
         advice = (
-            say(
-                "Look for their lines in the whole log; if they are evaluations, evaluating less often "
-                "saves up to {time} ({share} of the run).",
-                time=format_duration(lost_s),
-                share=format_percent(share),
-            )
+            say("silent-spike.advice.evaluate_less", lost_s=lost_s, lost_share=share)
             if missing_eval
-            else say(
-                "Check what else the machine did then (disk, swap, other programs, sleep); without it the "
-                "run would be {time} ({share}) shorter.",
-                time=format_duration(lost_s),
-                share=format_percent(share),
-            )
+            else say("silent-spike.advice.check_machine", lost_s=lost_s, lost_share=share)
         )
-    return Finding(
+    return make_finding(
         "silent-spike",
         severity,
-        say(
-            "Slow iterations that no log line explains: {count}, up to {ratio} times a steady one",
-            count=len(at),
-            ratio=format_ratio(float(np.max(ms)) / facts.steady_ms),
-        ),
-        evidence,
-        missing_eval
-        or say("No evaluation or checkpoint is logged there, and the times do not fit one: the run stalled."),
-        advice,
+        title=say("silent-spike.title", spikes=len(at), max_ratio=float(np.max(ms)) / facts.steady_ms),
+        evidence=evidence,
+        explanation=missing_eval or say("silent-spike.explanation.stalled"),
+        advice=advice,
+        at=int(at[np.argmax(ms)]),
+        claims={"steady ms": facts.steady_ms},
     )
 
 
-def _missing_eval_explanation(analysis: Analysis, at: Ints, ms: Floats) -> str:
-    """Why the spikes look like evaluations whose lines are missing; "" where they do not."""
+def _missing_eval_explanation(analysis: Analysis, at: Ints, ms: Floats) -> list[Message]:
+    """Why the spikes look like evaluations whose lines are missing; empty where they do not."""
     run_log, facts, steps = analysis.log, analysis.facts, analysis.log.steps
     if not run_log.trainer.step_time_includes_eval:
-        return ""
+        return []
     distances = np.diff(at)
     if len(distances) and np.all(distances == distances[0]):
         period = int(distances[0])
         if period >= 2 * (facts.log_interval or 1) and int(at[0]) % period == 0:
-            return say(
-                "They come every {period} iterations: it looks like an evaluation or a checkpoint whose line "
-                "is missing.",
-                period=period,
-            )
+            return [say("silent-spike.explanation.periodic", period=period)]
     if facts.eval_overhead_ms is not None:
         eval_step_ms = facts.eval_overhead_ms + (facts.steady_ms or 0.0)
         if not _all_within(ms, eval_step_ms, EVAL_TIME_RATIO_RANGE):
-            return ""
-        return say(
-            "They are as long as iterations that evaluate ({spike}): it looks like an evaluation whose "
-            "line is missing.",
-            spike=format_ms(eval_step_ms),
-        )
+            return []
+        return [say("silent-spike.explanation.eval_length", eval_step_ms=eval_step_ms)]
     first = run_log.is_first_of_process() & run_log.includes_eval() & np.isfinite(steps.ms)
     if not np.any(first) or not _all_within(ms, float(steps.ms[first][0]), FIRST_STEP_RATIO_RANGE):
-        return ""
-    explanation = say(
-        "The first iteration, which includes an evaluation and the start-up, took {first}: it looks like an "
-        "evaluation whose line is missing.",
-        first=format_ms(float(steps.ms[first][0])),
-    )
+        return []
+    explanation = [say("silent-spike.explanation.like_first_iteration", first_ms=float(steps.ms[first][0]))]
     # If an evaluation every 100 iterations explains a spike at 100, there should be one at 200.
-    next_at = run_log.is_steady() & (steps.iteration == 2 * int(at[0])) & (int(at[0]) > 0)
-    if len(at) == 1 and np.any(next_at):
-        explanation += " " + say(
-            "But iteration {iteration} took {ms}, so it does not come every {period} iterations.",
-            iteration=2 * int(at[0]),
-            ms=format_ms(float(steps.ms[next_at][0])),
-            period=int(at[0]),
+    period = int(at[0])
+    is_next = run_log.is_steady() & (steps.iteration == 2 * period) & (period > 0)
+    if len(at) == 1 and np.any(is_next):
+        next_ms = float(steps.ms[is_next][0])
+        explanation.append(
+            say(
+                "silent-spike.explanation.not_periodic",
+                next_iteration=2 * period,
+                next_ms=next_ms,
+                period=period,
+            )
         )
     return explanation
 
@@ -227,48 +196,34 @@ def throughput_drift(analysis: Analysis) -> Finding | None:
     if drift is None or analysis.log.is_excerpt or analysis.log.trainer.step_work_grows:
         return None
     is_slower = drift.last_ms > drift.first_ms
-    change = format_percent(abs(drift.last_ms / drift.first_ms - 1))
-    first, second, third, last = drift.quarter_bounds
-    if drift.abrupt_at is not None:
-        explanation = say(
-            "The change was sudden, near iteration {at}: another program started or ended then, the power "
-            "limit changed, or the work itself changed (batch, context).",
-            at=drift.abrupt_at,
-        )
-    elif is_slower:
-        explanation = say(
-            "The work per iteration is the same, so the machine slowed down: thermal throttling, other "
-            "programs, or growing memory use."
-        )
+    change = abs(drift.last_ms / drift.first_ms - 1)
+    if is_slower:
+        title = say("throughput-drift.title.slower", change=change)
+        explanation = say("throughput-drift.explanation.slower")
+        advice = say("throughput-drift.advice", saving=max(1 - drift.first_ms / drift.mean_ms, 0.0))
     else:
-        explanation = say(
-            "The work per iteration is the same, so the machine had fewer other programs to run later, or "
-            "warmed up late."
-        )
-    return Finding(
+        title = say("throughput-drift.title.faster", change=change)
+        explanation = say("throughput-drift.explanation.faster")
+        advice = None
+    if drift.abrupt_at is not None:
+        explanation = say("throughput-drift.explanation.sudden", change_iteration=drift.abrupt_at)
+    first_begin, first_end, last_begin, last_end = drift.quarter_bounds
+    return make_finding(
         "throughput-drift",
         "advice" if is_slower else "info",
-        say("Iterations became {share} slower over the run", share=change)
-        if is_slower
-        else say("Iterations became {share} faster over the run", share=change),
-        say(
-            "Median of the first quarter {begin} (iterations {first} to {second}), of the last {end} "
-            "({third} to {last}).",
-            begin=format_ms(drift.first_ms),
-            end=format_ms(drift.last_ms),
-            first=first,
-            second=second,
-            third=third,
-            last=last,
+        title=title,
+        evidence=say(
+            "throughput-drift.evidence",
+            first_quarter_ms=drift.first_ms,
+            first_quarter_from=first_begin,
+            first_quarter_to=first_end,
+            last_quarter_ms=drift.last_ms,
+            last_quarter_from=last_begin,
+            last_quarter_to=last_end,
         ),
-        explanation,
-        say(
-            "Watch temperature, clock speed and memory; at the first quarter's speed the iterations would "
-            "take {share} less time.",
-            share=format_percent(max(1 - drift.first_ms / drift.mean_ms, 0.0)),
-        )
-        if is_slower
-        else "",
+        explanation=explanation,
+        advice=advice,
+        at=drift.abrupt_at,
     )
 
 
@@ -278,19 +233,15 @@ def batch_changed(analysis: Analysis) -> Finding | None:
     if len(batches) < 2 or len(analysis.log.segments) > 1:
         return None
     shown = [f"{at:,}: {size:,}" for at, size in batches[:MAX_LISTED]]
-    return Finding(
+    if len(batches) > MAX_LISTED:
+        shown.append("…")
+    return make_finding(
         "batch-changed",
         "info",
-        say("The batch size changed during the run"),
-        say(
-            "Sequences per iteration, by starting iteration: {batches}.",
-            batches=", ".join([*shown, "…"] if len(batches) > MAX_LISTED else shown),
-        ),
-        say(
-            "Iterations before and after do different amounts of work, so neither their times nor their "
-            "progress can be compared."
-        ),
-        "",
+        title=say("batch-changed.title"),
+        evidence=say("batch-changed.evidence", batches=shown),
+        explanation=say("batch-changed.explanation"),
+        at=batches[1][0],
     )
 
 
@@ -305,38 +256,35 @@ def jitter(analysis: Analysis) -> Finding | None:
     parts = np.array_split(ms, min(16, max(1, len(ms) // MIN_JITTER_STEPS)))
     # Each part relative to its own median: that takes out any drift.
     relative = ms / np.concatenate([np.full(len(part), np.median(part)) for part in parts])
-    fast, usual, slow = (float(value) for value in np.percentile(ms, (10, 50, 95)))
-    mean = float(np.mean(ms))
     if not _p95_over_median(relative) > MIN_JITTER_RATIO or _is_periodic(at, relative):
         return None
-    lost = 1 - fast / mean
-    evidence = say(
-        "Of {count} steady iterations half take under {usual}, one in ten under {fast}, one in twenty "
-        "over {slow}.",
-        count=f"{len(ms):,}",
-        usual=format_ms(usual),
-        fast=format_ms(fast),
-        slow=format_ms(slow),
-    )
-    if analysis.facts.tokens_per_iteration:
-        evidence += " " + say(
-            "That is {mean} tokens/s on average, {best} in the fastest tenth.",
-            mean=format_count(1000 * analysis.facts.tokens_per_iteration / mean),
-            best=format_count(1000 * analysis.facts.tokens_per_iteration / fast),
+    p10_ms, median_ms, p95_ms = (float(value) for value in np.percentile(ms, (10, 50, 95)))
+    mean_ms = float(np.mean(ms))
+    saving = 1 - p10_ms / mean_ms
+    evidence = [
+        say(
+            "jitter.evidence.percentiles",
+            iterations=len(ms),
+            median_ms=median_ms,
+            p10_ms=p10_ms,
+            p95_ms=p95_ms,
         )
-    return Finding(
+    ]
+    if tokens := analysis.facts.tokens_per_iteration:
+        evidence.append(
+            say(
+                "jitter.evidence.tokens_per_second",
+                mean_tokens_per_s=1000 * tokens / mean_ms,
+                best_tokens_per_s=1000 * tokens / p10_ms,
+            )
+        )
+    return make_finding(
         "jitter",
-        "advice" if lost >= JITTER_ADVICE_SHARE else "info",
-        say("Iterations that do the same work take unequal time"),
-        evidence,
-        say(
-            "Something other than training takes time now and then: other programs, data loading, power "
-            "limits."
-        ),
-        say(
-            "If all were as fast as the fastest tenth, iterations would take {share} less time.",
-            share=format_percent(lost),
-        ),
+        "advice" if saving >= JITTER_ADVICE_SHARE else "info",
+        title=say("jitter.title"),
+        evidence=evidence,
+        explanation=say("jitter.explanation"),
+        advice=say("jitter.advice", saving=saving),
     )
 
 

@@ -7,16 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.format import (
-    format_count,
-    format_duration,
-    format_integer,
-    format_loss,
-    format_loss_difference,
-    format_percent,
-)
-from glassgpt.i18n import say
-from glassgpt.record.finding import Finding
+from glassgpt.i18n import Message, say
+from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.noise import EvalNoise
 from glassgpt.runs.trajectory import Trajectory, takes_known_settings, val_metric_name
@@ -104,92 +96,70 @@ def overfitting(analysis: Analysis) -> Finding | None:
     fell = _train_loss_fell(analysis.trajectory, past) if past else None
     if past is None or fell is None:
         return None
-    run_log = analysis.log
-    rise = past.end_loss - past.best_loss
-    worse = format_loss_difference(rise)
-    losses = {"best": format_loss(past.best_loss), "end": format_loss(past.end_loss), "worse": worse}
+    run_log, rise = analysis.log, past.end_loss - past.best_loss
+    compared = {
+        "metric": val_metric_name(run_log),
+        "best_loss": past.best_loss,
+        "end_loss": past.end_loss,
+        "rise": rise,
+    }
+    claims: dict[str, object] = {"learning at the end": "overfitting"}
     if run_log.has_iteration_numbers:
-        title = say("The model has overfitted since iteration {at}", at=format_integer(past.best_iteration))
-        compared = say(
-            "Best {metric} {best} at iteration {at}, at the end {end} at iteration {last}: {worse} worse.",
-            metric=val_metric_name(run_log),
-            at=format_integer(past.best_iteration),
-            last=format_integer(past.end_iteration),
-            **losses,
+        claims["best iteration"] = past.best_iteration
+        title = say("overfitting.title.since_iteration", best_iteration=past.best_iteration)
+        comparison = say(
+            "overfitting.evidence.best_end_numbered",
+            best_iteration=past.best_iteration,
+            last_iteration=past.end_iteration,
+            **compared,
         )
     else:
-        title = say(
-            "The model has overfitted for the last {share} of the run",
-            share=format_percent(past.share_after_best),
-        )
-        compared = say(
-            "Best {metric} {best}, at the end {end}: {worse} worse.",
-            metric=val_metric_name(run_log),
-            **losses,
-        )
+        title = say("overfitting.title.last_share", share_after_best=past.share_after_best)
+        comparison = say("overfitting.evidence.best_end", **compared)
     evidence = [
-        compared,
-        say(
-            "The training loss fell from {then} to {now} meanwhile.",
-            then=format_loss(fell[0]),
-            now=format_loss(fell[1]),
-        ),
-        say("{share} of the iterations came after the best.", share=format_percent(past.share_after_best)),
+        comparison,
+        say("overfitting.evidence.training_loss", train_loss_at_best=fell[0], train_loss_at_end=fell[1]),
+        say("overfitting.evidence.iterations_after_best", share_after_best=past.share_after_best),
     ]
-    wasted = analysis.seconds_and_share_after(past.best_iteration, past.end_iteration)
-    if wasted:
-        time, share = format_duration(wasted[0]), format_percent(wasted[1])
-        evidence.append(say("They took {time}, {share} of the time.", time=time, share=share))
-    return Finding(
+    saving = past.share_after_best
+    if wasted := analysis.seconds_and_share_after(past.best_iteration, past.end_iteration):
+        seconds, saving = wasted
+        evidence.append(
+            say(
+                "overfitting.evidence.time_after_best",
+                time_after_best_s=seconds,
+                time_share_after_best=saving,
+            )
+        )
+    return make_finding(
         "overfitting",
         "warning" if rise > WARNING_RISE_SHARE * past.best_loss else "advice",
-        title,
-        " ".join(evidence),
-        say(
-            "After its best evaluation the model memorises the training text: it gets better on that and "
-            "worse on unseen text. The last loss is not what this run achieved."
-        ),
-        _overfitting_advice(analysis, past, wasted[1] if wasted else past.share_after_best),
+        title=title,
+        evidence=evidence,
+        explanation=say("overfitting.explanation"),
+        advice=_overfitting_advice(analysis, past, saving),
+        at=past.best_iteration if run_log.has_iteration_numbers else None,
+        claims=claims,
     )
 
 
-def _overfitting_advice(analysis: Analysis, past: PastBest, saving: float) -> str:
-    values = {
-        "share": format_percent(saving),
-        "worse": format_loss_difference(past.end_loss - past.best_loss),
-    }
+def _overfitting_advice(analysis: Analysis, past: PastBest, saving: float) -> list[Message]:
+    best_iteration = past.best_iteration
+    effect = {"saving": saving, "rise": past.end_loss - past.best_loss}
     advice = []
     if not analysis.log.has_iteration_numbers:
-        advice.append(say("Stopping there saves {share} of the run and ends about {worse} lower.", **values))
+        advice.append(say("overfitting.advice.stop_at_best", **effect))
     elif takes_known_settings(analysis.log):
-        advice.append(
-            say(
-                "max_iters={at} with lr_decay_iters={at} saves {share} of the run and ends about {worse} "
-                "lower.",
-                at=past.best_iteration,
-                **values,
-            )
-        )
+        advice.append(say("overfitting.advice.set_max_iters", best_iteration=best_iteration, **effect))
         if any(
-            save.iteration is not None and save.iteration > past.best_iteration
+            save.iteration is not None and save.iteration > best_iteration
             for save in analysis.trajectory.checkpoints
         ):
-            advice.append(say("always_save_checkpoint=False keeps the best weights instead of the last."))
+            advice.append(say("overfitting.advice.keep_best_weights"))
     else:
-        advice.append(
-            say(
-                "Stopping at iteration {at} saves {share} of the run and ends about {worse} lower.",
-                at=format_integer(past.best_iteration),
-                **values,
-            )
-        )
-    advice.append(
-        say(
-            "To get below {best}: more text, more dropout, or a smaller model.",
-            best=format_loss(past.best_loss),
-        )
-    )
-    return " ".join(advice)
+        advice.append(say("overfitting.advice.stop_at_iteration", best_iteration=best_iteration, **effect))
+    advice.append(say("overfitting.advice.more_text", best_loss=past.best_loss))
+    return advice
 
 
 def eval_noise(analysis: Analysis) -> Finding | None:
@@ -211,57 +181,44 @@ def eval_noise(analysis: Analysis) -> Finding | None:
         return None
     if visible < MIN_VISIBLE_SHARE * float(recent[-1]):
         return None
-    evidence = say(
-        "The last {pairs} changes from one {metric} to the next have a median of {usual}; only more than "
-        "{visible} stands out from the noise.",
-        pairs=len(steps),
-        metric=val_metric_name(analysis.log),
-        usual=format_loss_difference(usual_step),
-        visible=format_loss_difference(visible),
-    )
     factor = (visible / usual_step) ** 2  # the error falls with the square root of the tokens
     if noise.eval_batches:
         advice = say(
-            "eval_iters={old} -> {new} would distinguish them. Evaluating the same tokens every time does "
-            "so at lower cost.",
-            old=int(noise.eval_batches),
-            new=math.ceil(noise.eval_batches * factor - 1e-6),
+            "eval-noise.advice.raise_eval_iters",
+            eval_iters=int(noise.eval_batches),
+            enough_eval_iters=math.ceil(noise.eval_batches * factor - 1e-6),
         )
     else:
-        advice = say(
-            "Evaluating {more} times as many tokens would distinguish them, or the same tokens every time.",
-            more=format_integer(math.ceil(factor - 1e-6)),
-        )
-    return Finding(
+        advice = say("eval-noise.advice.more_tokens", token_factor=math.ceil(factor - 1e-6))
+    return make_finding(
         "eval-noise",
         "advice",
-        say("Successive evaluations differ by less than their noise"),
-        f"{evidence} {_noise_sentence(noise)}",
-        say(
-            "Every evaluation is a sample. A difference below {visible} between two of them may be chance "
-            "instead of progress, and so may the choice of the best one.",
-            visible=format_loss_difference(visible),
-        ),
-        advice,
+        title=say("eval-noise.title"),
+        evidence=[
+            say(
+                "eval-noise.evidence.median_change",
+                changes=len(steps),
+                metric=val_metric_name(analysis.log),
+                median_change=usual_step,
+                min_visible=visible,
+            ),
+            _noise_sentence(noise),
+        ],
+        explanation=say("eval-noise.explanation", min_visible=visible),
+        advice=advice,
     )
 
 
-def _noise_sentence(noise: EvalNoise) -> str:
-    error = format_loss_difference(noise.std)
+def _noise_sentence(noise: EvalNoise) -> Message:
     if noise.source == "batches" and noise.batch_std and noise.eval_batches:
         return say(
-            "Single batches have a standard deviation of {batch}, so a mean of eval_iters={batches} of them "
-            "has one of {error}.",
-            batch=format_loss_difference(noise.batch_std),
-            batches=int(noise.eval_batches),
-            error=error,
+            "eval-noise.evidence.noise_from_batches",
+            batch_std=noise.batch_std,
+            eval_iters=int(noise.eval_batches),
+            eval_std=noise.std,
         )
     if noise.source == "tokens" and noise.eval_tokens:
-        return say(
-            "The mean over {tokens} evaluated tokens has a standard error of about {error}.",
-            tokens=format_count(noise.eval_tokens),
-            error=error,
-        )
+        return say("eval-noise.evidence.noise_from_tokens", eval_tokens=noise.eval_tokens, eval_std=noise.std)
     if noise.source == "stderr":
-        return say("The log gives a standard error of {error}.", error=error)
-    return say("The evaluations scatter by {error} around the trend.", error=error)
+        return say("eval-noise.evidence.noise_logged", eval_std=noise.std)
+    return say("eval-noise.evidence.noise_from_scatter", eval_std=noise.std)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 
 from glassgpt.estimate import flops
-from glassgpt.format import format_count, format_flops_per_s, format_ms, format_percent, format_percent_value
-from glassgpt.i18n import say
-from glassgpt.record.finding import Finding
+from glassgpt.i18n import Message, say
+from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.inference import (
     attention_flops,
@@ -36,80 +35,56 @@ def hidden_accumulation(analysis: Analysis) -> Finding | None:
     if throughput is None or not flops_per_token:
         return None
     tokens, stated_tokens = throughput.flops / flops_per_token, analysis.facts.tokens_per_iteration
-    values = {
-        "mfu": format_percent_value(throughput.mfu_percent),
-        "rate": format_flops_per_s(throughput.flops_per_s),
-        "done": f"{tokens:,.0f}",
+    implied: dict[str, object] = {
+        "mfu_percent": throughput.mfu_percent,
+        "flops_per_s": throughput.flops_per_s,
+        "implied_tokens": tokens,
     }
     if stated_tokens:
-        evidence = say(
-            "{mfu} MFU is {rate}, which implies {done} tokens per iteration; the log says {stated}.",
-            stated=f"{stated_tokens:,}",
-            **values,
-        )
+        evidence = say("hidden-accumulation.evidence.stated_tokens", stated_tokens=stated_tokens, **implied)
         if devices := nearest_multiple(stated_tokens / tokens):
             if run_log.setup.world_size == devices:
                 return None
-            return Finding(
+            return make_finding(
                 "hidden-accumulation",
                 "info",
-                say("The MFU is that of one of {devices} devices", devices=devices),
-                evidence,
-                say(
-                    "An iteration's tokens are split over {devices} devices, and {trainer}'s MFU counts the "
-                    "share of one. All of them together reach {rate}.",
+                title=say("hidden-accumulation.title.one_device", devices=devices),
+                evidence=evidence,
+                explanation=say(
+                    "hidden-accumulation.explanation.one_device",
                     trainer=run_log.trainer.name,
                     devices=devices,
-                    rate=format_flops_per_s(throughput.flops_per_s * devices),
+                    total_flops_per_s=throughput.flops_per_s * devices,
                 ),
-                "",
             )
-        if more := nearest_multiple(tokens / stated_tokens):
-            return Finding(
+        if ratio := nearest_multiple(tokens / stated_tokens):
+            return make_finding(
                 "hidden-accumulation",
                 "warning",
-                say("An iteration does {more} times as much work as the log states", more=more),
-                evidence,
-                say(
-                    "Iteration time and MFU agree only if an iteration has {more} times as many tokens: it "
-                    "accumulates more micro-steps than stated, or the MFU counts them wrongly.",
-                    more=more,
-                ),
-                say(
-                    "Check gradient_accumulation_steps and batch_size; tokens/s and tokens seen may be "
-                    "{more} times as many.",
-                    more=more,
-                ),
+                title=say("hidden-accumulation.title.more_work", token_ratio=ratio),
+                evidence=evidence,
+                explanation=say("hidden-accumulation.explanation.more_work", token_ratio=ratio),
+                advice=say("hidden-accumulation.advice", token_ratio=ratio),
             )
-    return _unstated_micro_steps(analysis, tokens, values)
-
-
-def _unstated_micro_steps(analysis: Analysis, tokens: float, values: dict[str, str]) -> Finding | None:
-    """batch_size and block_size are in the log, gradient_accumulation_steps is not."""
-    run_log = analysis.log
+    # batch_size and block_size may be in the log, and gradient_accumulation_steps not.
     batch, context = positive_int_setting(run_log, "batch_size"), positive_int_setting(run_log, "block_size")
     if not batch or not context or "gradient_accumulation_steps" in run_log.setup.settings:
         return None
     micro_steps = nearest_multiple(tokens / (batch * context))
     if micro_steps is None:
         return None
-    return Finding(
+    return make_finding(
         "hidden-accumulation",
         "info",
-        say("An iteration is {steps} micro-steps", steps=micro_steps),
-        say(
-            "{mfu} MFU is {rate}, which implies {done} tokens per iteration; batch_size x block_size is "
-            "{one}.",
-            one=f"{batch * context:,}",
-            **values,
+        title=say("hidden-accumulation.title.micro_steps", micro_steps=micro_steps),
+        evidence=say(
+            "hidden-accumulation.evidence.batch_times_context", micro_batch_tokens=batch * context, **implied
         ),
-        say(
-            "gradient_accumulation_steps is not in the log; times and MFU fit {steps}. A micro-step takes "
-            "{time}.",
-            steps=micro_steps,
-            time=format_ms((analysis.facts.steady_ms or math.nan) / micro_steps),
+        explanation=say(
+            "hidden-accumulation.explanation.micro_steps",
+            micro_steps=micro_steps,
+            micro_step_ms=(analysis.facts.steady_ms or math.nan) / micro_steps,
         ),
-        "",
     )
 
 
@@ -122,64 +97,55 @@ def parameters_inferred(analysis: Analysis) -> Finding | None:
     stated, inferred = stated_parameters(run_log), parameters_from_flops(flops_per_token, run_log)
     if stated is not None and not analysis.size.is_contradicted:
         return None
+    steady_ms, peak = analysis.facts.steady_ms, stated_peak_flops(run_log)
     evidence = say(
-        "{mfu} of {peak} is {rate}; with {tokens} tokens in {time} that is {flops} FLOP per token.",
-        mfu=format_percent_value(throughput.mfu_percent),
-        peak=format_flops_per_s(stated_peak_flops(run_log) or math.nan),
-        rate=format_flops_per_s(throughput.flops_per_s),
-        tokens=f"{tokens:,}",
-        time=format_ms(analysis.facts.steady_ms or math.nan),
-        flops=format_count(flops_per_token),
+        "parameters-inferred.evidence",
+        mfu_percent=throughput.mfu_percent,
+        peak_flops_per_s=peak,
+        flops_per_s=throughput.flops_per_s,
+        tokens_per_iteration=tokens,
+        steady_ms=steady_ms,
+        flops_per_token=flops_per_token,
     )
+    claims = {"peak of the MFU": peak, "tokens per iteration": tokens, "steady ms": steady_ms}
     if inferred is None:  # without the shape attention's part is not known: all of it may be parameters
-        return Finding(
+        return make_finding(
             "parameters-inferred",
             "info",
-            say(
-                "The speed implies at most {most} parameters",
-                most=format_count(round(flops_per_token / 6)),
-            ),
-            evidence,
-            say("6 FLOP per parameter and token; attention takes some of it. This assumes one device."),
-            "",
+            title=say("parameters-inferred.title.at_most", max_parameters=round(flops_per_token / 6)),
+            evidence=evidence,
+            explanation=say("parameters-inferred.explanation.at_most"),
+            claims=claims,
         )
     if stated is None:
-        return Finding(
-            "parameters-inferred",
-            "info",
-            say("The speed implies about {inferred} parameters", inferred=format_count(inferred)),
-            evidence,
-            _size_explanation(run_log, inferred),
-            "",
-        )
-    return Finding(
+        title, advice = say("parameters-inferred.title.unstated", parameters=inferred), None
+    else:
+        title = say("parameters-inferred.title.contradicted", parameters=inferred, stated_parameters=stated)
+        advice = say("parameters-inferred.advice", deviation=abs(stated / inferred - 1))
+    return make_finding(
         "parameters-inferred",
-        "warning",
-        say(
-            "The speed implies {inferred} parameters, not {stated}",
-            inferred=format_count(inferred),
-            stated=format_count(stated),
-        ),
-        evidence,
-        _size_explanation(run_log, inferred),
-        say(
-            "Check the stated size; figures computed from it are off by {share}.",
-            share=format_percent(abs(stated / inferred - 1)),
-        ),
+        "info" if stated is None else "warning",
+        title=title,
+        evidence=evidence,
+        explanation=[
+            say(
+                "parameters-inferred.explanation.attention_part",
+                attention_flops=attention_flops(run_log),
+            ),
+            _agreeing_shape(run_log, inferred),
+        ],
+        advice=advice,
+        claims={**claims, "parameters": inferred},
     )
 
 
-def _size_explanation(run_log: RunLog, inferred: int) -> str:
-    explanation = say(
-        "Attention takes 12 x layers x width x context = {attention} FLOP of it; the rest is 6 per "
-        "parameter, without position embeddings. This assumes one device.",
-        attention=format_count(attention_flops(run_log) or 0),
-    )
+def _agreeing_shape(run_log: RunLog, inferred: int) -> Message | None:
+    """The stated shape, where it has about as many parameters as inferred."""
     n_layer, n_embd, block_size, stated_vocab_size = (
         positive_int_setting(run_log, name) for name in ("n_layer", "n_embd", "block_size", "vocab_size")
     )
     if not (n_layer and n_embd and block_size):
-        return explanation
+        return None
     for vocab_size in (stated_vocab_size,) if stated_vocab_size else GPT2_VOCAB_SIZES:
         parameters = flops.count_parameters(
             n_layer=n_layer,
@@ -191,12 +157,11 @@ def _size_explanation(run_log: RunLog, inferred: int) -> str:
             positions=False,
         )
         if abs(parameters / inferred - 1) <= MAX_SHAPE_DEVIATION:
-            return f"{explanation} " + say(
-                "{layers} layers of width {width} with a vocabulary of {vocabulary} have {size} parameters, "
-                "which agrees.",
-                layers=n_layer,
-                width=n_embd,
-                vocabulary=f"{vocab_size:,}",
-                size=format_count(parameters),
+            return say(
+                "parameters-inferred.explanation.shape_agrees",
+                n_layer=n_layer,
+                n_embd=n_embd,
+                vocab_size=vocab_size,
+                shape_parameters=parameters,
             )
-    return explanation
+    return None

@@ -12,17 +12,10 @@ from __future__ import annotations
 import math
 import re
 
-from glassgpt.i18n import say
+from glassgpt.i18n import say, translate
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import (
-    GlossaryEntry,
-    LastLine,
-    gradient_norm_meaning,
-    last_evaluation,
-    learning_rate_meaning,
-    tokens_per_second_meaning,
-)
+from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
 from glassgpt.runs.numbers import COUNT, NUMBER, parse_ms, parse_number, search_number
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import HeaderPattern, Trainer
@@ -70,63 +63,15 @@ def read(line: str, builder: RunBuilder) -> bool:
 def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
         GlossaryEntry(
-            last_evaluation(run_log, "validation loss: {val}"),
-            say(
-                "The mean loss over 20 validation batches, evaluated before the step of the next line and "
-                "included in its time."
-            ),
+            last_evaluation(run_log, "validation loss: {val}"), translate("build-nanogpt.glossary.val_loss")
         ),
-        GlossaryEntry(last.shown("iteration", "step {}"), say("The number of this update, from 0.")),
-        GlossaryEntry(
-            last.shown("loss", "loss: {:.6f}"),
-            say("The mean loss over all micro-batches and ranks of this update."),
-        ),
-        GlossaryEntry(last.shown("lr", "lr {:.4e}"), learning_rate_meaning()),
-        GlossaryEntry(last.shown("grad_norm", "norm: {:.4f}"), gradient_norm_meaning()),
-        GlossaryEntry(
-            last.shown("ms", "dt: {:.2f}ms"),
-            say(
-                "The whole iteration, including evaluation, HellaSwag, samples and checkpoint where they "
-                "are made."
-            ),
-        ),
-        GlossaryEntry(last.shown("tokens_per_s", "tok/sec: {:.2f}"), tokens_per_second_meaning()),
+        GlossaryEntry(last.shown("iteration", "step {}"), translate("glossary.update_from_zero")),
+        GlossaryEntry(last.shown("loss", "loss: {:.6f}"), translate("build-nanogpt.glossary.loss")),
+        GlossaryEntry(last.shown("lr", "lr {:.4e}"), translate("glossary.learning_rate")),
+        GlossaryEntry(last.shown("grad_norm", "norm: {:.4f}"), translate("glossary.gradient_norm")),
+        GlossaryEntry(last.shown("ms", "dt: {:.2f}ms"), translate("build-nanogpt.glossary.dt")),
+        GlossaryEntry(last.shown("tokens_per_s", "tok/sec: {:.2f}"), translate("glossary.tokens_per_second")),
     ]
-
-
-def _eval_time_cause() -> str:
-    return say(
-        "{trainer} evaluates with its clock running: these times include the validation and, where the "
-        "script has them, HellaSwag's 10,042 questions, the samples and the checkpoint.",
-        trainer=TRAINER.name,
-    )
-
-
-def _rarer_eval_advice(old: int, new: int, share: str) -> str:
-    """Its intervals are in the code, and most of the time is HellaSwag's."""
-    return say(
-        "Run HellaSwag and the samples less often: every {new} iterations instead of {old} saves up to "
-        "{share}.",
-        old=old,
-        new=new,
-        share=share,
-    )
-
-
-def _cannot_resume_advice() -> str:
-    return say("build-nanogpt saves every 5000 iterations and cannot resume: add both before a long run.")
-
-
-def _data_restart_cause() -> str:
-    return say("Its data loader starts at the first shard in every process.")
-
-
-def _data_restart_advice(share: str) -> str:
-    return say(
-        "Save the loader's shard and position with the checkpoint: {share} of the iterations then see new "
-        "text.",
-        share=share,
-    )
 
 
 TRAINER = Trainer(
@@ -147,10 +92,10 @@ TRAINER = Trainer(
     evaluates_next_token_loss=True,
     trains_on_plain_text=True,
     final_eval_offsets=(0,),
-    eval_time_cause=_eval_time_cause,
-    rarer_eval_advice=_rarer_eval_advice,
-    cannot_resume_advice=_cannot_resume_advice,
+    eval_time_cause=say("build-nanogpt.eval_time_cause", trainer="build-nanogpt"),
+    rarer_eval_advice=say("build-nanogpt.rarer_eval_advice"),
+    cannot_resume_advice=say("build-nanogpt.cannot_resume_advice"),
     restarts_data_on_resume=True,
-    data_restart_cause=_data_restart_cause,
-    data_restart_advice=_data_restart_advice,
+    data_restart_cause=say("build-nanogpt.data_restart_cause"),
+    data_restart_advice=say("build-nanogpt.data_restart_advice"),
 )

@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 from glassgpt.config import TrainConfig
-from glassgpt.i18n import say
+from glassgpt.i18n import translate
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import (
-    GlossaryEntry,
-    LastLine,
-    gradient_norm_meaning,
-    last_evaluation,
-    learning_rate_meaning,
-    tokens_per_second_meaning,
-)
+from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
 
 
 def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
-        GlossaryEntry(last.shown("iteration", "iter {}"), say("Updates done so far.")),
+        GlossaryEntry(last.shown("iteration", "iter {}"), translate("glossary.updates_done")),
+        GlossaryEntry(last.shown("loss", "loss {:.4f}"), translate("glassgpt.glossary.loss")),
+        GlossaryEntry(last.shown("ms", "{:.2f} ms"), translate("glassgpt.glossary.step_time")),
+        GlossaryEntry(last.shown("tokens_per_s", "{:.0f} tok/s"), translate("glossary.tokens_per_second")),
+        GlossaryEntry(last.shown("mfu", "MFU {:.1f}%"), translate("glassgpt.glossary.mfu")),
+        GlossaryEntry(last.shown("lr", "lr {:.2e}"), translate("glossary.learning_rate")),
+        GlossaryEntry(last.shown("grad_norm", "norm {:.2f}"), translate("glossary.gradient_norm")),
         GlossaryEntry(
-            last.shown("loss", "loss {:.4f}"), say("The mean loss over all micro-batches of this update.")
-        ),
-        GlossaryEntry(
-            last.shown("ms", "{:.2f} ms"),
-            say(
-                "The mean time of an update since the previous line, without evaluation, checkpoints and "
-                "compiling."
-            ),
-        ),
-        GlossaryEntry(last.shown("tokens_per_s", "{:.0f} tok/s"), tokens_per_second_meaning()),
-        GlossaryEntry(
-            last.shown("mfu", "MFU {:.1f}%"),
-            say("Achieved FLOP/s over the peak FLOP/s that the run prints at its start."),
-        ),
-        GlossaryEntry(last.shown("lr", "lr {:.2e}"), learning_rate_meaning()),
-        GlossaryEntry(last.shown("grad_norm", "norm {:.2f}"), gradient_norm_meaning()),
-        GlossaryEntry(
-            last_evaluation(run_log, "train {train}  val {val}"),
-            say("The mean loss over the same tokens of each split every time, with a standard error."),
+            last_evaluation(run_log, "train {train}  val {val}"), translate("glassgpt.glossary.evaluation")
         ),
     ]
 

@@ -13,16 +13,10 @@ from __future__ import annotations
 import math
 import re
 
-from glassgpt.i18n import say
+from glassgpt.i18n import say, translate
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import (
-    GlossaryEntry,
-    LastLine,
-    gradient_norm_meaning,
-    last_evaluation,
-    learning_rate_meaning,
-)
+from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
 from glassgpt.runs.numbers import COUNT, NUMBER, parse_number
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import HeaderPattern, Trainer
@@ -161,21 +155,14 @@ def _eval_loss(values: dict[str, str]) -> tuple[str, float] | None:
 
 def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
+        GlossaryEntry(last.shown("loss", "'loss': {:.4f}"), translate("hf-trainer.glossary.loss")),
+        GlossaryEntry(last.shown("grad_norm", "'grad_norm': {:.4g}"), translate("glossary.gradient_norm")),
+        GlossaryEntry(last.shown("lr", "'learning_rate': {:.3g}"), translate("glossary.learning_rate")),
+        GlossaryEntry("'epoch': …", translate("hf-trainer.glossary.epoch")),
         GlossaryEntry(
-            last.shown("loss", "'loss': {:.4f}"), say("The mean training loss since the previous line.")
+            last_evaluation(run_log, "'eval_loss': {val}"), translate("hf-trainer.glossary.eval_loss")
         ),
-        GlossaryEntry(last.shown("grad_norm", "'grad_norm': {:.4g}"), gradient_norm_meaning()),
-        GlossaryEntry(last.shown("lr", "'learning_rate': {:.3g}"), learning_rate_meaning()),
-        GlossaryEntry(
-            "'epoch': …",
-            say("Epochs of the data so far. The Trainer does not print the step number."),
-        ),
-        GlossaryEntry(last_evaluation(run_log, "'eval_loss': {val}"), say("The loss on the evaluation set.")),
     ]
-
-
-def _zero_loss_cause() -> str:
-    return say("transformers logs a NaN or infinite loss as 0 (logging_nan_inf_filter).")
 
 
 TRAINER = Trainer(
@@ -194,7 +181,7 @@ TRAINER = Trainer(
     glossary=_glossary,
     first_iteration=1,
     loss_is_interval_mean=True,
-    zero_loss_cause=_zero_loss_cause,
+    zero_loss_cause=say("hf-trainer.zero_loss_cause"),
     often_finetunes=True,
     resume_command="--resume_from_checkpoint",
 )

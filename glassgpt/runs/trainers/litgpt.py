@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from glassgpt.i18n import say
+from glassgpt.i18n import translate
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import GlossaryEntry, LastLine
@@ -61,24 +61,11 @@ def read(line: str, builder: RunBuilder) -> bool:
 
 def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
-        GlossaryEntry(
-            last.shown("iteration", "iter {}"), say("The number of this micro-batch, from 1; not an update.")
-        ),
-        GlossaryEntry(
-            "step …", say("Updates of the weights so far; one every gradient_accumulation_iters iterations.")
-        ),
-        GlossaryEntry(last.shown("loss", "loss train: {:.3f}"), say("A running mean of the training loss.")),
-        GlossaryEntry(
-            "val: …",
-            say(
-                "The last validation loss, printed again on every line until there is a new one; n/a: none "
-                "yet."
-            ),
-        ),
-        GlossaryEntry(
-            last.shown("ms", "iter time: {:.2f} ms"),
-            say("This micro-batch alone; those marked (step) include the optimizer step."),
-        ),
+        GlossaryEntry(last.shown("iteration", "iter {}"), translate("litgpt.glossary.iter")),
+        GlossaryEntry("step …", translate("litgpt.glossary.step")),
+        GlossaryEntry(last.shown("loss", "loss train: {:.3f}"), translate("litgpt.glossary.train_loss")),
+        GlossaryEntry("val: …", translate("litgpt.glossary.val_loss")),
+        GlossaryEntry(last.shown("ms", "iter time: {:.2f} ms"), translate("litgpt.glossary.iter_time")),
     ]
 
 

@@ -15,16 +15,10 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from glassgpt.i18n import say
+from glassgpt.i18n import translate
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import (
-    GlossaryEntry,
-    LastLine,
-    gradient_norm_meaning,
-    last_evaluation,
-    learning_rate_meaning,
-)
+from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
 from glassgpt.runs.numbers import COUNT, NUMBER, parse_number, search_number
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import HeaderPattern, Trainer
@@ -127,30 +121,15 @@ def _read_other_step(match: re.Match[str], builder: RunBuilder) -> bool:
 
 def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
+        GlossaryEntry(last_evaluation(run_log, "val loss {val}"), translate("llm.c.glossary.val_loss")),
+        GlossaryEntry(last.shown("iteration", "step {}"), translate("llm.c.glossary.step")),
+        GlossaryEntry(last.shown("loss", "loss {:.6f} (+z)"), translate("llm.c.glossary.loss")),
+        GlossaryEntry(last.shown("grad_norm", "norm {:.4f} (+z)"), translate("glossary.gradient_norm")),
+        GlossaryEntry(last.shown("lr", "lr {:.2e}"), translate("glossary.learning_rate")),
+        GlossaryEntry(last.shown("ms", "{:.2f} ms"), translate("llm.c.glossary.step_time")),
+        GlossaryEntry(last.shown("mfu", "{:.1f}% MFU"), translate("llm.c.glossary.mfu")),
         GlossaryEntry(
-            last_evaluation(run_log, "val loss {val}"),
-            say("The mean loss over val_max_steps validation batches, after the step of the previous line."),
-        ),
-        GlossaryEntry(last.shown("iteration", "step {}"), say("The number of this update, from 1.")),
-        GlossaryEntry(
-            last.shown("loss", "loss {:.6f} (+z)"),
-            say(
-                "The mean loss of this update. z: how many standard deviations it is above the mean of the "
-                "last 128."
-            ),
-        ),
-        GlossaryEntry(last.shown("grad_norm", "norm {:.4f} (+z)"), gradient_norm_meaning()),
-        GlossaryEntry(last.shown("lr", "lr {:.2e}"), learning_rate_meaning()),
-        GlossaryEntry(
-            last.shown("ms", "{:.2f} ms"),
-            say("This update alone, measured on the GPU, without evaluation and checkpoints."),
-        ),
-        GlossaryEntry(
-            last.shown("mfu", "{:.1f}% MFU"),
-            say("Model FLOPs utilization against the peak of this card, from llm.c's own table."),
-        ),
-        GlossaryEntry(
-            last.shown("tokens_per_s", "{:.0f} tok/s"), say("Tokens per second, a running average.")
+            last.shown("tokens_per_s", "{:.0f} tok/s"), translate("llm.c.glossary.tokens_per_second")
         ),
     ]
 

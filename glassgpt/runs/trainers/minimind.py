@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 import re
 
-from glassgpt.i18n import say
+from glassgpt.i18n import translate
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry, LastLine, batch_loss_meaning, learning_rate_meaning
+from glassgpt.runs.glossary import GlossaryEntry, LastLine
 from glassgpt.runs.numbers import MAX_COUNT, NUMBER, parse_number
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
@@ -74,16 +74,10 @@ class MinimindReader:
 
 def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
-        GlossaryEntry(
-            "Epoch:[…](…)",
-            say("The epoch and the micro-batch in it, each with its total."),
-        ),
-        GlossaryEntry(last.shown("loss", "loss: {:.4f}"), batch_loss_meaning()),
-        GlossaryEntry(last.shown("lr", "lr: {:.8f}"), learning_rate_meaning()),
-        GlossaryEntry(
-            "epoch_time: …min",
-            say("An estimate of the minutes left in this epoch; not the time of an iteration."),
-        ),
+        GlossaryEntry("Epoch:[…](…)", translate("minimind.glossary.epoch")),
+        GlossaryEntry(last.shown("loss", "loss: {:.4f}"), translate("glossary.batch_loss")),
+        GlossaryEntry(last.shown("lr", "lr: {:.8f}"), translate("glossary.learning_rate")),
+        GlossaryEntry("epoch_time: …min", translate("minimind.glossary.epoch_time")),
     ]
 
 

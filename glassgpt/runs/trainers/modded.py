@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 
-from glassgpt.i18n import say
+from glassgpt.i18n import translate
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
@@ -72,19 +72,12 @@ class ModdedReader:
 
 def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
-        GlossaryEntry(last.shown("iteration", "step:{}"), say("Updates done so far.")),
+        GlossaryEntry(last.shown("iteration", "step:{}"), translate("glossary.updates_done")),
         GlossaryEntry(
-            last_evaluation(run_log, "val_loss:{val}"),
-            say("The loss on the fixed validation tokens. The clock is stopped meanwhile."),
+            last_evaluation(run_log, "val_loss:{val}"), translate("modded-nanogpt.glossary.val_loss")
         ),
-        GlossaryEntry(
-            "train_time:…ms",
-            say("The sum of all update times so far; the difference of two lines is one update."),
-        ),
-        GlossaryEntry(
-            "step_avg:…ms",
-            say("That sum divided by the updates: a mean over the whole run, not this step's time."),
-        ),
+        GlossaryEntry("train_time:…ms", translate("modded-nanogpt.glossary.train_time")),
+        GlossaryEntry("step_avg:…ms", translate("modded-nanogpt.glossary.step_avg")),
     ]
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import re
 
-from glassgpt.i18n import say
+from glassgpt.i18n import translate
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation, tokens_per_second_meaning
+from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
 from glassgpt.runs.numbers import COUNT, NUMBER, parse_number, search_number
 from glassgpt.runs.run_log import RunLog, ValMetric
 from glassgpt.runs.trainer import HeaderPattern, Trainer
@@ -66,32 +66,17 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
     return [
         GlossaryEntry(
             last_evaluation(run_log, "Step {step} | Validation bpb: {val}"),
-            say(
-                "Bits per byte of validation text: a loss that does not depend on the tokenizer. Lower is "
-                "better."
-            ),
+            translate("nanochat.glossary.val_bpb"),
         ),
-        GlossaryEntry(last.shown("iteration", "step {}"), say("The number of this update, from 0.")),
+        GlossaryEntry(last.shown("iteration", "step {}"), translate("glossary.update_from_zero")),
+        GlossaryEntry(last.shown("loss", "loss: {:.6f}"), translate("nanochat.glossary.loss")),
+        GlossaryEntry("lrm: …", translate("nanochat.glossary.lrm")),
+        GlossaryEntry(last.shown("ms", "dt: {:.2f}ms"), translate("nanochat.glossary.dt")),
         GlossaryEntry(
-            last.shown("loss", "loss: {:.6f}"),
-            say("A running average of the training loss: 0.9 of the last value, 0.1 of this batch."),
+            last.shown("tokens_per_s", "tok/sec: {:,.0f}"), translate("glossary.tokens_per_second")
         ),
-        GlossaryEntry(
-            "lrm: …", say("The factor of all learning rates at this step; not a learning rate itself.")
-        ),
-        GlossaryEntry(
-            last.shown("ms", "dt: {:.2f}ms"),
-            say("This update alone, without evaluation and checkpoints."),
-        ),
-        GlossaryEntry(last.shown("tokens_per_s", "tok/sec: {:,.0f}"), tokens_per_second_meaning()),
-        GlossaryEntry(
-            last.shown("mfu", "mfu: {:.2f}"),
-            say("Model FLOPs utilization in percent of the bf16 peak of the cards."),
-        ),
-        GlossaryEntry(
-            "total time: …",
-            say("The time of the updates so far, without the first ten and without evaluations."),
-        ),
+        GlossaryEntry(last.shown("mfu", "mfu: {:.2f}"), translate("nanochat.glossary.mfu")),
+        GlossaryEntry("total time: …", translate("nanochat.glossary.total_time")),
     ]
 
 

@@ -16,17 +16,11 @@ import math
 import re
 
 from glassgpt.config import TrainConfig
-from glassgpt.i18n import say
+from glassgpt.i18n import say, translate
 from glassgpt.recipe import NANOGPT_DEFAULTS
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import (
-    GlossaryEntry,
-    LastLine,
-    batch_loss_meaning,
-    last_evaluation,
-    learning_rate_meaning,
-)
+from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
 from glassgpt.runs.numbers import COUNT, NUMBER, parse_ms, parse_number, search_number
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import A100_PEAK, HeaderPattern, Trainer
@@ -111,51 +105,23 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
     return [
         GlossaryEntry(
             last_evaluation(run_log, "step {step}: train loss {train}, val loss {val}"),
-            say(
-                "An evaluation, of the weights before this iteration's update: the mean loss over "
-                "eval_iters random batches of each split, without dropout. That is why its training loss "
-                "can be below that of the batches around it."
-            ),
+            translate("nanogpt.glossary.evaluation"),
         ),
         GlossaryEntry(
-            "saving checkpoint to …" if run_log.checkpoints else "",
-            say("ckpt.pt replaces the previous one. Writing it is part of this iteration's time."),
+            "saving checkpoint to …" if run_log.checkpoints else "", translate("nanogpt.glossary.checkpoint")
         ),
-        GlossaryEntry(last.shown("iteration", "iter {}"), say("The number of this update, from 0.")),
-        GlossaryEntry(last.shown("loss", "loss {:.4f}"), batch_loss_meaning()),
+        GlossaryEntry(last.shown("iteration", "iter {}"), translate("glossary.update_from_zero")),
+        GlossaryEntry(last.shown("loss", "loss {:.4f}"), translate("glossary.batch_loss")),
         GlossaryEntry(
             last.shown("ms", "time {:.2f}ms"),
-            say(
-                "From the end of the previous iteration to the end of this one, including an evaluation or "
-                "a checkpoint made in it. A steady iteration takes {steady} here.",
+            translate(
+                "nanogpt.glossary.time",
                 steady=f"{facts.steady_ms:.2f} ms" if facts.steady_ms is not None else "?",
             ),
         ),
-        GlossaryEntry(
-            last.shown("mfu", "mfu {:.2f}%"),
-            say(
-                "Model FLOPs utilization: the model's FLOP/s over the peak of an A100 (312 TFLOP/s), "
-                "whatever the card is. It is a running average: 0.9 of the last value, 0.1 of this "
-                "iteration. -100% means that it is not known yet."
-            ),
-        ),
-        GlossaryEntry(last.shown("lr", "lr {:.3g}"), learning_rate_meaning()),
+        GlossaryEntry(last.shown("mfu", "mfu {:.2f}%"), translate("nanogpt.glossary.mfu")),
+        GlossaryEntry(last.shown("lr", "lr {:.3g}"), translate("glossary.learning_rate")),
     ]
-
-
-def _data_restart_cause() -> str:
-    return say(
-        "Every process of nanoGPT seeds its random offsets with 1337 + rank, so a resumed one draws the "
-        "offsets of a fresh one. On a small text that is read many times over this matters little."
-    )
-
-
-def _data_restart_advice(share: str) -> str:
-    return say(
-        "Add iter_num to the seed after loading the checkpoint: {share} of the iterations then see new "
-        "text. GlassGPT resumes the data where it stopped.",
-        share=share,
-    )
 
 
 _HEADER = (
@@ -223,6 +189,6 @@ TRAINER = Trainer(
     overwrites_checkpoint=True,
     resume_command="python train.py … --init_from=resume",
     restarts_data_on_resume=True,
-    data_restart_cause=_data_restart_cause,
-    data_restart_advice=_data_restart_advice,
+    data_restart_cause=say("nanogpt.data_restart_cause"),
+    data_restart_advice=say("nanogpt.data_restart_advice"),
 )

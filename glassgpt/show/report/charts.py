@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from glassgpt import format
-from glassgpt.i18n import say
+from glassgpt.i18n import translate
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.inference import stated_peak_flops
 from glassgpt.runs.run_log import Bools, RunLog
@@ -50,15 +50,15 @@ def make_charts(run_log: RunLog, facts: Facts, timeline: Timeline | None) -> lis
 def _time_chart(run_log: RunLog, facts: Facts, timeline: Timeline | None) -> Chart | MissingChart:
     """Stacked bars: training, evaluation and checkpoints, start-up."""
     if timeline is None or timeline.total_s <= 0:
-        return MissingChart(say("The time is not drawn: this log does not say how long its iterations took."))
+        return MissingChart(translate("report.time.missing"))
     without_startup_s = timeline.train_s + timeline.eval_and_save_s
     top_s = float(without_startup_s.max())
     unit_s, unit = (1, " s") if top_s < 300 else (60, " min") if top_s < 5 * 3600 else (3600, " h")
     width = timeline.iterations_per_bin
     kinds = (
-        (say("training"), "var(--train)", timeline.train_s),
-        (say("evaluation and checkpoints"), "var(--val)", timeline.eval_and_save_s),
-        (say("start-up"), "var(--startup)", timeline.startup_s),
+        (translate("phase.train"), "var(--train)", timeline.train_s),
+        (translate("phase.pauses"), "var(--val)", timeline.eval_and_save_s),
+        (translate("phase.startup"), "var(--startup)", timeline.startup_s),
     )
     traces = [
         {
@@ -76,7 +76,9 @@ def _time_chart(run_log: RunLog, facts: Facts, timeline: Timeline | None) -> Cha
     ]
     layout = base_layout(run_log)
     layout |= {"barmode": "stack", "bargap": 0.15}
-    layout["xaxis"]["unifiedhovertitle"] = {"text": say("from iteration {number} on", number="%{x:,d}")}
+    layout["xaxis"]["unifiedhovertitle"] = {
+        "text": translate("report.time.hover_from_iteration", number="%{x:,d}")
+    }
     layout["yaxis"]["ticksuffix"] = unit
     layout["shapes"] = []
     heights_s = without_startup_s + timeline.startup_s
@@ -89,12 +91,12 @@ def _time_chart(run_log: RunLog, facts: Facts, timeline: Timeline | None) -> Cha
             "y": top_s * 1.5 / unit_s,
             "xanchor": "left",
             "showarrow": False,
-            "text": say("← higher than drawn: {time}", time=height),
+            "text": translate("report.time.higher_than_drawn", time=height),
             "font": {"color": "var(--ink)", "size": 13},
         }
         layout["annotations"] = [label]
     summary = _time_summary(run_log, facts, timeline)
-    return Chart("time", say("Where the time went"), summary, traces, layout, wide=True)
+    return Chart("time", translate("report.time.title"), summary, traces, layout, wide=True)
 
 
 def _time_summary(run_log: RunLog, facts: Facts, timeline: Timeline) -> str:
@@ -104,21 +106,13 @@ def _time_summary(run_log: RunLog, facts: Facts, timeline: Timeline) -> str:
         total_s = timeline.total_s
         share = float(timeline.eval_and_save_s.sum() + timeline.startup_s.sum()) / total_s
     total = format.format_duration(total_s)
-    sentences = [
-        say(
-            "Iterations in each bar: {width}. All bars together: about {total}.",
-            width=f"{timeline.iterations_per_bin:,}",
-            total=total,
-        )
-    ]
+    sentences = [translate("report.time.bar_width_and_total", width=timeline.iterations_per_bin, total=total)]
     if not timeline.is_complete:
-        sentences.append(
-            say("What the evaluations took is not in this log, so only the training time is shown.")
-        )
+        sentences.append(translate("report.time.evaluations_unknown"))
     elif share is not None:
-        sentences.append(say("Evaluation, checkpoints and start-up are {share} of it.", share=f"{share:.1%}"))
+        sentences.append(translate("report.time.overhead_share", share=share))
     if run_log.ledger and len(run_log.segments) > 1 and not timeline.startup_s.any():
-        sentences.append(say("Start-up and compiling of the processes are in the total only."))
+        sentences.append(translate("report.time.startup_in_total_only"))
     return " ".join(sentences)
 
 
@@ -126,34 +120,37 @@ def _step_time_chart(run_log: RunLog, facts: Facts) -> Chart | MissingChart:
     steps, is_steady, includes_eval = run_log.steps, run_log.is_steady(), run_log.includes_eval()
     timed = np.isfinite(steps.ms)
     if not timed.any():
-        return MissingChart(
-            say("The step time is not drawn: this log does not say how long its iterations took.")
-        )
+        return MissingChart(translate("report.step_time.missing"))
     rows = np.flatnonzero(is_steady)
     traces = []
     if len(rows):
-        names = say("training only"), say("training only, smoothed")
+        names = (
+            translate("report.step_time.curve_training"),
+            translate("report.step_time.curve_training_smoothed"),
+        )
         traces += smoothed_line_traces(run_log, rows, steps.ms[rows], names, "var(--train)", " ms")
     # A trainer that does not time its start-up has a first iteration like any other.
     slow_start = timed & ~is_steady & ~includes_eval & (steps.ms > 2 * (facts.steady_ms or 0.0))
-    traces += _spike_markers(run_log, timed & includes_eval, say("with evaluation"), "var(--val)")
-    traces += _spike_markers(run_log, slow_start, say("with start-up"), "var(--startup)")
+    traces += _spike_markers(
+        run_log, timed & includes_eval, translate("report.step_time.curve_with_evaluation"), "var(--val)"
+    )
+    traces += _spike_markers(
+        run_log, slow_start, translate("report.step_time.curve_with_startup"), "var(--startup)"
+    )
     if not traces:
-        return MissingChart(say("The step time is not drawn: this log has only one iteration that is timed."))
+        return MissingChart(translate("report.step_time.missing_one_iteration"))
     layout = base_layout(run_log)
     layout["yaxis"]["ticksuffix"] = " ms"
     if needs_log_axis(drawn_values(traces), 6):
         set_log_axis(layout, drawn_values(traces), " ms")
-    summary = say("This log has too few iterations to tell a steady one.")
+    summary = translate("report.step_time.too_few_iterations")
     if facts.steady_ms is not None:
         usual = format.format_ms(facts.steady_ms)
-        summary = say("A steady iteration takes {time}.", time=usual)
+        summary = translate("report.step_time.steady", time=usual)
         if facts.steady_p95_ms is not None:
             slow = format.format_ms(facts.steady_p95_ms)
-            summary = say(
-                "A steady iteration takes {time}; one in twenty more than {slow}.", time=usual, slow=slow
-            )
-    return Chart("step-time", say("Step time"), summary, traces, layout)
+            summary = translate("report.step_time.steady_and_slow", time=usual, slow=slow)
+    return Chart("step-time", translate("report.step_time.title"), summary, traces, layout)
 
 
 def _spike_markers(run_log: RunLog, is_spike: Bools, name: str, colour: str) -> list[Trace]:
@@ -184,10 +181,8 @@ def _single_curve_layout(run_log: RunLog, **yaxis: str) -> Layout:
 def _mfu_chart(run_log: RunLog, facts: Facts) -> Chart | MissingChart:
     rows = np.flatnonzero(np.isfinite(run_log.steps.mfu))
     if len(rows) == 0:
-        return MissingChart(
-            say("The MFU (model FLOPs utilisation) is not drawn: this log does not report it.")
-        )
-    names, mfu = (say("MFU as the log reports it"), say("smoothed")), run_log.steps.mfu[rows]
+        return MissingChart(translate("report.mfu.missing"))
+    names, mfu = (translate("report.mfu.curve"), translate("report.curve_smoothed")), run_log.steps.mfu[rows]
     traces = (
         [line_trace(run_log, rows, mfu, names[0], "var(--speed)", 1.5, " %")]
         if run_log.trainer.mfu_is_running_average
@@ -196,75 +191,83 @@ def _mfu_chart(run_log: RunLog, facts: Facts) -> Chart | MissingChart:
     layout = _single_curve_layout(run_log, rangemode="tozero", ticksuffix=" %")
     sentences = []
     if facts.mfu_reported_steady is not None:
-        sentences.append(say("Usually {mfu}.", mfu=f"{facts.mfu_reported_steady:.1f}%"))
+        sentences.append(translate("report.mfu.usual", mfu=f"{facts.mfu_reported_steady:.1f}%"))
     peak = stated_peak_flops(run_log)
     if peak:
-        sentences.append(say("{peak} counts as 100%.", peak=format.format_flops_per_s(peak)))
+        sentences.append(translate("report.mfu.peak", peak=peak))
     if run_log.trainer.mfu_is_running_average:
-        sentences.append(say("It is a running average, so an evaluation pulls it down for a while."))
-    summary = " ".join(sentences) or say("The share of the peak that the model's own FLOPs reach.")
-    return Chart("mfu", say("MFU (model FLOPs utilisation)"), summary, traces, layout)
+        sentences.append(translate("report.mfu.running_average"))
+    summary = " ".join(sentences) or translate("report.mfu.meaning")
+    return Chart("mfu", translate("report.mfu.title"), summary, traces, layout)
 
 
 def _tokens_per_s_chart(run_log: RunLog) -> Chart | None:
     rows = np.flatnonzero(np.isfinite(run_log.steps.tokens_per_s))
     if len(rows) == 0:
         return None  # no MissingChart: the step time shows the same
-    names = say("tokens per second"), say("smoothed")
+    names = translate("label.tokens_per_second"), translate("report.curve_smoothed")
     traces = smoothed_line_traces(run_log, rows, run_log.steps.tokens_per_s[rows], names, "var(--speed)")
     layout = _single_curve_layout(run_log, rangemode="tozero", tickformat="~s")
     usual = format.format_count(float(np.median(run_log.steps.tokens_per_s[rows])))
-    return Chart("tokens", say("Tokens per second"), say("Usually {number}.", number=usual), traces, layout)
+    return Chart(
+        "tokens",
+        translate("label.heading.tokens_per_second"),
+        translate("report.tokens_per_second.usual", number=usual),
+        traces,
+        layout,
+    )
 
 
 def _learning_rate_chart(run_log: RunLog) -> Chart | MissingChart:
     rows = np.flatnonzero(np.isfinite(run_log.steps.lr))
     if len(rows) == 0:
-        return MissingChart(say("The learning rate is not drawn: this log does not report it."))
+        return MissingChart(translate("report.learning_rate.missing"))
     rates = run_log.steps.lr[rows]
-    traces = [line_trace(run_log, rows, rates, say("learning rate"), "var(--rate)", 2)]
+    traces = [line_trace(run_log, rows, rates, translate("report.learning_rate.curve"), "var(--rate)", 2)]
     layout = _single_curve_layout(run_log, rangemode="tozero", tickformat="~g")
-    summary = say(
-        "Highest {highest}, at the end {last}.", highest=f"{rates.max():.3g}", last=f"{rates[-1]:.3g}"
-    )
-    return Chart("learning-rate", say("Learning rate"), summary, traces, layout)
+    summary = translate("report.learning_rate.highest_and_last", highest=rates.max(), last=rates[-1])
+    return Chart("learning-rate", translate("report.learning_rate.title"), summary, traces, layout)
 
 
 def _gradient_norm_chart(run_log: RunLog) -> Chart | MissingChart:
     rows = np.flatnonzero(np.isfinite(run_log.steps.grad_norm))
     if len(rows) == 0:
-        return MissingChart(say("The gradient norm is not drawn: this log does not report it."))
+        return MissingChart(translate("report.gradient_norm.missing"))
     norms = run_log.steps.grad_norm[rows]
     traces = smoothed_line_traces(
-        run_log, rows, norms, (say("gradient norm"), say("smoothed")), "var(--norm)"
+        run_log,
+        rows,
+        norms,
+        (translate("report.gradient_norm.curve"), translate("report.curve_smoothed")),
+        "var(--norm)",
     )
     layout = _single_curve_layout(run_log)
     if needs_log_axis(norms, 30):
         set_log_axis(layout, norms)
     clip = run_log.setup.settings.get("grad_clip")
     if isinstance(clip, int | float) and 0 < clip <= norms.max():
-        layout["shapes"].append(horizontal_line(float(clip), say("clipped above {level}", level=f"{clip:g}")))
-    summary = say(
-        "Usually {median}, highest {highest}.",
-        median=f"{float(np.median(norms)):.3g}",
-        highest=f"{norms.max():.3g}",
+        layout["shapes"].append(
+            horizontal_line(float(clip), translate("report.gradient_norm.clip_line", level=clip))
+        )
+    summary = translate(
+        "report.gradient_norm.usual_and_highest", median=float(np.median(norms)), highest=norms.max()
     )
-    return Chart("gradient-norm", say("Gradient norm"), summary, traces, layout)
+    return Chart("gradient-norm", translate("report.gradient_norm.title"), summary, traces, layout)
 
 
 def _memory_chart(run_log: RunLog) -> Chart | MissingChart:
     used_bytes = run_log.steps.memory_bytes
     if used_bytes is None or not np.isfinite(used_bytes).any():
-        return MissingChart(say("Memory is not drawn: this log does not report it."))
+        return MissingChart(translate("report.memory.missing"))
     rows = np.flatnonzero(np.isfinite(used_bytes))
-    traces = [line_trace(run_log, rows, used_bytes[rows] / 2**30, say("GiB in use"), "var(--rate)", 2)]
+    traces = [
+        line_trace(run_log, rows, used_bytes[rows] / 2**30, translate("axis.gib_in_use"), "var(--rate)", 2)
+    ]
     layout = _single_curve_layout(run_log, rangemode="tozero", ticksuffix=" GiB")
     highest = format.format_bytes(float(used_bytes[rows].max()))
     capacity = run_log.setup.memory_bytes
     if capacity:
-        summary = say(
-            "At most {highest} of {capacity}.", highest=highest, capacity=format.format_bytes(capacity)
-        )
+        summary = translate("report.memory.highest_of_capacity", highest=highest, capacity=capacity)
     else:
-        summary = say("At most {highest}.", highest=highest)
-    return Chart("memory", say("Memory"), summary, traces, layout)
+        summary = translate("report.memory.highest", highest=highest)
+    return Chart("memory", translate("report.memory.title"), summary, traces, layout)

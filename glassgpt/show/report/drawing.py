@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from glassgpt.i18n import say
+from glassgpt.i18n import translate
 from glassgpt.runs.run_log import Floats, Ints, LoggedEvaluation, RunLog
 
 Trace = dict[str, Any]
@@ -234,9 +234,9 @@ def base_layout(run_log: RunLog) -> Layout:
     low, high = iteration_range(run_log)
     number = "%{x:,d}"  # plotly fills it in
     hover = (
-        say("iteration {number}", number=number)
+        translate("axis.iteration_number", number=number)
         if run_log.has_iteration_numbers
-        else say("line {number}", number=number)
+        else translate("axis.line_number", number=number)
     )
     resumes = [
         segment.first_iteration for segment in run_log.segments[1:] if segment.first_iteration is not None
@@ -264,7 +264,9 @@ def base_layout(run_log: RunLog) -> Layout:
         "xaxis": axis
         | {
             "title": {
-                "text": say("iteration") if run_log.has_iteration_numbers else say("line"),
+                "text": translate("axis.iteration")
+                if run_log.has_iteration_numbers
+                else translate("axis.line"),
                 "standoff": 8,
             },
             "tickformat": ",~d",
@@ -277,7 +279,7 @@ def base_layout(run_log: RunLog) -> Layout:
         | ({"dtick": 1} if high - low < 8 else {}),
         "yaxis": axis | {"exponentformat": "none", "separatethousands": True},
         "shapes": [
-            vertical_line(run_log, iteration, "var(--muted)", say("resumed"))
+            vertical_line(run_log, iteration, "var(--muted)", translate("report.resumed_line"))
             for iteration in resumes[:MAX_SEGMENTS]
         ],
     }

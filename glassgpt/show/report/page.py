@@ -15,7 +15,7 @@ from glassgpt import format
 from glassgpt.errors import UserError
 from glassgpt.explain.summary import compose_verdict
 from glassgpt.files import abbreviate_home, atomic_write
-from glassgpt.i18n import RIGHT_TO_LEFT, current_language, say
+from glassgpt.i18n import RIGHT_TO_LEFT, current_language, translate
 from glassgpt.record.finding import Finding
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import RunLog
@@ -74,7 +74,7 @@ def report_html(run_log: RunLog, facts: Facts, findings: Sequence[Finding], name
     figures_json = figures_json.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     language = current_language()
     direction = "rtl" if language in RIGHT_TO_LEFT else "ltr"
-    footer = say("Made by GlassGPT. This file needs no network: everything it shows is in it.")
+    footer = translate("report.footer")
     return f"""<!DOCTYPE html>
 <html lang="{language}" dir="{direction}">
 <head>
@@ -138,8 +138,8 @@ def _header(run_log: RunLog, facts: Facts, findings: Sequence[Finding], name: st
         for row in facts_table.key_figures(facts, run_log.ledger)
     )
     tags = [_isolate_bidi(run_log.trainer.name)] if run_log.trainer.name != _BRAND else []
-    tags += [escape_text(say("still running"))] if run_log.live else []
-    toggle = say("light or dark")
+    tags += [escape_text(translate("report.still_running"))] if run_log.live else []
+    toggle = translate("report.theme_button")
     return f"""<header>
 <div class="top"><p class="kind"><span class="brand">{_BRAND}</span> {" · ".join(tags)}</p>
 <button type="button" id="theme" hidden>{escape_text(toggle)}</button></div>
@@ -150,7 +150,7 @@ def _header(run_log: RunLog, facts: Facts, findings: Sequence[Finding], name: st
 
 
 def _findings(findings: Sequence[Finding]) -> str:
-    advice_label = say("What to do")
+    advice_label = translate("report.what_to_do")
     articles = []
     for finding in findings:
         advice = ""
@@ -166,9 +166,9 @@ def _findings(findings: Sequence[Finding]) -> str:
 <p class="id"><code dir="ltr">{escape_text(finding.id)}</code></p>
 </article>""")
     if not findings:
-        healthy = say("Nothing to report: every check that this log allows found it healthy.")
+        healthy = translate("report.findings.none")
         articles.append(f"<p>{escape_text(healthy)}</p>")
-    return _section("findings", say("Findings"), "\n".join(articles))
+    return _section("findings", translate("report.findings.title"), "\n".join(articles))
 
 
 def _charts(charts: Sequence[Chart | MissingChart], phases: dict[str, float]) -> str:
@@ -184,7 +184,7 @@ def _charts(charts: Sequence[Chart | MissingChart], phases: dict[str, float]) ->
 {_phase_bar(phases) if chart.id == "time" else ""}
 <div class="chart" id="{chart.id}" dir="ltr" role="img" aria-label="{alternative}"></div>
 </figure>""")
-    note = say("The charts need JavaScript; what they say is written below each.")
+    note = translate("report.needs_javascript")
     drawn = "\n".join(figures)
     missing = f'<ul class="absent">{"".join(reasons)}</ul>' if reasons else ""
     content = f"""<noscript><p>{escape_text(note)}</p></noscript>
@@ -192,7 +192,7 @@ def _charts(charts: Sequence[Chart | MissingChart], phases: dict[str, float]) ->
 {drawn}
 </div>
 {missing}"""
-    return _section("charts", say("Charts"), content)
+    return _section("charts", translate("report.charts.title"), content)
 
 
 def _phase_bar(phases: dict[str, float]) -> str:
@@ -219,7 +219,7 @@ def _tables(run_log: RunLog, facts: Facts) -> str:
     profiles = [tables.profile_table(record) for record in run_log.profiles]
     if profiles:
         profile = "\n".join(_code_table(caption, rows) for caption, rows in profiles)
-        sections.append(_section("profile", say("What took the time"), profile))
+        sections.append(_section("profile", translate("report.profile.title"), profile))
     groups = []
     for title, rows in facts_table.fact_groups(facts):
         cells = "".join(
@@ -228,19 +228,21 @@ def _tables(run_log: RunLog, facts: Facts) -> str:
         )
         if cells:
             groups.append(_table(title, cells, "plain"))
-    sections.append(_section("facts", say("Facts"), f'<div class="facts">{"".join(groups)}</div>'))
+    sections.append(
+        _section("facts", translate("report.facts.title"), f'<div class="facts">{"".join(groups)}</div>')
+    )
     settings = tables.setting_rows(run_log)
     if settings:
-        caption = say("Settings, and why a value was chosen where the run chose it itself")
+        caption = translate("report.configuration.caption")
         configuration = _code_table(caption, settings)
     else:
-        unknown = say("This log does not say how the run was configured.")
+        unknown = translate("report.configuration.unknown")
         configuration = f"<p>{escape_text(unknown)}</p>"
-    sections.append(_section("configuration", say("Configuration"), configuration))
+    sections.append(_section("configuration", translate("report.configuration.title"), configuration))
     machine = tables.machine_rows(run_log)
     if machine:
-        table = _code_table(say("Where and on what it ran"), machine)
-        sections.append(_section("machine", say("Machine and data"), table))
+        table = _code_table(translate("report.machine.caption"), machine)
+        sections.append(_section("machine", translate("report.machine.title"), table))
     return "\n".join(sections)
 
 

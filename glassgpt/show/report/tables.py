@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from glassgpt import format
-from glassgpt.i18n import say
+from glassgpt.i18n import translate
 from glassgpt.runs.run_log import RunLog
 from glassgpt.show.facts_table import TableRow
 
@@ -40,22 +40,25 @@ def machine_rows(run_log: RunLog) -> list[TableRow]:
 def profile_table(record: Mapping[str, Any]) -> tuple[str, list[TableRow]]:
     """A sentence about the profiled updates, and the most expensive kernels or operators."""
     updates = max(1, int(record["updates"]))
-    profiled = say("kernels") if record["of"] == "kernels" else say("operators")
-    caption = say(
-        "Updates {first} to {last} under PyTorch's profiler, {time} each; {of} ran for {busy} of it. "
-        "The trace is {trace}, for {place}.",
-        first=f"{record['from_iter'] + 1:,}",
-        last=f"{record['from_iter'] + updates:,}",
-        time=format.format_ms(record["wall_ms"] / updates),
+    profiled = (
+        translate("report.profile.kernels")
+        if record["of"] == "kernels"
+        else translate("report.profile.operators")
+    )
+    caption = translate(
+        "report.profile.caption",
+        first=record["from_iter"] + 1,
+        last=record["from_iter"] + updates,
+        time=record["wall_ms"] / updates,
         of=profiled,
-        busy=f"{record['busy']:.0%}",
+        busy=record["busy"],
         trace=truncate_cell(record["trace"]),
         place="ui.perfetto.dev",
     )
     rows = []
     for kernel in record["top"]:
         time, calls = format.format_ms(kernel["ms"] / updates), f"{kernel['calls'] / updates:.4g}"
-        reason = say("{time} and {calls} calls per update", time=time, calls=calls)
+        reason = translate("report.profile.per_update", time=time, calls=calls)
         rows.append(TableRow(truncate_cell(kernel["name"]), f"{kernel['share']:.1%}", reason))
     return caption, rows
 

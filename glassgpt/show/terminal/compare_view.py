@@ -13,9 +13,9 @@ from rich.text import Text
 from glassgpt import format
 from glassgpt.compare import Comparison
 from glassgpt.compare.compared_run import ComparedRun
-from glassgpt.compare.differences import GROUPS, bits_per_byte, format_setting, perplexity
+from glassgpt.compare.differences import GROUPS, bits_per_byte, format_setting, run_perplexity
 from glassgpt.compare.loss_curve import AXES, format_axis_value
-from glassgpt.i18n import say
+from glassgpt.i18n import translate
 from glassgpt.sanitize import sanitize_keeping_bidi, sanitize_line
 from glassgpt.show.terminal.chart import bar, sparkline
 
@@ -27,8 +27,8 @@ _UNKNOWN = "?"
 def print_comparison(comparison: Comparison, console: Console) -> None:
     runs = comparison.runs
     for run in runs:
-        title = say(
-            "{run}: {name} ({format})",
+        title = translate(
+            "compare_view.run_title",
             run=run.label,
             name=sanitize_line(run.log.name),
             format=run.log.trainer.name,
@@ -47,7 +47,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         _print_loss_curves(runs, console)
     rates = [run.analysis.tokens_per_s or 0.0 for run in runs]
     if sum(rate > 0 for rate in rates) >= 2:
-        _print_heading(say("Tokens per second"), console)
+        _print_heading(translate("label.heading.tokens_per_second"), console)
         for run, rate in zip(runs, rates, strict=True):
             speed = format.format_count(rate) if rate else _UNKNOWN
             line = f"{run.label}  {bar(rate / max(rates), _BAR_WIDTH)} {speed}"
@@ -79,14 +79,14 @@ def _add_row(table: Table, name: str, cells: Sequence[str | None]) -> None:
 def _print_differences(comparison: Comparison, console: Console) -> None:
     """The settings in which the runs differ, by group."""
     titles = {
-        "configuration": say("configuration"),
-        "data": say("data"),
-        "machine": say("machine"),
-        "code": say("code"),
-        "versions": say("versions"),
+        "configuration": translate("compare_view.group.configuration"),
+        "data": translate("compare_view.group.data"),
+        "machine": translate("compare_view.group.machine"),
+        "code": translate("compare_view.group.code"),
+        "versions": translate("compare_view.group.versions"),
     }
     known = [difference for difference in comparison.differences if difference.is_known]
-    _print_heading(say("What differs"), console)
+    _print_heading(translate("compare_view.differences.title"), console)
     if known:
         table = _make_table(comparison.runs)
         for group in GROUPS:
@@ -99,16 +99,16 @@ def _print_differences(comparison: Comparison, console: Console) -> None:
                 )
         console.print(table)
     else:
-        console.print(_text(say("nothing in these logs")))
+        console.print(_text(translate("compare_view.differences.none")))
     one_sided = [difference.name for difference in comparison.differences if not difference.is_known]
     if one_sided:
-        note = say("in some of the logs only: {settings}", settings=", ".join(one_sided))
+        note = translate("compare_view.differences.in_some_logs", settings=", ".join(one_sided))
         console.print(_text(note, "dim"))
 
 
 def _print_derived(runs: Sequence[ComparedRun], console: Console) -> None:
     """Size, tokens, FLOPs, speed, MFU, computed from each log. A row that no log supports is left out."""
-    _print_heading(say("Derived"), console)
+    _print_heading(translate("compare_view.derived.title"), console)
     table = _make_table(runs)
 
     def add_row(name: str, values: Sequence[float | None], format_value: Callable[[float], str]) -> None:
@@ -127,25 +127,33 @@ def _print_derived(runs: Sequence[ComparedRun], console: Console) -> None:
             if size.parameters is not None:
                 text = format.format_parameters(size.parameters, not inferred) + ("*" if inferred else "")
             cells.append(text)
-        _add_row(table, say("parameters"), cells)
-    add_metric(say("tokens per iteration"), "tokens_per_iteration", format.format_integer)
-    add_row(say("iterations"), [run.analysis.facts.last_iteration for run in runs], format.format_integer)
-    add_metric(say("tokens seen"), "tokens_seen", format.format_count)
-    add_row(say("FLOPs per token"), [size.flops_per_token for size in sizes], format.format_flops)
-    add_metric(say("total FLOPs"), "total_flops", format.format_flops)
-    add_metric(say("time per iteration"), "steady_ms", format.format_ms)
-    add_metric(say("tokens per second"), "tokens_per_s", format.format_count)
-    add_metric(say("achieved"), "achieved_tflops", lambda tflops: format.format_flops_per_s(tflops * 1e12))
+        _add_row(table, translate("label.parameters"), cells)
+    add_metric(translate("label.tokens_per_iteration"), "tokens_per_iteration", format.format_integer)
+    add_row(
+        translate("compare_view.iterations"),
+        [run.analysis.facts.last_iteration for run in runs],
+        format.format_integer,
+    )
+    add_metric(translate("compare_view.tokens_seen"), "tokens_seen", format.format_count)
+    add_row(translate("label.flops_per_token"), [size.flops_per_token for size in sizes], format.format_flops)
+    add_metric(translate("compare_view.total_flops"), "total_flops", format.format_flops)
+    add_metric(translate("compare_view.time_per_iteration"), "steady_ms", format.format_ms)
+    add_metric(translate("label.tokens_per_second"), "tokens_per_s", format.format_count)
+    add_metric(
+        translate("label.achieved_flops"),
+        "achieved_tflops",
+        lambda tflops: format.format_flops_per_s(tflops * 1e12),
+    )
     add_row(_mfu_title(runs), [run.mfu for run in runs], format.format_percent_value)
     add_metric(
-        say("evaluation, checkpoints, start-up"),
+        translate("compare_view.overhead_share"),
         "overhead_share",
         lambda share: format.format_percent_value(100 * share),
     )
-    add_metric(say("time"), "total_s", format.format_duration)
+    add_metric(translate("compare_view.total_time"), "total_s", format.format_duration)
     console.print(table)
     if any(size.parameters_source == "inferred" for size in sizes):
-        console.print(_text(say("* inferred from MFU and times"), "dim"))
+        console.print(_text(translate("compare_view.inferred_note"), "dim"))
 
 
 def _mfu_title(runs: Sequence[ComparedRun]) -> str:
@@ -153,16 +161,21 @@ def _mfu_title(runs: Sequence[ComparedRun]) -> str:
     peaks = {run.peak for run in runs}
     peak = next(iter(peaks))
     if len(peaks) > 1 or peak is None or peak.source == "own":
-        return say("MFU, each of its own peak")
+        return translate("compare_view.mfu.own_peaks")
     if peak.name:
-        return say("MFU of {peak} ({card})", peak=format.format_flops_per_s(peak.flops), card=peak.name)
-    return say("MFU of {peak}, as the logs assume", peak=format.format_flops_per_s(peak.flops))
+        return translate("compare_view.mfu.card_peak", peak=peak.flops, card=peak.name)
+    return translate("compare_view.mfu.assumed_peak", peak=peak.flops)
 
 
 def _print_losses(comparison: Comparison, console: Console) -> None:
     """Best and last loss, then the losses after equal iterations, tokens, time and FLOPs."""
     is_validation = comparison.loss_kind == "validation"
-    _print_heading(say("Validation loss") if is_validation else say("Training loss"), console)
+    _print_heading(
+        translate("compare_view.validation_loss.title")
+        if is_validation
+        else translate("compare_view.training_loss.title"),
+        console,
+    )
     table = _make_table(comparison.runs)
     _add_best_and_last(table, comparison.runs, is_validation)
     interpolated = False
@@ -172,13 +185,13 @@ def _print_losses(comparison: Comparison, console: Console) -> None:
         for point in alignment.points:
             after = format_axis_value(axis, point.at)
             if axis == "iterations":
-                title = say("after {count} iterations", count=after)
+                title = translate("compare_view.after.iterations", count=after)
             elif axis == "tokens":
-                title = say("after {count} tokens", count=after)
+                title = translate("compare_view.after.tokens", count=after)
             elif axis == "time":
-                title = say("after {time}", time=after)
+                title = translate("compare_view.after.time", time=after)
             else:
-                title = say("after {flops}", flops=after)
+                title = translate("compare_view.after.flops", flops=after)
             cells = []
             for reading in point.losses:
                 loss = None if reading is None else format.format_loss(reading.loss)
@@ -187,37 +200,45 @@ def _print_losses(comparison: Comparison, console: Console) -> None:
             _add_row(table, title, cells)
         if not alignment.points:
             names = {
-                "iterations": say("equal iterations"),
-                "tokens": say("equal tokens"),
-                "time": say("equal time"),
-                "flops": say("equal FLOPs"),
+                "iterations": translate("compare_view.equal.iterations"),
+                "tokens": translate("compare_view.equal.tokens"),
+                "time": translate("compare_view.equal.time"),
+                "flops": translate("compare_view.equal.flops"),
             }
             not_aligned.append(f"{names[axis]}: {alignment.reason}")
     console.print(table)
     if interpolated:
-        console.print(_text(say("≈ interpolated between two evaluations"), "dim"))
+        console.print(_text(translate("compare_view.interpolated_note"), "dim"))
     for line in not_aligned:
         console.print(_text(line, "dim"))
 
 
 def _add_best_and_last(table: Table, runs: Sequence[ComparedRun], is_validation: bool) -> None:
     bests = [run.best for run in runs]
-    _add_row(table, say("best"), [format.format_loss(best[0]) if best else None for best in bests])
     _add_row(
-        table, say("  at iteration"), [format.format_integer(best[1]) if best else None for best in bests]
+        table, translate("label.best"), [format.format_loss(best[0]) if best else None for best in bests]
+    )
+    _add_row(
+        table,
+        "  " + translate("compare_view.best_iteration"),
+        [format.format_integer(best[1]) if best else None for best in bests],
     )
     if not is_validation:
         return
-    perplexities = [perplexity(run, run.best[0]) if run.best else None for run in runs]
+    perplexities = [run_perplexity(run, run.best[0]) if run.best else None for run in runs]
     bits = [bits_per_byte(run, run.best[0]) if run.best else None for run in runs]
     if any(value is not None for value in perplexities):
         cells = [None if value is None else f"{value:.4g}" for value in perplexities]
-        _add_row(table, say("  perplexity"), cells)
+        _add_row(table, "  " + translate("compare_view.best_perplexity"), cells)
     if any(value is not None for value in bits):
         cells = [None if value is None else format.format_loss(value) for value in bits]
-        _add_row(table, say("  bits per byte"), cells)
+        _add_row(table, "  " + translate("compare_view.best_bits_per_byte"), cells)
     lasts = [run.last for run in runs]
-    _add_row(table, say("last"), [format.format_loss(last[0]) if last else None for last in lasts])
+    _add_row(
+        table,
+        translate("compare_view.last_loss"),
+        [format.format_loss(last[0]) if last else None for last in lasts],
+    )
 
 
 def _print_loss_curves(runs: Sequence[ComparedRun], console: Console) -> None:
@@ -235,7 +256,7 @@ def _print_loss_curves(runs: Sequence[ComparedRun], console: Console) -> None:
     curves = sparkline(values)  # one sparkline of all, so that the scale is one
     if not curves:
         return
-    _print_heading(say("Loss over the run, on one scale"), console)
+    _print_heading(translate("compare_view.loss_curves.title"), console)
     start = 0
     for run, losses in zip(drawn, series, strict=True):
         curve = curves[start : start + len(losses)]

@@ -10,6 +10,7 @@ from glassgpt import format
 from glassgpt.exchange.export import ExportResult
 from glassgpt.exchange.export_formats import dataset_name, needs_meta
 from glassgpt.exchange.import_nanogpt import ImportResult
+from glassgpt.record.run_dir import resume_command
 from glassgpt.show.terminal.run_lines import print_line
 from glassgpt.show.terminal.sample_view import describe_checkpoint
 
@@ -77,5 +78,5 @@ def print_import(result: ImportResult, out: Console) -> None:
         print_line(out, "", f"glass sample {folder}")
         max_iters = run.config.max_iters
         # A run that has done its updates can be resumed only with more of them.
-        longer = f" --max_iters={2 * max_iters}" if run.saved_iter >= max_iters else ""
-        print_line(out, "", f"glass train --init_from=resume --out_dir={folder}{longer}")
+        longer = [f"--max_iters={2 * max_iters}"] if run.saved_iter >= max_iters else []
+        print_line(out, "", resume_command(run.run_dir, *longer))

@@ -10,7 +10,7 @@ from rich.text import Text
 from glassgpt import format
 from glassgpt.explain.explanation import Explanation
 from glassgpt.explain.watch import WatchUpdate
-from glassgpt.i18n import RIGHT_TO_LEFT, current_language, say
+from glassgpt.i18n import RIGHT_TO_LEFT, current_language, translate
 from glassgpt.record.finding import Finding
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import glossary
@@ -48,7 +48,7 @@ def print_explanation(explanation: Explanation, out: Console, full: bool = False
     _print_loss_chart(run_log, out)
     _print_time_chart(run_log, facts, out)
     if full:
-        out.print(Text(_terminal_text(say("what the lines mean")), style="bold"))
+        out.print(Text(_terminal_text(translate("explain_view.glossary.title")), style="bold"))
         for entry in glossary(run_log, facts):
             out.print(Text(sanitize_text(entry.log_text), style="bold cyan"), soft_wrap=True)
             _print_indented(entry.meaning, "", out)
@@ -61,13 +61,17 @@ def print_watch_update(update: WatchUpdate, out: Console) -> None:
         if evaluation.val_loss is None:
             continue
         at = "?" if evaluation.iteration is None else f"{evaluation.iteration:,}"
-        text = say("iteration {at}: validation {loss}", at=at, loss=f"{evaluation.val_loss:.4f}")
+        text = translate("explain_view.watch.evaluation", at=at, loss=evaluation.val_loss)
         line = Text.assemble(("glass  ", "bold cyan"), text)
-        best_so_far = say("the best so far")
+        best_so_far = translate("explain_view.watch.best_so_far")
         is_best = evaluation.val_loss == update.explanation.facts.best_val_loss
         out.print(line.append(f"  ({best_so_far})" if is_best else ""), soft_wrap=True)
     for finding in update.findings:
-        at = "" if update.iteration is None else say("at iteration {at}", at=f"{update.iteration:,}")
+        at = (
+            ""
+            if update.iteration is None
+            else translate("explain_view.watch.at_iteration", at=update.iteration)
+        )
         out.print(Text.assemble(("glass  ", "bold cyan"), (at, "dim")), soft_wrap=True)
         print_finding(finding, out)
 
@@ -124,7 +128,7 @@ def _print_loss_chart(run_log: RunLog, out: Console, height: int = 8) -> None:
     top = float(np.percentile(losses, _LOSS_CHART_PERCENTILE))
     lines = plot([(xs, [min(y, top) for y in ys]) for xs, ys in curves], width, height)
     labels = {0: f"{top:.3g}", height - 1: f"{min(losses):.3g}"}
-    title = say("loss: training in dots, validation bright") if evaluations else say("training loss")
+    title = translate("explain_view.loss_chart.title") if evaluations else translate("label.training_loss")
     out.print(Text(_terminal_text(title), style="bold"))
     for number, characters in enumerate(lines):
         line = Text(f"{labels.get(number, ''):>8} ")
@@ -140,7 +144,7 @@ def _print_time_chart(run_log: RunLog, facts: Facts, out: Console) -> None:
     if not total:
         return
     labels = phase_labels()
-    out.print(Text(_terminal_text(say("where the time went")), style="bold"))
+    out.print(Text(_terminal_text(translate("explain_view.time_chart.title")), style="bold"))
     for phase, seconds in sorted(phases.items(), key=lambda item: -item[1]):
         share = seconds / total
         line = Text(f"{format.format_duration(seconds):>9} {share:>7.1%}  ")

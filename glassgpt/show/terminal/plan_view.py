@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -10,6 +9,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from glassgpt.estimate.loss_law import perplexity
 from glassgpt.format import (
     format_bytes,
     format_count,
@@ -269,9 +269,9 @@ def _print_loss_and_data(plan: Plan, out: Console) -> None:
         rows = [("loss", estimate.loss_reason)]
     else:
         low, mid, high = estimate.loss
-        perplexity = f", perplexity {math.exp(mid):.3g}" if mid < 20 else ""
+        in_perplexity = f", perplexity {perplexity(mid):.3g}" if mid < 20 else ""
         rows = [
-            ("loss", f"{mid:.2f} at the end ({low:.2f} to {high:.2f}){perplexity}"),
+            ("loss", f"{mid:.2f} at the end ({low:.2f} to {high:.2f}){in_perplexity}"),
             ("", estimate.loss_reason),
         ]
         curve = "   ".join(f"{at:,}: {loss:.2f}" for at, _, loss, _ in estimate.loss_curve)

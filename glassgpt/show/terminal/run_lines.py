@@ -17,6 +17,7 @@ from glassgpt import format
 from glassgpt.data.dataset import BUILT_IN
 from glassgpt.files import expand_user_path
 from glassgpt.record.journal import Record
+from glassgpt.record.run_dir import resume_command
 from glassgpt.sanitize import sanitize_text
 
 _MAX_KERNEL_NAME_CHARS = 64
@@ -117,10 +118,9 @@ def suggest_next_steps(end: Record, run: Record) -> list[tuple[str, str]]:
     )  # its folder was removed during the run
     out_dir = expand_user_path(run.get("out_dir", "RUN"))
     quoted_dir = shlex.quote(str(out_dir))
-    resume = f"glass train --init_from=resume --out_dir={quoted_dir}"
     group = run.get("team", {})
-    if group and group["size"] == group["per_machine"]:  # all ranks on one machine
-        resume += f" --nproc={group['size']}"
+    is_one_machine = group and group["size"] == group["per_machine"]
+    resume = resume_command(out_dir, *([f"--nproc={group['size']}"] if is_one_machine else []))
 
     reason = end["reason"]
     if reason == "not finite":

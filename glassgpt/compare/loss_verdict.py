@@ -21,7 +21,6 @@ from glassgpt.runs.noise import EvalNoise
 
 _SIGNIFICANT_SIGMAS = 2.0  # a difference of fewer standard deviations is noise
 _MIN_GAP_WITHOUT_NOISE = 1e-9  # where the noise is unknown
-_MIN_RISE_PAST_BEST = 0.005  # relative to the best loss, where the noise is unknown
 _WIDE_LOSS_INTERVAL = 0.1  # between two evaluations: an interpolated loss is then shown with both
 _MIN_REACHED_LATER_RATIO = 1.1  # of the times when both runs reached the same loss
 
@@ -117,23 +116,16 @@ def _compare_best_losses(
 
 def past_best_claim(run: ComparedRun) -> Claim | None:
     """The last loss is above the best one, so comparing the last losses would mislead."""
-    if run.best is None or run.last is None:
+    past = run.analysis.past_best
+    if past is None:
         return None
-    rise = run.last[0] - run.best[0]
-    min_rise = _MIN_RISE_PAST_BEST * run.best[0]
-    if run.noise:
-        min_rise = _SIGNIFICANT_SIGMAS * math.sqrt(2) * run.noise.std
-    if rise <= max(min_rise, _MIN_GAP_WITHOUT_NOISE):
-        return None
-    sentence = say("compare.past-best", run=run.label, last=run.last[0], best=run.best[0], at=run.best[1])
-    train_losses = {
-        evaluation.iteration: evaluation.train_loss
-        for evaluation in run.log.evals
-        if evaluation.train_loss is not None
-    }
-    then, now = train_losses.get(run.best[1]), train_losses.get(run.last[1])
-    if then is None or now is None or not now < then:
+    sentence = say(
+        "compare.past-best", run=run.label, last=past.end_loss, best=past.best_loss, at=past.best_iteration
+    )
+    if past.train_losses is None:
         return Claim("past-best", (run.label,), sentence)
+    then, now = past.train_losses
+    rise = past.end_loss - past.best_loss
     detail = say("compare.past-best.reason.overfits", then=then, now=now, rise=rise)
     return Claim("past-best", (run.label,), sentence, (detail,))
 

@@ -29,6 +29,7 @@ from glassgpt.runs.inference import (
     stated_peak_flops,
 )
 from glassgpt.runs.noise import EvalNoise, estimate_eval_noise
+from glassgpt.runs.past_best import PastBest, find_past_best
 from glassgpt.runs.run_log import ExitStatus, Floats, Ints, LoggedCheckpoint, LoggedEvaluation, RunLog
 from glassgpt.runs.trajectory import (
     Trajectory,
@@ -61,6 +62,15 @@ class Analysis:
         """Of one evaluation, compared with others of this run."""
         losses = self.trajectory.finite_losses()[1]
         return estimate_eval_noise(self.log, self.trajectory.evals, losses, within_run=True)
+
+    @cached_property
+    def past_best(self) -> PastBest | None:
+        """None where the last evaluations are not clearly above the best one."""
+        return find_past_best(self.log, self.trajectory, self.eval_noise)
+
+    @property
+    def has_overfitted(self) -> bool:
+        return self.past_best is not None and self.past_best.train_losses is not None
 
     @cached_property
     def eval_noise_across_runs(self) -> EvalNoise | None:

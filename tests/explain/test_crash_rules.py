@@ -22,7 +22,7 @@ from glassgpt.config import ConfigValue
 from glassgpt.explain.rules.gpu_memory import oom, parse_oom_message
 from glassgpt.explain.rules.instability import divergence, loss_spike
 from glassgpt.explain.rules.lost_work import best_overwritten, crashed, interrupted, never_checkpointed
-from glassgpt.explain.rules.nonfinite import loss_nan, skipped_steps
+from glassgpt.explain.rules.nonfinite import loss_nan, norms_never_finite, skipped_steps
 from glassgpt.i18n import say
 from glassgpt.runs.run_log import EventKind, LogEvent, LoggedCheckpoint, LoggedSetup, RunLog
 from glassgpt.runs.trainer import Trainer
@@ -186,6 +186,18 @@ def test_skipped_updates_are_counted() -> None:
     assert [message.key for message in one.text["advice"]] == ["skipped-steps.advice"]
     few = require_finding(skipped_steps(analyse(make_run_log(steps, event_counts={"scaler-overflow": 3}))))
     assert (few.severity, few.advice) == ("info", "")
+
+
+def test_norms_that_are_never_finite() -> None:
+    norms = [math.inf] * 40
+    analysis = analyse(make_run_log(make_steps(range(0, 400, 10), loss=falling_losses(40), grad_norm=norms)))
+    one = require_finding(norms_never_finite(analysis))
+    assert (one.severity, one.at) == ("warning", 0)
+    assert one.values == {"infinite_norms": 40, "logged_iterations": 40}
+    assert skipped_steps(analysis) is None, "one finding about them is enough"
+    for norms in ([*[math.inf] * 39, 1.5], [math.nan] * 40, [math.inf] * 4 + [math.nan] * 36):
+        steps = make_steps(range(0, 400, 10), loss=falling_losses(40), grad_norm=norms)
+        assert norms_never_finite(analyse(make_run_log(steps))) is None
 
 
 def test_norms_that_are_not_finite_are_skipped_updates() -> None:

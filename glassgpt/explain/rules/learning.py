@@ -9,7 +9,6 @@ import numpy as np
 
 from glassgpt.explain.rules.loss_plausibility import has_leaked_data
 from glassgpt.explain.rules.nonfinite import trailing_zero_losses
-from glassgpt.explain.rules.val_curve import find_past_best, has_overfitted
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
@@ -122,7 +121,7 @@ def _points_to_fit(analysis: Analysis) -> tuple[Floats, Floats, float, str] | No
         return at, val_losses, std, val_metric_name(run_log)
     iterations, losses = trajectory.finite_losses()
     late = iterations >= begin
-    if late.sum() < MIN_TRAIN_LOSSES_TO_FIT or find_past_best(analysis):
+    if late.sum() < MIN_TRAIN_LOSSES_TO_FIT or analysis.past_best:
         return None
     smooth = block_medians(iterations[late], losses[late], 24)
     return smooth.centers, smooth.medians, float(np.median(smooth.stderrs)), "train loss"
@@ -177,7 +176,7 @@ def plateau(analysis: Analysis) -> Finding | None:
     if from_start and (nothing := _nothing_learnt(analysis, smooth, min_iterations)):
         return nothing
     evidence = _plateau_evidence(analysis, smooth)
-    if not evidence or _find_too_small_model(analysis) or has_overfitted(analysis):
+    if not evidence or _find_too_small_model(analysis) or analysis.has_overfitted:
         return None
     last = int(at[-1])
     stop = last * 2 // 3

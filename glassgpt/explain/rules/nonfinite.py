@@ -27,6 +27,7 @@ MIN_LOSS_BEFORE_ZERO = 1.0  # last loss before the zeros: above what a model can
 # Skipped updates: the scaler tries a larger scale every 2000, and fails a few times at first.
 MAX_USUAL_SKIP_SHARE = 1 / 500  # of the updates
 MAX_USUAL_SKIPS = 5  # however short the run
+MIN_INFINITE_NORMS = 5  # and none that is finite, for "never finite"
 MIN_LOGGED_NORM_SHARE = 0.9  # of the log lines with a finite norm: then a missing one counts as NaN
 
 # no-update: broken before the first update; norm-rise, loss-rise: they grew before it; overflow: the log
@@ -301,7 +302,7 @@ def skipped_steps(analysis: Analysis) -> Finding | None:
     """Updates that float16's loss scaler skipped, because a gradient overflowed."""
     run_log, steps = analysis.log, analysis.log.steps
     skipped = run_log.event_counts.get("scaler-overflow", 0)
-    if len(steps):
+    if np.isfinite(steps.grad_norm).any():  # else see norms_never_finite
         # A finite loss with a norm that is not. NaN also stands for a line without a norm, so it counts
         # only where nearly every line has one.
         finite_loss = steps.has_loss & np.isfinite(steps.loss)
@@ -324,4 +325,23 @@ def skipped_steps(analysis: Analysis) -> Finding | None:
         ),
         explanation=say("skipped-steps.explanation"),
         advice=None if is_usual else say("skipped-steps.advice", skipped_share=share),
+    )
+
+
+def norms_never_finite(analysis: Analysis) -> Finding | None:
+    """Every logged gradient norm is infinite, while the losses are finite. A norm of NaN looks like a line
+    without a norm, so it does not count."""
+    steps = analysis.log.steps
+    infinite = np.isinf(steps.grad_norm) & steps.has_loss & np.isfinite(steps.loss)
+    count = int(infinite.sum())
+    if count < MIN_INFINITE_NORMS or np.isfinite(steps.grad_norm).any():
+        return None
+    return make_finding(
+        "norms-never-finite",
+        "warning",
+        title=say("norms-never-finite.title"),
+        evidence=say("norms-never-finite.evidence", infinite_norms=count, logged_iterations=len(steps)),
+        explanation=say("norms-never-finite.explanation"),
+        advice=say("norms-never-finite.advice"),
+        at=int(steps.iteration[infinite][0]) if analysis.log.has_iteration_numbers else None,
     )

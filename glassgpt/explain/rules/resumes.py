@@ -1,4 +1,4 @@
-"""What a resume changed: batches that it draws again, a loss that jumps. (lr_schedule.py: learning rate.)"""
+"""What a resume changed: a loss that jumps, batches that it draws again. (lr_schedule.py: learning rate.)"""
 
 from __future__ import annotations
 
@@ -27,61 +27,6 @@ MAX_RESUMES = 1000  # resumes looked at; a log with more is not one of resumes
 # Iterations that saw only batches of earlier ones, as a share of all.
 MIN_REPLAYED_SHARE, WARNING_REPLAYED_SHARE = 0.01, 0.05
 MAX_SHOWN_PROCESSES = 6
-
-
-def resume_replays_data(analysis: Analysis) -> Finding | None:
-    """Each resumed process starts the data anew, so that it trains on the batches of the first iterations."""
-    run_log, trainer = analysis.log, analysis.log.trainer
-    lengths = _process_lengths(analysis)
-    if not trainer.restarts_data_on_resume or len(lengths) < 2:
-        return None
-    if run_log.has_varying_batch_tokens:
-        return None  # batches of unequal size: iterations cannot be matched with each other
-    total = sum(lengths)
-    repeated = total - max(lengths)
-    if repeated <= 0 or repeated < MIN_REPLAYED_SHARE * total:
-        return None
-    shown = [format_integer(length) for length in lengths[:MAX_SHOWN_PROCESSES]]
-    if len(lengths) > MAX_SHOWN_PROCESSES:
-        shown.append("…")
-    share, tokens = repeated / total, analysis.facts.tokens_per_iteration
-    return make_finding(
-        "resume-replays-data",
-        "warning" if repeated > WARNING_REPLAYED_SHARE * total else "info",
-        title=say("resume-replays-data.title"),
-        evidence=[
-            say(
-                "resume-replays-data.evidence.repeated_iterations",
-                processes=len(lengths),
-                iterations_by_process=" + ".join(shown),
-                repeated_iterations=repeated,
-                repeated_share=share,
-            ),
-            say("resume-replays-data.evidence.repeated_tokens", repeated_tokens=repeated * tokens)
-            if tokens
-            else None,
-        ],
-        explanation=trainer.data_restart_cause,
-        advice=trainer.data_restart_advice and trainer.data_restart_advice.with_values(repeated_share=share),
-    )
-
-
-def _process_lengths(analysis: Analysis) -> list[int]:
-    """Iterations that each process contributed to the final weights."""
-    run_log, trajectory = analysis.log, analysis.trajectory
-    starts = [run_log.segments[segment].first_iteration for segment in trajectory.segments]
-    known_starts = [start for start in starts if start is not None]
-    if trajectory.last_iteration is None or len(known_starts) < len(starts):
-        return []
-    lengths: list[int] = []
-    end = trajectory.last_iteration + 1
-    for start in reversed(known_starts):  # iterations that a later process did again do not count
-        lengths.append(max(0, end - start))
-        end = min(end, start)
-    lengths.reverse()
-    if known_starts and run_log.segments[trajectory.segments[0]].resumed:  # what it resumed is in another log
-        lengths.insert(0, max(0, known_starts[0] - run_log.trainer.first_iteration))
-    return [length for length in lengths if length > 0]
 
 
 @dataclass(frozen=True)
@@ -156,3 +101,58 @@ def resume_jump(analysis: Analysis) -> Finding | None:
         advice=advice,
         at=worst.iteration,
     )
+
+
+def resume_replays_data(analysis: Analysis) -> Finding | None:
+    """Each resumed process starts the data anew, so that it trains on the batches of the first iterations."""
+    run_log, trainer = analysis.log, analysis.log.trainer
+    lengths = _process_lengths(analysis)
+    if not trainer.restarts_data_on_resume or len(lengths) < 2:
+        return None
+    if run_log.has_varying_batch_tokens:
+        return None  # batches of unequal size: iterations cannot be matched with each other
+    total = sum(lengths)
+    repeated = total - max(lengths)
+    if repeated <= 0 or repeated < MIN_REPLAYED_SHARE * total:
+        return None
+    shown = [format_integer(length) for length in lengths[:MAX_SHOWN_PROCESSES]]
+    if len(lengths) > MAX_SHOWN_PROCESSES:
+        shown.append("…")
+    share, tokens = repeated / total, analysis.facts.tokens_per_iteration
+    return make_finding(
+        "resume-replays-data",
+        "warning" if repeated > WARNING_REPLAYED_SHARE * total else "info",
+        title=say("resume-replays-data.title"),
+        evidence=[
+            say(
+                "resume-replays-data.evidence.repeated_iterations",
+                processes=len(lengths),
+                iterations_by_process=" + ".join(shown),
+                repeated_iterations=repeated,
+                repeated_share=share,
+            ),
+            say("resume-replays-data.evidence.repeated_tokens", repeated_tokens=repeated * tokens)
+            if tokens
+            else None,
+        ],
+        explanation=trainer.data_restart_cause,
+        advice=trainer.data_restart_advice and trainer.data_restart_advice.with_values(repeated_share=share),
+    )
+
+
+def _process_lengths(analysis: Analysis) -> list[int]:
+    """Iterations that each process contributed to the final weights."""
+    run_log, trajectory = analysis.log, analysis.trajectory
+    starts = [run_log.segments[segment].first_iteration for segment in trajectory.segments]
+    known_starts = [start for start in starts if start is not None]
+    if trajectory.last_iteration is None or len(known_starts) < len(starts):
+        return []
+    lengths: list[int] = []
+    end = trajectory.last_iteration + 1
+    for start in reversed(known_starts):  # iterations that a later process did again do not count
+        lengths.append(max(0, end - start))
+        end = min(end, start)
+    lengths.reverse()
+    if known_starts and run_log.segments[trajectory.segments[0]].resumed:  # what it resumed is in another log
+        lengths.insert(0, max(0, known_starts[0] - run_log.trainer.first_iteration))
+    return [length for length in lengths if length > 0]

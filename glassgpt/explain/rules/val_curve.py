@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,14 +10,9 @@ from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.noise import EvalNoise
-from glassgpt.runs.trajectory import Trajectory, takes_known_settings, val_metric_name
+from glassgpt.runs.past_best import PastBest
+from glassgpt.runs.trajectory import takes_known_settings, val_metric_name
 
-# The rise after the best evaluation has to exceed each of these.
-MIN_RISE_STANDARD_ERRORS = 3.0  # of a difference of two evaluations
-DEFAULT_NOISE_SHARE = 0.01  # of the best loss: replaces the above where the noise is not known
-MIN_RISE_SHARE = 0.01  # of the best loss: less is no reason to stop
-MIN_RISE_SHARE_SINGLE_EVAL = 0.03  # of the best loss, where only one evaluation came after the best
-MIN_TRAIN_LOSSES = 5  # for the training loss at one point of the run
 WARNING_RISE_SHARE = 0.02  # of the best loss: then the last weights are not worth keeping
 
 # Steps from one evaluation to the next, compared with the noise of their difference.
@@ -27,75 +21,12 @@ MIN_VISIBLE_SHARE = 0.01  # of the loss: nobody chooses between runs by less
 MIN_STEP_TO_VISIBLE = 1 / 20  # a curve that moves less is a plateau; more batches do not help
 
 
-@dataclass(frozen=True)
-class PastBest:
-    """How far a run went past its best evaluation."""
-
-    best_loss: float
-    best_iteration: int
-    end_loss: float
-    end_iteration: int
-    start_iteration: int
-
-    @property
-    def share_after_best(self) -> float:
-        return (self.end_iteration - self.best_iteration) / max(1, self.end_iteration - self.start_iteration)
-
-
-def find_past_best(analysis: Analysis) -> PastBest | None:
-    """None where the last evaluations are not clearly above the best one."""
-    at, values = analysis.trajectory.val_curve()
-    if len(values) < 3:
-        return None
-    best = int(np.argmin(values))
-    evals_after = len(values) - 1 - best
-    lowest, noise = float(values[best]), analysis.eval_noise
-    min_rise = MIN_RISE_STANDARD_ERRORS * math.sqrt(2) * noise.std if noise else DEFAULT_NOISE_SHARE * lowest
-    low, end = lowest, float(values[-1])
-    if evals_after >= 2:  # the lowest of many is low by luck too: take the median with its neighbours
-        low = float(np.median(values[max(0, best - 1) : best + 2]))
-        end = float(np.mean(values[-min(evals_after, 3) :]))
-    else:  # a single evaluation past the best may be an accident
-        min_rise = max(min_rise, MIN_RISE_SHARE_SINGLE_EVAL * lowest)
-    if evals_after < 1 or at[best] <= 0 or not end - low > max(min_rise, MIN_RISE_SHARE * low):
-        return None
-    trajectory, start = analysis.trajectory, int(at[0])
-    if trajectory.segments and analysis.log.segments[trajectory.segments[0]].has_startup:
-        start = 0
-    elif len(trajectory.iteration):
-        start = min(start, int(trajectory.iteration[0]))
-    return PastBest(lowest, int(at[best]), float(values[-1]), int(at[-1]), start)
-
-
-def _train_loss_fell(trajectory: Trajectory, past: PastBest) -> tuple[float, float] | None:
-    """The training loss at the best evaluation and at the end, if it is lower at the end."""
-    train_losses = {done.iteration: done.train_loss for done in trajectory.evals}
-    at_best, at_end = train_losses.get(past.best_iteration), train_losses.get(past.end_iteration)
-    if at_best is None or at_end is None:
-        at, losses = trajectory.finite_losses()
-        around = np.flatnonzero((at > past.best_iteration * 0.9) & (at <= past.best_iteration * 1.1))
-        late = np.flatnonzero(at > past.end_iteration - 0.1 * (past.end_iteration - past.start_iteration))
-        if len(around) < MIN_TRAIN_LOSSES:  # a large log interval: take the nearest lines
-            around = np.sort(np.argsort(np.abs(at - past.best_iteration), kind="stable")[:MIN_TRAIN_LOSSES])
-        if len(late) < MIN_TRAIN_LOSSES:
-            late = np.arange(len(at))[-MIN_TRAIN_LOSSES:]
-        if len(around) < MIN_TRAIN_LOSSES or around[-1] >= late[0]:
-            return None
-        at_best, at_end = float(np.median(losses[around])), float(np.median(losses[late]))
-    return (at_best, at_end) if at_end < at_best else None
-
-
-def has_overfitted(analysis: Analysis) -> bool:
-    past = find_past_best(analysis)
-    return past is not None and _train_loss_fell(analysis.trajectory, past) is not None
-
-
 def overfitting(analysis: Analysis) -> Finding | None:
     """The validation loss rose after its best while the training loss fell."""
-    past = find_past_best(analysis)
-    fell = _train_loss_fell(analysis.trajectory, past) if past else None
-    if past is None or fell is None:
+    past = analysis.past_best
+    if past is None or past.train_losses is None:
         return None
+    train_best, train_end = past.train_losses
     run_log, rise = analysis.log, past.end_loss - past.best_loss
     compared = {
         "metric": val_metric_name(run_log),
@@ -118,7 +49,7 @@ def overfitting(analysis: Analysis) -> Finding | None:
         comparison = say("overfitting.evidence.best_end", **compared)
     evidence = [
         comparison,
-        say("overfitting.evidence.training_loss", train_loss_at_best=fell[0], train_loss_at_end=fell[1]),
+        say("overfitting.evidence.training_loss", train_loss_at_best=train_best, train_loss_at_end=train_end),
         say("overfitting.evidence.iterations_after_best", share_after_best=past.share_after_best),
     ]
     saving = past.share_after_best
@@ -167,7 +98,7 @@ def eval_noise(analysis: Analysis) -> Finding | None:
     noise, trainer = analysis.eval_noise, analysis.log.trainer
     _, values = analysis.trajectory.val_curve()
     recent = values[-max(4, len(values) // 3) :]
-    if noise is None or len(recent) < 4 or find_past_best(analysis):  # a rise of several is not noise
+    if noise is None or len(recent) < 4 or analysis.past_best:  # a rise of several is not noise
         return None
     if noise.source == "scatter":
         if not trainer.evaluates_random_batches:

@@ -72,7 +72,7 @@ class _Process:
     resumed: bool = False
     ledger: dict[str, float] = field(default_factory=dict)  # seconds by phase, of its last `end`
     has_ledger: bool = False  # in any `end`
-    phases: dict[str, float] = field(default_factory=dict)  # summed over its steps
+    phases_ms: dict[str, float] = field(default_factory=dict)  # summed over its steps
 
 
 class JournalReader:
@@ -104,9 +104,14 @@ class JournalReader:
         process = self._processes.get(number)
         if process is None:
             process = self._processes[number] = _Process(iteration)
-        phases = _seconds_by_phase(journal.dict_or_empty(record, "phases"), unit=1e-3)
-        for phase, seconds in phases.items():
-            process.phases[phase] = process.phases.get(phase, 0.0) + max(0.0, seconds)
+        phases = process.phases_ms
+        for phase, ms in journal.dict_or_empty(record, "phases").items():
+            if type(ms) is not float or not 0 <= ms < MAX_LOSS:  # rare
+                value = journal.float_or_none({phase: ms}, phase)
+                if value is None:
+                    continue
+                ms = max(0.0, value)
+            phases[phase] = phases.get(phase, 0.0) + ms
         if kind in ("run", "resume"):
             self._start = record.get("start")
         if kind == "run":
@@ -237,11 +242,9 @@ def _with_segment(item: _Item, segments: dict[int, int]) -> _Item:
     return item if segment == item.segment else replace(item, segment=segment)
 
 
-def _seconds_by_phase(values: Record, unit: float = 1.0) -> dict[str, float]:
+def _seconds_by_phase(values: Record) -> dict[str, float]:
     return {
-        str(name): seconds * unit
-        for name in values
-        if (seconds := journal.float_or_none(values, name)) is not None
+        str(name): seconds for name in values if (seconds := journal.float_or_none(values, name)) is not None
     }
 
 
@@ -286,7 +289,8 @@ def _sum_ledgers(processes: Sequence[_Process]) -> dict[str, float] | None:
     """Seconds per phase over all processes. Of one that is running, or was killed, up to its last step."""
     total: dict[str, float] = {}
     for process in processes:
-        for name, seconds in (process.ledger if process.has_ledger else process.phases).items():
+        phases = {name: ms / 1e3 for name, ms in process.phases_ms.items()}
+        for name, seconds in (process.ledger if process.has_ledger else phases).items():
             total[name] = total.get(name, 0.0) + max(0.0, seconds)
     return total or None
 

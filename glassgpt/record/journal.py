@@ -250,6 +250,33 @@ def read(path: Path, but_steps: bool = False) -> Iterator[Record]:
         yield from parse_records(line for line in lines if not (but_steps and line.startswith(_STEP_LINE)))
 
 
+def whole_lines_end(path: Path) -> int:
+    """Offset after the last line end: what comes later may still be being written."""
+    with _open_to_read(path) as file:
+        position = file.seek(0, os.SEEK_END)
+        while position:
+            size = min(_READ_BLOCK_BYTES, position)
+            position = file.seek(position - size)
+            found = file.read(size).rfind(b"\n")
+            if found >= 0:
+                return position + found + 1
+    return 0
+
+
+def read_part(path: Path, begin: int, end: int | None = None) -> Iterator[Record]:
+    """Every whole record between two offsets, each at the start of a line; `end` None: to the end."""
+    with _open_to_read(path) as file:
+        position = file.seek(begin)
+
+        def lines() -> Iterator[bytes]:
+            nonlocal position
+            while (end is None or position < end) and (line := file.readline(MAX_LINE_BYTES)):
+                position += len(line)
+                yield line
+
+        yield from parse_records(lines())
+
+
 def read_backwards(path: Path) -> Iterator[Record]:
     """Every whole record, the last one first. Holds one block and one line of the file in memory."""
     with _open_to_read(path) as file:

@@ -8,9 +8,10 @@ like those of any log (see builder.py).
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +20,8 @@ import numpy as np
 from glassgpt.errors import mentions_out_of_memory
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
+from glassgpt.runs import journal_index
+from glassgpt.runs.journal_index import JournalIndex
 from glassgpt.runs.numbers import MAX_COUNT, MAX_LOSS, clamped
 from glassgpt.runs.run_list import is_running
 from glassgpt.runs.run_log import (
@@ -52,7 +55,20 @@ _EXIT_STATUSES: dict[str, ExitStatus] = {
 def read_run_journal(path: Path) -> RunLog:
     """`path`: a run's folder, or its journal."""
     file = path / journal.FILE_NAME if path.is_dir() else path
-    return run_log_from_records(journal.read(file), str(path), live=is_running(file.parent))
+    live = is_running(file.parent)
+    reader, begin = JournalReader(), 0
+    index = journal_index.load(file)
+    if index is not None:
+        with contextlib.suppress(TypeError, ValueError, LookupError, AttributeError):  # else it is damaged
+            reader, begin = JournalReader.from_index(index), index.end
+    end = journal.whole_lines_end(file)
+    for record in journal.read_part(file, begin, end):
+        reader.feed(record)
+    if end - begin >= journal_index.MIN_BYTES:
+        journal_index.save(file, reader.index(end))
+    for record in journal.read_part(file, end):
+        reader.feed(record)
+    return reader.build(str(path), live)
 
 
 def run_log_from_records(records: Iterable[Record], name: str, live: bool = False) -> RunLog:
@@ -91,6 +107,37 @@ class JournalReader:
         self._evals: list[LoggedEvaluation] = []
         self._checkpoints: list[LoggedCheckpoint] = []
         self._notes: list[Record] = []  # findings and profiles
+
+    def index(self, end: int) -> JournalIndex:
+        """What was read of a journal up to the offset `end`."""
+        rows, arrays = self._rows.state()
+        state = {
+            "count": self._count,
+            "last": self._last,
+            "run": self._run,
+            "start": self._start,
+            "processes": [(number, asdict(process)) for number, process in self._processes.items()],
+            "first_updates": self._first_updates,
+            "train_eval": self._train_eval,
+            "evals": [astuple(done) for done in self._evals],
+            "checkpoints": [astuple(save) for save in self._checkpoints],
+            "notes": self._notes,
+            "rows": rows,
+        }
+        return JournalIndex(end, state, arrays)
+
+    @classmethod
+    def from_index(cls, index: JournalIndex) -> JournalReader:
+        """The reader as it was. Raises TypeError, ValueError or LookupError where the index is damaged."""
+        reader, state = cls(), index.state
+        reader._count, reader._last, reader._run = state["count"], state["last"], state["run"]
+        reader._start, reader._train_eval, reader._notes = state["start"], state["train_eval"], state["notes"]
+        reader._processes = {number: _Process(**values) for number, values in state["processes"]}
+        reader._first_updates = [(iteration, ms) for iteration, ms in state["first_updates"]]
+        reader._evals = [LoggedEvaluation(*values) for values in state["evals"]]
+        reader._checkpoints = [LoggedCheckpoint(*values) for values in state["checkpoints"]]
+        reader._rows.restore(state["rows"], index.arrays)
+        return reader
 
     def feed(self, record: Record) -> None:
         kind, iteration = record["kind"], record["iter"]

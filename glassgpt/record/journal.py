@@ -52,6 +52,8 @@ NONFINITE_FIELDS = frozenset((
 # Opening a journal fails with these if it was removed, or replaced by a folder, a pipe or a link.
 _REPLACED_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENOTSUP, errno.ELOOP)
 
+_STEP_LINE = b'{"kind":"step",'  # as `encode_line` begins it
+
 _NONFINITE_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -198,7 +200,11 @@ def dumps(value: Any) -> str:
 
 def loads(text: str | bytes) -> Any:
     """Reads what `dumps` wrote."""
-    return _DECODER.decode(text if isinstance(text, str) else text.decode("utf-8-sig"))
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    # Nearly no line needs the slow decoder, which calls Python for each object and integer.
+    is_plain = b'nan"' not in data and b'inf"' not in data and _HUGE_INTEGER not in data.translate(_AS_ZEROS)
+    decoder = _PLAIN_DECODER if is_plain else _DECODER
+    return decoder.decode(text if isinstance(text, str) else text.decode("utf-8-sig"))
 
 
 def nonfinite_to_words(value: Any) -> Any:
@@ -235,10 +241,41 @@ def _open_to_read(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def read(path: Path) -> Iterator[Record]:
-    """Every whole record. Torn lines (after a crash, or while a line is being written) are skipped."""
+def read(path: Path, but_steps: bool = False) -> Iterator[Record]:
+    """Every whole record. Torn lines (after a crash, or while a line is being written) are skipped.
+
+    `but_steps`: skip `step` records, which are nearly all, without decoding them.
+    """
     with _open_to_read(path) as file:
-        yield from parse_records(iter(lambda: file.readline(MAX_LINE_BYTES), b""))
+        lines = iter(lambda: file.readline(MAX_LINE_BYTES), b"")
+        yield from parse_records(line for line in lines if not (but_steps and line.startswith(_STEP_LINE)))
+
+
+def whole_lines_end(path: Path) -> int:
+    """Offset after the last line end: what comes later may still be being written."""
+    with _open_to_read(path) as file:
+        position = file.seek(0, os.SEEK_END)
+        while position:
+            size = min(_READ_BLOCK_BYTES, position)
+            position = file.seek(position - size)
+            found = file.read(size).rfind(b"\n")
+            if found >= 0:
+                return position + found + 1
+    return 0
+
+
+def read_part(path: Path, begin: int, end: int | None = None) -> Iterator[Record]:
+    """Every whole record between two offsets, each at the start of a line; `end` None: to the end."""
+    with _open_to_read(path) as file:
+        position = file.seek(begin)
+
+        def lines() -> Iterator[bytes]:
+            nonlocal position
+            while (end is None or position < end) and (line := file.readline(MAX_LINE_BYTES)):
+                position += len(line)
+                yield line
+
+        yield from parse_records(lines())
 
 
 def read_backwards(path: Path) -> Iterator[Record]:
@@ -315,9 +352,12 @@ def is_valid_profile(record: Record) -> bool:
     )
 
 
+_HUGE_DIGITS = 300
+
+
 def _parse_integer(digits: str) -> int | float:
     """An integer that no float can hold becomes infinite: arithmetic with it would raise."""
-    return int(digits) if len(digits) < 300 else float(digits)
+    return int(digits) if len(digits) < _HUGE_DIGITS else float(digits)
 
 
 def _restore_nonfinite(record: Record) -> Record:
@@ -329,6 +369,9 @@ def _restore_nonfinite(record: Record) -> Record:
 
 # Built once: building one takes as long as decoding a line.
 _DECODER = json.JSONDecoder(object_hook=_restore_nonfinite, parse_int=_parse_integer)
+_PLAIN_DECODER = json.JSONDecoder()
+_AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
+_HUGE_INTEGER = b"0" * (_HUGE_DIGITS - 1)  # the sign is one of the 300 characters
 
 
 # --- resumed runs ---
@@ -349,11 +392,12 @@ def resume_iteration(resume: Record) -> int:
 
 def read_effective(path: Path) -> Iterator[Record]:
     """As `effective_records`, of a file. Reads it twice and holds one record in memory."""
-    with _open_to_read(path) as file:
-        # The first time only its resumes. Any other line takes no longer than finding its end.
-        lines = iter(lambda: file.readline(MAX_LINE_BYTES), b"")
-        resumes = list(parse_records(line for line in lines if b'resume"' in line))
-    yield from stream_effective_records(resumes, read(path))
+    yield from stream_effective_records(read_starts(path), read(path))
+
+
+def read_starts(path: Path) -> list[Record]:
+    """The `run` and `resume` records. Any other line takes no longer than finding its end."""
+    return [record for record in read(path, but_steps=True) if record["kind"] in ("run", "resume")]
 
 
 def stream_effective_records(resumes: Iterable[Record], records: Iterable[Record]) -> Iterator[Record]:
@@ -366,6 +410,24 @@ def stream_effective_records(resumes: Iterable[Record], records: Iterable[Record
             limits.pop()
         if record["iter"] <= limits[-1] or record["kind"] in ("run", "resume", "end"):
             yield record
+
+
+def stream_effective_records_backwards(
+    starts: Iterable[Record], records: Iterable[Record]
+) -> Iterator[Record]:
+    """As `stream_effective_records`, of `records` from the last one to the first. `starts`: `read_starts`."""
+    starts = list(starts)
+    limit = math.inf  # the last valid iteration
+    for record in records:
+        kind, start = record["kind"], starts[-1].get("start") if starts else None
+        if (start is None or record.get("start", start) == start) and (
+            record["iter"] <= limit or kind in ("run", "resume", "end")
+        ):
+            yield record
+        if kind == "resume":
+            limit = min(limit, resume_iteration(record))
+        if starts and all(record.get(name) == starts[-1].get(name) for name in ("kind", "time", "start")):
+            starts.pop()
 
 
 def _without_superseded_writers(records: Iterable[Record]) -> Iterator[Record]:

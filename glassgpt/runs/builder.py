@@ -176,17 +176,17 @@ class RunBuilder:
         """Steps of consecutive lines, each with a loss, from the line after the current one on: the same as
         `add_step` for each. `columns`: its parameters."""
         count = len(columns["iteration"])
-        iterations = np.array(columns["iteration"], dtype=np.int64)
         previous = -1 if self._last_iteration is None else self._last_iteration
         is_plain = (
             count >= _MIN_ARRAY_STEPS
             and self._segment_steps
             and not self._process_announced
             and not self._pending
-            and iterations[0] > previous
-            and iterations.max() <= MAX_COUNT
-            and bool((np.diff(iterations) > 0).all())
+            and columns["iteration"][0] > previous
+            and max(columns["iteration"]) <= MAX_COUNT
         )
+        iterations = np.array(columns["iteration"] if is_plain else (), dtype=np.int64)
+        is_plain = is_plain and bool((np.diff(iterations) > 0).all())
         if not is_plain:
             for index in range(count):
                 self.line += 1

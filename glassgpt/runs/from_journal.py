@@ -8,9 +8,10 @@ like those of any log (see builder.py).
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +20,8 @@ import numpy as np
 from glassgpt.errors import mentions_out_of_memory
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
+from glassgpt.runs import journal_index
+from glassgpt.runs.journal_index import JournalIndex
 from glassgpt.runs.numbers import MAX_COUNT, MAX_LOSS, clamped
 from glassgpt.runs.run_list import is_running
 from glassgpt.runs.run_log import (
@@ -52,7 +55,20 @@ _EXIT_STATUSES: dict[str, ExitStatus] = {
 def read_run_journal(path: Path) -> RunLog:
     """`path`: a run's folder, or its journal."""
     file = path / journal.FILE_NAME if path.is_dir() else path
-    return run_log_from_records(journal.read(file), str(path), live=is_running(file.parent))
+    live = is_running(file.parent)
+    reader, begin = JournalReader(), 0
+    index = journal_index.load(file)
+    if index is not None:
+        with contextlib.suppress(TypeError, ValueError, LookupError, AttributeError):  # else it is damaged
+            reader, begin = JournalReader.from_index(index), index.end
+    end = journal.whole_lines_end(file)
+    for record in journal.read_part(file, begin, end):
+        reader.feed(record)
+    if end - begin >= journal_index.MIN_BYTES:
+        journal_index.save(file, reader.index(end))
+    for record in journal.read_part(file, end):
+        reader.feed(record)
+    return reader.build(str(path), live)
 
 
 def run_log_from_records(records: Iterable[Record], name: str, live: bool = False) -> RunLog:
@@ -72,7 +88,7 @@ class _Process:
     resumed: bool = False
     ledger: dict[str, float] = field(default_factory=dict)  # seconds by phase, of its last `end`
     has_ledger: bool = False  # in any `end`
-    phases: dict[str, float] = field(default_factory=dict)  # summed over its steps
+    phases_ms: dict[str, float] = field(default_factory=dict)  # summed over its steps
 
 
 class JournalReader:
@@ -92,6 +108,37 @@ class JournalReader:
         self._checkpoints: list[LoggedCheckpoint] = []
         self._notes: list[Record] = []  # findings and profiles
 
+    def index(self, end: int) -> JournalIndex:
+        """What was read of a journal up to the offset `end`."""
+        rows, arrays = self._rows.state()
+        state = {
+            "count": self._count,
+            "last": self._last,
+            "run": self._run,
+            "start": self._start,
+            "processes": [(number, asdict(process)) for number, process in self._processes.items()],
+            "first_updates": self._first_updates,
+            "train_eval": self._train_eval,
+            "evals": [astuple(done) for done in self._evals],
+            "checkpoints": [astuple(save) for save in self._checkpoints],
+            "notes": self._notes,
+            "rows": rows,
+        }
+        return JournalIndex(end, state, arrays)
+
+    @classmethod
+    def from_index(cls, index: JournalIndex) -> JournalReader:
+        """The reader as it was. Raises TypeError, ValueError or LookupError where the index is damaged."""
+        reader, state = cls(), index.state
+        reader._count, reader._last, reader._run = state["count"], state["last"], state["run"]
+        reader._start, reader._train_eval, reader._notes = state["start"], state["train_eval"], state["notes"]
+        reader._processes = {number: _Process(**values) for number, values in state["processes"]}
+        reader._first_updates = [(iteration, ms) for iteration, ms in state["first_updates"]]
+        reader._evals = [LoggedEvaluation(*values) for values in state["evals"]]
+        reader._checkpoints = [LoggedCheckpoint(*values) for values in state["checkpoints"]]
+        reader._rows.restore(state["rows"], index.arrays)
+        return reader
+
     def feed(self, record: Record) -> None:
         kind, iteration = record["kind"], record["iter"]
         if abs(iteration) > MAX_COUNT:
@@ -104,9 +151,14 @@ class JournalReader:
         process = self._processes.get(number)
         if process is None:
             process = self._processes[number] = _Process(iteration)
-        phases = _seconds_by_phase(journal.dict_or_empty(record, "phases"), unit=1e-3)
-        for phase, seconds in phases.items():
-            process.phases[phase] = process.phases.get(phase, 0.0) + max(0.0, seconds)
+        phases = process.phases_ms
+        for phase, ms in journal.dict_or_empty(record, "phases").items():
+            if type(ms) is not float or not 0 <= ms < MAX_LOSS:  # rare
+                value = journal.float_or_none({phase: ms}, phase)
+                if value is None:
+                    continue
+                ms = max(0.0, value)
+            phases[phase] = phases.get(phase, 0.0) + ms
         if kind in ("run", "resume"):
             self._start = record.get("start")
         if kind == "run":
@@ -237,11 +289,9 @@ def _with_segment(item: _Item, segments: dict[int, int]) -> _Item:
     return item if segment == item.segment else replace(item, segment=segment)
 
 
-def _seconds_by_phase(values: Record, unit: float = 1.0) -> dict[str, float]:
+def _seconds_by_phase(values: Record) -> dict[str, float]:
     return {
-        str(name): seconds * unit
-        for name in values
-        if (seconds := journal.float_or_none(values, name)) is not None
+        str(name): seconds for name in values if (seconds := journal.float_or_none(values, name)) is not None
     }
 
 
@@ -286,7 +336,8 @@ def _sum_ledgers(processes: Sequence[_Process]) -> dict[str, float] | None:
     """Seconds per phase over all processes. Of one that is running, or was killed, up to its last step."""
     total: dict[str, float] = {}
     for process in processes:
-        for name, seconds in (process.ledger if process.has_ledger else process.phases).items():
+        phases = {name: ms / 1e3 for name, ms in process.phases_ms.items()}
+        for name, seconds in (process.ledger if process.has_ledger else phases).items():
             total[name] = total.get(name, 0.0) + max(0.0, seconds)
     return total or None
 

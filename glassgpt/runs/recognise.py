@@ -24,7 +24,7 @@ from glassgpt.runs.excerpts import merge_excerpts
 from glassgpt.runs.exit_status import read_event
 from glassgpt.runs.header import read_header
 from glassgpt.runs.lines import LogLine, split_block
-from glassgpt.runs.prefixes import strip_prefixes
+from glassgpt.runs.prefixes import PLAIN_TIME, strip_prefixes
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
 from glassgpt.runs.trainers import TRAINERS
@@ -67,7 +67,7 @@ def read_log(lines: Iterable[str | LogLine], name: str) -> RunLog:
 
 @lru_cache
 def _block_pattern(plain_step: str) -> re.Pattern[str]:
-    return re.compile(rf"^(?:{plain_step}|(.*))$", re.MULTILINE | re.ASCII)
+    return re.compile(rf"^(?:(?:{PLAIN_TIME})?{plain_step}|(.*))$", re.MULTILINE | re.ASCII)
 
 
 def _without_prefixes(raw_line: LogLine) -> LogLine:
@@ -206,7 +206,8 @@ class _RunSplitter:
         self._reader = LogReader(first)
         self._earlier_readers: list[LogReader] = []
         self._lines_since_match: list[LogLine] = []
-        self._others: _Candidates | None = None  # which have been fed these lines
+        self._others: _Candidates | None = None
+        self._fed_lines = 0  # of the lines since the last match, that the others have been fed
 
     def feed_block(self, block: str) -> None:
         """As `feed` for each of its lines. Lines of the trainer's usual form are read together."""
@@ -241,17 +242,23 @@ class _RunSplitter:
             return
         if self._reader.builder.has_quoted_lines or len(self._lines_since_match) > _MAX_HEADER_LINES:
             return  # a text may quote several runs, in any order
-        self._others = self._others or _Candidates(but=self._reader.trainer)
         self._lines_since_match.append(line)
-        self._others.feed(line)
-        if self._reader.builder.non_step_count != items_before and not self._others.have_match:
+        is_item = self._reader.builder.non_step_count != items_before
+        if not is_item and len(self._lines_since_match) < _MIN_SWITCH_LINES:
+            return  # too few to begin another run: mostly a line of this one follows, and all is well
+        self._others = self._others or _Candidates(but=self._reader.trainer)
+        for unfed_line in self._lines_since_match[self._fed_lines :]:
+            self._others.feed(unfed_line)
+        self._fed_lines = len(self._lines_since_match)
+        if is_item and not self._others.have_match:
             # A checkpoint or an event of this run: another's header comes after it.
-            self._lines_since_match = []
+            self._lines_since_match, self._fed_lines = [], 0
         other = self._others.first_with_run()
         if other is None:
             return
         # These lines, which the current reader has read, are the beginning of the other trainer's run.
-        lines, self._lines_since_match, self._others = self._lines_since_match, [], None
+        lines = self._lines_since_match
+        self._lines_since_match, self._fed_lines, self._others = [], 0, None
         header_lines = len(lines) - other.lines_from_first_match
         self._reader.drop_trailing_setup()
         self._earlier_readers.append(self._reader)
@@ -263,7 +270,7 @@ class _RunSplitter:
 
     def _forget_lines_since_match(self) -> None:
         if self._lines_since_match:
-            self._lines_since_match = []
+            self._lines_since_match, self._fed_lines = [], 0
             if self._others is not None and self._others.have_match:  # the others hold no state to reset
                 self._others = None
 

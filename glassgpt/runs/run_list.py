@@ -36,21 +36,29 @@ def find_runs(folder: Path) -> list[RunSummary]:
 
 
 def summarize(run_dir: Path) -> RunSummary:
+    path = run_dir / journal.FILE_NAME
     first: Record = {}
     last: dict[str, Record] = {}  # by kind
     best: Record | None = None
-    newest, at, refused = "", 0, False
+    newest, at, refused = "", None, False
     try:
-        for record in journal.read_effective(run_dir / journal.FILE_NAME):
-            first = first or record
-            newest = record["kind"]
-            last[newest] = record
-            if newest == "eval" and record.get("best"):
+        first = next(journal.read(path), {})
+        starts = journal.read_starts(path)
+        for record in journal.stream_effective_records(starts, journal.read(path, but_steps=True)):
+            last[record["kind"]] = record
+            if record["kind"] == "eval" and record.get("best"):
                 best = record
-            if newest != "checkpoint":  # recorded when it has been written, some iterations later
+        # The last step is near the end: no need to decode the millions before it.
+        backwards = journal.read_backwards(path)
+        for record in journal.stream_effective_records_backwards(starts, backwards):
+            newest = newest or record["kind"]
+            if at is None and record["kind"] != "checkpoint":  # recorded some iterations later
                 at = record["iter"]
+            if record["kind"] == "step":
+                last["step"] = record
+                break
     except (UserError, OSError):  # one damaged run must not hide the others
-        first, last, best, newest, at, refused = {}, {}, None, "", 0, True
+        first, last, best, newest, at, refused = {}, {}, None, "", None, True
     step, start, end = (last.get(kind, {}) for kind in ("step", "run", "end"))
     if best is not None:
         best_val_loss, best_iter = journal.loss_or_none(best), best["iter"]
@@ -68,7 +76,7 @@ def summarize(run_dir: Path) -> RunSummary:
     return RunSummary(
         path=run_dir,
         state=state,
-        iter=at,
+        iter=at or 0,
         max_iters=journal.int_or_none(start.get("config"), "max_iters"),
         loss=journal.loss_or_none(step),
         best_val_loss=best_val_loss,

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -56,6 +57,24 @@ class StepRows:
     def is_full(self) -> bool:
         """Then `thin` is due."""
         return len(self._has_loss) >= MAX_ROWS
+
+    def state(self) -> tuple[dict[str, Any], dict[str, array[Any]]]:
+        """For an index: values for JSON, and the rows."""
+        left_out = [(segment, one.lines, one.timed, one.ms) for segment, one in self._left_out.items()]
+        values = {"line_count": self.line_count, "level": self._level, "left_out": left_out}
+        return values, {"keys": self._keys, "values": self._values, "has_loss": self._has_loss}
+
+    def restore(self, values: Mapping[str, Any], rows: Mapping[str, array[Any]]) -> None:
+        """Raises ValueError where these are not arrays of as many rows each."""
+        count = len(rows["has_loss"])
+        shapes = {"keys": ("q", count * _KEYS), "values": ("d", count * len(self._columns))}
+        if {name: (one.typecode, len(one)) for name, one in rows.items()} != shapes | {
+            "has_loss": ("b", count)
+        }:
+            raise ValueError("these are not the arrays of rows")
+        self.line_count, self._level = values["line_count"], values["level"]
+        self._left_out = {segment: LeftOut(*sums) for segment, *sums in values["left_out"]}
+        self._keys, self._values, self._has_loss = rows["keys"], rows["values"], rows["has_loss"]
 
     def append(self, iteration: int, segment: int, has_loss: bool, values: Sequence[float]) -> None:
         """`values`: by column."""

@@ -441,3 +441,47 @@ def test_an_integer_that_no_float_holds_is_infinite() -> None:
         "b": [-math.inf],
         "c": 10**200 - 1,
     }
+
+
+def test_a_line_is_decoded_the_same_whether_it_needs_care_or_not() -> None:
+    """Nearly every line takes the fast decoder. Words of numbers, and huge integers, must not."""
+    plain = {
+        "kind": "step",
+        "iter": 10**20,
+        "time": 1.5,
+        "loss": 2.0,
+        "text": "nan",
+        "phases": {"a": 299 * "9"},
+    }
+    assert journal.loads(json.dumps(plain)) == plain
+    careful = {"losses": ["nan", "-inf"], "text": "inf", "nested": {"loss": "inf"}, "lr": 1}
+    loaded = journal.loads(json.dumps(careful).encode())
+    assert math.isnan(loaded["losses"][0])
+    assert loaded["losses"][1] == -math.inf
+    assert loaded["text"] == "inf"
+    assert loaded["nested"]["loss"] == math.inf
+    assert journal.loads('{"a": [-' + "7" * 400 + "]}") == {"a": [-math.inf]}
+    assert journal.loads(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from("sssserc"), st.integers(0, 3)), max_size=30))
+def test_effective_records_backwards_are_the_same(story: list[tuple[int, str, int]]) -> None:
+    kinds = {"s": "step", "e": "end", "r": "resume", "c": "checkpoint"}
+    records: list[Record] = [
+        {"kind": kinds[letter], "iter": at, "time": float(number), "start": f"{start}"}
+        for number, (at, letter, start) in enumerate(story)
+    ]
+    starts = [record for record in records if record["kind"] == "resume"]
+    backwards = journal.stream_effective_records_backwards(starts, reversed(records))
+    assert list(backwards) == journal.effective_records(records)[::-1]
+
+
+def test_reading_all_but_the_steps(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    written = Journal(path)
+    kinds = ["run", "step", "eval", "step", "resume", "step", "end"]
+    for number, kind in enumerate(kinds):
+        written.write({"kind": kind, "iter": number, "time": 0.0, "text": "a step"})
+    written.close()
+    assert [one["kind"] for one in journal.read(path, but_steps=True)] == ["run", "eval", "resume", "end"]
+    assert [one["iter"] for one in journal.read_starts(path)] == [0, 4]

@@ -57,6 +57,14 @@ def test_blocks_and_lines_read_the_same() -> None:
     texts = [path.read_bytes() for path in LOGS]
     texts += [long_log(3000).encode()]
     texts += [texts[-1] + b"\n> iter 3000: loss 2.0, time 9ms\n\n" + texts[-1] + b"iter 3001: loss 2.00"]
+    lines = long_log(3000).splitlines()
+    stamps = ("[2026-01-02 03:04:05] ", "03:04:05,123 ", "2026-01-02T03:04:05Z - INFO - ", "[12:00:00]\n")
+    noise = (" 34%|###   | 34/100 [00:03<00:06, 9.8it/s]", "UserWarning: x", "[rank1]: iter 5: loss 2.0")
+    for stamp in stamps:
+        texts.append("".join(f"{stamp}{line}\n" for line in lines).encode())
+    texts.append(
+        "".join(f"{line}\n" + f"{noise[at % 3]}\n" * (at % 5) for at, line in enumerate(lines)).encode()
+    )
     for data in texts:
         by_line = read_log(read_lines(io.BytesIO(data)), "x")
         by_block = read_log(read_blocks(io.BytesIO(data)), "x")

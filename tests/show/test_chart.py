@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassgpt.show.terminal.chart import bar, plot, sparkline
+from glassgpt.show.terminal.chart import bar, plot, shorten, sparkline
 
 few = settings(max_examples=150, deadline=None)
 
@@ -16,6 +16,13 @@ def test_a_sparkline_goes_from_lowest_to_highest() -> None:
     assert sparkline([3.0, 1.0]) == "█▁"
     assert sparkline([2.0, 2.0, 2.0]) == "▁▁▁"
     assert sparkline([1.0, float("nan"), 2.0, float("inf")]) == "▁ █ "
+
+
+def test_very_many_values_are_shortened_to_means_of_neighbours() -> None:
+    assert shorten([1.0, 2.0, 3.0], 3) == [1.0, 2.0, 3.0]
+    assert shorten([1.0, 3.0, 5.0, float("nan"), 9.0], 3) == [2.0, 5.0, 9.0]
+    assert len(shorten([1.0] * 20_000, 60)) == 60
+    assert sparkline(shorten([float("nan")] * 2 + [1.0, 1.0, 4.0, 6.0], 3)) == " ▁█"
 
 
 @pytest.mark.parametrize("values", [[], [1.0], [float("nan"), 1.0], [float("nan")] * 3])

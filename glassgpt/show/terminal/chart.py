@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 _SPARK_LEVELS = "▁▂▃▄▅▆▇█"
@@ -20,6 +21,16 @@ def sparkline(values: Sequence[float]) -> str:
         _SPARK_LEVELS[round((value - low) / span * (len(_SPARK_LEVELS) - 1))] if _is_drawable(value) else " "
         for value in values
     )
+
+
+def shorten(values: Sequence[float], count: int) -> Sequence[float]:
+    """At most `count` values: of more, the means of neighbours, without those that cannot be drawn."""
+    size = math.ceil(len(values) / count)
+    if size <= 1:
+        return values
+    groups = [values[begin : begin + size] for begin in range(0, len(values), size)]
+    drawable = [[value for value in group if _is_drawable(value)] for group in groups]
+    return [math.fsum(group) / len(group) if group else math.nan for group in drawable]
 
 
 def bar(share: float, width: int) -> str:

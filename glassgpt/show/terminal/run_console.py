@@ -18,7 +18,7 @@ from glassgpt.record.clock import PHASES
 from glassgpt.record.finding import finding_line
 from glassgpt.record.journal import Record, is_valid_profile
 from glassgpt.sanitize import sanitize_text
-from glassgpt.show.terminal.chart import bar, sparkline
+from glassgpt.show.terminal.chart import bar, shorten, sparkline
 from glassgpt.show.terminal.run_lines import (
     forecast_line,
     forecast_vs_actual_line,
@@ -27,6 +27,8 @@ from glassgpt.show.terminal.run_lines import (
     scaling_efficiency_line,
     suggest_next_steps,
 )
+
+_MAX_SPARKS = 60  # characters of the curve of validation losses
 
 _PHASE_DESCRIPTIONS = {
     "startup": "imports, reading data, building the model",
@@ -240,7 +242,8 @@ class RunConsole:
             outcome += f", {max(0, record['iter'] - before):,} of them by this process,"
         print_line(self._out, "end", f"{outcome} in {format.format_duration(record['wall_s'])}")
         if record["best_iter"] is not None:
-            best, curve = format.format_loss(record["best_val_loss"]), sparkline(self._val_losses)
+            best = format.format_loss(record["best_val_loss"])
+            curve = sparkline(shorten(self._val_losses, _MAX_SPARKS))
             print_line(self._out, "best", f"validation loss {best} at iter {record['best_iter']:,}   {curve}")
         if "ranks" in record and (scaling := scaling_efficiency_line(record["ranks"])):
             print_line(self._out, "scaling", scaling)

@@ -131,7 +131,7 @@ def measure_memory(settings: dict[str, Any], data: Path, limit_gib: float | None
     """Four updates and an evaluation, in this process."""
     import torch
 
-    from glassgpt.record.clock import Ledger
+    from glassgpt.record.ledger import Ledger
     from glassgpt.training.evaluate import evaluate
     from glassgpt.training.interrupt import StopSignals
     from glassgpt.training.run_request import request_from_config

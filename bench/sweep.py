@@ -23,7 +23,7 @@ import torch
 from bench.context import BenchContext
 from bench.results import Result
 from glassgpt.config import TrainConfig
-from glassgpt.record.clock import Ledger
+from glassgpt.record.ledger import Ledger
 from glassgpt.training.interrupt import StopSignals
 from glassgpt.training.run_request import request_from_config
 from glassgpt.training.setup import set_up

@@ -28,8 +28,8 @@ from glassgpt.recipe import build_config, find_recipe
 from glassgpt.tune.results import run_tokens_per_s
 from glassgpt.tune.speed_settings import SpeedSettings, TuneContext
 from glassgpt.tune.trial import Trial, summarize_updates
+from glassgpt.tune.trial_runner import TrialRunner
 from glassgpt.tune.tuning import Tuning, describe_setting, tune
-from glassgpt.tune.worker_process import TrialRunner
 
 GRID_DIMENSIONS = ("micro_batch", "attention", "kernels", "graph", "checkpointing", "compile", "threads")
 _LIMIT_S = 240.0  # of one trial

@@ -1,6 +1,6 @@
 """A module in a separate Python process, which may hang or crash: one line of JSON in, one line of JSON out.
 
-    with closing(IsolatedProcess("glassgpt.tune.worker")) as process:
+    with closing(IsolatedProcess("glassgpt.tune.trial_server")) as process:
         answer = process.ask({"kind": "device", "requested": "auto"}, limit_s=60)
 
 The module calls `serve` with a function from requests to answers.

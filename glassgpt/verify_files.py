@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from glassgpt import format
 from glassgpt.data.dataset import BUILT_IN
 from glassgpt.data.digests import (
     EXPORT_RECORD_FILE,
@@ -28,6 +27,7 @@ from glassgpt.data.digests import (
 from glassgpt.data.manifest import MANIFEST_FILE, TOKENIZER_FILES, Manifest, read_stored_manifest
 from glassgpt.errors import UserError
 from glassgpt.files import expand_user_path, read_small_file, regular_file_opener_nofollow
+from glassgpt.format import format_bytes, pluralize
 from glassgpt.recipe import read_recipe
 from glassgpt.record import journal
 from glassgpt.record.run_dir import (
@@ -135,7 +135,7 @@ def _check_digests(
                 problem = "its SHA-256 is not the recorded one" if differs else ""
         except OSError as error:
             problem = f"cannot be read: {error.strerror}"
-        size = "" if problem else format.format_bytes(path.stat().st_size)
+        size = "" if problem else format_bytes(path.stat().st_size)
         parts.append(CheckedPart(name, "damaged" if problem else "good", problem or size))
     return parts
 
@@ -201,7 +201,7 @@ def _verify_checkpoint(path: Path, advance: ProgressCallback) -> CheckedPart:
         return CheckedPart(name, "damaged", f"cannot be read: {error.strerror}")
     digests = checkpoint.state["sha256"]
     loss = "" if checkpoint.val_loss is None else f", validation loss {checkpoint.val_loss:.4f}"
-    good = f"iter {checkpoint.iter:,}{loss}, {format.pluralize(len(digests) + 1, 'file')}"
+    good = f"iter {checkpoint.iter:,}{loss}, {pluralize(len(digests) + 1, 'file')}"
     digest_of = FILE_DIGEST_BY_VERSION[checkpoint.state["version"]]
     return _merge_parts(name, _check_digests(path, digests, advance, digest_of), good)
 
@@ -231,7 +231,7 @@ def _verify_journal(path: Path, advance: ProgressCallback) -> CheckedPart:
                 advance(len(line))
     except OSError as error:
         return CheckedPart(journal.FILE_NAME, "damaged", f"cannot be read: {error.strerror}")
-    message = f"{format.pluralize(records, 'record')}, {format.pluralize(torn, 'torn line')}"
+    message = f"{pluralize(records, 'record')}, {pluralize(torn, 'torn line')}"
     return CheckedPart(journal.FILE_NAME, "no digest", message)
 
 

@@ -21,7 +21,7 @@ from glassgpt.cli.completion import CompletionOptions
 from glassgpt.cli.runs_commands import RunsOptions, ShowOptions
 from glassgpt.config import TrainConfig
 from glassgpt.data.prepare_options import PrepareOptions
-from glassgpt.doctor.check import DoctorOptions
+from glassgpt.doctor.diagnosis import DoctorOptions
 from glassgpt.exchange.exchange_options import ExportOptions, ImportOptions
 from glassgpt.explain.explain_options import CompareOptions, ExplainOptions, ReportOptions
 from glassgpt.flags import SYNONYMS
@@ -34,7 +34,7 @@ from glassgpt.runs.overrides import parse_overrides
 from glassgpt.runs.recognise import KNOWN, read_log
 from glassgpt.runs.run_log import RunLog
 from glassgpt.sample.sample_options import SampleOptions
-from glassgpt.track.tracker import EVAL_METRICS, MEMORY_METRICS, STEP_METRICS
+from glassgpt.track.tracker_interface import EVAL_METRICS, MEMORY_METRICS, STEP_METRICS
 from glassgpt.track.trackers import TrackOptions
 from glassgpt.training.learner import Learner
 from glassgpt.training.session import train
@@ -378,7 +378,7 @@ def test_track_page_has_every_metric() -> None:
 
 
 def test_ledger_page_has_every_phase() -> None:
-    from glassgpt.record.clock import PHASES
+    from glassgpt.record.ledger import PHASES
 
     rows = re.findall(r"^\| `(\w+)` \|", (DOCS / "where-time-goes.md").read_text(encoding="utf-8"), re.M)
     assert tuple(rows) == PHASES

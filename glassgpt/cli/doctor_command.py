@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from glassgpt.cli.command import command, make_console, parse_options
-from glassgpt.doctor.check import DoctorOptions, check_doctor_options, runs_dir
+from glassgpt.doctor.diagnosis import DoctorOptions, check_doctor_options, runs_dir
 from glassgpt.errors import UserError
 from glassgpt.record import journal
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from glassgpt.doctor.check import Check
+    from glassgpt.doctor.diagnosis import Check
 
 
 @command("glass doctor", DoctorOptions)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from glassgpt import format
 from glassgpt.cli.command import command, make_console, parse_options
 from glassgpt.config import TRACKERS, tracker_names
 from glassgpt.errors import UserError, error_type_and_message
+from glassgpt.format import pluralize
 from glassgpt.record import journal
 from glassgpt.track.trackers import TrackOptions
 
@@ -39,7 +39,7 @@ def track(words: list[str]) -> int:
         except Exception as error:  # noqa: BLE001 - whatever a tracker raises, the others get the run
             problems.append(f"{name} failed: {error_type_and_message(error)}")
         else:
-            print_line(out, name, f"{format.pluralize(count, 'record')} sent")
+            print_line(out, name, f"{pluralize(count, 'record')} sent")
     if problems:
         raise UserError(problems)
     return 0

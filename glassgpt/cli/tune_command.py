@@ -33,7 +33,7 @@ def tune(words: list[str]) -> int:
     from glassgpt.show.terminal.tune_view import TuneConsole, print_tuned_file, print_tuning
     from glassgpt.tune import tuning
     from glassgpt.tune.speed_settings import tuned_config_fields
-    from glassgpt.tune.worker_process import TrialRunner
+    from glassgpt.tune.trial_runner import TrialRunner
 
     budget_s = budget_seconds(options.budget) or 0.0
     out = make_console(stderr=options.json)

@@ -17,7 +17,7 @@ from glassgpt.compare.loss_curve import LossCurve, training_curve, validation_cu
 from glassgpt.estimate.cards import Card
 from glassgpt.i18n import Message, Text, message_values
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.inference import device_count, stated_peak_flops
+from glassgpt.runs.model_size import device_count, stated_peak_flops
 from glassgpt.runs.noise import EvalNoise, noise_from_scatter, tokens_per_eval
 from glassgpt.runs.run_log import RunLog, Steps
 from glassgpt.runs.trajectory import continues_previous

@@ -17,7 +17,7 @@ from typing import Literal
 from glassgpt.compare.compared_run import ComparedRun
 from glassgpt.estimate.loss_law import perplexity
 from glassgpt.i18n import Message, say
-from glassgpt.runs.numbers import MAX_COUNT
+from glassgpt.runs.log_numbers import MAX_COUNT
 from glassgpt.runs.run_log import RunLog
 
 DifferenceGroup = Literal["configuration", "data", "machine", "code", "versions"]

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glassgpt import format
 from glassgpt.compare.compared_run import Claim, ComparedRun, safe_ratio
 from glassgpt.compare.differences import HARDWARE_SETTINGS, Difference, format_setting, list_settings
 from glassgpt.compare.loss_curve import Alignment, Axis
+from glassgpt.format import format_parameters
 from glassgpt.i18n import Message, say
 from glassgpt.runs.trajectory import positive_int_setting
 
@@ -88,8 +88,7 @@ def _model_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause]:
     sizes = better.analysis.size, worse.analysis.size
     if ratio := _notable_ratio(sizes[0].parameters, sizes[1].parameters):
         better_size, worse_size = (
-            format.format_parameters(size.parameters or 0, size.parameters_source != "inferred")
-            for size in sizes
+            format_parameters(size.parameters or 0, size.parameters_source != "inferred") for size in sizes
         )
         sentence = say(
             "compare.better-because.reason.model_size",

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from glassgpt import format
+from glassgpt.format import format_count, format_duration, format_flops, format_integer
 from glassgpt.i18n import translate
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import Floats, Ints, RunLog
@@ -258,7 +258,7 @@ def _first_position_below(curve: LossCurve, axis: Axis, target: float) -> float 
 
 def format_axis_value(axis: Axis, at: float) -> str:
     if axis == "iterations":
-        return format.format_integer(at)
+        return format_integer(at)
     if axis == "tokens":
-        return format.format_count(at)
-    return format.format_duration(at) if axis == "time" else format.format_flops(at)
+        return format_count(at)
+    return format_duration(at) if axis == "time" else format_flops(at)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from glassgpt import format
 from glassgpt.compare.compared_run import Claim, ComparedRun, LossKind
 from glassgpt.compare.differences import Comparability, Difference, bits_per_byte
 from glassgpt.compare.loss_causes import explain_better, explain_by_training_length
@@ -16,6 +15,7 @@ from glassgpt.compare.loss_curve import (
     align_all,
     find_lowest_common_loss,
 )
+from glassgpt.format import format_loss
 from glassgpt.i18n import Message, Text, say
 from glassgpt.runs.noise import EvalNoise
 
@@ -175,12 +175,12 @@ def _undecided_claim(better: ComparedRun, worse: ComparedRun, aligned: dict[Axis
 
 def _format_loss(interpolated: InterpolatedLoss) -> str:
     """`1.8857`, `≈1.8857`, or `≈4.2221 (2.0796 … 4.2823)` where the evaluations around it are far apart."""
-    loss = format.format_loss(interpolated.loss)
+    loss = format_loss(interpolated.loss)
     if interpolated.is_exact:
         return loss
     if interpolated.high - interpolated.low <= _WIDE_LOSS_INTERVAL:
         return f"≈{loss}"
-    return f"≈{loss} ({format.format_loss(interpolated.low)} … {format.format_loss(interpolated.high)})"
+    return f"≈{loss} ({format_loss(interpolated.low)} … {format_loss(interpolated.high)})"
 
 
 def _equal_point_claims(

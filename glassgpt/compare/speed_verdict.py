@@ -8,9 +8,9 @@ the first.
 
 from __future__ import annotations
 
-from glassgpt import format
 from glassgpt.compare.compared_run import Claim, ComparedRun, safe_ratio
 from glassgpt.compare.differences import Difference, list_settings
+from glassgpt.format import format_parameters
 from glassgpt.i18n import Text, say
 from glassgpt.runs.trajectory import positive_int_setting
 
@@ -187,8 +187,8 @@ def _contradicted_size_claims(first: ComparedRun, other: ComparedRun) -> list[Cl
         sentence = say(
             "compare.parameters-contradicted",
             run=run.label,
-            real=format.format_parameters(size.parameters or 0, exact=False),
-            stated=format.format_parameters(size.parameters_stated or 0),
+            real=format_parameters(size.parameters or 0, exact=False),
+            stated=format_parameters(size.parameters_stated or 0),
         )
         detail = say(
             "compare.parameters-contradicted.reason.flops_per_token",

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from glassgpt.doctor import compile_check, disk_check, gpu_checks, host_checks, selftests, speed_check
-from glassgpt.doctor.check import Check, CheckContext, CheckResult, DiagnosticLine, DoctorReport
+from glassgpt.doctor.diagnosis import Check, CheckContext, CheckResult, DiagnosticLine, DoctorReport
 from glassgpt.doctor.isolated_check import IsolatedCheckFailed, summarize_error
 
 _TORCH = "torch"

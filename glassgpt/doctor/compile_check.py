@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glassgpt import format
 from glassgpt.config import TrainConfig
-from glassgpt.doctor.check import CheckContext, DiagnosticLine
+from glassgpt.doctor.diagnosis import CheckContext, DiagnosticLine
 from glassgpt.doctor.gpu_checks import default_device
 from glassgpt.doctor.isolated_check import run_isolated
 from glassgpt.estimate.decide import choose_compile, choose_kernels
+from glassgpt.format import format_duration
 from glassgpt.record.machine import COMPILER_COMMANDS, command_output, find_compiler
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def compile_line(is_correct: bool, seconds: float) -> DiagnosticLine:
             COMPILE_FIX,
             values,
         )
-    message = f"torch.compile works: a small function took {format.format_duration(seconds)} to compile"
+    message = f"torch.compile works: a small function took {format_duration(seconds)} to compile"
     return DiagnosticLine("compile", message, values=values)
 
 
@@ -144,7 +144,7 @@ def build_kernels(folder: Path) -> list[DiagnosticLine]:
     torch.autograd.backward(loss)
     torch.cuda.synchronize(device)
     seconds = time.perf_counter() - started
-    message = f"our Triton kernels work: {format.format_duration(seconds)} to compile, then they are cached"
+    message = f"our Triton kernels work: {format_duration(seconds)} to compile, then they are cached"
     return [DiagnosticLine("kernels", message, values={"seconds": seconds}), _float8_line(device)]
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from glassgpt import format
-from glassgpt.doctor.check import CheckContext, DiagnosticLine, ReportValue
+from glassgpt.doctor.diagnosis import CheckContext, DiagnosticLine, ReportValue
 from glassgpt.doctor.host_checks import GPT2_CHECKPOINT_BYTES, GPT2_NAME
 from glassgpt.files import nearest_existing_folder
+from glassgpt.format import format_bytes, format_duration, format_integer
 from glassgpt.training.checkpoint.tensor_file import PackedTensors, pack_tensors, write_packed
 
 Clock = Callable[[], float]
@@ -42,10 +42,10 @@ def check_disk(context: CheckContext) -> list[DiagnosticLine]:
 
 
 def free_space_line(out_dir: str, free: int, exists: bool) -> DiagnosticLine:
-    message = f"{format.format_bytes(free)} free at {out_dir}" + ("" if exists else " (will be created)")
+    message = f"{format_bytes(free)} free at {out_dir}" + ("" if exists else " (will be created)")
     values: dict[str, ReportValue] = {"free": free, "out_dir": out_dir}
     need = f"a run may hold {_CHECKPOINTS_ON_DISK} checkpoints, which for {GPT2_NAME} are "
-    need += format.format_bytes(_CHECKPOINTS_ON_DISK * GPT2_CHECKPOINT_BYTES)
+    need += format_bytes(_CHECKPOINTS_ON_DISK * GPT2_CHECKPOINT_BYTES)
     if free < GPT2_CHECKPOINT_BYTES:
         return DiagnosticLine(
             "disk", f"{message}; {need}", "problem", f"make room, or {_OTHER_OUT_DIR_FIX}", values
@@ -103,11 +103,11 @@ def checkpoint_line(write_speed: float, free: int) -> DiagnosticLine:
     """`write_speed`: bytes per second."""
     size = GPT2_CHECKPOINT_BYTES
     seconds = size / write_speed
-    took, checkpoint = format.format_duration(seconds), format.format_bytes(size)
+    took, checkpoint = format_duration(seconds), format_bytes(size)
     message = (
-        f"{format.format_bytes(write_speed)}/s, with SHA-256 and fsync. A checkpoint of {GPT2_NAME} "
+        f"{format_bytes(write_speed)}/s, with SHA-256 and fsync. A checkpoint of {GPT2_NAME} "
         f"(weights and AdamW's state, {checkpoint}) takes about {took}, in the background; "
-        f"{format.format_integer(free // size)} would fit"
+        f"{format_integer(free // size)} would fit"
     )
     values: dict[str, ReportValue] = {
         "write_bytes_per_s": write_speed,

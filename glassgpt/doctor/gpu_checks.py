@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from glassgpt import format
-from glassgpt.doctor.check import CheckContext, DiagnosticLine, ReportValue
+from glassgpt.doctor.diagnosis import CheckContext, DiagnosticLine, ReportValue
 from glassgpt.errors import first_message_line
 from glassgpt.estimate.cards import find_card
+from glassgpt.format import format_bytes
 from glassgpt.record.gpu_state import (
     APPLICATION_CLOCKS,
     HW_POWER_BRAKE,
@@ -102,7 +102,7 @@ def check_gpus(context: CheckContext) -> list[DiagnosticLine]:
         import torch
 
         usable = torch.mps.recommended_max_memory()
-        message = f"{apple_gpu_name()}: may use {format.format_bytes(usable)} of the unified memory"
+        message = f"{apple_gpu_name()}: may use {format_bytes(usable)} of the unified memory"
         return [DiagnosticLine("gpu", message, values={"name": apple_gpu_name(), "usable": usable})]
     lines = []
     for device in gpus:
@@ -142,7 +142,7 @@ _NOTED_USED_SHARE, _BUSY_PERCENT = 0.1, 20.0
 
 def card_line(name: str, card: TorchCard, state: GpuState | None) -> DiagnosticLine:
     major, minor = card.capability
-    free, total = format.format_bytes(card.free_bytes), format.format_bytes(card.total_bytes)
+    free, total = format_bytes(card.free_bytes), format_bytes(card.total_bytes)
     message = f"{card.name}: {free} of {total} free, "
     message += f"compute capability {major}.{minor}"
     message += f", driver {card.driver}" if card.driver else ""
@@ -171,7 +171,7 @@ def card_line(name: str, card: TorchCard, state: GpuState | None) -> DiagnosticL
         )
     used_bytes = card.total_bytes - card.free_bytes
     if used_bytes > _NOTED_USED_SHARE * card.total_bytes:
-        message += f"; other programs use {format.format_bytes(used_bytes)}"
+        message += f"; other programs use {format_bytes(used_bytes)}"
         return DiagnosticLine(
             name, message, "note", "`nvidia-smi` shows which; end them to train larger models", values
         )

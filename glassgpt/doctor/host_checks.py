@@ -14,7 +14,6 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from glassgpt import format
 from glassgpt.cgroup import (
     CGROUP_ROOT,
     cpu_quota,
@@ -22,9 +21,10 @@ from glassgpt.cgroup import (
     read_own_cgroups,
     usable_cores,
 )
-from glassgpt.doctor.check import CheckContext, DiagnosticLine, ReportValue
+from glassgpt.doctor.diagnosis import CheckContext, DiagnosticLine, ReportValue
 from glassgpt.estimate.flops import count_parameters
 from glassgpt.files import read_text_or_empty
+from glassgpt.format import format_bytes, pluralize
 from glassgpt.record.machine import cpu_model, load_average, measure_busy_cores, source_commit
 from glassgpt.version import VERSION
 
@@ -141,7 +141,7 @@ def check_processor(context: CheckContext) -> list[DiagnosticLine]:
 
 
 def cores_line(model: str, cores: Cores) -> DiagnosticLine:
-    message = f"{model}, {format.pluralize(cores.physical, 'core')}"
+    message = f"{model}, {pluralize(cores.physical, 'core')}"
     if cores.logical > cores.physical:
         message += f" ({cores.logical} threads)"
     values: dict[str, ReportValue] = {
@@ -179,7 +179,7 @@ def threads_line(
 ) -> DiagnosticLine:
     """`busy`: cores in use by other programs, which a run leaves to them (estimate/decide.py)."""
     omp_threads = environment.get("OMP_NUM_THREADS")
-    message = f"torch uses {format.pluralize(threads, 'thread')}"
+    message = f"torch uses {pluralize(threads, 'thread')}"
     message += f" (OMP_NUM_THREADS={omp_threads})" if omp_threads else ""
     values = {"threads": threads, "omp_num_threads": omp_threads, "usable_cores": cores.usable}
     best = max(1, math.floor(cores.parallel))
@@ -208,7 +208,7 @@ _HIGH_LOAD_SHARE = 0.4  # of all cores
 
 def load_line(load: float, cores: Cores) -> DiagnosticLine:
     """`load`: the load average over the last minute."""
-    message = f"{load:.1f} of {format.pluralize(cores.logical, 'core')} busy over the last minute"
+    message = f"{load:.1f} of {pluralize(cores.logical, 'core')} busy over the last minute"
     values = {"load_1min": round(load, 2), "logical_cores": cores.logical}
     if load < _HIGH_LOAD_SHARE * cores.logical:
         return DiagnosticLine("load", message, values=values)
@@ -308,7 +308,7 @@ def memory_line(available: int, total: int, container: tuple[int, int] | None) -
     limited = container is not None and container[0] < total
     if container is not None and limited:
         total, available = container[0], min(available, container[1])
-    message = f"{format.format_bytes(available)} of {format.format_bytes(total)} free"
+    message = f"{format_bytes(available)} of {format_bytes(total)} free"
     message += " (the container's limit)" if limited else ""
     values = {"available": available, "total": total, "limited": limited}
     if available < _TOO_LOW_MEMORY_BYTES:
@@ -323,7 +323,7 @@ def memory_line(available: int, total: int, container: tuple[int, int] | None) -
         return DiagnosticLine(
             "memory",
             f"{message}; weights, gradients and optimizer state of {GPT2_NAME} alone take "
-            f"{format.format_bytes(GPT2_TRAINING_BYTES)}",
+            f"{format_bytes(GPT2_TRAINING_BYTES)}",
             "note",
             "end other programs, or train smaller models",
             values,

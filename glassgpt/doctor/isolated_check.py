@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
-from glassgpt.doctor.check import DiagnosticLine
+from glassgpt.doctor.diagnosis import DiagnosticLine
 from glassgpt.errors import error_type_and_message
 from glassgpt.isolate import IsolatedProcess, JsonObject, ProcessDied, ProcessHung, serve
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glassgpt.config import TrainConfig
-from glassgpt.doctor.check import CheckContext, DiagnosticLine, ReportValue
+from glassgpt.doctor.diagnosis import CheckContext, DiagnosticLine, ReportValue
 from glassgpt.doctor.gpu_checks import default_device
 from glassgpt.doctor.isolated_check import IsolatedCheck, run_isolated
 from glassgpt.estimate.decide import choose_kernels

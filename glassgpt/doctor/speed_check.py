@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import psutil  # type: ignore[import-untyped]
 
-from glassgpt import format
-from glassgpt.doctor.check import CheckContext, DiagnosticLine, ReportValue
+from glassgpt.doctor.diagnosis import CheckContext, DiagnosticLine, ReportValue
 from glassgpt.doctor.gpu_checks import device_label, dtypes_to_measure, find_gpus
 from glassgpt.estimate.cards import Card, find_card
 from glassgpt.estimate.peak import PeakFlops, RepeatOperation, measure_rate, mfu_note
 from glassgpt.files import read_text_or_empty
+from glassgpt.format import format_flops_per_s, format_percent
 from glassgpt.record.machine import cpu_model
 from glassgpt.training.probe import find_peak
 
@@ -85,14 +85,14 @@ def matmul_line(name: str, device_type: str, dtype: str, peak: PeakFlops) -> Dia
         return DiagnosticLine(
             name, f"{dtype}: {how}", "problem", "another program may fill the memory", values
         )
-    message = f"{dtype}: {format.format_flops_per_s(peak.measured)}"
+    message = f"{dtype}: {format_flops_per_s(peak.measured)}"
     if peak.table is None:
         if device_type == "cpu":
             return DiagnosticLine(name, message, values=values)
         message += "; this card or dtype is not in the card table: MFU will be relative to this speed"
         return DiagnosticLine(name, message, "note", values=values)
     share = peak.measured / peak.table
-    message += f", {format.format_percent(share)} of the table's {format.format_flops_per_s(peak.table)}"
+    message += f", {format_percent(share)} of the table's {format_flops_per_s(peak.table)}"
     if share > 1:
         return DiagnosticLine(name, f"{message}. {mfu_note(100 * share, peak)}", values=values)
     if share >= _GOOD_MATMUL_SHARE:
@@ -164,7 +164,7 @@ def bandwidth_line(name: str, device_type: str, measured: float, card: Card | No
     if table is None:
         return DiagnosticLine(name, message, values=values)
     share = measured / table
-    message += f", {format.format_percent(share)} of the table's {_gigabytes(table)}"
+    message += f", {format_percent(share)} of the table's {_gigabytes(table)}"
     if share >= _GOOD_BANDWIDTH_SHARE:
         return DiagnosticLine(name, message, values=values)
     return DiagnosticLine(

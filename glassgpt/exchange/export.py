@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from glassgpt import format
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.digests import EXPORT_RECORD_FILE, file_sha256, json_sha256, read_recorded_sha256
 from glassgpt.data.nanogpt_bin import META_FILE
@@ -23,6 +22,7 @@ from glassgpt.exchange.logit_check import LogitCheck
 from glassgpt.exchange.model_card import TRAINING_FILE, render_model_card
 from glassgpt.files import atomic_folder, commit_folder, expand_user_path, writable_problem
 from glassgpt.flags import field_types
+from glassgpt.format import format_count, pluralize
 from glassgpt.recipe import to_toml
 from glassgpt.version import VERSION
 
@@ -84,11 +84,11 @@ def export(source: str, options: ExportOptions) -> ExportResult:
 def _notes(exportable: ExportableModel, to: str) -> list[Choice]:
     """What a user should know about the exported model."""
     shape, tokenizer = exportable.shape, exportable.tokenizer
-    notes = [Choice("tokenizer", tokenizer.name, format.pluralize(tokenizer.vocab_size, "token"))]
+    notes = [Choice("tokenizer", tokenizer.name, pluralize(tokenizer.vocab_size, "token"))]
     if exportable.padding_rows:
         padded = shape.vocab_size + exportable.padding_rows
         reason = f"of {padded:,}: the other {exportable.padding_rows} were padding"
-        notes.append(Choice("vocabulary", format.pluralize(shape.vocab_size, "row"), reason))
+        notes.append(Choice("vocabulary", pluralize(shape.vocab_size, "row"), reason))
     if to == "nanogpt":
         if export_formats.adamw_state(exportable) is None:
             reason = (
@@ -118,7 +118,7 @@ def _notes(exportable: ExportableModel, to: str) -> list[Choice]:
         reason = "its norms have no gains: ours are multiplied into the matrices that follow"
         notes.append(Choice("layout", "NanoChat", reason))
         if shape.tie_embeddings and not bool((exportable.weights["transformer.ln_f.weight"] == 1).all()):
-            numbers = format.format_count(shape.vocab_size * shape.n_embd)
+            numbers = format_count(shape.vocab_size * shape.n_embd)
             reason = f"the embedding times the last norm's gain: {numbers} more parameters than in the run"
             notes.append(Choice("head", "separate", reason))
         if shape.dropout:

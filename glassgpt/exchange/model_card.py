@@ -12,10 +12,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-from glassgpt import format
 from glassgpt.data.tokenizers import CharTokenizer
 from glassgpt.estimate import flops
 from glassgpt.exchange.export_formats import ExportableModel
+from glassgpt.format import format_count, format_duration, pluralize
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
 from glassgpt.version import VERSION
@@ -130,7 +130,7 @@ def _table(title: str, rows: TableRows) -> str:
 
 def _model_rows(exportable: ExportableModel, to: str) -> TableRows:
     shape, padding_rows = exportable.shape, exportable.padding_rows
-    padding = f"; {format.pluralize(padding_rows, 'row')} of padding omitted" if padding_rows else ""
+    padding = f"; {pluralize(padding_rows, 'row')} of padding omitted" if padding_rows else ""
     biases = "none; zeros in this layout" if not shape.bias and shape.arch == "gpt2" else str(shape.bias)
     layout = "; NanoChat in transformers" if to == "hf" and shape.arch == "modern" else ""
     tokenizer = exportable.tokenizer.name
@@ -138,8 +138,8 @@ def _model_rows(exportable: ExportableModel, to: str) -> TableRows:
         ("architecture", f"{shape.arch}{layout}"),
         ("parameters", f"{flops.model_parameters(shape, shape.vocab_size):,}"),
         ("layers, heads, channels", f"{shape.n_layer}, {shape.n_head}, {shape.n_embd}"),
-        ("context", format.pluralize(shape.block_size, "token")),
-        ("vocabulary", f"{format.pluralize(shape.vocab_size, 'token')} ({tokenizer}){padding}"),
+        ("context", pluralize(shape.block_size, "token")),
+        ("vocabulary", f"{pluralize(shape.vocab_size, 'token')} ({tokenizer}){padding}"),
         ("biases", biases),
         ("activation", shape.activation),
         ("tied embeddings", shape.tie_embeddings),
@@ -181,7 +181,7 @@ def _training_rows(exportable: ExportableModel, run: Record, records: list[Recor
         ("optimizer", settings.get("optimizer")),
         ("learning rate", settings.get("learning_rate")),
         ("initialised from", "random weights" if init_from == "scratch" else _base_name(init_from)),
-        ("tokens/s of the last updates", format.format_count(speeds[-1]) if speeds else None),
+        ("tokens/s of the last updates", format_count(speeds[-1]) if speeds else None),
     ]
 
 
@@ -231,17 +231,16 @@ def _time_rows(records: list[Record]) -> TableRows:
     if not total_s:
         return []
     rows: TableRows = [
-        (phase, f"{format.format_duration(seconds)} ({seconds / total_s:.1%})")
-        for phase, seconds in phase_s.items()
+        (phase, f"{format_duration(seconds)} ({seconds / total_s:.1%})") for phase, seconds in phase_s.items()
     ]
     if not killed_s:
-        return [*rows, ("the whole run", format.format_duration(total_s))]
-    share = f"{format.format_duration(sum(killed_s))} ({sum(killed_s) / total_s:.1%})"
+        return [*rows, ("the whole run", format_duration(total_s))]
+    share = f"{format_duration(sum(killed_s))} ({sum(killed_s) / total_s:.1%})"
     count = "1 process" if len(killed_s) == 1 else f"{len(killed_s)} processes"
     return [
         *rows,
         (f"{count} that left no ledger", f"{share}, from first to last record"),
-        ("the whole run", f"at least {format.format_duration(total_s)}"),
+        ("the whole run", f"at least {format_duration(total_s)}"),
     ]
 
 

@@ -19,8 +19,8 @@ from glassgpt.estimate.batching import BatchPlan
 from glassgpt.estimate.loss_law import perplexity
 from glassgpt.estimate.peak import PeakFlops
 from glassgpt.model.gpt import GPTConfig
-from glassgpt.record.clock import PHASES
 from glassgpt.record.journal import JOURNAL_VERSION, Record
+from glassgpt.record.ledger import PHASES
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainers.nanogpt import TRAINER as NANOGPT

@@ -46,7 +46,7 @@ def explain(run_log: RunLog, card: Card | None = None) -> Explanation:
     findings = [finding for rule in RULES if (finding := rule(analysis)) is not None]
     # Those that a GlassGPT run made itself, while it trained.
     findings += [read_finding(record) for record in run_log.journal_findings]
-    findings.sort(key=lambda finding: finding.rank, reverse=True)
+    findings.sort(key=lambda finding: finding.severity_level, reverse=True)
     earlier = tuple(explain(one, card) for one in run_log.earlier_runs)
     verdict = compose_verdict(run_log, analysis.facts, findings)
     return Explanation(run_log, analysis.facts, findings, verdict, earlier)

@@ -138,10 +138,10 @@ class LogWatcher:
         self._next_refresh_at = started_at + cost_s + max(_MIN_REFRESH_S, cost_s / _MAX_TIME_SHARE)
         new_findings = []
         for finding in explanation.findings:  # a finding that became more severe is reported again
-            if finding.rank > self._reported_ranks.get(finding.id or finding.title, -1):
+            if finding.severity_level > self._reported_ranks.get(finding.id or finding.title, -1):
                 new_findings.append(finding)
-        self._reported_ranks |= {one.id or one.title: one.rank for one in new_findings}
-        evals = {(done.segment, done.iteration): done for done in run_log.evals}
+        self._reported_ranks |= {one.id or one.title: one.severity_level for one in new_findings}
+        evals = {(evaluation.segment, evaluation.iteration): evaluation for evaluation in run_log.evals}
         new_evals = tuple(done for key, done in evals.items() if key not in self._reported_evals)
         self._reported_evals |= evals.keys()
         return WatchUpdate(explanation.facts.last_iteration, new_evals, tuple(new_findings), explanation)

@@ -20,7 +20,7 @@ from glassgpt.estimate.decide import RunSpec, choose_dtype
 from glassgpt.estimate.forecast import Hardware, LowMidHigh, RunForecast, TokenCounts, forecast_workload
 from glassgpt.estimate.loss_law import expected_loss_curve
 from glassgpt.estimate.speed import ThroughputEstimate, estimate_throughput
-from glassgpt.plan.run_spec import make_run_spec
+from glassgpt.plan.planned_spec import make_run_spec
 from glassgpt.plan.target import PlanTarget
 
 _MAX_CURVE_POINTS = 8  # of the expected loss curve that are shown

@@ -24,7 +24,7 @@ from glassgpt.plan.estimates import (
     TrainingEstimate,
     forecast_spec,
 )
-from glassgpt.plan.run_spec import (
+from glassgpt.plan.planned_spec import (
     changes_as_flags,
     fitting_flags,
     memory_fixes,

@@ -26,7 +26,7 @@ from glassgpt.plan.estimates import (
     forecast_spec,
 )
 from glassgpt.plan.plan_warnings import PlanProblem, find_plan_problems
-from glassgpt.plan.run_spec import (
+from glassgpt.plan.planned_spec import (
     can_shard,
     make_run_spec,
     memory_fixes,

@@ -65,7 +65,7 @@ class Finding:
         return message_values(message for part in PARTS for message in self.text[part])
 
     @property
-    def rank(self) -> int:
+    def severity_level(self) -> int:
         """The higher, the more serious."""
         return SEVERITIES.index(self.severity)
 

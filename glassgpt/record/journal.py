@@ -36,7 +36,7 @@ Record = dict[str, Any]
 
 FILE_NAME = "journal.jsonl"
 JOURNAL_VERSION = 1  # of the meaning of fields; new fields do not raise it
-MAX_VALUE, MAX_INTEGER = 1e100, 10**15  # of numbers that are believed; see runs/numbers.py
+MAX_VALUE, MAX_INTEGER = 1e100, 10**15  # of numbers that are believed; see runs/log_numbers.py
 MAX_LINE_BYTES = 1 << 24  # a file that is one endless line must not fill the memory
 _READ_BLOCK_BYTES = 1 << 20  # read at once from the end
 _MAX_OTHER_WRITER_BYTES = 1 << 20  # read of what another writer appended

@@ -16,10 +16,10 @@ from functools import cached_property
 import numpy as np
 
 from glassgpt.estimate.cards import Card
-from glassgpt.runs.curve import LossRise, find_loss_rise
+from glassgpt.runs.curve_statistics import LossRise, find_loss_rise
 from glassgpt.runs.exit_status import infer_exit_status
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.inference import (
+from glassgpt.runs.model_size import (
     DeviceThroughput,
     IterationFlops,
     ModelSize,
@@ -283,7 +283,11 @@ class Analysis:
         steady = log.is_steady()
         losses = steps.loss[steps.has_loss]
         nan_rows = np.flatnonzero(np.isnan(steps.loss) & steps.has_loss)
-        val_losses = [(done.val_loss, done.iteration) for done in evals if done.val_loss is not None]
+        val_losses = [
+            (evaluation.val_loss, evaluation.iteration)
+            for evaluation in evals
+            if evaluation.val_loss is not None
+        ]
         comparable = [one for one in val_losses if not math.isnan(one[0])]
         best_val_loss, best_val_step = min(comparable, key=lambda one: one[0], default=(None, None))
         return Facts(

@@ -29,15 +29,15 @@ from typing import NamedTuple
 import numpy as np
 
 from glassgpt.config import ConfigValue
-from glassgpt.runs.numbers import MAX_COUNT, clamped
+from glassgpt.runs.log_numbers import MAX_COUNT, clamped
 from glassgpt.runs.run_log import (
     EventKind,
     LogEvent,
     LoggedCheckpoint,
     LoggedEvaluation,
+    LoggedProcess,
     LoggedSetup,
     RunLog,
-    Segment,
     ValMetric,
     eval_or_save_iterations,
 )
@@ -112,7 +112,7 @@ class RunBuilder:
         self._event_counts: Counter[EventKind] = Counter()
         self._batch_sizes: list[tuple[int, int]] = []
 
-        self._segments: list[Segment] = []
+        self._segments: list[LoggedProcess] = []
         self._segment_steps = 0  # rows of the current segment
         self._last_iteration: int | None = None  # of the current segment, as the next
         self._last_eval_iteration: int | None = None
@@ -345,7 +345,7 @@ class RunBuilder:
 
     def _open_segment(self, iteration: int) -> None:
         starts = self._process_announced or bool(self._segments) or iteration <= self.trainer.first_iteration
-        self._segments.append(Segment(starts, self.is_resuming, iteration))
+        self._segments.append(LoggedProcess(starts, self.is_resuming, iteration))
         self._process_announced = self.is_resuming = False
         self._segment_steps, self._last_iteration, self._last_eval_iteration = 0, None, None
 
@@ -399,7 +399,7 @@ class RunBuilder:
                     for evaluation in evals
                 ),
                 checkpoints=tuple(self._checkpoints),
-                segments=tuple(segments) or (Segment(has_startup=self._process_announced),),
+                segments=tuple(segments) or (LoggedProcess(has_startup=self._process_announced),),
                 events=tuple(self._events),
                 event_counts=dict(self._event_counts),
                 setup=(self._setup_at_first_step or self.setup).merged_with(self.setup).build(),

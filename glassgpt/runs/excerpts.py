@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from glassgpt.runs.run_log import LoggedCheckpoint, LoggedEvaluation, RunLog, Segment, Steps
+from glassgpt.runs.run_log import LoggedCheckpoint, LoggedEvaluation, LoggedProcess, RunLog, Steps
 
 _FLOAT_COLUMNS = ("ms", "mfu", "lr", "grad_norm", "tokens_per_s")
 
@@ -51,7 +51,9 @@ def merge_excerpts(run_log: RunLog) -> RunLog:
         checkpoints=tuple(
             sorted({replace(save, segment=0) for save in run_log.checkpoints}, key=_iteration_key)
         ),
-        segments=(Segment(has_startup=first <= run_log.trainer.first_iteration, first_iteration=first),),
+        segments=(
+            LoggedProcess(has_startup=first <= run_log.trainer.first_iteration, first_iteration=first),
+        ),
     )
 
 

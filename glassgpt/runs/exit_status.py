@@ -98,7 +98,11 @@ def _reached_planned_end(run_log: RunLog) -> bool:
     Some trainers' last iteration is one of the regular evaluations. Others make a closing evaluation, which
     is mostly off the regular grid; one on the grid proves nothing.
     """
-    evaluated = list(dict.fromkeys(done.iteration for done in run_log.evals if done.iteration is not None))
+    evaluated = list(
+        dict.fromkeys(
+            evaluation.iteration for evaluation in run_log.evals if evaluation.iteration is not None
+        )
+    )
     last_eval = run_log.evals[-1].iteration if run_log.evals else None
     last = int(run_log.steps.iteration[-1]) if len(run_log.steps) else last_eval
     if last is None:

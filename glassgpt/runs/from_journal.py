@@ -22,7 +22,7 @@ from glassgpt.record import journal
 from glassgpt.record.journal import Record
 from glassgpt.runs import journal_index
 from glassgpt.runs.journal_index import JournalIndex
-from glassgpt.runs.numbers import MAX_COUNT, MAX_LOSS, clamped
+from glassgpt.runs.log_numbers import MAX_COUNT, MAX_LOSS, clamped
 from glassgpt.runs.run_list import is_running
 from glassgpt.runs.run_log import (
     ExitStatus,
@@ -30,9 +30,9 @@ from glassgpt.runs.run_log import (
     LogEvent,
     LoggedCheckpoint,
     LoggedEvaluation,
+    LoggedProcess,
     LoggedSetup,
     RunLog,
-    Segment,
 )
 from glassgpt.runs.step_rows import JOURNAL_COLUMNS, StepRows
 from glassgpt.runs.trainers import BY_ID
@@ -119,7 +119,7 @@ class JournalReader:
             "processes": [(number, asdict(process)) for number, process in self._processes.items()],
             "first_updates": self._first_updates,
             "train_eval": self._train_eval,
-            "evals": [astuple(done) for done in self._evals],
+            "evals": [astuple(evaluation) for evaluation in self._evals],
             "checkpoints": [astuple(save) for save in self._checkpoints],
             "notes": self._notes,
             "rows": rows,
@@ -189,7 +189,7 @@ class JournalReader:
         """A resume from there repeats what comes later."""
         self._rows.drop_after(iteration)
         self._first_updates = [first for first in self._first_updates if first[0] <= iteration]
-        self._evals = [done for done in self._evals if (done.iteration or 0) <= iteration]
+        self._evals = [evaluation for evaluation in self._evals if (evaluation.iteration or 0) <= iteration]
         self._checkpoints = [save for save in self._checkpoints if (save.iteration or 0) <= iteration]
         self._notes = [note for note in self._notes if note["iter"] <= iteration]
         if self._train_eval.get("iter", 0) > iteration:
@@ -261,13 +261,13 @@ class JournalReader:
                 trainer=TRAINER if imported_from is None else replace(TRAINER, name=imported_from.name),
                 name=name,
                 steps=steps,
-                evals=tuple(_with_segment(done, segments) for done in self._evals),
+                evals=tuple(_with_segment(evaluation, segments) for evaluation in self._evals),
                 checkpoints=tuple(_with_segment(save, segments) for save in self._checkpoints),
                 segments=tuple(
                     _build_segment(self._processes[number], left_out.get(number, LeftOut()))
                     for number in numbers
                 )
-                or (Segment(has_startup=False),),
+                or (LoggedProcess(has_startup=False),),
                 setup=_build_setup(self._run),
                 ledger=_sum_ledgers([self._processes[number] for number in numbers]),
                 first_update_ms=self._first_updates[0][1] if self._first_updates else None,
@@ -295,9 +295,9 @@ def _seconds_by_phase(values: Record) -> dict[str, float]:
     }
 
 
-def _build_segment(process: _Process, left_out: LeftOut) -> Segment:
+def _build_segment(process: _Process, left_out: LeftOut) -> LoggedProcess:
     seconds = _seconds_by_phase(journal.dict_or_empty(process.end, "ledger"))
-    return Segment(
+    return LoggedProcess(
         has_startup=False,
         resumed=process.resumed,
         first_iteration=process.first_iteration,

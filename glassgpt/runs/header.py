@@ -12,7 +12,7 @@ import re
 
 from glassgpt.config import ConfigValue
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.numbers import COUNT, MAX_COUNT, parse_count
+from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, parse_count
 from glassgpt.runs.trainer import HeaderPattern
 from glassgpt.runs.trainers import TRAINERS
 from glassgpt.sanitize import sanitize_text

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from glassgpt.runs.curve import detrended_std
+from glassgpt.runs.curve_statistics import detrended_std
 from glassgpt.runs.run_log import Floats, LoggedEvaluation, RunLog
 from glassgpt.runs.trajectory import positive_int_setting, settings_product
 
@@ -44,14 +44,18 @@ def estimate_eval_noise(
     evaluations of this run. If they are all of the same tokens, they share their sampling error, and only
     their scatter counts."""
     values = np.array(
-        [done.val_loss for done in evals if done.val_loss is not None and math.isfinite(done.val_loss)],
+        [
+            evaluation.val_loss
+            for evaluation in evals
+            if evaluation.val_loss is not None and math.isfinite(evaluation.val_loss)
+        ],
         dtype=np.float64,
     )
     if not len(values):
         return None
     if within_run and run_log.trainer.evaluates_same_tokens:
         return noise_from_scatter(values)
-    stderrs = [done.stderr for done in evals if done.stderr]
+    stderrs = [evaluation.stderr for evaluation in evals if evaluation.stderr]
     if stderrs:
         return EvalNoise(float(np.median(stderrs)), "stderr")
 
@@ -78,7 +82,7 @@ def noise_from_scatter(values: Floats) -> EvalNoise | None:
 
 def tokens_per_eval(run_log: RunLog) -> int | None:
     """Per evaluation and split: as logged, or eval_tokens, or eval_iters x batch_size x block_size."""
-    logged = [done.tokens for done in run_log.evals if done.tokens]
+    logged = [evaluation.tokens for evaluation in run_log.evals if evaluation.tokens]
     if logged:
         return int(np.median(logged))
     eval_tokens = positive_int_setting(run_log, "eval_tokens")

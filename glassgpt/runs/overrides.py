@@ -21,7 +21,7 @@ from glassgpt.config import DEVICE_TYPES, ConfigValue, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.flags import check_settings, coerce_value, field_types, setting_name, setting_value
 from glassgpt.recipe import find_recipe
-from glassgpt.runs.numbers import MAX_COUNT, MAX_FLOPS
+from glassgpt.runs.log_numbers import MAX_COUNT, MAX_FLOPS
 from glassgpt.runs.run_log import RunLog
 from glassgpt.validate import find_config_problems
 

@@ -64,7 +64,7 @@ def _fallen_train_losses(
     trajectory: Trajectory, best_iteration: int, end_iteration: int, start_iteration: int
 ) -> tuple[float, float] | None:
     """The training loss at the best evaluation and at the end, if it is lower at the end."""
-    by_iteration = {done.iteration: done.train_loss for done in trajectory.evals}
+    by_iteration = {evaluation.iteration: evaluation.train_loss for evaluation in trajectory.evals}
     at_best, at_end = by_iteration.get(best_iteration), by_iteration.get(end_iteration)
     if at_best is None or at_end is None:
         at, losses = trajectory.finite_losses()

@@ -84,7 +84,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
-class Segment:
+class LoggedProcess:
     """One process: a run starts with one, and every resume or restart in the log adds one."""
 
     has_startup: bool  # the log has its first iteration, whose time includes the start-up
@@ -137,7 +137,7 @@ class RunLog:
     steps: Steps
     evals: tuple[LoggedEvaluation, ...]
     checkpoints: tuple[LoggedCheckpoint, ...]
-    segments: tuple[Segment, ...]
+    segments: tuple[LoggedProcess, ...]
     events: tuple[LogEvent, ...] = ()  # at most a few hundred of each kind
     event_counts: Mapping[EventKind, int] = field(default_factory=dict)  # of all events
     setup: LoggedSetup = field(default_factory=LoggedSetup)

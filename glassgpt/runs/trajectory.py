@@ -29,7 +29,7 @@ class Trajectory:
     def last_iteration(self) -> int | None:
         """Of the last step or evaluation."""
         ends = [int(self.iteration[-1])] if len(self.iteration) else []
-        ends += [done.iteration for done in self.evals[-1:] if done.iteration is not None]
+        ends += [evaluation.iteration for evaluation in self.evals[-1:] if evaluation.iteration is not None]
         return max(ends, default=None)
 
     def finite_losses(self) -> tuple[Ints, Floats]:
@@ -38,8 +38,8 @@ class Trajectory:
         return self.iteration[finite], self.loss[finite]
 
     def val_curve(self) -> tuple[Floats, Floats]:
-        at = np.array([done.iteration for done in self.evals], dtype=float)
-        return at, np.array([done.val_loss for done in self.evals], dtype=float)
+        at = np.array([evaluation.iteration for evaluation in self.evals], dtype=float)
+        return at, np.array([evaluation.val_loss for evaluation in self.evals], dtype=float)
 
 
 def trajectory_of(run_log: RunLog) -> Trajectory:
@@ -68,12 +68,12 @@ def trajectory_of(run_log: RunLog) -> Trajectory:
     rows = np.flatnonzero(steps.iteration < ends_by_segment[steps.segment]) if len(steps) else np.arange(0)
     # A resume evaluates again where its checkpoint was made: the later evaluation counts.
     evals = {
-        done.iteration: done
-        for done in run_log.evals
-        if done.iteration is not None
-        and done.iteration <= ends.get(done.segment, -1)
-        and done.val_loss is not None
-        and math.isfinite(done.val_loss)
+        evaluation.iteration: evaluation
+        for evaluation in run_log.evals
+        if evaluation.iteration is not None
+        and evaluation.iteration <= ends.get(evaluation.segment, -1)
+        and evaluation.val_loss is not None
+        and math.isfinite(evaluation.val_loss)
     }
     return Trajectory(
         segments=tuple(largest),

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
-from glassgpt import format
+from glassgpt.format import (
+    format_count,
+    format_duration,
+    format_flops_per_s,
+    format_integer,
+    format_loss,
+    format_ms,
+    format_parameters,
+)
 from glassgpt.i18n import translate
 from glassgpt.record.finding import Severity
 from glassgpt.runs.facts import Facts
@@ -30,30 +38,30 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
 
     run = [
         TableRow(translate("label.how_it_ended"), exit_status_label(facts)),
-        row(translate("label.logged_iterations"), format.format_integer, facts.iterations_logged),
-        row(translate("label.first_iteration"), format.format_integer, facts.first_iteration),
-        row(translate("label.last_iteration"), format.format_integer, facts.last_iteration),
-        row(translate("label.log_interval"), format.format_integer, facts.log_interval),
-        row(translate("label.processes"), format.format_integer, facts.segments),
-        row(translate("label.parameters"), format.format_parameters, facts.parameters),
-        row(translate("label.tokens_per_iteration"), format.format_integer, facts.tokens_per_iteration),
-        row(translate("label.flops_per_token"), format.format_count, facts.flops_per_token),
+        row(translate("label.logged_iterations"), format_integer, facts.iterations_logged),
+        row(translate("label.first_iteration"), format_integer, facts.first_iteration),
+        row(translate("label.last_iteration"), format_integer, facts.last_iteration),
+        row(translate("label.log_interval"), format_integer, facts.log_interval),
+        row(translate("label.processes"), format_integer, facts.segments),
+        row(translate("label.parameters"), format_parameters, facts.parameters),
+        row(translate("label.tokens_per_iteration"), format_integer, facts.tokens_per_iteration),
+        row(translate("label.flops_per_token"), format_count, facts.flops_per_token),
     ]
     times = [
-        row(translate("label.steady_iteration_median"), format.format_ms, facts.steady_ms),
-        row(translate("label.steady_iteration_p95"), format.format_ms, facts.steady_p95_ms),
-        row(translate("label.first_iteration_time"), format.format_ms, facts.first_iteration_ms),
-        row(translate("label.first_iteration_startup"), format.format_ms, facts.startup_ms),
-        row(translate("label.evaluation_adds"), format.format_ms, facts.eval_overhead_ms),
+        row(translate("label.steady_iteration_median"), format_ms, facts.steady_ms),
+        row(translate("label.steady_iteration_p95"), format_ms, facts.steady_p95_ms),
+        row(translate("label.first_iteration_time"), format_ms, facts.first_iteration_ms),
+        row(translate("label.first_iteration_startup"), format_ms, facts.startup_ms),
+        row(translate("label.evaluation_adds"), format_ms, facts.eval_overhead_ms),
         row(translate("label.evaluations"), _count_and_interval, facts.eval_steps),
         row(translate("label.checkpoints"), _count_and_interval, facts.checkpoint_steps),
-        row(translate("label.estimated_total_time"), format.format_duration, facts.estimated_total_s),
+        row(translate("label.estimated_total_time"), format_duration, facts.estimated_total_s),
         row(translate("label.overhead_share"), "{:.1%}".format, facts.overhead_share),
-        row(translate("label.tokens_per_second"), format.format_count, facts.tokens_per_s),
+        row(translate("label.tokens_per_second"), format_count, facts.tokens_per_s),
         row(translate("label.mfu_reported_median"), "{:.2f}%".format, facts.mfu_reported_steady),
         row(
             translate("label.achieved_flops"),
-            lambda tflops: format.format_flops_per_s(tflops * 1e12),
+            lambda tflops: format_flops_per_s(tflops * 1e12),
             facts.achieved_tflops,
         ),
     ]
@@ -61,13 +69,13 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
     best = translate("label.best_validation_bits") if in_bits else translate("label.best_validation_loss")
     last = translate("label.last_validation_bits") if in_bits else translate("label.last_validation_loss")
     losses = [
-        row(best, format.format_loss, facts.best_val_loss),
-        row(translate("label.best_validation_iteration"), format.format_integer, facts.best_val_step),
-        row(last, format.format_loss, facts.final_val_loss),
-        row(translate("label.training_loss_last_evaluation"), format.format_loss, facts.final_train_loss),
-        row(translate("label.training_loss_first_line"), format.format_loss, facts.loss_first),
-        row(translate("label.training_loss_last_line"), format.format_loss, facts.loss_last),
-        row(translate("label.first_nonfinite_iteration"), format.format_integer, facts.nan_step),
+        row(best, format_loss, facts.best_val_loss),
+        row(translate("label.best_validation_iteration"), format_integer, facts.best_val_step),
+        row(last, format_loss, facts.final_val_loss),
+        row(translate("label.training_loss_last_evaluation"), format_loss, facts.final_train_loss),
+        row(translate("label.training_loss_first_line"), format_loss, facts.loss_first),
+        row(translate("label.training_loss_last_line"), format_loss, facts.loss_last),
+        row(translate("label.first_nonfinite_iteration"), format_integer, facts.nan_step),
     ]
     groups = [
         (translate("label.group.run"), run),
@@ -95,14 +103,12 @@ def key_figures(facts: Facts, ledger: Mapping[str, float] | None = None) -> list
         if facts.val_metric == "bits_per_byte"
         else translate("label.best_validation_loss")
     )
-    best_val = _format_or_empty(format.format_loss, facts.best_val_loss)
-    total = _format_or_empty(format.format_duration, facts.estimated_total_s)
+    best_val = _format_or_empty(format_loss, facts.best_val_loss)
+    total = _format_or_empty(format_duration, facts.estimated_total_s)
     rows = [
         TableRow(best, best_val, at_iteration(facts.best_val_step)),
-        TableRow(translate("label.steady_iteration"), _format_or_empty(format.format_ms, facts.steady_ms)),
-        TableRow(
-            translate("label.tokens_per_second"), _format_or_empty(format.format_count, facts.tokens_per_s)
-        ),
+        TableRow(translate("label.steady_iteration"), _format_or_empty(format_ms, facts.steady_ms)),
+        TableRow(translate("label.tokens_per_second"), _format_or_empty(format_count, facts.tokens_per_s)),
         TableRow(translate("label.total_time"), total, overhead_note),
         TableRow(
             translate("label.how_it_ended"), exit_status_label(facts), at_iteration(facts.last_iteration)

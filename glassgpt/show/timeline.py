@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from glassgpt.record.clock import PHASES
+from glassgpt.record.ledger import PHASES
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import Floats, Ints, RunLog
 

@@ -19,7 +19,7 @@ from glassgpt.config import tracker_names
 from glassgpt.files import read_small_file
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
-from glassgpt.track.tracker import LoggedIters, Series, TrackedRun, Tracker, series_of
+from glassgpt.track.tracker_interface import LoggedIters, Series, TrackedRun, Tracker, series_of
 
 DEFAULT_PROJECT = "glassgpt"  # if the settings name none
 PROGRESS_FOLDER = "told"

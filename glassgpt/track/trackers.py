@@ -18,8 +18,8 @@ from typing import IO, Any
 from glassgpt.config import TrainConfig, requested_trackers
 from glassgpt.errors import UserError
 from glassgpt.record.journal import Record
-from glassgpt.track.tracker import LoggedIters, TrackedRun, Tracker, metrics_of
 from glassgpt.track.tracker_feed import TrackerFeed
+from glassgpt.track.tracker_interface import LoggedIters, TrackedRun, Tracker, metrics_of
 
 
 @dataclass(frozen=True)

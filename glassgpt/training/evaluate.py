@@ -18,7 +18,7 @@ from torch import Tensor
 from glassgpt.data.batches import IGNORED_TARGET, evaluation_batch, evaluation_window_starts
 from glassgpt.data.shards import TokenArray
 from glassgpt.estimate.loss_law import perplexity
-from glassgpt.record.clock import Ledger
+from glassgpt.record.ledger import Ledger
 from glassgpt.training.distributed.process_group import ProcessGroup
 from glassgpt.training.learner import Learner
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from glassgpt.data.dataset import Dataset
 from glassgpt.estimate import flops
-from glassgpt.estimate.meter import compute_rates, eta_s
-from glassgpt.record.clock import RankTimes
+from glassgpt.estimate.step_timing import compute_rates, eta_s
 from glassgpt.record.journal import JOURNAL_VERSION, Record
+from glassgpt.record.ledger import RankTimes
 from glassgpt.schedule import learning_rate
 from glassgpt.training import probe
 from glassgpt.training.checkpoint.checkpoints import list_checkpoints

@@ -17,7 +17,7 @@ from glassgpt.errors import UserError, error_type_and_message
 from glassgpt.estimate.batching import BatchPlan
 from glassgpt.model.cuda_graph import CudaGraphRunner
 from glassgpt.model.gpt import GPT
-from glassgpt.record.clock import Ledger
+from glassgpt.record.ledger import Ledger
 from glassgpt.schedule import learning_rate
 from glassgpt.training.device import DTYPES, ExecutionConfig
 from glassgpt.training.distributed.fsdp import local_shard

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from glassgpt.config import TrainConfig
 from glassgpt.i18n import say, verbatim
-from glassgpt.record.clock import RankTimes
 from glassgpt.record.finding import finding_record
 from glassgpt.record.journal import Record
+from glassgpt.record.ledger import RankTimes
 from glassgpt.record.run_dir import CHECKPOINTS_DIR, resume_command
 from glassgpt.schedule import learning_rate
 

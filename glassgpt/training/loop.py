@@ -19,8 +19,8 @@ import torch
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.model.generate import TokenSampler, generate
-from glassgpt.record.clock import RankTimes, phase_seconds_between
 from glassgpt.record.journal import Record
+from glassgpt.record.ledger import RankTimes, phase_seconds_between
 from glassgpt.training import journal_records, live_findings, probe
 from glassgpt.training.compute_plan import mark_kernels_built
 from glassgpt.training.distributed.fsdp import gather_full_model

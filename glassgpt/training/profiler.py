@@ -4,7 +4,7 @@
 
 On a GPU the table has kernels, as CUPTI sees them, also in CUDA graphs and compiled code. Elsewhere it has
 operators, by self time. Profiling slows an update, so profiled updates do not count for the step time
-(estimate/meter.py). If the profiler fails, the run continues without it.
+(estimate/step_timing.py). If the profiler fails, the run continues without it.
 """
 
 from __future__ import annotations

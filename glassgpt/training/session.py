@@ -29,8 +29,8 @@ from glassgpt.errors import (
 from glassgpt.flags import check_settings
 from glassgpt.recipe import Recipe, find_recipe, override_config
 from glassgpt.record import journal
-from glassgpt.record.clock import Ledger
 from glassgpt.record.journal import Record, RunSuperseded
+from glassgpt.record.ledger import Ledger
 from glassgpt.record.run_dir import (
     TOKENIZER_DIR,
     LockedRunDir,

@@ -19,11 +19,11 @@ from glassgpt.errors import UserError
 from glassgpt.estimate.batching import eval_batch_rows, tokens_to_evaluate
 from glassgpt.estimate.forecast import TokenCounts, forecast_workload
 from glassgpt.estimate.loss_law import expected_loss_curve
-from glassgpt.estimate.meter import LogInterval
+from glassgpt.estimate.step_timing import LogInterval
 from glassgpt.format import format_percent
 from glassgpt.model.gpt import GPT
 from glassgpt.record import journal
-from glassgpt.record.clock import Ledger
+from glassgpt.record.ledger import Ledger
 from glassgpt.record.run_dir import LockedRunDir, RunDirInfo, make_run_dir
 from glassgpt.record.sink import Listener, NullSink, Sink, Trackers
 from glassgpt.training import probe

@@ -17,9 +17,9 @@ from glassgpt.data.dataset import Dataset
 from glassgpt.data.shards import TokenArray
 from glassgpt.data.tokenizers import Tokenizer
 from glassgpt.estimate.batching import BatchPlan
-from glassgpt.estimate.meter import LogInterval, RunningMean
-from glassgpt.record.clock import Ledger, RankTimes
+from glassgpt.estimate.step_timing import LogInterval, RunningMean
 from glassgpt.record.journal import Record
+from glassgpt.record.ledger import Ledger, RankTimes
 from glassgpt.record.run_dir import LockedRunDir, RunDirInfo
 from glassgpt.record.sink import NullSink, Sink
 from glassgpt.training.checkpoint.saver import NoSaver, Saver

@@ -21,7 +21,7 @@ from glassgpt.estimate.machine_facts import MachineFacts
 from glassgpt.estimate.peak import PeakFlops
 from glassgpt.files import read_text_or_empty
 from glassgpt.model.gpt import GPT
-from glassgpt.record.clock import Ledger
+from glassgpt.record.ledger import Ledger
 from glassgpt.training.compute_plan import execution_config, measure_and_decide
 from glassgpt.training.device import ExecutionConfig, configure_model, device_traits
 from glassgpt.training.learner import Learner

@@ -25,7 +25,7 @@ from glassgpt.recipe import to_toml
 from glassgpt.tune.ranking import SettingResult, TuneResult, summarize_trials
 from glassgpt.tune.search import Budget, Search, TrialEvent
 from glassgpt.tune.speed_settings import TUNABLE_DIMENSIONS, SpeedSettings, TuneContext, describe_dimension
-from glassgpt.tune.worker_process import TrialRunner
+from glassgpt.tune.trial_runner import TrialRunner
 from glassgpt.validate import find_config_problems
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from glassgpt.cli.doctor_command import _progress, doctor
 from glassgpt.doctor import checks, compile_check, disk_check, selftests, speed_check
-from glassgpt.doctor.check import Check, CheckContext, CheckResult, DiagnosticLine, DoctorReport
+from glassgpt.doctor.diagnosis import Check, CheckContext, CheckResult, DiagnosticLine, DoctorReport
 from glassgpt.errors import UserError
 from glassgpt.show.terminal.doctor_view import DoctorConsole
 

@@ -29,7 +29,7 @@ from glassgpt.show.terminal.tune_view import TuneConsole
 from glassgpt.tune import tuning as tunings
 from glassgpt.tune.speed_settings import SpeedSettings, TuneContext
 from glassgpt.tune.trial import Trial
-from glassgpt.tune.worker_process import TrialRunner
+from glassgpt.tune.trial_runner import TrialRunner
 
 Capture = pytest.CaptureFixture[str]
 GIB = 2**30
@@ -93,7 +93,7 @@ class FakeTrialRunner(TrialRunner):
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> type[FakeTrialRunner]:
-    monkeypatch.setattr("glassgpt.tune.worker_process.TrialRunner", FakeTrialRunner)
+    monkeypatch.setattr("glassgpt.tune.trial_runner.TrialRunner", FakeTrialRunner)
     return FakeTrialRunner
 
 

@@ -14,7 +14,7 @@ from run_logs import make_run_log, make_steps
 from glassgpt.compare.compared_run import run_label
 from glassgpt.errors import UserError
 from glassgpt.runs.noise import estimate_eval_noise
-from glassgpt.runs.run_log import LoggedEvaluation, RunLog, Segment
+from glassgpt.runs.run_log import LoggedEvaluation, LoggedProcess, RunLog
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.runs.trajectory import trajectory_of
 
@@ -185,7 +185,7 @@ def test_evaluations_that_a_resume_discarded_are_left_out() -> None:
         *(LoggedEvaluation(at, 0, val) for at, val in ((0, 4.2), (500, 2.0), (1000, 1.0))),
         *(LoggedEvaluation(at, 1, val) for at, val in ((500, 2.1), (1000, 1.7))),
     )
-    segments = (Segment(has_startup=True), Segment(has_startup=True, resumed=True))
+    segments = (LoggedProcess(has_startup=True), LoggedProcess(has_startup=True, resumed=True))
     again = replace(run_log, evals=evals, segments=segments)
     assert compare_run_logs(again, make_run()).runs[0].best == (1.7, 1000)
 
@@ -265,7 +265,10 @@ def test_a_nan_that_a_resume_discarded() -> None:
     losses = [*np.linspace(4, 3, 50), *[math.nan] * 10, *np.linspace(3, 2, 50)]
     iterations = [*range(60), *range(50, 100)]
     steps = make_steps(iterations, 50.0, loss=losses, segment=[0] * 60 + [1] * 50)
-    segments = (Segment(has_startup=True, first_iteration=0), Segment(True, resumed=True, first_iteration=50))
+    segments = (
+        LoggedProcess(has_startup=True, first_iteration=0),
+        LoggedProcess(True, resumed=True, first_iteration=50),
+    )
     assert "not-finite" not in claim_ids(compare_run_logs(make_run_log(steps, segments=segments), make_run()))
 
 
@@ -282,7 +285,7 @@ def two_runs(resumed: bool = False) -> RunLog:
         *(LoggedEvaluation(at, 0, val) for at, val in ((0, 4.2), (500, 2.0), (1000, 1.2))),
         *(LoggedEvaluation(at, 1, val) for at, val in ((begin, 4.2), (800, 1.8))),
     )
-    segments = (Segment(True, first_iteration=0), Segment(True, resumed, first_iteration=begin))
+    segments = (LoggedProcess(True, first_iteration=0), LoggedProcess(True, resumed, first_iteration=begin))
     return replace(make_run_log(steps, settings=SHAPE), segments=segments, evals=evals)
 
 

@@ -17,8 +17,8 @@ from run_logs import NANOGPT, make_run_log, make_steps
 from glassgpt.compare import Comparison, compare
 from glassgpt.config import ConfigValue
 from glassgpt.record import journal
-from glassgpt.runs.numbers import clamped
-from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog, Segment
+from glassgpt.runs.log_numbers import clamped
+from glassgpt.runs.run_log import LoggedEvaluation, LoggedProcess, LoggedSetup, RunLog
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.show.terminal.compare_view import print_comparison
 
@@ -71,7 +71,9 @@ def run_logs(draw: st.DrawFn) -> RunLog:
         bytes_per_token=draw(st.one_of(st.none(), _EXTREMES)),
     )
     run_log = make_run_log(
-        steps, segments=(Segment(True, False, 0), Segment(True, draw(st.booleans()), begin)), setup=setup
+        steps,
+        segments=(LoggedProcess(True, False, 0), LoggedProcess(True, draw(st.booleans()), begin)),
+        setup=setup,
     )
     trainer = draw(st.sampled_from([NANOGPT, _LLMC, _GLASSGPT]))
     return clamped(replace(run_log, evals=evals, trainer=trainer, has_iteration_numbers=draw(st.booleans())))

@@ -11,7 +11,7 @@ from compared_runs import SHAPE, claim_ids, compare_run_logs, make_run
 from run_logs import make_run_log, make_steps
 
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.inference import MAX_FLOPS_ERROR, parameters_from_flops
+from glassgpt.runs.model_size import MAX_FLOPS_ERROR, parameters_from_flops
 from glassgpt.runs.reading import read_run_log
 from glassgpt.runs.run_log import LoggedSetup, RunLog
 from glassgpt.runs.trainers import BY_ID

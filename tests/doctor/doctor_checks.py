@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from glassgpt.doctor.check import DiagnosticLine
+from glassgpt.doctor.diagnosis import DiagnosticLine
 
 
 def fine(folder: Path) -> list[DiagnosticLine]:

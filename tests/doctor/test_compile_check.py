@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from glassgpt.doctor import compile_check
-from glassgpt.doctor.check import CheckContext, DiagnosticLine
 from glassgpt.doctor.compile_check import (
     build_kernels,
     check_compile,
@@ -22,6 +21,7 @@ from glassgpt.doctor.compile_check import (
     compile_small_function,
     compiler_line,
 )
+from glassgpt.doctor.diagnosis import CheckContext, DiagnosticLine
 from glassgpt.doctor.isolated_check import IsolatedCheckFailed, run_isolated
 from glassgpt.record.machine import find_compiler
 

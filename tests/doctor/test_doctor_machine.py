@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from glassgpt.doctor import host_checks
-from glassgpt.doctor.check import CheckContext
+from glassgpt.doctor.diagnosis import CheckContext
 from glassgpt.doctor.host_checks import (
     Cores,
     CpuClock,

@@ -9,7 +9,8 @@ from pathlib import Path
 import doctor_checks
 import pytest
 
-from glassgpt.doctor.check import (
+from glassgpt.doctor.checks import CHECKS, run_checks
+from glassgpt.doctor.diagnosis import (
     Check,
     CheckContext,
     CheckResult,
@@ -18,7 +19,6 @@ from glassgpt.doctor.check import (
     DoctorReport,
     redact,
 )
-from glassgpt.doctor.checks import CHECKS, run_checks
 from glassgpt.doctor.isolated_check import IsolatedCheckFailed, run_isolated, summarize_error
 
 EVIL = "\x1b]0;owned\x07[red]x\u202ey\x9b31m"

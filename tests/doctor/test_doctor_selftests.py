@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from glassgpt.doctor import selftests
-from glassgpt.doctor.check import CheckContext, DiagnosticLine
+from glassgpt.doctor.diagnosis import CheckContext, DiagnosticLine
 from glassgpt.doctor.isolated_check import run_isolated
 from glassgpt.doctor.selftests import (
     SelfTestRun,

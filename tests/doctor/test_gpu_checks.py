@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from glassgpt.doctor import gpu_checks
-from glassgpt.doctor.check import CheckContext
+from glassgpt.doctor.diagnosis import CheckContext
 from glassgpt.doctor.gpu_checks import (
     TorchCard,
     card_line,

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from glassgpt.doctor import disk_check, speed_check
-from glassgpt.doctor.check import CheckContext
+from glassgpt.doctor.diagnosis import CheckContext
 from glassgpt.doctor.disk_check import (
     check_disk,
     checkpoint_line,

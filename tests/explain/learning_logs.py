@@ -13,14 +13,14 @@ from run_logs import NANOGPT, make_run_log, make_steps
 from glassgpt.config import ConfigValue
 from glassgpt.record.finding import Finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.numbers import MAX_LOSS, clamped
+from glassgpt.runs.log_numbers import MAX_LOSS, clamped
 from glassgpt.runs.run_log import (
     LogEvent,
     LoggedCheckpoint,
     LoggedEvaluation,
+    LoggedProcess,
     LoggedSetup,
     RunLog,
-    Segment,
     Steps,
 )
 from glassgpt.runs.trainers import BY_ID
@@ -122,7 +122,7 @@ def split_run(
     joined = replace(joined, **{name: make(joined) for name, make in columns.items()})
     early = [done for done in run_log.evals if (done.iteration or 0) <= logged_until]
     late = [replace(done, segment=1) for done in run_log.evals if (done.iteration or 0) >= resumed_at]
-    processes = (Segment(True, False, 0), Segment(True, True, resumed_at))
+    processes = (LoggedProcess(True, False, 0), LoggedProcess(True, True, resumed_at))
     saves = tuple(
         replace(save, segment=int((save.iteration or 0) > resumed_at)) for save in run_log.checkpoints
     )
@@ -181,7 +181,7 @@ def any_run_log(draw: st.DrawFn) -> RunLog:
                            st.one_of(st.none(), losses), stderr=st.one_of(st.none(), losses)), max_size=15)
     )  # fmt: skip
     saves = draw(st.lists(st.builds(LoggedCheckpoint, at, st.integers(0, segments - 1)), max_size=4))
-    processes = [Segment(draw(st.booleans()), draw(st.booleans()), draw(at)) for _ in range(segments)]
+    processes = [LoggedProcess(draw(st.booleans()), draw(st.booleans()), draw(at)) for _ in range(segments)]
     stated: Mapping[str, ConfigValue] = draw(st.dictionaries(st.sampled_from(SETTINGS), values, max_size=8))
     counts = st.one_of(st.none(), st.integers(1, 10**10))
     setup = LoggedSetup(stated, draw(counts), draw(counts), draw(counts), planned_iterations=draw(counts))

@@ -17,7 +17,7 @@ from glassgpt.explain.rules.mfu import mfu_dip_is_eval, mfu_wrong_peak
 from glassgpt.explain.rules.workload import hidden_accumulation, parameters_inferred
 from glassgpt.i18n import say
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.run_log import LoggedSetup, RunLog, Segment
+from glassgpt.runs.run_log import LoggedProcess, LoggedSetup, RunLog
 from glassgpt.runs.trainer import A100_PEAK
 from glassgpt.runs.trainers import BY_ID
 
@@ -29,14 +29,14 @@ BABY: dict[str, ConfigValue] = {"n_layer": 6, "n_embd": 384, "block_size": 256, 
 def note_001() -> RunLog:
     steps = make_steps([4980, 4990, 5000], [33.22, 33.23, 4446.83], mfu=[11.07, 11.09, 9.99])
     return make_run_log(
-        steps, [(5000, 0.6224, 1.7044)], segments=(Segment(has_startup=False, first_iteration=4980),)
+        steps, [(5000, 0.6224, 1.7044)], segments=(LoggedProcess(has_startup=False, first_iteration=4980),)
     )
 
 
 def note_004(ms: float, mfu: float, **setup: object) -> RunLog:
     """Iterations 800 to 1000, as the note quotes them: one time and one MFU."""
     steps = make_steps(range(800, 1001, 10), ms, mfu=[mfu] * 21)
-    run_log = make_run_log(steps, segments=(Segment(has_startup=False, first_iteration=800),))
+    run_log = make_run_log(steps, segments=(LoggedProcess(has_startup=False, first_iteration=800),))
     return replace(run_log, setup=LoggedSetup(tokens_per_iteration=524288, **setup))  # type: ignore[arg-type]
 
 

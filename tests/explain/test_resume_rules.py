@@ -14,7 +14,7 @@ from glassgpt.config import ConfigValue
 from glassgpt.explain.rules.lr_schedule import horizon_changed, lr_schedule_mismatch
 from glassgpt.explain.rules.resumes import resume_jump, resume_replays_data
 from glassgpt.i18n import say
-from glassgpt.runs.run_log import RunLog, Segment, Steps
+from glassgpt.runs.run_log import LoggedProcess, RunLog, Steps
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.runs.trajectory import seconds_between, trajectory_of
 
@@ -30,7 +30,7 @@ def test_a_course_leaves_out_what_was_done_over() -> None:
 
 def test_of_several_runs_the_longest_counts() -> None:
     steps = make_steps([0, 10, 20, 0, 10, 20, 30, 0], segment=[0, 0, 0, 1, 1, 1, 1, 2], loss=[1.0] * 8)
-    segments = tuple(Segment(True, False, 0) for _ in range(3))
+    segments = tuple(LoggedProcess(True, False, 0) for _ in range(3))
     trajectory = trajectory_of(make_run_log(steps, segments=segments))
     assert trajectory.iteration.tolist() == [0, 10, 20, 30]
     assert trajectory.segments == (1,)
@@ -59,7 +59,7 @@ def test_nanogpt_draws_the_same_batches_again() -> None:
 
 def test_a_log_of_the_resumed_process_alone() -> None:
     steps = make_steps(range(2000, 5001, 10), loss=[1.5] * 301)
-    run_log = make_run_log(steps, segments=(Segment(True, True, 2000),))
+    run_log = make_run_log(steps, segments=(LoggedProcess(True, True, 2000),))
     one = require_finding(resume_replays_data(analyse(run_log)))
     assert one.values["repeated_iterations"] == 2000
     assert one.values["repeated_share"] == pytest.approx(2000 / 5001)
@@ -96,7 +96,9 @@ def test_a_loss_that_falls_fast_on_both_sides_did_not_drop(lines: int, pace: flo
         steps = make_steps(
             (at * 10).tolist(), segment=(at >= lines).astype(int).tolist(), loss=losses.tolist()
         )
-        return make_run_log(steps, segments=(Segment(True, False, 0), Segment(True, True, 10 * lines)))
+        return make_run_log(
+            steps, segments=(LoggedProcess(True, False, 0), LoggedProcess(True, True, 10 * lines))
+        )
 
     assert resume_jump(analyse(resumed(0.0))) is None
     dropped = require_finding(resume_jump(analyse(resumed(1.0))))

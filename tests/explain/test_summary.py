@@ -16,7 +16,7 @@ from glassgpt.explain.summary import compose_verdict
 from glassgpt.record.finding import Finding, Severity
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.run_log import ExitStatus, RunLog, Segment
+from glassgpt.runs.run_log import ExitStatus, LoggedProcess, RunLog
 
 NOTHING = "Nothing is wrong with this run, as far as its log shows."
 
@@ -129,9 +129,12 @@ def test_any_history_has_sentences(run_log: RunLog) -> None:
 
 def test_several_runs_in_one_log_are_counted() -> None:
     steps = make_steps([0, 10, 20, 0, 10], segment=[0, 0, 0, 1, 1])
-    restarted = (Segment(has_startup=True, first_iteration=0), Segment(has_startup=True, first_iteration=0))
+    restarted = (
+        LoggedProcess(has_startup=True, first_iteration=0),
+        LoggedProcess(has_startup=True, first_iteration=0),
+    )
     run_log = make_run_log(steps, segments=restarted)
     assert compose_verdict(run_log, Analysis(run_log).facts, [])[0].startswith("This log holds 2 runs.")
-    resumed = (restarted[0], Segment(has_startup=True, resumed=True, first_iteration=0))
+    resumed = (restarted[0], LoggedProcess(has_startup=True, resumed=True, first_iteration=0))
     run_log = make_run_log(steps, segments=resumed)
     assert not compose_verdict(run_log, Analysis(run_log).facts, [])[0].startswith("This log holds")

@@ -15,7 +15,7 @@ from glassgpt.explain.rules.eval_cost import eval_spikes
 from glassgpt.explain.rules.step_time import jitter, silent_spike, throughput_drift
 from glassgpt.explain.rules.wall_time import clock_before_sync, startup_compile
 from glassgpt.i18n import say
-from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog, Segment
+from glassgpt.runs.run_log import LoggedEvaluation, LoggedProcess, LoggedSetup, RunLog
 from glassgpt.runs.trainers import BY_ID
 
 MODDED = BY_ID["modded-nanogpt"]
@@ -77,7 +77,7 @@ def test_an_excerpt_saves_what_a_long_run_would() -> None:
     at = range(490, 611, 10)
     ms = [868_000.0 if i % 100 == 0 else 8_176.0 for i in at]
     run_log = make_run_log(
-        make_steps(at, ms), [(500, 2.0, 2.0), (600, 2.0, 2.0)], segments=(Segment(False, False, 490),)
+        make_steps(at, ms), [(500, 2.0, 2.0), (600, 2.0, 2.0)], segments=(LoggedProcess(False, False, 490),)
     )
     finding = require_finding(eval_spikes(analyse(run_log)))
     assert finding.text["advice"][0].key == "eval-spikes.advice.raise_long_run"
@@ -164,7 +164,7 @@ def test_evaluations_between_the_lines_are_counted() -> None:
 
 def test_one_evaluation_alone_says_nothing_about_a_run() -> None:
     run_log = make_run_log(make_steps([4980, 4990, 5000], [33.22, 33.23, 4446.83]), [(5000, 0.62, 1.70)])
-    run_log = replace(run_log, segments=(Segment(has_startup=False, first_iteration=4980),))
+    run_log = replace(run_log, segments=(LoggedProcess(has_startup=False, first_iteration=4980),))
     finding = require_finding(eval_spikes(analyse(run_log)))
     assert finding.severity == "info"
     assert finding.values["ratio"] == pytest.approx(4446.83 / 33.225)
@@ -301,7 +301,7 @@ def test_a_large_startup_comes_with_its_break_even() -> None:
 def test_each_process_starts_up() -> None:
     ms = [30100.0, *[100.0] * 49, 20100.0, *[100.0] * 49]
     steps = make_steps([*range(50), *range(40, 90)], ms, segment=[0] * 50 + [1] * 50)
-    segments = (Segment(has_startup=True), Segment(has_startup=True, resumed=True))
+    segments = (LoggedProcess(has_startup=True), LoggedProcess(has_startup=True, resumed=True))
     finding = require_finding(
         startup_compile(analyse(make_run_log(steps, segments=segments, ended="finished")))
     )
@@ -460,7 +460,9 @@ def test_a_first_iteration_of_no_time_at_all() -> None:
     """Of two processes the second one started slowly."""
     ms = [0.0, *[1.0] * 9, 2001.0, *[1.0] * 9]
     steps = make_steps([*range(10), *range(10)], ms, segment=[0] * 10 + [1] * 10)
-    two = replace(make_run_log(steps), segments=(Segment(has_startup=True), Segment(has_startup=True)))
+    two = replace(
+        make_run_log(steps), segments=(LoggedProcess(has_startup=True), LoggedProcess(has_startup=True))
+    )
     assert require_finding(startup_compile(analyse(two))).values["first_ms"] == 0.0
 
 

@@ -11,8 +11,8 @@ from run_logs import NANOGPT, make_run_log, make_steps
 
 from glassgpt.record.finding import Finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.numbers import clamped
-from glassgpt.runs.run_log import LoggedCheckpoint, LoggedEvaluation, LoggedSetup, RunLog, Segment
+from glassgpt.runs.log_numbers import clamped
+from glassgpt.runs.run_log import LoggedCheckpoint, LoggedEvaluation, LoggedProcess, LoggedSetup, RunLog
 from glassgpt.runs.trainers import BY_ID
 
 LITGPT = BY_ID["litgpt"]
@@ -76,7 +76,7 @@ def any_timed_run(draw: st.DrawFn) -> RunLog:
         steps=steps,
         evals=tuple(LoggedEvaluation(at, part, 1.0) for at, part in draw(st.lists(places, max_size=8))),
         checkpoints=tuple(LoggedCheckpoint(at, part) for at, part in draw(st.lists(places, max_size=4))),
-        segments=tuple(Segment(has_startup=draw(st.booleans())) for _ in range(segments)),
+        segments=tuple(LoggedProcess(has_startup=draw(st.booleans())) for _ in range(segments)),
         setup=LoggedSetup(
             settings=settings,
             parameters=draw(amount),

@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from glassgpt.record.clock import Ledger
+from glassgpt.record.ledger import Ledger
 from glassgpt.training.checkpoint.saver import Saver
 
 # What `glass train` imports while it runs: here once, or every child would take a third of a second for it.

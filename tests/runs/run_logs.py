@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from glassgpt.config import ConfigValue
-from glassgpt.runs.numbers import clamped, clamped_steps
+from glassgpt.runs.log_numbers import clamped, clamped_steps
 from glassgpt.runs.run_log import (
     LogEvent,
     LoggedCheckpoint,
     LoggedEvaluation,
+    LoggedProcess,
     LoggedSetup,
     RunLog,
-    Segment,
     Steps,
 )
 from glassgpt.runs.trainers import BY_ID
@@ -59,7 +59,7 @@ def make_run_log(
         steps=steps,
         evals=tuple(LoggedEvaluation(at, 0, val, train) for at, train, val in evals),
         checkpoints=tuple(LoggedCheckpoint(at, 0) for at in checkpoints),
-        segments=(Segment(has_startup=True, first_iteration=0),),
+        segments=(LoggedProcess(has_startup=True, first_iteration=0),),
         events=tuple(events),
         setup=LoggedSetup(settings=dict(settings or {})),
     )

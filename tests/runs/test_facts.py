@@ -12,7 +12,7 @@ from run_logs import make_run_log, make_steps
 
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.run_log import LoggedCheckpoint, LoggedEvaluation, LoggedSetup, RunLog, Segment
+from glassgpt.runs.run_log import LoggedCheckpoint, LoggedEvaluation, LoggedProcess, LoggedSetup, RunLog
 from glassgpt.runs.trainer import Trainer
 from glassgpt.runs.trainers import BY_ID
 
@@ -135,7 +135,7 @@ def test_a_start_up_that_cannot_be_told_from_its_evaluation_is_not_given() -> No
 
 
 def test_a_log_from_the_middle_has_no_start_up() -> None:
-    segments = (Segment(has_startup=False, first_iteration=1000),)
+    segments = (LoggedProcess(has_startup=False, first_iteration=1000),)
     facts = Analysis(make_run_log(make_steps([1000, 1001, 1002], [300, 100, 100]), segments=segments)).facts
     assert (facts.startup_ms, facts.steady_ms) == (None, 100)
 
@@ -147,7 +147,7 @@ def test_a_start_up_is_never_negative() -> None:
 
 def test_segments_count_their_own_first_iteration_and_gaps() -> None:
     steps = make_steps([0, 10, 20, 10, 20, 30], [900, 100, 100, 900, 100, 100], segment=[0, 0, 0, 1, 1, 1])
-    segments = (Segment(has_startup=True), Segment(has_startup=True, resumed=True))
+    segments = (LoggedProcess(has_startup=True), LoggedProcess(has_startup=True, resumed=True))
     facts = Analysis(make_run_log(steps, segments=segments)).facts
     assert (facts.segments, facts.steady_ms, facts.log_interval) == (2, 100, 10)
     assert facts.estimated_total_s == pytest.approx((900 + 200 + 900 + 200 + 4 * 9 * 100) / 1000)
@@ -156,7 +156,7 @@ def test_segments_count_their_own_first_iteration_and_gaps() -> None:
 
 def test_an_evaluation_marks_only_the_iteration_of_its_own_process() -> None:
     steps = make_steps([0, 1, 2, 1, 2], [900, 500, 100, 900, 100], segment=[0, 0, 0, 1, 1])
-    run_log = make_run_log(steps, segments=(Segment(has_startup=True), Segment(has_startup=True)))
+    run_log = make_run_log(steps, segments=(LoggedProcess(has_startup=True), LoggedProcess(has_startup=True)))
     run_log = dataclasses.replace(
         run_log,
         evals=(LoggedEvaluation(1, 0, 3.0), LoggedEvaluation(2, 1, 3.0)),

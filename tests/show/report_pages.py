@@ -11,7 +11,7 @@ from written_findings import written_finding
 
 from glassgpt import i18n
 from glassgpt.config import ConfigValue
-from glassgpt.runs.run_log import Floats, LoggedEvaluation, LoggedSetup, RunLog, Segment, Steps
+from glassgpt.runs.run_log import Floats, LoggedEvaluation, LoggedProcess, LoggedSetup, RunLog, Steps
 from glassgpt.runs.trainers import BY_ID
 
 NANOGPT = BY_ID["nanogpt"]
@@ -45,7 +45,9 @@ def make_columns(iterations: Sequence[int], **columns: Floats | Sequence[float])
 
 
 def bare_run(steps: Steps, *evals: LoggedEvaluation, **changes: object) -> RunLog:
-    whole = RunLog(NANOGPT, "run.log", steps, evals, checkpoints=(), segments=(Segment(has_startup=True),))
+    whole = RunLog(
+        NANOGPT, "run.log", steps, evals, checkpoints=(), segments=(LoggedProcess(has_startup=True),)
+    )
     return replace(whole, **changes)  # type: ignore[arg-type]
 
 
@@ -102,7 +104,7 @@ def glassgpt_run() -> RunLog:
         name="runs/gpt2_124m",
         trainer=GLASSGPT,
         setup=setup,
-        segments=(Segment(True), Segment(True, resumed=True, first_iteration=1500)),
+        segments=(LoggedProcess(True), LoggedProcess(True, resumed=True, first_iteration=1500)),
         ledger={"startup": 9.0, "compile": 30.0, "data": 0.5, "train": 135.0, "eval": 12.0, "other": 0.7},
     )
 

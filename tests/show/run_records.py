@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any
 
 from glassgpt.config import TrainConfig
-from glassgpt.record.clock import PHASES
 from glassgpt.record.journal import Record
+from glassgpt.record.ledger import PHASES
 
 
 def record(kind: str, iteration: int, fields: Record, changes: Record) -> Record:

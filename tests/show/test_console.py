@@ -25,8 +25,8 @@ from run_records import (
 )
 
 from glassgpt.errors import UserError
-from glassgpt.record.clock import PHASES
 from glassgpt.record.journal import FILE_NAME, Journal, Record, encode_line
+from glassgpt.record.ledger import PHASES
 from glassgpt.show.terminal.run_console import RunConsole
 from glassgpt.show.terminal.runs_view import replay, replay_svg
 

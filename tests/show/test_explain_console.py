@@ -17,7 +17,7 @@ from written_findings import written_finding
 from glassgpt.explain.explanation import explain
 from glassgpt.i18n import LANGUAGES, use_language
 from glassgpt.record.finding import Severity
-from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog, Segment
+from glassgpt.runs.run_log import LoggedEvaluation, LoggedProcess, LoggedSetup, RunLog
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.show.terminal.explain_view import print_explanation, print_finding, print_watch_update
 
@@ -32,7 +32,7 @@ def run(name: str = "a.log") -> RunLog:
     steps = make_columns(list(at), loss=losses, ms=ms, mfu=[11.0] * len(losses))
     evals = tuple(LoggedEvaluation(i, 0, losses[i // 10] + 0.1, losses[i // 10]) for i in range(0, 1001, 250))
     setup = LoggedSetup(settings={"max_iters": 1000}, tokens_per_iteration=16_384)
-    return RunLog(NANOGPT, name, steps, evals, (), (Segment(has_startup=True),), setup=setup)
+    return RunLog(NANOGPT, name, steps, evals, (), (LoggedProcess(has_startup=True),), setup=setup)
 
 
 def printed(history: RunLog, width: int = 100, full: bool = False, **console: object) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 
 from glassgpt.compare import compare
-from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog, Segment, Steps
+from glassgpt.runs.run_log import LoggedEvaluation, LoggedProcess, LoggedSetup, RunLog, Steps
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.show.terminal.compare_view import print_comparison
 
@@ -33,7 +33,7 @@ def history(name: str, ms: float, losses: tuple[tuple[int, float], ...], **setti
     evals = tuple(LoggedEvaluation(at, 0, val) for at, val in losses)
     shape = {"n_layer": 6, "n_embd": 384, "block_size": 256, "batch_size": 64, "vocab_size": 65}
     setup = LoggedSetup(settings={**shape, "gradient_accumulation_steps": 1, "dataset": "x", **settings})
-    return RunLog(_NANOGPT, name, steps, evals, (), (Segment(has_startup=True),), setup=setup)
+    return RunLog(_NANOGPT, name, steps, evals, (), (LoggedProcess(has_startup=True),), setup=setup)
 
 
 _FALLING = ((0, 4.2), (300, 2.4), (1000, 1.6))

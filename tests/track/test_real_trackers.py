@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -27,8 +28,8 @@ from glassgpt.api import train
 from glassgpt.errors import UserError
 from glassgpt.record import sink
 from glassgpt.track import trackers
-from glassgpt.track.tracker import TrackedRun
 from glassgpt.track.tracker_feed import TrackerFeed
+from glassgpt.track.tracker_interface import TrackedRun
 from glassgpt.track.trackers import TRACKER_CLASSES
 
 
@@ -114,9 +115,15 @@ def test_wandb_has_each_iteration_once(tiny: MakeConfig, capfd: pytest.CaptureFi
     run_until_crash(config, 7)
     assert findings(config.out_dir).keys() & {"wandb-failed", "wandb-behind"} == set()
     resume(config)
-    rows = wandb_rows(Path(config.out_dir))
-    losses = [(row["_step"], row["train/loss"]) for row in rows if "train/loss" in row]
-    assert losses == [(record["iter"], record["loss"]) for record in records(config.out_dir, "step")]
+    expected = [(record["iter"], record["loss"]) for record in records(config.out_dir, "step")]
+    deadline = time.monotonic() + 30  # wandb writes its file in a process of its own, also after finish()
+    while True:
+        rows = wandb_rows(Path(config.out_dir))
+        losses = [(row["_step"], row["train/loss"]) for row in rows if "train/loss" in row]
+        if losses == expected or time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+    assert losses == expected
     assert [row["_step"] for row in rows if "val/loss" in row] == [0, 4, 8]
     files = list(Path(config.out_dir).glob("wandb/offline-run-*/*.wandb"))
     assert len(files) == 2

@@ -20,7 +20,7 @@ from glassgpt.estimate.decide import RunSpec, choose_compile, choose_kernels, de
 from glassgpt.estimate.machine_facts import DeviceTraits, MachineFacts, Origin, facts_from_record
 from glassgpt.estimate.peak import PeakFlops
 from glassgpt.model import float8
-from glassgpt.plan.run_spec import make_run_spec
+from glassgpt.plan.planned_spec import make_run_spec
 from glassgpt.plan.target import PlanTarget
 from glassgpt.training import probe
 from glassgpt.training.compute_plan import execution_config, mark_kernels_built, measure_and_decide

@@ -16,7 +16,7 @@ from tiny import MakeConfig, make_learner
 from glassgpt.config import TrainConfig
 from glassgpt.data.dataset import open_dataset
 from glassgpt.estimate.batching import DEFAULT_EVAL_TOKENS, BatchPlan, eval_batch_rows, tokens_to_evaluate
-from glassgpt.record.clock import Ledger
+from glassgpt.record.ledger import Ledger
 from glassgpt.training.evaluate import EvalResult, EvalWindows, evaluate, is_gain
 from glassgpt.training.learner import Learner
 

@@ -13,9 +13,9 @@ from tiny import MakeConfig, choices, records, resume, run_task
 
 from glassgpt.config import TrainConfig
 from glassgpt.data.dataset import open_dataset
-from glassgpt.estimate.meter import RunningMean
-from glassgpt.record.clock import PHASES
+from glassgpt.estimate.step_timing import RunningMean
 from glassgpt.record.journal import Record
+from glassgpt.record.ledger import PHASES
 from glassgpt.training import journal_records as run_records
 from glassgpt.training import loop
 from glassgpt.training.checkpoint.saver import Saver

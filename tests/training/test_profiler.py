@@ -12,8 +12,8 @@ import torch
 from tiny import Crash, MakeConfig, crash_before, inject_non_finite, records, resume, run_losses
 
 from glassgpt.config import MAX_PROFILE_UPDATES, TrainConfig, profile_window
-from glassgpt.estimate.meter import LogInterval
-from glassgpt.record.clock import Ledger
+from glassgpt.estimate.step_timing import LogInterval
+from glassgpt.record.ledger import Ledger
 from glassgpt.training.profiler import ProfileRow, build_table, covered_time, is_in_any_span
 from glassgpt.training.session import train
 from glassgpt.validate import find_config_problems

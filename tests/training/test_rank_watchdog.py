@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from glassgpt.record.clock import RankTimes
+from glassgpt.record.ledger import RankTimes
 from glassgpt.training.distributed.rank_watchdog import (
     NO_RANK,
     Heartbeat,

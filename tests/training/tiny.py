@@ -18,8 +18,8 @@ from glassgpt.data.dataset import open_dataset
 from glassgpt.estimate.batching import BatchPlan, plan_batch
 from glassgpt.model.gpt import GPT, make_gpt_config
 from glassgpt.record import journal
-from glassgpt.record.clock import Ledger
 from glassgpt.record.journal import Record
+from glassgpt.record.ledger import Ledger
 from glassgpt.training.checkpoint.checkpoints import TensorsByFile, load_latest_intact
 from glassgpt.training.device import ExecutionConfig
 from glassgpt.training.interrupt import StopSignals

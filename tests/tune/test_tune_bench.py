@@ -10,7 +10,7 @@ from tune_machines import GIB, FakeMachine, cpu_machine, gpu_machine, saturating
 
 from bench import tune as bench
 from glassgpt.tune.speed_settings import SpeedSettings
-from glassgpt.tune.worker_process import TrialRunner
+from glassgpt.tune.trial_runner import TrialRunner
 
 
 class ScriptedTrialRunner(TrialRunner):

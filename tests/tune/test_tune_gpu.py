@@ -17,9 +17,9 @@ from glassgpt.record import journal
 from glassgpt.training.session import train
 from glassgpt.tune.speed_settings import SpeedSettings, TuneContext
 from glassgpt.tune.trial_run import release_device_memory, run_trial
+from glassgpt.tune.trial_runner import TrialRunner
 from glassgpt.tune.trial_setup import inspect_machine, prepare_trial_setup
 from glassgpt.tune.tuning import tune
-from glassgpt.tune.worker_process import TrialRunner
 
 pytestmark = pytest.mark.gpu
 

@@ -11,8 +11,8 @@ from glassgpt.estimate.overheads import FORWARD_SHARE
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, Severity, make_finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.curve import median_stderr
-from glassgpt.runs.inference import device_count
+from glassgpt.runs.curve_statistics import median_stderr
+from glassgpt.runs.model_size import device_count
 from glassgpt.runs.run_log import Bools, RunLog
 from glassgpt.runs.trajectory import planned_end_iteration, positive_int_setting, takes_known_settings
 
@@ -172,7 +172,11 @@ def _eval_cost(analysis: Analysis) -> EvalCost | None:
     steady_ms, overhead_ms, total_s = facts.steady_ms, facts.eval_overhead_ms, facts.estimated_total_s
     if not steady_ms or not total_s or overhead_ms is None or overhead_ms <= 0:
         return None
-    evaluated = {(done.segment, done.iteration) for done in run_log.evals if done.iteration is not None}
+    evaluated = {
+        (evaluation.segment, evaluation.iteration)
+        for evaluation in run_log.evals
+        if evaluation.iteration is not None
+    }
     if not evaluated:
         return None
     steps, is_first, includes_eval = run_log.steps, run_log.is_first_of_process(), run_log.includes_eval()
@@ -294,7 +298,11 @@ def _batches_advice(analysis: Analysis, cost: EvalCost) -> list[Message]:
 
 def _eval_share_in_logged_times(analysis: Analysis) -> Finding | None:
     """A trainer that stops its clock while it evaluates, and logs the time of the evaluation."""
-    times_ms = [done.ms for done in analysis.log.evals if done.ms is not None and math.isfinite(done.ms)]
+    times_ms = [
+        evaluation.ms
+        for evaluation in analysis.log.evals
+        if evaluation.ms is not None and math.isfinite(evaluation.ms)
+    ]
     eval_s = sum(times_ms) / 1000
     # The wall time where it is logged, else all that is timed: iterations and evaluations.
     wall_s = analysis.log.setup.wall_s if len(analysis.log.segments) == 1 else None
@@ -329,7 +337,7 @@ def _eval_share_in_ledger(analysis: Analysis) -> Finding | None:
     advice = [say("eval-spikes.advice.quarter_eval_tokens", eval_tokens_saving=FEWER_BATCHES_SAVING * share)]
     interval = effective_eval_interval(analysis)
     wider = _wider_interval(analysis, interval)
-    at = [done.iteration for done in evals if done.iteration is not None]
+    at = [evaluation.iteration for evaluation in evals if evaluation.iteration is not None]
     if interval and wider and at and (saving := share * share_dropped(at, wider)) >= MIN_SAVING_SHARE:
         advice.insert(0, _raise_interval(analysis.log, interval, wider, saving))
     return make_finding(
@@ -354,7 +362,9 @@ def _eval_share_in_ledger(analysis: Analysis) -> Finding | None:
 def evaluates_every_step(analysis: Analysis) -> Finding | None:
     """Every iteration evaluates, or every logged one: no line shows what training alone takes."""
     run_log, interval = analysis.log, effective_eval_interval(analysis)
-    has_eval_times = run_log.ledger is not None or any(done.ms is not None for done in run_log.evals)
+    has_eval_times = run_log.ledger is not None or any(
+        evaluation.ms is not None for evaluation in run_log.evals
+    )
     if not interval or run_log.is_excerpt or has_eval_times:
         return None
     iterations = run_log.iteration_count()
@@ -371,7 +381,11 @@ def evaluates_every_step(analysis: Analysis) -> Finding | None:
         ]
         explanation = say("eval-spikes.explanation.clock_includes_eval", trainer=run_log.trainer.name)
     else:
-        evaluated = {(done.segment, done.iteration) for done in run_log.evals if done.iteration is not None}
+        evaluated = {
+            (evaluation.segment, evaluation.iteration)
+            for evaluation in run_log.evals
+            if evaluation.iteration is not None
+        }
         if iterations < MIN_EVALUATING_STEPS or len(evaluated) < MIN_EVALUATED_SHARE * iterations:
             return None
         evidence = [

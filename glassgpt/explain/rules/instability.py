@@ -9,7 +9,7 @@ import numpy as np
 from glassgpt.i18n import say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.curve import mad, trailing_median
+from glassgpt.runs.curve_statistics import mad, trailing_median
 from glassgpt.runs.trajectory import numeric_setting, seconds_between, takes_known_settings
 
 # A spike: a loss compared with the median of the MEDIAN_WINDOW_STEPS losses before it.

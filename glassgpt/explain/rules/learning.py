@@ -12,7 +12,7 @@ from glassgpt.explain.rules.nonfinite import trailing_zero_losses
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.curve import BlockMedians, LossForecast, block_medians, forecast_loss
+from glassgpt.runs.curve_statistics import BlockMedians, LossForecast, block_medians, forecast_loss
 from glassgpt.runs.run_log import Floats, RunLog
 from glassgpt.runs.trajectory import (
     numeric_setting,
@@ -298,10 +298,16 @@ class CapacityFit:
 def _find_too_small_model(analysis: Analysis) -> CapacityFit | None:
     """Train and val loss are close together and flat, after far more tokens than are worth the size."""
     facts, last = analysis.facts, analysis.trajectory.last_iteration
-    evals = [done for done in analysis.trajectory.evals if done.train_loss and math.isfinite(done.train_loss)]
+    evals = [
+        evaluation
+        for evaluation in analysis.trajectory.evals
+        if evaluation.train_loss and math.isfinite(evaluation.train_loss)
+    ]
     if len(evals) < MIN_EVALUATIONS or not facts.parameters or not facts.tokens_per_iteration or not last:
         return None
-    earlier = [done.val_loss or 0.0 for done in evals if (done.iteration or 0) <= last * 2 / 3]
+    earlier = [
+        evaluation.val_loss or 0.0 for evaluation in evals if (evaluation.iteration or 0) <= last * 2 / 3
+    ]
     if not earlier:
         return None
     tokens = analysis.log.tokens_seen_at(np.array([last]), facts.tokens_per_iteration)

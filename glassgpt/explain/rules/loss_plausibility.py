@@ -85,9 +85,9 @@ def _initial_loss(run_log: RunLog) -> tuple[int, float] | None:
         return None
     if run_log.setup.settings.get("init_from", "scratch") != "scratch":
         return None
-    for done in run_log.evals[:1]:
-        if done.iteration == 0 and done.val_loss is not None and run_log.val_metric == "loss":
-            return (0, done.val_loss) if math.isfinite(done.val_loss) else None
+    for evaluation in run_log.evals[:1]:
+        if evaluation.iteration == 0 and evaluation.val_loss is not None and run_log.val_metric == "loss":
+            return (0, evaluation.val_loss) if math.isfinite(evaluation.val_loss) else None
     first = run_log.trainer.first_iteration
     is_first = len(steps) and steps.iteration[0] == first
     has_loss = is_first and steps.has_loss[0] and math.isfinite(steps.loss[0])
@@ -126,7 +126,11 @@ def _late_median(losses: Floats) -> float:
 def has_leaked_data(analysis: Analysis) -> bool:
     run_log, trajectory = analysis.log, analysis.trajectory
     _, losses = trajectory.finite_losses()
-    val_losses = [done.val_loss for done in trajectory.evals if done.val_loss is not None and done.iteration]
+    val_losses = [
+        evaluation.val_loss
+        for evaluation in trajectory.evals
+        if evaluation.val_loss is not None and evaluation.iteration
+    ]
     if not run_log.trainer.trains_on_plain_text or run_log.val_metric != "loss":
         return False
     return bool(
@@ -170,8 +174,8 @@ def ppl_vs_loss(analysis: Analysis) -> Finding | None:
         limit = MAX_LOSS_OVER_CHANCE * math.log(vocab_size)
     else:
         limit = MAX_LOSS_OVER_GPT2_CHANCE * math.log(GPT2_VOCAB_SIZE)
-    trained = [done for done in trajectory.evals if done.iteration]
-    val_losses = [done.val_loss for done in trained if done.val_loss is not None]
+    trained = [evaluation for evaluation in trajectory.evals if evaluation.iteration]
+    val_losses = [evaluation.val_loss for evaluation in trained if evaluation.val_loss is not None]
     if not val_losses or min(val_losses) <= limit:  # it was a plausible loss once: that run diverged
         return None
     last = trained[-1]

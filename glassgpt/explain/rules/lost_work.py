@@ -225,7 +225,7 @@ def never_checkpointed(analysis: Analysis) -> Finding | None:
     if unsaved_s is None or unsaved_s < MAX_UNSAVED_S:
         return None
     # always_save_checkpoint=False saves only what is better; a run that got worse has nothing to save.
-    val_losses = [done.val_loss for done in trajectory.evals if done.val_loss is not None]
+    val_losses = [evaluation.val_loss for evaluation in trajectory.evals if evaluation.val_loss is not None]
     if (
         run_log.setup.settings.get("always_save_checkpoint") is False
         and len(val_losses) > 1
@@ -268,8 +268,10 @@ def best_overwritten(analysis: Analysis) -> Finding | None:
     )
     if not run_log.trainer.overwrites_checkpoint or saved is None or len(trajectory.evals) < 2:
         return None
-    best = min(trajectory.evals, key=lambda done: (done.val_loss or 0.0, done.iteration or 0))
-    at_save = next((done for done in trajectory.evals if done.iteration == saved), None)
+    best = min(
+        trajectory.evals, key=lambda evaluation: (evaluation.val_loss or 0.0, evaluation.iteration or 0)
+    )
+    at_save = next((evaluation for evaluation in trajectory.evals if evaluation.iteration == saved), None)
     if at_save is None or not best.iteration or saved <= best.iteration:
         return None
     best_loss, saved_loss = best.val_loss or 0.0, at_save.val_loss or 0.0

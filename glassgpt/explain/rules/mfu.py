@@ -12,7 +12,7 @@ from glassgpt.format import format_flops_per_s, format_percent_value
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, Severity, make_finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.inference import MFU_EMA_DECAY
+from glassgpt.runs.model_size import MFU_EMA_DECAY
 from glassgpt.runs.run_log import Bools, Floats, RunLog
 from glassgpt.runs.trainer import Trainer
 

@@ -10,7 +10,7 @@ import numpy as np
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.curve import mad
+from glassgpt.runs.curve_statistics import mad
 from glassgpt.runs.run_log import Floats, Ints, RunLog
 from glassgpt.runs.trajectory import numeric_setting
 
@@ -159,7 +159,11 @@ def _nonfinite_gradient(run_log: RunLog) -> Finding | None:
 
 def _nonfinite_evaluations(run_log: RunLog) -> Finding | None:
     """Only validation losses are NaN or infinite."""
-    bad = [done for done in run_log.evals if done.val_loss is not None and not np.isfinite(done.val_loss)]
+    bad = [
+        evaluation
+        for evaluation in run_log.evals
+        if evaluation.val_loss is not None and not np.isfinite(evaluation.val_loss)
+    ]
     if not bad:
         return None
     at = bad[0].iteration if run_log.has_iteration_numbers else None

@@ -11,7 +11,7 @@ from glassgpt.format import format_integer
 from glassgpt.i18n import say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.curve import MEDIAN_TO_MEAN_STDERR, detrended_std
+from glassgpt.runs.curve_statistics import MEDIAN_TO_MEAN_STDERR, detrended_std
 from glassgpt.runs.run_log import Floats
 from glassgpt.runs.trajectory import continues_previous
 

@@ -11,7 +11,7 @@ from glassgpt.format import format_ms
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, Severity, make_finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.curve import MEDIAN_TO_MEAN_STDERR, SIGMA_PER_MAD
+from glassgpt.runs.curve_statistics import MEDIAN_TO_MEAN_STDERR, SIGMA_PER_MAD
 from glassgpt.runs.run_log import Bools, Floats, Ints
 
 MIN_SPIKE_RATIO = 5.0  # times a steady iteration

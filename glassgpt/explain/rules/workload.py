@@ -12,7 +12,7 @@ from glassgpt.estimate import flops
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.inference import (
+from glassgpt.runs.model_size import (
     attention_flops,
     device_count,
     flops_from_parameters,

@@ -14,7 +14,7 @@ import math
 import re
 
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.numbers import MAX_COUNT, NUMBER, parse_ms, parse_number, search_number
+from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_ms, parse_number, search_number
 from glassgpt.runs.trainer import Trainer
 
 _AT = r"\b(?:iter|iteration|step|global_step|update)"

@@ -17,7 +17,7 @@ from glassgpt.i18n import say, translate
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
-from glassgpt.runs.numbers import COUNT, NUMBER, parse_number
+from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_number
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import HeaderPattern, Trainer
 

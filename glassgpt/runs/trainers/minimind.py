@@ -19,7 +19,7 @@ from glassgpt.i18n import translate
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import GlossaryEntry, LastLine
-from glassgpt.runs.numbers import MAX_COUNT, NUMBER, parse_number
+from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_number
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
 

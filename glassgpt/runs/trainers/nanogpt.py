@@ -21,7 +21,7 @@ from glassgpt.recipe import NANOGPT_DEFAULTS
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
-from glassgpt.runs.numbers import COUNT, NUMBER, parse_ms, parse_number, search_number
+from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_ms, parse_number, search_number
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import A100_PEAK, HeaderPattern, Trainer
 

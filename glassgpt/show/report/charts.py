@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from glassgpt import format
+from glassgpt.format import format_bytes, format_count, format_duration, format_ms
 from glassgpt.i18n import translate
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.inference import stated_peak_flops
+from glassgpt.runs.model_size import stated_peak_flops
 from glassgpt.runs.run_log import Bools, RunLog
 from glassgpt.show.report.drawing import (
     Chart,
@@ -85,7 +85,7 @@ def _time_chart(run_log: RunLog, facts: Facts, timeline: Timeline | None) -> Cha
     highest = int(np.argmax(heights_s))
     if top_s > 0 and heights_s[highest] >= 4 * top_s:  # a long start-up would flatten the rest: crop it
         layout["yaxis"]["range"] = [0, top_s * 1.6 / unit_s]
-        height = format.format_duration(float(heights_s[highest]))
+        height = format_duration(float(heights_s[highest]))
         label = {
             "x": int(timeline.bin_start[highest]) + width,
             "y": top_s * 1.5 / unit_s,
@@ -105,7 +105,7 @@ def _time_summary(run_log: RunLog, facts: Facts, timeline: Timeline) -> str:
     if run_log.ledger and timeline.total_s > 0:
         total_s = timeline.total_s
         share = float(timeline.eval_and_save_s.sum() + timeline.startup_s.sum()) / total_s
-    total = format.format_duration(total_s)
+    total = format_duration(total_s)
     sentences = [translate("report.time.bar_width_and_total", width=timeline.iterations_per_bin, total=total)]
     if not timeline.is_complete:
         sentences.append(translate("report.time.evaluations_unknown"))
@@ -145,10 +145,10 @@ def _step_time_chart(run_log: RunLog, facts: Facts) -> Chart | MissingChart:
         set_log_axis(layout, drawn_values(traces), " ms")
     summary = translate("report.step_time.too_few_iterations")
     if facts.steady_ms is not None:
-        usual = format.format_ms(facts.steady_ms)
+        usual = format_ms(facts.steady_ms)
         summary = translate("report.step_time.steady", time=usual)
         if facts.steady_p95_ms is not None:
-            slow = format.format_ms(facts.steady_p95_ms)
+            slow = format_ms(facts.steady_p95_ms)
             summary = translate("report.step_time.steady_and_slow", time=usual, slow=slow)
     return Chart("step-time", translate("report.step_time.title"), summary, traces, layout)
 
@@ -208,7 +208,7 @@ def _tokens_per_s_chart(run_log: RunLog) -> Chart | None:
     names = translate("label.tokens_per_second"), translate("report.curve_smoothed")
     traces = smoothed_line_traces(run_log, rows, run_log.steps.tokens_per_s[rows], names, "var(--speed)")
     layout = _single_curve_layout(run_log, rangemode="tozero", tickformat="~s")
-    usual = format.format_count(float(np.median(run_log.steps.tokens_per_s[rows])))
+    usual = format_count(float(np.median(run_log.steps.tokens_per_s[rows])))
     return Chart(
         "tokens",
         translate("label.heading.tokens_per_second"),
@@ -264,7 +264,7 @@ def _memory_chart(run_log: RunLog) -> Chart | MissingChart:
         line_trace(run_log, rows, used_bytes[rows] / 2**30, translate("axis.gib_in_use"), "var(--rate)", 2)
     ]
     layout = _single_curve_layout(run_log, rangemode="tozero", ticksuffix=" GiB")
-    highest = format.format_bytes(float(used_bytes[rows].max()))
+    highest = format_bytes(float(used_bytes[rows].max()))
     capacity = run_log.setup.memory_bytes
     if capacity:
         summary = translate("report.memory.highest_of_capacity", highest=highest, capacity=capacity)

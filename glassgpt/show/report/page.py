@@ -11,10 +11,10 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 
-from glassgpt import format
 from glassgpt.errors import UserError
 from glassgpt.explain.summary import compose_verdict
 from glassgpt.files import abbreviate_home, atomic_write
+from glassgpt.format import format_duration
 from glassgpt.i18n import RIGHT_TO_LEFT, current_language, translate
 from glassgpt.record.finding import Finding
 from glassgpt.runs.facts import Facts
@@ -207,7 +207,7 @@ def _phase_bar(phases: dict[str, float]) -> str:
     )
     items = "".join(
         f'<li><i class="phase-{name}"></i><span>{escape_text(labels[name])}</span>'
-        f"{_isolate_bidi(format.format_duration(seconds))}{_isolate_bidi(f'{seconds / total:.1%}')}</li>"
+        f"{_isolate_bidi(format_duration(seconds))}{_isolate_bidi(f'{seconds / total:.1%}')}</li>"
         for name, seconds in phases.items()
     )
     return f'<div class="bar" aria-hidden="true">{parts}</div>\n<ul class="phases">{items}</ul>'

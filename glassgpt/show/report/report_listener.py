@@ -15,8 +15,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from glassgpt import format
 from glassgpt.errors import UserError
+from glassgpt.format import format_bytes, format_duration
 from glassgpt.i18n import preferred_language, use_language
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
@@ -67,7 +67,7 @@ class ReportAtEnd:
                 raise UserError("the run was stopped at once")
             self._write(self._run_dir)
         except KeyboardInterrupt:
-            problem = f"stopped after {format.format_duration(time.monotonic() - started)}"
+            problem = f"stopped after {format_duration(time.monotonic() - started)}"
         except UserError as error:
             problem = "; ".join(error.problems)
         except OSError as error:  # the folder was moved away or removed meanwhile
@@ -97,7 +97,7 @@ class ReportAtEnd:
 
     def _print_notice(self, run_dir: Path) -> None:
         with contextlib.suppress(OSError):  # the journal is gone: `finish` reports that
-            size = format.format_bytes((run_dir / journal.FILE_NAME).stat().st_size)
+            size = format_bytes((run_dir / journal.FILE_NAME).stat().st_size)
             self._print_line(f"reading a journal of {size}; Ctrl-C skips the report")
 
     def _print_line(self, text: str) -> None:

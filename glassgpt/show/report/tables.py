@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from glassgpt import format
+from glassgpt.format import format_ms
 from glassgpt.i18n import translate
 from glassgpt.runs.run_log import RunLog
 from glassgpt.show.facts_table import TableRow
@@ -57,7 +57,7 @@ def profile_table(record: Mapping[str, Any]) -> tuple[str, list[TableRow]]:
     )
     rows = []
     for kernel in record["top"]:
-        time, calls = format.format_ms(kernel["ms"] / updates), f"{kernel['calls'] / updates:.4g}"
+        time, calls = format_ms(kernel["ms"] / updates), f"{kernel['calls'] / updates:.4g}"
         reason = translate("report.profile.per_update", time=time, calls=calls)
         rows.append(TableRow(truncate_cell(kernel["name"]), f"{kernel['share']:.1%}", reason))
     return caption, rows

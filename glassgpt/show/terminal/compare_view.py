@@ -10,11 +10,21 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from glassgpt import format
 from glassgpt.compare import Comparison
 from glassgpt.compare.compared_run import ComparedRun
 from glassgpt.compare.differences import GROUPS, bits_per_byte, format_setting, run_perplexity
 from glassgpt.compare.loss_curve import AXES, format_axis_value
+from glassgpt.format import (
+    format_count,
+    format_duration,
+    format_flops,
+    format_flops_per_s,
+    format_integer,
+    format_loss,
+    format_ms,
+    format_parameters,
+    format_percent_value,
+)
 from glassgpt.i18n import translate
 from glassgpt.sanitize import sanitize_keeping_bidi, sanitize_line
 from glassgpt.show.terminal.chart import bar, sparkline
@@ -49,7 +59,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     if sum(rate > 0 for rate in rates) >= 2:
         _print_heading(translate("label.heading.tokens_per_second"), console)
         for run, rate in zip(runs, rates, strict=True):
-            speed = format.format_count(rate) if rate else _UNKNOWN
+            speed = format_count(rate) if rate else _UNKNOWN
             line = f"{run.label}  {bar(rate / max(rates), _BAR_WIDTH)} {speed}"
             console.print(_text(line), no_wrap=True, crop=True)
 
@@ -125,32 +135,32 @@ def _print_derived(runs: Sequence[ComparedRun], console: Console) -> None:
             inferred = size.parameters_source == "inferred"
             text = None
             if size.parameters is not None:
-                text = format.format_parameters(size.parameters, not inferred) + ("*" if inferred else "")
+                text = format_parameters(size.parameters, not inferred) + ("*" if inferred else "")
             cells.append(text)
         _add_row(table, translate("label.parameters"), cells)
-    add_metric(translate("label.tokens_per_iteration"), "tokens_per_iteration", format.format_integer)
+    add_metric(translate("label.tokens_per_iteration"), "tokens_per_iteration", format_integer)
     add_row(
         translate("compare_view.iterations"),
         [run.analysis.facts.last_iteration for run in runs],
-        format.format_integer,
+        format_integer,
     )
-    add_metric(translate("compare_view.tokens_seen"), "tokens_seen", format.format_count)
-    add_row(translate("label.flops_per_token"), [size.flops_per_token for size in sizes], format.format_flops)
-    add_metric(translate("compare_view.total_flops"), "total_flops", format.format_flops)
-    add_metric(translate("compare_view.time_per_iteration"), "steady_ms", format.format_ms)
-    add_metric(translate("label.tokens_per_second"), "tokens_per_s", format.format_count)
+    add_metric(translate("compare_view.tokens_seen"), "tokens_seen", format_count)
+    add_row(translate("label.flops_per_token"), [size.flops_per_token for size in sizes], format_flops)
+    add_metric(translate("compare_view.total_flops"), "total_flops", format_flops)
+    add_metric(translate("compare_view.time_per_iteration"), "steady_ms", format_ms)
+    add_metric(translate("label.tokens_per_second"), "tokens_per_s", format_count)
     add_metric(
         translate("label.achieved_flops"),
         "achieved_tflops",
-        lambda tflops: format.format_flops_per_s(tflops * 1e12),
+        lambda tflops: format_flops_per_s(tflops * 1e12),
     )
-    add_row(_mfu_title(runs), [run.mfu for run in runs], format.format_percent_value)
+    add_row(_mfu_title(runs), [run.mfu for run in runs], format_percent_value)
     add_metric(
         translate("compare_view.overhead_share"),
         "overhead_share",
-        lambda share: format.format_percent_value(100 * share),
+        lambda share: format_percent_value(100 * share),
     )
-    add_metric(translate("compare_view.total_time"), "total_s", format.format_duration)
+    add_metric(translate("compare_view.total_time"), "total_s", format_duration)
     console.print(table)
     if any(size.parameters_source == "inferred" for size in sizes):
         console.print(_text(translate("compare_view.inferred_note"), "dim"))
@@ -194,7 +204,7 @@ def _print_losses(comparison: Comparison, console: Console) -> None:
                 title = translate("compare_view.after.flops", flops=after)
             cells = []
             for reading in point.losses:
-                loss = None if reading is None else format.format_loss(reading.loss)
+                loss = None if reading is None else format_loss(reading.loss)
                 cells.append(loss if reading is None or reading.is_exact else f"≈{loss}")
                 interpolated |= reading is not None and not reading.is_exact
             _add_row(table, title, cells)
@@ -215,13 +225,11 @@ def _print_losses(comparison: Comparison, console: Console) -> None:
 
 def _add_best_and_last(table: Table, runs: Sequence[ComparedRun], is_validation: bool) -> None:
     bests = [run.best for run in runs]
-    _add_row(
-        table, translate("label.best"), [format.format_loss(best[0]) if best else None for best in bests]
-    )
+    _add_row(table, translate("label.best"), [format_loss(best[0]) if best else None for best in bests])
     _add_row(
         table,
         "  " + translate("compare_view.best_iteration"),
-        [format.format_integer(best[1]) if best else None for best in bests],
+        [format_integer(best[1]) if best else None for best in bests],
     )
     if not is_validation:
         return
@@ -231,13 +239,13 @@ def _add_best_and_last(table: Table, runs: Sequence[ComparedRun], is_validation:
         cells = [None if value is None else f"{value:.4g}" for value in perplexities]
         _add_row(table, "  " + translate("compare_view.best_perplexity"), cells)
     if any(value is not None for value in bits):
-        cells = [None if value is None else format.format_loss(value) for value in bits]
+        cells = [None if value is None else format_loss(value) for value in bits]
         _add_row(table, "  " + translate("compare_view.best_bits_per_byte"), cells)
     lasts = [run.last for run in runs]
     _add_row(
         table,
         translate("compare_view.last_loss"),
-        [format.format_loss(last[0]) if last else None for last in lasts],
+        [format_loss(last[0]) if last else None for last in lasts],
     )
 
 
@@ -261,5 +269,5 @@ def _print_loss_curves(runs: Sequence[ComparedRun], console: Console) -> None:
     for run, losses in zip(drawn, series, strict=True):
         curve = curves[start : start + len(losses)]
         start += len(losses)
-        ends = f"{format.format_loss(losses[0])} → {format.format_loss(losses[-1])}"
+        ends = f"{format_loss(losses[0])} → {format_loss(losses[-1])}"
         console.print(_text(f"{run.label}  {curve}  {ends}"), no_wrap=True, crop=True)

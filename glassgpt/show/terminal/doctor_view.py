@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from glassgpt import format
-from glassgpt.doctor.check import CheckResult, DoctorReport
+from glassgpt.doctor.diagnosis import CheckResult, DoctorReport
+from glassgpt.format import format_duration, pluralize
 from glassgpt.sanitize import sanitize_text
 from glassgpt.verify_files import CheckedPart, VerifyReport
 
@@ -42,8 +42,8 @@ class DoctorConsole:
     def print_summary(self, report: DoctorReport) -> None:
         """The counts, the problems again, and the checks that --quick skipped."""
         problems, notes, oks = (report.lines_with(verdict) for verdict in ("problem", "note", "ok"))
-        counts = f"{format.pluralize(len(problems), 'problem')}, {format.pluralize(len(notes), 'note')}"
-        summary = f"{counts}, {len(oks)} ok, in {format.format_duration(report.seconds)}"
+        counts = f"{pluralize(len(problems), 'problem')}, {pluralize(len(notes), 'note')}"
+        summary = f"{counts}, {len(oks)} ok, in {format_duration(report.seconds)}"
         head = Text.assemble((f"{'verdict':<{_VERDICT_WIDTH}}", _CHECK_STYLES[report.verdict]))
         indent = Text(" " * len(head))
         self._out.print()
@@ -76,7 +76,7 @@ def print_verification(report: VerifyReport, out: Console, first: bool = True) -
     good = report.with_verdict("good")
     shown = [part for part in report.parts if part.verdict != "good" or len(good) <= _MAX_GOOD_LISTED]
     if len(good) > _MAX_GOOD_LISTED:
-        shown.insert(0, CheckedPart(format.pluralize(len(good), "file"), "good", "as recorded"))
+        shown.insert(0, CheckedPart(pluralize(len(good), "file"), "good", "as recorded"))
     width = max((len(part.name) for part in shown), default=0)
     for part in shown:
         print_line(part.verdict, _FILE_STYLES[part.verdict], f"{part.name:<{width}}   {part.message}")

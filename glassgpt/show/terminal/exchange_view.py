@@ -6,10 +6,10 @@ import shlex
 
 from rich.console import Console
 
-from glassgpt import format
 from glassgpt.exchange.export import ExportResult
 from glassgpt.exchange.export_formats import dataset_name, needs_meta
 from glassgpt.exchange.import_nanogpt import ImportResult
+from glassgpt.format import format_bytes, pluralize
 from glassgpt.record.run_dir import resume_command
 from glassgpt.show.terminal.run_lines import print_line
 from glassgpt.show.terminal.sample_view import describe_checkpoint
@@ -28,13 +28,13 @@ def print_export(result: ExportResult, to: str, out: Console) -> None:
         difference = f"differ by at most {check.max_difference:.1e}"
     verified = (
         f"read back by {check.loaded_by}: logits {difference} (the largest is {check.max_logit:.3g}) over "
-        f"{format.pluralize(check.compared_positions, 'token')}"
+        f"{pluralize(check.compared_positions, 'token')}"
     )
     if check.round_trip_ids:
-        tokens = format.pluralize(check.round_trip_ids, "token")
+        tokens = pluralize(check.round_trip_ids, "token")
         verified += f"; a text of {tokens} is encoded and decoded identically"
     print_line(out, "check", verified)
-    files = (f"{name} {format.format_bytes(size)}" for name, size in result.bytes_by_file.items())
+    files = (f"{name} {format_bytes(size)}" for name, size in result.bytes_by_file.items())
     print_line(out, "files", ", ".join(files))
     print_line(out, "written", str(result.out_dir))
 
@@ -59,12 +59,12 @@ def print_import(result: ImportResult, out: Console) -> None:
     """The imported run, and the commands that show, explain, sample and resume it."""
     run = result.run
     shape = run.shape
-    parts = [format.pluralize(shape.n_layer, "layer"), format.pluralize(shape.n_head, "head")]
+    parts = [pluralize(shape.n_layer, "layer"), pluralize(shape.n_head, "head")]
     parts += [f"{shape.n_embd} wide", f"context {shape.block_size}"]
-    print_line(out, "model", f"{', '.join(parts)}, after {format.pluralize(run.saved_iter, 'update')}")
+    print_line(out, "model", f"{', '.join(parts)}, after {pluralize(run.saved_iter, 'update')}")
     if result.update_count:
-        lines = format.pluralize(result.update_count, "line")
-        evaluations = format.pluralize(result.evaluation_count, "evaluation")
+        lines = pluralize(result.update_count, "line")
+        evaluations = pluralize(result.evaluation_count, "evaluation")
         print_line(out, "log", f"{lines} of iterations, {evaluations}")
         if result.left_out_count:
             print_line(out, "", f"very long: {result.left_out_count:,} more iterations are left out")

@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from glassgpt import format
 from glassgpt.explain.explanation import Explanation
 from glassgpt.explain.watch import WatchUpdate
+from glassgpt.format import format_duration
 from glassgpt.i18n import RIGHT_TO_LEFT, current_language, translate
 from glassgpt.record.finding import Finding
 from glassgpt.runs.facts import Facts
@@ -147,7 +147,7 @@ def _print_time_chart(run_log: RunLog, facts: Facts, out: Console) -> None:
     out.print(Text(_terminal_text(translate("explain_view.time_chart.title")), style="bold"))
     for phase, seconds in sorted(phases.items(), key=lambda item: -item[1]):
         share = seconds / total
-        line = Text(f"{format.format_duration(seconds):>9} {share:>7.1%}  ")
+        line = Text(f"{format_duration(seconds):>9} {share:>7.1%}  ")
         width = max(0, min(30, out.width - 48))
         line.append(f"{bar(share, width):<{width}}  ", style="cyan").append(labels[phase])
         out.print(line, soft_wrap=True)

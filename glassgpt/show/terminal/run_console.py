@@ -12,11 +12,22 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from glassgpt import format
 from glassgpt.estimate.peak import PeakFlops, mfu_note
-from glassgpt.record.clock import PHASES
+from glassgpt.format import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_epochs,
+    format_flops_per_s,
+    format_flops_per_token,
+    format_loss,
+    format_ms,
+    format_norm,
+    pluralize,
+)
 from glassgpt.record.finding import finding_line
 from glassgpt.record.journal import Record, is_valid_profile
+from glassgpt.record.ledger import PHASES
 from glassgpt.sanitize import sanitize_text
 from glassgpt.show.terminal.chart import bar, shorten, sparkline
 from glassgpt.show.terminal.run_lines import (
@@ -82,7 +93,7 @@ class RunConsole:
                 for complaint in record["complaints"]:
                     print_line(self._out, "warning", complaint, "yellow")
                 updates = record["from_iter"]
-                after = f"after {format.pluralize(updates, 'update')}"
+                after = f"after {pluralize(updates, 'update')}"
                 print_line(self._out, "resume", after if updates >= 0 else "from the beginning")
             case "step":
                 self._print_step(record)
@@ -93,9 +104,9 @@ class RunConsole:
                 print_line(
                     self._out,
                     f"saved {record['iter']:>5}",
-                    f"{format.format_bytes(record['bytes'])}  "
-                    f"blocked {format.format_ms(record['blocking_ms'])}, "
-                    f"{format.format_ms(record['background_ms'])} in the background"
+                    f"{format_bytes(record['bytes'])}  "
+                    f"blocked {format_ms(record['blocking_ms'])}, "
+                    f"{format_ms(record['background_ms'])} in the background"
                     + ("  best" if record["best"] else "")
                     + (f"  older ones could not be removed: {not_removed}" if not_removed else ""),
                     "dim",
@@ -108,7 +119,7 @@ class RunConsole:
                     print_line(self._out, "" if number else "profile", line)
             case "sample":
                 self._out.print()
-                took = format.format_duration(record["ms"] / 1000)
+                took = format_duration(record["ms"] / 1000)
                 print_line(self._out, "sample", f"{took}, not cherry-picked:")
                 self._out.print(Text(sanitize_text(record["text"]), style="green"), soft_wrap=True)
             case "end":
@@ -123,16 +134,16 @@ class RunConsole:
         print_line(
             self._out,
             "model",
-            f"{model['arch']}: {format.pluralize(model['n_layer'], 'layer')}, "
-            f"{format.pluralize(model['n_head'], 'head')}, {model['n_embd']} wide, "
-            f"context {model['block_size']}: {format.format_count(model['parameters'])} parameters",
+            f"{model['arch']}: {pluralize(model['n_layer'], 'layer')}, "
+            f"{pluralize(model['n_head'], 'head')}, {model['n_embd']} wide, "
+            f"context {model['block_size']}: {format_count(model['parameters'])} parameters",
         )
         if "tokens" in data:
-            updates, epochs = record["config"]["max_iters"], format.format_epochs(data["epochs"])
+            updates, epochs = record["config"]["max_iters"], format_epochs(data["epochs"])
             data_line = (
-                f"{format.format_count(data['tokens']['train'])} training tokens, "
-                f"{format.format_count(data['tokens']['val'])} validation tokens, {data['tokenizer']}; "
-                f"{format.pluralize(updates, 'update')} {'is' if updates == 1 else 'are'} {epochs} "
+                f"{format_count(data['tokens']['train'])} training tokens, "
+                f"{format_count(data['tokens']['val'])} validation tokens, {data['tokenizer']}; "
+                f"{pluralize(updates, 'update')} {'is' if updates == 1 else 'are'} {epochs} "
                 f"{'epoch' if epochs == '1' else 'epochs'}"
             )
         else:  # an imported run whose dataset is not on this machine
@@ -145,12 +156,12 @@ class RunConsole:
             print_line(self._out, choice["name"], f"{shown}   ({choice['reason']})")
         source = str(peak["source"])
         if peak["table"] and peak["measured"]:
-            source += f"; matmuls here reach {format.format_flops_per_s(peak['measured'])}"
+            source += f"; matmuls here reach {format_flops_per_s(peak['measured'])}"
         if peak["value"]:
-            full = f"100% is {format.format_flops_per_s(peak['value'])}   ({source})"
+            full = f"100% is {format_flops_per_s(peak['value'])}   ({source})"
         else:
             full = f"peak unknown: {source.removeprefix('unknown: ')}"
-        flops = format.format_flops_per_token(model["flops_per_token"])
+        flops = format_flops_per_token(model["flops_per_token"])
         print_line(self._out, "MFU", f"{flops} per token, {full}")
         if "forecast" in record:
             print_line(self._out, "expected", forecast_line(record["forecast"]))
@@ -170,35 +181,35 @@ class RunConsole:
         self._progress.start()
 
     def _print_step(self, record: Record) -> None:
-        parts = [f"loss {format.format_loss(record['loss'])}"]
+        parts = [f"loss {format_loss(record['loss'])}"]
         # A process's first update compiles and warms up; it is not in the step time.
         first_ms = record["first_update_ms"]
-        first = "" if first_ms is None else f"first update {format.format_duration(first_ms / 1000)}"
+        first = "" if first_ms is None else f"first update {format_duration(first_ms / 1000)}"
         if record["step_ms"] is None:
             if first:
                 parts.append(first)
             elif not record.get("imported"):
                 parts.append("under the profiler")
         else:
-            parts.append(format.format_ms(record["step_ms"]))
-            parts.append(f"{format.format_count(record['tokens_per_s'])} tok/s")
+            parts.append(format_ms(record["step_ms"]))
+            parts.append(f"{format_count(record['tokens_per_s'])} tok/s")
         if record["mfu"] is not None:
             mfu = record["mfu"]
             parts.append(f"MFU {mfu:.1f}%" if mfu >= 0.95 or mfu == 0 else f"MFU {mfu:.2g}%")
             self._last_mfu = mfu
         parts.append(f"lr {record['lr']:.2e}")
         if record["grad_norm"] is not None:  # nanoGPT does not print it
-            parts.append(f"norm {format.format_norm(record['grad_norm'])}")
+            parts.append(f"norm {format_norm(record['grad_norm'])}")
         eta_s = record["eta_s"]
         max_iters = int(self._run["config"]["max_iters"]) if self._run else 0
         if eta_s is not None and record["iter"] < max_iters:
-            parts.append(f"{format.format_duration(eta_s)} to go")
+            parts.append(f"{format_duration(eta_s)} to go")
         if first and record["step_ms"] is not None:
             parts.append(f"({first})")
         style = "" if math.isfinite(record["loss"]) else "red"
         print_line(self._out, f"iter {record['iter']:>6}", "  ".join(parts), style)
         if self._progress is not None and self._task is not None:
-            note = f"{format.format_duration(eta_s)} to go" if eta_s else ""
+            note = f"{format_duration(eta_s)} to go" if eta_s else ""
             self._progress.update(self._task, completed=record["iter"], note=note)
 
     def _print_eval(self, record: Record) -> None:
@@ -209,20 +220,18 @@ class RunConsole:
         train, self._train_eval = self._train_eval, None
         ms = None if record["ms"] is None else record["ms"] + (train["ms"] if train else 0.0)
         compile_ms = record["compile_ms"] + (train["compile_ms"] if train else 0.0)
-        text = f"val {format.format_loss(record['loss'])}"
+        text = f"val {format_loss(record['loss'])}"
         if not math.isnan(record["stderr"]):
-            text += f" ± {format.format_loss(record['stderr'])}"
+            text += f" ± {format_loss(record['stderr'])}"
         if train:
-            text = f"train {format.format_loss(train['loss'])}  {text}"
+            text = f"train {format_loss(train['loss'])}  {text}"
         if record["bits_per_byte"] is not None:
             bits = record["bits_per_byte"]
             text += f"  {bits:.3f} bits/byte" if bits < 1000 else f"  {bits:.4g} bits/byte"
-        text += (
-            "  whole split" if record["whole_split"] else f"  {format.format_count(record['tokens'])} tokens"
-        )
-        text += f"  took {format.format_duration(ms / 1000)}" if ms is not None else ""
+        text += "  whole split" if record["whole_split"] else f"  {format_count(record['tokens'])} tokens"
+        text += f"  took {format_duration(ms / 1000)}" if ms is not None else ""
         if compile_ms >= 1:
-            text += f" (and {format.format_duration(compile_ms / 1000)} compile and warm-up)"
+            text += f" (and {format_duration(compile_ms / 1000)} compile and warm-up)"
         if not record["closing"]:
             self._val_losses.append(record["loss"])
         if record["best"] and record["iter"]:
@@ -236,13 +245,13 @@ class RunConsole:
         self._out.print()
         self._print_ledger(record["ledger"], record["wall_s"])
         # In a resumed run the time is that of this process: say how many updates it did.
-        outcome = f"{record['reason']} after {format.pluralize(record['iter'], 'update')}"
+        outcome = f"{record['reason']} after {pluralize(record['iter'], 'update')}"
         before = self._run.get("iter", 0)
         if before > 0:
             outcome += f", {max(0, record['iter'] - before):,} of them by this process,"
-        print_line(self._out, "end", f"{outcome} in {format.format_duration(record['wall_s'])}")
+        print_line(self._out, "end", f"{outcome} in {format_duration(record['wall_s'])}")
         if record["best_iter"] is not None:
-            best = format.format_loss(record["best_val_loss"])
+            best = format_loss(record["best_val_loss"])
             curve = sparkline(shorten(self._val_losses, _MAX_SPARKS))
             print_line(self._out, "best", f"validation loss {best} at iter {record['best_iter']:,}   {curve}")
         if "ranks" in record and (scaling := scaling_efficiency_line(record["ranks"])):

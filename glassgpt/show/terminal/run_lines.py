@@ -13,9 +13,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from glassgpt import format
 from glassgpt.data.dataset import BUILT_IN
 from glassgpt.files import expand_user_path
+from glassgpt.format import format_bytes, format_count, format_duration, format_ms
 from glassgpt.record.journal import Record
 from glassgpt.record.run_dir import resume_command
 from glassgpt.sanitize import sanitize_text
@@ -35,12 +35,12 @@ def print_line(out: Console, label: str, text: str, style: str = "") -> None:
 
 def forecast_line(forecast: Record) -> str:
     """The forecast of a `run` record."""
-    parts = [f"{format.format_bytes(forecast['memory_bytes'])} of memory"]
+    parts = [f"{format_bytes(forecast['memory_bytes'])} of memory"]
     if forecast["tokens_per_s"]:
         low, _, high = forecast["tokens_per_s"]
-        parts.append(f"{format.format_count(low)} to {format.format_count(high)} tok/s")
+        parts.append(f"{format_count(low)} to {format_count(high)} tok/s")
     if forecast["total_s"]:
-        parts.append(f"about {format.format_duration(forecast['total_s'][1])} in all")
+        parts.append(f"about {format_duration(forecast['total_s'][1])} in all")
     return f"{', '.join(parts)}   ({forecast['why']})"
 
 
@@ -53,16 +53,16 @@ def forecast_vs_actual_line(forecast: Record) -> str:
     memory, speed, total = (forecast[name] for name in ("memory_bytes", "tokens_per_s", "total_s"))
     parts = []
     if memory["measured"]:
-        measured, expected = format.format_bytes(memory["measured"]), format.format_bytes(memory["expected"])
+        measured, expected = format_bytes(memory["measured"]), format_bytes(memory["expected"])
         parts.append(f"{measured} ({expected} expected)")
     if speed["measured"] and speed["expected"]:
-        expected = format_range(speed["expected"], format.format_count)
-        parts.append(f"{format.format_count(speed['measured'])} tok/s ({expected})")
+        expected = format_range(speed["expected"], format_count)
+        parts.append(f"{format_count(speed['measured'])} tok/s ({expected})")
     if total["measured"] and total["expected"]:
-        expected = format_range(total["expected"], format.format_duration)
-        parts.append(f"{format.format_duration(total['measured'])} ({expected})")
+        expected = format_range(total["expected"], format_duration)
+        parts.append(f"{format_duration(total['measured'])} ({expected})")
         if total.get("tuning_s"):  # journals of older versions do not have it
-            parts.append(f"without the {format.format_duration(total['tuning_s'])} of --tune")
+            parts.append(f"without the {format_duration(total['tuning_s'])} of --tune")
     return ", ".join(parts)
 
 
@@ -88,11 +88,11 @@ def profile_lines(record: Mapping[str, Any]) -> list[str]:
     updates = max(1, record["updates"])
     summary = (
         f"updates {record['from_iter'] + 1:,} to {record['from_iter'] + updates:,}: {record['trace']}   "
-        f"({format.format_ms(record['wall_ms'] / updates)} each under the profiler, "
+        f"({format_ms(record['wall_ms'] / updates)} each under the profiler, "
         f"{record['of']} ran for {record['busy']:.0%} of it)"
     )
     rows = [
-        f"{kernel['share']:>6.1%}  {format.format_ms(kernel['ms'] / updates):>8}  "
+        f"{kernel['share']:>6.1%}  {format_ms(kernel['ms'] / updates):>8}  "
         f"{kernel['calls'] / updates:>6.4g} x  {short_kernel_name(kernel['name'])}"
         for kernel in record["top"][:_MAX_PROFILE_ROWS]
     ]

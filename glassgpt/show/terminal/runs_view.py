@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from glassgpt import format
 from glassgpt.errors import UserError, error_type_and_message
+from glassgpt.format import format_bytes, format_count, format_loss
 from glassgpt.record import journal
 from glassgpt.runs.run_list import RunSummary
 from glassgpt.sanitize import sanitize_line
@@ -37,11 +37,11 @@ def print_runs(runs: Sequence[RunSummary], folder: Path, out: Console) -> None:
             str(run.path),
             run.state,
             f"{run.iter}/{run.max_iters}" if run.max_iters is not None else str(run.iter),
-            "" if run.loss is None else format.format_loss(run.loss),
-            "" if run.best_val_loss is None else format.format_loss(run.best_val_loss),
+            "" if run.loss is None else format_loss(run.loss),
+            "" if run.best_val_loss is None else format_loss(run.best_val_loss),
             "" if run.best_iter is None else str(run.best_iter),
-            "" if run.tokens_per_s is None else format.format_count(run.tokens_per_s),
-            format.format_bytes(run.bytes),
+            "" if run.tokens_per_s is None else format_count(run.tokens_per_s),
+            format_bytes(run.bytes),
         )
         table.add_row(*(Text(sanitize_line(cell)) for cell in cells))
     out.print(table)

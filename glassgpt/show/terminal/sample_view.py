@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from glassgpt import format
+from glassgpt.format import format_count, format_duration, pluralize
 from glassgpt.sample.sample_options import SampleOptions
 from glassgpt.sample.sampler import Sampler
 from glassgpt.sanitize import sanitize_text
@@ -28,12 +28,12 @@ def describe_checkpoint(loaded: LoadedCheckpoint, parameters: int) -> str:
     """Source, updates, validation loss and size of a model."""
     parts = [loaded.description]
     if loaded.iter is not None:
-        parts.append(f"after {format.pluralize(loaded.iter, 'update')}")
+        parts.append(f"after {pluralize(loaded.iter, 'update')}")
     if loaded.val_loss is not None and math.isfinite(loaded.val_loss):
         parts.append(f"validation loss {loaded.val_loss:.4f}")
     elif loaded.iter is not None:
         parts.append("validation loss not measured")
-    parts.append(f"{format.format_count(parameters)} parameters")
+    parts.append(f"{format_count(parameters)} parameters")
     return ", ".join(parts)
 
 
@@ -73,8 +73,8 @@ def stream_samples(
         batch = [text]
     seconds = time.perf_counter() - started
     tokens = options.num_samples * options.max_new_tokens
-    speed = f"{format.format_count(tokens / seconds)} tok/s"
-    err.print(Text(f"{tokens:,} tokens in {format.format_duration(seconds)}: {speed}", style="dim"))
+    speed = f"{format_count(tokens / seconds)} tok/s"
+    err.print(Text(f"{tokens:,} tokens in {format_duration(seconds)}: {speed}", style="dim"))
 
 
 def _write_stdout(text: str) -> None:

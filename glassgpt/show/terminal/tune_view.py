@@ -10,7 +10,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from glassgpt import format
+from glassgpt.format import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_ms,
+    format_parameters,
+    format_percent,
+    format_percent_value,
+    pluralize,
+)
 from glassgpt.sanitize import sanitize_text
 from glassgpt.show.terminal.chart import bar
 from glassgpt.show.terminal.run_lines import print_line
@@ -32,7 +41,7 @@ class TuneConsole:
         self._progress = Progress(
             BarColumn(bar_width=20),
             TimeElapsedColumn(),
-            TextColumn("of " + format.format_duration(budget_s) + "  {task.description}"),
+            TextColumn("of " + format_duration(budget_s) + "  {task.description}"),
             console=out,
             transient=True,
             disable=not out.is_terminal,
@@ -59,19 +68,19 @@ class TuneConsole:
         if event.trial is None:
             description = describe_setting(self._context, event.setting)
         if event.best_tokens_per_s:
-            description += f"; so far {format.format_count(event.best_tokens_per_s)} tokens/s"
+            description += f"; so far {format_count(event.best_tokens_per_s)} tokens/s"
         self._progress.update(self._bar, completed=self._budget_s - event.left_s, description=description)
 
 
 def print_tune_context(context: TuneContext, name: str, out: Console) -> None:
     lines = {
-        "tune": f"{name}: {format.format_parameters(context.parameters)} parameters, "
+        "tune": f"{name}: {format_parameters(context.parameters)} parameters, "
         f"{context.tokens_per_update:,} tokens per update "
         f"({context.sequences} sequences of {context.block_size})",
         "device": f"{context.device}   ({context.device_name}, {context.dtype}, torch {context.torch})",
         "data": context.data,
-        "memory": f"{format.format_bytes(context.free_bytes)} free, of which a setting may take "
-        f"{format.format_bytes(context.usable_bytes)}",
+        "memory": f"{format_bytes(context.free_bytes)} free, of which a setting may take "
+        f"{format_bytes(context.usable_bytes)}",
         "automatic": describe_automatic_setting(context),
     }
     busy_limit = _BUSY_CORES_WARNING_SHARE * context.usable_cores
@@ -115,7 +124,7 @@ def print_tuning(tuning: Tuning, out: Console) -> None:
 
 def print_tuned_file(tuning: Tuning, path: Path, out: Console) -> None:
     trials = sum(row.trials for row in tuning.result.rows)
-    print_line(out, "took", f"{format.format_duration(tuning.took_s)}, {format.pluralize(trials, 'trial')}")
+    print_line(out, "took", f"{format_duration(tuning.took_s)}, {pluralize(trials, 'trial')}")
     print_line(out, "written", str(path))
     print_line(out, "next", f"glass train {path}")
 
@@ -128,11 +137,11 @@ def _table_cells(row: SettingResult, context: TuneContext) -> tuple[str, ...]:
     update_s = figures.update_s
     return (
         name,
-        format.format_count(row.tokens_per_s),
-        format.format_percent((figures.slow_s - figures.fast_s) / 2 / update_s),
-        format.format_ms(update_s * 1000) if update_s < 10 else format.format_duration(update_s),
-        "" if row.mfu is None else format.format_percent_value(row.mfu),
-        "" if figures.peak_bytes is None else format.format_bytes(figures.peak_bytes),
+        format_count(row.tokens_per_s),
+        format_percent((figures.slow_s - figures.fast_s) / 2 / update_s),
+        format_ms(update_s * 1000) if update_s < 10 else format_duration(update_s),
+        "" if row.mfu is None else format_percent_value(row.mfu),
+        "" if figures.peak_bytes is None else format_bytes(figures.peak_bytes),
         row.verdict,
     )
 
@@ -153,6 +162,6 @@ def _print_chart(tuning: Tuning, out: Console) -> None:
     for size, rate in sorted(rates.items()):
         line = Text(f"{size:>6}  ").append(f"{bar(rate / top, width):<{width}}", style="cyan")
         style = "bold green" if size == chosen.micro_batch else ""
-        line.append(f"  {format.format_count(rate)}", style=style)
+        line.append(f"  {format_count(rate)}", style=style)
         out.print(line, soft_wrap=True)
     out.print()

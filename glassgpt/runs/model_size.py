@@ -16,8 +16,8 @@ from typing import Literal
 import numpy as np
 
 from glassgpt.estimate import flops
-from glassgpt.runs.curve import robust_std
-from glassgpt.runs.numbers import MAX_COUNT
+from glassgpt.runs.curve_statistics import robust_std
+from glassgpt.runs.log_numbers import MAX_COUNT
 from glassgpt.runs.run_log import Floats, RunLog
 from glassgpt.runs.trajectory import positive_int_setting, settings_product
 

@@ -12,10 +12,10 @@ from tune_machines import SMALL, cpu_machine
 
 from glassgpt.errors import UserError
 from glassgpt.isolate import IsolatedProcess, ProcessDied, ProcessHung
-from glassgpt.tune import worker_process
+from glassgpt.tune import trial_runner
 from glassgpt.tune.speed_settings import SpeedSettings
-from glassgpt.tune.worker import TrialServer
-from glassgpt.tune.worker_process import TrialRunner
+from glassgpt.tune.trial_runner import TrialRunner
+from glassgpt.tune.trial_server import TrialServer
 
 SETTING = SpeedSettings(micro_batch=4)
 
@@ -148,10 +148,10 @@ def test_a_real_worker(tiny: MakeConfig) -> None:
 
 def test_threads_are_set_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[object] = []
-    monkeypatch.setattr(worker_process, "IsolatedProcess", lambda *given: started.append(given))
+    monkeypatch.setattr(trial_runner, "IsolatedProcess", lambda *given: started.append(given))
     for threads in (None, 3):
-        worker_process.start_worker(threads)
+        trial_runner.start_worker(threads)
     assert started == [
-        ("glassgpt.tune.worker", {}),
-        ("glassgpt.tune.worker", {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3"}),
+        ("glassgpt.tune.trial_server", {}),
+        ("glassgpt.tune.trial_server", {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3"}),
     ]

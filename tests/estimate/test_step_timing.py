@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassgpt.estimate.meter import STEP_PHASES, LogInterval, Rates, RunningMean, compute_rates, eta_s
 from glassgpt.estimate.peak import PeakFlops
-from glassgpt.record.clock import Ledger
+from glassgpt.estimate.step_timing import STEP_PHASES, LogInterval, Rates, RunningMean, compute_rates, eta_s
+from glassgpt.record.ledger import Ledger
 
 few = settings(max_examples=100, deadline=None)
 

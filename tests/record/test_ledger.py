@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassgpt.record.clock import PHASES, Ledger, phase_seconds_between
+from glassgpt.record.ledger import PHASES, Ledger, phase_seconds_between
 
 few = settings(max_examples=50, deadline=None)
 

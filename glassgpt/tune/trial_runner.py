@@ -18,7 +18,7 @@ from glassgpt.tune.trial import Trial
 def start_worker(threads: int | None = None) -> IsolatedProcess:
     """`threads`: OpenMP reads the count at start-up."""
     names = () if threads is None else ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-    return IsolatedProcess("glassgpt.tune.worker", dict.fromkeys(names, str(threads)))
+    return IsolatedProcess("glassgpt.tune.trial_server", dict.fromkeys(names, str(threads)))
 
 
 class TrialRunner:

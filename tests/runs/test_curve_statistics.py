@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from learning_logs import CPU_VAL
 
-from glassgpt.runs.curve import (
+from glassgpt.runs.curve_statistics import (
     block_medians,
     detrended_std,
     fit_power_law,
@@ -16,7 +16,7 @@ from glassgpt.runs.curve import (
     mad,
     trailing_median,
 )
-from glassgpt.runs.numbers import clamp_loss
+from glassgpt.runs.log_numbers import clamp_loss
 
 
 @pytest.mark.parametrize(("floor", "scale", "exponent"), [(1.5, 6.0, 0.4), (0.0, 8.0, 0.1), (2.9, 30.0, 0.9)])

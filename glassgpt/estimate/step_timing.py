@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from glassgpt.estimate.peak import PeakFlops, mfu_percent
-from glassgpt.record.clock import Ledger, phase_seconds_between
+from glassgpt.record.ledger import Ledger, phase_seconds_between
 
 STEP_PHASES = ("data", "train")  # the phases of the ledger that count as step time
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from log_checks import parse_log
 from run_logs import make_run_log, make_steps
 
-from glassgpt.runs.numbers import MAX_COUNT, MAX_FLOPS, MAX_LOSS, clamped, parse_count, parse_ms
-from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog, Segment
+from glassgpt.runs.log_numbers import MAX_COUNT, MAX_FLOPS, MAX_LOSS, clamped, parse_count, parse_ms
+from glassgpt.runs.run_log import LoggedEvaluation, LoggedProcess, LoggedSetup, RunLog
 
 ANYTHING = st.one_of(st.floats(), st.sampled_from([0.0, -1.0, 1e308, 1e-300, math.inf, math.nan]))
 SIZES = st.one_of(st.none(), st.integers(-5, 10**40))
@@ -73,7 +73,7 @@ def test_what_holds_for_every_value(
         make_run_log(steps),
         setup=setup,
         evals=(evaluation,),
-        segments=(Segment(True, tokens_per_iteration=sizes[5], startup_s=floats[1]),),
+        segments=(LoggedProcess(True, tokens_per_iteration=sizes[5], startup_s=floats[1]),),
         ledger={"train": floats[2]},
         first_update_ms=floats[3],
     )

@@ -167,6 +167,9 @@ def test_gpu_is_case_insensitive(name: str, capsys: pytest.CaptureFixture[str]) 
 def test_a_narrow_terminal_truncates_nothing(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    # docs/settings-for-your-card.md has all cards; here those with the longest names and figures.
+    some = ("RTX 2060 6GB", "B200", "Apple M2 Pro 19-core GPU")
+    monkeypatch.setattr("glassgpt.estimate.cards.COMMON_CARDS", some)
     narrow = Console(width=30, highlight=False)
     monkeypatch.setattr("glassgpt.cli.plan_command.make_console", lambda stderr=False: narrow)
     assert plan(words) == 0

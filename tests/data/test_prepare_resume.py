@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +50,24 @@ def start(script: Path, source: Path, out: Path, workers: int) -> subprocess.Pop
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+MANY = 3000
+
+
+@pytest.fixture(scope="module")
+def never_stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
+    """A source of many documents, and the files of the dataset that it becomes."""
+    folder = tmp_path_factory.mktemp("whole")
+    source, many = folder / "a.jsonl.gz", make_documents(MANY)
+    write_json_lines(source, many[: MANY // 2] + many)
+    start(folder / "go.py", source, folder / "whole", 1).communicate()
+    return source, folder_contents(folder / "whole")
+
+
 @pytest.mark.parametrize(("workers", "kill"), [(1, signal.SIGKILL), (2, signal.SIGKILL), (2, signal.SIGINT)])
 def test_killed_and_gone_on_is_as_if_never_stopped(
-    tmp_path: Path, workers: int, kill: signal.Signals
+    tmp_path: Path, never_stopped: tuple[Path, dict[str, bytes]], workers: int, kill: signal.Signals
 ) -> None:
-    source, out = tmp_path / "a.jsonl.gz", tmp_path / "out"
-    many = make_documents(3000)
-    write_json_lines(source, many[:1500] + many)
+    (source, theirs), out = never_stopped, tmp_path / "out"
     process = start(tmp_path / "go.py", source, out, workers)
     work = tmp_path / ".out.unfinished"
     deadline = time.monotonic() + 60
@@ -69,16 +82,14 @@ def test_killed_and_gone_on_is_as_if_never_stopped(
     assert not alive
     assert not out.exists()
     mark = json.loads((work / "unfinished.json").read_bytes())
-    assert 0 < mark["document"] < len(many)  # in the middle of it
+    assert 0 < mark["document"] < MANY  # in the middle of it
     (work / ".unfinished.json.0123abcd.tmp").touch()  # as if killed while it wrote its mark
     # The other number of workers goes on, which must not matter either.
     said, _ = start(tmp_path / "go.py", source, out, 3 - workers).communicate()
     assert "resuming where it was stopped" in said
     assert not work.exists()
-    whole = tmp_path / "whole"
-    start(tmp_path / "go.py", source, whole, 1).communicate()
     verify(open_dataset(out))
-    ours, theirs = folder_contents(out), folder_contents(whole)
+    ours = folder_contents(out)
     assert ours.keys() == theirs.keys()
     for name in theirs:
         assert ours[name] == theirs[name], name
@@ -174,24 +185,18 @@ def test_other_settings_do_not_drop_what_is_done(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / ".out.unfinished").exists()
 
 
-@pytest.mark.parametrize("file", ["train-00001.bin", "val-00000.bin", "begun", "seen.bin"])
-@pytest.mark.parametrize("gone", [True, False])
 def test_a_file_that_is_gone_or_cut_off_means_beginning_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, gone: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_json_lines(tmp_path / "a.jsonl", TEXTS)
+    prepare_dataset(tmp_path / "a.jsonl", tmp_path / "whole", shard_tokens=400, dedup=True)
     with monkeypatch.context() as patch:
         stop_after_shards(patch, 3)
         with pytest.raises(_Stopped):
             prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", shard_tokens=400, dedup=True)
     work = tmp_path / ".out.unfinished"
-    path = max(work.glob("train-*.bin")) if file == "begun" else work / file
-    assert path.stat().st_size > 2
-    if gone:
-        path.unlink()
-    else:
-        path.write_bytes(path.read_bytes()[:-2])
-    said: list[str] = []
+    stopped = work.rename(tmp_path / "stopped")
+    begun = max(path.name for path in stopped.glob("train-*.bin"))
     options = PrepareOptions(
         str(tmp_path / "a.jsonl"),
         out_dir=str(tmp_path / "out"),
@@ -200,10 +205,19 @@ def test_a_file_that_is_gone_or_cut_off_means_beginning_anew(
         shard_tokens=400,
         dedup=True,
     )
-    prepare(options, said.append, progress=False)
-    assert f"{work} lost a part of its files since it was stopped: starting again" in said
-    prepare_dataset(tmp_path / "a.jsonl", tmp_path / "whole", shard_tokens=400, dedup=True)
-    assert folder_contents(tmp_path / "out") == folder_contents(tmp_path / "whole")
+    whole = folder_contents(tmp_path / "whole")
+    for name, gone in product(("train-00001.bin", "val-00000.bin", begun, "seen.bin"), (True, False)):
+        path = shutil.copytree(stopped, work) / name
+        assert path.stat().st_size > 2
+        if gone:
+            path.unlink()
+        else:
+            path.write_bytes(path.read_bytes()[:-2])
+        said: list[str] = []
+        prepare(options, said.append, progress=False)
+        assert f"{work} lost a part of its files since it was stopped: starting again" in said, (name, gone)
+        assert folder_contents(tmp_path / "out") == whole, (name, gone)
+        shutil.rmtree(tmp_path / "out")
 
 
 def test_two_at_once_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from glassgpt.data import safe_pickle
 from glassgpt.data.safe_pickle import UnsafePickleError, load_safe_pickle
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
-few = settings(max_examples=150, deadline=None)
+few = settings(max_examples=60, deadline=None)
 keys = st.one_of(st.text(max_size=5), st.integers(-(2**63), 2**63 - 1), st.booleans(), st.none())
 scalars = st.one_of(keys, st.floats(allow_nan=False))
 plain = st.recursive(
@@ -56,7 +56,7 @@ def refusal_of(content: bytes) -> str:
 @few
 @given(plain)
 @example({"vocab_size": 4, "itos": {0: "\n", 1: "\\", 2: "न", 3: "م", 4: "🦊"}, "more": [None, True, 1.5]})
-@example({str(i): i for i in range(3000)})
+@example({str(i): i for i in range(300)})  # more than BINPUT can number
 @example("x" * 70_000)
 def test_plain_data_comes_back_from_every_protocol(value: Any) -> None:
     for protocol in PROTOCOLS:
@@ -156,7 +156,7 @@ def test_nonsense_is_refused_at_once(content: bytes, message: str) -> None:
         load_safe_pickle(content)
 
 
-def test_bombs_do_not_go_off() -> None:
+def test_bombs_do_not_go_off(monkeypatch: pytest.MonkeyPatch) -> None:
     began = time.process_time()
     # A list that holds a list twice, which holds ...: harmless, as long as nobody walks it.
     nested = b"\x80\x02]q\0" + b"".join(b"](h%ch%ceq%c" % (i, i, i + 1) for i in range(200)) + b"."
@@ -165,19 +165,22 @@ def test_bombs_do_not_go_off() -> None:
     tuples = b"\x80\x02)q\0" + b"".join(b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(200))
     with pytest.raises(UnsafePickleError, match="TUPLE"):
         load_safe_pickle(b"\x80\x02}" + tuples[2:] + b"Ns.")
-    # A million lists, one in another: nothing recurses, not even when they are thrown away.
-    deep = load_safe_pickle(b"\x80\x02" + b"]" * 900_000 + b"a" * 899_999 + b".")
+    # Lists, one in another: nothing recurses, not even when they are thrown away.
+    deep = load_safe_pickle(b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".")
     assert len(deep) == 1
     del deep
     # Numbers that all hash to the same value.
-    collide = b"".join(pickle.dumps(i * sys.hash_info.modulus, 2)[2:-1] + b"N" for i in range(100_000))
+    collide = b"".join(pickle.dumps(i * sys.hash_info.modulus, 2)[2:-1] + b"N" for i in range(1000))
     with pytest.raises(UnsafePickleError, match="absurdly large"):
         load_safe_pickle(b"\x80\x02}(" + collide + b"u.")
-    with pytest.raises(UnsafePickleError, match="instructions"):
-        load_safe_pickle(b"}" * 3_000_000 + b".")
     with pytest.raises(UnsafePickleError, match="bytes"):
         load_safe_pickle(b"}" * (safe_pickle.MAX_PICKLE_BYTES + 1))
     assert time.process_time() - began < 30
+    assert safe_pickle.MAX_INSTRUCTIONS == 2_000_000
+    monkeypatch.setattr(safe_pickle, "MAX_INSTRUCTIONS", 2000)
+    assert isinstance(load_safe_pickle(b"]" * 1000 + b"a" * 999 + b"."), list)  # and "." are 2000
+    with pytest.raises(UnsafePickleError, match="instructions"):
+        load_safe_pickle(b"]" * 1001 + b"a" * 999 + b".")
 
 
 codes = st.sampled_from([opcode.code.encode("latin-1") for opcode in pickletools.opcodes])

@@ -46,6 +46,9 @@ def test_rates_by_numbers() -> None:
     # 10 updates of 500 tokens in 2 s; 1 MFLOP a token; 10 GFLOP/s is the peak.
     found = compute_rates(10, 2.0, 500, 1_000_000, PeakFlops(table=10e9))
     assert found == Rates(step_ms=200.0, tokens_per_s=2500.0, flops_per_s=2.5e9, mfu=25.0)
+    # Shared by five devices, of which each has that peak.
+    found = compute_rates(10, 2.0, 500, 1_000_000, PeakFlops(table=10e9), ranks=5)
+    assert found == Rates(step_ms=200.0, tokens_per_s=2500.0, flops_per_s=2.5e9, mfu=5.0)
 
 
 @few

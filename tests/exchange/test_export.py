@@ -8,7 +8,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -474,18 +473,28 @@ def test_who_finetunes_an_export_on_other_characters_is_sent_to_its_own(root: Pa
         train_run(tmp_path / "run", other, init_from=str(folder), arch="gpt2")
 
 
+def test_the_tolerance_is_of_the_largest_logit_or_of_one() -> None:
+    for max_logit, tolerance in ((0.0, 1e-5), (0.25, 1e-5), (1.0, 1e-5), (40.0, 4e-4)):
+        check = logit_check.LogitCheck("GlassGPT", 8, 0.0, max_logit, 0)
+        assert check.tolerance == pytest.approx(tolerance), max_logit
+
+
 @pytest.mark.parametrize("to", ["hf", "nanogpt", "glass"])
-def test_a_full_disk_is_said_and_leaves_nothing(root: Path, tmp_path: Path, to: str) -> None:
+def test_a_full_disk_is_said_and_leaves_nothing(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], to: str
+) -> None:
     """The libraries that write tensors do not call it an OSError."""
-    if not hasattr(signal, "SIGXFSZ"):
-        pytest.skip("this system has no limit on the size of files")
-    code = (
-        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); "
-        "from glassgpt.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
+    resource = pytest.importorskip("resource")  # this system has no limit on the size of files
     words = ["export", str(root / "runs" / "char"), f"--to={to}", f"--out={tmp_path / 'there'}"]
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr
-    assert f"error: {tmp_path / 'there'} could not be written (the disk may be full; " in done.stderr
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (9000, limits[1]))
+        exit_code = main(words)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert exit_code == 2
+    error = capsys.readouterr().err
+    assert f"error: {tmp_path / 'there'} could not be written (the disk may be full; " in error
     assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from journals import end, evaluation, record, resume, run, step, whole_run
+from journals import checkpoint, end, evaluation, record, resume, run, step, whole_run
 
 from glassgpt.compare import Comparison, compare
 from glassgpt.compare.compared_run import ComparedRun, make_compared_runs
@@ -137,3 +137,41 @@ def test_a_run_that_did_what_was_asked_is_finished(reason: str) -> None:
 def test_tokens_that_make_no_sense_are_not_counted_with() -> None:
     records = [began(0, 0, 1000), *steps(0, 0, 50, 1000, 0, 10.0), record("step", 60, loss=1.0, tokens=7)]
     assert run_log_from_records(records, "x").logged_tokens_at(np.array([60])) is None
+
+
+def test_what_an_earlier_start_writes_after_a_later_one_does_not_count() -> None:
+    old, new = {"start": "0000aaaa"}, {"start": "0000bbbb"}
+    late = [step(30, loss=9.0), evaluation(30, "val", 9.0), checkpoint(30)]
+    run_log = run_log_from_records(
+        [
+            *(one | old for one in (run(), step(10), step(20))),
+            *(one | new for one in (run(100, 1), resume(20, 1), step(30, 1))),
+            *(one | old for one in late),
+            step(40, 1) | new,
+        ],
+        "two writers",
+    )
+    assert run_log.steps.iteration.tolist() == [10, 20, 30, 40]
+    assert run_log.steps.loss.tolist() == pytest.approx([3.8, 3.6, 3.4, 3.2])
+    assert (run_log.evals, run_log.checkpoints) == ((), ())
+
+
+def test_a_record_of_an_absurd_iteration_is_skipped() -> None:
+    records = [run(), step(10), step(10**19), step(-(10**19)), step(20)]
+    assert run_log_from_records(records, "x").steps.iteration.tolist() == [10, 20]
+
+
+def test_the_noise_of_a_difference_is_that_of_both_runs() -> None:
+    """Standard errors of 0.01 and 0.04 make one of 0.041, and a difference of twice that is noise."""
+
+    def with_loss(loss: float, stderr: float) -> RunLog:
+        losses = [evaluation(0, "val", 4.0, stderr=stderr), evaluation(100, "val", loss, stderr=stderr)]
+        return run_log_from_records([run(), *(step(at) for at in range(10, 110, 10)), *losses, end(100)], "x")
+
+    def verdict(*runs: RunLog) -> set[str]:
+        return {claim.id for claim in compared(*runs).verdict} & {"better", "equally-good"}
+
+    exact, noisy = with_loss(2.0, 0.01), with_loss(2.06, 0.04)
+    assert verdict(exact, noisy) == verdict(noisy, exact) == {"equally-good"}
+    assert verdict(exact, with_loss(2.06, 0.01)) == {"better"}
+    assert verdict(exact, with_loss(2.09, 0.04)) == {"better"}

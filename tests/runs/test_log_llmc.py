@@ -23,6 +23,17 @@ def test_its_other_programs(told: object) -> None:
     check_facts(told.text, told)  # type: ignore[attr-defined, arg-type]
 
 
+def test_its_programs_number_their_first_iteration_differently() -> None:
+    """And not only in the lines: what a loss at the start means depends on it."""
+    firsts = {}
+    for write in (llmc, llmc_c, llmc_python, llmc_file):
+        run_log = parse_log(write(COURSE).text)
+        assert run_log.trainer.first_iteration == run_log.steps.iteration[0], write.__name__
+        firsts[write.__name__] = run_log.trainer.first_iteration
+    assert firsts["llmc_c"] == 0
+    assert firsts["llmc"] == 1
+
+
 def test_a_resumed_run() -> None:
     expected = llmc(COURSE, resumes_at=20)
     run_log = parse_log(expected.text)

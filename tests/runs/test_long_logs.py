@@ -8,12 +8,13 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
+from printed import SyntheticRun, llmc, nanogpt
 
 from glassgpt.explain.explanation import explain
 from glassgpt.runs import step_rows
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.from_journal import JournalReader, run_log_from_records
-from glassgpt.runs.lines import read_blocks, read_lines
+from glassgpt.runs.lines import read_blocks, read_lines, split_block
 from glassgpt.runs.reading import DEMO_LOGS
 from glassgpt.runs.recognise import read_log
 from glassgpt.runs.run_log import RunLog, Steps
@@ -79,6 +80,22 @@ def test_blocks_and_lines_read_the_same() -> None:
             "setup",
         ):
             assert getattr(by_line, name) == getattr(by_block, name), name
+
+
+def test_a_block_in_which_another_trainers_run_begins() -> None:
+    course = SyntheticRun(updates=40, eval_every=10)
+    theirs, ours = llmc(course).text, nanogpt(course).text
+    blocks = [ours[:-1], (ours + theirs + ours)[:-1]]  # the first one makes clear whose log it is
+    by_block = read_log(iter(blocks), "x")
+    by_line = read_log((line for block in blocks for line in split_block(block)), "x")
+    for run_log in (by_block, by_line):
+        runs = [*run_log.earlier_runs, run_log]
+        assert [(run.trainer.id, len(run.steps), len(run.evals)) for run in runs] == [
+            ("nanogpt", 82, 10),
+            ("llm.c", 40, 5),
+            ("nanogpt", 41, 5),
+        ]
+    assert by_block.last_step_line == by_line.last_step_line
 
 
 def test_a_thinned_log_has_the_facts_of_the_whole(request: pytest.FixtureRequest) -> None:

@@ -159,12 +159,18 @@ def _wrap_method(owner: Any, name: str, changed: Callable[..., Any]) -> None:
 
 
 def die_in_update_7() -> None:
-    """Half-way: after its micro-batch, before the all-reduce of its gradients."""
+    """Half-way: after its micro-batch, before the all-reduce of its gradients. First it waits for the last
+    checkpoint, which is written in the background: on a busy machine that takes longer than an update."""
     from glassgpt.training.learner import Learner
 
     def micro_step(original: Any, learner: Any, *batch: Any) -> Any:
         result = original(learner, *batch)
         if learner._dropout_key[0] == 7:
+            last = 7 // learner.config.checkpoint_interval * learner.config.checkpoint_interval
+            saved = Path(learner.config.out_dir, "checkpoints", f"{last:08d}")
+            deadline = time.monotonic() + 30
+            while not saved.exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
             _die()
         return result
 

@@ -330,8 +330,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_harm_is_done(
     assert "NaN" not in "".join(lines)
     if what == "loss":
         assert steps[-1]["loss_mean"] == "nan"
+    # The bad update is the last that counts, however many were tried after it: 4 sequences of 8 tokens each.
+    assert (steps[-1]["iter"], steps[-1]["tokens"]) == (18, 18 * 4 * 8)
     if log_interval == 1:
-        assert steps[-1]["iter"] == 18
         assert steps[-1]["grad_norm"] in ("nan", "inf")
         assert steps[-1]["loss"] == "nan" or what == "gradient"
     assert all(isinstance(step["loss"], float) for step in steps[:-1])

@@ -237,6 +237,10 @@ def test_a_damaged_last_checkpoint_is_skipped_and_left_as_it_is(damaged: Path, f
     # Asked for by its number it must be whole.
     with pytest.raises(UserError, match="is damaged"):
         load_init_from(f"{damaged}@30")
+    (path.parent / "state.json").write_text("{}")
+    with pytest.raises(UserError, match="is damaged"):
+        load_init_from(f"{damaged}@30")
+    assert load_init_from(f"{damaged}@25").iter == 25
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json"])

@@ -303,6 +303,14 @@ def test_isolates_are_balanced_in_every_sentence() -> None:
             assert depth == 0, key
 
 
+def test_code_in_backticks_reads_from_left_to_right() -> None:
+    with use_language("ar"):
+        text = translate("hangup.advice", pid=7, run_dir="runs/a b")
+    first, second = (f"\N{FIRST STRONG ISOLATE}{value}{POP}" for value in (7, "runs/a b"))
+    for code in (f"`kill {first}`", f"`glass show {second}`"):
+        assert f"\N{LEFT-TO-RIGHT ISOLATE}{code}{POP}" in text
+
+
 def test_a_message_in_a_message_is_isolated_as_one() -> None:
     with use_language("ar"):
         inner = say("verdict.most_important", title="12.5%")

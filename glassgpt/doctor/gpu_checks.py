@@ -253,6 +253,9 @@ def check_clocks(context: CheckContext) -> list[DiagnosticLine]:
     for device in find_gpus():
         if device.type == "cuda":
             load = partial(time.sleep, _IDLE_PAUSE_S) if context.quick else matmul_load(device)
+            warm_at = time.monotonic() + (0.0 if context.quick else _WARM_UP_S)
+            while time.monotonic() < warm_at:
+                load()
             state = _gpu_state(device, query_under_load(read_gpus, load))
             lines.append(clocks_line(f"clocks {device_label(device)}", state, under_load=not context.quick))
     return lines
@@ -272,6 +275,7 @@ def matmul_load(device: torch.device, size: int = 4096) -> Callable[[], None]:
 
 
 _MAX_LOAD_S = 10.0
+_WARM_UP_S = 1.5  # so that clock and power settle before they are read: NVML answers at once
 _IDLE_PAUSE_S = 0.02
 
 

@@ -186,9 +186,9 @@ class MarkedLoader(BatchLoader):
         super().__init__(*rest)
         self._mark = mark
 
-    def micro_batch(self, first: int, following: int) -> tuple[Tensor, Tensor]:
+    def micro_batch(self, first: int, next_first: int) -> tuple[Tensor, Tensor]:
         self._mark()
-        return super().micro_batch(first, following)
+        return super().micro_batch(first, next_first)
 
 
 def build_model(setup: TrialSetup, execution: ExecutionConfig, setting: SpeedSettings) -> GPT:

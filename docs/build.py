@@ -1,6 +1,6 @@
 """Fills the blocks of the pages in this folder with what the program prints now, and writes settings.md.
 
-    python docs/build.py [PAGE.md ...]        ../README.md is a page too
+    python docs/build.py [PAGE.md ...]        ../README.md is a page too, and its translations
 
 A block is a comment with a shell command, and a fence that holds the command and its output:
 
@@ -154,7 +154,10 @@ def settings_page() -> str:
 
 
 def main(names: list[str]) -> None:
-    for page in [DOCS / name for name in names] or [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"]:
+    for page in [DOCS / name for name in names] or [
+        *sorted(DOCS.glob("*.md")),
+        *sorted(DOCS.parent.glob("README*.md")),
+    ]:
         if page.name == "settings.md":
             page.write_text(settings_page(), encoding="utf-8")
             continue

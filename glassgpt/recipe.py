@@ -173,7 +173,7 @@ def find_recipe(name: str) -> Recipe:
     elif os.path.exists(path):
         hint = f"to train on its text, run  glass prepare {word}  first"
     else:
-        hint = _nearest_preset(name)
+        raise UserError(f"{name} is neither a preset nor an existing file or folder; {_nearest_preset(name)}")
     raise UserError(f"{name} is neither a preset nor a .toml or .py file; {hint}")
 
 

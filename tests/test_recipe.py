@@ -55,7 +55,6 @@ def test_a_word_that_is_no_preset_but_means_something_is_told_how_to_say_it(
         "out/ckpt.pt": "--init_from=out/ckpt.pt starts from its weights",
         "max_iters=5": "a setting is written --max_iters=5",
         "-max_iters=5": "a setting is written --max_iters=5",
-        "quickstrat": "did you mean quickstart?",
     }
     for name, hint in meant.items():
         with pytest.raises(UserError) as caught:

@@ -168,7 +168,7 @@ def _watch(name: str, overrides: RunOverrides, options: ExplainOptions, card: Ca
     def echo(line: str) -> None:
         print(sanitize_text(line), flush=True)
 
-    watcher, out = LogWatcher(name, card, overrides), make_console()
+    watcher, out = LogWatcher("standard input" if name == "-" else name, card, overrides), make_console()
     last = None
     try:
         for update in _follow(name, watcher, None if options.json else echo):

@@ -186,11 +186,12 @@ def mismatching_parameters(
     or where something else explains the difference.
 
     Tokens are of all devices and MFU is of one, so devices that the log does not mention make a model look
-    smaller. An integer ratio is a sign of such devices, or of micro-steps that are not counted.
+    smaller. An integer ratio is a sign of such devices, or of micro-steps that are not counted. A size that
+    is stated exactly is not doubted: with untied embeddings, not all parameters are multiplied.
     """
     expected = flops_from_parameters(stated, run_log)
     implied = parameters_from_flops(flops_per_token, run_log)
-    if not stated or expected is None or implied is None:
+    if not stated or expected is None or implied is None or run_log.trainer.states_exact_parameters:
         return None
     ratio = expected / flops_per_token
     if (

@@ -15,7 +15,7 @@ How a log becomes a RunLog, in the order of the files to read:
     exit_status.py   lines of any program: tracebacks, out of memory, signals
     builder.py       collects all that; build() makes the RunLog
     step_rows.py     its rows of iterations; those of very long logs are thinned
-    numbers.py       the limits that every value of a RunLog keeps
+    log_numbers.py   the limits that every value of a RunLog keeps
     excerpts.py      merges log lines that are quoted in a note or a chat
 
 GlassGPT's journal has records instead of lines: from_journal.py reads them.

@@ -77,6 +77,16 @@ def test_a_size_that_nothing_explains_is_contradicted(factor: float, world: int 
     assert "parameters-contradicted" in claim_ids(compare_run_logs(run_log, make_run()))
 
 
+def test_an_untied_embedding_is_no_contradiction() -> None:
+    """Our journal states its parameters exactly. An untied one is looked up, so it is not in the FLOPs."""
+    untied = 10_646_784 + 5_000_000
+    run_log = replace(with_mfu(_FLOPS_PER_TOKEN), trainer=BY_ID["glassgpt"])
+    setup = replace(run_log.setup, parameters=untied, flops_per_token=_FLOPS_PER_TOKEN, peak_flops=312e12)
+    size = Analysis(replace(run_log, setup=setup)).size
+    assert (size.parameters, size.flops_per_token) == (untied, _FLOPS_PER_TOKEN)
+    assert not size.is_contradicted
+
+
 def test_parameter_counts_of_the_optimizer_are_exact() -> None:
     run_log = make_run(vocab_size=None)
     setup = replace(run_log.setup, parameters=10_650_000, trained_parameters=10_745_088)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -28,6 +27,7 @@ from glassgpt.format import (
 from glassgpt.i18n import translate
 from glassgpt.sanitize import sanitize_keeping_bidi, sanitize_line
 from glassgpt.show.terminal.chart import bar, sparkline
+from glassgpt.show.terminal.explain_view import print_indented, terminal_text
 
 _CHART_POINTS = 40
 _BAR_WIDTH = 30
@@ -46,9 +46,9 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         console.print(_text(title))
     console.print()
     for conclusion in comparison.verdict:
-        console.print(_text(conclusion.sentence, "bold"))
+        console.print(Text(terminal_text(conclusion.sentence), style="bold"))
         for detail in conclusion.details:
-            console.print(Padding(_text(detail), (0, 0, 0, 2), expand=False))
+            print_indented(detail, "", console)
     _print_differences(comparison, console)
     _print_derived(runs, console)
     if any(len(run.curve) for run in runs):

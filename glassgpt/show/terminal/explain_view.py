@@ -33,7 +33,7 @@ def print_explanation(explanation: Explanation, out: Console, full: bool = False
     run_log, facts = explanation.log, explanation.facts
     out.print(Text(sanitize_line(run_log.name), style="bold"), soft_wrap=True)
     for sentence in explanation.verdict:
-        out.print(Text(_terminal_text(sentence)))
+        out.print(Text(terminal_text(sentence)))
     out.print()
     for finding in explanation.findings:
         print_finding(finding, out)
@@ -42,16 +42,16 @@ def print_explanation(explanation: Explanation, out: Console, full: bool = False
     table.add_column()
     for _, rows in fact_groups(facts):
         for row in rows:
-            table.add_row(_terminal_text(row.name), row.value)
+            table.add_row(terminal_text(row.name), row.value)
     out.print(table)
     out.print()
     _print_loss_chart(run_log, out)
     _print_time_chart(run_log, facts, out)
     if full:
-        out.print(Text(_terminal_text(translate("explain_view.glossary.title")), style="bold"))
+        out.print(Text(terminal_text(translate("explain_view.glossary.title")), style="bold"))
         for entry in glossary(run_log, facts):
             out.print(Text(sanitize_text(entry.log_text), style="bold cyan"), soft_wrap=True)
-            _print_indented(entry.meaning, "", out)
+            print_indented(entry.meaning, "", out)
         out.print()
 
 
@@ -78,24 +78,22 @@ def print_watch_update(update: WatchUpdate, out: Console) -> None:
 
 def print_finding(finding: Finding, out: Console) -> None:
     severity = severity_label(finding.severity)
-    head = Text.assemble(
-        (f"{severity}  ", _STYLES[finding.severity]), (_terminal_text(finding.title), "bold")
-    )
+    head = Text.assemble((f"{severity}  ", _STYLES[finding.severity]), (terminal_text(finding.title), "bold"))
     head.append(f"  [{finding.id}]" if finding.id else "", style="dim")
     out.print(head)
     for text, style in ((finding.evidence, ""), (finding.explanation, "dim"), (finding.advice, "green")):
-        _print_indented(text, style, out)
+        print_indented(text, style, out)
     out.print()
 
 
-def _print_indented(text: str, style: str, out: Console) -> None:
+def print_indented(text: str, style: str, out: Console) -> None:
     """Wrap the text ourselves: rich would pad the lines with blanks."""
-    for line in Text(_terminal_text(text), style=style).wrap(out, max(20, out.width - 2)) if text else ():
+    for line in Text(terminal_text(text), style=style).wrap(out, max(20, out.width - 2)) if text else ():
         line.rstrip()
         out.print(Text("  ").append_text(line), soft_wrap=True)
 
 
-def _terminal_text(text: str) -> str:
+def terminal_text(text: str) -> str:
     """A sentence without control characters; every printed sentence passes this function.
 
     In a right-to-left language it begins with a mark, because a terminal takes the direction of a line from
@@ -129,7 +127,7 @@ def _print_loss_chart(run_log: RunLog, out: Console, height: int = 8) -> None:
     lines = plot([(xs, [min(y, top) for y in ys]) for xs, ys in curves], width, height)
     labels = {0: f"{top:.3g}", height - 1: f"{min(losses):.3g}"}
     title = translate("explain_view.loss_chart.title") if evaluations else translate("label.training_loss")
-    out.print(Text(_terminal_text(title), style="bold"))
+    out.print(Text(terminal_text(title), style="bold"))
     for number, characters in enumerate(lines):
         line = Text(f"{labels.get(number, ''):>8} ")
         for character, curve in characters:
@@ -144,7 +142,7 @@ def _print_time_chart(run_log: RunLog, facts: Facts, out: Console) -> None:
     if not total:
         return
     labels = phase_labels()
-    out.print(Text(_terminal_text(translate("explain_view.time_chart.title")), style="bold"))
+    out.print(Text(terminal_text(translate("explain_view.time_chart.title")), style="bold"))
     for phase, seconds in sorted(phases.items(), key=lambda item: -item[1]):
         share = seconds / total
         line = Text(f"{format_duration(seconds):>9} {share:>7.1%}  ")

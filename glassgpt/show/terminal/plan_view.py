@@ -174,7 +174,7 @@ def _print_memory(plan: Plan, out: Console) -> None:
     parts = dict(memory.parts)
     if memory.graph_bytes:
         parts["CUDA graph"] = memory.graph_bytes
-    parts["context"] = memory.context_bytes
+    parts["CUDA context" if target.device_type == "cuda" else "process"] = memory.context_bytes
     bar_bytes = max(memory.total_bytes, target.memory_bytes)
     line, done = Text(" " * _INDENT), 0
     table = Table.grid(padding=(0, 2, 0, 0))

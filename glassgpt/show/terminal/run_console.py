@@ -253,7 +253,8 @@ class RunConsole:
         if record["best_iter"] is not None:
             best = format_loss(record["best_val_loss"])
             curve = sparkline(shorten(self._val_losses, _MAX_SPARKS))
-            print_line(self._out, "best", f"validation loss {best} at iter {record['best_iter']:,}   {curve}")
+            line = f"validation loss {best} at iter {record['best_iter']:,}   {curve}"
+            print_line(self._out, "best", line.rstrip())
         if "ranks" in record and (scaling := scaling_efficiency_line(record["ranks"])):
             print_line(self._out, "scaling", scaling)
         if "forecast" in record and (compared := forecast_vs_actual_line(record["forecast"])):

@@ -283,7 +283,7 @@ class ExpectedLossCurve:
 
     @property
     def _token_efficiency(self) -> float:
-        """Of architecture and optimizer; 1 for GPT-2's with AdamW."""
+        """How much more tokens count with this architecture and optimizer than with GPT-2's and AdamW."""
         inputs = self.inputs
         return _ARCH_TOKEN_EFFICIENCY[inputs.arch] * _OPTIMIZER_TOKEN_EFFICIENCY[inputs.optimizer]
 
@@ -395,7 +395,7 @@ class ExpectedLossCurve:
 def expected_loss_curve(
     config: TrainConfig, vocab_size: int, batch_tokens: int, dataset: DatasetInfo
 ) -> ExpectedLossCurve:
-    """Of a run that starts from random weights."""
+    """For a run that starts from random weights."""
     return predict_loss_curve(loss_law_inputs(config, vocab_size, batch_tokens, dataset))
 
 

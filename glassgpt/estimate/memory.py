@@ -163,7 +163,7 @@ def parameters_per_block(work: TrainingWorkload) -> int:
 
 
 def _head_parameters(work: TrainingWorkload) -> int:
-    """Of lm_head."""
+    """Parameters of lm_head."""
     return work.vocab_size * work.config.n_embd
 
 

@@ -67,7 +67,7 @@ def read_log(lines: Iterable[str | LogLine], name: str) -> RunLog:
 
 @lru_cache
 def _block_pattern(plain_step: str) -> re.Pattern[str]:
-    """Of each line the groups of `plain_step`, or else the line as the last group."""
+    """Matches every line: the groups of `plain_step`, or else the line as the last group."""
     return re.compile(rf"^(?:(?:{PLAIN_TIME})?{plain_step}|(.*))$", re.MULTILINE | re.ASCII)
 
 
@@ -226,7 +226,7 @@ class _RunSplitter:
         self._fed_lines = 0  # of the lines since the last match, that the others have been fed
 
     def feed_block(self, block: str) -> None:
-        """The same as `feed` for each line, but plain steps are read together."""
+        """Equals `feed` for each line, but reads plain steps together."""
         trainer, line_count = self._reader.trainer, 0
         for item in _steps_or_lines(block, trainer.plain_step):
             if isinstance(item, str):

@@ -204,7 +204,7 @@ def _process_starts(segment: Ints) -> Bools:
 
 
 def _marked_and_previous(is_marked: Bools) -> Bools:
-    """Of very many marked rows, every n-th."""
+    """Every n-th only, where very many rows are marked."""
     rows = np.flatnonzero(is_marked)
     rows = rows[:: 1 + len(rows) // _MAX_MARKED]
     return _mask(len(is_marked), rows, np.maximum(rows - 1, 0))

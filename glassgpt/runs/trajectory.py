@@ -27,7 +27,7 @@ class Trajectory:
 
     @property
     def last_iteration(self) -> int | None:
-        """Of the last step or evaluation."""
+        """The iteration of the last step or evaluation."""
         ends = [int(self.iteration[-1])] if len(self.iteration) else []
         ends += [evaluation.iteration for evaluation in self.evals[-1:] if evaluation.iteration is not None]
         return max(ends, default=None)

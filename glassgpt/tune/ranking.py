@@ -37,7 +37,7 @@ class TuneResult:
 
     @property
     def automatic_result(self) -> SettingResult | None:
-        """Of the automatic choice, if that one ran."""
+        """The result of the automatic choice, if that one ran."""
         return next((row for row in self.rows if row.is_automatic and row.figures), None)
 
 

@@ -87,7 +87,7 @@ def regular_file_opener(path: str, flags: int) -> int:
 
 
 def regular_file_opener_nofollow(path: str, flags: int) -> int:
-    """As `regular_file_opener`, and refuses symbolic links: for the files that a run appends to."""
+    """Like `regular_file_opener`, but refuses symbolic links: for the files that a run appends to."""
     try:
         return regular_file_opener(path, flags | getattr(os, "O_NOFOLLOW", 0))
     except OSError as error:

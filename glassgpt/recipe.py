@@ -212,7 +212,7 @@ def build_config(recipe: Recipe, overrides: Mapping[str, Any], device_type: str 
 
 
 def override_config(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
-    """As `build_config`, over a TrainConfig made in Python, whose types nothing has checked yet.
+    """Like `build_config`, but over a TrainConfig made in Python, whose types nothing has checked yet.
 
     There a text is not accepted as a number, unlike on the command line.
     """

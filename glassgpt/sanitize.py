@@ -25,7 +25,7 @@ def sanitize_text(text: str) -> str:
 
 
 def sanitize_keeping_bidi(text: str) -> str:
-    """As `sanitize_text`, for what the program itself prints: its direction marks stay."""
+    """Like `sanitize_text`, for what the program itself prints: its direction marks stay."""
     return text if text.isprintable() else _SUSPECT_IN_OUR_TEXT.sub(_replace_harmful, text)
 
 

@@ -63,10 +63,10 @@ def _page_of_starts(
 ) -> NDArray[np.int64]:
     """The starts of a page of sequences, cached: one update needs only a few of them."""
     max_offset = n_tokens - windows_per_epoch * block_size
-    windows, epoch_words = draw_without_replacement(
+    windows, offset_bits = draw_without_replacement(
         seed, page * _STARTS_PER_PAGE, _STARTS_PER_PAGE, windows_per_epoch
     )
-    return (epoch_words % np.uint64(max_offset)).astype(np.int64) + windows * block_size
+    return (offset_bits % np.uint64(max_offset)).astype(np.int64) + windows * block_size
 
 
 def gather_windows(tokens: TokenArray, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
@@ -86,16 +86,17 @@ def draw_without_replacement(
 ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
     """Items of 0 .. n-1 for sequences first, first + 1, ...: each item once per epoch, in random order.
 
-    The second array holds, for each sequence, a random number that all sequences of its epoch share.
+    The second array holds random bits for an offset, the same for all sequences of an epoch.
     """
     epochs, places = np.divmod(np.arange(first, first + count, dtype=np.int64), n)
-    # Per epoch: the keys of its Feistel rounds, and one more random number.
     words_by_epoch = [
         np.random.Philox(key=np.array([seed % 2**64, epoch], dtype=np.uint64)).random_raw(_FEISTEL_ROUNDS + 1)
         for epoch in range(epochs[0], epochs[-1] + 1)
     ]
-    words = np.stack(words_by_epoch, axis=1)[:, epochs - epochs[0]]
-    return feistel_permute(places, n, words[:_FEISTEL_ROUNDS]), words[_FEISTEL_ROUNDS]
+    words = np.stack(words_by_epoch, axis=1)
+    round_keys, offset_bits = words[:_FEISTEL_ROUNDS], words[_FEISTEL_ROUNDS]  # by epoch
+    epoch_index = epochs - epochs[0]
+    return feistel_permute(places, n, round_keys[:, epoch_index]), offset_bits[epoch_index]
 
 
 def feistel_permute(places: NDArray[np.int64], n: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:

@@ -96,7 +96,7 @@ class DatasetInfo:
 
     @property
     def train_bytes(self) -> int:
-        """Of the token ids in memory."""
+        """Bytes that the token ids of the training split take in memory."""
         return self.train_tokens * DTYPES[self.dtype].itemsize
 
 

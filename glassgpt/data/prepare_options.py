@@ -85,14 +85,14 @@ def dataset_name(options: PrepareOptions) -> str:
 
 
 def val_fraction(options: PrepareOptions) -> float:
-    """Of a text. The whole validation split is evaluated at the end of every run, so it is not large."""
+    """The validation share of a text. Every run evaluates that split as a whole at its end: keep it small."""
     if options.val_fraction is not None:
         return options.val_fraction
     return 0.03 if options.dataset == "pylib" else 0.1
 
 
 def corpus_val_fraction(options: PrepareOptions, size_bytes: int) -> float:
-    """Of a corpus: enough text to measure a loss well. `size_bytes`: on disk."""
+    """The validation share of a corpus: enough text to measure a loss well. `size_bytes`: on disk."""
     if options.val_fraction is not None:
         return options.val_fraction
     return min(max(_TARGET_VAL_BYTES / max(1, size_bytes), 0.0005), 0.1)
@@ -124,7 +124,7 @@ def check_out_dir(options: PrepareOptions, out: Path) -> None:
 
 
 def _input_problems(options: PrepareOptions, reads_corpus: bool) -> list[str]:
-    """Of --source, and of options that only a corpus or only a text has."""
+    """Problems with --source, and with options that only a corpus or only a text has."""
     problems, source = [], options.source
     if not reads_corpus:
         if source and options.dataset not in ("shakespeare", "shakespeare_char"):

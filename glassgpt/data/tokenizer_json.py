@@ -172,7 +172,7 @@ def load_requested_gpt2(tokenizer: str, folder: str) -> ByteLevelBpe | None:
 
 
 def require_tokenizer_in(folder: Path, flag: str, fix: str) -> Tokenizer:
-    """As `load_tokenizer_in`, but UserError if the folder has no tokenizer."""
+    """Loads the tokenizer in a folder. UserError if there is none."""
     tokenizer = load_tokenizer_in(folder, flag, fix)
     if tokenizer is None:
         raise UserError(f"{flag} {folder} has no tokenizer: it needs {TOKENIZER_FILE_LAYOUTS}")

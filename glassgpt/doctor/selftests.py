@@ -69,7 +69,7 @@ def selftest_accumulation(folder: Path) -> list[DiagnosticLine]:
 
 
 def selftest_resume(folder: Path) -> list[DiagnosticLine]:
-    """The same updates without a stop, and resumed half-way; with dropout, whose masks must be the same."""
+    """A run without a stop equals one resumed half-way, also in its dropout masks."""
     from glassgpt.training import session
 
     config = replace(_tiny_config(folder), dropout=0.1, lr_decay_iters=2 * _UPDATES)
@@ -93,7 +93,7 @@ def selftest_resume(folder: Path) -> list[DiagnosticLine]:
 
 
 def selftest_devices(folder: Path) -> list[DiagnosticLine]:
-    """The same settings and seed on the CPU and on the GPU."""
+    """Runs equal settings and seeds on the CPU and on the GPU, and compares them."""
     from glassgpt.training.device import choose_dtype
 
     gpu = default_device()

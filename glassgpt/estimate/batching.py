@@ -33,7 +33,7 @@ class BatchPlan:
 
     @property
     def tokens_per_rank(self) -> int:
-        """Per update."""
+        """Tokens of an update that each rank processes."""
         return self.tokens // self.ranks
 
 
@@ -105,7 +105,7 @@ _MAX_EVAL_ACTIVATION_BYTES = 2**29
 
 
 def tokens_to_evaluate(config: TrainConfig, plan: BatchPlan, val_tokens: int) -> int:
-    """Per split. By default the training split is evaluated on as many tokens as the validation split has."""
+    """Tokens per split. By default the training split gets as many as the validation split has."""
     if config.eval_iters is None:
         return config.eval_tokens or min(DEFAULT_EVAL_TOKENS, val_tokens)
     # The batch size before ranks shared it: more ranks must not evaluate less.

@@ -112,7 +112,7 @@ _NO_TENSOR_CORES = re.compile(r"GTX 16|MX[45]50|\bT(400|500|550|600|1000|1200|20
 
 
 def has_tensor_cores(name: str, capability: tuple[int, int] | None) -> bool:
-    """Of a CUDA card; `capability` None: not known."""
+    """Whether a CUDA card has them. `capability` None: not known."""
     if capability is None or capability > (7, 5):
         return True
     return capability >= (7, 0) and not _NO_TENSOR_CORES.search(name)

@@ -72,7 +72,7 @@ class Cluster:
 
     @property
     def ring_bytes_per_s(self) -> float:
-        """Of the slowest link in a ring of all cards."""
+        """The bandwidth of the slowest link in a ring of all cards."""
         speeds = []
         if self.cards_per_machine > 1 and self.link is not None:
             speeds.append(self.link.bytes_per_s)
@@ -117,7 +117,7 @@ def _block_and_other_bytes(work: TrainingWorkload) -> tuple[int, int]:
 
 
 def sent_bytes_per_card(work: TrainingWorkload) -> float:
-    """Per update."""
+    """Bytes that each card sends in an update."""
     blocks, others = _block_and_other_bytes(work)
     share = (work.ranks - 1) / work.ranks
     if not work.is_sharded:
@@ -159,7 +159,7 @@ def _exposed_gather_s(communication_s: float, computing_s: float, layers: int) -
 def cluster_throughput(
     card: ThroughputEstimate, work: TrainingWorkload, cluster: Cluster
 ) -> ThroughputEstimate:
-    """Of all cards together. `card`: of one card without communication."""
+    """Throughput of all cards together. `card`: one card without communication."""
     if cluster.ranks == 1:
         return card
     tokens = work.micro_batch_tokens * work.micro_steps

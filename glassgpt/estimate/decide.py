@@ -65,95 +65,122 @@ def decide(
     origin: Origin = Origin(),  # noqa: B008
 ) -> RunSpec:
     """Raises UserError for settings that are impossible on the machine."""
-    requested, device, device_type = config, facts.device, facts.device.device_type
-    choices, unknown = _choose_device_and_threads(config, facts, origin), []
+    requested, device = config, facts.device
+    choices = _choose_device_and_threads(config, facts, origin)
     if config.shard and not facts.is_launched:
         choices.append(Choice("shard", False, "this run is one process: there is nothing to shard over"))
         config = replace(config, shard=False)
-    dtype_choice = choose_dtype(config.dtype, device, config.n_embd)
-    dtype = str(dtype_choice.value)
+    dtype = choose_dtype(config.dtype, device, config.n_embd)
     model_choices = _choose_model(config, data.vocab_size, origin.vocab_size)
     vocab_size = int(model_choices[0].value)  # type: ignore[arg-type]
     flops_per_token = flops.model_flops_per_token(config, vocab_size)
     free_bytes = facts.memory_bytes if facts.free_bytes is None else facts.free_bytes
     data_place = choose_data_place(config.data_place, data.train_bytes, device, free_bytes)
+    card_data_bytes = data.train_bytes if data_place.value == "on the card" else 0
 
-    # The micro-batch, as if nothing were captured or copied, and nothing built before.
-    work = TrainingWorkload(
-        config=config,
-        vocab_size=vocab_size,
-        batch_size=1,
-        micro_steps=2,  # gradients may accumulate: leave room for them
-        device_type=device_type,
-        dtype=dtype,
-        kernels=choose_kernels(config, device, vocab_size, facts.ranks).value == "triton",
-        compiled=config.compile == "on",
-        attention="sdpa" if config.attention == "auto" else config.attention,
-        data_bytes=data.train_bytes if data_place.value == "on the card" else 0,
-        eval_batch_tokens=eval_batch_rows(config, device_type) * config.block_size,
-        ranks=facts.ranks,
+    provisional, batch, batch_choices = _fit_micro_batch(
+        config, facts, vocab_size, str(dtype.value), card_data_bytes
     )
-    max_bytes = usable_bytes(facts)
-    # At least 1: a run that does not fit at all is refused later, with advice.
-    largest = None if max_bytes is None else memory.largest_fitting_batch(work, max_bytes) or 1
-    batch, batch_choices = plan_batch(config, device_type, largest, facts.ranks)
-    work = replace(work, batch_size=batch.batch_size, micro_steps=batch.micro_steps)
-
-    # Each speedup costs time at the start, so each is weighed against the length of the run.
-    if facts.peak is None:
-        unknown.append("peak")
-    peak = None if facts.peak is None else facts.peak.measured or facts.peak.value
-    if device_type == "cuda" and config.kernels == "auto" and facts.kernels_built is None:
-        unknown.append("kernels_built")
-    kernels = choose_kernels(config, device, vocab_size, facts.ranks, facts.kernels_built or False)
-    work = replace(work, kernels=kernels.value == "triton")
-    if config.fp8 and facts.float8_is_correct is None and not float8_problems(work, device):
-        unknown.append("float8_is_correct")
-    step_s = None
-    if peak is not None:
-        step_s = overheads.eager_step_s(
-            device_type, batch.tokens_per_rank, batch.micro_steps, flops_per_token, config.n_layer, peak
-        )
-    compiling = choose_compile(config, device, step_s, work.kernels, config.shard)
-    micro_step_s = overheads.arithmetic_s(
-        device_type, work.micro_batch_tokens, flops_per_token, peak or overheads.FALLBACK_PEAK_FLOPS_PER_S
-    )
-    run_s = micro_step_s * batch.micro_steps * config.max_iters
-    attention = choose_attention(config, device, dtype, run_s, facts.attention_s)
-    if attention is None:
-        unknown.append("attention_s")
-        attention = Choice("attention", "sdpa", "the fused kernels were not measured here")
-    work = replace(work, compiled=compiling.value == "on", attention=str(attention.value))
-
-    def fits(candidate: TrainingWorkload) -> bool:
-        return max_bytes is None or estimate_memory(candidate).total_bytes <= max_bytes
-
-    micro_step = GraphCandidate(
-        dtype,
-        micro_step_s,
-        overheads.launch_s(device_type, config.n_layer),
-        work.compiled,
-        config.shard,
-        fits(replace(work, graph=True)),
-    )
-    graph = choose_graph(config, device, micro_step)
-    work = replace(work, graph=graph.value == "on")
+    work, speedup_choices, unknown = _choose_speedups(provisional, batch, facts, flops_per_token)
     # A checkpoint is a copy first. On a card it is optional: without room it goes to main memory. A CPU has
     # no other place for it, and the last checkpoint, after all updates, needs as much as the others.
     with_copy = replace(work, has_checkpoint_copy=True)
     saves_while_training = first_checkpoint_iter(config) < config.max_iters
-    if device_type == "cpu" or (saves_while_training and fits(with_copy)):
+    if work.device_type == "cpu" or (saves_while_training and _fits(with_copy, facts)):
         work = with_copy
 
-    choices += [dtype_choice, *model_choices, *batch_choices, compiling, attention]
-    if device_type == "cuda":  # elsewhere there is nothing to choose about these
-        choices += [kernels, graph, data_place]
+    choices += [dtype, *model_choices, *batch_choices, *speedup_choices]
+    if work.device_type == "cuda":
+        choices.append(data_place)
     if config.fp8:
         reason = "asked for; evaluation stays exact"
         if not loss_chunks.is_float8_aligned(vocab_size):
             reason += f"; the head in bfloat16, since its {vocab_size} tokens are not a multiple of 16"
         choices.append(Choice("fp8", "on", reason))
     return RunSpec(requested, work, batch, flops_per_token, tuple(choices), tuple(unknown))
+
+
+def _fit_micro_batch(
+    config: TrainConfig, facts: MachineFacts, vocab_size: int, dtype: str, card_data_bytes: int
+) -> tuple[TrainingWorkload, BatchPlan, list[Choice]]:
+    """The workload is provisional: as if nothing were captured or copied, and no kernels built before."""
+    device_type = facts.device.device_type
+    one_sequence = TrainingWorkload(
+        config=config,
+        vocab_size=vocab_size,
+        batch_size=1,
+        micro_steps=2,  # gradients may accumulate: leave room for them
+        device_type=device_type,
+        dtype=dtype,
+        kernels=choose_kernels(config, facts.device, vocab_size, facts.ranks).value == "triton",
+        compiled=config.compile == "on",
+        attention="sdpa" if config.attention == "auto" else config.attention,
+        data_bytes=card_data_bytes,
+        eval_batch_tokens=eval_batch_rows(config, device_type) * config.block_size,
+        ranks=facts.ranks,
+    )
+    max_bytes = usable_bytes(facts)
+    # At least 1: a run that does not fit at all is refused later, with advice.
+    largest = None if max_bytes is None else memory.largest_fitting_batch(one_sequence, max_bytes) or 1
+    batch, choices = plan_batch(config, device_type, largest, facts.ranks)
+    return replace(one_sequence, batch_size=batch.batch_size, micro_steps=batch.micro_steps), batch, choices
+
+
+def _choose_speedups(
+    provisional: TrainingWorkload, batch: BatchPlan, facts: MachineFacts, flops_per_token: int
+) -> tuple[TrainingWorkload, list[Choice], list[str]]:
+    """Kernels, compile, attention, CUDA graph; and the facts that it would have needed. Each speedup costs
+    time at the start, so each is weighed against the length of the run."""
+    config, device, device_type = provisional.config, facts.device, facts.device.device_type
+    unknown = [] if facts.peak is not None else ["peak"]
+    peak = None if facts.peak is None else facts.peak.measured or facts.peak.value
+
+    if device_type == "cuda" and config.kernels == "auto" and facts.kernels_built is None:
+        unknown.append("kernels_built")
+    vocab_size, built = provisional.vocab_size, facts.kernels_built or False
+    kernels = choose_kernels(config, device, vocab_size, facts.ranks, built)
+    with_kernels = replace(provisional, kernels=kernels.value == "triton")
+    if config.fp8 and facts.float8_is_correct is None and not float8_problems(with_kernels, device):
+        unknown.append("float8_is_correct")
+
+    step_s = None
+    if peak is not None:
+        step_s = overheads.eager_step_s(
+            device_type, batch.tokens_per_rank, batch.micro_steps, flops_per_token, config.n_layer, peak
+        )
+    compiling = choose_compile(config, device, step_s, with_kernels.kernels, config.shard)
+
+    micro_step_s = overheads.arithmetic_s(
+        device_type,
+        provisional.micro_batch_tokens,
+        flops_per_token,
+        peak or overheads.FALLBACK_PEAK_FLOPS_PER_S,
+    )
+    run_s = micro_step_s * batch.micro_steps * config.max_iters
+    attention = choose_attention(config, device, provisional.dtype, run_s, facts.attention_s)
+    if attention is None:
+        unknown.append("attention_s")
+        attention = Choice("attention", "sdpa", "the fused kernels were not measured here")
+
+    without_graph = replace(with_kernels, compiled=compiling.value == "on", attention=str(attention.value))
+    micro_step = GraphCandidate(
+        without_graph.dtype,
+        micro_step_s,
+        overheads.launch_s(device_type, config.n_layer),
+        without_graph.compiled,
+        config.shard,
+        _fits(replace(without_graph, graph=True), facts),
+    )
+    graph = choose_graph(config, device, micro_step)
+    choices = [compiling, attention]
+    if device_type == "cuda":  # elsewhere there is nothing to choose about these
+        choices += [kernels, graph]
+    return replace(without_graph, graph=graph.value == "on"), choices, unknown
+
+
+def _fits(work: TrainingWorkload, facts: MachineFacts) -> bool:
+    max_bytes = usable_bytes(facts)
+    return max_bytes is None or estimate_memory(work).total_bytes <= max_bytes
 
 
 def usable_bytes(facts: MachineFacts) -> int | None:

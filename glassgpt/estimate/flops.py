@@ -91,6 +91,6 @@ def six_n_flops_per_token(matmul_parameters: int) -> int:
 
 
 def muon_flops_per_update(n_layer: int, n_embd: int, steps: int = 5) -> int:
-    """Of the Newton-Schulz iterations: one on a matrix m x n (m <= n) takes 4 m^2 n + 2 m^3. A block has four
+    """A Newton-Schulz iteration on a matrix m x n (m <= n) takes 4 m^2 n + 2 m^3 FLOPs. A block has four
     matrices of C x C and two of C x 4C."""
     return steps * n_layer * (4 * 6 + 2 * 18) * n_embd**3

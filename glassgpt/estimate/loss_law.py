@@ -283,48 +283,60 @@ class ExpectedLossCurve:
 
     @property
     def _token_efficiency(self) -> float:
-        """Of architecture and optimizer; 1 for GPT-2's with AdamW."""
+        """How much more tokens count with this architecture and optimizer than with GPT-2's and AdamW."""
         inputs = self.inputs
         return _ARCH_TOKEN_EFFICIENCY[inputs.arch] * _OPTIMIZER_TOKEN_EFFICIENCY[inputs.optimizer]
 
     def at(self, iteration: int) -> LossRange:
-        iteration = max(0, iteration)
         inputs, law, ratio = self.inputs, self.law, self._token_ratio
         start = math.log(inputs.vocab_size)
-        if iteration == 0:  # random weights: a little above ln(vocab_size), seldom below
+        if iteration <= 0:  # random weights: a little above ln(vocab_size), seldom below
             return LossRange(0, 0.97 * start, start, 1.06 * start)
+        tokens, epochs = self._effective_tokens(iteration)
         unigram = min(law.unigram_loss * ratio, start)
+        # A power law in N and one in D, as in Hoffmann et al. 2022.
         floor = law.floor + law.scale * math.pow(inputs.parameters / 1e8, -law.exponent)
         floor = min(floor * self.text_difficulty * ratio, 0.9 * unigram)
-        tokens, epochs = self._effective_tokens(iteration)
-        first = (start - unigram) * (1 + tokens / law.first_tokens) ** -2
-        # Repeated epochs are worth less and less, in fresh tokens (Muennighoff et al. 2023).
-        fresh = tokens
-        if epochs > 1:
-            decay = law.repeat_decay_epochs * math.pow(inputs.parameters / 1e6, law.repeat_decay_exponent)
-            fresh = tokens / epochs * (1 + decay * (1 - math.exp(-(epochs - 1) / decay)))
-        long = (unigram - floor) * math.pow(1 + fresh / law.long_tokens, -law.long_exponent)
+        first_fall = (start - unigram) * (1 + tokens / law.first_tokens) ** -2
+        fresh_tokens = self._fresh_tokens(tokens, epochs)
+        long_fall = (unigram - floor) * math.pow(1 + fresh_tokens / law.long_tokens, -law.long_exponent)
         lr_decayed = 1 - inputs.lr_schedule.at(iteration) if iteration >= inputs.warmup_iters else 0.0
         gain = min(_LR_DECAY_GAIN_NATS * ratio * lr_decayed, 0.5 * floor)
-        learnt = min(floor + first + long - gain, start)
+        without_overfitting = min(floor + first_fall + long_fall - gain, start)
         # Overfitting ends at random guessing: the loss hardly rises above ln(vocab_size).
+        overfitting = min(self._overfitting(epochs), start - without_overfitting)
+        return self._range_around(iteration, without_overfitting, overfitting, to_fall=first_fall + long_fall)
+
+    def _range_around(
+        self, iteration: int, without_overfitting: float, overfitting: float, to_fall: float
+    ) -> LossRange:
+        """Wider for a model size, a learning rate or a text that the fitted curves do not have."""
+        least, most = _FITTED_PARAMETERS[self.law.name]
+        size_factor = 1.0 if least <= self.inputs.parameters <= most else _UNFITTED_SIZE_FACTOR
+        lr_factor = 1 + 0.4 * abs(math.log(self._lr_ratio))
+        fit_error = self.law.spread_nats * self._token_ratio + _EARLY_UNCERTAINTY * to_fall
+        half = fit_error * (size_factor * lr_factor)
+        unknown_text = 0.0 if self.is_known_text else without_overfitting
+        mid = without_overfitting + overfitting
+        low = mid - half - _EASIER_TEXT_SHARE * unknown_text - _OVERFIT_UNCERTAINTY[0] * overfitting
+        high = mid + half + _HARDER_TEXT_SHARE * unknown_text + _OVERFIT_UNCERTAINTY[1] * overfitting
+        return LossRange(iteration, max(0.0, low), mid, high)
+
+    def _fresh_tokens(self, tokens: float, epochs: float) -> float:
+        """What `tokens` in so many epochs are worth: repeated text adds less and less (Muennighoff et al.
+        2023)."""
+        if epochs <= 1:
+            return tokens
+        law = self.law
+        decay = law.repeat_decay_epochs * math.pow(self.inputs.parameters / 1e6, law.repeat_decay_exponent)
+        return tokens / epochs * (1 + decay * (1 - math.exp(-(epochs - 1) / decay)))
+
+    def _overfitting(self, epochs: float) -> float:
+        """Nats per token; the formula of _OVERFIT_SCALE."""
+        inputs = self.inputs
         text_bytes = inputs.train_tokens * inputs.bytes_per_token
         per_byte = _OVERFIT_SCALE * inputs.parameters / (text_bytes + _OVERFIT_BYTES)
-        overfitting = per_byte * inputs.bytes_per_token * math.pow(max(0.0, epochs - 1), _OVERFIT_EXPONENT)
-        overfitting = min(overfitting, start - learnt)
-        # The range is wider for a model size or a learning rate that the fitted curves do not have.
-        least, most = _FITTED_PARAMETERS[law.name]
-        unfitted = (1.0 if least <= inputs.parameters <= most else _UNFITTED_SIZE_FACTOR) * (
-            1 + 0.4 * abs(math.log(self._lr_ratio))
-        )
-        half = (law.spread_nats * ratio + _EARLY_UNCERTAINTY * (first + long)) * unfitted
-        easier, harder = 0.0, 0.0
-        if not self.is_known_text:
-            easier, harder = _EASIER_TEXT_SHARE * learnt, _HARDER_TEXT_SHARE * learnt
-        mid = learnt + overfitting
-        low = mid - half - easier - _OVERFIT_UNCERTAINTY[0] * overfitting
-        high = mid + half + harder + _OVERFIT_UNCERTAINTY[1] * overfitting
-        return LossRange(iteration, max(0.0, low), mid, high)
+        return per_byte * inputs.bytes_per_token * math.pow(max(0.0, epochs - 1), _OVERFIT_EXPONENT)
 
     def _effective_tokens(self, iteration: int) -> tuple[float, float]:
         """D, in the law's tokens, and the same in epochs.
@@ -383,7 +395,7 @@ class ExpectedLossCurve:
 def expected_loss_curve(
     config: TrainConfig, vocab_size: int, batch_tokens: int, dataset: DatasetInfo
 ) -> ExpectedLossCurve:
-    """Of a run that starts from random weights."""
+    """For a run that starts from random weights."""
     return predict_loss_curve(loss_law_inputs(config, vocab_size, batch_tokens, dataset))
 
 

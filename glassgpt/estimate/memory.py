@@ -163,7 +163,7 @@ def parameters_per_block(work: TrainingWorkload) -> int:
 
 
 def _head_parameters(work: TrainingWorkload) -> int:
-    """Of lm_head."""
+    """Parameters of lm_head."""
     return work.vocab_size * work.config.n_embd
 
 
@@ -293,29 +293,30 @@ def _bytes_at_loss(work: TrainingWorkload) -> dict[str, int]:
 
 
 def _bytes_at_backward(work: TrainingWorkload) -> dict[str, int]:
-    """At the start of backward: all activations, and gradients of the head and the last MLP."""
+    """At the start of backward: all activations, and gradients in the head or in the last MLP."""
     config, tokens = work.config, work.micro_batch_tokens
     stream = work.activation_itemsize * tokens * config.n_embd
     unchunked = loss_chunks.fits_unchunked(tokens, work.vocab_size)
     # The head's gradient twice: as the matmul or the chunked loss made it, and as autograd returns it.
-    head = (work.activation_itemsize + 4 if unchunked else 4 + 4) * _head_parameters(work)
+    head_twice = (work.activation_itemsize + 4 if unchunked else 4 + 4) * _head_parameters(work)
+    in_head = head_twice + 2 * stream  # gradients of the stream and of its norm
+    # Once, and the MLP's gradients before and after the activation, each four times as wide as the stream.
+    in_last_mlp = head_twice // 2 + (2 + 4 + 4) * stream
     recomputed = 0
-    if config.activation_checkpointing:  # a block is recomputed before anything is freed
+    if config.activation_checkpointing:  # the last block is recomputed after the head, before the MLP
         recomputed = activation_bytes_per_layer(work)
         if work.attention == "manual":  # scores and their gradients, in several forms
             recomputed += 12 * config.n_head * config.block_size * tokens
-        if work.device_type == "cpu":  # as measured: gradients of the same sizes, and memory freed late
+        if work.device_type == "cpu":  # fitted (bench/LOG.md): gradients of the same sizes, memory freed late
             recomputed *= 3
-        logits_and_loss = max(head + 2 * stream - recomputed, head // 2 + 2 * stream)
-    else:
-        logits_and_loss = max(head + 2 * stream, head // 2 + 10 * stream)
+        in_last_mlp = head_twice // 2 + 2 * stream  # fitted too: the MLP's gradients add nothing
     return (
         _persistent_bytes(work)
         | _gathered_weight_bytes(work)
         | {
             "gradients": _persistent_gradient_bytes(work),
             "activations": activation_bytes(work) + recomputed,
-            "logits and loss": logits_and_loss,
+            "logits and loss": max(in_head - recomputed, in_last_mlp),
         }
     )
 

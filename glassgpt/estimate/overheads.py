@@ -66,14 +66,14 @@ def compile_cost_s(device_type: str, n_layer: int) -> float:
 
 
 def compile_saving_s(device_type: str, step_s: float) -> float:
-    """Per update that takes `step_s` in eager mode."""
+    """Seconds saved in an update that takes `step_s` in eager mode."""
     return step_s * _COMPILE_SAVED_SHARE[device_type]
 
 
 def kernel_saving_s(
     arch: str, n_layer: int, n_embd: int, vocab_size: int, tokens: float, bandwidth: float | None
 ) -> float:
-    """Per update of so many tokens on one card; `bandwidth`: of its memory, in bytes/s, if known."""
+    """Seconds saved in an update of `tokens` on one card. `bandwidth`: its memory's bytes/s, if known."""
     saved_bytes = tokens * (
         _SAVED_BYTES_PER_CHANNEL[arch] * n_layer * n_embd + _SAVED_BYTES_PER_LOGIT * vocab_size
     )

@@ -99,7 +99,7 @@ class SpeedReference:
 
     @property
     def peak_flops_per_s(self) -> float | None:
-        """Of one card; None if the source does not name it."""
+        """The peak of one card; None if the source does not name it."""
         if self.peak_tflops is not None:
             return self.peak_tflops * 1e12
         card = find_card(self.card) if self.card else None

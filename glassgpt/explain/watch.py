@@ -107,7 +107,7 @@ class LogWatcher:
     _has_records: bool = False
 
     def feed(self, block: str | LogLine) -> None:
-        """As `read_blocks` has them."""
+        """`block`: from `read_blocks`."""
         text = block.text if isinstance(block, LogLine) else block
         if not self._has_started and text.strip():
             self._has_started = True

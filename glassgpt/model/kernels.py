@@ -33,12 +33,12 @@ _LOG2_E = tl.constexpr(1.4426950408889634)  # exp2 is what the hardware has: exp
 
 
 @triton.jit
-def _normalize(v, ok, C, eps, RMS: tl.constexpr):
+def _normalize(v, mask, C, eps, RMS: tl.constexpr):
     """Rows v divided by their RMS (after subtracting their mean, unless RMS), and the reciprocal of that."""
     if RMS:
         centred = v
     else:
-        centred = tl.where(ok, v - (tl.sum(v, 1) / C)[:, None], 0.0)
+        centred = tl.where(mask, v - (tl.sum(v, 1) / C)[:, None], 0.0)
     scale = 1 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps)
     return centred * scale[:, None], scale
 
@@ -50,19 +50,19 @@ def _add_norm(
 ):  # fmt: skip
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     c = tl.arange(0, BLOCK)
-    ok = (r < rows)[:, None] & (c < C)[None, :]
+    mask = (r < rows)[:, None] & (c < C)[None, :]
     at = r[:, None].to(tl.int64) * C + c[None, :]
-    v = tl.load(x + at, ok, 0.0).to(tl.float32)
+    v = tl.load(x + at, mask, 0.0).to(tl.float32)
     if ADDS:
-        v += tl.load(y + at, ok, 0.0).to(tl.float32)
+        v += tl.load(y + at, mask, 0.0).to(tl.float32)
         rounded = v.to(total.dtype.element_ty)
-        tl.store(total + at, rounded, ok)
+        tl.store(total + at, rounded, mask)
         v = rounded.to(tl.float32)  # as the backward pass will load it
-    n, _ = _normalize(v, ok, C, eps, RMS)
+    n, _ = _normalize(v, mask, C, eps, RMS)
     n *= tl.load(weight + c, c < C, 0.0)[None, :]
     if BIAS:
         n += tl.load(bias + c, c < C, 0.0)[None, :]
-    tl.store(out + at, n, ok)
+    tl.store(out + at, n, mask)
 
 
 @triton.jit
@@ -77,10 +77,10 @@ def _add_norm_backward(
     # Pipelined: two rows are loaded while one is computed.
     for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=3):
         r = row + tl.arange(0, 1)
-        ok = (r < rows)[:, None] & (c < C)[None, :]
+        mask = (r < rows)[:, None] & (c < C)[None, :]
         at = r[:, None].to(tl.int64) * C + c[None, :]
-        n, scale = _normalize(tl.load(x + at, ok, 0.0).to(tl.float32), ok, C, eps, RMS)
-        grad = tl.load(grad_out + at, ok, 0.0).to(tl.float32)
+        n, scale = _normalize(tl.load(x + at, mask, 0.0).to(tl.float32), mask, C, eps, RMS)
+        grad = tl.load(grad_out + at, mask, 0.0).to(tl.float32)
         weight_sum += tl.sum(grad * n, 0)
         if BIAS:
             bias_sum += tl.sum(grad, 0)
@@ -90,8 +90,8 @@ def _add_norm_backward(
             grad_v -= (tl.sum(grad, 1) / C)[:, None]
         grad_v *= scale[:, None]
         if ADDS:
-            grad_v += tl.load(grad_total + at, ok, 0.0).to(tl.float32)
-        tl.store(grad_x + at, grad_v, ok)
+            grad_v += tl.load(grad_total + at, mask, 0.0).to(tl.float32)
+        tl.store(grad_x + at, grad_v, mask)
     part = tl.program_id(0) * C + c
     tl.store(weight_parts + part, weight_sum, c < C)
     if BIAS:
@@ -145,21 +145,21 @@ def _head_rows(cos, sin, n, T, H, HALF: tl.constexpr, ROWS: tl.constexpr):
     token, kind, head = row // (2 * H), row // H % 2, row % H
     i = tl.arange(0, HALF)[None, :]
     at = (token.to(tl.int64) * 3 * H + kind * H + head)[:, None] * (2 * HALF) + i
-    ok = (row < n)[:, None] & (i >= 0)
+    mask = (row < n)[:, None] & (i >= 0)
     angle = (token % T)[:, None] * HALF + i
-    return at, ok, tl.load(cos + angle, ok, 0.0), tl.load(sin + angle, ok, 0.0)
+    return at, mask, tl.load(cos + angle, mask, 0.0), tl.load(sin + angle, mask, 0.0)
 
 
 @triton.jit
 def _rotary_qk_norm(qkv, cos, sin, out, n, T, H, eps, HALF: tl.constexpr, ROWS: tl.constexpr):
-    at, ok, c, s = _head_rows(cos, sin, n, T, H, HALF, ROWS)
-    a = tl.load(qkv + at, ok, 0.0).to(tl.float32)
-    b = tl.load(qkv + at + HALF, ok, 0.0).to(tl.float32)
+    at, mask, c, s = _head_rows(cos, sin, n, T, H, HALF, ROWS)
+    a = tl.load(qkv + at, mask, 0.0).to(tl.float32)
+    b = tl.load(qkv + at + HALF, mask, 0.0).to(tl.float32)
     scale = 1 / tl.sqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     to = row[:, None].to(tl.int64) * (2 * HALF) + tl.arange(0, HALF)[None, :]
-    tl.store(out + to, (a * c - b * s) * scale, ok)
-    tl.store(out + to + HALF, (a * s + b * c) * scale, ok)
+    tl.store(out + to, (a * c - b * s) * scale, mask)
+    tl.store(out + to + HALF, (a * s + b * c) * scale, mask)
 
 
 @triton.jit
@@ -167,25 +167,25 @@ def _rotary_qk_norm_backward(
     qkv, cos, sin, grad_q, grad_k, grad_v, grad_qkv, n, T, H, eps,
     qb, qt, qh, kb, kt, kh, vb, vt, vh, HALF: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    at, ok, c, s = _head_rows(cos, sin, n, T, H, HALF, ROWS)
+    at, mask, c, s = _head_rows(cos, sin, n, T, H, HALF, ROWS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token, head, is_key = row // (2 * H), row % H, row // H % 2 == 1
     batch, time = (token // T).to(tl.int64), token % T
     i = tl.arange(0, HALF)[None, :]
     from_q = (batch * qb + time * qt + head * qh)[:, None] + i
     from_k = (batch * kb + time * kt + head * kh)[:, None] + i
-    of_q, of_k = ok & ~is_key[:, None], ok & is_key[:, None]
+    of_q, of_k = mask & ~is_key[:, None], mask & is_key[:, None]
     first = (tl.load(grad_q + from_q, of_q, 0.0) + tl.load(grad_k + from_k, of_k, 0.0)).to(tl.float32)
     second = (tl.load(grad_q + from_q + HALF, of_q, 0.0) + tl.load(grad_k + from_k + HALF, of_k, 0.0)).to(
         tl.float32
     )
     ga, gb = first * c + second * s, second * c - first * s  # rotated back
-    a = tl.load(qkv + at, ok, 0.0).to(tl.float32)
-    b = tl.load(qkv + at + HALF, ok, 0.0).to(tl.float32)
+    a = tl.load(qkv + at, mask, 0.0).to(tl.float32)
+    b = tl.load(qkv + at + HALF, mask, 0.0).to(tl.float32)
     scale = 1 / tl.sqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]
     along = ((tl.sum(a * ga, 1) + tl.sum(b * gb, 1)) / (2 * HALF))[:, None] * scale * scale
-    tl.store(grad_qkv + at, (ga - a * along) * scale, ok)
-    tl.store(grad_qkv + at + HALF, (gb - b * along) * scale, ok)
+    tl.store(grad_qkv + at, (ga - a * along) * scale, mask)
+    tl.store(grad_qkv + at + HALF, (gb - b * along) * scale, mask)
     # The gradient of the values is only copied, by the programs of the keys.
     to_v = at + H * 2 * HALF
     from_v = (batch * vb + time * vt + head * vh)[:, None] + i
@@ -350,8 +350,8 @@ def _store_with_transpose(v, out, out_t, r, c, R, C, S):
     `out` has a row stride of S. The tile is transposed in 16 bits: Triton 3.6 transposes 8-bit tiles wrongly.
     """
     v = v.to(tl.bfloat16).to(tl.float32)
-    ok = (r < R)[:, None] & (c < C)[None, :]
-    tl.store(out + r[:, None].to(tl.int64) * S + c[None, :], v.to(out.dtype.element_ty), ok)
+    mask = (r < R)[:, None] & (c < C)[None, :]
+    tl.store(out + r[:, None].to(tl.int64) * S + c[None, :], v.to(out.dtype.element_ty), mask)
     transposed = tl.trans(v).to(out.dtype.element_ty)
     tl.store(
         out_t + c[:, None].to(tl.int64) * R + r[None, :], transposed, (c < C)[:, None] & (r < R)[None, :]
@@ -365,11 +365,11 @@ def _to_float8(
 ):  # fmt: skip
     r = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    ok = (r < R)[:, None] & (c < C)[None, :]
+    mask = (r < R)[:, None] & (c < C)[None, :]
     at = r[:, None].to(tl.int64) * C + c[None, :]
-    v = tl.load(x + at, ok, 0.0).to(tl.float32)
+    v = tl.load(x + at, mask, 0.0).to(tl.float32)
     if grad is not None:
-        v = tl.load(grad + at, ok, 0.0).to(tl.float32) * _activation_grad(v, RELU2)
+        v = tl.load(grad + at, mask, 0.0).to(tl.float32) * _activation_grad(v, RELU2)
     elif RELU2 is not None:
         v = _activation(v, RELU2)
     clamped = tl.clamp(v * (1 / tl.load(scale)), -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
@@ -425,10 +425,10 @@ def _float8_gradient(
 ):  # fmt: skip
     r = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    ok = (r < R)[:, None] & (c < V)[None, :]
+    mask = (r < R)[:, None] & (c < V)[None, :]
     at = r[:, None].to(tl.int64) * V + c[None, :]
     target = tl.load(targets + r, r < R, IGNORED)[:, None]
-    x = tl.load(logits + at, ok, -float("inf")).to(tl.float32) * _LOG2_E
+    x = tl.load(logits + at, mask, -float("inf")).to(tl.float32) * _LOG2_E
     gradient = tl.exp2(x - tl.load(totals + r, r < R, 0.0)[:, None]) - (c[None, :] == target).to(tl.float32)
     _store_with_transpose(tl.where(target != IGNORED, gradient * FACTOR, 0.0), out, out_t, r, c, R, V, V)
 

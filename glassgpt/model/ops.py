@@ -49,7 +49,7 @@ def linear(layer: nn.Linear, x: Tensor, fp8: bool) -> Tensor:
 
 
 def linear_chunked(layer: nn.Linear, x: Tensor, chunks: int, fp8: bool) -> tuple[Tensor, ...]:
-    """The same, with the output channels in `chunks` equal tensors."""
+    """Like `linear`, with the output channels in `chunks` equal tensors."""
     if fp8 and layer.bias is None and torch.is_grad_enabled():
         return float8.linear(x, layer.weight, chunks)
     return linear(layer, x, fp8).view(*x.shape[:-1], chunks, -1).unbind(-2)

@@ -293,7 +293,7 @@ _SIZE_FIELDS = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
 
 
 def _read_glassgpt_config(path: Path, settings: Mapping[str, Any]) -> GPTConfig:
-    """Of a folder that `glass export --to glass` wrote: the fields of GPTConfig by name."""
+    """Reads what `glass export --to glass` wrote: the fields of GPTConfig by name."""
     values = {field.name: settings.get(field.name, field.default) for field in dataclasses.fields(GPTConfig)}
     sizes = [values[name] for name in _SIZE_FIELDS]
     valid = (

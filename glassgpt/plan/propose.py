@@ -274,7 +274,7 @@ def _fits(config: TrainConfig, target: PlanTarget, dataset: DatasetInfo) -> bool
 
 @dataclass(frozen=True)
 class _SpeedForecast:
-    """Of a run on a machine whose speed is known."""
+    """The speed of a run on a machine whose speed is known."""
 
     throughput: ThroughputEstimate
     total_s: LowMidHigh

@@ -100,7 +100,7 @@ class PlanTarget:
         )
 
     def facts(self, dtype: str) -> MachineFacts:
-        """As far as the table or the drivers know them; with the peak in this dtype."""
+        """What the table or the drivers know; with the peak in this dtype."""
         return MachineFacts(
             self.traits,
             self.name,
@@ -249,7 +249,7 @@ class InstalledCard:
 
     @property
     def peak_flops_per_s(self) -> float:
-        """Of its fastest dtype; 0: not in the table."""
+        """The peak in its fastest dtype; 0: not in the table."""
         return max(self.card.peaks.values(), default=0.0) if self.card else 0.0
 
 
@@ -270,7 +270,7 @@ def _visible_cards() -> tuple[list[InstalledCard], str]:
 
 
 def find_amd_cards(root: Path = Path("/sys/class/drm")) -> list[InstalledCard]:
-    """As the kernel lists them: this needs no tool, and works in containers too."""
+    """The cards that the kernel lists: this needs no tool, and works in containers too."""
     folders = [path for path in root.glob("card*") if re.fullmatch(r"card\d+", path.name)]
     installed = []
     for folder in sorted(folders, key=lambda path: int(path.name[4:])):

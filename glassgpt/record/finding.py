@@ -103,7 +103,7 @@ def finding_record(
     explanation: Sentences,
     advice: Sentences = None,
 ) -> Record:
-    """Of a finding that training reports. `done`: updates so far.
+    """The record of a finding that training reports. `done`: updates so far.
 
     Its sentences are stored in English, for programs that read journals, and as keys, so that they can be
     shown in other languages.

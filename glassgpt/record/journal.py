@@ -148,7 +148,7 @@ class Journal:
             self._append(missing)
 
     def _content(self) -> bytes:
-        """Of the open file, which may have another name by now, or none."""
+        """The content of the open file, which may have another name by now, or none."""
         try:
             self._file.seek(0)
             return self._file.readall() or b""
@@ -391,7 +391,7 @@ def resume_iteration(resume: Record) -> int:
 
 
 def read_effective(path: Path) -> Iterator[Record]:
-    """As `effective_records`, of a file. Reads it twice and holds one record in memory."""
+    """The effective records of a file. Reads it twice and holds one record in memory."""
     yield from stream_effective_records(read_starts(path), read(path))
 
 

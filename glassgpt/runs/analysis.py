@@ -59,7 +59,7 @@ class Analysis:
 
     @cached_property
     def eval_noise(self) -> EvalNoise | None:
-        """Of one evaluation, compared with others of this run."""
+        """The noise of one evaluation, compared with others of this run."""
         losses = self.trajectory.finite_losses()[1]
         return estimate_eval_noise(self.log, self.trajectory.evals, losses, within_run=True)
 
@@ -74,7 +74,7 @@ class Analysis:
 
     @cached_property
     def eval_noise_across_runs(self) -> EvalNoise | None:
-        """Of one evaluation, compared with those of another run."""
+        """The noise of one evaluation, compared with those of another run."""
         return estimate_eval_noise(self.log, self.trajectory.evals, self.trajectory.finite_losses()[1])
 
     @cached_property
@@ -149,7 +149,7 @@ class Analysis:
 
     @cached_property
     def overhead_share(self) -> float | None:
-        """Of start-up, evaluations and checkpoints, 0 to 1. None where step times exclude evaluations."""
+        """The share of start-up, evaluations and checkpoints. None where step times exclude evaluations."""
         log, steady_ms = self.log, self.steady_ms
         if not self.total_s:
             return None
@@ -238,7 +238,7 @@ class Analysis:
 
     @cached_property
     def total_flops(self) -> float | None:
-        """Of all tokens seen."""
+        """FLOPs of all tokens seen."""
         flops_per_token = self.size.flops_per_token
         return (
             self.tokens_seen * flops_per_token if self.tokens_seen is not None and flops_per_token else None
@@ -246,7 +246,7 @@ class Analysis:
 
     @cached_property
     def achieved_tflops(self) -> float | None:
-        """Of all devices together: FLOPs per token x tokens per second; else by the logged MFU."""
+        """All devices together: FLOPs per token x tokens per second; else by the logged MFU."""
         if self.size.flops_per_token and self.tokens_per_s:
             return self.size.flops_per_token * self.tokens_per_s / 1e12
         if self.iteration_flops and self.steady_ms:

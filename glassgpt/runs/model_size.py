@@ -140,7 +140,7 @@ def stated_peak_flops(run_log: RunLog) -> float | None:
 
 
 def device_count(run_log: RunLog) -> int:
-    """As the log says, or 1."""
+    """The number that the log says, or 1."""
     return run_log.setup.world_size or 1
 
 

@@ -49,7 +49,7 @@ _FLAG = re.compile(r"--([A-Za-z]{1,2})\.([^=]*)(?:=(.*))?", re.DOTALL)
 
 @dataclass(frozen=True)
 class RunOverrides:
-    """Of one run."""
+    """What the command line says about one run."""
 
     from_config: Mapping[str, ConfigValue] = field(default_factory=dict)
     from_flags: Mapping[str, ConfigValue] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -67,7 +67,23 @@ def read_log(lines: Iterable[str | LogLine], name: str) -> RunLog:
 
 @lru_cache
 def _block_pattern(plain_step: str) -> re.Pattern[str]:
+    """Matches every line: the groups of `plain_step`, or else the line as the last group."""
     return re.compile(rf"^(?:(?:{PLAIN_TIME})?{plain_step}|(.*))$", re.MULTILINE | re.ASCII)
+
+
+def _steps_or_lines(block: str, plain_step: str) -> Iterator[Mapping[str, Sequence[str]] | str]:
+    """Plain steps that follow one another, as columns; any other line as it is."""
+    if not plain_step:
+        yield from block.split("\n")
+        return
+    pattern = _block_pattern(plain_step)
+    lines = pattern.findall(block)
+    others = [index for index, groups in enumerate(lines) if not groups[0]]
+    for previous, other in itertools.pairwise([-1, *others, len(lines)]):
+        if steps := lines[previous + 1 : other]:
+            yield dict(zip(pattern.groupindex, zip(*steps, strict=True), strict=False))
+        if other < len(lines):
+            yield lines[other][-1]
 
 
 def _without_prefixes(raw_line: LogLine) -> LogLine:
@@ -210,30 +226,24 @@ class _RunSplitter:
         self._fed_lines = 0  # of the lines since the last match, that the others have been fed
 
     def feed_block(self, block: str) -> None:
-        """As `feed` for each of its lines. Lines of the trainer's usual form are read together."""
-        trainer = self._reader.trainer
-        if not trainer.plain_step:
-            for line in split_block(block):
-                self.feed(_without_prefixes(line))
-            return
-        pattern = _block_pattern(trainer.plain_step)
-        lines = pattern.findall(block)  # of each the groups of `plain_step`, or else the line
-        begin = 0
-        for end in [*(index for index, groups in enumerate(lines) if not groups[0]), len(lines)]:
-            if end > begin:
-                columns = zip(pattern.groupindex, zip(*lines[begin:end], strict=True), strict=False)
-                self._reader.feed_steps(dict(columns))
+        """Equals `feed` for each line, but reads plain steps together."""
+        trainer, line_count = self._reader.trainer, 0
+        for item in _steps_or_lines(block, trainer.plain_step):
+            if isinstance(item, str):
+                self._feed_raw(item)
+                line_count += 1
+            else:
+                self._reader.feed_steps(item)
                 self._forget_lines_since_match()
-            begin = end + 1
-            if end == len(lines):
+                line_count += len(item["iteration"])
+            if self._reader.trainer is not trainer:  # its plain steps are others
+                for line in block.split("\n")[line_count:]:
+                    self._feed_raw(line)
                 return
-            for line in split_block(lines[end][-1]):
-                self.feed(_without_prefixes(line))
-            if self._reader.trainer is not trainer:  # another trainer's run has begun
-                rest = block.split("\n", begin)[begin:]
-                for later in rest:
-                    self.feed_block(later)
-                return
+
+    def _feed_raw(self, text: str) -> None:
+        for line in split_block(text):
+            self.feed(_without_prefixes(line))
 
     def feed(self, line: LogLine) -> None:
         items_before = self._reader.builder.non_step_count

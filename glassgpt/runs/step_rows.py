@@ -125,10 +125,10 @@ class StepRows:
     def thin(self, marked: Mapping[int, Sequence[int]]) -> None:
         """`marked`: by segment, the iterations that evaluate or save."""
         keys, values, has_loss = self._arrays()
-        keep = self._selected(keys, values, has_loss, marked)
+        keep = self._selected(keys, values, marked)
         while np.count_nonzero(keep) > MAX_ROWS // 2:
             self._level += 1
-            keep = self._selected(keys, values, has_loss, marked)
+            keep = self._selected(keys, values, marked)
         self._left_out = self._all_left_out(keys[~keep, 1], values[~keep])
         self._keep(keep, keys, values, has_loss)
 
@@ -137,7 +137,7 @@ class StepRows:
         keys, values, has_loss = self._arrays()
         left_out = self._left_out
         if self._level and len(self):  # the latest lines, too: else they would count more
-            keep = self._selected(keys, values, has_loss, marked)
+            keep = self._selected(keys, values, marked)
             left_out = self._all_left_out(keys[~keep, 1], values[~keep])
             keys, values, has_loss = keys[keep], values[keep], has_loss[keep]
         steps = Steps(
@@ -174,42 +174,66 @@ class StepRows:
             left_out[segment] = left_out.get(segment, LeftOut()) + LeftOut(*sums)
         return left_out
 
-    def _selected(
-        self, keys: Ints, values: Floats, has_loss: Bools, marked: Mapping[int, Sequence[int]]
-    ) -> Bools:
+    def _selected(self, keys: Ints, values: Floats, marked: Mapping[int, Sequence[int]]) -> Bools:
         """The rows to keep at this level."""
-        segment, stretch = keys[:, 1], keys[:, 2] // STRETCH
-        keep: Bools = (stretch % (1 << self._level) == 0) | (stretch >= stretch[-1] - 1)
-        keep[1 + np.flatnonzero(np.diff(segment))[:_MAX_TURNS]] = True
+        iteration, segment, stretch = keys[:, 0], keys[:, 1], keys[:, 2] // STRETCH
+        loss, ms, grad_norm = (values[:, self._columns.index(name)] for name in ("loss", "ms", "grad_norm"))
+        is_marked = marked_rows(iteration, segment, marked)
+        regular: Bools = (stretch % (1 << self._level) == 0) | (stretch >= stretch[-1] - 1)
+        return (
+            regular
+            | _process_starts(segment)
+            | _marked_and_previous(is_marked)
+            | _finite_turns(loss)
+            | _finite_turns(grad_norm)
+            | _outlier_stretches(stretch, loss, ms, is_marked)
+        )
 
-        is_marked = marked_rows(keys[:, 0], segment, marked)
-        rows = np.flatnonzero(is_marked)
-        rows = rows[:: 1 + len(rows) // _MAX_MARKED]
-        keep[rows] = keep[np.maximum(rows - 1, 0)] = True
 
-        loss, ms = values[:, self._columns.index("loss")], values[:, self._columns.index("ms")]
-        for column in (loss, values[:, self._columns.index("grad_norm")]):
-            turns = np.flatnonzero(np.diff(np.isfinite(column)))[:_MAX_TURNS]
-            keep[turns] = keep[turns + 1] = True
+# --- rows that are never left out, as masks ---
 
-        # How far each line is off, 1 where it is an outlier.
-        starts = np.flatnonzero(np.concatenate(([True], np.diff(stretch) != 0)))
-        steady_ms = ms[np.isfinite(ms) & ~is_marked]
-        usual_ms = float(np.median(steady_ms)) if len(steady_ms) else math.nan
-        with np.errstate(all="ignore"):
-            off_ms = np.where(is_marked, 0.0, ms / (_MIN_TIME_RATIO * usual_ms))
-            lengths = np.diff(np.append(starts, len(loss)))
-            # The middle line of a stretch, by its loss, is its median.
-            order = np.lexsort((loss, stretch))
-            medians = loss[order[starts + lengths // 2]]
-            deviations = np.abs(loss - np.repeat(medians, lengths))
-            scale = (
-                1.4826 * np.median(deviations[np.isfinite(deviations)]) if np.isfinite(loss).any() else 1.0
-            )
-            off_loss = deviations / (_MIN_LOSS_DEVIATIONS * max(float(scale), 1e-12))
-        off = np.maximum.reduceat(np.nan_to_num(np.fmax(off_ms, off_loss), nan=0.0, posinf=0.0), starts)
-        outliers = np.argsort(-off, kind="stable")[:MAX_OUTLIERS]
-        is_outlier = np.zeros(len(starts), dtype=bool)
-        is_outlier[outliers[off[outliers] >= 1]] = True
-        keep |= np.repeat(is_outlier, lengths)
-        return keep
+
+def _mask(count: int, *rows: Ints) -> Bools:
+    mask = np.zeros(count, dtype=bool)
+    mask[np.concatenate(rows)] = True
+    return mask
+
+
+def _process_starts(segment: Ints) -> Bools:
+    return _mask(len(segment), 1 + np.flatnonzero(np.diff(segment))[:_MAX_TURNS])
+
+
+def _marked_and_previous(is_marked: Bools) -> Bools:
+    """Every n-th only, where very many rows are marked."""
+    rows = np.flatnonzero(is_marked)
+    rows = rows[:: 1 + len(rows) // _MAX_MARKED]
+    return _mask(len(is_marked), rows, np.maximum(rows - 1, 0))
+
+
+def _finite_turns(column: Floats) -> Bools:
+    """Both rows where the value becomes finite, or stops being so."""
+    last_before = np.flatnonzero(np.diff(np.isfinite(column)))[:_MAX_TURNS]
+    return _mask(len(column), last_before, last_before + 1)
+
+
+def _outlier_stretches(stretch: Ints, loss: Floats, ms: Floats, is_marked: Bools) -> Bools:
+    """The MAX_OUTLIERS stretches with the times and losses farthest off. Marked rows are slow anyway."""
+    starts = np.flatnonzero(np.concatenate(([True], np.diff(stretch) != 0)))
+    lengths = np.diff(np.append(starts, len(stretch)))
+    steady_ms = ms[np.isfinite(ms) & ~is_marked]
+    usual_ms = float(np.median(steady_ms)) if len(steady_ms) else math.nan
+    # The middle row of a stretch, by its loss, has the median loss of the stretch.
+    by_loss = np.lexsort((loss, stretch))
+    usual_loss = np.repeat(loss[by_loss[starts + lengths // 2]], lengths)
+    with np.errstate(all="ignore"):
+        deviations = np.abs(loss - usual_loss)
+        spread = 1.0  # the standard deviation, estimated by the median deviation
+        if np.isfinite(loss).any():
+            spread = max(1.4826 * float(np.median(deviations[np.isfinite(deviations)])), 1e-12)
+        # 1 or more: an outlier.
+        ms_score = np.where(is_marked, 0.0, ms / (_MIN_TIME_RATIO * usual_ms))
+        loss_score = deviations / (_MIN_LOSS_DEVIATIONS * spread)
+    row_scores = np.nan_to_num(np.fmax(ms_score, loss_score), nan=0.0, posinf=0.0)
+    scores = np.maximum.reduceat(row_scores, starts)
+    farthest = np.argsort(-scores, kind="stable")[:MAX_OUTLIERS]
+    return np.repeat(_mask(len(scores), farthest[scores[farthest] >= 1]), lengths)

@@ -27,7 +27,7 @@ class Trajectory:
 
     @property
     def last_iteration(self) -> int | None:
-        """Of the last step or evaluation."""
+        """The iteration of the last step or evaluation."""
         ends = [int(self.iteration[-1])] if len(self.iteration) else []
         ends += [evaluation.iteration for evaluation in self.evals[-1:] if evaluation.iteration is not None]
         return max(ends, default=None)
@@ -43,29 +43,10 @@ class Trajectory:
 
 
 def trajectory_of(run_log: RunLog) -> Trajectory:
-    steps, count = run_log.steps, len(run_log.segments)
-    runs: list[list[int]] = []
-    for segment in range(count):
-        if continues_previous(run_log, segment) and runs:
-            runs[-1].append(segment)
-        else:
-            runs.append([segment])
-    # The run with the most logged iterations, the latest of equals.
-    sizes = np.bincount(steps.segment, minlength=count) if len(steps) else np.zeros(count)
-    largest = max(
-        enumerate(runs), key=lambda run: (sum(sizes[part] for part in run[1]), run[0]), default=(0, [])
-    )[1]
-
-    # What a later process repeated does not count: every segment ends where the next of its run begins.
-    ends: dict[int, int] = {}  # of the segments of this run
-    end = int(np.iinfo(np.int64).max)
-    for segment in reversed(largest):
-        ends[segment] = end
-        start = run_log.segments[segment].first_iteration
-        end = end if start is None else min(end, start)
-
-    ends_by_segment = np.array([ends.get(segment, -1) for segment in range(count)], dtype=np.int64)
-    rows = np.flatnonzero(steps.iteration < ends_by_segment[steps.segment]) if len(steps) else np.arange(0)
+    steps, segments = run_log.steps, _longest_run(run_log)
+    ends = _segment_ends(run_log, segments)
+    row_ends = np.array([ends.get(index, -1) for index in range(len(run_log.segments))])[steps.segment]
+    rows = np.flatnonzero(steps.iteration < row_ends)
     # A resume evaluates again where its checkpoint was made: the later evaluation counts.
     evals = {
         evaluation.iteration: evaluation
@@ -76,7 +57,7 @@ def trajectory_of(run_log: RunLog) -> Trajectory:
         and math.isfinite(evaluation.val_loss)
     }
     return Trajectory(
-        segments=tuple(largest),
+        segments=tuple(segments),
         rows=rows,
         iteration=steps.iteration[rows],
         loss=np.where(steps.has_loss[rows], steps.loss[rows], np.nan),
@@ -88,6 +69,30 @@ def trajectory_of(run_log: RunLog) -> Trajectory:
             if save.iteration is not None and save.iteration <= ends.get(save.segment, -1)
         ),
     )
+
+
+def _longest_run(run_log: RunLog) -> list[int]:
+    """The segments of the run with the most logged iterations, the latest of equals."""
+    count = len(run_log.segments)
+    runs: list[list[int]] = []
+    for segment in range(count):
+        if continues_previous(run_log, segment):
+            runs[-1].append(segment)
+        else:
+            runs.append([segment])
+    steps_by_segment = np.bincount(run_log.steps.segment, minlength=count)
+    return max(reversed(runs), key=lambda run: steps_by_segment[run].sum(), default=[])
+
+
+def _segment_ends(run_log: RunLog, segments: list[int]) -> dict[int, int]:
+    """By segment of a run, the iteration from which a later segment repeats it."""
+    ends: dict[int, int] = {}
+    end = int(np.iinfo(np.int64).max)
+    for segment in reversed(segments):
+        ends[segment] = end
+        start = run_log.segments[segment].first_iteration
+        end = end if start is None else min(end, start)
+    return ends
 
 
 def continues_previous(run_log: RunLog, segment: int) -> bool:

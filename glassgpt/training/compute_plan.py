@@ -19,7 +19,6 @@ from glassgpt.config import MACHINE_SPECIFIC_PATHS, Choice, TrainConfig
 from glassgpt.data.dataset import Dataset
 from glassgpt.data.manifest import DatasetInfo
 from glassgpt.errors import UserError
-from glassgpt.estimate.batching import BatchPlan
 from glassgpt.estimate.cards import find_card
 from glassgpt.estimate.cluster import Cluster, link_of_card
 from glassgpt.estimate.decide import RunSpec, choose_threads, decide, float8_problems
@@ -53,10 +52,6 @@ class ComputePlan:
     @property
     def device(self) -> torch.device:
         return self.execution.device
-
-    @property
-    def batch_plan(self) -> BatchPlan:
-        return self.spec.batch
 
     @property
     def flops_per_token(self) -> int:

@@ -95,7 +95,7 @@ class StopSignals:
 
     @property
     def exit_code(self) -> int:
-        """As a shell reports it: 130 for Ctrl-C, 143 for SIGTERM."""
+        """The code that a shell reports: 130 for Ctrl-C, 143 for SIGTERM."""
         return 128 + self.signal
 
     def report_run_dir_lost(self) -> None:

@@ -176,7 +176,7 @@ class Learner:
         return (norm,)
 
     def _gradients(self) -> list[Tensor]:
-        """Of a sharded model: this rank's shards."""
+        """All gradients; if the model is sharded, this rank's shards of them."""
         parameters = self.model.parameters()
         return [local_shard(parameter.grad) for parameter in parameters if parameter.grad is not None]
 

@@ -147,7 +147,7 @@ class ResidentTokens:
         return rows[:, :-1], rows[:, 1:]
 
     def document_windows(self, starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-        """The same for windows that may reach past the end; only the first `counts` targets count."""
+        """Like `rows`, for windows that may reach past the end; only the first `counts` targets count."""
         positions = (self._to_device(starts)[:, None] + self._steps).clamp(max=len(self._tokens) - 1)
         rows = self._tokens[positions].long() & self._mask
         is_padding = self._steps[:-1] >= self._to_device(counts)[:, None]

@@ -340,8 +340,9 @@ def finish(run: TrainSetup, state: TrainState, ending: Ending) -> Ending:
     run.process_group.extend_timeout()
     with run.ledger.phase("checkpoint"):
         log_finished_save(run, state, wait=True)
+    rescue_if_run_dir_lost(run, state)  # rank 0 does; the others have no journal to check
     is_lost, is_unsaved = run.process_group.broadcast_from_rank_zero(
-        lambda: [rescue_if_run_dir_lost(run, state), state.last_saved is None]
+        lambda: [run.sink.has_moved, state.last_saved is None]
     )
     if is_lost:
         state.signals.run_dir_lost = True

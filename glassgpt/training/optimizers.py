@@ -186,6 +186,8 @@ class Muon(Optimizer):
         gradients = torch.stack([local_shard(gradient) for gradient in full_gradients])
         gradient_weight: float | Tensor = 1 - self._momentum
         if self.found_inf is not None:
+            # Where it is 1, the average and the weights keep their values: the gradient weighs 0, and so does
+            # the rate. Since 0 x NaN is NaN, the gradient itself becomes 0, too.
             gradients.masked_fill_(self.found_inf > 0, 0.0)
             gradient_weight, rate = gradient_weight * (1 - self.found_inf), rate * (1 - self.found_inf)
         averages = torch.stack(momenta).lerp_(gradients, gradient_weight)

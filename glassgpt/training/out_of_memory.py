@@ -52,7 +52,7 @@ def check_memory(config: TrainConfig, compute: ComputePlan, estimate: MemoryEsti
             f"the model's {format_count(parameters)} parameters take {format_bytes(weight_bytes)}, and there "
             f"are {format_bytes(main_memory_bytes)} of memory here; try {_SMALLER_MODEL_ADVICE}"
         )
-    plan, usable_bytes = compute.batch_plan, usable_bytes_per_process(compute)
+    plan, usable_bytes = compute.spec.batch, usable_bytes_per_process(compute)
     if estimate.total_bytes <= _MAX_OVERCOMMIT_RATIO * usable_bytes:
         return
     workload = compute.spec.workload

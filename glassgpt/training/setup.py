@@ -68,7 +68,7 @@ def set_up(
     compute, compute_choices = plan_compute(request, dataset, group)
     sampling, sample_choices = _choose_sampling(config, dataset, group)
     document_windows, document_choices = _choose_document_windows(config, dataset, splits["train"])
-    execution, batch_plan, device = compute.execution, compute.batch_plan, compute.device
+    execution, batch_plan, device = compute.execution, compute.spec.batch, compute.device
     eval_tokens = tokens_to_evaluate(config, batch_plan, len(splits["val"]))
 
     token_counts = TokenCounts(batch_plan.tokens, eval_tokens, len(splits["val"]))

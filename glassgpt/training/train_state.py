@@ -93,7 +93,7 @@ class TrainSetup:
 
     @property
     def batch_plan(self) -> BatchPlan:
-        return self.compute_plan.batch_plan
+        return self.compute_plan.spec.batch
 
     @property
     def run_dir(self) -> Path:

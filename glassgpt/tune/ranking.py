@@ -37,7 +37,7 @@ class TuneResult:
 
     @property
     def automatic_result(self) -> SettingResult | None:
-        """Of the automatic choice, if that one ran."""
+        """The result of the automatic choice, if that one ran."""
         return next((row for row in self.rows if row.is_automatic and row.figures), None)
 
 
@@ -50,8 +50,8 @@ def summarize_trials(results: TrialResults) -> TuneResult:
 
 def choose_setting(results: TrialResults) -> SpeedSettings:
     """The fastest; of those that are as fast, the simplest."""
-    able = [setting for setting in results.trials if results.tokens_per_s(setting)]
-    fastest = max(able, key=results.tokens_per_s)
+    usable = [setting for setting in results.trials if results.tokens_per_s(setting)]
+    fastest = max(usable, key=results.tokens_per_s)
     context = results.context
 
     def effort(setting: SpeedSettings) -> tuple[bool, bool, int, int]:
@@ -60,7 +60,7 @@ def choose_setting(results: TrialResults) -> SpeedSettings:
         memory = (figures.peak_bytes if figures else None) or setting.micro_batch
         return setting.compile, setting != context.automatic_setting, len(changed), memory
 
-    return min((one for one in able if results.is_as_fast(one, fastest)), key=effort)
+    return min((setting for setting in usable if results.is_as_fast(setting, fastest)), key=effort)
 
 
 # --- verdicts ---
@@ -105,7 +105,7 @@ class _ResultBuilder:
         if setting in self.results.skipped:
             return f"not tried: {self.results.skipped[setting]}"
         if figures is None:
-            failed = next(one for one in self.results.trials[setting] if one.outcome != "ran")
+            failed = next(trial for trial in self.results.trials[setting] if trial.outcome != "ran")
             return {
                 "out of memory": "out of memory",
                 "hung": failed.why,
@@ -181,7 +181,7 @@ class _SummarySentence:
     def _neighbours(self) -> tuple[str, str]:
         """The next smaller and larger micro-batch, the same but for what a run would change with it."""
         chosen, base = self._best.setting, self._context.automatic_setting_at(self._micro_batch)
-        alike = {}
+        neighbours = {}  # by micro-batch
         for row in self._rows:
             neighbour_base = self._context.automatic_setting_at(row.setting.micro_batch)
             is_in_headline = row.is_automatic and row.figures is not None  # in the head
@@ -190,12 +190,12 @@ class _SummarySentence:
                 and row.setting != chosen
                 and row.setting == chosen.transfer_changes(base, neighbour_base)
             ):
-                alike[row.setting.micro_batch] = row
-        below = max((number for number in alike if number < self._micro_batch), default=None)
-        above = min((number for number in alike if number > self._micro_batch), default=None)
-        lower = "" if below is None else self._against(alike[below])
+                neighbours[row.setting.micro_batch] = row
+        below = max((number for number in neighbours if number < self._micro_batch), default=None)
+        above = min((number for number in neighbours if number > self._micro_batch), default=None)
+        lower = "" if below is None else self._against(neighbours[below])
         if above is not None:
-            return lower, self._against(alike[above])
+            return lower, self._against(neighbours[above])
         whole = self._micro_batch == self._context.sequences and lower
         return lower, f"and {self._micro_batch} is the whole update" if whole else ""
 
@@ -221,9 +221,10 @@ class _SummarySentence:
         lost = {}
         for row in self._rows:
             names = list(row.setting.differences(chosen))
-            alike = row.setting.micro_batch == self._micro_batch and len(names) == 1 and not row.is_automatic
-            # What compiling loses is a matter of the run's length, which its verdict explains.
-            if not alike or not self._results.tokens_per_s(row.setting) or row.setting.compile:
+            is_one_change = len(names) == 1 and row.setting.micro_batch == self._micro_batch
+            if not is_one_change or row.is_automatic or not self._results.tokens_per_s(row.setting):
+                continue
+            if row.setting.compile:  # what it loses depends on the run's length: its verdict explains that
                 continue
             if not self._results.is_as_fast(row.setting, chosen) and (not changes or names[0] in changes):
                 lost[describe_dimension(row.setting, names[0])] = self._results.slowdown(row.setting, chosen)

@@ -141,15 +141,14 @@ class TrialEstimator:
                 _COMPILE_CACHE_SAVING * last.first_s if setting.compile and len(trials[setting]) == 1 else 0.0
             )
             return _DURATION_MARGIN * (last.wall_s - cached_s)
-        alike, others = self._overheads_s(setting.compile), self._overheads_s(not setting.compile)
-        if alike:
-            expected = median(alike)
-        elif setting.compile and others:
-            expected = median(others) + overheads.compile_cost_s(kind, self._context.n_layer)
+        if overheads_s := self._overheads_s(setting.compile):
+            expected = median(overheads_s)
+        elif setting.compile and (eager_s := self._overheads_s(compiled=False)):
+            expected = median(eager_s) + overheads.compile_cost_s(kind, self._context.n_layer)
         else:
             return 0.0
         expected += self._min_updates_s(setting)
-        if setting.kernels and not any(one.kernels for one in trials):
+        if setting.kernels and not any(tried.kernels for tried in trials):
             expected += overheads.KERNEL_BUILD_S
         if setting.threads != self.worker_threads:
             expected += overheads.STARTUP_S[kind]
@@ -158,9 +157,9 @@ class TrialEstimator:
     def _overheads_s(self, compiled: bool) -> list[float]:
         """Seconds that past trials took besides the updates that each needs."""
         return [
-            max(0.0, trial.wall_s - self._min_updates_s(one))
-            for one, trials in self._results.trials.items()
-            if one.compile == compiled
+            max(0.0, trial.wall_s - self._min_updates_s(setting))
+            for setting, trials in self._results.trials.items()
+            if setting.compile == compiled
             for trial in trials
         ]
 
@@ -168,7 +167,7 @@ class TrialEstimator:
         """Seconds of the fewest updates of a trial, at the best rate so far."""
         context = self._context
         tokens = context.trial_micro_steps(setting) * setting.micro_batch * context.block_size
-        known = (self._results.stats(one) for one in self._results.trials)
+        known = map(self._results.stats, self._results.trials)
         rates = [context.tokens_per_update / figures.update_s for figures in known if figures is not None]
         return _MIN_TRIAL_UPDATES * tokens / max(rates) if rates else 0.0
 
@@ -194,12 +193,12 @@ class TrialEstimator:
         """The estimate, corrected by its error for the nearest micro-batch that was measured."""
         counted = self._context.estimated_bytes(self._config, setting)
         measured = {
-            one: figures.peak_bytes
-            for one in self._results.trials
-            if (figures := self._results.stats(one)) is not None and figures.peak_bytes is not None
+            tried: figures.peak_bytes
+            for tried in self._results.trials
+            if (figures := self._results.stats(tried)) is not None and figures.peak_bytes is not None
         }
         if not measured:
             return counted
-        nearest = min(measured, key=lambda one: abs(one.micro_batch - setting.micro_batch))
+        nearest = min(measured, key=lambda tried: abs(tried.micro_batch - setting.micro_batch))
         then = self._context.estimated_bytes(self._config, nearest)
         return measured[nearest] + (counted - then) * measured[nearest] / then

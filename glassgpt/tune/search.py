@@ -81,7 +81,7 @@ class Search:
         for step in reversed(last_steps) if self.results.best_setting().kernels else last_steps:
             step()
         # A single setting that ran is no choice, unless it is what the run would do anyway.
-        (first, *others) = [one for one in self.results.trials if self.results.tokens_per_s(one)]
+        first, *others = filter(self.results.tokens_per_s, self.results.trials)
         is_automatic = first == self._uncompiled(self._context.automatic_setting)
         if not others and not is_automatic and NO_TIME in self.results.skipped.values():
             raise UserError(budget_too_short_message(self._budget.seconds))
@@ -121,16 +121,17 @@ class Search:
 
     def _try_automatic_first(self) -> None:
         """The automatic choice, compiled only on request; if it fails, smaller ones until one runs."""
-        at: SpeedSettings | None = self._affordable_start(self._uncompiled(self._context.automatic_setting))
-        assert at is not None
-        self._try_setting(at)
-        if self.results.outcome(at) == "crashed":
-            at = candidates.without_speedups(at)
-            self._try_setting(at)
-        while at is not None and self._lacks_memory(at) and self._budget.left_s > 0:
-            at = self._next_smaller(at)
-            if at is not None:
-                self._run_trial(at)
+        setting = self._affordable_start(self._uncompiled(self._context.automatic_setting))
+        self._try_setting(setting)
+        if self.results.outcome(setting) == "crashed":
+            setting = candidates.without_speedups(setting)
+            self._try_setting(setting)
+        while self._lacks_memory(setting) and self._budget.left_s > 0:
+            smaller = self._next_smaller(setting)
+            if smaller is None:
+                break
+            setting = smaller
+            self._run_trial(setting)
         if not any(map(self.results.tokens_per_s, self.results.trials)):
             raise UserError(self._failure_message())
 
@@ -155,14 +156,14 @@ class Search:
     def _next_smaller(self, setting: SpeedSettings) -> SpeedSettings | None:
         """The next to try when memory is short: what fits by estimate, half, activation checkpointing."""
         sizes = [size for size in self._micro_batch_sizes() if size < setting.micro_batch]
-        at = {size: self._carry_to_size(setting, size) for size in sizes}
+        resized = {size: self._carry_to_size(setting, size) for size in sizes}
         max_bytes, estimate = self._context.usable_bytes, self._context.estimated_bytes
-        fitting = [size for size in sizes if estimate(self._config, at[size]) <= max_bytes]
+        fitting = [size for size in sizes if estimate(self._config, resized[size]) <= max_bytes]
         if setting.micro_batch == self._context.automatic_batch and fitting:
-            return at[fitting[-1]]
+            return resized[fitting[-1]]
         half = candidates.next_smaller_size(sizes, setting.micro_batch)
         if half is not None:
-            return at[half]
+            return resized[half]
         if setting.checkpointing or not self._is_tunable("checkpointing"):
             return None
         return replace(setting, checkpointing=True)
@@ -302,11 +303,11 @@ class Search:
     def _remeasure_finalists(self) -> None:
         """Measures the closest again in alternation, so that drift of the machine hits all of them."""
         for number in range(_CONFIRM_ROUNDS):
-            close = self._finalists()
-            if len(close) < 2 or sum(map(self._estimator.trial_s, close)) > self._budget.left_s:
+            finalists = self._finalists()
+            if len(finalists) < 2 or sum(map(self._estimator.trial_s, finalists)) > self._budget.left_s:
                 return
             # Alternate the direction: a GPU that has just worked hard is slower at first.
-            for setting in reversed(close) if number % 2 else close:
+            for setting in reversed(finalists) if number % 2 else finalists:
                 if self._estimator.trial_s(setting) > self._budget.left_s:
                     return
                 self._run_trial(setting)
@@ -314,19 +315,24 @@ class Search:
     def _finalists(self) -> list[SpeedSettings]:
         """The fastest, and what may be as fast within the error; none once the order is settled."""
         results, best = self.results, self.results.best_setting()
+
+        def may_be_as_fast(setting: SpeedSettings) -> bool:
+            error = results.comparison_error(setting, best)
+            return results.slowdown(setting, best) <= max(_FINALIST_SLOWDOWN, 2 * error)
+
         # Compiled settings take too long to repeat.
-        able = [one for one in results.trials if results.tokens_per_s(one) and not one.compile]
-        order = sorted(able, key=results.tokens_per_s, reverse=True)
-        close = [
-            one
-            for one in order
-            if results.slowdown(one, best) <= max(_FINALIST_SLOWDOWN, 2 * results.comparison_error(one, best))
-        ]
-        automatic = [one for one in close[_FINALISTS:] if one == self._context.automatic_setting]
-        close = close[: _FINALISTS - len(automatic)] + automatic
-        repeated = all(len(results.trials[one]) > 1 for one in close)
-        in_doubt = any(results.comparison_error(one, close[0]) > MIN_WORTHWHILE_GAIN for one in close[1:])
-        return close if in_doubt or not repeated else []
+        repeatable = (
+            setting for setting in results.trials if results.tokens_per_s(setting) and not setting.compile
+        )
+        fastest_first = sorted(filter(may_be_as_fast, repeatable), key=results.tokens_per_s, reverse=True)
+        finalists = fastest_first[:_FINALISTS]
+        if self._context.automatic_setting in fastest_first[_FINALISTS:]:
+            finalists[-1] = self._context.automatic_setting
+        are_repeated = all(len(results.trials[setting]) > 1 for setting in finalists)
+        is_in_doubt = any(
+            results.comparison_error(setting, finalists[0]) > MIN_WORTHWHILE_GAIN for setting in finalists[1:]
+        )
+        return finalists if is_in_doubt or not are_repeated else []
 
 
 def budget_too_short_message(budget_s: float) -> str:

@@ -79,7 +79,7 @@ _MEDIAN_ERROR_FACTOR = 1.25  # the error of a median, in errors of the mean
 
 @dataclass(frozen=True)
 class UpdateStats:
-    """Of one setting, over all its trials."""
+    """Time and memory of an update with one setting, over all its trials."""
 
     update_s: float  # the median
     fast_s: float  # one in ten was faster

@@ -104,7 +104,7 @@ def run_trial(
 
 
 def _execution_config(setup: TrialSetup, setting: SpeedSettings, sequences: int) -> ExecutionConfig:
-    """Of a run with this setting; raises if a run would not use it."""
+    """What a run with this setting executes; raises if a run would not use it."""
     device = setup.device
     config = apply_setting(setup.config, setting, sequences, setting.micro_batch, device.type)
     facts = MachineFacts(device_traits(device), peak=PeakFlops(), kernels_built=False, attention_s={})

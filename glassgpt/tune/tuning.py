@@ -55,7 +55,7 @@ _MAX_BUDGET_S = 24 * 3600
 
 
 def budget_seconds(text: str) -> float | None:
-    """Of 90s, 2m, 1.5h or 90; None for anything else."""
+    """Reads 90s, 2m, 1.5h or 90; None for anything else."""
     match = _DURATION.fullmatch(text.strip().lower())
     seconds = float(match[1]) * _SECONDS[match[2]] if match else math.nan
     return seconds if 0 < seconds <= _MAX_BUDGET_S else None

@@ -36,7 +36,7 @@ StepKey = tuple[int, int]  # segment, iteration
 
 
 def effective_eval_interval(analysis: Analysis) -> int | None:
-    """As set, else the median distance of two evaluations."""
+    """The interval in the settings, else the median distance of two evaluations."""
     run_log, facts = analysis.log, analysis.facts
     stated = positive_int_setting(run_log, "eval_interval")
     if stated:
@@ -98,7 +98,7 @@ class EvalCost:
         return share_dropped(at, interval) * self.total_ms / self.run_ms
 
     def saving_in_long_run(self, interval: int, wider: int) -> float:
-        """The same for a run far longer than this log, by the evaluation share of one interval."""
+        """The share of a run far longer than this log that evaluating every `wider` updates saves."""
         share = self.eval_ms / (interval * self.steady_ms + self.eval_ms)
         return (1 - interval / wider) * share
 
@@ -245,7 +245,7 @@ def _interval_advice(analysis: Analysis, cost: EvalCost) -> Message | None:
 
 
 def _interval_name(run_log: RunLog) -> str | Message:
-    """As the trainer calls it, where that is known."""
+    """The trainer's name for the setting, where that is known."""
     own_name = _own_name(run_log, "eval_interval")
     is_known = own_name in run_log.trainer.setting_names or "eval_interval" in run_log.setup.settings
     return own_name if is_known or takes_known_settings(run_log) else say("eval-spikes.phrase.interval")

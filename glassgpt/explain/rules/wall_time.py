@@ -64,7 +64,7 @@ def startup_compile(analysis: Analysis) -> Finding | None:
 
 
 def _startup_ms_by_process(analysis: Analysis) -> Floats:
-    """Per process, the time of its first logged iteration beyond a steady one and its evaluation."""
+    """How much longer each process's first logged iteration took than a steady one and its evaluation."""
     run_log, facts = analysis.log, analysis.facts
     first, includes_eval = run_log.is_first_of_process(), run_log.includes_eval()
     if facts.steady_ms is None or facts.startup_ms is None:

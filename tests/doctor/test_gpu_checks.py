@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -51,9 +52,10 @@ def test_a_card_with_all_that_is_known_of_it() -> None:
 
 def test_a_card_that_others_use() -> None:
     line = card_line("gpu", replace(CARD, free_bytes=50 * GIB), IDLE)
-    assert (line.verdict, "other programs use 30.0 GiB" in line.message) == ("note", True)
+    assert (line.verdict, line.message.endswith("30.0 GiB")) == ("note", True)
+    assert "nvidia-smi" in line.fix
     line = card_line("gpu", CARD, replace(IDLE, busy=43.0))
-    assert (line.verdict, "busy 43% of the time" in line.message) == ("note", True)
+    assert (line.verdict, "busy 43%" in line.message) == ("note", True)
 
 
 def test_a_card_that_torch_has_no_code_for() -> None:
@@ -110,12 +112,12 @@ def test_torchs_reason_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "12.8")
 
     def fail() -> None:
-        raise RuntimeError("The NVIDIA driver on your system is too old.\nPlease update")
+        raise RuntimeError("driver too old\nPlease update")
 
     monkeypatch.setattr(torch.cuda, "init", fail)
-    assert gpu_checks.why_no_cuda() == "The NVIDIA driver on your system is too old."
+    assert gpu_checks.why_no_cuda() == "driver too old"
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
-    assert gpu_checks.why_no_cuda() == "it finds no card"
+    assert "no card" in gpu_checks.why_no_cuda()
 
 
 def test_several_cards_have_a_line_each_and_are_known_by_identity(
@@ -152,10 +154,8 @@ def test_apples_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_checks, "apple_gpu_name", lambda: "Apple M2 Pro 19-core GPU")
     monkeypatch.setattr(gpu_checks, "read_gpus", lambda: GpuReading(problem=NO_DRIVER))
     (line,) = check_gpus(CheckContext(tmp_path, tmp_path))
-    assert (line.message, line.verdict) == (
-        "Apple M2 Pro 19-core GPU: may use 12.0 GiB of the unified memory",
-        "ok",
-    )
+    assert (line.verdict, line.values) == ("ok", {"name": "Apple M2 Pro 19-core GPU", "usable": 12 * GIB})
+    assert "12.0 GiB" in line.message
 
 
 # --- under load ---
@@ -231,11 +231,11 @@ def test_an_error_of_the_question_is_not_lost() -> None:
 
 def test_dtypes_with_their_reasons(card: Any) -> None:
     card(9, 0)
-    assert dtype_line("dtype gpu", CUDA).message == "bfloat16: compute capability 9.0: no loss scaling needed"
+    assert dtype_line("dtype gpu", CUDA).message.startswith("bfloat16: compute capability 9.0: ")
+    assert dtype_line("dtype gpu", CUDA).values["dtype"] == "bfloat16"
     card(7, 5)  # a T4
     line = dtype_line("dtype gpu", CUDA)
-    assert line.message.startswith("float16: compute capability 7.5 has no bfloat16: with loss scaling")
-    assert "bfloat16: this card only emulates it, slowly" in line.message
+    assert re.match("float16: compute capability 7.5 .*bfloat16: .*emulates", line.message)
     assert line.values["dtype"] == "float16"
     assert dtypes_to_measure(CUDA) == ["float16", "float32"]
 
@@ -245,7 +245,7 @@ def test_every_device_has_a_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     card(8, 6, count=2)
     lines = check_dtypes(CheckContext(tmp_path, tmp_path))
     assert [line.name for line in lines] == ["dtype cuda:0", "dtype cuda:1", "dtype cpu"]
-    assert lines[2].message == "bfloat16: this CPU multiplies it twice as fast as float32"
+    assert lines[2].values["dtype"] == "bfloat16"
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     assert dtypes_to_measure(torch.device("cpu")) == ["float32"]
 

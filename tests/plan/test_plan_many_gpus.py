@@ -93,7 +93,7 @@ def test_ddp_is_advised_if_the_model_fits() -> None:
 def test_fsdp_is_advised_if_the_model_fits_only_sharded() -> None:
     with pytest.raises(UserError) as raised:
         plan(cluster("rtx4090"), **XL)
-    assert any("it fits with --shard=True" in problem for problem in raised.value.problems)
+    assert any("--shard=True" in problem for problem in raised.value.problems)
     made = plan(cluster("rtx4090"), shard=True, **XL)
     comparison = parallelism(made)
     assert made.fits
@@ -111,7 +111,7 @@ def test_a_model_that_does_not_fit_even_sharded() -> None:
 
 def test_sharding_one_card_is_a_problem() -> None:
     made = plan(cluster(gpus=1), shard=True)
-    assert made.problems[-1].what == "--shard=True spreads a model over several cards, and there is one"
+    assert made.problems[-1].what.startswith("--shard=True ")
 
 
 def test_sharding_without_need_is_a_problem() -> None:
@@ -218,7 +218,7 @@ def test_cpus_of_several_machines_are_planned(capsys: pytest.CaptureFixture[str]
     assert main(words) == 0
     output = capsys.readouterr().out
     assert "4 machines; each sends" in output
-    assert "on each of 4 machines" in output
+    assert "each of 4 machines" in output
     assert "NCCL" not in output
 
 

@@ -133,9 +133,8 @@ def test_unknown_names_get_the_nearest_one() -> None:
     assert "give a file, a folder" in (dataset_problem("") or "")
 
 
-@pytest.mark.parametrize(
-    ("asked", "name"),
-    [
+def test_nanogpts_scripts_name_their_dataset() -> None:
+    cases: list[tuple[str, str | None]] = [
         ("data/shakespeare_char/prepare.py", "shakespeare_char"),
         ("/home/me/nanoGPT/data/shakespeare/prepare.py", "shakespeare"),
         ("shakespeare/prepare.py", "shakespeare"),
@@ -143,10 +142,9 @@ def test_unknown_names_get_the_nearest_one() -> None:
         ("./prepare.py", None),
         ("../prepare.py", None),
         ("data/shakespeare/prepare.txt", None),
-    ],
-)
-def test_nanogpts_scripts_name_their_dataset(asked: str, name: str | None) -> None:
-    assert dataset_of_nanogpt_script(asked) == name
+    ]
+    wrong = [(asked, name, got) for asked, name in cases if (got := dataset_of_nanogpt_script(asked)) != name]
+    assert wrong == []
 
 
 def test_nanogpts_script_of_something_else_is_to_be_run(

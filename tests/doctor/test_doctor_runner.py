@@ -172,9 +172,8 @@ def test_control_characters_do_not_get_out() -> None:
     assert page.results[0].lines[0].values["speed"] == 1.5
 
 
-@pytest.mark.parametrize(
-    ("text", "clean"),
-    [
+def test_whose_machine_it_is_stays_there() -> None:
+    cases: list[tuple[str, str]] = [
         ("no file /home/alice/.cache/x.cpp", "no file ~/.cache/x.cpp"),
         ("/home/alice", "~"),
         ("/home/alicette/x and /data/alice/x", "/home/alicette/x and /data/USER/x"),
@@ -182,10 +181,13 @@ def test_control_characters_do_not_get_out() -> None:
         ("alice is a word here, as glass is", "alice is a word here, as glass is"),
         ("alice@box7: refused by //box7/share", "alice@HOST: refused by //HOST/share"),
         ("box7 cores", "box7 cores"),
-    ],
-)
-def test_whose_machine_it_is_stays_there(text: str, clean: str) -> None:
-    assert redact(text, "/home/alice", "alice", "box7") == clean
+    ]
+    wrong = [
+        (text, clean, got)
+        for text, clean in cases
+        if (got := redact(text, "/home/alice", "alice", "box7")) != clean
+    ]
+    assert wrong == []
 
 
 def test_a_crash_does_not_tell_the_home_folder() -> None:

@@ -55,22 +55,23 @@ class FakeClock:
 # --- products ---
 
 
-@pytest.mark.parametrize(
-    ("measured", "verdict", "said"),
-    [
+def test_a_peak_beside_the_table(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[float, str, str]] = [
         (790e12, "ok", "790 TFLOP/s, 80% of the table's 989 TFLOP/s"),
         (600e12, "ok", "600 TFLOP/s, 61% of the table's 989 TFLOP/s"),
         (500e12, "note", "500 TFLOP/s, 51% of the table's 989 TFLOP/s"),
         (200e12, "problem", "200 TFLOP/s, 20% of the table's 989 TFLOP/s"),
         (1040e12, "ok", "1.04 PFLOP/s, 105% of the table's 989 TFLOP/s. MFU 105%: this card runs above"),
-    ],
-)
-def test_a_peak_beside_the_table(measured: float, verdict: str, said: str) -> None:
-    line = matmul_line("matmul gpu", "cuda", "bfloat16", PeakFlops(989e12, "NVIDIA", measured, "measured"))
-    assert (line.verdict, said in line.message) == (verdict, True)
-    assert line.message.startswith("bfloat16: ")
-    assert bool(line.fix) == (verdict != "ok")
-    assert line.values["measured_flops_per_s"] == measured
+    ]
+    for measured, verdict, said in cases:
+        with subtests.test(repr(measured)):
+            line = matmul_line(
+                "matmul gpu", "cuda", "bfloat16", PeakFlops(989e12, "NVIDIA", measured, "measured")
+            )
+            assert (line.verdict, said in line.message) == (verdict, True)
+            assert line.message.startswith("bfloat16: ")
+            assert bool(line.fix) == (verdict != "ok")
+            assert line.values["measured_flops_per_s"] == measured
 
 
 def test_what_the_table_does_not_have_is_measured_only() -> None:

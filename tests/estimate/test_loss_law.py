@@ -337,21 +337,20 @@ def test_setup_takes_what_the_config_says() -> None:
 # --- measured losses ---
 
 
-@pytest.mark.parametrize(
-    ("loss", "side", "words"),
-    [
+def test_a_measured_loss_is_on_the_expected_curve_or_not(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[float, str, str]] = [
         (1.52, "on", "on the expected curve: 1.52 at iteration 1,000"),
         (2.30, "above", "above: 2.30 at iteration 1,000, where 1.4"),
         (0.90, "below", "below: 0.90 at iteration 1,000, where 1.4"),
         (math.nan, "above", "above: not a number"),
         (math.inf, "above", "above: inf"),
-    ],
-)
-def test_a_measured_loss_is_on_the_expected_curve_or_not(loss: float, side: str, words: str) -> None:
-    verdict = compare_with_expected(predict_loss_curve(SHAKESPEARE), 1000, loss)
-    assert verdict.position == side
-    assert verdict.sentence.startswith(words)
-    assert bool(verdict.causes) == (side != "on")
+    ]
+    for loss, side, words in cases:
+        with subtests.test(repr(loss)):
+            verdict = compare_with_expected(predict_loss_curve(SHAKESPEARE), 1000, loss)
+            assert verdict.position == side
+            assert verdict.sentence.startswith(words)
+            assert bool(verdict.causes) == (side != "on")
 
 
 def test_causes_come_likeliest_first() -> None:

@@ -117,9 +117,8 @@ def test_a_resume_takes_back_what_lies_past_it() -> None:
     assert run_facts.first_iteration_ms == 1530
 
 
-@pytest.mark.parametrize(
-    ("last", "ended"),
-    [
+def test_how_it_ended(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[Record, str]] = [
         (end(100), "finished"),
         (end(60, "interrupted"), "interrupted"),
         (end(60, "crashed", error="ValueError: x"), "crashed"),
@@ -128,11 +127,11 @@ def test_a_resume_takes_back_what_lies_past_it() -> None:
         (end(60, "crashed", error="RuntimeError: DefaultCPUAllocator: can't allocate memory: you"), "oom"),
         (end(60, "crashed", error="MemoryError: "), "oom"),
         (step(60), "cut"),  # killed: nothing more was written
-    ],
-)
-def test_how_it_ended(last: Record, ended: str) -> None:
-    records = [record for record in whole_run() if record["iter"] <= 60 and record["kind"] != "end"]
-    assert facts([*records, last]).ended == ended
+    ]
+    for last, ended in cases:
+        with subtests.test(repr(last)):
+            records = [record for record in whole_run() if record["iter"] <= 60 and record["kind"] != "end"]
+            assert facts([*records, last]).ended == ended
 
 
 @pytest.mark.parametrize(

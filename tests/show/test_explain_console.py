@@ -139,14 +139,15 @@ def test_arabic_lines_begin_from_the_right() -> None:
 # --- odd runs ---
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -1.0, 1e300])
-def test_odd_losses(value: float) -> None:
-    history = run()
-    loss = np.full(len(history.steps), value)
-    evals = tuple(replace(done, val_loss=value, train_loss=value) for done in history.evals)
-    assert printed(replace(history, steps=replace(history.steps, loss=loss), evals=evals), full=True)
-    loss[:50] = 2.0
-    assert printed(replace(history, steps=replace(history.steps, loss=loss)), full=True)
+def test_odd_losses(subtests: pytest.Subtests) -> None:
+    for value in (math.nan, math.inf, -math.inf, 0.0, -1.0, 1e300):
+        with subtests.test(repr(value)):
+            history = run()
+            loss = np.full(len(history.steps), value)
+            evals = tuple(replace(done, val_loss=value, train_loss=value) for done in history.evals)
+            assert printed(replace(history, steps=replace(history.steps, loss=loss), evals=evals), full=True)
+            loss[:50] = 2.0
+            assert printed(replace(history, steps=replace(history.steps, loss=loss)), full=True)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])

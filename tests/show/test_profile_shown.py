@@ -89,9 +89,8 @@ def test_a_run_without_one_has_no_such_section() -> None:
     assert 'id="profile"' not in page()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_a_damaged_record_is_passed_over(subtests: pytest.Subtests) -> None:
+    cases: list[Record] = [
         {"top": None},
         {"top": [{"name": "x"}]},
         {"top": [[]]},
@@ -99,11 +98,11 @@ def test_a_run_without_one_has_no_such_section() -> None:
         {"wall_ms": float("nan")},
         {"updates": "ten"},
         {"trace": 5},
-    ],
-)
-def test_a_damaged_record_is_passed_over(changes: Record) -> None:
-    assert shown(profile(**changes)) == []
-    assert 'id="profile"' not in page(profile(**changes))
+    ]
+    for changes in cases:
+        with subtests.test(repr(changes)):
+            assert shown(profile(**changes)) == []
+            assert 'id="profile"' not in page(profile(**changes))
 
 
 def test_a_hostile_name_is_text() -> None:

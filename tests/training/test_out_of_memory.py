@@ -144,20 +144,19 @@ def test_what_fits_is_not_spoken_of(tiny: MakeConfig) -> None:
     assert not [one for one in records(config.out_dir, "finding") if one["id"] == "memory-short"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "advice"),
-    [
+def test_the_same_run_in_less(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"batch_size": 12}, "--batch_size=6 --gradient_accumulation_steps=2, which is the same run"),
         ({"batch_size": 5}, "--batch_size=1 --gradient_accumulation_steps=5, which is the same run"),
         ({"batch_tokens": 64 * 48, "batch_size": 12}, "--batch_size=6, which is the same run"),
         ({"batch_size": 1}, "--activation_checkpointing=True, which computes more and keeps less"),
         ({"batch_size": 1, "activation_checkpointing": True}, "a shorter --block_size, or a smaller model"),
-    ],
-)
-def test_the_same_run_in_less(settings: dict[str, Any], advice: str) -> None:
-    config = replace(TrainConfig(block_size=64), **settings)
-    plan, _ = plan_batch(config, "cpu", None)
-    assert less_memory_advice(config, plan).startswith(advice)
+    ]
+    for settings, advice in cases:
+        with subtests.test(repr(settings)):
+            config = replace(TrainConfig(block_size=64), **settings)
+            plan, _ = plan_batch(config, "cpu", None)
+            assert less_memory_advice(config, plan).startswith(advice)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

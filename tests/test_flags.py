@@ -179,9 +179,8 @@ def test_a_setting_like_no_other_gets_no_guess() -> None:
     assert did_you_mean("zzzzzz", TrainConfig.__annotations__) == "; --help lists them all"
 
 
-@pytest.mark.parametrize(
-    ("invented", "ours"),
-    [
+def test_a_name_of_another_trainer_gets_ours(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, str]] = [
         ("lr", "did you mean --learning_rate?"),
         ("num_steps", "did you mean --max_iters?"),
         ("max_seq_len", "did you mean --block_size?"),
@@ -195,13 +194,13 @@ def test_a_setting_like_no_other_gets_no_guess() -> None:
         ("ckpt", RESUME_HINT),
         ("epochs", EPOCHS_HINT),
         ("temperature", "it belongs to `glass sample`"),
-    ],
-)
-def test_a_name_of_another_trainer_gets_ours(invented: str, ours: str) -> None:
-    for arguments in ([f"--{invented}=1"], [f"--{invented}", "1"], [f"--{invented}"]):
-        words, flags, problems = parse_flags(arguments, TrainConfig)
-        assert (words, problems) == ([], [])
-        assert check_settings(flags, TrainConfig)[1] == [f"unknown setting --{invented}; {ours}"]
+    ]
+    for invented, ours in cases:
+        with subtests.test(invented):
+            for arguments in ([f"--{invented}=1"], [f"--{invented}", "1"], [f"--{invented}"]):
+                words, flags, problems = parse_flags(arguments, TrainConfig)
+                assert (words, problems) == ([], [])
+                assert check_settings(flags, TrainConfig)[1] == [f"unknown setting --{invented}; {ours}"]
 
 
 def test_hints_name_settings_that_exist_and_replace_none() -> None:

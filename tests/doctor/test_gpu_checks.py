@@ -63,9 +63,8 @@ def test_a_card_that_torch_has_no_code_for() -> None:
     assert (line.verdict, "install a newer torch" in line.fix) == ("problem", True)
 
 
-@pytest.mark.parametrize(
-    ("architectures", "capability", "has"),
-    [
+def test_which_code_runs_where() -> None:
+    cases: list[tuple[list[str], tuple[int, int], bool]] = [
         (["sm_80", "sm_86"], (8, 6), True),
         (["sm_80", "sm_86"], (8, 9), True),
         (["sm_86"], (8, 0), False),
@@ -76,18 +75,20 @@ def test_a_card_that_torch_has_no_code_for() -> None:
         (["compute_90"], (8, 6), False),
         (["sm_120"], (12, 0), True),
         (["gfx942"], (9, 4), False),
-    ],
-)
-def test_which_code_runs_where(architectures: list[str], capability: tuple[int, int], has: bool) -> None:
-    assert has_code_for(architectures, capability) is has
+    ]
+    wrong = [
+        (architectures, capability, has)
+        for architectures, capability, has in cases
+        if has_code_for(architectures, capability) is not has
+    ]
+    assert wrong == []
 
 
 # --- no card that works ---
 
 
-@pytest.mark.parametrize(
-    ("states", "problem", "why", "environment", "verdict", "said"),
-    [
+def test_why_there_is_no_card(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[list[GpuState], str, str, dict[str, str], str, str]] = [
         ([], NO_DRIVER, "", {}, "note", "none found"),
         ([IDLE], "", "", {}, "problem", "this torch was built without CUDA"),
         ([IDLE], "", "the driver is too old (version 11040)", {}, "problem", "too old (version 11040)"),
@@ -96,14 +97,12 @@ def test_which_code_runs_where(architectures: list[str], capability: tuple[int, 
         ([], "GPU is lost", "x", {}, "problem", "GPU is lost"),
         ([], "Driver Not Loaded", "x", {}, "note", "Not Loaded"),
         ([], "the driver lists no card", "", {}, "note", "no card"),
-    ],
-)  # fmt: skip
-def test_why_there_is_no_card(
-    states: list[GpuState], problem: str, why: str, environment: dict[str, str], verdict: str, said: str
-) -> None:
-    line = without_gpu_line(GpuReading(tuple(states), problem=problem), why, environment)
-    assert (line.verdict, said in line.message) == (verdict, True)
-    assert line.fix or verdict == "note"
+    ]  # fmt: skip
+    for states, problem, why, environment, verdict, said in cases:
+        with subtests.test(said):
+            line = without_gpu_line(GpuReading(tuple(states), problem=problem), why, environment)
+            assert (line.verdict, said in line.message) == (verdict, True)
+            assert line.fix or verdict == "note"
 
 
 def test_torchs_reason_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,9 +160,8 @@ def test_apples_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # --- under load ---
 
 
-@pytest.mark.parametrize(
-    ("changes", "verdict", "said"),
-    [
+def test_what_holds_a_card_back(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[dict[str, Any], str, str]] = [
         ({}, "ok", "1755 of 1980 MHz, 64 °C, 600 of 700 W under load"),
         ({"reasons": 0x4}, "ok", "at its power limit, as usual under full load"),
         ({"reasons": 0x1}, "ok", "under load"),
@@ -175,13 +173,13 @@ def test_apples_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"power_limit": 500.0}, "note", "power limit 500 W, the default is 700 W"),
         ({"power_limit": None, "power": None, "clock_max": None}, "ok", "1755 MHz, 64 °C under load"),
         ({"clock": None, "temperature": None, "power": None}, "ok", "nothing is reported under load"),
-    ],
-)
-def test_what_holds_a_card_back(changes: dict[str, Any], verdict: str, said: str) -> None:
-    state = GpuState("x", "H100", 0, 64.0, 1755.0, 1980.0, 600.0, 700.0, 700.0, 99.0)
-    line = clocks_line("clocks gpu", replace(state, **changes), under_load=True)
-    assert (line.verdict, said in line.message) == (verdict, True)
-    assert (line.verdict == "ok") == (line.fix == "")
+    ]
+    for changes, verdict, said in cases:
+        with subtests.test(repr(changes)):
+            state = GpuState("x", "H100", 0, 64.0, 1755.0, 1980.0, 600.0, 700.0, 700.0, 99.0)
+            line = clocks_line("clocks gpu", replace(state, **changes), under_load=True)
+            assert (line.verdict, said in line.message) == (verdict, True)
+            assert (line.verdict == "ok") == (line.fix == "")
 
 
 def test_a_card_nvml_does_not_know() -> None:

@@ -179,9 +179,8 @@ def test_json_has_ddp_and_fsdp(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["together"] is None
 
 
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
+def test_bad_input(capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests) -> None:
+    cases: list[tuple[list[str], str]] = [
         (["--gpus=0"], "--gpus=0 must be greater than 0"),
         (["--gpus=-1", "--nodes=0"], "--nodes=0 must be greater than 0"),
         (["--nodes=2", "--network=0"], "--network=0 must be greater than 0"),
@@ -191,11 +190,11 @@ def test_json_has_ddp_and_fsdp(capsys: pytest.CaptureFixture[str]) -> None:
         (["--network=5"], "--network=5 is between machines: it needs --nodes"),
         (["--gpus=7"], "cannot be shared evenly by 7 cards"),
         (["--gpus=2", "--n_layer=96", "--n_embd=12288", "--n_head=96", "--shard"], "needs at least"),
-    ],
-)
-def test_bad_input(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "gpt2_124m", "--gpu=h100", *words]) == 2
-    assert part in capsys.readouterr().err
+    ]
+    for words, part in cases:
+        with subtests.test(repr(words)):
+            assert main(["plan", "gpt2_124m", "--gpu=h100", *words]) == 2
+            assert part in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

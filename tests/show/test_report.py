@@ -323,9 +323,8 @@ def test_language_and_direction(language: str, direction: str, monkeypatch: pyte
     assert not re.search(r"\b(margin|padding|border)-(left|right)\b|text-align: (left|right)", STYLE)
 
 
-@pytest.mark.parametrize(
-    "history",
-    [
+def test_strange_logs_make_a_page(subtests: pytest.Subtests) -> None:
+    cases: list[RunLog] = [
         bare_run(make_columns([])),
         bare_run(make_columns([7])),
         bare_run(make_columns([0], loss=[4.0], ms=[129_000.0]), LoggedEvaluation(0, 0, 4.0)),
@@ -342,13 +341,13 @@ def test_language_and_direction(language: str, direction: str, monkeypatch: pyte
             make_columns([9, 3, 5, 1], loss=[1.0] * 4, ms=[5.0] * 4), has_iteration_numbers=False, live=True
         ),
         bare_run(make_columns([0, 2**62], loss=[1.0, 2.0], ms=[1.0, 1.0])),
-    ],
-)
-def test_strange_logs_make_a_page(history: RunLog) -> None:
-    page = page_of(history, ())
-    structure_of(page)
-    for figure in figures_of(page).values():
-        go.Figure(figure)
+    ]
+    for number, history in enumerate(cases):
+        with subtests.test(f"case {number}"):
+            page = page_of(history, ())
+            structure_of(page)
+            for figure in figures_of(page).values():
+                go.Figure(figure)
 
 
 def test_a_long_log_makes_a_small_page() -> None:

@@ -282,13 +282,15 @@ def test_the_first_rank_decides_whether_there_is_a_sample(
     assert ("sample_tokens" in choices(config.out_dir)) == (rank == 0)
 
 
-@pytest.mark.parametrize(("rows", "ranks"), [(16, 4), (10, 4), (3, 4), (1, 2), (7, 1), (9, 8)])
-def test_rows_are_cut_as_torch_cuts_them(rows: int, ranks: int) -> None:
-    parts = list(torch.arange(rows).chunk(ranks))
-    for rank in range(ranks):
-        start, end = rows_of_rank(rank, ranks, rows)
-        expected = parts[rank].tolist() if rank < len(parts) else []
-        assert list(range(start, end)) == expected
+def test_rows_are_cut_as_torch_cuts_them(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[int, int]] = [(16, 4), (10, 4), (3, 4), (1, 2), (7, 1), (9, 8)]
+    for rows, ranks in cases:
+        with subtests.test(f"{rows} rows, {ranks} ranks"):
+            parts = list(torch.arange(rows).chunk(ranks))
+            for rank in range(ranks):
+                start, end = rows_of_rank(rank, ranks, rows)
+                expected = parts[rank].tolist() if rank < len(parts) else []
+                assert list(range(start, end)) == expected
 
 
 # --- agreeing ---

@@ -40,8 +40,8 @@ def test_what_ran_out_says_how_to_do_with_less(
     with pytest.raises(UserError) as raised:
         train(config)
     (message,) = raised.value.problems
-    assert message.startswith("out of memory at update 1 (")
-    assert message.endswith("try --batch_size=3 --gradient_accumulation_steps=4, which is the same run")
+    assert re.match(r"out of memory .*update 1 \(", message)
+    assert "try --batch_size=3 --gradient_accumulation_steps=4" in message
     end = records(config.out_dir)[-1]
     assert (end["reason"], end["exit_code"]) == ("crashed", 2)
     assert end["error"].startswith(type(error).__name__)  # as it was: who explains the run knows these words
@@ -132,7 +132,7 @@ def test_a_model_of_which_no_sequence_fits_is_refused(
     config = tiny(n_layer=64, n_embd=512, batch_size=64, block_size=2000)
     with pytest.raises(UserError) as raised:
         train(config)
-    assert raised.value.problems[0].startswith("this model with --batch_size=64 needs")
+    assert "--batch_size=64" in raised.value.problems[0]
     proposed = dict(flag[2:].split("=") for flag in _flags(raised.value))
     assert int(proposed["n_layer"]) < 64
     assert int(proposed["batch_size"]) * int(proposed["gradient_accumulation_steps"]) == 64

@@ -163,7 +163,6 @@ def test_what_evaluations_took_of_the_whole(after: str) -> None:
     text = LOSS * 3 + done + LOSS * 3 + done + "{'train_runtime': 75.0, 'train_loss': 2.9, 'epoch': 0.1}\n"
     explanation = explain(parse_log(text + after))
     (finding,) = [finding for finding in explanation.findings if finding.id == "eval-spikes"]
-    whole = (
-        "2 evaluations cost 25 s of 1m 15s: 33%" if not after else "3 evaluations cost 50 s of 1m 40s: 50%"
-    )
-    assert finding.evidence == f"{whole} of the run."
+    names = ("evaluations", "eval_s", "run_s", "eval_share")
+    whole = (3, 50.0, 100.0, 0.5) if after else (2, 25.0, 75.0, 1 / 3)
+    assert tuple(finding.values[name] for name in names) == pytest.approx(whole)

@@ -89,7 +89,8 @@ def test_what_evaluations_took_is_part_of_the_run() -> None:
     assert explanation.facts.eval_overhead_ms is None, "no iteration holds one"
     (finding,) = [finding for finding in explanation.findings if finding.id == "eval-spikes"]
     assert finding.severity == "advice"
-    assert finding.evidence == "2 evaluations cost 5.0 s of 10 s: 50% of the run."
+    names = ("evaluations", "eval_s", "run_s", "eval_share")
+    assert tuple(finding.values[name] for name in names) == pytest.approx((2, 5.0, 10.0, 0.5))
 
 
 @pytest.mark.parametrize("ms", ["1e300", "-5.0", "nan", "inf"])

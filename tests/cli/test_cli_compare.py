@@ -21,6 +21,8 @@ from commands import (
     write_run,
 )
 
+from glassgpt.i18n import translate
+
 
 @pytest.fixture(autouse=True)
 def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -143,7 +145,7 @@ def test_the_same_log_twice(capsys: Capture) -> None:
     text = output_of(capsys, "a.log", "a.log")
     assert "equally fast" in text
     assert "is better than" not in text
-    assert "nothing in these logs" in text
+    assert translate("compare_view.differences.none") in text
 
 
 @pytest.mark.parametrize("language", ["hi", "ar"])

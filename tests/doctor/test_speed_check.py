@@ -237,6 +237,7 @@ def test_a_checkpoint_in_words() -> None:
     message = checkpoint_line(500 * MIB, 70 * GIB).message
     figures = re.findall(r"[\d.]+ (?:MiB/s|GiB|s\b|would fit)", message)
     assert figures == ["500 MiB/s", "1.4 GiB", "2.8 s", "50 would fit"]
+    assert "GPT-2 124M" in message
 
 
 def test_room_for_checkpoints() -> None:

@@ -199,6 +199,7 @@ def test_tuning_is_no_part_of_what_was_forecast() -> None:
     late = forecast_miss_finding(check, 9, 98.0 + 90.0, finished=True)
     assert late is not None
     assert late["values"]["misses"] == [LATE, translate("forecast-missed.phrase.tuning", tuning_s=90.0)]
+    assert "1m 30s of --tune" in late["evidence"]
     assert forecast_miss_finding(check, 9, 50.0 + 90.0, finished=True) is None  # a short run
     total = check.as_dict(72.0 + 90.0, finished=True)["total_s"]
     assert (total["measured"], total["tuning_s"]) == (72.0, 90.0)

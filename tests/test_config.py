@@ -53,9 +53,8 @@ def test_the_defaults_are_in_order() -> None:
     assert problems() == []
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
+def test_a_bad_value_is_named_with_the_fix(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"block_size": 0}, "--block_size=0 must be greater than 0"),
         ({"batch_size": -1}, "--batch_size=-1 must be greater than 0"),
         ({"learning_rate": 0.0, "min_lr": 0.0}, "--learning_rate=0.0 must be greater than 0"),
@@ -80,11 +79,11 @@ def test_the_defaults_are_in_order() -> None:
             {"batch_tokens": 4096, "gradient_accumulation_steps": 3},
             "leave --gradient_accumulation_steps out",
         ),
-    ],
-)
-def test_a_bad_value_is_named_with_the_fix(values: dict[str, Any], expected: str) -> None:
-    (problem,) = problems(**values)
-    assert expected in problem
+    ]
+    for values, expected in cases:
+        with subtests.test(repr(values)):
+            (problem,) = problems(**values)
+            assert expected in problem
 
 
 def test_zero_is_a_value_where_it_means_off() -> None:

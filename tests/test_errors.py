@@ -10,13 +10,20 @@ import pytest
 from glassgpt.errors import describe_os_error, error_type_and_message, first_message_line
 
 
-@pytest.mark.parametrize(
-    ("message", "said"),
-    [("one", "one"), ("\n one \ntwo", "one"), ("one\r\n\r\ntwo", "one"), ("", ""), (" \n", "")],
-)
-def test_the_first_line_with_or_without_its_kind(message: str, said: str) -> None:
-    assert first_message_line(ValueError(message)) == (said or "ValueError")
-    assert error_type_and_message(ValueError(message)) == (f"ValueError: {said}" if said else "ValueError")
+def test_the_first_line_with_or_without_its_kind(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, str]] = [
+        ("one", "one"),
+        ("\n one \ntwo", "one"),
+        ("one\r\n\r\ntwo", "one"),
+        ("", ""),
+        (" \n", ""),
+    ]
+    for message, said in cases:
+        with subtests.test(message):
+            assert first_message_line(ValueError(message)) == (said or "ValueError")
+            assert error_type_and_message(ValueError(message)) == (
+                f"ValueError: {said}" if said else "ValueError"
+            )
 
 
 def test_a_long_line_is_cut() -> None:

@@ -29,14 +29,22 @@ from glassgpt.recipe import build_config, find_recipe, read_recipe
 # --- one value
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [("1_000", 1000), ("1e4", 10_000), ("12", 12), ("+3", 3), ("-7", -7), ("2.0", 2), (1e4, 10_000), (5, 5)],
-)
-def test_whole_numbers_come_in_many_ways(text: Any, number: int) -> None:
-    found = coerce_value("--max_iters", text, int)
-    assert found == number
-    assert type(found) is int
+def test_whole_numbers_come_in_many_ways(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[Any, int]] = [
+        ("1_000", 1000),
+        ("1e4", 10_000),
+        ("12", 12),
+        ("+3", 3),
+        ("-7", -7),
+        ("2.0", 2),
+        (1e4, 10_000),
+        (5, 5),
+    ]
+    for text, number in cases:
+        with subtests.test(repr(text)):
+            found = coerce_value("--max_iters", text, int)
+            assert found == number
+            assert type(found) is int
 
 
 @pytest.mark.parametrize(
@@ -58,10 +66,10 @@ def test_numbers(text: Any, number: float) -> None:
     assert type(found) is float
 
 
-@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e999", "fast", "", True, None, [0.1]])
-def test_what_is_no_finite_number_is_refused(text: Any) -> None:
-    with pytest.raises(UserError, match=r"^--learning_rate="):
-        coerce_value("--learning_rate", text, float)
+def test_what_is_no_finite_number_is_refused(subtests: pytest.Subtests) -> None:
+    for text in ("nan", "inf", "-inf", "1e999", "fast", "", True, None, [0.1]):
+        with subtests.test(repr(text)), pytest.raises(UserError, match=r"^--learning_rate="):
+            coerce_value("--learning_rate", text, float)
 
 
 def test_a_whole_number_beyond_all_floats_is_refused() -> None:
@@ -69,16 +77,18 @@ def test_a_whole_number_beyond_all_floats_is_refused() -> None:
         coerce_value("--learning_rate", 10**400, float)
 
 
-@pytest.mark.parametrize("yes", [True, "True", "true", "on", "yes", "1", 1])
-def test_true_for_a_switch_and_for_compile(yes: Any) -> None:
-    assert coerce_value("--bias", yes, bool) is True
-    assert coerce_value("--compile", yes, field_types(TrainConfig)["compile"]) == "on"
+def test_true_for_a_switch_and_for_compile(subtests: pytest.Subtests) -> None:
+    for yes in (True, "True", "true", "on", "yes", "1", 1):
+        with subtests.test(repr(yes)):
+            assert coerce_value("--bias", yes, bool) is True
+            assert coerce_value("--compile", yes, field_types(TrainConfig)["compile"]) == "on"
 
 
-@pytest.mark.parametrize("no", [False, "False", "FALSE", "off", "no", "0", 0])
-def test_false_for_a_switch_and_for_compile(no: Any) -> None:
-    assert coerce_value("--bias", no, bool) is False
-    assert coerce_value("--compile", no, field_types(TrainConfig)["compile"]) == "off"
+def test_false_for_a_switch_and_for_compile(subtests: pytest.Subtests) -> None:
+    for no in (False, "False", "FALSE", "off", "no", "0", 0):
+        with subtests.test(repr(no)):
+            assert coerce_value("--bias", no, bool) is False
+            assert coerce_value("--compile", no, field_types(TrainConfig)["compile"]) == "off"
 
 
 def test_compile_has_a_third_word() -> None:
@@ -94,11 +104,12 @@ def test_a_word_out_of_a_list_is_checked() -> None:
         coerce_value("--arch", True, field_types(TrainConfig)["arch"])
 
 
-@pytest.mark.parametrize("none", ["none", "None", "NONE", "", None])
-def test_none_takes_a_setting_back_to_derived(none: Any) -> None:
-    assert coerce_value("--min_lr", none, field_types(TrainConfig)["min_lr"]) is None
-    with pytest.raises(UserError):
-        coerce_value("--n_layer", none, int)
+def test_none_takes_a_setting_back_to_derived(subtests: pytest.Subtests) -> None:
+    for none in ("none", "None", "NONE", "", None):
+        with subtests.test(repr(none)):
+            assert coerce_value("--min_lr", none, field_types(TrainConfig)["min_lr"]) is None
+            with pytest.raises(UserError):
+                coerce_value("--n_layer", none, int)
 
 
 # --- flags
@@ -168,9 +179,8 @@ def test_a_setting_like_no_other_gets_no_guess() -> None:
     assert did_you_mean("zzzzzz", TrainConfig.__annotations__) == "; --help lists them all"
 
 
-@pytest.mark.parametrize(
-    ("invented", "ours"),
-    [
+def test_a_name_of_another_trainer_gets_ours(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, str]] = [
         ("lr", "did you mean --learning_rate?"),
         ("num_steps", "did you mean --max_iters?"),
         ("max_seq_len", "did you mean --block_size?"),
@@ -184,13 +194,13 @@ def test_a_setting_like_no_other_gets_no_guess() -> None:
         ("ckpt", RESUME_HINT),
         ("epochs", EPOCHS_HINT),
         ("temperature", "it belongs to `glass sample`"),
-    ],
-)
-def test_a_name_of_another_trainer_gets_ours(invented: str, ours: str) -> None:
-    for arguments in ([f"--{invented}=1"], [f"--{invented}", "1"], [f"--{invented}"]):
-        words, flags, problems = parse_flags(arguments, TrainConfig)
-        assert (words, problems) == ([], [])
-        assert check_settings(flags, TrainConfig)[1] == [f"unknown setting --{invented}; {ours}"]
+    ]
+    for invented, ours in cases:
+        with subtests.test(invented):
+            for arguments in ([f"--{invented}=1"], [f"--{invented}", "1"], [f"--{invented}"]):
+                words, flags, problems = parse_flags(arguments, TrainConfig)
+                assert (words, problems) == ([], [])
+                assert check_settings(flags, TrainConfig)[1] == [f"unknown setting --{invented}; {ours}"]
 
 
 def test_hints_name_settings_that_exist_and_replace_none() -> None:

@@ -13,9 +13,8 @@ from glassgpt import format
 few = settings(max_examples=150, deadline=None)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
+def test_durations() -> None:
+    cases: list[tuple[float, str]] = [
         (0, "0 ms"),
         (0.0421, "42 ms"),
         (0.9994, "999 ms"),
@@ -30,23 +29,27 @@ few = settings(max_examples=150, deadline=None)
         (7620, "2h 07m"),
         (86_399.6, "1d 00h"),
         (3 * 86_400 + 4 * 3600 + 59, "3d 04h"),
-    ],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert format.format_duration(seconds) == text
+    ]
+    wrong = [
+        (seconds, text, got) for seconds, text in cases if (got := format.format_duration(seconds)) != text
+    ]
+    assert wrong == []
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.424, "0.42 ms"), (9.994, "9.99 ms"), (9.996, "10.0 ms"), (38.13, "38.1 ms"), (5985.4, "5985 ms")],
-)
-def test_milliseconds(value: float, text: str) -> None:
-    assert format.format_ms(value) == text
+def test_milliseconds() -> None:
+    cases: list[tuple[float, str]] = [
+        (0.424, "0.42 ms"),
+        (9.994, "9.99 ms"),
+        (9.996, "10.0 ms"),
+        (38.13, "38.1 ms"),
+        (5985.4, "5985 ms"),
+    ]
+    wrong = [(value, text, got) for value, text in cases if (got := format.format_ms(value)) != text]
+    assert wrong == []
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
+def test_counts() -> None:
+    cases: list[tuple[float, str]] = [
         (0, "0"),
         (812, "812"),
         (999.4, "999"),
@@ -56,15 +59,13 @@ def test_milliseconds(value: float, text: str) -> None:
         (10_745_088, "10.7M"),
         (1.56e9, "1.56B"),
         (3e12, "3T"),
-    ],
-)
-def test_counts(value: float, text: str) -> None:
-    assert format.format_count(value) == text
+    ]
+    wrong = [(value, text, got) for value, text in cases if (got := format.format_count(value)) != text]
+    assert wrong == []
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
+def test_sizes() -> None:
+    cases: list[tuple[float, str]] = [
         (0, "0 B"),
         (999, "999 B"),
         (1024, "1.0 KiB"),
@@ -72,10 +73,9 @@ def test_counts(value: float, text: str) -> None:
         (9.7 * 2**20, "9.7 MiB"),
         (3 * 2**30, "3.0 GiB"),
         (5 * 2**40, "5.0 TiB"),
-    ],
-)
-def test_sizes(value: float, text: str) -> None:
-    assert format.format_bytes(value) == text
+    ]
+    wrong = [(value, text, got) for value, text in cases if (got := format.format_bytes(value)) != text]
+    assert wrong == []
 
 
 @pytest.mark.parametrize(
@@ -111,15 +111,13 @@ def test_durations_keep_their_order(a: float, b: float) -> None:
 # --- harmless
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
+def test_work() -> None:
+    cases: list[tuple[float, str]] = [
         (812, "812 FLOP"), (999.6, "1.00 kFLOP"), (185_664, "186 kFLOP"), (3e8, "300 MFLOP"),
         (1.2e21, "1.20e+21 FLOP"),
-    ],
-)  # fmt: skip
-def test_work(value: float, text: str) -> None:
-    assert format.format_flops(value) == text
+    ]  # fmt: skip
+    wrong = [(value, text, got) for value, text in cases if (got := format.format_flops(value)) != text]
+    assert wrong == []
 
 
 @pytest.mark.parametrize(
@@ -135,17 +133,26 @@ def test_work_per_token(value: float, text: str) -> None:
     assert format.format_flops_per_token(value) == text
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.0, "0"), (0.0064, "0.0064"), (0.75, "0.75"), (999.4, "999.40"), (1.2e20, "1.2e+20")],
-)
-def test_norms(value: float, text: str) -> None:
-    assert format.format_norm(value) == text
-    assert [format.format_norm(odd) for odd in (float("inf"), float("nan"))] == ["inf", "nan"]
+def test_norms() -> None:
+    cases: list[tuple[float, str]] = [
+        (0.0, "0"),
+        (0.0064, "0.0064"),
+        (0.75, "0.75"),
+        (999.4, "999.40"),
+        (1.2e20, "1.2e+20"),
+    ]
+    cases += [(float("inf"), "inf"), (float("nan"), "nan")]
+    wrong = [(value, text, got) for value, text in cases if (got := format.format_norm(value)) != text]
+    assert wrong == []
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.0043, "0.0043"), (1.6, "1.6"), (99.4, "99"), (99.6, "100"), (12_345, "12,345")]
-)
-def test_epochs(value: float, text: str) -> None:
-    assert format.format_epochs(value) == text
+def test_epochs() -> None:
+    cases: list[tuple[float, str]] = [
+        (0.0043, "0.0043"),
+        (1.6, "1.6"),
+        (99.4, "99"),
+        (99.6, "100"),
+        (12_345, "12,345"),
+    ]
+    wrong = [(value, text, got) for value, text in cases if (got := format.format_epochs(value)) != text]
+    assert wrong == []

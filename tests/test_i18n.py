@@ -323,9 +323,8 @@ def test_a_message_in_a_message_is_isolated_as_one() -> None:
 VARIABLES = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
 
 
-@pytest.mark.parametrize(
-    ("environment", "language"),
-    [
+def test_the_locale_chooses_the_language(monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests) -> None:
+    cases: list[tuple[dict[str, str], str]] = [
         ({}, "en"),
         ({"LANG": ""}, "en"),
         ({"LANG": "hi_IN.UTF-8"}, "hi"),
@@ -349,14 +348,11 @@ VARIABLES = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
         # As gettext does: the first language that there is a catalogue for, and none of them in the C locale.
         ({"LANGUAGE": "de:hi:ar", "LANG": "de_DE.UTF-8"}, "hi"),
         ({"LANGUAGE": "hi", "LC_ALL": "C"}, "en"),
-    ],
-    ids=str,
-)
-def test_the_locale_chooses_the_language(
-    environment: dict[str, str], language: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert preferred_language() == language
+    ]
+    for environment, language in cases:
+        with subtests.test(repr(environment)):
+            for name in VARIABLES:
+                monkeypatch.delenv(name, raising=False)
+            for name, value in environment.items():
+                monkeypatch.setenv(name, value)
+            assert preferred_language() == language

@@ -184,21 +184,20 @@ def test_the_source_of_a_run_name_does_not_get_into_other_settings(path: Path) -
 # --- imports
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_imports_are_let_through_and_import_nothing(path: Path, subtests: pytest.Subtests) -> None:
+    cases: list[str] = [
         "import time",
         "import os, math",
         "import a_module_that_does_not_exist.at_all as x",
         "from datetime import datetime",
         "from __future__ import annotations",
         "from . import x",
-    ],
-)
-def test_imports_are_let_through_and_import_nothing(path: Path, line: str) -> None:
-    loaded = set(sys.modules)
-    assert values(path, f"{line}\nmax_iters = 1") == {"max_iters": 1}
-    assert set(sys.modules) == loaded
+    ]
+    for line in cases:
+        with subtests.test(line):
+            loaded = set(sys.modules)
+            assert values(path, f"{line}\nmax_iters = 1") == {"max_iters": 1}
+            assert set(sys.modules) == loaded
 
 
 @pytest.mark.parametrize("line", ["from base import *", "from base import max_iters", "import x as min_lr"])
@@ -283,9 +282,8 @@ def test_decorators_and_annotations_are_not_run_either(path: Path, monkeypatch: 
     assert not Path("victim").exists()
 
 
-@pytest.mark.parametrize(
-    ("expression", "reason"),
-    [
+def test_what_has_no_value_is_refused_with_the_reason(path: Path, subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, str]] = [
         ("1 / 0", "divides by zero"),
         ("1 // 0.0", "divides by zero"),
         ("5 % 0", "divides by zero"),
@@ -303,10 +301,12 @@ def test_decorators_and_annotations_are_not_run_either(path: Path, monkeypatch: 
         ("f'{1:x y}'", "has an invalid format"),
         ("f'{None:5}'", "has an invalid format"),
         ("f'{-1:c}'", "has an invalid format"),
-    ],
-)
-def test_what_has_no_value_is_refused_with_the_reason(path: Path, expression: str, reason: str) -> None:
-    assert f"line 1: `max_iters = {expression}` {reason}" in complaint(path, f"max_iters = {expression}")
+    ]
+    for expression, reason in cases:
+        with subtests.test(expression):
+            assert f"line 1: `max_iters = {expression}` {reason}" in complaint(
+                path, f"max_iters = {expression}"
+            )
 
 
 def test_every_problem_is_reported_at_once(path: Path) -> None:
@@ -368,9 +368,8 @@ def test_a_bomb_is_refused_at_once(path: Path, bomb: str) -> None:
     assert bomb == "a large file" or "line " in problems[0]
 
 
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
+def test_what_is_no_python_is_refused_with_its_line(path: Path, subtests: pytest.Subtests) -> None:
+    cases: list[tuple[bytes, str]] = [
         (b"max_iters = 1\nmin_lr = = 2\n", "line 2: invalid syntax"),
         (b"a = 1\n  b = 2\n", "line 2: unexpected indent"),
         (b"a = 1\nb = 'no end\n", "line 2: unterminated string literal"),
@@ -379,10 +378,10 @@ def test_a_bomb_is_refused_at_once(path: Path, bomb: str) -> None:
         (b"a = 1\nb = '\xff'\n", "line 2: this is not text in UTF-8"),
         ("max_iters = 1\n".encode("utf-16"), "line 1: this is not text in UTF-8"),
         (b"out_dir = '\\N{NO SUCH NAME}'", "line 1: (unicode error)"),
-    ],
-)
-def test_what_is_no_python_is_refused_with_its_line(path: Path, data: bytes, expected: str) -> None:
-    assert complaint(path, data).startswith(f"{path}, {expected}")
+    ]
+    for data, expected in cases:
+        with subtests.test(repr(data)):
+            assert complaint(path, data).startswith(f"{path}, {expected}")
 
 
 def test_depth_is_found_in_a_file_of_many_lines(path: Path) -> None:

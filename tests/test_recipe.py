@@ -84,9 +84,8 @@ def test_a_file_with_device_tables(tmp_path: Path) -> None:
     assert find_recipe(str(path)) == read_recipe(path)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_toml_that_tries_to_be_clever(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, str]] = [
         ("[gpu]\nn_layer = 1", "unknown setting --gpu"),
         ("cpu = 3", "unknown setting --cpu"),
         ("[cpu.fast]\nn_layer = 1", "unknown setting --fast in [cpu] of"),
@@ -103,21 +102,22 @@ def test_a_file_with_device_tables(tmp_path: Path) -> None:
         ("bias = 07:32:00", "--bias=07:32:00 is neither True nor False"),
         ("compile = {a = 1}", "--compile={'a': 1} is not one of auto, on, off"),
         ("arch.gpt2 = 1", "--arch={'gpt2': 1} is not one of gpt2, modern"),
-    ],
-)
-def test_toml_that_tries_to_be_clever(tmp_path: Path, text: str, expected: str) -> None:
-    path = written(tmp_path, text)
-    (problem,) = complaints(path)
-    assert problem.startswith(expected)
-    assert str(path) in problem
+    ]
+    for text, expected in cases:
+        with subtests.test(text):
+            path = written(tmp_path, text)
+            (problem,) = complaints(path)
+            assert problem.startswith(expected)
+            assert str(path) in problem
 
 
-@pytest.mark.parametrize("text", ["n_layer = ", "n_layer: 3", "n_layer = 1\nn_layer = 2", "[cpu\n", "\0"])
-def test_what_is_no_toml_is_refused_with_the_place(tmp_path: Path, text: str) -> None:
-    path = written(tmp_path, text)
-    (problem,) = complaints(path)
-    assert problem.startswith(f"{path} cannot be read as TOML: ")
-    assert "(at " in problem
+def test_what_is_no_toml_is_refused_with_the_place(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    for text in ("n_layer = ", "n_layer: 3", "n_layer = 1\nn_layer = 2", "[cpu\n", "\0"):
+        with subtests.test(text):
+            path = written(tmp_path, text)
+            (problem,) = complaints(path)
+            assert problem.startswith(f"{path} cannot be read as TOML: ")
+            assert "(at " in problem
 
 
 @pytest.mark.parametrize("text", ["a = " + "[" * 5000, "n_layer = 1" + "0" * 5000])

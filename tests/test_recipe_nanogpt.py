@@ -163,18 +163,17 @@ def test_a_file_that_is_there_wins_over_the_preset(
     assert find_recipe(name).settings["max_iters"] == 7
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
+def test_an_unknown_file_gets_the_nearest_preset(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, str]] = [
         ("config/train_shakespear_char.py", "did you mean shakespeare_char"),
         ("quickstart.py", "did you mean quickstart?"),
         ("config/zzz.py", "presets: eval_gpt2, "),
         ("a" * 300 + ".py", "presets: eval_gpt2, "),
         ("a\0.py", "presets: eval_gpt2, "),
-    ],
-)
-def test_an_unknown_file_gets_the_nearest_preset(name: str, hint: str) -> None:
-    with pytest.raises(UserError) as caught:
-        find_recipe(name)
-    (problem,) = caught.value.problems
-    assert problem.startswith(f"there is no config file {name}, and no preset in its place; {hint}")
+    ]
+    for name, hint in cases:
+        with subtests.test(name):
+            with pytest.raises(UserError) as caught:
+                find_recipe(name)
+            (problem,) = caught.value.problems
+            assert problem.startswith(f"there is no config file {name}, and no preset in its place; {hint}")

@@ -41,6 +41,7 @@ from commands import (
 )
 
 from glassgpt.cli import main
+from glassgpt.i18n import translate
 from glassgpt.record import journal
 
 
@@ -183,7 +184,7 @@ def test_a_pipe_is_explained_while_it_runs() -> None:
     lines.until("iter 1200: loss")
     rest = lines.rest()
     assert process.wait(30) == 0
-    assert "A nanoGPT run whose log stops at iteration 1,200" in rest
+    assert translate("verdict.log_stops", trainer="nanoGPT", at="1,200") in rest
     everything = "".join(lines.seen)
     news, _, last = everything.partition("A nanoGPT run")
     for name in set(re.findall(r"\[([a-z]+(?:-[a-z]+)+)\]", last)):
@@ -200,7 +201,7 @@ def test_a_named_pipe_is_watched() -> None:
     os.write(writer, nanogpt_log().encode())
     lines.until("iteration 500: validation 1.6250")
     os.close(writer)
-    assert "A nanoGPT run whose log stops at iteration 600" in lines.rest()
+    assert translate("verdict.log_stops", trainer="nanoGPT", at="600") in lines.rest()
     assert process.wait(30) == 0
 
 
@@ -232,8 +233,7 @@ def test_a_growing_file_until_ctrl_c() -> None:
     process.send_signal(signal.SIGINT)
     rest = lines.rest()
     assert process.wait(30) == 0
-    assert "A nanoGPT run that is at iteration 750 now." in rest
-    assert "where the time went" in rest
+    assert translate("verdict.running", trainer="nanoGPT", at="750") in rest
     assert process.stderr is not None
     assert process.stderr.read() == b""
 
@@ -277,14 +277,14 @@ def test_a_live_run_is_followed_to_its_end() -> None:
         lines.until("iteration 100: validation 2.1000")
     rest = lines.rest()
     assert process.wait(30) == 0
-    assert "A GlassGPT run that finished at iteration 100." in rest
+    assert translate("verdict.finished", trainer="GlassGPT", at="100") in rest
 
 
 def test_a_journal_is_known_by_its_content_when_watched() -> None:
     content = b"".join(map(journal.encode_line, finished_run()))
     done = glass("explain", "-", "--watch", stdin=content)
     assert done.returncode == 0
-    assert "A GlassGPT run that finished at iteration 100." in done.stdout.decode()
+    assert translate("verdict.finished", trainer="GlassGPT", at="100") in done.stdout.decode()
 
 
 def test_a_run_that_says_nothing_bad_at_its_first_step(capsys: Capture) -> None:
@@ -306,4 +306,4 @@ def test_two_trainers_in_one_file_are_both_printed(capsys: Capture) -> None:
     assert main(["explain", "both.log"]) == 0
     printed = capsys.readouterr().out
     assert 0 <= printed.index("A nanoGPT run ") < printed.index("An llm.c run ")
-    assert "come before this one in the log: nanoGPT." in printed
+    assert translate("verdict.other_trainers", trainers="nanoGPT") in " ".join(printed.split())

@@ -97,9 +97,8 @@ def test_a_plan_for_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert "matmul peak" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
+def test_bad_flags(capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests) -> None:
+    cases: list[tuple[list[str], str]] = [
         (["--hours=1e300"], "longer than ten years"),
         (["--hours=1", "--out=/nowhere/at/all/x.toml"], "cannot be written"),
         (["--hours=1", "--out=foo.txt"], "must end in .toml"),
@@ -112,12 +111,12 @@ def test_a_plan_for_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
         (["--gpu=h100", "--nodes=2", "--network=5e-324"], "it is in GB/s"),
         (["--gpu=h100", "--batch_size=1e300"], "--batch_size must be below 2^63"),
         (["--gpu=h100", "--n_layer=1e300"], "--n_layer must be below 2^63"),
-    ],
-)
-def test_bad_flags(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
-    gpu = [] if words[0].startswith("--gpu") else ["--gpu=rtx4090"]
-    assert main(["plan", "gpt2_124m", *gpu, *words]) == 2
-    assert part in capsys.readouterr().err
+    ]
+    for words, part in cases:
+        with subtests.test(repr(words)):
+            gpu = [] if words[0].startswith("--gpu") else ["--gpu=rtx4090"]
+            assert main(["plan", "gpt2_124m", *gpu, *words]) == 2
+            assert part in capsys.readouterr().err
 
 
 def test_the_table_of_cards_does_not_probe_this_machine(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from run_logs import make_run_log, make_steps
 
 from glassgpt.compare import Comparison, compare
+from glassgpt.compare.compared_run import Claim
 from glassgpt.config import ConfigValue
 from glassgpt.record import journal
 from glassgpt.runs.run_log import RunLog
@@ -38,6 +39,11 @@ def claim_ids(comparison: Comparison) -> list[str]:
     return [claim.id for claim in comparison.verdict]
 
 
-def claim_text(comparison: Comparison, id: str) -> str:
+def find_claim(comparison: Comparison, id: str) -> Claim:
     (claim,) = [claim for claim in comparison.verdict if claim.id == id]
-    return " ".join((claim.sentence, *claim.details))
+    return claim
+
+
+def keys(claim: Claim) -> list[str]:
+    """Which sentences it consists of."""
+    return [message.key for message in (claim.message, *claim.detail_messages)]

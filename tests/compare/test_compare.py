@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from compared_runs import SHAPE, claim_ids, claim_text, compare_run_logs, make_run
+from compared_runs import SHAPE, claim_ids, compare_run_logs, find_claim, keys, make_run
 from run_logs import make_run_log, make_steps
 
 from glassgpt.compare.compared_run import run_label
@@ -36,8 +36,9 @@ def test_a_run_equals_itself() -> None:
 
 def test_the_same_settings_on_faster_hardware() -> None:
     comparison = compare_run_logs(make_run(device="cpu", ms=500.0), make_run(device="cuda"))
-    assert "B is faster than A" in claim_text(comparison, "faster")
-    assert "device (cpu / cuda)" in claim_text(comparison, "faster-by-rate")
+    assert find_claim(comparison, "faster").labels == ("B", "A")
+    assert find_claim(comparison, "faster").values["factor"] == pytest.approx(10)
+    assert find_claim(comparison, "faster-by-rate").values["settings"] == "device (cpu / cuda)"
     assert "equally-good" in claim_ids(comparison)
 
 
@@ -53,7 +54,9 @@ def test_a_difference_within_the_noise_is_not_significant() -> None:
     comparison = compare_run_logs(
         make_run(eval_iters=1), make_run([(0, 4.2), (500, 2.0), (1000, 1.59)], eval_iters=1)
     )
-    assert "cannot be distinguished" in claim_text(comparison, "equally-good")
+    claim = find_claim(comparison, "equally-good")
+    assert keys(claim) == ["compare.equally-good.within_noise"]
+    assert claim.values["gap"] == pytest.approx(0.01)
     assert "better" not in claim_ids(comparison)
 
 
@@ -61,35 +64,40 @@ def test_noise_as_the_log_says_it() -> None:
     run_log = make_run()
     evals = tuple(replace(evaluation, stderr=0.05) for evaluation in run_log.evals)
     comparison = compare_run_logs(replace(run_log, evals=evals), replace(run_log, evals=evals))
-    assert "±0.05, the standard error in its log" in claim_text(comparison, "noise")
+    noise = find_claim(comparison, "noise")
+    assert keys(noise)[1:3] == ["compare.noise.reason.run_stderr"] * 2
+    assert noise.values["noise"] == 0.05
 
 
 def test_the_learning_rate_is_named_as_a_cause() -> None:
     comparison = compare_run_logs(
         make_run(learning_rate=1e-3), make_run([(0, 4.2), (500, 1.9), (1000, 1.5)], learning_rate=3e-4)
     )
-    assert "learning_rate: 0.001 / 0.0003." in claim_text(comparison, "better-because")
+    values = find_claim(comparison, "better-because").values
+    assert (values["setting"], values["values"]) == ("learning_rate", "0.001 / 0.0003")
 
 
 def test_more_iterations_are_named_as_a_cause() -> None:
     longer = make_run([(0, 4.2), (500, 2.0), (1000, 1.6), (2000, 1.4)], last=2000, max_iters=2000)
     comparison = compare_run_logs(make_run(max_iters=1000), longer)
-    assert claim_text(comparison, "better").startswith("B is better")
-    assert "after 1,000 each, A is not behind" in claim_text(comparison, "iterations-cause")
+    assert find_claim(comparison, "better").labels == ("B", "A")
+    values = find_claim(comparison, "iterations-cause").values
+    assert (values["at"], values["worse"], values["ahead"]) == (1000, "A", 0.0)
 
 
 def test_a_run_that_was_cut_short_is_not_called_worse() -> None:
     longer = make_run([(0, 4.2), (500, 2.0), (1000, 1.6), (2000, 1.4)], last=2000, max_iters=2000)
     cut = make_run([(0, 4.2), (500, 2.0), (1000, 1.6)], last=1200, max_iters=2000)
     comparison = compare_run_logs(cut, longer)
-    assert "the evaluations of A end at iteration 1,000" in claim_text(comparison, "better-open")
+    values = find_claim(comparison, "better-open").values
+    assert (values["worse"], values["at"]) == ("A", 1000)
     assert "better" not in claim_ids(comparison)
 
 
 def test_fewer_iterations_with_larger_batches_are_as_many_tokens() -> None:
     wide = make_run([(0, 4.2), (250, 2.2), (500, 1.8)], last=600, batch_size=128)
     comparison = compare_run_logs(wide, make_run())
-    assert claim_text(comparison, "better").startswith("B is better")
+    assert find_claim(comparison, "better").labels == ("B", "A")
 
 
 def test_three_runs_are_judged_against_the_first() -> None:
@@ -104,7 +112,7 @@ def test_overhead_that_differs() -> None:
     ms = slow.steps.ms.copy()
     ms[[0, 50, 100]] = 20_000
     comparison = compare_run_logs(make_run(), replace(slow, steps=replace(slow.steps, ms=ms)))
-    assert "B spends" in claim_text(comparison, "overhead")
+    assert find_claim(comparison, "overhead").values["high"] == "B"
 
 
 # --- losses that do not compare ---
@@ -112,13 +120,15 @@ def test_overhead_that_differs() -> None:
 
 def test_other_data_is_refused() -> None:
     comparison = compare_run_logs(make_run(), make_run(dataset="openwebtext"))
-    assert "A is evaluated on shakespeare_char, B on openwebtext" in claim_text(comparison, "not-comparable")
+    values = find_claim(comparison, "not-comparable").values
+    assert (values["a_data"], values["b_data"]) == ("shakespeare_char", "openwebtext")
     assert not comparison.aligned["iterations"].points
 
 
 def test_other_vocabularies_are_refused_without_bytes() -> None:
     comparison = compare_run_logs(make_run(), make_run(vocab_size=50257))
-    assert "A has 65 tokens, B has 50,257" in claim_text(comparison, "not-comparable")
+    values = find_claim(comparison, "not-comparable").values
+    assert (values["a_size"], values["b_size"]) == (65, 50257)
 
 
 def test_other_vocabularies_compare_per_byte() -> None:
@@ -126,7 +136,8 @@ def test_other_vocabularies_compare_per_byte() -> None:
     char = replace(char, setup=replace(char.setup, bytes_per_token=1.0))
     bpe = replace(bpe, setup=replace(bpe.setup, bytes_per_token=3.3))
     comparison = compare_run_logs(char, bpe)
-    assert f"B {4.0 / math.log(2) / 3.3:.4f}" in claim_text(comparison, "better-per-byte")
+    bits = find_claim(comparison, "better-per-byte").values["b_bits"]
+    assert bits == pytest.approx(4.0 / math.log(2) / 3.3)
 
 
 def test_padded_vocabularies_are_the_same() -> None:
@@ -138,12 +149,12 @@ def test_initial_losses_far_apart_are_refused_without_a_vocabulary() -> None:
     comparison = compare_run_logs(
         make_run(vocab_size=None), make_run([(0, 10.9), (1000, 4.0)], vocab_size=None)
     )
-    assert "--b.vocab_size" in claim_text(comparison, "not-comparable")
+    assert any("--b.vocab_size" in detail for detail in find_claim(comparison, "not-comparable").details)
 
 
 def test_an_unknown_dataset_is_assumed_to_be_the_same() -> None:
     comparison = compare_run_logs(make_run(dataset=None), make_run(dataset=None))
-    assert "assumed to be the same" in claim_text(comparison, "assumed-comparable")
+    assert "compare.comparable.dataset_assumed" in keys(find_claim(comparison, "assumed-comparable"))
 
 
 def test_bits_per_byte_and_losses() -> None:
@@ -160,7 +171,7 @@ def test_without_evaluations_training_losses_compare() -> None:
     comparison = compare_run_logs(make_run_log(steps, settings=SHAPE), make_run_log(lower, settings=SHAPE))
     assert comparison.loss_kind == "training"
     assert "training-losses" in claim_ids(comparison)
-    assert claim_text(comparison, "better").startswith("B is better")
+    assert find_claim(comparison, "better").labels == ("B", "A")
 
 
 def test_neither_losses_nor_times() -> None:
@@ -218,7 +229,7 @@ def test_shared_eval_tokens_cancel_their_noise() -> None:
         glassgpt_run([(0, 4.2), (1000, 1.7)]), glassgpt_run([(0, 4.2), (1000, 1.6)])
     )
     assert "better" in claim_ids(comparison)
-    assert "Both evaluate the same tokens" in claim_text(comparison, "noise")
+    assert keys(find_claim(comparison, "noise"))[0] == "compare.noise.same_tokens"
 
 
 def test_device_auto_is_the_device_in_use() -> None:
@@ -250,15 +261,17 @@ def run_with_nan(*places: int) -> RunLog:
 
 
 def test_a_loss_that_stays_nan() -> None:
-    text = claim_text(compare_run_logs(run_with_nan(15, *range(60, 101)), make_run()), "not-finite")
-    assert text == "The loss of A is not finite from iteration 600 on; only earlier losses are compared."
+    claim = find_claim(compare_run_logs(run_with_nan(15, *range(60, 101)), make_run()), "not-finite")
+    assert keys(claim) == ["compare.not-finite.to_the_end"]
+    assert claim.values == {"run": "A", "at": 600}
 
 
 def test_a_nan_loss_that_recovered() -> None:
     comparison = compare_run_logs(run_with_nan(15), make_run())
     assert claim_ids(comparison)[0] == "not-finite"
-    text = claim_text(comparison, "not-finite")
-    assert text == "The loss of A was not finite at iteration 150 and recovered; finite losses are compared."
+    claim = find_claim(comparison, "not-finite")
+    assert keys(claim) == ["compare.not-finite.recovered"]
+    assert claim.values == {"run": "A", "at": 150}
 
 
 def test_a_nan_that_a_resume_discarded() -> None:
@@ -291,7 +304,7 @@ def two_runs(resumed: bool = False) -> RunLog:
 
 def test_the_last_of_several_runs_is_compared() -> None:
     comparison = compare_run_logs(two_runs(), make_run())
-    assert claim_text(comparison, "several-runs") == "The log of A holds 2 runs; A is the last of them."
+    assert find_claim(comparison, "several-runs").values == {"run": "A", "runs": 2}
     run = comparison.runs[0]
     assert run.best == (1.8, 800)
     assert run.analysis.facts.best_val_loss == 1.8
@@ -302,7 +315,7 @@ def test_the_last_of_several_runs_is_compared() -> None:
 
 def test_runs_of_other_trainers_in_the_same_log_are_counted() -> None:
     comparison = compare_run_logs(make_run(), replace(make_run(), earlier_runs=(two_runs(),)))
-    assert claim_text(comparison, "several-runs") == "The log of B holds 3 runs; B is the last of them."
+    assert find_claim(comparison, "several-runs").values == {"run": "B", "runs": 3}
 
 
 def test_a_resume_is_not_a_new_run() -> None:
@@ -326,7 +339,9 @@ def test_noise_from_the_scatter_of_single_batches() -> None:
     assert noise is not None
     assert noise.source == "batches"
     assert noise.std == pytest.approx(0.04, rel=0.3)
-    assert "single batches scatter by" in claim_text(compare_run_logs(run_log, make_run()), "noise")
+    claim = find_claim(compare_run_logs(run_log, make_run()), "noise")
+    assert "compare.noise.reason.run_batches" in keys(claim)
+    assert claim.values["batches"] == 25
 
 
 def test_smoothed_losses_are_not_taken_for_single_batches() -> None:
@@ -355,5 +370,5 @@ def test_within_one_run_fixed_eval_tokens_leave_only_the_scatter() -> None:
 
 def test_equal_losses_are_the_same() -> None:
     for run_log in (make_run(), glassgpt_run([(100 * at, 3.0) for at in range(20)])):
-        claim = claim_text(compare_run_logs(run_log, run_log), "equally-good")
-        assert claim == "A and B have the same best loss."
+        claim = find_claim(compare_run_logs(run_log, run_log), "equally-good")
+        assert keys(claim) == ["compare.equally-good.same_loss"]

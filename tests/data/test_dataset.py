@@ -155,9 +155,8 @@ def test_every_truncation_of_a_manifest_is_refused(folder: Path) -> None:
             read_manifest(folder)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_nonsense_in_a_manifest_is_named(folder: Path, subtests: pytest.Subtests) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"version": 2}, "version 2, this GlassGPT reads version 1"),
         ({"version": None}, "version None"),
         ({"vocab_size": "65"}, "'vocab_size' is not int"),
@@ -176,20 +175,23 @@ def test_every_truncation_of_a_manifest_is_refused(folder: Path) -> None:
         ({"notes": "one"}, "'notes' is not"),
         ({"characters": None}, "belongs to the char tokenizer"),
         ({"surprise": 1}, "unknown field 'surprise'"),
-    ],
-)
-def test_nonsense_in_a_manifest_is_named(folder: Path, changes: dict[str, Any], message: str) -> None:
-    edit(folder, **changes)
-    with pytest.raises(UserError) as caught:
-        read_manifest(folder)
-    assert message in str(caught.value)
+    ]
+    whole = (folder / "manifest.json").read_bytes()
+    for changes, message in cases:
+        with subtests.test(repr(changes)):
+            (folder / "manifest.json").write_bytes(whole)
+            edit(folder, **changes)
+            with pytest.raises(UserError) as caught:
+                read_manifest(folder)
+            assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"version": 1}'])
-def test_what_is_no_manifest_is_refused(folder: Path, content: bytes) -> None:
-    (folder / "manifest.json").write_bytes(content)
-    with pytest.raises(UserError, match="damaged"):
-        read_manifest(folder)
+def test_what_is_no_manifest_is_refused(folder: Path, subtests: pytest.Subtests) -> None:
+    for content in (b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"version": 1}'):
+        with subtests.test(repr(content[:20])):
+            (folder / "manifest.json").write_bytes(content)
+            with pytest.raises(UserError, match="damaged"):
+                read_manifest(folder)
 
 
 def test_a_missing_or_short_file_is_seen_at_once(folder: Path) -> None:

@@ -260,9 +260,8 @@ def test_a_path_that_is_not_there_is_no_name(tmp_path: Path, monkeypatch: pytest
     assert is_corpus("elsewhere/more")
 
 
-@pytest.mark.parametrize(
-    ("files", "part", "expected"),
-    [
+def test_which_files_are_for_training(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[list[str], str, list[str]]] = [
         (["data/train-0.parquet", "data/validation-0.parquet", "README.md"], "", ["data/train-0.parquet"]),
         (["a.jsonl", "a.parquet", "test/a.parquet"], "", ["a.parquet"]),
         (["en/c4-train.0.json.gz", "en/c4-validation.0.json.gz"], "en", ["en/c4-train.0.json.gz"]),
@@ -271,11 +270,11 @@ def test_a_path_that_is_not_there_is_no_name(tmp_path: Path, monkeypatch: pytest
         (["latest/contest.parquet"], "", ["latest/contest.parquet"]),
         (["pictures.tar"], "", []),
         (["default/partial-train/0000.parquet"], "", []),
-    ],
-)
-def test_which_files_are_for_training(files: list[str], part: str, expected: list[str]) -> None:
-    listing = RepositoryListing("main", SHA, dict.fromkeys(files, 1), ())
-    assert training_files(listing, HubDataset("some/one", part)) == expected
+    ]
+    for files, part, expected in cases:
+        with subtests.test(repr(files)):
+            listing = RepositoryListing("main", SHA, dict.fromkeys(files, 1), ())
+            assert training_files(listing, HubDataset("some/one", part)) == expected
 
 
 def test_cards_in_all_their_forms() -> None:

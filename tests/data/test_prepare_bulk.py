@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import json
 import lzma
+import re
 import sys
 import time
 import tracemalloc
@@ -156,7 +157,7 @@ def test_copies_are_left_out_on_request(tmp_path: Path) -> None:
     write_json_lines(tmp_path / "a.jsonl", TEXTS[:60] + TEXTS[:30] + TEXTS[40:80])
     dataset = prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", dedup=True)
     assert texts_in(dataset, "train") == [text for text in TEXTS[:80] if not is_held_out(text)]
-    assert "left out 50 documents that had been there before" in dataset.manifest.notes
+    assert any("left out 50 documents" in note for note in dataset.manifest.notes)
     with_copies = prepare_dataset(tmp_path / "a.jsonl", tmp_path / "all")
     assert sum(with_copies.manifest.tokens.values()) > sum(dataset.manifest.tokens.values())
 
@@ -177,7 +178,7 @@ def test_half_a_character_is_replaced_and_told(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     dataset = prepare_dataset(tmp_path / "a.jsonl", tmp_path / "out", val_fraction=0.5)
     assert "half ? of it" in texts_in(dataset, "train") + texts_in(dataset, "val")
-    assert "in 1 document half characters became question marks" in dataset.manifest.notes
+    assert any("1 document half" in note for note in dataset.manifest.notes)
 
 
 def test_a_large_corpus_has_its_bpe_from_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,10 +187,10 @@ def test_a_large_corpus_has_its_bpe_from_a_sample(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(train_tokenizer, "MAX_BPE_SAMPLE_BYTES", 8000)
     monkeypatch.setattr(train_tokenizer, "_MAX_SAMPLED_FILES", 2)
     notes = prepare_dataset(tmp_path / "many", tmp_path / "out").manifest.notes
-    assert any("trained on a sample of the training text, 0.0 MB from 2 files" in note for note in notes)
+    assert any("0.0 MB from 2 files" in note for note in notes)
     monkeypatch.undo()
     notes = prepare_dataset(tmp_path / "many", tmp_path / "all").manifest.notes
-    assert any("bpe:300 was trained on all training text" in note for note in notes)
+    assert any(re.search(r"bpe:300\b.*\ball\b", note) for note in notes)
 
 
 # --- what can go wrong ---
@@ -236,7 +237,7 @@ def test_mixed_encodings_name_the_file(tmp_path: Path) -> None:
         (folder / f"{i:02}.txt").write_text(text, encoding="utf-8")
     (folder / "07.txt").write_bytes("Käse".encode("latin-1"))
     complaint = failing(tmp_path, f"{folder}/*.txt")
-    assert f"{folder}/07.txt is not UTF-8 at its byte 1" in complaint
+    assert re.search(rf"{folder}/07\.txt .*UTF-8.* byte 1\b", complaint)
     dataset = prepare_dataset(f"{folder}/*.txt", tmp_path / "bytes", tokenizer="byte", val_fraction=0.5)
     ids = np.concatenate([dataset.tokens("train")[:], dataset.tokens("val")[:]]).astype(np.uint8).tobytes()
     assert b"K\xe4se\n" in ids
@@ -258,7 +259,7 @@ def test_compressed_texts_are_texts(tmp_path: Path, suffix: str) -> None:
     dataset = prepare_dataset(f"{folder}/*", tmp_path / "made")
     assert sorted(texts_in(dataset, "train") + texts_in(dataset, "val")) == sorted(TEXTS[:40])
     assert "skipped 1 binary file" in dataset.manifest.notes
-    assert "has no text files (skipped 1 binary file)" in failing(tmp_path, f"{folder}/p*")
+    assert "(skipped 1 binary file)" in failing(tmp_path, f"{folder}/p*")
 
 
 def test_encodings_and_line_ends_of_texts_make_no_difference(tmp_path: Path) -> None:
@@ -296,7 +297,7 @@ def test_links_to_folders_are_said_to_be_skipped(tmp_path: Path) -> None:
 
 def test_nothing_but_empty_documents_is_said(tmp_path: Path) -> None:
     write_json_lines(tmp_path / "a.jsonl", [""] * 7)
-    assert "there is no text in it (left out 7 empty documents)" in failing(tmp_path, tmp_path / "a.jsonl")
+    assert "7 empty documents" in failing(tmp_path, tmp_path / "a.jsonl")
 
 
 def test_two_columns_of_one_name_are_not_called_damage(tmp_path: Path) -> None:
@@ -312,7 +313,7 @@ def test_learning_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
     said: list[str] = []
     options = PrepareOptions(str(tmp_path / "a.jsonl"), tokenizer="bpe:300", out_dir=str(tmp_path / "out"))
     prepare(options, said.append)
-    assert any(line.startswith("training bpe:300, on 100 MB at most: 0 of 100 MB, ") for line in said)
+    assert any(re.match("training bpe:300, .*: 0 of 100 MB, ", line) for line in said)
 
 
 def test_no_processes_are_no_fault_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,8 +325,8 @@ def test_no_processes_are_no_fault_of_the_disk(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(encoder, "ProcessPoolExecutor", without_shared_memory)
     write_json_lines(tmp_path / "a.jsonl", TEXTS)
     complaint = failing(tmp_path, tmp_path / "a.jsonl", workers=2)
-    assert "could not be started" in complaint
     assert "--workers 1" in complaint
+    assert "--out_dir" not in complaint
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
@@ -338,7 +339,7 @@ def test_parquet_without_the_column_says_which_there_are(tmp_path: Path) -> None
     write_fineweb_parquet(tmp_path / "many" / "a.parquet", TEXTS)
     write_fineweb_parquet(tmp_path / "many" / "b.parquet", TEXTS)
     complaint = failing(tmp_path, tmp_path / "many", text_column="content")
-    assert complaint.count("has no column 'content'; its text columns are text, id, dump") == 2
+    assert len(re.findall("'content'.* text, id, dump", complaint)) == 2
     complaint = failing(tmp_path, tmp_path / "many", text_column="score")
     assert "its column 'score' holds double, not text" in complaint
     assert (
@@ -376,15 +377,15 @@ def test_a_line_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(document_readers, "MAX_DOCUMENT_BYTES", 10_000)
     short = json.dumps({"text": TEXTS[0]})
     (tmp_path / "a.jsonl").write_text("\n".join([short] * 30 + ['{"text": "' + "x" * 20_000 + '"}', short]))
-    assert "a.jsonl, line 31 is longer than 0 MB" in failing(tmp_path, tmp_path / "a.jsonl")
+    assert re.search(r"a\.jsonl, line 31 .*\b0 MB", failing(tmp_path, tmp_path / "a.jsonl"))
     (tmp_path / "b.txt").write_text("x" * 20_000)
-    assert "b.txt is one document of more than 0 MB" in failing(tmp_path, f"{tmp_path}/b*.txt")
+    assert re.search(r"b\.txt .*\b0 MB", failing(tmp_path, f"{tmp_path}/b*.txt"))
 
 
 def test_a_long_row_of_parquet_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(document_readers, "MAX_DOCUMENT_BYTES", 10_000)
     write_fineweb_parquet(tmp_path / "a.parquet", [*TEXTS[:30], "x" * 20_000, *TEXTS[30:]])
-    assert "a.parquet, document 31 is longer than 0 MB" in failing(tmp_path, tmp_path / "a.parquet")
+    assert re.search(r"a\.parquet, document 31 .*\b0 MB", failing(tmp_path, tmp_path / "a.parquet"))
 
 
 @pytest.mark.parametrize("text", ["equal", "different"])
@@ -409,9 +410,9 @@ def test_long_rows_of_parquet_are_not_in_memory_at_once(
 
 def test_too_few_documents_to_split(tmp_path: Path) -> None:
     write_json_lines(tmp_path / "a.jsonl", [next(text for text in TEXTS if not is_held_out(text))])
-    assert "of 1 document none is for validation: bring more" in failing(tmp_path, tmp_path / "a.jsonl")
+    assert "of 1 document none" in failing(tmp_path, tmp_path / "a.jsonl")
     (tmp_path / "b.jsonl").write_text("")
-    assert "there is no text in it" in failing(tmp_path, tmp_path / "b.jsonl", tokenizer="byte")
+    assert "no text" in failing(tmp_path, tmp_path / "b.jsonl", tokenizer="byte")
 
 
 def test_the_disk_is_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,21 +428,18 @@ def test_the_disk_is_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
         free = 1024
 
     monkeypatch.setattr("shutil.disk_usage", lambda path: Full)
-    assert "has 1.0 KiB free: make room, or choose another --out_dir" in failing(
-        tmp_path, tmp_path / "a.jsonl"
-    )
+    assert re.search(r"\b1\.0 KiB free: .*--out_dir", failing(tmp_path, tmp_path / "a.jsonl"))
 
 
 def test_options_that_do_not_fit_are_all_told(tmp_path: Path) -> None:
     write_json_lines(tmp_path / "a.jsonl", TEXTS)
     complaint = failing(tmp_path, tmp_path / "a.jsonl", tokenizer="char", workers=0, shard_tokens=0)
-    assert "--tokenizer char has to know every character" in complaint
-    assert "--workers 0 is not at least 1" in complaint
-    assert "--shard_tokens 0 is not at least 1" in complaint
+    flags = re.findall(r"^--\w+ \w+", complaint, re.M)
+    assert flags == ["--tokenizer char", "--workers 0", "--shard_tokens 0"]
     (tmp_path / "a.txt").write_text("text")
     complaint = failing(tmp_path, tmp_path / "a.txt", workers=2, text_column="x", dedup=True)
-    assert complaint.count("is for documents in bulk") == 3
-    assert "has no file in it" in failing(tmp_path, f"{tmp_path}/*.nothing")
+    assert re.findall(r"^--\w+", complaint, re.M) == ["--text_column", "--dedup", "--workers"]
+    assert "*.nothing" in failing(tmp_path, f"{tmp_path}/*.nothing")
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
@@ -479,12 +477,12 @@ def test_a_file_with_a_wrong_name_is_not_called_damaged(tmp_path: Path) -> None:
     for suffix in (".gz", ".xz", ".zst"):
         path = tmp_path / f"c.jsonl{suffix}"
         path.write_bytes(plain)  # as browsers leave it
-        assert f"is plain text and not compressed: remove {suffix} from its name" in failing(tmp_path, path)
+        assert re.search(rf"c\.jsonl{suffix} .*: remove {suffix} ", failing(tmp_path, path))
     path.write_bytes(packed)
-    assert "is compressed as .gz, not .zst: rename it to end in .gz" in failing(tmp_path, path)
+    assert re.search(r"\.gz, not \.zst: rename .*\.gz\b", failing(tmp_path, path))
     path = tmp_path / "d.jsonl"
     path.write_bytes(packed)
-    assert "line 1 is not text but compressed: add .gz to the file's name" in failing(tmp_path, path)
+    assert re.search(r"line 1 .*: add \.gz ", failing(tmp_path, path))
 
 
 @pytest.mark.parametrize("inside", [None, "folder"])

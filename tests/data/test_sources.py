@@ -133,9 +133,8 @@ def test_unknown_names_get_the_nearest_one() -> None:
     assert "give a file, a folder" in (dataset_problem("") or "")
 
 
-@pytest.mark.parametrize(
-    ("asked", "name"),
-    [
+def test_nanogpts_scripts_name_their_dataset() -> None:
+    cases: list[tuple[str, str | None]] = [
         ("data/shakespeare_char/prepare.py", "shakespeare_char"),
         ("/home/me/nanoGPT/data/shakespeare/prepare.py", "shakespeare"),
         ("shakespeare/prepare.py", "shakespeare"),
@@ -143,10 +142,9 @@ def test_unknown_names_get_the_nearest_one() -> None:
         ("./prepare.py", None),
         ("../prepare.py", None),
         ("data/shakespeare/prepare.txt", None),
-    ],
-)
-def test_nanogpts_scripts_name_their_dataset(asked: str, name: str | None) -> None:
-    assert dataset_of_nanogpt_script(asked) == name
+    ]
+    wrong = [(asked, name, got) for asked, name in cases if (got := dataset_of_nanogpt_script(asked)) != name]
+    assert wrong == []
 
 
 def test_nanogpts_script_of_something_else_is_to_be_run(
@@ -223,22 +221,20 @@ def test_names_without_a_file_are_counted(tmp_path: Path) -> None:
     assert note in open_corpus(str(tmp_path), "", "text").notes
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "fix"),
-    [
+def test_what_is_no_text_is_told_what_to_do(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, bytes, str]] = [
         ("a.docx", b"PK\x03\x04\xff", "save the text in it as a plain .txt file"),
         ("a.PDF", b"%PDF-1.7\n%\xe2\xe3", "save the text in it as a plain .txt file"),
         ("a.txt", gzip.compress(PLAY, mtime=0), "unpack it first"),
         ("a.txt", b"caf\xe9", "convert it to UTF-8"),
         ("a.txt", PLAY.decode().encode("utf-16")[:-1], "not UTF-16 at byte"),
-    ],
-    ids=["docx", "pdf", "gzip", "latin-1", "utf-16"],
-)
-def test_what_is_no_text_is_told_what_to_do(tmp_path: Path, name: str, content: bytes, fix: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=fix):
-        "".join(Document(name, path, len(content)).text("utf-8"))
+    ]
+    for name, content, fix in cases:
+        with subtests.test(name):
+            path = tmp_path / name
+            path.write_bytes(content)
+            with pytest.raises(UserError, match=fix):
+                "".join(Document(name, path, len(content)).text("utf-8"))
 
 
 def test_files_of_ids_need_no_preparing(tmp_path: Path) -> None:

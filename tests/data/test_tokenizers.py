@@ -133,10 +133,13 @@ def test_ids_are_their_own_text(ids: list[int]) -> None:
     assert tokenizer.encode("").dtype == np.int64
 
 
-@pytest.mark.parametrize("word", ["300", "-1", "1.5", "one", "1,2", "١٢", "9" * 5000, "1e1", "0x1"])
-def test_what_is_not_an_id_is_refused(word: str) -> None:
-    with pytest.raises(UserError, match=r"is not an id: write numbers from 0 to 299 with blanks between"):
-        IdsTokenizer(300).encode(f"1 2 {word}")
+def test_what_is_not_an_id_is_refused(subtests: pytest.Subtests) -> None:
+    for word in ("300", "-1", "1.5", "one", "1,2", "١٢", "9" * 5000, "1e1", "0x1"):
+        with (
+            subtests.test(word),
+            pytest.raises(UserError, match=r"is not an id: write numbers from 0 to 299 with blanks between"),
+        ):
+            IdsTokenizer(300).encode(f"1 2 {word}")
 
 
 def test_a_prompt_may_name_the_end_of_text() -> None:
@@ -208,9 +211,8 @@ def test_a_small_text_yields_fewer_tokens() -> None:
     assert train_bpe(["abab"], 257).vocab_size == 257
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
+def test_unknown_tokenizers(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, str]] = [
         ("bpe:256", "at least 257"),
         ("bpe", "did you mean bpe:8192"),
         ("chr", "did you mean char"),
@@ -219,10 +221,10 @@ def test_a_small_text_yields_fewer_tokens() -> None:
         ("bpe:99999999999999", "unknown"),
         ("bpe:999999999", "at most 1,048,576"),  # would end the process, without a word from Python
         ("", "unknown"),
-    ],
-)
-def test_unknown_tokenizers(name: str, message: str) -> None:
-    assert message in (tokenizer_problem(name) or "")
+    ]
+    for name, message in cases:
+        with subtests.test(name):
+            assert message in (tokenizer_problem(name) or "")
     assert tokenizer_problem("bpe:257") is None
 
 

@@ -79,7 +79,7 @@ def test_without_a_compiler_compiling_is_not_tried(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(compile_check, "run_isolated", lambda *_: pytest.fail("tried"))
     (line,) = check_compile(CheckContext(tmp_path, tmp_path))
-    assert (line.message, line.verdict) == ("not tried: no C++ compiler was found", "note")
+    assert (line.verdict, "C++" in line.message) == ("note", True)
 
 
 def test_with_one_it_is_tried_in_a_process_of_its_own(
@@ -101,7 +101,8 @@ def test_with_one_it_is_tried_in_a_process_of_its_own(
 
 
 def test_code_that_computes_wrongly_is_a_problem() -> None:
-    assert compile_line(True, 12.3).message == "torch.compile works: a small function took 12 s to compile"
+    line = compile_line(True, 12.3)
+    assert (line.verdict, "12 s" in line.message) == ("ok", True)
     line = compile_line(False, 12.3)
     assert (line.verdict, "--compile=off" in line.fix) == ("problem", True)
 
@@ -122,7 +123,7 @@ def test_a_compiler_that_breaks_down_is_told_with_its_own_words(
     monkeypatch.setenv("CXX", str(broken))
     with pytest.raises(IsolatedCheckFailed) as caught:
         run_isolated(compile_small_function, tmp_path, 120)
-    assert "fatal error: Python.h: No such file" in str(caught.value)
+    assert "Python.h: No such file" in str(caught.value)
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler here")
@@ -145,7 +146,7 @@ def test_a_card_without_what_kernels_need(tmp_path: Path, monkeypatch: pytest.Mo
     card(6, 1)
     monkeypatch.setattr(compile_check, "default_device", lambda: torch.device("cuda", 0))
     (line,) = check_kernels(CheckContext(tmp_path, tmp_path))
-    assert (line.message, line.verdict) == ("not tried: the card is too old for triton", "problem")
+    assert (line.verdict, "too old" in line.message) == ("problem", True)
     assert "--kernels=plain" in line.fix
 
 

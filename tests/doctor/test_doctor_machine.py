@@ -45,23 +45,20 @@ def test_the_system_and_our_version_are_named(tmp_path: Path) -> None:
     assert all(line.verdict == "ok" for line in lines.values())
 
 
-@pytest.mark.parametrize(
-    ("version", "cuda", "hip", "verdict", "message"),
-    [
+def test_torch_is_named_and_an_old_one_is_a_problem(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, str | None, str | None, str, str]] = [
         ("2.13.0+cpu", None, None, "ok", "2.13.0+cpu, built without CUDA; numpy 2.4"),
         ("2.11.0+cu130", "13.0", None, "ok", "2.11.0+cu130, built for CUDA 13.0; numpy 2.4"),
         ("2.8.0+rocm6.4", None, "6.4.1", "ok", "2.8.0+rocm6.4, built for ROCm 6.4.1; numpy 2.4"),
         ("2.14.0a0+gitabc", None, None, "ok", "2.14.0a0+gitabc, built without CUDA; numpy 2.4"),
         ("2.7.1", "12.6", None, "problem", "2.7.1, built for CUDA 12.6; numpy 2.4"),
         ("1.13.1", None, None, "problem", "1.13.1, built without CUDA; numpy 2.4"),
-    ],
-)
-def test_torch_is_named_and_an_old_one_is_a_problem(
-    version: str, cuda: str | None, hip: str | None, verdict: str, message: str
-) -> None:
-    line = host_checks.torch_line(version, cuda, hip, "2.4")
-    assert (line.verdict, line.message) == (verdict, message)
-    assert ("install torch 2.8 or newer" in line.fix) == (verdict == "problem")
+    ]
+    for version, cuda, hip, verdict, message in cases:
+        with subtests.test(version):
+            line = host_checks.torch_line(version, cuda, hip, "2.4")
+            assert (line.verdict, line.message) == (verdict, message)
+            assert ("install torch 2.8 or newer" in line.fix) == (verdict == "problem")
 
 
 def test_the_oldest_versions_are_those_of_the_package() -> None:
@@ -98,9 +95,8 @@ def test_a_system_without_a_name_has_that_of_its_kernel(monkeypatch: pytest.Monk
 # --- cores ---
 
 
-@pytest.mark.parametrize(
-    ("cores", "message", "verdict"),
-    [
+def test_cores_that_are_there_and_those_that_may_be_used(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[Cores, str, str]] = [
         (Cores(2, 2, 2), "Ryzen, 2 cores", "ok"),
         (Cores(1, 1, 1), "Ryzen, 1 core", "ok"),
         (Cores(8, 16, 16), "Ryzen, 8 cores (16 threads)", "ok"),
@@ -109,17 +105,16 @@ def test_a_system_without_a_name_has_that_of_its_kernel(monkeypatch: pytest.Monk
          "note"),
         (Cores(8, 16, 4, 6.0), "Ryzen, 8 cores (16 threads), 4 of them usable: limited by a CPU affinity",
          "note"),
-    ],
-)  # fmt: skip
-def test_cores_that_are_there_and_those_that_may_be_used(cores: Cores, message: str, verdict: str) -> None:
-    line = cores_line("Ryzen", cores)
-    assert (line.message, line.verdict) == (message, verdict)
-    assert line.values["usable_cores"] == cores.usable
+    ]  # fmt: skip
+    for cores, message, verdict in cases:
+        with subtests.test(repr(cores)):
+            line = cores_line("Ryzen", cores)
+            assert (line.message, line.verdict) == (message, verdict)
+            assert line.values["usable_cores"] == cores.usable
 
 
-@pytest.mark.parametrize(
-    ("threads", "cores", "asked", "verdict", "fix"),
-    [
+def test_threads_against_cores(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[int, Cores, str | None, str, str]] = [
         (8, Cores(8, 16, 16), None, "ok", ""),
         (16, Cores(8, 16, 16), "16", "ok", ""),
         (2, Cores(32, 64, 1.5, 1.5), None, "ok", ""),
@@ -132,12 +127,12 @@ def test_cores_that_are_there_and_those_that_may_be_used(cores: Cores, message: 
         (2, Cores(2, 2, 2), "0", "note", "unset OMP_NUM_THREADS"),
         (1, Cores(8, 16, 16), None, "note", "export OMP_NUM_THREADS=8"),
         (1, Cores(2, 2, 0.5, 0.5), None, "ok", ""),
-    ],
-)
-def test_threads_against_cores(threads: int, cores: Cores, asked: str | None, verdict: str, fix: str) -> None:
-    line = threads_line(threads, cores, {"OMP_NUM_THREADS": asked} if asked else {})
-    assert (line.verdict, line.fix) == (verdict, fix)
-    assert (f"OMP_NUM_THREADS={asked}" in line.message) == (asked is not None)
+    ]
+    for threads, cores, asked, verdict, fix in cases:
+        with subtests.test(repr(threads)):
+            line = threads_line(threads, cores, {"OMP_NUM_THREADS": asked} if asked else {})
+            assert (line.verdict, line.fix) == (verdict, fix)
+            assert (f"OMP_NUM_THREADS={asked}" in line.message) == (asked is not None)
 
 
 def test_these_threads_and_cores_are_torchs_and_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,19 +196,21 @@ def test_no_clock_to_read_is_said(tmp_path: Path) -> None:
     assert read_clock(cpufreq(tmp_path, scaling_cur_freq="<unknown>")).mhz is None
 
 
-@pytest.mark.parametrize(
-    ("governor", "driver", "verdict"),
-    [
+def test_a_governor_that_holds_the_clock_down() -> None:
+    cases: list[tuple[str, str, str]] = [
         ("powersave", "intel_pstate", "ok"),
         ("powersave", "amd-pstate-epp", "ok"),
         ("powersave", "acpi-cpufreq", "problem"),
         ("powersave", "intel_cpufreq", "problem"),
         ("schedutil", "acpi-cpufreq", "ok"),
         ("performance", "acpi-cpufreq", "ok"),
-    ],
-)
-def test_a_governor_that_holds_the_clock_down(governor: str, driver: str, verdict: str) -> None:
-    assert clock_line(CpuClock(800.0, 4800.0, governor, driver)).verdict == verdict
+    ]
+    wrong = [
+        (governor, driver, verdict, got)
+        for governor, driver, verdict in cases
+        if (got := clock_line(CpuClock(800.0, 4800.0, governor, driver)).verdict) != verdict
+    ]
+    assert wrong == []
 
 
 def test_a_hot_processor_is_a_problem() -> None:
@@ -239,9 +236,8 @@ def test_this_processor(tmp_path: Path) -> None:
 # --- memory ---
 
 
-@pytest.mark.parametrize(
-    ("available", "total", "room", "message", "verdict"),
-    [
+def test_memory(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[int, int, Any, str, str]] = [
         (22 * GIB, 24 * GIB, None, "22.0 GiB of 24.0 GiB free", "ok"),
         (22 * GIB, 24 * GIB, (10**15, 10**14), "22.0 GiB of 24.0 GiB free", "ok"),
         (200 * GIB, 256 * GIB, (8 * GIB, 6 * GIB), "6.0 GiB of 8.0 GiB free (the container's limit)", "ok"),
@@ -249,13 +245,13 @@ def test_this_processor(tmp_path: Path) -> None:
         (3 * GIB, 8 * GIB, None, "3.0 GiB of 8.0 GiB free", "note"),
         (GIB // 2, 8 * GIB, None, "512 MiB of 8.0 GiB free", "problem"),
         (100 * GIB, 256 * GIB, (2 * GIB, GIB // 4), "256 MiB of 2.0 GiB free", "problem"),
-    ],
-)
-def test_memory(available: int, total: int, room: Any, message: str, verdict: str) -> None:
-    line = memory_line(available, total, room)
-    assert line.verdict == verdict
-    assert line.message.startswith(message)
-    assert bool(line.fix) == (verdict != "ok")
+    ]
+    for available, total, room, message, verdict in cases:
+        with subtests.test(repr(available)):
+            line = memory_line(available, total, room)
+            assert line.verdict == verdict
+            assert line.message.startswith(message)
+            assert bool(line.fix) == (verdict != "ok")
 
 
 def test_this_memory(tmp_path: Path) -> None:

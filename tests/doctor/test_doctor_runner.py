@@ -73,23 +73,20 @@ def test_the_worst_line_is_the_verdict_and_only_a_problem_the_exit_code(
 def test_a_check_that_fails_is_a_problem_and_the_rest_goes_on() -> None:
     page = examined(
         check("good", saying(DiagnosticLine("good", "fine"))),
-        check("bad", failing(ValueError("what is this"))),
+        check("bad", failing(ValueError("odd"))),
         check("after", saying(DiagnosticLine("after", "fine too"))),
     )
     assert [line.verdict for answer in page.results for line in answer.lines] == ["ok", "problem", "ok"]
     line = page.lines_with("problem")[0]
-    assert (line.name, line.message) == ("bad", "failed: ValueError: what is this")
+    assert (line.name, line.message) == ("bad", "failed: ValueError: odd")
     assert "glass doctor --json" in line.fix
     assert "Traceback" in line.error
     assert page.exit_code == 1
 
 
 def test_an_error_of_the_card_asks_to_look_at_the_card() -> None:
-    page = examined(check("bad", failing(RuntimeError("CUDA error: unspecified launch failure\nmore"))))
-    assert (
-        page.lines_with("problem")[0].message
-        == "failed: RuntimeError: CUDA error: unspecified launch failure"
-    )
+    page = examined(check("bad", failing(RuntimeError("CUDA error: launch\nmore"))))
+    assert page.lines_with("problem")[0].message == "failed: RuntimeError: CUDA error: launch"
     assert "nvidia-smi" in page.lines_with("problem")[0].fix
 
 
@@ -106,7 +103,7 @@ def test_what_needs_a_broken_check_is_not_tried() -> None:
     )
     lines = [line for answer in page.results for line in answer.lines]
     assert [line.verdict for line in lines] == ["problem", "note", "ok"]
-    assert lines[1].message == "skipped, because torch does not work"
+    assert "torch" in lines[1].message
 
 
 def test_quick_leaves_out_what_is_slow_and_says_so() -> None:
@@ -175,9 +172,8 @@ def test_control_characters_do_not_get_out() -> None:
     assert page.results[0].lines[0].values["speed"] == 1.5
 
 
-@pytest.mark.parametrize(
-    ("text", "clean"),
-    [
+def test_whose_machine_it_is_stays_there() -> None:
+    cases: list[tuple[str, str]] = [
         ("no file /home/alice/.cache/x.cpp", "no file ~/.cache/x.cpp"),
         ("/home/alice", "~"),
         ("/home/alicette/x and /data/alice/x", "/home/alicette/x and /data/USER/x"),
@@ -185,10 +181,13 @@ def test_control_characters_do_not_get_out() -> None:
         ("alice is a word here, as glass is", "alice is a word here, as glass is"),
         ("alice@box7: refused by //box7/share", "alice@HOST: refused by //HOST/share"),
         ("box7 cores", "box7 cores"),
-    ],
-)
-def test_whose_machine_it_is_stays_there(text: str, clean: str) -> None:
-    assert redact(text, "/home/alice", "alice", "box7") == clean
+    ]
+    wrong = [
+        (text, clean, got)
+        for text, clean in cases
+        if (got := redact(text, "/home/alice", "alice", "box7")) != clean
+    ]
+    assert wrong == []
 
 
 def test_a_crash_does_not_tell_the_home_folder() -> None:
@@ -247,7 +246,7 @@ def test_nothing_that_was_built_before_is_found_and_nothing_stays(
 def test_a_failure_apart_is_a_line_of_the_page(tmp_path: Path) -> None:
     page = examined(check("build", lambda visit: run_isolated(doctor_checks.broken, visit.scratch_dir, 30)))
     line = page.lines_with("problem")[0]
-    assert line.message.startswith("failed: RuntimeError: no such thing")
+    assert line.message.startswith("failed: RuntimeError: no such")
     assert "doctor_checks.py" in line.error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +64,14 @@ def test_micro_batches_that_add_up_instead_of_averaging_are_found(
 
     monkeypatch.setattr(Learner, "_micro_step", wrong)
     (line,) = selftest_accumulation(tmp_path)
-    assert (line.verdict, "do not trust" in line.fix) == ("problem", True)
+    assert (line.verdict, line.fix) == ("problem", selftests.REPORT_FIX)
     assert float(line.values["difference"] or 0) > 1e-5
 
 
 def test_resuming_is_exact_here(tmp_path: Path) -> None:
     (line,) = selftest_resume(tmp_path)
     assert (line.verdict, line.values) == ("ok", {"differing_tensors": 0})
-    assert line.message.startswith("40 updates without a stop, and resumed after 20: weights and opt")
+    assert re.findall(r"\d+", line.message) == ["40", "20"]
     assert len(read_self_test_run(tmp_path / "stopped").losses) == 40
 
 
@@ -107,7 +108,7 @@ def test_attention_that_is_a_little_wrong_is_found(tmp_path: Path, monkeypatch: 
 def test_without_a_gpu_nothing_is_claimed(tmp_path: Path) -> None:
     (line,) = check_devices(CheckContext(tmp_path, tmp_path))
     assert line.verdict == "note"
-    assert "not tested on this machine" in line.message
+    assert "not tested" in line.message
 
 
 def test_a_gpu_that_computes_otherwise_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -51,9 +52,10 @@ def test_a_card_with_all_that_is_known_of_it() -> None:
 
 def test_a_card_that_others_use() -> None:
     line = card_line("gpu", replace(CARD, free_bytes=50 * GIB), IDLE)
-    assert (line.verdict, "other programs use 30.0 GiB" in line.message) == ("note", True)
+    assert (line.verdict, line.message.endswith("30.0 GiB")) == ("note", True)
+    assert "nvidia-smi" in line.fix
     line = card_line("gpu", CARD, replace(IDLE, busy=43.0))
-    assert (line.verdict, "busy 43% of the time" in line.message) == ("note", True)
+    assert (line.verdict, "busy 43%" in line.message) == ("note", True)
 
 
 def test_a_card_that_torch_has_no_code_for() -> None:
@@ -61,9 +63,8 @@ def test_a_card_that_torch_has_no_code_for() -> None:
     assert (line.verdict, "install a newer torch" in line.fix) == ("problem", True)
 
 
-@pytest.mark.parametrize(
-    ("architectures", "capability", "has"),
-    [
+def test_which_code_runs_where() -> None:
+    cases: list[tuple[list[str], tuple[int, int], bool]] = [
         (["sm_80", "sm_86"], (8, 6), True),
         (["sm_80", "sm_86"], (8, 9), True),
         (["sm_86"], (8, 0), False),
@@ -74,18 +75,20 @@ def test_a_card_that_torch_has_no_code_for() -> None:
         (["compute_90"], (8, 6), False),
         (["sm_120"], (12, 0), True),
         (["gfx942"], (9, 4), False),
-    ],
-)
-def test_which_code_runs_where(architectures: list[str], capability: tuple[int, int], has: bool) -> None:
-    assert has_code_for(architectures, capability) is has
+    ]
+    wrong = [
+        (architectures, capability, has)
+        for architectures, capability, has in cases
+        if has_code_for(architectures, capability) is not has
+    ]
+    assert wrong == []
 
 
 # --- no card that works ---
 
 
-@pytest.mark.parametrize(
-    ("states", "problem", "why", "environment", "verdict", "said"),
-    [
+def test_why_there_is_no_card(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[list[GpuState], str, str, dict[str, str], str, str]] = [
         ([], NO_DRIVER, "", {}, "note", "none found"),
         ([IDLE], "", "", {}, "problem", "this torch was built without CUDA"),
         ([IDLE], "", "the driver is too old (version 11040)", {}, "problem", "too old (version 11040)"),
@@ -94,14 +97,12 @@ def test_which_code_runs_where(architectures: list[str], capability: tuple[int, 
         ([], "GPU is lost", "x", {}, "problem", "GPU is lost"),
         ([], "Driver Not Loaded", "x", {}, "note", "Not Loaded"),
         ([], "the driver lists no card", "", {}, "note", "no card"),
-    ],
-)  # fmt: skip
-def test_why_there_is_no_card(
-    states: list[GpuState], problem: str, why: str, environment: dict[str, str], verdict: str, said: str
-) -> None:
-    line = without_gpu_line(GpuReading(tuple(states), problem=problem), why, environment)
-    assert (line.verdict, said in line.message) == (verdict, True)
-    assert line.fix or verdict == "note"
+    ]  # fmt: skip
+    for states, problem, why, environment, verdict, said in cases:
+        with subtests.test(said):
+            line = without_gpu_line(GpuReading(tuple(states), problem=problem), why, environment)
+            assert (line.verdict, said in line.message) == (verdict, True)
+            assert line.fix or verdict == "note"
 
 
 def test_torchs_reason_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,12 +111,12 @@ def test_torchs_reason_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "12.8")
 
     def fail() -> None:
-        raise RuntimeError("The NVIDIA driver on your system is too old.\nPlease update")
+        raise RuntimeError("driver too old\nPlease update")
 
     monkeypatch.setattr(torch.cuda, "init", fail)
-    assert gpu_checks.why_no_cuda() == "The NVIDIA driver on your system is too old."
+    assert gpu_checks.why_no_cuda() == "driver too old"
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
-    assert gpu_checks.why_no_cuda() == "it finds no card"
+    assert "no card" in gpu_checks.why_no_cuda()
 
 
 def test_several_cards_have_a_line_each_and_are_known_by_identity(
@@ -152,18 +153,15 @@ def test_apples_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_checks, "apple_gpu_name", lambda: "Apple M2 Pro 19-core GPU")
     monkeypatch.setattr(gpu_checks, "read_gpus", lambda: GpuReading(problem=NO_DRIVER))
     (line,) = check_gpus(CheckContext(tmp_path, tmp_path))
-    assert (line.message, line.verdict) == (
-        "Apple M2 Pro 19-core GPU: may use 12.0 GiB of the unified memory",
-        "ok",
-    )
+    assert (line.verdict, line.values) == ("ok", {"name": "Apple M2 Pro 19-core GPU", "usable": 12 * GIB})
+    assert "12.0 GiB" in line.message
 
 
 # --- under load ---
 
 
-@pytest.mark.parametrize(
-    ("changes", "verdict", "said"),
-    [
+def test_what_holds_a_card_back(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[dict[str, Any], str, str]] = [
         ({}, "ok", "1755 of 1980 MHz, 64 °C, 600 of 700 W under load"),
         ({"reasons": 0x4}, "ok", "at its power limit, as usual under full load"),
         ({"reasons": 0x1}, "ok", "under load"),
@@ -175,13 +173,13 @@ def test_apples_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"power_limit": 500.0}, "note", "power limit 500 W, the default is 700 W"),
         ({"power_limit": None, "power": None, "clock_max": None}, "ok", "1755 MHz, 64 °C under load"),
         ({"clock": None, "temperature": None, "power": None}, "ok", "nothing is reported under load"),
-    ],
-)
-def test_what_holds_a_card_back(changes: dict[str, Any], verdict: str, said: str) -> None:
-    state = GpuState("x", "H100", 0, 64.0, 1755.0, 1980.0, 600.0, 700.0, 700.0, 99.0)
-    line = clocks_line("clocks gpu", replace(state, **changes), under_load=True)
-    assert (line.verdict, said in line.message) == (verdict, True)
-    assert (line.verdict == "ok") == (line.fix == "")
+    ]
+    for changes, verdict, said in cases:
+        with subtests.test(repr(changes)):
+            state = GpuState("x", "H100", 0, 64.0, 1755.0, 1980.0, 600.0, 700.0, 700.0, 99.0)
+            line = clocks_line("clocks gpu", replace(state, **changes), under_load=True)
+            assert (line.verdict, said in line.message) == (verdict, True)
+            assert (line.verdict == "ok") == (line.fix == "")
 
 
 def test_a_card_nvml_does_not_know() -> None:
@@ -231,11 +229,11 @@ def test_an_error_of_the_question_is_not_lost() -> None:
 
 def test_dtypes_with_their_reasons(card: Any) -> None:
     card(9, 0)
-    assert dtype_line("dtype gpu", CUDA).message == "bfloat16: compute capability 9.0: no loss scaling needed"
+    assert dtype_line("dtype gpu", CUDA).message.startswith("bfloat16: compute capability 9.0: ")
+    assert dtype_line("dtype gpu", CUDA).values["dtype"] == "bfloat16"
     card(7, 5)  # a T4
     line = dtype_line("dtype gpu", CUDA)
-    assert line.message.startswith("float16: compute capability 7.5 has no bfloat16: with loss scaling")
-    assert "bfloat16: this card only emulates it, slowly" in line.message
+    assert re.match("float16: compute capability 7.5 .*bfloat16: .*emulates", line.message)
     assert line.values["dtype"] == "float16"
     assert dtypes_to_measure(CUDA) == ["float16", "float32"]
 
@@ -245,7 +243,7 @@ def test_every_device_has_a_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     card(8, 6, count=2)
     lines = check_dtypes(CheckContext(tmp_path, tmp_path))
     assert [line.name for line in lines] == ["dtype cuda:0", "dtype cuda:1", "dtype cpu"]
-    assert lines[2].message == "bfloat16: this CPU multiplies it twice as fast as float32"
+    assert lines[2].values["dtype"] == "bfloat16"
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     assert dtypes_to_measure(torch.device("cpu")) == ["float32"]
 

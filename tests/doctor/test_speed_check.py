@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -54,35 +55,36 @@ class FakeClock:
 # --- products ---
 
 
-@pytest.mark.parametrize(
-    ("measured", "verdict", "said"),
-    [
+def test_a_peak_beside_the_table(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[float, str, str]] = [
         (790e12, "ok", "790 TFLOP/s, 80% of the table's 989 TFLOP/s"),
         (600e12, "ok", "600 TFLOP/s, 61% of the table's 989 TFLOP/s"),
         (500e12, "note", "500 TFLOP/s, 51% of the table's 989 TFLOP/s"),
         (200e12, "problem", "200 TFLOP/s, 20% of the table's 989 TFLOP/s"),
         (1040e12, "ok", "1.04 PFLOP/s, 105% of the table's 989 TFLOP/s. MFU 105%: this card runs above"),
-    ],
-)
-def test_a_peak_beside_the_table(measured: float, verdict: str, said: str) -> None:
-    line = matmul_line("matmul gpu", "cuda", "bfloat16", PeakFlops(989e12, "NVIDIA", measured, "measured"))
-    assert (line.verdict, said in line.message) == (verdict, True)
-    assert line.message.startswith("bfloat16: ")
-    assert bool(line.fix) == (verdict != "ok")
-    assert line.values["measured_flops_per_s"] == measured
+    ]
+    for measured, verdict, said in cases:
+        with subtests.test(repr(measured)):
+            line = matmul_line(
+                "matmul gpu", "cuda", "bfloat16", PeakFlops(989e12, "NVIDIA", measured, "measured")
+            )
+            assert (line.verdict, said in line.message) == (verdict, True)
+            assert line.message.startswith("bfloat16: ")
+            assert bool(line.fix) == (verdict != "ok")
+            assert line.values["measured_flops_per_s"] == measured
 
 
 def test_what_the_table_does_not_have_is_measured_only() -> None:
     peak = PeakFlops(None, None, 131e9, "measured")
     assert matmul_line("matmul cpu", "cpu", "float32", peak).verdict == "ok"
     line = matmul_line("matmul gpu", "cuda", "float32", peak)
-    assert (line.verdict, "not in the card table" in line.message) == ("note", True)
+    assert (line.verdict, "card table" in line.message) == ("note", True)
 
 
 def test_a_probe_that_failed_is_a_problem() -> None:
-    peak = PeakFlops(989e12, "NVIDIA", None, "unknown: the bfloat16 probe failed: CUDA out of memory")
+    peak = PeakFlops(989e12, "NVIDIA", None, "unknown: no memory")
     line = matmul_line("matmul gpu", "cuda", "bfloat16", peak)
-    assert (line.verdict, "out of memory" in line.message, bool(line.fix)) == ("problem", True, True)
+    assert (line.verdict, "no memory" in line.message, bool(line.fix)) == ("problem", True, True)
 
 
 def test_the_probes_are_of_the_dtypes_that_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,9 +131,9 @@ def test_bandwidth_beside_the_table() -> None:
     for share, verdict in ((0.92, "ok"), (0.6, "note"), (0.2, "problem")):
         line = bandwidth_line("bandwidth gpu", "cuda", share * table, card)
         assert line.verdict == verdict
-        assert f"{100 * share:.0f}% of the table's {card.bandwidth_gb_s:,.0f} GB/s" in line.message
-    assert bandwidth_line("bandwidth cpu", "cpu", 22.4e9, None).message == "22.4 GB/s read and written"
-    assert bandwidth_line("bandwidth gpu", "cuda", 4.2e12, None).message == "4,200 GB/s read and written"
+        assert re.search(rf"\b{100 * share:.0f}% .* {card.bandwidth_gb_s:,.0f} GB/s", line.message)
+    assert bandwidth_line("bandwidth cpu", "cpu", 22.4e9, None).message.startswith("22.4 GB/s ")
+    assert bandwidth_line("bandwidth gpu", "cuda", 4.2e12, None).message.startswith("4,200 GB/s ")
 
 
 def test_this_memory_is_really_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,33 +220,32 @@ def test_what_is_written_is_on_the_disk_before_the_clock_is_read(
     assert torch.equal(load_file(tmp_path / "file")["content"], packed.content)
 
 
-@pytest.mark.parametrize(("write", "verdict"), [(500 * MIB, "ok"), (30 * MIB, "note"), (4 * MIB, "problem")])
-def test_what_a_checkpoint_costs(write: float, verdict: str) -> None:
+def test_what_a_checkpoint_costs() -> None:
     # 124,373,760 parameters as the model has them, three numbers of four bytes each.
     size = 12 * (50_304 * 768 + 1024 * 768 + 12 * (12 * 768**2 + 2 * 768) + 768)
-    line = checkpoint_line(write, 70 * GIB)
-    assert line.verdict == verdict
-    assert line.values["checkpoint_bytes"] == size
-    assert line.values["checkpoint_s"] == pytest.approx(size / write)
-    assert line.values["checkpoints_that_fit"] == 70 * GIB // size
-    assert "1.4 GiB" in line.message
-    assert bool(line.fix) == (verdict != "ok")
+    for write, verdict in ((500 * MIB, "ok"), (30 * MIB, "note"), (4 * MIB, "problem")):
+        line = checkpoint_line(write, 70 * GIB)
+        assert line.verdict == verdict
+        assert line.values["checkpoint_bytes"] == size
+        assert line.values["checkpoint_s"] == pytest.approx(size / write)
+        assert line.values["checkpoints_that_fit"] == 70 * GIB // size
+        assert "1.4 GiB" in line.message
+        assert bool(line.fix) == (verdict != "ok")
 
 
 def test_a_checkpoint_in_words() -> None:
     message = checkpoint_line(500 * MIB, 70 * GIB).message
-    assert message == (
-        "500 MiB/s, with SHA-256 and fsync. A checkpoint of GPT-2 124M (weights and AdamW's state, 1.4 GiB) "
-        "takes about 2.8 s, in the background; 50 would fit"
-    )
+    figures = re.findall(r"[\d.]+ (?:MiB/s|GiB|s\b|would fit)", message)
+    assert figures == ["500 MiB/s", "1.4 GiB", "2.8 s", "50 would fit"]
+    assert "GPT-2 124M" in message
 
 
-@pytest.mark.parametrize(("free", "verdict"), [(70 * GIB, "ok"), (3 * GIB, "note"), (GIB, "problem")])
-def test_room_for_checkpoints(free: int, verdict: str) -> None:
-    line = free_space_line("runs", free, exists=False)
-    assert line.verdict == verdict
-    assert "free at runs (will be created)" in line.message
-    assert bool(line.fix) == ("a run may hold 3 checkpoints" in line.message) == (verdict != "ok")
+def test_room_for_checkpoints() -> None:
+    for free, verdict in ((70 * GIB, "ok"), (3 * GIB, "note"), (GIB, "problem")):
+        line = free_space_line("runs", free, exists=False)
+        assert line.verdict == verdict
+        assert "free at runs (" in line.message
+        assert bool(line.fix) == ("3 checkpoints" in line.message) == (verdict != "ok")
 
 
 def test_the_disk_is_looked_at_and_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,9 +125,8 @@ def test_processes_share_an_update_in_smaller_micro_batches_if_need_be() -> None
         plan_batch(config, "cpu", None, ranks=5)
 
 
-@pytest.mark.parametrize(
-    ("settings_", "message"),
-    [
+def test_contradictions_are_named(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[dict[str, int], str]] = [
         ({"batch_tokens": 100}, "not a multiple of --block_size=8; try --batch_tokens=96"),
         ({"batch_tokens": 3}, "try --batch_tokens=8"),
         (
@@ -136,9 +135,9 @@ def test_processes_share_an_update_in_smaller_micro_batches_if_need_be() -> None
         ),
         ({"batch_tokens": 96, "batch_size": 5}, "--batch_size=5 does not divide"),
         ({"batch_tokens": 96, "gradient_accumulation_steps": 5}, "steps=5 does not divide"),
-    ],
-)
-def test_contradictions_are_named(settings_: dict[str, int], message: str) -> None:
-    problems = find_config_problems(TrainConfig(block_size=8, **settings_))  # type: ignore[arg-type]
-    assert len(problems) == 1
-    assert message in problems[0]
+    ]
+    for settings_, message in cases:
+        with subtests.test(repr(settings_)):
+            problems = find_config_problems(TrainConfig(block_size=8, **settings_))  # type: ignore[arg-type]
+            assert len(problems) == 1
+            assert message in problems[0]

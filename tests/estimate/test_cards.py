@@ -149,9 +149,8 @@ def test_a_laptop_draws_less_than_a_desktop_card_of_its_name() -> None:
     assert too_hungry == []
 
 
-@pytest.mark.parametrize(
-    ("name", "watts"),
-    [
+def test_the_board_power_people_quote() -> None:
+    cases: list[tuple[str, int]] = [
         ("GTX 1080 Ti", 250),
         ("RTX 2080 Ti", 250),
         ("RTX 3090", 350),
@@ -167,10 +166,11 @@ def test_a_laptop_draws_less_than_a_desktop_card_of_its_name() -> None:
         ("H200", 700),
         ("B200", 1000),
         ("MI300X", 750),
-    ],
-)
-def test_the_board_power_people_quote(name: str, watts: int) -> None:
-    assert resolve_card_name(name).card.watts == watts
+    ]
+    wrong = [
+        (name, watts, got) for name, watts in cases if (got := resolve_card_name(name).card.watts) != watts
+    ]
+    assert wrong == []
 
 
 def test_no_card_is_in_the_table_twice() -> None:
@@ -179,9 +179,8 @@ def test_no_card_is_in_the_table_twice() -> None:
     assert [key for key, count in known.items() if count > 1] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "published"),
-    [
+def test_the_figures_people_quote() -> None:
+    cases: list[tuple[str, str, float]] = [
         ("NVIDIA GeForce RTX 2080 Ti", "float16", 53.8),
         ("NVIDIA GeForce RTX 3090", "bfloat16", 71),
         ("NVIDIA GeForce RTX 4070 Ti", "bfloat16", 80.2),
@@ -198,15 +197,17 @@ def test_no_card_is_in_the_table_twice() -> None:
         ("NVIDIA H100 PCIe", "bfloat16", 756),
         ("NVIDIA H200", "bfloat16", 989.4),
         ("AMD Instinct MI300X", "bfloat16", 1307.4),
-    ],
-)
-def test_the_figures_people_quote(name: str, dtype: str, published: float) -> None:
-    assert tflops(name, dtype) == pytest.approx(published, abs=0.05)
+    ]
+    wrong = [
+        (name, dtype, published, got)
+        for name, dtype, published in cases
+        if (got := tflops(name, dtype)) != pytest.approx(published, abs=0.05)
+    ]
+    assert wrong == []
 
 
-@pytest.mark.parametrize(
-    "slow_to_fast",
-    [
+def test_a_dearer_card_is_a_faster_card(subtests: pytest.Subtests) -> None:
+    cases: list[str] = [
         "RTX 2070, RTX 2070 SUPER, RTX 2080, RTX 2080 SUPER, RTX 2080 Ti",
         "RTX 3060, RTX 3060 Ti, RTX 3070, RTX 3070 Ti, RTX 3080 10GB, RTX 3080 12GB, RTX 3080 Ti, RTX 3090, "
         "RTX 3090 Ti",
@@ -219,12 +220,12 @@ def test_the_figures_people_quote(name: str, dtype: str, published: float) -> No
         "RTX 5080 Laptop GPU, RTX 5090 Laptop GPU, RTX 5090",
         "T4, V100-PCIE-16GB, V100-SXM2-16GB, A100-SXM4-40GB, H100 PCIe, H100 NVL, H100 SXM5, B200, GB200",
         "Apple M1 7-core GPU, Apple M1 8-core GPU, Apple M2 8-core GPU, Apple M2 10-core GPU",
-    ],
-)
-def test_a_dearer_card_is_a_faster_card(slow_to_fast: str) -> None:
-    speeds = [tflops(name, "float16") for name in slow_to_fast.split(", ")]
-    assert speeds == sorted(speeds)
-    assert len(set(speeds)) == len(speeds)
+    ]
+    for slow_to_fast in cases:
+        with subtests.test(slow_to_fast):
+            speeds = [tflops(name, "float16") for name in slow_to_fast.split(", ")]
+            assert speeds == sorted(speeds)
+            assert len(set(speeds)) == len(speeds)
 
 
 # --- finding a card
@@ -240,9 +241,8 @@ def test_every_card_is_found_by_each_of_its_names() -> None:
     assert lost == []
 
 
-@pytest.mark.parametrize(
-    ("reported", "name"),
-    [
+def test_names_as_drivers_report_them() -> None:
+    cases: list[tuple[str, str]] = [
         ("NVIDIA GeForce RTX 4070", "RTX 4070"),
         ("NVIDIA GeForce RTX 4070 Ti", "RTX 4070 Ti"),
         ("NVIDIA GeForce RTX 4070 Ti SUPER", "RTX 4070 Ti SUPER"),
@@ -261,15 +261,13 @@ def test_every_card_is_found_by_each_of_its_names() -> None:
         ("NVIDIA RTX A2000 12GB", "RTX A2000 12GB"),
         ("NVIDIA RTX 4000 Ada Generation", "RTX 4000 Ada"),
         ("Tesla P40", "P40"),
-    ],
-)
-def test_names_as_drivers_report_them(reported: str, name: str) -> None:
-    assert card(reported).name == name
+    ]
+    wrong = [(reported, name, got) for reported, name in cases if (got := card(reported).name) != name]
+    assert wrong == []
 
 
-@pytest.mark.parametrize(
-    "unknown",
-    [
+def test_what_we_do_not_know_stays_unknown(subtests: pytest.Subtests) -> None:
+    cases: list[str] = [
         "NVIDIA GeForce RTX 6090",
         "NVIDIA GeForce RTX 4070 Ti Laptop GPU",  # there is none; it must not become the desktop card
         "NVIDIA GeForce RTX 3090 Max-Q",
@@ -279,11 +277,11 @@ def test_names_as_drivers_report_them(reported: str, name: str) -> None:
         "Apple M2 Pro",  # 16 or 19 GPU cores?
         "AMD EPYC 9654",
         "",
-    ],
-)
-def test_what_we_do_not_know_stays_unknown(unknown: str) -> None:
-    assert find_card(unknown) is None
-    assert find_card(unknown, 40 * GIB) is None
+    ]
+    for unknown in cases:
+        with subtests.test(unknown):
+            assert find_card(unknown) is None
+            assert find_card(unknown, 40 * GIB) is None
 
 
 def test_memory_decides_between_cards_of_one_name() -> None:
@@ -319,9 +317,8 @@ def test_nearest_cards_for_did_you_mean() -> None:
 # --- what somebody types
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "others"),
-    [
+def test_a_short_name_means_the_usual_card_and_says_the_others(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, str, str]] = [
         ("rtx4070", "RTX 4070", "RTX 4070 Laptop GPU"),
         ("4070", "RTX 4070", "RTX 4070 Laptop GPU"),
         ("RTX 4070 Ti", "RTX 4070 Ti", ""),
@@ -349,11 +346,11 @@ def test_nearest_cards_for_did_you_mean() -> None:
         ("m3-max", "Apple M3 Max 30-core GPU", "Apple M3 Max 40-core GPU"),
         ("m3 max 40 cores", "Apple M3 Max 40-core GPU", ""),
         ("M1", "Apple M1 7-core GPU", "Apple M1 8-core GPU"),
-    ],
-)
-def test_a_short_name_means_the_usual_card_and_says_the_others(text: str, name: str, others: str) -> None:
-    found = resolve_card_name(text)
-    assert (found.card.name, ", ".join(found.alternatives)) == (name, others)
+    ]
+    for text, name, others in cases:
+        with subtests.test(text):
+            found = resolve_card_name(text)
+            assert (found.card.name, ", ".join(found.alternatives)) == (name, others)
 
 
 MAKERS = {"nvidia": ["", "NVIDIA ", "nvidia geforce "], "amd": ["", "AMD "], "apple": ["", "Apple "]}
@@ -399,9 +396,8 @@ def test_any_text_is_a_card_or_a_problem_with_its_fix(text: str) -> None:
         assert "--gpu=auto" in problem or any(one.name in problem for one in cards())
 
 
-@pytest.mark.parametrize(
-    ("unknown", "nearest"),
-    [
+def test_an_unknown_name_is_refused_with_the_nearest(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, str]] = [
         ("RTX 6090", "RTX 5090"),
         ("RTX 1080", "GTX 1080"),  # another series
         ("4070 Ti laptop", "RTX 4070 Laptop GPU"),
@@ -413,20 +409,20 @@ def test_any_text_is_a_card_or_a_problem_with_its_fix(text: str) -> None:
         ("3090 12 GB", "RTX 3090"),
         ("M3 Max 38-core", "Apple M3 Max 30-core GPU"),
         ("RTX", "RTX 2060"),
-    ],
-)
-def test_an_unknown_name_is_refused_with_the_nearest(unknown: str, nearest: str) -> None:
-    with pytest.raises(UserError) as caught:
-        resolve_card_name(unknown)
-    (problem,) = caught.value.problems
-    assert f"--gpu={unknown} is not" in problem
-    assert nearest in problem.partition("did you mean")[2]
+    ]
+    for unknown, nearest in cases:
+        with subtests.test(unknown):
+            with pytest.raises(UserError) as caught:
+                resolve_card_name(unknown)
+            (problem,) = caught.value.problems
+            assert f"--gpu={unknown} is not" in problem
+            assert nearest in problem.partition("did you mean")[2]
 
 
-@pytest.mark.parametrize("unknown", ["", "GeForce", "gpu", "cuda", "cuda:0", "MPS", "💥"])
-def test_what_names_no_card_at_all_is_told_how_to(unknown: str) -> None:
-    with pytest.raises(UserError, match="--gpu=auto is this machine's"):
-        resolve_card_name(unknown)
+def test_what_names_no_card_at_all_is_told_how_to(subtests: pytest.Subtests) -> None:
+    for unknown in ("", "GeForce", "gpu", "cuda", "cuda:0", "MPS", "💥"):
+        with subtests.test(unknown), pytest.raises(UserError, match="--gpu=auto is this machine's"):
+            resolve_card_name(unknown)
 
 
 @pytest.mark.parametrize("several", ["2x4090", "2 × RTX 4090", "4090x2", "RTX 4090 x 2"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -57,7 +58,7 @@ def compiling(on: DeviceTraits = CPU, step_s: float | None = 1.0, **settings: An
 
 
 def test_what_is_asked_for_is_done() -> None:
-    on = DeviceTraits("cpu", missing_toolchain="no C++ compiler was found")
+    on = DeviceTraits("cpu", missing_toolchain="no compiler")
     assert compiling(on, compile="on") == ("on", "asked for")
     assert compiling(on, compile="off") == ("off", "asked for")
 
@@ -66,24 +67,22 @@ def test_what_is_missing_to_build(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert find_missing_toolchain("cpu") == "no C++ compiler was found"
-    assert find_missing_toolchain("cuda") == "no C compiler was found"
+    assert "C++" in str(find_missing_toolchain("cpu"))
+    assert re.search(r"\bC compiler\b", str(find_missing_toolchain("cuda")))
     monkeypatch.setenv("CXX", "my-compiler")
     monkeypatch.setattr(shutil, "which", lambda name: name if name == "my-compiler" else None)
     assert find_missing_toolchain("cpu") is None
     monkeypatch.setattr(shutil, "which", lambda name: name)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert find_missing_toolchain("cuda") == "triton is not installed"
+    assert str(find_missing_toolchain("cuda")).startswith("triton ")
 
 
 def test_what_cannot_be_built_is_not_compiled() -> None:
-    assert compiling(DeviceTraits("cpu", missing_toolchain="no C++ compiler was found")) == (
-        "off",
-        "no C++ compiler was found",
-    )
-    assert compiling(DeviceTraits("cuda", (6, 1))) == ("off", "the card is too old for triton")
-    lacks = "triton is not installed"
+    lacks = "no compiler"
+    assert compiling(DeviceTraits("cpu", missing_toolchain=lacks)) == ("off", lacks)
     assert compiling(DeviceTraits("cuda", (8, 0), missing_toolchain=lacks)) == ("off", lacks)
+    verdict, reason = compiling(DeviceTraits("cuda", (6, 1)))
+    assert (verdict, "triton" in reason) == ("off", True)
     assert compiling(MPS)[0] == "off"
     assert compiling(n_layer=2)[0] == "on"
 
@@ -91,14 +90,15 @@ def test_what_cannot_be_built_is_not_compiled() -> None:
 def test_compiling_has_to_pay() -> None:
     verdict, reason = compiling(n_layer=2, max_iters=1_000_000, step_s=0.1)
     assert verdict == "on"
-    assert "at about 100 ms: breaks even near update" in reason
+    assert "100 ms" in reason
     break_even = int(reason.rpartition("update ")[2].replace(",", ""))
     # The figure in the sentence is the very point where the verdict turns.
     assert compiling(n_layer=2, max_iters=break_even - 1, step_s=0.1)[0] == "off"
     assert compiling(n_layer=2, max_iters=break_even + 1, step_s=0.1)[0] == "on"
     assert compiling(step_s=None)[0] == "off"
     assert "no estimate" in compiling(step_s=None)[1]
-    assert compiling(eval_only=True) == ("off", "one evaluation does not pay for it")
+    assert compiling(eval_only=True)[0] == "off"
+    assert "one evaluation" in compiling(eval_only=True)[1]
 
 
 def test_kernels_of_our_own_make_compiling_needless() -> None:
@@ -142,7 +142,7 @@ def test_our_kernels_must_be_worth_building_and_can_be_built() -> None:
     assert chosen(100) == "plain"
     assert chosen(600) == chosen(1, kernels="triton") == chosen(100, fp8=True) == "triton"
     assert chosen(600, kernels="plain") == chosen(600, compile="on") == chosen(600, eval_only=True) == "plain"
-    assert chosen(600, DeviceTraits("cuda", (9, 0), missing_toolchain="no C compiler was found")) == "plain"
+    assert chosen(600, DeviceTraits("cuda", (9, 0), missing_toolchain="no compiler")) == "plain"
     assert chosen(600, DeviceTraits("cuda", (6, 1))) == "plain"
     assert chosen(600, DeviceTraits("cuda")) == "triton"  # nobody knows the card's capability: as most cards
 
@@ -165,10 +165,8 @@ def test_a_graph_where_launching_takes_longer_than_computing() -> None:
         choose_graph(TrainConfig(graph="on"), CPU, on_cpu)
 
 
-@pytest.mark.parametrize("on", [CPU, MPS, H100, DeviceTraits("cuda", (6, 1))])
-def test_what_is_refused_is_what_the_rules_raise_for(on: DeviceTraits) -> None:
-    def raises(**settings: Any) -> bool:
-        config = TrainConfig(**settings)
+def test_what_is_refused_is_what_the_rules_raise_for() -> None:
+    def raises(on: DeviceTraits, config: TrainConfig) -> bool:
         try:
             choose_kernels(config, on)
             choose_graph(config, on, GraphCandidate("float32", compute_s=0.1, launch_s=0.1))
@@ -176,39 +174,35 @@ def test_what_is_refused_is_what_the_rules_raise_for(on: DeviceTraits) -> None:
             return True
         return False
 
-    asked: list[dict[str, Any]] = [{}, {"kernels": "triton"}, {"graph": "on"}]
-    for settings in asked:
-        assert raises(**settings) == bool(refused_settings(TrainConfig(**settings), on))
+    for on in (CPU, MPS, H100, DeviceTraits("cuda", (6, 1))):
+        for config in (TrainConfig(), TrainConfig(kernels="triton"), TrainConfig(graph="on")):
+            assert raises(on, config) == bool(refused_settings(config, on))
 
 
 # --- dtype ---
 
 
-@pytest.mark.parametrize(
-    ("capability", "dtype", "why"),
-    [
-        ((7, 5), "float16", "compute capability 7.5 has no bfloat16: with loss scaling"),
-        ((8, 0), "bfloat16", "compute capability 8.0: no loss scaling needed"),
-        ((12, 0), "bfloat16", "12.0"),
-        (None, "bfloat16", "the card has it"),
-    ],
-)
-def test_the_card_decides_the_dtype(capability: tuple[int, int] | None, dtype: str, why: str) -> None:
-    choice = choose_dtype("auto", DeviceTraits("cuda", capability))
-    assert choice.value == dtype
-    assert why in choice.reason
+def test_the_card_decides_the_dtype() -> None:
+    def chosen(capability: tuple[int, int] | None) -> tuple[Any, list[str]]:
+        choice = choose_dtype("auto", DeviceTraits("cuda", capability))
+        return choice.value, re.findall(r"\b\d+\.\d|bfloat16|loss scaling", choice.reason)
+
+    assert chosen((7, 5)) == ("float16", ["7.5", "bfloat16", "loss scaling"])
+    assert chosen((8, 0)) == ("bfloat16", ["8.0", "loss scaling"])
+    assert chosen((12, 0)) == ("bfloat16", ["12.0", "loss scaling"])
+    assert chosen(None)[0] == "bfloat16"
 
 
 def test_without_tensor_cores_nothing_is_gained() -> None:
     choice = choose_dtype("auto", DeviceTraits("cuda", (7, 5), has_tensor_cores=False))
     assert choice.value == "float32"
-    assert "without tensor cores" in choice.reason
+    assert "tensor cores" in choice.reason
     assert choose_dtype("float16", DeviceTraits("cuda", (7, 5), has_tensor_cores=False)).value == "float16"
 
 
 def test_what_is_asked_for_is_remarked_on() -> None:
-    assert "only emulates it" in choose_dtype("bfloat16", DeviceTraits("cuda", (7, 5))).reason
-    assert choose_dtype("float32", H100).reason == "asked for; matmuls run in TF32"
+    assert "emulates" in choose_dtype("bfloat16", DeviceTraits("cuda", (7, 5))).reason
+    assert "TF32" in choose_dtype("float32", H100).reason
     assert choose_dtype("float32", DeviceTraits("cuda")).reason == "asked for"
     assert choose_dtype("float16", CPU).value == "bfloat16"
     assert choose_dtype("auto", MPS, 768).value == "float32"
@@ -243,10 +237,10 @@ def test_the_fastest_attention_is_taken_and_flash_if_it_is_close() -> None:
         assert choice is not None
         return choice.value, choice.reason
 
-    times = "measured forward and backward: flash 2.00 ms, cudnn 1.50 ms"
-    assert chosen(flash=0.002, cudnn=0.0015) == ("cudnn", times)
+    fastest, reason = chosen(flash=0.002, cudnn=0.0015)
+    assert (fastest, reason.partition(": ")[2]) == ("cudnn", "flash 2.00 ms, cudnn 1.50 ms")
     assert chosen(flash=0.002, cudnn=0.00195)[0] == "flash"
-    assert chosen() == ("sdpa", "none of PyTorch's fused kernels does this shape alone")
+    assert chosen()[0] == "sdpa"
 
 
 def test_8_bit_floats_need_a_card_a_dtype_and_round_sizes() -> None:
@@ -263,7 +257,7 @@ def test_8_bit_floats_need_a_card_a_dtype_and_round_sizes() -> None:
     assert "needs the Triton kernels" in problems(H100, "bfloat16", kernels=False)
     assert "multiples of 16" in problems(H100, "bfloat16", block_size=1023)
     assert problems(H100, "bfloat16") == ""
-    assert "its kernel computes wrongly" in problems(H100, "bfloat16", is_correct=False)
+    assert "computes wrongly" in problems(H100, "bfloat16", is_correct=False)
     assert has_float8(DeviceTraits("cuda", (8, 9)))
     assert not has_float8(MPS)
 

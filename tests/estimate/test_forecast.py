@@ -43,16 +43,22 @@ def test_gpt2_on_an_h200_is_as_fast_as_measured() -> None:
     assert slower.mid == pytest.approx(0.75 * throughput.mid)
 
 
-@pytest.mark.parametrize(
-    ("n_layer", "n_embd", "ms"), [(1, 16, 1.32), (2, 16, 1.77), (4, 16, 3.18), (8, 16, 5.39), (4, 64, 5.49)]
-)
-def test_a_tiny_model_on_a_cpu_is_launch_bound(n_layer: int, n_embd: int, ms: float) -> None:
+def test_a_tiny_model_on_a_cpu_is_launch_bound(subtests: pytest.Subtests) -> None:
     """Measured on 2 cores whose matmuls make 190 GFLOP/s: updates of 8 tokens."""
-    shape: dict[str, Any] = {"n_layer": n_layer, "n_embd": n_embd, "n_head": 1, "block_size": 8}
-    tiny = replace(work("cpu", **shape), vocab_size=97, batch_size=1)
-    throughput = estimate_throughput(tiny, model_flops_per_token(tiny.config, 97), 190e9, None)
-    assert in_range(throughput, 8 / ms * 1000)
-    assert "of launch overhead per micro-batch" in throughput.why
+    cases: list[tuple[int, int, float]] = [
+        (1, 16, 1.32),
+        (2, 16, 1.77),
+        (4, 16, 3.18),
+        (8, 16, 5.39),
+        (4, 64, 5.49),
+    ]
+    for n_layer, n_embd, ms in cases:
+        with subtests.test(repr(n_layer)):
+            shape: dict[str, Any] = {"n_layer": n_layer, "n_embd": n_embd, "n_head": 1, "block_size": 8}
+            tiny = replace(work("cpu", **shape), vocab_size=97, batch_size=1)
+            throughput = estimate_throughput(tiny, model_flops_per_token(tiny.config, 97), 190e9, None)
+            assert in_range(throughput, 8 / ms * 1000)
+            assert "of launch overhead per micro-batch" in throughput.why
 
 
 def test_evaluation_on_a_cpu_has_less_launch_overhead_than_small_updates() -> None:

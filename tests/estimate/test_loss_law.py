@@ -300,9 +300,8 @@ def test_a_run_that_is_far_too_long_overfits_too() -> None:
 # --- inputs ---
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
+def test_the_rate_is_the_trainers(subtests: pytest.Subtests) -> None:
+    cases: list[TrainConfig] = [
         TrainConfig(max_iters=1000, warmup_iters=100),
         TrainConfig(max_iters=1000, warmup_iters=0, min_lr=0.0),
         TrainConfig(max_iters=1000, schedule="wsd", wsd_decay_fraction=0.3),
@@ -310,19 +309,18 @@ def test_a_run_that_is_far_too_long_overfits_too() -> None:
         TrainConfig(max_iters=1000, lr_decay_iters=600),
         TrainConfig(max_iters=1000, lr_decay_iters=100, warmup_iters=200),
         TrainConfig(max_iters=1000, decay_lr=False),
-    ],
-    ids=["cosine", "to nothing", "wsd", "warm-up into the fall", "ends early", "at once", "constant"],
-)
-def test_the_rate_is_the_trainers(config: TrainConfig) -> None:
-    setup = loss_law_inputs(config, 65, 1024, DatasetInfo("", 10**6, 10**5, 65, "char", 1.0, ""))
-    for update in (0, 1, 50, 99, 100, 250, 599, 700, 999):
-        assert setup.lr_schedule.at(update) == pytest.approx(
-            learning_rate(config, update) / config.learning_rate
-        )
-    exact = sum(setup.lr_schedule.at(update) ** 0.6 for update in range(1000))
-    assert lr_weighted_progress(setup.lr_schedule, setup.max_iters).at(1000) == pytest.approx(
-        exact, rel=0.005
-    )
+    ]
+    for config in cases:
+        with subtests.test(repr(config)):
+            setup = loss_law_inputs(config, 65, 1024, DatasetInfo("", 10**6, 10**5, 65, "char", 1.0, ""))
+            for update in (0, 1, 50, 99, 100, 250, 599, 700, 999):
+                assert setup.lr_schedule.at(update) == pytest.approx(
+                    learning_rate(config, update) / config.learning_rate
+                )
+            exact = sum(setup.lr_schedule.at(update) ** 0.6 for update in range(1000))
+            assert lr_weighted_progress(setup.lr_schedule, setup.max_iters).at(1000) == pytest.approx(
+                exact, rel=0.005
+            )
 
 
 def test_setup_takes_what_the_config_says() -> None:
@@ -337,21 +335,20 @@ def test_setup_takes_what_the_config_says() -> None:
 # --- measured losses ---
 
 
-@pytest.mark.parametrize(
-    ("loss", "side", "words"),
-    [
+def test_a_measured_loss_is_on_the_expected_curve_or_not(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[float, str, str]] = [
         (1.52, "on", "on the expected curve: 1.52 at iteration 1,000"),
         (2.30, "above", "above: 2.30 at iteration 1,000, where 1.4"),
         (0.90, "below", "below: 0.90 at iteration 1,000, where 1.4"),
         (math.nan, "above", "above: not a number"),
         (math.inf, "above", "above: inf"),
-    ],
-)
-def test_a_measured_loss_is_on_the_expected_curve_or_not(loss: float, side: str, words: str) -> None:
-    verdict = compare_with_expected(predict_loss_curve(SHAKESPEARE), 1000, loss)
-    assert verdict.position == side
-    assert verdict.sentence.startswith(words)
-    assert bool(verdict.causes) == (side != "on")
+    ]
+    for loss, side, words in cases:
+        with subtests.test(repr(loss)):
+            verdict = compare_with_expected(predict_loss_curve(SHAKESPEARE), 1000, loss)
+            assert verdict.position == side
+            assert verdict.sentence.startswith(words)
+            assert bool(verdict.causes) == (side != "on")
 
 
 def test_causes_come_likeliest_first() -> None:

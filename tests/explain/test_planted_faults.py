@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from glassgpt.explain.explanation import Explanation, explain
-from glassgpt.i18n import say
+from glassgpt.i18n import say, translate
 from glassgpt.record.finding import Finding
 from glassgpt.runs.lines import LogLine
 from glassgpt.runs.recognise import read_log
@@ -250,7 +250,8 @@ def test_a_loss_that_jumped_counts_for_more_than_batches_seen_again() -> None:
     begin = next(number for number, line in enumerate(lines) if line.startswith("step 1000:"))
     text = first + header + "".join(lines[begin:])
     assert {"resume-jump", "resume-replays-data"} <= names(text)
-    assert "Most important: The loss jumped up by " in verdict(text)
+    (jump,) = (finding for finding in explained(text).findings if finding.id == "resume-jump")
+    assert translate("verdict.most_important", title=jump.title) in verdict(text)
 
 
 def test_lightning_says_that_it_is_over() -> None:
@@ -268,7 +269,7 @@ def test_lightning_says_that_it_is_over() -> None:
 
 
 def test_an_llm_c_run_has_its_article() -> None:
-    assert verdict(llmc()).startswith("An llm.c run that finished")
+    assert verdict(llmc()).startswith("An llm.c run ")
     assert verdict(nanogpt()).startswith("A nanoGPT run ")
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from learning_logs import any_run_log
 from run_logs import make_run_log, make_steps
@@ -13,12 +13,13 @@ from written_findings import written_finding
 
 from glassgpt.explain.explanation import explain
 from glassgpt.explain.summary import compose_verdict
+from glassgpt.i18n import translate
 from glassgpt.record.finding import Finding, Severity
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import ExitStatus, LoggedProcess, RunLog
 
-NOTHING = "Nothing is wrong with this run, as far as its log shows."
+NOTHING = translate("verdict.nothing_wrong")
 
 
 def run() -> RunLog:
@@ -31,92 +32,90 @@ def facts(**changes: object) -> Facts:
     return replace(Analysis(run()).facts, **changes)  # type: ignore[arg-type]
 
 
+def numbers(text: str) -> list[str]:
+    return re.findall(r"\d+(?:\.\d+)?", text)
+
+
 def finding(severity: Severity, title: str = "It is bad") -> Finding:
     return written_finding("bad", severity, title, "5 of 10", "because", "")
 
 
-def verdict_text(*findings: Finding, **changes: object) -> str:
-    return " ".join(compose_verdict(run(), facts(**changes), findings))
+def verdict(*findings: Finding, **changes: object) -> list[str]:
+    return compose_verdict(run(), facts(**changes), findings)
 
 
-@pytest.mark.parametrize(
-    ("ended", "words"),
-    [
-        ("finished", "that finished at iteration 990"),
-        ("interrupted", "that was stopped at iteration 990"),
-        ("crashed", "that crashed after iteration 990"),
-        ("oom", "that ran out of memory after iteration 990"),
-        ("cut", "whose log stops at iteration 990 without saying why"),
-        (None, "that is at iteration 990 now"),
-    ],
-)
-def test_how_far_it_came(ended: ExitStatus | None, words: str) -> None:
-    assert f"A nanoGPT run {words}" in verdict_text(ended=ended)
+def test_how_far_it_came() -> None:
+    keys: dict[ExitStatus | None, str] = {
+        "finished": "verdict.finished",
+        "interrupted": "verdict.interrupted",
+        "crashed": "verdict.crashed",
+        "oom": "verdict.out_of_memory",
+        "cut": "verdict.log_stops",
+        None: "verdict.running",
+    }
+    said = {ended: verdict(ended=ended)[0] for ended in keys}
+    assert said == {ended: translate(key, trainer="nanoGPT", at="990") for ended, key in keys.items()}
+    assert all("nanoGPT" in sentence and "990" in sentence for sentence in said.values())
+    assert len(set(said.values())) == len(keys)
 
 
 def test_how_good_it_is() -> None:
-    assert "best validation loss was 2.2500 at iteration 500; the last is 2.4000." in verdict_text()
-    assert "2.4000" in verdict_text(best_val_loss=2.4, best_val_step=900)
-    assert "2.2500" in verdict_text(best_val_step=None)
-    assert "2.4000" in verdict_text(best_val_step=None)
-    assert "bits per byte" in verdict_text(val_metric="bits_per_byte")
-    assert "validation" not in verdict_text(best_val_loss=None, best_val_step=None, final_val_loss=None)
-    without = {"best_val_loss": None, "best_val_step": None, "final_val_loss": None}
-    assert "training loss went from 4.2000 to 2.0000" in verdict_text(
-        **without, loss_first=4.2, loss_last=2.0
-    )
-    assert "training loss" not in verdict_text(**without, loss_first=4.2, loss_last=math.nan)
-    assert "training loss" not in verdict_text(**without, loss_first=None, loss_last=None)
+    assert translate("verdict.best_loss_at", best="2.2500", step=500, final=2.4) in verdict()
+    assert numbers(verdict()[1]) == ["2.2500", "500", "2.4000"]
+    assert numbers(verdict(best_val_loss=2.4, best_val_step=900)[1]) == ["2.4000"]
+    assert numbers(verdict(best_val_step=None)[1]) == ["2.2500", "2.4000"]
+    assert translate("verdict.best_bits_per_byte", best="2.2500") in verdict(val_metric="bits_per_byte")
+    without = {"best_val_loss": None, "best_val_step": None, "final_val_loss": None, "steady_ms": None}
+    told = verdict(**without, loss_first=4.2, loss_last=2.0)
+    assert translate("verdict.training_loss", first="4.2000", last="2.0000") in told
+    for first, last in ((4.2, math.nan), (None, None)):  # nothing to say about the loss
+        assert verdict(**without, loss_first=first, loss_last=last) == [told[0], *told[2:]]
 
 
 def test_how_fast_it_was() -> None:
-    assert "An iteration takes 168.3 ms; 19% of the time" in verdict_text(
-        steady_ms=168.3, overhead_share=0.194
-    )
-    assert "An iteration takes 168.3 ms." in verdict_text(steady_ms=168.3, overhead_share=None)
-    assert "takes" not in verdict_text(steady_ms=None)
+    assert numbers(verdict(steady_ms=168.3, overhead_share=0.194)[2]) == ["168.3", "19"]
+    assert translate("verdict.step_time", ms=168.3) in verdict(steady_ms=168.3, overhead_share=None)
+    assert numbers(verdict(steady_ms=168.3, overhead_share=None)[2]) == ["168.3"]
+    assert len(verdict(steady_ms=None)) == len(verdict()) - 1
 
 
 def test_the_most_important() -> None:
-    text = verdict_text(finding("problem", "The loss is NaN"), finding("warning", "It overfits"))
-    assert text.endswith("Most important: The loss is NaN.")
-    assert "overfits" not in text
-    assert "Nothing is wrong" not in text
+    sentences = verdict(finding("problem", "The loss is NaN"), finding("warning", "It overfits"))
+    assert sentences[-1] == translate("verdict.most_important", title="The loss is NaN")
+    assert not any("overfits" in sentence or sentence == NOTHING for sentence in sentences)
 
 
 def test_a_healthy_run_has_one_sentence_about_it() -> None:
-    assert verdict_text(ended="finished").endswith(NOTHING)
-    assert verdict_text(finding("info"), ended="finished").endswith(NOTHING)
-    assert NOTHING not in verdict_text(finding("advice"), ended="finished")
+    assert verdict(ended="finished")[-1] == NOTHING
+    assert verdict(finding("info"), ended="finished")[-1] == NOTHING
+    assert NOTHING not in verdict(finding("advice"), ended="finished")
 
 
-@pytest.mark.parametrize("ended", ["crashed", "oom", "cut", "interrupted"])
-def test_what_did_not_end_well_is_not_praised(ended: ExitStatus) -> None:
-    assert NOTHING not in verdict_text(ended=ended)
+def test_what_did_not_end_well_is_not_praised() -> None:
+    bad: tuple[ExitStatus, ...] = ("crashed", "oom", "cut", "interrupted")
+    assert [ended for ended in bad if NOTHING in verdict(ended=ended)] == []
 
 
 def test_a_run_without_an_iteration() -> None:
     empty = make_run_log(make_steps([]), settings={"max_iters": 100})
     for run_log in (empty, replace(empty, live=True)):
-        text = " ".join(explain(run_log).verdict)
-        assert NOTHING not in text
-        assert "0 lines" not in text
-        assert "iteration" in text
+        key = "verdict.no_iteration_yet" if run_log.live else "verdict.no_iteration"
+        assert explain(run_log).verdict == [translate(key, trainer="nanoGPT")]
 
 
 def test_a_single_line_went_nowhere() -> None:
-    text = " ".join(explain(make_run_log(make_steps([11], loss=[4.0948]))).verdict)
-    assert "The only training loss in this log is 4.0948." in text
+    told = explain(make_run_log(make_steps([11], loss=[4.0948]))).verdict
+    assert translate("verdict.only_training_loss", last="4.0948") in told
 
 
 def test_losses_of_any_size_stay_short() -> None:
-    text = " ".join(explain(make_run_log(make_steps([0, 10], loss=[1e30, 2.5]))).verdict)
-    assert "went from 1e+30 to 2.5000" in text
+    told = explain(make_run_log(make_steps([0, 10], loss=[1e30, 2.5]))).verdict
+    assert translate("verdict.training_loss", first="1e+30", last="2.5000") in told
 
 
 def test_lines_without_numbers() -> None:
-    run_log = replace(run(), has_iteration_numbers=False)
-    assert "100 logged iterations, without iteration numbers" in " ".join(explain(run_log).verdict)
+    told = explain(replace(run(), has_iteration_numbers=False)).verdict
+    assert translate("verdict.no_iteration_numbers", trainer="nanoGPT", lines=100) in told
 
 
 @settings(max_examples=40, deadline=None)
@@ -134,7 +133,8 @@ def test_several_runs_in_one_log_are_counted() -> None:
         LoggedProcess(has_startup=True, first_iteration=0),
     )
     run_log = make_run_log(steps, segments=restarted)
-    assert compose_verdict(run_log, Analysis(run_log).facts, [])[0].startswith("This log holds 2 runs.")
+    told = translate("verdict.several_runs", runs=2)
+    assert compose_verdict(run_log, Analysis(run_log).facts, [])[0] == told
     resumed = (restarted[0], LoggedProcess(has_startup=True, resumed=True, first_iteration=0))
     run_log = make_run_log(steps, segments=resumed)
-    assert not compose_verdict(run_log, Analysis(run_log).facts, [])[0].startswith("This log holds")
+    assert told not in compose_verdict(run_log, Analysis(run_log).facts, [])

@@ -332,7 +332,7 @@ def records() -> list[journal.Record]:
         record("eval", 0, split="val", loss=4.2, ms=100.0),
         *(record("step", at, loss=4 - at / 50, **step) for at in range(10, 101, 10)),
         record("finding", 100, severity="warning", title="compiling failed", evidence="1 of 1"),
-        record("finding", 100, severity="warning", title="the disk is nearly full", evidence="99%"),
+        record("finding", 100, severity="warning", title="disk full", evidence="99%"),
         record("eval", 100, split="val", loss=2.2, ms=100.0),
         record("end", 100, reason="finished", ledger={"train": 3.8}),
     ]
@@ -352,7 +352,7 @@ def test_every_finding_in_the_journal_is_reported() -> None:
     assert "compiling failed" in [finding.title for finding in refresh(watch).findings]
     feed_lines(watch, [journal.encode_line(one).decode().rstrip() for one in records()[14:]])
     titles = [finding.title for finding in refresh(watch).findings]
-    assert "the disk is nearly full" in titles
+    assert "disk full" in titles
     assert "compiling failed" not in titles
 
 

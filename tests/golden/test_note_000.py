@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 
 import pytest
 from note_000 import console_log, quoted
@@ -34,19 +33,22 @@ def test_the_figures_are_read(explanation: Explanation) -> None:
 
 def test_the_spikes_their_cause_and_cost_are_found(explanation: Explanation) -> None:
     spikes = next(finding for finding in explanation.findings if finding.id == "eval-spikes")
-    assert "5856 ms" in spikes.evidence  # the median of both
-    assert "evaluat" in spikes.explanation
-    assert "checkpoint" in spikes.explanation
+    values = spikes.values
+    assert values["spike_ms"] == (5985 + 5726) / 2  # the median of both
+    assert spikes.claims["cause of slow iterations"] == "evaluation"
+    assert spikes.text["explanation"][0].key == "eval-spikes.explanation.clock_includes_save"
     # Three evaluations of 5.7 s in 1,001 iterations of 168 ms and one start-up.
-    assert re.search(r"17 s of 3m 1\ds: (8\.\d|9\.0)% of the run", spikes.evidence)
+    assert (values["evaluations"], values["eval_s"]) == (3, pytest.approx(17.06, abs=0.01))
+    assert values["run_s"] == pytest.approx(192, abs=1)
+    assert values["eval_share"] == pytest.approx(0.0888, abs=0.0005)
 
 
 def test_the_advice_is_to_raise_the_interval(explanation: Explanation) -> None:
-    advice = next(finding for finding in explanation.findings if finding.id == "eval-spikes").advice
-    saved = re.search(r"Raise eval_interval: 500 -> (\d+) saves ([\d.]+)%", advice)
-    assert saved is not None
-    assert int(saved[1]) > 500
-    assert float(saved[2]) > 0
+    spikes = next(finding for finding in explanation.findings if finding.id == "eval-spikes")
+    values = spikes.text["advice"][0].values
+    assert values["interval_setting"] == "eval_interval"
+    assert (values["old_interval"], values["new_interval"]) == (500, 2000)
+    assert values["interval_saving"] == pytest.approx(0.0475, abs=0.0002)
 
 
 def test_quotes_out_of_order_are_one_run() -> None:

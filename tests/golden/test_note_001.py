@@ -37,16 +37,18 @@ def test_the_figures_are_read(explanation: Explanation) -> None:
 
 def test_the_fall_of_the_mfu_is_proved_to_be_the_running_average(explanation: Explanation) -> None:
     dip = next(finding for finding in explanation.findings if finding.id == "mfu-dip-is-eval")
-    assert "11.09% to 9.99%" in dip.title
-    assert "0.9 x 11.09% + 0.1 x 0.08% = 9.99%" in dip.evidence
+    values = dip.values
+    assert (values["mfu_before"], values["mfu_printed"]) == (11.09, 9.99)
+    assert values["iteration_mfu"] == pytest.approx(0.083, abs=0.001)
+    assert values["mfu_recomputed"] == pytest.approx(9.99, abs=0.005)
     # The same sum, done here: an iteration of 33.23 ms is at 11.09 %, so one of 4446.83 ms is at 0.083 %.
     assert pytest.approx(9.99, abs=0.005) == 0.9 * 11.09 + 0.1 * 11.09 * 33.23 / 4446.83
 
 
 def test_eleven_percent_is_of_an_a100(explanation: Explanation) -> None:
     peak = next(finding for finding in explanation.findings if finding.id == "mfu-wrong-peak")
-    assert "312 TFLOP/s" in peak.title
-    assert "34.6 TFLOP/s" in peak.evidence
+    assert peak.values["peak_flops_per_s"] == 312e12
+    assert peak.values["flops_per_s"] == pytest.approx(34.6e12, abs=5e10)
     assert pytest.approx(34.6, abs=0.05) == 0.111 * 312
 
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from compared_runs import find_claim
 from note_003 import cpu_log, gpu_log
 
 from glassgpt.compare import Comparison, compare
@@ -23,31 +24,29 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     return compare(runs)
 
 
-def claim(comparison: Comparison, id: str) -> str:
-    (finding,) = [one for one in comparison.verdict if one.id == id]
-    return " ".join((finding.sentence, *finding.details))
-
-
 def test_hardware_is_not_the_cause(comparison: Comparison) -> None:
-    text = claim(comparison, "hardware-not-cause")
-    assert "Hardware is not the cause" in text
-    for setting in ("n_layer (4 / 6)", "n_embd (128 / 384)", "block_size (64 / 256)", "dropout (0 / 0.2)"):
-        assert setting in text
+    settings = str(find_claim(comparison, "hardware-not-cause").values["settings"]).split(", ")
+    expected = {"n_layer (4 / 6)", "n_embd (128 / 384)", "block_size (64 / 256)", "dropout (0 / 0.2)"}
+    assert expected <= set(settings)
 
 
 def test_the_gpu_run_ended_past_its_best(comparison: Comparison) -> None:
-    text = claim(comparison, "past-best")
-    assert text.startswith("B's last loss, 1.7000, is worse than its best: 1.4600 at iteration 1,750.")
-    assert "overfits" in text
-    assert "from 1.1000 to 0.6200" in text
+    past_best = find_claim(comparison, "past-best")
+    assert [message.key for message in past_best.detail_messages] == ["compare.past-best.reason.overfits"]
+    values = past_best.values
+    assert (values["run"], values["last"], values["best"], values["at"]) == ("B", 1.7, 1.46, 1750)
+    assert (values["then"], values["now"]) == (1.1, 0.62)
 
 
 def test_what_makes_the_gpu_run_better(comparison: Comparison) -> None:
-    text = claim(comparison, "better-because")
-    assert "B has 10.65M parameters, A 0.80M (13.4x)" in text
-    assert "256 tokens" in text
-    assert "16,384 tokens per iteration, A 768" in text
-    assert "More iterations are not the cause" in claim(comparison, "iterations-not-cause")
+    because = find_claim(comparison, "better-because")
+    causes = {message.key.rpartition(".")[2]: message.values for message in because.detail_messages}
+    assert because.labels == ("B", "A")
+    assert (causes["model_size"]["better_size"], causes["model_size"]["worse_size"]) == ("10.65M", "0.80M")
+    assert causes["model_size"]["factor"] == pytest.approx(13.4, abs=0.05)
+    assert (causes["context"]["better_size"], causes["context"]["worse_size"]) == (256, 64)
+    assert (causes["batch"]["better_tokens"], causes["batch"]["worse_tokens"]) == (16_384, 768)
+    assert find_claim(comparison, "iterations-not-cause").labels == ("B", "A")
 
 
 def test_what_each_run_did(comparison: Comparison) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from compared_runs import find_claim
 from note_004 import LARGE_FLAGS, SMALL_FLAGS, large_log, small_log
 
 from glassgpt.compare import Comparison, compare
@@ -31,47 +32,47 @@ def comparison(runs: list[RunLog]) -> Comparison:
     return compare(runs)
 
 
-def claim(comparison: Comparison, id: str) -> str:
-    (finding,) = [one for one in comparison.verdict if one.id == id]
-    return " ".join((finding.sentence, *finding.details))
-
-
 def test_the_large_model_is_not_faster(comparison: Comparison) -> None:
-    text = claim(comparison, "faster")
-    assert "A is faster than B: 134k against 56.1k tokens per second" in text
-    assert "524,288" in text
-    assert not any("B is faster" in one.sentence for one in comparison.verdict)
+    faster = find_claim(comparison, "faster")  # the only one
+    assert faster.labels == ("A", "B")
+    assert faster.values["fast_rate"] == pytest.approx(134_433, abs=1)
+    assert faster.values["slow_rate"] == pytest.approx(56_134, abs=1)
+    assert faster.values["tokens"] == 524_288
 
 
 def test_more_arithmetic_per_second_but_more_per_token(comparison: Comparison) -> None:
-    text = claim(comparison, "faster-by-size")
-    assert "A 40.2 TFLOP/s, B 48.0 TFLOP/s" in text
+    values = find_claim(comparison, "faster-by-size").values
+    assert (values["fast"], values["fast_rate"]) == ("A", pytest.approx(40.2e12, abs=5e10))
+    assert (values["slow"], values["slow_rate"]) == ("B", pytest.approx(48.0e12, abs=5e10))
     small, large = (side.analysis for side in comparison.runs)
     cost = (large.size.flops_per_token or 0) / (small.size.flops_per_token or 1)
     assert cost == pytest.approx(2.85, abs=0.02)
-    assert "does not make it faster" in claim(comparison, "mfu-is-not-speed")
+    assert find_claim(comparison, "mfu-is-not-speed").values["slow"] == "B"
 
 
 def test_the_small_model_is_not_that_small(comparison: Comparison) -> None:
-    assert claim(comparison, "parameters-contradicted").startswith("A has 40.5M parameters, not 33M.")
+    values = find_claim(comparison, "parameters-contradicted").values
+    assert (values["run"], values["real"], values["stated"]) == ("A", "40.5M", "33M")
     large = comparison.runs[1].analysis.size
     assert large.parameters == 125_000_000
     assert not large.is_contradicted
 
 
 def test_the_micro_batch_is_not_why(comparison: Comparison) -> None:
-    text = claim(comparison, "micro-batch-not-cause")
-    assert "batch_size 16 -> 8" in text
-    assert "n_embd 384 -> 768" in text
+    values = find_claim(comparison, "micro-batch-not-cause").values
+    assert (values["low_batch"], values["high_batch"]) == (16, 8)
+    assert (values["low_width"], values["high_width"]) == (384, 768)
 
 
 def test_the_losses_at_iteration_500(comparison: Comparison) -> None:
     (point,) = comparison.aligned["iterations"].points
     assert point.at == 500
     assert [reading.loss for reading in point.losses if reading] == [5.5328, 5.5194]
-    assert "At iteration 500: B 5.5194, A 5.5328." in claim(comparison, "better-open")
-    assert "assumed to be the same" in claim(comparison, "assumed-comparable")
-    assert "is unknown" in claim(comparison, "noise")
+    last_common = find_claim(comparison, "better-open").detail_messages[0].values
+    assert last_common == {"at": 500, "worse": "B", "own": "5.5194", "better": "A", "its": "5.5328"}
+    assumed = find_claim(comparison, "assumed-comparable")
+    assert assumed.detail_messages[0].key == "compare.comparable.dataset_assumed"
+    assert find_claim(comparison, "noise").message.key == "compare.noise.unknown"
 
 
 def test_mfu_on_the_card_that_it_was(runs: list[RunLog]) -> None:

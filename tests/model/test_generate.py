@@ -63,11 +63,14 @@ def test_a_sample_does_not_depend_on_the_others(arch: str) -> None:
     assert text(model, [1, 2, 3], count=2 * CONTEXT) == many[0]
 
 
-@pytest.mark.parametrize("seed", [0, 3, 2**32 - 1, 2**63, -1])
-def test_the_next_seed_has_samples_of_its_own(seed: int) -> None:
-    model = little_gpt()
-    both = [texts(model, [1], 4, sampler=TokenSampler(VOCABULARY, seed=each)) for each in (seed, seed + 1)]
-    assert len({tuple(sample) for samples in both for sample in samples}) == 8
+def test_the_next_seed_has_samples_of_its_own(subtests: pytest.Subtests) -> None:
+    for seed in (0, 3, 2**32 - 1, 2**63, -1):
+        with subtests.test(repr(seed)):
+            model = little_gpt()
+            both = [
+                texts(model, [1], 4, sampler=TokenSampler(VOCABULARY, seed=each)) for each in (seed, seed + 1)
+            ]
+            assert len({tuple(sample) for samples in both for sample in samples}) == 8
 
 
 # --- from where ---
@@ -193,20 +196,18 @@ def test_a_model_whose_output_is_not_a_number_is_not_drawn_from(options: dict[st
         next(steps)
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
+def test_draws_that_make_no_sense_are_refused_before_the_first(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"temperature": -0.1}, "--temperature=-0.1"),
         ({"temperature": float("nan")}, "--temperature=nan"),
         ({"temperature": float("inf")}, "--temperature=inf"),
         ({"top_k": 0}, "--top_k=0"),
         ({"top_p": 0.0}, "--top_p=0.0"),
         ({"top_p": 1.1}, "--top_p=1.1"),
-    ],
-)
-def test_draws_that_make_no_sense_are_refused_before_the_first(options: dict[str, Any], named: str) -> None:
-    with pytest.raises(UserError, match=named):
-        generate(little_gpt(), [1], 3, TokenSampler(VOCABULARY, **options))
+    ]
+    for options, named in cases:
+        with subtests.test(repr(options)), pytest.raises(UserError, match=named):
+            generate(little_gpt(), [1], 3, TokenSampler(VOCABULARY, **options))
 
 
 @pytest.mark.parametrize(

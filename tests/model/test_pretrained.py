@@ -159,12 +159,19 @@ def test_any_value_of_a_setting_is_refused_or_the_models_own(original: Path, nam
     assert config.n_head == value or name != "n_head"
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"n_layer": 1' + b"0" * 5000 + b"}"]
-)
-def test_a_config_that_is_none(folder: Path, content: bytes) -> None:
-    (folder / "config.json").write_bytes(content)
-    assert problems(folder)[0].startswith("config.json")
+def test_a_config_that_is_none(folder: Path, subtests: pytest.Subtests) -> None:
+    for content in (
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"n_layer": 1' + b"0" * 5000 + b"}",
+    ):
+        with subtests.test(repr(content[:20])):
+            (folder / "config.json").write_bytes(content)
+            assert problems(folder)[0].startswith("config.json")
 
 
 def test_absurd_sizes_are_refused_before_a_model_is_built(folder: Path) -> None:

@@ -93,7 +93,7 @@ def test_ddp_is_advised_if_the_model_fits() -> None:
 def test_fsdp_is_advised_if_the_model_fits_only_sharded() -> None:
     with pytest.raises(UserError) as raised:
         plan(cluster("rtx4090"), **XL)
-    assert any("it fits with --shard=True" in problem for problem in raised.value.problems)
+    assert any("--shard=True" in problem for problem in raised.value.problems)
     made = plan(cluster("rtx4090"), shard=True, **XL)
     comparison = parallelism(made)
     assert made.fits
@@ -111,7 +111,7 @@ def test_a_model_that_does_not_fit_even_sharded() -> None:
 
 def test_sharding_one_card_is_a_problem() -> None:
     made = plan(cluster(gpus=1), shard=True)
-    assert made.problems[-1].what == "--shard=True spreads a model over several cards, and there is one"
+    assert made.problems[-1].what.startswith("--shard=True ")
 
 
 def test_sharding_without_need_is_a_problem() -> None:
@@ -179,9 +179,8 @@ def test_json_has_ddp_and_fsdp(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["together"] is None
 
 
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
+def test_bad_input(capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests) -> None:
+    cases: list[tuple[list[str], str]] = [
         (["--gpus=0"], "--gpus=0 must be greater than 0"),
         (["--gpus=-1", "--nodes=0"], "--nodes=0 must be greater than 0"),
         (["--nodes=2", "--network=0"], "--network=0 must be greater than 0"),
@@ -191,11 +190,11 @@ def test_json_has_ddp_and_fsdp(capsys: pytest.CaptureFixture[str]) -> None:
         (["--network=5"], "--network=5 is between machines: it needs --nodes"),
         (["--gpus=7"], "cannot be shared evenly by 7 cards"),
         (["--gpus=2", "--n_layer=96", "--n_embd=12288", "--n_head=96", "--shard"], "needs at least"),
-    ],
-)
-def test_bad_input(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "gpt2_124m", "--gpu=h100", *words]) == 2
-    assert part in capsys.readouterr().err
+    ]
+    for words, part in cases:
+        with subtests.test(repr(words)):
+            assert main(["plan", "gpt2_124m", "--gpu=h100", *words]) == 2
+            assert part in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -218,7 +217,7 @@ def test_cpus_of_several_machines_are_planned(capsys: pytest.CaptureFixture[str]
     assert main(words) == 0
     output = capsys.readouterr().out
     assert "4 machines; each sends" in output
-    assert "on each of 4 machines" in output
+    assert "each of 4 machines" in output
     assert "NCCL" not in output
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -86,7 +87,7 @@ def test_the_plan_is_for_the_device_of_the_run(
 
 def test_a_plan_for_another_device_than_the_run_uses(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan(["shakespeare_char_cpu", "--gpu=rtx4070"]) == 0
-    assert "--device=cpu is not RTX 4070" in capsys.readouterr().out
+    assert re.search("--device=cpu .*RTX 4070", capsys.readouterr().out)
     assert plan(["shakespeare_char_cpu", "--gpu=rtx4070", "--hours=0.1"]) == 0
     assert 'device = "auto"' in capsys.readouterr().out
 
@@ -102,8 +103,8 @@ def test_a_driver_without_the_memory(drivers: pytest.MonkeyPatch) -> None:
 def test_a_driver_that_fails_is_the_reason(drivers: pytest.MonkeyPatch) -> None:
     drivers.setattr(sys, "platform", "linux")
     assert find_target("auto").found_how == "no GPU found"
-    drivers.setattr(targets, "read_gpus", lambda: GpuReading(problem="GPU is lost"))
-    assert find_target("auto").found_how == "no GPU found: GPU is lost"
+    drivers.setattr(targets, "read_gpus", lambda: GpuReading(problem="lost"))
+    assert find_target("auto").found_how == "no GPU found: lost"
 
 
 def test_cuda_device_order() -> None:
@@ -112,23 +113,26 @@ def test_cuda_device_order() -> None:
     assert [card.uuid for card in by_slot] == ["GPU-aaaa-1", "GPU-bbbb-2"]
 
 
-@pytest.mark.parametrize(
-    ("variable", "names"),
-    [
-        ("0", ["RTX 4090"]),
-        ("1", ["RTX 3060"]),
-        (" 1, 0", ["RTX 3060", "RTX 4090"]),
-        ("GPU-aaaa", ["RTX 3060"]),
-        ("0,7,1", ["RTX 4090"]),  # an index that does not exist hides all that follow
-        ("GPU-", []),  # ambiguous
-        ("", []),
-        ("-1", []),
-        ("NoDevFiles", []),
-    ],
-)
-def test_cuda_visible_devices(variable: str, names: list[str]) -> None:
-    visible = visible_nvidia_cards(INSTALLED, {"CUDA_VISIBLE_DEVICES": variable})
-    assert [card.name.removeprefix("NVIDIA GeForce ") for card in visible] == names
+def test_cuda_visible_devices() -> None:
+    expected: dict[str, list[str]] = {
+        "0": ["RTX 4090"],
+        "1": ["RTX 3060"],
+        " 1, 0": ["RTX 3060", "RTX 4090"],
+        "GPU-aaaa": ["RTX 3060"],
+        "0,7,1": ["RTX 4090"],  # an index that does not exist hides all that follow
+        "GPU-": [],  # ambiguous
+        "": [],
+        "-1": [],
+        "NoDevFiles": [],
+    }
+    visible = {
+        variable: visible_nvidia_cards(INSTALLED, {"CUDA_VISIBLE_DEVICES": variable}) for variable in expected
+    }
+    names = {
+        variable: [card.name.removeprefix("NVIDIA GeForce ") for card in cards]
+        for variable, cards in visible.items()
+    }
+    assert names == expected
 
 
 def test_a_hidden_card_leaves_the_cpu(drivers: pytest.MonkeyPatch) -> None:
@@ -136,7 +140,7 @@ def test_a_hidden_card_leaves_the_cpu(drivers: pytest.MonkeyPatch) -> None:
     drivers.setenv("CUDA_VISIBLE_DEVICES", "")
     drivers.setattr(sys, "platform", "linux")
     target = find_target("auto")
-    assert (target.device_type, target.found_how) == ("cpu", "CUDA_VISIBLE_DEVICES hides the GPU")
+    assert (target.device_type, "CUDA_VISIBLE_DEVICES" in target.found_how) == ("cpu", True)
     drivers.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert find_target("auto").name == "RTX 3060"
 
@@ -187,7 +191,7 @@ def test_amd_cards_need_pytorch_for_rocm(drivers: pytest.MonkeyPatch) -> None:
     drivers.setattr(targets, "is_torch_built_for_rocm", lambda: False)
     without = find_target("auto")
     assert without.device_type == "cpu"
-    assert "Instinct MI300X is here, but this PyTorch was not built for AMD's cards" in without.found_how
+    assert re.search("Instinct MI300X .*PyTorch.* AMD", without.found_how)
     drivers.setattr(targets, "is_torch_built_for_rocm", lambda: True)
     assert find_target("auto").name == "Instinct MI300X"
     drivers.setenv("HIP_VISIBLE_DEVICES", "-1")
@@ -224,12 +228,9 @@ def test_is_torch_built_for_rocm(
 
 def test_memory_of_an_apple_chip_by_name() -> None:
     chip = target_of_card(resolve_card_name("m3-max").card, "asked for")
-    assert chip.memory_note == "the smallest sold"
-    assert chip.memory_bytes == 36 * GIB
-    assert (
-        target_of_card(resolve_card_name("m3-max").card, "found here", memory_bytes=96 * GIB).memory_note
-        == ""
-    )
+    assert (chip.memory_bytes, "smallest" in chip.memory_note) == (36 * GIB, True)
+    here = target_of_card(resolve_card_name("m3-max").card, "found here", memory_bytes=96 * GIB)
+    assert (here.memory_bytes, here.memory_note) == (96 * GIB, "")
     assert all(card.memory_gb or card.smallest_gb for card in cards())
     assert target_of_card(resolve_card_name("rtx4090").card, "asked for").memory_note == ""
 
@@ -271,7 +272,7 @@ def test_a_proposal_for_a_busy_machine(
 ) -> None:
     monkeypatch.setattr("glassgpt.plan.target.load_average", lambda: 64.0)
     assert plan(["quickstart", "--gpu=cpu", "--hours=10"]) == 0
-    assert "other programs keep 64.0 cores busy" in capsys.readouterr().out
+    assert "64.0 cores busy" in capsys.readouterr().out
 
 
 def test_hours_on_an_unknown_card() -> None:

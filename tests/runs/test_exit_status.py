@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from run_logs import NANOGPT, make_run_log, make_steps
 
 from glassgpt.config import ConfigValue
@@ -23,9 +22,8 @@ def event(kind: EventKind, line: int = 6) -> LogEvent:
     return LogEvent(kind, "x", line, None)
 
 
-@pytest.mark.parametrize(
-    ("kinds", "ended"),
-    [
+def test_what_comes_after_the_last_iteration_decides() -> None:
+    cases: list[tuple[list[EventKind], str]] = [
         (["oom"], "oom"),
         (["traceback"], "crashed"),
         (["kill"], "crashed"),
@@ -39,19 +37,21 @@ def event(kind: EventKind, line: int = 6) -> LogEvent:
         (["interrupt", "oom"], "oom"),
         (["traceback", "finish"], "crashed"),
         (["finish", "interrupt"], "finished"),  # what comes after a trainer's own end is another program's
-    ],
-)
-def test_what_comes_after_the_last_iteration_decides(kinds: list[EventKind], ended: str) -> None:
-    assert infer_exit_status(stopped(events=[event(kind) for kind in kinds])) == ended
+    ]
+    wrong = [
+        (kinds, ended, got)
+        for kinds, ended in cases
+        if (got := infer_exit_status(stopped(events=[event(kind) for kind in kinds]))) != ended
+    ]
+    assert wrong == []
 
 
 def test_what_came_before_does_not() -> None:
     assert infer_exit_status(stopped(events=[event("oom", line=3), event("finish", line=5)])) == "cut"
 
 
-@pytest.mark.parametrize(
-    ("settings", "last", "ended"),
-    [
+def test_a_plan_that_is_known() -> None:
+    cases: list[tuple[dict[str, ConfigValue], int, str]] = [
         ({"max_iters": 40}, 40, "finished"),
         ({"max_iters": 41}, 40, "finished"),  # with a line each 10, the last one is 40
         ({"max_iters": 50}, 40, "cut"),
@@ -59,10 +59,13 @@ def test_what_came_before_does_not() -> None:
         ({"max_iters": 45, "log_interval": 20}, 40, "finished"),
         ({"max_iters": "many"}, 40, "cut"),
         ({"log_interval": 0, "max_iters": 40}, 40, "finished"),
-    ],
-)
-def test_a_plan_that_is_known(settings: dict[str, ConfigValue], last: int, ended: str) -> None:
-    assert infer_exit_status(stopped(last, settings=settings)) == ended
+    ]
+    wrong = [
+        (settings, last, ended, got)
+        for settings, last, ended in cases
+        if (got := infer_exit_status(stopped(last, settings=settings))) != ended
+    ]
+    assert wrong == []
 
 
 def test_a_plan_that_the_lines_say() -> None:
@@ -96,9 +99,14 @@ def test_a_run_that_goes_on_has_not_ended() -> None:
     assert infer_exit_status(stopped(live=True, events=[event("oom")])) is None
 
 
-@pytest.mark.parametrize("said", ["finished", "interrupted", "crashed", "oom", "cut"])
-def test_a_record_that_says_it_itself(said: str) -> None:
-    assert infer_exit_status(stopped(ended=said, events=[event("oom")])) == said
+def test_a_record_that_says_it_itself() -> None:
+    cases: list[str] = ["finished", "interrupted", "crashed", "oom", "cut"]
+    wrong = [
+        (said, got)
+        for said in cases
+        if (got := infer_exit_status(stopped(ended=said, events=[event("oom")]))) != said
+    ]
+    assert wrong == []
 
 
 def test_a_log_without_iterations() -> None:

@@ -110,7 +110,9 @@ def test_tokens_over_the_whole_run_are_the_runs_own() -> None:
         [*whole_run()[:-1], end(100, ledger={"startup": 0.1, "train": 100.0})], "mostly training"
     )
     (found,) = [one for one in compared(slow, taken_over()).verdict if one.id == "overhead"]
-    assert "B processes 19k tokens per second, A 16.4k" in found.details[0]
+    assert (found.values["high"], found.values["low"]) == ("B", "A")
+    assert found.values["high_rate"] == pytest.approx(100_000 / 5.25)
+    assert found.values["low_rate"] == pytest.approx(16_400, rel=0.005)
 
 
 def test_the_mfu_of_a_team_is_of_all_its_peaks() -> None:

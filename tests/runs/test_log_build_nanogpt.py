@@ -35,9 +35,8 @@ def test_tokens_per_iteration_follow_from_the_speed() -> None:
     assert parse_facts("\n".join(line(at) for at in range(6)) + "\n").tokens_per_iteration == 32768
 
 
-@pytest.mark.parametrize(
-    ("text", "ms"),
-    [
+def test_older_forms(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, float]] = [
         ("step {at}, loss: 9.123456789", math.nan),
         ("step {at}, loss: 9.1234, dt: 100.25ms, tok/sec: 1234.56", 100.25),
         ("step {at:4d} | loss: 9.123400 | dt: 100.25ms | tok/sec: 1234.56", 100.25),
@@ -48,14 +47,14 @@ def test_tokens_per_iteration_follow_from_the_speed() -> None:
             100.25,
         ),
         ("step {at}, loss: 9.123400, time: 100.25 ms, tokens/sec: 1234.5", 100.25),
-    ],
-)
-def test_older_forms(text: str, ms: float) -> None:
-    run_log = parse_log("".join(text.format(at=at) + "\n" for at in range(4)))
-    assert run_log.trainer.id == "build-nanogpt"
-    assert run_log.steps.iteration.tolist() == [0, 1, 2, 3]
-    assert run_log.steps.loss[0] == pytest.approx(9.1234, abs=1e-4)
-    assert run_log.steps.ms[2] == pytest.approx(ms, nan_ok=True)
+    ]
+    for text, ms in cases:
+        with subtests.test(text):
+            run_log = parse_log("".join(text.format(at=at) + "\n" for at in range(4)))
+            assert run_log.trainer.id == "build-nanogpt"
+            assert run_log.steps.iteration.tolist() == [0, 1, 2, 3]
+            assert run_log.steps.loss[0] == pytest.approx(9.1234, abs=1e-4)
+            assert run_log.steps.ms[2] == pytest.approx(ms, nan_ok=True)
 
 
 def test_samples_of_all_ranks_between_the_lines() -> None:

@@ -22,9 +22,8 @@ def test_a_whole_log(quoted: bool, bars: bool) -> None:
     check_facts(expected.text, expected)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_forms_of_its_dict(subtests: pytest.Subtests) -> None:
+    cases: list[str] = [
         "{'loss': 2.9543, 'learning_rate': 4.9e-05, 'epoch': 0.03}",
         "{'loss': '2.9543', 'grad_norm': '1.2', 'learning_rate': '4.9e-05', 'epoch': '0.03'}",
         "{'loss': 2.9543, 'grad_norm': tensor(1.2, device='cuda:0'), 'learning_rate': "
@@ -37,13 +36,13 @@ def test_a_whole_log(quoted: bool, bars: bool) -> None:
         "0.08, 'epoch': 0.03}",
         "[INFO|trainer.py:2414] 2025-05-06 >> {'loss': 2.9543, 'learning_rate': 4.9e-05, 'epoch': 0.03}",
         "{'epoch': 0.03, 'learning_rate': 4.9e-05, 'loss': 2.9543}",
-    ],
-)
-def test_forms_of_its_dict(line: str) -> None:
-    run_log = parse_log(line + "\n")
-    assert run_log.trainer.id == "hf-trainer"
-    assert run_log.steps.loss.tolist() == [2.9543]
-    assert run_log.steps.lr.tolist() == [4.9e-5]
+    ]
+    for line in cases:
+        with subtests.test(line):
+            run_log = parse_log(line + "\n")
+            assert run_log.trainer.id == "hf-trainer"
+            assert run_log.steps.loss.tolist() == [2.9543]
+            assert run_log.steps.lr.tolist() == [4.9e-5]
 
 
 def test_without_a_bar_iterations_are_not_known() -> None:
@@ -71,9 +70,8 @@ def test_nan_is_told_though_not_where() -> None:
     assert math.isnan(facts.loss_first)
 
 
-@pytest.mark.parametrize(
-    ("after", "ended"),
-    [
+def test_how_it_ended() -> None:
+    cases: list[tuple[str, str]] = [
         ("Traceback (most recent call last):\n  File x\nKeyboardInterrupt\n", "interrupted"),
         ("Traceback (most recent call last):\nValueError: x\n", "crashed"),
         ("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n", "oom"),
@@ -83,10 +81,11 @@ def test_nan_is_told_though_not_where() -> None:
         ("\nTraining completed. Do not forget to share your model on huggingface.co/models =)\n", "finished"),
         ("", "cut"),
         ("some more text\n", "cut"),
-    ],
-)  # fmt: skip
-def test_how_it_ended(after: str, ended: str) -> None:
-    assert parse_facts(LOSS * 3 + after).ended == ended
+    ]  # fmt: skip
+    wrong = [
+        (after, ended, got) for after, ended in cases if (got := parse_facts(LOSS * 3 + after).ended) != ended
+    ]
+    assert wrong == []
 
 
 def test_several_runs_in_one_file() -> None:
@@ -164,7 +163,6 @@ def test_what_evaluations_took_of_the_whole(after: str) -> None:
     text = LOSS * 3 + done + LOSS * 3 + done + "{'train_runtime': 75.0, 'train_loss': 2.9, 'epoch': 0.1}\n"
     explanation = explain(parse_log(text + after))
     (finding,) = [finding for finding in explanation.findings if finding.id == "eval-spikes"]
-    whole = (
-        "2 evaluations cost 25 s of 1m 15s: 33%" if not after else "3 evaluations cost 50 s of 1m 40s: 50%"
-    )
-    assert finding.evidence == f"{whole} of the run."
+    names = ("evaluations", "eval_s", "run_s", "eval_share")
+    whole = (3, 50.0, 100.0, 0.5) if after else (2, 25.0, 75.0, 1 / 3)
+    assert tuple(finding.values[name] for name in names) == pytest.approx(whole)

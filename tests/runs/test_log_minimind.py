@@ -17,23 +17,22 @@ def test_a_whole_log(old: bool, log_every: int) -> None:
     check_facts(expected.text, expected)
 
 
-@pytest.mark.parametrize(
-    ("line", "iteration", "loss", "lr"),
-    [
+def test_forms_of_its_line(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, int, float, float]] = [
         ("Epoch:[0/19](100/24681) loss:5.251 lr:0.0002 epoch_Time:98.0min:", 100, 5.251, 0.0002),
         ("Epoch:[1/19](100/24681) loss:5.251 lr:0.000200000000 epoch_Time:98.0min;", 100, 5.251, 0.0002),
         ("Epoch:[2/6](100/1400), loss: 6.4, lr: 0.0005, epoch_time: 12.3min", 1500, 6.4, 0.0005),
         ("Epoch:[1/1](7/9), loss: 2.5, logits_loss: 2.4, aux_loss: 0.1, lr: 1e-05, eta: 0min", 7, 2.5, 1e-5),
         ("Epoch: [1/2] (3/9), loss: nan, lr: 0.1, epoch_time: 1.0min", 3, float("nan"), 0.1),
         ("[2026-01-05 10:00:00] Epoch:[1/2](3/9) loss:1.5 lr:0.1 epoch_Time:1min", 3, 1.5, 0.1),
-    ],
-)  # fmt: skip
-def test_forms_of_its_line(line: str, iteration: int, loss: float, lr: float) -> None:
-    run_log = parse_log(line + "\n")
-    assert run_log.trainer.id == "minimind"
-    assert run_log.steps.iteration.tolist() == [iteration]
-    assert run_log.steps.loss[0] == pytest.approx(loss, nan_ok=True)
-    assert run_log.steps.lr[0] == lr
+    ]  # fmt: skip
+    for line, iteration, loss, lr in cases:
+        with subtests.test(line):
+            run_log = parse_log(line + "\n")
+            assert run_log.trainer.id == "minimind"
+            assert run_log.steps.iteration.tolist() == [iteration]
+            assert run_log.steps.loss[0] == pytest.approx(loss, nan_ok=True)
+            assert run_log.steps.lr[0] == lr
 
 
 def test_the_epoch_goes_into_the_iteration_whatever_it_is_counted_from() -> None:

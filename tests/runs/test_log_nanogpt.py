@@ -32,9 +32,8 @@ def test_readme_lines() -> None:
     assert run_log.includes_eval().tolist() == [True, False, True]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_forks_print_more_fields_or_fewer(subtests: pytest.Subtests) -> None:
+    cases: list[str] = [
         "iter 10: loss 3.2355, time 12.90ms",  # before February 2023
         "iter 10: loss 3.2355, time 12.90ms, mfu 28.95%, lr 0.0003",
         "iter 10: loss 3.2355, lr 0.0003, time 12.90ms, mfu 28.95%",
@@ -50,14 +49,14 @@ def test_readme_lines() -> None:
         "[1234] iter 10: loss 3.2355, time 12.90ms, mfu 28.95%",
         "local_iter 10: loss 3.2355, time 12.90ms, mfu 28.95%",
         "iter 10: loss: 3.2355, time: 12.90ms",  # lit-llama
-    ],
-)
-def test_forks_print_more_fields_or_fewer(line: str) -> None:
-    run_log = parse_log(HEAD + line + "\n")
-    assert run_log.trainer.id == "nanogpt"
-    assert run_log.steps.iteration.tolist() == [0, 10]
-    assert run_log.steps.loss[1] == 3.2355
-    assert run_log.steps.ms[1] == pytest.approx(12.9)
+    ]
+    for line in cases:
+        with subtests.test(line):
+            run_log = parse_log(HEAD + line + "\n")
+            assert run_log.trainer.id == "nanogpt"
+            assert run_log.steps.iteration.tolist() == [0, 10]
+            assert run_log.steps.loss[1] == 3.2355
+            assert run_log.steps.ms[1] == pytest.approx(12.9)
 
 
 def test_extra_fields_are_taken_where_they_are_known() -> None:
@@ -66,9 +65,8 @@ def test_extra_fields_are_taken_where_they_are_known() -> None:
     assert (steps.lr[1], steps.grad_norm[1], steps.tokens_per_s[1]) == (0.0003, 0.75, 12345)
 
 
-@pytest.mark.parametrize(
-    ("line", "train", "val"),
-    [
+def test_evaluations(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, float | None, float]] = [
         ("step 20: train loss 2.5000, val loss 2.7500", 2.5, 2.75),
         ("step 20: train loss 2.5000, val loss 2.7500, test loss 2.9", 2.5, 2.75),
         ("step 20: train loss 2.5000, val loss 2.7500, train ppl 12.18, val ppl 15.64", 2.5, 2.75),
@@ -78,14 +76,14 @@ def test_extra_fields_are_taken_where_they_are_known() -> None:
         ("step 20: train loss nan, val loss nan", math.nan, math.nan),
         ("step 20: train loss 2.5000, val loss inf", 2.5, math.inf),
         ("step 20: train loss 2.5000, val loss 12,345.5", 2.5, 12345.5),
-    ],
-)
-def test_evaluations(line: str, train: float | None, val: float) -> None:
-    run_log = parse_log(HEAD + "iter 10: loss 3.2, time 12.90ms\n" + line + "\n")
-    done = run_log.evals[-1]
-    assert done.iteration == 20
-    assert done.val_loss == pytest.approx(val, nan_ok=True)
-    assert done.train_loss == (train if train is None else pytest.approx(train, nan_ok=True))
+    ]
+    for line, train, val in cases:
+        with subtests.test(line):
+            run_log = parse_log(HEAD + "iter 10: loss 3.2, time 12.90ms\n" + line + "\n")
+            done = run_log.evals[-1]
+            assert done.iteration == 20
+            assert done.val_loss == pytest.approx(val, nan_ok=True)
+            assert done.train_loss == (train if train is None else pytest.approx(train, nan_ok=True))
 
 
 def test_a_perplexity_is_no_loss() -> None:

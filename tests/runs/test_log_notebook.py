@@ -62,20 +62,18 @@ def test_a_log_that_is_only_quoted_is_read_as_a_quote(tmp_path: Path) -> None:
     assert Analysis(read_run_log(written(tmp_path / "a", cell))).facts.iterations_logged == 5
 
 
-@pytest.mark.parametrize(
-    "cells",
-    [
+def test_one_without_a_log_is_no_log(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    cases: list[list[Any]] = [
         [],
         [1],
         [{"outputs": 3}],
         [{"outputs": [3]}],
         [{"outputs": [{"text": [1, None]}]}],
         [cell("x", stream("no log"))],
-    ],
-)
-def test_one_without_a_log_is_no_log(tmp_path: Path, cells: list[Any]) -> None:
-    with pytest.raises(UserError, match="is not a training log"):
-        read_run_log(written(tmp_path / "a", *cells))
+    ]
+    for cells in cases:
+        with subtests.test(repr(cells)), pytest.raises(UserError, match="is not a training log"):
+            read_run_log(written(tmp_path / "a", *cells))
 
 
 def test_a_torn_one_is_read_line_by_line(tmp_path: Path) -> None:

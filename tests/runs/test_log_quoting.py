@@ -69,19 +69,20 @@ def test_quotes_that_contradict_each_other_are_several_runs() -> None:
     assert (facts.segments, facts.iterations_logged, facts.loss_last) == (2, 4, 3.0)
 
 
-@pytest.mark.parametrize("middle", ["...", "…", "[...]", "(many more lines)", ":"])
-def test_elided_middles(middle: str) -> None:
-    text = (
-        "step 0: train loss 4.2, val loss 4.3\niter 0: loss 4.2667, time 900.00ms\niter 1: "
-        "loss 4.1, time 10.00ms\n"
-        f"{middle}\niter 499: loss 2.1, time 12.00ms\nstep 500: train loss 2.0, val loss "
-        f"2.1\niter 500: loss 2.0, time 300.00ms\n"
-    )
-    facts = parse_facts(text)
-    assert (facts.iterations_logged, facts.segments, facts.last_iteration) == (4, 1, 500)
-    assert facts.log_interval == 1
-    assert facts.steady_ms == 11
-    assert facts.estimated_total_s == pytest.approx((900 + 10 + 12 + 300 + 497 * 11) / 1000)
+def test_elided_middles(subtests: pytest.Subtests) -> None:
+    for middle in ("...", "…", "[...]", "(many more lines)", ":"):
+        with subtests.test(middle):
+            text = (
+                "step 0: train loss 4.2, val loss 4.3\niter 0: loss 4.2667, time 900.00ms\niter 1: "
+                "loss 4.1, time 10.00ms\n"
+                f"{middle}\niter 499: loss 2.1, time 12.00ms\nstep 500: train loss 2.0, val loss "
+                f"2.1\niter 500: loss 2.0, time 300.00ms\n"
+            )
+            facts = parse_facts(text)
+            assert (facts.iterations_logged, facts.segments, facts.last_iteration) == (4, 1, 500)
+            assert facts.log_interval == 1
+            assert facts.steady_ms == 11
+            assert facts.estimated_total_s == pytest.approx((900 + 10 + 12 + 300 + 497 * 11) / 1000)
 
 
 def test_values_left_out_are_not_made_up() -> None:

@@ -12,6 +12,7 @@ from printed_more import every_trainer, trainer
 
 from glassgpt.explain.explanation import explain
 from glassgpt.explain.rules.resumes import resume_replays_data
+from glassgpt.i18n import translate
 from glassgpt.runs.analysis import Analysis
 
 COURSE = SyntheticRun(updates=40, eval_every=10)
@@ -237,4 +238,4 @@ def test_a_few_lines_of_another_kind_are_no_second_run() -> None:
 
 def test_a_second_run_of_the_trainer_is_said_where_lines_have_no_numbers() -> None:
     log = trainer(COURSE).text
-    assert "This log holds 2 runs." in " ".join(explain(parse_log(log + log)).verdict)
+    assert translate("verdict.several_runs", runs=2) in explain(parse_log(log + log)).verdict

@@ -7,6 +7,7 @@ from log_checks import parse_facts, parse_log
 
 from glassgpt.errors import UserError
 from glassgpt.explain.explanation import Explanation, explain
+from glassgpt.i18n import translate
 
 BEGIN = (
     "tokens per iteration will be: 16,384\nInitializing a new model from scratch\n"
@@ -92,7 +93,7 @@ def test_without_a_trainer_or_a_fault_it_is_no_log(text: str) -> None:
 def test_the_fault_of_a_later_command_is_not_the_runs(start: str, fault: str) -> None:
     explanation = explain_text(RUN + start + fault)
     assert explanation.facts.ended == "finished"
-    assert explanation.verdict[0] == "A nanoGPT run that finished at iteration 400."
+    assert explanation.verdict[0] == translate("verdict.finished", trainer="nanoGPT", at="400")
     assert list(named(RUN + start + fault)) == ["failed-start"]
 
 
@@ -124,7 +125,7 @@ def test_what_was_printed_late_is_no_sign_that_it_went_on(printed_before: int) -
     explanation = explain_text("".join([*lines[:printed_before], OOM, *lines[printed_before:]]))
     memory = next(one for one in explanation.findings if one.id == "oom")
     assert memory.severity == "problem"
-    assert memory.title == "The run ran out of memory"
+    assert memory.text["title"][0].key == "oom.title.ended"
 
 
 @pytest.mark.parametrize("after", ["", "^C\n"])

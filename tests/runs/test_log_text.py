@@ -24,10 +24,11 @@ def texts(data: bytes) -> list[str]:
     return [line.text for line in read_lines(io.BytesIO(data))]
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
-def test_encodings_are_told_by_the_bytes(encoding: str) -> None:
-    text = PLAIN if encoding not in ("utf-16-le", "utf-16-be") else "iter 0: loss 4.2\nlast\n"
-    assert texts(text.encode(encoding)) == text.splitlines()
+def test_encodings_are_told_by_the_bytes(subtests: pytest.Subtests) -> None:
+    for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"):
+        with subtests.test(encoding):
+            text = PLAIN if encoding not in ("utf-16-le", "utf-16-be") else "iter 0: loss 4.2\nlast\n"
+            assert texts(text.encode(encoding)) == text.splitlines()
 
 
 def test_bytes_that_are_no_text_do_not_stop_it() -> None:
@@ -64,9 +65,8 @@ def test_what_follows_the_last_line_end_is_torn() -> None:
     assert list(read_lines(io.BytesIO(b""))) == []
 
 
-@pytest.mark.parametrize(
-    "dirty",
-    [
+def test_escapes_and_control_characters_are_gone(subtests: pytest.Subtests) -> None:
+    cases: list[str] = [
         "\x1b[32mgreen\x1b[0m",
         "\x1b[1;38;5;208mgreen\x1b[m",
         "\x1b]0;title\x07green",
@@ -75,12 +75,12 @@ def test_what_follows_the_last_line_end_is_torn() -> None:
         "\x1b(Bgreen",
         "gr\x00e\x08en\x7f",
         "\x9b31mgreen",
-    ],
-)
-def test_escapes_and_control_characters_are_gone(dirty: str) -> None:
-    (line,) = texts(f"{dirty}\n".encode())
-    assert "green" in line
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", line)
+    ]
+    for dirty in cases:
+        with subtests.test(dirty):
+            (line,) = texts(f"{dirty}\n".encode())
+            assert "green" in line
+            assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", line)
 
 
 @settings(max_examples=60, deadline=None)

@@ -47,9 +47,8 @@ def test_all_problems_at_once() -> None:
     assert "--a.dtype needs a value" in text
 
 
-@pytest.mark.parametrize(
-    "flag",
-    [
+def test_sizes_are_positive(subtests: pytest.Subtests) -> None:
+    cases: list[str] = [
         "n_layer=-5",
         "n_layer=0",
         "batch_size=-12",
@@ -63,13 +62,13 @@ def test_all_problems_at_once() -> None:
         "batch_tokens=-1k",
         "n_layer=9999999999999999",
         "parameters=9999999T",
-    ],
-)
-def test_sizes_are_positive(flag: str) -> None:
-    with pytest.raises(UserError) as caught:
-        parse_overrides([f"--b.{flag}"], runs=2)
-    (problem,) = caught.value.problems
-    assert problem.startswith(f"--b.{flag} ")
+    ]
+    for flag in cases:
+        with subtests.test(flag):
+            with pytest.raises(UserError) as caught:
+                parse_overrides([f"--b.{flag}"], runs=2)
+            (problem,) = caught.value.problems
+            assert problem.startswith(f"--b.{flag} ")
 
 
 def test_a_size_without_end() -> None:

@@ -43,9 +43,8 @@ def test_the_defaults_are_nanogpts() -> None:
     assert (options.init_from, options.start) == ("resume", "")
 
 
-@pytest.mark.parametrize(
-    ("name", "good", "bad"),
-    [
+def test_the_values_an_option_may_have(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, list[Any], list[Any]]] = [
         ("num_samples", [1, 10**6], [0, -1]),
         ("max_new_tokens", [1, 10**6], [0, -1]),
         ("top_k", [None, 1, 10**6], [0, -1]),
@@ -54,14 +53,14 @@ def test_the_defaults_are_nanogpts() -> None:
         ("seed", [0, 1, 2**63 - 1], [-1, 2**63]),
         ("device", ["auto", "cpu", "cuda", "cuda:1", "mps"], ["gpu", "cpu:1", "cuda:", ""]),
         ("start", ["", "FILE:x", "-", TEXT], ["\udcff"]),
-    ],
-)
-def test_the_values_an_option_may_have(name: str, good: list[Any], bad: list[Any]) -> None:
-    for value in good:
-        assert find_problems(dataclasses.replace(SampleOptions(), **{name: value})) == []
-    for value in bad:
-        (problem,) = find_problems(dataclasses.replace(SampleOptions(), **{name: value}))
-        assert problem.startswith(f"--{name}")
+    ]
+    for name, good, bad in cases:
+        with subtests.test(name):
+            for value in good:
+                assert find_problems(dataclasses.replace(SampleOptions(), **{name: value})) == []
+            for value in bad:
+                (problem,) = find_problems(dataclasses.replace(SampleOptions(), **{name: value}))
+                assert problem.startswith(f"--{name}")
 
 
 def test_every_option_can_be_given_as_text() -> None:

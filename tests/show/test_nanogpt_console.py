@@ -128,7 +128,7 @@ def test_updates_are_numbered_from_0_in_steps_of_log_interval(
     assert [line for line in again.out.splitlines() if not is_theirs(line)] == []
     assert RESUMED.findall(again.out) == [config.out_dir]
     assert NEW.findall(again.out) == []
-    assert "the learning rate jumps" in again.err
+    assert "learning rate" in again.err
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -271,9 +271,9 @@ def test_findings_complaints_and_ends_go_to_stderr(tiny: MakeConfig) -> None:
     assert lines[0] == "advice: title (evidence). do this."
     assert lines[1] == "advice: title (evidence)."
     assert lines[2].startswith("next: resume with  glass train --init_from=resume --out_dir=")
-    assert lines[3] == "problem: the loss or gradient of iter 2 was not finite; update skipped"
-    output.console(record("resume", 1, {"from_iter": 1, "complaints": ["it is damaged"]}, {}))
-    assert output.err.splitlines()[-1] == "warning: it is damaged"
+    assert re.match("problem: .*iter 2 .*not finite", lines[3])
+    output.console(record("resume", 1, {"from_iter": 1, "complaints": ["damaged"]}, {}))
+    assert output.err.splitlines()[-1] == "warning: damaged"
 
 
 def test_a_loss_that_is_not_finite_is_shown_and_control_characters_are_not(tiny: MakeConfig) -> None:

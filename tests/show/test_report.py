@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 from importlib import resources
 from itertools import pairwise
@@ -24,7 +25,7 @@ from report_pages import FINDINGS, bare_run, disable_translations, glassgpt_run,
 from written_findings import written_finding
 
 from glassgpt.errors import UserError
-from glassgpt.i18n import use_language
+from glassgpt.i18n import translate, use_language
 from glassgpt.record.finding import Finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog
@@ -108,30 +109,32 @@ def test_figures_are_what_plotly_accepts(history: RunLog) -> None:
 
 def test_findings_are_complete_and_in_order() -> None:
     page = page_of(nanogpt_run())
-    places = [page.index(part) for part in ("past its best", "1.7096 at the end", "by heart", "saves 65%")]
+    first = FINDINGS[0]
+    parts = (first.title, first.evidence, first.explanation, first.advice)
+    places = [page.index(escape(part)) for part in parts]
     assert places == sorted(places)
     assert page.index('class="finding warning"') < page.index('class="finding info"')
     assert page.count('class="do"') == 1  # the second has no advice
     verdict = re.search(r'<p class="verdict">(.*?)</p>', page)
     assert verdict is not None
-    assert "The run went on for 3,250 iterations past its best" in verdict[1]
+    assert FINDINGS[0].title in verdict[1]
 
 
 def test_a_healthy_run_has_a_sentence_instead_of_findings() -> None:
     page = page_of(nanogpt_run(), findings=())
-    assert "every check that this log allows found it healthy" in page
+    assert translate("report.findings.none") in page
     assert 'class="finding' not in page
 
 
 def test_charts_without_data_are_left_out_and_say_why() -> None:
     page = page_of(nanogpt_run())
     assert list(figures_of(page)) == ["loss", "time", "step-time", "mfu"]
-    assert "The learning rate is not drawn: this log does not report it." in page
-    assert "The gradient norm is not drawn" in page
+    missing = [translate(f"report.{name}.missing") for name in ("learning_rate", "gradient_norm", "memory")]
+    assert all(sentence in page for sentence in missing)
     full = page_of(glassgpt_run())
     every = ["loss", "time", "step-time", "mfu", "tokens", "learning-rate", "gradient-norm", "memory"]
     assert list(figures_of(full)) == every
-    assert "is not drawn" not in full
+    assert not any(sentence in full for sentence in missing)
 
 
 def test_loss_chart_marks_the_best_and_shows_the_noise() -> None:
@@ -143,24 +146,25 @@ def test_loss_chart_marks_the_best_and_shows_the_noise() -> None:
     assert traces["usual spread"]["fill"] == "toself"
     assert len(traces["validation loss"]["x"]) == len(history.evals)
     errors = [trace["name"] for trace in figures_of(page_of(glassgpt_run()))["loss"]["data"]]
-    assert "two standard errors" in errors
+    assert translate("report.band_standard_errors") in errors
 
 
 def test_a_high_beginning_is_cut_off_unless_that_hides_a_line() -> None:
     figure = figures_of(page_of(nanogpt_run()))["loss"]
     highest = max(value for value in figure["data"][0]["y"])
     assert figure["layout"]["yaxis"]["range"][1] < highest
+    assert translate("report.beginning_cropped") in page_of(nanogpt_run())
     few = replace(nanogpt_run(), evals=(LoggedEvaluation(0, 0, 4.3), LoggedEvaluation(3000, 0, 1.4)))
     page = page_of(few)
     assert "range" not in figures_of(page)["loss"]["layout"]["yaxis"]
-    assert "lies above the chart" not in page
+    assert translate("report.beginning_cropped") not in page
 
 
 def test_bits_per_byte_have_a_chart_of_their_own() -> None:
     history = replace(nanogpt_run(), val_metric="bits_per_byte")
     figures = figures_of(page_of(history))
     assert "validation loss" not in [trace["name"] for trace in figures["loss"]["data"]]
-    assert "validation bits per byte" in [trace["name"] for trace in figures["bits"]["data"]]
+    assert translate("report.bits.curve") in [trace["name"] for trace in figures["bits"]["data"]]
 
 
 def test_lines_break_where_a_process_ends() -> None:
@@ -201,7 +205,7 @@ def test_time_of_a_journal_is_its_ledger() -> None:
 def test_what_is_not_training_is_all_that_is_not_training() -> None:
     """Logging is neither start-up nor evaluation nor a checkpoint, and no training either."""
     history = replace(glassgpt_run(), ledger={"startup": 10.0, "train": 25.0, "data": 5.0, "log": 60.0})
-    assert "70.0% of it not training" in page_of(history)
+    assert "70.0%" in translate("label.share_not_training", share=0.7) in page_of(history)
 
 
 def test_bars_add_up_to_the_total_in_the_summary() -> None:
@@ -219,16 +223,17 @@ def test_bars_add_up_to_the_total_in_the_summary() -> None:
     }
     assert timeline.total_s == pytest.approx(60 + 135 + 11.7, rel=0.01)
     page = page_of(history)
-    assert "All bars together: about 3m 27s" in page
-    assert "Evaluation, checkpoints and start-up are 34.7% of it" in page
-    assert "in the total only" not in page
+    width = timeline.iterations_per_bin
+    assert translate("report.time.bar_width_and_total", width=width, total="3m 27s") in page
+    assert "34.7%" in translate("report.time.overhead_share", share=0.347) in page
+    assert translate("report.time.startup_in_total_only") not in page
 
 
 def test_evaluations_that_the_log_does_not_time_are_not_called_free() -> None:
     history = replace(glassgpt_run(), ledger=None)
     untimed = replace(history, evals=tuple(replace(done, ms=None) for done in history.evals))
     page = page_of(untimed)
-    assert "What the evaluations took is not in this log" in page
+    assert translate("report.time.evaluations_unknown") in page
     assert 'class="bar"' not in page
 
 
@@ -238,7 +243,9 @@ def test_settings_come_with_the_reasons_for_chosen_ones() -> None:
         r"dtype</code></th><td><code[^>]*>bfloat16</code><small>compute capability 9.0</small>", page
     )
     assert "versions.torch" in page
-    assert "does not say how the run was configured" in page_of(replace(nanogpt_run(), setup=LoggedSetup()))
+    unknown = translate("report.configuration.unknown")
+    assert unknown in page_of(replace(nanogpt_run(), setup=LoggedSetup()))
+    assert unknown not in page
     damaged = LoggedSetup(settings={"a": 1}, machine={"choices": [None, 3, {"value": 1}, {"name": "b"}]})
     assert "<code" in page_of(replace(nanogpt_run(), setup=damaged))
 
@@ -316,9 +323,8 @@ def test_language_and_direction(language: str, direction: str, monkeypatch: pyte
     assert not re.search(r"\b(margin|padding|border)-(left|right)\b|text-align: (left|right)", STYLE)
 
 
-@pytest.mark.parametrize(
-    "history",
-    [
+def test_strange_logs_make_a_page(subtests: pytest.Subtests) -> None:
+    cases: list[RunLog] = [
         bare_run(make_columns([])),
         bare_run(make_columns([7])),
         bare_run(make_columns([0], loss=[4.0], ms=[129_000.0]), LoggedEvaluation(0, 0, 4.0)),
@@ -335,13 +341,13 @@ def test_language_and_direction(language: str, direction: str, monkeypatch: pyte
             make_columns([9, 3, 5, 1], loss=[1.0] * 4, ms=[5.0] * 4), has_iteration_numbers=False, live=True
         ),
         bare_run(make_columns([0, 2**62], loss=[1.0, 2.0], ms=[1.0, 1.0])),
-    ],
-)
-def test_strange_logs_make_a_page(history: RunLog) -> None:
-    page = page_of(history, ())
-    structure_of(page)
-    for figure in figures_of(page).values():
-        go.Figure(figure)
+    ]
+    for number, history in enumerate(cases):
+        with subtests.test(f"case {number}"):
+            page = page_of(history, ())
+            structure_of(page)
+            for figure in figures_of(page).values():
+                go.Figure(figure)
 
 
 def test_a_long_log_makes_a_small_page() -> None:

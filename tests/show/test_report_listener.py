@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import signal
 import time
 from pathlib import Path
@@ -91,7 +92,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
 def test_without_plotly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("glassgpt.show.report.report_listener.find_spec", lambda name: None)
     output = report_output(tmp_path, records(tmp_path))
-    assert output.startswith("report        none: plotly is not installed (pip install 'glassgpt[report]')")
+    assert re.match(r"report        none: plotly .*\(pip install 'glassgpt\[report\]'\)", output)
     assert f"glass report {tmp_path}" in output
     assert not (tmp_path / REPORT_NAME).exists()
 
@@ -120,7 +121,7 @@ def test_a_bug_in_the_report_does_not_fail_the_run(
     """As the run has it: behind the sink."""
 
     def broken(*_: object) -> None:
-        raise ZeroDivisionError("in the page")
+        raise ZeroDivisionError("page")
 
     monkeypatch.setattr("glassgpt.show.report.page.report_html", broken)
     out = io.StringIO()
@@ -130,7 +131,7 @@ def test_a_bug_in_the_report_does_not_fail_the_run(
     sink.close()
     assert len(list(journal.read(tmp_path / journal.FILE_NAME))) == len(whole_run())
     output = out.getvalue() + capsys.readouterr().err
-    assert "in the page" in output
+    assert "ZeroDivisionError: page" in output
     assert not (tmp_path / REPORT_NAME).exists()
 
 
@@ -141,7 +142,7 @@ def test_a_journal_that_somebody_removed_meanwhile(tmp_path: Path) -> None:
         listen(record)
     listen.finish()
     gone = tmp_path / journal.FILE_NAME
-    assert out.getvalue().startswith(f"report        none: {gone} cannot be read any more (No such file")
+    assert out.getvalue().startswith(f"report        none: {gone} cannot be read ")
 
 
 def test_a_report_that_takes_longer_than_a_listener_may(

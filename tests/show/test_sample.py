@@ -175,13 +175,14 @@ def test_a_prompt_from_a_flag_a_file_and_a_pipe_is_the_same(
 
 def test_unknown_characters_are_shown_and_nothing_is_written(mine: TrainConfig, capsys: Capture) -> None:
     problem = refused(capsys, "--start=the 🦊 QUEEN")
-    assert "has no 'E', 'N', 'Q', 'U', '🦊': use only its 16 characters" in problem
+    assert re.search("'E', 'N', 'Q', 'U', '🦊': .* 16 characters", problem)
 
 
 def test_a_truncated_prompt_is_reported(mine: TrainConfig, capsys: Capture) -> None:
     text = "the light sees a house"
     samples, err = sampled(capsys, f"--start={text}", "--temperature=0")
-    assert "prompt        22 tokens; the model sees the last 8, its whole context" in err.splitlines()
+    (line,) = (line for line in err.splitlines() if line.startswith("prompt "))
+    assert re.findall(r"\d+", line) == ["22", "8"]
     # What it does not see does not matter.
     for other in (f"a door {text}", text[-8:]):
         ends = [
@@ -216,12 +217,12 @@ def test_every_way_to_name_a_run(mine: TrainConfig, capsys: Capture) -> None:
         _, err = sampled(capsys, *words)
         assert f"runs/mine/{CHECKPOINTS_DIR}/{expected:08d}, after {expected} updates" in model_line(err)
     kept = ", ".join(f"@{int(path.name)}" for path in committed_paths(Path("runs/mine")))
-    assert f"runs/mine has no checkpoint @5: it has @last, @best, {kept}" in refused(capsys, "mine@5")
-    assert refused(capsys, "nothing").startswith("nothing is neither a run")
+    assert re.search(f"runs/mine .*@5: .*@last, @best, {kept}", refused(capsys, "mine@5"))
+    assert refused(capsys, "nothing").startswith("nothing is neither ")
 
 
 def test_out_dir_means_the_newest_of_its_row(here: Path, tiny: MakeConfig, capsys: Capture) -> None:
-    assert "there is no run in runs/ to sample from" in refused(capsys)
+    assert "no run in runs/" in refused(capsys)
     for number, name in enumerate(("out-mine", "out-mine-2"), start=1):
         train(replace(tiny(max_iters=number), out_dir=name))
         for words in (["--out_dir=out-mine"], []):
@@ -237,7 +238,7 @@ def test_a_damaged_best_checkpoint_is_warned_of(mine: TrainConfig, capsys: Captu
     path = lowest.path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-4] + b"\0\1\2\3")
     samples, err = sampled(capsys, "mine")
-    assert err.startswith(f"warning       {path} is damaged: its SHA-256 is not the recorded one\nmodel ")
+    assert re.match(rf"warning       {re.escape(str(path))} is damaged: .*SHA-256.*\nmodel ", err)
     assert samples == whole
     assert lowest.path.exists()
 
@@ -247,15 +248,13 @@ def test_settings_that_are_lost_do_not_keep_it_from_writing(mine: TrainConfig, c
     Path("runs/mine/config.toml").write_text("[")
     samples, err = sampled(capsys, "mine")
     assert samples == plain
-    assert err.startswith("warning       runs/mine/config.toml cannot be read as TOML")
+    assert re.match(r"warning       runs/mine/config\.toml .*TOML", err)
 
 
 def test_a_loss_that_was_not_measured_is_not_made_up(mine: TrainConfig, capsys: Capture) -> None:
     writer = writers.load_sampler("mine@4", SampleOptions(device="cpu"))
     unmeasured = replace(writer, checkpoint=replace(writer.checkpoint, val_loss=None))
-    assert ", after 4 updates, validation loss not measured, " in describe_checkpoint(
-        unmeasured.checkpoint, 1000
-    )
+    assert re.search("after 4 updates, .*not measured", describe_checkpoint(unmeasured.checkpoint, 1000))
     assert "nan" not in describe_checkpoint(replace(writer.checkpoint, val_loss=float("nan")), 1000)
     not_a_run = replace(
         writer, checkpoint=replace(writer.checkpoint, description="gpt2", val_loss=None, iter=None)
@@ -305,7 +304,7 @@ def test_compare_shows_the_samples_of_each_run_alone(
 
 
 def test_compare_names_what_is_wrong_with_the_other_run(mine: TrainConfig, capsys: Capture) -> None:
-    assert refused(capsys, "mine", "--compare=nothing").startswith("nothing is neither a run")
+    assert refused(capsys, "mine", "--compare=nothing").startswith("nothing is neither ")
     Path("letters.txt").write_text("abcdefgh\n" * 50)
     prepare(PrepareOptions("letters.txt", out_dir="letters"), print_line=lambda line: None)
     train(replace(mine, out_dir="runs/letters", data_dir="letters", max_iters=1))

@@ -9,6 +9,7 @@ import numpy as np
 from rich.console import Console
 
 from glassgpt.compare import compare
+from glassgpt.i18n import translate
 from glassgpt.runs.run_log import LoggedEvaluation, LoggedProcess, LoggedSetup, RunLog, Steps
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.show.terminal.compare_view import print_comparison
@@ -72,7 +73,7 @@ def test_three_runs_have_three_columns() -> None:
 def test_losses_that_do_not_compare_are_not_drawn() -> None:
     text = printed(history("a", 50, _FALLING), history("b", 50, _FALLING, dataset="y"))
     assert "not comparable" in text
-    assert "Loss over the run" not in text
+    assert "→" not in text
 
 
 def test_text_from_files_cannot_harm_the_terminal() -> None:
@@ -85,5 +86,5 @@ def test_text_from_files_cannot_harm_the_terminal() -> None:
 def test_little_to_show() -> None:
     bare = history("a", float("nan"), ())
     text = printed(bare, replace(bare, name="b"), width=40)
-    assert "nothing in these logs" in text
+    assert translate("compare_view.differences.none") in text
     assert "Validation loss" not in text

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compare import DIFFERENT, IDENTICAL, WORDING, judge, numbers
 from condense import EXPECTED, PARTS, write_inputs
 from make import digests, make_datasets, train_tiny, workplace
 
@@ -56,17 +55,3 @@ def test_weights_of_equal_and_of_resumed_runs_are_equal(name: str) -> None:
         whole = digests(train_tiny(name, "whole"))
         assert digests(train_tiny(name, "again")) == whole
         assert digests(train_tiny(name, "resumed", stop_at=10)) == whole
-
-
-def test_compare_tells_wording_from_values() -> None:
-    old = json.dumps({"id": "eval-spikes", "title": "Takes 14 times as long", "n": 1})
-    assert judge("a.json", old, old) == IDENTICAL
-    assert judge("a.json", old, old.replace("Takes 14 times as long", "14 times slower")) == WORDING
-    assert judge("a.json", old, old.replace("14", "15")) == DIFFERENT
-    assert judge("a.json", old, old.replace("spikes", "cost")) == DIFFERENT
-    assert judge("a.json", old, old.replace('"n": 1', '"n": 1, "m": 2')) == DIFFERENT
-    assert judge("a.txt", "lost 3% [loss-nan]", "3% lost [loss-nan]") == WORDING
-    assert judge("a.txt", "lost 3% [loss-nan]", "lost 3 [loss-nan]") == DIFFERENT
-    assert judge("help/train.txt", "--lr rate", "--lr learning rate") == WORDING
-    assert judge("help/train.txt", "--lr rate", "--rate") == DIFFERENT
-    assert numbers("an A100: 1,234 tokens, 10.65M, 3e-4, -2.5%") == ["1,234", "10.65M", "3e-4", "-2.5%"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,11 +45,11 @@ def test_a_card_is_asked_what_it_can_build(monkeypatch: pytest.MonkeyPatch, card
         return choose_compile(TrainConfig(), device_traits(CUDA), 1e3, kernels=False).reason
 
     card(6, 1)
-    assert compiling() == "the card is too old for triton"
+    assert "too old" in compiling()
     card(9, 0)
     assert choose_kernels(TrainConfig(), device_traits(CUDA)).value == "triton"
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert compiling() == "no C compiler was found"
+    assert "C compiler" in compiling()
     assert choose_kernels(TrainConfig(), device_traits(CUDA)).value == "plain"
 
 
@@ -94,7 +95,7 @@ def test_8_bit_floats_are_refused_where_they_cannot_be(monkeypatch: pytest.Monke
     card(9, 0)
     assert "needs the Triton kernels" in problems(CUDA, compile="on")
     monkeypatch.setattr(float8, "is_float8_kernel_correct", lambda device: False)
-    assert "its kernel computes wrongly" in problems(CUDA)
+    assert "computes wrongly" in problems(CUDA)
 
 
 def test_float16_is_refused_with_shards(card: Any) -> None:
@@ -109,9 +110,9 @@ def test_a_head_that_does_not_fit_8_bits_is_told(monkeypatch: pytest.MonkeyPatch
     card(9, 0)
     monkeypatch.setattr(float8, "is_float8_kernel_correct", lambda device: True)
     settings: dict[str, Any] = {"fp8": True, "max_iters": 10}
-    assert measured(**settings)[0].reason("fp8") == "asked for; evaluation stays exact"
+    assert "head" not in measured(**settings)[0].reason("fp8")
     of_gpt2 = measured(origin=Origin(vocab_size=50257), **settings)[0].reason("fp8")
-    assert of_gpt2.endswith("the head in bfloat16, since its 50257 tokens are not a multiple of 16")
+    assert re.search(r"head in bfloat16, .*\b50257\b.*\b16$", of_gpt2)
 
 
 def test_on_a_cpu_only_what_there_is_to_choose_is_told() -> None:

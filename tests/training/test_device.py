@@ -33,7 +33,7 @@ def test_auto_takes_what_is_there(monkeypatch: pytest.MonkeyPatch, card: Any) ->
     card(8, 0)
     device, choice = choose_device("auto")
     assert device == CUDA
-    assert choice.reason == "a CUDA card is available: Card 8.0"
+    assert choice.reason.endswith("Card 8.0")
 
 
 def test_what_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch, card: Any) -> None:
@@ -54,28 +54,24 @@ def test_what_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch, card: An
 # --- dtype ---
 
 
-@pytest.mark.parametrize(
-    ("capability", "dtype", "why"),
-    [
-        ((6, 1), "float32", "without tensor cores"),
-        ((7, 5), "float16", "compute capability 7.5 has no bfloat16: with loss scaling"),
-        ((8, 0), "bfloat16", "compute capability 8.0: no loss scaling needed"),
+def test_the_card_decides_the_dtype(card: Any) -> None:
+    for capability, dtype, why in (
+        ((6, 1), "float32", "tensor cores"),
+        ((7, 5), "float16", "7.5 has no bfloat16"),
+        ((8, 0), "bfloat16", "8.0"),
         ((8, 9), "bfloat16", "8.9"),
         ((12, 0), "bfloat16", "12.0"),
-    ],
-)
-def test_the_card_decides_the_dtype(card: Any, capability: tuple[int, int], dtype: str, why: str) -> None:
-    card(*capability)
-    choice = choose_dtype("auto", CUDA)
-    assert choice.value == dtype
-    assert why in choice.reason
+    ):
+        card(*capability)
+        choice = choose_dtype("auto", CUDA)
+        assert (choice.value, why in choice.reason) == (dtype, True), capability
 
 
 def test_asking_for_emulated_bfloat16_is_allowed_and_warned_of(card: Any) -> None:
     card(7, 5)
     choice = choose_dtype("bfloat16", CUDA)
     assert choice.value == "bfloat16"
-    assert "only emulates it" in choice.reason
+    assert "emulates" in choice.reason
     card(9, 0)
     assert choose_dtype("bfloat16", CUDA).reason == "asked for"
 
@@ -88,7 +84,7 @@ def test_dtypes_on_a_cpu(requested: str, dtype: str) -> None:
     choice = choose_dtype(requested, CPU)
     assert choice.value == dtype
     if requested == "float16":
-        assert "float16 was asked for, but CPUs have no fast float16" in choice.reason
+        assert choice.reason.startswith("float16 was asked")
 
 
 @pytest.mark.parametrize(("fast", "dtype"), [(False, "float32"), (True, "bfloat16")])

@@ -196,7 +196,7 @@ def test_one_process_writes_one_journal_that_says_how_the_work_was_shared(
         "size": 2, "per_machine": 2, "backend": "gloo", "shard": False, "launch": "?", "attempt": 0,
     }  # fmt: skip
     reasons = choices(config.out_dir)
-    assert reasons["ranks"] == (2, "processes, as the launcher says; each holds all of the weights")
+    assert (reasons["ranks"][0], "launcher" in reasons["ranks"][1]) == (2, True)
     assert reasons["backend"] == ("gloo", "between CPUs")
     steps = records(config.out_dir, "step")
     assert [step["iter"] for step in steps] == [4, 8, 12]
@@ -213,11 +213,10 @@ def test_one_process_writes_one_journal_that_says_how_the_work_was_shared(
     assert 0.3 < end["ranks"]["efficiency"] < 0.9
     assert end["ranks"]["waiting"] > 0.2
     assert sum(end["ledger"].values()) == pytest.approx(end["wall_s"])
-    assert "waiting for the slowest, rank 1" in first.output_text
+    assert "the slowest, rank 1" in first.output_text
     assert f"--out_dir={config.out_dir} --nproc=2 --max_iters=24" in first.output_text
     (finding,) = (record for record in records(config.out_dir, "finding") if record["id"] == "straggler")
-    assert finding["title"] == "the others wait for rank 1"
-    assert finding["evidence"] == f"{end['ranks']['waiting']:.0%} of the time, on average"
+    assert finding["values"] == {"rank": 1, "waiting_share": end["ranks"]["waiting"]}
     assert len(records(config.out_dir, "sample")) == 1
 
 
@@ -282,13 +281,15 @@ def test_the_first_rank_decides_whether_there_is_a_sample(
     assert ("sample_tokens" in choices(config.out_dir)) == (rank == 0)
 
 
-@pytest.mark.parametrize(("rows", "ranks"), [(16, 4), (10, 4), (3, 4), (1, 2), (7, 1), (9, 8)])
-def test_rows_are_cut_as_torch_cuts_them(rows: int, ranks: int) -> None:
-    parts = list(torch.arange(rows).chunk(ranks))
-    for rank in range(ranks):
-        start, end = rows_of_rank(rank, ranks, rows)
-        expected = parts[rank].tolist() if rank < len(parts) else []
-        assert list(range(start, end)) == expected
+def test_rows_are_cut_as_torch_cuts_them(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[int, int]] = [(16, 4), (10, 4), (3, 4), (1, 2), (7, 1), (9, 8)]
+    for rows, ranks in cases:
+        with subtests.test(f"{rows} rows, {ranks} ranks"):
+            parts = list(torch.arange(rows).chunk(ranks))
+            for rank in range(ranks):
+                start, end = rows_of_rank(rank, ranks, rows)
+                expected = parts[rank].tolist() if rank < len(parts) else []
+                assert list(range(start, end)) == expected
 
 
 # --- agreeing ---
@@ -406,7 +407,7 @@ def test_in_a_group_of_one_collectives_are_no_ops(tmp_path: Path) -> None:
     assert group.all_gather_rows([1.0, 2.0]) == [[1.0, 2.0]]
     assert group.connect(torch.device("cpu"), TrainConfig()) == []
     (choice,) = group.connect(torch.device("cpu"), TrainConfig(backend="nccl"))
-    assert choice.reason == "not used: this run is one process"
+    assert "not used" in choice.reason
     assert restarted_request(group, str(tmp_path), {}) is None
     with StopSignals() as stop:
         os.kill(os.getpid(), 1)  # SIGHUP
@@ -418,8 +419,6 @@ def test_in_a_group_of_one_collectives_are_no_ops(tmp_path: Path) -> None:
 def test_sharding_a_group_of_one_does_nothing(tiny: MakeConfig) -> None:
     train(tiny("plain", max_iters=3))
     train(tiny("shard", max_iters=3, shard=True))
-    assert choices(tiny("shard").out_dir)["shard"] == (
-        False,
-        "this run is one process: there is nothing to shard over",
-    )
+    value, reason = choices(tiny("shard").out_dir)["shard"]
+    assert (value, "one process" in reason) == (False, True)
     assert run_losses(tiny("shard").out_dir) == run_losses(tiny("plain").out_dir)

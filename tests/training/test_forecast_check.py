@@ -13,6 +13,7 @@ from glassgpt.estimate.forecast import RunForecast
 from glassgpt.estimate.loss_law import LossLawInputs, predict_loss_curve
 from glassgpt.estimate.memory import MemoryEstimate
 from glassgpt.estimate.speed import ThroughputEstimate
+from glassgpt.i18n import translate
 from glassgpt.record.machine import CpuTimes
 from glassgpt.show.terminal.run_lines import forecast_vs_actual_line
 from glassgpt.training import probe
@@ -84,10 +85,13 @@ def test_a_normal_speed_is_called_normal_once() -> None:
     check = make_check(900.0)
     record = finding(check)
     assert record["severity"] == "info"
-    assert "normal here: 900 tokens/s" in record["title"]
-    assert record["evidence"] == "expected 800 to 1.2k: two rows"  # beside the title, which has the speed
+    assert record["messages"]["title"] == ["pace.title.normal"]
+    assert record["values"] == {
+        "tokens_per_s": 900.0, "expected_low": 800.0, "expected_high": 1200.0, "why": "two rows"
+    }  # fmt: skip
     assert take_pace_finding(check, 8) is None
-    assert "faster than expected" in finding(make_check(1300.0))["title"]
+    fast = finding(make_check(1300.0))
+    assert (fast["messages"]["title"], fast["values"]["tokens_per_s"]) == (["pace.title.fast"], 1300.0)
 
 
 def test_it_takes_a_while_to_tell() -> None:
@@ -101,10 +105,14 @@ def test_a_slow_run_hears_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("glassgpt.record.machine.load_average", lambda: 0.0)
     assert finding(make_check(100.0))["severity"] == "advice"
     assert "glass doctor" in finding(make_check(100.0))["advice"]
-    assert "wait 50% of the time for data" in finding(make_check(100.0, waited_s=30.0))["explanation"]
+    waiting = finding(make_check(100.0, waited_s=30.0))
+    assert waiting["messages"]["explanation"] == ["pace.explanation.data_wait"]
+    assert waiting["values"]["data_wait_share"] == 0.5
     monkeypatch.setattr("glassgpt.record.machine.load_average", lambda: 99.0)
     monkeypatch.setattr("glassgpt.training.forecast_check.usable_cores", lambda: 2)
-    assert "load 99.0 on 2 cores" in finding(make_check(100.0))["explanation"]
+    busy = finding(make_check(100.0))
+    assert busy["messages"]["explanation"] == ["pace.explanation.busy"]
+    assert (busy["values"]["load"], busy["values"]["cores"]) == (99.0, 2)
 
 
 def test_what_a_slow_run_is_advised_is_understood_without_the_explanation(
@@ -113,13 +121,12 @@ def test_what_a_slow_run_is_advised_is_understood_without_the_explanation(
     """The console prints title, evidence and advice."""
     monkeypatch.setattr("glassgpt.record.machine.load_average", lambda: 99.0)
     monkeypatch.setattr("glassgpt.training.forecast_check.usable_cores", lambda: 2)
-    advice = "stop the other programs that keep this machine busy"
-    assert finding(make_check(100.0))["advice"] == advice
+    assert finding(make_check(100.0))["messages"]["advice"] == ["pace.advice.busy"]
     with_command = take_pace_finding(make_check(100.0), 7, "glass train --threads=1")
     assert with_command is not None
     assert "`glass train --threads=1`" in with_command["advice"]
-    waiting = finding(make_check(100.0, waited_s=30.0))["advice"]
-    assert waiting == "updates wait for data: put it on a local disk, or in memory"
+    waiting = finding(make_check(100.0, waited_s=30.0))
+    assert waiting["messages"]["advice"] == ["pace.advice.data_wait"]
 
 
 def test_cores_that_are_taken_during_a_run_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,9 +151,9 @@ def test_cores_that_are_taken_during_a_run_are_told_once(monkeypatch: pytest.Mon
     )  # slower, but not by others
     record = look(at(20.0, 10.0, 30.0))
     assert record["id"] == "cores-taken"
-    assert "500 tokens/s, 1k at best" in record["title"]
-    assert "1.0 of 2 cores" in record["evidence"]
-    assert "2 threads got 1.0" in record["evidence"]
+    values = {"tokens_per_s": 500.0, "best_tokens_per_s": 1000.0}
+    values |= {"other_cores": 1.0, "cores": 2, "threads": 2, "own_cores": 1.0}
+    assert record["values"] == {**values, "command": "glass train --threads=1"}
     assert "`glass train --threads=1`" in record["advice"]
     check.add(5000, 10.0, 0.0, MEMORY)
     assert look(at(30.0, 20.0, 40.0)) is None
@@ -156,18 +163,22 @@ def test_cores_that_are_taken_during_a_run_are_told_once(monkeypatch: pytest.Mon
     assert look(at(10.0, 17.0, 3.0)) is not None
 
 
+LATE = translate("forecast-missed.phrase.time", run_s=98.0, low_s=61.0, high_s=88.5)
+LARGE = translate("forecast-missed.phrase.memory", peak_bytes=11.5 * GIB, expected_bytes=10 * GIB)
+
+
 def test_a_miss_of_more_than_a_tenth_is_told() -> None:
     check = make_check(1000.0)  # in all 61 to 88 s were forecast
     assert check.forecast.total_s == pytest.approx((61.0, 72.0, 88.5))
     assert forecast_miss_finding(check, 9, 95.0, finished=True) is None
     late = forecast_miss_finding(check, 9, 98.0, finished=True)
     assert late is not None
-    assert late["evidence"] == "1m 38s instead of 1m 01s to 1m 28s"
+    assert late["values"]["misses"] == [LATE]
     assert forecast_miss_finding(check, 9, 98.0, finished=False) is None  # stopped runs are shorter
     check.peak_memory_bytes = int(11.5 * GIB)
     large = forecast_miss_finding(check, 9, 72.0, finished=True)
     assert large is not None
-    assert large["evidence"] == "memory 11.5 GiB instead of 10.0 GiB"
+    assert large["values"]["misses"] == [LARGE]
 
 
 def test_a_short_or_stopped_run_that_took_more_of_a_card_is_told_too() -> None:
@@ -176,7 +187,7 @@ def test_a_short_or_stopped_run_that_took_more_of_a_card_is_told_too() -> None:
     for wall_s, finished in ((20.0, True), (200.0, False)):
         record = forecast_miss_finding(check, 9, wall_s, finished)
         assert record is not None
-        assert record["evidence"] == "memory 11.5 GiB instead of 10.0 GiB"
+        assert record["values"]["misses"] == [LARGE]
     check.peak_memory_bytes = int(8 * GIB)  # it may have been stopped before it needed all
     assert forecast_miss_finding(check, 9, 200.0, finished=False) is None
 
@@ -187,7 +198,8 @@ def test_tuning_is_no_part_of_what_was_forecast() -> None:
     assert forecast_miss_finding(check, 9, 95.0 + 90.0, finished=True) is None
     late = forecast_miss_finding(check, 9, 98.0 + 90.0, finished=True)
     assert late is not None
-    assert late["evidence"] == "1m 38s instead of 1m 01s to 1m 28s, the 1m 30s of --tune left out"
+    assert late["values"]["misses"] == [LATE, translate("forecast-missed.phrase.tuning", tuning_s=90.0)]
+    assert "1m 30s of --tune" in late["evidence"]
     assert forecast_miss_finding(check, 9, 50.0 + 90.0, finished=True) is None  # a short run
     total = check.as_dict(72.0 + 90.0, finished=True)["total_s"]
     assert (total["measured"], total["tuning_s"]) == (72.0, 90.0)
@@ -212,7 +224,7 @@ def test_a_loss_is_held_against_its_course() -> None:
     high = loss_curve_finding(check, 1750, 2.9)
     assert high is not None
     assert high["severity"] == "advice"
-    assert "above what is usual: 2.9000" in high["title"]
+    assert (high["messages"]["title"], high["values"]["val_loss"]) == (["loss-course.title.above"], 2.9)
     assert loss_curve_finding(check, 150, 2.9) is None
     assert loss_curve_finding(check, 1750, None) is None
 

@@ -204,15 +204,14 @@ def to_go(done: int, end: int, every: int, **changes: Any) -> float | None:
     return run_records._eta_s(cast(TrainSetup, run), cast(TrainState, state), 1.0)
 
 
-@pytest.mark.parametrize(
-    ("done", "evaluations"),
-    [(49, 3), (50, 3), (51, 2), (100, 2), (101, 1), (119, 1), (120, 1)],
-)
-def test_the_time_to_go_holds_what_is_due_at_once(done: int, evaluations: int) -> None:
+def test_the_time_to_go_holds_what_is_due_at_once(subtests: pytest.Subtests) -> None:
     """At 50, 100 and 120, each with a save: the line of update 50 comes before all of them."""
-    seconds = 120 - done + evaluations * 1010
-    assert to_go(done, 120, 50, closing_eval=False) == seconds
-    assert to_go(done, 120, 50) == pytest.approx(seconds + 10 * 401 / 200)  # and the whole split once
+    cases: list[tuple[int, int]] = [(49, 3), (50, 3), (51, 2), (100, 2), (101, 1), (119, 1), (120, 1)]
+    for done, evaluations in cases:
+        with subtests.test(repr(done)):
+            seconds = 120 - done + evaluations * 1010
+            assert to_go(done, 120, 50, closing_eval=False) == seconds
+            assert to_go(done, 120, 50) == pytest.approx(seconds + 10 * 401 / 200)  # and the whole split once
 
 
 def test_the_time_to_go_holds_the_save_at_the_end() -> None:

@@ -87,9 +87,8 @@ def load(path: Path) -> None:
     load_weights(GPT(loaded.model_config), loaded.weights, "ckpt.pt")
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
+def test_what_does_not_fit_is_named(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    cases: list[tuple[Any, str]] = [
         (lambda c: c["model"].pop("transformer.ln_f.weight"), "lacks transformer.ln_f.weight"),
         (lambda c: c["model"].update({"extra.weight": torch.ones(1)}), "has extra.weight"),
         (lambda c: c["model"].update({"module.lm_head.weight": torch.ones(21, 16)}), "twice"),
@@ -101,10 +100,10 @@ def load(path: Path) -> None:
         (lambda c: c.pop("model"), "not a checkpoint of nanoGPT"),
         (lambda c: c["config"].update(learning_rate="fast"), "learning_rate"),
         (lambda c: c.update(model=[1, 2]), "not as nanoGPT writes it"),
-    ],
-)
-def test_what_does_not_fit_is_named(tmp_path: Path, change: Any, expected: str) -> None:
-    assert expected in broken(change, tmp_path)
+    ]
+    for change, expected in cases:
+        with subtests.test(expected):
+            assert expected in broken(change, tmp_path)
 
 
 class Harm:

@@ -40,8 +40,8 @@ def test_what_ran_out_says_how_to_do_with_less(
     with pytest.raises(UserError) as raised:
         train(config)
     (message,) = raised.value.problems
-    assert message.startswith("out of memory at update 1 (")
-    assert message.endswith("try --batch_size=3 --gradient_accumulation_steps=4, which is the same run")
+    assert re.match(r"out of memory .*update 1 \(", message)
+    assert "try --batch_size=3 --gradient_accumulation_steps=4" in message
     end = records(config.out_dir)[-1]
     assert (end["reason"], end["exit_code"]) == ("crashed", 2)
     assert end["error"].startswith(type(error).__name__)  # as it was: who explains the run knows these words
@@ -132,7 +132,7 @@ def test_a_model_of_which_no_sequence_fits_is_refused(
     config = tiny(n_layer=64, n_embd=512, batch_size=64, block_size=2000)
     with pytest.raises(UserError) as raised:
         train(config)
-    assert raised.value.problems[0].startswith("this model with --batch_size=64 needs")
+    assert "--batch_size=64" in raised.value.problems[0]
     proposed = dict(flag[2:].split("=") for flag in _flags(raised.value))
     assert int(proposed["n_layer"]) < 64
     assert int(proposed["batch_size"]) * int(proposed["gradient_accumulation_steps"]) == 64
@@ -144,20 +144,19 @@ def test_what_fits_is_not_spoken_of(tiny: MakeConfig) -> None:
     assert not [one for one in records(config.out_dir, "finding") if one["id"] == "memory-short"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "advice"),
-    [
+def test_the_same_run_in_less(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"batch_size": 12}, "--batch_size=6 --gradient_accumulation_steps=2, which is the same run"),
         ({"batch_size": 5}, "--batch_size=1 --gradient_accumulation_steps=5, which is the same run"),
         ({"batch_tokens": 64 * 48, "batch_size": 12}, "--batch_size=6, which is the same run"),
         ({"batch_size": 1}, "--activation_checkpointing=True, which computes more and keeps less"),
         ({"batch_size": 1, "activation_checkpointing": True}, "a shorter --block_size, or a smaller model"),
-    ],
-)
-def test_the_same_run_in_less(settings: dict[str, Any], advice: str) -> None:
-    config = replace(TrainConfig(block_size=64), **settings)
-    plan, _ = plan_batch(config, "cpu", None)
-    assert less_memory_advice(config, plan).startswith(advice)
+    ]
+    for settings, advice in cases:
+        with subtests.test(repr(settings)):
+            config = replace(TrainConfig(block_size=64), **settings)
+            plan, _ = plan_batch(config, "cpu", None)
+            assert less_memory_advice(config, plan).startswith(advice)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

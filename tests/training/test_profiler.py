@@ -115,9 +115,8 @@ def test_what_is_left_out_goes_to_log_by_the_clock() -> None:
     assert sum(phases.values()) == pytest.approx(clock.now)
 
 
-@pytest.mark.parametrize(
-    ("window", "problem"),
-    [
+def test_a_window_that_makes_no_sense(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, str]] = [
         ("abc", "is not of the form 10:20"),
         ("10", "is not of the form 10:20"),
         ("10:", "is not of the form 10:20"),
@@ -127,11 +126,11 @@ def test_what_is_left_out_goes_to_log_by_the_clock() -> None:
         ("5:5", "has no update in it; try --profile=5:6"),
         ("0:5", "has the first update in it"),
         ("90:101", "goes past --max_iters=100"),
-    ],
-)
-def test_a_window_that_makes_no_sense(window: str, problem: str) -> None:
-    (message,) = find_config_problems(TrainConfig(max_iters=100, profile=window))
-    assert message.startswith(f"--profile={window} {problem}")
+    ]
+    for window, problem in cases:
+        with subtests.test(window):
+            (message,) = find_config_problems(TrainConfig(max_iters=100, profile=window))
+            assert message.startswith(f"--profile={window} {problem}")
 
 
 @pytest.mark.parametrize("window", ["0:1", "0:40", "20:10", "5:5"])

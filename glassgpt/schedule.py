@@ -40,13 +40,20 @@ class LearningRateSchedule:
         return self.min_lr + (self.peak_lr - self.min_lr) * fraction
 
 
+def default_warmup_iters(max_iters: int) -> int:
+    return min(2000, max_iters // 20)
+
+
+def default_min_lr(peak_lr: float) -> float:
+    return peak_lr / 10
+
+
 def schedule_of(config: TrainConfig) -> LearningRateSchedule:
     """What the config leaves open follows from the length of the run and the learning rate."""
-    warmup_iters = min(2000, config.max_iters // 20) if config.warmup_iters is None else config.warmup_iters
     return LearningRateSchedule(
         config.learning_rate,
-        config.learning_rate / 10 if config.min_lr is None else config.min_lr,
-        warmup_iters,
+        default_min_lr(config.learning_rate) if config.min_lr is None else config.min_lr,
+        default_warmup_iters(config.max_iters) if config.warmup_iters is None else config.warmup_iters,
         config.max_iters if config.lr_decay_iters is None else config.lr_decay_iters,
         config.schedule if config.decay_lr else "constant",
         config.wsd_decay_fraction,

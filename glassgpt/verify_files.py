@@ -19,9 +19,9 @@ from typing import Any, Literal
 from glassgpt.data.dataset import BUILT_IN
 from glassgpt.data.digests import (
     EXPORT_RECORD_FILE,
-    SAMPLED_PREFIX,
+    Progress,
     file_sha256,
-    matches_fingerprint,
+    find_damage,
     read_recorded_sha256,
 )
 from glassgpt.data.manifest import MANIFEST_FILE, TOKENIZER_FILES, Manifest, read_stored_manifest
@@ -39,14 +39,9 @@ from glassgpt.record.run_dir import (
     is_run_dir,
     resume_command,
 )
-from glassgpt.training.checkpoint.checkpoints import (
-    FILE_DIGEST_BY_VERSION,
-    list_checkpoints,
-    read_checkpoint,
-)
+from glassgpt.training.checkpoint.checkpoints import list_checkpoints, read_checkpoint
 
 VerifiedKind = Literal["run", "export", "dataset"]
-ProgressCallback = Callable[[int], object]  # called with the bytes of each step
 _REPORT = "report.html"
 
 
@@ -107,7 +102,7 @@ def find_target(text: str) -> tuple[VerifiedKind, Path]:
     )
 
 
-def verify(kind: VerifiedKind, folder: Path, advance: ProgressCallback) -> VerifyReport:
+def verify(kind: VerifiedKind, folder: Path, advance: Progress) -> VerifyReport:
     checks = {"run": _verify_run, "export": _verify_export, "dataset": _verify_dataset}
     parts, steps = checks[kind](folder, advance)
     damaged = any(part.verdict == "damaged" for part in parts)
@@ -117,22 +112,15 @@ def verify(kind: VerifiedKind, folder: Path, advance: ProgressCallback) -> Verif
 def _check_digests(
     folder: Path,
     recorded: Mapping[str, str],
-    advance: ProgressCallback,
-    digest_of: Callable[[Path, ProgressCallback], str] = file_sha256,
+    advance: Progress,
+    digest_of: Callable[[Path, Progress], str] = file_sha256,
 ) -> list[CheckedPart]:
     """Compares each file with its digest."""
     parts = []
     for name, expected in sorted(recorded.items()):
         path = folder / name
         try:
-            if not path.is_file():
-                problem = "missing"
-            elif expected.startswith(SAMPLED_PREFIX):
-                differs = not matches_fingerprint(path, expected)
-                problem = "its sampled SHA-256 is not the recorded one" if differs else ""
-            else:
-                differs = digest_of(path, advance) != expected
-                problem = "its SHA-256 is not the recorded one" if differs else ""
+            problem = find_damage(path, expected, lambda path: digest_of(path, advance))
         except OSError as error:
             problem = f"cannot be read: {error.strerror}"
         size = "" if problem else format_bytes(path.stat().st_size)
@@ -149,7 +137,7 @@ def _merge_parts(name: str, parts: list[CheckedPart], good: str) -> CheckedPart:
 # --- runs ---
 
 
-def _verify_run(folder: Path, advance: ProgressCallback) -> tuple[list[CheckedPart], list[RecoveryStep]]:
+def _verify_run(folder: Path, advance: Progress) -> tuple[list[CheckedPart], list[RecoveryStep]]:
     listing = list_checkpoints(folder)
     checked = [(path, _verify_checkpoint(path, advance)) for path in listing.committed]
     # A run that is still training may have removed old ones meanwhile.
@@ -191,7 +179,7 @@ def _records(folder: Path) -> Iterator[journal.Record]:
         yield from journal.read(folder / journal.FILE_NAME)
 
 
-def _verify_checkpoint(path: Path, advance: ProgressCallback) -> CheckedPart:
+def _verify_checkpoint(path: Path, advance: Progress) -> CheckedPart:
     name = f"{CHECKPOINTS_DIR}/{path.name}"
     try:
         checkpoint = read_checkpoint(path)
@@ -202,8 +190,7 @@ def _verify_checkpoint(path: Path, advance: ProgressCallback) -> CheckedPart:
     digests = checkpoint.state["sha256"]
     loss = "" if checkpoint.val_loss is None else f", validation loss {checkpoint.val_loss:.4f}"
     good = f"iter {checkpoint.iter:,}{loss}, {pluralize(len(digests) + 1, 'file')}"
-    digest_of = FILE_DIGEST_BY_VERSION[checkpoint.state["version"]]
-    return _merge_parts(name, _check_digests(path, digests, advance, digest_of), good)
+    return _merge_parts(name, _check_digests(path, digests, advance, checkpoint.file_digest), good)
 
 
 def _verify_config(path: Path) -> CheckedPart:
@@ -216,7 +203,7 @@ def _verify_config(path: Path) -> CheckedPart:
     return CheckedPart(CONFIG_FILE, "no digest", "complete")
 
 
-def _verify_journal(path: Path, advance: ProgressCallback) -> CheckedPart:
+def _verify_journal(path: Path, advance: Progress) -> CheckedPart:
     """A crash may leave a torn line, which readers skip."""
     if not path.is_file():
         return CheckedPart(
@@ -235,7 +222,7 @@ def _verify_journal(path: Path, advance: ProgressCallback) -> CheckedPart:
     return CheckedPart(journal.FILE_NAME, "no digest", message)
 
 
-def _verify_tokenizer(folder: Path, advance: ProgressCallback) -> CheckedPart:
+def _verify_tokenizer(folder: Path, advance: Progress) -> CheckedPart:
     try:
         manifest = read_stored_manifest(folder)
     except UserError as error:
@@ -249,7 +236,7 @@ def _verify_tokenizer(folder: Path, advance: ProgressCallback) -> CheckedPart:
 # --- exports and datasets ---
 
 
-def _verify_export(folder: Path, advance: ProgressCallback) -> tuple[list[CheckedPart], list[RecoveryStep]]:
+def _verify_export(folder: Path, advance: Progress) -> tuple[list[CheckedPart], list[RecoveryStep]]:
     quoted = shlex.quote(str(folder))
     try:
         recorded = read_recorded_sha256(folder) or {}
@@ -272,7 +259,7 @@ def _verify_export(folder: Path, advance: ProgressCallback) -> tuple[list[Checke
     return parts, [RecoveryStep(message, f"glass export {source} --to={to} --out={quoted}")]
 
 
-def _verify_dataset(folder: Path, advance: ProgressCallback) -> tuple[list[CheckedPart], list[RecoveryStep]]:
+def _verify_dataset(folder: Path, advance: Progress) -> tuple[list[CheckedPart], list[RecoveryStep]]:
     try:
         manifest = read_stored_manifest(folder)
     except UserError as error:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from glassgpt.config import is_dataset_folder
 from glassgpt.data.digests import matches_fingerprint
-from glassgpt.data.manifest import DTYPES, MANIFEST_FILE, SPLITS, Manifest, read_stored_manifest
+from glassgpt.data.manifest import MANIFEST_FILE, SPLITS, TOKEN_DTYPES, Manifest, read_stored_manifest
 from glassgpt.data.nanogpt_bin import build_nanogpt_manifest
 from glassgpt.data.shards import MappedFiles, ShardedTokens
 from glassgpt.errors import UserError, first_message_line
@@ -64,7 +64,7 @@ class Dataset:
 
         Several files are `ShardedTokens`, which can be indexed like an array as far as training needs it.
         """
-        dtype, names = DTYPES[self.manifest.dtype], self.manifest.split_files(split)
+        dtype, names = TOKEN_DTYPES[self.manifest.dtype], self.manifest.split_files(split)
         paths = [self.directory / name for name in names]
         try:
             tokens: Any
@@ -107,7 +107,7 @@ def open_dataset(directory: Path) -> Dataset:
             problems += [f"{path} is missing: {_PREPARE_AGAIN_HINT}" for path in missing]
             continue
         sizes = [path.stat().st_size for path in paths]
-        actual, expected = sum(sizes), manifest.tokens[split] * DTYPES[manifest.dtype].itemsize
+        actual, expected = sum(sizes), manifest.tokens[split] * TOKEN_DTYPES[manifest.dtype].itemsize
         # All shards but the last have the same size, and the last is not larger.
         has_shard_sizes = len(set(sizes[:-1])) <= 1 and 0 < sizes[-1] <= sizes[0]
         if actual == expected and has_shard_sizes:

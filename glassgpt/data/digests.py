@@ -10,43 +10,86 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from glassgpt.errors import UserError
 from glassgpt.files import read_small_file, regular_file_opener
 
+Progress = Callable[[int], object]  # called with the number of bytes of each block
+
 EXPORT_RECORD_FILE = "glassgpt.json"
-HASHED_PIECE_BYTES = 2**23  # in files of a checkpoint, see training/checkpoint/tensor_file.py
+HASHED_PIECE_BYTES = 2**23  # in files of a checkpoint; training/checkpoint/tensor_file.py writes them
+HASHED_AT_ONCE = 4  # pieces
 # 50 million 16-bit ids. A smaller file is hashed in well under a second.
 MIN_SAMPLED_BYTES = 100_000_000
 SAMPLED_PREFIX = "sampled:"
 _SAMPLED_BLOCKS = 128
 _BLOCK_BYTES = 2**16
+_READ_BYTES = 2**22
 
 
-def file_sha256(path: Path, advance: Callable[[int], object] = lambda size: None) -> str:
-    """`advance` is called with the number of bytes of each block."""
+def file_sha256(path: Path, advance: Progress = lambda size: None) -> str:
+    with open(path, "rb", opener=regular_file_opener) as file:
+        return whole_sha256(file, advance)
+
+
+def whole_sha256(source: BinaryIO | bytes, advance: Progress = lambda size: None) -> str:
     digest = hashlib.sha256()
-    for block in _all_blocks(path):
+    for block in _split(source, lambda size: range(_READ_BYTES, size, _READ_BYTES)):
         digest.update(block)
         advance(len(block))
     return digest.hexdigest()
 
 
-def sha256_in_pieces(path: Path, advance: Callable[[int], object]) -> str:
-    """The digest of a checkpoint's file: SHA-256 of the SHA-256 of its pieces; the first is the header."""
-    size, pieces = path.stat().st_size, hashlib.sha256()
-    with open(path, "rb", opener=regular_file_opener) as file:
-        if hasattr(os, "posix_fadvise"):  # a hint: read from the disk, not from the system's cache
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        header = min(size, 8 + int.from_bytes(file.read(8), "little"))
-        file.seek(0)
-        for end in itertools.chain(range(header, size, HASHED_PIECE_BYTES), [size]):
-            pieces.update(hashlib.sha256(piece := file.read(end - file.tell())).digest())
-            advance(len(piece))
-    return pieces.hexdigest()
+def sha256_in_pieces(source: BinaryIO | bytes, advance: Progress = lambda size: None) -> str:
+    """The digest of a checkpoint's file: SHA-256 of the SHA-256s of its pieces. The first is the header."""
+    header_bytes = 8 + int.from_bytes(next(_split(source, lambda size: [8])), "little")
+    pieces = _split(source, lambda size: range(header_bytes, size, HASHED_PIECE_BYTES))
+    if isinstance(source, bytes):
+        with ThreadPoolExecutor(HASHED_AT_ONCE, "hash") as pool:
+            return combine_pieces(pool.map(piece_sha256, pieces))
+    # In this thread: a file is read back while training continues, and each handover waits for the GIL.
+    digests = []
+    for piece in pieces:
+        digests.append(piece_sha256(piece))
+        advance(len(piece))
+    return combine_pieces(digests)
+
+
+def _split(
+    source: BinaryIO | bytes, inner_ends: Callable[[int], Iterable[int]]
+) -> Iterator[bytes | memoryview]:
+    """All bytes, from one end to the next; the last end is the size."""
+    size = len(source) if isinstance(source, bytes) else source.seek(0, os.SEEK_END)
+    start = 0
+    for end in itertools.chain(inner_ends(size), [size]):
+        if isinstance(source, bytes):  # not copied
+            yield memoryview(source)[start:end]
+        else:
+            source.seek(start)
+            yield source.read(end - start)
+        start = end
+
+
+def piece_sha256(piece: bytes | memoryview) -> bytes:
+    return hashlib.sha256(piece).digest()
+
+
+def combine_pieces(digests: Iterable[bytes]) -> str:
+    return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+def find_damage(path: Path, recorded: str, digest_of: Callable[[Path], str]) -> str:
+    """What is wrong with a file whose digest was recorded; empty if it is intact."""
+    if not path.is_file():
+        return "missing"
+    if recorded.startswith(SAMPLED_PREFIX):
+        is_intact = matches_fingerprint(path, recorded)
+        return "" if is_intact else "its sampled SHA-256 is not the recorded one"
+    return "" if digest_of(path) == recorded else "its SHA-256 is not the recorded one"
 
 
 def json_sha256(content: Any) -> str:
@@ -108,7 +151,7 @@ def read_hashed_blocks(path: Path) -> Iterator[bytes]:
 
 def _all_blocks(path: Path) -> Iterator[bytes]:
     with open(path, "rb", opener=regular_file_opener) as file:
-        while block := file.read(2**22):
+        while block := file.read(_READ_BYTES):
             yield block
 
 

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from glassgpt.cgroup import usable_cores
 from glassgpt.data.bpe import ByteLevelBpe
 from glassgpt.data.document_readers import DocumentBatch
-from glassgpt.data.manifest import DTYPES, dtype_for
+from glassgpt.data.manifest import TOKEN_DTYPES, dtype_for
 from glassgpt.data.split import document_key
 from glassgpt.data.text_files import compression_suffix, normalize_to_utf8
 from glassgpt.data.tokenizers import ByteTokenizer
@@ -68,7 +68,7 @@ class Encoder:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return DTYPES[dtype_for(self.tokenizer.vocab_size)]
+        return TOKEN_DTYPES[dtype_for(self.tokenizer.vocab_size)]
 
     def __call__(self, batch: DocumentBatch) -> EncodedBatch:
         documents, repaired, converted = extract_texts(

@@ -25,7 +25,7 @@ MANIFEST_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 SPLITS = ("train", "val")
 # Little-endian is spelled out, so that a dataset can be copied to any machine.
-DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+TOKEN_DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 # The only other names a manifest may mention: it cannot point outside its own folder.
 TOKENIZER_FILES = ("tokenizer.json", "gpt2.tiktoken")
 
@@ -97,7 +97,7 @@ class DatasetInfo:
     @property
     def train_bytes(self) -> int:
         """Bytes that the token ids of the training split take in memory."""
-        return self.train_tokens * DTYPES[self.dtype].itemsize
+        return self.train_tokens * TOKEN_DTYPES[self.dtype].itemsize
 
 
 def usual_bytes_per_token(tokenizer: str) -> float:
@@ -194,8 +194,8 @@ def _has_type(value: Any, annotation: str) -> bool:
 def _value_problems(fields: Mapping[str, Any]) -> list[str]:
     """Values of the right type that are invalid or contradict each other."""
     problems = []
-    if fields["dtype"] not in DTYPES:
-        problems.append(f"its dtype {fields['dtype']!r} is not one of {', '.join(DTYPES)}")
+    if fields["dtype"] not in TOKEN_DTYPES:
+        problems.append(f"its dtype {fields['dtype']!r} is not one of {', '.join(TOKEN_DTYPES)}")
     if not re.fullmatch(r"char|byte|gpt2|ids|bpe:[0-9]{1,9}", fields["tokenizer"]):
         problems.append(f"its tokenizer {fields['tokenizer']!r} is not char, byte, gpt2, ids or bpe:N")
     if not 1 <= fields["vocab_size"] <= 2**32:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassgpt.data.digests import check_recorded_sha256, fingerprint, is_hashed_by_sample, read_hashed_blocks
-from glassgpt.data.manifest import DTYPES, SPLITS, Manifest
+from glassgpt.data.manifest import SPLITS, TOKEN_DTYPES, Manifest
 from glassgpt.data.safe_pickle import MAX_PICKLE_BYTES, UnsafePickleError, load_safe_pickle
 from glassgpt.errors import UserError
 
@@ -61,7 +61,7 @@ class _IdFile:
 
     @property
     def tokens(self) -> int:
-        return self.path.stat().st_size // DTYPES[NANOGPT_DTYPE].itemsize
+        return self.path.stat().st_size // TOKEN_DTYPES[NANOGPT_DTYPE].itemsize
 
     @property
     def largest(self) -> int:
@@ -119,7 +119,9 @@ def _read_nanogpt_files(directory: Path) -> tuple[dict[str, _IdFile], Vocabulary
             continue
         counts = np.zeros(MAX_VOCAB_SIZE, dtype=np.int64)
         for block in read_hashed_blocks(path):
-            counts += np.bincount(np.frombuffer(block, dtype=DTYPES[NANOGPT_DTYPE]), minlength=MAX_VOCAB_SIZE)
+            counts += np.bincount(
+                np.frombuffer(block, dtype=TOKEN_DTYPES[NANOGPT_DTYPE]), minlength=MAX_VOCAB_SIZE
+            )
         ids[split] = _IdFile(path, counts, is_hashed_by_sample(path))
     vocabulary = GPT2_VOCABULARY
     try:
@@ -167,13 +169,13 @@ def _file_problem(path: Path) -> str | None:
         return f"{header}, and has 32-bit ids, which nanoGPT's files have not: prepare the text itself"
     # Read as 16-bit ids, every second half of 32-bit ids is a tiny number: its upper 16 bits.
     if len(beginning) == _BEGINNING_BYTES:
-        halves = np.frombuffer(beginning, dtype=DTYPES[NANOGPT_DTYPE])
+        halves = np.frombuffer(beginning, dtype=TOKEN_DTYPES[NANOGPT_DTYPE])
         if halves[1::2].max() <= _MAX_UPPER_HALF < halves[::2].max():
             return (
                 f"{path} has 32-bit ids, it seems, and nanoGPT's have 16: prepare the text itself, or, if "
                 f"all are below {MAX_VOCAB_SIZE:,}, write them as np.uint16"
             )
-    if size % DTYPES[NANOGPT_DTYPE].itemsize:
+    if size % TOKEN_DTYPES[NANOGPT_DTYPE].itemsize:
         return f"{path} has {size:,} bytes, not a whole number of 16-bit ids: {_MAKE_AGAIN_HINT}"
     return None
 

@@ -31,7 +31,7 @@ from glassgpt.data.bpe import (
 )
 from glassgpt.data.corpus import is_corpus
 from glassgpt.data.dataset import BUILT_IN
-from glassgpt.data.manifest import DTYPES, Manifest, dtype_for, read_stored_manifest, write_manifest
+from glassgpt.data.manifest import TOKEN_DTYPES, Manifest, dtype_for, read_stored_manifest, write_manifest
 from glassgpt.data.prepare_bulk import prepare_corpus
 from glassgpt.data.prepare_options import (
     PrepareOptions,
@@ -282,7 +282,7 @@ def _write_split(
     digest = hashlib.sha256()
     with path.open("wb") as file:
         for ids, size in _encode_spans(spans, tokenizer, digests):
-            content = ids.astype(DTYPES[dtype]).tobytes()
+            content = ids.astype(TOKEN_DTYPES[dtype]).tobytes()
             file.write(content)
             digest.update(content)
             tokens += len(ids)

@@ -115,6 +115,11 @@ def tokens_to_evaluate(config: TrainConfig, plan: BatchPlan, val_tokens: int) ->
     return config.eval_iters * batch_size * config.block_size
 
 
+def has_closing_eval(config: TrainConfig, eval_tokens: int, val_tokens: int) -> bool:
+    """Whether the whole validation split is evaluated at the end, because `eval_tokens` are not all of it."""
+    return config.closing_eval and not config.eval_only and eval_tokens < val_tokens - 1
+
+
 def eval_batch_rows(config: TrainConfig, device_type: str) -> int:
     """Windows per batch: enough to keep the device busy, few enough to fit beside a training run."""
     tokens = min(

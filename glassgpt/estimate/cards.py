@@ -19,7 +19,7 @@ from typing import Any
 
 from glassgpt.errors import UserError
 
-DTYPES = ("float32", "tf32", "bfloat16", "float16", "float8")
+PEAK_DTYPES = ("float32", "tf32", "bfloat16", "float16", "float8")
 
 # What people own or rent, by name in the table.
 COMMON_CARDS = (
@@ -74,10 +74,10 @@ def cards() -> tuple[Card, ...]:
             "link": family.get("link"),
         }
         for row in family["cards"]:
-            fields: dict[str, Any] = shared | {key: row[key] for key in row if key not in DTYPES}
+            fields: dict[str, Any] = shared | {key: row[key] for key in row if key not in PEAK_DTYPES}
             for name in ("device_names", "pci_ids"):
                 fields[name] = tuple(row.get(name, ()))
-            fields["peaks"] = {dtype: row[dtype] * 1e12 for dtype in DTYPES if dtype in row}
+            fields["peaks"] = {dtype: row[dtype] * 1e12 for dtype in PEAK_DTYPES if dtype in row}
             table.append(Card(**fields))
     return tuple(table)
 

@@ -30,9 +30,6 @@ from glassgpt.estimate.memory import CONTEXT_BYTES, TrainingWorkload, estimate_m
 from glassgpt.format import pluralize
 from glassgpt.model import loss_chunks
 
-_USABLE_SHARE_OF_FREE = 0.92  # of free memory: tensors do not fill it without gaps
-COMFORTABLE_MEMORY_SHARE = 0.94  # of all memory, if it is not known how much is free: a desktop needs some
-
 
 @dataclass(frozen=True)
 class RunSpec:
@@ -186,8 +183,8 @@ def _fits(work: TrainingWorkload, facts: MachineFacts) -> bool:
 def usable_bytes(facts: MachineFacts) -> int | None:
     """What automatic choices may fill, the context included; None: not known."""
     if facts.free_bytes is not None:  # without the context, which exists already
-        return int(_USABLE_SHARE_OF_FREE * facts.free_bytes) + CONTEXT_BYTES["cuda"]
-    return None if facts.memory_bytes is None else int(COMFORTABLE_MEMORY_SHARE * facts.memory_bytes)
+        return int(memory.USABLE_SHARE_OF_FREE["cuda"] * facts.free_bytes) + CONTEXT_BYTES["cuda"]
+    return None if facts.memory_bytes is None else int(memory.COMFORTABLE_SHARE_OF_ALL * facts.memory_bytes)
 
 
 def _choose_model(config: TrainConfig, data_vocab_size: int, weights_vocab_size: int | None) -> list[Choice]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+FLOPS_PER_PARAMETER = 6  # in a matmul, per token
 FLOPS_CONVENTION = (
     "6 x (matmul parameters: no position embedding, no untied input embedding) "
     "+ 12 x layers x heads x head_dim x context, causal not halved"
@@ -81,13 +82,18 @@ def model_flops_per_token(shape: ModelShape, vocab_size: int) -> int:
 
 
 def flops_per_token(matmul_parameters: int, n_layer: int, n_embd: int, context: int) -> int:
-    """Forward and backward, per trained token. heads x head_dim is n_embd."""
-    return 6 * matmul_parameters + 12 * n_layer * n_embd * context
+    """Forward and backward, per trained token."""
+    return six_n_flops_per_token(matmul_parameters) + attention_flops_per_token(n_layer, n_embd, context)
+
+
+def attention_flops_per_token(n_layer: int, n_embd: int, context: int) -> int:
+    """heads x head_dim is n_embd."""
+    return 12 * n_layer * n_embd * context
 
 
 def six_n_flops_per_token(matmul_parameters: int) -> int:
     """The often quoted 6N rule, without attention."""
-    return 6 * matmul_parameters
+    return FLOPS_PER_PARAMETER * matmul_parameters
 
 
 def muon_flops_per_update(n_layer: int, n_embd: int, steps: int = 5) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from glassgpt.estimate import memory, overheads
+from glassgpt.estimate.batching import has_closing_eval
 from glassgpt.estimate.cards import Card
 from glassgpt.estimate.cluster import ONE_CARD, Cluster, cluster_throughput
 from glassgpt.estimate.memory import MemoryEstimate, TrainingWorkload
@@ -97,7 +98,7 @@ def forecast_workload(
         )
         # Both splits each time, and the whole validation split at the end. The ranks share it.
         eval_tokens = (tokens.per_evaluation + val_tokens) * evaluations
-        if config.closing_eval and val_tokens < tokens.val_split - 1 and not config.eval_only:
+        if has_closing_eval(config, val_tokens, tokens.val_split):
             eval_tokens += tokens.val_split
         evaluation_s = eval_tokens * overheads.FORWARD_SHARE / (on.cluster.ranks * evaluating.mid)
         if not config.eval_only:

@@ -27,6 +27,10 @@ ADAMW_BYTES = 8  # per parameter: two moments in float32
 # Before the first tensor: CUDA's context with the libraries' kernels. On a CPU: the interpreter, torch, and
 # what the allocator does not return.
 CONTEXT_BYTES = {"cuda": 600 * 2**20, "mps": 400 * 2**20, "cpu": 300 * 2**20}
+# What automatic choices may fill. Of free memory: tensors do not fill it without gaps, and on a CPU or a Mac
+# other programs share it. Of all memory, if it is not known how much is free: a desktop needs some.
+USABLE_SHARE_OF_FREE = {"cuda": 0.92, "mps": 0.85, "cpu": 0.85}
+COMFORTABLE_SHARE_OF_ALL = 0.94
 _CUBLAS_WORKSPACE_BYTES = {"cuda": 68 * 2**20, "mps": 0, "cpu": 0}
 
 
@@ -47,6 +51,8 @@ class TrainingWorkload:
     data_bytes: int = 0  # of the dataset, if it is on the card
     eval_batch_tokens: int = 0
     has_checkpoint_copy: bool = False  # on the device, written while training continues
+    chunked_loss: bool = True  # the logits of a chunk at a time (model/loss.py)
+    stated_parameters: int | None = None  # by a log; None: counted from the shape
     ranks: int = 1  # cards that train together, one process each; all other fields are per rank
 
     @property
@@ -60,6 +66,11 @@ class TrainingWorkload:
     @property
     def activation_itemsize(self) -> int:
         return DTYPE_BYTES[self.dtype]
+
+    @property
+    def has_all_logits(self) -> bool:
+        """At once."""
+        return not self.chunked_loss or loss_chunks.fits_unchunked(self.micro_batch_tokens, self.vocab_size)
 
 
 @dataclass(frozen=True)
@@ -79,6 +90,11 @@ class MemoryEstimate:
     @property
     def total_bytes(self) -> int:
         return self.allocated_bytes + self.graph_bytes + self.context_bytes
+
+    @property
+    def overhead_bytes(self) -> int:
+        """The same for every model."""
+        return self.context_bytes + self.parts.get("working space", 0)
 
 
 def estimate_memory(work: TrainingWorkload) -> MemoryEstimate:
@@ -147,12 +163,12 @@ def without_optional_memory(work: TrainingWorkload) -> TrainingWorkload:
 
 
 def total_parameters(work: TrainingWorkload) -> int:
-    return flops.model_parameters(work.config, work.vocab_size)
+    return work.stated_parameters or flops.model_parameters(work.config, work.vocab_size)
 
 
 def block_matrix_parameters(work: TrainingWorkload) -> int:
-    """In the matrices of the blocks, which Muon optimizes."""
-    return 12 * work.config.n_layer * work.config.n_embd**2
+    """In the matrices of the blocks, which Muon optimizes. Of a log without the shape: nearly all."""
+    return 12 * work.config.n_layer * work.config.n_embd**2 or work.stated_parameters or 0
 
 
 def parameters_per_block(work: TrainingWorkload) -> int:
@@ -271,7 +287,7 @@ def unchunked_loss_bytes(work: TrainingWorkload) -> int:
 def _bytes_at_loss(work: TrainingWorkload) -> dict[str, int]:
     """All activations, and the logits: all, or one chunk with the gradients of the head (model/loss.py)."""
     tokens, V, low = work.micro_batch_tokens, work.vocab_size, work.activation_itemsize
-    if loss_chunks.fits_unchunked(tokens, V):
+    if work.has_all_logits:
         logits_and_loss = unchunked_loss_bytes(work)
     else:
         rows = loss_chunks.rows_per_chunk(tokens, V, work.device_type, work.kernels)
@@ -296,9 +312,8 @@ def _bytes_at_backward(work: TrainingWorkload) -> dict[str, int]:
     """At the start of backward: all activations, and gradients in the head or in the last MLP."""
     config, tokens = work.config, work.micro_batch_tokens
     stream = work.activation_itemsize * tokens * config.n_embd
-    unchunked = loss_chunks.fits_unchunked(tokens, work.vocab_size)
     # The head's gradient twice: as the matmul or the chunked loss made it, and as autograd returns it.
-    head_twice = (work.activation_itemsize + 4 if unchunked else 4 + 4) * _head_parameters(work)
+    head_twice = (work.activation_itemsize + 4 if work.has_all_logits else 4 + 4) * _head_parameters(work)
     in_head = head_twice + 2 * stream  # gradients of the stream and of its norm
     # Once, and the MLP's gradients before and after the activation, each four times as wide as the stream.
     in_last_mlp = head_twice // 2 + (2 + 4 + 4) * stream

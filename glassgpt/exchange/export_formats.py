@@ -28,6 +28,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from glassgpt.config import (
+    DEFAULT_BATCH_SIZE,
     TrainConfig,
     dataset_folder,
 )
@@ -44,6 +45,7 @@ from glassgpt.model.pretrained import CONFIG_FILE, GLASSGPT_MODEL_TYPE, WEIGHTS_
 from glassgpt.model.weights import build_model, to_nanochat, to_transformers
 from glassgpt.record.run_dir import NANOGPT_CKPT_FILE
 from glassgpt.schedule import schedule_of
+from glassgpt.training.checkpoint.nanogpt_ckpt import ADAMW_STATE_KEYS
 from glassgpt.training.weight_source import LoadedCheckpoint, find_tokenizer, load_init_from
 
 _VOCAB_WEIGHTS = ("transformer.wte.weight", "lm_head.weight")
@@ -193,8 +195,6 @@ _TRAIN_SETTINGS = (
     "beta1", "beta2", "grad_clip", "decay_lr", "eval_interval", "log_interval", "always_save_checkpoint",
 )  # fmt: skip
 _UNMEASURED_VAL_LOSS = 1e9  # nanoGPT's best_val_loss before the first evaluation
-_NANOGPT_BATCH_SIZE = 12  # nanoGPT's default
-_ADAMW_STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
 
 
 def nanogpt_problems(exportable: ExportableModel) -> list[str]:
@@ -216,7 +216,7 @@ def nanogpt_problems(exportable: ExportableModel) -> list[str]:
 def write_nanogpt(folder: Path, exportable: ExportableModel) -> None:
     loaded, tokenizer, config = exportable.origin, exportable.tokenizer, _train_config(exportable)
     val_loss = loaded.val_loss
-    batch_size = config.batch_size or _NANOGPT_BATCH_SIZE
+    batch_size = config.batch_size or DEFAULT_BATCH_SIZE
     if config.batch_tokens is None:
         micro_steps = config.gradient_accumulation_steps or 1
     else:
@@ -282,7 +282,7 @@ def adamw_state(exportable: ExportableModel) -> dict[str, Tensor] | None:
     """AdamW's state of every parameter, if the checkpoint has it. nanoGPT cannot use Muon's."""
     state = exportable.origin.optimizer
     names = [name for name in exportable.weights if name != "lm_head.weight"]
-    return state if all(f"{name}:{key}" in state for name in names for key in _ADAMW_STATE_KEYS) else None
+    return state if all(f"{name}:{key}" in state for name in names for key in ADAMW_STATE_KEYS) else None
 
 
 def _nanogpt_optimizer_state(
@@ -302,7 +302,7 @@ def _nanogpt_optimizer_state(
         betas=(config.beta1, config.beta2),
     )
     for name, parameter in parameters.items():
-        state = {key: adamw[f"{name}:{key}"] for key in _ADAMW_STATE_KEYS}
+        state = {key: adamw[f"{name}:{key}"] for key in ADAMW_STATE_KEYS}
         for key in ("exp_avg", "exp_avg_sq"):
             state[key] = strip_vocab_padding({name: state[key]}, exportable.shape.vocab_size)[name]
         optimizer.state[parameter] = state

@@ -34,7 +34,7 @@ from glassgpt.errors import UserError, error_type_and_message
 from glassgpt.files import expand_user_path, read_small_file, regular_file_opener
 from glassgpt.model.gpt import ROPE_THETA, GPTConfig
 from glassgpt.model.ops import NORM_EPSILON
-from glassgpt.model.weights import from_nanochat, from_transformers, with_tied_head
+from glassgpt.model.weights import WEIGHT_DTYPES, from_nanochat, from_transformers, with_tied_head
 
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -156,7 +156,6 @@ _HINTS_BY_ERROR = {  # by class name, as huggingface_hub is optional
 
 # --- reading them ---
 
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Name in `transformers`: ours.
 _ACTIVATIONS = {"gelu_new": "gelu_new", "gelu": "gelu", "relu2": "relu2", "gelu_pytorch_tanh": "gelu_new"}
 
@@ -379,7 +378,7 @@ def _weight_problems(
         elif tensor.shape != (rows, config.n_embd):
             stated = f"{key} {_json(rows)} and {architecture.size_keys['n_embd']} {_json(config.n_embd)}"
             yield f"{name}.weight is {tuple(tensor.shape)}, but {CONFIG_FILE} says {stated}"
-    unreadable = [name for name, tensor in state.items() if tensor.dtype not in _DTYPES]
+    unreadable = [name for name, tensor in state.items() if tensor.dtype not in WEIGHT_DTYPES]
     if unreadable:
         name = unreadable[0]
         yield f"{name} is {state[name].dtype}; only float32, bfloat16 and float16 are read"

@@ -19,6 +19,7 @@ from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT, GPTConfig
 
 _CONV1D_WEIGHTS = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # that are read
 CAUSAL_MASK_SUFFIXES = (".attn.bias", ".attn.masked_bias")  # buffers in old files, not weights
 
 

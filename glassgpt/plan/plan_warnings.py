@@ -31,7 +31,7 @@ from glassgpt.plan.planned_spec import (
     split_into_micro_batches,
 )
 from glassgpt.plan.target import PlanTarget
-from glassgpt.schedule import schedule_of
+from glassgpt.schedule import default_warmup_iters, schedule_of
 
 
 @dataclass(frozen=True)
@@ -213,13 +213,13 @@ def _schedule_problems(spec: RunSpec) -> Iterator[PlanProblem]:
         yield PlanProblem(
             "warning",
             f"the warm-up of {warmup:,} updates does not end within --max_iters={config.max_iters:,}",
-            f"--warmup_iters={config.max_iters // 20}",
+            f"--warmup_iters={default_warmup_iters(config.max_iters)}",
         )
     elif warmup > config.max_iters / 3:
         yield PlanProblem(
             "hint",
             f"the warm-up takes {warmup / config.max_iters:.0%} of the run",
-            f"--warmup_iters={config.max_iters // 20}",
+            f"--warmup_iters={default_warmup_iters(config.max_iters)}",
         )
     if decay_end > 1.1 * config.max_iters:
         yield PlanProblem(
@@ -280,7 +280,7 @@ def _changes_to_stop_before_overfitting(
         if config.decay_lr and schedule_of(shorter).decay_iters > max_iters:
             changes["lr_decay_iters"] = max_iters
         if config.decay_lr and schedule_of(shorter).warmup_iters > max_iters / 3:
-            changes["warmup_iters"] = max_iters // 20
+            changes["warmup_iters"] = default_warmup_iters(max_iters)
         shorter = replace(config, **changes)
         curve = expected_loss_curve(shorter, spec.workload.vocab_size, spec.batch.tokens, dataset)
         if curve.overfits_at is None or curve.overfits_at >= max_iters:

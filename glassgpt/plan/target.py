@@ -22,8 +22,8 @@ from glassgpt.cgroup import usable_cores
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import Card, cards, find_card, has_tensor_cores, resolve_card_name
 from glassgpt.estimate.cluster import ONE_CARD, Cluster, link_of_card
-from glassgpt.estimate.decide import COMFORTABLE_MEMORY_SHARE
 from glassgpt.estimate.machine_facts import DeviceTraits, MachineFacts, find_missing_toolchain
+from glassgpt.estimate.memory import COMFORTABLE_SHARE_OF_ALL
 from glassgpt.estimate.peak import PeakFlops, RepeatOperation, measure_best_rate
 from glassgpt.files import read_text_or_empty
 from glassgpt.record.gpu_state import NO_DRIVER, read_gpus
@@ -36,7 +36,7 @@ from glassgpt.record.machine import (
 )
 
 # Of a card that nothing else uses: expandable segments fragment little. Automatic choices use less.
-_MAX_MEMORY_SHARE = 0.98
+_MAX_SHARE_OF_ALL = 0.98
 _BUSY_CORE_SHARE = 0.5  # of the cores: with fewer in use, the measured speed counts as undisturbed
 
 FOUND_BY_NAME = "asked for"  # the `found_how` of a card that the user named
@@ -68,14 +68,14 @@ class PlanTarget:
     @property
     def comfortable_bytes(self) -> int:
         """The most that automatic choices use."""
-        return int(self.memory_bytes * COMFORTABLE_MEMORY_SHARE)
+        return int(self.memory_bytes * COMFORTABLE_SHARE_OF_ALL)
 
     @property
     def max_bytes(self) -> int:
         """A run that needs more is out of memory."""
         if self.device_type != "cuda":
             return self.comfortable_bytes
-        return int(self.memory_bytes * _MAX_MEMORY_SHARE)
+        return int(self.memory_bytes * _MAX_SHARE_OF_ALL)
 
     @property
     def is_local(self) -> bool:

@@ -420,9 +420,7 @@ def stream_effective_records_backwards(
     limit = math.inf  # the last valid iteration
     for record in records:
         kind, start = record["kind"], starts[-1].get("start") if starts else None
-        if (start is None or record.get("start", start) == start) and (
-            record["iter"] <= limit or kind in ("run", "resume", "end")
-        ):
+        if is_of_start(record, start) and (record["iter"] <= limit or kind in ("run", "resume", "end")):
             yield record
         if kind == "resume":
             limit = min(limit, resume_iteration(record))
@@ -430,11 +428,16 @@ def stream_effective_records_backwards(
             starts.pop()
 
 
+def is_of_start(record: Record, start: object) -> bool:
+    """Whether the process that began with this `start` wrote it. Old versions wrote none."""
+    return start is None or record.get("start", start) == start
+
+
 def _without_superseded_writers(records: Iterable[Record]) -> Iterator[Record]:
-    """Skips what a process wrote after a later start of the run. Old versions wrote no `start`."""
+    """Skips what a process wrote after a later start of the run."""
     start = None
     for record in records:
         if record["kind"] in ("run", "resume"):  # the first record of each start
             start = record.get("start")
-        if start is None or record.get("start", start) == start:
+        if is_of_start(record, start):
             yield record

@@ -172,7 +172,7 @@ class JournalReader:
             process.end = process.end or record
             process.ledger = _seconds_by_phase(journal.dict_or_empty(record, "ledger"))
             process.has_ledger = process.has_ledger or bool(process.ledger)
-        if self._start is not None and record.get("start", self._start) != self._start:
+        if not journal.is_of_start(record, self._start):
             return  # written after a later start of the run: see journal.effective_records
         if kind == "step":
             self._add_step(record, number)

@@ -111,13 +111,11 @@ def parameters_of_shape(run_log: RunLog) -> int | None:
 
 
 def flops_from_parameters(parameters: int | None, run_log: RunLog) -> float | None:
-    """6 N + 12 x layers x width x context"""
     attention = attention_flops(run_log)
-    return 6.0 * parameters + attention if parameters and attention else None
+    return float(flops.six_n_flops_per_token(parameters) + attention) if parameters and attention else None
 
 
 def parameters_from_flops(flops_per_token: float, run_log: RunLog) -> int | None:
-    """N = (F - 12 x layers x width x context) / 6"""
     attention = attention_flops(run_log)
     if (
         attention is None
@@ -125,13 +123,15 @@ def parameters_from_flops(flops_per_token: float, run_log: RunLog) -> int | None
         or not run_log.trainer.mfu_counts_palm_flops
     ):
         return None
-    return round((flops_per_token - attention) / 6)
+    return round((flops_per_token - attention) / flops.FLOPS_PER_PARAMETER)
 
 
 def attention_flops(run_log: RunLog) -> int | None:
     """FLOPs per token of attention's two matrix products, where the log has the shape."""
-    product = settings_product(run_log, "n_layer", "n_embd", "block_size")
-    return None if product is None else 12 * product
+    n_layer, n_embd, context = (
+        positive_int_setting(run_log, name) or 0 for name in ("n_layer", "n_embd", "block_size")
+    )
+    return flops.attention_flops_per_token(n_layer, n_embd, context) or None
 
 
 def stated_peak_flops(run_log: RunLog) -> float | None:
@@ -151,32 +151,44 @@ def estimate_model_size(
     run_log: RunLog, work: IterationFlops | None, tokens_per_iteration: int | None
 ) -> ModelSize:
     """Where the log's MFU and step times contradict the stated size, the size that they imply is taken."""
-    flops_per_token: float | None
-    flops_source: SizeSource | None
-    setup, stated = run_log.setup, stated_parameters(run_log)
-    counts_palm_flops = run_log.trainer.mfu_counts_palm_flops
+    stated = stated_parameters(run_log)
     inferred = work.flops / tokens_per_iteration if work and tokens_per_iteration else None
     if inferred and work and (real := mismatching_parameters(run_log, stated, inferred, work.relative_error)):
         return ModelSize(real, "inferred", stated, inferred, "inferred", is_contradicted=True)
     # Fewer FLOPs than 6 per parameter: those of one of several devices, which the log does not mention.
-    if inferred and stated and counts_palm_flops and inferred < 6 * stated:
-        inferred = None
-    flops_per_token, flops_source = inferred, "inferred" if inferred else None
+    if inferred and stated and run_log.trainer.mfu_counts_palm_flops:
+        inferred = inferred if inferred >= flops.six_n_flops_per_token(stated) else None
+    parameters, source = _choose_parameters(run_log, stated, inferred)
+    flops_per_token, flops_source = _choose_flops(run_log, stated, inferred)
+    return ModelSize(
+        parameters, source, stated if source == "stated" else None, flops_per_token, flops_source
+    )
+
+
+def _choose_parameters(
+    run_log: RunLog, stated: int | None, inferred_flops: float | None
+) -> tuple[int | None, SizeSource | None]:
+    """As stated; else of the stated shape; else as the MFU implies."""
+    if stated is not None:
+        return stated, "stated" if run_log.setup.parameters or run_log.setup.trained_parameters else "shape"
+    implied = parameters_from_flops(inferred_flops, run_log) if inferred_flops else None
+    return implied, "inferred" if implied else None
+
+
+def _choose_flops(
+    run_log: RunLog, stated: int | None, inferred: float | None
+) -> tuple[float | None, SizeSource | None]:
+    """Per token. As stated; else of exact parameters; else as the MFU implies, which is more precise than
+    "125M"; else of such a number."""
+    if run_log.setup.flops_per_token:
+        return run_log.setup.flops_per_token, "stated"
     from_parameters = flops_from_parameters(stated, run_log)
-    if setup.flops_per_token:
-        flops_per_token, flops_source = setup.flops_per_token, "stated"
-    elif from_parameters is not None:
-        is_exact = stated == exact_parameters(run_log)
-        is_close = inferred and abs(from_parameters / inferred - 1) <= MIN_PARAMETER_MISMATCH
-        if is_exact or not (is_close and counts_palm_flops):  # an MFU is more precise than "125M"
-            flops_per_token = from_parameters
-            flops_source = "shape" if stated == parameters_of_shape(run_log) else "stated"
-    if stated is None and inferred:
-        implied = parameters_from_flops(inferred, run_log)
-        return ModelSize(implied, "inferred" if implied else None, None, flops_per_token, flops_source)
-    if setup.parameters or setup.trained_parameters:
-        return ModelSize(stated, "stated" if stated else None, stated, flops_per_token, flops_source)
-    return ModelSize(stated, "shape" if stated else None, None, flops_per_token, flops_source)
+    if from_parameters is None:
+        return inferred, "inferred" if inferred else None
+    is_close = inferred and abs(from_parameters / inferred - 1) <= MIN_PARAMETER_MISMATCH
+    if is_close and run_log.trainer.mfu_counts_palm_flops and stated != exact_parameters(run_log):
+        return inferred, "inferred"
+    return from_parameters, "shape" if stated == parameters_of_shape(run_log) else "stated"
 
 
 def mismatching_parameters(
@@ -201,7 +213,7 @@ def mismatching_parameters(
     ):
         return None
     # The error is of all FLOPs; relative to 6N, which is less, it is larger.
-    uncertain = relative_error * flops_per_token / (6 * implied)
+    uncertain = relative_error * flops_per_token / flops.six_n_flops_per_token(implied)
     return implied if abs(implied / stated - 1) > max(MIN_PARAMETER_MISMATCH, 2 * uncertain) else None
 
 

@@ -78,6 +78,7 @@ class Trainer:
     is_gpt2_shaped: bool = False  # width, depth and vocabulary give the parameters
     states_exact_parameters: bool = False  # not rounded, and without positions
     keeps_float32_masters: bool = False  # weights and AdamW's moments are 32-bit throughout
+    computes_loss_in_chunks: bool = False  # never has the logits of all tokens at once
 
     # --- its losses ---
     loss_is_interval_mean: bool = False  # over the iterations since the previous line

@@ -23,7 +23,7 @@ from glassgpt.format import pluralize
 from glassgpt.model.gpt import GPT
 from glassgpt.record.machine import apple_gpu_name
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ExecutionConfig:
         """Weights stay float32; matmuls run in `dtype`."""
         if self.dtype == "float32":
             return nullcontext()
-        return torch.autocast(self.device.type, DTYPES[self.dtype])
+        return torch.autocast(self.device.type, TORCH_DTYPES[self.dtype])
 
     def synchronize(self) -> None:
         """Waits for the device to finish its queue. Before that, a clock measures kernel launches only."""

@@ -134,7 +134,7 @@ def _eta_s(run: TrainSetup, state: TrainState, step_s: float | None) -> float | 
     evaluations: float = _multiples_between(evaluated, end, run.config.eval_interval)
     interval = run.config.checkpoint_interval
     saves = evaluations if interval is None else _multiples_between(evaluated, end, interval)
-    if run.config.closing_eval and run.eval_tokens < len(run.splits["val"]) - 1:
+    if run.has_closing_eval:
         evaluations += len(run.splits["val"]) / (2 * run.eval_tokens)  # other evaluations are of two splits
     return eta_s(end - done, step_s, evaluations, state.eval_cost.value, saves, state.save_cost.value)
 

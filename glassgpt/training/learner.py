@@ -19,7 +19,7 @@ from glassgpt.model.cuda_graph import CudaGraphRunner
 from glassgpt.model.gpt import GPT
 from glassgpt.record.ledger import Ledger
 from glassgpt.schedule import learning_rate
-from glassgpt.training.device import DTYPES, ExecutionConfig
+from glassgpt.training.device import TORCH_DTYPES, ExecutionConfig
 from glassgpt.training.distributed.fsdp import local_shard
 from glassgpt.training.distributed.process_group import ProcessGroup
 from glassgpt.training.loader import BatchLoader
@@ -72,7 +72,7 @@ class Learner:
         self._batch_plan, self._loader, self._ledger = batch_plan, loader, ledger
         self._own_fallbacks: dict[str, str] = {}  # `compile`, `kernels`, `graph`: why this rank runs without
         self.fallbacks: dict[str, str] = {}  # of all ranks
-        self.optimizers = make_optimizers(model, config, DTYPES[execution.dtype])
+        self.optimizers = make_optimizers(model, config, TORCH_DTYPES[execution.dtype])
         self.scaler = torch.amp.GradScaler(execution.device.type, enabled=execution.dtype == "float16")
         self.finite_check = FiniteCheck(execution.device)
         model.set_compiled(execution.compile)

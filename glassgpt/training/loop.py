@@ -333,7 +333,7 @@ def finish(run: TrainSetup, state: TrainState, ending: Ending) -> Ending:
     has_trained = ending.exit_code == 0 and not run.config.eval_only
     if has_trained:
         log_profile(run, state.progress.iter, at_the_end=True)
-        if run.config.closing_eval and run.eval_tokens < len(run.splits["val"]) - 1:
+        if run.has_closing_eval:
             evaluate_split(run, state, "val", run.eval_windows["val"].of_whole_split(), closing=True)
         if run.sampling is not None and not state.signals.stop_requested:
             generate_final_sample(run, run.sampling, state.progress.iter)

@@ -29,7 +29,7 @@ _BYTES_PER_WEIGHT = 4
 _SMALLER_MODEL_ADVICE = "a smaller model: --n_layer, --n_embd"
 # Forecasts of a CPU's memory can be much too high. A run that needs twice the memory does not fit even then.
 _MAX_OVERCOMMIT_RATIO = 2.0  # forecast / memory
-_USABLE_MEMORY_SHARE = 0.9  # of the memory, for the settings that are proposed instead
+_PROPOSED_SHARE_OF_USABLE = 0.9  # by the settings that are proposed instead: some memory to spare
 
 
 def usable_bytes_per_process(compute: ComputePlan) -> int:
@@ -78,7 +78,7 @@ def check_memory(config: TrainConfig, compute: ComputePlan, estimate: MemoryEsti
 def max_batch_size_in_memory(workload: TrainingWorkload, usable_bytes: int) -> int | None:
     """The largest micro-batch, with some memory to spare, if gradients accumulate; None: not even 1 fits."""
     smallest = replace(without_optional_memory(workload), micro_steps=2)
-    return largest_fitting_batch(smallest, int(_USABLE_MEMORY_SHARE * usable_bytes))
+    return largest_fitting_batch(smallest, int(_PROPOSED_SHARE_OF_USABLE * usable_bytes))
 
 
 def _lighter_settings(config: TrainConfig) -> Iterator[dict[str, Any]]:

@@ -42,7 +42,13 @@ from glassgpt.record.machine import (
     source_commit,
     usable_memory,
 )
-from glassgpt.training.device import DTYPES, device_counts, device_name, device_traits, free_and_total_bytes
+from glassgpt.training.device import (
+    TORCH_DTYPES,
+    device_counts,
+    device_name,
+    device_traits,
+    free_and_total_bytes,
+)
 from glassgpt.version import VERSION
 
 
@@ -218,7 +224,7 @@ def check_attention(config: TrainConfig, device: torch.device, dtype: str) -> No
     """Not every kernel supports every dtype and head size on every device: tries it on two tokens."""
     head_size = config.n_embd // config.n_head
     qkv = torch.zeros(
-        (1, 2, 3, config.n_head, head_size), device=device, dtype=DTYPES[dtype], requires_grad=True
+        (1, 2, 3, config.n_head, head_size), device=device, dtype=TORCH_DTYPES[dtype], requires_grad=True
     )
     q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
     try:
@@ -234,7 +240,7 @@ def attention_times(config: TrainConfig, device: torch.device, dtype: str) -> di
     """Seconds of one layer by kernel: measured in turns, the best of some rounds."""
     sequences = max(1, _MEASURED_TOKENS // config.block_size)
     shape = (sequences, config.block_size, 3, config.n_head, config.n_embd // config.n_head)
-    qkv = torch.randn(shape, device=device, dtype=DTYPES[dtype], requires_grad=True)
+    qkv = torch.randn(shape, device=device, dtype=TORCH_DTYPES[dtype], requires_grad=True)
     measured: dict[str, list[float]] = {"flash": [], "cudnn": [], "efficient": []}
     for _ in range(_MEASURED_ROUNDS):
         for kernel, seconds in measured.items():

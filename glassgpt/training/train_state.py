@@ -16,7 +16,7 @@ from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.dataset import Dataset
 from glassgpt.data.shards import TokenArray
 from glassgpt.data.tokenizers import Tokenizer
-from glassgpt.estimate.batching import BatchPlan
+from glassgpt.estimate.batching import BatchPlan, has_closing_eval
 from glassgpt.estimate.step_timing import LogInterval, RunningMean
 from glassgpt.record.journal import Record
 from glassgpt.record.ledger import Ledger, RankTimes
@@ -94,6 +94,10 @@ class TrainSetup:
     @property
     def batch_plan(self) -> BatchPlan:
         return self.compute_plan.spec.batch
+
+    @property
+    def has_closing_eval(self) -> bool:
+        return has_closing_eval(self.config, self.eval_tokens, len(self.splits["val"]))
 
     @property
     def run_dir(self) -> Path:

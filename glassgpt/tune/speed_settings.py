@@ -109,9 +109,6 @@ def tuned_config_fields(device_type: str) -> list[str]:
 
 # --- the machine and the model ---
 
-# Share of the free memory that a setting may take. Evaluation, checkpoints and a desktop need some too.
-USABLE_MEMORY_SHARE = {"cuda": 0.92, "mps": 0.85, "cpu": 0.85}
-
 
 @dataclass(frozen=True, kw_only=True)
 class TuneContext:
@@ -148,7 +145,7 @@ class TuneContext:
 
     @property
     def usable_bytes(self) -> int:
-        return int(USABLE_MEMORY_SHARE[self.device_type] * self.free_bytes)
+        return int(memory.USABLE_SHARE_OF_FREE[self.device_type] * self.free_bytes)
 
     @property
     def automatic_setting(self) -> SpeedSettings:

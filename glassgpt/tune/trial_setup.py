@@ -13,7 +13,7 @@ import torch
 from glassgpt.cgroup import usable_cores
 from glassgpt.config import TrainConfig, dataset_folder, padded_vocab_size
 from glassgpt.data.dataset import open_dataset
-from glassgpt.data.manifest import DTYPES, DatasetInfo, dtype_for
+from glassgpt.data.manifest import TOKEN_DTYPES, DatasetInfo, dtype_for
 from glassgpt.errors import UserError
 from glassgpt.estimate import flops
 from glassgpt.estimate.decide import RunSpec
@@ -83,7 +83,7 @@ def _load_tokens(config: TrainConfig, vocab_size: int | None) -> tuple[np.ndarra
     info = dataclasses.replace(
         info, train_tokens=count, vocab_size=size, source=source, dtype=dtype_for(size)
     )
-    tokens = np.random.default_rng(config.seed).integers(0, size, count, dtype=DTYPES[info.dtype])
+    tokens = np.random.default_rng(config.seed).integers(0, size, count, dtype=TOKEN_DTYPES[info.dtype])
     return tokens, info
 
 

@@ -90,6 +90,17 @@ def test_an_untied_embedding_is_no_contradiction() -> None:
     assert not size.is_contradicted
 
 
+@pytest.mark.parametrize("factor", [0.8, 1.3])
+def test_a_recorded_size_is_never_contradicted(factor: float) -> None:
+    """Of a journal: its MFU may be off, of a wrong peak for instance. Its size is counted."""
+    run_log = with_mfu(_FLOPS_PER_TOKEN * factor)
+    setup = replace(run_log.setup, parameters=10_646_784, flops_per_token=_FLOPS_PER_TOKEN, peak_flops=312e12)
+    size = Analysis(replace(run_log, trainer=BY_ID["glassgpt"], setup=setup)).size
+    assert (size.parameters, size.parameters_source) == (10_646_784, "stated")
+    assert (size.flops_per_token, size.flops_source) == (_FLOPS_PER_TOKEN, "stated")
+    assert not size.is_contradicted
+
+
 def test_parameter_counts_of_the_optimizer_are_exact() -> None:
     run_log = make_run(vocab_size=None)
     setup = replace(run_log.setup, parameters=10_650_000, trained_parameters=10_745_088)

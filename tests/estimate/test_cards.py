@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import (
-    DTYPES,
+    PEAK_DTYPES,
     Card,
     _normalize_device_name,
     cards,
@@ -78,7 +78,9 @@ def test_every_peak_is_cores_times_clock_times_operations() -> None:
     assert {one.name for one in cards() if one.cuda_cores is None} == UNPUBLISHED_CORES
     wrong = {}
     for one in cards():
-        for dtype, operations in zip(DTYPES, OPERATIONS.get(one.family, ()), strict=one.family in OPERATIONS):
+        for dtype, operations in zip(
+            PEAK_DTYPES, OPERATIONS.get(one.family, ()), strict=one.family in OPERATIONS
+        ):
             mhz = one.boost_mhz if dtype == "float32" else one.tensor_mhz or one.boost_mhz
             expected = (one.cuda_cores or 0) * (mhz or 0) * 1e6 * operations
             if one.peaks.get(dtype, 0.0) != pytest.approx(expected, rel=0.03, abs=1e9):
@@ -98,7 +100,7 @@ def test_a_card_has_a_source_and_sane_numbers(subtests: pytest.Subtests) -> None
             assert all(math.isfinite(peak) and 1e12 < peak < 1e16 for peak in one.peaks.values())
             assert 50 < one.bandwidth_gb_s < 10_000
             assert one.memory_gb is None or 4 <= one.memory_gb <= 288
-            assert set(one.peaks) <= set(DTYPES)
+            assert set(one.peaks) <= set(PEAK_DTYPES)
 
 
 def test_what_a_card_can_do_follows_from_its_capability(subtests: pytest.Subtests) -> None:

@@ -19,10 +19,11 @@ from learning_logs import (
 from run_logs import make_run_log, make_steps
 
 from glassgpt.config import ConfigValue
-from glassgpt.explain.rules.gpu_memory import oom, parse_oom_message
+from glassgpt.estimate.memory import largest_fitting_batch
+from glassgpt.explain.rules.gpu_memory import oom, parse_oom_message, stated_workload
 from glassgpt.explain.rules.instability import divergence, loss_spike
 from glassgpt.explain.rules.lost_work import best_overwritten, crashed, interrupted, never_checkpointed
-from glassgpt.explain.rules.nonfinite import loss_nan, norms_never_finite, skipped_steps
+from glassgpt.explain.rules.nonfinite import loss_nan, loss_zero, norms_never_finite, skipped_steps
 from glassgpt.i18n import say
 from glassgpt.runs.run_log import EventKind, LogEvent, LoggedCheckpoint, LoggedSetup, RunLog
 from glassgpt.runs.trainer import Trainer
@@ -51,6 +52,16 @@ def test_a_loss_that_breaks_on_a_phone() -> None:
     assert one.text["explanation"] == (say("loss-nan.explanation.no_warning"),)
     assert say("loss-nan.advice.resume_checkpoint", saved_iteration=400) in one.text["advice"]
     assert one.values["wasted_s"] == pytest.approx(25 * 1.444)
+
+
+def test_norms_of_zero_losses_are_those_of_the_same_lines() -> None:
+    """A line without a loss, between the zeros, may have a norm."""
+    losses, norms = [3.0] * 30 + [0.0, NAN] * 20, [1.0] * 30 + [NAN, 1.0] * 20
+    one = require_finding(
+        loss_zero(analyse(make_run_log(make_steps(range(70), 9.0, losses, grad_norm=norms))))
+    )
+    assert (one.values["zero_losses"], one.at) == (20, 30)
+    assert say("loss-nan.evidence.zeros_norms_nan") in one.text["evidence"]
 
 
 def test_a_loss_that_was_never_a_number() -> None:
@@ -267,12 +278,14 @@ def test_a_model_that_fits_at_no_batch_size() -> None:
         "vocab_size": 65,
     }
     one = require_finding(oom(analyse(out_of_memory(NEW, 2_416_775_168, **shape))))
-    values, model_bytes = one.values, 18 * 2_416_775_168
+    # Weights, gradients, two moments; the matrices of the blocks in bfloat16; the head's gradient, twice.
+    parameters, head = 2_416_775_168 - 256 * 2048, 65 * 2048
+    values, model_bytes = one.values, 16 * parameters + 2 * 48 * 12 * 2048**2 + (2 + 4) * head
     assert (one.severity, one.at, one.claims) == ("problem", 0, {"how the run ended": "oom"})
-    assert (values["parameters"], values["model_bytes"]) == (2_416_775_168, model_bytes)
+    assert (values["parameters"], values["model_bytes"]) == (parameters, model_bytes)
     assert values["share_of_card"] == pytest.approx(model_bytes / (39.38 * GIB))
     assert one.text["explanation"][0].key == "oom.explanation.model_too_large"
-    assert (values["n_layer"], values["new_n_layer"]) == (48, 43)
+    assert (values["n_layer"], values["new_n_layer"]) == (48, 42)
     assert (values["cards"], values["bytes_per_card"]) == (2, model_bytes / 2)
 
 
@@ -282,12 +295,32 @@ def test_a_batch_that_would_have_fitted() -> None:
     one = require_finding(
         oom(analyse(out_of_memory(message, 124_373_760, **shape, gradient_accumulation_steps=5)))
     )
-    # 18 bytes x 124M = 2.1 GiB; 1024 x (32.8 x 12 x 768 + 10 x 50304) bytes = 0.77 GiB each: 11 in 8.9 GiB
+    # 1024 x (32.8 x 12 x 768 + 10 x 50304) bytes = 0.77 GiB each: 10 in the 8.0 GiB beside model and context
     values = one.values
-    assert values["model_bytes"] == 18 * 124_373_760
-    assert values["bytes_per_sequence"] == pytest.approx(786 * 2**20, abs=2**19)
+    matrices, head = 12 * 12 * 768**2, 50304 * 768
+    parameters = 124_373_760 - 1024 * 768
+    assert values["model_bytes"] == 16 * parameters + 2 * matrices + (2 + 4) * head
+    assert values["bytes_per_sequence"] == pytest.approx(786 * 2**20, rel=0.01)
     assert (values["batch_size"], values["new_batch_size"]) == (32, 8)
     assert (values["accumulation_steps"], values["new_accumulation_steps"]) == (5, 20)
+
+
+def test_what_fits_is_what_plan_would_fit() -> None:
+    """One model of memory: the proposed batch is within the share of a card that automatic choices fill."""
+    shape = {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "vocab_size": 50304}
+    message = "CUDA out of memory. GPU 0 has a total capacity of 11.60 GiB"
+    run_log = out_of_memory(message, 124_373_760, **shape, batch_size=60)
+    fits = largest_fitting_batch(stated_workload(run_log, 123_587_328), int(0.94 * 11.6 * GIB))
+    new_batch_size = require_finding(oom(analyse(run_log))).values["new_batch_size"]
+    assert fits is not None
+    assert new_batch_size == max(size for size in range(1, fits + 1) if 60 % size == 0)
+
+
+def test_a_size_without_a_shape() -> None:
+    """Weights, gradients and two moments, and nearly all of the weights in bfloat16."""
+    one = require_finding(oom(analyse(out_of_memory("CUDA error: out of memory", 10_700_000, n_embd=384))))
+    assert (one.values["model_bytes"], one.values["bytes_per_parameter"]) == (18 * 10_700_000, 18)
+    assert "bytes_per_sequence" not in one.values
 
 
 def test_absurd_sizes_are_survived(subtests: pytest.Subtests) -> None:
@@ -296,7 +329,8 @@ def test_absurd_sizes_are_survived(subtests: pytest.Subtests) -> None:
             shape = {"n_layer": 48, "n_embd": 2048, "block_size": 256, "batch_size": 16, "vocab_size": 65}
             for value in (1e308, 10**30, -1, math.inf):
                 run_log = out_of_memory(NEW, 2_416_775_168, **{**shape, name: value})
-                assert require_finding(oom(analyse(run_log))).values["parameters"] == 2_416_775_168
+                parameters = require_finding(oom(analyse(run_log))).values["parameters"]
+                assert parameters == pytest.approx(2_416_775_168, rel=0.001)  # with positions, or without
 
 
 def test_what_else_a_message_tells() -> None:
@@ -342,6 +376,16 @@ def test_who_ended_it() -> None:
     one = require_finding(interrupted(analyse(stopped("interrupt", term, 500, [500]))))
     assert one.text["title"] == (say("interrupted.title.killed"),)
     assert one.severity == "info"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [("oom", "CUDA out of memory"), ("traceback", "RuntimeError: no such file")]
+)
+def test_a_kill_that_followed_another_cause(kind: EventKind, text: str) -> None:
+    run_log = stopped("kill", "failed (exitcode: -9) local_rank: 2", 500, [500])
+    assert interrupted(analyse(run_log)) is not None
+    fault = LogEvent(kind, text, 98, 500)
+    assert interrupted(analyse(replace(run_log, events=(fault, *run_log.events)))) is None
 
 
 def test_all_is_lost_where_saves_would_show() -> None:

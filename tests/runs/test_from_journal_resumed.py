@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from journals import checkpoint, end, evaluation, record, resume, run, step, whole_run
 
 from glassgpt.compare import Comparison, compare
 from glassgpt.compare.compared_run import ComparedRun, make_compared_runs
-from glassgpt.record.journal import Record
+from glassgpt.record.journal import Record, effective_records
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.from_journal import run_log_from_records
 from glassgpt.runs.run_log import RunLog
@@ -48,6 +50,21 @@ def two_processes() -> RunLog:
         ],
         "two",
     )
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from("sssscr"), st.integers(0, 3)), max_size=30))
+def test_superseded_records_are_those_of_the_journal(story: list[tuple[int, str, int]]) -> None:
+    """The reader drops them when a resume comes; the journal's streams know the resumes beforehand."""
+    kinds = {"s": "step", "c": "checkpoint", "r": "resume"}
+    records: list[Record] = [
+        {"kind": kinds[letter], "iter": at, "time": 0.0, "start": f"{start}", "loss": 1.0}
+        for at, letter, start in story
+    ]
+    effective = effective_records(records)
+    read = run_log_from_records(records, "story")
+    saves = [one["iter"] for one in effective if one["kind"] == "checkpoint"]
+    assert [save.iteration for save in read.checkpoints] == saves
+    assert [*read.steps.iteration] == [one["iter"] for one in effective if one["kind"] == "step"]
 
 
 def taken_over() -> RunLog:

@@ -179,7 +179,7 @@ def running_mfu(config: TrainConfig, steps: list[Record], parameters: int, peak:
 def test_mfu_is_a_running_mean_that_begins_with_the_sixth_iteration(
     tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nanogpt_console, "_A100_FLOPS", 1e9)  # of an A100 it would be 0.00% throughout
+    monkeypatch.setattr(nanogpt_console, "A100_PEAK", 1e9)  # of an A100 it would be 0.00% throughout
     config = tiny(console="nanogpt", max_iters=12, gradient_accumulation_steps=2)
     output, records = ran(config)
     steps, vocab_size = of_kind(records, "step"), records[0]["model"]["vocab_size"]

@@ -183,7 +183,7 @@ def test_without_a_whole_checkpoint_all_warnings_are_in_the_error(saved: Path) -
 
 def test_a_newer_format_is_refused_by_name(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("glassgpt.training.checkpoint.checkpoints.CHECKPOINT_VERSION", 99)
-    monkeypatch.setitem(checkpoints.FILE_DIGEST_BY_VERSION, 99, checkpoints.FILE_DIGEST_BY_VERSION[2])
+    monkeypatch.setitem(checkpoints.DIGEST_BY_VERSION, 99, checkpoints.DIGEST_BY_VERSION[2])
     saver = Saver(saved, 9)
     save_and_wait(saver, 40, 1.0)
     saver.close()

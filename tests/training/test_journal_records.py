@@ -13,6 +13,7 @@ from tiny import MakeConfig, choices, records, resume, run_task
 
 from glassgpt.config import TrainConfig
 from glassgpt.data.dataset import open_dataset
+from glassgpt.estimate.batching import has_closing_eval
 from glassgpt.estimate.step_timing import RunningMean
 from glassgpt.record.journal import Record
 from glassgpt.record.ledger import PHASES
@@ -196,6 +197,7 @@ def to_go(done: int, end: int, every: int, **changes: Any) -> float | None:
     """Of a run whose updates take 1 s, evaluations (of 2 x 100 tokens) 10 s and saves 1000 s."""
     config = TrainConfig(max_iters=end, eval_interval=every, **changes)
     run = SimpleNamespace(config=config, splits={"val": range(401)}, eval_tokens=100)
+    run.has_closing_eval = has_closing_eval(config, 100, 401)
     state = SimpleNamespace(
         progress=SimpleNamespace(iter=done, val_loss=None),
         eval_cost=RunningMean(10.0, 1),

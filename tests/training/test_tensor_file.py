@@ -21,7 +21,6 @@ from glassgpt.training.checkpoint import tensor_file
 from glassgpt.training.checkpoint.tensor_file import (
     PackedTensors,
     PinnedBuffer,
-    content_digest,
     pack_tensors,
     write_packed,
 )
@@ -79,32 +78,42 @@ def test_parameters_can_be_written_as_they_are(tmp_path: Path) -> None:
     assert torch.equal(load_file(tmp_path / "file")["weight"], layer.weight)
 
 
-def test_a_file_and_its_content_have_the_same_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one whose header is cut off, or claims to be longer than the file."""
-    monkeypatch.setattr(tensor_file, "_CHUNK_BYTES", 1000)
+def content_digest(content: bytes) -> str:
+    return sha256_in_pieces(content)
+
+
+def test_progress_and_odd_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that is cut off, or that claims to be longer than the file."""
     monkeypatch.setattr(digests, "HASHED_PIECE_BYTES", 1000)
     path, read = tmp_path / "file", list[int]()
     for header, rest in ((0, 0), (56, 0), (56, 1), (56, 999), (56, 1000), (56, 1001), (56, 5000), (2**60, 9)):
-        path.write_bytes(header.to_bytes(8, "little") + b"x" * (min(header, 99) + rest))
-        assert sha256_in_pieces(path, read.append) == content_digest(path.read_bytes())
-        assert sum(read) == path.stat().st_size
+        path.write_bytes(content := header.to_bytes(8, "little") + b"x" * (min(header, 99) + rest))
+        ends = [*range(min(8 + header, len(content)), len(content), 1000), len(content)]
+        pieces = [content[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        with path.open("rb") as file:
+            digest = sha256_in_pieces(file, read.append)
+        assert digest == content_digest(content) == combined(pieces)
+        assert sum(read) == len(content)
         read.clear()
-    path.write_bytes(b"")
-    assert sha256_in_pieces(path, read.append) == content_digest(b"")
+    assert content_digest(b"") == combined([b""])
+
+
+def combined(pieces: list[bytes]) -> str:
+    return hashlib.sha256(b"".join(hashlib.sha256(piece).digest() for piece in pieces)).hexdigest()
 
 
 def test_a_digest_is_the_digest_of_the_chunks_digests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tensor_file, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(digests, "HASHED_PIECE_BYTES", 1000)
     written = write(tmp_path / "file", {"a": torch.randn(777)})
     content = (tmp_path / "file").read_bytes()
     header = 8 + int.from_bytes(content[:8], "little")
     chunks = [content[:header], content[header:][:1000], content[header:][1000:2000]]
     chunks += [content[header:][2000:3000], content[header:][3000:]]
     assert b"".join(chunks) == content
-    chunk_digests = b"".join(hashlib.sha256(chunk).digest() for chunk in chunks)
-    assert written == content_digest(content) == hashlib.sha256(chunk_digests).hexdigest()
+    assert written == content_digest(content) == combined(chunks)
 
 
 @settings(max_examples=50, deadline=None)
@@ -138,14 +147,14 @@ def test_chunks_are_hashed_before_they_are_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     monkeypatch.setattr(tensor_file, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(digests, "HASHED_PIECE_BYTES", 1000)
     monkeypatch.setattr(tensor_file, "_FLUSH_INTERVAL_BYTES", 5000)
-    original = tensor_file._sha256
 
     def slow_sha256(chunk: memoryview) -> bytes:
         time.sleep(0.002)
-        return original(chunk)
+        return hashlib.sha256(chunk).digest()
 
-    monkeypatch.setattr(tensor_file, "_sha256", slow_sha256)
+    monkeypatch.setattr(tensor_file, "piece_sha256", slow_sha256)
     packed = PackedTensors(b"\0" * 8, torch.randint(0, 256, (size,), dtype=torch.uint8))
     written = write_packed(tmp_path / "file", packed, FewBuffers())
     content = (tmp_path / "file").read_bytes()
@@ -156,6 +165,7 @@ def test_chunks_are_hashed_before_they_are_overwritten(
 @pytest.mark.gpu
 def test_from_a_card_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_file, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(digests, "HASHED_PIECE_BYTES", 1000)
     device = torch.device("cuda")
     pinned_buffer = tensor_file.PinnedBuffer(device)
     on_card = {"a": torch.randn(777, device=device), "b": torch.randn(3, 5, device=device).bfloat16()}

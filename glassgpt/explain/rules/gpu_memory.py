@@ -15,7 +15,6 @@ from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trajectory import numeric_setting, positive_int_setting, takes_known_settings
 
-USABLE_MEMORY_SHARE = 0.95  # of the card: the CUDA context and fragmentation take the rest
 SHARDED_STATE_SHARE = (
     0.7  # of a card, for its shard of the model: activations and gathered layers need the rest
 )
@@ -79,19 +78,24 @@ class MemoryNeed:
 
     parameters: int | None = None
     model_bytes: float | None = None
+    overhead_bytes: float = 0.0  # of the CUDA context and cuBLAS, whatever the model
     bytes_per_sequence: float | None = None
-    workload: TrainingWorkload | None = None  # of one sequence, where the log states the shape
+    workload: TrainingWorkload | None = None  # of one sequence
+
+    def usable_bytes(self, capacity: float) -> float:
+        """As `glass plan` fills a card."""
+        return memory.COMFORTABLE_SHARE_OF_ALL * capacity - self.overhead_bytes
 
 
-def stated_workload(run_log: RunLog) -> TrainingWorkload | None:
-    """One sequence at a time; None where the log does not state the shape, or an absurd one."""
+def stated_workload(run_log: RunLog, parameters: int) -> TrainingWorkload:
+    """One sequence at a time. Without a shape, or with an absurd one, activations are not counted."""
     settings = run_log.setup.settings
     n_layer, n_embd, block_size, n_head, vocab_size = (
         size if (size := positive_int_setting(run_log, name)) and size <= MAX_MODEL_DIMENSION else 0
         for name in ("n_layer", "n_embd", "block_size", "n_head", "vocab_size")
     )
     if not (n_layer and n_embd and block_size):
-        return None
+        n_layer = n_embd = block_size = 0
     config = TrainConfig(
         n_layer=n_layer,
         n_head=n_head,
@@ -101,41 +105,39 @@ def stated_workload(run_log: RunLog) -> TrainingWorkload | None:
         bias=settings.get("bias") is True,
         arch="modern" if settings.get("arch") == "modern" else "gpt2",
     )
+    dtype = str(settings.get("dtype"))
     return TrainingWorkload(
         config=config,
-        vocab_size=vocab_size,
+        vocab_size=vocab_size or 1,
         batch_size=1,
-        dtype=_dtype(run_log),
+        micro_steps=2,  # smaller micro-batches mean accumulation: gradients are alive in the forward pass
+        dtype=dtype if dtype in memory.DTYPE_BYTES else "bfloat16",
         kernels=False,
         compiled=settings.get("compile", True) is True,
+        chunked_loss=run_log.trainer.computes_loss_in_chunks,
+        stated_parameters=parameters,
     )
 
 
-def _dtype(run_log: RunLog) -> str:
-    dtype = str(run_log.setup.settings.get("dtype"))
-    return dtype if dtype in memory.DTYPE_BYTES else "bfloat16"
-
-
-def estimate_memory_need(run_log: RunLog, message: OomMessage) -> MemoryNeed:
-    parameters = run_log.setup.trained_parameters or run_log.setup.parameters
+def estimate_memory_need(analysis: Analysis, message: OomMessage) -> MemoryNeed:
+    run_log, parameters = analysis.log, analysis.size.parameters
     if not parameters or not run_log.trainer.keeps_float32_masters:
         return MemoryNeed(parameters)
-    # Smaller micro-batches mean accumulation, so gradients are alive during the forward pass as well.
-    per_parameter = memory.WEIGHT_BYTES + memory.GRADIENT_BYTES + memory.ADAMW_BYTES
-    dtype, batch_size = _dtype(run_log), positive_int_setting(run_log, "batch_size")
-    if dtype != "float32":  # autocast's copies, alive until the backward pass has used them
-        per_parameter += memory.DTYPE_BYTES[dtype]
-    model_bytes = float(parameters) * per_parameter
-    workload = stated_workload(run_log)
-    candidates = [0.0 if workload is None else float(_bytes_of_batch(workload))]
+    workload, batch_size = stated_workload(run_log, parameters), positive_int_setting(run_log, "batch_size")
+    model, batch = (
+        memory.estimate_memory(replace(workload, batch_size=size)) for size in (0, batch_size or 1)
+    )
+    bytes_per_sequence = (batch.total_bytes - model.total_bytes) / (batch_size or 1)
     if batch_size and message.allocated_bytes:  # it failed on the way: a sequence needs at least this
-        candidates.append((message.allocated_bytes - model_bytes) / batch_size)
-    return MemoryNeed(parameters, model_bytes, max(candidates) or None, workload)
-
-
-def _bytes_of_batch(workload: TrainingWorkload) -> int:
-    layers = workload.config.n_layer * memory.activation_bytes_per_layer(workload)
-    return layers + memory.unchunked_loss_bytes(workload)
+        at_least = (message.allocated_bytes - model.allocated_bytes) / batch_size
+        bytes_per_sequence = max(bytes_per_sequence, at_least)
+    return MemoryNeed(
+        parameters,
+        model.total_bytes - model.overhead_bytes,
+        model.overhead_bytes,
+        bytes_per_sequence or None,
+        workload,
+    )
 
 
 # --- the rule ---
@@ -150,7 +152,7 @@ def oom(analysis: Analysis) -> Finding | None:
         return None
     messages = [parse_oom_message(event.text) for event in events]
     message = next((one for one in messages if one.requested_bytes or one.capacity_bytes), messages[0])
-    need, batch_size = estimate_memory_need(run_log, message), positive_int_setting(run_log, "batch_size")
+    need, batch_size = estimate_memory_need(analysis, message), positive_int_setting(run_log, "batch_size")
     capacity = message.capacity_bytes or run_log.setup.memory_bytes
     if capacity is None and analysis.card and analysis.card.memory_gb:
         capacity = analysis.card.memory_gb * 2**30
@@ -161,7 +163,7 @@ def oom(analysis: Analysis) -> Finding | None:
         line < start < last_step_line for start in run_log.process_start_lines
     )
     continued = line < last_step_line and (analysis.facts.ended == "finished" or was_restarted)
-    if need.model_bytes and capacity and need.model_bytes > USABLE_MEMORY_SHARE * capacity:
+    if need.model_bytes and capacity and need.model_bytes > need.usable_bytes(capacity):
         explanation = [say("oom.explanation.model_too_large")]
     else:
         explanation = [say("oom.explanation.what_takes_memory")]
@@ -228,7 +230,7 @@ def _advice(run_log: RunLog, message: OomMessage, need: MemoryNeed, capacity: fl
         and fragmented_bytes > max(2 * message.requested_bytes, MIN_FRAGMENTED_BYTES)
     ):
         advice.append(say("oom.advice.fragmented", fragmented_bytes=fragmented_bytes))
-    room = USABLE_MEMORY_SHARE * capacity - need.model_bytes if capacity and need.model_bytes else None
+    room = need.usable_bytes(capacity) - need.model_bytes if capacity and need.model_bytes else None
     batch = positive_int_setting(run_log, "batch_size") or 0
     if room is not None and capacity and room < (need.bytes_per_sequence or 0):
         advice += _smaller_model_advice(need, capacity)
@@ -255,15 +257,15 @@ def _smaller_model_advice(need: MemoryNeed, capacity: float) -> list[Message]:
     """What the card can hold, with one sequence of activations at a time."""
     model_bytes = need.model_bytes or 0.0
     bytes_per_parameter = model_bytes / (need.parameters or 1)
-    usable_bytes = USABLE_MEMORY_SHARE * capacity
+    usable_bytes = need.usable_bytes(capacity)
     max_parameters = max(0.0, usable_bytes - (need.bytes_per_sequence or 0.0)) / bytes_per_parameter
     advice = [say("oom.advice.largest_model", max_parameters=max_parameters)]
-    if need.workload and need.workload.vocab_size and need.workload.config.n_layer <= MAX_LAYERS:
+    if need.workload and need.workload.vocab_size > 1 and need.workload.config.n_layer <= MAX_LAYERS:
         n_layer = need.workload.config.n_layer
         for layers in range(n_layer - 1, 0, -1):
             smaller = replace(need.workload, config=replace(need.workload.config, n_layer=layers))
-            smaller_bytes = memory.total_parameters(smaller) * bytes_per_parameter + _bytes_of_batch(smaller)
-            if smaller_bytes < usable_bytes:
+            total_bytes = memory.estimate_memory(replace(smaller, stated_parameters=None)).total_bytes
+            if total_bytes - need.overhead_bytes < usable_bytes:
                 advice.append(say("oom.advice.fewer_layers", n_layer=n_layer, new_n_layer=layers))
                 break
     cards = math.ceil(model_bytes / (SHARDED_STATE_SHARE * capacity))

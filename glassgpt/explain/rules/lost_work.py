@@ -172,6 +172,8 @@ def interrupted(analysis: Analysis) -> Finding | None:
     event = interruptions[-1] if interruptions else None
     if run_log.live or ended == "finished" or (event is None and ended != "interrupted"):
         return None
+    if ended == "oom" or crashed(analysis):  # that is the cause: the system, or torchrun, then kills the rest
+        return None
     text = event.text.lower() if event else ""
     if "time limit" in text:
         title = say("interrupted.title.time_limit")

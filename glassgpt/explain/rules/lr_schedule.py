@@ -18,7 +18,7 @@ from glassgpt.runs.trajectory import (
     planned_end_iteration,
     takes_known_settings,
 )
-from glassgpt.schedule import LearningRateSchedule, schedule_of
+from glassgpt.schedule import LearningRateSchedule, default_min_lr, default_warmup_iters, schedule_of
 
 # lr_decay_iters over max_iters: a cosine's last tenth hardly changes the rate, so an end within it is fine.
 MAX_DECAY_TO_END, MIN_DECAY_TO_END = 1.1, 0.8
@@ -148,7 +148,7 @@ def _unfinished_warmup(cosine: LearningRateSchedule, end: int, evidence: list[Me
         explanation=say("lr-schedule-mismatch.explanation.unfinished_warmup"),
         advice=say(
             "lr-schedule-mismatch.advice.shorter_warmup",
-            new_warmup_iters=end // 20,
+            new_warmup_iters=default_warmup_iters(end),
             end_iteration=end,
             mean_lr_ratio=mean_of_cosine / mean_of_warmup,
         ),
@@ -189,7 +189,9 @@ def _mismatch_in_logged_lr(analysis: Analysis) -> Finding | None:
         share_of_peak=last / peak,
         peak_lr=peak,
     )
-    advice = say("lr-schedule-mismatch.advice.decay_to_tenth", new_final_lr=peak / 10, final_lr=last)
+    advice = say(
+        "lr-schedule-mismatch.advice.decay_to_tenth", new_final_lr=default_min_lr(peak), final_lr=last
+    )
     return _high_final_lr(planned, [evidence], advice)
 
 

@@ -112,7 +112,10 @@ def parameters_inferred(analysis: Analysis) -> Finding | None:
         return make_finding(
             "parameters-inferred",
             "info",
-            title=say("parameters-inferred.title.at_most", max_parameters=round(flops_per_token / 6)),
+            title=say(
+                "parameters-inferred.title.at_most",
+                max_parameters=round(flops_per_token / flops.FLOPS_PER_PARAMETER),
+            ),
             evidence=evidence,
             explanation=say("parameters-inferred.explanation.at_most"),
             claims=claims,

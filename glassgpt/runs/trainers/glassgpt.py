@@ -38,6 +38,7 @@ TRAINER = Trainer(
     is_gpt2_shaped=True,
     states_exact_parameters=True,
     keeps_float32_masters=True,
+    computes_loss_in_chunks=True,
     loss_is_interval_mean=True,
     evaluates_next_token_loss=True,
     evaluates_same_tokens=True,

@@ -16,10 +16,10 @@ from typing import TextIO
 
 from glassgpt.record.finding import finding_line
 from glassgpt.record.journal import Record
+from glassgpt.runs.trainer import A100_PEAK
 from glassgpt.sanitize import sanitize_text
 from glassgpt.show.terminal.run_lines import suggest_next_steps
 
-_A100_FLOPS = 312e12
 _MFU_WARMUP_UPDATES = 5  # of a process; until then nanoGPT shows -100%
 
 
@@ -85,7 +85,7 @@ class NanogptConsole:
         self._updates += record["updates"]
         ms = record["first_update_ms"] if record["step_ms"] is None else record["step_ms"]
         if self._updates > _MFU_WARMUP_UPDATES and record["flops_per_s"] is not None:
-            mfu = record["flops_per_s"] / self._run.get("team", {}).get("size", 1) / _A100_FLOPS
+            mfu = record["flops_per_s"] / self._run.get("team", {}).get("size", 1) / A100_PEAK
             self._mfu = mfu if self._mfu == -1.0 else 0.9 * self._mfu + 0.1 * mfu
         self._print_stdout(
             f"iter {record['iter'] - 1}: loss {record['loss']:.4f}, time {ms or 0.0:.2f}ms, "

@@ -21,6 +21,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -29,9 +30,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from safetensors import SafetensorError
 
-from glassgpt.data.digests import file_sha256, sha256_in_pieces
+from glassgpt.data.digests import Progress, find_damage, sha256_in_pieces, whole_sha256
 from glassgpt.errors import UserError
-from glassgpt.files import read_small_file
+from glassgpt.files import read_small_file, regular_file_opener
 from glassgpt.record import journal
 from glassgpt.record.machine import available_memory_bytes
 from glassgpt.record.run_dir import CHECKPOINTS_DIR, COMMITTED_NAME_PATTERN
@@ -41,9 +42,9 @@ if TYPE_CHECKING:  # torch is imported only to load tensors: `glass verify` work
 
 CHECKPOINT_VERSION = 2
 _TENSOR_FILE_PATTERN = re.compile(r"[a-z]+(-\d+-of-\d+)?\.safetensors")
-# How files are hashed, by version: version 1 took the SHA-256 of the whole file.
-FILE_DIGEST_BY_VERSION: Mapping[int, Callable[[Path, Callable[[int], object]], str]] = {
-    1: file_sha256,
+# How files are hashed, by version.
+DIGEST_BY_VERSION: Mapping[int, Callable[..., str]] = {
+    1: whole_sha256,
     2: sha256_in_pieces,
 }
 
@@ -97,6 +98,13 @@ class Checkpoint:
     def val_loss(self) -> float | None:
         return None if self.state["val_loss"] is None else float(self.state["val_loss"])
 
+    def file_digest(self, path: Path, advance: Progress = lambda size: None) -> str:
+        """Of a file as the disk has it."""
+        with open(path, "rb", opener=regular_file_opener) as file:
+            if hasattr(os, "posix_fadvise"):  # a hint: read from the disk, not from the system's cache
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            return DIGEST_BY_VERSION[self.state["version"]](file, advance)
+
 
 # --- state.json ---
 
@@ -113,7 +121,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         state = document["state"]
         if _digest(state) != document["digest"]:
             raise UserError(f"{path} is damaged: its state.json is not as it was written")
-        if state["version"] not in FILE_DIGEST_BY_VERSION:
+        if state["version"] not in DIGEST_BY_VERSION:
             raise UserError(
                 f"{path} is of version {state['version']}; this program reads up to {CHECKPOINT_VERSION}"
             )
@@ -256,11 +264,8 @@ def load_tensors(checkpoint: Checkpoint) -> TensorsByFile:
     """All tensors, on the CPU. Each file is checked against its digest."""
     from safetensors.torch import load
 
-    from glassgpt.training.checkpoint.tensor_file import content_digest
-
     tensors = {}
-    whole_file = checkpoint.state["version"] == 1
-    digest_of = (lambda content: hashlib.sha256(content).hexdigest()) if whole_file else content_digest
+    digest_of = DIGEST_BY_VERSION[checkpoint.state["version"]]
     for name, recorded_digest in checkpoint.state["sha256"].items():
         path = checkpoint.path / name
         try:
@@ -297,15 +302,15 @@ def _merge_row_shards(files: TensorsByFile, index: Mapping[str, Any]) -> Tensors
 
 def verify_checkpoint(path: Path) -> None:
     """Reads every file back from the disk and compares it with its digest."""
-    state = read_checkpoint(path).state
-    digest_of = FILE_DIGEST_BY_VERSION[state["version"]]
-    for name, recorded_digest in state["sha256"].items():
+    checkpoint = read_checkpoint(path)
+    for name, recorded_digest in checkpoint.state["sha256"].items():
         try:
-            if digest_of(path / name, lambda size: None) != recorded_digest:
-                raise UserError(f"{path / name} is damaged: its SHA-256 is not the recorded one")
+            problem = find_damage(path / name, recorded_digest, checkpoint.file_digest)
         except OSError as error:
             _raise_if_not_damage(error, path / name)
-            raise UserError(f"{path / name} is damaged: {error!r}") from None
+            problem = repr(error)
+        if problem:
+            raise UserError(f"{path / name} is damaged: {problem}")
 
 
 # --- damage ---

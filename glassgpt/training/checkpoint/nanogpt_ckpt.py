@@ -27,12 +27,11 @@ from glassgpt.errors import UserError, first_message_line
 from glassgpt.files import regular_file_opener
 from glassgpt.flags import check_settings, field_types
 from glassgpt.model.gpt import GPT, GPTConfig
-from glassgpt.model.weights import CAUSAL_MASK_SUFFIXES, check_state_dict, with_tied_head
+from glassgpt.model.weights import CAUSAL_MASK_SUFFIXES, WEIGHT_DTYPES, check_state_dict, with_tied_head
 from glassgpt.record.machine import available_memory_bytes
 
 MODEL_SIZES = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
-_ADAMW_STATE_KEYS = {"step", "exp_avg", "exp_avg_sq"}
-_WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+ADAMW_STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
 _PREFIXES = ("_orig_mod.", "module.")  # of torch.compile and DDP, in any order and number
 # Settings of the machine and the command it was trained with: a run that starts from it chooses its own.
 _NOT_INHERITED_SETTINGS = ("out_dir", "init_from", "eval_only", "device", "dtype", "compile", "backend")
@@ -240,7 +239,7 @@ def _tensor_problem(tensor: Any) -> str | None:
     """Why it cannot be a weight, or None."""
     if not isinstance(tensor, Tensor):
         return f"is a {type(tensor).__name__}, not a tensor"
-    if tensor.dtype not in _WEIGHT_DTYPES or tensor.layout is not torch.strided:
+    if tensor.dtype not in WEIGHT_DTYPES or tensor.layout is not torch.strided:
         kind = tensor.dtype if tensor.layout is torch.strided else tensor.layout
         return f"is of {kind}; only float32, bfloat16 and float16 are read"
     if tensor.is_meta:
@@ -261,8 +260,8 @@ def _parse_optimizer(state_dict: Mapping[str, Any], model: GPT) -> dict[str, Ten
     tensors: dict[str, Tensor] = {}
     for name, position in zip(names, positions, strict=True):
         state = state_dict["state"].get(position, {})
-        if state_dict["state"] and state.keys() != _ADAMW_STATE_KEYS:
-            raise UserError(f"its optimizer has {sorted(state)} for {name}, not {sorted(_ADAMW_STATE_KEYS)}")
+        if state_dict["state"] and state.keys() != set(ADAMW_STATE_KEYS):
+            raise UserError(f"its optimizer has {sorted(state)} for {name}, not {sorted(ADAMW_STATE_KEYS)}")
         for key, value in state.items():
             tensor = torch.as_tensor(value, dtype=torch.float32)
             if problem := _tensor_problem(tensor):

@@ -4,16 +4,15 @@ A checkpoint is written while training continues in the main thread, and both ne
 slow (copying from the card, hashing, writing) works on large chunks without the GIL. safetensors' own writer
 copies tensor by tensor and holds the GIL, so that updates stutter meanwhile. Reading uses the library.
 
-The digest of a file is the SHA-256 of the SHA-256s of its chunks, so that several cores can hash it.
+Its digest is that of `sha256_in_pieces`: a chunk is a piece.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
@@ -23,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassgpt.data.digests import HASHED_PIECE_BYTES
+from glassgpt.data.digests import HASHED_AT_ONCE, HASHED_PIECE_BYTES, combine_pieces, piece_sha256
 
-_DTYPES = {
+_SAFETENSORS_DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -35,7 +34,7 @@ _DTYPES = {
     torch.uint8: "U8",
 }
 _CHUNK_BYTES = HASHED_PIECE_BYTES
-_MAX_CHUNKS_IN_FLIGHT = 4  # chunks that are hashed at the same time
+_MAX_CHUNKS_IN_FLIGHT = HASHED_AT_ONCE
 _FLUSH_INTERVAL_BYTES = 2**25  # fsync whenever this much has been written
 
 
@@ -56,7 +55,7 @@ def pack_tensors(tensors: Mapping[str, Tensor], device: torch.device) -> PackedT
     for name, tensor in ordered:
         start, end = end, end + tensor.numel() * tensor.element_size()
         entries[name] = {
-            "dtype": _DTYPES[tensor.dtype],
+            "dtype": _SAFETENSORS_DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [start, end],
         }
@@ -115,7 +114,7 @@ def write_packed(path: Path, packed: PackedTensors, pinned_buffer: PinnedBuffer 
         ThreadPoolExecutor(_MAX_CHUNKS_IN_FLIGHT + 1, "write") as pool,
     ):
         for chunk in chain([memoryview(packed.header)], content_chunks):
-            hashing.append(pool.submit(_sha256, chunk))
+            hashing.append(pool.submit(piece_sha256, chunk))
             rest = chunk
             while rest:  # a disk that fills up takes only a part
                 rest = rest[file.write(rest) :]
@@ -130,23 +129,7 @@ def write_packed(path: Path, packed: PackedTensors, pinned_buffer: PinnedBuffer 
             flushing.result()
         os.fsync(file.fileno())
         digests += [future.result() for future in hashing]
-    return _combine(digests)
-
-
-def content_digest(content: bytes) -> str:
-    """The digest of a file that was read, as `write_packed` returns it."""
-    header_bytes = 8 + int.from_bytes(content[:8], "little")
-    view = memoryview(content)
-    with ThreadPoolExecutor(_MAX_CHUNKS_IN_FLIGHT, "read") as pool:
-        return _combine(pool.map(_sha256, [view[:header_bytes], *_split(view[header_bytes:])]))
-
-
-def _combine(digests: Iterable[bytes]) -> str:
-    return hashlib.sha256(b"".join(digests)).hexdigest()
-
-
-def _sha256(chunk: memoryview) -> bytes:
-    return hashlib.sha256(chunk).digest()
+    return combine_pieces(digests)
 
 
 def _split(view: memoryview) -> Iterator[memoryview]:

@@ -102,6 +102,7 @@ class JournalReader:
         self._processes: dict[int, _Process] = {}
         self._rows = StepRows(JOURNAL_COLUMNS)
         self._first_updates: list[tuple[int, float]] = []  # iteration, ms
+        self._first_update_process: int | None = None
         self._train_eval: Record = {}  # the latest of the training split
         # Their `segment` is the process, until `build`.
         self._evals: list[LoggedEvaluation] = []
@@ -211,7 +212,9 @@ class JournalReader:
         self._rows.append(record["iter"], process, has_loss, values)
         if self._rows.is_full:
             self._rows.thin({})
-        if first_ms := journal.float_or_none(record, "first_update_ms"):
+        first_ms = journal.float_or_none(record, "first_update_ms")
+        if first_ms and process != self._first_update_process:  # once per process, whatever a journal says
+            self._first_update_process = process
             self._first_updates.append((record["iter"], first_ms))
 
     def _add_eval(self, record: Record, process: int) -> None:

@@ -33,6 +33,11 @@ class PastBest:
         return (self.end_iteration - self.best_iteration) / max(1, self.end_iteration - self.start_iteration)
 
 
+def visible_rise(noise: EvalNoise) -> float:
+    """The smallest difference of two evaluations that is not noise."""
+    return MIN_RISE_STANDARD_ERRORS * math.sqrt(2) * noise.std
+
+
 def find_past_best(run_log: RunLog, trajectory: Trajectory, noise: EvalNoise | None) -> PastBest | None:
     """None where the last evaluations are not clearly above the best one."""
     at, values = trajectory.val_curve()
@@ -41,7 +46,7 @@ def find_past_best(run_log: RunLog, trajectory: Trajectory, noise: EvalNoise | N
     best = int(np.argmin(values))
     evals_after = len(values) - 1 - best
     lowest = float(values[best])
-    min_rise = MIN_RISE_STANDARD_ERRORS * math.sqrt(2) * noise.std if noise else DEFAULT_NOISE_SHARE * lowest
+    min_rise = visible_rise(noise) if noise else DEFAULT_NOISE_SHARE * lowest
     low, end = lowest, float(values[-1])
     if evals_after >= 2:  # the lowest of many is low by luck too: take the median with its neighbours
         low = float(np.median(values[max(0, best - 1) : best + 2]))

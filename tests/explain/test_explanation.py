@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from timed_logs import any_timed_run, even_run
 from written_findings import written_finding
 
 from glassgpt.estimate.cards import find_card
+from glassgpt.explain import rules
 from glassgpt.explain.explanation import Explanation, explain
 from glassgpt.explain.registry import RULES
 from glassgpt.i18n import LANGUAGES, use_language
@@ -65,12 +68,27 @@ def test_runs_as_they_are(make: object) -> None:
 
 def test_every_finding_of_the_issue_can_be_made() -> None:
     """By its id in the source of the findings."""
-    import inspect
-
     modules = {inspect.getmodule(rule) for rule in RULES}
     text = "".join(inspect.getsource(module) for module in modules if module is not None)
     assert [name for name in NAMED if f'"{name}"' not in text] == []
     assert len(set(RULES)) == len(RULES)
+
+
+def test_no_rule_is_missed() -> None:
+    """A public function of rules/ that returns a finding is a rule, however its annotation is written."""
+    modules = {inspect.getmodule(rule) for rule in RULES}
+    returning = {
+        function
+        for module in modules
+        for name, function in vars(module).items()
+        if inspect.isfunction(function)
+        and function.__module__.startswith("glassgpt.explain.rules")
+        and not name.startswith("_")
+        and re.search(r"\bFinding\b", str(function.__annotations__.get("return")))
+    }
+    assert returning == set(RULES)
+    files = {path.stem for path in Path(rules.__file__).parent.glob("*.py")} - {"__init__"}
+    assert files == {str(module).split("rules.")[1].split("'")[0] for module in modules}
 
 
 def test_the_gpu_run_is_past_its_best() -> None:

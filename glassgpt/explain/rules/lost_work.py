@@ -8,6 +8,7 @@ from glassgpt.explain.rules.nonfinite import find_nonfinite_loss
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, Severity, make_finding
 from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.past_best import visible_rise
 from glassgpt.runs.trajectory import numeric_setting, planned_end_iteration, seconds_between, val_metric_name
 
 MAX_QUOTED_CHARS = 120  # of the log line with the error
@@ -278,7 +279,7 @@ def best_overwritten(analysis: Analysis) -> Finding | None:
         return None
     best_loss, saved_loss = best.val_loss or 0.0, at_save.val_loss or 0.0
     rise = saved_loss - best_loss
-    if rise <= max(MIN_WORSE_SHARE * best_loss, 2 * noise.std if noise else 0.0):
+    if rise <= max(MIN_WORSE_SHARE * best_loss, visible_rise(noise) if noise else 0.0):
         return None
     return make_finding(
         "best-overwritten",

@@ -39,7 +39,7 @@ def make_charts(run_log: RunLog, facts: Facts, timeline: Timeline | None) -> lis
         _time_chart(run_log, facts, timeline),
         _step_time_chart(run_log, facts),
         _mfu_chart(run_log, facts),
-        _tokens_per_s_chart(run_log),
+        _tokens_per_s_chart(run_log, facts),
         _learning_rate_chart(run_log),
         _gradient_norm_chart(run_log),
         _memory_chart(run_log),
@@ -201,14 +201,14 @@ def _mfu_chart(run_log: RunLog, facts: Facts) -> Chart | MissingChart:
     return Chart("mfu", translate("report.mfu.title"), summary, traces, layout)
 
 
-def _tokens_per_s_chart(run_log: RunLog) -> Chart | None:
+def _tokens_per_s_chart(run_log: RunLog, facts: Facts) -> Chart | None:
     rows = np.flatnonzero(np.isfinite(run_log.steps.tokens_per_s))
-    if len(rows) == 0:
+    if len(rows) == 0 or facts.tokens_per_s is None:
         return None  # no MissingChart: the step time shows the same
     names = translate("label.tokens_per_second"), translate("report.curve_smoothed")
     traces = smoothed_line_traces(run_log, rows, run_log.steps.tokens_per_s[rows], names, "var(--speed)")
     layout = _single_curve_layout(run_log, rangemode="tozero", tickformat="~s")
-    usual = format_count(float(np.median(run_log.steps.tokens_per_s[rows])))
+    usual = format_count(facts.tokens_per_s)
     return Chart(
         "tokens",
         translate("label.heading.tokens_per_second"),

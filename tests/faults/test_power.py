@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,11 +69,12 @@ def test_the_power_may_go_at_any_moment(
     config = tiny("home/run", max_iters=12, eval_interval=4, checkpoint_interval=3, keep_checkpoints=2)
     (tmp_path / "home").mkdir()
     disk = Disk(Path(config.out_dir), tmp_path / "cuts")
-    sync = os.fsync
+    sync, lock = os.fsync, threading.Lock()
 
     def watched_sync(descriptor: int) -> None:
-        sync(descriptor)
-        disk.synced(descriptor)
+        with lock:  # the journal and a checkpoint are synced by two threads
+            sync(descriptor)
+            disk.synced(descriptor)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", watched_sync)

@@ -144,7 +144,7 @@ def _read_messages(keys: object, values: Mapping[str, object], stored: str) -> T
     try:
         with use_language("en"):
             rendered = render_text(text)
-    except (KeyError, IndexError, ValueError, TypeError, AttributeError):  # values of another version
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError):  # values of another version
         return None
     return text if rendered == stored else None
 

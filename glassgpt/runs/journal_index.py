@@ -58,12 +58,13 @@ def load(journal: Path) -> JournalIndex | None:
         if (_checksum(state, arrays), _sampled(journal, end)) != (head["checksum"], head["journal"]):
             return None
         return JournalIndex(end, json.loads(state), arrays)
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError):
         return None  # damaged, or not readable
 
 
 def save(journal: Path, index: JournalIndex) -> None:
-    """Does nothing where it cannot be written."""
+    """Does nothing where it cannot be written. Unlike atomic_write, it does not join the arrays in memory,
+    nor sync what can be derived again."""
     path = index_path(journal)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     state = json.dumps(index.state).encode() + b"\n"

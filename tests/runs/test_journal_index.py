@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,11 @@ def test_an_index_that_does_not_fit_is_not_used(tmp_path: Path) -> None:
             index.write_bytes(content)
             read = read_run_journal(path)
             assert_same(read, run_log_from_records(journal.read(path), "x"))
+
+    head, rest = whole.split(b"\n", 1)
+    for absurd in (b"Infinity", b"1" + b"0" * 400, b"-1", b"null"):
+        index.write_bytes(re.sub(rb'"end": \d+', b'"end": ' + absurd, head) + b"\n" + rest)
+        assert journal_index.load(path) is None
 
     index.write_bytes(whole)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 10**9))  # edited in place

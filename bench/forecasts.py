@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ FIT_SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # a run that constants are fitted t
 COVERAGE = 0.8
 MAX_SCORED_PER_SOURCE = 3
 MIN_END_LOSSES = 3
-_FIXED = ("runs", "band")  # not fitted by likelihood
+_FIXED = ("runs", "band_below", "band_above")  # not fitted by likelihood
 _STUDENT_DEGREES = 4.0  # of freedom: errors have heavy tails
 _PRIOR_WEIGHT = 0.002  # holds constants that the runs say little about
 
@@ -103,10 +104,11 @@ def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
 def cut_log(log: RunLog, last: float) -> RunLog:
     """The log as it was when `last` was its last iteration."""
     keep = log.steps.iteration <= last
-    columns = {field.name: getattr(log.steps, field.name) for field in fields(Steps)}
+    columns: dict[str, Any] = {field.name: getattr(log.steps, field.name) for field in fields(Steps)}
+    kept: dict[str, Any] = {name: None if rows is None else rows[keep] for name, rows in columns.items()}
     return replace(
         log,
-        steps=Steps(**{name: None if column is None else column[keep] for name, column in columns.items()}),
+        steps=Steps(**kept),
         evals=tuple(one for one in log.evals if one.iteration is None or one.iteration <= last),
         checkpoints=tuple(one for one in log.checkpoints if one.iteration is None or one.iteration <= last),
         events=(),
@@ -154,7 +156,9 @@ def fit_law(cuts: Sequence[Cut], start: ForecastLaw = LAW, rounds: int = 8) -> F
     names = [field.name for field in fields(ForecastLaw) if field.name not in _FIXED]
     weights = _run_weights(cuts)
     origin = np.log([getattr(start, name) for name in names])
-    curves = [(cut.inputs.curve, cut.truth, weight) for cut, weight in zip(cuts, weights, strict=True) if cut.inputs]
+    curves = [
+        (cut.inputs.curve, cut.truth, weight) for cut, weight in zip(cuts, weights, strict=True) if cut.inputs
+    ]
 
     def law_of(values: np.ndarray) -> ForecastLaw:
         constants = dict(zip(names, np.exp(values).tolist(), strict=True))
@@ -177,7 +181,8 @@ def fit_law(cuts: Sequence[Cut], start: ForecastLaw = LAW, rounds: int = 8) -> F
 
     law = law_of(_pattern_search(cost, origin, rounds))
     for _ in range(2):  # which runs are spoken of depends on the band
-        law = replace(law, band=_band(cuts, weights, law))
+        below, above = _band(cuts, weights, law)
+        law = replace(law, band_below=below, band_above=above)
     return replace(law, runs=len({(cut.run.source, cut.run.name) for cut in cuts if cut.inputs}))
 
 
@@ -206,22 +211,27 @@ def _pattern_search(cost: Callable[[np.ndarray], float], start: np.ndarray, roun
     return best
 
 
-def _band(cuts: Sequence[Cut], weights: Sequence[float], law: ForecastLaw) -> float:
-    """The conformal quantile of the errors, in estimated standard deviations, of what is spoken of."""
+def _band(cuts: Sequence[Cut], weights: Sequence[float], law: ForecastLaw) -> tuple[float, float]:
+    """How far truths lie below and above, in estimated standard deviations: a tenth of them lies further.
+    Conformal: of n runs, the limit is the error of rank 0.9 (n + 1)."""
     errors = []
     for cut, weight in zip(cuts, weights, strict=True):
         if cut.inputs is None or forecast_loss_at_end(cut.inputs.curve, law) is None:
             continue
         expected, deviation = expect_loss_at_end(cut.inputs.curve, law) or (math.nan, math.nan)
-        errors.append((abs(cut.truth - expected) / deviation, weight))
-    errors.sort()
+        errors.append(((cut.truth - expected) / deviation, weight))
     total = sum(weight for _, weight in errors)
-    reached = 0.0
-    for error, weight in errors:
-        reached += weight
-        if reached >= COVERAGE * (total + 1):
-            return error
-    return errors[-1][0]
+
+    def limit(sign: int) -> float:
+        reached = 0.0
+        ordered = sorted((sign * error, weight) for error, weight in errors)
+        for error, weight in ordered:
+            reached += weight
+            if reached >= (1 + COVERAGE) / 2 * (total + 1):
+                return max(0.0, error)
+        return max(0.0, ordered[-1][0])
+
+    return limit(-1), limit(1)
 
 
 # --- scoring ---
@@ -356,7 +366,9 @@ def write_into(page: Path, text: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--page", type=Path)
     parser.add_argument("--seed", type=int, default=0)

@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 MIN_POINTS = 5  # of the curve, in the window that is fitted
-MAX_HALF_WIDTH_SHARE = 0.15  # of the expected loss: a wider band says nothing
+MAX_WIDTH_SHARE = 0.3  # of the expected loss: a wider band says nothing
+_MAX_RISE_ERRORS = 2.0  # standard errors of the slope: a curve that rises by more does rise
 _HUBER_ROUNDS, _HUBER_LIMIT = 4, 1.5  # robust standard deviations
 _SIGMA_PER_MAD = 1.4826
 
@@ -44,6 +45,7 @@ class LossCurve:
     end_lr_share: float
     is_schedule_known: bool  # else the two above assume the present rate, until the end
     is_validation: bool  # else training losses, each the median of several
+    is_fine_tuning: bool = False  # or may be: of trained weights, on other text
     end_noise: float = 0.0  # standard error of the loss that will be measured there
 
 
@@ -65,15 +67,17 @@ class ForecastLaw:
     residual_factor: float  # times the residual of the fit
     fit_factor: float  # times the standard error of the fit at the end
     level_share: float  # of the loss
-    # Half of an 80% band, in such standard deviations.
-    band: float
+    fine_tuning_factor: float  # times all of these but the noise at the end, if trained weights are tuned
+    # The 80% band, in such standard deviations: a tenth of the runs is below it, a tenth above.
+    band_below: float
+    band_above: float
     runs: int  # that the constants were fitted to
 
 
 LAW = ForecastLaw(
     alpha=0.378, kappa=0.59, window=1.9, typical_slope=0.05, slope_spread=0.1, unknown_decay=0.18,
     val_share=0.266, train_share=0.383, unknown_factor=2.2, residual_factor=0.427, fit_factor=1.6,
-    level_share=0.003, band=1.3, runs=0,
+    level_share=0.003, fine_tuning_factor=1.3, band_below=1.3, band_above=1.3, runs=0,
 )  # fmt: skip
 
 
@@ -129,29 +133,31 @@ def fit_loss_curve(curve: LossCurve, law: ForecastLaw = LAW) -> LossFit | None:
     slope_variance = variance / spread_x
     slope = (slope * spread + typical * slope_variance) / (spread + slope_variance)
     slope_variance = slope_variance * spread / (spread + slope_variance)
+    if 0 > slope > -_MAX_RISE_ERRORS * math.sqrt(slope_variance):
+        slope = 0.0  # it may be flat
     now = mean_y - slope * mean_x
     end_error = math.sqrt(variance / total + slope_variance * (end_x - mean_x) ** 2)
     return LossFit(now, slope, math.sqrt(variance), end_error, slope * end_x)
 
 
 def expect_loss_at_end(curve: LossCurve, law: ForecastLaw = LAW) -> tuple[float, float] | None:
-    """The expected loss and one standard deviation. None: the curve does not fall, or has too few points."""
+    """The expected loss and one standard deviation. None: the curve rises, or has too few points."""
     fit = fit_loss_curve(curve, law)
-    if fit is None or fit.now <= 0 or fit.slope <= 0:
+    if fit is None or fit.now <= 0 or fit.slope < 0:
         return None
     # A loss cannot fall below 0: large falls are shares of what is left.
     expected = fit.now * math.exp(fit.change / fit.now) if fit.change < 0 else fit.now + fit.change
     share = law.val_share if curve.is_validation else law.train_share
     if not curve.is_schedule_known:
         share *= law.unknown_factor
-    deviation = math.hypot(
+    law_error = math.hypot(
         share * (fit.now - expected),
         law.residual_factor * fit.residual,
         law.fit_factor * fit.end_error,
         law.level_share * fit.now,
-        curve.end_noise,
     )
-    return expected, deviation
+    factor = law.fine_tuning_factor if curve.is_fine_tuning else 1.0
+    return expected, math.hypot(factor * law_error, curve.end_noise)
 
 
 def forecast_loss_at_end(curve: LossCurve, law: ForecastLaw = LAW) -> LossForecast | None:
@@ -160,7 +166,7 @@ def forecast_loss_at_end(curve: LossCurve, law: ForecastLaw = LAW) -> LossForeca
     if estimate is None:
         return None
     expected, deviation = estimate
-    half = law.band * deviation
-    if not math.isfinite(half) or half > MAX_HALF_WIDTH_SHARE * expected:
+    low, high = max(0.0, expected - law.band_below * deviation), expected + law.band_above * deviation
+    if not math.isfinite(high) or high - low > MAX_WIDTH_SHARE * expected:
         return None
-    return LossForecast(expected, expected - half, expected + half, law.runs)
+    return LossForecast(expected, low, high, law.runs)

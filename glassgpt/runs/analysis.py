@@ -19,6 +19,7 @@ from glassgpt.estimate.cards import Card
 from glassgpt.runs.curve_statistics import LossRise, find_loss_rise
 from glassgpt.runs.exit_status import infer_exit_status
 from glassgpt.runs.facts import Facts
+from glassgpt.runs.final_loss import FinalLossForecast, forecast_final_loss
 from glassgpt.runs.model_size import (
     DeviceThroughput,
     IterationFlops,
@@ -33,6 +34,7 @@ from glassgpt.runs.past_best import PastBest, find_past_best
 from glassgpt.runs.run_log import ExitStatus, Floats, Ints, LoggedCheckpoint, LoggedEvaluation, RunLog
 from glassgpt.runs.trajectory import (
     Trajectory,
+    planned_end_iteration,
     positive_int_setting,
     seconds_between,
     settings_product,
@@ -81,6 +83,14 @@ class Analysis:
     def loss_rise(self) -> LossRise | None:
         """A rise of the smoothed training loss; None unless it stayed up until the end."""
         return find_loss_rise(*self.trajectory.finite_losses())
+
+    @cached_property
+    def final_loss(self) -> FinalLossForecast | None:
+        """The loss at the planned end, of a run that is on its way there or was cut short."""
+        planned = planned_end_iteration(self.log)
+        if self.loss_rise is not None:
+            return None
+        return forecast_final_loss(self.log, self.trajectory, self.past_best, planned)
 
     # --- time ---
 

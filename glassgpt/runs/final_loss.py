@@ -122,6 +122,7 @@ def forecast_inputs(
         end_lr_share=float(course.share_at(end)),
         is_schedule_known=course.is_known_ahead,
         is_validation=is_validation,
+        is_fine_tuning=run_log.trainer.often_finetunes,
         end_noise=end_noise,
     )
     return ForecastInputs(curve, course, metric, target)
@@ -135,7 +136,8 @@ def _gap_grows(run_log: RunLog, trajectory: Trajectory, begin: float) -> bool:
     at, train_losses = trajectory.finite_losses()
     gaps, before = [], -1.0
     for one in evals:
-        assert one.iteration is not None and one.val_loss is not None  # of a trajectory's evaluations
+        assert one.iteration is not None  # of a trajectory's evaluations, as the next
+        assert one.val_loss is not None
         train = one.train_loss
         if train is None or not math.isfinite(train):
             since = train_losses[(at > before) & (at <= one.iteration)]

@@ -16,12 +16,14 @@ from typing import Literal
 
 import numpy as np
 
+from glassgpt.config import TrainConfig
 from glassgpt.runs.run_log import Floats, RunLog
 from glassgpt.runs.trajectory import Trajectory, numeric_setting, takes_known_settings
-from glassgpt.schedule import LearningRateSchedule
+from glassgpt.schedule import LearningRateSchedule, schedule_of
 
 LrShape = Literal["cosine", "linear", "wsd", "constant", "unknown"]
 
+_SHAPES: dict[str, LrShape] = {"cosine": "cosine", "wsd": "wsd", "constant": "constant"}
 _GRID_CELLS = 512
 _MIN_LOGGED_RATES = 6
 _MAX_SHAPE_ERROR = 0.02  # of the peak, between the logged rates and a shape: they are rounded when printed
@@ -45,12 +47,12 @@ class LrCourse:
         return float(self.at[int(np.argmax(self.share >= _DECAYED_SHARE * self.share.max()))])
 
     def share_at(self, iteration: float | Floats) -> Floats:
-        return np.interp(iteration, self.at, self.share)
+        return np.asarray(np.interp(iteration, self.at, self.share))
 
     def summed_to(self, iteration: float | Floats) -> Floats:
         """The sum of the shares up to an iteration: updates, each weighted by its learning rate."""
         areas = np.diff(self.at) * (self.share[1:] + self.share[:-1]) / 2
-        return np.interp(iteration, self.at, np.concatenate(([0.0], np.cumsum(areas))))
+        return np.asarray(np.interp(iteration, self.at, np.concatenate(([0.0], np.cumsum(areas)))))
 
 
 def lr_course(run_log: RunLog, trajectory: Trajectory, end_iteration: int) -> LrCourse:
@@ -65,10 +67,7 @@ def lr_course(run_log: RunLog, trajectory: Trajectory, end_iteration: int) -> Lr
         if course is not None:
             return course
     if stated is not None:
-        peak = max(stated.peak_lr, stated.min_lr)
-        share = np.array([stated.at(iteration) / peak for iteration in grid])
-        shape: LrShape = stated.schedule if stated.schedule in ("wsd", "constant") else "cosine"  # type: ignore[assignment]
-        return LrCourse(grid, share, shape, is_known_ahead=True)
+        return LrCourse(grid, _shares(stated, grid), _SHAPES[stated.schedule], is_known_ahead=True)
     return LrCourse(grid, np.ones(len(grid)), "unknown", is_known_ahead=False)
 
 
@@ -90,8 +89,7 @@ def _from_logged_rates(
             start = max(last, end * (1 - stated.wsd_decay_fraction))
             return course("wsd", (end - grid) / max(1.0, end - start))
         if stated is not None:
-            future = np.array([stated.at(iteration) for iteration in grid]) / stated.peak_lr
-            return course("cosine" if stated.schedule == "cosine" else "constant", future)
+            return course(_SHAPES[stated.schedule], _shares(stated, grid))
         return course("constant", np.ones(len(grid)), known=False)
 
     fits: list[tuple[float, LrShape, Floats]] = []
@@ -118,6 +116,12 @@ def _from_logged_rates(
     return course("unknown", np.full(len(grid), shares[-1]), known=False)
 
 
+def _shares(schedule: LearningRateSchedule, grid: Floats) -> Floats:
+    rates = np.array([schedule.at(iteration) for iteration in grid])
+    shares: Floats = rates / max(schedule.peak_lr, schedule.min_lr)
+    return shares
+
+
 def _fall(shape: LrShape, progress: Floats) -> Floats:
     """From 1 at the peak to 0 at the planned end."""
     progress = np.clip(progress, 0.0, 1.0)
@@ -126,33 +130,60 @@ def _fall(shape: LrShape, progress: Floats) -> Floats:
 
 def _stated_schedule(run_log: RunLog, end: int) -> LearningRateSchedule | None:
     """From the settings of the log, with the trainer's defaults for what it need not show."""
-    settings, trainer = run_log.setup.settings, run_log.trainer
-    decay_iters = numeric_setting(run_log, "wsd_decay_iters")
+    settings = run_log.setup.settings
     fraction = numeric_setting(run_log, "wsd_decay_fraction")
-    if decay_iters is not None and 0 < decay_iters <= end:
+    if decay_iters := numeric_setting(run_log, "wsd_decay_iters"):
         fraction = decay_iters / end
     if fraction is None:
-        fraction = trainer.defaults.get("wsd_decay_fraction")
-    if fraction is not None and 0 < fraction <= 1 and not takes_known_settings(run_log):
+        fraction = run_log.trainer.defaults.get("wsd_decay_fraction")
+    if not takes_known_settings(run_log) or settings.get("schedule") == "wsd":
+        if fraction is None or not 0 < fraction <= 1:
+            return None
         return LearningRateSchedule(1.0, 0.0, 0.0, float(end), "wsd", fraction)
-    if not takes_known_settings(run_log):
+    if settings.get("decay_lr") is False:
+        return LearningRateSchedule(1.0, 1.0, 0.0, float(end), "constant")
+    inferred = infer_schedule(run_log, end)
+    return None if inferred is None else inferred.cosine
+
+
+# --- the schedule of the settings ---
+
+
+@dataclass(frozen=True)
+class InferredSchedule:
+    cosine: LearningRateSchedule
+    end_iteration: int  # the run's last iteration, as planned
+    assumed_settings: tuple[str, ...]  # not in the log, taken from the trainer's defaults
+
+
+def infer_schedule(run_log: RunLog, end: int | None) -> InferredSchedule | None:
+    """From the settings and the planned end; None where one is not known, or there is no cosine decay."""
+    settings, trainer = run_log.setup.settings, run_log.trainer
+    if not takes_known_settings(run_log) or settings.get("decay_lr") is False:
+        return None
+    if not end or settings.get("schedule", "cosine") != "cosine":
         return None
     names = ("learning_rate", "min_lr", "warmup_iters", "lr_decay_iters")
     stated = {name: numeric_setting(run_log, name) for name in names}
-    if settings.get("decay_lr") is False:
-        return LearningRateSchedule(1.0, 1.0, 0.0, float(end), "constant")
-    peak = stated["learning_rate"]
-    if peak is None or peak <= 0:
-        return None
-    if trainer.schedule_fits_run:
-        defaults = {"min_lr": peak / 10, "warmup_iters": min(2000, end // 20), "lr_decay_iters": float(end)}
+    if trainer.schedule_fits_run:  # defaults that depend on the run's length: nothing is assumed
+        peak_lr = stated["learning_rate"] or trainer.defaults["learning_rate"]
+        schedule = schedule_of(TrainConfig(max_iters=end, learning_rate=peak_lr))
+        defaults = {
+            "learning_rate": peak_lr,
+            "min_lr": schedule.min_lr,
+            "warmup_iters": schedule.warmup_iters,
+            "lr_decay_iters": schedule.decay_iters,
+        }
+        assumed: tuple[str, ...] = ()
     else:
-        defaults = {name: trainer.defaults.get(name, math.nan) for name in names}
-    values = {name: defaults[name] if value is None else value for name, value in stated.items() if name != "learning_rate"}
-    if not all(math.isfinite(value) and value >= 0 for value in values.values()) or values["lr_decay_iters"] <= 0:
+        defaults = {name: trainer.defaults[name] for name in names}
+        assumed = tuple(name for name in names if stated[name] is None)
+    if "learning_rate" in assumed and "lr_decay_iters" in assumed:
+        return None  # a log that shows neither does not show the settings
+    values = {name: defaults[name] if value is None else value for name, value in stated.items()}
+    if values["learning_rate"] <= 0 or values["min_lr"] < 0 or values["lr_decay_iters"] <= 0:
         return None
-    schedule = settings.get("schedule", "cosine")
-    return LearningRateSchedule(
-        peak, values["min_lr"], values["warmup_iters"], values["lr_decay_iters"],
-        schedule if isinstance(schedule, str) else "cosine", fraction or 0.2,
-    )  # fmt: skip
+    cosine = LearningRateSchedule(
+        values["learning_rate"], values["min_lr"], values["warmup_iters"], values["lr_decay_iters"]
+    )
+    return InferredSchedule(cosine, end, assumed)

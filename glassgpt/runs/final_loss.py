@@ -1,9 +1,9 @@
 """What the loss of a run that is under way, or was cut short, will be at its planned end.
 
-    forecast = forecast_final_loss(run_log, trajectory, past_best, end_iteration=5000)
+    forecast = forecast_final_loss(run_log, trajectory, past_best, planned=5000)
 
-The validation loss, where there are enough evaluations; else the training loss, smoothed over the last twentieth
-of the run. Nothing is said in the first quarter of the plan, before the warm-up is well over, from few or
+The validation loss, where there are enough evaluations; else the training loss, smoothed over the last
+twentieth of the run. Nothing is said in the first quarter of the plan, before the warm-up is well over, from few or
 wild losses, and of a run that overfits: when a validation loss turns cannot be known before it does.
 """
 
@@ -41,7 +41,7 @@ class FinalLossForecast:
     low: float
     high: float
     runs: int  # that the band was calibrated on
-    schedule: str  # the shape of the learning rate
+    is_schedule_known: bool  # of the learning rate ahead
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def forecast_from(inputs: ForecastInputs, law: ForecastLaw = LAW) -> FinalLossFo
         forecast.low,
         forecast.high,
         forecast.runs,
-        inputs.course.shape,
+        inputs.course.is_known_ahead,
     )
 
 

@@ -132,6 +132,8 @@ def _mismatch_in_logged_lr(analysis: Analysis) -> Finding | None:
     rates = rates[np.isfinite(rates)]
     if not planned or not run_log.has_iteration_numbers or len(rates) < MIN_LOGGED_LRS:
         return None
+    if run_log.trainer.lr_is_share_of_peak:
+        return None
     if trajectory.last_iteration is None or trajectory.last_iteration < planned - 1:
         return None
     peak, last, late = float(rates.max()), float(rates[-1]), rates[-max(5, len(rates) // 10) :]
@@ -154,6 +156,8 @@ def _mismatch_in_logged_lr(analysis: Analysis) -> Finding | None:
 def horizon_changed(analysis: Analysis) -> Finding | None:
     """The learning rate is higher after a resume than before it, or starts its warm-up again."""
     run_log, trajectory = analysis.log, analysis.trajectory
+    if run_log.trainer.lr_is_share_of_peak:
+        return None
     rows = trajectory.rows[np.isfinite(run_log.steps.lr[trajectory.rows])]
     lr, segments = run_log.steps.lr[rows], run_log.steps.segment[rows]  # segments ascend
     peak_so_far = np.maximum.accumulate(lr)

@@ -1,12 +1,14 @@
 """How often forecasts of the final loss hold the truth: logs of finished runs, each cut at a random place.
 
-    python -m bench.forecasts FOLDER [--page=docs/forecasts.md] [--seed=0] [--folds=20]
+    python -m bench.forecasts FOLDER [--page=docs/forecasts.md] [--seed=0] [--folds=10]
 
 FOLDER has a subfolder for each source (a repository, an author) with the logs of its runs. Each log is cut
 once, at 30% to 80% of its length, and its loss at the end is forecast from what comes before the cut. Every
 constant of the law and the width of the band are fitted to the logs of other sources: the sources are dealt
 into folds, and each fold is scored with the constants of the others. Last, the constants of all logs are
 printed: those belong into glassgpt/estimate/loss_forecast.py. The last line of the output is JSON.
+
+With --as-is nothing is fitted: the constants in the code are scored, on logs that had no part in them.
 
 A run that did not reach its planned end is forecast at its last iteration. A log that does not say where it
 was to end is told: its last iteration. Logs that cannot be read are listed.
@@ -41,7 +43,12 @@ MAX_SCORED_PER_SOURCE = 3
 MIN_END_LOSSES = 3
 _FIXED = ("runs", "band_below", "band_above")  # not fitted by likelihood
 _STUDENT_DEGREES = 4.0  # of freedom: errors have heavy tails
-_PRIOR_WEIGHT = 0.002  # holds constants that the runs say little about
+_PRIOR_WEIGHT = 0.002  # draws constants that the runs say little about to these round figures:
+START = ForecastLaw(
+    alpha=0.5, kappa=0.5, window=2.0, typical_slope=0.05, slope_spread=0.2, unknown_decay=0.2, val_share=0.25,
+    train_share=0.25, unknown_factor=2.0, residual_factor=0.5, fit_factor=1.0, level_share=0.003,
+    fine_tuning_factor=1.0, band_below=1.3, band_above=1.3, runs=0,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -151,7 +158,7 @@ def _smoothed_loss(trajectory: Trajectory, until: int, length: int) -> float | N
 # --- fitting ---
 
 
-def fit_law(cuts: Sequence[Cut], start: ForecastLaw = LAW, rounds: int = 8) -> ForecastLaw:
+def fit_law(cuts: Sequence[Cut], start: ForecastLaw = START, rounds: int = 8) -> ForecastLaw:
     """The likeliest constants (errors as Student's t), then the band that holds 80% of the runs."""
     names = [field.name for field in fields(ForecastLaw) if field.name not in _FIXED]
     weights = _run_weights(cuts)
@@ -237,25 +244,31 @@ def _band(cuts: Sequence[Cut], weights: Sequence[float], law: ForecastLaw) -> tu
 # --- scoring ---
 
 
-def score_all(
+def score_with(law: ForecastLaw, cuts: Sequence[Cut]) -> tuple[list[Score], list[Cut]]:
+    """The forecasts, and the cuts where nothing is said."""
+    scores, silent = [], []
+    for cut in cuts:
+        forecast = forecast_loss_at_end(cut.inputs.curve, law) if cut.inputs else None
+        if forecast is None:
+            silent.append(cut)
+        else:
+            scores.append(Score(cut, forecast.expected, forecast.low, forecast.high))
+    return scores, silent
+
+
+def score_folds(
     scored: Sequence[Cut], fit_cuts: Sequence[Cut], folds: int, seed: int
 ) -> tuple[list[Score], list[Cut]]:
-    """The forecasts, and the cuts where nothing was said. No source is scored by constants fitted to it."""
-    sources = sorted({cut.run.source for cut in fit_cuts})
+    """No source is scored by constants that were fitted to it."""
+    sources = sorted({cut.run.source for cut in (*scored, *fit_cuts)})
     random.Random(seed).shuffle(sources)
     scores, silent = [], []
     for fold in range(folds):
         held_out = set(sources[fold::folds])
-        here = [cut for cut in scored if cut.run.source in held_out]
-        if not here:
-            continue
         law = fit_law([cut for cut in fit_cuts if cut.run.source not in held_out])
-        for cut in here:
-            forecast = forecast_loss_at_end(cut.inputs.curve, law) if cut.inputs else None
-            if forecast is None:
-                silent.append(cut)
-            else:
-                scores.append(Score(cut, forecast.expected, forecast.low, forecast.high))
+        some, quiet = score_with(law, [cut for cut in scored if cut.run.source in held_out])
+        scores += some
+        silent += quiet
     return scores, silent
 
 
@@ -372,12 +385,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--page", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folds", type=int, default=20)
+    parser.add_argument("--folds", type=int, default=10)
+    parser.add_argument("--as-is", action="store_true", help="fit nothing: logs that the constants never saw")
     options = parser.parse_args()
     warnings.simplefilter("ignore", RuntimeWarning)
 
     runs, unread = read_runs(options.folder)
-    fit_cuts = [cut for run in runs for share in FIT_SHARES if (cut := cut_run(run, share))]
     scored, by_source = [], dict.fromkeys({run.source for run in runs}, 0)
     for run in runs:
         share = random.Random(f"{options.seed}:{run.source}/{run.name}").uniform(*CUT_SHARES)
@@ -385,12 +398,17 @@ def main() -> None:
         if cut is not None and by_source[run.source] < MAX_SCORED_PER_SOURCE:
             by_source[run.source] += 1
             scored.append(cut)
-    scores, silent = score_all(scored, fit_cuts, options.folds, options.seed)
+    law = LAW
+    if options.as_is:
+        scores, silent = score_with(law, scored)
+    else:
+        fit_cuts = [cut for run in runs for share in FIT_SHARES if (cut := cut_run(run, share))]
+        scores, silent = score_folds(scored, fit_cuts, options.folds, options.seed)
+        law = fit_law(fit_cuts)
     text = tables(scores, silent)
     print(text)
     if unread:
         print(f"\nNot used: {', '.join(unread)}")
-    law = fit_law(fit_cuts)
     print(f"\n{law}")
     if options.page:
         write_into(options.page, text)

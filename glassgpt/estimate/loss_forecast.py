@@ -75,9 +75,10 @@ class ForecastLaw:
 
 
 LAW = ForecastLaw(
-    alpha=0.378, kappa=0.59, window=1.9, typical_slope=0.05, slope_spread=0.1, unknown_decay=0.18,
-    val_share=0.266, train_share=0.383, unknown_factor=2.2, residual_factor=0.427, fit_factor=1.6,
-    level_share=0.003, fine_tuning_factor=1.3, band_below=1.3, band_above=1.3, runs=0,
+    alpha=0.417, kappa=0.753, window=1.87, typical_slope=0.0586, slope_spread=0.331, unknown_decay=0.0634,
+    val_share=0.216, train_share=0.314, unknown_factor=3.03, residual_factor=0.273, fit_factor=0.894,
+    level_share=0.00339, fine_tuning_factor=1.15, band_below=1.93, band_above=1.47,
+    runs=105,
 )  # fmt: skip
 
 

@@ -3,8 +3,8 @@
     forecast = forecast_final_loss(run_log, trajectory, past_best, planned=5000)
 
 The validation loss, where there are enough evaluations; else the training loss, smoothed over the last
-twentieth of the run. Nothing is said in the first quarter of the plan, before the warm-up is well over, from few or
-wild losses, and of a run that overfits: when a validation loss turns cannot be known before it does.
+twentieth of the run. Nothing is said in the first quarter of the plan, before the warm-up is well over, from
+few or wild losses, and of a run that overfits: when a validation loss turns cannot be known before it does.
 """
 
 from __future__ import annotations
@@ -134,16 +134,14 @@ def _gap_grows(run_log: RunLog, trajectory: Trajectory, begin: float) -> bool:
         return False
     evals = [one for one in trajectory.evals if one.iteration is not None and one.iteration >= begin]
     at, train_losses = trajectory.finite_losses()
-    gaps, before = [], -1.0
-    for one in evals:
-        assert one.iteration is not None  # of a trajectory's evaluations, as the next
-        assert one.val_loss is not None
+    ends = np.searchsorted(at, [one.iteration or 0 for one in evals], side="right").tolist()
+    gaps = []
+    for one, first, end in zip(evals, [0, *ends], ends, strict=False):
         train = one.train_loss
-        if train is None or not math.isfinite(train):
-            since = train_losses[(at > before) & (at <= one.iteration)]
-            train = float(np.median(since)) if len(since) else math.nan
-        before = float(one.iteration)
-        gaps.append((one.val_loss - train) / max(one.val_loss, 1e-9))
+        if train is None or not math.isfinite(train):  # that of the iterations since the previous one
+            train = float(np.median(train_losses[first:end])) if end > first else math.nan
+        val = one.val_loss or math.nan
+        gaps.append((val - train) / abs(val))
     known: Floats = np.array([gap for gap in gaps if math.isfinite(gap)])
     if len(known) < MIN_EVALS:
         return False

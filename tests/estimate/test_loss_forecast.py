@@ -45,7 +45,8 @@ def test_a_curve_of_the_law_is_continued(lr_now: float, end_lr: float) -> None:
     curve, truth = lawful_curve(lr_now=lr_now, end_lr=end_lr)
     fit = fit_loss_curve(curve)
     assert fit is not None
-    assert (fit.now, fit.slope) == (pytest.approx(3.3, abs=1e-6), pytest.approx(0.25, rel=1e-4))
+    assert fit.now == pytest.approx(3.3, abs=1e-6)
+    assert fit.slope == pytest.approx(0.25, rel=1e-4)
     expected, _ = expect_loss_at_end(curve) or (0.0, 0.0)
     # Large falls are shares of what is left, so that no loss falls below 0: a second-order difference.
     assert expected == pytest.approx(truth, abs=(3.3 - truth) ** 2 / 3.3)
@@ -114,14 +115,13 @@ def test_a_flat_noisy_curve_stays_where_it_is() -> None:
 
 
 def test_the_band_holds_other_laws_about_as_often() -> None:
-    """Power laws with a floor and other exponents, and another gain of the annealing than the constants say:
-    the spread of both is about that of real runs. 80% are meant; real runs vary more than these."""
+    """Power laws with other exponents, and other gains of the annealing, around those of the constants."""
     rng = np.random.default_rng(1)
     hits = said = 0
     for _ in range(200):
         cut = rng.uniform(0.3, 0.8)
         end_progress = (cut + (1 - cut) / 2) / cut  # linear decay from the cut on
-        alpha, gain = rng.uniform(0.2, 1.0), rng.uniform(0.2, 0.9)
+        alpha, gain = rng.uniform(0.2, 0.8), rng.uniform(0.4, 1.1)
         now, slope, noise = rng.uniform(1.5, 4.0), rng.uniform(0.1, 0.5), rng.uniform(0.001, 0.01)
         progress = np.linspace(0.1, 1.0, 25)
         losses = now + slope * (progress**-alpha - 1) / alpha + rng.normal(0, noise, 25)

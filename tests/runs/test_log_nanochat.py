@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 from log_checks import check_facts, parse_facts, parse_log
 from printed import SyntheticRun

@@ -22,8 +22,8 @@ from glassgpt.runs.trajectory import (
     val_metric_name,
 )
 
-# Still improving: losses past the warm-up and the first tenth. A power law is fitted to them where there is no
-# forecast (runs/final_loss.py): of a finished run, or where the log supports none.
+# Still improving: losses past the warm-up and the first tenth. A power law is fitted to them where there is
+# no forecast (runs/final_loss.py): of a finished run, or where the log supports none.
 MIN_EVALS_TO_FIT, MIN_TRAIN_LOSSES_TO_FIT = 4, 120
 MAX_RESIDUAL_TO_RANGE = 0.2  # residual of the fit over the range of the losses
 # Residual of the fit over the fall in the last third: above this the law has another slope than the curve at
@@ -132,7 +132,7 @@ def _points_to_fit(analysis: Analysis) -> tuple[Floats, Floats, float, str] | No
 
 
 def _longer_training_advice(run_log: RunLog, forecast: FinalLossForecast | None, unfinished: bool) -> Message:
-    """Figures only for a run that has not reached its planned end: those are what forecasts were tested on."""
+    """Figures only for a run that has not reached its planned end: such runs the forecasts were tested on."""
     if forecast is not None:
         return say(
             "still-improving.advice.continue_to_plan",

@@ -12,6 +12,8 @@ from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trajectory import continues_previous
 
+MIN_STALL_SHARE = 0.05  # of the time
+
 
 def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -> list[str]:
     """The sentences, in order. The last one names the most serious finding, or says that there is none."""
@@ -28,12 +30,7 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     if runs > 1 and not run_log.trainer.one_run_per_log:
         sentences.append(translate("verdict.several_runs", runs=runs))
     sentences += [_progress_sentence(run_log, facts), _loss_sentence(facts)]
-    if facts.steady_ms is not None and facts.overhead_share is None:
-        sentences.append(translate("verdict.step_time", ms=facts.steady_ms))
-    elif facts.steady_ms is not None and facts.overhead_share is not None:
-        sentences.append(
-            translate("verdict.step_time_and_overhead", ms=facts.steady_ms, share=facts.overhead_share)
-        )
+    sentences += _time_sentences(facts, findings)
     if left_out := run_log.left_out.lines:
         sentences.append(
             translate(
@@ -71,6 +68,22 @@ def _progress_sentence(run_log: RunLog, facts: Facts) -> str:
     if sentence.startswith(f"A {run_log.trainer.name} "):
         return sentence.replace("A", run_log.trainer.article, 1)
     return sentence
+
+
+def _time_sentences(facts: Facts, findings: Sequence[Finding]) -> list[str]:
+    if facts.steady_ms is None:
+        return []
+    share, times = facts.pause_share, [float(str(regime["steady_ms"])) for regime in facts.regimes]
+    overhead = translate("verdict.overhead", share=share) if share else ""
+    if len(times) > 1 and any(finding.id == "throughput-drift" for finding in findings):
+        sentences = [translate("verdict.step_time_regimes", low=min(times), high=max(times)), overhead]
+    elif share:
+        sentences = [translate("verdict.step_time_and_overhead", ms=facts.steady_ms, share=share)]
+    else:
+        sentences = [translate("verdict.step_time", ms=facts.steady_ms)]
+    if facts.stall_share >= MIN_STALL_SHARE:
+        sentences.append(translate("verdict.stalls", share=facts.stall_share))
+    return sentences
 
 
 def _loss_sentence(facts: Facts) -> str:

@@ -164,6 +164,7 @@ def _clamped_setup(setup: LoggedSetup) -> LoggedSetup:
         flops_per_token=clamp_amount(setup.flops_per_token, largest=MAX_FLOPS) or None,
         peak_flops=clamp_amount(setup.peak_flops, largest=MAX_FLOPS) or None,
         world_size=clamp_amount(setup.world_size) or None,
+        model_parallel=clamp_amount(setup.model_parallel) or None,
         planned_iterations=clamp_amount(setup.planned_iterations),
         memory_bytes=clamp_amount(setup.memory_bytes),
         bytes_per_token=clamp_amount(setup.bytes_per_token) or None,

@@ -122,6 +122,7 @@ class LoggedSetup:
     device_name: str | None = None
     peak_flops: float | None = None  # of one device: what its MFU calls 100 %
     world_size: int | None = None
+    model_parallel: int | None = None  # devices that share one copy of the model: tensor x pipeline parallel
     planned_iterations: int | None = None  # the number of the last one, if the run finishes
     memory_bytes: int | None = None  # of the card
     bytes_per_token: float | None = None  # of the validation text

@@ -294,7 +294,9 @@ class Analysis:
     @cached_property
     def achieved_tflops(self) -> float | None:
         """All devices together: FLOPs per token x tokens per second; else by the logged MFU."""
-        shares_model = (self.log.setup.model_parallel or 1) > 1  # then the stated tokens may count each device
+        shares_model = (
+            self.log.setup.model_parallel or 1
+        ) > 1  # then the stated tokens may count each device
         if self.size.flops_per_token and self.tokens_per_s and not (shares_model and self.iteration_flops):
             return self.size.flops_per_token * self.tokens_per_s / 1e12
         if self.iteration_flops and self.steady_ms:

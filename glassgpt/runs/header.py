@@ -65,7 +65,9 @@ _OF_ANY_TRAINER = (
     HeaderPattern("using device", re.compile(r"using device:\s*(\S+)"), "device"),
     HeaderPattern("world_size", re.compile(rf"(?:\b|ddp_)world_size[:= ]+{COUNT}"), "world_size"),
     HeaderPattern("tp_size", re.compile(rf"\btp_size[:= ]+{COUNT}"), "model_parallel"),
-    HeaderPattern("tensor_parallel", re.compile(rf"\btensor_parallel(?:_size)?[:= ]+{COUNT}"), "model_parallel"),
+    HeaderPattern(
+        "tensor_parallel", re.compile(rf"\btensor_parallel(?:_size)?[:= ]+{COUNT}"), "model_parallel"
+    ),
 )
 _PATTERNS = sorted(
     (*(pattern for trainer in TRAINERS for pattern in trainer.header), *_OF_ANY_TRAINER),
@@ -109,7 +111,13 @@ def _record(field: str, text: str, builder: RunBuilder) -> None:
         builder.start_process(resumed=True)
     elif field == "compile":
         setup.settings.setdefault("compile", True)
-    elif field in ("parameters", "tokens_per_iteration", "planned_iterations", "world_size", "model_parallel"):
+    elif field in (
+        "parameters",
+        "tokens_per_iteration",
+        "planned_iterations",
+        "world_size",
+        "model_parallel",
+    ):
         setup.values[field] = parse_count(text)
     elif field in ("decayed_parameters", "undecayed_parameters"):
         setattr(setup, field, parse_count(text))

@@ -181,7 +181,9 @@ def _search(values: Floats) -> list[int]:
 
 def _candidate_splits(values: Floats, length: int) -> list[tuple[int, int]]:
     """Windows of this length, every quarter of it: begin, and the best split inside, where there may be one."""
-    begins = np.unique(np.append(np.arange(0, len(values) - length, max(1, length // 4)), len(values) - length))
+    begins = np.unique(
+        np.append(np.arange(0, len(values) - length, max(1, length // 4)), len(values) - length)
+    )
     windows = sliding_window_view(values, length)[begins]
     middle = np.median(windows, axis=1, keepdims=True)
     spread = np.median(np.abs(windows - middle), axis=1, keepdims=True) * SIGMA_PER_MAD

@@ -331,14 +331,18 @@ def _eval_share_in_ledger(analysis: Analysis) -> Finding | None:
         return None
     share = eval_s / wall_s
     # The settings govern the evaluations on the way: neither the closing one of the whole split, nor samples.
-    regular_s = [evaluation.ms / 1000 for evaluation in evals if evaluation.ms and math.isfinite(evaluation.ms)]
+    regular_s = [
+        evaluation.ms / 1000 for evaluation in evals if evaluation.ms and math.isfinite(evaluation.ms)
+    ]
     advice = []
     interval = effective_eval_interval(analysis)
     wider = _wider_interval(analysis, interval)
     at = [evaluation.iteration for evaluation in evals if evaluation.iteration is not None]
     if interval and wider and at:
         saving = min(eval_s, sum(regular_s)) / wall_s * share_dropped(at, wider)
-        advice = [_raise_interval(analysis.log, interval, wider, saving)] if saving >= MIN_SAVING_SHARE else []
+        advice = (
+            [_raise_interval(analysis.log, interval, wider, saving)] if saving >= MIN_SAVING_SHARE else []
+        )
     saved_s = FEWER_BATCHES_SAVING * sum(regular_s)
     if regular_s and sum(regular_s) > MIN_WITHOUT_CLOSING * eval_s:
         # So far each is of the whole validation split; with fewer tokens a closing evaluation is added, of one

@@ -52,7 +52,12 @@ def silent_spike(analysis: Analysis) -> Finding | None:
     """Time that no line explains: iterations of five times the steady time or more, and evaluations that took
     far longer than others of the same run."""
     facts, split, total_s = analysis.facts, analysis.time_split, analysis.total_s
-    if split is None or not facts.steady_ms or not total_s or not np.any(split.is_spike | split.is_stalled_eval):
+    if (
+        split is None
+        or not facts.steady_ms
+        or not total_s
+        or not np.any(split.is_spike | split.is_stalled_eval)
+    ):
         return None
     steps, lost_s = analysis.log.steps, split.stall_s
     rows = np.flatnonzero(split.is_spike | split.is_stalled_eval)
@@ -219,7 +224,11 @@ def throughput_drift(analysis: Analysis) -> Finding | None:
             fast_ms=cost.fast_ms,
         ),
         evidence=[
-            say("throughput-drift.evidence.regimes", regimes=shown, more_regimes=max(0, len(regimes) - MAX_LISTED))
+            say(
+                "throughput-drift.evidence.regimes",
+                regimes=shown,
+                more_regimes=max(0, len(regimes) - MAX_LISTED),
+            )
             if len(regimes) > MAX_LISTED
             else say("throughput-drift.evidence.all_regimes", regimes=shown),
             say(

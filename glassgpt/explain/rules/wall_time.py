@@ -91,7 +91,7 @@ def _startup_finding(
                 )
             )
     share = min(1.0, startup_s / run_s)
-    needs_advice = share > MIN_ADVICE_SHARE and is_whole
+    needs_advice = share > MIN_ADVICE_SHARE and is_whole and not includes_eval
     return make_finding(
         "startup-compile",
         "advice" if needs_advice else "info",
@@ -164,7 +164,6 @@ def clock_before_sync(analysis: Analysis) -> Finding | None:
             "clock-before-sync.evidence.timed_iterations",
             logged_iterations=facts.iterations_logged,
             iterations=count,
-            log_interval=interval,
             steady_ms=steady_ms,
         )
     ]

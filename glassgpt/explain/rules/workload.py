@@ -54,7 +54,9 @@ def hidden_accumulation(analysis: Analysis) -> Finding | None:
                     "hidden-accumulation.explanation.shared_tokens",
                     devices=device_count(run_log),
                     total_flops_per_s=throughput.flops_per_s * replica_count(run_log),
-                    device_flops_per_s=throughput.flops_per_s * replica_count(run_log) / device_count(run_log),
+                    device_flops_per_s=throughput.flops_per_s
+                    * replica_count(run_log)
+                    / device_count(run_log),
                 ),
                 advice=say("hidden-accumulation.advice.shared_tokens", devices=devices),
             )

@@ -51,7 +51,7 @@ class Regime:
     last_iteration: int
     steady_ms: float  # the median
     iterations: int  # logged or not
-    # Of the lines of this regime and the one before, the share on their own side of the middle between the two.
+    # Of the lines of this regime and the one before, the share on their side of the middle between the two.
     separation: float | None = None
     cause: Cause | None = None  # of the change before it, where the log tells: another batch, another process
 
@@ -180,7 +180,7 @@ def _search(values: Floats) -> list[int]:
 
 
 def _candidate_splits(values: Floats, length: int) -> list[tuple[int, int]]:
-    """Windows of this length, every quarter of it: begin, and the best split inside, where there may be one."""
+    """Windows of this length, every quarter of it: begin and best split, where there may be a change."""
     begins = np.unique(
         np.append(np.arange(0, len(values) - length, max(1, length // 4)), len(values) - length)
     )

@@ -103,7 +103,7 @@ def split_time(run_log: RunLog, regimes: tuple[Regime, ...]) -> TimeSplit | None
 
 
 def _unlogged_ms(run_log: RunLog, ms: Floats, local_ms: Floats) -> Floats:
-    """By row, the time of iterations before it without a line, and of lines that a very long log leaves out."""
+    """By row, the time of iterations before it without a line, or that a very long log leaves out."""
     unlogged = run_log.unlogged_before()
     if run_log.trainer.step_time_is_interval_mean:
         return unlogged * ms

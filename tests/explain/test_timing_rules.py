@@ -111,7 +111,7 @@ def test_fewer_eval_tokens_do_not_shorten_the_closing_evaluation() -> None:
     closing = require_finding(eval_spikes(analyse(ledger_run(eval_ms=100.0, train=80.0, eval=20.0)))).values
     assert closing["eval_share"] == 0.2
     assert closing["eval_tokens_saving"] == pytest.approx(0.75 * 1.1 / 100)
-    # None closes a run that evaluates the whole split each time; with fewer tokens, one of half the work would.
+    # None closes a run that evaluates the whole split each time; with fewer tokens, half a one would.
     whole = require_finding(
         eval_spikes(analyse(ledger_run(eval_ms=20_000 / 11, train=80.0, eval=20.0)))
     ).values
@@ -168,8 +168,8 @@ def test_evaluations_between_the_lines_are_counted() -> None:
         [(at, 1.0, 1.0) for at in (250, 500, 750)],
     )
     values = require_finding(eval_spikes(analyse(logged))).values
-    # 102.1 s logged, 2 s of them in the iteration that evaluates, and 4 s hidden. nanoGPT evaluates in its first
-    # iteration too, but that one took no time here.
+    # 102.1 s logged, 2 s of them in the iteration that evaluates, and 4 s hidden. nanoGPT evaluates in its
+    # first iteration too, but that one took no time here.
     assert (values["evaluations"], values["eval_s"]) == (4, pytest.approx(6.0))
     assert values["run_s"] == pytest.approx(106.1)
     assert values["eval_share"] == pytest.approx(6.0 / 106.1)

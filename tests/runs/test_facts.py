@@ -217,8 +217,8 @@ def test_the_issue_names_every_fact() -> None:
         "startup_ms", "eval_steps", "eval_overhead_ms", "checkpoint_steps", "estimated_total_s",
         "overhead_share", "tokens_per_s", "mfu_reported_steady", "flops_per_token",
         "achieved_tflops", "val_metric", "best_val_loss", "best_val_step", "final_val_loss",
-        "final_train_loss", "loss_first", "loss_last", "nan_step", "segments", "ended", "regimes", "regime_total_s",
-        "eval_overhead_typical_ms", "seconds_by_phase",
+        "final_train_loss", "loss_first", "loss_last", "nan_step", "segments", "ended",
+        "regimes", "regime_total_s", "eval_overhead_typical_ms", "seconds_by_phase",
     ]  # fmt: skip
     assert [field.name for field in dataclasses.fields(Facts)] == names
 

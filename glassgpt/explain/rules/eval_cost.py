@@ -345,8 +345,7 @@ def _eval_share_in_ledger(analysis: Analysis) -> Finding | None:
         )
     saved_s = FEWER_BATCHES_SAVING * sum(regular_s)
     if regular_s and sum(regular_s) > MIN_WITHOUT_CLOSING * eval_s:
-        # So far each is of the whole validation split; with fewer tokens a closing evaluation is added, of one
-        # of the two splits.
+        # So far each is of the whole validation split. With fewer tokens a closing one is added.
         saved_s -= regular_s[-1] / 2
     if (saving := min(saved_s, eval_s) / wall_s) >= MIN_SAVING_SHARE:
         advice.append(say("eval-spikes.advice.quarter_eval_tokens", eval_tokens_saving=saving))

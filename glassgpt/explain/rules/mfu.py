@@ -263,8 +263,8 @@ def _reference(trainer: Trainer) -> str:
 
 
 def _together(run_log: RunLog, flops_per_s: float) -> Message | None:
-    """What all devices do together, and each of them; None for one device. An MFU counts the FLOPs of one copy
-    of the model over the peak of one device."""
+    """What all devices do together, and each of them; None for one device. An MFU counts the FLOPs of one
+    copy of the model over the peak of one device."""
     devices, replicas = device_count(run_log), replica_count(run_log)
     if devices < 2:
         return None

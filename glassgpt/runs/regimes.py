@@ -75,9 +75,11 @@ def find_regimes(run_log: RunLog) -> tuple[Regime, ...]:
     # A regime begins with its first line, or with the process that this line belongs to.
     first_rows = [0]
     for before, part in pairwise(parts):
-        segment = steps.segment[part[0]]
-        is_new_process = segment != steps.segment[before[-1]]
-        first_rows.append(int(np.searchsorted(steps.segment, segment)) if is_new_process else int(part[0]))
+        last, first = int(before[-1]), int(part[0])
+        between = steps.segment[last + 1 : first + 1]
+        is_new_process = steps.segment[first] != steps.segment[last]
+        own = int(np.argmax(between == steps.segment[first]))
+        first_rows.append(last + 1 + own if is_new_process else first)
     regimes: list[Regime] = []
     for index, (begin, end) in enumerate(pairwise([*first_rows, len(steps)])):
         before, part = parts[max(0, index - 1)], parts[index]

@@ -121,6 +121,7 @@ class LoggedSetup:
     flops_per_token: float | None = None
     device_name: str | None = None
     peak_flops: float | None = None  # of one device: what its MFU calls 100 %
+    peak_is_disturbed: bool = False  # it was measured while other programs ran: the MFU is too high
     world_size: int | None = None
     model_parallel: int | None = None  # devices that share one copy of the model: tensor x pipeline parallel
     planned_iterations: int | None = None  # the number of the last one, if the run finishes

@@ -243,7 +243,9 @@ def mfu_impossible(analysis: Analysis) -> Finding | None:
         "warning",
         title=say("mfu-impossible.title", mfu_percent=mfu),
         evidence=[median, _rate_message(mfu, peak) if peak else None],
-        explanation=say("mfu-impossible.explanation"),
+        explanation=say("mfu-impossible.explanation.disturbed")
+        if run_log.setup.peak_is_disturbed
+        else say("mfu-impossible.explanation"),
         advice=say("mfu-impossible.advice"),
         claims={"peak of the MFU": peak} if peak else None,
     )

@@ -198,6 +198,8 @@ def _mfu_chart(run_log: RunLog, facts: Facts) -> Chart | MissingChart:
     peak = stated_peak_flops(run_log)
     if peak:
         sentences.append(translate("report.mfu.peak", peak=peak))
+    if run_log.setup.peak_is_disturbed:
+        sentences.append(translate("report.mfu.disturbed"))
     if run_log.trainer.mfu_is_running_average:
         sentences.append(translate("report.mfu.running_average"))
     summary = " ".join(sentences) or translate("report.mfu.meaning")

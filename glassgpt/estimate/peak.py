@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-MAX_BUSY_CORES = 0.25  # used by other programs during a measurement; fewer do not slow it
+MAX_MISSING_CORES = 0.25  # that other programs took from the threads of a measurement; fewer do not slow it
 MAX_SPREAD = 0.3  # of its repeats
 
 RepeatOperation = Callable[[int], None]  # does that many matmuls, and waits for the device
@@ -29,7 +29,8 @@ class PeakFlops:
     measured_how: str | None = None
     # Only of a CPU, which other programs slow: what the measurement depends on.
     threads: int | None = None
-    busy_cores: float | None = None  # used by other programs meanwhile
+    cores: float | None = None  # that the process may use
+    busy_cores: float | None = None  # of them used by other programs meanwhile
     load_average: float | None = None  # runnable processes over the last minute
     spread: float | None = None  # of the repeats: the fastest over the slowest, minus 1
 
@@ -42,8 +43,8 @@ class PeakFlops:
     def is_disturbed(self) -> bool:
         """Whether other programs slowed the measurement that the MFU is relative to: it is too high then, and
         cannot be compared with that of another run."""
-        disturbed = (self.busy_cores or 0.0) > MAX_BUSY_CORES or (self.spread or 0.0) > MAX_SPREAD
-        return self.table is None and disturbed
+        missing_cores = (self.busy_cores or 0.0) + (self.threads or 0) - (self.cores or math.inf)
+        return self.table is None and (missing_cores > MAX_MISSING_CORES or (self.spread or 0.0) > MAX_SPREAD)
 
     @property
     def source(self) -> str:

@@ -329,6 +329,8 @@ def _build_setup(run: Record) -> LoggedSetup:
         peak_flops=journal.float_or_none(peak, "value"),
         peak_is_disturbed=PeakFlops(
             table=journal.float_or_none(peak, "table"),
+            threads=journal.int_or_none(peak, "threads"),
+            cores=journal.float_or_none(peak, "cores"),
             busy_cores=journal.float_or_none(peak, "busy_cores"),
             spread=journal.float_or_none(peak, "spread"),
         ).is_disturbed,

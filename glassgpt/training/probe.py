@@ -45,6 +45,7 @@ from glassgpt.record.machine import (
     read_cpu_times,
     resident_bytes,
     source_commit,
+    usable_cores,
     usable_memory,
 )
 from glassgpt.training.device import (
@@ -177,6 +178,7 @@ def find_peak(
         max(rates),
         f"{how} on {pluralize(torch.get_num_threads(), 'thread')}",
         threads=torch.get_num_threads(),
+        cores=usable_cores(),
         busy_cores=cores_used_by_others(before, read_cpu_times()),
         load_average=load_average(),
         spread=max(rates) / min(rates) - 1,

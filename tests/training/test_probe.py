@@ -141,15 +141,16 @@ class Others:
 
 
 @pytest.mark.parametrize(
-    ("busy_cores", "rates", "is_disturbed"),
+    ("busy_cores", "threads", "rates", "is_disturbed"),
     [
-        (0.05, [200e9, 227e9, 210e9], False),
-        (1.5, [96e9, 86e9, 90e9], True),  # other programs were there all the time
-        (0.1, [34e9, 227e9, 220e9], True),  # and for a while
+        (0.05, 2, [200e9, 227e9, 210e9], False),
+        (1.5, 2, [96e9, 86e9, 90e9], True),  # other programs were there all the time
+        (1.0, 1, [96e9, 95e9, 97e9], False),  # on the other core
+        (0.1, 2, [34e9, 227e9, 220e9], True),  # for a while
     ],
 )
 def test_a_cpus_peak_comes_with_its_load(
-    monkeypatch: pytest.MonkeyPatch, busy_cores: float, rates: list[float], is_disturbed: bool
+    monkeypatch: pytest.MonkeyPatch, busy_cores: float, threads: int, rates: list[float], is_disturbed: bool
 ) -> None:
     left, durations = list(rates), []
 
@@ -159,7 +160,9 @@ def test_a_cpus_peak_comes_with_its_load(
 
     monkeypatch.setattr(probe, "measure_peak", measure)
     monkeypatch.setattr(probe, "read_cpu_times", Others(busy_cores).read)
-    monkeypatch.setattr(machine, "usable_cores", lambda: 2.0)
+    for module in (machine, probe):
+        monkeypatch.setattr(module, "usable_cores", lambda: 2.0)
+    monkeypatch.setattr(probe.torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(probe, "load_average", lambda: 3.0)
     peak = find_peak("cpu", None, "float32", probe_seconds=1.0)
     assert sum(durations) == pytest.approx(1.0)

@@ -344,22 +344,20 @@ def _eval_share_in_ledger(analysis: Analysis) -> Finding | None:
             [_raise_interval(analysis.log, interval, wider, saving)] if saving >= MIN_SAVING_SHARE else []
         )
     saved_s = FEWER_BATCHES_SAVING * sum(regular_s)
-    if regular_s and sum(regular_s) > MIN_WITHOUT_CLOSING * eval_s:
+    has_closing = sum(regular_s) < MIN_WITHOUT_CLOSING * eval_s
+    if regular_s and not has_closing:
         # So far each is of the whole validation split. With fewer tokens a closing one is added.
         saved_s -= regular_s[-1] / 2
     if (saving := min(saved_s, eval_s) / wall_s) >= MIN_SAVING_SHARE:
         advice.append(say("eval-spikes.advice.quarter_eval_tokens", eval_tokens_saving=saving))
+    times: dict[str, object] = {"evaluations": len(evals), "eval_s": eval_s, "run_s": wall_s}
     return make_finding(
         "eval-spikes",
         "advice",
         title=say("eval-spikes.title.share_of_run", eval_share=share),
-        evidence=say(
-            "eval-spikes.evidence.ledger_times",
-            evaluations=len(evals),
-            regular_s=sum(regular_s),
-            eval_s=eval_s,
-            run_s=wall_s,
-        ),
+        evidence=say("eval-spikes.evidence.ledger_with_closing", regular_s=sum(regular_s), **times)
+        if regular_s and has_closing
+        else say("eval-spikes.evidence.ledger_times", **times),
         explanation=say("eval-spikes.explanation.ledger_separate"),
         advice=advice,
     )

@@ -53,11 +53,11 @@ class Facts:
 
     @property
     def pause_share(self) -> float | None:
-        """Start-up, evaluation and checkpoints over all time, without stalls."""
-        phases = self.seconds_by_phase
-        if not phases:
+        """Start-up, evaluation and checkpoints over all time, without stalls; None where none is timed."""
+        phases = self.seconds_by_phase or {}
+        names = ("startup_and_eval", "compile", "eval", "checkpoint", "pauses", "startup")
+        if not any(name in phases for name in names[:-1]):
             return None
-        names = ("startup", "startup_and_eval", "compile", "eval", "checkpoint", "pauses")
         return sum(phases.get(name, 0.0) for name in names) / sum(phases.values())
 
     @property

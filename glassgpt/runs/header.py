@@ -64,10 +64,8 @@ _OF_ANY_TRAINER = (
     ),
     HeaderPattern("using device", re.compile(r"using device:\s*(\S+)"), "device"),
     HeaderPattern("world_size", re.compile(rf"(?:\b|ddp_)world_size[:= ]+{COUNT}"), "world_size"),
+    # As the program reports it: a config may set tensor_parallel, and a trainer without it ignore that.
     HeaderPattern("tp_size", re.compile(rf"\btp_size[:= ]+{COUNT}"), "model_parallel"),
-    HeaderPattern(
-        "tensor_parallel", re.compile(rf"\btensor_parallel(?:_size)?[:= ]+{COUNT}"), "model_parallel"
-    ),
 )
 _PATTERNS = sorted(
     (*(pattern for trainer in TRAINERS for pattern in trainer.header), *_OF_ANY_TRAINER),

@@ -124,9 +124,11 @@ def _apart(run_log: RunLog, typical_eval_ms: float | None) -> dict[str, np.ndarr
         durations += [(save.iteration, save.blocking_ms) for save in run_log.checkpoints]
     elif typical_eval_ms is not None and typical_eval_ms > 0:
         steps, later = run_log.steps, run_log.trainer.eval_timed_in_later_step
-        logged = set(zip(steps.segment.tolist(), (steps.iteration - later).tolist(), strict=True))
-        evaluated = {(one.segment, one.iteration) for one in run_log.evals if one.iteration is not None}
-        durations = [(iteration, typical_eval_ms) for _, iteration in sorted(evaluated - logged)]
+        for segment in range(len(run_log.segments)):
+            of_segment = {one.iteration for one in run_log.evals if one.segment == segment}
+            evaluated = np.array(sorted(at for at in of_segment if at is not None), dtype=np.int64)
+            without_line = ~np.isin(evaluated + later, steps.iteration[steps.segment == segment])
+            durations += [(at, typical_eval_ms) for at in evaluated[without_line].tolist()]
     timed = [
         (iteration, ms)
         for iteration, ms in durations

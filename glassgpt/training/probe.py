@@ -25,6 +25,7 @@ import numpy
 import psutil  # type: ignore[import-untyped]
 import torch
 
+from glassgpt.cgroup import usable_cores
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import find_card
@@ -45,7 +46,6 @@ from glassgpt.record.machine import (
     read_cpu_times,
     resident_bytes,
     source_commit,
-    usable_cores,
     usable_memory,
 )
 from glassgpt.training.device import (

@@ -449,7 +449,7 @@ def test_a_step_is_no_heat() -> None:
     assert (finding.values["slow_ms"], finding.values["fast_ms"]) == (260.0, 200.0)
     assert finding.values["lost_s"] == pytest.approx(240 * 0.06)
     assert finding.values["saving"] == pytest.approx(240 * 0.06 / (240 * 0.2 + 240 * 0.26))
-    assert finding.values["separation"] == 1.0
+    assert analyse(run_log).regimes[1].separation == 1.0
     assert throughput_drift(analyse(replace(run_log, trainer=MODDED))) is None
 
 

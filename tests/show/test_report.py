@@ -205,7 +205,8 @@ def test_time_of_a_journal_is_its_ledger() -> None:
 
 
 def test_logging_is_neither_startup_nor_evaluation() -> None:
-    history = replace(glassgpt_run(), ledger={"startup": 10.0, "train": 25.0, "data": 5.0, "log": 60.0})
+    ledger = {"startup": 7.0, "eval": 3.0, "train": 25.0, "data": 5.0, "log": 60.0}
+    history = replace(glassgpt_run(), ledger=ledger)
     assert "10%" in translate("label.share_not_training", share=0.1) in page_of(history)
 
 

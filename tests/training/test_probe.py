@@ -162,7 +162,7 @@ def test_a_cpus_peak_comes_with_its_load(
     monkeypatch.setattr(probe, "read_cpu_times", Others(busy_cores).read)
     for module in (machine, probe):
         monkeypatch.setattr(module, "usable_cores", lambda: 2.0)
-    monkeypatch.setattr(probe.torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
     monkeypatch.setattr(probe, "load_average", lambda: 3.0)
     peak = find_peak("cpu", None, "float32", probe_seconds=1.0)
     assert sum(durations) == pytest.approx(1.0)

@@ -11,7 +11,7 @@ from glassgpt.estimate.cards import Card, find_card
 from glassgpt.format import format_flops_per_s, format_percent_value
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, Severity, make_finding
-from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.analysis import MIN_MFU, Analysis
 from glassgpt.runs.model_size import MFU_EMA_DECAY, device_count, replica_count
 from glassgpt.runs.run_log import Bools, Floats, RunLog
 from glassgpt.runs.trainer import Trainer
@@ -136,6 +136,12 @@ def mfu_dip_is_eval(analysis: Analysis) -> Finding | None:
     )
 
 
+def looks_like_cpu(analysis: Analysis) -> bool:
+    """Whether its MFU, by the peak of a fixed GPU, is too low for one that works."""
+    mfu = analysis.facts.mfu_reported_steady
+    return analysis.log.trainer.mfu_peak is not None and mfu is not None and mfu < MAX_CPU_MFU_PERCENT
+
+
 def mfu_wrong_peak(analysis: Analysis) -> Finding | None:
     """The trainer divides by the peak of a fixed card, whatever the card."""
     run_log, peak = analysis.log, analysis.log.trainer.mfu_peak
@@ -154,12 +160,15 @@ def mfu_wrong_peak(analysis: Analysis) -> Finding | None:
     if isinstance(device, str) and device.partition(":")[0] in ("cpu", "mps"):
         title = say("mfu-wrong-peak.title.no_gpu", device=device)
         explanation = say("mfu-wrong-peak.explanation.no_gpu", trainer=trainer, reference=reference)
-    elif mfu < MAX_CPU_MFU_PERCENT:
+    elif looks_like_cpu(analysis):
         title = say("mfu-wrong-peak.title.very_slow", mfu_percent=mfu, reference=reference)
         explanation = say("mfu-wrong-peak.explanation.very_slow", trainer=trainer, reference=reference)
     else:
         return _mfu_on_common_cards(run_log, mfu, peak)
-    return _wrong_peak(run_log, "info", mfu, peak, title, [explanation])
+    # Printed with two decimals, a tiny MFU is rounded too much to compute with.
+    rounded = analysis.throughput is None and mfu < MIN_MFU
+    evidence = say("mfu-impossible.evidence.median", mfu_percent=mfu) if rounded else None
+    return _wrong_peak(run_log, "info", mfu, peak, title, [explanation], evidence=evidence)
 
 
 def _mfu_on_card(run_log: RunLog, mfu: float, peak: float, card: Card) -> Finding | None:
@@ -219,12 +228,13 @@ def _wrong_peak(
     title: Message,
     explanation: list[Message],
     advice: Message | None = None,
+    evidence: Message | None = None,
 ) -> Finding:
     return make_finding(
         "mfu-wrong-peak",
         severity,
         title=title,
-        evidence=[_rate_message(mfu, peak), _together(run_log, mfu / 100 * peak)],
+        evidence=evidence or [_rate_message(mfu, peak), _together(run_log, mfu / 100 * peak)],
         explanation=explanation,
         advice=advice,
         claims={"peak of the MFU": peak},

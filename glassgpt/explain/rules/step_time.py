@@ -208,6 +208,7 @@ def throughput_drift(analysis: Analysis) -> Finding | None:
     slowest = max(cost.slow, key=lambda one: one.iterations * one.steady_ms)
     changes = [one for one in regimes[1:] if one.cause != "batch"]
     unexplained = [one for one in changes if one.cause is None]
+    separation = min(one.separation or 0.0 for one in changes or regimes[1:])
     if not unexplained:
         explanation = say("throughput-drift.explanation.new_process")
     elif analysis.log.setup.settings.get("device") == "mps":
@@ -231,10 +232,9 @@ def throughput_drift(analysis: Analysis) -> Finding | None:
             )
             if len(regimes) > MAX_LISTED
             else say("throughput-drift.evidence.all_regimes", regimes=shown),
-            say(
-                "throughput-drift.evidence.certainty",
-                separation=min(one.separation or 0.0 for one in changes or regimes[1:]),
-            ),
+            say("throughput-drift.evidence.certain")
+            if separation > 0.995
+            else say("throughput-drift.evidence.certainty", separation=separation),
         ],
         explanation=explanation,
         advice=say(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from glassgpt.explain.rules.mfu import looks_like_cpu
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
@@ -154,7 +155,8 @@ def clock_before_sync(analysis: Analysis) -> Finding | None:
     """The trainer reads its clock when kernels are launched, not when they are done, except at logged
     iterations. A warning where the logged times add up to more than the wall time."""
     run_log, facts = analysis.log, analysis.facts
-    if not run_log.trainer.clock_reads_before_sync or run_log.setup.settings.get("device") == "cpu":
+    is_cpu = run_log.setup.settings.get("device") == "cpu" or looks_like_cpu(analysis)
+    if not run_log.trainer.clock_reads_before_sync or is_cpu:
         return None
     interval, steady_ms, count = facts.log_interval, facts.steady_ms, run_log.iteration_count()
     if not interval or interval < 2 or not steady_ms or count <= facts.iterations_logged:

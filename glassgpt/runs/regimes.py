@@ -123,9 +123,15 @@ def _batch_changes(run_log: RunLog) -> list[int]:
     steps, segments = run_log.steps, run_log.segments
     tokens = np.array([segment.tokens_per_iteration or 0 for segment in segments])[steps.segment]
     rows: list[int] = (np.flatnonzero(np.diff(tokens)) + 1).tolist()
-    if len(segments) == 1:
-        rows += [int(np.searchsorted(steps.iteration, at)) for at, _ in run_log.batch_size_changes[1:]]
-    return rows
+    size = None  # sequences per batch
+    for index, segment in enumerate(segments):
+        inside = np.flatnonzero(steps.segment == index) if segment.batch_size_changes else steps.segment[:0]
+        for at, new_size in segment.batch_size_changes:
+            later = inside[steps.iteration[inside] >= at]
+            if len(later) and size not in (None, new_size):
+                rows.append(int(later[0]))
+            size = new_size
+    return sorted(rows)
 
 
 def _cause(run_log: RunLog, batch_changes: list[int], before: Ints, after: Ints) -> Cause | None:

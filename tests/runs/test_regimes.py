@@ -117,7 +117,8 @@ def test_slow_regimes_have_a_price() -> None:
 
 def test_a_batch_schedule_is_no_trouble() -> None:
     """Megatron's ramp-up prints the batch size; others print tokens/s, which do not change."""
-    stated = replace(slow_between(2000, 4000), batch_size_changes=((0, 64), (2000, 160)))
+    process = LoggedProcess(True, batch_size_changes=((0, 64), (2000, 160)))
+    stated = replace(slow_between(2000, 4000), segments=(process,))
     steps = slow_between(2000, 4000).steps
     tokens = np.where(steps.iteration < 2000, 65_536, 163_840)
     implied = replace(slow_between(2000, 4000), steps=replace(steps, tokens_per_s=tokens / steps.ms * 1000))

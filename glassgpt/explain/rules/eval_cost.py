@@ -166,6 +166,7 @@ def eval_spikes(analysis: Analysis) -> Finding | None:
         explanation=[cause, say("eval-spikes.explanation.updates_unaffected")],
         advice=advice,
         claims={"cause of slow iterations": "evaluation", "steady ms": cost.steady_ms},
+        lines=analysis.lines_at(iteration for _, iteration in cost.eval_steps),
     )
 
 

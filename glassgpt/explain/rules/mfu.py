@@ -133,6 +133,7 @@ def mfu_dip_is_eval(analysis: Analysis) -> Finding | None:
         explanation=say("mfu-dip-is-eval.explanation", trainer=trainer.name),
         at=iteration,
         claims={"cause of slow iterations": "evaluation"},
+        lines=analysis.lines_at([iteration]),
     )
 
 

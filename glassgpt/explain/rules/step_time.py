@@ -113,6 +113,7 @@ def silent_spike(analysis: Analysis) -> Finding | None:
         else say("silent-spike.advice.check_machine", lost_s=lost_s, lost_share=share),
         at=int(at[np.argmax(ms)]),
         claims={"steady ms": facts.steady_ms},
+        lines=analysis.lines_at(at[largest].tolist()),
     )
 
 
@@ -243,6 +244,7 @@ def throughput_drift(analysis: Analysis) -> Finding | None:
             saving=share,
         ),
         at=slowest.first_iteration,
+        lines=analysis.lines_at(one.first_iteration for one in changes or regimes[1:]),
     )
 
 
@@ -353,6 +355,7 @@ def batch_changed(analysis: Analysis) -> Finding | None:
         evidence=evidence,
         explanation=say("batch-changed.explanation"),
         at=at,
+        lines=analysis.lines_at([at]),
     )
 
 

@@ -105,6 +105,7 @@ def _startup_finding(
         explanation=explanation,
         advice=_startup_advice(analysis, iterations, startup_s, compile_s, run_s) if needs_advice else None,
         at=facts.first_iteration if run_log.ledger is None else None,
+        lines=analysis.lines_at([facts.first_iteration] if facts.first_iteration is not None else []),
         claims={"steady ms": facts.steady_ms} if run_log.ledger is None else None,
     )
 

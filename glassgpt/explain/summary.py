@@ -12,6 +12,8 @@ from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trajectory import continues_previous
 
+MIN_JUDGED_ITERATIONS = 20  # logged; of fewer it cannot be said that nothing is wrong
+
 
 def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -> list[str]:
     """The sentences, in order. The last one names the most serious finding, or says that there is none."""
@@ -27,7 +29,7 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     runs = 1 + sum(not continues_previous(run_log, index) for index in range(1, len(run_log.segments)))
     if runs > 1 and not run_log.trainer.one_run_per_log:
         sentences.append(translate("verdict.several_runs", runs=runs))
-    sentences += [_progress_sentence(run_log, facts), _loss_sentence(facts)]
+    sentences += [_progress_sentence(run_log, facts), _loss_sentence(run_log, facts)]
     if facts.steady_ms is not None and facts.overhead_share is None:
         sentences.append(translate("verdict.step_time", ms=facts.steady_ms))
     elif facts.steady_ms is not None and facts.overhead_share is not None:
@@ -44,7 +46,12 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     has_advice = any(finding.severity == "advice" for finding in findings)
     if serious:
         sentences.append(translate("verdict.most_important", title=serious[0].title))
-    elif facts.ended in ("finished", None) and facts.iterations_logged > 0 and not has_advice:
+    elif (
+        facts.ended in ("finished", None)
+        and facts.iterations_logged >= MIN_JUDGED_ITERATIONS
+        and not run_log.is_excerpt
+        and not has_advice
+    ):
         sentences.append(translate("verdict.nothing_wrong"))
     return [sentence for sentence in sentences if sentence]
 
@@ -73,7 +80,7 @@ def _progress_sentence(run_log: RunLog, facts: Facts) -> str:
     return sentence
 
 
-def _loss_sentence(facts: Facts) -> str:
+def _loss_sentence(run_log: RunLog, facts: Facts) -> str:
     best, step, final = facts.best_val_loss, facts.best_val_step, facts.final_val_loss
     if best is None or final is None:
         if facts.loss_last is None or facts.loss_first is None or math.isnan(facts.loss_last):
@@ -85,6 +92,15 @@ def _loss_sentence(facts: Facts) -> str:
     shown = format_loss(best)
     if facts.val_metric == "bits_per_byte":
         return translate("verdict.best_bits_per_byte", best=shown)
+    evaluated = [one for one in run_log.evals if one.val_loss is not None]
+    trained = [one for one in evaluated if one.iteration != 0]
+    if not trained:
+        return translate("verdict.evaluated_before_training", loss=final)
+    if len(trained) == 1:
+        at = trained[0].iteration
+        if at is None or not run_log.has_iteration_numbers:
+            return translate("verdict.only_val_loss", loss=final)
+        return translate("verdict.only_val_loss_at", loss=final, step=at)
     if best == final:
         return translate("verdict.last_loss_is_best", best=shown)
     if step is None:

@@ -70,7 +70,8 @@ def test_a_traceback_tells_whose_it_is(line: str) -> None:
 
 
 def test_a_fault_of_a_run_that_learnt_nothing_says_no_more_than_it_is() -> None:
-    assert named(BEGIN + FAULT) == {"crashed": 'Line 4: "ValueError: no such thing".'}
+    (evidence,) = named(BEGIN + FAULT).values()
+    assert evidence == 'Line 4: "ValueError: no such thing". ' + translate("oom.evidence.never_trained")
 
 
 @pytest.mark.parametrize("text", [BEGIN, FAULT, 'print(f"tokens per iteration will be: {n:,}")\n' + FAULT])

@@ -28,7 +28,6 @@ MIN_LOSS_BEFORE_ZERO = 1.0  # last loss before the zeros: above what a model can
 MAX_USUAL_SKIP_SHARE = 1 / 500  # of the updates
 MAX_USUAL_SKIPS = 5  # however short the run
 MIN_INFINITE_NORMS = 5  # and none that is finite, for "never finite"
-MIN_LOGGED_NORM_SHARE = 0.9  # of the log lines with a finite norm: then a missing one counts as NaN
 
 # no-update: broken before the first update; norm-rise, loss-rise: they grew before it; overflow: the log
 # reports overflows; float16: it may overflow; unstable: few losses, and they vary; no-warning: the losses
@@ -104,7 +103,7 @@ def loss_nan(analysis: Analysis) -> Finding | None:
         explanation=_cause_explanation(run_log, broken, cause),
         advice=advice,
         at=at,
-        claims=None if broken.has_recovered else {"training loss at the end": "not finite"},
+        claims={} if broken.has_recovered else {"training loss at the end": "not finite"},
     )
 
 
@@ -249,6 +248,8 @@ def _checkpoint_advice(run_log: RunLog, broken: NonFiniteLoss) -> Message | None
     usable = [iteration for iteration in saved if iteration <= broken.iteration]
     if not usable or broken.has_recovered:
         return None
+    if run_log.trainer.overwrites_checkpoint and max(saved) > broken.iteration:
+        return None  # a later one replaced it
     return say("loss-nan.advice.resume_checkpoint", saved_iteration=max(usable))
 
 
@@ -289,7 +290,7 @@ def loss_zero(analysis: Analysis) -> Finding | None:
         )
     ]
     norms = run_log.steps.grad_norm[analysis.trajectory.rows][np.isfinite(analysis.trajectory.loss)]
-    if np.all(np.isnan(norms[-count:])) and np.any(np.isfinite(norms[:-count])):
+    if not np.any(np.isfinite(norms[-count:])) and np.any(np.isfinite(norms[:-count])):
         evidence.append(say("loss-nan.evidence.zeros_norms_nan"))
     return make_finding(
         "loss-nan",
@@ -303,38 +304,50 @@ def loss_zero(analysis: Analysis) -> Finding | None:
 
 
 def skipped_steps(analysis: Analysis) -> Finding | None:
-    """Updates that float16's loss scaler skipped, because a gradient overflowed."""
+    """Updates that a loss scaler skipped: the log says so, or the norm beside a finite loss is not finite."""
     run_log, steps = analysis.log, analysis.log.steps
-    skipped = run_log.event_counts.get("scaler-overflow", 0)
-    if np.isfinite(steps.grad_norm).any():  # else see norms_never_finite
-        # A finite loss with a norm that is not. NaN also stands for a line without a norm, so it counts
-        # only where nearly every line has one.
-        finite_loss = steps.has_loss & np.isfinite(steps.loss)
-        nonfinite_norms = int((np.isinf(steps.grad_norm) & finite_loss).sum())
-        logs_norms = np.isfinite(steps.grad_norm).mean() > MIN_LOGGED_NORM_SHARE
-        if logs_norms and run_log.setup.settings.get("dtype") == "float16":
-            nonfinite_norms += int((np.isnan(steps.grad_norm) & finite_loss).sum())
-        skipped = max(skipped, nonfinite_norms)
+    overflows, dtype = run_log.event_counts.get("scaler-overflow", 0), run_log.setup.settings.get("dtype")
+    is_broken = np.isinf(steps.grad_norm) & steps.has_loss & np.isfinite(steps.loss)
+    norms = int(is_broken.sum()) if np.isfinite(steps.grad_norm).any() else 0  # else see norms_never_finite
+    skipped, logged = max(overflows, norms), max(1, len(steps))
     if not skipped:
         return None
-    logged = max(1, len(steps))
     share = skipped / max(logged, skipped)
     is_usual = skipped <= MAX_USUAL_SKIPS or share <= MAX_USUAL_SKIP_SHARE
+    values = {"skipped_updates": skipped, "logged_iterations": logged, "skipped_share": share}
+    evidence = []
+    if overflows:
+        title, explanation = say("skipped-steps.title"), say("skipped-steps.explanation.scaler")
+        evidence.append(say("skipped-steps.evidence", **values))
+    else:
+        title = say("skipped-steps.title.norms", nonfinite_norms=norms)
+        evidence.append(say("skipped-steps.evidence.norms", **values))
+        rows = np.flatnonzero(is_broken)
+        if run_log.has_iteration_numbers:
+            first, last = int(steps.iteration[rows[0]]), int(steps.iteration[rows[-1]])
+            evidence.append(say("skipped-steps.evidence.from_to", first_iteration=first, last_iteration=last))
+        went_on = rows[-1] < len(steps) - 1 and bool(np.isfinite(steps.loss[rows[-1] + 1 :]).any())
+        evidence.append(
+            say("skipped-steps.evidence.went_on") if went_on else say("skipped-steps.evidence.last_line")
+        )
+        if dtype == "float16":
+            explanation = say("skipped-steps.explanation.scaler")
+        elif dtype is None:
+            explanation = say("skipped-steps.explanation.dtype_unknown")
+        else:
+            explanation = say("skipped-steps.explanation.no_scaler", dtype=str(dtype))
     return make_finding(
         "skipped-steps",
         "info" if is_usual else "warning",
-        title=say("skipped-steps.title"),
-        evidence=say(
-            "skipped-steps.evidence", skipped_updates=skipped, logged_iterations=logged, skipped_share=share
-        ),
-        explanation=say("skipped-steps.explanation"),
-        advice=None if is_usual else say("skipped-steps.advice", skipped_share=share),
+        title=title,
+        evidence=evidence,
+        explanation=explanation,
+        advice=None if is_usual else say("skipped-steps.advice"),
     )
 
 
 def norms_never_finite(analysis: Analysis) -> Finding | None:
-    """Every logged gradient norm is infinite, while the losses are finite. A norm of NaN looks like a line
-    without a norm, so it does not count."""
+    """Every logged gradient norm is infinite or NaN, while the losses are finite."""
     steps = analysis.log.steps
     infinite = np.isinf(steps.grad_norm) & steps.has_loss & np.isfinite(steps.loss)
     count = int(infinite.sum())

@@ -6,26 +6,30 @@ import math
 
 import numpy as np
 
+from glassgpt.explain.rules.loss_plausibility import has_leaked_data
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.noise import EvalNoise
-from glassgpt.runs.past_best import PastBest
-from glassgpt.runs.trajectory import takes_known_settings, val_metric_name
+from glassgpt.runs.noise import VISIBLE_STANDARD_ERRORS, EvalNoise
+from glassgpt.runs.past_best import MIN_EVALS, PastBest
+from glassgpt.runs.trajectory import shows_run_start, takes_known_settings, val_metric_name
 
 WARNING_RISE_SHARE = 0.02  # of the best loss: then the last weights are not worth keeping
 
 # Steps from one evaluation to the next, compared with the noise of their difference.
-MIN_VISIBLE_STANDARD_ERRORS = 2.0  # that a step must have to be distinguished from noise
 MIN_VISIBLE_SHARE = 0.01  # of the loss: nobody chooses between runs by less
 MIN_STEP_TO_VISIBLE = 1 / 20  # a curve that moves less is a plateau; more batches do not help
 
 
 def overfitting(analysis: Analysis) -> Finding | None:
-    """The validation loss rose after its best while the training loss fell."""
+    """The validation loss rose after its best while the training loss fell; or it is far above the training
+    loss, whatever came before."""
     past = analysis.past_best
+    is_exploded = bool(analysis.explosions) and analysis.explosions[-1].recovered_iteration is None
+    if has_leaked_data(analysis) or analysis.loss_rise or is_exploded:
+        return None  # then its losses say nothing about unseen text
     if past is None or past.train_losses is None:
-        return None
+        return _overfitting_by_gap(analysis)
     train_best, train_end = past.train_losses
     run_log, rise = analysis.log, past.end_loss - past.best_loss
     compared = {
@@ -74,6 +78,45 @@ def overfitting(analysis: Analysis) -> Finding | None:
     )
 
 
+def _overfitting_by_gap(analysis: Analysis) -> Finding | None:
+    """From a single evaluation: a tail, an excerpt, or a log whose course shows no rise."""
+    gap, run_log = analysis.train_val_gap, analysis.log
+    if gap is None:
+        return None
+    metric, shows_start = val_metric_name(run_log), shows_run_start(run_log)
+    losses = {"train_loss": gap.train_loss, "val_loss": gap.val_loss, "gap": gap.gap}
+    if run_log.has_iteration_numbers:
+        comparison = say(
+            "overfitting.evidence.gap_numbered", metric=metric, last_iteration=gap.iteration, **losses
+        )
+    else:
+        comparison = say("overfitting.evidence.gap", metric=metric, **losses)
+    advice = [say("overfitting.advice.reduce_gap")]
+    if not shows_start or len(analysis.trajectory.evals) < MIN_EVALS:
+        eval_line = run_log.trainer.eval_line
+        advice.insert(
+            0,
+            say("overfitting.advice.earlier_lines", eval_line=eval_line)
+            if eval_line
+            else say("overfitting.advice.earlier_evaluations"),
+        )
+    return make_finding(
+        "overfitting",
+        "warning",
+        title=say("overfitting.title.gap", metric=metric, gap=gap.gap),
+        evidence=[
+            comparison,
+            None
+            if shows_start and len(analysis.trajectory.evals) >= MIN_EVALS
+            else say("overfitting.evidence.best_unknown"),
+        ],
+        explanation=say("overfitting.explanation.gap"),
+        advice=advice,
+        at=gap.iteration if run_log.has_iteration_numbers else None,
+        claims={"learning at the end": "overfitting"},
+    )
+
+
 def _overfitting_advice(analysis: Analysis, past: PastBest, saving: float) -> list[Message]:
     best_iteration = past.best_iteration
     effect = {"saving": saving, "rise": past.end_loss - past.best_loss}
@@ -107,7 +150,7 @@ def eval_noise(analysis: Analysis) -> Finding | None:
             return None  # the curve falls at every evaluation: the scatter is its bend
     steps = np.abs(np.diff(recent))
     usual_step = float(np.median(steps))
-    visible = MIN_VISIBLE_STANDARD_ERRORS * math.sqrt(2) * noise.std
+    visible = noise.difference(VISIBLE_STANDARD_ERRORS)
     if not MIN_STEP_TO_VISIBLE * visible <= usual_step < visible:
         return None
     if visible < MIN_VISIBLE_SHARE * float(recent[-1]):

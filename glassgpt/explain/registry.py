@@ -51,7 +51,7 @@ def rules_of(*modules: ModuleType) -> tuple[Rule, ...]:
 # Of the loss, of the process, or of its checkpoints.
 FAILURE_RULES = rules_of(nonfinite, instability, loss_plausibility, gpu_memory, lost_work)
 # Trained too long, too short, stuck.
-LEARNING_RULES = rules_of(val_curve, learning)
+LEARNING_RULES = rules_of(learning, val_curve)
 RESUME_RULES = rules_of(resumes, lr_schedule)
 # Where the time went, and what the log's clock measured.
 TIME_RULES = rules_of(eval_cost, step_time, wall_time)

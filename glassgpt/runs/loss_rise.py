@@ -62,6 +62,7 @@ def find_loss_rise(at: Ints, losses: Floats) -> LossRise | None:
 # An explosion: several losses in a row, compared with the median of those before.
 MIN_LOSSES_BEFORE, MEDIAN_WINDOW = 5, 25
 MIN_EXPLODED_LOSSES = 3  # in a row; fewer may be odd batches
+MIN_RECOVERED_LOSSES = 6  # until it was back: fewer may be noise with long tails
 MIN_EXPLOSION_RATIO = 2.0
 MIN_EXPLOSION_NATS = 1.0  # a small loss doubles in a spike
 MIN_EXPLOSION_MADS = 8.0  # median absolute deviations above it
@@ -120,10 +121,15 @@ def find_explosions(at: Ints, losses: Floats, process_starts: Ints) -> list[Expl
         start = row
         while start > next_row and losses[start - 1] > back_limit:
             start -= 1
-        back = np.flatnonzero(forward_median[row:] <= back_limit)
+        back = np.flatnonzero(
+            (forward_median[row:] <= back_limit) & (losses[row : len(forward_median)] <= back_limit)
+        )
         recovered = row + int(back[0]) if len(back) else None
         end = count if recovered is None else recovered
         next_row = end + MIN_LOSSES_BEFORE
+        if recovered is not None and recovered - start < MIN_RECOVERED_LOSSES:
+            next_row = recovered
+            continue
         starts_before = np.searchsorted(process_starts, at[max(0, start - 3)])
         if starts_before < np.searchsorted(process_starts, at[row], side="right"):
             continue

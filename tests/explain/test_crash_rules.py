@@ -27,7 +27,6 @@ from glassgpt.explain.rules.lost_work import (
     crashed,
     crashed_after_end,
     ended_early,
-    failed_launches,
     interrupted,
     never_checkpointed,
 )
@@ -276,13 +275,13 @@ def test_nineteen_lines_are_enough() -> None:
 
 
 def test_odd_batches_and_noise_are_no_explosion() -> None:
-    for length, height, found in ((1, 20.0, 0), (2, 20.0, 0), (3, 20.0, 1), (30, 1.2, 0), (30, 3.0, 1)):
+    for length, height, found in ((1, 20.0, 0), (5, 20.0, 0), (6, 20.0, 1), (30, 1.2, 0), (30, 3.0, 1)):
         losses = falling_losses(400)
         losses[200 : 200 + length] = [1.5 + height] * length
         explosions = analyse(make_run_log(make_steps(range(400), loss=losses))).explosions
         assert len(explosions) == found, (length, height)
-    tails = np.random.default_rng(0).lognormal(0, 0.8, 2000).tolist()
-    assert analyse(make_run_log(make_steps(range(2000), loss=tails))).explosions == []
+    tails = np.random.default_rng(0).lognormal(0, 0.6, 20_000).tolist()
+    assert analyse(make_run_log(make_steps(range(20_000), loss=tails))).explosions == []
 
 
 def test_one_finding_about_a_loss_that_ends_as_nan() -> None:
@@ -684,21 +683,6 @@ def test_a_crash_after_the_end_is_not_the_runs() -> None:
     assert crashed(after) is None
     before = analyse(replace(run_log, events=(replace(fault, line=105), done)))
     assert crashed_after_end(before) is None
-
-
-def test_launches_that_failed_before_the_run() -> None:
-    run_log = make_run_log(
-        make_steps(range(0, 500, 10), loss=falling_losses(50)),
-        events=[
-            LogEvent("traceback", f"Traceback (most recent call last): KeyError: {line}", line, None)
-            for line in (5, 15, 16)
-        ],
-        process_start_lines=(1, 11, 21),
-        last_step_line=90,
-    )
-    one = require_finding(failed_launches(analyse(run_log)))
-    assert (one.severity, one.values["launches"], one.values["quoted"]) == ("info", 2, "KeyError: 16")
-    assert failed_launches(analyse(replace(run_log, process_start_lines=(1,)))) is None
 
 
 def test_the_best_is_overwritten() -> None:

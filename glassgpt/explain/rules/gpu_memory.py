@@ -185,6 +185,7 @@ def oom(analysis: Analysis) -> Finding | None:
         explanation=explanation,
         advice=_advice(run_log, message, need, capacity),
         at=events[-1].iteration if run_log.has_iteration_numbers else None,
+        lines=(one.line for one in events),
         claims={} if continued else {"how the run ended": "oom"},
     )
 
@@ -217,6 +218,7 @@ def _host_memory(analysis: Analysis, event: LogEvent) -> Finding:
         explanation=say("oom.explanation.host"),
         advice=say("oom.advice.host_loading") if never_trained else say("oom.advice.host"),
         at=event.iteration if run_log.has_iteration_numbers else None,
+        lines=(event.line,),
         claims={} if continued else {"how the run ended": "oom"},
     )
 

@@ -97,6 +97,7 @@ def loss_explosion(analysis: Analysis) -> Finding | None:
         else say("loss-explosion.explanation.recovered"),
         advice=advice,
         at=worst.iteration if numbered else None,
+        lines=analysis.lines_at([worst.iteration_before, worst.peak_iteration, worst.until]),
         claims={"training loss at the end": "exploded" if recovered is None else "recovered"},
     )
 
@@ -157,6 +158,7 @@ def divergence(analysis: Analysis) -> Finding | None:
             say("divergence.advice.stop_at_lowest", loss_rise=rise.end_loss - rise.lowest_loss),
         ],
         at=rise.lowest_iteration if run_log.has_iteration_numbers else None,
+        lines=analysis.lines_at([rise.lowest_iteration, rise.end_iteration]),
         claims={"training loss at the end": "diverged", "learning at the end": "diverged"},
     )
 
@@ -239,6 +241,7 @@ def loss_spike(analysis: Analysis) -> Finding | None:
             evidence=evidence,
             explanation=say("loss-spike.explanation.odd_batches"),
             at=shown[0].iteration,
+            lines=analysis.lines_at(spike.iteration for spike in shown),
         )
     lost = sum(spike.recovered_iteration - spike.iteration for spike in slow)
     share = lost / max(1, int(iterations[-1]) - int(iterations[0]))
@@ -252,4 +255,5 @@ def loss_spike(analysis: Analysis) -> Finding | None:
         explanation=say("loss-spike.explanation.slow_recovery"),
         advice=[say("loss-spike.advice"), _clip_advice(analysis.log)],
         at=shown[0].iteration,
+        lines=analysis.lines_at(spike.iteration for spike in shown),
     )

@@ -113,6 +113,7 @@ def still_improving(analysis: Analysis) -> Finding | None:
         explanation=explanation,
         advice=_forecast_advice(run_log, forecasts, metric, unfinished) if fits_end else None,
         at=last,
+        lines=(*analysis.lines_at([last]), *analysis.eval_lines_at([round(at[third]), round(at[-1])])),
         claims={"learning at the end": "improving"},
     )
 
@@ -224,6 +225,7 @@ def plateau(analysis: Analysis) -> Finding | None:
         if run_log.has_iteration_numbers
         else say("plateau.advice.stop_there", saving=saving),
         at=stop if run_log.has_iteration_numbers else None,
+        lines=analysis.lines_at([last]),
         claims={"learning at the end": "plateau"},
     )
 

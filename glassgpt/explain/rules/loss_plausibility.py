@@ -77,6 +77,7 @@ def init_loss(analysis: Analysis) -> Finding | None:
                 evidence=evidence,
                 explanation=say("init-loss.explanation.below"),
                 at=at,
+                lines=(*analysis.lines_at([at]), *analysis.eval_lines_at([at])),
             )
         title = say("init-loss.title.above", excess_share=deviation)
     return make_finding(
@@ -87,6 +88,7 @@ def init_loss(analysis: Analysis) -> Finding | None:
         explanation=say("init-loss.explanation.above"),
         advice=say("init-loss.advice", excess_loss=first - chance),
         at=at,
+        lines=(*analysis.lines_at([at]), *analysis.eval_lines_at([at])),
     )
 
 
@@ -197,6 +199,7 @@ def leaked_data(analysis: Analysis) -> Finding | None:
         explanation=explanation,
         advice=say("leaked-data.advice"),
         at=last.iteration if numbered else None,
+        lines=(last.line,),
         claims={"validation loss": "implausible"},
     )
 
@@ -238,4 +241,5 @@ def ppl_vs_loss(analysis: Analysis) -> Finding | None:
         explanation=say("ppl-vs-loss.explanation", val_loss=last.val_loss),
         advice=say("ppl-vs-loss.advice", log_val_loss=log_val_loss),
         at=last.iteration,
+        lines=(last.line,),
     )

@@ -165,6 +165,7 @@ def crashed(analysis: Analysis) -> Finding | None:
         if lost.saved_iteration is not None and command
         else None,
         at=lost.last_iteration,
+        lines=(event.line,),
         claims={"how the run ended": "crashed", **_resume_claim(lost)},
     )
 
@@ -192,37 +193,8 @@ def crashed_after_end(analysis: Analysis) -> Finding | None:
             quoted=_error_text(event.text)[-MAX_QUOTED_CHARS:],
         ),
         explanation=say("crashed-after-end.explanation"),
+        lines=(event.line,),
         claims={"how the run ended": "finished"},
-    )
-
-
-def failed_launches(analysis: Analysis) -> Finding | None:
-    """Launches that failed before their first iteration, and before the run that is explained."""
-    run_log = analysis.log
-    starts = np.array(sorted(run_log.process_start_lines), dtype=np.int64)
-    faults = [
-        event
-        for event in run_log.events
-        if event.kind in FAULT_KINDS
-        and event.iteration is None
-        and event.line < run_log.last_step_line
-        and np.any((starts > event.line) & (starts < run_log.last_step_line))
-    ]
-    if not faults:
-        return None
-    launches = {int(np.searchsorted(starts, event.line)) for event in faults}
-    named = [one for one in faults if _error_text(one.text) and "ChildFailedError" not in one.text]
-    last = (named or faults)[-1]
-    return make_finding(
-        "failed-launches",
-        "info",
-        title=say("failed-launches.title", launches=len(launches)),
-        evidence=say(
-            "crashed.evidence.quoted_line", line=last.line, quoted=_error_text(last.text)[:MAX_QUOTED_CHARS]
-        )
-        if _error_text(last.text)
-        else say("crashed.evidence.traceback_line", line=last.line),
-        explanation=say("failed-launches.explanation"),
     )
 
 
@@ -252,6 +224,7 @@ def ended_early(analysis: Analysis) -> Finding | None:
         ],
         explanation=say("ended-early.explanation"),
         at=last,
+        lines=analysis.lines_at([last]),
         claims={"how the run ended": "cut", **_resume_claim(lost)},
     )
 
@@ -329,6 +302,7 @@ def interrupted(analysis: Analysis) -> Finding | None:
         else say("interrupted.explanation"),
         advice=advice,
         at=lost.last_iteration,
+        lines=(event.line,) if event else (),
         claims={"how the run ended": ended, **_resume_claim(lost)},
     )
 
@@ -419,5 +393,6 @@ def best_overwritten(analysis: Analysis) -> Finding | None:
         explanation=say("best-overwritten.explanation", trainer=run_log.trainer.name),
         advice=say("best-overwritten.advice", best_iteration=best_iteration, loss_rise=rise),
         at=best_iteration,
+        lines=analysis.eval_lines_at([best_iteration, saved]),
         claims={"best iteration": best_iteration},
     )

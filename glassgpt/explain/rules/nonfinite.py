@@ -103,6 +103,7 @@ def loss_nan(analysis: Analysis) -> Finding | None:
         explanation=_cause_explanation(run_log, broken, cause),
         advice=advice,
         at=at,
+        lines=(int(steps.line[broken.row]),),
         claims={} if broken.has_recovered else {"training loss at the end": "not finite"},
     )
 
@@ -179,6 +180,7 @@ def _nonfinite_evaluations(run_log: RunLog) -> Finding | None:
         explanation=say("loss-nan.explanation.validation"),
         advice=say("loss-nan.advice.check_validation"),
         at=at,
+        lines=(one.line for one in bad),
     )
 
 
@@ -300,6 +302,7 @@ def loss_zero(analysis: Analysis) -> Finding | None:
         explanation=[say("loss-nan.explanation.zero_loss"), run_log.trainer.zero_loss_cause],
         advice=say("loss-nan.advice.zero_loss"),
         at=int(iterations[-count]) if run_log.has_iteration_numbers else None,
+        lines=analysis.lines_at([int(iterations[-count])]),
     )
 
 
@@ -343,6 +346,7 @@ def skipped_steps(analysis: Analysis) -> Finding | None:
         evidence=evidence,
         explanation=explanation,
         advice=None if is_usual else say("skipped-steps.advice"),
+        lines=[] if overflows else [int(line) for line in steps.line[is_broken]],
     )
 
 
@@ -361,4 +365,5 @@ def norms_never_finite(analysis: Analysis) -> Finding | None:
         explanation=say("norms-never-finite.explanation"),
         advice=say("norms-never-finite.advice"),
         at=int(steps.iteration[infinite][0]) if analysis.log.has_iteration_numbers else None,
+        lines=(int(line) for line in steps.line[infinite][:1]),
     )

@@ -74,6 +74,7 @@ def overfitting(analysis: Analysis) -> Finding | None:
         explanation=say("overfitting.explanation"),
         advice=_overfitting_advice(analysis, past, saving),
         at=past.best_iteration if run_log.has_iteration_numbers else None,
+        lines=analysis.eval_lines_at([past.best_iteration, past.end_iteration]),
         claims=claims,
     )
 
@@ -113,6 +114,7 @@ def _overfitting_by_gap(analysis: Analysis) -> Finding | None:
         explanation=say("overfitting.explanation.gap"),
         advice=advice,
         at=gap.iteration if run_log.has_iteration_numbers else None,
+        lines=analysis.eval_lines_at([gap.iteration]),
         claims={"learning at the end": "overfitting"},
     )
 

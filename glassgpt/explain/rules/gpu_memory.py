@@ -237,7 +237,7 @@ def _evidence(
                 capacity_bytes=message.capacity_bytes,
             )
         )
-    if message.free_bytes is not None:
+    elif message.free_bytes is not None:
         evidence.append(say("oom.evidence.free", free_bytes=message.free_bytes))
     if need.model_bytes and need.parameters:
         values = {

@@ -297,9 +297,12 @@ def interrupted(analysis: Analysis) -> Finding | None:
             else None,
             lost_work_message(analysis, lost),
         ],
-        explanation=None
-        if lost.ruined_since is not None or not has_trained(run_log)
-        else say("interrupted.explanation"),
+        explanation=[
+            say("interrupted.explanation.sigkill") if event and event.kind == "kill" else None,
+            None
+            if lost.ruined_since is not None or not has_trained(run_log)
+            else say("interrupted.explanation"),
+        ],
         advice=advice,
         at=lost.last_iteration,
         lines=(event.line,) if event else (),

@@ -26,7 +26,7 @@ MIN_LOSS_BEFORE_ZERO = 1.0  # last loss before the zeros: above what a model can
 
 # Skipped updates: the scaler tries a larger scale every 2000, and fails a few times at first.
 MAX_USUAL_SKIP_SHARE = 1 / 500  # of the updates
-MAX_USUAL_SKIPS = 5  # however short the run
+MAX_USUAL_SKIPS, MAX_USUAL_SKIP_SHARE_SHORT = 5, 0.2  # of a short run
 MIN_INFINITE_NORMS = 5  # and none that is finite, for "never finite"
 
 # no-update: broken before the first update; norm-rise, loss-rise: they grew before it; overflow: the log
@@ -87,21 +87,20 @@ def loss_nan(analysis: Analysis) -> Finding | None:
     else:
         title = say("loss-nan.title.lasting_unnumbered")
     cause = _likely_cause(run_log, broken)
-    advice = [_checkpoint_advice(run_log, broken), _cause_advice(run_log, cause)]
-    steps = run_log.steps
+    evidence, steps = _evidence(run_log, broken), run_log.steps
     process_rows = np.flatnonzero(steps.segment == steps.segment[broken.row])
     wasted = analysis.seconds_and_share_after(
         broken.iteration, int(steps.iteration[process_rows[-1]]), process_rows
     )
     if wasted and wasted[0] > MIN_WASTED_S and not broken.has_recovered:
-        advice.append(say("loss-nan.advice.stop_at_once", wasted_s=wasted[0], wasted_share=wasted[1]))
+        evidence.append(say("loss-nan.evidence.wasted", wasted_s=wasted[0], wasted_share=wasted[1]))
     return make_finding(
         "loss-nan",
         "warning" if broken.has_recovered else "problem",
         title=title,
-        evidence=_evidence(run_log, broken),
+        evidence=evidence,
         explanation=_cause_explanation(run_log, broken, cause),
-        advice=advice,
+        advice=[_checkpoint_advice(run_log, broken), _cause_advice(run_log, cause)],
         at=at,
         lines=(int(steps.line[broken.row]),),
         claims={} if broken.has_recovered else {"training loss at the end": "not finite"},
@@ -316,7 +315,9 @@ def skipped_steps(analysis: Analysis) -> Finding | None:
     if not skipped or (not overflows and trailing_zero_losses(analysis)):  # loss_zero says so
         return None
     share = skipped / max(logged, skipped)
-    is_usual = skipped <= MAX_USUAL_SKIPS or share <= MAX_USUAL_SKIP_SHARE
+    is_usual = share <= MAX_USUAL_SKIP_SHARE or (
+        skipped <= MAX_USUAL_SKIPS and share <= MAX_USUAL_SKIP_SHARE_SHORT
+    )
     values = {"skipped_updates": skipped, "logged_iterations": logged, "skipped_share": share}
     evidence = []
     if overflows:

@@ -8,11 +8,18 @@ Single odd batches are neither: an explosion lasts for several logged losses.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.runs.curve_statistics import block_medians, mad, trailing_median
+from glassgpt.runs.curve_statistics import (
+    MEDIAN_TO_MEAN_STDERR,
+    block_medians,
+    detrended_std,
+    mad,
+    trailing_median,
+)
 from glassgpt.runs.run_log import Floats, Ints
 
 # A loss rise: how far the smoothed training loss has to end above its lowest value. These are compared with
@@ -45,10 +52,12 @@ def find_loss_rise(at: Ints, losses: Floats) -> LossRise | None:
     lowest, first = float(smooth.medians[lowest_block]), float(losses[0])
     last_fifth = smooth.medians[-max(2, len(smooth) // 5) :]
     end = float(np.median(last_fifth))
+    # A block has few losses, so its own error is uncertain: that of all losses counts, too.
+    std = (detrended_std(losses) or 0.0) * MEDIAN_TO_MEAN_STDERR / math.sqrt(len(losses) / len(smooth))
     required = max(
         MIN_RISE_SHARE_OF_GAIN * (first - lowest),
         MIN_RISE_SHARE_OF_LOWEST * abs(lowest),
-        MIN_RISE_STANDARD_ERRORS * float(np.median(smooth.stderrs)),
+        MIN_RISE_STANDARD_ERRORS * max(std, float(np.median(smooth.stderrs))),
     )
     stays_up = (
         lowest_block < len(smooth) - len(last_fifth)

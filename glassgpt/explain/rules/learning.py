@@ -187,7 +187,11 @@ def plateau(analysis: Analysis) -> Finding | None:
         return None
     smooth = block_medians(at, losses, 30)
     from_start = run_log.has_iteration_numbers and int(at[0]) <= run_log.trainer.first_iteration + 1
-    if from_start and (nothing := _nothing_learnt(analysis, smooth, min_iterations)):
+    if (
+        from_start
+        and starts_from_scratch(run_log)
+        and (nothing := _nothing_learnt(analysis, smooth, min_iterations))
+    ):
         return nothing
     evidence = _plateau_evidence(analysis, smooth)
     if not evidence or _find_too_small_model(analysis) or analysis.has_overfitted:

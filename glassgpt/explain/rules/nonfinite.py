@@ -93,7 +93,7 @@ def loss_nan(analysis: Analysis) -> Finding | None:
         broken.iteration, int(steps.iteration[process_rows[-1]]), process_rows
     )
     if wasted and wasted[0] > MIN_WASTED_S and not broken.has_recovered:
-        evidence.append(say("loss-nan.evidence.wasted", wasted_s=wasted[0], wasted_share=wasted[1]))
+        evidence.append(say("loss-nan.advice.stop_at_once", wasted_s=wasted[0], wasted_share=wasted[1]))
     return make_finding(
         "loss-nan",
         "warning" if broken.has_recovered else "problem",

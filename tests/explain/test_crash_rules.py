@@ -231,7 +231,7 @@ def test_an_explosion_that_came_back() -> None:
     # Above 1.25 x 2.5 from 962 on; below it again where 0.3 (1050 - at) < 0.625.
     assert one.at == values["explosion_iteration"] == pytest.approx(962, abs=1)
     assert values["recovered_iteration"] == pytest.approx(1048, abs=2)
-    assert values["lost_iterations"] == values["recovered_iteration"] - values["explosion_iteration"]
+    assert values["lost_iterations"] == pytest.approx(1048 - 962, abs=3)
     assert values["lost_s"] == pytest.approx(values["lost_iterations"])
     assert values["peak_loss"] == pytest.approx(20.0, abs=0.2)
     assert values["eval_iteration"] == 1000
@@ -647,7 +647,7 @@ def test_a_best_by_luck_is_not_better_than_what_overwrote_it() -> None:
     evals = [(1000 * at, loss - 0.01, loss) for at, loss in enumerate(val)]
     steps = make_steps(range(0, 44_001, 10), loss=add_noise([3.0] * 4401, 0.11))
     saves = [1000 * at for at in range(1, 45)]
-    known = {"init_from": "gpt2", "eval_iters": 200, "max_iters": 600_000}
+    known: dict[str, ConfigValue] = {"init_from": "gpt2", "eval_iters": 200, "max_iters": 600_000}
     analysis = analyse(make_run_log(steps, evals, saves, known))
     assert max(val) - min(val) > 0.03
     assert best_overwritten(analysis) is None

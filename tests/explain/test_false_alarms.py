@@ -15,21 +15,22 @@ from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import Floats, RunLog
 
 RUNS = 25  # of each kind
+LOG_INTERVAL = 10
 Curves = tuple[Floats, Floats]  # training and validation loss without noise
 Change = Callable[[Floats, Floats, float, np.random.Generator], Curves]
 
 
-def random_run(change: Change, seed: int, log_interval: int = 10, **settings: ConfigValue) -> RunLog:
+def random_run(change: Change, seed: int, **settings: ConfigValue) -> RunLog:
     """A loss that falls by a power law; `change` gets the time from 0 to 1, that loss, and its floor."""
     rng = np.random.default_rng(seed)
     updates = int(rng.choice([1000, 2000, 5000]))
-    interval = int(updates / rng.choice([4, 8, 20, 40])) // log_interval * log_interval
-    at = np.arange(0, updates + 1, log_interval)
+    interval = int(updates / rng.choice([4, 8, 20, 40])) // LOG_INTERVAL * LOG_INTERVAL
+    at = np.arange(0, updates + 1, LOG_INTERVAL)
     first, floor = float(rng.choice([4.2, 10.9])), float(rng.uniform(1.3, 3.2))
     speed, exponent = updates * rng.uniform(0.005, 0.03), rng.uniform(0.5, 0.9)
     train, val = change(at / updates, floor + (first - floor) / (1 + at / speed) ** exponent, floor, rng)
     batch_std, eval_iters = float(rng.choice([0.02, 0.06, 0.15])), int(rng.choice([20, 200]))
-    eval_std, evaluated = batch_std / np.sqrt(eval_iters), at[:: interval // log_interval]
+    eval_std, evaluated = batch_std / np.sqrt(eval_iters), at[:: interval // LOG_INTERVAL]
     losses = [
         np.interp(evaluated, at, curve) + rng.normal(0, eval_std, len(evaluated)) for curve in (train, val)
     ]

@@ -174,7 +174,7 @@ def test_the_noise_of_a_slope() -> None:
     """Of four evaluations 100 iterations apart: sigma / sqrt(5) per step, so three of these are 0.0134."""
     at, noise = np.arange(0.0, 400.0, 100.0), EvalNoise(0.01, "stderr")
     for step, found in ((0.0133, False), (0.0136, True), (-0.02, False)):
-        assert falls_clearly(at, 2.0 - step * np.arange(4), noise) == found
+        assert falls_clearly(at, 2.0 - step * np.arange(4.0), noise) == found
     assert not falls_clearly(at[:3], np.array([3.0, 2.0, 1.0]), noise)  # three points are too few
 
 

@@ -13,6 +13,7 @@ from glassgpt.i18n import translate
 from glassgpt.record.finding import Finding
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.trajectory import shows_run_start
 
 MAX_OTHER_PROBLEMS = 3  # sentences about other runs
 MIN_JUDGED_ITERATIONS = 20  # logged; of fewer it cannot be said that nothing is wrong
@@ -134,7 +135,14 @@ def _loss_sentence(run_log: RunLog, facts: Facts) -> str:
         at = trained[0].iteration
         if at is None or not run_log.has_iteration_numbers:
             return translate("verdict.only_val_loss", loss=final)
+        if not shows_run_start(run_log):
+            return translate("verdict.only_val_loss_here", loss=final, step=at)
         return translate("verdict.only_val_loss_at", loss=final, step=at)
+    if not shows_run_start(run_log):
+        if best == final:
+            return translate("verdict.last_loss_is_lowest_here", best=shown)
+        if step is not None:
+            return translate("verdict.lowest_loss_here", best=shown, step=step, final=final)
     if best == final:
         return translate("verdict.last_loss_is_best", best=shown)
     if step is None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from glassgpt.runs.noise import EvalNoise, clear_difference
 from glassgpt.runs.run_log import Floats, RunLog
-from glassgpt.runs.trajectory import Trajectory
+from glassgpt.runs.trajectory import Trajectory, shows_run_start
 
 # The rise after the best evaluation has to exceed the noise, and these.
 MIN_RISE_SHARE = 0.01  # of the best loss: less is no reason to stop
@@ -31,6 +31,7 @@ class PastBest:
     end_iteration: int
     start_iteration: int
     train_losses: tuple[float, float] | None  # at the best evaluation and at the end, if it fell: overfitting
+    is_earliest: bool = False  # the best is the first evaluation of a tail: there may be a better one before
 
     @property
     def share_after_best(self) -> float:
@@ -67,9 +68,14 @@ def find_past_best(run_log: RunLog, trajectory: Trajectory, noise: EvalNoise | N
     elif len(trajectory.iteration):
         start = min(start, int(trajectory.iteration[0]))
     best_iteration, end_iteration = int(at[best]), int(at[-1])
-    train_losses = _fallen_train_losses(trajectory, best_iteration, end_iteration, start)
     return PastBest(
-        float(values[best]), best_iteration, float(values[-1]), end_iteration, start, train_losses
+        best_loss=float(values[best]),
+        best_iteration=best_iteration,
+        end_loss=float(values[-1]),
+        end_iteration=end_iteration,
+        start_iteration=start,
+        train_losses=_fallen_train_losses(trajectory, best_iteration, end_iteration, start),
+        is_earliest=best == 0 and not shows_run_start(run_log),
     )
 
 

@@ -104,7 +104,9 @@ def has_trained(run_log: RunLog) -> bool:
 
 def shows_run_start(run_log: RunLog) -> bool:
     """Whether the log begins where the run does; else it is a tail, or an excerpt."""
-    return not run_log.is_excerpt and bool(run_log.segments) and run_log.segments[0].has_startup
+    evaluated_first = any(evaluation.iteration == 0 for evaluation in run_log.evals[:1])
+    begins = bool(run_log.segments) and run_log.segments[0].has_startup
+    return not run_log.is_excerpt and (begins or evaluated_first)
 
 
 def seconds_between(trajectory: Trajectory, after: int, until: int, steady_ms: float | None) -> float | None:

@@ -26,10 +26,11 @@ from glassgpt.config import ConfigValue
 from glassgpt.explain.registry import LEARNING_RULES
 from glassgpt.explain.rules.learning import plateau, still_improving, underfit_capacity
 from glassgpt.explain.rules.loss_plausibility import init_loss, leaked_data, memorised_data, ppl_vs_loss
+from glassgpt.explain.rules.lost_work import best_overwritten
 from glassgpt.explain.rules.val_curve import eval_noise, overfitting
 from glassgpt.i18n import say
 from glassgpt.runs.noise import EvalNoise, falls_clearly
-from glassgpt.runs.run_log import LoggedEvaluation, LoggedProcess, LoggedSetup, RunLog
+from glassgpt.runs.run_log import LoggedCheckpoint, LoggedEvaluation, LoggedProcess, LoggedSetup, RunLog
 from glassgpt.runs.trainers import BY_ID
 
 # --- overfitting ---
@@ -111,6 +112,21 @@ def test_a_gap_that_is_usual_at_the_best_evaluation_is_none() -> None:
         ([(4750, 0.7, 1.69), (5000, 0.62, 1.70)], True),
     ):
         assert (overfitting(analyse(tail(*evals))) is not None) == found, evals
+
+
+def test_the_best_of_a_tail_may_have_come_before_it() -> None:
+    rising = [(4500, 1.60, 1.67), (4750, 1.55, 1.71), (5000, 1.50, 1.75), (5250, 1.45, 1.79)]
+    run_log = tail(*rising)
+    one = require_finding(overfitting(analyse(run_log)))
+    assert one.text["title"] == (say("overfitting.title.rising", metric="val loss"),)
+    assert (one.at, one.claims) == (5250, {"learning at the end": "overfitting"})
+    assert (one.values["earlier_loss"], one.values["end_loss"]) == (1.67, 1.79)
+    assert say("overfitting.evidence.best_unknown") in one.text["evidence"]
+    assert not {"best_iteration", "saving"} & set(one.values)
+    whole = require_finding(overfitting(analyse(tail((4250, 1.65, 1.72), *rising))))
+    assert whole.values["best_iteration"] == 4500  # one before it is worse
+    saves = tuple(LoggedCheckpoint(at, 0) for at, *_ in rising)
+    assert best_overwritten(analyse(replace(run_log, checkpoints=saves))) is None
 
 
 def test_a_gap_within_the_noise_is_none() -> None:

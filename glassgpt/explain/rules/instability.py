@@ -19,6 +19,7 @@ from glassgpt.runs.trajectory import (
     takes_known_settings,
 )
 
+MAX_RETURNING_RATIO = 2.0  # last loss over the one before an explosion: it was coming back
 # A spike: a loss compared with the median of the MEDIAN_WINDOW_STEPS losses before it.
 MEDIAN_WINDOW_STEPS = 25
 MIN_SPIKE_MADS = 8.0  # median absolute deviations above it
@@ -82,6 +83,12 @@ def loss_explosion(analysis: Analysis) -> Finding | None:
         evidence.append(say("loss-explosion.evidence.count", count=len(explosions)))
     iterations = analysis.trajectory.iteration
     share = (worst.until - worst.iteration) / max(1, int(iterations[-1]) - int(iterations[0]))
+    if recovered is not None:
+        explanation = say("loss-explosion.explanation.recovered")
+    elif worst.end_loss < MAX_RETURNING_RATIO * worst.loss_before:
+        explanation = say("loss-explosion.explanation.returning")
+    else:
+        explanation = say("loss-explosion.explanation.lasting")
     saves = [save.iteration for save in analysis.trajectory.checkpoints if save.iteration is not None]
     usable = [at for at in saves if at < worst.iteration]
     advice = [_lower_lr_advice(run_log, worst.iteration), _clip_advice(run_log)]
@@ -92,9 +99,7 @@ def loss_explosion(analysis: Analysis) -> Finding | None:
         "problem" if recovered is None or share > WARNING_SPIKE_SHARE else "warning",
         title=title,
         evidence=evidence,
-        explanation=say("loss-explosion.explanation.lasting")
-        if recovered is None
-        else say("loss-explosion.explanation.recovered"),
+        explanation=explanation,
         advice=advice,
         at=worst.iteration if numbered else None,
         lines=analysis.lines_at([worst.iteration_before, worst.peak_iteration, worst.until]),

@@ -16,6 +16,7 @@ from glassgpt.runs.trajectory import (
     numeric_setting,
     planned_end_iteration,
     seconds_between,
+    shows_run_start,
     val_metric_name,
 )
 
@@ -71,9 +72,12 @@ def find_lost_work(analysis: Analysis) -> LostWork:
     return LostWork(last, saved, shows_checkpoints, ruined_since, is_nonfinite)
 
 
-def lost_work_severity(lost: LostWork) -> Severity:
-    """A problem if all is lost; at most info if the last checkpoint is within a tenth of the run."""
-    last = lost.last_iteration or 0
+def lost_work_severity(analysis: Analysis, lost: LostWork) -> Severity:
+    """A problem if all is lost; info if the last checkpoint is within a tenth of the run, unless that had
+    hardly begun."""
+    last, planned = lost.last_iteration or 0, planned_end_iteration(analysis.log)
+    if planned and last < WARNING_EARLY_SHARE * planned and lost.saved_iteration is not None:
+        return "warning"
     if lost.ruined_since is not None:
         return "info"
     if lost.saved_iteration is None:
@@ -153,7 +157,7 @@ def crashed(analysis: Analysis) -> Finding | None:
     command = run_log.trainer.resume_command
     return make_finding(
         "crashed",
-        lost_work_severity(lost),
+        lost_work_severity(analysis, lost),
         title=say("crashed.title.segmentation_fault")
         if event.kind == "abort" and "egmentation" in event.text
         else say("crashed.title.run"),
@@ -288,7 +292,7 @@ def interrupted(analysis: Analysis) -> Finding | None:
         advice = say("interrupted.advice.resume_if_saved", command=command)
     return make_finding(
         "interrupted",
-        lost_work_severity(lost),
+        lost_work_severity(analysis, lost),
         title=title,
         evidence=[
             progress_message(analysis),
@@ -375,6 +379,7 @@ def best_overwritten(analysis: Analysis) -> Finding | None:
     if (
         not len(rows)
         or best_iteration <= 0
+        or (best_row == 0 and not shows_run_start(run_log))  # a tail: there may be a better one before
         or not clear_rise(values, best_row, int(rows[0]), analysis.eval_noise)
     ):
         return None

@@ -28,8 +28,8 @@ def overfitting(analysis: Analysis) -> Finding | None:
     is_exploded = bool(analysis.explosions) and analysis.explosions[-1].recovered_iteration is None
     if has_leaked_data(analysis) or analysis.loss_rise or is_exploded:
         return None  # then its losses say nothing about unseen text
-    if past is None or past.train_losses is None:
-        return _overfitting_by_gap(analysis)
+    if past is None or past.train_losses is None or past.is_earliest:
+        return _overfitting_in_part(analysis)
     train_best, train_end = past.train_losses
     run_log, rise = analysis.log, past.end_loss - past.best_loss
     compared = {
@@ -79,42 +79,47 @@ def overfitting(analysis: Analysis) -> Finding | None:
     )
 
 
-def _overfitting_by_gap(analysis: Analysis) -> Finding | None:
-    """From a single evaluation: a tail, an excerpt, or a log whose course shows no rise."""
-    gap, run_log = analysis.train_val_gap, analysis.log
-    if gap is None:
-        return None
-    metric, shows_start = val_metric_name(run_log), shows_run_start(run_log)
-    losses = {"train_loss": gap.train_loss, "val_loss": gap.val_loss, "gap": gap.gap}
-    if run_log.has_iteration_numbers:
+def _overfitting_in_part(analysis: Analysis) -> Finding | None:
+    """From the last evaluations alone: by the gap between both losses, or by a rise in a tail."""
+    gap, past, run_log = analysis.train_val_gap, analysis.past_best, analysis.log
+    metric, numbered = val_metric_name(run_log), run_log.has_iteration_numbers
+    if gap is not None:
+        at, title = gap.iteration, say("overfitting.title.gap", metric=metric, gap=gap.gap)
+        losses = {"metric": metric, "train_loss": gap.train_loss, "val_loss": gap.val_loss, "gap": gap.gap}
+        if numbered:
+            comparison = say("overfitting.evidence.gap_numbered", last_iteration=gap.iteration, **losses)
+        else:
+            comparison = say("overfitting.evidence.gap", **losses)
+        explanation = say("overfitting.explanation.gap")
+    elif past is not None and past.train_losses is not None:
+        at, title = past.end_iteration, say("overfitting.title.rising", metric=metric)
         comparison = say(
-            "overfitting.evidence.gap_numbered", metric=metric, last_iteration=gap.iteration, **losses
+            "overfitting.evidence.rising",
+            metric=metric,
+            earlier_loss=past.best_loss,
+            end_loss=past.end_loss,
+            train_loss_before=past.train_losses[0],
+            train_loss_at_end=past.train_losses[1],
         )
+        explanation = say("overfitting.explanation.rising")
     else:
-        comparison = say("overfitting.evidence.gap", metric=metric, **losses)
-    advice = [say("overfitting.advice.reduce_gap")]
-    if not shows_start or len(analysis.trajectory.evals) < MIN_EVALS:
-        eval_line = run_log.trainer.eval_line
-        advice.insert(
-            0,
-            say("overfitting.advice.earlier_lines", eval_line=eval_line)
-            if eval_line
-            else say("overfitting.advice.earlier_evaluations"),
-        )
+        return None
+    is_whole = shows_run_start(run_log) and len(analysis.trajectory.evals) >= MIN_EVALS
+    if is_whole:
+        earlier = None
+    elif run_log.trainer.eval_line:
+        earlier = say("overfitting.advice.earlier_lines", eval_line=run_log.trainer.eval_line)
+    else:
+        earlier = say("overfitting.advice.earlier_evaluations")
     return make_finding(
         "overfitting",
         "warning",
-        title=say("overfitting.title.gap", metric=metric, gap=gap.gap),
-        evidence=[
-            comparison,
-            None
-            if shows_start and len(analysis.trajectory.evals) >= MIN_EVALS
-            else say("overfitting.evidence.best_unknown"),
-        ],
-        explanation=say("overfitting.explanation.gap"),
-        advice=advice,
-        at=gap.iteration if run_log.has_iteration_numbers else None,
-        lines=analysis.eval_lines_at([gap.iteration]),
+        title=title,
+        evidence=[comparison, None if is_whole else say("overfitting.evidence.best_unknown")],
+        explanation=explanation,
+        advice=[earlier, say("overfitting.advice.reduce_gap")],
+        at=at if numbered else None,
+        lines=analysis.eval_lines_at([at]),
         claims={"learning at the end": "overfitting"},
     )
 

@@ -16,10 +16,13 @@ from functools import cached_property
 import numpy as np
 
 from glassgpt.estimate.cards import Card
+<<<<<<< HEAD
 from glassgpt.record.ledger import PHASES
-from glassgpt.runs.curve_statistics import LossRise, find_loss_rise
+=======
+>>>>>>> learning
 from glassgpt.runs.exit_status import infer_exit_status
 from glassgpt.runs.facts import Facts
+from glassgpt.runs.loss_rise import Explosion, LossRise, find_explosions, find_loss_rise
 from glassgpt.runs.model_size import (
     DeviceThroughput,
     IterationFlops,
@@ -31,8 +34,12 @@ from glassgpt.runs.model_size import (
     stated_peak_flops,
 )
 from glassgpt.runs.noise import EvalNoise, estimate_eval_noise
+<<<<<<< HEAD
 from glassgpt.runs.past_best import PastBest, find_past_best
 from glassgpt.runs.regimes import Regime, find_regimes
+=======
+from glassgpt.runs.past_best import PastBest, TrainValGap, find_past_best, find_train_val_gap
+>>>>>>> learning
 from glassgpt.runs.run_log import ExitStatus, Floats, Ints, LoggedCheckpoint, LoggedEvaluation, RunLog
 from glassgpt.runs.time_split import TimeSplit, split_time
 from glassgpt.runs.trajectory import (
@@ -87,9 +94,16 @@ class Analysis:
         """None where the last evaluations are not clearly above the best one."""
         return find_past_best(self.log, self.trajectory, self.eval_noise)
 
+    @cached_property
+    def train_val_gap(self) -> TrainValGap | None:
+        """Both losses of the last evaluation, so far apart that only memorising explains it."""
+        return find_train_val_gap(self.trajectory, self.eval_noise)
+
     @property
     def has_overfitted(self) -> bool:
-        return self.past_best is not None and self.past_best.train_losses is not None
+        """By the course of its evaluations, or by the gap between both losses of the last."""
+        fell_meanwhile = self.past_best is not None and self.past_best.train_losses is not None
+        return fell_meanwhile or self.train_val_gap is not None
 
     @cached_property
     def eval_noise_across_runs(self) -> EvalNoise | None:
@@ -97,9 +111,17 @@ class Analysis:
         return estimate_eval_noise(self.log, self.trajectory.evals, self.trajectory.finite_losses()[1])
 
     @cached_property
+    def explosions(self) -> list[Explosion]:
+        """Of the training loss: it rose to a multiple within a few iterations."""
+        at, losses = self.trajectory.finite_losses()
+        starts = {part.first_iteration for part in self.log.segments if part.first_iteration is not None}
+        later = sorted(start for start in starts if len(at) and start > at[0])
+        return find_explosions(at, losses, np.array(later, dtype=np.int64))
+
+    @cached_property
     def loss_rise(self) -> LossRise | None:
-        """A rise of the smoothed training loss; None unless it stayed up until the end."""
-        return find_loss_rise(*self.trajectory.finite_losses())
+        """A slow rise of the smoothed training loss; None unless it stayed up until the end."""
+        return None if self.explosions else find_loss_rise(*self.trajectory.finite_losses())
 
     # --- time ---
 

@@ -47,6 +47,17 @@ def search_number(pattern: re.Pattern[str], text: str) -> float:
     return parse_number(match[match.lastindex or 0]) if match else math.nan
 
 
+def parse_norm(text: str | None) -> float:
+    """A gradient norm. NaN means that the line has none, so one that is printed as NaN counts as infinite."""
+    norm = math.nan if text is None else parse_number(text)
+    return math.inf if text is not None and math.isnan(norm) else norm
+
+
+def search_norm(pattern: re.Pattern[str], text: str) -> float:
+    match = pattern.search(text)
+    return parse_norm(match[match.lastindex or 0] if match else None)
+
+
 def parse_ms(number: str, unit: str) -> float:
     """Milliseconds, from a number of `ms` or `s`."""
     return parse_number(number) * (1000 if unit.lower() == "s" else 1)

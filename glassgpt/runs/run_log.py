@@ -43,7 +43,7 @@ class Steps:
     ms: Floats
     mfu: Floats  # percent
     lr: Floats
-    grad_norm: Floats
+    grad_norm: Floats  # infinite: printed as infinite or NaN
     tokens_per_s: Floats
     memory_bytes: Floats | None = None  # peak since the previous line: of the card, else of the process
     tokens: Floats | None = None  # GlassGPT: seen since the start of the run

@@ -21,7 +21,7 @@ def severity_after_rise(rise: float) -> str | None:
         2.0,
         *(2 + share * rise for share in (0.25, 0.5, 0.9, 0.95, 1.0)),
     ]
-    evals = [(50 * at, 4.0 - 0.3 * at, loss) for at, loss in enumerate(losses)]
+    evals = [(50 * at, 2.0 - 0.02 * at, loss) for at, loss in enumerate(losses)]
     finding = overfitting(Analysis(make_run_log(make_steps(range(551)), evals=evals)))
     return None if finding is None else finding.severity
 

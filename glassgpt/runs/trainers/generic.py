@@ -14,7 +14,7 @@ import math
 import re
 
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_ms, parse_number, search_number
+from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_ms, parse_number, search_norm, search_number
 from glassgpt.runs.trainer import Trainer
 
 _AT = r"\b(?:iter|iteration|step|global_step|update)"
@@ -112,7 +112,7 @@ class GenericReader:
             parse_number(step[3]),
             ms=ms,
             lr=search_number(_LR, line),
-            grad_norm=search_number(_NORM, line),
+            grad_norm=search_norm(_NORM, line),
             tokens_per_s=search_number(_SPEED, line),
         )
         if "lobal" in line and (batch := _BATCH.search(line)):

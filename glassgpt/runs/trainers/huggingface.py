@@ -17,7 +17,7 @@ from glassgpt.i18n import say, translate
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
-from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_number
+from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_norm, parse_number
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import HeaderPattern, Trainer
 
@@ -142,7 +142,7 @@ class TrainerReader:
             parse_number(values["loss"]),
             ms=ms,
             lr=parse_number(values.get("learning_rate", "nan")),
-            grad_norm=parse_number(values.get("grad_norm", "nan")),
+            grad_norm=parse_norm(values.get("grad_norm")),
             line=self._waiting_line,
         )
 
@@ -184,4 +184,5 @@ TRAINER = Trainer(
     zero_loss_cause=say("hf-trainer.zero_loss_cause"),
     often_finetunes=True,
     resume_command="--resume_from_checkpoint",
+    clips_gradients=True,
 )

@@ -91,4 +91,5 @@ TRAINER = Trainer(
     steps_are_micro_batches=True,  # accumulation_steps is 8 in pretraining, and no line says it
     often_finetunes=True,
     resume_command="--from_resume 1",
+    clips_gradients=True,
 )

@@ -15,7 +15,7 @@ from glassgpt.i18n import translate
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
-from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_number, search_number
+from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_number, search_norm, search_number
 from glassgpt.runs.run_log import RunLog, ValMetric
 from glassgpt.runs.trainer import HeaderPattern, Trainer
 
@@ -47,7 +47,7 @@ def read(line: str, builder: RunBuilder) -> bool:
             parse_number(loss),
             ms=search_number(_TIME, rest),
             mfu=search_number(_MFU, rest),
-            grad_norm=search_number(_NORM, rest),
+            grad_norm=search_norm(_NORM, rest),
             tokens_per_s=search_number(_SPEED, rest),
         )
         return True

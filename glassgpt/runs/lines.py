@@ -58,6 +58,7 @@ class LogLine(NamedTuple):
     text: str
     is_incomplete: bool = False  # no line end after it
     rank: int | None = None  # that printed it, where a prefix named it (see prefixes.py)
+    clock: str = ""  # the time that a prefix says
 
 
 def read_lines(file: BinaryIO) -> Iterator[LogLine]:

@@ -87,8 +87,8 @@ def _steps_or_lines(block: str, plain_step: str) -> Iterator[Mapping[str, Sequen
 
 
 def _without_prefixes(raw_line: LogLine) -> LogLine:
-    text, rank = strip_prefixes(raw_line.text)
-    return LogLine(text, raw_line.is_incomplete, rank)
+    text, rank, clock = strip_prefixes(raw_line.text)
+    return LogLine(text, raw_line.is_incomplete, rank, clock)
 
 
 class _Candidate:
@@ -306,6 +306,7 @@ class LogReader:
         """Whether the line is a step or an evaluation, or another rank's."""
         builder, text, rank = self.builder, line.text, line.rank
         builder.line += 1
+        builder.clock = line.clock
         self._ends_mid_line = line.is_incomplete
         if line.is_incomplete:
             text = text[:-40] + _TRUNCATED_NUMBER.sub("", text[-40:])
@@ -339,6 +340,7 @@ class LogReader:
     def feed_header(self, line: LogLine) -> None:
         """A line from before the run: only what it says about the setup counts."""
         self.builder.line += 1
+        self.builder.clock = line.clock
         if not self._read_line(line.text, self.builder):
             read_header(line.text, self.builder)
         self.builder.drop_pending_checkpoints()  # nothing is saved before the first step

@@ -99,6 +99,7 @@ class Trainer:
     rarer_eval_advice: Message | None = None  # gets the two intervals and the saving
 
     # --- its settings ---
+    clips_gradients: bool = False  # unless told otherwise
     takes_known_settings: bool = False  # under TrainConfig's names, so advice can name them
     schedule_fits_run: bool = False  # warm-up and decay follow max_iters where they are not set
     defaults: Mapping[str, float] = field(default_factory=dict)  # of settings that its log need not show

@@ -36,6 +36,7 @@ _FAILURE_KINDS = {"oom", "traceback", "abort", "kill", "interrupt"}
 
 # "Match" below: a reader takes the line for a step or an evaluation of its trainer.
 _DECISIVE_LINES = 40  # matches of one reader, after which the others are not tried any more
+_DECISIVE_GENERIC_LINES = 2000  # the same for the generic reader, if no other has matched any
 _MIN_GENERIC_LINES = 3  # matches of the generic reader that make a file a log
 _MIN_SWITCH_LINES = 3  # matches of another reader, and none of the current one, that begin another run
 _MIN_GENERIC_SWITCH_LINES = 20  # the same for the generic reader, which may match a summary
@@ -167,7 +168,9 @@ class LogRecognizer:
                 del self._buffered_lines[: _MAX_BUFFERED_LINES // 2]
             self._candidates.feed(line)
             best = self._candidates.best()
-            if best is not None and not best.trainer.reads_any_log and best.matched_lines >= _DECISIVE_LINES:
+            is_generic = best is not None and best.trainer.reads_any_log
+            needed = _DECISIVE_GENERIC_LINES if is_generic else _DECISIVE_LINES
+            if best is not None and best.matched_lines >= needed:
                 self._splitter = self._replay()
                 self._buffered_lines = []
 

@@ -204,8 +204,8 @@ class TrainerReader:
             return False
         cells = [cell.strip() for cell in _CELLS.split(line.strip(" |"))] if self._table else []
         if len(cells) < 2 or not cells[0].isdecimal() or len(cells[0]) > len(str(MAX_COUNT)):
-            is_rule = bool(line) and not line.strip("|-: ")  # of a Markdown table
-            self._table = self._table if is_rule else []
+            is_between_rows = not line.strip("|-: ")  # blank, or the rule of a Markdown table
+            self._table = self._table if is_between_rows else []
             return False
         row = dict(zip(self._table, cells, strict=False))
         iteration: float | None = int(cells[0])

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from log_checks import check_facts, parse_facts, parse_log
+from log_checks import check_facts, parse_facts, parse_log, parse_logs
 from printed import SyntheticRun
 from printed_more import trainer
 
@@ -91,8 +91,8 @@ def test_how_it_ended() -> None:
 
 def test_several_runs_in_one_file() -> None:
     expected = trainer(COURSE)
-    assert parse_facts(expected.text * 3).segments == 3
-    assert parse_facts(f"```\n{expected.text}```\nAgain:\n```\n{expected.text}```\n").segments == 2
+    assert len(parse_logs(expected.text * 3)) == 3
+    assert len(parse_logs(f"```\n{expected.text}```\nAgain:\n```\n{expected.text}```\n")) == 2
 
 
 def test_newer_ones_say_the_runtime_in_every_dict() -> None:
@@ -179,10 +179,11 @@ def test_a_dict_that_a_callback_prints_again_with_a_rounded_epoch() -> None:
             )
         for epoch in (f"{at / 800:.17f}", f"{at / 800:.2f}"):
             text += f"{{'eval_loss': {2.5 - at / 10}, 'eval_runtime': 1.5, 'epoch': {epoch}}}\n"
-    run_log = parse_log(text + "some callback failed: 'loss'\n" + text)
-    assert run_log.steps.loss.tolist() == pytest.approx([3 - at / 10 for at in range(1, 9)] * 2)
-    assert (len(run_log.evals), len(run_log.segments)) == (16, 2)
-    assert np.isinf(run_log.steps.grad_norm).all()  # printed, and not a number
+    run_logs = parse_logs(text + "some callback failed: 'loss'\n" + text)
+    assert [(len(one.steps), len(one.evals)) for one in run_logs] == [(8, 8), (8, 8)]
+    for run_log in run_logs:
+        assert run_log.steps.loss.tolist() == pytest.approx([3 - at / 10 for at in range(1, 9)])
+        assert np.isinf(run_log.steps.grad_norm).all()  # printed, and not a number
 
 
 @pytest.mark.parametrize("joint", ["\t", " | ", "     "])

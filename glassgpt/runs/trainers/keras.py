@@ -85,7 +85,7 @@ class KerasReader:
             line=line,
         )
         if match := _VAL_LOSS.search(text):
-            builder.add_eval(iteration, parse_number(match[1]))
+            builder.add_eval(iteration, parse_number(match[1]), line=line)
 
 
 TRAINER = Trainer(

@@ -75,7 +75,7 @@ class LightningReader:
         val_loss = values.pop("val_loss", None)
         add_values(builder, iteration, values, line)
         if val_loss is not None and val_loss != builder.last_val_loss:
-            builder.add_eval(iteration, val_loss)
+            builder.add_eval(iteration, val_loss, line=line)
 
 
 TRAINER = Trainer(

@@ -270,7 +270,7 @@ def autoresearch(course: SyntheticRun, budget_s: int = 300) -> ExpectedLog:
     spent = [0, *accumulate(time if at > 10 else 0 for at, time in enumerate(times))]
     scale = budget_s * 1000 / max(1, spent[-1])  # so that it ends when the budget is used up
     parts = _(
-        "Vocab size: 8,192", "Parameter counts:", "  total                   : 50,332,176",
+        "Vocab size: 50,304", "Parameter counts:", "  total                   : 50,332,176",
         "Estimated FLOPs per token: 2.5e+08", f"Time budget: {budget_s}s", "Gradient accumulation steps: 2",
     )  # fmt: skip
     for at, ms in enumerate(times):

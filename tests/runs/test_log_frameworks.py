@@ -131,6 +131,34 @@ def test_megatrons_exit_by_the_clock_is_no_end_of_the_run() -> None:
     assert parse_facts(text + "exiting program after 230 minutes\n").ended == "interrupted"
 
 
+def test_megatrons_time_in_seconds_and_skipped_iterations() -> None:
+    line = (
+        "[default3]: iteration {at:8d}/ 100 | elapsed time per iteration (s): 35.8651 | {loss}loss scale: "
+        "1.0 | number of skipped iterations: {skipped} | number of nan iterations: 0 |\n"
+    )
+    text = line.format(at=10, loss="", skipped=10)
+    text += "".join(line.format(at=at, loss="lm loss: 2.5E+00 | ", skipped=0) for at in range(20, 60, 10))
+    run_log = parse_log(text)
+    assert run_log.steps.has_loss.tolist() == [False, True, True, True, True]
+    assert run_log.steps.ms.tolist() == pytest.approx([35_865.1] * 5)
+    assert run_log.event_counts == {"scaler-overflow": 10}
+
+
+# --- Lightning ---
+
+
+def test_lightnings_bar_of_a_dataset_without_a_length() -> None:
+    bar = "Epoch {epoch}: |          | {at}/? [00:20<00:00,  0.50it/s, v_num=0, train_loss=14.60]\n"
+    text = "11.2 M    Total params\n"
+    text += "".join(bar.format(epoch=epoch, at=at) for epoch in range(3) for at in range(1, 11))
+    text += "Epoch 2, global step 30: 'val_loss' reached 0.77609 (best 0.77609), saving model to 'a.ckpt'\n"
+    run_log = parse_log(text)
+    assert run_log.steps.iteration.tolist() == list(range(1, 31))
+    assert run_log.steps.ms[0] == 2000
+    assert [one.iteration for one in run_log.checkpoints] == [30]
+    assert run_log.setup.parameters == 11_200_000
+
+
 # --- Keras ---
 
 

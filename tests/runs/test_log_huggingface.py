@@ -228,13 +228,19 @@ def test_unsloths_banner() -> None:
     assert run_log.setup.settings == {"batch_size": 4, "gradient_accumulation_steps": 3}
 
 
-def test_rewards_say_that_a_loss_of_zero_is_no_nan() -> None:
-    """Group-relative rewards begin with a loss of exactly 0."""
-    line = "{{'loss': 0.0, 'grad_norm': 0.5, 'learning_rate': 1e-06, {reward}'epoch': 0.0{at}}}\n"
+def test_the_loss_of_reinforcement_learning_may_be_zero_and_rise() -> None:
+    """Group-relative rewards begin with a loss of exactly 0, and the loss grows with the divergence."""
+    line = "{{'loss': {loss}, 'grad_norm': 0.5, 'learning_rate': 1e-06, {reward}'epoch': {epoch}}}\n"
     reward = "'rewards/format': 0.5, 'reward': 0.75, 'kl': 0.001, "
     for keys in ("", reward):
-        text = "".join(line.format(at=at, reward=keys) for at in range(1, 9))
-        assert (parse_log(text).trainer.zero_loss_cause is None) == bool(keys)
+        text = "".join(
+            line.format(loss=max(0, at - 5) / 1000, reward=keys, epoch=at / 100) for at in range(1, 99)
+        )
+        explanation = explain(parse_log(text))
+        assert explanation.log.trainer.loss_measures_learning == (not keys)
+        assert bool(explanation.findings) == (not keys)
+    table = "Step\tTraining Loss\treward\tkl\n" + "".join(f"{at}\t0.00{at}\t0.5\t0.1\n" for at in range(9))
+    assert not parse_log(table).trainer.loss_measures_learning
 
 
 def test_axolotls_speed_is_of_one_gpu() -> None:

@@ -80,3 +80,4 @@ def test_reinforcement_learning_has_the_reward_first() -> None:
     assert run_log.steps.loss.tolist() == pytest.approx([at / 1000 for at in range(1, 9)])
     assert run_log.steps.lr.tolist() == [3e-7] * 8
     assert run_log.setup.parameters == 63_910_000
+    assert not run_log.trainer.loss_measures_learning

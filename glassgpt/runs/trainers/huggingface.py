@@ -42,7 +42,7 @@ _REWARD = re.compile(r"'(?:reward|kl|rewards/\w+)':")  # reinforcement learning,
 _TABLE = re.compile(r"^\W*(Step|Epoch)\W+Training Loss\b")
 _CELLS = re.compile(r"\t|\s*\|\s*|\s{2,}")
 _PROGRESS = re.compile(
-    r"\[\s?(\d{1,12})/(\d{1,12}) [\d:]{1,12}(?: < [\d:]{1,12})?.{0,40}Epoch ([\d.]{1,12})/(\d{1,9})\]"
+    r"\[\s?(\d{1,12})/(\d{1,12}) ([\d:]{1,12})(?: < [\d:]{1,12})?.{0,40}Epoch ([\d.]{1,12})/(\d{1,9})\]"
 )
 _MIN_BAR_S = 10.0  # between two lines, for the difference of whole seconds to be a time
 
@@ -70,6 +70,7 @@ class TrainerReader:
         self._previous: tuple[int | None, float, float, float] = (None, 0.0, 0.0, 0.0)
         self._table: list[str] = []  # columns of the notebook's table that is being read
         self._updates_per_epoch: float | None = None
+        self._complete_s: float | None = None  # what the whole run took, by the progress above the table
 
     def __call__(self, line: str, builder: RunBuilder) -> bool:
         if "%|" in line:
@@ -109,6 +110,7 @@ class TrainerReader:
 
     def close(self, builder: RunBuilder) -> None:
         """Read the dict that waits."""
+        self._end_table(builder)
         values, self._waiting = self._waiting, {}
         evaluated = _eval_loss(values)
         if "loss" in values and "epoch" in values:
@@ -197,16 +199,20 @@ class TrainerReader:
         """A notebook's table. Rows of epochs have iterations where the progress says how many updates there
         are in all."""
         if "/" in line and (match := _PROGRESS.search(line)):
-            total, epochs = int(match[2]), int(match[4])
+            total, epochs = int(match[2]), int(match[5])
+            self._complete_s = _seconds(match[3]) if match[1] == match[2] else None
             builder.setup.values["planned_iterations"] = total
             self._updates_per_epoch = total / epochs if epochs else None
         if _TABLE.match(line):
             self._table = [cell.strip() for cell in _CELLS.split(line.strip(" |"))]
+            if "reward" in self._table:
+                builder.trainer = _REINFORCEMENT
             return False
         cells = [cell.strip() for cell in _CELLS.split(line.strip(" |"))] if self._table else []
         if len(cells) < 2 or not cells[0].isdecimal() or len(cells[0]) > len(str(MAX_COUNT)):
             is_between_rows = not line.strip("|-: ")  # blank, or the rule of a Markdown table
-            self._table = self._table if is_between_rows else []
+            if not is_between_rows:
+                self._end_table(builder)
             return False
         row = dict(zip(self._table, cells, strict=False))
         iteration: float | None = int(cells[0])
@@ -223,6 +229,13 @@ class TrainerReader:
             builder.add_eval(self._count, val_loss)
         self._number_lines(builder)
         return True
+
+    def _end_table(self, builder: RunBuilder) -> None:
+        if self._table and self._complete_s is not None:
+            builder.add_event("finish", "the progress above the table is complete")
+            builder.setup.values["wall_s"] = self._complete_s
+            self._complete_s = None
+        self._table = []
 
 
 def _is_repeated(latest: dict[str, str], values: dict[str, str]) -> bool:
@@ -299,4 +312,4 @@ TRAINER = Trainer(
     resume_command="--resume_from_checkpoint",
     clips_gradients=True,
 )
-_REINFORCEMENT = replace(TRAINER, zero_loss_cause=None)
+_REINFORCEMENT = replace(TRAINER, zero_loss_cause=None, loss_measures_learning=False)

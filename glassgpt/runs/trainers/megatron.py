@@ -25,10 +25,13 @@ _ITERATION = re.compile(r"(?:^|\| |\] )\s*iteration\s{1,12}(\d{1,15})/\s{0,12}(\
 _STEP = StepLine(
     _ITERATION.pattern,
     {
-        r"elapsed time per iteration \(ms\)": "ms", "learning rate": "lr", "lm[ _]loss": "loss",
+        r"elapsed time per iteration \(ms\)": "ms",
+        r"elapsed time per iteration \(s\)": "s", "learning rate": "lr", "lm[ _]loss": "loss",
         r"(?<=\| )loss": "loss", "grad norm": "grad_norm", "global batch size": "batch",
         "consumed tokens": "tokens", "actual seqlen": "sequence", "MFU": "mfu",
         r"tokens per gpu per second \(tgs\)": "device_tokens_per_s", "number of nan iterations": "nan",
+        r"tokens per GPU \(tokens/s/GPU\)": "device_tokens_per_s",
+        "number of skipped iterations": "skipped",
     },
 )  # fmt: skip
 _NEMO = StepLine(
@@ -45,6 +48,7 @@ _VALIDATION = re.compile(
 _SAVED = re.compile(r"\bsuccessfully saved checkpoint (?:from|at) iteration\s{1,12}(\d{1,15})\b")
 _STOPPED = re.compile(r"^exiting program (?:after|at iteration)\b")
 _DONE = re.compile(r"^\[(?:after training is done|exiting program at the end of training)\]")
+_MAX_SKIPPED = 1000  # between two lines: what a usual log interval has
 
 
 class MegatronReader:
@@ -82,12 +86,14 @@ class MegatronReader:
 
     def _read_step(self, iteration: int, planned: int, line: str, builder: RunBuilder) -> bool:
         values = _STEP.values(line)
-        if "ms" not in values or ("loss" not in values and "nan" not in values):
+        if values.keys().isdisjoint(("ms", "s")) or ("loss" not in values and "nan" not in values):
             return False  # cut off
         if "loss" not in values and values["nan"] > 0:
             values["loss"] = math.nan  # a loss that is no number is left out of the line
         builder.setup.values["planned_iterations"] = planned
         self._add(iteration, values, builder)
+        for _ in range(int(min(values.get("skipped", 0), _MAX_SKIPPED))):
+            builder.add_event("scaler-overflow", "number of skipped iterations")
         return True
 
     def _add(self, iteration: int, values: dict[str, float], builder: RunBuilder) -> None:

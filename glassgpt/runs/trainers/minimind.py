@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 from glassgpt.i18n import translate
 from glassgpt.runs.builder import RunBuilder
@@ -53,6 +54,8 @@ class MinimindReader:
             if not lr and self._prints_lr:
                 return False  # cut off
             self._prints_lr = lr is not None
+            if "Reward" in match[0]:
+                builder.trainer = _REINFORCEMENT
             epoch, epochs, step, per_epoch = (int(group) for group in match.groups()[:4])
             if epochs * per_epoch > MAX_COUNT:
                 return False
@@ -97,3 +100,4 @@ TRAINER = Trainer(
     often_finetunes=True,
     resume_command="--from_resume 1",
 )
+_REINFORCEMENT = replace(TRAINER, loss_measures_learning=False)

@@ -162,6 +162,11 @@ def test_lightnings_bar_of_a_dataset_without_a_length() -> None:
 # --- Keras ---
 
 
+def test_kerass_time_is_of_a_step_not_of_an_epoch() -> None:
+    line = "Epoch {at}/5\n128/128 - 5s - loss: 2.5 - accuracy: 0.1463 - 5s/epoch - 43ms/step\n"
+    assert parse_facts("".join(line.format(at=at) for at in range(1, 6))).steady_ms == 43
+
+
 def test_kerass_evaluate_is_no_epoch_and_early_stopping_is_an_end() -> None:
     epoch = "Epoch {at}/50\n100/100 - 2s - 20ms/step - loss: 2.5 - val_loss: {val}\n"
     text = "".join(epoch.format(at=at, val=2 + at / 10) for at in (1, 2, 3))

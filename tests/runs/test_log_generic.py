@@ -183,3 +183,23 @@ def test_elapsed_time_is_a_total() -> None:
     steps = parse_log("".join(line.format(at=at, s=30 + at * 0.25) for at in range(10, 60, 10))).steps
     assert steps.ms[1:].tolist() == pytest.approx([250] * 4)
     assert math.isnan(steps.ms[0])
+
+
+def test_epochs_are_the_iterations_where_nothing_else_is_counted() -> None:
+    line = "Epoch {at}/5 | Train Loss: {loss:.4f} | Val Loss: {val:.4f} | took 81.5s\n"
+    text = "".join(line.format(at=at, loss=3 - at / 10, val=3.1 - at / 10) for at in range(1, 6))
+    facts = parse_facts(text)
+    assert (facts.iterations_logged, facts.last_iteration, facts.ended) == (5, 5, "finished")
+    assert (facts.loss_last, facts.best_val_loss, facts.best_val_step) == (2.5, 2.6, 5)
+    assert facts.steady_ms is None
+
+
+def test_a_line_about_the_epoch_after_its_steps_is_an_evaluation() -> None:
+    text = "".join(
+        "".join(f"epoch {epoch} step {at}: loss={3 - epoch / 10:.4f}\n" for at in range(0, 50, 10))
+        + f"Epoch {epoch} done. Train loss: {3 - epoch / 10:.4f}, Val loss: {3.1 - epoch / 10:.4f}\n"
+        for epoch in range(1, 4)
+    )
+    run_log = parse_log(text)
+    assert len(run_log.steps) == 15
+    assert [one.val_loss for one in run_log.evals] == pytest.approx([3.0, 2.9, 2.8])

@@ -5,10 +5,11 @@
     {"step": 200, "loss": 3.21}
     completed step: 9, seconds: 1.341, Tokens/s/device: 36653.244, loss: 3.210
     Training:  20%|##        | 200/1000 [00:10<00:40, 19.8it/s, loss=3.21]
+    Epoch 3/10 | train loss 3.21 | val loss 3.30
 
 Nothing is assumed: a time counts only with its unit, or where the rate of a progress bar on the same line
 shows which unit it is; an evaluation only with its iteration. A validation loss that lines repeat was made
-once.
+once. Where lines count only epochs, an iteration is an epoch.
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ _VAL = re.compile(rf"{_AT}[\s:=#\"']{{0,12}}(\d{{1,15}})\b.{{0,400}}?{_VAL_NAME}
 _VAL_LOSS = re.compile(rf"{_VAL_NAME}{_IS}{NUMBER}", re.IGNORECASE)
 _TRAIN_LOSS = re.compile(rf"(?<![\w/.])train(?:ing)?[ _/]loss{_IS}{NUMBER}", re.IGNORECASE)
 _EPOCH = re.compile(r"\bepochs?\b[\s:=#\"'\[]{0,4}(\d{1,15})(?![\d.])(?:\s*/\s*(\d{1,15}))?", re.IGNORECASE)
+
+_EPOCH_LOSS = re.compile(
+    rf"\bepochs?\b[\s:=#\"'\[]{{0,4}}(\d{{1,9}})(?![\d.])(?:\s*/\s*(\d{{1,9}}))?.{{0,200}}?{_LOSS_NAME}{_IS}{NUMBER}",
+    re.IGNORECASE,
+)
 
 _TIME_NAME = r"\b(?:(?:step|iter|iteration|batch)[ _]?(?:time|dt)|time|dt|iter_dt|took)\b"
 _TIME = re.compile(rf"{_TIME_NAME}\W{{0,4}}{NUMBER}\s*(ms|s|sec|seconds)\b", re.IGNORECASE)
@@ -87,6 +93,7 @@ class GenericReader:
         self._earlier_iterations = 0  # of the epochs that are over
         self._last_iteration = 0  # as the latest line counts
         self._elapsed: tuple[int, float] | None = None  # iteration, milliseconds so far
+        self._counts_epochs = True  # no line has had a step so far
 
     def __call__(self, line: str, builder: RunBuilder) -> bool:
         if "loss" not in line and "Loss" not in line and "LOSS" not in line:
@@ -103,6 +110,12 @@ class GenericReader:
             self._read_step(
                 int(step[2]), int(step[3]) if step[3] else None, parse_number(step[1]), line, builder
             )
+        if step:
+            self._counts_epochs = False
+        elif "poch" in line.lower():
+            step = _EPOCH_LOSS.search(line)
+            if step and self._counts_epochs:
+                self._read_epoch(step, line, builder)
         if step and (match := _VAL_LOSS.search(line)):
             # A line may show the latest validation loss until there is another.
             val_loss, at = parse_number(match[1]), builder.last_iteration
@@ -159,6 +172,16 @@ class GenericReader:
                     else None
                 )
             builder.setup.values["planned_iterations"] = planned
+
+    def _read_epoch(self, match: re.Match[str], line: str, builder: RunBuilder) -> None:
+        builder.add_step(
+            int(match[1]),
+            parse_number(match[3]),
+            lr=search_number(_LR, line),
+            grad_norm=search_norm(_NORM, line),
+        )
+        if match[2]:
+            builder.setup.values["planned_iterations"] = int(match[2])
 
     def _step_ms(self, iteration: int, line: str) -> float:
         if time := _TIME.search(line) or _TIME_PER_STEP.search(line):

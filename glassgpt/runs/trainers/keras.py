@@ -23,7 +23,7 @@ from glassgpt.runs.trainer import Trainer
 
 _EPOCH = re.compile(r"^Epoch (\d{1,9})/(\d{1,9})$")
 _BAR = re.compile(r"^(\d{1,9})/(\d{1,9}|Unknown) (?:[━╸╺]{1,80} |\[[=>.]{1,80}\] )?(?:- )?(?=\S)(.{1,600})$")
-_TIME = re.compile(r"(?<![\w.])(\d{1,9})(us|ms|s)/(?:step|sample|epoch)\b")
+_TIME = re.compile(r"(?<![\w.])(\d{1,9})(us|ms|s)/(?:step|sample)\b")
 _LOSS = re.compile(rf"- loss: {NUMBER}")
 _VAL_LOSS = re.compile(rf"- val_loss: {NUMBER}")
 _RATE = re.compile(rf"- (?:learning_rate|lr): {NUMBER}")

@@ -92,8 +92,9 @@ class MegatronReader:
             values["loss"] = math.nan  # a loss that is no number is left out of the line
         builder.setup.values["planned_iterations"] = planned
         self._add(iteration, values, builder)
-        for _ in range(int(min(values.get("skipped", 0), _MAX_SKIPPED))):
-            builder.add_event("scaler-overflow", "number of skipped iterations")
+        if 0 < values.get("skipped", 0) <= _MAX_SKIPPED:
+            for _ in range(int(values["skipped"])):
+                builder.add_event("scaler-overflow", "number of skipped iterations")
         return True
 
     def _add(self, iteration: int, values: dict[str, float], builder: RunBuilder) -> None:

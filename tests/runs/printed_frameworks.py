@@ -34,10 +34,12 @@ def torchtitan(course: SyntheticRun) -> ExpectedLog:
     for at in range(1, course.updates + 1):
         ms = round(course.ms(at, starts=at == 1))
         now += timedelta(milliseconds=ms)
-        loss, mfu = f"{course.loss(at):.5f}", f"{course.mfu(at):.2f}"
+        speed = 16384 * 1000 // ms
+        tflops = 1.93e9 * speed / 1e12
+        loss, mfu = f"{course.loss(at):.5f}", f"{100 * tflops / 989:.2f}"
         text = (
             f"step: {at:2}  loss: {float(loss):8.5f}  grad_norm:  1.2500  memory: 45.30GiB(57.26%)  "
-            f"tps: {16384 * 1000 // ms:,}  tflops: 262.02  mfu: {mfu}%"
+            f"tps: {speed:,}  tflops: {tflops:,.2f}  mfu: {mfu}%"
         )
         step = ExpectedStep(at, float(loss), float(ms), float(mfu))
         parts.append(ExpectedLine(stamped(text), step))

@@ -289,7 +289,7 @@ def loss_zero(analysis: Analysis) -> Finding | None:
         )
     ]
     norms = run_log.steps.grad_norm[analysis.trajectory.rows][np.isfinite(analysis.trajectory.loss)]
-    if np.all(np.isnan(norms[-count:])) and np.any(np.isfinite(norms[:-count])):
+    if not np.any(np.isfinite(norms[-count:])) and np.any(np.isfinite(norms[:-count])):
         evidence.append(say("loss-nan.evidence.zeros_norms_nan"))
     return make_finding(
         "loss-nan",

@@ -105,6 +105,10 @@ def _progress_sentence(run_log: RunLog, facts: Facts) -> str:
             "cut": translate("verdict.log_stops", trainer=trainer, at=at),
             None: translate("verdict.running", trainer=trainer, at=at),
         }[facts.ended]
+        budget_s, remaining_s = run_log.setup.budget_s, run_log.setup.remaining_s
+        if facts.ended != "finished" and budget_s and remaining_s:
+            share = min(1.0, max(0.0, 1 - remaining_s / budget_s))
+            sentence += " " + translate("verdict.time_budget", budget=budget_s, share=share, left=remaining_s)
     # English only: "An HF Trainer run". A translated sentence does not begin with "A".
     if sentence.startswith(f"A {run_log.trainer.name} "):
         return sentence.replace("A", run_log.trainer.article, 1)

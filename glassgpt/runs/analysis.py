@@ -16,10 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from glassgpt.estimate.cards import Card
-<<<<<<< HEAD
 from glassgpt.record.ledger import PHASES
-=======
->>>>>>> learning
 from glassgpt.runs.exit_status import infer_exit_status
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.loss_rise import Explosion, LossRise, find_explosions, find_loss_rise
@@ -34,12 +31,8 @@ from glassgpt.runs.model_size import (
     stated_peak_flops,
 )
 from glassgpt.runs.noise import EvalNoise, estimate_eval_noise
-<<<<<<< HEAD
-from glassgpt.runs.past_best import PastBest, find_past_best
-from glassgpt.runs.regimes import Regime, find_regimes
-=======
 from glassgpt.runs.past_best import PastBest, TrainValGap, find_past_best, find_train_val_gap
->>>>>>> learning
+from glassgpt.runs.regimes import Regime, find_regimes
 from glassgpt.runs.run_log import ExitStatus, Floats, Ints, LoggedCheckpoint, LoggedEvaluation, RunLog
 from glassgpt.runs.time_split import TimeSplit, split_time
 from glassgpt.runs.trajectory import (

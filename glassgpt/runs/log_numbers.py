@@ -177,6 +177,8 @@ def clamped_setup(setup: LoggedSetup) -> LoggedSetup:
         world_size=clamp_amount(setup.world_size) or None,
         model_parallel=clamp_amount(setup.model_parallel) or None,
         planned_iterations=clamp_amount(setup.planned_iterations),
+        budget_s=clamp_amount(setup.budget_s),
+        remaining_s=clamp_amount(setup.remaining_s),
         memory_bytes=clamp_amount(setup.memory_bytes),
         bytes_per_token=clamp_amount(setup.bytes_per_token) or None,
         wall_s=clamp_amount(setup.wall_s),

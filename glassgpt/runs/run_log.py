@@ -133,6 +133,8 @@ class LoggedSetup:
     world_size: int | None = None
     model_parallel: int | None = None  # devices that share one copy of the model: tensor x pipeline parallel
     planned_iterations: int | None = None  # the number of the last one, if the run finishes
+    budget_s: float | None = None  # the run ends when it has trained for so long
+    remaining_s: float | None = None  # of that, at the last line
     memory_bytes: int | None = None  # of the card
     bytes_per_token: float | None = None  # of the validation text
     wall_s: float | None = None  # of a whole process, as `time` or the trainer printed it

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from glassgpt.explain.watch import LogWatcher, WatchUpdate
     from glassgpt.runs.run_log import RunLog
 
+_MAX_RUNS_OF_FILE = 26  # that flags --a. to --z. can name
+
 Options = TypeVar("Options", ExplainOptions, CompareOptions, ReportOptions)
 
 
@@ -58,7 +60,11 @@ def compare(words: list[str]) -> int:
     missing = "glass compare needs at least two runs or logs: glass compare A B"
     names, overrides, options, card = _parse_command_line(words, CompareOptions, None, missing)
     with use_language(options.lang or preferred_language()):
-        comparison = compare_logs(_read_run_logs(names, overrides), card)
+        if len(names) == 1:
+            run_logs = _read_runs_of_file(names[0], overrides)
+        else:
+            run_logs = _read_run_logs(names, overrides)
+        comparison = compare_logs(run_logs, card)
         if options.json:
             _print_json(comparison.as_dict())
         else:
@@ -95,7 +101,7 @@ def _parse_command_line(
 ) -> tuple[list[str], list[RunOverrides], Options, Card | None]:
     """Names, overrides (`--a.key=value` or `--a.key value`) of each, options, card; all problems at once.
 
-    `count`: how many names there must be; None: two or more.
+    `count`: how many names there must be; None: one file of several runs, or several files.
     """
     from glassgpt.runs.reading import source_path
 
@@ -113,7 +119,7 @@ def _parse_command_line(
     names, options, problems = parse_options(other_words, kind)
     if count is not None and len(names) > count:
         problems.append(f"one run or log at a time, not {' and '.join(names)}; `glass compare` takes several")
-    elif len(names) < (count or 2):
+    elif len(names) < (count or 1):
         problems.append(missing)
     if names.count("-") > 1:
         problems.append("the standard input (-) can be read only once")
@@ -127,7 +133,9 @@ def _parse_command_line(
     check_language(options.lang, problems)
     overrides: list[RunOverrides] = []
     try:
-        overrides = parse_overrides(override_words, max(1, len(names)))
+        # How many runs one file holds is known once it is read.
+        is_one_of_several = count is None and len(names) == 1
+        overrides = parse_overrides(override_words, _MAX_RUNS_OF_FILE if is_one_of_several else max(1, len(names)))
     except UserError as error:
         problems += error.problems
     if problems:
@@ -148,6 +156,20 @@ def _read_run_logs(names: list[str], overrides: list[RunOverrides]) -> list[RunL
     if problems:
         raise UserError(problems)
     return run_logs
+
+
+def _read_runs_of_file(name: str, overrides: list[RunOverrides]) -> list[RunLog]:
+    """All runs that one log or text holds, in its order."""
+    from glassgpt.runs.reading import read_run_logs
+
+    run_logs = list(read_run_logs(name))
+    if len(run_logs) < 2:
+        raise UserError(
+            f"{name} holds one run; glass compare needs at least two runs or logs: glass compare A B"
+        )
+    if any(override != RunOverrides() for override in overrides[len(run_logs) :]):
+        raise UserError(f"{name} holds {len(run_logs)} runs; a flag is for a later one")
+    return [apply_overrides(*pair) for pair in zip(run_logs, overrides, strict=False)]
 
 
 def _print_json(document: dict[str, Any]) -> None:

@@ -24,6 +24,8 @@ from glassgpt.runs.excerpts import merge_excerpts
 from glassgpt.runs.exit_status import read_event
 from glassgpt.runs.header import read_header
 from glassgpt.runs.lines import LogLine, split_block
+from glassgpt.runs.log_numbers import ASCII_DIGITS
+from glassgpt.runs.notes import complete_from_note, read_note
 from glassgpt.runs.prefixes import PLAIN_TIME, strip_prefixes
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
@@ -55,7 +57,7 @@ def read_log(lines: Iterable[str | LogLine], name: str) -> RunLog:
         recognizer.feed(line)
         if recognizer.is_unrecognisable():
             break
-    run_log = recognizer.build(name)
+    run_log = recognizer.build(name) or recognizer.build_from_note(name)
     if run_log is None:
         empty = " (it is empty)" if recognizer.is_empty else ""
         raise UserError(
@@ -88,6 +90,7 @@ def _steps_or_lines(block: str, plain_step: str) -> Iterator[Mapping[str, Sequen
 
 def _without_prefixes(raw_line: LogLine) -> LogLine:
     text, rank = strip_prefixes(raw_line.text)
+    text = text if text.isascii() else text.translate(ASCII_DIGITS)
     return LogLine(text, raw_line.is_incomplete, rank)
 
 
@@ -183,7 +186,9 @@ class LogRecognizer:
         """None as long as no trainer is recognised."""
         splitter = self._splitter or self._replay()
         if splitter is not None:
-            return splitter.build(name, final)
+            run_log = splitter.build(name, final)
+            is_quoted = run_log.is_excerpt and final
+            return complete_from_note(run_log, self._texts()) if is_quoted else run_log
         if not final:
             return None
         # Or a run crashed before its first step: then a line that only one trainer prints identifies it.
@@ -195,6 +200,14 @@ class LogRecognizer:
                 run_log = reader.build(name)
                 return run_log if _FAILURE_KINDS & {event.kind for event in run_log.events} else None
         return None
+
+    def build_from_note(self, name: str) -> RunLog | None:
+        """The last run of a text about runs; None where it is none."""
+        runs = read_note(self._texts(), name)
+        return replace(runs[-1], earlier_runs=runs[:-1]) if runs else None
+
+    def _texts(self) -> list[str]:
+        return [line.text for line in self._buffered_lines]
 
     def _replay(self) -> _RunSplitter | None:
         """Reads the buffered lines with the best candidate. Another trainer's run may come before its first

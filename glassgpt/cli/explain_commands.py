@@ -134,8 +134,8 @@ def _parse_command_line(
     overrides: list[RunOverrides] = []
     try:
         # How many runs one file holds is known once it is read.
-        is_one_of_several = count is None and len(names) == 1
-        overrides = parse_overrides(override_words, _MAX_RUNS_OF_FILE if is_one_of_several else max(1, len(names)))
+        runs = _MAX_RUNS_OF_FILE if count is None and len(names) == 1 else max(1, len(names))
+        overrides = parse_overrides(override_words, runs)
     except UserError as error:
         problems += error.problems
     if problems:

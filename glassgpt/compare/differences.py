@@ -55,13 +55,17 @@ _LOSS_SETTINGS = (
 )  # fmt: skip
 _SPEED_SETTINGS = (
     "batch_size", "gradient_accumulation_steps", "device", "dtype", "compile", "attention", "world_size",
-    "activation_checkpointing", "eval_interval", "eval_iters", "eval_tokens", "checkpoint_interval",
+    "activation_checkpointing", "kernels", "graph", "fp8", "threads", "data_place", "shard",
+    "eval_interval", "eval_iters", "eval_tokens", "checkpoint_interval",
     "always_save_checkpoint", "log_interval", "backend", "probe_seconds",
 )  # fmt: skip
 _BOOKKEEPING_SETTINGS = (
     "out_dir", "data_dir", "console", "sample_tokens", "sample_start", "profile", "track",
     "wandb_log", "wandb_project", "wandb_run_name", "keep_checkpoints", "eval_only", "patience",
     "probe_seconds", "dataset",
+)  # fmt: skip
+_CHOSEN_SETTINGS = (
+    "device", "dtype", "compile", "attention", "kernels", "graph", "activation", "batch_tokens", "threads",
 )  # fmt: skip
 HARDWARE_SETTINGS = (
     "device",
@@ -75,7 +79,7 @@ HARDWARE_SETTINGS = (
 _VERSION_KEYS = ("python", "torch", "numpy", "glassgpt", "cuda", "driver", "cudnn", "triton", "kernel")
 _CODE_KEYS = ("glassgpt_commit", "commit", "code", "trainer")
 _MAX_EXACT_INT = 2**53  # a larger int changes when it becomes a float
-_TRANSIENT_MACHINE_KEYS = ("available",)  # free memory at that moment
+_TRANSIENT_MACHINE_KEYS = ("available", "busy_cores")  # free memory and load at that moment
 _MAX_INITIAL_LOSS_GAP = 1.5  # nats; the loss of an untrained model is ln V, so V differs by a factor of 4.5
 
 ComparabilityLevel = Literal["same", "assumed", "bytes", "refused"]
@@ -124,6 +128,12 @@ def _describe(run_log: RunLog) -> dict[DifferenceGroup, dict[str, SettingValue]]
         for name, value in setup.settings.items()
         if name not in _BOOKKEEPING_SETTINGS and value not in (None, "", "auto")
     }
+    # What the trainer chose where the setting was "auto".
+    chosen = setup.machine.get("choices")
+    for choice in chosen if isinstance(chosen, list) else []:
+        name, value = (choice.get("name"), choice.get("value")) if isinstance(choice, dict) else (None, None)
+        if name in _CHOSEN_SETTINGS and isinstance(value, str | int | float):
+            configuration.setdefault(str(name), value)
     if setup.world_size:
         configuration["world_size"] = setup.world_size
     if machine.get("device.type"):

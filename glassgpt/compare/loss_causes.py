@@ -5,9 +5,10 @@ The difference in loss that is left at equal iterations or tokens shows whether 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from glassgpt.compare.compared_run import Claim, ComparedRun, safe_ratio
+from glassgpt.compare.compared_run import Claim, ComparedRun, least_work_ratio, safe_ratio
 from glassgpt.compare.differences import HARDWARE_SETTINGS, Difference, format_setting, list_settings
 from glassgpt.compare.loss_curve import Alignment, Axis
 from glassgpt.format import format_parameters
@@ -41,7 +42,11 @@ def explain_better(
     causes = find_causes(better, worse, differences)
     labels = (better.label, worse.label)
     if not causes:
-        sentence = say("compare.better-unexplained", better=better.label)
+        seed = next((one for one in differences if one.name == "seed" and one.is_known), None)
+        if seed is not None:
+            sentence = say("compare.better-unexplained.seed", better=better.label)
+        else:
+            sentence = say("compare.better-unexplained", better=better.label)
         return [Claim("better-unexplained", labels, sentence)]
     reasons = [cause.message for cause in causes if cause.favours_better is not False]
     reasons_against = [cause.message for cause in causes if cause.favours_better is False]
@@ -65,7 +70,13 @@ def find_causes(
     better: ComparedRun, worse: ComparedRun, differences: tuple[Difference, ...]
 ) -> list[LossCause]:
     """The differences that affect a loss. Empty: the logs show none."""
-    causes = [*_model_causes(better, worse), *_training_causes(better, worse)]
+    causes = [
+        *_model_causes(better, worse),
+        *_training_causes(better, worse),
+        *_logged_lr_causes(better, worse),
+    ]
+    states_lr = any(one.name == "learning_rate" and one.is_known for one in differences)
+    causes = [cause for cause in causes if cause.id != "logged-lr" or not states_lr]
     for difference in differences:
         is_loss_setting = (
             difference.is_known and difference.group == "configuration" and difference.affects_loss
@@ -99,6 +110,9 @@ def _model_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause]:
             worse_size=worse_size,
         )
         causes.append(LossCause("model-size", sentence, ratio > 1))
+    elif (least := least_work_ratio(better, worse)) and None in (sizes[0].parameters, sizes[1].parameters):
+        sentence = say("compare.better-because.reason.work", least=least)
+        causes.append(LossCause("work", sentence, None))
     contexts = [positive_int_setting(run.log, "block_size") for run in (better, worse)]
     if contexts[0] is not None and contexts[1] is not None and contexts[0] != contexts[1]:
         sentence = say(
@@ -151,25 +165,56 @@ def _training_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause]
     return causes
 
 
+def _logged_lr_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause]:
+    """Learning rates that differ where both logs print them, at the same iterations."""
+    rates = []
+    for run in (better, worse):
+        trajectory, lr = run.analysis.trajectory, run.log.steps.lr
+        pairs = zip(trajectory.iteration.tolist(), lr[trajectory.rows].tolist(), strict=True)
+        rates.append({at: value for at, value in pairs if value > 0})
+    common = sorted(rates[0].keys() & rates[1].keys())
+    ratios = [rates[0][at] / rates[1][at] for at in common]
+    if not ratios or all(1 / _MIN_NOTABLE_RATIO < ratio < _MIN_NOTABLE_RATIO for ratio in ratios):
+        return []
+    at = max(common, key=lambda one: abs(math.log(rates[0][one] / rates[1][one])))
+    sentence = say(
+        "compare.better-because.reason.logged_lr",
+        better=better.label,
+        worse=worse.label,
+        at=at,
+        better_lr=f"{rates[0][at]:.3g}",
+        worse_lr=f"{rates[1][at]:.3g}",
+    )
+    return [LossCause("logged-lr", sentence, None)]
+
+
 # --- training length ---
 
 
 def explain_by_training_length(
     better: ComparedRun, worse: ComparedRun, gap: float, aligned: dict[Axis, Alignment]
 ) -> list[Claim]:
-    """Whether more iterations or tokens are a cause: what is left of the gap where both runs had as many."""
+    """Whether more iterations or tokens are a cause: what is left of the gap where both runs had as many.
+    Training losses have another gap: they can only show that it is gone."""
     claims = []
     labels = (better.label, worse.label)
+    lengths = {
+        "iterations": (better.best and better.best[1], worse.best and worse.best[1]),
+        "tokens": (better.tokens_at_best, worse.tokens_at_best),
+    }
     axes: tuple[Axis, ...] = ("iterations", "tokens")
     for axis in axes:
-        if not aligned[axis].points:
+        longer = safe_ratio(*lengths[axis])
+        alignment = aligned[axis]
+        if not alignment.points or longer is None or longer < _MIN_NOTABLE_RATIO:
             continue
-        point = aligned[axis].points[-1]
+        point = alignment.points[-1]
         losses = dict(zip(sorted(labels), point.losses, strict=True))
         better_loss, worse_loss = losses[better.label], losses[worse.label]
         if better_loss is None or worse_loss is None:
             continue
         remaining_gap = worse_loss.loss - better_loss.loss
+        noise = 2 * math.hypot(better_loss.std or 0.0, worse_loss.std or 0.0)
         values: dict[str, object] = {
             "better": better.label,
             "worse": worse.label,
@@ -177,14 +222,14 @@ def explain_by_training_length(
             "gap": gap,
             "at": point.at,
         }
-        if remaining_gap >= _MIN_REMAINING_SHARE * gap:
+        if remaining_gap >= _MIN_REMAINING_SHARE * gap and alignment.kind == "validation":
             if axis == "iterations":
                 sentence = say("compare.iterations-not-cause", **values)
                 claims.append(Claim("iterations-not-cause", labels, sentence))
             else:
                 sentence = say("compare.tokens-not-cause", **values)
                 claims.append(Claim("tokens-not-cause", labels, sentence))
-        elif worse_loss.high <= better_loss.low:
+        elif remaining_gap <= -noise:
             if axis == "iterations":
                 sentence = say("compare.iterations-cause", **values)
                 claims.append(Claim("iterations-cause", labels, sentence))

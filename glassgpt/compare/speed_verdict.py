@@ -2,24 +2,32 @@
 
     tokens per second = FLOP/s achieved / FLOPs per token
 
-So a run is faster because it achieves more FLOP/s, or because its tokens need fewer FLOPs. MFU measures only
-the first.
+So a run is faster because its tokens need fewer FLOPs, or because it achieves more FLOP/s. The latter is not
+a cause yet: what differs in settings, machine and load is, or the cause is unknown.
 """
 
 from __future__ import annotations
 
-from glassgpt.compare.compared_run import Claim, ComparedRun, safe_ratio
-from glassgpt.compare.differences import Difference, list_settings
+import numpy as np
+
+from glassgpt.compare.compared_run import Claim, ComparedRun, least_work_ratio, safe_ratio
+from glassgpt.compare.differences import HARDWARE_SETTINGS, Difference, list_settings
 from glassgpt.format import format_parameters
-from glassgpt.i18n import Text, say
+from glassgpt.i18n import Message, Text, say
+from glassgpt.runs.model_size import iteration_flops_bounds
 from glassgpt.runs.trajectory import positive_int_setting
 
 _EQUAL_SPEED_TOLERANCE = 0.02  # relative; repeated runs on one machine vary as much
 _MIN_NOTABLE_RATIO = 1.05  # of FLOPs per token, or of FLOP/s: a smaller one is not the reason
 _MIN_OVERHEAD_GAP = 0.05  # between two overhead shares
-_RATE_SETTINGS = (
-    "device", "device_name", "device.name", "device.type", "dtype", "compile", "world_size", "n_embd",
-    "batch_size", "block_size", "attention", "cpu.model",
+_MIN_LOAD_GAP = 0.3  # cores that other processes keep busy
+_MIN_TIMED_ITERATIONS = 20  # for the fastest tenth of them
+_MAX_LISTED_SETTINGS = 8
+# They change how often something is done besides updates, or what is printed: not the time of an update.
+_NOT_OF_UPDATES = (
+    "eval_interval", "eval_iters", "eval_tokens", "checkpoint_interval", "always_save_checkpoint",
+    "log_interval", "probe_seconds", "device.memory", "memory.total", "os", "kernel", "python",
+    "glassgpt", "glassgpt_commit", "commit", "code",
 )  # fmt: skip
 
 
@@ -30,7 +38,10 @@ def compare_speed(first: ComparedRun, other: ComparedRun, differences: tuple[Dif
     speedup = safe_ratio(*rates)
     if speedup is None:
         sentence = say("compare.speed-unknown", a=first.label, b=other.label)
-        return [Claim("speed-unknown", labels, sentence, _step_time_details(first, other)), *size_claims]
+        unknown = Claim("speed-unknown", labels, sentence, _step_time_details(first, other))
+        return [*different_work_claims(first, other), unknown, *size_claims]
+    peaks = _different_peak_claims(first, other)
+    overhead = _overhead_claims(first, other)
     if abs(speedup - 1) <= _EQUAL_SPEED_TOLERANCE:
         sentence = say(
             "compare.equally-fast",
@@ -39,7 +50,7 @@ def compare_speed(first: ComparedRun, other: ComparedRun, differences: tuple[Dif
             a_rate=rates[0] or 0.0,
             b_rate=rates[1] or 0.0,
         )
-        return [Claim("equally-fast", labels, sentence), *size_claims, *_overhead_claims(first, other)]
+        return [Claim("equally-fast", labels, sentence), *size_claims, *overhead, *peaks]
     fast, slow = (first, other) if speedup > 1 else (other, first)
     return [
         _faster_claim(fast, slow),
@@ -47,8 +58,31 @@ def compare_speed(first: ComparedRun, other: ComparedRun, differences: tuple[Dif
         *_mfu_is_not_speed_claims(fast, slow),
         *_micro_batch_claims(first, other),
         *size_claims,
-        *_overhead_claims(first, other),
+        *overhead,
+        *peaks,
     ]
+
+
+def different_work_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
+    """Where the logs do not state model and batch: MFU times step time is the work of an iteration."""
+    bounds = {run.label: iteration_flops_bounds(run.log) for run in (first, other)}
+    work = {label: sum(bound) / 2 for label, bound in bounds.items() if bound is not None}
+    least = least_work_ratio(first, other)
+    if least is None:
+        return []
+    small, large = sorted(work, key=lambda label: work[label])
+    sentence = say("compare.different-work", large=large, small=small, least=least)
+    low, high = bounds[small] or (0.0, 0.0)
+    detail = say(
+        "compare.different-work.reason.product",
+        large=large,
+        small=small,
+        large_flops=work[large],
+        small_flops=work[small],
+        small_least=low,
+        small_most=high,
+    )
+    return [Claim("different-work", (large, small), sentence, (detail,))]
 
 
 def _step_time_details(first: ComparedRun, other: ComparedRun) -> Text:
@@ -87,14 +121,13 @@ def _faster_claim(fast: ComparedRun, slow: ComparedRun) -> Claim:
 
 
 def _reason_claims(fast: ComparedRun, slow: ComparedRun, differences: tuple[Difference, ...]) -> list[Claim]:
-    """Cheaper tokens, or more FLOP/s."""
+    """Cheaper tokens, or more FLOP/s; and of the latter what differs that can cause it."""
     flops = fast.analysis.size.flops_per_token, slow.analysis.size.flops_per_token
     tflops = fast.analysis.achieved_tflops, slow.analysis.achieved_tflops
     cost, rate = safe_ratio(flops[1], flops[0]), safe_ratio(*tflops)
     if cost is None or rate is None:
-        return []
-    labels = (fast.label, slow.label)
-    details = [
+        return _cause_claims(fast, slow, None, (), differences)
+    details = (
         say(
             "compare.faster-by-rate.reason.flops_per_token",
             fast=fast.label,
@@ -111,30 +144,104 @@ def _reason_claims(fast: ComparedRun, slow: ComparedRun, differences: tuple[Diff
             fast_rate=(tflops[0] or 0.0) * 1e12,
             slow_rate=(tflops[1] or 0.0) * 1e12,
         ),
-    ]
-    if rate >= _MIN_NOTABLE_RATIO:
-        sentence = say("compare.faster-by-rate", fast=fast.label, rate=rate)
-        rate_settings = [
-            difference
-            for difference in differences
-            if difference.name in _RATE_SETTINGS and (difference.is_known or difference.name == "device")
-        ]
-        if rate_settings:
-            details.append(
-                say("compare.faster-by-rate.reason.settings", settings=list_settings(rate_settings))
-            )
-        return [Claim("faster-by-rate", labels, sentence, tuple(details))]
-    if cost >= _MIN_NOTABLE_RATIO:
+    )
+    if cost >= _MIN_NOTABLE_RATIO and cost >= rate:
         sentence = say("compare.faster-by-size", slow=slow.label, cost=cost)
-        return [Claim("faster-by-size", labels, sentence, tuple(details))]
+        return [Claim("faster-by-size", (fast.label, slow.label), sentence, details)]
+    if rate >= _MIN_NOTABLE_RATIO:
+        return _cause_claims(fast, slow, rate, details, differences)
     return []
+
+
+def _cause_claims(
+    fast: ComparedRun,
+    slow: ComparedRun,
+    rate: float | None,
+    details: Text,
+    differences: tuple[Difference, ...],
+) -> list[Claim]:
+    """What differs that can make an update faster: settings, machine, load. Else the cause is unknown."""
+    causes = [
+        difference
+        for difference in differences
+        if difference.name not in _NOT_OF_UPDATES
+        and (difference.is_known or difference.name in HARDWARE_SETTINGS)
+        and (difference.affects in ("speed", "both") or difference.group == "versions")
+    ]
+    order = {name: at for at, name in enumerate(HARDWARE_SETTINGS)}
+    causes.sort(
+        key=lambda difference: (difference.group == "versions", order.get(difference.name, len(order)))
+    )
+    extra: list[Message] = []
+    if load := _load_detail(fast, slow):
+        extra.append(load)
+    if slow_at_times := _slow_at_times_detail(fast, slow):
+        extra.append(slow_at_times)
+    labels, values = (fast.label, slow.label), {"fast": fast.label, "slow": slow.label}
+    if causes:
+        listed = list_settings(causes[:_MAX_LISTED_SETTINGS])
+        sentence = say("compare.faster-by-rate", settings=listed, **values)
+    elif extra:
+        sentence = say("compare.faster-by-rate.no_setting", **values)
+    elif rate is None:
+        return []  # neither the work of a token nor a difference is known
+    else:
+        sentence = say("compare.faster-by-rate.unknown", **values)
+    return [Claim("faster-by-rate", labels, sentence, (*extra, *details))]
+
+
+def _load_detail(fast: ComparedRun, slow: ComparedRun) -> Message | None:
+    """GlassGPT records how many cores were busy with other processes when the run began."""
+    loads = [run.log.setup.machine.get("busy_cores") for run in (fast, slow)]
+    if not all(isinstance(load, int | float) for load in loads):
+        return None
+    fast_load, slow_load = float(loads[0]), float(loads[1])  # type: ignore[arg-type]
+    if slow_load - fast_load < _MIN_LOAD_GAP:
+        return None
+    return say(
+        "compare.faster-by-rate.reason.load",
+        fast=fast.label,
+        slow=slow.label,
+        fast_load=f"{fast_load:.1f}",
+        slow_load=f"{slow_load:.1f}",
+    )
+
+
+def _slow_at_times_detail(fast: ComparedRun, slow: ComparedRun) -> Message | None:
+    """A tenth of the slow run's iterations is as fast as the fast run: something slowed it at times."""
+    if fast.analysis.tokens_per_iteration != slow.analysis.tokens_per_iteration:
+        return None
+    ms = slow.log.steps.ms[slow.log.is_steady()]
+    if len(ms) < _MIN_TIMED_ITERATIONS or not fast.analysis.steady_ms:
+        return None
+    fastest = float(np.percentile(ms, 10))
+    if fastest > _MIN_NOTABLE_RATIO * fast.analysis.steady_ms:
+        return None
+    return say(
+        "compare.faster-by-rate.reason.at_times",
+        slow=slow.label,
+        fast=fast.label,
+        fastest_ms=fastest,
+        median_ms=slow.analysis.steady_ms or 0.0,
+    )
+
+
+def _different_peak_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
+    """MFUs of different peaks are not compared."""
+    if first.mfu is None or other.mfu is None or first.shares_peak_with(other):
+        return []
+    peaks = [run.peak.flops if run.peak else 0.0 for run in (first, other)]
+    sentence = say(
+        "compare.mfu-not-comparable", a=first.label, b=other.label, a_peak=peaks[0], b_peak=peaks[1]
+    )
+    return [Claim("mfu-not-comparable", (first.label, other.label), sentence)]
 
 
 def _mfu_is_not_speed_claims(fast: ComparedRun, slow: ComparedRun) -> list[Claim]:
     """The slower run may have the higher MFU."""
     rate = safe_ratio(slow.analysis.achieved_tflops, fast.analysis.achieved_tflops)
     cost = safe_ratio(slow.analysis.size.flops_per_token, fast.analysis.size.flops_per_token)
-    if rate is None or cost is None or rate < 1 + _EQUAL_SPEED_TOLERANCE:
+    if rate is None or cost is None or rate < 1 + _EQUAL_SPEED_TOLERANCE or not fast.shares_peak_with(slow):
         return []
     sentence = say("compare.mfu-is-not-speed", slow=slow.label, rate=rate, cost=cost)
     details = []
@@ -202,6 +309,8 @@ def _contradicted_size_claims(first: ComparedRun, other: ComparedRun) -> list[Cl
 
 def _overhead_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
     shares = first.analysis.overhead_share, other.analysis.overhead_share
+    if not first.is_whole or not other.is_whole:
+        return []
     if shares[0] is None or shares[1] is None or abs(shares[0] - shares[1]) < _MIN_OVERHEAD_GAP:
         return []
     high, low = (first, other) if shares[0] > shares[1] else (other, first)

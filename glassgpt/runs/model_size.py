@@ -278,6 +278,19 @@ def infer_flops_per_iteration(run_log: RunLog) -> IterationFlops | None:
     return IterationFlops(middle * peak / 100 / 1000 * device_count(run_log), error)
 
 
+def iteration_flops_bounds(run_log: RunLog) -> tuple[float, float] | None:
+    """The least and the most FLOPs of an iteration that the logged MFU and step times allow, however coarse:
+    an MFU of 0.01% may be 0.005% or 0.015%."""
+    peak = stated_peak_flops(run_log)
+    products, roundings = _mfu_ms_products(run_log)
+    if not peak or not len(products):
+        return None
+    middle, rounding = float(np.median(products)), float(np.median(roundings))
+    factor = peak / 100 / 1000 * device_count(run_log)
+    bounds = max(0.0, middle - rounding) * factor, (middle + rounding) * factor
+    return bounds if 0 < bounds[1] < math.inf else None
+
+
 def _mfu_ms_products(run_log: RunLog) -> tuple[Floats, Floats]:
     """MFU in percent x ms of the steady iterations, the same for each, and the rounding error of each."""
     steps = run_log.steps

@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -75,6 +76,12 @@ def read_run_log(source: str) -> RunLog:
             return _read_stream(file, source)
     except OSError as error:
         raise UserError(f"{source} cannot be read: {error.strerror or error}") from None
+
+
+def read_run_logs(source: str) -> tuple[RunLog, ...]:
+    """Every run of the file, in its order."""
+    run_log = read_run_log(source)
+    return (*run_log.earlier_runs, replace(run_log, earlier_runs=()))
 
 
 def _read_stream(file: BinaryIO, name: str) -> RunLog:

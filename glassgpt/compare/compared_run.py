@@ -16,8 +16,13 @@ import numpy as np
 from glassgpt.compare.loss_curve import LossCurve, LossKind, batch_curve, training_curve, validation_curve
 from glassgpt.estimate.cards import Card
 from glassgpt.i18n import Message, Text, message_values
-from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.model_size import device_count, iteration_flops_bounds, stated_peak_flops
+from glassgpt.runs.analysis import MIN_MFU, Analysis
+from glassgpt.runs.model_size import (
+    device_count,
+    iteration_flops_bounds,
+    nearest_multiple,
+    stated_peak_flops,
+)
 from glassgpt.runs.noise import EvalNoise, noise_from_scatter, tokens_per_eval
 from glassgpt.runs.run_log import RunLog, Steps
 from glassgpt.runs.trajectory import continues_previous
@@ -89,7 +94,22 @@ class ComparedRun:
         tflops = self.analysis.achieved_tflops
         if not tflops or not self.peak:
             return None
-        return 100 * tflops * 1e12 / (self.peak.flops * device_count(self.log))
+        return 100 * tflops * 1e12 / (self.peak.flops * self.devices)
+
+    @property
+    def device_mfu(self) -> float | None:
+        """As the log prints it, of one device; without the evaluations in a running average."""
+        throughput = self.analysis.throughput
+        return throughput.mfu_percent if throughput else self.analysis.reported_mfu
+
+    @property
+    def devices(self) -> int:
+        """As the log says; or as many as the FLOP/s of all tokens are of those that its MFU is of."""
+        stated, tflops = device_count(self.log), self.analysis.achieved_tflops
+        mfu, peak = self.device_mfu, stated_peak_flops(self.log)
+        if stated > 1 or not tflops or not mfu or mfu < MIN_MFU or not peak:
+            return stated
+        return nearest_multiple(tflops * 1e12 / (mfu / 100 * peak)) or 1
 
     def shares_peak_with(self, other: ComparedRun) -> bool:
         """Whether the MFUs of both have one denominator."""
@@ -197,10 +217,16 @@ def safe_ratio(numerator: float | None, denominator: float | None) -> float | No
     return ratio if math.isfinite(ratio) and ratio > 0 else None
 
 
+def work_bounds(run: ComparedRun) -> tuple[float, float] | None:
+    """The least and the most FLOPs of one iteration: as the log states model and batch, or by its MFU."""
+    flops, tokens = run.analysis.size.flops_per_token, run.analysis.tokens_per_iteration
+    return (flops * tokens, flops * tokens) if flops and tokens else iteration_flops_bounds(run.log)
+
+
 def least_work_ratio(first: ComparedRun, other: ComparedRun) -> float | None:
     """How many times the FLOPs an iteration of one run takes at least of one of the other, whatever the
     rounding of their MFU; None where it may be the same work."""
-    bounds = [iteration_flops_bounds(run.log) for run in (first, other)]
+    bounds = [work_bounds(run) for run in (first, other)]
     if bounds[0] is None or bounds[1] is None:
         return None
     small, large = sorted((bounds[0], bounds[1]))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from glassgpt.compare.compared_run import Claim, ComparedRun, least_work_ratio, safe_ratio
 from glassgpt.compare.differences import HARDWARE_SETTINGS, Difference, format_setting, list_settings
-from glassgpt.compare.loss_curve import Alignment, Axis
+from glassgpt.compare.loss_curve import Axis, loss_near, mean_of_batches
 from glassgpt.format import format_parameters
 from glassgpt.i18n import Message, say
 from glassgpt.runs.trajectory import positive_int_setting
@@ -33,11 +33,7 @@ class LossCause:
 
 
 def explain_better(
-    better: ComparedRun,
-    worse: ComparedRun,
-    gap: float,
-    differences: tuple[Difference, ...],
-    aligned: dict[Axis, Alignment],
+    better: ComparedRun, worse: ComparedRun, gap: float, differences: tuple[Difference, ...]
 ) -> list[Claim]:
     causes = find_causes(better, worse, differences)
     labels = (better.label, worse.label)
@@ -59,7 +55,7 @@ def explain_better(
     if reasons_against:
         sentence = say("compare.better-in-spite", better=better.label)
         claims.append(Claim("better-in-spite", labels, sentence, tuple(reasons_against)))
-    claims += explain_by_training_length(better, worse, gap, aligned)
+    claims += explain_by_training_length(better, worse, gap)
     return [*claims, *rule_out_hardware(better, worse, gap, differences)]
 
 
@@ -191,45 +187,40 @@ def _logged_lr_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause
 # --- training length ---
 
 
-def explain_by_training_length(
-    better: ComparedRun, worse: ComparedRun, gap: float, aligned: dict[Axis, Alignment]
-) -> list[Claim]:
-    """Whether more iterations or tokens are a cause: what is left of the gap where both runs had as many.
-    Training losses have another gap: they can only show that it is gone."""
+def explain_by_training_length(better: ComparedRun, worse: ComparedRun, gap: float) -> list[Claim]:
+    """Whether more iterations or tokens are a cause: what is left of the gap where the better run had as many
+    as the worse run at its best. Where it was not evaluated there, training losses can show it gone."""
     claims = []
     labels = (better.label, worse.label)
-    lengths = {
-        "iterations": (better.best and better.best[1], worse.best and worse.best[1]),
-        "tokens": (better.tokens_at_best, worse.tokens_at_best),
-    }
     axes: tuple[Axis, ...] = ("iterations", "tokens")
     for axis in axes:
-        longer = safe_ratio(*lengths[axis])
-        alignment = aligned[axis]
-        if not alignment.points or longer is None or longer < _MIN_NOTABLE_RATIO:
+        if axis not in better.curve.positions or axis not in worse.curve.positions:
             continue
-        point = alignment.points[-1]
-        losses = dict(zip(sorted(labels), point.losses, strict=True))
-        better_loss, worse_loss = losses[better.label], losses[worse.label]
-        if better_loss is None or worse_loss is None:
+        at = float(worse.curve.positions[axis][worse.curve.losses.argmin()])
+        longer = safe_ratio(float(better.curve.positions[axis][better.curve.losses.argmin()]), at)
+        if longer is None or longer < _MIN_NOTABLE_RATIO:
             continue
-        remaining_gap = worse_loss.loss - better_loss.loss
-        noise = 2 * math.hypot(better_loss.std or 0.0, worse_loss.std or 0.0)
-        values: dict[str, object] = {
-            "better": better.label,
-            "worse": worse.label,
-            "ahead": remaining_gap,
-            "gap": gap,
-            "at": point.at,
-        }
-        if remaining_gap >= _MIN_REMAINING_SHARE * gap and alignment.kind == "validation":
+        there = loss_near(better.curve, axis, at)
+        batches = [mean_of_batches(run.batches, axis, at) for run in (better, worse)]
+        values: dict[str, object] = {"better": better.label, "worse": worse.label, "gap": gap, "at": at}
+        if there is not None:
+            ahead = float(worse.curve.losses.min()) - there.loss
+            is_left, is_gone = ahead >= _MIN_REMAINING_SHARE * gap, ahead <= 0
+        elif batches[0] is not None and batches[1] is not None:
+            ahead = batches[1].loss - batches[0].loss
+            noise = 2 * math.hypot(batches[0].std or 0.0, batches[1].std or 0.0)
+            is_left, is_gone = False, ahead <= -noise
+        else:
+            continue
+        values["ahead"] = ahead
+        if is_left:
             if axis == "iterations":
                 sentence = say("compare.iterations-not-cause", **values)
                 claims.append(Claim("iterations-not-cause", labels, sentence))
             else:
                 sentence = say("compare.tokens-not-cause", **values)
                 claims.append(Claim("tokens-not-cause", labels, sentence))
-        elif remaining_gap <= -noise:
+        elif is_gone:
             if axis == "iterations":
                 sentence = say("compare.iterations-cause", **values)
                 claims.append(Claim("iterations-cause", labels, sentence))

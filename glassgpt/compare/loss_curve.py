@@ -282,7 +282,7 @@ def align_batches(axis: Axis, curves: Sequence[LossCurve]) -> Alignment:
     for share in _SAMPLED_SHARES:
         # From the share of the whole backwards: the first line before it where all runs have logged batches.
         for at in lines[lines <= share * last][::-1][:_MAX_TRIED_LINES]:
-            losses = tuple(_mean_before(curve, axis, float(at)) for curve in curves)
+            losses = tuple(mean_of_batches(curve, axis, float(at)) for curve in curves)
             if all(loss is not None for loss in losses):
                 points[float(at)] = AlignedPoint(float(at), losses)
                 break
@@ -290,8 +290,9 @@ def align_batches(axis: Axis, curves: Sequence[LossCurve]) -> Alignment:
     return Alignment(axis, tuple(points[at] for at in sorted(points)), reason, "training")
 
 
-def _mean_before(curve: LossCurve, axis: Axis, at: float) -> MeasuredLoss | None:
-    positions = curve.positions[axis]
+def mean_of_batches(curve: LossCurve, axis: Axis, at: float) -> MeasuredLoss | None:
+    """The mean of the logged training losses over the last tenth before the position."""
+    positions = curve.positions.get(axis, np.empty(0))
     rows = np.flatnonzero((positions > (1 - _BATCH_WINDOW) * at) & (positions <= at))
     if not len(rows):
         return None

@@ -108,7 +108,7 @@ def _compare_best_losses(
     else:
         sentence = say("compare.better", **values)
     better_claim = Claim("better", (better.label, worse.label), sentence, tuple(details))
-    return [better_claim, *curve_claims, *explain_better(better, worse, gap, differences, aligned), noise]
+    return [better_claim, *curve_claims, *explain_better(better, worse, gap, differences), noise]
 
 
 def _equally_good_claim(first: ComparedRun, other: ComparedRun, gap: float) -> Claim:

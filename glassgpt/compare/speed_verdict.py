@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from glassgpt.compare.compared_run import Claim, ComparedRun, least_work_ratio, safe_ratio
+from glassgpt.compare.compared_run import Claim, ComparedRun, least_work_ratio, safe_ratio, work_bounds
 from glassgpt.compare.differences import HARDWARE_SETTINGS, Difference, list_settings
 from glassgpt.format import format_parameters
 from glassgpt.i18n import Message, Text, say
-from glassgpt.runs.model_size import iteration_flops_bounds
+from glassgpt.runs.model_size import device_count
 from glassgpt.runs.trajectory import positive_int_setting
 
 _EQUAL_SPEED_TOLERANCE = 0.02  # relative; repeated runs on one machine vary as much
 _MIN_NOTABLE_RATIO = 1.05  # of FLOPs per token, or of FLOP/s: a smaller one is not the reason
 _MIN_OVERHEAD_GAP = 0.05  # between two overhead shares
+_COARSE_RATIO = 1.1  # of the most to the least FLOPs that a rounded MFU allows
 _MIN_LOAD_GAP = 0.3  # cores that other processes keep busy
 _MIN_TIMED_ITERATIONS = 20  # for the fastest tenth of them
 _MAX_LISTED_SETTINGS = 8
@@ -39,8 +40,8 @@ def compare_speed(first: ComparedRun, other: ComparedRun, differences: tuple[Dif
     if speedup is None:
         sentence = say("compare.speed-unknown", a=first.label, b=other.label)
         unknown = Claim("speed-unknown", labels, sentence, _step_time_details(first, other))
-        return [*different_work_claims(first, other), unknown, *size_claims]
-    peaks = _different_peak_claims(first, other)
+        return [*_different_work_claims(first, other), unknown, *size_claims]
+    peaks = [*_inferred_devices_claims(first, other), *_different_peak_claims(first, other)]
     overhead = _overhead_claims(first, other)
     if abs(speedup - 1) <= _EQUAL_SPEED_TOLERANCE:
         sentence = say(
@@ -63,26 +64,26 @@ def compare_speed(first: ComparedRun, other: ComparedRun, differences: tuple[Dif
     ]
 
 
-def different_work_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
-    """Where the logs do not state model and batch: MFU times step time is the work of an iteration."""
-    bounds = {run.label: iteration_flops_bounds(run.log) for run in (first, other)}
-    work = {label: sum(bound) / 2 for label, bound in bounds.items() if bound is not None}
+def _different_work_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
+    """Where a log does not state model and batch: MFU times step time is the work of an iteration."""
     least = least_work_ratio(first, other)
     if least is None:
         return []
-    small, large = sorted(work, key=lambda label: work[label])
+    bounds = {run.label: work_bounds(run) or (0.0, 0.0) for run in (first, other)}
+    small, large = sorted(bounds, key=lambda label: bounds[label])
     sentence = say("compare.different-work", large=large, small=small, least=least)
-    low, high = bounds[small] or (0.0, 0.0)
     detail = say(
         "compare.different-work.reason.product",
         large=large,
         small=small,
-        large_flops=work[large],
-        small_flops=work[small],
-        small_least=low,
-        small_most=high,
+        large_flops=sum(bounds[large]) / 2,
+        small_flops=sum(bounds[small]) / 2,
     )
-    return [Claim("different-work", (large, small), sentence, (detail,))]
+    details = [detail]
+    low, high = bounds[small]
+    if high > _COARSE_RATIO * low:
+        details.append(say("compare.different-work.reason.rounded", small=small, least=low, most=high))
+    return [Claim("different-work", (large, small), sentence, tuple(details))]
 
 
 def _step_time_details(first: ComparedRun, other: ComparedRun) -> Text:
@@ -122,7 +123,7 @@ def _faster_claim(fast: ComparedRun, slow: ComparedRun) -> Claim:
 
 def _reason_claims(fast: ComparedRun, slow: ComparedRun, differences: tuple[Difference, ...]) -> list[Claim]:
     """Cheaper tokens, or more FLOP/s; and of the latter what differs that can cause it."""
-    flops = fast.analysis.size.flops_per_token, slow.analysis.size.flops_per_token
+    flops = _token_flops(fast), _token_flops(slow)
     tflops = fast.analysis.achieved_tflops, slow.analysis.achieved_tflops
     cost, rate = safe_ratio(flops[1], flops[0]), safe_ratio(*tflops)
     if cost is None or rate is None:
@@ -151,6 +152,12 @@ def _reason_claims(fast: ComparedRun, slow: ComparedRun, differences: tuple[Diff
     if rate >= _MIN_NOTABLE_RATIO:
         return _cause_claims(fast, slow, rate, details, differences)
     return []
+
+
+def _token_flops(run: ComparedRun) -> float | None:
+    """FLOPs per token; those of the parameters alone, where the shape is not known."""
+    size = run.analysis.size
+    return size.flops_per_token or (6.0 * size.parameters if size.parameters else None)
 
 
 def _cause_claims(
@@ -226,6 +233,22 @@ def _slow_at_times_detail(fast: ComparedRun, slow: ComparedRun) -> Message | Non
     )
 
 
+def _inferred_devices_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
+    """Tokens are of all devices and MFU is of one: together they say how many there are."""
+    claims = []
+    for run in (first, other):
+        if run.devices > device_count(run.log):
+            sentence = say(
+                "compare.several-devices",
+                run=run.label,
+                devices=run.devices,
+                mfu=run.device_mfu or 0.0,
+                rate=(run.analysis.achieved_tflops or 0.0) * 1e12,
+            )
+            claims.append(Claim("several-devices", (run.label,), sentence))
+    return claims
+
+
 def _different_peak_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
     """MFUs of different peaks are not compared."""
     if first.mfu is None or other.mfu is None or first.shares_peak_with(other):
@@ -268,7 +291,7 @@ def _micro_batch_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
     high_width, low_width = (positive_int_setting(run.log, "n_embd") for run in (high, low))
     if high_batch is None or low_batch is None or high_width is None or low_width is None:
         return []
-    if high_batch >= low_batch or high_width <= low_width:
+    if high_batch >= low_batch or high_width <= low_width or high.devices > 1 or low.devices > 1:
         return []
     sentence = say(
         "compare.micro-batch-not-cause", high=high.label, low_batch=low_batch, high_batch=high_batch

@@ -281,14 +281,24 @@ def infer_flops_per_iteration(run_log: RunLog) -> IterationFlops | None:
 def iteration_flops_bounds(run_log: RunLog) -> tuple[float, float] | None:
     """The least and the most FLOPs of an iteration that the logged MFU and step times allow, however coarse:
     an MFU of 0.01% may be 0.005% or 0.015%."""
-    peak = stated_peak_flops(run_log)
-    products, roundings = _mfu_ms_products(run_log)
-    if not peak or not len(products):
+    steps, peak = run_log.steps, stated_peak_flops(run_log)
+    usable = run_log.is_steady() & (steps.mfu > 0) & (steps.ms > 0)
+    if not peak or not usable.any():
         return None
-    middle, rounding = float(np.median(products)), float(np.median(roundings))
-    factor = peak / 100 / 1000 * device_count(run_log)
-    bounds = max(0.0, middle - rounding) * factor, (middle + rounding) * factor
-    return bounds if 0 < bounds[1] < math.inf else None
+    mfu = steps.mfu[usable]
+    middle, rounding = float(np.median(mfu)), _mfu_rounding(mfu)
+    factor = float(np.median(steps.ms[usable])) / 1000 * peak / 100 * device_count(run_log)
+    return max(0.0, middle - rounding) * factor, (middle + rounding) * factor
+
+
+def _mfu_rounding(mfu: Floats) -> float:
+    """Half of the last digit that the log prints: 0.005 for 12.93, 0.05 for 12.9, 0.5 for 13. Of up to three
+    values, all may end in a zero by chance: then at least one decimal is assumed."""
+    exact = (digits for digits in range(4) if np.all(np.abs(np.round(mfu, digits) - mfu) < 1e-9))
+    decimals = next(exact, None)
+    if decimals is not None and len(mfu) <= 3:
+        decimals = max(decimals, 1)
+    return 0.0 if decimals is None else 0.5 * 10.0**-decimals
 
 
 def _mfu_ms_products(run_log: RunLog) -> tuple[Floats, Floats]:
@@ -296,13 +306,7 @@ def _mfu_ms_products(run_log: RunLog) -> tuple[Floats, Floats]:
     steps = run_log.steps
     usable = run_log.is_steady() & (steps.mfu > 0) & (steps.ms > 0)
     mfu, ms = steps.mfu[usable], steps.ms[usable]
-    # Half of the last digit that the log prints: 0.005 for 12.93, 0.05 for 12.9, 0.5 for 13. Of up to three
-    # values, all may end in a zero by chance: then at least one decimal is assumed.
-    exact = (digits for digits in range(4) if np.all(np.abs(np.round(mfu, digits) - mfu) < 1e-9))
-    decimals = next(exact, None)
-    if decimals is not None and len(mfu) <= 3:
-        decimals = max(decimals, 1)
-    rounding = 0.0 if decimals is None else 0.5 * 10.0**-decimals
+    rounding = _mfu_rounding(mfu)
     if not run_log.trainer.mfu_is_running_average:
         return mfu * ms, ms * rounding
 

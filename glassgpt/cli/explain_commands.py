@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,7 +37,7 @@ Options = TypeVar("Options", ExplainOptions, CompareOptions, ReportOptions)
 
 @command("glass explain RUN|LOG|-", ExplainOptions)
 def explain(words: list[str]) -> int:
-    from glassgpt.explain.explanation import explain as explain_log
+    from glassgpt.explain.explanation import explain_runs
     from glassgpt.show.terminal.explain_view import print_explanation
 
     missing = "say which run or log to explain; - reads the standard input"
@@ -44,7 +45,7 @@ def explain(words: list[str]) -> int:
     with use_language(options.lang or preferred_language()):
         if options.watch:
             return _watch(names[0], overrides[0], options, card)
-        explanation = explain_log(_read_run_logs(names, overrides)[0], card)
+        explanation = explain_runs(_read_files(names, overrides)[0], card)
         if options.json:
             _print_json(explanation.as_dict())
         else:
@@ -55,6 +56,7 @@ def explain(words: list[str]) -> int:
 @command("glass compare A B [C ...]", CompareOptions)
 def compare(words: list[str]) -> int:
     from glassgpt.compare.comparison import compare as compare_logs
+    from glassgpt.runs.run_log import longest_run
     from glassgpt.show.terminal.compare_view import print_comparison
 
     missing = "glass compare needs at least two runs or logs: glass compare A B"
@@ -63,7 +65,7 @@ def compare(words: list[str]) -> int:
         if len(names) == 1:
             run_logs = _read_runs_of_file(names[0], overrides)
         else:
-            run_logs = _read_run_logs(names, overrides)
+            run_logs = [longest_run(file) for file in _read_files(names, overrides)]
         comparison = compare_logs(run_logs, card)
         if options.json:
             _print_json(comparison.as_dict())
@@ -74,7 +76,7 @@ def compare(words: list[str]) -> int:
 
 @command("glass report RUN|LOG|-", ReportOptions)
 def report(words: list[str]) -> int:
-    from glassgpt.explain.explanation import explain as explain_log
+    from glassgpt.explain.explanation import explain_runs
     from glassgpt.runs.reading import source_path
     from glassgpt.show.report.page import check_report_path, write_report
 
@@ -89,7 +91,7 @@ def report(words: list[str]) -> int:
         path = Path("report.html") if str(source) == "-" else Path(source.name).with_suffix(".html")
     check_report_path(path, source)
     with use_language(options.lang or preferred_language()):
-        explanation = explain_log(_read_run_logs(names, overrides)[0], card)
+        explanation = explain_runs(_read_files(names, overrides)[0], card)
         name = "-" if names[0] == "-" else source.resolve().name
         write_report(path, explanation.log, explanation.facts, explanation.findings, name)
     print(sanitize_line(str(path)))
@@ -143,33 +145,39 @@ def _parse_command_line(
     return names, overrides, options, card
 
 
-def _read_run_logs(names: list[str], overrides: list[RunOverrides]) -> list[RunLog]:
-    """All of them, or all problems at once."""
-    from glassgpt.runs.reading import read_run_log
+def _read_files(names: list[str], overrides: list[RunOverrides]) -> list[list[RunLog]]:
+    """The runs of each file, of all files, or all problems at once."""
+    from glassgpt.runs.reading import read_run_logs
 
-    run_logs, problems = [], []
+    files, problems = [], []
     for name, run_overrides in zip(names, overrides, strict=True):
         try:
-            run_logs.append(apply_overrides(read_run_log(name), run_overrides))
+            files.append([apply_overrides(run_log, run_overrides) for run_log in read_run_logs(name)])
         except UserError as error:
             problems += error.problems
     if problems:
         raise UserError(problems)
-    return run_logs
+    return files
 
 
 def _read_runs_of_file(name: str, overrides: list[RunOverrides]) -> list[RunLog]:
-    """All runs that one log or text holds, in its order."""
+    """All runs of one log or text that logged something, in its order."""
     from glassgpt.runs.reading import read_run_logs
 
-    run_logs = list(read_run_logs(name))
+    run_logs = [run_log for run_log in read_run_logs(name) if len(run_log.steps) or run_log.evals]
     if len(run_logs) < 2:
         raise UserError(
             f"{name} holds one run; glass compare needs at least two runs or logs: glass compare A B"
         )
     if any(override != RunOverrides() for override in overrides[len(run_logs) :]):
         raise UserError(f"{name} holds {len(run_logs)} runs; a flag is for a later one")
-    return [apply_overrides(*pair) for pair in zip(run_logs, overrides, strict=False)]
+    named = []
+    for run_log, override in zip(run_logs[:_MAX_RUNS_OF_FILE], overrides, strict=False):
+        place = f"{run_log.first_line}-{run_log.last_line}" if run_log.last_line else ""
+        parts = [part for part in (run_log.stage, place and f"lines {place}") if part]
+        title = ": ".join([run_log.name, ", ".join(parts)]) if parts else run_log.name
+        named.append(replace(apply_overrides(run_log, override), name=title, runs_in_file=1))
+    return named
 
 
 def _print_json(document: dict[str, Any]) -> None:

@@ -245,6 +245,11 @@ def check_comparability(first: ComparedRun, other: ComparedRun) -> Comparability
 
 def _dataset_difference(first: ComparedRun, other: ComparedRun) -> Message | None:
     logs = (first.log, other.log)
+    stages = [run_log.stage for run_log in logs]
+    if all(stages) and stages[0] != stages[1]:
+        return say(
+            "compare.comparable.stages", a=first.label, b=other.label, a_stage=stages[0], b_stage=stages[1]
+        )
     hashes = [run_log.setup.data.get("hash") for run_log in logs]
     names = [dataset_name(run_log) for run_log in logs]
     if all(hashes) and hashes[0] == hashes[1]:

@@ -160,18 +160,27 @@ def read_note(lines: Sequence[str], name: str) -> tuple[RunLog, ...]:
     logs = [_build(run, trainer, name if len(runs) == 1 else f"{name}: {run.title}") for run in runs]
     events = tuple(_perplexities_as_losses(texts))
     return tuple(
-        replace(log, events=events, event_counts={"perplexity-as-loss": len(events)} if events else {})
+        replace(
+            log,
+            events=events,
+            event_counts={"perplexity-as-loss": len(events)} if events else {},
+            runs_in_file=len(logs),
+        )
         for log in logs
     )
 
 
-def complete_from_note(run_log: RunLog, lines: Sequence[str]) -> RunLog:
-    """A run whose lines are quoted, with the settings that the text around them states."""
+def complete_from_note(run_logs: Sequence[RunLog], lines: Sequence[str]) -> tuple[RunLog, ...]:
+    """A run whose lines are quoted, with the settings that the text around them states. Of several runs it is
+    not clear whose settings these are."""
+    if len(run_logs) != 1:
+        return tuple(run_logs)
     settings: dict[str, ConfigValue] = {}
     for text in _clean_lines(lines):
         for name, value, _ in _stated_settings(text):
             settings.setdefault(name, value)
-    return replace(run_log, setup=replace(run_log.setup, settings=settings | dict(run_log.setup.settings)))
+    setup = run_logs[0].setup
+    return (replace(run_logs[0], setup=replace(setup, settings=settings | dict(setup.settings))),)
 
 
 def _clean_lines(lines: Sequence[str]) -> list[str]:
@@ -564,11 +573,12 @@ def _build(run: _NotedRun, trainer: Trainer, name: str) -> RunLog:
             rows.setdefault(place or 0, {})[metric] = value
             lines[place or 0] = line
     evals: dict[int, dict[str, float]] = {}
+    eval_lines: dict[int, int] = {}
     for (at, kind), (value, line) in run.evals.items():
         place = last if at is None else at
         if place is not None:
             evals.setdefault(place, {})[kind] = value
-            lines.setdefault(place, line)
+            eval_lines.setdefault(place, line)
 
     builder = RunBuilder(trainer)
     builder.has_quoted_lines = True
@@ -576,12 +586,12 @@ def _build(run: _NotedRun, trainer: Trainer, name: str) -> RunLog:
     builder.setup.values |= run.values
     builder.setup.values["parameters_are_claimed"] = "parameters" in run.values
     for place in sorted({*rows, *evals}):
-        builder.line = lines[place]
         if place in evals:
+            builder.line = eval_lines[place]
             eval_ms = run.measured["eval_ms"][0] if "eval_ms" in run.measured and place == last else None
             builder.add_eval(place, evals[place].get("val_loss"), evals[place].get("train_loss"), ms=eval_ms)
         if place in rows:
-            row = rows[place]
+            row, builder.line = rows[place], lines[place]
             builder.add_step(
                 place,
                 row.get("loss"),

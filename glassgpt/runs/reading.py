@@ -1,7 +1,8 @@
-"""Reads anything that records a training run into a RunLog: a run's folder, a journal, a log, standard input.
+"""Reads anything that records training into RunLogs: a run's folder, a journal, a log, standard input.
 
-    run_log = read_run_log("train.log")
-    run_log.trainer.name, len(run_log.steps), run_log.evals[-1].val_loss
+    for run_log in read_run_logs("train.log"):
+        run_log.trainer.name, run_log.stage, len(run_log.steps), run_log.evals[-1].val_loss
+    run_log = read_run_log("train.log")  # the longest of them
 
 `demo:cpu` and `demo:gpu` are logs that come with the package, in demo/: nanoGPT's README runs.
 
@@ -17,6 +18,7 @@ How a log becomes a RunLog, in the order of the files to read:
     step_rows.py     its rows of iterations; those of very long logs are thinned
     log_numbers.py   the limits that every value of a RunLog keeps
     excerpts.py      merges log lines that are quoted in a note or a chat
+    split_runs.py    one RunLog for each run of the file
 
 GlassGPT's journal has records instead of lines: from_journal.py reads them.
 """
@@ -34,9 +36,9 @@ from glassgpt.errors import UserError
 from glassgpt.record import journal
 from glassgpt.runs.from_journal import read_run_journal, run_log_from_records
 from glassgpt.runs.lines import MAX_NOTEBOOK_BYTES, is_notebook, read_blocks, read_lines, read_notebook
-from glassgpt.runs.recognise import read_log
+from glassgpt.runs.recognise import read_logs
 from glassgpt.runs.run_list import is_running
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.run_log import RunLog, longest_run
 
 _SNIFF_BYTES = 1 << 16
 _DEMO_DIR = Path(__file__).parents[1] / "demo"
@@ -56,7 +58,13 @@ def source_path(source: str) -> Path:
 
 
 def read_run_log(source: str) -> RunLog:
-    """`source`: a path, a demo log, or - for standard input. UserError if there is nothing to read."""
+    """The longest run of `read_run_logs`."""
+    return longest_run(read_run_logs(source))
+
+
+def read_run_logs(source: str) -> tuple[RunLog, ...]:
+    """Every run of the file, in its order. `source`: a path, a demo log, or - for standard input. UserError
+    if there is nothing to read."""
     path = source_path(source)
     try:
         if source == "-":
@@ -69,7 +77,7 @@ def read_run_log(source: str) -> RunLog:
                     f"{source} holds no run: there is no {journal.FILE_NAME} in it; "
                     "`glass runs` lists the runs"
                 )
-            return _require_content(read_run_journal(path))
+            return (_require_content(read_run_journal(path)),)
         if not path.exists():
             raise UserError(f"there is no file or folder {source}")
         with path.open("rb") as file:
@@ -78,28 +86,22 @@ def read_run_log(source: str) -> RunLog:
         raise UserError(f"{source} cannot be read: {error.strerror or error}") from None
 
 
-def read_run_logs(source: str) -> tuple[RunLog, ...]:
-    """Every run of the file, in its order."""
-    run_log = read_run_log(source)
-    return (*run_log.earlier_runs, replace(run_log, earlier_runs=()))
-
-
-def _read_stream(file: BinaryIO, name: str) -> RunLog:
+def _read_stream(file: BinaryIO, name: str) -> tuple[RunLog, ...]:
     buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)  # type: ignore[type-var]
     start = buffered.peek(_SNIFF_BYTES)
     if looks_like_journal(start):
         path = Path(name)
         records = journal.parse_records(iter(lambda: buffered.readline(journal.MAX_LINE_BYTES), b""))
         is_live = path.is_file() and is_running(path.parent)
-        return _require_content(run_log_from_records(records, name, live=is_live))
+        return (_require_content(run_log_from_records(records, name, live=is_live)),)
     if is_notebook(start):
         content = buffered.read(MAX_NOTEBOOK_BYTES + 1)
         outputs = read_notebook(content, name)
         if outputs is not None:
             with contextlib.suppress(UserError):
-                return read_log(outputs, name)
-        return read_log(read_lines(io.BytesIO(content)), name)  # its text may quote a log
-    return read_log(read_blocks(buffered), name)
+                return tuple(replace(one, has_line_numbers=False) for one in read_logs(outputs, name))
+        return read_logs(read_lines(io.BytesIO(content)), name)  # its text may quote a log
+    return read_logs(read_blocks(buffered), name)
 
 
 def looks_like_journal(start: bytes) -> bool:

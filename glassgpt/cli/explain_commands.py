@@ -59,7 +59,7 @@ def compare(words: list[str]) -> int:
     from glassgpt.runs.run_log import longest_run
     from glassgpt.show.terminal.compare_view import print_comparison
 
-    missing = "glass compare needs at least two runs or logs: glass compare A B"
+    missing = "glass compare needs at least two runs or logs, or a file that holds several: glass compare A B"
     names, overrides, options, card = _parse_command_line(words, CompareOptions, None, missing)
     with use_language(options.lang or preferred_language()):
         if len(names) == 1:

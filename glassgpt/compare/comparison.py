@@ -37,9 +37,8 @@ from glassgpt.compare.speed_verdict import compare_speed
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import Card
 from glassgpt.i18n import say, translate
+from glassgpt.runs.notes import GPT2_VOCAB_SIZE
 from glassgpt.runs.run_log import RunLog
-
-GPT2_VOCABULARY = 50_257
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ def _perplexity_claims(runs: Sequence[ComparedRun]) -> list[Claim]:
                 stated=event.text,
                 line=event.line,
                 loss=math.log(float(event.text)),
-                guess=math.log(GPT2_VOCABULARY),
+                guess=math.log(GPT2_VOCAB_SIZE),
             ),
         )
         for event in sorted(events, key=lambda event: event.line)

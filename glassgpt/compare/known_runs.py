@@ -31,9 +31,8 @@ def known_run(run: ComparedRun) -> str | None:
     if run.is_whole or not evals or evals[-1].train_loss is None or evals[-1].val_loss is None:
         return None
     for name in DEMO_LOGS:
-        measured = _measured(name)
-        end = measured.trajectory.evals[-1]
-        if measured.log.trainer.name != run.log.trainer.name or end.iteration != evals[-1].iteration:
+        end = _measured(name).trajectory.evals[-1]
+        if end.iteration != evals[-1].iteration:
             continue
         gaps = (
             abs((end.train_loss or 0.0) - evals[-1].train_loss),

@@ -20,6 +20,7 @@ from glassgpt.explain.rules import (
     lr_schedule,
     mfu,
     nonfinite,
+    note_claims,
     resumes,
     step_time,
     val_curve,
@@ -48,7 +49,7 @@ def rules_of(*modules: ModuleType) -> tuple[Rule, ...]:
 # Of the loss, of the process, or of its checkpoints.
 FAILURE_RULES = rules_of(nonfinite, instability, gpu_memory, lost_work)
 # Trained too long, too short, stuck; or a loss that cannot be one.
-LEARNING_RULES = rules_of(learning, val_curve, loss_plausibility)
+LEARNING_RULES = rules_of(learning, val_curve, loss_plausibility, note_claims)
 RESUME_RULES = rules_of(resumes, lr_schedule)
 # Where the time went, and what the log's clock measured.
 TIME_RULES = rules_of(eval_cost, step_time, wall_time)

@@ -36,6 +36,7 @@ from glassgpt.runs.trainers import TRAINERS
 _MAX_CHARS = 300_000  # of a text that is read as a note
 _MAX_LINE_CHARS = 2_000
 _MAX_RUNS = 8
+GPT2_VOCAB_SIZE = 50_257
 _MAX_TOKEN_LOSS = 12.0  # nats: ln of the largest vocabularies; a larger "loss" is a perplexity
 _MIN_QUOTED_DECIMALS = 3  # as trainers print losses; prose rounds to two
 _MIN_VALUE_SHARE = 0.5  # of a run's column: more of its cells are words
@@ -89,7 +90,8 @@ _CELL = re.compile(
 _PRODUCT = re.compile(rf"^\W*({_PLAIN}(?:\s*[x×*]\s*(?:{_PLAIN}))+)\s*(?:[=≈]\s*({_PLAIN}\s*[kKMBG]?))?")
 _ITERATION_BEFORE = re.compile(rf"(?<![\d.])(\d[\d,]{{0,14}}k?)\s*[- ]?\s*{_ITERATION_WORD}", re.IGNORECASE)
 _ITERATION_AFTER = re.compile(
-    rf"(?:{_ITERATION_WORD}|\bafter\b|\bबाद\b|بعد)\s*(\d[\d,]{{0,14}}k?)(?![\d.]*[%.\w])", re.IGNORECASE
+    rf"(?:{_ITERATION_WORD}|\bafter\b|\bबाद\b|بعد)\s*(\d[\d,]{{0,14}}k?)(?![\d.]*[%.\w]|\s*(?:ms|s|مللي|ثانية|मि|से)\b)",
+    re.IGNORECASE,
 )
 _QUOTED_LOSS = re.compile(rf"(?<![\d.,\w-])(\d{{1,2}}\.\d{{{_MIN_QUOTED_DECIMALS},8}})(?![\d.%\w-])")
 _ROUNDED_LOSS = {

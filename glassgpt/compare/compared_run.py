@@ -217,7 +217,11 @@ def safe_ratio(numerator: float | None, denominator: float | None) -> float | No
 def work_bounds(run: ComparedRun) -> tuple[float, float] | None:
     """The least and the most FLOPs of one iteration: as the log states model and batch, or by its MFU."""
     flops, tokens = run.analysis.size.flops_per_token, run.analysis.tokens_per_iteration
-    return (flops * tokens, flops * tokens) if flops and tokens else iteration_flops_bounds(run.log)
+    if flops and tokens:
+        return flops * tokens, flops * tokens
+    if work := run.analysis.iteration_flops:
+        return work.flops * (1 - work.relative_error), work.flops * (1 + work.relative_error)
+    return iteration_flops_bounds(run.log)
 
 
 def least_work_ratio(first: ComparedRun, other: ComparedRun) -> float | None:

@@ -22,6 +22,7 @@ from glassgpt.runs.noise import EvalNoise
 
 _SIGNIFICANT_SIGMAS = 2.0  # a difference of fewer standard deviations is noise
 _CLEAR_SHARE = 0.01  # of the loss: a clear difference, where the noise is unknown
+_MIN_SHOWN_STD = 5e-5  # a loss is shown with four decimals
 _MIN_REACHED_LATER_RATIO = 1.1  # of the times when both runs reached the same loss
 
 
@@ -257,7 +258,7 @@ def _equal_point_claims(
 
 def _format_measured(measured: MeasuredLoss) -> str:
     """`1.8857`, or `2.33 ± 0.06` for a mean of batches."""
-    if not measured.std:
+    if not measured.std or measured.std < _MIN_SHOWN_STD:
         return format_loss(measured.loss)
     return f"{format_loss(measured.loss)} ± {measured.std:.2g}"
 
@@ -312,17 +313,16 @@ def noise_claim(first: ComparedRun, other: ComparedRun) -> Claim:
         return Claim("noise", labels, sentence, tuple(details))
     if first.noise is None and other.noise is None:
         return Claim("noise", labels, say("compare.noise.unknown"))
-    details = [_describe_noise(run.label, run.noise) for run in (first, other)]
+    details = [_describe_noise(run.label, run.noise) for run in (first, other) if run.noise]
     if limit is None:
-        return Claim("noise", labels, say("compare.noise.unknown"), tuple(details))
+        unknown = first.label if first.noise is None else other.label
+        return Claim("noise", labels, say("compare.noise.partly_unknown", run=unknown), tuple(details))
     sentence = say("compare.noise.limit", limit=limit)
     details.append(say("compare.noise.reason.eval_noise_only"))
     return Claim("noise", labels, sentence, tuple(details))
 
 
-def _describe_noise(label: str, noise: EvalNoise | None) -> Message:
-    if noise is None:
-        return say("compare.noise.reason.run_unknown", run=label)
+def _describe_noise(label: str, noise: EvalNoise) -> Message:
     if noise.source == "stderr":
         return say("compare.noise.reason.run_stderr", run=label, noise=noise.std)
     if noise.source == "batches":

@@ -38,9 +38,7 @@ def compare_speed(first: ComparedRun, other: ComparedRun, differences: tuple[Dif
     rates = first.analysis.tokens_per_s, other.analysis.tokens_per_s
     speedup = safe_ratio(*rates)
     if speedup is None:
-        sentence = say("compare.speed-unknown", a=first.label, b=other.label)
-        unknown = Claim("speed-unknown", labels, sentence, _step_time_details(first, other))
-        return [*_different_work_claims(first, other), unknown, *size_claims]
+        return [*_compare_step_times(first, other, differences), *size_claims]
     peaks = [*_inferred_devices_claims(first, other), *_different_peak_claims(first, other)]
     overhead = _overhead_claims(first, other)
     if abs(speedup - 1) <= _EQUAL_SPEED_TOLERANCE:
@@ -62,6 +60,37 @@ def compare_speed(first: ComparedRun, other: ComparedRun, differences: tuple[Dif
         *overhead,
         *peaks,
     ]
+
+
+def _compare_step_times(
+    first: ComparedRun, other: ComparedRun, differences: tuple[Difference, ...]
+) -> list[Claim]:
+    """Without tokens per second: step times can be compared if an iteration of both is the same work."""
+    labels, times = (first.label, other.label), (first.analysis.steady_ms, other.analysis.steady_ms)
+    bounds = [work_bounds(run) for run in (first, other)]
+    ratio = safe_ratio(times[1], times[0])
+    is_same_work = (
+        bounds[0] is not None
+        and bounds[1] is not None
+        and max(bounds[0][1], bounds[1][1]) <= _COARSE_RATIO * min(bounds[0][0], bounds[1][0])
+    )
+    if not is_same_work or ratio is None:
+        sentence = say("compare.speed-unknown", a=first.label, b=other.label)
+        unknown = Claim("speed-unknown", labels, sentence, _step_time_details(first, other))
+        return [*_different_work_claims(first, other), unknown]
+    fast, slow = (first, other) if ratio > 1 else (other, first)
+    values: dict[str, object] = {
+        "fast": fast.label,
+        "slow": slow.label,
+        "fast_ms": fast.analysis.steady_ms or 0.0,
+        "slow_ms": slow.analysis.steady_ms or 0.0,
+        "flops": sum(bounds[0] or ()) / 2,
+    }
+    if abs(ratio - 1) <= _EQUAL_SPEED_TOLERANCE:
+        return [Claim("equally-fast", labels, say("compare.equally-fast.same_work", **values))]
+    sentence = say("compare.faster.same_work", factor=max(ratio, 1 / ratio), **values)
+    faster = Claim("faster", (fast.label, slow.label), sentence)
+    return [faster, *_cause_claims(fast, slow, (), differences)]
 
 
 def _different_work_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
@@ -124,10 +153,14 @@ def _faster_claim(fast: ComparedRun, slow: ComparedRun) -> Claim:
 def _reason_claims(fast: ComparedRun, slow: ComparedRun, differences: tuple[Difference, ...]) -> list[Claim]:
     """Cheaper tokens, or more FLOP/s; and of the latter what differs that can cause it."""
     flops = _token_flops(fast), _token_flops(slow)
-    tflops = fast.analysis.achieved_tflops, slow.analysis.achieved_tflops
-    cost, rate = safe_ratio(flops[1], flops[0]), safe_ratio(*tflops)
+    achieved = [
+        (run.analysis.achieved_tflops or 0.0) * 1e12 or (own or 0.0) * (run.analysis.tokens_per_s or 0.0)
+        for run, own in zip((fast, slow), flops, strict=True)
+    ]
+    cost, rate = safe_ratio(flops[1], flops[0]), safe_ratio(achieved[0], achieved[1])
     if cost is None or rate is None:
-        return _cause_claims(fast, slow, None, (), differences)
+        return _cause_claims(fast, slow, (), differences)
+    labels = (fast.label, slow.label)
     details = (
         say(
             "compare.faster-by-rate.reason.flops_per_token",
@@ -142,16 +175,18 @@ def _reason_claims(fast: ComparedRun, slow: ComparedRun, differences: tuple[Diff
             fast=fast.label,
             slow=slow.label,
             factor=max(rate, 1 / rate),
-            fast_rate=(tflops[0] or 0.0) * 1e12,
-            slow_rate=(tflops[1] or 0.0) * 1e12,
+            fast_rate=achieved[0],
+            slow_rate=achieved[1],
         ),
     )
-    if cost >= _MIN_NOTABLE_RATIO and cost >= rate:
+    if cost < _MIN_NOTABLE_RATIO:
+        return _cause_claims(fast, slow, details, differences) if rate >= _MIN_NOTABLE_RATIO else []
+    if rate < _MIN_NOTABLE_RATIO:
         sentence = say("compare.faster-by-size", slow=slow.label, cost=cost)
-        return [Claim("faster-by-size", (fast.label, slow.label), sentence, details)]
-    if rate >= _MIN_NOTABLE_RATIO:
-        return _cause_claims(fast, slow, rate, details, differences)
-    return []
+        return [Claim("faster-by-size", labels, sentence, details)]
+    sentence = say("compare.faster-by-size.and_rate", fast=fast.label, slow=slow.label, cost=cost, rate=rate)
+    by_size = Claim("faster-by-size", labels, sentence, details)
+    return [by_size, *_cause_claims(fast, slow, (), differences)]
 
 
 def _token_flops(run: ComparedRun) -> float | None:
@@ -161,11 +196,7 @@ def _token_flops(run: ComparedRun) -> float | None:
 
 
 def _cause_claims(
-    fast: ComparedRun,
-    slow: ComparedRun,
-    rate: float | None,
-    details: Text,
-    differences: tuple[Difference, ...],
+    fast: ComparedRun, slow: ComparedRun, details: Text, differences: tuple[Difference, ...]
 ) -> list[Claim]:
     """What differs that can make an update faster: settings, machine, load. Else the cause is unknown."""
     causes = [
@@ -190,8 +221,6 @@ def _cause_claims(
         sentence = say("compare.faster-by-rate", settings=listed, **values)
     elif extra:
         sentence = say("compare.faster-by-rate.no_setting", **values)
-    elif rate is None:
-        return []  # neither the work of a token nor a difference is known
     else:
         sentence = say("compare.faster-by-rate.unknown", **values)
     return [Claim("faster-by-rate", labels, sentence, (*extra, *details))]

@@ -242,9 +242,16 @@ class _Note:
             self.runs = [_NotedRun(title=_plain_text(head[column])) for column in columns]
         for run, column in zip(self.runs, columns, strict=True):
             _read_head(run, head[column])
-            for offset, (row, metric) in enumerate(zip(body, metrics, strict=True)):
-                if metric and column < len(row):
-                    _read_cell(run, metric, row[0], row[column], start + 3 + offset)
+            cells = [
+                (metric, row[0], row[column], start + 3 + offset)
+                for offset, (row, metric) in enumerate(zip(body, metrics, strict=True))
+                if metric and column < len(row)
+            ]
+            # The context is the factor of the tokens that is neither batch_size nor accumulation.
+            for metric, label, cell, line in sorted(
+                cells, key=lambda cell: cell[0] == "tokens_per_iteration"
+            ):
+                _read_cell(run, metric, label, cell, line)
         for run in self.runs:  # a name of two runs is none
             others = set().union(*(other.names for other in self.runs if other is not run))
             run.names -= others

@@ -609,8 +609,11 @@ def _build(run: _NotedRun, trainer: Trainer, name: str) -> RunLog:
                 tokens_per_s=row.get("tokens_per_s", math.nan),
             )
     builder.finish()
+    own_lines = [*lines.values(), *eval_lines.values()]
     run_log = replace(
         builder.build(name, ends_mid_line=False),
+        first_line=min(own_lines, default=0),
+        last_line=max(own_lines, default=0),
         is_excerpt=True,
         has_iteration_numbers=last is not None,
     )

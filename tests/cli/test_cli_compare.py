@@ -105,6 +105,29 @@ def test_which_is_better_and_which_faster(capsys: Capture) -> None:
         place = text.index(part, place)
 
 
+def test_the_runs_of_one_file(capsys: Capture) -> None:
+    Path("both.log").write_text(nanogpt_log() + nanogpt_log(1200, factor=0.8))
+    parsed = document(capsys, "both.log", "--b.dropout=0.1")
+    apart = document(capsys, "a.log", "b.log")
+    assert [run["facts"]["best_val_loss"] for run in parsed["runs"]] == [
+        run["facts"]["best_val_loss"] for run in apart["runs"]
+    ]
+    names = [run["name"] for run in parsed["runs"]]
+    assert names[0] != names[1]
+    assert not any(claim["id"] == "several-runs" for claim in parsed["verdict"])
+    assert "--c" not in (problem := errors_of(capsys, "both.log", "--c.dropout=0.1")[0])
+    assert "2 runs" in problem
+
+
+def test_the_longest_run_of_a_file_among_several(capsys: Capture) -> None:
+    Path("both.log").write_text(nanogpt_log() + nanogpt_log(1200, factor=0.8))
+    parsed = document(capsys, "a.log", "both.log")
+    (claim,) = [claim for claim in parsed["verdict"] if claim["id"] == "several-runs"]
+    assert (claim["runs"], claim["values"]["runs"]) == (["B"], 2)
+    longest = max(document(capsys, "a.log", "b.log")["runs"], key=lambda run: run["facts"]["last_iteration"])
+    assert parsed["runs"][1]["facts"]["last_iteration"] == longest["facts"]["last_iteration"]
+
+
 def test_json_is_strict(capsys: Capture) -> None:
     Path("b.log").write_text(
         nanogpt_log() + "step 750: train loss nan, val loss nan\niter 750: loss nan, time 5ms\n"

@@ -112,6 +112,7 @@ def test_each_number_has_its_line() -> None:
     assert "4.3210" in text[before.evals[1].line - 1]
     assert "5.2345" in text[after.evals[0].line - 1]
     assert "%" in text[int(before.steps.line[0]) - 1]
+    assert (before.first_line, before.last_line) == (int(before.steps.line[0]), before.evals[1].line)
 
 
 def test_a_validation_loss_above_guessing_is_a_perplexity() -> None:

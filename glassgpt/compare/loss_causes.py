@@ -8,15 +8,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from glassgpt.compare.compared_run import Claim, ComparedRun, least_work_ratio, safe_ratio
 from glassgpt.compare.differences import HARDWARE_SETTINGS, Difference, format_setting, list_settings
 from glassgpt.compare.loss_curve import Axis, loss_near, mean_of_batches
 from glassgpt.format import format_parameters
-from glassgpt.i18n import Message, say
-from glassgpt.runs.trajectory import positive_int_setting
+from glassgpt.i18n import Message, Text, say
+from glassgpt.runs.trajectory import planned_end_iteration, positive_int_setting
 
 _MIN_NOTABLE_RATIO = 1.1  # sizes, batches and token counts closer than this are not named as a cause
 _MIN_REMAINING_SHARE = 0.8  # of the gap at equal iterations or tokens: then longer training is not the cause
+_MID_SCHEDULE, _END_OF_SCHEDULE = 0.7, 0.9  # shares of the planned iterations
 _MAX_ROUNDING_LOSS_GAP = 0.02  # precision and order of summation may cause a smaller one
 _MAX_LISTED_SETTINGS = 8
 # Model size, context, batch and tokens seen stand for these.
@@ -221,13 +224,34 @@ def explain_by_training_length(better: ComparedRun, worse: ComparedRun, gap: flo
                 sentence = say("compare.tokens-not-cause", **values)
                 claims.append(Claim("tokens-not-cause", labels, sentence))
         elif is_gone:
+            details = _schedule_details(better, worse, axis, at)
             if axis == "iterations":
                 sentence = say("compare.iterations-cause", **values)
-                claims.append(Claim("iterations-cause", labels, sentence))
+                claims.append(Claim("iterations-cause", labels, sentence, details))
             else:
                 sentence = say("compare.tokens-cause", **values)
-                claims.append(Claim("tokens-cause", labels, sentence))
+                claims.append(Claim("tokens-cause", labels, sentence, details))
     return claims
+
+
+def _schedule_details(better: ComparedRun, worse: ComparedRun, axis: Axis, at: float) -> Text:
+    """The end of a schedule lowers a loss by itself: at one point, one run may be there and the other not."""
+    shares = []
+    for run in (better, worse):
+        planned = planned_end_iteration(run.log)
+        positions = run.curve.positions[axis]
+        iteration = float(np.interp(at, positions, run.curve.iterations)) if len(positions) else None
+        shares.append(iteration / planned if planned and iteration is not None else None)
+    if shares[0] is None or shares[1] is None or shares[0] > _MID_SCHEDULE or shares[1] < _END_OF_SCHEDULE:
+        return ()
+    sentence = say(
+        "compare.tokens-cause.reason.schedule",
+        better=better.label,
+        worse=worse.label,
+        better_share=100 * shares[0],
+        worse_share=100 * shares[1],
+    )
+    return (sentence,)
 
 
 # --- hardware ---

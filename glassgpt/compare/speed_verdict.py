@@ -213,6 +213,8 @@ def _cause_claims(
     extra: list[Message] = []
     if load := _load_detail(fast, slow):
         extra.append(load)
+    if peak := _measured_peak_detail(fast, slow):
+        extra.append(peak)
     if slow_at_times := _slow_at_times_detail(fast, slow):
         extra.append(slow_at_times)
     labels, values = (fast.label, slow.label), {"fast": fast.label, "slow": slow.label}
@@ -240,6 +242,23 @@ def _load_detail(fast: ComparedRun, slow: ComparedRun) -> Message | None:
         slow=slow.label,
         fast_load=f"{fast_load:.1f}",
         slow_load=f"{slow_load:.1f}",
+    )
+
+
+def _measured_peak_detail(fast: ComparedRun, slow: ComparedRun) -> Message | None:
+    """GlassGPT measures the matmul peak before a run. On one device, another peak is another state of it."""
+    setups = [run.log.setup for run in (fast, slow)]
+    peaks = [setup.peak_flops if run.log.trainer.lines_count_updates else None
+             for run, setup in zip((fast, slow), setups, strict=True)]  # fmt: skip
+    ratio = safe_ratio(*peaks)
+    if ratio is None or ratio < _MIN_NOTABLE_RATIO or setups[0].device_name != setups[1].device_name:
+        return None
+    return say(
+        "compare.faster-by-rate.reason.peak",
+        fast=fast.label,
+        slow=slow.label,
+        fast_peak=peaks[0] or 0.0,
+        slow_peak=peaks[1] or 0.0,
     )
 
 

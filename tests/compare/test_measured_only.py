@@ -13,6 +13,7 @@ from glassgpt.compare.compared_run import least_work_ratio
 from glassgpt.runs.reading import read_run_log
 from glassgpt.runs.recognise import read_log
 from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.trainers import BY_ID
 
 CPU_TAIL = """\
 iter 1980: loss 1.7613, time 116.20ms, mfu 0.01%
@@ -112,6 +113,14 @@ def test_the_length_of_training_is_judged_at_the_worse_runs_best() -> None:
     assert values["ahead"] == pytest.approx(-0.1)
 
 
+def test_a_point_at_the_end_of_one_schedule_is_marked() -> None:
+    small = make_run([(0, 4.2), (500, 2.0), (1000, 1.6)], max_iters=1000)
+    large = make_run([(0, 4.2), (500, 1.7), (1000, 1.4)], max_iters=1000, batch_size=128)
+    claim = find_claim(compare_run_logs(small, large), "tokens-cause")
+    assert claim.values["at"] == 1000 * 64 * 256
+    assert (claim.values["better_share"], claim.values["worse_share"]) == (50, 100)
+
+
 # --- speed ---
 
 
@@ -141,6 +150,16 @@ def test_load_is_named() -> None:
     claim = find_claim(compare_run_logs(*runs), "faster-by-rate")
     assert keys(claim)[:2] == ["compare.faster-by-rate.no_setting", "compare.faster-by-rate.reason.load"]
     assert (claim.values["slow_load"], claim.values["fast_load"]) == ("1.6", "0.1")
+
+
+def test_another_measured_peak_of_one_device_is_named() -> None:
+    glassgpt = BY_ID["glassgpt"]
+    runs = [
+        replace(one, trainer=glassgpt, setup=replace(one.setup, peak_flops=peak, device_name="CPU"))
+        for one, peak in ((make_run(), 96e9), (make_run(ms=25.0), 227e9))
+    ]
+    claim = find_claim(compare_run_logs(*runs), "faster-by-rate")
+    assert (claim.values["slow_peak"], claim.values["fast_peak"]) == (96e9, 227e9)
 
 
 def test_a_run_that_was_slowed_at_times() -> None:

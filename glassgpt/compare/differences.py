@@ -80,6 +80,7 @@ _VERSION_KEYS = ("python", "torch", "numpy", "glassgpt", "cuda", "driver", "cudn
 _CODE_KEYS = ("glassgpt_commit", "commit", "code", "trainer")
 _MAX_EXACT_INT = 2**53  # a larger int changes when it becomes a float
 _TRANSIENT_MACHINE_KEYS = ("available", "busy_cores")  # free memory and load at that moment
+_SAME_INITIAL_LOSS_GAP = 0.5  # nats; initialisations of one vocabulary differ by less
 _MAX_INITIAL_LOSS_GAP = 1.5  # nats; the loss of an untrained model is ln V, so V differs by a factor of 4.5
 
 ComparabilityLevel = Literal["same", "assumed", "bytes", "refused"]
@@ -235,6 +236,9 @@ def check_comparability(first: ComparedRun, other: ComparedRun) -> Comparability
     if all(run_log.setup.data.get("hash") for run_log in logs):
         return Comparability("same", ())
     datasets = {dataset_name(run_log) for run_log in logs}
+    if None in datasets and _may_be_other_data(first, other):
+        unknown = say("compare.comparable.data_unknown", a=first.label.lower(), b=other.label.lower())
+        return Comparability("refused", (unknown,))
     if None in datasets:
         reasons.append(say("compare.comparable.dataset_assumed"))
     vocabularies = [stated_vocab_size(run_log) or run_log.setup.data.get("tokenizer") for run_log in logs]
@@ -297,6 +301,15 @@ def _initial_loss_difference(first: ComparedRun, other: ComparedRun) -> Message 
         a_loss=losses[0],
         b_loss=losses[1],
     )
+
+
+def _may_be_other_data(first: ComparedRun, other: ComparedRun) -> bool:
+    """Logs of two trainers that do not name their data: only equal losses before training say that the
+    vocabulary is the same."""
+    if len({run.log.trainer.name for run in (first, other)}) == 1:
+        return False
+    losses = [_untrained_loss(run) for run in (first, other)]
+    return losses[0] is None or losses[1] is None or abs(losses[0] - losses[1]) > _SAME_INITIAL_LOSS_GAP
 
 
 def _untrained_loss(run: ComparedRun) -> float | None:

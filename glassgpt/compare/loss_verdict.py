@@ -20,7 +20,7 @@ from glassgpt.format import format_loss
 from glassgpt.i18n import Message, say, translate
 from glassgpt.runs.noise import EvalNoise
 
-_SIGNIFICANT_SIGMAS = 2.0  # a difference of fewer standard deviations is noise
+_SIGNIFICANT_SIGMAS = 3.0  # a difference of fewer standard deviations is noise; the best is low by luck, too
 _CLEAR_SHARE = 0.01  # of the loss: a clear difference, where the noise is unknown
 _MIN_SHOWN_STD = 5e-5  # a loss is shown with four decimals
 _MIN_REACHED_LATER_RATIO = 1.1  # of the times when both runs reached the same loss

@@ -250,3 +250,14 @@ def test_stages_on_other_data_are_not_comparable() -> None:
     comparison = compare_run_logs(replace(make_run(), stage="base"), replace(make_run(), stage="mid"))
     values = find_claim(comparison, "not-comparable").values
     assert (values["a_stage"], values["b_stage"]) == ("base", "mid")
+
+
+def test_two_trainers_that_do_not_name_their_data_are_not_compared() -> None:
+    other = replace(make_run(dataset=None), trainer=BY_ID["litgpt"])
+    assert "assumed-comparable" in claim_ids(compare_run_logs(make_run(), other))  # both begin at 4.2
+    late = [replace(one, evals=one.evals[1:], steps=make_steps(range(500, 1010, 10), 50.0))
+            for one in (make_run(), other)]  # fmt: skip
+    claim = find_claim(compare_run_logs(*late), "not-comparable")
+    assert keys(claim)[1:] == ["compare.comparable.data_unknown"]
+    named = replace(late[1], setup=replace(late[1].setup, settings=late[0].setup.settings))
+    assert "not-comparable" not in claim_ids(compare_run_logs(late[0], named))

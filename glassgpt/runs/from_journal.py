@@ -319,6 +319,8 @@ def _build_setup(run: Record) -> LoggedSetup:
     device, choices = journal.dict_or_empty(machine, "device"), run.get("choices")
     settings = {**config, **{name: model[name] for name in _SHAPE_SETTINGS if name in model}}
     device_name = device.get("name")
+    machine_facts = journal.dict_or_empty(journal.dict_or_empty(run, "facts"), "machine")
+    busy_cores = journal.float_or_none(machine_facts, "busy_cores")  # by other processes, at the start
     return LoggedSetup(
         settings={key: value for key, value in settings.items() if isinstance(value, int | float | str)},
         parameters=journal.int_or_none(model, "parameters_without_positions"),
@@ -339,7 +341,11 @@ def _build_setup(run: Record) -> LoggedSetup:
         memory_bytes=journal.int_or_none(device, "memory"),
         bytes_per_token=journal.float_or_none(journal.dict_or_empty(data, "bytes_per_token"), "val"),
         data=data,
-        machine={**machine, "choices": choices if isinstance(choices, list) else []},
+        machine={
+            **machine,
+            "busy_cores": busy_cores,
+            "choices": choices if isinstance(choices, list) else [],
+        },
     )
 
 

@@ -25,6 +25,11 @@ NUMBER = (
 COUNT = r"([\d,.]+\s?[kKMBG]?)"
 _UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "m": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
+# Digits and signs of Hindi and Arabic texts, as Python's patterns for numbers expect them.
+ASCII_DIGITS = {ord(char): str(at % 10) for at, char in enumerate("०१२३४५६७८९٠١٢٣٤٥٦٧٨٩۰۱۲۳۴۵۶۷۸۹")} | {
+    ord("٫"): ".", ord("٬"): ",", ord("٪"): "%"
+}  # fmt: skip
+
 MAX_COUNT = MAX_INTEGER  # of iterations, parameters, tokens, bytes, milliseconds, tokens per second
 MAX_FLOPS = 1e30  # per token, or per second
 MIN_AMOUNT = 1e-9  # no clock or meter resolves less; smaller is 0

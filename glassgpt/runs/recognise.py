@@ -24,6 +24,8 @@ from glassgpt.runs.excerpts import merge_excerpts
 from glassgpt.runs.exit_status import read_event
 from glassgpt.runs.header import read_header
 from glassgpt.runs.lines import LogLine, split_block
+from glassgpt.runs.log_numbers import ASCII_DIGITS
+from glassgpt.runs.notes import complete_from_note, read_note
 from glassgpt.runs.prefixes import PLAIN_TIME, strip_prefixes
 from glassgpt.runs.run_log import RunLog, longest_run
 from glassgpt.runs.split_runs import split_runs
@@ -60,7 +62,7 @@ def read_logs(lines: Iterable[str | LogLine], name: str) -> tuple[RunLog, ...]:
         recognizer.feed(line)
         if recognizer.is_unrecognisable():
             break
-    run_logs = recognizer.build(name)
+    run_logs = recognizer.build(name) or recognizer.build_from_note(name)
     if not run_logs:
         empty = " (it is empty)" if recognizer.is_empty else ""
         raise UserError(
@@ -93,6 +95,7 @@ def _steps_or_lines(block: str, plain_step: str) -> Iterator[Mapping[str, Sequen
 
 def _without_prefixes(raw_line: LogLine) -> LogLine:
     text, rank, clock = strip_prefixes(raw_line.text)
+    text = text if text.isascii() else text.translate(ASCII_DIGITS)
     return LogLine(text, raw_line.is_incomplete, rank, raw_line.continues_line, clock)
 
 
@@ -190,7 +193,9 @@ class LogRecognizer:
         """Every run so far; none as long as no trainer is recognised."""
         splitter = self._splitter or self._replay()
         if splitter is not None:
-            return splitter.build(name, final)
+            run_logs = splitter.build(name, final)
+            is_quoted = final and all(run_log.is_excerpt for run_log in run_logs)
+            return complete_from_note(run_logs, self._texts()) if is_quoted else run_logs
         if not final:
             return ()
         # Or a run crashed before its first step: then a line that only one trainer prints identifies it.
@@ -203,6 +208,13 @@ class LogRecognizer:
                 has_failed = any(event.kind in FAILURE_KINDS for one in run_logs for event in one.events)
                 return run_logs if has_failed else ()
         return ()
+
+    def build_from_note(self, name: str) -> tuple[RunLog, ...]:
+        """The runs that a text without log lines speaks of."""
+        return read_note(self._texts(), name)
+
+    def _texts(self) -> list[str]:
+        return [line.text for line in self._buffered_lines]
 
     def _replay(self) -> _TrainerSplitter | None:
         """Reads the buffered lines with the best candidate. Another trainer's run may come before its first

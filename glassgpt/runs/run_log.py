@@ -104,7 +104,8 @@ class LoggedProcess:
 
 
 # kill: by a signal from outside, such as SIGKILL; abort: by the process itself, such as a segmentation fault.
-EventKind = Literal["traceback", "oom", "interrupt", "kill", "abort", "finish", "scaler-overflow", "warning"]
+EventKind = Literal["traceback", "oom", "interrupt", "kill", "abort", "finish", "scaler-overflow", "warning",
+                    "perplexity-as-loss"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ class LoggedSetup:
     # log_interval, dropout, dtype, device, compile, always_save_checkpoint, dataset, …
     settings: Mapping[str, ConfigValue] = field(default_factory=dict)
     parameters: int | None = None  # as logged, which may be rounded
+    parameters_are_claimed: bool = False  # a flag or a text says so, not the trainer
     trained_parameters: int | None = None  # of the optimizer's groups: exact, positions included
     tokens_per_iteration: int | None = None
     flops_per_token: float | None = None

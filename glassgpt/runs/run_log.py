@@ -129,7 +129,11 @@ class LoggedSetup:
     flops_per_token: float | None = None
     device_name: str | None = None
     peak_flops: float | None = None  # of one device: what its MFU calls 100 %
-    world_size: int | None = None
+    world_size: int | None = None  # processes, one per device
+    # How many of these devices share one model: its layers' matrices, or its layers.
+    tensor_parallel: int | None = None
+    pipeline_parallel: int | None = None
+    data_parallel: int | None = None  # replicas of the model, each with batches of its own
     planned_iterations: int | None = None  # the number of the last one, if the run finishes
     memory_bytes: int | None = None  # of the card
     bytes_per_token: float | None = None  # of the validation text

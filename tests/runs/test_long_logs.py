@@ -137,7 +137,7 @@ def test_outliers_and_their_neighbours_are_kept() -> None:
 
 @pytest.mark.usefixtures("short_memory")
 def test_a_log_of_restarts_is_thinned_too() -> None:
-    lines = [f"iter {at % 2}: loss 2.0000, time 9.00ms, mfu 1.00%" for at in range(20_000)]
+    lines = [f"iter {at % 2}: loss 2.0000, time {at}.00ms, mfu 1.00%" for at in range(20_000)]
     runs = read_logs(read_blocks(io.BytesIO(("\n".join(lines) + "\n").encode())), "long.log")
     assert {run_log.runs_in_file for run_log in runs} == {10_000}
     assert len(runs) == MAX_RUNS

@@ -14,8 +14,8 @@ from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.model_size import (
     attention_flops,
-    device_count,
     flops_from_parameters,
+    mfu_unit_count,
     nearest_multiple,
     parameters_from_flops,
     stated_parameters,
@@ -93,7 +93,7 @@ def parameters_inferred(analysis: Analysis) -> Finding | None:
     run_log, throughput, tokens = analysis.log, analysis.throughput, analysis.facts.tokens_per_iteration
     if throughput is None or not tokens:
         return None
-    flops_per_token = throughput.flops * device_count(run_log) / tokens
+    flops_per_token = throughput.flops * mfu_unit_count(run_log) / tokens
     stated, inferred = stated_parameters(run_log), parameters_from_flops(flops_per_token, run_log)
     if stated is not None and not analysis.size.is_contradicted:
         return None

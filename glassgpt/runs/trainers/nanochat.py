@@ -30,6 +30,8 @@ _NORM = re.compile(rf"\bgrad[ _]norm:\s*{NUMBER}")
 _SPEED = re.compile(rf"\btok/sec:\s*{NUMBER}")
 _VAL = re.compile(rf"\bStep\s+(\d+)\s*\|\s*Validation (bpb|loss):\s*{NUMBER}", re.IGNORECASE)
 _SAVE = re.compile(r"\bSaved model\b(?:.{0,300}_(\d{4,})\.pt)?")
+# Where a stage of its recipe saves. Each learns from other data, so their losses cannot be compared.
+_STAGE_FOLDER = re.compile(r"\b(base|mid|chat_?sft|chat_?rl)_checkpoints\b")
 _END = re.compile(r"^(?:Minimum validation (?:bpb|loss)|Total training time|Peak memory usage):")
 
 
@@ -57,6 +59,8 @@ def read(line: str, builder: RunBuilder) -> bool:
         return True
     if "Saved model" in line and (match := _SAVE.search(line)):
         builder.add_checkpoint(int(match[1]) if match[1] else None)
+        if folder := _STAGE_FOLDER.search(line):
+            builder.set_stage(folder[1].removeprefix("chat").removeprefix("_"))
     elif _END.match(line):
         builder.add_event("finish", line)
     return False
@@ -81,6 +85,7 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
 
 
 _HEADER = (
+    HeaderPattern("istributed world size", re.compile(r"Distributed world size: \d")),
     HeaderPattern("Autodetected", re.compile(r"^Autodetected device type: ")),
     HeaderPattern("otal", re.compile(rf"Total batch size {COUNT}"), "tokens_per_iteration"),
     HeaderPattern("otal", re.compile(rf"^\W*total\s*:\s*{COUNT}\s*$"), "parameters"),

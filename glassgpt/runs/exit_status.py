@@ -119,7 +119,9 @@ def _reached_planned_end(run_log: RunLog) -> bool:
         return False
     planned = planned_last_logged_iteration(run_log)
     if planned is not None:
-        return max(last, last_eval or 0) >= planned
+        # An evaluation of the planned number closes a run, unless its iteration is still to come.
+        closing = 0 if run_log.trainer.loop_includes_max_iters else last_eval or 0
+        return max(last, closing) >= planned
     if last <= run_log.trainer.first_iteration or not evaluated or run_log.is_excerpt:
         return False
     if run_log.last_partial_iteration is not None and run_log.last_partial_iteration > last:

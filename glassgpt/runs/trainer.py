@@ -44,7 +44,8 @@ class Trainer:
 
     # --- its log ---
     reader: Reader | type | None = None  # or the class of one that remembers lines; None: it writes no lines
-    plain_step: str = ""  # its usual step, a whole line: groups named as add_step's parameters, all numbers
+    # Groups, all numbers: add_step's parameters, the iteration first; planned_count, of the whole run's.
+    plain_step: str = ""  # its usual step, a whole line
     identifying_line: re.Pattern[str] | None = None  # only this trainer prints it, before its first step
     header: tuple[HeaderPattern, ...] = ()  # the lines before its first step that say something
     reads_any_log: bool = False  # the fallback for trainers without a file

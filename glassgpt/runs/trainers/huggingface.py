@@ -88,7 +88,8 @@ class TrainerReader:
             wall_s = builder.setup.values.get("wall_s")
             if math.isinf(self._epoch) and isinstance(wall_s, float) and seconds >= 0:
                 builder.setup.values["wall_s"] = wall_s + seconds  # after training, whose time is known
-            builder.add_eval(self._count, loss, ms=None if math.isnan(seconds) else seconds * 1000)
+            ms = None if math.isnan(seconds) else seconds * 1000
+            builder.add_eval(self._count, loss, ms=ms, line=self._waiting_line)
         elif "train_runtime" in values:
             builder.add_event("finish", f"train_runtime {values['train_runtime']} s")
             builder.setup.values["wall_s"] = parse_number(values["train_runtime"])

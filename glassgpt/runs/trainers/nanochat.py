@@ -23,6 +23,13 @@ _STEP = re.compile(
     rf"\bstep\s+(\d+)(?:/(\d+))?(?:\s+\([\d.]+%\))?\s*\|\s*(?:training )?loss:\s*{NUMBER}(.{{0,400}})",
     re.IGNORECASE,
 )
+# What it prints itself: `read` finds the same in it, one line at a time.
+_PLAIN = (
+    r"step (?P<iteration>\d{1,15})/(?P<planned_count>\d{1,15}) \(\d{1,3}\.\d\d%\) "
+    r"\| loss: (?P<loss>\d{1,9}\.\d{1,9}|nan) \| lrm: \d{1,3}\.\d\d \| dt: (?P<ms>\d{1,12}\.\d{1,9})ms "
+    r"\| tok/sec: (?P<tokens_per_s>\d{1,3}(?:,\d{3}){0,4}) \| (?:bf16_)?mfu: (?P<mfu>\d{1,9}\.\d{1,9})"
+    r"(?: \| (?:epoch|total time|eta): [\w.]{1,20}(?: pq: \d{1,9} rg: \d{1,9})?){0,3}"
+)
 _ONLY_NANOCHAT = re.compile(r"\blrm\b|\bmfu: |total time:|num_tokens:|\([\d.]+%\)")
 _TIME = re.compile(rf"\bdt:\s*{NUMBER}\s*ms\b")
 _MFU = re.compile(rf"\b(?:bf16_)?mfu:\s*{NUMBER}")
@@ -104,6 +111,7 @@ TRAINER = Trainer(
     "nanochat",
     "nanochat",
     reader=read,
+    plain_step=_PLAIN,
     identifying_line=re.compile(r"^Autodetected device type: |^Tokens / micro-batch / rank: "),
     header=_HEADER,
     setting_names={"sequence_len": "block_size"},

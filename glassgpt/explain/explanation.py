@@ -35,6 +35,8 @@ class Explanation:
             "findings": [finding.as_dict() for finding in self.findings],
             "verdict": self.verdict,
         }
+        if self.log.columns:
+            document["columns"] = dict(self.log.columns)
         if self.earlier:
             document["earlier"] = [explanation.as_dict() for explanation in self.earlier]
         return document

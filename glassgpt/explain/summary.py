@@ -40,6 +40,10 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
                 "verdict.thinned_log", lines=facts.iterations_logged, rows=facts.iterations_logged - left_out
             )
         )
+    if run_log.columns:
+        columns = ", ".join(f"{meaning}={column}" for meaning, column in run_log.columns.items())
+        sentences.append(translate("verdict.columns", columns=columns))
+    sentences += [str(note) for note in run_log.notes]
     serious = [finding for finding in findings if finding.severity in ("problem", "warning")]
     has_advice = any(finding.severity == "advice" for finding in findings)
     if serious:
@@ -64,7 +68,9 @@ def _progress_sentence(run_log: RunLog, facts: Facts) -> str:
             "interrupted": translate("verdict.interrupted", trainer=trainer, at=at),
             "crashed": translate("verdict.crashed", trainer=trainer, at=at),
             "oom": translate("verdict.out_of_memory", trainer=trainer, at=at),
-            "cut": translate("verdict.log_stops", trainer=trainer, at=at),
+            "cut": translate("verdict.table_ends", trainer=trainer, at=at)
+            if run_log.columns
+            else translate("verdict.log_stops", trainer=trainer, at=at),
             None: translate("verdict.running", trainer=trainer, at=at),
         }[facts.ended]
     # English only: "An HF Trainer run". A translated sentence does not begin with "A".

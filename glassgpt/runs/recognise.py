@@ -22,6 +22,7 @@ from glassgpt.errors import UserError
 from glassgpt.runs.builder import RunBuilder, SetupBuilder
 from glassgpt.runs.excerpts import merge_excerpts
 from glassgpt.runs.exit_status import read_event
+from glassgpt.runs.file_kinds import looks_like
 from glassgpt.runs.header import read_header
 from glassgpt.runs.lines import LogLine, split_block
 from glassgpt.runs.prefixes import PLAIN_TIME, strip_prefixes
@@ -48,8 +49,9 @@ _TRUNCATED_NUMBER = re.compile(r"(?<![\d.,])[-+]?\d[\d,]*\.?\d{0,2}$")
 _QUOTED_LINE = re.compile(r"^\s*(?:```|~~~|>?\s*[-*]?\s*\*\*\s*(?:iter|step)\b)")
 
 
-def read_log(lines: Iterable[str | LogLine], name: str) -> RunLog:
-    """From `read_lines` or `read_blocks`. UserError where the lines are not a log."""
+def read_log(lines: Iterable[str | LogLine], name: str, head: str = "") -> RunLog:
+    """From `read_lines` or `read_blocks`. UserError where the lines are not a log; it says what their `head`,
+    the beginning of the text, looks like."""
     recognizer = LogRecognizer()
     for line in lines:
         recognizer.feed(line)
@@ -57,10 +59,11 @@ def read_log(lines: Iterable[str | LogLine], name: str) -> RunLog:
             break
     run_log = recognizer.build(name)
     if run_log is None:
-        empty = " (it is empty)" if recognizer.is_empty else ""
+        clause = "; it is empty" if recognizer.is_empty else looks_like(head)
         raise UserError(
-            f"{name} is not a training log that glass can read{empty}: it reads GlassGPT's journals and run "
-            f"folders, logs of {KNOWN}, and lines with an iteration and a loss"
+            f"{name} is not a training log that glass can read{clause}. It reads GlassGPT's journals and run "
+            f"folders, logs of {KNOWN}, lines with an iteration and a loss, CSV and JSON with columns of "
+            "steps and losses, and TensorBoard's event files"
         )
     return run_log
 

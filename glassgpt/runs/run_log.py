@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassgpt.config import ConfigValue
+from glassgpt.i18n import Message
 from glassgpt.runs.trainer import Trainer
 
 Floats = NDArray[np.float64]
@@ -159,6 +160,8 @@ class RunLog:
     live: bool = False  # the run is in progress
     earlier_runs: tuple[RunLog, ...] = ()  # runs of other trainers before it in the same file
     ended: ExitStatus | None = None  # as a journal records it
+    columns: Mapping[str, str] = field(default_factory=dict)  # of a table: what is read -> column and unit
+    notes: tuple[Message, ...] = ()  # what reading it left out or assumed
 
     def events_after_last_step(self) -> list[LogEvent]:
         """Events after the last step, of the same process."""

@@ -26,6 +26,7 @@ IMPORTS_RUNS = re.compile(r"^\s*(?:from|import) glassgpt\.runs\b", re.MULTILINE)
 ALLOWED = {
     "exchange/import_nanogpt.py": "imports nanoGPT's runs",
     "exchange/nanogpt_journal.py": "imports nanoGPT's runs",
+    "runs/file_kinds.py": "what to do with nanoGPT's checkpoint",
     "runs/reading.py": "the names of the demo logs' files",
     "show/terminal/exchange_view.py": "what to do in nanoGPT's folder with an export",
     "show/terminal/nanogpt_console.py": "--console=nanogpt",

@@ -18,6 +18,7 @@ _ORDER = (
     "modded",
     "litgpt",
     "huggingface",
+    "llamafactory",
     "minimind",
     "glassgpt",
     "generic",

@@ -54,7 +54,11 @@ _PICKLE = re.compile(rb"\x80[\x02-\x05](?:[\x95}](?s:.){0,8}|c|\]|\x8a)")
 _SAFETENSORS = re.compile(rb"(?s).{8}\{\"")
 _MAX_SAMPLE = 1 << 16
 
-_PYTHON = re.compile(r"^(?:import [\w.]+(?: as \w+)?$|from [\w.]+ import |def \w+\(.*|class \w+.*:$)", re.M)
+_PYTHON = re.compile(
+    r"^(?:import \w[\w., ]{0,99}|from [\w.]{1,99} import .{0,99}|def \w{1,99}\(.{0,99}|class \w.{0,99}:)$",
+    re.M,
+)
+_CONFIG_LINE = re.compile(r"^\s{0,40}(?:[#;\[-]|[\w.-]{1,60}\s{0,40}[:=])")
 _SHELL = re.compile(r"\A#!.{0,100}\b(?:ba|z|da)?sh\b")
 _UNPRINTABLE = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f\ufffd]")
 _NUMBERS = re.compile(r"\d\.\d|\b\d+\b")
@@ -86,7 +90,7 @@ def text_kind(head: str) -> str | None:
         return "a binary file"
     lines = [line for line in head.splitlines()[:200] if line.strip()]
     first = lines[0].strip() if lines else ""
-    if len(_PYTHON.findall(head[:_MAX_SAMPLE])) >= 3:
+    if len(_PYTHON.findall(head[:_MAX_SAMPLE])) >= 2:
         return "Python source code; give what it prints when it runs"
     if _SHELL.search(head):
         return "a shell script; give what it prints when it runs"
@@ -104,6 +108,8 @@ def text_kind(head: str) -> str | None:
         if len(rows) > 1 and len(rows[0]) > 1 and {len(row) for row in rows} == {len(rows[0])}:
             columns = ", ".join(sanitize_line(column.strip())[:30] for column in rows[0][:8])
             return f"a {name} table without a step and a loss column; its columns are {columns}"
+    if len(lines) > 1 and all(map(_CONFIG_LINE.match, lines)):
+        return "a configuration; give the log of the run"
     return None
 
 
@@ -112,7 +118,7 @@ def looks_like(head: str) -> str:
     kind = text_kind(head)
     clause = f"; it looks like {kind}" if kind else ""
     if kind is None and (line := _first_line_with_numbers(head)):
-        clause = f"; its first line with numbers is: {line}"
+        clause = f'; its first line with numbers is "{line}"'
     return clause
 
 

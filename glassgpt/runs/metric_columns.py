@@ -35,6 +35,7 @@ Role = Literal[
     "timestamp",
     "time",
     "eval_s",
+    "split",
 ]
 
 # Of two columns with one role, the one that comes first here is taken; but see choose_columns.
@@ -64,8 +65,8 @@ NAMES: dict[Role, str] = {
     "mfu": "mfu train_mfu mfu_percent train_mfu_percent perf_mfu throughput_mfu",
     "tokens": "num_input_tokens_seen train_num_input_tokens_seen total_tokens tokens_seen total_tokens_seen "
     "num_tokens n_tokens tokens train_tokens train_num_tokens throughput_total_tokens",
-    "step_ms": "step_ms step_time_ms iter_time_ms iteration_time_ms time_per_step_ms ms_per_step ms_per_iter "
-    "dt_ms batch_time_ms elapsed_time_per_iteration_ms",
+    "step_ms": "step_ms step_time_ms time_ms iter_time_ms iteration_time_ms time_per_step_ms ms_per_step "
+    "ms_per_iter dt_ms batch_time_ms elapsed_time_per_iteration_ms",
     "step_s": "step_s step_time_s step_time_sec step_time_seconds iter_time_s iter_time_sec dt_s "
     "seconds_per_step sec_per_step sec_per_iter s_per_it s_per_step seconds_per_iteration",
     # Without their unit.
@@ -78,12 +79,13 @@ NAMES: dict[Role, str] = {
     "timestamp": "_timestamp timestamp wall_time walltime datetime",
     "time": "time",  # of a step, since the start, or of the day: its values decide
     "eval_s": "eval_runtime val_time_s eval_time_s eval_s validation_time_s",
+    "split": "split phase subset mode",  # whose loss a row has: train, val, …
 }
 _RANKS: dict[str, tuple[Role, int]] = {
     name: (role, rank) for role, names in NAMES.items() for rank, name in enumerate(names.split())
 }
 _OTHER_RANK = 1000  # of a name that only ends like one of the above
-_VAL_WORDS = {"val", "valid", "validation", "eval", "evaluation", "dev", "holdout", "test"}
+VAL_WORDS = {"val", "valid", "validation", "eval", "evaluation", "dev", "holdout", "test"}
 # Parts of a loss, or what reinforcement learning calls one.
 _PART_WORDS = {
     "aux", "auxiliary", "z", "kl", "value", "critic", "policy", "actor", "entropy", "reg", "regularization",
@@ -113,7 +115,7 @@ def ranked_role(name: str) -> tuple[Role, int] | None:
         return _RANKS[plain]
     words = plain.split("_")
     if words[-1] == "loss" and not _PART_WORDS.intersection(words):
-        return ("val_loss" if _VAL_WORDS.intersection(words) else "loss"), _OTHER_RANK + len(words)
+        return ("val_loss" if VAL_WORDS.intersection(words) else "loss"), _OTHER_RANK + len(words)
     if plain.startswith("lr_"):  # Lightning's lr-AdamW/pg1, with any optimizer's name
         return "lr", _OTHER_RANK
     return None

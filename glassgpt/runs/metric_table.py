@@ -25,7 +25,7 @@ from statistics import median
 from glassgpt.i18n import Message, say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.log_numbers import MAX_COUNT
-from glassgpt.runs.metric_columns import Role, choose_columns, role_of
+from glassgpt.runs.metric_columns import VAL_WORDS, Role, choose_columns, role_of
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
 from glassgpt.runs.trainers import BY_ID, TRAINERS
@@ -106,6 +106,13 @@ _CLOCKS: dict[Role, tuple[Callable[[object], float | None], str]] = {
     "elapsed_s": (parse_clock, "s"),
     "elapsed_ms": (_parse_elapsed_ms, "ms"),
     "timestamp": (_parse_timestamp, "s"),
+}
+# What a column may be instead.
+_MAYBE_CLOCKS: dict[Role, Role] = {
+    "time": "elapsed_s",
+    "step_time": "elapsed_s",
+    "step_s": "elapsed_s",
+    "step_ms": "elapsed_ms",
 }
 
 
@@ -230,39 +237,46 @@ class MetricTable:
             if name in counts:
                 self._columns[role] = name  # type: ignore[index]
         rows = [row for row, _ in sample]
-        self._counts_epochs = "iteration" not in self._columns and "epoch" in self._columns and all(
-            _parse_iteration(row[self._columns["epoch"]]) is not None
-            for row in rows
-            if _is_filled(row.get(self._columns["epoch"]))
-        )  # fmt: skip
+        epoch = self._columns.get("epoch")
+        self._counts_epochs = (
+            "iteration" not in self._columns
+            and epoch is not None
+            and all(_parse_iteration(row[epoch]) is not None for row in rows if _is_filled(row.get(epoch)))
+        )
         self._choose_clock(rows)
         self._choose_step_time(rows)
         mfu = self._columns.get("mfu")
         if mfu and max((parse_cell(row.get(mfu)) or 0.0 for row in rows), default=0.0) <= 1:
             self._leave_out("mfu", mfu)  # 0.4 is 40%, or a slow 0.4%
         trainer = self._trainer or BY_ID["unknown"]
-        if self._clock is not None:
-            trainer = replace(trainer, step_time_is_interval_mean=True)
-        self.builder.trainer = trainer
+        self.builder.trainer = replace(
+            trainer,
+            step_time_is_interval_mean=trainer.step_time_is_interval_mean or self._clock is not None,
+            iterations_are_epochs=self._counts_epochs or "epoch" in self._columns.get("loss", ""),
+        )
         if "iteration" not in self._columns and not self._counts_epochs:
             self.builder.iteration_by_count = {}
         for row, line in sample:
             self._read(row, line)
 
     def _choose_clock(self, rows: Sequence[Row]) -> None:
-        if "time" in self._columns:
-            # Since the start, or of the day, if it grows from row to row; else nobody knows what it is.
-            times = [
-                time for row in rows if (time := parse_clock(row.get(self._columns["time"]))) is not None
-            ]
-            column = self._columns.pop("time")
-            if len(times) >= 3 and times == sorted(times) and times[-1] > times[0]:
-                role: Role = "timestamp" if times[0] > 1e8 else "elapsed_s"
-                self._columns.setdefault(role, column)
+        """A column whose values grow from row to row is a clock, whatever its name says."""
+        columns = self._columns
+        for role, clock_role in _MAYBE_CLOCKS.items():
+            if role in columns:
+                times = [time for row in rows if (time := parse_clock(row.get(columns[role]))) is not None]
+                is_clock = len(times) >= 3 and times == sorted(times) and times[-1] > 1.5 * times[0]
+                is_date = bool(times) and times[0] > 1e8 and role == "time"
+                if is_clock or is_date:
+                    columns.setdefault("timestamp" if is_date else clock_role, columns[role])
+                if is_clock or role == "time":
+                    del columns[role]
+        losses = [row for row in rows if columns.get("loss") in row]
         for role, (parse, unit) in _CLOCKS.items():
-            if role in self._columns and self._clock is None:
-                column = self._columns[role]
-                values = [row[column] for row in rows if parse(row.get(column)) is not None]
+            column = columns.get(role, "")
+            values = [row[column] for row in losses if column in row and parse(row[column]) is not None]
+            # Less than half: a total in the closing row.
+            if self._clock is None and values and 2 * len(values) >= len(losses):
                 self._clock = _StepClock(_resolution_s(values, parse))
                 self._clock_column, self._parse_clock, self._units[role] = column, parse, unit
 
@@ -318,10 +332,10 @@ class MetricTable:
     def _described_columns(self) -> dict[str, str]:
         """For people: what is read from which column, and the unit of times."""
         used: list[Role] = ["iteration", "loss", "val_loss", "val_bpb", *_COLUMN_ROLES, "tokens"]
-        used += ["planned_iterations", "eval_s"]
-        described: dict[str, str] = {role: self._columns[role] for role in used if role in self._columns}
-        if self._counts_epochs:
-            described["iteration"] = self._columns["epoch"]
+        used += ["planned_iterations", "eval_s", "split"]
+        columns: dict[Role, str] = {"iteration": self._columns["epoch"]} if self._counts_epochs else {}
+        columns |= self._columns
+        described: dict[str, str] = {role: columns[role] for role in used if role in columns}
         for role, unit in self._units.items():
             described["time"] = f"{self._columns[role]} ({unit})"
         return {role: sanitize_line(column) for role, column in described.items()}
@@ -340,6 +354,8 @@ class MetricTable:
             return None if column is None else parse_cell(row.get(column))
 
         loss, val_loss, val_bpb = cell("loss"), cell("val_loss"), cell("val_bpb")
+        if "split" in columns and str(row.get(columns["split"])).lower() in VAL_WORDS:
+            loss, val_loss = None, loss
         if "iteration" in columns:
             iteration = _parse_iteration(row.get(columns["iteration"]))
         else:

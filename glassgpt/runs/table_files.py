@@ -283,9 +283,8 @@ def _read_document(text: str, name: str) -> tuple[RunLog, ...]:
                     table.feed(_flat(row), 1)
             if run_log := table.build(name):
                 return (run_log,)
-    columns = {
-        path: value for path, value in flat.items() if isinstance(value, list) and value and role_of(path)
-    }
+    lists = {path: value for path, value in flat.items() if isinstance(value, list) and value}
+    columns = {path: value for path, value in lists.items() if role_of(path) or _is_count(path)}
     if columns:
         return _read_columns(columns, name)
     table = MetricTable()
@@ -324,6 +323,11 @@ def _skip_space(text: str, at: int) -> int:
     return match.end() if match else at
 
 
+def _is_count(path: str) -> bool:
+    """`val/step` counts as well, where it is a list beside `val/loss`."""
+    return role_of(path.rpartition("/")[2]) in _COUNTS
+
+
 def _read_columns(columns: Mapping[str, list[object]], name: str) -> tuple[RunLog, ...]:
     """Lists of numbers beside each other. Those of one length are one table; a shorter list of validation
     losses has its own list of steps, or its steps are not known."""
@@ -335,19 +339,19 @@ def _read_columns(columns: Mapping[str, list[object]], name: str) -> tuple[RunLo
     unnumbered: list[object] = []
     for length in dict.fromkeys(len(columns[path]) for path in losses):
         same = {path: values for path, values in columns.items() if len(values) == length}
-        has_count = any(role_of(path) in _COUNTS for path in same)
+        has_count = any(_is_count(path) for path in same)
         if not parts or has_count:
             parts.append([dict(zip(same, row, strict=True)) for row in zip(*same.values(), strict=True)])
         else:
             unnumbered += [value for path in same if role_of(path) == "val_loss" for value in same[path]]
-    count_of = {path: path for path in columns if role_of(path) == "iteration"}
+    counts = [path for path in columns if _is_count(path)]
 
     def count(row: Row) -> float:
-        return next((value for path in count_of if (value := parse_cell(row.get(path))) is not None), 0.0)
+        return next((value for path in counts if (value := parse_cell(row.get(path))) is not None), 0.0)
 
     for row in heapq.merge(*parts, key=count) if len(parts) > 1 else parts[0]:
         if len(parts) > 1:  # their columns of steps have different names
-            row = {path: value for path, value in row.items() if path not in count_of} | {"step": count(row)}
+            row = {path: value for path, value in row.items() if path not in counts} | {"step": count(row)}
         table.feed(row, 1)
     run_log = table.build(name)
     if run_log is None:

@@ -307,6 +307,7 @@ def _build_run(files: Sequence[_EventFile], name: str) -> RunLog:
     """Events of one step that follow each other are one row."""
     table, tags = MetricTable(), set[str]()
     row: dict[str, object] = {}
+    is_eval_row = False
     events: Iterable[ScalarEvent] = heapq.merge(*files, key=lambda event: event.wall_time)
     for number, event in enumerate(events, 1):
         tags.update(tag for tag, _ in event.values)
@@ -315,10 +316,12 @@ def _build_run(files: Sequence[_EventFile], name: str) -> RunLog:
         values = {tag: value for tag, value in event.values if role_of(tag)}
         if not values:
             continue
-        if row and (row["step"] != event.step or row.keys() & values.keys()):
+        # An evaluation is a row of its own: it ends later than the step that it follows.
+        is_eval = any(role_of(tag) in ("val_loss", "val_bpb", "eval_s") for tag in values)
+        if row and (row["step"] != event.step or row.keys() & values.keys() or is_eval != is_eval_row):
             table.feed(row, number)
             row = {}
-        row = row or {"step": event.step, "wall_time": event.wall_time}
+        row, is_eval_row = row or {"step": event.step, "wall_time": event.wall_time}, is_eval
         row |= values
     if row:
         table.feed(row, 0)

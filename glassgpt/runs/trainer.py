@@ -63,6 +63,7 @@ class Trainer:
 
     # --- its iterations ---
     first_iteration: int = 1  # the number of a run's first line
+    iterations_are_epochs: bool = False  # of a table that counts nothing else
     steps_are_micro_batches: bool = False  # not every iteration is an update
     lines_count_updates: bool = False  # line N: N updates are done; else: line N is update N itself
     step_work_grows: bool = False  # longer contexts or larger batches by schedule: later steps are slower

@@ -204,7 +204,7 @@ class MetricTable:
             self._closing_line = None
         if self._tokens is not None and "tokens_per_iteration" not in builder.setup.values:
             (first, before), (last, after) = self._tokens
-            if last > first and before < after < math.inf:
+            if last > first and before < after:
                 builder.setup.values["tokens_per_iteration"] = round((after - before) / (last - first))
         if self._clock is not None and "timestamp" not in self._units and self._processes == 1:
             builder.setup.values["wall_s"] = self._clock.last_s
@@ -427,7 +427,7 @@ class MetricTable:
         self.builder.add_step(iteration, loss, ms=ms, line=self.builder.line, **values)
         self._last_iteration = iteration
         tokens = parse_cell(row.get(columns["tokens"])) if "tokens" in columns else None
-        if tokens is not None:
+        if tokens is not None and math.isfinite(tokens):
             first = self._tokens[0] if self._tokens and tokens >= self._tokens[1][1] else (iteration, tokens)
             self._tokens = (first, (iteration, tokens))
 

@@ -122,7 +122,8 @@ def _is_csv_with_losses(lines: Sequence[str], delimiter: str) -> bool:
     cells = [cell for row in rows[:20] for cell in row if cell.strip()]
     if not roles.intersection((*_COUNTS, "timestamp", "elapsed_s")):  # then nothing but numbers
         return bool(cells) and all(parse_cell(cell.strip()) is not None for cell in cells)
-    return all(len(row) >= 2 for row in rows[:20] if row) and (
+    whole = sum(len(row) >= 2 for row in rows[:20])
+    return 2 * whole >= sum(map(bool, rows[:20])) and (
         not rows or any(parse_cell(cell) is not None for cell in cells)
     )
 

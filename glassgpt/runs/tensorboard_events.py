@@ -312,6 +312,9 @@ def _build_run(files: Sequence[_EventFile], name: str) -> RunLog:
     for number, event in enumerate(events, 1):
         tags.update(tag for tag, _ in event.values)
         if event.is_restart and event.step:
+            if row:
+                table.feed(row, number)
+            row = {}
             table.expect_restart()
         values = {tag: value for tag, value in event.values if role_of(tag)}
         if not values:

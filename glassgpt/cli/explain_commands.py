@@ -34,7 +34,7 @@ Options = TypeVar("Options", ExplainOptions, CompareOptions, ReportOptions)
 
 @command("glass explain RUN|LOG|-", ExplainOptions)
 def explain(words: list[str]) -> int:
-    from glassgpt.explain.explanation import explain as explain_log
+    from glassgpt.explain.explanation import explain_runs
     from glassgpt.show.terminal.explain_view import print_explanation
 
     missing = "say which run or log to explain; - reads the standard input"
@@ -42,7 +42,7 @@ def explain(words: list[str]) -> int:
     with use_language(options.lang or preferred_language()):
         if options.watch:
             return _watch(names[0], overrides[0], options, card)
-        explanation = explain_log(_read_run_logs(names, overrides)[0], card)
+        explanation = explain_runs(_read_files(names, overrides)[0], card)
         if options.json:
             _print_json(explanation.as_dict())
         else:
@@ -53,12 +53,14 @@ def explain(words: list[str]) -> int:
 @command("glass compare A B [C ...]", CompareOptions)
 def compare(words: list[str]) -> int:
     from glassgpt.compare.comparison import compare as compare_logs
+    from glassgpt.runs.run_log import longest_run
     from glassgpt.show.terminal.compare_view import print_comparison
 
     missing = "glass compare needs at least two runs or logs: glass compare A B"
     names, overrides, options, card = _parse_command_line(words, CompareOptions, None, missing)
     with use_language(options.lang or preferred_language()):
-        comparison = compare_logs(_read_run_logs(names, overrides), card)
+        longest = [longest_run(run_logs) for run_logs in _read_files(names, overrides)]
+        comparison = compare_logs(longest, card)
         if options.json:
             _print_json(comparison.as_dict())
         else:
@@ -68,7 +70,7 @@ def compare(words: list[str]) -> int:
 
 @command("glass report RUN|LOG|-", ReportOptions)
 def report(words: list[str]) -> int:
-    from glassgpt.explain.explanation import explain as explain_log
+    from glassgpt.explain.explanation import explain_runs
     from glassgpt.runs.reading import source_path
     from glassgpt.show.report.page import check_report_path, write_report
 
@@ -83,7 +85,7 @@ def report(words: list[str]) -> int:
         path = Path("report.html") if str(source) == "-" else Path(source.name).with_suffix(".html")
     check_report_path(path, source)
     with use_language(options.lang or preferred_language()):
-        explanation = explain_log(_read_run_logs(names, overrides)[0], card)
+        explanation = explain_runs(_read_files(names, overrides)[0], card)
         name = "-" if names[0] == "-" else source.resolve().name
         write_report(path, explanation.log, explanation.facts, explanation.findings, name)
     print(sanitize_line(str(path)))
@@ -135,19 +137,19 @@ def _parse_command_line(
     return names, overrides, options, card
 
 
-def _read_run_logs(names: list[str], overrides: list[RunOverrides]) -> list[RunLog]:
-    """All of them, or all problems at once."""
-    from glassgpt.runs.reading import read_run_log
+def _read_files(names: list[str], overrides: list[RunOverrides]) -> list[list[RunLog]]:
+    """The runs of each file, of all files, or all problems at once."""
+    from glassgpt.runs.reading import read_run_logs
 
-    run_logs, problems = [], []
+    files, problems = [], []
     for name, run_overrides in zip(names, overrides, strict=True):
         try:
-            run_logs.append(apply_overrides(read_run_log(name), run_overrides))
+            files.append([apply_overrides(run_log, run_overrides) for run_log in read_run_logs(name)])
         except UserError as error:
             problems += error.problems
     if problems:
         raise UserError(problems)
-    return run_logs
+    return files
 
 
 def _print_json(document: dict[str, Any]) -> None:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Literal
-
-import numpy as np
 
 from glassgpt.compare.loss_curve import LossCurve, training_curve, validation_curve
 from glassgpt.estimate.cards import Card
@@ -19,8 +17,7 @@ from glassgpt.i18n import Message, Text, message_values
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.model_size import device_count, stated_peak_flops
 from glassgpt.runs.noise import EvalNoise, noise_from_scatter, tokens_per_eval
-from glassgpt.runs.run_log import RunLog, Steps
-from glassgpt.runs.trajectory import continues_previous
+from glassgpt.runs.run_log import RunLog
 
 LossKind = Literal["validation", "training"]
 PeakSource = Literal["card", "common", "own"]
@@ -119,7 +116,7 @@ def run_label(index: int) -> str:
 def make_compared_runs(run_logs: Sequence[RunLog], card: Card | None) -> tuple[list[ComparedRun], LossKind]:
     """All with the same kind of loss: validation losses if every run has them, else training losses if every
     run has those."""
-    logs = [select_last_run(run_log) for run_log in run_logs]
+    logs = run_logs
     analyses = [Analysis(run_log) for run_log in logs]
     loss_kind: LossKind = "validation"
     curves = [validation_curve(analysis) for analysis in analyses]
@@ -138,7 +135,7 @@ def make_compared_runs(run_logs: Sequence[RunLog], card: Card | None) -> tuple[l
             noise = None if curve.point_std is None else EvalNoise(curve.point_std, "scatter")
         else:
             noise = analysis.eval_noise_across_runs
-        runs_in_log = count_runs(run_logs[index])
+        runs_in_log = run_logs[index].runs_in_file
         compared.append(
             ComparedRun(run_label(index), analysis, peak, curve, noise, has_shared_eval_tokens, runs_in_log)
         )
@@ -166,56 +163,6 @@ def safe_ratio(numerator: float | None, denominator: float | None) -> float | No
         return None
     ratio = numerator / denominator
     return ratio if math.isfinite(ratio) and ratio > 0 else None
-
-
-# --- the last run of a log ---
-
-
-def count_runs(run_log: RunLog) -> int:
-    """Runs in the log, those of other trainers before it in the same file included."""
-    return len(_run_start_segments(run_log)) + sum(count_runs(earlier) for earlier in run_log.earlier_runs)
-
-
-def select_last_run(run_log: RunLog) -> RunLog:
-    """The last run in the log. Settings in a log describe the run that follows, so those that are known are
-    the last run's."""
-    start = _run_start_segments(run_log)[-1]
-    if not start:
-        return run_log
-    columns = {field.name: getattr(run_log.steps, field.name) for field in fields(Steps)}
-    rows = run_log.steps.segment >= start
-    columns = {name: None if column is None else column[rows] for name, column in columns.items()}
-    return replace(
-        run_log,
-        steps=Steps(**columns | {"segment": columns["segment"] - start}),
-        evals=tuple(
-            replace(evaluation, segment=evaluation.segment - start)
-            for evaluation in run_log.evals
-            if evaluation.segment >= start
-        ),
-        checkpoints=tuple(
-            replace(save, segment=save.segment - start)
-            for save in run_log.checkpoints
-            if save.segment >= start
-        ),
-        segments=run_log.segments[start:],
-        first_update_ms=None,  # of the first process
-    )
-
-
-def _run_start_segments(run_log: RunLog) -> list[int]:
-    """The first segment of each run. A segment that logged nothing starts none; a journal has one run."""
-    if run_log.trainer.one_run_per_log:
-        return [0]
-    logged = {int(segment) for segment in np.unique(run_log.steps.segment)}
-    logged |= {evaluation.segment for evaluation in run_log.evals}
-    starts = [
-        segment
-        for segment in range(1, len(run_log.segments))
-        if segment in logged and not continues_previous(run_log, segment)
-    ]
-    has_earlier_run = any(segment in logged for segment in range(starts[0])) if starts else True
-    return [0, *starts] if has_earlier_run else starts
 
 
 # --- the peak ---

@@ -1,4 +1,7 @@
-"""A run in a few sentences: how far it came, how good it is, how fast it was, and what matters most."""
+"""A run in a few sentences: how far it came, how good it is, how fast it was, and what matters most.
+
+Of a file with several runs: which these are, and what is wrong with the others.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,56 @@ from glassgpt.i18n import translate
 from glassgpt.record.finding import Finding
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trajectory import continues_previous
+
+MAX_OTHER_PROBLEMS = 3  # sentences about other runs
+
+
+def introduce_runs(main: RunLog, run_logs: Sequence[RunLog]) -> list[str]:
+    """How many runs the file holds, and which one the following is about."""
+    if main.stage is not None:
+        stages = ", ".join(dict.fromkeys(one.stage for one in run_logs if one.stage is not None))
+        sentence = translate("verdict.several_stages", stages=stages, stage=main.stage)
+    else:
+        sentence = translate("verdict.several_runs", runs=main.runs_in_file)
+    if len({one.trainer.id for one in run_logs}) > 1:
+        names = dict.fromkeys(one.trainer.name for one in run_logs)
+        sentence = translate(
+            "verdict.several_trainers",
+            runs=main.runs_in_file,
+            trainers=", ".join(names),
+            trainer=main.trainer.name,
+        )
+    if main.has_line_numbers and main.first_line:
+        lines = translate("verdict.lines", first=main.first_line, last=main.last_line)
+        return [f"{sentence} {lines}"]
+    return [sentence]
+
+
+def other_problems(others: Sequence[tuple[RunLog, Sequence[Finding]]]) -> list[str]:
+    """What is wrong with the other runs of a file: one sentence each, for the first few."""
+    problems = [
+        (run_log, next(finding for finding in findings if finding.severity == "problem"))
+        for run_log, findings in others
+        if any(finding.severity == "problem" for finding in findings)
+    ]
+    sentences = [
+        translate(
+            "verdict.other_run_problem",
+            name=run_log.label,
+            first=run_log.first_line,
+            last=run_log.last_line,
+            title=finding.title,
+        )
+        for run_log, finding in problems[:MAX_OTHER_PROBLEMS]
+    ]
+    if more := len(problems) - MAX_OTHER_PROBLEMS:
+        sentences += [translate("verdict.more_problems", runs=more)] if more > 0 else []
+    return sentences
 
 
 def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -> list[str]:
     """The sentences, in order. The last one names the most serious finding, or says that there is none."""
-    sentences = []
-    if run_log.earlier_runs:
-        sentences.append(
-            translate(
-                "verdict.other_trainers",
-                trainers=", ".join(earlier.trainer.name for earlier in run_log.earlier_runs),
-            )
-        )
-    # A resume continues a run; a process that begins at the first iteration again is another run.
-    runs = 1 + sum(not continues_previous(run_log, index) for index in range(1, len(run_log.segments)))
-    if runs > 1 and not run_log.trainer.one_run_per_log:
-        sentences.append(translate("verdict.several_runs", runs=runs))
-    sentences += [_progress_sentence(run_log, facts), _loss_sentence(facts)]
+    sentences = [_progress_sentence(run_log, facts), _loss_sentence(facts)]
     if facts.steady_ms is not None and facts.overhead_share is None:
         sentences.append(translate("verdict.step_time", ms=facts.steady_ms))
     elif facts.steady_ms is not None and facts.overhead_share is not None:

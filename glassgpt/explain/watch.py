@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import Card
-from glassgpt.explain.explanation import Explanation, explain
+from glassgpt.explain.explanation import Explanation, explain_runs
 from glassgpt.record import journal
 from glassgpt.record.finding import Finding
 from glassgpt.runs.from_journal import JournalReader
@@ -91,7 +91,9 @@ class GrowingFile:
 
 @dataclass
 class LogWatcher:
-    """Takes lines; each refresh explains them all and returns what is new."""
+    """Takes lines; each refresh explains them all and returns what is new.
+
+    While lines come, the explanation is about the last run of the file; at the end, about the longest."""
 
     name: str
     card: Card | None = None
@@ -101,7 +103,7 @@ class LogWatcher:
     _log: LogRecognizer = field(default_factory=LogRecognizer)
     _journal: JournalReader | None = None  # None: it is a log
     _reported_ranks: dict[str, int] = field(default_factory=dict)  # by id, or title
-    _reported_evals: set[tuple[int, int | None]] = field(default_factory=set)
+    _reported_evals: set[tuple[int, int, int | None]] = field(default_factory=set)
     _next_refresh_at: float = 0.0
     _has_started: bool = False
     _has_records: bool = False
@@ -128,12 +130,14 @@ class LogWatcher:
         started_at = self.clock()
         self.has_unread_lines = False
         if self._journal is not None and self._has_records:
-            run_log = self._journal.build(self.name, live)
-        elif self._journal is None and (log := self._log.build(self.name, final=not live)) is not None:
-            run_log = replace(log, live=live)
+            run_logs = [self._journal.build(self.name, live)]
+        elif self._journal is None and (logs := self._log.build(self.name, final=not live)):
+            run_logs = [*logs[:-1], replace(logs[-1], live=live)]
         else:
             return None
-        explanation = explain(apply_overrides(run_log, self.overrides), self.card)
+        run_logs = [apply_overrides(run_log, self.overrides) for run_log in run_logs]
+        last = run_logs[-1]
+        explanation = explain_runs(run_logs, self.card, main=last if live else None)
         cost_s = self.clock() - started_at
         self._next_refresh_at = started_at + cost_s + max(_MIN_REFRESH_S, cost_s / _MAX_TIME_SHARE)
         new_findings = []
@@ -141,7 +145,10 @@ class LogWatcher:
             if finding.severity_level > self._reported_ranks.get(finding.id or finding.title, -1):
                 new_findings.append(finding)
         self._reported_ranks |= {one.id or one.title: one.severity_level for one in new_findings}
-        evals = {(evaluation.segment, evaluation.iteration): evaluation for evaluation in run_log.evals}
+        evals = {
+            (last.first_line, evaluation.segment, evaluation.iteration): evaluation
+            for evaluation in last.evals
+        }
         new_evals = tuple(done for key, done in evals.items() if key not in self._reported_evals)
         self._reported_evals |= evals.keys()
         return WatchUpdate(explanation.facts.last_iteration, new_evals, tuple(new_findings), explanation)

@@ -9,7 +9,7 @@ Each value is computed once, on first use. None: the log does not support it. Do
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -52,6 +52,21 @@ class Analysis:
     @cached_property
     def trajectory(self) -> Trajectory:
         return trajectory_of(self.log)
+
+    def lines_at(self, iterations: Iterable[int]) -> tuple[int, ...]:
+        """The line numbers of these iterations in the log, in their order; without those that are not known.
+
+        Of an iteration that a resume repeated, the later line."""
+        steps, rows = self.log.steps, self.trajectory.rows
+        if not self.log.has_line_numbers or not self.log.has_iteration_numbers:
+            return ()
+        lines = steps.line[rows[np.isin(steps.iteration[rows], list(iterations))]]
+        return tuple(int(line) for line in lines if line > 0)
+
+    def eval_lines_at(self, iterations: Iterable[int]) -> tuple[int, ...]:
+        """The same for the lines of evaluations."""
+        wanted = set(iterations) if self.log.has_line_numbers else set()
+        return tuple(one.line for one in self.trajectory.evals if one.iteration in wanted and one.line > 0)
 
     @cached_property
     def exit_status(self) -> ExitStatus | None:
@@ -291,7 +306,7 @@ class Analysis:
         comparable = [one for one in val_losses if not math.isnan(one[0])]
         best_val_loss, best_val_step = min(comparable, key=lambda one: one[0], default=(None, None))
         return Facts(
-            iterations_logged=len(steps) + log.left_out.lines,
+            iterations_logged=log.iterations_logged,
             first_iteration=self._iteration(0),
             last_iteration=self._iteration(-1),
             log_interval=log.log_interval(),

@@ -44,6 +44,7 @@ def merge_excerpts(run_log: RunLog) -> RunLog:
         steps=Steps(
             iteration=np.array([steps.iteration[group[0]] for group in groups], dtype=np.int64),
             segment=np.zeros(len(groups), dtype=np.int64),
+            line=np.array([steps.line[group[0]] for group in groups], dtype=np.int64),
             has_loss=np.array([steps.has_loss[group].any() for group in groups], dtype=bool),
             **columns,
         ),

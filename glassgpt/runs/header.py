@@ -11,7 +11,7 @@ import math
 import re
 
 from glassgpt.config import ConfigValue
-from glassgpt.runs.builder import RunBuilder
+from glassgpt.runs.builder import PROMPT, RunBuilder
 from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, parse_count
 from glassgpt.runs.trainer import HeaderPattern
 from glassgpt.runs.trainers import TRAINERS
@@ -76,11 +76,11 @@ def read_header(line: str, builder: RunBuilder) -> None:
     """Record what the line says about the run as a whole."""
     for program, pattern in _COMMANDS:
         if program in line and pattern.search(line):
-            builder.mark_process_start()
+            builder.mark_process_start(PROMPT)
     for substring, pattern, field in _PATTERNS:
         if substring in line and (match := pattern.search(line)):
             try:
-                _record(field, match[match.lastindex or 0], builder)
+                _record(field, match[match.lastindex or 0], line, builder)
             except ValueError:
                 continue  # "number of parameters: ..."
 
@@ -98,13 +98,13 @@ def read_header(line: str, builder: RunBuilder) -> None:
             _record_setting(name, text, builder)
 
 
-def _record(field: str, text: str, builder: RunBuilder) -> None:
+def _record(field: str, text: str, line: str, builder: RunBuilder) -> None:
     """Raises ValueError where a count or a number is expected, and the text is none."""
     setup = builder.setup
     if field == "":
-        builder.start_process()
+        builder.start_process(text=line)
     elif field == "resumed":
-        builder.start_process(resumed=True)
+        builder.start_process(resumed=True, text=line)
     elif field == "compile":
         setup.settings.setdefault("compile", True)
     elif field in ("parameters", "tokens_per_iteration", "planned_iterations", "world_size"):

@@ -8,8 +8,8 @@
 over a block finds much faster than a call per line.
 
 Handles what consoles, pipes and editors do to a log: UTF-16 (PowerShell's `>`), gzip, CRLF, colours, progress
-bars that use a carriage return (one line per state), and the outputs of a Jupyter notebook. Text after the
-last line end is a line marked `is_incomplete`: it may be cut off, or still being written.
+bars that use a carriage return (each state is a part of one line), and the outputs of a Jupyter notebook.
+Text after the last line end is a line marked `is_incomplete`: it may be cut off, or still being written.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class LogLine(NamedTuple):
     text: str
     is_incomplete: bool = False  # no line end after it
     rank: int | None = None  # that printed it, where a prefix named it (see prefixes.py)
+    continues_line: bool = False  # a further part of the same line of the file
 
 
 def read_lines(file: BinaryIO) -> Iterator[LogLine]:
@@ -87,8 +88,8 @@ def split_block(block: str | LogLine) -> Iterator[LogLine]:
         if len(line) <= MAX_PLAIN_LINE_CHARS or (line.startswith('{"') and len(line) <= MAX_LINE_CHARS):
             yield LogLine(line)  # the second is a record of a journal
         else:
-            for part in line[:MAX_LINE_CHARS].split("\\n"):
-                yield LogLine(part[:MAX_PLAIN_LINE_CHARS])
+            for number, part in enumerate(line[:MAX_LINE_CHARS].split("\\n")):
+                yield LogLine(part[:MAX_PLAIN_LINE_CHARS], continues_line=number > 0)
 
 
 def _prepend(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
@@ -145,28 +146,60 @@ def whole_lines(texts: Iterable[str]) -> Iterator[str | LogLine]:
     rest = ""  # the beginning of a line that continues in the next chunk
     dropping = False  # inside a line that is too long
     dropped = 0
+    in_line = False  # the last part ended with a carriage return
     for text in texts:
         text = rest + text
         end = max(text.rfind("\n"), text.rfind("\r")) + 1
         whole, rest = text[:end], text[end:]
+        if whole and dropping:
+            line_end = re.search("[\r\n]", whole)
+            if line_end is not None:
+                in_line, dropping = line_end[0] == "\r", False
+                whole = whole[line_end.end() :]
         if whole:
-            block: str | None = _strip_controls(whole)[:-1]
-            if dropping and block is not None:
-                _, newline, after = block.partition("\n")
-                block, dropping = after if newline else None, False
-            if block is not None:
-                yield block
+            if "\r" in whole:
+                whole = whole.replace("\r\n", "\n")
+            if in_line or "\r" in whole:
+                yield from _parts_of_lines(whole, in_line)
+            else:
+                yield _strip_controls(whole)[:-1]
+            in_line = whole.endswith("\r")
         dropped = dropped + len(text) if dropping else 0
         if dropped > MAX_DROPPED_CHARS:
             raise UserError(f"a line is longer than {MAX_DROPPED_CHARS >> 20} MiB: this is not a log")
         if len(rest) > MAX_LINE_CHARS:
             if not dropping:
-                yield _strip_controls(rest[:MAX_LINE_CHARS])
+                for line in split_block(_strip_controls(rest[:MAX_LINE_CHARS])):
+                    yield line._replace(continues_line=line.continues_line or in_line)
             rest, dropping = "", True
     if rest and not dropping:
-        *whole_lines, last = split_block(_strip_controls(rest))
+        *whole_lines, last = (
+            line._replace(continues_line=line.continues_line or in_line)
+            for line in split_block(_strip_controls(rest))
+        )
         yield from whole_lines
-        yield LogLine(last.text, is_incomplete=True)
+        yield last._replace(is_incomplete=True)
+
+
+def _parts_of_lines(whole: str, in_line: bool) -> Iterator[str | LogLine]:
+    """Whole lines, some of which have carriage returns: these in their parts, the others together.
+
+    `in_line`: the first one is a further part of the line before."""
+    plain: list[str] = []
+    for line in whole[:-1].split("\n"):
+        if not in_line and "\r" not in line:
+            plain.append(line)
+            continue
+        if plain:
+            yield _strip_controls("\n".join(plain))
+            plain = []
+        for part in line.split("\r"):
+            for text in split_block(_strip_controls(part)):
+                yield text._replace(continues_line=text.continues_line or in_line)
+                in_line = True
+        in_line = False
+    if plain:
+        yield _strip_controls("\n".join(plain))
 
 
 def _strip_controls(text: str) -> str:

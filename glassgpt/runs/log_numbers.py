@@ -101,7 +101,7 @@ def clamped(run_log: RunLog) -> RunLog:
             )
             for segment in run_log.segments
         ),
-        setup=_clamped_setup(run_log.setup),
+        setup=clamped_setup(run_log.setup),
         ledger=None if ledger is None else {name: clamp_amount(ledger[name]) or 0.0 for name in ledger},
         first_update_ms=clamp_amount(run_log.first_update_ms),
         nonfinite_update=nonfinite and (nonfinite[0], tuple(clamp_loss(norm) for norm in nonfinite[1])),
@@ -149,7 +149,7 @@ def _clamped_column(column: Floats, clamp: Callable[[float], float | None]) -> F
     return column
 
 
-def _clamped_setup(setup: LoggedSetup) -> LoggedSetup:
+def clamped_setup(setup: LoggedSetup) -> LoggedSetup:
     return replace(
         setup,
         settings={

@@ -2,7 +2,7 @@
 
     table = MetricTable()
     table.feed({"step": 10, "train/loss": 3.2, "_runtime": 12.5}, line=2)
-    run_log = table.build("metrics.csv")
+    (run_log,) = table.build("metrics.csv")
 
 The first rows are held back: which columns are taken, and the unit of a time without one, follow from them.
 Three things in tables are not what they seem:
@@ -27,6 +27,7 @@ from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.log_numbers import MAX_COUNT
 from glassgpt.runs.metric_columns import VAL_WORDS, Role, choose_columns, role_of
 from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.split_runs import split_runs
 from glassgpt.runs.trainer import Trainer
 from glassgpt.runs.trainers import BY_ID, TRAINERS
 from glassgpt.sanitize import sanitize_line
@@ -173,7 +174,8 @@ class MetricTable:
         self._recent: dict[tuple[str, int], float] = {}  # "loss" or "val_loss", and iteration -> value
         self._counts_epochs = False  # there is no other count
         self._processes = 1
-        self._rows = 0
+        self._rows = self._first_line = 0
+        self._first_iteration: int | None = None
         self._last_iteration: int | None = None
         self._last_val_loss: float | None = None  # of the row before
         self._tokens: tuple[tuple[int, float], tuple[int, float]] | None = None  # first and last row's
@@ -211,13 +213,20 @@ class MetricTable:
         builder.finish()
         return True
 
-    def build(self, name: str) -> RunLog | None:
-        """None where no row has a loss."""
+    def build(self, name: str, run_name: str | None = None, has_lines: bool = True) -> tuple[RunLog, ...]:
+        """Its runs: none where no row has a loss. `has_lines`: rows are lines of a text."""
         if not self.finish():
-            return None
-        run_log = self.builder.build(name, ends_mid_line=False)
-        notes = [*self.notes, say("table.epochs")] if self._counts_epochs else self.notes
-        return replace(run_log, columns=self._described_columns(), notes=tuple(notes))
+            return ()
+        whole = replace(
+            self.builder.build(name, ends_mid_line=False),
+            run_name=run_name,
+            has_line_numbers=has_lines,
+            first_line=self._first_line,
+            last_line=self.builder.line,
+            columns=self._described_columns(),
+            notes=(*self.notes, say("table.epochs")) if self._counts_epochs else tuple(self.notes),
+        )
+        return split_runs(whole)
 
     # --- which columns ---
 
@@ -347,6 +356,7 @@ class MetricTable:
             self._adopt_new_columns(row)
         columns, builder = self._columns, self.builder
         builder.line = line
+        self._first_line = self._first_line or line
         self._rows += 1
 
         def cell(role: Role) -> float | None:
@@ -367,8 +377,13 @@ class MetricTable:
             return
         seconds = None if self._clock is None else self._parse_clock(row.get(self._clock_column or ""))
         goes_back = self._last_iteration is not None and iteration <= self._last_iteration
+        if self._first_iteration is None:
+            self._first_iteration = iteration
         if goes_back and self._is_restart(iteration, loss, seconds):
             self._restart()
+            if iteration <= self._first_iteration:  # a new run, whose first line has the same number
+                first = max(iteration, builder.trainer.first_iteration)
+                builder.trainer = replace(builder.trainer, first_iteration=first)
         if planned := _parse_iteration(row.get(columns.get("planned_iterations", ""))):
             builder.setup.values["planned_iterations"] = planned
         self._closing_line = None

@@ -1,7 +1,8 @@
-"""Reads anything that records a training run into a RunLog: a run's folder, a journal, a log, standard input.
+"""Reads anything that records training into RunLogs: a run's folder, a journal, a log, standard input.
 
-    run_log = read_run_log("train.log")
-    run_log.trainer.name, len(run_log.steps), run_log.evals[-1].val_loss
+    for run_log in read_run_logs("train.log"):
+        run_log.trainer.name, run_log.stage, len(run_log.steps), run_log.evals[-1].val_loss
+    run_log = read_run_log("train.log")  # the longest of them
 
 `demo:cpu` and `demo:gpu` are logs that come with the package, in demo/: nanoGPT's README runs.
 
@@ -17,6 +18,7 @@ How a log becomes a RunLog, in the order of the files to read:
     step_rows.py     its rows of iterations; those of very long logs are thinned
     log_numbers.py   the limits that every value of a RunLog keeps
     excerpts.py      merges log lines that are quoted in a note or a chat
+    split_runs.py    one RunLog for each run of the file
 
 GlassGPT's journal has records instead of lines: from_journal.py reads them. Tables of metrics have rows:
 
@@ -33,7 +35,7 @@ import contextlib
 import io
 import itertools
 import sys
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -49,9 +51,9 @@ from glassgpt.runs.lines import (
     read_texts,
     whole_lines,
 )
-from glassgpt.runs.recognise import read_log
+from glassgpt.runs.recognise import read_logs
 from glassgpt.runs.run_list import is_running
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.run_log import RunLog, longest_run
 from glassgpt.runs.table_files import read_tables
 from glassgpt.runs.tensorboard_events import is_event_file, read_events, read_logdir
 
@@ -75,26 +77,27 @@ def source_path(source: str) -> Path:
 
 
 def read_run_log(source: str) -> RunLog:
-    """`source`: a path, a demo log, or - for standard input. UserError if there is nothing to read."""
+    """The longest run of `read_run_logs`."""
+    return longest_run(read_run_logs(source))
+
+
+def read_run_logs(source: str) -> tuple[RunLog, ...]:
+    """Every run of the file, in its order. `source`: a path, a demo log, or - for standard input. UserError
+    if there is nothing to read."""
     path = source_path(source)
     try:
         if source == "-":
             if sys.stdin is None:
                 raise UserError("there is no standard input to read")
-            return _longest(_read_stream(sys.stdin.buffer, "standard input"))
+            return _read_stream(sys.stdin.buffer, "standard input")
         if path.is_dir():
-            return _longest(_read_folder(path, source))
+            return _read_folder(path, source)
         if not path.exists():
             raise UserError(f"there is no file or folder {source}")
         with path.open("rb") as file:
-            return _longest(_read_stream(file, source))
+            return _read_stream(file, source)
     except OSError as error:
         raise UserError(f"{source} cannot be read: {error.strerror or error}") from None
-
-
-def _longest(run_logs: Sequence[RunLog]) -> RunLog:
-    """The run with most logged iterations, of equals the last."""
-    return max(reversed(run_logs), key=lambda run_log: len(run_log.steps) + run_log.left_out.lines)
 
 
 def _read_folder(path: Path, source: str) -> tuple[RunLog, ...]:
@@ -130,17 +133,17 @@ def _read_stream(file: BinaryIO, name: str) -> tuple[RunLog, ...]:
         outputs = read_notebook(content, name)
         if outputs is not None:
             with contextlib.suppress(UserError):
-                return (read_log(outputs, name),)
-        return (read_log(read_lines(io.BytesIO(content)), name),)  # its text may quote a log
+                return tuple(replace(one, has_line_numbers=False) for one in read_logs(outputs, name))
+        return read_logs(read_lines(io.BytesIO(content)), name)  # its text may quote a log
     if is_event_file(start):
-        return (read_events(buffered, name),)
+        return read_events(buffered, name)
     if kind := binary_kind(start):
         raise UserError(f"{name} is {kind}")
     run_logs, texts = read_tables(read_texts(buffered), name)
     if run_logs:
         return run_logs
     head = next(texts)
-    return (read_log(whole_lines(itertools.chain((head,), texts)), name, head),)
+    return read_logs(whole_lines(itertools.chain((head,), texts)), name, head)
 
 
 def looks_like_journal(start: bytes) -> bool:

@@ -38,6 +38,7 @@ class Steps:
 
     iteration: Ints
     segment: Ints  # index into RunLog.segments
+    line: Ints  # its number in the file, from 1; 0: not known
     loss: Floats
     has_loss: Bools
     ms: Floats
@@ -62,6 +63,7 @@ class LoggedEvaluation:
     stderr: float | None = None
     tokens: int | None = None  # evaluated
     metric: ValMetric = "loss"
+    line: int = field(default=0, compare=False)  # its number in the file, from 1; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class LoggedCheckpoint:
     segment: int
     blocking_ms: float | None = None  # that training waited
     is_best: bool | None = None
+    line: int = field(default=0, compare=False)  # its number in the file, from 1; 0: not known
 
 
 @dataclass(frozen=True)
@@ -84,9 +87,9 @@ class LeftOut:
         return LeftOut(self.lines + other.lines, self.timed + other.timed, self.ms + other.ms)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LoggedProcess:
-    """One process: a run starts with one, and every resume or restart in the log adds one."""
+    """One process: a run starts with one, and every resume adds one."""
 
     has_startup: bool  # the log has its first iteration, whose time includes the start-up
     resumed: bool = False  # the log says so; else it started from scratch, or it is not known
@@ -94,6 +97,11 @@ class LoggedProcess:
     tokens_per_iteration: int | None = None  # of this process; a resume may change it
     startup_s: float | None = None  # GlassGPT: from its ledger, compile time included
     left_out: LeftOut = LeftOut()
+    stage: str | None = None  # "base", "mid", "sft", "rl": of a recipe with several, on different data
+    first_line: int = 0  # where it began, in the file: its header, or its first step
+    last_step_line: int = 0
+    batch_size_changes: tuple[tuple[int, int], ...] = ()  # (iteration, sequences per batch from there on)
+    setup: LoggedSetup | None = None  # as it printed it; None: as the run
 
 
 # kill: by a signal from outside, such as SIGKILL; abort: by the process itself, such as a segmentation fault.
@@ -133,6 +141,8 @@ class LoggedSetup:
 
 @dataclass(frozen=True)
 class RunLog:
+    """One run. A file may hold several: `reading.read_run_logs` returns each."""
+
     trainer: Trainer
     name: str  # of its file, for messages
     steps: Steps
@@ -144,13 +154,18 @@ class RunLog:
     setup: LoggedSetup = field(default_factory=LoggedSetup)
     val_metric: ValMetric = "loss"
     has_iteration_numbers: bool = True  # False: Steps.iteration only counts the lines
+    stage: str | None = None  # "base", "mid", "sft", "rl": of a recipe with several, on different data
+    run_name: str | None = None  # of a tracker, which has several runs in a table or a folder
+    runs_in_file: int = 1  # this one included; those that failed before their first step, too
+    first_line: int = 0  # of the file, that belong to it, from 1; 0: not known
+    last_line: int = 0
+    has_line_numbers: bool = True  # False: lines are counted in another text, such as a notebook's output
     last_step_line: int = 0  # line number of the last step
     process_start_lines: tuple[int, ...] = ()  # line numbers of process headers
     failed_start_line: int | None = None  # line number of a process that logged no step
     is_excerpt: bool = False  # lines quoted in a text, maybe not all of them
     ends_mid_line: bool = False
     last_partial_iteration: int | None = None  # of the latest line that is cut too short to be read
-    batch_size_changes: tuple[tuple[int, int], ...] = ()  # (iteration, sequences per batch from there on)
     ledger: Mapping[str, float] | None = None  # GlassGPT: seconds per phase, over all processes
     first_update_ms: float | None = None  # GlassGPT: of the very first update, which no row has
     journal_findings: tuple[Mapping[str, object], ...] = ()  # GlassGPT: findings that training recorded
@@ -158,10 +173,14 @@ class RunLog:
     # GlassGPT: the update whose loss or gradient was not finite, and the gradient norms before it.
     nonfinite_update: tuple[int, tuple[float, ...]] | None = None
     live: bool = False  # the run is in progress
-    earlier_runs: tuple[RunLog, ...] = ()  # runs of other trainers before it in the same file
     ended: ExitStatus | None = None  # as a journal records it
     columns: Mapping[str, str] = field(default_factory=dict)  # of a table: what is read -> column and unit
     notes: tuple[Message, ...] = ()  # what reading it left out or assumed
+
+    @property
+    def label(self) -> str:
+        """What tells it from other runs of the file."""
+        return self.run_name or self.stage or self.trainer.name
 
     def events_after_last_step(self) -> list[LogEvent]:
         """Events after the last step, of the same process."""
@@ -177,6 +196,15 @@ class RunLog:
     def left_out(self) -> LeftOut:
         """Logged iterations that are not in `steps`, of all processes."""
         return sum((segment.left_out for segment in self.segments), LeftOut())
+
+    @property
+    def iterations_logged(self) -> int:
+        return len(self.steps) + self.left_out.lines
+
+    @property
+    def batch_size_changes(self) -> tuple[tuple[int, int], ...]:
+        """(iteration, sequences per batch from there on), where the log says so."""
+        return tuple(change for segment in self.segments for change in segment.batch_size_changes)
 
     def iteration_count(self) -> int:
         """Iterations from the first to the last line of every process, logged or not."""
@@ -302,6 +330,11 @@ class RunLog:
         same_process = steps.segment[1:] == steps.segment[:-1]
         distances, counts = np.unique(np.diff(steps.iteration)[same_process], return_counts=True)
         return int(distances[np.argmax(counts)]) if len(distances) else None
+
+
+def longest_run(run_logs: Sequence[RunLog]) -> RunLog:
+    """The one with the most logged iterations, the latest of equals: a file's facts are of this one."""
+    return max(reversed(run_logs), key=lambda run_log: run_log.iterations_logged)
 
 
 def eval_or_save_iterations(

@@ -39,7 +39,7 @@ _MIN_LOSS_DEVIATIONS = 10.0  # robust standard deviations from the median of the
 
 LOG_COLUMNS = ("loss", "ms", "mfu", "lr", "grad_norm", "tokens_per_s")
 JOURNAL_COLUMNS = (*LOG_COLUMNS, "memory_bytes", "tokens")
-_KEYS = 3  # iteration, segment, number of the line among the steps
+_KEYS = 4  # iteration, segment, number of the line among the steps, and in the file
 
 
 class StepRows:
@@ -76,19 +76,22 @@ class StepRows:
         self._left_out = {segment: LeftOut(*sums) for segment, *sums in values["left_out"]}
         self._keys, self._values, self._has_loss = rows["keys"], rows["values"], rows["has_loss"]
 
-    def append(self, iteration: int, segment: int, has_loss: bool, values: Sequence[float]) -> None:
-        """`values`: by column."""
-        self._keys.extend((iteration, segment, self.line_count))
+    def append(
+        self, iteration: int, segment: int, has_loss: bool, values: Sequence[float], line: int = 0
+    ) -> None:
+        """`values`: by column. `line`: its number in the file, 0 where it is not known."""
+        self._keys.extend((iteration, segment, self.line_count, line))
         self._values.extend(values)
         self._has_loss.append(has_loss)
         self.line_count += 1
 
-    def extend(self, iterations: Ints, segment: int, columns: Mapping[str, Floats]) -> None:
-        """Rows of one segment, all with a loss."""
+    def extend(self, iterations: Ints, segment: int, columns: Mapping[str, Floats], first_line: int) -> None:
+        """Rows of one segment, all with a loss, of consecutive lines of the file."""
         count = len(iterations)
         keys = np.empty((count, _KEYS), dtype=np.int64)
         keys[:, 0], keys[:, 1] = iterations, segment
         keys[:, 2] = np.arange(self.line_count, self.line_count + count)
+        keys[:, 3] = np.arange(first_line, first_line + count)
         values = np.full((count, len(self._columns)), np.nan)
         for name, column in columns.items():
             values[:, self._columns.index(name)] = column
@@ -143,6 +146,7 @@ class StepRows:
         steps = Steps(
             iteration=keys[:, 0].copy(),
             segment=keys[:, 1].copy(),
+            line=keys[:, 3].copy(),
             has_loss=has_loss.copy(),
             **{name: values[:, index].copy() for index, name in enumerate(self._columns)},
         )

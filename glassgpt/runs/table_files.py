@@ -88,10 +88,10 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _built(table: MetricTable, name: str) -> tuple[RunLog, ...]:
-    run_log = table.build(name)
-    if run_log is None:
+    run_logs = table.build(name)
+    if not run_logs:
         raise UserError(f"{name} is a table of metrics, but no row of it has a step and a loss")
-    return (run_log,)
+    return run_logs
 
 
 # --- CSV ---
@@ -154,10 +154,10 @@ def _read_csv(texts: Iterable[str], delimiter: str, name: str) -> tuple[RunLog, 
     if len(tables) == 1 and not next(iter(tables)):
         run_logs = _built(tables[""], name)
     else:
-        built = (table.build(f"{name}: {sanitize_line(run)}") for run, table in tables.items())
-        run_logs = tuple(run_log for run_log in built if run_log is not None)
-        if not run_logs:
-            _built(MetricTable(), name)
+        built = [one for run, table in tables.items() for one in table.build(name, sanitize_line(run))]
+        run_logs = tuple(replace(one, runs_in_file=len(built)) for one in built) or _built(
+            MetricTable(), name
+        )
     if len(runs) > MAX_RUNS:
         run_logs = _with_note(run_logs, say("table.runs_left_out", count=len(runs) - MAX_RUNS))
     return _with_note(run_logs, say("table.damaged_rows", count=damaged)) if damaged else run_logs
@@ -256,8 +256,7 @@ def _read_document(text: str, name: str) -> tuple[RunLog, ...]:
     if text.lstrip().startswith("["):
         table = MetricTable()
         _feed_array(text, text.index("["), table)
-        run_log = table.build(name)
-        return () if run_log is None else (run_log,)
+        return table.build(name)
     for trainer in TRAINERS:
         if not trainer.rows_key or f'"{trainer.rows_key}"' not in text:
             continue
@@ -282,18 +281,18 @@ def _read_document(text: str, name: str) -> tuple[RunLog, ...]:
             for row in value:
                 if isinstance(row, dict):
                     table.feed(_flat(row), 1)
-            if run_log := table.build(name):
-                return (run_log,)
+            if run_logs := table.build(name, has_lines=False):
+                return run_logs
     lists = {path: value for path, value in flat.items() if isinstance(value, list) and value}
     columns = {path: value for path, value in lists.items() if role_of(path) or _is_count(path)}
     if columns:
         return _read_columns(columns, name)
     table = MetricTable()
     table.feed({path: value for path, value in flat.items() if parse_cell(value) is not None}, 1)
-    run_log = table.build(name)
-    if run_log is None:
-        return ()
-    return (replace(run_log, is_excerpt=True, notes=(*run_log.notes, say("table.summary"))),)
+    return tuple(
+        replace(run_log, is_excerpt=True, notes=(*run_log.notes, say("table.summary")))
+        for run_log in table.build(name, has_lines=False)
+    )
 
 
 def _feed_array(text: str, at: int, table: MetricTable) -> int:
@@ -354,10 +353,9 @@ def _read_columns(columns: Mapping[str, list[object]], name: str) -> tuple[RunLo
         if len(parts) > 1:  # their columns of steps have different names
             row = {path: value for path, value in row.items() if path not in counts} | {"step": count(row)}
         table.feed(row, 1)
-    run_log = table.build(name)
-    if run_log is None:
+    if not table.finish():
         return ()
     for value in unnumbered:
         if (loss := parse_cell(value)) is not None:
             table.builder.add_eval(None, loss)
-    return _built(table, name) if unnumbered else (run_log,)
+    return table.build(name, has_lines=False)

@@ -15,6 +15,7 @@ import itertools
 import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -26,6 +27,7 @@ from glassgpt.i18n import say
 from glassgpt.runs.metric_columns import role_of
 from glassgpt.runs.metric_table import MetricTable
 from glassgpt.runs.run_log import RunLog
+from glassgpt.sanitize import sanitize_line
 
 _CHUNK_BYTES = 1 << 20
 _MAX_RECORD_BYTES = 1 << 16  # larger ones are images, graphs or histograms
@@ -272,7 +274,7 @@ class _EventFile:
                 yield event
 
 
-def read_events(file: BinaryIO, name: str) -> RunLog:
+def read_events(file: BinaryIO, name: str) -> tuple[RunLog, ...]:
     """One event file."""
     return _build_run([_EventFile(file)], name)
 
@@ -285,14 +287,14 @@ def read_logdir(folder: Path, name: str) -> tuple[RunLog, ...]:
             split = _SPLIT_FOLDERS.get(path.parent.name.lower()) if path.parent != folder else None
             run, prefix = (path.parent.parent, f"{split}/") if split else (path.parent, "")
             by_run.setdefault(run, []).append((path, prefix))
-    run_logs, problems = [], []
+    run_logs: list[RunLog] = []
+    problems: list[str] = []
     for run, paths in by_run.items():
-        inner = run.relative_to(folder).as_posix()
-        run_name = name if inner == "." else f"{name}/{inner}"
+        run_name = None if run == folder else sanitize_line(run.relative_to(folder).as_posix())
         files = [path.open("rb") for path, _ in paths[:_MAX_FILES]]
         try:
             sources = [_EventFile(file, prefix) for file, (_, prefix) in zip(files, paths, strict=False)]
-            run_logs.append(_build_run(sources, run_name))
+            run_logs += _build_run(sources, f"{name}/{run_name}" if run_name else name, run_name)
         except UserError as error:
             problems += error.problems
         finally:
@@ -300,10 +302,10 @@ def read_logdir(folder: Path, name: str) -> tuple[RunLog, ...]:
                 file.close()
     if problems and not run_logs:
         raise UserError(problems[:10])
-    return tuple(run_logs)
+    return tuple(replace(run_log, runs_in_file=len(run_logs)) for run_log in run_logs)
 
 
-def _build_run(files: Sequence[_EventFile], name: str) -> RunLog:
+def _build_run(files: Sequence[_EventFile], name: str, run_name: str | None = None) -> tuple[RunLog, ...]:
     """Events of one step that follow each other are one row."""
     table, tags = MetricTable(), set[str]()
     row: dict[str, object] = {}
@@ -330,11 +332,11 @@ def _build_run(files: Sequence[_EventFile], name: str) -> RunLog:
         table.feed(row, 0)
     if damaged := sum(file.damaged for file in files):
         table.notes.append(say("table.damaged_records", count=damaged))
-    run_log = table.build(name)
-    if run_log is None:
+    run_logs = table.build(name, run_name, has_lines=False)
+    if not run_logs:
         shown = ", ".join(sorted(tags)[:12]) or "none"
         raise UserError(
             f"{name} has no loss among its scalars: glass looks for tags like train/loss, loss, val_loss or "
             f"eval/loss; its tags are {shown}"
         )
-    return run_log
+    return run_logs

@@ -67,7 +67,6 @@ class Trainer:
     steps_are_micro_batches: bool = False  # not every iteration is an update
     lines_count_updates: bool = False  # line N: N updates are done; else: line N is update N itself
     step_work_grows: bool = False  # longer contexts or larger batches by schedule: later steps are slower
-    one_run_per_log: bool = False  # a new process in it resumes the same run
     loop_includes_max_iters: bool = False  # max_iters=1000: the last iteration is number 1000
 
     # --- its times ---

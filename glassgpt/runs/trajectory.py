@@ -1,8 +1,8 @@
 """The steps and evaluations that led to a run's last weights, in order.
 
-A log can hold several runs, and a run several processes. A Trajectory is of the longest run, without the
-iterations that a resume repeated. Rules about learning look only at it. Below are also the readers of a
-run's settings, which every rule and comparison uses.
+A run can have several processes. A Trajectory is without the iterations that a resume repeated. Rules about
+learning look only at it. Below are also the readers of a run's settings, which every rule and comparison
+uses.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Trajectory:
 
 
 def trajectory_of(run_log: RunLog) -> Trajectory:
-    steps, segments = run_log.steps, _longest_run(run_log)
+    steps, segments = run_log.steps, list(range(len(run_log.segments)))
     ends = _segment_ends(run_log, segments)
     row_ends = np.array([ends.get(index, -1) for index in range(len(run_log.segments))])[steps.segment]
     rows = np.flatnonzero(steps.iteration < row_ends)
@@ -69,19 +69,6 @@ def trajectory_of(run_log: RunLog) -> Trajectory:
             if save.iteration is not None and save.iteration <= ends.get(save.segment, -1)
         ),
     )
-
-
-def _longest_run(run_log: RunLog) -> list[int]:
-    """The segments of the run with the most logged iterations, the latest of equals."""
-    count = len(run_log.segments)
-    runs: list[list[int]] = []
-    for segment in range(count):
-        if continues_previous(run_log, segment):
-            runs[-1].append(segment)
-        else:
-            runs.append([segment])
-    steps_by_segment = np.bincount(run_log.steps.segment, minlength=count)
-    return max(reversed(runs), key=lambda run: steps_by_segment[run].sum(), default=[])
 
 
 def _segment_ends(run_log: RunLog, segments: list[int]) -> dict[int, int]:

@@ -156,7 +156,7 @@ def test_the_card_changes_what_mfu_is_worth(capsys: Capture) -> None:
 
 def test_json_is_strict_and_complete(capsys: Capture) -> None:
     document = parse_strict_json(stdout_of(capsys, "explain", "n.log", "--json"))
-    assert list(document) == ["schema_version", "format", "facts", "findings", "verdict"]
+    assert list(document) == ["schema_version", "format", "facts", "findings", "verdict", "runs"]
     assert document["format"] == "nanogpt"
     assert sorted(document["facts"]) == sorted(FACTS) == sorted(Facts.__dataclass_fields__)
     assert document["facts"]["eval_steps"] == [0, 250, 500]
@@ -172,6 +172,7 @@ def test_json_is_strict_and_complete(capsys: Capture) -> None:
             "advice",
             "values",
             "at",
+            "lines",
             "claims",
         ]
         assert finding["severity"] in ("info", "advice", "warning", "problem")

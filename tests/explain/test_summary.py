@@ -11,13 +11,14 @@ from learning_logs import any_run_log
 from run_logs import make_run_log, make_steps
 from written_findings import written_finding
 
-from glassgpt.explain.explanation import explain
+from glassgpt.explain.explanation import explain, explain_runs
 from glassgpt.explain.summary import compose_verdict
 from glassgpt.i18n import translate
 from glassgpt.record.finding import Finding, Severity
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import ExitStatus, LoggedProcess, RunLog
+from glassgpt.runs.split_runs import split_runs
 
 NOTHING = translate("verdict.nothing_wrong")
 
@@ -132,9 +133,9 @@ def test_several_runs_in_one_log_are_counted() -> None:
         LoggedProcess(has_startup=True, first_iteration=0),
         LoggedProcess(has_startup=True, first_iteration=0),
     )
-    run_log = make_run_log(steps, segments=restarted)
+    runs = split_runs(make_run_log(steps, segments=restarted))
     told = translate("verdict.several_runs", runs=2)
-    assert compose_verdict(run_log, Analysis(run_log).facts, [])[0] == told
+    assert explain_runs(runs).verdict[0].startswith(told)
+    assert explain_runs(runs).facts.last_iteration == 20
     resumed = (restarted[0], LoggedProcess(has_startup=True, resumed=True, first_iteration=0))
-    run_log = make_run_log(steps, segments=resumed)
-    assert told not in compose_verdict(run_log, Analysis(run_log).facts, [])
+    assert len(split_runs(make_run_log(steps, segments=resumed))) == 1

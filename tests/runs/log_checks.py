@@ -14,7 +14,7 @@ from typing import Any
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.lines import LogLine
-from glassgpt.runs.recognise import read_log
+from glassgpt.runs.recognise import read_log, read_logs
 from glassgpt.runs.run_log import RunLog
 
 A100 = 312e12
@@ -203,7 +203,13 @@ def lines_of(text: str) -> list[LogLine]:
     return [LogLine(line) for line in whole] + ([LogLine(rest, is_incomplete=True)] if rest else [])
 
 
+def parse_logs(text: str) -> tuple[RunLog, ...]:
+    """Every run."""
+    return read_logs(lines_of(text), "run.log")
+
+
 def parse_log(text: str) -> RunLog:
+    """The longest."""
     return read_log(lines_of(text), "run.log")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from log_checks import check_facts, parse_facts, parse_log
+from log_checks import check_facts, parse_facts, parse_log, parse_logs
 from printed import SyntheticRun
 from printed_more import trainer
 
@@ -90,8 +90,8 @@ def test_how_it_ended() -> None:
 
 def test_several_runs_in_one_file() -> None:
     expected = trainer(COURSE)
-    assert parse_facts(expected.text * 3).segments == 3
-    assert parse_facts(f"```\n{expected.text}```\nAgain:\n```\n{expected.text}```\n").segments == 2
+    assert len(parse_logs(expected.text * 3)) == 3
+    assert len(parse_logs(f"```\n{expected.text}```\nAgain:\n```\n{expected.text}```\n")) == 2
 
 
 def test_newer_ones_say_the_runtime_in_every_dict() -> None:

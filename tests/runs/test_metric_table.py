@@ -17,8 +17,7 @@ def read(rows: Iterable[Mapping[str, object]]) -> RunLog:
     table = MetricTable()
     for line, row in enumerate(rows, 1):
         table.feed(row, line)
-    run_log = table.build("table")
-    assert run_log is not None
+    (run_log,) = table.build("table")
     return run_log
 
 
@@ -107,6 +106,14 @@ def test_a_restart_is_told_from_a_process_that_lags_by_the_losses() -> None:
     lagging = [row for row in losses(20) for _ in range(2)]
     assert len(read([*lagging, lagging[-4]]).segments) == 1
     assert len(read([*losses(20), {"step": 150, "loss": 9.0}]).segments) == 2
+
+
+def test_a_table_that_begins_again_holds_two_runs() -> None:
+    table = MetricTable()
+    for line, row in enumerate([*losses(20)[5:], *losses(30)[5:]], 1):
+        table.feed(row | {"loss": line}, line)
+    first, second = table.build("table")
+    assert (len(first.steps), len(second.steps), second.first_line) == (15, 25, 16)
 
 
 # --- evaluations ---
@@ -265,5 +272,5 @@ def test_tokens_per_iteration_from_a_count_of_tokens() -> None:
 def test_no_loss_no_run() -> None:
     table = MetricTable()
     table.feed({"step": 1, "accuracy": 0.5}, 1)
-    assert table.build("table") is None
-    assert MetricTable().build("table") is None
+    assert table.build("table") == ()
+    assert MetricTable().build("table") == ()

@@ -132,7 +132,7 @@ def test_wandb_exports_runs_beside_each_other() -> None:
     first, second = read_all(wandb_csv())
     assert_losses(first, list(range(0, 200, EVERY)))
     assert_losses(second, list(range(0, 200, 2 * EVERY)), more=1)
-    assert (first.name, second.name) == ("table: fast-sun-1", "table: slow - moon-2")
+    assert (first.label, second.label, first.runs_in_file) == ("fast-sun-1", "slow - moon-2", 2)
 
 
 def test_tensorboard_names_the_metric_in_the_files_name_only(tmp_path: Path) -> None:

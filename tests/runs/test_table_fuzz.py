@@ -17,7 +17,7 @@ from tables import TABLES
 from glassgpt.errors import UserError
 from glassgpt.explain.explanation import explain
 from glassgpt.runs.lines import read_texts, whole_lines
-from glassgpt.runs.recognise import read_log
+from glassgpt.runs.recognise import read_logs
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.table_files import read_tables
 
@@ -49,7 +49,7 @@ def read(data: bytes) -> tuple[RunLog, ...]:
     """As the command does, explanation included; anything but a UserError is a fault."""
     try:
         run_logs, texts = read_tables(read_texts(io.BytesIO(data)), "table.csv")
-        run_logs = run_logs or (read_log(whole_lines(texts), "table.csv"),)
+        run_logs = run_logs or read_logs(whole_lines(texts), "table.csv")
     except UserError:
         return ()
     for run_log in run_logs:

@@ -46,7 +46,8 @@ def losses(count: int = 50, tag: str = "train/loss") -> list[Event]:
 
 
 def read(data: bytes) -> RunLog:
-    return read_events(io.BytesIO(data), "events")
+    (run_log,) = read_events(io.BytesIO(data), "events")
+    return run_log
 
 
 def damaged(run_log: RunLog) -> object:

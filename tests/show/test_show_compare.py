@@ -23,6 +23,7 @@ def history(name: str, ms: float, losses: tuple[tuple[int, float], ...], **setti
     steps = Steps(
         iteration=iterations,
         segment=np.zeros(len(iterations), dtype=np.int64),
+        line=np.zeros(len(iterations), dtype=np.int64),
         loss=nothing,
         has_loss=np.zeros(len(iterations), dtype=bool),
         ms=np.full(len(iterations), ms),

@@ -31,7 +31,6 @@ TRAINER = Trainer(
     glossary=_glossary,
     first_iteration=1,
     lines_count_updates=True,
-    one_run_per_log=True,
     step_time_is_interval_mean=True,  # without evaluations and saves
     compile_off_flag="--compile=off",
     mfu_counts_palm_flops=True,

@@ -9,32 +9,33 @@ from rich.text import Text
 
 from glassgpt.explain.explanation import Explanation
 from glassgpt.explain.watch import WatchUpdate
-from glassgpt.format import format_duration
+from glassgpt.format import format_duration, format_loss, format_ms
 from glassgpt.i18n import RIGHT_TO_LEFT, current_language, translate
 from glassgpt.record.finding import Finding
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import glossary
 from glassgpt.runs.run_log import RunLog
 from glassgpt.sanitize import sanitize_keeping_bidi, sanitize_line, sanitize_text
-from glassgpt.show.facts_table import fact_groups, phase_labels, severity_label
+from glassgpt.show.facts_table import exit_status_label, fact_groups, phase_labels, severity_label
 from glassgpt.show.terminal.chart import bar, plot
 from glassgpt.show.timeline import build_timeline, seconds_by_phase
 
 _STYLES = {"problem": "bold red", "warning": "bold yellow", "advice": "bold cyan", "info": "bold"}
 _RIGHT_TO_LEFT_MARK = "\N{RIGHT-TO-LEFT MARK}"
+_MAX_RUN_ROWS = 12
 _LOSS_CHART_POINTS = 4000
 _LOSS_CHART_PERCENTILE = 97  # top of the chart: the initial drop would flatten the rest
 
 
 def print_explanation(explanation: Explanation, out: Console, full: bool = False) -> None:
     """`full`: also print the glossary of this trainer's log lines."""
-    for earlier in explanation.earlier:
-        print_explanation(earlier, out, full)
     run_log, facts = explanation.log, explanation.facts
     out.print(Text(sanitize_line(run_log.name), style="bold"), soft_wrap=True)
     for sentence in explanation.verdict:
         out.print(Text(terminal_text(sentence)))
     out.print()
+    if explanation.runs:
+        _print_runs(explanation, out)
     for finding in explanation.findings:
         print_finding(finding, out)
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
@@ -53,6 +54,37 @@ def print_explanation(explanation: Explanation, out: Console, full: bool = False
             out.print(Text(sanitize_text(entry.log_text), style="bold cyan"), soft_wrap=True)
             print_indented(entry.meaning, "", out)
         out.print()
+
+
+def _print_runs(explanation: Explanation, out: Console) -> None:
+    """All runs of the file, one row each; the longest ones of very many."""
+    longest = sorted(explanation.runs, key=lambda one: -one.facts.iterations_logged)[:_MAX_RUN_ROWS]
+    shown = sorted(longest, key=lambda one: one.log.first_line)
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    labels = (
+        translate("label.run"),
+        translate("label.lines"),
+        translate("label.logged_iterations"),
+        translate("label.steady_iteration"),
+        translate("label.best_validation"),
+        translate("label.how_it_ended"),
+    )
+    for label in labels:
+        table.add_column(terminal_text(label))
+    for one in shown:
+        facts, run_log = one.facts, one.log
+        bits = " bpb" if facts.val_metric == "bits_per_byte" else ""
+        table.add_row(
+            terminal_text(sanitize_line(run_log.label)),
+            f"{run_log.first_line:,} - {run_log.last_line:,}" if run_log.has_line_numbers else "",
+            f"{facts.iterations_logged:,}",
+            "" if facts.steady_ms is None else format_ms(facts.steady_ms),
+            "" if facts.best_val_loss is None else format_loss(facts.best_val_loss) + bits,
+            exit_status_label(facts),
+            style="bold" if one.log is explanation.log else "",
+        )
+    out.print(table)
+    out.print()
 
 
 def print_watch_update(update: WatchUpdate, out: Console) -> None:

@@ -22,9 +22,11 @@ def introduce_runs(main: RunLog, run_logs: Sequence[RunLog]) -> list[str]:
     if main.stage is not None:
         stages = ", ".join(dict.fromkeys(one.stage for one in run_logs if one.stage is not None))
         sentence = translate("verdict.several_stages", stages=stages, stage=main.stage)
+    elif main.run_name is not None:
+        sentence = translate("verdict.named_runs", runs=main.runs_in_file, name=main.run_name)
     else:
         sentence = translate("verdict.several_runs", runs=main.runs_in_file)
-    if len({one.trainer.id for one in run_logs}) > 1:
+    if len({one.trainer.id for one in run_logs}) > 1 and main.run_name is None:
         names = dict.fromkeys(one.trainer.name for one in run_logs)
         sentence = translate(
             "verdict.several_trainers",

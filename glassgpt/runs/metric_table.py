@@ -213,9 +213,13 @@ class MetricTable:
         builder.finish()
         return True
 
-    def build(self, name: str, run_name: str | None = None, has_lines: bool = True) -> tuple[RunLog, ...]:
-        """Its runs: none where no row has a loss. `has_lines`: rows are lines of a text."""
-        if not self.finish():
+    def build(
+        self, name: str, run_name: str | None = None, has_lines: bool = True, final: bool = True
+    ) -> tuple[RunLog, ...]:
+        """Its runs: none where no row has a loss. `has_lines`: rows are lines of a text. `final`: there are
+        no more; else rows may follow."""
+        self._flush_sample()
+        if not (self.finish() if final else self.builder.has_steps):
             return ()
         whole = replace(
             self.builder.build(name, ends_mid_line=False),

@@ -94,6 +94,45 @@ def _built(table: MetricTable, name: str) -> tuple[RunLog, ...]:
     return run_logs
 
 
+# --- a file that grows ---
+
+
+class GrowingTable:
+    """CSV or lines of JSON that a trainer is still writing: takes lines, and builds the runs at any time."""
+
+    def __init__(self, delimiter: str | None) -> None:
+        """`delimiter`: of a CSV; None: JSON."""
+        self._delimiter, self._table, self._line = delimiter, MetricTable(), 0
+        self._names: list[str] = []
+
+    def feed(self, line: str) -> None:
+        self._line += 1
+        row: object
+        if self._delimiter is None:
+            row = _decode(line)
+        else:
+            cells, _ = _header([line], self._delimiter) if line else ([], [])
+            if not self._names:
+                self._names = cells
+                return
+            row = {name: cell for name, cell in zip(self._names, cells, strict=False) if cell}
+        if isinstance(row, dict) and row:
+            self._table.feed(_flat(row), self._line)
+
+    def build(self, name: str, final: bool) -> tuple[RunLog, ...]:
+        return self._table.build(name, final=final)
+
+
+def growing_table(head: str) -> GrowingTable | None:
+    """For a file that begins so; None where that is not a table."""
+    lines = [line for line in head.removeprefix("\ufeff").splitlines()[:64] if line.strip()]
+    if lines and _are_json_rows(lines):
+        return GrowingTable(None)
+    found = (one for one in _DELIMITERS if lines and _is_csv_with_losses(lines, one))
+    delimiter = next(found, None)
+    return None if delimiter is None else GrowingTable(delimiter)
+
+
 # --- CSV ---
 
 

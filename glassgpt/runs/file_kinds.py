@@ -37,10 +37,8 @@ _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"GGUF", f"a GGUF model: {_LOG_WANTED}, not weights"),
     (b"\x7fELF", f"a program: {_LOG_WANTED}; run it and give what it prints"),
     (b"MZ", f"a Windows program: {_LOG_WANTED}; run it and give what it prints"),
-    (
-        b":W&B",
-        "wandb's own record of a run: export it from its page as CSV, or give the output.log beside it",
-    ),
+    (b"version https://git-lfs", "a pointer of Git LFS, not the file itself: `git lfs pull` fetches that"),
+    (b":W&B", "wandb's own record of a run: export it from its page as CSV, or give files/output.log"),
 )
 # A zip file is many things. Its first entries have their names in the first bytes.
 _ZIP_MAGIC = b"PK\x03\x04"

@@ -36,6 +36,7 @@ Role = Literal[
     "time",
     "eval_s",
     "split",
+    "run",
 ]
 
 # Of two columns with one role, the one that comes first here is taken; but see choose_columns.
@@ -80,6 +81,7 @@ NAMES: dict[Role, str] = {
     "time": "time",  # of a step, since the start, or of the day: its values decide
     "eval_s": "eval_runtime val_time_s eval_time_s eval_s validation_time_s",
     "split": "split phase subset mode",  # whose loss a row has: train, val, …
+    "run": "run run_name run_id experiment experiment_name trial model model_name",  # which run's row it is
 }
 _RANKS: dict[str, tuple[Role, int]] = {
     name: (role, rank) for role, names in NAMES.items() for rank, name in enumerate(names.split())
@@ -125,12 +127,14 @@ def choose_columns(counts: Mapping[str, int]) -> dict[Role, str]:
     """For each role the column that is taken. `counts`: in how many rows each column has a value.
 
     A column with less than half as many values as the fullest one of its role is left out: it is a summary.
-    Of the others the first in the list of names is taken, of equal names the first column.
+    Of the others the first in the list of names is taken, of equal names one with a slash, or the first.
     """
-    candidates: dict[Role, list[tuple[int, str]]] = {}
+    candidates: dict[Role, list[tuple[tuple[int, bool], str]]] = {}
     for name in counts:
         if ranked := ranked_role(name):
-            candidates.setdefault(ranked[0], []).append((ranked[1], name))
+            # Beside the Trainer's train/loss of a step, train_loss is the mean of the whole run.
+            place = (ranked[1], "/" not in name)
+            candidates.setdefault(ranked[0], []).append((place, name))
     chosen: dict[Role, str] = {}
     for role, ranked_names in candidates.items():
         fullest = max(counts[name] for _, name in ranked_names)

@@ -259,7 +259,12 @@ class MetricTable:
         self._choose_clock(rows)
         self._choose_step_time(rows)
         mfu = self._columns.get("mfu")
-        if mfu and max((parse_cell(row.get(mfu)) or 0.0 for row in rows), default=0.0) <= 1:
+        is_percent = mfu is not None and ("%" in mfu or "percent" in mfu)
+        if (
+            mfu
+            and not is_percent
+            and max((parse_cell(row.get(mfu)) or 0.0 for row in rows), default=0.0) <= 1
+        ):
             self._leave_out("mfu", mfu)  # 0.4 is 40%, or a slow 0.4%
         trainer = self._trainer or BY_ID["unknown"]
         self.builder.trainer = replace(

@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import PurePath
 
 from glassgpt.errors import UserError
-from glassgpt.i18n import Message, say
+from glassgpt.i18n import say
 from glassgpt.runs.lines import LogLine, whole_lines
 from glassgpt.runs.metric_columns import role_of
 from glassgpt.runs.metric_table import MetricTable, Row, parse_cell
@@ -36,9 +36,10 @@ from glassgpt.sanitize import sanitize_line
 HEAD_CHARS = 1 << 16  # what decides about the kind of a file
 MAX_DOCUMENT_CHARS = 256 << 20  # its text is held in memory, but only one row of it at a time
 _MAX_OBJECT_CHARS = 64 << 20  # of a document that has to be decoded as a whole
-MAX_RUNS = 100  # of a wandb export
+MAX_RUNS = 100  # of one table
 _MAX_DEPTH = 4  # of objects in objects
 _MAX_KEYS = 10_000  # of one row
+_MAX_RUN_NAME_CHARS = 200
 _DELIMITERS = (",", "\t", ";")
 _LOSSES = ("loss", "val_loss", "val_bpb")
 _COUNTS = ("iteration", "epoch")
@@ -85,13 +86,6 @@ def _up_to(texts: Iterable[str], limit: int) -> Iterator[str]:
 def _lines(texts: Iterable[str]) -> Iterator[str]:
     for block in whole_lines(texts):
         yield from (block.text,) if isinstance(block, LogLine) else block.split("\n")
-
-
-def _built(table: MetricTable, name: str) -> tuple[RunLog, ...]:
-    run_logs = table.build(name)
-    if not run_logs:
-        raise UserError(f"{name} is a table of metrics, but no row of it has a step and a loss")
-    return run_logs
 
 
 # --- a file that grows ---
@@ -168,42 +162,65 @@ def _is_csv_with_losses(lines: Sequence[str], delimiter: str) -> bool:
 
 
 def _read_csv(texts: Iterable[str], delimiter: str, name: str) -> tuple[RunLog, ...]:
-    lines = (line for line in _lines(texts) if not line.startswith("#"))
+    lines = ("" if line.startswith("#") else line for line in _lines(texts))
     reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
-    names: list[str] = []
-    while not any(names):
-        names = [column.strip() for column in next(reader, [""])]
+    names = [column.strip() for column in next((cells for cells in reader if any(cells)), [])]
     if [column.lower() for column in names] == _TENSORBOARD_HEADER:
         names = ["Wall time", "Step", _tensorboard_metric(name)]
     runs = _columns_by_run(names)
-    tables = {run: MetricTable() for run in itertools.islice(runs, MAX_RUNS)}
-    damaged = 0
+    tables = _RunTables()
     while True:
         try:
             cells = next(reader)
         except StopIteration:
-            break
+            return tables.build(name)
         except csv.Error:  # a field of more than 128 KiB
-            damaged += 1
+            tables.damaged += 1
             continue
-        for run, table in tables.items():
-            row = {column: cells[at] for at, column in runs[run] if at < len(cells) and cells[at]}
+        for run, columns in runs.items():
+            row = {column: cells[at] for at, column in columns if at < len(cells) and cells[at]}
             if row:
-                table.feed(row, reader.line_num)
-    if len(tables) == 1 and not next(iter(tables)):
-        run_logs = _built(tables[""], name)
-    else:
-        built = [one for run, table in tables.items() for one in table.build(name, sanitize_line(run))]
-        run_logs = tuple(replace(one, runs_in_file=len(built)) for one in built) or _built(
-            MetricTable(), name
+                tables.feed(row, reader.line_num, run)
+
+
+class _RunTables:
+    """A table for each run of a file. Rows name their run in a column, or stand beside those of others."""
+
+    def __init__(self) -> None:
+        self.damaged = 0  # rows
+        self._tables: dict[str, MetricTable] = {}
+        self._left_out: set[str] = set()
+        self._run_column: str | None = None  # "": there is none
+
+    def feed(self, row: Row, line: int, run: str = "") -> None:
+        if self._run_column is None:
+            self._run_column = next((column for column in row if role_of(column) == "run"), "")
+        if self._run_column:
+            run = str(row.get(self._run_column, ""))[:_MAX_RUN_NAME_CHARS]
+        table = self._tables.get(run)
+        if table is None:
+            if len(self._tables) >= MAX_RUNS:
+                if len(self._left_out) < _MAX_KEYS:
+                    self._left_out.add(run)
+                return
+            table = self._tables[run] = MetricTable()
+        table.feed(row, line)
+
+    def build(self, name: str) -> tuple[RunLog, ...]:
+        is_one = len(self._tables) == 1
+        runs = [
+            one
+            for run, table in self._tables.items()
+            for one in table.build(name, None if is_one else sanitize_line(run))
+        ]
+        if not runs:
+            raise UserError(f"{name} is a table of metrics, but no row of it has a step and a loss")
+        notes = [say("table.runs_left_out", count=len(self._left_out))] if self._left_out else []
+        notes += [say("table.damaged_rows", count=self.damaged)] if self.damaged else []
+        return tuple(
+            replace(run, runs_in_file=max(len(runs), run.runs_in_file), notes=(*run.notes, *notes))
+            for run in runs
         )
-    if len(runs) > MAX_RUNS:
-        run_logs = _with_note(run_logs, say("table.runs_left_out", count=len(runs) - MAX_RUNS))
-    return _with_note(run_logs, say("table.damaged_rows", count=damaged)) if damaged else run_logs
-
-
-def _with_note(run_logs: Iterable[RunLog], note: Message) -> tuple[RunLog, ...]:
-    return tuple(replace(run_log, notes=(*run_log.notes, note)) for run_log in run_logs)
 
 
 def _columns_by_run(names: Sequence[str]) -> dict[str, list[tuple[int, str]]]:
@@ -276,15 +293,14 @@ def _is_summary(row: Mapping[str, object]) -> bool:
 
 
 def _read_json_lines(texts: Iterable[str], name: str) -> tuple[RunLog, ...]:
-    table, damaged = MetricTable(), 0
+    tables = _RunTables()
     for number, line in enumerate(_lines(texts), 1):
         row = _decode(line) if line.strip() else {}
         if not isinstance(row, dict):
-            damaged += 1
+            tables.damaged += 1
         elif row:
-            table.feed(_flat(row), number)
-    run_logs = _built(table, name)
-    return _with_note(run_logs, say("table.damaged_rows", count=damaged)) if damaged else run_logs
+            tables.feed(_flat(row), number)
+    return tables.build(name)
 
 
 # --- JSON documents ---
@@ -307,7 +323,7 @@ def _read_document(text: str, name: str) -> tuple[RunLog, ...]:
             rest = _decode(f"{text[: match.end()]}[]{text[end:]}")  # without its rows
             if trainer.document_reader is not None and isinstance(rest, dict):
                 trainer.document_reader(rest, table.builder)
-            return _built(table, name)
+            return table.build(name)
     if len(text) > _MAX_OBJECT_CHARS:
         return ()
     document = _decode(text)
@@ -329,7 +345,13 @@ def _read_document(text: str, name: str) -> tuple[RunLog, ...]:
     table = MetricTable()
     table.feed({path: value for path, value in flat.items() if parse_cell(value) is not None}, 1)
     return tuple(
-        replace(run_log, is_excerpt=True, notes=(*run_log.notes, say("table.summary")))
+        replace(
+            run_log,
+            # The duration of the last evaluation says nothing about those before it.
+            evals=tuple(replace(evaluation, ms=None) for evaluation in run_log.evals),
+            is_excerpt=True,
+            notes=(*run_log.notes, say("table.summary")),
+        )
         for run_log in table.build(name, has_lines=False)
     )
 

@@ -67,6 +67,7 @@ BINARIES = {
     "HDF5": b"\x89HDF\r\n\x1a\n" + bytes(50),
     "GGUF": b"GGUF" + bytes(50),
     "wandb": b":W&B\x01" + bytes(50),
+    "Git LFS": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
     "xz": b"\xfd7zXZ\x00" + bytes(50),
     "program": b"\x7fELF" + bytes(50),
 }

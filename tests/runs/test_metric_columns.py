@@ -82,6 +82,7 @@ def test_a_column_with_few_values_is_a_summary() -> None:
     assert choose_columns({"train_loss": 1, "train/loss": 100})["loss"] == "train/loss"
     assert choose_columns({"loss": 10, "train_loss": 100})["loss"] == "train_loss"
     assert choose_columns({"loss": 50, "train_loss": 100})["loss"] == "loss"
+    assert choose_columns({"train_loss": 1, "train/loss": 1})["loss"] == "train/loss"
     assert choose_columns({"train_loss": 1})["loss"] == "train_loss"
     assert choose_columns({"val_loss": 0}) == {"val_loss": "val_loss"}
     assert choose_columns({}) == {}

@@ -259,6 +259,7 @@ def test_evaluations_are_not_in_step_times() -> None:
 
 def test_mfu_counts_only_in_percent() -> None:
     assert Analysis(read(row | {"mfu": 31.5} for row in losses(5))).facts.mfu_reported_steady == 31.5
+    assert Analysis(read(row | {"mfu(%)": 0.5} for row in losses(5))).facts.mfu_reported_steady == 0.5
     fraction = read(row | {"mfu": 0.315} for row in losses(5))
     assert note_keys(fraction) == ["table.no_unit"]
     assert np.isnan(fraction.steps.mfu).all()

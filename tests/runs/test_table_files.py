@@ -174,6 +174,26 @@ def test_packed_csv(tmp_path: Path) -> None:
     assert len(read_run_log(str(tmp_path / "metrics.csv.gz")).steps) == 20
 
 
+def test_rows_that_name_their_run() -> None:
+    """One after the other, or in turns, as a sweep writes them."""
+    rows = [
+        {"model": model, "step": at, "loss": loss_at(at) + shift}
+        for at in STEPS
+        for model, shift in (("a", 0), ("b", 1))
+    ]
+    for table in (rows, sorted(rows, key=lambda row: str(row["model"]))):
+        csv_text = "model,step,loss\n" + "".join(
+            f"{row['model']},{row['step']},{row['loss']}\n" for row in table
+        )
+        for text in (csv_text, "".join(json.dumps(row) + "\n" for row in table)):
+            first, second = read_all(text)
+            assert (first.label, second.label, second.runs_in_file) == ("a", "b", 2)
+            assert_losses(first, STEPS)
+            assert_losses(second, STEPS, more=1)
+    (alone,) = read_all("model,step,loss\n" + "".join(f"a,{at},{loss_at(at)}\n" for at in STEPS))
+    assert alone.run_name is None
+
+
 # --- JSON ---
 
 
@@ -187,9 +207,10 @@ def test_wandb_history() -> None:
 
 
 def test_wandb_summary_is_one_row() -> None:
-    run_log = read(json.dumps({"_step": 40, "_runtime": 90.5, "train/loss": 2.5, "eval": {"loss": 2.75}}))
+    summary = {"_step": 40, "_runtime": 90.5, "train/loss": 2.5, "eval": {"loss": 2.75, "runtime": 9}}
+    run_log = read(json.dumps(summary))
     assert (run_log.steps.iteration.tolist(), run_log.steps.loss.tolist()) == ([40], [2.5])
-    assert run_log.evals[0].val_loss == 2.75
+    assert (run_log.evals[0].val_loss, run_log.evals[0].ms) == (2.75, None)
     assert run_log.is_excerpt
     assert run_log.setup.wall_s == 90.5
 

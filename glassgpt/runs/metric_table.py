@@ -291,7 +291,9 @@ class MetricTable:
                     del columns[role]
         losses = [row for row in rows if columns.get("loss") in row]
         for role, (parse, unit) in _CLOCKS.items():
-            column = columns.get(role, "")
+            if role not in columns:
+                continue
+            column = columns[role]
             values = [row[column] for row in losses if column in row and parse(row[column]) is not None]
             # Less than half: a total in the closing row.
             if self._clock is None and values and 2 * len(values) >= len(losses):
@@ -327,11 +329,11 @@ class MetricTable:
         self.notes.append(say("table.no_unit", column=sanitize_line(column)))
 
     def _median_clock_ms(self, rows: Sequence[Row]) -> float:
-        if self._clock is None or self._clock_column is None:
+        if self._clock is None or self._clock_column is None or "iteration" not in self._columns:
             return math.nan
         clock, times = self._clock, []
         for row in rows:
-            iteration = _parse_iteration(row.get(self._columns.get("iteration", "")))
+            iteration = _parse_iteration(row.get(self._columns["iteration"]))
             seconds = self._parse_clock(row.get(self._clock_column))
             if iteration is not None and seconds is not None:
                 times.append(clock.step_ms(iteration, seconds))
@@ -384,7 +386,9 @@ class MetricTable:
             loss, val_loss = (None, val_loss) if math.isnan(loss) else (loss, None)
         if iteration is None:
             return
-        seconds = None if self._clock is None else self._parse_clock(row.get(self._clock_column or ""))
+        seconds = None
+        if self._clock is not None and self._clock_column is not None:
+            seconds = self._parse_clock(row.get(self._clock_column))
         goes_back = self._last_iteration is not None and iteration <= self._last_iteration
         if self._first_iteration is None:
             self._first_iteration = iteration
@@ -393,8 +397,9 @@ class MetricTable:
             if iteration <= self._first_iteration:  # a new run, whose first line has the same number
                 first = max(iteration, builder.trainer.first_iteration)
                 builder.trainer = replace(builder.trainer, first_iteration=first)
-        if planned := _parse_iteration(row.get(columns.get("planned_iterations", ""))):
-            builder.setup.values["planned_iterations"] = planned
+        planned = cell("planned_iterations")
+        if planned is not None and 0 < planned <= MAX_COUNT:
+            builder.setup.values["planned_iterations"] = int(planned)
         self._closing_line = None
         if val_loss is not None or val_bpb is not None:
             # Before the step: an evaluation in the same row comes before the time in it.

@@ -270,6 +270,10 @@ def test_tokens_per_iteration_from_a_count_of_tokens() -> None:
     assert read(rows).setup.tokens_per_iteration == 4096
 
 
+def test_a_column_without_a_name_is_nothing() -> None:
+    assert read(row | {"": index} for index, row in enumerate(losses(5))).columns == read(losses(5)).columns
+
+
 def test_no_loss_no_run() -> None:
     table = MetricTable()
     table.feed({"step": 1, "accuracy": 0.5}, 1)

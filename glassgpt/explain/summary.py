@@ -26,9 +26,11 @@ def introduce_runs(main: RunLog, run_logs: Sequence[RunLog]) -> list[str]:
     if main.stage is not None:
         stages = ", ".join(dict.fromkeys(one.stage for one in run_logs if one.stage is not None))
         sentence = translate("verdict.several_stages", stages=stages, stage=main.stage)
+    elif main.run_name is not None:
+        sentence = translate("verdict.named_runs", runs=main.runs_in_file, name=main.run_name)
     else:
         sentence = translate("verdict.several_runs", runs=main.runs_in_file)
-    if len({one.trainer.id for one in run_logs}) > 1:
+    if len({one.trainer.id for one in run_logs}) > 1 and main.run_name is None:
         names = dict.fromkeys(one.trainer.name for one in run_logs)
         sentence = translate(
             "verdict.several_trainers",
@@ -52,7 +54,7 @@ def other_problems(others: Sequence[tuple[RunLog, Sequence[Finding]]]) -> list[s
     sentences = [
         translate(
             "verdict.other_run_problem",
-            name=run_log.stage or run_log.trainer.name,
+            name=run_log.label,
             first=run_log.first_line,
             last=run_log.last_line,
             title=finding.title,
@@ -83,6 +85,10 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
                 "verdict.thinned_log", lines=facts.iterations_logged, rows=facts.iterations_logged - left_out
             )
         )
+    if run_log.columns:
+        columns = ", ".join(f"{meaning}={column}" for meaning, column in run_log.columns.items())
+        sentences.append(translate("verdict.columns", columns=columns))
+    sentences += [str(note) for note in run_log.notes]
     serious = [finding for finding in findings if finding.severity in ("problem", "warning")]
     has_advice = any(finding.severity == "advice" for finding in findings)
     if serious:
@@ -112,7 +118,9 @@ def _progress_sentence(run_log: RunLog, facts: Facts) -> str:
             "interrupted": translate("verdict.interrupted", trainer=trainer, at=at),
             "crashed": translate("verdict.crashed", trainer=trainer, at=at),
             "oom": translate("verdict.out_of_memory", trainer=trainer, at=at),
-            "cut": translate("verdict.log_stops", trainer=trainer, at=at),
+            "cut": translate("verdict.table_ends", trainer=trainer, at=at)
+            if run_log.columns
+            else translate("verdict.log_stops", trainer=trainer, at=at),
             None: translate("verdict.running", trainer=trainer, at=at),
         }[facts.ended]
         budget_s, remaining_s = run_log.setup.budget_s, run_log.setup.remaining_s

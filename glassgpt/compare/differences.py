@@ -56,12 +56,12 @@ _LOSS_SETTINGS = (
 _SPEED_SETTINGS = (
     "batch_size", "gradient_accumulation_steps", "device", "dtype", "compile", "attention", "world_size",
     "activation_checkpointing", "eval_interval", "eval_iters", "eval_tokens", "checkpoint_interval",
-    "always_save_checkpoint", "log_interval", "backend", "probe_seconds",
+    "always_save_checkpoint", "log_interval", "backend", "probe_seconds", "history",
 )  # fmt: skip
 _BOOKKEEPING_SETTINGS = (
     "out_dir", "data_dir", "console", "sample_tokens", "sample_start", "profile", "track",
     "wandb_log", "wandb_project", "wandb_run_name", "keep_checkpoints", "eval_only", "patience",
-    "probe_seconds", "dataset",
+    "probe_seconds", "history", "dataset",
 )  # fmt: skip
 HARDWARE_SETTINGS = (
     "device",

@@ -58,7 +58,9 @@ def forecast_spec(spec: RunSpec, target: PlanTarget, dataset: DatasetInfo) -> Ru
     return forecast_workload(
         spec.workload,
         spec.flops_per_token,
-        Hardware(peak, target.card, target.cluster),
+        Hardware(
+            peak, target.card, target.cluster, target.measured_speed(spec.workload, spec.flops_per_token)
+        ),
         TokenCounts(spec.batch.tokens, eval_tokens, dataset.val_tokens),
     )
 

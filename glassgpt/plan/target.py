@@ -9,7 +9,6 @@ The cards of this machine are found through their drivers, without torch.
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
 import re
 import sys
@@ -22,14 +21,16 @@ from glassgpt.cgroup import usable_cores
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import Card, cards, find_card, has_tensor_cores, resolve_card_name
 from glassgpt.estimate.cluster import ONE_CARD, Cluster, link_of_card
-from glassgpt.estimate.machine_facts import DeviceTraits, MachineFacts, find_missing_toolchain
-from glassgpt.estimate.memory import COMFORTABLE_SHARE_OF_ALL
+from glassgpt.estimate.local_history import HistoryRow, speed_from_history
+from glassgpt.estimate.machine_facts import DeviceTraits, MachineFacts, facts_from_record, find_missing_toolchain
+from glassgpt.estimate.measured_speed import MeasuredSpeed, ProbeResult
+from glassgpt.estimate.memory import COMFORTABLE_SHARE_OF_ALL, TrainingWorkload
 from glassgpt.estimate.peak import PeakFlops, RepeatOperation, measure_best_rate
 from glassgpt.files import read_text_or_empty
 from glassgpt.record.gpu_state import NO_DRIVER, read_gpus
 from glassgpt.record.machine import (
     apple_gpu_name,
-    cpu_model,
+    cpu_name,
     load_average,
     unified_memory_bytes,
     usable_memory,
@@ -58,6 +59,8 @@ class PlanTarget:
     cluster: Cluster = ONE_CARD  # how many of them train together
     busy_cores: float = 0.0  # used by other programs while the peak was measured; 0: too few to matter
     missing_toolchain: str | None = None  # what building kernels lacks; None too for another machine
+    probe: ProbeResult | None = None  # of the planned run on this machine
+    history: tuple[HistoryRow, ...] = ()  # of finished runs; empty for another machine
 
     @property
     def title(self) -> str:
@@ -100,7 +103,10 @@ class PlanTarget:
         )
 
     def facts(self, dtype: str) -> MachineFacts:
-        """What the table or the drivers know; with the peak in this dtype."""
+        """What the table or the drivers know, with the peak in this dtype; or what a probe has measured."""
+        if self.probe is not None and self.probe.facts:
+            measured, *_ = facts_from_record(self.probe.facts)
+            return replace(measured, ranks=self.cluster.ranks, is_launched=self.cluster.ranks > 1)
         return MachineFacts(
             self.traits,
             self.name,
@@ -110,7 +116,19 @@ class PlanTarget:
             peak=PeakFlops(self.peak_flops_per_s(dtype), self.peak_source),
         )
 
+    def measured_speed(self, work: TrainingWorkload, flops_per_token: int) -> MeasuredSpeed | None:
+        """Of one card or CPU: by the probe, else by finished runs here; None: neither knows."""
+        if self.probe is not None and (probed := self.probe.speed_of(work)) is not None:
+            return probed
+        if self.cluster.ranks > 1:
+            return None
+        return speed_from_history(self.history, self.name, work, flops_per_token, self.card)
+
     def peak_flops_per_s(self, dtype: str) -> float | None:
+        if self.probe is not None and self.probe.ran and self.probe.work["dtype"] == dtype:
+            peak = facts_from_record(self.probe.facts)[0].peak
+            if peak is not None and peak.value is not None:
+                return peak.value
         if dtype == "float32" and self.device_type == "cuda":
             return self.peaks.get("tf32") or self.peaks.get("float32")
         return self.peaks.get(dtype)
@@ -199,7 +217,7 @@ def local_target(device: str = "auto") -> PlanTarget:
 def local_cpu_target(found_how: str, seconds: float = 0.4) -> PlanTarget:
     """This machine's CPU, whose peak is measured for about `seconds`."""
     cpu_info = read_text_or_empty(Path("/proc/cpuinfo"))
-    cores = max(1, math.floor(usable_cores()))
+    cores = usable_cores()
     load = load_average()
     flops_per_s = measure_best_rate(_numpy_matmuls, (512, 1024), seconds, time.perf_counter)
     peaks = {"float32": flops_per_s}
@@ -207,7 +225,7 @@ def local_cpu_target(found_how: str, seconds: float = 0.4) -> PlanTarget:
         peaks["bfloat16"] = 2 * flops_per_s
     memory_bytes, is_limited = usable_memory()
     return PlanTarget(
-        name=f"{cpu_model(cpu_info)}, {cores} {'core' if cores == 1 else 'cores'}",
+        name=cpu_name(),
         device_type="cpu",
         memory_bytes=memory_bytes,
         peaks=peaks,

@@ -7,6 +7,7 @@ Nothing here identifies a person: no host name, no user, no path.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
@@ -53,6 +54,26 @@ def cpu_model(cpuinfo: str) -> str:
     if sys.platform == "darwin" and (brand := command_output("sysctl", "-n", "machdep.cpu.brand_string")):
         return brand
     return platform.processor() or platform.machine() or "unknown"
+
+
+def cpu_name() -> str:
+    """The CPU and how much of it this process may use: `AMD EPYC 9354, 2 cores`."""
+    cores = max(1, math.floor(usable_cores()))
+    model = cpu_model(read_text_or_empty(Path("/proc/cpuinfo")))
+    return f"{model}, {cores} {'core' if cores == 1 else 'cores'}"
+
+
+def peak_resident_bytes() -> int:
+    """The most that this process has had at once; what it has now, where the system does not keep that."""
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    match = re.search(r"^VmHWM:\s*(\d+) kB$", read_text_or_empty(Path("/proc/self/status")), re.MULTILINE)
+    if match:
+        return int(match[1]) * 1024
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def load_average() -> float:

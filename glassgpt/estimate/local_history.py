@@ -185,7 +185,7 @@ def _workload_of(row: HistoryRow) -> TrainingWorkload:
 
 # --- what it says about another run ---
 
-_MIN_SECONDS = 5.0  # of updates: less is mostly warm-up
+MIN_HISTORY_SECONDS = 5.0  # of updates: less is mostly warm-up
 _MAX_BUSY_SHARE = 0.25  # of the threads; a run on a busier machine says little about an idle one
 _NEWEST = 10  # rows of equal work that count
 _SIMILAR_FLOPS_FACTOR, _SIMILAR_TOKENS_FACTOR = 5.0, 4.0  # as for reference rows
@@ -208,7 +208,7 @@ def speed_from_history(
         row
         for row in rows
         if row.machine == machine
-        and row.seconds >= _MIN_SECONDS
+        and row.seconds >= MIN_HISTORY_SECONDS
         and row.busy_cores <= _MAX_BUSY_SHARE * (row.threads or 1)
         and (threads is None or row.threads == threads)
         and all(row.work[name] == key[name] for name in _MUST_BE_EQUAL)

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
+from glassgpt.cgroup import usable_cores
 from glassgpt.estimate.memory import TrainingWorkload
 from glassgpt.format import format_duration
 
@@ -23,6 +24,7 @@ LowMidHigh = tuple[float, float, float]
 # A whole run compared with a few seconds of it: so much slower, and so much faster, as shares. On a card: an
 # H200 did 790 TFLOP/s in a burst and 690 for minutes, when its power limit holds. On a CPU: bench/LOG.md.
 DRIFT = {"cuda": (0.13, 0.04), "mps": (0.13, 0.05), "cpu": (0.15, 0.12)}
+_MORE_BUSY = 0.5  # times the busy share: how much slower a run may get that was measured on a busy machine
 _REPEATS = 5  # the measured updates are compared in so many consecutive groups
 
 
@@ -68,12 +70,17 @@ def group_means(update_s: Sequence[float]) -> list[float]:
     ]
 
 
-def band_from_repeats(rates: Sequence[float], device_type: str) -> LowMidHigh:
-    """From tokens per second of some repeats: their median, widened by their spread and by the drift."""
+def band_from_repeats(rates: Sequence[float], device_type: str, busy_share: float = 0.0) -> LowMidHigh:
+    """From tokens per second of some repeats: their median, widened by their spread and by the drift.
+
+    `busy_share`: of the cores that a CPU run could use, those that other programs kept busy meanwhile. They
+    may stop, or be joined by more.
+    """
     mid = median(rates)
     spread = (max(rates) - min(rates)) / 2 / mid
     slower, faster = (math.hypot(spread, drift) for drift in DRIFT[device_type])
-    return mid / (1 + slower), mid, mid * (1 + faster)
+    busy = min(1.0, busy_share) if device_type == "cpu" else 0.0
+    return mid / (1 + slower + _MORE_BUSY * busy), mid, mid * (1 + faster + busy)
 
 
 # --- the probe ---
@@ -129,5 +136,5 @@ class ProbeResult:
             return None
         tokens = work.micro_batch_tokens * work.micro_steps
         rates = [tokens / seconds for seconds in group_means(self.update_s)]
-        band = band_from_repeats(rates, work.device_type)
+        band = band_from_repeats(rates, work.device_type, self.busy_cores / usable_cores())
         return MeasuredSpeed(band, self.describe(), "probe", self.eval_tokens_per_s, self.start_s, self.peak_bytes)

@@ -31,7 +31,7 @@ from glassgpt.estimate.machine_facts import (
 )
 from glassgpt.estimate.peak import PeakFlops
 from glassgpt.model.gpt import GPTConfig, make_gpt_config
-from glassgpt.record.machine import measure_busy_cores
+from glassgpt.record.machine import cpu_name, measure_busy_cores
 from glassgpt.training import device as devices
 from glassgpt.training import probe
 from glassgpt.training.device import ExecutionConfig
@@ -56,6 +56,13 @@ class ComputePlan:
     @property
     def flops_per_token(self) -> int:
         return self.spec.flops_per_token
+
+    @property
+    def machine_name(self) -> str:
+        """As `glass plan` names this machine: the card of the table, or the CPU with its cores."""
+        if self.device.type == "cpu":
+            return cpu_name()
+        return self.facts.device_name if self.hardware.card is None else self.hardware.card.name
 
     @property
     def peak(self) -> PeakFlops:

@@ -67,6 +67,8 @@ class Hardware:
     cluster: Cluster = ONE_CARD
     # The measured speed of such work on one of them; None: not measured, so estimated from reference rows.
     measured: MeasuredSpeed | None = None
+    # Of the speed that a run would have on an idle CPU: what other programs leave to it, if they stay.
+    fair_share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -130,15 +132,25 @@ def _rank_speeds(
     assert peak is not None
     if measured is not None and measured.eval_tokens_per_s is not None:
         return measured_throughput(measured, flops_per_token, peak), measured.eval_tokens_per_s
-    estimated = evaluating = estimate_throughput(work, flops_per_token, peak, on.card)
+    estimated = evaluating = _beside_others(
+        estimate_throughput(work, flops_per_token, peak, on.card), on.fair_share
+    )
     if work.device_type == "cpu":  # larger batches than an update's: less launch overhead per token
         batch_size = max(work.batch_size, val_tokens // work.config.block_size)
-        evaluating = estimate_throughput(replace(work, batch_size=batch_size), flops_per_token, peak, on.card)
+        larger = estimate_throughput(replace(work, batch_size=batch_size), flops_per_token, peak, on.card)
+        evaluating = _beside_others(larger, on.fair_share)
     eval_tokens_per_s = evaluating.mid / overheads.FORWARD_SHARE
     if measured is None:
         return estimated, eval_tokens_per_s
     updating = measured_throughput(measured, flops_per_token, peak)
     return updating, eval_tokens_per_s * updating.mid / estimated.mid
+
+
+def _beside_others(idle: ThroughputEstimate, share: float) -> ThroughputEstimate:
+    """The other programs may stop, or slow a run by more than their share: its threads wait for each other."""
+    low, mid = idle.low * share**2, idle.mid * share
+    mfu = (idle.mfu[0] * share**2, idle.mfu[1] * share, idle.mfu[2])
+    return ThroughputEstimate(low, mid, idle.high, mfu, idle.why)
 
 
 def measured_throughput(measured: MeasuredSpeed, flops_per_token: int, peak: float) -> ThroughputEstimate:

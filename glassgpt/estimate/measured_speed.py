@@ -18,13 +18,16 @@ from typing import Any
 from glassgpt.cgroup import usable_cores
 from glassgpt.estimate.memory import TrainingWorkload
 from glassgpt.format import format_duration
+from glassgpt.record.machine import CpuTimes, cores_used_by_others
 
 LowMidHigh = tuple[float, float, float]
 
 # A whole run compared with a few seconds of it: so much slower, and so much faster, as shares. On a card: an
 # H200 did 790 TFLOP/s in a burst and 690 for minutes, when its power limit holds. On a CPU: bench/LOG.md.
 DRIFT = {"cuda": (0.13, 0.04), "mps": (0.13, 0.05), "cpu": (0.15, 0.12)}
-_MORE_BUSY = 0.5  # times the busy share: how much slower a run may get that was measured on a busy machine
+_MIN_BUSY_CORES = 0.3  # used by other programs: fewer make no difference
+_MAX_IDLE_SPEEDUP = 16.0
+_MORE_BUSY = 0.5  # how much slower a run may get that was measured on a busy machine
 _REPEATS = 5  # the measured updates are compared in so many consecutive groups
 
 
@@ -70,17 +73,27 @@ def group_means(update_s: Sequence[float]) -> list[float]:
     ]
 
 
-def band_from_repeats(rates: Sequence[float], device_type: str, busy_share: float = 0.0) -> LowMidHigh:
+def idle_speedup(before: CpuTimes, now: CpuTimes) -> float:
+    """How many times as fast a CPU run could be if the other programs stopped: it would get all cores instead
+    of those that it got between two readings. 1 where they used little."""
+    if cores_used_by_others(before, now) < _MIN_BUSY_CORES:
+        return 1.0
+    own_cores = (now.own_s - before.own_s) / max(1e-9, now.wall_s - before.wall_s)
+    return min(_MAX_IDLE_SPEEDUP, max(1.0, usable_cores() / max(own_cores, 1e-9)))
+
+
+def band_from_repeats(rates: Sequence[float], device_type: str, speedup: float = 1.0) -> LowMidHigh:
     """From tokens per second of some repeats: their median, widened by their spread and by the drift.
 
-    `busy_share`: of the cores that a CPU run could use, those that other programs kept busy meanwhile. They
-    may stop, or be joined by more.
+    `speedup`: idle_speedup of the time when they were measured, on a CPU. Other programs may stop, or be
+    joined by more.
     """
     mid = median(rates)
     spread = (max(rates) - min(rates)) / 2 / mid
     slower, faster = (math.hypot(spread, drift) for drift in DRIFT[device_type])
-    busy = min(1.0, busy_share) if device_type == "cpu" else 0.0
-    return mid / (1 + slower + _MORE_BUSY * busy), mid, mid * (1 + faster + busy)
+    if device_type != "cpu":
+        speedup = 1.0
+    return mid / (1 + slower + _MORE_BUSY * (1 - 1 / speedup)), mid, mid * (1 + faster) * speedup
 
 
 # --- the probe ---
@@ -101,6 +114,7 @@ class ProbeResult:
     peak_bytes: int | None = None  # on a card as allocated by PyTorch, else resident
     reserved_bytes: int | None = None  # by PyTorch, on a card
     busy_cores: float = 0.0  # used by other programs meanwhile
+    idle_speedup: float = 1.0  # how many times as fast it could have been without them
     threads: int | None = None  # of a CPU
     batch_size: int = 0
     work: Mapping[str, Any] = field(default_factory=dict)  # work_key of what was run
@@ -136,5 +150,5 @@ class ProbeResult:
             return None
         tokens = work.micro_batch_tokens * work.micro_steps
         rates = [tokens / seconds for seconds in group_means(self.update_s)]
-        band = band_from_repeats(rates, work.device_type, self.busy_cores / usable_cores())
+        band = band_from_repeats(rates, work.device_type, self.idle_speedup)
         return MeasuredSpeed(band, self.describe(), "probe", self.eval_tokens_per_s, self.start_s, self.peak_bytes)

@@ -59,7 +59,11 @@ def forecast_spec(spec: RunSpec, target: PlanTarget, dataset: DatasetInfo) -> Ru
         spec.workload,
         spec.flops_per_token,
         Hardware(
-            peak, target.card, target.cluster, target.measured_speed(spec.workload, spec.flops_per_token)
+            peak,
+            target.card,
+            target.cluster,
+            target.measured_speed(spec.workload, spec.flops_per_token),
+            target.fair_share,
         ),
         TokenCounts(spec.batch.tokens, eval_tokens, dataset.val_tokens),
     )

@@ -90,7 +90,7 @@ def find_plan_problems(
 
 
 def busy_machine_problem(target: PlanTarget) -> PlanProblem:
-    what = f"other programs keep {target.busy_cores:.1f} cores busy, which slowed the measurement of the peak"
+    what = f"other programs use this CPU (load {target.busy_cores:.1f}), so the speed is less certain"
     return PlanProblem("warning", what, "plan again when the machine is idle")
 
 

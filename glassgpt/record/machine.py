@@ -206,10 +206,10 @@ def find_compiler(
     return next((name for name in (environment.get(variable), *usual) if name and which(name)), None)
 
 
-def command_output(*command: str) -> str | None:
+def command_output(*command: str, environment: Mapping[str, str] | None = None) -> str | None:
     """What a command prints, or None if it is missing, fails, hangs or prints nothing."""
     try:
-        completed = subprocess.run(command, capture_output=True, timeout=10, check=True)
+        completed = subprocess.run(command, capture_output=True, timeout=10, check=True, env=environment)
     except (OSError, subprocess.SubprocessError):
         return None
     return completed.stdout.decode("utf-8", errors="replace").strip() or None

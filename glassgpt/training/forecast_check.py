@@ -8,7 +8,7 @@ from pathlib import Path
 from glassgpt.cgroup import usable_cores
 from glassgpt.estimate.forecast import LowMidHigh, RunForecast
 from glassgpt.estimate.loss_law import ExpectedLossCurve, compare_with_expected
-from glassgpt.estimate.measured_speed import band_from_repeats, group_means
+from glassgpt.estimate.measured_speed import band_from_repeats, group_means, idle_speedup
 from glassgpt.i18n import Message, say, verbatim
 from glassgpt.record import machine
 from glassgpt.record.finding import Severity, finding_record
@@ -97,9 +97,8 @@ class ForecastCheck:
         if sum(seconds for _, seconds in intervals) < _MIN_PACE_SECONDS:
             return None
         per_token = group_means([seconds / tokens for tokens, seconds in intervals])
-        busy_cores = machine.cores_used_by_others(self.cpu_times_before, machine.read_cpu_times())
-        rates = [1 / seconds for seconds in per_token]
-        return band_from_repeats(rates, device_type, busy_cores / usable_cores())
+        speedup = idle_speedup(self.cpu_times_before, machine.read_cpu_times())
+        return band_from_repeats([1 / seconds for seconds in per_token], device_type, speedup)
 
     @property
     def tokens_per_s(self) -> float | None:

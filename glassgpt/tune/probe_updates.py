@@ -17,7 +17,7 @@ from glassgpt.errors import error_type_and_message, is_out_of_memory
 from glassgpt.estimate.batching import eval_batch_rows
 from glassgpt.estimate.decide import RunSpec
 from glassgpt.estimate.machine_facts import MachineFacts, facts_record
-from glassgpt.estimate.measured_speed import ProbeResult, work_key
+from glassgpt.estimate.measured_speed import ProbeResult, idle_speedup, work_key
 from glassgpt.estimate.memory import estimate_memory
 from glassgpt.estimate.overheads import arithmetic_s
 from glassgpt.format import format_bytes
@@ -37,6 +37,8 @@ from glassgpt.tune.trial_setup import prepare_trial_setup, setting_from_spec
 
 _EVAL_BATCHES = 3  # timed
 _WARM_UP_S = 1.0
+# Main memory that a run's process has besides: console, journal, report. As measured on a CPU.
+_RUN_PROCESS_BYTES = 25 * 2**20
 _SLOW_UPDATE_S = 8.0  # of such updates one is timed, after one to warm up
 
 
@@ -53,7 +55,7 @@ def probe_run(config: TrainConfig, seconds: float) -> ProbeResult:
         spec, facts = measure_and_decide(config, facts, setup.data, origin, setup.device)
         if refusal := _too_large_for_main_memory(spec):
             return ProbeResult("out of memory", refusal, batch_size=spec.batch.batch_size)
-        before, peak = read_cpu_times(), PeakMemory(setup.device)
+        peak = PeakMemory(setup.device)
         setting = setting_from_spec(spec)
         micro_steps = trial_micro_steps(spec.batch.micro_steps, _expected_micro_batch_s(spec, facts))
         updates = TrialUpdates(setup, execution_config(spec, setup.device), setting, micro_steps)
@@ -61,10 +63,10 @@ def probe_run(config: TrainConfig, seconds: float) -> ProbeResult:
         ready_s = process_age_s()
         fewest = 5 if setting.graph else 1 if setting.compile else 0  # as in a trial
         first_s, usual_s = warm_up(updates.run, min(seconds / 2, _WARM_UP_S), fewest)
-        begin = time.perf_counter()
+        before, begin = read_cpu_times(), time.perf_counter()
         is_slow = usual_s > _SLOW_UPDATE_S
         marks = updates.run(1) if is_slow else time_updates(updates.run, seconds, usual_s)
-        timed_s = time.perf_counter() - begin
+        timed_s, now = time.perf_counter() - begin, read_cpu_times()
         stage = "an evaluation"
         eval_tokens_per_s = _time_evaluation(updates)
         if spec.workload.has_checkpoint_copy:
@@ -91,8 +93,9 @@ def probe_run(config: TrainConfig, seconds: float) -> ProbeResult:
         eval_tokens_per_s=eval_tokens_per_s,
         start_s=ready_s + max(0.0, first_s - usual_s),
         reserved_bytes=torch.cuda.max_memory_reserved(setup.device) if on_card else None,
-        peak_bytes=peak.peak_bytes(),
-        busy_cores=cores_used_by_others(before, read_cpu_times()),
+        peak_bytes=peak.peak_bytes() + (_RUN_PROCESS_BYTES if setup.device.type == "cpu" else 0),
+        busy_cores=cores_used_by_others(before, now),
+        idle_speedup=idle_speedup(before, now),
         threads=None if on_card else torch.get_num_threads(),
         batch_size=spec.batch.batch_size,
         work=work_key(spec.workload),

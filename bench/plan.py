@@ -287,7 +287,9 @@ def cpu_rows(data: Path, only: str) -> list[dict[str, Any]]:
             asked = {**run, "data_dir": data, "out_dir": f"{folder}/run", "log_interval": 1, **settings}
             flags = [f"--{key}={value}" for key, value in asked.items()]
             train = [sys.executable, "-m", "glassgpt", "train", "shakespeare_char_cpu", *flags]
-            done = subprocess.run([sys.executable, "-c", _PEAK_OF_CHILD, *train], capture_output=True, text=True)
+            done = subprocess.run(
+                [sys.executable, "-c", _PEAK_OF_CHILD, *train], capture_output=True, text=True
+            )
             if done.returncode:
                 raise RuntimeError(done.stderr[-2000:])
             journal = (Path(folder) / "run" / "journal.jsonl").read_text(encoding="utf-8")
@@ -348,7 +350,11 @@ def shape_row(number: int, shape: dict[str, Any], data: Path) -> dict[str, Any]:
 
     first = plan("--max_iters=1000")
     updates = max(20, round(_RUN_S * 1000 / first["time"]["updates_s"][1]))
-    length = [f"--max_iters={updates}", f"--eval_interval={max(1, updates // 3)}", f"--log_interval={max(1, updates // 20)}"]
+    length = [
+        f"--max_iters={updates}",
+        f"--eval_interval={max(1, updates // 3)}",
+        f"--log_interval={max(1, updates // 20)}",
+    ]
     plain, probed = plan(*length), plan("--probe", *length)
     with tempfile.TemporaryDirectory() as folder:
         train = [sys.executable, "-m", "glassgpt", "train", "shakespeare_char_cpu", *flags, *length]
@@ -368,7 +374,13 @@ def shape_row(number: int, shape: dict[str, Any], data: Path) -> dict[str, Any]:
         "tokens_per_s": forecast["tokens_per_s"]["measured"],
         "total_s": forecast["total_s"]["measured"],
     }
-    row: dict[str, Any] = {"shape": shape, "updates": updates, "waited_s": wait_s, "cores_used": load, **measured}
+    row: dict[str, Any] = {
+        "shape": shape,
+        "updates": updates,
+        "waited_s": wait_s,
+        "cores_used": load,
+        **measured,
+    }
     for name, document in (("plan", plain), ("probe", probed)):
         pace = document["time"]["pace"]
         row[name] = {
@@ -382,7 +394,9 @@ def shape_row(number: int, shape: dict[str, Any], data: Path) -> dict[str, Any]:
 
 
 def _shape_line(number: int, row: dict[str, Any]) -> str:
-    parts = [f"{number}: {row['memory'] / 2**20:.0f} MiB, {row['tokens_per_s']:,.0f} tok/s, {row['total_s']:.0f} s"]
+    parts = [
+        f"{number}: {row['memory'] / 2**20:.0f} MiB, {row['tokens_per_s']:,.0f} tok/s, {row['total_s']:.0f} s"
+    ]
     for name in ("plan", "probe"):
         planned = row[name]
         off = planned["memory"] / row["memory"] - 1

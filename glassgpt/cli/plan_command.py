@@ -142,7 +142,9 @@ def _probe(request: _PlanRequest) -> ProbeResult:
         style="dim",
         soft_wrap=True,
     )
-    probe = probe_plan(replace(config, device=target.device_type if config.device == "auto" else config.device))
+    probe = probe_plan(
+        replace(config, device=target.device_type if config.device == "auto" else config.device)
+    )
     err.print(f"probed for {probe.took_s:.0f} s", style="dim")
     return probe
 

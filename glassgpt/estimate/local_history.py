@@ -190,7 +190,16 @@ _MAX_BUSY_SHARE = 0.25  # of the threads; a run on a busier machine says little 
 _NEWEST = 10  # rows of equal work that count
 _SIMILAR_FLOPS_FACTOR, _SIMILAR_TOKENS_FACTOR = 5.0, 4.0  # as for reference rows
 _ERROR_PER_DISTANCE = 0.25  # of the speed of a model at the edge of what is similar, where one is known
-_MUST_BE_EQUAL = ("device_type", "dtype", "kernels", "graph", "fp8", "sharded", "activation_checkpointing", "arch")
+_MUST_BE_EQUAL = (
+    "device_type",
+    "dtype",
+    "kernels",
+    "graph",
+    "fp8",
+    "sharded",
+    "activation_checkpointing",
+    "arch",
+)
 
 
 def speed_from_history(
@@ -224,7 +233,9 @@ def speed_from_history(
     similar = [
         (distance, row)
         for row in here
-        if row.ranks == 1 and row.peak_flops_per_s and (distance := _distance(row, work, flops_per_token)) <= 1
+        if row.ranks == 1
+        and row.peak_flops_per_s
+        and (distance := _distance(row, work, flops_per_token)) <= 1
     ]
     if not similar:
         return None

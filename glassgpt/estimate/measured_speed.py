@@ -137,9 +137,7 @@ class ProbeResult:
     def describe(self) -> str:
         if not self.ran:
             return f"the probe {self.why}"
-        text = (
-            f"measured here: {self.micro_batches:,} micro-batches in {format_duration(self.timed_s)}"
-        )
+        text = f"measured here: {self.micro_batches:,} micro-batches in {format_duration(self.timed_s)}"
         if self.busy_cores >= 0.1:
             text += f", while other programs used {self.busy_cores:.1f} cores"
         return text
@@ -151,4 +149,6 @@ class ProbeResult:
         tokens = work.micro_batch_tokens * work.micro_steps
         rates = [tokens / seconds for seconds in group_means(self.update_s)]
         band = band_from_repeats(rates, work.device_type, self.idle_speedup)
-        return MeasuredSpeed(band, self.describe(), "probe", self.eval_tokens_per_s, self.start_s, self.peak_bytes)
+        return MeasuredSpeed(
+            band, self.describe(), "probe", self.eval_tokens_per_s, self.start_s, self.peak_bytes
+        )

@@ -22,7 +22,12 @@ from glassgpt.errors import UserError
 from glassgpt.estimate.cards import Card, cards, find_card, has_tensor_cores, resolve_card_name
 from glassgpt.estimate.cluster import ONE_CARD, Cluster, link_of_card
 from glassgpt.estimate.local_history import HistoryRow, speed_from_history
-from glassgpt.estimate.machine_facts import DeviceTraits, MachineFacts, facts_from_record, find_missing_toolchain
+from glassgpt.estimate.machine_facts import (
+    DeviceTraits,
+    MachineFacts,
+    facts_from_record,
+    find_missing_toolchain,
+)
 from glassgpt.estimate.measured_speed import MeasuredSpeed, ProbeResult
 from glassgpt.estimate.memory import COMFORTABLE_SHARE_OF_ALL, TrainingWorkload
 from glassgpt.estimate.peak import PeakFlops, RepeatOperation, measure_best_rate

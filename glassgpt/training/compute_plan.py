@@ -120,12 +120,7 @@ def set_threads(
     its threads, if they count."""
     # OMP_NUM_THREADS is a choice of the user's; a launcher sets the threads of its processes.
     default_threads, busy_cores = torch.get_num_threads(), 0.0
-    if (
-        config.threads is not None
-        or is_launched
-        or "OMP_NUM_THREADS" in os.environ
-        or device.type != "cpu"
-    ):
+    if config.threads is not None or is_launched or "OMP_NUM_THREADS" in os.environ or device.type != "cpu":
         origin = dataclasses.replace(origin, threads=None)
     else:
         busy_cores = measure_busy_cores()

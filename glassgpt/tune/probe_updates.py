@@ -72,7 +72,10 @@ def probe_run(config: TrainConfig, seconds: float) -> ProbeResult:
         if spec.workload.has_checkpoint_copy:
             stage = "an update while a checkpoint is written"
             learner = updates.learner
-            tensors = [*learner.model.parameters(), *optimizer_tensors(learner.model, learner.optimizers).values()]
+            tensors = [
+                *learner.model.parameters(),
+                *optimizer_tensors(learner.model, learner.optimizers).values(),
+            ]
             copies = [tensor.detach().clone() for tensor in tensors]
             updates.run(1)
             del copies
@@ -115,7 +118,10 @@ def _too_large_for_main_memory(spec: RunSpec) -> str:
     """A card refuses what does not fit. Main memory does not: the machine would swap, or kill a process."""
     if spec.workload.device_type != "cpu":
         return ""
-    needed, free = estimate_memory(spec.workload).total_bytes, available_memory_bytes() + memory_now("cpu")["rss"]
+    needed, free = (
+        estimate_memory(spec.workload).total_bytes,
+        available_memory_bytes() + memory_now("cpu")["rss"],
+    )
     if needed <= free:
         return ""
     return f"was not tried: it needs about {format_bytes(needed)}, and {format_bytes(free)} are free"

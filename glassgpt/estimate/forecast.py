@@ -147,7 +147,8 @@ def _rank_speeds(
 
 
 def _beside_others(idle: ThroughputEstimate, share: float) -> ThroughputEstimate:
-    """The other programs may stop, or slow a run by more than their share: its threads wait for each other."""
+    """The other programs may stop; or slow a run by more than their share, as its threads wait for each
+    other."""
     low, mid = idle.low * share**2, idle.mid * share
     mfu = (idle.mfu[0] * share**2, idle.mfu[1] * share, idle.mfu[2])
     return ThroughputEstimate(low, mid, idle.high, mfu, idle.why)

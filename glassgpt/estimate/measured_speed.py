@@ -9,6 +9,7 @@ repeats lie apart, and how far a whole run usually is from a few seconds of it (
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -68,9 +69,7 @@ def group_means(update_s: Sequence[float]) -> list[float]:
     """The mean of each of some consecutive groups of updates: what lasts longer than one update shows."""
     groups = min(_REPEATS, len(update_s))
     edges = [round(number * len(update_s) / groups) for number in range(groups + 1)]
-    return [
-        sum(update_s[begin:end]) / (end - begin) for begin, end in zip(edges[:-1], edges[1:], strict=True)
-    ]
+    return [sum(update_s[begin:end]) / (end - begin) for begin, end in itertools.pairwise(edges)]
 
 
 def idle_speedup(before: CpuTimes, now: CpuTimes) -> float:

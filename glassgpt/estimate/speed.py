@@ -6,8 +6,8 @@
 `references.toml` has the runs, one per row, and their sources. The rule: take the rows on the same card with
 a similar model; if there are not two, also those on its family of cards, then on its kind of cards, then on
 any. The range is what they reached, wider for fewer and less similar rows, and wider again for a card without
-rows: an 80% band, as `python -m bench.plan coverage` shows by leaving rows out. A small model on a fast card is
-limited by kernel-launch overhead instead, which is computed, not looked up: docs/what-to-expect.md.
+rows: an 80% band, as `python -m bench.plan coverage` shows by leaving rows out. A small model on a fast card
+is limited by kernel-launch overhead instead, which is computed, not looked up: docs/what-to-expect.md.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def _memory_problems(
 
 
 def _smaller_than_probed(spec: RunSpec) -> str:
-    """The same update in micro-batches of at most half the size. Not what is estimated to fit: that failed."""
+    """The same update in micro-batches of at most half the size: what was estimated to fit did not."""
     batch, ranks = spec.batch, spec.workload.ranks
     if batch.batch_size == 1:
         return "--activation_checkpointing=True, a shorter --block_size or a smaller model"

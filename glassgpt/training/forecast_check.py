@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from glassgpt.cgroup import usable_cores
-from glassgpt.estimate.forecast import LowMidHigh, RunForecast
+from glassgpt.estimate.forecast import RunForecast
 from glassgpt.estimate.loss_law import ExpectedLossCurve, compare_with_expected
-from glassgpt.estimate.measured_speed import band_from_repeats, group_means, idle_speedup
+from glassgpt.estimate.measured_speed import LowMidHigh, band_from_repeats, group_means, idle_speedup
 from glassgpt.i18n import Message, say, verbatim
 from glassgpt.record import machine
 from glassgpt.record.finding import Severity, finding_record

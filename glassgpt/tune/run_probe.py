@@ -1,4 +1,4 @@
-"""`glass plan --probe`: measures a few updates of a run on this machine, in a separate process. No torch here.
+"""`glass plan --probe`: measures a few updates of a run here, in a separate process. Does not import torch.
 
     probe = probe_plan(config)
     probe.outcome, probe.describe()        # "ran", "measured here: 24 micro-batches in 3.0 s"

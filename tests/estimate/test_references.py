@@ -12,6 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from bench.plan import (
     LEFT_OUT,
     LeftOutPrediction,
@@ -19,9 +22,6 @@ from bench.plan import (
     coverage_by_card,
     predict_left_out,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-
 from glassgpt.estimate import overheads
 from glassgpt.estimate.cards import Card, cards, find_card
 from glassgpt.estimate.speed import (

@@ -33,9 +33,9 @@ from glassgpt.show.terminal.chart import bar, shorten, sparkline
 from glassgpt.show.terminal.run_lines import (
     forecast_line,
     forecast_vs_actual_line,
-    revised_forecast_line,
     print_line,
     profile_lines,
+    revised_forecast_line,
     scaling_efficiency_line,
     suggest_next_steps,
 )

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
 from glassgpt.errors import UserError
+from glassgpt.runs.file_kinds import binary_kind
 
 CHUNK_BYTES = 1 << 20
 MAX_LINE_CHARS = 1 << 16  # the rest of a longer line is dropped
@@ -45,13 +46,6 @@ _CONTROLS = re.compile(
     "\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 _ASCII_CONTROLS = bytes(code for code in range(128) if _CONTROLS.match(chr(code)))
-_UNSUPPORTED_ARCHIVES = {
-    b"PK\x03\x04": "zip",
-    b"\xfd7zXZ\x00": "xz",
-    b"BZh": "bzip2",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"7z\xbc\xaf\x27\x1c": "7z",
-}
 
 
 class LogLine(NamedTuple):
@@ -59,6 +53,7 @@ class LogLine(NamedTuple):
     is_incomplete: bool = False  # no line end after it
     rank: int | None = None  # that printed it, where a prefix named it (see prefixes.py)
     continues_line: bool = False  # a further part of the same line of the file
+    clock: str = ""  # the time that a prefix says
 
 
 def read_lines(file: BinaryIO) -> Iterator[LogLine]:
@@ -67,8 +62,11 @@ def read_lines(file: BinaryIO) -> Iterator[LogLine]:
 
 
 def read_blocks(file: BinaryIO) -> Iterator[str | LogLine]:
-    """A text is whole lines, without the last line end; at the end of the file there may be a line without
-    one."""
+    return whole_lines(read_texts(file))
+
+
+def read_texts(file: BinaryIO) -> Iterator[str]:
+    """The file as pieces of text of any length, decompressed and decoded. UserError for a binary file."""
     # read1 returns what a pipe has now: a reader that follows a log must not wait for a full chunk.
     read = getattr(file, "read1", file.read)
     chunks: Iterator[bytes] = iter(lambda: read(CHUNK_BYTES), b"")
@@ -76,11 +74,10 @@ def read_blocks(file: BinaryIO) -> Iterator[str | LogLine]:
     if first.startswith(b"\x1f\x8b"):
         chunks = _decompress_gzip(_prepend(first, chunks))
         first = next(chunks, b"")
-    for magic, name in _UNSUPPORTED_ARCHIVES.items():
-        if first.startswith(magic):
-            raise UserError(f"this is a {name} file: decompress it first (gzip is read directly)")
+    if problem := binary_kind(first):
+        raise UserError(f"this is {problem}")
     decoder = codecs.getincrementaldecoder(_detect_encoding(first))(errors="replace")
-    return _whole_lines(decoder.decode(chunk) for chunk in _prepend(first, chunks))
+    return (decoder.decode(chunk) for chunk in _prepend(first, chunks))
 
 
 def split_block(block: str | LogLine) -> Iterator[LogLine]:
@@ -144,7 +141,9 @@ def _detect_encoding(start: bytes) -> str:
     return "utf-8"
 
 
-def _whole_lines(texts: Iterable[str]) -> Iterator[str | LogLine]:
+def whole_lines(texts: Iterable[str]) -> Iterator[str | LogLine]:
+    """A text is whole lines, without the last line end; at the end of the file there may be a line without
+    one."""
     rest = ""  # the beginning of a line that continues in the next chunk
     dropping = False  # inside a line that is too long
     dropped = 0
@@ -217,6 +216,11 @@ def _strip_controls(text: str) -> str:
 
 # --- Jupyter notebooks ---
 
+# A trainer shows a table instead of lines: in a notebook it is HTML.
+_ROW_ENDS = re.compile(r"</(?:tr|p|div|thead)>|<br ?/?>")
+_CELL_ENDS = re.compile(r"</t[hd]>\s*(?=<t[hd])")
+_TAGS = re.compile(r"<[^<>]{1,2000}>")
+
 
 def is_notebook(start: bytes) -> bool:
     return start.lstrip()[:1] == b"{" and (b'"cells"' in start or b'"nbformat"' in start)
@@ -242,10 +246,19 @@ def read_notebook(content: bytes, name: str) -> Iterator[LogLine] | None:
             if not isinstance(output, dict):
                 continue
             data = output.get("data")
-            plain = data.get("text/plain") if isinstance(data, dict) else None
+            plain, html = (
+                (data.get("text/plain"), data.get("text/html")) if isinstance(data, dict) else (None, None)
+            )
             for text in (output.get("text"), plain, output.get("traceback")):
-                if isinstance(text, str):
+                if text := _joined(text):
                     texts.append(text)
-                elif isinstance(text, list):
-                    texts.append("".join(part for part in text if isinstance(part, str)))
+            if "Training Loss" in (table := _joined(html)):
+                texts.append(_TAGS.sub("", _CELL_ENDS.sub("\t", _ROW_ENDS.sub("\n", table))))
     return read_lines(io.BytesIO("\n".join(texts).encode("utf-8", "replace") + b"\n"))
+
+
+def _joined(text: object) -> str:
+    """A notebook stores a text as one string, or as its lines."""
+    if isinstance(text, list):
+        return "".join(part for part in text if isinstance(part, str))
+    return text if isinstance(text, str) else ""

@@ -9,7 +9,6 @@ from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.lr_course import infer_schedule
-from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trajectory import (
     continues_previous,
     planned_end_iteration,
@@ -187,14 +186,15 @@ def horizon_changed(analysis: Analysis) -> Finding | None:
                 explanation=say("horizon-changed.explanation.schedule_restarted"),
                 advice=say("horizon-changed.advice.restore_iteration", lr_before=last),
                 at=iteration,
+                lines=analysis.lines_at([iteration]),
             )
         was_falling = last < MAX_FALLING_SHARE_OF_PEAK * peak_so_far[start - 1] and last <= lr[start - 3]
         if was_falling and first >= MIN_RAISED_RATIO * last:
-            return _raised_lr(run_log, iteration, last, first)
+            return _raised_lr(analysis, iteration, last, first)
     return None
 
 
-def _raised_lr(run_log: RunLog, iteration: int, before: float, after: float) -> Finding:
+def _raised_lr(analysis: Analysis, iteration: int, before: float, after: float) -> Finding:
     return make_finding(
         "horizon-changed",
         "warning",
@@ -208,7 +208,8 @@ def _raised_lr(run_log: RunLog, iteration: int, before: float, after: float) -> 
         ),
         explanation=say("horizon-changed.explanation.later_end"),
         advice=say("horizon-changed.advice.set_decay_iters", lr_before=before)
-        if takes_known_settings(run_log)
+        if takes_known_settings(analysis.log)
         else say("horizon-changed.advice.set_schedule_end", lr_before=before),
         at=iteration,
+        lines=analysis.lines_at([iteration]),
     )

@@ -371,11 +371,11 @@ def _end_known(cut: Cut) -> str:
 
 
 def write_into(page: Path, text: str) -> None:
-    """Replace what is between the two marks."""
-    begin, end = "<!-- forecasts: begin -->", "<!-- forecasts: end -->"
-    before, rest = page.read_text("utf-8").split(begin)
-    after = rest.split(end)[1]
-    page.write_text(f"{before}{begin}\n{text}\n{end}{after}", "utf-8")
+    """Replace the section of the page that holds the tables."""
+    heading = "## The runs\n"
+    before, rest = page.read_text("utf-8").split(heading)
+    after = rest[rest.index("\n## ") :]
+    page.write_text(f"{before}{heading}\n{text}\n{after}", "utf-8")
 
 
 def main() -> None:

@@ -75,9 +75,9 @@ class ForecastLaw:
 
 
 LAW = ForecastLaw(
-    alpha=0.417, kappa=0.753, window=1.87, typical_slope=0.0586, slope_spread=0.331, unknown_decay=0.0634,
-    val_share=0.216, train_share=0.314, unknown_factor=3.03, residual_factor=0.273, fit_factor=0.894,
-    level_share=0.00339, fine_tuning_factor=1.15, band_below=1.93, band_above=1.47,
+    alpha=0.394, kappa=0.707, window=1.87, typical_slope=0.0555, slope_spread=0.321, unknown_decay=0.0634,
+    val_share=0.195, train_share=0.346, unknown_factor=2.61, residual_factor=0.289, fit_factor=1.01,
+    level_share=0.00389, fine_tuning_factor=1.08, band_below=1.82, band_above=1.37,
     runs=105,
 )  # fmt: skip
 

@@ -22,8 +22,11 @@ from glassgpt.errors import UserError
 from glassgpt.runs.builder import FAILURE_KINDS, RunBuilder, SetupBuilder
 from glassgpt.runs.excerpts import merge_excerpts
 from glassgpt.runs.exit_status import read_event
+from glassgpt.runs.file_kinds import looks_like
 from glassgpt.runs.header import read_header
 from glassgpt.runs.lines import LogLine, split_block
+from glassgpt.runs.log_numbers import ASCII_DIGITS
+from glassgpt.runs.notes import complete_from_note, read_note
 from glassgpt.runs.prefixes import PLAIN_TIME, strip_prefixes
 from glassgpt.runs.run_log import RunLog, longest_run
 from glassgpt.runs.split_runs import split_runs
@@ -53,19 +56,21 @@ def read_log(lines: Iterable[str | LogLine], name: str) -> RunLog:
     return longest_run(read_logs(lines, name))
 
 
-def read_logs(lines: Iterable[str | LogLine], name: str) -> tuple[RunLog, ...]:
-    """Every run, from `read_lines` or `read_blocks`. UserError where the lines are not a log."""
+def read_logs(lines: Iterable[str | LogLine], name: str, head: str = "") -> tuple[RunLog, ...]:
+    """Every run, from `read_lines` or `read_blocks`. UserError where the lines are not a log; it says what
+    `head`, the beginning of the text, looks like."""
     recognizer = LogRecognizer()
     for line in lines:
         recognizer.feed(line)
         if recognizer.is_unrecognisable():
             break
-    run_logs = recognizer.build(name)
+    run_logs = recognizer.build(name) or recognizer.build_from_note(name)
     if not run_logs:
-        empty = " (it is empty)" if recognizer.is_empty else ""
+        clause = "; it is empty" if recognizer.is_empty else looks_like(head)
         raise UserError(
-            f"{name} is not a training log that glass can read{empty}: it reads GlassGPT's journals and run "
-            f"folders, logs of {KNOWN}, and lines with an iteration and a loss"
+            f"{name} is not a training log that glass can read{clause}. It reads GlassGPT's journals and run "
+            f"folders, logs of {KNOWN}, lines with an iteration and a loss, CSV and JSON with columns of "
+            "steps and losses, and TensorBoard's event files"
         )
     return run_logs
 
@@ -93,6 +98,7 @@ def _steps_or_lines(block: str, plain_step: str) -> Iterator[Mapping[str, Sequen
 
 def _without_prefixes(raw_line: LogLine) -> LogLine:
     text, rank, clock = strip_prefixes(raw_line.text)
+    text = text if text.isascii() else text.translate(ASCII_DIGITS)
     return LogLine(text, raw_line.is_incomplete, rank, raw_line.continues_line, clock)
 
 
@@ -190,7 +196,9 @@ class LogRecognizer:
         """Every run so far; none as long as no trainer is recognised."""
         splitter = self._splitter or self._replay()
         if splitter is not None:
-            return splitter.build(name, final)
+            run_logs = splitter.build(name, final)
+            is_quoted = final and all(run_log.is_excerpt for run_log in run_logs)
+            return complete_from_note(run_logs, self._texts()) if is_quoted else run_logs
         if not final:
             return ()
         # Or a run crashed before its first step: then a line that only one trainer prints identifies it.
@@ -203,6 +211,13 @@ class LogRecognizer:
                 has_failed = any(event.kind in FAILURE_KINDS for one in run_logs for event in one.events)
                 return run_logs if has_failed else ()
         return ()
+
+    def build_from_note(self, name: str) -> tuple[RunLog, ...]:
+        """The runs that a text without log lines speaks of."""
+        return read_note(self._texts(), name)
+
+    def _texts(self) -> list[str]:
+        return [line.text for line in self._buffered_lines]
 
     def _replay(self) -> _TrainerSplitter | None:
         """Reads the buffered lines with the best candidate. Another trainer's run may come before its first
@@ -348,9 +363,25 @@ class LogReader:
         """Lines of the trainer's usual form, as their groups."""
         self._ends_mid_line = False
         self._setup_at_last_step = None
-        self.builder.add_steps(
-            {name: list(map(int if name == "iteration" else float, texts)) for name, texts in columns.items()}
-        )
+        totals, begin = columns.get("planned_count"), 0
+        # A run plans one number of iterations: where it changes, another one begins.
+        lengths = [len(columns["iteration"])]
+        if totals is not None and totals.count(totals[0]) != len(totals):
+            lengths = [len(list(group)) for _, group in itertools.groupby(totals)]
+        for length in lengths:
+            end = begin + length
+            numbers: dict[str, list[float]] = {}
+            for name, texts in columns.items():
+                if name == "planned_count":
+                    last_iteration = int(texts[begin]) + self.trainer.first_iteration - 1
+                    self.builder.setup.values["planned_iterations"] = last_iteration
+                    continue
+                part = texts[begin:end]
+                if name == "tokens_per_s":
+                    part = [text.replace(",", "") for text in part]
+                numbers[name] = list(map(int if name == "iteration" else float, part))
+            self.builder.add_steps(numbers)
+            begin = end
 
     def feed_header(self, line: LogLine) -> None:
         """A line from before the run: only what it says about the setup counts."""

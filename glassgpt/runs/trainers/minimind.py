@@ -99,5 +99,6 @@ TRAINER = Trainer(
     steps_are_micro_batches=True,  # accumulation_steps is 8 in pretraining, and no line says it
     often_finetunes=True,
     resume_command="--from_resume 1",
+    clips_gradients=True,
 )
 _REINFORCEMENT = replace(TRAINER, loss_measures_learning=False)

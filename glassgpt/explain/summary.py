@@ -13,8 +13,9 @@ from glassgpt.i18n import translate
 from glassgpt.record.finding import Finding
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trajectory import shows_run_start
+from glassgpt.runs.trajectory import planned_end_iteration, shows_run_start
 
+MAX_PLAN_SHARE = 0.95  # of the planned iterations: a run that got further has nearly done all
 MAX_OTHER_PROBLEMS = 3  # sentences about other runs
 MIN_STALL_SHARE = 0.05  # of the time
 MIN_JUDGED_ITERATIONS = 20  # logged; of fewer it cannot be said that nothing is wrong
@@ -67,7 +68,16 @@ def other_problems(others: Sequence[tuple[RunLog, Sequence[Finding]]]) -> list[s
 
 def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -> list[str]:
     """The sentences, in order. The last one names the most serious finding, or says that there is none."""
-    sentences = [_progress_sentence(run_log, facts), _loss_sentence(run_log, facts)]
+    sentences = [_progress_sentence(run_log, facts)]
+    planned, last = planned_end_iteration(run_log), facts.last_iteration
+    if (
+        planned
+        and last is not None
+        and facts.ended not in ("finished", None)
+        and last < MAX_PLAN_SHARE * planned
+    ):
+        sentences.append(translate("verdict.share_of_plan", share=last / planned, planned=planned))
+    sentences.append(_loss_sentence(run_log, facts))
     sentences += _time_sentences(facts, findings)
     if left_out := run_log.left_out.lines:
         sentences.append(

@@ -363,9 +363,25 @@ class LogReader:
         """Lines of the trainer's usual form, as their groups."""
         self._ends_mid_line = False
         self._setup_at_last_step = None
-        self.builder.add_steps(
-            {name: list(map(int if name == "iteration" else float, texts)) for name, texts in columns.items()}
-        )
+        totals, begin = columns.get("planned_count"), 0
+        # A run plans one number of iterations: where it changes, another one begins.
+        lengths = [len(columns["iteration"])]
+        if totals is not None and totals.count(totals[0]) != len(totals):
+            lengths = [len(list(group)) for _, group in itertools.groupby(totals)]
+        for length in lengths:
+            end = begin + length
+            numbers: dict[str, list[float]] = {}
+            for name, texts in columns.items():
+                if name == "planned_count":
+                    last_iteration = int(texts[begin]) + self.trainer.first_iteration - 1
+                    self.builder.setup.values["planned_iterations"] = last_iteration
+                    continue
+                part = texts[begin:end]
+                if name == "tokens_per_s":
+                    part = [text.replace(",", "") for text in part]
+                numbers[name] = list(map(int if name == "iteration" else float, part))
+            self.builder.add_steps(numbers)
+            begin = end
 
     def feed_header(self, line: LogLine) -> None:
         """A line from before the run: only what it says about the setup counts."""

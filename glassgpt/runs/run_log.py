@@ -133,8 +133,11 @@ class LoggedSetup:
     device_name: str | None = None
     peak_flops: float | None = None  # of one device: what its MFU calls 100 %
     peak_is_disturbed: bool = False  # it was measured while other programs ran: the MFU is too high
-    world_size: int | None = None
-    model_parallel: int | None = None  # devices that share one copy of the model: tensor x pipeline parallel
+    world_size: int | None = None  # processes, one per device
+    # How many of these devices share one model: its layers' matrices, or its layers.
+    tensor_parallel: int | None = None
+    pipeline_parallel: int | None = None
+    data_parallel: int | None = None  # replicas of the model, each with batches of its own
     planned_iterations: int | None = None  # the number of the last one, if the run finishes
     budget_s: float | None = None  # the run ends when it has trained for so long
     remaining_s: float | None = None  # of that, at the last line

@@ -45,7 +45,8 @@ class Trainer:
 
     # --- its log ---
     reader: Reader | type | None = None  # or the class of one that remembers lines; None: it writes no lines
-    plain_step: str = ""  # its usual step, a whole line: groups named as add_step's parameters, all numbers
+    # Groups, all numbers: add_step's parameters, the iteration first; planned_count, of the whole run's.
+    plain_step: str = ""  # its usual step, a whole line
     identifying_line: re.Pattern[str] | None = None  # only this trainer prints it, before its first step
     header: tuple[HeaderPattern, ...] = ()  # the lines before its first step that say something
     reads_any_log: bool = False  # the fallback for trainers without a file
@@ -82,6 +83,7 @@ class Trainer:
     mfu_peak: float | None = None  # the FLOP/s that it calls 100 %, where that is fixed
     mfu_peak_card: str = ""  # whose peak that is
     mfu_is_running_average: bool = False  # 0.9 of the previous value, 0.1 of this iteration
+    mfu_counts_replica: bool = False  # of one data-parallel replica, also where several devices share it
     mfu_counts_palm_flops: bool = False  # 6N + 12 x layers x width x context per token, N without positions
     is_gpt2_shaped: bool = False  # width, depth and vocabulary give the parameters
     states_exact_parameters: bool = False  # not rounded, and without positions

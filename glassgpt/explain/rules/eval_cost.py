@@ -12,7 +12,7 @@ from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, Severity, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve_statistics import median_stderr
-from glassgpt.runs.model_size import device_count
+from glassgpt.runs.model_size import replica_count
 from glassgpt.runs.run_log import Bools, RunLog
 from glassgpt.runs.trajectory import planned_end_iteration, positive_int_setting, takes_known_settings
 
@@ -447,4 +447,4 @@ def _equivalent_updates(analysis: Analysis, batches: int) -> float | None:
     if not (splits and batches and tokens and batch and context):
         return None
     # One card evaluates all of these batches, while it does only its part of an update.
-    return FORWARD_SHARE * splits * batches * batch * context * device_count(run_log) / tokens
+    return FORWARD_SHARE * splits * batches * batch * context * replica_count(run_log) / tokens

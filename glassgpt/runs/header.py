@@ -63,7 +63,9 @@ _OF_ANY_TRAINER = (
         "frozen_parameters",
     ),
     HeaderPattern("using device", re.compile(r"using device:\s*(\S+)"), "device"),
-    HeaderPattern("world_size", re.compile(rf"\bworld_size[:= ]+{COUNT}"), "world_size"),
+    HeaderPattern("world_size", re.compile(rf"(?:\b|ddp_)world_size[:= ]+{COUNT}"), "world_size"),
+    # As the program reports it: a config may set tensor_parallel, and a trainer without it ignore that.
+    HeaderPattern("tp_size", re.compile(rf"\btp_size[:= ]+{COUNT}"), "model_parallel"),
 )
 _PATTERNS = sorted(
     (*(pattern for trainer in TRAINERS for pattern in trainer.header), *_OF_ANY_TRAINER),
@@ -107,7 +109,13 @@ def _record(field: str, text: str, line: str, builder: RunBuilder) -> None:
         builder.start_process(resumed=True, text=line)
     elif field == "compile":
         setup.settings.setdefault("compile", True)
-    elif field in ("parameters", "tokens_per_iteration", "planned_iterations", "world_size"):
+    elif field in (
+        "parameters",
+        "tokens_per_iteration",
+        "planned_iterations",
+        "world_size",
+        "model_parallel",
+    ):
         setup.values[field] = parse_count(text)
     elif field in ("decayed_parameters", "undecayed_parameters"):
         setattr(setup, field, parse_count(text))

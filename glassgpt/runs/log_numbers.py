@@ -52,6 +52,17 @@ def search_number(pattern: re.Pattern[str], text: str) -> float:
     return parse_number(match[match.lastindex or 0]) if match else math.nan
 
 
+def parse_norm(text: str | None) -> float:
+    """A gradient norm. NaN means that the line has none, so one that is printed as NaN counts as infinite."""
+    norm = math.nan if text is None else parse_number(text)
+    return math.inf if text is not None and math.isnan(norm) else norm
+
+
+def search_norm(pattern: re.Pattern[str], text: str) -> float:
+    match = pattern.search(text)
+    return parse_norm(match[match.lastindex or 0] if match else None)
+
+
 def parse_ms(number: str, unit: str) -> float:
     """Milliseconds, from a number of `ms` or `s`."""
     return parse_number(number) * (1000 if unit.lower() == "s" else 1)
@@ -169,7 +180,10 @@ def clamped_setup(setup: LoggedSetup) -> LoggedSetup:
         flops_per_token=clamp_amount(setup.flops_per_token, largest=MAX_FLOPS) or None,
         peak_flops=clamp_amount(setup.peak_flops, largest=MAX_FLOPS) or None,
         world_size=clamp_amount(setup.world_size) or None,
+        model_parallel=clamp_amount(setup.model_parallel) or None,
         planned_iterations=clamp_amount(setup.planned_iterations),
+        budget_s=clamp_amount(setup.budget_s),
+        remaining_s=clamp_amount(setup.remaining_s),
         memory_bytes=clamp_amount(setup.memory_bytes),
         bytes_per_token=clamp_amount(setup.bytes_per_token) or None,
         wall_s=clamp_amount(setup.wall_s),

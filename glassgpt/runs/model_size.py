@@ -167,7 +167,12 @@ def stated_peak_flops(run_log: RunLog) -> float | None:
 
 def device_count(run_log: RunLog) -> int:
     """The number that the log says, or 1."""
-    return run_log.setup.world_size or 1
+    return run_log.setup.world_size or run_log.setup.model_parallel or 1
+
+
+def replica_count(run_log: RunLog) -> int:
+    """Copies of the model, each on one device, or on several that share it (tensor or pipeline parallel)."""
+    return max(1, device_count(run_log) // (run_log.setup.model_parallel or 1))
 
 
 # --- the verdict ---
@@ -274,8 +279,8 @@ def infer_flops_per_iteration(run_log: RunLog) -> IterationFlops | None:
         error = min(error, max(scatter, error / 2) / math.sqrt(len(products)) * 2)
     if not error <= MAX_FLOPS_ERROR:
         return None
-    # MFU is of one device.
-    return IterationFlops(middle * peak / 100 / 1000 * device_count(run_log), error)
+    # MFU is of one copy of the model, over the peak of one device.
+    return IterationFlops(middle * peak / 100 / 1000 * replica_count(run_log), error)
 
 
 def iteration_flops_bounds(run_log: RunLog) -> tuple[float, float] | None:

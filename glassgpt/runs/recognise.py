@@ -37,6 +37,7 @@ KNOWN = ", ".join(trainer.name for trainer in LOG_TRAINERS if not trainer.reads_
 
 # "Match" below: a reader takes the line for a step or an evaluation of its trainer.
 _DECISIVE_LINES = 40  # matches of one reader, after which the others are not tried any more
+_DECISIVE_GENERIC_LINES = 2000  # the same for the generic reader, if no other has matched any
 _MIN_GENERIC_LINES = 3  # matches of the generic reader that make a file a log
 _MIN_SWITCH_LINES = 3  # matches of another reader, and none of the current one, that begin another run
 _MIN_GENERIC_SWITCH_LINES = 20  # the same for the generic reader, which may match a summary
@@ -93,9 +94,9 @@ def _steps_or_lines(block: str, plain_step: str) -> Iterator[Mapping[str, Sequen
 
 
 def _without_prefixes(raw_line: LogLine) -> LogLine:
-    text, rank = strip_prefixes(raw_line.text)
+    text, rank, clock = strip_prefixes(raw_line.text)
     text = text if text.isascii() else text.translate(ASCII_DIGITS)
-    return LogLine(text, raw_line.is_incomplete, rank, raw_line.continues_line)
+    return LogLine(text, raw_line.is_incomplete, rank, raw_line.continues_line, clock)
 
 
 class _Candidate:
@@ -174,7 +175,9 @@ class LogRecognizer:
                 del self._buffered_lines[: _MAX_BUFFERED_LINES // 2]
             self._candidates.feed(line)
             best = self._candidates.best()
-            if best is not None and not best.trainer.reads_any_log and best.matched_lines >= _DECISIVE_LINES:
+            is_generic = best is not None and best.trainer.reads_any_log
+            needed = _DECISIVE_GENERIC_LINES if is_generic else _DECISIVE_LINES
+            if best is not None and best.matched_lines >= needed:
                 self._splitter = self._replay()
                 self._buffered_lines = []
 
@@ -330,6 +333,7 @@ class LogReader:
         """Whether the line is a step or an evaluation, or another rank's."""
         builder, text, rank = self.builder, line.text, line.rank
         builder.line += not line.continues_line
+        builder.clock = line.clock
         self._ends_mid_line = line.is_incomplete
         if line.is_incomplete:
             text = text[:-40] + _TRUNCATED_NUMBER.sub("", text[-40:])
@@ -363,6 +367,7 @@ class LogReader:
     def feed_header(self, line: LogLine) -> None:
         """A line from before the run: only what it says about the setup counts."""
         self.builder.line += not line.continues_line
+        self.builder.clock = line.clock
         if not self._read_line(line.text, self.builder):
             read_header(line.text, self.builder)
         self.builder.drop_pending_checkpoints()  # nothing is saved before the first step

@@ -43,7 +43,7 @@ class Steps:
     ms: Floats
     mfu: Floats  # percent
     lr: Floats
-    grad_norm: Floats
+    grad_norm: Floats  # infinite: printed as infinite or NaN
     tokens_per_s: Floats
     memory_bytes: Floats | None = None  # peak since the previous line: of the card, else of the process
     tokens: Floats | None = None  # GlassGPT: seen since the start of the run
@@ -131,8 +131,12 @@ class LoggedSetup:
     flops_per_token: float | None = None
     device_name: str | None = None
     peak_flops: float | None = None  # of one device: what its MFU calls 100 %
+    peak_is_disturbed: bool = False  # it was measured while other programs ran: the MFU is too high
     world_size: int | None = None
+    model_parallel: int | None = None  # devices that share one copy of the model: tensor x pipeline parallel
     planned_iterations: int | None = None  # the number of the last one, if the run finishes
+    budget_s: float | None = None  # the run ends when it has trained for so long
+    remaining_s: float | None = None  # of that, at the last line
     memory_bytes: int | None = None  # of the card
     bytes_per_token: float | None = None  # of the validation text
     wall_s: float | None = None  # of a whole process, as `time` or the trainer printed it

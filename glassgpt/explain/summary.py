@@ -13,8 +13,9 @@ from glassgpt.i18n import translate
 from glassgpt.record.finding import Finding
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trajectory import shows_run_start
+from glassgpt.runs.trajectory import planned_end_iteration, shows_run_start
 
+MAX_PLAN_SHARE = 0.95  # of the planned iterations: a run that got further has nearly done all
 MAX_OTHER_PROBLEMS = 3  # sentences about other runs
 MIN_STALL_SHARE = 0.05  # of the time
 MIN_JUDGED_ITERATIONS = 20  # logged; of fewer it cannot be said that nothing is wrong
@@ -25,9 +26,11 @@ def introduce_runs(main: RunLog, run_logs: Sequence[RunLog]) -> list[str]:
     if main.stage is not None:
         stages = ", ".join(dict.fromkeys(one.stage for one in run_logs if one.stage is not None))
         sentence = translate("verdict.several_stages", stages=stages, stage=main.stage)
+    elif main.run_name is not None:
+        sentence = translate("verdict.named_runs", runs=main.runs_in_file, name=main.run_name)
     else:
         sentence = translate("verdict.several_runs", runs=main.runs_in_file)
-    if len({one.trainer.id for one in run_logs}) > 1:
+    if len({one.trainer.id for one in run_logs}) > 1 and main.run_name is None:
         names = dict.fromkeys(one.trainer.name for one in run_logs)
         sentence = translate(
             "verdict.several_trainers",
@@ -51,7 +54,7 @@ def other_problems(others: Sequence[tuple[RunLog, Sequence[Finding]]]) -> list[s
     sentences = [
         translate(
             "verdict.other_run_problem",
-            name=run_log.stage or run_log.trainer.name,
+            name=run_log.label,
             first=run_log.first_line,
             last=run_log.last_line,
             title=finding.title,
@@ -65,7 +68,16 @@ def other_problems(others: Sequence[tuple[RunLog, Sequence[Finding]]]) -> list[s
 
 def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -> list[str]:
     """The sentences, in order. The last one names the most serious finding, or says that there is none."""
-    sentences = [_progress_sentence(run_log, facts), _loss_sentence(run_log, facts)]
+    sentences = [_progress_sentence(run_log, facts)]
+    planned, last = planned_end_iteration(run_log), facts.last_iteration
+    if (
+        planned
+        and last is not None
+        and facts.ended not in ("finished", None)
+        and last < MAX_PLAN_SHARE * planned
+    ):
+        sentences.append(translate("verdict.share_of_plan", share=last / planned, planned=planned))
+    sentences.append(_loss_sentence(run_log, facts))
     sentences += _time_sentences(facts, findings)
     if left_out := run_log.left_out.lines:
         sentences.append(
@@ -73,6 +85,10 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
                 "verdict.thinned_log", lines=facts.iterations_logged, rows=facts.iterations_logged - left_out
             )
         )
+    if run_log.columns:
+        columns = ", ".join(f"{meaning}={column}" for meaning, column in run_log.columns.items())
+        sentences.append(translate("verdict.columns", columns=columns))
+    sentences += [str(note) for note in run_log.notes]
     serious = [finding for finding in findings if finding.severity in ("problem", "warning")]
     has_advice = any(finding.severity == "advice" for finding in findings)
     if serious:
@@ -102,7 +118,9 @@ def _progress_sentence(run_log: RunLog, facts: Facts) -> str:
             "interrupted": translate("verdict.interrupted", trainer=trainer, at=at),
             "crashed": translate("verdict.crashed", trainer=trainer, at=at),
             "oom": translate("verdict.out_of_memory", trainer=trainer, at=at),
-            "cut": translate("verdict.log_stops", trainer=trainer, at=at),
+            "cut": translate("verdict.table_ends", trainer=trainer, at=at)
+            if run_log.columns
+            else translate("verdict.log_stops", trainer=trainer, at=at),
             None: translate("verdict.running", trainer=trainer, at=at),
         }[facts.ended]
         budget_s, remaining_s = run_log.setup.budget_s, run_log.setup.remaining_s

@@ -27,6 +27,8 @@ from glassgpt.runs.model_size import (
     device_count,
     estimate_model_size,
     infer_flops_per_iteration,
+    known_device_count,
+    mfu_unit_count,
     replica_count,
     stated_peak_flops,
 )
@@ -323,16 +325,24 @@ class Analysis:
 
     @cached_property
     def achieved_tflops(self) -> float | None:
-        """All devices together: FLOPs per token x tokens per second; else by the logged MFU."""
-        shares_model = (
-            self.log.setup.model_parallel or 1
-        ) > 1  # then the stated tokens may count each device
-        if self.size.flops_per_token and self.tokens_per_s and not (shares_model and self.iteration_flops):
-            return self.size.flops_per_token * self.tokens_per_s / 1e12
-        if self.iteration_flops and self.steady_ms:
+        """All devices together: FLOPs per token x tokens per second; else by the logged MFU.
+
+        By the MFU first where devices share a model: a trainer may count their common tokens several times.
+        """
+        shares_model = replica_count(self.log) < device_count(self.log)
+        if self.iteration_flops and self.steady_ms and (shares_model or not self.size.flops_per_token):
             return self.iteration_flops.flops / self.steady_ms * 1000 / 1e12
+        if self.size.flops_per_token and self.tokens_per_s:
+            return self.size.flops_per_token * self.tokens_per_s / 1e12
         mfu, peak = self.reported_mfu, stated_peak_flops(self.log)
-        return mfu / 100 * peak * replica_count(self.log) / 1e12 if mfu and mfu >= MIN_MFU and peak else None
+        units = mfu_unit_count(self.log)
+        return mfu / 100 * peak * units / 1e12 if mfu and mfu >= MIN_MFU and peak else None
+
+    @cached_property
+    def achieved_tflops_per_device(self) -> float | None:
+        """None where the log does not say how many devices there are."""
+        devices = known_device_count(self.log)
+        return self.achieved_tflops / devices if self.achieved_tflops is not None and devices else None
 
     @cached_property
     def reported_mfu(self) -> float | None:
@@ -342,13 +352,13 @@ class Analysis:
 
     @cached_property
     def throughput(self) -> DeviceThroughput | None:
-        """One steady iteration on one device, by an MFU of a trainer with a fixed peak."""
+        """One steady iteration on what the MFU of a trainer with a fixed peak is of."""
         trainer, peak = self.log.trainer, stated_peak_flops(self.log)
         if not peak or not self.steady_ms or not trainer.mfu_peak or not trainer.mfu_is_running_average:
             return None
         if self.iteration_flops is None:
             return None
-        flops = self.iteration_flops.flops / replica_count(self.log)
+        flops = self.iteration_flops.flops / mfu_unit_count(self.log)
         flops_per_s = flops / (self.steady_ms / 1000)
         if not math.isfinite(flops_per_s):
             return None
@@ -390,6 +400,9 @@ class Analysis:
             mfu_reported_steady=self.reported_mfu,
             flops_per_token=self.size.flops_per_token,
             achieved_tflops=self.achieved_tflops,
+            device_count=known_device_count(log),
+            data_parallel_size=replica_count(log) if known_device_count(log) else None,
+            achieved_tflops_per_device=self.achieved_tflops_per_device,
             val_metric=log.val_metric if val_losses else None,
             best_val_loss=best_val_loss,
             best_val_step=best_val_step if log.has_iteration_numbers else None,

@@ -158,10 +158,15 @@ class RunBuilder:
             self._start_lines.append(self.line)
             self.mark_process_start(text)
         self._process_announced = True
-        self._stage = stage or self._stage
+        self._stage = stage
         self.is_resuming = self.is_resuming or resumed
         if self.is_resuming and self._launch is not None:
             self._launch = self._launch._replace(resumed=True)
+
+    def set_stage(self, stage: str) -> None:
+        """Of the current process, which said so later than at its start."""
+        if self._segments and self._segment_steps and not self._process_announced:
+            self._segments[-1] = replace(self._segments[-1], stage=stage)
 
     def mark_process_start(self, text: str = "") -> None:
         """A command was started: events from here on are not the previous process's."""
@@ -193,9 +198,15 @@ class RunBuilder:
         """`line`: its number in the file, if that is not the line being read."""
         if iteration > MAX_COUNT:
             return
-        is_repeated = iteration == self._last_iteration and self._segment_steps
-        if is_repeated and not self._process_announced:
-            return  # another rank printed it too
+        # A time outside of its limits counts as not printed already here: see last_step_columns.
+        ms = ms if 0 <= ms <= MAX_COUNT else math.nan
+        values = (math.nan if loss is None else loss, ms, mfu, lr, grad_norm, tokens_per_s)
+        if self._segment_steps and not self._process_announced and self._last_iteration is not None:
+            is_next_line = self.line <= self._last_step_line + 1
+            is_behind = iteration < self._last_iteration and is_next_line
+            if iteration == self._last_iteration or (is_behind and self._rows.has_recent(iteration, values)):
+                self._last_step_line = self.line
+                return  # another rank printed it too, maybe a few lines behind
         self._enter_segment(iteration)
         if self._pending:
             self._assign_pending_iterations(iteration)
@@ -203,9 +214,6 @@ class RunBuilder:
             self._setup_at_first_step = self.setup.copy()
             tokens = self.setup.build().tokens_per_iteration
             self._segments[-1] = replace(self._segments[-1], tokens_per_iteration=tokens)
-        # A time outside of its limits counts as not printed already here: see last_step_columns.
-        ms = ms if 0 <= ms <= MAX_COUNT else math.nan
-        values = (math.nan if loss is None else loss, ms, mfu, lr, grad_norm, tokens_per_s)
         line = self.line if line is None else line
         self._rows.append(iteration, len(self._segments) - 1, loss is not None, values, line)
         self._note_steps(1, iteration, line)
@@ -256,11 +264,13 @@ class RunBuilder:
         ms: float | None = None,
         metric: ValMetric = "loss",
         line: int | None = None,
+        is_late: bool = False,
     ) -> None:
-        """Two lines about one evaluation, each with a value that the other does not have, become one."""
+        """Two lines about one evaluation, each with a value that the other does not have, become one.
+        `is_late`: it comes after later steps of the same process."""
         if iteration is not None and iteration > MAX_COUNT:
             return
-        if iteration is not None:
+        if iteration is not None and not (is_late and self._segments):
             self._enter_segment(iteration)
             self._last_eval_iteration = iteration
         elif not self._segments:
@@ -464,6 +474,7 @@ class RunBuilder:
         segments = [
             replace(
                 segment,
+                first_iteration=numbers.get(segment.first_iteration or 0, segment.first_iteration),
                 left_out=left_out.get(index, segment.left_out),
                 setup=built.get(id(setup)) or built.setdefault(id(setup), setup.build()),
             )

@@ -34,7 +34,10 @@ class Facts:
     tokens_per_s: float | None
     mfu_reported_steady: float | None  # percent, median
     flops_per_token: float | None
-    achieved_tflops: float | None
+    achieved_tflops: float | None  # of all devices together
+    device_count: int | None
+    data_parallel_size: int | None  # replicas of the model; fewer than devices where several share one
+    achieved_tflops_per_device: float | None
     val_metric: ValMetric | None
     best_val_loss: float | None
     best_val_step: int | None

@@ -63,10 +63,25 @@ _OF_ANY_TRAINER = (
         "frozen_parameters",
     ),
     HeaderPattern("using device", re.compile(r"using device:\s*(\S+)"), "device"),
-    HeaderPattern("world_size", re.compile(rf"(?:\b|ddp_)world_size[:= ]+{COUNT}"), "world_size"),
+    HeaderPattern(
+        "world", re.compile(rf"(?<![*/] )\b(?:ddp_)?world[_ ]size[:= ]+{COUNT}", re.I), "world_size"
+    ),
     # As the program reports it: a config may set tensor_parallel, and a trainer without it ignore that.
-    HeaderPattern("tp_size", re.compile(rf"\btp_size[:= ]+{COUNT}"), "model_parallel"),
+    *(
+        HeaderPattern(name, re.compile(rf"\b{name}(?:_size|_degree)?\s?[=:]\s*{COUNT}"), field)
+        for name, field in (
+            ("tp_size", "tensor_parallel"),
+            ("pp_size", "pipeline_parallel"),
+            ("dp_size", "data_parallel"),
+            ("tensor_model_parallel", "tensor_parallel"),
+            ("pipeline_model_parallel", "pipeline_parallel"),
+        )
+    ),
 )
+_COUNTS = (
+    "parameters", "tokens_per_iteration", "planned_iterations",
+    "world_size", "tensor_parallel", "pipeline_parallel", "data_parallel",
+)  # fmt: skip
 _PATTERNS = sorted(
     (*(pattern for trainer in TRAINERS for pattern in trainer.header), *_OF_ANY_TRAINER),
     # A process's start first: it discards earlier settings.
@@ -109,13 +124,7 @@ def _record(field: str, text: str, line: str, builder: RunBuilder) -> None:
         builder.start_process(resumed=True, text=line)
     elif field == "compile":
         setup.settings.setdefault("compile", True)
-    elif field in (
-        "parameters",
-        "tokens_per_iteration",
-        "planned_iterations",
-        "world_size",
-        "model_parallel",
-    ):
+    elif field in _COUNTS:
         setup.values[field] = parse_count(text)
     elif field in ("decayed_parameters", "undecayed_parameters"):
         setattr(setup, field, parse_count(text))

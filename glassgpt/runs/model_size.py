@@ -57,7 +57,7 @@ class IterationFlops:
 
 @dataclass(frozen=True)
 class DeviceThroughput:
-    """One steady iteration on one device, as the logged MFU implies it."""
+    """One steady iteration on what the logged MFU is of: one device, or one replica of a shared model."""
 
     flops: float
     relative_error: float
@@ -165,14 +165,28 @@ def stated_peak_flops(run_log: RunLog) -> float | None:
     return run_log.setup.peak_flops or run_log.trainer.mfu_peak
 
 
+def known_device_count(run_log: RunLog) -> int | None:
+    """As the log says it, or as its degrees of parallelism give it."""
+    setup = run_log.setup
+    degrees = (setup.data_parallel, setup.tensor_parallel, setup.pipeline_parallel)
+    return setup.world_size or (math.prod(one or 1 for one in degrees) if setup.data_parallel else None)
+
+
 def device_count(run_log: RunLog) -> int:
     """The number that the log says, or 1."""
-    return run_log.setup.world_size or run_log.setup.model_parallel or 1
+    return known_device_count(run_log) or 1
 
 
 def replica_count(run_log: RunLog) -> int:
-    """Copies of the model, each on one device, or on several that share it (tensor or pipeline parallel)."""
-    return max(1, device_count(run_log) // (run_log.setup.model_parallel or 1))
+    """Copies of the model, each on one device or shared by several."""
+    setup = run_log.setup
+    shared = (setup.tensor_parallel or 1) * (setup.pipeline_parallel or 1)
+    return setup.data_parallel or max(1, device_count(run_log) // shared)
+
+
+def mfu_unit_count(run_log: RunLog) -> int:
+    """How many times what the logged MFU is of: one device, or one replica of the model."""
+    return replica_count(run_log) if run_log.trainer.mfu_counts_replica else device_count(run_log)
 
 
 # --- the verdict ---
@@ -186,7 +200,8 @@ def estimate_model_size(
     inferred = work.flops / tokens_per_iteration if work and tokens_per_iteration else None
     if inferred and work and (real := mismatching_parameters(run_log, stated, inferred, work.relative_error)):
         return ModelSize(real, "inferred", stated, inferred, "inferred", is_contradicted=True)
-    # Fewer FLOPs than 6 per parameter: those of one of several devices, which the log does not mention.
+    # Fewer FLOPs than 6 per parameter: those of one of several devices, which the log does not mention, or
+    # of devices that share one model and count their common tokens several times.
     if inferred and stated and run_log.trainer.mfu_counts_palm_flops:
         inferred = inferred if inferred >= flops.six_n_flops_per_token(stated) else None
     parameters, source = _choose_parameters(run_log, stated, inferred)
@@ -279,8 +294,7 @@ def infer_flops_per_iteration(run_log: RunLog) -> IterationFlops | None:
         error = min(error, max(scatter, error / 2) / math.sqrt(len(products)) * 2)
     if not error <= MAX_FLOPS_ERROR:
         return None
-    # MFU is of one copy of the model, over the peak of one device.
-    return IterationFlops(middle * peak / 100 / 1000 * replica_count(run_log), error)
+    return IterationFlops(middle * peak / 100 / 1000 * mfu_unit_count(run_log), error)
 
 
 def iteration_flops_bounds(run_log: RunLog) -> tuple[float, float] | None:
@@ -292,7 +306,7 @@ def iteration_flops_bounds(run_log: RunLog) -> tuple[float, float] | None:
         return None
     mfu = steps.mfu[usable]
     middle, rounding = float(np.median(mfu)), _mfu_rounding(mfu)
-    factor = float(np.median(steps.ms[usable])) / 1000 * peak / 100 * device_count(run_log)
+    factor = float(np.median(steps.ms[usable])) / 1000 * peak / 100 * mfu_unit_count(run_log)
     return max(0.0, middle - rounding) * factor, (middle + rounding) * factor
 
 

@@ -29,14 +29,16 @@ MAX_RUNS = 200  # of one file: of more, the longest
 def split_runs(whole: RunLog, failed_launches: Sequence[FailedLaunch] = ()) -> tuple[RunLog, ...]:
     """In the order of the file. `whole`: all that the builder read, as if it were one run."""
     count = len(whole.segments)
-    starts = [0] + [index for index in range(1, count) if _begins_run(whole, index)]
+    starts = [0]
+    for segment in range(1, count):
+        if _begins_run(whole, starts[-1], segment):
+            starts.append(segment)
     failed = [] if whole.is_excerpt else [launch for launch in failed_launches if not launch.resumed]
     if not len(whole.steps) and not whole.evals:
         failed = []  # nothing but launches that failed: the whole log is one
     if len(starts) == 1 and not failed:
         segments = tuple(replace(segment, setup=None) for segment in whole.segments)
-        stage = whole.segments[0].stage
-        return (_with_one_metric(replace(whole, segments=segments, stage=stage)),)
+        return (_with_one_metric(replace(whole, segments=segments, stage=_stage_of(segments))),)
 
     ends = [*starts[1:], count]
     selected = _longest(whole, list(zip(starts, ends, strict=True)))
@@ -61,9 +63,22 @@ def split_runs(whole: RunLog, failed_launches: Sequence[FailedLaunch] = ()) -> t
     )
 
 
-def _begins_run(whole: RunLog, segment: int) -> bool:
-    is_other_stage = whole.segments[segment].stage != whole.segments[segment - 1].stage
-    return is_other_stage or not continues_previous(whole, segment)
+def _begins_run(whole: RunLog, run_start: int, segment: int) -> bool:
+    """Whether this segment is another run than the one that began with segment `run_start`."""
+    process = whole.segments[segment]
+    known_stages = {process.stage, _stage_of(whole.segments[run_start:segment])} - {None}
+    if len(known_stages) > 1 or not continues_previous(whole, segment):
+        return True
+    if process.resumed or process.first_iteration is None:
+        return False
+    # It begins where that run began: at its first line, one log interval after the start.
+    row, end = np.searchsorted(whole.steps.segment, (run_start, run_start + 1)).tolist()
+    first = whole.steps.iteration[row : min(end, row + 2)].tolist()
+    return len(first) == 2 and process.first_iteration <= first[0] <= first[1] - first[0]
+
+
+def _stage_of(segments: Sequence[LoggedProcess]) -> str | None:
+    return next((segment.stage for segment in segments if segment.stage is not None), None)
 
 
 def _longest(whole: RunLog, runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -91,7 +106,7 @@ def _run_of_segments(whole: RunLog, start: int, end: int, first_lines: list[int]
         checkpoints=_items_of(whole.checkpoints, start, end),
         segments=tuple(replace(segment, setup=None) for segment in segments),
         setup=whole.setup if setup is None else clamped_setup(setup),
-        stage=segments[0].stage,
+        stage=_stage_of(segments),
         last_step_line=max(segment.last_step_line for segment in segments),
     )
     return _with_one_metric(_with_lines(run_log, segments[0].first_line, first_lines))

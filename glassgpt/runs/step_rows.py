@@ -10,8 +10,8 @@ itself; rules see it as a log with gaps. Never left out are
 
 - the first and the last lines of the log;
 - iterations that evaluate or save, and the lines before them (of very many, every n-th);
-- the first lines of processes, and lines where the loss or the gradient norm becomes finite, or stops being
-  so (the first few thousand of each);
+- the first and the last line of each process, and lines where the loss or the gradient norm becomes finite,
+  or stops being so (the first few thousand of each);
 - stretches with a time or a loss far off the others, the farthest MAX_OUTLIERS of them.
 
 `LeftOut` has the exact number of the other lines, and their time. So counts and totals are of the whole log;
@@ -30,6 +30,7 @@ import numpy as np
 from glassgpt.runs.run_log import Bools, Floats, Ints, LeftOut, Steps, marked_rows
 
 MAX_ROWS = 1 << 20  # about 100 MB, and as much again for the rules
+_RECENT_ROWS = 8  # in which a repeated line is recognised
 STRETCH = 64  # lines that are kept or left out together
 MAX_OUTLIERS = 1 << 10  # stretches
 _MAX_MARKED = MAX_ROWS // 16  # iterations that evaluate or save
@@ -106,6 +107,17 @@ class StepRows:
     @property
     def last_has_loss(self) -> bool:
         return bool(self._has_loss[-1])
+
+    def has_recent(self, iteration: int, values: Sequence[float]) -> bool:
+        """Whether one of the last few rows is the same."""
+        width = len(self._columns)
+        for row in range(max(0, len(self) - _RECENT_ROWS), len(self)):
+            if self._keys[row * _KEYS] == iteration and all(
+                old == new or (math.isnan(old) and math.isnan(new))
+                for old, new in zip(self._values[row * width : (row + 1) * width], values, strict=True)
+            ):
+                return True
+        return False
 
     def drop_after(self, iteration: int) -> None:
         """A resume from there repeats the later ones."""
@@ -204,7 +216,9 @@ def _mask(count: int, *rows: Ints) -> Bools:
 
 
 def _process_starts(segment: Ints) -> Bools:
-    return _mask(len(segment), 1 + np.flatnonzero(np.diff(segment))[:_MAX_TURNS])
+    """The first row of each process, and the last one of the process before."""
+    last_before = np.flatnonzero(np.diff(segment))[:_MAX_TURNS]
+    return _mask(len(segment), last_before, last_before + 1)
 
 
 def _marked_and_previous(is_marked: Bools) -> Bools:

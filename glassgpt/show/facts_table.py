@@ -40,6 +40,7 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
     def row(name: str, format_value: Callable[[T], str], value: T | None) -> TableRow:
         return TableRow(name, _format_or_empty(format_value, value))
 
+    has_devices = (facts.device_count or 1) > 1
     run = [
         TableRow(translate("label.how_it_ended"), exit_status_label(facts)),
         row(translate("label.logged_iterations"), format_integer, facts.iterations_logged),
@@ -47,6 +48,7 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
         row(translate("label.last_iteration"), format_integer, facts.last_iteration),
         row(translate("label.log_interval"), format_integer, facts.log_interval),
         row(translate("label.processes"), format_integer, facts.segments),
+        row(translate("label.devices"), _devices_and_replicas, facts if has_devices else None),
         row(translate("label.parameters"), format_parameters, facts.parameters),
         row(translate("label.tokens_per_iteration"), format_integer, facts.tokens_per_iteration),
         row(translate("label.flops_per_token"), format_count, facts.flops_per_token),
@@ -68,6 +70,11 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
             translate("label.achieved_flops"),
             lambda tflops: format_flops_per_s(tflops * 1e12),
             facts.achieved_tflops,
+        ),
+        row(
+            translate("label.achieved_flops_per_device"),
+            lambda tflops: format_flops_per_s(tflops * 1e12),
+            facts.achieved_tflops_per_device if has_devices else None,
         ),
     ]
     in_bits = facts.val_metric == "bits_per_byte"
@@ -116,6 +123,14 @@ def key_figures(facts: Facts) -> list[TableRow]:
         ),
     ]
     return [row for row in rows if row.value]
+
+
+def _devices_and_replicas(facts: Facts) -> str:
+    """4; or 8 (2 replicas of the model)."""
+    devices, replicas = facts.device_count or 1, facts.data_parallel_size
+    if replicas is None or replicas == devices:
+        return format_integer(devices)
+    return translate("label.devices_and_replicas", devices=devices, replicas=replicas)
 
 
 def exit_status_label(facts: Facts) -> str:

@@ -17,7 +17,8 @@ FACTS = [
     "iterations_logged", "first_iteration", "last_iteration", "log_interval", "tokens_per_iteration",
     "parameters", "steady_ms", "steady_p95_ms", "first_iteration_ms", "startup_ms", "eval_steps",
     "eval_overhead_ms", "checkpoint_steps", "estimated_total_s", "overhead_share", "tokens_per_s",
-    "mfu_reported_steady", "flops_per_token", "achieved_tflops", "val_metric", "best_val_loss",
+    "mfu_reported_steady", "flops_per_token", "achieved_tflops",
+    "device_count", "data_parallel_size", "achieved_tflops_per_device", "val_metric", "best_val_loss",
     "best_val_step", "final_val_loss", "final_train_loss", "loss_first", "loss_last", "nan_step",
     "segments", "ended",
 ]

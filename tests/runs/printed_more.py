@@ -119,7 +119,7 @@ def nanochat_sft_old(course: SyntheticRun) -> ExpectedLog:
             f"Step {at:05d}/{course.updates:05d} | Training loss: {loss}| lrm: 1.000000| num_tokens: 12,345"
         )
         parts.append(ExpectedLine(text, ExpectedStep(at, float(loss))))
-    return ExpectedLog(tuple(parts), "nanochat", ended="cut")
+    return ExpectedLog(tuple(parts), "nanochat")
 
 
 # --- modded-nanogpt ---

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from log_checks import check_facts, parse_facts, parse_log
+from log_checks import check_facts, parse_facts, parse_log, parse_logs
 from printed import SyntheticRun
 from printed_more import unknown
 
@@ -102,7 +102,7 @@ def test_steps_that_count_through_all_epochs_stay_as_they_are() -> None:
     lines = [f"epoch {1 + at // 100} step {at}/300 loss: 2.5\n" for at in range(10, 301, 10)]
     facts = parse_facts("".join(lines))
     assert (facts.segments, facts.last_iteration, facts.ended) == (1, 300, "finished")
-    assert parse_facts("".join(lines * 2)).segments == 2  # begun anew
+    assert [len(run_log.steps) for run_log in parse_logs("".join(lines * 2))] == [30, 30]  # begun anew
 
 
 def test_ranks_without_a_blank_after_their_name_that_come_out_of_order() -> None:

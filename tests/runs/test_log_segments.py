@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
 from itertools import pairwise, permutations
 from typing import Any
@@ -255,3 +257,45 @@ def test_a_few_lines_of_another_kind_are_no_second_run() -> None:
 def test_a_second_run_of_the_trainer_is_said_where_lines_have_no_numbers() -> None:
     log = trainer(COURSE).text
     assert [one.runs_in_file for one in parse_logs(log + log)] == [2, 2]
+
+
+def test_a_run_that_starts_over_without_a_word() -> None:
+    """Its first line is number 10, as that of the run before: nothing was resumed."""
+    lines = [f"Step {at}/300, Loss: {3 - at / 300:.4f}" for at in range(10, 301, 10)]
+    again = [line.replace("Loss: ", "Loss: 1") for line in lines]
+    assert [len(run_log.steps) for run_log in parse_logs("\n".join(lines + again) + "\n")] == [30, 30]
+    (resumed,) = parse_logs("\n".join(lines[:20] + again[10:]) + "\n")
+    assert len(resumed.segments) == 2
+
+
+def test_ranks_that_are_a_few_lines_behind_print_the_same() -> None:
+    lines = [f"Step {at}/300, Loss: {3 - at / 300:.4f}" for at in range(10, 301, 10)]
+    shuffled = [line for at in range(0, 30, 3) for line in lines[at : at + 3] * 2]
+    (run_log,) = parse_logs("\n".join(shuffled) + "\n")
+    assert run_log.steps.iteration.tolist() == list(range(10, 301, 10))
+    assert len(run_log.segments) == 1
+
+
+def test_everything_has_the_number_of_its_line() -> None:
+    for log in every_trainer(SyntheticRun(updates=30, eval_every=10)).values():
+        (run_log,) = parse_logs(log.text)
+        lines = log.text.split("\n")
+        pairs = [*zip(run_log.steps.line.tolist(), run_log.steps.loss.tolist(), strict=True)]
+        pairs += [(done.line, done.val_loss) for done in run_log.evals]
+        for number, loss in pairs:
+            numbers = [float(text) for text in re.findall(r"\d+\.\d+", lines[number - 1])]
+            assert loss in numbers or math.isnan(loss), log.format
+        assert all(0 < save.line <= len(lines) for save in run_log.checkpoints)
+        assert (run_log.first_line, run_log.last_line) == (1, len(lines) - 1)
+
+
+def test_lines_at() -> None:
+    killed, again = nanogpt(COURSE).truncated(45), nanogpt(COURSE, resumes_at=20)
+    text = killed.text + again.text
+    analysis = Analysis(parse_log(text))
+    lines = text.splitlines()
+    assert [lines[number - 1][:8] for number in analysis.lines_at([5, 25])] == ["iter 5: ", "iter 25:"]
+    assert analysis.lines_at([25])[0] > len(killed.lines)  # the resume repeated it
+    assert [lines[number - 1][:8] for number in analysis.eval_lines_at([30, 10])] == ["step 10:", "step 30:"]
+    assert analysis.lines_at([10**9]) == ()
+    assert Analysis(replace(analysis.log, has_line_numbers=False)).lines_at([5]) == ()

@@ -9,6 +9,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 from printed import SyntheticRun, llmc, nanogpt
+from printed_more import nanochat
 
 from glassgpt.explain.explanation import explain
 from glassgpt.runs import step_rows
@@ -20,6 +21,7 @@ from glassgpt.runs.recognise import read_log, read_logs
 from glassgpt.runs.run_log import RunLog, Steps
 from glassgpt.runs.split_runs import MAX_RUNS
 
+NANOCHAT = nanochat(SyntheticRun(updates=300, eval_every=50))
 LOGS = sorted(DEMO_LOGS.values())
 
 
@@ -67,6 +69,10 @@ def test_blocks_and_lines_read_the_same() -> None:
     texts.append(
         "".join(f"{line}\n" + f"{noise[at % 3]}\n" * (at % 5) for at, line in enumerate(lines)).encode()
     )
+    nanochat_lines = [
+        line.replace("/00300 ", f"/{300 + at // 100:05d} ") for at, line in enumerate(NANOCHAT.lines)
+    ]
+    texts += [NANOCHAT.text.encode() * 3, "\n".join(nanochat_lines * 2).encode()]
     for data in texts:
         by_line = read_log(read_lines(io.BytesIO(data)), "x")
         by_block = read_log(read_blocks(io.BytesIO(data)), "x")
@@ -137,7 +143,7 @@ def test_outliers_and_their_neighbours_are_kept() -> None:
 
 @pytest.mark.usefixtures("short_memory")
 def test_a_log_of_restarts_is_thinned_too() -> None:
-    lines = [f"iter {at % 2}: loss 2.0000, time 9.00ms, mfu 1.00%" for at in range(20_000)]
+    lines = [f"iter {at % 2}: loss 2.0000, time {at}.00ms, mfu 1.00%" for at in range(20_000)]
     runs = read_logs(read_blocks(io.BytesIO(("\n".join(lines) + "\n").encode())), "long.log")
     assert {run_log.runs_in_file for run_log in runs} == {10_000}
     assert len(runs) == MAX_RUNS

@@ -12,7 +12,7 @@ from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, Severity, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve_statistics import median_stderr
-from glassgpt.runs.model_size import device_count
+from glassgpt.runs.model_size import replica_count
 from glassgpt.runs.run_log import Bools, RunLog
 from glassgpt.runs.trajectory import planned_end_iteration, positive_int_setting, takes_known_settings
 
@@ -373,7 +373,7 @@ def evaluates_every_step(analysis: Analysis) -> Finding | None:
     has_eval_times = run_log.ledger is not None or any(
         evaluation.ms is not None for evaluation in run_log.evals
     )
-    if not interval or run_log.is_excerpt or has_eval_times:
+    if not interval or run_log.is_excerpt or has_eval_times or run_log.trainer.iterations_are_epochs:
         return None
     iterations = run_log.iteration_count()
     if run_log.trainer.step_time_includes_eval:
@@ -447,4 +447,4 @@ def _equivalent_updates(analysis: Analysis, batches: int) -> float | None:
     if not (splits and batches and tokens and batch and context):
         return None
     # One card evaluates all of these batches, while it does only its part of an update.
-    return FORWARD_SHARE * splits * batches * batch * context * device_count(run_log) / tokens
+    return FORWARD_SHARE * splits * batches * batch * context * replica_count(run_log) / tokens

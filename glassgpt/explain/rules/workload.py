@@ -16,6 +16,7 @@ from glassgpt.runs.model_size import (
     attention_flops,
     device_count,
     flops_from_parameters,
+    mfu_unit_count,
     nearest_multiple,
     parameters_from_flops,
     replica_count,
@@ -43,8 +44,8 @@ def hidden_accumulation(analysis: Analysis) -> Finding | None:
     }
     if stated_tokens:
         evidence = say("hidden-accumulation.evidence.stated_tokens", stated_tokens=stated_tokens, **implied)
-        devices, shared_by = nearest_multiple(stated_tokens / tokens), run_log.setup.model_parallel or 1
-        if devices and shared_by > 1 and devices * replica_count(run_log) == device_count(run_log):
+        devices = nearest_multiple(stated_tokens / tokens)
+        if devices and devices > 1 and devices * replica_count(run_log) == device_count(run_log):
             return make_finding(
                 "hidden-accumulation",
                 "warning",
@@ -111,7 +112,7 @@ def parameters_inferred(analysis: Analysis) -> Finding | None:
     run_log, throughput, tokens = analysis.log, analysis.throughput, analysis.facts.tokens_per_iteration
     if throughput is None or not tokens:
         return None
-    flops_per_token = throughput.flops * replica_count(run_log) / tokens
+    flops_per_token = throughput.flops * mfu_unit_count(run_log) / tokens
     stated, inferred = stated_parameters(run_log), parameters_from_flops(flops_per_token, run_log)
     if stated is not None and not analysis.size.is_contradicted:
         return None

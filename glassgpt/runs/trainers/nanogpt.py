@@ -172,6 +172,7 @@ TRAINER = Trainer(
     mfu_peak=A100_PEAK,  # whatever the card
     mfu_peak_card="A100",
     mfu_is_running_average=True,
+    mfu_counts_replica=True,  # its batch is that of one process
     mfu_counts_palm_flops=True,
     is_gpt2_shaped=True,
     keeps_float32_masters=True,

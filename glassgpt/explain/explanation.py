@@ -1,22 +1,25 @@
 """What an expert would say about a run: facts, findings in order of importance, and a verdict.
 
-explanation = explain(read_run_log("train.log"))
+explanation = explain_runs(read_run_logs("train.log"))
 print(explanation.verdict, [finding.id for finding in explanation.findings])
+
+A file may hold several runs. Facts, findings and verdict are of the longest; `runs` has those of each.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from glassgpt.estimate.cards import Card
 from glassgpt.explain.registry import RULES
-from glassgpt.explain.summary import compose_verdict
+from glassgpt.explain.summary import compose_verdict, introduce_runs, other_problems
 from glassgpt.record.finding import Finding, read_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.run_log import RunLog, longest_run
 
-SCHEMA_VERSION = 1  # of the JSON document; new keys do not raise it
+SCHEMA_VERSION = 2  # of the JSON document; new keys do not raise it
 
 
 @dataclass(frozen=True)
@@ -25,19 +28,37 @@ class Explanation:
     facts: Facts
     findings: list[Finding]
     verdict: list[str]  # sentences, the most important first
-    earlier: tuple[Explanation, ...] = ()  # of runs of other trainers before it in the same log
+    runs: tuple[Explanation, ...] = ()  # every run of the file, in its order, this one too; (): only this one
 
     def as_dict(self) -> dict[str, object]:
-        document: dict[str, object] = {
+        columns = {"columns": dict(self.log.columns)} if self.log.columns else {}
+        return {
             "schema_version": SCHEMA_VERSION,
             "format": self.log.trainer.id,
+            **columns,
             "facts": self.facts.as_dict(),
             "findings": [finding.as_dict() for finding in self.findings],
             "verdict": self.verdict,
+            "runs": [one.as_run(is_main=one.log is self.log) for one in self.runs or (self,)],
         }
-        if self.earlier:
-            document["earlier"] = [explanation.as_dict() for explanation in self.earlier]
-        return document
+
+    def as_run(self, is_main: bool) -> dict[str, object]:
+        """One run of a file, in short: the numbers that are known, and which findings it has."""
+        facts = {
+            name: value
+            for name, value in self.facts.as_dict().items()
+            if value is not None and not isinstance(value, list)
+        }
+        return {
+            "trainer": self.log.trainer.id,
+            "name": self.log.run_name,
+            "stage": self.log.stage,
+            "is_main": is_main,
+            "first_line": self.log.first_line or None,
+            "last_line": self.log.last_line or None,
+            "facts": facts,
+            "findings": [finding.id for finding in self.findings],
+        }
 
 
 def explain(run_log: RunLog, card: Card | None = None) -> Explanation:
@@ -47,6 +68,21 @@ def explain(run_log: RunLog, card: Card | None = None) -> Explanation:
     # Those that a GlassGPT run made itself, while it trained.
     findings += [read_finding(record) for record in run_log.journal_findings]
     findings.sort(key=lambda finding: finding.severity_level, reverse=True)
-    earlier = tuple(explain(one, card) for one in run_log.earlier_runs)
     verdict = compose_verdict(run_log, analysis.facts, findings)
-    return Explanation(run_log, analysis.facts, findings, verdict, earlier)
+    return Explanation(run_log, analysis.facts, findings, verdict)
+
+
+def explain_runs(
+    run_logs: Sequence[RunLog], card: Card | None = None, main: RunLog | None = None
+) -> Explanation:
+    """Of all runs of one file. `main`: the one that the explanation is about, if that is not the longest."""
+    main = main or longest_run(run_logs)
+    if len(run_logs) == 1:
+        return explain(main, card)
+    explanations = tuple(explain(run_log, card) for run_log in run_logs)
+    about = next(one for one in explanations if one.log is main)
+    others = [one for one in explanations if one is not about]
+    problems = other_problems([(one.log, one.findings) for one in others])
+    return replace(
+        about, verdict=[*introduce_runs(main, run_logs), *about.verdict, *problems], runs=explanations
+    )

@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import Card
-from glassgpt.explain.explanation import Explanation, explain
+from glassgpt.explain.explanation import Explanation, explain_runs
 from glassgpt.record import journal
 from glassgpt.record.finding import Finding
 from glassgpt.runs.from_journal import JournalReader
@@ -30,6 +30,7 @@ from glassgpt.runs.overrides import RunOverrides, apply_overrides
 from glassgpt.runs.reading import looks_like_journal
 from glassgpt.runs.recognise import LogRecognizer
 from glassgpt.runs.run_log import LoggedEvaluation
+from glassgpt.runs.table_files import GrowingTable, growing_table
 
 _POLL_S = 0.25
 _MIN_REFRESH_S = 1.0  # between two refreshes
@@ -91,7 +92,9 @@ class GrowingFile:
 
 @dataclass
 class LogWatcher:
-    """Takes lines; each refresh explains them all and returns what is new."""
+    """Takes lines; each refresh explains them all and returns what is new.
+
+    While lines come, the explanation is about the last run of the file; at the end, about the longest."""
 
     name: str
     card: Card | None = None
@@ -99,9 +102,10 @@ class LogWatcher:
     clock: Callable[[], float] = time.monotonic
     has_unread_lines: bool = False  # lines since the last refresh
     _log: LogRecognizer = field(default_factory=LogRecognizer)
-    _journal: JournalReader | None = None  # None: it is a log
+    _journal: JournalReader | None = None  # None: it is a log, or
+    _table: GrowingTable | None = None
     _reported_ranks: dict[str, int] = field(default_factory=dict)  # by id, or title
-    _reported_evals: set[tuple[int, int | None]] = field(default_factory=set)
+    _reported_evals: set[tuple[int, int, int | None]] = field(default_factory=set)
     _next_refresh_at: float = 0.0
     _has_started: bool = False
     _has_records: bool = False
@@ -112,7 +116,11 @@ class LogWatcher:
         if not self._has_started and text.strip():
             self._has_started = True
             self._journal = JournalReader() if looks_like_journal(text.strip().encode()) else None
-        if self._journal is None:
+            self._table = growing_table(text) if self._journal is None else None
+        if self._table is not None:
+            for line in text.split("\n"):
+                self._table.feed(line)
+        elif self._journal is None:
             self._log.feed(block)
         else:
             for record in journal.parse_records(text.encode().split(b"\n")):
@@ -128,12 +136,14 @@ class LogWatcher:
         started_at = self.clock()
         self.has_unread_lines = False
         if self._journal is not None and self._has_records:
-            run_log = self._journal.build(self.name, live)
-        elif self._journal is None and (log := self._log.build(self.name, final=not live)) is not None:
-            run_log = replace(log, live=live)
+            run_logs = [self._journal.build(self.name, live)]
+        elif self._journal is None and (logs := (self._table or self._log).build(self.name, final=not live)):
+            run_logs = [*logs[:-1], replace(logs[-1], live=live)]
         else:
             return None
-        explanation = explain(apply_overrides(run_log, self.overrides), self.card)
+        run_logs = [apply_overrides(run_log, self.overrides) for run_log in run_logs]
+        last = run_logs[-1]
+        explanation = explain_runs(run_logs, self.card, main=last if live else None)
         cost_s = self.clock() - started_at
         self._next_refresh_at = started_at + cost_s + max(_MIN_REFRESH_S, cost_s / _MAX_TIME_SHARE)
         new_findings = []
@@ -141,7 +151,10 @@ class LogWatcher:
             if finding.severity_level > self._reported_ranks.get(finding.id or finding.title, -1):
                 new_findings.append(finding)
         self._reported_ranks |= {one.id or one.title: one.severity_level for one in new_findings}
-        evals = {(evaluation.segment, evaluation.iteration): evaluation for evaluation in run_log.evals}
+        evals = {
+            (last.first_line, evaluation.segment, evaluation.iteration): evaluation
+            for evaluation in last.evals
+        }
         new_evals = tuple(done for key, done in evals.items() if key not in self._reported_evals)
         self._reported_evals |= evals.keys()
         return WatchUpdate(explanation.facts.last_iteration, new_evals, tuple(new_findings), explanation)

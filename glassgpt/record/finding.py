@@ -25,6 +25,7 @@ from glassgpt.record.journal import Record
 
 Severity = Literal["info", "advice", "warning", "problem"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # the least serious first
+MAX_LINES = 8  # of a log, that show a finding
 PARTS = ("title", "evidence", "explanation", "advice")
 
 Sentences = Message | None | Iterable[Message | None]
@@ -40,6 +41,7 @@ class Finding:
     at: int | None = None  # its iteration, where it has one
     # What it says of a subject that others speak of too: findings of a run must not contradict each other.
     claims: Mapping[str, object] = field(default_factory=dict)
+    lines: tuple[int, ...] = ()  # of the log, that show it, from 1: the first MAX_LINES
 
     @property
     def title(self) -> str:
@@ -73,7 +75,8 @@ class Finding:
         """For JSON, with the sentences in the current language."""
         sentences = {part: render_text(self.text[part]) for part in PARTS}
         head = {"id": self.id, "severity": self.severity}
-        return {**head, **sentences, "values": self.values, "at": self.at, "claims": dict(self.claims)}
+        place = {"at": self.at, "lines": list(self.lines)}
+        return {**head, **sentences, "values": self.values, **place, "claims": dict(self.claims)}
 
 
 def make_finding(
@@ -86,11 +89,15 @@ def make_finding(
     advice: Sentences = None,
     at: int | None = None,
     claims: Mapping[str, object] | None = None,
+    lines: Iterable[int] = (),
 ) -> Finding:
-    """`evidence`: numbers from this run. `advice`: what to do. Sentences that are None are left out."""
+    """`evidence`: numbers from this run. `advice`: what to do. Sentences that are None are left out.
+
+    `lines`: of the log, that show it; `Analysis.lines_at` finds them. 0 is not known, and left out."""
     parts = (title, evidence, explanation, advice)
     text = {name: make_text(part) for name, part in zip(PARTS, parts, strict=True)}
-    return Finding(id, severity, text, at, claims or {})
+    known_lines = sorted({int(line) for line in lines if line > 0})
+    return Finding(id, severity, text, at, claims or {}, tuple(known_lines[:MAX_LINES]))
 
 
 def finding_record(
@@ -113,7 +120,7 @@ def finding_record(
     )
     with use_language("en"):
         fields = finding.as_dict()
-    del fields["claims"]
+    del fields["claims"], fields["lines"]  # of a log
     messages = {part: [message.key for message in finding.text[part]] for part in PARTS}
     return {"kind": "finding", "iter": done, **fields, "messages": messages}
 

@@ -47,6 +47,9 @@ from glassgpt.runs.trainer import Trainer
 _MAX_EVENT_CHARS = 2000
 _MIN_ARRAY_STEPS = 8  # fewer are faster one by one
 _MAX_EVENTS_PER_KIND = 200
+_MAX_BATCH_SIZES = 1000  # changes that are kept, of one process
+PROMPT = "$"  # of a shell: the text of a command's line
+FAILURE_KINDS = frozenset({"oom", "traceback", "abort", "kill", "interrupt"})
 
 
 @dataclass
@@ -80,6 +83,15 @@ class SetupBuilder:
         return replace(self, settings=dict(self.settings), values=dict(self.values))
 
 
+class FailedLaunch(NamedTuple):
+    """A command that failed before its first step: where it began, and what it printed first."""
+
+    first_line: int
+    header: str  # without digits
+    resumed: bool = False
+    setup: LoggedSetup = LoggedSetup()
+
+
 class _PendingItem(NamedTuple):
     """An evaluation or a checkpoint whose line has no iteration. It gets that of the next step."""
 
@@ -96,6 +108,7 @@ class RunBuilder:
         self.trainer = trainer
         self.setup = SetupBuilder()
         self.line = 0  # of the file, from 1
+        self.clock = ""  # of this line: when it was printed, if its prefix says so
         self.has_quoted_lines = False  # the file is a text that quotes log lines, maybe out of order
         self.fence_count = 0  # Markdown's ``` lines so far in such a text: odd inside a code block
         self.in_traceback = False  # a traceback has begun, and its exception has not come yet
@@ -110,15 +123,20 @@ class RunBuilder:
         self._pending: list[_PendingItem] = []
         self._events: list[LogEvent] = []
         self._event_counts: Counter[EventKind] = Counter()
-        self._batch_sizes: list[tuple[int, int]] = []
 
         self._segments: list[LoggedProcess] = []
+        self._setups: list[SetupBuilder] = []  # of the segments that are over
+        self._setup_at_end: SetupBuilder | None = None  # of the current segment: a new process was announced
         self._segment_steps = 0  # rows of the current segment
         self._last_iteration: int | None = None  # of the current segment, as the next
         self._last_eval_iteration: int | None = None
         self._process_announced = False  # a new process has printed its header, and no step yet
+        self._stage: str | None = None
         self._start_lines: list[int] = []
         self._failed_start_line: int | None = None  # of the first process start since the last step
+        self._launch: FailedLaunch | None = None  # the latest command, which has not logged a step yet
+        self._has_launch_failed = False
+        self._failed_launches: list[FailedLaunch] = []
         self._setup_at_first_step: SetupBuilder | None = None
         self._last_step_line = 0
         self._last_step_fence_count = 0
@@ -126,20 +144,44 @@ class RunBuilder:
 
     # --- what readers record ---
 
-    def start_process(self, resumed: bool = False, has_header: bool = True) -> None:
-        """A new process begins here. It has its own settings, unless it resumes, or prints no header."""
-        if self._segment_steps and not self._process_announced and not resumed and has_header:
-            self.setup = SetupBuilder()
+    def start_process(
+        self, resumed: bool = False, has_header: bool = True, text: str = "", stage: str | None = None
+    ) -> None:
+        """A new process begins here. It has its own settings, unless it resumes, or prints no header.
+
+        `text`: the line that says so. `stage`: of a recipe with several, each of which is a run."""
+        if self._segment_steps and not self._process_announced:
+            self._setup_at_end = self._current_setup()
+            if not resumed and has_header:
+                self.setup = SetupBuilder()
         if has_header:
             self._start_lines.append(self.line)
-            self.mark_process_start()
+            self.mark_process_start(text)
         self._process_announced = True
+        self._stage = stage
         self.is_resuming = self.is_resuming or resumed
+        if self.is_resuming and self._launch is not None:
+            self._launch = self._launch._replace(resumed=True)
 
-    def mark_process_start(self) -> None:
+    def set_stage(self, stage: str) -> None:
+        """Of the current process, which said so later than at its start."""
+        if self._segments and self._segment_steps and not self._process_announced:
+            self._segments[-1] = replace(self._segments[-1], stage=stage)
+
+    def mark_process_start(self, text: str = "") -> None:
         """A command was started: events from here on are not the previous process's."""
-        if self._failed_start_line is None and self.has_steps and not self.has_quoted_lines:
+        if self.has_quoted_lines:
+            return
+        if self._failed_start_line is None and self.has_steps:
             self._failed_start_line = self.line
+        header = "".join(character for character in text if not character.isdigit())
+        launch = self._launch
+        if launch is None:
+            self._launch, self._has_launch_failed = FailedLaunch(self.line, header), False
+        elif self._has_launch_failed and header in (launch.header, PROMPT):
+            # It prints what that one printed first. Other headers after a failure are of its other ranks.
+            self._failed_launches.append(launch._replace(setup=self.setup.build()))
+            self._launch, self._has_launch_failed = FailedLaunch(self.line, header), False
 
     def add_step(
         self,
@@ -156,9 +198,15 @@ class RunBuilder:
         """`line`: its number in the file, if that is not the line being read."""
         if iteration > MAX_COUNT:
             return
-        is_repeated = iteration == self._last_iteration and self._segment_steps
-        if is_repeated and not self._process_announced:
-            return  # another rank printed it too
+        # A time outside of its limits counts as not printed already here: see last_step_columns.
+        ms = ms if 0 <= ms <= MAX_COUNT else math.nan
+        values = (math.nan if loss is None else loss, ms, mfu, lr, grad_norm, tokens_per_s)
+        if self._segment_steps and not self._process_announced and self._last_iteration is not None:
+            is_next_line = self.line <= self._last_step_line + 1
+            is_behind = iteration < self._last_iteration and is_next_line
+            if iteration == self._last_iteration or (is_behind and self._rows.has_recent(iteration, values)):
+                self._last_step_line = self.line
+                return  # another rank printed it too, maybe a few lines behind
         self._enter_segment(iteration)
         if self._pending:
             self._assign_pending_iterations(iteration)
@@ -166,11 +214,9 @@ class RunBuilder:
             self._setup_at_first_step = self.setup.copy()
             tokens = self.setup.build().tokens_per_iteration
             self._segments[-1] = replace(self._segments[-1], tokens_per_iteration=tokens)
-        # A time outside of its limits counts as not printed already here: see last_step_columns.
-        ms = ms if 0 <= ms <= MAX_COUNT else math.nan
-        values = (math.nan if loss is None else loss, ms, mfu, lr, grad_norm, tokens_per_s)
-        self._rows.append(iteration, len(self._segments) - 1, loss is not None, values)
-        self._note_steps(1, iteration, self.line if line is None else line)
+        line = self.line if line is None else line
+        self._rows.append(iteration, len(self._segments) - 1, loss is not None, values, line)
+        self._note_steps(1, iteration, line)
 
     def add_steps(self, columns: Mapping[str, Sequence[float]]) -> None:
         """Steps of consecutive lines, each with a loss, from the line after the current one on: the same as
@@ -197,14 +243,14 @@ class RunBuilder:
         del arrays["iteration"]
         ms = arrays["ms"]
         ms[~((ms >= 0) & (ms <= MAX_COUNT))] = np.nan
-        self._rows.extend(iterations, len(self._segments) - 1, arrays)
+        self._rows.extend(iterations, len(self._segments) - 1, arrays, self.line - count + 1)
         self._note_steps(count, int(iterations[-1]), self.line)
 
     def _note_steps(self, count: int, last_iteration: int, line: int) -> None:
         self._last_iteration = last_iteration
         self._segment_steps += count
         self._last_step_line = line
-        self._failed_start_line = None
+        self._failed_start_line = self._launch = None
         self._last_step_fence_count = self.fence_count
         self._fence_counts_with_steps.add(self.fence_count)
         if self._rows.is_full:
@@ -217,16 +263,20 @@ class RunBuilder:
         train_loss: float | None = None,
         ms: float | None = None,
         metric: ValMetric = "loss",
+        line: int | None = None,
+        is_late: bool = False,
     ) -> None:
-        """Two lines about one evaluation, each with a value that the other does not have, become one."""
+        """Two lines about one evaluation, each with a value that the other does not have, become one.
+        `is_late`: it comes after later steps of the same process."""
         if iteration is not None and iteration > MAX_COUNT:
             return
-        if iteration is not None:
+        if iteration is not None and not (is_late and self._segments):
             self._enter_segment(iteration)
             self._last_eval_iteration = iteration
         elif not self._segments:
             self._open_segment(self.trainer.first_iteration)
-        new = LoggedEvaluation(iteration, len(self._segments) - 1, val_loss, train_loss, ms, metric=metric)
+        line, segment = self.line if line is None else line, len(self._segments) - 1
+        new = LoggedEvaluation(iteration, segment, val_loss, train_loss, ms, metric=metric, line=line)
         old = self._evals[-1] if self._evals else None
         if old is None or iteration is None or (old.iteration, old.segment) != (iteration, new.segment):
             self._evals.append(new)
@@ -242,7 +292,8 @@ class RunBuilder:
 
     def add_eval_before_next_step(self, val_loss: float | None, offset: int = 0) -> None:
         """Its iteration is that of the next step's line, plus `offset`."""
-        self._pending.append(_PendingItem(LoggedEvaluation(None, 0, val_loss), offset, self.fence_count))
+        evaluation = LoggedEvaluation(None, 0, val_loss, line=self.line)
+        self._pending.append(_PendingItem(evaluation, offset, self.fence_count))
 
     def add_checkpoint(self, iteration: int | None = None) -> None:
         """Without an iteration, it gets that of the evaluation just made, else that of the next step."""
@@ -256,11 +307,13 @@ class RunBuilder:
         ):
             iteration = evaluation.iteration
         if iteration is None:
-            self._pending.append(_PendingItem(LoggedCheckpoint(None, 0), 0, self.fence_count))
+            save = LoggedCheckpoint(None, 0, line=self.line)
+            self._pending.append(_PendingItem(save, 0, self.fence_count))
         elif iteration > MAX_COUNT:
             return
         elif not self._checkpoints or self._checkpoints[-1].iteration != iteration or self._process_announced:
-            self._checkpoints.append(LoggedCheckpoint(iteration, max(0, len(self._segments) - 1)))
+            segment = max(0, len(self._segments) - 1)
+            self._checkpoints.append(LoggedCheckpoint(iteration, segment, line=self.line))
 
     def drop_pending_checkpoints(self) -> None:
         """They belong to another run."""
@@ -268,16 +321,25 @@ class RunBuilder:
             pending for pending in self._pending if not isinstance(pending.item, LoggedCheckpoint)
         ]
 
+    def reset_setup(self, setup: SetupBuilder) -> None:
+        """To what it was: later lines were about another run."""
+        self.setup, self._setup_at_end = setup, None
+
     def add_batch_size(self, iteration: int, sequences: int) -> None:
         """The global batch size from that iteration on."""
-        if not self._batch_sizes or self._batch_sizes[-1][1] != sequences:
-            self._batch_sizes.append((iteration, sequences))
+        changes = self._segments[-1].batch_size_changes if self._segments else ()
+        if self._segments and (not changes or changes[-1][1] != sequences):
+            changes = (*changes[: _MAX_BATCH_SIZES - 1], (iteration, sequences))
+            self._segments[-1] = replace(self._segments[-1], batch_size_changes=changes)
 
     def add_event(self, kind: EventKind, text: str) -> None:
         if self.has_quoted_lines and (
             self.fence_count % 2 == 0 or self.fence_count != self._last_step_fence_count
         ):
             return  # prose, or another code block
+        if kind in FAILURE_KINDS and (self._launch is not None or not self.has_steps):
+            self._launch = self._launch or FailedLaunch(self.line, "")
+            self._has_launch_failed = True
         self._event_counts[kind] += 1
         is_stored = self._event_counts[kind] <= _MAX_EVENTS_PER_KIND
         self.in_traceback = kind == "traceback" and is_stored
@@ -340,13 +402,26 @@ class RunBuilder:
             self._open_segment(iteration)
         elif self._process_announced:
             # It has evaluated before its first step. A line that it resumes may come after that.
-            self._segments[-1] = replace(self._segments[-1], has_startup=True, resumed=self.is_resuming)
+            self._segments[-1] = replace(
+                self._segments[-1], has_startup=True, resumed=self.is_resuming, stage=self._stage
+            )
             self._process_announced = self.is_resuming = False
+            self._launch = None
 
     def _open_segment(self, iteration: int) -> None:
+        if self._segments:
+            self._segments[-1] = replace(self._segments[-1], last_step_line=self._last_step_line)
+            setup = self._setup_at_end or self._current_setup()
+            is_same = bool(self._setups) and setup == self._setups[-1]
+            self._setups.append(self._setups[-1] if is_same else setup)  # shared: there may be very many
+        self._setup_at_end = None
         starts = self._process_announced or bool(self._segments) or iteration <= self.trainer.first_iteration
-        self._segments.append(LoggedProcess(starts, self.is_resuming, iteration))
+        first_line = self.line if self._launch is None else self._launch.first_line
+        self._segments.append(
+            LoggedProcess(starts, self.is_resuming, iteration, stage=self._stage, first_line=first_line)
+        )
         self._process_announced = self.is_resuming = False
+        self._launch = self._setup_at_first_step = None
         self._segment_steps, self._last_iteration, self._last_eval_iteration = 0, None, None
 
     def _assign_pending_iterations(self, iteration: int, fence_count: int | None = None) -> None:
@@ -361,6 +436,10 @@ class RunBuilder:
             elif item not in self._evals[-1:]:  # else another rank printed it too
                 self._evals.append(item)
 
+    def _current_setup(self) -> SetupBuilder:
+        """Of the current segment, as known at its first step, completed from later lines."""
+        return (self._setup_at_first_step or self.setup).merged_with(self.setup)
+
     # --- the result ---
 
     def finish(self) -> None:
@@ -368,16 +447,20 @@ class RunBuilder:
         last = self._last_iteration
         self._assign_pending_iterations(self.trainer.first_iteration if last is None else last + 1)
 
+    @property
+    def failed_launches(self) -> list[FailedLaunch]:
+        """Commands that failed before their first step, in the order of the file."""
+        if self._launch is None or not self._has_launch_failed:
+            return self._failed_launches
+        return [*self._failed_launches, self._launch._replace(setup=self.setup.build())]
+
     def build(self, name: str, ends_mid_line: bool) -> RunLog:
-        """The run as read so far. Does not change the builder."""
+        """All that was read so far as one; `split_runs` makes runs of it. Does not change the builder."""
         numbers = self.iteration_by_count or {}
         evals = [
             replace(one, iteration=numbers.get(one.iteration or 0, one.iteration)) if numbers else one
             for one in self._evals
         ]
-        # A log of several stages may have two metrics. The one of most evaluations counts.
-        metrics = Counter(evaluation.metric for evaluation in evals).most_common(1)
-        metric: ValMetric = metrics[0][0] if metrics else "loss"
         steps, left_out = self._rows.build(
             eval_or_save_iterations(self.trainer, self._evals, self._checkpoints)
         )
@@ -385,25 +468,31 @@ class RunBuilder:
             counts = steps.iteration.tolist()
             iteration = np.array([numbers.get(count, count) for count in counts], dtype=np.int64)
             steps = replace(steps, iteration=iteration)
+        setup_at_end = self._setup_at_end or self._setup_at_first_step or self.setup
+        setups = [*self._setups, setup_at_end.merged_with(self.setup)]
+        built: dict[int, LoggedSetup] = {}  # those that segments share, once
         segments = [
-            replace(segment, left_out=left_out[index]) if index in left_out else segment
-            for index, segment in enumerate(self._segments)
+            replace(
+                segment,
+                first_iteration=numbers.get(segment.first_iteration or 0, segment.first_iteration),
+                left_out=left_out.get(index, segment.left_out),
+                setup=built.get(id(setup)) or built.setdefault(id(setup), setup.build()),
+            )
+            for index, (segment, setup) in enumerate(zip(self._segments, setups, strict=False))
         ]
+        if segments:
+            segments[-1] = replace(segments[-1], last_step_line=self._last_step_line)
         return clamped(
             RunLog(
                 trainer=self.trainer,
                 name=name,
                 steps=steps,
-                evals=tuple(
-                    evaluation if evaluation.metric == metric else replace(evaluation, val_loss=None)
-                    for evaluation in evals
-                ),
+                evals=tuple(evals),
                 checkpoints=tuple(self._checkpoints),
                 segments=tuple(segments) or (LoggedProcess(has_startup=self._process_announced),),
                 events=tuple(self._events),
                 event_counts=dict(self._event_counts),
-                setup=(self._setup_at_first_step or self.setup).merged_with(self.setup).build(),
-                val_metric=metric,
+                setup=setups[-1].build(),
                 has_iteration_numbers=self.iteration_by_count is None or bool(numbers),
                 last_step_line=self._last_step_line,
                 process_start_lines=tuple(self._start_lines),
@@ -411,6 +500,5 @@ class RunBuilder:
                 is_excerpt=self.is_excerpt,
                 ends_mid_line=ends_mid_line,
                 last_partial_iteration=self.partial_iteration,
-                batch_size_changes=tuple(self._batch_sizes),
             )
         )

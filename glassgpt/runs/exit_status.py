@@ -45,6 +45,16 @@ _EVENT_PATTERNS: tuple[tuple[str, re.Pattern[str], EventKind], ...] = (
     ("real", re.compile(r"^\s*real\s+\d+m[\d.]+s|^\s*[\d.]+ real\s+[\d.]+ user"), "finish"),
     ("wandb", re.compile(r"^\W*wandb\W*: Run summary:"), "finish"),
     ("elapsed", re.compile(r"^[\d.]+user [\d.]+system [\d:.]+elapsed"), "finish"),
+    # At the beginning of a line: a text that was sampled may say such things as well. It counts only where no
+    # step comes after it.
+    ("omplete",
+     re.compile(r"^\W*(?:the )?(?:training|run|job)(?: is| has)? completed?\b(?! *\d)", re.I), "finish"),
+    ("raining",
+     re.compile(r"^\W*(?:the )?training (?:is |has )?(?:finished|done|over|ended)\b", re.I), "finish"),
+    ("raining", re.compile(r"^\W*(?:finished|completed|done) training\b", re.I), "finish"),
+    ("inal",
+     re.compile(r"^\W*(?:saved|saving) (?:the )?final (?:weights|model|checkpoint)\b", re.I), "finish"),
+    ("report", re.compile(r"^(?:Copying|Copied) report(?:\.md)? "), "finish"),  # nanochat's speedrun
 )  # fmt: skip
 
 _WALL_TIME = re.compile(r"^\s*real\s+(\d+)m([\d.]+)s|^\s*([\d.]+) real\b")
@@ -109,7 +119,9 @@ def _reached_planned_end(run_log: RunLog) -> bool:
         return False
     planned = planned_last_logged_iteration(run_log)
     if planned is not None:
-        return last >= planned
+        # An evaluation of the planned number closes a run, unless its iteration is still to come.
+        closing = 0 if run_log.trainer.loop_includes_max_iters else last_eval or 0
+        return max(last, closing) >= planned
     if last <= run_log.trainer.first_iteration or not evaluated or run_log.is_excerpt:
         return False
     if run_log.last_partial_iteration is not None and run_log.last_partial_iteration > last:
@@ -119,8 +131,8 @@ def _reached_planned_end(run_log: RunLog) -> bool:
     if len(evaluated) < 3:
         return False
     interval = abs(evaluated[1] - evaluated[0]) or 1
-    closing = [last + offset for offset in run_log.trainer.final_eval_offsets]
-    return evaluated[-1] in closing and evaluated[-1] % interval != 0
+    after_last = [last + offset for offset in run_log.trainer.final_eval_offsets]
+    return evaluated[-1] in after_last and evaluated[-1] % interval != 0
 
 
 def planned_last_logged_iteration(run_log: RunLog) -> int | None:

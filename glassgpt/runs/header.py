@@ -11,7 +11,7 @@ import math
 import re
 
 from glassgpt.config import ConfigValue
-from glassgpt.runs.builder import RunBuilder
+from glassgpt.runs.builder import PROMPT, RunBuilder
 from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, parse_count
 from glassgpt.runs.trainer import HeaderPattern
 from glassgpt.runs.trainers import TRAINERS
@@ -63,8 +63,25 @@ _OF_ANY_TRAINER = (
         "frozen_parameters",
     ),
     HeaderPattern("using device", re.compile(r"using device:\s*(\S+)"), "device"),
-    HeaderPattern("world_size", re.compile(rf"\bworld_size[:= ]+{COUNT}"), "world_size"),
+    HeaderPattern(
+        "world", re.compile(rf"(?<![*/] )\b(?:ddp_)?world[_ ]size[:= ]+{COUNT}", re.I), "world_size"
+    ),
+    # As the program reports it: a config may set tensor_parallel, and a trainer without it ignore that.
+    *(
+        HeaderPattern(name, re.compile(rf"\b{name}(?:_size|_degree)?\s?[=:]\s*{COUNT}"), field)
+        for name, field in (
+            ("tp_size", "tensor_parallel"),
+            ("pp_size", "pipeline_parallel"),
+            ("dp_size", "data_parallel"),
+            ("tensor_model_parallel", "tensor_parallel"),
+            ("pipeline_model_parallel", "pipeline_parallel"),
+        )
+    ),
 )
+_COUNTS = (
+    "parameters", "tokens_per_iteration", "planned_iterations",
+    "world_size", "tensor_parallel", "pipeline_parallel", "data_parallel",
+)  # fmt: skip
 _PATTERNS = sorted(
     (*(pattern for trainer in TRAINERS for pattern in trainer.header), *_OF_ANY_TRAINER),
     # A process's start first: it discards earlier settings.
@@ -76,11 +93,11 @@ def read_header(line: str, builder: RunBuilder) -> None:
     """Record what the line says about the run as a whole."""
     for program, pattern in _COMMANDS:
         if program in line and pattern.search(line):
-            builder.mark_process_start()
+            builder.mark_process_start(PROMPT)
     for substring, pattern, field in _PATTERNS:
         if substring in line and (match := pattern.search(line)):
             try:
-                _record(field, match[match.lastindex or 0], builder)
+                _record(field, match[match.lastindex or 0], line, builder)
             except ValueError:
                 continue  # "number of parameters: ..."
 
@@ -98,16 +115,16 @@ def read_header(line: str, builder: RunBuilder) -> None:
             _record_setting(name, text, builder)
 
 
-def _record(field: str, text: str, builder: RunBuilder) -> None:
+def _record(field: str, text: str, line: str, builder: RunBuilder) -> None:
     """Raises ValueError where a count or a number is expected, and the text is none."""
     setup = builder.setup
     if field == "":
-        builder.start_process()
+        builder.start_process(text=line)
     elif field == "resumed":
-        builder.start_process(resumed=True)
+        builder.start_process(resumed=True, text=line)
     elif field == "compile":
         setup.settings.setdefault("compile", True)
-    elif field in ("parameters", "tokens_per_iteration", "planned_iterations", "world_size"):
+    elif field in _COUNTS:
         setup.values[field] = parse_count(text)
     elif field in ("decayed_parameters", "undecayed_parameters"):
         setattr(setup, field, parse_count(text))
@@ -129,10 +146,19 @@ def _record(field: str, text: str, builder: RunBuilder) -> None:
 
 
 def _record_setting(name: str, text: str, builder: RunBuilder) -> None:
-    """A number, a truth value or a word; never an expression."""
-    known_name = name if name in KNOWN_SETTINGS else _SETTING_ALIASES.get(name)
-    if known_name is None:
-        return
+    known_name = known_setting_name(name)
+    value = None if known_name is None else parse_setting(text)
+    if known_name is not None and value is not None:
+        builder.setup.settings[known_name] = value
+
+
+def known_setting_name(name: str) -> str | None:
+    """TrainConfig's name of a setting, by that or by a trainer's own name."""
+    return name if name in KNOWN_SETTINGS else _SETTING_ALIASES.get(name)
+
+
+def parse_setting(text: str) -> ConfigValue | None:
+    """A number, a truth value or a word; never an expression. None: not a setting's value."""
     text = text.strip()
     value: ConfigValue | None = None
     if text in ("true", "false"):
@@ -149,5 +175,4 @@ def _record_setting(name: str, text: str, builder: RunBuilder) -> None:
                 value = sanitize_text(value)  # escape sequences in the quotes have just become real ones
             elif not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > MAX_COUNT:
                 value = None
-    if value is not None:
-        builder.setup.settings[known_name] = value
+    return value

@@ -8,8 +8,8 @@
 over a block finds much faster than a call per line.
 
 Handles what consoles, pipes and editors do to a log: UTF-16 (PowerShell's `>`), gzip, CRLF, colours, progress
-bars that use a carriage return (one line per state), and the outputs of a Jupyter notebook. Text after the
-last line end is a line marked `is_incomplete`: it may be cut off, or still being written.
+bars that use a carriage return (each state is a part of one line), and the outputs of a Jupyter notebook.
+Text after the last line end is a line marked `is_incomplete`: it may be cut off, or still being written.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
 from glassgpt.errors import UserError
+from glassgpt.runs.file_kinds import binary_kind
 
 CHUNK_BYTES = 1 << 20
 MAX_LINE_CHARS = 1 << 16  # the rest of a longer line is dropped
@@ -45,19 +46,14 @@ _CONTROLS = re.compile(
     "\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 _ASCII_CONTROLS = bytes(code for code in range(128) if _CONTROLS.match(chr(code)))
-_UNSUPPORTED_ARCHIVES = {
-    b"PK\x03\x04": "zip",
-    b"\xfd7zXZ\x00": "xz",
-    b"BZh": "bzip2",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"7z\xbc\xaf\x27\x1c": "7z",
-}
 
 
 class LogLine(NamedTuple):
     text: str
     is_incomplete: bool = False  # no line end after it
     rank: int | None = None  # that printed it, where a prefix named it (see prefixes.py)
+    continues_line: bool = False  # a further part of the same line of the file
+    clock: str = ""  # the time that a prefix says
 
 
 def read_lines(file: BinaryIO) -> Iterator[LogLine]:
@@ -66,8 +62,11 @@ def read_lines(file: BinaryIO) -> Iterator[LogLine]:
 
 
 def read_blocks(file: BinaryIO) -> Iterator[str | LogLine]:
-    """A text is whole lines, without the last line end; at the end of the file there may be a line without
-    one."""
+    return whole_lines(read_texts(file))
+
+
+def read_texts(file: BinaryIO) -> Iterator[str]:
+    """The file as pieces of text of any length, decompressed and decoded. UserError for a binary file."""
     # read1 returns what a pipe has now: a reader that follows a log must not wait for a full chunk.
     read = getattr(file, "read1", file.read)
     chunks: Iterator[bytes] = iter(lambda: read(CHUNK_BYTES), b"")
@@ -75,11 +74,10 @@ def read_blocks(file: BinaryIO) -> Iterator[str | LogLine]:
     if first.startswith(b"\x1f\x8b"):
         chunks = _decompress_gzip(_prepend(first, chunks))
         first = next(chunks, b"")
-    for magic, name in _UNSUPPORTED_ARCHIVES.items():
-        if first.startswith(magic):
-            raise UserError(f"this is a {name} file: decompress it first (gzip is read directly)")
+    if problem := binary_kind(first):
+        raise UserError(f"this is {problem}")
     decoder = codecs.getincrementaldecoder(_detect_encoding(first))(errors="replace")
-    return _whole_lines(decoder.decode(chunk) for chunk in _prepend(first, chunks))
+    return (decoder.decode(chunk) for chunk in _prepend(first, chunks))
 
 
 def split_block(block: str | LogLine) -> Iterator[LogLine]:
@@ -91,8 +89,8 @@ def split_block(block: str | LogLine) -> Iterator[LogLine]:
         if len(line) <= MAX_PLAIN_LINE_CHARS or (line.startswith('{"') and len(line) <= MAX_LINE_CHARS):
             yield LogLine(line)  # the second is a record of a journal
         else:
-            for part in line[:MAX_LINE_CHARS].split("\\n"):
-                yield LogLine(part[:MAX_PLAIN_LINE_CHARS])
+            for number, part in enumerate(line[:MAX_LINE_CHARS].split("\\n")):
+                yield LogLine(part[:MAX_PLAIN_LINE_CHARS], continues_line=number > 0)
 
 
 def _prepend(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
@@ -143,32 +141,66 @@ def _detect_encoding(start: bytes) -> str:
     return "utf-8"
 
 
-def _whole_lines(texts: Iterable[str]) -> Iterator[str | LogLine]:
+def whole_lines(texts: Iterable[str]) -> Iterator[str | LogLine]:
+    """A text is whole lines, without the last line end; at the end of the file there may be a line without
+    one."""
     rest = ""  # the beginning of a line that continues in the next chunk
     dropping = False  # inside a line that is too long
     dropped = 0
+    in_line = False  # the last part ended with a carriage return
     for text in texts:
         text = rest + text
         end = max(text.rfind("\n"), text.rfind("\r")) + 1
         whole, rest = text[:end], text[end:]
+        if whole and dropping:
+            line_end = re.search("[\r\n]", whole)
+            if line_end is not None:
+                in_line, dropping = line_end[0] == "\r", False
+                whole = whole[line_end.end() :]
         if whole:
-            block: str | None = _strip_controls(whole)[:-1]
-            if dropping and block is not None:
-                _, newline, after = block.partition("\n")
-                block, dropping = after if newline else None, False
-            if block is not None:
-                yield block
+            if "\r" in whole:
+                whole = whole.replace("\r\n", "\n")
+            if in_line or "\r" in whole:
+                yield from _parts_of_lines(whole, in_line)
+            else:
+                yield _strip_controls(whole)[:-1]
+            in_line = whole.endswith("\r")
         dropped = dropped + len(text) if dropping else 0
         if dropped > MAX_DROPPED_CHARS:
             raise UserError(f"a line is longer than {MAX_DROPPED_CHARS >> 20} MiB: this is not a log")
         if len(rest) > MAX_LINE_CHARS:
             if not dropping:
-                yield _strip_controls(rest[:MAX_LINE_CHARS])
+                for line in split_block(_strip_controls(rest[:MAX_LINE_CHARS])):
+                    yield line._replace(continues_line=line.continues_line or in_line)
             rest, dropping = "", True
     if rest and not dropping:
-        *whole_lines, last = split_block(_strip_controls(rest))
+        *whole_lines, last = (
+            line._replace(continues_line=line.continues_line or in_line)
+            for line in split_block(_strip_controls(rest))
+        )
         yield from whole_lines
-        yield LogLine(last.text, is_incomplete=True)
+        yield last._replace(is_incomplete=True)
+
+
+def _parts_of_lines(whole: str, in_line: bool) -> Iterator[str | LogLine]:
+    """Whole lines, some of which have carriage returns: these in their parts, the others together.
+
+    `in_line`: the first one is a further part of the line before."""
+    plain: list[str] = []
+    for line in whole[:-1].split("\n"):
+        if not in_line and "\r" not in line:
+            plain.append(line)
+            continue
+        if plain:
+            yield _strip_controls("\n".join(plain))
+            plain = []
+        for part in line.split("\r"):
+            for text in split_block(_strip_controls(part)):
+                yield text._replace(continues_line=text.continues_line or in_line)
+                in_line = True
+        in_line = False
+    if plain:
+        yield _strip_controls("\n".join(plain))
 
 
 def _strip_controls(text: str) -> str:
@@ -183,6 +215,11 @@ def _strip_controls(text: str) -> str:
 
 
 # --- Jupyter notebooks ---
+
+# A trainer shows a table instead of lines: in a notebook it is HTML.
+_ROW_ENDS = re.compile(r"</(?:tr|p|div|thead)>|<br ?/?>")
+_CELL_ENDS = re.compile(r"</t[hd]>\s*(?=<t[hd])")
+_TAGS = re.compile(r"<[^<>]{1,2000}>")
 
 
 def is_notebook(start: bytes) -> bool:
@@ -209,10 +246,19 @@ def read_notebook(content: bytes, name: str) -> Iterator[LogLine] | None:
             if not isinstance(output, dict):
                 continue
             data = output.get("data")
-            plain = data.get("text/plain") if isinstance(data, dict) else None
+            plain, html = (
+                (data.get("text/plain"), data.get("text/html")) if isinstance(data, dict) else (None, None)
+            )
             for text in (output.get("text"), plain, output.get("traceback")):
-                if isinstance(text, str):
+                if text := _joined(text):
                     texts.append(text)
-                elif isinstance(text, list):
-                    texts.append("".join(part for part in text if isinstance(part, str)))
+            if "Training Loss" in (table := _joined(html)):
+                texts.append(_TAGS.sub("", _CELL_ENDS.sub("\t", _ROW_ENDS.sub("\n", table))))
     return read_lines(io.BytesIO("\n".join(texts).encode("utf-8", "replace") + b"\n"))
+
+
+def _joined(text: object) -> str:
+    """A notebook stores a text as one string, or as its lines."""
+    if isinstance(text, list):
+        return "".join(part for part in text if isinstance(part, str))
+    return text if isinstance(text, str) else ""

@@ -25,6 +25,11 @@ NUMBER = (
 COUNT = r"([\d,.]+\s?[kKMBG]?)"
 _UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "m": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
+# Digits and signs of Hindi and Arabic texts, as Python's patterns for numbers expect them.
+ASCII_DIGITS = {ord(char): str(at % 10) for at, char in enumerate("०१२३४५६७८९٠١٢٣٤٥٦٧٨٩۰۱۲۳۴۵۶۷۸۹")} | {
+    ord("٫"): ".", ord("٬"): ",", ord("٪"): "%"
+}  # fmt: skip
+
 MAX_COUNT = MAX_INTEGER  # of iterations, parameters, tokens, bytes, milliseconds, tokens per second
 MAX_FLOPS = 1e30  # per token, or per second
 MIN_AMOUNT = 1e-9  # no clock or meter resolves less; smaller is 0
@@ -45,6 +50,17 @@ def search_number(pattern: re.Pattern[str], text: str) -> float:
     """The number in the group that matched; NaN where the pattern is not found."""
     match = pattern.search(text)
     return parse_number(match[match.lastindex or 0]) if match else math.nan
+
+
+def parse_norm(text: str | None) -> float:
+    """A gradient norm. NaN means that the line has none, so one that is printed as NaN counts as infinite."""
+    norm = math.nan if text is None else parse_number(text)
+    return math.inf if text is not None and math.isnan(norm) else norm
+
+
+def search_norm(pattern: re.Pattern[str], text: str) -> float:
+    match = pattern.search(text)
+    return parse_norm(match[match.lastindex or 0] if match else None)
 
 
 def parse_ms(number: str, unit: str) -> float:
@@ -101,7 +117,7 @@ def clamped(run_log: RunLog) -> RunLog:
             )
             for segment in run_log.segments
         ),
-        setup=_clamped_setup(run_log.setup),
+        setup=clamped_setup(run_log.setup),
         ledger=None if ledger is None else {name: clamp_amount(ledger[name]) or 0.0 for name in ledger},
         first_update_ms=clamp_amount(run_log.first_update_ms),
         nonfinite_update=nonfinite and (nonfinite[0], tuple(clamp_loss(norm) for norm in nonfinite[1])),
@@ -149,7 +165,7 @@ def _clamped_column(column: Floats, clamp: Callable[[float], float | None]) -> F
     return column
 
 
-def _clamped_setup(setup: LoggedSetup) -> LoggedSetup:
+def clamped_setup(setup: LoggedSetup) -> LoggedSetup:
     return replace(
         setup,
         settings={
@@ -164,7 +180,12 @@ def _clamped_setup(setup: LoggedSetup) -> LoggedSetup:
         flops_per_token=clamp_amount(setup.flops_per_token, largest=MAX_FLOPS) or None,
         peak_flops=clamp_amount(setup.peak_flops, largest=MAX_FLOPS) or None,
         world_size=clamp_amount(setup.world_size) or None,
+        tensor_parallel=clamp_amount(setup.tensor_parallel) or None,
+        pipeline_parallel=clamp_amount(setup.pipeline_parallel) or None,
+        data_parallel=clamp_amount(setup.data_parallel) or None,
         planned_iterations=clamp_amount(setup.planned_iterations),
+        budget_s=clamp_amount(setup.budget_s),
+        remaining_s=clamp_amount(setup.remaining_s),
         memory_bytes=clamp_amount(setup.memory_bytes),
         bytes_per_token=clamp_amount(setup.bytes_per_token) or None,
         wall_s=clamp_amount(setup.wall_s),

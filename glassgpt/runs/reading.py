@@ -1,7 +1,8 @@
-"""Reads anything that records a training run into a RunLog: a run's folder, a journal, a log, standard input.
+"""Reads anything that records training into RunLogs: a run's folder, a journal, a log, standard input.
 
-    run_log = read_run_log("train.log")
-    run_log.trainer.name, len(run_log.steps), run_log.evals[-1].val_loss
+    for run_log in read_run_logs("train.log"):
+        run_log.trainer.name, run_log.stage, len(run_log.steps), run_log.evals[-1].val_loss
+    run_log = read_run_log("train.log")  # the longest of them
 
 `demo:cpu` and `demo:gpu` are logs that come with the package, in demo/: nanoGPT's README runs.
 
@@ -11,33 +12,56 @@ How a log becomes a RunLog, in the order of the files to read:
     prefixes.py      strips ranks, timestamps and log levels from a line
     recognise.py     finds the trainer that wrote the lines, and feeds them to its reader
     trainers/*.py    one trainer each: its reader turns a line into builder.add_step(...), add_eval(...), ...
+    step_line.py     lines of names and values, which a trainer's file only declares
     header.py        lines before the first step: settings, sizes, device
     exit_status.py   lines of any program: tracebacks, out of memory, signals
     builder.py       collects all that; build() makes the RunLog
     step_rows.py     its rows of iterations; those of very long logs are thinned
     log_numbers.py   the limits that every value of a RunLog keeps
     excerpts.py      merges log lines that are quoted in a note or a chat
+    notes.py         reads the tables and the prose of such a text; note_words.py: its words
+    split_runs.py    one RunLog for each run of the file
 
-GlassGPT's journal has records instead of lines: from_journal.py reads them.
+GlassGPT's journal has records instead of lines: from_journal.py reads them. Tables of metrics have rows:
+
+    table_files.py          CSV, lines of JSON, JSON documents -> rows
+    tensorboard_events.py   TensorBoard's event files -> rows
+    metric_columns.py       what a column is, by its name
+    metric_table.py         rows -> builder.add_step(...), add_eval(...)
+    file_kinds.py           what a file is that cannot be read
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 from glassgpt.errors import UserError
 from glassgpt.record import journal
+from glassgpt.runs.file_kinds import binary_kind
 from glassgpt.runs.from_journal import read_run_journal, run_log_from_records
-from glassgpt.runs.lines import MAX_NOTEBOOK_BYTES, is_notebook, read_blocks, read_lines, read_notebook
-from glassgpt.runs.recognise import read_log
+from glassgpt.runs.lines import (
+    MAX_NOTEBOOK_BYTES,
+    is_notebook,
+    read_lines,
+    read_notebook,
+    read_texts,
+    whole_lines,
+)
+from glassgpt.runs.recognise import read_logs
 from glassgpt.runs.run_list import is_running
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.run_log import RunLog, longest_run
+from glassgpt.runs.table_files import read_tables
+from glassgpt.runs.tensorboard_events import is_event_file, read_events, read_logdir
 
 _SNIFF_BYTES = 1 << 16
+# Hugging Face's Trainer, LLaMA-Factory, Lightning, wandb.
+_FOLDER_TABLES = ("trainer_log.jsonl", "trainer_state.json", "metrics.csv", "files/wandb-summary.json")
 _DEMO_DIR = Path(__file__).parents[1] / "demo"
 DEMO_LOGS = {
     "demo:cpu": _DEMO_DIR / "nanogpt-cpu-readme.log",
@@ -55,7 +79,13 @@ def source_path(source: str) -> Path:
 
 
 def read_run_log(source: str) -> RunLog:
-    """`source`: a path, a demo log, or - for standard input. UserError if there is nothing to read."""
+    """The longest run of `read_run_logs`."""
+    return longest_run(read_run_logs(source))
+
+
+def read_run_logs(source: str) -> tuple[RunLog, ...]:
+    """Every run of the file, in its order. `source`: a path, a demo log, or - for standard input. UserError
+    if there is nothing to read."""
     path = source_path(source)
     try:
         if source == "-":
@@ -63,12 +93,7 @@ def read_run_log(source: str) -> RunLog:
                 raise UserError("there is no standard input to read")
             return _read_stream(sys.stdin.buffer, "standard input")
         if path.is_dir():
-            if not (path / journal.FILE_NAME).is_file():
-                raise UserError(
-                    f"{source} holds no run: there is no {journal.FILE_NAME} in it; "
-                    "`glass runs` lists the runs"
-                )
-            return _require_content(read_run_journal(path))
+            return _read_folder(path, source)
         if not path.exists():
             raise UserError(f"there is no file or folder {source}")
         with path.open("rb") as file:
@@ -77,22 +102,50 @@ def read_run_log(source: str) -> RunLog:
         raise UserError(f"{source} cannot be read: {error.strerror or error}") from None
 
 
-def _read_stream(file: BinaryIO, name: str) -> RunLog:
+def _read_folder(path: Path, source: str) -> tuple[RunLog, ...]:
+    """A run's folder, or one that another trainer or tracker has made."""
+    if (path / journal.FILE_NAME).is_file():
+        return (_require_content(read_run_journal(path)),)
+    tables = [path / name for name in _FOLDER_TABLES]
+    tables += sorted(
+        path.glob("checkpoint-*/trainer_state.json"), key=lambda state: (len(state.parts[-2]), state)
+    )[-1:]
+    for table in tables:
+        if table.is_file():
+            with table.open("rb") as file:
+                return _read_stream(file, str(table))
+    if run_logs := read_logdir(path, source):
+        return run_logs
+    raise UserError(
+        f"{source} holds no run: there is no {journal.FILE_NAME} in it, no event file of TensorBoard's, and "
+        f"no {', '.join(_FOLDER_TABLES)}; `glass runs` lists the runs"
+    )
+
+
+def _read_stream(file: BinaryIO, name: str) -> tuple[RunLog, ...]:
     buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)  # type: ignore[type-var]
     start = buffered.peek(_SNIFF_BYTES)
     if looks_like_journal(start):
         path = Path(name)
         records = journal.parse_records(iter(lambda: buffered.readline(journal.MAX_LINE_BYTES), b""))
         is_live = path.is_file() and is_running(path.parent)
-        return _require_content(run_log_from_records(records, name, live=is_live))
+        return (_require_content(run_log_from_records(records, name, live=is_live)),)
     if is_notebook(start):
         content = buffered.read(MAX_NOTEBOOK_BYTES + 1)
         outputs = read_notebook(content, name)
         if outputs is not None:
             with contextlib.suppress(UserError):
-                return read_log(outputs, name)
-        return read_log(read_lines(io.BytesIO(content)), name)  # its text may quote a log
-    return read_log(read_blocks(buffered), name)
+                return tuple(replace(one, has_line_numbers=False) for one in read_logs(outputs, name))
+        return read_logs(read_lines(io.BytesIO(content)), name)  # its text may quote a log
+    if is_event_file(start):
+        return read_events(buffered, name)
+    if kind := binary_kind(start):
+        raise UserError(f"{name} is {kind}")
+    run_logs, texts = read_tables(read_texts(buffered), name)
+    if run_logs:
+        return run_logs
+    head = next(texts)
+    return read_logs(whole_lines(itertools.chain((head,), texts)), name, head)
 
 
 def looks_like_journal(start: bytes) -> bool:

@@ -1,13 +1,13 @@
 """Finds out which trainer wrote a log, and reads the log with that trainer's reader.
 
-    run_log = read_log(read_lines(file), "train.log")
+    run_logs = read_logs(read_lines(file), "train.log")
 
 The lines decide, never the file's name: every trainer's reader tries the first lines, and the one that
 matches most of them reads the whole log. A file may hold the runs of several trainers after one another.
 
-    LogRecognizer   buffers lines until one trainer is clear
-    _RunSplitter    notices where another trainer's run begins
-    LogReader       reads the lines of one trainer
+    LogRecognizer    buffers lines until one trainer is clear
+    _TrainerSplitter notices where another trainer's run begins
+    LogReader        reads the lines of one trainer
 """
 
 from __future__ import annotations
@@ -19,23 +19,26 @@ from dataclasses import replace
 from functools import lru_cache
 
 from glassgpt.errors import UserError
-from glassgpt.runs.builder import RunBuilder, SetupBuilder
+from glassgpt.runs.builder import FAILURE_KINDS, RunBuilder, SetupBuilder
 from glassgpt.runs.excerpts import merge_excerpts
 from glassgpt.runs.exit_status import read_event
+from glassgpt.runs.file_kinds import looks_like
 from glassgpt.runs.header import read_header
 from glassgpt.runs.lines import LogLine, split_block
+from glassgpt.runs.log_numbers import ASCII_DIGITS
+from glassgpt.runs.notes import complete_from_note, read_note
 from glassgpt.runs.prefixes import PLAIN_TIME, strip_prefixes
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.run_log import RunLog, longest_run
+from glassgpt.runs.split_runs import split_runs
 from glassgpt.runs.trainer import Trainer
 from glassgpt.runs.trainers import TRAINERS
 
 LOG_TRAINERS = tuple(trainer for trainer in TRAINERS if trainer.reader is not None)  # others write a journal
 KNOWN = ", ".join(trainer.name for trainer in LOG_TRAINERS if not trainer.reads_any_log)
 
-_FAILURE_KINDS = {"oom", "traceback", "abort", "kill", "interrupt"}
-
 # "Match" below: a reader takes the line for a step or an evaluation of its trainer.
 _DECISIVE_LINES = 40  # matches of one reader, after which the others are not tried any more
+_DECISIVE_GENERIC_LINES = 2000  # the same for the generic reader, if no other has matched any
 _MIN_GENERIC_LINES = 3  # matches of the generic reader that make a file a log
 _MIN_SWITCH_LINES = 3  # matches of another reader, and none of the current one, that begin another run
 _MIN_GENERIC_SWITCH_LINES = 20  # the same for the generic reader, which may match a summary
@@ -49,20 +52,27 @@ _QUOTED_LINE = re.compile(r"^\s*(?:```|~~~|>?\s*[-*]?\s*\*\*\s*(?:iter|step)\b)"
 
 
 def read_log(lines: Iterable[str | LogLine], name: str) -> RunLog:
-    """From `read_lines` or `read_blocks`. UserError where the lines are not a log."""
+    """The longest run of `read_logs`."""
+    return longest_run(read_logs(lines, name))
+
+
+def read_logs(lines: Iterable[str | LogLine], name: str, head: str = "") -> tuple[RunLog, ...]:
+    """Every run, from `read_lines` or `read_blocks`. UserError where the lines are not a log; it says what
+    `head`, the beginning of the text, looks like."""
     recognizer = LogRecognizer()
     for line in lines:
         recognizer.feed(line)
         if recognizer.is_unrecognisable():
             break
-    run_log = recognizer.build(name)
-    if run_log is None:
-        empty = " (it is empty)" if recognizer.is_empty else ""
+    run_logs = recognizer.build(name) or recognizer.build_from_note(name)
+    if not run_logs:
+        clause = "; it is empty" if recognizer.is_empty else looks_like(head)
         raise UserError(
-            f"{name} is not a training log that glass can read{empty}: it reads GlassGPT's journals and run "
-            f"folders, logs of {KNOWN}, and lines with an iteration and a loss"
+            f"{name} is not a training log that glass can read{clause}. It reads GlassGPT's journals and run "
+            f"folders, logs of {KNOWN}, lines with an iteration and a loss, CSV and JSON with columns of "
+            "steps and losses, and TensorBoard's event files"
         )
-    return run_log
+    return run_logs
 
 
 @lru_cache
@@ -87,8 +97,9 @@ def _steps_or_lines(block: str, plain_step: str) -> Iterator[Mapping[str, Sequen
 
 
 def _without_prefixes(raw_line: LogLine) -> LogLine:
-    text, rank = strip_prefixes(raw_line.text)
-    return LogLine(text, raw_line.is_incomplete, rank)
+    text, rank, clock = strip_prefixes(raw_line.text)
+    text = text if text.isascii() else text.translate(ASCII_DIGITS)
+    return LogLine(text, raw_line.is_incomplete, rank, raw_line.continues_line, clock)
 
 
 class _Candidate:
@@ -148,7 +159,7 @@ class LogRecognizer:
         self._candidates = _Candidates()
         self._buffered_lines: list[LogLine] = []
         self._line_count = 0
-        self._splitter: _RunSplitter | None = None
+        self._splitter: _TrainerSplitter | None = None
 
     def feed(self, lines: str | LogLine) -> None:
         """One line, or a block of lines: see `read_blocks`."""
@@ -167,7 +178,9 @@ class LogRecognizer:
                 del self._buffered_lines[: _MAX_BUFFERED_LINES // 2]
             self._candidates.feed(line)
             best = self._candidates.best()
-            if best is not None and not best.trainer.reads_any_log and best.matched_lines >= _DECISIVE_LINES:
+            is_generic = best is not None and best.trainer.reads_any_log
+            needed = _DECISIVE_GENERIC_LINES if is_generic else _DECISIVE_LINES
+            if best is not None and best.matched_lines >= needed:
                 self._splitter = self._replay()
                 self._buffered_lines = []
 
@@ -179,24 +192,34 @@ class LogRecognizer:
             and self._candidates.best() is None
         )
 
-    def build(self, name: str, final: bool = True) -> RunLog | None:
-        """None as long as no trainer is recognised."""
+    def build(self, name: str, final: bool = True) -> tuple[RunLog, ...]:
+        """Every run so far; none as long as no trainer is recognised."""
         splitter = self._splitter or self._replay()
         if splitter is not None:
-            return splitter.build(name, final)
+            run_logs = splitter.build(name, final)
+            is_quoted = final and all(run_log.is_excerpt for run_log in run_logs)
+            return complete_from_note(run_logs, self._texts()) if is_quoted else run_logs
         if not final:
-            return None
+            return ()
         # Or a run crashed before its first step: then a line that only one trainer prints identifies it.
         for line, trainer in itertools.product(self._buffered_lines, LOG_TRAINERS):
             if trainer.identifying_line and trainer.identifying_line.search(line.text):
                 reader = LogReader(trainer)
                 for buffered_line in self._buffered_lines:
                     reader.feed(buffered_line)
-                run_log = reader.build(name)
-                return run_log if _FAILURE_KINDS & {event.kind for event in run_log.events} else None
-        return None
+                run_logs = reader.build(name)
+                has_failed = any(event.kind in FAILURE_KINDS for one in run_logs for event in one.events)
+                return run_logs if has_failed else ()
+        return ()
 
-    def _replay(self) -> _RunSplitter | None:
+    def build_from_note(self, name: str) -> tuple[RunLog, ...]:
+        """The runs that a text without log lines speaks of."""
+        return read_note(self._texts(), name)
+
+    def _texts(self) -> list[str]:
+        return [line.text for line in self._buffered_lines]
+
+    def _replay(self) -> _TrainerSplitter | None:
         """Reads the buffered lines with the best candidate. Another trainer's run may come before its first
         match: then with that trainer first."""
         best = self._candidates.best()
@@ -205,14 +228,14 @@ class LogRecognizer:
         earlier = _Candidates(but=best.trainer)
         for line in self._buffered_lines[: -best.lines_from_first_match]:
             earlier.feed(line)
-        splitter = _RunSplitter((earlier.first_with_run() or best).trainer)
+        splitter = _TrainerSplitter((earlier.first_with_run() or best).trainer)
         for line in self._buffered_lines:
             splitter.feed(line)
         return splitter
 
 
-class _RunSplitter:
-    """One trainer's run, or runs of several after one another: a terminal with two commands, a file that a
+class _TrainerSplitter:
+    """One trainer's lines, or those of several after one another: a terminal with two commands, a file that a
     second script was appended to.
 
     Several lines that another reader matches, and none that the current one does, begin another run.
@@ -272,7 +295,8 @@ class _RunSplitter:
         header_lines = len(lines) - other.lines_from_first_match
         self._reader.drop_trailing_setup()
         self._earlier_readers.append(self._reader)
-        self._reader = LogReader(other.trainer, self._reader.builder.line - len(lines))
+        line_count = sum(not line.continues_line for line in lines)
+        self._reader = LogReader(other.trainer, self._reader.builder.line - line_count)
         for header_line in lines[:header_lines]:
             self._reader.feed_header(header_line)
         for run_line in lines[header_lines:]:
@@ -284,9 +308,14 @@ class _RunSplitter:
             if self._others is not None and self._others.have_match:  # the others hold no state to reset
                 self._others = None
 
-    def build(self, name: str, final: bool) -> RunLog:
-        last = self._reader.build(name, final)
-        return replace(last, earlier_runs=tuple(reader.build(name) for reader in self._earlier_readers))
+    def build(self, name: str, final: bool) -> tuple[RunLog, ...]:
+        by_reader = [
+            reader.build(name, last_line=later.lines_before)
+            for reader, later in itertools.pairwise((*self._earlier_readers, self._reader))
+        ]
+        by_reader.append(self._reader.build(name, final))
+        total = sum(run_logs[0].runs_in_file for run_logs in by_reader)
+        return tuple(replace(one, runs_in_file=total) for run_logs in by_reader for one in run_logs)
 
 
 class LogReader:
@@ -295,6 +324,7 @@ class LogReader:
     def __init__(self, trainer: Trainer, lines_before: int = 0) -> None:
         """`lines_before`: of the file, that another trainer wrote."""
         self.trainer = trainer
+        self.lines_before = lines_before
         self.builder = RunBuilder(trainer)
         self.builder.line = lines_before
         self._read_line = trainer.make_reader()
@@ -305,7 +335,8 @@ class LogReader:
     def feed(self, line: LogLine) -> bool:
         """Whether the line is a step or an evaluation, or another rank's."""
         builder, text, rank = self.builder, line.text, line.rank
-        builder.line += 1
+        builder.line += not line.continues_line
+        builder.clock = line.clock
         self._ends_mid_line = line.is_incomplete
         if line.is_incomplete:
             text = text[:-40] + _TRUNCATED_NUMBER.sub("", text[-40:])
@@ -332,13 +363,30 @@ class LogReader:
         """Lines of the trainer's usual form, as their groups."""
         self._ends_mid_line = False
         self._setup_at_last_step = None
-        self.builder.add_steps(
-            {name: list(map(int if name == "iteration" else float, texts)) for name, texts in columns.items()}
-        )
+        totals, begin = columns.get("planned_count"), 0
+        # A run plans one number of iterations: where it changes, another one begins.
+        lengths = [len(columns["iteration"])]
+        if totals is not None and totals.count(totals[0]) != len(totals):
+            lengths = [len(list(group)) for _, group in itertools.groupby(totals)]
+        for length in lengths:
+            end = begin + length
+            numbers: dict[str, list[float]] = {}
+            for name, texts in columns.items():
+                if name == "planned_count":
+                    last_iteration = int(texts[begin]) + self.trainer.first_iteration - 1
+                    self.builder.setup.values["planned_iterations"] = last_iteration
+                    continue
+                part = texts[begin:end]
+                if name == "tokens_per_s":
+                    part = [text.replace(",", "") for text in part]
+                numbers[name] = list(map(int if name == "iteration" else float, part))
+            self.builder.add_steps(numbers)
+            begin = end
 
     def feed_header(self, line: LogLine) -> None:
         """A line from before the run: only what it says about the setup counts."""
-        self.builder.line += 1
+        self.builder.line += not line.continues_line
+        self.builder.clock = line.clock
         if not self._read_line(line.text, self.builder):
             read_header(line.text, self.builder)
         self.builder.drop_pending_checkpoints()  # nothing is saved before the first step
@@ -346,14 +394,21 @@ class LogReader:
     def drop_trailing_setup(self) -> None:
         """Settings after the last step belong to the next run. The wall time does not."""
         if self._setup_at_last_step is not None:
-            self.builder.setup = self._setup_at_last_step
+            self.builder.reset_setup(self._setup_at_last_step)
 
-    def build(self, name: str, final: bool = True) -> RunLog:
-        """`final`: the log ends here. Otherwise building does not affect what is read later."""
+    def build(self, name: str, final: bool = True, last_line: int | None = None) -> tuple[RunLog, ...]:
+        """Its runs. `final`: the log ends here. Otherwise building does not affect what is read later.
+        `last_line`: of this trainer, if the reader has read more."""
         if final:
             close = getattr(self._read_line, "close", None)
             if close is not None:
                 close(self.builder)
             self.builder.finish()
-        run_log = self.builder.build(name, self._ends_mid_line)
-        return merge_excerpts(run_log) if run_log.is_excerpt else run_log
+        run_log = replace(
+            self.builder.build(name, self._ends_mid_line),
+            first_line=self.lines_before + 1,
+            last_line=self.builder.line if last_line is None else last_line,
+        )
+        return split_runs(
+            merge_excerpts(run_log) if run_log.is_excerpt else run_log, self.builder.failed_launches
+        )

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassgpt.config import ConfigValue
+from glassgpt.i18n import Message
 from glassgpt.runs.trainer import Trainer
 
 Floats = NDArray[np.float64]
@@ -37,12 +38,13 @@ class Steps:
 
     iteration: Ints
     segment: Ints  # index into RunLog.segments
+    line: Ints  # its number in the file, from 1; 0: not known
     loss: Floats
     has_loss: Bools
     ms: Floats
     mfu: Floats  # percent
     lr: Floats
-    grad_norm: Floats
+    grad_norm: Floats  # infinite: printed as infinite or NaN
     tokens_per_s: Floats
     memory_bytes: Floats | None = None  # peak since the previous line: of the card, else of the process
     tokens: Floats | None = None  # GlassGPT: seen since the start of the run
@@ -61,6 +63,7 @@ class LoggedEvaluation:
     stderr: float | None = None
     tokens: int | None = None  # evaluated
     metric: ValMetric = "loss"
+    line: int = field(default=0, compare=False)  # its number in the file, from 1; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class LoggedCheckpoint:
     segment: int
     blocking_ms: float | None = None  # that training waited
     is_best: bool | None = None
+    line: int = field(default=0, compare=False)  # its number in the file, from 1; 0: not known
 
 
 @dataclass(frozen=True)
@@ -83,9 +87,9 @@ class LeftOut:
         return LeftOut(self.lines + other.lines, self.timed + other.timed, self.ms + other.ms)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LoggedProcess:
-    """One process: a run starts with one, and every resume or restart in the log adds one."""
+    """One process: a run starts with one, and every resume adds one."""
 
     has_startup: bool  # the log has its first iteration, whose time includes the start-up
     resumed: bool = False  # the log says so; else it started from scratch, or it is not known
@@ -93,10 +97,16 @@ class LoggedProcess:
     tokens_per_iteration: int | None = None  # of this process; a resume may change it
     startup_s: float | None = None  # GlassGPT: from its ledger, compile time included
     left_out: LeftOut = LeftOut()
+    stage: str | None = None  # "base", "mid", "sft", "rl": of a recipe with several, on different data
+    first_line: int = 0  # where it began, in the file: its header, or its first step
+    last_step_line: int = 0
+    batch_size_changes: tuple[tuple[int, int], ...] = ()  # (iteration, sequences per batch from there on)
+    setup: LoggedSetup | None = None  # as it printed it; None: as the run
 
 
 # kill: by a signal from outside, such as SIGKILL; abort: by the process itself, such as a segmentation fault.
-EventKind = Literal["traceback", "oom", "interrupt", "kill", "abort", "finish", "scaler-overflow", "warning"]
+EventKind = Literal["traceback", "oom", "interrupt", "kill", "abort", "finish", "scaler-overflow", "warning",
+                    "perplexity-as-loss"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -116,13 +126,21 @@ class LoggedSetup:
     # log_interval, dropout, dtype, device, compile, always_save_checkpoint, dataset, …
     settings: Mapping[str, ConfigValue] = field(default_factory=dict)
     parameters: int | None = None  # as logged, which may be rounded
+    parameters_are_claimed: bool = False  # a flag or a text says so, not the trainer
     trained_parameters: int | None = None  # of the optimizer's groups: exact, positions included
     tokens_per_iteration: int | None = None
     flops_per_token: float | None = None
     device_name: str | None = None
     peak_flops: float | None = None  # of one device: what its MFU calls 100 %
-    world_size: int | None = None
+    peak_is_disturbed: bool = False  # it was measured while other programs ran: the MFU is too high
+    world_size: int | None = None  # processes, one per device
+    # How many of these devices share one model: its layers' matrices, or its layers.
+    tensor_parallel: int | None = None
+    pipeline_parallel: int | None = None
+    data_parallel: int | None = None  # replicas of the model, each with batches of its own
     planned_iterations: int | None = None  # the number of the last one, if the run finishes
+    budget_s: float | None = None  # the run ends when it has trained for so long
+    remaining_s: float | None = None  # of that, at the last line
     memory_bytes: int | None = None  # of the card
     bytes_per_token: float | None = None  # of the validation text
     wall_s: float | None = None  # of a whole process, as `time` or the trainer printed it
@@ -132,6 +150,8 @@ class LoggedSetup:
 
 @dataclass(frozen=True)
 class RunLog:
+    """One run. A file may hold several: `reading.read_run_logs` returns each."""
+
     trainer: Trainer
     name: str  # of its file, for messages
     steps: Steps
@@ -143,13 +163,18 @@ class RunLog:
     setup: LoggedSetup = field(default_factory=LoggedSetup)
     val_metric: ValMetric = "loss"
     has_iteration_numbers: bool = True  # False: Steps.iteration only counts the lines
+    stage: str | None = None  # "base", "mid", "sft", "rl": of a recipe with several, on different data
+    run_name: str | None = None  # of a tracker, which has several runs in a table or a folder
+    runs_in_file: int = 1  # this one included; those that failed before their first step, too
+    first_line: int = 0  # of the file, that belong to it, from 1; 0: not known
+    last_line: int = 0
+    has_line_numbers: bool = True  # False: lines are counted in another text, such as a notebook's output
     last_step_line: int = 0  # line number of the last step
     process_start_lines: tuple[int, ...] = ()  # line numbers of process headers
     failed_start_line: int | None = None  # line number of a process that logged no step
     is_excerpt: bool = False  # lines quoted in a text, maybe not all of them
     ends_mid_line: bool = False
     last_partial_iteration: int | None = None  # of the latest line that is cut too short to be read
-    batch_size_changes: tuple[tuple[int, int], ...] = ()  # (iteration, sequences per batch from there on)
     ledger: Mapping[str, float] | None = None  # GlassGPT: seconds per phase, over all processes
     first_update_ms: float | None = None  # GlassGPT: of the very first update, which no row has
     journal_findings: tuple[Mapping[str, object], ...] = ()  # GlassGPT: findings that training recorded
@@ -157,8 +182,14 @@ class RunLog:
     # GlassGPT: the update whose loss or gradient was not finite, and the gradient norms before it.
     nonfinite_update: tuple[int, tuple[float, ...]] | None = None
     live: bool = False  # the run is in progress
-    earlier_runs: tuple[RunLog, ...] = ()  # runs of other trainers before it in the same file
     ended: ExitStatus | None = None  # as a journal records it
+    columns: Mapping[str, str] = field(default_factory=dict)  # of a table: what is read -> column and unit
+    notes: tuple[Message, ...] = ()  # what reading it left out or assumed
+
+    @property
+    def label(self) -> str:
+        """What tells it from other runs of the file."""
+        return self.run_name or self.stage or self.trainer.name
 
     def events_after_last_step(self) -> list[LogEvent]:
         """Events after the last step, of the same process."""
@@ -174,6 +205,15 @@ class RunLog:
     def left_out(self) -> LeftOut:
         """Logged iterations that are not in `steps`, of all processes."""
         return sum((segment.left_out for segment in self.segments), LeftOut())
+
+    @property
+    def iterations_logged(self) -> int:
+        return len(self.steps) + self.left_out.lines
+
+    @property
+    def batch_size_changes(self) -> tuple[tuple[int, int], ...]:
+        """(iteration, sequences per batch from there on), where the log says so."""
+        return tuple(change for segment in self.segments for change in segment.batch_size_changes)
 
     def iteration_count(self) -> int:
         """Iterations from the first to the last line of every process, logged or not."""
@@ -299,6 +339,11 @@ class RunLog:
         same_process = steps.segment[1:] == steps.segment[:-1]
         distances, counts = np.unique(np.diff(steps.iteration)[same_process], return_counts=True)
         return int(distances[np.argmax(counts)]) if len(distances) else None
+
+
+def longest_run(run_logs: Sequence[RunLog]) -> RunLog:
+    """The one with the most logged iterations, the latest of equals: a file's facts are of this one."""
+    return max(reversed(run_logs), key=lambda run_log: run_log.iterations_logged)
 
 
 def eval_or_save_iterations(

@@ -10,8 +10,8 @@ itself; rules see it as a log with gaps. Never left out are
 
 - the first and the last lines of the log;
 - iterations that evaluate or save, and the lines before them (of very many, every n-th);
-- the first lines of processes, and lines where the loss or the gradient norm becomes finite, or stops being
-  so (the first few thousand of each);
+- the first and the last line of each process, and lines where the loss or the gradient norm becomes finite,
+  or stops being so (the first few thousand of each);
 - stretches with a time or a loss far off the others, the farthest MAX_OUTLIERS of them.
 
 `LeftOut` has the exact number of the other lines, and their time. So counts and totals are of the whole log;
@@ -30,6 +30,7 @@ import numpy as np
 from glassgpt.runs.run_log import Bools, Floats, Ints, LeftOut, Steps, marked_rows
 
 MAX_ROWS = 1 << 20  # about 100 MB, and as much again for the rules
+_RECENT_ROWS = 8  # in which a repeated line is recognised
 STRETCH = 64  # lines that are kept or left out together
 MAX_OUTLIERS = 1 << 10  # stretches
 _MAX_MARKED = MAX_ROWS // 16  # iterations that evaluate or save
@@ -39,7 +40,7 @@ _MIN_LOSS_DEVIATIONS = 10.0  # robust standard deviations from the median of the
 
 LOG_COLUMNS = ("loss", "ms", "mfu", "lr", "grad_norm", "tokens_per_s")
 JOURNAL_COLUMNS = (*LOG_COLUMNS, "memory_bytes", "tokens")
-_KEYS = 3  # iteration, segment, number of the line among the steps
+_KEYS = 4  # iteration, segment, number of the line among the steps, and in the file
 
 
 class StepRows:
@@ -76,19 +77,22 @@ class StepRows:
         self._left_out = {segment: LeftOut(*sums) for segment, *sums in values["left_out"]}
         self._keys, self._values, self._has_loss = rows["keys"], rows["values"], rows["has_loss"]
 
-    def append(self, iteration: int, segment: int, has_loss: bool, values: Sequence[float]) -> None:
-        """`values`: by column."""
-        self._keys.extend((iteration, segment, self.line_count))
+    def append(
+        self, iteration: int, segment: int, has_loss: bool, values: Sequence[float], line: int = 0
+    ) -> None:
+        """`values`: by column. `line`: its number in the file, 0 where it is not known."""
+        self._keys.extend((iteration, segment, self.line_count, line))
         self._values.extend(values)
         self._has_loss.append(has_loss)
         self.line_count += 1
 
-    def extend(self, iterations: Ints, segment: int, columns: Mapping[str, Floats]) -> None:
-        """Rows of one segment, all with a loss."""
+    def extend(self, iterations: Ints, segment: int, columns: Mapping[str, Floats], first_line: int) -> None:
+        """Rows of one segment, all with a loss, of consecutive lines of the file."""
         count = len(iterations)
         keys = np.empty((count, _KEYS), dtype=np.int64)
         keys[:, 0], keys[:, 1] = iterations, segment
         keys[:, 2] = np.arange(self.line_count, self.line_count + count)
+        keys[:, 3] = np.arange(first_line, first_line + count)
         values = np.full((count, len(self._columns)), np.nan)
         for name, column in columns.items():
             values[:, self._columns.index(name)] = column
@@ -103,6 +107,17 @@ class StepRows:
     @property
     def last_has_loss(self) -> bool:
         return bool(self._has_loss[-1])
+
+    def has_recent(self, iteration: int, values: Sequence[float]) -> bool:
+        """Whether one of the last few rows is the same."""
+        width = len(self._columns)
+        for row in range(max(0, len(self) - _RECENT_ROWS), len(self)):
+            if self._keys[row * _KEYS] == iteration and all(
+                old == new or (math.isnan(old) and math.isnan(new))
+                for old, new in zip(self._values[row * width : (row + 1) * width], values, strict=True)
+            ):
+                return True
+        return False
 
     def drop_after(self, iteration: int) -> None:
         """A resume from there repeats the later ones."""
@@ -143,6 +158,7 @@ class StepRows:
         steps = Steps(
             iteration=keys[:, 0].copy(),
             segment=keys[:, 1].copy(),
+            line=keys[:, 3].copy(),
             has_loss=has_loss.copy(),
             **{name: values[:, index].copy() for index, name in enumerate(self._columns)},
         )
@@ -200,7 +216,9 @@ def _mask(count: int, *rows: Ints) -> Bools:
 
 
 def _process_starts(segment: Ints) -> Bools:
-    return _mask(len(segment), 1 + np.flatnonzero(np.diff(segment))[:_MAX_TURNS])
+    """The first row of each process, and the last one of the process before."""
+    last_before = np.flatnonzero(np.diff(segment))[:_MAX_TURNS]
+    return _mask(len(segment), last_before, last_before + 1)
 
 
 def _marked_and_previous(is_marked: Bools) -> Bools:

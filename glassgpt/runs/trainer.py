@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Reads one line into the builder. True if the line is a step or an evaluation that only this trainer prints
 # so. A reader that holds lines back has a method `close(builder)`, which is called at the end of the log.
 Reader = Callable[[str, "RunBuilder"], bool]
+DocumentReader = Callable[[Mapping[str, object], "RunBuilder"], None]
 Glossary = Callable[["LastLine", "RunLog", "Facts"], list["GlossaryEntry"]]
 
 A100_PEAK = 312e12  # FLOP/s in bfloat16, dense
@@ -44,7 +45,8 @@ class Trainer:
 
     # --- its log ---
     reader: Reader | type | None = None  # or the class of one that remembers lines; None: it writes no lines
-    plain_step: str = ""  # its usual step, a whole line: groups named as add_step's parameters, all numbers
+    # Groups, all numbers: add_step's parameters, the iteration first; planned_count, of the whole run's.
+    plain_step: str = ""  # its usual step, a whole line
     identifying_line: re.Pattern[str] | None = None  # only this trainer prints it, before its first step
     header: tuple[HeaderPattern, ...] = ()  # the lines before its first step that say something
     reads_any_log: bool = False  # the fallback for trainers without a file
@@ -53,12 +55,19 @@ class Trainer:
     setting_names: Mapping[str, str] = field(default_factory=dict)  # its names of settings -> TrainConfig's
     glossary: Glossary | None = None  # what each part of its lines means; None: iteration and loss only
 
+    # --- its tables of metrics: CSV, JSON, TensorBoard's event files; see metric_table.py ---
+    table_columns: tuple[frozenset[str], ...] = ()  # a table that has all of one set is this trainer's
+    rows_key: str = ""  # of the array of rows in its JSON document
+    document_reader: DocumentReader | None = None  # of what else that document says
+    column_roles: Mapping[str, str] = field(default_factory=dict)  # its own meaning of a column -> the role
+    closing_row_has_no_loss: bool = False  # the last row of a finished run, and only that one
+
     # --- its iterations ---
     first_iteration: int = 1  # the number of a run's first line
+    iterations_are_epochs: bool = False  # of a table that counts nothing else
     steps_are_micro_batches: bool = False  # not every iteration is an update
     lines_count_updates: bool = False  # line N: N updates are done; else: line N is update N itself
     step_work_grows: bool = False  # longer contexts or larger batches by schedule: later steps are slower
-    one_run_per_log: bool = False  # a new process in it resumes the same run
     loop_includes_max_iters: bool = False  # max_iters=1000: the last iteration is number 1000
 
     # --- its times ---
@@ -74,6 +83,7 @@ class Trainer:
     mfu_peak: float | None = None  # the FLOP/s that it calls 100 %, where that is fixed
     mfu_peak_card: str = ""  # whose peak that is
     mfu_is_running_average: bool = False  # 0.9 of the previous value, 0.1 of this iteration
+    mfu_counts_replica: bool = False  # of one data-parallel replica, also where several devices share it
     mfu_counts_palm_flops: bool = False  # 6N + 12 x layers x width x context per token, N without positions
     is_gpt2_shaped: bool = False  # width, depth and vocabulary give the parameters
     states_exact_parameters: bool = False  # not rounded, and without positions
@@ -81,6 +91,7 @@ class Trainer:
     computes_loss_in_chunks: bool = False  # never has the logits of all tokens at once
 
     # --- its losses ---
+    loss_measures_learning: bool = True  # not in reinforcement learning: it may rise while rewards do
     loss_is_interval_mean: bool = False  # over the iterations since the previous line
     zero_loss_cause: Message | None = None  # why it logs a NaN or infinite loss as 0
     evaluates_next_token_loss: bool = False  # its loss is the cross-entropy of the next token, and only that
@@ -91,6 +102,7 @@ class Trainer:
     evaluates_before_first_step: bool = False  # inside the first iteration, whether or not the log shows it
     evaluates_random_batches: bool = False  # fresh ones each time
     evaluates_same_tokens: bool = False  # each time
+    eval_line: str = ""  # what its line of an evaluation looks like, for advice to find one
     eval_splits: int | None = None  # 2: train and val, 1: val alone; None: not known
     eval_line_is_common: bool = False  # other loops print it too, so it does not identify this trainer
     ends_on_regular_eval: bool = False  # a finished run's last iteration is one of the usual evaluations
@@ -99,6 +111,7 @@ class Trainer:
     rarer_eval_advice: Message | None = None  # gets the two intervals and the saving
 
     # --- its settings ---
+    clips_gradients: bool = False  # unless told otherwise
     takes_known_settings: bool = False  # under TrainConfig's names, so advice can name them
     schedule_fits_run: bool = False  # warm-up and decay follow max_iters where they are not set
     defaults: Mapping[str, float] = field(default_factory=dict)  # of settings that its log need not show

@@ -17,7 +17,8 @@ FACTS = [
     "iterations_logged", "first_iteration", "last_iteration", "log_interval", "tokens_per_iteration",
     "parameters", "steady_ms", "steady_p95_ms", "first_iteration_ms", "startup_ms", "eval_steps",
     "eval_overhead_ms", "checkpoint_steps", "estimated_total_s", "overhead_share", "tokens_per_s",
-    "mfu_reported_steady", "flops_per_token", "achieved_tflops", "val_metric", "best_val_loss",
+    "mfu_reported_steady", "flops_per_token", "achieved_tflops",
+    "device_count", "data_parallel_size", "achieved_tflops_per_device", "val_metric", "best_val_loss",
     "best_val_step", "final_val_loss", "final_train_loss", "loss_first", "loss_last", "nan_step",
     "segments", "ended",
 ]
@@ -156,7 +157,7 @@ def test_the_card_changes_what_mfu_is_worth(capsys: Capture) -> None:
 
 def test_json_is_strict_and_complete(capsys: Capture) -> None:
     document = parse_strict_json(stdout_of(capsys, "explain", "n.log", "--json"))
-    assert list(document) == ["schema_version", "format", "facts", "findings", "verdict"]
+    assert list(document) == ["schema_version", "format", "facts", "findings", "verdict", "runs"]
     assert document["format"] == "nanogpt"
     assert sorted(document["facts"]) == sorted(FACTS) == sorted(Facts.__dataclass_fields__)
     assert document["facts"]["eval_steps"] == [0, 250, 500]
@@ -172,6 +173,7 @@ def test_json_is_strict_and_complete(capsys: Capture) -> None:
             "advice",
             "values",
             "at",
+            "lines",
             "claims",
         ]
         assert finding["severity"] in ("info", "advice", "warning", "problem")

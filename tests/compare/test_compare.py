@@ -14,7 +14,8 @@ from run_logs import make_run_log, make_steps
 from glassgpt.compare.compared_run import run_label
 from glassgpt.errors import UserError
 from glassgpt.runs.noise import estimate_eval_noise
-from glassgpt.runs.run_log import LoggedEvaluation, LoggedProcess, RunLog
+from glassgpt.runs.run_log import LoggedEvaluation, LoggedProcess, RunLog, longest_run
+from glassgpt.runs.split_runs import split_runs
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.runs.trajectory import trajectory_of
 
@@ -302,20 +303,14 @@ def two_runs(resumed: bool = False) -> RunLog:
     return replace(make_run_log(steps, settings=SHAPE), segments=segments, evals=evals)
 
 
-def test_the_last_of_several_runs_is_compared() -> None:
-    comparison = compare_run_logs(two_runs(), make_run())
+def test_the_longest_of_several_runs_is_compared() -> None:
+    comparison = compare_run_logs(longest_run(split_runs(two_runs())), make_run())
     assert find_claim(comparison, "several-runs").values == {"run": "A", "runs": 2}
     run = comparison.runs[0]
-    assert run.best == (1.8, 800)
-    assert run.analysis.facts.best_val_loss == 1.8
-    assert run.analysis.steady_ms == 50.0
-    assert run.analysis.total_s == pytest.approx(801 * 0.05)
-    assert "equally-fast" in claim_ids(comparison)
-
-
-def test_runs_of_other_trainers_in_the_same_log_are_counted() -> None:
-    comparison = compare_run_logs(make_run(), replace(make_run(), earlier_runs=(two_runs(),)))
-    assert find_claim(comparison, "several-runs").values == {"run": "B", "runs": 3}
+    assert run.best == (1.2, 1000)
+    assert run.analysis.facts.best_val_loss == 1.2
+    assert run.analysis.steady_ms == 500.0
+    assert run.analysis.total_s == pytest.approx(1001 * 0.5)
 
 
 def test_a_resume_is_not_a_new_run() -> None:

@@ -117,7 +117,7 @@ def split_run(
     segment = np.concatenate(
         [np.zeros(int(first.sum()), dtype=np.int64), np.ones(int(second.sum()), dtype=np.int64)]
     )
-    names = ("iteration", "loss", "has_loss", "ms", "mfu", "lr", "grad_norm", "tokens_per_s")
+    names = ("iteration", "line", "loss", "has_loss", "ms", "mfu", "lr", "grad_norm", "tokens_per_s")
     joined = Steps(segment=segment, **{name: getattr(steps, name)[rows] for name in names})
     joined = replace(joined, **{name: make(joined) for name, make in columns.items()})
     early = [done for done in run_log.evals if (done.iteration or 0) <= logged_until]

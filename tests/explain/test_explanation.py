@@ -133,6 +133,7 @@ def test_json_has_exactly_these_parts() -> None:
         "facts",
         "findings",
         "verdict",
+        "runs",
     ]
 
 

@@ -28,12 +28,11 @@ def test_a_course_leaves_out_what_was_done_over() -> None:
     assert parted.segments == (0, 1)
 
 
-def test_of_several_runs_the_longest_counts() -> None:
-    steps = make_steps([0, 10, 20, 0, 10, 20, 30, 0], segment=[0, 0, 0, 1, 1, 1, 1, 2], loss=[1.0] * 8)
-    segments = tuple(LoggedProcess(True, False, 0) for _ in range(3))
+def test_what_a_restart_repeats_does_not_count() -> None:
+    steps = make_steps([0, 10, 20, 0, 10, 20, 30, 20], segment=[0, 0, 0, 1, 1, 1, 1, 2], loss=[1.0] * 8)
+    segments = tuple(LoggedProcess(True, True, first) for first in (0, 0, 20))
     trajectory = trajectory_of(make_run_log(steps, segments=segments))
-    assert trajectory.iteration.tolist() == [0, 10, 20, 30]
-    assert trajectory.segments == (1,)
+    assert trajectory.rows.tolist() == [3, 4, 7]
 
 
 def test_unlogged_iterations_take_steady_time() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.lines import LogLine
-from glassgpt.runs.recognise import read_log
+from glassgpt.runs.recognise import read_log, read_logs
 from glassgpt.runs.run_log import RunLog
 
 A100 = 312e12
@@ -38,6 +38,7 @@ class ExpectedLine:
     eval: tuple[int, float | None, float] | None = None  # iteration, training loss, validation loss
     save: int | None = None
     segment: int = 0
+    is_unfinished: bool = False  # later lines complete or redraw what this one says
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class ExpectedLog:
     eval_time_offset: int = (
         0  # the iteration whose time holds an evaluation comes so much later than its number
     )
+    times_are_means: bool = False  # of the updates since the previous line, without evaluations
     tokens: int | None = None
     parameters: int | None = None
     flops_per_token: float | None = None
@@ -81,7 +83,10 @@ class ExpectedLog:
         return [part.save for part in self.parts if part.save is not None]
 
     def truncated(self, count: int) -> ExpectedLog:
-        """The log as it is when only so many lines are left of it."""
+        """The log as it is when only so many lines are left of it, or fewer: no step is unfinished."""
+        count = min(count, len(self.parts))
+        while count and self.parts[count - 1].is_unfinished:
+            count -= 1
         return replace(self, parts=self.parts[:count], ended="cut")
 
 
@@ -97,7 +102,7 @@ def expected_facts(expected: ExpectedLog) -> dict[str, Any]:
         (part.segment, at + expected.eval_time_offset)
         for part in expected.parts
         for at in (part.eval[0] if part.eval else None, part.save)
-        if at is not None
+        if at is not None and not expected.times_are_means
     }
     marked = [(row.segment, row.iteration) in marks for row in rows]
     holds = [mark and expected.times_hold_eval for mark in marked]
@@ -203,7 +208,13 @@ def lines_of(text: str) -> list[LogLine]:
     return [LogLine(line) for line in whole] + ([LogLine(rest, is_incomplete=True)] if rest else [])
 
 
+def parse_logs(text: str) -> tuple[RunLog, ...]:
+    """Every run."""
+    return read_logs(lines_of(text), "run.log")
+
+
 def parse_log(text: str) -> RunLog:
+    """The longest."""
     return read_log(lines_of(text), "run.log")
 
 

@@ -37,6 +37,7 @@ def make_steps(
     steps = Steps(
         iteration=np.asarray(iterations, dtype=np.int64),
         segment=np.asarray(segment if segment is not None else [0] * count, dtype=np.int64),
+        line=np.arange(1, count + 1),
         loss=np.asarray(loss if loss is not None else [np.nan] * count, dtype=float),
         has_loss=np.full(count, loss is not None),
         ms=np.broadcast_to(np.asarray(ms, dtype=float), (count,)).copy(),

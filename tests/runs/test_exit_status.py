@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from log_checks import parse_facts, parse_log
 from run_logs import NANOGPT, make_run_log, make_steps
 
 from glassgpt.config import ConfigValue
+from glassgpt.explain.explanation import explain
+from glassgpt.i18n import translate
 from glassgpt.runs.exit_status import infer_exit_status, planned_last_logged_iteration
-from glassgpt.runs.run_log import EventKind, LogEvent, LoggedSetup, RunLog
+from glassgpt.runs.run_log import EventKind, LogEvent, LoggedEvaluation, LoggedSetup, RunLog
 from glassgpt.runs.trainers import BY_ID
 
 
@@ -113,3 +117,55 @@ def test_a_log_without_iterations() -> None:
     empty = make_run_log(make_steps([]), trainer=NANOGPT)
     assert infer_exit_status(empty) == "cut"
     assert infer_exit_status(make_run_log(make_steps([]), events=[event("oom")])) == "oom"
+
+
+# --- the words of programs ---
+
+LINES = [f"iter {at}: loss 3.{at:04d}, time 50.00ms, mfu 5.00%\n" for at in range(0, 50, 10)]
+# fmt: off
+ENDS = (
+    "[2026-06-26 18:39:46] run complete @ step 11295: 1362.22 min training time",
+    "Training complete!", "training completed in 3h", "=== Training finished ===", "Training is done.",
+    "Finished training", "Saved final weights to adapters/adapters.safetensors.", "Saving final model to out",
+    "Copying report.md to current directory for convenience",
+)
+NO_ENDS = (
+    "training complete 50% of the way", "He said that the run was complete", "Saved weights to out",
+    "the final model will be saved later", "Training runs", "report of the training",
+)
+# fmt: on
+
+
+def test_what_programs_print_when_they_are_done() -> None:
+    assert [line for line in ENDS if parse_facts("".join(LINES) + line + "\n").ended != "finished"] == []
+    assert [line for line in NO_ENDS if parse_facts("".join(LINES) + line + "\n").ended != "cut"] == []
+
+
+def test_an_end_in_the_middle_is_none() -> None:
+    """More steps of the run follow."""
+    texts = ["".join((*LINES[:3], line + "\n", *LINES[3:])) for line in ENDS]
+    assert [text for text in texts if parse_facts(text).ended != "cut"] == []
+
+
+def test_a_crash_after_the_end_is_not_the_runs() -> None:
+    text = "".join(LINES) + "Training complete!\nTraceback (most recent call last):\nValueError: no plot\n"
+    run_log = parse_log(text)
+    assert infer_exit_status(run_log) == "finished"
+    assert [(one.kind, one.line) for one in run_log.events] == [("finish", 6), ("traceback", 7)]
+
+
+def test_the_closing_evaluation_of_the_planned_iteration_is_the_end() -> None:
+    setup = LoggedSetup(planned_iterations=50)
+    run_log = stopped(setup=setup, trainer=BY_ID["nanochat"])
+    assert infer_exit_status(run_log) == "cut"
+    evaluated = replace(run_log, evals=(LoggedEvaluation(50, 0, 2.0),))
+    assert infer_exit_status(evaluated) == "finished"
+    assert infer_exit_status(replace(evaluated, trainer=NANOGPT)) == "cut"  # iteration 50 is to come
+
+
+def test_how_little_of_the_plan_was_done_is_said() -> None:
+    text = "max_iters = 50000\n" + "".join(LINES)
+    verdict = explain(parse_log(text)).verdict
+    assert translate("verdict.share_of_plan", share=40 / 50_000, planned=50_000) in verdict
+    verdict = explain(parse_log(text + "Training complete!\n")).verdict
+    assert not any("planned" in sentence for sentence in verdict)

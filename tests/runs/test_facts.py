@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+from log_checks import parse_facts
 from run_logs import make_run_log, make_steps
 
 from glassgpt.runs.analysis import Analysis
@@ -92,6 +93,32 @@ def test_speed_and_arithmetic_back_from_the_mfu() -> None:
     assert facts.mfu_reported_steady == 25
     assert facts.achieved_tflops == pytest.approx(78)
     assert facts.flops_per_token == pytest.approx(78e12 / 163_840)
+
+
+def test_devices_that_share_a_model_work_together() -> None:
+    """nanoGPT's MFU of 25 % of 312 TFLOP/s is of one replica, however many devices it is spread over."""
+    cases = {
+        "world_size=4": (4, 4, 312.0),
+        "ddp_world_size=4, dp_size=1, tp_size=4": (4, 1, 78.0),
+        "world_size: 8\ntensor_model_parallel_size: 2\npipeline_model_parallel_size: 2": (8, 2, 156.0),
+        "dp_size=2, tp_size=4": (8, 2, 156.0),
+        "": (None, None, 78.0),
+    }
+    lines = "".join(f"iter {at}: loss 3.0000, time 100.00ms, mfu 25.00%\n" for at in range(20))
+    for header, (devices, replicas, tflops) in cases.items():
+        facts = parse_facts(f"tokens per iteration will be: 16,384\n{header}\n{lines}")
+        assert (facts.device_count, facts.data_parallel_size) == (devices, replicas), header
+        assert facts.achieved_tflops == pytest.approx(tflops), header
+        per_device = None if devices is None else pytest.approx(tflops / devices)
+        assert facts.achieved_tflops_per_device == per_device, header
+
+
+def test_a_product_is_no_number_of_devices() -> None:
+    text = "Examples per step is device_batch_size * ddp_world_size: 32\n"
+    assert (
+        parse_facts(text + "iter 0: loss 3.0, time 9.00ms\niter 1: loss 3.0, time 9.00ms\n").device_count
+        is None
+    )
 
 
 def test_a_tiny_mfu_is_too_coarse_to_count_back_from() -> None:
@@ -191,7 +218,7 @@ def test_a_history_of_nothing() -> None:
     facts = Analysis(make_run_log(make_steps([]))).facts
     assert facts.iterations_logged == 0
     assert facts.eval_steps == []
-    empty = {"iterations_logged", "eval_steps", "checkpoint_steps", "segments", "ended"}
+    empty = {"iterations_logged", "eval_steps", "checkpoint_steps", "segments", "ended", "regimes"}
     assert all(value is None for name, value in facts.as_dict().items() if name not in empty)
 
 
@@ -216,8 +243,10 @@ def test_the_issue_names_every_fact() -> None:
         "tokens_per_iteration", "parameters", "steady_ms", "steady_p95_ms", "first_iteration_ms",
         "startup_ms", "eval_steps", "eval_overhead_ms", "checkpoint_steps", "estimated_total_s",
         "overhead_share", "tokens_per_s", "mfu_reported_steady", "flops_per_token",
-        "achieved_tflops", "val_metric", "best_val_loss", "best_val_step", "final_val_loss",
+        "achieved_tflops", "device_count", "data_parallel_size", "achieved_tflops_per_device",
+        "val_metric", "best_val_loss", "best_val_step", "final_val_loss",
         "final_train_loss", "loss_first", "loss_last", "nan_step", "segments", "ended",
+        "regimes", "regime_total_s", "eval_overhead_typical_ms", "seconds_by_phase",
     ]  # fmt: skip
     assert [field.name for field in dataclasses.fields(Facts)] == names
 

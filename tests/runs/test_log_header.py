@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from log_checks import parse_facts, parse_log
+from log_checks import parse_facts, parse_log, parse_logs
 from printed import SyntheticRun, llmc
 
 from glassgpt.runs.run_log import LoggedSetup
@@ -83,6 +83,13 @@ def test_the_table_of_llm_c() -> None:
     assert setup.world_size == 1
 
 
+def test_devices_that_share_a_model() -> None:
+    setup = setup_of("ddp_world_size=8, dp_size=2, tp_size=4")
+    assert (setup.world_size, setup.model_parallel) == (8, 4)
+    # A setting that the trainer may not know is no fact about the run.
+    assert setup_of("tensor_parallel = 4").model_parallel is None
+
+
 def test_the_card_and_its_peak() -> None:
     setup = setup_of("GPU: NVIDIA H100 80GB HBM3 | Peak FLOPS (BF16): 9.89e+14")
     assert setup.device_name == "NVIDIA H100 80GB HBM3"
@@ -152,7 +159,7 @@ def test_all_parameters_of_an_adapter_run() -> None:
     assert parse_log(text).setup.parameters == 6_245_533_696
 
 
-def test_several_stages_keep_one_metric() -> None:
+def test_each_stage_has_its_own_metric() -> None:
     text = "".join(
         f"Step {at:05d} | Validation bpb: {1 - at / 1e4:.6f}\n"
         f"step {at:05d}/00300 (0.00%) | loss: 3.0 | lrm: 1.00 | dt: 5.00ms | tok/sec: 486 | mfu: 1.00\n"
@@ -160,10 +167,19 @@ def test_several_stages_keep_one_metric() -> None:
     )
     text += "Step 00000 | Validation loss: 1.011768\n"
     text += "Step 00000/00651 | Training loss: 0.84| lrm: 1.0| num_tokens: 9\n"
-    run_log = parse_log(text)
+    runs = parse_logs(text)
+    assert [(run_log.val_metric, len(run_log.steps)) for run_log in runs] == [
+        ("bits_per_byte", 3),
+        ("loss", 1),
+    ]
+    assert [[done.val_loss for done in run_log.evals] for run_log in runs] == [[1.0, 0.99, 0.98], [1.011768]]
+
+
+def test_a_run_with_two_metrics_keeps_the_more_frequent() -> None:
+    text = "".join(f"Step {at:05d} | Validation bpb: {1 - at / 1e4:.6f}\n" for at in (0, 100, 200))
+    run_log = parse_log(text + "Step 00300 | Validation loss: 1.011768\n")
     assert run_log.val_metric == "bits_per_byte"
     assert [done.val_loss for done in run_log.evals] == [1.0, 0.99, 0.98, None]
-    assert len(run_log.steps) == 4
 
 
 def test_keys_that_a_terminal_echoed() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from log_checks import check_facts, expected_facts, parse_facts, parse_log
+from log_checks import check_facts, expected_facts, parse_facts, parse_log, parse_logs
 from printed import LLMC_LINES, SyntheticRun, llmc, llmc_c, llmc_file, llmc_python
+
+from glassgpt.runs.analysis import Analysis
 
 COURSE = SyntheticRun(updates=33, eval_every=10)
 
@@ -94,17 +96,16 @@ OLD_CUDA = (
 
 def test_two_programs_in_one_text() -> None:
     """The CPU one, elided, then the CUDA one: each with its own way to number evaluations."""
-    facts = parse_facts(f"First:\n```\n{CPU}```\nThen:\n```\n{CUDA}```\n")
-    assert facts.eval_steps == [0, 40, 74]
-    assert (facts.best_val_loss, facts.best_val_step, facts.segments) == (3.51649, 74, 2)
+    runs = [Analysis(one).facts for one in parse_logs(f"First:\n```\n{CPU}```\nThen:\n```\n{CUDA}```\n")]
+    assert [facts.eval_steps for facts in runs] == [[0, 40], [74]]
+    assert (runs[1].best_val_loss, runs[1].best_val_step) == (3.51649, 74)
 
 
 def test_an_evaluation_belongs_to_the_block_it_stands_in() -> None:
-    run_log = parse_log(f"First:\n```\n{CPU}```\nThen:\n```\n{OLD_CUDA}```\n")
-    assert [(done.iteration, done.val_loss) for done in run_log.evals] == [
-        (0, 5.252026),
-        (40, 4.107781),
-        (0, 4.517436),
+    runs = parse_logs(f"First:\n```\n{CPU}```\nThen:\n```\n{OLD_CUDA}```\n")
+    assert [[(done.iteration, done.val_loss) for done in run_log.evals] for run_log in runs] == [
+        [(0, 5.252026), (40, 4.107781)],
+        [(0, 4.517436)],
     ]
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
-from log_checks import check_facts, parse_facts, parse_log
+from log_checks import check_facts, parse_facts, parse_log, parse_logs
 from printed import SyntheticRun
 from printed_more import nanochat, nanochat_sft, nanochat_sft_old
+
+from glassgpt.explain.explanation import explain_runs
+from glassgpt.runs.analysis import Analysis
 
 COURSE = SyntheticRun(updates=33, eval_every=10)
 
@@ -87,3 +90,53 @@ def test_source_code_in_front_of_the_log_is_no_log() -> None:
         'parser.add_argument("--learning_rate", type=float, default=0.02)\n'
     )
     check_facts(source * 5 + expected.text, expected)
+
+
+def stage_lines(stage: str, bpb: tuple[float, ...], batch: str, total: bool) -> str:
+    """One script of the recipe: evaluations 100 updates apart, and the weights at its end."""
+    updates = 100 * (len(bpb) - 1)
+    text = "2026-02-02 00:09:58,013 - nanochat - INFO - Distributed world size: 8\n"
+    text += f"Total batch size {batch} => gradient accumulation steps: 1\n"
+    for at in range(0, updates, 50):
+        if at % 100 == 0:
+            text += f"Step {at:05d} | Validation bpb: {bpb[at // 100]:.4f}\n"
+        planned = f"/{updates:05d}" if total else ""
+        text += (
+            f"step {at:05d}{planned} ({100 * at / updates:.2f}%) | loss: 3.123456 | lrm: 1.00 | "
+            "dt: 476.16ms | tok/sec: 1,101,075 | mfu: 48.59 | total time: 0.00m\n"
+        )
+    text += f"Step {updates:05d} | Validation bpb: {bpb[-1]:.4f}\n"
+    return (
+        text
+        + f"Saved model file to: /x/{stage}_checkpoints/d20/model_{updates:06d}.pt\nTotal training time: 1m\n"
+    )
+
+
+def test_stages_of_the_recipe_are_runs_of_their_own() -> None:
+    """The loss of mid-training is lower, on other data: it is no better."""
+    text = (
+        stage_lines("base", (3.3, 1.2, 0.9, 0.81), "524,288", total=True)
+        + "Final: 912/2376 (38.38%)\n"
+        + stage_lines("mid", (0.69, 0.39), "262,144", total=False)
+        + stage_lines("chatsft", (0.41, 0.40), "65,536", total=True)
+    )
+    runs = parse_logs(text)
+    assert [run_log.stage for run_log in runs] == ["base", "mid", "sft"]
+    facts = [Analysis(run_log).facts for run_log in runs]
+    assert [one.best_val_loss for one in facts] == [0.81, 0.39, 0.40]
+    assert [one.tokens_per_iteration for one in facts] == [524_288, 262_144, 65_536]
+    assert [(one.ended, one.device_count) for one in facts] == [("finished", 8)] * 3
+    assert [run_log.first_line for run_log in runs] == [
+        number for number, line in enumerate(text.splitlines(), 1) if "world size" in line or number == 1
+    ]
+    explanation = explain_runs(runs)
+    assert explanation.facts.best_val_loss == 0.81
+    assert "base, mid, sft" in explanation.verdict[0]
+
+
+def test_a_stage_that_resumes_is_one_run() -> None:
+    """Only its last process saves, and so says which stage it is."""
+    whole = stage_lines("base", (3.3, 1.2, 0.9, 0.81), "524,288", total=True)
+    lines = whole.splitlines(keepends=True)
+    (run_log,) = parse_logs("".join(lines[:8] + lines[:2] + lines[6:]))
+    assert (run_log.stage, len(run_log.segments)) == ("base", 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from log_checks import parse_facts, parse_log
+from log_checks import parse_facts, parse_log, parse_logs
 
 
 def test_lines_in_bold_and_in_code_blocks() -> None:
@@ -65,8 +65,7 @@ def test_quotes_that_contradict_each_other_are_several_runs() -> None:
         "On the CPU:\n```\niter 0: loss 4.2, time 100.00ms\niter 10: loss 4.0, time 101.00ms\n```\n"
         "On the GPU:\n```\niter 0: loss 4.2, time 10.00ms\niter 10: loss 3.0, time 11.00ms\n```\n"
     )
-    facts = parse_facts(text)
-    assert (facts.segments, facts.iterations_logged, facts.loss_last) == (2, 4, 3.0)
+    assert [run_log.steps.loss.tolist() for run_log in parse_logs(text)] == [[4.2, 4.0], [4.2, 3.0]]
 
 
 def test_elided_middles(subtests: pytest.Subtests) -> None:

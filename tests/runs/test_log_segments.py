@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise, permutations
+from typing import Any
 
 import pytest
-from log_checks import ExpectedLog, check_facts, expected_facts, nearly_equal, parse_facts, parse_log
+from log_checks import (
+    ExpectedLog,
+    check_facts,
+    expected_facts,
+    nearly_equal,
+    parse_facts,
+    parse_log,
+    parse_logs,
+)
 from printed import SyntheticRun, llmc, nanogpt
 from printed_more import every_trainer, trainer
 
-from glassgpt.explain.explanation import explain
+from glassgpt.explain.explanation import explain, explain_runs
 from glassgpt.explain.rules.resumes import resume_replays_data
-from glassgpt.i18n import translate
 from glassgpt.runs.analysis import Analysis
 
 COURSE = SyntheticRun(updates=40, eval_every=10)
@@ -101,8 +109,10 @@ def test_a_process_that_evaluates_before_it_says_that_it_resumes() -> None:
 
 def test_three_runs_in_one_file() -> None:
     logs = [nanogpt(SyntheticRun(updates=40, eval_every=10, seed=seed)) for seed in range(3)]
-    facts = parse_facts("".join(log.text for log in logs))
-    assert (facts.segments, facts.iterations_logged, facts.ended) == (3, 123, "finished")
+    runs = parse_logs("".join(log.text for log in logs))
+    for run_log, expected in zip(runs, logs, strict=True):
+        got = Analysis(run_log).facts.as_dict()
+        assert all(nearly_equal(got[name], value) for name, value in expected_facts(expected).items())
 
 
 def test_headers_of_all_ranks_are_one_process() -> None:
@@ -141,9 +151,10 @@ def test_another_run_does_not_inherit_settings() -> None:
         "Overriding: dropout = 0.2\nnumber of parameters: 10.65M\niter 0: loss 4.0, time 9.00ms, mfu 5.00%\n"
     )
     second = "number of parameters: 0.80M\niter 0: loss 4.0, time 9.00ms, mfu 5.00%\n"
-    setup = parse_log(first + second).setup
-    assert setup.parameters == 800_000
-    assert "dropout" not in setup.settings
+    one, other = (run_log.setup for run_log in parse_logs(first + second))
+    assert (one.parameters, one.settings["dropout"]) == (10_650_000, 0.2)
+    assert other.parameters == 800_000
+    assert "dropout" not in other.settings
 
 
 def test_a_resume_keeps_what_it_does_not_say_again() -> None:
@@ -186,10 +197,9 @@ def test_every_trainer_after_every_other(pairs: list[tuple[ExpectedLog, Expected
     for first, second in pairs:
         if first.format == second.format or "unknown" in (first.format, second.format):
             continue
-        run_log = parse_log(f"{first.text}$ second command\n{second.text}")
-        assert [one.trainer.id for one in run_log.earlier_runs] == [first.format]
-        assert run_log.trainer.id == second.format
-        for told, read in ((second, run_log), (first, run_log.earlier_runs[0])):
+        runs = parse_logs(f"{first.text}$ second command\n{second.text}")
+        assert [one.trainer.id for one in runs] == [first.format, second.format]
+        for told, read in zip((first, second), runs, strict=True):
             got = Analysis(read).facts.as_dict()
             wrong = {
                 name: value
@@ -200,42 +210,89 @@ def test_every_trainer_after_every_other(pairs: list[tuple[ExpectedLog, Expected
 
 
 def test_a_trainer_that_nobody_knows_after_another() -> None:
-    run_log = parse_log(LONG["nanogpt"].text + LONG["unknown"].text)
-    assert [one.trainer.id for one in (*run_log.earlier_runs, run_log)] == ["nanogpt", "unknown"]
+    runs = parse_logs(LONG["nanogpt"].text + LONG["unknown"].text)
+    assert [one.trainer.id for one in runs] == ["nanogpt", "unknown"]
 
 
-def test_both_runs_are_explained_and_the_first_is_named() -> None:
-    explanation = explain(parse_log(nanogpt(COURSE).text + llmc(COURSE).text))
-    assert "nanoGPT" in explanation.verdict[0]
-    assert explanation.verdict[1].startswith("An llm.c run ")
-    assert [one.log.trainer.id for one in explanation.earlier] == ["nanogpt"]
-    assert [one["format"] for one in explanation.as_dict()["earlier"]] == ["nanogpt"]  # type: ignore[attr-defined]
+def test_both_runs_are_explained_and_the_verdict_is_about_the_longest() -> None:
+    explanation = explain_runs(parse_logs(nanogpt(COURSE).text + llmc(COURSE).text))
+    assert "nanoGPT, llm.c" in explanation.verdict[0]
+    assert explanation.verdict[1].startswith("A nanoGPT run ")
+    assert [one.log.trainer.id for one in explanation.runs] == ["nanogpt", "llm.c"]
+    runs: Any = explanation.as_dict()["runs"]
+    assert [(one["trainer"], one["is_main"]) for one in runs] == [("nanogpt", True), ("llm.c", False)]
+    lines = len(nanogpt(COURSE).lines)
+    assert [(one["first_line"], one["last_line"]) for one in runs] == [
+        (1, lines),
+        (lines + 1, lines + len(llmc(COURSE).lines)),
+    ]
 
 
 def test_the_second_header_says_nothing_about_the_first_run() -> None:
     text = nanogpt(COURSE).text + "| device | NVIDIA GeForce RTX 4090 |\n" + llmc(COURSE).text
-    run_log = parse_log(text)
-    assert run_log.earlier_runs[0].setup.device_name is None
-    assert run_log.setup.device_name is not None
+    first, second = parse_logs(text)
+    assert first.setup.device_name is None
+    assert second.setup.device_name is not None
 
 
 def test_a_crash_and_a_stopwatch_belong_to_the_run_before() -> None:
     crash = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\nreal\t1m40.5s\n"
-    run_log = parse_log(nanogpt(COURSE).text + crash + llmc(COURSE).text)
-    assert Analysis(run_log.earlier_runs[0]).facts.ended == "oom"
-    assert run_log.earlier_runs[0].setup.wall_s == 100.5
-    assert run_log.setup.wall_s is None
-    assert not any(finding.id == "oom" for finding in explain(run_log).findings)
+    first, second = parse_logs(nanogpt(COURSE).text + crash + llmc(COURSE).text)
+    assert Analysis(first).facts.ended == "oom"
+    assert first.setup.wall_s == 100.5
+    assert second.setup.wall_s is None
+    assert not any(finding.id == "oom" for finding in explain(second).findings)
 
 
 def test_a_few_lines_of_another_kind_are_no_second_run() -> None:
     lines = nanogpt(COURSE).lines
     strange = "step 3 | loss: 2.345678 | dt: 100.00ms"
     mixed = [text for line in lines for text in (line, strange)]
-    assert parse_log("\n".join(mixed) + "\n").earlier_runs == ()
-    assert parse_log("\n".join([*lines, strange, strange]) + "\n").earlier_runs == ()
+    assert len(parse_logs("\n".join(mixed) + "\n")) == 1
+    assert len(parse_logs("\n".join([*lines, strange, strange]) + "\n")) == 1
 
 
 def test_a_second_run_of_the_trainer_is_said_where_lines_have_no_numbers() -> None:
     log = trainer(COURSE).text
-    assert translate("verdict.several_runs", runs=2) in explain(parse_log(log + log)).verdict
+    assert [one.runs_in_file for one in parse_logs(log + log)] == [2, 2]
+
+
+def test_a_run_that_starts_over_without_a_word() -> None:
+    """Its first line is number 10, as that of the run before: nothing was resumed."""
+    lines = [f"Step {at}/300, Loss: {3 - at / 300:.4f}" for at in range(10, 301, 10)]
+    again = [line.replace("Loss: ", "Loss: 1") for line in lines]
+    assert [len(run_log.steps) for run_log in parse_logs("\n".join(lines + again) + "\n")] == [30, 30]
+    (resumed,) = parse_logs("\n".join(lines[:20] + again[10:]) + "\n")
+    assert len(resumed.segments) == 2
+
+
+def test_ranks_that_are_a_few_lines_behind_print_the_same() -> None:
+    lines = [f"Step {at}/300, Loss: {3 - at / 300:.4f}" for at in range(10, 301, 10)]
+    shuffled = [line for at in range(0, 30, 3) for line in lines[at : at + 3] * 2]
+    (run_log,) = parse_logs("\n".join(shuffled) + "\n")
+    assert run_log.steps.iteration.tolist() == list(range(10, 301, 10))
+    assert len(run_log.segments) == 1
+
+
+def test_everything_has_the_number_of_its_line() -> None:
+    for log in every_trainer(SyntheticRun(updates=30, eval_every=10)).values():
+        (run_log,) = parse_logs(log.text)
+        lines = log.text.split("\n")
+        rows = [number for number, part in enumerate(log.parts, 1) if part.row]
+        evals = [number for number, part in enumerate(log.parts, 1) if part.eval]
+        assert run_log.steps.line.tolist() == rows, log.format
+        assert [done.line for done in run_log.evals] == evals, log.format
+        assert all(0 < save.line <= len(lines) for save in run_log.checkpoints)
+        assert (run_log.first_line, run_log.last_line) == (1, len(lines) - 1)
+
+
+def test_lines_at() -> None:
+    killed, again = nanogpt(COURSE).truncated(45), nanogpt(COURSE, resumes_at=20)
+    text = killed.text + again.text
+    analysis = Analysis(parse_log(text))
+    lines = text.splitlines()
+    assert [lines[number - 1][:8] for number in analysis.lines_at([5, 25])] == ["iter 5: ", "iter 25:"]
+    assert analysis.lines_at([25])[0] > len(killed.lines)  # the resume repeated it
+    assert [lines[number - 1][:8] for number in analysis.eval_lines_at([30, 10])] == ["step 10:", "step 30:"]
+    assert analysis.lines_at([10**9]) == ()
+    assert Analysis(replace(analysis.log, has_line_numbers=False)).lines_at([5]) == ()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from log_checks import parse_facts, parse_log
+from log_checks import parse_facts, parse_log, parse_logs
 
 from glassgpt.errors import UserError
-from glassgpt.explain.explanation import Explanation, explain
+from glassgpt.explain.explanation import Explanation, explain_runs
 from glassgpt.i18n import translate
 
 BEGIN = (
@@ -24,14 +24,17 @@ OOM = FAULT.replace(
 )
 
 
+ABOUT = ("oom", "crashed", "interrupted", "failed-start")  # how processes ended
+RESUME = BEGIN.replace("Initializing a new model from scratch", "Resuming training from out")
+
+
 def explain_text(text: str) -> Explanation:
-    return explain(parse_log(text))
+    return explain_runs(parse_logs(text))
 
 
 def named(text: str) -> dict[str, str]:
-    """Findings about how processes ended, and their evidence."""
-    about = ("oom", "crashed", "interrupted", "failed-start")
-    return {one.id: one.evidence for one in explain_text(text).findings if one.id in about}
+    """Findings about how the longest run ended, and their evidence."""
+    return {one.id: one.evidence for one in explain_text(text).findings if one.id in ABOUT}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +73,8 @@ def test_a_traceback_tells_whose_it_is(line: str) -> None:
 
 
 def test_a_fault_of_a_run_that_learnt_nothing_says_no_more_than_it_is() -> None:
-    assert named(BEGIN + FAULT) == {"crashed": 'Line 4: "ValueError: no such thing".'}
+    (evidence,) = named(BEGIN + FAULT).values()
+    assert evidence == 'Line 4: "ValueError: no such thing". ' + translate("oom.evidence.never_trained")
 
 
 @pytest.mark.parametrize("text", [BEGIN, FAULT, 'print(f"tokens per iteration will be: {n:,}")\n' + FAULT])
@@ -83,7 +87,6 @@ def test_without_a_trainer_or_a_fault_it_is_no_log(text: str) -> None:
     "start",
     [
         BEGIN,
-        BEGIN.replace("Initializing a new model from scratch", "Resuming training from out"),
         "$ python train.py config/train_gpt2.py\n",
         "(base) me@box:~/nanoGPT$ CUDA_VISIBLE_DEVICES=0 torchrun train.py\n",
         "+ python3 -u train.py\n",
@@ -93,25 +96,62 @@ def test_without_a_trainer_or_a_fault_it_is_no_log(text: str) -> None:
 def test_the_fault_of_a_later_command_is_not_the_runs(start: str, fault: str) -> None:
     explanation = explain_text(RUN + start + fault)
     assert explanation.facts.ended == "finished"
-    assert explanation.verdict[0] == translate("verdict.finished", trainer="nanoGPT", at="400")
-    assert list(named(RUN + start + fault)) == ["failed-start"]
+    assert explanation.verdict[1] == translate("verdict.finished", trainer="nanoGPT", at="400")
+    assert named(RUN + start + fault) == {}
+    run, failed = explanation.runs
+    assert (run.log.first_line, run.log.last_line, failed.log.first_line) == (1, 46, 47)
+    assert failed.log.last_line == len((RUN + start + fault).splitlines())
+    assert failed.facts.iterations_logged == 0
+    assert failed.facts.ended == ("oom" if fault is OOM else "crashed")
+    assert {one.id for one in failed.findings} & {"oom", "crashed", "interrupted"}
 
 
-def test_the_later_command_says_what_failed() -> None:
-    assert named(RUN + BEGIN + FAULT) == {
+def test_the_failed_command_says_what_failed() -> None:
+    _, failed = explain_text(RUN + BEGIN + FAULT).runs
+    (evidence,) = [one.evidence for one in failed.findings]
+    assert evidence.startswith('Line 50: "ValueError: no such thing".')
+
+
+def test_failed_launches_before_and_after_a_finished_run() -> None:
+    """Three that failed, the run, one more: each has its lines and its settings."""
+    small = BEGIN.replace("10.65M", "0.80M")
+    text = (
+        (BEGIN + FAULT) * 2 + BEGIN + OOM + small + LINES.replace("iter 400", END + "iter 400") + BEGIN + OOM
+    )
+    runs = explain_text(text).runs
+    assert [(one.facts.iterations_logged, one.facts.ended) for one in runs] == [
+        (0, "crashed"), (0, "crashed"), (0, "oom"), (41, "finished"), (0, "oom"),
+    ]  # fmt: skip
+    assert [(one.log.first_line, one.log.last_line) for one in runs] == [
+        (1, 6), (7, 12), (13, 18), (19, 64), (65, 70),
+    ]  # fmt: skip
+    sizes = [10_650_000] * 3 + [800_000, 10_650_000]
+    assert [one.log.setup.parameters for one in runs] == sizes
+
+
+def test_a_resume_that_failed_belongs_to_the_run() -> None:
+    assert named(RUN + RESUME + FAULT) == {
         "failed-start": 'It began at line 47. Line 50: "ValueError: no such thing".'
     }
+    assert len(explain_text(RUN + RESUME + FAULT + RESUME + LINES.replace("iter ", "iter 1")).runs) == 0
+
+
+def test_other_ranks_print_their_headers_after_a_failure() -> None:
+    """A header that the failed command did not print first is no new command."""
+    late = "number of parameters: 10.65M\n"
+    runs = explain_text(RUN + BEGIN + FAULT + late + FAULT).runs
+    assert [one.facts.iterations_logged for one in runs] == [41, 0]
 
 
 def test_both_failed() -> None:
-    resumed = BEGIN.replace("Initializing a new model from scratch", "Resuming training from out")
-    evidence = named(RUN + "Killed\n" + resumed + FAULT)
+    evidence = named(RUN + "Killed\n" + RESUME + FAULT)
     assert set(evidence) == {"interrupted", "failed-start"}
-    assert explain_text(RUN + "Killed\n" + resumed + FAULT).facts.ended == "crashed"
+    assert explain_text(RUN + "Killed\n" + RESUME + FAULT).facts.ended == "crashed"
 
 
 def test_a_later_command_that_trains_has_faults_of_its_own() -> None:
-    assert list(named(RUN + BEGIN + LINES + FAULT)) == ["crashed"]
+    runs = explain_text(RUN + BEGIN + LINES + FAULT).runs
+    assert [{one.id for one in run.findings} & set(ABOUT) for run in runs] == [set(), {"crashed"}]
 
 
 def test_a_later_command_that_ends_well_is_not_worth_a_word() -> None:
@@ -131,6 +171,5 @@ def test_what_was_printed_late_is_no_sign_that_it_went_on(printed_before: int) -
 @pytest.mark.parametrize("after", ["", "^C\n"])
 def test_memory_that_ran_out_in_an_attempt_before_did_not_end_the_run(after: str) -> None:
     explanation = explain_text(BEGIN + OOM + BEGIN + LINES.replace("iter 400", "iter 399") + after)
-    memory = next(one for one in explanation.findings if one.id == "oom")
-    assert memory.severity == "warning"
-    assert "training continued" in memory.title
+    assert not any(one.id == "oom" for one in explanation.findings)
+    assert [one.facts.ended for one in explanation.runs] == ["oom", "interrupted" if after else "cut"]

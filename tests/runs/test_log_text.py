@@ -49,6 +49,32 @@ def test_each_state_of_a_progress_bar_is_a_line() -> None:
     ]
 
 
+@given(
+    st.lists(st.lists(st.sampled_from(["a", "bb", "", "c" * 5000, "d\\ne" * 2000]), min_size=1), max_size=9),
+    st.sampled_from(["\n", "\r\n"]),
+    st.integers(1, 7000),
+)
+@settings(max_examples=200, deadline=None)
+def test_lines_are_numbered_as_an_editor_numbers_them(lines: list[list[str]], end: str, chunk: int) -> None:
+    """A state of a progress bar, or a part of a long line, is no line of the file; reads may end anywhere."""
+    data = "".join("\r".join(states) + end for states in lines).encode()
+
+    class Slow(io.RawIOBase):
+        position = 0
+
+        def read(self, size: int = -1) -> bytes:
+            self.position += chunk
+            return data[self.position - chunk : self.position]
+
+    number, texts_by_number = 0, dict[int, set[str]]()
+    for line in read_lines(Slow()):  # type: ignore[arg-type]
+        number += not line.continues_line
+        texts_by_number.setdefault(number, set()).add(line.text)
+    assert number == len(lines)
+    for at, states in enumerate(lines, start=1):
+        assert {state for state in states if 0 < len(state) < 10} <= texts_by_number[at]
+
+
 def test_a_line_end_between_two_reads_is_one_line_end() -> None:
     class Slow(io.RawIOBase):
         pieces = iter([b"one\r", b"\ntwo\r\n", b"thr", b"ee\n"])

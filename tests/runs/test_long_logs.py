@@ -9,6 +9,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 from printed import SyntheticRun, llmc, nanogpt
+from printed_more import nanochat
 
 from glassgpt.explain.explanation import explain
 from glassgpt.runs import step_rows
@@ -16,9 +17,11 @@ from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.from_journal import JournalReader, run_log_from_records
 from glassgpt.runs.lines import read_blocks, read_lines, split_block
 from glassgpt.runs.reading import DEMO_LOGS
-from glassgpt.runs.recognise import read_log
+from glassgpt.runs.recognise import read_log, read_logs
 from glassgpt.runs.run_log import RunLog, Steps
+from glassgpt.runs.split_runs import MAX_RUNS
 
+NANOCHAT = nanochat(SyntheticRun(updates=300, eval_every=50))
 LOGS = sorted(DEMO_LOGS.values())
 
 
@@ -66,6 +69,10 @@ def test_blocks_and_lines_read_the_same() -> None:
     texts.append(
         "".join(f"{line}\n" + f"{noise[at % 3]}\n" * (at % 5) for at, line in enumerate(lines)).encode()
     )
+    nanochat_lines = [
+        line.replace("/00300 ", f"/{300 + at // 100:05d} ") for at, line in enumerate(NANOCHAT.lines)
+    ]
+    texts += [NANOCHAT.text.encode() * 3, "\n".join(nanochat_lines * 2).encode()]
     for data in texts:
         by_line = read_log(read_lines(io.BytesIO(data)), "x")
         by_block = read_log(read_blocks(io.BytesIO(data)), "x")
@@ -86,16 +93,22 @@ def test_a_block_in_which_another_trainers_run_begins() -> None:
     course = SyntheticRun(updates=40, eval_every=10)
     theirs, ours = llmc(course).text, nanogpt(course).text
     blocks = [ours[:-1], (ours + theirs + ours)[:-1]]  # the first one makes clear whose log it is
-    by_block = read_log(iter(blocks), "x")
-    by_line = read_log((line for block in blocks for line in split_block(block)), "x")
-    for run_log in (by_block, by_line):
-        runs = [*run_log.earlier_runs, run_log]
-        assert [(run.trainer.id, len(run.steps), len(run.evals)) for run in runs] == [
-            ("nanogpt", 82, 10),
-            ("llm.c", 40, 5),
-            ("nanogpt", 41, 5),
+    by_block = read_logs(iter(blocks), "x")
+    by_line = read_logs((line for block in blocks for line in split_block(block)), "x")
+    for runs in (by_block, by_line):
+        assert [(run.trainer.id, len(run.steps), len(run.evals), run.runs_in_file) for run in runs] == [
+            ("nanogpt", 41, 5, 4),
+            ("nanogpt", 41, 5, 4),
+            ("llm.c", 40, 5, 4),
+            ("nanogpt", 41, 5, 4),
         ]
-    assert by_block.last_step_line == by_line.last_step_line
+    lines = (ours + ours + theirs + ours).split("\n")
+    for one, other in zip(by_block, by_line, strict=True):
+        assert (one.first_line, one.last_line) == (other.first_line, other.last_line)
+        assert one.steps.line.tolist() == other.steps.line.tolist()
+        assert one.last_step_line == other.last_step_line == one.steps.line[-1]
+        for at, line in zip(one.steps.iteration.tolist(), one.steps.line.tolist(), strict=True):
+            assert lines[line - 1].startswith((f"iter {at}:", f"step {at:4d}/"))
 
 
 def test_a_thinned_log_has_the_facts_of_the_whole(request: pytest.FixtureRequest) -> None:
@@ -130,9 +143,10 @@ def test_outliers_and_their_neighbours_are_kept() -> None:
 
 @pytest.mark.usefixtures("short_memory")
 def test_a_log_of_restarts_is_thinned_too() -> None:
-    lines = [f"iter {at % 2}: loss 2.0000, time 9.00ms, mfu 1.00%" for at in range(20_000)]
-    run_log = read("\n".join(lines) + "\n")
-    assert len(run_log.steps) + run_log.left_out.lines == 20_000
+    lines = [f"iter {at % 2}: loss 2.0000, time {at}.00ms, mfu 1.00%" for at in range(20_000)]
+    runs = read_logs(read_blocks(io.BytesIO(("\n".join(lines) + "\n").encode())), "long.log")
+    assert {run_log.runs_in_file for run_log in runs} == {10_000}
+    assert len(runs) == MAX_RUNS
 
 
 def step(at: int, process: int = 0) -> dict[str, object]:

@@ -39,7 +39,8 @@ def make_columns(iterations: Sequence[int], **columns: Floats | Sequence[float])
     values = {name: np.asarray(columns.get(name, np.full(count, np.nan)), dtype=float) for name in names}
     segment = np.asarray(columns.get("segment", np.zeros(count)), dtype=np.int64)
     at = np.asarray(iterations, dtype=np.int64)
-    steps = Steps(iteration=at, segment=segment, has_loss=np.full(count, "loss" in columns), **values)
+    line, has_loss = np.zeros(count, dtype=np.int64), np.full(count, "loss" in columns)
+    steps = Steps(iteration=at, segment=segment, line=line, has_loss=has_loss, **values)
     memory = columns.get("memory_bytes")
     return steps if memory is None else replace(steps, memory_bytes=np.asarray(memory, dtype=float))
 

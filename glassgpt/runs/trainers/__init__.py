@@ -12,13 +12,21 @@ from glassgpt.runs.trainer import Trainer
 # Of two that match as many lines, the first wins; the one that reads any log comes last.
 _ORDER = (
     "nanogpt",
+    "autoresearch",
     "nanochat",
     "build_nanogpt",
     "llmc",
     "modded",
     "litgpt",
     "huggingface",
+    "llamafactory",
     "minimind",
+    "torchtitan",
+    "megatron",
+    "olmo",
+    "mlx_lm",
+    "keras",
+    "lightning",
     "glassgpt",
     "generic",
 )

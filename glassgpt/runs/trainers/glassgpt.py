@@ -31,7 +31,6 @@ TRAINER = Trainer(
     glossary=_glossary,
     first_iteration=1,
     lines_count_updates=True,
-    one_run_per_log=True,
     step_time_is_interval_mean=True,  # without evaluations and saves
     compile_off_flag="--compile=off",
     mfu_counts_palm_flops=True,
@@ -47,4 +46,5 @@ TRAINER = Trainer(
     defaults={"learning_rate": TrainConfig.learning_rate},
     logs_checkpoints=True,
     resume_command="glass train --init_from=resume --out_dir=RUN",
+    clips_gradients=True,
 )

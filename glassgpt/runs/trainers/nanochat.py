@@ -15,13 +15,20 @@ from glassgpt.i18n import translate
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
-from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_number, search_number
+from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_number, search_norm, search_number
 from glassgpt.runs.run_log import RunLog, ValMetric
 from glassgpt.runs.trainer import HeaderPattern, Trainer
 
 _STEP = re.compile(
     rf"\bstep\s+(\d+)(?:/(\d+))?(?:\s+\([\d.]+%\))?\s*\|\s*(?:training )?loss:\s*{NUMBER}(.{{0,400}})",
     re.IGNORECASE,
+)
+# What it prints itself: `read` finds the same in it, one line at a time.
+_PLAIN = (
+    r"step (?P<iteration>\d{1,15})/(?P<planned_count>\d{1,15}) \(\d{1,3}\.\d\d%\) "
+    r"\| loss: (?P<loss>\d{1,9}\.\d{1,9}|nan) \| lrm: \d{1,3}\.\d\d \| dt: (?P<ms>\d{1,12}\.\d{1,9})ms "
+    r"\| tok/sec: (?P<tokens_per_s>\d{1,3}(?:,\d{3}){0,4}) \| (?:bf16_)?mfu: (?P<mfu>\d{1,9}\.\d{1,9})"
+    r"(?: \| (?:epoch|total time|eta): [\w.]{1,20}(?: pq: \d{1,9} rg: \d{1,9})?){0,3}"
 )
 _ONLY_NANOCHAT = re.compile(r"\blrm\b|\bmfu: |total time:|num_tokens:|\([\d.]+%\)")
 _TIME = re.compile(rf"\bdt:\s*{NUMBER}\s*ms\b")
@@ -30,11 +37,13 @@ _NORM = re.compile(rf"\bgrad[ _]norm:\s*{NUMBER}")
 _SPEED = re.compile(rf"\btok/sec:\s*{NUMBER}")
 _VAL = re.compile(rf"\bStep\s+(\d+)\s*\|\s*Validation (bpb|loss):\s*{NUMBER}", re.IGNORECASE)
 _SAVE = re.compile(r"\bSaved model\b(?:.{0,300}_(\d{4,})\.pt)?")
+# Where a stage of its recipe saves. Each learns from other data, so their losses cannot be compared.
+_STAGE_FOLDER = re.compile(r"\b(base|mid|chat_?sft|chat_?rl)_checkpoints\b")
 _END = re.compile(r"^(?:Minimum validation (?:bpb|loss)|Total training time|Peak memory usage):")
 
 
 def read(line: str, builder: RunBuilder) -> bool:
-    if "loss:" in line and (match := _STEP.search(line)):
+    if "loss:" in line and "| remaining: " not in line and (match := _STEP.search(line)):
         iteration, planned, loss, rest = match.groups()
         has_time = _TIME.search(rest) or "num_tokens:" in rest  # fine-tuning prints no times
         if not _ONLY_NANOCHAT.search(line) or (not has_time and "ms" in builder.last_step_columns):
@@ -47,7 +56,7 @@ def read(line: str, builder: RunBuilder) -> bool:
             parse_number(loss),
             ms=search_number(_TIME, rest),
             mfu=search_number(_MFU, rest),
-            grad_norm=search_number(_NORM, rest),
+            grad_norm=search_norm(_NORM, rest),
             tokens_per_s=search_number(_SPEED, rest),
         )
         return True
@@ -57,6 +66,8 @@ def read(line: str, builder: RunBuilder) -> bool:
         return True
     if "Saved model" in line and (match := _SAVE.search(line)):
         builder.add_checkpoint(int(match[1]) if match[1] else None)
+        if folder := _STAGE_FOLDER.search(line):
+            builder.set_stage(folder[1].removeprefix("chat").removeprefix("_"))
     elif _END.match(line):
         builder.add_event("finish", line)
     return False
@@ -81,6 +92,7 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
 
 
 _HEADER = (
+    HeaderPattern("istributed world size", re.compile(r"Distributed world size: \d")),
     HeaderPattern("Autodetected", re.compile(r"^Autodetected device type: ")),
     HeaderPattern("otal", re.compile(rf"Total batch size {COUNT}"), "tokens_per_iteration"),
     HeaderPattern("otal", re.compile(rf"^\W*total\s*:\s*{COUNT}\s*$"), "parameters"),
@@ -99,6 +111,7 @@ TRAINER = Trainer(
     "nanochat",
     "nanochat",
     reader=read,
+    plain_step=_PLAIN,
     identifying_line=re.compile(r"^Autodetected device type: |^Tokens / micro-batch / rank: "),
     header=_HEADER,
     setting_names={"sequence_len": "block_size"},

@@ -9,32 +9,32 @@ from rich.text import Text
 
 from glassgpt.explain.explanation import Explanation
 from glassgpt.explain.watch import WatchUpdate
-from glassgpt.format import format_duration
+from glassgpt.format import format_duration, format_loss, format_ms, format_percent
 from glassgpt.i18n import RIGHT_TO_LEFT, current_language, translate
 from glassgpt.record.finding import Finding
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import glossary
 from glassgpt.runs.run_log import RunLog
 from glassgpt.sanitize import sanitize_keeping_bidi, sanitize_line, sanitize_text
-from glassgpt.show.facts_table import fact_groups, phase_labels, severity_label
+from glassgpt.show.facts_table import exit_status_label, fact_groups, phase_labels, severity_label
 from glassgpt.show.terminal.chart import bar, plot
-from glassgpt.show.timeline import build_timeline, seconds_by_phase
 
 _STYLES = {"problem": "bold red", "warning": "bold yellow", "advice": "bold cyan", "info": "bold"}
 _RIGHT_TO_LEFT_MARK = "\N{RIGHT-TO-LEFT MARK}"
+_MAX_RUN_ROWS = 12
 _LOSS_CHART_POINTS = 4000
 _LOSS_CHART_PERCENTILE = 97  # top of the chart: the initial drop would flatten the rest
 
 
 def print_explanation(explanation: Explanation, out: Console, full: bool = False) -> None:
     """`full`: also print the glossary of this trainer's log lines."""
-    for earlier in explanation.earlier:
-        print_explanation(earlier, out, full)
     run_log, facts = explanation.log, explanation.facts
     out.print(Text(sanitize_line(run_log.name), style="bold"), soft_wrap=True)
     for sentence in explanation.verdict:
         out.print(Text(terminal_text(sentence)))
     out.print()
+    if explanation.runs:
+        _print_runs(explanation, out)
     for finding in explanation.findings:
         print_finding(finding, out)
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
@@ -46,13 +46,44 @@ def print_explanation(explanation: Explanation, out: Console, full: bool = False
     out.print(table)
     out.print()
     _print_loss_chart(run_log, out)
-    _print_time_chart(run_log, facts, out)
+    _print_time_chart(facts, out)
     if full:
         out.print(Text(terminal_text(translate("explain_view.glossary.title")), style="bold"))
         for entry in glossary(run_log, facts):
             out.print(Text(sanitize_text(entry.log_text), style="bold cyan"), soft_wrap=True)
             print_indented(entry.meaning, "", out)
         out.print()
+
+
+def _print_runs(explanation: Explanation, out: Console) -> None:
+    """All runs of the file, one row each; the longest ones of very many."""
+    longest = sorted(explanation.runs, key=lambda one: -one.facts.iterations_logged)[:_MAX_RUN_ROWS]
+    shown = sorted(longest, key=lambda one: one.log.first_line)
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    labels = (
+        translate("label.run"),
+        translate("label.lines"),
+        translate("label.logged_iterations"),
+        translate("label.steady_iteration"),
+        translate("label.best_validation"),
+        translate("label.how_it_ended"),
+    )
+    for label in labels:
+        table.add_column(terminal_text(label))
+    for one in shown:
+        facts, run_log = one.facts, one.log
+        bits = " bpb" if facts.val_metric == "bits_per_byte" else ""
+        table.add_row(
+            terminal_text(sanitize_line(run_log.label)),
+            f"{run_log.first_line:,} - {run_log.last_line:,}" if run_log.has_line_numbers else "",
+            f"{facts.iterations_logged:,}",
+            "" if facts.steady_ms is None else format_ms(facts.steady_ms),
+            "" if facts.best_val_loss is None else format_loss(facts.best_val_loss) + bits,
+            exit_status_label(facts),
+            style="bold" if one.log is explanation.log else "",
+        )
+    out.print(table)
+    out.print()
 
 
 def print_watch_update(update: WatchUpdate, out: Console) -> None:
@@ -136,8 +167,8 @@ def _print_loss_chart(run_log: RunLog, out: Console, height: int = 8) -> None:
     out.print()
 
 
-def _print_time_chart(run_log: RunLog, facts: Facts, out: Console) -> None:
-    phases = seconds_by_phase(run_log, build_timeline(run_log, facts))
+def _print_time_chart(facts: Facts, out: Console) -> None:
+    phases = facts.seconds_by_phase or {}
     total = sum(phases.values())
     if not total:
         return
@@ -145,7 +176,7 @@ def _print_time_chart(run_log: RunLog, facts: Facts, out: Console) -> None:
     out.print(Text(terminal_text(translate("explain_view.time_chart.title")), style="bold"))
     for phase, seconds in sorted(phases.items(), key=lambda item: -item[1]):
         share = seconds / total
-        line = Text(f"{format_duration(seconds):>9} {share:>7.1%}  ")
+        line = Text(f"{format_duration(seconds):>9} {format_percent(share):>7}  ")
         width = max(0, min(30, out.width - 48))
         line.append(f"{bar(share, width):<{width}}  ", style="cyan").append(labels[phase])
         out.print(line, soft_wrap=True)

@@ -19,46 +19,49 @@ MAX_PLAN_SHARE = 0.95  # of the planned iterations: a run that got further has n
 MAX_OTHER_PROBLEMS = 3  # sentences about other runs
 
 
-def introduce_runs(main: RunLog, run_logs: Sequence[RunLog]) -> list[str]:
+def introduce_runs(main: RunLog, run_logs: Sequence[RunLog]) -> str:
     """How many runs the file holds, and which one the following is about."""
-    if main.stage is not None:
-        stages = ", ".join(dict.fromkeys(one.stage for one in run_logs if one.stage is not None))
-        sentence = translate("verdict.several_stages", stages=stages, stage=main.stage)
-    else:
-        sentence = translate("verdict.several_runs", runs=main.runs_in_file)
-    if len({one.trainer.id for one in run_logs}) > 1:
-        names = dict.fromkeys(one.trainer.name for one in run_logs)
-        sentence = translate(
+    lines = ""
+    if main.has_line_numbers and main.first_line:
+        place = translate("verdict.lines", first=main.first_line, last=main.last_line)
+        lines = f" {place}"
+    trainers = list(dict.fromkeys(one.trainer.name for one in run_logs))
+    if len(trainers) > 1:
+        return translate(
             "verdict.several_trainers",
             runs=main.runs_in_file,
-            trainers=", ".join(names),
+            trainers=", ".join(trainers),
             trainer=main.trainer.name,
+            lines=lines,
         )
-    if main.has_line_numbers and main.first_line:
-        lines = translate("verdict.lines", first=main.first_line, last=main.last_line)
-        return [f"{sentence} {lines}"]
-    return [sentence]
+    if main.stage is not None:
+        stages = ", ".join(dict.fromkeys(one.stage for one in run_logs if one.stage is not None))
+        return translate("verdict.several_stages", stages=stages, stage=main.stage, lines=lines)
+    return translate("verdict.several_runs", runs=main.runs_in_file, lines=lines)
 
 
-def other_problems(others: Sequence[tuple[RunLog, Sequence[Finding]]]) -> list[str]:
-    """What is wrong with the other runs of a file: one sentence each, for the first few."""
+def other_problems(others: Sequence[tuple[RunLog, Facts, Sequence[Finding]]]) -> list[str]:
+    """What is wrong with the other runs of a file: commands that failed at their start together, then the
+    first few runs with a problem of their own."""
+    sentences: list[str] = []
+    failed = [log for log, facts, _ in others if not len(log.steps) and facts.ended in ("crashed", "oom")]
+    if failed:
+        at = ", ".join(f"{log.first_line:,}" for log in failed[:MAX_OTHER_PROBLEMS])
+        more = ", …" if len(failed) > MAX_OTHER_PROBLEMS else ""
+        sentences.append(translate("verdict.failed_launches", launches=len(failed), lines=at + more))
     problems = [
-        (run_log, next(finding for finding in findings if finding.severity == "problem"))
-        for run_log, findings in others
-        if any(finding.severity == "problem" for finding in findings)
+        (log, findings[0])
+        for log, facts, findings in others
+        if len(log.steps)
+        and findings
+        and (findings[0].severity == "problem" or facts.ended in ("crashed", "oom"))
     ]
-    sentences = [
-        translate(
-            "verdict.other_run_problem",
-            name=run_log.stage or run_log.trainer.name,
-            first=run_log.first_line,
-            last=run_log.last_line,
-            title=finding.title,
-        )
-        for run_log, finding in problems[:MAX_OTHER_PROBLEMS]
-    ]
-    if more := len(problems) - MAX_OTHER_PROBLEMS:
-        sentences += [translate("verdict.more_problems", runs=more)] if more > 0 else []
+    for log, finding in problems[:MAX_OTHER_PROBLEMS]:
+        name = log.stage or log.trainer.name
+        place = {"first": log.first_line, "last": log.last_line}
+        sentences.append(translate("verdict.other_run_problem", name=name, title=finding.title, **place))
+    if len(problems) > MAX_OTHER_PROBLEMS:
+        sentences.append(translate("verdict.more_problems", runs=len(problems) - MAX_OTHER_PROBLEMS))
     return sentences
 
 

@@ -63,6 +63,20 @@ def test_a_finding() -> None:
         "  do [this]",
         "",
     ]
+    out = io.StringIO()
+    print_finding(replace(finding, lines=(12, 4000)), Console(file=out, width=100))
+    assert out.getvalue().splitlines()[1] == "  evidence 5 (In the log: line 12, 4,000.)"
+
+
+def test_a_file_with_several_runs_lists_them() -> None:
+    def steps(count: int) -> str:
+        return "".join(f"iter {at}: loss {4 - at / 100:.4f}, time 9.00ms, mfu 1.00%\n" for at in range(count))
+
+    runs = read_logs([LogLine(line) for line in (steps(3) + steps(50) + steps(20)).splitlines()], "x.log")
+    out = io.StringIO()
+    print_explanation(explain_runs(runs), Console(file=out, width=120))
+    rows = [line.split()[1:5] for line in out.getvalue().splitlines() if line.startswith("nanoGPT ")]
+    assert rows == [["1", "-", "3", "3"], ["4", "-", "53", "50"], ["54", "-", "73", "20"]]
 
 
 @pytest.mark.parametrize("severity", ["problem", "warning", "advice", "info"])

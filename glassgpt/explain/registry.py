@@ -1,4 +1,7 @@
-"""All rules of `glass explain`, in order. Findings of equal severity are shown in this order.
+"""All rules of `glass explain`, in order of importance: findings of equal severity are shown in this order.
+
+First what makes the run's numbers worthless (not finite, exploded, implausible), then how it ended and what
+that lost, then how well it learnt, then resumes and schedule, then time, then MFU.
 
 Every public function in `rules/` that returns `Finding | None` is a rule. To add one: write it in the file of
 its theme, its sentences in the English catalogue (locale/en), and a test on a run that has the fault and on
@@ -20,6 +23,7 @@ from glassgpt.explain.rules import (
     lr_schedule,
     mfu,
     nonfinite,
+    note_claims,
     resumes,
     step_time,
     val_curve,
@@ -46,9 +50,9 @@ def rules_of(*modules: ModuleType) -> tuple[Rule, ...]:
 
 
 # Of the loss, of the process, or of its checkpoints.
-FAILURE_RULES = rules_of(nonfinite, instability, gpu_memory, lost_work)
-# Trained too long, too short, stuck; or a loss that cannot be one.
-LEARNING_RULES = rules_of(learning, val_curve, loss_plausibility)
+FAILURE_RULES = rules_of(nonfinite, instability, loss_plausibility, gpu_memory, lost_work)
+# Trained too long, too short, stuck.
+LEARNING_RULES = rules_of(learning, val_curve, note_claims)
 RESUME_RULES = rules_of(resumes, lr_schedule)
 # Where the time went, and what the log's clock measured.
 TIME_RULES = rules_of(eval_cost, step_time, wall_time)

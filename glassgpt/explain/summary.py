@@ -13,10 +13,12 @@ from glassgpt.i18n import translate
 from glassgpt.record.finding import Finding
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trajectory import planned_end_iteration
+from glassgpt.runs.trajectory import planned_end_iteration, shows_run_start
 
 MAX_PLAN_SHARE = 0.95  # of the planned iterations: a run that got further has nearly done all
 MAX_OTHER_PROBLEMS = 3  # sentences about other runs
+MIN_STALL_SHARE = 0.05  # of the time
+MIN_JUDGED_ITERATIONS = 20  # logged; of fewer it cannot be said that nothing is wrong
 
 
 def introduce_runs(main: RunLog, run_logs: Sequence[RunLog]) -> str:
@@ -76,13 +78,8 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         and last < MAX_PLAN_SHARE * planned
     ):
         sentences.append(translate("verdict.share_of_plan", share=last / planned, planned=planned))
-    sentences.append(_loss_sentence(facts))
-    if facts.steady_ms is not None and facts.overhead_share is None:
-        sentences.append(translate("verdict.step_time", ms=facts.steady_ms))
-    elif facts.steady_ms is not None and facts.overhead_share is not None:
-        sentences.append(
-            translate("verdict.step_time_and_overhead", ms=facts.steady_ms, share=facts.overhead_share)
-        )
+    sentences.append(_loss_sentence(run_log, facts))
+    sentences += _time_sentences(facts, findings)
     if left_out := run_log.left_out.lines:
         sentences.append(
             translate(
@@ -93,7 +90,12 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     has_advice = any(finding.severity == "advice" for finding in findings)
     if serious:
         sentences.append(translate("verdict.most_important", title=serious[0].title))
-    elif facts.ended in ("finished", None) and facts.iterations_logged > 0 and not has_advice:
+    elif (
+        facts.ended in ("finished", None)
+        and facts.iterations_logged >= MIN_JUDGED_ITERATIONS
+        and not run_log.is_excerpt
+        and not has_advice
+    ):
         sentences.append(translate("verdict.nothing_wrong"))
     return [sentence for sentence in sentences if sentence]
 
@@ -116,13 +118,33 @@ def _progress_sentence(run_log: RunLog, facts: Facts) -> str:
             "cut": translate("verdict.log_stops", trainer=trainer, at=at),
             None: translate("verdict.running", trainer=trainer, at=at),
         }[facts.ended]
+        budget_s, remaining_s = run_log.setup.budget_s, run_log.setup.remaining_s
+        if facts.ended != "finished" and budget_s and remaining_s:
+            share = min(1.0, max(0.0, 1 - remaining_s / budget_s))
+            sentence += " " + translate("verdict.time_budget", budget=budget_s, share=share, left=remaining_s)
     # English only: "An HF Trainer run". A translated sentence does not begin with "A".
     if sentence.startswith(f"A {run_log.trainer.name} "):
         return sentence.replace("A", run_log.trainer.article, 1)
     return sentence
 
 
-def _loss_sentence(facts: Facts) -> str:
+def _time_sentences(facts: Facts, findings: Sequence[Finding]) -> list[str]:
+    if facts.steady_ms is None:
+        return []
+    share, times = facts.pause_share, [float(str(regime["steady_ms"])) for regime in facts.regimes]
+    overhead = translate("verdict.overhead", share=share) if share else ""
+    if len(times) > 1 and any(finding.id == "throughput-drift" for finding in findings):
+        sentences = [translate("verdict.step_time_regimes", low=min(times), high=max(times)), overhead]
+    elif share:
+        sentences = [translate("verdict.step_time_and_overhead", ms=facts.steady_ms, share=share)]
+    else:
+        sentences = [translate("verdict.step_time", ms=facts.steady_ms)]
+    if facts.stall_share >= MIN_STALL_SHARE:
+        sentences.append(translate("verdict.stalls", share=facts.stall_share))
+    return sentences
+
+
+def _loss_sentence(run_log: RunLog, facts: Facts) -> str:
     best, step, final = facts.best_val_loss, facts.best_val_step, facts.final_val_loss
     if best is None or final is None:
         if facts.loss_last is None or facts.loss_first is None or math.isnan(facts.loss_last):
@@ -134,6 +156,22 @@ def _loss_sentence(facts: Facts) -> str:
     shown = format_loss(best)
     if facts.val_metric == "bits_per_byte":
         return translate("verdict.best_bits_per_byte", best=shown)
+    evaluated = [one for one in run_log.evals if one.val_loss is not None]
+    trained = [one for one in evaluated if one.iteration != 0]
+    if not trained:
+        return translate("verdict.evaluated_before_training", loss=final)
+    if len(trained) == 1:
+        at = trained[0].iteration
+        if at is None or not run_log.has_iteration_numbers:
+            return translate("verdict.only_val_loss", loss=final)
+        if not shows_run_start(run_log):
+            return translate("verdict.only_val_loss_here", loss=final, step=at)
+        return translate("verdict.only_val_loss_at", loss=final, step=at)
+    if not shows_run_start(run_log):
+        if best == final:
+            return translate("verdict.last_loss_is_lowest_here", best=shown)
+        if step is not None:
+            return translate("verdict.lowest_loss_here", best=shown, step=step, final=final)
     if best == final:
         return translate("verdict.last_loss_is_best", best=shown)
     if step is None:

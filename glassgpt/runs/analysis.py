@@ -16,9 +16,10 @@ from functools import cached_property
 import numpy as np
 
 from glassgpt.estimate.cards import Card
-from glassgpt.runs.curve_statistics import LossRise, find_loss_rise
+from glassgpt.record.ledger import PHASES
 from glassgpt.runs.exit_status import infer_exit_status
 from glassgpt.runs.facts import Facts
+from glassgpt.runs.loss_rise import Explosion, LossRise, find_explosions, find_loss_rise
 from glassgpt.runs.model_size import (
     DeviceThroughput,
     IterationFlops,
@@ -32,8 +33,10 @@ from glassgpt.runs.model_size import (
     stated_peak_flops,
 )
 from glassgpt.runs.noise import EvalNoise, estimate_eval_noise
-from glassgpt.runs.past_best import PastBest, find_past_best
+from glassgpt.runs.past_best import PastBest, TrainValGap, find_past_best, find_train_val_gap
+from glassgpt.runs.regimes import Regime, find_regimes
 from glassgpt.runs.run_log import ExitStatus, Floats, Ints, LoggedCheckpoint, LoggedEvaluation, RunLog
+from glassgpt.runs.time_split import TimeSplit, split_time
 from glassgpt.runs.trajectory import (
     Trajectory,
     positive_int_setting,
@@ -86,9 +89,16 @@ class Analysis:
         """None where the last evaluations are not clearly above the best one."""
         return find_past_best(self.log, self.trajectory, self.eval_noise)
 
+    @cached_property
+    def train_val_gap(self) -> TrainValGap | None:
+        """Both losses of the last evaluation, so far apart that only memorising explains it."""
+        return find_train_val_gap(self.trajectory, self.eval_noise)
+
     @property
     def has_overfitted(self) -> bool:
-        return self.past_best is not None and self.past_best.train_losses is not None
+        """By the course of its evaluations, or by the gap between both losses of the last."""
+        fell_meanwhile = self.past_best is not None and self.past_best.train_losses is not None
+        return fell_meanwhile or self.train_val_gap is not None
 
     @cached_property
     def eval_noise_across_runs(self) -> EvalNoise | None:
@@ -96,9 +106,17 @@ class Analysis:
         return estimate_eval_noise(self.log, self.trajectory.evals, self.trajectory.finite_losses()[1])
 
     @cached_property
+    def explosions(self) -> list[Explosion]:
+        """Of the training loss: it rose to a multiple within a few iterations."""
+        at, losses = self.trajectory.finite_losses()
+        starts = {part.first_iteration for part in self.log.segments if part.first_iteration is not None}
+        later = sorted(start for start in starts if len(at) and start > at[0])
+        return find_explosions(at, losses, np.array(later, dtype=np.int64))
+
+    @cached_property
     def loss_rise(self) -> LossRise | None:
-        """A rise of the smoothed training loss; None unless it stayed up until the end."""
-        return find_loss_rise(*self.trajectory.finite_losses())
+        """A slow rise of the smoothed training loss; None unless it stayed up until the end."""
+        return None if self.explosions else find_loss_rise(*self.trajectory.finite_losses())
 
     # --- time ---
 
@@ -140,7 +158,49 @@ class Analysis:
         return max(0.0, first_ms - steady_ms - (eval_ms if evaluates and eval_ms else 0.0))
 
     @cached_property
+    def regimes(self) -> tuple[Regime, ...]:
+        """Stretches with a steady time of their own."""
+        return find_regimes(self.log)
+
+    @cached_property
+    def time_split(self) -> TimeSplit | None:
+        """Every row's time as training, evaluation, stall and start-up."""
+        return split_time(self.log, self.regimes)
+
+    @property
+    def eval_overhead_typical_ms(self) -> float | None:
+        """What an evaluation adds to an iteration of its regime if nothing interrupts it: the median."""
+        return self.time_split.typical_eval_ms if self.time_split else None
+
+    @cached_property
+    def seconds_by_phase(self) -> dict[str, float] | None:
+        """Where the time went: the ledger's phases, or what the logged times distinguish."""
+        ledger, split = self.log.ledger, self.time_split
+        if ledger is not None:
+            seconds = dict.fromkeys(PHASES, 0.0)
+            for phase, spent in ledger.items():
+                if math.isfinite(spent) and spent > 0:
+                    # Phases that this version does not know are counted as `other`.
+                    seconds[phase if phase in PHASES else "other"] += spent
+        elif split is not None and split.is_complete and math.isfinite(split.total_s):
+            pauses_s, stall_s, startup_s = split.pauses_s, split.stall_s, split.startup_s
+            train_s = split.total_s - pauses_s - stall_s - startup_s
+            start = "startup_and_eval" if split.startup_includes_eval else "startup"
+            seconds = {start: startup_s, "train": train_s, "pauses": pauses_s, "stall": stall_s}
+        else:
+            return None
+        return {phase: spent for phase, spent in seconds.items() if spent > 0} or None
+
+    @cached_property
     def total_s(self) -> float | None:
+        """The logged times, and for every iteration without one the steady time of its regime; the ledger's
+        sum where there is one."""
+        if self.log.ledger is not None:
+            return sum(self.log.ledger.values())
+        return self.time_split.total_s if self.time_split else None
+
+    @cached_property
+    def plain_total_s(self) -> float | None:
         """The logged times, plus steady_ms for every iteration between two lines or without a time.
 
         Where a resume changed the batch size, each process has its own steady time.
@@ -167,17 +227,18 @@ class Analysis:
 
     @cached_property
     def overhead_share(self) -> float | None:
-        """The share of start-up, evaluations and checkpoints. None where step times exclude evaluations."""
-        log, steady_ms = self.log, self.steady_ms
-        if not self.total_s:
+        """The share of start-up, evaluations and checkpoints in the plain total, with all that slowed them.
+        None where step times exclude evaluations."""
+        log, steady_ms, total_s = self.log, self.steady_ms, self.plain_total_s
+        if not total_s:
             return None
         if log.ledger is not None:
             overhead = ("startup", "compile", "eval", "checkpoint")
-            return sum(log.ledger.get(name, 0.0) for name in overhead) / self.total_s
+            return sum(log.ledger.get(name, 0.0) for name in overhead) / total_s
         if steady_ms is None or not log.trainer.step_time_includes_eval:
             return None
         slow = (log.is_first_of_process() | log.includes_eval()) & np.isfinite(log.steps.ms)
-        return float(np.maximum(log.steps.ms[slow] - steady_ms, 0.0).sum()) / 1000 / self.total_s
+        return float(np.maximum(log.steps.ms[slow] - steady_ms, 0.0).sum()) / 1000 / total_s
 
     def seconds_and_share_after(
         self, after: int, until: int, rows: Ints | None = None
@@ -333,7 +394,7 @@ class Analysis:
             eval_steps=self._iterations(evals),
             eval_overhead_ms=self.eval_overhead_ms,
             checkpoint_steps=self._iterations(log.checkpoints),
-            estimated_total_s=self.total_s,
+            estimated_total_s=self.plain_total_s,
             overhead_share=self.overhead_share,
             tokens_per_s=self.tokens_per_s,
             mfu_reported_steady=self.reported_mfu,
@@ -352,6 +413,10 @@ class Analysis:
             nan_step=self._iteration(int(nan_rows[0])) if len(nan_rows) else None,
             segments=len(log.segments),
             ended=self.exit_status,
+            regimes=[regime.as_dict() for regime in self.regimes],
+            regime_total_s=self.total_s,
+            eval_overhead_typical_ms=self.eval_overhead_typical_ms,
+            seconds_by_phase=self.seconds_by_phase,
         )
 
     def _iteration(self, row: int) -> int | None:

@@ -89,52 +89,6 @@ def trailing_median(values: Floats, width: int) -> Floats:
     return out
 
 
-# --- a loss that rises ---
-
-# A loss rise: how far the smoothed training loss has to end above its lowest value. These are compared with
-# the rise, so that neither noise nor a harder part of the data counts as one.
-MIN_LOSS_RISE_STEPS = 25  # logged losses
-MAX_LOSS_RISE_BLOCKS = 120  # blocks of at least three losses: a median of fewer does not smooth
-MIN_RISE_SHARE_OF_GAIN = 0.04  # of first loss - lowest loss
-MIN_RISE_SHARE_OF_LOWEST = 0.05  # of the lowest loss
-MIN_RISE_STANDARD_ERRORS = 6.0  # of a block's median
-MIN_SUSTAINED_RISE_SHARE = 0.5  # of the required rise, in every block of the last fifth
-
-
-@dataclass(frozen=True)
-class LossRise:
-    """A training loss that ended far above its lowest value."""
-
-    first_loss: float
-    lowest_loss: float
-    lowest_iteration: int
-    end_loss: float
-    end_iteration: int
-
-
-def find_loss_rise(at: Ints, losses: Floats) -> LossRise | None:
-    """None unless the smoothed loss stayed up until the end. `at`: the iterations."""
-    if len(losses) < MIN_LOSS_RISE_STEPS:
-        return None
-    smooth = block_medians(at, losses, min(MAX_LOSS_RISE_BLOCKS, len(losses) // 3))
-    lowest_block = int(np.argmin(smooth.medians))
-    lowest, first = float(smooth.medians[lowest_block]), float(losses[0])
-    last_fifth = smooth.medians[-max(2, len(smooth) // 5) :]
-    end = float(np.median(last_fifth))
-    required = max(
-        MIN_RISE_SHARE_OF_GAIN * (first - lowest),
-        MIN_RISE_SHARE_OF_LOWEST * abs(lowest),
-        MIN_RISE_STANDARD_ERRORS * float(np.median(smooth.stderrs)),
-    )
-    stays_up = (
-        lowest_block < len(smooth) - len(last_fifth)
-        and float(last_fifth.min()) - lowest > MIN_SUSTAINED_RISE_SHARE * required
-    )
-    if not stays_up or not end - lowest > required:
-        return None
-    return LossRise(first, lowest, round(float(smooth.centers[lowest_block])), end, int(at[-1]))
-
-
 # --- extrapolation ---
 
 _MIN_T, _MAX_T = 1e-9, 1e18  # updates and tokens are between; powers of others overflow

@@ -66,17 +66,15 @@ _OF_ANY_TRAINER = (
     HeaderPattern(
         "world", re.compile(rf"(?<![*/] )\b(?:ddp_)?world[_ ]size[:= ]+{COUNT}", re.I), "world_size"
     ),
+    # As the program reports it: a config may set tensor_parallel, and a trainer without it ignore that.
     *(
         HeaderPattern(name, re.compile(rf"\b{name}(?:_size|_degree)?\s?[=:]\s*{COUNT}"), field)
         for name, field in (
             ("tp_size", "tensor_parallel"),
             ("pp_size", "pipeline_parallel"),
             ("dp_size", "data_parallel"),
-            ("tensor_parallel", "tensor_parallel"),
             ("tensor_model_parallel", "tensor_parallel"),
-            ("pipeline_parallel", "pipeline_parallel"),
             ("pipeline_model_parallel", "pipeline_parallel"),
-            ("data_parallel", "data_parallel"),
         )
     ),
 )
@@ -148,10 +146,19 @@ def _record(field: str, text: str, line: str, builder: RunBuilder) -> None:
 
 
 def _record_setting(name: str, text: str, builder: RunBuilder) -> None:
-    """A number, a truth value or a word; never an expression."""
-    known_name = name if name in KNOWN_SETTINGS else _SETTING_ALIASES.get(name)
-    if known_name is None:
-        return
+    known_name = known_setting_name(name)
+    value = None if known_name is None else parse_setting(text)
+    if known_name is not None and value is not None:
+        builder.setup.settings[known_name] = value
+
+
+def known_setting_name(name: str) -> str | None:
+    """TrainConfig's name of a setting, by that or by a trainer's own name."""
+    return name if name in KNOWN_SETTINGS else _SETTING_ALIASES.get(name)
+
+
+def parse_setting(text: str) -> ConfigValue | None:
+    """A number, a truth value or a word; never an expression. None: not a setting's value."""
     text = text.strip()
     value: ConfigValue | None = None
     if text in ("true", "false"):
@@ -168,5 +175,4 @@ def _record_setting(name: str, text: str, builder: RunBuilder) -> None:
                 value = sanitize_text(value)  # escape sequences in the quotes have just become real ones
             elif not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > MAX_COUNT:
                 value = None
-    if value is not None:
-        builder.setup.settings[known_name] = value
+    return value

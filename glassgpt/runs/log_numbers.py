@@ -25,6 +25,11 @@ NUMBER = (
 COUNT = r"([\d,.]+\s?[kKMBG]?)"
 _UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "m": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
+# Digits and signs of Hindi and Arabic texts, as Python's patterns for numbers expect them.
+ASCII_DIGITS = {ord(char): str(at % 10) for at, char in enumerate("०१२३४५६७८९٠١٢٣٤٥٦٧٨٩۰۱۲۳۴۵۶۷۸۹")} | {
+    ord("٫"): ".", ord("٬"): ",", ord("٪"): "%"
+}  # fmt: skip
+
 MAX_COUNT = MAX_INTEGER  # of iterations, parameters, tokens, bytes, milliseconds, tokens per second
 MAX_FLOPS = 1e30  # per token, or per second
 MIN_AMOUNT = 1e-9  # no clock or meter resolves less; smaller is 0
@@ -45,6 +50,17 @@ def search_number(pattern: re.Pattern[str], text: str) -> float:
     """The number in the group that matched; NaN where the pattern is not found."""
     match = pattern.search(text)
     return parse_number(match[match.lastindex or 0]) if match else math.nan
+
+
+def parse_norm(text: str | None) -> float:
+    """A gradient norm. NaN means that the line has none, so one that is printed as NaN counts as infinite."""
+    norm = math.nan if text is None else parse_number(text)
+    return math.inf if text is not None and math.isnan(norm) else norm
+
+
+def search_norm(pattern: re.Pattern[str], text: str) -> float:
+    match = pattern.search(text)
+    return parse_norm(match[match.lastindex or 0] if match else None)
 
 
 def parse_ms(number: str, unit: str) -> float:
@@ -168,6 +184,8 @@ def clamped_setup(setup: LoggedSetup) -> LoggedSetup:
         pipeline_parallel=clamp_amount(setup.pipeline_parallel) or None,
         data_parallel=clamp_amount(setup.data_parallel) or None,
         planned_iterations=clamp_amount(setup.planned_iterations),
+        budget_s=clamp_amount(setup.budget_s),
+        remaining_s=clamp_amount(setup.remaining_s),
         memory_bytes=clamp_amount(setup.memory_bytes),
         bytes_per_token=clamp_amount(setup.bytes_per_token) or None,
         wall_s=clamp_amount(setup.wall_s),

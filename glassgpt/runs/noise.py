@@ -1,7 +1,11 @@
-"""How noisy one evaluation is: how much its loss would differ on other tokens of the same text.
+"""How noisy one evaluation is, and which difference of two evaluations is more than noise.
+
+    clear_difference(noise, loss)  # nothing is called better, worse, falling or overfitted below this
 
 Estimated, in this order, from the standard error that the trainer prints; from the scatter of single batches,
 where evaluations draw random ones; from the number of tokens evaluated; from the scatter of the evaluations.
+Within a run it is at least that scatter: batches of training text say little about those of validation text
+once the model has memorised the former.
 """
 
 from __future__ import annotations
@@ -21,6 +25,11 @@ NoiseSource = Literal["stderr", "batches", "tokens", "scatter"]
 
 _MIN_BATCH_LOSSES = 20  # for the standard deviation of a batch's loss
 _MIN_EVALS = 8  # for the standard deviation of evaluations
+# Standard errors of a difference of two evaluations: from the first on it may be chance no longer, from the
+# second on one is called better than the other.
+VISIBLE_STANDARD_ERRORS, CLEAR_STANDARD_ERRORS = 2.0, 3.0
+MIN_FALLING_LOSSES = 4  # for a slope
+DEFAULT_CLEAR_SHARE = 0.01  # of the loss: a clear difference, where the noise is not known
 # Over the noise expected from the tokens: below this the logged losses are means, not losses of single
 # batches.
 _MIN_SHARE_OF_TOKEN_NOISE = 1 / 3
@@ -36,13 +45,33 @@ class EvalNoise:
     batch_std: float | None = None  # of one batch's loss, if the source is "batches"
     eval_batches: float | None = None  # per evaluation, likewise
 
+    def difference(self, standard_errors: float) -> float:
+        """A difference of two evaluations that is so many of its standard errors."""
+        return standard_errors * math.sqrt(2) * self.std
+
+
+def clear_difference(noise: EvalNoise | None, loss: float) -> float:
+    """The smallest difference of two evaluations that is more than noise. `loss`: of one of them."""
+    return noise.difference(CLEAR_STANDARD_ERRORS) if noise else DEFAULT_CLEAR_SHARE * abs(loss)
+
+
+def falls_clearly(at: Floats, losses: Floats, noise: EvalNoise) -> bool:
+    """Whether the second half of these losses falls by more than noise, and the end has not turned up."""
+    late = max(MIN_FALLING_LOSSES, len(losses) // 2)
+    x, y = at[-late:] - np.mean(at[-late:]), losses[-late:]
+    spread = float(np.sum(x * x))
+    if len(y) < MIN_FALLING_LOSSES or spread <= 0:
+        return False
+    slope = float(np.sum(x * y)) / spread
+    return -slope > CLEAR_STANDARD_ERRORS * noise.std / math.sqrt(spread) and bool(y[-1] < np.median(y))
+
 
 def estimate_eval_noise(
     run_log: RunLog, evals: Sequence[LoggedEvaluation], losses: Floats, within_run: bool = False
 ) -> EvalNoise | None:
     """`evals` and the training `losses` are those of the trajectory. `within_run`: for differences between
     evaluations of this run. If they are all of the same tokens, they share their sampling error, and only
-    their scatter counts."""
+    their scatter counts; else that is the least it can be."""
     values = np.array(
         [
             evaluation.val_loss
@@ -53,8 +82,20 @@ def estimate_eval_noise(
     )
     if not len(values):
         return None
+    scatter = noise_from_scatter(values)
     if within_run and run_log.trainer.evaluates_same_tokens:
-        return noise_from_scatter(values)
+        return scatter
+    sampling = _sampling_noise(run_log, evals, values, losses)
+    if sampling is None:
+        return scatter
+    is_monotonic = bool(np.all(np.diff(values[len(values) // 3 :]) < 0))  # then the scatter is its bend
+    return scatter if within_run and scatter and not is_monotonic and scatter.std > sampling.std else sampling
+
+
+def _sampling_noise(
+    run_log: RunLog, evals: Sequence[LoggedEvaluation], values: Floats, losses: Floats
+) -> EvalNoise | None:
+    """Of an evaluation as a sample of the text: by its standard error, its batches or its tokens."""
     stderrs = [evaluation.stderr for evaluation in evals if evaluation.stderr]
     if stderrs:
         return EvalNoise(float(np.median(stderrs)), "stderr")
@@ -71,7 +112,7 @@ def estimate_eval_noise(
             by_batches = EvalNoise(batch_std / math.sqrt(batches), "batches", None, batch_std, batches)
     if by_batches and (by_tokens is None or by_batches.std >= _MIN_SHARE_OF_TOKEN_NOISE * by_tokens.std):
         return by_batches
-    return by_tokens or noise_from_scatter(values)
+    return by_tokens
 
 
 def noise_from_scatter(values: Floats) -> EvalNoise | None:

@@ -82,6 +82,7 @@ class Trainer:
     computes_loss_in_chunks: bool = False  # never has the logits of all tokens at once
 
     # --- its losses ---
+    loss_measures_learning: bool = True  # not in reinforcement learning: it may rise while rewards do
     loss_is_interval_mean: bool = False  # over the iterations since the previous line
     zero_loss_cause: Message | None = None  # why it logs a NaN or infinite loss as 0
     evaluates_next_token_loss: bool = False  # its loss is the cross-entropy of the next token, and only that
@@ -92,6 +93,7 @@ class Trainer:
     evaluates_before_first_step: bool = False  # inside the first iteration, whether or not the log shows it
     evaluates_random_batches: bool = False  # fresh ones each time
     evaluates_same_tokens: bool = False  # each time
+    eval_line: str = ""  # what its line of an evaluation looks like, for advice to find one
     eval_splits: int | None = None  # 2: train and val, 1: val alone; None: not known
     eval_line_is_common: bool = False  # other loops print it too, so it does not identify this trainer
     ends_on_regular_eval: bool = False  # a finished run's last iteration is one of the usual evaluations
@@ -100,6 +102,7 @@ class Trainer:
     rarer_eval_advice: Message | None = None  # gets the two intervals and the saving
 
     # --- its settings ---
+    clips_gradients: bool = False  # unless told otherwise
     takes_known_settings: bool = False  # under TrainConfig's names, so advice can name them
     schedule_fits_run: bool = False  # warm-up and decay follow max_iters where they are not set
     defaults: Mapping[str, float] = field(default_factory=dict)  # of settings that its log need not show

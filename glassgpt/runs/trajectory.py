@@ -60,7 +60,9 @@ def trajectory_of(run_log: RunLog) -> Trajectory:
         segments=tuple(segments),
         rows=rows,
         iteration=steps.iteration[rows],
-        loss=np.where(steps.has_loss[rows], steps.loss[rows], np.nan),
+        loss=np.where(
+            steps.has_loss[rows] & run_log.trainer.loss_measures_learning, steps.loss[rows], np.nan
+        ),
         ms=steps.ms[rows],
         evals=tuple(evals[iteration] for iteration in sorted(evals)),
         checkpoints=tuple(
@@ -95,6 +97,18 @@ def continues_previous(run_log: RunLog, segment: int) -> bool:
 
 
 # --- time ---
+
+
+def has_trained(run_log: RunLog) -> bool:
+    """Whether the log shows an iteration, or an evaluation after one."""
+    return bool(len(run_log.steps)) or any(evaluation.iteration != 0 for evaluation in run_log.evals)
+
+
+def shows_run_start(run_log: RunLog) -> bool:
+    """Whether the log begins where the run does; else it is a tail, or an excerpt."""
+    evaluated_first = any(evaluation.iteration == 0 for evaluation in run_log.evals[:1])
+    begins = bool(run_log.segments) and run_log.segments[0].has_startup
+    return not run_log.is_excerpt and (begins or evaluated_first)
 
 
 def seconds_between(trajectory: Trajectory, after: int, until: int, steady_ms: float | None) -> float | None:
@@ -138,6 +152,19 @@ def planned_end_iteration(run_log: RunLog) -> int | None:
         return run_log.setup.planned_iterations
     max_iters = numeric_setting(run_log, "max_iters")
     return int(max_iters) if max_iters and max_iters > 0 else None
+
+
+def clips_gradients(run_log: RunLog) -> bool:
+    """Whether its gradients are clipped, as far as is known: by its settings, or as its trainer does."""
+    clip = numeric_setting(run_log, "grad_clip")
+    return run_log.trainer.clips_gradients if clip is None else clip > 0
+
+
+def starts_from_scratch(run_log: RunLog) -> bool:
+    """Whether the weights were new, as far as is known: not pretrained, and not those of another log."""
+    if run_log.setup.settings.get("init_from", "scratch") != "scratch" or run_log.trainer.often_finetunes:
+        return False
+    return not run_log.segments or not run_log.segments[0].resumed
 
 
 def val_metric_name(run_log: RunLog) -> str:

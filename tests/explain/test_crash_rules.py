@@ -16,15 +16,24 @@ from learning_logs import (
     gpu_run,
     require_finding,
 )
-from run_logs import make_run_log, make_steps
+from run_logs import NANOGPT, make_run_log, make_steps
 
 from glassgpt.config import ConfigValue
 from glassgpt.estimate.memory import largest_fitting_batch
 from glassgpt.explain.rules.gpu_memory import oom, parse_oom_message, stated_workload
-from glassgpt.explain.rules.instability import divergence, loss_spike
-from glassgpt.explain.rules.lost_work import best_overwritten, crashed, interrupted, never_checkpointed
+from glassgpt.explain.rules.instability import divergence, loss_explosion, loss_spike
+from glassgpt.explain.rules.lost_work import (
+    best_overwritten,
+    crashed,
+    crashed_after_end,
+    ended_early,
+    interrupted,
+    never_checkpointed,
+)
 from glassgpt.explain.rules.nonfinite import loss_nan, loss_zero, norms_never_finite, skipped_steps
 from glassgpt.i18n import say
+from glassgpt.runs.lines import LogLine
+from glassgpt.runs.recognise import read_log
 from glassgpt.runs.run_log import EventKind, LogEvent, LoggedCheckpoint, LoggedSetup, RunLog
 from glassgpt.runs.trainer import Trainer
 from glassgpt.runs.trainers import BY_ID
@@ -144,8 +153,22 @@ def test_spikes_are_found_and_the_largest_shown() -> None:
     assert (values["second_iteration"], values["third_iteration"]) == (2000, 5000)
     ranks = [message.key.rpartition(".")[2] for message in one.text["evidence"]]
     assert ranks == ["largest", "second", "third"]
-    assert (one.severity, values["lost_iterations"]) == ("info", 50)
-    assert values["lost_share"] == 50 / 5990
+    assert (one.severity, one.advice) == ("info", "")  # odd batches: the next losses are as before
+
+
+def test_a_slow_recovery_is_an_instability() -> None:
+    """Six logged losses and more; five are still called odd batches."""
+    for length, key in ((5, "odd_batches"), (6, "slow_recovery")):
+        losses = falling_losses(600)
+        losses[300 : 300 + length] = [loss + 0.7 for loss in losses[300 : 300 + length]]
+        steps = make_steps(range(0, 6000, 10), loss=losses)
+        one = require_finding(loss_spike(analyse(make_run_log(steps))))
+        assert one.text["title"] == (say(f"loss-spike.title.{key}", count=1),)
+        assert one.values["largest_recovered_iteration"] == 3000 + 10 * length
+    assert (one.values["lost_iterations"], one.values["lost_share"]) == (60, 60 / 5990)
+    assert one.text["advice"] == (say("loss-spike.advice"),)  # nanoGPT clips
+    unclipped = make_run_log(steps, settings={"grad_clip": 0.0})
+    assert say("divergence.advice.clip") in require_finding(loss_spike(analyse(unclipped))).text["advice"]
 
 
 def test_a_hard_micro_batch_is_no_spike() -> None:
@@ -169,7 +192,7 @@ def test_a_loss_that_rises_and_stays_has_diverged() -> None:
     run_log = make_run_log(steps, settings={"learning_rate": 5e-3, "warmup_iters": 100})
     one = require_finding(divergence(analyse(run_log)))
     values = one.values
-    assert (one.severity, one.at, one.claims) == ("problem", 110, {"learning at the end": "diverged"})
+    assert (one.severity, one.at, one.claims["learning at the end"]) == ("problem", 110, "diverged")
     assert values["lowest_iteration"] == 110
     assert values["lowest_loss"] == pytest.approx(5.0271, abs=5e-5)
     assert values["end_loss"] == pytest.approx(6.0998, abs=5e-5)
@@ -183,6 +206,104 @@ def test_a_spike_is_no_divergence() -> None:
     losses = falling_losses(400)
     losses[200:230] = [5.0] * 30
     assert divergence(analyse(make_run_log(make_steps(range(400), loss=losses)))) is None
+
+
+# --- explosions ---
+
+
+def exploding(until: int | None, **settings: ConfigValue) -> RunLog:
+    """2.5, then up to 20 within 30 iterations from 960 on, and down again within 60 until `until`."""
+    curve = [2.5] * 1200
+    for at in range(960, until or 1200):
+        curve[at] = 2.5 + min(17.5, 0.6 * (at - 960))
+        if until:
+            curve[at] = min(curve[at], 2.5 + 0.3 * (until - at))
+    steps = make_steps(range(1200), 1000.0, add_noise(curve, 0.05))
+    evals = [(at, 2.6, 2.6) for at in range(200, 1000, 200)] + [(1000, 15.0, 15.0)]
+    return make_run_log(steps, evals, checkpoints=[800], settings=settings)
+
+
+def test_an_explosion_that_came_back() -> None:
+    one = require_finding(loss_explosion(analyse(exploding(1050))))
+    values = one.values
+    assert one.claims == {"training loss at the end": "recovered"}
+    assert one.severity == "problem"  # 7% of the run
+    # Above 1.25 x 2.5 from 962 on; below it again where 0.3 (1050 - at) < 0.625.
+    assert one.at == values["explosion_iteration"] == pytest.approx(962, abs=1)
+    assert values["recovered_iteration"] == pytest.approx(1048, abs=2)
+    assert values["lost_iterations"] == pytest.approx(1048 - 962, abs=3)
+    assert values["lost_s"] == pytest.approx(values["lost_iterations"])
+    assert values["peak_loss"] == pytest.approx(20.0, abs=0.2)
+    assert values["eval_iteration"] == 1000
+    assert divergence(analyse(exploding(1050))) is None
+
+
+def test_an_explosion_that_did_not_come_back() -> None:
+    one = require_finding(loss_explosion(analyse(exploding(None, learning_rate=6e-3))))
+    assert (one.severity, one.claims) == ("problem", {"training loss at the end": "exploded"})
+    assert one.values["end_loss"] == pytest.approx(20.0, abs=0.2)
+    assert (one.values["peak_lr"], one.values["new_peak_lr"]) == (6e-3, pytest.approx(1.2e-3))
+    assert "clip" not in one.advice.lower()
+    assert "Clip" in require_finding(loss_explosion(analyse(exploding(None, grad_clip=0)))).advice
+
+
+def test_nineteen_lines_are_enough() -> None:
+    losses = [
+        10.9,
+        9.9,
+        9.0,
+        7.8,
+        6.6,
+        6.1,
+        5.9,
+        5.7,
+        5.3,
+        5.1,
+        4.8,
+        270.4,
+        182.7,
+        121.9,
+        96.7,
+        68.6,
+        78.4,
+        40,
+        31,
+    ]
+    one = require_finding(loss_explosion(analyse(make_run_log(make_steps(range(0, 190, 10), loss=losses)))))
+    assert (one.at, one.values["loss_before"], one.values["iteration_before"]) == (110, 4.8, 100)
+    assert (one.values["peak_loss"], one.values["peak_iteration"], one.values["end_loss"]) == (270.4, 110, 31)
+
+
+def test_odd_batches_and_noise_are_no_explosion() -> None:
+    for length, height, found in ((1, 20.0, 0), (5, 20.0, 0), (6, 20.0, 1), (30, 1.2, 0), (30, 3.0, 1)):
+        losses = falling_losses(400)
+        losses[200 : 200 + length] = [1.5 + height] * length
+        explosions = analyse(make_run_log(make_steps(range(400), loss=losses))).explosions
+        assert len(explosions) == found, (length, height)
+    tails = np.random.default_rng(0).lognormal(0, 0.6, 20_000).tolist()
+    assert analyse(make_run_log(make_steps(range(20_000), loss=tails))).explosions == []
+
+
+def test_one_finding_about_a_loss_that_ends_as_nan() -> None:
+    run_log = exploding(None)
+    loss = run_log.steps.loss.copy()
+    loss[1100:] = NAN
+    broken = analyse(replace(run_log, steps=replace(run_log.steps, loss=loss)))
+    assert loss_explosion(broken) is None
+    assert require_finding(loss_nan(broken)).claims == {"training loss at the end": "not finite"}
+
+
+def test_ruined_weights_are_not_resumed_from() -> None:
+    event = LogEvent("interrupt", "KeyboardInterrupt", 9999, 1199)
+    for saves, advice in (
+        ([800], say("interrupted.advice.resume", saved_iteration=800, command=NANOGPT.resume_command)),
+        ([800, 1000], say("interrupted.advice.ruined_weights")),  # one file: the good one is overwritten
+    ):
+        run_log = replace(
+            exploding(None), events=(event,), checkpoints=tuple(LoggedCheckpoint(at, 0) for at in saves)
+        )
+        one = require_finding(interrupted(analyse(run_log)))
+        assert (one.severity, one.text["advice"]) == ("info", (advice,))
 
 
 # --- skipped steps ---
@@ -212,11 +333,30 @@ def test_norms_that_are_never_finite() -> None:
 
 
 def test_norms_that_are_not_finite_are_skipped_updates() -> None:
-    norms = [math.inf, NAN, *[1.0] * 98]
+    norms = [1.0] * 3 + [math.inf] * 6 + [NAN] + [1.0] * 90  # NaN: a line without a norm
     steps = make_steps(range(100), loss=falling_losses(100), grad_norm=norms)
-    for settings, skipped in (({}, 1), ({"dtype": "float16"}, 2)):
+    for dtype, cause in ((None, "dtype_unknown"), ("float16", "scaler"), ("bfloat16", "no_scaler")):
+        settings = {"dtype": dtype} if dtype else {}
         one = require_finding(skipped_steps(analyse(make_run_log(steps, settings=settings))))
-        assert one.values["skipped_updates"] == skipped
+        assert (one.severity, one.values["skipped_updates"]) == ("warning", 6)
+        assert (one.values["first_iteration"], one.values["last_iteration"]) == (3, 8)
+        assert say("skipped-steps.evidence.went_on") in one.text["evidence"]
+        assert [message.key for message in one.text["explanation"]] == [f"skipped-steps.explanation.{cause}"]
+    at_the_end = replace(steps, grad_norm=np.array([*norms[9:], *norms[:9]]))
+    last = require_finding(skipped_steps(analyse(make_run_log(at_the_end))))
+    assert say("skipped-steps.evidence.last_line") in last.text["evidence"]
+
+
+def test_a_norm_that_is_printed_as_nan_is_one() -> None:
+    text = "".join(
+        f"{{'loss': 3.0, 'grad_norm': {'nan' if at in (4, 7) else 1.5}, 'epoch': {at / 10}}}\n"
+        for at in range(1, 21)
+    )
+    norms = read_log([LogLine(line) for line in text.splitlines()], "run.log").steps.grad_norm
+    assert np.flatnonzero(np.isinf(norms)).tolist() == [3, 6]
+    without = text.replace(", 'grad_norm': nan", "")
+    norms = read_log([LogLine(line) for line in without.splitlines()], "run.log").steps.grad_norm
+    assert np.flatnonzero(np.isnan(norms)).tolist() == [3, 6]
 
 
 # --- memory ---
@@ -344,6 +484,24 @@ def test_what_else_a_message_tells() -> None:
     assert [message.key for message in bare.text["evidence"]] == ["oom.evidence.sizes_unknown"]
 
 
+HOST = "slurmstepd: error: Detected 3 oom-kill event(s) in StepId=7.batch. Some were killed by the cgroup."
+
+
+def test_memory_of_the_host_has_nothing_to_do_with_the_batch() -> None:
+    loading = make_run_log(
+        make_steps([]), settings={"batch_size": 16}, events=[LogEvent("oom", HOST, 80, None)]
+    )
+    one = require_finding(oom(analyse(loading)))
+    assert (one.severity, one.claims) == ("problem", {"how the run ended": "oom"})
+    assert one.text["title"] == (say("oom.title.host_before_training"),)
+    assert say("oom.evidence.never_trained") in one.text["evidence"]
+    assert one.text["advice"] == (say("oom.advice.host_loading"),)
+    trained = require_finding(oom(analyse(out_of_memory(HOST))))
+    assert trained.text["title"] == (say("oom.title.host"),)
+    both = replace(loading, events=(*loading.events, LogEvent("oom", NEW, 81, None)))
+    assert "requested_bytes" in require_finding(oom(analyse(both))).values  # the card's message says why
+
+
 # --- interrupted ---
 
 
@@ -360,7 +518,8 @@ def test_what_an_interrupt_cost() -> None:
         interrupted(analyse(stopped("interrupt", "KeyboardInterrupt", 990, [250, 500, 750])))
     )
     assert one.text["title"] == (say("interrupted.title.by_hand"),)
-    assert (one.severity, one.at, one.claims) == ("warning", 990, {"how the run ended": "interrupted"})
+    assert (one.severity, one.at) == ("warning", 990)
+    assert one.claims == {"how the run ended": "interrupted", "checkpoint to resume from": 750}
     assert (one.values["last_iteration"], one.values["planned_iterations"]) == (990, 5000)
     assert one.values["done_share"] == pytest.approx(990 / 5000)
     assert (one.values["saved_iteration"], one.values["lost_iterations"]) == (750, 240)
@@ -428,7 +587,7 @@ def test_lines_are_not_called_iterations() -> None:
 
 def test_a_crash_says_what_and_what_it_cost() -> None:
     one = require_finding(crashed(analyse(stopped("traceback", "TypeError: string indices", 990, [750]))))
-    assert (one.at, one.claims) == (990, {"how the run ended": "crashed"})
+    assert (one.at, one.claims) == (990, {"how the run ended": "crashed", "checkpoint to resume from": 750})
     assert (one.values["last_iteration"], one.values["planned_iterations"]) == (990, 5000)
     quoted = say("crashed.evidence.quoted_line", line=99, quoted="TypeError: string indices")
     assert quoted in one.text["evidence"]
@@ -480,6 +639,50 @@ def test_a_run_that_only_got_worse_had_nothing_to_save() -> None:
     run_log = unsaved(1000, 1500.0, always_save_checkpoint=False)
     evals = (*run_log.evals, replace(run_log.evals[0], iteration=500, val_loss=11.5))
     assert never_checkpointed(analyse(replace(run_log, evals=evals))) is None
+
+
+def test_a_best_by_luck_is_not_better_than_what_overwrote_it() -> None:
+    """Flat within noise from pretrained weights: the lowest of 44 evaluations is two deviations low."""
+    val = add_noise([3.0] * 45, 0.011, seed=3)
+    evals = [(1000 * at, loss - 0.01, loss) for at, loss in enumerate(val)]
+    steps = make_steps(range(0, 44_001, 10), loss=add_noise([3.0] * 4401, 0.11))
+    saves = [1000 * at for at in range(1, 45)]
+    known: dict[str, ConfigValue] = {"init_from": "gpt2", "eval_iters": 200, "max_iters": 600_000}
+    analysis = analyse(make_run_log(steps, evals, saves, known))
+    assert max(val) - min(val) > 0.03
+    assert best_overwritten(analysis) is None
+    assert analysis.past_best is None
+    worse = analyse(make_run_log(steps, [*evals[:-3], *[(at, 2.9, 3.1) for at in saves[-3:]]], saves, known))
+    assert require_finding(best_overwritten(worse)).values["saved_loss"] == 3.1
+
+
+# --- the end ---
+
+
+def test_a_log_that_stops_far_from_its_plan() -> None:
+    steps = make_steps(range(0, 1001, 10), loss=falling_losses(101))
+    for planned, severity in ((1100, None), (2000, "info"), (600_000, "warning")):
+        one = ended_early(analyse(make_run_log(steps, checkpoints=[900], settings={"max_iters": planned})))
+        assert (one and one.severity) == severity
+    assert one is not None
+    assert one.values["done_share"] == 1000 / 600_000
+    assert one.claims == {"how the run ended": "cut", "checkpoint to resume from": 900}
+    assert ended_early(analyse(make_run_log(steps))) is None
+    excerpt = make_run_log(steps, settings={"max_iters": 600_000}, is_excerpt=True)
+    assert ended_early(analyse(excerpt)) is None
+
+
+def test_a_crash_after_the_end_is_not_the_runs() -> None:
+    fault = LogEvent("traceback", "Traceback (most recent call last): OSError: quota", 120, 990)
+    done = LogEvent("finish", "real 1m2s", 110, 990)
+    run_log = stopped("finish", "real 1m2s", 990, [750])
+    after = analyse(replace(run_log, events=(done, fault)))
+    one = require_finding(crashed_after_end(after))
+    assert (one.severity, one.claims) == ("warning", {"how the run ended": "finished"})
+    assert one.values["quoted"] == "OSError: quota"
+    assert crashed(after) is None
+    before = analyse(replace(run_log, events=(replace(fault, line=105), done)))
+    assert crashed_after_end(before) is None
 
 
 def test_the_best_is_overwritten() -> None:

@@ -22,12 +22,16 @@ from learning_logs import (
 )
 from run_logs import make_run_log, make_steps
 
+from glassgpt.config import ConfigValue
 from glassgpt.explain.registry import LEARNING_RULES
 from glassgpt.explain.rules.learning import plateau, still_improving, underfit_capacity
-from glassgpt.explain.rules.loss_plausibility import init_loss, memorised_data, ppl_vs_loss
+from glassgpt.explain.rules.loss_plausibility import init_loss, leaked_data, memorised_data, ppl_vs_loss
+from glassgpt.explain.rules.lost_work import best_overwritten
 from glassgpt.explain.rules.val_curve import eval_noise, overfitting
 from glassgpt.i18n import say
-from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog
+from glassgpt.runs.noise import EvalNoise, falls_clearly
+from glassgpt.runs.run_log import LoggedCheckpoint, LoggedEvaluation, LoggedProcess, LoggedSetup, RunLog
+from glassgpt.runs.trainers import BY_ID
 
 # --- overfitting ---
 
@@ -76,6 +80,62 @@ def test_noise_is_not_overfitting() -> None:
     assert overfitting(analyse(make_run_log(make_steps(range(0, 5000, 10)), evals))) is None
 
 
+def tail(*evals: tuple[int, float, float], **changes: object) -> RunLog:
+    """The end of a log: a few iterations around its last evaluations."""
+    last = evals[-1][0]
+    steps = make_steps(range(last - 20, last + 1, 10), loss=[0.83, 0.82, 0.81])
+    processes = (LoggedProcess(has_startup=False, first_iteration=last - 20),)
+    return replace(make_run_log(steps, evals, segments=processes), **changes)  # type: ignore[arg-type]
+
+
+def test_one_evaluation_shows_overfitting_by_its_gap() -> None:
+    one = require_finding(overfitting(analyse(tail((5000, 0.6224, 1.7044)))))
+    assert (one.severity, one.at, one.claims) == ("warning", 5000, {"learning at the end": "overfitting"})
+    assert one.values["gap"] == pytest.approx(1.082)
+    assert (one.values["train_loss"], one.values["val_loss"]) == (0.6224, 1.7044)
+    assert say("overfitting.evidence.best_unknown") in one.text["evidence"]
+    assert one.values["eval_line"] == "step N: train loss …, val loss …"
+    other = require_finding(overfitting(analyse(tail((5000, 0.6224, 1.7044), trainer=HF))))
+    assert other.text["advice"][0] == say("overfitting.advice.earlier_evaluations")
+
+
+def test_a_gap_that_is_usual_at_the_best_evaluation_is_none() -> None:
+    for evals, found in (
+        ([(1750, 1.1002, 1.4576)], False),  # a third of the training loss
+        ([(1750, 1.1002, 1.66)], True),  # just above a half
+        ([(1750, 1.1002, 1.64)], False),
+        ([(1750, 0.2, 0.55)], False),  # less than 0.4 nats
+        ([(0, 0.62, 1.70)], False),  # before the first update: the texts differ
+        ([(0, 2.0, 3.0), (5000, 0.8, 1.9)], False),  # 0.1 more than before the first update
+        ([(0, 2.0, 2.0), (5000, 0.8, 1.9)], True),
+        ([(4750, 0.7, 1.80), (5000, 0.62, 1.70)], False),  # still better on unseen text
+        ([(4750, 0.7, 1.69), (5000, 0.62, 1.70)], True),
+    ):
+        assert (overfitting(analyse(tail(*evals))) is not None) == found, evals
+
+
+def test_the_best_of_a_tail_may_have_come_before_it() -> None:
+    rising = [(4500, 1.60, 1.67), (4750, 1.55, 1.71), (5000, 1.50, 1.75), (5250, 1.45, 1.79)]
+    run_log = tail(*rising)
+    one = require_finding(overfitting(analyse(run_log)))
+    assert one.text["title"] == (say("overfitting.title.rising", metric="val loss"),)
+    assert (one.at, one.claims) == (5250, {"learning at the end": "overfitting"})
+    assert (one.values["earlier_loss"], one.values["end_loss"]) == (1.67, 1.79)
+    assert say("overfitting.evidence.best_unknown") in one.text["evidence"]
+    assert not {"best_iteration", "saving"} & set(one.values)
+    whole = require_finding(overfitting(analyse(tail((4250, 1.65, 1.72), *rising))))
+    assert whole.values["best_iteration"] == 4500  # one before it is worse
+    saves = tuple(LoggedCheckpoint(at, 0) for at, *_ in rising)
+    assert best_overwritten(analyse(replace(run_log, checkpoints=saves))) is None
+
+
+def test_a_gap_within_the_noise_is_none() -> None:
+    run_log = tail((5000, 0.6, 1.5))
+    for stderr, found in ((0.06, True), (0.07, False)):  # ten standard errors of a difference
+        evals = tuple(replace(one, stderr=stderr) for one in run_log.evals)
+        assert (overfitting(analyse(replace(run_log, evals=evals))) is not None) == found
+
+
 def test_other_trainers_are_not_advised_nanogpts_settings() -> None:
     one = require_finding(overfitting(analyse(replace(gpu_run(), trainer=HF))))
     assert "max_iters" not in one.advice
@@ -113,6 +173,25 @@ def test_a_curve_that_no_law_fits_gets_no_figures() -> None:
     )
     assert (one.severity, one.advice) == ("info", "")
     assert [message.key for message in one.text["explanation"]] == ["still-improving.explanation.no_fit"]
+
+
+def test_a_fall_below_the_noise_is_none() -> None:
+    """A slope of many evaluations is visible where that of two is not."""
+    val = [2.5, 2.3, 2.2, 2.13, 2.08, 2.045, 2.02, 2.0, 1.985]
+    for stderr, found in ((0.005, True), (0.05, False)):
+        evals = tuple(LoggedEvaluation(250 * i, 0, loss, stderr=stderr) for i, loss in enumerate(val))
+        run_log = replace(make_run_log(make_steps(range(0, 2001, 10)), trainer=HF), evals=evals)
+        assert (still_improving(analyse(run_log)) is not None) == found
+        at, values = analyse(run_log).trajectory.val_curve()
+        assert falls_clearly(at, values, EvalNoise(stderr, "stderr")) == found
+
+
+def test_the_noise_of_a_slope() -> None:
+    """Of four evaluations 100 iterations apart: sigma / sqrt(5) per step, so three of these are 0.0134."""
+    at, noise = np.arange(0.0, 400.0, 100.0), EvalNoise(0.01, "stderr")
+    for step, found in ((0.0133, False), (0.0136, True), (-0.02, False)):
+        assert falls_clearly(at, 2.0 - step * np.arange(4.0), noise) == found
+    assert not falls_clearly(at[:3], np.array([3.0, 2.0, 1.0]), noise)  # three points are too few
 
 
 def test_lines_without_numbers_are_not_iterations() -> None:
@@ -171,6 +250,17 @@ def test_a_last_third_that_brought_nothing() -> None:
     assert plateau(analyse(gpu_run())) is None
 
 
+def test_a_flat_curve_before_the_end_of_the_schedule_proves_nothing() -> None:
+    losses = add_noise([1.5 + 2.7 * math.exp(-i / 20) for i in range(500)], 0.02)
+    steps = make_steps(range(0, 5000, 10), loss=losses)
+    one = require_finding(plateau(analyse(make_run_log(steps, settings={"max_iters": 60_000}))))
+    assert (one.severity, one.advice) == ("info", "")
+    assert one.text["title"] == (say("plateau.title.flat_so_far"),)
+    assert plateau(analyse(make_run_log(steps, settings={"max_iters": 5000, "warmup_iters": 2000}))) is None
+    noisy = add_noise([1.5] * 500, 0.4)
+    assert plateau(analyse(make_run_log(make_steps(range(50, 5050, 10), loss=noisy)))) is None
+
+
 # --- capacity ---
 
 
@@ -189,6 +279,11 @@ def test_a_small_model_on_much_text() -> None:
     assert one.values["best_parameters"] == pytest.approx(math.sqrt(5e6 * tokens / 20))
     assert underfit_capacity(analyse(small_model(3.50, 3.52, 500_000_000))) is None
     assert underfit_capacity(analyse(small_model(3.50, 3.90, 5_000_000))) is None
+    run_log = small_model(3.50, 3.52, 5_000_000)
+    tuned = replace(run_log.setup, settings={"init_from": "gpt2"})
+    assert underfit_capacity(analyse(replace(run_log, setup=tuned))) is None
+    cut = replace(run_log.setup, settings={"max_iters": 600_000})
+    assert underfit_capacity(analyse(replace(run_log, setup=cut))) is None
 
 
 def test_the_tokens_of_a_run_that_changed_its_batch_are_those_it_counted() -> None:
@@ -288,6 +383,43 @@ def test_a_training_loss_that_no_text_has() -> None:
     assert memorised_data(analyse(replace(run_log, trainer=HF))) is None
     assert memorised_data(analyse(replace(run_log, evals=gpu_run().evals))) is None
     assert memorised_data(analyse(make_run_log(make_steps(range(250), loss=falling_losses(250))))) is None
+
+
+def test_a_training_loss_that_no_web_text_has() -> None:
+    """A vocabulary of 32,768, by the first loss; the log does not name the trainer."""
+    for floor, found in ((0.37, True), (0.55, False)):
+        losses = [floor + (10.4 - floor) * math.exp(-at / 20) for at in range(400)]
+        run_log = make_run_log(make_steps(range(400), loss=losses), trainer=BY_ID["unknown"])
+        assert (memorised_data(analyse(run_log)) is not None) == found
+    small = make_run_log(make_steps(range(400), loss=[0.37 + 4 * math.exp(-at / 20) for at in range(400)]))
+    assert memorised_data(analyse(small)) is None  # characters
+
+
+@pytest.mark.parametrize(
+    ("val", "settings", "severity"),
+    [
+        (0.74, {"vocab_size": 50304, "dataset": "openwebtext"}, "problem"),
+        (1.35, {"vocab_size": 50304, "dataset": "openwebtext"}, None),
+        (0.74, {"vocab_size": 50304}, "warning"),
+        (1.05, {"vocab_size": 50304}, None),
+        (0.76, {"vocab_size": 32000, "dataset": "tinystories"}, None),
+        (0.28, {"vocab_size": 32, "dataset": "chess"}, None),
+        (1.1, {"vocab_size": 65, "dataset": "shakespeare_char"}, "problem"),
+        (1.3, {"vocab_size": 65, "dataset": "shakespeare_char"}, None),
+        (0.05, {"vocab_size": 65}, "problem"),
+        (0.05, {"vocab_size": 50257, "init_from": "gpt2"}, None),  # narrow text
+        (9e-7, {"vocab_size": 50257, "init_from": "gpt2"}, "warning"),
+    ],
+)
+def test_validation_losses_that_no_text_has(
+    val: float, settings: dict[str, ConfigValue], severity: str | None
+) -> None:
+    evals = [(0, 10.9, 10.9), (1000, 2 * val, 2 * val), (2000, val, val)]
+    steps = make_steps(range(0, 2001, 10), loss=falling_losses(201, first=10.9, floor=val, spread=0.0))
+    one = leaked_data(analyse(make_run_log(steps, evals, settings=settings)))
+    assert (one and one.severity) == severity
+    if one:
+        assert (one.at, one.values["val_loss"]) == (2000, val)
 
 
 # --- perplexity ---

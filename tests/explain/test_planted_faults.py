@@ -188,6 +188,7 @@ def test_a_validation_loss_that_no_text_allows() -> None:
     )
     finding = one(text, "leaked-data")
     assert (finding.at, finding.values["eval_iteration"], finding.values["val_loss"]) == (2000, 2000, 0.003)
+    assert finding.severity == "problem"
     assert "plateau" not in names(text)
     assert "leaked-data" not in names(nanogpt(val=lambda at: 0.28 + 3.9 / (1 + at / 50)))  # games of chess
 

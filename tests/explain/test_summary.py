@@ -73,10 +73,40 @@ def test_how_good_it_is() -> None:
         assert verdict(**without, loss_first=first, loss_last=last) == [told[0], *told[2:]]
 
 
+def test_a_single_evaluation_is_not_called_the_best() -> None:
+    steps = make_steps(range(0, 1000, 10), 100.0, [2.0] * 100)
+    tail = (LoggedProcess(has_startup=False, first_iteration=0),)
+    falling, rising = [(500, 2.0, 2.2), (900, 1.9, 2.1)], [(500, 2.0, 2.1), (900, 1.9, 2.2)]
+    for evals, segments, sentence in (
+        ([(0, 4.0, 4.1)], None, translate("verdict.evaluated_before_training", loss=4.1)),
+        ([(0, 4.0, 4.1), rising[1]], None, translate("verdict.only_val_loss_at", loss=2.2, step=900)),
+        (rising[1:], tail, translate("verdict.only_val_loss_here", loss=2.2, step=900)),
+        (falling, tail, translate("verdict.last_loss_is_lowest_here", best="2.1000")),
+        (rising, tail, translate("verdict.lowest_loss_here", best="2.1000", step=500, final=2.2)),
+        (falling, None, translate("verdict.last_loss_is_best", best="2.1000")),
+    ):
+        run_log = make_run_log(steps, evals)
+        run_log = replace(run_log, segments=segments or run_log.segments)
+        assert sentence in compose_verdict(run_log, Analysis(run_log).facts, [])
+
+
+def test_too_few_lines_do_not_show_that_nothing_is_wrong() -> None:
+    for count, found in ((19, False), (20, True)):
+        run_log = make_run_log(make_steps(range(count), 100.0, [2.0] * count), ended="finished")
+        said = compose_verdict(run_log, Analysis(run_log).facts, [])
+        assert (NOTHING in said) == found
+    excerpt = replace(run_log, is_excerpt=True)
+    assert NOTHING not in compose_verdict(excerpt, Analysis(excerpt).facts, [])
+
+
 def test_how_fast_it_was() -> None:
-    assert numbers(verdict(steady_ms=168.3, overhead_share=0.194)[2]) == ["168.3", "19"]
-    assert translate("verdict.step_time", ms=168.3) in verdict(steady_ms=168.3, overhead_share=None)
-    assert numbers(verdict(steady_ms=168.3, overhead_share=None)[2]) == ["168.3"]
+    phases = {"startup": 4.0, "train": 80.6, "pauses": 15.4}
+    assert numbers(verdict(steady_ms=168.3, seconds_by_phase=phases)[2]) == ["168.3", "19"]
+    assert translate("verdict.step_time", ms=168.3) in verdict(steady_ms=168.3)
+    assert numbers(verdict(steady_ms=168.3)[2]) == ["168.3"]
+    stalled = {"train": 10.0, "pauses": 8.0, "stall": 82.0}
+    said = verdict(steady_ms=168.3, seconds_by_phase=stalled)
+    assert (numbers(said[2]), numbers(said[3])) == (["168.3", "8.0"], ["82"])
     assert len(verdict(steady_ms=None)) == len(verdict()) - 1
 
 

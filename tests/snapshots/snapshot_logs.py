@@ -73,7 +73,10 @@ def _planted() -> dict[str, str]:
         return healthy(at) + max(0, at - 800) / 2000
 
     def spiking(at: int) -> float:
-        return healthy(at) + (3.0 if 1200 <= at < 1260 else 0.0)
+        return healthy(at) + (0.6 if 1200 <= at < 1270 else 0.0)
+
+    def exploding(at: int) -> float:
+        return healthy(at) + (30.0 * math.exp((1000 - at) / 60) if at >= 1000 else 0.0)
 
     def lost(at: int) -> float:
         return math.nan if at >= 900 else healthy(at)
@@ -112,6 +115,8 @@ def _planted() -> dict[str, str]:
         "silent-spike": nanogpt(ms=lambda at: 4000.0 if at in (330, 1110) else 33.0),
         "overfitted": nanogpt(val=overfitted),
         "loss-spike": nanogpt(loss=spiking),
+        "loss-explosion": nanogpt(loss=exploding),
+        "overfitted-tail": "".join(nanogpt(loss=lambda at: 0.62, val=lambda at: 1.7).splitlines(True)[-3:]),
         "loss-nan": nanogpt(loss=lost, val=lost),
         "mfu-impossible": llmc(mfu=128.0),
         "oom-survived": "".join([*oom[:100], message, *oom[100:]]),

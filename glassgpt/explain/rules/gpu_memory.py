@@ -1,4 +1,5 @@
-"""CUDA out of memory: what the message says, what the model needs, and what would have fitted."""
+"""Memory that ran out. On the card: what the message says, what the model needs, and what would have fitted.
+On the host: the system killed a process, and no batch size would have helped."""
 
 from __future__ import annotations
 
@@ -12,8 +13,13 @@ from glassgpt.estimate.memory import TrainingWorkload
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trajectory import numeric_setting, positive_int_setting, takes_known_settings
+from glassgpt.runs.run_log import LogEvent, RunLog
+from glassgpt.runs.trajectory import (
+    has_trained,
+    numeric_setting,
+    positive_int_setting,
+    takes_known_settings,
+)
 
 SHARDED_STATE_SHARE = (
     0.7  # of a card, for its shard of the model: activations and gathered layers need the rest
@@ -22,7 +28,11 @@ MIN_OTHER_PROCESSES_SHARE = 0.05  # of the card: less is not mentioned
 MIN_FRAGMENTED_BYTES = 2**28  # reserved but unallocated; also at least twice the requested bytes
 MAX_BATCH_SIZE = 1e5  # whose divisors are tried
 MAX_MODEL_DIMENSION = 1e8  # a larger number in a log is an error
+MAX_QUOTED_CHARS = 160  # of the log line with the error
 MAX_LAYERS = 1000  # of a model for which fewer layers are tried
+
+# The kernel, a cgroup (SLURM, Docker, Kubernetes) killed a process: host memory, not the card's.
+_HOST_KILL = re.compile(r"oom[-_]kill|cgroup|oom[-_ ]?killed|out of memory: kill", re.IGNORECASE)
 
 _SIZE = r"([\d.]+)\s*([KMGT]i?B|bytes)"
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "b": 1}
@@ -150,19 +160,15 @@ def oom(analysis: Analysis) -> Finding | None:
     events = [event for event in run_log.events if event.kind == "oom" and event not in failed_start_events]
     if not events:
         return None
+    if all(_HOST_KILL.search(event.text) for event in events):
+        return _host_memory(analysis, events[-1])
     messages = [parse_oom_message(event.text) for event in events]
     message = next((one for one in messages if one.requested_bytes or one.capacity_bytes), messages[0])
     need, batch_size = estimate_memory_need(analysis, message), positive_int_setting(run_log, "batch_size")
     capacity = message.capacity_bytes or run_log.setup.memory_bytes
     if capacity is None and analysis.card and analysis.card.memory_gb:
         capacity = analysis.card.memory_gb * 2**30
-    # Iterations after the message are no proof that training continued: a dying process flushes its output
-    # late. A finished run is one, and so is a process that started in between.
-    line, last_step_line = events[-1].line, run_log.last_step_line
-    was_restarted = any(start < line for start in run_log.process_start_lines) and any(
-        line < start < last_step_line for start in run_log.process_start_lines
-    )
-    continued = line < last_step_line and (analysis.facts.ended == "finished" or was_restarted)
+    continued = _continued_after(analysis, events[-1].line)
     if need.model_bytes and capacity and need.model_bytes > need.usable_bytes(capacity):
         explanation = [say("oom.explanation.model_too_large")]
     else:
@@ -179,6 +185,40 @@ def oom(analysis: Analysis) -> Finding | None:
         explanation=explanation,
         advice=_advice(run_log, message, need, capacity),
         at=events[-1].iteration if run_log.has_iteration_numbers else None,
+        lines=(one.line for one in events),
+        claims={} if continued else {"how the run ended": "oom"},
+    )
+
+
+def _continued_after(analysis: Analysis, line: int) -> bool:
+    """Iterations after the message are no proof that training continued: a dying process flushes its output
+    late. A finished run is one, and so is a process that started in between."""
+    starts, last_step_line = analysis.log.process_start_lines, analysis.log.last_step_line
+    was_restarted = any(start < line for start in starts) and any(
+        line < start < last_step_line for start in starts
+    )
+    return line < last_step_line and (analysis.facts.ended == "finished" or was_restarted)
+
+
+def _host_memory(analysis: Analysis, event: LogEvent) -> Finding:
+    """The system killed a process: of no batch, where the card does the work, and before any training."""
+    run_log, continued = analysis.log, _continued_after(analysis, event.line)
+    never_trained = not has_trained(run_log)
+    evidence = [say("crashed.evidence.quoted_line", line=event.line, quoted=event.text[:MAX_QUOTED_CHARS])]
+    if never_trained:
+        title = say("oom.title.host_before_training")
+        evidence.append(say("oom.evidence.never_trained"))
+    else:
+        title = say("oom.title.continued") if continued else say("oom.title.host")
+    return make_finding(
+        "oom",
+        "warning" if continued else "problem",
+        title=title,
+        evidence=evidence,
+        explanation=say("oom.explanation.host"),
+        advice=say("oom.advice.host_loading") if never_trained else say("oom.advice.host"),
+        at=event.iteration if run_log.has_iteration_numbers else None,
+        lines=(event.line,),
         claims={} if continued else {"how the run ended": "oom"},
     )
 
@@ -197,7 +237,7 @@ def _evidence(
                 capacity_bytes=message.capacity_bytes,
             )
         )
-    if message.free_bytes is not None:
+    elif message.free_bytes is not None:
         evidence.append(say("oom.evidence.free", free_bytes=message.free_bytes))
     if need.model_bytes and need.parameters:
         values = {

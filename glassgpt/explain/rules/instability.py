@@ -1,4 +1,4 @@
-"""A training loss that rises: for good (divergence), or in spikes that it recovers from."""
+"""A training loss that rises: it explodes, rises for good (divergence), or has spikes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from glassgpt.i18n import say
+from glassgpt.explain.rules.nonfinite import find_nonfinite_loss
+from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve_statistics import mad, trailing_median
-from glassgpt.runs.trajectory import numeric_setting, seconds_between, takes_known_settings
+from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.trajectory import (
+    clips_gradients,
+    numeric_setting,
+    seconds_between,
+    takes_known_settings,
+)
 
+MAX_RETURNING_RATIO = 2.0  # last loss over the one before an explosion: it was coming back
 # A spike: a loss compared with the median of the MEDIAN_WINDOW_STEPS losses before it.
 MEDIAN_WINDOW_STEPS = 25
 MIN_SPIKE_MADS = 8.0  # median absolute deviations above it
@@ -21,15 +29,108 @@ MAX_SPIKE_STEPS = 20 * MEDIAN_WINDOW_STEPS  # without recovery within these, it 
 # More spikes than this share of the losses: the noise has long tails, and none of them is an event.
 MAX_SPIKE_SHARE = 0.005
 MAX_SPIKES_SHORT_RUN = 5  # however short the run
+MAX_ODD_BATCH_LOSSES = 5  # logged losses of a spike: after more, the weights had to recover
 SHOWN_SPIKES = ("largest", "second", "third")  # each has its message
 # Share of the iterations spent in spikes, from which on the finding is a warning or advice.
 WARNING_SPIKE_SHARE, ADVICE_SPIKE_SHARE = 0.05, 0.01
 
 
+def loss_explosion(analysis: Analysis) -> Finding | None:
+    """The training loss rose to a multiple of itself. Thresholds: those of Analysis.explosions."""
+    explosions, run_log = analysis.explosions, analysis.log
+    broken = find_nonfinite_loss(run_log)
+    if not explosions or (broken and not broken.has_recovered):  # that is what it came to
+        return None
+    worst = max(explosions, key=lambda one: (one.recovered_iteration is None, one.until - one.iteration))
+    recovered, facts = worst.recovered_iteration, analysis.facts
+    values = {"explosion_iteration": worst.iteration, "recovered_iteration": recovered or 0}
+    numbered = run_log.has_iteration_numbers
+    if numbered and recovered is not None:
+        title = say("loss-explosion.title.recovered", **values)
+    elif numbered:
+        title = say("loss-explosion.title.lasting", explosion_iteration=worst.iteration)
+    elif recovered is not None:
+        title = say("loss-explosion.title.recovered_unnumbered")
+    else:
+        title = say("loss-explosion.title.lasting_unnumbered")
+    rise = {"loss_before": worst.loss_before, "peak_loss": worst.peak_loss}
+    evidence: list[Message | None] = []
+    if numbered:
+        evidence.append(
+            say(
+                "loss-explosion.evidence.rise",
+                iteration_before=worst.iteration_before,
+                peak_iteration=worst.peak_iteration,
+                **rise,
+            )
+        )
+        lost_s = seconds_between(analysis.trajectory, worst.iteration, worst.until, facts.steady_ms)
+        lost = {"lost_iterations": worst.until - worst.iteration, "lost_s": lost_s or 0.0}
+        if recovered is None:
+            evidence.append(say("loss-explosion.evidence.last_loss", end_loss=worst.end_loss, **lost))
+        elif lost_s:
+            evidence.append(say("loss-explosion.evidence.recovery_time", **lost))
+        else:
+            evidence.append(say("loss-explosion.evidence.recovery", **lost))
+        last_eval = analysis.trajectory.evals[-1:]
+        if last_eval and worst.iteration < (last_eval[0].iteration or 0) < worst.until:
+            evidence.append(
+                say("loss-explosion.evidence.evaluated_inside", eval_iteration=last_eval[0].iteration)
+            )
+    else:
+        evidence.append(say("loss-explosion.evidence.rise_unnumbered", **rise))
+    if len(explosions) > 1:
+        evidence.append(say("loss-explosion.evidence.count", count=len(explosions)))
+    iterations = analysis.trajectory.iteration
+    share = (worst.until - worst.iteration) / max(1, int(iterations[-1]) - int(iterations[0]))
+    if recovered is not None:
+        explanation = say("loss-explosion.explanation.recovered")
+    elif worst.end_loss < MAX_RETURNING_RATIO * worst.loss_before:
+        explanation = say("loss-explosion.explanation.returning")
+    else:
+        explanation = say("loss-explosion.explanation.lasting")
+    saves = [save.iteration for save in analysis.trajectory.checkpoints if save.iteration is not None]
+    usable = [at for at in saves if at < worst.iteration]
+    advice = [_lower_lr_advice(run_log, worst.iteration), _clip_advice(run_log)]
+    if recovered is None and usable and not run_log.trainer.overwrites_checkpoint:
+        advice.append(say("loss-explosion.advice.earlier_checkpoint", saved_iteration=max(usable)))
+    return make_finding(
+        "loss-explosion",
+        "problem" if recovered is None or share > WARNING_SPIKE_SHARE else "warning",
+        title=title,
+        evidence=evidence,
+        explanation=explanation,
+        advice=advice,
+        at=worst.iteration if numbered else None,
+        lines=analysis.lines_at([worst.iteration_before, worst.peak_iteration, worst.until]),
+        claims={"training loss at the end": "exploded" if recovered is None else "recovered"},
+    )
+
+
+def _lower_lr_advice(run_log: RunLog, iteration: int) -> Message:
+    """A fifth of the learning rate; and a longer warm-up, where the loss rose soon after it."""
+    peak_lr, warmup = numeric_setting(run_log, "learning_rate"), numeric_setting(run_log, "warmup_iters")
+    if not peak_lr or not takes_known_settings(run_log):
+        return say("divergence.advice.fifth_of_lr")
+    if warmup is not None and iteration < 5 * max(warmup, 20):
+        return say(
+            "divergence.advice.lower_lr_longer_warmup",
+            peak_lr=peak_lr,
+            new_peak_lr=peak_lr / 5,
+            warmup_iters=int(warmup),
+            new_warmup_iters=int(max(5 * warmup, 100)),
+        )
+    return say("divergence.advice.lower_known_lr", peak_lr=peak_lr, new_peak_lr=peak_lr / 5)
+
+
+def _clip_advice(run_log: RunLog) -> Message | None:
+    return None if clips_gradients(run_log) else say("divergence.advice.clip")
+
+
 def divergence(analysis: Analysis) -> Finding | None:
     """The training loss rose and stayed up. Thresholds: those of Analysis.loss_rise."""
-    rise, run_log = analysis.loss_rise, analysis.log
-    if rise is None:
+    rise, run_log, broken = analysis.loss_rise, analysis.log, find_nonfinite_loss(analysis.log)
+    if rise is None or (broken and not broken.has_recovered):
         return None
     values = {
         "first_loss": rise.first_loss,
@@ -50,33 +151,20 @@ def divergence(analysis: Analysis) -> Finding | None:
             )
     else:
         evidence = [say("divergence.evidence.lowest_without_iteration", **values)]
-    peak_lr, warmup = numeric_setting(run_log, "learning_rate"), numeric_setting(run_log, "warmup_iters")
-    loss_rise = rise.end_loss - rise.lowest_loss
-    if peak_lr and takes_known_settings(run_log):
-        advice = [
-            say(
-                "divergence.advice.lower_known_lr",
-                peak_lr=peak_lr,
-                new_peak_lr=peak_lr / 5,
-                loss_rise=loss_rise,
-            )
-        ]
-        if warmup is not None and rise.lowest_iteration < 5 * max(warmup, 20):
-            longer = int(max(5 * warmup, 100))
-            advice.append(
-                say("divergence.advice.longer_warmup", warmup_iters=int(warmup), new_warmup_iters=longer)
-            )
-    else:
-        advice = [say("divergence.advice.fifth_of_lr", loss_rise=loss_rise)]
     return make_finding(
         "divergence",
         "problem",
         title=say("divergence.title"),
         evidence=evidence,
         explanation=say("divergence.explanation"),
-        advice=advice,
+        advice=[
+            _lower_lr_advice(run_log, rise.lowest_iteration),
+            _clip_advice(run_log),
+            say("divergence.advice.stop_at_lowest", loss_rise=rise.end_loss - rise.lowest_loss),
+        ],
         at=rise.lowest_iteration if run_log.has_iteration_numbers else None,
-        claims={"learning at the end": "diverged"},
+        lines=analysis.lines_at([rise.lowest_iteration, rise.end_iteration]),
+        claims={"training loss at the end": "diverged", "learning at the end": "diverged"},
     )
 
 
@@ -86,6 +174,7 @@ class LossSpike:
     peak_loss: float
     usual_loss: float
     recovered_iteration: int
+    losses: int  # logged ones, until it had recovered
 
 
 def find_loss_spikes(analysis: Analysis) -> list[LossSpike]:
@@ -120,38 +209,56 @@ def find_loss_spikes(analysis: Analysis) -> list[LossSpike]:
         starts_before = np.searchsorted(process_starts, at[max(0, row - 3)])
         if starts_before < np.searchsorted(process_starts, at[row], side="right"):
             continue
+        if any(one.iteration <= at[back] and at[row] <= one.until for one in analysis.explosions):
+            continue
         peak = float(losses[row:back].max())
-        spikes.append(LossSpike(int(at[row]), peak, float(usual[row]), int(at[back])))
+        spikes.append(LossSpike(int(at[row]), peak, float(usual[row]), int(at[back]), back - row))
     return spikes if len(spikes) <= max(MAX_SPIKES_SHORT_RUN, MAX_SPIKE_SHARE * len(losses)) else []
 
 
 def loss_spike(analysis: Analysis) -> Finding | None:
-    """The training loss jumped up and came back. Severity: the share of iterations until it was back."""
+    """The training loss jumped up and came back: at the next lines after an odd batch, slowly where the
+    weights were hit. Severity: the share of iterations until it was back."""
     # Between two updates no weight changes, so the high loss of a micro-batch is a hard batch.
     if analysis.log.trainer.steps_are_micro_batches or not analysis.log.has_iteration_numbers:
         return None
     spikes, iterations = find_loss_spikes(analysis), analysis.trajectory.iteration
+    slow = [spike for spike in spikes if spike.losses > MAX_ODD_BATCH_LOSSES]
     if not spikes:
         return None
-    lost = sum(spike.recovered_iteration - spike.iteration for spike in spikes)
-    share = lost / max(1, int(iterations[-1]) - int(iterations[0]))
-    spikes.sort(key=lambda spike: spike.usual_loss - spike.peak_loss)
+    shown = sorted(slow or spikes, key=lambda spike: spike.usual_loss - spike.peak_loss)
     values = {
         f"{rank}_{name}": value
-        for rank, spike in zip(SHOWN_SPIKES, spikes, strict=False)
+        for rank, spike in zip(SHOWN_SPIKES, shown, strict=False)
         for name, value in asdict(spike).items()
+        if name != "losses"
     }
     evidence = [
         say("loss-spike.evidence.largest", **values),
         say("loss-spike.evidence.second", **values),
         say("loss-spike.evidence.third", **values),
-    ]
+    ][: len(shown)]
+    if not slow:
+        return make_finding(
+            "loss-spike",
+            "info",
+            title=say("loss-spike.title.odd_batches", count=len(spikes)),
+            evidence=evidence,
+            explanation=say("loss-spike.explanation.odd_batches"),
+            at=shown[0].iteration,
+            lines=analysis.lines_at(spike.iteration for spike in shown),
+        )
+    lost = sum(spike.recovered_iteration - spike.iteration for spike in slow)
+    share = lost / max(1, int(iterations[-1]) - int(iterations[0]))
+    if len(slow) < len(spikes):
+        evidence.append(say("loss-spike.evidence.odd_batches", odd_batches=len(spikes) - len(slow)))
     return make_finding(
         "loss-spike",
         "warning" if share > WARNING_SPIKE_SHARE else "advice" if share > ADVICE_SPIKE_SHARE else "info",
-        title=say("loss-spike.title", count=len(spikes)),
-        evidence=evidence[: len(spikes)],
-        explanation=say("loss-spike.explanation"),
-        advice=say("loss-spike.advice", lost_iterations=lost, lost_share=share),
-        at=spikes[0].iteration,
+        title=say("loss-spike.title.slow_recovery", count=len(slow)),
+        evidence=[*evidence, say("loss-spike.evidence.lost", lost_iterations=lost, lost_share=share)],
+        explanation=say("loss-spike.explanation.slow_recovery"),
+        advice=[say("loss-spike.advice"), _clip_advice(analysis.log)],
+        at=shown[0].iteration,
+        lines=analysis.lines_at(spike.iteration for spike in shown),
     )

@@ -13,10 +13,12 @@ from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve_statistics import BlockMedians, LossForecast, block_medians, forecast_loss
+from glassgpt.runs.noise import EvalNoise, falls_clearly
 from glassgpt.runs.run_log import Floats, RunLog
 from glassgpt.runs.trajectory import (
     numeric_setting,
     planned_end_iteration,
+    starts_from_scratch,
     takes_known_settings,
     val_metric_name,
 )
@@ -28,11 +30,13 @@ MAX_RESIDUAL_TO_RANGE = 0.2  # residual of the fit over the range of the losses
 # Residual of the fit over the fall in the last third: above this the law has another slope than the curve at
 # its end, as where a schedule bends it, and its forecast is worth nothing. Residuals within noise are fine.
 MAX_RESIDUAL_TO_LATE_FALL, MIN_RESIDUAL_TO_NOISE = 0.15, 3.0
+DEFAULT_NOISE_SHARE = 0.003  # standard deviation of an evaluation over its loss, where it is not known
 MIN_GAIN_SHARE = 0.01  # predicted gain over the loss at the end
 
 # Plateau: gain of the last third over the one before, as a share of the loss. A tenth of what is usual.
 MIN_PLATEAU_STEPS = 50
 MAX_TRAIN_GAIN_SHARE, MAX_EVAL_GAIN_SHARE = 0.002, 0.003
+MAX_PLATEAU_ERROR_SHARE = 0.01  # two standard errors of a third's loss: more hides an improvement
 # Nothing learnt: last against first loss, and the range of the whole curve, as shares of the first loss.
 MAX_END_CHANGE_SHARE, MAX_RANGE_SHARE = 0.01, 0.02
 # Hardly learnt: the loss over ln(vocab_size). Token frequencies alone bring a model below 0.9 in one or two
@@ -60,9 +64,16 @@ def still_improving(analysis: Analysis) -> Finding | None:
         or last is None
         or points is None
         or analysis.loss_rise
+        or analysis.explosions
+        or analysis.has_overfitted
+        or has_leaked_data(analysis)
     ):
         return None
     at, losses, noise, metric = points
+    third = min(int(np.searchsorted(at, at[-1] * 2 / 3)), len(at) - 2)  # where the last third begins
+    late_fall = float(losses[third] - losses[-1])
+    if late_fall <= noise.difference(1.0) or not falls_clearly(at, losses, noise):
+        return None
     planned = planned_end_iteration(run_log)
     unfinished = analysis.facts.ended != "finished" or (planned is not None and planned > 1.1 * last)
     targets: tuple[float, ...] = (1.5 * last, 2.0 * last)
@@ -76,13 +87,11 @@ def still_improving(analysis: Analysis) -> Finding | None:
     gain, error = now - forecasts[-1].value, forecasts[-1].error
     if (
         not law.residual < MAX_RESIDUAL_TO_RANGE * float(np.ptp(losses))
-        or not losses[-1] < np.min(losses) + 2 * noise
-        or not gain >= max(2 * noise, MIN_GAIN_SHARE * now, 1.5 * error)
+        or not losses[-1] < np.min(losses) + 2 * noise.std
+        or not gain >= max(2 * noise.std, MIN_GAIN_SHARE * now, 1.5 * error)
     ):
         return None
-    third = min(int(np.searchsorted(at, at[-1] * 2 / 3)), len(at) - 2)  # where the last third begins
-    late_fall = float(losses[third] - losses[-1])
-    fits_end = law.residual <= max(MAX_RESIDUAL_TO_LATE_FALL * late_fall, MIN_RESIDUAL_TO_NOISE * noise)
+    fits_end = law.residual <= max(MAX_RESIDUAL_TO_LATE_FALL * late_fall, MIN_RESIDUAL_TO_NOISE * noise.std)
     if fits_end:
         explanation = [say("still-improving.explanation.power_law_fits", residual=law.residual)]
         if not unfinished:
@@ -104,11 +113,12 @@ def still_improving(analysis: Analysis) -> Finding | None:
         explanation=explanation,
         advice=_forecast_advice(run_log, forecasts, metric, unfinished) if fits_end else None,
         at=last,
+        lines=(*analysis.lines_at([last]), *analysis.eval_lines_at([round(at[third]), round(at[-1])])),
         claims={"learning at the end": "improving"},
     )
 
 
-def _points_to_fit(analysis: Analysis) -> tuple[Floats, Floats, float, str] | None:
+def _points_to_fit(analysis: Analysis) -> tuple[Floats, Floats, EvalNoise, str] | None:
     """Iterations, losses, the noise of one loss, and their name: evaluations, or smoothed training losses
     where there are few. Only from after the warm-up and the first tenth, where the law does not hold yet."""
     run_log, trajectory = analysis.log, analysis.trajectory
@@ -116,15 +126,19 @@ def _points_to_fit(analysis: Analysis) -> tuple[Floats, Floats, float, str] | No
     at, val_losses = trajectory.val_curve()
     at, val_losses = at[at >= begin], val_losses[at >= begin]
     if len(val_losses) >= MIN_EVALS_TO_FIT:
-        noise = analysis.eval_noise
-        std = noise.std if noise else 0.003 * float(val_losses[-1])
-        return at, val_losses, std, val_metric_name(run_log)
+        noise = analysis.eval_noise or EvalNoise(DEFAULT_NOISE_SHARE * float(val_losses[-1]), "scatter")
+        return at, val_losses, noise, val_metric_name(run_log)
     iterations, losses = trajectory.finite_losses()
     late = iterations >= begin
     if late.sum() < MIN_TRAIN_LOSSES_TO_FIT or analysis.past_best:
         return None
     smooth = block_medians(iterations[late], losses[late], 24)
-    return smooth.centers, smooth.medians, float(np.median(smooth.stderrs)), "train loss"
+    return (
+        smooth.centers,
+        smooth.medians,
+        EvalNoise(float(np.median(smooth.stderrs)), "scatter"),
+        "train loss",
+    )
 
 
 def _forecast_advice(
@@ -167,19 +181,40 @@ def plateau(analysis: Analysis) -> Finding | None:
     )
     if len(losses) < MIN_PLATEAU_STEPS or at[-1] < min_iterations:
         return None
-    if analysis.loss_rise or analysis.facts.nan_step is not None:
+    if analysis.loss_rise or analysis.explosions or analysis.facts.nan_step is not None:
         return None
     if has_leaked_data(analysis) or trailing_zero_losses(analysis):
         return None
     smooth = block_medians(at, losses, 30)
     from_start = run_log.has_iteration_numbers and int(at[0]) <= run_log.trainer.first_iteration + 1
-    if from_start and (nothing := _nothing_learnt(analysis, smooth, min_iterations)):
+    if (
+        from_start
+        and starts_from_scratch(run_log)
+        and (nothing := _nothing_learnt(analysis, smooth, min_iterations))
+    ):
         return nothing
     evidence = _plateau_evidence(analysis, smooth)
     if not evidence or _find_too_small_model(analysis) or analysis.has_overfitted:
         return None
     last = int(at[-1])
     stop = last * 2 // 3
+    warmup, planned = numeric_setting(run_log, "warmup_iters") or 0, planned_end_iteration(run_log)
+    if stop < 2 * warmup:
+        return None
+    if analysis.facts.ended != "finished" and planned and planned > 1.1 * last:
+        # The schedule goes on: the loss usually falls once the learning rate does.
+        return make_finding(
+            "plateau",
+            "info",
+            title=say("plateau.title.flat_so_far"),
+            evidence=[
+                *evidence,
+                say("plateau.evidence.of_planned", last_iteration=last, planned_iterations=planned),
+            ],
+            explanation=say("plateau.explanation.high_lr"),
+            at=stop if run_log.has_iteration_numbers else None,
+            claims={"learning at the end": "plateau"},
+        )
     saved = analysis.seconds_and_share_after(stop, last)
     saving = saved[1] if saved else 1 / 3
     return make_finding(
@@ -187,11 +222,14 @@ def plateau(analysis: Analysis) -> Finding | None:
         "advice",
         title=say("plateau.title.no_late_improvement"),
         evidence=evidence,
-        explanation=say("plateau.explanation.within_noise"),
+        explanation=say("plateau.explanation.within_noise")
+        if len(evidence) > 1
+        else say("plateau.explanation.train_within_noise"),
         advice=say("plateau.advice.stop_at_iteration", stop_iteration=stop, saving=saving)
         if run_log.has_iteration_numbers
         else say("plateau.advice.stop_there", saving=saving),
         at=stop if run_log.has_iteration_numbers else None,
+        lines=analysis.lines_at([last]),
         claims={"learning at the end": "plateau"},
     )
 
@@ -256,15 +294,15 @@ def _plateau_evidence(analysis: Analysis, smooth: BlockMedians) -> list[Message]
     error = float(np.median(smooth.stderrs[-third:])) / math.sqrt(max(1, third))
     if third < 5 or abs(before - after) > max(2 * error, MAX_TRAIN_GAIN_SHARE * after):
         return []
+    if 2 * error > MAX_PLATEAU_ERROR_SHARE * after:
+        return []  # too noisy to see whether it improved
     evidence = [say("plateau.evidence.train_thirds", earlier_train_loss=before, late_train_loss=after)]
     at, val_losses = analysis.trajectory.val_curve()
     is_late = at > smooth.centers[-third]
     if np.all(is_late) or not np.any(is_late):
         return evidence
     best_before, best_late = val_losses[~is_late].min(), val_losses[is_late].min()
-    noise = analysis.eval_noise
-    min_gain = max(2 * noise.std if noise else 0.0, MAX_EVAL_GAIN_SHARE * float(best_before))
-    if float(best_before - best_late) > min_gain:
+    if float(best_before - best_late) > MAX_EVAL_GAIN_SHARE * float(best_before):
         return []
     evidence.append(
         say(
@@ -305,6 +343,8 @@ def _find_too_small_model(analysis: Analysis) -> CapacityFit | None:
     ]
     if len(evals) < MIN_EVALUATIONS or not facts.parameters or not facts.tokens_per_iteration or not last:
         return None
+    if facts.ended != "finished" or not starts_from_scratch(analysis.log) or analysis.explosions:
+        return None  # a flat curve of weights that were trained before, or before the schedule's end
     earlier = [
         evaluation.val_loss or 0.0 for evaluation in evals if (evaluation.iteration or 0) <= last * 2 / 3
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from glassgpt.i18n import say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import Floats, RunLog
-from glassgpt.runs.trajectory import numeric_setting
+from glassgpt.runs.trajectory import numeric_setting, starts_from_scratch, val_metric_name
 
 MAX_INIT_LOSS_DEVIATION = 0.15  # first loss over ln(vocab_size): a fresh model starts within this of 1
 GPT2_VOCAB_SIZE = 50_257  # for ppl-vs-loss, where the log does not say the vocabulary
@@ -18,8 +19,19 @@ MAX_VOCAB_SIZE = 1_000_000  # no tokenizer in use has more
 # First loss over ln(MAX_VOCAB_SIZE): a deliberately large initialisation stays below this.
 MIN_EXCESS_OVER_CHANCE = 1.5
 MIN_LOGGED_STEPS = 20
-IMPLAUSIBLE_LOSS = 0.1  # nats per token; the largest models stay several times above it
-MIN_FIRST_LOSS = 10 * IMPLAUSIBLE_LOSS  # the first training loss of a run that learnt it
+MIN_FIRST_LOSS = 1.0  # the first training loss of a run that learnt it
+
+# The lowest loss that is believed, in nats per token, of a model that was not trained before. The best of the
+# largest models stay above 1.6 on web text; stories for children reach 0.8 and games of chess 0.3.
+MIN_LOSS_ANY_TEXT = 0.1
+MIN_LOSS_WEB_TEXT, MIN_LOSS_SHAKESPEARE = 1.3, 1.2
+MIN_LOSS_UNNAMED_SUBWORDS = 1.0  # a vocabulary as of web text, and the log does not name the dataset
+MIN_BITS_WEB_TEXT = 0.5  # per byte
+MIN_LOSS_ANYTHING = 1e-4  # whatever it was tuned to
+MIN_TRAIN_LOSS_SUBWORDS = 0.5  # of training text, which may be seen twice
+MIN_SUBWORD_VOCAB = 20_000
+_WEB_TEXT = re.compile(r"webtext|\bowt|fineweb|slimpajama|redpajama|\bc4\b|\bpile\b|wikitext|climbmix", re.I)
+_SHAKESPEARE = re.compile(r"shakespeare.?char", re.I)
 # For ppl-vs-loss: a validation loss above these, in terms of ln(vocab_size), is none.
 MAX_LOSS_OVER_CHANCE, MAX_LOSS_OVER_GPT2_CHANCE = 1.5, 1.2
 MIN_LOG_PPL_TO_TRAIN_LOSS = 0.6  # ln(val loss) over train loss: less does not fit either
@@ -65,6 +77,7 @@ def init_loss(analysis: Analysis) -> Finding | None:
                 evidence=evidence,
                 explanation=say("init-loss.explanation.below"),
                 at=at,
+                lines=(*analysis.lines_at([at]), *analysis.eval_lines_at([at])),
             )
         title = say("init-loss.title.above", excess_share=deviation)
     return make_finding(
@@ -75,6 +88,7 @@ def init_loss(analysis: Analysis) -> Finding | None:
         explanation=say("init-loss.explanation.above"),
         advice=say("init-loss.advice", excess_loss=first - chance),
         at=at,
+        lines=(*analysis.lines_at([at]), *analysis.eval_lines_at([at])),
     )
 
 
@@ -89,19 +103,31 @@ def _initial_loss(run_log: RunLog) -> tuple[int, float] | None:
         if evaluation.iteration == 0 and evaluation.val_loss is not None and run_log.val_metric == "loss":
             return (0, evaluation.val_loss) if math.isfinite(evaluation.val_loss) else None
     first = run_log.trainer.first_iteration
-    is_first = len(steps) and steps.iteration[0] == first
+    is_first = len(steps) and steps.iteration[0] <= first  # a trainer that is not known may count from 0
     has_loss = is_first and steps.has_loss[0] and math.isfinite(steps.loss[0])
-    return (first, float(steps.loss[0])) if has_loss else None
+    return (int(steps.iteration[0]), float(steps.loss[0])) if has_loss else None
+
+
+def _vocabulary(analysis: Analysis) -> float | None:
+    """As the log says, or as the loss before the first update says: that of a uniform guess."""
+    initial = _initial_loss(analysis.log)
+    stated = numeric_setting(analysis.log, "vocab_size")
+    return stated or (math.exp(min(initial[1], 20.0)) if initial else None)
 
 
 def memorised_data(analysis: Analysis) -> Finding | None:
     """The training loss fell below what ordinary text allows, and nothing was evaluated."""
     at, losses = analysis.trajectory.finite_losses()
     run_log = analysis.log
-    if not run_log.trainer.trains_on_plain_text or run_log.evals or len(losses) < MIN_LOGGED_STEPS:
+    if run_log.evals or len(losses) < MIN_LOGGED_STEPS or not starts_from_scratch(run_log):
+        return None
+    vocabulary, limit = _vocabulary(analysis), MIN_LOSS_ANY_TEXT
+    if vocabulary and MIN_SUBWORD_VOCAB <= vocabulary <= MAX_VOCAB_SIZE:
+        limit = MIN_TRAIN_LOSS_SUBWORDS
+    elif not run_log.trainer.trains_on_plain_text:
         return None
     end = _late_median(losses)
-    if not 0 <= end < IMPLAUSIBLE_LOSS or not losses[0] > MIN_FIRST_LOSS:
+    if not 0 <= end < limit or not losses[0] > MIN_FIRST_LOSS:
         return None
     return make_finding(
         "memorised-data",
@@ -123,44 +149,58 @@ def _late_median(losses: Floats) -> float:
     return float(np.median(losses[-max(5, len(losses) // 10) :]))
 
 
+def lowest_plausible_loss(analysis: Analysis) -> tuple[float, bool]:
+    """The lowest validation loss that is believed, in the metric of the log; and whether that is certain, or
+    holds for web text only, and the log does not say what the text is."""
+    run_log = analysis.log
+    dataset = str(run_log.setup.settings.get("dataset") or run_log.setup.data.get("name") or "")
+    if not starts_from_scratch(run_log) or not run_log.trainer.trains_on_plain_text:
+        return MIN_LOSS_ANYTHING, True
+    if run_log.val_metric == "bits_per_byte":
+        return (MIN_BITS_WEB_TEXT if _WEB_TEXT.search(dataset) else MIN_LOSS_ANY_TEXT), True
+    vocabulary = _vocabulary(analysis)
+    if vocabulary and MIN_SUBWORD_VOCAB <= vocabulary <= MAX_VOCAB_SIZE:
+        if not dataset:
+            return MIN_LOSS_UNNAMED_SUBWORDS, False
+        return (MIN_LOSS_WEB_TEXT if _WEB_TEXT.search(dataset) else MIN_LOSS_ANY_TEXT), True
+    return (MIN_LOSS_SHAKESPEARE if _SHAKESPEARE.search(dataset) else MIN_LOSS_ANY_TEXT), True
+
+
 def has_leaked_data(analysis: Analysis) -> bool:
-    run_log, trajectory = analysis.log, analysis.trajectory
-    _, losses = trajectory.finite_losses()
-    val_losses = [
-        evaluation.val_loss
-        for evaluation in trajectory.evals
-        if evaluation.val_loss is not None and evaluation.iteration
-    ]
-    if not run_log.trainer.trains_on_plain_text or run_log.val_metric != "loss":
-        return False
-    return bool(
-        val_losses
-        and len(losses)
-        and 0 <= val_losses[-1] < IMPLAUSIBLE_LOSS
-        and 0 <= _late_median(losses) < IMPLAUSIBLE_LOSS
-        and losses[0] > MIN_FIRST_LOSS
-    )
+    """The last validation loss is below what the text allows."""
+    trained = [one for one in analysis.trajectory.evals if one.iteration and one.val_loss is not None]
+    return bool(trained) and 0 <= (trained[-1].val_loss or 0.0) < lowest_plausible_loss(analysis)[0]
 
 
 def leaked_data(analysis: Analysis) -> Finding | None:
-    """The validation loss is below what ordinary text allows too: memorising does not explain that."""
+    """The validation loss is below what such text allows: memorising does not explain that."""
     if not has_leaked_data(analysis):
         return None
-    last = analysis.trajectory.evals[-1]
+    last, (limit, is_certain) = analysis.trajectory.evals[-1], lowest_plausible_loss(analysis)
     _, losses = analysis.trajectory.finite_losses()
+    if limit == MIN_LOSS_ANYTHING:
+        explanation = say("leaked-data.explanation.tuned")
+    elif is_certain:
+        explanation = say("leaked-data.explanation.text")
+    else:
+        explanation = say("leaked-data.explanation.unnamed", limit=limit)
+    values = {"metric": val_metric_name(analysis.log), "val_loss": last.val_loss}
+    numbered = analysis.log.has_iteration_numbers
     return make_finding(
         "leaked-data",
-        "warning",
+        "problem" if is_certain and limit > MIN_LOSS_ANYTHING else "warning",
         title=say("leaked-data.title"),
-        evidence=say(
-            "leaked-data.evidence",
-            val_loss=float(last.val_loss or 0.0),
-            eval_iteration=last.iteration or 0,
-            train_loss=_late_median(losses),
-        ),
-        explanation=say("leaked-data.explanation"),
+        evidence=[
+            say("leaked-data.evidence.val_loss_at", eval_iteration=last.iteration, **values)
+            if numbered
+            else say("leaked-data.evidence.val_loss", **values),
+            say("leaked-data.evidence.train_loss", train_loss=_late_median(losses)) if len(losses) else None,
+        ],
+        explanation=explanation,
         advice=say("leaked-data.advice"),
-        at=last.iteration,
+        at=last.iteration if numbered else None,
+        lines=(last.line,),
+        claims={"validation loss": "implausible"},
     )
 
 
@@ -201,4 +241,5 @@ def ppl_vs_loss(analysis: Analysis) -> Finding | None:
         explanation=say("ppl-vs-loss.explanation", val_loss=last.val_loss),
         advice=say("ppl-vs-loss.advice", log_val_loss=log_val_loss),
         at=last.iteration,
+        lines=(last.line,),
     )

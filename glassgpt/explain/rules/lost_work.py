@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from glassgpt.explain.rules.nonfinite import find_nonfinite_loss
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, Severity, make_finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.past_best import visible_rise
-from glassgpt.runs.trajectory import numeric_setting, planned_end_iteration, seconds_between, val_metric_name
+from glassgpt.runs.past_best import clear_rise
+from glassgpt.runs.trajectory import (
+    has_trained,
+    numeric_setting,
+    planned_end_iteration,
+    seconds_between,
+    shows_run_start,
+    val_metric_name,
+)
 
 MAX_QUOTED_CHARS = 120  # of the log line with the error
 TRACEBACK_HEADER = "Traceback (most recent call last)"  # only the last line of a traceback names the error
@@ -19,15 +28,16 @@ EXTERNAL_KILL_WORDS = ("sigterm", "sigkill", "cancelled", "killed", "preempt")
 MIN_ITERATIONS_WORTH_SAVING = 100  # iterations done: fewer are soon done again
 WARNING_LOST_SHARE = 0.1  # iterations since the last checkpoint over iterations done
 
+# Last iteration over the planned one: above the first it nearly finished, below the second it hardly began.
+MAX_EARLY_SHARE, WARNING_EARLY_SHARE = 0.9, 0.1
+
 MAX_UNSAVED_S = 300.0  # seconds of training without a checkpoint
 MIN_LOGGED_SHARE = 0.9  # logged over expected lines: with fewer, a line about a save may be missing
 # Times a steady iteration: one so slow must have saved or evaluated without a line in this log.
 MIN_HIDDEN_WORK_RATIO = 5.0
 ROUND_INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 250, 500, 1000, 2000, 5000)
 
-# Saved loss above the best, as a share of the best: less than a half percent nobody would notice, and two
-# percent is what the last third of a run brings.
-MIN_WORSE_SHARE, PROBLEM_WORSE_SHARE = 0.005, 0.02
+PROBLEM_WORSE_SHARE = 0.02  # saved loss above the best, of the best: what the last third of a run brings
 
 
 @dataclass(frozen=True)
@@ -37,24 +47,38 @@ class LostWork:
     last_iteration: int | None
     saved_iteration: int | None  # of the last checkpoint with finite weights
     shows_checkpoints: bool  # the log would have a line about a checkpoint
-    nonfinite_since: int | None  # iteration from which on the loss was not finite: nothing to keep after it
+    # From this iteration until the end the loss is not finite, exploded, or rose: nothing to keep after it.
+    ruined_since: int | None
+    is_nonfinite: bool
 
 
 def find_lost_work(analysis: Analysis) -> LostWork:
-    run_log, trajectory = analysis.log, analysis.trajectory
+    run_log, trajectory, explosions = analysis.log, analysis.trajectory, analysis.explosions
     broken = find_nonfinite_loss(run_log)
-    nonfinite_since = broken.iteration if broken and not broken.has_recovered else None
+    is_nonfinite = broken is not None and not broken.has_recovered
+    ruined_since: int | None = None
+    if broken and is_nonfinite:
+        ruined_since = broken.iteration
+    elif explosions and explosions[-1].recovered_iteration is None:
+        ruined_since = explosions[-1].iteration
+    elif analysis.loss_rise:
+        ruined_since = analysis.loss_rise.lowest_iteration
     saves = [save.iteration for save in trajectory.checkpoints if save.iteration is not None]
-    saved = max((at for at in saves if nonfinite_since is None or at <= nonfinite_since), default=None)
+    saved = max((at for at in saves if ruined_since is None or at <= ruined_since), default=None)
+    if saved is not None and saved < max(saves) and run_log.trainer.overwrites_checkpoint:
+        saved = None  # a later one replaced it
     shows_checkpoints = (run_log.trainer.logs_checkpoints and not run_log.is_excerpt) or bool(saves)
     last = trajectory.last_iteration if run_log.has_iteration_numbers else None
-    return LostWork(last, saved, shows_checkpoints, nonfinite_since)
+    return LostWork(last, saved, shows_checkpoints, ruined_since, is_nonfinite)
 
 
-def lost_work_severity(lost: LostWork) -> Severity:
-    """A problem if all is lost; at most info if the last checkpoint is within a tenth of the run."""
-    last = lost.last_iteration or 0
-    if lost.nonfinite_since is not None:
+def lost_work_severity(analysis: Analysis, lost: LostWork) -> Severity:
+    """A problem if all is lost; info if the last checkpoint is within a tenth of the run, unless that had
+    hardly begun."""
+    last, planned = lost.last_iteration or 0, planned_end_iteration(analysis.log)
+    if planned and last < WARNING_EARLY_SHARE * planned and lost.saved_iteration is not None:
+        return "warning"
+    if lost.ruined_since is not None:
         return "info"
     if lost.saved_iteration is None:
         return "problem" if lost.shows_checkpoints and last > MIN_ITERATIONS_WORTH_SAVING else "warning"
@@ -81,10 +105,16 @@ def progress_message(analysis: Analysis) -> Message | None:
 def lost_work_message(analysis: Analysis, lost: LostWork) -> Message | None:
     """What was trained since the last checkpoint; None where nothing was."""
     last, saved = lost.last_iteration, lost.saved_iteration
+    if not has_trained(analysis.log):
+        return say("oom.evidence.never_trained")
     if last is None and analysis.log.has_iteration_numbers:
         return None
-    if lost.nonfinite_since is not None:
-        return say("crashed.evidence.nothing_worth_keeping", nonfinite_since=lost.nonfinite_since)
+    if lost.ruined_since is not None and lost.is_nonfinite:
+        return say("crashed.evidence.nothing_worth_keeping", nonfinite_since=lost.ruined_since)
+    if lost.ruined_since is not None:
+        return say("crashed.evidence.ruined_weights", ruined_since=lost.ruined_since)
+    if analysis.log.is_excerpt and saved is None:
+        return None
     if saved is None and lost.shows_checkpoints:
         return say("crashed.evidence.all_lost")
     if saved is None:
@@ -127,7 +157,7 @@ def crashed(analysis: Analysis) -> Finding | None:
     command = run_log.trainer.resume_command
     return make_finding(
         "crashed",
-        lost_work_severity(lost),
+        lost_work_severity(analysis, lost),
         title=say("crashed.title.segmentation_fault")
         if event.kind == "abort" and "egmentation" in event.text
         else say("crashed.title.run"),
@@ -139,7 +169,67 @@ def crashed(analysis: Analysis) -> Finding | None:
         if lost.saved_iteration is not None and command
         else None,
         at=lost.last_iteration,
-        claims={"how the run ended": "crashed"},
+        lines=(event.line,),
+        claims={"how the run ended": "crashed", **_resume_claim(lost)},
+    )
+
+
+def _resume_claim(lost: LostWork) -> dict[str, object]:
+    return {} if lost.saved_iteration is None else {"checkpoint to resume from": lost.saved_iteration}
+
+
+def crashed_after_end(analysis: Analysis) -> Finding | None:
+    """Training had finished, and the process then crashed: in a last save, an upload, or another script."""
+    run_log = analysis.log
+    after = run_log.events_after_last_step()
+    ends = [event.line for event in after if event.kind == "finish"]
+    faults = [event for event in after if event.kind in FAULT_KINDS and ends and event.line > ends[0]]
+    event = next((one for one in reversed(faults) if _error_text(one.text)), None)
+    if run_log.live or analysis.facts.ended != "finished" or event is None:
+        return None
+    return make_finding(
+        "crashed-after-end",
+        "warning",
+        title=say("crashed-after-end.title"),
+        evidence=say(
+            "crashed.evidence.quoted_line",
+            line=event.line,
+            quoted=_error_text(event.text)[-MAX_QUOTED_CHARS:],
+        ),
+        explanation=say("crashed-after-end.explanation"),
+        lines=(event.line,),
+        claims={"how the run ended": "finished"},
+    )
+
+
+def ended_early(analysis: Analysis) -> Finding | None:
+    """The log stops far from the planned end, and nothing says why."""
+    run_log, last = analysis.log, analysis.trajectory.last_iteration
+    planned = planned_end_iteration(run_log)
+    if (
+        run_log.live
+        or run_log.is_excerpt
+        or analysis.facts.ended != "cut"
+        or not run_log.has_iteration_numbers
+    ):
+        return None
+    if last is None or not planned or last >= MAX_EARLY_SHARE * planned:
+        return None
+    lost = find_lost_work(analysis)
+    return make_finding(
+        "ended-early",
+        "warning" if last < WARNING_EARLY_SHARE * planned else "info",
+        title=say("ended-early.title", done_share=last / planned),
+        evidence=[
+            say("ended-early.evidence", last_iteration=last, planned_iterations=planned),
+            say("crashed.evidence.last_checkpoint", saved_iteration=lost.saved_iteration)
+            if lost.saved_iteration is not None
+            else None,
+        ],
+        explanation=say("ended-early.explanation"),
+        at=last,
+        lines=analysis.lines_at([last]),
+        claims={"how the run ended": "cut", **_resume_claim(lost)},
     )
 
 
@@ -186,8 +276,14 @@ def interrupted(analysis: Analysis) -> Finding | None:
     advice: Message | None = None
     if lost.saved_iteration is not None and command:
         advice = say("interrupted.advice.resume", saved_iteration=lost.saved_iteration, command=command)
-    elif lost.nonfinite_since is not None:
-        advice = say("interrupted.advice.nonfinite_weights")
+    elif lost.ruined_since is not None:
+        advice = (
+            say("interrupted.advice.nonfinite_weights")
+            if lost.is_nonfinite
+            else say("interrupted.advice.ruined_weights")
+        )
+    elif not has_trained(run_log) or run_log.is_excerpt:
+        advice = None
     elif run_log.trainer.cannot_resume_advice:
         advice = run_log.trainer.cannot_resume_advice
     elif lost.shows_checkpoints and lost.saved_iteration is None:
@@ -196,7 +292,7 @@ def interrupted(analysis: Analysis) -> Finding | None:
         advice = say("interrupted.advice.resume_if_saved", command=command)
     return make_finding(
         "interrupted",
-        lost_work_severity(lost),
+        lost_work_severity(analysis, lost),
         title=title,
         evidence=[
             progress_message(analysis),
@@ -205,10 +301,16 @@ def interrupted(analysis: Analysis) -> Finding | None:
             else None,
             lost_work_message(analysis, lost),
         ],
-        explanation=say("interrupted.explanation"),
+        explanation=[
+            say("interrupted.explanation.sigkill") if event and event.kind == "kill" else None,
+            None
+            if lost.ruined_since is not None or not has_trained(run_log)
+            else say("interrupted.explanation"),
+        ],
         advice=advice,
         at=lost.last_iteration,
-        claims={"how the run ended": ended},
+        lines=(event.line,) if event else (),
+        claims={"how the run ended": ended, **_resume_claim(lost)},
     )
 
 
@@ -219,7 +321,7 @@ def never_checkpointed(analysis: Analysis) -> Finding | None:
     """More than five minutes of training without a checkpoint, by a trainer that saves after evaluations."""
     run_log, facts, trajectory = analysis.log, analysis.facts, analysis.trajectory
     last, iterations = trajectory.last_iteration, trajectory.iteration
-    if not run_log.trainer.saves_only_after_eval or trajectory.checkpoints or not last:
+    if not run_log.trainer.saves_only_after_eval or trajectory.checkpoints or not last or run_log.is_excerpt:
         return None
     if not run_log.segments[0].has_startup or len(iterations) < 2:
         return None
@@ -265,22 +367,24 @@ def never_checkpointed(analysis: Analysis) -> Finding | None:
 
 def best_overwritten(analysis: Analysis) -> Finding | None:
     """The last save replaced better weights: its validation loss is above the best by more than noise."""
-    run_log, trajectory, noise = analysis.log, analysis.trajectory, analysis.eval_noise
+    run_log, trajectory = analysis.log, analysis.trajectory
     saved = max(
         (save.iteration for save in trajectory.checkpoints if save.iteration is not None), default=None
     )
     if not run_log.trainer.overwrites_checkpoint or saved is None or len(trajectory.evals) < 2:
         return None
-    best = min(
-        trajectory.evals, key=lambda evaluation: (evaluation.val_loss or 0.0, evaluation.iteration or 0)
-    )
-    at_save = next((evaluation for evaluation in trajectory.evals if evaluation.iteration == saved), None)
-    if at_save is None or not best.iteration or saved <= best.iteration:
+    at, values = trajectory.val_curve()
+    best_row, rows = int(np.argmin(values)), np.flatnonzero(at == saved)
+    best_iteration = int(at[best_row])
+    if (
+        not len(rows)
+        or best_iteration <= 0
+        or (best_row == 0 and not shows_run_start(run_log))  # a tail: there may be a better one before
+        or not clear_rise(values, best_row, int(rows[0]), analysis.eval_noise)
+    ):
         return None
-    best_loss, saved_loss = best.val_loss or 0.0, at_save.val_loss or 0.0
+    best_loss, saved_loss = float(values[best_row]), float(values[rows[0]])
     rise = saved_loss - best_loss
-    if rise <= max(MIN_WORSE_SHARE * best_loss, visible_rise(noise) if noise else 0.0):
-        return None
     return make_finding(
         "best-overwritten",
         "problem" if rise > PROBLEM_WORSE_SHARE * best_loss else "warning",
@@ -289,13 +393,14 @@ def best_overwritten(analysis: Analysis) -> Finding | None:
             "best-overwritten.evidence",
             metric=val_metric_name(run_log),
             best_loss=best_loss,
-            best_iteration=best.iteration,
+            best_iteration=best_iteration,
             saved_iteration=saved,
             saved_loss=saved_loss,
             loss_rise=rise,
         ),
         explanation=say("best-overwritten.explanation", trainer=run_log.trainer.name),
-        advice=say("best-overwritten.advice", best_iteration=best.iteration, loss_rise=rise),
-        at=best.iteration,
-        claims={"best iteration": best.iteration},
+        advice=say("best-overwritten.advice", best_iteration=best_iteration, loss_rise=rise),
+        at=best_iteration,
+        lines=analysis.eval_lines_at([best_iteration, saved]),
+        claims={"best iteration": best_iteration},
     )

@@ -227,14 +227,15 @@ def horizon_changed(analysis: Analysis) -> Finding | None:
                 explanation=say("horizon-changed.explanation.schedule_restarted"),
                 advice=say("horizon-changed.advice.restore_iteration", lr_before=last),
                 at=iteration,
+                lines=analysis.lines_at([iteration]),
             )
         was_falling = last < MAX_FALLING_SHARE_OF_PEAK * peak_so_far[start - 1] and last <= lr[start - 3]
         if was_falling and first >= MIN_RAISED_RATIO * last:
-            return _raised_lr(run_log, iteration, last, first)
+            return _raised_lr(analysis, iteration, last, first)
     return None
 
 
-def _raised_lr(run_log: RunLog, iteration: int, before: float, after: float) -> Finding:
+def _raised_lr(analysis: Analysis, iteration: int, before: float, after: float) -> Finding:
     return make_finding(
         "horizon-changed",
         "warning",
@@ -248,7 +249,8 @@ def _raised_lr(run_log: RunLog, iteration: int, before: float, after: float) -> 
         ),
         explanation=say("horizon-changed.explanation.later_end"),
         advice=say("horizon-changed.advice.set_decay_iters", lr_before=before)
-        if takes_known_settings(run_log)
+        if takes_known_settings(analysis.log)
         else say("horizon-changed.advice.set_schedule_end", lr_before=before),
         at=iteration,
+        lines=analysis.lines_at([iteration]),
     )

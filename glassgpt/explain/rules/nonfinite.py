@@ -26,9 +26,8 @@ MIN_LOSS_BEFORE_ZERO = 1.0  # last loss before the zeros: above what a model can
 
 # Skipped updates: the scaler tries a larger scale every 2000, and fails a few times at first.
 MAX_USUAL_SKIP_SHARE = 1 / 500  # of the updates
-MAX_USUAL_SKIPS = 5  # however short the run
+MAX_USUAL_SKIPS, MAX_USUAL_SKIP_SHARE_SHORT = 5, 0.2  # of a short run
 MIN_INFINITE_NORMS = 5  # and none that is finite, for "never finite"
-MIN_LOGGED_NORM_SHARE = 0.9  # of the log lines with a finite norm: then a missing one counts as NaN
 
 # no-update: broken before the first update; norm-rise, loss-rise: they grew before it; overflow: the log
 # reports overflows; float16: it may overflow; unstable: few losses, and they vary; no-warning: the losses
@@ -88,23 +87,23 @@ def loss_nan(analysis: Analysis) -> Finding | None:
     else:
         title = say("loss-nan.title.lasting_unnumbered")
     cause = _likely_cause(run_log, broken)
-    advice = [_checkpoint_advice(run_log, broken), _cause_advice(run_log, cause)]
-    steps = run_log.steps
+    evidence, steps = _evidence(run_log, broken), run_log.steps
     process_rows = np.flatnonzero(steps.segment == steps.segment[broken.row])
     wasted = analysis.seconds_and_share_after(
         broken.iteration, int(steps.iteration[process_rows[-1]]), process_rows
     )
     if wasted and wasted[0] > MIN_WASTED_S and not broken.has_recovered:
-        advice.append(say("loss-nan.advice.stop_at_once", wasted_s=wasted[0], wasted_share=wasted[1]))
+        evidence.append(say("loss-nan.advice.stop_at_once", wasted_s=wasted[0], wasted_share=wasted[1]))
     return make_finding(
         "loss-nan",
         "warning" if broken.has_recovered else "problem",
         title=title,
-        evidence=_evidence(run_log, broken),
+        evidence=evidence,
         explanation=_cause_explanation(run_log, broken, cause),
-        advice=advice,
+        advice=[_checkpoint_advice(run_log, broken), _cause_advice(run_log, cause)],
         at=at,
-        claims=None if broken.has_recovered else {"training loss at the end": "not finite"},
+        lines=(int(steps.line[broken.row]),),
+        claims={} if broken.has_recovered else {"training loss at the end": "not finite"},
     )
 
 
@@ -180,6 +179,7 @@ def _nonfinite_evaluations(run_log: RunLog) -> Finding | None:
         explanation=say("loss-nan.explanation.validation"),
         advice=say("loss-nan.advice.check_validation"),
         at=at,
+        lines=(one.line for one in bad),
     )
 
 
@@ -249,6 +249,8 @@ def _checkpoint_advice(run_log: RunLog, broken: NonFiniteLoss) -> Message | None
     usable = [iteration for iteration in saved if iteration <= broken.iteration]
     if not usable or broken.has_recovered:
         return None
+    if run_log.trainer.overwrites_checkpoint and max(saved) > broken.iteration:
+        return None  # a later one replaced it
     return say("loss-nan.advice.resume_checkpoint", saved_iteration=max(usable))
 
 
@@ -289,7 +291,7 @@ def loss_zero(analysis: Analysis) -> Finding | None:
         )
     ]
     norms = run_log.steps.grad_norm[analysis.trajectory.rows][np.isfinite(analysis.trajectory.loss)]
-    if np.all(np.isnan(norms[-count:])) and np.any(np.isfinite(norms[:-count])):
+    if not np.any(np.isfinite(norms[-count:])) and np.any(np.isfinite(norms[:-count])):
         evidence.append(say("loss-nan.evidence.zeros_norms_nan"))
     return make_finding(
         "loss-nan",
@@ -299,42 +301,58 @@ def loss_zero(analysis: Analysis) -> Finding | None:
         explanation=[say("loss-nan.explanation.zero_loss"), run_log.trainer.zero_loss_cause],
         advice=say("loss-nan.advice.zero_loss"),
         at=int(iterations[-count]) if run_log.has_iteration_numbers else None,
+        lines=analysis.lines_at([int(iterations[-count])]),
     )
 
 
 def skipped_steps(analysis: Analysis) -> Finding | None:
-    """Updates that float16's loss scaler skipped, because a gradient overflowed."""
+    """Updates that a loss scaler skipped: the log says so, or the norm beside a finite loss is not finite."""
     run_log, steps = analysis.log, analysis.log.steps
-    skipped = run_log.event_counts.get("scaler-overflow", 0)
-    if np.isfinite(steps.grad_norm).any():  # else see norms_never_finite
-        # A finite loss with a norm that is not. NaN also stands for a line without a norm, so it counts
-        # only where nearly every line has one.
-        finite_loss = steps.has_loss & np.isfinite(steps.loss)
-        nonfinite_norms = int((np.isinf(steps.grad_norm) & finite_loss).sum())
-        logs_norms = np.isfinite(steps.grad_norm).mean() > MIN_LOGGED_NORM_SHARE
-        if logs_norms and run_log.setup.settings.get("dtype") == "float16":
-            nonfinite_norms += int((np.isnan(steps.grad_norm) & finite_loss).sum())
-        skipped = max(skipped, nonfinite_norms)
-    if not skipped:
+    overflows, dtype = run_log.event_counts.get("scaler-overflow", 0), run_log.setup.settings.get("dtype")
+    is_broken = np.isinf(steps.grad_norm) & steps.has_loss & np.isfinite(steps.loss)
+    norms = int(is_broken.sum()) if np.isfinite(steps.grad_norm).any() else 0  # else see norms_never_finite
+    skipped, logged = max(overflows, norms), max(1, len(steps))
+    if not skipped or (not overflows and trailing_zero_losses(analysis)):  # loss_zero says so
         return None
-    logged = max(1, len(steps))
     share = skipped / max(logged, skipped)
-    is_usual = skipped <= MAX_USUAL_SKIPS or share <= MAX_USUAL_SKIP_SHARE
+    is_usual = share <= MAX_USUAL_SKIP_SHARE or (
+        skipped <= MAX_USUAL_SKIPS and share <= MAX_USUAL_SKIP_SHARE_SHORT
+    )
+    values = {"skipped_updates": skipped, "logged_iterations": logged, "skipped_share": share}
+    evidence = []
+    if overflows:
+        title, explanation = say("skipped-steps.title"), say("skipped-steps.explanation.scaler")
+        evidence.append(say("skipped-steps.evidence", **values))
+    else:
+        title = say("skipped-steps.title.norms", nonfinite_norms=norms)
+        evidence.append(say("skipped-steps.evidence.norms", **values))
+        rows = np.flatnonzero(is_broken)
+        if run_log.has_iteration_numbers:
+            first, last = int(steps.iteration[rows[0]]), int(steps.iteration[rows[-1]])
+            evidence.append(say("skipped-steps.evidence.from_to", first_iteration=first, last_iteration=last))
+        went_on = rows[-1] < len(steps) - 1 and bool(np.isfinite(steps.loss[rows[-1] + 1 :]).any())
+        evidence.append(
+            say("skipped-steps.evidence.went_on") if went_on else say("skipped-steps.evidence.last_line")
+        )
+        if dtype == "float16":
+            explanation = say("skipped-steps.explanation.scaler")
+        elif dtype is None:
+            explanation = say("skipped-steps.explanation.dtype_unknown")
+        else:
+            explanation = say("skipped-steps.explanation.no_scaler", dtype=str(dtype))
     return make_finding(
         "skipped-steps",
         "info" if is_usual else "warning",
-        title=say("skipped-steps.title"),
-        evidence=say(
-            "skipped-steps.evidence", skipped_updates=skipped, logged_iterations=logged, skipped_share=share
-        ),
-        explanation=say("skipped-steps.explanation"),
-        advice=None if is_usual else say("skipped-steps.advice", skipped_share=share),
+        title=title,
+        evidence=evidence,
+        explanation=explanation,
+        advice=None if is_usual else say("skipped-steps.advice"),
+        lines=[] if overflows else [int(line) for line in steps.line[is_broken]],
     )
 
 
 def norms_never_finite(analysis: Analysis) -> Finding | None:
-    """Every logged gradient norm is infinite, while the losses are finite. A norm of NaN looks like a line
-    without a norm, so it does not count."""
+    """Every logged gradient norm is infinite or NaN, while the losses are finite."""
     steps = analysis.log.steps
     infinite = np.isinf(steps.grad_norm) & steps.has_loss & np.isfinite(steps.loss)
     count = int(infinite.sum())
@@ -348,4 +366,5 @@ def norms_never_finite(analysis: Analysis) -> Finding | None:
         explanation=say("norms-never-finite.explanation"),
         advice=say("norms-never-finite.advice"),
         at=int(steps.iteration[infinite][0]) if analysis.log.has_iteration_numbers else None,
+        lines=(int(line) for line in steps.line[infinite][:1]),
     )

@@ -100,6 +100,7 @@ def resume_jump(analysis: Analysis) -> Finding | None:
         explanation=explanation,
         advice=advice,
         at=worst.iteration,
+        lines=analysis.lines_at([worst.iteration]),
     )
 
 

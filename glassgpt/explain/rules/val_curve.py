@@ -6,26 +6,30 @@ import math
 
 import numpy as np
 
+from glassgpt.explain.rules.loss_plausibility import has_leaked_data
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.noise import EvalNoise
-from glassgpt.runs.past_best import PastBest
-from glassgpt.runs.trajectory import takes_known_settings, val_metric_name
+from glassgpt.runs.noise import VISIBLE_STANDARD_ERRORS, EvalNoise
+from glassgpt.runs.past_best import MIN_EVALS, PastBest
+from glassgpt.runs.trajectory import shows_run_start, takes_known_settings, val_metric_name
 
 WARNING_RISE_SHARE = 0.02  # of the best loss: then the last weights are not worth keeping
 
 # Steps from one evaluation to the next, compared with the noise of their difference.
-MIN_VISIBLE_STANDARD_ERRORS = 2.0  # that a step must have to be distinguished from noise
 MIN_VISIBLE_SHARE = 0.01  # of the loss: nobody chooses between runs by less
 MIN_STEP_TO_VISIBLE = 1 / 20  # a curve that moves less is a plateau; more batches do not help
 
 
 def overfitting(analysis: Analysis) -> Finding | None:
-    """The validation loss rose after its best while the training loss fell."""
+    """The validation loss rose after its best while the training loss fell; or it is far above the training
+    loss, whatever came before."""
     past = analysis.past_best
-    if past is None or past.train_losses is None:
-        return None
+    is_exploded = bool(analysis.explosions) and analysis.explosions[-1].recovered_iteration is None
+    if has_leaked_data(analysis) or analysis.loss_rise or is_exploded:
+        return None  # then its losses say nothing about unseen text
+    if past is None or past.train_losses is None or past.is_earliest:
+        return _overfitting_in_part(analysis)
     train_best, train_end = past.train_losses
     run_log, rise = analysis.log, past.end_loss - past.best_loss
     compared = {
@@ -70,7 +74,53 @@ def overfitting(analysis: Analysis) -> Finding | None:
         explanation=say("overfitting.explanation"),
         advice=_overfitting_advice(analysis, past, saving),
         at=past.best_iteration if run_log.has_iteration_numbers else None,
+        lines=analysis.eval_lines_at([past.best_iteration, past.end_iteration]),
         claims=claims,
+    )
+
+
+def _overfitting_in_part(analysis: Analysis) -> Finding | None:
+    """From the last evaluations alone: by the gap between both losses, or by a rise in a tail."""
+    gap, past, run_log = analysis.train_val_gap, analysis.past_best, analysis.log
+    metric, numbered = val_metric_name(run_log), run_log.has_iteration_numbers
+    if gap is not None:
+        at, title = gap.iteration, say("overfitting.title.gap", metric=metric, gap=gap.gap)
+        losses = {"metric": metric, "train_loss": gap.train_loss, "val_loss": gap.val_loss, "gap": gap.gap}
+        if numbered:
+            comparison = say("overfitting.evidence.gap_numbered", last_iteration=gap.iteration, **losses)
+        else:
+            comparison = say("overfitting.evidence.gap", **losses)
+        explanation = say("overfitting.explanation.gap")
+    elif past is not None and past.train_losses is not None:
+        at, title = past.end_iteration, say("overfitting.title.rising", metric=metric)
+        comparison = say(
+            "overfitting.evidence.rising",
+            metric=metric,
+            earlier_loss=past.best_loss,
+            end_loss=past.end_loss,
+            train_loss_before=past.train_losses[0],
+            train_loss_at_end=past.train_losses[1],
+        )
+        explanation = say("overfitting.explanation.rising")
+    else:
+        return None
+    is_whole = shows_run_start(run_log) and len(analysis.trajectory.evals) >= MIN_EVALS
+    if is_whole:
+        earlier = None
+    elif run_log.trainer.eval_line:
+        earlier = say("overfitting.advice.earlier_lines", eval_line=run_log.trainer.eval_line)
+    else:
+        earlier = say("overfitting.advice.earlier_evaluations")
+    return make_finding(
+        "overfitting",
+        "warning",
+        title=title,
+        evidence=[comparison, None if is_whole else say("overfitting.evidence.best_unknown")],
+        explanation=explanation,
+        advice=[earlier, say("overfitting.advice.reduce_gap")],
+        at=at if numbered else None,
+        lines=analysis.eval_lines_at([at]),
+        claims={"learning at the end": "overfitting"},
     )
 
 
@@ -107,7 +157,7 @@ def eval_noise(analysis: Analysis) -> Finding | None:
             return None  # the curve falls at every evaluation: the scatter is its bend
     steps = np.abs(np.diff(recent))
     usual_step = float(np.median(steps))
-    visible = MIN_VISIBLE_STANDARD_ERRORS * math.sqrt(2) * noise.std
+    visible = noise.difference(VISIBLE_STANDARD_ERRORS)
     if not MIN_STEP_TO_VISIBLE * visible <= usual_step < visible:
         return None
     if visible < MIN_VISIBLE_SHARE * float(recent[-1]):

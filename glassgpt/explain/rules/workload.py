@@ -14,10 +14,12 @@ from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.model_size import (
     attention_flops,
+    device_count,
     flops_from_parameters,
     mfu_unit_count,
     nearest_multiple,
     parameters_from_flops,
+    replica_count,
     stated_parameters,
     stated_peak_flops,
 )
@@ -42,7 +44,24 @@ def hidden_accumulation(analysis: Analysis) -> Finding | None:
     }
     if stated_tokens:
         evidence = say("hidden-accumulation.evidence.stated_tokens", stated_tokens=stated_tokens, **implied)
-        if devices := nearest_multiple(stated_tokens / tokens):
+        devices = nearest_multiple(stated_tokens / tokens)
+        if devices and devices > 1 and devices * replica_count(run_log) == device_count(run_log):
+            return make_finding(
+                "hidden-accumulation",
+                "warning",
+                title=say("hidden-accumulation.title.shared_tokens", devices=devices),
+                evidence=evidence,
+                explanation=say(
+                    "hidden-accumulation.explanation.shared_tokens",
+                    devices=device_count(run_log),
+                    total_flops_per_s=throughput.flops_per_s * replica_count(run_log),
+                    device_flops_per_s=throughput.flops_per_s
+                    * replica_count(run_log)
+                    / device_count(run_log),
+                ),
+                advice=say("hidden-accumulation.advice.shared_tokens", devices=devices),
+            )
+        if devices:
             if run_log.setup.world_size == devices:
                 return None
             return make_finding(

@@ -16,7 +16,7 @@ from glassgpt.i18n import say, translate
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
-from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_ms, parse_number, search_number
+from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_ms, parse_number, search_norm, search_number
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import HeaderPattern, Trainer
 
@@ -41,7 +41,7 @@ def read(line: str, builder: RunBuilder) -> bool:
             parse_number(match[2]),
             ms=parse_ms(*time.groups()) if time else math.nan,
             lr=search_number(_LR, rest),
-            grad_norm=search_number(_NORM, rest),
+            grad_norm=search_norm(_NORM, rest),
             tokens_per_s=search_number(_SPEED, rest),
         )
         return True
@@ -98,4 +98,5 @@ TRAINER = Trainer(
     restarts_data_on_resume=True,
     data_restart_cause=say("build-nanogpt.data_restart_cause"),
     data_restart_advice=say("build-nanogpt.data_restart_advice"),
+    clips_gradients=True,
 )

@@ -46,4 +46,5 @@ TRAINER = Trainer(
     defaults={"learning_rate": TrainConfig.learning_rate},
     logs_checkpoints=True,
     resume_command="glass train --init_from=resume --out_dir=RUN",
+    clips_gradients=True,
 )

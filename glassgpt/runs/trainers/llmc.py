@@ -19,7 +19,7 @@ from glassgpt.i18n import translate
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
-from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_number, search_number
+from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_norm, parse_number, search_norm, search_number
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import HeaderPattern, Trainer
 
@@ -53,7 +53,7 @@ def read(line: str, builder: RunBuilder) -> bool:
             ms=parse_number(ms),
             mfu=parse_number(mfu),
             lr=parse_number(lr),
-            grad_norm=parse_number(norm),
+            grad_norm=parse_norm(norm),
             tokens_per_s=parse_number(speed),
         )
         return True
@@ -77,7 +77,7 @@ def read(line: str, builder: RunBuilder) -> bool:
                 int(iteration),
                 parse_number(value),
                 lr=parse_number(lr or "nan"),
-                grad_norm=parse_number(norm or "nan"),
+                grad_norm=parse_norm(norm),
             )
         elif kind == "tel":
             builder.add_eval(int(iteration), parse_number(value))
@@ -113,7 +113,7 @@ def _read_other_step(match: re.Match[str], builder: RunBuilder) -> bool:
         ms=parse_number(time[1]),
         mfu=search_number(_MFU, rest),
         lr=search_number(_LR, rest),
-        grad_norm=search_number(_NORM, rest),
+        grad_norm=search_norm(_NORM, rest),
         tokens_per_s=search_number(_SPEED, rest),
     )
     return True
@@ -175,6 +175,7 @@ TRAINER = Trainer(
     final_eval_offsets=(0, 1),  # after the last update, which main.log counts as one more
     logs_checkpoints=True,
     resume_command="-y 1",
+    clips_gradients=True,
 )
 _IN_C = replace(TRAINER, first_iteration=0)
 _IN_PYTHON = replace(TRAINER, step_time_includes_eval=True, eval_timed_in_later_step=1)

@@ -15,7 +15,7 @@ from glassgpt.i18n import translate
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
-from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_number, search_number
+from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_number, search_norm, search_number
 from glassgpt.runs.run_log import RunLog, ValMetric
 from glassgpt.runs.trainer import HeaderPattern, Trainer
 
@@ -43,7 +43,7 @@ _END = re.compile(r"^(?:Minimum validation (?:bpb|loss)|Total training time|Peak
 
 
 def read(line: str, builder: RunBuilder) -> bool:
-    if "loss:" in line and (match := _STEP.search(line)):
+    if "loss:" in line and "| remaining: " not in line and (match := _STEP.search(line)):
         iteration, planned, loss, rest = match.groups()
         has_time = _TIME.search(rest) or "num_tokens:" in rest  # fine-tuning prints no times
         if not _ONLY_NANOCHAT.search(line) or (not has_time and "ms" in builder.last_step_columns):
@@ -56,7 +56,7 @@ def read(line: str, builder: RunBuilder) -> bool:
             parse_number(loss),
             ms=search_number(_TIME, rest),
             mfu=search_number(_MFU, rest),
-            grad_norm=search_number(_NORM, rest),
+            grad_norm=search_norm(_NORM, rest),
             tokens_per_s=search_number(_SPEED, rest),
         )
         return True

@@ -21,7 +21,7 @@ from glassgpt.recipe import NANOGPT_DEFAULTS
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
-from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_ms, parse_number, search_number
+from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_ms, parse_number, search_norm, search_number
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import A100_PEAK, HeaderPattern, Trainer
 
@@ -95,7 +95,7 @@ def _read_unusual_step(iteration: int, rest: str, builder: RunBuilder) -> bool:
         ms=parse_ms(*time.groups()) if time else math.nan,
         mfu=search_number(_MFU, rest),
         lr=search_number(_LR, rest),
-        grad_norm=search_number(_NORM, rest),
+        grad_norm=search_norm(_NORM, rest),
         tokens_per_s=search_number(_SPEED, rest),
     )
     return True
@@ -192,4 +192,6 @@ TRAINER = Trainer(
     restarts_data_on_resume=True,
     data_restart_cause=say("nanogpt.data_restart_cause"),
     data_restart_advice=say("nanogpt.data_restart_advice"),
+    clips_gradients=True,
+    eval_line="step N: train loss …, val loss …",
 )

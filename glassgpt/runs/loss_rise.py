@@ -1,0 +1,160 @@
+"""A training loss that rises: slowly and for good, or in an explosion, which it may come back from.
+
+    explosion = find_explosions(iterations, losses, process_starts)[0]
+    explosion.peak_loss, explosion.recovered_iteration  # None: it did not come back
+
+Single odd batches are neither: an explosion lasts for several logged losses.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from glassgpt.runs.curve_statistics import (
+    MEDIAN_TO_MEAN_STDERR,
+    block_medians,
+    detrended_std,
+    mad,
+    trailing_median,
+)
+from glassgpt.runs.run_log import Floats, Ints
+
+# A loss rise: how far the smoothed training loss has to end above its lowest value. These are compared with
+# the rise, so that neither noise nor a harder part of the data counts as one.
+MIN_LOSS_RISE_STEPS = 25  # logged losses
+MAX_LOSS_RISE_BLOCKS = 120  # blocks of at least three losses: a median of fewer does not smooth
+MIN_RISE_SHARE_OF_GAIN = 0.08  # of first loss - lowest loss
+MIN_RISE_SHARE_OF_LOWEST = 0.08  # of the lowest loss
+MIN_RISE_STANDARD_ERRORS = 6.0  # of a block's median
+MIN_SUSTAINED_RISE_SHARE = 0.5  # of the required rise, in every block of the last fifth
+
+
+@dataclass(frozen=True)
+class LossRise:
+    """A training loss that ended far above its lowest value."""
+
+    first_loss: float
+    lowest_loss: float
+    lowest_iteration: int
+    end_loss: float
+    end_iteration: int
+
+
+def find_loss_rise(at: Ints, losses: Floats) -> LossRise | None:
+    """None unless the smoothed loss stayed up until the end. `at`: the iterations."""
+    if len(losses) < MIN_LOSS_RISE_STEPS:
+        return None
+    smooth = block_medians(at, losses, min(MAX_LOSS_RISE_BLOCKS, len(losses) // 3))
+    lowest_block = int(np.argmin(smooth.medians))
+    lowest, first = float(smooth.medians[lowest_block]), float(losses[0])
+    last_fifth = smooth.medians[-max(2, len(smooth) // 5) :]
+    end = float(np.median(last_fifth))
+    # A block has few losses, so its own error is uncertain: that of all losses counts, too.
+    std = (detrended_std(losses) or 0.0) * MEDIAN_TO_MEAN_STDERR / math.sqrt(len(losses) / len(smooth))
+    required = max(
+        MIN_RISE_SHARE_OF_GAIN * (first - lowest),
+        MIN_RISE_SHARE_OF_LOWEST * abs(lowest),
+        MIN_RISE_STANDARD_ERRORS * max(std, float(np.median(smooth.stderrs))),
+    )
+    stays_up = (
+        lowest_block < len(smooth) - len(last_fifth)
+        and float(last_fifth.min()) - lowest > MIN_SUSTAINED_RISE_SHARE * required
+    )
+    if not stays_up or not end - lowest > required:
+        return None
+    return LossRise(first, lowest, round(float(smooth.centers[lowest_block])), end, int(at[-1]))
+
+
+# An explosion: several losses in a row, compared with the median of those before.
+MIN_LOSSES_BEFORE, MEDIAN_WINDOW = 5, 25
+MIN_EXPLODED_LOSSES = 3  # in a row; fewer may be odd batches
+MIN_RECOVERED_LOSSES = 6  # until it was back: fewer may be noise with long tails
+MIN_EXPLOSION_RATIO = 2.0
+MIN_EXPLOSION_NATS = 1.0  # a small loss doubles in a spike
+MIN_EXPLOSION_MADS = 8.0  # median absolute deviations above it
+# The median of so many losses is at most this ratio of the one before: the loss is back.
+RECOVERY_LOSSES, MAX_RECOVERED_RATIO = 5, 1.25
+MAX_EXPLOSIONS = 100
+
+
+@dataclass(frozen=True)
+class Explosion:
+    """A training loss that rose to a multiple within a few iterations."""
+
+    iteration: int  # the first above its usual loss
+    loss_before: float  # the last loss before it, and its iteration
+    iteration_before: int
+    peak_loss: float
+    peak_iteration: int
+    recovered_iteration: int | None  # None: it did not come back
+    end_loss: float  # the last of the run
+    end_iteration: int
+
+    @property
+    def until(self) -> int:
+        """The last iteration before the loss was back."""
+        return self.end_iteration if self.recovered_iteration is None else self.recovered_iteration
+
+
+def find_explosions(at: Ints, losses: Floats, process_starts: Ints) -> list[Explosion]:
+    """In order; only the last can be one without recovery. `process_starts`: the iterations at which later
+    processes began; a jump there is the resume's."""
+    count = len(losses)
+    if count < MIN_LOSSES_BEFORE + MIN_EXPLODED_LOSSES:
+        return []
+    stays_above = losses[:-2].copy()  # the lowest of a loss and the two after it
+    for offset in range(1, MIN_EXPLODED_LOSSES):
+        np.minimum(stays_above, losses[offset : count - MIN_EXPLODED_LOSSES + 1 + offset], out=stays_above)
+    lowest_so_far = np.minimum.accumulate(losses)[: len(stays_above)]
+    least = np.maximum(MIN_EXPLOSION_RATIO * lowest_so_far, lowest_so_far + MIN_EXPLOSION_NATS)
+    if not np.any(stays_above > least):
+        return []
+    usual = trailing_median(losses, MEDIAN_WINDOW)
+    for row in range(MIN_LOSSES_BEFORE, min(count, MEDIAN_WINDOW + 1)):
+        usual[row] = np.median(losses[:row])
+    required = np.maximum(MIN_EXPLOSION_RATIO * usual, usual + MIN_EXPLOSION_NATS)[: len(stays_above)]
+    forward_median = np.append(
+        trailing_median(losses, RECOVERY_LOSSES)[RECOVERY_LOSSES:], np.median(losses[-RECOVERY_LOSSES:])
+    )
+    explosions: list[Explosion] = []
+    next_row = MIN_LOSSES_BEFORE
+    for row in np.flatnonzero(stays_above > required).tolist():  # NaN where there is no usual loss
+        before = losses[max(0, row - MEDIAN_WINDOW) : row]
+        level = float(usual[row])
+        if row < next_row or stays_above[row] <= level + MIN_EXPLOSION_MADS * mad(before):
+            continue
+        back_limit = MAX_RECOVERED_RATIO * level
+        start = row
+        while start > next_row and losses[start - 1] > back_limit:
+            start -= 1
+        back = np.flatnonzero(
+            (forward_median[row:] <= back_limit) & (losses[row : len(forward_median)] <= back_limit)
+        )
+        recovered = row + int(back[0]) if len(back) else None
+        end = count if recovered is None else recovered
+        next_row = end + MIN_LOSSES_BEFORE
+        if recovered is not None and recovered - start < MIN_RECOVERED_LOSSES:
+            next_row = recovered
+            continue
+        starts_before = np.searchsorted(process_starts, at[max(0, start - 3)])
+        if starts_before < np.searchsorted(process_starts, at[row], side="right"):
+            continue
+        peak = start + int(np.argmax(losses[start:end]))
+        explosions.append(
+            Explosion(
+                iteration=int(at[start]),
+                loss_before=float(losses[start - 1]),
+                iteration_before=int(at[start - 1]),
+                peak_loss=float(losses[peak]),
+                peak_iteration=int(at[peak]),
+                recovered_iteration=None if recovered is None else int(at[recovered]),
+                end_loss=float(losses[-1]),
+                end_iteration=int(at[-1]),
+            )
+        )
+        if recovered is None or len(explosions) == MAX_EXPLOSIONS:
+            break
+    return explosions

@@ -1,0 +1,108 @@
+"""How often the rules about learning are right: on many runs of random length, noise and evaluation interval,
+healthy ones and ones with a fault."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+from run_logs import make_run_log, make_steps
+
+from glassgpt.config import ConfigValue
+from glassgpt.explain.registry import FAILURE_RULES, LEARNING_RULES
+from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.run_log import Floats, RunLog
+
+RUNS = 25  # of each kind
+LOG_INTERVAL = 10
+Curves = tuple[Floats, Floats]  # training and validation loss without noise
+Change = Callable[[Floats, Floats, float, np.random.Generator], Curves]
+
+
+def random_run(change: Change, seed: int, **settings: ConfigValue) -> RunLog:
+    """A loss that falls by a power law; `change` gets the time from 0 to 1, that loss, and its floor."""
+    rng = np.random.default_rng(seed)
+    updates = int(rng.choice([1000, 2000, 5000]))
+    interval = int(updates / rng.choice([4, 8, 20, 40])) // LOG_INTERVAL * LOG_INTERVAL
+    at = np.arange(0, updates + 1, LOG_INTERVAL)
+    first, floor = float(rng.choice([4.2, 10.9])), float(rng.uniform(1.3, 3.2))
+    speed, exponent = updates * rng.uniform(0.005, 0.03), rng.uniform(0.5, 0.9)
+    train, val = change(at / updates, floor + (first - floor) / (1 + at / speed) ** exponent, floor, rng)
+    batch_std, eval_iters = float(rng.choice([0.02, 0.06, 0.15])), int(rng.choice([20, 200]))
+    eval_std, evaluated = batch_std / np.sqrt(eval_iters), at[:: interval // LOG_INTERVAL]
+    losses = [
+        np.interp(evaluated, at, curve) + rng.normal(0, eval_std, len(evaluated)) for curve in (train, val)
+    ]
+    return make_run_log(
+        make_steps(at.tolist(), 20.0, (train + rng.normal(0, batch_std, len(at))).tolist()),
+        list(zip(evaluated.tolist(), losses[0].tolist(), losses[1].tolist(), strict=True)),
+        evaluated[1:].tolist(),
+        {"max_iters": updates, "eval_iters": eval_iters, "dataset": "own", **settings},
+    )
+
+
+def count_findings(change: Change, **settings: ConfigValue) -> Counter[str]:
+    """By severity and by id."""
+    counts: Counter[str] = Counter()
+    for seed in range(RUNS):
+        analysis = Analysis(random_run(change, seed, **settings))
+        for rule in (*FAILURE_RULES, *LEARNING_RULES):
+            if (finding := rule(analysis)) is not None:
+                counts.update((finding.severity, finding.id))
+    return counts
+
+
+def healthy(time: Floats, loss: Floats, floor: float, rng: np.random.Generator) -> Curves:
+    return loss, loss * (1 + 0.03 * time)
+
+
+def flat(time: Floats, loss: Floats, floor: float, rng: np.random.Generator) -> Curves:
+    curve = floor + 8 * np.exp(-40 * time)
+    return curve, curve + 0.02
+
+
+def unchanged(time: Floats, loss: Floats, floor: float, rng: np.random.Generator) -> Curves:
+    return np.full(len(time), 3.0), np.full(len(time), 3.01)
+
+
+def with_odd_batches(time: Floats, loss: Floats, floor: float, rng: np.random.Generator) -> Curves:
+    odd = loss.copy()
+    odd[rng.integers(60, len(loss), 3)] += rng.uniform(1, 4, 3)
+    return odd, loss
+
+
+def overfitted(time: Floats, loss: Floats, floor: float, rng: np.random.Generator) -> Curves:
+    rise = np.maximum(0, time - 0.4) * rng.uniform(0.3, 1.0) * floor
+    return loss - 0.4 * floor * np.maximum(0, time - 0.3), loss + rise
+
+
+def exploded(time: Floats, loss: Floats, floor: float, rng: np.random.Generator) -> Curves:
+    start = rng.uniform(0.3, 0.8)
+    rise = np.where(time > start, rng.uniform(10, 50) * np.exp((start - time) / 0.04), 0.0)
+    return loss + rise, loss + rise
+
+
+def test_no_alarm_about_a_run_without_a_fault() -> None:
+    for kind in (healthy, flat):
+        counts = count_findings(kind)
+        assert (counts["problem"], counts["warning"]) == (0, 0), kind.__name__
+    tuned = count_findings(
+        lambda time, *_: (np.full(len(time), 3.0), np.full(len(time), 3.01)), init_from="gpt2"
+    )
+    assert (tuned["problem"], tuned["warning"], tuned["underfit-capacity"]) == (0, 0, 0)
+
+
+def test_odd_batches_are_only_mentioned() -> None:
+    counts = count_findings(with_odd_batches)
+    assert (counts["problem"], counts["warning"], counts["loss-explosion"]) == (0, 0, 0)
+    assert counts["loss-spike"] >= 0.9 * RUNS
+
+
+def test_faults_are_found() -> None:
+    counts = count_findings(overfitted)
+    assert counts["overfitting"] >= 0.85 * RUNS
+    assert counts["still-improving"] == counts["plateau"] == 0
+    counts = count_findings(exploded)
+    assert counts["loss-explosion"] >= 0.95 * RUNS
+    assert counts["divergence"] == counts["loss-spike"] == 0

@@ -14,9 +14,11 @@ from rich.cells import cell_len
 from rich.console import Console
 from written_findings import written_finding
 
-from glassgpt.explain.explanation import explain
+from glassgpt.explain.explanation import explain, explain_runs
 from glassgpt.i18n import LANGUAGES, use_language
 from glassgpt.record.finding import Severity
+from glassgpt.runs.lines import LogLine
+from glassgpt.runs.recognise import read_logs
 from glassgpt.runs.run_log import LoggedEvaluation, LoggedProcess, LoggedSetup, RunLog
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.show.terminal.explain_view import print_explanation, print_finding, print_watch_update

@@ -4,6 +4,8 @@
     python -m bench.plan limits --data DATASET
     python -m bench.plan cpu --data DATASET               # resident memory, each run a process of its own
     python -m bench.plan time --data DATASET [--only PRESET] [--settings '{"max_iters": 600}']
+    python -m bench.plan shapes --data DATASET --seed 1 [--count 8]   # random ones, with and without --probe
+    python -m bench.plan coverage                         # of the speed band, leaving reference rows out
 
 Each line is a real model that does real updates and one evaluation batch; of `time`, a whole run of a preset.
 The last line is one JSON document.
@@ -13,17 +15,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import random
 import subprocess
 import sys
 import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from bench import glass
 from glassgpt.config import TrainConfig
+from glassgpt.estimate.cards import find_card
 from glassgpt.estimate.memory import CONTEXT_BYTES, GIB
+from glassgpt.estimate.speed import MfuRange, SpeedReference, expected_mfu_range, reference_rows
+from glassgpt.record.machine import measure_busy_cores, read_cpu_times
 
 SMALL_MODEL = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256}
 MEDIUM_MODEL = {"n_layer": 24, "n_head": 16, "n_embd": 1024}
@@ -74,17 +85,29 @@ CPU_SHAPES: dict[str, dict[str, Any]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.plan", description=__doc__)
-    parser.add_argument("what", choices=["memory", "limits", "cpu", "time", "one"])
-    parser.add_argument("--data", type=Path, required=True, help="a prepared dataset")
+    parser.add_argument("what", choices=["memory", "limits", "cpu", "time", "shapes", "coverage", "one"])
+    parser.add_argument("--data", type=Path, help="a prepared dataset; `coverage` needs none")
+    parser.add_argument("--seed", type=int, default=1, help="of `shapes`")
+    parser.add_argument("--count", type=int, default=8, help="of `shapes`")
     parser.add_argument("--only", default="", help="shapes whose names contain this")
     parser.add_argument("--settings", default="{}", help="of `one` and `time`, as JSON")
     parser.add_argument("--limit", type=float, help="of `one`: GiB that PyTorch may take")
     asked = parser.parse_args()
+    if asked.what == "coverage":
+        print(json.dumps({"bench": "plan, coverage", "rows": coverage_rows()}))
+        return 0
+    if asked.data is None:
+        parser.error(f"{asked.what} needs --data")
     if asked.what == "one":
         print(json.dumps(measure_memory(json.loads(asked.settings), asked.data, asked.limit)))
         return 0
     if asked.what == "time":
         rows = [time_row(asked.only or "shakespeare_char", asked.data, json.loads(asked.settings))]
+    elif asked.what == "shapes":
+        rows = [
+            shape_row(number, shape, asked.data)
+            for number, shape in enumerate(random_shapes(asked.seed, asked.count))
+        ]
     else:
         of_what = {"memory": memory_rows, "limits": limit_rows, "cpu": cpu_rows}
         rows = of_what[asked.what](asked.data, asked.only)
@@ -246,14 +269,15 @@ def time_row(preset: str, data: Path, settings: dict[str, Any]) -> dict[str, Any
 
 # --- CPU ---
 
+_PEAK_OF_CHILD = (
+    "import resource, subprocess, sys; "
+    "code = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode; "
+    "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024); sys.exit(code)"
+)
+
 
 def cpu_rows(data: Path, only: str) -> list[dict[str, Any]]:
     """Runs of `glass train` that save while they train; the most that the process ever had."""
-    watching = (
-        "import resource, subprocess, sys; "
-        "code = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode; "
-        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024); sys.exit(code)"
-    )
     rows = []
     for name, settings in CPU_SHAPES.items():
         if only not in name:
@@ -263,7 +287,9 @@ def cpu_rows(data: Path, only: str) -> list[dict[str, Any]]:
             asked = {**run, "data_dir": data, "out_dir": f"{folder}/run", "log_interval": 1, **settings}
             flags = [f"--{key}={value}" for key, value in asked.items()]
             train = [sys.executable, "-m", "glassgpt", "train", "shakespeare_char_cpu", *flags]
-            done = subprocess.run([sys.executable, "-c", watching, *train], capture_output=True, text=True)
+            done = subprocess.run(
+                [sys.executable, "-c", _PEAK_OF_CHILD, *train], capture_output=True, text=True
+            )
             if done.returncode:
                 raise RuntimeError(done.stderr[-2000:])
             journal = (Path(folder) / "run" / "journal.jsonl").read_text(encoding="utf-8")
@@ -276,6 +302,208 @@ def cpu_rows(data: Path, only: str) -> list[dict[str, Any]]:
         )
         rows.append({"name": name, "expected": expected, "measured": most, "off": expected / most - 1})
     return rows
+
+
+# --- random shapes, on whatever machine this is ---
+
+_RUN_S = 25.0  # of updates, as planned
+_QUIET_CORES = 0.3  # used by others: a busier machine is waited for …
+_MAX_WAIT_S = 20.0  # … so long
+
+
+def random_shapes(seed: int, count: int) -> list[dict[str, Any]]:
+    """Small enough for two cores; of every kind that a run may have there."""
+    draw = random.Random(seed)
+    shapes = []
+    for _ in range(count):
+        heads = draw.choice([1, 2, 3, 4, 6, 8])
+        arch = draw.choice(["gpt2", "modern"])
+        shapes.append(
+            {
+                "n_layer": draw.randint(1, 8),
+                "n_head": heads,
+                "n_embd": heads * draw.choice([16, 32, 48, 64]),
+                "block_size": draw.choice([32, 64, 100, 128, 256]),
+                "batch_size": draw.choice([2, 4, 8, 12, 16, 24]),
+                "gradient_accumulation_steps": draw.choice([1, 1, 2, 4]),
+                "arch": arch,
+                "optimizer": draw.choice(["adamw", "muon"]),
+                "dropout": draw.choice([0.0, 0.0, 0.1]),
+                "bias": arch == "gpt2" and draw.random() < 0.5,
+                "tie_embeddings": draw.random() < 0.5,
+                "dtype": draw.choice(["auto", "float32"]),
+                "activation_checkpointing": draw.random() < 0.2,
+            }
+        )
+    return shapes
+
+
+def shape_row(number: int, shape: dict[str, Any], data: Path) -> dict[str, Any]:
+    """Planned without and with --probe, then run. History is off: each shape is the first of its kind."""
+    usual = {"data_dir": data, "history": "off", "compile": "off", "eval_tokens": 4096, "closing_eval": False}
+    flags = [f"--{key}={value}" for key, value in {**usual, **shape}.items()]
+    wait_s = wait_until_quiet()
+
+    def plan(*more: str) -> dict[str, Any]:
+        command = [sys.executable, "-m", "glassgpt", "plan", "shakespeare_char_cpu", "--json", *flags, *more]
+        return dict(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+
+    first = plan("--max_iters=1000")
+    updates = max(20, round(_RUN_S * 1000 / first["time"]["updates_s"][1]))
+    length = [
+        f"--max_iters={updates}",
+        f"--eval_interval={max(1, updates // 3)}",
+        f"--log_interval={max(1, updates // 20)}",
+    ]
+    plain, probed = plan(*length), plan("--probe", *length)
+    with tempfile.TemporaryDirectory() as folder:
+        train = [sys.executable, "-m", "glassgpt", "train", "shakespeare_char_cpu", *flags, *length]
+        before = read_cpu_times()
+        done = subprocess.run(
+            [sys.executable, "-c", _PEAK_OF_CHILD, *train, f"--out_dir={folder}/run"],
+            capture_output=True,
+            text=True,
+        )
+        load = (read_cpu_times().busy_s - before.busy_s) / (read_cpu_times().wall_s - before.wall_s)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-2000:])
+        end = json.loads((Path(folder) / "run" / "journal.jsonl").read_text().splitlines()[-1])
+    forecast = end["forecast"]
+    measured = {
+        "memory": int(done.stdout.split()[-1]),
+        "tokens_per_s": forecast["tokens_per_s"]["measured"],
+        "total_s": forecast["total_s"]["measured"],
+    }
+    row: dict[str, Any] = {
+        "shape": shape,
+        "updates": updates,
+        "waited_s": wait_s,
+        "cores_used": load,
+        **measured,
+    }
+    for name, document in (("plan", plain), ("probe", probed)):
+        pace = document["time"]["pace"]
+        row[name] = {
+            "memory": document["memory"]["measured"] or document["memory"]["total"],
+            "tokens_per_s": [pace["low"], pace["mid"], pace["high"]],
+            "total_s": document["time"]["total_s"],
+        }
+    row["revised_total_s"] = forecast["total_s"]["revised"]
+    print(_shape_line(number, row), flush=True)
+    return row
+
+
+def _shape_line(number: int, row: dict[str, Any]) -> str:
+    parts = [
+        f"{number}: {row['memory'] / 2**20:.0f} MiB, {row['tokens_per_s']:,.0f} tok/s, {row['total_s']:.0f} s"
+    ]
+    for name in ("plan", "probe"):
+        planned = row[name]
+        off = planned["memory"] / row["memory"] - 1
+        inside = ", ".join(
+            f"{what} {planned[what][1] / row[what] - 1:+.0%} "
+            f"{'in' if planned[what][0] <= row[what] <= planned[what][2] else 'OUT'} "
+            f"({planned[what][0] / row[what]:.2f} to {planned[what][2] / row[what]:.2f})"
+            for what in ("tokens_per_s", "total_s")
+        )
+        parts.append(f"{name}: memory {off:+.1%}, {inside}")
+    if row["revised_total_s"]:
+        low, _, high = row["revised_total_s"]
+        parts.append(f"revised {'in' if low <= row['total_s'] <= high else 'OUT'}")
+    parts.append(f"{row['cores_used']:.1f} cores used in all")
+    return " | ".join(parts)
+
+
+def wait_until_quiet() -> float:
+    """Seconds waited. Gives up after a while: what is measured then says how many cores were in use."""
+    begin = time.monotonic()
+    while measure_busy_cores(2.0) > _QUIET_CORES and time.monotonic() - begin < _MAX_WAIT_S:
+        time.sleep(3)
+    return time.monotonic() - begin
+
+
+# --- the band of a card that is not there ---
+
+
+@dataclass(frozen=True)
+class LeftOutPrediction:
+    """A reference run, and the MFU that the others lead to."""
+
+    row: SpeedReference
+    expected: MfuRange
+    uses_its_card: bool  # whether other rows of its card were left
+
+    @property
+    def mfu(self) -> float:
+        assert self.row.mfu is not None
+        return self.row.mfu
+
+    @property
+    def is_inside(self) -> bool:
+        return self.expected.low <= self.mfu <= self.expected.high
+
+    @property
+    def score(self) -> float:
+        """At most 1: inside. The logarithm of the range would have to be so many times as wide."""
+        end = self.expected.high if self.mfu > self.expected.mid else self.expected.low
+        return math.log(self.mfu / self.expected.mid) / math.log(end / self.expected.mid)
+
+
+LEFT_OUT: dict[str, Callable[[SpeedReference], object]] = {
+    "the row": lambda row: row.name,
+    "all rows of its card and model": lambda row: (row.card, row.shape),
+    "all rows of its card": lambda row: row.card,
+}
+
+
+def predict_left_out(left_out: str) -> list[LeftOutPrediction]:
+    """Every row on a card that counts, predicted without the rows that `left_out` names."""
+    key, found = LEFT_OUT[left_out], []
+    for row in reference_rows():
+        card, peak = find_card(row.card) if row.card else None, row.peak_flops_per_s
+        if not row.counts or card is None or peak is None:
+            continue
+        without = [other.name for other in reference_rows() if key(other) == key(row)]
+        expected = expected_mfu_range(card, peak, row.query, without)
+        its_card = {other.name for other in reference_rows() if other.card == row.card}
+        found.append(LeftOutPrediction(row, expected, not its_card.isdisjoint(expected.rows)))
+    return found
+
+
+def coverage_by_card(predictions: Sequence[LeftOutPrediction]) -> float:
+    """The share of rows inside the band, each card weighing the same: rows of one card are much alike."""
+    by_card: dict[str, list[bool]] = {}
+    for one in predictions:
+        by_card.setdefault(one.row.card, []).append(one.is_inside)
+    return fmean(fmean(inside) for inside in by_card.values())
+
+
+def conformal_quantile(predictions: Sequence[LeftOutPrediction], share: float = 0.8) -> float:
+    """The score that `share` of the cards stay below, each weighing the same, one more counted as above."""
+    rows_of = Counter(one.row.card for one in predictions)
+    reached = 0.0
+    for one in sorted(predictions, key=lambda one: one.score):
+        reached += 1 / rows_of[one.row.card]
+        if reached >= share * (len(rows_of) + 1):
+            return one.score
+    return math.inf
+
+
+def coverage_rows() -> list[dict[str, Any]]:
+    """Each reference run predicted without itself, without its card and model, and without its card."""
+    found: list[dict[str, Any]] = []
+    for left_out in LEFT_OUT:
+        predictions = predict_left_out(left_out)
+        inside = [one for one in predictions if one.is_inside]
+        row = {"left_out": left_out, "inside": len(inside), "rows": len(predictions)}
+        row["by_card"] = coverage_by_card(predictions)
+        print(f"without {left_out}: {len(inside)} of {len(predictions)} inside, by card {row['by_card']:.0%}")
+        for one in predictions:
+            low, high = one.expected.low, one.expected.high
+            mark = " " if one.is_inside else "!"
+            print(f"{mark} {one.row.name:52} {one.mfu:5.1f}%  expected {low:5.1f} to {high:5.1f}")
+        found.append(row)
+    return found
 
 
 if __name__ == "__main__":

@@ -191,6 +191,9 @@ class TrainConfig:
     seed: int = 1337
     # Seconds at the start to measure the peak matmul FLOP/s, for MFU; 0: use the table of cards only.
     probe_seconds: float = 1.0
+    # on: keep the speed and memory of finished runs in a file of the user's cache folder, and use those of
+    # this machine for forecasts. off: neither read nor write it.
+    history: Literal["on", "off"] = "on"
 
     # --- console output ---
 

@@ -28,6 +28,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 torch.cpu._is_avx512_bf16_supported = lambda: False
 torch.cpu._is_amx_tile_supported = lambda: False
 
+# The history of this machine's own runs is neither read nor written: no file can be in this folder.
+os.environ["GLASSGPT_CACHE_DIR"] = os.devnull
+
 # No power is cut here, and waiting for the disk takes longer than the tests; processes they start do wait.
 # What has to be on the disk, and when, is watched by faults/test_power.py.
 os.fsync = os.fstat  # type: ignore[assignment]

@@ -308,6 +308,9 @@ def journals(tiny: Callable[..., TrainConfig], tmp_path: Path, monkeypatch: pyte
     )
     train(whole)
     train(dataclasses.replace(whole, init_from="resume", max_iters=6))
+    with monkeypatch.context() as patch:
+        patch.setattr("glassgpt.training.forecast_check._MIN_PACE_SECONDS", 0.0)
+        train(tiny("revised", max_iters=9, log_interval=2))
     train(tiny("bad", max_iters=4, learning_rate=1e30, grad_clip=0.0))
 
     def fail(*arguments: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from glassgpt.cli.command import command, make_console, recipe_from_names
@@ -20,6 +20,7 @@ from glassgpt.plan.plan_options import PlanOptions, check_plan_options
 from glassgpt.recipe import DEFAULT_PRESET, Recipe, build_config
 
 if TYPE_CHECKING:
+    from glassgpt.estimate.measured_speed import ProbeResult
     from glassgpt.plan.target import PlanTarget
 
 Result = TypeVar("Result")
@@ -64,7 +65,10 @@ def plan(words: list[str]) -> int:
     from glassgpt.plan.planning import make_plan
     from glassgpt.show.terminal.plan_view import print_plan
 
-    made = make_plan(request.config, request.target, find_dataset_info(request.config), options.price)
+    target = request.target
+    if options.probe:
+        target = replace(target, probe=_probe(request))
+    made = make_plan(request.config, target, find_dataset_info(request.config), options.price)
     if options.json:
         print(json.dumps(made.as_dict()))
     else:
@@ -76,6 +80,7 @@ def _resolve_request(
     names: list[str], flags: dict[str, str], options: PlanOptions, problems: list[str]
 ) -> _PlanRequest:
     """Which config to plan, on which cards; all problems at once."""
+    from glassgpt.estimate.local_history import read_rows
     from glassgpt.plan.propose import PROPOSED_SETTINGS
     from glassgpt.plan.target import find_target, with_cluster
 
@@ -107,6 +112,8 @@ def _resolve_request(
             )
     if problems or recipe is None or target is None or config is None:
         raise UserError(problems)
+    if target.is_local and config.history == "on":
+        target = replace(target, history=read_rows())
     return _PlanRequest(recipe.name, config, target, options, "block_size" in flags)
 
 
@@ -116,6 +123,30 @@ def _collect_problems(problems: list[str], make: Callable[[], Result]) -> Result
     except UserError as error:
         problems += error.problems
         return None
+
+
+def _probe(request: _PlanRequest) -> ProbeResult:
+    """--probe: a few updates of the run, in a separate process. What goes wrong there is an answer too."""
+    from glassgpt.estimate.measured_speed import ProbeResult
+    from glassgpt.tune.run_probe import TIMED_S, probe_plan
+
+    target, config = request.target, request.config
+    if not target.is_local:
+        return ProbeResult("not here", f"measures this machine, and {target.name} was named: leave out --gpu")
+    if config.eval_only:
+        return ProbeResult("not here", "measures updates, and --eval_only=True does none")
+    err = make_console(stderr=True)
+    err.print(
+        f"probing {target.name}: {TIMED_S:.0f} s of updates of this run in a separate process, "
+        "some ten seconds in all",
+        style="dim",
+        soft_wrap=True,
+    )
+    probe = probe_plan(
+        replace(config, device=target.device_type if config.device == "auto" else config.device)
+    )
+    err.print(f"probed for {probe.took_s:.0f} s", style="dim")
+    return probe
 
 
 def _propose(request: _PlanRequest, hours: float) -> int:

@@ -62,7 +62,7 @@ _SPEED_SETTINGS = (
 _BOOKKEEPING_SETTINGS = (
     "out_dir", "data_dir", "console", "sample_tokens", "sample_start", "profile", "track",
     "wandb_log", "wandb_project", "wandb_run_name", "keep_checkpoints", "eval_only", "patience",
-    "probe_seconds", "dataset",
+    "probe_seconds", "history", "dataset",
 )  # fmt: skip
 _CHOSEN_SETTINGS = (
     "device", "dtype", "compile", "attention", "kernels", "graph", "activation", "batch_tokens", "threads",

@@ -12,12 +12,11 @@ from glassgpt.estimate import memory, overheads
 from glassgpt.estimate.batching import has_closing_eval
 from glassgpt.estimate.cards import Card
 from glassgpt.estimate.cluster import ONE_CARD, Cluster, cluster_throughput
+from glassgpt.estimate.measured_speed import LowMidHigh, MeasuredSpeed
 from glassgpt.estimate.memory import MemoryEstimate, TrainingWorkload
 from glassgpt.estimate.speed import ThroughputEstimate, estimate_throughput
 
 _DISK_BYTES_PER_S = 6e8  # a checkpoint written, hashed and synced to a usual SSD
-
-LowMidHigh = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,7 @@ class RunForecast:
     evaluations: int
     saving_s: float  # of the last checkpoint; the others are written in the background
     start_s: float  # imports, model, building kernels or compiling
+    measured: MeasuredSpeed | None = None  # None: the speed is estimated from reference runs
 
     @property
     def total_s(self) -> LowMidHigh | None:
@@ -56,6 +56,7 @@ class RunForecast:
             "mfu": None if throughput is None else list(throughput.mfu),
             "total_s": None if self.total_s is None else list(self.total_s),
             "why": "the machine's speed is not known" if throughput is None else throughput.why,
+            "source": "reference runs" if self.measured is None else self.measured.source,
         }
 
 
@@ -64,6 +65,10 @@ class Hardware:
     peak_flops_per_s: float | None  # of one card in the run's dtype, or of the CPU; None: not known
     card: Card | None  # if the table has it
     cluster: Cluster = ONE_CARD
+    # The measured speed of such work on one of them; None: not measured, so estimated from reference rows.
+    measured: MeasuredSpeed | None = None
+    # Of the speed that a run would have on an idle CPU: what other programs leave to it, if they stay.
+    fair_share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -80,15 +85,11 @@ def forecast_workload(
     updates = 0 if config.eval_only else config.max_iters
     evaluations = updates // config.eval_interval + 1 + (updates % config.eval_interval > 0)
     throughput = updates_s = evaluation_s = None
+    measured = on.measured
     # The reference rows are of known cards; for a CPU its matmul peak is enough.
-    if on.peak_flops_per_s is not None and (on.card is not None or device_type == "cpu"):
-        one_rank = evaluating = estimate_throughput(work, flops_per_token, on.peak_flops_per_s, on.card)
+    if on.peak_flops_per_s is not None and (measured or on.card is not None or device_type == "cpu"):
         val_tokens = min(tokens.per_evaluation, tokens.val_split)
-        if device_type == "cpu":  # larger batches than an update's: less launch overhead per token
-            batch_size = max(work.batch_size, val_tokens // config.block_size)
-            evaluating = estimate_throughput(
-                replace(work, batch_size=batch_size), flops_per_token, on.peak_flops_per_s, on.card
-            )
+        one_rank, eval_tokens_per_s = _rank_speeds(work, flops_per_token, on, val_tokens)
         throughput = cluster_throughput(one_rank, work, on.cluster)
         train_tokens = updates * tokens.per_update
         updates_s = (
@@ -100,7 +101,7 @@ def forecast_workload(
         eval_tokens = (tokens.per_evaluation + val_tokens) * evaluations
         if has_closing_eval(config, val_tokens, tokens.val_split):
             eval_tokens += tokens.val_split
-        evaluation_s = eval_tokens * overheads.FORWARD_SHARE / (on.cluster.ranks * evaluating.mid)
+        evaluation_s = eval_tokens / (on.cluster.ranks * eval_tokens_per_s)
         if not config.eval_only:
             evaluation_s += overheads.sample_s(device_type, config.n_layer, config.sample_tokens)
     start_s = overheads.STARTUP_S[device_type] + config.probe_seconds
@@ -108,6 +109,8 @@ def forecast_workload(
         start_s += overheads.KERNEL_BUILD_S
     if work.compiled:
         start_s += overheads.compile_cost_s(device_type, config.n_layer)
+    if measured is not None and measured.start_s is not None:
+        start_s = measured.start_s
     return RunForecast(
         memory=memory.estimate_memory(work),
         on_card=device_type == "cuda",
@@ -117,4 +120,42 @@ def forecast_workload(
         evaluations=evaluations,
         saving_s=0.0 if config.eval_only else memory.checkpoint_bytes(work) / _DISK_BYTES_PER_S,
         start_s=start_s,
+        measured=measured,
     )
+
+
+def _rank_speeds(
+    work: TrainingWorkload, flops_per_token: int, on: Hardware, val_tokens: int
+) -> tuple[ThroughputEstimate, float]:
+    """Of one rank: the throughput of updates, and tokens per second of evaluations."""
+    peak, measured = on.peak_flops_per_s, on.measured
+    assert peak is not None
+    if measured is not None and measured.eval_tokens_per_s is not None:
+        return measured_throughput(measured, flops_per_token, peak), measured.eval_tokens_per_s
+    estimated = evaluating = _beside_others(
+        estimate_throughput(work, flops_per_token, peak, on.card), on.fair_share
+    )
+    if work.device_type == "cpu":  # larger batches than an update's: less launch overhead per token
+        batch_size = max(work.batch_size, val_tokens // work.config.block_size)
+        larger = estimate_throughput(replace(work, batch_size=batch_size), flops_per_token, peak, on.card)
+        evaluating = _beside_others(larger, on.fair_share)
+    eval_tokens_per_s = evaluating.mid / overheads.FORWARD_SHARE
+    if measured is None:
+        return estimated, eval_tokens_per_s
+    updating = measured_throughput(measured, flops_per_token, peak)
+    return updating, eval_tokens_per_s * updating.mid / estimated.mid
+
+
+def _beside_others(idle: ThroughputEstimate, share: float) -> ThroughputEstimate:
+    """The other programs may stop; or slow a run by more than their share, as its threads wait for each
+    other."""
+    low, mid = idle.low * share**2, idle.mid * share
+    mfu = (idle.mfu[0] * share**2, idle.mfu[1] * share, idle.mfu[2])
+    return ThroughputEstimate(low, mid, idle.high, mfu, idle.why)
+
+
+def measured_throughput(measured: MeasuredSpeed, flops_per_token: int, peak: float) -> ThroughputEstimate:
+    low, mid, high = measured.tokens_per_s
+    percent_per_token = 100 * flops_per_token / peak
+    mfu = (low * percent_per_token, mid * percent_per_token, high * percent_per_token)
+    return ThroughputEstimate(low, mid, high, mfu, measured.why)

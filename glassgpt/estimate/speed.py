@@ -5,8 +5,9 @@
 
 `references.toml` has the runs, one per row, and their sources. The rule: take the rows on the same card with
 a similar model; if there are not two, also those on its family of cards, then on its kind of cards, then on
-any. The range is what they reached, wider for fewer and less similar rows. A small model on a fast card is
-limited by kernel-launch overhead instead, which is computed, not looked up: docs/what-to-expect.md.
+any. The range is what they reached, wider for fewer and less similar rows, and wider again for a card without
+rows: an 80% band, as `python -m bench.plan coverage` shows by leaving rows out. A small model on a fast card
+is limited by kernel-launch overhead instead, which is computed, not looked up: docs/what-to-expect.md.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class SpeedReference:
             graph=self.graph,
             fp8=self.fp8,
             muon_flops=muon_flops / self.accumulation,
+            modern=shape.arch == "modern",
         )
 
     @property
@@ -126,6 +128,7 @@ class SpeedQuery:
     graph: bool = False
     fp8: bool = False
     muon_flops: float = 0.0  # per micro-batch
+    modern: bool = False  # RoPE and many norms
 
     @property
     def flops_per_micro_batch(self) -> float:
@@ -160,15 +163,23 @@ _FP8_SPEED = 1.26  # 115.1 and 91.2 ms
 # Muon's matmuls are small, and it passes over all matrices several times: an H200 did 163 TFLOP/s of it, and
 # 526 of the model's (GPT-2 124M's size: 36.6 ms with 16 sequences, 63.2 with 32, so 10.0 ms without).
 _MUON_SLOWDOWN = 3.2
+# RoPE and norms are many small operations, which cost time on a CPU and where they are not fused: quickstart
+# on 2 cores reaches 14 to 16.5 thousand tokens/s where rows of GPT-2's architecture say 24 for its
+# arithmetic, shakespeare_char_fast with PyTorch's kernels on an H200 1.04 million for 1.35.
+_MODERN_UNFUSED_SPEED, _MODERN_CPU_SPEED = 0.77, 0.65
 # A wider model computes more per byte it moves. From 71 to 855 MFLOP per token the MFU of an RTX 4070 Ti went
 # from 44 to 60%, from 855 to 3492 that of an RTX 4090 from 55 to 80%: exponents of 0.13 and 0.27.
 _MFU_SIZE_EXPONENT = 0.2
 _MAX_SIZE_CORRECTION = 1.5  # times: no row has more
 
-# How far the range reaches beyond its rows, per tier. Chosen so that leaving each row out in turn and
-# predicting it from the others succeeds for at least 80% of them: tests/estimate/test_references.py.
+# How far the range reaches beyond its rows, per tier. With these, leaving out all rows of a card and a model,
+# 80% of such groups are predicted from the card's other rows.
 _MARGIN_BY_TIER = (0.10, 0.15, 0.25, 0.35)
 _CPU_MARGIN = 0.35  # CPUs share caches and clocks with whatever else runs
+# A card without rows of its own: the logarithm of the range is so many times as wide. It is the conformal
+# quantile: leaving out all rows of a card, 80% of the cards are inside, each card weighing the same, and the
+# card to come counted as one more. bench/plan.py computes it, tests/estimate/test_references.py compares.
+_OTHER_CARD_WIDENING = 1.65
 _SINGLE_ROW_FACTOR = 2.0  # times the margin, if there is one row only
 _DISSIMILAR_MODEL_FACTOR = 1.5  # times the margin, if no row has a similar model
 
@@ -234,6 +245,10 @@ def expected_mfu_range(
             fastest = 100 * ideal_s / (launch_s * _LAUNCH_SPREAD[0])
             mid = 100 * ideal_s / launch_s
             mfu = MfuRange(min(mfu.low, slowest), mid, min(mfu.high, fastest), reason, ())
+    on_this_card = {row.name for row in reference_rows() if card is not None and row.card == card.name}
+    if card is not None and on_this_card.isdisjoint(mfu.rows):
+        low, high = (mfu.mid * (end / mfu.mid) ** _OTHER_CARD_WIDENING for end in (mfu.low, mfu.high))
+        mfu = replace(mfu, low=low, high=max(mfu.mid, min(_MAX_MFU, high)))
     share = query.model_time_share(card is not None)
     return replace(mfu, low=share * mfu.low, mid=share * mfu.mid, high=share * mfu.high)
 
@@ -302,9 +317,17 @@ def _adjusted_mfu(row: SpeedReference, query: SpeedQuery) -> float:
     speed = _KERNEL_SPEED[query.kernels] / _KERNEL_SPEED[row.kernels] * _FP8_SPEED ** (query.fp8 - row.fp8)
     size_ratio = query.flops_per_token / row.query.flops_per_token
     size = min(_MAX_SIZE_CORRECTION, math.pow(size_ratio, _MFU_SIZE_EXPONENT))
+    on_cpu = not row.card
+    speed *= _architecture_speed(query, on_cpu) / _architecture_speed(row.query, on_cpu)
     launch_share = 0.0 if row.card else overheads.launch_s("cpu", row.shape.n_layer) / row.micro_batch_s
     model_share = row.query.model_time_share(bool(row.card))
     return min(_MAX_MFU, row.mfu / model_share / (1 - launch_share) * speed * size)
+
+
+def _architecture_speed(query: SpeedQuery, on_cpu: bool) -> float:
+    if query.modern and (on_cpu or query.kernels == "plain"):
+        return _MODERN_CPU_SPEED if on_cpu else _MODERN_UNFUSED_SPEED
+    return 1.0
 
 
 def _describe_rows(card: Card | None, tiers: Sequence[int], similar: bool, low: float, high: float) -> str:
@@ -330,10 +353,6 @@ def _describe_rows(card: Card | None, tiers: Sequence[int], similar: bool, low: 
 # --- tokens per second ---
 
 _RECOMPUTE_SPEED = 3 / 4  # of the speed is left with activation checkpointing: two forward passes
-# RoPE and norms are many small operations, which cost time on a CPU and where they are not fused. The rows
-# are all of GPT-2's architecture: quickstart on 2 cores reaches 14 to 16.5 thousand tokens/s where they say
-# 24 for its arithmetic, shakespeare_char_fast with PyTorch's kernels on an H200 1.04 million for 1.35.
-_MODERN_UNFUSED_SPEED, _MODERN_CPU_SPEED = 0.77, 0.65
 _MENTION_SLOWDOWN_BELOW = 0.95  # of the speed is left
 
 
@@ -363,20 +382,19 @@ def estimate_throughput(
         graph=work.graph,
         fp8=config.fp8,
         muon_flops=muon_flops / work.micro_steps,
+        modern=config.arch == "modern",
     )
     mfu = expected_mfu_range(card, peak, query)
     # The rows do not include these: the estimate may be far below them.
     speed_left = {}
     if config.activation_checkpointing:
         speed_left["activation recomputation"] = _RECOMPUTE_SPEED
-    is_cpu = work.device_type == "cpu"
-    if config.arch == "modern" and (is_cpu or query.kernels == "plain"):
-        speed = _MODERN_CPU_SPEED if is_cpu else _MODERN_UNFUSED_SPEED
-        speed_left["the modern architecture's many small kernels"] = speed
     slowdown = math.prod(speed_left.values())
     low, mid, high = (slowdown * percent for percent in (mfu.low, mfu.mid, mfu.high))
     tokens_per_percent = peak / 100 / flops_per_token
-    speed_left["Muon's own FLOPs"] = query.model_time_share(card is not None)  # is in `mfu` already
+    # These are in `mfu` already.
+    speed_left["the modern architecture's many small kernels"] = _architecture_speed(query, card is None)
+    speed_left["Muon's own FLOPs"] = query.model_time_share(card is not None)
     mentioned = [name for name, share in speed_left.items() if share < _MENTION_SLOWDOWN_BELOW]
     why = f"{mfu.reason}; lowered for {' and '.join(mentioned)}" if mentioned else mfu.reason
     return ThroughputEstimate(

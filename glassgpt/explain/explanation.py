@@ -31,9 +31,11 @@ class Explanation:
     runs: tuple[Explanation, ...] = ()  # every run of the file, in its order, this one too; (): only this one
 
     def as_dict(self) -> dict[str, object]:
+        columns = {"columns": dict(self.log.columns)} if self.log.columns else {}
         return {
             "schema_version": SCHEMA_VERSION,
             "format": self.log.trainer.id,
+            **columns,
             "facts": self.facts.as_dict(),
             "findings": [finding.as_dict() for finding in self.findings],
             "verdict": self.verdict,
@@ -49,6 +51,7 @@ class Explanation:
         }
         return {
             "trainer": self.log.trainer.id,
+            "name": self.log.run_name,
             "stage": self.log.stage,
             "is_main": is_main,
             "first_line": self.log.first_line or None,

@@ -23,23 +23,20 @@ MIN_JUDGED_ITERATIONS = 20  # logged; of fewer it cannot be said that nothing is
 
 def introduce_runs(main: RunLog, run_logs: Sequence[RunLog]) -> str:
     """How many runs the file holds, and which one the following is about."""
-    lines = ""
+    runs, lines = main.runs_in_file, ""
     if main.has_line_numbers and main.first_line:
         place = translate("verdict.lines", first=main.first_line, last=main.last_line)
         lines = f" {place}"
     trainers = list(dict.fromkeys(one.trainer.name for one in run_logs))
+    if main.run_name is not None:
+        return translate("verdict.named_runs", runs=runs, name=main.run_name)
     if len(trainers) > 1:
-        return translate(
-            "verdict.several_trainers",
-            runs=main.runs_in_file,
-            trainers=", ".join(trainers),
-            trainer=main.trainer.name,
-            lines=lines,
-        )
+        names = {"trainers": ", ".join(trainers), "trainer": main.trainer.name}
+        return translate("verdict.several_trainers", runs=runs, lines=lines, **names)
     if main.stage is not None:
         stages = ", ".join(dict.fromkeys(one.stage for one in run_logs if one.stage is not None))
         return translate("verdict.several_stages", stages=stages, stage=main.stage, lines=lines)
-    return translate("verdict.several_runs", runs=main.runs_in_file, lines=lines)
+    return translate("verdict.several_runs", runs=runs, lines=lines)
 
 
 def other_problems(others: Sequence[tuple[RunLog, Facts, Sequence[Finding]]]) -> list[str]:
@@ -59,9 +56,11 @@ def other_problems(others: Sequence[tuple[RunLog, Facts, Sequence[Finding]]]) ->
         and (findings[0].severity == "problem" or facts.ended in ("crashed", "oom"))
     ]
     for log, finding in problems[:MAX_OTHER_PROBLEMS]:
-        name = log.stage or log.trainer.name
-        place = {"first": log.first_line, "last": log.last_line}
-        sentences.append(translate("verdict.other_run_problem", name=name, title=finding.title, **place))
+        name = log.label
+        if log.has_line_numbers and log.first_line:
+            place = translate("verdict.lines", first=log.first_line, last=log.last_line)
+            name = f"{name} {place}"
+        sentences.append(translate("verdict.other_run_problem", name=name, title=finding.title))
     if len(problems) > MAX_OTHER_PROBLEMS:
         sentences.append(translate("verdict.more_problems", runs=len(problems) - MAX_OTHER_PROBLEMS))
     return sentences
@@ -86,6 +85,10 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
                 "verdict.thinned_log", lines=facts.iterations_logged, rows=facts.iterations_logged - left_out
             )
         )
+    if run_log.columns:
+        columns = ", ".join(f"{meaning}={column}" for meaning, column in run_log.columns.items())
+        sentences.append(translate("verdict.columns", columns=columns))
+    sentences += [str(note) for note in run_log.notes]
     serious = [finding for finding in findings if finding.severity in ("problem", "warning")]
     has_advice = any(finding.severity == "advice" for finding in findings)
     if serious:
@@ -115,7 +118,9 @@ def _progress_sentence(run_log: RunLog, facts: Facts) -> str:
             "interrupted": translate("verdict.interrupted", trainer=trainer, at=at),
             "crashed": translate("verdict.crashed", trainer=trainer, at=at),
             "oom": translate("verdict.out_of_memory", trainer=trainer, at=at),
-            "cut": translate("verdict.log_stops", trainer=trainer, at=at),
+            "cut": translate("verdict.table_ends", trainer=trainer, at=at)
+            if run_log.columns
+            else translate("verdict.log_stops", trainer=trainer, at=at),
             None: translate("verdict.running", trainer=trainer, at=at),
         }[facts.ended]
         budget_s, remaining_s = run_log.setup.budget_s, run_log.setup.remaining_s

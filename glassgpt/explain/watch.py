@@ -30,6 +30,7 @@ from glassgpt.runs.overrides import RunOverrides, apply_overrides
 from glassgpt.runs.reading import looks_like_journal
 from glassgpt.runs.recognise import LogRecognizer
 from glassgpt.runs.run_log import LoggedEvaluation
+from glassgpt.runs.table_files import GrowingTable, growing_table
 
 _POLL_S = 0.25
 _MIN_REFRESH_S = 1.0  # between two refreshes
@@ -101,7 +102,8 @@ class LogWatcher:
     clock: Callable[[], float] = time.monotonic
     has_unread_lines: bool = False  # lines since the last refresh
     _log: LogRecognizer = field(default_factory=LogRecognizer)
-    _journal: JournalReader | None = None  # None: it is a log
+    _journal: JournalReader | None = None  # None: it is a log, or
+    _table: GrowingTable | None = None
     _reported_ranks: dict[str, int] = field(default_factory=dict)  # by id, or title
     _reported_evals: set[tuple[int, int, int | None]] = field(default_factory=set)
     _next_refresh_at: float = 0.0
@@ -114,7 +116,11 @@ class LogWatcher:
         if not self._has_started and text.strip():
             self._has_started = True
             self._journal = JournalReader() if looks_like_journal(text.strip().encode()) else None
-        if self._journal is None:
+            self._table = growing_table(text) if self._journal is None else None
+        if self._table is not None:
+            for line in text.split("\n"):
+                self._table.feed(line)
+        elif self._journal is None:
             self._log.feed(block)
         else:
             for record in journal.parse_records(text.encode().split(b"\n")):
@@ -131,7 +137,7 @@ class LogWatcher:
         self.has_unread_lines = False
         if self._journal is not None and self._has_records:
             run_logs = [self._journal.build(self.name, live)]
-        elif self._journal is None and (logs := self._log.build(self.name, final=not live)):
+        elif self._journal is None and (logs := (self._table or self._log).build(self.name, final=not live)):
             run_logs = [*logs[:-1], replace(logs[-1], live=live)]
         else:
             return None

@@ -17,8 +17,9 @@ from glassgpt.estimate import memory, overheads
 from glassgpt.estimate.batching import tokens_to_evaluate
 from glassgpt.estimate.cluster import ONE_CARD, Cluster, exposed_communication_s, sent_bytes_per_card
 from glassgpt.estimate.decide import RunSpec, choose_dtype
-from glassgpt.estimate.forecast import Hardware, LowMidHigh, RunForecast, TokenCounts, forecast_workload
+from glassgpt.estimate.forecast import Hardware, RunForecast, TokenCounts, forecast_workload
 from glassgpt.estimate.loss_law import expected_loss_curve
+from glassgpt.estimate.measured_speed import LowMidHigh
 from glassgpt.estimate.speed import ThroughputEstimate, estimate_throughput
 from glassgpt.plan.planned_spec import make_run_spec
 from glassgpt.plan.target import PlanTarget
@@ -58,7 +59,13 @@ def forecast_spec(spec: RunSpec, target: PlanTarget, dataset: DatasetInfo) -> Ru
     return forecast_workload(
         spec.workload,
         spec.flops_per_token,
-        Hardware(peak, target.card, target.cluster),
+        Hardware(
+            peak,
+            target.card,
+            target.cluster,
+            target.measured_speed(spec.workload, spec.flops_per_token),
+            target.fair_share,
+        ),
         TokenCounts(spec.batch.tokens, eval_tokens, dataset.val_tokens),
     )
 

@@ -21,6 +21,9 @@ class PlanOptions:
 
     # The card to plan for, e.g. rtx4070, "RTX 4070 Ti", h100, m3-max; cpu; auto: this machine.
     gpu: str = "auto"
+    # Measure instead of guessing: run a few micro-batches of this run here, in a separate process. Takes some
+    # ten seconds. With --gpus one card is measured, and communication is computed.
+    probe: bool = False
     # Cards per machine that train together, one process each.
     gpus: int = 1
     # Machines that train together, each with that many cards.
@@ -62,6 +65,8 @@ def check_plan_options(options: PlanOptions) -> list[str]:
             problems.append(f"--{name}={value:g} must be greater than 0")
     if options.hours is not None and options.hours > _MAX_HOURS:
         problems.append(f"--hours={options.hours:g} is longer than ten years")
+    if options.probe and options.hours is not None:
+        problems.append("--probe measures one run, and --hours compares many: leave one of them out")
     if options.out and not options.out.endswith(".toml"):
         problems.append(f"--out={options.out} must end in .toml, as `glass train` requires")
     if options.out and options.hours is None:

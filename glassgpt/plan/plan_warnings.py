@@ -13,6 +13,7 @@ from typing import Any
 
 from glassgpt.data.manifest import DatasetInfo
 from glassgpt.estimate import decide, memory
+from glassgpt.estimate.batching import largest_micro_batch
 from glassgpt.estimate.decide import RunSpec
 from glassgpt.estimate.loss_law import expected_loss_curve
 from glassgpt.estimate.memory import GIB, MemoryEstimate
@@ -90,7 +91,7 @@ def find_plan_problems(
 
 
 def busy_machine_problem(target: PlanTarget) -> PlanProblem:
-    what = f"other programs keep {target.busy_cores:.1f} cores busy, which slowed the measurement of the peak"
+    what = f"other programs use this CPU (load {target.busy_cores:.1f}), so the speed is less certain"
     return PlanProblem("warning", what, "plan again when the machine is idle")
 
 
@@ -108,6 +109,9 @@ def _memory_problems(
                 "a smaller model, or more memory"
                 + ("" if target.device_type == "cpu" else "; or --device=cpu"),
             )
+        return
+    if target.probe is not None and target.probe.outcome == "out of memory":
+        yield PlanProblem("error", f"it does not fit: {target.probe.describe()}", _smaller_than_probed(spec))
         return
     is_tight = memory_estimate.total_bytes > target.comfortable_bytes
     is_small = target.device_type == "cuda" and spec.workload.micro_batch_tokens < _MIN_MICRO_BATCH_TOKENS
@@ -137,6 +141,18 @@ def _memory_problems(
         what = f"micro-batches of {tokens:,} tokens are too small to keep a GPU busy; larger ones fit"
         if flags is not None:
             yield PlanProblem("hint", what, f"{flags} is the same run, faster; `glass tune` measures it")
+
+
+def _smaller_than_probed(spec: RunSpec) -> str:
+    """The same update in micro-batches of at most half the size: what was estimated to fit did not."""
+    batch, ranks = spec.batch, spec.workload.ranks
+    if batch.batch_size == 1:
+        return "--activation_checkpointing=True, a shorter --block_size or a smaller model"
+    size = largest_micro_batch(batch.batch_size // 2, batch.sequences, ranks)
+    changes: dict[str, Any] = {"batch_size": size}
+    if spec.config.batch_tokens is None:
+        changes["gradient_accumulation_steps"] = batch.sequences // size
+    return f"{changes_as_flags(changes)} is the same run in less memory"
 
 
 def refused_setting_problems(spec: RunSpec, target: PlanTarget) -> Iterator[PlanProblem]:

@@ -14,6 +14,7 @@ from glassgpt.data.manifest import DatasetInfo
 from glassgpt.errors import UserError
 from glassgpt.estimate import memory
 from glassgpt.estimate.decide import RunSpec
+from glassgpt.estimate.measured_speed import MeasuredSpeed
 from glassgpt.estimate.memory import GIB, MemoryEstimate, TrainingWorkload
 from glassgpt.plan.estimates import (
     ParallelismComparison,
@@ -57,6 +58,7 @@ class Plan:
     training_estimate: TrainingEstimate
     problems: tuple[PlanProblem, ...]
     parallelism: ParallelismComparison | None = None  # None: one card
+    measured: MeasuredSpeed | None = None  # by the probe or by finished runs; None: all is estimated
 
     @property
     def config(self) -> TrainConfig:
@@ -64,6 +66,10 @@ class Plan:
 
     @property
     def fits(self) -> bool:
+        """What the probe found; without one, what is estimated."""
+        probe = self.target.probe
+        if probe is not None and probe.outcome in ("ran", "out of memory"):
+            return probe.ran
         return self.memory.total_bytes <= self.target.max_bytes
 
     @property
@@ -116,11 +122,14 @@ class Plan:
                 "allocated": self.memory.allocated_bytes,
                 "total": self.memory.total_bytes,
                 "moment": self.memory.peak_phase,
+                "measured": None if self.measured is None else self.measured.peak_bytes,
                 "fits": self.fits,
                 "largest_batch_size": self.largest_micro_batch,
                 "variants": [asdict(variant) for variant in self.variants],
             },
             "time": None if self.times is None else self.times.as_dict(),
+            "measured": None if self.measured is None else asdict(self.measured),
+            "probe": None if self.target.probe is None else self.target.probe.as_dict(),
             "prospect": self.training_estimate.as_dict(),
             "data": asdict(self.dataset),
             "problems": [asdict(problem) for problem in self.problems],
@@ -152,6 +161,7 @@ def make_plan(
         training_estimate=training,
         problems=tuple(problems),
         parallelism=parallelism,
+        measured=forecast.measured,
     )
 
 

@@ -20,8 +20,8 @@ from glassgpt.errors import UserError
 from glassgpt.estimate import flops, memory
 from glassgpt.estimate.cards import COMMON_CARDS, resolve_card_name
 from glassgpt.estimate.decide import choose_dtype
-from glassgpt.estimate.forecast import LowMidHigh
 from glassgpt.estimate.loss_law import ExpectedLossCurve, expected_loss_curve
+from glassgpt.estimate.measured_speed import LowMidHigh
 from glassgpt.estimate.memory import DTYPE_BYTES
 from glassgpt.estimate.speed import ThroughputEstimate
 from glassgpt.format import format_duration, format_parameters

@@ -9,7 +9,6 @@ The cards of this machine are found through their drivers, without torch.
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
 import re
 import sys
@@ -22,14 +21,22 @@ from glassgpt.cgroup import usable_cores
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import Card, cards, find_card, has_tensor_cores, resolve_card_name
 from glassgpt.estimate.cluster import ONE_CARD, Cluster, link_of_card
-from glassgpt.estimate.machine_facts import DeviceTraits, MachineFacts, find_missing_toolchain
-from glassgpt.estimate.memory import COMFORTABLE_SHARE_OF_ALL
+from glassgpt.estimate.local_history import HistoryRow, speed_from_history
+from glassgpt.estimate.machine_facts import (
+    DeviceTraits,
+    MachineFacts,
+    facts_from_record,
+    find_missing_toolchain,
+)
+from glassgpt.estimate.measured_speed import MeasuredSpeed, ProbeResult
+from glassgpt.estimate.memory import COMFORTABLE_SHARE_OF_ALL, TrainingWorkload
 from glassgpt.estimate.peak import PeakFlops, RepeatOperation, measure_best_rate
 from glassgpt.files import read_text_or_empty
 from glassgpt.record.gpu_state import NO_DRIVER, read_gpus
 from glassgpt.record.machine import (
     apple_gpu_name,
-    cpu_model,
+    command_output,
+    cpu_name,
     load_average,
     unified_memory_bytes,
     usable_memory,
@@ -56,8 +63,11 @@ class PlanTarget:
     alternatives: tuple[str, ...] = ()  # other cards that the name could mean
     memory_note: str = ""  # about `memory_bytes`
     cluster: Cluster = ONE_CARD  # how many of them train together
-    busy_cores: float = 0.0  # used by other programs while the peak was measured; 0: too few to matter
+    busy_cores: float = 0.0  # the load by other programs, of a CPU; 0: too little to matter
+    fair_share: float = 1.0  # of a CPU's speed, that a run gets beside that load
     missing_toolchain: str | None = None  # what building kernels lacks; None too for another machine
+    probe: ProbeResult | None = None  # of the planned run on this machine
+    history: tuple[HistoryRow, ...] = ()  # of finished runs; empty for another machine
 
     @property
     def title(self) -> str:
@@ -100,7 +110,10 @@ class PlanTarget:
         )
 
     def facts(self, dtype: str) -> MachineFacts:
-        """What the table or the drivers know; with the peak in this dtype."""
+        """What the table or the drivers know, with the peak in this dtype; or what a probe has measured."""
+        if self.probe is not None and self.probe.facts:
+            measured, *_ = facts_from_record(self.probe.facts)
+            return replace(measured, ranks=self.cluster.ranks, is_launched=self.cluster.ranks > 1)
         return MachineFacts(
             self.traits,
             self.name,
@@ -110,7 +123,20 @@ class PlanTarget:
             peak=PeakFlops(self.peak_flops_per_s(dtype), self.peak_source),
         )
 
+    def measured_speed(self, work: TrainingWorkload, flops_per_token: int) -> MeasuredSpeed | None:
+        """Of one card or CPU: by the probe, else by finished runs here; None: neither knows."""
+        if self.probe is not None and (probed := self.probe.speed_of(work)) is not None:
+            return probed
+        if self.cluster.ranks > 1:
+            return None
+        return speed_from_history(self.history, self.name, work, flops_per_token, self.card)
+
     def peak_flops_per_s(self, dtype: str) -> float | None:
+        if self.probe is not None and self.probe.ran and self.probe.work["dtype"] == dtype:
+            peak = facts_from_record(self.probe.facts)[0].peak
+            if peak is not None and peak.value is not None:
+                # Of a busy CPU, the best that was seen; a card has one value.
+                return max(peak.value, self.peaks.get(dtype, 0.0)) if self.card is None else peak.value
         if dtype == "float32" and self.device_type == "cuda":
             return self.peaks.get("tf32") or self.peaks.get("float32")
         return self.peaks.get(dtype)
@@ -197,25 +223,31 @@ def local_target(device: str = "auto") -> PlanTarget:
 
 
 def local_cpu_target(found_how: str, seconds: float = 0.4) -> PlanTarget:
-    """This machine's CPU, whose peak is measured for about `seconds`."""
+    """This machine's CPU. Its peak is measured for about `seconds`."""
     cpu_info = read_text_or_empty(Path("/proc/cpuinfo"))
-    cores = max(1, math.floor(usable_cores()))
+    cores = usable_cores()
     load = load_average()
-    flops_per_s = measure_best_rate(_numpy_matmuls, (512, 1024), seconds, time.perf_counter)
+    is_busy = load > _BUSY_CORE_SHARE * cores
+    core_rate = _one_core_rate() if is_busy else None
+    if core_rate is None:
+        flops_per_s = measure_best_rate(_numpy_matmuls, (512, 1024), seconds, time.perf_counter)
+    else:
+        flops_per_s = core_rate * cores
     peaks = {"float32": flops_per_s}
     if "avx512_bf16" in cpu_info or "amx_bf16" in cpu_info:
         peaks["bfloat16"] = 2 * flops_per_s
     memory_bytes, is_limited = usable_memory()
     return PlanTarget(
-        name=f"{cpu_model(cpu_info)}, {cores} {'core' if cores == 1 else 'cores'}",
+        name=cpu_name(),
         device_type="cpu",
         memory_bytes=memory_bytes,
         peaks=peaks,
-        peak_source="measured: float32 matmuls by numpy",
+        peak_source="measured: float32 matmuls by numpy" + ("" if core_rate is None else " on one core"),
         found_how=found_how,
         memory_note="the container's limit" if is_limited else "",
         missing_toolchain=find_missing_toolchain("cpu"),
-        busy_cores=load if load > _BUSY_CORE_SHARE * cores else 0.0,
+        busy_cores=load if is_busy else 0.0,
+        fair_share=cores / (cores + load) if is_busy else 1.0,
     )
 
 
@@ -230,6 +262,29 @@ def _numpy_matmuls(size: int) -> RepeatOperation:
             a @ b
 
     return run
+
+
+# Beside other programs the threads of a matmul wait for each other, and it takes up to a hundred times as
+# long. One thread, timed by the CPU time that it got, shows what a core can do.
+_CORE_RATE_PROGRAM = """
+import time, numpy
+a = numpy.random.default_rng(0).standard_normal((512, 512), dtype=numpy.float32)
+a @ a
+best, deadline = 1e9, time.perf_counter() + 0.3
+while time.perf_counter() < deadline:
+    begin = time.thread_time()
+    a @ a
+    best = min(best, time.thread_time() - begin)
+print(2 * 512**3 / max(best, 1e-9))
+"""
+
+
+def _one_core_rate() -> float | None:
+    """FLOP/s of float32 matmuls on one core; None if it could not be measured."""
+    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    environment = {**os.environ, **dict.fromkeys(names, "1")}
+    output = command_output(sys.executable, "-P", "-c", _CORE_RATE_PROGRAM, environment=environment)
+    return float(output) if output and re.fullmatch(r"[\d.e+]+", output) else None
 
 
 # --- installed cards ---

@@ -7,6 +7,7 @@ Nothing here identifies a person: no host name, no user, no path.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
@@ -53,6 +54,26 @@ def cpu_model(cpuinfo: str) -> str:
     if sys.platform == "darwin" and (brand := command_output("sysctl", "-n", "machdep.cpu.brand_string")):
         return brand
     return platform.processor() or platform.machine() or "unknown"
+
+
+def cpu_name() -> str:
+    """The CPU and how much of it this process may use: `AMD EPYC 9354, 2 cores`."""
+    cores = max(1, math.floor(usable_cores()))
+    model = cpu_model(read_text_or_empty(Path("/proc/cpuinfo")))
+    return f"{model}, {cores} {'core' if cores == 1 else 'cores'}"
+
+
+def peak_resident_bytes() -> int:
+    """The most that this process has had at once; what it has now, where the system does not keep that."""
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    match = re.search(r"^VmHWM:\s*(\d+) kB$", read_text_or_empty(Path("/proc/self/status")), re.MULTILINE)
+    if match:
+        return int(match[1]) * 1024
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def load_average() -> float:
@@ -185,10 +206,10 @@ def find_compiler(
     return next((name for name in (environment.get(variable), *usual) if name and which(name)), None)
 
 
-def command_output(*command: str) -> str | None:
+def command_output(*command: str, environment: Mapping[str, str] | None = None) -> str | None:
     """What a command prints, or None if it is missing, fails, hangs or prints nothing."""
     try:
-        completed = subprocess.run(command, capture_output=True, timeout=10, check=True)
+        completed = subprocess.run(command, capture_output=True, timeout=10, check=True, env=environment)
     except (OSError, subprocess.SubprocessError):
         return None
     return completed.stdout.decode("utf-8", errors="replace").strip() or None

@@ -264,11 +264,13 @@ class RunBuilder:
         ms: float | None = None,
         metric: ValMetric = "loss",
         line: int | None = None,
+        is_late: bool = False,
     ) -> None:
-        """Two lines about one evaluation, each with a value that the other does not have, become one."""
+        """Two lines about one evaluation, each with a value that the other does not have, become one.
+        `is_late`: it comes after later steps of the same process."""
         if iteration is not None and iteration > MAX_COUNT:
             return
-        if iteration is not None:
+        if iteration is not None and not (is_late and self._segments):
             self._enter_segment(iteration)
             self._last_eval_iteration = iteration
         elif not self._segments:

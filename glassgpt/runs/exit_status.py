@@ -131,8 +131,8 @@ def _reached_planned_end(run_log: RunLog) -> bool:
     if len(evaluated) < 3:
         return False
     interval = abs(evaluated[1] - evaluated[0]) or 1
-    closing = [last + offset for offset in run_log.trainer.final_eval_offsets]
-    return evaluated[-1] in closing and evaluated[-1] % interval != 0
+    after_last = [last + offset for offset in run_log.trainer.final_eval_offsets]
+    return evaluated[-1] in after_last and evaluated[-1] % interval != 0
 
 
 def planned_last_logged_iteration(run_log: RunLog) -> int | None:

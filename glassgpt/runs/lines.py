@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
 from glassgpt.errors import UserError
+from glassgpt.runs.file_kinds import binary_kind
 
 CHUNK_BYTES = 1 << 20
 MAX_LINE_CHARS = 1 << 16  # the rest of a longer line is dropped
@@ -45,13 +46,6 @@ _CONTROLS = re.compile(
     "\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 _ASCII_CONTROLS = bytes(code for code in range(128) if _CONTROLS.match(chr(code)))
-_UNSUPPORTED_ARCHIVES = {
-    b"PK\x03\x04": "zip",
-    b"\xfd7zXZ\x00": "xz",
-    b"BZh": "bzip2",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"7z\xbc\xaf\x27\x1c": "7z",
-}
 
 
 class LogLine(NamedTuple):
@@ -68,8 +62,11 @@ def read_lines(file: BinaryIO) -> Iterator[LogLine]:
 
 
 def read_blocks(file: BinaryIO) -> Iterator[str | LogLine]:
-    """A text is whole lines, without the last line end; at the end of the file there may be a line without
-    one."""
+    return whole_lines(read_texts(file))
+
+
+def read_texts(file: BinaryIO) -> Iterator[str]:
+    """The file as pieces of text of any length, decompressed and decoded. UserError for a binary file."""
     # read1 returns what a pipe has now: a reader that follows a log must not wait for a full chunk.
     read = getattr(file, "read1", file.read)
     chunks: Iterator[bytes] = iter(lambda: read(CHUNK_BYTES), b"")
@@ -77,11 +74,10 @@ def read_blocks(file: BinaryIO) -> Iterator[str | LogLine]:
     if first.startswith(b"\x1f\x8b"):
         chunks = _decompress_gzip(_prepend(first, chunks))
         first = next(chunks, b"")
-    for magic, name in _UNSUPPORTED_ARCHIVES.items():
-        if first.startswith(magic):
-            raise UserError(f"this is a {name} file: decompress it first (gzip is read directly)")
+    if problem := binary_kind(first):
+        raise UserError(f"this is {problem}")
     decoder = codecs.getincrementaldecoder(_detect_encoding(first))(errors="replace")
-    return _whole_lines(decoder.decode(chunk) for chunk in _prepend(first, chunks))
+    return (decoder.decode(chunk) for chunk in _prepend(first, chunks))
 
 
 def split_block(block: str | LogLine) -> Iterator[LogLine]:
@@ -145,7 +141,9 @@ def _detect_encoding(start: bytes) -> str:
     return "utf-8"
 
 
-def _whole_lines(texts: Iterable[str]) -> Iterator[str | LogLine]:
+def whole_lines(texts: Iterable[str]) -> Iterator[str | LogLine]:
+    """A text is whole lines, without the last line end; at the end of the file there may be a line without
+    one."""
     rest = ""  # the beginning of a line that continues in the next chunk
     dropping = False  # inside a line that is too long
     dropped = 0

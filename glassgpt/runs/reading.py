@@ -21,13 +21,20 @@ How a log becomes a RunLog, in the order of the files to read:
     excerpts.py      merges log lines that are quoted in a note or a chat
     split_runs.py    one RunLog for each run of the file
 
-GlassGPT's journal has records instead of lines: from_journal.py reads them.
+GlassGPT's journal has records instead of lines: from_journal.py reads them. Tables of metrics have rows:
+
+    table_files.py          CSV, lines of JSON, JSON documents -> rows
+    tensorboard_events.py   TensorBoard's event files -> rows
+    metric_columns.py       what a column is, by its name
+    metric_table.py         rows -> builder.add_step(...), add_eval(...)
+    file_kinds.py           what a file is that cannot be read
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -35,13 +42,25 @@ from typing import BinaryIO
 
 from glassgpt.errors import UserError
 from glassgpt.record import journal
+from glassgpt.runs.file_kinds import binary_kind
 from glassgpt.runs.from_journal import read_run_journal, run_log_from_records
-from glassgpt.runs.lines import MAX_NOTEBOOK_BYTES, is_notebook, read_blocks, read_lines, read_notebook
+from glassgpt.runs.lines import (
+    MAX_NOTEBOOK_BYTES,
+    is_notebook,
+    read_lines,
+    read_notebook,
+    read_texts,
+    whole_lines,
+)
 from glassgpt.runs.recognise import read_logs
 from glassgpt.runs.run_list import is_running
 from glassgpt.runs.run_log import RunLog, longest_run
+from glassgpt.runs.table_files import read_tables
+from glassgpt.runs.tensorboard_events import is_event_file, read_events, read_logdir
 
 _SNIFF_BYTES = 1 << 16
+# Hugging Face's Trainer, LLaMA-Factory, Lightning, wandb.
+_FOLDER_TABLES = ("trainer_log.jsonl", "trainer_state.json", "metrics.csv", "files/wandb-summary.json")
 _DEMO_DIR = Path(__file__).parents[1] / "demo"
 DEMO_LOGS = {
     "demo:cpu": _DEMO_DIR / "nanogpt-cpu-readme.log",
@@ -73,18 +92,33 @@ def read_run_logs(source: str) -> tuple[RunLog, ...]:
                 raise UserError("there is no standard input to read")
             return _read_stream(sys.stdin.buffer, "standard input")
         if path.is_dir():
-            if not (path / journal.FILE_NAME).is_file():
-                raise UserError(
-                    f"{source} holds no run: there is no {journal.FILE_NAME} in it; "
-                    "`glass runs` lists the runs"
-                )
-            return (_require_content(read_run_journal(path)),)
+            return _read_folder(path, source)
         if not path.exists():
             raise UserError(f"there is no file or folder {source}")
         with path.open("rb") as file:
             return _read_stream(file, source)
     except OSError as error:
         raise UserError(f"{source} cannot be read: {error.strerror or error}") from None
+
+
+def _read_folder(path: Path, source: str) -> tuple[RunLog, ...]:
+    """A run's folder, or one that another trainer or tracker has made."""
+    if (path / journal.FILE_NAME).is_file():
+        return (_require_content(read_run_journal(path)),)
+    tables = [path / name for name in _FOLDER_TABLES]
+    tables += sorted(
+        path.glob("checkpoint-*/trainer_state.json"), key=lambda state: (len(state.parts[-2]), state)
+    )[-1:]
+    for table in tables:
+        if table.is_file():
+            with table.open("rb") as file:
+                return _read_stream(file, str(table))
+    if run_logs := read_logdir(path, source):
+        return run_logs
+    raise UserError(
+        f"{source} holds no run: there is no {journal.FILE_NAME} in it, no event file of TensorBoard's, and "
+        f"no {', '.join(_FOLDER_TABLES)}; `glass runs` lists the runs"
+    )
 
 
 def _read_stream(file: BinaryIO, name: str) -> tuple[RunLog, ...]:
@@ -102,7 +136,15 @@ def _read_stream(file: BinaryIO, name: str) -> tuple[RunLog, ...]:
             with contextlib.suppress(UserError):
                 return tuple(replace(one, has_line_numbers=False) for one in read_logs(outputs, name))
         return read_logs(read_lines(io.BytesIO(content)), name)  # its text may quote a log
-    return read_logs(read_blocks(buffered), name)
+    if is_event_file(start):
+        return read_events(buffered, name)
+    if kind := binary_kind(start):
+        raise UserError(f"{name} is {kind}")
+    run_logs, texts = read_tables(read_texts(buffered), name)
+    if run_logs:
+        return run_logs
+    head = next(texts)
+    return read_logs(whole_lines(itertools.chain((head,), texts)), name, head)
 
 
 def looks_like_journal(start: bytes) -> bool:

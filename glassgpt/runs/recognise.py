@@ -22,6 +22,7 @@ from glassgpt.errors import UserError
 from glassgpt.runs.builder import FAILURE_KINDS, RunBuilder, SetupBuilder
 from glassgpt.runs.excerpts import merge_excerpts
 from glassgpt.runs.exit_status import read_event
+from glassgpt.runs.file_kinds import looks_like
 from glassgpt.runs.header import read_header
 from glassgpt.runs.lines import LogLine, split_block
 from glassgpt.runs.log_numbers import ASCII_DIGITS
@@ -55,8 +56,9 @@ def read_log(lines: Iterable[str | LogLine], name: str) -> RunLog:
     return longest_run(read_logs(lines, name))
 
 
-def read_logs(lines: Iterable[str | LogLine], name: str) -> tuple[RunLog, ...]:
-    """Every run, from `read_lines` or `read_blocks`. UserError where the lines are not a log."""
+def read_logs(lines: Iterable[str | LogLine], name: str, head: str = "") -> tuple[RunLog, ...]:
+    """Every run, from `read_lines` or `read_blocks`. UserError where the lines are not a log; it says what
+    `head`, the beginning of the text, looks like."""
     recognizer = LogRecognizer()
     for line in lines:
         recognizer.feed(line)
@@ -64,10 +66,11 @@ def read_logs(lines: Iterable[str | LogLine], name: str) -> tuple[RunLog, ...]:
             break
     run_logs = recognizer.build(name) or recognizer.build_from_note(name)
     if not run_logs:
-        empty = " (it is empty)" if recognizer.is_empty else ""
+        clause = "; it is empty" if recognizer.is_empty else looks_like(head)
         raise UserError(
-            f"{name} is not a training log that glass can read{empty}: it reads GlassGPT's journals and run "
-            f"folders, logs of {KNOWN}, and lines with an iteration and a loss"
+            f"{name} is not a training log that glass can read{clause}. It reads GlassGPT's journals and run "
+            f"folders, logs of {KNOWN}, lines with an iteration and a loss, CSV and JSON with columns of "
+            "steps and losses, and TensorBoard's event files"
         )
     return run_logs
 

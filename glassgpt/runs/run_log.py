@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassgpt.config import ConfigValue
+from glassgpt.i18n import Message
 from glassgpt.runs.trainer import Trainer
 
 Floats = NDArray[np.float64]
@@ -163,6 +164,7 @@ class RunLog:
     val_metric: ValMetric = "loss"
     has_iteration_numbers: bool = True  # False: Steps.iteration only counts the lines
     stage: str | None = None  # "base", "mid", "sft", "rl": of a recipe with several, on different data
+    run_name: str | None = None  # of a tracker, which has several runs in a table or a folder
     runs_in_file: int = 1  # this one included; those that failed before their first step, too
     first_line: int = 0  # of the file, that belong to it, from 1; 0: not known
     last_line: int = 0
@@ -181,6 +183,13 @@ class RunLog:
     nonfinite_update: tuple[int, tuple[float, ...]] | None = None
     live: bool = False  # the run is in progress
     ended: ExitStatus | None = None  # as a journal records it
+    columns: Mapping[str, str] = field(default_factory=dict)  # of a table: what is read -> column and unit
+    notes: tuple[Message, ...] = ()  # what reading it left out or assumed
+
+    @property
+    def label(self) -> str:
+        """What tells it from other runs of the file."""
+        return self.run_name or self.stage or self.trainer.name
 
     def events_after_last_step(self) -> list[LogEvent]:
         """Events after the last step, of the same process."""

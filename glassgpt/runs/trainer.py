@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Reads one line into the builder. True if the line is a step or an evaluation that only this trainer prints
 # so. A reader that holds lines back has a method `close(builder)`, which is called at the end of the log.
 Reader = Callable[[str, "RunBuilder"], bool]
+DocumentReader = Callable[[Mapping[str, object], "RunBuilder"], None]
 Glossary = Callable[["LastLine", "RunLog", "Facts"], list["GlossaryEntry"]]
 
 A100_PEAK = 312e12  # FLOP/s in bfloat16, dense
@@ -54,8 +55,16 @@ class Trainer:
     setting_names: Mapping[str, str] = field(default_factory=dict)  # its names of settings -> TrainConfig's
     glossary: Glossary | None = None  # what each part of its lines means; None: iteration and loss only
 
+    # --- its tables of metrics: CSV, JSON, TensorBoard's event files; see metric_table.py ---
+    table_columns: tuple[frozenset[str], ...] = ()  # a table that has all of one set is this trainer's
+    rows_key: str = ""  # of the array of rows in its JSON document
+    document_reader: DocumentReader | None = None  # of what else that document says
+    column_roles: Mapping[str, str] = field(default_factory=dict)  # its own meaning of a column -> the role
+    closing_row_has_no_loss: bool = False  # the last row of a finished run, and only that one
+
     # --- its iterations ---
     first_iteration: int = 1  # the number of a run's first line
+    iterations_are_epochs: bool = False  # of a table that counts nothing else
     steps_are_micro_batches: bool = False  # not every iteration is an update
     lines_count_updates: bool = False  # line N: N updates are done; else: line N is update N itself
     step_work_grows: bool = False  # longer contexts or larger batches by schedule: later steps are slower

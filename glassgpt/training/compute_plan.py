@@ -31,7 +31,7 @@ from glassgpt.estimate.machine_facts import (
 )
 from glassgpt.estimate.peak import PeakFlops
 from glassgpt.model.gpt import GPTConfig, make_gpt_config
-from glassgpt.record.machine import measure_busy_cores
+from glassgpt.record.machine import cpu_name, measure_busy_cores
 from glassgpt.training import device as devices
 from glassgpt.training import probe
 from glassgpt.training.device import ExecutionConfig
@@ -58,6 +58,13 @@ class ComputePlan:
         return self.spec.flops_per_token
 
     @property
+    def machine_name(self) -> str:
+        """As `glass plan` names this machine: the card of the table, or the CPU with its cores."""
+        if self.device.type == "cpu":
+            return cpu_name()
+        return self.facts.device_name if self.hardware.card is None else self.hardware.card.name
+
+    @property
     def peak(self) -> PeakFlops:
         assert self.facts.peak is not None, "training measures it"
         return self.facts.peak
@@ -70,16 +77,7 @@ def plan_compute(
     config = request.config
     torch.set_float32_matmul_precision("high")  # TF32 on cards that have it, as nanoGPT
     device, _ = devices.choose_device(config.device)
-    # OMP_NUM_THREADS is a choice of the user's; a launcher sets the threads of its processes.
-    default_threads, busy_cores, origin = torch.get_num_threads(), 0.0, _origin(request)
-    is_set = config.threads is not None or group.launch_id or "OMP_NUM_THREADS" in os.environ
-    if is_set or device.type != "cpu":
-        origin = dataclasses.replace(origin, threads=None)
-    else:
-        busy_cores = measure_busy_cores()
-    threads = choose_threads(config.threads, default_threads, origin.threads, busy_cores)
-    if threads is not None:
-        torch.set_num_threads(int(threads.value))  # type: ignore[arg-type]
+    default_threads, busy_cores, origin = set_threads(config, device, _origin(request), bool(group.launch_id))
     setup_choices = devices.set_allocator(device, os.environ)
     device = devices.device_for_rank(device, config.device, group.local_rank, group.local_world_size)
     if device.index is not None:  # "cuda:1": streams, events and probes must use this card
@@ -113,6 +111,23 @@ def plan_compute(
     model_config = make_gpt_config(config, spec.workload.vocab_size)
     plan = ComputePlan(spec, facts, record, execution_config(spec, device), model_config, hardware)
     return plan, choices
+
+
+def set_threads(
+    config: TrainConfig, device: torch.device, origin: Origin, is_launched: bool = False
+) -> tuple[int, float, Origin]:
+    """Sets the CPU threads. Returns PyTorch's default, the cores that others keep busy, and the origin with
+    its threads, if they count."""
+    # OMP_NUM_THREADS is a choice of the user's; a launcher sets the threads of its processes.
+    default_threads, busy_cores = torch.get_num_threads(), 0.0
+    if config.threads is not None or is_launched or "OMP_NUM_THREADS" in os.environ or device.type != "cpu":
+        origin = dataclasses.replace(origin, threads=None)
+    else:
+        busy_cores = measure_busy_cores()
+    threads = choose_threads(config.threads, default_threads, origin.threads, busy_cores)
+    if threads is not None:
+        torch.set_num_threads(int(threads.value))  # type: ignore[arg-type]
+    return default_threads, busy_cores, origin
 
 
 def _origin(request: RunRequest) -> Origin:

@@ -8,6 +8,7 @@ from pathlib import Path
 from glassgpt.cgroup import usable_cores
 from glassgpt.estimate.forecast import RunForecast
 from glassgpt.estimate.loss_law import ExpectedLossCurve, compare_with_expected
+from glassgpt.estimate.measured_speed import LowMidHigh, band_from_repeats, group_means, idle_speedup
 from glassgpt.i18n import Message, say, verbatim
 from glassgpt.record import machine
 from glassgpt.record.finding import Severity, finding_record
@@ -16,6 +17,7 @@ from glassgpt.record.machine import CpuTimes
 from glassgpt.record.run_dir import resume_command
 
 _MIN_PACE_SECONDS = 5.0  # of updates, before the speed is compared with the forecast
+_MIN_INTERVALS = 3  # log intervals, before the forecast is revised by the measured speed
 _MIN_RUN_SECONDS = 60.0  # of a run: shorter ones are mostly start-up, which varies
 _MISS_TOLERANCE = 0.10  # of the forecast
 _IGNORED_MISS_BYTES = 2**28  # of a card's memory: cuBLAS workspaces, which are not forecast
@@ -50,10 +52,16 @@ class ForecastCheck:
     tokens: int = 0  # of the updates that were timed
     seconds: float = 0.0  # that they took
     data_wait_s: float = 0.0  # of these, waiting for data
+    first_intervals: list[tuple[int, float]] = field(
+        default_factory=list
+    )  # tokens and seconds, until revised
+    revised_total_s: LowMidHigh | None = None  # by the measured speed of the first updates
     memory_before_bytes: int = 0  # allocated on the card by this process before the run
     peak_memory_bytes: int = 0
     pace_was_reported: bool = False
     tuning_s: float = 0.0  # of --tune before the run: start-up in the ledger, but not in the forecast
+    process_peak_before_bytes: int = field(default_factory=machine.peak_resident_bytes)
+    cpu_times_before: CpuTimes = field(default_factory=machine.read_cpu_times)
     cpu_contention: CpuContention = field(default_factory=lambda: CpuContention(machine.read_cpu_times()))
 
     def add(self, tokens: int, seconds: float, data_wait_s: float, memory: dict[str, int]) -> None:
@@ -61,6 +69,8 @@ class ForecastCheck:
         self.tokens += tokens
         self.seconds += seconds
         self.data_wait_s += min(data_wait_s, seconds)
+        if self.revised_total_s is None and tokens:
+            self.first_intervals.append((tokens, seconds))
         self.add_memory(memory)
 
     def add_memory(self, memory: dict[str, int]) -> None:
@@ -72,6 +82,27 @@ class ForecastCheck:
             self.peak_memory_bytes = max(self.peak_memory_bytes, memory["rss"])
 
     @property
+    def measured_memory_bytes(self) -> int:
+        """0: unknown. On a CPU the peak is inside an update, not where it is logged; so the system's own
+        count, unless the process had more before the run."""
+        if self.forecast.on_card or not self.peak_memory_bytes:
+            return self.peak_memory_bytes
+        process_peak = machine.peak_resident_bytes()
+        is_of_this_run = process_peak > self.process_peak_before_bytes
+        return max(self.peak_memory_bytes, process_peak if is_of_this_run else 0)
+
+    def measured_band(self, device_type: str) -> LowMidHigh | None:
+        """Tokens per second by the first updates; None: too few so far, or used already."""
+        intervals = self.first_intervals
+        if self.revised_total_s is not None or len(intervals) < _MIN_INTERVALS:
+            return None
+        if sum(seconds for _, seconds in intervals) < _MIN_PACE_SECONDS:
+            return None
+        per_token = group_means([seconds / tokens for tokens, seconds in intervals])
+        speedup = idle_speedup(self.cpu_times_before, machine.read_cpu_times())
+        return band_from_repeats([1 / seconds for seconds in per_token], device_type, speedup)
+
+    @property
     def tokens_per_s(self) -> float | None:
         return self.tokens / self.seconds if self.seconds > 0 and self.tokens else None
 
@@ -81,11 +112,12 @@ class ForecastCheck:
         return {
             "memory_bytes": {
                 "expected": expected["memory_bytes"],
-                "measured": self.peak_memory_bytes or None,
+                "measured": self.measured_memory_bytes or None,
             },
             "tokens_per_s": {"expected": expected["tokens_per_s"], "measured": self.tokens_per_s},
             "total_s": {
                 "expected": expected["total_s"],
+                "revised": None if self.revised_total_s is None else list(self.revised_total_s),
                 "measured": wall_s - self.tuning_s if finished else None,
                 "tuning_s": self.tuning_s,
             },
@@ -212,14 +244,15 @@ def forecast_miss_finding(
     run_s = wall_s - check.tuning_s
     is_comparable = finished and run_s >= _MIN_RUN_SECONDS
     expected_bytes = forecast.as_dict()["memory_bytes"]
-    miss_bytes = check.peak_memory_bytes - expected_bytes if check.peak_memory_bytes else 0
+    peak_bytes = check.measured_memory_bytes
+    miss_bytes = peak_bytes - expected_bytes if peak_bytes else 0
     tolerance_bytes = max(_MISS_TOLERANCE * expected_bytes, _IGNORED_MISS_BYTES if forecast.on_card else 0)
     # Too much memory on a card counts for short runs too; too little may be because the run was stopped.
     if abs(miss_bytes) > tolerance_bytes and (is_comparable or (forecast.on_card and miss_bytes > 0)):
         misses.append(
             say(
                 "forecast-missed.phrase.memory",
-                peak_bytes=check.peak_memory_bytes,
+                peak_bytes=peak_bytes,
                 expected_bytes=expected_bytes,
             )
         )

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from glassgpt.data.dataset import Dataset
-from glassgpt.estimate import flops
+from glassgpt.estimate import flops, overheads
+from glassgpt.estimate.local_history import HistoryRow
+from glassgpt.estimate.measured_speed import work_key
 from glassgpt.estimate.step_timing import compute_rates, eta_s
+from glassgpt.record import machine
 from glassgpt.record.journal import JOURNAL_VERSION, Record
 from glassgpt.record.ledger import RankTimes
 from glassgpt.schedule import learning_rate
@@ -20,6 +26,7 @@ from glassgpt.training import probe
 from glassgpt.training.checkpoint.checkpoints import list_checkpoints
 from glassgpt.training.evaluate import EvalResult
 from glassgpt.training.train_state import TrainingProgress, TrainSetup, TrainState
+from glassgpt.version import VERSION
 
 
 def run_record(run: TrainSetup, state: TrainState) -> Record:
@@ -139,6 +146,37 @@ def _eta_s(run: TrainSetup, state: TrainState, step_s: float | None) -> float | 
     return eta_s(end - done, step_s, evaluations, state.eval_cost.value, saves, state.save_cost.value)
 
 
+def take_revised_forecast(run: TrainSetup, state: TrainState) -> Record | None:
+    """Once, after some seconds of updates: the forecast by their measured speed, which replaces the first."""
+    check, config, done = state.forecast_check, run.config, state.progress.iter
+    device_type = run.execution.device.type
+    band = check.measured_band(device_type)
+    if band is None or done >= config.max_iters:
+        return None
+    tokens, seconds = (sum(values) for values in zip(*check.first_intervals, strict=True))
+    elapsed_s = sum(run.ledger.seconds().values()) - check.tuning_s
+    sampling_s = 0.0
+    if run.sampling is not None:
+        sampling_s = overheads.sample_s(device_type, config.n_layer, config.sample_tokens)
+    remaining: list[float] = []
+    for rate in reversed(band):  # the fastest first: the shortest time
+        eta = _eta_s(run, state, run.batch_plan.tokens / rate)
+        assert eta is not None
+        remaining.append(eta + sampling_s)
+    total = (elapsed_s + remaining[0], elapsed_s + remaining[1], elapsed_s + remaining[2])
+    check.revised_total_s = total
+    check.first_intervals.clear()
+    return {
+        "kind": "forecast",
+        "iter": done,
+        "updates": round(tokens / run.batch_plan.tokens),
+        "seconds": seconds,
+        "tokens_per_s": list(band),
+        "remaining_s": remaining,
+        "total_s": list(total),
+    }
+
+
 def _multiples_between(start: int, end: int, interval: int) -> int:
     """How many multiples of `interval` come after `start`, up to `end`. The end always counts as one."""
     return end // interval - start // interval + (end % interval != 0) if start < end else 0
@@ -190,6 +228,33 @@ def ran_in_one_process(run: TrainSetup, reason: str) -> bool:
     """Whether this process did the whole run, from scratch to its end, as the forecast assumes."""
     return (
         reason == "finished" and run.run_dir_handle.process_number == 0 and run.config.init_from == "scratch"
+    )
+
+
+def history_row(run: TrainSetup, state: TrainState) -> HistoryRow | None:
+    """What this process measured, for the local history; None: too little to learn from."""
+    check, compute = state.forecast_check, run.compute_plan
+    if check.tokens_per_s is None:
+        return None
+    ranks, is_cpu = run.process_group.world_size, run.execution.device.type == "cpu"
+    ledger = run.ledger.seconds()
+    now = machine.read_cpu_times()
+    return HistoryRow(
+        machine=compute.machine_name,
+        work=work_key(compute.spec.workload),
+        flops_per_token=compute.flops_per_token,
+        ranks=ranks,
+        threads=torch.get_num_threads() if is_cpu else None,
+        tokens_per_s=check.tokens_per_s / ranks,
+        seconds=check.seconds,
+        updates=max(1, round(check.tokens / run.batch_plan.tokens)),
+        peak_flops_per_s=compute.peak.value,
+        peak_bytes=check.measured_memory_bytes or None,
+        start_s=ledger["startup"] + ledger["compile"] - check.tuning_s,
+        busy_cores=machine.cores_used_by_others(check.cpu_times_before, now),
+        torch=str(torch.__version__),
+        glassgpt=VERSION,
+        day=time.strftime("%Y-%m-%d", time.gmtime()),
     )
 
 

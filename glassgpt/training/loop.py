@@ -253,6 +253,7 @@ def log_step(run: TrainSetup, state: TrainState) -> None:
     threads = torch.get_num_threads() if is_one_cpu_process else 1
     for finding in take_speed_findings(state.forecast_check, state.progress.iter, run.run_dir, threads):
         run.log(finding)
+    run.log(journal_records.take_revised_forecast(run, state))
     log_finished_save(run, state)
 
 

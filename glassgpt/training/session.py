@@ -26,6 +26,7 @@ from glassgpt.errors import (
     is_out_of_memory,
     is_thread_start_failure,
 )
+from glassgpt.estimate.local_history import MIN_HISTORY_SECONDS, append_row
 from glassgpt.flags import check_settings
 from glassgpt.recipe import Recipe, find_recipe, override_config
 from glassgpt.record import journal
@@ -315,3 +316,8 @@ def _record_end(
     run: TrainSetup, state: TrainState, reason: str, exit_code: int, details: Record | None
 ) -> None:
     run.sink(journal_records.end_record(run, state, reason, exit_code, details))
+    is_over = reason in ("finished", "stopped early")
+    if is_over and run.config.history == "on" and run.process_group.is_rank_zero:
+        row = journal_records.history_row(run, state)
+        if row is not None and row.seconds >= MIN_HISTORY_SECONDS:
+            append_row(row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from glassgpt.data.tokenizers import dataset_tokenizer, dataset_tokenizer_digest
 from glassgpt.errors import UserError
 from glassgpt.estimate.batching import eval_batch_rows, tokens_to_evaluate
 from glassgpt.estimate.forecast import TokenCounts, forecast_workload
+from glassgpt.estimate.local_history import read_rows, speed_from_history
 from glassgpt.estimate.loss_law import expected_loss_curve
 from glassgpt.estimate.step_timing import LogInterval
 from glassgpt.format import format_percent
@@ -71,6 +73,13 @@ def set_up(
     execution, batch_plan, device = compute.execution, compute.spec.batch, compute.device
     eval_tokens = tokens_to_evaluate(config, batch_plan, len(splits["val"]))
 
+    if config.history == "on":
+        rows, workload = read_rows(), compute.spec.workload
+        threads = torch.get_num_threads() if device.type == "cpu" else None
+        known = speed_from_history(
+            rows, compute.machine_name, workload, compute.flops_per_token, compute.hardware.card, threads
+        )
+        compute = replace(compute, hardware=replace(compute.hardware, measured=known))
     token_counts = TokenCounts(batch_plan.tokens, eval_tokens, len(splits["val"]))
     forecast = forecast_workload(
         compute.spec.workload, compute.flops_per_token, compute.hardware, token_counts

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -19,9 +18,9 @@ from glassgpt.errors import UserError
 from glassgpt.estimate.batching import BatchPlan, eval_batch_rows
 from glassgpt.estimate.machine_facts import MachineFacts
 from glassgpt.estimate.peak import PeakFlops
-from glassgpt.files import read_text_or_empty
 from glassgpt.model.gpt import GPT
 from glassgpt.record.ledger import Ledger
+from glassgpt.record.machine import peak_resident_bytes
 from glassgpt.training.compute_plan import execution_config, measure_and_decide
 from glassgpt.training.device import ExecutionConfig, configure_model, device_traits
 from glassgpt.training.learner import Learner
@@ -31,7 +30,7 @@ from glassgpt.tune.speed_settings import SpeedSettings, apply_setting
 from glassgpt.tune.trial import Trial, UpdateMarks, update_seconds
 from glassgpt.tune.trial_setup import TrialSetup, setting_from_spec
 
-_PROC_STATUS, _PROC_CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_PROC_CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 class PeakMemory:
@@ -57,15 +56,7 @@ class PeakMemory:
             return max(peak, torch.cuda.memory_reserved(self._device) - self._idle)  # held since before
         if self._device.type == "mps":
             return memory_now("mps")["reserved"]
-        kilobytes = re.search(r"^VmHWM:\s*(\d+) kB$", read_text_or_empty(_PROC_STATUS), re.MULTILINE)
-        if kilobytes:
-            return int(kilobytes[1]) * 1024
-        if sys.platform == "win32":
-            return memory_now("cpu")["rss"]
-        import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
+        return peak_resident_bytes()
 
 
 Clock = Callable[[], float]

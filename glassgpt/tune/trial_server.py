@@ -3,6 +3,7 @@
 {"kind": "device", "requested": "auto"}
 {"kind": "inspect", "config": {…}, "vocab_size": null}
 {"kind": "trial", "config": {…}, "vocab_size": null, "setting": {…}, "sequences": 480, …}
+{"kind": "probe", "config": {…}, "seconds": 3.0}
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ class TrialServer:
             from glassgpt.training.device import choose_device
 
             return {"type": choose_device(request["requested"])[0].type}
+        if request["kind"] == "probe":
+            from glassgpt.tune.probe_updates import probe_run
+
+            return dataclasses.asdict(probe_run(TrainConfig(**request["config"]), request["seconds"]))
         setup = self._prepare({name: request[name] for name in ("config", "vocab_size")})
         if request["kind"] == "inspect":
             from glassgpt.tune.trial_setup import inspect_machine

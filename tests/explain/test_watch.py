@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import TABLES
 from written_findings import written_finding
 
 from glassgpt.errors import UserError
@@ -21,6 +22,7 @@ from glassgpt.record import journal
 from glassgpt.runs.lines import LogLine
 from glassgpt.runs.overrides import parse_overrides
 from glassgpt.runs.reading import read_run_log
+from glassgpt.runs.table_files import read_tables
 
 
 class Clock:
@@ -48,6 +50,19 @@ def log_lines(last: int = 600, first: int = 0) -> list[str]:
 def feed_lines(watch: LogWatcher, lines: list[str]) -> None:
     for line in lines:
         watch.feed(LogLine(line))
+
+
+@pytest.mark.parametrize("name", ["trainer_log", "lightning"])
+def test_a_table_that_grows(name: str) -> None:
+    """Line by line it says what the whole file says."""
+    lines = TABLES[name].splitlines()
+    watch = LogWatcher("table")
+    feed_lines(watch, lines[:15])
+    halfway = refresh(watch)
+    assert halfway.explanation.facts.ended is None
+    feed_lines(watch, lines[15:])
+    whole = read_tables(iter([TABLES[name]]), "table")[0]
+    assert refresh(watch, live=False).explanation.facts == explain(whole[0]).facts
 
 
 def refresh(watch: LogWatcher, live: bool = True) -> WatchUpdate:

@@ -134,9 +134,8 @@ def test_failed_launches_before_and_after_a_finished_run() -> None:
 def test_a_run_that_crashed_beside_a_longer_one_is_named() -> None:
     explanation = explain_text(RUN + BEGIN + LINES[: LINES.index("iter 300")] + FAULT)
     _, crashed = explanation.runs
-    told = translate(
-        "verdict.other_run_problem", name="nanoGPT", first=47, last=82, title=crashed.findings[0].title
-    )
+    name = f"nanoGPT {translate('verdict.lines', first=47, last=82)}"
+    told = translate("verdict.other_run_problem", name=name, title=crashed.findings[0].title)
     assert explanation.verdict[-1] == told
     assert crashed.findings[0].id == "crashed"
 

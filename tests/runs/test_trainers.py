@@ -26,6 +26,7 @@ IMPORTS_RUNS = re.compile(r"^\s*(?:from|import) glassgpt\.runs\b", re.MULTILINE)
 ALLOWED = {
     "exchange/import_nanogpt.py": "imports nanoGPT's runs",
     "exchange/nanogpt_journal.py": "imports nanoGPT's runs",
+    "runs/file_kinds.py": "what to do with nanoGPT's checkpoint",
     "runs/reading.py": "the names of the demo logs' files",
     "show/terminal/exchange_view.py": "what to do in nanoGPT's folder with an export",
     "show/terminal/nanogpt_console.py": "--console=nanogpt",
@@ -106,9 +107,11 @@ def test_every_trait_is_explained_and_true_of_some_trainer() -> None:
     for trait in fields(Trainer):
         values = [getattr(trainer, trait.name) for trainer in TRAINERS]
         # These are of a variant only, which a trainer's file switches to while it reads.
-        assert trait.name in ("eval_timed_in_later_step", "loss_measures_learning") or any(
-            value != getattr(plain, trait.name) for value in values
-        ), trait.name
+        assert trait.name in (
+            "eval_timed_in_later_step",
+            "loss_measures_learning",
+            "iterations_are_epochs",
+        ) or any(value != getattr(plain, trait.name) for value in values), trait.name
 
 
 def test_advice_comes_with_its_cause() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny import MakeConfig, records
 
 from glassgpt.estimate.forecast import RunForecast
+from glassgpt.estimate.local_history import read_rows
 from glassgpt.estimate.loss_law import LossLawInputs, predict_loss_curve
 from glassgpt.estimate.memory import MemoryEstimate
 from glassgpt.estimate.speed import ThroughputEstimate
@@ -55,6 +57,7 @@ def test_the_copy_for_the_last_checkpoint_counts_on_a_cpu(
     """It comes after the last log line, and is in the forecast."""
     rss = itertools.count(1)
     monkeypatch.setattr(probe, "memory_now", lambda device: {"rss": next(rss)})
+    monkeypatch.setattr("glassgpt.record.machine.peak_resident_bytes", lambda: 0)
     config = tiny(max_iters=2, eval_interval=2)
     train(config)
     logged = max(record["memory"]["rss"] for record in records(config.out_dir, "step"))
@@ -73,6 +76,105 @@ def test_a_little_of_a_card_is_no_miss() -> None:
     for most, is_told in ((GIB // 2, True), (GIB // 4, False)):
         check.peak_memory_bytes = most
         assert (forecast_miss_finding(check, 9, 60.0, finished=False) is not None) == is_told
+
+
+def test_on_a_cpu_the_peak_inside_an_update_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = make_check(900.0)
+    check.forecast = replace(check.forecast, on_card=False)
+    check.process_peak_before_bytes = 3 * GIB
+    check.peak_memory_bytes = 0
+    monkeypatch.setattr("glassgpt.record.machine.peak_resident_bytes", lambda: 4 * GIB)
+    assert check.measured_memory_bytes == 0  # nothing was logged: an Apple GPU
+    check.add_memory({"rss": GIB})
+    assert check.measured_memory_bytes == 4 * GIB
+    monkeypatch.setattr("glassgpt.record.machine.peak_resident_bytes", lambda: 3 * GIB)
+    assert check.measured_memory_bytes == GIB  # the peak is of an earlier run in this process
+
+
+# --- the revised forecast ---
+
+
+def test_the_first_updates_revise_the_forecast_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glassgpt.training.forecast_check.idle_speedup", lambda before, now: 1.0)
+    check = make_check(900.0, seconds=2.0)
+    assert check.measured_band("cuda") is None  # one interval
+    check.add(1800, 2.0, 0.0, MEMORY)
+    check.add(1800, 0.9, 0.0, MEMORY)
+    assert check.measured_band("cuda") is None  # 4.9 s
+    check.add(180, 0.2, 0.0, MEMORY)
+    band = check.measured_band("cuda")
+    assert band is not None
+    assert band[1] == pytest.approx(900)
+    assert band[0] < 900 < 2000 * 0.9 < band[2] + 900
+    check.revised_total_s = (1.0, 2.0, 3.0)
+    assert check.measured_band("cuda") is None
+    assert check.as_dict(60.0, True)["total_s"]["revised"] == [1.0, 2.0, 3.0]
+
+
+def test_a_run_records_its_revised_forecast(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glassgpt.training.forecast_check._MIN_PACE_SECONDS", 0.0)
+    config = tiny(max_iters=40, eval_interval=20, log_interval=5)
+    train(config)
+    (revised,) = records(config.out_dir, "forecast")
+    steps = records(config.out_dir, "step")
+    counted = [step for step in steps if step["iter"] <= revised["iter"]]
+    assert len(counted) == 3  # log intervals
+    assert revised["updates"] == revised["iter"] - 1  # the first one warms up
+    assert revised["tokens_per_s"] == sorted(revised["tokens_per_s"])
+    mid = revised["tokens_per_s"][1]
+    assert (
+        min(step["tokens_per_s"] for step in counted) <= mid <= max(step["tokens_per_s"] for step in counted)
+    )
+    per_update = 4 * 8
+    assert revised["remaining_s"] == sorted(revised["remaining_s"])
+    assert revised["remaining_s"][1] >= (40 - revised["iter"]) * per_update / mid
+    elapsed = [total - left for total, left in zip(revised["total_s"], revised["remaining_s"], strict=True)]
+    assert elapsed == pytest.approx([elapsed[0]] * 3)
+    (end,) = records(config.out_dir, "end")
+    assert end["forecast"]["total_s"]["revised"] == revised["total_s"]
+    assert 0 < elapsed[0] < end["wall_s"]
+
+
+# --- the local history ---
+
+
+def test_a_finished_run_is_kept_in_the_history(
+    tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLASSGPT_CACHE_DIR", str(tmp_path / "cache"))
+    train(tiny("short"))
+    assert read_rows() == ()  # too short to say anything
+    monkeypatch.setattr("glassgpt.training.session.MIN_HISTORY_SECONDS", 0.0)
+    train(tiny("off", history="off"))
+    assert read_rows() == ()
+    config = tiny("kept", max_iters=30)
+    train(config)
+    (row,) = read_rows()
+    (end,) = records(config.out_dir, "end")
+    assert row.tokens_per_s == end["forecast"]["tokens_per_s"]["measured"]
+    assert row.peak_bytes == end["forecast"]["memory_bytes"]["measured"]
+    assert (row.updates, row.ranks, row.threads) == (29, 1, 1)
+    assert (row.work["n_embd"], row.work["batch_size"], row.work["dtype"]) == (16, 4, "float32")
+    assert row.start_s == pytest.approx(end["ledger"]["startup"] + end["ledger"]["compile"])
+    text = (tmp_path / "cache" / "history.jsonl").read_text()
+    assert "tiny" not in text
+    assert str(tmp_path) not in text
+
+
+def test_the_next_run_knows_the_last(
+    tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLASSGPT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("glassgpt.training.session.MIN_HISTORY_SECONDS", 0.0)
+    monkeypatch.setattr("glassgpt.estimate.local_history.MIN_HISTORY_SECONDS", 0.0)
+    monkeypatch.setattr("glassgpt.estimate.local_history._MAX_BUSY_SHARE", 99.0)
+    sources = {}
+    for name, history in (("first", "on"), ("second", "on"), ("third", "off")):
+        config = tiny(name, history=history, probe_seconds=0.01)
+        train(config)
+        (run,) = records(config.out_dir, "run")
+        sources[name] = run["forecast"]["source"]
+    assert sources == {"first": "reference runs", "second": "history", "third": "reference runs"}
 
 
 def finding(check: ForecastCheck) -> Any:

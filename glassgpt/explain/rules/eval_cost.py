@@ -373,7 +373,7 @@ def evaluates_every_step(analysis: Analysis) -> Finding | None:
     has_eval_times = run_log.ledger is not None or any(
         evaluation.ms is not None for evaluation in run_log.evals
     )
-    if not interval or run_log.is_excerpt or has_eval_times:
+    if not interval or run_log.is_excerpt or has_eval_times or run_log.trainer.iterations_are_epochs:
         return None
     iterations = run_log.iteration_count()
     if run_log.trainer.step_time_includes_eval:

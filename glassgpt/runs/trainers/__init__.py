@@ -19,6 +19,7 @@ _ORDER = (
     "modded",
     "litgpt",
     "huggingface",
+    "llamafactory",
     "minimind",
     "torchtitan",
     "megatron",

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from glassgpt.i18n import say, translate
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
-from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, NUMBER, parse_norm, parse_number
+from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, MAX_FLOPS, NUMBER, parse_norm, parse_number
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import HeaderPattern, Trainer
 
@@ -34,6 +35,7 @@ _BAR = re.compile(
     r"\[([\d:]{1,12})<[^\]]{0,30}?([\d.]{1,12}|\?)(it/s|s/it)"
 )
 _SAVE = re.compile(r"\bSaving model checkpoint to .{0,400}?checkpoint-(\d{1,15})\b")
+_BEST = re.compile(r"checkpoint-(\d{1,15})\W{0,3}$")
 _RESUME = re.compile(r"\b(?:Resuming|Continuing) training from (?:checkpoint|global step|epoch)")
 _PARAMETERS = re.compile(r"\ball params:\s*([\d,]+)|Trainable parameters = [\d,]{1,20}/([\d,]{1,20}) ")
 _BEGIN = "***** Running training *****"
@@ -266,6 +268,32 @@ def _eval_loss(values: dict[str, str]) -> tuple[str, float] | None:
     return None if name is None else (name.removesuffix("_loss"), parse_number(values[name]))
 
 
+def read_state(state: Mapping[str, object], builder: RunBuilder) -> None:
+    """trainer_state.json, apart from its rows. It is saved with every checkpoint, and when training ends."""
+
+    def positive(key: str) -> float:
+        value = state.get(key)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return float(value) if is_number and 0 < value <= MAX_FLOPS else 0.0  # type: ignore[operator, arg-type]
+
+    done, planned, tokens = positive("global_step"), positive("max_steps"), positive("num_input_tokens_seen")
+    values = builder.setup.values
+    if planned:
+        values["planned_iterations"] = builder.setup.settings["max_iters"] = int(planned)
+    if batch_size := int(positive("train_batch_size")):
+        builder.setup.settings["batch_size"] = batch_size
+    if done and tokens:
+        values["tokens_per_iteration"] = round(tokens / done)
+        values["flops_per_token"] = positive("total_flos") / tokens or None
+    if best := _BEST.search(str(state.get("best_model_checkpoint"))[-60:]):
+        builder.add_checkpoint(int(best[1]))
+    builder.line += 1
+    if done >= planned > 0:
+        builder.add_event("finish", f"global_step {done:.0f} of max_steps {planned:.0f}")
+    elif done:
+        builder.add_checkpoint(int(done))
+
+
 def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
     return [
         GlossaryEntry(last.shown("loss", "'loss': {:.4f}"), translate("hf-trainer.glossary.loss")),
@@ -304,6 +332,13 @@ TRAINER = Trainer(
         "Gradient Accumulation steps": "gradient_accumulation_steps",
     },
     glossary=_glossary,
+    rows_key="log_history",
+    document_reader=read_state,
+    # In a tracker's export. The Trainer gives trackers these names.
+    table_columns=(
+        frozenset({"train/loss", "train/learning_rate", "train/epoch"}),
+        frozenset({"train/loss", "train/learning_rate", "train/global_step"}),
+    ),
     first_iteration=1,
     step_time_is_interval_mean=True,
     loss_is_interval_mean=True,

@@ -74,7 +74,7 @@ def _print_runs(explanation: Explanation, out: Console) -> None:
         facts, run_log = one.facts, one.log
         bits = " bpb" if facts.val_metric == "bits_per_byte" else ""
         table.add_row(
-            run_log.stage or run_log.trainer.name,
+            terminal_text(sanitize_line(run_log.label)),
             f"{run_log.first_line:,} - {run_log.last_line:,}" if run_log.has_line_numbers else "",
             f"{facts.iterations_logged:,}",
             "" if facts.steady_ms is None else format_ms(facts.steady_ms),

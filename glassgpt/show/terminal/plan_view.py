@@ -169,7 +169,15 @@ def _print_memory(plan: Plan, out: Console) -> None:
     head += f" (a run may take {format_bytes(target.max_bytes)})"
     if target.cluster.ranks > 1:
         head += ", on each card"
-    _print_rows([("memory", head)], out, end=False)
+    rows = [("memory", head)]
+    if plan.measured is not None and plan.measured.peak_bytes is not None:
+        # Beside the estimate, not instead of it: the parts below add up to the estimate.
+        counted = "allocated by PyTorch" if target.device_type == "cuda" else "resident"
+        by = "by the probe" if plan.measured.source == "probe" else f"by {plan.measured.why}"
+        rows.append(("", f"measured {by}: {format_bytes(plan.measured.peak_bytes)} {counted}"))
+    if target.probe is not None and target.probe.outcome == "out of memory":
+        rows.append(("", f"does not fit: {target.probe.describe()}"))
+    _print_rows(rows, out, end=False)
 
     parts = dict(memory.parts)
     if memory.graph_bytes:
@@ -236,15 +244,18 @@ def _print_data_parallel(plan: Plan, parallelism: ParallelismComparison, out: Co
 def _print_time(plan: Plan, times: TimeEstimate, out: Console) -> None:
     low, mid, high = times.total_s
     throughput = times.throughput
+    probe = plan.target.probe
+    unmeasured = [("", f"not measured: {probe.describe()}")] if probe and not probe.ran else []
     evaluations = "once" if times.evaluations == 1 else f"{times.evaluations:,} times"
     rows = [
         (
             "speed",
-            f"{format_count(throughput.low)} to {format_count(throughput.high)} tokens/s, "
-            f"MFU {throughput.mfu[0]:.0f} to {throughput.mfu[2]:.0f}%",
+            f"{format_count(throughput.mid)} tokens/s (80%: {format_count(throughput.low)} to "
+            f"{format_count(throughput.high)}), MFU {throughput.mfu[0]:.0f} to {throughput.mfu[2]:.0f}%",
         ),
         ("", throughput.why),
-        ("time", f"{format_duration(mid)} ({format_duration(low)} to {format_duration(high)})"),
+        *unmeasured,
+        ("time", f"{format_duration(mid)} (80%: {format_duration(low)} to {format_duration(high)})"),
         (
             "",
             f"of which evaluation {format_duration(times.evaluation_s)} ({evaluations}), start-up "

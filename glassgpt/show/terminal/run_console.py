@@ -35,6 +35,7 @@ from glassgpt.show.terminal.run_lines import (
     forecast_vs_actual_line,
     print_line,
     profile_lines,
+    revised_forecast_line,
     scaling_efficiency_line,
     suggest_next_steps,
 )
@@ -61,6 +62,7 @@ _REQUIRED_FIELDS = {
     "eval": ("split", "loss", "stderr", "tokens", "whole_split", "closing", "best", "bits_per_byte", "ms",
              "compile_ms"),
     "checkpoint": ("bytes", "blocking_ms", "background_ms", "best"),
+    "forecast": ("updates", "seconds", "total_s"),
     "finding": ("severity", "title", "evidence", "advice"),
     "profile": (),
     "sample": ("text", "ms"),
@@ -111,6 +113,8 @@ class RunConsole:
                     + (f"  older ones could not be removed: {not_removed}" if not_removed else ""),
                     "dim",
                 )
+            case "forecast":
+                print_line(self._out, "now expected", revised_forecast_line(record))
             case "finding":
                 style = "" if record["severity"] == "info" else "yellow"
                 print_line(self._out, record["severity"], finding_line(record), style)

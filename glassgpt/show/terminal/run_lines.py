@@ -15,7 +15,7 @@ from rich.text import Text
 
 from glassgpt.data.dataset import BUILT_IN
 from glassgpt.files import expand_user_path
-from glassgpt.format import format_bytes, format_count, format_duration, format_ms
+from glassgpt.format import format_bytes, format_count, format_duration, format_ms, pluralize
 from glassgpt.record.journal import Record
 from glassgpt.record.run_dir import resume_command
 from glassgpt.sanitize import sanitize_text
@@ -40,8 +40,16 @@ def forecast_line(forecast: Record) -> str:
         low, _, high = forecast["tokens_per_s"]
         parts.append(f"{format_count(low)} to {format_count(high)} tok/s")
     if forecast["total_s"]:
-        parts.append(f"about {format_duration(forecast['total_s'][1])} in all")
+        low, mid, high = (format_duration(seconds) for seconds in forecast["total_s"])
+        parts.append(f"{mid} in all (80%: {low} to {high})")
     return f"{', '.join(parts)}   ({forecast['why']})"
+
+
+def revised_forecast_line(record: Record) -> str:
+    """A `forecast` record: what replaces the forecast of the `run` record."""
+    low, mid, high = (format_duration(seconds) for seconds in record["total_s"])
+    measured = f"{pluralize(record['updates'], 'update')} in {format_duration(record['seconds'])}"
+    return f"{mid} in all (80%: {low} to {high})   (measured: {measured})"
 
 
 def forecast_vs_actual_line(forecast: Record) -> str:

@@ -1,0 +1,153 @@
+"""Speed as it was measured: by a probe, by finished runs on this machine, or by a run's own first updates.
+
+    speed = speed_from_repeats([20_100, 20_900, 20_500], "cpu", "measured here: …")
+    speed.tokens_per_s                      # low, mid, high: an 80% band of a whole run's mean
+
+A measurement replaces the estimate from reference rows (speed.py). The band has two parts: how far the
+repeats lie apart, and how far a whole run usually is from a few seconds of it (the drift). No torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+from glassgpt.cgroup import usable_cores
+from glassgpt.estimate.memory import TrainingWorkload
+from glassgpt.format import format_duration
+from glassgpt.record.machine import CpuTimes, cores_used_by_others
+
+LowMidHigh = tuple[float, float, float]
+
+# A whole run compared with a few seconds of it: so much slower, and so much faster, as shares. On a card: an
+# H200 did 790 TFLOP/s in a burst and 690 for minutes, when its power limit holds. On a CPU: bench/LOG.md.
+DRIFT = {"cuda": (0.13, 0.04), "mps": (0.13, 0.05), "cpu": (0.15, 0.12)}
+_MIN_BUSY_CORES = 0.3  # used by other programs: fewer make no difference
+_MAX_IDLE_SPEEDUP = 16.0
+_MORE_BUSY = 0.5  # how much slower a run may get that was measured on a busy machine
+_REPEATS = 5  # the measured updates are compared in so many consecutive groups
+
+
+@dataclass(frozen=True)
+class MeasuredSpeed:
+    """Of one rank. `source`: "probe", "history" or "run"."""
+
+    tokens_per_s: LowMidHigh
+    why: str
+    source: str
+    eval_tokens_per_s: float | None = None  # None: in proportion to `tokens_per_s`
+    start_s: float | None = None  # until the first update was done
+    peak_bytes: int | None = None  # on a card as allocated by PyTorch, else resident
+
+
+def work_key(work: TrainingWorkload) -> dict[str, Any]:
+    """All that the speed and the memory of a rank depend on, besides the machine. No names, no paths."""
+    config = work.config
+    settings = (
+        "n_layer", "n_head", "n_embd", "block_size", "arch", "bias", "tie_embeddings", "activation",
+        "optimizer", "fp8", "activation_checkpointing",
+    )  # fmt: skip
+    return {name: getattr(config, name) for name in settings} | {
+        "dropout": config.dropout > 0,
+        "vocab_size": work.vocab_size,
+        "batch_size": work.batch_size,
+        "micro_steps": work.micro_steps,
+        "device_type": work.device_type,
+        "dtype": work.dtype,
+        "kernels": "triton" if work.kernels else "compiled" if work.compiled else "plain",
+        "attention": work.attention,
+        "graph": work.graph,
+        "sharded": work.is_sharded,
+    }
+
+
+def group_means(update_s: Sequence[float]) -> list[float]:
+    """The mean of each of some consecutive groups of updates: what lasts longer than one update shows."""
+    groups = min(_REPEATS, len(update_s))
+    edges = [round(number * len(update_s) / groups) for number in range(groups + 1)]
+    return [sum(update_s[begin:end]) / (end - begin) for begin, end in itertools.pairwise(edges)]
+
+
+def idle_speedup(before: CpuTimes, now: CpuTimes) -> float:
+    """How many times as fast a CPU run could be if the other programs stopped: it would get all cores instead
+    of those that it got between two readings. 1 where they used little."""
+    if cores_used_by_others(before, now) < _MIN_BUSY_CORES:
+        return 1.0
+    own_cores = (now.own_s - before.own_s) / max(1e-9, now.wall_s - before.wall_s)
+    return min(_MAX_IDLE_SPEEDUP, max(1.0, usable_cores() / max(own_cores, 1e-9)))
+
+
+def band_from_repeats(rates: Sequence[float], device_type: str, speedup: float = 1.0) -> LowMidHigh:
+    """From tokens per second of some repeats: their median, widened by their spread and by the drift.
+
+    `speedup`: idle_speedup of the time when they were measured, on a CPU. Other programs may stop, or be
+    joined by more.
+    """
+    mid = median(rates)
+    spread = (max(rates) - min(rates)) / 2 / mid
+    slower, faster = (math.hypot(spread, drift) for drift in DRIFT[device_type])
+    if device_type != "cpu":
+        speedup = 1.0
+    return mid / (1 + slower + _MORE_BUSY * (1 - 1 / speedup)), mid, mid * (1 + faster) * speedup
+
+
+# --- the probe ---
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """A few updates of the very run, in a process of its own (tune/run_probe.py)."""
+
+    outcome: str  # "ran", "out of memory", "crashed", "hung" or "not here"
+    why: str = ""  # where it failed, or why it was not tried
+    took_s: float = 0.0  # the whole probe, start of its process included
+    update_s: tuple[float, ...] = ()  # per whole update
+    micro_steps: int = 0  # micro-batches that each of them ran; the rest is extrapolated
+    timed_s: float = 0.0
+    eval_tokens_per_s: float | None = None
+    start_s: float = 0.0  # from the start of the process until the first update was done
+    peak_bytes: int | None = None  # on a card as allocated by PyTorch, else resident
+    reserved_bytes: int | None = None  # by PyTorch, on a card
+    busy_cores: float = 0.0  # used by other programs meanwhile
+    idle_speedup: float = 1.0  # how many times as fast it could have been without them
+    threads: int | None = None  # of a CPU
+    batch_size: int = 0
+    work: Mapping[str, Any] = field(default_factory=dict)  # work_key of what was run
+    facts: Mapping[str, Any] = field(default_factory=dict)  # facts_record, as a run would have measured them
+
+    @property
+    def ran(self) -> bool:
+        return self.outcome == "ran"
+
+    @property
+    def micro_batches(self) -> int:
+        return self.micro_steps * len(self.update_s)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json; without the facts, which the plan shows as its choices."""
+        document = asdict(self)
+        del document["facts"], document["work"]
+        return document | {"micro_batches": self.micro_batches}
+
+    def describe(self) -> str:
+        if not self.ran:
+            return f"the probe {self.why}"
+        text = f"measured here: {self.micro_batches:,} micro-batches in {format_duration(self.timed_s)}"
+        if self.busy_cores >= 0.1:
+            text += f", while other programs used {self.busy_cores:.1f} cores"
+        return text
+
+    def speed_of(self, work: TrainingWorkload) -> MeasuredSpeed | None:
+        """None if it did not run, or ran other work."""
+        if not self.ran or work_key(work) != dict(self.work):
+            return None
+        tokens = work.micro_batch_tokens * work.micro_steps
+        rates = [tokens / seconds for seconds in group_means(self.update_s)]
+        band = band_from_repeats(rates, work.device_type, self.idle_speedup)
+        return MeasuredSpeed(
+            band, self.describe(), "probe", self.eval_tokens_per_s, self.start_s, self.peak_bytes
+        )

@@ -1,0 +1,143 @@
+"""Which column of a table of metrics means what, by its name: the one list of the names that people use.
+
+    role_of("train/loss")                       # "loss"
+    choose_columns({"step": 9, "loss": 9, "train_loss": 1})     # {"iteration": "step", "loss": "loss"}
+
+A table is a CSV file, lines of JSON, a JSON document, or the tags of TensorBoard's event files. Names are
+compared without case, and `/`, `.`, `-` and blanks count as `_`. A name of no list has no role: nothing is
+guessed from the values of a column.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Literal
+
+Role = Literal[
+    "iteration",
+    "epoch",
+    "planned_iterations",
+    "loss",
+    "val_loss",
+    "val_bpb",
+    "lr",
+    "grad_norm",
+    "tokens_per_s",
+    "mfu",
+    "tokens",
+    "step_ms",
+    "step_s",
+    "step_time",
+    "elapsed_s",
+    "elapsed_ms",
+    "timestamp",
+    "time",
+    "eval_s",
+    "split",
+    "run",
+]
+
+# Of two columns with one role, the one that comes first here is taken; but see choose_columns.
+NAMES: dict[Role, str] = {
+    # `_step` counts the calls of wandb.log, and `step` may count within an epoch.
+    "iteration": "train_global_step trainer_global_step global_step current_steps step iteration iter it "
+    "iter_num num_updates update updates steps train_step train_steps train_iter num_steps batch_idx _step",
+    "epoch": "epoch train_epoch epochs epoch_num",
+    "planned_iterations": "total_steps max_steps total_iterations max_iters max_iterations",
+    # One step's loss before an epoch's mean.
+    "loss": "train_loss_step loss_step train_step_loss train_batch_loss batch_loss loss train_loss "
+    "training_loss loss_train loss_training train_lm_loss lm_loss train_ce_loss ce_loss "
+    "train_crossentropyloss crossentropyloss train_cross_entropy train_cross_entropy_loss "
+    "cross_entropy_loss cross_entropy loss_metrics_global_avg_loss train_nll_loss nll_loss "
+    "avg_loss mean_loss train_loss_epoch loss_epoch epoch_loss train_epoch_loss",
+    "val_loss": "val_loss valid_loss validation_loss eval_loss val_loss_epoch loss_val loss_valid "
+    "loss_validation loss_eval val_lm_loss val_ce_loss eval_lm_loss eval_ce_loss val_nll_loss "
+    "eval_c4_en_validation_crossentropyloss validation_metrics_loss dev_loss holdout_loss "
+    "val_epoch_loss validation_epoch_loss val_loss_step test_loss test_epoch_loss loss_test",
+    "val_bpb": "val_bpb valid_bpb validation_bpb eval_bpb",
+    "lr": "learning_rate lr train_learning_rate train_lr optim_learning_rate_group0 lr_adamw lr_adam lr_sgd "
+    "lr_adamw_pg1 lr_adam_pg1 optimizer_lr cur_lr current_lr last_lr lr_0",
+    "grad_norm": "grad_norm gradient_norm train_grad_norm train_gradient_norm total_grad_norm "
+    "optim_total_grad_norm grad_norm_total grad_2_0_norm_total gnorm train_gnorm global_grad_norm",
+    "tokens_per_s": "tokens_per_second tokens_per_sec tokens_per_s tok_per_sec tok_per_s tokens_s tokens_sec "
+    "tok_s tok_sec train_tokens_per_second train_tokens_per_sec train_tok_per_sec train_tokens_per_s",
+    "mfu": "mfu train_mfu mfu_percent train_mfu_percent perf_mfu throughput_mfu",
+    "tokens": "num_input_tokens_seen train_num_input_tokens_seen total_tokens tokens_seen total_tokens_seen "
+    "num_tokens n_tokens tokens train_tokens train_num_tokens throughput_total_tokens",
+    "step_ms": "step_ms step_time_ms time_ms iter_time_ms iteration_time_ms time_per_step_ms ms_per_step "
+    "ms_per_iter dt_ms batch_time_ms elapsed_time_per_iteration_ms",
+    "step_s": "step_s step_time_s step_time_sec step_time_seconds iter_time_s iter_time_sec dt_s "
+    "seconds_per_step sec_per_step sec_per_iter s_per_it s_per_step seconds_per_iteration",
+    # Without their unit.
+    "step_time": "step_time iter_time iteration_time time_per_step time_per_iteration batch_time dt train_dt "
+    "train_step_time train_iter_time train_step_timing iteration_time_avg",
+    "elapsed_s": "_runtime elapsed_time elapsed elapsed_s elapsed_sec elapsed_seconds time_elapsed runtime "
+    "train_runtime total_time total_time_s total_training_time wall_clock_s relative_time_process "
+    "relative_time_wall",
+    "elapsed_ms": "elapsed_ms elapsed_time_ms total_time_ms train_time_ms",
+    "timestamp": "_timestamp timestamp wall_time walltime datetime",
+    "time": "time",  # of a step, since the start, or of the day: its values decide
+    "eval_s": "eval_runtime val_time_s eval_time_s eval_s validation_time_s",
+    "split": "split phase subset mode",  # whose loss a row has: train, val, …
+    "run": "run run_name run_id experiment experiment_name trial model model_name",  # which run's row it is
+}
+_RANKS: dict[str, tuple[Role, int]] = {
+    name: (role, rank) for role, names in NAMES.items() for rank, name in enumerate(names.split())
+}
+_OTHER_RANK = 1000  # of a name that only ends like one of the above
+VAL_WORDS = {"val", "valid", "validation", "eval", "evaluation", "dev", "holdout", "test"}
+# Parts of a loss, or what reinforcement learning calls one.
+_PART_WORDS = {
+    "aux", "auxiliary", "z", "kl", "value", "critic", "policy", "actor", "entropy", "reg", "regularization",
+    "balance", "balancing", "router", "scale", "scaler", "delta", "std", "var", "min", "max", "best",
+}  # fmt: skip
+_MAX_NAME_CHARS = 200
+
+
+def normalise(name: str) -> str:
+    """`Train/Loss` -> `train_loss`. A leading underscore stays: it marks wandb's own columns."""
+    plain = re.sub(r"[^a-z0-9_]+", "_", name.strip().lower()).rstrip("_")
+    return plain if name.startswith("_") else plain.lstrip("_")
+
+
+def role_of(name: str) -> Role | None:
+    ranked = ranked_role(name)
+    return None if ranked is None else ranked[0]
+
+
+@lru_cache(maxsize=1 << 14)
+def ranked_role(name: str) -> tuple[Role, int] | None:
+    """The role, and the place in its list: the lowest is the best."""
+    if len(name) > _MAX_NAME_CHARS:
+        return None
+    plain = normalise(name)
+    if plain in _RANKS:
+        return _RANKS[plain]
+    words = plain.split("_")
+    if words[-1] == "loss" and not _PART_WORDS.intersection(words):
+        return ("val_loss" if VAL_WORDS.intersection(words) else "loss"), _OTHER_RANK + len(words)
+    if plain.startswith("lr_"):  # Lightning's lr-AdamW/pg1, with any optimizer's name
+        return "lr", _OTHER_RANK
+    return None
+
+
+def choose_columns(counts: Mapping[str, int]) -> dict[Role, str]:
+    """For each role the column that is taken. `counts`: in how many rows each column has a value.
+
+    A column with less than half as many values as the fullest one of its role is left out: it is a summary.
+    Of the others the first in the list of names is taken, of equal names one with a slash, or the first.
+    """
+    candidates: dict[Role, list[tuple[tuple[int, bool], str]]] = {}
+    for name in counts:
+        if ranked := ranked_role(name):
+            # Beside the Trainer's train/loss of a step, train_loss is the mean of the whole run.
+            place = (ranked[1], "/" not in name)
+            candidates.setdefault(ranked[0], []).append((place, name))
+    chosen: dict[Role, str] = {}
+    for role, ranked_names in candidates.items():
+        fullest = max(counts[name] for _, name in ranked_names)
+        full = [one for one in ranked_names if 2 * counts[one[1]] >= fullest]
+        chosen[role] = min(full, key=lambda one: one[0])[1]
+    return chosen

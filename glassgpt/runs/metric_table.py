@@ -1,0 +1,487 @@
+"""One run's table of metrics, row by row, as a RunLog: whatever file the rows come from.
+
+    table = MetricTable()
+    table.feed({"step": 10, "train/loss": 3.2, "_runtime": 12.5}, line=2)
+    (run_log,) = table.build("metrics.csv")
+
+The first rows are held back: which columns are taken, and the unit of a time without one, follow from them.
+Three things in tables are not what they seem:
+
+- Several processes may write one table, each at its own pace: a row that repeats a recent one is left out.
+- A table may repeat the latest validation loss in every row: only another value is another evaluation.
+- A clock counts whole seconds, or runs on during evaluations: see `_StepClock`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from statistics import median
+
+from glassgpt.i18n import Message, say
+from glassgpt.runs.builder import RunBuilder
+from glassgpt.runs.log_numbers import MAX_COUNT
+from glassgpt.runs.metric_columns import VAL_WORDS, Role, choose_columns, role_of
+from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.split_runs import split_runs
+from glassgpt.runs.trainer import Trainer
+from glassgpt.runs.trainers import BY_ID, TRAINERS
+from glassgpt.sanitize import sanitize_line
+
+Row = Mapping[str, object]
+
+SAMPLE_ROWS = 2048  # held back; of a sparse table, the first evaluation may come late
+_RECENT_ROWS = 256  # a process that lags farther behind another one counts as a restart
+_SAME_LOSS = 0.005  # two processes' losses of one step; relative
+_CLOCK_LAG_S = 10.0  # between two processes that write one table
+_MIN_SPAN = 20  # units of the clock in a time: its error is at most 1 in 20
+_MAX_TEXT_CHARS = 64  # of a number or a time
+# A step of Python's cannot be faster than 0.1 ms, nor does one take a quarter of an hour.
+_MAX_BARE_SECONDS, _MIN_BARE_MS = 0.1, 1000.0
+_STEP_TIME_UNITS = {"ms": 1.0, "s": 1000.0}
+
+_DURATION = re.compile(r"(?:(\d{1,6}) days?, )?(\d{1,6}):(\d{2}):(\d{2}(?:\.\d{1,9})?)")
+_COLUMN_ROLES: tuple[Role, ...] = ("lr", "grad_norm", "tokens_per_s", "mfu")
+
+
+# --- cells ---
+
+
+def parse_cell(value: object) -> float | None:
+    """A number; None where there is none. JSON may have a number as a text."""
+    if isinstance(value, str):
+        if not value or len(value) > _MAX_TEXT_CHARS:
+            return None
+        try:
+            return float(value)
+        except ValueError:
+            return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _parse_iteration(value: object) -> int | None:
+    number = parse_cell(value)
+    return int(number) if number is not None and 0 <= number <= MAX_COUNT and number % 1 == 0 else None
+
+
+def parse_clock(value: object) -> float | None:
+    """Seconds, of a number, of 1 day, 2:03:04 or of a date."""
+    number = parse_cell(value)
+    if number is not None:
+        return number if math.isfinite(number) else None
+    if not isinstance(value, str) or len(value) > _MAX_TEXT_CHARS:
+        return None
+    if match := _DURATION.fullmatch(value.strip()):
+        days, hours, minutes, seconds = match.groups()
+        return int(days or 0) * 86400.0 + int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+    try:
+        date = datetime.fromisoformat(value.strip().replace(",", "."))
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _parse_timestamp(value: object) -> float | None:
+    """Seconds since 1970, also of milli-, micro- and nanoseconds."""
+    seconds = parse_clock(value)
+    while seconds is not None and abs(seconds) > 1e11:
+        seconds /= 1000
+    return seconds
+
+
+def _parse_elapsed_ms(value: object) -> float | None:
+    ms = parse_cell(value)
+    return ms / 1000 if ms is not None and math.isfinite(ms) else None
+
+
+_CLOCKS: dict[Role, tuple[Callable[[object], float | None], str]] = {
+    "elapsed_s": (parse_clock, "s"),
+    "elapsed_ms": (_parse_elapsed_ms, "ms"),
+    "timestamp": (_parse_timestamp, "s"),
+}
+# What a column may be instead.
+_MAYBE_CLOCKS: dict[Role, Role] = {
+    "time": "elapsed_s",
+    "step_time": "elapsed_s",
+    "step_s": "elapsed_s",
+    "step_ms": "elapsed_ms",
+}
+
+
+def _resolution_s(values: Sequence[object], parse: Callable[[object], float | None]) -> float:
+    """The unit of the last digit that a clock shows."""
+    digits = max((len(str(value)[:40].partition(".")[2]) for value in values), default=0)
+    unit = parse(1) if parse is not _parse_timestamp else 1.0  # 1 in the column's unit
+    return max(1e-6, (unit or 1.0) * 10.0 ** -min(digits, 6))
+
+
+class _StepClock:
+    """Step times from a clock that rows show: the mean over the iterations since an earlier row.
+
+    A time covers at least _MIN_SPAN units of the clock, so that rounding does not show; rows inside such a
+    span have no time. Evaluations are subtracted, or, if their duration is not known, leave no time at all.
+    """
+
+    def __init__(self, resolution_s: float) -> None:
+        self.resolution_s = resolution_s
+        self._start: tuple[int, float] | None = None  # iteration and seconds where the span begins
+        self._eval_s: float | None = 0.0  # inside the span; None: not known
+        self.last_s = -math.inf
+
+    def add_eval(self, seconds: float | None) -> None:
+        known = seconds is not None and 0 <= seconds < math.inf
+        self._eval_s = self._eval_s + (seconds or 0.0) if known and self._eval_s is not None else None
+
+    def step_ms(self, iteration: int, seconds: float) -> float:
+        start, self.last_s = self._start, seconds
+        if start is None or iteration <= start[0] or seconds < start[1] or self._eval_s is None:
+            self._start, self._eval_s = (iteration, seconds), 0.0
+            return math.nan
+        spent_s = seconds - start[1] - self._eval_s
+        if spent_s < _MIN_SPAN * self.resolution_s:
+            return math.nan
+        self._start, self._eval_s = (iteration, seconds), 0.0
+        return spent_s / (iteration - start[0]) * 1000
+
+
+# --- the table ---
+
+
+class MetricTable:
+    """`feed` the rows in their order, then `build`."""
+
+    def __init__(self, trainer: Trainer | None = None) -> None:
+        """`trainer`: that wrote the file; None: the columns tell, or nothing does."""
+        self.builder = RunBuilder(trainer or BY_ID["unknown"])
+        self.notes: list[Message] = []
+        self._trainer = trainer
+        self._sample: list[tuple[Row, int]] | None = []  # None: the columns are chosen
+        self._names: set[str] = set()  # seen so far
+        self._columns: dict[Role, str] = {}
+        self._units: dict[Role, str] = {}  # of times
+        self._clock: _StepClock | None = None
+        self._parse_clock: Callable[[object], float | None] = parse_clock
+        self._clock_column: str | None = None
+        self._recent: dict[tuple[str, int], float] = {}  # "loss" or "val_loss", and iteration -> value
+        self._counts_epochs = False  # there is no other count
+        self._processes = 1
+        self._rows = self._first_line = 0
+        self._first_iteration: int | None = None
+        self._last_iteration: int | None = None
+        self._last_val_loss: float | None = None  # of the row before
+        self._tokens: tuple[tuple[int, float], tuple[int, float]] | None = None  # first and last row's
+        self._closing_line: int | None = None
+
+    def feed(self, row: Row, line: int) -> None:
+        if self._sample is not None:
+            self._sample.append((row, line))
+            if len(self._sample) >= SAMPLE_ROWS:
+                self._flush_sample()
+        else:
+            self._read(row, line)
+
+    def expect_restart(self) -> None:
+        """A process has started: the next row may repeat an iteration."""
+        self._flush_sample()
+        self._restart()
+
+    def finish(self) -> bool:
+        """There are no more rows. Whether any of them has a loss."""
+        self._flush_sample()
+        builder = self.builder
+        if not builder.has_steps and not builder.non_step_count:
+            return False
+        if self._closing_line is not None:
+            builder.line = self._closing_line
+            builder.add_event("finish", "the closing row, without a loss")
+            self._closing_line = None
+        if self._tokens is not None and "tokens_per_iteration" not in builder.setup.values:
+            (first, before), (last, after) = self._tokens
+            if last > first and before < after:
+                builder.setup.values["tokens_per_iteration"] = round((after - before) / (last - first))
+        if self._clock is not None and "timestamp" not in self._units and self._processes == 1:
+            builder.setup.values["wall_s"] = self._clock.last_s
+        builder.finish()
+        return True
+
+    def build(
+        self, name: str, run_name: str | None = None, has_lines: bool = True, final: bool = True
+    ) -> tuple[RunLog, ...]:
+        """Its runs: none where no row has a loss. `has_lines`: rows are lines of a text. `final`: there are
+        no more; else rows may follow."""
+        self._flush_sample()
+        if not (self.finish() if final else self.builder.has_steps):
+            return ()
+        whole = replace(
+            self.builder.build(name, ends_mid_line=False),
+            run_name=run_name,
+            has_line_numbers=has_lines,
+            first_line=self._first_line,
+            last_line=self.builder.line,
+            columns=self._described_columns(),
+            notes=(*self.notes, say("table.epochs")) if self._counts_epochs else tuple(self.notes),
+        )
+        return split_runs(whole)
+
+    # --- which columns ---
+
+    def _flush_sample(self) -> None:
+        """Choose the columns from the rows held back, and read these."""
+        if not self._sample:
+            return
+        sample, self._sample = self._sample, None
+        counts = Counter(name for row, _ in sample for name, value in row.items() if _is_filled(value))
+        self._names = set(counts)
+        if self._trainer is None:
+            names = frozenset(counts)
+            matching = (one for one in TRAINERS if any(columns <= names for columns in one.table_columns))
+            self._trainer = next(matching, None)
+        self._columns = choose_columns(counts)
+        for name, role in self._trainer.column_roles.items() if self._trainer else ():
+            if name in counts:
+                self._columns[role] = name  # type: ignore[index]
+        rows = [row for row, _ in sample]
+        epoch = self._columns.get("epoch")
+        self._counts_epochs = (
+            "iteration" not in self._columns
+            and epoch is not None
+            and all(_parse_iteration(row[epoch]) is not None for row in rows if _is_filled(row.get(epoch)))
+        )
+        self._choose_clock(rows)
+        self._choose_step_time(rows)
+        mfu = self._columns.get("mfu")
+        is_percent = mfu is not None and ("%" in mfu or "percent" in mfu)
+        if (
+            mfu
+            and not is_percent
+            and max((parse_cell(row.get(mfu)) or 0.0 for row in rows), default=0.0) <= 1
+        ):
+            self._leave_out("mfu", mfu)  # 0.4 is 40%, or a slow 0.4%
+        trainer = self._trainer or BY_ID["unknown"]
+        self.builder.trainer = replace(
+            trainer,
+            step_time_is_interval_mean=trainer.step_time_is_interval_mean or self._clock is not None,
+            iterations_are_epochs=self._counts_epochs or "epoch" in self._columns.get("loss", ""),
+        )
+        if "iteration" not in self._columns and not self._counts_epochs:
+            self.builder.iteration_by_count = {}
+        for row, line in sample:
+            self._read(row, line)
+
+    def _choose_clock(self, rows: Sequence[Row]) -> None:
+        """A column whose values grow from row to row is a clock, whatever its name says."""
+        columns = self._columns
+        for role, clock_role in _MAYBE_CLOCKS.items():
+            if role in columns:
+                times = [time for row in rows if (time := parse_clock(row.get(columns[role]))) is not None]
+                is_clock = len(times) >= 3 and times == sorted(times) and times[-1] > 1.5 * times[0]
+                is_date = bool(times) and times[0] > 1e8 and role == "time"
+                if is_clock or is_date:
+                    columns.setdefault("timestamp" if is_date else clock_role, columns[role])
+                if is_clock or role == "time":
+                    del columns[role]
+        losses = [row for row in rows if columns.get("loss") in row]
+        for role, (parse, unit) in _CLOCKS.items():
+            if role not in columns:
+                continue
+            column = columns[role]
+            values = [row[column] for row in losses if column in row and parse(row[column]) is not None]
+            # Less than half: a total in the closing row.
+            if self._clock is None and values and 2 * len(values) >= len(losses):
+                self._clock = _StepClock(_resolution_s(values, parse))
+                self._clock_column, self._parse_clock, self._units[role] = column, parse, unit
+
+    def _choose_step_time(self, rows: Sequence[Row]) -> None:
+        """A column of step times is better than a clock. Without a unit in its name, the clock tells it, or
+        its size, or it is left out."""
+        columns, units = self._columns, self._units
+        if "step_ms" in columns or "step_s" in columns:
+            columns.pop("step_time", None)
+            units |= {"step_ms": "ms"} if "step_ms" in columns else {"step_s": "s"}
+        elif "step_time" in columns:
+            column = columns["step_time"]
+            times = [time for row in rows if (time := parse_cell(row.get(column))) is not None and time > 0]
+            usual = median(times) if times else math.nan
+            clock_ms = self._median_clock_ms(rows)
+            for unit, factor in _STEP_TIME_UNITS.items():
+                if 0.5 < usual * factor / clock_ms < 2:
+                    units["step_time"] = unit
+            if math.isnan(clock_ms) and (usual < _MAX_BARE_SECONDS or usual > _MIN_BARE_MS):
+                units["step_time"] = "s" if usual < _MAX_BARE_SECONDS else "ms"
+            if "step_time" not in units:
+                self._leave_out("step_time", column)
+        if any(role in units for role in ("step_ms", "step_s", "step_time")):
+            for role in _CLOCKS:
+                units.pop(role, None)
+            self._clock = None
+
+    def _leave_out(self, role: Role, column: str) -> None:
+        del self._columns[role]
+        self.notes.append(say("table.no_unit", column=sanitize_line(column)))
+
+    def _median_clock_ms(self, rows: Sequence[Row]) -> float:
+        if self._clock is None or self._clock_column is None or "iteration" not in self._columns:
+            return math.nan
+        clock, times = self._clock, []
+        for row in rows:
+            iteration = _parse_iteration(row.get(self._columns["iteration"]))
+            seconds = self._parse_clock(row.get(self._clock_column))
+            if iteration is not None and seconds is not None:
+                times.append(clock.step_ms(iteration, seconds))
+        self._clock = _StepClock(clock.resolution_s)
+        times = [time for time in times if time > 0]
+        return median(times) if times else math.nan
+
+    def _adopt_new_columns(self, row: Row) -> None:
+        """A column that begins late: an evaluation's, for example."""
+        for name in row.keys() - self._names:
+            self._names.add(name)
+            role = role_of(name)
+            if role in ("loss", "val_loss", "val_bpb", "eval_s", *_COLUMN_ROLES):
+                self._columns.setdefault(role, name)
+
+    def _described_columns(self) -> dict[str, str]:
+        """For people: what is read from which column, and the unit of times."""
+        used: list[Role] = ["iteration", "loss", "val_loss", "val_bpb", *_COLUMN_ROLES, "tokens"]
+        used += ["planned_iterations", "eval_s", "split"]
+        columns: dict[Role, str] = {"iteration": self._columns["epoch"]} if self._counts_epochs else {}
+        columns |= self._columns
+        described: dict[str, str] = {role: columns[role] for role in used if role in columns}
+        for role, unit in self._units.items():
+            described["time"] = f"{self._columns[role]} ({unit})"
+        return {role: sanitize_line(column) for role, column in described.items()}
+
+    # --- its rows ---
+
+    def _read(self, row: Row, line: int) -> None:
+        if not row.keys() <= self._names:
+            self._adopt_new_columns(row)
+        columns, builder = self._columns, self.builder
+        builder.line = line
+        self._first_line = self._first_line or line
+        self._rows += 1
+
+        def cell(role: Role) -> float | None:
+            column = columns.get(role)
+            return None if column is None else parse_cell(row.get(column))
+
+        loss, val_loss, val_bpb = cell("loss"), cell("val_loss"), cell("val_bpb")
+        if "split" in columns and str(row.get(columns["split"])).lower() in VAL_WORDS:
+            loss, val_loss = None, loss
+        if "iteration" in columns:
+            iteration = _parse_iteration(row.get(columns["iteration"]))
+        else:
+            iteration = _parse_iteration(row.get(columns["epoch"])) if self._counts_epochs else self._rows
+        if loss is not None and val_loss is not None and math.isnan(loss) != math.isnan(val_loss):
+            # Where one is a number, NaN is how tables say that the other was not measured.
+            loss, val_loss = (None, val_loss) if math.isnan(loss) else (loss, None)
+        if iteration is None:
+            return
+        seconds = None
+        if self._clock is not None and self._clock_column is not None:
+            seconds = self._parse_clock(row.get(self._clock_column))
+        goes_back = self._last_iteration is not None and iteration <= self._last_iteration
+        if self._first_iteration is None:
+            self._first_iteration = iteration
+        if goes_back and self._is_restart(iteration, loss, seconds):
+            self._restart()
+            if iteration <= self._first_iteration:  # a new run, whose first line has the same number
+                first = max(iteration, builder.trainer.first_iteration)
+                builder.trainer = replace(builder.trainer, first_iteration=first)
+        planned = cell("planned_iterations")
+        if planned is not None and 0 < planned <= MAX_COUNT:
+            builder.setup.values["planned_iterations"] = int(planned)
+        self._closing_line = None
+        if val_loss is not None or val_bpb is not None:
+            # Before the step: an evaluation in the same row comes before the time in it.
+            self._add_eval(iteration, val_loss, val_bpb, cell("eval_s"))
+        elif loss is not None:
+            self._last_val_loss = None
+        elif builder.trainer.closing_row_has_no_loss:
+            self._closing_line = line
+        if loss is not None and self._is_new("loss", iteration, loss):
+            self._add_step(iteration, loss, seconds, row)
+
+    def _restart(self) -> None:
+        if self._last_iteration is None:
+            return
+        self.builder.start_process(has_header=False)
+        self._processes += 1
+        self._recent.clear()
+        self._last_iteration = self._last_val_loss = None
+
+    def _is_restart(self, iteration: int, loss: float | None, seconds: float | None) -> bool:
+        """Where the iterations go back: a process that lags behind repeats a loss, and the clock goes on."""
+        last = self._last_iteration
+        if last is None or iteration == last:
+            return False
+        if seconds is not None and self._clock is not None and "timestamp" not in self._units:
+            return seconds < self._clock.last_s - _CLOCK_LAG_S
+        if loss is None:
+            return ("val_loss", iteration) not in self._recent and ("loss", iteration) not in self._recent
+        known = self._recent.get(("loss", iteration))
+        if known is None:
+            return True
+        return not (abs(known - loss) <= _SAME_LOSS * abs(known) or (math.isnan(loss) and math.isnan(known)))
+
+    def _is_new(self, kind: str, iteration: int, value: float) -> bool:
+        """False where another process wrote it already."""
+        if (kind, iteration) in self._recent:
+            return False
+        self._recent[kind, iteration] = value
+        if len(self._recent) > _RECENT_ROWS:
+            del self._recent[next(iter(self._recent))]
+        return True
+
+    def _add_step(self, iteration: int, loss: float, seconds: float | None, row: Row) -> None:
+        columns = self._columns
+        values = {
+            role: _known(parse_cell(row.get(columns[role]))) for role in _COLUMN_ROLES if role in columns
+        }
+        ms = math.nan
+        if self._clock is not None and seconds is not None:
+            ms = self._clock.step_ms(iteration, seconds)
+        else:
+            for role, unit in self._units.items():
+                ms = _known(parse_cell(row.get(columns[role]))) * _STEP_TIME_UNITS[unit]
+        self.builder.add_step(iteration, loss, ms=ms, line=self.builder.line, **values)
+        self._last_iteration = iteration
+        tokens = parse_cell(row.get(columns["tokens"])) if "tokens" in columns else None
+        if tokens is not None and math.isfinite(tokens):
+            first = self._tokens[0] if self._tokens and tokens >= self._tokens[1][1] else (iteration, tokens)
+            self._tokens = (first, (iteration, tokens))
+
+    def _add_eval(
+        self, iteration: int, val_loss: float | None, val_bpb: float | None, seconds: float | None
+    ) -> None:
+        value = val_bpb if val_loss is None else val_loss
+        is_stale = value == self._last_val_loss
+        self._last_val_loss = value
+        if value is None or is_stale or not self._is_new("val_loss", iteration, value):
+            return
+        if self._clock is not None:
+            self._clock.add_eval(seconds)
+        self.builder.add_eval(
+            iteration,
+            value,
+            ms=None if seconds is None else seconds * 1000,
+            metric="bits_per_byte" if val_loss is None else "loss",
+            is_late=self._last_iteration is not None and iteration < self._last_iteration,
+        )
+
+
+def _is_filled(value: object) -> bool:
+    return value is not None and value != ""
+
+
+def _known(value: float | None) -> float:
+    return math.nan if value is None else value

@@ -1,0 +1,422 @@
+"""Files that hold tables of metrics, as RunLogs: CSV and TSV, lines of JSON, JSON documents.
+
+    runs, rest = read_tables(read_texts(file), "metrics.csv")      # no runs: `rest` is to be read as a log
+
+Recognised by their content: a header with a step and a loss, or objects with them. Read as they come, in
+bounded memory; only a JSON document has to be read whole. Of special kinds:
+
+    Hugging Face's trainer_state.json       a document with `log_history`
+    wandb's CSV                             "Step","run-1 - train/loss","run-1 - train/loss__MIN", …
+    TensorBoard's CSV                       Wall time,Step,Value; the file's name has the metric's
+    Keras's history                         {"loss": [4.1, 3.9], "val_loss": [4.2, 4.0]}
+
+metric_columns.py has the names of columns, metric_table.py what happens to rows.
+"""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePath
+
+from glassgpt.errors import UserError
+from glassgpt.i18n import say
+from glassgpt.runs.lines import LogLine, whole_lines
+from glassgpt.runs.metric_columns import role_of
+from glassgpt.runs.metric_table import MetricTable, Row, parse_cell
+from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.trainers import TRAINERS
+from glassgpt.sanitize import sanitize_line
+
+HEAD_CHARS = 1 << 16  # what decides about the kind of a file
+MAX_DOCUMENT_CHARS = 256 << 20  # its text is held in memory, but only one row of it at a time
+_MAX_OBJECT_CHARS = 64 << 20  # of a document that has to be decoded as a whole
+MAX_RUNS = 100  # of one table
+_MAX_DEPTH = 4  # of objects in objects
+_MAX_KEYS = 10_000  # of one row
+_MAX_RUN_NAME_CHARS = 200
+_DELIMITERS = (",", "\t", ";")
+_LOSSES = ("loss", "val_loss", "val_bpb")
+_COUNTS = ("iteration", "epoch")
+_TENSORBOARD_HEADER = ["wall time", "step", "value"]
+_COPY_NUMBER = re.compile(r"\s*\(\d{1,4}\)$")  # of a file that was downloaded twice
+_SPACE = re.compile(r"\s*")
+
+
+def read_tables(texts: Iterator[str], name: str) -> tuple[tuple[RunLog, ...], Iterator[str]]:
+    """The runs of a table, and the texts that are left; without runs, these are all of the file.
+
+    UserError for a table without any loss in it."""
+    head = ""
+    for text in texts:
+        head += text
+        if len(head) >= HEAD_CHARS:
+            break
+    head = head.removeprefix("\ufeff")
+    texts = itertools.chain((head,), texts)
+    lines = [line for line in head.splitlines()[:64] if line.strip()]
+    if len(head) >= HEAD_CHARS:  # the last line goes on
+        lines = lines[:-1] or lines
+    if not lines:
+        return (), texts
+    if _are_json_rows(lines):
+        return _read_json_lines(texts, name), texts
+    if head.lstrip()[:1] in ("{", "["):
+        document = "".join(_up_to(texts, MAX_DOCUMENT_CHARS))
+        return _read_document(document, name), itertools.chain((document,), texts)
+    for delimiter in _DELIMITERS:
+        if _is_csv_with_losses(lines, delimiter):
+            return _read_csv(texts, delimiter, name), texts
+    return (), texts
+
+
+def _up_to(texts: Iterable[str], limit: int) -> Iterator[str]:
+    for text in texts:
+        yield text
+        limit -= len(text)
+        if limit <= 0:
+            return
+
+
+def _lines(texts: Iterable[str]) -> Iterator[str]:
+    for block in whole_lines(texts):
+        yield from (block.text,) if isinstance(block, LogLine) else block.split("\n")
+
+
+# --- a file that grows ---
+
+
+class GrowingTable:
+    """CSV or lines of JSON that a trainer is still writing: takes lines, and builds the runs at any time."""
+
+    def __init__(self, delimiter: str | None) -> None:
+        """`delimiter`: of a CSV; None: JSON."""
+        self._delimiter, self._table, self._line = delimiter, MetricTable(), 0
+        self._names: list[str] = []
+
+    def feed(self, line: str) -> None:
+        self._line += 1
+        row: object
+        if self._delimiter is None:
+            row = _decode(line)
+        else:
+            cells, _ = _header([line], self._delimiter) if line else ([], [])
+            if not self._names:
+                self._names = cells
+                return
+            row = {name: cell for name, cell in zip(self._names, cells, strict=False) if cell}
+        if isinstance(row, dict) and row:
+            self._table.feed(_flat(row), self._line)
+
+    def build(self, name: str, final: bool) -> tuple[RunLog, ...]:
+        return self._table.build(name, final=final)
+
+
+def growing_table(head: str) -> GrowingTable | None:
+    """For a file that begins so; None where that is not a table."""
+    lines = [line for line in head.removeprefix("\ufeff").splitlines()[:64] if line.strip()]
+    if lines and _are_json_rows(lines):
+        return GrowingTable(None)
+    found = (one for one in _DELIMITERS if lines and _is_csv_with_losses(lines, one))
+    delimiter = next(found, None)
+    return None if delimiter is None else GrowingTable(delimiter)
+
+
+# --- CSV ---
+
+
+def _header(lines: Sequence[str], delimiter: str) -> tuple[list[str], list[list[str]]]:
+    """The names of the columns, and the rows after it."""
+    rows = [line for line in lines if not line.startswith("#")]
+    try:
+        names, *cells = csv.reader(rows, delimiter=delimiter, skipinitialspace=True)
+    except (csv.Error, ValueError):
+        return [], []
+    return [column.strip() for column in names], cells
+
+
+def _metric(column: str) -> str:
+    """wandb's `run-1 - train/loss` without the run."""
+    return column.rpartition(" - ")[2]
+
+
+def _is_csv_with_losses(lines: Sequence[str], delimiter: str) -> bool:
+    names, rows = _header(lines, delimiter)
+    if [name.lower() for name in names] == _TENSORBOARD_HEADER:
+        return True
+    roles = {role_of(_metric(name)) for name in names}
+    if len(names) < 2 or not roles.intersection(_LOSSES):
+        return False
+    cells = [cell for row in rows[:20] for cell in row if cell.strip()]
+    if not roles.intersection((*_COUNTS, "timestamp", "elapsed_s")):  # then nothing but numbers
+        return bool(cells) and all(parse_cell(cell.strip()) is not None for cell in cells)
+    whole = sum(len(row) >= 2 for row in rows[:20])
+    return 2 * whole >= sum(map(bool, rows[:20])) and (
+        not rows or any(parse_cell(cell) is not None for cell in cells)
+    )
+
+
+def _read_csv(texts: Iterable[str], delimiter: str, name: str) -> tuple[RunLog, ...]:
+    lines = ("" if line.startswith("#") else line for line in _lines(texts))
+    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
+    names = [column.strip() for column in next((cells for cells in reader if any(cells)), [])]
+    if [column.lower() for column in names] == _TENSORBOARD_HEADER:
+        names = ["Wall time", "Step", _tensorboard_metric(name)]
+    runs = _columns_by_run(names)
+    tables = _RunTables()
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return tables.build(name)
+        except csv.Error:  # a field of more than 128 KiB
+            tables.damaged += 1
+            continue
+        for run, columns in runs.items():
+            row = {column: cells[at] for at, column in columns if at < len(cells) and cells[at]}
+            if row:
+                tables.feed(row, reader.line_num, run)
+
+
+class _RunTables:
+    """A table for each run of a file. Rows name their run in a column, or stand beside those of others."""
+
+    def __init__(self) -> None:
+        self.damaged = 0  # rows
+        self._tables: dict[str, MetricTable] = {}
+        self._left_out: set[str] = set()
+        self._run_column: str | None = None  # "": there is none
+
+    def feed(self, row: Row, line: int, run: str = "") -> None:
+        if self._run_column is None:
+            self._run_column = next((column for column in row if role_of(column) == "run"), "")
+        if self._run_column:
+            run = str(row.get(self._run_column, ""))[:_MAX_RUN_NAME_CHARS]
+        table = self._tables.get(run)
+        if table is None:
+            if len(self._tables) >= MAX_RUNS:
+                if len(self._left_out) < _MAX_KEYS:
+                    self._left_out.add(run)
+                return
+            table = self._tables[run] = MetricTable()
+        table.feed(row, line)
+
+    def build(self, name: str) -> tuple[RunLog, ...]:
+        is_one = len(self._tables) == 1
+        runs = [
+            one
+            for run, table in self._tables.items()
+            for one in table.build(name, None if is_one else sanitize_line(run))
+        ]
+        if not runs:
+            raise UserError(f"{name} is a table of metrics, but no row of it has a step and a loss")
+        notes = [say("table.runs_left_out", count=len(self._left_out))] if self._left_out else []
+        notes += [say("table.damaged_rows", count=self.damaged)] if self.damaged else []
+        return tuple(
+            replace(run, runs_in_file=max(len(runs), run.runs_in_file), notes=(*run.notes, *notes))
+            for run in runs
+        )
+
+
+def _columns_by_run(names: Sequence[str]) -> dict[str, list[tuple[int, str]]]:
+    """Places and names of the columns that mean something. wandb exports several runs beside each other; the
+    other columns are of all of them. One run: its name is empty."""
+    known = [(at, column) for at, column in enumerate(names) if role_of(_metric(column))]
+    if all(" - " not in column for _, column in known):
+        return {"": known}
+    shared = [(at, column) for at, column in known if " - " not in column]
+    runs: dict[str, list[tuple[int, str]]] = {}
+    for at, column in known:
+        run, dash, metric = column.rpartition(" - ")
+        if dash:
+            runs.setdefault(run, list(shared)).append((at, metric))
+    return runs
+
+
+def _tensorboard_metric(name: str) -> str:
+    """TensorBoard calls its downloads `run-NAME-tag-train_loss.csv`."""
+    stem = PurePath(name).stem.removesuffix(".csv").rpartition("-tag-")[2]
+    metric = _COPY_NUMBER.sub("", stem)
+    if role_of(metric) not in _LOSSES:
+        raise UserError(
+            f"{name} is a CSV of TensorBoard's, which does not say what its values are, and neither does the "
+            "file's name: rename it to train_loss.csv or val_loss.csv if that is what it holds, or give the "
+            "folder of the event files"
+        )
+    return metric
+
+
+# --- JSON, one object per line ---
+
+
+def _decode(text: str) -> object:
+    """None where it is not JSON, or too deep, or has a number of thousands of digits."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _flat(row: Mapping[str, object], prefix: str = "", depth: int = 0) -> dict[str, object]:
+    """`{"train": {"loss": 3.2}}` as `{"train/loss": 3.2}`."""
+    flat: dict[str, object] = {}
+    for name, value in itertools.islice(row.items(), _MAX_KEYS):
+        if isinstance(value, dict):
+            if depth < _MAX_DEPTH:
+                flat |= _flat(value, f"{prefix}{name}/", depth + 1)
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _are_json_rows(lines: Sequence[str]) -> bool:
+    """Objects, one per line, of which some have a loss and a count of steps."""
+    rows = [_decode(line) for line in lines]
+    objects = [_flat(row) for row in rows if isinstance(row, dict)]
+    roles = {role_of(name) for row in objects for name, value in row.items() if parse_cell(value) is not None}
+    return (
+        10 * len(objects) >= 9 * len(rows)
+        and bool(roles.intersection(_LOSSES) and roles.intersection(_COUNTS))
+        and (len(rows) > 1 or not any(isinstance(value, list) for value in objects[0].values()))
+        and (len(rows) > 1 or not _is_summary(objects[0]))
+    )
+
+
+def _is_summary(row: Mapping[str, object]) -> bool:
+    """wandb-summary.json, and the results that Hugging Face's scripts leave."""
+    return "_step" in row or "train_runtime" in row
+
+
+def _read_json_lines(texts: Iterable[str], name: str) -> tuple[RunLog, ...]:
+    tables = _RunTables()
+    for number, line in enumerate(_lines(texts), 1):
+        row = _decode(line) if line.strip() else {}
+        if not isinstance(row, dict):
+            tables.damaged += 1
+        elif row:
+            tables.feed(_flat(row), number)
+    return tables.build(name)
+
+
+# --- JSON documents ---
+
+
+def _read_document(text: str, name: str) -> tuple[RunLog, ...]:
+    """No runs: it holds no table."""
+    if text.lstrip().startswith("["):
+        table = MetricTable()
+        _feed_array(text, text.index("["), table)
+        return table.build(name)
+    for trainer in TRAINERS:
+        if not trainer.rows_key or f'"{trainer.rows_key}"' not in text:
+            continue
+        if match := re.search(rf'"{trainer.rows_key}"\s{{0,99}}:\s{{0,99}}(?=\[)', text):
+            table = MetricTable(trainer)
+            end = _feed_array(text, match.end(), table)
+            if not table.finish():
+                return ()
+            rest = _decode(f"{text[: match.end()]}[]{text[end:]}")  # without its rows
+            if trainer.document_reader is not None and isinstance(rest, dict):
+                trainer.document_reader(rest, table.builder)
+            return table.build(name)
+    if len(text) > _MAX_OBJECT_CHARS:
+        return ()
+    document = _decode(text)
+    if not isinstance(document, dict):
+        return ()
+    flat = _flat(document)
+    for value in flat.values():  # {"history": [{"step": 1, "loss": 3.2}, …]}
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            table = MetricTable()
+            for row in value:
+                if isinstance(row, dict):
+                    table.feed(_flat(row), 1)
+            if run_logs := table.build(name, has_lines=False):
+                return run_logs
+    lists = {path: value for path, value in flat.items() if isinstance(value, list) and value}
+    columns = {path: value for path, value in lists.items() if role_of(path) or _is_count(path)}
+    if columns:
+        return _read_columns(columns, name)
+    table = MetricTable()
+    table.feed({path: value for path, value in flat.items() if parse_cell(value) is not None}, 1)
+    return tuple(
+        replace(
+            run_log,
+            # The duration of the last evaluation says nothing about those before it.
+            evals=tuple(replace(evaluation, ms=None) for evaluation in run_log.evals),
+            is_excerpt=True,
+            notes=(*run_log.notes, say("table.summary")),
+        )
+        for run_log in table.build(name, has_lines=False)
+    )
+
+
+def _feed_array(text: str, at: int, table: MetricTable) -> int:
+    """Every object of the array that begins at `at`; returns where it ends. Of a truncated file, what there
+    is."""
+    decoder = json.JSONDecoder()
+    line, counted = 1, 0
+    at += 1
+    while True:
+        at = _skip_space(text, at)
+        if at < len(text) and text[at] == ",":
+            at = _skip_space(text, at + 1)
+        if at >= len(text) or text[at] == "]":
+            return min(at + 1, len(text))
+        try:
+            item, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return len(text)
+        line += text.count("\n", counted, at)
+        counted = at
+        if isinstance(item, dict):
+            table.feed(_flat(item), line)
+        at = end
+
+
+def _skip_space(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
+
+
+def _is_count(path: str) -> bool:
+    """`val/step` counts as well, where it is a list beside `val/loss`."""
+    return role_of(path.rpartition("/")[2]) in _COUNTS
+
+
+def _read_columns(columns: Mapping[str, list[object]], name: str) -> tuple[RunLog, ...]:
+    """Lists of numbers beside each other. Those of one length are one table; a shorter list of validation
+    losses has its own list of steps, or its steps are not known."""
+    table = MetricTable()
+    losses = [path for path in columns if role_of(path) in _LOSSES]
+    if not losses:
+        return ()
+    parts: list[list[dict[str, object]]] = []
+    unnumbered: list[object] = []
+    for length in dict.fromkeys(len(columns[path]) for path in losses):
+        same = {path: values for path, values in columns.items() if len(values) == length}
+        has_count = any(_is_count(path) for path in same)
+        if not parts or has_count:
+            parts.append([dict(zip(same, row, strict=True)) for row in zip(*same.values(), strict=True)])
+        else:
+            unnumbered += [value for path in same if role_of(path) == "val_loss" for value in same[path]]
+    counts = [path for path in columns if _is_count(path)]
+
+    def count(row: Row) -> float:
+        return next((value for path in counts if (value := parse_cell(row.get(path))) is not None), 0.0)
+
+    for row in heapq.merge(*parts, key=count) if len(parts) > 1 else parts[0]:
+        if len(parts) > 1:  # their columns of steps have different names
+            row = {path: value for path, value in row.items() if path not in counts} | {"step": count(row)}
+        table.feed(row, 1)
+    if not table.finish():
+        return ()
+    for value in unnumbered:
+        if (loss := parse_cell(value)) is not None:
+            table.builder.add_eval(None, loss)
+    return table.build(name, has_lines=False)

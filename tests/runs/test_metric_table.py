@@ -1,0 +1,281 @@
+"""Rows of metrics: whose they are, which clock they have, what is an evaluation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import pytest
+
+from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.metric_table import SAMPLE_ROWS, MetricTable, parse_cell, parse_clock
+from glassgpt.runs.run_log import RunLog
+
+
+def read(rows: Iterable[Mapping[str, object]]) -> RunLog:
+    table = MetricTable()
+    for line, row in enumerate(rows, 1):
+        table.feed(row, line)
+    (run_log,) = table.build("table")
+    return run_log
+
+
+def losses(count: int, every: int = 10) -> list[dict[str, object]]:
+    return [{"step": at * every, "loss": 5.0 - at / count} for at in range(count)]
+
+
+def note_keys(run_log: RunLog) -> list[str]:
+    return [note.key for note in run_log.notes]
+
+
+# --- cells ---
+
+
+def test_numbers_in_cells() -> None:
+    cases: list[tuple[object, float | None]] = [
+        (3, 3.0), (3.5, 3.5), ("3.5", 3.5), (" 1e-4 ", 1e-4), ("", None), (None, None), (True, None),
+        ("abc", None), ([1], None), ({}, None), (10**400, math.inf), ("9" * 100, None), ("inf", math.inf),
+    ]  # fmt: skip
+    assert [(cell, parse_cell(cell)) for cell, value in cases if parse_cell(cell) != value] == []
+    assert math.isnan(parse_cell("NaN") or 0.0)
+
+
+def test_times_in_cells() -> None:
+    cases: list[tuple[object, float | None]] = [
+        ("0:02:12", 132.0), ("1 day, 0:00:01", 86401.0), ("12 days, 1:00:00.5", 12 * 86400 + 3600.5),
+        (12.5, 12.5), ("12.5", 12.5), ("1970-01-01 00:01:00", 60.0), ("1970-01-01T00:01:00+00:00", 60.0),
+        ("1970-01-01 00:00:01,500", 1.5), ("soon", None), ("1:2", None), (math.nan, None), (None, None),
+        ("9" * 60 + ":00:00", None), ("0001-01-01", -62135596800.0),
+    ]  # fmt: skip
+    assert [(cell, parse_clock(cell)) for cell, value in cases if parse_clock(cell) != value] == []
+
+
+# --- iterations ---
+
+
+def test_steps_and_their_lines() -> None:
+    run_log = read(losses(5))
+    assert run_log.steps.iteration.tolist() == [0, 10, 20, 30, 40]
+    assert run_log.last_step_line == 5
+    assert run_log.columns == {"iteration": "step", "loss": "loss"}
+
+
+def test_rows_without_a_count_are_not_numbered() -> None:
+    run_log = read([{"loss": 3.0 - at} for at in range(3)])
+    assert not run_log.has_iteration_numbers
+    assert Analysis(run_log).facts.last_iteration is None
+    assert len(run_log.steps) == 3
+
+
+def test_epochs_count_where_nothing_else_does() -> None:
+    run_log = read([{"epoch": at, "loss": 3.0, "val_loss": 3.5 - at} for at in range(4)])
+    assert run_log.steps.iteration.tolist() == [0, 1, 2, 3]
+    assert run_log.trainer.iterations_are_epochs
+    assert note_keys(run_log) == ["table.epochs"]
+    assert run_log.columns["iteration"] == "epoch"
+    fractions = read([{"epoch": at / 3, "loss": 3.0} for at in range(4)])
+    assert not fractions.has_iteration_numbers
+
+
+def test_rows_of_several_processes_are_one_run() -> None:
+    """Each process writes every step, and one lags behind by more and more rows."""
+    rows: list[tuple[float, dict[str, object]]] = []
+    for rank, pace in enumerate((1.0, 1.02)):
+        for at in range(1, 201):
+            seconds = at * 10 * pace
+            shown = f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02}:{int(seconds) % 60:02}"
+            loss = 5 - at / 100 + rank * 1e-4
+            row = {"current_steps": at * 10, "loss": loss, "elapsed_time": shown}
+            rows.append((seconds, row))
+    run_log = read(row for _, row in sorted(rows, key=lambda one: one[0]))
+    assert run_log.steps.iteration.tolist() == [at * 10 for at in range(1, 201)]
+    assert len(run_log.segments) == 1
+    assert np.nanmedian(run_log.steps.ms) == pytest.approx(1000, rel=0.05)
+
+
+def test_a_restart_is_told_from_a_process_that_lags_by_the_clock() -> None:
+    first = [{"step": at, "loss": 3.0, "elapsed_s": at * 60.0} for at in range(10, 110, 10)]
+    again = [{"step": at, "loss": 3.0, "elapsed_s": (at - 80) * 60.0} for at in range(90, 150, 10)]
+    run_log = read([*first, *again])
+    assert len(run_log.segments) == 2
+    assert run_log.steps.iteration.tolist() == [*range(10, 110, 10), *range(90, 150, 10)]
+
+
+def test_a_restart_is_told_from_a_process_that_lags_by_the_losses() -> None:
+    lagging = [row for row in losses(20) for _ in range(2)]
+    assert len(read([*lagging, lagging[-4]]).segments) == 1
+    assert len(read([*losses(20), {"step": 150, "loss": 9.0}]).segments) == 2
+
+
+def test_a_table_that_begins_again_holds_two_runs() -> None:
+    table = MetricTable()
+    for line, row in enumerate([*losses(20)[5:], *losses(30)[5:]], 1):
+        table.feed(row | {"loss": line}, line)
+    first, second = table.build("table")
+    assert (len(first.steps), len(second.steps), second.first_line) == (15, 25, 16)
+
+
+# --- evaluations ---
+
+
+def test_sparse_columns() -> None:
+    rows = losses(20)
+    rows.insert(10, {"step": 90, "val_loss": 4.0})
+    rows.append({"step": 190, "val_loss": 3.5, "eval_runtime": 2.5})
+    run_log = read(rows)
+    assert [(one.iteration, one.val_loss, one.ms) for one in run_log.evals] == [
+        (90, 4.0, None),
+        (190, 3.5, 2500),
+    ]
+    assert len(run_log.steps) == 20
+
+
+def test_a_validation_loss_that_is_repeated_is_one_evaluation() -> None:
+    rows = [row | {"val_loss": 4.0 - index // 5} for index, row in enumerate(losses(20))]
+    assert [one.iteration for one in read(rows).evals] == [0, 50, 100, 150]
+
+
+def test_equal_validation_losses_with_steps_between_are_two() -> None:
+    rows = losses(20)
+    rows[0] |= {"val_loss": 4.0}
+    rows[10] |= {"val_loss": 4.0}
+    assert [one.iteration for one in read(rows).evals] == [0, 100]
+
+
+def test_nan_beside_a_number_is_a_missing_value_and_alone_it_is_a_nan() -> None:
+    rows = [row | {"val_loss": math.nan} for row in losses(10)]
+    rows[5]["val_loss"] = 4.0
+    run_log = read([*rows, {"step": 100, "loss": math.nan, "val_loss": math.nan}])
+    assert [one.iteration for one in run_log.evals if not math.isnan(one.val_loss or 0)] == [50]
+    assert Analysis(run_log).facts.nan_step == 100
+
+
+def test_an_evaluation_that_comes_late_is_of_the_same_process() -> None:
+    rows = losses(20)
+    rows.insert(12, {"step": 100, "val_loss": 4.0})
+    run_log = read(rows)
+    assert len(run_log.segments) == 1
+    assert [one.iteration for one in run_log.evals] == [100]
+
+
+def test_a_column_that_begins_after_the_rows_held_back() -> None:
+    rows = losses(SAMPLE_ROWS + 50, every=1)
+    rows[-10] |= {"eval/loss": 4.0}
+    run_log = read(rows)
+    assert [one.val_loss for one in run_log.evals] == [4.0]
+    assert run_log.columns["val_loss"] == "eval/loss"
+
+
+def test_whose_loss_a_row_has() -> None:
+    rows = [
+        {"step": at, "split": split, "loss": 3.0 + (split == "val")}
+        for at in range(4)
+        for split in ("train", "val")
+    ]
+    run_log = read(rows)
+    assert run_log.steps.loss.tolist() == [3.0] * 4
+    assert [one.val_loss for one in run_log.evals] == [4.0] * 4
+
+
+def test_bits_per_byte() -> None:
+    run_log = read([*losses(3), {"step": 20, "val/bpb": 0.98}])
+    assert (run_log.val_metric, run_log.evals[0].val_loss) == ("bits_per_byte", 0.98)
+
+
+# --- times ---
+
+
+def steady_ms(rows: Iterable[Mapping[str, object]]) -> float | None:
+    return Analysis(read(rows)).facts.steady_ms
+
+
+def test_step_times_and_their_units() -> None:
+    """From the name; else from a clock; else from a size that only one unit can have."""
+    for extra, wanted in (
+        ({"step_time_ms": 250.0}, 250.0),
+        ({"seconds_per_step": 0.25}, 250.0),
+        ({"dt": 0.025}, 25.0),
+        ({"dt": 2500.0}, 2500.0),
+        ({"dt": 0.25}, None),
+        ({"dt": 25.0}, None),
+    ):
+        assert steady_ms(row | extra for row in losses(20)) == pytest.approx(wanted), extra
+    for dt in (0.25, 250.0):
+        rows = [row | {"dt": dt, "_timestamp": 1.7e9 + 2.5 * index} for index, row in enumerate(losses(20))]
+        assert steady_ms(rows) == pytest.approx(250.0)
+    unknown = read(row | {"dt": 0.25} for row in losses(20))
+    assert (note_keys(unknown), "time" in unknown.columns) == (["table.no_unit"], False)
+
+
+def test_a_clock_gives_step_times() -> None:
+    for column, first, factor in (
+        ("_timestamp", 1.7e9, 1.0),
+        ("timestamp", 1.7e12, 1000.0),  # milliseconds since 1970
+        ("_runtime", 12.0, 1.0),
+        ("elapsed_ms", 12.0, 1000.0),
+        ("time", 0.5, 1.0),
+        ("time_ms", 1.0, 1000.0),  # it grows: since the start
+    ):
+        rows = [row | {column: first + factor * 2.5 * at} for at, row in enumerate(losses(20))]
+        assert steady_ms(rows) == pytest.approx(250.0), column
+
+
+def test_a_time_that_does_not_grow_is_not_a_clock() -> None:
+    run_log = read(row | {"time": 0.3} for row in losses(20))
+    assert np.isnan(run_log.steps.ms).all()
+
+
+def test_rounding_of_the_clock_does_not_show() -> None:
+    """0.13 s per iteration, 10 iterations a row, in whole seconds: 1 or 2 s from row to row."""
+    rows = [row | {"elapsed_s": int(1.3 * index)} for index, row in enumerate(losses(200))]
+    run_log = read(rows)
+    known = run_log.steps.ms[np.isfinite(run_log.steps.ms)]
+    assert len(known) >= 10
+    assert np.abs(known / 130 - 1).max() <= 0.05
+    assert np.isnan(read(rows[:10]).steps.ms).all()  # too short to say anything
+
+
+def test_evaluations_are_not_in_step_times() -> None:
+    def rows(eval_s: float | None) -> list[dict[str, object]]:
+        seconds, table = 0.0, []
+        for index, row in enumerate(losses(30)):
+            table.append(row | {"_timestamp": 1.7e9 + seconds})
+            if index % 10 == 5:
+                seconds += 60
+                known = {} if eval_s is None else {"eval_runtime": eval_s}
+                table.append(
+                    {"step": row["step"], "val_loss": 4.0 - index, "_timestamp": 1.7e9 + seconds} | known
+                )
+            seconds += 2.5
+        return table
+
+    known = read(rows(60.0)).steps.ms
+    assert known[1:] == pytest.approx(250.0, rel=1e-3)
+    unknown = read(rows(None)).steps.ms
+    assert np.flatnonzero(np.isnan(unknown)).tolist() == [0, 6, 16, 26]
+    assert unknown[np.isfinite(unknown)] == pytest.approx(250.0, rel=1e-3)
+
+
+def test_mfu_counts_only_in_percent() -> None:
+    assert Analysis(read(row | {"mfu": 31.5} for row in losses(5))).facts.mfu_reported_steady == 31.5
+    assert Analysis(read(row | {"mfu(%)": 0.5} for row in losses(5))).facts.mfu_reported_steady == 0.5
+    fraction = read(row | {"mfu": 0.315} for row in losses(5))
+    assert note_keys(fraction) == ["table.no_unit"]
+    assert np.isnan(fraction.steps.mfu).all()
+
+
+def test_tokens_per_iteration_from_a_count_of_tokens() -> None:
+    rows = [row | {"total_tokens": 4096 * 10 * (index + 1)} for index, row in enumerate(losses(20))]
+    assert read(rows).setup.tokens_per_iteration == 4096
+
+
+def test_a_column_without_a_name_is_nothing() -> None:
+    assert read(row | {"": index} for index, row in enumerate(losses(5))).columns == read(losses(5)).columns
+
+
+def test_no_loss_no_run() -> None:
+    table = MetricTable()
+    table.feed({"step": 1, "accuracy": 0.5}, 1)
+    assert table.build("table") == ()
+    assert MetricTable().build("table") == ()

@@ -1,0 +1,316 @@
+"""Files that hold tables: what is read from each kind, by the values that were written into it."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tables import (
+    EVERY,
+    TABLES,
+    history,
+    lightning_csv,
+    loss_at,
+    tensorboard_csv,
+    trainer_log,
+    trainer_state,
+    wandb_csv,
+    wandb_history,
+)
+
+from glassgpt.errors import UserError
+from glassgpt.explain.explanation import explain
+from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.lines import read_texts
+from glassgpt.runs.reading import read_run_log
+from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.table_files import read_tables
+
+STEPS = list(range(EVERY, 201, EVERY))
+
+
+def read(data: str | bytes, name: str = "table") -> RunLog:
+    run_logs = read_all(data, name)
+    assert len(run_logs) == 1
+    return run_logs[0]
+
+
+def read_all(data: str | bytes, name: str = "table") -> tuple[RunLog, ...]:
+    content = data if isinstance(data, bytes) else data.encode()
+    return read_tables(read_texts(io.BytesIO(content)), name)[0]
+
+
+def assert_losses(run_log: RunLog, iterations: list[int], more: float = 0.0) -> None:
+    assert run_log.steps.iteration.tolist() == iterations
+    assert run_log.steps.loss.tolist() == pytest.approx([loss_at(at) + more for at in iterations])
+
+
+# --- Hugging Face's trainer_state.json ---
+
+
+def test_trainer_state() -> None:
+    run_log = read(trainer_state())
+    assert_losses(run_log, STEPS)
+    assert run_log.trainer.id == "hf-trainer"
+    assert [(one.iteration, one.ms) for one in run_log.evals] == [(100, 4500), (200, 4500)]
+    assert run_log.steps.grad_norm.tolist() == [1.5] * 20
+    assert [save.iteration for save in run_log.checkpoints] == [100]
+    assert run_log.setup.settings["batch_size"] == 8
+    facts = Analysis(run_log).facts
+    assert (facts.ended, facts.log_interval, facts.best_val_step) == ("finished", EVERY, 200)
+
+
+def test_trainer_state_of_a_checkpoint_on_the_way() -> None:
+    run_log = read(trainer_state(steps=150))
+    assert run_log.setup.planned_iterations == 200
+    assert Analysis(run_log).facts.ended == "cut"
+    assert [save.iteration for save in run_log.checkpoints] == [100, 150]
+
+
+def test_trainer_state_with_tokens() -> None:
+    setup = read(trainer_state(num_input_tokens_seen=200 * 4096)).setup
+    assert setup.tokens_per_iteration == 4096
+    assert setup.flops_per_token == pytest.approx(1e15 / (200 * 4096))
+
+
+def test_lines_of_a_document_are_those_of_its_rows() -> None:
+    text = trainer_state()
+    last = [number for number, line in enumerate(text.splitlines(), 1) if line.strip() == "{"][-2]
+    assert read(text).last_step_line == last  # the last row is an evaluation
+
+
+def test_trainer_state_that_is_cut_off() -> None:
+    text = trainer_state()
+    run_log = read(text[: text.index('"step": 150')])
+    assert run_log.steps.iteration.tolist() == STEPS[: STEPS.index(150)]
+    assert Analysis(run_log).facts.ended == "cut"
+
+
+# --- LLaMA-Factory's trainer_log.jsonl ---
+
+
+def test_trainer_log() -> None:
+    run_log = read(trainer_log())
+    assert_losses(run_log, STEPS)
+    facts = Analysis(run_log).facts
+    assert run_log.trainer.id == "llama-factory"
+    assert (facts.steady_ms, facts.ended, facts.tokens_per_s) == (2000, "finished", 3000.5)
+    assert run_log.setup.planned_iterations == 200
+    assert run_log.columns["time"] == "elapsed_time (s)"
+
+
+def test_trainer_log_without_its_closing_row() -> None:
+    assert Analysis(read(trainer_log(steps=150, closes=False))).facts.ended == "cut"
+
+
+def test_trainer_log_of_a_resumed_run() -> None:
+    restarted = trainer_log(seconds_per_step=0.5).splitlines(keepends=True)[10:]
+    run_log = read(trainer_log(steps=150, closes=False) + "".join(restarted))
+    assert [one.first_iteration for one in run_log.segments] == [10, 110]
+
+
+# --- CSV ---
+
+
+def test_lightning() -> None:
+    run_log = read(lightning_csv())
+    assert_losses(run_log, list(range(9, 200, EVERY)))
+    assert [one.iteration for one in run_log.evals] == [99, 199]
+    assert run_log.columns == {
+        "iteration": "step",
+        "loss": "train_loss_step",
+        "val_loss": "val_loss",
+        "lr": "lr-AdamW",
+    }
+
+
+def test_wandb_exports_runs_beside_each_other() -> None:
+    first, second = read_all(wandb_csv())
+    assert_losses(first, list(range(0, 200, EVERY)))
+    assert_losses(second, list(range(0, 200, 2 * EVERY)), more=1)
+    assert (first.label, second.label, first.runs_in_file) == ("fast-sun-1", "slow - moon-2", 2)
+
+
+def test_tensorboard_names_the_metric_in_the_files_name_only(tmp_path: Path) -> None:
+    for name, is_loss in (
+        ("run-a-b-tag-train_loss.csv", True),
+        ("val_loss (2).csv", False),
+        ("Loss.csv", True),
+    ):
+        (tmp_path / name).write_text(tensorboard_csv())
+        run_log = read_run_log(str(tmp_path / name))
+        assert (len(run_log.steps), len(run_log.evals)) == ((20, 0) if is_loss else (0, 20)), name
+    assert Analysis(read_run_log(str(tmp_path / "Loss.csv"))).facts.steady_ms == pytest.approx(200)
+    with pytest.raises(UserError, match=r"rename it to train_loss\.csv"):
+        read(tensorboard_csv(), "export.csv")
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_any_csv_with_steps_and_losses(delimiter: str, encoding: str) -> None:
+    rows = ["Iteration,Training Loss,note", *(f'{at},{loss_at(at)},"a\nb ""c"""' for at in STEPS)]
+    if delimiter != ",":
+        rows = [row.replace(",", delimiter) for row in rows]
+    assert_losses(read("\r\n".join(rows).encode(encoding)), STEPS)
+
+
+def test_csv_with_comments_blanks_and_short_rows() -> None:
+    text = "# made by hand\n\nstep, loss\n1, 3.0\n\n2\n3, 2.5, 7, 8\n# the end\n"
+    assert read(text).steps.iteration.tolist() == [1, 3]
+
+
+def test_csv_of_losses_alone() -> None:
+    run_log = read("train_loss,val_loss\n3.0,3.1\n2.5,2.6\n")
+    assert not run_log.has_iteration_numbers
+    assert (len(run_log.steps), len(run_log.evals)) == (2, 2)
+
+
+def test_packed_csv(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv.gz").write_bytes(gzip.compress(lightning_csv().encode()))
+    assert len(read_run_log(str(tmp_path / "metrics.csv.gz")).steps) == 20
+
+
+def test_rows_that_name_their_run() -> None:
+    """One after the other, or in turns, as a sweep writes them."""
+    rows = [
+        {"model": model, "step": at, "loss": loss_at(at) + shift}
+        for at in STEPS
+        for model, shift in (("a", 0), ("b", 1))
+    ]
+    for table in (rows, sorted(rows, key=lambda row: str(row["model"]))):
+        csv_text = "model,step,loss\n" + "".join(
+            f"{row['model']},{row['step']},{row['loss']}\n" for row in table
+        )
+        for text in (csv_text, "".join(json.dumps(row) + "\n" for row in table)):
+            first, second = read_all(text)
+            assert (first.label, second.label, second.runs_in_file) == ("a", "b", 2)
+            assert_losses(first, STEPS)
+            assert_losses(second, STEPS, more=1)
+    (alone,) = read_all("model,step,loss\n" + "".join(f"a,{at},{loss_at(at)}\n" for at in STEPS))
+    assert alone.run_name is None
+
+
+# --- JSON ---
+
+
+def test_wandb_history() -> None:
+    run_log = read(wandb_history())
+    assert_losses(run_log, list(range(0, 200, EVERY)))
+    facts = Analysis(run_log).facts
+    assert facts.steady_ms == pytest.approx(200)
+    assert facts.mfu_reported_steady == 30.5
+    assert run_log.columns["iteration"] == "iter"
+
+
+def test_wandb_summary_is_one_row() -> None:
+    summary = {"_step": 40, "_runtime": 90.5, "train/loss": 2.5, "eval": {"loss": 2.75, "runtime": 9}}
+    run_log = read(json.dumps(summary))
+    assert (run_log.steps.iteration.tolist(), run_log.steps.loss.tolist()) == ([40], [2.5])
+    assert (run_log.evals[0].val_loss, run_log.evals[0].ms) == (2.75, None)
+    assert run_log.is_excerpt
+    assert run_log.setup.wall_s == 90.5
+
+
+def test_lists_beside_each_other() -> None:
+    run_log = read(history())
+    assert run_log.steps.loss.tolist() == [loss_at(at) for at in range(0, 200, EVERY)]
+    assert len(run_log.evals) == 20
+    assert not run_log.has_iteration_numbers
+
+
+def test_lists_with_steps_of_their_own() -> None:
+    train = {"step": STEPS, "loss": [loss_at(at) for at in STEPS]}
+    document = {"config": {"lr": 1}, "train": train, "val": {"step": [100, 200], "loss": [4.0, 3.0]}}
+    run_log = read(json.dumps(document))
+    assert_losses(run_log, STEPS)
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(100, 4.0), (200, 3.0)]
+
+
+def test_a_shorter_list_has_no_steps() -> None:
+    document = {"step": STEPS, "loss": [loss_at(at) for at in STEPS], "val_loss": [4.0, 3.0]}
+    run_log = read(json.dumps(document))
+    assert_losses(run_log, STEPS)
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(None, 4.0), (None, 3.0)]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("key", ["", "history"])
+def test_a_list_of_objects(indent: int | None, key: str) -> None:
+    rows = [{"step": at, "metrics": {"train": {"loss": loss_at(at)}}} for at in STEPS]
+    assert_losses(read(json.dumps({key: rows, "name": "x"} if key else rows, indent=indent)), STEPS)
+
+
+def test_json_lines_with_damage() -> None:
+    lines = [json.dumps({"step": at, "loss": loss_at(at)}) for at in STEPS]
+    lines[12] = lines[12][:9]
+    run_log = read("\n".join(lines) + "\n" + '{"step": 210, "lo')
+    assert_losses(run_log, [at for at in STEPS if at != 130])
+    assert [(note.key, note.values["count"]) for note in run_log.notes] == [("table.damaged_rows", 2)]
+
+
+def test_nan_and_infinity() -> None:
+    text = "".join(
+        f'{{"step": {at}, "loss": {loss}}}\n' for at, loss in enumerate(("3.5", "Infinity", "NaN"))
+    )
+    assert Analysis(read(text)).facts.nan_step == 2
+
+
+# --- folders ---
+
+
+def test_folders_that_trainers_leave(tmp_path: Path) -> None:
+    for at, name in ((100, "checkpoint-100"), (90, "checkpoint-90")):
+        (tmp_path / "hf" / name).mkdir(parents=True)
+        (tmp_path / "hf" / name / "trainer_state.json").write_text(trainer_state(steps=at))
+    assert read_run_log(str(tmp_path / "hf")).steps.iteration[-1] == 100
+    for name, text in (("metrics.csv", lightning_csv()), ("trainer_log.jsonl", trainer_log())):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text(text)
+        assert len(read_run_log(str(tmp_path / name)).steps) == 20
+
+
+# --- what is no table ---
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "iter 0: loss 4.2, time 33.00ms\niter 1: loss 4.1, time 33.00ms\n",
+        '{"message": "step 10 loss 3.2"}\n{"message": "step 20 loss 3.1"}\n',
+        "{'loss': 2.9, 'epoch': 0.03}\n",
+        '{"loss": 2.9, "epoch": 0.03}\n{"loss": 2.8, "epoch": 0.06}\nTraining is over\nGood bye\n',
+        "step, loss and everything\nis explained here\nat length\n",
+        "name,age\nsomebody,12\n",
+        "", "\n", "[", "{", "[[[[", '{"log_history": 3}', '{"log_history": []}', "[1, 2, 3]", '{"a": [{}]}',
+    ],
+)  # fmt: skip
+def test_other_texts_are_left_to_the_reader_of_logs(text: str) -> None:
+    run_logs, rest = read_tables(iter([text]), "x")
+    assert run_logs == ()
+    assert "".join(rest) == text
+
+
+def test_a_table_without_a_loss_in_any_row() -> None:
+    with pytest.raises(UserError, match="no row of it has a step and a loss"):
+        read("step,loss\n1,\n2,\n")
+
+
+# --- what is said about them ---
+
+
+def test_the_columns_are_in_the_json_and_in_the_verdict() -> None:
+    explanation = explain(read(lightning_csv()))
+    assert explanation.as_dict()["columns"] == dict(explanation.log.columns)
+    assert any("train_loss_step" in sentence for sentence in explanation.verdict)
+
+
+def test_every_table_is_explained() -> None:
+    for name, text in TABLES.items():
+        for run_log in read_all(text):
+            assert len(run_log.steps) >= 10, name
+            assert np.isfinite(run_log.steps.loss).all()
+            json.dumps(explain(run_log).as_dict(), default=str)

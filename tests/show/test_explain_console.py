@@ -72,7 +72,8 @@ def test_a_finding() -> None:
 
 def test_a_file_with_several_runs_lists_them() -> None:
     def steps(count: int) -> str:
-        return "".join(f"iter {at}: loss {4 - at / 100:.4f}, time 9.00ms, mfu 1.00%\n" for at in range(count))
+        lines = (f"iter {at}: loss {4 - at / 100:.4f}, time {count}.00ms, mfu 1.00%" for at in range(count))
+        return "\n".join(lines) + "\n"
 
     runs = read_logs([LogLine(line) for line in (steps(3) + steps(50) + steps(20)).splitlines()], "x.log")
     out = io.StringIO()

@@ -142,7 +142,8 @@ def _rank_speeds(
     eval_tokens_per_s = evaluating.mid / overheads.FORWARD_SHARE
     if measured is None:
         return estimated, eval_tokens_per_s
-    updating = measured_throughput(measured, flops_per_token, peak)
+    # Finished runs that count were on an idle machine.
+    updating = _beside_others(measured_throughput(measured, flops_per_token, peak), on.fair_share)
     return updating, eval_tokens_per_s * updating.mid / estimated.mid
 
 

@@ -141,13 +141,15 @@ class ProbeResult:
             text += f", while other programs used {self.busy_cores:.1f} cores"
         return text
 
-    def speed_of(self, work: TrainingWorkload) -> MeasuredSpeed | None:
-        """None if it did not run, or ran other work."""
+    def speed_of(self, work: TrainingWorkload, fair_share: float = 1.0) -> MeasuredSpeed | None:
+        """None if it did not run, or ran other work. `fair_share`: of a CPU, by the load of the last minute. If
+        the probe had more of it than that, by luck, a run will probably not."""
         if not self.ran or work_key(work) != dict(self.work):
             return None
         tokens = work.micro_batch_tokens * work.micro_steps
         rates = [tokens / seconds for seconds in group_means(self.update_s)]
-        band = band_from_repeats(rates, work.device_type, self.idle_speedup)
+        low, mid, high = band_from_repeats(rates, work.device_type, self.idle_speedup)
+        low *= min(1.0, fair_share * self.idle_speedup)
         return MeasuredSpeed(
-            band, self.describe(), "probe", self.eval_tokens_per_s, self.start_s, self.peak_bytes
+            (low, mid, high), self.describe(), "probe", self.eval_tokens_per_s, self.start_s, self.peak_bytes
         )

@@ -125,7 +125,7 @@ class PlanTarget:
 
     def measured_speed(self, work: TrainingWorkload, flops_per_token: int) -> MeasuredSpeed | None:
         """Of one card or CPU: by the probe, else by finished runs here; None: neither knows."""
-        if self.probe is not None and (probed := self.probe.speed_of(work)) is not None:
+        if self.probe is not None and (probed := self.probe.speed_of(work, self.fair_share)) is not None:
             return probed
         if self.cluster.ranks > 1:
             return None

@@ -142,8 +142,8 @@ class ProbeResult:
         return text
 
     def speed_of(self, work: TrainingWorkload, fair_share: float = 1.0) -> MeasuredSpeed | None:
-        """None if it did not run, or ran other work. `fair_share`: of a CPU, by the load of the last minute. If
-        the probe had more of it than that, by luck, a run will probably not."""
+        """None if it did not run, or ran other work. `fair_share`: of a CPU, by the load of the last minute.
+        If the probe got more of it than that, by luck, a run will probably not."""
         if not self.ran or work_key(work) != dict(self.work):
             return None
         tokens = work.micro_batch_tokens * work.micro_steps

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from glassgpt.estimate.cards import Card
     from glassgpt.explain.watch import LogWatcher, WatchUpdate
     from glassgpt.runs.run_log import RunLog
+
+_MAX_RUNS_OF_FILE = 26  # that flags --a. to --z. can name
 
 Options = TypeVar("Options", ExplainOptions, CompareOptions, ReportOptions)
 
@@ -56,11 +59,14 @@ def compare(words: list[str]) -> int:
     from glassgpt.runs.run_log import longest_run
     from glassgpt.show.terminal.compare_view import print_comparison
 
-    missing = "glass compare needs at least two runs or logs: glass compare A B"
+    missing = "glass compare needs at least two runs or logs, or a file that holds several: glass compare A B"
     names, overrides, options, card = _parse_command_line(words, CompareOptions, None, missing)
     with use_language(options.lang or preferred_language()):
-        longest = [longest_run(run_logs) for run_logs in _read_files(names, overrides)]
-        comparison = compare_logs(longest, card)
+        if len(names) == 1:
+            run_logs = _read_runs_of_file(names[0], overrides)
+        else:
+            run_logs = [longest_run(file) for file in _read_files(names, overrides)]
+        comparison = compare_logs(run_logs, card)
         if options.json:
             _print_json(comparison.as_dict())
         else:
@@ -97,7 +103,7 @@ def _parse_command_line(
 ) -> tuple[list[str], list[RunOverrides], Options, Card | None]:
     """Names, overrides (`--a.key=value` or `--a.key value`) of each, options, card; all problems at once.
 
-    `count`: how many names there must be; None: two or more.
+    `count`: how many names there must be; None: one file of several runs, or several files.
     """
     from glassgpt.runs.reading import source_path
 
@@ -115,7 +121,7 @@ def _parse_command_line(
     names, options, problems = parse_options(other_words, kind)
     if count is not None and len(names) > count:
         problems.append(f"one run or log at a time, not {' and '.join(names)}; `glass compare` takes several")
-    elif len(names) < (count or 2):
+    elif len(names) < (count or 1):
         problems.append(missing)
     if names.count("-") > 1:
         problems.append("the standard input (-) can be read only once")
@@ -129,7 +135,9 @@ def _parse_command_line(
     check_language(options.lang, problems)
     overrides: list[RunOverrides] = []
     try:
-        overrides = parse_overrides(override_words, max(1, len(names)))
+        # How many runs one file holds is known once it is read.
+        runs = _MAX_RUNS_OF_FILE if count is None and len(names) == 1 else max(1, len(names))
+        overrides = parse_overrides(override_words, runs)
     except UserError as error:
         problems += error.problems
     if problems:
@@ -150,6 +158,26 @@ def _read_files(names: list[str], overrides: list[RunOverrides]) -> list[list[Ru
     if problems:
         raise UserError(problems)
     return files
+
+
+def _read_runs_of_file(name: str, overrides: list[RunOverrides]) -> list[RunLog]:
+    """All runs of one log or text that logged something, in its order."""
+    from glassgpt.runs.reading import read_run_logs
+
+    run_logs = [run_log for run_log in read_run_logs(name) if len(run_log.steps) or run_log.evals]
+    if len(run_logs) < 2:
+        raise UserError(
+            f"{name} holds one run; glass compare needs at least two runs or logs: glass compare A B"
+        )
+    if any(override != RunOverrides() for override in overrides[len(run_logs) :]):
+        raise UserError(f"{name} holds {len(run_logs)} runs; a flag is for a later one")
+    named = []
+    for run_log, override in zip(run_logs[:_MAX_RUNS_OF_FILE], overrides, strict=False):
+        place = f"{run_log.first_line}-{run_log.last_line}" if run_log.last_line else ""
+        parts = [part for part in (run_log.stage, place and f"lines {place}") if part]
+        title = ": ".join([run_log.name, ", ".join(parts)]) if parts else run_log.name
+        named.append(replace(apply_overrides(run_log, override), name=title, runs_in_file=1))
+    return named
 
 
 def _print_json(document: dict[str, Any]) -> None:

@@ -11,15 +11,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from glassgpt.compare.loss_curve import LossCurve, training_curve, validation_curve
+from glassgpt.compare.loss_curve import LossCurve, LossKind, batch_curve, training_curve, validation_curve
 from glassgpt.estimate.cards import Card
 from glassgpt.i18n import Message, Text, message_values
-from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.model_size import device_count, stated_peak_flops
+from glassgpt.runs.analysis import MIN_MFU, Analysis
+from glassgpt.runs.model_size import (
+    device_count,
+    iteration_flops_bounds,
+    nearest_multiple,
+    stated_peak_flops,
+)
 from glassgpt.runs.noise import EvalNoise, noise_from_scatter, tokens_per_eval
 from glassgpt.runs.run_log import RunLog
 
-LossKind = Literal["validation", "training"]
+_SAME_PEAK_TOLERANCE = 0.01  # relative, of two peaks
+_MIN_WORK_RATIO = 1.5  # of the FLOPs of an iteration, beyond rounding: then it is other work
+
 PeakSource = Literal["card", "common", "own"]
 
 
@@ -69,6 +76,7 @@ class ComparedRun:
     analysis: Analysis  # of the last run in the log
     peak: MfuPeak | None
     curve: LossCurve
+    batches: LossCurve  # all logged training losses
     noise: EvalNoise | None
     has_shared_eval_tokens: bool = False  # all compared runs evaluate the same tokens
     runs_in_log: int = 1
@@ -83,7 +91,39 @@ class ComparedRun:
         tflops = self.analysis.achieved_tflops
         if not tflops or not self.peak:
             return None
-        return 100 * tflops * 1e12 / (self.peak.flops * device_count(self.log))
+        return 100 * tflops * 1e12 / (self.peak.flops * self.devices)
+
+    @property
+    def device_mfu(self) -> float | None:
+        """As the log prints it, of one device; without the evaluations in a running average."""
+        throughput = self.analysis.throughput
+        return throughput.mfu_percent if throughput else self.analysis.reported_mfu
+
+    @property
+    def devices(self) -> int:
+        """As the log says; or as many as the FLOP/s of all tokens are of those that its MFU is of."""
+        stated, tflops = device_count(self.log), self.analysis.achieved_tflops
+        mfu, peak = self.device_mfu, stated_peak_flops(self.log)
+        if stated > 1 or not tflops or not mfu or mfu < MIN_MFU or not peak:
+            return stated
+        return nearest_multiple(tflops * 1e12 / (mfu / 100 * peak)) or 1
+
+    def shares_peak_with(self, other: ComparedRun) -> bool:
+        """Whether the MFUs of both have one denominator."""
+        ratio = safe_ratio(self.peak.flops if self.peak else None, other.peak.flops if other.peak else None)
+        return ratio is not None and abs(ratio - 1) < _SAME_PEAK_TOLERANCE
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its log begins at the first iteration. Of an excerpt or a tail, the totals and the best
+        loss are not known."""
+        log, first = self.log, self.analysis.facts.first_iteration
+        if log.is_excerpt:
+            return False
+        if first is None or log.trainer.lines_count_updates:
+            return True
+        has_first_eval = len(self.curve) > 0 and int(self.curve.iterations[0]) <= log.trainer.first_iteration
+        return has_first_eval or first <= log.trainer.first_iteration + (log.log_interval() or 1)
 
     @property
     def best(self) -> tuple[float, int] | None:
@@ -137,7 +177,16 @@ def make_compared_runs(run_logs: Sequence[RunLog], card: Card | None) -> tuple[l
             noise = analysis.eval_noise_across_runs
         runs_in_log = run_logs[index].runs_in_file
         compared.append(
-            ComparedRun(run_label(index), analysis, peak, curve, noise, has_shared_eval_tokens, runs_in_log)
+            ComparedRun(
+                run_label(index),
+                analysis,
+                peak,
+                curve,
+                batch_curve(analysis),
+                noise,
+                has_shared_eval_tokens,
+                runs_in_log,
+            )
         )
     return compared, loss_kind
 
@@ -163,6 +212,27 @@ def safe_ratio(numerator: float | None, denominator: float | None) -> float | No
         return None
     ratio = numerator / denominator
     return ratio if math.isfinite(ratio) and ratio > 0 else None
+
+
+def work_bounds(run: ComparedRun) -> tuple[float, float] | None:
+    """The least and the most FLOPs of one iteration: as the log states model and batch, or by its MFU."""
+    flops, tokens = run.analysis.size.flops_per_token, run.analysis.tokens_per_iteration
+    if flops and tokens:
+        return flops * tokens, flops * tokens
+    if work := run.analysis.iteration_flops:
+        return work.flops * (1 - work.relative_error), work.flops * (1 + work.relative_error)
+    return iteration_flops_bounds(run.log)
+
+
+def least_work_ratio(first: ComparedRun, other: ComparedRun) -> float | None:
+    """How many times the FLOPs an iteration of one run takes at least of one of the other, whatever the
+    rounding of their MFU; None where it may be the same work."""
+    bounds = [work_bounds(run) for run in (first, other)]
+    if bounds[0] is None or bounds[1] is None:
+        return None
+    small, large = sorted((bounds[0], bounds[1]))
+    ratio = safe_ratio(large[0], small[1])
+    return ratio if ratio is not None and ratio >= _MIN_WORK_RATIO else None
 
 
 # --- the peak ---

@@ -7,12 +7,13 @@ comparison.as_dict()        # the JSON document; journal.nonfinite_to_words make
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.compare.compared_run import Claim, ComparedRun, LossKind, make_compared_runs
+from glassgpt.compare.compared_run import Claim, ComparedRun, make_compared_runs
 from glassgpt.compare.differences import (
     Comparability,
     Difference,
@@ -21,10 +22,12 @@ from glassgpt.compare.differences import (
     find_differences,
     run_perplexity,
 )
+from glassgpt.compare.known_runs import known_run_claims
 from glassgpt.compare.loss_curve import (
     AXES,
     Alignment,
     Axis,
+    LossKind,
     LowestCommonLoss,
     align_all,
     find_lowest_common_loss,
@@ -34,6 +37,7 @@ from glassgpt.compare.speed_verdict import compare_speed
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import Card
 from glassgpt.i18n import say, translate
+from glassgpt.runs.notes import GPT2_VOCAB_SIZE
 from glassgpt.runs.run_log import RunLog
 
 
@@ -100,17 +104,20 @@ def compare(runs: Sequence[RunLog], card: Card | None = None) -> Comparison:
             )
             verdict.append(Claim("thinned-log", (run.label,), sentence))
         verdict += _nonfinite_claims(run)
+    verdict += known_run_claims(compared)
     comparability = [check_comparability(first, other) for other in others]
     for other, level in zip(others, comparability, strict=True):
         pair_differences = find_differences([first.log, other.log])
         verdict += compare_speed(first, other, pair_differences)
         verdict += compare_losses(first, other, pair_differences, level, loss_kind)
+    verdict += _perplexity_claims(compared)
     curves = [run.curve for run in compared]
     if any(one.level in ("refused", "bytes") for one in comparability):
         aligned = {axis: Alignment(axis, (), translate("compare.alignment.not_comparable")) for axis in AXES}
         common_loss = None
     else:
-        aligned, common_loss = align_all(curves), find_lowest_common_loss(curves)
+        aligned = align_all(curves, [run.batches for run in compared], loss_kind)
+        common_loss = find_lowest_common_loss(curves)
     return Comparison(
         runs=tuple(compared),
         loss_kind=loss_kind,
@@ -120,6 +127,25 @@ def compare(runs: Sequence[RunLog], card: Card | None = None) -> Comparison:
         common_loss=common_loss,
         verdict=tuple(dict.fromkeys(verdict)),  # each pair repeats the claims about the first run alone
     )
+
+
+def _perplexity_claims(runs: Sequence[ComparedRun]) -> list[Claim]:
+    """A "loss" in a text that can only be a perplexity. The event is of the text, not of one run."""
+    events = {event for run in runs for event in run.log.events if event.kind == "perplexity-as-loss"}
+    return [
+        Claim(
+            "perplexity-not-loss",
+            (),
+            say(
+                "compare.perplexity-not-loss",
+                stated=event.text,
+                line=event.line,
+                loss=math.log(float(event.text)),
+                guess=math.log(GPT2_VOCAB_SIZE),
+            ),
+        )
+        for event in sorted(events, key=lambda event: event.line)
+    ]
 
 
 def _nonfinite_claims(run: ComparedRun) -> list[Claim]:
@@ -177,15 +203,21 @@ def _losses_json(comparison: Comparison) -> dict[str, object]:
                     loss
                     and {
                         "loss": loss.loss,
-                        "interpolated": not loss.is_exact,
-                        "between": [loss.low, loss.high],
+                        "at": loss.at,
+                        "noise": loss.std,
+                        "interpolated": False,
+                        "between": [loss.loss, loss.loss],
                     }
                     for loss in point.losses
                 ],
             }
             for point in alignment.points
         ]
-        document[f"equal_{axis}"] = {"points": points, "reason": alignment.reason or None}
+        document[f"equal_{axis}"] = {
+            "measure": alignment.kind,
+            "points": points,
+            "reason": alignment.reason or None,
+        }
     bests = [(run, run.best) for run in comparison.runs]
     document["best"] = {
         "losses": [best[0] if best else None for _, best in bests],

@@ -55,13 +55,17 @@ _LOSS_SETTINGS = (
 )  # fmt: skip
 _SPEED_SETTINGS = (
     "batch_size", "gradient_accumulation_steps", "device", "dtype", "compile", "attention", "world_size",
-    "activation_checkpointing", "eval_interval", "eval_iters", "eval_tokens", "checkpoint_interval",
+    "activation_checkpointing", "kernels", "graph", "fp8", "threads", "data_place", "shard",
+    "eval_interval", "eval_iters", "eval_tokens", "checkpoint_interval",
     "always_save_checkpoint", "log_interval", "backend", "probe_seconds",
 )  # fmt: skip
 _BOOKKEEPING_SETTINGS = (
     "out_dir", "data_dir", "console", "sample_tokens", "sample_start", "profile", "track",
     "wandb_log", "wandb_project", "wandb_run_name", "keep_checkpoints", "eval_only", "patience",
     "probe_seconds", "dataset",
+)  # fmt: skip
+_CHOSEN_SETTINGS = (
+    "device", "dtype", "compile", "attention", "kernels", "graph", "activation", "batch_tokens", "threads",
 )  # fmt: skip
 HARDWARE_SETTINGS = (
     "device",
@@ -75,7 +79,8 @@ HARDWARE_SETTINGS = (
 _VERSION_KEYS = ("python", "torch", "numpy", "glassgpt", "cuda", "driver", "cudnn", "triton", "kernel")
 _CODE_KEYS = ("glassgpt_commit", "commit", "code", "trainer")
 _MAX_EXACT_INT = 2**53  # a larger int changes when it becomes a float
-_TRANSIENT_MACHINE_KEYS = ("available",)  # free memory at that moment
+_TRANSIENT_MACHINE_KEYS = ("available", "busy_cores")  # free memory and load at that moment
+_SAME_INITIAL_LOSS_GAP = 0.5  # nats; initialisations of one vocabulary differ by less
 _MAX_INITIAL_LOSS_GAP = 1.5  # nats; the loss of an untrained model is ln V, so V differs by a factor of 4.5
 
 ComparabilityLevel = Literal["same", "assumed", "bytes", "refused"]
@@ -124,6 +129,12 @@ def _describe(run_log: RunLog) -> dict[DifferenceGroup, dict[str, SettingValue]]
         for name, value in setup.settings.items()
         if name not in _BOOKKEEPING_SETTINGS and value not in (None, "", "auto")
     }
+    # What the trainer chose where the setting was "auto".
+    chosen = setup.machine.get("choices")
+    for choice in chosen if isinstance(chosen, list) else []:
+        name, value = (choice.get("name"), choice.get("value")) if isinstance(choice, dict) else (None, None)
+        if name in _CHOSEN_SETTINGS and isinstance(value, str | int | float):
+            configuration.setdefault(str(name), value)
     if setup.world_size:
         configuration["world_size"] = setup.world_size
     if machine.get("device.type"):
@@ -225,6 +236,9 @@ def check_comparability(first: ComparedRun, other: ComparedRun) -> Comparability
     if all(run_log.setup.data.get("hash") for run_log in logs):
         return Comparability("same", ())
     datasets = {dataset_name(run_log) for run_log in logs}
+    if None in datasets and _may_be_other_data(first, other):
+        unknown = say("compare.comparable.data_unknown", a=first.label.lower(), b=other.label.lower())
+        return Comparability("refused", (unknown,))
     if None in datasets:
         reasons.append(say("compare.comparable.dataset_assumed"))
     vocabularies = [stated_vocab_size(run_log) or run_log.setup.data.get("tokenizer") for run_log in logs]
@@ -235,6 +249,11 @@ def check_comparability(first: ComparedRun, other: ComparedRun) -> Comparability
 
 def _dataset_difference(first: ComparedRun, other: ComparedRun) -> Message | None:
     logs = (first.log, other.log)
+    stages = [run_log.stage for run_log in logs]
+    if all(stages) and stages[0] != stages[1]:
+        return say(
+            "compare.comparable.stages", a=first.label, b=other.label, a_stage=stages[0], b_stage=stages[1]
+        )
     hashes = [run_log.setup.data.get("hash") for run_log in logs]
     names = [dataset_name(run_log) for run_log in logs]
     if all(hashes) and hashes[0] == hashes[1]:
@@ -282,6 +301,15 @@ def _initial_loss_difference(first: ComparedRun, other: ComparedRun) -> Message 
         a_loss=losses[0],
         b_loss=losses[1],
     )
+
+
+def _may_be_other_data(first: ComparedRun, other: ComparedRun) -> bool:
+    """Logs of two trainers that do not name their data: only equal losses before training say that the
+    vocabulary is the same."""
+    if len({run.log.trainer.name for run in (first, other)}) == 1:
+        return False
+    losses = [_untrained_loss(run) for run in (first, other)]
+    return losses[0] is None or losses[1] is None or abs(losses[0] - losses[1]) > _SAME_INITIAL_LOSS_GAP
 
 
 def _untrained_loss(run: ComparedRun) -> float | None:

@@ -5,17 +5,21 @@ The difference in loss that is left at equal iterations or tokens shows whether 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from glassgpt.compare.compared_run import Claim, ComparedRun, safe_ratio
+import numpy as np
+
+from glassgpt.compare.compared_run import Claim, ComparedRun, least_work_ratio, safe_ratio
 from glassgpt.compare.differences import HARDWARE_SETTINGS, Difference, format_setting, list_settings
-from glassgpt.compare.loss_curve import Alignment, Axis
+from glassgpt.compare.loss_curve import Axis, loss_near, mean_of_batches
 from glassgpt.format import format_parameters
-from glassgpt.i18n import Message, say
-from glassgpt.runs.trajectory import positive_int_setting
+from glassgpt.i18n import Message, Text, say
+from glassgpt.runs.trajectory import planned_end_iteration, positive_int_setting
 
 _MIN_NOTABLE_RATIO = 1.1  # sizes, batches and token counts closer than this are not named as a cause
 _MIN_REMAINING_SHARE = 0.8  # of the gap at equal iterations or tokens: then longer training is not the cause
+_MID_SCHEDULE, _END_OF_SCHEDULE = 0.7, 0.9  # shares of the planned iterations
 _MAX_ROUNDING_LOSS_GAP = 0.02  # precision and order of summation may cause a smaller one
 _MAX_LISTED_SETTINGS = 8
 # Model size, context, batch and tokens seen stand for these.
@@ -32,16 +36,16 @@ class LossCause:
 
 
 def explain_better(
-    better: ComparedRun,
-    worse: ComparedRun,
-    gap: float,
-    differences: tuple[Difference, ...],
-    aligned: dict[Axis, Alignment],
+    better: ComparedRun, worse: ComparedRun, gap: float, differences: tuple[Difference, ...]
 ) -> list[Claim]:
     causes = find_causes(better, worse, differences)
     labels = (better.label, worse.label)
     if not causes:
-        sentence = say("compare.better-unexplained", better=better.label)
+        seed = next((one for one in differences if one.name == "seed" and one.is_known), None)
+        if seed is not None:
+            sentence = say("compare.better-unexplained.seed", better=better.label)
+        else:
+            sentence = say("compare.better-unexplained", better=better.label)
         return [Claim("better-unexplained", labels, sentence)]
     reasons = [cause.message for cause in causes if cause.favours_better is not False]
     reasons_against = [cause.message for cause in causes if cause.favours_better is False]
@@ -54,7 +58,7 @@ def explain_better(
     if reasons_against:
         sentence = say("compare.better-in-spite", better=better.label)
         claims.append(Claim("better-in-spite", labels, sentence, tuple(reasons_against)))
-    claims += explain_by_training_length(better, worse, gap, aligned)
+    claims += explain_by_training_length(better, worse, gap)
     return [*claims, *rule_out_hardware(better, worse, gap, differences)]
 
 
@@ -65,7 +69,13 @@ def find_causes(
     better: ComparedRun, worse: ComparedRun, differences: tuple[Difference, ...]
 ) -> list[LossCause]:
     """The differences that affect a loss. Empty: the logs show none."""
-    causes = [*_model_causes(better, worse), *_training_causes(better, worse)]
+    causes = [
+        *_model_causes(better, worse),
+        *_training_causes(better, worse),
+        *_logged_lr_causes(better, worse),
+    ]
+    states_lr = any(one.name == "learning_rate" and one.is_known for one in differences)
+    causes = [cause for cause in causes if cause.id != "logged-lr" or not states_lr]
     for difference in differences:
         is_loss_setting = (
             difference.is_known and difference.group == "configuration" and difference.affects_loss
@@ -99,6 +109,9 @@ def _model_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause]:
             worse_size=worse_size,
         )
         causes.append(LossCause("model-size", sentence, ratio > 1))
+    elif (least := least_work_ratio(better, worse)) and None in (sizes[0].parameters, sizes[1].parameters):
+        sentence = say("compare.better-because.reason.work", least=least)
+        causes.append(LossCause("work", sentence, None))
     contexts = [positive_int_setting(run.log, "block_size") for run in (better, worse)]
     if contexts[0] is not None and contexts[1] is not None and contexts[0] != contexts[1]:
         sentence = say(
@@ -151,47 +164,94 @@ def _training_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause]
     return causes
 
 
+def _logged_lr_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause]:
+    """Learning rates that differ where both logs print them, at the same iterations."""
+    rates = []
+    for run in (better, worse):
+        trajectory, lr = run.analysis.trajectory, run.log.steps.lr
+        pairs = zip(trajectory.iteration.tolist(), lr[trajectory.rows].tolist(), strict=True)
+        rates.append({at: value for at, value in pairs if value > 0})
+    common = sorted(rates[0].keys() & rates[1].keys())
+    ratios = [rates[0][at] / rates[1][at] for at in common]
+    if not ratios or all(1 / _MIN_NOTABLE_RATIO < ratio < _MIN_NOTABLE_RATIO for ratio in ratios):
+        return []
+    at = max(common, key=lambda one: abs(math.log(rates[0][one] / rates[1][one])))
+    sentence = say(
+        "compare.better-because.reason.logged_lr",
+        better=better.label,
+        worse=worse.label,
+        at=at,
+        better_lr=f"{rates[0][at]:.3g}",
+        worse_lr=f"{rates[1][at]:.3g}",
+    )
+    return [LossCause("logged-lr", sentence, None)]
+
+
 # --- training length ---
 
 
-def explain_by_training_length(
-    better: ComparedRun, worse: ComparedRun, gap: float, aligned: dict[Axis, Alignment]
-) -> list[Claim]:
-    """Whether more iterations or tokens are a cause: what is left of the gap where both runs had as many."""
+def explain_by_training_length(better: ComparedRun, worse: ComparedRun, gap: float) -> list[Claim]:
+    """Whether more iterations or tokens are a cause: what is left of the gap where the better run had as many
+    as the worse run at its best. Where it was not evaluated there, training losses can show it gone."""
     claims = []
     labels = (better.label, worse.label)
     axes: tuple[Axis, ...] = ("iterations", "tokens")
     for axis in axes:
-        if not aligned[axis].points:
+        if axis not in better.curve.positions or axis not in worse.curve.positions:
             continue
-        point = aligned[axis].points[-1]
-        losses = dict(zip(sorted(labels), point.losses, strict=True))
-        better_loss, worse_loss = losses[better.label], losses[worse.label]
-        if better_loss is None or worse_loss is None:
+        at = float(worse.curve.positions[axis][worse.curve.losses.argmin()])
+        longer = safe_ratio(float(better.curve.positions[axis][better.curve.losses.argmin()]), at)
+        if longer is None or longer < _MIN_NOTABLE_RATIO:
             continue
-        remaining_gap = worse_loss.loss - better_loss.loss
-        values: dict[str, object] = {
-            "better": better.label,
-            "worse": worse.label,
-            "ahead": remaining_gap,
-            "gap": gap,
-            "at": point.at,
-        }
-        if remaining_gap >= _MIN_REMAINING_SHARE * gap:
+        there = loss_near(better.curve, axis, at)
+        batches = [mean_of_batches(run.batches, axis, at) for run in (better, worse)]
+        values: dict[str, object] = {"better": better.label, "worse": worse.label, "gap": gap, "at": at}
+        if there is not None:
+            ahead = float(worse.curve.losses.min()) - there.loss
+            is_left, is_gone = ahead >= _MIN_REMAINING_SHARE * gap, ahead <= 0
+        elif batches[0] is not None and batches[1] is not None:
+            ahead = batches[1].loss - batches[0].loss
+            noise = 2 * math.hypot(batches[0].std or 0.0, batches[1].std or 0.0)
+            is_left, is_gone = False, ahead <= -noise
+        else:
+            continue
+        values["ahead"] = ahead
+        if is_left:
             if axis == "iterations":
                 sentence = say("compare.iterations-not-cause", **values)
                 claims.append(Claim("iterations-not-cause", labels, sentence))
             else:
                 sentence = say("compare.tokens-not-cause", **values)
                 claims.append(Claim("tokens-not-cause", labels, sentence))
-        elif worse_loss.high <= better_loss.low:
+        elif is_gone:
+            details = _schedule_details(better, worse, axis, at)
             if axis == "iterations":
                 sentence = say("compare.iterations-cause", **values)
-                claims.append(Claim("iterations-cause", labels, sentence))
+                claims.append(Claim("iterations-cause", labels, sentence, details))
             else:
                 sentence = say("compare.tokens-cause", **values)
-                claims.append(Claim("tokens-cause", labels, sentence))
+                claims.append(Claim("tokens-cause", labels, sentence, details))
     return claims
+
+
+def _schedule_details(better: ComparedRun, worse: ComparedRun, axis: Axis, at: float) -> Text:
+    """The end of a schedule lowers a loss by itself: at one point, one run may be there and the other not."""
+    shares = []
+    for run in (better, worse):
+        planned = planned_end_iteration(run.log)
+        positions = run.curve.positions[axis]
+        iteration = float(np.interp(at, positions, run.curve.iterations)) if len(positions) else None
+        shares.append(iteration / planned if planned and iteration is not None else None)
+    if shares[0] is None or shares[1] is None or shares[0] > _MID_SCHEDULE or shares[1] < _END_OF_SCHEDULE:
+        return ()
+    sentence = say(
+        "compare.tokens-cause.reason.schedule",
+        better=better.label,
+        worse=worse.label,
+        better_share=100 * shares[0],
+        worse_share=100 * shares[1],
+    )
+    return (sentence,)
 
 
 # --- hardware ---

@@ -1,13 +1,14 @@
 """Loss curves: losses over iterations, tokens, time and FLOPs, and several curves read at equal points.
 
     alignment = align("tokens", [curve_a, curve_b])
-    alignment.points[-1].losses    # both losses at the largest token count that both runs reached
+    alignment.points[-1].losses    # both losses at the largest token count where both were evaluated
 
-Between two evaluations a loss is interpolated. It is never extrapolated.
+Only measured losses are compared. Between two evaluations a loss is not known: the curve is not a line.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -17,12 +18,18 @@ import numpy as np
 from glassgpt.format import format_count, format_duration, format_flops, format_integer
 from glassgpt.i18n import translate
 from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.curve_statistics import detrended_std
 from glassgpt.runs.run_log import Floats, Ints, RunLog
 
 Axis = Literal["iterations", "tokens", "time", "flops"]
+LossKind = Literal["validation", "training"]
 AXES: tuple[Axis, ...] = ("iterations", "tokens", "time", "flops")
 
 _MAX_ELAPSED_S = 1e12  # a longer sum of step times comes from broken log lines
+_POSITION_TOLERANCE = 0.02  # relative, between two evaluations that count as made at one position
+_BATCH_WINDOW = 0.1  # of the position: logged batches before it are averaged over this share
+_MIN_BATCHES = 20  # whose scatter is the noise of one of them
+_MAX_TRIED_LINES = 500
 _TRAINING_CURVE_POINTS = 60  # that training losses are averaged to
 # Shares of the largest common position: early differences matter as much as late ones.
 _SAMPLED_SHARES = (1 / 16, 1 / 4, 1 / 2, 1.0)
@@ -35,7 +42,7 @@ class LossCurve:
     losses: Floats
     iterations: Ints
     positions: dict[Axis, Floats]  # without the axes that the log does not say enough for
-    point_std: float | None = None  # of the last point, for training losses
+    point_std: float | None = None  # of one point, for training losses
 
     def __len__(self) -> int:
         return len(self.losses)
@@ -81,6 +88,14 @@ def training_curve(analysis: Analysis) -> LossCurve:
     return replace(curve, point_std=finite_positive(float(np.std(last, ddof=1)) / float(np.sqrt(len(last)))))
 
 
+def batch_curve(analysis: Analysis) -> LossCurve:
+    """Every logged training loss of the trajectory."""
+    run_log, trajectory = analysis.log, analysis.trajectory
+    rows = trajectory.rows[np.isfinite(trajectory.loss) & run_log.has_iteration_numbers]
+    iterations, segments = run_log.steps.iteration[rows], run_log.steps.segment[rows]
+    return LossCurve(run_log.steps.loss[rows], iterations, _positions(analysis, segments, iterations))
+
+
 def _positions(analysis: Analysis, segments: Ints, iterations: Ints) -> dict[Axis, Floats]:
     tokens_per_iteration, flops_per_token = analysis.tokens_per_iteration, analysis.size.flops_per_token
     positions: dict[Axis, Floats] = {"iterations": iterations.astype(np.float64)}
@@ -105,7 +120,8 @@ def _elapsed_s(analysis: Analysis, segments: Ints, iterations: Ints) -> Floats |
     run_log, steps, steady_ms = analysis.log, analysis.log.steps, finite_positive(analysis.steady_ms)
     if steady_ms is None or not len(steps) or not len(iterations):
         return None
-    if steps.iteration[0] > run_log.trainer.first_iteration + (run_log.log_interval() or 1):
+    is_late = steps.iteration[0] > run_log.trainer.first_iteration + (run_log.log_interval() or 1)
+    if is_late and not run_log.trainer.lines_count_updates:  # a journal says where each process started
         return None
 
     step_ms = np.where(np.isfinite(steps.ms) & (steps.ms >= 0), steps.ms, steady_ms)
@@ -154,106 +170,154 @@ def _order_keys(run_log: RunLog, segments: Ints, iterations: Ints) -> Floats:
 
 
 @dataclass(frozen=True)
-class InterpolatedLoss:
-    """A loss on a curve, and the lower and the higher of the two evaluations around it."""
+class MeasuredLoss:
+    """A loss as it was logged: of one evaluation, or the mean of a few logged batches."""
 
     loss: float
-    low: float
-    high: float
-
-    @property
-    def is_exact(self) -> bool:
-        return self.low == self.high
+    at: float  # its own position, at most _POSITION_TOLERANCE from the point's
+    std: float | None = None  # of a mean of batches
 
 
 @dataclass(frozen=True)
 class AlignedPoint:
     at: float
-    losses: tuple[InterpolatedLoss | None, ...]  # None: this run has no losses at all
+    losses: tuple[MeasuredLoss | None, ...]  # None: this run has no losses at all
 
 
 @dataclass(frozen=True)
 class Alignment:
     axis: Axis
-    points: tuple[AlignedPoint, ...]  # the last is the largest that all runs reached
+    points: tuple[AlignedPoint, ...]  # the last is the largest that all runs have in common
     reason: str = ""  # why there are no points
+    kind: LossKind = "validation"
 
 
 @dataclass(frozen=True)
 class LowestCommonLoss:
-    """The lowest loss that all runs reached, and the position where each first did."""
+    """The lowest loss that all runs reached, and the positions of the first evaluation of each that shows it.
+    `after`: of the evaluation before, where the run had not reached it; None: there is none."""
 
     loss: float
     at: dict[Axis, tuple[float | None, ...]]
+    after: dict[Axis, tuple[float | None, ...]]
 
 
-def align_all(curves: Sequence[LossCurve]) -> dict[Axis, Alignment]:
-    return {axis: align(axis, curves) for axis in AXES}
+def align_all(
+    curves: Sequence[LossCurve], batches: Sequence[LossCurve] = (), kind: LossKind = "validation"
+) -> dict[Axis, Alignment]:
+    """On each axis at evaluations that all runs made there; where there are none late enough, at logged
+    training losses. `batches`: the logged losses of each run, `kind`: that of the curves."""
+    aligned = {}
+    for axis in AXES:
+        alignment = align(axis, curves)
+        if batches and (kind == "training" or not _reaches_far(alignment, curves)):
+            by_batches = align_batches(axis, batches)
+            alignment = by_batches if by_batches.points or kind == "training" else alignment
+        aligned[axis] = alignment
+    return aligned
+
+
+def _reaches_far(alignment: Alignment, curves: Sequence[LossCurve]) -> bool:
+    """Whether the last common evaluation is in the later half of what all runs have done."""
+    ends = [
+        float(curve.positions[alignment.axis][-1])
+        for curve in curves
+        if alignment.axis in curve.positions and len(curve)
+    ]
+    return bool(alignment.points) and alignment.points[-1].at >= min(ends, default=0.0) / 2
 
 
 def align(axis: Axis, curves: Sequence[LossCurve]) -> Alignment:
-    """The losses of all curves at a few equal positions on this axis."""
+    """The losses of all curves at a few positions that all of them have, up to a small tolerance."""
     present = [curve for curve in curves if len(curve)]
     if len(present) < 2:
         return Alignment(axis, (), translate("compare.alignment.no_losses"))
     if any(axis not in curve.positions for curve in present):
-        reasons = {
-            "tokens": translate("compare.alignment.no_tokens"),
-            "flops": translate("compare.alignment.no_flops"),
-        }
-        no_times = translate("compare.alignment.no_times")
-        return Alignment(axis, (), reasons.get(axis, no_times))
-    ends = [float(curve.positions[axis][-1]) for curve in present]
-    first, last = max(float(curve.positions[axis][0]) for curve in present), min(ends)
-    if first > last:
-        return Alignment(axis, (), translate("compare.alignment.no_overlap"))
-    # Evaluations of the run that ends first: only the other losses are interpolated.
-    grid = present[ends.index(last)].positions[axis]
-    inside = grid[(grid >= first) & (grid <= last)]
-    nearest = {last}
-    if len(inside):
-        nearest = {float(inside[np.argmin(np.abs(inside - share * last))]) for share in _SAMPLED_SHARES}
-    points = [
-        AlignedPoint(at, tuple(interpolate_loss(curve, axis, at) if len(curve) else None for curve in curves))
-        for at in sorted(nearest)
-        if at > 0 or len(nearest) == 1
+        return Alignment(axis, (), _missing_axis(axis))
+    grid = min(present, key=lambda curve: float(curve.positions[axis][-1])).positions[axis]
+    measured = [
+        (float(at), tuple(loss_near(curve, axis, float(at)) if len(curve) else None for curve in curves))
+        for at in grid
     ]
-    return Alignment(axis, tuple(points))
+    common = {
+        at: losses
+        for at, losses in measured
+        if at > 0 and all(loss is not None for loss, curve in zip(losses, curves, strict=True) if len(curve))
+    }
+    if not common:
+        return Alignment(axis, (), translate("compare.alignment.no_common"))
+    last = max(common)
+    nearest = {min(common, key=lambda at: abs(at - share * last)) for share in _SAMPLED_SHARES}
+    return Alignment(axis, tuple(AlignedPoint(at, common[at]) for at in sorted(nearest)))
 
 
-def interpolate_loss(curve: LossCurve, axis: Axis, at: float) -> InterpolatedLoss | None:
-    """None before the first evaluation and after the last."""
-    positions, losses = curve.positions[axis], curve.losses
-    if not len(curve) or not positions[0] <= at <= positions[-1]:
+def _missing_axis(axis: Axis) -> str:
+    if axis == "tokens":
+        return translate("compare.alignment.no_tokens")
+    return (
+        translate("compare.alignment.no_flops")
+        if axis == "flops"
+        else translate("compare.alignment.no_times")
+    )
+
+
+def loss_near(curve: LossCurve, axis: Axis, at: float) -> MeasuredLoss | None:
+    """The loss measured at this position, or so close that the run had hardly changed. Never between two."""
+    positions = curve.positions[axis]
+    nearest = int(np.argmin(np.abs(positions - at)))
+    own = float(positions[nearest])
+    if abs(own - at) > _POSITION_TOLERANCE * abs(at):
         return None
-    after = int(np.searchsorted(positions, at, side="left"))
-    if positions[after] == at:
-        exact = float(losses[after])
-        return InterpolatedLoss(exact, exact, exact)
-    left, right = float(losses[after - 1]), float(losses[after])
-    share = (at - positions[after - 1]) / (positions[after] - positions[after - 1])
-    return InterpolatedLoss(left + float(share) * (right - left), min(left, right), max(left, right))
+    return MeasuredLoss(float(curve.losses[nearest]), own, curve.point_std)
+
+
+def align_batches(axis: Axis, curves: Sequence[LossCurve]) -> Alignment:
+    """Logged training losses at equal positions: of each run the mean over the last tenth before it."""
+    if any(axis not in curve.positions or not len(curve) for curve in curves):
+        return Alignment(axis, (), _missing_axis(axis), "training")
+    last = min(float(curve.positions[axis][-1]) for curve in curves)
+    lines = np.concatenate([curve.positions[axis] for curve in curves])
+    lines = np.unique(lines[(lines > 0) & (lines <= last)])
+    points = {}
+    for share in _SAMPLED_SHARES:
+        # From the share of the whole backwards: the first line before it where all runs have logged batches.
+        for at in lines[lines <= share * last][::-1][:_MAX_TRIED_LINES]:
+            losses = tuple(mean_of_batches(curve, axis, float(at)) for curve in curves)
+            if all(loss is not None for loss in losses):
+                points[float(at)] = AlignedPoint(float(at), losses)
+                break
+    reason = "" if points else translate("compare.alignment.no_common")
+    return Alignment(axis, tuple(points[at] for at in sorted(points)), reason, "training")
+
+
+def mean_of_batches(curve: LossCurve, axis: Axis, at: float) -> MeasuredLoss | None:
+    """The mean of the logged training losses over the last tenth before the position."""
+    positions = curve.positions.get(axis, np.empty(0))
+    rows = np.flatnonzero((positions > (1 - _BATCH_WINDOW) * at) & (positions <= at))
+    if not len(rows):
+        return None
+    middle = int(rows[len(rows) // 2])
+    around = curve.losses[max(0, middle - _MIN_BATCHES // 2) : middle + _MIN_BATCHES // 2]
+    scatter = detrended_std(around) if len(around) >= _MIN_BATCHES // 2 else None
+    std = None if scatter is None else scatter / math.sqrt(len(rows))
+    return MeasuredLoss(float(np.mean(curve.losses[rows])), float(positions[rows[-1]]), std)
 
 
 def find_lowest_common_loss(curves: Sequence[LossCurve]) -> LowestCommonLoss | None:
     if len(curves) < 2 or not all(len(curve) for curve in curves):
         return None
     target = max(float(curve.losses.min()) for curve in curves)
-    at = {axis: tuple(_first_position_below(curve, axis, target) for curve in curves) for axis in AXES}
-    return LowestCommonLoss(target, at)
-
-
-def _first_position_below(curve: LossCurve, axis: Axis, target: float) -> float | None:
-    """Where the curve first reaches the target loss, interpolated; None: it has no such axis."""
-    positions = curve.positions.get(axis)
-    if positions is None:
-        return None
-    index = int(np.argmax(curve.losses <= target))
-    if index == 0:
-        return float(positions[0])
-    high, low = float(curve.losses[index - 1]), float(curve.losses[index])
-    share = (high - target) / (high - low)
-    return float(positions[index - 1] + share * (positions[index] - positions[index - 1]))
+    first = [int(np.argmax(curve.losses <= target)) for curve in curves]
+    at: dict[Axis, tuple[float | None, ...]] = {}
+    after: dict[Axis, tuple[float | None, ...]] = {}
+    for axis in AXES:
+        columns = [curve.positions.get(axis) for curve in curves]
+        pairs = list(zip(columns, first, strict=True))
+        at[axis] = tuple(None if column is None else float(column[index]) for column, index in pairs)
+        after[axis] = tuple(
+            None if column is None or not index else float(column[index - 1]) for column, index in pairs
+        )
+    return LowestCommonLoss(target, at, after)
 
 
 def format_axis_value(axis: Axis, at: float) -> str:

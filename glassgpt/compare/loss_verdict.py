@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import math
 
-from glassgpt.compare.compared_run import Claim, ComparedRun, LossKind
+from glassgpt.compare.compared_run import Claim, ComparedRun
 from glassgpt.compare.differences import Comparability, Difference, bits_per_byte
-from glassgpt.compare.loss_causes import explain_better, explain_by_training_length
+from glassgpt.compare.loss_causes import explain_better
 from glassgpt.compare.loss_curve import (
     AXES,
     Alignment,
     Axis,
-    InterpolatedLoss,
+    LossKind,
+    MeasuredLoss,
     align_all,
     find_lowest_common_loss,
 )
 from glassgpt.format import format_loss
-from glassgpt.i18n import Message, Text, say
+from glassgpt.i18n import Message, say, translate
 from glassgpt.runs.noise import EvalNoise
 
-_SIGNIFICANT_SIGMAS = 2.0  # a difference of fewer standard deviations is noise
-_MIN_GAP_WITHOUT_NOISE = 1e-9  # where the noise is unknown
-_WIDE_LOSS_INTERVAL = 0.1  # between two evaluations: an interpolated loss is then shown with both
+_SIGNIFICANT_SIGMAS = 3.0  # a difference of fewer standard deviations is noise; the best is low by luck, too
+_CLEAR_SHARE = 0.01  # of the loss: a clear difference, where the noise is unknown
+_MIN_SHOWN_STD = 5e-5  # a loss is shown with four decimals
 _MIN_REACHED_LATER_RATIO = 1.1  # of the times when both runs reached the same loss
 
 
@@ -73,52 +74,71 @@ def _compare_best_losses(
 ) -> list[Claim]:
     if first.best is None or other.best is None:
         return []
-    aligned = align_all([first.curve, other.curve])
+    aligned = align_all([first.curve, other.curve], [first.batches, other.batches], loss_kind)
     gap = abs(first.best[0] - other.best[0])
-    gap_std = _gap_std(first, other)
     curve_claims = []
     if loss_kind == "validation":
         curve_claims = [claim for run in (first, other) if (claim := past_best_claim(run))]
     curve_claims += _equal_point_claims(first, other, aligned)
     noise = noise_claim(first, other)
-    if gap <= (_SIGNIFICANT_SIGMAS * gap_std if gap_std else _MIN_GAP_WITHOUT_NOISE):
-        if not gap_std or not gap:
-            sentence = say("compare.equally-good.same_loss", a=first.label, b=other.label)
-        else:
-            sentence = say(
-                "compare.equally-good.within_noise", a=first.label, b=other.label, gap=gap, noise=gap_std
-            )
-        return [Claim("equally-good", (first.label, other.label), sentence), *curve_claims, noise]
+    limit = _smallest_clear_gap(first, other)
+    if gap <= limit:
+        return [_equally_good_claim(first, other, gap), *curve_claims, noise]
 
     better, worse = (first, other) if first.best[0] < other.best[0] else (other, first)
-    curve_claims += _reached_first_claim(first, other)
     undecided = _undecided_claim(better, worse, aligned)
     if undecided:
-        length_claims = explain_by_training_length(better, worse, gap, aligned)
-        return [undecided, *curve_claims, *length_claims, noise]
+        return [undecided, *curve_claims, noise]
+    curve_claims += _reached_first_claim(first, other)
     better_best, worse_best = better.best or (0.0, 0), worse.best or (0.0, 0)
-    sentence = say(
-        "compare.better",
-        better=better.label,
-        worse=worse.label,
-        better_loss=better_best[0],
-        better_at=better_best[1],
-        worse_loss=worse_best[0],
-        worse_at=worse_best[1],
-    )
-    details: Text = ()
-    if gap_std:
-        in_noise = say("compare.better.reason.times_noise", gap=gap, times=gap / gap_std)
-        details = (in_noise,)
-    better_claim = Claim("better", (better.label, worse.label), sentence, details)
-    return [better_claim, *curve_claims, *explain_better(better, worse, gap, differences, aligned), noise]
+    values: dict[str, object] = {
+        "better": better.label,
+        "worse": worse.label,
+        "better_loss": better_best[0],
+        "better_at": better_best[1],
+        "worse_loss": worse_best[0],
+        "worse_at": worse_best[1],
+    }
+    details = []
+    if gap_std := _gap_std(first, other):
+        details.append(say("compare.better.reason.times_noise", gap=gap, times=gap / gap_std))
+    partial = [run.label for run in (first, other) if not run.is_whole]
+    if partial:
+        sentence = say("compare.better.of_those_shown", **values)
+        details.append(say("compare.better.reason.earlier_unknown", runs=", ".join(partial)))
+    else:
+        sentence = say("compare.better", **values)
+    better_claim = Claim("better", (better.label, worse.label), sentence, tuple(details))
+    return [better_claim, *curve_claims, *explain_better(better, worse, gap, differences), noise]
+
+
+def _equally_good_claim(first: ComparedRun, other: ComparedRun, gap: float) -> Claim:
+    gap_std = _gap_std(first, other)
+    if not gap:
+        sentence = say("compare.equally-good.same_loss", a=first.label, b=other.label)
+    elif gap_std:
+        sentence = say(
+            "compare.equally-good.within_noise", a=first.label, b=other.label, gap=gap, noise=gap_std
+        )
+    else:
+        sentence = say("compare.equally-good.noise_unknown", a=first.label, b=other.label, gap=gap)
+    return Claim("equally-good", (first.label, other.label), sentence)
+
+
+def _smallest_clear_gap(first: ComparedRun, other: ComparedRun) -> float:
+    """The difference of two losses from which on one is called better than the other."""
+    gap_std = _gap_std(first, other)
+    if gap_std is not None:
+        return _SIGNIFICANT_SIGMAS * gap_std
+    bests = [abs(run.best[0]) for run in (first, other) if run.best]
+    return _CLEAR_SHARE * min(bests, default=0.0)
 
 
 def past_best_claim(run: ComparedRun) -> Claim | None:
     """The last loss is above the best one, so comparing the last losses would mislead."""
     past = run.analysis.past_best
     if past is None:
-        return None
+        return _overfitted_end_claim(run)
     sentence = say(
         "compare.past-best", run=run.label, last=past.end_loss, best=past.best_loss, at=past.best_iteration
     )
@@ -130,13 +150,29 @@ def past_best_claim(run: ComparedRun) -> Claim | None:
     return Claim("past-best", (run.label,), sentence, (detail,))
 
 
+def _overfitted_end_claim(run: ComparedRun) -> Claim | None:
+    """Of a tail: both losses of the last evaluation are so far apart that the best one came earlier."""
+    gap = getattr(run.analysis, "train_val_gap", None)
+    if gap is None:
+        return None
+    sentence = say(
+        "compare.past-best.by_gap",
+        run=run.label,
+        at=gap.iteration,
+        train=gap.train_loss,
+        val=gap.val_loss,
+        gap=gap.gap,
+    )
+    return Claim("past-best", (run.label,), sentence)
+
+
 def _undecided_claim(better: ComparedRun, worse: ComparedRun, aligned: dict[Axis, Alignment]) -> Claim | None:
     """The run with the higher loss may have been stopped early: its last evaluation is its best, and it is
     not behind there."""
     points = aligned["iterations"].points
     if worse.best is None or worse.best != worse.last or better.best is None or not points:
         return None
-    if worse.analysis.facts.ended == "finished":
+    if worse.analysis.facts.ended == "finished" or aligned["iterations"].kind == "training":
         return None
     worse_tokens, better_tokens = worse.tokens_at_best, better.tokens_at_best
     if worse_tokens is not None and better_tokens is not None and worse_tokens >= better_tokens:
@@ -147,17 +183,18 @@ def _undecided_claim(better: ComparedRun, worse: ComparedRun, aligned: dict[Axis
         return None
     if not 0 < worse.best[1] < better.best[1]:
         return None
-    if worse_loss.loss - better_loss.loss > _SIGNIFICANT_SIGMAS * (_gap_std(better, worse) or 0.0):
+    limit = _smallest_clear_gap(better, worse)
+    if worse_loss.loss - better_loss.loss > limit:
         return None
     sentence = say("compare.better-open", better=better.label, worse=worse.label, at=worse.best[1])
-    details = (
+    details = [
         say(
             "compare.better-open.reason.last_common",
             at=worse.best[1],
             worse=worse.label,
             better=better.label,
-            own=_format_loss(worse_loss),
-            its=_format_loss(better_loss),
+            own=format_loss(worse_loss.loss),
+            its=format_loss(better_loss.loss),
         ),
         say(
             "compare.better-open.reason.best_is_later",
@@ -166,40 +203,40 @@ def _undecided_claim(better: ComparedRun, worse: ComparedRun, aligned: dict[Axis
             worse=worse.label,
             at=better.best[1],
         ),
-    )
-    return Claim("better-open", (better.label, worse.label), sentence, details)
+    ]
+    gap = abs(worse_loss.loss - better_loss.loss)
+    if 0 < gap <= limit:
+        details.insert(1, say("compare.better-open.reason.too_close", gap=gap))
+    return Claim("better-open", (better.label, worse.label), sentence, tuple(details))
 
 
 # --- at equal points ---
 
 
-def _format_loss(interpolated: InterpolatedLoss) -> str:
-    """`1.8857`, `≈1.8857`, or `≈4.2221 (2.0796 … 4.2823)` where the evaluations around it are far apart."""
-    loss = format_loss(interpolated.loss)
-    if interpolated.is_exact:
-        return loss
-    if interpolated.high - interpolated.low <= _WIDE_LOSS_INTERVAL:
-        return f"≈{loss}"
-    return f"≈{loss} ({format_loss(interpolated.low)} … {format_loss(interpolated.high)})"
-
-
 def _equal_point_claims(
     first: ComparedRun, other: ComparedRun, aligned: dict[Axis, Alignment]
 ) -> list[Claim]:
-    details = []
+    """The last point on each axis where both were measured; where there is none, that is said."""
+    details, missing = [], []
     for axis in AXES:
-        if not aligned[axis].points:
+        alignment = aligned[axis]
+        if not alignment.points:
+            if axis in first.curve.positions and axis in other.curve.positions:
+                missing.append(axis)
             continue
-        point = aligned[axis].points[-1]
+        point = alignment.points[-1]
         a_loss, b_loss = point.losses
         if a_loss is None or b_loss is None:
             continue
         values: dict[str, object] = {
             "a": first.label,
             "b": other.label,
-            "a_loss": _format_loss(a_loss),
-            "b_loss": _format_loss(b_loss),
+            "a_loss": _format_measured(a_loss),
+            "b_loss": _format_measured(b_loss),
             "at": point.at,
+            "kind": translate("compare.loss_kind.validation")
+            if alignment.kind == "validation"
+            else translate("compare.loss_kind.training"),
         }
         sentences = {
             "iterations": say("compare.equal-points.reason.iterations", **values),
@@ -208,30 +245,46 @@ def _equal_point_claims(
             "flops": say("compare.equal-points.reason.flops", **values),
         }
         details.append(sentences[axis])
-    if not details:
+    if not details and not missing:
         return []
+    if not details:
+        sentence = say("compare.equal-points.none", a=first.label, b=other.label)
+        return [Claim("equal-points", (first.label, other.label), sentence)]
+    if any(aligned[axis].kind == "training" and aligned[axis].points for axis in AXES):
+        details.append(say("compare.equal-points.reason.batches"))
     sentence = say("compare.equal-points")
     return [Claim("equal-points", (first.label, other.label), sentence, tuple(details))]
 
 
+def _format_measured(measured: MeasuredLoss) -> str:
+    """`1.8857`, or `2.33 ± 0.06` for a mean of batches."""
+    if not measured.std or measured.std < _MIN_SHOWN_STD:
+        return format_loss(measured.loss)
+    return f"{format_loss(measured.loss)} ± {measured.std:.2g}"
+
+
 def _reached_first_claim(first: ComparedRun, other: ComparedRun) -> list[Claim]:
-    """Which run reached the lowest common loss in less time."""
+    """Which run reached the lowest common loss in less time, as far as their evaluations show it: the other
+    had not reached it at an evaluation that came later."""
     common = find_lowest_common_loss([first.curve, other.curve])
     if common is None:
         return []
     first_s, other_s = common.at["time"]
     if first_s is None or other_s is None or not min(first_s, other_s) > 0:
         return []
-    if max(first_s, other_s) < _MIN_REACHED_LATER_RATIO * min(first_s, other_s):
+    early_index = 0 if first_s < other_s else 1
+    early, late = (first, other) if early_index == 0 else (other, first)
+    early_s, late_s = min(first_s, other_s), max(first_s, other_s)
+    not_yet_s = common.after["time"][1 - early_index]
+    if not_yet_s is None or early_s > not_yet_s or late_s < _MIN_REACHED_LATER_RATIO * early_s:
         return []
-    early, late = (first, other) if first_s < other_s else (other, first)
     sentence = say(
         "compare.reached-first",
         early=early.label,
         late=late.label,
         loss=common.loss,
-        early_time=min(first_s, other_s),
-        late_time=max(first_s, other_s),
+        early_time=early_s,
+        late_time=late_s,
     )
     return [Claim("reached-first", (early.label, late.label), sentence)]
 
@@ -258,17 +311,18 @@ def noise_claim(first: ComparedRun, other: ComparedRun) -> Claim:
             scatter = say("compare.noise.reason.scatter_limit", limit=limit)
             details.insert(0, scatter)
         return Claim("noise", labels, sentence, tuple(details))
-    details = [_describe_noise(run.label, run.noise) for run in (first, other)]
+    if first.noise is None and other.noise is None:
+        return Claim("noise", labels, say("compare.noise.unknown"))
+    details = [_describe_noise(run.label, run.noise) for run in (first, other) if run.noise]
     if limit is None:
-        return Claim("noise", labels, say("compare.noise.unknown"), tuple(details))
+        unknown = first.label if first.noise is None else other.label
+        return Claim("noise", labels, say("compare.noise.partly_unknown", run=unknown), tuple(details))
     sentence = say("compare.noise.limit", limit=limit)
     details.append(say("compare.noise.reason.eval_noise_only"))
     return Claim("noise", labels, sentence, tuple(details))
 
 
-def _describe_noise(label: str, noise: EvalNoise | None) -> Message:
-    if noise is None:
-        return say("compare.noise.reason.run_unknown", run=label)
+def _describe_noise(label: str, noise: EvalNoise) -> Message:
     if noise.source == "stderr":
         return say("compare.noise.reason.run_stderr", run=label, noise=noise.std)
     if noise.source == "batches":

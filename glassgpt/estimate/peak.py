@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+MAX_MISSING_CORES = 0.25  # that other programs took from the threads of a measurement; fewer do not slow it
+MAX_SPREAD = 0.3  # of its repeats
+
 RepeatOperation = Callable[[int], None]  # does that many matmuls, and waits for the device
 PrepareMatmul = Callable[[int], RepeatOperation]  # for a matrix size
 Clock = Callable[[], float]
@@ -24,11 +27,24 @@ class PeakFlops:
     table_source: str | None = None
     measured: float | None = None
     measured_how: str | None = None
+    # Only of a CPU, which other programs slow: what the measurement depends on.
+    threads: int | None = None
+    cores: float | None = None  # that the process may use
+    busy_cores: float | None = None  # of them used by other programs meanwhile
+    load_average: float | None = None  # runnable processes over the last minute
+    spread: float | None = None  # of the repeats: the fastest over the slowest, minus 1
 
     @property
     def value(self) -> float | None:
         """The table's if there is one, so that runs on equal cards are comparable; else the measured one."""
         return self.table if self.table is not None else self.measured
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other programs slowed the measurement that the MFU is relative to: it is too high then, and
+        cannot be compared with that of another run."""
+        missing_cores = (self.busy_cores or 0.0) + (self.threads or 0) - (self.cores or math.inf)
+        return self.table is None and (missing_cores > MAX_MISSING_CORES or (self.spread or 0.0) > MAX_SPREAD)
 
     @property
     def source(self) -> str:
@@ -83,6 +99,8 @@ def mfu_note(percent: float | None, peak: PeakFlops | None = None) -> str | None
     """An explanation of an MFU above 100 %; None below."""
     if percent is None or percent <= 100:
         return None
+    if peak is not None and peak.is_disturbed:
+        return f"MFU {percent:.0f}%: other programs slowed the probe that it is relative to"
     if peak is not None and peak.table is None:
         return f"MFU {percent:.0f}%: training was faster than the probe, which a busy or cold machine slows"
     if percent > 130:

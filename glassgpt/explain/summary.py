@@ -16,6 +16,7 @@ from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trajectory import shows_run_start
 
 MAX_OTHER_PROBLEMS = 3  # sentences about other runs
+MIN_STALL_SHARE = 0.05  # of the time
 MIN_JUDGED_ITERATIONS = 20  # logged; of fewer it cannot be said that nothing is wrong
 
 
@@ -65,12 +66,7 @@ def other_problems(others: Sequence[tuple[RunLog, Sequence[Finding]]]) -> list[s
 def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -> list[str]:
     """The sentences, in order. The last one names the most serious finding, or says that there is none."""
     sentences = [_progress_sentence(run_log, facts), _loss_sentence(run_log, facts)]
-    if facts.steady_ms is not None and facts.overhead_share is None:
-        sentences.append(translate("verdict.step_time", ms=facts.steady_ms))
-    elif facts.steady_ms is not None and facts.overhead_share is not None:
-        sentences.append(
-            translate("verdict.step_time_and_overhead", ms=facts.steady_ms, share=facts.overhead_share)
-        )
+    sentences += _time_sentences(facts, findings)
     if left_out := run_log.left_out.lines:
         sentences.append(
             translate(
@@ -109,10 +105,30 @@ def _progress_sentence(run_log: RunLog, facts: Facts) -> str:
             "cut": translate("verdict.log_stops", trainer=trainer, at=at),
             None: translate("verdict.running", trainer=trainer, at=at),
         }[facts.ended]
+        budget_s, remaining_s = run_log.setup.budget_s, run_log.setup.remaining_s
+        if facts.ended != "finished" and budget_s and remaining_s:
+            share = min(1.0, max(0.0, 1 - remaining_s / budget_s))
+            sentence += " " + translate("verdict.time_budget", budget=budget_s, share=share, left=remaining_s)
     # English only: "An HF Trainer run". A translated sentence does not begin with "A".
     if sentence.startswith(f"A {run_log.trainer.name} "):
         return sentence.replace("A", run_log.trainer.article, 1)
     return sentence
+
+
+def _time_sentences(facts: Facts, findings: Sequence[Finding]) -> list[str]:
+    if facts.steady_ms is None:
+        return []
+    share, times = facts.pause_share, [float(str(regime["steady_ms"])) for regime in facts.regimes]
+    overhead = translate("verdict.overhead", share=share) if share else ""
+    if len(times) > 1 and any(finding.id == "throughput-drift" for finding in findings):
+        sentences = [translate("verdict.step_time_regimes", low=min(times), high=max(times)), overhead]
+    elif share:
+        sentences = [translate("verdict.step_time_and_overhead", ms=facts.steady_ms, share=share)]
+    else:
+        sentences = [translate("verdict.step_time", ms=facts.steady_ms)]
+    if facts.stall_share >= MIN_STALL_SHARE:
+        sentences.append(translate("verdict.stalls", share=facts.stall_share))
+    return sentences
 
 
 def _loss_sentence(run_log: RunLog, facts: Facts) -> str:

@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from glassgpt.estimate.cards import Card
+from glassgpt.record.ledger import PHASES
 from glassgpt.runs.exit_status import infer_exit_status
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.loss_rise import Explosion, LossRise, find_explosions, find_loss_rise
@@ -26,11 +27,14 @@ from glassgpt.runs.model_size import (
     device_count,
     estimate_model_size,
     infer_flops_per_iteration,
+    replica_count,
     stated_peak_flops,
 )
 from glassgpt.runs.noise import EvalNoise, estimate_eval_noise
 from glassgpt.runs.past_best import PastBest, TrainValGap, find_past_best, find_train_val_gap
+from glassgpt.runs.regimes import Regime, find_regimes
 from glassgpt.runs.run_log import ExitStatus, Floats, Ints, LoggedCheckpoint, LoggedEvaluation, RunLog
+from glassgpt.runs.time_split import TimeSplit, split_time
 from glassgpt.runs.trajectory import (
     Trajectory,
     positive_int_setting,
@@ -152,7 +156,49 @@ class Analysis:
         return max(0.0, first_ms - steady_ms - (eval_ms if evaluates and eval_ms else 0.0))
 
     @cached_property
+    def regimes(self) -> tuple[Regime, ...]:
+        """Stretches with a steady time of their own."""
+        return find_regimes(self.log)
+
+    @cached_property
+    def time_split(self) -> TimeSplit | None:
+        """Every row's time as training, evaluation, stall and start-up."""
+        return split_time(self.log, self.regimes)
+
+    @property
+    def eval_overhead_typical_ms(self) -> float | None:
+        """What an evaluation adds to an iteration of its regime if nothing interrupts it: the median."""
+        return self.time_split.typical_eval_ms if self.time_split else None
+
+    @cached_property
+    def seconds_by_phase(self) -> dict[str, float] | None:
+        """Where the time went: the ledger's phases, or what the logged times distinguish."""
+        ledger, split = self.log.ledger, self.time_split
+        if ledger is not None:
+            seconds = dict.fromkeys(PHASES, 0.0)
+            for phase, spent in ledger.items():
+                if math.isfinite(spent) and spent > 0:
+                    # Phases that this version does not know are counted as `other`.
+                    seconds[phase if phase in PHASES else "other"] += spent
+        elif split is not None and split.is_complete and math.isfinite(split.total_s):
+            pauses_s, stall_s, startup_s = split.pauses_s, split.stall_s, split.startup_s
+            train_s = split.total_s - pauses_s - stall_s - startup_s
+            start = "startup_and_eval" if split.startup_includes_eval else "startup"
+            seconds = {start: startup_s, "train": train_s, "pauses": pauses_s, "stall": stall_s}
+        else:
+            return None
+        return {phase: spent for phase, spent in seconds.items() if spent > 0} or None
+
+    @cached_property
     def total_s(self) -> float | None:
+        """The logged times, and for every iteration without one the steady time of its regime; the ledger's
+        sum where there is one."""
+        if self.log.ledger is not None:
+            return sum(self.log.ledger.values())
+        return self.time_split.total_s if self.time_split else None
+
+    @cached_property
+    def plain_total_s(self) -> float | None:
         """The logged times, plus steady_ms for every iteration between two lines or without a time.
 
         Where a resume changed the batch size, each process has its own steady time.
@@ -179,17 +225,18 @@ class Analysis:
 
     @cached_property
     def overhead_share(self) -> float | None:
-        """The share of start-up, evaluations and checkpoints. None where step times exclude evaluations."""
-        log, steady_ms = self.log, self.steady_ms
-        if not self.total_s:
+        """The share of start-up, evaluations and checkpoints in the plain total, with all that slowed them.
+        None where step times exclude evaluations."""
+        log, steady_ms, total_s = self.log, self.steady_ms, self.plain_total_s
+        if not total_s:
             return None
         if log.ledger is not None:
             overhead = ("startup", "compile", "eval", "checkpoint")
-            return sum(log.ledger.get(name, 0.0) for name in overhead) / self.total_s
+            return sum(log.ledger.get(name, 0.0) for name in overhead) / total_s
         if steady_ms is None or not log.trainer.step_time_includes_eval:
             return None
         slow = (log.is_first_of_process() | log.includes_eval()) & np.isfinite(log.steps.ms)
-        return float(np.maximum(log.steps.ms[slow] - steady_ms, 0.0).sum()) / 1000 / self.total_s
+        return float(np.maximum(log.steps.ms[slow] - steady_ms, 0.0).sum()) / 1000 / total_s
 
     def seconds_and_share_after(
         self, after: int, until: int, rows: Ints | None = None
@@ -277,12 +324,15 @@ class Analysis:
     @cached_property
     def achieved_tflops(self) -> float | None:
         """All devices together: FLOPs per token x tokens per second; else by the logged MFU."""
-        if self.size.flops_per_token and self.tokens_per_s:
+        shares_model = (
+            self.log.setup.model_parallel or 1
+        ) > 1  # then the stated tokens may count each device
+        if self.size.flops_per_token and self.tokens_per_s and not (shares_model and self.iteration_flops):
             return self.size.flops_per_token * self.tokens_per_s / 1e12
         if self.iteration_flops and self.steady_ms:
             return self.iteration_flops.flops / self.steady_ms * 1000 / 1e12
         mfu, peak = self.reported_mfu, stated_peak_flops(self.log)
-        return mfu / 100 * peak * device_count(self.log) / 1e12 if mfu and mfu >= MIN_MFU and peak else None
+        return mfu / 100 * peak * replica_count(self.log) / 1e12 if mfu and mfu >= MIN_MFU and peak else None
 
     @cached_property
     def reported_mfu(self) -> float | None:
@@ -298,7 +348,7 @@ class Analysis:
             return None
         if self.iteration_flops is None:
             return None
-        flops = self.iteration_flops.flops / device_count(self.log)
+        flops = self.iteration_flops.flops / replica_count(self.log)
         flops_per_s = flops / (self.steady_ms / 1000)
         if not math.isfinite(flops_per_s):
             return None
@@ -334,7 +384,7 @@ class Analysis:
             eval_steps=self._iterations(evals),
             eval_overhead_ms=self.eval_overhead_ms,
             checkpoint_steps=self._iterations(log.checkpoints),
-            estimated_total_s=self.total_s,
+            estimated_total_s=self.plain_total_s,
             overhead_share=self.overhead_share,
             tokens_per_s=self.tokens_per_s,
             mfu_reported_steady=self.reported_mfu,
@@ -350,6 +400,10 @@ class Analysis:
             nan_step=self._iteration(int(nan_rows[0])) if len(nan_rows) else None,
             segments=len(log.segments),
             ended=self.exit_status,
+            regimes=[regime.as_dict() for regime in self.regimes],
+            regime_total_s=self.total_s,
+            eval_overhead_typical_ms=self.eval_overhead_typical_ms,
+            seconds_by_phase=self.seconds_by_phase,
         )
 
     def _iteration(self, row: int) -> int | None:

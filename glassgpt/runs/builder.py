@@ -108,6 +108,7 @@ class RunBuilder:
         self.trainer = trainer
         self.setup = SetupBuilder()
         self.line = 0  # of the file, from 1
+        self.clock = ""  # of this line: when it was printed, if its prefix says so
         self.has_quoted_lines = False  # the file is a text that quotes log lines, maybe out of order
         self.fence_count = 0  # Markdown's ``` lines so far in such a text: odd inside a code block
         self.in_traceback = False  # a traceback has begun, and its exception has not come yet

@@ -2,21 +2,91 @@
 
 Two quotations of the same iteration with the same values are one line. Where all quotations agree, they are
 one run, in the order of their iterations. Where two contradict each other they are several runs, in the order
-of the text.
+of the text. So are two whose MFU and MFU x time both differ by a factor: an iteration of one run is always
+the same work.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
 from glassgpt.runs.run_log import LoggedCheckpoint, LoggedEvaluation, LoggedProcess, RunLog, Steps
 
 _FLOAT_COLUMNS = ("ms", "mfu", "lr", "grad_norm", "tokens_per_s")
+_MIN_WORK_RATIO = 3.0  # of the MFU, and of MFU x time, of two quotations of different runs
+
+_Item = TypeVar("_Item", LoggedEvaluation, LoggedCheckpoint)
 
 
 def merge_excerpts(run_log: RunLog) -> RunLog:
+    """As one process; or as one of each run, whose first iteration is not known."""
+    begins = _other_work_begins(run_log.steps)
+    if not begins or not run_log.has_iteration_numbers:
+        return _merge_one(run_log)
+    ends = [*begins[1:], len(run_log.steps)]
+    columns = {field.name: getattr(run_log.steps, field.name) for field in fields(Steps)}
+    merged = []
+    for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        rows: dict[str, Any] = {
+            name: None if column is None else column[begin:end] for name, column in columns.items()
+        }
+        part = replace(
+            run_log,
+            steps=Steps(**rows),
+            evals=_items_of_part(run_log.evals, run_log.steps, begin, end),
+            checkpoints=_items_of_part(run_log.checkpoints, run_log.steps, begin, end),
+        )
+        steps = (one := _merge_one(part)).steps
+        lines = steps.line[steps.line > 0]
+        process = LoggedProcess(
+            has_startup=int(steps.iteration[0]) <= run_log.trainer.first_iteration,
+            first_iteration=None if number else int(steps.iteration[0]),
+            first_line=int(lines.min()) if len(lines) else 0,
+            last_step_line=int(lines.max(initial=0)),
+        )
+        merged.append((one, process, number))
+    whole = [one.steps for one, _, _ in merged]
+    joined: dict[str, Any] = {
+        name: None if column is None else np.concatenate([getattr(steps, name) for steps in whole])
+        for name, column in columns.items()
+    }
+    joined["segment"] = np.concatenate([np.full(len(one.steps), number) for one, _, number in merged])
+    return replace(
+        run_log,
+        steps=Steps(**joined),
+        evals=tuple(replace(item, segment=number) for one, _, number in merged for item in one.evals),
+        checkpoints=tuple(
+            replace(item, segment=number) for one, _, number in merged for item in one.checkpoints
+        ),
+        segments=tuple(process for _, process, _ in merged),
+    )
+
+
+def _other_work_begins(steps: Steps) -> list[int]:
+    """The rows, in the order of the text, where the quotations of another run begin; empty: there is one."""
+    known = np.flatnonzero((steps.mfu > 0) & (steps.ms > 0))
+    mfu, work = np.log(steps.mfu[known]), np.log(steps.mfu[known] * steps.ms[known])
+    jumps = (np.abs(np.diff(mfu)) > np.log(_MIN_WORK_RATIO)) & (
+        np.abs(np.diff(work)) > np.log(_MIN_WORK_RATIO)
+    )
+    return [0, *(int(row) for row in known[1:][jumps])] if jumps.any() else []
+
+
+def _items_of_part(items: tuple[_Item, ...], steps: Steps, begin: int, end: int) -> tuple[_Item, ...]:
+    """Evaluations and checkpoints of these rows: of the next row of their iteration, else the one before."""
+
+    def row_of(item: _Item) -> int:
+        after = np.flatnonzero((steps.line >= item.line) & (steps.iteration == item.iteration))
+        before = np.flatnonzero(steps.line < item.line)
+        return int(after[0]) if len(after) else int(before[-1]) if len(before) else 0
+
+    return tuple(replace(item, segment=0) for item in items if begin <= row_of(item) < end)
+
+
+def _merge_one(run_log: RunLog) -> RunLog:
     steps = run_log.steps
     if len(run_log.segments) < 2 or not len(steps) or not run_log.has_iteration_numbers:
         return run_log

@@ -8,7 +8,7 @@ docs/explain.md defines every one; analysis.py computes them.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from glassgpt.runs.run_log import ExitStatus, ValMetric
 
@@ -45,6 +45,26 @@ class Facts:
     nan_step: int | None
     segments: int
     ended: ExitStatus | None
+    # Stretches with a step time of their own: first_iteration, last_iteration, steady_ms, iterations, …
+    regimes: list[dict[str, object]] = field(default_factory=list)
+    regime_total_s: float | None = None  # as estimated_total_s, with the steady time of each regime
+    eval_overhead_typical_ms: float | None = None  # of evaluations that nothing interrupted
+    seconds_by_phase: dict[str, float] | None = None  # where the time went; the values sum to regime_total_s
+
+    @property
+    def pause_share(self) -> float | None:
+        """Start-up, evaluation and checkpoints over all time, without stalls; None where none is timed."""
+        phases = self.seconds_by_phase or {}
+        names = ("startup_and_eval", "compile", "eval", "checkpoint", "pauses", "startup")
+        if not any(name in phases for name in names[:-1]):
+            return None
+        return sum(phases.get(name, 0.0) for name in names) / sum(phases.values())
+
+    @property
+    def stall_share(self) -> float:
+        """Time that no line explains, over all time."""
+        phases = self.seconds_by_phase or {}
+        return phases.get("stall", 0.0) / sum(phases.values()) if phases else 0.0
 
     def as_dict(self) -> dict[str, object]:
         return dataclasses.asdict(self)

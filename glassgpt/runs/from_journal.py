@@ -18,6 +18,7 @@ from typing import TypeVar
 import numpy as np
 
 from glassgpt.errors import mentions_out_of_memory
+from glassgpt.estimate.peak import PeakFlops
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
 from glassgpt.runs import journal_index
@@ -318,6 +319,8 @@ def _build_setup(run: Record) -> LoggedSetup:
     device, choices = journal.dict_or_empty(machine, "device"), run.get("choices")
     settings = {**config, **{name: model[name] for name in _SHAPE_SETTINGS if name in model}}
     device_name = device.get("name")
+    machine_facts = journal.dict_or_empty(journal.dict_or_empty(run, "facts"), "machine")
+    busy_cores = journal.float_or_none(machine_facts, "busy_cores")  # by other processes, at the start
     return LoggedSetup(
         settings={key: value for key, value in settings.items() if isinstance(value, int | float | str)},
         parameters=journal.int_or_none(model, "parameters_without_positions"),
@@ -326,12 +329,23 @@ def _build_setup(run: Record) -> LoggedSetup:
         flops_per_token=journal.float_or_none(model, "flops_per_token"),
         device_name=device_name if isinstance(device_name, str) else None,
         peak_flops=journal.float_or_none(peak, "value"),
+        peak_is_disturbed=PeakFlops(
+            table=journal.float_or_none(peak, "table"),
+            threads=journal.int_or_none(peak, "threads"),
+            cores=journal.float_or_none(peak, "cores"),
+            busy_cores=journal.float_or_none(peak, "busy_cores"),
+            spread=journal.float_or_none(peak, "spread"),
+        ).is_disturbed,
         world_size=journal.int_or_none(journal.dict_or_empty(run, "team"), "size"),
         planned_iterations=journal.int_or_none(config, "max_iters"),
         memory_bytes=journal.int_or_none(device, "memory"),
         bytes_per_token=journal.float_or_none(journal.dict_or_empty(data, "bytes_per_token"), "val"),
         data=data,
-        machine={**machine, "choices": choices if isinstance(choices, list) else []},
+        machine={
+            **machine,
+            "busy_cores": busy_cores,
+            "choices": choices if isinstance(choices, list) else [],
+        },
     )
 
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.i18n import translate
+from glassgpt.i18n import Message, translate
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.trainer import Glossary
 
 
 @dataclass(frozen=True)
@@ -56,3 +57,20 @@ def last_evaluation(run_log: RunLog, template: str) -> str:
     train = "…" if done.train_loss is None else f"{done.train_loss:.4f}"
     step = "…" if done.iteration is None else done.iteration
     return template.format(step=step, train=train, val=f"{done.val_loss:.4f}")
+
+
+def declared_glossary(*parts: tuple[str, str, Message]) -> Glossary:
+    """Of (column, as the log prints it, its meaning). Instead of a column: "eval" for the last evaluation,
+    "" for a text that is shown as it is."""
+
+    def entries(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
+        shown = []
+        for column, template, meaning in parts:
+            if column == "eval":
+                text = last_evaluation(run_log, template)
+            else:
+                text = last.shown(column, template) if column else template
+            shown.append(GlossaryEntry(text, str(meaning)))
+        return shown
+
+    return entries

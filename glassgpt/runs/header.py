@@ -63,7 +63,9 @@ _OF_ANY_TRAINER = (
         "frozen_parameters",
     ),
     HeaderPattern("using device", re.compile(r"using device:\s*(\S+)"), "device"),
-    HeaderPattern("world_size", re.compile(rf"\bworld_size[:= ]+{COUNT}"), "world_size"),
+    HeaderPattern("world_size", re.compile(rf"(?:\b|ddp_)world_size[:= ]+{COUNT}"), "world_size"),
+    # As the program reports it: a config may set tensor_parallel, and a trainer without it ignore that.
+    HeaderPattern("tp_size", re.compile(rf"\btp_size[:= ]+{COUNT}"), "model_parallel"),
 )
 _PATTERNS = sorted(
     (*(pattern for trainer in TRAINERS for pattern in trainer.header), *_OF_ANY_TRAINER),
@@ -107,7 +109,13 @@ def _record(field: str, text: str, line: str, builder: RunBuilder) -> None:
         builder.start_process(resumed=True, text=line)
     elif field == "compile":
         setup.settings.setdefault("compile", True)
-    elif field in ("parameters", "tokens_per_iteration", "planned_iterations", "world_size"):
+    elif field in (
+        "parameters",
+        "tokens_per_iteration",
+        "planned_iterations",
+        "world_size",
+        "model_parallel",
+    ):
         setup.values[field] = parse_count(text)
     elif field in ("decayed_parameters", "undecayed_parameters"):
         setattr(setup, field, parse_count(text))
@@ -129,10 +137,19 @@ def _record(field: str, text: str, line: str, builder: RunBuilder) -> None:
 
 
 def _record_setting(name: str, text: str, builder: RunBuilder) -> None:
-    """A number, a truth value or a word; never an expression."""
-    known_name = name if name in KNOWN_SETTINGS else _SETTING_ALIASES.get(name)
-    if known_name is None:
-        return
+    known_name = known_setting_name(name)
+    value = None if known_name is None else parse_setting(text)
+    if known_name is not None and value is not None:
+        builder.setup.settings[known_name] = value
+
+
+def known_setting_name(name: str) -> str | None:
+    """TrainConfig's name of a setting, by that or by a trainer's own name."""
+    return name if name in KNOWN_SETTINGS else _SETTING_ALIASES.get(name)
+
+
+def parse_setting(text: str) -> ConfigValue | None:
+    """A number, a truth value or a word; never an expression. None: not a setting's value."""
     text = text.strip()
     value: ConfigValue | None = None
     if text in ("true", "false"):
@@ -149,5 +166,4 @@ def _record_setting(name: str, text: str, builder: RunBuilder) -> None:
                 value = sanitize_text(value)  # escape sequences in the quotes have just become real ones
             elif not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > MAX_COUNT:
                 value = None
-    if value is not None:
-        builder.setup.settings[known_name] = value
+    return value

@@ -59,6 +59,7 @@ class LogLine(NamedTuple):
     is_incomplete: bool = False  # no line end after it
     rank: int | None = None  # that printed it, where a prefix named it (see prefixes.py)
     continues_line: bool = False  # a further part of the same line of the file
+    clock: str = ""  # the time that a prefix says
 
 
 def read_lines(file: BinaryIO) -> Iterator[LogLine]:
@@ -217,6 +218,11 @@ def _strip_controls(text: str) -> str:
 
 # --- Jupyter notebooks ---
 
+# A trainer shows a table instead of lines: in a notebook it is HTML.
+_ROW_ENDS = re.compile(r"</(?:tr|p|div|thead)>|<br ?/?>")
+_CELL_ENDS = re.compile(r"</t[hd]>\s*(?=<t[hd])")
+_TAGS = re.compile(r"<[^<>]{1,2000}>")
+
 
 def is_notebook(start: bytes) -> bool:
     return start.lstrip()[:1] == b"{" and (b'"cells"' in start or b'"nbformat"' in start)
@@ -242,10 +248,19 @@ def read_notebook(content: bytes, name: str) -> Iterator[LogLine] | None:
             if not isinstance(output, dict):
                 continue
             data = output.get("data")
-            plain = data.get("text/plain") if isinstance(data, dict) else None
+            plain, html = (
+                (data.get("text/plain"), data.get("text/html")) if isinstance(data, dict) else (None, None)
+            )
             for text in (output.get("text"), plain, output.get("traceback")):
-                if isinstance(text, str):
+                if text := _joined(text):
                     texts.append(text)
-                elif isinstance(text, list):
-                    texts.append("".join(part for part in text if isinstance(part, str)))
+            if "Training Loss" in (table := _joined(html)):
+                texts.append(_TAGS.sub("", _CELL_ENDS.sub("\t", _ROW_ENDS.sub("\n", table))))
     return read_lines(io.BytesIO("\n".join(texts).encode("utf-8", "replace") + b"\n"))
+
+
+def _joined(text: object) -> str:
+    """A notebook stores a text as one string, or as its lines."""
+    if isinstance(text, list):
+        return "".join(part for part in text if isinstance(part, str))
+    return text if isinstance(text, str) else ""

@@ -25,6 +25,11 @@ NUMBER = (
 COUNT = r"([\d,.]+\s?[kKMBG]?)"
 _UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "m": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
+# Digits and signs of Hindi and Arabic texts, as Python's patterns for numbers expect them.
+ASCII_DIGITS = {ord(char): str(at % 10) for at, char in enumerate("०१२३४५६७८९٠١٢٣٤٥٦٧٨٩۰۱۲۳۴۵۶۷۸۹")} | {
+    ord("٫"): ".", ord("٬"): ",", ord("٪"): "%"
+}  # fmt: skip
+
 MAX_COUNT = MAX_INTEGER  # of iterations, parameters, tokens, bytes, milliseconds, tokens per second
 MAX_FLOPS = 1e30  # per token, or per second
 MIN_AMOUNT = 1e-9  # no clock or meter resolves less; smaller is 0
@@ -175,7 +180,10 @@ def clamped_setup(setup: LoggedSetup) -> LoggedSetup:
         flops_per_token=clamp_amount(setup.flops_per_token, largest=MAX_FLOPS) or None,
         peak_flops=clamp_amount(setup.peak_flops, largest=MAX_FLOPS) or None,
         world_size=clamp_amount(setup.world_size) or None,
+        model_parallel=clamp_amount(setup.model_parallel) or None,
         planned_iterations=clamp_amount(setup.planned_iterations),
+        budget_s=clamp_amount(setup.budget_s),
+        remaining_s=clamp_amount(setup.remaining_s),
         memory_bytes=clamp_amount(setup.memory_bytes),
         bytes_per_token=clamp_amount(setup.bytes_per_token) or None,
         wall_s=clamp_amount(setup.wall_s),

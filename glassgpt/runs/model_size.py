@@ -29,6 +29,8 @@ MIN_PARAMETER_MISMATCH = 0.07  # relative, inferred over stated; rounding and co
 
 _MIN_DEAVERAGED_ROWS = 8  # with fewer, the running average itself is more accurate than undoing it
 _INTEGER_TOLERANCE = 0.03  # relative
+_PADDED_GPT2_VOCABULARY = 50_304  # nanoGPT's, where no dataset says otherwise
+_MAX_LAYER_ERROR = 0.25  # of a number of layers that is to be rounded to a whole one
 # Of a stated number of parameters: "0.80M" is rounded, and some trainers count the positions.
 _MAX_STATED_ERROR, _MAX_STATED_ROUNDING = 0.01, 5000
 
@@ -134,6 +136,30 @@ def attention_flops(run_log: RunLog) -> int | None:
     return flops.attention_flops_per_token(n_layer, n_embd, context) or None
 
 
+def implied_layers(run_log: RunLog) -> int | None:
+    """The number of layers that MFU, step times and width imply, where the log does not state it.
+
+    Of a GPT-2 with its vocabulary: each layer adds 12 width² parameters and its attention. None unless the
+    result is close to a whole number, as it is for no other vocabulary but by chance."""
+    width, context = (positive_int_setting(run_log, name) for name in ("n_embd", "block_size"))
+    tokens = run_log.setup.tokens_per_iteration or settings_product(
+        run_log, "batch_size", "block_size", "gradient_accumulation_steps"
+    )
+    work = infer_flops_per_iteration(run_log)
+    if positive_int_setting(run_log, "n_layer") or not run_log.trainer.mfu_counts_palm_flops:
+        return None
+    if not (width and context and tokens and work):
+        return None
+    vocab_size = positive_int_setting(run_log, "vocab_size") or _PADDED_GPT2_VOCABULARY
+    per_layer = flops.six_n_flops_per_token(12 * width**2) + flops.attention_flops_per_token(
+        1, width, context
+    )
+    layers = (work.flops / tokens - flops.six_n_flops_per_token(vocab_size * width)) / per_layer
+    error = work.relative_error * work.flops / tokens / per_layer
+    is_whole = error < _MAX_LAYER_ERROR and abs(layers - round(layers)) <= max(error, _MAX_LAYER_ERROR / 2)
+    return round(layers) if is_whole and round(layers) > 0 else None
+
+
 def stated_peak_flops(run_log: RunLog) -> float | None:
     """The FLOP/s of one device that the log's MFU calls 100 %."""
     return run_log.setup.peak_flops or run_log.trainer.mfu_peak
@@ -141,7 +167,12 @@ def stated_peak_flops(run_log: RunLog) -> float | None:
 
 def device_count(run_log: RunLog) -> int:
     """The number that the log says, or 1."""
-    return run_log.setup.world_size or 1
+    return run_log.setup.world_size or run_log.setup.model_parallel or 1
+
+
+def replica_count(run_log: RunLog) -> int:
+    """Copies of the model, each on one device, or on several that share it (tensor or pipeline parallel)."""
+    return max(1, device_count(run_log) // (run_log.setup.model_parallel or 1))
 
 
 # --- the verdict ---
@@ -199,8 +230,12 @@ def mismatching_parameters(
 
     Tokens are of all devices and MFU is of one, so devices that the log does not mention make a model look
     smaller. An integer ratio is a sign of such devices, or of micro-steps that are not counted. A size that
-    is stated exactly is not doubted: with untied embeddings, not all parameters are multiplied.
+    is stated exactly is not doubted: with untied embeddings, not all parameters are multiplied. Nor is a size
+    that the trainer itself printed: it counted them, and its MFU formula may be another's.
     """
+    setup = run_log.setup
+    if (setup.parameters or setup.trained_parameters) and not setup.parameters_are_claimed:
+        return None
     expected = flops_from_parameters(stated, run_log)
     implied = parameters_from_flops(flops_per_token, run_log)
     if not stated or expected is None or implied is None or run_log.trainer.states_exact_parameters:
@@ -244,8 +279,31 @@ def infer_flops_per_iteration(run_log: RunLog) -> IterationFlops | None:
         error = min(error, max(scatter, error / 2) / math.sqrt(len(products)) * 2)
     if not error <= MAX_FLOPS_ERROR:
         return None
-    # MFU is of one device.
-    return IterationFlops(middle * peak / 100 / 1000 * device_count(run_log), error)
+    # MFU is of one copy of the model, over the peak of one device.
+    return IterationFlops(middle * peak / 100 / 1000 * replica_count(run_log), error)
+
+
+def iteration_flops_bounds(run_log: RunLog) -> tuple[float, float] | None:
+    """The least and the most FLOPs of an iteration that the logged MFU and step times allow, however coarse:
+    an MFU of 0.01% may be 0.005% or 0.015%."""
+    steps, peak = run_log.steps, stated_peak_flops(run_log)
+    usable = run_log.is_steady() & (steps.mfu > 0) & (steps.ms > 0)
+    if not peak or not usable.any():
+        return None
+    mfu = steps.mfu[usable]
+    middle, rounding = float(np.median(mfu)), _mfu_rounding(mfu)
+    factor = float(np.median(steps.ms[usable])) / 1000 * peak / 100 * device_count(run_log)
+    return max(0.0, middle - rounding) * factor, (middle + rounding) * factor
+
+
+def _mfu_rounding(mfu: Floats) -> float:
+    """Half of the last digit that the log prints: 0.005 for 12.93, 0.05 for 12.9, 0.5 for 13. Of up to three
+    values, all may end in a zero by chance: then at least one decimal is assumed."""
+    exact = (digits for digits in range(4) if np.all(np.abs(np.round(mfu, digits) - mfu) < 1e-9))
+    decimals = next(exact, None)
+    if decimals is not None and len(mfu) <= 3:
+        decimals = max(decimals, 1)
+    return 0.0 if decimals is None else 0.5 * 10.0**-decimals
 
 
 def _mfu_ms_products(run_log: RunLog) -> tuple[Floats, Floats]:
@@ -253,13 +311,7 @@ def _mfu_ms_products(run_log: RunLog) -> tuple[Floats, Floats]:
     steps = run_log.steps
     usable = run_log.is_steady() & (steps.mfu > 0) & (steps.ms > 0)
     mfu, ms = steps.mfu[usable], steps.ms[usable]
-    # Half of the last digit that the log prints: 0.005 for 12.93, 0.05 for 12.9, 0.5 for 13. Of up to three
-    # values, all may end in a zero by chance: then at least one decimal is assumed.
-    exact = (digits for digits in range(4) if np.all(np.abs(np.round(mfu, digits) - mfu) < 1e-9))
-    decimals = next(exact, None)
-    if decimals is not None and len(mfu) <= 3:
-        decimals = max(decimals, 1)
-    rounding = 0.0 if decimals is None else 0.5 * 10.0**-decimals
+    rounding = _mfu_rounding(mfu)
     if not run_log.trainer.mfu_is_running_average:
         return mfu * ms, ms * rounding
 

@@ -172,6 +172,7 @@ def apply_overrides(run_log: RunLog, overrides: RunOverrides) -> RunLog:
     """The run as if its log had these settings."""
     flags = dict(overrides.from_flags)
     fields: dict[str, Any] = {name: flags.pop(name) for name in _SETUP_FIELDS if name in flags}
+    fields |= {"parameters_are_claimed": True} if "parameters" in fields else {}
     data = dict(run_log.setup.data)
     if "tokenizer" in flags:
         data["tokenizer"] = flags.pop("tokenizer")

@@ -8,6 +8,7 @@ Mar 01 10:22:33 iter 10: …  Mar 01 10:22:33 box python[47]: iter 10: …   [  
 from __future__ import annotations
 
 import re
+from datetime import datetime, timedelta
 
 _RANK = re.compile(r"\[(?:rank|default)(\d{1,4})\](?::\s*|\s+)")
 _NUMBER_LABEL = re.compile(r"(?:\[\d{1,9}\]:?|\d{1,9}:)\s+")  # srun's rank, or a line number
@@ -18,6 +19,7 @@ _TIME = re.compile(
 )
 # The usual ones of these, for a search over many lines: no newline matches.
 PLAIN_TIME = _CLOCK + r"(?: - INFO -)? "
+_DATED_CLOCK = re.compile(r"(\d{4}[-/]\d{2}[-/]\d{2})[T ](\d{2}:\d{2}:\d{2})[.,](\d{1,9})")
 _MONTHS = ("Jan ", "Feb ", "Mar ", "Apr ", "May ", "Jun ", "Jul ", "Aug ", "Sep ", "Oct ", "Nov ", "Dec ")
 # As `ts` writes it; systemd's journal adds the machine and the program.
 _DATE = re.compile(
@@ -37,15 +39,15 @@ _POINT_OF_THOUSANDS = re.compile(r"(?<=\d)\.(?=\d{3}[.,]\d)")
 _DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d)")
 
 
-def strip_prefixes(text: str) -> tuple[str, int | None]:
-    """The trainer's line, and the rank that printed it, where a prefix names it."""
+def strip_prefixes(text: str) -> tuple[str, int | None, str]:
+    """The trainer's line; the rank that printed it, where a prefix names it; and the time, as printed."""
     text = text.strip()
     if "," in text and _COMMA_LOSS.search(text) and _COMMA_DECIMALS.search(text):
         text = _DECIMAL_COMMA.sub(".", _POINT_OF_THOUSANDS.sub("", text))
     if text.startswith(("iter ", "step ", "step:")):  # nearly every line of a long log
-        return text, None
-    rank = None
-    for _ in range(4):
+        return text, None, ""
+    rank, clock = None, ""
+    for _ in range(6):
         first = text[:1]
         if first == "^" and (match := _ECHO.match(text)):
             text = text[match.end() :]
@@ -69,5 +71,20 @@ def strip_prefixes(text: str) -> tuple[str, int | None]:
             break
         if match.re is _RANK:
             rank = int(match[1])
+        elif match.re is _TIME:
+            clock = match[0]
         text = text[match.end() :]
-    return text, rank
+    return text.lstrip(), rank, clock
+
+
+def clock_us(clock: str) -> int | None:
+    """Microseconds since some day, of a time that `strip_prefixes` has stripped. None without a date or
+    fractions of a second: the difference of two would be too uncertain for the time of a step."""
+    match = _DATED_CLOCK.search(clock)
+    if match is None:
+        return None
+    try:
+        printed = datetime.fromisoformat(f"{match[1].replace('/', '-')} {match[2]}")
+    except ValueError:
+        return None  # 2024-13-45
+    return (printed - datetime.min) // timedelta(microseconds=1) + int(f"{match[3]:0<6}"[:6])

@@ -12,6 +12,7 @@ How a log becomes a RunLog, in the order of the files to read:
     prefixes.py      strips ranks, timestamps and log levels from a line
     recognise.py     finds the trainer that wrote the lines, and feeds them to its reader
     trainers/*.py    one trainer each: its reader turns a line into builder.add_step(...), add_eval(...), ...
+    step_line.py     lines of names and values, which a trainer's file only declares
     header.py        lines before the first step: settings, sizes, device
     exit_status.py   lines of any program: tracebacks, out of memory, signals
     builder.py       collects all that; build() makes the RunLog

@@ -24,6 +24,8 @@ from glassgpt.runs.excerpts import merge_excerpts
 from glassgpt.runs.exit_status import read_event
 from glassgpt.runs.header import read_header
 from glassgpt.runs.lines import LogLine, split_block
+from glassgpt.runs.log_numbers import ASCII_DIGITS
+from glassgpt.runs.notes import complete_from_note, read_note
 from glassgpt.runs.prefixes import PLAIN_TIME, strip_prefixes
 from glassgpt.runs.run_log import RunLog, longest_run
 from glassgpt.runs.split_runs import split_runs
@@ -35,6 +37,7 @@ KNOWN = ", ".join(trainer.name for trainer in LOG_TRAINERS if not trainer.reads_
 
 # "Match" below: a reader takes the line for a step or an evaluation of its trainer.
 _DECISIVE_LINES = 40  # matches of one reader, after which the others are not tried any more
+_DECISIVE_GENERIC_LINES = 2000  # the same for the generic reader, if no other has matched any
 _MIN_GENERIC_LINES = 3  # matches of the generic reader that make a file a log
 _MIN_SWITCH_LINES = 3  # matches of another reader, and none of the current one, that begin another run
 _MIN_GENERIC_SWITCH_LINES = 20  # the same for the generic reader, which may match a summary
@@ -59,7 +62,7 @@ def read_logs(lines: Iterable[str | LogLine], name: str) -> tuple[RunLog, ...]:
         recognizer.feed(line)
         if recognizer.is_unrecognisable():
             break
-    run_logs = recognizer.build(name)
+    run_logs = recognizer.build(name) or recognizer.build_from_note(name)
     if not run_logs:
         empty = " (it is empty)" if recognizer.is_empty else ""
         raise UserError(
@@ -91,8 +94,9 @@ def _steps_or_lines(block: str, plain_step: str) -> Iterator[Mapping[str, Sequen
 
 
 def _without_prefixes(raw_line: LogLine) -> LogLine:
-    text, rank = strip_prefixes(raw_line.text)
-    return LogLine(text, raw_line.is_incomplete, rank, raw_line.continues_line)
+    text, rank, clock = strip_prefixes(raw_line.text)
+    text = text if text.isascii() else text.translate(ASCII_DIGITS)
+    return LogLine(text, raw_line.is_incomplete, rank, raw_line.continues_line, clock)
 
 
 class _Candidate:
@@ -171,7 +175,9 @@ class LogRecognizer:
                 del self._buffered_lines[: _MAX_BUFFERED_LINES // 2]
             self._candidates.feed(line)
             best = self._candidates.best()
-            if best is not None and not best.trainer.reads_any_log and best.matched_lines >= _DECISIVE_LINES:
+            is_generic = best is not None and best.trainer.reads_any_log
+            needed = _DECISIVE_GENERIC_LINES if is_generic else _DECISIVE_LINES
+            if best is not None and best.matched_lines >= needed:
                 self._splitter = self._replay()
                 self._buffered_lines = []
 
@@ -187,7 +193,9 @@ class LogRecognizer:
         """Every run so far; none as long as no trainer is recognised."""
         splitter = self._splitter or self._replay()
         if splitter is not None:
-            return splitter.build(name, final)
+            run_logs = splitter.build(name, final)
+            is_quoted = final and all(run_log.is_excerpt for run_log in run_logs)
+            return complete_from_note(run_logs, self._texts()) if is_quoted else run_logs
         if not final:
             return ()
         # Or a run crashed before its first step: then a line that only one trainer prints identifies it.
@@ -200,6 +208,13 @@ class LogRecognizer:
                 has_failed = any(event.kind in FAILURE_KINDS for one in run_logs for event in one.events)
                 return run_logs if has_failed else ()
         return ()
+
+    def build_from_note(self, name: str) -> tuple[RunLog, ...]:
+        """The runs that a text without log lines speaks of."""
+        return read_note(self._texts(), name)
+
+    def _texts(self) -> list[str]:
+        return [line.text for line in self._buffered_lines]
 
     def _replay(self) -> _TrainerSplitter | None:
         """Reads the buffered lines with the best candidate. Another trainer's run may come before its first
@@ -318,6 +333,7 @@ class LogReader:
         """Whether the line is a step or an evaluation, or another rank's."""
         builder, text, rank = self.builder, line.text, line.rank
         builder.line += not line.continues_line
+        builder.clock = line.clock
         self._ends_mid_line = line.is_incomplete
         if line.is_incomplete:
             text = text[:-40] + _TRUNCATED_NUMBER.sub("", text[-40:])
@@ -351,6 +367,7 @@ class LogReader:
     def feed_header(self, line: LogLine) -> None:
         """A line from before the run: only what it says about the setup counts."""
         self.builder.line += not line.continues_line
+        self.builder.clock = line.clock
         if not self._read_line(line.text, self.builder):
             read_header(line.text, self.builder)
         self.builder.drop_pending_checkpoints()  # nothing is saved before the first step

@@ -104,7 +104,8 @@ class LoggedProcess:
 
 
 # kill: by a signal from outside, such as SIGKILL; abort: by the process itself, such as a segmentation fault.
-EventKind = Literal["traceback", "oom", "interrupt", "kill", "abort", "finish", "scaler-overflow", "warning"]
+EventKind = Literal["traceback", "oom", "interrupt", "kill", "abort", "finish", "scaler-overflow", "warning",
+                    "perplexity-as-loss"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -124,13 +125,18 @@ class LoggedSetup:
     # log_interval, dropout, dtype, device, compile, always_save_checkpoint, dataset, …
     settings: Mapping[str, ConfigValue] = field(default_factory=dict)
     parameters: int | None = None  # as logged, which may be rounded
+    parameters_are_claimed: bool = False  # a flag or a text says so, not the trainer
     trained_parameters: int | None = None  # of the optimizer's groups: exact, positions included
     tokens_per_iteration: int | None = None
     flops_per_token: float | None = None
     device_name: str | None = None
     peak_flops: float | None = None  # of one device: what its MFU calls 100 %
+    peak_is_disturbed: bool = False  # it was measured while other programs ran: the MFU is too high
     world_size: int | None = None
+    model_parallel: int | None = None  # devices that share one copy of the model: tensor x pipeline parallel
     planned_iterations: int | None = None  # the number of the last one, if the run finishes
+    budget_s: float | None = None  # the run ends when it has trained for so long
+    remaining_s: float | None = None  # of that, at the last line
     memory_bytes: int | None = None  # of the card
     bytes_per_token: float | None = None  # of the validation text
     wall_s: float | None = None  # of a whole process, as `time` or the trainer printed it

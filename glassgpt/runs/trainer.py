@@ -80,6 +80,7 @@ class Trainer:
     computes_loss_in_chunks: bool = False  # never has the logits of all tokens at once
 
     # --- its losses ---
+    loss_measures_learning: bool = True  # not in reinforcement learning: it may rise while rewards do
     loss_is_interval_mean: bool = False  # over the iterations since the previous line
     zero_loss_cause: Message | None = None  # why it logs a NaN or infinite loss as 0
     evaluates_next_token_loss: bool = False  # its loss is the cross-entropy of the next token, and only that

@@ -60,7 +60,9 @@ def trajectory_of(run_log: RunLog) -> Trajectory:
         segments=tuple(segments),
         rows=rows,
         iteration=steps.iteration[rows],
-        loss=np.where(steps.has_loss[rows], steps.loss[rows], np.nan),
+        loss=np.where(
+            steps.has_loss[rows] & run_log.trainer.loss_measures_learning, steps.loss[rows], np.nan
+        ),
         ms=steps.ms[rows],
         evals=tuple(evals[iteration] for iteration in sorted(evals)),
         checkpoints=tuple(

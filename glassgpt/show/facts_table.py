@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -15,12 +15,16 @@ from glassgpt.format import (
     format_loss,
     format_ms,
     format_parameters,
+    format_percent,
+    format_percent_value,
 )
 from glassgpt.i18n import translate
 from glassgpt.record.finding import Severity
 from glassgpt.runs.facts import Facts
 
 T = TypeVar("T")
+
+MAX_LISTED = 5  # regimes
 
 
 @dataclass(frozen=True)
@@ -50,15 +54,16 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
     times = [
         row(translate("label.steady_iteration_median"), format_ms, facts.steady_ms),
         row(translate("label.steady_iteration_p95"), format_ms, facts.steady_p95_ms),
+        TableRow(translate("label.regimes"), _regimes(facts)),
         row(translate("label.first_iteration_time"), format_ms, facts.first_iteration_ms),
-        row(translate("label.first_iteration_startup"), format_ms, facts.startup_ms),
-        row(translate("label.evaluation_adds"), format_ms, facts.eval_overhead_ms),
+        row(translate("label.evaluation_adds"), format_ms, facts.eval_overhead_typical_ms),
         row(translate("label.evaluations"), _count_and_interval, facts.eval_steps),
         row(translate("label.checkpoints"), _count_and_interval, facts.checkpoint_steps),
-        row(translate("label.estimated_total_time"), format_duration, facts.estimated_total_s),
-        row(translate("label.overhead_share"), "{:.1%}".format, facts.overhead_share),
+        row(translate("label.estimated_total_time"), format_duration, facts.regime_total_s),
+        row(translate("label.overhead_share"), format_percent, facts.pause_share),
+        row(translate("label.stall_share"), format_percent, facts.stall_share or None),
         row(translate("label.tokens_per_second"), format_count, facts.tokens_per_s),
-        row(translate("label.mfu_reported_median"), "{:.2f}%".format, facts.mfu_reported_steady),
+        row(translate("label.mfu_reported_median"), format_percent_value, facts.mfu_reported_steady),
         row(
             translate("label.achieved_flops"),
             lambda tflops: format_flops_per_s(tflops * 1e12),
@@ -85,26 +90,22 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
     return [(title, [row for row in rows if row.value]) for title, rows in groups]
 
 
-def key_figures(facts: Facts, ledger: Mapping[str, float] | None = None) -> list[TableRow]:
+def key_figures(facts: Facts) -> list[TableRow]:
     """The most important numbers, for the top of the report; `reason` is the small print below one."""
 
     def at_iteration(iteration: int | None) -> str:
         return _format_or_empty(lambda at: translate("label.at_iteration", number=at), iteration)
 
-    # Waiting for data is part of an update; logging, and updates under the profiler, are not.
-    overhead = facts.overhead_share
-    if ledger and (total_s := sum(ledger.values())) > 0:
-        overhead = 1 - (ledger.get("train", 0.0) + ledger.get("data", 0.0)) / total_s
-    overhead_note = ""
-    if overhead is not None:
-        overhead_note = translate("label.share_not_training", share=overhead)
+    overhead_note = _format_or_empty(
+        lambda share: translate("label.share_not_training", share=share), facts.pause_share
+    )
     best = (
         translate("label.best_bits")
         if facts.val_metric == "bits_per_byte"
         else translate("label.best_validation_loss")
     )
     best_val = _format_or_empty(format_loss, facts.best_val_loss)
-    total = _format_or_empty(format_duration, facts.estimated_total_s)
+    total = _format_or_empty(format_duration, facts.regime_total_s)
     rows = [
         TableRow(best, best_val, at_iteration(facts.best_val_step)),
         TableRow(translate("label.steady_iteration"), _format_or_empty(format_ms, facts.steady_ms)),
@@ -142,12 +143,14 @@ def phase_labels() -> dict[str, str]:
     """Names of the ledger's phases, and of `pauses`: evaluation and checkpoints together."""
     return {
         "startup": translate("phase.startup"),
+        "startup_and_eval": translate("phase.startup_and_eval"),
         "compile": translate("phase.compile"),
         "data": translate("phase.data"),
         "train": translate("phase.train"),
         "eval": translate("phase.eval"),
         "checkpoint": translate("phase.checkpoint"),
         "pauses": translate("phase.pauses"),
+        "stall": translate("phase.stall"),
         "log": translate("phase.log"),
         "other": translate("phase.other"),
     }
@@ -155,6 +158,17 @@ def phase_labels() -> dict[str, str]:
 
 def _format_or_empty(format_value: Callable[[T], str], value: T | None) -> str:
     return "" if value is None else format_value(value)
+
+
+def _regimes(facts: Facts) -> str:
+    """Where the step time changed, and to what; empty if it did not."""
+    if len(facts.regimes) < 2:
+        return ""
+    shown = [
+        translate("label.regime", ms=regime["steady_ms"], last=regime["last_iteration"])
+        for regime in facts.regimes[:MAX_LISTED]
+    ]
+    return "; ".join(shown + ["…"] * (len(facts.regimes) > MAX_LISTED))
 
 
 def _count_and_interval(iterations: Sequence[int]) -> str:

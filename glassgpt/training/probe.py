@@ -15,6 +15,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib import metadata, resources
 from pathlib import Path
@@ -24,6 +25,7 @@ import numpy
 import psutil  # type: ignore[import-untyped]
 import torch
 
+from glassgpt.cgroup import usable_cores
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import find_card
@@ -31,13 +33,17 @@ from glassgpt.estimate.decide import RunSpec
 from glassgpt.estimate.machine_facts import MachineFacts
 from glassgpt.estimate.peak import Clock, PeakFlops, PrepareMatmul, RepeatOperation, measure_best_rate
 from glassgpt.files import read_text_or_empty
+from glassgpt.format import pluralize
 from glassgpt.model import float8
 from glassgpt.model.gpt import attend
 from glassgpt.record.machine import (
     apple_gpu_name,
+    cores_used_by_others,
     cpu_model,
     describe_cpu,
+    load_average,
     nvidia_driver,
+    read_cpu_times,
     resident_bytes,
     source_commit,
     usable_memory,
@@ -139,6 +145,9 @@ def measure_fact(name: str, spec: RunSpec, facts: MachineFacts, device: torch.de
     return attention_times(config, device, work.dtype)
 
 
+CPU_PROBE_REPEATS = 3
+
+
 def find_peak(
     device_type: str,
     device_name: str | None,
@@ -153,11 +162,31 @@ def find_peak(
     table_source = card.source if card and table else None
     if probe_seconds <= 0:
         return PeakFlops(table, table_source)
+    # Other programs come and go, and slow a CPU: the best of some repeats is the nearest to what it can do.
+    repeats = CPU_PROBE_REPEATS if device_type == "cpu" else 1
+    before = read_cpu_times()
     try:
-        measured = measure_peak(device_type, dtype, probe_seconds)
+        rates = [measure_peak(device_type, dtype, probe_seconds / repeats) for _ in range(repeats)]
     except RuntimeError as error:  # a device without this dtype; the run itself has the better message
         return PeakFlops(table, table_source, None, f"unknown: the {label} probe failed: {error}")
-    return PeakFlops(table, table_source, measured, f"measured: {label} matmuls for {probe_seconds:g} s")
+    how = f"measured: {label} matmuls for {probe_seconds:g} s"
+    if device_type != "cpu":
+        return PeakFlops(table, table_source, max(rates), how)
+    peak = PeakFlops(
+        table,
+        table_source,
+        max(rates),
+        f"{how} on {pluralize(torch.get_num_threads(), 'thread')}",
+        threads=torch.get_num_threads(),
+        cores=usable_cores(),
+        busy_cores=cores_used_by_others(before, read_cpu_times()),
+        load_average=load_average(),
+        spread=max(rates) / min(rates) - 1,
+    )
+    if not peak.is_disturbed:
+        return peak
+    why = f"other programs used {peak.busy_cores:.1f} cores, repeats differ by {peak.spread:.0%}"
+    return replace(peak, measured_how=f"{peak.measured_how}; {why}: MFU is too high")
 
 
 def _tf32_allowed() -> bool:

@@ -50,7 +50,7 @@ def document(capsys: Capture, *arguments: str) -> dict[str, Any]:
 # --- errors ---
 
 
-@pytest.mark.parametrize("names", [[], ["a.log"], ["-"]], ids=str)
+@pytest.mark.parametrize("names", [[], ["a.log"]], ids=str)
 def test_at_least_two_runs(names: list[str], capsys: Capture) -> None:
     (problem,) = errors_of(capsys, *names)
     assert "at least two" in problem
@@ -71,7 +71,7 @@ def test_a_file_that_is_not_a_log(capsys: Capture) -> None:
 
 
 def test_all_problems_at_once(capsys: Capture) -> None:
-    text = "\n".join(errors_of(capsys, "a.log", "--lang=fr", "--gpu=foo", "--bar=1", "--c.n_layer=3"))
+    text = "\n".join(errors_of(capsys, "--lang=fr", "--gpu=foo", "--bar=1", "--c.n_layer=3"))
     for part in ("at least two", "--lang=fr", "--gpu=foo", "--bar", "--c.n_layer"):
         assert part in text
 
@@ -103,6 +103,29 @@ def test_which_is_better_and_which_faster(capsys: Capture) -> None:
     place = 0
     for part in order:
         place = text.index(part, place)
+
+
+def test_the_runs_of_one_file(capsys: Capture) -> None:
+    Path("both.log").write_text(nanogpt_log() + nanogpt_log(1200, factor=0.8))
+    parsed = document(capsys, "both.log", "--b.dropout=0.1")
+    apart = document(capsys, "a.log", "b.log")
+    assert [run["facts"]["best_val_loss"] for run in parsed["runs"]] == [
+        run["facts"]["best_val_loss"] for run in apart["runs"]
+    ]
+    names = [run["name"] for run in parsed["runs"]]
+    assert names[0] != names[1]
+    assert not any(claim["id"] == "several-runs" for claim in parsed["verdict"])
+    assert "--c" not in (problem := errors_of(capsys, "both.log", "--c.dropout=0.1")[0])
+    assert "2 runs" in problem
+
+
+def test_the_longest_run_of_a_file_among_several(capsys: Capture) -> None:
+    Path("both.log").write_text(nanogpt_log() + nanogpt_log(1200, factor=0.8))
+    parsed = document(capsys, "a.log", "both.log")
+    (claim,) = [claim for claim in parsed["verdict"] if claim["id"] == "several-runs"]
+    assert (claim["runs"], claim["values"]["runs"]) == (["B"], 2)
+    longest = max(document(capsys, "a.log", "b.log")["runs"], key=lambda run: run["facts"]["last_iteration"])
+    assert parsed["runs"][1]["facts"]["last_iteration"] == longest["facts"]["last_iteration"]
 
 
 def test_json_is_strict(capsys: Capture) -> None:

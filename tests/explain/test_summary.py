@@ -100,9 +100,13 @@ def test_too_few_lines_do_not_show_that_nothing_is_wrong() -> None:
 
 
 def test_how_fast_it_was() -> None:
-    assert numbers(verdict(steady_ms=168.3, overhead_share=0.194)[2]) == ["168.3", "19"]
-    assert translate("verdict.step_time", ms=168.3) in verdict(steady_ms=168.3, overhead_share=None)
-    assert numbers(verdict(steady_ms=168.3, overhead_share=None)[2]) == ["168.3"]
+    phases = {"startup": 4.0, "train": 80.6, "pauses": 15.4}
+    assert numbers(verdict(steady_ms=168.3, seconds_by_phase=phases)[2]) == ["168.3", "19"]
+    assert translate("verdict.step_time", ms=168.3) in verdict(steady_ms=168.3)
+    assert numbers(verdict(steady_ms=168.3)[2]) == ["168.3"]
+    stalled = {"train": 10.0, "pauses": 8.0, "stall": 82.0}
+    said = verdict(steady_ms=168.3, seconds_by_phase=stalled)
+    assert (numbers(said[2]), numbers(said[3])) == (["168.3", "8.0"], ["82"])
     assert len(verdict(steady_ms=None)) == len(verdict()) - 1
 
 

@@ -48,6 +48,7 @@ class ExpectedLog:
     eval_time_offset: int = (
         0  # the iteration whose time holds an evaluation comes so much later than its number
     )
+    times_are_means: bool = False  # of the updates since the previous line, without evaluations
     tokens: int | None = None
     parameters: int | None = None
     flops_per_token: float | None = None
@@ -97,7 +98,7 @@ def expected_facts(expected: ExpectedLog) -> dict[str, Any]:
         (part.segment, at + expected.eval_time_offset)
         for part in expected.parts
         for at in (part.eval[0] if part.eval else None, part.save)
-        if at is not None
+        if at is not None and not expected.times_are_means
     }
     marked = [(row.segment, row.iteration) in marks for row in rows]
     holds = [mark and expected.times_hold_eval for mark in marked]

@@ -15,6 +15,7 @@ from printed import (
     llmc_python,
     nanogpt,
 )
+from printed_frameworks import autoresearch, keras, lightning, megatron, mlx_lm, olmo, torchtitan
 
 
 def _(*texts: str) -> list[ExpectedLine]:
@@ -221,23 +222,29 @@ def lit_gpt(course: SyntheticRun, accumulate: int = 4) -> ExpectedLog:
 
 
 def trainer(course: SyntheticRun, quoted: bool = False, bars: bool = False, every: int = 5) -> ExpectedLog:
-    """A dict each `every` steps; with `bars`, the progress bar in front of and behind each."""
+    """A dict each `every` steps; with `bars`, the progress bar in front of and behind each. An iteration
+    takes about 4 s, and the bar shows whole seconds."""
     parts: list[ExpectedLine] = []
     total = course.updates // every * every
     if bars:
         parts += _(f"  0%|          | 0/{total} [00:00<?, ?it/s]")
+    spent_s, shown_s, eval_s = 0.0, 0, 0.0
     for count, at in enumerate(range(every, total + 1, every), 1):
         number = at if bars else count
-        bar = f"{100 * at // total:3d}%|████      | {at}/{total} [00:12<06:21,  1.19s/it]"
+        spent_s += every * course.ms(at) / 25 + eval_s
+        ms = (int(spent_s) - shown_s - eval_s) / every * 1000 if bars else None
+        shown_s, eval_s = int(spent_s), 0.0
+        elapsed = f"{shown_s // 60:02d}:{shown_s % 60:02d}"
+        bar = f"{100 * at // total:3d}%|████      | {at}/{total} [{elapsed}<06:21,  4.19s/it]"
         if bars:
             parts += _(bar)
         loss = f"{course.loss(at):.4f}"
         values = {"loss": loss, "grad_norm": "1.25", "learning_rate": "4.9e-05", "epoch": f"{at / total:.2f}"}
-        parts.append(ExpectedLine(_dict(values, quoted), ExpectedStep(number, float(loss))))
+        parts.append(ExpectedLine(_dict(values, quoted), ExpectedStep(number, float(loss), ms)))
         if bars:
             parts += _(bar)
         if course.evaluates(at):
-            val = f"{course.val(at):.4f}"
+            val, eval_s = f"{course.val(at):.4f}", 3.2
             if bars:
                 parts += _(
                     "  0%|          | 0/13 [00:00<?, ?it/s]", "100%|██████████| 13/13 [00:01<00:00,  9.1it/s]"
@@ -251,7 +258,7 @@ def trainer(course: SyntheticRun, quoted: bool = False, bars: bool = False, ever
             parts.append(ExpectedLine(_dict(values, quoted), eval=(number, None, float(val))))
     end = {"train_runtime": "22.5", "train_samples_per_second": "2.0", "train_loss": "1.09", "epoch": "1.0"}
     parts += _(_dict(end, quoted))
-    return ExpectedLog(tuple(parts), "hf-trainer", numbered=bars)
+    return ExpectedLog(tuple(parts), "hf-trainer", times_are_means=True, numbered=bars)
 
 
 def _dict(values: dict[str, str], quoted: bool) -> str:
@@ -323,5 +330,20 @@ def every_trainer(course: SyntheticRun) -> dict[str, ExpectedLog]:
         "trainer with bars": trainer(course, bars=True),
         "minimind": minimind(course),
         "minimind, old": minimind(course, old=True),
+        "torchtitan": torchtitan(course),
+        "megatron": megatron(course),
+        "gpt-neox": megatron(course, "neox"),
+        "megatron-deepspeed": megatron(course, "deepspeed"),
+        "nemo": megatron(course, "nemo"),
+        "mlx-lm": mlx_lm(course),
+        "mlx-lm's table": mlx_lm(course, table=True),
+        "olmo": olmo(course),
+        "olmo-core": olmo(course, core=True),
+        "keras": keras(course),
+        "keras 2": keras(course, "2"),
+        "keras, a line per epoch": keras(course, "line"),
+        "lightning": lightning(course),
+        "lightning, rich": lightning(course, rich=True),
+        "autoresearch": autoresearch(course),
         "unknown": unknown(course),
     }

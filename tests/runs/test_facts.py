@@ -191,7 +191,7 @@ def test_a_history_of_nothing() -> None:
     facts = Analysis(make_run_log(make_steps([]))).facts
     assert facts.iterations_logged == 0
     assert facts.eval_steps == []
-    empty = {"iterations_logged", "eval_steps", "checkpoint_steps", "segments", "ended"}
+    empty = {"iterations_logged", "eval_steps", "checkpoint_steps", "segments", "ended", "regimes"}
     assert all(value is None for name, value in facts.as_dict().items() if name not in empty)
 
 
@@ -218,6 +218,7 @@ def test_the_issue_names_every_fact() -> None:
         "overhead_share", "tokens_per_s", "mfu_reported_steady", "flops_per_token",
         "achieved_tflops", "val_metric", "best_val_loss", "best_val_step", "final_val_loss",
         "final_train_loss", "loss_first", "loss_last", "nan_step", "segments", "ended",
+        "regimes", "regime_total_s", "eval_overhead_typical_ms", "seconds_by_phase",
     ]  # fmt: skip
     assert [field.name for field in dataclasses.fields(Facts)] == names
 

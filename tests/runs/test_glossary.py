@@ -16,18 +16,7 @@ from glassgpt.runs.glossary import glossary
 from glassgpt.runs.run_log import LoggedEvaluation, RunLog
 from glassgpt.runs.trainers import BY_ID
 
-TRAINERS = (
-    "nanogpt",
-    "build-nanogpt",
-    "llm.c",
-    "nanochat",
-    "modded-nanogpt",
-    "litgpt",
-    "hf-trainer",
-    "minimind",
-    "glassgpt",
-    "unknown",
-)
+TRAINERS = tuple(BY_ID)
 
 
 def whole(trainer: str = "nanogpt") -> RunLog:
@@ -98,8 +87,7 @@ def test_pieces_are_the_same_in_every_language(language: str, subtests: pytest.S
             with use_language(language):
                 assert pieces(run_log) == in_english
                 meanings = {entry.meaning for entry in glossary(run_log, Analysis(run_log).facts)}
-            assert (meanings == english) == (language == "en")
-            assert not meanings & english or language == "en"
+            assert (meanings == english) == (language == "en")  # a new sentence may still be in English
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)

@@ -134,7 +134,13 @@ PIECES = [
     "val loss: ", "Saved model _1", "GPU: NVIDIA a ", "real 1m", "Killed ", "a: line 1: 1 ",
     "Step 1/1 (1%) | loss: 1", "lr 1", "% MFU ", "ms", "1e", "nan", "[1] ", "> ", "**iter ", "\"", "\\n",
     "(", "wandb: ", "s:1 trl:1 ", "1 train ", "2024-01-01 00:00:00 ", "a-1 | ",
-    "iter 1 | step 1: loss train ",
+    "iter 1 | step 1: loss train ", "step: 1  loss: ", "tps: 1 ", "validate step: 1 ", "iteration 1/ 1 | ",
+    "lm loss: 1 | ", "validation loss at iteration 1 | ", "Training epoch 0, iteration 1/1 | ", "lr: 1 | ",
+    "[step=1/1", "a/CE loss=", "Iter 1: Train loss 1, ", "It/sec 1, ", "1 1 ▼ 1 ", "Epoch 1/1", "1/1 ━━",
+    "1/1 [==", " - loss: 1", "Epoch 1: 1%|a| 1/1 [", "Epoch 1/1 ━ 1/1 1 • ", "train_loss=1, ",
+    "loss=1 step=1 ", "step 1 (1.0%) | loss: 1 | remaining: 1s", "Step\tTraining Loss\t", "1\t1\t",
+    "[1/1 01:01, Epoch 1/1", "Epoch:[1/1](1/1), a, ", "step=1 dt=1 ", "1 it/s ", "1ms/step ",
+    "tokens per second ", "it: 1 ", "seconds: 1 ",
 ]  # fmt: skip
 
 

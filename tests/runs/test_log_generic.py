@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from log_checks import check_facts, parse_facts, parse_log
 from printed import SyntheticRun
@@ -25,6 +26,16 @@ def test_a_whole_log() -> None:
         ("epoch 1 iteration {at} train_loss=3.21", 3.21, math.nan),
         ("[{at}] global_step {at} | training loss 3.21 | elapsed 12.5 ms", 3.21, 12.5),
         ("iteration: {at} loss: 3.21 time: 5", 3.21, math.nan),  # of what unit?
+        (
+            "completed step: {at}, seconds: 1.25, TFLOP/s/device: 257.9, Tokens/s/device: 36653, loss: 3.21",
+            3.21,
+            1250,
+        ),
+        ("loss=3.21 step={at} 250ms/step", 3.21, 250),
+        ("it: {at} | train/loss: 3.21 | val/acc: 0.5 | 4.00it/s", 3.21, 250),
+        ("Epoch 1 Step {at} avg_loss 3.21 step_time 0.25s lr 1e-4", 3.21, 250),
+        ("{{'global_step': {at}, 'train_loss': 3.21, 'step_time_s': 0.25}}", 3.21, 250),
+        ("update={at} loss/train: 3.21 gnorm: 1.5 sec_per_step: 0.25", 3.21, 250),
     ],
 )
 def test_forms(line: str, loss: float, ms: float) -> None:
@@ -94,20 +105,6 @@ def test_steps_that_count_through_all_epochs_stay_as_they_are() -> None:
     assert parse_facts("".join(lines * 2)).segments == 2  # begun anew
 
 
-def test_megatrons_lines() -> None:
-    line = (
-        " [2024-05-11 10:00:01] iteration {at:8d}/  500000 | consumed samples: 640 | elapsed time per "
-        "iteration (ms): 2345.1 | learning rate: 1.500000E-04 | global "
-        "batch size:    64 | lm loss: 3.250000E+00 | loss scale: 1.0 | grad norm: 0.512 | number of "
-        "skipped iterations: 0 |"
-    )
-    run_log = parse_log("".join(line.format(at=at) + "\n" for at in (10, 20, 30)))
-    assert run_log.steps.iteration.tolist() == [10, 20, 30]
-    assert run_log.steps.loss.tolist() == [3.25] * 3
-    assert run_log.steps.ms.tolist() == [2345.1] * 3
-    assert run_log.steps.grad_norm.tolist() == [0.512] * 3
-
-
 def test_ranks_without_a_blank_after_their_name_that_come_out_of_order() -> None:
     line = "[rank{rank}]:2025-02-01 10:00:00,123 - root - INFO - step: {at:2d}  loss: {loss:7.4f}\n"
     order = [(0, 1), (0, 2), (1, 1), (0, 3), (1, 2), (1, 3), (0, 4), (1, 4)]
@@ -115,25 +112,6 @@ def test_ranks_without_a_blank_after_their_name_that_come_out_of_order() -> None
     text += "[rank0]:2025-02-01 10:00:09,123 - root - INFO - Training completed\n"
     facts = parse_facts(text)
     assert (facts.segments, facts.iterations_logged, facts.ended) == (1, 4, "finished")
-
-
-@pytest.mark.parametrize("where", ["", " on validation set"])
-def test_megatrons_evaluations_and_checkpoints(where: str) -> None:
-    text = ""
-    for at in range(10, 101, 10):
-        text += (
-            f" [2024-05-01 10:00:{at % 60:02d}] iteration {at:8d}/     100 | consumed samples: {at * 256} | "
-        )
-        text += "elapsed time per iteration (ms): 812.3 | lm loss: 2.500000E+00 | loss scale: 1.0 |\n"
-        if at % 50 == 0:
-            text += f" validation loss at iteration {at}{where} | lm loss value: {3 - at / 100:.6E} | "
-            text += "lm loss PPL: 1.218249E+01 | \n"
-            text += f"  successfully saved checkpoint from iteration {at:7d} to checkpoints\n"
-    text += " validation loss at iteration 100 on test set | lm loss value: 9.000000E+00 |\n"
-    facts = parse_facts(text)
-    assert (facts.eval_steps, facts.checkpoint_steps) == ([50, 100], [50, 100])
-    assert (facts.best_val_loss, facts.best_val_step, facts.final_val_loss) == (2.0, 100, 2.0)
-    assert facts.steady_ms == 812.3
 
 
 @pytest.mark.parametrize("name", ["step_time_ms", "iter_time_ms", "time_ms", "dt_ms"])
@@ -155,16 +133,73 @@ def test_mingpt_is_not_nanogpt() -> None:
     assert (old.segments, old.iterations_logged, old.last_iteration) == (1, 600, 599)
 
 
-def test_torchtitan() -> None:
-    stamp = "[rank0]:[titan] 2024-10-01 10:10:10,123 - root - INFO - "
-    lines = [
-        "Model llama3 8B size: 8,030,261,248 total parameters",
-        *(f"step: {at:2}  loss: {9 - at / 100:7.4f}  memory: 48.34GiB(50.87%)" for at in range(1, 9)),
-        "Training completed",
-    ]
-    run_facts = parse_facts("".join(f"{stamp}{line}\n" for line in lines))
-    assert (run_facts.iterations_logged, run_facts.parameters, run_facts.ended) == (
-        8,
-        8_030_261_248,
-        "finished",
+def test_the_unit_of_a_time_follows_from_the_rate_of_a_bar() -> None:
+    def steady_ms(time: str, rate: str) -> float | None:
+        line = f" 50%|#####     | {{at}}/100 [00:10<00:10, {rate}] step={{at}} loss=2.5 dt={time} mfu=4.5\n"
+        return parse_facts("".join(line.format(at=at) for at in range(10, 101, 10))).steady_ms
+
+    assert steady_ms("95.5", "10.00it/s") == 95.5
+    assert steady_ms("0.0955", "10.00it/s") == pytest.approx(95.5)
+    assert steady_ms("95.5", "100.00s/it") == 100_000  # the rate has a unit
+    assert steady_ms("9550", "10.00it/s") is None
+
+
+def test_a_validation_loss_that_lines_repeat_was_made_once() -> None:
+    """It is shown with the training loss of the same evaluation, which is not the one of the line's batch."""
+    values = ["4.2905"] * 4 + ["3.1000"] * 4
+    text = "".join(
+        f"step={5 * at} loss={4 - at / 10:.4f} dt=95.5ms mfu=-100.0 train_loss=4.1000 val_loss={value}\n"
+        for at, value in enumerate(values, 1)
     )
+    run_log = parse_log(text)
+    assert [(one.iteration, one.val_loss, one.train_loss) for one in run_log.evals] == [
+        (5, 4.2905, 4.1),
+        (25, 3.1, 4.1),
+    ]
+    assert run_log.steps.loss.tolist() == pytest.approx([4 - at / 10 for at in range(1, 9)])
+    assert np.isnan(run_log.steps.mfu).all()
+
+
+@pytest.mark.parametrize("name", ["val_loss", "val/loss", "Validation Loss", "eval_loss", "valid loss"])
+def test_a_validation_loss_is_not_the_training_loss(name: str) -> None:
+    text = "".join(f"step={at} {name}=9.5\nstep={at} loss=2.5\n" for at in range(1, 6))
+    run_log = parse_log(text)
+    assert run_log.steps.loss.tolist() == [2.5] * 5
+    assert {one.val_loss for one in run_log.evals} == {9.5}
+
+
+def test_mfu_speed_and_norm_as_they_are_printed() -> None:
+    line = "step {at} loss 2.5 mfu {mfu} | 98.5k tok/s | grad_norm: {norm}\n"
+    steps = parse_log("".join(line.format(at=at, mfu="41.5%", norm="nan") for at in range(1, 5))).steps
+    assert steps.mfu.tolist() == [41.5] * 4
+    assert steps.tokens_per_s.tolist() == [98_500] * 4
+    assert np.isinf(steps.grad_norm).all()
+    share = parse_log("".join(line.format(at=at, mfu="0.415", norm="1.5") for at in range(1, 5))).steps
+    assert np.isnan(share.mfu).all()  # 0.415 % or 41.5 %?
+
+
+def test_elapsed_time_is_a_total() -> None:
+    line = "step {at} loss 2.5 elapsed: {s:.1f}s\n"
+    steps = parse_log("".join(line.format(at=at, s=30 + at * 0.25) for at in range(10, 60, 10))).steps
+    assert steps.ms[1:].tolist() == pytest.approx([250] * 4)
+    assert math.isnan(steps.ms[0])
+
+
+def test_epochs_are_the_iterations_where_nothing_else_is_counted() -> None:
+    line = "Epoch {at}/5 | Train Loss: {loss:.4f} | Val Loss: {val:.4f} | took 81.5s\n"
+    text = "".join(line.format(at=at, loss=3 - at / 10, val=3.1 - at / 10) for at in range(1, 6))
+    facts = parse_facts(text)
+    assert (facts.iterations_logged, facts.last_iteration, facts.ended) == (5, 5, "finished")
+    assert (facts.loss_last, facts.best_val_loss, facts.best_val_step) == (2.5, 2.6, 5)
+    assert facts.steady_ms is None
+
+
+def test_a_line_about_the_epoch_after_its_steps_is_an_evaluation() -> None:
+    text = "".join(
+        "".join(f"epoch {epoch} step {at}: loss={3 - epoch / 10:.4f}\n" for at in range(0, 50, 10))
+        + f"Epoch {epoch} done. Train loss: {3 - epoch / 10:.4f}, Val loss: {3.1 - epoch / 10:.4f}\n"
+        for epoch in range(1, 4)
+    )
+    run_log = parse_log(text)
+    assert len(run_log.steps) == 15
+    assert [one.val_loss for one in run_log.evals] == pytest.approx([3.0, 2.9, 2.8])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from log_checks import check_facts, parse_facts, parse_log, parse_logs
 from printed import SyntheticRun
@@ -166,3 +167,84 @@ def test_what_evaluations_took_of_the_whole(after: str) -> None:
     names = ("evaluations", "eval_s", "run_s", "eval_share")
     whole = (3, 50.0, 100.0, 0.5) if after else (2, 25.0, 75.0, 1 / 3)
     assert tuple(finding.values[name] for name in names) == pytest.approx(whole)
+
+
+def test_a_dict_that_a_callback_prints_again_with_a_rounded_epoch() -> None:
+    """Also evaluations. The rounded epoch may be lower than the one before: that is no new run."""
+    text = ""
+    for at in range(1, 9):
+        for epoch in (f"{at / 800:.17f}", f"{at / 800:.2f}"):
+            text += (
+                f"{{'loss': {3 - at / 10:.4f}, 'grad_norm': nan, 'learning_rate': 0.0, 'epoch': {epoch}}}\n"
+            )
+        for epoch in (f"{at / 800:.17f}", f"{at / 800:.2f}"):
+            text += f"{{'eval_loss': {2.5 - at / 10}, 'eval_runtime': 1.5, 'epoch': {epoch}}}\n"
+    run_logs = parse_logs(text + "some callback failed: 'loss'\n" + text)
+    assert [(len(one.steps), len(one.evals)) for one in run_logs] == [(8, 8), (8, 8)]
+    for run_log in run_logs:
+        assert run_log.steps.loss.tolist() == pytest.approx([3 - at / 10 for at in range(1, 9)])
+        assert np.isinf(run_log.steps.grad_norm).all()  # printed, and not a number
+
+
+@pytest.mark.parametrize("joint", ["\t", " | ", "     "])
+def test_a_notebooks_table(joint: str) -> None:
+    """The progress above it has the total, and its rows have their steps."""
+    rows = [("Step", "Training Loss", "Validation Loss")]
+    rows += [(f"{at}", "No log" if at == 10 else f"{3 - at / 100:.6f}", f"{3.1 - at / 100:.6f}") for at in
+             range(10, 61, 10)]  # fmt: skip
+    edge = "| " if "|" in joint else ""
+    table = "".join(edge + joint.join(row) + "\n" for row in rows)
+    if edge:
+        table = table.replace("\n", "\n| --- | --- | --- |\n", 1)
+    run_log = parse_log("[60/60 03:21, Epoch 1/1]\n" + table + "TrainOutput(global_step=60)\n")
+    assert run_log.trainer.id == "hf-trainer"
+    assert run_log.steps.iteration.tolist() == [10, 20, 30, 40, 50, 60]
+    assert run_log.steps.has_loss.tolist() == [False] + [True] * 5
+    assert run_log.steps.loss[1:].tolist() == pytest.approx([2.8, 2.7, 2.6, 2.5, 2.4])
+    assert run_log.evals[-1].iteration == 60
+    assert run_log.evals[-1].val_loss == pytest.approx(2.5)
+    assert parse_facts("[60/60 03:21, Epoch 1/1]\n" + table).ended == "finished"
+
+
+def test_a_table_of_epochs() -> None:
+    table = "Epoch\tTraining Loss\tValidation Loss\n1\t2.5\t2.4\n2\t2.3\t2.2\n3\t2.1\t2.1\n"
+    with_progress = parse_log("[300/300 12:01, Epoch 3/3]\n" + table)
+    assert with_progress.steps.iteration.tolist() == [100, 200, 300]
+    facts = parse_facts(table)
+    assert (facts.iterations_logged, facts.last_iteration, facts.best_val_loss) == (3, None, 2.1)
+
+
+def test_unsloths_banner() -> None:
+    text = (
+        "==((====))==  Unsloth - 2x faster free finetuning | Num GPUs used = 2\n"
+        "   \\\\   /|    Num examples = 9,999 | Num Epochs = 2 | Total steps = 5,000\n"
+        "O^O/ \\_/ \\    Batch size per device = 4 | Gradient accumulation steps = 3\n"
+        "\\        /    Data Parallel GPUs = 2 | Total batch size (4 x 3 x 2) = 24\n"
+        ' "-____-"     Trainable parameters = 57,016,320/6,852,203,520 (0.83% trained)\n'
+    )
+    run_log = parse_log(text + LOSS * 3)
+    assert (run_log.setup.planned_iterations, run_log.setup.parameters) == (5000, 6_852_203_520)
+    assert run_log.setup.world_size == 2
+    assert run_log.setup.settings == {"batch_size": 4, "gradient_accumulation_steps": 3}
+
+
+def test_the_loss_of_reinforcement_learning_may_be_zero_and_rise() -> None:
+    """Group-relative rewards begin with a loss of exactly 0, and the loss grows with the divergence."""
+    line = "{{'loss': {loss}, 'grad_norm': 0.5, 'learning_rate': 1e-06, {reward}'epoch': {epoch}}}\n"
+    reward = "'rewards/format': 0.5, 'reward': 0.75, 'kl': 0.001, "
+    for keys in ("", reward):
+        text = "".join(
+            line.format(loss=max(0, at - 5) / 1000, reward=keys, epoch=at / 100) for at in range(1, 99)
+        )
+        explanation = explain(parse_log(text))
+        assert explanation.log.trainer.loss_measures_learning == (not keys)
+        assert bool(explanation.findings) == (not keys)
+    table = "Step\tTraining Loss\treward\tkl\n" + "".join(f"{at}\t0.00{at}\t0.5\t0.1\n" for at in range(9))
+    assert not parse_log(table).trainer.loss_measures_learning
+
+
+def test_axolotls_speed_is_of_one_gpu() -> None:
+    line = (
+        "{'loss': 1.5, 'memory/max_active (GiB)': 12.5, 'tokens_per_second_per_gpu': 1500.5, 'epoch': 0.1}\n"
+    )
+    assert parse_log(line * 3).steps.tokens_per_s[0] == 1500.5

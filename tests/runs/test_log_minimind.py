@@ -67,3 +67,17 @@ def test_a_resume_within_an_epoch() -> None:
 def test_what_is_true_of_micro_batches_is_said_of_it() -> None:
     explanation = explain(parse_log(minimind(SyntheticRun(updates=400), per_epoch=100).text)).findings
     assert "loss-spike" not in {finding.id for finding in explanation}
+
+
+def test_reinforcement_learning_has_the_reward_first() -> None:
+    line = (
+        "Epoch:[1/1]({at}/1000), Reward: 1.5000, KL_ref: 0.0100, Critic Loss: 9.0000, Adv Std: 1.0000, "
+        "Actor Loss: {loss:.4f}, Avg Response Len: 99.50, Learning Rate: 0.00000030\n"
+    )
+    text = "Model Params: 63.91M\n" + "".join(line.format(at=at, loss=at / 1000) for at in range(1, 9))
+    run_log = parse_log(text)
+    assert run_log.trainer.id == "minimind"
+    assert run_log.steps.loss.tolist() == pytest.approx([at / 1000 for at in range(1, 9)])
+    assert run_log.steps.lr.tolist() == [3e-7] * 8
+    assert run_log.setup.parameters == 63_910_000
+    assert not run_log.trainer.loss_measures_learning

@@ -87,3 +87,27 @@ def test_one_that_is_too_large_says_so(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(lines, "MAX_NOTEBOOK_BYTES", 100)
     with pytest.raises(UserError, match="save its output as text"):
         read_run_log(whole)
+
+
+def test_a_trainers_table_is_html(tmp_path: Path) -> None:
+    """As the Trainer's callback for notebooks writes it."""
+    rows = "".join(
+        f"    <tr>\n      <td>{at}</td>\n      <td>{3 - at / 100:.6f}</td>\n    </tr>"
+        for at in range(10, 61, 10)
+    )
+    html = (
+        "\n    <div>\n      <progress value='60' max='60' style='width:300px;'></progress>\n"
+        '      [60/60 03:21, Epoch 1/1]\n    </div>\n    <table border="1" class="dataframe">\n  <thead>\n'
+        ' <tr style="text-align: left;">\n      <th>Step</th>\n      <th>Training Loss</th>\n    </tr>\n'
+        f"  </thead>\n  <tbody>\n{rows}\n  </tbody>\n</table><p>"
+    )
+    shown = {"output_type": "display_data", "data": {"text/html": [html], "text/plain": ["<HTML object>"]}}
+    result = {
+        "output_type": "execute_result",
+        "data": {"text/plain": "TrainOutput(global_step=60, metrics={'train_runtime': 201.5, 'epoch': 1.0})"},
+    }
+    run_log = read_run_log(written(tmp_path / "a", cell("trainer.train()", shown, result)))
+    assert run_log.trainer.id == "hf-trainer"
+    assert run_log.steps.iteration.tolist() == [10, 20, 30, 40, 50, 60]
+    assert run_log.steps.loss.tolist() == pytest.approx([2.9, 2.8, 2.7, 2.6, 2.5, 2.4])
+    assert (Analysis(run_log).facts.ended, run_log.setup.wall_s) == ("finished", 201.5)

@@ -31,7 +31,7 @@ from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog
 from glassgpt.show.report.drawing import smooth_series, thinned_indices
 from glassgpt.show.report.page import report_html, write_report
-from glassgpt.show.timeline import build_timeline, seconds_by_phase
+from glassgpt.show.timeline import build_timeline
 
 STYLE = (resources.files("glassgpt.show.report") / "style.css").read_text()
 
@@ -184,31 +184,33 @@ def test_time_in_the_chart_is_the_time_in_the_facts() -> None:
         timeline.iterations_per_bin == 250
     )  # one evaluation in each bar, so that none sticks out for having two
     assert timeline.eval_and_save_s[1:].max() < 1.05 * timeline.eval_and_save_s[1:].min()
-    assert sum(seconds_by_phase(history, timeline).values()) == pytest.approx(facts.estimated_total_s)
+    assert facts.seconds_by_phase is not None
+    assert sum(facts.seconds_by_phase.values()) == pytest.approx(facts.estimated_total_s)
+    assert facts.pause_share == pytest.approx(facts.overhead_share)
 
 
 def test_time_of_a_journal_is_its_ledger() -> None:
     history = glassgpt_run()
     page = page_of(history)
     assert history.ledger is not None
-    assert seconds_by_phase(history, None) == dict(history.ledger)
-    for words in ("compiling", "135", "waiting for data", "72.1%"):
+    assert Analysis(history).seconds_by_phase == dict(history.ledger)
+    for words in ("compiling", "135", "waiting for data", "72%"):
         assert words in page
     timeline = build_timeline(history, Analysis(history).facts)
     assert timeline is not None
     assert timeline.train_s.sum() == pytest.approx(135, rel=0.01)
     assert timeline.train_s.min() > 0.95 * timeline.train_s.max()
     strange = replace(history, ledger={"train": 5.0, "<b>": 1.0, "other": 1.0, "eval": float("nan")})
-    assert seconds_by_phase(strange, None) == {"train": 5.0, "other": 2.0}
+    assert Analysis(strange).seconds_by_phase == {"train": 5.0, "other": 2.0}
 
 
-def test_what_is_not_training_is_all_that_is_not_training() -> None:
-    """Logging is neither start-up nor evaluation nor a checkpoint, and no training either."""
-    history = replace(glassgpt_run(), ledger={"startup": 10.0, "train": 25.0, "data": 5.0, "log": 60.0})
-    assert "70.0%" in translate("label.share_not_training", share=0.7) in page_of(history)
+def test_logging_is_neither_startup_nor_evaluation() -> None:
+    ledger = {"startup": 7.0, "eval": 3.0, "train": 25.0, "data": 5.0, "log": 60.0}
+    history = replace(glassgpt_run(), ledger=ledger)
+    assert "10%" in translate("label.share_not_training", share=0.1) in page_of(history)
 
 
-def test_bars_add_up_to_the_total_in_the_summary() -> None:
+def test_bars_and_what_is_not_drawn_add_up_to_the_total() -> None:
     """Also of a run of two processes: each one's start-up stands where it began; logging is in no bar."""
     history = glassgpt_run()
     parts = tuple(replace(part, startup_s=s) for part, s in zip(history.segments, (20.0, 40.0), strict=True))
@@ -224,8 +226,9 @@ def test_bars_add_up_to_the_total_in_the_summary() -> None:
     assert timeline.total_s == pytest.approx(60 + 135 + 11.7, rel=0.01)
     page = page_of(history)
     width = timeline.iterations_per_bin
-    assert translate("report.time.bar_width_and_total", width=width, total="3m 27s") in page
-    assert "34.7%" in translate("report.time.overhead_share", share=0.347) in page
+    assert translate("report.time.bar_width_and_total", width=width, total=706.7) in page
+    assert translate("report.time.not_drawn", rest=500.0) in page
+    assert "10%" in translate("report.time.overhead_share", share=71.7 / 706.7) in page
     assert translate("report.time.startup_in_total_only") not in page
 
 

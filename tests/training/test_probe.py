@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,8 @@ from glassgpt.estimate.peak import (
     mfu_note,
     mfu_percent,
 )
+from glassgpt.record import machine
+from glassgpt.record.machine import CpuTimes
 from glassgpt.training import probe
 from glassgpt.training.probe import find_peak, measure_peak
 
@@ -123,7 +126,52 @@ def test_an_unknown_card_and_a_cpu_have_the_measured_one(monkeypatch: pytest.Mon
     for device_type, name in [("cuda", "NVIDIA GeForce RTX 6090"), ("cpu", "AMD EPYC"), ("cpu", None)]:
         peak = find_peak(device_type, name, "bfloat16")
         assert (peak.table, peak.value) == (None, 70e12)
-        assert peak.source == "measured: bfloat16 matmuls for 1 s"
+        assert peak.source.startswith("measured: bfloat16 matmuls for 1 s")
+
+
+class Others:
+    """Other programs that use these many of two cores, one reading per second."""
+
+    def __init__(self, busy_cores: float) -> None:
+        self.busy_cores, self.now = busy_cores, 0.0
+
+    def read(self) -> CpuTimes:
+        self.now += 1.0
+        return CpuTimes(self.now, self.busy_cores * self.now + 0.5 * self.now, 0.5 * self.now, cores=2)
+
+
+@pytest.mark.parametrize(
+    ("busy_cores", "threads", "rates", "is_disturbed"),
+    [
+        (0.05, 2, [200e9, 227e9, 210e9], False),
+        (1.5, 2, [96e9, 86e9, 90e9], True),  # other programs were there all the time
+        (1.0, 1, [96e9, 95e9, 97e9], False),  # on the other core
+        (0.1, 2, [34e9, 227e9, 220e9], True),  # for a while
+    ],
+)
+def test_a_cpus_peak_comes_with_its_load(
+    monkeypatch: pytest.MonkeyPatch, busy_cores: float, threads: int, rates: list[float], is_disturbed: bool
+) -> None:
+    left, durations = list(rates), []
+
+    def measure(device: str, dtype: str, seconds: float) -> float:
+        durations.append(seconds)
+        return left.pop(0)
+
+    monkeypatch.setattr(probe, "measure_peak", measure)
+    monkeypatch.setattr(probe, "read_cpu_times", Others(busy_cores).read)
+    for module in (machine, probe):
+        monkeypatch.setattr(module, "usable_cores", lambda: 2.0)
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
+    monkeypatch.setattr(probe, "load_average", lambda: 3.0)
+    peak = find_peak("cpu", None, "float32", probe_seconds=1.0)
+    assert sum(durations) == pytest.approx(1.0)
+    assert peak.value == max(rates)  # what the CPU can do: the best of the repeats
+    assert peak.busy_cores == pytest.approx(busy_cores)
+    assert peak.spread == pytest.approx(max(rates) / min(rates) - 1)
+    assert (peak.load_average, peak.is_disturbed) == (3.0, is_disturbed)
+    assert ("too high" in peak.source) == is_disturbed
+    assert not replace(peak, table=1e12).is_disturbed  # then the MFU does not depend on it
 
 
 def test_no_table_entry_for_a_dtype_the_card_lacks() -> None:

@@ -29,6 +29,8 @@ MIN_EVALUATING_STEPS = 5  # for "every iteration evaluates"
 MIN_EVALUATED_SHARE = 0.9  # evaluations over iterations, likewise
 WARNING_SHARE = 0.5  # estimated evaluation time over run time
 
+MIN_WITHOUT_CLOSING = 0.97  # of a ledger's evaluation time, in the evaluations on the way: no closing one
+
 StepKey = tuple[int, int]  # segment, iteration
 
 
@@ -80,22 +82,22 @@ def share_dropped(at: list[int], interval: int) -> float:
 class EvalCost:
     eval_steps: tuple[StepKey, ...]  # of all evaluations, also those without a line
     save_count: int
-    spike_ms: float  # usual time of an iteration that evaluates
     steady_ms: float
+    typical_ms: float  # that an evaluation adds, with its save, if nothing interrupts it
     eval_ms: float  # of one evaluation, with its save where the two cannot be separated
     save_ms: float | None  # of one save, where they can
-    run_ms: float
+    total_s: float  # of all of them, without stalls
+    run_s: float
     is_excerpt: bool  # too little is logged to see how much training there is per evaluation
-    excess_ms: float = 0.0  # of `eval_ms` over what first iterations took at all, which save nothing yet
 
     @property
-    def total_ms(self) -> float:
-        return len(self.eval_steps) * self.eval_ms + self.save_count * (self.save_ms or 0) - self.excess_ms
+    def share(self) -> float:
+        return self.total_s / self.run_s
 
     def saving_by_interval(self, interval: int) -> float:
         """The share of the run that evaluating only at multiples of `interval` saves."""
         at = [iteration for _, iteration in self.eval_steps]
-        return share_dropped(at, interval) * self.total_ms / self.run_ms
+        return share_dropped(at, interval) * self.share
 
     def saving_in_long_run(self, interval: int, wider: int) -> float:
         """The share of a run far longer than this log that evaluating every `wider` updates saves."""
@@ -103,8 +105,9 @@ class EvalCost:
         return (1 - interval / wider) * share
 
     def saving_by_batches(self) -> float:
-        """The share of the run that a quarter of the batches per evaluation saves."""
-        return FEWER_BATCHES_SAVING * len(self.eval_steps) * self.eval_ms / self.run_ms
+        """The share of the run that a quarter of the batches per evaluation saves. Saves stay as they are."""
+        saves_s = self.save_count * (self.save_ms or 0.0) / 1000
+        return FEWER_BATCHES_SAVING * max(0.0, self.total_s - saves_s) / self.run_s
 
 
 def eval_spikes(analysis: Analysis) -> Finding | None:
@@ -115,19 +118,18 @@ def eval_spikes(analysis: Analysis) -> Finding | None:
     if not run_log.trainer.step_time_includes_eval:
         return _eval_share_in_logged_times(analysis)
     cost = _eval_cost(analysis)
-    if cost is None or cost.spike_ms < MIN_SPIKE_RATIO * cost.steady_ms:
+    if cost is None or cost.steady_ms + cost.typical_ms < MIN_SPIKE_RATIO * cost.steady_ms:
         return None
-    trainer, interval, share = run_log.trainer, effective_eval_interval(analysis), cost.total_ms / cost.run_ms
-    evidence = [
-        say("eval-spikes.evidence.spike_and_steady", spike_ms=cost.spike_ms, steady_ms=cost.steady_ms)
-    ]
+    trainer, interval, share = run_log.trainer, effective_eval_interval(analysis), cost.share
+    spike_ms = cost.steady_ms + cost.typical_ms
+    evidence = [say("eval-spikes.evidence.spike_and_steady", spike_ms=spike_ms, steady_ms=cost.steady_ms)]
     if not cost.is_excerpt:
         evidence.append(
             say(
                 "eval-spikes.evidence.total_cost",
                 evaluations=len(cost.eval_steps),
-                eval_s=cost.total_ms / 1000,
-                run_s=cost.run_ms / 1000,
+                eval_s=cost.total_s,
+                run_s=cost.run_s,
                 eval_share=share,
             )
         )
@@ -148,7 +150,7 @@ def eval_spikes(analysis: Analysis) -> Finding | None:
         cause = say("eval-spikes.explanation.clock_includes_eval", trainer=trainer.name)
     advice: list[Message | None] = []
     if not trainer.rarer_eval_advice:
-        advice = [_interval_advice(analysis, cost), *_batches_advice(analysis, cost)]
+        advice = [_interval_advice(analysis, cost), _batches_advice(analysis, cost)]
     elif interval:
         saving = cost.saving_in_long_run(interval, 4 * interval)
         advice = [
@@ -159,59 +161,55 @@ def eval_spikes(analysis: Analysis) -> Finding | None:
     return make_finding(
         "eval-spikes",
         "advice" if share >= MIN_ADVICE_SHARE and not cost.is_excerpt else "info",
-        title=say("eval-spikes.title.spikes", ratio=cost.spike_ms / cost.steady_ms),
+        title=say("eval-spikes.title.spikes", ratio=spike_ms / cost.steady_ms),
         evidence=evidence,
         explanation=[cause, say("eval-spikes.explanation.updates_unaffected")],
         advice=advice,
         claims={"cause of slow iterations": "evaluation", "steady ms": cost.steady_ms},
+        lines=analysis.lines_at(iteration for _, iteration in cost.eval_steps),
     )
 
 
 def _eval_cost(analysis: Analysis) -> EvalCost | None:
-    run_log, facts = analysis.log, analysis.facts
-    steady_ms, overhead_ms, total_s = facts.steady_ms, facts.eval_overhead_ms, facts.estimated_total_s
-    if not steady_ms or not total_s or overhead_ms is None or overhead_ms <= 0:
+    run_log, split = analysis.log, analysis.time_split
+    steady_ms, run_s = analysis.facts.steady_ms, analysis.total_s
+    if not steady_ms or not run_s or split is None or not math.isfinite(run_s):
         return None
+    typical_ms = split.typical_eval_ms
     evaluated = {
         (evaluation.segment, evaluation.iteration)
         for evaluation in run_log.evals
         if evaluation.iteration is not None
     }
-    if not evaluated:
+    if typical_ms is None or typical_ms <= 0 or not evaluated:
         return None
     steps, is_first, includes_eval = run_log.steps, run_log.is_first_of_process(), run_log.includes_eval()
     if run_log.trainer.evaluates_before_first_step:
         evaluated |= set(_step_keys(run_log, is_first))
-    logged = set(_step_keys(run_log, is_first | includes_eval))
     saved = evaluated & {
         (save.segment, save.iteration) for save in run_log.checkpoints if save.iteration is not None
     }
-    eval_ms, save_ms = overhead_ms, None
+    eval_ms, save_ms = typical_ms, None
     # Where only some evaluations were followed by a save, the difference is the save's.
-    is_spike: Bools = includes_eval & ~is_first & np.isfinite(steps.ms)
+    is_spike: Bools = includes_eval & ~is_first & np.isfinite(steps.ms) & ~split.is_stalled_eval
     has_save = np.array([key in saved for key in _step_keys(run_log, is_spike)], dtype=bool)
-    with_save_ms, without_save_ms = steps.ms[is_spike][has_save], steps.ms[is_spike][~has_save]
+    added_ms = split.pause_ms[is_spike]
+    with_save_ms, without_save_ms = added_ms[has_save], added_ms[~has_save]
     if len(with_save_ms) >= 2 and len(without_save_ms) >= 2:
         difference = float(np.median(with_save_ms) - np.median(without_save_ms))
         error = math.hypot(median_stderr(with_save_ms), median_stderr(without_save_ms))
-        if difference > max(MIN_SAVE_STANDARD_ERRORS * error, MIN_SAVE_SHARE * overhead_ms):
-            eval_ms, save_ms = float(np.median(without_save_ms)) - steady_ms, difference
-    # The estimated total counts an iteration without a line as steady; one that evaluated was not.
-    run_ms = 1000 * total_s + len(evaluated - logged) * overhead_ms
-    if not math.isfinite(run_ms + overhead_ms):
-        return None
-    first_ms = steps.ms[is_first & includes_eval]
-    excess_ms = steady_ms + eval_ms - first_ms[np.isfinite(first_ms)]
+        if difference > max(MIN_SAVE_STANDARD_ERRORS * error, MIN_SAVE_SHARE * typical_ms):
+            eval_ms, save_ms = float(np.median(without_save_ms)), difference
     return EvalCost(
         eval_steps=tuple(sorted(evaluated)),
         save_count=len(saved),
-        spike_ms=overhead_ms + steady_ms,
         steady_ms=steady_ms,
+        typical_ms=typical_ms,
         eval_ms=eval_ms,
         save_ms=save_ms,
-        run_ms=run_ms,
+        total_s=split.pauses_s,
+        run_s=run_s,
         is_excerpt=len(evaluated) < 2 or effective_eval_interval(analysis) is None,
-        excess_ms=float(np.sum(excess_ms[excess_ms > 0])),
     )
 
 
@@ -266,7 +264,7 @@ def _raise_interval(run_log: RunLog, interval: int, wider: int, saving: float) -
     )
 
 
-def _batches_advice(analysis: Analysis, cost: EvalCost) -> list[Message]:
+def _batches_advice(analysis: Analysis, cost: EvalCost) -> Message | None:
     batches = positive_int_setting(analysis.log, "eval_iters")
     interval = effective_eval_interval(analysis)
     includes_saves = cost.save_count > 0 and cost.save_ms is None
@@ -280,7 +278,7 @@ def _batches_advice(analysis: Analysis, cost: EvalCost) -> list[Message]:
     elif batches is None:
         advice = say("eval-spikes.advice.quarter_batches", batches_saving=saving)
     elif batches < 4 * MIN_EVAL_BATCHES:
-        return []
+        return None
     else:
         values = {
             "batches_setting": _own_name(analysis.log, "eval_iters"),
@@ -293,7 +291,7 @@ def _batches_advice(analysis: Analysis, cost: EvalCost) -> list[Message]:
             if includes_saves
             else say("eval-spikes.advice.lower_batches", **values)
         )
-    return [advice, say("eval-spikes.advice.noisier_losses")]
+    return advice
 
 
 def _eval_share_in_logged_times(analysis: Analysis) -> Finding | None:
@@ -304,10 +302,9 @@ def _eval_share_in_logged_times(analysis: Analysis) -> Finding | None:
         if evaluation.ms is not None and math.isfinite(evaluation.ms)
     ]
     eval_s = sum(times_ms) / 1000
-    # The wall time where it is logged, else all that is timed: iterations and evaluations.
+    # All that is timed, iterations and evaluations; else the wall time.
     wall_s = analysis.log.setup.wall_s if len(analysis.log.segments) == 1 else None
-    trained_s = analysis.facts.estimated_total_s
-    run_s = wall_s or (trained_s and trained_s + eval_s)
+    run_s = analysis.total_s or wall_s
     if not run_s or not math.isfinite(run_s) or not MIN_ADVICE_SHARE * run_s <= eval_s <= run_s:
         return None
     share = eval_s / run_s
@@ -334,23 +331,34 @@ def _eval_share_in_ledger(analysis: Analysis) -> Finding | None:
     if not (math.isfinite(wall_s) and wall_s > 0 and eval_s >= MIN_LEDGER_ADVICE_SHARE * wall_s):
         return None
     share = eval_s / wall_s
-    advice = [say("eval-spikes.advice.quarter_eval_tokens", eval_tokens_saving=FEWER_BATCHES_SAVING * share)]
+    # The settings govern the evaluations on the way: neither the closing one of the whole split, nor samples.
+    regular_s = [
+        evaluation.ms / 1000 for evaluation in evals if evaluation.ms and math.isfinite(evaluation.ms)
+    ]
+    advice = []
     interval = effective_eval_interval(analysis)
     wider = _wider_interval(analysis, interval)
     at = [evaluation.iteration for evaluation in evals if evaluation.iteration is not None]
-    if interval and wider and at and (saving := share * share_dropped(at, wider)) >= MIN_SAVING_SHARE:
-        advice.insert(0, _raise_interval(analysis.log, interval, wider, saving))
+    if interval and wider and at:
+        saving = min(eval_s, sum(regular_s)) / wall_s * share_dropped(at, wider)
+        advice = (
+            [_raise_interval(analysis.log, interval, wider, saving)] if saving >= MIN_SAVING_SHARE else []
+        )
+    saved_s = FEWER_BATCHES_SAVING * sum(regular_s)
+    has_closing = sum(regular_s) < MIN_WITHOUT_CLOSING * eval_s
+    if regular_s and not has_closing:
+        # So far each is of the whole validation split. With fewer tokens a closing one is added.
+        saved_s -= regular_s[-1] / 2
+    if (saving := min(saved_s, eval_s) / wall_s) >= MIN_SAVING_SHARE:
+        advice.append(say("eval-spikes.advice.quarter_eval_tokens", eval_tokens_saving=saving))
+    times: dict[str, object] = {"evaluations": len(evals), "eval_s": eval_s, "run_s": wall_s}
     return make_finding(
         "eval-spikes",
         "advice",
         title=say("eval-spikes.title.share_of_run", eval_share=share),
-        evidence=say(
-            "eval-spikes.evidence.ledger_times",
-            evaluations=len(evals),
-            eval_s=eval_s,
-            run_s=wall_s,
-            train_s=ledger.get("train", 0.0),
-        ),
+        evidence=say("eval-spikes.evidence.ledger_with_closing", regular_s=sum(regular_s), **times)
+        if regular_s and has_closing
+        else say("eval-spikes.evidence.ledger_times", **times),
         explanation=say("eval-spikes.explanation.ledger_separate"),
         advice=advice,
     )

@@ -11,8 +11,8 @@ from glassgpt.estimate.cards import Card, find_card
 from glassgpt.format import format_flops_per_s, format_percent_value
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, Severity, make_finding
-from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.model_size import MFU_EMA_DECAY
+from glassgpt.runs.analysis import MIN_MFU, Analysis
+from glassgpt.runs.model_size import MFU_EMA_DECAY, device_count, replica_count
 from glassgpt.runs.run_log import Bools, Floats, RunLog
 from glassgpt.runs.trainer import Trainer
 
@@ -27,12 +27,9 @@ MAX_PEAK_DEVIATION = 0.01  # card's peak over the trainer's: then its MFU is rig
 
 # Cards that readers know, slow to fast: the name in the card table, and the short one.
 REFERENCE_CARDS = (
-    ("RTX 3060", "RTX 3060"),
-    ("RTX 4070", "RTX 4070"),
     ("T4", "T4"),
     ("RTX 3090", "RTX 3090"),
     ("RTX 4070 Ti", "RTX 4070 Ti"),
-    ("RTX 4080", "RTX 4080"),
     ("RTX 4090", "RTX 4090"),
     ("A100 SXM4 40GB", "A100"),
     ("H100 SXM5", "H100"),
@@ -133,10 +130,17 @@ def mfu_dip_is_eval(analysis: Analysis) -> Finding | None:
         title=say("mfu-dip-is-eval.title", mfu_before=before, mfu_printed=printed),
         evidence=evidence,
         # Its 22 log lines: 0.9**22 = 0.1
-        explanation=say("mfu-dip-is-eval.explanation", trainer=trainer.name, steady_mfu_percent=steady_mfu),
+        explanation=say("mfu-dip-is-eval.explanation", trainer=trainer.name),
         at=iteration,
         claims={"cause of slow iterations": "evaluation"},
+        lines=analysis.lines_at([iteration]),
     )
+
+
+def looks_like_cpu(analysis: Analysis) -> bool:
+    """Whether its MFU, by the peak of a fixed GPU, is too low for one that works."""
+    mfu = analysis.facts.mfu_reported_steady
+    return analysis.log.trainer.mfu_peak is not None and mfu is not None and mfu < MAX_CPU_MFU_PERCENT
 
 
 def mfu_wrong_peak(analysis: Analysis) -> Finding | None:
@@ -157,12 +161,15 @@ def mfu_wrong_peak(analysis: Analysis) -> Finding | None:
     if isinstance(device, str) and device.partition(":")[0] in ("cpu", "mps"):
         title = say("mfu-wrong-peak.title.no_gpu", device=device)
         explanation = say("mfu-wrong-peak.explanation.no_gpu", trainer=trainer, reference=reference)
-    elif mfu < MAX_CPU_MFU_PERCENT:
+    elif looks_like_cpu(analysis):
         title = say("mfu-wrong-peak.title.very_slow", mfu_percent=mfu, reference=reference)
         explanation = say("mfu-wrong-peak.explanation.very_slow", trainer=trainer, reference=reference)
     else:
         return _mfu_on_common_cards(run_log, mfu, peak)
-    return _wrong_peak("info", mfu, peak, title, [explanation])
+    # Printed with two decimals, a tiny MFU is rounded too much to compute with.
+    rounded = analysis.throughput is None and mfu < MIN_MFU
+    evidence = say("mfu-impossible.evidence.median", mfu_percent=mfu) if rounded else None
+    return _wrong_peak(run_log, "info", mfu, peak, title, [explanation], evidence=evidence)
 
 
 def _mfu_on_card(run_log: RunLog, mfu: float, peak: float, card: Card) -> Finding | None:
@@ -171,7 +178,7 @@ def _mfu_on_card(run_log: RunLog, mfu: float, peak: float, card: Card) -> Findin
     if card_peak is None or abs(card_peak[1] / peak - 1) < MAX_PEAK_DEVIATION:
         return None
     dtype, own_peak = card_peak
-    own_mfu = mfu * peak / own_peak
+    own_mfu = mfu * peak * replica_count(run_log) / device_count(run_log) / own_peak
     title = say("mfu-wrong-peak.title.known_card", card_mfu_percent=own_mfu, mfu_percent=mfu)
     explanation = [
         say(
@@ -186,20 +193,18 @@ def _mfu_on_card(run_log: RunLog, mfu: float, peak: float, card: Card) -> Findin
     ]
     if own_mfu > 100:
         explanation.append(say("mfu-wrong-peak.explanation.above_own_peak"))
-    return _wrong_peak("warning" if own_mfu > 100 else "info", mfu, peak, title, explanation)
+    return _wrong_peak(run_log, "warning" if own_mfu > 100 else "info", mfu, peak, title, explanation)
 
 
 def _mfu_on_common_cards(run_log: RunLog, mfu: float, peak: float) -> Finding | None:
     """The card is not known: what the MFU would be on common ones, and which of them are too slow."""
-    flops_per_s = mfu / 100 * peak
-    fitting, too_slow = [], []
+    flops_per_s = mfu / 100 * peak * replica_count(run_log) / device_count(run_log)  # of one card
+    fitting = []
     for name, short_name in REFERENCE_CARDS:
         card = find_card(name)
         card_peak = _card_peak(card, run_log) if card else None
         if card_peak and card_peak[1] >= flops_per_s:
             fitting.append(f"{short_name} {format_percent_value(100 * flops_per_s / card_peak[1])}")
-        elif card_peak:
-            too_slow.append(short_name)
     if not fitting:
         return None
     reference = _reference(run_log.trainer)
@@ -212,25 +217,25 @@ def _mfu_on_common_cards(run_log: RunLog, mfu: float, peak: float) -> Finding | 
             card_mfus=fitting,
         )
     ]
-    if too_slow:
-        explanation.append(say("mfu-wrong-peak.explanation.too_slow_cards", too_slow_cards=too_slow))
     advice = say("mfu-wrong-peak.advice.name_card", example='"RTX 4070 Ti"')
-    return _wrong_peak("info", mfu, peak, title, explanation, advice)
+    return _wrong_peak(run_log, "info", mfu, peak, title, explanation, advice)
 
 
 def _wrong_peak(
+    run_log: RunLog,
     severity: Severity,
     mfu: float,
     peak: float,
     title: Message,
     explanation: list[Message],
     advice: Message | None = None,
+    evidence: Message | None = None,
 ) -> Finding:
     return make_finding(
         "mfu-wrong-peak",
         severity,
         title=title,
-        evidence=_rate_message(mfu, peak),
+        evidence=evidence or [_rate_message(mfu, peak), _together(run_log, mfu / 100 * peak)],
         explanation=explanation,
         advice=advice,
         claims={"peak of the MFU": peak},
@@ -249,7 +254,9 @@ def mfu_impossible(analysis: Analysis) -> Finding | None:
         "warning",
         title=say("mfu-impossible.title", mfu_percent=mfu),
         evidence=[median, _rate_message(mfu, peak) if peak else None],
-        explanation=say("mfu-impossible.explanation"),
+        explanation=say("mfu-impossible.explanation.disturbed")
+        if run_log.setup.peak_is_disturbed
+        else say("mfu-impossible.explanation"),
         advice=say("mfu-impossible.advice"),
         claims={"peak of the MFU": peak} if peak else None,
     )
@@ -266,6 +273,21 @@ def _card_peak(card: Card, run_log: RunLog) -> tuple[str, float] | None:
 def _reference(trainer: Trainer) -> str:
     """The card whose peak a trainer with a fixed peak divides by."""
     return f"{trainer.mfu_peak_card} ({format_flops_per_s(trainer.mfu_peak or math.nan)})"
+
+
+def _together(run_log: RunLog, flops_per_s: float) -> Message | None:
+    """What all devices do together, and each of them; None for one device. An MFU counts the FLOPs of one
+    copy of the model over the peak of one device."""
+    devices, replicas = device_count(run_log), replica_count(run_log)
+    if devices < 2:
+        return None
+    total = flops_per_s * replicas
+    return say(
+        "mfu-wrong-peak.evidence.together",
+        devices=devices,
+        total_flops_per_s=total,
+        device_flops_per_s=total / devices,
+    )
 
 
 def _rate_message(mfu: float, peak: float) -> Message:

@@ -1,9 +1,10 @@
-"""Whether iterations that do the same work take the same time: spikes, drift, jitter."""
+"""Whether iterations that do the same work take the same time: stalls, regimes, drift, jitter."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -12,24 +13,26 @@ from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, Severity, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve_statistics import MEDIAN_TO_MEAN_STDERR, SIGMA_PER_MAD
-from glassgpt.runs.run_log import Bools, Floats, Ints
+from glassgpt.runs.regimes import MIN_CHANGE, Regime
+from glassgpt.runs.run_log import Floats, Ints
+from glassgpt.runs.time_split import MIN_SPIKE_RATIO
 
-MIN_SPIKE_RATIO = 5.0  # times a steady iteration
-MAX_SPIKE_SHARE = 0.1  # of the steady iterations; more are usual, and no spikes
-MIN_SPIKE_STEPS = 5  # steady iterations, to look for spikes
-STARTUP_STEPS = 10  # first iterations of a process, which may still compile something
-MIN_ADVICE_SHARE = 0.05  # time lost in spikes over run time
-MAX_LISTED = 5  # spikes or batch sizes shown
+MIN_ADVICE_SHARE = 0.05  # time lost in stalls over run time
+MAX_LISTED = 5  # spikes, regimes or batch sizes shown
 # Spike over an iteration that evaluates: within this range it may be an evaluation without a line.
 EVAL_TIME_RATIO_RANGE = (0.7, 1.3)
 # Spike over the first iteration, which includes an evaluation and a start-up of unknown length.
 FIRST_STEP_RATIO_RANGE = (0.3, 1.0)
 
+# Regimes: what slow ones cost, compared with the fastest of the same batch size.
+MIN_REGIME_COST_SHARE = 0.02  # of the run
+REGIME_WARNING_SHARE = 0.2
+MIN_REFERENCE_SHARE = 0.005  # of the iterations, in the regime that others are compared with
+
 # Drift: the median time of the last quarter of the run, compared with that of the first.
 MIN_DRIFT_STEPS = 40
 MIN_DRIFT_SHARE = 0.10  # change over the time of the first quarter
 MIN_DRIFT_STANDARD_ERRORS = 4.0
-MIN_ABRUPT_SHARE = 0.7  # of the whole change, from one part of the run to the next: a step, not a drift
 
 # Jitter: the 95th percentile over the median, after the median of each part of the run is divided out.
 MIN_JITTER_STEPS = 20
@@ -42,59 +45,75 @@ MAX_PATTERN_STEPS = 10_000  # enough to show a pattern
 MAX_PATTERN_RESIDUAL_RATIO = MIN_JITTER_RATIO**0.5
 
 
-# --- spikes ---
-
-
-def _is_time_spike(analysis: Analysis) -> Bools:
-    run_log, steps = analysis.log, analysis.log.steps
-    steady, first = run_log.is_steady(), run_log.is_first_of_process()
-    no_spikes = np.zeros(len(steady), dtype=bool)
-    if not analysis.facts.steady_ms or np.count_nonzero(steady) < MIN_SPIKE_STEPS:
-        return no_spikes
-    spikes: Bools = steady & (np.nan_to_num(steps.ms, nan=0.0) >= MIN_SPIKE_RATIO * analysis.facts.steady_ms)
-    if np.any(first):  # the first iterations of a process compile the backward pass and other shapes
-        starts = np.full(len(run_log.segments), np.iinfo(np.int64).min // 2, dtype=np.int64)
-        starts[steps.segment[first]] = steps.iteration[first]
-        spikes &= steps.iteration - starts[steps.segment] >= STARTUP_STEPS
-    max_spikes = max(1, MAX_SPIKE_SHARE * np.count_nonzero(steady))
-    return spikes if np.count_nonzero(spikes) <= max_spikes else no_spikes
+# --- stalls ---
 
 
 def silent_spike(analysis: Analysis) -> Finding | None:
-    """Iterations of five times the steady time or more, where no line shows an evaluation or a checkpoint."""
-    facts, steps = analysis.facts, analysis.log.steps
-    spikes = _is_time_spike(analysis)
-    if not facts.steady_ms or not np.any(spikes):
+    """Time that no line explains: iterations of five times the steady time or more, and evaluations that took
+    far longer than others of the same run."""
+    facts, split, total_s = analysis.facts, analysis.time_split, analysis.total_s
+    if (
+        split is None
+        or not facts.steady_ms
+        or not total_s
+        or not np.any(split.is_spike | split.is_stalled_eval)
+    ):
         return None
-    at, ms = steps.iteration[spikes], steps.ms[spikes]
-    lost_s = float(np.sum(ms - facts.steady_ms)) / 1000
-    missing_eval = _missing_eval_explanation(analysis, at, ms)
+    steps, lost_s = analysis.log.steps, split.stall_s
+    rows = np.flatnonzero(split.is_spike | split.is_stalled_eval)
+    at, ms = steps.iteration[rows], steps.ms[rows]
+    share = min(1.0, lost_s / total_s)
+    missing_eval = [] if split.is_stalled_eval.any() else _missing_eval_explanation(analysis, at, ms)
     largest = np.sort(np.argsort(-ms, kind="stable")[:MAX_LISTED])
     slowest = [f"{at[index]}: {format_ms(float(ms[index]))}" for index in largest]
-    times: dict[str, object] = {"slowest": slowest, "steady_ms": facts.steady_ms, "lost_s": lost_s}
-    severity: Severity = "info"
-    advice = None
-    if not facts.estimated_total_s:
-        evidence = say("silent-spike.evidence.extra_time", **times)
-    else:
-        share = min(1.0, lost_s / facts.estimated_total_s)
-        if share >= MIN_ADVICE_SHARE:
-            severity = "advice" if missing_eval else "warning"
-        evidence = say("silent-spike.evidence.extra_time_share", lost_share=share, **times)
-        advice = (
-            say("silent-spike.advice.evaluate_less", lost_s=lost_s, lost_share=share)
-            if missing_eval
-            else say("silent-spike.advice.check_machine", lost_s=lost_s, lost_share=share)
+    evidence: list[Message | None] = [
+        say(
+            "silent-spike.evidence.extra_time_share",
+            slowest=slowest,
+            steady_ms=facts.steady_ms,
+            lost_s=lost_s,
+            lost_share=share,
         )
+    ]
+    title = say("silent-spike.title", spikes=len(at), max_ratio=float(np.max(ms)) / facts.steady_ms)
+    explanation = missing_eval or [say("silent-spike.explanation.stalled")]
+    if split.is_stalled_eval.any():
+        title = say("silent-spike.title.stood_still", lost_s=lost_s, lost_share=share)
+        is_eval = analysis.log.includes_eval() & ~analysis.log.is_first_of_process()
+        spike_ms = steps.ms[split.is_spike]
+        evidence = [
+            say(
+                "silent-spike.evidence.stalled_evals",
+                stalled_evals=np.count_nonzero(split.is_stalled_eval),
+                evaluations=np.count_nonzero(is_eval),
+                longest_eval_s=float(np.max(steps.ms[split.is_stalled_eval])) / 1000,
+                typical_eval_s=(split.typical_eval_ms or 0.0) / 1000,
+            ),
+            say(
+                "silent-spike.evidence.stalled_steps",
+                spikes=len(spike_ms),
+                longest_s=float(np.max(spike_ms)) / 1000,
+                steady_ms=facts.steady_ms,
+            )
+            if len(spike_ms)
+            else None,
+        ]
+        explanation = [say("silent-spike.explanation.slept")]
+    severity: Severity = "info"
+    if share >= MIN_ADVICE_SHARE:
+        severity = "advice" if missing_eval else "warning"
     return make_finding(
         "silent-spike",
         severity,
-        title=say("silent-spike.title", spikes=len(at), max_ratio=float(np.max(ms)) / facts.steady_ms),
+        title=title,
         evidence=evidence,
-        explanation=missing_eval or say("silent-spike.explanation.stalled"),
-        advice=advice,
+        explanation=explanation,
+        advice=say("silent-spike.advice.evaluate_less", lost_s=lost_s, lost_share=share)
+        if missing_eval
+        else say("silent-spike.advice.check_machine", lost_s=lost_s, lost_share=share),
         at=int(at[np.argmax(ms)]),
         claims={"steady ms": facts.steady_ms},
+        lines=analysis.lines_at(at[largest].tolist()),
     )
 
 
@@ -108,8 +127,8 @@ def _missing_eval_explanation(analysis: Analysis, at: Ints, ms: Floats) -> list[
         period = int(distances[0])
         if period >= 2 * (facts.log_interval or 1) and int(at[0]) % period == 0:
             return [say("silent-spike.explanation.periodic", period=period)]
-    if facts.eval_overhead_ms is not None:
-        eval_step_ms = facts.eval_overhead_ms + (facts.steady_ms or 0.0)
+    if facts.eval_overhead_typical_ms is not None:
+        eval_step_ms = facts.eval_overhead_typical_ms + (facts.steady_ms or 0.0)
         if not _all_within(ms, eval_step_ms, EVAL_TIME_RATIO_RANGE):
             return []
         return [say("silent-spike.explanation.eval_length", eval_step_ms=eval_step_ms)]
@@ -138,18 +157,95 @@ def _all_within(ms: Floats, reference_ms: float, ratio_range: tuple[float, float
     return bool(np.all((ms >= low * reference_ms) & (ms <= high * reference_ms)))
 
 
-def _uniform_steps(analysis: Analysis) -> tuple[Ints, Floats]:
-    """Iterations and times that should be equal: steady ones of the longest process and the most frequent
-    batch size, without spikes."""
-    steps, batch_changes = analysis.log.steps, analysis.log.batch_size_changes
-    uniform = analysis.log.is_steady() & ~_is_time_spike(analysis) & (np.nan_to_num(steps.ms, nan=0.0) > 0)
-    if not np.any(uniform):
-        return steps.iteration[:0], steps.ms[:0]
-    uniform &= steps.segment == int(np.argmax(np.bincount(steps.segment[uniform])))
-    if len(batch_changes) > 1:
-        part = np.searchsorted([at for at, _ in batch_changes], steps.iteration, side="right")
-        uniform &= part == int(np.argmax(np.bincount(part[uniform])))
-    return steps.iteration[uniform], steps.ms[uniform]
+# --- regimes ---
+
+
+@dataclass(frozen=True)
+class RegimeCost:
+    """What slow regimes cost, compared with the fastest of the same batch size."""
+
+    slow: tuple[Regime, ...]
+    fast_ms: float
+    lost_s: float
+
+
+def find_regime_cost(analysis: Analysis) -> RegimeCost | None:
+    """None where no regime is clearly slower than another with the same batch size."""
+    groups: list[list[Regime]] = []
+    for regime in analysis.regimes:
+        if not groups or regime.cause == "batch":
+            groups.append([])
+        groups[-1].append(regime)
+    count = sum(regime.iterations for regime in analysis.regimes)
+    slow: list[Regime] = []
+    lost_ms, fast_ms = 0.0, math.inf
+    for group in groups:
+        long = [one.steady_ms for one in group if one.iterations >= MIN_REFERENCE_SHARE * count]
+        fastest = min(long or [one.steady_ms for one in group])
+        slower = [one for one in group if one.steady_ms >= (1 + MIN_CHANGE) * fastest]
+        cost_ms = sum(one.iterations * (one.steady_ms - fastest) for one in slower)
+        if cost_ms > lost_ms:
+            fast_ms = fastest
+        slow += slower
+        lost_ms += cost_ms
+    return RegimeCost(tuple(slow), fast_ms, lost_ms / 1000) if slow else None
+
+
+def throughput_drift(analysis: Analysis) -> Finding | None:
+    """Slow regimes, and what they cost; or iterations that get slower, or faster, little by little."""
+    # Lines quoted in a text may come from different runs.
+    if analysis.log.is_excerpt or analysis.log.trainer.step_work_grows:
+        return None
+    if len(analysis.regimes) < 2:
+        return _gradual_drift(analysis)
+    cost, total_s = find_regime_cost(analysis), analysis.total_s
+    if cost is None or not total_s or not cost.lost_s >= MIN_REGIME_COST_SHARE * total_s:
+        return None
+    regimes, share = analysis.regimes, min(1.0, cost.lost_s / total_s)
+    shown = [
+        say("throughput-drift.phrase.regime", regime_ms=one.steady_ms, last_iteration=one.last_iteration)
+        for one in regimes[:MAX_LISTED]
+    ]
+    slowest = max(cost.slow, key=lambda one: one.iterations * one.steady_ms)
+    changes = [one for one in regimes[1:] if one.cause != "batch"]
+    unexplained = [one for one in changes if one.cause is None]
+    separation = min(one.separation or 0.0 for one in changes or regimes[1:])
+    if not unexplained:
+        explanation = say("throughput-drift.explanation.new_process")
+    elif analysis.log.setup.settings.get("device") == "mps":
+        explanation = say("throughput-drift.explanation.regimes_laptop")
+    else:
+        explanation = say("throughput-drift.explanation.regimes")
+    return make_finding(
+        "throughput-drift",
+        "warning" if share >= REGIME_WARNING_SHARE else "advice" if share >= MIN_ADVICE_SHARE else "info",
+        title=say(
+            "throughput-drift.title.regimes",
+            lost_s=cost.lost_s,
+            slow_ms=slowest.steady_ms,
+            fast_ms=cost.fast_ms,
+        ),
+        evidence=[
+            say(
+                "throughput-drift.evidence.regimes",
+                regimes=shown,
+                more_regimes=max(0, len(regimes) - MAX_LISTED),
+            )
+            if len(regimes) > MAX_LISTED
+            else say("throughput-drift.evidence.all_regimes", regimes=shown),
+            say("throughput-drift.evidence.certain")
+            if separation > 0.995
+            else say("throughput-drift.evidence.certainty", separation=separation),
+        ],
+        explanation=explanation,
+        advice=say(
+            "throughput-drift.advice.regimes",
+            changes=[one.first_iteration for one in (unexplained or changes)[:MAX_LISTED]],
+            saving=share,
+        ),
+        at=slowest.first_iteration,
+        lines=analysis.lines_at(one.first_iteration for one in changes or regimes[1:]),
+    )
 
 
 # --- drift ---
@@ -163,7 +259,6 @@ class ThroughputDrift:
     last_ms: float
     mean_ms: float
     quarter_bounds: tuple[int, int, int, int]  # iterations: of the first quarter, of the last
-    abrupt_at: int | None  # where it changed, if it did at once
 
 
 def find_throughput_drift(analysis: Analysis) -> ThroughputDrift | None:
@@ -179,39 +274,22 @@ def find_throughput_drift(analysis: Analysis) -> ThroughputDrift | None:
     min_change = max(MIN_DRIFT_SHARE * first_ms, noise, MIN_DRIFT_STANDARD_ERRORS * error)
     if first_ms <= 0 or abs(change) <= min_change:
         return None
-    # A step: nearly all of the change within three neighbouring parts; it may lie inside the middle one.
-    parts = np.array_split(np.arange(len(ms)), min(16, len(ms) // 5))
-    medians = np.array([float(np.median(ms[part])) for part in parts])
-    jumps = (medians[2:] - medians[:-2]) / change
-    largest = int(np.argmax(jumps))
-    abrupt_at = int(at[parts[largest + 1][0]]) if jumps[largest] >= MIN_ABRUPT_SHARE else None
     bounds = (int(at[0]), int(at[quarter - 1]), int(at[-quarter]), int(at[-1]))
-    return ThroughputDrift(first_ms, last_ms, mean_ms, bounds, abrupt_at)
+    return ThroughputDrift(first_ms, last_ms, mean_ms, bounds)
 
 
-def throughput_drift(analysis: Analysis) -> Finding | None:
-    """Iterations of the last quarter take at least 10 % more, or less, time than those of the first."""
+def _gradual_drift(analysis: Analysis) -> Finding | None:
     drift = find_throughput_drift(analysis)
-    # Lines quoted in a text may come from different runs.
-    if drift is None or analysis.log.is_excerpt or analysis.log.trainer.step_work_grows:
+    if drift is None:
         return None
-    is_slower = drift.last_ms > drift.first_ms
-    change = abs(drift.last_ms / drift.first_ms - 1)
-    if is_slower:
-        title = say("throughput-drift.title.slower", change=change)
-        explanation = say("throughput-drift.explanation.slower")
-        advice = say("throughput-drift.advice", saving=max(1 - drift.first_ms / drift.mean_ms, 0.0))
-    else:
-        title = say("throughput-drift.title.faster", change=change)
-        explanation = say("throughput-drift.explanation.faster")
-        advice = None
-    if drift.abrupt_at is not None:
-        explanation = say("throughput-drift.explanation.sudden", change_iteration=drift.abrupt_at)
+    change = drift.last_ms / drift.first_ms - 1
     first_begin, first_end, last_begin, last_end = drift.quarter_bounds
     return make_finding(
         "throughput-drift",
-        "advice" if is_slower else "info",
-        title=title,
+        "advice" if change > 0 else "info",
+        title=say("throughput-drift.title.slower", change=change)
+        if change > 0
+        else say("throughput-drift.title.faster", change=-change),
         evidence=say(
             "throughput-drift.evidence",
             first_quarter_ms=drift.first_ms,
@@ -221,27 +299,63 @@ def throughput_drift(analysis: Analysis) -> Finding | None:
             last_quarter_from=last_begin,
             last_quarter_to=last_end,
         ),
-        explanation=explanation,
-        advice=advice,
-        at=drift.abrupt_at,
+        explanation=say("throughput-drift.explanation.slower")
+        if change > 0
+        else say("throughput-drift.explanation.faster"),
+        advice=say("throughput-drift.advice", saving=max(1 - drift.first_ms / drift.mean_ms, 0.0))
+        if change > 0
+        else None,
     )
 
 
+def _uniform_steps(analysis: Analysis) -> tuple[Ints, Floats]:
+    """Iterations and times that should be equal: of the regime with the most lines, without spikes; of its
+    longest process."""
+    steps, split = analysis.log.steps, analysis.time_split
+    if split is None:
+        return steps.iteration[:0], steps.ms[:0]
+    uniform = analysis.log.is_steady() & ~split.is_spike & (np.nan_to_num(steps.ms, nan=0.0) > 0)
+    longest = max(analysis.regimes, key=lambda one: np.count_nonzero(uniform[one.begin : one.end]))
+    rows = longest.begin + np.flatnonzero(uniform[longest.begin : longest.end])
+    if len(rows):
+        rows = rows[steps.segment[rows] == np.argmax(np.bincount(steps.segment[rows]))]
+    return steps.iteration[rows], steps.ms[rows]
+
+
 def batch_changed(analysis: Analysis) -> Finding | None:
-    """The batch size changed during the run, and the log says so: unequal times are no fault."""
+    """The batch size changed during the run, by schedule or by a resume: unequal times are no fault."""
     batches = analysis.log.batch_size_changes
-    if len(batches) < 2 or len(analysis.log.segments) > 1:
+    segment = analysis.log.steps.segment
+    changed = [
+        (old, new)
+        for old, new in pairwise(analysis.regimes)
+        if new.cause == "batch" and segment[old.end - 1] == segment[new.begin]
+    ]
+    if len(batches) >= 2 and len(analysis.log.segments) == 1:
+        shown = [f"{at:,}: {size:,}" for at, size in batches[:MAX_LISTED]]
+        if len(batches) > MAX_LISTED:
+            shown.append("…")
+        evidence, at = say("batch-changed.evidence", batches=shown), batches[1][0]
+    elif changed:
+        old, new = changed[0]
+        evidence = say(
+            "batch-changed.evidence.tokens_per_s",
+            old_ms=old.steady_ms,
+            new_ms=new.steady_ms,
+            iteration=new.first_iteration,
+            changes=len(changed),
+        )
+        at = new.first_iteration
+    else:
         return None
-    shown = [f"{at:,}: {size:,}" for at, size in batches[:MAX_LISTED]]
-    if len(batches) > MAX_LISTED:
-        shown.append("…")
     return make_finding(
         "batch-changed",
         "info",
         title=say("batch-changed.title"),
-        evidence=say("batch-changed.evidence", batches=shown),
+        evidence=evidence,
         explanation=say("batch-changed.explanation"),
-        at=batches[1][0],
+        at=at,
+        lines=analysis.lines_at([at]),
     )
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
+from glassgpt.explain.rules.mfu import looks_like_cpu
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.run_log import Floats
-from glassgpt.runs.trajectory import planned_end_iteration
 
 MIN_ADVICE_SHARE = 0.2  # start-up over run time
 TARGET_STARTUP_SHARE = 0.05  # of the run, where a longer run brings it; less compilation is no finding
+MIN_STARTUP_SHARE = 0.01  # of the run: less is not worth a finding
 MIN_STARTUP_MS = 1000.0
 MIN_STARTUP_STEPS = 5  # times a steady iteration
 CLOCK_TOLERANCE = 0.02  # |wall time - sum of step times| over wall time: below that the two agree
@@ -38,63 +36,41 @@ def startup_compile(analysis: Analysis) -> Finding | None:
             say("startup-compile.evidence.ledger", setup_s=startup_s, compile_s=compile_s, run_s=wall_s)
         ]
         return _startup_finding(analysis, evidence, startup_s + compile_s, compile_s, wall_s)
-    extra_ms, steady_ms, total_s = _startup_ms_by_process(analysis), facts.steady_ms, facts.estimated_total_s
-    if not len(extra_ms) or not steady_ms or not total_s:
+    split, steady_ms, total_s = analysis.time_split, facts.steady_ms, analysis.total_s
+    if split is None or not steady_ms or not total_s or not math.isfinite(total_s):
         return None
-    startup_ms = float(np.sum(extra_ms))
-    if not startup_ms >= max(MIN_STARTUP_MS, MIN_STARTUP_STEPS * steady_ms) or not math.isfinite(total_s):
+    extra_ms = split.startup_ms[analysis.log.is_first_of_process()]
+    startup_s = split.startup_s
+    least_ms = max(MIN_STARTUP_MS, MIN_STARTUP_STEPS * steady_ms, 1000 * MIN_STARTUP_SHARE * total_s)
+    if not len(extra_ms) or not 1000 * startup_s >= least_ms:
         return None
     times: dict[str, object] = {
-        "first_ms": facts.first_iteration_ms,
+        "first_ms": float(analysis.log.steps.ms[analysis.log.is_first_of_process()][0]),
         "extra_ms": float(extra_ms[0]),
         "steady_ms": steady_ms,
     }
-    startup_s = startup_ms / 1000
-    evidence = [
-        say("startup-compile.evidence.first_iteration", **times)
-        if facts.eval_overhead_ms is None
-        else say("startup-compile.evidence.first_with_eval", **times)
-    ]
+    if split.startup_includes_eval:
+        evidence = [say("startup-compile.evidence.first_unknown_eval", **times)]
+    elif split.typical_eval_ms is None:
+        evidence = [say("startup-compile.evidence.first_iteration", **times)]
+    else:
+        evidence = [say("startup-compile.evidence.first_with_eval", **times)]
     if len(extra_ms) > 1:
         evidence.append(
             say("startup-compile.evidence.all_processes", processes=len(extra_ms), startup_s=startup_s)
         )
-    run_s = total_s + _missing_iterations(analysis) * steady_ms / 1000
-    return _startup_finding(analysis, evidence, startup_s, startup_s, run_s)
-
-
-def _startup_ms_by_process(analysis: Analysis) -> Floats:
-    """How much longer each process's first logged iteration took than a steady one and its evaluation."""
-    run_log, facts = analysis.log, analysis.facts
-    first, includes_eval = run_log.is_first_of_process(), run_log.includes_eval()
-    if facts.steady_ms is None or facts.startup_ms is None:
-        return np.zeros(0)
-    if run_log.trainer.evaluates_before_first_step:
-        includes_eval = includes_eval | (first & (facts.eval_overhead_ms is not None))
-    if facts.eval_overhead_ms is None:
-        first = first & ~includes_eval  # the evaluation cannot be subtracted
-    eval_ms = np.where(includes_eval, facts.eval_overhead_ms or 0.0, 0.0)
-    extra_ms = (run_log.steps.ms - facts.steady_ms - eval_ms)[first]
-    return np.maximum(extra_ms[np.isfinite(extra_ms)], 0.0)
-
-
-def _missing_iterations(analysis: Analysis) -> int:
-    """Planned iterations after the last line of a log that just stops."""
-    planned, last = planned_end_iteration(analysis.log), analysis.facts.last_iteration
-    if analysis.facts.ended != "cut" or planned is None or last is None or len(analysis.log.segments) > 1:
-        return 0
-    return max(0, planned - last)
+    return _startup_finding(analysis, evidence, startup_s, startup_s, total_s)
 
 
 def _startup_finding(
     analysis: Analysis, evidence: list[Message], startup_s: float, compile_s: float, run_s: float
 ) -> Finding:
     """`compile_s`: the part that compilation may have taken."""
-    facts, run_log = analysis.facts, analysis.log
-    missing = _missing_iterations(analysis)
-    iterations = max(1, run_log.iteration_count() + missing)
-    # A log that stops, or quotes an excerpt, is not the whole run; nothing says how long that was.
-    is_whole = not (facts.ended == "cut" or run_log.is_excerpt) or bool(missing) or run_log.ledger is not None
+    facts, run_log, split = analysis.facts, analysis.log, analysis.time_split
+    iterations = max(1, run_log.iteration_count())
+    # A log that stops, or quotes an excerpt, is not the whole run.
+    is_whole = not (facts.ended == "cut" or run_log.is_excerpt) or run_log.ledger is not None
+    includes_eval = run_log.ledger is None and split is not None and split.startup_includes_eval
     uses_compile = _uses_compile(analysis)
     if not run_log.trainer.uses_torch:
         explanation = [say("startup-compile.explanation.without_torch")]
@@ -106,7 +82,7 @@ def _startup_finding(
             if uses_compile
             else say("startup-compile.explanation.compile_unknown")
         ]
-        if facts.steady_ms is not None and is_whole:
+        if facts.steady_ms is not None and is_whole and uses_compile and not includes_eval:
             explanation.append(
                 say(
                     "startup-compile.explanation.pays_off",
@@ -116,17 +92,20 @@ def _startup_finding(
                 )
             )
     share = min(1.0, startup_s / run_s)
-    needs_advice = share > MIN_ADVICE_SHARE and is_whole
+    needs_advice = share > MIN_ADVICE_SHARE and is_whole and not includes_eval
     return make_finding(
         "startup-compile",
         "advice" if needs_advice else "info",
-        title=say("startup-compile.title.whole_run", startup_s=startup_s, startup_share=share)
+        title=say("startup-compile.title.with_eval", startup_s=startup_s, startup_share=share)
+        if includes_eval
+        else say("startup-compile.title.whole_run", startup_s=startup_s, startup_share=share)
         if is_whole
         else say("startup-compile.title.partial_log", startup_s=startup_s, startup_share=share),
         evidence=evidence,
         explanation=explanation,
         advice=_startup_advice(analysis, iterations, startup_s, compile_s, run_s) if needs_advice else None,
         at=facts.first_iteration if run_log.ledger is None else None,
+        lines=analysis.lines_at([facts.first_iteration] if facts.first_iteration is not None else []),
         claims={"steady ms": facts.steady_ms} if run_log.ledger is None else None,
     )
 
@@ -136,7 +115,7 @@ def _startup_advice(
 ) -> list[Message]:
     segments, flag = analysis.facts.segments, analysis.log.trainer.compile_off_flag
     advice = []
-    if flag and _uses_compile(analysis) is not False:
+    if flag and _uses_compile(analysis) and compile_s > 0:
         advice.append(
             say(
                 "startup-compile.advice.compile_off",
@@ -177,7 +156,8 @@ def clock_before_sync(analysis: Analysis) -> Finding | None:
     """The trainer reads its clock when kernels are launched, not when they are done, except at logged
     iterations. A warning where the logged times add up to more than the wall time."""
     run_log, facts = analysis.log, analysis.facts
-    if not run_log.trainer.clock_reads_before_sync or run_log.setup.settings.get("device") == "cpu":
+    is_cpu = run_log.setup.settings.get("device") == "cpu" or looks_like_cpu(analysis)
+    if not run_log.trainer.clock_reads_before_sync or is_cpu:
         return None
     interval, steady_ms, count = facts.log_interval, facts.steady_ms, run_log.iteration_count()
     if not interval or interval < 2 or not steady_ms or count <= facts.iterations_logged:
@@ -187,12 +167,11 @@ def clock_before_sync(analysis: Analysis) -> Finding | None:
             "clock-before-sync.evidence.timed_iterations",
             logged_iterations=facts.iterations_logged,
             iterations=count,
-            log_interval=interval,
             steady_ms=steady_ms,
         )
     ]
     explanation = [say("clock-before-sync.explanation.no_waiting", trainer=run_log.trainer.name)]
-    wall_s, estimated_s, is_too_long = run_log.setup.wall_s, facts.estimated_total_s, False
+    wall_s, estimated_s, is_too_long = run_log.setup.wall_s, analysis.total_s, False
     is_one_process = len(run_log.segments) == 1
     if is_one_process and wall_s and wall_s > 0 and estimated_s and math.isfinite(estimated_s + wall_s):
         difference_s = wall_s - estimated_s

@@ -18,6 +18,7 @@ from glassgpt.runs.model_size import (
     flops_from_parameters,
     nearest_multiple,
     parameters_from_flops,
+    replica_count,
     stated_parameters,
     stated_peak_flops,
 )
@@ -42,7 +43,24 @@ def hidden_accumulation(analysis: Analysis) -> Finding | None:
     }
     if stated_tokens:
         evidence = say("hidden-accumulation.evidence.stated_tokens", stated_tokens=stated_tokens, **implied)
-        if devices := nearest_multiple(stated_tokens / tokens):
+        devices, shared_by = nearest_multiple(stated_tokens / tokens), run_log.setup.model_parallel or 1
+        if devices and shared_by > 1 and devices * replica_count(run_log) == device_count(run_log):
+            return make_finding(
+                "hidden-accumulation",
+                "warning",
+                title=say("hidden-accumulation.title.shared_tokens", devices=devices),
+                evidence=evidence,
+                explanation=say(
+                    "hidden-accumulation.explanation.shared_tokens",
+                    devices=device_count(run_log),
+                    total_flops_per_s=throughput.flops_per_s * replica_count(run_log),
+                    device_flops_per_s=throughput.flops_per_s
+                    * replica_count(run_log)
+                    / device_count(run_log),
+                ),
+                advice=say("hidden-accumulation.advice.shared_tokens", devices=devices),
+            )
+        if devices:
             if run_log.setup.world_size == devices:
                 return None
             return make_finding(
@@ -93,7 +111,7 @@ def parameters_inferred(analysis: Analysis) -> Finding | None:
     run_log, throughput, tokens = analysis.log, analysis.throughput, analysis.facts.tokens_per_iteration
     if throughput is None or not tokens:
         return None
-    flops_per_token = throughput.flops * device_count(run_log) / tokens
+    flops_per_token = throughput.flops * replica_count(run_log) / tokens
     stated, inferred = stated_parameters(run_log), parameters_from_flops(flops_per_token, run_log)
     if stated is not None and not analysis.size.is_contradicted:
         return None

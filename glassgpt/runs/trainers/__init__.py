@@ -12,6 +12,7 @@ from glassgpt.runs.trainer import Trainer
 # Of two that match as many lines, the first wins; the one that reads any log comes last.
 _ORDER = (
     "nanogpt",
+    "autoresearch",
     "nanochat",
     "build_nanogpt",
     "llmc",
@@ -19,6 +20,12 @@ _ORDER = (
     "litgpt",
     "huggingface",
     "minimind",
+    "torchtitan",
+    "megatron",
+    "olmo",
+    "mlx_lm",
+    "keras",
+    "lightning",
     "glassgpt",
     "generic",
 )

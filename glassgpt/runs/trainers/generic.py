@@ -3,9 +3,13 @@
     Step 100/5000, Loss: 2.3456, LR: 3e-4, Time: 0.21s
     epoch 1 iteration 200 train_loss=3.21
     {"step": 200, "loss": 3.21}
+    completed step: 9, seconds: 1.341, Tokens/s/device: 36653.244, loss: 3.210
     Training:  20%|##        | 200/1000 [00:10<00:40, 19.8it/s, loss=3.21]
+    Epoch 3/10 | train loss 3.21 | val loss 3.30
 
-Nothing is assumed: a time counts only with its unit, an evaluation only with its iteration.
+Nothing is assumed: a time counts only with its unit, or where the rate of a progress bar on the same line
+shows which unit it is; an evaluation only with its iteration. A validation loss that lines repeat was made
+once. Where lines count only epochs, an iteration is an epoch.
 """
 
 from __future__ import annotations
@@ -14,49 +18,70 @@ import math
 import re
 
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_ms, parse_number, search_norm, search_number
+from glassgpt.runs.log_numbers import (
+    MAX_COUNT,
+    NUMBER,
+    parse_number,
+    search_norm,
+    search_number,
+)
 from glassgpt.runs.trainer import Trainer
 
-_AT = r"\b(?:iter|iteration|step|global_step|update)"
-_STEP = re.compile(
-    rf"{_AT}s?\b[\s:=#\"']{{0,12}}(\d+)\b(?:\s*/\s*(\d+))?(?=[\s,:;|\])%(-])"
-    rf".{{0,400}}?(?<!val )(?<!val_)(?<!validation )(?<!eval_)(?<!test )"
-    rf"\b(?:(?:train|training)[ _])?loss\b[\s:=\"']{{0,8}}{NUMBER}",
-    re.IGNORECASE,
+_IS = r"[\"']?\s{0,4}[:=]?\s{0,8}[\"']?"  # between a name and its number
+_AT = r"\b(?:(?:iter|iteration|step|global_step|num_updates|update)s?\b|(?:it|itr)(?=\s?[:=]))"
+_COUNTED = rf"{_AT}[\s:=#\"']{{0,12}}(\d{{1,15}})\b(?:\s*/\s*(\d{{1,15}}))?(?=[\s,:;|\])%(\"'-]|$)"
+_LOSS_NAME = (
+    r"(?<![\w/.])(?<!val )(?<!valid )(?<!validation )(?<!eval )(?<!test )(?<!dev )(?<!aux )"
+    r"(?:(?:train(?:ing)?|avg|mean|lm|ce|total|batch)[ _/.]?)?loss(?:[_/](?:train|step|avg))?(?![\w/])"
 )
+_STEP = re.compile(rf"{_COUNTED}.{{0,400}}?{_LOSS_NAME}{_IS}{NUMBER}", re.IGNORECASE)
+_LOSS_FIRST = re.compile(rf"{_LOSS_NAME}{_IS}{NUMBER}.{{0,200}}?{_COUNTED}", re.IGNORECASE)
 _BAR = re.compile(
-    rf"%\|[^|]{{0,300}}\|\s*(\d+)/(\d+) \[[\d:]{{1,12}}<[^\]]{{0,200}}?"
-    rf"\b(?:(?:train|training)_)?loss=\s*{NUMBER}"
+    rf"%\|[^|]{{0,300}}\|\s*(\d{{1,15}})/(\d{{1,15}}) \[[\d:]{{1,12}}<[^\]]{{0,200}}?{_LOSS_NAME}=\s*{NUMBER}"
 )
-_VAL = re.compile(
-    rf"{_AT}\b[\s:=#\"']{{0,12}}(\d+)\b.{{0,400}}?"
-    rf"\b(?:val|valid|validation|eval|test)[ _]loss\b[\s:=\"']{{0,8}}{NUMBER}",
+_BAR_TOTAL = re.compile(r"%\|[^|]{0,300}\|\s*(\d{1,15})/(\d{1,15}) \[")
+_VAL_NAME = r"(?<![\w.])(?:val|valid|validation|eval|dev|test)[ _/.]?loss(?![\w/])"
+_VAL = re.compile(rf"{_AT}[\s:=#\"']{{0,12}}(\d{{1,15}})\b.{{0,400}}?{_VAL_NAME}{_IS}{NUMBER}", re.IGNORECASE)
+_VAL_LOSS = re.compile(rf"{_VAL_NAME}{_IS}{NUMBER}", re.IGNORECASE)
+_TRAIN_LOSS = re.compile(rf"(?<![\w/.])train(?:ing)?[ _/]loss{_IS}{NUMBER}", re.IGNORECASE)
+_EPOCH = re.compile(r"\bepochs?\b[\s:=#\"'\[]{0,4}(\d{1,15})(?![\d.])(?:\s*/\s*(\d{1,15}))?", re.IGNORECASE)
+
+_EPOCH_LOSS = re.compile(
+    rf"\bepochs?\b[\s:=#\"'\[]{{0,4}}(\d{{1,9}})(?![\d.])(?:\s*/\s*(\d{{1,9}}))?.{{0,200}}?{_LOSS_NAME}{_IS}{NUMBER}",
     re.IGNORECASE,
 )
-_VAL_IN_BAR = re.compile(rf"\bval(?:id|idation)?_loss=\s*{NUMBER}")
-# Megatron's, where the loss comes last, and maybe a test loss after it.
-_VAL_AT = re.compile(
-    rf"\bvalidation loss at iteration (\d+)(?: on validation set)? \| lm loss value: {NUMBER}"
-)
-_SAVED = re.compile(r"\bsuccessfully saved checkpoint (?:from|at) iteration\s+(\d+)\b")
-_EPOCH = re.compile(r"\bepochs?\b[\s:=#\"'\[]{0,4}(\d+)(?![\d.])(?:\s*/\s*(\d+))?", re.IGNORECASE)
-_TIME = re.compile(
-    rf"\b(?:time|dt|iter_dt|step_time|elapsed|took)\b\W{{0,4}}{NUMBER}\s*(ms|s)\b", re.IGNORECASE
-)
-# Megatron's, and names that end in their unit, as fields of JSON do.
+
+_TIME_NAME = r"\b(?:(?:step|iter|iteration|batch)[ _]?(?:time|dt)|time|dt|iter_dt|took)\b"
+_TIME = re.compile(rf"{_TIME_NAME}\W{{0,4}}{NUMBER}\s*(ms|s|sec|seconds)\b", re.IGNORECASE)
+_TIME_PER_STEP = re.compile(rf"(?<![\w.]){NUMBER}\s?(ms|s|sec)/(?:it|iter|step|batch)\b", re.IGNORECASE)
+_STEPS_PER_S = re.compile(rf"(?<![\w.]){NUMBER}\s?(?:it|iter|step|batche?)s?/s(?:ec)?\b", re.IGNORECASE)
+# Names that say their unit, as fields of JSON do.
 _TIME_IN_MS = re.compile(
-    rf"\b(?:time per iteration \(ms\)|(?:time|dt|(?:step|iter|iteration)_(?:time|dt))_ms)\W{{1,4}}{NUMBER}"
+    rf"\b(?:(?:time|dt|(?:step|iter|iteration|batch)_(?:time|dt))_ms|ms_per_(?:step|iter)){_IS}{NUMBER}"
 )
-_BARE_TIME = re.compile(rf"(?<![\w.]){NUMBER}\s*ms\b")
-_LR = re.compile(rf"\b(?:lr|learning[ _]rate)\b\W{{0,4}}{NUMBER}", re.IGNORECASE)
-_NORM = re.compile(rf"\b(?:grad[ _]?)?norm\b\W{{0,4}}{NUMBER}", re.IGNORECASE)
+_TIME_IN_S = re.compile(
+    rf"\b(?:(?:step|iter|iteration|batch)_(?:time|dt)_s(?:ec)?|(?:s|sec|seconds)_per_(?:step|iter)|seconds){_IS}{NUMBER}"
+)
+_BARE_TIME = re.compile(rf"(?<![\w.]){NUMBER}\s*ms\b(?!/)")
+_TIME_WITHOUT_UNIT = re.compile(rf"\b(?:dt|step_time|iter_time)=\s?{NUMBER}(?![\w.])")
+_ELAPSED = re.compile(rf"\b(?:elapsed|total_time)\b\W{{0,4}}{NUMBER}\s*(ms|s|sec|seconds)\b", re.IGNORECASE)
+_MAX_UNIT_ERROR = 5.0  # a time and a bar's rate differ by less; the units by 1000
+
+_LR = re.compile(rf"\b(?:lr|learning[ _]rate){_IS}{NUMBER}", re.IGNORECASE)
+_NORM = re.compile(rf"\b(?:grad(?:ient)?[ _/]?norm|gnorm|norm){_IS}{NUMBER}", re.IGNORECASE)
+_MFU = re.compile(rf"\bmfu{_IS}{NUMBER}\s?(%)?", re.IGNORECASE)
 _BATCH = re.compile(r"\bglobal[ _]batch[ _]size\b\W{1,8}(\d{1,9})\b", re.IGNORECASE)
-_SPEED = re.compile(rf"\btok(?:ens)?(?:/|_per_)s(?:ec(?:ond)?)?\b\W{{0,4}}{NUMBER}", re.IGNORECASE)
-_END = re.compile(
-    r"^\W*training (?:is )?(?:completed?|finished|done)\b"
-    r"|^\W*Trainer\.fit\W{1,3}stopped: \W?max_(?:epochs|steps|time)\b",  # Lightning's
+_SPEED = re.compile(
+    rf"\b(?:tok(?:en)?s?(?:/|_per_)s(?:ec(?:ond)?)?|tps)\b(?:/device)?{_IS}{NUMBER}([kKM]?)"
+    rf"|(?<![\w.]){NUMBER}([kKM]?)\s?tok(?:en)?s?/s(?:ec)?\b",
     re.IGNORECASE,
 )
+_SAVED = re.compile(r"\b(?:saved|saving|wrote|writing) (?:\w{1,20} ){0,2}checkpoint\b", re.IGNORECASE)
+_END = re.compile(
+    r"^\W*(?:training (?:is |has )?(?:completed?|finished|done)|(?:finished|completed|done) training)\b",
+    re.IGNORECASE,
+)
+_SCALES = {"ms": 1.0, "s": 1e3, "sec": 1e3, "seconds": 1e3, "": 1.0, "k": 1e3, "m": 1e6}
 
 
 class GenericReader:
@@ -67,32 +92,49 @@ class GenericReader:
         self._planned_epochs: int | None = None
         self._earlier_iterations = 0  # of the epochs that are over
         self._last_iteration = 0  # as the latest line counts
+        self._elapsed: tuple[int, float] | None = None  # iteration, milliseconds so far
+        self._counts_epochs = True  # no line has had a step so far
 
     def __call__(self, line: str, builder: RunBuilder) -> bool:
         if "loss" not in line and "Loss" not in line and "LOSS" not in line:
             if _END.match(line):
                 builder.add_event("finish", line)
-            elif "saved" in line and (match := _SAVED.search(line)):
-                builder.add_checkpoint(int(match[1][: len(str(MAX_COUNT)) + 1]))
+            elif "heckpoint" in line and _SAVED.search(line):
+                builder.add_checkpoint(builder.last_iteration)
             return False
-        step = _STEP.search(line) or _BAR.search(line)
-        evaluation = _VAL.search(line) or _VAL_AT.search(line)
-        if step and max(len(step[1]), len(step[2] or "")) <= len(str(MAX_COUNT)):
-            self._read_step(step, line, builder)
-        if evaluation:
-            builder.add_eval(self._earlier_iterations + int(evaluation[1]), parse_number(evaluation[2]))
-        elif step and "%|" in line and (match := _VAL_IN_BAR.search(line)):
-            # A bar shows the latest validation loss until there is another.
+        if step := _STEP.search(line) or _BAR.search(line):
+            self._read_step(
+                int(step[1]), int(step[2]) if step[2] else None, parse_number(step[3]), line, builder
+            )
+        elif step := _LOSS_FIRST.search(line):
+            self._read_step(
+                int(step[2]), int(step[3]) if step[3] else None, parse_number(step[1]), line, builder
+            )
+        if step:
+            self._counts_epochs = False
+        elif "poch" in line.lower():
+            step = _EPOCH_LOSS.search(line)
+            if step and self._counts_epochs:
+                self._read_epoch(step, line, builder)
+        if step and (match := _VAL_LOSS.search(line)):
+            # A line may show the latest validation loss until there is another.
             val_loss, at = parse_number(match[1]), builder.last_iteration
-            if val_loss != builder.last_val_loss and at is not None:
-                builder.add_eval(at, val_loss)
-        return bool(step or evaluation)
+            if at is not None and val_loss != builder.last_val_loss:
+                both = _TRAIN_LOSS.search(line)
+                is_other = both is not None and both[1] not in (step[1], step[3])
+                builder.add_eval(at, val_loss, parse_number(both[1]) if both and is_other else None)
+        elif evaluation := None if step else _VAL.search(line):
+            builder.add_eval(self._earlier_iterations + int(evaluation[1]), parse_number(evaluation[2]))
+            return True
+        return bool(step)
 
-    def _read_step(self, step: re.Match[str], line: str, builder: RunBuilder) -> None:
-        printed, total = int(step[1]), int(step[2]) if step[2] else None
-        if match := _EPOCH.search(line):
-            epoch = int(match[1][:9])
-            self._planned_epochs = int(match[2][:9]) if match[2] else None
+    def _read_step(
+        self, printed: int, total: int | None, loss: float, line: str, builder: RunBuilder
+    ) -> None:
+        words = line.lower()  # most patterns need not be tried
+        if "epoch" in words and (match := _EPOCH.search(line)):
+            epoch = int(match[1])
+            self._planned_epochs = int(match[2]) if match[2] else None
             # Where the count goes back in the next epoch, it is of the epoch; else it is of the whole run.
             if self._epoch is None or epoch < self._epoch or builder.last_iteration is None:
                 self._earlier_iterations = 0
@@ -102,22 +144,24 @@ class GenericReader:
             self._epoch = epoch
         self._last_iteration = printed
         iteration = self._earlier_iterations + printed
-        if time := _TIME.search(line):
-            ms = parse_ms(*time.groups())
-        else:
-            time = _TIME_IN_MS.search(line) or _BARE_TIME.search(line)
-            ms = parse_number(time[1]) if time else math.nan
+        speed = _SPEED.search(line) if "tok" in words or "tps" in words else None
+        mfu = _MFU.search(line) if "mfu" in words else None
         builder.add_step(
             iteration,
-            parse_number(step[3]),
-            ms=ms,
+            loss,
+            ms=self._step_ms(iteration, line),
+            mfu=parse_number(mfu[1]) if mfu and (mfu[2] or parse_number(mfu[1]) > 1) else math.nan,
             lr=search_number(_LR, line),
-            grad_norm=search_norm(_NORM, line),
-            tokens_per_s=search_number(_SPEED, line),
+            grad_norm=search_norm(_NORM, line) if "norm" in words else math.nan,
+            tokens_per_s=math.nan
+            if speed is None
+            else parse_number(speed[1] or speed[3]) * _SCALES[(speed[2] or speed[4] or "").lower()],
         )
         if "lobal" in line and (batch := _BATCH.search(line)):
             builder.add_batch_size(iteration, int(batch[1]))
-        if total:
+        if total is None and "%|" in line and (bar := _BAR_TOTAL.search(line)):
+            total = int(bar[2]) if abs(int(bar[1]) - printed) <= int(bar[2]) / 10 else None
+        if total and total <= MAX_COUNT:
             # A total may be that of an epoch, which shows when the second one begins. Recorded after the
             # step, because the setup at the first step has priority over a later one.
             planned = total if not self._earlier_iterations else None
@@ -128,6 +172,39 @@ class GenericReader:
                     else None
                 )
             builder.setup.values["planned_iterations"] = planned
+
+    def _read_epoch(self, match: re.Match[str], line: str, builder: RunBuilder) -> None:
+        builder.add_step(
+            int(match[1]),
+            parse_number(match[3]),
+            lr=search_number(_LR, line),
+            grad_norm=search_norm(_NORM, line),
+        )
+        if match[2]:
+            builder.setup.values["planned_iterations"] = int(match[2])
+
+    def _step_ms(self, iteration: int, line: str) -> float:
+        if time := _TIME.search(line) or _TIME_PER_STEP.search(line):
+            return parse_number(time[1]) * _SCALES[time[2].lower()]
+        if time := _TIME_IN_MS.search(line) or _BARE_TIME.search(line):
+            return parse_number(time[1])
+        if time := _TIME_IN_S.search(line):
+            return parse_number(time[1]) * 1000
+        rate = search_number(_STEPS_PER_S, line)
+        rate_ms = 1000 / rate if rate > 0 else math.nan
+        if time := _TIME_WITHOUT_UNIT.search(line):
+            value = parse_number(time[1])
+            for ms in (value, value * 1000):
+                if rate_ms / _MAX_UNIT_ERROR < ms < rate_ms * _MAX_UNIT_ERROR:
+                    return ms
+            return math.nan
+        if time := _ELAPSED.search(line):
+            elapsed, previous = parse_number(time[1]) * _SCALES[time[2].lower()], self._elapsed
+            self._elapsed = iteration, elapsed
+            if previous is not None and iteration > previous[0] and elapsed > previous[1]:
+                return (elapsed - previous[1]) / (iteration - previous[0])
+            return math.nan
+        return rate_ms
 
 
 TRAINER = Trainer("unknown", "unknown trainer", reader=GenericReader, reads_any_log=True)

@@ -1,34 +1,50 @@
-"""Hugging Face's Trainer (and those built on it): one dict per logging interval.
+"""Hugging Face's Trainer, and those built on it: TRL, axolotl, Unsloth. One dict per logging interval.
 
     {'loss': 2.9543, 'grad_norm': 1.2, 'learning_rate': 4.9e-05, 'epoch': 0.03}
     {'eval_loss': 2.8, 'eval_runtime': 3.2, …}
       3%|▎         | 10/330 [00:12<06:21,  1.19s/it]
 
-The dicts have no step number. Where the progress bar was captured too, it gives the step; else iterations are
-not known. Since version 5 the numbers are quoted.
+The dicts have no step number. Where the progress bar was captured too, it gives the step and the time; else
+iterations are not known. Since version 5 the numbers are quoted. A callback may print a dict again, with its
+epoch rounded. In a notebook there is a table instead, whose steps have numbers:
+
+    Step    Training Loss    Validation Loss
+    10      2.9543           2.8001
 """
 
 from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 from glassgpt.i18n import say, translate
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
-from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_norm, parse_number
+from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, NUMBER, parse_norm, parse_number
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import HeaderPattern, Trainer
 
 _DICT = re.compile(r"\{['\"][^{}]{1,2000}\}")
 _PAIR = re.compile(rf"['\"](\w+)['\"]:\s*(?:tensor\()?['\"]?{NUMBER}['\"]?")
 # Bars of other things (reading files, loading weights) have a name in front, or another unit.
-_BAR = re.compile(r"(?:^|\})\s*\d{1,3}%\|[^|]{0,300}\|\s*(\d+)/(\d+) \[[\d:]{1,12}<[^\]]{0,40}?(?:it/s|s/it)")
-_SAVE = re.compile(r"\bSaving model checkpoint to .{0,400}?checkpoint-(\d+)")
+_BAR = re.compile(
+    r"(?:^|\})\s*\d{1,3}%\|[^|]{0,300}\|\s*(\d{1,15})/(\d{1,15}) "
+    r"\[([\d:]{1,12})<[^\]]{0,30}?([\d.]{1,12}|\?)(it/s|s/it)"
+)
+_SAVE = re.compile(r"\bSaving model checkpoint to .{0,400}?checkpoint-(\d{1,15})\b")
 _RESUME = re.compile(r"\b(?:Resuming|Continuing) training from (?:checkpoint|global step|epoch)")
-_PEFT = re.compile(r"\ball params:\s*([\d,]+)")
+_PARAMETERS = re.compile(r"\ball params:\s*([\d,]+)|Trainable parameters = [\d,]{1,20}/([\d,]{1,20}) ")
 _BEGIN = "***** Running training *****"
+_REWARD = re.compile(r"'(?:reward|kl|rewards/\w+)':")  # reinforcement learning, whose loss may well be 0
+# A notebook's table, and the progress above it.
+_TABLE = re.compile(r"^\W*(Step|Epoch)\W+Training Loss\b")
+_CELLS = re.compile(r"\t|\s*\|\s*|\s{2,}")
+_PROGRESS = re.compile(
+    r"\[\s?(\d{1,12})/(\d{1,12}) ([\d:]{1,12})(?: < [\d:]{1,12})?.{0,40}Epoch ([\d.]{1,12})/(\d{1,9})\]"
+)
+_MIN_BAR_S = 10.0  # between two lines, for the difference of whole seconds to be a time
 
 
 class TrainerReader:
@@ -42,21 +58,36 @@ class TrainerReader:
         self._bar: int | None = None
         self._bar_total: int | None = None
         self._bar_moved = False  # since the previous loss
+        self._bar_s, self._bar_step_ms = math.nan, math.nan  # elapsed, and of one iteration, as the bar says
+        self._eval_s = 0.0  # of evaluations since the previous loss
+        self._latest: dict[str, str] = {}  # dict with a loss or an evaluation
         self._waiting: dict[str, str] = {}
         self._waiting_line = 0
         self._epoch = 0.0
         self._count = 0  # of dicts with a loss
         self._iteration_by_count: dict[int, int] = {0: 0}
-        # Of the previous dict with a loss: iteration, tokens and seconds so far.
-        self._previous: tuple[int | None, float, float] = (None, 0.0, 0.0)
+        # Of the previous dict with a loss: iteration, tokens, seconds, and the bar's seconds so far.
+        self._previous: tuple[int | None, float, float, float] = (None, 0.0, 0.0, 0.0)
+        self._table: list[str] = []  # columns of the notebook's table that is being read
+        self._updates_per_epoch: float | None = None
+        self._complete_s: float | None = None  # what the whole run took, by the progress above the table
 
     def __call__(self, line: str, builder: RunBuilder) -> bool:
         if "%|" in line:
             if "{" in line:  # the bar on a dict's own line belongs to that dict
                 self.close(builder)
             self._follow_bar(line, builder)
+        may_be_table = self._table or "Training Loss" in line or "Epoch " in line
+        if may_be_table and self._read_table(line, builder):
+            return True
         if ": " in line and (match := _DICT.search(line)):
             values = dict(_PAIR.findall(match[0]))
+            if _is_repeated(self._latest, values):
+                return True
+            if "loss" in values or _eval_loss(values) is not None:
+                self._latest = values
+            if "reward" in values or _REWARD.search(match[0]):
+                builder.trainer = _REINFORCEMENT
             self.close(builder)
             self._waiting, self._waiting_line = values, builder.line
             is_end = "train_runtime" in values and "loss" not in values
@@ -70,14 +101,16 @@ class TrainerReader:
             builder.start_process(resumed=True)
         elif _BEGIN in line:
             builder.start_process()
-        elif "all params" in line and (match := _PEFT.search(line)):
-            builder.setup.values["parameters"] = round(parse_number(match[1]))
+        elif "arams: " in line or "arameters = " in line:
+            if match := _PARAMETERS.search(line):
+                builder.setup.values["parameters"] = round(parse_number(match[1] or match[2]))
         elif "Training completed. Do not forget" in line or line.lstrip().startswith("{'train_runtime'"):
             builder.add_event("finish", line)
         return False
 
     def close(self, builder: RunBuilder) -> None:
         """Read the dict that waits."""
+        self._end_table(builder)
         values, self._waiting = self._waiting, {}
         evaluated = _eval_loss(values)
         if "loss" in values and "epoch" in values:
@@ -86,13 +119,18 @@ class TrainerReader:
             name, loss = evaluated
             seconds = parse_number(values.get(f"{name}_runtime", "nan"))
             wall_s = builder.setup.values.get("wall_s")
-            if math.isinf(self._epoch) and isinstance(wall_s, float) and seconds >= 0:
+            if isinstance(wall_s, float) and seconds > 0:
                 builder.setup.values["wall_s"] = wall_s + seconds  # after training, whose time is known
-            builder.add_eval(self._count, loss, ms=None if math.isnan(seconds) else seconds * 1000)
+            self._eval_s += seconds
+            ms = None if math.isnan(seconds) else seconds * 1000
+            builder.add_eval(self._count, loss, ms=ms, line=self._waiting_line)
         elif "train_runtime" in values:
             builder.add_event("finish", f"train_runtime {values['train_runtime']} s")
             builder.setup.values["wall_s"] = parse_number(values["train_runtime"])
             self._epoch = math.inf  # a loss after this is another run's
+        self._number_lines(builder)
+
+    def _number_lines(self, builder: RunBuilder) -> None:
         is_complete = len(self._iteration_by_count) == self._count + 1
         builder.iteration_by_count = self._iteration_by_count if is_complete else {}
 
@@ -106,45 +144,120 @@ class TrainerReader:
                     builder.start_process(has_header=False)
                 self._bar_moved = self._bar_moved or at != self._bar
                 self._bar = at
+                self._bar_s = _seconds(match[3])
+                rate = float(match[4]) if match[4].replace(".", "", 1).isdigit() else 0.0
+                self._bar_step_ms = (
+                    math.nan if not rate else (1000 / rate if match[5] == "it/s" else rate * 1000)
+                )
         if self._waiting and "{" not in line:
             self.close(builder)
 
     def _read_loss(self, values: dict[str, str], builder: RunBuilder) -> None:
         iteration = self._bar if self._bar_moved else None  # a bar that stands still was not captured
         if "step" in values:
-            iteration = int(parse_number(values["step"]))
+            iteration = int(min(parse_number(values["step"]), MAX_COUNT))
         if iteration is not None:
             self._iteration_by_count[self._count + 1] = iteration
         if self._bar_moved and self._bar_total is not None:
             builder.setup.values["planned_iterations"] = self._bar_total
-        self._bar_moved = False
         self._count += 1
         epoch = parse_number(values["epoch"])
         if epoch < self._epoch:
             builder.start_process(has_header=False)
-            self._previous = (None, 0.0, 0.0)
+            self._previous = (None, 0.0, 0.0, math.nan)
         self._epoch = epoch
 
-        # Time and tokens per iteration, where every dict has the totals so far.
-        tokens = parse_number(values.get("num_input_tokens_seen", "nan"))
+        # Time and tokens per iteration, where every dict has the totals so far; else by the bar.
+        tokens = parse_number(values.get("num_input_tokens_seen", values.get("num_tokens", "nan")))
         seconds = parse_number(values.get("train_runtime", "nan"))
-        previous_iteration, previous_tokens, previous_seconds = self._previous
-        self._previous = (iteration, tokens, seconds)
+        previous_iteration, previous_tokens, previous_seconds, previous_bar_s = self._previous
+        self._previous = (iteration, tokens, seconds, self._bar_s)
         updates = iteration - (previous_iteration or 0) if iteration is not None else 0
         ms = math.nan
         if updates > 0 and (previous_iteration is not None or self._count == 1):
             if previous_tokens < tokens < math.inf:
                 builder.setup.values["tokens_per_iteration"] = round((tokens - previous_tokens) / updates)
+            bar_s = self._bar_s - previous_bar_s - self._eval_s
             if seconds >= previous_seconds:
                 ms = (seconds - previous_seconds) / updates * 1000
+            elif self._bar_moved:
+                ms = bar_s / updates * 1000 if bar_s >= _MIN_BAR_S else self._bar_step_ms
+        self._bar_moved, self._eval_s = False, 0.0
+        devices = builder.setup.values.get("world_size")
+        speed = parse_number(values.get("tokens_per_second_per_gpu", "nan"))
         builder.add_step(
             self._count,
             parse_number(values["loss"]),
             ms=ms,
             lr=parse_number(values.get("learning_rate", "nan")),
             grad_norm=parse_norm(values.get("grad_norm")),
+            tokens_per_s=speed * (devices if isinstance(devices, int) else 1),
             line=self._waiting_line,
         )
+
+    def _read_table(self, line: str, builder: RunBuilder) -> bool:
+        """A notebook's table. Rows of epochs have iterations where the progress says how many updates there
+        are in all."""
+        if "/" in line and (match := _PROGRESS.search(line)):
+            total, epochs = int(match[2]), int(match[5])
+            self._complete_s = _seconds(match[3]) if match[1] == match[2] else None
+            builder.setup.values["planned_iterations"] = total
+            self._updates_per_epoch = total / epochs if epochs else None
+        if _TABLE.match(line):
+            self._table = [cell.strip() for cell in _CELLS.split(line.strip(" |"))]
+            if "reward" in self._table:
+                builder.trainer = _REINFORCEMENT
+            return False
+        cells = [cell.strip() for cell in _CELLS.split(line.strip(" |"))] if self._table else []
+        if len(cells) < 2 or not cells[0].isdecimal() or len(cells[0]) > len(str(MAX_COUNT)):
+            is_between_rows = not line.strip("|-: ")  # blank, or the rule of a Markdown table
+            if not is_between_rows:
+                self._end_table(builder)
+            return False
+        row = dict(zip(self._table, cells, strict=False))
+        iteration: float | None = int(cells[0])
+        if self._table[0] == "Epoch":
+            iteration = self._updates_per_epoch and int(cells[0]) * self._updates_per_epoch
+        loss, val_loss = (_number(row.get(f"{name} Loss", "")) for name in ("Training", "Validation"))
+        if loss is None and val_loss is None:
+            return False
+        self._count += 1
+        if iteration is not None:
+            self._iteration_by_count[self._count] = round(iteration)
+        builder.add_step(self._count, loss)
+        if val_loss is not None:
+            builder.add_eval(self._count, val_loss)
+        self._number_lines(builder)
+        return True
+
+    def _end_table(self, builder: RunBuilder) -> None:
+        if self._table and self._complete_s is not None:
+            builder.add_event("finish", "the progress above the table is complete")
+            builder.setup.values["wall_s"] = self._complete_s
+            self._complete_s = None
+        self._table = []
+
+
+def _is_repeated(latest: dict[str, str], values: dict[str, str]) -> bool:
+    """Whether a callback prints the latest dict again, with its epoch rounded to two decimals."""
+    if "epoch" not in values or latest.keys() != values.keys() or latest["epoch"] == values["epoch"]:
+        return False
+    rounded = f"{parse_number(latest['epoch']):.2f}"
+    return float(rounded) == parse_number(values["epoch"]) and all(
+        latest[name] == values[name] for name in values if name != "epoch"
+    )
+
+
+def _seconds(clock: str) -> float:
+    """1:02:03, 02:03; NaN for anything else."""
+    parts = clock.split(":")
+    if not all(part.isdecimal() for part in parts):
+        return math.nan
+    return float(sum(int(part) * 60**power for power, part in enumerate(reversed(parts))))
+
+
+def _number(cell: str) -> float | None:
+    return parse_number(cell) if re.fullmatch(NUMBER, cell) else None
 
 
 def _eval_loss(values: dict[str, str]) -> tuple[str, float] | None:
@@ -158,6 +271,7 @@ def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEnt
         GlossaryEntry(last.shown("loss", "'loss': {:.4f}"), translate("hf-trainer.glossary.loss")),
         GlossaryEntry(last.shown("grad_norm", "'grad_norm': {:.4g}"), translate("glossary.gradient_norm")),
         GlossaryEntry(last.shown("lr", "'learning_rate': {:.3g}"), translate("glossary.learning_rate")),
+        GlossaryEntry(last.shown("ms", "it/s (one takes {:.0f} ms)"), translate("glossary.interval_time")),
         GlossaryEntry("'epoch': …", translate("hf-trainer.glossary.epoch")),
         GlossaryEntry(
             last_evaluation(run_log, "'eval_loss': {val}"), translate("hf-trainer.glossary.eval_loss")
@@ -172,7 +286,18 @@ TRAINER = Trainer(
     identifying_line=re.compile(
         r'\*{5} Running training \*{5}|^File "[^"]{1,300}\btransformers[/\\]trainer\.py"'
     ),
-    header=(HeaderPattern("otal", re.compile(rf"Total optimization steps = {COUNT}"), "planned_iterations"),),
+    header=(
+        HeaderPattern("otal", re.compile(rf"Total optimization steps = {COUNT}"), "planned_iterations"),
+        HeaderPattern("nsloth", re.compile(r"Unsloth - 2x faster free finetuning")),
+        HeaderPattern("otal steps", re.compile(rf"\| Total steps = {COUNT}"), "planned_iterations"),
+        HeaderPattern("GPUs", re.compile(rf"Data Parallel GPUs = {COUNT}"), "world_size"),
+        HeaderPattern("per device", re.compile(rf"Batch size per device = {COUNT}"), "batch_size"),
+        HeaderPattern(
+            "ccumulation steps",
+            re.compile(rf"\| Gradient [Aa]ccumulation steps = {COUNT}"),
+            "gradient_accumulation_steps",
+        ),
+    ),
     setting_names={
         "max_steps": "max_iters",
         "Instantaneous batch size per device": "batch_size",
@@ -180,9 +305,11 @@ TRAINER = Trainer(
     },
     glossary=_glossary,
     first_iteration=1,
+    step_time_is_interval_mean=True,
     loss_is_interval_mean=True,
     zero_loss_cause=say("hf-trainer.zero_loss_cause"),
     often_finetunes=True,
     resume_command="--resume_from_checkpoint",
     clips_gradients=True,
 )
+_REINFORCEMENT = replace(TRAINER, zero_loss_cause=None, loss_measures_learning=False)

@@ -28,7 +28,9 @@ _FORK_VAL = re.compile(rf"\biter\s+(\d+)\s*\|\s*val_loss: {NUMBER} \| val_time: 
 _FINAL = re.compile(rf"\bFinal evaluation \| val loss: {NUMBER}")
 _SAVE = re.compile(r"\bSaving checkpoint to\b")
 _END = re.compile(
-    r"^\W*(?:Training time:|Saving LoRA weights|Training Time\b|- Training Time)", re.IGNORECASE
+    r"^\W*(?:Training time:|Saving LoRA weights|Training Time\b|- Training Time"
+    r"|Number of epochs \d+ reached, stopping|Max time \([\d.]+m\) reached, stopping)",
+    re.IGNORECASE,
 )
 
 

@@ -3,6 +3,10 @@
     Epoch:[0/19](100/24681) loss:5.251 lr:0.0002000 epoch_Time:98.0min:
     Epoch:[1/2](100/11040), loss: 6.4310, logits_loss: 6.4310, aux_loss: 0.0000, lr: 5e-4, epoch_time: 9.3min
 
+In reinforcement learning the loss comes after the reward:
+
+    Epoch:[1/1](100/1000), Reward: 1.2345, KL_ref: 0.0100, …, Actor Loss: 0.0123, …, Learning Rate: 0.00000030
+
 A line has the epoch and the micro-batch in it, each with its total. Iterations are counted through all
 epochs. Old versions count epochs and micro-batches from 0, new ones from 1, and those also print an epoch's
 last micro-batch. A log without an epoch 0 is read as a new version's: of an old one whose beginning is
@@ -14,6 +18,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 from glassgpt.i18n import translate
 from glassgpt.runs.builder import RunBuilder
@@ -24,12 +29,13 @@ from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
 
 _STEP = re.compile(
-    rf"\bEpoch:\s?\[(\d{{1,9}})/(\d{{1,9}})\]\s?\((\d{{1,15}})/(\d{{1,15}})\),?\s{{0,4}}loss:\s?{NUMBER}(.{{0,400}})"
+    rf"\bEpoch:\s?\[(\d{{1,9}})/(\d{{1,9}})\]\s?\((\d{{1,15}})/(\d{{1,15}})\),?\s{{0,4}}"
+    rf"(?:[^,]{{1,40}}, ){{0,8}}?(?:Actor )?[lL]oss:\s?{NUMBER}(.{{0,400}})"
 )
-_LR = re.compile(rf"\blr:\s?{NUMBER}(?=[\s,;]|$)")
+_LR = re.compile(rf"\b(?:lr|LR|learning_rate|Learning Rate):\s?{NUMBER}(?=[\s,;]|$)")
 # "Skipping the first … steps": a resume within an epoch.
-_SKIPPED = re.compile(r"^Epoch \[\d+/\d+\]: 跳过前\d+个step")
-_PARAMETERS = re.compile(r"^(?:LLM可训练总参数量：|Trainable Params: )([\d.]{1,20})\s?(?:百万|M)")
+_SKIPPED = re.compile(r"^Epoch \[\d+/\d+\]: (?:跳过前\d+个step|skip \d+ steps)")
+_PARAMETERS = re.compile(r"^(?:LLM可训练总参数量：|(?:Trainable|Model) Params: )([\d.]{1,20})\s?(?:百万|M)")
 
 
 class MinimindReader:
@@ -48,6 +54,8 @@ class MinimindReader:
             if not lr and self._prints_lr:
                 return False  # cut off
             self._prints_lr = lr is not None
+            if "Reward" in match[0]:
+                builder.trainer = _REINFORCEMENT
             epoch, epochs, step, per_epoch = (int(group) for group in match.groups()[:4])
             if epochs * per_epoch > MAX_COUNT:
                 return False
@@ -67,7 +75,7 @@ class MinimindReader:
             return True
         if line.startswith("Epoch [") and _SKIPPED.match(line):
             builder.start_process(resumed=True)
-        elif line.startswith(("LLM", "Trainable")) and (match := _PARAMETERS.match(line)):
+        elif line.startswith(("LLM", "Trainable", "Model")) and (match := _PARAMETERS.match(line)):
             builder.setup.values["parameters"] = round(parse_number(match[1]) * 1e6)
         return False
 
@@ -93,3 +101,4 @@ TRAINER = Trainer(
     resume_command="--from_resume 1",
     clips_gradients=True,
 )
+_REINFORCEMENT = replace(TRAINER, loss_measures_learning=False)

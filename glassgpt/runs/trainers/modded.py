@@ -4,8 +4,9 @@
     step:125/1645 val_loss:4.9213 train_time:11531ms step_avg:92.25ms
 
 train_time is the total so far, with the clock stopped while evaluating; so an iteration's time is a
-difference. Older versions reset it after ten steps. A log begins with the whole source code, whose f-strings
-do not match.
+difference. Older versions reset it after ten steps. Where only evaluations have a line, as in the
+optimization track, it is a mean over the iterations between two. A log begins with the whole source code,
+whose f-strings do not match.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ class ModdedReader:
         builder.setup.values["planned_iterations"] = int(planned)
         if kind == "val":
             if at == 0 or self._iteration is None:
+                self._iteration, self._total_ms = at, total_ms
+            elif at > self._iteration and total_ms >= self._total_ms:  # no line of its own for this step
+                builder.add_step(at, ms=(total_ms - self._total_ms) / (at - self._iteration))
                 self._iteration, self._total_ms = at, total_ms
             builder.add_eval(at, parse_number(loss) if loss else None)
             return True

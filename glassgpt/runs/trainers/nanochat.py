@@ -34,7 +34,7 @@ _END = re.compile(r"^(?:Minimum validation (?:bpb|loss)|Total training time|Peak
 
 
 def read(line: str, builder: RunBuilder) -> bool:
-    if "loss:" in line and (match := _STEP.search(line)):
+    if "loss:" in line and "| remaining: " not in line and (match := _STEP.search(line)):
         iteration, planned, loss, rest = match.groups()
         has_time = _TIME.search(rest) or "num_tokens:" in rest  # fine-tuning prints no times
         if not _ONLY_NANOCHAT.search(line) or (not has_time and "ms" in builder.last_step_columns):

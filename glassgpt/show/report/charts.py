@@ -30,6 +30,8 @@ from glassgpt.show.report.drawing import (
 from glassgpt.show.report.loss_charts import bits_per_byte_chart, loss_chart
 from glassgpt.show.timeline import Timeline
 
+MIN_UNDRAWN_SHARE = 0.01  # of the run
+
 
 def make_charts(run_log: RunLog, facts: Facts, timeline: Timeline | None) -> list[Chart | MissingChart]:
     """In the order of the page."""
@@ -51,13 +53,14 @@ def _time_chart(run_log: RunLog, facts: Facts, timeline: Timeline | None) -> Cha
     """Stacked bars: training, evaluation and checkpoints, start-up."""
     if timeline is None or timeline.total_s <= 0:
         return MissingChart(translate("report.time.missing"))
-    without_startup_s = timeline.train_s + timeline.eval_and_save_s
+    without_startup_s = timeline.train_s + timeline.eval_and_save_s + timeline.stall_s
     top_s = float(without_startup_s.max())
     unit_s, unit = (1, " s") if top_s < 300 else (60, " min") if top_s < 5 * 3600 else (3600, " h")
     width = timeline.iterations_per_bin
     kinds = (
         (translate("phase.train"), "var(--train)", timeline.train_s),
         (translate("phase.pauses"), "var(--val)", timeline.eval_and_save_s),
+        (translate("phase.stall"), "var(--norm)", timeline.stall_s),
         (translate("phase.startup"), "var(--startup)", timeline.startup_s),
     )
     traces = [
@@ -100,17 +103,17 @@ def _time_chart(run_log: RunLog, facts: Facts, timeline: Timeline | None) -> Cha
 
 
 def _time_summary(run_log: RunLog, facts: Facts, timeline: Timeline) -> str:
-    # Logging, and updates under the profiler, are in a journal's total and in no bar.
-    total_s, share = facts.estimated_total_s or timeline.total_s, facts.overhead_share
-    if run_log.ledger and timeline.total_s > 0:
-        total_s = timeline.total_s
-        share = float(timeline.eval_and_save_s.sum() + timeline.startup_s.sum()) / total_s
-    total = format_duration(total_s)
-    sentences = [translate("report.time.bar_width_and_total", width=timeline.iterations_per_bin, total=total)]
+    total_s = facts.regime_total_s or timeline.total_s
+    sentences = [
+        translate("report.time.bar_width_and_total", width=timeline.iterations_per_bin, total=total_s)
+    ]
+    # Logging, sampling, and updates under the profiler are in a journal's total, and belong to no iteration.
+    if (rest_s := total_s - timeline.total_s) > MIN_UNDRAWN_SHARE * total_s:
+        sentences.append(translate("report.time.not_drawn", rest=rest_s))
     if not timeline.is_complete:
         sentences.append(translate("report.time.evaluations_unknown"))
-    elif share is not None:
-        sentences.append(translate("report.time.overhead_share", share=share))
+    elif facts.pause_share is not None:
+        sentences.append(translate("report.time.overhead_share", share=facts.pause_share))
     if run_log.ledger and len(run_log.segments) > 1 and not timeline.startup_s.any():
         sentences.append(translate("report.time.startup_in_total_only"))
     return " ".join(sentences)
@@ -191,10 +194,12 @@ def _mfu_chart(run_log: RunLog, facts: Facts) -> Chart | MissingChart:
     layout = _single_curve_layout(run_log, rangemode="tozero", ticksuffix=" %")
     sentences = []
     if facts.mfu_reported_steady is not None:
-        sentences.append(translate("report.mfu.usual", mfu=f"{facts.mfu_reported_steady:.1f}%"))
+        sentences.append(translate("report.mfu.usual", mfu=facts.mfu_reported_steady))
     peak = stated_peak_flops(run_log)
     if peak:
         sentences.append(translate("report.mfu.peak", peak=peak))
+    if run_log.setup.peak_is_disturbed:
+        sentences.append(translate("report.mfu.disturbed"))
     if run_log.trainer.mfu_is_running_average:
         sentences.append(translate("report.mfu.running_average"))
     summary = " ".join(sentences) or translate("report.mfu.meaning")

@@ -14,7 +14,7 @@ from pathlib import Path
 from glassgpt.errors import UserError
 from glassgpt.explain.summary import compose_verdict
 from glassgpt.files import abbreviate_home, atomic_write
-from glassgpt.format import format_duration
+from glassgpt.format import format_duration, format_percent
 from glassgpt.i18n import RIGHT_TO_LEFT, current_language, translate
 from glassgpt.record.finding import Finding
 from glassgpt.runs.facts import Facts
@@ -25,7 +25,7 @@ from glassgpt.show.facts_table import TableRow
 from glassgpt.show.report import tables
 from glassgpt.show.report.charts import make_charts
 from glassgpt.show.report.drawing import Chart, MissingChart
-from glassgpt.show.timeline import build_timeline, seconds_by_phase
+from glassgpt.show.timeline import build_timeline
 
 _BRAND = "GlassGPT"
 _GENERATOR_TAG = f'<meta name="generator" content="{_BRAND}">'
@@ -92,7 +92,7 @@ def report_html(run_log: RunLog, facts: Facts, findings: Sequence[Finding], name
 {_header(run_log, facts, findings, name)}
 <main>
 {_findings(findings)}
-{_charts(charts, seconds_by_phase(run_log, timeline))}
+{_charts(charts, facts.seconds_by_phase or {})}
 {_tables(run_log, facts)}
 </main>
 <footer><p>{escape_text(footer)}</p></footer>
@@ -135,7 +135,7 @@ def _header(run_log: RunLog, facts: Facts, findings: Sequence[Finding], name: st
         f"<div><dt>{escape_text(row.name)}</dt><dd>{_isolate_bidi(row.value)}"
         + (f"<small>{escape_text(row.reason)}</small>" if row.reason else "")
         + "</dd></div>"
-        for row in facts_table.key_figures(facts, run_log.ledger)
+        for row in facts_table.key_figures(facts)
     )
     tags = [_isolate_bidi(run_log.trainer.name)] if run_log.trainer.name != _BRAND else []
     tags += [escape_text(translate("report.still_running"))] if run_log.live else []
@@ -207,7 +207,7 @@ def _phase_bar(phases: dict[str, float]) -> str:
     )
     items = "".join(
         f'<li><i class="phase-{name}"></i><span>{escape_text(labels[name])}</span>'
-        f"{_isolate_bidi(format_duration(seconds))}{_isolate_bidi(f'{seconds / total:.1%}')}</li>"
+        f"{_isolate_bidi(format_duration(seconds))}{_isolate_bidi(format_percent(seconds / total))}</li>"
         for name, seconds in phases.items()
     )
     return f'<div class="bar" aria-hidden="true">{parts}</div>\n<ul class="phases">{items}</ul>'

@@ -141,7 +141,7 @@ def _print_derived(runs: Sequence[ComparedRun], console: Console) -> None:
     add_metric(translate("label.tokens_per_iteration"), "tokens_per_iteration", format_integer)
     add_row(
         translate("compare_view.iterations"),
-        [run.analysis.facts.last_iteration for run in runs],
+        [run.analysis.trajectory.last_iteration if run.log.has_iteration_numbers else None for run in runs],
         format_integer,
     )
     add_metric(translate("compare_view.tokens_seen"), "tokens_seen", format_count)
@@ -154,24 +154,28 @@ def _print_derived(runs: Sequence[ComparedRun], console: Console) -> None:
         "achieved_tflops",
         lambda tflops: format_flops_per_s(tflops * 1e12),
     )
-    add_row(_mfu_title(runs), [run.mfu for run in runs], format_percent_value)
-    add_metric(
+    known = [run for run in runs if run.mfu is not None]
+    if all(run.shares_peak_with(known[0]) for run in known):  # else they are not to be compared
+        add_row(_mfu_title(known), [run.mfu for run in runs], format_percent_value)
+    whole = [run.analysis if run.is_whole else None for run in runs]
+    add_row(
         translate("compare_view.overhead_share"),
-        "overhead_share",
+        [one.overhead_share if one else None for one in whole],
         lambda share: format_percent_value(100 * share),
     )
-    add_metric(translate("compare_view.total_time"), "total_s", format_duration)
+    add_row(
+        translate("compare_view.total_time"), [one.total_s if one else None for one in whole], format_duration
+    )
     console.print(table)
     if any(size.parameters_source == "inferred" for size in sizes):
         console.print(_text(translate("compare_view.inferred_note"), "dim"))
 
 
 def _mfu_title(runs: Sequence[ComparedRun]) -> str:
-    """MFU is never shown without the peak that is 100%."""
-    peaks = {run.peak for run in runs}
-    peak = next(iter(peaks))
-    if len(peaks) > 1 or peak is None or peak.source == "own":
-        return translate("compare_view.mfu.own_peaks")
+    """MFU is never shown without the peak that is 100%. The runs share one."""
+    peak = runs[0].peak if runs else None
+    if peak is None:
+        return ""
     if peak.name:
         return translate("compare_view.mfu.card_peak", peak=peak.flops, card=peak.name)
     return translate("compare_view.mfu.assumed_peak", peak=peak.flops)
@@ -188,8 +192,8 @@ def _print_losses(comparison: Comparison, console: Console) -> None:
     )
     table = _make_table(comparison.runs)
     _add_best_and_last(table, comparison.runs, is_validation)
-    interpolated = False
     not_aligned = []
+    has_batches = False
     for axis in AXES:
         alignment = comparison.aligned[axis]
         for point in alignment.points:
@@ -202,12 +206,10 @@ def _print_losses(comparison: Comparison, console: Console) -> None:
                 title = translate("compare_view.after.time", time=after)
             else:
                 title = translate("compare_view.after.flops", flops=after)
-            cells = []
-            for reading in point.losses:
-                loss = None if reading is None else format_loss(reading.loss)
-                cells.append(loss if reading is None or reading.is_exact else f"≈{loss}")
-                interpolated |= reading is not None and not reading.is_exact
-            _add_row(table, title, cells)
+            is_of_batches = is_validation and alignment.kind == "training"
+            has_batches |= is_of_batches
+            cells = [None if one is None else format_loss(one.loss) for one in point.losses]
+            _add_row(table, f"{title} †" if is_of_batches else title, cells)
         if not alignment.points:
             names = {
                 "iterations": translate("compare_view.equal.iterations"),
@@ -217,8 +219,8 @@ def _print_losses(comparison: Comparison, console: Console) -> None:
             }
             not_aligned.append(f"{names[axis]}: {alignment.reason}")
     console.print(table)
-    if interpolated:
-        console.print(_text(translate("compare_view.interpolated_note"), "dim"))
+    if has_batches:
+        console.print(_text(translate("compare_view.batches_note"), "dim"))
     for line in not_aligned:
         console.print(_text(line, "dim"))
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from glassgpt.explain.explanation import Explanation
 from glassgpt.explain.watch import WatchUpdate
-from glassgpt.format import format_duration, format_loss, format_ms
+from glassgpt.format import format_duration, format_loss, format_ms, format_percent
 from glassgpt.i18n import RIGHT_TO_LEFT, current_language, translate
 from glassgpt.record.finding import Finding
 from glassgpt.runs.facts import Facts
@@ -18,7 +18,6 @@ from glassgpt.runs.run_log import RunLog
 from glassgpt.sanitize import sanitize_keeping_bidi, sanitize_line, sanitize_text
 from glassgpt.show.facts_table import exit_status_label, fact_groups, phase_labels, severity_label
 from glassgpt.show.terminal.chart import bar, plot
-from glassgpt.show.timeline import build_timeline, seconds_by_phase
 
 _STYLES = {"problem": "bold red", "warning": "bold yellow", "advice": "bold cyan", "info": "bold"}
 _RIGHT_TO_LEFT_MARK = "\N{RIGHT-TO-LEFT MARK}"
@@ -47,7 +46,7 @@ def print_explanation(explanation: Explanation, out: Console, full: bool = False
     out.print(table)
     out.print()
     _print_loss_chart(run_log, out)
-    _print_time_chart(run_log, facts, out)
+    _print_time_chart(facts, out)
     if full:
         out.print(Text(terminal_text(translate("explain_view.glossary.title")), style="bold"))
         for entry in glossary(run_log, facts):
@@ -168,8 +167,8 @@ def _print_loss_chart(run_log: RunLog, out: Console, height: int = 8) -> None:
     out.print()
 
 
-def _print_time_chart(run_log: RunLog, facts: Facts, out: Console) -> None:
-    phases = seconds_by_phase(run_log, build_timeline(run_log, facts))
+def _print_time_chart(facts: Facts, out: Console) -> None:
+    phases = facts.seconds_by_phase or {}
     total = sum(phases.values())
     if not total:
         return
@@ -177,7 +176,7 @@ def _print_time_chart(run_log: RunLog, facts: Facts, out: Console) -> None:
     out.print(Text(terminal_text(translate("explain_view.time_chart.title")), style="bold"))
     for phase, seconds in sorted(phases.items(), key=lambda item: -item[1]):
         share = seconds / total
-        line = Text(f"{format_duration(seconds):>9} {share:>7.1%}  ")
+        line = Text(f"{format_duration(seconds):>9} {format_percent(share):>7}  ")
         width = max(0, min(30, out.width - 48))
         line.append(f"{bar(share, width):<{width}}  ", style="cyan").append(labels[phase])
         out.print(line, soft_wrap=True)

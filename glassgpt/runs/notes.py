@@ -1,0 +1,626 @@
+"""Reads runs out of a text about them: a note, an issue or a chat, with tables and prose, in three languages.
+
+    | setting        | before (train2) | after (train1) |
+    |----------------|-----------------|----------------|
+    | n_embd         | 384             | 768            |
+    | time (iter 800)| ~3900 ms        | ~9340 ms       |
+    | MFU            | ~12.9%          | **15.4%**      |
+
+    before, after = read_note(text.split("\\n"), "note.md")
+
+Columns with values are runs, and their heads are the names by which prose speaks of them. A table's value has
+priority over one in prose. Only what the text states as measured is read: ranges, limits and flags in advice
+(`train ~1.0-1.5`, `<200ms`, `--batch_size=24`) are not. Quoted log lines are read by excerpts.py.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from glassgpt.config import ConfigValue
+from glassgpt.errors import UserError
+from glassgpt.estimate.cards import resolve_card_name
+from glassgpt.estimate.flops import attention_flops_per_token, six_n_flops_per_token
+from glassgpt.runs.builder import RunBuilder
+from glassgpt.runs.header import KNOWN_SETTINGS, known_setting_name, parse_setting
+from glassgpt.runs.log_numbers import ASCII_DIGITS, MAX_COUNT, parse_count, parse_ms
+from glassgpt.runs.model_size import implied_layers
+from glassgpt.runs.run_log import LogEvent, RunLog
+from glassgpt.runs.trainer import A100_PEAK, Trainer
+from glassgpt.runs.trainers import TRAINERS
+
+_MAX_CHARS = 300_000  # of a text that is read as a note
+_MAX_LINE_CHARS = 2_000
+_MAX_RUNS = 8
+GPT2_VOCAB_SIZE = 50_257
+_MAX_TOKEN_LOSS = 12.0  # nats: ln of the largest vocabularies; a larger "loss" is a perplexity
+_MIN_QUOTED_DECIMALS = 3  # as trainers print losses; prose rounds to two
+_MIN_VALUE_SHARE = 0.5  # of a run's column: more of its cells are words
+
+# --- words: English, Hindi, Arabic ---
+
+_LOSS_WORD = r"(?:loss|हानि|लॉस|خسارة|فقدان)"
+_VAL_WORD = r"(?:\bval(?:idation)?\b|सत्यापन|वैलिडेशन|वैल(?=\s*लॉस)|(?:ال)?تحقق)"
+_TRAIN_WORD = r"(?:\btrain(?:ing)?\b|प्रशिक्षण|ट्रेनिंग|ट्रेन(?=\s*लॉस)|(?:ال)?تدريب)"
+_METRICS = {
+    name: re.compile(pattern, re.IGNORECASE)
+    for name, pattern in {
+        "perplexity": r"perplexity|परप्लेक्सिटी|पेरप्लेक्सिटी|حيرة",
+        "val_loss": rf"{_VAL_WORD}[\s_-]*{_LOSS_WORD}|{_LOSS_WORD}\s*{_VAL_WORD}",
+        "train_loss": rf"{_TRAIN_WORD}[\s_-]*{_LOSS_WORD}|{_LOSS_WORD}\s*{_TRAIN_WORD}",
+        "loss": _LOSS_WORD,
+        "mfu": r"\bmfu\b",
+        "tokens_per_s": r"tok(?:en)?s?\s*(?:/|per)\s*s|टोकन\s*(?:/|प्रति)\s*सेकंड|"
+        r"(?:رمز|توكن)\S*\s*(?:/|في ال|لكل)\s*ثانية",
+        "tokens_per_iteration": r"(?:effective|global|total) batch|tokens per (?:iter|step|update)|प्रभावी बैच|"
+        r"(?:ال)?دفعة (?:ال)?(?:فعالة|فعلية)|حجم (?:ال)?دفعة (?:ال)?فعال",
+        "ms": r"\btime\b|\bms\b|समय|زمن|وقت",
+        "parameters": r"\bparam(?:eter)?s?\b|पैरामीटर|पैरामीटर्स|معلمات|معاملات|معلمة",
+        "n_layer": r"\blayers?\b|लेयर|परत|طبقات|طبقة",
+        "n_embd": r"\b(?:width|embd|embedding|dim)\b|चौड़ाई|डिम|عرض|تضمين",
+        "block_size": r"\bcontext\b|संदर्भ लंबाई|طول السياق|سياق",
+        "max_iters": r"\b(?:iterations|iters|steps)\b|पुनरावृत्तियाँ|चरण|تكرارات|خطوات",
+        "device_name": r"\b(?:device|gpu|card|hardware)\b|डिवाइस|कार्ड|हार्डवेयर|بطاقة|جهاز|عتاد",
+    }.items()
+}
+_ITERATION_WORD = r"(?:iter(?:ation)?s?\b|steps?\b|पुनरावृत्ति\w*|इटर\w*|चरण\w*|(?:ال)?تكرار\w*|خطو[ةات]+)"
+_EVALUATES = re.compile(r"eval|मूल्यांकन|تقييم", re.IGNORECASE)
+_DEFAULT = re.compile(r"default|डिफ़ॉल्ट|डिफ़ॉल्ट|افتراضي", re.IGNORECASE)
+# Names of two runs in a text without a table; cards count as GPU.
+_CONTRASTS = (
+    (r"\bCPU\b|\blaptop\b|लैपटॉप|सीपीयू|معالج|حاسوب محمول", r"\bGPU\b|जीपीयू|بطاقة"),
+    (r"\bold(?:er)?\b|\bprevious\b|पुरान\w+|قديم", r"\bnew(?:er)?\b|नय\w+|नया|جديد"),
+    (r"\b(?:first|1st) run\b|\brun (?:1|A)\b|पहला रन|الأولى?",
+     r"\b(?:second|2nd) run\b|\brun (?:2|B)\b|दूसरा रन|الثانية?"),
+)  # fmt: skip
+_CARD = re.compile(
+    r"\b(?:RTX\s*)?(?:[2345]0[5-9]0(?:\s?Ti)?(?:\s?Super)?|[AHBL]\d{2,3}S?|T4|V100|GH200)\b(?![/\d%])", re.I
+)
+
+# --- numbers ---
+
+_PLAIN = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?"
+_CELL = re.compile(
+    rf"^[\s~≈*_`]*(?P<number>{_PLAIN})(?P<high>\s*[-–—]\s*(?:{_PLAIN}))?\s*(?P<unit>[kKMBG](?!\w)|ms\b|s\b|%)?(?P<rest>.*)$"
+)
+_PRODUCT = re.compile(rf"^\W*({_PLAIN}(?:\s*[x×*]\s*(?:{_PLAIN}))+)\s*(?:[=≈]\s*({_PLAIN}\s*[kKMBG]?))?")
+_ITERATION_BEFORE = re.compile(rf"(?<![\d.])(\d[\d,]{{0,14}}k?)\s*[- ]?\s*{_ITERATION_WORD}", re.IGNORECASE)
+_ITERATION_AFTER = re.compile(
+    rf"(?:{_ITERATION_WORD}|\bafter\b|\bबाद\b|بعد)\s*(\d[\d,]{{0,14}}k?)(?![\d.]*[%.\w]|\s*(?:ms|s|مللي|ثانية|मि|से)\b)",
+    re.IGNORECASE,
+)
+_QUOTED_LOSS = re.compile(rf"(?<![\d.,\w-])(\d{{1,2}}\.\d{{{_MIN_QUOTED_DECIMALS},8}})(?![\d.%\w-])")
+_ROUNDED_LOSS = {
+    kind: re.compile(
+        rf"(?:{word})(?:\s*{_LOSS_WORD})?\s*(?:[:=]|of\b|is\b|was\b|at\b)?\s*[~≈]?\s*(\d{{1,2}}\.\d{{1,8}})(?![\d.%+]|\s*[-–])"
+        rf"|[~≈]?(?<![\d.<–-])(\d{{1,2}}\.\d{{1,8}})\s+(?:की|का|के|of|for|in|في|من)?\s*(?:{word}|{_LOSS_WORD}\s*{word})",
+        re.IGNORECASE,
+    )
+    for kind, word in (("val_loss", _VAL_WORD), ("train_loss", _TRAIN_WORD))
+}
+_PROSE_MS = re.compile(
+    rf"(?<![\d.,<–-])({_PLAIN})\s*(?:ms\b|मि(?:ली)?\s?से\w*|مللي ثانية|مللي)", re.IGNORECASE
+)
+_PROSE_MFU = re.compile(
+    rf"\bmfu\b[^\d%;.]{{0,20}}({_PLAIN})\s*%|(?<![\d.,<–-])({_PLAIN})\s*%\s*mfu\b", re.IGNORECASE
+)
+_PROSE_PARAMETERS = re.compile(
+    r"(?<![\w.])(\d[\d.]*\s?[MB])\s*(?:-?\s*(?:param\w*|model)|पैरामीटर|मॉडल|معلمة|معامل|نموذج)", re.IGNORECASE
+)
+_PROSE_SETTINGS = {
+    "n_layer": re.compile(r"(?<![\w.])(\d{1,3})\s*-?\s*(?:layers?\b|लेयर|परत|طبقة|طبقات)", re.IGNORECASE),
+    "n_embd": re.compile(r"(?<![\w.])(\d{2,5})\s*-?\s*(?:dim\w*\b|embd\b|wide\b|डिम)", re.IGNORECASE),
+    "batch_size": re.compile(
+        r"(?<!effective )(?:batch[ _]size|बैच आकार|حجم (?:ال)?دفعة)"
+        r"\W*(?:\w+\W+){0,2}?(\d{1,5})(?![\d.%]|\s*[x×-])",
+        re.IGNORECASE,
+    ),
+    "dropout": re.compile(r"\bno dropout\b|\bdropout (\d\.\d+)", re.IGNORECASE),
+}  # fmt: skip
+_ASSIGNED = re.compile(r"(?<![-\w])`?([a-z][a-z_0-9]{2,40})`?\s?=\s?`?(-?[\d.]+(?:e-?\d+)?)(?![\w.]*\d)")
+_IN_PARENTHESES = re.compile(r"`([a-z_0-9]{3,40})`\s*\(([^()]{1,60})\)")
+_SHAPE = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "batch_size", "dropout",
+          "gradient_accumulation_steps", "learning_rate", "max_iters")  # fmt: skip
+_PERPLEXITY_AS_LOSS = re.compile(
+    rf"(?<![\d.,])(\d{{2,3}})(?:\.(?:\d+|x+))?\s+(?:की|का|के)?\s*(?:{_METRICS['val_loss'].pattern})|"
+    rf"(?:{_METRICS['val_loss'].pattern})\s*(?:[:=]|of\b|is\b)?\s*[~≈]?(\d{{2,3}}(?:\.\d{{1,2}})?)(?![\d.%\w])",
+    re.IGNORECASE,
+)
+
+
+@dataclass
+class _NotedRun:
+    """What the text says about one run."""
+
+    title: str = ""
+    names: set[str] = field(default_factory=set)
+    settings: dict[str, ConfigValue] = field(default_factory=dict)
+    values: dict[str, int | float | str] = field(default_factory=dict)  # fields of LoggedSetup
+    measured: dict[str, tuple[float, int | None, int]] = field(default_factory=dict)  # value, iteration, line
+    evals: dict[tuple[int | None, str], tuple[float, int]] = field(default_factory=dict)  # value, line
+    iteration: int | None = None  # the last one
+
+    @property
+    def has_content(self) -> bool:
+        """A loss with its iteration, or a time with what was timed."""
+        has_loss = any(at is not None or self.iteration is not None for at, _ in self.evals)
+        return has_loss or ("ms" in self.measured and ("mfu" in self.measured or bool(self.settings)))
+
+
+def read_note(lines: Sequence[str], name: str) -> tuple[RunLog, ...]:
+    """The runs that the text is about, in its order; none where it has no numbers of a run."""
+    texts = _clean_lines(lines)
+    note = _Note(texts)
+    runs = [run for run in note.runs if run.has_content][:_MAX_RUNS]
+    whole = "\n".join(texts).lower()
+    named = max(TRAINERS, key=lambda trainer: whole.count(trainer.name.lower()))
+    trainer = _noted_trainer(named if named.name.lower() in whole else TRAINERS[-1])
+    logs = [_build(run, trainer, name if len(runs) == 1 else f"{name}: {run.title}") for run in runs]
+    events = tuple(_perplexities_as_losses(texts))
+    return tuple(
+        replace(
+            log,
+            events=events,
+            event_counts={"perplexity-as-loss": len(events)} if events else {},
+            runs_in_file=len(logs),
+        )
+        for log in logs
+    )
+
+
+def complete_from_note(run_logs: Sequence[RunLog], lines: Sequence[str]) -> tuple[RunLog, ...]:
+    """A run whose lines are quoted, with the settings that the text around them states. Of several runs it is
+    not clear whose settings these are."""
+    if len(run_logs) != 1:
+        return tuple(run_logs)
+    settings: dict[str, ConfigValue] = {}
+    for text in _clean_lines(lines):
+        for name, value, _ in _stated_settings(text):
+            settings.setdefault(name, value)
+    setup = run_logs[0].setup
+    return (replace(run_logs[0], setup=replace(setup, settings=settings | dict(setup.settings))),)
+
+
+def _clean_lines(lines: Sequence[str]) -> list[str]:
+    """Bounded, in one spelling: the patterns below never see long runs of spaces."""
+    texts, chars = [], 0
+    for line in lines:
+        chars += len(line)
+        if chars > _MAX_CHARS:
+            break
+        text = unicodedata.normalize("NFC", line[:_MAX_LINE_CHARS].translate(ASCII_DIGITS))
+        texts.append(re.sub(r"\s+", " ", text).strip())
+    return texts
+
+
+def _noted_trainer(trainer: Trainer) -> Trainer:
+    """Its numbers as prose states them: times of steady iterations, and not every line."""
+    return replace(
+        trainer,
+        step_time_includes_eval=False,
+        clock_reads_before_sync=False,
+        evaluates_before_first_step=False,
+        logs_checkpoints=False,
+    )
+
+
+class _Note:
+    """The runs of a text: first its tables, then its prose."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.runs: list[_NotedRun] = []
+        in_table: set[int] = set()
+        for start, rows in _tables(texts):
+            in_table.update(range(start, start + len(rows) + 1))
+            self._read_table(start, rows)
+        prose = [(at, text) for at, text in enumerate(texts) if at not in in_table]
+        self._has_table = bool(self.runs)
+        if not self._has_table:
+            self.runs = _contrasted_runs([text for _, text in prose])
+        self._read_prose(prose)
+
+    # --- tables ---
+
+    def _read_table(self, start: int, rows: list[list[str]]) -> None:
+        head, *body = rows
+        metrics = [_metric_of_row(row[0]) for row in body]
+        columns = []
+        for column in range(1, len(head)):
+            known = [
+                row[column] for row, metric in zip(body, metrics, strict=True) if metric and column < len(row)
+            ]
+            parsed = sum(_CELL.match(cell) is not None for cell in known)
+            if known and parsed >= _MIN_VALUE_SHARE * len(known):
+                columns.append(column)
+        if not columns or (self.runs and len(columns) != len(self.runs)):
+            return
+        if not self.runs:
+            self.runs = [_NotedRun(title=_plain_text(head[column])) for column in columns]
+        for run, column in zip(self.runs, columns, strict=True):
+            _read_head(run, head[column])
+            cells = [
+                (metric, row[0], row[column], start + 3 + offset)
+                for offset, (row, metric) in enumerate(zip(body, metrics, strict=True))
+                if metric and column < len(row)
+            ]
+            # The context is the factor of the tokens that is neither batch_size nor accumulation.
+            for metric, label, cell, line in sorted(
+                cells, key=lambda cell: cell[0] == "tokens_per_iteration"
+            ):
+                _read_cell(run, metric, label, cell, line)
+        for run in self.runs:  # a name of two runs is none
+            others = set().union(*(other.names for other in self.runs if other is not run))
+            run.names -= others
+
+    # --- prose ---
+
+    def _read_prose(self, prose: Sequence[tuple[int, str]]) -> None:
+        context: tuple[str | None, int | None] = (None, None)  # metric and iteration that a list is about
+        in_code = False
+        for at, text in prose:
+            if text.lstrip("> ").startswith("```"):
+                in_code = not in_code
+                continue
+            if in_code or text.startswith("#"):
+                context = (None, None)
+            if in_code:
+                continue
+            context = self._read_quoted_losses(at, text, context)
+            for run, name, value in self._settings_of_runs(text):
+                run.settings.setdefault(name, value)
+            if not self._has_table:
+                self._read_sentence(at, text)
+
+    def _mentions(self, text: str) -> list[tuple[int, _NotedRun]]:
+        found = []
+        for run in self.runs:
+            for name in run.names:
+                pattern = name if not self._has_table else rf"(?<!\w){re.escape(name)}"
+                found += [(match.start(), run) for match in re.finditer(pattern, text, re.IGNORECASE)]
+        return sorted(found, key=lambda mention: mention[0])
+
+    def _run_at(self, text: str, position: int) -> _NotedRun | None:
+        """The run that the text speaks of here: the latest named before, else the next after."""
+        if len(self.runs) == 1:
+            return self.runs[0]
+        mentions = self._mentions(text)
+        before = [run for at, run in mentions if at <= position]
+        after = [run for at, run in mentions if at > position]
+        return before[-1] if before else after[0] if after else None
+
+    def _read_quoted_losses(
+        self, at: int, text: str, context: tuple[str | None, int | None]
+    ) -> tuple[str | None, int | None]:
+        """Losses with as many decimals as a log has, and the run and the iteration that they are of."""
+        metric, iteration = context
+        kinds = ("val_loss", "train_loss")
+        named = [kind for kind in kinds if _METRICS[kind].search(text)]
+        if len(named) == 1:
+            metric = named[0]
+        for match in _QUOTED_LOSS.finditer(text):
+            before = text[: match.start()]
+            iteration = _last_iteration(before) or iteration
+            run = self._run_at(text, match.start())
+            if run is not None and metric and iteration is not None:
+                run.evals.setdefault((iteration, metric), (float(match[1]), at + 1))
+        return metric, _last_iteration(text) or iteration
+
+    def _settings_of_runs(self, text: str) -> Iterator[tuple[_NotedRun, str, ConfigValue]]:
+        """A setting belongs to the run whose values the line repeats, else to the run named closest to it,
+        else to the runs whose MFU and time fit the shape that the line states."""
+        stated = list(_stated_settings(text))
+        mentions = self._mentions(text) if stated else []
+        shape = {name: value for name, value, _ in stated}
+        for name, value, position in stated:
+            owners = self.runs
+            if len(self.runs) > 1:
+                others = {(other, known) for other, known, _ in stated if other != name}
+                owners = [run for run in self.runs if others & run.settings.items()]
+                if len(owners) != 1 and mentions:
+                    owners = [min(mentions, key=lambda mention: abs(mention[0] - position))[1]]
+                elif len(owners) != 1:
+                    owners = [run for run in self.runs if _fits_shape(run, shape)]
+            for run in owners:
+                yield run, name, value
+
+    def _read_sentence(self, at: int, text: str) -> None:
+        """Rounded numbers, in a text without a table."""
+        for sentence in re.split(r"(?<=[.;।؛!?])\s+|\n", text):
+            iteration = _last_iteration(sentence)
+            for kind, pattern in _ROUNDED_LOSS.items():
+                for match in pattern.finditer(sentence):
+                    run = self._run_at(sentence, match.start())
+                    clause = _clause_around(sentence, match.start(), self._mentions(sentence))
+                    own = _last_iteration(clause) or iteration
+                    if run is not None and own is not None:
+                        run.evals.setdefault((own, kind), (float(match[1] or match[2]), at + 1))
+                        run.iteration = max(own, run.iteration or 0)
+            for name, pattern in (("ms", _PROSE_MS), ("mfu", _PROSE_MFU), ("parameters", _PROSE_PARAMETERS)):
+                for match in pattern.finditer(sentence):
+                    run = self._run_at(sentence, match.start())
+                    text_value = next(group for group in match.groups() if group)
+                    if run is None:
+                        continue
+                    if name == "parameters":
+                        run.values.setdefault("parameters", parse_count(text_value))
+                    else:
+                        value = float(text_value.replace(",", ""))
+                        run.measured.setdefault(name, (value, None, at + 1))
+            for match in _CARD.finditer(sentence):
+                run = self._run_at(sentence, match.start())
+                if run is not None and run.settings.get("device") != "cpu":
+                    _record_device(run, match[0])
+
+
+def _tables(texts: Sequence[str]) -> Iterator[tuple[int, list[list[str]]]]:
+    """Markdown's: the line of the head, then its rows without the ruler."""
+    at = 0
+    while at + 1 < len(texts):
+        ruler = texts[at + 1].strip()
+        if "|" in texts[at] and ruler and set(ruler) <= set("|-: ") and "-" in ruler and "|" in ruler:
+            rows = [_cells(texts[at])]
+            end = at + 2
+            while end < len(texts) and "|" in texts[end]:
+                rows.append(_cells(texts[end]))
+                end += 1
+            yield at, rows
+            at = end
+        else:
+            at += 1
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def _plain_text(cell: str) -> str:
+    return re.sub(r"[*_`]{1,3}", "", cell).strip() if not re.fullmatch(r"`?\w+`?", cell) else cell.strip("`")
+
+
+def _metric_of_row(label: str) -> str | None:
+    """A setting or a metric, by the first cell of a row."""
+    word = label.strip().strip("*`").strip()
+    return known_setting_name(word) or next(
+        (name for name, pattern in _METRICS.items() if pattern.search(label)), None
+    )
+
+
+def _read_head(run: _NotedRun, head: str) -> None:
+    """`4070 Ti (5000 iterations, GPU)`: names, the last iteration, the device."""
+    for phrase in re.split(r"[(),/|;]", _plain_text(head)):
+        phrase = phrase.strip()
+        if match := _ITERATION_BEFORE.search(phrase) or _ITERATION_AFTER.search(phrase):
+            run.iteration = _count(match[1]) or run.iteration
+        elif len(phrase) > 1:
+            run.names.add(phrase)
+            if phrase.upper() == "CPU":
+                run.settings["device"] = "cpu"
+            elif _CARD.search(phrase):
+                _record_device(run, phrase)
+
+
+def _record_device(run: _NotedRun, text: str) -> None:
+    match = _CARD.search(text)
+    if match is None or "device_name" in run.values:
+        return
+    try:
+        run.values["device_name"] = resolve_card_name(match[0]).card.name
+    except UserError:
+        run.values["device_name"] = match[0]
+
+
+def _read_cell(run: _NotedRun, metric: str, label: str, cell: str, line: int) -> None:
+    plain = _plain_text(cell)
+    if metric == "device_name":
+        _record_device(run, plain)
+        return
+    match = _CELL.match(cell)
+    if metric in KNOWN_SETTINGS:
+        value = parse_setting(plain.split(" ")[0])
+        if value is not None:
+            run.settings.setdefault(metric, value)
+        return
+    if metric == "tokens_per_iteration" and (product := _PRODUCT.match(plain)):
+        _record_batch(run, product)
+        return
+    if match is None:
+        return
+    number, unit = match["number"], match["unit"] or ""
+    iteration = _last_iteration(match["rest"]) or _last_iteration(label) or run.iteration
+    if metric in ("parameters", "tokens_per_iteration"):
+        if not match["high"]:
+            run.values.setdefault(metric, parse_count(number + (unit if unit in "kKMBG" else "")))
+    elif metric in ("val_loss", "train_loss"):
+        if not match["high"]:
+            run.evals.setdefault((iteration, metric), (float(number), line))
+    elif metric == "ms":
+        _record_time(run, match, iteration, line)
+    elif metric in ("loss", "mfu", "tokens_per_s") and not match["high"]:
+        value = parse_count(number + unit) if unit and unit in "kKMBG" else float(number.replace(",", ""))
+        run.measured.setdefault(metric, (value, iteration, line))
+
+
+def _record_time(run: _NotedRun, match: re.Match[str], iteration: int | None, line: int) -> None:
+    """`116-1505ms`: the shortest is a steady iteration, the longest one that evaluates. A time that the cell
+    doubts, or says to include an evaluation, is not that of a steady one."""
+    unit = match["unit"] if match["unit"] in ("ms", "s") else "ms"
+    ms = parse_ms(match["number"], unit)
+    is_doubted = match["rest"].lstrip().startswith("?") or _EVALUATES.search(match["rest"])
+    if is_doubted:
+        run.measured.setdefault("eval_ms", (ms, iteration, line))
+        return
+    run.measured.setdefault("ms", (ms, iteration, line))
+    if match["high"]:
+        high = parse_ms(match["high"].strip(" -–—"), unit)
+        if high > 2 * ms:
+            run.measured.setdefault("eval_ms", (high, iteration, line))
+
+
+def _record_batch(run: _NotedRun, product: re.Match[str]) -> None:
+    """`16 × 1024 × 32 = 524k`: tokens per iteration, and the context as the remaining factor."""
+    factors = [float(factor.replace(",", "")) for factor in re.split(r"\s*[x×*]\s*", product[1])]
+    tokens = round(math.prod(factors))
+    if not 0 < tokens < MAX_COUNT or (product[2] and abs(parse_count(product[2]) / tokens - 1) > 0.02):
+        return
+    run.values.setdefault("tokens_per_iteration", tokens)
+    known = [run.settings.get(name) for name in ("batch_size", "gradient_accumulation_steps")]
+    rest = list(factors)
+    for value in known:
+        if isinstance(value, int) and value in rest:
+            rest.remove(value)
+    if len(factors) - len(rest) == 2 and len(rest) == 1:
+        run.settings.setdefault("block_size", round(rest[0]))
+
+
+def _count(text: str) -> int | None:
+    value = float(text.replace(",", "").rstrip("kK")) * (1000 if text[-1] in "kK" else 1)
+    return round(value) if value < MAX_COUNT else None
+
+
+def _last_iteration(text: str) -> int | None:
+    found = [
+        (match.end(), match[1])
+        for pattern in (_ITERATION_BEFORE, _ITERATION_AFTER)
+        for match in pattern.finditer(text)
+    ]
+    return _count(max(found)[1]) if found else None
+
+
+def _clause_around(sentence: str, position: int, mentions: list[tuple[int, _NotedRun]]) -> str:
+    """From the mention of a run before the position to the next one."""
+    starts = [at for at, _ in mentions if at <= position]
+    ends = [at for at, _ in mentions if at > position]
+    return sentence[starts[-1] if starts else 0 : ends[0] if ends else len(sentence)]
+
+
+def _contrasted_runs(texts: Sequence[str]) -> list[_NotedRun]:
+    """The runs that a text without a table speaks of: two where it contrasts them, else one."""
+    whole = "\n".join(texts)
+    for patterns in _CONTRASTS:
+        names = [patterns[0], rf"{patterns[1]}|{_CARD.pattern}" if "GPU" in patterns[1] else patterns[1]]
+        found = [re.search(name, whole, re.IGNORECASE) for name in names]
+        if found[0] and found[1]:
+            runs = [
+                _NotedRun(title=match[0], names={name})
+                for match, name in zip(found, names, strict=True)
+                if match
+            ]
+            if "CPU" in patterns[0]:
+                runs[0].settings["device"] = "cpu"
+            return runs
+    return [_NotedRun(title="")]
+
+
+def _fits_shape(run: _NotedRun, shape: Mapping[str, ConfigValue]) -> bool:
+    """Whether a model of this depth and width, with the run's batch and some context, takes the FLOPs of the
+    run's MFU and time, as nanoGPT counts them. The vocabulary's share is unknown, and left out."""
+    layers, width, batch = shape.get("n_layer"), shape.get("n_embd"), run.settings.get("batch_size")
+    if not (isinstance(layers, int) and isinstance(width, int) and isinstance(batch, int)):
+        return False
+    if "ms" not in run.measured or "mfu" not in run.measured:
+        return False
+    mfu, seconds = run.measured["mfu"][0], run.measured["ms"][0] / 1000
+    rounding = 0.5 * 10.0 ** -len(f"{mfu:g}".partition(".")[2])
+    low, high = ((mfu + sign * rounding) / 100 * A100_PEAK * seconds for sign in (-1, 1))
+    matrices = six_n_flops_per_token(12 * layers * width**2)
+    return any(
+        low <= batch * context * (matrices + attention_flops_per_token(layers, width, context)) <= high
+        for context in (2**power for power in range(5, 14))
+    )
+
+
+def _stated_settings(text: str) -> Iterator[tuple[str, ConfigValue, int]]:
+    """`n_embd=768`, `12 layers`, "`max_iters` (here 5000)", with their place in the line; never a default or
+    a flag in advice."""
+    for match in _ASSIGNED.finditer(text):
+        name = known_setting_name(match[1])
+        value = parse_setting(match[2].rstrip("."))
+        if name in _SHAPE and value is not None:
+            yield name, value, match.start()
+    for name, pattern in _PROSE_SETTINGS.items():
+        for match in pattern.finditer(text):
+            value = parse_setting(match[1]) if match[1] else 0.0
+            if value is not None:
+                yield name, value, match.start()
+    for match in _IN_PARENTHESES.finditer(text):
+        numbers = re.findall(_PLAIN, match[2])
+        if match[1] in _SHAPE and len(numbers) == 1 and not _DEFAULT.search(match[2]):
+            value = parse_setting(numbers[0])
+            if value is not None:
+                yield match[1], value, match.start()
+
+
+def _perplexities_as_losses(texts: Sequence[str]) -> Iterator[LogEvent]:
+    """A "validation loss of 22" is a perplexity: no model is that much worse than guessing."""
+    for at, text in enumerate(texts):
+        for match in _PERPLEXITY_AS_LOSS.finditer(text):
+            value = float(next(group for group in match.groups() if group))
+            if value > _MAX_TOKEN_LOSS:
+                yield LogEvent("perplexity-as-loss", f"{value:g}", at + 1, None)
+
+
+# --- from a noted run to a RunLog ---
+
+
+def _build(run: _NotedRun, trainer: Trainer, name: str) -> RunLog:
+    noted = [at for at, _ in run.evals] + [at for _, at, _ in run.measured.values()]
+    last = (
+        max((at for at in noted if at is not None), default=None) if run.iteration is None else run.iteration
+    )
+    # Time and MFU of one table are of one iteration, whichever of the two rows says which.
+    timed = [run.measured[key][1] for key in ("ms", "mfu") if key in run.measured]
+    timed_at = next((at for at in timed if at is not None), last)
+    rows: dict[int, dict[str, float]] = {}
+    lines: dict[int, int] = {}
+    for metric, (value, at, line) in run.measured.items():
+        place = (last if at is None else at) if metric == "loss" else timed_at
+        if metric != "eval_ms":
+            rows.setdefault(place or 0, {})[metric] = value
+            lines[place or 0] = line
+    evals: dict[int, dict[str, float]] = {}
+    eval_lines: dict[int, int] = {}
+    for (at, kind), (value, line) in run.evals.items():
+        place = last if at is None else at
+        if place is not None:
+            evals.setdefault(place, {})[kind] = value
+            eval_lines.setdefault(place, line)
+
+    builder = RunBuilder(trainer)
+    builder.has_quoted_lines = True
+    builder.setup.settings |= run.settings
+    builder.setup.values |= run.values
+    builder.setup.values["parameters_are_claimed"] = "parameters" in run.values
+    for place in sorted({*rows, *evals}):
+        if place in evals:
+            builder.line = eval_lines[place]
+            eval_ms = run.measured["eval_ms"][0] if "eval_ms" in run.measured and place == last else None
+            builder.add_eval(place, evals[place].get("val_loss"), evals[place].get("train_loss"), ms=eval_ms)
+        if place in rows:
+            row, builder.line = rows[place], lines[place]
+            builder.add_step(
+                place,
+                row.get("loss"),
+                ms=row.get("ms", math.nan),
+                mfu=row.get("mfu", math.nan),
+                tokens_per_s=row.get("tokens_per_s", math.nan),
+            )
+    builder.finish()
+    own_lines = [*lines.values(), *eval_lines.values()]
+    run_log = replace(
+        builder.build(name, ends_mid_line=False),
+        first_line=min(own_lines, default=0),
+        last_line=max(own_lines, default=0),
+        is_excerpt=True,
+        has_iteration_numbers=last is not None,
+    )
+    run_log = replace(
+        run_log, segments=tuple(replace(segment, has_startup=False) for segment in run_log.segments)
+    )
+    if layers := implied_layers(run_log):
+        settings = {**run_log.setup.settings, "n_layer": layers}
+        run_log = replace(run_log, setup=replace(run_log.setup, settings=settings))
+    return run_log

@@ -1,0 +1,183 @@
+"""Where the time of a run went: every logged millisecond is training, evaluation, a stall or start-up.
+
+    split = split_time(run_log, regimes)
+    split.total_s, split.seconds_by_phase()
+
+An iteration's own share is the steady time of its regime (regimes.py), and an iteration without a line counts
+as that. What an evaluation takes when nothing interrupts it is its typical time: the rest of an evaluation
+during which a laptop slept is a stall, as is an iteration that no line explains. Totals, shares, findings,
+charts and tables all come from here, so that one quantity has one value.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from glassgpt.runs.regimes import Regime, local_steady_ms
+from glassgpt.runs.run_log import Bools, Floats, Ints, RunLog
+
+MIN_SPIKE_RATIO = 5.0  # times a steady iteration of its regime
+MAX_SPIKE_SHARE = 0.1  # of the steady iterations; more are usual, and no spikes
+MIN_SPIKE_STEPS = 5  # steady iterations, to look for spikes
+STARTUP_STEPS = 10  # first iterations of a process, which may still compile something
+
+MIN_STALLED_RATIO = 2.5  # an evaluation's time over the fast ones'
+FAST_EVAL_PERCENTILE = 10  # evaluations do the same work each time: the fast ones were not interrupted
+MIN_EVALS = 5  # to tell stalled ones; a fifth of so few is a whole one
+
+
+@dataclass(frozen=True)
+class TimeSplit:
+    """ms by row of RunLog.steps, and of evaluations and checkpoints that are in no row's time."""
+
+    train_ms: Floats  # with the iterations without a line before it
+    pause_ms: Floats  # evaluations and checkpoints
+    stall_ms: Floats
+    startup_ms: Floats  # a journal's ledger has it instead
+    apart_iteration: Ints
+    apart_ms: Floats
+    is_spike: Bools  # rows that no line explains
+    is_stalled_eval: Bools
+    typical_eval_ms: float | None  # what an evaluation adds to an iteration, if nothing interrupts it
+    startup_includes_eval: bool  # the first iteration evaluates, and nothing says how long that takes
+    is_complete: bool  # False: the log has evaluations whose time is nowhere
+
+    @property
+    def pauses_s(self) -> float:
+        return float(self.pause_ms.sum() + self.apart_ms.sum()) / 1000
+
+    @property
+    def stall_s(self) -> float:
+        return float(self.stall_ms.sum()) / 1000
+
+    @property
+    def startup_s(self) -> float:
+        return float(self.startup_ms.sum()) / 1000
+
+    @property
+    def total_s(self) -> float:
+        return float(self.train_ms.sum()) / 1000 + self.pauses_s + self.stall_s + self.startup_s
+
+
+def split_time(run_log: RunLog, regimes: tuple[Regime, ...]) -> TimeSplit | None:
+    """None where the log does not say how long an iteration takes."""
+    steps = run_log.steps
+    if not regimes:
+        return None
+    local_ms = local_steady_ms(regimes, len(steps))
+    is_first, includes_eval = run_log.is_first_of_process(), run_log.includes_eval()
+    is_timed = np.isfinite(steps.ms)
+    ms = np.where(is_timed, steps.ms, local_ms)
+    excess_ms = np.maximum(ms - local_ms, 0.0)
+    is_spike = _is_spike(run_log, local_ms)
+    is_eval = includes_eval & ~is_first & is_timed
+    is_stalled_eval = _is_stalled_eval(run_log, is_eval, excess_ms / local_ms)
+    awake_ms = excess_ms[is_eval & ~is_stalled_eval]
+    typical_eval_ms = float(np.median((ms - local_ms)[is_eval & ~is_stalled_eval])) if len(awake_ms) else None
+
+    pause_ms = np.where(is_eval, excess_ms, 0.0)
+    # A process's first iteration: its evaluation as usual, the rest is start-up.
+    first_evaluates = is_first & (includes_eval | run_log.trainer.evaluates_before_first_step)
+    pause_ms = np.where(first_evaluates, np.minimum(excess_ms, max(typical_eval_ms or 0.0, 0.0)), pause_ms)
+    pause_ms = np.where(is_stalled_eval, np.minimum(excess_ms, max(typical_eval_ms or 0.0, 0.0)), pause_ms)
+    stall_ms = np.where(is_stalled_eval, excess_ms - pause_ms, 0.0) + np.where(is_spike, excess_ms, 0.0)
+    startup_ms = np.where(is_first, excess_ms - pause_ms, 0.0)
+    if run_log.ledger:
+        startup_ms = np.zeros(len(ms))
+    return TimeSplit(
+        train_ms=ms - pause_ms - stall_ms - startup_ms + _unlogged_ms(run_log, ms, local_ms),
+        pause_ms=pause_ms,
+        stall_ms=stall_ms,
+        startup_ms=startup_ms,
+        **_apart(run_log, typical_eval_ms),
+        is_spike=is_spike,
+        is_stalled_eval=is_stalled_eval,
+        typical_eval_ms=typical_eval_ms,
+        startup_includes_eval=typical_eval_ms is None and bool(first_evaluates.any()),
+        is_complete=run_log.trainer.step_time_includes_eval
+        or all(evaluation.ms is not None for evaluation in run_log.evals),
+    )
+
+
+def _unlogged_ms(run_log: RunLog, ms: Floats, local_ms: Floats) -> Floats:
+    """By row, the time of iterations before it without a line, or that a very long log leaves out."""
+    unlogged = run_log.unlogged_before()
+    if run_log.trainer.step_time_is_interval_mean:
+        return unlogged * ms
+    count, left_out = float(unlogged.sum()), run_log.left_out
+    if not left_out.lines or not count:
+        return unlogged * local_ms
+    # Lines left out are among these iterations, and their time is known.
+    untimed = max(0.0, count - left_out.timed)
+    return unlogged * (local_ms * untimed / count + left_out.ms / count)
+
+
+def _apart(run_log: RunLog, typical_eval_ms: float | None) -> dict[str, np.ndarray]:
+    """Evaluations and saves that the log times separately from its steps; and where step times include
+    them, evaluations at an iteration without a line, which took the typical time."""
+    durations: list[tuple[int | None, float | None]] = []
+    if not run_log.trainer.step_time_includes_eval:
+        durations = [(evaluation.iteration, evaluation.ms) for evaluation in run_log.evals]
+        durations += [(save.iteration, save.blocking_ms) for save in run_log.checkpoints]
+    elif typical_eval_ms is not None and typical_eval_ms > 0:
+        steps, later = run_log.steps, run_log.trainer.eval_timed_in_later_step
+        for segment in range(len(run_log.segments)):
+            of_segment = {one.iteration for one in run_log.evals if one.segment == segment}
+            evaluated = np.array(sorted(at for at in of_segment if at is not None), dtype=np.int64)
+            without_line = ~np.isin(evaluated + later, steps.iteration[steps.segment == segment])
+            durations += [(at, typical_eval_ms) for at in evaluated[without_line].tolist()]
+    timed = [
+        (iteration, ms)
+        for iteration, ms in durations
+        if iteration is not None and ms is not None and math.isfinite(ms)
+    ]
+    return {
+        "apart_iteration": np.array([iteration for iteration, _ in timed], dtype=np.int64),
+        "apart_ms": np.array([ms for _, ms in timed], dtype=float),
+    }
+
+
+def _is_spike(run_log: RunLog, local_ms: Floats) -> Bools:
+    """Iterations of five times the steady time of their regime, though no line shows an evaluation there."""
+    steps, steady, first = run_log.steps, run_log.is_steady(), run_log.is_first_of_process()
+    no_spikes = np.zeros(len(steady), dtype=bool)
+    if np.count_nonzero(steady) < MIN_SPIKE_STEPS:
+        return no_spikes
+    spikes: Bools = steady & (np.nan_to_num(steps.ms, nan=0.0) >= MIN_SPIKE_RATIO * local_ms)
+    if np.any(first):  # the first iterations of a process compile the backward pass and other shapes
+        starts = np.full(len(run_log.segments), np.iinfo(np.int64).min // 2, dtype=np.int64)
+        starts[steps.segment[first]] = steps.iteration[first]
+        spikes &= steps.iteration - starts[steps.segment] >= STARTUP_STEPS
+    max_spikes = max(1, MAX_SPIKE_SHARE * np.count_nonzero(steady))
+    return spikes if np.count_nonzero(spikes) <= max_spikes else no_spikes
+
+
+def _is_stalled_eval(run_log: RunLog, is_eval: Bools, cost: Floats) -> Bools:
+    """Iterations whose evaluation took far longer than others of the same kind, at no regular interval.
+
+    `cost`: of each, in steady iterations of its regime. Evaluations that also save are a kind of their own;
+    and if every fourth one is slow, it does more: a sample, a benchmark.
+    """
+    steps = run_log.steps
+    stalled = np.zeros(len(steps), dtype=bool)
+    saved = {(save.segment, save.iteration) for save in run_log.checkpoints}
+    later = run_log.trainer.eval_timed_in_later_step
+    rows = np.flatnonzero(is_eval)
+    if len(rows) < MIN_EVALS:
+        return stalled
+    keys = zip(steps.segment[rows].tolist(), (steps.iteration[rows] - later).tolist(), strict=True)
+    has_save = np.array([key in saved for key in keys], dtype=bool)
+    groups = [rows[has_save], rows[~has_save]]
+    if min(len(group) for group in groups) < MIN_EVALS:
+        groups = [rows]
+    for group in groups:
+        fast = float(np.percentile(cost[group], FAST_EVAL_PERCENTILE))
+        stalled[group] = cost[group] > MIN_STALLED_RATIO * fast if fast > 0 else False
+    slow = np.flatnonzero(stalled[rows])
+    distances = np.unique(np.diff(slow))
+    is_regular = len(slow) > 2 and len(distances) == 1 and distances[0] > 1
+    are_saves = len(groups) == 1 and np.array_equal(stalled[rows], has_save)
+    return np.zeros(len(steps), dtype=bool) if is_regular or are_saves else stalled

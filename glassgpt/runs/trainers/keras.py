@@ -1,0 +1,107 @@
+"""Keras: `model.fit`.
+
+    Epoch 1/10
+    281/281 ━━━━━━━━━━━━━━━━━━━━ 5s 9ms/step - accuracy: 0.3746 - loss: 2.8028 - val_loss: 1.9847
+    281/281 [==============================] - 5s 9ms/step - loss: 2.8028 - val_loss: 1.9847
+    281/281 - 5s - 9ms/step - loss: 2.8028 - val_loss: 1.9847
+
+A bar is redrawn many times; of each epoch its last state is read. The loss is the mean over the epoch so far.
+The time is the mean over the epoch without its first batch; in its last state it includes the validation.
+A bar without an epoch before it is that of `evaluate` or `predict`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from glassgpt.i18n import say
+from glassgpt.runs.builder import RunBuilder
+from glassgpt.runs.glossary import declared_glossary
+from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_number, search_number
+from glassgpt.runs.trainer import Trainer
+
+_EPOCH = re.compile(r"^Epoch (\d{1,9})/(\d{1,9})$")
+_BAR = re.compile(r"^(\d{1,9})/(\d{1,9}|Unknown) (?:[━╸╺]{1,80} |\[[=>.]{1,80}\] )?(?:- )?(?=\S)(.{1,600})$")
+_TIME = re.compile(r"(?<![\w.])(\d{1,9})(us|ms|s)/(?:step|sample)\b")
+_LOSS = re.compile(rf"- loss: {NUMBER}")
+_VAL_LOSS = re.compile(rf"- val_loss: {NUMBER}")
+_RATE = re.compile(rf"- (?:learning_rate|lr): {NUMBER}")
+_SAVED = re.compile(r"^Epoch (\d{1,9}): .{0,200}\bsaving model to ")
+_STOPPED = re.compile(r"^Epoch \d{1,9}: early stopping$")
+_UNITS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
+
+
+class KerasReader:
+    """Keeps the latest state of an epoch's bar until the epoch is over."""
+
+    def __init__(self) -> None:
+        self._epoch: tuple[int, int] | None = None  # the one in progress, and how many there are
+        self._state: tuple[int, str, int] | None = None  # of its bar: batches, text, line in the file
+        self._per_epoch = 0  # batches
+
+    def __call__(self, line: str, builder: RunBuilder) -> bool:
+        if line.startswith("Epoch "):
+            if match := _EPOCH.match(line):
+                self.close(builder)
+                self._epoch = int(match[1]), int(match[2])
+                if self._epoch[0] == 1:
+                    builder.start_process(has_header=False)
+            elif match := _SAVED.match(line):
+                self.close(builder)
+                if self._per_epoch and int(match[1]) * self._per_epoch < MAX_COUNT:
+                    builder.add_checkpoint(int(match[1]) * self._per_epoch)
+            elif _STOPPED.match(line):
+                self.close(builder)
+                builder.add_event("finish", line)
+            return False
+        if self._epoch is None or "loss: " not in line or not (match := _BAR.match(line)):
+            return False
+        done, total, text = int(match[1]), match[2], match[3]
+        is_other_bar = total not in (str(self._per_epoch), "Unknown") and self._per_epoch > 0
+        if self._state is not None and (is_other_bar or _VAL_LOSS.search(self._state[1])):
+            self.close(builder)  # the epoch is over; this is an evaluation's bar
+            return False
+        self._state = done, text, builder.line
+        self._per_epoch = int(total) if total != "Unknown" else max(done, self._per_epoch)
+        return True
+
+    def close(self, builder: RunBuilder) -> None:
+        """The epoch is over, or the log."""
+        epoch, state, self._epoch, self._state = self._epoch, self._state, None, None
+        if epoch is None or state is None:
+            return
+        done, text, line = state
+        iteration = (epoch[0] - 1) * self._per_epoch + done
+        if iteration > MAX_COUNT:
+            return
+        time = _TIME.search(text)
+        builder.setup.values["planned_iterations"] = min(epoch[1] * self._per_epoch, MAX_COUNT)
+        builder.add_step(
+            iteration,
+            search_number(_LOSS, text),
+            ms=parse_number(time[1]) * _UNITS[time[2]] if time else math.nan,
+            lr=search_number(_RATE, text),
+            line=line,
+        )
+        if match := _VAL_LOSS.search(text):
+            builder.add_eval(iteration, parse_number(match[1]), line=line)
+
+
+TRAINER = Trainer(
+    "keras",
+    "Keras",
+    reader=KerasReader,
+    glossary=declared_glossary(
+        ("", "…/… ━━━", say("keras.glossary.batches")),
+        ("ms", "{:.0f}ms/step", say("keras.glossary.time")),
+        ("loss", "loss: {:.4f}", say("keras.glossary.loss")),
+        ("lr", "learning_rate: {:.4g}", say("glossary.learning_rate")),
+        ("eval", "val_loss: {val}", say("keras.glossary.val_loss")),
+    ),
+    step_time_is_interval_mean=True,
+    uses_torch=False,
+    loss_is_interval_mean=True,
+    evaluates_same_tokens=True,
+    eval_splits=1,
+)

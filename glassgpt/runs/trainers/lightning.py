@@ -1,0 +1,110 @@
+"""PyTorch Lightning: its progress bar.
+
+    Epoch 3:  45%|████▌     | 45/100 [00:10<00:12,  4.30it/s, v_num=0, train_loss=2.310, val_loss=2.400]
+    Epoch 3/9 ━━━━━━━━━━━━━━━ 45/100 0:00:10 • 0:00:12 4.30it/s v_num: 0 train_loss: 2.310
+
+The bar is redrawn before and after its numbers change; of each batch the last state is read. A validation
+loss stays until there is another. The rate is the mean over the epoch so far. Batches are counted through all
+epochs. In versions before 2.0 a bar's total includes the validation's batches.
+"""
+
+from __future__ import annotations
+
+import re
+
+from glassgpt.i18n import say
+from glassgpt.runs.builder import RunBuilder
+from glassgpt.runs.glossary import declared_glossary
+from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_number
+from glassgpt.runs.step_line import StepLine, add_values
+from glassgpt.runs.trainer import HeaderPattern, Trainer
+
+_BAR = re.compile(
+    r"\bEpoch (\d{1,9})(?:/(\d{1,9}))?:?\s{1,8}(?:(?:\d{1,3}%)?\|[^|]{0,300}\||[━╸╺ ]{1,300})"
+    r"\s{0,4}(\d{1,9})/(\d{1,9}|\?) "
+    r"(?:\[[\d:]{1,12}<[\d:?]{1,12},|[\d:]{1,12} • [\d:-]{1,12})(.{1,600})"
+)
+_RATE = re.compile(rf"^\s{{0,8}}{NUMBER}\s?(it/s|s/it)")
+_NUMBERS = StepLine(
+    "$^",
+    {
+        "train(?:ing)?[_/]?loss_step": "step_loss", "(?:train(?:ing)?[_/]?)?loss": "loss",
+        "val(?:id|idation)?[_/]loss(?:_epoch)?": "val_loss", "lr": "lr", "grad_norm": "grad_norm",
+    },
+)  # fmt: skip
+_END = re.compile(r"\bTrainer\.fit\W{1,3}stopped: \W?max_(?:epochs|steps|time)(?:=(\d{1,15}))?")
+_SAVED = re.compile(r"\bEpoch \d{1,9}, global step \d{1,15}: .{0,120}, saving model to ")
+
+
+class LightningReader:
+    """Keeps the bar's latest state until the next batch."""
+
+    def __init__(self) -> None:
+        self._state: tuple[int, dict[str, float], int] | None = None  # iteration, values, line in the file
+        self._epoch = 0
+        self._earlier = 0  # iterations of epochs that are over, where the bar has no total
+
+    def __call__(self, line: str, builder: RunBuilder) -> bool:
+        is_step = False
+        if "Epoch " in line and "/" in line:
+            for match in _BAR.finditer(line):
+                is_step = self._read_bar(match, builder) or is_step
+        if "saving model to" in line and _SAVED.search(line):
+            self.close(builder)
+            builder.add_checkpoint(builder.last_iteration)
+        elif "stopped" in line and _END.search(line):
+            self.close(builder)
+            builder.add_event("finish", line)
+        return is_step
+
+    def _read_bar(self, match: re.Match[str], builder: RunBuilder) -> bool:
+        epoch, last_epoch, done, total, rest = match.groups()
+        values = _NUMBERS.values(rest)
+        values["loss"] = values.pop("step_loss", values.get("loss", float("nan")))
+        if total == "?":  # an iterable dataset: what the epochs before had
+            if int(epoch) != self._epoch and self._state is not None:
+                self._earlier = self._state[0]
+            self._epoch = int(epoch)
+            iteration = self._earlier + int(done)
+        else:
+            iteration = int(epoch) * int(total) + int(done)
+        if "loss" not in rest or int(done) == 0 or iteration > MAX_COUNT:
+            return False
+        if last_epoch and total != "?":
+            builder.setup.values["planned_iterations"] = min((int(last_epoch) + 1) * int(total), MAX_COUNT)
+        if rate := _RATE.match(rest):
+            values["it_per_s" if rate[2] == "it/s" else "s"] = parse_number(rate[1])
+        if self._state is not None and self._state[0] != iteration:
+            self.close(builder)
+        self._state = iteration, values, builder.line
+        return True
+
+    def close(self, builder: RunBuilder) -> None:
+        """Read the latest state: the batch is over, or the log."""
+        if self._state is None:
+            return
+        (iteration, values, line), self._state = self._state, None
+        val_loss = values.pop("val_loss", None)
+        add_values(builder, iteration, values, line)
+        if val_loss is not None and val_loss != builder.last_val_loss:
+            builder.add_eval(iteration, val_loss, line=line)
+
+
+TRAINER = Trainer(
+    "lightning",
+    "PyTorch Lightning",
+    reader=LightningReader,
+    header=(
+        HeaderPattern(
+            "Total params", re.compile(r"^([\d.]{1,12} ?[KMB]?)\s{1,8}Total params$"), "parameters"
+        ),
+    ),
+    glossary=declared_glossary(
+        ("", "Epoch …", say("lightning.glossary.epoch")),
+        ("ms", "it/s (one takes {:.1f} ms)", say("lightning.glossary.rate")),
+        ("loss", "train_loss={:.3f}", say("lightning.glossary.loss")),
+        ("eval", "val_loss={val}", say("litgpt.glossary.val_loss")),
+    ),
+    step_time_is_interval_mean=True,
+    eval_splits=1,
+)

@@ -1,0 +1,162 @@
+"""Megatron-LM, and its kin: Megatron-DeepSpeed, GPT-NeoX, NeMo.
+
+    iteration       10/     100 | consumed samples: 640 | elapsed time per iteration (ms): 812.3 | lm loss: …
+    validation loss at iteration 50 on validation set | lm loss value: 2.500000E+00 | lm loss PPL: 1.2E+01 |
+    Training epoch 0, iteration 9/99 | lr: 3e-06 | reduced_train_loss: 10.31 | train_step_timing in s: 4.5
+
+Loss and time are means since the previous line; the time excludes evaluations. An iteration whose loss is NaN
+is skipped, and counted at the end of the line.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+from glassgpt.i18n import say
+from glassgpt.runs.builder import RunBuilder
+from glassgpt.runs.glossary import declared_glossary
+from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_number
+from glassgpt.runs.step_line import StepLine, add_values
+from glassgpt.runs.trainer import HeaderPattern, Trainer
+
+_ITERATION = re.compile(r"(?:^|\| |\] )\s*iteration\s{1,12}(\d{1,15})/\s{0,12}(\d{1,15}) \|")
+_STEP = StepLine(
+    _ITERATION.pattern,
+    {
+        r"elapsed time per iteration \(ms\)": "ms",
+        r"elapsed time per iteration \(s\)": "s", "learning rate": "lr", "lm[ _]loss": "loss",
+        r"(?<=\| )loss": "loss", "grad norm": "grad_norm", "global batch size": "batch",
+        "consumed tokens": "tokens", "actual seqlen": "sequence", "MFU": "mfu",
+        r"tokens per gpu per second \(tgs\)": "device_tokens_per_s", "number of nan iterations": "nan",
+        r"tokens per GPU \(tokens/s/GPU\)": "device_tokens_per_s",
+        "number of skipped iterations": "skipped",
+    },
+)  # fmt: skip
+_NEMO = StepLine(
+    r"^Training epoch \d{1,9}, iteration (\d{1,15})/(\d{1,15}) \|",
+    {
+        "reduced_train_loss": "loss", "lr": "lr", "train_step_timing in s": "s", "grad_norm": "grad_norm",
+        "global_batch_size": "batch", "val_loss": "val_loss",
+    },
+)  # fmt: skip
+_VALIDATION = re.compile(
+    r"\bvalidation (?:loss|results) at (?:the end of training for val data|iteration (\d{1,15})\b)"
+    rf"(?! on test)[^|]{{0,40}}\| (?:lm[ _])?loss value: {NUMBER}"
+)
+_SAVED = re.compile(r"\bsuccessfully saved checkpoint (?:from|at) iteration\s{1,12}(\d{1,15})\b")
+_STOPPED = re.compile(r"^exiting program (?:after|at iteration)\b")
+_DONE = re.compile(r"^\[(?:after training is done|exiting program at the end of training)\]")
+_MAX_SKIPPED = 1000  # between two lines: what a usual log interval has
+
+
+class MegatronReader:
+    """Remembers the latest iteration, its tokens so far, and NeMo's latest validation loss."""
+
+    def __init__(self) -> None:
+        self._tokens: tuple[int, float] | None = None
+
+    def __call__(self, line: str, builder: RunBuilder) -> bool:
+        if "iteration" in line and "|" in line:
+            if line.startswith("Training epoch") and (step := _NEMO.parse(line, builder)):
+                builder.trainer = _NEMO_TRAINER
+                builder.setup.values["planned_iterations"] = step.planned
+                self._add(step.iteration, step.values, builder)
+                val_loss = step.values.get("val_loss")
+                if val_loss is not None and val_loss != builder.last_val_loss:
+                    builder.add_eval(step.iteration, val_loss)
+                return True
+            if match := _ITERATION.search(line):
+                return self._read_step(int(match[1]), int(match[2]), line, builder)
+            if match := _VALIDATION.search(line):
+                at = int(match[1]) if match[1] else builder.last_iteration
+                builder.add_eval(at, parse_number(match[2]))
+                return True
+        if "successfully" in line:
+            if match := _SAVED.search(line):
+                builder.add_checkpoint(int(match[1]))
+            elif "successfully loaded checkpoint" in line:
+                builder.start_process(resumed=True)
+        elif _DONE.match(line):
+            builder.add_event("finish", line)
+        elif line.startswith("exiting program") and _STOPPED.match(line):
+            builder.add_event("interrupt", line)
+        return False
+
+    def _read_step(self, iteration: int, planned: int, line: str, builder: RunBuilder) -> bool:
+        values = _STEP.values(line)
+        if values.keys().isdisjoint(("ms", "s")) or ("loss" not in values and "nan" not in values):
+            return False  # cut off
+        if "loss" not in values and values["nan"] > 0:
+            values["loss"] = math.nan  # a loss that is no number is left out of the line
+        builder.setup.values["planned_iterations"] = planned
+        self._add(iteration, values, builder)
+        if 0 < values.get("skipped", 0) <= _MAX_SKIPPED:
+            for _ in range(int(values["skipped"])):
+                builder.add_event("scaler-overflow", "number of skipped iterations")
+        return True
+
+    def _add(self, iteration: int, values: dict[str, float], builder: RunBuilder) -> None:
+        tokens, previous = values.get("tokens"), self._tokens
+        sequence = values.get("sequence") or builder.setup.settings.get("block_size")
+        batch = values.get("batch")
+        if tokens is not None and 0 <= tokens < MAX_COUNT:
+            if previous is not None and iteration > previous[0] and tokens > previous[1]:
+                per_iteration = round((tokens - previous[1]) / (iteration - previous[0]))
+                builder.setup.values["tokens_per_iteration"] = per_iteration
+            self._tokens = (iteration, tokens)
+        elif batch and isinstance(sequence, int | float) and 0 < batch * sequence < MAX_COUNT:
+            builder.setup.values["tokens_per_iteration"] = round(batch * sequence)
+        add_values(builder, iteration, values)
+        if batch and 0 < batch < MAX_COUNT:
+            builder.add_batch_size(iteration, round(batch))
+
+
+# `name ........ value`, as it prints its arguments; what each is here.
+_ARGUMENTS = {
+    "world_size": "world_size", "seq_length": "block_size", "num_layers": "n_layer",
+    "hidden_size": "n_embd", "num_attention_heads": "n_head", "lr": "learning_rate", "min_lr": "min_lr",
+    "train_iters": "max_iters", "lr_warmup_iters": "warmup_iters", "lr_decay_iters": "lr_decay_iters",
+    "eval_interval": "eval_interval", "eval_iters": "eval_iters", "clip_grad": "grad_clip",
+    "padded_vocab_size": "vocab_size", "weight_decay": "weight_decay",
+}  # fmt: skip
+
+TRAINER = Trainer(
+    "megatron",
+    "Megatron-LM",
+    reader=MegatronReader,
+    identifying_line=re.compile(r"^(?:using world size: \d|> initialized tensor model parallel with size)"),
+    header=(
+        HeaderPattern("done with setup", re.compile(r"^done with setup \.\.\.")),
+        *(
+            HeaderPattern(f"{name} ..", re.compile(rf"^{name} \.{{2,80}} (\S{{1,40}})$"), field)
+            for name, field in _ARGUMENTS.items()
+        ),
+    ),
+    glossary=declared_glossary(
+        ("iteration", "iteration {}", say("glossary.updates_done")),
+        ("ms", "elapsed time per iteration (ms): {:.1f}", say("glossary.interval_time")),
+        ("lr", "learning rate: {:.6E}", say("glossary.learning_rate")),
+        ("", "global batch size: …", say("megatron.glossary.batch")),
+        ("loss", "lm loss: {:.6E}", say("hf-trainer.glossary.loss")),
+        ("grad_norm", "grad norm: {:.3f}", say("glossary.gradient_norm")),
+        ("", "number of skipped iterations: …", say("megatron.glossary.skipped")),
+        (
+            "eval",
+            "validation loss at iteration {step} | lm loss value: {val}",
+            say("hf-trainer.glossary.eval_loss"),
+        ),
+    ),
+    step_time_is_interval_mean=True,
+    loss_is_interval_mean=True,
+    evaluates_next_token_loss=True,
+    trains_on_plain_text=True,
+    eval_splits=1,
+    clips_gradients=True,
+    logs_checkpoints=True,
+    resume_command="--load CHECKPOINTS",
+)
+_NEMO_TRAINER = replace(
+    TRAINER, first_iteration=0, step_time_is_interval_mean=False, loss_is_interval_mean=False
+)

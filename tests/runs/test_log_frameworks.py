@@ -1,0 +1,195 @@
+"""Frameworks: torchtitan, Megatron-LM and its kin, OLMo, mlx-lm, Keras, Lightning, autoresearch."""
+
+from __future__ import annotations
+
+import pytest
+from log_checks import check_facts, parse_facts, parse_log
+from printed import SyntheticRun
+from printed_frameworks import autoresearch, megatron
+from printed_more import every_trainer
+
+COURSE = SyntheticRun(updates=40)
+FRAMEWORKS = {
+    "torchtitan", "megatron", "mlx-lm", "olmo", "keras", "lightning", "autoresearch",
+}  # fmt: skip
+
+
+def test_whole_logs(subtests: pytest.Subtests) -> None:
+    logs = {name: log for name, log in every_trainer(COURSE).items() if log.format in FRAMEWORKS}
+    assert {log.format for log in logs.values()} == FRAMEWORKS
+    for name, expected in logs.items():
+        with subtests.test(name):
+            check_facts(expected.text, expected)
+
+
+def test_megatrons_lines() -> None:
+    line = (
+        " [2024-05-11 10:00:01] iteration {at:8d}/  500000 | consumed samples: 640 | elapsed time per "
+        "iteration (ms): 2345.1 | learning rate: 1.500000E-04 | global "
+        "batch size:    64 | lm loss: 3.250000E+00 | loss scale: 1.0 | grad norm: 0.512 | number of "
+        "skipped iterations: 0 |"
+    )
+    run_log = parse_log("".join(line.format(at=at) + "\n" for at in (10, 20, 30)))
+    assert run_log.steps.iteration.tolist() == [10, 20, 30]
+    assert run_log.steps.loss.tolist() == [3.25] * 3
+    assert run_log.steps.ms.tolist() == [2345.1] * 3
+    assert run_log.steps.grad_norm.tolist() == [0.512] * 3
+
+
+@pytest.mark.parametrize("where", ["", " on validation set"])
+def test_megatrons_evaluations_and_checkpoints(where: str) -> None:
+    text = ""
+    for at in range(10, 101, 10):
+        text += (
+            f" [2024-05-01 10:00:{at % 60:02d}] iteration {at:8d}/     100 | consumed samples: {at * 256} | "
+        )
+        text += "elapsed time per iteration (ms): 812.3 | lm loss: 2.500000E+00 | loss scale: 1.0 |\n"
+        if at % 50 == 0:
+            text += f" validation loss at iteration {at}{where} | lm loss value: {3 - at / 100:.6E} | "
+            text += "lm loss PPL: 1.218249E+01 | \n"
+            text += f"  successfully saved checkpoint from iteration {at:7d} to checkpoints\n"
+    text += " validation loss at iteration 100 on test set | lm loss value: 9.000000E+00 |\n"
+    facts = parse_facts(text)
+    assert (facts.eval_steps, facts.checkpoint_steps) == ([50, 100], [50, 100])
+    assert (facts.best_val_loss, facts.best_val_step, facts.final_val_loss) == (2.0, 100, 2.0)
+    assert facts.steady_ms == 812.3
+
+
+def test_torchtitan() -> None:
+    stamp = "[rank0]:[titan] 2024-10-01 10:10:10,123 - root - INFO - "
+    lines = [
+        "Model llama3 8B size: 8,030,261,248 total parameters",
+        *(f"step: {at:2}  loss: {9 - at / 100:7.4f}  memory: 48.34GiB(50.87%)" for at in range(1, 9)),
+        "Training completed",
+    ]
+    run_facts = parse_facts("".join(f"{stamp}{line}\n" for line in lines))
+    assert (run_facts.iterations_logged, run_facts.parameters, run_facts.ended) == (
+        8,
+        8_030_261_248,
+        "finished",
+    )
+
+
+def test_steps_and_evaluations_know_their_line(subtests: pytest.Subtests) -> None:
+    """Also where a trainer is read a line late, because its bar may be redrawn."""
+    for name, expected in every_trainer(COURSE).items():
+        with subtests.test(name):
+            run_log = parse_log(expected.text)
+            lines = [number for number, part in enumerate(expected.parts, 1) if part.row]
+            assert run_log.steps.line.tolist() == lines
+            assert [one.line for one in run_log.evals] == [
+                number for number, part in enumerate(expected.parts, 1) if part.eval
+            ]
+
+
+# --- torchtitan ---
+
+
+def test_torchtitan_says_what_its_header_would() -> None:
+    """Its ratios give the FLOPs per token, the peak and the memory of the card."""
+    stamp = "[rank0]:[titan] 2026-01-11 21:22:{:06.3f} - root - INFO - "
+    line = (
+        "step: {at:2}  loss: 12.2097  grad_norm:  0.4884  memory: 45.30GiB(32.41%)  tps: 135,808  "
+        "tflops: 262.02  mfu: 26.49%"
+    )
+    text = "".join(
+        stamp.format(12 + at * 0.122).replace(".", ",") + line.format(at=at) + "\n" for at in range(1, 11)
+    )
+    run_log = parse_log(text)
+    facts = parse_facts(text)
+    assert run_log.trainer.id == "torchtitan"
+    assert facts.steady_ms == pytest.approx(122)
+    assert facts.flops_per_token == pytest.approx(262.02e12 / 135_808)
+    assert run_log.setup.peak_flops == pytest.approx(989e12, rel=0.001)
+    assert run_log.setup.memory_bytes == pytest.approx(45.30 / 0.3241 * 2**30)
+    assert (facts.tokens_per_s, facts.mfu_reported_steady) == (135_808, 26.49)
+
+
+def test_torchtitans_speed_is_of_one_device() -> None:
+    mesh = "Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=4, cp=1, tp=2, ep=1\n"
+    line = "step: {at:2}  loss: 12.2097  memory: 45.30GiB(32.41%)  tps: 1,000  tflops: 262.02  mfu: 26.49%\n"
+    run_log = parse_log(mesh + "".join(line.format(at=at) for at in range(1, 5)))
+    assert run_log.setup.world_size == 8
+    assert run_log.steps.tokens_per_s.tolist() == [8000] * 4
+
+
+# --- Megatron-LM ---
+
+
+def test_a_nan_loss_is_left_out_of_megatrons_line() -> None:
+    line = (
+        "iteration {at:8d}/ 100 | elapsed time per iteration (ms): 812.3 | {loss}loss scale: 1.0 | "
+        "number of skipped iterations: 0 | number of nan iterations: {nan} |\n"
+    )
+    text = "".join(line.format(at=at, loss="lm loss: 2.5E+00 | ", nan=0) for at in range(10, 50, 10))
+    facts = parse_facts(text + line.format(at=50, loss="", nan=3))
+    assert (facts.nan_step, facts.iterations_logged) == (50, 5)
+
+
+def test_megatrons_exit_by_the_clock_is_no_end_of_the_run() -> None:
+    text = megatron(COURSE).truncated(20).text
+    assert parse_facts(text + "exiting program after 230 minutes\n").ended == "interrupted"
+
+
+def test_megatrons_time_in_seconds_and_skipped_iterations() -> None:
+    line = (
+        "[default3]: iteration {at:8d}/ 100 | elapsed time per iteration (s): 35.8651 | {loss}loss scale: "
+        "1.0 | number of skipped iterations: {skipped} | number of nan iterations: 0 |\n"
+    )
+    text = line.format(at=10, loss="", skipped=10)
+    text += "".join(line.format(at=at, loss="lm loss: 2.5E+00 | ", skipped=0) for at in range(20, 60, 10))
+    run_log = parse_log(text)
+    assert run_log.steps.has_loss.tolist() == [False, True, True, True, True]
+    assert run_log.steps.ms.tolist() == pytest.approx([35_865.1] * 5)
+    assert run_log.event_counts == {"scaler-overflow": 10}
+
+
+# --- Lightning ---
+
+
+def test_lightnings_bar_of_a_dataset_without_a_length() -> None:
+    bar = "Epoch {epoch}: |          | {at}/? [00:20<00:00,  0.50it/s, v_num=0, train_loss=14.60]\n"
+    text = "11.2 M    Total params\n"
+    text += "".join(bar.format(epoch=epoch, at=at) for epoch in range(3) for at in range(1, 11))
+    text += "Epoch 2, global step 30: 'val_loss' reached 0.77609 (best 0.77609), saving model to 'a.ckpt'\n"
+    run_log = parse_log(text)
+    assert run_log.steps.iteration.tolist() == list(range(1, 31))
+    assert run_log.steps.ms[0] == 2000
+    assert [one.iteration for one in run_log.checkpoints] == [30]
+    assert run_log.setup.parameters == 11_200_000
+
+
+# --- Keras ---
+
+
+def test_kerass_time_is_of_a_step_not_of_an_epoch() -> None:
+    line = "Epoch {at}/5\n128/128 - 5s - loss: 2.5 - accuracy: 0.1463 - 5s/epoch - 43ms/step\n"
+    assert parse_facts("".join(line.format(at=at) for at in range(1, 6))).steady_ms == 43
+
+
+def test_kerass_evaluate_is_no_epoch_and_early_stopping_is_an_end() -> None:
+    epoch = "Epoch {at}/50\n100/100 - 2s - 20ms/step - loss: 2.5 - val_loss: {val}\n"
+    text = "".join(epoch.format(at=at, val=2 + at / 10) for at in (1, 2, 3))
+    text += "Epoch 1: val_loss improved from inf to 2.10000, saving model to best.keras\n"
+    assert parse_facts(text).ended == "cut"
+    facts = parse_facts(text + "Epoch 3: early stopping\n71/71 - 0s - 2ms/step - loss: 9.9\n")
+    assert (facts.ended, facts.last_iteration, facts.loss_last) == ("finished", 300, 2.5)
+    assert (facts.checkpoint_steps, facts.eval_steps) == ([100], [100, 200, 300])
+
+
+# --- autoresearch ---
+
+
+def test_the_time_budget(subtests: pytest.Subtests) -> None:
+    expected = autoresearch(COURSE)
+    whole = parse_log(expected.text)
+    assert (whole.setup.budget_s, whole.setup.remaining_s, whole.setup.wall_s) == (300, 0, 325.9)
+    lines = [line for line in expected.truncated(31).lines if not line.startswith("Time budget")]
+    excerpt = parse_log("\n".join(lines) + "\n")
+    with subtests.test("percent and remaining seconds give it, too"):
+        assert excerpt.setup.budget_s == pytest.approx(300, rel=0.05)
+        assert excerpt.setup.remaining_s == float(lines[-1].split("remaining: ")[1].split("s")[0])
+
+
+def test_a_loss_that_explodes_stops_autoresearch() -> None:
+    assert parse_facts(autoresearch(COURSE).truncated(20).text + "FAIL\n").ended == "crashed"

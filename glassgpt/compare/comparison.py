@@ -37,7 +37,7 @@ from glassgpt.compare.speed_verdict import compare_speed
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import Card
 from glassgpt.i18n import say, translate
-from glassgpt.runs.notes import GPT2_VOCAB_SIZE
+from glassgpt.runs.note_words import GPT2_VOCAB_SIZE
 from glassgpt.runs.run_log import RunLog
 
 

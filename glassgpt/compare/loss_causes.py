@@ -200,7 +200,7 @@ def explain_by_training_length(better: ComparedRun, worse: ComparedRun, gap: flo
         if axis not in better.curve.positions or axis not in worse.curve.positions:
             continue
         at = float(worse.curve.positions[axis][worse.curve.losses.argmin()])
-        longer = safe_ratio(float(better.curve.positions[axis][better.curve.losses.argmin()]), at)
+        longer = safe_ratio(float(better.curve.positions[axis][-1]), at)
         if longer is None or longer < _MIN_NOTABLE_RATIO:
             continue
         there = loss_near(better.curve, axis, at)

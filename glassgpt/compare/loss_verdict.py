@@ -18,10 +18,8 @@ from glassgpt.compare.loss_curve import (
 )
 from glassgpt.format import format_loss
 from glassgpt.i18n import Message, say, translate
-from glassgpt.runs.noise import EvalNoise
+from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS, DEFAULT_CLEAR_SHARE, EvalNoise
 
-_SIGNIFICANT_SIGMAS = 3.0  # a difference of fewer standard deviations is noise; the best is low by luck, too
-_CLEAR_SHARE = 0.01  # of the loss: a clear difference, where the noise is unknown
 _MIN_SHOWN_STD = 5e-5  # a loss is shown with four decimals
 _MIN_REACHED_LATER_RATIO = 1.1  # of the times when both runs reached the same loss
 
@@ -129,9 +127,9 @@ def _smallest_clear_gap(first: ComparedRun, other: ComparedRun) -> float:
     """The difference of two losses from which on one is called better than the other."""
     gap_std = _gap_std(first, other)
     if gap_std is not None:
-        return _SIGNIFICANT_SIGMAS * gap_std
+        return CLEAR_STANDARD_ERRORS * gap_std
     bests = [abs(run.best[0]) for run in (first, other) if run.best]
-    return _CLEAR_SHARE * min(bests, default=0.0)
+    return DEFAULT_CLEAR_SHARE * min(bests, default=0.0)
 
 
 def past_best_claim(run: ComparedRun) -> Claim | None:
@@ -152,7 +150,7 @@ def past_best_claim(run: ComparedRun) -> Claim | None:
 
 def _overfitted_end_claim(run: ComparedRun) -> Claim | None:
     """Of a tail: both losses of the last evaluation are so far apart that the best one came earlier."""
-    gap = getattr(run.analysis, "train_val_gap", None)
+    gap = run.analysis.train_val_gap
     if gap is None:
         return None
     sentence = say(
@@ -303,7 +301,7 @@ def noise_claim(first: ComparedRun, other: ComparedRun) -> Claim:
     """How large a difference of two losses must be to mean something."""
     labels = (first.label, other.label)
     gap_std = _gap_std(first, other)
-    limit = None if gap_std is None else _SIGNIFICANT_SIGMAS * gap_std
+    limit = None if gap_std is None else CLEAR_STANDARD_ERRORS * gap_std
     if first.has_shared_eval_tokens:
         sentence = say("compare.noise.same_tokens")
         details = [say("compare.noise.reason.seed")]

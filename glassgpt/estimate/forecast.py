@@ -17,6 +17,9 @@ from glassgpt.estimate.memory import MemoryEstimate, TrainingWorkload
 from glassgpt.estimate.speed import ThroughputEstimate, estimate_throughput
 
 _DISK_BYTES_PER_S = 6e8  # a checkpoint written, hashed and synced to a usual SSD
+_SAVING_SPREAD = (0.3, 3.0)  # times that: disks differ
+# Times the start-up: importing torch takes 1.5 s where it is in the file cache, and 6 s on a busy machine.
+_START_SPREAD, _START_SPREAD_MEASURED = (0.5, 2.0), (0.8, 1.3)
 
 
 @dataclass(frozen=True)
@@ -37,14 +40,19 @@ class RunForecast:
     def total_s(self) -> LowMidHigh | None:
         if self.throughput is None or self.updates_s is None or self.evaluation_s is None:
             return None
-        fixed = self.saving_s + self.start_s
+        is_measured = self.measured is not None and self.measured.start_s is not None
+        quick, long = _START_SPREAD_MEASURED if is_measured else _START_SPREAD
         low, mid, high = self.updates_s
         # Evaluations are faster or slower in proportion to updates.
         fast, slow = (
             self.evaluation_s * self.throughput.mid / rate
             for rate in (self.throughput.high, self.throughput.low)
         )
-        return low + fast + fixed, mid + self.evaluation_s + fixed, high + slow + fixed
+        return (
+            low + fast + quick * self.start_s + self.saving_s * _SAVING_SPREAD[0],
+            mid + self.evaluation_s + self.start_s + self.saving_s,
+            high + slow + long * self.start_s + self.saving_s * _SAVING_SPREAD[1],
+        )
 
     def as_dict(self) -> dict[str, Any]:
         throughput = self.throughput
@@ -142,7 +150,8 @@ def _rank_speeds(
     eval_tokens_per_s = evaluating.mid / overheads.FORWARD_SHARE
     if measured is None:
         return estimated, eval_tokens_per_s
-    updating = measured_throughput(measured, flops_per_token, peak)
+    # Finished runs that count were on an idle machine.
+    updating = _beside_others(measured_throughput(measured, flops_per_token, peak), on.fair_share)
     return updating, eval_tokens_per_s * updating.mid / estimated.mid
 
 

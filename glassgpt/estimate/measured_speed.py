@@ -26,6 +26,7 @@ LowMidHigh = tuple[float, float, float]
 # A whole run compared with a few seconds of it: so much slower, and so much faster, as shares. On a card: an
 # H200 did 790 TFLOP/s in a burst and 690 for minutes, when its power limit holds. On a CPU: bench/LOG.md.
 DRIFT = {"cuda": (0.13, 0.04), "mps": (0.13, 0.05), "cpu": (0.15, 0.12)}
+_BUSY_CORE_SHARE = 0.5  # of the cores: with a smaller load a CPU counts as idle
 _MIN_BUSY_CORES = 0.3  # used by other programs: fewer make no difference
 _MAX_IDLE_SPEEDUP = 16.0
 _MORE_BUSY = 0.5  # how much slower a run may get that was measured on a busy machine
@@ -81,18 +82,28 @@ def idle_speedup(before: CpuTimes, now: CpuTimes) -> float:
     return min(_MAX_IDLE_SPEEDUP, max(1.0, usable_cores() / max(own_cores, 1e-9)))
 
 
-def band_from_repeats(rates: Sequence[float], device_type: str, speedup: float = 1.0) -> LowMidHigh:
+def fair_share(load: float) -> float:
+    """Of a CPU's speed: what a run gets beside a load of so many other runnable threads, if they stay."""
+    cores = usable_cores()
+    return cores / (cores + load) if load > _BUSY_CORE_SHARE * cores else 1.0
+
+
+def band_from_repeats(
+    rates: Sequence[float], device_type: str, speedup: float = 1.0, share: float = 1.0
+) -> LowMidHigh:
     """From tokens per second of some repeats: their median, widened by their spread and by the drift.
 
-    `speedup`: idle_speedup of the time when they were measured, on a CPU. Other programs may stop, or be
-    joined by more.
+    For a CPU: `speedup` is the idle_speedup while they were measured, since other programs may stop; `share`
+    the fair_share by the load of the last minute. If the repeats had more than that, by luck, a run will
+    probably not.
     """
     mid = median(rates)
     spread = (max(rates) - min(rates)) / 2 / mid
     slower, faster = (math.hypot(spread, drift) for drift in DRIFT[device_type])
     if device_type != "cpu":
-        speedup = 1.0
-    return mid / (1 + slower + _MORE_BUSY * (1 - 1 / speedup)), mid, mid * (1 + faster) * speedup
+        speedup = share = 1.0
+    low = mid / (1 + slower + _MORE_BUSY * (1 - 1 / speedup)) * min(1.0, share * speedup)
+    return low, mid, mid * (1 + faster) * speedup
 
 
 # --- the probe ---
@@ -141,13 +152,13 @@ class ProbeResult:
             text += f", while other programs used {self.busy_cores:.1f} cores"
         return text
 
-    def speed_of(self, work: TrainingWorkload) -> MeasuredSpeed | None:
-        """None if it did not run, or ran other work."""
+    def speed_of(self, work: TrainingWorkload, share: float = 1.0) -> MeasuredSpeed | None:
+        """None if it did not run, or ran other work. `share`: fair_share by the load of the last minute."""
         if not self.ran or work_key(work) != dict(self.work):
             return None
         tokens = work.micro_batch_tokens * work.micro_steps
         rates = [tokens / seconds for seconds in group_means(self.update_s)]
-        band = band_from_repeats(rates, work.device_type, self.idle_speedup)
+        band = band_from_repeats(rates, work.device_type, self.idle_speedup, share)
         return MeasuredSpeed(
             band, self.describe(), "probe", self.eval_tokens_per_s, self.start_s, self.peak_bytes
         )

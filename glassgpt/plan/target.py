@@ -28,7 +28,7 @@ from glassgpt.estimate.machine_facts import (
     facts_from_record,
     find_missing_toolchain,
 )
-from glassgpt.estimate.measured_speed import MeasuredSpeed, ProbeResult
+from glassgpt.estimate.measured_speed import MeasuredSpeed, ProbeResult, fair_share
 from glassgpt.estimate.memory import COMFORTABLE_SHARE_OF_ALL, TrainingWorkload
 from glassgpt.estimate.peak import PeakFlops, RepeatOperation, measure_best_rate
 from glassgpt.files import read_text_or_empty
@@ -44,7 +44,6 @@ from glassgpt.record.machine import (
 
 # Of a card that nothing else uses: expandable segments fragment little. Automatic choices use less.
 _MAX_SHARE_OF_ALL = 0.98
-_BUSY_CORE_SHARE = 0.5  # of the cores: with fewer in use, the measured speed counts as undisturbed
 
 FOUND_BY_NAME = "asked for"  # the `found_how` of a card that the user named
 
@@ -125,7 +124,7 @@ class PlanTarget:
 
     def measured_speed(self, work: TrainingWorkload, flops_per_token: int) -> MeasuredSpeed | None:
         """Of one card or CPU: by the probe, else by finished runs here; None: neither knows."""
-        if self.probe is not None and (probed := self.probe.speed_of(work)) is not None:
+        if self.probe is not None and (probed := self.probe.speed_of(work, self.fair_share)) is not None:
             return probed
         if self.cluster.ranks > 1:
             return None
@@ -227,7 +226,8 @@ def local_cpu_target(found_how: str, seconds: float = 0.4) -> PlanTarget:
     cpu_info = read_text_or_empty(Path("/proc/cpuinfo"))
     cores = usable_cores()
     load = load_average()
-    is_busy = load > _BUSY_CORE_SHARE * cores
+    share = fair_share(load)
+    is_busy = share < 1
     core_rate = _one_core_rate() if is_busy else None
     if core_rate is None:
         flops_per_s = measure_best_rate(_numpy_matmuls, (512, 1024), seconds, time.perf_counter)
@@ -247,7 +247,7 @@ def local_cpu_target(found_how: str, seconds: float = 0.4) -> PlanTarget:
         memory_note="the container's limit" if is_limited else "",
         missing_toolchain=find_missing_toolchain("cpu"),
         busy_cores=load if is_busy else 0.0,
-        fair_share=cores / (cores + load) if is_busy else 1.0,
+        fair_share=share,
     )
 
 

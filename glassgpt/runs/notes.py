@@ -26,110 +26,37 @@ from glassgpt.errors import UserError
 from glassgpt.estimate.cards import resolve_card_name
 from glassgpt.estimate.flops import attention_flops_per_token, six_n_flops_per_token
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.header import KNOWN_SETTINGS, known_setting_name, parse_setting
+from glassgpt.runs.header import KNOWN_SETTINGS, parse_setting
 from glassgpt.runs.log_numbers import ASCII_DIGITS, MAX_COUNT, parse_count, parse_ms
 from glassgpt.runs.model_size import implied_layers
-from glassgpt.runs.run_log import LogEvent, RunLog
+from glassgpt.runs.note_words import (
+    CARD_NAME,
+    CONTRASTED_NAMES,
+    EVALUATION_WORD,
+    ITERATION_AFTER,
+    ITERATION_BEFORE,
+    METRICS,
+    PROSE_MFU,
+    PROSE_MS,
+    PROSE_PARAMETERS,
+    QUOTED_LOSS,
+    ROUNDED_LOSS,
+    TABLE_CELL,
+    TOKEN_PRODUCT,
+    last_iteration,
+    metric_of_row,
+    parse_iteration,
+    perplexities_as_losses,
+    stated_settings,
+)
+from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import A100_PEAK, Trainer
 from glassgpt.runs.trainers import TRAINERS
 
 _MAX_CHARS = 300_000  # of a text that is read as a note
 _MAX_LINE_CHARS = 2_000
 _MAX_RUNS = 8
-GPT2_VOCAB_SIZE = 50_257
-_MAX_TOKEN_LOSS = 12.0  # nats: ln of the largest vocabularies; a larger "loss" is a perplexity
-_MIN_QUOTED_DECIMALS = 3  # as trainers print losses; prose rounds to two
 _MIN_VALUE_SHARE = 0.5  # of a run's column: more of its cells are words
-
-# --- words: English, Hindi, Arabic ---
-
-_LOSS_WORD = r"(?:loss|हानि|लॉस|خسارة|فقدان)"
-_VAL_WORD = r"(?:\bval(?:idation)?\b|सत्यापन|वैलिडेशन|वैल(?=\s*लॉस)|(?:ال)?تحقق)"
-_TRAIN_WORD = r"(?:\btrain(?:ing)?\b|प्रशिक्षण|ट्रेनिंग|ट्रेन(?=\s*लॉस)|(?:ال)?تدريب)"
-_METRICS = {
-    name: re.compile(pattern, re.IGNORECASE)
-    for name, pattern in {
-        "perplexity": r"perplexity|परप्लेक्सिटी|पेरप्लेक्सिटी|حيرة",
-        "val_loss": rf"{_VAL_WORD}[\s_-]*{_LOSS_WORD}|{_LOSS_WORD}\s*{_VAL_WORD}",
-        "train_loss": rf"{_TRAIN_WORD}[\s_-]*{_LOSS_WORD}|{_LOSS_WORD}\s*{_TRAIN_WORD}",
-        "loss": _LOSS_WORD,
-        "mfu": r"\bmfu\b",
-        "tokens_per_s": r"tok(?:en)?s?\s*(?:/|per)\s*s|टोकन\s*(?:/|प्रति)\s*सेकंड|"
-        r"(?:رمز|توكن)\S*\s*(?:/|في ال|لكل)\s*ثانية",
-        "tokens_per_iteration": r"(?:effective|global|total) batch|tokens per (?:iter|step|update)|प्रभावी बैच|"
-        r"(?:ال)?دفعة (?:ال)?(?:فعالة|فعلية)|حجم (?:ال)?دفعة (?:ال)?فعال",
-        "ms": r"\btime\b|\bms\b|समय|زمن|وقت",
-        "parameters": r"\bparam(?:eter)?s?\b|पैरामीटर|पैरामीटर्स|معلمات|معاملات|معلمة",
-        "n_layer": r"\blayers?\b|लेयर|परत|طبقات|طبقة",
-        "n_embd": r"\b(?:width|embd|embedding|dim)\b|चौड़ाई|डिम|عرض|تضمين",
-        "block_size": r"\bcontext\b|संदर्भ लंबाई|طول السياق|سياق",
-        "max_iters": r"\b(?:iterations|iters|steps)\b|पुनरावृत्तियाँ|चरण|تكرارات|خطوات",
-        "device_name": r"\b(?:device|gpu|card|hardware)\b|डिवाइस|कार्ड|हार्डवेयर|بطاقة|جهاز|عتاد",
-    }.items()
-}
-_ITERATION_WORD = r"(?:iter(?:ation)?s?\b|steps?\b|पुनरावृत्ति\w*|इटर\w*|चरण\w*|(?:ال)?تكرار\w*|خطو[ةات]+)"
-_EVALUATES = re.compile(r"eval|मूल्यांकन|تقييم", re.IGNORECASE)
-_DEFAULT = re.compile(r"default|डिफ़ॉल्ट|डिफ़ॉल्ट|افتراضي", re.IGNORECASE)
-# Names of two runs in a text without a table; cards count as GPU.
-_CONTRASTS = (
-    (r"\bCPU\b|\blaptop\b|लैपटॉप|सीपीयू|معالج|حاسوب محمول", r"\bGPU\b|जीपीयू|بطاقة"),
-    (r"\bold(?:er)?\b|\bprevious\b|पुरान\w+|قديم", r"\bnew(?:er)?\b|नय\w+|नया|جديد"),
-    (r"\b(?:first|1st) run\b|\brun (?:1|A)\b|पहला रन|الأولى?",
-     r"\b(?:second|2nd) run\b|\brun (?:2|B)\b|दूसरा रन|الثانية?"),
-)  # fmt: skip
-_CARD = re.compile(
-    r"\b(?:RTX\s*)?(?:[2345]0[5-9]0(?:\s?Ti)?(?:\s?Super)?|[AHBL]\d{2,3}S?|T4|V100|GH200)\b(?![/\d%])", re.I
-)
-
-# --- numbers ---
-
-_PLAIN = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?"
-_CELL = re.compile(
-    rf"^[\s~≈*_`]*(?P<number>{_PLAIN})(?P<high>\s*[-–—]\s*(?:{_PLAIN}))?\s*(?P<unit>[kKMBG](?!\w)|ms\b|s\b|%)?(?P<rest>.*)$"
-)
-_PRODUCT = re.compile(rf"^\W*({_PLAIN}(?:\s*[x×*]\s*(?:{_PLAIN}))+)\s*(?:[=≈]\s*({_PLAIN}\s*[kKMBG]?))?")
-_ITERATION_BEFORE = re.compile(rf"(?<![\d.])(\d[\d,]{{0,14}}k?)\s*[- ]?\s*{_ITERATION_WORD}", re.IGNORECASE)
-_ITERATION_AFTER = re.compile(
-    rf"(?:{_ITERATION_WORD}|\bafter\b|\bबाद\b|بعد)\s*(\d[\d,]{{0,14}}k?)(?![\d.]*[%.\w]|\s*(?:ms|s|مللي|ثانية|मि|से)\b)",
-    re.IGNORECASE,
-)
-_QUOTED_LOSS = re.compile(rf"(?<![\d.,\w-])(\d{{1,2}}\.\d{{{_MIN_QUOTED_DECIMALS},8}})(?![\d.%\w-])")
-_ROUNDED_LOSS = {
-    kind: re.compile(
-        rf"(?:{word})(?:\s*{_LOSS_WORD})?\s*(?:[:=]|of\b|is\b|was\b|at\b)?\s*[~≈]?\s*(\d{{1,2}}\.\d{{1,8}})(?![\d.%+]|\s*[-–])"
-        rf"|[~≈]?(?<![\d.<–-])(\d{{1,2}}\.\d{{1,8}})\s+(?:की|का|के|of|for|in|في|من)?\s*(?:{word}|{_LOSS_WORD}\s*{word})",
-        re.IGNORECASE,
-    )
-    for kind, word in (("val_loss", _VAL_WORD), ("train_loss", _TRAIN_WORD))
-}
-_PROSE_MS = re.compile(
-    rf"(?<![\d.,<–-])({_PLAIN})\s*(?:ms\b|मि(?:ली)?\s?से\w*|مللي ثانية|مللي)", re.IGNORECASE
-)
-_PROSE_MFU = re.compile(
-    rf"\bmfu\b[^\d%;.]{{0,20}}({_PLAIN})\s*%|(?<![\d.,<–-])({_PLAIN})\s*%\s*mfu\b", re.IGNORECASE
-)
-_PROSE_PARAMETERS = re.compile(
-    r"(?<![\w.])(\d[\d.]*\s?[MB])\s*(?:-?\s*(?:param\w*|model)|पैरामीटर|मॉडल|معلمة|معامل|نموذج)", re.IGNORECASE
-)
-_PROSE_SETTINGS = {
-    "n_layer": re.compile(r"(?<![\w.])(\d{1,3})\s*-?\s*(?:layers?\b|लेयर|परत|طبقة|طبقات)", re.IGNORECASE),
-    "n_embd": re.compile(r"(?<![\w.])(\d{2,5})\s*-?\s*(?:dim\w*\b|embd\b|wide\b|डिम)", re.IGNORECASE),
-    "batch_size": re.compile(
-        r"(?<!effective )(?:batch[ _]size|बैच आकार|حجم (?:ال)?دفعة)"
-        r"\W*(?:\w+\W+){0,2}?(\d{1,5})(?![\d.%]|\s*[x×-])",
-        re.IGNORECASE,
-    ),
-    "dropout": re.compile(r"\bno dropout\b|\bdropout (\d\.\d+)", re.IGNORECASE),
-}  # fmt: skip
-_ASSIGNED = re.compile(r"(?<![-\w])`?([a-z][a-z_0-9]{2,40})`?\s?=\s?`?(-?[\d.]+(?:e-?\d+)?)(?![\w.]*\d)")
-_IN_PARENTHESES = re.compile(r"`([a-z_0-9]{3,40})`\s*\(([^()]{1,60})\)")
-_SHAPE = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "batch_size", "dropout",
-          "gradient_accumulation_steps", "learning_rate", "max_iters")  # fmt: skip
-_PERPLEXITY_AS_LOSS = re.compile(
-    rf"(?<![\d.,])(\d{{2,3}})(?:\.(?:\d+|x+))?\s+(?:की|का|के)?\s*(?:{_METRICS['val_loss'].pattern})|"
-    rf"(?:{_METRICS['val_loss'].pattern})\s*(?:[:=]|of\b|is\b)?\s*[~≈]?(\d{{2,3}}(?:\.\d{{1,2}})?)(?![\d.%\w])",
-    re.IGNORECASE,
-)
 
 
 @dataclass
@@ -160,7 +87,7 @@ def read_note(lines: Sequence[str], name: str) -> tuple[RunLog, ...]:
     named = max(TRAINERS, key=lambda trainer: whole.count(trainer.name.lower()))
     trainer = _noted_trainer(named if named.name.lower() in whole else TRAINERS[-1])
     logs = [_build(run, trainer, name if len(runs) == 1 else f"{name}: {run.title}") for run in runs]
-    events = tuple(_perplexities_as_losses(texts))
+    events = tuple(perplexities_as_losses(texts))
     return tuple(
         replace(
             log,
@@ -179,7 +106,7 @@ def complete_from_note(run_logs: Sequence[RunLog], lines: Sequence[str]) -> tupl
         return tuple(run_logs)
     settings: dict[str, ConfigValue] = {}
     for text in _clean_lines(lines):
-        for name, value, _ in _stated_settings(text):
+        for name, value, _ in stated_settings(text):
             settings.setdefault(name, value)
     setup = run_logs[0].setup
     return (replace(run_logs[0], setup=replace(setup, settings=settings | dict(setup.settings))),)
@@ -227,13 +154,13 @@ class _Note:
 
     def _read_table(self, start: int, rows: list[list[str]]) -> None:
         head, *body = rows
-        metrics = [_metric_of_row(row[0]) for row in body]
+        metrics = [metric_of_row(row[0]) for row in body]
         columns = []
         for column in range(1, len(head)):
             known = [
                 row[column] for row, metric in zip(body, metrics, strict=True) if metric and column < len(row)
             ]
-            parsed = sum(_CELL.match(cell) is not None for cell in known)
+            parsed = sum(TABLE_CELL.match(cell) is not None for cell in known)
             if known and parsed >= _MIN_VALUE_SHARE * len(known):
                 columns.append(column)
         if not columns or (self.runs and len(columns) != len(self.runs)):
@@ -298,21 +225,21 @@ class _Note:
         """Losses with as many decimals as a log has, and the run and the iteration that they are of."""
         metric, iteration = context
         kinds = ("val_loss", "train_loss")
-        named = [kind for kind in kinds if _METRICS[kind].search(text)]
+        named = [kind for kind in kinds if METRICS[kind].search(text)]
         if len(named) == 1:
             metric = named[0]
-        for match in _QUOTED_LOSS.finditer(text):
+        for match in QUOTED_LOSS.finditer(text):
             before = text[: match.start()]
-            iteration = _last_iteration(before) or iteration
+            iteration = last_iteration(before) or iteration
             run = self._run_at(text, match.start())
             if run is not None and metric and iteration is not None:
                 run.evals.setdefault((iteration, metric), (float(match[1]), at + 1))
-        return metric, _last_iteration(text) or iteration
+        return metric, last_iteration(text) or iteration
 
     def _settings_of_runs(self, text: str) -> Iterator[tuple[_NotedRun, str, ConfigValue]]:
         """A setting belongs to the run whose values the line repeats, else to the run named closest to it,
         else to the runs whose MFU and time fit the shape that the line states."""
-        stated = list(_stated_settings(text))
+        stated = list(stated_settings(text))
         mentions = self._mentions(text) if stated else []
         shape = {name: value for name, value, _ in stated}
         for name, value, position in stated:
@@ -330,16 +257,16 @@ class _Note:
     def _read_sentence(self, at: int, text: str) -> None:
         """Rounded numbers, in a text without a table."""
         for sentence in re.split(r"(?<=[.;।؛!?])\s+|\n", text):
-            iteration = _last_iteration(sentence)
-            for kind, pattern in _ROUNDED_LOSS.items():
+            iteration = last_iteration(sentence)
+            for kind, pattern in ROUNDED_LOSS.items():
                 for match in pattern.finditer(sentence):
                     run = self._run_at(sentence, match.start())
                     clause = _clause_around(sentence, match.start(), self._mentions(sentence))
-                    own = _last_iteration(clause) or iteration
+                    own = last_iteration(clause) or iteration
                     if run is not None and own is not None:
                         run.evals.setdefault((own, kind), (float(match[1] or match[2]), at + 1))
                         run.iteration = max(own, run.iteration or 0)
-            for name, pattern in (("ms", _PROSE_MS), ("mfu", _PROSE_MFU), ("parameters", _PROSE_PARAMETERS)):
+            for name, pattern in (("ms", PROSE_MS), ("mfu", PROSE_MFU), ("parameters", PROSE_PARAMETERS)):
                 for match in pattern.finditer(sentence):
                     run = self._run_at(sentence, match.start())
                     text_value = next(group for group in match.groups() if group)
@@ -350,7 +277,7 @@ class _Note:
                     else:
                         value = float(text_value.replace(",", ""))
                         run.measured.setdefault(name, (value, None, at + 1))
-            for match in _CARD.finditer(sentence):
+            for match in CARD_NAME.finditer(sentence):
                 run = self._run_at(sentence, match.start())
                 if run is not None and run.settings.get("device") != "cpu":
                     _record_device(run, match[0])
@@ -381,30 +308,22 @@ def _plain_text(cell: str) -> str:
     return re.sub(r"[*_`]{1,3}", "", cell).strip() if not re.fullmatch(r"`?\w+`?", cell) else cell.strip("`")
 
 
-def _metric_of_row(label: str) -> str | None:
-    """A setting or a metric, by the first cell of a row."""
-    word = label.strip().strip("*`").strip()
-    return known_setting_name(word) or next(
-        (name for name, pattern in _METRICS.items() if pattern.search(label)), None
-    )
-
-
 def _read_head(run: _NotedRun, head: str) -> None:
     """`4070 Ti (5000 iterations, GPU)`: names, the last iteration, the device."""
     for phrase in re.split(r"[(),/|;]", _plain_text(head)):
         phrase = phrase.strip()
-        if match := _ITERATION_BEFORE.search(phrase) or _ITERATION_AFTER.search(phrase):
-            run.iteration = _count(match[1]) or run.iteration
+        if match := ITERATION_BEFORE.search(phrase) or ITERATION_AFTER.search(phrase):
+            run.iteration = parse_iteration(match[1]) or run.iteration
         elif len(phrase) > 1:
             run.names.add(phrase)
             if phrase.upper() == "CPU":
                 run.settings["device"] = "cpu"
-            elif _CARD.search(phrase):
+            elif CARD_NAME.search(phrase):
                 _record_device(run, phrase)
 
 
 def _record_device(run: _NotedRun, text: str) -> None:
-    match = _CARD.search(text)
+    match = CARD_NAME.search(text)
     if match is None or "device_name" in run.values:
         return
     try:
@@ -418,19 +337,19 @@ def _read_cell(run: _NotedRun, metric: str, label: str, cell: str, line: int) ->
     if metric == "device_name":
         _record_device(run, plain)
         return
-    match = _CELL.match(cell)
+    match = TABLE_CELL.match(cell)
     if metric in KNOWN_SETTINGS:
         value = parse_setting(plain.split(" ")[0])
         if value is not None:
             run.settings.setdefault(metric, value)
         return
-    if metric == "tokens_per_iteration" and (product := _PRODUCT.match(plain)):
+    if metric == "tokens_per_iteration" and (product := TOKEN_PRODUCT.match(plain)):
         _record_batch(run, product)
         return
     if match is None:
         return
     number, unit = match["number"], match["unit"] or ""
-    iteration = _last_iteration(match["rest"]) or _last_iteration(label) or run.iteration
+    iteration = last_iteration(match["rest"]) or last_iteration(label) or run.iteration
     if metric in ("parameters", "tokens_per_iteration"):
         if not match["high"]:
             run.values.setdefault(metric, parse_count(number + (unit if unit in "kKMBG" else "")))
@@ -449,7 +368,7 @@ def _record_time(run: _NotedRun, match: re.Match[str], iteration: int | None, li
     doubts, or says to include an evaluation, is not that of a steady one."""
     unit = match["unit"] if match["unit"] in ("ms", "s") else "ms"
     ms = parse_ms(match["number"], unit)
-    is_doubted = match["rest"].lstrip().startswith("?") or _EVALUATES.search(match["rest"])
+    is_doubted = match["rest"].lstrip().startswith("?") or EVALUATION_WORD.search(match["rest"])
     if is_doubted:
         run.measured.setdefault("eval_ms", (ms, iteration, line))
         return
@@ -476,20 +395,6 @@ def _record_batch(run: _NotedRun, product: re.Match[str]) -> None:
         run.settings.setdefault("block_size", round(rest[0]))
 
 
-def _count(text: str) -> int | None:
-    value = float(text.replace(",", "").rstrip("kK")) * (1000 if text[-1] in "kK" else 1)
-    return round(value) if value < MAX_COUNT else None
-
-
-def _last_iteration(text: str) -> int | None:
-    found = [
-        (match.end(), match[1])
-        for pattern in (_ITERATION_BEFORE, _ITERATION_AFTER)
-        for match in pattern.finditer(text)
-    ]
-    return _count(max(found)[1]) if found else None
-
-
 def _clause_around(sentence: str, position: int, mentions: list[tuple[int, _NotedRun]]) -> str:
     """From the mention of a run before the position to the next one."""
     starts = [at for at, _ in mentions if at <= position]
@@ -500,8 +405,8 @@ def _clause_around(sentence: str, position: int, mentions: list[tuple[int, _Note
 def _contrasted_runs(texts: Sequence[str]) -> list[_NotedRun]:
     """The runs that a text without a table speaks of: two where it contrasts them, else one."""
     whole = "\n".join(texts)
-    for patterns in _CONTRASTS:
-        names = [patterns[0], rf"{patterns[1]}|{_CARD.pattern}" if "GPU" in patterns[1] else patterns[1]]
+    for patterns in CONTRASTED_NAMES:
+        names = [patterns[0], rf"{patterns[1]}|{CARD_NAME.pattern}" if "GPU" in patterns[1] else patterns[1]]
         found = [re.search(name, whole, re.IGNORECASE) for name in names]
         if found[0] and found[1]:
             runs = [
@@ -531,36 +436,6 @@ def _fits_shape(run: _NotedRun, shape: Mapping[str, ConfigValue]) -> bool:
         low <= batch * context * (matrices + attention_flops_per_token(layers, width, context)) <= high
         for context in (2**power for power in range(5, 14))
     )
-
-
-def _stated_settings(text: str) -> Iterator[tuple[str, ConfigValue, int]]:
-    """`n_embd=768`, `12 layers`, "`max_iters` (here 5000)", with their place in the line; never a default or
-    a flag in advice."""
-    for match in _ASSIGNED.finditer(text):
-        name = known_setting_name(match[1])
-        value = parse_setting(match[2].rstrip("."))
-        if name in _SHAPE and value is not None:
-            yield name, value, match.start()
-    for name, pattern in _PROSE_SETTINGS.items():
-        for match in pattern.finditer(text):
-            value = parse_setting(match[1]) if match[1] else 0.0
-            if value is not None:
-                yield name, value, match.start()
-    for match in _IN_PARENTHESES.finditer(text):
-        numbers = re.findall(_PLAIN, match[2])
-        if match[1] in _SHAPE and len(numbers) == 1 and not _DEFAULT.search(match[2]):
-            value = parse_setting(numbers[0])
-            if value is not None:
-                yield match[1], value, match.start()
-
-
-def _perplexities_as_losses(texts: Sequence[str]) -> Iterator[LogEvent]:
-    """A "validation loss of 22" is a perplexity: no model is that much worse than guessing."""
-    for at, text in enumerate(texts):
-        for match in _PERPLEXITY_AS_LOSS.finditer(text):
-            value = float(next(group for group in match.groups() if group))
-            if value > _MAX_TOKEN_LOSS:
-                yield LogEvent("perplexity-as-loss", f"{value:g}", at + 1, None)
 
 
 # --- from a noted run to a RunLog ---

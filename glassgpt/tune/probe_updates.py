@@ -24,6 +24,7 @@ from glassgpt.format import format_bytes
 from glassgpt.record.machine import (
     available_memory_bytes,
     cores_used_by_others,
+    peak_resident_bytes,
     process_age_s,
     read_cpu_times,
 )
@@ -55,7 +56,7 @@ def probe_run(config: TrainConfig, seconds: float) -> ProbeResult:
         spec, facts = measure_and_decide(config, facts, setup.data, origin, setup.device)
         if refusal := _too_large_for_main_memory(spec):
             return ProbeResult("out of memory", refusal, batch_size=spec.batch.batch_size)
-        peak = PeakMemory(setup.device)
+        peak = None if setup.device.type == "cpu" else PeakMemory(setup.device)
         setting = setting_from_spec(spec)
         micro_steps = trial_micro_steps(spec.batch.micro_steps, _expected_micro_batch_s(spec, facts))
         updates = TrialUpdates(setup, execution_config(spec, setup.device), setting, micro_steps)
@@ -96,7 +97,8 @@ def probe_run(config: TrainConfig, seconds: float) -> ProbeResult:
         eval_tokens_per_s=eval_tokens_per_s,
         start_s=ready_s + max(0.0, first_s - usual_s),
         reserved_bytes=torch.cuda.max_memory_reserved(setup.device) if on_card else None,
-        peak_bytes=peak.peak_bytes() + (_RUN_PROCESS_BYTES if setup.device.type == "cpu" else 0),
+        # Of a CPU since the process began: measuring the matmul peak may need more than a small model.
+        peak_bytes=peak_resident_bytes() + _RUN_PROCESS_BYTES if peak is None else peak.peak_bytes(),
         busy_cores=cores_used_by_others(before, now),
         idle_speedup=idle_speedup(before, now),
         threads=None if on_card else torch.get_num_threads(),

@@ -8,6 +8,7 @@ import sys
 from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -15,10 +16,15 @@ from rich.console import Console
 from glassgpt.cli import main
 from glassgpt.cli.command import make_console
 from glassgpt.cli.plan_command import plan
+from glassgpt.config import TrainConfig
 from glassgpt.estimate.cards import resolve_card_name
-from glassgpt.plan.dataset_info import known_dataset_info
+from glassgpt.estimate.local_history import HistoryRow, append_row
+from glassgpt.estimate.machine_facts import Origin, facts_record
+from glassgpt.estimate.measured_speed import ProbeResult, work_key
+from glassgpt.plan.dataset_info import find_dataset_info, known_dataset_info
+from glassgpt.plan.planned_spec import make_run_spec
 from glassgpt.plan.propose import PROPOSED_SETTINGS, propose
-from glassgpt.plan.target import target_of_card
+from glassgpt.plan.target import find_target, target_of_card
 from glassgpt.recipe import build_config, find_recipe
 
 
@@ -182,3 +188,97 @@ def test_small_figures_and_singulars(capsys: pytest.CaptureFixture[str]) -> None
     output = capsys.readouterr().out
     assert "0.00864 MFLOP/token" in output
     assert "1 update, " in output
+
+
+# --- measured ---
+
+TINY = [
+    "plan",
+    "shakespeare_char_cpu",
+    "--gpu=cpu",
+    "--n_layer=1",
+    "--n_embd=16",
+    "--n_head=1",
+    "--dtype=float32",
+]
+
+
+@pytest.fixture
+def probed(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
+    """The configs that are probed; each runs 100 tokens/s."""
+    found: list[TrainConfig] = []
+
+    def probe(config: TrainConfig) -> ProbeResult:
+        found.append(config)
+        target = find_target("cpu")
+        spec = make_run_spec(config, target, known_dataset_info("shakespeare_char"))
+        facts = facts_record(target.facts("float32"), known_dataset_info("shakespeare_char"), Origin())
+        return ProbeResult(
+            "ran", update_s=(spec.batch.tokens / 100,) * 3, micro_steps=1, timed_s=3.0, took_s=9.0,
+            eval_tokens_per_s=300.0, start_s=5.0, peak_bytes=321 * 2**20, work=work_key(spec.workload),
+            facts=facts,
+        )  # fmt: skip
+
+    monkeypatch.setattr("glassgpt.tune.run_probe.probe_plan", probe)
+    return found
+
+
+def test_a_probe_is_announced_and_used(probed: list[TrainConfig], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TINY, "--probe", "--json"]) == 0
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
+    assert document["measured"]["tokens_per_s"][1] == pytest.approx(100)
+    assert document["time"]["pace"]["mid"] == pytest.approx(100)
+    assert document["time"]["start_s"] == 5.0
+    assert document["memory"]["measured"] == 321 * 2**20
+    assert document["probe"]["micro_batches"] == 3
+    assert "probing" in printed.err
+    assert [config.device for config in probed] == ["cpu"]
+    assert main([*TINY, "--probe"]) == 0
+    page = capsys.readouterr().out
+    assert "321 MiB resident" in page
+    assert "measured here: 3 micro-batches in 3.0 s" in page
+
+
+def test_a_card_that_is_not_here_is_not_probed(
+    probed: list[TrainConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "gpt2_124m", "--gpu=rtx4070", "--probe", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["probe"]["outcome"] == "not here"
+    assert document["measured"] is None
+    assert document["time"] is not None  # as estimated
+    assert probed == []
+    assert main(["plan", "gpt2_124m", "--gpu=rtx4070", "--probe", "--hours=2"]) == 2
+    assert "--probe" in capsys.readouterr().err
+
+
+def test_finished_runs_are_used_unless_history_is_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GLASSGPT_CACHE_DIR", str(tmp_path))
+    config = build_config(
+        find_recipe("shakespeare_char_cpu"),
+        {"n_layer": "1", "n_embd": "16", "n_head": "1", "dtype": "float32"},
+        "cpu",
+    )
+    target = find_target("cpu")
+    spec = make_run_spec(config, target, find_dataset_info(config))
+    row = HistoryRow(
+        machine=target.name, work=work_key(spec.workload), flops_per_token=spec.flops_per_token, ranks=1,
+        threads=2, tokens_per_s=777.0, seconds=60.0, updates=100, peak_flops_per_s=1e11,
+        peak_bytes=345 * 2**20, start_s=4.5, busy_cores=0.0, torch="2", glassgpt="0", day="2026-11-18",
+    )  # fmt: skip
+    assert append_row(row)
+
+    def measured(*more: str) -> dict[str, Any] | None:
+        assert main([*TINY, "--json", *more]) == 0
+        found: dict[str, Any] | None = json.loads(capsys.readouterr().out)["measured"]
+        return found
+
+    used = measured()
+    assert used is not None
+    assert (used["source"], used["tokens_per_s"][1], used["start_s"]) == ("history", 777.0, 4.5)
+    assert measured("--history=off") is None
+    assert main(["plan", "gpt2_124m", "--gpu=rtx4070", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["measured"] is None

@@ -231,6 +231,13 @@ def test_the_best_of_a_tail_is_not_known() -> None:
     assert not any(run.is_whole for run in comparison.runs)
 
 
+def test_the_gap_between_both_losses_shows_that_a_tail_overfits() -> None:
+    comparison = compare_run_logs(tail(CPU_TAIL), tail(GPU_TAIL))
+    claim = find_claim(comparison, "past-best")
+    assert claim.labels == ("B",)
+    assert claim.values["gap"] == pytest.approx(1.705 - 0.62)
+
+
 def test_the_readme_runs_are_recognised_by_their_losses() -> None:
     claim = find_claim(compare_run_logs(tail(CPU_TAIL), tail(GPU_TAIL)), "known-runs")
     assert claim.labels == ("A", "B")

@@ -10,7 +10,8 @@ import pytest
 from glassgpt.config import TrainConfig
 from glassgpt.estimate.cards import resolve_card_name
 from glassgpt.estimate.flops import model_flops_per_token
-from glassgpt.estimate.forecast import Hardware, TokenCounts, forecast_workload
+from glassgpt.estimate.forecast import Hardware, RunForecast, TokenCounts, forecast_workload
+from glassgpt.estimate.measured_speed import MeasuredSpeed
 from glassgpt.estimate.memory import TrainingWorkload
 from glassgpt.estimate.speed import ThroughputEstimate, estimate_throughput
 from glassgpt.recipe import build_config, find_recipe
@@ -123,6 +124,18 @@ def test_all_that_takes_time_is_in_the_total() -> None:
     assert forecast.saving_s == pytest.approx(12 * 124_373_760 / 6e8)
     parts = forecast.updates_s[1] + forecast.evaluation_s + forecast.saving_s + forecast.start_s
     assert forecast.total_s[1] == pytest.approx(parts)
+    # Start-up is uncertain too, and is most of a short run: half to twice as long, unless it was measured.
+    assert _spread_of_start(forecast) == pytest.approx((0.5, 2.0))
+    measured = MeasuredSpeed((1.0, 2.0, 3.0), "measured", "probe", 9.0, start_s=8.0)
+    assert _spread_of_start(replace(forecast, start_s=8.0, measured=measured)) == pytest.approx((0.8, 1.3))
+
+
+def _spread_of_start(forecast: RunForecast) -> tuple[float, float]:
+    """How much of its start-up is in the low and in the high total."""
+    started, instant = forecast.total_s, replace(forecast, start_s=0.0).total_s
+    assert started is not None
+    assert instant is not None
+    return (started[0] - instant[0]) / forecast.start_s, (started[2] - instant[2]) / forecast.start_s
     assert forecast.total_s[0] < forecast.total_s[1] < forecast.total_s[2]
 
 

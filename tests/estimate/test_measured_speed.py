@@ -90,6 +90,19 @@ def test_a_probe_is_the_speed_of_its_own_work_only() -> None:
     assert ProbeResult("out of memory", "ran out").speed_of(WORK) is None
 
 
+def test_a_quiet_moment_on_a_busy_machine_promises_little() -> None:
+    lucky, usual, shared = (
+        probe.speed_of(WORK, fair_share)
+        for probe, fair_share in ((ran(), 0.25), (ran(), 1.0), (ran(idle_speedup=4.0), 0.25))
+    )
+    assert lucky is not None
+    assert usual is not None
+    assert shared is not None
+    assert lucky.tokens_per_s[0] == pytest.approx(usual.tokens_per_s[0] / 4)
+    assert lucky.tokens_per_s[1:] == usual.tokens_per_s[1:]
+    assert shared.tokens_per_s[0] > lucky.tokens_per_s[0]  # it was slowed by the load already
+
+
 def test_the_forecast_is_what_was_measured() -> None:
     measured = MeasuredSpeed((800.0, 1000.0, 1250.0), "measured here", "probe", 4000.0, 7.0)
     tokens = TokenCounts(per_update=400, per_evaluation=2000, val_split=2000)

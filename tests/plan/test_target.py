@@ -262,8 +262,13 @@ def test_a_busy_machine_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     for load, is_busy in ((0.2, False), (64.0, True)):
         monkeypatch.setattr("glassgpt.plan.target.load_average", lambda load=load: load)
         monkeypatch.setattr("glassgpt.plan.target.usable_cores", lambda: 2)
-        made = make_plan(config, local_cpu_target("asked for", seconds=0.05), find_dataset_info(config))
-        busy = [problem.what for problem in made.problems if "busy" in problem.what]
+        monkeypatch.setattr("glassgpt.estimate.measured_speed.usable_cores", lambda: 2)
+        target = local_cpu_target("asked for", seconds=0.05)
+        assert target.fair_share == pytest.approx(2 / 66 if is_busy else 1)
+        assert target.peaks["float32"] > 1e9
+        assert target.peak_source.endswith("on one core") == is_busy
+        made = make_plan(config, target, find_dataset_info(config))
+        busy = [problem.what for problem in made.problems if "load 64.0" in problem.what]
         assert bool(busy) == is_busy
 
 
@@ -272,7 +277,7 @@ def test_a_proposal_for_a_busy_machine(
 ) -> None:
     monkeypatch.setattr("glassgpt.plan.target.load_average", lambda: 64.0)
     assert plan(["quickstart", "--gpu=cpu", "--hours=10"]) == 0
-    assert "64.0 cores busy" in capsys.readouterr().out
+    assert "load 64.0" in capsys.readouterr().out
 
 
 def test_hours_on_an_unknown_card() -> None:

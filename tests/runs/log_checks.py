@@ -38,6 +38,7 @@ class ExpectedLine:
     eval: tuple[int, float | None, float] | None = None  # iteration, training loss, validation loss
     save: int | None = None
     segment: int = 0
+    is_unfinished: bool = False  # later lines complete or redraw what this one says
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,10 @@ class ExpectedLog:
         return [part.save for part in self.parts if part.save is not None]
 
     def truncated(self, count: int) -> ExpectedLog:
-        """The log as it is when only so many lines are left of it."""
+        """The log as it is when only so many lines are left of it, or fewer: no step is unfinished."""
+        count = min(count, len(self.parts))
+        while count and self.parts[count - 1].is_unfinished:
+            count -= 1
         return replace(self, parts=self.parts[:count], ended="cut")
 
 

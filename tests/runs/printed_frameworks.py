@@ -14,6 +14,10 @@ def _(*texts: str) -> list[ExpectedLine]:
     return [ExpectedLine(text) for text in texts]
 
 
+def _unfinished(*texts: str) -> list[ExpectedLine]:
+    return [ExpectedLine(text, is_unfinished=True) for text in texts]
+
+
 def torchtitan(course: SyntheticRun) -> ExpectedLog:
     now = datetime(2026, 1, 11, 23, 59, 58, 125_000)  # it runs past midnight
 
@@ -180,12 +184,14 @@ def olmo(course: SyntheticRun, core: bool = False) -> ExpectedLog:
         step = ExpectedStep(at, float(loss), 1000 / float(rate))
         stamp = "[2026-04-17 09:42:26] INFO     [olmo.train:816, rank=0]"
         end = ",epoch=1,eta=1h,2m" if core else ",epoch=0"
-        parts.append(ExpectedLine(f"{stamp} [step={at}/{course.updates}{end}]", step))
-        parts += _(
+        begin = f"{stamp} [step={at}/{course.updates}{end}]"
+        parts.append(ExpectedLine(begin, step, is_unfinished=True))
+        parts += _unfinished(
             f"    {names[0]}={loss}", "    train/Perplexity=76,631", f"    {names[3]}=1.2500",
             f"    throughput/{'total tokens' if core else 'total_tokens'}={at * 65536:,}",
-            f"    {names[1]}=45,538", f"    {names[2]}={rate}", "    System/Peak GPU Memory (MB)=43,309",
+            f"    {names[1]}=45,538", f"    {names[2]}={rate}",
         )  # fmt: skip
+        parts += _("    System/Peak GPU Memory (MB)=43,309")
         if course.evaluates(at):
             val = f"{course.val(at):.3f}"
             done = "Finished lm evals in 12.3 seconds. Metrics:" if core else "all-small-ppl-validation"
@@ -214,10 +220,10 @@ def keras(course: SyntheticRun, style: str = "3", per_epoch: int = 4) -> Expecte
             early = (
                 "━━━━━━━━━━━━━━━━━━━━ 2s" if style == "3" else "[=======>......................] - ETA: 2s"
             )
-            parts += _(f"1/{per_epoch} {early} 9s/step - accuracy: 0.2500 - loss: 9.9000")
+            parts += _unfinished(f"1/{per_epoch} {early} 9s/step - accuracy: 0.2500 - loss: 9.9000")
         text = f"{per_epoch}/{per_epoch} {bar} {ms}ms/step - accuracy: 0.3746 - loss: {loss}"
         if style == "3":
-            parts += _(
+            parts += _unfinished(
                 f"{per_epoch}/{per_epoch} ━━━━━━━━━━ 0s {ms - 5}ms/step - accuracy: 0.3746 - loss: {loss}"
             )
         parts.append(
@@ -253,14 +259,14 @@ def lightning(course: SyntheticRun, rich: bool = False, per_epoch: int = 10) -> 
                 f"[00:10<00:12, {rate}it/s, v_num=0, train_loss={loss}{shown}]"
             )
 
-        parts += _(bar(loss, val))
+        parts += _unfinished(bar(loss, val))
         loss = f"{course.loss(at):.3f}"
         step = ExpectedStep(at, float(loss), 1000 / float(rate))
         if batch < per_epoch:
             parts.append(ExpectedLine(bar(loss, val), step))
             continue
-        parts += _(bar(loss, val))
-        parts += _("Validation DataLoader 0: 100%|██████████| 5/5 [00:00<00:00, 50.00it/s]")
+        parts += _unfinished(bar(loss, val))
+        parts += _unfinished("Validation DataLoader 0: 100%|██████████| 5/5 [00:00<00:00, 50.00it/s]")
         val = f"{course.val(at):.3f}"
         parts.append(ExpectedLine(bar(loss, val), step, eval=(at, None, float(val))))
     parts += _(f"`Trainer.fit` stopped: `max_epochs={epochs}` reached.")

@@ -70,18 +70,6 @@ def test_torchtitan() -> None:
     )
 
 
-def test_steps_and_evaluations_know_their_line(subtests: pytest.Subtests) -> None:
-    """Also where a trainer is read a line late, because its bar may be redrawn."""
-    for name, expected in every_trainer(COURSE).items():
-        with subtests.test(name):
-            run_log = parse_log(expected.text)
-            lines = [number for number, part in enumerate(expected.parts, 1) if part.row]
-            assert run_log.steps.line.tolist() == lines
-            assert [one.line for one in run_log.evals] == [
-                number for number, part in enumerate(expected.parts, 1) if part.eval
-            ]
-
-
 # --- torchtitan ---
 
 

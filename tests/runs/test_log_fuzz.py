@@ -140,7 +140,8 @@ PIECES = [
     "1/1 [==", " - loss: 1", "Epoch 1: 1%|a| 1/1 [", "Epoch 1/1 ━ 1/1 1 • ", "train_loss=1, ",
     "loss=1 step=1 ", "step 1 (1.0%) | loss: 1 | remaining: 1s", "Step\tTraining Loss\t", "1\t1\t",
     "[1/1 01:01, Epoch 1/1", "Epoch:[1/1](1/1), a, ", "step=1 dt=1 ", "1 it/s ", "1ms/step ",
-    "tokens per second ", "it: 1 ", "seconds: 1 ",
+    "tokens per second ", "it: 1 ", "seconds: 1 ", "Epoch: 1 [1/1 (1%)] ", "1|1|Loss: 1: ",
+    "epoch 1 ", "step 1 loss 1 elapsed 1 ", "train loss ", "val loss 1 train loss ",
 ]  # fmt: skip
 
 

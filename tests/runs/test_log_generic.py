@@ -32,6 +32,11 @@ def test_a_whole_log() -> None:
             1250,
         ),
         ("loss=3.21 step={at} 250ms/step", 3.21, 250),
+        (
+            "iteration: {at} / 500 | elapsed_time_per_iteration_ms: 250 | lm_loss: 3.21",
+            3.21,
+            250,
+        ),
         ("it: {at} | train/loss: 3.21 | val/acc: 0.5 | 4.00it/s", 3.21, 250),
         ("Epoch 1 Step {at} avg_loss 3.21 step_time 0.25s lr 1e-4", 3.21, 250),
         ("{{'global_step': {at}, 'train_loss': 3.21, 'step_time_s': 0.25}}", 3.21, 250),
@@ -183,6 +188,26 @@ def test_elapsed_time_is_a_total() -> None:
     steps = parse_log("".join(line.format(at=at, s=30 + at * 0.25) for at in range(10, 60, 10))).steps
     assert steps.ms[1:].tolist() == pytest.approx([250] * 4)
     assert math.isnan(steps.ms[0])
+
+
+def test_samples_of_an_epoch_are_no_iterations() -> None:
+    line = "Train Epoch: {epoch} [{at}/60000 ({share:.0f}%)]\tLoss: {loss:.6f}\n"
+    text = "".join(
+        line.format(epoch=epoch, at=at * 640, share=at, loss=2.5 - at / 100)
+        for epoch in (1, 2)
+        for at in range(9)
+    )
+    facts = parse_facts(text)
+    assert (facts.iterations_logged, facts.last_iteration, facts.segments) == (18, None, 1)
+    assert (facts.loss_first, facts.loss_last) == (2.5, 2.42)
+
+
+def test_torchtunes_bar() -> None:
+    bar = "1|{at}|Loss: {loss}:   1%|▏         | {at}/1000 [00:10<01:30,  1.25s/it]\n"
+    run_log = parse_log("".join(bar.format(at=at, loss=3 - at / 10) for at in range(1, 9)))
+    assert run_log.steps.iteration.tolist() == list(range(1, 9))
+    assert run_log.steps.loss[-1] == pytest.approx(2.2)
+    assert run_log.steps.ms.tolist() == [1250] * 8
 
 
 def test_epochs_are_the_iterations_where_nothing_else_is_counted() -> None:

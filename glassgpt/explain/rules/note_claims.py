@@ -7,7 +7,7 @@ import math
 from glassgpt.i18n import say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.notes import GPT2_VOCAB_SIZE
+from glassgpt.runs.note_words import GPT2_VOCAB_SIZE
 
 
 def ppl_in_text(analysis: Analysis) -> Finding | None:

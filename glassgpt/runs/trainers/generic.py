@@ -46,6 +46,12 @@ _VAL_LOSS = re.compile(rf"{_VAL_NAME}{_IS}{NUMBER}", re.IGNORECASE)
 _TRAIN_LOSS = re.compile(rf"(?<![\w/.])train(?:ing)?[ _/]loss{_IS}{NUMBER}", re.IGNORECASE)
 _EPOCH = re.compile(r"\bepochs?\b[\s:=#\"'\[]{0,4}(\d{1,15})(?![\d.])(?:\s*/\s*(\d{1,15}))?", re.IGNORECASE)
 
+# As PyTorch's examples and torchtune print.
+_SAMPLES = re.compile(
+    r"\bEpoch:?\s{0,4}\d{1,9}\s{0,4}\[\s{0,12}\d{1,12}/\d{1,12} \(\s{0,3}[\d.]{1,6}%\)\]"
+    rf"\s{{0,8}}Loss:\s?{NUMBER}"
+)
+_TORCHTUNE = re.compile(rf"(\d{{1,9}})\|(\d{{1,15}})\|Loss: {NUMBER}:?\s")
 _EPOCH_LOSS = re.compile(
     rf"\bepochs?\b[\s:=#\"'\[]{{0,4}}(\d{{1,9}})(?![\d.])(?:\s*/\s*(\d{{1,9}}))?.{{0,200}}?{_LOSS_NAME}{_IS}{NUMBER}",
     re.IGNORECASE,
@@ -57,7 +63,8 @@ _TIME_PER_STEP = re.compile(rf"(?<![\w.]){NUMBER}\s?(ms|s|sec)/(?:it|iter|step|b
 _STEPS_PER_S = re.compile(rf"(?<![\w.]){NUMBER}\s?(?:it|iter|step|batche?)s?/s(?:ec)?\b", re.IGNORECASE)
 # Names that say their unit, as fields of JSON do.
 _TIME_IN_MS = re.compile(
-    rf"\b(?:(?:time|dt|(?:step|iter|iteration|batch)_(?:time|dt))_ms|ms_per_(?:step|iter)){_IS}{NUMBER}"
+    rf"\b(?:(?:time|dt|(?:step|iter|iteration|batch)_(?:time|dt))_ms|ms_per_(?:step|iter)"
+    rf"|elapsed_time_per_iteration_ms){_IS}{NUMBER}"
 )
 _TIME_IN_S = re.compile(
     rf"\b(?:(?:step|iter|iteration|batch)_(?:time|dt)_s(?:ec)?|(?:s|sec|seconds)_per_(?:step|iter)|seconds){_IS}{NUMBER}"
@@ -94,6 +101,7 @@ class GenericReader:
         self._last_iteration = 0  # as the latest line counts
         self._elapsed: tuple[int, float] | None = None  # iteration, milliseconds so far
         self._counts_epochs = True  # no line has had a step so far
+        self._count = 0  # of lines that count samples
 
     def __call__(self, line: str, builder: RunBuilder) -> bool:
         if "loss" not in line and "Loss" not in line and "LOSS" not in line:
@@ -106,6 +114,14 @@ class GenericReader:
             self._read_step(
                 int(step[1]), int(step[2]) if step[2] else None, parse_number(step[3]), line, builder
             )
+        elif step := _SAMPLES.search(line):
+            # Samples of the epoch, not updates: how many of these there were is not known.
+            self._count += 1
+            builder.iteration_by_count = {}
+            builder.add_step(self._count, parse_number(step[1]))
+            return True
+        elif step := _TORCHTUNE.match(line):
+            self._read_step(int(step[2]), None, parse_number(step[3]), line, builder)
         elif step := _LOSS_FIRST.search(line):
             self._read_step(
                 int(step[2]), int(step[3]) if step[3] else None, parse_number(step[1]), line, builder

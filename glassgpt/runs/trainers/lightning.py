@@ -93,6 +93,8 @@ class LightningReader:
 TRAINER = Trainer(
     "lightning",
     "PyTorch Lightning",
+    # CSVLogger's metrics.csv, where a value is logged for steps and epochs.
+    table_columns=(frozenset({"epoch", "step", "train_loss_step"}),),
     reader=LightningReader,
     header=(
         HeaderPattern(

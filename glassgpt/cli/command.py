@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import errno
 import inspect
+import json
 import sys
 import textwrap
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
+from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from glassgpt.errors import UserError
@@ -126,6 +128,20 @@ def field_comments(options: type) -> dict[str, tuple[str, str]]:
                     comments[name] = section, " ".join(lines)
                 lines = []
     return comments
+
+
+def read_schema(name: str) -> dict[str, Any]:
+    """The JSON Schema of a command's --json document: schemas/NAME.json, with the definitions that it shares
+    with others. Keys that it does not name are allowed, since later versions may add some."""
+    folder = resources.files("glassgpt") / "schemas"
+    schema, shared = (json.loads((folder / f"{one}.json").read_text("utf-8")) for one in (name, "shared"))
+    schema["$defs"] = schema.get("$defs", {}) | {key: shared[key] for key in schema.pop("shared")}
+    return dict(schema)
+
+
+def print_schema(name: str) -> int:
+    print(json.dumps(read_schema(name), indent=1))
+    return 0
 
 
 def make_console(stderr: bool = False) -> Console:

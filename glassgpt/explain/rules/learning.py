@@ -157,9 +157,10 @@ def _longer_training_advice(run_log: RunLog, forecast: FinalLossForecast | None,
             expected_loss=forecast.expected,
             low_loss=forecast.low,
             high_loss=forecast.high,
+            command=run_log.trainer.resume_command,
         )
     if unfinished:
-        return say("still-improving.advice.continue")
+        return say("still-improving.advice.continue", command=run_log.trainer.resume_command)
     if takes_known_settings(run_log):
         return say("still-improving.advice.raise_max_iters")
     return say("still-improving.advice.train_longer")

@@ -681,6 +681,9 @@ def test_a_crash_after_the_end_is_not_the_runs() -> None:
     assert (one.severity, one.claims) == ("warning", {"how the run ended": "finished"})
     assert one.values["quoted"] == "OSError: quota"
     assert crashed(after) is None
+    memory = analyse(replace(run_log, events=(done, LogEvent("oom", NEW, 120, 990))))
+    assert oom(memory) is None  # of a later script
+    assert crashed_after_end(memory) is not None
     before = analyse(replace(run_log, events=(replace(fault, line=105), done)))
     assert crashed_after_end(before) is None
 

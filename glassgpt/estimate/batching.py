@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from glassgpt.config import DEFAULT_BATCH_SIZE, Choice, TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.estimate import memory
 from glassgpt.format import pluralize
 
 # Larger micro-batches are not faster: the matmuls are large enough.
@@ -101,6 +100,7 @@ def _choose_size(sequences: int, T: int, device_type: str, fits: int | None, ran
 
 DEFAULT_EVAL_TOKENS = 1_000_000  # per split
 _EVAL_BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
+_EVAL_BYTES_PER_CHANNEL = 30  # of a block in bfloat16, for which the batch is made: see memory.py
 _MAX_EVAL_ACTIVATION_BYTES = 2**29
 
 
@@ -124,6 +124,6 @@ def eval_batch_rows(config: TrainConfig, device_type: str) -> int:
     """Windows per batch: enough to keep the device busy, few enough to fit beside a training run."""
     tokens = min(
         _EVAL_BATCH_TOKENS[device_type],
-        _MAX_EVAL_ACTIVATION_BYTES // (memory.EVAL_BYTES_PER_CHANNEL * config.n_embd),
+        _MAX_EVAL_ACTIVATION_BYTES // (_EVAL_BYTES_PER_CHANNEL * config.n_embd),
     )
     return max(1, tokens // config.block_size)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from glassgpt.config import TrainConfig
+from glassgpt.config import TrainConfig, effective_activation
 from glassgpt.estimate import flops
 from glassgpt.model import loss_chunks
 
@@ -32,6 +32,7 @@ CONTEXT_BYTES = {"cuda": 600 * 2**20, "mps": 400 * 2**20, "cpu": 300 * 2**20}
 USABLE_SHARE_OF_FREE = {"cuda": 0.92, "mps": 0.85, "cpu": 0.85}
 COMFORTABLE_SHARE_OF_ALL = 0.94
 _CUBLAS_WORKSPACE_BYTES = {"cuda": 68 * 2**20, "mps": 0, "cpu": 0}
+_EVAL_WORKSPACE_BYTES = {"cuda": 64 * 2**20, "mps": 0, "cpu": 0}  # as measured, besides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,8 +240,37 @@ def activation_bytes(work: TrainingWorkload) -> int:
     config, low = work.config, work.activation_itemsize
     stream_and_norm = 2 * low * work.micro_batch_tokens * config.n_embd
     per_layer = stream_and_norm if config.activation_checkpointing else activation_bytes_per_layer(work)
-    weight_copies = 0 if work.dtype == "float32" else low * block_matrix_parameters(work)  # autocast's
-    return config.n_layer * per_layer + stream_and_norm + weight_copies
+    # Outside of the blocks: dropout of the embedding; in `modern` its norm, in float32; and the last norm.
+    outside = int(config.dropout > 0) + (4 if config.arch == "modern" else 0) + _plain_norm_bytes(work)
+    return (
+        config.n_layer * per_layer
+        + stream_and_norm
+        + outside * work.micro_batch_tokens * config.n_embd
+        + weight_copy_bytes(work)
+    )
+
+
+def _plain_norm_bytes(work: TrainingWorkload) -> int:
+    """Per channel, what PyTorch's own norm saves beyond the Triton kernel: its input in float32, and RMSNorm
+    also what it multiplies by the gain."""
+    if work.kernels or work.compiled:
+        return 0
+    return 4 + (4 if work.config.arch == "modern" else 0) - work.activation_itemsize
+
+
+def weight_copy_bytes(work: TrainingWorkload) -> int:
+    """The blocks' matrices as the matmuls read them: autocast's copies, or float8 for the backward pass."""
+    if work.dtype == "float32":
+        return 0
+    return (1 if work.config.fp8 and work.kernels else work.activation_itemsize) * block_matrix_parameters(
+        work
+    )
+
+
+def _has_fused_rotary(work: TrainingWorkload) -> bool:
+    """The kernel of RoPE and QK-norm takes heads whose size is a power of two (model/ops.py)."""
+    head_dim = work.config.n_embd // max(1, work.config.n_head)
+    return work.kernels and head_dim & (head_dim - 1) == 0
 
 
 # As measured. The compiler recomputes some cheap operations, and keeps others in float32.
@@ -258,19 +288,27 @@ def activation_bytes_per_layer(work: TrainingWorkload) -> int:
         numbers += 2  # queries and keys after RoPE and QK-norm
     if work.compiled:
         numbers = _COMPILED_NUMBERS_PER_CHANNEL["modern" if modern else "gpt2"]
-    elif config.fp8 and work.kernels:
-        # Float8 copies instead of the inputs of the matmuls; attention saves its own.
-        numbers, other = numbers - 6, 1 + 1 + 1 + 4
-    elif not work.kernels and modern:
-        # PyTorch's norms save their input in float32; QK-norm too, before and after RoPE.
-        numbers, other = numbers + 2, 2 * 4 * 2
-    elif not work.kernels:
-        other = 2 * (4 - low)
+    else:
+        if config.fp8 and work.kernels:
+            # Float8 copies instead of the inputs of the matmuls; attention saves its own.
+            numbers, other = numbers - 6, 1 + 1 + 1 + 4
+        if modern and not _has_fused_rotary(work):
+            other += 2 * 4  # queries and keys after RoPE in float32, the input of QK-norm
+        other += 2 * _plain_norm_bytes(work)
     attention = 4 * config.n_head  # one logsumexp per head
-    if work.device_type == "cpu" and work.dtype == "bfloat16":
-        attention += 16 * config.n_embd  # queries, keys, values and the output, in float32
     if work.attention == "manual":
-        attention = (4 + low + (1 if config.dropout else 0)) * config.n_head * config.block_size
+        # Instead of all three: a copy of the values; queries and keys in float32.
+        numbers, other = numbers - 2, other + 2 * 4
+        scores = 4 + (low if low < 4 else 0)  # the softmax, and its copy for the matmul
+        if config.dropout:
+            scores += 1 + (4 if low == 4 else 0)  # the mask; dropout's output, where no copy of it is made
+        attention = scores * config.n_head * config.block_size
+    elif work.device_type == "cpu" and work.dtype == "bfloat16":
+        attention += 16 * config.n_embd  # queries, keys, values and the output, in float32
+    elif work.device_type == "cuda" and (head_dim := config.n_embd // max(1, config.n_head)) % 8:
+        # Flash attention pads heads to a multiple of 8, and c_proj needs the output without padding.
+        padded = -(-head_dim // 8) * 8
+        attention += low * config.n_head * (3 * (padded - head_dim) + padded)
     dropout_masks = 2 * config.n_embd if config.dropout else 0
     per_token = int(config.n_embd * (numbers * low + other)) + attention + dropout_masks
     return work.micro_batch_tokens * per_token
@@ -296,6 +334,10 @@ def _bytes_at_loss(work: TrainingWorkload) -> dict[str, int]:
             per_logit += 2  # the float8 gradient, row-major and column-major
         head_copy = 0 if work.dtype == "float32" else low * _head_parameters(work)
         gradients = 4 * _head_parameters(work) + low * tokens * work.config.n_embd
+        if work.config.fp8 and loss_chunks.is_float8_aligned(V):
+            gradients += 4 * _head_parameters(work)  # of one chunk, before it is added
+        if not work.kernels and work.config.arch == "gpt2" and work.dtype != "float32":
+            gradients += 4 * tokens * work.config.n_embd  # LayerNorm's output, in float32 under autocast
         logits_and_loss = per_logit * rows * V + head_copy + gradients
     return (
         _persistent_bytes(work)
@@ -315,16 +357,20 @@ def _bytes_at_backward(work: TrainingWorkload) -> dict[str, int]:
     # The head's gradient twice: as the matmul or the chunked loss made it, and as autograd returns it.
     head_twice = (work.activation_itemsize + 4 if work.has_all_logits else 4 + 4) * _head_parameters(work)
     in_head = head_twice + 2 * stream  # gradients of the stream and of its norm
-    # Once, and the MLP's gradients before and after the activation, each four times as wide as the stream.
-    in_last_mlp = head_twice // 2 + (2 + 4 + 4) * stream
+    in_last_mlp = head_twice // 2 + int(_mlp_backward_streams(work) * stream)
     recomputed = 0
+    if work.attention == "manual":  # scores before the softmax; the last MLP is not there yet
+        scores = 6 * config.n_head * config.block_size * tokens
+        in_last_mlp = max(
+            in_last_mlp, head_twice // 2 + scores - (0 if config.activation_checkpointing else 10 * stream)
+        )
     if config.activation_checkpointing:  # the last block is recomputed after the head, before the MLP
-        recomputed = activation_bytes_per_layer(work)
-        if work.attention == "manual":  # scores and their gradients, in several forms
-            recomputed += 12 * config.n_head * config.block_size * tokens
+        recomputed = activation_bytes_per_layer(work) - 2 * stream  # its input and norm are counted already
+        # Autocast's copies of the weights were freed after the forward pass, except for this block.
+        recomputed -= weight_copy_bytes(work) * (config.n_layer - 1) // max(1, config.n_layer)
         if work.device_type == "cpu":  # fitted (bench/LOG.md): gradients of the same sizes, memory freed late
-            recomputed *= 3
-        in_last_mlp = head_twice // 2 + 2 * stream  # fitted too: the MLP's gradients add nothing
+            recomputed = 3 * activation_bytes_per_layer(work)
+            in_last_mlp = head_twice // 2 + 2 * stream
     return (
         _persistent_bytes(work)
         | _gathered_weight_bytes(work)
@@ -336,14 +382,39 @@ def _bytes_at_backward(work: TrainingWorkload) -> dict[str, int]:
     )
 
 
+def _mlp_backward_streams(work: TrainingWorkload) -> float:
+    """Memory of the last MLP's backward pass beyond all activations, in units of the residual stream.
+
+    Its hidden layer's gradient is four streams wide; the last norm and the head have been freed by then.
+    The rest as traced (tests/estimate/test_traced_memory.py).
+    """
+    if work.device_type != "cuda" or work.compiled:
+        return 2 + 4 + 4  # fitted
+    if not work.kernels:
+        in_float32 = work.dtype == "float32"
+        if work.config.arch == "modern":  # relu squared and RMSNorm are several operations each
+            return 10.2 if in_float32 else 8.3
+        return 3.1 if in_float32 else 4.1
+    return 8.4 if work.config.fp8 else 3.1
+
+
 def _bytes_at_step(work: TrainingWorkload) -> dict[str, int]:
-    """All gradients, the embedding's twice for a moment; Muon works on stacks of matrices."""
-    temporary = 4 * _head_parameters(work)
+    """All gradients; Muon works on stacks of matrices.
+
+    Before, at the very end of backward: a tied embedding's two gradients and their sum, and the sum over
+    micro-batches, if that exists already.
+    """
+    temporary = 4 * _head_parameters(work) * (2 if work.config.tie_embeddings else 0)
+    if _persistent_gradient_bytes(work):
+        temporary += 4 * _head_parameters(work)
     if work.ranks > 1 and not work.is_sharded:
         # Gradients are all-reduced in buckets, which are copies; no tensor is split.
         temporary = max(temporary, ALL_REDUCE_BUCKET_BYTES)
     if work.config.optimizer == "muon":
-        temporary = max(temporary, 14 * 4 * work.config.n_layer * work.config.n_embd**2)
+        # Of the stacked MLP matrices, in float32: gradients, averages, the normalised matrices; and those
+        # in the dtype of the products, which in float32 need their square, a polynomial and the result.
+        bytes_per_entry = 4 + 4 + 4 + 2 if work.dtype != "float32" else 4 + 4 + 4 + 1 + 1 + 4
+        temporary = max(temporary, 4 * bytes_per_entry * work.config.n_layer * work.config.n_embd**2)
     return _persistent_bytes(work) | {
         "gradients": _per_rank_bytes(work, GRADIENT_BYTES * total_parameters(work)),
         "activations": temporary,
@@ -352,23 +423,36 @@ def _bytes_at_step(work: TrainingWorkload) -> dict[str, int]:
 
 def _bytes_at_evaluation(work: TrainingWorkload) -> dict[str, int]:
     """Nothing is saved for a backward pass; float32 logits and their log-softmax."""
-    channels = work.eval_batch_tokens * work.config.n_embd
+    config, tokens = work.config, work.eval_batch_tokens
     weight_copies = 0
     if work.dtype != "float32":
         weight_copies = work.activation_itemsize * (block_matrix_parameters(work) + _head_parameters(work))
-    rows = loss_chunks.eval_rows_per_chunk(work.eval_batch_tokens, work.vocab_size, work.device_type)
+    rows = loss_chunks.eval_rows_per_chunk(tokens, work.vocab_size, work.device_type)
     # The blocks run before the head, so the larger of both counts.
-    blocks, head = channels * EVAL_BYTES_PER_CHANNEL, channels * 8 + 8 * rows * work.vocab_size
+    blocks = tokens * max(_eval_mlp_bytes_per_token(work), _eval_attention_bytes_per_token(work))
+    head = 4 * tokens * config.n_embd + 8 * rows * work.vocab_size
     return (
         _persistent_bytes(work)
         | _gathered_weight_bytes(work)
         | {
-            "gradients": 4 * total_parameters(work) if work.graph and not work.config.eval_only else 0,
-            "activations": max(0, blocks - head) + weight_copies,
+            "gradients": 4 * total_parameters(work) if work.graph and not config.eval_only else 0,
+            "activations": max(0, blocks - head) + weight_copies + _EVAL_WORKSPACE_BYTES[work.device_type],
             "logits and loss": head,
         }
     )
 
 
-# The float32 residual stream, its norm and their sum; and the 16-bit tensors of a block.
-EVAL_BYTES_PER_CHANNEL = 4 * 3 + 2 * 9
+def _eval_mlp_bytes_per_token(work: TrainingWorkload) -> int:
+    """The float32 residual stream, its norm and their sum; the MLP's input, and its hidden layer before and
+    after the activation. PyTorch's relu squared has one tensor more."""
+    hidden_tensors = 3 if effective_activation(work.config) == "relu2" and not work.kernels else 2
+    return work.config.n_embd * (4 * 3 + work.activation_itemsize * (1 + 4 * hidden_tensors))
+
+
+def _eval_attention_bytes_per_token(work: TrainingWorkload) -> int:
+    config, is_modern = work.config, work.config.arch == "modern"
+    if work.attention == "manual":  # scores, masked scores and their softmax, in float32
+        other = 28 if work.dtype == "float32" else 24 if is_modern else 20
+        return 3 * 4 * config.n_head * config.block_size + other * config.n_embd
+    # With PyTorch's QK-norm: the residual stream, and queries and keys in several forms, in float32.
+    return 40 * config.n_embd if is_modern and not _has_fused_rotary(work) else 0

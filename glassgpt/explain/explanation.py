@@ -82,7 +82,6 @@ def explain_runs(
     explanations = tuple(explain(run_log, card) for run_log in run_logs)
     about = next(one for one in explanations if one.log is main)
     others = [one for one in explanations if one is not about]
-    problems = other_problems([(one.log, one.findings) for one in others])
-    return replace(
-        about, verdict=[*introduce_runs(main, run_logs), *about.verdict, *problems], runs=explanations
-    )
+    problems = other_problems([(one.log, one.facts, one.findings) for one in others])
+    verdict = [introduce_runs(main, run_logs), *about.verdict, *problems]
+    return replace(about, verdict=verdict, runs=explanations)

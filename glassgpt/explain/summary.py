@@ -21,48 +21,48 @@ MIN_STALL_SHARE = 0.05  # of the time
 MIN_JUDGED_ITERATIONS = 20  # logged; of fewer it cannot be said that nothing is wrong
 
 
-def introduce_runs(main: RunLog, run_logs: Sequence[RunLog]) -> list[str]:
+def introduce_runs(main: RunLog, run_logs: Sequence[RunLog]) -> str:
     """How many runs the file holds, and which one the following is about."""
+    runs, lines = main.runs_in_file, ""
+    if main.has_line_numbers and main.first_line:
+        place = translate("verdict.lines", first=main.first_line, last=main.last_line)
+        lines = f" {place}"
+    trainers = list(dict.fromkeys(one.trainer.name for one in run_logs))
+    if main.run_name is not None:
+        return translate("verdict.named_runs", runs=runs, name=main.run_name)
+    if len(trainers) > 1:
+        names = {"trainers": ", ".join(trainers), "trainer": main.trainer.name}
+        return translate("verdict.several_trainers", runs=runs, lines=lines, **names)
     if main.stage is not None:
         stages = ", ".join(dict.fromkeys(one.stage for one in run_logs if one.stage is not None))
-        sentence = translate("verdict.several_stages", stages=stages, stage=main.stage)
-    elif main.run_name is not None:
-        sentence = translate("verdict.named_runs", runs=main.runs_in_file, name=main.run_name)
-    else:
-        sentence = translate("verdict.several_runs", runs=main.runs_in_file)
-    if len({one.trainer.id for one in run_logs}) > 1 and main.run_name is None:
-        names = dict.fromkeys(one.trainer.name for one in run_logs)
-        sentence = translate(
-            "verdict.several_trainers",
-            runs=main.runs_in_file,
-            trainers=", ".join(names),
-            trainer=main.trainer.name,
-        )
-    if main.has_line_numbers and main.first_line:
-        lines = translate("verdict.lines", first=main.first_line, last=main.last_line)
-        return [f"{sentence} {lines}"]
-    return [sentence]
+        return translate("verdict.several_stages", stages=stages, stage=main.stage, lines=lines)
+    return translate("verdict.several_runs", runs=runs, lines=lines)
 
 
-def other_problems(others: Sequence[tuple[RunLog, Sequence[Finding]]]) -> list[str]:
-    """What is wrong with the other runs of a file: one sentence each, for the first few."""
+def other_problems(others: Sequence[tuple[RunLog, Facts, Sequence[Finding]]]) -> list[str]:
+    """What is wrong with the other runs of a file: commands that failed at their start together, then the
+    first few runs with a problem of their own."""
+    sentences: list[str] = []
+    failed = [log for log, facts, _ in others if not len(log.steps) and facts.ended in ("crashed", "oom")]
+    if failed:
+        at = ", ".join(f"{log.first_line:,}" for log in failed[:MAX_OTHER_PROBLEMS])
+        more = ", …" if len(failed) > MAX_OTHER_PROBLEMS else ""
+        sentences.append(translate("verdict.failed_launches", launches=len(failed), lines=at + more))
     problems = [
-        (run_log, next(finding for finding in findings if finding.severity == "problem"))
-        for run_log, findings in others
-        if any(finding.severity == "problem" for finding in findings)
+        (log, findings[0])
+        for log, facts, findings in others
+        if len(log.steps)
+        and findings
+        and (findings[0].severity == "problem" or facts.ended in ("crashed", "oom"))
     ]
-    sentences = [
-        translate(
-            "verdict.other_run_problem",
-            name=run_log.label,
-            first=run_log.first_line,
-            last=run_log.last_line,
-            title=finding.title,
-        )
-        for run_log, finding in problems[:MAX_OTHER_PROBLEMS]
-    ]
-    if more := len(problems) - MAX_OTHER_PROBLEMS:
-        sentences += [translate("verdict.more_problems", runs=more)] if more > 0 else []
+    for log, finding in problems[:MAX_OTHER_PROBLEMS]:
+        name = log.label
+        if log.has_line_numbers and log.first_line:
+            place = translate("verdict.lines", first=log.first_line, last=log.last_line)
+            name = f"{name} {place}"
+        sentences.append(translate("verdict.other_run_problem", name=name, title=finding.title))
+    if len(problems) > MAX_OTHER_PROBLEMS:
+        sentences.append(translate("verdict.more_problems", runs=len(problems) - MAX_OTHER_PROBLEMS))
     return sentences
 
 

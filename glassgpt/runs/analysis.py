@@ -19,6 +19,7 @@ from glassgpt.estimate.cards import Card
 from glassgpt.record.ledger import PHASES
 from glassgpt.runs.exit_status import infer_exit_status
 from glassgpt.runs.facts import Facts
+from glassgpt.runs.final_loss import FinalLossForecast, forecast_final_loss
 from glassgpt.runs.loss_rise import Explosion, LossRise, find_explosions, find_loss_rise
 from glassgpt.runs.model_size import (
     DeviceThroughput,
@@ -39,6 +40,7 @@ from glassgpt.runs.run_log import ExitStatus, Floats, Ints, LoggedCheckpoint, Lo
 from glassgpt.runs.time_split import TimeSplit, split_time
 from glassgpt.runs.trajectory import (
     Trajectory,
+    planned_end_iteration,
     positive_int_setting,
     seconds_between,
     settings_product,
@@ -117,6 +119,14 @@ class Analysis:
     def loss_rise(self) -> LossRise | None:
         """A slow rise of the smoothed training loss; None unless it stayed up until the end."""
         return None if self.explosions else find_loss_rise(*self.trajectory.finite_losses())
+
+    @cached_property
+    def final_loss(self) -> FinalLossForecast | None:
+        """The loss at the planned end, of a run that is on its way there or was cut short."""
+        if self.loss_rise is not None or self.explosions:
+            return None
+        planned = planned_end_iteration(self.log)
+        return forecast_final_loss(self.log, self.trajectory, self.past_best, planned)
 
     # --- time ---
 

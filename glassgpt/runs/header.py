@@ -24,7 +24,7 @@ KNOWN_SETTINGS = frozenset((
     "gradient_accumulation_steps", "learning_rate", "min_lr", "warmup_iters", "lr_decay_iters", "decay_lr",
     "max_iters", "weight_decay", "beta1", "beta2", "grad_clip", "eval_interval", "eval_iters", "eval_only",
     "log_interval", "always_save_checkpoint", "init_from", "dataset", "out_dir", "device", "dtype", "compile",
-    "seed",
+    "seed", "wsd_decay_fraction", "wsd_decay_iters",
 ))
 # fmt: on
 _SETTING_ALIASES = {alias: name for trainer in TRAINERS for alias, name in trainer.setting_names.items()}

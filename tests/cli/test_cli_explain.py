@@ -20,7 +20,7 @@ FACTS = [
     "mfu_reported_steady", "flops_per_token", "achieved_tflops",
     "device_count", "data_parallel_size", "achieved_tflops_per_device", "val_metric", "best_val_loss",
     "best_val_step", "final_val_loss", "final_train_loss", "loss_first", "loss_last", "nan_step",
-    "segments", "ended",
+    "segments", "ended", "regimes", "regime_total_s", "eval_overhead_typical_ms", "seconds_by_phase",
 ]
 # fmt: on
 

@@ -57,26 +57,28 @@ def work(settings: dict[str, Any] | None = None, **more: Any) -> TrainingWorkloa
     )
 
 
-@pytest.mark.parametrize(("name", "gib", "recorded"), MEASURED)
-def test_it_is_what_was_measured(name: str, gib: float, recorded: bool) -> None:
+def measured_workload(name: str, graph: bool) -> TrainingWorkload:
     config = TrainConfig(**SHAPES[name])
     assert config.batch_size is not None
     compiled = config.compile == "on"
-    found = estimate_memory(
-        TrainingWorkload(
-            config=config,
-            vocab_size=50304,
-            batch_size=config.batch_size,
-            micro_steps=config.gradient_accumulation_steps or 1,
-            dtype="float32" if config.dtype == "float32" else "bfloat16",
-            kernels=not compiled and config.kernels != "plain",
-            compiled=compiled,
-            graph=recorded,
-            data_bytes=28_286_178,
-            eval_batch_tokens=eval_batch_rows(config, "cuda") * config.block_size,
-        )
-    ).allocated_bytes
-    assert found / GIB == pytest.approx(gib, rel=0.03)
+    return TrainingWorkload(
+        config=config,
+        vocab_size=50304,
+        batch_size=config.batch_size,
+        micro_steps=config.gradient_accumulation_steps or 1,
+        dtype="float32" if config.dtype == "float32" else "bfloat16",
+        kernels=not compiled and config.kernels != "plain",
+        compiled=compiled,
+        graph=graph,
+        data_bytes=28_286_178,
+        eval_batch_tokens=eval_batch_rows(config, "cuda") * config.block_size,
+    )
+
+
+@pytest.mark.parametrize(("name", "gib", "graph"), MEASURED)
+def test_it_is_what_was_measured(name: str, gib: float, graph: bool) -> None:
+    found = estimate_memory(measured_workload(name, graph)).allocated_bytes
+    assert found / GIB == pytest.approx(gib, rel=0.025)
 
 
 def test_a_cuda_graph_keeps_its_memory() -> None:
@@ -147,7 +149,7 @@ def test_the_largest_batch_is_found_in_few_steps(monkeypatch: pytest.MonkeyPatch
     for gib in (6, 24, 80, 141):
         counted.clear()
         largest_fitting_batch(work(), gib * GIB)
-        assert len(counted) <= 8, (gib, counted)
+        assert len(counted) <= 10, (gib, counted)
 
 
 def test_activation_checkpointing_saves_most_activations() -> None:

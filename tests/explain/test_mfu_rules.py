@@ -257,7 +257,7 @@ def test_four_devices_that_share_a_model_do_the_work_of_one_copy() -> None:
         parameters=302_110_000,
         tokens_per_iteration=16384,
         world_size=4,
-        model_parallel=4,
+        tensor_parallel=4,
     )
     together = BIG_FLOPS * 4096 / 0.32725
     finding = require_finding(hidden_accumulation(analyse(run)))
@@ -272,7 +272,7 @@ def test_four_devices_that_share_a_model_do_the_work_of_one_copy() -> None:
         100 * together / 4 / card.peaks["bfloat16"], rel=1e-3
     )
     # Two copies of two devices each work on different tokens.
-    two_copies = replace(run, setup=replace(run.setup, model_parallel=2))
+    two_copies = replace(run, setup=replace(run.setup, tensor_parallel=2))
     assert analyse(two_copies).facts.achieved_tflops == pytest.approx(2 * together / 1e12, rel=1e-3)
 
 

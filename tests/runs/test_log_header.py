@@ -85,9 +85,9 @@ def test_the_table_of_llm_c() -> None:
 
 def test_devices_that_share_a_model() -> None:
     setup = setup_of("ddp_world_size=8, dp_size=2, tp_size=4")
-    assert (setup.world_size, setup.model_parallel) == (8, 4)
+    assert (setup.world_size, setup.data_parallel, setup.tensor_parallel) == (8, 2, 4)
     # A setting that the trainer may not know is no fact about the run.
-    assert setup_of("tensor_parallel = 4").model_parallel is None
+    assert setup_of("tensor_parallel = 4").tensor_parallel is None
 
 
 def test_the_card_and_its_peak() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from log_checks import check_facts, parse_facts, parse_log, parse_logs
 from printed import SyntheticRun
@@ -39,7 +37,8 @@ def test_forms_of_its_line(line: str) -> None:
     steps = run_log.steps
     assert steps.iteration.tolist() == [0, 1, 2]
     assert (steps.loss[1], steps.ms[1], steps.mfu[1], steps.tokens_per_s[1]) == (9.123456, 100.25, 47.5, 4883)
-    assert all(math.isnan(lr) for lr in steps.lr)  # lrm multiplies, and is no learning rate
+    assert steps.lr.tolist() == [0.01] * 3  # lrm: a factor, which only forecasts read
+    assert run_log.trainer.lr_is_share_of_peak
 
 
 def test_bits_per_byte_are_no_loss() -> None:

@@ -125,8 +125,19 @@ def test_failed_launches_before_and_after_a_finished_run() -> None:
     assert [(one.log.first_line, one.log.last_line) for one in runs] == [
         (1, 6), (7, 12), (13, 18), (19, 64), (65, 70),
     ]  # fmt: skip
+    told = translate("verdict.failed_launches", launches=4, lines="1, 7, 13, …")
+    assert told in explain_text(text).verdict
     sizes = [10_650_000] * 3 + [800_000, 10_650_000]
     assert [one.log.setup.parameters for one in runs] == sizes
+
+
+def test_a_run_that_crashed_beside_a_longer_one_is_named() -> None:
+    explanation = explain_text(RUN + BEGIN + LINES[: LINES.index("iter 300")] + FAULT)
+    _, crashed = explanation.runs
+    name = f"nanoGPT {translate('verdict.lines', first=47, last=82)}"
+    told = translate("verdict.other_run_problem", name=name, title=crashed.findings[0].title)
+    assert explanation.verdict[-1] == told
+    assert crashed.findings[0].id == "crashed"
 
 
 def test_a_resume_that_failed_belongs_to_the_run() -> None:

@@ -14,9 +14,11 @@ from rich.cells import cell_len
 from rich.console import Console
 from written_findings import written_finding
 
-from glassgpt.explain.explanation import explain
+from glassgpt.explain.explanation import explain, explain_runs
 from glassgpt.i18n import LANGUAGES, use_language
 from glassgpt.record.finding import Severity
+from glassgpt.runs.lines import LogLine
+from glassgpt.runs.recognise import read_logs
 from glassgpt.runs.run_log import LoggedEvaluation, LoggedProcess, LoggedSetup, RunLog
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.show.terminal.explain_view import print_explanation, print_finding, print_watch_update
@@ -63,6 +65,21 @@ def test_a_finding() -> None:
         "  do [this]",
         "",
     ]
+    out = io.StringIO()
+    print_finding(replace(finding, lines=(12, 4000)), Console(file=out, width=100))
+    assert out.getvalue().splitlines()[1] == "  evidence 5 (In the log: line 12, 4,000.)"
+
+
+def test_a_file_with_several_runs_lists_them() -> None:
+    def steps(count: int) -> str:
+        lines = (f"iter {at}: loss {4 - at / 100:.4f}, time {count}.00ms, mfu 1.00%" for at in range(count))
+        return "\n".join(lines) + "\n"
+
+    runs = read_logs([LogLine(line) for line in (steps(3) + steps(50) + steps(20)).splitlines()], "x.log")
+    out = io.StringIO()
+    print_explanation(explain_runs(runs), Console(file=out, width=120))
+    rows = [line.split()[1:5] for line in out.getvalue().splitlines() if line.startswith("nanoGPT ")]
+    assert rows == [["1", "-", "3", "3"], ["4", "-", "53", "50"], ["54", "-", "73", "20"]]
 
 
 @pytest.mark.parametrize("severity", ["problem", "warning", "advice", "info"])

@@ -12,7 +12,8 @@ from glassgpt.explain.rules.nonfinite import trailing_zero_losses
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.curve_statistics import BlockMedians, LossForecast, block_medians, forecast_loss
+from glassgpt.runs.curve_statistics import BlockMedians, block_medians, forecast_loss
+from glassgpt.runs.final_loss import FinalLossForecast
 from glassgpt.runs.noise import EvalNoise, falls_clearly
 from glassgpt.runs.run_log import Floats, RunLog
 from glassgpt.runs.trajectory import (
@@ -23,12 +24,12 @@ from glassgpt.runs.trajectory import (
     val_metric_name,
 )
 
-# Still improving: a power law is fitted to the losses past the warm-up and the first tenth.
+# Still improving: losses past the warm-up and the first tenth. A power law is fitted to them where there is
+# no forecast (runs/final_loss.py): of a finished run, or where the log supports none.
 MIN_EVALS_TO_FIT, MIN_TRAIN_LOSSES_TO_FIT = 4, 120
-MAX_FORECAST_FACTOR = 3.0  # target over iterations done: a fit says nothing about what lies beyond
 MAX_RESIDUAL_TO_RANGE = 0.2  # residual of the fit over the range of the losses
 # Residual of the fit over the fall in the last third: above this the law has another slope than the curve at
-# its end, as where a schedule bends it, and its forecast is worth nothing. Residuals within noise are fine.
+# its end, as where a schedule bends it, and gives no advice. Residuals within noise are fine.
 MAX_RESIDUAL_TO_LATE_FALL, MIN_RESIDUAL_TO_NOISE = 0.15, 3.0
 DEFAULT_NOISE_SHARE = 0.003  # standard deviation of an evaluation over its loss, where it is not known
 MIN_GAIN_SHARE = 0.01  # predicted gain over the loss at the end
@@ -55,7 +56,7 @@ MAX_LATE_IMPROVEMENT = 0.01  # change of the val loss over the last third, as a 
 
 
 def still_improving(analysis: Analysis) -> Finding | None:
-    """The loss was still falling at the end; a fitted power law says what more training would bring."""
+    """The loss was still falling at the end; where it should be at the planned end, if that is later."""
     run_log, last = analysis.log, analysis.trajectory.last_iteration
     points = _points_to_fit(analysis)
     if (
@@ -76,28 +77,33 @@ def still_improving(analysis: Analysis) -> Finding | None:
         return None
     planned = planned_end_iteration(run_log)
     unfinished = analysis.facts.ended != "finished" or (planned is not None and planned > 1.1 * last)
-    targets: tuple[float, ...] = (1.5 * last, 2.0 * last)
-    if planned is not None and 1.1 * last < planned <= MAX_FORECAST_FACTOR * last:
-        targets = (float(planned),)
-    fit = forecast_loss(at, losses, targets)
-    if fit is None:
+    if not losses[-1] < np.min(losses) + 2 * noise.std:
         return None
-    law, forecasts = fit
-    now = law.at(float(at[-1]))
-    gain, error = now - forecasts[-1].value, forecasts[-1].error
-    if (
-        not law.residual < MAX_RESIDUAL_TO_RANGE * float(np.ptp(losses))
-        or not losses[-1] < np.min(losses) + 2 * noise.std
-        or not gain >= max(2 * noise.std, MIN_GAIN_SHARE * now, 1.5 * error)
-    ):
-        return None
-    fits_end = law.residual <= max(MAX_RESIDUAL_TO_LATE_FALL * late_fall, MIN_RESIDUAL_TO_NOISE * noise.std)
-    if fits_end:
-        explanation = [say("still-improving.explanation.power_law_fits", residual=law.residual)]
-        if not unfinished:
-            explanation.append(say("still-improving.explanation.schedule_caveat"))
+    forecast, fits_end = analysis.final_loss if unfinished else None, True
+    if forecast is not None and forecast.metric == metric:
+        if forecast.expected >= losses[-1]:
+            return None
+    else:  # would it fall, if it were trained for twice as long?
+        fit = forecast_loss(at, losses, (2.0 * last,))
+        if fit is None:
+            return None
+        law, (twice,) = fit
+        now = law.at(float(at[-1]))
+        if not law.residual < MAX_RESIDUAL_TO_RANGE * float(np.ptp(losses)) or not now - twice.value >= max(
+            2 * noise.std, MIN_GAIN_SHARE * now, 1.5 * twice.error
+        ):
+            return None
+        fits_end = law.residual <= max(
+            MAX_RESIDUAL_TO_LATE_FALL * late_fall, MIN_RESIDUAL_TO_NOISE * noise.std
+        )
+    if forecast is not None and forecast.is_schedule_known:
+        explanation = say("still-improving.explanation.band", runs=forecast.runs)
+    elif forecast is not None:
+        explanation = say("still-improving.explanation.band_unknown_schedule", runs=forecast.runs)
+    elif unfinished:
+        explanation = say("still-improving.explanation.no_forecast")
     else:
-        explanation = [say("still-improving.explanation.no_fit", residual=law.residual)]
+        explanation = say("still-improving.explanation.schedule_caveat")
     return make_finding(
         "still-improving",
         "info" if unfinished or not fits_end else "advice",
@@ -111,7 +117,7 @@ def still_improving(analysis: Analysis) -> Finding | None:
             end_iteration=round(at[-1]),
         ),
         explanation=explanation,
-        advice=_forecast_advice(run_log, forecasts, metric, unfinished) if fits_end else None,
+        advice=_longer_training_advice(run_log, forecast, unfinished) if fits_end or forecast else None,
         at=last,
         lines=(*analysis.lines_at([last]), *analysis.eval_lines_at([round(at[third]), round(at[-1])])),
         claims={"learning at the end": "improving"},
@@ -141,32 +147,22 @@ def _points_to_fit(analysis: Analysis) -> tuple[Floats, Floats, EvalNoise, str] 
     )
 
 
-def _forecast_advice(
-    run_log: RunLog, forecasts: list[LossForecast], metric: str, unfinished: bool
-) -> Message:
-    if len(forecasts) == 1:
+def _longer_training_advice(run_log: RunLog, forecast: FinalLossForecast | None, unfinished: bool) -> Message:
+    """Figures only for a run that has not reached its planned end: such runs the forecasts were tested on."""
+    if forecast is not None:
         return say(
             "still-improving.advice.continue_to_plan",
-            planned_iterations=round(forecasts[0].t),
-            metric=metric,
-            planned_loss=forecasts[0].value,
-            planned_error=forecasts[0].error,
+            planned_iterations=forecast.at_iteration,
+            metric=forecast.metric,
+            expected_loss=forecast.expected,
+            low_loss=forecast.low,
+            high_loss=forecast.high,
         )
-    half_more, double = forecasts
-    values = {
-        "metric": metric,
-        "half_more_iterations": round(half_more.t),
-        "half_more_loss": half_more.value,
-        "half_more_error": half_more.error,
-        "double_iterations": round(double.t),
-        "double_loss": double.value,
-        "double_error": double.error,
-    }
     if unfinished:
-        return say("still-improving.advice.continue", **values)
+        return say("still-improving.advice.continue")
     if takes_known_settings(run_log):
-        return say("still-improving.advice.raise_max_iters", **values)
-    return say("still-improving.advice.train_longer", **values)
+        return say("still-improving.advice.raise_max_iters")
+    return say("still-improving.advice.train_longer")
 
 
 # --- plateau ---

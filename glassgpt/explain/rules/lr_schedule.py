@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from glassgpt.config import TrainConfig
 from glassgpt.format import format_lr
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.lr_course import infer_schedule
 from glassgpt.runs.trajectory import (
     continues_previous,
-    numeric_setting,
     planned_end_iteration,
     takes_known_settings,
 )
-from glassgpt.schedule import LearningRateSchedule, default_min_lr, default_warmup_iters, schedule_of
+from glassgpt.schedule import LearningRateSchedule, default_min_lr, default_warmup_iters
 
 # lr_decay_iters over max_iters: a cosine's last tenth hardly changes the rate, so an end within it is fine.
 MAX_DECAY_TO_END, MIN_DECAY_TO_END = 1.1, 0.8
@@ -34,50 +30,9 @@ MAX_RESTARTED_RATIO = 0.5  # first rate after over last before: a warm-up again
 MIN_WARMUP_RATIO = 2.0  # highest over first rate after
 
 
-@dataclass(frozen=True)
-class InferredSchedule:
-    cosine: LearningRateSchedule
-    end_iteration: int  # the run's last iteration, as planned
-    assumed_settings: tuple[str, ...]  # not in the log, taken from the trainer's defaults
-
-
-def infer_schedule(run_log: RunLog) -> InferredSchedule | None:
-    """From the settings; None where there is no cosine decay, or the run's length is not known."""
-    settings, trainer = run_log.setup.settings, run_log.trainer
-    end = planned_end_iteration(run_log)
-    if not takes_known_settings(run_log) or settings.get("decay_lr") is False:
-        return None
-    if not end or settings.get("schedule", "cosine") != "cosine":
-        return None
-    names = ("learning_rate", "min_lr", "warmup_iters", "lr_decay_iters")
-    stated = {name: numeric_setting(run_log, name) for name in names}
-    if trainer.schedule_fits_run:  # defaults that depend on the run's length: nothing is assumed
-        peak_lr = stated["learning_rate"] or trainer.defaults["learning_rate"]
-        schedule = schedule_of(TrainConfig(max_iters=end, learning_rate=peak_lr))
-        defaults = {
-            "learning_rate": peak_lr,
-            "min_lr": schedule.min_lr,
-            "warmup_iters": schedule.warmup_iters,
-            "lr_decay_iters": schedule.decay_iters,
-        }
-        assumed: tuple[str, ...] = ()
-    else:
-        defaults = {name: trainer.defaults[name] for name in names}
-        assumed = tuple(name for name in names if stated[name] is None)
-    if "learning_rate" in assumed and "lr_decay_iters" in assumed:
-        return None  # a log that shows neither does not show the settings
-    values = {name: defaults[name] if value is None else value for name, value in stated.items()}
-    if values["learning_rate"] <= 0 or values["min_lr"] < 0 or values["lr_decay_iters"] <= 0:
-        return None
-    cosine = LearningRateSchedule(
-        values["learning_rate"], values["min_lr"], values["warmup_iters"], values["lr_decay_iters"]
-    )
-    return InferredSchedule(cosine, end, assumed)
-
-
 def lr_schedule_mismatch(analysis: Analysis) -> Finding | None:
     """The schedule ends after the run (the rate stays high), long before it, or is all warm-up."""
-    schedule = infer_schedule(analysis.log)
+    schedule = infer_schedule(analysis.log, planned_end_iteration(analysis.log))
     if schedule is None:
         return _mismatch_in_logged_lr(analysis)
     cosine, end = schedule.cosine, schedule.end_iteration
@@ -176,6 +131,8 @@ def _mismatch_in_logged_lr(analysis: Analysis) -> Finding | None:
     rates = rates[np.isfinite(rates)]
     if not planned or not run_log.has_iteration_numbers or len(rates) < MIN_LOGGED_LRS:
         return None
+    if run_log.trainer.lr_is_share_of_peak:
+        return None
     if trajectory.last_iteration is None or trajectory.last_iteration < planned - 1:
         return None
     peak, last, late = float(rates.max()), float(rates[-1]), rates[-max(5, len(rates) // 10) :]
@@ -198,6 +155,8 @@ def _mismatch_in_logged_lr(analysis: Analysis) -> Finding | None:
 def horizon_changed(analysis: Analysis) -> Finding | None:
     """The learning rate is higher after a resume than before it, or starts its warm-up again."""
     run_log, trajectory = analysis.log, analysis.trajectory
+    if run_log.trainer.lr_is_share_of_peak:
+        return None
     rows = trajectory.rows[np.isfinite(run_log.steps.lr[trajectory.rows])]
     lr, segments = run_log.steps.lr[rows], run_log.steps.segment[rows]  # segments ascend
     peak_so_far = np.maximum.accumulate(lr)

@@ -119,7 +119,7 @@ def _evidence(run_log: RunLog, broken: NonFiniteLoss) -> list[Message | None]:
             last_finite_iteration=int(broken.iterations_before[-1]),
         )
     norms = broken.grad_norms_before[np.isfinite(broken.grad_norms_before)]
-    lr = float(run_log.steps.lr[broken.row])
+    lr = np.nan if run_log.trainer.lr_is_share_of_peak else float(run_log.steps.lr[broken.row])
     return [
         losses,
         _norms_message(norms),

@@ -93,9 +93,21 @@ TRAINER = Trainer(
         HeaderPattern(
             "train_batch_tokens", re.compile(rf"\btrain_batch_tokens:\s*{COUNT}"), "tokens_per_iteration"
         ),
+        # Of its source: how long the learning rate falls to 0, linearly, at the end.
+        HeaderPattern(
+            "cooldown_frac",
+            re.compile(rf"^\s*cooldown_frac\s*(?::\s*\w+\s*)?=\s*{NUMBER}"),
+            "wsd_decay_fraction",
+        ),
+        HeaderPattern(
+            "down_iters",
+            re.compile(rf"^\s*(?:cool|warm)down_iters\s*(?::\s*\w+\s*)?=\s*{COUNT}"),
+            "wsd_decay_iters",
+        ),
     ),
     glossary=_glossary,
     first_iteration=1,
     step_work_grows=True,
     trains_on_plain_text=True,
+    defaults={"wsd_decay_fraction": 0.45},  # the share of the run in which the learning rate falls to 0
 )

@@ -34,6 +34,7 @@ _ONLY_NANOCHAT = re.compile(r"\blrm\b|\bmfu: |total time:|num_tokens:|\([\d.]+%\
 _TIME = re.compile(rf"\bdt:\s*{NUMBER}\s*ms\b")
 _MFU = re.compile(rf"\b(?:bf16_)?mfu:\s*{NUMBER}")
 _NORM = re.compile(rf"\bgrad[ _]norm:\s*{NUMBER}")
+_LR_FACTOR = re.compile(rf"\blrm:\s*{NUMBER}")
 _SPEED = re.compile(rf"\btok/sec:\s*{NUMBER}")
 _VAL = re.compile(rf"\bStep\s+(\d+)\s*\|\s*Validation (bpb|loss):\s*{NUMBER}", re.IGNORECASE)
 _SAVE = re.compile(r"\bSaved model\b(?:.{0,300}_(\d{4,})\.pt)?")
@@ -56,6 +57,7 @@ def read(line: str, builder: RunBuilder) -> bool:
             parse_number(loss),
             ms=search_number(_TIME, rest),
             mfu=search_number(_MFU, rest),
+            lr=search_number(_LR_FACTOR, rest),
             grad_norm=search_norm(_NORM, rest),
             tokens_per_s=search_number(_SPEED, rest),
         )
@@ -117,6 +119,8 @@ TRAINER = Trainer(
     setting_names={"sequence_len": "block_size"},
     glossary=_glossary,
     first_iteration=0,
+    lr_is_share_of_peak=True,
     evaluates_next_token_loss=True,
     resume_command="--resume-from-step=STEP",
+    defaults={"wsd_decay_fraction": 0.2},  # the share of the run in which the learning rate falls to 0
 )

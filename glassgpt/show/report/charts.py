@@ -225,7 +225,7 @@ def _tokens_per_s_chart(run_log: RunLog, facts: Facts) -> Chart | None:
 
 def _learning_rate_chart(run_log: RunLog) -> Chart | MissingChart:
     rows = np.flatnonzero(np.isfinite(run_log.steps.lr))
-    if len(rows) == 0:
+    if len(rows) == 0 or run_log.trainer.lr_is_share_of_peak:
         return MissingChart(translate("report.learning_rate.missing"))
     rates = run_log.steps.lr[rows]
     traces = [line_trace(run_log, rows, rates, translate("report.learning_rate.curve"), "var(--rate)", 2)]

@@ -112,7 +112,10 @@ def print_finding(finding: Finding, out: Console) -> None:
     head = Text.assemble((f"{severity}  ", _STYLES[finding.severity]), (terminal_text(finding.title), "bold"))
     head.append(f"  [{finding.id}]" if finding.id else "", style="dim")
     out.print(head)
-    for text, style in ((finding.evidence, ""), (finding.explanation, "dim"), (finding.advice, "green")):
+    lines = ", ".join(f"{line:,}" for line in finding.lines)
+    shown_at = translate("explain_view.finding_lines", lines=lines) if lines else ""
+    evidence = " ".join(text for text in (finding.evidence, shown_at) if text)
+    for text, style in ((evidence, ""), (finding.explanation, "dim"), (finding.advice, "green")):
         print_indented(text, style, out)
     out.print()
 

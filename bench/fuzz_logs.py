@@ -2,8 +2,9 @@
 
     python -m bench.fuzz_logs --inputs 1000000 --jobs 2
 
-Each input is made from a seed: lines of one to four trainers, tables or notes, some cut, repeated or with extreme
-numbers, some bytes flipped. It is read and explained as `glass explain` does. Anything but an explanation or a UserError is a crash; an input that takes longer than 5 s is a hang.
+Each input is made from a seed: lines of one to four trainers, tables or notes, some cut, repeated or with
+extreme numbers, some bytes flipped. It is read and explained as `glass explain` does. Anything but an
+explanation or a UserError is a crash; an input that takes longer than 5 s is a hang.
 The last line is one JSON document with the seeds of both, so that `--seed N --inputs 1` repeats one.
 """
 
@@ -39,8 +40,8 @@ _LINES = (
     "step 250: train loss 1.9639, val loss 2.0676",
     "iter 250: loss 2.0307, time 26177.52ms, mfu 1.52%",
     "step   17 | loss: 6.952601 | lr 8.3916e-07 | norm: 14.8389 | dt: 40877.42ms | tok/sec: 801.62",
-    "step    1/74 | loss 4.367631 (+nanz)| norm 15.3 (+nanz)| lr 1.00e-04 | 80.64 ms | 33.8% bf16 MFU | 508 tok/s",
-    "step 00012/00100 (12.00%) | loss: 10.397162 | lrm: 0.01 | dt: 1677.49ms | tok/sec: 4,883 | bf16_mfu: 0.00",
+    "step    1/74 | loss 4.367631 (+nanz)| norm 15.3 (+nanz)| lr 1.00e-04 | 80.64 ms | 33.8% MFU | 508 tok/s",
+    "step 00012/00100 (12.00%) | loss: 10.397162 | lrm: 0.01 | dt: 1677.49ms | tok/sec: 4,883",
     "step:125/1645 val_loss:4.9213 train_time:11531ms step_avg:92.25ms",
     "Epoch 1 | iter 16 step 4 | loss train: 10.939, val: n/a | iter time: 300.07 ms (step)",
     "{'loss': 2.9543, 'grad_norm': 1.2, 'learning_rate': 4.9e-05, 'epoch': 0.03}",
@@ -52,7 +53,7 @@ _LINES = (
     '{"current_steps": 10, "total_steps": 656, "loss": 0.85, "elapsed_time": "0:02:32"}',
     "step,train_loss,val_loss,lr",
     "10,2.3,2.5,0.001",
-    " iteration  100/ 1000 | elapsed time per iteration (ms): 512.3 | learning rate: 1.5E-04 | lm loss: 2.1E+00 |",
+    " iteration  100/ 1000 | elapsed time per iteration (ms): 512.3 | learning rate: 1.5E-04 | lm loss: 2.1 |",
     "100/100 ━━━━━━━━━━━━━━━━━━━━ 8s 8ms/step - loss: 2.1 - val_loss: 2.2",
     "| batch_size | 16 | 8 |",
     "| --- | --- | --- |",

@@ -53,7 +53,7 @@ _LINES = (
     '{"current_steps": 10, "total_steps": 656, "loss": 0.85, "elapsed_time": "0:02:32"}',
     "step,train_loss,val_loss,lr",
     "10,2.3,2.5,0.001",
-    " iteration  100/ 1000 | elapsed time per iteration (ms): 512.3 | learning rate: 1.5E-04 | lm loss: 2.1 |",
+    " iteration  100/ 1000 | elapsed time per iteration (ms): 512.3 | learning rate: 1.5E-04 | lm loss: 2 |",
     "100/100 ━━━━━━━━━━━━━━━━━━━━ 8s 8ms/step - loss: 2.1 - val_loss: 2.2",
     "| batch_size | 16 | 8 |",
     "| --- | --- | --- |",

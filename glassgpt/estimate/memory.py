@@ -436,7 +436,9 @@ def _bytes_at_evaluation(work: TrainingWorkload) -> dict[str, int]:
         | _gathered_weight_bytes(work)
         | {
             "gradients": 4 * total_parameters(work) if work.graph and not config.eval_only else 0,
-            "activations": max(0, blocks - head) + weight_copies + _EVAL_WORKSPACE_BYTES[work.device_type],
+            "activations": max(0, blocks - head) + weight_copies,
+            "working space": _CUBLAS_WORKSPACE_BYTES[work.device_type]
+            + (_EVAL_WORKSPACE_BYTES[work.device_type] if tokens else 0),
             "logits and loss": head,
         }
     )

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from glassgpt.format import format_loss
 from glassgpt.i18n import translate
 from glassgpt.record.finding import Finding
@@ -48,6 +50,9 @@ def other_problems(others: Sequence[tuple[RunLog, Facts, Sequence[Finding]]]) ->
         at = ", ".join(f"{log.first_line:,}" for log in failed[:MAX_OTHER_PROBLEMS])
         more = ", …" if len(failed) > MAX_OTHER_PROBLEMS else ""
         sentences.append(translate("verdict.failed_launches", launches=len(failed), lines=at + more))
+    nonfinite_norms = sum(int(np.isinf(log.steps.grad_norm).sum()) for log, _, _ in others)
+    if nonfinite_norms:
+        sentences.append(translate("verdict.other_norms", count=nonfinite_norms))
     problems = [
         (log, findings[0])
         for log, facts, findings in others

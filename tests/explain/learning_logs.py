@@ -184,7 +184,13 @@ def any_run_log(draw: st.DrawFn) -> RunLog:
     processes = [LoggedProcess(draw(st.booleans()), draw(st.booleans()), draw(at)) for _ in range(segments)]
     stated: Mapping[str, ConfigValue] = draw(st.dictionaries(st.sampled_from(SETTINGS), values, max_size=8))
     counts = st.one_of(st.none(), st.integers(1, 10**10))
-    setup = LoggedSetup(stated, draw(counts), draw(counts), draw(counts), planned_iterations=draw(counts))
+    setup = LoggedSetup(
+        stated,
+        parameters=draw(counts),
+        trained_parameters=draw(counts),
+        tokens_per_iteration=draw(counts),
+        planned_iterations=draw(counts),
+    )
     run_log = replace(
         make_run_log(steps, events=draw(st.lists(events, max_size=3))),
         trainer=draw(st.sampled_from([NANOGPT, GLASSGPT, HF])),

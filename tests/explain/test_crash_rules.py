@@ -438,9 +438,9 @@ def test_a_batch_that_would_have_fitted() -> None:
     )
     # 1024 x (32.8 x 12 x 768 + 10 x 50304) bytes = 0.77 GiB each: 10 in the 8.0 GiB beside model and context
     values = one.values
-    matrices, head = 12 * 12 * 768**2, 50304 * 768
-    parameters = 124_373_760 - 1024 * 768
-    assert values["model_bytes"] == 16 * parameters + 2 * matrices + (2 + 4) * head
+    parameters, head = 124_373_760 - 1024 * 768, 50304 * 768
+    # Beside the sum over micro-batches, a tied embedding's two gradients and their sum.
+    assert values["model_bytes"] == 16 * parameters + 3 * 4 * head
     assert values["bytes_per_sequence"] == pytest.approx(786 * 2**20, rel=0.01)
     assert (values["batch_size"], values["new_batch_size"]) == (32, 8)
     assert (values["accumulation_steps"], values["new_accumulation_steps"]) == (5, 20)
@@ -683,6 +683,9 @@ def test_a_crash_after_the_end_is_not_the_runs() -> None:
     assert (one.severity, one.claims) == ("warning", {"how the run ended": "finished"})
     assert one.values["quoted"] == "OSError: quota"
     assert crashed(after) is None
+    memory = analyse(replace(run_log, events=(done, LogEvent("oom", NEW, 120, 990))))
+    assert oom(memory) is None  # of a later script
+    assert crashed_after_end(memory) is not None
     before = analyse(replace(run_log, events=(replace(fault, line=105), done)))
     assert crashed_after_end(before) is None
 

@@ -211,4 +211,4 @@ def test_a_captured_update_never_takes_negative_memory() -> None:
     several = with_cluster(target_of_card(resolve_card_name("rtx4050 laptop").card, "asked for"), 1, 16, 12.5)
     made = plan("shakespeare_char_cpu", several, n_head=5, n_embd=20, batch_tokens=1024)
     assert made.spec.workload.graph
-    assert made.memory.graph_bytes == 0
+    assert 0 <= made.memory.graph_bytes < 2**20

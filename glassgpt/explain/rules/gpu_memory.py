@@ -158,6 +158,9 @@ def oom(analysis: Analysis) -> Finding | None:
     run_log = analysis.log
     failed_start_events = run_log.events_of_failed_start()
     events = [event for event in run_log.events if event.kind == "oom" and event not in failed_start_events]
+    # What comes after the line that training is over is another script's: see crashed_after_end.
+    ends = [event.line for event in run_log.events_after_last_step() if event.kind == "finish"]
+    events = [event for event in events if not ends or event.line < ends[0]]
     if not events:
         return None
     if all(_HOST_KILL.search(event.text) for event in events):
@@ -191,7 +194,7 @@ def oom(analysis: Analysis) -> Finding | None:
         else None,
         at=events[-1].iteration if run_log.has_iteration_numbers else None,
         lines=(one.line for one in events),
-        claims={} if continued else {"how the run ended": "oom"},
+        claims={"how the run ended": "oom"} if analysis.facts.ended == "oom" else {},
     )
 
 
@@ -224,7 +227,7 @@ def _host_memory(analysis: Analysis, event: LogEvent) -> Finding:
         advice=say("oom.advice.host_loading") if never_trained else say("oom.advice.host"),
         at=event.iteration if run_log.has_iteration_numbers else None,
         lines=(event.line,),
-        claims={} if continued else {"how the run ended": "oom"},
+        claims={"how the run ended": "oom"} if analysis.facts.ended == "oom" else {},
     )
 
 

@@ -180,7 +180,7 @@ def plateau(analysis: Analysis) -> Finding | None:
         return None
     if analysis.loss_rise or analysis.explosions or analysis.facts.nan_step is not None:
         return None
-    if has_leaked_data(analysis) or trailing_zero_losses(analysis):
+    if has_leaked_data(analysis) or trailing_zero_losses(analysis) or analysis.has_overfitted:
         return None
     smooth = block_medians(at, losses, 30)
     from_start = run_log.has_iteration_numbers and int(at[0]) <= run_log.trainer.first_iteration + 1
@@ -191,7 +191,7 @@ def plateau(analysis: Analysis) -> Finding | None:
     ):
         return nothing
     evidence = _plateau_evidence(analysis, smooth)
-    if not evidence or _find_too_small_model(analysis) or analysis.has_overfitted:
+    if not evidence or _find_too_small_model(analysis):
         return None
     last = int(at[-1])
     stop = last * 2 // 3

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from glassgpt.cli.command import command, make_console, parse_options, print_schema
+from glassgpt.cli.command import command, make_console, parse_options
 from glassgpt.errors import UserError
 from glassgpt.explain.explain_options import (
     CompareOptions,
@@ -42,8 +42,6 @@ def explain(words: list[str]) -> int:
 
     missing = "say which run or log to explain; - reads the standard input"
     names, overrides, options, card = _parse_command_line(words, ExplainOptions, 1, missing)
-    if options.schema:
-        return print_schema("explain")
     with use_language(options.lang or preferred_language()):
         if options.watch:
             return _watch(names[0], overrides[0], options, card)
@@ -63,8 +61,6 @@ def compare(words: list[str]) -> int:
 
     missing = "glass compare needs at least two runs or logs, or a file that holds several: glass compare A B"
     names, overrides, options, card = _parse_command_line(words, CompareOptions, None, missing)
-    if options.schema:
-        return print_schema("compare")
     with use_language(options.lang or preferred_language()):
         if len(names) == 1:
             run_logs = _read_runs_of_file(names[0], overrides)
@@ -123,15 +119,6 @@ def _parse_command_line(
         if "=" not in word and remaining and not remaining[0].startswith("--"):
             override_words.append(remaining.pop(0))
     names, options, problems = parse_options(other_words, kind)
-    if getattr(options, "schema", False):
-        others = [*names, *override_words]
-        if options != kind(**{"schema": True}):  # type: ignore[arg-type]
-            others.append("other options")
-        if others:
-            problems.append(f"--schema is printed by itself: leave out {', '.join(others)}")
-        if problems:
-            raise UserError(problems)
-        return [], [], options, None
     if count is not None and len(names) > count:
         problems.append(f"one run or log at a time, not {' and '.join(names)}; `glass compare` takes several")
     elif len(names) < (count or 1):

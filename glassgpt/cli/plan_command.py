@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from glassgpt.cli.command import command, make_console, print_schema, recipe_from_names
+from glassgpt.cli.command import command, make_console, recipe_from_names
 from glassgpt.config import DEVICE_PATTERN, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.files import expand_user_path
@@ -49,17 +49,15 @@ def plan(words: list[str]) -> int:
     )
     options = PlanOptions(**values)  # type: ignore[arg-type]
     problems += option_problems + check_plan_options(options)
-    if options.cards or options.schema:
+    if options.cards:
         others = [*names, *(f"--{name}" for name in flags)]
-        alone = PlanOptions(schema=True) if options.schema else PlanOptions(cards=True, json=options.json)
-        if options != alone:
+        if options != PlanOptions(cards=True, json=options.json):
             others += ["other options"]
         if others:
-            flag = "--schema is printed" if options.schema else "--cards is a table"
-            problems.append(f"{flag} by itself: leave out {', '.join(others)}")
+            problems.append(f"--cards is a table by itself: leave out {', '.join(others)}")
         if problems:
             raise UserError(problems)
-        return print_schema("plan") if options.schema else _print_recommendations(options.json)
+        return _print_recommendations(options.json)
     request = _resolve_request(names, flags, options, problems)
     if options.hours is not None:
         return _propose(request, options.hours)

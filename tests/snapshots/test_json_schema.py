@@ -79,7 +79,7 @@ def errors(command: str, documents: dict[str, Any]) -> list[str]:
 def test_schema_is_one_and_describes_every_property(command: str) -> None:
     schema = printed_schema(command)
     Draft202012Validator.check_schema(schema)
-    undescribed, properties = [], 0
+    undescribed, properties = list[str](), 0
 
     def visit(part: Any, at: str) -> None:
         nonlocal properties

@@ -152,7 +152,6 @@ def _nonfinite_gradient(run_log: RunLog) -> Finding | None:
         evidence=_norms_message(broken.grad_norms_before),
         explanation=_cause_explanation(run_log, broken, cause),
         advice=[_checkpoint_advice(run_log, broken), _cause_advice(run_log, cause)],
-        more=say("loss-nan.more.learning_rate", lr=lr) if np.isfinite(lr) else None,
         at=at,
     )
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from written_findings import written_finding
 
 from glassgpt.explain.explanation import explain, explain_runs
-from glassgpt.i18n import LANGUAGES, translate, use_language, verbatim
+from glassgpt.i18n import LANGUAGES, say, translate, use_language, verbatim
 from glassgpt.record.finding import Severity, make_finding
 from glassgpt.runs.lines import LogLine
 from glassgpt.runs.recognise import read_logs
@@ -68,6 +68,14 @@ def test_a_finding() -> None:
     out = io.StringIO()
     print_finding(replace(finding, lines=(12, 4000)), Console(file=out, width=100))
     assert out.getvalue().splitlines()[1] == "  evidence  evidence 5 Log lines: 12, 4,000."
+
+
+def test_a_quoted_line_is_named_once() -> None:
+    quoted = say("crashed.evidence.quoted_line", line=7, quoted="ValueError: x")
+    out = io.StringIO()
+    finding = make_finding("x", "problem", title=verbatim("T"), evidence=quoted, lines=(7, 9))
+    print_finding(finding, Console(file=out, width=100))
+    assert re.findall(r"\d+", out.getvalue()) == ["7", "9"]
 
 
 def test_details_are_shown_on_request() -> None:

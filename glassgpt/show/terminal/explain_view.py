@@ -113,7 +113,8 @@ def print_finding(finding: Finding, out: Console, more: bool = False) -> None:
     head = Text.assemble((f"{severity}  ", _STYLES[finding.severity]), (terminal_text(finding.title), "bold"))
     head.append(f"  [{finding.id}]" if finding.id else "", style="dim")
     out.print(head)
-    lines = ", ".join(f"{line:,}" for line in finding.lines)
+    quoted = finding.values.get("line")  # the evidence names the number of a line that it quotes
+    lines = ", ".join(f"{line:,}" for line in finding.lines if line != quoted)
     shown_at = translate("explain_view.finding_lines", lines=lines) if lines else ""
     evidence = " ".join(text for text in (finding.evidence, shown_at) if text)
     parts = (

@@ -398,7 +398,7 @@ def test_a_standard_error_in_the_log_is_used() -> None:
     evals = tuple(LoggedEvaluation(100 * i, 0, loss, stderr=0.02) for i, loss in enumerate(val))
     run_log = replace(make_run_log(make_steps(range(600)), trainer=HF), evals=evals)
     one = require_finding(eval_noise(analyse(run_log)))
-    assert one.text["evidence"][-1] == say("eval-noise.evidence.noise_logged", eval_std=0.02)
+    assert one.text["more"][-1] == say("eval-noise.more.noise_logged", eval_std=0.02)
     assert one.values["token_factor"] == 32  # (2 sqrt(2) 0.02 / 0.01)^2
 
 

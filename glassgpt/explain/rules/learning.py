@@ -190,11 +190,13 @@ def _longer_training_advice(
             expected_loss=forecast.expected,
             low_loss=forecast.low,
             high_loss=forecast.high,
+            command=run_log.trainer.resume_command,
         )
     if unfinished:  # a log that only stops may be of a run that went on, or was done
-        is_known = analysis.facts.ended != "cut" or planned_end_iteration(analysis.log) is not None
-        return say("still-improving.advice.continue") if is_known else None
-    if takes_known_settings(analysis.log):
+        is_known = analysis.facts.ended != "cut" or planned_end_iteration(run_log) is not None
+        command = run_log.trainer.resume_command
+        return say("still-improving.advice.continue", command=command) if is_known else None
+    if takes_known_settings(run_log):
         return say("still-improving.advice.raise_max_iters")
     return say("still-improving.advice.train_longer")
 

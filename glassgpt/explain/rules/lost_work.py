@@ -20,7 +20,7 @@ from glassgpt.runs.trajectory import (
     val_metric_name,
 )
 
-MAX_QUOTED_CHARS = 120  # of the log line with the error
+MAX_QUOTED_CHARS = 100  # of the log line with the error
 TRACEBACK_HEADER = "Traceback (most recent call last)"  # only the last line of a traceback names the error
 FAULT_KINDS = ("oom", "traceback", "abort", "kill")
 EXTERNAL_KILL_WORDS = ("sigterm", "sigkill", "cancelled", "killed", "preempt", "hangup", "sighup")

@@ -182,6 +182,7 @@ def _longer_training_advice(
     analysis: Analysis, forecast: FinalLossForecast | None, unfinished: bool
 ) -> Message | None:
     """Figures only for a run that has not reached its planned end: such runs the forecasts were tested on."""
+    run_log = analysis.log
     if forecast is not None:
         return say(
             "still-improving.advice.continue_to_plan",

@@ -74,15 +74,17 @@ def other_problems(others: Sequence[tuple[RunLog, Facts, Sequence[Finding]]]) ->
 def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -> list[str]:
     """The sentences, in order. The last one names the most serious finding, or says that there is none."""
     sentences = [_progress_sentence(run_log, facts)]
-    planned, last = planned_end_iteration(run_log), facts.last_iteration
+    planned, last = planned_end_iteration(run_log), _last_iteration_done(run_log, facts)
     if (
         planned
         and last is not None
         and facts.ended not in ("finished", None)
-        and last < MAX_PLAN_SHARE * planned
+        and (last < planned if run_log.iterations_done else last < MAX_PLAN_SHARE * planned)
     ):
         sentences.append(translate("verdict.share_of_plan", share=last / planned, planned=planned))
     sentences.append(_loss_sentence(run_log, facts))
+    if run_log.columns and facts.best_val_loss is not None:
+        sentences.append(_training_loss_sentence(facts))
     sentences += _time_sentences(facts, findings)
     if left_out := run_log.left_out.lines:
         sentences.append(
@@ -117,15 +119,13 @@ def _progress_sentence(run_log: RunLog, facts: Facts) -> str:
     elif facts.last_iteration is None:
         sentence = translate("verdict.no_iteration_numbers", trainer=trainer, lines=facts.iterations_logged)
     else:
-        at = f"{facts.last_iteration:,}"
+        at = f"{_last_iteration_done(run_log, facts):,}"
         sentence = {
             "finished": translate("verdict.finished", trainer=trainer, at=at),
             "interrupted": translate("verdict.interrupted", trainer=trainer, at=at),
             "crashed": translate("verdict.crashed", trainer=trainer, at=at),
             "oom": translate("verdict.out_of_memory", trainer=trainer, at=at),
-            "cut": translate("verdict.table_ends", trainer=trainer, at=at)
-            if run_log.columns
-            else translate("verdict.log_stops", trainer=trainer, at=at),
+            "cut": _cut_sentence(run_log, trainer, at),
             None: translate("verdict.running", trainer=trainer, at=at),
         }[facts.ended]
         budget_s, remaining_s = run_log.setup.budget_s, run_log.setup.remaining_s
@@ -136,6 +136,27 @@ def _progress_sentence(run_log: RunLog, facts: Facts) -> str:
     if sentence.startswith(f"A {run_log.trainer.name} "):
         return sentence.replace("A", run_log.trainer.article, 1)
     return sentence
+
+
+def _cut_sentence(run_log: RunLog, trainer: str, at: str) -> str:
+    """About a log that does not say how the run ended."""
+    if run_log.iterations_done is not None:
+        return translate("verdict.saved_state", trainer=trainer, at=at)
+    if run_log.columns:
+        return translate("verdict.table_ends", trainer=trainer, at=at)
+    return translate("verdict.log_stops", trainer=trainer, at=at)
+
+
+def _last_iteration_done(run_log: RunLog, facts: Facts) -> int | None:
+    """A finished run's last iteration need not have a line: those are `log_interval` apart."""
+    logged, planned = facts.last_iteration, run_log.setup.planned_iterations
+    if logged is None:
+        return None
+    if run_log.iterations_done is not None:
+        return max(logged, run_log.iterations_done)
+    if planned is not None and facts.ended == "finished" and planned < logged + (facts.log_interval or 1):
+        return max(logged, planned)
+    return logged
 
 
 def _time_sentences(facts: Facts, findings: Sequence[Finding]) -> list[str]:
@@ -154,15 +175,19 @@ def _time_sentences(facts: Facts, findings: Sequence[Finding]) -> list[str]:
     return sentences
 
 
+def _training_loss_sentence(facts: Facts) -> str:
+    if facts.loss_last is None or facts.loss_first is None or math.isnan(facts.loss_last):
+        return ""
+    first, last = format_loss(facts.loss_first), format_loss(facts.loss_last)
+    if facts.iterations_logged == 1:
+        return translate("verdict.only_training_loss", last=last)
+    return translate("verdict.training_loss", first=first, last=last)
+
+
 def _loss_sentence(run_log: RunLog, facts: Facts) -> str:
     best, step, final = facts.best_val_loss, facts.best_val_step, facts.final_val_loss
     if best is None or final is None:
-        if facts.loss_last is None or facts.loss_first is None or math.isnan(facts.loss_last):
-            return ""
-        first, last = format_loss(facts.loss_first), format_loss(facts.loss_last)
-        if facts.iterations_logged == 1:
-            return translate("verdict.only_training_loss", last=last)
-        return translate("verdict.training_loss", first=first, last=last)
+        return _training_loss_sentence(facts)
     shown = format_loss(best)
     if facts.val_metric == "bits_per_byte":
         return translate("verdict.best_bits_per_byte", best=shown)

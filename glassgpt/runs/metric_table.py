@@ -111,6 +111,7 @@ _CLOCKS: dict[Role, tuple[Callable[[object], float | None], str]] = {
 # What a column may be instead.
 _MAYBE_CLOCKS: dict[Role, Role] = {
     "time": "elapsed_s",
+    "run_s": "elapsed_s",
     "step_time": "elapsed_s",
     "step_s": "elapsed_s",
     "step_ms": "elapsed_ms",
@@ -179,7 +180,8 @@ class MetricTable:
         self._last_iteration: int | None = None
         self._last_val_loss: float | None = None  # of the row before
         self._tokens: tuple[tuple[int, float], tuple[int, float]] | None = None  # first and last row's
-        self._closing_line: int | None = None
+        self._closing: tuple[int, int] | None = None  # line and iteration of the closing row
+        self._run_s: float | None = None  # as the closing row says
 
     def feed(self, row: Row, line: int) -> None:
         if self._sample is not None:
@@ -200,16 +202,18 @@ class MetricTable:
         builder = self.builder
         if not builder.has_steps and not builder.non_step_count:
             return False
-        if self._closing_line is not None:
-            builder.line = self._closing_line
+        if self._closing is not None:
+            builder.line, builder.iterations_done = self._closing
             builder.add_event("finish", "the closing row, without a loss")
-            self._closing_line = None
+            self._closing = None
         if self._tokens is not None and "tokens_per_iteration" not in builder.setup.values:
             (first, before), (last, after) = self._tokens
             if last > first and before < after:
                 builder.setup.values["tokens_per_iteration"] = round((after - before) / (last - first))
         if self._clock is not None and "timestamp" not in self._units and self._processes == 1:
             builder.setup.values["wall_s"] = self._clock.last_s
+        if self._run_s is not None:
+            builder.setup.values["wall_s"] = self._run_s
         builder.finish()
         return True
 
@@ -221,6 +225,10 @@ class MetricTable:
         self._flush_sample()
         if not (self.finish() if final else self.builder.has_steps):
             return ()
+        notes = [*self.notes, say("table.epochs")] if self._counts_epochs else list(self.notes)
+        if self._run_s and self.builder.iterations_done and not self._units and self._processes == 1:
+            ms = 1000 * self._run_s / self.builder.iterations_done
+            notes.append(say("table.run_time", run_s=self._run_s, ms=ms))
         whole = replace(
             self.builder.build(name, ends_mid_line=False),
             run_name=run_name,
@@ -228,7 +236,7 @@ class MetricTable:
             first_line=self._first_line,
             last_line=self.builder.line,
             columns=self._described_columns(),
-            notes=(*self.notes, say("table.epochs")) if self._counts_epochs else tuple(self.notes),
+            notes=tuple(notes),
         )
         return split_runs(whole)
 
@@ -280,16 +288,20 @@ class MetricTable:
     def _choose_clock(self, rows: Sequence[Row]) -> None:
         """A column whose values grow from row to row is a clock, whatever its name says."""
         columns = self._columns
+        losses = [row for row in rows if columns.get("loss") in row]
         for role, clock_role in _MAYBE_CLOCKS.items():
             if role in columns:
                 times = [time for row in rows if (time := parse_clock(row.get(columns[role]))) is not None]
-                is_clock = len(times) >= 3 and times == sorted(times) and times[-1] > 1.5 * times[0]
+                is_clock = (
+                    len(times) >= max(3, len(losses) // 2)
+                    and times == sorted(times)
+                    and times[-1] > 1.5 * times[0]
+                )
                 is_date = bool(times) and times[0] > 1e8 and role == "time"
                 if is_clock or is_date:
                     columns.setdefault("timestamp" if is_date else clock_role, columns[role])
                 if is_clock or role == "time":
                     del columns[role]
-        losses = [row for row in rows if columns.get("loss") in row]
         for role, (parse, unit) in _CLOCKS.items():
             if role not in columns:
                 continue
@@ -346,7 +358,7 @@ class MetricTable:
         for name in row.keys() - self._names:
             self._names.add(name)
             role = role_of(name)
-            if role in ("loss", "val_loss", "val_bpb", "eval_s", *_COLUMN_ROLES):
+            if role in ("loss", "val_loss", "val_bpb", "eval_s", "run_s", *_COLUMN_ROLES):
                 self._columns.setdefault(role, name)
 
     def _described_columns(self) -> dict[str, str]:
@@ -400,14 +412,17 @@ class MetricTable:
         planned = cell("planned_iterations")
         if planned is not None and 0 < planned <= MAX_COUNT:
             builder.setup.values["planned_iterations"] = int(planned)
-        self._closing_line = None
+        self._closing = None
+        if (run_s := cell("run_s")) is not None and 0 <= run_s < math.inf:
+            self._run_s, builder.iterations_done = run_s, iteration
+            builder.add_event("finish", f"the whole run took {run_s:.1f} s")
         if val_loss is not None or val_bpb is not None:
             # Before the step: an evaluation in the same row comes before the time in it.
             self._add_eval(iteration, val_loss, val_bpb, cell("eval_s"))
         elif loss is not None:
             self._last_val_loss = None
         elif builder.trainer.closing_row_has_no_loss:
-            self._closing_line = line
+            self._closing = line, iteration
         if loss is not None and self._is_new("loss", iteration, loss):
             self._add_step(iteration, loss, seconds, row)
 
@@ -455,6 +470,7 @@ class MetricTable:
                 ms = _known(parse_cell(row.get(columns[role]))) * _STEP_TIME_UNITS[unit]
         self.builder.add_step(iteration, loss, ms=ms, line=self.builder.line, **values)
         self._last_iteration = iteration
+        self._run_s = self.builder.iterations_done = None
         tokens = parse_cell(row.get(columns["tokens"])) if "tokens" in columns else None
         if tokens is not None and math.isfinite(tokens):
             first = self._tokens[0] if self._tokens and tokens >= self._tokens[1][1] else (iteration, tokens)

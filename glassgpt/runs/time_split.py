@@ -103,8 +103,11 @@ def split_time(run_log: RunLog, regimes: tuple[Regime, ...]) -> TimeSplit | None
 
 
 def _unlogged_ms(run_log: RunLog, ms: Floats, local_ms: Floats) -> Floats:
-    """By row, the time of iterations before it without a line, or that a very long log leaves out."""
+    """By row, the time of iterations before it without a line, or that a very long log leaves out; with the
+    last one, of those after it."""
     unlogged = run_log.unlogged_before()
+    if run_log.iterations_done is not None and len(unlogged):
+        unlogged[-1] += max(0, run_log.iterations_done - int(run_log.steps.iteration[-1]))
     if run_log.trainer.step_time_is_interval_mean:
         return unlogged * ms
     count, left_out = float(unlogged.sum()), run_log.left_out

@@ -103,8 +103,8 @@ def find_loss_jump(at: Ints, losses: Floats, process_starts: Ints) -> LossJump |
     if not size > MIN_JUMP_SHARE * abs(before) or float(after[row:].min()) < middle:
         return None
     near = np.arange(row - JUMP_LOSSES // 2, row + JUMP_LOSSES // 2)  # the line that parts them best
-    wrong = [np.sum(losses[row - JUMP_LOSSES : one] > middle) + np.sum(losses[one : row + JUMP_LOSSES] < middle)
-             for one in near]  # fmt: skip
+    begin, end = row - JUMP_LOSSES, row + JUMP_LOSSES
+    wrong = [np.sum(losses[begin:one] > middle) + np.sum(losses[one:end] < middle) for one in near]
     row = int(near[int(np.argmin(wrong))])
     if min(wrong) > MAX_JUMP_OVERLAP * 2 * JUMP_LOSSES or np.mean(losses[:row] > middle) > 0.5:
         return None

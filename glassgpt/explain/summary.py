@@ -105,6 +105,7 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         and facts.iterations_logged >= MIN_JUDGED_ITERATIONS
         and not run_log.is_excerpt
         and not has_advice
+        and run_log.trainer.loss_measures_learning
     ):
         sentences.append(translate("verdict.nothing_wrong"))
     return [sentence for sentence in sentences if sentence]
@@ -176,6 +177,8 @@ def _time_sentences(facts: Facts, findings: Sequence[Finding]) -> list[str]:
 
 
 def _training_loss_sentence(facts: Facts) -> str:
+    if facts.loss_first == facts.loss_last == 0:
+        return ""  # no loss is: a finding says why
     if facts.loss_last is None or facts.loss_first is None or math.isnan(facts.loss_last):
         return ""
     first, last = format_loss(facts.loss_first), format_loss(facts.loss_last)
@@ -187,6 +190,8 @@ def _training_loss_sentence(facts: Facts) -> str:
 def _loss_sentence(run_log: RunLog, facts: Facts) -> str:
     best, step, final = facts.best_val_loss, facts.best_val_step, facts.final_val_loss
     if best is None or final is None:
+        if not run_log.trainer.loss_measures_learning:
+            return translate("verdict.loss_measures_nothing")
         return _training_loss_sentence(facts)
     shown = format_loss(best)
     if facts.val_metric == "bits_per_byte":

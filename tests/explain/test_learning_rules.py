@@ -26,7 +26,14 @@ from glassgpt.config import ConfigValue
 from glassgpt.estimate.loss_forecast import LAW
 from glassgpt.explain.registry import LEARNING_RULES
 from glassgpt.explain.rules.learning import plateau, still_improving, underfit_capacity
-from glassgpt.explain.rules.loss_plausibility import init_loss, leaked_data, memorised_data, ppl_vs_loss
+from glassgpt.explain.rules.loss_plausibility import (
+    collapsed_loss,
+    constant_loss,
+    init_loss,
+    leaked_data,
+    memorised_data,
+    ppl_vs_loss,
+)
 from glassgpt.explain.rules.lost_work import best_overwritten
 from glassgpt.explain.rules.val_curve import eval_noise, overfitting
 from glassgpt.i18n import say
@@ -483,3 +490,25 @@ def test_a_bend_of_the_curve_is_no_noise() -> None:
 def case_noise(run_log: RunLog) -> str | None:
     noise = analyse(run_log).eval_noise
     return None if noise is None else noise.source
+
+
+def test_a_loss_that_is_the_same_on_every_line() -> None:
+    """ln(4096) = 8.3178; of two digits a change would not be seen, and of nine lines none is said."""
+    one = require_finding(constant_loss(analyse(make_run_log(make_steps(range(12), loss=[8.3178] * 12)))))
+    assert (one.severity, one.values["loss"], one.values["logged_losses"]) == ("problem", 8.3178, 12)
+    assert one.values["choices"] == pytest.approx(4096, abs=1)
+    for losses in ([8.3178] * 9, [8.31] * 12, [8.3178] * 11 + [8.3177]):
+        run_log = make_run_log(make_steps(range(len(losses)), loss=losses))
+        assert constant_loss(analyse(run_log)) is None
+
+
+def test_a_loss_that_falls_to_nothing_at_once() -> None:
+    one = require_finding(
+        collapsed_loss(analyse(make_run_log(make_steps(range(4), loss=[11.0, 10.9, 1e-6, 0.0]))))
+    )
+    assert (one.at, one.values["loss_before"], one.values["loss_after"]) == (2, 10.9, 1e-6)
+    for losses in ([11.0, 10.9, 1e-6, 2.0], [2.0, 1e-6, 0.0], [11.0, 10.9, 1.0]):
+        run_log = make_run_log(make_steps(range(len(losses)), loss=losses))
+        assert collapsed_loss(analyse(run_log)) is None
+    slow = make_run_log(make_steps([0, 1000, 2000], loss=[11.0, 1e-6, 0.0]))
+    assert collapsed_loss(analyse(slow)) is None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.explain.rules.loss_plausibility import has_leaked_data
+from glassgpt.explain.rules.loss_plausibility import constant_loss, has_leaked_data
 from glassgpt.explain.rules.nonfinite import trailing_zero_losses
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
@@ -71,6 +71,7 @@ def still_improving(analysis: Analysis) -> Finding | None:
         or last is None
         or points is None
         or analysis.loss_rise
+        or analysis.loss_jump
         or analysis.explosions
         or analysis.has_overfitted
         or has_leaked_data(analysis)
@@ -214,9 +215,11 @@ def plateau(analysis: Analysis) -> Finding | None:
     )
     if len(losses) < MIN_PLATEAU_STEPS or at[-1] < min_iterations:
         return None
-    if analysis.loss_rise or analysis.explosions or analysis.facts.nan_step is not None:
+    if analysis.loss_rise or analysis.loss_jump or analysis.explosions or analysis.facts.nan_step is not None:
         return None
     if has_leaked_data(analysis) or trailing_zero_losses(analysis) or analysis.has_overfitted:
+        return None
+    if constant_loss(analysis):
         return None
     smooth = block_medians(at, losses, 30)
     from_start = run_log.has_iteration_numbers and int(at[0]) <= run_log.trainer.first_iteration + 1

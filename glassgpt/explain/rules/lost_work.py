@@ -31,6 +31,8 @@ WARNING_LOST_SHARE = 0.1  # iterations since the last checkpoint over iterations
 # Last iteration over the planned one: above the first it nearly finished, below the second it hardly began.
 MAX_EARLY_SHARE, WARNING_EARLY_SHARE = 0.9, 0.1
 
+MIN_LINES_OF_A_RUN = 10  # logged iterations: of fewer it is not said that the run ended too soon
+
 MAX_UNSAVED_S = 300.0  # seconds of training without a checkpoint
 MIN_LOGGED_SHARE = 0.9  # logged over expected lines: with fewer, a line about a save may be missing
 # Times a steady iteration: one so slow must have saved or evaluated without a line in this log.
@@ -215,10 +217,11 @@ def ended_early(analysis: Analysis) -> Finding | None:
         return None
     if last is None or not planned or last >= MAX_EARLY_SHARE * planned:
         return None
+    is_glimpse = analysis.facts.iterations_logged < MIN_LINES_OF_A_RUN  # a few lines that somebody copied
     lost = find_lost_work(analysis)
     return make_finding(
         "ended-early",
-        "warning" if last < WARNING_EARLY_SHARE * planned else "info",
+        "warning" if last < WARNING_EARLY_SHARE * planned and not is_glimpse else "info",
         title=say("ended-early.title", done_share=last / planned),
         evidence=[
             say("ended-early.evidence", last_iteration=last, planned_iterations=planned),

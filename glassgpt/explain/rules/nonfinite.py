@@ -269,8 +269,12 @@ def _cause_advice(run_log: RunLog, cause: NonFiniteCause) -> Message:
 
 
 def trailing_zero_losses(analysis: Analysis) -> int:
-    """How many losses at the end are exactly 0, if the last one before them is a usual loss; else 0."""
+    """How many losses at the end are exactly 0, if the last one before them is a usual loss, or all are 0
+    and no gradient norm is finite; else 0."""
     _, losses = analysis.trajectory.finite_losses()
+    norms = analysis.log.steps.grad_norm
+    if len(losses) and not losses.any() and np.isinf(norms).any() and not np.isfinite(norms).any():
+        return len(losses) if len(losses) >= MIN_ZERO_LOSSES else 0
     nonzero = np.flatnonzero(losses != 0)
     count = len(losses) - 1 - int(nonzero[-1]) if len(nonzero) else 0
     return count if count >= MIN_ZERO_LOSSES and losses[nonzero[-1]] > MIN_LOSS_BEFORE_ZERO else 0
@@ -282,21 +286,24 @@ def loss_zero(analysis: Analysis) -> Finding | None:
     if not count:
         return None
     iterations, losses = analysis.trajectory.finite_losses()
-    evidence = [
-        say(
-            "loss-nan.evidence.zero_losses",
-            zero_losses=count,
-            logged_losses=len(losses),
-            last_nonzero_loss=float(losses[-count - 1]),
-        )
-    ]
+    if count == len(losses):
+        evidence = [say("loss-nan.evidence.all_zero_norms_nan", zero_losses=count)]
+    else:
+        evidence = [
+            say(
+                "loss-nan.evidence.zero_losses",
+                zero_losses=count,
+                logged_losses=len(losses),
+                last_nonzero_loss=float(losses[-count - 1]),
+            )
+        ]
     norms = run_log.steps.grad_norm[analysis.trajectory.rows][np.isfinite(analysis.trajectory.loss)]
     if not np.any(np.isfinite(norms[-count:])) and np.any(np.isfinite(norms[:-count])):
         evidence.append(say("loss-nan.evidence.zeros_norms_nan"))
     return make_finding(
         "loss-nan",
         "problem",
-        title=say("loss-nan.title.zero_loss"),
+        title=say("loss-nan.title.all_zero") if count == len(losses) else say("loss-nan.title.zero_loss"),
         evidence=evidence,
         explanation=[say("loss-nan.explanation.zero_loss"), run_log.trainer.zero_loss_cause],
         advice=say("loss-nan.advice.zero_loss"),
@@ -357,6 +364,8 @@ def norms_never_finite(analysis: Analysis) -> Finding | None:
     infinite = np.isinf(steps.grad_norm) & steps.has_loss & np.isfinite(steps.loss)
     count = int(infinite.sum())
     if count < MIN_INFINITE_NORMS or np.isfinite(steps.grad_norm).any():
+        return None
+    if trailing_zero_losses(analysis):  # the losses are not finite either: loss_zero says so
         return None
     return make_finding(
         "norms-never-finite",

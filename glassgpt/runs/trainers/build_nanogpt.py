@@ -21,6 +21,7 @@ from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import HeaderPattern, Trainer
 
 _STEP = re.compile(rf"\bstep:?\s+(\d+)\s*[|,]\s*loss:\s*{NUMBER}(?![\d.])(.{{0,400}})", re.IGNORECASE)
+_OWN_COLUMN = re.compile(r"\b(?:lr|norm|dt|time|tok(?:ens)?/sec)\b")
 _TIME = re.compile(rf"\b(?:dt|time):\s*{NUMBER}\s*(ms|s)\b")
 _LR = re.compile(rf"\blr:?\s*{NUMBER}(?=\s|,|$)")
 _NORM = re.compile(rf"\bnorm:\s*{NUMBER}")
@@ -33,6 +34,8 @@ _SAVE = re.compile(r"\b(?:saving|writing|saved) (?:model )?checkpoint", re.IGNOR
 def read(line: str, builder: RunBuilder) -> bool:
     if "oss:" in line and (match := _STEP.search(line)):
         rest = match[3]
+        if "Loss" in match[0] and not _OWN_COLUMN.search(rest):
+            return False  # `Step 5, Loss: 2.31`, and no more: many loops print that
         time = _TIME.search(rest)
         if not time and "ms" in builder.last_step_columns:
             return False  # cut off

@@ -286,7 +286,7 @@ def test_an_epoch_in_several_lines() -> None:
 def test_opennmt() -> None:
     line = "[2025-01-01 10:00:00,000 INFO] "
     text = "".join(
-        f"{line}Step {at}/ 200; acc:  20.18; ppl: 90.02; xent: 4.50; lr: 0.00020; 4466/6179 tok/s;     32 sec\n"
+        f"{line}Step {at}/ 200; acc:  20.18; ppl: 90.02; xent: 4.50; lr: 0.00020; 4466/6179 tok/s;  32 sec\n"
         for at in (50, 100, 150)
     )
     text += f"{line}Validation perplexity: {math.exp(3):.6f}\n{line}Saving checkpoint model/m_step_150.pt\n"

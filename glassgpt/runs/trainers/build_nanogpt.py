@@ -28,6 +28,9 @@ _NORM = re.compile(rf"\bnorm:\s*{NUMBER}")
 _SPEED = re.compile(rf"\btok(?:ens)?/sec:\s*{NUMBER}")
 _VAL = re.compile(rf"^\W*(?:validation|val) loss:\s*{NUMBER}\s*\W*$")
 _LOG_TXT = re.compile(rf"^\s*(\d+) (train|val|hella) {NUMBER}\s*$")
+_FORK_VAL = re.compile(
+    rf"^(\d{{1,15}}) (?:[a-z_]{{1,30}} [\d.e+-]{{1,20}} ){{0,6}}val\w{{0,20}}_loss {NUMBER}\b"
+)
 _SAVE = re.compile(r"\b(?:saving|writing|saved) (?:model )?checkpoint", re.IGNORECASE)
 
 
@@ -58,6 +61,9 @@ def read(line: str, builder: RunBuilder) -> bool:
         elif kind == "val":
             builder.add_eval(iteration, value)
         return True
+    if line[:1].isdigit() and "_loss " in line and (match := _FORK_VAL.match(line)):
+        builder.add_eval(int(match[1]), parse_number(match[2]))
+        return False
     if "heckpoint" in line and _SAVE.search(line):
         builder.add_checkpoint()
     return False

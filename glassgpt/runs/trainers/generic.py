@@ -36,7 +36,8 @@ _AT = r"\b(?:(?:iter|iteration|step|global_step|num_updates|update)s?\b|(?:it|it
 _COUNTED = rf"{_AT}[\s:=#\"']{{0,12}}(\d{{1,15}})\b(?:\s*/\s*(\d{{1,15}}))?(?=[\s,:;|\])%(\"'-]|$)"
 _LOSS_NAME = (
     r"(?<![\w/.])(?<!val )(?<!valid )(?<!validation )(?<!eval )(?<!test )(?<!dev )(?<!aux )"
-    r"(?:(?:(?:train(?:ing)?|avg|mean|lm|ce|total|batch)[ _/.]?)?loss(?:[_/](?:train|step|avg))?|xent|训练损失)(?![\w/])"
+    r"(?:(?:(?:train(?:ing)?|avg|mean|lm|ce|total|batch)[ _/.]?)?loss(?:[_/](?:train|step|avg))?"
+    r"|xent|训练损失)(?![\w/])"
 )
 _LOSS = re.compile(rf"{_LOSS_NAME}{_IS}{NUMBER}", re.IGNORECASE)
 # Of the whole run, whatever else the line counts.
@@ -111,7 +112,8 @@ _SAVED = re.compile(
     r"\b(?:saved|saving|wrote|writing) (?:\w{1,20} ){0,2}checkpoint\b|\bcheckpoint saved\b", re.IGNORECASE
 )
 _END = re.compile(
-    r"^\W*(?:(?:training|fine-?tuning) (?:is |has )?(?:completed?|finished|done)|(?:finished|completed|done) training)\b",
+    r"^\W*(?:(?:training|fine-?tuning) (?:is |has )?(?:completed?|finished|done)"
+    r"|(?:finished|completed|done) training)\b",
     re.IGNORECASE,
 )
 _SCALES = {"ms": 1.0, "s": 1e3, "sec": 1e3, "seconds": 1e3, "": 1.0, "k": 1e3, "m": 1e6}

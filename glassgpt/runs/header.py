@@ -53,6 +53,11 @@ _OF_ANY_TRAINER = (
     HeaderPattern(
         "param", re.compile(rf"(?:Total|Model|model)[ _]param(?:eter)?s:?\s*{COUNT}"), "parameters"
     ),
+    HeaderPattern(
+        "aram",
+        re.compile(rf"(?:^|\| )(?:Model )?(?:Param(?:eter)?s|Parameter [Cc]ount):\s*{COUNT}(?=$|[\s|])"),
+        "parameters",
+    ),
     HeaderPattern("total parameters", re.compile(rf"\bsize: {COUNT} total parameters"), "parameters"),
     HeaderPattern(
         "parameters", re.compile(rf"Number of trainable parameters\s*[:=]\s*{COUNT}"), "trainable_parameters"

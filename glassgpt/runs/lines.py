@@ -41,6 +41,7 @@ _ESCAPES = re.compile(
     r"|\x1b[@-Z\\-_a-z0-9=>]?"
 )
 # Also marks that change the writing direction: with them a text can look different from what it is.
+_SHOWN_RETURN = re.compile(r"(?<![\w)}])\^M")  # a carriage return, as some editors show and copy it
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e"
     "\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
@@ -150,6 +151,8 @@ def whole_lines(texts: Iterable[str]) -> Iterator[str | LogLine]:
     in_line = False  # the last part ended with a carriage return
     for text in texts:
         text = rest + text
+        if "^M" in text:
+            text = _SHOWN_RETURN.sub("\r", text)
         end = max(text.rfind("\n"), text.rfind("\r")) + 1
         whole, rest = text[:end], text[end:]
         if whole and dropping:

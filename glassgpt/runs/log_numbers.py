@@ -20,9 +20,9 @@ from glassgpt.runs.run_log import Floats, LoggedEvaluation, LoggedSetup, RunLog,
 # Which characters may follow a number is left to the patterns around it.
 NUMBER = (
     r"([-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"
-    r"|nan\b|inf(?:inity)?\b))"
+    r"|(?:nan|NaN|NAN)\b|(?:inf(?:inity)?|INF)\b))"  # in capitals where the format has an E: `lm loss: NAN`
 )
-COUNT = r"([\d,.]+\s?[kKMBG]?)"
+COUNT = r"([\d,.]+(?:\s?[kKMBG](?![a-z]))?)"  # not the M of "6 Models"
 _UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "m": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
 # Digits and signs of Hindi and Arabic texts, as Python's patterns for numbers expect them.

@@ -14,7 +14,9 @@ _RANK = re.compile(r"\[(?:rank|default)(\d{1,4})\](?::\s*|\s+)")
 _NUMBER_LABEL = re.compile(r"(?:\[\d{1,9}\]:?|\d{1,9}:)\s+")  # srun's rank, or a line number
 _CLOCK = r"\[?(?:\d{4}[-/]\d{2}[-/]\d{2}[T ])?\d{2}:\d{2}:\d{2}(?:[.,]\d{1,9})?(?:Z|[+-]\d{2}:?\d{2})?\]?"
 _TIME = re.compile(
-    _CLOCK + r"(?:\s*[-|:]?\s*(?:[\w.]{1,40}\s*[-|:]\s*)?\[?(?:INFO|DEBUG|WARNING|ERROR)\]?\s*[-:|]*\s+"
+    _CLOCK
+    + r"(?:\s*[-|:]?\s*(?:[\w.]{1,40}\s*[-|:]\s*)?\[?(?:INFO|DEBUG|WARNING|ERROR|SUCCESS)\]?\s*[-:|]*\s+"
+    r"(?:[\w.<>]{1,60}:[\w.<>]{1,60}:\d{1,6} - )?"  # Loguru's module, function and line
     r"|\s+std(?:out|err) [FP]\s|[\s:,-]+)"  # the first is how Kubernetes stores a container's output
 )
 # The usual ones of these, for a search over many lines: no newline matches.
@@ -28,7 +30,7 @@ _DATE = re.compile(
 _UPTIME = re.compile(r"\[\s*\d{1,9}\.\d{1,9}\]\s+")  # seconds since the start
 _PROGRAM = re.compile(r"\[[a-z]\w{0,20}\]\s+(?=\d{4}-\d{2}-\d{2}[T ])")  # as torchtitan writes it
 _ECHO = re.compile(r"(?:\^\[\[[A-D])+\s*")  # arrow keys that were pressed in the terminal
-_LEVEL = re.compile(r"\[?(?:INFO|DEBUG)\]?\s*[-:|]+\s*")
+_LEVEL = re.compile(r"\[?(?:INFO|DEBUG)\]?\s*[-:|]+(?:(?:__main__|root):)?\s*")
 _SERVICE = re.compile(r"[\w.]{1,40}-\d{1,4}\s+\|\s")
 _NOTEBOOK = re.compile(r'"(.*)\\n",?\s*$')
 # Commas are decimal marks where the loss has a comma and no point, and the comma of some number is not

@@ -56,6 +56,7 @@ class StepLine:
         has_time = not values.keys().isdisjoint(("ms", "s", "it_per_s"))
         is_cut = self._prints_time and not has_time and "ms" in builder.last_step_columns
         if "loss" not in values or is_cut:
+            builder.partial_iteration = int(match[1])
             return None
         planned = match[2] if self._begin.groups > 1 else None
         return ParsedStep(int(match[1]), int(planned) if planned else None, values)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 from log_checks import check_facts, parse_facts, parse_log
 from printed import SyntheticRun
@@ -181,3 +184,81 @@ def test_the_time_budget(subtests: pytest.Subtests) -> None:
 
 def test_a_loss_that_explodes_stops_autoresearch() -> None:
     assert parse_facts(autoresearch(COURSE).truncated(20).text + "FAIL\n").ended == "crashed"
+
+
+MEGATRON_LINE = (
+    " iteration {at:8d}/  250000 | elapsed time per iteration (ms): 812.5 | learning rate: 9.150E-06 | "
+    "lm loss: {loss} | grad norm: 0.231 | number of skipped iterations:   0 | number of nan iterations: 0 |\n"
+)
+
+
+def test_a_number_that_the_end_cuts_is_not_read() -> None:
+    lines = [MEGATRON_LINE.format(at=at, loss="2.504220E+00") for at in range(122, 127)]
+    for end in ("", "\n"):
+        run_log = parse_log("".join(lines[:4]) + lines[4].split(".504")[0] + end)
+        assert run_log.steps.loss.tolist() == [2.50422] * 4
+        assert run_log.steps.iteration[-1] == 125
+
+
+def test_a_nan_in_capitals() -> None:
+    lines = [
+        MEGATRON_LINE.format(at=at, loss="NAN" if at > 5 else "2.504220E+00").rstrip(" |\n") + "\n"
+        for at in range(9)
+    ]
+    run_log = parse_log("".join(lines))
+    assert [math.isnan(loss) for loss in run_log.steps.loss] == [False] * 6 + [True] * 3
+    assert run_log.steps.has_loss.all()
+
+
+def test_a_task_is_an_evaluation_without_a_loss() -> None:
+    lines = [MEGATRON_LINE.format(at=at, loss="2.504220E+00") for at in range(1, 6)]
+    lines.insert(3, " validation results on LAMBADA | number correct: 3.5E+03 | avg accuracy: 6.9E-01\n")
+    evals = parse_log("".join(lines)).evals
+    assert [(one.iteration, one.val_loss) for one in evals] == [(3, None)]
+
+
+def test_nemo_repeats_its_validation_loss() -> None:
+    """In an excerpt, the evaluation of the first lines was made before them."""
+    lines = [
+        f"Training epoch 0, iteration {at}/149 | lr: 3e-05 | global_step: {at} | reduced_train_loss: 1.25 | "
+        f"train_step_timing in s: 0.03146 | val_loss: {'4.106' if at < 125 else '4.05'}\n"
+        for at in range(120, 130)
+    ]
+    run_log = parse_log("".join(lines))
+    assert run_log.trainer.name == "NeMo"
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(125, 4.05)]
+
+
+def test_keras_bars_that_count_samples() -> None:
+    """How many updates an epoch has is not known."""
+    bar = "432/432 [==============================] - 6s 13ms/sample - loss: 3.0{epoch} - acc: 0.1898\n"
+    run_log = parse_log("".join(f"Epoch {at}/10\n" + bar.format(epoch=at) for at in (1, 2, 3)))
+    assert run_log.steps.iteration.tolist() == [1, 2, 3]
+    assert np.isnan(run_log.steps.ms).all()
+    assert run_log.setup.planned_iterations == 10
+
+
+def test_bits_per_character_are_not_nats() -> None:
+    lines = [f"iter {at}: loss 2.0000 BPC, time 50.00ms, mfu 7.50%\n" for at in range(0, 50, 10)]
+    run_log = parse_log("".join(lines))
+    assert run_log.trainer.id == "nanogpt"
+    assert run_log.steps.loss.tolist() == pytest.approx([2 * math.log(2)] * 5)
+
+
+def test_llama2_c_has_its_own_name() -> None:
+    lines = [f"{at} | loss 5.7543 | lr 5.000000e-04 | 8060.78ms | mfu 1.52%\n" for at in range(5)]
+    assert parse_log("".join(lines)).trainer.name == "llama2.c"
+
+
+def test_a_forks_evaluation_in_log_txt() -> None:
+    lines = [f"{at} train 2.673457\n" for at in range(38, 45)]
+    lines.insert(3, "41 valbin_ppl 19.621956 valbin_loss 2.976649\n")
+    assert [(one.iteration, one.val_loss) for one in parse_log("".join(lines)).evals] == [(41, 2.976649)]
+
+
+def test_a_checkpoint_of_modded_nanogpt() -> None:
+    lines = [
+        f"step:{at}/20 train_loss:3.515657 train_time:{at * 400}ms step_avg:400.00ms\n" for at in range(1, 9)
+    ]
+    lines.insert(4, "Saved checkpoint to runs/state_step4.pt\n")
+    assert [save.iteration for save in parse_log("".join(lines)).checkpoints] == [4]

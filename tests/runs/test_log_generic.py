@@ -228,3 +228,96 @@ def test_a_line_about_the_epoch_after_its_steps_is_an_evaluation() -> None:
     run_log = parse_log(text)
     assert len(run_log.steps) == 15
     assert [one.val_loss for one in run_log.evals] == pytest.approx([3.0, 2.9, 2.8])
+
+
+@pytest.mark.parametrize(
+    ("line", "first", "last"),
+    [
+        ("Epoch: {epoch:03d}/003 | Batch {zero:04d}/0040 | Loss: 2.5", 20, 119),
+        ("[Epoch {epoch}] Batch {at}/40 | Loss: 2.5", 21, 120),
+        ("Epoch:  {epoch} | Batch:  {at}/ 40 | LR: 3e-4 |Loss: 2.5 | Time: {at}.5s", 21, 120),
+        ("| epoch {epoch:03d}  {at} / 40 loss=2.5 (2.4), wps=900, lr=0.001, clip=100%", 21, 120),
+        ("Epoch: [{epoch}][{at}/40] Loss 2.5 (2.6)", 21, 120),
+        ("[Epoch {epoch}][Step {at}/40] global_step={through} train_loss=2.5 steps=40", 21, 120),
+    ],
+)
+def test_batches_are_counted_through_the_epochs(line: str, first: int, last: int) -> None:
+    """From the middle of the first epoch on, as a terminal keeps it: the epoch's number is not the
+    iteration's."""
+    counts = [(1 + at // 40, at % 40) for at in range(20, 120)]
+    lines = [
+        line.format(epoch=epoch, zero=batch, at=batch + 1, through=(epoch - 1) * 40 + batch + 1)
+        for epoch, batch in counts
+    ]
+    run_log = parse_log("\n".join(lines) + "\n")
+    assert run_log.steps.iteration.tolist() == list(range(first, last + 1))
+    assert np.isnan(run_log.steps.ms).all()  # the time of an epoch so far is not a step's
+    assert len(run_log.segments) == 1
+
+
+def test_batches_that_do_not_say_how_many() -> None:
+    text = epochs("ep: {epoch}, batch: {at}, time: 9.17, ntokens: 485.20/513, loss: 2.5", 2)
+    assert parse_log(text).steps.iteration.tolist() == list(range(10, 201, 10))
+
+
+def test_an_evaluation_that_counts_in_the_epoch_beside_steps_that_count_through_all() -> None:
+    lines = [
+        f"[Epoch {epoch}][Step {at}/30] global_step={30 * epoch + at} train_loss=2.5\n"
+        + (f"[MiniVal][Epoch {epoch}][Step 20] val_loss={2 + epoch / 10}\n" if at == 20 else "")
+        for epoch in range(3)
+        for at in (10, 20, 30)
+    ]
+    run_log = parse_log("".join(lines))
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(20, 2.0), (50, 2.1), (80, 2.2)]
+
+
+def test_an_epoch_in_several_lines() -> None:
+    block = "Epoch: {at}/30\nTime Taken: 30.5s - LR: 1e-4\nTrain Loss: {at}.25 - Train Perplexity: 9\n"
+    text = "".join(
+        block.format(at=at) + f"Valid Loss: {at}.5 - Valid Perplexity: 9\n---\n" for at in (1, 2, 3)
+    )
+    run_log = parse_log("Model Parameter Count: 66829394\n" + text)
+    assert run_log.steps.iteration.tolist() == [1, 2, 3]
+    assert run_log.steps.loss.tolist() == [1.25, 2.25, 3.25]
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(1, 1.5), (2, 2.5), (3, 3.5)]
+    assert (run_log.setup.planned_iterations, run_log.setup.parameters) == (30, 66829394)
+
+
+def test_opennmt() -> None:
+    line = "[2025-01-01 10:00:00,000 INFO] "
+    text = "".join(
+        f"{line}Step {at}/ 200; acc:  20.18; ppl: 90.02; xent: 4.50; lr: 0.00020; 4466/6179 tok/s;  32 sec\n"
+        for at in (50, 100, 150)
+    )
+    text += f"{line}Validation perplexity: {math.exp(3):.6f}\n{line}Saving checkpoint model/m_step_150.pt\n"
+    run_log = parse_log(text)
+    assert run_log.steps.loss.tolist() == [4.5] * 3
+    assert run_log.evals[0].val_loss == pytest.approx(3, abs=1e-6)
+    assert [save.iteration for save in run_log.checkpoints] == [150]
+    assert run_log.setup.planned_iterations == 200
+
+
+def test_a_home_made_loop_is_not_build_nanogpt() -> None:
+    """The mean loss of an epoch before the first logged step is a summary, not a step."""
+    at = "2026-02-03 13:24:3{second}.939 | INFO     | __main__:train:172 - "
+    lines = [
+        "Epoch 1 completed. Average loss: 4.69",
+        "Checkpoint saved: out/epoch1.pt",
+        "Step 50, Loss: 4.8445",
+        "Evaluation Results:",
+        "   Loss: 4.71",
+        "Step 100, Loss: 4.0545",
+        "Checkpoint saved: out/epoch2.pt",
+        "Training completed!",
+    ]
+    run_log = parse_log("".join(at.format(second=second) + line + "\n" for second, line in enumerate(lines)))
+    assert run_log.trainer.id == "unknown"
+    assert run_log.steps.iteration.tolist() == [50, 100]
+    assert run_log.evals[0].val_loss == 4.71
+    assert run_log.checkpoints[-1].iteration == 100
+    assert Analysis(run_log).facts.ended == "finished"
+
+
+def test_a_word_after_a_count_is_no_unit() -> None:
+    text = "DDP setup world_size=6 master=10.0.0.1\n" + "".join(f"step {at} loss: 2.5\n" for at in range(5))
+    assert parse_log(text).setup.world_size == 6

@@ -230,3 +230,11 @@ def test_a_line_without_end_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("glassgpt.runs.lines.MAX_DROPPED_CHARS", 10 << 20)
     with pytest.raises(UserError, match="this is not a log"):
         list(read_lines(Endless(b"x" * (1 << 20), 1 << 40)))  # type: ignore[arg-type]
+
+
+def test_carriage_returns_as_two_characters() -> None:
+    """As some editors show and copy them."""
+    bar = "^M  4%|4    | {at}/300 [11:37<10:26,  2.00it/s]^M          ^M{{'loss': 1.5545, 'epoch': 0.22}}\n"
+    text = "".join(bar.format(at=at) for at in range(20, 26))
+    assert texts(text.encode()) == texts(text.replace("^M", "\r").encode())
+    assert texts(b"x^M\nf(e^M)\n") == ["x^M", "f(e^M)"]  # a power

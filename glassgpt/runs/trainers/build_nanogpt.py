@@ -21,18 +21,24 @@ from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import HeaderPattern, Trainer
 
 _STEP = re.compile(rf"\bstep:?\s+(\d+)\s*[|,]\s*loss:\s*{NUMBER}(?![\d.])(.{{0,400}})", re.IGNORECASE)
+_OWN_COLUMN = re.compile(r"\b(?:lr|norm|dt|time|tok(?:ens)?/sec)\b")
 _TIME = re.compile(rf"\b(?:dt|time):\s*{NUMBER}\s*(ms|s)\b")
 _LR = re.compile(rf"\blr:?\s*{NUMBER}(?=\s|,|$)")
 _NORM = re.compile(rf"\bnorm:\s*{NUMBER}")
 _SPEED = re.compile(rf"\btok(?:ens)?/sec:\s*{NUMBER}")
 _VAL = re.compile(rf"^\W*(?:validation|val) loss:\s*{NUMBER}\s*\W*$")
 _LOG_TXT = re.compile(rf"^\s*(\d+) (train|val|hella) {NUMBER}\s*$")
+_FORK_VAL = re.compile(
+    rf"^(\d{{1,15}}) (?:[a-z_]{{1,30}} [\d.e+-]{{1,20}} ){{0,6}}val\w{{0,20}}_loss {NUMBER}\b"
+)
 _SAVE = re.compile(r"\b(?:saving|writing|saved) (?:model )?checkpoint", re.IGNORECASE)
 
 
 def read(line: str, builder: RunBuilder) -> bool:
     if "oss:" in line and (match := _STEP.search(line)):
         rest = match[3]
+        if "Loss" in match[0] and not _OWN_COLUMN.search(rest):
+            return False  # `Step 5, Loss: 2.31`, and no more: many loops print that
         time = _TIME.search(rest)
         if not time and "ms" in builder.last_step_columns:
             return False  # cut off
@@ -55,6 +61,9 @@ def read(line: str, builder: RunBuilder) -> bool:
         elif kind == "val":
             builder.add_eval(iteration, value)
         return True
+    if line[:1].isdigit() and "_loss " in line and (match := _FORK_VAL.match(line)):
+        builder.add_eval(int(match[1]), parse_number(match[2]))
+        return False
     if "heckpoint" in line and _SAVE.search(line):
         builder.add_checkpoint()
     return False

@@ -23,7 +23,7 @@ from glassgpt.runs.trainer import Trainer
 
 _EPOCH = re.compile(r"^Epoch (\d{1,9})/(\d{1,9})$")
 _BAR = re.compile(r"^(\d{1,9})/(\d{1,9}|Unknown) (?:[━╸╺]{1,80} |\[[=>.]{1,80}\] )?(?:- )?(?=\S)(.{1,600})$")
-_TIME = re.compile(r"(?<![\w.])(\d{1,9})(us|ms|s)/(?:step|sample)\b")
+_TIME = re.compile(r"(?<![\w.])(\d{1,9})(us|ms|s)/step\b")
 _LOSS = re.compile(rf"- loss: {NUMBER}")
 _VAL_LOSS = re.compile(rf"- val_loss: {NUMBER}")
 _RATE = re.compile(rf"- (?:learning_rate|lr): {NUMBER}")
@@ -39,6 +39,7 @@ class KerasReader:
         self._epoch: tuple[int, int] | None = None  # the one in progress, and how many there are
         self._state: tuple[int, str, int] | None = None  # of its bar: batches, text, line in the file
         self._per_epoch = 0  # batches
+        self._counts_samples = False
 
     def __call__(self, line: str, builder: RunBuilder) -> bool:
         if line.startswith("Epoch "):
@@ -72,10 +73,14 @@ class KerasReader:
         if epoch is None or state is None:
             return
         done, text, line = state
+        # Before Keras 2.3 a bar counts samples: how many batches there are is not known, only the epochs.
+        self._counts_samples = self._counts_samples or "/sample" in text
+        if self._counts_samples:
+            done = self._per_epoch = 1
         iteration = (epoch[0] - 1) * self._per_epoch + done
         if iteration > MAX_COUNT:
             return
-        time = _TIME.search(text)
+        time = None if self._counts_samples else _TIME.search(text)
         builder.setup.values["planned_iterations"] = min(epoch[1] * self._per_epoch, MAX_COUNT)
         builder.add_step(
             iteration,

@@ -56,16 +56,22 @@ class MegatronReader:
 
     def __init__(self) -> None:
         self._tokens: tuple[int, float] | None = None
+        self._val_loss: float | None = None
+        self._names: set[str] = set()  # of the latest line's values
 
     def __call__(self, line: str, builder: RunBuilder) -> bool:
         if "iteration" in line and "|" in line:
             if line.startswith("Training epoch") and (step := _NEMO.parse(line, builder)):
                 builder.trainer = _NEMO_TRAINER
                 builder.setup.values["planned_iterations"] = step.planned
-                self._add(step.iteration, step.values, builder)
                 val_loss = step.values.get("val_loss")
-                if val_loss is not None and val_loss != builder.last_val_loss:
+                # Each line repeats the latest one: at the beginning of an excerpt, it was made before.
+                is_new = val_loss not in (None, builder.last_val_loss, self._val_loss)
+                is_known = builder.has_steps or step.iteration == 0
+                self._add(step.iteration, step.values, builder)
+                if is_new and is_known:
                     builder.add_eval(step.iteration, val_loss)
+                self._val_loss = val_loss
                 return True
             if match := _ITERATION.search(line):
                 return self._read_step(int(match[1]), int(match[2]), line, builder)
@@ -73,6 +79,9 @@ class MegatronReader:
                 at = int(match[1]) if match[1] else builder.last_iteration
                 builder.add_eval(at, parse_number(match[2]))
                 return True
+        if "validation results on" in line and builder.last_iteration is not None and "|" in line:
+            builder.trainer = _WITH_TASKS
+            builder.add_eval(builder.last_iteration)  # as an accuracy
         if "successfully" in line:
             if match := _SAVED.search(line):
                 builder.add_checkpoint(int(match[1]))
@@ -88,6 +97,10 @@ class MegatronReader:
         values = _STEP.values(line)
         if values.keys().isdisjoint(("ms", "s")) or ("loss" not in values and "nan" not in values):
             return False  # cut off
+        if not line.endswith("|") and values.keys() < self._names:
+            builder.partial_iteration = iteration
+            return False  # cut off: its last number may be cut too
+        self._names = set(values)
         if "loss" not in values and values["nan"] > 0:
             values["loss"] = math.nan  # a loss that is no number is left out of the line
         builder.setup.values["planned_iterations"] = planned
@@ -158,5 +171,7 @@ TRAINER = Trainer(
     resume_command="--load CHECKPOINTS",
 )
 _NEMO_TRAINER = replace(
-    TRAINER, first_iteration=0, step_time_is_interval_mean=False, loss_is_interval_mean=False
+    TRAINER, name="NeMo", first_iteration=0, step_time_is_interval_mean=False, loss_is_interval_mean=False
 )
+# An evaluation of a task is called in the loop: the timer of the next iteration includes it.
+_WITH_TASKS = replace(TRAINER, eval_timed_in_later_step=1)

@@ -48,6 +48,8 @@ class ModdedReader:
         else:
             if _END.match(line):
                 builder.add_event("finish", line)
+            elif line.startswith("Saved checkpoint to "):
+                builder.add_checkpoint(builder.last_iteration)
             return False
         at = int(iteration)
         if max(at, int(planned)) > MAX_COUNT:

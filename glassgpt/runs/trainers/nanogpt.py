@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 from glassgpt.config import TrainConfig
 from glassgpt.i18n import say, translate
@@ -36,6 +37,7 @@ _MINGPT = re.compile(r"^\W*(?:iter_dt [\d.]{1,20}ms; |epoch \d{1,9} )iter \d")
 _ITERATION = re.compile(r"(?:\b|_)iter\s+(\d+)\s*:(?!.{0,80}\b(?:val|validation) loss)(.{0,400})")
 _LLAMA2_C = re.compile(rf"^\W*(\d+) \| loss {NUMBER} \| lr {NUMBER} \| {NUMBER}ms(?: \| mfu {NUMBER}%)?")
 _LOSS = re.compile(rf"\bloss\b\s*[:=]?\s*{NUMBER}")
+_BITS = re.compile(r"\s{0,4}(?:BPC|bpc|bits)\b")
 _TIME = re.compile(rf"\btime\b\s*[:=]?\s*{NUMBER}\s*(ms|s)\b")
 _MFU = re.compile(rf"\bmfu\b\s*[:=]?\s*{NUMBER}\s*%")
 _LR = re.compile(rf"\b(?:lr|learning rate)\b\s*[:=]?\s*{NUMBER}")
@@ -61,6 +63,7 @@ def read(line: str, builder: RunBuilder) -> bool:
         return _read_unusual_step(int(match[1]), match[2], builder)
     if "ms" in line and (match := _LLAMA2_C.match(line)):
         iteration, loss, lr, ms, mfu = match.groups()
+        builder.trainer = _LLAMA2_C_TRAINER
         builder.add_step(
             int(iteration),
             parse_number(loss),
@@ -89,9 +92,10 @@ def _read_unusual_step(iteration: int, rest: str, builder: RunBuilder) -> bool:
     if not columns or (not builder.has_quoted_lines and not builder.last_step_columns <= columns):
         builder.partial_iteration = iteration
         return False  # cut off: its last number may be cut too
+    unit = math.log(2) if loss and _BITS.match(rest, loss.end()) else 1.0  # evaluations are in nats
     builder.add_step(
         iteration,
-        parse_number(loss[1]) if loss else None,
+        parse_number(loss[1]) * unit if loss else None,
         ms=parse_ms(*time.groups()) if time else math.nan,
         mfu=search_number(_MFU, rest),
         lr=search_number(_LR, rest),
@@ -195,3 +199,4 @@ TRAINER = Trainer(
     clips_gradients=True,
     eval_line="step N: train loss …, val loss …",
 )
+_LLAMA2_C_TRAINER = replace(TRAINER, name="llama2.c")

@@ -120,13 +120,14 @@ def silent_spike(analysis: Analysis) -> Finding | None:
 def _missing_eval_explanation(analysis: Analysis, at: Ints, ms: Floats) -> list[Message]:
     """Why the spikes look like evaluations whose lines are missing; empty where they do not."""
     run_log, facts, steps = analysis.log, analysis.facts, analysis.log.steps
-    if not run_log.trainer.step_time_includes_eval:
-        return []
     distances = np.diff(at)
     if len(distances) and np.all(distances == distances[0]):
         period = int(distances[0])
-        if period >= 2 * (facts.log_interval or 1) and int(at[0]) % period == 0:
+        # A save after iteration 500 may be in the time of 501.
+        if period >= 2 * (facts.log_interval or 1) and int(at[0]) % period in (0, 1):
             return [say("silent-spike.explanation.periodic", period=period)]
+    if not run_log.trainer.step_time_includes_eval:
+        return []
     if facts.eval_overhead_typical_ms is not None:
         eval_step_ms = facts.eval_overhead_typical_ms + (facts.steady_ms or 0.0)
         if not _all_within(ms, eval_step_ms, EVAL_TIME_RATIO_RANGE):

@@ -171,10 +171,12 @@ def test_json_is_strict_and_complete(capsys: Capture) -> None:
             "evidence",
             "explanation",
             "advice",
+            "more",
             "values",
             "at",
             "lines",
             "claims",
+            "commands",
         ]
         assert finding["severity"] in ("info", "advice", "warning", "problem")
         assert finding["title"]

@@ -426,6 +426,7 @@ def test_a_model_that_fits_at_no_batch_size() -> None:
     assert values["share_of_card"] == pytest.approx(model_bytes / (39.38 * GIB))
     assert one.text["explanation"][0].key == "oom.explanation.model_too_large"
     assert (values["n_layer"], values["new_n_layer"]) == (48, 42)
+    assert one.commands == [{"settings": {"n_layer": 42, "batch_size": 1}}]
     assert (values["cards"], values["bytes_per_card"]) == (2, model_bytes / 2)
 
 
@@ -443,6 +444,7 @@ def test_a_batch_that_would_have_fitted() -> None:
     assert values["bytes_per_sequence"] == pytest.approx(786 * 2**20, rel=0.01)
     assert (values["batch_size"], values["new_batch_size"]) == (32, 8)
     assert (values["accumulation_steps"], values["new_accumulation_steps"]) == (5, 20)
+    assert one.commands == [{"settings": {"batch_size": 8, "gradient_accumulation_steps": 20}}]
 
 
 def test_what_fits_is_what_plan_would_fit() -> None:

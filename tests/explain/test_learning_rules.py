@@ -189,6 +189,23 @@ def test_a_curve_that_no_law_fits_gets_no_advice() -> None:
     assert [message.key for message in one.text["explanation"]] == ["still-improving.explanation.no_forecast"]
 
 
+def flat_end(lr: list[float] | None = None) -> RunLog:
+    """10,000 iterations: the val loss falls by a power law up to 9,400, and then stays."""
+    evals = [(at, None, 2.0 + 8.0 * min(max(at, 10), 9400) ** -0.2) for at in range(0, 10_001, 100)]
+    steps = make_steps(range(0, 10_001, 100), **({"lr": lr} if lr else {}))
+    return make_run_log(steps, evals, trainer=HF, setup=LoggedSetup(planned_iterations=10_000))
+
+
+def test_a_curve_that_is_flat_at_its_end_is_not_falling() -> None:
+    """Where the learning rate has run out, that is why, and a longer schedule helps."""
+    rates = [1e-3 * (1 - row / 100) for row in range(101)]
+    assert still_improving(analyse(flat_end())) is None
+    assert still_improving(analyse(flat_end([1e-3] * 101))) is None
+    one = require_finding(still_improving(analyse(flat_end(rates))))
+    assert one.text["title"][0].key == "still-improving.title.until_lr_ran_out"
+    assert one.values["end_loss"] == pytest.approx(2.0 + 8.0 * 9400**-0.2)
+
+
 def test_a_fall_below_the_noise_is_none() -> None:
     """A slope of many evaluations is visible where that of two is not."""
     val = [2.5, 2.3, 2.2, 2.13, 2.08, 2.045, 2.02, 2.0, 1.985]
@@ -381,7 +398,7 @@ def test_a_standard_error_in_the_log_is_used() -> None:
     evals = tuple(LoggedEvaluation(100 * i, 0, loss, stderr=0.02) for i, loss in enumerate(val))
     run_log = replace(make_run_log(make_steps(range(600)), trainer=HF), evals=evals)
     one = require_finding(eval_noise(analyse(run_log)))
-    assert one.text["evidence"][-1] == say("eval-noise.evidence.noise_logged", eval_std=0.02)
+    assert one.text["more"][-1] == say("eval-noise.more.noise_logged", eval_std=0.02)
     assert one.values["token_factor"] == 32  # (2 sqrt(2) 0.02 / 0.01)^2
 
 

@@ -389,7 +389,7 @@ def test_logged_times_are_samples() -> None:
 @pytest.mark.parametrize(
     ("wall_s", "severity", "explanation", "max_unlogged_ms"),
     [
-        (80.5, "info", "rest_of_time", 16.45),  # 12.88 ms + 16.07 s / 4500
+        (80.5, "info", "no_waiting", 16.45),  # 12.88 ms + 16.07 s / 4500
         (64.5, "info", "clocks_agree", None),
         (50.0, "warning", "includes_waiting", 9.67),  # 12.88 ms - 14.43 s / 4500
         (1.0, "warning", "several_iterations", None),

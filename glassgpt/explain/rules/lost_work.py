@@ -20,10 +20,10 @@ from glassgpt.runs.trajectory import (
     val_metric_name,
 )
 
-MAX_QUOTED_CHARS = 120  # of the log line with the error
+MAX_QUOTED_CHARS = 100  # of the log line with the error
 TRACEBACK_HEADER = "Traceback (most recent call last)"  # only the last line of a traceback names the error
 FAULT_KINDS = ("oom", "traceback", "abort", "kill")
-EXTERNAL_KILL_WORDS = ("sigterm", "sigkill", "cancelled", "killed", "preempt")
+EXTERNAL_KILL_WORDS = ("sigterm", "sigkill", "cancelled", "killed", "preempt", "hangup", "sighup")
 
 MIN_ITERATIONS_WORTH_SAVING = 100  # iterations done: fewer are soon done again
 WARNING_LOST_SHARE = 0.1  # iterations since the last checkpoint over iterations done

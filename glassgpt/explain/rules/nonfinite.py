@@ -87,6 +87,7 @@ def loss_nan(analysis: Analysis) -> Finding | None:
     else:
         title = say("loss-nan.title.lasting_unnumbered")
     cause = _likely_cause(run_log, broken)
+    lr = np.nan if run_log.trainer.lr_is_share_of_peak else float(run_log.steps.lr[broken.row])
     evidence, steps = _evidence(run_log, broken), run_log.steps
     process_rows = np.flatnonzero(steps.segment == steps.segment[broken.row])
     wasted = analysis.seconds_and_share_after(
@@ -101,6 +102,7 @@ def loss_nan(analysis: Analysis) -> Finding | None:
         evidence=evidence,
         explanation=_cause_explanation(run_log, broken, cause),
         advice=[_checkpoint_advice(run_log, broken), _cause_advice(run_log, cause)],
+        more=say("loss-nan.more.learning_rate", lr=lr) if np.isfinite(lr) else None,
         at=at,
         lines=(int(steps.line[broken.row]),),
         claims={} if broken.has_recovered else {"training loss at the end": "not finite"},
@@ -119,11 +121,9 @@ def _evidence(run_log: RunLog, broken: NonFiniteLoss) -> list[Message | None]:
             last_finite_iteration=int(broken.iterations_before[-1]),
         )
     norms = broken.grad_norms_before[np.isfinite(broken.grad_norms_before)]
-    lr = np.nan if run_log.trainer.lr_is_share_of_peak else float(run_log.steps.lr[broken.row])
     return [
         losses,
         _norms_message(norms),
-        say("loss-nan.evidence.learning_rate", lr=lr) if np.isfinite(lr) else None,
         say("loss-nan.evidence.until_recovered", nonfinite_losses=broken.nonfinite_rows)
         if broken.has_recovered
         else say("loss-nan.evidence.not_finite_since", nonfinite_losses=broken.nonfinite_rows),

@@ -234,9 +234,6 @@ def throughput_drift(analysis: Analysis) -> Finding | None:
             )
             if len(regimes) > MAX_LISTED
             else say("throughput-drift.evidence.all_regimes", regimes=shown),
-            say("throughput-drift.evidence.certain")
-            if separation > 0.995
-            else say("throughput-drift.evidence.certainty", separation=separation),
         ],
         explanation=explanation,
         advice=say(
@@ -244,6 +241,9 @@ def throughput_drift(analysis: Analysis) -> Finding | None:
             changes=[one.first_iteration for one in (unexplained or changes)[:MAX_LISTED]],
             saving=share,
         ),
+        more=say("throughput-drift.more.certain")
+        if separation > 0.995
+        else say("throughput-drift.more.certainty", separation=separation),
         at=slowest.first_iteration,
         lines=analysis.lines_at(one.first_iteration for one in changes or regimes[1:]),
     )

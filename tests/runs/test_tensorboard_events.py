@@ -137,7 +137,7 @@ def test_the_total_at_the_end_of_a_run() -> None:
 
 def test_the_tags_of_torchtitan() -> None:
     tags = {"loss_metrics/global_avg_loss": 3.0, "loss_metrics/global_max_loss": 4.0,
-            "time_metrics/end_to_end(s)": 0.5, "mfu(%)": 0.4, "throughput(tps)": 100.0, "memory/max_active(%)": 20.0}  # fmt: skip
+            "time_metrics/end_to_end(s)": 0.5, "mfu(%)": 0.4, "throughput(tps)": 100.0}  # fmt: skip
     events = [
         scalar(at, tag, value, at)
         for at in range(1, 31)

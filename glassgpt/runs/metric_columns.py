@@ -67,11 +67,12 @@ NAMES: dict[Role, str] = {
     "tok_s tok_sec train_tokens_per_second train_tokens_per_sec train_tok_per_sec train_tokens_per_s",
     "mfu": "mfu train_mfu mfu_percent train_mfu_percent perf_mfu throughput_mfu",
     "tokens": "num_input_tokens_seen train_num_input_tokens_seen total_tokens tokens_seen total_tokens_seen "
-    "num_tokens n_tokens tokens train_tokens train_num_tokens throughput_total_tokens",
+    "n_tokens_seen num_tokens n_tokens tokens train_tokens train_num_tokens throughput_total_tokens",
     "step_ms": "step_ms step_time_ms time_ms iter_time_ms iteration_time_ms time_per_step_ms ms_per_step "
     "ms_per_iter dt_ms batch_time_ms elapsed_time_per_iteration_ms",
     "step_s": "step_s step_time_s step_time_sec step_time_seconds iter_time_s iter_time_sec dt_s "
-    "seconds_per_step sec_per_step sec_per_iter s_per_it s_per_step seconds_per_iteration",
+    "seconds_per_step sec_per_step sec_per_iter s_per_it s_per_step seconds_per_iteration "
+    "time_metrics_end_to_end_s",
     # Without their unit.
     "step_time": "step_time iter_time iteration_time time_per_step time_per_iteration batch_time dt train_dt "
     "train_step_time train_iter_time train_step_timing iteration_time_avg",

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from statistics import median
 
 from glassgpt.i18n import Message, say
@@ -38,6 +39,8 @@ SAMPLE_ROWS = 2048  # held back; of a sparse table, the first evaluation may com
 _RECENT_ROWS = 256  # a process that lags farther behind another one counts as a restart
 _SAME_LOSS = 0.005  # two processes' losses of one step; relative
 _CLOCK_LAG_S = 10.0  # between two processes that write one table
+_MAX_REPEATS = 0.1  # of the rows; more are those of several processes
+_MAX_NOTES = 5
 _MIN_SPAN = 20  # units of the clock in a time: its error is at most 1 in 20
 _MAX_TEXT_CHARS = 64  # of a number or a time
 # A step of Python's cannot be faster than 0.1 ms, nor does one take a quarter of an hour.
@@ -45,6 +48,7 @@ _MAX_BARE_SECONDS, _MIN_BARE_MS = 0.1, 1000.0
 _STEP_TIME_UNITS = {"ms": 1.0, "s": 1000.0}
 
 _DURATION = re.compile(r"(?:(\d{1,6}) days?, )?(\d{1,6}):(\d{2}):(\d{2}(?:\.\d{1,9})?)")
+_UNITS = re.compile(r"(?:(\d{1,6})d)? ?(?:(\d{1,6})h)? ?(?:(\d{1,6})m)? ?(?:(\d{1,6}(?:\.\d{1,9})?)s)?")
 _COLUMN_ROLES: tuple[Role, ...] = ("lr", "grad_norm", "tokens_per_s", "mfu")
 
 
@@ -69,12 +73,15 @@ def parse_cell(value: object) -> float | None:
 
 
 def _parse_iteration(value: object) -> int | None:
+    """Also of `10/2353`, with what is planned."""
     number = parse_cell(value)
+    if number is None and isinstance(value, str) and "/" in value:
+        number = parse_cell(value[: 2 * _MAX_TEXT_CHARS].partition("/")[0])
     return int(number) if number is not None and 0 <= number <= MAX_COUNT and number % 1 == 0 else None
 
 
 def parse_clock(value: object) -> float | None:
-    """Seconds, of a number, of 1 day, 2:03:04 or of a date."""
+    """Seconds, of a number, of 1 day, 2:03:04, of 1d 2h 3m 4s or of a date."""
     number = parse_cell(value)
     if number is not None:
         return number if math.isfinite(number) else None
@@ -83,6 +90,11 @@ def parse_clock(value: object) -> float | None:
     if match := _DURATION.fullmatch(value.strip()):
         days, hours, minutes, seconds = match.groups()
         return int(days or 0) * 86400.0 + int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+    if (match := _UNITS.fullmatch(value.strip())) and match.lastindex:
+        return sum(
+            float(part or 0) * seconds
+            for part, seconds in zip(match.groups(), (86400, 3600, 60, 1), strict=True)
+        )
     try:
         date = datetime.fromisoformat(value.strip().replace(",", "."))
         return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
@@ -174,6 +186,7 @@ class MetricTable:
         self._clock_column: str | None = None
         self._recent: dict[tuple[str, int], float] = {}  # "loss" or "val_loss", and iteration -> value
         self._counts_epochs = False  # there is no other count
+        self._repeats_epochs = False  # a few: a resume does an epoch again
         self._processes = 1
         self._rows = self._first_line = 0
         self._first_iteration: int | None = None
@@ -264,6 +277,14 @@ class MetricTable:
             and epoch is not None
             and all(_parse_iteration(row[epoch]) is not None for row in rows if _is_filled(row.get(epoch)))
         )
+        if self._counts_epochs and epoch is not None:
+            epochs = [
+                _parse_iteration(row[epoch])
+                for row in rows
+                if epoch in row and self._columns.get("loss") in row
+            ]
+            repeats = sum(one == other for one, other in pairwise(epochs))
+            self._repeats_epochs = 0 < repeats <= _MAX_REPEATS * len(epochs)
         self._choose_clock(rows)
         self._choose_step_time(rows)
         mfu = self._columns.get("mfu")
@@ -405,11 +426,16 @@ class MetricTable:
         if self._first_iteration is None:
             self._first_iteration = iteration
         if goes_back and self._is_restart(iteration, loss, seconds):
+            if iteration == self._last_iteration and len(self.notes) < _MAX_NOTES:
+                self.notes.append(say("table.epoch_again", epoch=iteration))
             self._restart()
             if iteration <= self._first_iteration:  # a new run, whose first line has the same number
                 first = max(iteration, builder.trainer.first_iteration)
                 builder.trainer = replace(builder.trainer, first_iteration=first)
         planned = cell("planned_iterations")
+        count = row.get(columns.get("iteration", ""))
+        if planned is None and isinstance(count, str) and "/" in count:
+            planned = parse_cell(count.partition("/")[2])
         if planned is not None and 0 < planned <= MAX_COUNT:
             builder.setup.values["planned_iterations"] = int(planned)
         self._closing = None
@@ -438,7 +464,8 @@ class MetricTable:
         """Where the iterations go back: a process that lags behind repeats a loss, and the clock goes on."""
         last = self._last_iteration
         if last is None or iteration == last:
-            return False
+            is_row_of_epoch = self._repeats_epochs and loss is not None
+            return is_row_of_epoch and self._recent.get(("loss", iteration)) not in (None, loss)
         if seconds is not None and self._clock is not None and "timestamp" not in self._units:
             return seconds < self._clock.last_s - _CLOCK_LAG_S
         if loss is None:

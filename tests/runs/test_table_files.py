@@ -279,6 +279,17 @@ def test_a_list_of_objects(indent: int | None, key: str) -> None:
     assert_losses(read(json.dumps({key: rows, "name": "x"} if key else rows, indent=indent)), STEPS)
 
 
+@pytest.mark.parametrize("state", ["x" * 3_000_000, "a\n" * 1_000_000])
+def test_a_row_of_json_that_is_too_long_is_left_out(state: str) -> None:
+    rows = trainer_log(closes=False).splitlines(keepends=True)
+    whole = json.dumps({"state": state, "loss": None}) + "\n"
+    for text in ("".join(rows) + whole, "".join([*rows[:10], whole, *rows[10:]])):
+        run_log = read(text)
+        assert_losses(run_log, STEPS)
+        assert not run_log.notes
+    assert run_log.last_step_line == len(rows) + 1
+
+
 def test_json_lines_with_damage() -> None:
     lines = [json.dumps({"step": at, "loss": loss_at(at)}) for at in STEPS]
     lines[12] = lines[12][:9]

@@ -135,6 +135,22 @@ def test_the_total_at_the_end_of_a_run() -> None:
     assert (Analysis(went_on).facts.ended, went_on.iterations_done) == ("cut", None)
 
 
+def test_the_tags_of_torchtitan() -> None:
+    tags = {"loss_metrics/global_avg_loss": 3.0, "loss_metrics/global_max_loss": 4.0,
+            "time_metrics/end_to_end(s)": 0.5, "mfu(%)": 0.4, "throughput(tps)": 100.0}  # fmt: skip
+    events = [
+        scalar(at, tag, value, at)
+        for at in range(1, 31)
+        for tag, value in [*tags.items(), ("n_tokens_seen", 4096.0 * at)]
+    ]
+    run_log = read(encode(events))
+    facts = Analysis(run_log).facts
+    assert run_log.trainer.id == "torchtitan"
+    assert (facts.steady_ms, facts.tokens_per_iteration, facts.tokens_per_s) == (500, 4096, 8192)
+    assert facts.mfu_reported_steady == pytest.approx(0.4)
+    assert (facts.loss_last, facts.iterations_logged) == (3.0, 30)
+
+
 def test_a_resumed_run() -> None:
     start = Event(step=300, session_log=SessionLog(status=SessionLog.START), wall_time=START + 200)
     again = [scalar(at * 10, "loss", loss_at(at * 10), 200 + at) for at in range(30, 60)]

@@ -128,17 +128,8 @@ def silent_spike(analysis: Analysis) -> Finding | None:
 def _missing_eval_explanation(analysis: Analysis, at: Ints, ms: Floats) -> list[Message]:
     """Why the spikes look like evaluations whose lines are missing; empty where they do not."""
     run_log, facts, steps = analysis.log, analysis.facts, analysis.log.steps
-<<<<<<< HEAD
     if analysis.time_split and analysis.time_split.spike_period:
         return [say("silent-spike.explanation.periodic", period=analysis.time_split.spike_period)]
-=======
-    distances = np.diff(at)
-    if len(distances) and np.all(distances == distances[0]):
-        period = int(distances[0])
-        # A save after iteration 500 may be in the time of 501.
-        if period >= 2 * (facts.log_interval or 1) and int(at[0]) % period in (0, 1):
-            return [say("silent-spike.explanation.periodic", period=period)]
->>>>>>> fix-tables
     if not run_log.trainer.step_time_includes_eval:
         return []
     if facts.eval_overhead_typical_ms is not None:

@@ -57,6 +57,8 @@ _COLUMN_ROLES: tuple[Role, ...] = ("lr", "grad_norm", "tokens_per_s", "mfu")
 
 def parse_cell(value: object) -> float | None:
     """A number; None where there is none. JSON may have a number as a text."""
+    if type(value) is float:  # most of them: first
+        return value
     if isinstance(value, str):
         if not value or len(value) > _MAX_TEXT_CHARS:
             return None

@@ -21,6 +21,7 @@ from glassgpt.runs.trajectory import planned_end_iteration, shows_run_start
 MAX_PLAN_SHARE = 0.95  # of the planned iterations: a run that got further has nearly done all
 MAX_OTHER_PROBLEMS = 3  # sentences about other runs
 MIN_STALL_SHARE = 0.05  # of the time
+MAX_SWAPPING_TOKENS_PER_S = 20.0  # slower than any machine trains a model that its memory holds
 MIN_JUDGED_ITERATIONS = 20  # logged; of fewer it cannot be said that nothing is wrong
 
 
@@ -164,6 +165,8 @@ def _time_sentences(facts: Facts, findings: Sequence[Finding]) -> list[str]:
         sentences = [translate("verdict.step_time_and_overhead", ms=facts.steady_ms, share=share)]
     else:
         sentences = [translate("verdict.step_time", ms=facts.steady_ms)]
+    if facts.tokens_per_s and facts.tokens_per_s < MAX_SWAPPING_TOKENS_PER_S:
+        sentences.append(translate("verdict.very_slow", tokens_per_s=facts.tokens_per_s))
     if facts.stall_share >= MIN_STALL_SHARE:
         sentences.append(translate("verdict.stalls", share=facts.stall_share))
     return sentences

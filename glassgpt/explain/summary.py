@@ -10,16 +10,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from glassgpt.explain.rules.lost_work import FAULT_KINDS, MAX_QUOTED_CHARS, error_text
 from glassgpt.format import format_loss
 from glassgpt.i18n import translate
 from glassgpt.record.finding import Finding
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.run_log import LogEvent, RunLog
 from glassgpt.runs.trajectory import planned_end_iteration, shows_run_start
 
 MAX_PLAN_SHARE = 0.95  # of the planned iterations: a run that got further has nearly done all
 MAX_OTHER_PROBLEMS = 3  # sentences about other runs
 MIN_STALL_SHARE = 0.05  # of the time
+MAX_SWAPPING_TOKENS_PER_S = 20.0  # slower than any machine trains a model that its memory holds
 MIN_JUDGED_ITERATIONS = 20  # logged; of fewer it cannot be said that nothing is wrong
 
 
@@ -35,9 +37,10 @@ def introduce_runs(main: RunLog, run_logs: Sequence[RunLog]) -> str:
     if len(trainers) > 1:
         names = {"trainers": ", ".join(trainers), "trainer": main.trainer.name}
         return translate("verdict.several_trainers", runs=runs, lines=lines, **names)
-    if main.stage is not None:
-        stages = ", ".join(dict.fromkeys(one.stage for one in run_logs if one.stage is not None))
-        return translate("verdict.several_stages", stages=stages, stage=main.stage, lines=lines)
+    stages = list(dict.fromkeys(one.stage for one in run_logs if one.stage is not None))
+    if main.stage is not None and len(stages) > 1:
+        names = {"stages": ", ".join(stages), "stage": main.stage}
+        return translate("verdict.several_stages", lines=lines, **names)
     return translate("verdict.several_runs", runs=runs, lines=lines)
 
 
@@ -47,9 +50,15 @@ def other_problems(others: Sequence[tuple[RunLog, Facts, Sequence[Finding]]]) ->
     sentences: list[str] = []
     failed = [log for log, facts, _ in others if not len(log.steps) and facts.ended in ("crashed", "oom")]
     if failed:
-        at = ", ".join(f"{log.first_line:,}" for log in failed[:MAX_OTHER_PROBLEMS])
+        errors = [_first_error(log) for log in failed]
+        at = ", ".join(
+            f"{error.line if error else log.first_line:,}"
+            for log, error in zip(failed[:MAX_OTHER_PROBLEMS], errors, strict=False)
+        )
         more = ", …" if len(failed) > MAX_OTHER_PROBLEMS else ""
         sentences.append(translate("verdict.failed_launches", launches=len(failed), lines=at + more))
+        if errors[0] and (quoted := error_text(errors[0].text)):
+            sentences.append(translate("verdict.first_failure", quoted=quoted[:MAX_QUOTED_CHARS]))
     nonfinite_norms = sum(int(np.isinf(log.steps.grad_norm).sum()) for log, _, _ in others)
     if nonfinite_norms:
         sentences.append(translate("verdict.other_norms", count=nonfinite_norms))
@@ -69,6 +78,12 @@ def other_problems(others: Sequence[tuple[RunLog, Facts, Sequence[Finding]]]) ->
     if len(problems) > MAX_OTHER_PROBLEMS:
         sentences.append(translate("verdict.more_problems", runs=len(problems) - MAX_OTHER_PROBLEMS))
     return sentences
+
+
+def _first_error(run_log: RunLog) -> LogEvent | None:
+    """The first one that says why; those after it often follow from it."""
+    faults = [event for event in run_log.events if event.kind in FAULT_KINDS]
+    return next((event for event in faults if error_text(event.text)), faults[0] if faults else None)
 
 
 def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -> list[str]:
@@ -171,6 +186,8 @@ def _time_sentences(facts: Facts, findings: Sequence[Finding]) -> list[str]:
         sentences = [translate("verdict.step_time_and_overhead", ms=facts.steady_ms, share=share)]
     else:
         sentences = [translate("verdict.step_time", ms=facts.steady_ms)]
+    if facts.tokens_per_s and facts.tokens_per_s < MAX_SWAPPING_TOKENS_PER_S:
+        sentences.append(translate("verdict.very_slow", tokens_per_s=facts.tokens_per_s))
     if facts.stall_share >= MIN_STALL_SHARE:
         sentences.append(translate("verdict.stalls", share=facts.stall_share))
     return sentences

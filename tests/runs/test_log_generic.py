@@ -321,3 +321,34 @@ def test_a_home_made_loop_is_not_build_nanogpt() -> None:
 def test_a_word_after_a_count_is_no_unit() -> None:
     text = "DDP setup world_size=6 master=10.0.0.1\n" + "".join(f"step {at} loss: 2.5\n" for at in range(5))
     assert parse_log(text).setup.world_size == 6
+
+
+def test_fairseq() -> None:
+    """The mean of an epoch is a step only where there are no other lines; a bar of the evaluation is none."""
+    at = "2020-03-23 11:38:{second} | INFO | "
+    epoch = (
+        "train | epoch 00{n} | loss 9.80{n} | nll_loss 8.89 | wps 31194.9 | num_updates {updates} | lr 0.0001"
+    )
+    valid = (
+        "valid | epoch 00{n} | valid on 'valid' subset | loss 9.39{n} | ppl 321.26 | num_updates {updates}"
+    )
+    inner = (
+        "train_inner | epoch 00{n}:      5 / 356 loss=9.44, nll_loss=8.44, num_updates={updates}, lr=0.0001"
+    )
+    bar = "| epoch 00{n} | valid on 'valid' subset  1000 / 1311 loss=1.60"
+    lines = [
+        at.format(second=10 + n) + line.format(n=n, updates=350 * n + (5 if line is inner else 0))
+        for n in range(1, 4)
+        for line in (epoch, bar, valid, inner)
+    ]
+    run_log = parse_log("\n".join(lines) + "\n")
+    assert run_log.steps.iteration.tolist() == [355, 705, 1055]
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [
+        (350, 9.391),
+        (700, 9.392),
+        (1050, 9.393),
+    ]
+    by_epoch = parse_log("\n".join(line for line in lines if "inner" not in line) + "\n")
+    assert by_epoch.steps.iteration.tolist() == [350, 700, 1050]
+    assert by_epoch.steps.loss.tolist() == [9.801, 9.802, 9.803]
+    assert [one.iteration for one in by_epoch.evals] == [350, 700, 1050]

@@ -248,3 +248,20 @@ def test_axolotls_speed_is_of_one_gpu() -> None:
         "{'loss': 1.5, 'memory/max_active (GiB)': 12.5, 'tokens_per_second_per_gpu': 1500.5, 'epoch': 0.1}\n"
     )
     assert parse_log(line * 3).steps.tokens_per_s[0] == 1500.5
+
+
+def test_the_first_loss_of_an_excerpt_is_timed_from_its_first_bar() -> None:
+    """Not from the start of the run, which the bar's time counts from; nor from another bar."""
+    lines = [
+        " 67%|######    | 2/3 [00:01<00:00,  1.42it/s]",
+        " 32%|###       | 280/873 [25:00<52:46,  5.35s/it]",
+        " 32%|###       | 284/873 [25:20<52:46,  5.35s/it]",
+        "{'loss': 0.8635, 'learning_rate': 0.0001, 'epoch': 0.97}",
+        " 32%|###       | 284/873 [25:20<52:46,  5.35s/it]",
+        " 33%|###       | 288/873 [25:40<52:46,  5.35s/it]",
+        "{'loss': 0.8535, 'learning_rate': 0.0001, 'epoch': 0.99}",
+        "",
+    ]
+    run_log = parse_log("\n".join(lines))
+    assert run_log.steps.iteration.tolist() == [284, 288]
+    assert run_log.steps.ms.tolist() == [5000, 5000]

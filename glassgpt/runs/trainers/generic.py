@@ -67,6 +67,12 @@ _EPOCH_TITLE = re.compile(r"^\W*epoch\W{1,8}(\d{1,9})(?:\s*/\s*(\d{1,9}))?\W*$",
 _EVAL_TITLE = re.compile(r"^\W*(?:eval(?:uation)?|val(?:idation)?) results\W*$", re.IGNORECASE)
 _VAL_PERPLEXITY = re.compile(rf"^Validation perplexity: {NUMBER}$")  # OpenNMT's, at the step just logged
 
+# fairseq's epoch and its evaluation; the latter's bar has a `/`.
+_FAIRSEQ_EPOCH = re.compile(r"\bepoch \d{1,9} \| (?:train )?loss ")
+_FAIRSEQ_VALID = re.compile(
+    rf"\bvalid on '[^']{{1,80}}' subset \|[^/]{{0,40}}?\b(?:valid[ _])?loss {NUMBER}(?=\s|$)"
+)
+
 # As PyTorch's examples and torchtune print.
 _SAMPLES = re.compile(
     r"\bEpoch:?\s{0,4}\d{1,9}\s{0,4}\[\s{0,12}\d{1,12}/\d{1,12} \(\s{0,3}[\d.]{1,6}%\)\]"
@@ -162,6 +168,8 @@ class GenericReader:
                 builder.add_eval(builder.last_iteration, math.log(perplexity) if perplexity > 0 else None)
                 return True
             return False
+        if "valid on '" in line:
+            return self._read_fairseq_valid(line, builder)
         if sample := _SAMPLES.search(line):
             # Samples of the epoch, not updates: how many of these there were is not known.
             self._count += 1
@@ -183,6 +191,8 @@ class GenericReader:
             counted = step[1], step[2], step[3]
         loss = _LOSS.search(line)
         if loss and (step := _GLOBAL_STEP.search(line)):
+            if _FAIRSEQ_EPOCH.search(line):
+                return None
             earlier = int(step[1]) - int(counted[0]) if counted else 0
             self._earlier_iterations = max(earlier, 0)  # what a line that counts in the epoch only lacks
             self._add_step(int(step[1]), parse_number(loss[1]), line, builder)
@@ -200,11 +210,23 @@ class GenericReader:
         self._read_step(int(printed), int(total) if total else None, parse_number(text), line, builder)
         return text
 
+    def _read_fairseq_valid(self, line: str, builder: RunBuilder) -> bool:
+        match, updates = _FAIRSEQ_VALID.search(line), _GLOBAL_STEP.search(line)
+        if match is None:
+            return False
+        at = int(updates[1]) if updates else builder.last_iteration
+        if at is not None:
+            builder.add_eval(at, parse_number(match[1]))
+        return True
+
     def _read_without_step(self, line: str, builder: RunBuilder) -> bool:
         if "poch" in line.lower() and (epoch := _EPOCH_LOSS.search(line)):
             val_loss = _VAL_LOSS.search(line)
             if self._counts_epochs:
-                self._read_epoch(epoch, epoch[3], val_loss and val_loss[1], line, builder)
+                updates = _GLOBAL_STEP.search(line)
+                number = int(updates[1]) if updates else int(epoch[1])
+                planned = int(epoch[2]) if epoch[2] and not updates else None
+                self._read_epoch(number, planned, epoch[3], val_loss and val_loss[1], line, builder)
             elif val_loss:
                 self._add_eval(val_loss[1], epoch[3], line, builder)
             return True
@@ -223,7 +245,8 @@ class GenericReader:
         if not self._counts_epochs:
             return False
         if loss:
-            self._read_epoch(title, loss[1], val_loss and val_loss[1], line, builder)
+            planned = int(title[2]) if title[2] else None
+            self._read_epoch(int(title[1]), planned, loss[1], val_loss and val_loss[1], line, builder)
         elif val_loss:
             self.close(builder)
             if builder.last_iteration == int(title[1]):
@@ -310,7 +333,8 @@ class GenericReader:
 
     def _read_epoch(
         self,
-        match: re.Match[str],
+        number: int,
+        planned: int | None,
         loss: str,
         val_loss: str | None,
         line: str,
@@ -319,8 +343,8 @@ class GenericReader:
         self.close(builder)
         is_first = not builder.has_steps
         self._held = _Epoch(
-            int(match[1]),
-            int(match[2]) if match[2] else None,
+            number,
+            planned,
             parse_number(loss),
             search_number(_LR, line),
             search_norm(_NORM, line),

@@ -141,8 +141,12 @@ class TrainerReader:
         for match in _BAR.finditer(line):
             at, total = int(match[1]), int(match[2])
             if self._count == 0 and "loss" not in self._waiting:
+                self._bar = self._bar if total == self._bar_total else None
                 self._bar_total = total
             if total == self._bar_total:
+                if self._bar is None and self._count == 0:  # above 1, the log begins in the middle
+                    begins_in_middle = (at, math.nan, math.nan, _seconds(match[3]))
+                    self._previous = begins_in_middle if at > 1 else (None, 0.0, 0.0, 0.0)
                 if self._count and at < (self._bar or 0):
                     builder.start_process(has_header=False)
                 self._bar_moved = self._bar_moved or at != self._bar

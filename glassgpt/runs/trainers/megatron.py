@@ -56,6 +56,8 @@ class MegatronReader:
 
     def __init__(self) -> None:
         self._tokens: tuple[int, float] | None = None
+        self._iteration: int | None = None
+        self._logs_every_iteration = False
         self._val_loss: float | None = None
         self._names: set[str] = set()  # of the latest line's values
 
@@ -80,7 +82,8 @@ class MegatronReader:
                 builder.add_eval(at, parse_number(match[2]))
                 return True
         if "validation results on" in line and builder.last_iteration is not None and "|" in line:
-            builder.trainer = _WITH_TASKS
+            if self._logs_every_iteration:
+                builder.trainer = _WITH_TASKS
             builder.add_eval(builder.last_iteration)  # as an accuracy
         if "successfully" in line:
             if match := _SAVED.search(line):
@@ -111,6 +114,8 @@ class MegatronReader:
         return True
 
     def _add(self, iteration: int, values: dict[str, float], builder: RunBuilder) -> None:
+        self._logs_every_iteration = self._iteration is not None and iteration == self._iteration + 1
+        self._iteration = iteration
         tokens, previous = values.get("tokens"), self._tokens
         sequence = values.get("sequence") or builder.setup.settings.get("block_size")
         batch = values.get("batch")
@@ -174,4 +179,6 @@ _NEMO_TRAINER = replace(
     TRAINER, name="NeMo", first_iteration=0, step_time_is_interval_mean=False, loss_is_interval_mean=False
 )
 # An evaluation of a task is called in the loop: the timer of the next iteration includes it.
-_WITH_TASKS = replace(TRAINER, eval_timed_in_later_step=1)
+_WITH_TASKS = replace(
+    TRAINER, step_time_includes_eval=True, step_time_is_interval_mean=False, eval_timed_in_later_step=1
+)

@@ -210,7 +210,7 @@ def spoken(language: str, path: Path) -> str:
         explanation = explain(read_run_log(str(path)))
         parts = list(explanation.verdict)
         for finding in explanation.findings:
-            parts += [finding.title, finding.evidence, finding.explanation, finding.advice]
+            parts += [finding.title, finding.evidence, finding.explanation, finding.advice, finding.more]
         parts += [entry.meaning for entry in glossary(explanation.log, explanation.facts)]
         comparison = compare([read_run_log(str(path)) for path in LOGS])
         for claim in comparison.verdict:

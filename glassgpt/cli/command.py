@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import errno
 import inspect
+import json
 import sys
 import textwrap
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
+from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from glassgpt.errors import UserError
@@ -57,6 +59,9 @@ class Command:
 
     def __call__(self, words: list[str]) -> int:
         if "--help" not in words and "-h" not in words:
+            has_schema = any(field.name == "schema" for field in fields(self.options))
+            if has_schema and any(word.partition("=")[0] == "--schema" for word in words):
+                return _print_schema(self.usage.split()[1], words)
             return self.run(words)
         parser = make_parser(self.usage, self.options)
         if self.usage.startswith("glass train"):
@@ -72,6 +77,18 @@ def command(
 ) -> Callable[[Callable[[list[str]], int]], Command]:
     """Decorator of the function that runs a command."""
     return lambda run: Command(run, usage, options, flags or options)
+
+
+def _print_schema(name: str, words: Sequence[str]) -> int:
+    """The JSON Schema of a command's --json document: schemas/NAME.json, with the definitions that it shares
+    with others. Keys that it does not name are allowed, since later versions may add some."""
+    if others := [word for word in words if word != "--schema"]:
+        raise UserError(f"--schema is printed by itself: leave out {' '.join(others)}")
+    folder = resources.files("glassgpt") / "schemas"
+    schema, shared = (json.loads((folder / f"{one}.json").read_text("utf-8")) for one in (name, "shared"))
+    schema["$defs"] = schema.get("$defs", {}) | {key: shared[key] for key in schema.pop("shared")}
+    print(json.dumps(schema, indent=1))
+    return 0
 
 
 def make_parser(usage: str, options: type) -> argparse.ArgumentParser:

@@ -49,7 +49,7 @@ def explain(words: list[str]) -> int:
         if options.json:
             _print_json(explanation.as_dict())
         else:
-            print_explanation(explanation, make_console(), options.full)
+            print_explanation(explanation, make_console(), options.full, options.more)
     return 0
 
 
@@ -213,7 +213,7 @@ def _watch(name: str, overrides: RunOverrides, options: ExplainOptions, card: Ca
         _print_json(last.explanation.as_dict())
     else:
         out.print()
-        print_explanation(last.explanation, out, options.full)
+        print_explanation(last.explanation, out, options.full, options.more)
     return 0
 
 

@@ -40,6 +40,8 @@ from glassgpt.i18n import say, translate
 from glassgpt.runs.note_words import GPT2_VOCAB_SIZE
 from glassgpt.runs.run_log import RunLog
 
+SCHEMA_VERSION = 1  # of the JSON document; new keys do not raise it
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -57,6 +59,7 @@ class Comparison:
 
     def as_dict(self) -> dict[str, object]:
         return {
+            "schema_version": SCHEMA_VERSION,
             "runs": [
                 {
                     "label": run.label,

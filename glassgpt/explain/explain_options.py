@@ -22,7 +22,11 @@ class ExplainOptions:
 
     # Print facts and findings as one JSON document.
     json: bool = False
-    # Also explain each part of a log line.
+    # Print the JSON Schema of that document.
+    schema: bool = False
+    # Also print the details of findings.
+    more: bool = False
+    # Also explain each part of a log line; prints the details of findings, too.
     full: bool = False
     # Follow a growing log, or a pipe, and report findings as they appear.
     watch: bool = False
@@ -42,6 +46,8 @@ class CompareOptions:
 
     # Print the comparison as one JSON document.
     json: bool = False
+    # Print the JSON Schema of that document.
+    schema: bool = False
     # The card whose peak counts as 100% MFU.
     gpu: str = ""
     # Language: en, hi or ar; empty: that of the locale.

@@ -10,16 +10,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from glassgpt.explain.rules.lost_work import FAULT_KINDS, MAX_QUOTED_CHARS, error_text
 from glassgpt.format import format_loss
 from glassgpt.i18n import translate
 from glassgpt.record.finding import Finding
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.run_log import LogEvent, RunLog
 from glassgpt.runs.trajectory import planned_end_iteration, shows_run_start
 
 MAX_PLAN_SHARE = 0.95  # of the planned iterations: a run that got further has nearly done all
 MAX_OTHER_PROBLEMS = 3  # sentences about other runs
 MIN_STALL_SHARE = 0.05  # of the time
+MAX_SWAPPING_TOKENS_PER_S = 20.0  # slower than any machine trains a model that its memory holds
 MIN_JUDGED_ITERATIONS = 20  # logged; of fewer it cannot be said that nothing is wrong
 
 
@@ -35,9 +37,10 @@ def introduce_runs(main: RunLog, run_logs: Sequence[RunLog]) -> str:
     if len(trainers) > 1:
         names = {"trainers": ", ".join(trainers), "trainer": main.trainer.name}
         return translate("verdict.several_trainers", runs=runs, lines=lines, **names)
-    if main.stage is not None:
-        stages = ", ".join(dict.fromkeys(one.stage for one in run_logs if one.stage is not None))
-        return translate("verdict.several_stages", stages=stages, stage=main.stage, lines=lines)
+    stages = list(dict.fromkeys(one.stage for one in run_logs if one.stage is not None))
+    if main.stage is not None and len(stages) > 1:
+        names = {"stages": ", ".join(stages), "stage": main.stage}
+        return translate("verdict.several_stages", lines=lines, **names)
     return translate("verdict.several_runs", runs=runs, lines=lines)
 
 
@@ -47,9 +50,15 @@ def other_problems(others: Sequence[tuple[RunLog, Facts, Sequence[Finding]]]) ->
     sentences: list[str] = []
     failed = [log for log, facts, _ in others if not len(log.steps) and facts.ended in ("crashed", "oom")]
     if failed:
-        at = ", ".join(f"{log.first_line:,}" for log in failed[:MAX_OTHER_PROBLEMS])
+        errors = [_first_error(log) for log in failed]
+        at = ", ".join(
+            f"{error.line if error else log.first_line:,}"
+            for log, error in zip(failed[:MAX_OTHER_PROBLEMS], errors, strict=False)
+        )
         more = ", …" if len(failed) > MAX_OTHER_PROBLEMS else ""
         sentences.append(translate("verdict.failed_launches", launches=len(failed), lines=at + more))
+        if errors[0] and (quoted := error_text(errors[0].text)):
+            sentences.append(translate("verdict.first_failure", quoted=quoted[:MAX_QUOTED_CHARS]))
     nonfinite_norms = sum(int(np.isinf(log.steps.grad_norm).sum()) for log, _, _ in others)
     if nonfinite_norms:
         sentences.append(translate("verdict.other_norms", count=nonfinite_norms))
@@ -71,18 +80,26 @@ def other_problems(others: Sequence[tuple[RunLog, Facts, Sequence[Finding]]]) ->
     return sentences
 
 
+def _first_error(run_log: RunLog) -> LogEvent | None:
+    """The first one that says why; those after it often follow from it."""
+    faults = [event for event in run_log.events if event.kind in FAULT_KINDS]
+    return next((event for event in faults if error_text(event.text)), faults[0] if faults else None)
+
+
 def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -> list[str]:
     """The sentences, in order. The last one names the most serious finding, or says that there is none."""
     sentences = [_progress_sentence(run_log, facts)]
-    planned, last = planned_end_iteration(run_log), facts.last_iteration
+    planned, last = planned_end_iteration(run_log), _last_iteration_done(run_log, facts)
     if (
         planned
         and last is not None
         and facts.ended not in ("finished", None)
-        and last < MAX_PLAN_SHARE * planned
+        and (last < planned if run_log.iterations_done else last < MAX_PLAN_SHARE * planned)
     ):
         sentences.append(translate("verdict.share_of_plan", share=last / planned, planned=planned))
     sentences.append(_loss_sentence(run_log, facts))
+    if run_log.columns and facts.best_val_loss is not None:
+        sentences.append(_training_loss_sentence(facts))
     sentences += _time_sentences(facts, findings)
     if left_out := run_log.left_out.lines:
         sentences.append(
@@ -103,6 +120,7 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         and facts.iterations_logged >= MIN_JUDGED_ITERATIONS
         and not run_log.is_excerpt
         and not has_advice
+        and run_log.trainer.loss_measures_learning
     ):
         sentences.append(translate("verdict.nothing_wrong"))
     return [sentence for sentence in sentences if sentence]
@@ -117,15 +135,13 @@ def _progress_sentence(run_log: RunLog, facts: Facts) -> str:
     elif facts.last_iteration is None:
         sentence = translate("verdict.no_iteration_numbers", trainer=trainer, lines=facts.iterations_logged)
     else:
-        at = f"{facts.last_iteration:,}"
+        at = f"{_last_iteration_done(run_log, facts):,}"
         sentence = {
             "finished": translate("verdict.finished", trainer=trainer, at=at),
             "interrupted": translate("verdict.interrupted", trainer=trainer, at=at),
             "crashed": translate("verdict.crashed", trainer=trainer, at=at),
             "oom": translate("verdict.out_of_memory", trainer=trainer, at=at),
-            "cut": translate("verdict.table_ends", trainer=trainer, at=at)
-            if run_log.columns
-            else translate("verdict.log_stops", trainer=trainer, at=at),
+            "cut": _cut_sentence(run_log, trainer, at),
             None: translate("verdict.running", trainer=trainer, at=at),
         }[facts.ended]
         budget_s, remaining_s = run_log.setup.budget_s, run_log.setup.remaining_s
@@ -136,6 +152,27 @@ def _progress_sentence(run_log: RunLog, facts: Facts) -> str:
     if sentence.startswith(f"A {run_log.trainer.name} "):
         return sentence.replace("A", run_log.trainer.article, 1)
     return sentence
+
+
+def _cut_sentence(run_log: RunLog, trainer: str, at: str) -> str:
+    """About a log that does not say how the run ended."""
+    if run_log.iterations_done is not None:
+        return translate("verdict.saved_state", trainer=trainer, at=at)
+    if run_log.columns:
+        return translate("verdict.table_ends", trainer=trainer, at=at)
+    return translate("verdict.log_stops", trainer=trainer, at=at)
+
+
+def _last_iteration_done(run_log: RunLog, facts: Facts) -> int | None:
+    """A finished run's last iteration need not have a line: those are `log_interval` apart."""
+    logged, planned = facts.last_iteration, run_log.setup.planned_iterations
+    if logged is None:
+        return None
+    if run_log.iterations_done is not None:
+        return max(logged, run_log.iterations_done)
+    if planned is not None and facts.ended == "finished" and planned < logged + (facts.log_interval or 1):
+        return max(logged, planned)
+    return logged
 
 
 def _time_sentences(facts: Facts, findings: Sequence[Finding]) -> list[str]:
@@ -149,20 +186,30 @@ def _time_sentences(facts: Facts, findings: Sequence[Finding]) -> list[str]:
         sentences = [translate("verdict.step_time_and_overhead", ms=facts.steady_ms, share=share)]
     else:
         sentences = [translate("verdict.step_time", ms=facts.steady_ms)]
+    if facts.tokens_per_s and facts.tokens_per_s < MAX_SWAPPING_TOKENS_PER_S:
+        sentences.append(translate("verdict.very_slow", tokens_per_s=facts.tokens_per_s))
     if facts.stall_share >= MIN_STALL_SHARE:
         sentences.append(translate("verdict.stalls", share=facts.stall_share))
     return sentences
 
 
+def _training_loss_sentence(facts: Facts) -> str:
+    if facts.loss_first == facts.loss_last == 0:
+        return ""  # no loss is: a finding says why
+    if facts.loss_last is None or facts.loss_first is None or math.isnan(facts.loss_last):
+        return ""
+    first, last = format_loss(facts.loss_first), format_loss(facts.loss_last)
+    if facts.iterations_logged == 1:
+        return translate("verdict.only_training_loss", last=last)
+    return translate("verdict.training_loss", first=first, last=last)
+
+
 def _loss_sentence(run_log: RunLog, facts: Facts) -> str:
     best, step, final = facts.best_val_loss, facts.best_val_step, facts.final_val_loss
     if best is None or final is None:
-        if facts.loss_last is None or facts.loss_first is None or math.isnan(facts.loss_last):
-            return ""
-        first, last = format_loss(facts.loss_first), format_loss(facts.loss_last)
-        if facts.iterations_logged == 1:
-            return translate("verdict.only_training_loss", last=last)
-        return translate("verdict.training_loss", first=first, last=last)
+        if not run_log.trainer.loss_measures_learning:
+            return translate("verdict.loss_measures_nothing")
+        return _training_loss_sentence(facts)
     shown = format_loss(best)
     if facts.val_metric == "bits_per_byte":
         return translate("verdict.best_bits_per_byte", best=shown)

@@ -42,6 +42,8 @@ class PlanOptions:
     price: float | None = None
     # Print everything as one JSON document.
     json: bool = False
+    # Print the JSON Schema of that document.
+    schema: bool = False
 
 
 _MAX_HOURS = 10 * 365 * 24

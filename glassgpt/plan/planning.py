@@ -35,6 +35,8 @@ from glassgpt.plan.planned_spec import (
 )
 from glassgpt.plan.target import PlanTarget
 
+SCHEMA_VERSION = 1  # of the JSON documents of `glass plan`; new keys do not raise it
+
 
 @dataclass(frozen=True)
 class MemoryVariant:
@@ -91,6 +93,7 @@ class Plan:
                 **self.parallelism.as_dict(),
             }
         return {
+            "schema_version": SCHEMA_VERSION,
             "target": {
                 "name": target.name,
                 "device_type": target.device_type,

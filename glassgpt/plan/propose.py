@@ -29,7 +29,7 @@ from glassgpt.plan.dataset_info import known_dataset_info
 from glassgpt.plan.estimates import forecast_spec
 from glassgpt.plan.plan_warnings import refused_setting_problems
 from glassgpt.plan.planned_spec import can_shard, make_run_spec
-from glassgpt.plan.planning import make_plan
+from glassgpt.plan.planning import SCHEMA_VERSION, make_plan
 from glassgpt.plan.target import FOUND_BY_NAME, PlanTarget, target_of_card
 from glassgpt.recipe import build_config, find_recipe, to_toml
 
@@ -107,6 +107,7 @@ class Proposal:
 
     def as_dict(self) -> dict[str, Any]:
         return {
+            "schema_version": SCHEMA_VERSION,
             "target": self.target.title,
             "hours": self.hours,
             "cost": self.cost,

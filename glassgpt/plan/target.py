@@ -128,7 +128,8 @@ class PlanTarget:
             return probed
         if self.cluster.ranks > 1:
             return None
-        return speed_from_history(self.history, self.name, work, flops_per_token, self.card)
+        threads = work.config.threads if self.device_type == "cpu" else None  # None: as many as a run chose
+        return speed_from_history(self.history, self.name, work, flops_per_token, self.card, threads)
 
     def peak_flops_per_s(self, dtype: str) -> float | None:
         if self.probe is not None and self.probe.ran and self.probe.work["dtype"] == dtype:

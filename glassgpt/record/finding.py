@@ -22,11 +22,13 @@ from glassgpt.i18n import (
     verbatim,
 )
 from glassgpt.record.journal import Record
+from glassgpt.record.suggested_commands import suggested_commands
 
 Severity = Literal["info", "advice", "warning", "problem"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # the least serious first
 MAX_LINES = 8  # of a log, that show a finding
-PARTS = ("title", "evidence", "explanation", "advice")
+PARTS = ("title", "evidence", "explanation", "advice", "more")
+_STORED_PARTS = PARTS[:-1]  # in a journal: what training reports is short
 
 Sentences = Message | None | Iterable[Message | None]
 
@@ -62,6 +64,16 @@ class Finding:
         return render_text(self.text["advice"])
 
     @property
+    def more(self) -> str:
+        """Detail that one or two lines of evidence, explanation and advice have no room for; mostly ""."""
+        return render_text(self.text["more"])
+
+    @property
+    def commands(self) -> list[dict[str, object]]:
+        """What the advice says to change, as data."""
+        return suggested_commands(self.text["advice"])
+
+    @property
     def values(self) -> dict[str, object]:
         """What its sentences say, by name."""
         return message_values(message for part in PARTS for message in self.text[part])
@@ -76,7 +88,8 @@ class Finding:
         sentences = {part: render_text(self.text[part]) for part in PARTS}
         head = {"id": self.id, "severity": self.severity}
         place = {"at": self.at, "lines": list(self.lines)}
-        return {**head, **sentences, "values": self.values, **place, "claims": dict(self.claims)}
+        said = {"values": self.values, **place, "claims": dict(self.claims), "commands": self.commands}
+        return {**head, **sentences, **said}
 
 
 def make_finding(
@@ -87,14 +100,16 @@ def make_finding(
     evidence: Sentences = None,
     explanation: Sentences = None,
     advice: Sentences = None,
+    more: Sentences = None,
     at: int | None = None,
     claims: Mapping[str, object] | None = None,
     lines: Iterable[int] = (),
 ) -> Finding:
-    """`evidence`: numbers from this run. `advice`: what to do. Sentences that are None are left out.
+    """`evidence`: numbers from this run. `advice`: what to do. `more`: detail that is shown on request, so
+    that the other parts are at most two lines each. Sentences that are None are left out.
 
     `lines`: of the log, that show it; `Analysis.lines_at` finds them. 0 is not known, and left out."""
-    parts = (title, evidence, explanation, advice)
+    parts = (title, evidence, explanation, advice, more)
     text = {name: make_text(part) for name, part in zip(PARTS, parts, strict=True)}
     known_lines = sorted({int(line) for line in lines if line > 0})
     return Finding(id, severity, text, at, claims or {}, tuple(known_lines[:MAX_LINES]))
@@ -120,8 +135,9 @@ def finding_record(
     )
     with use_language("en"):
         fields = finding.as_dict()
-    del fields["claims"], fields["lines"]  # of a log
-    messages = {part: [message.key for message in finding.text[part]] for part in PARTS}
+    for name in ("claims", "lines", "more", "commands"):  # of a finding of explain
+        del fields[name]
+    messages = {part: [message.key for message in finding.text[part]] for part in _STORED_PARTS}
     return {"kind": "finding", "iter": done, **fields, "messages": messages}
 
 
@@ -137,7 +153,7 @@ def read_finding(record: Mapping[str, object]) -> Finding:
     if isinstance(keys, Mapping) and isinstance(values, Mapping):
         text |= {
             part: messages
-            for part in PARTS
+            for part in _STORED_PARTS
             if (messages := _read_messages(keys.get(part), values, stored[part])) is not None
         }
     return Finding(str(record.get("id", "")), severity, text, at if isinstance(at, int) else None)

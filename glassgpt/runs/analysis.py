@@ -20,7 +20,14 @@ from glassgpt.record.ledger import PHASES
 from glassgpt.runs.exit_status import infer_exit_status
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.final_loss import FinalLossForecast, forecast_final_loss
-from glassgpt.runs.loss_rise import Explosion, LossRise, find_explosions, find_loss_rise
+from glassgpt.runs.loss_rise import (
+    Explosion,
+    LossJump,
+    LossRise,
+    find_explosions,
+    find_loss_jump,
+    find_loss_rise,
+)
 from glassgpt.runs.model_size import (
     DeviceThroughput,
     IterationFlops,
@@ -110,10 +117,21 @@ class Analysis:
     @cached_property
     def explosions(self) -> list[Explosion]:
         """Of the training loss: it rose to a multiple within a few iterations."""
-        at, losses = self.trajectory.finite_losses()
+        return find_explosions(*self.trajectory.finite_losses(), self._later_starts)
+
+    @cached_property
+    def loss_jump(self) -> LossJump | None:
+        """Of the training loss: from one line to the next, and it stayed up."""
+        if self.explosions or self.loss_rise:
+            return None
+        return find_loss_jump(*self.trajectory.finite_losses(), self._later_starts)
+
+    @cached_property
+    def _later_starts(self) -> Ints:
+        """Iterations at which the processes after the first began."""
+        at, _ = self.trajectory.finite_losses()
         starts = {part.first_iteration for part in self.log.segments if part.first_iteration is not None}
-        later = sorted(start for start in starts if len(at) and start > at[0])
-        return find_explosions(at, losses, np.array(later, dtype=np.int64))
+        return np.array(sorted(start for start in starts if len(at) and start > at[0]), dtype=np.int64)
 
     @cached_property
     def loss_rise(self) -> LossRise | None:

@@ -113,6 +113,7 @@ class RunBuilder:
         self.fence_count = 0  # Markdown's ``` lines so far in such a text: odd inside a code block
         self.in_traceback = False  # a traceback has begun, and its exception has not come yet
         self.is_resuming = False  # the current process resumes, and has not logged a step yet
+        self.iterations_done: int | None = None  # see RunLog
         self.partial_iteration: int | None = None  # of the latest line that is cut too short to be read
         # For a trainer whose lines have no iteration: number of the line -> iteration. Empty: not known.
         self.iteration_by_count: dict[int, int] | None = None
@@ -500,5 +501,6 @@ class RunBuilder:
                 is_excerpt=self.is_excerpt,
                 ends_mid_line=ends_mid_line,
                 last_partial_iteration=self.partial_iteration,
+                iterations_done=self.iterations_done,
             )
         )

@@ -10,6 +10,11 @@ import re
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.run_log import EventKind, ExitStatus, RunLog
 
+# Where a program's own words begin: at the start of the line, or after a logger's name. Not on a line about
+# an epoch, which is only a part of the training.
+_SAID = r"^(?!.{0,80}\bepoch\b)(?:\S.{0,80}?(?: - |[|\]:]))?\W*"
+_TRAINING = r"(?:fine-?tuning|(?:pre-?)?training|run|job)"
+
 # A plain substring that is searched first, because most lines do not have it; the pattern; the kind.
 _EVENT_PATTERNS: tuple[tuple[str, re.Pattern[str], EventKind], ...] = (
     ("^C", re.compile(r"^\W*\^C(?:\W|Traceback|$)"), "interrupt"),
@@ -29,6 +34,7 @@ _EVENT_PATTERNS: tuple[tuple[str, re.Pattern[str], EventKind], ...] = (
     ("signal", re.compile(r"[Rr]eceived \d+ death signal|got signal: (?:2|15)\b"), "interrupt"),
     ("TIME LIMIT", re.compile(r"DUE TO TIME LIMIT"), "interrupt"),
     ("Terminated", re.compile(r"^\s*(?:\S+:\s*line \d+:\s*\d+\s*)?Terminated\b"), "interrupt"),
+    ("Hangup", re.compile(r"^\s*(?:\S+:\s*line \d+:\s*\d+\s*)?Hangup\b"), "interrupt"),  # SIGHUP, by a shell
     ("Killed", re.compile(r"^\s*(?:\S+:\s*line \d+:\s*\d+\s*)?Killed\b(?:\s+python.*)?\s*$"), "kill"),
     ("Segmentation", re.compile(r"Segmentation fault"), "abort"),
     ("core dumped", re.compile(r"\(core dumped\)"), "abort"),
@@ -45,13 +51,15 @@ _EVENT_PATTERNS: tuple[tuple[str, re.Pattern[str], EventKind], ...] = (
     ("real", re.compile(r"^\s*real\s+\d+m[\d.]+s|^\s*[\d.]+ real\s+[\d.]+ user"), "finish"),
     ("wandb", re.compile(r"^\W*wandb\W*: Run summary:"), "finish"),
     ("elapsed", re.compile(r"^[\d.]+user [\d.]+system [\d:.]+elapsed"), "finish"),
-    # At the beginning of a line: a text that was sampled may say such things as well. It counts only where no
-    # step comes after it.
+    # A text that was sampled may say such things as well: they count only where no step comes after them.
     ("omplete",
-     re.compile(r"^\W*(?:the )?(?:training|run|job)(?: is| has)? completed?\b(?! *\d)", re.I), "finish"),
-    ("raining",
-     re.compile(r"^\W*(?:the )?training (?:is |has )?(?:finished|done|over|ended)\b", re.I), "finish"),
-    ("raining", re.compile(r"^\W*(?:finished|completed|done) training\b", re.I), "finish"),
+     re.compile(_SAID + rf"(?:the )?{_TRAINING}(?: is| has)? completed?\b(?! *\d)", re.I), "finish"),
+    ("OMPLETE", re.compile(_SAID + r"TRAINING COMPLETED?\b(?! *\d)"), "finish"),
+    ("ing",
+     re.compile(_SAID + rf"(?:the )?{_TRAINING} (?:is |has )?(?:finish|end)ed\b", re.I), "finish"),
+    ("raining", re.compile(_SAID + r"(?:the )?training (?:is |has )?(?:done|over)\b", re.I), "finish"),
+    ("raining", re.compile(_SAID + r"(?:finished|completed|done) training\b", re.I), "finish"),
+    ("raining", re.compile(_SAID + r"(?:total training time|training took)\b\D{0,20}\d", re.I), "finish"),
     ("inal",
      re.compile(r"^\W*(?:saved|saving) (?:the )?final (?:weights|model|checkpoint)\b", re.I), "finish"),
     ("report", re.compile(r"^(?:Copying|Copied) report(?:\.md)? "), "finish"),  # nanochat's speedrun

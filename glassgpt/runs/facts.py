@@ -55,6 +55,11 @@ class Facts:
     seconds_by_phase: dict[str, float] | None = None  # where the time went; the values sum to regime_total_s
 
     @property
+    def begins_late(self) -> bool:
+        """The log begins within the run: its first line is far beyond the first iteration."""
+        return self.first_iteration is not None and self.first_iteration > 2 * max(1, self.log_interval or 1)
+
+    @property
     def pause_share(self) -> float | None:
         """Start-up, evaluation and checkpoints over all time, without stalls; None where none is timed."""
         phases = self.seconds_by_phase or {}

@@ -29,6 +29,7 @@ MAX_LOSS_RISE_BLOCKS = 120  # blocks of at least three losses: a median of fewer
 MIN_RISE_SHARE_OF_GAIN = 0.08  # of first loss - lowest loss
 MIN_RISE_SHARE_OF_LOWEST = 0.08  # of the lowest loss
 MIN_RISE_STANDARD_ERRORS = 6.0  # of a block's median
+MIN_BLOCKS_WITH_LUCK = 30
 MIN_SUSTAINED_RISE_SHARE = 0.5  # of the required rise, in every block of the last fifth
 
 
@@ -49,7 +50,7 @@ def find_loss_rise(at: Ints, losses: Floats) -> LossRise | None:
         return None
     smooth = block_medians(at, losses, min(MAX_LOSS_RISE_BLOCKS, len(losses) // 3))
     lowest_block = int(np.argmin(smooth.medians))
-    lowest, first = float(smooth.medians[lowest_block]), float(losses[0])
+    lowest, first = float(smooth.medians[lowest_block]), max(float(losses[0]), float(smooth.medians[0]))
     last_fifth = smooth.medians[-max(2, len(smooth) // 5) :]
     end = float(np.median(last_fifth))
     # A block has few losses, so its own error is uncertain: that of all losses counts, too.
@@ -65,7 +66,51 @@ def find_loss_rise(at: Ints, losses: Floats) -> LossRise | None:
     )
     if not stays_up or not end - lowest > required:
         return None
+    # The lowest of many blocks is low by luck, too: their neighbours say what the level was.
+    around = smooth.medians[max(0, lowest_block - 1) : lowest_block + 2]
+    if len(smooth) >= MIN_BLOCKS_WITH_LUCK and not end - float(np.median(around)) > required:
+        return None
     return LossRise(first, lowest, round(float(smooth.centers[lowest_block])), end, int(at[-1]))
+
+
+# A jump: the loss is higher from one line to the next, and stays there. So many losses on both sides of it.
+JUMP_LOSSES = 20
+MIN_JUMP_SHARE = 0.05  # of the loss before
+MAX_JUMP_OVERLAP = 0.1  # of the losses on both sides: those beyond the middle between both levels
+
+
+@dataclass(frozen=True)
+class LossJump:
+    """A training loss that rose within a few lines and stayed there."""
+
+    iteration: int  # the first of the higher ones
+    loss_before: float
+    loss_after: float
+
+
+def find_loss_jump(at: Ints, losses: Floats, process_starts: Ints) -> LossJump | None:
+    """The highest one after which no stretch of losses is back. `process_starts`: as of find_explosions."""
+    if len(losses) < 3 * JUMP_LOSSES:
+        return None
+    medians = trailing_median(losses, JUMP_LOSSES)  # of those before each row
+    rows = np.arange(JUMP_LOSSES, len(losses) - JUMP_LOSSES)
+    after = np.append(medians[JUMP_LOSSES:], np.median(losses[-JUMP_LOSSES:]))  # of each row and those after
+    jumps = after[rows] - medians[rows]
+    best = int(np.argmax(jumps))
+    row, size = int(rows[best]), float(jumps[best])
+    before = float(medians[row])
+    middle = before + size / 2
+    if not size > MIN_JUMP_SHARE * abs(before) or float(after[row:].min()) < middle:
+        return None
+    near = np.arange(row - JUMP_LOSSES // 2, row + JUMP_LOSSES // 2)  # the line that parts them best
+    begin, end = row - JUMP_LOSSES, row + JUMP_LOSSES
+    wrong = [np.sum(losses[begin:one] > middle) + np.sum(losses[one:end] < middle) for one in near]
+    row = int(near[int(np.argmin(wrong))])
+    if min(wrong) > MAX_JUMP_OVERLAP * 2 * JUMP_LOSSES or np.mean(losses[:row] > middle) > 0.5:
+        return None
+    if np.searchsorted(process_starts, at[row - 3]) < np.searchsorted(process_starts, at[row], side="right"):
+        return None
+    return LossJump(int(at[row]), before, float(np.median(losses[row:])))
 
 
 # An explosion: several losses in a row, compared with the median of those before.
@@ -124,11 +169,14 @@ def find_explosions(at: Ints, losses: Floats, process_starts: Ints) -> list[Expl
     for row in np.flatnonzero(stays_above > required).tolist():  # NaN where there is no usual loss
         before = losses[max(0, row - MEDIAN_WINDOW) : row]
         level = float(usual[row])
+        if row < MEDIAN_WINDOW and not explosions:  # a tail: the rise may be a part of so few losses
+            level = min(level, float(np.median(losses[: max(2, row // 2)])))
         if row < next_row or stays_above[row] <= level + MIN_EXPLOSION_MADS * mad(before):
             continue
         back_limit = MAX_RECOVERED_RATIO * level
         start = row
-        while start > next_row and losses[start - 1] > back_limit:
+        first_row = next_row if explosions else 1
+        while start > first_row and losses[start - 1] > back_limit:
             start -= 1
         back = np.flatnonzero(
             (forward_median[row:] <= back_limit) & (losses[row : len(forward_median)] <= back_limit)

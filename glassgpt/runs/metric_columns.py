@@ -32,6 +32,7 @@ Role = Literal[
     "step_time",
     "elapsed_s",
     "elapsed_ms",
+    "run_s",
     "timestamp",
     "time",
     "eval_s",
@@ -42,7 +43,8 @@ Role = Literal[
 # Of two columns with one role, the one that comes first here is taken; but see choose_columns.
 NAMES: dict[Role, str] = {
     # `_step` counts the calls of wandb.log, and `step` may count within an epoch.
-    "iteration": "train_global_step trainer_global_step global_step current_steps step iteration iter it "
+    "iteration": "global_step_max_steps train_global_step trainer_global_step global_step current_steps step "
+    "iteration iter it "
     "iter_num num_updates update updates steps train_step train_steps train_iter num_steps batch_idx _step",
     "epoch": "epoch train_epoch epochs epoch_num",
     "planned_iterations": "total_steps max_steps total_iterations max_iters max_iterations",
@@ -65,18 +67,20 @@ NAMES: dict[Role, str] = {
     "tok_s tok_sec train_tokens_per_second train_tokens_per_sec train_tok_per_sec train_tokens_per_s",
     "mfu": "mfu train_mfu mfu_percent train_mfu_percent perf_mfu throughput_mfu",
     "tokens": "num_input_tokens_seen train_num_input_tokens_seen total_tokens tokens_seen total_tokens_seen "
-    "num_tokens n_tokens tokens train_tokens train_num_tokens throughput_total_tokens",
+    "n_tokens_seen num_tokens n_tokens tokens train_tokens train_num_tokens throughput_total_tokens",
     "step_ms": "step_ms step_time_ms time_ms iter_time_ms iteration_time_ms time_per_step_ms ms_per_step "
     "ms_per_iter dt_ms batch_time_ms elapsed_time_per_iteration_ms",
     "step_s": "step_s step_time_s step_time_sec step_time_seconds iter_time_s iter_time_sec dt_s "
-    "seconds_per_step sec_per_step sec_per_iter s_per_it s_per_step seconds_per_iteration",
+    "seconds_per_step sec_per_step sec_per_iter s_per_it s_per_step seconds_per_iteration "
+    "time_metrics_end_to_end_s",
     # Without their unit.
     "step_time": "step_time iter_time iteration_time time_per_step time_per_iteration batch_time dt train_dt "
     "train_step_time train_iter_time train_step_timing iteration_time_avg",
     "elapsed_s": "_runtime elapsed_time elapsed elapsed_s elapsed_sec elapsed_seconds time_elapsed runtime "
-    "train_runtime total_time total_time_s total_training_time wall_clock_s relative_time_process "
+    "total_time total_time_s total_training_time wall_clock_s relative_time_process "
     "relative_time_wall",
     "elapsed_ms": "elapsed_ms elapsed_time_ms total_time_ms train_time_ms",
+    "run_s": "train_train_runtime train_runtime",  # of the whole run, which is done when it is logged
     "timestamp": "_timestamp timestamp wall_time walltime datetime",
     "time": "time",  # of a step, since the start, or of the day: its values decide
     "eval_s": "eval_runtime val_time_s eval_time_s eval_s validation_time_s",

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from statistics import median
 
 from glassgpt.i18n import Message, say
@@ -38,6 +39,8 @@ SAMPLE_ROWS = 2048  # held back; of a sparse table, the first evaluation may com
 _RECENT_ROWS = 256  # a process that lags farther behind another one counts as a restart
 _SAME_LOSS = 0.005  # two processes' losses of one step; relative
 _CLOCK_LAG_S = 10.0  # between two processes that write one table
+_MAX_REPEATS = 0.1  # of the rows; more are those of several processes
+_MAX_NOTES = 5
 _MIN_SPAN = 20  # units of the clock in a time: its error is at most 1 in 20
 _MAX_TEXT_CHARS = 64  # of a number or a time
 # A step of Python's cannot be faster than 0.1 ms, nor does one take a quarter of an hour.
@@ -45,6 +48,7 @@ _MAX_BARE_SECONDS, _MIN_BARE_MS = 0.1, 1000.0
 _STEP_TIME_UNITS = {"ms": 1.0, "s": 1000.0}
 
 _DURATION = re.compile(r"(?:(\d{1,6}) days?, )?(\d{1,6}):(\d{2}):(\d{2}(?:\.\d{1,9})?)")
+_UNITS = re.compile(r"(?:(\d{1,6})d)? ?(?:(\d{1,6})h)? ?(?:(\d{1,6})m)? ?(?:(\d{1,6}(?:\.\d{1,9})?)s)?")
 _COLUMN_ROLES: tuple[Role, ...] = ("lr", "grad_norm", "tokens_per_s", "mfu")
 
 
@@ -53,6 +57,8 @@ _COLUMN_ROLES: tuple[Role, ...] = ("lr", "grad_norm", "tokens_per_s", "mfu")
 
 def parse_cell(value: object) -> float | None:
     """A number; None where there is none. JSON may have a number as a text."""
+    if type(value) is float:  # most of them: first
+        return value
     if isinstance(value, str):
         if not value or len(value) > _MAX_TEXT_CHARS:
             return None
@@ -69,12 +75,15 @@ def parse_cell(value: object) -> float | None:
 
 
 def _parse_iteration(value: object) -> int | None:
+    """Also of `10/2353`, with what is planned."""
     number = parse_cell(value)
+    if number is None and isinstance(value, str) and "/" in value:
+        number = parse_cell(value[: 2 * _MAX_TEXT_CHARS].partition("/")[0])
     return int(number) if number is not None and 0 <= number <= MAX_COUNT and number % 1 == 0 else None
 
 
 def parse_clock(value: object) -> float | None:
-    """Seconds, of a number, of 1 day, 2:03:04 or of a date."""
+    """Seconds, of a number, of 1 day, 2:03:04, of 1d 2h 3m 4s or of a date."""
     number = parse_cell(value)
     if number is not None:
         return number if math.isfinite(number) else None
@@ -83,6 +92,11 @@ def parse_clock(value: object) -> float | None:
     if match := _DURATION.fullmatch(value.strip()):
         days, hours, minutes, seconds = match.groups()
         return int(days or 0) * 86400.0 + int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+    if (match := _UNITS.fullmatch(value.strip())) and match.lastindex:
+        return sum(
+            float(part or 0) * seconds
+            for part, seconds in zip(match.groups(), (86400, 3600, 60, 1), strict=True)
+        )
     try:
         date = datetime.fromisoformat(value.strip().replace(",", "."))
         return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
@@ -111,6 +125,7 @@ _CLOCKS: dict[Role, tuple[Callable[[object], float | None], str]] = {
 # What a column may be instead.
 _MAYBE_CLOCKS: dict[Role, Role] = {
     "time": "elapsed_s",
+    "run_s": "elapsed_s",
     "step_time": "elapsed_s",
     "step_s": "elapsed_s",
     "step_ms": "elapsed_ms",
@@ -173,13 +188,15 @@ class MetricTable:
         self._clock_column: str | None = None
         self._recent: dict[tuple[str, int], float] = {}  # "loss" or "val_loss", and iteration -> value
         self._counts_epochs = False  # there is no other count
+        self._repeats_epochs = False  # a few: a resume does an epoch again
         self._processes = 1
         self._rows = self._first_line = 0
         self._first_iteration: int | None = None
         self._last_iteration: int | None = None
         self._last_val_loss: float | None = None  # of the row before
         self._tokens: tuple[tuple[int, float], tuple[int, float]] | None = None  # first and last row's
-        self._closing_line: int | None = None
+        self._closing: tuple[int, int] | None = None  # line and iteration of the closing row
+        self._run_s: float | None = None  # as the closing row says
 
     def feed(self, row: Row, line: int) -> None:
         if self._sample is not None:
@@ -200,16 +217,18 @@ class MetricTable:
         builder = self.builder
         if not builder.has_steps and not builder.non_step_count:
             return False
-        if self._closing_line is not None:
-            builder.line = self._closing_line
+        if self._closing is not None:
+            builder.line, builder.iterations_done = self._closing
             builder.add_event("finish", "the closing row, without a loss")
-            self._closing_line = None
+            self._closing = None
         if self._tokens is not None and "tokens_per_iteration" not in builder.setup.values:
             (first, before), (last, after) = self._tokens
             if last > first and before < after:
                 builder.setup.values["tokens_per_iteration"] = round((after - before) / (last - first))
         if self._clock is not None and "timestamp" not in self._units and self._processes == 1:
             builder.setup.values["wall_s"] = self._clock.last_s
+        if self._run_s is not None:
+            builder.setup.values["wall_s"] = self._run_s
         builder.finish()
         return True
 
@@ -221,6 +240,10 @@ class MetricTable:
         self._flush_sample()
         if not (self.finish() if final else self.builder.has_steps):
             return ()
+        notes = [*self.notes, say("table.epochs")] if self._counts_epochs else list(self.notes)
+        if self._run_s and self.builder.iterations_done and not self._units and self._processes == 1:
+            ms = 1000 * self._run_s / self.builder.iterations_done
+            notes.append(say("table.run_time", run_s=self._run_s, ms=ms))
         whole = replace(
             self.builder.build(name, ends_mid_line=False),
             run_name=run_name,
@@ -228,7 +251,7 @@ class MetricTable:
             first_line=self._first_line,
             last_line=self.builder.line,
             columns=self._described_columns(),
-            notes=(*self.notes, say("table.epochs")) if self._counts_epochs else tuple(self.notes),
+            notes=tuple(notes),
         )
         return split_runs(whole)
 
@@ -256,6 +279,14 @@ class MetricTable:
             and epoch is not None
             and all(_parse_iteration(row[epoch]) is not None for row in rows if _is_filled(row.get(epoch)))
         )
+        if self._counts_epochs and epoch is not None:
+            epochs = [
+                _parse_iteration(row[epoch])
+                for row in rows
+                if epoch in row and self._columns.get("loss") in row
+            ]
+            repeats = sum(one == other for one, other in pairwise(epochs))
+            self._repeats_epochs = 0 < repeats <= _MAX_REPEATS * len(epochs)
         self._choose_clock(rows)
         self._choose_step_time(rows)
         mfu = self._columns.get("mfu")
@@ -280,16 +311,20 @@ class MetricTable:
     def _choose_clock(self, rows: Sequence[Row]) -> None:
         """A column whose values grow from row to row is a clock, whatever its name says."""
         columns = self._columns
+        losses = [row for row in rows if columns.get("loss") in row]
         for role, clock_role in _MAYBE_CLOCKS.items():
             if role in columns:
                 times = [time for row in rows if (time := parse_clock(row.get(columns[role]))) is not None]
-                is_clock = len(times) >= 3 and times == sorted(times) and times[-1] > 1.5 * times[0]
+                is_clock = (
+                    len(times) >= max(3, len(losses) // 2)
+                    and times == sorted(times)
+                    and times[-1] > 1.5 * times[0]
+                )
                 is_date = bool(times) and times[0] > 1e8 and role == "time"
                 if is_clock or is_date:
                     columns.setdefault("timestamp" if is_date else clock_role, columns[role])
                 if is_clock or role == "time":
                     del columns[role]
-        losses = [row for row in rows if columns.get("loss") in row]
         for role, (parse, unit) in _CLOCKS.items():
             if role not in columns:
                 continue
@@ -346,7 +381,7 @@ class MetricTable:
         for name in row.keys() - self._names:
             self._names.add(name)
             role = role_of(name)
-            if role in ("loss", "val_loss", "val_bpb", "eval_s", *_COLUMN_ROLES):
+            if role in ("loss", "val_loss", "val_bpb", "eval_s", "run_s", *_COLUMN_ROLES):
                 self._columns.setdefault(role, name)
 
     def _described_columns(self) -> dict[str, str]:
@@ -393,21 +428,29 @@ class MetricTable:
         if self._first_iteration is None:
             self._first_iteration = iteration
         if goes_back and self._is_restart(iteration, loss, seconds):
+            if iteration == self._last_iteration and len(self.notes) < _MAX_NOTES:
+                self.notes.append(say("table.epoch_again", epoch=iteration))
             self._restart()
             if iteration <= self._first_iteration:  # a new run, whose first line has the same number
                 first = max(iteration, builder.trainer.first_iteration)
                 builder.trainer = replace(builder.trainer, first_iteration=first)
         planned = cell("planned_iterations")
+        count = row.get(columns.get("iteration", ""))
+        if planned is None and isinstance(count, str) and "/" in count:
+            planned = parse_cell(count.partition("/")[2])
         if planned is not None and 0 < planned <= MAX_COUNT:
             builder.setup.values["planned_iterations"] = int(planned)
-        self._closing_line = None
+        self._closing = None
+        if (run_s := cell("run_s")) is not None and 0 <= run_s < math.inf:
+            self._run_s, builder.iterations_done = run_s, iteration
+            builder.add_event("finish", f"the whole run took {run_s:.1f} s")
         if val_loss is not None or val_bpb is not None:
             # Before the step: an evaluation in the same row comes before the time in it.
             self._add_eval(iteration, val_loss, val_bpb, cell("eval_s"))
         elif loss is not None:
             self._last_val_loss = None
         elif builder.trainer.closing_row_has_no_loss:
-            self._closing_line = line
+            self._closing = line, iteration
         if loss is not None and self._is_new("loss", iteration, loss):
             self._add_step(iteration, loss, seconds, row)
 
@@ -423,7 +466,8 @@ class MetricTable:
         """Where the iterations go back: a process that lags behind repeats a loss, and the clock goes on."""
         last = self._last_iteration
         if last is None or iteration == last:
-            return False
+            is_row_of_epoch = self._repeats_epochs and loss is not None
+            return is_row_of_epoch and self._recent.get(("loss", iteration)) not in (None, loss)
         if seconds is not None and self._clock is not None and "timestamp" not in self._units:
             return seconds < self._clock.last_s - _CLOCK_LAG_S
         if loss is None:
@@ -455,6 +499,7 @@ class MetricTable:
                 ms = _known(parse_cell(row.get(columns[role]))) * _STEP_TIME_UNITS[unit]
         self.builder.add_step(iteration, loss, ms=ms, line=self.builder.line, **values)
         self._last_iteration = iteration
+        self._run_s = self.builder.iterations_done = None
         tokens = parse_cell(row.get(columns["tokens"])) if "tokens" in columns else None
         if tokens is not None and math.isfinite(tokens):
             first = self._tokens[0] if self._tokens and tokens >= self._tokens[1][1] else (iteration, tokens)

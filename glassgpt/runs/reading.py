@@ -91,13 +91,13 @@ def read_run_logs(source: str) -> tuple[RunLog, ...]:
         if source == "-":
             if sys.stdin is None:
                 raise UserError("there is no standard input to read")
-            return _read_stream(sys.stdin.buffer, "standard input")
+            return read_stream(sys.stdin.buffer, "standard input")
         if path.is_dir():
             return _read_folder(path, source)
         if not path.exists():
             raise UserError(f"there is no file or folder {source}")
         with path.open("rb") as file:
-            return _read_stream(file, source)
+            return read_stream(file, source)
     except OSError as error:
         raise UserError(f"{source} cannot be read: {error.strerror or error}") from None
 
@@ -113,7 +113,7 @@ def _read_folder(path: Path, source: str) -> tuple[RunLog, ...]:
     for table in tables:
         if table.is_file():
             with table.open("rb") as file:
-                return _read_stream(file, str(table))
+                return read_stream(file, str(table))
     if run_logs := read_logdir(path, source):
         return run_logs
     raise UserError(
@@ -122,7 +122,7 @@ def _read_folder(path: Path, source: str) -> tuple[RunLog, ...]:
     )
 
 
-def _read_stream(file: BinaryIO, name: str) -> tuple[RunLog, ...]:
+def read_stream(file: BinaryIO, name: str) -> tuple[RunLog, ...]:
     buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)  # type: ignore[type-var]
     start = buffered.peek(_SNIFF_BYTES)
     if looks_like_journal(start):

@@ -175,6 +175,8 @@ class RunLog:
     is_excerpt: bool = False  # lines quoted in a text, maybe not all of them
     ends_mid_line: bool = False
     last_partial_iteration: int | None = None  # of the latest line that is cut too short to be read
+    # As a closing row or a saved state says: the lines may stop a few iterations before.
+    iterations_done: int | None = None
     ledger: Mapping[str, float] | None = None  # GlassGPT: seconds per phase, over all processes
     first_update_ms: float | None = None  # GlassGPT: of the very first update, which no row has
     journal_findings: tuple[Mapping[str, object], ...] = ()  # GlassGPT: findings that training recorded
@@ -272,6 +274,8 @@ class RunLog:
         # Only a journal records how many updates were done when a process started.
         is_journal = self.trainer.lines_count_updates
         before[begins] = (self.process_start_iterations()[segment] if is_journal else at - 1)[begins]
+        if self.iterations_done is not None and len(at) > 1 and at[0] <= at[1] - at[0]:
+            before[0] = 0  # a run from its start to its end, whose first line comes after one interval
         passed: Ints = np.maximum(at - before - 1, 0)
         return passed
 

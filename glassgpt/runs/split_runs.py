@@ -58,6 +58,7 @@ def split_runs(whole: RunLog, failed_launches: Sequence[FailedLaunch] = ()) -> t
             runs_in_file=total,
             ends_mid_line=whole.ends_mid_line and piece is last,
             last_partial_iteration=whole.last_partial_iteration if piece is last else None,
+            iterations_done=whole.iterations_done if piece is last else None,
         )
         for piece in pieces
     )

@@ -26,7 +26,7 @@ from pathlib import PurePath
 
 from glassgpt.errors import UserError
 from glassgpt.i18n import say
-from glassgpt.runs.lines import LogLine, whole_lines
+from glassgpt.runs.lines import whole_lines
 from glassgpt.runs.metric_columns import role_of
 from glassgpt.runs.metric_table import MetricTable, Row, parse_cell
 from glassgpt.runs.run_log import RunLog
@@ -84,8 +84,16 @@ def _up_to(texts: Iterable[str], limit: int) -> Iterator[str]:
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
+    """Of a row of JSON that is too long to be read, such as a trainer's whole state, a blank line."""
+    is_too_long = False
     for block in whole_lines(texts):
-        yield from (block.text,) if isinstance(block, LogLine) else block.split("\n")
+        if isinstance(block, str):
+            is_too_long = False
+            yield from block.split("\n")
+        elif not (is_too_long and block.continues_line):
+            is_object = block.text.startswith("{") and not block.is_incomplete
+            is_too_long = is_object and _decode(block.text) is None
+            yield "" if is_too_long else block.text
 
 
 # --- a file that grows ---

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from glassgpt.errors import UserError
 from glassgpt.i18n import say
-from glassgpt.runs.metric_columns import role_of
+from glassgpt.runs.metric_columns import Role, role_of
 from glassgpt.runs.metric_table import MetricTable
 from glassgpt.runs.run_log import RunLog
 from glassgpt.sanitize import sanitize_line
@@ -40,6 +40,13 @@ _SPLIT_FOLDERS = {"train": "train", "training": "train"} | dict.fromkeys(
     ("val", "valid", "validation", "eval", "evaluation", "dev", "test"), "val"
 )
 _SESSION_START = 1
+# Roles whose values are rows of their own; those of one kind are one row.
+_ROW_KINDS: dict[Role | None, Role] = {
+    "val_loss": "val_loss",
+    "val_bpb": "val_loss",
+    "eval_s": "val_loss",
+    "run_s": "run_s",
+}
 # TensorProto: the number of the field that holds values of each dtype, and how to read one.
 _TENSOR_DTYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}
 _TENSOR_VALUE_FIELDS = {5: "<f4", 6: "<f8"}
@@ -309,27 +316,28 @@ def _build_run(files: Sequence[_EventFile], name: str, run_name: str | None = No
     """Events of one step that follow each other are one row."""
     table, tags = MetricTable(), set[str]()
     row: dict[str, object] = {}
-    is_eval_row = False
+    kind_of_row: Role | None = None
+    number = 0
     events: Iterable[ScalarEvent] = heapq.merge(*files, key=lambda event: event.wall_time)
     for number, event in enumerate(events, 1):
         tags.update(tag for tag, _ in event.values)
         if event.is_restart and event.step:
             if row:
-                table.feed(row, number)
+                table.feed(row, number - 1)
             row = {}
             table.expect_restart()
         values = {tag: value for tag, value in event.values if role_of(tag)}
         if not values:
             continue
-        # An evaluation is a row of its own: it ends later than the step that it follows.
-        is_eval = any(role_of(tag) in ("val_loss", "val_bpb", "eval_s") for tag in values)
-        if row and (row["step"] != event.step or row.keys() & values.keys() or is_eval != is_eval_row):
-            table.feed(row, number)
+        # An evaluation is a row of its own: it ends later than the step that it follows. So is the end.
+        kind = next((_ROW_KINDS[role] for tag in values if (role := role_of(tag)) in _ROW_KINDS), None)
+        if row and (row["step"] != event.step or row.keys() & values.keys() or kind != kind_of_row):
+            table.feed(row, number - 1)
             row = {}
-        row, is_eval_row = row or {"step": event.step, "wall_time": event.wall_time}, is_eval
+        row, kind_of_row = row or {"step": event.step, "wall_time": event.wall_time}, kind
         row |= values
     if row:
-        table.feed(row, 0)
+        table.feed(row, number)
     if damaged := sum(file.damaged for file in files):
         table.notes.append(say("table.damaged_records", count=damaged))
     run_logs = table.build(name, run_name, has_lines=False)

@@ -41,6 +41,7 @@ class TimeSplit:
     apart_ms: Floats
     is_spike: Bools  # rows that no line explains
     is_stalled_eval: Bools
+    spike_period: int | None  # the spikes come at this interval: they are pauses, not stalls
     typical_eval_ms: float | None  # what an evaluation adds to an iteration, if nothing interrupts it
     startup_includes_eval: bool  # the first iteration evaluates, and nothing says how long that takes
     is_complete: bool  # False: the log has evaluations whose time is nowhere
@@ -48,6 +49,11 @@ class TimeSplit:
     @property
     def pauses_s(self) -> float:
         return float(self.pause_ms.sum() + self.apart_ms.sum()) / 1000
+
+    @property
+    def periodic_s(self) -> float:
+        """Of the pauses, those that come at a regular interval and that no line names."""
+        return float(self.pause_ms[self.is_spike].sum()) / 1000
 
     @property
     def stall_s(self) -> float:
@@ -83,7 +89,10 @@ def split_time(run_log: RunLog, regimes: tuple[Regime, ...]) -> TimeSplit | None
     first_evaluates = is_first & (includes_eval | run_log.trainer.evaluates_before_first_step)
     pause_ms = np.where(first_evaluates, np.minimum(excess_ms, max(typical_eval_ms or 0.0, 0.0)), pause_ms)
     pause_ms = np.where(is_stalled_eval, np.minimum(excess_ms, max(typical_eval_ms or 0.0, 0.0)), pause_ms)
-    stall_ms = np.where(is_stalled_eval, excess_ms - pause_ms, 0.0) + np.where(is_spike, excess_ms, 0.0)
+    spike_period = _regular_interval(run_log, steps.iteration[is_spike])
+    if spike_period:
+        pause_ms = np.where(is_spike, excess_ms, pause_ms)
+    stall_ms = np.where(is_stalled_eval | is_spike, excess_ms - pause_ms, 0.0)
     startup_ms = np.where(is_first, excess_ms - pause_ms, 0.0)
     if run_log.ledger:
         startup_ms = np.zeros(len(ms))
@@ -95,6 +104,7 @@ def split_time(run_log: RunLog, regimes: tuple[Regime, ...]) -> TimeSplit | None
         **_apart(run_log, typical_eval_ms),
         is_spike=is_spike,
         is_stalled_eval=is_stalled_eval,
+        spike_period=spike_period,
         typical_eval_ms=typical_eval_ms,
         startup_includes_eval=typical_eval_ms is None and bool(first_evaluates.any()),
         is_complete=run_log.trainer.step_time_includes_eval
@@ -103,8 +113,11 @@ def split_time(run_log: RunLog, regimes: tuple[Regime, ...]) -> TimeSplit | None
 
 
 def _unlogged_ms(run_log: RunLog, ms: Floats, local_ms: Floats) -> Floats:
-    """By row, the time of iterations before it without a line, or that a very long log leaves out."""
+    """By row, the time of iterations before it without a line, or that a very long log leaves out; with the
+    last one, of those after it."""
     unlogged = run_log.unlogged_before()
+    if run_log.iterations_done is not None and len(unlogged):
+        unlogged[-1] += max(0, run_log.iterations_done - int(run_log.steps.iteration[-1]))
     if run_log.trainer.step_time_is_interval_mean:
         return unlogged * ms
     count, left_out = float(unlogged.sum()), run_log.left_out
@@ -153,6 +166,18 @@ def _is_spike(run_log: RunLog, local_ms: Floats) -> Bools:
         spikes &= steps.iteration - starts[steps.segment] >= STARTUP_STEPS
     max_spikes = max(1, MAX_SPIKE_SHARE * np.count_nonzero(steady))
     return spikes if np.count_nonzero(spikes) <= max_spikes else no_spikes
+
+
+def _regular_interval(run_log: RunLog, at: Ints) -> int | None:
+    """The interval at which these iterations come, all of them at a multiple of it or right after one: a
+    trainer's own work, such as an evaluation or a checkpoint."""
+    distances = np.diff(at)
+    if not len(distances) or not run_log.has_iteration_numbers:
+        return None
+    period = int(distances.min())
+    if period < 2 * (run_log.log_interval() or 1) or np.any(distances % period):
+        return None
+    return period if int(at[0]) % period in (0, 1, period - 1) else None
 
 
 def _is_stalled_eval(run_log: RunLog, is_eval: Bools, cost: Floats) -> Bools:

@@ -108,6 +108,9 @@ def shows_run_start(run_log: RunLog) -> bool:
     """Whether the log begins where the run does; else it is a tail, or an excerpt."""
     evaluated_first = any(evaluation.iteration == 0 for evaluation in run_log.evals[:1])
     begins = bool(run_log.segments) and run_log.segments[0].has_startup
+    interval = run_log.log_interval()
+    if begins and interval and run_log.steps.iteration[0] > run_log.trainer.first_iteration + 2 * interval:
+        return False  # of the first process, the first lines are not there
     return not run_log.is_excerpt and (begins or evaluated_first)
 
 

@@ -13,12 +13,13 @@ import time
 import torch
 
 from glassgpt.config import TrainConfig
+from glassgpt.data.digests import HASHED_AT_ONCE, HASHED_PIECE_BYTES
 from glassgpt.errors import error_type_and_message, is_out_of_memory
 from glassgpt.estimate.batching import eval_batch_rows
 from glassgpt.estimate.decide import RunSpec
 from glassgpt.estimate.machine_facts import MachineFacts, facts_record
 from glassgpt.estimate.measured_speed import ProbeResult, idle_speedup, work_key
-from glassgpt.estimate.memory import estimate_memory
+from glassgpt.estimate.memory import checkpoint_bytes, estimate_memory
 from glassgpt.estimate.overheads import arithmetic_s
 from glassgpt.format import format_bytes
 from glassgpt.record.machine import (
@@ -97,8 +98,7 @@ def probe_run(config: TrainConfig, seconds: float) -> ProbeResult:
         eval_tokens_per_s=eval_tokens_per_s,
         start_s=ready_s + max(0.0, first_s - usual_s),
         reserved_bytes=torch.cuda.max_memory_reserved(setup.device) if on_card else None,
-        # Of a CPU since the process began: measuring the matmul peak may need more than a small model.
-        peak_bytes=peak_resident_bytes() + _RUN_PROCESS_BYTES if peak is None else peak.peak_bytes(),
+        peak_bytes=_process_peak_bytes(spec) if peak is None else peak.peak_bytes(),
         busy_cores=cores_used_by_others(before, now),
         idle_speedup=idle_speedup(before, now),
         threads=None if on_card else torch.get_num_threads(),
@@ -106,6 +106,13 @@ def probe_run(config: TrainConfig, seconds: float) -> ProbeResult:
         work=work_key(spec.workload),
         facts=facts_record(facts, setup.data, origin),
     )
+
+
+def _process_peak_bytes(spec: RunSpec) -> int:
+    """Of a run on a CPU. Since the process began: measuring the matmul peak may need more than a small model.
+    A run also reads each checkpoint back, some pieces at a time."""
+    read_back = min(checkpoint_bytes(spec.workload), HASHED_AT_ONCE * HASHED_PIECE_BYTES)
+    return peak_resident_bytes() + _RUN_PROCESS_BYTES + read_back
 
 
 def _expected_micro_batch_s(spec: RunSpec, facts: MachineFacts) -> float | None:

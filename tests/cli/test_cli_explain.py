@@ -134,7 +134,7 @@ def test_watching_checks_first_too(capsys: Capture) -> None:
 
 def test_verdict_findings_facts_charts_in_this_order(capsys: Capture) -> None:
     text = stdout_of(capsys, "explain", "n.log")
-    order = ["n.log", "A nanoGPT run", "[eval-spikes]", "Raise eval_interval", "log cut off", "16,384",
+    order = ["n.log", "A nanoGPT run", "[eval-spikes]", "Raise eval_interval", "not known", "16,384",
              "168.3 ms", "loss: training in dots", "where the time went"]  # fmt: skip
     place = 0
     for part in order:
@@ -171,10 +171,12 @@ def test_json_is_strict_and_complete(capsys: Capture) -> None:
             "evidence",
             "explanation",
             "advice",
+            "more",
             "values",
             "at",
             "lines",
             "claims",
+            "commands",
         ]
         assert finding["severity"] in ("info", "advice", "warning", "problem")
         assert finding["title"]

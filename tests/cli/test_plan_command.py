@@ -279,6 +279,8 @@ def test_finished_runs_are_used_unless_history_is_off(
     used = measured()
     assert used is not None
     assert (used["source"], used["tokens_per_s"][1], used["start_s"]) == ("history", 777.0, 4.5)
+    assert measured("--threads=2") == used
+    assert measured("--threads=1") is None
     assert measured("--history=off") is None
     assert main(["plan", "gpt2_124m", "--gpu=rtx4070", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["measured"] is None

@@ -21,7 +21,7 @@ from run_logs import NANOGPT, make_run_log, make_steps
 from glassgpt.config import ConfigValue
 from glassgpt.estimate.memory import largest_fitting_batch
 from glassgpt.explain.rules.gpu_memory import oom, parse_oom_message, stated_workload
-from glassgpt.explain.rules.instability import divergence, loss_explosion, loss_spike
+from glassgpt.explain.rules.instability import divergence, loss_explosion, loss_jump, loss_spike
 from glassgpt.explain.rules.lost_work import (
     best_overwritten,
     crashed,
@@ -426,6 +426,7 @@ def test_a_model_that_fits_at_no_batch_size() -> None:
     assert values["share_of_card"] == pytest.approx(model_bytes / (39.38 * GIB))
     assert one.text["explanation"][0].key == "oom.explanation.model_too_large"
     assert (values["n_layer"], values["new_n_layer"]) == (48, 42)
+    assert one.commands == [{"settings": {"n_layer": 42, "batch_size": 1}}]
     assert (values["cards"], values["bytes_per_card"]) == (2, model_bytes / 2)
 
 
@@ -443,6 +444,7 @@ def test_a_batch_that_would_have_fitted() -> None:
     assert values["bytes_per_sequence"] == pytest.approx(786 * 2**20, rel=0.01)
     assert (values["batch_size"], values["new_batch_size"]) == (32, 8)
     assert (values["accumulation_steps"], values["new_accumulation_steps"]) == (5, 20)
+    assert one.commands == [{"settings": {"batch_size": 8, "gradient_accumulation_steps": 20}}]
 
 
 def test_what_fits_is_what_plan_would_fit() -> None:
@@ -698,3 +700,44 @@ def test_the_best_is_overwritten() -> None:
     assert one.values["saved_iteration"] == 5000
     assert one.values["loss_rise"] == pytest.approx(1.7096 - 1.4576)
     assert best_overwritten(analyse(replace(run_log, trainer=GLASSGPT))) is None
+
+
+def test_zeros_with_norms_that_are_nan_are_a_loss_that_is_nan() -> None:
+    analysis = analyse(make_run_log(make_steps(range(8), loss=[0.0] * 8, grad_norm=[math.inf] * 8)))
+    one = require_finding(loss_zero(analysis))
+    assert (one.severity, one.values["zero_losses"]) == ("problem", 8)
+    assert norms_never_finite(analysis) is None
+    finite = make_steps(range(8), loss=[0.0] * 8, grad_norm=[1.0] * 8)
+    assert loss_zero(analyse(make_run_log(finite))) is None
+
+
+def noisy(levels: list[float], lines: int, seed: int) -> RunLog:
+    """`lines` losses at each level, with a standard deviation of 0.08."""
+    losses = np.repeat(levels, lines) + 0.08 * np.random.default_rng(seed).standard_normal(
+        lines * len(levels)
+    )
+    return make_run_log(make_steps(range(len(losses)), loss=losses.tolist()))
+
+
+def test_a_loss_that_jumps_and_stays() -> None:
+    analysis = analyse(noisy([2.5] * 19 + [2.8], 60, seed=1))
+    one = require_finding(loss_jump(analysis))
+    assert one.at == pytest.approx(19 * 60, abs=2)
+    assert one.values["loss_before"] == pytest.approx(2.5, abs=0.06)
+    assert one.values["loss_after"] == pytest.approx(2.8, abs=0.04)
+    back = analyse(noisy([2.5] * 17 + [2.8, 2.5, 2.5], 60, seed=1))
+    assert loss_jump(back) is None
+
+
+def test_noise_is_neither_a_rise_nor_a_jump() -> None:
+    """Of many blocks the lowest is low by luck, and the first batch may be an easy one."""
+    for seed in range(40):
+        analysis = analyse(noisy([2.83] * 10, 50, seed))
+        assert (analysis.loss_rise, analysis.loss_jump) == (None, None)
+
+
+def test_an_explosion_among_few_lines_begins_where_it_left_the_level() -> None:
+    losses = [1.37, 1.33, 1.7, 5.0, 7.8, 10.1, 10.9, 11.0, 11.2, 11.3, 9.9, 9.2]
+    (explosion,) = analyse(make_run_log(make_steps(range(50, 62), loss=losses))).explosions
+    assert (explosion.iteration, explosion.iteration_before, explosion.loss_before) == (52, 51, 1.33)
+    assert explosion.peak_loss == 11.3

@@ -163,7 +163,7 @@ def test_no_english_sentence_is_left(language: str) -> None:
         for explanation in map(explain, runs):
             texts = [*explanation.verdict]
             for one in explanation.findings:
-                texts += [one.title, one.evidence, one.explanation, one.advice]
+                texts += [one.title, one.evidence, one.explanation, one.advice, one.more]
             assert not re.findall(
                 r"(?<![\w=.`-])[A-Za-z][a-z]+ [a-z]{2,} [a-z]{2,}(?![\w=`-])", "\n".join(texts)
             )

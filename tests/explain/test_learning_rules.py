@@ -26,7 +26,14 @@ from glassgpt.config import ConfigValue
 from glassgpt.estimate.loss_forecast import LAW
 from glassgpt.explain.registry import LEARNING_RULES
 from glassgpt.explain.rules.learning import plateau, still_improving, underfit_capacity
-from glassgpt.explain.rules.loss_plausibility import init_loss, leaked_data, memorised_data, ppl_vs_loss
+from glassgpt.explain.rules.loss_plausibility import (
+    collapsed_loss,
+    constant_loss,
+    init_loss,
+    leaked_data,
+    memorised_data,
+    ppl_vs_loss,
+)
 from glassgpt.explain.rules.lost_work import best_overwritten
 from glassgpt.explain.rules.val_curve import eval_noise, overfitting
 from glassgpt.i18n import say
@@ -187,6 +194,23 @@ def test_a_curve_that_no_law_fits_gets_no_advice() -> None:
     )
     assert (one.severity, one.advice) == ("info", "")
     assert [message.key for message in one.text["explanation"]] == ["still-improving.explanation.no_forecast"]
+
+
+def flat_end(lr: list[float] | None = None) -> RunLog:
+    """10,000 iterations: the val loss falls by a power law up to 9,400, and then stays."""
+    evals = [(at, None, 2.0 + 8.0 * min(max(at, 10), 9400) ** -0.2) for at in range(0, 10_001, 100)]
+    steps = make_steps(range(0, 10_001, 100), **({"lr": lr} if lr else {}))
+    return make_run_log(steps, evals, trainer=HF, setup=LoggedSetup(planned_iterations=10_000))
+
+
+def test_a_curve_that_is_flat_at_its_end_is_not_falling() -> None:
+    """Where the learning rate has run out, that is why, and a longer schedule helps."""
+    rates = [1e-3 * (1 - row / 100) for row in range(101)]
+    assert still_improving(analyse(flat_end())) is None
+    assert still_improving(analyse(flat_end([1e-3] * 101))) is None
+    one = require_finding(still_improving(analyse(flat_end(rates))))
+    assert one.text["title"][0].key == "still-improving.title.until_lr_ran_out"
+    assert one.values["end_loss"] == pytest.approx(2.0 + 8.0 * 9400**-0.2)
 
 
 def test_a_fall_below_the_noise_is_none() -> None:
@@ -381,7 +405,7 @@ def test_a_standard_error_in_the_log_is_used() -> None:
     evals = tuple(LoggedEvaluation(100 * i, 0, loss, stderr=0.02) for i, loss in enumerate(val))
     run_log = replace(make_run_log(make_steps(range(600)), trainer=HF), evals=evals)
     one = require_finding(eval_noise(analyse(run_log)))
-    assert one.text["evidence"][-1] == say("eval-noise.evidence.noise_logged", eval_std=0.02)
+    assert one.text["more"][-1] == say("eval-noise.more.noise_logged", eval_std=0.02)
     assert one.values["token_factor"] == 32  # (2 sqrt(2) 0.02 / 0.01)^2
 
 
@@ -466,3 +490,25 @@ def test_a_bend_of_the_curve_is_no_noise() -> None:
 def case_noise(run_log: RunLog) -> str | None:
     noise = analyse(run_log).eval_noise
     return None if noise is None else noise.source
+
+
+def test_a_loss_that_is_the_same_on_every_line() -> None:
+    """ln(4096) = 8.3178; of two digits a change would not be seen, and of nine lines none is said."""
+    one = require_finding(constant_loss(analyse(make_run_log(make_steps(range(12), loss=[8.3178] * 12)))))
+    assert (one.severity, one.values["loss"], one.values["logged_losses"]) == ("problem", 8.3178, 12)
+    assert one.values["choices"] == pytest.approx(4096, abs=1)
+    for losses in ([8.3178] * 9, [8.31] * 12, [8.3178] * 11 + [8.3177]):
+        run_log = make_run_log(make_steps(range(len(losses)), loss=losses))
+        assert constant_loss(analyse(run_log)) is None
+
+
+def test_a_loss_that_falls_to_nothing_at_once() -> None:
+    one = require_finding(
+        collapsed_loss(analyse(make_run_log(make_steps(range(4), loss=[11.0, 10.9, 1e-6, 0.0]))))
+    )
+    assert (one.at, one.values["loss_before"], one.values["loss_after"]) == (2, 10.9, 1e-6)
+    for losses in ([11.0, 10.9, 1e-6, 2.0], [2.0, 1e-6, 0.0], [11.0, 10.9, 1.0]):
+        run_log = make_run_log(make_steps(range(len(losses)), loss=losses))
+        assert collapsed_loss(analyse(run_log)) is None
+    slow = make_run_log(make_steps([0, 1000, 2000], loss=[11.0, 1e-6, 0.0]))
+    assert collapsed_loss(analyse(slow)) is None

@@ -14,7 +14,7 @@ from glassgpt.config import ConfigValue
 from glassgpt.explain.rules.lr_schedule import horizon_changed, lr_schedule_mismatch
 from glassgpt.explain.rules.resumes import resume_jump, resume_replays_data
 from glassgpt.i18n import say
-from glassgpt.runs.run_log import LoggedProcess, RunLog, Steps
+from glassgpt.runs.run_log import LoggedProcess, LoggedSetup, RunLog, Steps
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.runs.trajectory import seconds_between, trajectory_of
 
@@ -210,3 +210,16 @@ def test_a_rate_column_tells_too() -> None:
     assert (one.at, one.values["share_of_peak"]) == (1000, pytest.approx(0.5, abs=0.005))
     unfinished = replace(run_log, setup=replace(run_log.setup, planned_iterations=2000))
     assert lr_schedule_mismatch(analyse(unfinished)) is None
+
+
+def test_a_learning_rate_that_only_rises() -> None:
+    """A share of the peak from 0 to 1; one that reached its peak early is a warm-up."""
+    rising = [row / 100 for row in range(101)]
+    planned = LoggedSetup(planned_iterations=100)
+    run_log = make_run_log(make_steps(range(101), lr=rising), trainer=BY_ID["nanochat"], setup=planned)
+    one = require_finding(lr_schedule_mismatch(analyse(run_log)))
+    assert (one.values["first_share"], one.values["last_share"]) == (0.0, 1.0)
+    assert one.lines == (1, 101)
+    for rates in ([min(1.0, rate * 4) for rate in rising], rising[::-1], [*rising[:100], 0.5]):
+        other = replace(run_log, steps=make_steps(range(101), lr=rates))
+        assert lr_schedule_mismatch(analyse(other)) is None

@@ -17,7 +17,7 @@ from glassgpt.i18n import translate
 from glassgpt.record.finding import Finding, Severity
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.facts import Facts
-from glassgpt.runs.run_log import ExitStatus, LoggedProcess, RunLog
+from glassgpt.runs.run_log import ExitStatus, LoggedProcess, LoggedSetup, RunLog
 from glassgpt.runs.split_runs import split_runs
 
 NOTHING = translate("verdict.nothing_wrong")
@@ -168,3 +168,11 @@ def test_several_runs_in_one_log_are_counted() -> None:
     assert explain_runs(runs).facts.last_iteration == 20
     resumed = (restarted[0], LoggedProcess(has_startup=True, resumed=True, first_iteration=0))
     assert len(split_runs(make_run_log(steps, segments=resumed))) == 1
+
+
+def test_a_speed_that_only_swapping_explains() -> None:
+    """128 tokens in 64 s, and in 64 ms."""
+    for ms, is_told in ((64_000.0, True), (64.0, False)):
+        steps = make_steps(range(30), ms, loss=[3.0] * 30)
+        explanation = explain(make_run_log(steps, setup=LoggedSetup(tokens_per_iteration=128)))
+        assert (translate("verdict.very_slow", tokens_per_s=2.0) in explanation.verdict) == is_told

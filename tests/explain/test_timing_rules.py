@@ -274,6 +274,38 @@ def test_spikes_with_lines_are_not_silent() -> None:
     assert silent_spike(analyse(even_run())) is None
 
 
+def test_slow_iterations_at_a_regular_interval_are_the_trainers_own_work() -> None:
+    """Of a trainer whose step times include nothing else: pauses, and no stalls."""
+    ms = np.full(1200, 100.0)
+    ms[[201, 401, 601, 801, 1001]] = 4100.0
+    analysis = analyse(make_run_log(make_steps(range(1200), ms.tolist()), trainer=BY_ID["megatron"]))
+    finding = require_finding(silent_spike(analysis))
+    assert finding.text["title"][0].key == "silent-spike.title.periodic"
+    assert (finding.values["period"], finding.values["spikes"]) == (200, 5)
+    assert finding.values["lost_s"] == pytest.approx(5 * 4.0)
+    assert analysis.facts.stall_share == 0
+    assert analysis.facts.pause_share == pytest.approx(20 / 140)
+    ms[[450, 777]] = 4100.0
+    irregular = analyse(make_run_log(make_steps(range(1200), ms.tolist()), trainer=BY_ID["megatron"]))
+    assert require_finding(silent_spike(irregular)).text["title"][0].key == "silent-spike.title"
+    assert irregular.facts.stall_share == pytest.approx(28 / 148)
+
+
+def test_a_stall_of_a_moment_is_none() -> None:
+    """0.9 s, and 10 s of 2,000 s."""
+    short, long = np.full(300, 30.0), np.full(2000, 1000.0)
+    short[150], long[700] = 930.0, 11_000.0
+    for ms in (short, long):
+        assert silent_spike(analyse(make_run_log(make_steps(range(len(ms)), ms.tolist())))) is None
+
+
+def test_a_hump_is_no_drift() -> None:
+    """Slower in the middle, and at its end not far from its start."""
+    wave = np.random.default_rng(0).normal(0, 15, 800)
+    hump = 500 + 150 * np.sin(np.linspace(0.3, np.pi, 800)) + wave
+    assert throughput_drift(analyse(make_run_log(make_steps(range(800), hump.tolist())))) is None
+
+
 # --- startup-compile ---
 
 
@@ -389,7 +421,7 @@ def test_logged_times_are_samples() -> None:
 @pytest.mark.parametrize(
     ("wall_s", "severity", "explanation", "max_unlogged_ms"),
     [
-        (80.5, "info", "rest_of_time", 16.45),  # 12.88 ms + 16.07 s / 4500
+        (80.5, "info", "no_waiting", 16.45),  # 12.88 ms + 16.07 s / 4500
         (64.5, "info", "clocks_agree", None),
         (50.0, "warning", "includes_waiting", 9.67),  # 12.88 ms - 14.43 s / 4500
         (1.0, "warning", "several_iterations", None),

@@ -127,11 +127,14 @@ ENDS = (
     "[2026-06-26 18:39:46] run complete @ step 11295: 1362.22 min training time",
     "Training complete!", "training completed in 3h", "=== Training finished ===", "Training is done.",
     "Finished training", "Saved final weights to adapters/adapters.safetensors.", "Saving final model to out",
+    "2026-01-05 08:12:40.118 | INFO     | __main__:fit:88 - Fine-tuning completed!", "TRAINING COMPLETED",
+    "INFO:__main__:✅ Training completed successfully!", "Total training time: 88.20 seconds",
     "Copying report.md to current directory for convenience",
 )
 NO_ENDS = (
     "training complete 50% of the way", "He said that the run was complete", "Saved weights to out",
     "the final model will be saved later", "Training runs", "report of the training",
+    "Epoch 3 - training completed", "INFO - epoch 2: training finished", "Total training time: unknown",
 )
 # fmt: on
 
@@ -139,6 +142,12 @@ NO_ENDS = (
 def test_what_programs_print_when_they_are_done() -> None:
     assert [line for line in ENDS if parse_facts("".join(LINES) + line + "\n").ended != "finished"] == []
     assert [line for line in NO_ENDS if parse_facts("".join(LINES) + line + "\n").ended != "cut"] == []
+
+
+def test_a_closed_terminal_stops_a_run() -> None:
+    """A shell reports the signal SIGHUP as Hangup."""
+    text = "".join(LINES) + 'launch.sh: line 12: 40112 Hangup                  "${COMMAND[@]}" 2>&1\n'
+    assert parse_facts(text).ended == "interrupted"
 
 
 def test_an_end_in_the_middle_is_none() -> None:

@@ -125,8 +125,9 @@ def test_failed_launches_before_and_after_a_finished_run() -> None:
     assert [(one.log.first_line, one.log.last_line) for one in runs] == [
         (1, 6), (7, 12), (13, 18), (19, 64), (65, 70),
     ]  # fmt: skip
-    told = translate("verdict.failed_launches", launches=4, lines="1, 7, 13, …")
-    assert told in explain_text(text).verdict
+    told = translate("verdict.failed_launches", launches=4, lines="4, 10, 16, …")  # of their tracebacks
+    first = translate("verdict.first_failure", quoted="ValueError: no such thing")
+    assert explain_text(text).verdict[-2:] == [told, first]
     sizes = [10_650_000] * 3 + [800_000, 10_650_000]
     assert [one.log.setup.parameters for one in runs] == sizes
 

@@ -78,6 +78,42 @@ def test_epochs_count_where_nothing_else_does() -> None:
     assert not fractions.has_iteration_numbers
 
 
+def epoch_rows(epochs: Iterable[int]) -> list[dict[str, object]]:
+    return [
+        {"epoch": at, "train_loss": 2 - row / 99, "val_loss": 2.5 - row / 99} for row, at in enumerate(epochs)
+    ]
+
+
+def test_an_epoch_that_is_done_again() -> None:
+    resumed = read(epoch_rows([*range(1, 12), *range(11, 31)]))
+    assert [one.first_iteration for one in resumed.segments] == [1, 11]
+    (note,) = [note for note in resumed.notes if note.key == "table.epoch_again"]
+    assert note.values == {"epoch": 11}
+    # Every row twice: two processes write the table.
+    assert len(read(epoch_rows(at // 2 for at in range(2, 42))).segments) == 1
+    same = [*epoch_rows(range(1, 31)), epoch_rows(range(1, 31))[-1]]
+    assert len(read(same).segments) == 1
+
+
+def test_a_count_with_what_is_planned() -> None:
+    rows = [
+        {
+            "global_step/max_steps": f"{at}/60",
+            "loss": 5 - at / 60,
+            "epoch": at / 100,
+            "elapsed_time": f"{at // 2}m {at % 2 * 30}s",
+        }
+        for at in range(1, 61)
+    ]
+    closing = {"global_step/max_steps": "60/60", "train_loss": 4.5, "train_runtime": 1805.5, "epoch": 0.6}
+    run_log = read([*rows, closing])
+    facts = Analysis(run_log).facts
+    assert run_log.steps.iteration.tolist() == list(range(1, 61))
+    assert (run_log.setup.planned_iterations, run_log.setup.wall_s) == (60, 1805.5)
+    assert (facts.ended, facts.steady_ms) == ("finished", 30_000)
+    assert Analysis(read(rows[:50])).facts.ended == "cut"
+
+
 def test_rows_of_several_processes_are_one_run() -> None:
     """Each process writes every step, and one lags behind by more and more rows."""
     rows: list[tuple[float, dict[str, object]]] = []

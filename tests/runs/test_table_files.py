@@ -24,6 +24,7 @@ from tables import (
 
 from glassgpt.errors import UserError
 from glassgpt.explain.explanation import explain
+from glassgpt.i18n import translate
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.lines import read_texts
 from glassgpt.runs.reading import read_run_log
@@ -71,6 +72,34 @@ def test_trainer_state_of_a_checkpoint_on_the_way() -> None:
     assert [save.iteration for save in run_log.checkpoints] == [100, 150]
 
 
+def test_how_far_a_state_came() -> None:
+    done = read(trainer_state(steps=200, planned=204, global_step=204))
+    assert (done.iterations_done, Analysis(done).facts.last_iteration) == (204, 200)
+    assert "204" in explain(done).verdict[0]
+    on_the_way = read(trainer_state(steps=195, planned=200, save_steps=65))
+    assert on_the_way.iterations_done == 195
+    assert explain(on_the_way).verdict[0] == translate(
+        "verdict.saved_state", trainer="Hugging Face Trainer", at="195"
+    )
+    assert "98%" in explain(on_the_way).verdict[1]
+    # It says save_steps also where it saved by other rules.
+    saves = {
+        every: [save.iteration for save in read(trainer_state(steps=150, save_steps=every)).checkpoints]
+        for every in (50, 70, 0, -1, 1e-9, "50", None)
+    }
+    assert saves.pop(50) == [50, 100, 150]
+    assert list(saves.values()) == [[100, 150]] * 6
+
+
+def test_the_time_in_a_closing_row() -> None:
+    state = json.loads(trainer_state())
+    state["log_history"].append({"epoch": 2.0, "step": 200, "train_loss": 2.5, "train_runtime": 500.0})
+    run_log = read(json.dumps(state))
+    assert (run_log.setup.wall_s, len(run_log.steps)) == (500, 20)
+    (note,) = [note for note in run_log.notes if note.key == "table.run_time"]
+    assert note.values == {"run_s": 500, "ms": 2500}
+
+
 def test_trainer_state_with_tokens() -> None:
     setup = read(trainer_state(num_input_tokens_seen=200 * 4096)).setup
     assert setup.tokens_per_iteration == 4096
@@ -101,6 +130,12 @@ def test_trainer_log() -> None:
     assert (facts.steady_ms, facts.ended, facts.tokens_per_s) == (2000, "finished", 3000.5)
     assert run_log.setup.planned_iterations == 200
     assert run_log.columns["time"] == "elapsed_time (s)"
+    # Its last loss may be a few iterations before its end.
+    ends_later = trainer_log().replace(
+        '"current_steps": 200, "total_steps": 200, "epoch"', '"current_steps": 203, "epoch"'
+    )
+    assert (read(trainer_log()).iterations_done, read(ends_later).iterations_done) == (200, 203)
+    assert Analysis(run_log).total_s == 400
 
 
 def test_trainer_log_without_its_closing_row() -> None:
@@ -242,6 +277,17 @@ def test_a_shorter_list_has_no_steps() -> None:
 def test_a_list_of_objects(indent: int | None, key: str) -> None:
     rows = [{"step": at, "metrics": {"train": {"loss": loss_at(at)}}} for at in STEPS]
     assert_losses(read(json.dumps({key: rows, "name": "x"} if key else rows, indent=indent)), STEPS)
+
+
+@pytest.mark.parametrize("state", ["x" * 3_000_000, "a\n" * 1_000_000])
+def test_a_row_of_json_that_is_too_long_is_left_out(state: str) -> None:
+    rows = trainer_log(closes=False).splitlines(keepends=True)
+    whole = json.dumps({"state": state, "loss": None}) + "\n"
+    for text in ("".join(rows) + whole, "".join([*rows[:10], whole, *rows[10:]])):
+        run_log = read(text)
+        assert_losses(run_log, STEPS)
+        assert not run_log.notes
+    assert run_log.last_step_line == len(rows) + 1
 
 
 def test_json_lines_with_damage() -> None:

@@ -108,6 +108,49 @@ def test_tags_of_one_step_are_one_row() -> None:
     assert [one.ms for one in run_log.evals] == [250.0] * 4
 
 
+def test_the_total_at_the_end_of_a_run() -> None:
+    """Every 100 iterations of 2 s a loss, every 125 an evaluation of 50 s; 530 iterations in all."""
+    events, evaluations = [], 0
+    for at in range(1, 531):
+        if at % 100 == 0:
+            tags = {"train/loss": loss_at(at), "train/learning_rate": 1e-3, "train/epoch": at / 265}
+            events += [scalar(at, tag, value, 2 * at + 50 * evaluations) for tag, value in tags.items()]
+        if at % 125 == 0:
+            evaluations += 1
+            tags = {"eval/loss": loss_at(at) + 0.1, "eval/runtime": 50.0}
+            events += [scalar(at, tag, value, 2 * at + 50 * evaluations) for tag, value in tags.items()]
+    closing = {"train/train_runtime": 1270.0, "train/total_flos": 1e15, "train/train_loss": 2.4}
+    events += [scalar(530, tag, value, 1270) for tag, value in closing.items()]
+    run_log = read(encode(events))
+    analysis = Analysis(run_log)
+    facts = analysis.facts
+    assert (facts.ended, facts.last_iteration, run_log.iterations_done) == ("finished", 500, 530)
+    assert run_log.setup.wall_s == 1270
+    assert facts.steady_ms == pytest.approx(2000)
+    # The iterations before the first line and after the last one count.
+    assert analysis.total_s == pytest.approx(2 * 530 + 4 * 50)
+    assert facts.pause_share == pytest.approx(200 / 1260)
+    # A loss after it: the run went on.
+    went_on = read(encode([*events, scalar(600, "train/loss", 2.0, 1400)]))
+    assert (Analysis(went_on).facts.ended, went_on.iterations_done) == ("cut", None)
+
+
+def test_the_tags_of_torchtitan() -> None:
+    tags = {"loss_metrics/global_avg_loss": 3.0, "loss_metrics/global_max_loss": 4.0,
+            "time_metrics/end_to_end(s)": 0.5, "mfu(%)": 0.4, "throughput(tps)": 100.0}  # fmt: skip
+    events = [
+        scalar(at, tag, value, at)
+        for at in range(1, 31)
+        for tag, value in [*tags.items(), ("n_tokens_seen", 4096.0 * at)]
+    ]
+    run_log = read(encode(events))
+    facts = Analysis(run_log).facts
+    assert run_log.trainer.id == "torchtitan"
+    assert (facts.steady_ms, facts.tokens_per_iteration, facts.tokens_per_s) == (500, 4096, 8192)
+    assert facts.mfu_reported_steady == pytest.approx(0.4)
+    assert (facts.loss_last, facts.iterations_logged) == (3.0, 30)
+
+
 def test_a_resumed_run() -> None:
     start = Event(step=300, session_log=SessionLog(status=SessionLog.START), wall_time=START + 200)
     again = [scalar(at * 10, "loss", loss_at(at * 10), 200 + at) for at in range(30, 60)]

@@ -15,8 +15,8 @@ from rich.console import Console
 from written_findings import written_finding
 
 from glassgpt.explain.explanation import explain, explain_runs
-from glassgpt.i18n import LANGUAGES, use_language
-from glassgpt.record.finding import Severity
+from glassgpt.i18n import LANGUAGES, say, translate, use_language, verbatim
+from glassgpt.record.finding import Severity, make_finding
 from glassgpt.runs.lines import LogLine
 from glassgpt.runs.recognise import read_logs
 from glassgpt.runs.run_log import LoggedEvaluation, LoggedProcess, LoggedSetup, RunLog
@@ -60,14 +60,36 @@ def test_a_finding() -> None:
     print_finding(finding, Console(file=out, width=100))
     assert out.getvalue().splitlines() == [
         "warning  A [bold]title[/bold]  [my-id]",
-        "  evidence 5",
-        "  because [x]",
-        "  do [this]",
+        "  evidence  evidence 5",
+        "  why       because [x]",
+        "  do        do [this]",
         "",
     ]
     out = io.StringIO()
     print_finding(replace(finding, lines=(12, 4000)), Console(file=out, width=100))
-    assert out.getvalue().splitlines()[1] == "  evidence 5 (In the log: line 12, 4,000.)"
+    assert out.getvalue().splitlines()[1] == "  evidence  evidence 5 Log lines: 12, 4,000."
+
+
+def test_a_quoted_line_is_named_once() -> None:
+    quoted = say("crashed.evidence.quoted_line", line=7, quoted="ValueError: x")
+    out = io.StringIO()
+    finding = make_finding("x", "problem", title=verbatim("T"), evidence=quoted, lines=(7, 9))
+    print_finding(finding, Console(file=out, width=100))
+    assert re.findall(r"\d+", out.getvalue()) == ["7", "9"]
+
+
+def test_details_are_shown_on_request() -> None:
+    finding = make_finding(
+        "x", "info", title=verbatim("T"), evidence=verbatim("E"), more=verbatim("long " * 30)
+    )
+    for more in (False, True):
+        out = io.StringIO()
+        print_finding(finding, Console(file=out, width=60), more)
+        lines = out.getvalue().splitlines()
+        assert lines[1] == "  evidence  E"
+        assert [line for line in lines if "long" in line] == lines[2:-1]
+        assert (len(lines) > 3) == more
+        assert all(line.startswith(" " * 12) for line in lines[3:-1])  # aligned behind the label
 
 
 def test_a_file_with_several_runs_lists_them() -> None:
@@ -93,7 +115,9 @@ def test_a_finding_with_little_to_say(severity: Severity, language: str) -> None
     first, *rest = out.getvalue().splitlines()
     assert "[]" not in first
     assert (severity in first) == (language == "en")
-    assert [line.strip(f" {MARKS}") for line in rest] == ["evidence", ""]
+    with use_language(language):
+        label = translate("explain_view.part.evidence")
+    assert [re.sub(f"[{MARKS}]", "", line).split() for line in rest] == [[label, "evidence"], []]
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 79])

@@ -19,7 +19,7 @@ from make import compare_items as all_of_compare
 from make import plan_items as all_of_plan
 
 EXPECTED = Path(__file__).parent / "expected"
-_TEXTS = ("title", "evidence", "explanation", "advice", "claim")
+_TEXTS = ("title", "evidence", "explanation", "advice", "more", "claim")
 _LONGEST = 24  # lists of numbers beyond this are summed up
 
 
@@ -95,7 +95,7 @@ def sentences_part() -> dict[str, Any]:
     examples: dict[str, Any] = {}
     for name, path in _inputs().items():
         for finding in document(["explain", path])["document"]["findings"]:
-            examples.setdefault(finding["id"], [name, *(finding[key] for key in _TEXTS[:4])])
+            examples.setdefault(finding["id"], [name, *(finding[key] for key in _TEXTS[:5])])
     for name, answer in all_of_compare(_inputs(), text=False):
         for claim in answer["document"]["verdict"]:
             examples.setdefault(

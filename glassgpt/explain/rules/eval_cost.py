@@ -163,8 +163,9 @@ def eval_spikes(analysis: Analysis) -> Finding | None:
         "advice" if share >= MIN_ADVICE_SHARE and not cost.is_excerpt else "info",
         title=say("eval-spikes.title.spikes", ratio=spike_ms / cost.steady_ms),
         evidence=evidence,
-        explanation=[cause, say("eval-spikes.explanation.updates_unaffected")],
+        explanation=cause,
         advice=advice,
+        more=say("eval-spikes.more.updates_unaffected"),
         claims={"cause of slow iterations": "evaluation", "steady ms": cost.steady_ms},
         lines=analysis.lines_at(iteration for _, iteration in cost.eval_steps),
     )
@@ -375,7 +376,7 @@ def evaluates_every_step(analysis: Analysis) -> Finding | None:
     )
     if not interval or run_log.is_excerpt or has_eval_times or run_log.trainer.iterations_are_epochs:
         return None
-    iterations = run_log.iteration_count()
+    iterations, more = run_log.iteration_count(), list[Message]()
     if run_log.trainer.step_time_includes_eval:
         timed = np.isfinite(run_log.steps.ms) & ~run_log.is_first_of_process()
         if np.count_nonzero(timed) < MIN_EVALUATING_STEPS or not np.all(run_log.includes_eval()[timed]):
@@ -388,6 +389,7 @@ def evaluates_every_step(analysis: Analysis) -> Finding | None:
             )
         ]
         explanation = say("eval-spikes.explanation.clock_includes_eval", trainer=run_log.trainer.name)
+        more.append(say("eval-spikes.more.update_time_unknown"))
     else:
         evaluated = {
             (evaluation.segment, evaluation.iteration)
@@ -422,7 +424,7 @@ def evaluates_every_step(analysis: Analysis) -> Finding | None:
             )
         )
         if stated_batches is None:
-            evidence.append(say("eval-spikes.evidence.assumed_defaults", names="eval_iters"))
+            more.append(say("eval-spikes.evidence.assumed_defaults", names="eval_iters"))
         end = planned_end_iteration(run_log)
         wider = max(10 * interval, end // 10 if end else 100 * interval)
         saving = (updates - updates * interval / wider) / (updates + interval)
@@ -436,6 +438,7 @@ def evaluates_every_step(analysis: Analysis) -> Finding | None:
         evidence=evidence,
         explanation=explanation,
         advice=advice,
+        more=more,
     )
 
 

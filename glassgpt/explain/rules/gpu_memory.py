@@ -28,7 +28,7 @@ MIN_OTHER_PROCESSES_SHARE = 0.05  # of the card: less is not mentioned
 MIN_FRAGMENTED_BYTES = 2**28  # reserved but unallocated; also at least twice the requested bytes
 MAX_BATCH_SIZE = 1e5  # whose divisors are tried
 MAX_MODEL_DIMENSION = 1e8  # a larger number in a log is an error
-MAX_QUOTED_CHARS = 160  # of the log line with the error
+MAX_QUOTED_CHARS = 120  # of the log line with the error
 MAX_LAYERS = 1000  # of a model for which fewer layers are tried
 
 # The kernel, a cgroup (SLURM, Docker, Kubernetes) killed a process: host memory, not the card's.
@@ -184,9 +184,14 @@ def oom(analysis: Analysis) -> Finding | None:
         "oom",
         "warning" if continued else "problem",
         title=say("oom.title.continued") if continued else say("oom.title.ended"),
-        evidence=_evidence(message, need, capacity, batch_size),
+        evidence=_evidence(message, need, capacity),
         explanation=explanation,
         advice=_advice(run_log, message, need, capacity),
+        more=say(
+            "oom.more.bytes_per_sequence", batch_size=batch_size, bytes_per_sequence=need.bytes_per_sequence
+        )
+        if need.bytes_per_sequence and batch_size
+        else None,
         at=events[-1].iteration if run_log.has_iteration_numbers else None,
         lines=(one.line for one in events),
         claims={"how the run ended": "oom"} if analysis.facts.ended == "oom" else {},
@@ -226,9 +231,7 @@ def _host_memory(analysis: Analysis, event: LogEvent) -> Finding:
     )
 
 
-def _evidence(
-    message: OomMessage, need: MemoryNeed, capacity: float | None, batch_size: int | None
-) -> list[Message]:
+def _evidence(message: OomMessage, need: MemoryNeed, capacity: float | None) -> list[Message]:
     evidence = []
     if message.requested_bytes:
         evidence.append(say("oom.evidence.tried_to_allocate", requested_bytes=message.requested_bytes))
@@ -252,14 +255,6 @@ def _evidence(
             say("oom.evidence.model_card_share", share_of_card=need.model_bytes / capacity, **values)
             if capacity
             else say("oom.evidence.model_bytes", **values)
-        )
-    if need.bytes_per_sequence and batch_size:
-        evidence.append(
-            say(
-                "oom.evidence.bytes_per_sequence",
-                batch_size=batch_size,
-                bytes_per_sequence=need.bytes_per_sequence,
-            )
         )
     return evidence or [say("oom.evidence.sizes_unknown")]
 

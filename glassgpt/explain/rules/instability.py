@@ -168,6 +168,24 @@ def divergence(analysis: Analysis) -> Finding | None:
     )
 
 
+def loss_jump(analysis: Analysis) -> Finding | None:
+    """The training loss rose from one line to the next and stayed there, by less than an explosion."""
+    jump = analysis.loss_jump
+    if jump is None or not analysis.log.has_iteration_numbers:
+        return None
+    return make_finding(
+        "divergence",
+        "warning",
+        title=say("divergence.title.jumped", jump_iteration=jump.iteration),
+        evidence=say("divergence.evidence.jumped", loss_before=jump.loss_before, loss_after=jump.loss_after),
+        explanation=say("divergence.explanation.jumped"),
+        advice=say("divergence.advice.jumped", jump_iteration=jump.iteration),
+        at=jump.iteration,
+        lines=analysis.lines_at([jump.iteration]),
+        claims={"learning at the end": "diverged"},
+    )
+
+
 @dataclass(frozen=True)
 class LossSpike:
     iteration: int

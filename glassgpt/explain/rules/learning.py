@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.explain.rules.loss_plausibility import has_leaked_data
+from glassgpt.explain.rules.loss_plausibility import constant_loss, has_leaked_data
 from glassgpt.explain.rules.nonfinite import trailing_zero_losses
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve_statistics import BlockMedians, block_medians, forecast_loss
 from glassgpt.runs.final_loss import FinalLossForecast
-from glassgpt.runs.noise import EvalNoise, falls_clearly
-from glassgpt.runs.run_log import Floats, RunLog
+from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS, EvalNoise, falls_clearly
+from glassgpt.runs.run_log import Floats
 from glassgpt.runs.trajectory import (
     numeric_setting,
     planned_end_iteration,
@@ -33,6 +33,12 @@ MAX_RESIDUAL_TO_RANGE = 0.2  # residual of the fit over the range of the losses
 MAX_RESIDUAL_TO_LATE_FALL, MIN_RESIDUAL_TO_NOISE = 0.15, 3.0
 DEFAULT_NOISE_SHARE = 0.003  # standard deviation of an evaluation over its loss, where it is not known
 MIN_GAIN_SHARE = 0.01  # predicted gain over the loss at the end
+
+# The fall in the last twentieth, which is 0.15 of the last third, over the fall in the last third.
+END_SHARE, END_SHARE_OF_THIRD, MAX_FLAT_FALL_SHARE = 0.05, 0.15, 0.04
+MIN_END_LOSSES = 3
+# The last learning rate over the highest: below the first it has run out, above the second it has not fallen.
+MAX_DECAYED_LR_SHARE, MIN_UNDECAYED_LR_SHARE = 0.1, 0.9
 
 # Plateau: gain of the last third over the one before, as a share of the loss. A tenth of what is usual.
 MIN_PLATEAU_STEPS = 50
@@ -65,6 +71,7 @@ def still_improving(analysis: Analysis) -> Finding | None:
         or last is None
         or points is None
         or analysis.loss_rise
+        or analysis.loss_jump
         or analysis.explosions
         or analysis.has_overfitted
         or has_leaked_data(analysis)
@@ -74,6 +81,10 @@ def still_improving(analysis: Analysis) -> Finding | None:
     third = min(int(np.searchsorted(at, at[-1] * 2 / 3)), len(at) - 2)  # where the last third begins
     late_fall = float(losses[third] - losses[-1])
     if late_fall <= noise.difference(1.0) or not falls_clearly(at, losses, noise):
+        return None
+    lr_share = _last_lr_share(analysis)
+    is_flat = _is_flat_at_end(at, losses, late_fall, noise)
+    if is_flat and not (lr_share is not None and lr_share <= MAX_DECAYED_LR_SHARE):
         return None
     planned = planned_end_iteration(run_log)
     unfinished = analysis.facts.ended != "finished" or (planned is not None and planned > 1.1 * last)
@@ -102,12 +113,16 @@ def still_improving(analysis: Analysis) -> Finding | None:
         explanation = say("still-improving.explanation.band_unknown_schedule", runs=forecast.runs)
     elif unfinished:
         explanation = say("still-improving.explanation.no_forecast")
+    elif lr_share is not None and lr_share >= MIN_UNDECAYED_LR_SHARE:
+        explanation = say("still-improving.explanation.lr_not_lowered")
     else:
         explanation = say("still-improving.explanation.schedule_caveat")
     return make_finding(
         "still-improving",
         "info" if unfinished or not fits_end else "advice",
-        title=say("still-improving.title", metric=metric),
+        title=say("still-improving.title.until_lr_ran_out", metric=metric)
+        if is_flat
+        else say("still-improving.title", metric=metric),
         evidence=say(
             "still-improving.evidence",
             metric=metric,
@@ -117,11 +132,28 @@ def still_improving(analysis: Analysis) -> Finding | None:
             end_iteration=round(at[-1]),
         ),
         explanation=explanation,
-        advice=_longer_training_advice(run_log, forecast, unfinished) if fits_end or forecast else None,
+        advice=_longer_training_advice(analysis, forecast, unfinished) if fits_end or forecast else None,
         at=last,
         lines=(*analysis.lines_at([last]), *analysis.eval_lines_at([round(at[third]), round(at[-1])])),
         claims={"learning at the end": "improving"},
     )
+
+
+def _is_flat_at_end(at: Floats, losses: Floats, late_fall: float, noise: EvalNoise) -> bool:
+    """Whether the fall has stopped in the last twentieth, where one as before would be seen."""
+    end = int(np.searchsorted(at, (1 - END_SHARE) * at[-1]))
+    if len(losses) - end < MIN_END_LOSSES or END_SHARE_OF_THIRD * late_fall < noise.difference(
+        CLEAR_STANDARD_ERRORS
+    ):
+        return False
+    return bool(losses[end] - losses[-1] < MAX_FLAT_FALL_SHARE * late_fall)
+
+
+def _last_lr_share(analysis: Analysis) -> float | None:
+    """The last logged learning rate over the highest."""
+    rates = analysis.log.steps.lr[analysis.trajectory.rows]
+    rates = rates[np.isfinite(rates)]
+    return float(rates[-1] / rates.max()) if len(rates) and rates.max() > 0 else None
 
 
 def _points_to_fit(analysis: Analysis) -> tuple[Floats, Floats, EvalNoise, str] | None:
@@ -147,8 +179,11 @@ def _points_to_fit(analysis: Analysis) -> tuple[Floats, Floats, EvalNoise, str] 
     )
 
 
-def _longer_training_advice(run_log: RunLog, forecast: FinalLossForecast | None, unfinished: bool) -> Message:
+def _longer_training_advice(
+    analysis: Analysis, forecast: FinalLossForecast | None, unfinished: bool
+) -> Message | None:
     """Figures only for a run that has not reached its planned end: such runs the forecasts were tested on."""
+    run_log = analysis.log
     if forecast is not None:
         return say(
             "still-improving.advice.continue_to_plan",
@@ -157,9 +192,12 @@ def _longer_training_advice(run_log: RunLog, forecast: FinalLossForecast | None,
             expected_loss=forecast.expected,
             low_loss=forecast.low,
             high_loss=forecast.high,
+            command=run_log.trainer.resume_command,
         )
-    if unfinished:
-        return say("still-improving.advice.continue")
+    if unfinished:  # a log that only stops may be of a run that went on, or was done
+        is_known = analysis.facts.ended != "cut" or planned_end_iteration(run_log) is not None
+        command = run_log.trainer.resume_command
+        return say("still-improving.advice.continue", command=command) if is_known else None
     if takes_known_settings(run_log):
         return say("still-improving.advice.raise_max_iters")
     return say("still-improving.advice.train_longer")
@@ -177,9 +215,11 @@ def plateau(analysis: Analysis) -> Finding | None:
     )
     if len(losses) < MIN_PLATEAU_STEPS or at[-1] < min_iterations:
         return None
-    if analysis.loss_rise or analysis.explosions or analysis.facts.nan_step is not None:
+    if analysis.loss_rise or analysis.loss_jump or analysis.explosions or analysis.facts.nan_step is not None:
         return None
     if has_leaked_data(analysis) or trailing_zero_losses(analysis) or analysis.has_overfitted:
+        return None
+    if constant_loss(analysis):
         return None
     smooth = block_medians(at, losses, 30)
     from_start = run_log.has_iteration_numbers and int(at[0]) <= run_log.trainer.first_iteration + 1

@@ -29,7 +29,11 @@ MIN_LOSS_UNNAMED_SUBWORDS = 1.0  # a vocabulary as of web text, and the log does
 MIN_BITS_WEB_TEXT = 0.5  # per byte
 MIN_LOSS_ANYTHING = 1e-4  # whatever it was tuned to
 MIN_TRAIN_LOSS_SUBWORDS = 0.5  # of training text, which may be seen twice
-MIN_SUBWORD_VOCAB = 20_000
+MIN_TRAIN_LOSS_WORDS = 0.3
+MIN_WORD_VOCAB, MIN_SUBWORD_VOCAB = 1000, 20_000
+# No model learns anything so well in so few iterations.
+MAX_COLLAPSED_LOSS, MIN_LOSS_BEFORE_COLLAPSE, MAX_COLLAPSE_ITERATIONS = 0.01, 3.0, 20
+MIN_CONSTANT_LOSSES = 10  # all the same, to all printed digits
 _WEB_TEXT = re.compile(r"webtext|\bowt|fineweb|slimpajama|redpajama|\bc4\b|\bpile\b|wikitext|climbmix", re.I)
 _SHAKESPEARE = re.compile(r"shakespeare.?char", re.I)
 # For ppl-vs-loss: a validation loss above these, in terms of ln(vocab_size), is none.
@@ -124,6 +128,8 @@ def memorised_data(analysis: Analysis) -> Finding | None:
     vocabulary, limit = _vocabulary(analysis), MIN_LOSS_ANY_TEXT
     if vocabulary and MIN_SUBWORD_VOCAB <= vocabulary <= MAX_VOCAB_SIZE:
         limit = MIN_TRAIN_LOSS_SUBWORDS
+    elif vocabulary and MIN_WORD_VOCAB <= vocabulary <= MIN_SUBWORD_VOCAB:
+        limit = MIN_TRAIN_LOSS_WORDS
     elif not run_log.trainer.trains_on_plain_text:
         return None
     end = _late_median(losses)
@@ -141,6 +147,64 @@ def memorised_data(analysis: Analysis) -> Finding | None:
         ),
         explanation=say("memorised-data.explanation"),
         advice=say("memorised-data.advice"),
+    )
+
+
+def collapsed_loss(analysis: Analysis) -> Finding | None:
+    """The training loss fell from that of a guess to nothing within a few iterations."""
+    at, losses = analysis.trajectory.finite_losses()
+    if len(losses) < 2 or not analysis.log.has_iteration_numbers or losses[-1] > MAX_COLLAPSED_LOSS:
+        return None
+    high = np.flatnonzero(losses > MIN_LOSS_BEFORE_COLLAPSE)
+    if not len(high) or high[-1] + 1 >= len(losses):
+        return None
+    before, after = int(high[-1]), int(high[-1]) + int(np.argmax(losses[high[-1] :] <= MAX_COLLAPSED_LOSS))
+    iterations = int(at[after] - at[before])
+    if not 0 <= losses[after] <= MAX_COLLAPSED_LOSS or iterations > MAX_COLLAPSE_ITERATIONS:
+        return None
+    if np.any(losses[after:] > MAX_COLLAPSED_LOSS):
+        return None
+    return make_finding(
+        "memorised-data",
+        "problem",
+        title=say("memorised-data.title.collapsed"),
+        evidence=say(
+            "memorised-data.evidence.collapsed",
+            loss_before=float(losses[before]),
+            before_iteration=int(at[before]),
+            loss_after=float(losses[after]),
+            after_iteration=int(at[after]),
+        ),
+        explanation=say("memorised-data.explanation.collapsed"),
+        advice=say("memorised-data.advice.collapsed"),
+        at=int(at[after]),
+        lines=analysis.lines_at([int(at[before]), int(at[after])]),
+    )
+
+
+def constant_loss(analysis: Analysis) -> Finding | None:
+    """The training loss is the same to all printed digits, on every line."""
+    at, losses = analysis.trajectory.finite_losses()
+    if len(losses) < MIN_CONSTANT_LOSSES or np.ptp(losses) != 0 or losses[0] <= 0:
+        return None
+    loss = float(losses[0])
+    if round(loss, 2) == loss:  # so few digits hide a change
+        return None
+    return make_finding(
+        "plateau",
+        "problem",
+        title=say("plateau.title.constant"),
+        evidence=[
+            say("plateau.evidence.constant", loss=loss, logged_losses=len(losses)),
+            say("plateau.evidence.constant_choices", choices=round(math.exp(loss)))
+            if MIN_FIRST_LOSS < loss < math.log(MAX_VOCAB_SIZE)
+            else None,
+        ],
+        explanation=say("plateau.explanation.constant"),
+        advice=say("plateau.advice.constant"),
+        at=int(at[0]) if analysis.log.has_iteration_numbers else None,
+        lines=analysis.lines_at([int(at[0]), int(at[-1])]),
+        claims={"learning at the end": "plateau"},
     )
 
 

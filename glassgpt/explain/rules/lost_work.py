@@ -20,16 +20,18 @@ from glassgpt.runs.trajectory import (
     val_metric_name,
 )
 
-MAX_QUOTED_CHARS = 120  # of the log line with the error
+MAX_QUOTED_CHARS = 100  # of the log line with the error
 TRACEBACK_HEADER = "Traceback (most recent call last)"  # only the last line of a traceback names the error
 FAULT_KINDS = ("oom", "traceback", "abort", "kill")
-EXTERNAL_KILL_WORDS = ("sigterm", "sigkill", "cancelled", "killed", "preempt")
+EXTERNAL_KILL_WORDS = ("sigterm", "sigkill", "cancelled", "killed", "preempt", "hangup", "sighup")
 
 MIN_ITERATIONS_WORTH_SAVING = 100  # iterations done: fewer are soon done again
 WARNING_LOST_SHARE = 0.1  # iterations since the last checkpoint over iterations done
 
 # Last iteration over the planned one: above the first it nearly finished, below the second it hardly began.
 MAX_EARLY_SHARE, WARNING_EARLY_SHARE = 0.9, 0.1
+
+MIN_LINES_OF_A_RUN = 10  # logged iterations: of fewer it is not said that the run ended too soon
 
 MAX_UNSAVED_S = 300.0  # seconds of training without a checkpoint
 MIN_LOGGED_SHARE = 0.9  # logged over expected lines: with fewer, a line about a save may be missing
@@ -131,7 +133,7 @@ def lost_work_message(analysis: Analysis, lost: LostWork) -> Message | None:
 # --- crashes ---
 
 
-def _error_text(text: str) -> str:
+def error_text(text: str) -> str:
     """The part of the line that names the error; empty if it only opens a traceback."""
     rest = text.partition(TRACEBACK_HEADER)[2].lstrip(":\n ") if TRACEBACK_HEADER in text else text
     return rest if any(letter.isalpha() for letter in rest) else ""
@@ -147,7 +149,7 @@ def crashed(analysis: Analysis) -> Finding | None:
     if run_log.live or analysis.facts.ended != "crashed" or event is None:
         return None
     lost = find_lost_work(analysis)
-    quoted = _error_text(event.text)[-MAX_QUOTED_CHARS:]
+    quoted = error_text(event.text)[-MAX_QUOTED_CHARS:]
     if not quoted:
         error = say("crashed.evidence.traceback_line", line=event.line)
     elif run_log.ended is not None:  # from a journal record: there is no line number
@@ -184,7 +186,7 @@ def crashed_after_end(analysis: Analysis) -> Finding | None:
     after = run_log.events_after_last_step()
     ends = [event.line for event in after if event.kind == "finish"]
     faults = [event for event in after if event.kind in FAULT_KINDS and ends and event.line > ends[0]]
-    event = next((one for one in reversed(faults) if _error_text(one.text)), None)
+    event = next((one for one in reversed(faults) if error_text(one.text)), None)
     if run_log.live or analysis.facts.ended != "finished" or event is None:
         return None
     return make_finding(
@@ -194,7 +196,7 @@ def crashed_after_end(analysis: Analysis) -> Finding | None:
         evidence=say(
             "crashed.evidence.quoted_line",
             line=event.line,
-            quoted=_error_text(event.text)[-MAX_QUOTED_CHARS:],
+            quoted=error_text(event.text)[-MAX_QUOTED_CHARS:],
         ),
         explanation=say("crashed-after-end.explanation"),
         lines=(event.line,),
@@ -215,10 +217,11 @@ def ended_early(analysis: Analysis) -> Finding | None:
         return None
     if last is None or not planned or last >= MAX_EARLY_SHARE * planned:
         return None
+    is_glimpse = analysis.facts.iterations_logged < MIN_LINES_OF_A_RUN  # a few lines that somebody copied
     lost = find_lost_work(analysis)
     return make_finding(
         "ended-early",
-        "warning" if last < WARNING_EARLY_SHARE * planned else "info",
+        "warning" if last < WARNING_EARLY_SHARE * planned and not is_glimpse else "info",
         title=say("ended-early.title", done_share=last / planned),
         evidence=[
             say("ended-early.evidence", last_iteration=last, planned_iterations=planned),
@@ -237,13 +240,13 @@ def failed_start(analysis: Analysis) -> Finding | None:
     """A later command in the same log failed before its first iteration; the run before is not affected."""
     run_log = analysis.log
     faults = [event for event in run_log.events_of_failed_start() if event.kind in FAULT_KINDS]
-    named = [event for event in faults if _error_text(event.text) and "ChildFailedError" not in event.text]
+    named = [event for event in faults if error_text(event.text) and "ChildFailedError" not in event.text]
     out_of_memory = [event for event in named if event.kind == "oom"]
     event = next(reversed(out_of_memory or named or faults), None)
     if run_log.live or event is None or run_log.failed_start_line is None:
         return None
     evidence = [say("failed-start.evidence.began_at", start_line=run_log.failed_start_line)]
-    if quoted := _error_text(event.text)[:MAX_QUOTED_CHARS]:
+    if quoted := error_text(event.text)[:MAX_QUOTED_CHARS]:
         evidence.append(say("crashed.evidence.quoted_line", line=event.line, quoted=quoted))
     return make_finding(
         "failed-start",

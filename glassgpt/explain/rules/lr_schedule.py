@@ -12,6 +12,7 @@ from glassgpt.runs.lr_course import infer_schedule
 from glassgpt.runs.trajectory import (
     continues_previous,
     planned_end_iteration,
+    shows_run_start,
     takes_known_settings,
 )
 from glassgpt.schedule import LearningRateSchedule, default_min_lr, default_warmup_iters
@@ -22,6 +23,7 @@ MAX_FINAL_TO_MIN_LR = 1.5  # learning rate at the end over min_lr
 # Last over highest logged learning rate: below, it has decayed; above, it is constant.
 DECAYED_SHARE_OF_PEAK, CONSTANT_SHARE_OF_PEAK = 0.3, 0.97
 MIN_LOGGED_LRS = 20
+MAX_MIDDLE_TO_LAST_LR = 0.8  # the logged rate in the middle of the run over the last: it rose all the way
 # At a resume, compared with the last rate before it (or its peak).
 MIN_LRS_BEFORE, MIN_LRS_AFTER = 5, 3
 MIN_RAISED_RATIO = 1.1  # first rate after over last before
@@ -34,7 +36,7 @@ def lr_schedule_mismatch(analysis: Analysis) -> Finding | None:
     """The schedule ends after the run (the rate stays high), long before it, or is all warm-up."""
     schedule = infer_schedule(analysis.log, planned_end_iteration(analysis.log))
     if schedule is None:
-        return _mismatch_in_logged_lr(analysis)
+        return _rising_lr(analysis) or _mismatch_in_logged_lr(analysis)
     cosine, end = schedule.cosine, schedule.end_iteration
     decay_iters, min_lr = int(cosine.decay_iters), cosine.min_lr
     evidence = [
@@ -120,6 +122,37 @@ def _high_final_lr(end: int, evidence: list[Message], advice: Message) -> Findin
         explanation=say("lr-schedule-mismatch.explanation.high_at_end"),
         advice=advice,
         at=end,
+    )
+
+
+def _rising_lr(analysis: Analysis) -> Finding | None:
+    """The logged learning rate rises from the first line to the last: a warm-up without a decay, or a
+    schedule upside down."""
+    run_log, trajectory = analysis.log, analysis.trajectory
+    rates = run_log.steps.lr[trajectory.rows]
+    rows = trajectory.rows[np.isfinite(rates)]
+    rates = rates[np.isfinite(rates)]
+    if run_log.live or not shows_run_start(run_log) or len(rates) < MIN_LOGGED_LRS or rates[-1] <= 0:
+        return None
+    if np.any(np.diff(rates) < 0) or rates[len(rates) // 2] > MAX_MIDDLE_TO_LAST_LR * rates[-1]:
+        return None
+    planned, last = planned_end_iteration(run_log), trajectory.last_iteration
+    if analysis.facts.ended != "finished" and (not planned or not last or last < planned / 2):
+        return None  # it may be in its warm-up
+    if len(rates) > 1 and rates[-1] == rates[-max(2, len(rates) // 10)]:
+        return None  # it has reached its peak, and stays there
+    lines = run_log.steps.line[rows[[0, -1]]].tolist() if run_log.has_line_numbers else ()
+    return make_finding(
+        "lr-schedule-mismatch",
+        "warning",
+        title=say("lr-schedule-mismatch.title.rising"),
+        evidence=say("lr-schedule-mismatch.evidence.share_rising", first_share=rates[0], last_share=rates[-1])
+        if run_log.trainer.lr_is_share_of_peak
+        else say("lr-schedule-mismatch.evidence.rising", first_lr=rates[0], last_lr=rates[-1]),
+        explanation=say("lr-schedule-mismatch.explanation.rising"),
+        advice=say("lr-schedule-mismatch.advice.rising"),
+        at=last,
+        lines=(int(line) for line in lines if line > 0),
     )
 
 

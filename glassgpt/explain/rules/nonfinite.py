@@ -87,6 +87,7 @@ def loss_nan(analysis: Analysis) -> Finding | None:
     else:
         title = say("loss-nan.title.lasting_unnumbered")
     cause = _likely_cause(run_log, broken)
+    lr = np.nan if run_log.trainer.lr_is_share_of_peak else float(run_log.steps.lr[broken.row])
     evidence, steps = _evidence(run_log, broken), run_log.steps
     process_rows = np.flatnonzero(steps.segment == steps.segment[broken.row])
     wasted = analysis.seconds_and_share_after(
@@ -101,6 +102,7 @@ def loss_nan(analysis: Analysis) -> Finding | None:
         evidence=evidence,
         explanation=_cause_explanation(run_log, broken, cause),
         advice=[_checkpoint_advice(run_log, broken), _cause_advice(run_log, cause)],
+        more=say("loss-nan.more.learning_rate", lr=lr) if np.isfinite(lr) else None,
         at=at,
         lines=(int(steps.line[broken.row]),),
         claims={} if broken.has_recovered else {"training loss at the end": "not finite"},
@@ -119,11 +121,9 @@ def _evidence(run_log: RunLog, broken: NonFiniteLoss) -> list[Message | None]:
             last_finite_iteration=int(broken.iterations_before[-1]),
         )
     norms = broken.grad_norms_before[np.isfinite(broken.grad_norms_before)]
-    lr = np.nan if run_log.trainer.lr_is_share_of_peak else float(run_log.steps.lr[broken.row])
     return [
         losses,
         _norms_message(norms),
-        say("loss-nan.evidence.learning_rate", lr=lr) if np.isfinite(lr) else None,
         say("loss-nan.evidence.until_recovered", nonfinite_losses=broken.nonfinite_rows)
         if broken.has_recovered
         else say("loss-nan.evidence.not_finite_since", nonfinite_losses=broken.nonfinite_rows),
@@ -269,8 +269,12 @@ def _cause_advice(run_log: RunLog, cause: NonFiniteCause) -> Message:
 
 
 def trailing_zero_losses(analysis: Analysis) -> int:
-    """How many losses at the end are exactly 0, if the last one before them is a usual loss; else 0."""
+    """How many losses at the end are exactly 0, if the last one before them is a usual loss, or all are 0
+    and no gradient norm is finite; else 0."""
     _, losses = analysis.trajectory.finite_losses()
+    norms = analysis.log.steps.grad_norm
+    if len(losses) and not losses.any() and np.isinf(norms).any() and not np.isfinite(norms).any():
+        return len(losses) if len(losses) >= MIN_ZERO_LOSSES else 0
     nonzero = np.flatnonzero(losses != 0)
     count = len(losses) - 1 - int(nonzero[-1]) if len(nonzero) else 0
     return count if count >= MIN_ZERO_LOSSES and losses[nonzero[-1]] > MIN_LOSS_BEFORE_ZERO else 0
@@ -282,21 +286,24 @@ def loss_zero(analysis: Analysis) -> Finding | None:
     if not count:
         return None
     iterations, losses = analysis.trajectory.finite_losses()
-    evidence = [
-        say(
-            "loss-nan.evidence.zero_losses",
-            zero_losses=count,
-            logged_losses=len(losses),
-            last_nonzero_loss=float(losses[-count - 1]),
-        )
-    ]
+    if count == len(losses):
+        evidence = [say("loss-nan.evidence.all_zero_norms_nan", zero_losses=count)]
+    else:
+        evidence = [
+            say(
+                "loss-nan.evidence.zero_losses",
+                zero_losses=count,
+                logged_losses=len(losses),
+                last_nonzero_loss=float(losses[-count - 1]),
+            )
+        ]
     norms = run_log.steps.grad_norm[analysis.trajectory.rows][np.isfinite(analysis.trajectory.loss)]
     if not np.any(np.isfinite(norms[-count:])) and np.any(np.isfinite(norms[:-count])):
         evidence.append(say("loss-nan.evidence.zeros_norms_nan"))
     return make_finding(
         "loss-nan",
         "problem",
-        title=say("loss-nan.title.zero_loss"),
+        title=say("loss-nan.title.all_zero") if count == len(losses) else say("loss-nan.title.zero_loss"),
         evidence=evidence,
         explanation=[say("loss-nan.explanation.zero_loss"), run_log.trainer.zero_loss_cause],
         advice=say("loss-nan.advice.zero_loss"),
@@ -357,6 +364,8 @@ def norms_never_finite(analysis: Analysis) -> Finding | None:
     infinite = np.isinf(steps.grad_norm) & steps.has_loss & np.isfinite(steps.loss)
     count = int(infinite.sum())
     if count < MIN_INFINITE_NORMS or np.isfinite(steps.grad_norm).any():
+        return None
+    if trailing_zero_losses(analysis):  # the losses are not finite either: loss_zero says so
         return None
     return make_finding(
         "norms-never-finite",

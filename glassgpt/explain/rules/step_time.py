@@ -17,6 +17,7 @@ from glassgpt.runs.regimes import MIN_CHANGE, Regime
 from glassgpt.runs.run_log import Floats, Ints
 from glassgpt.runs.time_split import MIN_SPIKE_RATIO
 
+MIN_LOST_S, MIN_LOST_SHARE = 1.0, 0.01  # time lost in stalls, and over run time: less is no finding
 MIN_ADVICE_SHARE = 0.05  # time lost in stalls over run time
 MAX_LISTED = 5  # spikes, regimes or batch sizes shown
 # Spike over an iteration that evaluates: within this range it may be an evaluation without a line.
@@ -33,6 +34,8 @@ MIN_REFERENCE_SHARE = 0.005  # of the iterations, in the regime that others are 
 MIN_DRIFT_STEPS = 40
 MIN_DRIFT_SHARE = 0.10  # change over the time of the first quarter
 MIN_DRIFT_STANDARD_ERRORS = 4.0
+# Of eighths of the run: their range, and the largest step between two, over the change from first to last.
+MAX_DRIFT_RANGE, MAX_DRIFT_STEP_SHARE = 1.3, 0.7
 
 # Jitter: the 95th percentile over the median, after the median of each part of the run is divided out.
 MIN_JITTER_STEPS = 20
@@ -59,10 +62,12 @@ def silent_spike(analysis: Analysis) -> Finding | None:
         or not np.any(split.is_spike | split.is_stalled_eval)
     ):
         return None
-    steps, lost_s = analysis.log.steps, split.stall_s
+    steps, lost_s = analysis.log.steps, split.stall_s + split.periodic_s
     rows = np.flatnonzero(split.is_spike | split.is_stalled_eval)
     at, ms = steps.iteration[rows], steps.ms[rows]
     share = min(1.0, lost_s / total_s)
+    if lost_s < MIN_LOST_S or share < MIN_LOST_SHARE:
+        return None
     missing_eval = [] if split.is_stalled_eval.any() else _missing_eval_explanation(analysis, at, ms)
     largest = np.sort(np.argsort(-ms, kind="stable")[:MAX_LISTED])
     slowest = [f"{at[index]}: {format_ms(float(ms[index]))}" for index in largest]
@@ -75,7 +80,10 @@ def silent_spike(analysis: Analysis) -> Finding | None:
             lost_share=share,
         )
     ]
-    title = say("silent-spike.title", spikes=len(at), max_ratio=float(np.max(ms)) / facts.steady_ms)
+    spikes = {"spikes": len(at), "max_ratio": float(np.max(ms)) / facts.steady_ms}
+    title = say("silent-spike.title", **spikes)
+    if split.spike_period:
+        title = say("silent-spike.title.periodic", period=split.spike_period, **spikes)
     explanation = missing_eval or [say("silent-spike.explanation.stalled")]
     if split.is_stalled_eval.any():
         title = say("silent-spike.title.stood_still", lost_s=lost_s, lost_share=share)
@@ -120,13 +128,10 @@ def silent_spike(analysis: Analysis) -> Finding | None:
 def _missing_eval_explanation(analysis: Analysis, at: Ints, ms: Floats) -> list[Message]:
     """Why the spikes look like evaluations whose lines are missing; empty where they do not."""
     run_log, facts, steps = analysis.log, analysis.facts, analysis.log.steps
+    if analysis.time_split and analysis.time_split.spike_period:
+        return [say("silent-spike.explanation.periodic", period=analysis.time_split.spike_period)]
     if not run_log.trainer.step_time_includes_eval:
         return []
-    distances = np.diff(at)
-    if len(distances) and np.all(distances == distances[0]):
-        period = int(distances[0])
-        if period >= 2 * (facts.log_interval or 1) and int(at[0]) % period == 0:
-            return [say("silent-spike.explanation.periodic", period=period)]
     if facts.eval_overhead_typical_ms is not None:
         eval_step_ms = facts.eval_overhead_typical_ms + (facts.steady_ms or 0.0)
         if not _all_within(ms, eval_step_ms, EVAL_TIME_RATIO_RANGE):
@@ -233,9 +238,6 @@ def throughput_drift(analysis: Analysis) -> Finding | None:
             )
             if len(regimes) > MAX_LISTED
             else say("throughput-drift.evidence.all_regimes", regimes=shown),
-            say("throughput-drift.evidence.certain")
-            if separation > 0.995
-            else say("throughput-drift.evidence.certainty", separation=separation),
         ],
         explanation=explanation,
         advice=say(
@@ -243,6 +245,9 @@ def throughput_drift(analysis: Analysis) -> Finding | None:
             changes=[one.first_iteration for one in (unexplained or changes)[:MAX_LISTED]],
             saving=share,
         ),
+        more=say("throughput-drift.more.certain")
+        if separation > 0.995
+        else say("throughput-drift.more.certainty", separation=separation),
         at=slowest.first_iteration,
         lines=analysis.lines_at(one.first_iteration for one in changes or regimes[1:]),
     )
@@ -274,8 +279,21 @@ def find_throughput_drift(analysis: Analysis) -> ThroughputDrift | None:
     min_change = max(MIN_DRIFT_SHARE * first_ms, noise, MIN_DRIFT_STANDARD_ERRORS * error)
     if first_ms <= 0 or abs(change) <= min_change:
         return None
+    if not _is_gradual(ms):
+        return None
     bounds = (int(at[0]), int(at[quarter - 1]), int(at[-quarter]), int(at[-1]))
     return ThroughputDrift(first_ms, last_ms, mean_ms, bounds)
+
+
+def _is_gradual(ms: Floats) -> bool:
+    """Whether the medians of eighths of the run go from the first to the last in several steps, and not far
+    beyond either."""
+    medians = np.array([np.median(part) for part in np.array_split(ms, 8)])
+    change = abs(float(medians[-1] - medians[0]))
+    return bool(
+        np.ptp(medians) <= MAX_DRIFT_RANGE * change
+        and np.abs(np.diff(medians)).max() <= MAX_DRIFT_STEP_SHARE * change
+    )
 
 
 def _gradual_drift(analysis: Analysis) -> Finding | None:

@@ -54,14 +54,14 @@ def overfitting(analysis: Analysis) -> Finding | None:
     evidence = [
         comparison,
         say("overfitting.evidence.training_loss", train_loss_at_best=train_best, train_loss_at_end=train_end),
-        say("overfitting.evidence.iterations_after_best", share_after_best=past.share_after_best),
     ]
+    more = [say("overfitting.more.iterations_after_best", share_after_best=past.share_after_best)]
     saving = past.share_after_best
     if wasted := analysis.seconds_and_share_after(past.best_iteration, past.end_iteration):
         seconds, saving = wasted
-        evidence.append(
+        more.append(
             say(
-                "overfitting.evidence.time_after_best",
+                "overfitting.more.time_after_best",
                 time_after_best_s=seconds,
                 time_share_after_best=saving,
             )
@@ -73,6 +73,7 @@ def overfitting(analysis: Analysis) -> Finding | None:
         evidence=evidence,
         explanation=say("overfitting.explanation"),
         advice=_overfitting_advice(analysis, past, saving),
+        more=more,
         at=past.best_iteration if run_log.has_iteration_numbers else None,
         lines=analysis.eval_lines_at([past.best_iteration, past.end_iteration]),
         claims=claims,
@@ -183,23 +184,23 @@ def eval_noise(analysis: Analysis) -> Finding | None:
                 median_change=usual_step,
                 min_visible=visible,
             ),
-            _noise_sentence(noise),
         ],
         explanation=say("eval-noise.explanation", min_visible=visible),
         advice=advice,
+        more=_noise_sentence(noise),
     )
 
 
 def _noise_sentence(noise: EvalNoise) -> Message:
     if noise.source == "batches" and noise.batch_std and noise.eval_batches:
         return say(
-            "eval-noise.evidence.noise_from_batches",
+            "eval-noise.more.noise_from_batches",
             batch_std=noise.batch_std,
             eval_iters=int(noise.eval_batches),
             eval_std=noise.std,
         )
     if noise.source == "tokens" and noise.eval_tokens:
-        return say("eval-noise.evidence.noise_from_tokens", eval_tokens=noise.eval_tokens, eval_std=noise.std)
+        return say("eval-noise.more.noise_from_tokens", eval_tokens=noise.eval_tokens, eval_std=noise.std)
     if noise.source == "stderr":
-        return say("eval-noise.evidence.noise_logged", eval_std=noise.std)
-    return say("eval-noise.evidence.noise_from_scatter", eval_std=noise.std)
+        return say("eval-noise.more.noise_logged", eval_std=noise.std)
+    return say("eval-noise.more.noise_from_scatter", eval_std=noise.std)

@@ -171,6 +171,7 @@ def clock_before_sync(analysis: Analysis) -> Finding | None:
         )
     ]
     explanation = [say("clock-before-sync.explanation.no_waiting", trainer=run_log.trainer.name)]
+    more: Message | None = None
     wall_s, estimated_s, is_too_long = run_log.setup.wall_s, analysis.total_s, False
     is_one_process = len(run_log.segments) == 1
     if is_one_process and wall_s and wall_s > 0 and estimated_s and math.isfinite(estimated_s + wall_s):
@@ -196,7 +197,7 @@ def clock_before_sync(analysis: Analysis) -> Finding | None:
         elif difference_s / wall_s <= CLOCK_TOLERANCE:
             explanation.append(say("clock-before-sync.explanation.clocks_agree"))
         else:
-            explanation.append(say("clock-before-sync.explanation.rest_of_time", max_unlogged_ms=unlogged_ms))
+            more = say("clock-before-sync.more.rest_of_time", max_unlogged_ms=unlogged_ms)
     return make_finding(
         "clock-before-sync",
         "warning" if is_too_long else "info",
@@ -204,5 +205,6 @@ def clock_before_sync(analysis: Analysis) -> Finding | None:
         evidence=evidence,
         explanation=explanation,
         advice=say("clock-before-sync.advice") if is_too_long else None,
+        more=more,
         claims={"steady ms": steady_ms},
     )

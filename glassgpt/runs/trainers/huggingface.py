@@ -46,6 +46,7 @@ _CELLS = re.compile(r"\t|\s*\|\s*|\s{2,}")
 _PROGRESS = re.compile(
     r"\[\s?(\d{1,12})/(\d{1,12}) ([\d:]{1,12})(?: < [\d:]{1,12})?.{0,40}Epoch ([\d.]{1,12})/(\d{1,9})\]"
 )
+_MAX_SAVES = 10_000
 _MIN_BAR_S = 10.0  # between two lines, for the difference of whole seconds to be a time
 
 
@@ -289,13 +290,22 @@ def read_state(state: Mapping[str, object], builder: RunBuilder) -> None:
     if done and tokens:
         values["tokens_per_iteration"] = round(tokens / done)
         values["flops_per_token"] = positive("total_flos") / tokens or None
-    if best := _BEST.search(str(state.get("best_model_checkpoint"))[-60:]):
-        builder.add_checkpoint(int(best[1]))
+    is_finished = done >= planned > 0
+    best = _BEST.search(str(state.get("best_model_checkpoint"))[-60:])
+    saved = {int(best[1])} if best else set()
+    if done and not is_finished:
+        saved.add(int(done))
+    # It says save_steps also where it saves by epochs, or never: so only if a save that is known fits.
+    every = int(positive("save_steps"))
+    if every and done < _MAX_SAVES * every and any(at % every == 0 for at in saved):
+        saved |= set(range(every, int(done) + 1, every))
+    for at in sorted(saved):
+        builder.add_checkpoint(at)
     builder.line += 1
-    if done >= planned > 0:
+    if 0 < done <= MAX_COUNT:
+        builder.iterations_done = int(done)
+    if is_finished:
         builder.add_event("finish", f"global_step {done:.0f} of max_steps {planned:.0f}")
-    elif done:
-        builder.add_checkpoint(int(done))
 
 
 def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:

@@ -114,6 +114,7 @@ TRAINER = Trainer(
         ("mfu", "mfu: {:.2f}%", say("glossary.device_mfu")),
         ("eval", "validate step: {step}  loss: {val}", say("hf-trainer.glossary.eval_loss")),
     ),
+    table_columns=(frozenset({"loss_metrics/global_avg_loss"}),),
     step_time_is_interval_mean=True,
     evaluates_next_token_loss=True,
     eval_splits=1,

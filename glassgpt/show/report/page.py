@@ -161,7 +161,7 @@ def _findings(findings: Sequence[Finding]) -> str:
         articles.append(f"""<article class="finding {escape_text(finding.severity)}">
 <h3><span class="badge">{severity}</span> {escape_text(finding.title)}</h3>
 <p class="evidence">{escape_text(finding.evidence)}</p>
-<p>{escape_text(finding.explanation)}</p>
+<p>{escape_text(" ".join(text for text in (finding.explanation, finding.more) if text))}</p>
 {advice}
 <p class="id"><code dir="ltr">{escape_text(finding.id)}</code></p>
 </article>""")

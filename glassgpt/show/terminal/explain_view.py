@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -26,8 +27,8 @@ _LOSS_CHART_POINTS = 4000
 _LOSS_CHART_PERCENTILE = 97  # top of the chart: the initial drop would flatten the rest
 
 
-def print_explanation(explanation: Explanation, out: Console, full: bool = False) -> None:
-    """`full`: also print the glossary of this trainer's log lines."""
+def print_explanation(explanation: Explanation, out: Console, full: bool = False, more: bool = False) -> None:
+    """`more`: with the details of findings. `full`: also print the glossary of this trainer's log lines."""
     run_log, facts = explanation.log, explanation.facts
     out.print(Text(sanitize_line(run_log.name), style="bold"), soft_wrap=True)
     for sentence in explanation.verdict:
@@ -36,7 +37,7 @@ def print_explanation(explanation: Explanation, out: Console, full: bool = False
     if explanation.runs:
         _print_runs(explanation, out)
     for finding in explanation.findings:
-        print_finding(finding, out)
+        print_finding(finding, out, more or full)
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column(style="bold")
     table.add_column()
@@ -107,24 +108,36 @@ def print_watch_update(update: WatchUpdate, out: Console) -> None:
         print_finding(finding, out)
 
 
-def print_finding(finding: Finding, out: Console) -> None:
+def print_finding(finding: Finding, out: Console, more: bool = False) -> None:
     severity = severity_label(finding.severity)
     head = Text.assemble((f"{severity}  ", _STYLES[finding.severity]), (terminal_text(finding.title), "bold"))
     head.append(f"  [{finding.id}]" if finding.id else "", style="dim")
     out.print(head)
-    lines = ", ".join(f"{line:,}" for line in finding.lines)
+    quoted = finding.values.get("line")  # the evidence names the number of a line that it quotes
+    lines = ", ".join(f"{line:,}" for line in finding.lines if line != quoted)
     shown_at = translate("explain_view.finding_lines", lines=lines) if lines else ""
     evidence = " ".join(text for text in (finding.evidence, shown_at) if text)
-    for text, style in ((evidence, ""), (finding.explanation, "dim"), (finding.advice, "green")):
-        print_indented(text, style, out)
+    parts = (
+        (translate("explain_view.part.evidence"), evidence, ""),
+        (translate("explain_view.part.explanation"), finding.explanation, "dim"),
+        (translate("explain_view.part.advice"), finding.advice, "green"),
+        (translate("explain_view.part.more"), finding.more if more else "", "dim"),
+    )
+    width = max(cell_len(label) for label, _, _ in parts) + 2
+    for label, text, style in parts:
+        print_indented(text, style, out, terminal_text(set_cell_size(label, width)))
     out.print()
 
 
-def print_indented(text: str, style: str, out: Console) -> None:
-    """Wrap the text ourselves: rich would pad the lines with blanks."""
-    for line in Text(terminal_text(text), style=style).wrap(out, max(20, out.width - 2)) if text else ():
+def print_indented(text: str, style: str, out: Console, label: str = "") -> None:
+    """Wrap the text ourselves: rich would pad the lines with blanks. `label`: before its first line."""
+    if not text:
+        return
+    indent = cell_len(label)
+    for line in Text(terminal_text(text), style=style).wrap(out, max(20, out.width - 2 - indent)):
         line.rstrip()
-        out.print(Text("  ").append_text(line), soft_wrap=True)
+        out.print(Text("  ").append(label, style="dim italic").append_text(line), soft_wrap=True)
+        label = " " * indent
 
 
 def terminal_text(text: str) -> str:

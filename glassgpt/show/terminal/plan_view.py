@@ -170,6 +170,10 @@ def _print_memory(plan: Plan, out: Console) -> None:
     if target.cluster.ranks > 1:
         head += ", on each card"
     rows = [("memory", head)]
+    if target.device_type == "cuda":
+        rows.append(
+            ("", f"{format_bytes(memory.allocated_bytes)} of it in tensors: the run's allocated_peak")
+        )
     if plan.measured is not None and plan.measured.peak_bytes is not None:
         # Beside the estimate, not instead of it: the parts below add up to the estimate.
         counted = "allocated by PyTorch" if target.device_type == "cuda" else "resident"

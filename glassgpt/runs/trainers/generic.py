@@ -176,7 +176,7 @@ class GenericReader:
             builder.iteration_by_count = {}
             builder.add_step(self._count, parse_number(sample[1]))
             return True
-        loss = self._find_step(line, builder)
+        loss = self._find_step(line, words, builder)
         if loss is None:
             return self._read_without_step(line, builder)
         self._counts_epochs, self._held, self._title = False, None, None
@@ -184,25 +184,26 @@ class GenericReader:
             self._add_eval(match[1], loss, line, builder)
         return True
 
-    def _find_step(self, line: str, builder: RunBuilder) -> str | None:
+    def _find_step(self, line: str, words: str, builder: RunBuilder) -> str | None:
         """The loss, as printed, of a line with an iteration, which is added."""
         counted: tuple[str, str | None, str] | None = None  # iteration, how many, loss
-        if step := _STEP.search(line) or _BAR.search(line):
+        may_count = "it" in words or "step" in words or "update" in words  # most patterns need not be tried
+        if step := (_STEP.search(line) if may_count else None) or _BAR.search(line):
             counted = step[1], step[2], step[3]
         loss = _LOSS.search(line)
-        if loss and (step := _GLOBAL_STEP.search(line)):
+        if loss and may_count and (step := _GLOBAL_STEP.search(line)):
             if _FAIRSEQ_EPOCH.search(line):
                 return None
             earlier = int(step[1]) - int(counted[0]) if counted else 0
             self._earlier_iterations = max(earlier, 0)  # what a line that counts in the epoch only lacks
             self._add_step(int(step[1]), parse_number(loss[1]), line, builder)
             return loss[1]
-        if counted is None and loss and (batch := _IN_EPOCH.search(line)):
+        if counted is None and loss and "ep" in words and (batch := _IN_EPOCH.search(line)):
             self._read_batch(batch, parse_number(loss[1]), line, builder)
             return loss[1]
         if counted is None and (step := _TORCHTUNE.match(line)):
             counted = step[2], None, step[3]
-        if counted is None and (step := _LOSS_FIRST.search(line)):
+        if counted is None and may_count and (step := _LOSS_FIRST.search(line)):
             counted = step[2], step[3], step[1]
         if counted is None:
             return None

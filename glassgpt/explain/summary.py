@@ -21,6 +21,7 @@ from glassgpt.runs.trajectory import planned_end_iteration, shows_run_start
 MAX_PLAN_SHARE = 0.95  # of the planned iterations: a run that got further has nearly done all
 MAX_OTHER_PROBLEMS = 3  # sentences about other runs
 MIN_STALL_SHARE = 0.05  # of the time
+MIN_EVALS_FOR_SHARE = 3  # of a log that begins in the middle of a run
 MAX_SWAPPING_TOKENS_PER_S = 20.0  # slower than any machine trains a model that its memory holds
 MIN_JUDGED_ITERATIONS = 20  # logged; of fewer it cannot be said that nothing is wrong
 
@@ -100,7 +101,7 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     sentences.append(_loss_sentence(run_log, facts))
     if run_log.columns and facts.best_val_loss is not None:
         sentences.append(_training_loss_sentence(facts))
-    sentences += _time_sentences(facts, findings)
+    sentences += _time_sentences(run_log, facts, findings)
     if left_out := run_log.left_out.lines:
         sentences.append(
             translate(
@@ -175,10 +176,13 @@ def _last_iteration_done(run_log: RunLog, facts: Facts) -> int | None:
     return logged
 
 
-def _time_sentences(facts: Facts, findings: Sequence[Finding]) -> list[str]:
+def _time_sentences(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -> list[str]:
     if facts.steady_ms is None:
         return []
-    share, times = facts.pause_share, [float(str(regime["steady_ms"])) for regime in facts.regimes]
+    times = [float(str(regime["steady_ms"])) for regime in facts.regimes]
+    # Of a few lines around an evaluation, its share says nothing about the run.
+    is_typical = shows_run_start(run_log) or len(run_log.evals) >= MIN_EVALS_FOR_SHARE
+    share = facts.pause_share if is_typical else None
     overhead = translate("verdict.overhead", share=share) if share else ""
     if len(times) > 1 and any(finding.id == "throughput-drift" for finding in findings):
         sentences = [translate("verdict.step_time_regimes", low=min(times), high=max(times)), overhead]

@@ -88,8 +88,8 @@ class Finding:
         sentences = {part: render_text(self.text[part]) for part in PARTS}
         head = {"id": self.id, "severity": self.severity}
         place = {"at": self.at, "lines": list(self.lines)}
-        said = {"values": self.values, **place, "claims": dict(self.claims), "commands": self.commands}
-        return {**head, **sentences, **said}
+        details = {"values": self.values, **place, "claims": dict(self.claims), "commands": self.commands}
+        return {**head, **sentences, **details}
 
 
 def make_finding(

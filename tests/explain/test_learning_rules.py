@@ -199,7 +199,7 @@ def test_a_curve_that_no_law_fits_gets_no_advice() -> None:
 def flat_end(lr: list[float] | None = None) -> RunLog:
     """10,000 iterations: the val loss falls by a power law up to 9,400, and then stays."""
     evals = [(at, None, 2.0 + 8.0 * min(max(at, 10), 9400) ** -0.2) for at in range(0, 10_001, 100)]
-    steps = make_steps(range(0, 10_001, 100), **({"lr": lr} if lr else {}))
+    steps = make_steps(range(0, 10_001, 100), lr=lr or [math.nan] * 101)
     return make_run_log(steps, evals, trainer=HF, setup=LoggedSetup(planned_iterations=10_000))
 
 

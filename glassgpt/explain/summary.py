@@ -16,7 +16,7 @@ from glassgpt.i18n import translate
 from glassgpt.record.finding import Finding
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.run_log import LogEvent, RunLog
-from glassgpt.runs.trajectory import planned_end_iteration, shows_run_start
+from glassgpt.runs.trajectory import planned_end_iteration, planned_iteration_count, shows_run_start
 
 MAX_PLAN_SHARE = 0.95  # of the planned iterations: a run that got further has nearly done all
 MAX_OTHER_PROBLEMS = 3  # sentences about other runs
@@ -97,7 +97,13 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         and facts.ended not in ("finished", None)
         and (last < planned if run_log.iterations_done else last < MAX_PLAN_SHARE * planned)
     ):
-        sentences.append(translate("verdict.share_of_plan", share=last / planned, planned=planned))
+        sentences.append(
+            translate(
+                "verdict.share_of_plan",
+                share=last / planned,
+                planned=planned_iteration_count(run_log, planned),
+            )
+        )
     sentences.append(_loss_sentence(run_log, facts))
     if run_log.columns and facts.best_val_loss is not None:
         sentences.append(_training_loss_sentence(facts))

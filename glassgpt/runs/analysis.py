@@ -29,6 +29,7 @@ from glassgpt.runs.loss_rise import (
     find_loss_rise,
 )
 from glassgpt.runs.model_size import (
+    MAX_MFU,
     DeviceThroughput,
     IterationFlops,
     ModelSize,
@@ -312,7 +313,7 @@ class Analysis:
         steady = log.is_steady()
         rows = steady if steady.any() else ~log.is_first_of_process()  # no row is steady without times
         values = log.steps.tokens_per_s[rows]
-        printed = _median(values[np.isfinite(values)])
+        printed = _median(values[np.isfinite(values) & (values > 0)])  # 0: not counted
         is_logged = bool(log.setup.tokens_per_iteration) or log.trainer.tokens_per_s_is_of_step
         if self.tokens_per_iteration and self.steady_ms and (is_logged or printed is None):
             return self.tokens_per_iteration / self.steady_ms * 1000
@@ -364,7 +365,7 @@ class Analysis:
             return self.size.flops_per_token * self.tokens_per_s / 1e12
         mfu, peak = self.reported_mfu, stated_peak_flops(self.log)
         units = mfu_unit_count(self.log)
-        return mfu / 100 * peak * units / 1e12 if mfu and mfu >= MIN_MFU and peak else None
+        return mfu / 100 * peak * units / 1e12 if mfu and MIN_MFU <= mfu <= MAX_MFU and peak else None
 
     @cached_property
     def achieved_tflops_per_device(self) -> float | None:

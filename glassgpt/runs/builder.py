@@ -338,7 +338,8 @@ class RunBuilder:
             self.fence_count % 2 == 0 or self.fence_count != self._last_step_fence_count
         ):
             return  # prose, or another code block
-        if kind in FAILURE_KINDS and (self._launch is not None or not self.has_steps):
+        began = self.has_steps or bool(self._evals)  # an evaluation before the first update counts, too
+        if kind in FAILURE_KINDS and (self._launch is not None or not began):
             self._launch = self._launch or FailedLaunch(self.line, "")
             self._has_launch_failed = True
         self._event_counts[kind] += 1

@@ -22,6 +22,7 @@ _EVENT_PATTERNS: tuple[tuple[str, re.Pattern[str], EventKind], ...] = (
     ("emory", re.compile(r"OutOfMemoryError|\bMemoryError\b|can't allocate memory"), "oom"),
     ("out of memory",
      re.compile(r"\b(?:CUDA|HIP|MPS|XPU|backend|device|[Ee]rror)\b.{0,40}out of memory"), "oom"),
+    ("out of memory", re.compile(r"^out of memory$"), "oom"),  # llm.c: the line after [CUDA ERROR] at file …
     ("oom", re.compile(r"\boom[-_]kill", re.I), "oom"),
     ("OOM", re.compile(r"\bOOM[-_ ]?[Kk]illed\b"), "oom"),  # Kubernetes and SLURM
     ("Out of memory", re.compile(r"\bOut of memory: Kill(?:ed)? process \d"), "oom"),  # the Linux kernel
@@ -98,14 +99,17 @@ def infer_exit_status(run_log: RunLog) -> ExitStatus | None:
         return run_log.ended
     after = [event.kind for event in run_log.events_after_last_step()]
     # After a trainer's closing line, events of other programs in the same file do not count.
-    kinds = set(after[: after.index("finish")] if "finish" in after else after)
+    is_over = "finish" in after and len(run_log.steps) > 0
+    kinds = set(after[: after.index("finish")] if is_over else after)
     if "oom" in kinds:
         return "oom"
     if "interrupt" in kinds:
         return "interrupted"
     if kinds & {"traceback", "kill", "abort"}:
         return "crashed"
-    if "finish" in after or _reached_planned_end(run_log):
+    # "Finished training" may be a tokenizer's: without an iteration or evaluation nothing was trained.
+    has_trained = bool(len(run_log.steps) or run_log.evals or run_log.iterations_done)
+    if ("finish" in after and has_trained) or _reached_planned_end(run_log):
         return "finished"
     return "cut"
 

@@ -23,6 +23,7 @@ from glassgpt.runs.trajectory import positive_int_setting, settings_product
 
 SizeSource = Literal["stated", "shape", "inferred"]
 
+MAX_MFU = 1000.0  # percent: no card has ten times the peak that a trainer assumes, so it is miscounted
 MAX_FLOPS_ERROR = 0.02  # relative; two model sizes differ by much more
 MFU_EMA_DECAY = 0.9  # weight of the previous value, where the logged MFU is a running average
 MIN_PARAMETER_MISMATCH = 0.07  # relative, inferred over stated; rounding and conventions explain less
@@ -285,7 +286,8 @@ def infer_flops_per_iteration(run_log: RunLog) -> IterationFlops | None:
         return None
     products, roundings = _mfu_ms_products(run_log)
     middle = float(np.median(products)) if len(products) else 0.0
-    if middle <= 0:
+    mfu = run_log.steps.mfu[np.isfinite(run_log.steps.mfu)]
+    if middle <= 0 or np.median(mfu) > MAX_MFU:
         return None
     # Of few values the error is that of rounding; of many it is their scatter, which the median averages out.
     error = float(np.median(roundings)) / middle

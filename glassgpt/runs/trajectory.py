@@ -157,6 +157,13 @@ def planned_end_iteration(run_log: RunLog) -> int | None:
     return int(max_iters) if max_iters and max_iters > 0 else None
 
 
+def planned_iteration_count(run_log: RunLog, last: int) -> int:
+    """How many iterations a run has whose last one is `last`. nanoGPT makes one more than its max_iters, and
+    is asked for max_iters all the same."""
+    counts_from_zero = run_log.trainer.first_iteration == 0 and not run_log.trainer.loop_includes_max_iters
+    return last + counts_from_zero
+
+
 def clips_gradients(run_log: RunLog) -> bool:
     """Whether its gradients are clipped, as far as is known: by its settings, or as its trainer does."""
     clip = numeric_setting(run_log, "grad_clip")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from log_checks import parse_facts, parse_log
+from log_checks import lines_of, parse_facts, parse_log
 from printed import SyntheticRun, nanogpt
 
 from glassgpt.explain.rules.lost_work import crashed
 from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.recognise import read_logs
 
 LOG = "".join(f"iter {at}: loss 3.0, time 33.00ms, mfu 5.00%\n" for at in range(12))
 
@@ -157,3 +158,32 @@ def test_what_torchrun_adds_is_not_the_cause() -> None:
     finding = crashed(Analysis(run_log))
     assert finding is not None
     assert "division by zero" in finding.evidence
+
+
+def test_a_tokenizer_that_finished_training_is_no_run_that_did() -> None:
+    lines = [
+        "Autodetected device type: cuda",
+        "Finished training: 65271 merges",
+        "Traceback (most recent call last):",
+        '  File "base_train.py", line 3, in <module>',
+        "AssertionError",
+    ]
+    (run_log,) = read_logs(lines_of("\n".join(lines)), "run.log")
+    assert Analysis(run_log).exit_status == "crashed"
+
+
+def test_memory_that_ran_out_after_the_first_evaluation_is_of_that_run() -> None:
+    lines = [
+        "step 0: train loss 10.95, val loss 10.96",
+        "Traceback (most recent call last):",
+        '  File "train.py", line 299, in <module>',
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 48.00 MiB.",
+    ]
+    (run_log,) = read_logs(lines_of("\n".join(lines)), "run.log")
+    assert (len(run_log.evals), Analysis(run_log).exit_status) == (1, "oom")
+
+
+def test_no_rate_follows_from_an_impossible_mfu() -> None:
+    text = "\n".join(f"iter {at}: loss 3.0, time 100.00ms, mfu 2500.00%" for at in range(40))
+    facts = parse_facts(text)
+    assert (facts.flops_per_token, facts.achieved_tflops) == (None, None)

@@ -168,3 +168,10 @@ def test_a_run_whose_next_line_has_begun_did_not_end_there() -> None:
     assert parse_facts(text).ended == "finished"
     assert parse_facts(text + "iter 21: loss 2.5").ended == "cut"
     assert parse_facts(text + "iter 21: lo").ended == "cut"
+
+
+def test_bits_per_character_are_read_as_nats() -> None:
+    text = "step 0: train loss 6.0 BPC, val loss 6.2 BPC\niter 0: loss 6.1 BPC, time 100.00ms, mfu -100.00%\n"
+    facts = parse_facts(text)
+    in_nats = (facts.final_train_loss, facts.final_val_loss, facts.loss_first)
+    assert in_nats == pytest.approx([bits * math.log(2) for bits in (6.0, 6.2, 6.1)])

@@ -319,6 +319,8 @@ def skipped_steps(analysis: Analysis) -> Finding | None:
     is_broken = np.isinf(steps.grad_norm) & steps.has_loss & np.isfinite(steps.loss)
     norms = int(is_broken.sum()) if np.isfinite(steps.grad_norm).any() else 0  # else see norms_never_finite
     skipped, logged = max(overflows, norms), max(1, len(steps))
+    if overflows > norms:  # a scaler speaks of every update, logged or not
+        logged = max(logged, run_log.iteration_count())
     if not skipped or (not overflows and trailing_zero_losses(analysis)):  # loss_zero says so
         return None
     share = skipped / max(logged, skipped)

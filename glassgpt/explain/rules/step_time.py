@@ -390,6 +390,9 @@ def jitter(analysis: Analysis) -> Finding | None:
     relative = ms / np.concatenate([np.full(len(part), np.median(part)) for part in parts])
     if not _p95_over_median(relative) > MIN_JITTER_RATIO or _is_periodic(at, relative):
         return None
+    speed = analysis.log.steps.tokens_per_s[np.isfinite(analysis.log.steps.tokens_per_s)]
+    if len(speed) >= MIN_JITTER_STEPS and _p95_over_median(np.median(speed) / speed) < MIN_JITTER_RATIO:
+        return None  # iterations differ in their tokens, and the speed does not
     p10_ms, median_ms, p95_ms = (float(value) for value in np.percentile(ms, (10, 50, 95)))
     mean_ms = float(np.mean(ms))
     saving = 1 - p10_ms / mean_ms

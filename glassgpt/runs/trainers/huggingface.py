@@ -39,7 +39,9 @@ _BEST = re.compile(r"checkpoint-(\d{1,15})\W{0,3}$")
 _RESUME = re.compile(r"\b(?:Resuming|Continuing) training from (?:checkpoint|global step|epoch)")
 _PARAMETERS = re.compile(r"\ball params:\s*([\d,]+)|Trainable parameters = [\d,]{1,20}/([\d,]{1,20}) ")
 _BEGIN = "***** Running training *****"
-_REWARD = re.compile(r"'(?:reward|kl|rewards/\w+)':")  # reinforcement learning, whose loss may well be 0
+_STEP_OF_TOTAL = re.compile(r"['\"]global_step/max_steps['\"]:\s*['\"](\d{1,15})/(\d{1,15})['\"]")
+# Reinforcement learning, whose loss may well be 0. DPO's loss is a cross-entropy, and does measure learning.
+_REWARD = re.compile(r"'(?:reward|kl|rewards/(?!chosen|rejected|margins|accuracies)\w+)':")
 # A notebook's table, and the progress above it.
 _TABLE = re.compile(r"^\W*(Step|Epoch)\W+Training Loss\b")
 _CELLS = re.compile(r"\t|\s*\|\s*|\s{2,}")
@@ -85,6 +87,8 @@ class TrainerReader:
             return True
         if ": " in line and (match := _DICT.search(line)):
             values = dict(_PAIR.findall(match[0]))
+            if progress := _STEP_OF_TOTAL.search(match[0]):  # ms-swift's
+                values["step"], values["total_steps"] = progress.groups()
             if _is_repeated(self._latest, values):
                 return True
             if "loss" in values or _eval_loss(values) is not None:

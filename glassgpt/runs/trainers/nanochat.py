@@ -26,7 +26,8 @@ _STEP = re.compile(
 # What it prints itself: `read` finds the same in it, one line at a time.
 _PLAIN = (
     r"step (?P<iteration>\d{1,15})/(?P<planned_count>\d{1,15}) \(\d{1,3}\.\d\d%\) "
-    r"\| loss: (?P<loss>\d{1,9}\.\d{1,9}|nan) \| lrm: \d{1,3}\.\d\d \| dt: (?P<ms>\d{1,12}\.\d{1,9})ms "
+    r"\| loss: (?P<loss>\d{1,9}\.\d{1,9}|nan) \| lrm: (?P<lr>\d{1,3}\.\d\d) "
+    r"\| dt: (?P<ms>\d{1,12}\.\d{1,9})ms "
     r"\| tok/sec: (?P<tokens_per_s>\d{1,3}(?:,\d{3}){0,4}) \| (?:bf16_)?mfu: (?P<mfu>\d{1,9}\.\d{1,9})"
     r"(?: \| (?:epoch|total time|eta): [\w.]{1,20}(?: pq: \d{1,9} rg: \d{1,9})?){0,3}"
 )

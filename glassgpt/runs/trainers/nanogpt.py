@@ -74,10 +74,11 @@ def read(line: str, builder: RunBuilder) -> bool:
         return True
     if "val" in line and (match := _EVAL.search(line)):
         iteration, train_loss, val_loss = match.groups()
+        unit = math.log(2) if _BITS.search(line, match.start()) else 1.0
         builder.add_eval(
             int(iteration),
-            parse_number(val_loss) if val_loss else None,
-            parse_number(train_loss) if train_loss else None,
+            parse_number(val_loss) * unit if val_loss else None,
+            parse_number(train_loss) * unit if train_loss else None,
         )
         return True
     if "aving" in line and _SAVE.search(line):
@@ -92,7 +93,7 @@ def _read_unusual_step(iteration: int, rest: str, builder: RunBuilder) -> bool:
     if not columns or (not builder.has_quoted_lines and not builder.last_step_columns <= columns):
         builder.partial_iteration = iteration
         return False  # cut off: its last number may be cut too
-    unit = math.log(2) if loss and _BITS.match(rest, loss.end()) else 1.0  # evaluations are in nats
+    unit = math.log(2) if loss and _BITS.match(rest, loss.end()) else 1.0
     builder.add_step(
         iteration,
         parse_number(loss[1]) * unit if loss else None,

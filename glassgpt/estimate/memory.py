@@ -26,7 +26,9 @@ ADAMW_BYTES = 8  # per parameter: two moments in float32
 
 # Before the first tensor: CUDA's context with the libraries' kernels. On a CPU: the interpreter, torch, and
 # what the allocator does not return.
-CONTEXT_BYTES = {"cuda": 600 * 2**20, "mps": 400 * 2**20, "cpu": 300 * 2**20}
+CONTEXT_BYTES = {"cuda": 600 * 2**20, "mps": 400 * 2**20, "cpu": 325 * 2**20}
+# What torch.utils.checkpoint imports, resident on a CPU (16 random shapes: python -m bench.plan shapes).
+_CHECKPOINTING_CONTEXT_BYTES = 55 * 2**20
 # What automatic choices may fill. Of free memory: tensors do not fill it without gaps, and on a CPU or a Mac
 # other programs share it. Of all memory, if it is not known how much is free: a desktop needs some.
 USABLE_SHARE_OF_FREE = {"cuda": 0.92, "mps": 0.85, "cpu": 0.85}
@@ -112,6 +114,8 @@ def estimate_memory(work: TrainingWorkload) -> MemoryEstimate:
     context = CONTEXT_BYTES[work.device_type]
     if work.ranks > 1 and work.device_type == "cuda":
         context += _NCCL_BYTES
+    if work.config.activation_checkpointing and work.device_type == "cpu":
+        context += _CHECKPOINTING_CONTEXT_BYTES
     graph = 0
     if work.graph and not work.config.eval_only:
         # A CUDA graph keeps its memory pool for good. So the memory of updates, optimizer steps and

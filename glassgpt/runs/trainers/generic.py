@@ -170,7 +170,7 @@ class GenericReader:
             return False
         if "valid on '" in line:
             return self._read_fairseq_valid(line, builder)
-        if sample := _SAMPLES.search(line):
+        if "%)]" in line and (sample := _SAMPLES.search(line)):
             # Samples of the epoch, not updates: how many of these there were is not known.
             self._count += 1
             builder.iteration_by_count = {}
@@ -180,7 +180,9 @@ class GenericReader:
         if loss is None:
             return self._read_without_step(line, builder)
         self._counts_epochs, self._held, self._title = False, None, None
-        if match := _VAL_LOSS.search(line):
+        # Words before patterns: a million lines shall take seconds.
+        is_evaluated = any(name in words for name in ("val", "dev", "test", "验证"))
+        if is_evaluated and (match := _VAL_LOSS.search(line)):
             self._add_eval(match[1], loss, line, builder)
         return True
 
@@ -190,8 +192,9 @@ class GenericReader:
         may_count = "it" in words or "step" in words or "update" in words  # most patterns need not be tried
         if step := (_STEP.search(line) if may_count else None) or _BAR.search(line):
             counted = step[1], step[2], step[3]
-        loss = _LOSS.search(line)
-        if loss and may_count and (step := _GLOBAL_STEP.search(line)):
+        is_global = "global" in words or "num_updates" in words
+        loss = _LOSS.search(line) if counted is None or is_global else None
+        if loss and is_global and (step := _GLOBAL_STEP.search(line)):
             if _FAIRSEQ_EPOCH.search(line):
                 return None
             earlier = int(step[1]) - int(counted[0]) if counted else 0
@@ -323,7 +326,7 @@ class GenericReader:
             loss,
             ms=self._step_ms(iteration, line, _STEP_TIME if is_batch else _TIME),
             mfu=parse_number(mfu[1]) if mfu and (mfu[2] or parse_number(mfu[1]) > 1) else math.nan,
-            lr=search_number(_LR, line),
+            lr=search_number(_LR, line) if "lr" in words or "learning" in words else math.nan,
             grad_norm=search_norm(_NORM, line) if "norm" in words else math.nan,
             tokens_per_s=math.nan
             if speed is None

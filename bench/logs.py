@@ -47,6 +47,17 @@ def llmc_log(lines: int) -> Iterator[str]:
         )
 
 
+def unknown_log(lines: int) -> Iterator[str]:
+    """Of a trainer that nobody knows, which counts the steps of each epoch."""
+    dice = random.Random(4)
+    for i in range(lines):
+        loss, norm, seconds = 3 + 7 / (1 + i / 500), dice.random(), 0.2 + dice.random() / 50
+        yield (
+            f"Epoch {1 + i // 1000} | Step {i % 1000}/1000, Loss: {loss:.4f}, LR: 3e-4, "
+            f"grad_norm={norm:.3f}, Time: {seconds:.3f}s"
+        )
+
+
 def noisy_log(lines: int) -> Iterator[str]:
     """Nine of ten lines are a progress bar's."""
     for i in range(lines // 10):
@@ -72,6 +83,7 @@ def journal(lines: int) -> Iterator[str]:
 LOG_MAKERS: dict[str, Callable[[int], Iterator[str]]] = {
     "nanoGPT": nanogpt_log,
     "llm.c": llmc_log,
+    "unknown trainer": unknown_log,
     "nine tenths noise": noisy_log,
     "journal": journal,
 }

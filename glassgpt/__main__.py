@@ -26,8 +26,10 @@ def run() -> None:
         # SIGUSR1 would end the program during the imports. It is blocked until training installs its handler.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     # Child processes of us or of our libraries must not import from the current folder: `python -c` and `-m`
-    # would search it first, and somebody's random.py there would be run.
-    os.environ["PYTHONSAFEPATH"] = "1"
+    # would search it first, and somebody's random.py there would be run. (The command that `glass watch` runs
+    # is the user's: nanoGPT's train.py imports its model.py.)
+    if sys.argv[1:2] != ["watch"]:
+        os.environ["PYTHONSAFEPATH"] = "1"
     from glassgpt.cli import COMMAND_MODULES, load_command
     from glassgpt.cli import run as run_command
 

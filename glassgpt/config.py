@@ -228,6 +228,7 @@ class Choice:
     name: str
     value: ConfigValue
     reason: str
+    notable: bool = False  # not what was asked for, or a warning: shown without --verbose too
 
 
 def has_invalid_characters(text: str) -> bool:

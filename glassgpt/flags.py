@@ -264,3 +264,15 @@ def _coerce_float(name: str, value: Any) -> float:
     if number != number or number in (float("inf"), float("-inf")):
         raise UserError(f"{name}={value} is not a finite number")
     return number
+
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|m|min|h)?")
+_SECONDS = {None: 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
+_MAX_DURATION_S = 24 * 3600
+
+
+def parse_duration(text: str) -> float | None:
+    """Seconds of 90s, 2m, 1.5h or 90; None for anything else."""
+    match = _DURATION.fullmatch(text.strip().lower())
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+    return seconds if 0 < seconds <= _MAX_DURATION_S else None

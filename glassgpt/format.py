@@ -26,6 +26,15 @@ def format_duration(seconds: float) -> str:
     return f"{total // 86_400}d {total % 86_400 // 3600:02d}h"
 
 
+def format_rough_duration(seconds: float) -> str:
+    """5 s, 45 s, 4 min, 49 min, 1h 05m, 1d 03h: of a time ahead, which nobody knows to the second"""
+    if not 0 <= seconds < 3570:
+        return format_duration(seconds)
+    if seconds < 55:
+        return f"{max(1, round(seconds / 5) * 5 if seconds >= 10 else round(seconds))} s"
+    return f"{max(1, round(seconds / 60))} min"
+
+
 def format_ms(value: float) -> str:
     """0.42 ms, 38.1 ms, 5985 ms"""
     return f"{value:.2f} ms" if value < 9.995 else f"{value:.1f} ms" if value < 999.95 else f"{value:.0f} ms"

@@ -44,6 +44,7 @@ VALUE_FORMATS: dict[str, Callable[[Any], str]] = {
     "logged_ms": "{:.2f} ms".format,
     "ms": formats.format_ms,
     "parameters": formats.format_parameters,
+    "rough_duration": formats.format_rough_duration,
     "percent": formats.format_percent,  # of a share between 0 and 1
     "percent_value": formats.format_percent_value,  # of a number of percent
     "ratio": formats.format_ratio,
@@ -185,6 +186,11 @@ def preferred_language() -> str:
 def _language_of_locale(locale: str) -> str:
     """hi of hi_IN.UTF-8"""
     return re.split(r"[_.@]", locale, maxsplit=1)[0].lower()
+
+
+def check_language(name: str, problems: list[str]) -> None:
+    if name and name not in LANGUAGES:
+        problems.append(f"--lang={name} is not one of {', '.join(LANGUAGES)}")
 
 
 def has_message(key: str) -> bool:

@@ -17,28 +17,20 @@ from typing import Any
 
 import pytest
 
-from glassgpt.cli.completion import CompletionOptions
-from glassgpt.cli.runs_commands import RunsOptions, ShowOptions
+from glassgpt.cli import COMMAND_MODULES, load_command
 from glassgpt.config import TrainConfig
-from glassgpt.data.prepare_options import PrepareOptions
-from glassgpt.doctor.diagnosis import DoctorOptions
-from glassgpt.exchange.exchange_options import ExportOptions, ImportOptions
-from glassgpt.explain.explain_options import CompareOptions, ExplainOptions, ReportOptions
 from glassgpt.flags import SYNONYMS
-from glassgpt.plan.plan_options import PlanOptions
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
+from glassgpt.record.run_requests import RequestWatch, RunRequested
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.lines import read_lines
 from glassgpt.runs.overrides import parse_overrides
 from glassgpt.runs.recognise import KNOWN, read_log
 from glassgpt.runs.run_log import RunLog
-from glassgpt.sample.sample_options import SampleOptions
 from glassgpt.track.tracker_interface import EVAL_METRICS, MEMORY_METRICS, STEP_METRICS
-from glassgpt.track.trackers import TrackOptions
 from glassgpt.training.learner import Learner
 from glassgpt.training.session import train
-from glassgpt.tune.tuning import TuneOptions
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -154,21 +146,8 @@ TORCHRUNS = {
 
 
 def known_flags() -> set[str]:
-    training = (TrainConfig, PrepareOptions, SampleOptions)
-    looking = (RunsOptions, ShowOptions, ExplainOptions, CompareOptions, ReportOptions)
-    knowing = (PlanOptions, TuneOptions, DoctorOptions)
-    exchanging = (ExportOptions, ImportOptions, TrackOptions)
-    options = (*training, *looking, *knowing, *exchanging, CompletionOptions)
-    words = {
-        "help",
-        "version",
-        "key",
-        "tune",
-        "nproc",
-        "logdir",
-        "signal",
-    }  # the last are TensorBoard's and Slurm's
-    names = {field.name for kind in options for field in dataclasses.fields(kind)}
+    words = {"help", "version", "key", "logdir", "signal"}  # the last are TensorBoard's and Slurm's
+    names = {field.name for name in COMMAND_MODULES for field in dataclasses.fields(load_command(name).flags)}
     return names | {*SYNONYMS.values()} | words | TORCHRUNS
 
 
@@ -236,7 +215,8 @@ def test_the_lines_shown_of_each_format_are_read_as_such(name: str, lines: str) 
     history = read_example(name, lines)
     assert history.trainer.id == name
     assert len(history.steps) == (3 if name == "unknown" else 1)
-    assert len(history.evals) == (0 if name in ("unknown", "minimind") else 1)  # which do not evaluate
+    # These do not evaluate, or not by loss.
+    assert len(history.evals) == (0 if name in ("unknown", "minimind", "verl") else 1)
 
 
 def test_every_format_has_its_lines() -> None:
@@ -311,6 +291,8 @@ def journals(tiny: Callable[..., TrainConfig], tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr("glassgpt.training.forecast_check._MIN_PACE_SECONDS", 0.0)
         train(tiny("revised", max_iters=9, log_interval=2))
+        patch.setattr(RequestWatch, "take", lambda watch, run_dir: [RunRequested("1", "save", "page", 0.0)])
+        train(tiny("requested", max_iters=2))
     train(tiny("bad", max_iters=4, learning_rate=1e30, grad_clip=0.0))
 
     def fail(*arguments: Any) -> None:

@@ -156,3 +156,9 @@ def test_epochs() -> None:
     ]
     wrong = [(value, text, got) for value, text in cases if (got := format.format_epochs(value)) != text]
     assert wrong == []
+
+
+def test_rough_durations() -> None:
+    seconds = (0.2, 4.4, 12.0, 44.0, 58.0, 240.0, 2968.0, 3590.0, 3900.0, 97_000.0)
+    shown = ["1 s", "4 s", "10 s", "45 s", "1 min", "4 min", "49 min", "59m 50s", "1h 05m", "1d 02h"]
+    assert [format.format_rough_duration(one) for one in seconds] == shown

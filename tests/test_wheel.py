@@ -88,7 +88,16 @@ def test_every_data_file_is_in_it(wheel: Path) -> None:
 
 def test_what_only_developers_have_is_not_there(python: Path) -> None:
     """Else the tests below would show nothing."""
-    names = ["pytest", "hypothesis", "babel", "plotly", "pyarrow", "transformers", "tensorboard", "trackio"]
+    names = [
+        "pytest",
+        "hypothesis",
+        "babel",
+        "playwright",
+        "pyarrow",
+        "transformers",
+        "tensorboard",
+        "trackio",
+    ]
     code = "import importlib.util, sys; print([n for n in sys.argv[1:] if importlib.util.find_spec(n)])"
     found = subprocess.run([python, "-I", "-c", code, *names], check=True, capture_output=True, text=True)
     assert found.stdout.strip() == "[]"

@@ -2,7 +2,7 @@
 
 Exit codes: 0 done, 1 a crash, 2 a user error (one line each, with the fix), 3 the loss was not finite,
 130 and 143 stopped by Ctrl-C or SIGTERM. `doctor` and `verify` exit with 1 if they found a problem. Only
-`train`, `sample`, `tune`, `doctor`, `export` and `import` import torch.
+`train`, `sample`, `look`, `eval`, `tune`, `doctor`, `export` and `import` import torch.
 """
 
 from __future__ import annotations
@@ -39,12 +39,16 @@ COMMAND_MODULES = {
     "runs": "runs_commands",
     "show": "runs_commands",
     "sample": "sample_command",
+    "look": "look_command",
+    "eval": "eval_command",
     "plan": "plan_command",
     "tune": "tune_command",
     "doctor": "doctor_command",
     "explain": "explain_commands",
+    "watch": "watch_command",
     "compare": "explain_commands",
     "report": "explain_commands",
+    "page": "page_command",
     "export": "exchange_commands",
     "import": "exchange_commands",
     "track": "track_command",
@@ -60,6 +64,8 @@ Train a small GPT, and see through the run.
 commands:
   train [PRESET|FILE]            train; without a preset: quickstart
   sample [RUN]                   generate text with a trained model
+  look [RUN]                     what a model has learned, token by token
+  eval MODEL TEXT|DATASET ...    loss and bits per byte of a model on any text
   prepare FILE|FOLDER|'PATTERN'  tokenize text, or OWNER/NAME on Hugging Face
   plan [PRESET|FILE]             will it fit, how long will it take, what loss
   tune [PRESET|FILE]             measure which settings train fastest here
@@ -67,8 +73,10 @@ commands:
   runs [FOLDER]                  list runs: state, loss, speed, size
   show RUN                       print a run's output again
   explain RUN|LOG|-              what happened, what it cost, what to change
+  watch LOG | -- COMMAND         watch any trainer learn, live
   compare A B                    what differs, which is faster, better, and why
   report RUN|LOG                 one HTML page about a run
+  page [RUN|FOLDER|LOG]          runs and logs in the browser, live
   export RUN                     to Hugging Face, nanoGPT or plain safetensors
   import nanogpt OUT_DIR         import a run of nanoGPT
   track RUN --to=TRACKERS        send a finished run to experiment trackers

@@ -58,9 +58,10 @@ class Command:
     flags: type
 
     def __call__(self, words: list[str]) -> int:
-        if "--help" not in words and "-h" not in words:
+        own_words = words[: words.index("--")] if "--" in words else words  # then comes another command
+        if "--help" not in own_words and "-h" not in own_words:
             has_schema = any(field.name == "schema" for field in fields(self.options))
-            if has_schema and any(word.partition("=")[0] == "--schema" for word in words):
+            if has_schema and any(word.partition("=")[0] == "--schema" for word in own_words):
                 return _print_schema(self.usage.split()[1], words)
             return self.run(words)
         parser = make_parser(self.usage, self.options)

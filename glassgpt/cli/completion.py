@@ -143,7 +143,7 @@ def _complete_name(usage: str, prefix: str, **_: Any) -> Mapping[str, str]:
             candidates |= dict.fromkeys(_folders_containing("runs", journal.FILE_NAME), "a run")
         elif word == "EXPORT":
             candidates |= dict.fromkeys(_folders_containing("exports", EXPORT_RECORD_FILE), "an export")
-        elif word == "DATASET" and "EXPORT" in usage:
+        elif word == "DATASET" and "RUN" in usage:
             candidates |= dict.fromkeys(_folders_containing("data", "manifest.json"), "a dataset")
         elif word == "DATASET":
             from glassgpt.data.dataset import BUILT_IN
@@ -174,5 +174,6 @@ _VALUES: dict[str, Callable[..., Iterable[str]]] = {
     "lang": lambda **_: LANGUAGES,
     "device": lambda **_: ("auto", *DEVICE_TYPES),
     "dataset": lambda **_: [Path(path).name for path in _folders_containing("data", "manifest.json")],
+    "against": lambda **_: _folders_containing("runs", journal.FILE_NAME),
     "init_from": lambda **_: ["scratch", "resume", *_folders_containing("runs", journal.FILE_NAME)],
 }

@@ -16,11 +16,11 @@ from glassgpt.explain.explain_options import (
     CompareOptions,
     ExplainOptions,
     ReportOptions,
-    check_language,
+    WatchOptions,
     parse_card,
 )
 from glassgpt.files import expand_user_path
-from glassgpt.i18n import preferred_language, use_language
+from glassgpt.i18n import check_language, preferred_language, use_language
 from glassgpt.record import journal
 from glassgpt.runs.overrides import RunOverrides, apply_overrides, is_override_flag, parse_overrides
 from glassgpt.sanitize import sanitize_line, sanitize_text
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from glassgpt.explain.watch import LogWatcher, WatchUpdate
     from glassgpt.runs.run_log import RunLog
 
+DEMO_LOG = "demo:gpu"
 _MAX_RUNS_OF_FILE = 26  # that flags --a. to --z. can name
 
-Options = TypeVar("Options", ExplainOptions, CompareOptions, ReportOptions)
+Options = TypeVar("Options", ExplainOptions, CompareOptions, ReportOptions, WatchOptions)
 
 
 @command("glass explain RUN|LOG|-", ExplainOptions)
@@ -40,11 +41,11 @@ def explain(words: list[str]) -> int:
     from glassgpt.explain.explanation import explain_runs
     from glassgpt.show.terminal.explain_view import print_explanation
 
-    missing = "say which run or log to explain; - reads the standard input"
-    names, overrides, options, card = _parse_command_line(words, ExplainOptions, 1, missing)
+    missing = "say which run or log to explain; - reads the standard input, --demo shows an example"
+    names, overrides, options, card = parse_log_command_line(words, ExplainOptions, 1, missing)
     with use_language(options.lang or preferred_language()):
         if options.watch:
-            return _watch(names[0], overrides[0], options, card)
+            return print_updates(names[0], overrides[0], options, card)
         explanation = explain_runs(_read_files(names, overrides)[0], card)
         if options.json:
             _print_json(explanation.as_dict())
@@ -60,7 +61,7 @@ def compare(words: list[str]) -> int:
     from glassgpt.show.terminal.compare_view import print_comparison
 
     missing = "glass compare needs at least two runs or logs, or a file that holds several: glass compare A B"
-    names, overrides, options, card = _parse_command_line(words, CompareOptions, None, missing)
+    names, overrides, options, card = parse_log_command_line(words, CompareOptions, None, missing)
     with use_language(options.lang or preferred_language()):
         if len(names) == 1:
             run_logs = _read_runs_of_file(names[0], overrides)
@@ -78,10 +79,10 @@ def compare(words: list[str]) -> int:
 def report(words: list[str]) -> int:
     from glassgpt.explain.explanation import explain_runs
     from glassgpt.runs.reading import source_path
-    from glassgpt.show.report.page import check_report_path, write_report
+    from glassgpt.show.page.html import check_report_path, write_report
 
     missing = "say which run or log to report on"
-    names, overrides, options, card = _parse_command_line(words, ReportOptions, 1, missing)
+    names, overrides, options, card = parse_log_command_line(words, ReportOptions, 1, missing)
     source = source_path(names[0])
     if options.out:
         path = expand_user_path(options.out)
@@ -93,12 +94,12 @@ def report(words: list[str]) -> int:
     with use_language(options.lang or preferred_language()):
         explanation = explain_runs(_read_files(names, overrides)[0], card)
         name = "-" if names[0] == "-" else source.resolve().name
-        write_report(path, explanation.log, explanation.facts, explanation.findings, name)
+        write_report(path, explanation, name)
     print(sanitize_line(str(path)))
     return 0
 
 
-def _parse_command_line(
+def parse_log_command_line(
     words: list[str], kind: type[Options], count: int | None, missing: str
 ) -> tuple[list[str], list[RunOverrides], Options, Card | None]:
     """Names, overrides (`--a.key=value` or `--a.key value`) of each, options, card; all problems at once.
@@ -119,6 +120,12 @@ def _parse_command_line(
         if "=" not in word and remaining and not remaining[0].startswith("--"):
             override_words.append(remaining.pop(0))
     names, options, problems = parse_options(other_words, kind)
+    if getattr(options, "demo", False):
+        if names:
+            problems.append(
+                f"--demo explains a log that comes with GlassGPT: leave out {' and '.join(names)}"
+            )
+        names = [DEMO_LOG]
     if count is not None and len(names) > count:
         problems.append(f"one run or log at a time, not {' and '.join(names)}; `glass compare` takes several")
     elif len(names) < (count or 1):
@@ -190,7 +197,7 @@ def _print_json(document: dict[str, Any]) -> None:
 # --- glass explain --watch ---
 
 
-def _watch(name: str, overrides: RunOverrides, options: ExplainOptions, card: Card | None) -> int:
+def print_updates(name: str, overrides: RunOverrides, options: ExplainOptions, card: Card | None) -> int:
     """Print new evaluations and findings as the log grows, and the explanation at its end or after Ctrl-C."""
     from glassgpt.explain.watch import LogWatcher
     from glassgpt.show.terminal.explain_view import print_explanation, print_watch_update
@@ -220,8 +227,8 @@ def _watch(name: str, overrides: RunOverrides, options: ExplainOptions, card: Ca
 def _follow(name: str, watcher: LogWatcher, echo: Callable[[str], None] | None) -> Iterator[WatchUpdate]:
     """Updates from standard input (with its lines echoed), a FIFO, a growing log file, or a run's journal."""
     from glassgpt.explain.watch import GrowingFile, follow
-    from glassgpt.runs.reading import source_path
-    from glassgpt.runs.run_list import is_running
+    from glassgpt.runs.reading import DEMO_LOGS, growing_file, source_path
+    from glassgpt.runs.run_list import ends_with_lock, is_running
 
     if name == "-" and sys.stdin is None:
         raise UserError("there is no standard input to read")
@@ -231,7 +238,7 @@ def _follow(name: str, watcher: LogWatcher, echo: Callable[[str], None] | None) 
             yield from follow(stream, watcher, echo)
         return
     path = source_path(name)
-    file = path / journal.FILE_NAME if path.is_dir() else path
+    file = growing_file(path)
     if path.is_fifo():
         with path.open("rb", buffering=0) as pipe:
             yield from follow(pipe, watcher)
@@ -242,8 +249,10 @@ def _follow(name: str, watcher: LogWatcher, echo: Callable[[str], None] | None) 
         raise UserError(
             f"{name} holds no run: there is no {journal.FILE_NAME} in it; `glass runs` lists the runs"
         )
-    with file.open("rb") as stream:
-        # A run's journal ends with its run; any other file may grow for ever.
-        is_journal = file.name == journal.FILE_NAME
-        growing = GrowingFile(stream, lambda: is_journal and not is_running(file.parent), path=file)
+
+    def is_over() -> bool:
+        return name in DEMO_LOGS or (ends_with_lock(file) and not is_running(file.parent))
+
+    with file.open("rb") as growing_stream:
+        growing = GrowingFile(growing_stream, is_over, path=file)
         yield from follow(growing, watcher)  # type: ignore[arg-type]

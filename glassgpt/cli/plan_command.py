@@ -16,6 +16,7 @@ from glassgpt.config import DEVICE_PATTERN, TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.files import expand_user_path
 from glassgpt.flags import check_settings, parse_flags
+from glassgpt.i18n import preferred_language, use_language
 from glassgpt.plan.plan_options import PlanOptions, check_plan_options
 from glassgpt.recipe import DEFAULT_PRESET, Recipe, build_config
 
@@ -51,21 +52,24 @@ def plan(words: list[str]) -> int:
     problems += option_problems + check_plan_options(options)
     if options.cards:
         others = [*names, *(f"--{name}" for name in flags)]
-        if options != PlanOptions(cards=True, json=options.json):
+        if options != PlanOptions(cards=True, json=options.json, lang=options.lang):
             others += ["other options"]
         if others:
             problems.append(f"--cards is a table by itself: leave out {', '.join(others)}")
         if problems:
             raise UserError(problems)
         return _print_recommendations(options.json)
-    request = _resolve_request(names, flags, options, problems)
-    if options.hours is not None:
-        return _propose(request, options.hours)
+    with use_language(options.lang or preferred_language()):
+        request = _resolve_request(names, flags, options, problems)
+        return _plan(request) if options.hours is None else _propose(request, options.hours)
+
+
+def _plan(request: _PlanRequest) -> int:
     from glassgpt.plan.dataset_info import find_dataset_info
     from glassgpt.plan.planning import make_plan
     from glassgpt.show.terminal.plan_view import print_plan
 
-    target = request.target
+    options, target = request.options, request.target
     if options.probe:
         target = replace(target, probe=_probe(request))
     made = make_plan(request.config, target, find_dataset_info(request.config), options.price)

@@ -8,17 +8,20 @@ from pathlib import Path
 from glassgpt.cli.command import command, make_console, parse_options
 from glassgpt.errors import UserError
 from glassgpt.files import expand_user_path
+from glassgpt.i18n import preferred_language, use_language
 
 
 @dataclass(frozen=True)
 class RunsOptions:
-    """List the runs in FOLDER: state, loss, speed and size. Without FOLDER: runs/."""
+    """List the runs in FOLDER: state, best loss, speed, when they started. Without FOLDER: runs/."""
 
 
 @dataclass(frozen=True)
 class ShowOptions:
     """Print a run's output again, from its journal."""
 
+    # Also print every choice with its reason, the model's shape, and what 100% MFU is.
+    verbose: bool = False
     # Write it as an SVG picture to this file instead.
     svg: str = ""
     # Characters per line of the picture.
@@ -38,7 +41,8 @@ def runs(words: list[str]) -> int:
         problems.append(f"there is no folder {folder}")
     if problems:
         raise UserError(problems)
-    print_runs(find_runs(folder), folder, make_console())
+    with use_language(preferred_language()):
+        print_runs(find_runs(folder), folder, make_console())
     return 0
 
 
@@ -53,8 +57,10 @@ def show(words: list[str]) -> int:
         problems.append("--width must be at least 40")
     if problems:
         raise UserError(problems)
-    if options.svg:
-        replay_svg(Path(names[0]), expand_user_path(options.svg), options.width)
-    else:
-        replay(Path(names[0]), make_console())
+    with use_language(preferred_language()):
+        if options.svg:
+            svg_path = expand_user_path(options.svg)
+            replay_svg(Path(names[0]), svg_path, options.width, options.verbose)
+        else:
+            replay(Path(names[0]), make_console(), options.verbose)
     return 0

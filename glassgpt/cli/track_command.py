@@ -14,7 +14,7 @@ from glassgpt.track.trackers import TrackOptions
 
 @command("glass track RUN", TrackOptions)
 def track(words: list[str]) -> int:
-    from glassgpt.show.terminal.run_lines import print_line
+    from glassgpt.show.terminal.text_lines import print_line
     from glassgpt.track.trackers import check_installed, make_feed
 
     names, options, problems = parse_options(words, TrackOptions)

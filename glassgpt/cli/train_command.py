@@ -8,27 +8,31 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from glassgpt.cli.command import command, make_console, recipe_from_names
 from glassgpt.config import MACHINE_SPECIFIC_PATHS, TrainConfig, requested_trackers
 from glassgpt.errors import UserError
 from glassgpt.flags import check_settings, parse_flags
+from glassgpt.i18n import check_language, current_language, preferred_language, use_language
 from glassgpt.recipe import DEFAULT_PRESET, Recipe, find_recipe, is_unprepared_text
 from glassgpt.record.run_dir import resume_command
+from glassgpt.show.page.launch import PageMode, page_beside_run, page_problems
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from glassgpt.record.journal import Record
     from glassgpt.record.sink import Listener
+    from glassgpt.show.page.report_listener import ReportAtEnd
     from glassgpt.training.distributed.process_group import ProcessGroup
     from glassgpt.training.interrupt import StopSignals
     from glassgpt.training.run_request import RunRequest
 
+_COMMAND_FLAGS = ("tune", "nproc", "verbose", "lang", "page")  # not settings of the run
 TUNE_BUDGET_S = 90.0  # --help says so
 
 
@@ -47,17 +51,28 @@ class _TrainFlags(TrainConfig):
     tune: bool = False
     # Start this many processes on this machine, as torchrun does.
     nproc: int | None = None
+    # First print every choice with its reason, the model's shape, and what 100% MFU is. The journal has them
+    # in any case: glass show RUN --verbose
+    verbose: bool = False
+    # Language of what is printed: en, hi or ar; empty: that of the locale.
+    lang: str = ""
+    # Show the run in the browser, at an address that is printed; auto: if the output is a terminal.
+    page: PageMode = "auto"
 
 
 @command("glass train [PRESET|FILE]", _TrainFlags)
 def train(words: list[str]) -> int:
     names, flags, problems = parse_flags(words, _TrainFlags)
-    command_flags: dict[str, str] = {name: flags.pop(name) for name in ("tune", "nproc") if name in flags}
+    command_flags: dict[str, str] = {name: flags.pop(name) for name in _COMMAND_FLAGS if name in flags}
     values, command_problems = check_settings(command_flags, _TrainFlags)
     problems += command_problems
-    nproc = values.get("nproc")
+    nproc, lang = values.get("nproc"), str(values.get("lang") or "")
+    check_language(lang, problems)
     if isinstance(nproc, int) and nproc < 1:
         problems.append(f"--nproc={nproc} must be 1 or more")
+    page = cast(PageMode, values.get("page", "auto"))
+    if page == "on":
+        problems += page_problems()
     text_path = ""
     if len(names) == 1 and is_unprepared_text(names[0]):
         from glassgpt.data.corpus import is_corpus
@@ -86,8 +101,9 @@ def train(words: list[str]) -> int:
     from glassgpt.training.interrupt import StopSignals  # needs no torch: Ctrl-C works while torch is loading
 
     try:
-        with StopSignals() as signals:
-            return _train(recipe, flags, signals, bool(values.get("tune")), text_path)
+        with StopSignals() as signals, use_language(lang or preferred_language()):
+            tune, verbose = bool(values.get("tune")), bool(values.get("verbose"))
+            return _train(recipe, flags, signals, tune, text_path, verbose, page)
     except RankLost as error:
         if error.should_report:
             print(f"error: {error}", file=sys.stderr)
@@ -105,15 +121,20 @@ def _without_nproc(words: list[str]) -> list[str]:
 
 
 def _train(
-    recipe: Recipe | None, flags: dict[str, str], signals: StopSignals, tune: bool, text_path: str
+    recipe: Recipe | None,
+    flags: dict[str, str],
+    signals: StopSignals,
+    tune: bool,
+    text_path: str,
+    verbose: bool,
+    page: PageMode,
 ) -> int:
     """Join the process group, resolve the request, train; rank 0 prints and writes the report."""
     from glassgpt.record.machine import process_age_s
-    from glassgpt.record.sink import warn_listener_failed
-    from glassgpt.show.report.report_listener import ReportAtEnd
+    from glassgpt.show.page.report_listener import ReportAtEnd
     from glassgpt.show.terminal.nanogpt_console import NanogptConsole
     from glassgpt.show.terminal.run_console import RunConsole
-    from glassgpt.show.terminal.run_lines import print_line
+    from glassgpt.show.terminal.text_lines import print_line
     from glassgpt.track import trackers
     from glassgpt.training import session
     from glassgpt.training.distributed import join
@@ -123,28 +144,45 @@ def _train(
         request = _resolve_request(group, recipe, flags, tune, text_path)
     out = _make_run_console(request.config)
     report = ReportAtEnd(out, signals)
-    console: Listener = RunConsole(out, live=sys.stdout.isatty())
+    page_url = partial(page_beside_run, page, current_language())
+    console: Listener = RunConsole(out, sys.stdout.isatty(), verbose, page_url)
     if request.config.console == "nanogpt":
-        console = NanogptConsole()
-
-    def print_record(record: Record) -> None:
-        if report.is_console_open:
-            try:
-                console(record)
-            except OSError as error:  # the terminal was closed: print no more, but write the report
-                report.is_console_open = False
-                warn_listener_failed("console", error)
-
-    listeners: list[Listener] = [print_record, report] if group.is_rank_zero else []
+        console = NanogptConsole(page_url=page_url)
+    listeners: list[Listener] = [_ConsoleListener(console, report), report] if group.is_rank_zero else []
     run = session.start_run(request, listeners, signals, process_age_s(), group, trackers)
     if run.was_over and group.is_rank_zero:
         longer = f"--max_iters={2 * run.iter}" if run.reason == "finished" else "--patience=0"
         text = (
             f"already {run.reason}: {run.iter:,} updates, best validation loss {run.best_val_loss:.4f}; "
-            f"to train it longer: {resume_command(run.out_dir, longer)}"
+            "to train it longer:"
         )
-        print_line(out, "end", text)
+        print_line(out, "end", text, command=resume_command(run.out_dir, longer))
     return run.exit_code
+
+
+class _ConsoleListener:
+    """The console, until the terminal is closed: then nothing more is printed, but the report is written."""
+
+    def __init__(self, console: Listener, report: ReportAtEnd) -> None:
+        self._console, self._report = console, report
+        self._tick = getattr(console, "tick", None)  # nanoGPT's lines have no live line below them
+
+    def __call__(self, record: Record) -> None:
+        self._while_open(partial(self._console, record))
+
+    def tick(self, activity: str, done: int) -> None:
+        if self._tick is not None:
+            self._while_open(partial(self._tick, activity, done))
+
+    def _while_open(self, show: Callable[[], None]) -> None:
+        from glassgpt.record.sink import warn_listener_failed
+
+        if self._report.is_console_open:
+            try:
+                show()
+            except OSError as error:
+                self._report.is_console_open = False
+                warn_listener_failed("console", error)
 
 
 def _resolve_request(
@@ -167,7 +205,7 @@ def _resolve_request(
     )
     if text_path:
         from glassgpt.data.prepare import prepare_if_missing
-        from glassgpt.show.terminal.run_lines import print_line
+        from glassgpt.show.terminal.text_lines import print_line
 
         def print_data_line(line: str) -> None:
             if group.is_rank_zero:
@@ -195,7 +233,7 @@ def _measure_fastest_config(
     request: RunRequest, flags: Collection[str], out: Console, ranks: int
 ) -> dict[str, Any]:
     """--tune: the config that trains fastest, and how long the trials took; flags stay as given."""
-    from glassgpt.show.terminal.run_lines import print_line
+    from glassgpt.show.terminal.text_lines import print_line
     from glassgpt.tune.tuning import tuned_config
 
     started = time.perf_counter()

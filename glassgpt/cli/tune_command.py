@@ -15,10 +15,10 @@ from typing import Any
 from glassgpt.cli.command import command, make_console, recipe_from_names
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.flags import check_settings, did_you_mean, field_types, parse_flags
+from glassgpt.flags import check_settings, did_you_mean, field_types, parse_duration, parse_flags
 from glassgpt.recipe import DEFAULT_PRESET, Recipe, build_config
 from glassgpt.record import journal
-from glassgpt.tune.tuning import TuneOptions, budget_seconds, check_tune_options
+from glassgpt.tune.tuning import TuneOptions, check_tune_options
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def tune(words: list[str]) -> int:
     from glassgpt.tune.speed_settings import tuned_config_fields
     from glassgpt.tune.trial_runner import TrialRunner
 
-    budget_s = budget_seconds(options.budget) or 0.0
+    budget_s = parse_duration(options.budget) or 0.0
     out = make_console(stderr=options.json)
     with TrialRunner() as runner, TuneConsole(out, recipe.name, budget_s, quiet=options.json) as console:
         device_type = None

@@ -29,6 +29,15 @@ _MIN_WORK_RATIO = 1.5  # of the FLOPs of an iteration, beyond rounding: then it 
 
 PeakSource = Literal["card", "common", "own"]
 
+# Claims about why one run is faster or better, or what is not the reason.
+# fmt: off
+_CAUSE_CLAIMS = frozenset((
+    "faster-by-rate", "faster-by-size", "different-work", "better-because", "better-in-spite", "better-open",
+    "better-unexplained", "iterations-cause", "iterations-not-cause", "tokens-cause", "tokens-not-cause",
+    "hardware-not-cause", "micro-batch-not-cause", "mfu-is-not-speed",
+))
+# fmt: on
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -38,6 +47,10 @@ class Claim:
     labels: tuple[str, ...]  # of the runs it is about
     message: Message
     detail_messages: Text = ()
+
+    @property
+    def is_about_causes(self) -> bool:
+        return self.id in _CAUSE_CLAIMS
 
     @property
     def sentence(self) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from glassgpt.compare.compared_run import ComparedRun
-from glassgpt.estimate.loss_law import perplexity
+from glassgpt.estimate import loss_law
 from glassgpt.i18n import Message, say
 from glassgpt.runs.log_numbers import MAX_COUNT
 from glassgpt.runs.run_log import RunLog
@@ -333,9 +333,11 @@ def bits_per_byte(run: ComparedRun, val_loss: float) -> float | None:
     if run.log.val_metric == "bits_per_byte":
         return val_loss
     bytes_per_token = run.log.setup.bytes_per_token
-    return val_loss / math.log(2) / bytes_per_token if bytes_per_token and bytes_per_token > 0 else None
+    if not bytes_per_token or not bytes_per_token > 0:
+        return None
+    return loss_law.bits_per_byte(val_loss, bytes_per_token)
 
 
 def run_perplexity(run: ComparedRun, val_loss: float) -> float | None:
-    value = perplexity(val_loss) if run.log.val_metric == "loss" else math.inf
+    value = loss_law.perplexity(val_loss) if run.log.val_metric == "loss" else math.inf
     return value if math.isfinite(value) else None

@@ -152,6 +152,9 @@ def _elapsed_s(analysis: Analysis, segments: Ints, iterations: Ints) -> Floats |
     )
     eval_s = np.concatenate([[0.0], np.cumsum([evaluation.ms or 0.0 for evaluation in timed])]) / 1000
     seconds += eval_s[np.searchsorted(np.sort(eval_keys), wanted, side="right")]
+    if all(segment.startup_s is not None for segment in run_log.segments):
+        startups_s = np.cumsum([segment.startup_s or 0.0 for segment in run_log.segments])
+        return np.asarray(seconds + startups_s[segments], dtype=np.float64)
     # The rest of the wall time is mostly the start-up of the first process. Later start-ups come later.
     all_eval_s = sum(evaluation.ms or 0.0 for evaluation in run_log.evals) / 1000
     rest_s = (analysis.total_s or 0.0) - float(elapsed[-1]) - all_eval_s

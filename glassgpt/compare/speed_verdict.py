@@ -89,7 +89,7 @@ def _compare_step_times(
     if abs(ratio - 1) <= _EQUAL_SPEED_TOLERANCE:
         return [Claim("equally-fast", labels, say("compare.equally-fast.same_work", **values))]
     sentence = say("compare.faster.same_work", factor=max(ratio, 1 / ratio), **values)
-    faster = Claim("faster", (fast.label, slow.label), sentence)
+    faster = Claim("faster", (fast.label, slow.label), sentence, _step_time_details(fast, slow)[1:])
     return [faster, *_cause_claims(fast, slow, (), differences)]
 
 
@@ -116,9 +116,20 @@ def _different_work_claims(first: ComparedRun, other: ComparedRun) -> list[Claim
 
 
 def _step_time_details(first: ComparedRun, other: ComparedRun) -> Text:
-    """A sentence with both step times, if both are known."""
+    """A sentence with both step times, if both are known; and for a run with regimes, that its time and its
+    tokens per second are medians over all of them."""
     if not first.analysis.steady_ms or not other.analysis.steady_ms:
         return ()
+    regimes = tuple(
+        say(
+            "compare.faster.reason.over_regimes",
+            run=run.label,
+            low_ms=min(one.steady_ms for one in run.analysis.regimes),
+            high_ms=max(one.steady_ms for one in run.analysis.regimes),
+        )
+        for run in (first, other)
+        if len(run.analysis.regimes) > 1
+    )
     sentence = say(
         "compare.faster.reason.step_times",
         a=first.label,
@@ -126,7 +137,7 @@ def _step_time_details(first: ComparedRun, other: ComparedRun) -> Text:
         a_ms=first.analysis.steady_ms,
         b_ms=other.analysis.steady_ms,
     )
-    return (sentence,)
+    return (sentence, *regimes)
 
 
 def _faster_claim(fast: ComparedRun, slow: ComparedRun) -> Claim:

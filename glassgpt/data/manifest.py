@@ -23,6 +23,7 @@ from glassgpt.files import atomic_write, read_small_file
 
 MANIFEST_VERSION = 1
 MANIFEST_FILE = "manifest.json"
+LADDER_FILE = "ladder.json"  # derived from the tokens: ladder.py
 SPLITS = ("train", "val")
 # Little-endian is spelled out, so that a dataset can be copied to any machine.
 TOKEN_DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}

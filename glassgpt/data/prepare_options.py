@@ -16,7 +16,7 @@ from glassgpt.data.corpus import is_corpus, is_pattern
 from glassgpt.data.dataset import BUILT_IN
 from glassgpt.data.document_readers import is_document_file
 from glassgpt.data.hub import parse_hub_dataset
-from glassgpt.data.manifest import MANIFEST_FILE, TOKENIZER_FILES, split_of_file
+from glassgpt.data.manifest import LADDER_FILE, MANIFEST_FILE, TOKENIZER_FILES, split_of_file
 from glassgpt.data.prepare_resume import PREPARE_STATE_FILE
 from glassgpt.data.sources import dataset_problem, is_cached_download, is_special_file
 from glassgpt.data.tokenizers import tokenizer_problem
@@ -180,7 +180,8 @@ def _out_dir_problem(options: PrepareOptions, out: Path) -> str | None:
     own_names = set(NANOGPT_SCRIPTS)
     if MANIFEST_FILE in names:
         # The state file is left by a preparation that was killed right after its last rename.
-        own_names |= {MANIFEST_FILE, PREPARE_STATE_FILE, *TOKENIZER_FILES, *filter(split_of_file, names)}
+        own_names |= {MANIFEST_FILE, LADDER_FILE, PREPARE_STATE_FILE, *TOKENIZER_FILES}
+        own_names |= set(filter(split_of_file, names))
     if foreign := [name for name in names if name not in own_names and not is_cached_download(out / name)]:
         return f"{out} holds other files ({', '.join(foreign[:3])}): choose another --out_dir"
     if MANIFEST_FILE in names and not options.overwrite:

@@ -62,8 +62,9 @@ def show_token_progress(
     print_line: Callable[[str], None],
     show: bool,
     clock: Callable[[], float] = time.monotonic,
+    label: str = "encoding",
 ) -> Iterator[Callable[[int, int], None]]:
-    """Shows an encoding pass; yields a function to call with the bytes read and tokens made in each step."""
+    """Shows a pass over tokens; yields a function to call with the bytes and the tokens of each step."""
     if not show:
         yield lambda done_bytes, new_tokens: None
         return
@@ -82,7 +83,7 @@ def show_token_progress(
 
         columns = (BarColumn(), TaskProgressColumn(), "{task.fields[speed]}", TimeRemainingColumn())
         with _progress_display(*columns) as progress:
-            task = progress.add_task("encoding", total=total_bytes, speed="")
+            task = progress.add_task(label, total=total_bytes, speed="")
             yield lambda done_bytes, new_tokens: progress.update(
                 task, advance=done_bytes, speed=count_tokens(new_tokens)
             )
@@ -96,7 +97,7 @@ def show_token_progress(
             return
         last_line = now
         left_s = max(0, total_bytes - done) * (now - started) / done
-        print_line(f"encoding: {format_percent(done / total_bytes)}, {speed}, {format_duration(left_s)} left")
+        print_line(f"{label}: {format_percent(done / total_bytes)}, {speed}, {format_duration(left_s)} left")
 
     yield advance
 

@@ -59,7 +59,7 @@ def plan_batch(
         before, size = size, largest_micro_batch(size, sequences, ranks)
         steps = steps * before // size
         reason = f"not {before}: so that {ranks} processes can share the update's {sequences} sequences"
-        choices.append(Choice("batch_size", size, reason))
+        choices.append(Choice("batch_size", size, reason, notable=config.batch_size is not None))
     how = f"{pluralize(size, 'sequence')} x {T} tokens" + (f" x {steps} micro-batches" if steps > 1 else "")
     choices.append(Choice("batch_tokens", tokens, f"{how} per update"))
     return BatchPlan(size, steps // ranks, size * steps, tokens), choices

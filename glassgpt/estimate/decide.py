@@ -65,7 +65,9 @@ def decide(
     requested, device = config, facts.device
     choices = _choose_device_and_threads(config, facts, origin)
     if config.shard and not facts.is_launched:
-        choices.append(Choice("shard", False, "this run is one process: there is nothing to shard over"))
+        choices.append(
+            Choice("shard", False, "this run is one process: there is nothing to shard over", notable=True)
+        )
         config = replace(config, shard=False)
     dtype = choose_dtype(config.dtype, device, config.n_embd)
     model_choices = _choose_model(config, data.vocab_size, origin.vocab_size)
@@ -198,7 +200,7 @@ def _choose_model(config: TrainConfig, data_vocab_size: int, weights_vocab_size:
     if config.activation == "auto":
         choices.append(Choice("activation", effective_activation(config), f"the usual one for {config.arch}"))
     if config.bias and config.arch == "modern":
-        choices.append(Choice("bias", False, "modern has none; --arch=gpt2 can have them"))
+        choices.append(Choice("bias", False, "modern has none; --arch=gpt2 can have them", notable=True))
     return choices
 
 
@@ -253,12 +255,11 @@ def choose_threads(requested: int | None, default: int, before: int | None, busy
         if before == default and free >= default:
             return None
         faster = f"; {others}: --threads={free} may be faster" if free < before else ""
-        return Choice(
-            "threads", before, f"as the run had, since their number changes the last digits{faster}"
-        )
+        reason = f"as the run had, since their number changes the last digits{faster}"
+        return Choice("threads", before, reason, notable=bool(faster))
     if free == default:
         return None
-    return Choice("threads", free, f"not {default}: {others}, and threads wait for each other")
+    return Choice("threads", free, f"not {default}: {others}, and threads wait for each other", notable=True)
 
 
 # --- dtype ---
@@ -268,15 +269,17 @@ def choose_dtype(requested: str, device: DeviceTraits, width: int | None = None)
     """`width`: n_embd of the model to be trained; None if it is only sampled from."""
     capability = device.capability
     if device.device_type == "cpu" and requested == "float16":
-        return Choice("dtype", "bfloat16", "float16 was asked for, but CPUs have no fast float16")
+        return Choice(
+            "dtype", "bfloat16", "float16 was asked for, but CPUs have no fast float16", notable=True
+        )
     if requested != "auto":
-        remark = ""
+        remark, is_slow = "", False
         if device.device_type == "cuda" and capability is not None:
             if requested == "float32" and capability >= (8, 0):
                 remark = "; matmuls run in TF32"
             elif requested == "bfloat16" and capability < (8, 0):
-                remark = "; this card only emulates it, slowly: --dtype=float16 is better"
-        return Choice("dtype", requested, "asked for" + remark)
+                is_slow, remark = True, "; this card only emulates it, slowly: --dtype=float16 is better"
+        return Choice("dtype", requested, "asked for" + remark, notable=is_slow)
     if device.device_type == "cpu":
         if width is None:
             reason = "generating one token at a time is memory-bound"
@@ -405,12 +408,15 @@ def choose_graph(config: TrainConfig, device: DeviceTraits, micro: GraphCandidat
             raise UserError(f"--graph=on is for CUDA cards, and this run is on {device.device_type}")
         return Choice("graph", "off", f"{device.device_type} has none")
     # Impossible, even if it is asked for.
+    impossible = ""
     if config.eval_only:
-        return Choice("graph", "off", "one evaluation has no updates to capture")
-    if micro.sharded:
-        return Choice("graph", "off", "blocks are gathered when they are needed: cannot be captured")
-    if micro.dtype == "float16":
-        return Choice("graph", "off", "float16's loss scaler has to look at every update")
+        impossible = "one evaluation has no updates to capture"
+    elif micro.sharded:
+        impossible = "blocks are gathered when they are needed: cannot be captured"
+    elif micro.dtype == "float16":
+        impossible = "float16's loss scaler has to look at every update"
+    if impossible:
+        return Choice("graph", "off", impossible, notable=config.graph == "on")
     if config.graph != "auto":
         return Choice("graph", config.graph, "asked for")
     # Possible, but not by default.

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from glassgpt.config import TrainConfig
 from glassgpt.estimate import flops
+from glassgpt.i18n import Message, say
 from glassgpt.schedule import LearningRateSchedule, schedule_of
 
 if TYPE_CHECKING:  # it imports numpy, and explain answers without
@@ -171,6 +172,11 @@ _OVERFIT_UNCERTAINTY = (0.4, 0.5)  # of the overfitting, down and up
 def perplexity(loss: float) -> float:
     """e^loss; infinite where that is too large for a float."""
     return math.exp(loss) if loss < 700 else math.inf
+
+
+def bits_per_byte(loss: float, bytes_per_token: float) -> float:
+    """A loss in nats per token as bits per byte of text, which compares across tokenizers."""
+    return loss / math.log(2) / bytes_per_token
 
 
 def typical_peak_lr(parameters: int) -> float:
@@ -356,39 +362,28 @@ class ExpectedLossCurve:
         return effective, effective / (inputs.train_tokens * ratio)
 
     @property
-    def basis(self) -> tuple[str, ...]:
-        """In words, where the curve comes from."""
+    def basis(self) -> tuple[Message, ...]:
+        """In sentences, where the curve comes from."""
         inputs = self.inputs
+        sentences = [say("loss-law.small_text")]
         if self.law is WEB_TEXT_LAW:
-            sentences = [
-                "scaling law for web text: exponents of Hoffmann et al. 2022 and Besiroglu et al. 2024, "
-                "scales from 12 published curves on FineWeb and FineWeb-Edu"
-            ]
-        else:
-            sentences = ["nanoGPT's and our own curves on tinyshakespeare, in characters"]
+            sentences = [say("loss-law.web_text")]
         if abs(self._token_ratio - 1) > 0.15:
-            sentences.append("converted to this tokenizer by bits per byte")
+            sentences.append(say("loss-law.converted"))
         if not self.is_known_text:
             sentences.append(
-                f"no reference for this kind of text: the loss may be up to {_EASIER_TEXT_SHARE:.0%} lower "
-                f"or {_HARDER_TEXT_SHARE:.0%} higher"
+                say("loss-law.unknown_text", easier=_EASIER_TEXT_SHARE, harder=_HARDER_TEXT_SHARE)
             )
         if inputs.arch != "gpt2" or inputs.optimizer != "adamw":
+            factor = self._token_efficiency
             sentences.append(
-                f"arch={inputs.arch} with optimizer={inputs.optimizer} counts as "
-                f"{self._token_efficiency:.2g} times the tokens: fitted to our runs, modded-nanogpt's "
-                "and nanochat's"
+                say("loss-law.efficiency", arch=inputs.arch, optimizer=inputs.optimizer, factor=factor)
             )
         if self.epochs > 1:
-            sentences.append(
-                "repeated epochs count less (Muennighoff et al. 2023); overfitting as on tinyshakespeare"
-            )
+            sentences.append(say("loss-law.repeated"))
         least, most = _FITTED_PARAMETERS[self.law.name]
         if not least <= inputs.parameters <= most:
-            sentences.append(
-                "no reference with a model of this size: the error of the fit counts "
-                f"{_UNFITTED_SIZE_FACTOR:g} times"
-            )
+            sentences.append(say("loss-law.unfitted_size", size_factor=_UNFITTED_SIZE_FACTOR))
         return tuple(sentences)
 
 
@@ -418,43 +413,38 @@ def milestone_iterations(max_iters: int) -> tuple[int, ...]:
 
 # --- comparing a measured loss with it ---
 
+MIN_UPDATES_FOR_LOSS = 200  # before that the loss falls too fast to be compared
+
 
 @dataclass(frozen=True)
 class LossVerdict:
     """Whether a measured loss is in the expected range; if not, possible causes, the likeliest first."""
 
     position: str  # "on", "above" or "below"
-    sentence: str
-    causes: tuple[str, ...] = ()
+    evidence: Message
+    causes: Message | None = None
 
 
-_DIVERGED = "the run has diverged: a lower learning rate, a longer warm-up or clipped gradients help"
-_OVERFITTING = "it overfits, having seen the text too often: use the best checkpoint, or stop earlier"
-_CAUSES_ABOVE = (
-    "the learning rate is far too low or too high, or its warm-up is longer than planned",
-    "the text is harder than the one the expectation is from, or the tokens are not those of the vocabulary",
-    "an update has fewer tokens than planned",
-)
-_CAUSES_BELOW = (
-    "the text is easier than the one the expectation is from, or repeats itself",
-    "parts of the validation split are in the training split",
-    "the model sees its targets: attention that is not causal, or targets that are not shifted",
-)
+def position_in_range(measured: float, low: float, high: float) -> str:
+    """ "on", "above" or "below"; NaN is above."""
+    return "above" if not measured <= high else "below" if measured < low else "on"
 
 
 def compare_with_expected(curve: ExpectedLossCurve, iteration: int, measured: float) -> LossVerdict:
     """`measured`: a validation loss in nats per token."""
     inputs, expected = curve.inputs, curve.at(iteration)
-    where = f"at iteration {iteration:,}, where {expected.low:.2f} to {expected.high:.2f} is expected"
+    values = {"iteration": iteration, "low": expected.low, "high": expected.high}
     if math.isnan(measured):
-        return LossVerdict("above", f"above: not a number {where}", (_DIVERGED,))
-    if measured > expected.high:
-        causes: tuple[str, ...] = _CAUSES_ABOVE
+        return LossVerdict("above", say("loss-course.evidence.nan", **values), say("loss-course.advice.nan"))
+    position = position_in_range(measured, expected.low, expected.high)
+    if position == "above":
+        causes = say("loss-course.advice.above")
         if measured > 1.06 * math.log(inputs.vocab_size):
-            causes = (_DIVERGED, *causes)
+            causes = say("loss-course.advice.diverged")
         elif iteration * inputs.batch_tokens > 2 * inputs.train_tokens:
-            causes = (_OVERFITTING, *causes)
-        return LossVerdict("above", f"above: {measured:.2f} {where}", causes)
-    if measured < expected.low:
-        return LossVerdict("below", f"below: {measured:.2f} {where}", _CAUSES_BELOW)
-    return LossVerdict("on", f"on the expected curve: {measured:.2f} {where}")
+            causes = say("loss-course.advice.overfits")
+        return LossVerdict("above", say("loss-course.evidence.above", measured=measured, **values), causes)
+    if position == "below":
+        evidence = say("loss-course.evidence.below", measured=measured, **values)
+        return LossVerdict("below", evidence, say("loss-course.advice.below"))
+    return LossVerdict("on", say("loss-course.evidence.on", measured=measured, **values))

@@ -115,10 +115,41 @@ class RunningMean:
         return self.total / self.count if self.count else 0.0
 
 
-def eta_s(
-    updates: int, step_s: float | None, evaluations: float, eval_s: float, saves: float, save_s: float
-) -> float | None:
+@dataclass(frozen=True)
+class RemainingWork:
+    """What a run still has to do."""
+
+    updates: int
+    evaluations: float  # of both splits; the closing one counts as a part or a multiple of such
+    saves: int
+
+
+def remaining_work(
+    done: int,
+    max_iters: int,
+    eval_interval: int,
+    checkpoint_interval: int | None = None,
+    is_evaluated: bool = False,
+    closing_eval: float = 0.0,
+) -> RemainingWork:
+    """After `done` updates. `is_evaluated`: the evaluation that is due at that update is over.
+    `checkpoint_interval`: None if each evaluation saves. `closing_eval`: the pass over the whole validation
+    split at the end, in evaluations of both splits."""
+    evaluated = done if is_evaluated else done - 1
+    evaluations = _multiples_between(evaluated, max_iters, eval_interval)
+    saves = evaluations
+    if checkpoint_interval is not None:
+        saves = _multiples_between(evaluated, max_iters, checkpoint_interval)
+    return RemainingWork(max(0, max_iters - done), evaluations + closing_eval, saves)
+
+
+def _multiples_between(start: int, end: int, interval: int) -> int:
+    """How many multiples of `interval` come after `start`, up to `end`. The end always counts as one."""
+    return end // interval - start // interval + (end % interval != 0) if start < end else 0
+
+
+def eta_s(work: RemainingWork, step_s: float | None, eval_s: float, save_s: float) -> float | None:
     """Seconds until the end of the run, with evaluations and checkpoints."""
     if step_s is None:
         return None
-    return updates * step_s + evaluations * eval_s + saves * save_s
+    return work.updates * step_s + work.evaluations * eval_s + work.saves * save_s

@@ -153,13 +153,14 @@ def _describe_run(
     source = "its log" if run_log is not None else "its checkpoint alone: give its output with --log=FILE"
     choices = [Choice("imported", "nanoGPT", f"from {source}")]
     if not ckpt.settings:
-        choices.append(Choice("config", "defaults", "the checkpoint does not say how it was trained"))
+        reason = "the checkpoint does not say how it was trained"
+        choices.append(Choice("config", "defaults", reason, notable=True))
     if dataset is None:
         reason = "to sample or resume, prepare it or give its folder with --data_dir"
-        choices.append(Choice("data", "not found", reason))
+        choices.append(Choice("data", "not found", reason, notable=True))
     if run_log is not None:
         reason = "an evaluation is the excess of its iteration over a steady one, with saving"
-        choices.append(Choice("times", "estimated", reason))
+        choices.append(Choice("times", "estimated", reason, notable=True))
         choices.append(Choice("lr", "estimated", "from the settings; nanoGPT does not print it"))
 
     newest = ckpt.path if log in ("", "-") else expand_user_path(log)

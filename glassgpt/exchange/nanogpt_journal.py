@@ -16,7 +16,7 @@ from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.dataset import Dataset
 from glassgpt.estimate import flops
 from glassgpt.estimate.batching import BatchPlan
-from glassgpt.estimate.loss_law import perplexity
+from glassgpt.estimate.loss_law import bits_per_byte, perplexity
 from glassgpt.estimate.peak import PeakFlops
 from glassgpt.model.gpt import GPTConfig
 from glassgpt.record.journal import JOURNAL_VERSION, Record
@@ -257,7 +257,7 @@ def _eval_record(
         "closing": False,
         "best": best,
         "perplexity": perplexity(loss),
-        "bits_per_byte": loss / math.log(2) / per_token if known and per_token else None,
+        "bits_per_byte": bits_per_byte(loss, per_token) if known and per_token else None,
         "ms": ms,
         "compile_ms": 0.0,
     }

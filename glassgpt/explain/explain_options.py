@@ -1,12 +1,12 @@
-"""The options of `glass explain`, `glass compare` and `glass report`."""
+"""The options of `glass explain`, `glass watch`, `glass compare` and `glass report`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import Card, resolve_card_name
-from glassgpt.i18n import LANGUAGES
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,12 @@ class ExplainOptions:
     RUN is a folder of GlassGPT's, LOG the console output of any trainer it knows, - the standard input. What
     a log does not say can be set with --a.n_layer=12, --a.parameters=33M, --a.config=FILE.
 
-    To try it: demo:gpu and demo:cpu are logs of nanoGPT that come with GlassGPT. To watch a trainer:
+    To try it: --demo explains a log of nanoGPT that comes with GlassGPT. To watch a trainer:
     python -u train.py 2>&1 | glass explain - --watch
     """
 
+    # Explain a log of nanoGPT on a GPU that comes with GlassGPT, as demo:gpu; demo:cpu is another one.
+    demo: bool = False
     # Print facts and findings as one JSON document.
     json: bool = False
     # Print the JSON Schema of that document.
@@ -69,6 +71,26 @@ class ReportOptions:
     lang: str = ""
 
 
+@dataclass(frozen=True)
+class WatchOptions:
+    """Watch a training run: its loss, its speed, how long it still takes, and what is wrong with it.
+
+    RUN is a folder of GlassGPT's, LOG the output of any trainer, growing or finished, - the standard input.
+    In a terminal this fills the screen; q ends it. Elsewhere it prints what is new, and at the end what
+    `glass explain` prints.
+
+    glass watch [options] -- COMMAND runs any trainer. Output, exit code and Ctrl-C are the command's own; the
+    output is also saved in runs/watch-1/output.log (then watch-2, ...) and shown on the page.
+    """
+
+    # The page in the browser: on, off, or auto: with COMMAND in a terminal, if the extra `page` is installed.
+    page: Literal["auto", "on", "off"] = "auto"
+    # The card it runs on, e.g. "RTX 4070 Ti": its peak counts as 100% MFU.
+    gpu: str = ""
+    # Language: en, hi or ar; empty: that of the locale.
+    lang: str = ""
+
+
 def parse_card(name: str, problems: list[str]) -> Card | None:
     if not name:
         return None
@@ -77,8 +99,3 @@ def parse_card(name: str, problems: list[str]) -> Card | None:
     except UserError as error:
         problems += error.problems
         return None
-
-
-def check_language(name: str, problems: list[str]) -> None:
-    if name and name not in LANGUAGES:
-        problems.append(f"--lang={name} is not one of {', '.join(LANGUAGES)}")

@@ -24,11 +24,18 @@ SCHEMA_VERSION = 2  # of the JSON document; new keys do not raise it
 
 @dataclass(frozen=True)
 class Explanation:
-    log: RunLog
-    facts: Facts
+    analysis: Analysis
     findings: list[Finding]
     verdict: list[str]  # sentences, the most important first
     runs: tuple[Explanation, ...] = ()  # every run of the file, in its order, this one too; (): only this one
+
+    @property
+    def log(self) -> RunLog:
+        return self.analysis.log
+
+    @property
+    def facts(self) -> Facts:
+        return self.analysis.facts
 
     def as_dict(self) -> dict[str, object]:
         columns = {"columns": dict(self.log.columns)} if self.log.columns else {}
@@ -69,7 +76,7 @@ def explain(run_log: RunLog, card: Card | None = None) -> Explanation:
     findings += [read_finding(record) for record in run_log.journal_findings]
     findings.sort(key=lambda finding: finding.severity_level, reverse=True)
     verdict = compose_verdict(run_log, analysis.facts, findings)
-    return Explanation(run_log, analysis.facts, findings, verdict)
+    return Explanation(analysis, findings, verdict)
 
 
 def explain_runs(

@@ -17,6 +17,7 @@ from glassgpt.explain.rules import (
     eval_cost,
     gpu_memory,
     instability,
+    learned,
     learning,
     loss_plausibility,
     lost_work,
@@ -52,7 +53,7 @@ def rules_of(*modules: ModuleType) -> tuple[Rule, ...]:
 # Of the loss, of the process, or of its checkpoints.
 FAILURE_RULES = rules_of(nonfinite, instability, loss_plausibility, gpu_memory, lost_work)
 # Trained too long, too short, stuck.
-LEARNING_RULES = rules_of(learning, val_curve, note_claims)
+LEARNING_RULES = rules_of(learning, val_curve, learned, note_claims)
 RESUME_RULES = rules_of(resumes, lr_schedule)
 # Where the time went, and what the log's clock measured.
 TIME_RULES = rules_of(eval_cost, step_time, wall_time)

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from glassgpt.estimate.loss_law import MIN_UPDATES_FOR_LOSS, position_in_range
 from glassgpt.explain.rules.lost_work import FAULT_KINDS, MAX_QUOTED_CHARS, error_text
 from glassgpt.format import format_loss
 from glassgpt.i18n import translate
 from glassgpt.record.finding import Finding
 from glassgpt.runs.facts import Facts
+from glassgpt.runs.progress import Progress
 from glassgpt.runs.run_log import LogEvent, RunLog
 from glassgpt.runs.trajectory import planned_end_iteration, planned_iteration_count, shows_run_start
 
@@ -23,15 +25,13 @@ MAX_OTHER_PROBLEMS = 3  # sentences about other runs
 MIN_STALL_SHARE = 0.05  # of the time
 MIN_EVALS_FOR_SHARE = 3  # of a log that begins in the middle of a run
 MAX_SWAPPING_TOKENS_PER_S = 20.0  # slower than any machine trains a model that its memory holds
+MIN_WANDER_RATIO = 1.25  # of the step time, between its high and its low: less is no news
 MIN_JUDGED_ITERATIONS = 20  # logged; of fewer it cannot be said that nothing is wrong
 
 
 def introduce_runs(main: RunLog, run_logs: Sequence[RunLog]) -> str:
     """How many runs the file holds, and which one the following is about."""
-    runs, lines = main.runs_in_file, ""
-    if main.has_line_numbers and main.first_line:
-        place = translate("verdict.lines", first=main.first_line, last=main.last_line)
-        lines = f" {place}"
+    runs, lines = main.runs_in_file, _lines_of(main)
     trainers = list(dict.fromkeys(one.trainer.name for one in run_logs))
     if main.run_name is not None:
         return translate("verdict.named_runs", runs=runs, name=main.run_name)
@@ -43,6 +43,13 @@ def introduce_runs(main: RunLog, run_logs: Sequence[RunLog]) -> str:
         names = {"stages": ", ".join(stages), "stage": main.stage}
         return translate("verdict.several_stages", lines=lines, **names)
     return translate("verdict.several_runs", runs=runs, lines=lines)
+
+
+def _lines_of(run_log: RunLog) -> str:
+    """Where a run is in its file, to be put behind its name: " (lines 3 to 90)"; empty where unknown."""
+    if not run_log.has_line_numbers or not run_log.first_line:
+        return ""
+    return " " + translate("verdict.lines", first=run_log.first_line, last=run_log.last_line)
 
 
 def other_problems(others: Sequence[tuple[RunLog, Facts, Sequence[Finding]]]) -> list[str]:
@@ -71,10 +78,7 @@ def other_problems(others: Sequence[tuple[RunLog, Facts, Sequence[Finding]]]) ->
         and (findings[0].severity == "problem" or facts.ended in ("crashed", "oom"))
     ]
     for log, finding in problems[:MAX_OTHER_PROBLEMS]:
-        name = log.label
-        if log.has_line_numbers and log.first_line:
-            place = translate("verdict.lines", first=log.first_line, last=log.last_line)
-            name = f"{name} {place}"
+        name = log.label + _lines_of(log)
         sentences.append(translate("verdict.other_run_problem", name=name, title=finding.title))
     if len(problems) > MAX_OTHER_PROBLEMS:
         sentences.append(translate("verdict.more_problems", runs=len(problems) - MAX_OTHER_PROBLEMS))
@@ -91,10 +95,12 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     """The sentences, in order. The last one names the most serious finding, or says that there is none."""
     sentences = [_progress_sentence(run_log, facts)]
     planned, last = planned_end_iteration(run_log), _last_iteration_done(run_log, facts)
+    if facts.ended == "finished":  # a setting may be of another run; a counter `i/N` is of this one
+        planned = run_log.setup.planned_iterations
     if (
         planned
         and last is not None
-        and facts.ended not in ("finished", None)
+        and facts.ended is not None
         and (last < planned if run_log.iterations_done else last < MAX_PLAN_SHARE * planned)
     ):
         sentences.append(
@@ -105,8 +111,10 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
             )
         )
     sentences.append(_loss_sentence(run_log, facts))
-    if run_log.columns and facts.best_val_loss is not None:
-        sentences.append(_training_loss_sentence(facts))
+    trained_evals = [one for one in run_log.evals if one.val_loss is not None and one.iteration != 0]
+    # One evaluation, or one before training, does not tell how far the run came.
+    if facts.best_val_loss is not None and (run_log.columns or len(trained_evals) < 2):
+        sentences.append(training_loss_sentence(facts))
     sentences += _time_sentences(run_log, facts, findings)
     if left_out := run_log.left_out.lines:
         sentences.append(
@@ -130,13 +138,106 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         and run_log.trainer.loss_measures_learning
     ):
         sentences.append(translate("verdict.nothing_wrong"))
+    elif (
+        0 < facts.iterations_logged < MIN_JUDGED_ITERATIONS
+        and facts.ended is not None
+        and run_log.trainer.loss_measures_learning
+    ):
+        # What would settle it: more lines, and an evaluation where there is none.
+        few = {"lines": facts.iterations_logged, "enough": MIN_JUDGED_ITERATIONS}
+        has_eval = facts.best_val_loss is not None
+        sentences.append(
+            translate("verdict.too_few_lines", **few)
+            if has_eval
+            else translate("verdict.too_few_lines_no_eval", **few)
+        )
     return [sentence for sentence in sentences if sentence]
+
+
+def compose_status(progress: Progress, run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -> str:
+    """One or two short sentences, always current: what the run is doing, how far it is, when it will be done,
+    and whether that is normal. For the page and `glass watch`."""
+    if progress.is_over:
+        sentences = [_progress_sentence(run_log, facts), _loss_sentence(run_log, facts)]
+        return " ".join(sentence for sentence in sentences if sentence)
+    if progress.state == "starting":
+        return translate("status.starting")
+    if progress.done is None:
+        place = translate("status.lines", lines=run_log.iterations_logged)
+    elif progress.planned:
+        place = translate(
+            "status.of_planned", done=progress.done, planned=progress.planned, share=progress.share
+        )
+    else:
+        place = translate("status.done", done=progress.done)
+    if progress.loss is not None and not math.isnan(progress.loss):
+        place = translate("status.with_loss", place=place, loss=progress.loss)
+    if progress.state == "stalled":
+        gap_s = progress.usual_gap_s or 0.0
+        return translate("status.stalled", place=place, quiet=progress.quiet_s, gap=gap_s)
+    is_evaluating = progress.state == "evaluating"
+    doing = (
+        translate("status.evaluating", place=place)
+        if is_evaluating
+        else translate("status.training", place=place)
+    )
+    if progress.eta_s is None:
+        head = translate("status.without_end", status=doing)
+    elif progress.counts_evaluations:
+        head = translate("status.left_with_evaluations", status=doing, left=progress.eta_s)
+    else:
+        head = translate("status.left", status=doing, left=progress.eta_s)
+    return f"{head} {_normality(run_log, facts, findings)}".strip()
+
+
+def _normality(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -> str:
+    """Whether a run in progress is as it should be; "" where that cannot be said yet."""
+    serious = [finding for finding in findings if finding.severity in ("problem", "warning")]
+    if serious:
+        return translate("status.serious", title=serious[0].title)
+    positions = forecast_positions(run_log, facts)
+    if positions.get("loss") == "above":
+        return translate("status.loss_above")
+    if positions.get("loss") == "below":
+        return translate("status.loss_below")
+    if positions.get("speed") == "below":
+        return translate("status.slower")
+    if positions.keys() == {"loss", "speed"}:
+        return translate("status.as_expected")
+    if "loss" in positions:
+        return translate("status.loss_as_expected")
+    if "speed" in positions:
+        return translate("status.speed_as_expected")
+    if facts.iterations_logged >= MIN_JUDGED_ITERATIONS:
+        return translate("status.nothing_unusual")
+    return ""
+
+
+def forecast_positions(run_log: RunLog, facts: Facts) -> dict[str, str]:
+    """The latest validation loss and the steady speed, compared with the forecast before the run: "on",
+    "above" or "below"; without those that cannot be compared."""
+    positions, forecast = {}, run_log.forecast
+    evaluated = [
+        (one.iteration, one.val_loss)
+        for one in run_log.evals[-1:]
+        if one.iteration is not None and one.val_loss is not None
+    ]
+    if forecast.loss and evaluated and run_log.val_metric == "loss":
+        (at, val_loss), bands = evaluated[-1], np.array(forecast.loss)
+        if at >= MIN_UPDATES_FOR_LOSS:
+            low, high = (float(np.interp(at, bands[:, 0], bands[:, edge])) for edge in (1, 2))
+            positions["loss"] = position_in_range(val_loss, low, high)
+    if forecast.tokens_per_s is not None and facts.tokens_per_s is not None:
+        positions["speed"] = position_in_range(facts.tokens_per_s, *forecast.tokens_per_s)
+    return positions
 
 
 def _progress_sentence(run_log: RunLog, facts: Facts) -> str:
     trainer = translate("verdict.any_trainer") if run_log.trainer.reads_any_log else run_log.trainer.name
     if not facts.iterations_logged and run_log.live:
         sentence = translate("verdict.no_iteration_yet", trainer=trainer)
+    elif not facts.iterations_logged and facts.best_val_loss is not None:
+        sentence = translate("verdict.only_evaluations", trainer=trainer)
     elif not facts.iterations_logged:
         sentence = translate("verdict.no_iteration", trainer=trainer)
     elif facts.last_iteration is None:
@@ -190,8 +291,11 @@ def _time_sentences(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     is_typical = shows_run_start(run_log) or len(run_log.evals) >= MIN_EVALS_FOR_SHARE
     share = facts.pause_share if is_typical else None
     overhead = translate("verdict.overhead", share=share) if share else ""
-    if len(times) > 1 and any(finding.id == "throughput-drift" for finding in findings):
+    if len(times) > 1:
         sentences = [translate("verdict.step_time_regimes", low=min(times), high=max(times)), overhead]
+    elif facts.wander_ms and facts.wander_ms[1] >= MIN_WANDER_RATIO * facts.wander_ms[0]:
+        low, high = facts.wander_ms
+        sentences = [translate("verdict.step_time_wanders", ms=facts.steady_ms, low=low, high=high), overhead]
     elif share:
         sentences = [translate("verdict.step_time_and_overhead", ms=facts.steady_ms, share=share)]
     else:
@@ -203,15 +307,21 @@ def _time_sentences(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     return sentences
 
 
-def _training_loss_sentence(facts: Facts) -> str:
+def training_loss_sentence(facts: Facts) -> str:
+    """Where the training loss began and where it ended; empty where the log does not tell."""
     if facts.loss_first == facts.loss_last == 0:
         return ""  # no loss is: a finding says why
     if facts.loss_last is None or facts.loss_first is None or math.isnan(facts.loss_last):
         return ""
-    first, last = format_loss(facts.loss_first), format_loss(facts.loss_last)
     if facts.iterations_logged == 1:
-        return translate("verdict.only_training_loss", last=last)
-    return translate("verdict.training_loss", first=first, last=last)
+        return translate("verdict.only_training_loss", last=format_loss(facts.loss_last))
+    ends = facts.loss_ends
+    if ends is None:
+        return ""
+    first, last, lines = format_loss(ends["first"]), format_loss(ends["last"]), int(ends["lines"])
+    if lines == 1:
+        return translate("verdict.training_loss_of_lines", first=first, last=last)
+    return translate("verdict.training_loss", first=first, last=last, lines=lines)
 
 
 def _loss_sentence(run_log: RunLog, facts: Facts) -> str:
@@ -219,7 +329,7 @@ def _loss_sentence(run_log: RunLog, facts: Facts) -> str:
     if best is None or final is None:
         if not run_log.trainer.loss_measures_learning:
             return translate("verdict.loss_measures_nothing")
-        return _training_loss_sentence(facts)
+        return training_loss_sentence(facts)
     shown = format_loss(best)
     if facts.val_metric == "bits_per_byte":
         return translate("verdict.best_bits_per_byte", best=shown)

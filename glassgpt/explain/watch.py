@@ -9,6 +9,7 @@ once a second, and in at most a tenth of the time.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import stat
@@ -22,18 +23,18 @@ from typing import BinaryIO
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import Card
 from glassgpt.explain.explanation import Explanation, explain_runs
-from glassgpt.record import journal
 from glassgpt.record.finding import Finding
-from glassgpt.runs.from_journal import JournalReader
+from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.following import FollowedSource, GrowingJournal, GrowingLog, GrowingText, open_source
 from glassgpt.runs.lines import LogLine, read_blocks, split_block
 from glassgpt.runs.overrides import RunOverrides, apply_overrides
-from glassgpt.runs.reading import looks_like_journal
-from glassgpt.runs.recognise import LogRecognizer
-from glassgpt.runs.run_log import LoggedEvaluation
-from glassgpt.runs.table_files import GrowingTable, growing_table
+from glassgpt.runs.progress import Progress, is_growing, progress_of
+from glassgpt.runs.run_list import ends_with_lock, is_running
+from glassgpt.runs.run_log import LoggedEvaluation, RunLog, longest_run
 
 _POLL_S = 0.25
 _MIN_REFRESH_S = 1.0  # between two refreshes
+MIN_EXPLAIN_S = 2.0  # between two explanations of a followed run
 _MAX_TIME_SHARE = 0.1  # time in refreshes over wall time
 
 
@@ -101,31 +102,14 @@ class LogWatcher:
     overrides: RunOverrides = field(default_factory=RunOverrides)
     clock: Callable[[], float] = time.monotonic
     has_unread_lines: bool = False  # lines since the last refresh
-    _log: LogRecognizer = field(default_factory=LogRecognizer)
-    _journal: JournalReader | None = None  # None: it is a log, or
-    _table: GrowingTable | None = None
+    _log: GrowingLog = field(default_factory=GrowingLog)
     _reported_ranks: dict[str, int] = field(default_factory=dict)  # by id, or title
     _reported_evals: set[tuple[int, int, int | None]] = field(default_factory=set)
     _next_refresh_at: float = 0.0
-    _has_started: bool = False
-    _has_records: bool = False
 
     def feed(self, block: str | LogLine) -> None:
         """`block`: from `read_blocks`."""
-        text = block.text if isinstance(block, LogLine) else block
-        if not self._has_started and text.strip():
-            self._has_started = True
-            self._journal = JournalReader() if looks_like_journal(text.strip().encode()) else None
-            self._table = growing_table(text) if self._journal is None else None
-        if self._table is not None:
-            for line in text.split("\n"):
-                self._table.feed(line)
-        elif self._journal is None:
-            self._log.feed(block)
-        else:
-            for record in journal.parse_records(text.encode().split(b"\n")):
-                self._journal.feed(record)
-                self._has_records = True
+        self._log.feed(block)
         self.has_unread_lines = True
 
     def is_due(self) -> bool:
@@ -135,13 +119,11 @@ class LogWatcher:
         """None where there is nothing to explain yet."""
         started_at = self.clock()
         self.has_unread_lines = False
-        if self._journal is not None and self._has_records:
-            run_logs = [self._journal.build(self.name, live)]
-        elif self._journal is None and (logs := (self._table or self._log).build(self.name, final=not live)):
-            run_logs = [*logs[:-1], replace(logs[-1], live=live)]
-        else:
+        run_logs = [
+            apply_overrides(one, self.overrides) for one in self._log.build(self.name, live, not live)
+        ]
+        if not run_logs:
             return None
-        run_logs = [apply_overrides(run_log, self.overrides) for run_log in run_logs]
         last = run_logs[-1]
         explanation = explain_runs(run_logs, self.card, main=last if live else None)
         cost_s = self.clock() - started_at
@@ -158,6 +140,148 @@ class LogWatcher:
         new_evals = tuple(done for key, done in evals.items() if key not in self._reported_evals)
         self._reported_evals |= evals.keys()
         return WatchUpdate(explanation.facts.last_iteration, new_evals, tuple(new_findings), explanation)
+
+
+class FollowedRun:
+    """A run that is read further whenever the caller polls: live or finished, ours or anybody's log.
+
+        followed = FollowedRun("runs/quickstart")
+        while True:
+            if followed.poll() or followed.refresh():
+                show(followed.run_log, followed.explanation)
+            time.sleep(1)
+
+    Polling is cheap; `refresh` explains the run anew, at most every 2 s and in at most a tenth of the time.
+    While a file grows, it is about its last run, at the end about the longest.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        card: Card | None = None,
+        overrides: RunOverrides | None = None,
+        is_writing: Callable[[], bool] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`is_writing`: whether the program that writes the log still runs, if the caller knows."""
+        self.source, self.card, self.overrides = source, card, overrides or RunOverrides()
+        self.explanation: Explanation | None = None
+        self.is_live, self._is_final = False, False
+        self._is_writing, self._clock, self._wall_clock = is_writing, clock, wall_clock
+        self._source: FollowedSource | None = None
+        self._run_logs: tuple[RunLog, ...] = ()
+        self._main: RunLog | None = None
+        self._analysis: Analysis | None = None
+        self._is_built = False  # `_run_logs` are of all that was read
+        self._switches = 0  # to another run of the file
+        self._next_refresh_at = -math.inf
+
+    @property
+    def generation(self) -> int:
+        """Rises when earlier rows are not valid any more: the file was truncated or replaced, or another run
+        began in it."""
+        return (self._source.generation if self._source else 0) + self._switches
+
+    @property
+    def read_share(self) -> float:
+        """Of the file: below 1 while a long one is read for the first time."""
+        return self._source.read_share if self._source else 0.0
+
+    @property
+    def changed_at(self) -> float:
+        """When the file last changed, in seconds since the epoch."""
+        return self._source.changed_at if self._source else 0.0
+
+    def poll(self, max_s: float = math.inf) -> bool:
+        """Reads what was appended, for at most `max_s`. True if there is more than before, or the run ended.
+        UserError where it cannot be read."""
+        try:
+            self._source = self._source or open_source(self.source, self._clock)
+            has_read = self._source.poll(max_s)
+        except OSError as error:
+            raise UserError(f"{self.source} cannot be read: {error.strerror or error}") from None
+        if has_read:
+            self._is_built = False
+        before = self.is_live, self._is_final
+        self.is_live, self._is_final = self._find_state()
+        if before != (self.is_live, self._is_final):
+            self._is_built = False
+        return has_read or before[0] != self.is_live
+
+    def _find_state(self) -> tuple[bool, bool]:
+        """Whether the run is in progress, and whether its file is complete. A log may say that its run is
+        over, and still grow."""
+        if self._is_writing is not None:
+            return (is_writing := self._is_writing()), not is_writing
+        source = self._source
+        if isinstance(source, GrowingJournal) or (
+            isinstance(source, GrowingText) and ends_with_lock(source.path)
+        ):
+            return (is_live := is_running(source.path.parent)), not is_live
+        now = self._wall_clock()
+        if self.source.startswith("demo:") or not is_growing(self._analysis, None, now, self.changed_at):
+            return False, True
+        return is_growing(self._analysis, self._latest(True, False), now, self.changed_at), False
+
+    @property
+    def run_log(self) -> RunLog | None:
+        """All that was read; None where that is no run yet."""
+        return self._latest(self.is_live, self._is_final)
+
+    def _latest(self, live: bool, final: bool) -> RunLog | None:
+        """Rebuilt only after a poll that read something."""
+        if self._source is None:
+            return None
+        if not self._is_built:
+            run_logs = self._source.build(live, final)
+            self._run_logs = tuple(apply_overrides(one, self.overrides) for one in run_logs)
+            previous, self._main = self._main, None
+            if self._run_logs:
+                self._main = self._run_logs[-1] if live else longest_run(self._run_logs)
+            if previous is not None and self._main is not None and _is_other_run(previous, self._main):
+                self._switches += 1
+            self._is_built = True
+        elif self._main is not None and self._main.live != live:
+            *others, last = self._run_logs
+            self._run_logs = (*others, replace(last, live=live))
+            self._main = self._run_logs[-1] if live else longest_run(self._run_logs)
+        return self._main
+
+    @property
+    def analysis(self) -> Analysis | None:
+        """Of the latest explanation; before the first one, of what was read. It may be a few seconds old:
+        finding usual times anew takes long in a long run."""
+        run_log = self.run_log
+        if run_log is None:
+            return None
+        is_other = self._analysis is not None and _is_other_run(self._analysis.log, run_log)
+        if self._analysis is None or is_other or not len(self._analysis.log.steps):
+            self._analysis = Analysis(run_log, self.card)
+        return self._analysis
+
+    def progress(self) -> Progress | None:
+        run_log, analysis = self.run_log, self.analysis
+        if run_log is None or analysis is None:
+            return None
+        return progress_of(analysis, run_log, self._wall_clock(), self.changed_at)
+
+    def refresh(self, force: bool = False) -> bool:
+        """Explains the run anew, if there is more of it and enough time has passed. True if it did."""
+        started_at, run_log = self._clock(), self.run_log
+        is_new = self.explanation is None or self.explanation.log is not run_log
+        if run_log is None or not is_new or (started_at < self._next_refresh_at and not force):
+            return False
+        self.explanation = explain_runs(self._run_logs, self.card, main=run_log if self.is_live else None)
+        self._analysis = self.explanation.analysis
+        cost_s = self._clock() - started_at
+        self._next_refresh_at = started_at + cost_s + max(MIN_EXPLAIN_S, cost_s / _MAX_TIME_SHARE)
+        return True
+
+
+def _is_other_run(one: RunLog, other: RunLog) -> bool:
+    names = [(run_log.first_line, run_log.run_name, run_log.trainer.id) for run_log in (one, other)]
+    return names[0] != names[1]
 
 
 @dataclass(frozen=True)

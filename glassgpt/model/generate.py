@@ -60,6 +60,18 @@ class TokenSampler:
             seed = int(np.random.SeedSequence([seed % 2**64, number]).generate_state(1)[0])
         return torch.Generator().manual_seed(seed)
 
+    def likeliest(self, logits: Tensor, count: int) -> list[tuple[int, float]]:
+        """The `count` likeliest next tokens by logits (V,), with the probabilities that sampling has."""
+        logits = logits[: self.vocab_size].float()
+        kept = min(self.top_k or len(logits), len(logits))
+        largest, ids = logits.topk(max(1, kept if self.temperature >= _MIN_TEMPERATURE else 1))
+        probs = ((largest - largest[0]) / max(self.temperature, _MIN_TEMPERATURE)).softmax(-1)
+        if self.top_p is not None and self.top_p < 1:
+            probs = _top_p_filter(probs, self.top_p)
+            probs = probs / probs.sum()
+        pairs = zip(ids[:count].tolist(), probs[:count].tolist(), strict=True)
+        return [(token, probability) for token, probability in pairs if probability > 0]
+
     def next_tokens(self, logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
         """Samples one token per generator from logits (B, V); a single row serves all generators.
 

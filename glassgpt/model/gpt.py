@@ -118,14 +118,7 @@ class CausalSelfAttention(nn.Module):
         self, x: Tensor, rope: tuple[Tensor, Tensor] | None, cache: LayerKVCache | None = None
     ) -> Tensor:
         B, T, C = x.shape
-        H, D = self.n_head, C // self.n_head
-        qkv: tuple[Tensor, ...]
-        if rope is not None:
-            stacked = ops.linear(self.c_attn, x, self.float8).view(B, T, 3, H, D)
-            qkv = ops.rotary_qk_norm(stacked, rope, self.kernels)
-        else:
-            qkv = ops.linear_chunked(self.c_attn, x, 3, self.float8)
-        q, k, v = (tensor.view(B, T, H, D).transpose(1, 2) for tensor in qkv)  # each (B, H, T, D)
+        q, k, v = self.project(x, rope)
         dropout = self.dropout if self.training else 0.0
         if cache is not None:
             y = cache.attend(q, k, v)
@@ -134,16 +127,36 @@ class CausalSelfAttention(nn.Module):
         y = ops.linear(self.c_proj, y.transpose(1, 2).reshape(B, T, C), self.float8)
         return F.dropout(y, dropout, self.training)
 
+    def project(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each (B, H, T, D); with `rope`, q and k are rotated and normed."""
+        B, T, C = x.shape
+        H, D = self.n_head, C // self.n_head
+        qkv: tuple[Tensor, ...]
+        if rope is not None:
+            stacked = ops.linear(self.c_attn, x, self.float8).view(B, T, 3, H, D)
+            qkv = ops.rotary_qk_norm(stacked, rope, self.kernels)
+        else:
+            qkv = ops.linear_chunked(self.c_attn, x, 3, self.float8)
+        q, k, v = (tensor.view(B, T, H, D).transpose(1, 2) for tensor in qkv)
+        return q, k, v
+
+
+def attention_weights(q: Tensor, k: Tensor) -> Tensor:
+    """How much each token attends to itself and to each one before it: (B, H, T, T), rows sum to 1.
+
+    In float32 under autocast, as in PyTorch's fused kernels."""
+    T, dtype = q.shape[-2], torch.promote_types(q.dtype, torch.float32)
+    future = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
+    with torch.autocast(q.device.type, enabled=False):
+        scores = q.to(dtype) / math.sqrt(q.shape[-1]) @ k.to(dtype).transpose(-2, -1)
+        return F.softmax(scores.masked_fill(future, float("-inf")), dim=-1)
+
 
 def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, backend: str) -> Tensor:
     """Causal attention; `backend` is one of ATTENTION_BACKENDS."""
     if backend == "manual":
-        # Scores stay in float32 under autocast, as in PyTorch's fused kernels.
-        T, dtype = q.shape[-2], torch.promote_types(q.dtype, torch.float32)
-        future = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
+        weights = attention_weights(q, k)
         with torch.autocast(q.device.type, enabled=False):
-            scores = q.to(dtype) / math.sqrt(q.shape[-1]) @ k.to(dtype).transpose(-2, -1)
-            weights = F.softmax(scores.masked_fill(future, float("-inf")), dim=-1)
             return F.dropout(weights, dropout).to(v.dtype) @ v
     if q.device.type == "cpu" and q.dtype == torch.bfloat16:
         # PyTorch's CPU kernel is much faster in float32 than in bfloat16, in the backward pass.

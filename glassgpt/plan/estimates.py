@@ -21,6 +21,7 @@ from glassgpt.estimate.forecast import Hardware, RunForecast, TokenCounts, forec
 from glassgpt.estimate.loss_law import expected_loss_curve
 from glassgpt.estimate.measured_speed import LowMidHigh
 from glassgpt.estimate.speed import ThroughputEstimate, estimate_throughput
+from glassgpt.i18n import render_text, translate
 from glassgpt.plan.planned_spec import make_run_spec
 from glassgpt.plan.target import PlanTarget
 
@@ -142,7 +143,7 @@ def estimate_training(spec: RunSpec, dataset: DatasetInfo) -> TrainingEstimate:
         disk_bytes=checkpoint_bytes * (config.keep_checkpoints + 2),  # + the best, + the one being written
         schedule=schedule.describe_schedule(config),
         loss=None,
-        loss_reason="unknown: the run starts from pretrained weights",
+        loss_reason=translate("plan.loss.pretrained"),
         loss_curve=(),
         overfits_at=None,
     )
@@ -154,7 +155,7 @@ def estimate_training(spec: RunSpec, dataset: DatasetInfo) -> TrainingEstimate:
     return replace(
         estimate,
         loss=(curve.final.low, curve.final.mid, curve.final.high),
-        loss_reason="; ".join(curve.basis),
+        loss_reason=render_text(curve.basis),
         loss_curve=tuple((point.iteration, point.low, point.mid, point.high) for point in shown),
         overfits_at=curve.overfits_at,
     )
@@ -257,27 +258,26 @@ def _parallelism_option(
 
 def _advise(ddp: ParallelismOption, fsdp: ParallelismOption) -> tuple[ParallelismOption | None, str]:
     if not ddp.fits and not fsdp.fits:
-        return None, "neither fits with these settings"
+        return None, translate("plan.parallelism.neither")
     if not ddp.fits:
-        return fsdp, "the whole model does not fit on each card"
+        return fsdp, translate("plan.parallelism.does_not_fit")
     if not fsdp.fits or ddp.tokens_per_s is None or fsdp.tokens_per_s is None:
-        return ddp, "the whole model fits on each card"
+        return ddp, translate("plan.parallelism.fits")
     speedup = fsdp.tokens_per_s[1] / ddp.tokens_per_s[1]
     if speedup > _MIN_WORTHWHILE_SPEEDUP:
-        return fsdp, f"{speedup - 1:.0%} faster here, with micro-batches of {fsdp.batch_size} sequences"
+        gain = f"{speedup - 1:.0%}"
+        return fsdp, translate("plan.parallelism.fsdp_faster", gain=gain, sequences=fsdp.batch_size)
     if speedup > 1 / _MIN_WORTHWHILE_SPEEDUP:
-        return ddp, "the whole model fits on each card, and sharding it gains little or nothing"
-    return ddp, f"the whole model fits on each card, and sharding it is {1 - speedup:.0%} slower"
+        return ddp, translate("plan.parallelism.no_gain")
+    return ddp, translate("plan.parallelism.fsdp_slower", loss=f"{1 - speedup:.0%}")
 
 
 def assumptions(cluster: Cluster) -> list[str]:
     """What the figures for several cards assume."""
     return [
         *cluster.describe(),
-        "ring collectives in float32: an all-reduce sends 2 (n - 1) / n of a tensor, an all-gather or "
-        "reduce-scatter (n - 1) / n; latency is left out",
-        "DDP all-reduces gradients after the last micro-batch, without overlap; FSDP all-gathers a block "
-        "while the one before computes, twice per micro-batch, and reduce-scatters gradients in the last",
-        *(["NCCL's buffers take 400 MiB of each card"] if cluster.link is not None else []),
-        "all ranks are equally fast; the range of speeds is the uncertainty of compute, not of communication",
+        translate("plan.assumption.collectives"),
+        translate("plan.assumption.overlap"),
+        *([translate("plan.assumption.nccl_buffers")] if cluster.link is not None else []),
+        translate("plan.assumption.equal_ranks"),
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from glassgpt.estimate.cluster import DEFAULT_NETWORK_GB_S
+from glassgpt.i18n import check_language
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class PlanOptions:
     cards: bool = False
     # Price of one machine per hour, in any currency, to estimate the cost of the run.
     price: float | None = None
+    # Language: en, hi or ar; empty: that of the locale.
+    lang: str = ""
     # Print everything as one JSON document.
     json: bool = False
     # Print the JSON Schema of that document.
@@ -52,7 +55,7 @@ _MIN_NETWORK_GB_S = 1e-6
 
 
 def check_plan_options(options: PlanOptions) -> list[str]:
-    problems = []
+    problems: list[str] = []
     for name, max_value in _MAX_VALUES.items():
         value = getattr(options, name)
         if value is not None and value > max_value:
@@ -67,6 +70,7 @@ def check_plan_options(options: PlanOptions) -> list[str]:
             problems.append(f"--{name}={value:g} must be greater than 0")
     if options.hours is not None and options.hours > _MAX_HOURS:
         problems.append(f"--hours={options.hours:g} is longer than ten years")
+    check_language(options.lang, problems)
     if options.probe and options.hours is not None:
         problems.append("--probe measures one run, and --hours compares many: leave one of them out")
     if options.out and not options.out.endswith(".toml"):

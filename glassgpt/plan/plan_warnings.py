@@ -18,7 +18,7 @@ from glassgpt.estimate.decide import RunSpec
 from glassgpt.estimate.loss_law import expected_loss_curve
 from glassgpt.estimate.memory import GIB, MemoryEstimate
 from glassgpt.files import nearest_existing_folder
-from glassgpt.format import format_count, format_duration
+from glassgpt.i18n import translate
 from glassgpt.plan.estimates import (
     ParallelismComparison,
     TimeEstimate,
@@ -65,7 +65,7 @@ def find_plan_problems(
     device = spec.config.device
     problems = [*_memory_problems(spec, target, dataset, memory_estimate)]
     if device != "auto" and device.partition(":")[0] != target.device_type:
-        what = f"--device={device} is not {target.name}: the run will not be as planned here"
+        what = translate("plan.problem.other_device", device=device, target=target.name)
         problems.append(PlanProblem("warning", what, "--device=auto"))
     if target.busy_cores:
         problems.append(busy_machine_problem(target))
@@ -73,16 +73,13 @@ def find_plan_problems(
     if not spec.config.eval_only:
         free_bytes = shutil.disk_usage(nearest_existing_folder(Path(spec.config.out_dir or "runs"))).free
         if training.disk_bytes > free_bytes:
-            # A card that was named may be in another machine, with another disk.
-            disk = "the disk" if target.is_local else "this machine's disk"
-            problems.append(
-                PlanProblem(
-                    "error" if target.is_local else "hint",
-                    f"checkpoints take up to {training.disk_bytes / GIB:.1f} GiB, and {disk} has "
-                    f"{free_bytes / GIB:.1f} free",
-                    "--out_dir on another disk, or fewer --keep_checkpoints",
-                )
-            )
+            sizes = {"needed": training.disk_bytes / GIB, "free": free_bytes / GIB}
+            fix = translate("plan.fix.disk")
+            if target.is_local:
+                problems.append(PlanProblem("error", translate("plan.problem.disk", **sizes), fix))
+            else:  # the card that was named may be in another machine, with another disk
+                what = translate("plan.problem.disk.this_machine", **sizes)
+                problems.append(PlanProblem("hint", what, fix))
         problems += [*_schedule_problems(spec), *_data_problems(spec, target, dataset, training)]
         if times is not None:
             problems += _time_problems(spec, target, dataset, times, training)
@@ -91,27 +88,30 @@ def find_plan_problems(
 
 
 def busy_machine_problem(target: PlanTarget) -> PlanProblem:
-    what = f"other programs use this CPU (load {target.busy_cores:.1f}), so the speed is less certain"
-    return PlanProblem("warning", what, "plan again when the machine is idle")
+    what = translate("plan.problem.busy", load=target.busy_cores)
+    return PlanProblem("warning", what, translate("plan.fix.busy"))
 
 
 def _memory_problems(
     spec: RunSpec, target: PlanTarget, dataset: DatasetInfo, memory_estimate: MemoryEstimate
 ) -> Iterator[PlanProblem]:
-    total = f"{memory_estimate.total_bytes / GIB:.1f}"
-    available = f"{target.max_bytes / GIB:.1f} of {target.name}'s {target.memory_bytes / GIB:.1f}"
+    sizes = {
+        "total": f"{memory_estimate.total_bytes / GIB:.1f}",
+        "usable": f"{target.max_bytes / GIB:.1f}",
+        "target": target.name,
+        "memory": f"{target.memory_bytes / GIB:.1f}",
+    }
     fits = memory_estimate.total_bytes <= target.max_bytes
     if spec.config.eval_only:  # its memory does not depend on the batch of an update
         if not fits:
-            yield PlanProblem(
-                "error",
-                f"the model and its evaluation need {total} GiB, and a run may take {available}",
-                "a smaller model, or more memory"
-                + ("" if target.device_type == "cpu" else "; or --device=cpu"),
-            )
+            what, fix = translate("plan.problem.eval_memory", **sizes), translate("plan.fix.more_memory")
+            if target.device_type != "cpu":
+                fix = translate("plan.fix.more_memory_or_cpu")
+            yield PlanProblem("error", what, fix)
         return
     if target.probe is not None and target.probe.outcome == "out of memory":
-        yield PlanProblem("error", f"it does not fit: {target.probe.describe()}", _smaller_than_probed(spec))
+        what = translate("plan.problem.probe_memory", probe=target.probe.describe())
+        yield PlanProblem("error", what, _smaller_than_probed(spec))
         return
     is_tight = memory_estimate.total_bytes > target.comfortable_bytes
     is_small = target.device_type == "cuda" and spec.workload.micro_batch_tokens < _MIN_MICRO_BATCH_TOKENS
@@ -122,56 +122,53 @@ def _memory_problems(
         assert micro_batches is not None, "make_plan refuses a run of which not one sequence fits"
         yield PlanProblem(
             "error",
-            f"{spec.batch.batch_size} sequences at a time need {total} GiB, and a run may take {available}",
-            f"{changes_as_flags(micro_batches)} is the same run in less memory",
+            translate("plan.problem.memory", sequences=spec.batch.batch_size, **sizes),
+            translate("plan.fix.less_memory", flags=changes_as_flags(micro_batches)),
         )
     elif is_tight:
         limit = target.comfortable_bytes
         flags = fitting_flags(spec, micro_batches, target, dataset, limit) if micro_batches else None
-        flags = flags or ", or ".join(memory_fixes(spec, target, dataset, limit)) or "a smaller model"
-        yield PlanProblem(
-            "warning",
-            f"{total} of {target.memory_bytes / GIB:.1f} GiB: it fits only if nothing else uses the card, "
-            "not even a desktop",
-            f"{flags} leaves free memory",
-        )
+        flags = flags or ", or ".join(memory_fixes(spec, target, dataset, limit))
+        flags = flags or translate("plan.fix.smaller_model")
+        what = translate("plan.problem.tight_memory", **sizes)
+        yield PlanProblem("warning", what, translate("plan.fix.leaves_memory", flags=flags))
     elif micro_batches is not None and micro_batches["batch_size"] >= 2 * spec.batch.batch_size:
         flags = fitting_flags(spec, micro_batches, target, dataset, target.comfortable_bytes)
         tokens = spec.workload.micro_batch_tokens
-        what = f"micro-batches of {tokens:,} tokens are too small to keep a GPU busy; larger ones fit"
+        what = translate("plan.problem.small_batches", tokens=tokens)
         if flags is not None:
-            yield PlanProblem("hint", what, f"{flags} is the same run, faster; `glass tune` measures it")
+            yield PlanProblem("hint", what, translate("plan.fix.faster", flags=flags))
 
 
 def _smaller_than_probed(spec: RunSpec) -> str:
     """The same update in micro-batches of at most half the size: what was estimated to fit did not."""
     batch, ranks = spec.batch, spec.workload.ranks
     if batch.batch_size == 1:
-        return "--activation_checkpointing=True, a shorter --block_size or a smaller model"
+        return translate("plan.fix.smaller_than_one_sequence")
     size = largest_micro_batch(batch.batch_size // 2, batch.sequences, ranks)
     changes: dict[str, Any] = {"batch_size": size}
     if spec.config.batch_tokens is None:
         changes["gradient_accumulation_steps"] = batch.sequences // size
-    return f"{changes_as_flags(changes)} is the same run in less memory"
+    return translate("plan.fix.less_memory", flags=changes_as_flags(changes))
 
 
 def refused_setting_problems(spec: RunSpec, target: PlanTarget) -> Iterator[PlanProblem]:
     """Settings that training would refuse on that machine."""
     config, workload, traits = spec.config, spec.workload, target.traits
     if config.fp8 and not decide.has_float8(traits):
-        yield PlanProblem("error", f"{target.name} has no FP8", "leave --fp8 out")
+        what = translate("plan.problem.no_fp8", target=target.name)
+        yield PlanProblem("error", what, translate("plan.fix.no_fp8"))
     elif config.fp8:
         for problem in decide.float8_problems(workload, traits):
-            yield PlanProblem("error", problem, "leave --fp8 out")
+            yield PlanProblem("error", problem, translate("plan.fix.no_fp8"))
     if workload.is_sharded and workload.dtype == "float16":
-        what = (
-            f"--shard=True does not work with float16 and its loss scaler, and {target.name} has no bfloat16"
-        )
-        yield PlanProblem("error", what, "--dtype=float32, or leave --shard out")
+        what = translate("plan.problem.shard_float16", target=target.name)
+        yield PlanProblem("error", what, translate("plan.fix.shard_float16"))
     for name, why in decide.refused_settings(config, traits).items():
         flag = f"--{name}={getattr(config, name)}"
-        is_cuda = traits.device_type == "cuda"
-        what = f"{flag} is not possible on this card: {why}" if is_cuda else f"{flag} is for CUDA cards"
+        what = translate("plan.problem.for_cuda", flag=flag)
+        if traits.device_type == "cuda":
+            what = translate("plan.problem.not_on_card", flag=flag, why=why)
         yield PlanProblem("error", what, f"--{name}=auto")
 
 
@@ -181,8 +178,8 @@ def _cluster_problems(
     shard, workload = spec.config.shard, spec.workload
     if parallelism is None:
         if shard:
-            what = "--shard=True spreads a model over several cards, and there is one"
-            yield PlanProblem("hint", what, "--gpus says how many; or leave --shard out")
+            what = translate("plan.problem.one_card")
+            yield PlanProblem("hint", what, translate("plan.fix.one_card"))
         return
     option, other = parallelism.ddp, parallelism.fsdp
     if shard:
@@ -196,26 +193,17 @@ def _cluster_problems(
             sequences = option.batch_size * option.micro_steps
             yield PlanProblem(
                 "hint",
-                f"all {sequences} sequences of a card fit in one pass, which all-gathers the weights once, "
-                f"not {option.micro_steps} times",
+                translate("plan.problem.one_pass", sequences=sequences, times=option.micro_steps),
                 f"--batch_size={sequences} --gradient_accumulation_steps={workload.ranks}",
             )
     if option.computing_s is None or option.waiting_s is None:
         return
     communication_share = option.waiting_s / (option.waiting_s + option.computing_s)
     if communication_share > _MAX_COMMUNICATION_SHARE:
-        fix = (
-            "more --batch_tokens, so that gradients are all-reduced less often; or fewer cards, or a faster "
-            "network between them"
-        )
+        fix = translate("plan.fix.communication")
         if shard and option.micro_steps > 1:
-            fix = (
-                "each micro-batch all-gathers all weights again: use fewer and larger ones; "
-                "--activation_checkpointing=True saves the memory for them"
-            )
-        what = (
-            f"communication that does not overlap with compute takes {communication_share:.0%} of an update"
-        )
+            fix = translate("plan.fix.communication.sharded")
+        what = translate("plan.problem.communication", share=f"{communication_share:.0%}")
         yield PlanProblem("warning", what, fix)
 
 
@@ -228,25 +216,25 @@ def _schedule_problems(spec: RunSpec) -> Iterator[PlanProblem]:
     if warmup >= config.max_iters:
         yield PlanProblem(
             "warning",
-            f"the warm-up of {warmup:,} updates does not end within --max_iters={config.max_iters:,}",
+            translate("plan.problem.warmup_only", warmup=warmup, max_iters=f"{config.max_iters:,}"),
             f"--warmup_iters={default_warmup_iters(config.max_iters)}",
         )
     elif warmup > config.max_iters / 3:
         yield PlanProblem(
             "hint",
-            f"the warm-up takes {warmup / config.max_iters:.0%} of the run",
+            translate("plan.problem.long_warmup", share=f"{warmup / config.max_iters:.0%}"),
             f"--warmup_iters={default_warmup_iters(config.max_iters)}",
         )
     if decay_end > 1.1 * config.max_iters:
         yield PlanProblem(
             "warning",
-            f"the learning rate decays until update {decay_end:,}, and the run ends at {config.max_iters:,}",
-            f"--lr_decay_iters={config.max_iters}: the last part of the decay lowers the loss too",
+            translate("plan.problem.late_decay", decay_end=decay_end, max_iters=config.max_iters),
+            translate("plan.fix.late_decay", max_iters=config.max_iters),
         )
     elif decay_end < 0.7 * config.max_iters:
         yield PlanProblem(
             "warning",
-            f"the learning rate reaches its minimum at update {decay_end:,} of {config.max_iters:,}",
+            translate("plan.problem.early_decay", decay_end=decay_end, max_iters=config.max_iters),
             f"--lr_decay_iters={config.max_iters}",
         )
 
@@ -258,30 +246,31 @@ def _data_problems(
     if dataset.train_tokens <= config.block_size:
         yield PlanProblem(
             "error",
-            f"the training split has {dataset.train_tokens:,} tokens, no more than "
-            f"--block_size={config.block_size}",
-            "prepare more text, or lower --block_size",
+            translate("plan.problem.short_text", tokens=dataset.train_tokens, block_size=config.block_size),
+            translate("plan.fix.short_text"),
         )
     if training.overfits_at is not None and training.overfits_at < 0.9 * config.max_iters:
         changes = _changes_to_stop_before_overfitting(spec, dataset, training.overfits_at)
         # In a shorter run our Triton kernels may not pay off, and PyTorch's need more memory.
         candidates = (changes, changes | {"kernels": "triton"})
         fitting = (fitting_flags(spec, some, target, dataset, target.max_bytes) for some in candidates)
-        shorter = next((f"{flags}, " for flags in fitting if flags is not None), "")
+        shorter = next((flags for flags in fitting if flags is not None), "")
         epochs = training.overfits_at * spec.batch.tokens / dataset.train_tokens
         yield PlanProblem(
             "warning",
-            f"it will probably begin to overfit near update {training.overfits_at:,}, after {epochs:.1f} "
-            "epochs",
-            f"{shorter}more --dropout, or --patience=3; the best checkpoint is kept",
+            translate("plan.problem.overfits", update=training.overfits_at, epochs=epochs),
+            translate("plan.fix.overfits_shorter", flags=shorter)
+            if shorter
+            else translate("plan.fix.overfits"),
         )
     is_pretraining = config.init_from == "scratch" and dataset.tokenizer not in ("char", "byte")
     if training.tokens_per_parameter < _MIN_TOKENS_PER_PARAMETER and is_pretraining:
         yield PlanProblem(
             "hint",
-            f"{format_count(spec.total_tokens)} tokens are {training.tokens_per_parameter:.1f} per "
-            "parameter; with fewer than about 20, a smaller model is better for the same FLOPs",
-            "a smaller model, or more updates",
+            translate(
+                "plan.problem.few_tokens", tokens=spec.total_tokens, ratio=training.tokens_per_parameter
+            ),
+            translate("plan.fix.few_tokens"),
         )
 
 
@@ -311,7 +300,7 @@ def _time_problems(
     if times.evaluation_share > _MAX_EVAL_SHARE and times.evaluation_s > _MIN_NOTED_EVAL_S:
         yield PlanProblem(
             "warning",
-            f"evaluation takes {times.evaluation_share:.0%} of the run",
+            translate("plan.problem.evaluation", share=f"{times.evaluation_share:.0%}"),
             _reduce_evaluation_advice(spec, target, dataset),
         )
     update_s = times.updates_s[1] / config.max_iters
@@ -320,8 +309,8 @@ def _time_problems(
     if first_s > _LATE_FIRST_CHECKPOINT_S and interval < training.first_checkpoint:
         yield PlanProblem(
             "hint",
-            f"the first checkpoint comes after {format_duration(first_s)}",
-            f"--checkpoint_interval={interval} saves every {format_duration(interval * update_s)}",
+            translate("plan.problem.late_checkpoint", seconds=first_s),
+            translate("plan.fix.late_checkpoint", interval=interval, seconds=interval * update_s),
         )
 
 
@@ -338,9 +327,9 @@ def _reduce_evaluation_advice(spec: RunSpec, target: PlanTarget, dataset: Datase
     while interval < max_iters:
         interval = min(2 * interval, max_iters)
         if not is_too_much(eval_interval=interval):
-            return f"--eval_interval={interval}, or fewer --eval_tokens"
+            return translate("plan.fix.evaluate_less_often", interval=interval)
     if is_too_much(eval_interval=max_iters, eval_iters=None, eval_tokens=1, closing_eval=False):
-        return "fewer --sample_tokens"
+        return translate("plan.fix.shorter_sample")
     if is_too_much(eval_interval=max_iters, eval_iters=None, eval_tokens=1):
-        return "fewer --eval_tokens, with --closing_eval=False"
-    return "fewer --eval_tokens"
+        return translate("plan.fix.no_closing_eval")
+    return translate("plan.fix.fewer_eval_tokens")

@@ -25,6 +25,7 @@ from glassgpt.estimate.measured_speed import LowMidHigh
 from glassgpt.estimate.memory import DTYPE_BYTES
 from glassgpt.estimate.speed import ThroughputEstimate
 from glassgpt.format import format_duration, format_parameters
+from glassgpt.i18n import translate
 from glassgpt.plan.dataset_info import known_dataset_info
 from glassgpt.plan.estimates import forecast_spec
 from glassgpt.plan.plan_warnings import refused_setting_problems
@@ -100,7 +101,7 @@ class Proposal:
         """Why the best run takes less than the time given; empty if it takes nearly all of it."""
         if not self.best.overfits_later or self.best.seconds > _NEARLY_ALL_TIME_SHARE * self.hours * 3600:
             return ""
-        return "with more updates it would probably overfit; a larger dataset could use more time"
+        return translate("plan.proposal.would_overfit")
 
     def as_toml(self) -> str:
         return to_toml(self.best.config, f"proposed by glass plan: {self.summary}")

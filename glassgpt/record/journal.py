@@ -39,6 +39,8 @@ JOURNAL_VERSION = 1  # of the meaning of fields; new fields do not raise it
 MAX_VALUE, MAX_INTEGER = 1e100, 10**15  # of numbers that are believed; see runs/log_numbers.py
 MAX_LINE_BYTES = 1 << 24  # a file that is one endless line must not fill the memory
 _READ_BLOCK_BYTES = 1 << 20  # read at once from the end
+_SHORT_BYTES = 1 << 18  # of a journal that is read as a whole
+_NEAR_BYTES, _MAX_LINES_BETWEEN_STEPS = 1 << 14, 16  # read in search of a step
 _MAX_OTHER_WRITER_BYTES = 1 << 20  # read of what another writer appended
 
 # Fields that may be NaN or infinite.
@@ -264,7 +266,7 @@ def whole_lines_end(path: Path) -> int:
     return 0
 
 
-def read_part(path: Path, begin: int, end: int | None = None) -> Iterator[Record]:
+def read_part(path: Path, begin: int, end: int | None = None, but_steps: bool = False) -> Iterator[Record]:
     """Every whole record between two offsets, each at the start of a line; `end` None: to the end."""
     with _open_to_read(path) as file:
         position = file.seek(begin)
@@ -273,9 +275,28 @@ def read_part(path: Path, begin: int, end: int | None = None) -> Iterator[Record
             nonlocal position
             while (end is None or position < end) and (line := file.readline(MAX_LINE_BYTES)):
                 position += len(line)
-                yield line
+                if not (but_steps and line.startswith(_STEP_LINE)):
+                    yield line
 
         yield from parse_records(lines())
+
+
+def sample_steps(path: Path, count: int) -> list[Record]:
+    """About `count` `step` records, evenly spaced: as fast for a long journal as for a short one."""
+    with _open_to_read(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        if size <= _SHORT_BYTES:
+            file.seek(0)
+            lines = [line for line in file.readlines() if line.startswith(_STEP_LINE)]
+            from_the_last = lines[:: -max(1, math.ceil(len(lines) / count))]
+            return list(parse_records(reversed(from_the_last)))
+        found = []
+        for number in range(1, count + 1):
+            file.seek(size * number // count - (_NEAR_BYTES if number == count else 0))
+            file.readline(MAX_LINE_BYTES)  # the rest of a line
+            near = (file.readline(MAX_LINE_BYTES) for _ in range(_MAX_LINES_BETWEEN_STEPS))
+            found.append(next((line for line in near if line.startswith(_STEP_LINE)), b""))
+    return list(parse_records(found))
 
 
 def read_backwards(path: Path) -> Iterator[Record]:

@@ -25,16 +25,23 @@ class Ledger:
         self._clock = clock
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._seconds["startup"] = age_s
-        self._stack = ["other"]
+        self._stack = [_Phase(self, "other", "")]
         self._since = clock()
 
-    def phase(self, name: str) -> _Phase:
-        return _Phase(self, name)
+    def phase(self, name: str, activity: str = "") -> _Phase:
+        """`activity`: what is done there, if the name of the phase does not say it."""
+        return _Phase(self, name, activity)
 
     @property
     def current(self) -> str:
         """The innermost phase."""
-        return self._stack[-1]
+        return self._stack[-1].name
+
+    @property
+    def activity(self) -> str:
+        """What is done now. Other threads may ask."""
+        phase = self._stack[-1]
+        return phase.activity or phase.name
 
     def reassign(self, source: str, target: str, seconds: float) -> None:
         """Moves time whose phase is known only afterwards. The sum stays the same."""
@@ -49,24 +56,24 @@ class Ledger:
 
     def _charge(self) -> None:
         now = self._clock()
-        self._seconds[self._stack[-1]] += now - self._since
+        self._seconds[self._stack[-1].name] += now - self._since
         self._since = now
 
 
 class _Phase:
     """A class instead of @contextmanager, which is slower; a phase is entered several times per update."""
 
-    __slots__ = ("_ledger", "_name", "seconds")
+    __slots__ = ("_ledger", "activity", "name", "seconds")
 
-    def __init__(self, ledger: Ledger, name: str) -> None:
+    def __init__(self, ledger: Ledger, name: str, activity: str) -> None:
         if name not in PHASES:
             raise ValueError(f"{name} is not a phase of the ledger")
-        self._ledger, self._name = ledger, name
+        self._ledger, self.name, self.activity = ledger, name, activity
         self.seconds = 0.0  # duration of the phase, nested ones included; valid after its end
 
     def __enter__(self) -> _Phase:
         self._ledger._charge()
-        self._ledger._stack.append(self._name)
+        self._ledger._stack.append(self)
         self.seconds = -self._ledger._since
         return self
 

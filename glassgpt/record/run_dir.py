@@ -33,6 +33,7 @@ from glassgpt.record import journal
 from glassgpt.record.journal import Record
 
 RUNS_DIR = Path("runs")
+OUTPUT_LOG_FILE = "output.log"  # of a foreign command, in place of a journal: output_log.py
 CONFIG_FILE = "config.toml"
 LOCK_FILE = "lock"
 TOKENIZER_DIR = "tokenizer"
@@ -43,6 +44,7 @@ NANOGPT_CKPT_FILE = "ckpt.pt"
 _CONFIG_END_MARK = "# That was all."
 _LOCK_TIMEOUT_S = 1.0  # before a trainer is refused: a reader holds its lock for microseconds only
 _LOCK_RETRY_S = 0.01
+_OTHER_DIR_FIX = "choose another --out_dir"
 
 
 def resume_command(run_dir: Path, *flags: str) -> str:
@@ -87,24 +89,29 @@ def make_run_dir(out_dir: str, name: str) -> Path:
         check_out_dir_is_free(out_dir)
         _make_durably(expand_user_path(out_dir), exist_ok=True)
         return expand_user_path(out_dir)
-    return _make_numbered(RUNS_DIR, name)
+    return make_numbered_dir(RUNS_DIR, name)
 
 
-def _make_numbered(parent: Path, name: str) -> Path:
+def make_numbered_dir(parent: Path, name: str, first: str = "", fix: str = _OTHER_DIR_FIX) -> Path:
+    """Makes the first free of NAME (or `first`), NAME-2, NAME-3, … in `parent`. The UserError if it cannot
+    ends with `fix`."""
     number = 1
     while True:
-        directory = parent / (name if number == 1 else f"{name}-{number}")
+        directory = parent / (first or name if number == 1 else f"{name}-{number}")
         number += 1
         if not directory.exists():
             try:
-                _make_durably(directory, exist_ok=False)
+                _make_durably(directory, exist_ok=False, fix=fix)
             except FileExistsError:  # another process was faster
                 continue
             return directory
 
 
-def _make_durably(directory: Path, exist_ok: bool) -> None:
+def _make_durably(directory: Path, exist_ok: bool, fix: str = _OTHER_DIR_FIX) -> None:
     """Makes a folder and its parents, and flushes them to the disk."""
+    for parent in directory.parents:
+        if parent.exists() and not parent.is_dir():
+            raise UserError(f"{directory} cannot be made: {parent} is a file; {fix}")
     try:
         missing = [path for path in (directory, *directory.parents) if not path.exists()]
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +121,7 @@ def _make_durably(directory: Path, exist_ok: bool) -> None:
     except FileExistsError:
         raise
     except OSError as error:
-        raise UserError(f"{directory} cannot be made: {error.strerror}; choose another --out_dir") from None
+        raise UserError(f"{directory} cannot be made: {error.strerror}; {fix}") from None
 
 
 def existing_run_dir(out_dir: str, name: str) -> Path:
@@ -252,9 +259,9 @@ class LockedRunDir:
         name, parent = f"{self.directory.name or 'run'}-rescued", self.directory.parent
         self._lock.close()
         try:
-            self._lock_directory(_make_numbered(parent if parent.is_dir() else Path(), name))
+            self._lock_directory(make_numbered_dir(parent if parent.is_dir() else Path(), name))
         except UserError:
-            self._lock_directory(_make_numbered(Path(), name))
+            self._lock_directory(make_numbered_dir(Path(), name))
 
     def write_config(self, config: TrainConfig) -> None:
         text = to_toml(config, "The settings of this run. Resuming reads them.") + f"{_CONFIG_END_MARK}\n"

@@ -4,12 +4,14 @@ The journal is written in the loop's thread, so that a record is safe before tra
 (console, trackers) each have a thread and a queue. One that fails is dropped and named. One that is slow or
 hangs falls behind, and beyond a limit it misses records, which are counted. From then on a tracker gets none,
 so that the rest can be sent later, in order. No listener can stop, slow down or corrupt a run. If a listener
-has a method `finish`, it is called at the end, after the journal is closed.
+has a method `tick`, it is called in every second without a record, with what the loop is doing. If it has a
+method `finish`, it is called at the end, after the journal is closed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import errno
 import queue
 import sys
@@ -28,6 +30,9 @@ from glassgpt.record.journal import Journal, Record, abbreviate_home_paths
 from glassgpt.record.run_dir import resume_command
 
 Listener = Callable[[Record], None]
+# What the loop is doing (a phase of the ledger, or `sample`), and how many updates are done. Called in the
+# threads of listeners: it must only read.
+ReadLoopStatus = Callable[[], tuple[str, int]]
 
 
 class TrackerListener(Protocol):
@@ -52,6 +57,7 @@ _CLOSED_OUTPUT_ERRNOS = (errno.EPIPE, errno.EIO)
 
 LISTENER_TIMEOUT_S = 5.0  # how long the end of a run waits for a slow listener
 TRACKER_TIMEOUT_S = 15.0  # and for a tracker, which may have to upload what it got
+TICK_S = 1.0  # without a record, after which a listener's `tick` is called
 MAX_QUEUED_RECORDS = 10_000  # in a listener's queue; when it is full, the listener misses records
 
 _KINDS_WITHOUT_PATHS = ("step", "eval", "sample")  # numbers, and generated text
@@ -111,6 +117,11 @@ class Sink:
                 )
                 self._dispatch(finding)
         self._dispatch(record)
+
+    def watch_loop(self, read_status: ReadLoopStatus) -> None:
+        """From now on listeners that have a method `tick` are told how far the loop is between records."""
+        for thread in self._listener_threads:
+            thread.read_loop_status = read_status
 
     def _dispatch(self, record: Record) -> None:
         origin = {"process": self._process, "start": self._start}
@@ -211,6 +222,9 @@ class NullSink:
     def __call__(self, record: Record) -> None:
         pass
 
+    def watch_loop(self, read_status: ReadLoopStatus) -> None:
+        pass
+
     def check_journal(self, done: int) -> None:
         pass
 
@@ -231,8 +245,13 @@ class _ListenerThread:
         self.failure: Exception | None = None
         self.failure_reported = False
         self.missed_records = 0  # because the queue was full
+        self.read_loop_status: ReadLoopStatus | None = None
+        context = contextvars.copy_context()  # the language of messages, which a thread does not inherit
         self._thread = threading.Thread(
-            target=self._deliver, daemon=True, name=f"{_TRACKER_THREAD_PREFIX}{name}" if name else None
+            target=context.run,
+            args=(self._deliver,),
+            daemon=True,
+            name=f"{_TRACKER_THREAD_PREFIX}{name}" if name else None,
         )
         self._thread.start()
 
@@ -267,9 +286,19 @@ class _ListenerThread:
             )
 
     def _deliver(self) -> None:
-        while (record := self._records.get()) is not None:
+        tick = getattr(self._listener, "tick", None)
+        while True:
             try:
-                self._listener(record)
+                record = self._records.get(timeout=None if tick is None else TICK_S)
+            except queue.Empty:
+                record = {}
+            if record is None:
+                return
+            try:
+                if record:
+                    self._listener(record)
+                elif tick is not None and self.read_loop_status is not None:
+                    tick(*self.read_loop_status())
             except Exception as error:  # noqa: BLE001 - no error of a listener may reach the run
                 self.failure = error
                 if not self.name:

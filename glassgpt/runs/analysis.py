@@ -8,6 +8,7 @@ Each value is computed once, on first use. None: the log does not support it. Do
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,9 +18,11 @@ import numpy as np
 
 from glassgpt.estimate.cards import Card
 from glassgpt.record.ledger import PHASES
+from glassgpt.runs.curve_statistics import end_means, median_by_iteration
 from glassgpt.runs.exit_status import infer_exit_status
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.final_loss import FinalLossForecast, forecast_final_loss
+from glassgpt.runs.ladder_progress import LadderProgress, find_ladder_progress
 from glassgpt.runs.loss_rise import (
     Explosion,
     LossJump,
@@ -43,7 +46,7 @@ from glassgpt.runs.model_size import (
 )
 from glassgpt.runs.noise import EvalNoise, estimate_eval_noise
 from glassgpt.runs.past_best import PastBest, TrainValGap, find_past_best, find_train_val_gap
-from glassgpt.runs.regimes import Regime, find_regimes
+from glassgpt.runs.regimes import Regime, find_regimes, find_wander
 from glassgpt.runs.run_log import ExitStatus, Floats, Ints, LoggedCheckpoint, LoggedEvaluation, RunLog
 from glassgpt.runs.time_split import TimeSplit, split_time
 from glassgpt.runs.trajectory import (
@@ -104,6 +107,11 @@ class Analysis:
         """Both losses of the last evaluation, so far apart that only memorising explains it."""
         return find_train_val_gap(self.trajectory, self.eval_noise)
 
+    @cached_property
+    def ladder_progress(self) -> LadderProgress | None:
+        """Which baselines of its dataset the validation loss passed, and when."""
+        return find_ladder_progress(self.log, self.trajectory, self.eval_noise)
+
     @property
     def has_overfitted(self) -> bool:
         """By the course of its evaluations, or by the gap between both losses of the last."""
@@ -152,7 +160,8 @@ class Analysis:
     @cached_property
     def steady_ms(self) -> float | None:
         """The median over iterations without evaluation, checkpoint or start-up."""
-        return _median(self.log.steps.ms[self.log.is_steady()])
+        steady = self.log.is_steady()
+        return median_by_iteration(self.log.steps.ms[steady], self.log.iterations_timed()[steady])
 
     @cached_property
     def eval_overhead_ms(self) -> float | None:
@@ -409,6 +418,8 @@ class Analysis:
         ]
         comparable = [one for one in val_losses if not math.isnan(one[0])]
         best_val_loss, best_val_step = min(comparable, key=lambda one: one[0], default=(None, None))
+        wander = find_wander(log, self.regimes)
+        loss_ends = end_means(self.trajectory.finite_losses()[1])
         return Facts(
             iterations_logged=log.iterations_logged,
             first_iteration=self._iteration(0),
@@ -420,9 +431,11 @@ class Analysis:
             steady_p95_ms=float(np.percentile(steps.ms[steady], 95)) if steady.any() else None,
             first_iteration_ms=self.first_iteration_ms,
             startup_ms=self.startup_ms,
-            eval_steps=self._iterations(evals),
+            eval_steps=self._iterations(
+                evals, not log.trainer.reads_any_log and log.trainer.loss_measures_learning
+            ),
             eval_overhead_ms=self.eval_overhead_ms,
-            checkpoint_steps=self._iterations(log.checkpoints),
+            checkpoint_steps=self._iterations(log.checkpoints, log.trainer.logs_checkpoints),
             estimated_total_s=self.plain_total_s,
             overhead_share=self.overhead_share,
             tokens_per_s=self.tokens_per_s,
@@ -446,16 +459,22 @@ class Analysis:
             regime_total_s=self.total_s,
             eval_overhead_typical_ms=self.eval_overhead_typical_ms,
             seconds_by_phase=self.seconds_by_phase,
+            wander_ms=None if wander is None else list(wander),
+            loss_ends=None if loss_ends is None else dataclasses.asdict(loss_ends),
         )
 
     def _iteration(self, row: int) -> int | None:
         steps = self.log.steps
         return int(steps.iteration[row]) if len(steps) and self.log.has_iteration_numbers else None
 
-    def _iterations(self, items: Sequence[LoggedEvaluation | LoggedCheckpoint]) -> list[int] | None:
-        """Each once, in order. None where there are items, and the log does not say at which iterations."""
+    def _iterations(
+        self, items: Sequence[LoggedEvaluation | LoggedCheckpoint], has_known_lines: bool
+    ) -> list[int] | None:
+        """Each once, in order. None where there are items, and the log does not say at which iterations; or
+        where there are none, and their lines may be of a form that is not known."""
         iterations = {item.iteration for item in items if item.iteration is not None}
-        return sorted(iterations) if self.log.has_iteration_numbers and (iterations or not items) else None
+        is_known = bool(iterations) or (not items and has_known_lines)
+        return sorted(iterations) if self.log.has_iteration_numbers and is_known else None
 
 
 def _median(values: Floats) -> float | None:

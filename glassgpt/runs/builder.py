@@ -21,14 +21,15 @@ So squares and products of these are finite, and nothing above this folder has t
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from glassgpt.config import ConfigValue
+from glassgpt.i18n import Message, say
 from glassgpt.runs.log_numbers import MAX_COUNT, clamped
 from glassgpt.runs.run_log import (
     EventKind,
@@ -41,55 +42,18 @@ from glassgpt.runs.run_log import (
     ValMetric,
     eval_or_save_iterations,
 )
+from glassgpt.runs.setup_builder import FailedLaunch, SetupBuilder
+from glassgpt.runs.step_clock import times_between
 from glassgpt.runs.step_rows import StepRows
 from glassgpt.runs.trainer import Trainer
 
 _MAX_EVENT_CHARS = 2000
 _MIN_ARRAY_STEPS = 8  # fewer are faster one by one
 _MAX_EVENTS_PER_KIND = 200
+_MIN_REWARDS = 10
 _MAX_BATCH_SIZES = 1000  # changes that are kept, of one process
 PROMPT = "$"  # of a shell: the text of a command's line
 FAILURE_KINDS = frozenset({"oom", "traceback", "abort", "kill", "interrupt"})
-
-
-@dataclass
-class SetupBuilder:
-    """What the log says about the run as a whole, collected line by line; the latest line counts."""
-
-    settings: dict[str, ConfigValue] = field(default_factory=dict)
-    values: dict[str, int | float | str | None] = field(default_factory=dict)  # fields of LoggedSetup
-    decayed_parameters: int | None = None  # the optimizer's two groups are printed separately
-    undecayed_parameters: int | None = None
-    trainable_parameters: int = 0
-    frozen_parameters: int = 0
-
-    def build(self) -> LoggedSetup:
-        optimizer_parameters = (self.decayed_parameters or 0) + (self.undecayed_parameters or 0)
-        values = {"trained_parameters": optimizer_parameters or None} | self.values
-        return LoggedSetup(settings=dict(self.settings), **values)  # type: ignore[arg-type]
-
-    def merged_with(self, later: SetupBuilder) -> SetupBuilder:
-        """This one, completed from a later one. A script that runs afterwards prints its own setup, so the
-        earlier values win."""
-        decayed, undecayed = self.decayed_parameters, self.undecayed_parameters
-        return SetupBuilder(
-            later.settings | self.settings,
-            later.values | self.values,
-            later.decayed_parameters if decayed is None else decayed,
-            later.undecayed_parameters if undecayed is None else undecayed,
-        )
-
-    def copy(self) -> SetupBuilder:
-        return replace(self, settings=dict(self.settings), values=dict(self.values))
-
-
-class FailedLaunch(NamedTuple):
-    """A command that failed before its first step: where it began, and what it printed first."""
-
-    first_line: int
-    header: str  # without digits
-    resumed: bool = False
-    setup: LoggedSetup = LoggedSetup()
 
 
 class _PendingItem(NamedTuple):
@@ -122,6 +86,7 @@ class RunBuilder:
         self._evals: list[LoggedEvaluation] = []
         self._checkpoints: list[LoggedCheckpoint] = []
         self._pending: list[_PendingItem] = []
+        self._rewards = array("d")
         self._events: list[LogEvent] = []
         self._event_counts: Counter[EventKind] = Counter()
 
@@ -242,8 +207,8 @@ class RunBuilder:
         self.line += count
         arrays = {name: np.array(column, dtype=float) for name, column in columns.items()}
         del arrays["iteration"]
-        ms = arrays["ms"]
-        ms[~((ms >= 0) & (ms <= MAX_COUNT))] = np.nan
+        if (ms := arrays.get("ms")) is not None:
+            ms[~((ms >= 0) & (ms <= MAX_COUNT))] = np.nan
         self._rows.extend(iterations, len(self._segments) - 1, arrays, self.line - count + 1)
         self._note_steps(count, int(iterations[-1]), self.line)
 
@@ -316,6 +281,10 @@ class RunBuilder:
             segment = max(0, len(self._segments) - 1)
             self._checkpoints.append(LoggedCheckpoint(iteration, segment, line=self.line))
 
+    def add_reward(self, reward: float) -> None:
+        """Of reinforcement learning: the mean reward of a step."""
+        self._rewards.append(reward)
+
     def drop_pending_checkpoints(self) -> None:
         """They belong to another run."""
         self._pending = [
@@ -383,6 +352,11 @@ class RunBuilder:
     @property
     def last_val_loss(self) -> float | None:
         return self._evals[-1].val_loss if self._evals else None
+
+    @property
+    def timed_eval_s(self) -> float:
+        """Of all evaluations whose time is known, together."""
+        return sum(one.ms for one in self._evals if one.ms is not None and math.isfinite(one.ms)) / 1000
 
     @property
     def last_step_columns(self) -> frozenset[str]:
@@ -460,12 +434,17 @@ class RunBuilder:
         """All that was read so far as one; `split_runs` makes runs of it. Does not change the builder."""
         numbers = self.iteration_by_count or {}
         evals = [
-            replace(one, iteration=numbers.get(one.iteration or 0, one.iteration)) if numbers else one
+            replace(one, iteration=numbers.get(one.iteration, one.iteration))
+            if numbers and one.iteration is not None
+            else one
             for one in self._evals
         ]
         steps, left_out = self._rows.build(
             eval_or_save_iterations(self.trainer, self._evals, self._checkpoints)
         )
+        trainer = self.trainer
+        if trainer.reads_any_log and not left_out and (between := times_between(steps)) is not None:
+            steps, trainer = between, replace(trainer, step_time_is_interval_mean=True)
         if numbers:
             counts = steps.iteration.tolist()
             iteration = np.array([numbers.get(count, count) for count in counts], dtype=np.int64)
@@ -486,7 +465,7 @@ class RunBuilder:
             segments[-1] = replace(segments[-1], last_step_line=self._last_step_line)
         return clamped(
             RunLog(
-                trainer=self.trainer,
+                trainer=trainer,
                 name=name,
                 steps=steps,
                 evals=tuple(evals),
@@ -503,5 +482,17 @@ class RunBuilder:
                 ends_mid_line=ends_mid_line,
                 last_partial_iteration=self.partial_iteration,
                 iterations_done=self.iterations_done,
+                notes=self._reward_notes() if len(segments) == 1 else (),
             )
         )
+
+    def _reward_notes(self) -> tuple[Message, ...]:
+        """From where to where the mean reward went: a tenth of the steps at each end."""
+        rewards = np.array(self._rewards, dtype=float)
+        rewards = rewards[np.isfinite(rewards)]
+        if len(rewards) < _MIN_REWARDS:
+            return ()
+        first, last = (
+            float(part.mean()) for part in (rewards[: len(rewards) // 10], rewards[-(len(rewards) // 10) :])
+        )
+        return (say("reward.course", first=first, last=last, best=float(rewards.max())),)

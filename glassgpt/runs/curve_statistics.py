@@ -23,6 +23,8 @@ _EXPONENTS = np.geomspace(0.05, 2.0, 60)
 # Of the predicted gain. A learning rate that decays to its end makes the last points steeper than further
 # training would be, which the scatter of the points does not show.
 EXTRAPOLATION_ERROR_SHARE = 1 / 3
+_MAX_END_LINES = 10
+_MAX_EVEN_RATIO = 2.0  # of iterations in a line: up to this they count alike
 _MAX_FIT_POINTS = 64  # enough for a fit of three numbers
 
 
@@ -41,6 +43,19 @@ def robust_std(values: Floats) -> float:
     return SIGMA_PER_MAD * mad(values)
 
 
+def median_by_iteration(values: Floats, iterations: Floats) -> float | None:
+    """The median over iterations, of which each value is the mean of so many. The plain median where the
+    numbers are about equal; None for no values."""
+    if not len(values):
+        return None
+    few, many = np.percentile(iterations, (10, 90))  # a single short interval at the end changes nothing
+    if many <= _MAX_EVEN_RATIO * few:
+        return float(np.median(values))
+    order = np.argsort(values, kind="stable")
+    covered = np.cumsum(iterations[order])
+    return float(values[order][np.searchsorted(covered, covered[-1] / 2)])
+
+
 def median_stderr(values: Floats) -> float:
     """The standard error of the median, estimated the same way; infinite for no values."""
     return MEDIAN_TO_MEAN_STDERR * robust_std(values) / math.sqrt(len(values)) if len(values) else math.inf
@@ -53,6 +68,23 @@ def detrended_std(values: Floats) -> float | None:
         return None
     differences = values[1:-1] - (values[:-2] + values[2:]) / 2
     return robust_std(differences) / math.sqrt(1.5)
+
+
+@dataclass(frozen=True)
+class EndMeans:
+    """A curve at both ends: the means of its first and of its last values, so many of each."""
+
+    first: float
+    last: float
+    lines: int
+
+
+def end_means(values: Floats) -> EndMeans | None:
+    """A single line of a noisy curve says little. Of a short curve there is nothing to average."""
+    if len(values) < 2:
+        return None
+    lines = max(1, min(_MAX_END_LINES, len(values) // 5))
+    return EndMeans(float(np.mean(values[:lines])), float(np.mean(values[-lines:])), lines)
 
 
 @dataclass(frozen=True)

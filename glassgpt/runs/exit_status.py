@@ -6,6 +6,7 @@ infer_exit_status(run_log)  # "finished", "interrupted", "crashed", "oom" or "cu
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.run_log import EventKind, ExitStatus, RunLog
@@ -49,6 +50,10 @@ _EVENT_PATTERNS: tuple[tuple[str, re.Pattern[str], EventKind], ...] = (
      re.compile(r"[Gg]radient overflow|[Oo]verflow.{0,80}(?:loss scale|skipping)"), "scaler-overflow"),
     ("loss scale",
      re.compile(r"[Ss]kipping step.{0,80}loss scale|loss scale.{0,80}reducing"), "scaler-overflow"),
+    # What a program says of itself that changes how it trains. Most warnings are about something else.
+    ("WARN",
+     re.compile(r"^\W*WARN(?:ING)?\b.{0,200}\b(?:fall(?:ing|s)?[ -]?back|not available|not supported"
+                r"|no support|unsupported|mismatch|terrible|(?:much|very) slow)"), "program-warning"),
     ("real", re.compile(r"^\s*real\s+\d+m[\d.]+s|^\s*[\d.]+ real\s+[\d.]+ user"), "finish"),
     ("wandb", re.compile(r"^\W*wandb\W*: Run summary:"), "finish"),
     ("elapsed", re.compile(r"^[\d.]+user [\d.]+system [\d:.]+elapsed"), "finish"),
@@ -112,6 +117,16 @@ def infer_exit_status(run_log: RunLog) -> ExitStatus | None:
     if ("finish" in after and has_trained) or _reached_planned_end(run_log):
         return "finished"
     return "cut"
+
+
+def says_it_is_over(run_log: RunLog) -> bool:
+    """Whether a log that may still grow shows the end of its run. An evaluation at its last line does not:
+    the next line may come."""
+    status = infer_exit_status(replace(run_log, live=False))
+    if status != "finished" or run_log.ended is not None:
+        return status != "cut"
+    after = [event.kind for event in run_log.events_after_last_step()]
+    return "finish" in after or planned_last_logged_iteration(run_log) is not None
 
 
 def _reached_planned_end(run_log: RunLog) -> bool:

@@ -53,6 +53,9 @@ class Facts:
     regime_total_s: float | None = None  # as estimated_total_s, with the steady time of each regime
     eval_overhead_typical_ms: float | None = None  # of evaluations that nothing interrupted
     seconds_by_phase: dict[str, float] | None = None  # where the time went; the values sum to regime_total_s
+    wander_ms: list[float] | None = None  # of a step time that goes up and down without regimes: from, to
+    # Means of the first and of the last finite training losses, and of how many lines each.
+    loss_ends: dict[str, float] | None = None
 
     @property
     def begins_late(self) -> bool:

@@ -31,6 +31,7 @@ from glassgpt.runs.run_log import (
     LogEvent,
     LoggedCheckpoint,
     LoggedEvaluation,
+    LoggedForecast,
     LoggedProcess,
     LoggedSetup,
     RunLog,
@@ -42,7 +43,9 @@ from glassgpt.sanitize import sanitize_record
 
 _STEP_KEYS = ("loss", "step_ms", "mfu", "lr", "grad_norm", "tokens_per_s")  # in the order of LOG_COLUMNS
 _SHAPE_SETTINGS = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
-_KINDS_WITH_TEXT = ("run", "finding", "profile", "end")
+_KINDS_WITH_TEXT = ("run", "finding", "profile", "sample", "end")
+_NOTE_KINDS = ("finding", "forecast", "sample")
+MAX_SAMPLES = 100  # the latest
 _EXIT_STATUSES: dict[str, ExitStatus] = {
     "finished": "finished",
     "stopped early": "finished",  # by --patience
@@ -108,7 +111,11 @@ class JournalReader:
         # Their `segment` is the process, until `build`.
         self._evals: list[LoggedEvaluation] = []
         self._checkpoints: list[LoggedCheckpoint] = []
-        self._notes: list[Record] = []  # findings and profiles
+        self._notes: list[Record] = []  # findings, profiles, samples, the revised forecast
+
+    @property
+    def has_records(self) -> bool:
+        return self._count > 0
 
     def index(self, end: int) -> JournalIndex:
         """What was read of a journal up to the offset `end`."""
@@ -184,7 +191,7 @@ class JournalReader:
             best = record["best"] if isinstance(record.get("best"), bool) else None
             blocking_ms = journal.float_or_none(record, "blocking_ms")
             self._checkpoints.append(LoggedCheckpoint(iteration, number, blocking_ms, best))
-        elif kind == "finding" or (kind == "profile" and journal.is_valid_profile(record)):
+        elif kind in _NOTE_KINDS or (kind == "profile" and journal.is_valid_profile(record)):
             self._notes.append(record)
 
     def _drop_after(self, iteration: int) -> None:
@@ -277,6 +284,15 @@ class JournalReader:
                 first_update_ms=self._first_updates[0][1] if self._first_updates else None,
                 journal_findings=tuple(note for note in self._notes if note["kind"] == "finding"),
                 profiles=tuple(note for note in self._notes if note["kind"] == "profile"),
+                samples=tuple(
+                    (note["iter"], note["text"])
+                    for note in self._notes
+                    if note["kind"] == "sample" and isinstance(note.get("text"), str)
+                )[-MAX_SAMPLES:],
+                forecast=_build_forecast(
+                    [self._processes[number].run for number in numbers],
+                    [note for note in self._notes if note["kind"] == "forecast"],
+                ),
                 nonfinite_update=nonfinite_update,
                 live=live,
                 events=events,
@@ -346,6 +362,35 @@ def _build_setup(run: Record) -> LoggedSetup:
             "busy_cores": busy_cores,
             "choices": choices if isinstance(choices, list) else [],
         },
+    )
+
+
+def _build_forecast(runs: Sequence[Record], revisions: Sequence[Record]) -> LoggedForecast:
+    """Speeds as the last process expected them; the loss as the first one did, which started from scratch."""
+
+    def low_and_high(record: Record, name: str) -> tuple[float, float] | None:
+        values = record.get(name)
+        if not isinstance(values, list) or len(values) != 3:
+            return None
+        low, high = (journal.float_or_none({"": value}, "") for value in (values[0], values[2]))
+        return (low, high) if low is not None and high is not None and 0 <= low <= high else None
+
+    def band(rows: object) -> tuple[tuple[float, float, float], ...]:
+        read = []
+        for row in rows if isinstance(rows, list) else ():
+            numbers = [journal.float_or_none({"": one}, "") for one in row] if isinstance(row, list) else []
+            values = [number for number in numbers if number is not None]
+            if len(values) == len(numbers) == 4:
+                read.append((values[0], values[1], values[3]))
+        return tuple(sorted(read))
+
+    forecasts = [journal.dict_or_empty(run, "forecast") for run in runs if run] or [{}]
+    revised = low_and_high(revisions[-1], "tokens_per_s") if revisions else None
+    return LoggedForecast(
+        loss=next((rows for one in forecasts if (rows := band(one.get("loss_curve")))), ()),
+        tokens_per_s=low_and_high(forecasts[-1], "tokens_per_s"),
+        mfu=low_and_high(forecasts[-1], "mfu"),
+        revised_tokens_per_s=None if revised is None else (revisions[-1]["iter"], *revised),
     )
 
 

@@ -17,17 +17,20 @@ import hashlib
 import json
 import os
 import secrets
-from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from glassgpt.files import regular_file_opener_nofollow
 from glassgpt.version import VERSION
 
 MIN_BYTES = 64 << 20  # of a journal that were read since its last index: a few seconds of reading
-_FORMAT = f"1 {VERSION}"
+_FORMAT = f"2 {VERSION}"
+_DTYPES = {"int64": np.int64, "float64": np.float64, "bool": np.bool_}
 _MAX_LINE_BYTES = 256 << 20
 _END_SAMPLE_BYTES = 1 << 16  # at the beginning and the end
 _SAMPLES, _SAMPLE_BYTES = 64, 1 << 10  # between them
@@ -37,7 +40,7 @@ _SAMPLES, _SAMPLE_BYTES = 64, 1 << 10  # between them
 class JournalIndex:
     end: int  # bytes of the journal that it is made from: whole lines
     state: Mapping[str, Any]  # JSON
-    arrays: Mapping[str, array[Any]]
+    arrays: Mapping[str, NDArray[Any]]
 
 
 def index_path(journal: Path) -> Path:
@@ -54,7 +57,10 @@ def load(journal: Path) -> JournalIndex | None:
             if head["format"] != _FORMAT or not is_unchanged or not 0 < end <= status.st_size:
                 return None
             state = file.readline(_MAX_LINE_BYTES)
-            arrays = {name: array(code, file.read(size)) for name, (code, size) in head["arrays"].items()}
+            arrays: dict[str, NDArray[Any]] = {
+                name: np.frombuffer(file.read(size), dtype=_DTYPES[code])
+                for name, (code, size) in head["arrays"].items()
+            }
         if (_checksum(state, arrays), _sampled(journal, end)) != (head["checksum"], head["journal"]):
             return None
         return JournalIndex(end, json.loads(state), arrays)
@@ -77,22 +83,22 @@ def save(journal: Path, index: JournalIndex) -> None:
             "mtime_ns": status.st_mtime_ns,
             "journal": _sampled(journal, index.end),
             "checksum": _checksum(state, index.arrays),
-            "arrays": {name: (one.typecode, len(one) * one.itemsize) for name, one in index.arrays.items()},
+            "arrays": {name: (one.dtype.name, one.nbytes) for name, one in index.arrays.items()},
         }
         try:
             with temporary.open("xb") as file:
                 file.write(json.dumps(head).encode() + b"\n" + state)
                 for numbers in index.arrays.values():
-                    numbers.tofile(file)
+                    file.write(np.ascontiguousarray(numbers).data)
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
 
 
-def _checksum(state: bytes, arrays: Mapping[str, array[Any]]) -> str:
+def _checksum(state: bytes, arrays: Mapping[str, NDArray[Any]]) -> str:
     digest = hashlib.blake2b(state)
     for numbers in arrays.values():
-        digest.update(numbers)
+        digest.update(np.ascontiguousarray(numbers).data)
     return digest.hexdigest()
 
 

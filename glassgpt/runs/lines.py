@@ -27,7 +27,7 @@ from glassgpt.runs.file_kinds import binary_kind
 
 CHUNK_BYTES = 1 << 20
 MAX_LINE_CHARS = 1 << 16  # the rest of a longer line is dropped
-MAX_PLAIN_LINE_CHARS = 1 << 12  # of a line that is not JSON
+MAX_PLAIN_LINE_CHARS = 1 << 13  # of a line that is not JSON: a dict with 100 rewards is shorter
 MAX_DROPPED_CHARS = 1 << 30  # a file with a longer line is not a log
 MAX_NOTEBOOK_BYTES = 256 << 20  # it has to be read whole
 MAX_DECOMPRESSED_BYTES = 16 << 30
@@ -145,44 +145,58 @@ def _detect_encoding(start: bytes) -> str:
 def whole_lines(texts: Iterable[str]) -> Iterator[str | LogLine]:
     """A text is whole lines, without the last line end; at the end of the file there may be a line without
     one."""
-    rest = ""  # the beginning of a line that continues in the next chunk
-    dropping = False  # inside a line that is too long
-    dropped = 0
-    in_line = False  # the last part ended with a carriage return
+    splitter = LineSplitter()
     for text in texts:
-        text = rest + text
+        yield from splitter.feed(text)
+    yield from splitter.close()
+
+
+class LineSplitter:
+    """Pieces of text to whole lines: what comes after the last line end waits for the next piece."""
+
+    def __init__(self) -> None:
+        self._rest = ""  # the beginning of a line that continues in the next piece
+        self._dropping = False  # inside a line that is too long
+        self._dropped = 0
+        self._in_line = False  # the last part ended with a carriage return
+
+    def feed(self, text: str) -> Iterator[str | LogLine]:
+        text = self._rest + text
         if "^M" in text:
             text = _SHOWN_RETURN.sub("\r", text)
         end = max(text.rfind("\n"), text.rfind("\r")) + 1
-        whole, rest = text[:end], text[end:]
-        if whole and dropping:
+        whole, self._rest = text[:end], text[end:]
+        if whole and self._dropping:
             line_end = re.search("[\r\n]", whole)
             if line_end is not None:
-                in_line, dropping = line_end[0] == "\r", False
+                self._in_line, self._dropping = line_end[0] == "\r", False
                 whole = whole[line_end.end() :]
         if whole:
             if "\r" in whole:
                 whole = whole.replace("\r\n", "\n")
-            if in_line or "\r" in whole:
-                yield from _parts_of_lines(whole, in_line)
+            if self._in_line or "\r" in whole:
+                yield from _parts_of_lines(whole, self._in_line)
             else:
                 yield _strip_controls(whole)[:-1]
-            in_line = whole.endswith("\r")
-        dropped = dropped + len(text) if dropping else 0
-        if dropped > MAX_DROPPED_CHARS:
+            self._in_line = whole.endswith("\r")
+        self._dropped = self._dropped + len(text) if self._dropping else 0
+        if self._dropped > MAX_DROPPED_CHARS:
             raise UserError(f"a line is longer than {MAX_DROPPED_CHARS >> 20} MiB: this is not a log")
-        if len(rest) > MAX_LINE_CHARS:
-            if not dropping:
-                for line in split_block(_strip_controls(rest[:MAX_LINE_CHARS])):
-                    yield line._replace(continues_line=line.continues_line or in_line)
-            rest, dropping = "", True
-    if rest and not dropping:
-        *whole_lines, last = (
-            line._replace(continues_line=line.continues_line or in_line)
-            for line in split_block(_strip_controls(rest))
-        )
-        yield from whole_lines
-        yield last._replace(is_incomplete=True)
+        if len(self._rest) > MAX_LINE_CHARS:
+            if not self._dropping:
+                for line in split_block(_strip_controls(self._rest[:MAX_LINE_CHARS])):
+                    yield line._replace(continues_line=line.continues_line or self._in_line)
+            self._rest, self._dropping = "", True
+
+    def close(self) -> Iterator[LogLine]:
+        """The line without an end, if there is one."""
+        if self._rest and not self._dropping:
+            *whole_lines, last = (
+                line._replace(continues_line=line.continues_line or self._in_line)
+                for line in split_block(_strip_controls(self._rest))
+            )
+            yield from whole_lines
+            yield last._replace(is_incomplete=True)
 
 
 def _parts_of_lines(whole: str, in_line: bool) -> Iterator[str | LogLine]:

@@ -23,6 +23,7 @@ NUMBER = (
     r"|(?:nan|NaN|NAN)\b|(?:inf(?:inity)?|INF)\b))"  # in capitals where the format has an E: `lm loss: NAN`
 )
 COUNT = r"([\d,.]+(?:\s?[kKMBG](?![a-z]))?)"  # not the M of "6 Models"
+MAX_CELL_CHARS = 64  # of a number or a time in a table
 _UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "m": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
 # Digits and signs of Hindi and Arabic texts, as Python's patterns for numbers expect them.
@@ -76,6 +77,25 @@ def parse_count(text: str) -> int:
     if not 0 <= value <= MAX_COUNT:
         raise ValueError(text)
     return round(value)
+
+
+def parse_cell(value: object) -> float | None:
+    """A number; None where there is none. JSON may have a number as a text."""
+    if type(value) is float:  # most of them: first
+        return value
+    if isinstance(value, str):
+        if not value or len(value) > MAX_CELL_CHARS:
+            return None
+        try:
+            return float(value)
+        except ValueError:
+            return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 # --- limits ---

@@ -11,7 +11,7 @@ guessed from the values of a column.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Literal
 
@@ -36,6 +36,7 @@ Role = Literal[
     "timestamp",
     "time",
     "eval_s",
+    "reward",
     "split",
     "run",
 ]
@@ -51,6 +52,7 @@ NAMES: dict[Role, str] = {
     # One step's loss before an epoch's mean.
     "loss": "train_loss_step loss_step train_step_loss train_batch_loss batch_loss loss train_loss "
     "training_loss loss_train loss_training train_lm_loss lm_loss train_ce_loss ce_loss "
+    "train_loss_nats_per_byte train_loss_nats loss_nats "
     "train_crossentropyloss crossentropyloss train_cross_entropy train_cross_entropy_loss "
     "cross_entropy_loss cross_entropy loss_metrics_global_avg_loss train_nll_loss nll_loss "
     "avg_loss mean_loss train_loss_epoch loss_epoch epoch_loss train_epoch_loss",
@@ -84,6 +86,9 @@ NAMES: dict[Role, str] = {
     "timestamp": "_timestamp timestamp wall_time walltime datetime",
     "time": "time",  # of a step, since the start, or of the day: its values decide
     "eval_s": "eval_runtime val_time_s eval_time_s eval_s validation_time_s",
+    # Of reinforcement learning. DPO's rewards/margins are no rewards, and its loss is a cross-entropy.
+    "reward": "reward mean_reward reward_mean rewards_mean critic_rewards_mean critic_score_mean avg_reward "
+    "average_reward objective_rlhf_reward env_reward_mean train_reward",
     "split": "split phase subset mode",  # whose loss a row has: train, val, …
     "run": "run run_name run_id experiment experiment_name trial model model_name",  # which run's row it is
 }
@@ -97,6 +102,8 @@ _PART_WORDS = {
     "aux", "auxiliary", "z", "kl", "value", "critic", "policy", "actor", "entropy", "reg", "regularization",
     "balance", "balancing", "router", "scale", "scaler", "delta", "std", "var", "min", "max", "best",
 }  # fmt: skip
+_REWARD_WORDS = {"reward", "rewards"}
+_NO_REWARD_WORDS = {"chosen", "rejected", "margin", "margins", "accuracy", "accuracies", *_PART_WORDS}
 _MAX_NAME_CHARS = 200
 
 
@@ -104,6 +111,15 @@ def normalise(name: str) -> str:
     """`Train/Loss` -> `train_loss`. A leading underscore stays: it marks wandb's own columns."""
     plain = re.sub(r"[^a-z0-9_]+", "_", name.strip().lower()).rstrip("_")
     return plain if name.startswith("_") else plain.lstrip("_")
+
+
+def is_reinforcement(names: Iterable[str]) -> bool:
+    """Whether these columns are of reinforcement learning, whose loss is near zero by construction. The
+    rewards of a preference loss (DPO) are implicit ones, and its loss measures learning."""
+    others = {"kl", "reward_std", "frac_reward_zero_std"}
+    return any(
+        role_of(name) == "reward" or normalise(name).removeprefix("train_") in others for name in names
+    )
 
 
 def role_of(name: str) -> Role | None:
@@ -122,6 +138,8 @@ def ranked_role(name: str) -> tuple[Role, int] | None:
     words = plain.split("_")
     if words[-1] == "loss" and not _PART_WORDS.intersection(words):
         return ("val_loss" if VAL_WORDS.intersection(words) else "loss"), _OTHER_RANK + len(words)
+    if _REWARD_WORDS.intersection((words[0], words[-1])) and not _NO_REWARD_WORDS.intersection(words):
+        return "reward", _OTHER_RANK + len(words)
     if plain.startswith("lr_"):  # Lightning's lr-AdamW/pg1, with any optimizer's name
         return "lr", _OTHER_RANK
     return None

@@ -9,26 +9,25 @@ Three things in tables are not what they seem:
 
 - Several processes may write one table, each at its own pace: a row that repeats a recent one is left out.
 - A table may repeat the latest validation loss in every row: only another value is another evaluation.
-- A clock counts whole seconds, or runs on during evaluations: see `_StepClock`.
+- A clock counts whole seconds, or runs on during evaluations: see `StepClock`.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from itertools import pairwise
 from statistics import median
 
 from glassgpt.i18n import Message, say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.log_numbers import MAX_COUNT
-from glassgpt.runs.metric_columns import VAL_WORDS, Role, choose_columns, role_of
+from glassgpt.runs.log_numbers import MAX_CELL_CHARS, MAX_COUNT, parse_cell
+from glassgpt.runs.metric_columns import VAL_WORDS, Role, choose_columns, is_reinforcement, role_of
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.split_runs import split_runs
+from glassgpt.runs.step_clock import StepClock, parse_clock, parse_elapsed_ms, parse_timestamp
 from glassgpt.runs.trainer import Trainer
 from glassgpt.runs.trainers import BY_ID, TRAINERS
 from glassgpt.sanitize import sanitize_line
@@ -41,86 +40,17 @@ _SAME_LOSS = 0.005  # two processes' losses of one step; relative
 _CLOCK_LAG_S = 10.0  # between two processes that write one table
 _MAX_REPEATS = 0.1  # of the rows; more are those of several processes
 _MAX_NOTES = 5
-_MIN_SPAN = 20  # units of the clock in a time: its error is at most 1 in 20
-_MAX_TEXT_CHARS = 64  # of a number or a time
 # A step of Python's cannot be faster than 0.1 ms, nor does one take a quarter of an hour.
 _MAX_BARE_SECONDS, _MIN_BARE_MS = 0.1, 1000.0
 _STEP_TIME_UNITS = {"ms": 1.0, "s": 1000.0}
 
-_DURATION = re.compile(r"(?:(\d{1,6}) days?, )?(\d{1,6}):(\d{2}):(\d{2}(?:\.\d{1,9})?)")
-_UNITS = re.compile(r"(?:(\d{1,6})d)? ?(?:(\d{1,6})h)? ?(?:(\d{1,6})m)? ?(?:(\d{1,6}(?:\.\d{1,9})?)s)?")
 _COLUMN_ROLES: tuple[Role, ...] = ("lr", "grad_norm", "tokens_per_s", "mfu")
-
-
-# --- cells ---
-
-
-def parse_cell(value: object) -> float | None:
-    """A number; None where there is none. JSON may have a number as a text."""
-    if type(value) is float:  # most of them: first
-        return value
-    if isinstance(value, str):
-        if not value or len(value) > _MAX_TEXT_CHARS:
-            return None
-        try:
-            return float(value)
-        except ValueError:
-            return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-
-
-def _parse_iteration(value: object) -> int | None:
-    """Also of `10/2353`, with what is planned."""
-    number = parse_cell(value)
-    if number is None and isinstance(value, str) and "/" in value:
-        number = parse_cell(value[: 2 * _MAX_TEXT_CHARS].partition("/")[0])
-    return int(number) if number is not None and 0 <= number <= MAX_COUNT and number % 1 == 0 else None
-
-
-def parse_clock(value: object) -> float | None:
-    """Seconds, of a number, of 1 day, 2:03:04, of 1d 2h 3m 4s or of a date."""
-    number = parse_cell(value)
-    if number is not None:
-        return number if math.isfinite(number) else None
-    if not isinstance(value, str) or len(value) > _MAX_TEXT_CHARS:
-        return None
-    if match := _DURATION.fullmatch(value.strip()):
-        days, hours, minutes, seconds = match.groups()
-        return int(days or 0) * 86400.0 + int(hours) * 3600 + int(minutes) * 60 + float(seconds)
-    if (match := _UNITS.fullmatch(value.strip())) and match.lastindex:
-        return sum(
-            float(part or 0) * seconds
-            for part, seconds in zip(match.groups(), (86400, 3600, 60, 1), strict=True)
-        )
-    try:
-        date = datetime.fromisoformat(value.strip().replace(",", "."))
-        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        return None
-
-
-def _parse_timestamp(value: object) -> float | None:
-    """Seconds since 1970, also of milli-, micro- and nanoseconds."""
-    seconds = parse_clock(value)
-    while seconds is not None and abs(seconds) > 1e11:
-        seconds /= 1000
-    return seconds
-
-
-def _parse_elapsed_ms(value: object) -> float | None:
-    ms = parse_cell(value)
-    return ms / 1000 if ms is not None and math.isfinite(ms) else None
 
 
 _CLOCKS: dict[Role, tuple[Callable[[object], float | None], str]] = {
     "elapsed_s": (parse_clock, "s"),
-    "elapsed_ms": (_parse_elapsed_ms, "ms"),
-    "timestamp": (_parse_timestamp, "s"),
+    "elapsed_ms": (parse_elapsed_ms, "ms"),
+    "timestamp": (parse_timestamp, "s"),
 }
 # What a column may be instead.
 _MAYBE_CLOCKS: dict[Role, Role] = {
@@ -132,43 +62,12 @@ _MAYBE_CLOCKS: dict[Role, Role] = {
 }
 
 
-def _resolution_s(values: Sequence[object], parse: Callable[[object], float | None]) -> float:
-    """The unit of the last digit that a clock shows."""
-    digits = max((len(str(value)[:40].partition(".")[2]) for value in values), default=0)
-    unit = parse(1) if parse is not _parse_timestamp else 1.0  # 1 in the column's unit
-    return max(1e-6, (unit or 1.0) * 10.0 ** -min(digits, 6))
-
-
-class _StepClock:
-    """Step times from a clock that rows show: the mean over the iterations since an earlier row.
-
-    A time covers at least _MIN_SPAN units of the clock, so that rounding does not show; rows inside such a
-    span have no time. Evaluations are subtracted, or, if their duration is not known, leave no time at all.
-    """
-
-    def __init__(self, resolution_s: float) -> None:
-        self.resolution_s = resolution_s
-        self._start: tuple[int, float] | None = None  # iteration and seconds where the span begins
-        self._eval_s: float | None = 0.0  # inside the span; None: not known
-        self.last_s = -math.inf
-
-    def add_eval(self, seconds: float | None) -> None:
-        known = seconds is not None and 0 <= seconds < math.inf
-        self._eval_s = self._eval_s + (seconds or 0.0) if known and self._eval_s is not None else None
-
-    def step_ms(self, iteration: int, seconds: float) -> float:
-        start, self.last_s = self._start, seconds
-        if start is None or iteration <= start[0] or seconds < start[1] or self._eval_s is None:
-            self._start, self._eval_s = (iteration, seconds), 0.0
-            return math.nan
-        spent_s = seconds - start[1] - self._eval_s
-        if spent_s < _MIN_SPAN * self.resolution_s:
-            return math.nan
-        self._start, self._eval_s = (iteration, seconds), 0.0
-        return spent_s / (iteration - start[0]) * 1000
-
-
-# --- the table ---
+def _parse_iteration(value: object) -> int | None:
+    """Also of `10/2353`, with what is planned."""
+    number = parse_cell(value)
+    if number is None and isinstance(value, str) and "/" in value:
+        number = parse_cell(value[: 2 * MAX_CELL_CHARS].partition("/")[0])
+    return int(number) if number is not None and 0 <= number <= MAX_COUNT and number % 1 == 0 else None
 
 
 class MetricTable:
@@ -183,7 +82,7 @@ class MetricTable:
         self._names: set[str] = set()  # seen so far
         self._columns: dict[Role, str] = {}
         self._units: dict[Role, str] = {}  # of times
-        self._clock: _StepClock | None = None
+        self._clock: StepClock | None = None
         self._parse_clock: Callable[[object], float | None] = parse_clock
         self._clock_column: str | None = None
         self._recent: dict[tuple[str, int], float] = {}  # "loss" or "val_loss", and iteration -> value
@@ -240,12 +139,16 @@ class MetricTable:
         self._flush_sample()
         if not (self.finish() if final else self.builder.has_steps):
             return ()
-        notes = [*self.notes, say("table.epochs")] if self._counts_epochs else list(self.notes)
-        if self._run_s and self.builder.iterations_done and not self._units and self._processes == 1:
-            ms = 1000 * self._run_s / self.builder.iterations_done
-            notes.append(say("table.run_time", run_s=self._run_s, ms=ms))
+        built = self.builder.build(name, ends_mid_line=False)
+        notes = [*built.notes, *self.notes, *([say("table.epochs")] if self._counts_epochs else [])]
+        # Evaluations that took longer than that belong to earlier processes, as does part of the training.
+        run_s, done = self._run_s, self.builder.iterations_done
+        is_whole = run_s is not None and self.builder.timed_eval_s <= run_s
+        if run_s and is_whole and done and not self._units and self._processes == 1:
+            ms = 1000 * run_s / done
+            notes.append(say("table.run_time", run_s=run_s, ms=ms))
         whole = replace(
-            self.builder.build(name, ends_mid_line=False),
+            built,
             run_name=run_name,
             has_line_numbers=has_lines,
             first_line=self._first_line,
@@ -303,6 +206,10 @@ class MetricTable:
             step_time_is_interval_mean=trainer.step_time_is_interval_mean or self._clock is not None,
             iterations_are_epochs=self._counts_epochs or "epoch" in self._columns.get("loss", ""),
         )
+        if is_reinforcement(counts):
+            self.builder.trainer = replace(
+                self.builder.trainer, zero_loss_cause=None, loss_measures_learning=False
+            )
         if "iteration" not in self._columns and not self._counts_epochs:
             self.builder.iteration_by_count = {}
         for row, line in sample:
@@ -332,7 +239,7 @@ class MetricTable:
             values = [row[column] for row in losses if column in row and parse(row[column]) is not None]
             # Less than half: a total in the closing row.
             if self._clock is None and values and 2 * len(values) >= len(losses):
-                self._clock = _StepClock(_resolution_s(values, parse))
+                self._clock = StepClock.of_values(values, parse)
                 self._clock_column, self._parse_clock, self._units[role] = column, parse, unit
 
     def _choose_step_time(self, rows: Sequence[Row]) -> None:
@@ -372,7 +279,7 @@ class MetricTable:
             seconds = self._parse_clock(row.get(self._clock_column))
             if iteration is not None and seconds is not None:
                 times.append(clock.step_ms(iteration, seconds))
-        self._clock = _StepClock(clock.resolution_s)
+        self._clock = StepClock(clock.resolution_s)
         times = [time for time in times if time > 0]
         return median(times) if times else math.nan
 
@@ -498,6 +405,8 @@ class MetricTable:
             for role, unit in self._units.items():
                 ms = _known(parse_cell(row.get(columns[role]))) * _STEP_TIME_UNITS[unit]
         self.builder.add_step(iteration, loss, ms=ms, line=self.builder.line, **values)
+        if "reward" in columns:
+            self.builder.add_reward(_known(parse_cell(row.get(columns["reward"]))))
         self._last_iteration = iteration
         self._run_s = self.builder.iterations_done = None
         tokens = parse_cell(row.get(columns["tokens"])) if "tokens" in columns else None

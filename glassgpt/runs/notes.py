@@ -15,26 +15,16 @@ priority over one in prose. Only what the text states as measured is read: range
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from glassgpt.config import ConfigValue
-from glassgpt.errors import UserError
-from glassgpt.estimate.cards import resolve_card_name
-from glassgpt.estimate.flops import attention_flops_per_token, six_n_flops_per_token
-from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.header import KNOWN_SETTINGS, parse_setting
-from glassgpt.runs.log_numbers import ASCII_DIGITS, MAX_COUNT, parse_count, parse_ms
-from glassgpt.runs.model_size import implied_layers
+from glassgpt.runs.log_numbers import ASCII_DIGITS, parse_count
 from glassgpt.runs.note_words import (
     CARD_NAME,
     CONTRASTED_NAMES,
-    EVALUATION_WORD,
-    ITERATION_AFTER,
-    ITERATION_BEFORE,
     METRICS,
     PROSE_MFU,
     PROSE_MS,
@@ -42,40 +32,28 @@ from glassgpt.runs.note_words import (
     QUOTED_LOSS,
     ROUNDED_LOSS,
     TABLE_CELL,
-    TOKEN_PRODUCT,
     last_iteration,
     metric_of_row,
-    parse_iteration,
     perplexities_as_losses,
     stated_settings,
 )
+from glassgpt.runs.noted_run import (
+    NotedRun,
+    build_run_log,
+    fits_shape,
+    plain_text,
+    read_cell,
+    read_head,
+    record_device,
+)
 from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trainer import A100_PEAK, Trainer
+from glassgpt.runs.trainer import Trainer
 from glassgpt.runs.trainers import TRAINERS
 
 _MAX_CHARS = 300_000  # of a text that is read as a note
 _MAX_LINE_CHARS = 2_000
 _MAX_RUNS = 8
 _MIN_VALUE_SHARE = 0.5  # of a run's column: more of its cells are words
-
-
-@dataclass
-class _NotedRun:
-    """What the text says about one run."""
-
-    title: str = ""
-    names: set[str] = field(default_factory=set)
-    settings: dict[str, ConfigValue] = field(default_factory=dict)
-    values: dict[str, int | float | str] = field(default_factory=dict)  # fields of LoggedSetup
-    measured: dict[str, tuple[float, int | None, int]] = field(default_factory=dict)  # value, iteration, line
-    evals: dict[tuple[int | None, str], tuple[float, int]] = field(default_factory=dict)  # value, line
-    iteration: int | None = None  # the last one
-
-    @property
-    def has_content(self) -> bool:
-        """A loss with its iteration, or a time with what was timed."""
-        has_loss = any(at is not None or self.iteration is not None for at, _ in self.evals)
-        return has_loss or ("ms" in self.measured and ("mfu" in self.measured or bool(self.settings)))
 
 
 def read_note(lines: Sequence[str], name: str) -> tuple[RunLog, ...]:
@@ -86,7 +64,7 @@ def read_note(lines: Sequence[str], name: str) -> tuple[RunLog, ...]:
     whole = "\n".join(texts).lower()
     named = max(TRAINERS, key=lambda trainer: whole.count(trainer.name.lower()))
     trainer = _noted_trainer(named if named.name.lower() in whole else TRAINERS[-1])
-    logs = [_build(run, trainer, name if len(runs) == 1 else f"{name}: {run.title}") for run in runs]
+    logs = [build_run_log(run, trainer, name if len(runs) == 1 else f"{name}: {run.title}") for run in runs]
     events = tuple(perplexities_as_losses(texts))
     return tuple(
         replace(
@@ -139,7 +117,7 @@ class _Note:
     """The runs of a text: first its tables, then its prose."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        self.runs: list[_NotedRun] = []
+        self.runs: list[NotedRun] = []
         in_table: set[int] = set()
         for start, rows in _tables(texts):
             in_table.update(range(start, start + len(rows) + 1))
@@ -166,9 +144,9 @@ class _Note:
         if not columns or (self.runs and len(columns) != len(self.runs)):
             return
         if not self.runs:
-            self.runs = [_NotedRun(title=_plain_text(head[column])) for column in columns]
+            self.runs = [NotedRun(title=plain_text(head[column])) for column in columns]
         for run, column in zip(self.runs, columns, strict=True):
-            _read_head(run, head[column])
+            read_head(run, head[column])
             cells = [
                 (metric, row[0], row[column], start + 3 + offset)
                 for offset, (row, metric) in enumerate(zip(body, metrics, strict=True))
@@ -178,7 +156,7 @@ class _Note:
             for metric, label, cell, line in sorted(
                 cells, key=lambda cell: cell[0] == "tokens_per_iteration"
             ):
-                _read_cell(run, metric, label, cell, line)
+                read_cell(run, metric, label, cell, line)
         for run in self.runs:  # a name of two runs is none
             others = set().union(*(other.names for other in self.runs if other is not run))
             run.names -= others
@@ -202,7 +180,7 @@ class _Note:
             if not self._has_table:
                 self._read_sentence(at, text)
 
-    def _mentions(self, text: str) -> list[tuple[int, _NotedRun]]:
+    def _mentions(self, text: str) -> list[tuple[int, NotedRun]]:
         found = []
         for run in self.runs:
             for name in run.names:
@@ -210,7 +188,7 @@ class _Note:
                 found += [(match.start(), run) for match in re.finditer(pattern, text, re.IGNORECASE)]
         return sorted(found, key=lambda mention: mention[0])
 
-    def _run_at(self, text: str, position: int) -> _NotedRun | None:
+    def _run_at(self, text: str, position: int) -> NotedRun | None:
         """The run that the text speaks of here: the latest named before, else the next after."""
         if len(self.runs) == 1:
             return self.runs[0]
@@ -236,7 +214,7 @@ class _Note:
                 run.evals.setdefault((iteration, metric), (float(match[1]), at + 1))
         return metric, last_iteration(text) or iteration
 
-    def _settings_of_runs(self, text: str) -> Iterator[tuple[_NotedRun, str, ConfigValue]]:
+    def _settings_of_runs(self, text: str) -> Iterator[tuple[NotedRun, str, ConfigValue]]:
         """A setting belongs to the run whose values the line repeats, else to the run named closest to it,
         else to the runs whose MFU and time fit the shape that the line states."""
         stated = list(stated_settings(text))
@@ -250,7 +228,7 @@ class _Note:
                 if len(owners) != 1 and mentions:
                     owners = [min(mentions, key=lambda mention: abs(mention[0] - position))[1]]
                 elif len(owners) != 1:
-                    owners = [run for run in self.runs if _fits_shape(run, shape)]
+                    owners = [run for run in self.runs if fits_shape(run, shape)]
             for run in owners:
                 yield run, name, value
 
@@ -280,7 +258,7 @@ class _Note:
             for match in CARD_NAME.finditer(sentence):
                 run = self._run_at(sentence, match.start())
                 if run is not None and run.settings.get("device") != "cpu":
-                    _record_device(run, match[0])
+                    record_device(run, match[0])
 
 
 def _tables(texts: Sequence[str]) -> Iterator[tuple[int, list[list[str]]]]:
@@ -304,105 +282,14 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
-def _plain_text(cell: str) -> str:
-    return re.sub(r"[*_`]{1,3}", "", cell).strip() if not re.fullmatch(r"`?\w+`?", cell) else cell.strip("`")
-
-
-def _read_head(run: _NotedRun, head: str) -> None:
-    """`4070 Ti (5000 iterations, GPU)`: names, the last iteration, the device."""
-    for phrase in re.split(r"[(),/|;]", _plain_text(head)):
-        phrase = phrase.strip()
-        if match := ITERATION_BEFORE.search(phrase) or ITERATION_AFTER.search(phrase):
-            run.iteration = parse_iteration(match[1]) or run.iteration
-        elif len(phrase) > 1:
-            run.names.add(phrase)
-            if phrase.upper() == "CPU":
-                run.settings["device"] = "cpu"
-            elif CARD_NAME.search(phrase):
-                _record_device(run, phrase)
-
-
-def _record_device(run: _NotedRun, text: str) -> None:
-    match = CARD_NAME.search(text)
-    if match is None or "device_name" in run.values:
-        return
-    try:
-        run.values["device_name"] = resolve_card_name(match[0]).card.name
-    except UserError:
-        run.values["device_name"] = match[0]
-
-
-def _read_cell(run: _NotedRun, metric: str, label: str, cell: str, line: int) -> None:
-    plain = _plain_text(cell)
-    if metric == "device_name":
-        _record_device(run, plain)
-        return
-    match = TABLE_CELL.match(cell)
-    if metric in KNOWN_SETTINGS:
-        value = parse_setting(plain.split(" ")[0])
-        if value is not None:
-            run.settings.setdefault(metric, value)
-        return
-    if metric == "tokens_per_iteration" and (product := TOKEN_PRODUCT.match(plain)):
-        _record_batch(run, product)
-        return
-    if match is None:
-        return
-    number, unit = match["number"], match["unit"] or ""
-    iteration = last_iteration(match["rest"]) or last_iteration(label) or run.iteration
-    if metric in ("parameters", "tokens_per_iteration"):
-        if not match["high"]:
-            run.values.setdefault(metric, parse_count(number + (unit if unit in "kKMBG" else "")))
-    elif metric in ("val_loss", "train_loss"):
-        if not match["high"]:
-            run.evals.setdefault((iteration, metric), (float(number), line))
-    elif metric == "ms":
-        _record_time(run, match, iteration, line)
-    elif metric in ("loss", "mfu", "tokens_per_s") and not match["high"]:
-        value = parse_count(number + unit) if unit and unit in "kKMBG" else float(number.replace(",", ""))
-        run.measured.setdefault(metric, (value, iteration, line))
-
-
-def _record_time(run: _NotedRun, match: re.Match[str], iteration: int | None, line: int) -> None:
-    """`116-1505ms`: the shortest is a steady iteration, the longest one that evaluates. A time that the cell
-    doubts, or says to include an evaluation, is not that of a steady one."""
-    unit = match["unit"] if match["unit"] in ("ms", "s") else "ms"
-    ms = parse_ms(match["number"], unit)
-    is_doubted = match["rest"].lstrip().startswith("?") or EVALUATION_WORD.search(match["rest"])
-    if is_doubted:
-        run.measured.setdefault("eval_ms", (ms, iteration, line))
-        return
-    run.measured.setdefault("ms", (ms, iteration, line))
-    if match["high"]:
-        high = parse_ms(match["high"].strip(" -–—"), unit)
-        if high > 2 * ms:
-            run.measured.setdefault("eval_ms", (high, iteration, line))
-
-
-def _record_batch(run: _NotedRun, product: re.Match[str]) -> None:
-    """`16 × 1024 × 32 = 524k`: tokens per iteration, and the context as the remaining factor."""
-    factors = [float(factor.replace(",", "")) for factor in re.split(r"\s*[x×*]\s*", product[1])]
-    tokens = round(math.prod(factors))
-    if not 0 < tokens < MAX_COUNT or (product[2] and abs(parse_count(product[2]) / tokens - 1) > 0.02):
-        return
-    run.values.setdefault("tokens_per_iteration", tokens)
-    known = [run.settings.get(name) for name in ("batch_size", "gradient_accumulation_steps")]
-    rest = list(factors)
-    for value in known:
-        if isinstance(value, int) and value in rest:
-            rest.remove(value)
-    if len(factors) - len(rest) == 2 and len(rest) == 1:
-        run.settings.setdefault("block_size", round(rest[0]))
-
-
-def _clause_around(sentence: str, position: int, mentions: list[tuple[int, _NotedRun]]) -> str:
+def _clause_around(sentence: str, position: int, mentions: list[tuple[int, NotedRun]]) -> str:
     """From the mention of a run before the position to the next one."""
     starts = [at for at, _ in mentions if at <= position]
     ends = [at for at, _ in mentions if at > position]
     return sentence[starts[-1] if starts else 0 : ends[0] if ends else len(sentence)]
 
 
-def _contrasted_runs(texts: Sequence[str]) -> list[_NotedRun]:
+def _contrasted_runs(texts: Sequence[str]) -> list[NotedRun]:
     """The runs that a text without a table speaks of: two where it contrasts them, else one."""
     whole = "\n".join(texts)
     for patterns in CONTRASTED_NAMES:
@@ -410,92 +297,11 @@ def _contrasted_runs(texts: Sequence[str]) -> list[_NotedRun]:
         found = [re.search(name, whole, re.IGNORECASE) for name in names]
         if found[0] and found[1]:
             runs = [
-                _NotedRun(title=match[0], names={name})
+                NotedRun(title=match[0], names={name})
                 for match, name in zip(found, names, strict=True)
                 if match
             ]
             if "CPU" in patterns[0]:
                 runs[0].settings["device"] = "cpu"
             return runs
-    return [_NotedRun(title="")]
-
-
-def _fits_shape(run: _NotedRun, shape: Mapping[str, ConfigValue]) -> bool:
-    """Whether a model of this depth and width, with the run's batch and some context, takes the FLOPs of the
-    run's MFU and time, as nanoGPT counts them. The vocabulary's share is unknown, and left out."""
-    layers, width, batch = shape.get("n_layer"), shape.get("n_embd"), run.settings.get("batch_size")
-    if not (isinstance(layers, int) and isinstance(width, int) and isinstance(batch, int)):
-        return False
-    if "ms" not in run.measured or "mfu" not in run.measured:
-        return False
-    mfu, seconds = run.measured["mfu"][0], run.measured["ms"][0] / 1000
-    rounding = 0.5 * 10.0 ** -len(f"{mfu:g}".partition(".")[2])
-    low, high = ((mfu + sign * rounding) / 100 * A100_PEAK * seconds for sign in (-1, 1))
-    matrices = six_n_flops_per_token(12 * layers * width**2)
-    return any(
-        low <= batch * context * (matrices + attention_flops_per_token(layers, width, context)) <= high
-        for context in (2**power for power in range(5, 14))
-    )
-
-
-# --- from a noted run to a RunLog ---
-
-
-def _build(run: _NotedRun, trainer: Trainer, name: str) -> RunLog:
-    noted = [at for at, _ in run.evals] + [at for _, at, _ in run.measured.values()]
-    last = (
-        max((at for at in noted if at is not None), default=None) if run.iteration is None else run.iteration
-    )
-    # Time and MFU of one table are of one iteration, whichever of the two rows says which.
-    timed = [run.measured[key][1] for key in ("ms", "mfu") if key in run.measured]
-    timed_at = next((at for at in timed if at is not None), last)
-    rows: dict[int, dict[str, float]] = {}
-    lines: dict[int, int] = {}
-    for metric, (value, at, line) in run.measured.items():
-        place = (last if at is None else at) if metric == "loss" else timed_at
-        if metric != "eval_ms":
-            rows.setdefault(place or 0, {})[metric] = value
-            lines[place or 0] = line
-    evals: dict[int, dict[str, float]] = {}
-    eval_lines: dict[int, int] = {}
-    for (at, kind), (value, line) in run.evals.items():
-        place = last if at is None else at
-        if place is not None:
-            evals.setdefault(place, {})[kind] = value
-            eval_lines.setdefault(place, line)
-
-    builder = RunBuilder(trainer)
-    builder.has_quoted_lines = True
-    builder.setup.settings |= run.settings
-    builder.setup.values |= run.values
-    builder.setup.values["parameters_are_claimed"] = "parameters" in run.values
-    for place in sorted({*rows, *evals}):
-        if place in evals:
-            builder.line = eval_lines[place]
-            eval_ms = run.measured["eval_ms"][0] if "eval_ms" in run.measured and place == last else None
-            builder.add_eval(place, evals[place].get("val_loss"), evals[place].get("train_loss"), ms=eval_ms)
-        if place in rows:
-            row, builder.line = rows[place], lines[place]
-            builder.add_step(
-                place,
-                row.get("loss"),
-                ms=row.get("ms", math.nan),
-                mfu=row.get("mfu", math.nan),
-                tokens_per_s=row.get("tokens_per_s", math.nan),
-            )
-    builder.finish()
-    own_lines = [*lines.values(), *eval_lines.values()]
-    run_log = replace(
-        builder.build(name, ends_mid_line=False),
-        first_line=min(own_lines, default=0),
-        last_line=max(own_lines, default=0),
-        is_excerpt=True,
-        has_iteration_numbers=last is not None,
-    )
-    run_log = replace(
-        run_log, segments=tuple(replace(segment, has_startup=False) for segment in run_log.segments)
-    )
-    if layers := implied_layers(run_log):
-        settings = {**run_log.setup.settings, "n_layer": layers}
-        run_log = replace(run_log, setup=replace(run_log.setup, settings=settings))
-    return run_log
+    return [NotedRun(title="")]

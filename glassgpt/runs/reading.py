@@ -13,13 +13,17 @@ How a log becomes a RunLog, in the order of the files to read:
     recognise.py     finds the trainer that wrote the lines, and feeds them to its reader
     trainers/*.py    one trainer each: its reader turns a line into builder.add_step(...), add_eval(...), ...
     step_line.py     lines of names and values, which a trainer's file only declares
+    step_form.py     the usual form of step lines, declared or learned: blocks of them are read at once
+    line_values.py   the values in a line of a trainer that nobody knows
+    step_clock.py    step times from a clock that lines or rows show
     header.py        lines before the first step: settings, sizes, device
     exit_status.py   lines of any program: tracebacks, out of memory, signals
-    builder.py       collects all that; build() makes the RunLog
+    builder.py       collects all that; build() makes the RunLog; setup_builder.py: of the run as a whole
     step_rows.py     its rows of iterations; those of very long logs are thinned
     log_numbers.py   the limits that every value of a RunLog keeps
     excerpts.py      merges log lines that are quoted in a note or a chat
-    notes.py         reads the tables and the prose of such a text; note_words.py: its words
+    notes.py         reads the tables and the prose of such a text; note_words.py: its words; noted_run.py:
+                     a run as it states it
     split_runs.py    one RunLog for each run of the file
 
 GlassGPT's journal has records instead of lines: from_journal.py reads them. Tables of metrics have rows:
@@ -36,6 +40,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +48,7 @@ from typing import BinaryIO
 
 from glassgpt.errors import UserError
 from glassgpt.record import journal
+from glassgpt.record.run_dir import OUTPUT_LOG_FILE
 from glassgpt.runs.file_kinds import binary_kind
 from glassgpt.runs.from_journal import read_run_journal, run_log_from_records
 from glassgpt.runs.lines import (
@@ -60,8 +66,10 @@ from glassgpt.runs.table_files import read_tables
 from glassgpt.runs.tensorboard_events import is_event_file, read_events, read_logdir
 
 _SNIFF_BYTES = 1 << 16
-# Hugging Face's Trainer, LLaMA-Factory, Lightning, wandb.
-_FOLDER_TABLES = ("trainer_log.jsonl", "trainer_state.json", "metrics.csv", "files/wandb-summary.json")
+# `glass watch`, LLaMA-Factory, Hugging Face's Trainer, Lightning, wandb.
+_FOLDER_FILES = (
+    OUTPUT_LOG_FILE, "trainer_log.jsonl", "trainer_state.json", "metrics.csv", "files/wandb-summary.json"
+)  # fmt: skip
 _DEMO_DIR = Path(__file__).parents[1] / "demo"
 DEMO_LOGS = {
     "demo:cpu": _DEMO_DIR / "nanogpt-cpu-readme.log",
@@ -76,6 +84,15 @@ def source_path(source: str) -> Path:
             raise UserError(f"there is no demo log {source}; there are {' and '.join(DEMO_LOGS)}")
         return DEMO_LOGS[source]
     return Path(source)
+
+
+def growing_file(path: Path) -> Path:
+    """Of a run's folder, the file that grows while it runs: its journal, or the saved output of a foreign
+    command. Any other path is returned as it is."""
+    if not path.is_dir():
+        return path
+    output_log, run_journal = path / OUTPUT_LOG_FILE, path / journal.FILE_NAME
+    return output_log if output_log.is_file() and not os.path.lexists(run_journal) else run_journal
 
 
 def read_run_log(source: str) -> RunLog:
@@ -106,19 +123,19 @@ def _read_folder(path: Path, source: str) -> tuple[RunLog, ...]:
     """A run's folder, or one that another trainer or tracker has made."""
     if (path / journal.FILE_NAME).is_file():
         return (_require_content(read_run_journal(path)),)
-    tables = [path / name for name in _FOLDER_TABLES]
-    tables += sorted(
+    files = [path / name for name in _FOLDER_FILES]
+    files += sorted(
         path.glob("checkpoint-*/trainer_state.json"), key=lambda state: (len(state.parts[-2]), state)
     )[-1:]
-    for table in tables:
-        if table.is_file():
-            with table.open("rb") as file:
-                return read_stream(file, str(table))
+    for one in files:
+        if one.is_file():
+            with one.open("rb") as file:
+                return read_stream(file, str(one))
     if run_logs := read_logdir(path, source):
         return run_logs
     raise UserError(
         f"{source} holds no run: there is no {journal.FILE_NAME} in it, no event file of TensorBoard's, and "
-        f"no {', '.join(_FOLDER_TABLES)}; `glass runs` lists the runs"
+        f"no {', '.join(_FOLDER_FILES)}; `glass runs` lists the runs"
     )
 
 

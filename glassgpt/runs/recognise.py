@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import lru_cache
 
 from glassgpt.errors import UserError
-from glassgpt.runs.builder import FAILURE_KINDS, RunBuilder, SetupBuilder
+from glassgpt.runs.builder import FAILURE_KINDS, RunBuilder
 from glassgpt.runs.excerpts import merge_excerpts
 from glassgpt.runs.exit_status import read_event
 from glassgpt.runs.file_kinds import looks_like
@@ -27,9 +26,11 @@ from glassgpt.runs.header import read_header
 from glassgpt.runs.lines import LogLine, split_block
 from glassgpt.runs.log_numbers import ASCII_DIGITS
 from glassgpt.runs.notes import complete_from_note, read_note
-from glassgpt.runs.prefixes import PLAIN_TIME, strip_prefixes
+from glassgpt.runs.prefixes import strip_prefixes
 from glassgpt.runs.run_log import RunLog, longest_run
+from glassgpt.runs.setup_builder import SetupBuilder
 from glassgpt.runs.split_runs import split_runs
+from glassgpt.runs.step_form import Columns, StepForm
 from glassgpt.runs.trainer import Trainer
 from glassgpt.runs.trainers import TRAINERS
 
@@ -44,6 +45,7 @@ _MIN_SWITCH_LINES = 3  # matches of another reader, and none of the current one,
 _MIN_GENERIC_SWITCH_LINES = 20  # the same for the generic reader, which may match a summary
 _MAX_HEADER_LINES = 10_000  # between two runs
 _MAX_UNRECOGNISED_LINES = 2_000_000  # without a match: then the file is not a log
+_MIN_PIECE_LINES, _MAX_PIECE_LINES = 256, 1 << 20  # of a block, read by one form
 _MAX_BUFFERED_LINES = 100_000  # until the trainer is clear: some logs begin with the whole source code
 
 # Losses have three decimals or more; a number with fewer at the very end may be cut off.
@@ -73,27 +75,6 @@ def read_logs(lines: Iterable[str | LogLine], name: str, head: str = "") -> tupl
             "steps and losses, and TensorBoard's event files"
         )
     return run_logs
-
-
-@lru_cache
-def _block_pattern(plain_step: str) -> re.Pattern[str]:
-    """Matches every line: the groups of `plain_step`, or else the line as the last group."""
-    return re.compile(rf"^(?:(?:{PLAIN_TIME})?{plain_step}|(.*))$", re.MULTILINE | re.ASCII)
-
-
-def _steps_or_lines(block: str, plain_step: str) -> Iterator[Mapping[str, Sequence[str]] | str]:
-    """Plain steps that follow one another, as columns; any other line as it is."""
-    if not plain_step:
-        yield from block.split("\n")
-        return
-    pattern = _block_pattern(plain_step)
-    lines = pattern.findall(block)
-    others = [index for index, groups in enumerate(lines) if not groups[0]]
-    for previous, other in itertools.pairwise([-1, *others, len(lines)]):
-        if steps := lines[previous + 1 : other]:
-            yield dict(zip(pattern.groupindex, zip(*steps, strict=True), strict=False))
-        if other < len(lines):
-            yield lines[other][-1]
 
 
 def _without_prefixes(raw_line: LogLine) -> LogLine:
@@ -247,22 +228,30 @@ class _TrainerSplitter:
         self._lines_since_match: list[LogLine] = []
         self._others: _Candidates | None = None
         self._fed_lines = 0  # of the lines since the last match, that the others have been fed
+        self._piece_lines = _MAX_PIECE_LINES  # lines that are split by their form together
 
     def feed_block(self, block: str) -> None:
-        """Equals `feed` for each line, but reads plain steps together."""
-        trainer, line_count = self._reader.trainer, 0
-        for item in _steps_or_lines(block, trainer.plain_step):
-            if isinstance(item, str):
-                self._feed_raw(item)
-                line_count += 1
+        """Equals `feed` for each line, but reads steps of the usual form together."""
+        lines, at = block.split("\n"), 0
+        while at < len(lines):
+            form = self._reader.form
+            if form is None:
+                self._feed_raw(lines[at])
+                at += 1
+                continue
+            for item in form.split(lines[at : at + self._piece_lines]):
+                if isinstance(item, str):
+                    self._feed_raw(item)
+                    at += 1
+                else:
+                    self._reader.feed_steps(item, form)
+                    self._forget_lines_since_match()
+                    at += len(item["iteration"])
+                if self._reader.form is not form:  # another epoch's, or another trainer's
+                    self._piece_lines = _MIN_PIECE_LINES
+                    break
             else:
-                self._reader.feed_steps(item)
-                self._forget_lines_since_match()
-                line_count += len(item["iteration"])
-            if self._reader.trainer is not trainer:  # its plain steps are others
-                for line in block.split("\n")[line_count:]:
-                    self._feed_raw(line)
-                return
+                self._piece_lines = min(2 * self._piece_lines, _MAX_PIECE_LINES)
 
     def _feed_raw(self, text: str) -> None:
         for line in split_block(text):
@@ -328,6 +317,7 @@ class LogReader:
         self.builder = RunBuilder(trainer)
         self.builder.line = lines_before
         self._read_line = trainer.make_reader()
+        self._declared_form = StepForm(trainer.plain_step) if trainer.plain_step else None
         self._lowest_rank: int | None = None
         self._ends_mid_line = False
         self._setup_at_last_step: SetupBuilder | None = None  # None: nothing has been read since
@@ -359,8 +349,14 @@ class LogReader:
             self._setup_at_last_step.values["wall_s"] = builder.setup.values["wall_s"]
         return False
 
-    def feed_steps(self, columns: Mapping[str, Sequence[str]]) -> None:
-        """Lines of the trainer's usual form, as their groups."""
+    @property
+    def form(self) -> StepForm | None:
+        """Of its usual steps, as far as it is known."""
+        learned: StepForm | None = getattr(self._read_line, "form", None)
+        return self._declared_form or learned
+
+    def feed_steps(self, columns: Columns, form: StepForm) -> None:
+        """Lines of the usual form, as their groups."""
         self._ends_mid_line = False
         self._setup_at_last_step = None
         totals, begin = columns.get("planned_count"), 0
@@ -379,7 +375,10 @@ class LogReader:
                 part = texts[begin:end]
                 if name == "tokens_per_s":
                     part = [text.replace(",", "") for text in part]
-                numbers[name] = list(map(int if name == "iteration" else float, part))
+                column, values = form.numbers(name, part)
+                numbers[column] = values
+            if form is not self._declared_form:
+                self._read_line.skip_steps(numbers)  # type: ignore[attr-defined]
             self.builder.add_steps(numbers)
             begin = end
 

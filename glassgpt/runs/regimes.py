@@ -4,7 +4,8 @@
     [(one.first_iteration, one.last_iteration, one.steady_ms) for one in regimes]
 
 A change point is where the median of the step times jumps at once by MIN_CHANGE or more and stays there for
-MIN_ROWS log lines. Spikes are no regimes, since medians ignore them; nor is a slow drift, which has no jump.
+MIN_ROWS log lines. Spikes are no regimes, since medians ignore them; nor is a slow drift, which has no jump;
+nor the noise of a machine whose step time wanders, which jumps everywhere as it does here.
 
 The search is seeded binary segmentation (Kovács et al., Biometrika 2023): windows of all lengths, each with
 its best split. The narrowest windows whose split passes the tests are taken first (narrowest over threshold,
@@ -17,25 +18,32 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from glassgpt.runs.curve_statistics import MEDIAN_TO_MEAN_STDERR, SIGMA_PER_MAD
+from glassgpt.runs.curve_statistics import MEDIAN_TO_MEAN_STDERR, SIGMA_PER_MAD, median_by_iteration
 from glassgpt.runs.run_log import Bools, Floats, Ints, RunLog
 
 MIN_ROWS = 8  # log lines on each side of a change
 MIN_CHANGE = 0.10  # of the shorter time: below that nobody minds
 MAX_WRONG_SIDE = 0.15  # of either side's lines, beyond the middle between the two medians
 MIN_STANDARD_ERRORS = 9.0  # of the difference of the medians; many windows are looked at
+MIN_LONG_RUN_ERRORS = 7.0  # the same, of a noise that is autocorrelated as the run's own
 MIN_SUDDEN_SHARE = 0.6  # of the change, between the quarters next to it; of a steady drift it would be 0.25
+MAX_FALSE_ALARMS = 0.05  # of runs whose step time only wanders
 MIN_NOISE = 0.002  # relative: times are rounded, and no machine is steadier
 MIN_WORK_SHARE = 0.7  # of the change in time, on a log scale, that a change in tokens per iteration explains
+WANDER_ROWS, MIN_WANDER_PARTS = 16, 6  # log lines of a part, and parts, for a step time that wanders
+MIN_WANDER_ERRORS = 2.0  # the spread of the medians of parts, over that of independent noise
 MAX_BLOCKS = 2048
 MAX_REGIMES = 64  # of a machine that goes up and down all the time, only the larger changes
 _LENGTH_RATIO = math.sqrt(2)  # of two successive window lengths
 _CLIP_SIGMAS = 3.0  # a spike counts no more than this
+_MIN_WIDTHS = 6  # in the values, of the widest jumps that are compared with each other
+_FREEDOM_PER_VALUE = 0.25  # of jumps one line wide: they overlap, and their spread is that of a median
 _MIN_SPLIT_SIGMAS = 3.0  # of a split: a cheap test before the others
 
 Cause = Literal["batch", "process"]
@@ -89,7 +97,7 @@ def find_regimes(run_log: RunLog) -> tuple[Regime, ...]:
                 end,
                 first_iteration=int(steps.iteration[begin]),
                 last_iteration=int(steps.iteration[end - 1]),
-                steady_ms=float(np.median(steps.ms[part])),
+                steady_ms=median_by_iteration(steps.ms[part], run_log.iterations_timed()[part]) or 0.0,
                 iterations=end - begin + int(unlogged[begin:end].sum()),
                 separation=_separation(np.log(steps.ms[before]), np.log(steps.ms[part])) if index else None,
                 cause=_cause(run_log, batch_changes, before, part) if index else None,
@@ -104,6 +112,23 @@ def local_steady_ms(regimes: tuple[Regime, ...], rows: int) -> Floats:
     for regime in regimes:
         local[regime.begin : regime.end] = regime.steady_ms
     return local
+
+
+def find_wander(run_log: RunLog, regimes: tuple[Regime, ...]) -> tuple[float, float] | None:
+    """Between which times the step time goes up and down, without a change of regime: the 10th and the 90th
+    percentile of medians of WANDER_ROWS lines. None where they are closer than MIN_CHANGE, or where
+    independent noise would let them be as far apart."""
+    ms = run_log.steps.ms[_timed_alone(run_log)]
+    if len(regimes) != 1 or len(ms) < MIN_WANDER_PARTS * WANDER_ROWS:
+        return None
+    whole = len(ms) // WANDER_ROWS * WANDER_ROWS
+    parts = np.log(ms[:whole]).reshape(-1, WANDER_ROWS)
+    medians = np.median(parts, axis=1)
+    noise = SIGMA_PER_MAD * float(np.median(np.abs(parts - medians[:, None])))
+    error = MEDIAN_TO_MEAN_STDERR * noise / math.sqrt(WANDER_ROWS)
+    low, high = (float(value) for value in np.percentile(medians, (10, 90)))
+    is_wide = high - low >= math.log1p(MIN_CHANGE) and float(np.std(medians)) >= MIN_WANDER_ERRORS * error
+    return (math.exp(low), math.exp(high)) if is_wide else None
 
 
 def _timed_alone(run_log: RunLog) -> Bools:
@@ -161,22 +186,24 @@ def find_changes(ms: Floats) -> list[int]:
     values = logs
     if size > 1:
         whole = len(logs) // size * size
-        values = np.append(np.median(logs[:whole].reshape(-1, size), axis=1), logs[whole:])
+        values = np.median(logs[:whole].reshape(-1, size), axis=1)  # the rest is less than a block
     changes = _without_weak(logs, sorted(at * size for at in _search(values)))
-    return _without_weak(logs, _refined(logs, changes))
+    return _without_weak(logs, _refined(logs, changes, MIN_ROWS * size))
 
 
 def _search(values: Floats) -> list[int]:
     """Narrowest over threshold: of the windows with a change, the narrowest first, then those that do not
     contain its change."""
     found: list[tuple[int, float, int, int]] = []  # length, -standard errors, begin, change
+    jumps = _jumps_by_width(values)
     length = 2 * MIN_ROWS
     while True:
         length = min(length, len(values))
         for begin, split in _candidate_splits(values, length):
-            errors = _standard_errors(values[begin : begin + length], split)
-            if errors >= MIN_STANDARD_ERRORS:
-                found.append((length, -errors, begin, begin + split))
+            window, change = values[begin : begin + length], begin + split
+            errors = _standard_errors(window, split)
+            if errors >= MIN_STANDARD_ERRORS and _is_beyond_wander(window, split, change, jumps):
+                found.append((length, -errors, begin, change))
         if length == len(values):
             break
         length = math.ceil(length * _LENGTH_RATIO)
@@ -225,6 +252,61 @@ def _standard_errors(window: Floats, split: int) -> float:
     return abs(change) / (MEDIAN_TO_MEAN_STDERR * noise * math.sqrt(1 / len(before) + 1 / len(after)))
 
 
+def _jumps_by_width(values: Floats) -> dict[int, Floats]:
+    """By width, and then by place: the median of so many values from there on, minus that of those before.
+    NaN near both ends."""
+    jumps: dict[int, Floats] = {}
+    width = 1
+    while width <= max(1, len(values) // _MIN_WIDTHS):
+        medians = np.median(sliding_window_view(values, width), axis=1)
+        jumps[width] = np.full(len(values), np.nan)
+        jumps[width][width : len(values) - width + 1] = medians[width:] - medians[:-width]
+        width *= 2
+    return jumps
+
+
+def _is_beyond_wander(window: Floats, split: int, change: int, jumps: dict[int, Floats]) -> bool:
+    """Whether the step time changes here as it does nowhere else in the run.
+
+    The noise of a machine that wanders is autocorrelated, and then medians of a few lines differ by far more
+    than independent noise would let them. So this change is compared with the jumps over the same number of
+    lines elsewhere in the run, which have that autocorrelation, whatever it is. Either it stands out among
+    the jumps of one width (the limit is Student's, since there may be few, and for all places that were
+    looked at), or it is many standard errors, by the long-run variance that jumps of all widths show.
+    """
+    before, after = window[:split], window[split:]
+    size = abs(float(np.median(after)) - float(np.median(before)))
+    side = min(len(before), len(after))
+    errors: dict[int, float] = {}  # by width
+    for width, jump in jumps.items():
+        if width > side:
+            break
+        others = np.concatenate((jump[: max(0, change - width + 1)], jump[change + width :]))
+        others = others[np.isfinite(others)]
+        if not len(others):
+            break
+        spread = max(SIGMA_PER_MAD * float(np.median(np.abs(others))), MIN_NOISE)
+        here = jump[max(0, change - width // 4) : change + width // 4 + 1]
+        z = NormalDist().inv_cdf(1 - MAX_FALSE_ALARMS * width / (2 * len(jump) * len(jumps)))
+        freedom = max(1.0, _FREEDOM_PER_VALUE * len(others) / width)
+        if np.nanmax(np.abs(here), initial=0.0) > spread * _student_quantile(z, freedom):
+            return True
+        errors[width] = spread * math.sqrt(width / 2 * (1 / len(before) + 1 / len(after)))
+    if not errors:
+        return False
+    widest, largest = max(errors), max(errors.values())
+    # Independent noise has the same error at all widths. Where it grows with them, it grows beyond them.
+    growth = math.log(largest / errors[1]) / math.log(widest) if widest > 1 else 0.0
+    least: float = MIN_LONG_RUN_ERRORS * largest * (side / widest) ** growth
+    return size >= least
+
+
+def _student_quantile(z: float, freedom: float) -> float:
+    """The quantile of Student's t that is as rare as `z` is for a normal distribution (Wallace 1959)."""
+    scaled = z * (8 * freedom + 3) / (8 * freedom + 1)
+    return math.sqrt(freedom * math.expm1(min(scaled * scaled / freedom, 100.0)))
+
+
 def _wrong_side(before: Floats, after: Floats) -> float:
     """The share of lines beyond the middle between the two medians, of the side that has more of them."""
     old, new = float(np.median(before)), float(np.median(after))
@@ -237,14 +319,16 @@ def _separation(before: Floats, after: Floats) -> float:
     return 1 - _wrong_side(before, after)
 
 
-def _refined(values: Floats, changes: list[int]) -> list[int]:
-    """Each change moved to where the fewest lines, up to the middles of the regimes on both sides, are on the
-    wrong side of the middle between the two medians."""
+def _refined(values: Floats, changes: list[int], reach: int) -> list[int]:
+    """Each change moved, by `reach` lines at most, to where the fewest lines are on the wrong side of the
+    middle between the medians before and after it. Further away the step time may have wandered."""
     bounds = [0, *changes, len(values)]
     refined = []
     for before, change, after in zip(bounds, bounds[1:], bounds[2:], strict=False):
-        old, new = float(np.median(values[before:change])), float(np.median(values[change:after]))
-        begin, end = (before + change) // 2, (change + after + 1) // 2
+        old = float(np.median(values[max(before, change - 4 * reach) : change]))
+        new = float(np.median(values[change : min(after, change + 4 * reach)]))
+        begin = max((before + change) // 2, change - reach)
+        end = min((change + after + 1) // 2, change + reach)
         is_after = (values[begin:end] > (old + new) / 2) == (new > old)
         # At each place: lines like the later ones before it, minus lines like the later ones after it.
         wrong = np.cumsum(np.where(is_after, 1, -1))

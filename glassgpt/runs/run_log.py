@@ -106,6 +106,7 @@ class LoggedProcess:
 
 # kill: by a signal from outside, such as SIGKILL; abort: by the process itself, such as a segmentation fault.
 EventKind = Literal["traceback", "oom", "interrupt", "kill", "abort", "finish", "scaler-overflow", "warning",
+                    "program-warning",
                     "perplexity-as-loss"]  # fmt: skip
 
 
@@ -149,6 +150,17 @@ class LoggedSetup:
 
 
 @dataclass(frozen=True)
+class LoggedForecast:
+    """GlassGPT: what was expected before the run, as 80% bands. Empty or None: not known."""
+
+    loss: tuple[tuple[float, float, float], ...] = ()  # update, low and high of the validation loss
+    tokens_per_s: tuple[float, float] | None = None
+    mfu: tuple[float, float] | None = None  # percent
+    # By the speed of the first updates: from which update on, low, high.
+    revised_tokens_per_s: tuple[int, float, float] | None = None
+
+
+@dataclass(frozen=True)
 class RunLog:
     """One run. A file may hold several: `reading.read_run_logs` returns each."""
 
@@ -181,6 +193,8 @@ class RunLog:
     first_update_ms: float | None = None  # GlassGPT: of the very first update, which no row has
     journal_findings: tuple[Mapping[str, object], ...] = ()  # GlassGPT: findings that training recorded
     profiles: tuple[Mapping[str, Any], ...] = ()  # GlassGPT: profiler records
+    samples: tuple[tuple[int, str], ...] = ()  # GlassGPT: iteration and text
+    forecast: LoggedForecast = LoggedForecast()
     # GlassGPT: the update whose loss or gradient was not finite, and the gradient norms before it.
     nonfinite_update: tuple[int, tuple[float, ...]] | None = None
     live: bool = False  # the run is in progress
@@ -334,6 +348,12 @@ class RunLog:
         marked = marked_rows(self.steps.iteration, self.steps.segment, iterations)
         marked.setflags(write=False)
         return marked
+
+    def iterations_timed(self) -> Floats:
+        """By row, of how many iterations its time is the mean: 1, or all since the line before."""
+        if not self.trainer.step_time_is_interval_mean:
+            return np.ones(len(self.steps))
+        return (1 + self.unlogged_before()).astype(np.float64)
 
     def log_interval(self) -> int | None:
         """The most frequent distance between two lines; the smaller of two equally frequent ones."""

@@ -18,9 +18,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from glassgpt.runs.builder import FailedLaunch
 from glassgpt.runs.log_numbers import clamped_setup
 from glassgpt.runs.run_log import LoggedCheckpoint, LoggedEvaluation, LoggedProcess, RunLog, Steps, ValMetric
+from glassgpt.runs.setup_builder import FailedLaunch
 from glassgpt.runs.trajectory import continues_previous
 
 MAX_RUNS = 200  # of one file: of more, the longest

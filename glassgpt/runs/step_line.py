@@ -27,15 +27,20 @@ class ParsedStep(NamedTuple):
 
 
 class StepLine:
-    def __init__(self, begin: str, columns: Mapping[str, str], flags: int = 0) -> None:
+    def __init__(
+        self, begin: str, columns: Mapping[str, str], flags: int = 0, before_number: str = ""
+    ) -> None:
         """`begin` finds the iteration (group 1) and perhaps the planned number of them (group 2). `columns`:
         its names, as regular expressions without groups, and what each is: a column of `add_step`, a value
-        in another unit (see `add_values`), or anything else, which is left to the trainer's reader."""
+        in another unit (see `add_values`), or anything else, which is left to the trainer's reader.
+        `before_number`: what may be printed around it."""
         self._begin = re.compile(begin, flags)
         self._kinds = list(columns.values())
         self._prints_time = not {"ms", "s", "it_per_s"}.isdisjoint(self._kinds)
         names = "|".join(f"({name})" for name in columns)
-        self._pair = re.compile(rf"(?<![\w/])(?:{names})[\"']?\s{{0,4}}[:=]?\s{{0,12}}[\"']?{NUMBER}", flags)
+        self._pair = re.compile(
+            rf"(?<![\w/])(?:{names})[\"']?\s{{0,4}}[:=]?\s{{0,12}}[\"']?{before_number}{NUMBER}", flags
+        )
 
     def values(self, text: str) -> dict[str, float]:
         """By what they are, as `columns` says; of two of the same kind, the first."""

@@ -26,10 +26,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from glassgpt.runs.run_log import Bools, Floats, Ints, LeftOut, Steps, marked_rows
 
 MAX_ROWS = 1 << 20  # about 100 MB, and as much again for the rules
+_BUFFERED_ROWS = 1 << 12  # before they are moved to the columns
 _RECENT_ROWS = 8  # in which a repeated line is recognised
 STRETCH = 64  # lines that are kept or left out together
 MAX_OUTLIERS = 1 << 10  # stretches
@@ -44,143 +46,187 @@ _KEYS = 4  # iteration, segment, number of the line among the steps, and in the 
 
 
 class StepRows:
+    """Rows are appended to short buffers, and moved from there to columns, many at a time. `build` returns
+    views of these columns, so that a run that is read while it grows is in memory once: a row of a column
+    never changes, and where rows are left out, the others move to new columns."""
+
     def __init__(self, columns: Sequence[str] = LOG_COLUMNS) -> None:
         self.line_count = 0  # of all lines, also those left out
         self._columns = tuple(columns)
-        self._keys, self._values, self._has_loss = array("q"), array("d"), array("b")
+        self._new_keys, self._new_values, self._new_has_loss = array("q"), array("d"), array("b")
+        self._count = 0  # of rows in the columns; these are longer
+        self._keys = [np.empty(0, dtype=np.int64) for _ in range(_KEYS)]
+        self._values = [np.empty(0) for _ in self._columns]
+        self._has_loss = np.empty(0, dtype=bool)
         self._level = 0  # of 2**level stretches one is kept
         self._left_out: dict[int, LeftOut] = {}  # by segment
 
     def __len__(self) -> int:
-        return len(self._has_loss)
+        return self._count + len(self._new_has_loss)
 
     @property
     def is_full(self) -> bool:
         """Then `thin` is due."""
-        return len(self._has_loss) >= MAX_ROWS
+        return len(self) >= MAX_ROWS
 
-    def state(self) -> tuple[dict[str, Any], dict[str, array[Any]]]:
+    def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """For an index: values for JSON, and the rows."""
+        keys, values, has_loss = self._arrays()
         left_out = [(segment, one.lines, one.timed, one.ms) for segment, one in self._left_out.items()]
-        values = {"line_count": self.line_count, "level": self._level, "left_out": left_out}
-        return values, {"keys": self._keys, "values": self._values, "has_loss": self._has_loss}
+        numbers = {"line_count": self.line_count, "level": self._level, "left_out": left_out}
+        rows = {f"key {index}": key for index, key in enumerate(keys)}
+        return numbers, rows | dict(zip(self._columns, values, strict=True)) | {"has_loss": has_loss}
 
-    def restore(self, values: Mapping[str, Any], rows: Mapping[str, array[Any]]) -> None:
+    def restore(self, values: Mapping[str, Any], rows: Mapping[str, NDArray[Any]]) -> None:
         """Raises ValueError where these are not arrays of as many rows each."""
-        count = len(rows["has_loss"])
-        shapes = {"keys": ("q", count * _KEYS), "values": ("d", count * len(self._columns))}
-        if {name: (one.typecode, len(one)) for name, one in rows.items()} != shapes | {
-            "has_loss": ("b", count)
-        }:
+        keys = [f"key {index}" for index in range(_KEYS)]
+        kinds = dict.fromkeys(keys, "int64") | dict.fromkeys(self._columns, "float64") | {"has_loss": "bool"}
+        if {name: one.dtype.name for name, one in rows.items()} != kinds:
             raise ValueError("these are not the arrays of rows")
+        if len({one.shape for one in rows.values()}) != 1:
+            raise ValueError("the arrays of rows have different lengths")
         self.line_count, self._level = values["line_count"], values["level"]
         self._left_out = {segment: LeftOut(*sums) for segment, *sums in values["left_out"]}
-        self._keys, self._values, self._has_loss = rows["keys"], rows["values"], rows["has_loss"]
+        self._keys, self._values = [rows[name] for name in keys], [rows[name] for name in self._columns]
+        self._has_loss, self._count = rows["has_loss"], len(rows["has_loss"])
 
     def append(
         self, iteration: int, segment: int, has_loss: bool, values: Sequence[float], line: int = 0
     ) -> None:
         """`values`: by column. `line`: its number in the file, 0 where it is not known."""
-        self._keys.extend((iteration, segment, self.line_count, line))
-        self._values.extend(values)
-        self._has_loss.append(has_loss)
+        self._new_keys.extend((iteration, segment, self.line_count, line))
+        self._new_values.extend(values)
+        self._new_has_loss.append(has_loss)
         self.line_count += 1
+        if len(self._new_has_loss) >= _BUFFERED_ROWS:
+            self._flush()
 
     def extend(self, iterations: Ints, segment: int, columns: Mapping[str, Floats], first_line: int) -> None:
         """Rows of one segment, all with a loss, of consecutive lines of the file."""
         count = len(iterations)
-        keys = np.empty((count, _KEYS), dtype=np.int64)
-        keys[:, 0], keys[:, 1] = iterations, segment
-        keys[:, 2] = np.arange(self.line_count, self.line_count + count)
-        keys[:, 3] = np.arange(first_line, first_line + count)
-        values = np.full((count, len(self._columns)), np.nan)
-        for name, column in columns.items():
-            values[:, self._columns.index(name)] = column
-        self._keys.frombytes(keys.tobytes())
-        self._values.frombytes(values.tobytes())
-        self._has_loss.frombytes(b"\1" * count)
+        keys = (
+            iterations,
+            np.full(count, segment, dtype=np.int64),
+            np.arange(self.line_count, self.line_count + count),
+            np.arange(first_line, first_line + count),
+        )
+        unknown = np.full(count, np.nan)
+        values = [columns.get(name, unknown) for name in self._columns]
+        self._flush()
+        self._add(keys, values, np.ones(count, dtype=bool))
         self.line_count += count
 
+    def _flush(self) -> None:
+        """Moves the buffered rows to the columns."""
+        if self._new_has_loss:
+            keys = np.frombuffer(self._new_keys, dtype=np.int64).reshape(-1, _KEYS).T
+            values = np.frombuffer(self._new_values).reshape(-1, len(self._columns)).T
+            self._add(list(keys), list(values), np.frombuffer(self._new_has_loss, dtype=bool))
+            self._new_keys, self._new_values, self._new_has_loss = array("q"), array("d"), array("b")
+
+    def _add(self, keys: Sequence[Ints], values: Sequence[Floats], has_loss: Bools) -> None:
+        end = self._count + len(has_loss)
+        if end > len(self._has_loss):  # views of the old columns stay as they are
+            capacity = max(end + end // 2, 1 << 10)
+            self._keys = [_grown(column, self._count, capacity) for column in self._keys]
+            self._values = [_grown(column, self._count, capacity) for column in self._values]
+            self._has_loss = _grown(self._has_loss, self._count, capacity)
+        for column, new in zip((*self._keys, *self._values), (*keys, *values), strict=True):
+            column[self._count : end] = new
+        self._has_loss[self._count : end] = has_loss
+        self._count = end
+
     def last(self, column: str) -> float:
-        return self._values[self._columns.index(column) - len(self._columns)]
+        index = self._columns.index(column)
+        if self._new_has_loss:
+            return self._new_values[index - len(self._columns)]
+        return float(self._values[index][self._count - 1])
 
     @property
     def last_has_loss(self) -> bool:
-        return bool(self._has_loss[-1])
+        return bool(self._new_has_loss[-1] if self._new_has_loss else self._has_loss[self._count - 1])
 
     def has_recent(self, iteration: int, values: Sequence[float]) -> bool:
         """Whether one of the last few rows is the same."""
-        width = len(self._columns)
         for row in range(max(0, len(self) - _RECENT_ROWS), len(self)):
-            if self._keys[row * _KEYS] == iteration and all(
+            at, old_values = self._row(row)
+            if at == iteration and all(
                 old == new or (math.isnan(old) and math.isnan(new))
-                for old, new in zip(self._values[row * width : (row + 1) * width], values, strict=True)
+                for old, new in zip(old_values, values, strict=True)
             ):
                 return True
         return False
 
+    def _row(self, row: int) -> tuple[int, Sequence[float]]:
+        """Its iteration and its values."""
+        width, new = len(self._columns), row - self._count
+        if new < 0:
+            return int(self._keys[0][row]), [float(column[row]) for column in self._values]
+        return self._new_keys[new * _KEYS], self._new_values[new * width : (new + 1) * width]
+
     def drop_after(self, iteration: int) -> None:
         """A resume from there repeats the later ones."""
-        keys, values, has_loss = self._arrays()
-        keep = keys[:, 0] <= iteration
+        keys, _, _ = self._arrays()
+        at, segment, number, _ = keys
+        keep = at <= iteration
         if keep.all():
             return
-        segments = set(np.unique(keys[keep, 1]).tolist())
+        segments = set(np.unique(segment[keep]).tolist())
         self._left_out = {segment: left for segment, left in self._left_out.items() if segment in segments}
         self.line_count = kept = int(np.count_nonzero(keep))
         if self._left_out:  # of the segment in which the iteration is, those up to it
-            cut = int(keys[keep, 1][-1])
+            cut = int(segment[keep][-1])
             old, others = self._left_out.pop(cut, LeftOut()), sum(self._left_out.values(), LeftOut())
-            count = int(np.interp(iteration, keys[:, 0], keys[:, 2])) + 1 - kept - others.lines
+            count = int(np.interp(iteration, at, number)) + 1 - kept - others.lines
             share = min(old.lines, max(0, count)) / old.lines if old.lines else 0.0
             self._left_out[cut] = LeftOut(round(old.lines * share), round(old.timed * share), old.ms * share)
             self.line_count += self._left_out[cut].lines + others.lines
-        self._keep(keep, keys, values, has_loss)
+        self._keep(keep)
 
     def thin(self, marked: Mapping[int, Sequence[int]]) -> None:
         """`marked`: by segment, the iterations that evaluate or save."""
-        keys, values, has_loss = self._arrays()
+        keys, values, _ = self._arrays()
         keep = self._selected(keys, values, marked)
         while np.count_nonzero(keep) > MAX_ROWS // 2:
             self._level += 1
             keep = self._selected(keys, values, marked)
-        self._left_out = self._all_left_out(keys[~keep, 1], values[~keep])
-        self._keep(keep, keys, values, has_loss)
+        self._left_out = self._all_left_out(keys, values, ~keep)
+        self._keep(keep)
 
     def build(self, marked: Mapping[int, Sequence[int]]) -> tuple[Steps, Mapping[int, LeftOut]]:
-        """Copies of the rows, and what was left out, by segment. Changes nothing here."""
+        """The rows, and what was left out, by segment. Changes nothing here."""
         keys, values, has_loss = self._arrays()
         left_out = self._left_out
         if self._level and len(self):  # the latest lines, too: else they would count more
             keep = self._selected(keys, values, marked)
-            left_out = self._all_left_out(keys[~keep, 1], values[~keep])
-            keys, values, has_loss = keys[keep], values[keep], has_loss[keep]
-        steps = Steps(
-            iteration=keys[:, 0].copy(),
-            segment=keys[:, 1].copy(),
-            line=keys[:, 3].copy(),
-            has_loss=has_loss.copy(),
-            **{name: values[:, index].copy() for index, name in enumerate(self._columns)},
-        )
-        return steps, left_out
+            left_out = self._all_left_out(keys, values, ~keep)
+            keys, values, has_loss = (
+                [key[keep] for key in keys], [column[keep] for column in values], has_loss[keep]
+            )  # fmt: skip
+        for column in (*keys, *values, has_loss):
+            column.setflags(write=False)
+        columns = dict(zip(self._columns, values, strict=True))
+        return Steps(iteration=keys[0], segment=keys[1], line=keys[3], has_loss=has_loss, **columns), left_out
 
-    def _arrays(self) -> tuple[Ints, Floats, Bools]:
-        """Views: the arrays cannot grow while one exists."""
-        return (
-            np.frombuffer(self._keys, dtype=np.int64).reshape(-1, _KEYS),
-            np.frombuffer(self._values, dtype=float).reshape(-1, len(self._columns)),
-            np.frombuffer(self._has_loss, dtype=bool),
-        )
+    def _arrays(self) -> tuple[list[Ints], list[Floats], Bools]:
+        """Views of the columns: keys, values, whether there is a loss."""
+        self._flush()
+        count = self._count
+        keys, values = [key[:count] for key in self._keys], [column[:count] for column in self._values]
+        return keys, values, self._has_loss[:count]
 
-    def _keep(self, keep: Bools, keys: Ints, values: Floats, has_loss: Bools) -> None:
-        self._keys = array("q", keys[keep].tobytes())
-        self._values = array("d", values[keep].tobytes())
-        self._has_loss = array("b", has_loss[keep].tobytes())
+    def _keep(self, keep: Bools) -> None:
+        keys, values, has_loss = self._arrays()
+        self._keys, self._values = [key[keep] for key in keys], [column[keep] for column in values]
+        self._has_loss = has_loss[keep]
+        self._count = len(self._has_loss)
 
-    def _all_left_out(self, segments: Ints, values: Floats) -> dict[int, LeftOut]:
+    def _all_left_out(
+        self, keys: Sequence[Ints], values: Sequence[Floats], these: Bools
+    ) -> dict[int, LeftOut]:
         """What was left out before, and these rows."""
         left_out = dict(self._left_out)
-        ms = values[:, self._columns.index("ms")]
+        segments, ms = keys[1][these], values[self._columns.index("ms")][these]
         timed = np.isfinite(ms)
         numbers, inverse, lines = np.unique(segments, return_inverse=True, return_counts=True)
         timed_lines = np.bincount(inverse, weights=timed, minlength=len(numbers)).astype(np.int64)
@@ -190,10 +236,12 @@ class StepRows:
             left_out[segment] = left_out.get(segment, LeftOut()) + LeftOut(*sums)
         return left_out
 
-    def _selected(self, keys: Ints, values: Floats, marked: Mapping[int, Sequence[int]]) -> Bools:
+    def _selected(
+        self, keys: Sequence[Ints], values: Sequence[Floats], marked: Mapping[int, Sequence[int]]
+    ) -> Bools:
         """The rows to keep at this level."""
-        iteration, segment, stretch = keys[:, 0], keys[:, 1], keys[:, 2] // STRETCH
-        loss, ms, grad_norm = (values[:, self._columns.index(name)] for name in ("loss", "ms", "grad_norm"))
+        iteration, segment, stretch = keys[0], keys[1], keys[2] // STRETCH
+        loss, ms, grad_norm = (values[self._columns.index(name)] for name in ("loss", "ms", "grad_norm"))
         is_marked = marked_rows(iteration, segment, marked)
         regular: Bools = (stretch % (1 << self._level) == 0) | (stretch >= stretch[-1] - 1)
         return (
@@ -204,6 +252,12 @@ class StepRows:
             | _finite_turns(grad_norm)
             | _outlier_stretches(stretch, loss, ms, is_marked)
         )
+
+
+def _grown(column: NDArray[Any], count: int, capacity: int) -> NDArray[Any]:
+    grown = np.empty(capacity, dtype=column.dtype)
+    grown[:count] = column[:count]
+    return grown
 
 
 # --- rows that are never left out, as masks ---

@@ -27,8 +27,9 @@ from pathlib import PurePath
 from glassgpt.errors import UserError
 from glassgpt.i18n import say
 from glassgpt.runs.lines import whole_lines
+from glassgpt.runs.log_numbers import parse_cell
 from glassgpt.runs.metric_columns import role_of
-from glassgpt.runs.metric_table import MetricTable, Row, parse_cell
+from glassgpt.runs.metric_table import MetricTable, Row
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainers import TRAINERS
 from glassgpt.sanitize import sanitize_line
@@ -45,6 +46,7 @@ _LOSSES = ("loss", "val_loss", "val_bpb")
 _COUNTS = ("iteration", "epoch")
 _TENSORBOARD_HEADER = ["wall time", "step", "value"]
 _COPY_NUMBER = re.compile(r"\s*\(\d{1,4}\)$")  # of a file that was downloaded twice
+_DOCUMENT = re.compile(r'\s*(?:\{\s*(?:["}]|$)|\[\s*(?:[{\]]|$))')
 _SPACE = re.compile(r"\s*")
 
 
@@ -66,7 +68,7 @@ def read_tables(texts: Iterator[str], name: str) -> tuple[tuple[RunLog, ...], It
         return (), texts
     if _are_json_rows(lines):
         return _read_json_lines(texts, name), texts
-    if head.lstrip()[:1] in ("{", "["):
+    if _DOCUMENT.match(head):  # not `[12:00:00] step 1`: a long log must not be joined into one text
         document = "".join(_up_to(texts, MAX_DOCUMENT_CHARS))
         return _read_document(document, name), itertools.chain((document,), texts)
     for delimiter in _DELIMITERS:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from glassgpt.runs.run_log import RunLog
 
 # Reads one line into the builder. True if the line is a step or an evaluation that only this trainer prints
-# so. A reader that holds lines back has a method `close(builder)`, which is called at the end of the log.
+# so. A reader that holds lines back has a method `close(builder)`, which is called at the end of the log. One
+# that learns the form of its lines has it as `form`, and a method `skip_steps(columns)`: see step_form.py.
 Reader = Callable[[str, "RunBuilder"], bool]
 DocumentReader = Callable[[Mapping[str, object], "RunBuilder"], None]
 Glossary = Callable[["LastLine", "RunLog", "Facts"], list["GlossaryEntry"]]
@@ -45,8 +46,7 @@ class Trainer:
 
     # --- its log ---
     reader: Reader | type | None = None  # or the class of one that remembers lines; None: it writes no lines
-    # Groups, all numbers: add_step's parameters, the iteration first; planned_count, of the whole run's.
-    plain_step: str = ""  # its usual step, a whole line
+    plain_step: str = ""  # its usual step, a whole line: the pattern of a StepForm
     identifying_line: re.Pattern[str] | None = None  # only this trainer prints it, before its first step
     header: tuple[HeaderPattern, ...] = ()  # the lines before its first step that say something
     reads_any_log: bool = False  # the fallback for trainers without a file

@@ -40,6 +40,10 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
     def row(name: str, format_value: Callable[[T], str], value: T | None) -> TableRow:
         return TableRow(name, _format_or_empty(format_value, value))
 
+    def overall(label: str) -> str:
+        """Names a figure as one over all regimes, where there are several."""
+        return translate("label.over_all", label=label) if len(facts.regimes) > 1 else label
+
     has_devices = (facts.device_count or 1) > 1
     run = [
         TableRow(translate("label.how_it_ended"), exit_status_label(facts)),
@@ -54,8 +58,8 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
         row(translate("label.flops_per_token"), format_count, facts.flops_per_token),
     ]
     times = [
-        row(translate("label.steady_iteration_median"), format_ms, facts.steady_ms),
-        row(translate("label.steady_iteration_p95"), format_ms, facts.steady_p95_ms),
+        row(overall(translate("label.steady_iteration_median")), format_ms, facts.steady_ms),
+        row(overall(translate("label.steady_iteration_p95")), format_ms, facts.steady_p95_ms),
         TableRow(translate("label.regimes"), _regimes(facts)),
         row(
             translate("label.first_iteration_time"),
@@ -63,8 +67,8 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
             None if facts.begins_late else facts.first_iteration_ms,
         ),
         row(translate("label.evaluation_adds"), format_ms, facts.eval_overhead_typical_ms),
-        row(translate("label.evaluations"), _count_and_interval, facts.eval_steps),
-        row(translate("label.checkpoints"), _count_and_interval, facts.checkpoint_steps),
+        TableRow(translate("label.evaluations"), _count_and_interval(facts, facts.eval_steps)),
+        TableRow(translate("label.checkpoints"), _count_and_interval(facts, facts.checkpoint_steps)),
         row(
             translate("label.logged_time") if facts.begins_late else translate("label.estimated_total_time"),
             format_duration,
@@ -72,15 +76,15 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
         ),
         row(translate("label.overhead_share"), format_percent, facts.pause_share),
         row(translate("label.stall_share"), format_percent, facts.stall_share or None),
-        row(translate("label.tokens_per_second"), format_count, facts.tokens_per_s),
-        row(translate("label.mfu_reported_median"), format_percent_value, facts.mfu_reported_steady),
+        row(overall(translate("label.tokens_per_second")), format_count, facts.tokens_per_s),
+        row(overall(translate("label.mfu_reported_median")), format_percent_value, facts.mfu_reported_steady),
         row(
-            translate("label.achieved_flops"),
+            overall(translate("label.achieved_flops")),
             lambda tflops: format_flops_per_s(tflops * 1e12),
             facts.achieved_tflops,
         ),
         row(
-            translate("label.achieved_flops_per_device"),
+            overall(translate("label.achieved_flops_per_device")),
             lambda tflops: format_flops_per_s(tflops * 1e12),
             facts.achieved_tflops_per_device if has_devices else None,
         ),
@@ -121,10 +125,13 @@ def key_figures(facts: Facts) -> list[TableRow]:
     )
     best_val = _format_or_empty(format_loss, facts.best_val_loss)
     total = _format_or_empty(format_duration, facts.regime_total_s)
+    over_all = translate("label.median_over_all") if len(facts.regimes) > 1 else ""
     rows = [
         TableRow(best, best_val, at_iteration(facts.best_val_step)),
-        TableRow(translate("label.steady_iteration"), _format_or_empty(format_ms, facts.steady_ms)),
-        TableRow(translate("label.tokens_per_second"), _format_or_empty(format_count, facts.tokens_per_s)),
+        TableRow(translate("label.steady_iteration"), _format_or_empty(format_ms, facts.steady_ms), over_all),
+        TableRow(
+            translate("label.tokens_per_second"), _format_or_empty(format_count, facts.tokens_per_s), over_all
+        ),
         TableRow(translate("label.total_time"), total, overhead_note),
         TableRow(
             translate("label.how_it_ended"), exit_status_label(facts), at_iteration(facts.last_iteration)
@@ -194,8 +201,11 @@ def _regimes(facts: Facts) -> str:
     return "; ".join(shown + ["…"] * (len(facts.regimes) > MAX_LISTED))
 
 
-def _count_and_interval(iterations: Sequence[int]) -> str:
+def _count_and_interval(facts: Facts, iterations: Sequence[int] | None) -> str:
     """How many, and at which interval if it is always the same."""
+    if iterations is None:  # without numbers there may be some
+        has_some = facts.first_iteration is None or facts.val_metric is not None
+        return "" if has_some else translate("label.none_recognised")
     count = f"{len(iterations):,}"
     intervals = {later - earlier for earlier, later in pairwise(iterations)}
     if len(intervals) != 1 or min(intervals) <= 0:

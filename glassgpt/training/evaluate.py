@@ -8,8 +8,9 @@ once. The result does not depend on the batch size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +18,11 @@ from torch import Tensor
 
 from glassgpt.data.batches import IGNORED_TARGET, evaluation_batch, evaluation_window_starts
 from glassgpt.data.shards import TokenArray
-from glassgpt.estimate.loss_law import perplexity
+from glassgpt.estimate.loss_law import bits_per_byte, perplexity
 from glassgpt.record.ledger import Ledger
 from glassgpt.training.distributed.process_group import ProcessGroup
 from glassgpt.training.learner import Learner
+from glassgpt.training.loss_parts import LossParts
 
 _MAX_CACHED_TOKENS = 2**20  # of a split, kept on the device between evaluations
 
@@ -33,6 +35,7 @@ class EvalResult:
     tokens: int
     window_losses: np.ndarray
     window_tokens: np.ndarray
+    parts: Mapping[str, Any] = field(default_factory=dict)  # the loss apart: fields of the `eval` record
 
     @property
     def stderr(self) -> float:
@@ -44,8 +47,7 @@ class EvalResult:
         return perplexity(self.loss)
 
     def bits_per_byte(self, bytes_per_token: float) -> float:
-        """The loss per byte of text, which compares across tokenizers."""
-        return self.loss / math.log(2) / bytes_per_token
+        return bits_per_byte(self.loss, bytes_per_token)
 
 
 def _stderr(values: np.ndarray, weights: np.ndarray) -> float:
@@ -88,6 +90,7 @@ class EvalWindows:
         self._group = group or ProcessGroup()
         self._starts = evaluation_window_starts(len(tokens), block_size, eval_tokens)
         self._cached_batches: list[tuple[Tensor, Tensor, np.ndarray]] | None = None
+        self._part_counts: np.ndarray | None = None
 
     def of_whole_split(self) -> EvalWindows:
         return EvalWindows(self._tokens, self._block_size, None, self._rows, self._device, self._group)
@@ -118,6 +121,16 @@ class EvalWindows:
         values[:, self._group.rank] = own.reshape(rounds, self._rows)
         return self._group.all_reduce_sum(values).reshape(-1)[: len(self)]
 
+    def part_counts(self, parts: LossParts) -> np.ndarray:
+        """Targets of all ranks in each class of `parts`: the same in every evaluation. Collective."""
+        if self._part_counts is None:
+            own = torch.stack([parts.counts(x, y) for x, y, _ in self]).sum(0)
+            self._part_counts = self.all_reduce_sum(own.cpu().numpy())
+        return self._part_counts
+
+    def all_reduce_sum(self, own: np.ndarray) -> np.ndarray:
+        return self._group.all_reduce_sum(own)
+
     def _make_batches(self) -> Iterator[tuple[Tensor, Tensor, np.ndarray]]:
         first, step = self._group.rank * self._rows, self._group.world_size * self._rows
         for i in range(first, self._padded_len, step):
@@ -130,10 +143,16 @@ class EvalWindows:
 
 
 def evaluate(
-    learner: Learner, windows: EvalWindows, ledger: Ledger, should_stop: Callable[[], bool] = lambda: False
+    learner: Learner,
+    windows: EvalWindows,
+    ledger: Ledger,
+    should_stop: Callable[[], bool] = lambda: False,
+    parts: LossParts | None = None,
 ) -> EvalResult | None:
-    """The loss on these windows; None if `should_stop` returned true before a batch."""
+    """The loss on these windows; None if `should_stop` returned true before a batch. `parts`: to have it
+    apart, too."""
     sums: list[Tensor] = []
+    part_sums: list[Tensor] = []
     counts: list[np.ndarray] = []
     first_call_s = None
     with ledger.phase("eval") as whole:
@@ -143,24 +162,32 @@ def evaluate(
                 return None
             if learner.is_first_call("token_losses"):
                 with ledger.phase("compile") as first_call:
-                    sums.append(_window_sums(learner, x, y))
+                    losses = _token_losses(learner, x, y)
                     learner.execution.synchronize()
                 first_call_s = first_call.seconds
             else:
-                sums.append(_window_sums(learner, x, y))
+                losses = _token_losses(learner, x, y)
+            sums.append(losses.sum(1))
+            if parts is not None:
+                part_sums.append(parts.sums(x.to(losses.device), y.to(losses.device), losses))
             counts.append(window_counts)
         learner.reshard()
         window_sums = windows.gather_per_window(torch.cat(sums).cpu().numpy())
         window_tokens = windows.gather_per_window(np.concatenate(counts))
+        apart: Mapping[str, Any] = {}
+        if parts is not None:
+            totals = windows.all_reduce_sum(torch.stack(part_sums).sum(0).cpu().numpy())
+            apart = parts.as_dict(totals, windows.part_counts(parts))
     if first_call_s is not None and len(sums) > 1:  # compiling takes the first call minus a steady one
         ledger.reassign("compile", "eval", (whole.seconds - first_call_s) / (len(sums) - 1))
     total = int(window_tokens.sum())
-    return EvalResult(float(window_sums.sum()) / total, total, window_sums / window_tokens, window_tokens)
+    loss = float(window_sums.sum()) / total
+    return EvalResult(loss, total, window_sums / window_tokens, window_tokens, apart)
 
 
-def _window_sums(learner: Learner, x: Tensor, y: Tensor) -> Tensor:
+def _token_losses(learner: Learner, x: Tensor, y: Tensor) -> Tensor:
     """In float64, so that the order of summation does not matter."""
     losses = learner.token_losses(x, y)
     if losses.device.type == "mps":  # which has no float64
         losses = losses.cpu()
-    return losses.double().sum(1)
+    return losses.double()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from glassgpt.cgroup import usable_cores
 from glassgpt.estimate.forecast import RunForecast
-from glassgpt.estimate.loss_law import ExpectedLossCurve, compare_with_expected
+from glassgpt.estimate.loss_law import MIN_UPDATES_FOR_LOSS, ExpectedLossCurve, compare_with_expected
 from glassgpt.estimate.measured_speed import (
     LowMidHigh,
     band_from_repeats,
@@ -15,7 +15,7 @@ from glassgpt.estimate.measured_speed import (
     group_means,
     idle_speedup,
 )
-from glassgpt.i18n import Message, say, verbatim
+from glassgpt.i18n import Message, say
 from glassgpt.record import machine
 from glassgpt.record.finding import Severity, finding_record
 from glassgpt.record.journal import Record
@@ -27,7 +27,6 @@ _MIN_INTERVALS = 3  # log intervals, before the forecast is revised by the measu
 _MIN_RUN_SECONDS = 60.0  # of a run: shorter ones are mostly start-up, which varies
 _MISS_TOLERANCE = 0.10  # of the forecast
 _IGNORED_MISS_BYTES = 2**28  # of a card's memory: cuBLAS workspaces, which are not forecast
-_MIN_UPDATES_FOR_LOSS = 200  # before the loss is compared with the expected curve
 _MIN_DATA_WAIT_SHARE = 0.1  # of the time of updates, to name it as the cause of a slow run
 _MIN_LOAD_PER_CORE = 1.5  # to name other programs as the cause of a slow run
 _CPU_CHECK_INTERVAL_S = 5.0  # between two checks of who uses the cores
@@ -152,12 +151,14 @@ def take_pace_finding(check: ForecastCheck, iteration: int, one_thread: str = ""
     check.pace_was_reported = True
     severity: Severity = "info"
     advice = None
+    # The mean so far: later lines, and the median of the whole run, are other numbers.
+    speed = {"tokens_per_s": measured, "iteration": iteration}
     if measured > pace.high:
-        title, explanation = say("pace.title.fast", tokens_per_s=measured), say("pace.explanation.fast")
+        title, explanation = say("pace.title.fast", **speed), say("pace.explanation.fast")
     elif measured >= pace.low:
-        title, explanation = say("pace.title.normal", tokens_per_s=measured), say("pace.explanation.normal")
+        title, explanation = say("pace.title.normal", **speed), say("pace.explanation.normal")
     else:
-        severity, title = "advice", say("pace.title.slow", tokens_per_s=measured)
+        severity, title = "advice", say("pace.title.slow", **speed)
         data_wait_share = check.data_wait_s / check.seconds
         load, cores = machine.load_average(), usable_cores()
         # The console prints the advice alone: it has to be understood without the explanation.
@@ -224,7 +225,7 @@ def take_cpu_contention_finding(
 
 def loss_curve_finding(check: ForecastCheck, iteration: int, val_loss: float | None) -> Record | None:
     """Whether the validation loss is what such a run usually has at this iteration."""
-    if check.expectation is None or val_loss is None or iteration < _MIN_UPDATES_FOR_LOSS:
+    if check.expectation is None or val_loss is None or iteration < MIN_UPDATES_FOR_LOSS:
         return None
     verdict = compare_with_expected(check.expectation, iteration, val_loss)
     severity: Severity = "advice" if verdict.position == "above" else "info"
@@ -233,15 +234,14 @@ def loss_curve_finding(check: ForecastCheck, iteration: int, val_loss: float | N
         "above": say("loss-course.title.above", val_loss=val_loss),
         "below": say("loss-course.title.below", val_loss=val_loss),
     }[verdict.position]
-    causes = "; or ".join(verdict.causes)
     return finding_record(
         iteration,
         "loss-course",
         severity,
         title=title,
-        evidence=verbatim(verdict.sentence),
-        explanation=verbatim(f"{'; '.join(check.expectation.basis)}."),
-        advice=None if verdict.position == "on" else say("loss-course.advice", causes=causes),
+        evidence=verdict.evidence,
+        explanation=check.expectation.basis,
+        advice=verdict.causes,
     )
 
 

@@ -5,6 +5,8 @@
     SIGHUP            the terminal is gone: the run saves a checkpoint and continues; ignored under nohup
     SIGUSR1           the run saves a checkpoint and continues; schedulers send it before they end a job
 
+A file in the run's folder can ask for the same (record/run_requests.py): the page's buttons write one.
+
 Until the run has a folder there is nothing to save, and the first Ctrl-C quits at once too.
 With several ranks a signal to one of them is acted on by all, at the same update
 (`ProcessGroup.sync_stop_signals`).
@@ -19,6 +21,8 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
+
+from glassgpt.record.run_requests import Action
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Windows has neither.
@@ -78,6 +82,7 @@ class StopSignals:
         self.signal = 0  # number of the stop signal; 0: none
         self.sighup_received = False  # the terminal is gone; reset once acted on
         self.save_requested = False  # reset once acted on
+        self.save_requested_by = ""  # who asked in the run's folder; empty: a signal
         self.run_dir_lost = False  # the run's folder was moved or removed
 
         self.is_graceful = False  # set once there is something to save: before, a stop signal quits at once
@@ -97,6 +102,14 @@ class StopSignals:
     def exit_code(self) -> int:
         """The code that a shell reports: 130 for Ctrl-C, 143 for SIGTERM."""
         return 128 + self.signal
+
+    def receive_request(self, action: Action, by: str) -> None:
+        """As if a signal had come: Ctrl-C for `stop`, SIGUSR1 for `save`."""
+        if action == "save":
+            self.save_requested_by = by
+            self._receive("save_requested")
+        elif not (self._received["signal"] or self.signal):
+            self._receive("signal", signal.SIGINT)
 
     def report_run_dir_lost(self) -> None:
         self._receive("run_dir_lost")

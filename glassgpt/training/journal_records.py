@@ -14,13 +14,15 @@ from dataclasses import dataclass
 import torch
 
 from glassgpt.data.dataset import Dataset
+from glassgpt.data.ladder import ladder_if_cheap
 from glassgpt.estimate import flops, overheads
 from glassgpt.estimate.local_history import HistoryRow
 from glassgpt.estimate.measured_speed import work_key
-from glassgpt.estimate.step_timing import compute_rates, eta_s
+from glassgpt.estimate.step_timing import compute_rates, eta_s, remaining_work
 from glassgpt.record import machine
 from glassgpt.record.journal import JOURNAL_VERSION, Record
 from glassgpt.record.ledger import RankTimes
+from glassgpt.record.run_requests import RunRequested
 from glassgpt.schedule import learning_rate
 from glassgpt.training import probe
 from glassgpt.training.checkpoint.checkpoints import list_checkpoints
@@ -41,6 +43,7 @@ def run_record(run: TrainSetup, state: TrainState) -> Record:
         "flops_convention": flops.FLOPS_CONVENTION,
         "plain_flops_per_token": flops.six_n_flops_per_token(multiplied),
     }
+    ladder = ladder_if_cheap(run.dataset)
     # Of the whole run. Updates before a resume may have had another batch size.
     updates_left = max(0, run.config.max_iters - state.progress.iter)
     sequences = state.progress.sequences + updates_left * run.batch_plan.sequences
@@ -54,6 +57,7 @@ def run_record(run: TrainSetup, state: TrainState) -> Record:
         "tokens": dict(manifest.tokens),
         "bytes_per_token": {split: _bytes_per_token(run.dataset, split) for split in run.splits},
         "epochs": tokens / len(run.splits["train"]),
+        "ladder": None if ladder is None else [dataclasses.asdict(rung) for rung in ladder.rungs],
     }
     record = {
         "kind": "run",
@@ -68,7 +72,7 @@ def run_record(run: TrainSetup, state: TrainState) -> Record:
         "peak": dataclasses.asdict(peak) | {"value": peak.value, "source": peak.source},
         "data": data,
         "machine": probe.describe_machine(str(run.execution.device)),
-        "forecast": state.forecast_check.forecast.as_dict(),
+        "forecast": state.forecast_check.forecast.as_dict() | _loss_forecast(state),
     }
     group = run.process_group
     if group.launch_id:
@@ -81,6 +85,15 @@ def run_record(run: TrainSetup, state: TrainState) -> Record:
             "attempt": group.restart_count,
         }
     return record
+
+
+def _loss_forecast(state: TrainState) -> Record:
+    """The validation loss to expect, as a band over the updates."""
+    curve = state.forecast_check.expectation
+    if curve is None:
+        return {"loss_curve": None, "overfits_at": None}
+    points = [[point.iteration, point.low, point.mid, point.high] for point in curve.points]
+    return {"loss_curve": points, "overfits_at": curve.overfits_at}
 
 
 @dataclass(frozen=True)
@@ -135,15 +148,20 @@ def step_record(run: TrainSetup, state: TrainState, measured: IntervalMeasures) 
 
 
 def _eta_s(run: TrainSetup, state: TrainState, step_s: float | None) -> float | None:
-    done, end = state.progress.iter, run.config.max_iters
-    # A step is logged before the evaluation at its iteration, except by a run that ends.
-    evaluated = done - (state.progress.val_loss is None)
-    evaluations: float = _multiples_between(evaluated, end, run.config.eval_interval)
-    interval = run.config.checkpoint_interval
-    saves = evaluations if interval is None else _multiples_between(evaluated, end, interval)
+    config, progress = run.config, state.progress
+    closing_eval = 0.0
     if run.has_closing_eval:
-        evaluations += len(run.splits["val"]) / (2 * run.eval_tokens)  # other evaluations are of two splits
-    return eta_s(end - done, step_s, evaluations, state.eval_cost.value, saves, state.save_cost.value)
+        closing_eval = len(run.splits["val"]) / (2 * run.eval_tokens)  # other evaluations are of two splits
+    # A step is logged before the evaluation at its iteration, except by a run that ends.
+    work = remaining_work(
+        progress.iter,
+        config.max_iters,
+        config.eval_interval,
+        config.checkpoint_interval,
+        is_evaluated=progress.val_loss is not None,
+        closing_eval=closing_eval,
+    )
+    return eta_s(work, step_s, state.eval_cost.value, state.save_cost.value)
 
 
 def take_revised_forecast(run: TrainSetup, state: TrainState) -> Record | None:
@@ -177,11 +195,6 @@ def take_revised_forecast(run: TrainSetup, state: TrainState) -> Record | None:
     }
 
 
-def _multiples_between(start: int, end: int, interval: int) -> int:
-    """How many multiples of `interval` come after `start`, up to `end`. The end always counts as one."""
-    return end // interval - start // interval + (end % interval != 0) if start < end else 0
-
-
 def eval_record(
     run: TrainSetup,
     progress: TrainingProgress,
@@ -206,6 +219,7 @@ def eval_record(
         "bits_per_byte": result.bits_per_byte(bytes_per_token) if bytes_per_token else None,
         "ms": seconds["eval"] * 1000,
         "compile_ms": seconds["compile"] * 1000,
+        **result.parts,
     }
 
 
@@ -217,6 +231,17 @@ def _bytes_per_token(dataset: Dataset, split: str) -> float | None:
 
 def sample_record(iteration: int, text: str, seconds: float) -> Record:
     return {"kind": "sample", "iter": iteration, "text": text, "ms": seconds * 1000}
+
+
+def request_record(iteration: int, request: RunRequested) -> Record:
+    return {
+        "kind": "request",
+        "iter": iteration,
+        "id": request.id,
+        "action": request.action,
+        "by": request.by,
+        "requested_at": request.time,
+    }
 
 
 def resume_record(from_iter: int, warnings: Sequence[str] = ()) -> Record:

@@ -52,8 +52,9 @@ def hangup_finding(run_dir: Path, iteration: int) -> Record:
 
 
 def save_requested_finding(
-    run_dir: Path, iteration: int, last_saved: tuple[int, float | None] | None
+    run_dir: Path, iteration: int, last_saved: tuple[int, float | None] | None, asked_by: str
 ) -> Record:
+    """`asked_by`: who asked through the run's folder; empty: a signal."""
     if last_saved is None:
         title = say("save-requested.title.nothing")
     else:
@@ -63,8 +64,10 @@ def save_requested_finding(
         "save-requested",
         "info",
         title=title,
-        evidence=say("save-requested.evidence"),
-        explanation=say("save-requested.explanation"),
+        evidence=say("save-requested.evidence.request", by=asked_by)
+        if asked_by
+        else say("save-requested.evidence"),
+        explanation=None if asked_by else say("save-requested.explanation"),
         advice=say("save-requested.advice", command=resume_command(run_dir)),
     )
 

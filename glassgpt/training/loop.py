@@ -180,7 +180,7 @@ def evaluate_split(
         return state.signals.stop_requested
 
     before = run.ledger.seconds()
-    result = evaluate(run.learner, windows, run.ledger, should_stop)
+    result = evaluate(run.learner, windows, run.ledger, should_stop, run.loss_parts)
     seconds = phase_seconds_between(before, run.ledger.seconds())
     report_fallbacks(run, state)
     if result is not None:
@@ -292,7 +292,11 @@ def report_fallbacks(run: TrainSetup, state: TrainState) -> None:
 
 
 def sync_stop_request(run: TrainSetup, state: TrainState) -> None:
-    """Agrees with the other ranks on signals: all act on them at the same update."""
+    """Agrees with the other ranks on signals and requests: all act on them at the same update."""
+    if run.process_group.is_rank_zero:
+        for request in state.request_watch.take(run.run_dir):
+            state.signals.receive_request(request.action, request.by)
+            run.log(journal_records.request_record(state.progress.iter, request))
     if run.sink.journal_lost_reason:
         rescue_to_new_dir(run, state)
     was_lost = state.signals.run_dir_lost
@@ -307,8 +311,10 @@ def report_signals(run: TrainSetup, state: TrainState) -> None:
         state.signals.sighup_received = False
         run.log(live_findings.hangup_finding(run.run_dir, state.progress.iter))
     if state.signals.save_requested:
+        asked_by, state.signals.save_requested_by = state.signals.save_requested_by, ""
         state.signals.save_requested = False
-        run.log(live_findings.save_requested_finding(run.run_dir, state.progress.iter, state.last_saved))
+        done = state.progress.iter
+        run.log(live_findings.save_requested_finding(run.run_dir, done, state.last_saved, asked_by))
 
 
 def ending_if_stopped(signals: StopSignals) -> Ending | None:
@@ -367,7 +373,7 @@ def finish(run: TrainSetup, state: TrainState, ending: Ending) -> Ending:
 def generate_final_sample(run: TrainSetup, sampling: Sampling, done: int) -> None:
     """A sample of the final model. Its time counts as evaluation."""
     tokenizer, start = sampling.tokenizer, sampling.start
-    with run.ledger.phase("eval") as phase:
+    with run.ledger.phase("eval", activity="sample") as phase:
         model = run.learner.model
         if run.execution.shard:
             model = gather_full_model(model)  # collective: every rank has to call it

@@ -106,6 +106,7 @@ def resolve_request(recipe: Recipe | None, overrides: Mapping[str, Any]) -> RunR
             name,
             getattr(request.config, name),
             f"as {loaded.description} has it, not {model_setting(config, name)}",
+            notable=True,
         )
         for name in (*MODEL_SETTINGS, "block_size")
         if model_setting(config, name) != model_setting(request.config, name)
@@ -134,12 +135,12 @@ def _new_run_request(
     """An --out_dir flag must name a new folder. If a recipe names one that holds a run, it gets a number."""
     choices = []
     if recipe.replaces_file:
-        choices.append(Choice("preset", recipe.name, f"{recipe.replaces_file} is not on disk"))
+        choices.append(Choice("preset", recipe.name, f"{recipe.replaces_file} is not on disk", notable=True))
     if config.out_dir and "out_dir" not in overrides:
         free = str(first_free_run_dir(expand_user_path(config.out_dir)))
         if free != str(expand_user_path(config.out_dir)):
             reason = f"{config.out_dir} holds a run already, and runs are never overwritten"
-            choices.append(Choice("out_dir", free, reason))
+            choices.append(Choice("out_dir", free, reason, notable=True))
         config = replace(config, out_dir=free)
     if config.out_dir:
         check_out_dir_is_free(config.out_dir)
@@ -202,8 +203,8 @@ def _resume_source(run_dir: Path) -> tuple[LoadedCheckpoint | None, Recipe, tupl
     init_from = str(recipe.settings.get("init_from", "scratch"))
     reason = "the run had no checkpoint yet: it starts again, with its settings and seed"
     if init_from == "scratch":
-        return None, recipe, (Choice("resume", "update 0", reason),)
-    return load_init_from(init_from), recipe, (Choice("resume", init_from, reason),)
+        return None, recipe, (Choice("resume", "update 0", reason, notable=True),)
+    return load_init_from(init_from), recipe, (Choice("resume", init_from, reason, notable=True),)
 
 
 def _without_device_choices(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,9 +254,9 @@ def _ignored_settings(recipe: Recipe, config: TrainConfig, changes: Mapping[str,
             tokens = config.eval_tokens
             if value is not None and tokens != value * (config.batch_size or 0) * config.block_size:
                 reason = f"as the run has it, not eval_iters={value} as {recipe.name} says"
-                choices.append(Choice("eval_tokens", tokens, reason + hint))
+                choices.append(Choice("eval_tokens", tokens, reason + hint, notable=True))
         elif name in (*MODEL_SETTINGS, "block_size"):
-            choices.append(Choice(name, run_settings[name], reason))
+            choices.append(Choice(name, run_settings[name], reason, notable=True))
         else:
-            choices.append(Choice(name, run_settings[name], reason + hint))
+            choices.append(Choice(name, run_settings[name], reason + hint, notable=True))
     return choices

@@ -258,6 +258,7 @@ def _set_up_and_train(
                 *([warning] if warning else []),
             ):
                 run.sink(record)
+        run.sink.watch_loop(lambda: (ledger.activity, state.progress.iter))
         group.set_watchdog_callbacks(
             lambda: (ledger.current, state.progress.iter),
             lambda text: _record_end(run, state, "crashed", RANK_LOST_EXIT_CODE, {"error": text}),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from glassgpt import schedule
@@ -15,7 +17,14 @@ from glassgpt.config import Choice, TrainConfig, dataset_folder, profile_window,
 from glassgpt.data.batches import DocumentWindows
 from glassgpt.data.dataset import Dataset, open_dataset, verify
 from glassgpt.data.shards import TokenArray
-from glassgpt.data.tokenizers import dataset_tokenizer, dataset_tokenizer_digest, end_of_text_id
+from glassgpt.data.token_classes import TokenClasses, token_classes
+from glassgpt.data.tokenizers import (
+    IdsTokenizer,
+    Tokenizer,
+    dataset_tokenizer,
+    dataset_tokenizer_digest,
+    end_of_text_id,
+)
 from glassgpt.errors import UserError
 from glassgpt.estimate.batching import eval_batch_rows, tokens_to_evaluate
 from glassgpt.estimate.forecast import TokenCounts, forecast_workload
@@ -39,6 +48,7 @@ from glassgpt.training.forecast_check import ForecastCheck
 from glassgpt.training.interrupt import StopSignals
 from glassgpt.training.learner import Learner
 from glassgpt.training.loader import BatchLoader
+from glassgpt.training.loss_parts import LossParts
 from glassgpt.training.optimizers import describe_rates
 from glassgpt.training.out_of_memory import check_memory
 from glassgpt.training.profiler import UpdateProfiler
@@ -122,6 +132,8 @@ def set_up(
             split: EvalWindows(tokens, config.block_size, eval_tokens, eval_rows, device, group)
             for split, tokens in splits.items()
         }
+        classes = _shared_token_classes(dataset, splits["train"], group, sampling)
+        loss_parts = LossParts(classes, config.block_size, device)
         profiler = UpdateProfiler(profile_window(config), run_dir.directory, device, group.is_rank_zero)
         sink, saver = _open_outputs(run_dir, config, group, execution.shard, listeners, trackers)
         forecast_check = ForecastCheck(forecast, expected_curve, memory_before_bytes=memory_before_bytes)
@@ -139,6 +151,7 @@ def set_up(
         learner=learner,
         eval_tokens=eval_tokens,
         eval_windows=eval_windows,
+        loss_parts=loss_parts,
         sampling=sampling,
         profiler=profiler,
         run_dir_handle=run_dir,
@@ -194,6 +207,22 @@ def _choose_document_windows(
     return windows, [Choice("documents", "apart", reason)]
 
 
+def _shared_token_classes(
+    dataset: Dataset, train: TokenArray, group: ProcessGroup, sampling: Sampling | None
+) -> TokenClasses:
+    """The same on all ranks. Where one lacks the tokenizer's table, all do without it. Collective.
+
+    `sampling`: has the tokenizer already, on the rank that samples."""
+    tokenizer: Tokenizer | None = None if sampling is None else sampling.tokenizer
+    if tokenizer is None:
+        with contextlib.suppress(UserError):  # nanoGPT's folders do not have GPT-2's table
+            tokenizer = dataset_tokenizer(dataset)
+    have_it = int(group.all_reduce_sum(np.array([tokenizer is not None], dtype=np.int64))[0])
+    if tokenizer is None or have_it < group.world_size:
+        tokenizer = IdsTokenizer(dataset.manifest.vocab_size)
+    return token_classes(tokenizer, train)
+
+
 def _choose_sampling(
     config: TrainConfig, dataset: Dataset, group: ProcessGroup
 ) -> tuple[Sampling | None, list[Choice]]:
@@ -211,9 +240,10 @@ def _choose_sampling(
                 choices = [Choice("sample_start", config.sample_start, "as set")]
         except UserError as error:
             if sampling is None:  # nanoGPT's folders do not have GPT-2's table
-                choices = [Choice("sample_tokens", 0, f"no sample: {error}")]
+                choices = [Choice("sample_tokens", 0, f"no sample: {error}", notable=True)]
             else:
-                choices = [Choice("sample_start", "", f"not {config.sample_start!r}: {error}")]
+                reason = f"not {config.sample_start!r}: {error}"
+                choices = [Choice("sample_start", "", reason, notable=True)]
     if not group.broadcast_from_rank_zero(lambda: sampling is not None):
         return None, choices
     return sampling or Sampling(None, []), choices
@@ -259,7 +289,7 @@ def _collect_choices(
     config, choices = request.config, list(request.choices)
     if config.embedding_lr is not None and (config.optimizer != "muon" or config.tie_embeddings):
         reason = "not used: only muon with tie_embeddings=False has its own rate for the embedding"
-        choices.append(Choice("embedding_lr", config.embedding_lr, reason))
+        choices.append(Choice("embedding_lr", config.embedding_lr, reason, notable=True))
     choices += init_and_compute
     if config.optimizer == "muon":
         choices.append(Choice("optimizer", "muon", describe_rates(config)))

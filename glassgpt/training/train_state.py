@@ -21,6 +21,7 @@ from glassgpt.estimate.step_timing import LogInterval, RunningMean
 from glassgpt.record.journal import Record
 from glassgpt.record.ledger import Ledger, RankTimes
 from glassgpt.record.run_dir import LockedRunDir, RunDirInfo
+from glassgpt.record.run_requests import RequestWatch
 from glassgpt.record.sink import NullSink, Sink
 from glassgpt.training.checkpoint.saver import NoSaver, Saver
 from glassgpt.training.compute_plan import ComputePlan
@@ -31,6 +32,7 @@ from glassgpt.training.forecast_check import ForecastCheck
 from glassgpt.training.interrupt import StopSignals
 from glassgpt.training.learner import Learner
 from glassgpt.training.loader import BatchLoader
+from glassgpt.training.loss_parts import LossParts
 from glassgpt.training.profiler import UpdateProfiler
 
 RECENT_GRAD_NORMS = 20  # reported when a run ends because of a non-finite loss or gradient
@@ -78,6 +80,7 @@ class TrainSetup:
     # Evaluation, sample, profile.
     eval_tokens: int  # of a split, in every evaluation
     eval_windows: Mapping[str, EvalWindows]  # by split
+    loss_parts: LossParts  # how evaluations take their loss apart
     sampling: Sampling | None  # None: no sample at the end
     profiler: UpdateProfiler
 
@@ -140,6 +143,7 @@ class TrainState:
     signals: StopSignals
     interval: LogInterval  # since the last log line
     forecast_check: ForecastCheck
+    request_watch: RequestWatch = field(default_factory=RequestWatch)
     progress: TrainingProgress = field(default_factory=TrainingProgress)
     early_stop_reference: EvalResult | None = None  # the last evaluation that was a significant gain
     last_saved: tuple[int, float | None] | None = None  # iteration and validation loss of the last checkpoint

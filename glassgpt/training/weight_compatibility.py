@@ -146,8 +146,9 @@ def choose_init_state(
     else:
         has_optimizer = loaded.optimizer or not loaded.iter  # before the first update there is no state
         optimizer = "with its optimizer" if has_optimizer else "with a new optimizer: the checkpoint has none"
-        return True, Choice("init_from", loaded.description, f"resumes at update {loaded.iter:,} {optimizer}")
-    return False, Choice("init_from", loaded.description, why)
+        reason = f"resumes at update {loaded.iter:,} {optimizer}"
+        return True, Choice("init_from", loaded.description, reason, notable=True)
+    return False, Choice("init_from", loaded.description, why, notable=True)
 
 
 def check_updates_left(config: TrainConfig, done: int) -> None:

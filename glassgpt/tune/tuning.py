@@ -8,9 +8,7 @@ tuning.tuned                                # a TrainConfig
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
-import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from typing import Any
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.files import atomic_write, expand_user_path
+from glassgpt.flags import parse_duration
 from glassgpt.format import format_count, format_duration, pluralize
 from glassgpt.recipe import to_toml
 from glassgpt.tune.ranking import SettingResult, TuneResult, summarize_trials
@@ -49,21 +48,9 @@ class TuneOptions:
     vocab_size: int | None = None
 
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|m|min|h)?")
-_SECONDS = {None: 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
-_MAX_BUDGET_S = 24 * 3600
-
-
-def budget_seconds(text: str) -> float | None:
-    """Reads 90s, 2m, 1.5h or 90; None for anything else."""
-    match = _DURATION.fullmatch(text.strip().lower())
-    seconds = float(match[1]) * _SECONDS[match[2]] if match else math.nan
-    return seconds if 0 < seconds <= _MAX_BUDGET_S else None
-
-
 def check_tune_options(options: TuneOptions) -> list[str]:
     problems = []
-    if budget_seconds(options.budget) is None:
+    if parse_duration(options.budget) is None:
         problems.append(
             f"--budget={options.budget} is not a time of at most a day: try --budget=90s or --budget=2m"
         )

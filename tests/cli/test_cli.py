@@ -67,6 +67,7 @@ def test_python_processes_that_it_starts_import_nothing_from_the_current_folder(
         ["train", "--help"],
         ["prepare", "--help"],
         ["sample", "--help"],
+        ["eval", "--help"],
         ["train", "quickstrat"],
     ],
     ids=" ".join,

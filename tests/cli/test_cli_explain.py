@@ -21,6 +21,7 @@ FACTS = [
     "device_count", "data_parallel_size", "achieved_tflops_per_device", "val_metric", "best_val_loss",
     "best_val_step", "final_val_loss", "final_train_loss", "loss_first", "loss_last", "nan_step",
     "segments", "ended", "regimes", "regime_total_s", "eval_overhead_typical_ms", "seconds_by_phase",
+    "wander_ms", "loss_ends",
 ]
 # fmt: on
 
@@ -225,3 +226,12 @@ def test_full_adds_the_glossary_with_values_of_this_log(capsys: Capture) -> None
     for piece in (number, loss, ms, mfu, "step 500: train loss 1.5750, val loss 1.6250"):
         assert f"\n{piece}\n" in glossary
     assert "312 TFLOP/s" in glossary
+
+
+def test_demo_explains_a_log_that_is_shipped(capsys: Capture) -> None:
+    assert stdout_of(capsys, "explain", "--demo") == stdout_of(capsys, "explain", "demo:gpu")
+    facts = parse_strict_json(stdout_of(capsys, "explain", "--demo", "--json"))["facts"]
+    assert facts["best_val_loss"] == 1.4576
+    assert "--demo" in stdout_of(capsys, "explain", "--help")
+    (problem,) = error_lines(capsys, "explain", "--demo", "train.log")
+    assert "train.log" in problem

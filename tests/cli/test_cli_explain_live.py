@@ -122,7 +122,7 @@ def test_it_starts_at_once_and_without_torch() -> None:
         "import sys\nfrom glassgpt.cli import main\n"
         "assert main(['explain', 'n.log', '--full']) == 0\nassert main(['explain', '--help']) == 0\n"
         "assert main(['compare', 'n.log', 'n.log']) == 0\n"
-        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules or 'plotly' in sys.modules)"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment(), timeout=60)

@@ -39,25 +39,27 @@ def test_a_whole_run_its_second_start_and_its_continuation(mine: Path, capsys: C
     assert "\x1b" not in captured.out
     assert "\r" not in captured.out
     for line in (
-        r"run           runs/quickstart   \(glassgpt",
-        r"model         modern: 1 layer, 2 heads, 32 wide, context 16: [\d.]+k parameters",
-        r"device        \S+   \(",
-        r"batch_tokens  64   \(4 sequences x 16 tokens per update\)",
+        r"model         modern, [\d.]+k parameters, on mine: ",
+        r"device        \S.*, float32, ",
+        r"time          .*6 updates, ",
+        r"loss          [\d.]+ at the end \(",
+        r"run           runs/quickstart$",
         r"eval      0   train \d\.\d{4}  val \d\.\d{4} ± ",
         r"eval      3   train ",
         r"saved     3   ",
         r"iter      6   loss \d\.\d{4}  [\d.]+ ms  [\d.]+k? tok/s  lr ",
         r"eval      6   val .* whole split",
         r"sample        ",
-        r"wall time +\d+\.\d\d  100.0%",
+        r"wall time +\d+\.\d\d s  100.0%",
         r"end           finished after 6 updates",
-        r"next          sample from it:    glass sample runs/quickstart$",
-        r"              train it longer:   glass train --init_from=resume --out_dir=runs/quickstart --max",
+        r"next          sample from it:   glass sample runs/quickstart$",
+        r"              train it longer:  glass train --init_from=resume --out_dir=runs/quickstart --max",
     ):
         assert re.search(f"^{line}", captured.out, re.MULTILINE), line
     made = {path.name for path in Path("runs/quickstart").iterdir()}
     assert {"config.toml", journal.FILE_NAME, "checkpoints", "tokenizer"} <= made
-    assert [path.name for path in Path("runs/quickstart/checkpoints").iterdir()] == ["00000006"]
+    saved = sorted(path.name for path in Path("runs/quickstart/checkpoints").iterdir())
+    assert saved == ["00000003", "00000006"]  # quickstart keeps five
     ledger = records("runs/quickstart")[-1]
     assert sum(ledger["ledger"].values()) == pytest.approx(ledger["wall_s"], abs=1e-9)
 
@@ -263,3 +265,25 @@ def test_home_is_home_and_no_folder_of_that_name(
     assert main(["report", str(run), "--out=~/run.html"]) == 0
     assert {path.name for path in run.parent.iterdir()} == {"run", "run-2", "fork", "run.svg", "run.html"}
     assert not Path("~").exists()
+
+
+@pytest.mark.parametrize(("language", "script"), [("hi", "\u0900-\u097f"), ("ar", "\u0600-\u06ff")])
+def test_a_run_speaks_the_readers_language_and_its_journal_english(
+    mine: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, language: str, script: str
+) -> None:
+    assert train(f"--lang={language}") == 0
+    lines = capsys.readouterr().out.splitlines()
+    values = [line for line in lines if re.match(r"(iter|eval|saved) +\d+   ", line)]
+    assert len(values) > 4  # lines of values are the same in every language
+    assert not any(re.search(f"[{script}]", line) for line in values)
+    others = [line for line in lines if line not in values and line.strip() and "glass " not in line]
+    assert sum(bool(re.search(f"[{script}]", line)) for line in others) > 10
+    journal_text = Path("runs/quickstart", journal.FILE_NAME).read_text(encoding="utf-8")
+    assert not re.search(f"[{script}]", journal_text)
+    monkeypatch.setenv("LANG", f"{language}.UTF-8")
+    monkeypatch.delenv("LC_ALL", raising=False)
+    assert main(["show", "runs/quickstart"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown == lines[: len(shown)]
+    (problem,) = error_lines(capsys, "train", "--lang=xx")
+    assert "--lang=xx" in problem

@@ -367,3 +367,15 @@ def test_equal_losses_are_the_same() -> None:
     for run_log in (make_run(), glassgpt_run([(100 * at, 3.0) for at in range(20)])):
         claim = find_claim(compare_run_logs(run_log, run_log), "equally-good")
         assert keys(claim) == ["compare.equally-good.same_loss"]
+
+
+def test_a_median_over_regimes_is_named() -> None:
+    steps = make_run().steps
+    slow = replace(steps, ms=np.where(np.arange(len(steps)) < len(steps) // 3, 2.0, 5.0) * steps.ms)
+    claim = find_claim(compare_run_logs(make_run(), replace(make_run(), steps=slow)), "faster")
+    assert "compare.faster.reason.over_regimes" in keys(claim)
+    assert "compare.faster.reason.over_regimes" not in keys(
+        find_claim(
+            compare_run_logs(make_run(), replace(make_run(), steps=replace(steps, ms=2 * steps.ms))), "faster"
+        )
+    )

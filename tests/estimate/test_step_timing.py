@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassgpt.estimate.peak import PeakFlops
-from glassgpt.estimate.step_timing import STEP_PHASES, LogInterval, Rates, RunningMean, compute_rates, eta_s
+from glassgpt.estimate.step_timing import (
+    STEP_PHASES,
+    LogInterval,
+    Rates,
+    RemainingWork,
+    RunningMean,
+    compute_rates,
+    eta_s,
+    remaining_work,
+)
 from glassgpt.record.ledger import Ledger
 
 few = settings(max_examples=100, deadline=None)
@@ -240,9 +249,19 @@ def test_splitting_never_changes_the_step_time_or_the_wall(story: list[tuple[int
 
 def test_time_to_go_by_numbers() -> None:
     # 100 updates of 0.5 s, 3 evaluations of 7 s, 2 saves of 1.25 s
-    assert eta_s(100, 0.5, 3, 7.0, 2, 1.25) == 73.5
-    assert eta_s(0, 0.5, 0, 7.0, 0, 1.25) == 0.0
-    assert eta_s(100, None, 3, 7.0, 2, 1.25) is None
+    assert eta_s(RemainingWork(100, 3, 2), 0.5, 7.0, 1.25) == 73.5
+    assert eta_s(RemainingWork(0, 0, 0), 0.5, 7.0, 1.25) == 0.0
+    assert eta_s(RemainingWork(100, 3, 2), None, 7.0, 1.25) is None
+
+
+def test_what_is_left_of_a_run() -> None:
+    # Evaluations at 0, 50, 100 and 120, the end.
+    assert remaining_work(0, 120, 50) == RemainingWork(120, 4, 4)
+    assert remaining_work(50, 120, 50) == RemainingWork(70, 3, 3)
+    assert remaining_work(50, 120, 50, is_evaluated=True) == RemainingWork(70, 2, 2)
+    assert remaining_work(50, 120, 50, 40, closing_eval=0.5) == RemainingWork(70, 3.5, 2)
+    assert remaining_work(120, 120, 50, is_evaluated=True) == RemainingWork(0, 0, 0)
+    assert remaining_work(200, 120, 50, is_evaluated=True) == RemainingWork(0, 0, 0)
 
 
 def test_a_mean_of_nothing_is_nothing() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from run_logs import make_run_log, make_steps
 
 from glassgpt.config import ConfigValue
+from glassgpt.explain.explanation import explain
 from glassgpt.explain.registry import FAILURE_RULES, LEARNING_RULES
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import Floats, RunLog
@@ -91,6 +93,23 @@ def test_no_alarm_about_a_run_without_a_fault() -> None:
         lambda time, *_: (np.full(len(time), 3.0), np.full(len(time), 3.01)), init_from="gpt2"
     )
     assert (tuned["problem"], tuned["warning"], tuned["underfit-capacity"]) == (0, 0, 0)
+
+
+def test_no_alarm_where_the_step_time_wanders() -> None:
+    """All rules, on healthy runs of machines that wander by up to 20%."""
+    alarms = []
+    for seed in range(60):
+        run = random_run(healthy if seed % 4 else flat, 1000 + seed)
+        rng, steps = np.random.default_rng(seed), run.steps
+        decay, spread = [(0.0, 0.1), (0.9, 0.1), (0.99, 0.1), (0.99, 0.2), (0.999, 0.2)][seed % 5]
+        noise = rng.normal(0, spread * np.sqrt(1 - decay**2), len(steps))
+        for at in range(1, len(noise)):
+            noise[at] += decay * noise[at - 1]
+        evaluates = np.isin(steps.iteration, [one.iteration or 0 for one in run.evals])
+        ms = 20 * np.exp(noise) + 60 * evaluates + 3000 * (steps.iteration == 0)
+        findings = explain(replace(run, steps=replace(steps, ms=ms))).findings
+        alarms += [(seed, one.id) for one in findings if one.severity in ("warning", "problem")]
+    assert not alarms
 
 
 def test_odd_batches_are_only_mentioned() -> None:

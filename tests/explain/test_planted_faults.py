@@ -319,3 +319,37 @@ def test_lightnings_bar_of_each_epoch() -> None:
     assert (facts.iterations_logged, facts.last_iteration, facts.segments) == (20, 2000, 1)
     assert (facts.best_val_loss, facts.best_val_step, facts.final_val_loss) == (1.8, 700, 2.45)
     assert "overfitting" in names(text)
+
+
+# --- how it ended ---
+
+
+def test_a_checkpoint_that_the_process_crashed_in_is_none() -> None:
+    """Two saves over one file: the second broke, and the first is gone with it."""
+    error = "RuntimeError: [enforce fail at inline_container.cc:603] . unexpected pos 8704 vs 8598\n"
+    text = nanogpt(updates=750, save_ms=50.0) + "step 1000: train loss 1.5, val loss 1.6\n"
+    text += "saving checkpoint to out\nTraceback (most recent call last):\n" + error
+    crashed = one(text, "crashed")
+    assert crashed.values["broken_iteration"] == 1000
+    assert not {"saved_iteration", "lost_iterations"} & crashed.values.keys()
+
+
+def test_a_plan_is_a_number_of_iterations() -> None:
+    """nanochat's last iteration of 50 is 49: the verdict and the finding say 50."""
+    lines = [
+        f"step {at:05d}/00050 ({2 * at:.2f}%) | loss: {healthy(at):.6f} | lrm: 1.00 | dt: 100.00ms | "
+        f"tok/sec: 5,242 | mfu: 1.00 | total time: {at / 600:.2f}m"
+        for at in range(20)
+    ]
+    early = one("\n".join(lines), "ended-early")
+    assert early.values["planned_iterations"] == 50
+    assert "50" in verdict("\n".join(lines))
+
+
+def test_warnings_of_the_program_that_matter_are_named() -> None:
+    said = "WARNING: Flash Attention 3 not available, using PyTorch SDPA fallback\n"
+    other = "WARNING: Using a boolean value is deprecated\n"
+    warning = one(said + other + nanogpt(), "program-warning")
+    assert warning.values["warnings"] == 1
+    assert (warning.severity, list(warning.lines)) == ("info", [1])
+    assert "program-warning" not in names(other + nanogpt())

@@ -6,6 +6,8 @@ import math
 import re
 from dataclasses import replace
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from learning_logs import any_run_log
 from run_logs import make_run_log, make_steps
@@ -67,8 +69,9 @@ def test_how_good_it_is() -> None:
     assert numbers(verdict(best_val_step=None)[1]) == ["2.2500", "2.4000"]
     assert translate("verdict.best_bits_per_byte", best="2.2500") in verdict(val_metric="bits_per_byte")
     without = {"best_val_loss": None, "best_val_step": None, "final_val_loss": None, "steady_ms": None}
-    told = verdict(**without, loss_first=4.2, loss_last=2.0)
-    assert translate("verdict.training_loss", first="4.2000", last="2.0000") in told
+    ends = {"first": 4.1, "last": 2.1, "lines": 10}
+    told = verdict(**without, loss_first=4.2, loss_last=2.0, loss_ends=ends)
+    assert translate("verdict.training_loss", first="4.1000", last="2.1000", lines=10) in told
     for first, last in ((4.2, math.nan), (None, None)):  # nothing to say about the loss
         assert verdict(**without, loss_first=first, loss_last=last) == [told[0], *told[2:]]
 
@@ -141,7 +144,27 @@ def test_a_single_line_went_nowhere() -> None:
 
 def test_losses_of_any_size_stay_short() -> None:
     told = explain(make_run_log(make_steps([0, 10], loss=[1e30, 2.5]))).verdict
-    assert translate("verdict.training_loss", first="1e+30", last="2.5000") in told
+    assert translate("verdict.training_loss_of_lines", first="1e+30", last="2.5000") in told
+
+
+def test_the_loss_is_told_by_means_of_lines() -> None:
+    """A flat loss with one odd line at either end went nowhere."""
+    losses = [9.0, *[3.0] * 98, 1.0]
+    ends = explain(make_run_log(make_steps(range(100), loss=losses))).facts.loss_ends
+    assert ends == {"first": pytest.approx(3.6), "last": pytest.approx(2.8), "lines": 10}
+    told = explain(make_run_log(make_steps(range(100), loss=losses))).verdict
+    assert translate("verdict.training_loss", first="3.6000", last="2.8000", lines=10) in told
+
+
+def test_a_step_time_that_wanders_is_called_that() -> None:
+    at = np.arange(960)
+    noise = np.random.default_rng(0).normal(1, 0.02, len(at))
+    wandering = 100 * (1 + 0.3 * np.sin(2 * np.pi * at / 320)) * noise
+    facts = explain(make_run_log(make_steps(at.tolist(), wandering.tolist()))).facts
+    assert len(facts.regimes) == 1
+    assert facts.wander_ms == pytest.approx([71.4, 128.5], rel=0.03)
+    for even in (100 * noise, 100 * np.exp(np.random.default_rng(1).normal(0, 0.3, len(at)))):
+        assert explain(make_run_log(make_steps(at.tolist(), even.tolist()))).facts.wander_ms is None
 
 
 def test_lines_without_numbers() -> None:
@@ -176,3 +199,26 @@ def test_a_speed_that_only_swapping_explains() -> None:
         steps = make_steps(range(30), ms, loss=[3.0] * 30)
         explanation = explain(make_run_log(steps, setup=LoggedSetup(tokens_per_iteration=128)))
         assert (translate("verdict.very_slow", tokens_per_s=2.0) in explanation.verdict) == is_told
+
+
+def test_few_lines_say_what_would_settle_it() -> None:
+    def last(**facts: object) -> str:
+        return verdict(iterations_logged=2, **facts)[-1]
+
+    few = {"lines": 2, "enough": 20}
+    assert last() == translate("verdict.too_few_lines", **few)
+    without = {"best_val_loss": None, "best_val_step": None, "final_val_loss": None}
+    assert last(**without) == translate("verdict.too_few_lines_no_eval", **few)
+
+
+def test_a_run_that_finished_early_by_its_own_counter() -> None:
+    stopped = replace(run(), setup=replace(run().setup, planned_iterations=19_073))
+    facts = replace(Analysis(stopped).facts, ended="finished")
+    told = compose_verdict(stopped, facts, [])
+    share = (facts.last_iteration or 0) / 19_073
+    assert any(numbers(one)[:1] == numbers(f"{share:.1%}") for one in told), told
+
+
+def test_only_evaluations_are_logged() -> None:
+    only = make_run_log(make_steps([]), [(0, 4.0, 4.1), (100, 2.0, 2.1)])
+    assert explain(only).verdict[0] == translate("verdict.only_evaluations", trainer="nanoGPT")

@@ -24,7 +24,7 @@ from glassgpt.training.checkpoint.saver import Saver
 for _name in (
     "glassgpt.cli.train_command",
     "glassgpt.explain.explanation",
-    "glassgpt.show.report.page",
+    "glassgpt.show.page.html",
     "glassgpt.show.terminal.run_console",
 ):
     import_module(_name)
@@ -104,10 +104,10 @@ def publish_phase(shared: mmap.mmap) -> Iterator[None]:
     phase, write = Ledger.phase, Saver._write
 
     @contextmanager
-    def shown_phase(ledger: Ledger, name: str) -> Iterator[Any]:
+    def shown_phase(ledger: Ledger, name: str, activity: str = "") -> Iterator[Any]:
         before = shared[0]
         shared[0] = _CODES.get(name, before)
-        with phase(ledger, name) as timed:
+        with phase(ledger, name, activity) as timed:
             yield timed
         shared[0] = before
 

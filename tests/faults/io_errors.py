@@ -42,8 +42,8 @@ from signals import command
 from glassgpt import cli
 from glassgpt.config import TrainConfig
 from glassgpt.record.run_dir import is_run_dir
-from glassgpt.show.report import (
-    page,  # noqa: F401
+from glassgpt.show.page import (
+    html,  # noqa: F401
     report_listener,  # noqa: F401
 )
 from glassgpt.show.terminal import (

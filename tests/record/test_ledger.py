@@ -180,3 +180,14 @@ def test_the_real_clock_only_moves_forward() -> None:
         sum(range(1000))
     assert phase.seconds > 0
     assert all(value >= 0 for value in ledger.seconds().values())
+
+
+def test_a_phase_can_say_more_than_its_name() -> None:
+    ledger = Ledger(FakeClock())
+    assert (ledger.current, ledger.activity) == ("other", "other")
+    with ledger.phase("eval", activity="sample"):
+        assert (ledger.current, ledger.activity) == ("eval", "sample")
+        with ledger.phase("log"):
+            assert ledger.activity == "log"
+        assert ledger.activity == "sample"
+    assert ledger.activity == "other"

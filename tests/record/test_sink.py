@@ -210,3 +210,56 @@ def test_a_journal_that_cannot_be_flushed_at_the_end_is_a_warning(
         sink.close()
         assert os.strerror(number) in capsys.readouterr().err
         assert iters(tmp_path / "j")[-1] == number
+
+
+def test_between_records_a_listener_is_told_how_far_the_loop_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_module, "TICK_S", 0.001)
+
+    class Watcher:
+        def __init__(self) -> None:
+            self.records: list[int] = []
+            self.seen: list[tuple[str, int]] = []
+            self.has_ticked = threading.Event()
+
+        def __call__(self, record: Record) -> None:
+            self.records.append(record["iter"])
+
+        def tick(self, activity: str, done: int) -> None:
+            self.seen.append((activity, done))
+            self.has_ticked.set()
+
+    watcher, records_only = Watcher(), list[Record]()
+    sink = Sink(tmp_path / "j", 0, [watcher, records_only.append])
+    sink(steps(1)[0])
+    sink.watch_loop(lambda: ("eval", 7))
+    assert watcher.has_ticked.wait(30)
+    sink(steps(2)[1])
+    sink.close()
+    assert set(watcher.seen) == {("eval", 7)}
+    assert watcher.records == [0, 1] == [record["iter"] for record in records_only]
+    assert iters(tmp_path / "j") == [0, 1]  # a tick is no record
+
+
+def test_a_tick_that_fails_drops_the_listener_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sink_module, "TICK_S", 0.001)
+    failed = threading.Event()
+
+    class Broken:
+        def __call__(self, record: Record) -> None: ...
+
+        def tick(self, activity: str, done: int) -> None:
+            failed.set()
+            raise ValueError("no room")
+
+    sink = Sink(tmp_path / "j", 0, [Broken()])
+    sink.watch_loop(lambda: ("train", 1))
+    assert failed.wait(30)
+    for record in steps(3):
+        sink(record)
+    sink.close()
+    assert iters(tmp_path / "j") == [0, 1, 2]
+    assert "ValueError: no room" in capsys.readouterr().err

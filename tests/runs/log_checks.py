@@ -16,6 +16,7 @@ from glassgpt.runs.facts import Facts
 from glassgpt.runs.lines import LogLine
 from glassgpt.runs.recognise import read_log, read_logs
 from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.trainers import BY_ID
 
 A100 = 312e12
 
@@ -121,7 +122,7 @@ def expected_facts(expected: ExpectedLog) -> dict[str, Any]:
     best = min((done for done in evals if not math.isnan(done[2])), key=lambda done: done[2], default=None)
     losses = [row.loss for row in rows if row.loss is not None]
     bad = next((row.iteration for row in rows if row.loss is not None and math.isnan(row.loss)), None)
-    numbered = expected.numbered
+    numbered, trainer = expected.numbered, BY_ID[expected.format]
     return {
         "iterations_logged": len(rows),
         "first_iteration": rows[0].iteration if rows and numbered else None,
@@ -133,9 +134,13 @@ def expected_facts(expected: ExpectedLog) -> dict[str, Any]:
         "steady_p95_ms": _p95([row.ms for row in calm if row.ms is not None]),
         "first_iteration_ms": rows[0].ms if rows else None,
         "startup_ms": _startup(rows, first, holds, steady, overhead),
-        "eval_steps": list(dict.fromkeys(at for at, _, _ in evals)) if numbered else None,
+        "eval_steps": list(dict.fromkeys(at for at, _, _ in evals))
+        if numbered and (evals or not trainer.reads_any_log)
+        else None,
         "eval_overhead_ms": overhead,
-        "checkpoint_steps": list(dict.fromkeys(saves)) if numbered else None,
+        "checkpoint_steps": list(dict.fromkeys(saves))
+        if numbered and (saves or trainer.logs_checkpoints)
+        else None,
         "estimated_total_s": total_ms / 1000 if timed else None,
         "overhead_share": sum(max(0.0, part) for part in beyond) / total_ms
         if timed and expected.times_hold_eval

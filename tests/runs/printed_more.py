@@ -223,7 +223,7 @@ def lit_gpt(course: SyntheticRun, accumulate: int = 4) -> ExpectedLog:
 
 def trainer(course: SyntheticRun, quoted: bool = False, bars: bool = False, every: int = 5) -> ExpectedLog:
     """A dict each `every` steps; with `bars`, the progress bar in front of and behind each. An iteration
-    takes about 4 s, and the bar shows whole seconds."""
+    takes about 4 s, and at least 3: the bar shows whole seconds, and of few its rate is read."""
     parts: list[ExpectedLine] = []
     total = course.updates // every * every
     if bars:
@@ -231,7 +231,7 @@ def trainer(course: SyntheticRun, quoted: bool = False, bars: bool = False, ever
     spent_s, shown_s, eval_s = 0.0, 0, 0.0
     for count, at in enumerate(range(every, total + 1, every), 1):
         number = at if bars else count
-        spent_s += every * course.ms(at) / 25 + eval_s
+        spent_s += every * max(course.ms(at) / 25, 3.0) + eval_s
         ms = (int(spent_s) - shown_s - eval_s) / every * 1000 if bars else None
         shown_s, eval_s = int(spent_s), 0.0
         elapsed = f"{shown_s // 60:02d}:{shown_s % 60:02d}"

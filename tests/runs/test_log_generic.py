@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from log_checks import check_facts, parse_facts, parse_log, parse_logs
-from printed import SyntheticRun
+from printed import SyntheticRun, nanogpt
 from printed_more import unknown
 
 from glassgpt.errors import UserError
@@ -352,3 +352,119 @@ def test_fairseq() -> None:
     assert by_epoch.steps.iteration.tolist() == [350, 700, 1050]
     assert by_epoch.steps.loss.tolist() == [9.801, 9.802, 9.803]
     assert [one.iteration for one in by_epoch.evals] == [350, 700, 1050]
+
+
+def test_a_count_that_begins_again_is_another_epoch_only_where_a_line_says_so() -> None:
+    def epoch(number: int, summary: str) -> str:
+        steps = [f"    step {at:4d}/328  loss {3 - number / 10:.4f}\n" for at in range(20, 328, 20)]
+        return "".join(steps) + summary.format(number=number, val=2.9 - number / 100)
+
+    said = (
+        "[Unfrozen] Epoch {number}/500 -- train: 0.5243  val: {val:.4f}  ppl: 1.84  (70s)\n  New best saved\n"
+    )
+    facts = parse_facts("".join(epoch(number, said) for number in range(1, 6)))
+    assert (facts.segments, facts.last_iteration, facts.iterations_logged) == (1, 4 * 328 + 320, 80)
+    assert facts.eval_steps == facts.checkpoint_steps == [at * 328 + 320 for at in range(5)]
+    assert (facts.best_val_loss, facts.best_val_step, facts.ended) == (2.85, 4 * 328 + 320, "cut")
+    for summary in ("", "Epoch 1/1 done\n"):  # the same run again, or one that nobody numbered
+        runs = parse_logs(summary + epoch(1, summary) + epoch(2, summary))
+        assert [len(run.steps) for run in runs] == [16, 16]
+
+
+@pytest.mark.parametrize(
+    ("line", "count", "ms"),
+    [
+        ("  step  {at:,} | loss 2.7045 | gnorm 0.246 | {s:.0f}s elapsed", 1000, 1000),
+        ("step{at}, loss: 2.7045", 1, None),
+        ("Step {at}/ 90000; acc: 24.85; ppl: 9.8; xent: 2.28; 4828/6680 tok/s; {s:6.0f} sec;", 50, 1000),
+        ("| epoch 1 | {at}/90000 batches | lr 5.00 | ms/batch 250.00 | loss 2.28 | ppl 9.8", 200, 250),
+        ("epoch 001: {at} / 9000 loss=2.28, ups=1, num_updates={at}, train_wall=9, wall={s:.0f}",
+         100, 1000),
+        ("2025-02-01 10:{minute:02d}:00,500 - root - INFO - step: {at} loss: 2.28", 60, 1000),
+        ("[{s:.1f}s] step: {at} - loss: 2.28 - grad_norm=0.5 tok-sec: 3000.5", 10, None),
+    ],
+)  # fmt: skip
+def test_counts_and_clocks_as_people_write_them(line: str, count: int, ms: float | None) -> None:
+    at = range(count, 21 * count, count)
+    facts = parse_facts("".join(line.format(at=one, s=one, minute=one // 60) + "\n" for one in at))
+    assert (facts.first_iteration, facts.last_iteration, facts.segments) == (count, 20 * count, 1)
+    assert facts.steady_ms == (None if ms is None else pytest.approx(ms))
+
+
+@pytest.mark.parametrize("form", ["time: {s:.1f}s", "| {s:.1f}s", "took {s:.1f} sec", "({s:.2f}s)"])
+def test_a_time_that_grows_with_every_line_is_since_the_start(form: str) -> None:
+    line = "step {at} | loss 2.5 " + form + "\n"
+    text = "".join(line.format(at=at, s=0.25 * at + 3) for at in range(10, 210, 10))
+    facts = parse_facts(text)
+    assert facts.steady_ms == pytest.approx(250)
+    steady = "".join(line.format(at=at, s=0.2 + at % 3 / 10) for at in range(10, 210, 10))
+    assert parse_facts(steady).steady_ms == 300
+
+
+def test_whole_seconds_that_hardly_differ_are_no_time() -> None:
+    facts = parse_facts("".join(f"step {at} loss 2.5 time {at}s\n" for at in range(1, 31)))
+    assert facts.steady_ms is None
+
+
+def test_a_speed_after_another_number() -> None:
+    facts = parse_facts("".join(f"step {at} loss 2.5 norm 0.5 tok/s: 3000\n" for at in range(9)))
+    assert facts.tokens_per_s == 3000
+    facts = parse_facts("".join(f"step {at} loss 2.5 | 3.5k tok/s | 4\n" for at in range(9)))
+    assert facts.tokens_per_s == 3500
+
+
+def test_a_saved_model_is_no_step_whatever_loss_it_has() -> None:
+    text = ""
+    for at in range(20):
+        text += f"Epoch: {at // 10}, Batch: {at % 10}, Loss: {4 - at / 10:.3f}\n"
+        if at % 5 == 4:
+            text += f"Saving model at iteration {3 * at} with loss 3.21 and accuracy 0.026\n"
+    facts = parse_facts(text)
+    assert (facts.iterations_logged, facts.segments, facts.last_iteration) == (20, 1, 19)
+    assert facts.checkpoint_steps == [4, 9, 14, 19]
+
+
+def test_losses_of_an_evaluation_on_lines_of_their_own() -> None:
+    text = "".join(
+        f"iter_dt {at:.2f}ms; iter {at}: train loss 6.4\ntrain loss: 6.46\ntest loss: {7 - at / 100}\n"
+        for at in range(0, 400, 100)
+    )
+    facts = parse_facts(text + "final val_loss 2.5\nFinished baseline in 1252.14s. Saved to models/\n")
+    assert (facts.eval_steps, facts.best_val_loss, facts.final_val_loss) == ([0, 100, 200, 300], 2.5, 2.5)
+    assert (facts.first_iteration_ms, facts.ended) == (None, "finished")
+
+
+def test_what_a_trainer_may_print_in_words_nobody_listed_is_not_0() -> None:
+    facts = parse_facts("".join(f"step {at} loss 2.5\n" for at in range(9)))
+    assert (facts.eval_steps, facts.checkpoint_steps) == (None, None)
+    assert parse_facts(nanogpt(SyntheticRun(updates=9, eval_every=10)).text).checkpoint_steps == []
+
+
+def test_a_validation_that_calls_its_loss_just_so() -> None:
+    step = "joeynmt.training - Epoch 1, Step: {at:8d}, Batch Loss: {loss:.4f}, Lr: 0.001\n"
+    result = "Validation result (greedy) at epoch 1, step {at}: loss: {sum:.2f}, ppl: 3.0, bleu: 9.\n"
+    text = "".join(
+        step.format(at=at, loss=4 - at / 1000) + (result.format(at=at, sum=18124.0) if at % 500 == 0 else "")
+        for at in range(100, 2001, 100)
+    )
+    text += "".join(f"Steps: {at}\tLoss: 13479.5\tPPL: 3.0\tbleu: 58.3\tLR: 0.001\t*\n" for at in (500, 1000))
+    facts = parse_facts(text)
+    assert (facts.iterations_logged, facts.last_iteration, facts.segments) == (20, 2000, 1)
+    assert facts.eval_steps == [500, 1000, 1500, 2000]
+    assert facts.final_val_loss == pytest.approx(math.log(3))
+
+
+def test_batches_that_only_their_epoch_is_said_of() -> None:
+    text = "".join(
+        f"Epoch {epoch} - Batch loss: {5 - epoch - at / 50:.4f}\n" * (at < 40)
+        + f"Epoch {epoch} - Average Train Loss: 0.5\n" * (at == 40)
+        for epoch in (1, 2, 3)
+        for at in range(41)
+    )
+    facts = parse_facts(text)
+    assert (facts.iterations_logged, facts.last_iteration, facts.loss_first) == (120, None, 4)
+
+
+def test_a_number_of_epochs_is_a_setting() -> None:
+    with pytest.raises(UserError):
+        parse_log('TRAINED | Text: "Hello" | Chunks: 1 | Epochs: 30 | Avg Loss: 6.0184\n' * 9)

@@ -265,3 +265,20 @@ def test_the_first_loss_of_an_excerpt_is_timed_from_its_first_bar() -> None:
     run_log = parse_log("\n".join(lines))
     assert run_log.steps.iteration.tolist() == [284, 288]
     assert run_log.steps.ms.tolist() == [5000, 5000]
+
+
+def test_an_evaluation_without_a_loss_before_it_is_not_always_the_first() -> None:
+    evaluation = "{{'eval_loss': 1.3272, 'eval_runtime': 9.5, 'epoch': {epoch}}}\n"
+    runtime = "{'train_runtime': 100.0, 'train_loss': 1.5, 'epoch': 3.0}\n"
+    assert [parse_facts(runtime + evaluation.format(epoch=epoch)).eval_steps for epoch in (0, 3.0)] == [
+        [0],
+        None,
+    ]
+
+
+def test_the_total_time_is_of_the_process_with_the_losses() -> None:
+    line = "{{'loss': {loss:.4f}, 'learning_rate': 1e-05, 'epoch': {epoch:.2f}}}\n"
+    losses = "".join(line.format(loss=3 - at / 10, epoch=at / 10) for at in range(1, 11))
+    later = "resuming training...\n{'train_runtime': 322.2, 'epoch': 1.0}\n"
+    run_log = parse_log(losses + "{'train_runtime': 20461.8, 'train_loss': 3.9, 'epoch': 1.0}\n" + later)
+    assert run_log.setup.wall_s == 20461.8

@@ -175,3 +175,28 @@ def test_bits_per_character_are_read_as_nats() -> None:
     facts = parse_facts(text)
     in_nats = (facts.final_train_loss, facts.final_val_loss, facts.loss_first)
     assert in_nats == pytest.approx([bits * math.log(2) for bits in (6.0, 6.2, 6.1)])
+
+
+def test_a_fork_that_evaluates_in_other_letters() -> None:
+    text = "".join(
+        (
+            f"Step {at} | Train Loss: 1.5 | Val Loss: {2 - at / 100:.4f} | LR: 1.0e-04\n"
+            if at % 20 == 0
+            else ""
+        )
+        + f"iter {at}: loss 1.5000, time 20.00ms\n"
+        for at in range(0, 101, 10)
+    )
+    facts = parse_facts(text)
+    assert (facts.eval_steps, facts.final_val_loss) == ([20, 40, 60, 80, 100], 1.0)
+
+
+def test_a_fork_with_tags() -> None:
+    text = "".join(
+        f"[eval] iter {at}: train 2.61 val {3 - at / 1000:.4f} lr 3.00e-05\n" * (at % 200 == 0)
+        + f"[train] iter {at}: loss 2.7499 2942 ms/iter\n"
+        for at in range(0, 1001, 100)
+    )
+    facts = parse_facts(text)
+    assert (facts.eval_steps, facts.final_val_loss) == ([200, 400, 600, 800, 1000], 2.0)
+    assert facts.steady_ms == 2942

@@ -218,7 +218,7 @@ def test_after_a_line_that_is_too_long_the_next_one_is_read() -> None:
     lines = texts(data)
     assert lines[0] == "first"
     assert lines[-1] == "iter 1: loss 2"
-    assert max(map(len, lines)) <= 1 << 12
+    assert max(map(len, lines)) <= 1 << 13
 
 
 def test_a_notebook_in_one_line_of_json_is_taken_apart() -> None:

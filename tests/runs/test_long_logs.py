@@ -73,6 +73,7 @@ def test_blocks_and_lines_read_the_same() -> None:
         line.replace("/00300 ", f"/{300 + at // 100:05d} ") for at, line in enumerate(NANOCHAT.lines)
     ]
     texts += [NANOCHAT.text.encode() * 3, "\n".join(nanochat_lines * 2).encode()]
+    texts += [text.encode() for text in unknown_logs(6000)]
     for data in texts:
         by_line = read_log(read_lines(io.BytesIO(data)), "x")
         by_block = read_log(read_blocks(io.BytesIO(data)), "x")
@@ -87,6 +88,36 @@ def test_blocks_and_lines_read_the_same() -> None:
             "setup",
         ):
             assert getattr(by_line, name) == getattr(by_block, name), name
+
+
+def unknown_logs(lines: int) -> list[str]:
+    """Of trainers that nobody knows. Something is different now and then: the run starts again, too."""
+    dice = np.random.default_rng(1)
+    losses, times = dice.normal(3, 0.1, lines), dice.normal(0.2, 0.01, lines)
+    forms = [
+        "Step {at}/9000, Loss: {loss:.4f}, LR: 3e-4, Time: {s:.2f}s",
+        "epoch {epoch} iteration {batch} train_loss={loss:.4f} val_loss=3.5{epoch} tok/s: {at}",
+        "Epoch: {epoch:03d}/020 | Batch {batch:4d}/700 | Loss: {loss:.4f}",
+        '[{s:.3f}] {{"epoch": {epoch}, "step": {at}, "loss": {loss:.3f}, "step_time_s": {s:.3f}}}',
+        "2026-01-02 03:04:05 - INFO - it={at} loss={loss:.3f} elapsed={at}.5s {s:.2f}it/s mfu 12.5%",
+        "loss={loss:.3f} gnorm {s:.3f} step={at} {s:.3f}it/s",
+    ]
+    logs = []
+    for form in forms:
+        text = []
+        for at, (loss, s) in enumerate(zip(losses, times, strict=True)):
+            count = at if at < 4500 else at - 4500
+            line = form.format(at=count, epoch=1 + count // 700, batch=count % 700, loss=loss, s=s)
+            odd = {
+                4: line.replace(f"{loss:.4f}", "nan"),
+                5: f"{line} cuda:1",
+                6: "",
+                7: line[:20],
+                8: f"> {line}",
+            }
+            text.append(odd.get(at % 97, line))
+        logs.append("\n".join(text) + "\n")
+    return logs
 
 
 def test_a_block_in_which_another_trainers_run_begins() -> None:

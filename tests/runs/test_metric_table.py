@@ -8,9 +8,12 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import pytest
 
+from glassgpt.explain.rules.eval_cost import eval_spikes
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.metric_table import SAMPLE_ROWS, MetricTable, parse_cell, parse_clock
+from glassgpt.runs.log_numbers import parse_cell
+from glassgpt.runs.metric_table import SAMPLE_ROWS, MetricTable
 from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.step_clock import parse_clock
 
 
 def read(rows: Iterable[Mapping[str, object]]) -> RunLog:
@@ -52,6 +55,37 @@ def test_times_in_cells() -> None:
 
 
 # --- iterations ---
+
+
+def test_the_steady_time_is_a_median_over_iterations() -> None:
+    """Lines at 10, 20, 50, 100, …: the last one covers half of the run."""
+    at, seconds = [0, 10, 20, 50, 100, 200, 500, 1000], [0.0, 60, 120, 300, 600, 1200, 2100, 3600]
+    rows = [{"step": i, "loss": 3.0, "elapsed_s": s} for i, s in zip(at, seconds, strict=True)]
+    analysis = Analysis(read(rows))
+    assert analysis.facts.steady_ms == pytest.approx(3000)
+    assert [one["steady_ms"] for one in analysis.facts.regimes] == [analysis.facts.steady_ms]
+
+
+def test_a_loss_beside_rewards_is_not_judged() -> None:
+    for column, is_judged in (("reward", False), ("train/kl", False), ("rewards/format", False),
+                              ("rewards/margins", True), ("accuracy", True)):  # fmt: skip
+        rows = [{**row, column: 0.5} for row in losses(60)]
+        assert read(rows).trainer.loss_measures_learning == is_judged, column
+
+
+def test_evaluations_longer_than_the_run_are_of_earlier_processes() -> None:
+    rows: list[dict[str, object]] = []
+    for row in losses(40):
+        rows.append(row)
+        if len(rows) % 11 == 10:
+            rows.append({"step": row["step"], "eval_loss": 3.0, "eval_runtime": 5000.0})
+    rows.append({"step": rows[-1]["step"], "train_runtime": 9000.0})
+    run_log = read(rows)
+    assert "table.run_time" not in note_keys(run_log)
+    finding = eval_spikes(Analysis(run_log))
+    assert finding is not None
+    assert finding.severity == "warning"
+    assert (finding.values["eval_s"], finding.values["run_s"]) == (20_000, 9000)
 
 
 def test_steps_and_their_lines() -> None:

@@ -72,6 +72,33 @@ def test_a_slow_stretch_is_found_where_it_is(
     assert find_changes(ms) == pytest.approx([begin, begin + length], abs=2)
 
 
+def _wandering(rng: np.random.Generator, count: int, decay: float, spread: float) -> Floats:
+    """A machine whose step time wanders by that share, as it would after a long warm-up."""
+    return 100 * np.exp(_autoregressive(rng, count + 500, decay, spread)[500:])
+
+
+def test_a_step_time_that_wanders_has_no_regimes() -> None:
+    """At most one false alarm in twenty, whatever the autocorrelation and the spread."""
+    rng = np.random.default_rng(11)
+    for decay, spread in [(0.9, 0.05), (0.9, 0.1), (0.9, 0.2), (0.99, 0.05), (0.99, 0.1), (0.99, 0.2)]:
+        runs = [_wandering(rng, count, decay, spread) for count in (40, 100, 300, 1000) * 10]
+        noisy = [ms * np.exp(rng.normal(0, 0.05, len(ms))) for ms in runs[::4]]
+        alarms = sum(len(find_changes(ms)) > 0 for ms in (*runs, *noisy))
+        assert alarms <= 0.05 * (len(runs) + len(noisy)), (decay, spread)
+
+
+def test_a_change_is_found_in_a_step_time_that_wanders() -> None:
+    rng = np.random.default_rng(12)
+    least = {(0.9, 0.05): 1.0, (0.9, 0.1): 0.9, (0.99, 0.05): 1.0, (0.99, 0.1): 0.95, (0.99, 0.2): 0.75}
+    for (decay, spread), share in least.items():
+        hits = []
+        for count in (40, 100, 300, 1000) * 5:
+            ms, begin = _wandering(rng, count, decay, spread), count // 3
+            ms[begin:] *= 1.5
+            hits.append(any(abs(at - begin) <= max(3, count // 50) for at in find_changes(ms)))
+        assert np.mean(hits) >= share, (decay, spread)
+
+
 def slow_between(first: int, last: int) -> RunLog:
     """A line every ten of 4,000 iterations, 100 ms, but 250 ms from `first` to `last`."""
     at = range(0, 4000, 10)
@@ -150,4 +177,6 @@ def test_a_million_lines_take_a_second() -> None:
     rng = np.random.default_rng(0)
     ms = 100 * np.exp(rng.normal(0, 0.05, 1_000_000))
     ms[300_000:500_000] *= 1.5
+    assert find_changes(ms) == [300_000, 500_000]
+    ms[-400:] = np.where(np.arange(400) // 20 % 2, 100.0, 300.0)  # less than a block
     assert find_changes(ms) == [300_000, 500_000]

@@ -81,8 +81,7 @@ def test_nothing_asks_for_the_name() -> None:
     """`trainer.id` is for the JSON; code that compares it with a name should use a trait."""
     compares = re.compile(r"trainer\.(?:id|name)\b\s*(?:==|!=|in\b|not in\b)")
     offenders = {name for name, path in modules() if compares.search(path.read_text(encoding="utf-8"))}
-    # What an import was asked to import; whether a page has to name another brand than ours.
-    assert offenders == {"exchange/import_nanogpt.py", "show/report/page.py"}
+    assert offenders == {"exchange/import_nanogpt.py"}  # what an import was asked to import
 
 
 def test_every_file_is_registered_once() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples import SAMPLE_OPTIONS, sample_pieces, sample_texts
+from samples import KINDS, SAMPLE_OPTIONS, sample_pieces, sample_texts, train_every_tokenizer
 from small_runs import CONTEXT, LINE, prepare_dataset, train_run
 
 from glassgpt.data.tokenizers import CharTokenizer, IdsTokenizer, Tokenizer, load_tokenizer
@@ -20,17 +20,11 @@ from glassgpt.model.generate import TokenSampler, generate_samples
 from glassgpt.sample import sampler as sampler_module
 from glassgpt.sample.sampler import Sampler, find_model_source, load_sampler
 
-KINDS = {"char": "char", "byte": "byte", "bpe": "bpe:300"}
-
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with runs/char, runs/byte and runs/bpe."""
-    folder = tmp_path_factory.mktemp("runs")
-    for name, tokenizer in KINDS.items():
-        arch = "modern" if name == "byte" else "gpt2"
-        train_run(folder / "runs" / name, prepare_dataset(folder, name, tokenizer), arch=arch)
-    return folder
+    return train_every_tokenizer(tmp_path_factory.mktemp("runs"))
 
 
 # --- text from tokens ---

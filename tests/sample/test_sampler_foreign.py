@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from samples import SAMPLE_OPTIONS, sample_texts
+from samples import SAMPLE_OPTIONS, sample_texts, write_gpt2
 from small_runs import LINE, prepare_dataset, train_run
 
 from glassgpt.cli import main
-from glassgpt.data.bpe import train_bpe
 from glassgpt.data.tokenizers import CharTokenizer
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT, GPTConfig
@@ -134,18 +133,7 @@ def test_nanogpts_gpt2_tokens_are_those_of_tiktoken(here: Path, monkeypatch: pyt
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as `transformers` writes it, of random weights, with a small tokenizer of GPT-2's kind."""
-    transformers = pytest.importorskip("transformers")
-    tokenizer = train_bpe([LINE * 9], 300)
-    shape = {"vocab_size": tokenizer.vocab_size, "n_positions": 32, "n_embd": 24, "n_layer": 2, "n_head": 3}
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape, initializer_range=0.3))
-    folder = tmp_path_factory.mktemp("hf") / "little-gpt2"
-    model.save_pretrained(folder)
-    for name, content in tokenizer.files.items():
-        (folder / name).write_bytes(content)
-    return folder
+    return write_gpt2(tmp_path_factory.mktemp("hf") / "little-gpt2")
 
 
 def test_greedy_text_of_a_gpt2_folder_is_that_of_transformers(gpt2: Path) -> None:

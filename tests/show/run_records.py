@@ -19,7 +19,10 @@ def run_record(max_iters: int = 100, **changes: Any) -> Record:
     fields: Record = {
         "out_dir": "runs/mine",
         "config": config,
-        "choices": [{"name": "device", "value": "cpu", "reason": "no GPU found"}],
+        "choices": [
+            {"name": "device", "value": "cpu", "reason": "no GPU found"},
+            {"name": "dtype", "value": "float32", "reason": "n_embd < 64"},
+        ],
         "model": {
             "arch": "gpt2",
             "n_layer": 6,
@@ -43,7 +46,7 @@ def run_record(max_iters: int = 100, **changes: Any) -> Record:
             "tokenizer": "char",
             "epochs": 1.6,
         },
-        "machine": {"glassgpt": "0.1.0", "torch": "2.13.0"},
+        "machine": {"glassgpt": "0.1.0", "torch": "2.13.0", "cpu": {"torch_threads": 4}},
     }
     return record("run", 0, fields, changes)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import io
 import re
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from rich.console import Console
 from glassgpt import i18n
 from glassgpt.explain.explanation import explain
 from glassgpt.runs.run_log import LoggedEvaluation, RunLog
-from glassgpt.show.report.page import report_html
+from glassgpt.show.page.view import make_view
 from glassgpt.show.terminal.explain_view import print_explanation
 
 MS, PERCENT, COUNT = r"[\d.]+ ms\b", r"[\d.]+%", r"\d[\d.]*[kMB]\b"
@@ -96,15 +97,22 @@ def values_in(text: str, quantity: str) -> list[str]:
     return [value for pattern in patterns for value in re.findall(pattern, text)]
 
 
+def texts_of(value: Any) -> Iterator[str]:
+    """All texts of a document, in its order."""
+    if isinstance(value, str):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from texts_of(inner)
+
+
 def all_text(run_log: RunLog) -> str:
-    """What the report and the terminal show, without mark-up."""
+    """What the page, the report and the terminal show."""
     explanation = explain(run_log)
-    page = report_html(run_log, explanation.facts, explanation.findings, "run")
-    body = page[page.index("<body>") : page.index('<script type="application/json"')]
+    view = make_view(explanation.analysis, explanation.findings, "run")
     out = io.StringIO()
     print_explanation(explanation, Console(file=out, width=400))
     phases = re.sub(r"^ +(\S.*?) +([\d.]+%)  \S* +(.+)$", r"\3 \1 \2", out.getvalue(), flags=re.M)
-    text = html.unescape(re.sub(r"<[^>]+>", " ", body)) + phases
+    text = " ".join(texts_of(view)) + phases
     return re.sub(r"[ \t\u2068\u2069]+", " ", text)
 
 

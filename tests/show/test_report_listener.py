@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import signal
 import time
 from pathlib import Path
@@ -16,8 +15,8 @@ from run_records import end_record, run_record, whole_run
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
 from glassgpt.record.sink import Sink
-from glassgpt.show.report.page import report_html
-from glassgpt.show.report.report_listener import REPORT_NAME, ReportAtEnd
+from glassgpt.show.page.html import report_html
+from glassgpt.show.page.report_listener import REPORT_NAME, ReportAtEnd
 from glassgpt.training.interrupt import ImmediateStop, StopSignals
 
 
@@ -89,14 +88,6 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [journal.FILE_NAME, REPORT_NAME]
 
 
-def test_without_plotly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glassgpt.show.report.report_listener.find_spec", lambda name: None)
-    output = report_output(tmp_path, records(tmp_path))
-    assert re.match(r"report        none: plotly .*\(pip install 'glassgpt\[report\]'\)", output)
-    assert f"glass report {tmp_path}" in output
-    assert not (tmp_path / REPORT_NAME).exists()
-
-
 @pytest.mark.parametrize("language", ["hi", "ar"])
 def test_in_the_language_of_the_locale(
     tmp_path: Path, language: str, monkeypatch: pytest.MonkeyPatch
@@ -123,7 +114,7 @@ def test_a_bug_in_the_report_does_not_fail_the_run(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("page")
 
-    monkeypatch.setattr("glassgpt.show.report.page.report_html", broken)
+    monkeypatch.setattr("glassgpt.show.page.html.report_html", broken)
     out = io.StringIO()
     sink = Sink(tmp_path / journal.FILE_NAME, 0, [ReportAtEnd(Console(file=out, width=200), StopSignals())])
     for record in records(tmp_path):
@@ -152,9 +143,9 @@ def test_a_report_that_takes_longer_than_a_listener_may(
         time.sleep(0.3)
         return report_html(*given)
 
-    monkeypatch.setattr("glassgpt.show.report.page.report_html", slow)
+    monkeypatch.setattr("glassgpt.show.page.html.report_html", slow)
     monkeypatch.setattr("glassgpt.record.sink.LISTENER_TIMEOUT_S", 0.1)
-    monkeypatch.setattr("glassgpt.show.report.report_listener.NOTICE_AFTER_S", 0.1)
+    monkeypatch.setattr("glassgpt.show.page.report_listener.NOTICE_AFTER_S", 0.1)
     out = io.StringIO()
     sink = Sink(tmp_path / journal.FILE_NAME, 0, [ReportAtEnd(Console(file=out, width=200), StopSignals())])
     for record in records(tmp_path):
@@ -173,7 +164,7 @@ def test_a_signal_gives_up_on_the_report_and_not_on_the_exit_code(
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("the signal was not heard")
 
-    monkeypatch.setattr("glassgpt.show.report.page.report_html", interrupted)
+    monkeypatch.setattr("glassgpt.show.page.html.report_html", interrupted)
     with StopSignals() as signals:
         signals.is_graceful = True  # as in the loop, where the first signal only sets a flag
         output = report_output(tmp_path, records(tmp_path), signals)

@@ -30,16 +30,21 @@ def summary(path: str = "runs/mine", **changes: Any) -> RunSummary:
     return RunSummary(**fields | changes)
 
 
-def table(*runs: RunSummary, width: int = 200) -> list[str]:
+def table(*runs: RunSummary, width: int = 200, is_terminal: bool = False) -> list[str]:
     file = io.StringIO()
-    print_runs(runs, Path("runs"), Console(file=file, width=width, highlight=False, emoji=False))
+    out = Console(file=file, width=width, force_terminal=is_terminal, color_system=None, highlight=False)
+    print_runs(runs, Path("runs"), out, clock=lambda: 3601.0)
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
 def test_a_line_per_run() -> None:
     head, first, second = table(summary(), summary("runs/mine-2", state="died", iter=7))
-    assert head.split() == ["run", "state", "iter", "loss", "best", "val", "at", "iter", "tokens/s", "size"]
-    assert " ".join(first.split()) == "runs/mine finished 100/100 2.5123 2.2500 50 19.4k 161 KiB"
+    assert re.split("  +", head) == [
+        "run", "state", "updates", "best val", "at", "tok/s", "started", "loss", "size",
+    ]  # fmt: skip
+    assert re.split("  +", first) == [
+        "runs/mine", "finished", "100/100", "2.2500", "50", "19.4k", "1h 00m ago", "2.5123", "161 KiB",
+    ]  # fmt: skip
     assert second.split()[:3] == ["runs/mine-2", "died", "7/100"]
 
 
@@ -47,13 +52,8 @@ def test_what_is_not_known_is_blank() -> None:
     unknown: dict[str, Any] = dict.fromkeys(
         ["max_iters", "loss", "best_val_loss", "best_iter", "tokens_per_s"]
     )
-    assert table(summary(state="died", iter=0, **unknown))[1].split() == [
-        "runs/mine",
-        "died",
-        "0",
-        "161",
-        "KiB",
-    ]
+    line = table(summary(state="died", iter=0, started=None, **unknown))[1]
+    assert line.split() == ["runs/mine", "died", "0", "161", "KiB"]
 
 
 def test_a_loss_that_is_not_finite_is_shown() -> None:
@@ -77,3 +77,30 @@ def test_names_with_brackets_are_shown_as_they_are(name: str) -> None:
 
 def test_a_loss_that_exploded_fits_its_column() -> None:
     assert " 1.093e+31 " in table(summary(loss=1.0932e31))[1]
+
+
+NUMBERS = ("60000/600000", "2.2500", "50000", "19.4k", "1h 00m ago", "2.5123", "161 KiB")
+
+
+def test_a_narrow_terminal_lacks_columns_but_cuts_no_number() -> None:
+    name = "runs/a-long-name-of-a-run-that-has-a-number-at-its-end-12"
+    run = summary(name, iter=60_000, max_iters=600_000, best_iter=50_000, state="finished")
+    for width in range(40, 160):
+        head, line = table(run, width=width, is_terminal=True)
+        assert len(line) <= width
+        cells = re.split("  +", line)
+        assert tuple(cells[2:]) == NUMBERS[: len(cells) - 2]
+        assert cells[0].startswith("runs/")
+        assert cells[0].endswith("12")
+        assert len(re.split("  +", head)) == len(cells)
+    at_80 = re.split("  +", table(run, width=80, is_terminal=True)[1])
+    assert at_80[1:] == ["finished", *NUMBERS[:5]]
+    assert "…" in at_80[0]
+    assert table(run, width=40)[1].startswith(name)  # a pipe has no width
+
+
+def test_a_long_state_does_not_hide_the_numbers() -> None:
+    refused = summary(state="refused: its journal cannot be read, or is a link")
+    line = table(refused, width=80, is_terminal=True)[1]
+    assert len(line) <= 80
+    assert " 2.2500 " in line

@@ -43,8 +43,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 KINDS = ("explain", "compare", "plan", "mistakes", "runs", "old_runs", "help", "start")
 COMMANDS = (
-    *("train", "sample", "prepare", "plan", "tune", "doctor", "runs", "show", "explain", "compare"),
-    *("report", "export", "import", "track", "verify", "completion"),
+    *("train", "sample", "look", "eval", "prepare", "plan", "tune", "doctor", "runs", "show"),
+    *("explain", "watch", "compare", "report", "export", "import", "track", "verify", "completion"),
 )
 # For text: a fixed width, no colour, English, one thread.
 ENVIRONMENT = {

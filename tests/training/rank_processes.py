@@ -32,11 +32,10 @@ _server.set_forkserver_preload(
         "glassgpt.cli",
         "glassgpt.training.session",
         "glassgpt.training.distributed.torch_group",
-        "glassgpt.show.report.report_listener",
+        "glassgpt.show.page.report_listener",
         "glassgpt.show.terminal.run_console",
         "torch.distributed.fsdp",
         "torch._dynamo",  # which sharding imports
-        "plotly.offline",
     ]
 )
 _numbers = itertools.count()

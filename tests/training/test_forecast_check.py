@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from glassgpt.estimate.local_history import read_rows
 from glassgpt.estimate.loss_law import LossLawInputs, predict_loss_curve
 from glassgpt.estimate.memory import MemoryEstimate
 from glassgpt.estimate.speed import ThroughputEstimate
-from glassgpt.i18n import translate
+from glassgpt.i18n import translate, use_language
+from glassgpt.record.finding import read_finding
 from glassgpt.record.machine import CpuTimes
 from glassgpt.show.terminal.run_lines import forecast_vs_actual_line
 from glassgpt.training import probe
@@ -189,7 +191,8 @@ def test_a_normal_speed_is_called_normal_once() -> None:
     assert record["severity"] == "info"
     assert record["messages"]["title"] == ["pace.title.normal"]
     assert record["values"] == {
-        "tokens_per_s": 900.0, "expected_low": 800.0, "expected_high": 1200.0, "why": "two rows"
+        "tokens_per_s": 900.0, "iteration": 7, "why": "two rows",
+        "expected_low": 800.0, "expected_high": 1200.0,
     }  # fmt: skip
     assert take_pace_finding(check, 8) is None
     fast = finding(make_check(1300.0))
@@ -327,6 +330,11 @@ def test_a_loss_is_held_against_its_course() -> None:
     assert high is not None
     assert high["severity"] == "advice"
     assert (high["messages"]["title"], high["values"]["val_loss"]) == (["loss-course.title.above"], 2.9)
+    for language, script in (("hi", "DEVANAGARI"), ("ar", "ARABIC")):
+        with use_language(language):
+            read = read_finding(high)
+            for part in (read.title, read.evidence, read.explanation, read.advice):
+                assert script in {unicodedata.name(character, "").split()[0] for character in part}, part
     assert loss_curve_finding(check, 150, 2.9) is None
     assert loss_curve_finding(check, 1750, None) is None
 

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from rank_processes import train_command
 from tiny import MakeConfig, assert_same_tensors, last_tensors, records, resume, run_evals, run_losses
 
+from glassgpt.record.run_requests import Action, write_request
 from glassgpt.training.interrupt import ImmediateStop, StopSignals
 from glassgpt.training.learner import Learner
 from glassgpt.training.session import Run, train
@@ -192,6 +194,44 @@ def test_a_run_that_is_asked_to_save_saves_and_goes_on(
     assert [record["iter"] for record in records(config.out_dir, "checkpoint")] == [10, 14, 20]
     (finding,) = records(config.out_dir, "finding")
     assert (finding["id"], finding["iter"], finding["evidence"]) == ("save-requested", 14, "SIGUSR1")
+
+
+def request_at(patch: pytest.MonkeyPatch, run_dir: str, update: int, action: Action) -> None:
+    """A file in the run's folder asks for it while update `update` is under way."""
+    original = Learner.update
+
+    def requested(learner: Learner, at: int, first_sequence: int) -> None:
+        original(learner, at, first_sequence)
+        if at == update:
+            write_request(Path(run_dir), action, "page")
+
+    patch.setattr(Learner, "update", requested)
+    patch.setattr("glassgpt.record.run_requests._LOOK_INTERVAL_S", 0.0)
+
+
+def test_a_request_in_the_folder_saves_and_goes_on(tiny: MakeConfig) -> None:
+    config = tiny(max_iters=20)
+    with pytest.MonkeyPatch.context() as patch:
+        request_at(patch, config.out_dir, 13, "save")
+        run = train(config)
+    assert (run.reason, run.exit_code, run.iter) == ("finished", 0, 20)
+    assert [record["iter"] for record in records(config.out_dir, "checkpoint")] == [10, 14, 20]
+    (request,) = records(config.out_dir, "request")
+    assert (request["action"], request["by"], request["iter"]) == ("save", "page", 14)
+    (finding,) = records(config.out_dir, "finding")
+    assert (finding["id"], finding["iter"], finding["values"]["by"]) == ("save-requested", 14, "page")
+
+
+def test_a_request_in_the_folder_stops_and_the_run_resumes_exactly(tiny: MakeConfig) -> None:
+    plain, config = tiny("plain", dropout=0.1), tiny(dropout=0.1)
+    train(plain)
+    with pytest.MonkeyPatch.context() as patch:
+        request_at(patch, config.out_dir, 8, "stop")
+        run = train(config)
+    assert (run.reason, run.exit_code, run.iter) == ("interrupted", 130, 9)
+    assert [record["action"] for record in records(config.out_dir, "request")] == ["stop"]
+    resume(config)
+    assert_same_tensors(last_tensors(config.out_dir), last_tensors(plain.out_dir))
 
 
 def test_a_request_to_save_at_start_up_ends_nothing(tiny: MakeConfig) -> None:

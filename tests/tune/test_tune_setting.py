@@ -13,6 +13,7 @@ from tune_machines import GPT2, SMALL, FakeMachine, cpu_machine, gpu_machine, sa
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
+from glassgpt.flags import parse_duration
 from glassgpt.recipe import build_config, read_recipe
 from glassgpt.record import journal
 from glassgpt.training.session import train
@@ -20,7 +21,7 @@ from glassgpt.tune import tuning as tuning_module
 from glassgpt.tune.ranking import summarize_trials
 from glassgpt.tune.speed_settings import SpeedSettings, apply_setting, describe_dimension, tuned_config_fields
 from glassgpt.tune.trial_setup import inspect_machine, prepare_trial_setup
-from glassgpt.tune.tuning import TuneOptions, Tuning, budget_seconds, check_tunable, tuned_file_notes
+from glassgpt.tune.tuning import TuneOptions, Tuning, check_tunable, tuned_file_notes
 from glassgpt.tune.tuning import check_tune_options as option_problems
 from glassgpt.validate import find_config_problems
 
@@ -173,9 +174,9 @@ def test_output_paths_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest
 def test_budgets() -> None:
     texts = {"90s": 90, "2m": 120, "90": 90, "1.5m": 90, "1h": 3600, "0.5": 0.5, " 3 min": 180, "10 sec": 10}
     for text, seconds in texts.items():
-        assert budget_seconds(text) == seconds, text
+        assert parse_duration(text) == seconds, text
     for text in ("", "0", "0s", "-5", "s", "1d", "nan", "inf", "1e3", "25h", "9" * 400):
-        assert budget_seconds(text) is None, text
+        assert parse_duration(text) is None, text
 
 
 def test_all_bad_options_are_reported() -> None:

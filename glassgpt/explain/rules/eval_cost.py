@@ -306,8 +306,22 @@ def _eval_share_in_logged_times(analysis: Analysis) -> Finding | None:
     # All that is timed, iterations and evaluations; else the wall time.
     wall_s = analysis.log.setup.wall_s if len(analysis.log.segments) == 1 else None
     run_s = analysis.total_s or wall_s
-    if not run_s or not math.isfinite(run_s) or not MIN_ADVICE_SHARE * run_s <= eval_s <= run_s:
+    if not run_s or not math.isfinite(run_s + eval_s) or eval_s < MIN_ADVICE_SHARE * run_s:
         return None
+    if eval_s > run_s:  # a run that was resumed: the time is that of its last process
+        return make_finding(
+            "eval-spikes",
+            "warning",
+            title=say("eval-spikes.title.most_of_run"),
+            evidence=say(
+                "eval-spikes.evidence.beyond_run_time",
+                evaluations=len(times_ms),
+                eval_s=eval_s,
+                one_s=float(np.median(times_ms)) / 1000,
+                run_s=run_s,
+            ),
+            advice=say("eval-spikes.advice.half_as_often"),
+        )
     share = eval_s / run_s
     return make_finding(
         "eval-spikes",

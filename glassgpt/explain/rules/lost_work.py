@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from glassgpt.runs.trajectory import (
     has_trained,
     numeric_setting,
     planned_end_iteration,
+    planned_iteration_count,
     seconds_between,
     shows_run_start,
     val_metric_name,
@@ -24,6 +26,11 @@ MAX_QUOTED_CHARS = 100  # of the log line with the error
 TRACEBACK_HEADER = "Traceback (most recent call last)"  # only the last line of a traceback names the error
 FAULT_KINDS = ("oom", "traceback", "abort", "kill")
 EXTERNAL_KILL_WORDS = ("sigterm", "sigkill", "cancelled", "killed", "preempt", "hangup", "sighup")
+
+_WRITE_ERROR = re.compile(
+    r"No space left|[Dd]isk quota|Errno (?:28|122)\b|StreamWriter|inline_container|[Ff]ile write failed"
+    r"|[Ee]rror.{0,40}(?:saving|writing|serializ)|Read-only file system"
+)
 
 MIN_ITERATIONS_WORTH_SAVING = 100  # iterations done: fewer are soon done again
 WARNING_LOST_SHARE = 0.1  # iterations since the last checkpoint over iterations done
@@ -52,6 +59,7 @@ class LostWork:
     # From this iteration until the end the loss is not finite, exploded, or rose: nothing to keep after it.
     ruined_since: int | None
     is_nonfinite: bool
+    broken_save: int | None = None  # the iteration of a checkpoint that the process crashed in writing
 
 
 def find_lost_work(analysis: Analysis) -> LostWork:
@@ -66,12 +74,27 @@ def find_lost_work(analysis: Analysis) -> LostWork:
     elif analysis.loss_rise:
         ruined_since = analysis.loss_rise.lowest_iteration
     saves = [save.iteration for save in trajectory.checkpoints if save.iteration is not None]
+    broken_save = saves[-1] if saves and _crashed_in_save(analysis) else None
+    if broken_save is not None:
+        saves = [at for at in saves if at < broken_save]
+        if run_log.trainer.overwrites_checkpoint:
+            saves = []  # it was written over the one before
     saved = max((at for at in saves if ruined_since is None or at <= ruined_since), default=None)
     if saved is not None and saved < max(saves) and run_log.trainer.overwrites_checkpoint:
         saved = None  # a later one replaced it
-    shows_checkpoints = (run_log.trainer.logs_checkpoints and not run_log.is_excerpt) or bool(saves)
+    has_saves = bool(saves) or broken_save is not None
+    shows_checkpoints = (run_log.trainer.logs_checkpoints and not run_log.is_excerpt) or has_saves
     last = trajectory.last_iteration if run_log.has_iteration_numbers else None
-    return LostWork(last, saved, shows_checkpoints, ruined_since, is_nonfinite)
+    return LostWork(last, saved, shows_checkpoints, ruined_since, is_nonfinite, broken_save)
+
+
+def _crashed_in_save(analysis: Analysis) -> bool:
+    """Whether the error at the end is one of writing a file, after the line about the last checkpoint."""
+    saves, errors = analysis.trajectory.checkpoints, analysis.log.events_after_last_step()
+    return bool(saves) and any(
+        event.kind == "traceback" and event.line >= saves[-1].line and _WRITE_ERROR.search(event.text)
+        for event in errors
+    )
 
 
 def lost_work_severity(analysis: Analysis, lost: LostWork) -> Severity:
@@ -99,7 +122,7 @@ def progress_message(analysis: Analysis) -> Message | None:
     return say(
         "crashed.evidence.reached_of_planned",
         last_iteration=last,
-        planned_iterations=planned,
+        planned_iterations=planned_iteration_count(analysis.log, planned),
         done_share=last / planned,
     )
 
@@ -117,6 +140,8 @@ def lost_work_message(analysis: Analysis, lost: LostWork) -> Message | None:
         return say("crashed.evidence.ruined_weights", ruined_since=lost.ruined_since)
     if analysis.log.is_excerpt and saved is None:
         return None
+    if saved is None and lost.broken_save is not None:
+        return say("crashed.evidence.broken_save", broken_iteration=lost.broken_save)
     if saved is None and lost.shows_checkpoints:
         return say("crashed.evidence.all_lost")
     if saved is None:
@@ -224,7 +249,11 @@ def ended_early(analysis: Analysis) -> Finding | None:
         "warning" if last < WARNING_EARLY_SHARE * planned and not is_glimpse else "info",
         title=say("ended-early.title", done_share=last / planned),
         evidence=[
-            say("ended-early.evidence", last_iteration=last, planned_iterations=planned),
+            say(
+                "ended-early.evidence",
+                last_iteration=last,
+                planned_iterations=planned_iteration_count(run_log, planned),
+            ),
             say("crashed.evidence.last_checkpoint", saved_iteration=lost.saved_iteration)
             if lost.saved_iteration is not None
             else None,

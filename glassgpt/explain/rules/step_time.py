@@ -13,7 +13,7 @@ from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, Severity, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve_statistics import MEDIAN_TO_MEAN_STDERR, SIGMA_PER_MAD
-from glassgpt.runs.regimes import MIN_CHANGE, Regime
+from glassgpt.runs.regimes import MIN_CHANGE, Regime, local_steady_ms
 from glassgpt.runs.run_log import Floats, Ints
 from glassgpt.runs.time_split import MIN_SPIKE_RATIO
 
@@ -34,8 +34,9 @@ MIN_REFERENCE_SHARE = 0.005  # of the iterations, in the regime that others are 
 MIN_DRIFT_STEPS = 40
 MIN_DRIFT_SHARE = 0.10  # change over the time of the first quarter
 MIN_DRIFT_STANDARD_ERRORS = 4.0
-# Of eighths of the run: their range, and the largest step between two, over the change from first to last.
-MAX_DRIFT_RANGE, MAX_DRIFT_STEP_SHARE = 1.3, 0.7
+DRIFT_PARTS = 8
+# Of the steps between two parts, over the change from first to last: the largest, and one backwards.
+MAX_DRIFT_STEP_SHARE, MAX_BACKWARD_SHARE = 0.7, 0.05
 
 # Jitter: the 95th percentile over the median, after the median of each part of the run is divided out.
 MIN_JITTER_STEPS = 20
@@ -80,7 +81,8 @@ def silent_spike(analysis: Analysis) -> Finding | None:
             lost_share=share,
         )
     ]
-    spikes = {"spikes": len(at), "max_ratio": float(np.max(ms)) / facts.steady_ms}
+    local_ms = local_steady_ms(analysis.regimes, len(steps))[rows]  # of the regime each one is in
+    spikes = {"spikes": len(at), "max_ratio": float(np.max(ms / local_ms))}
     title = say("silent-spike.title", **spikes)
     if split.spike_period:
         title = say("silent-spike.title.periodic", period=split.spike_period, **spikes)
@@ -279,21 +281,22 @@ def find_throughput_drift(analysis: Analysis) -> ThroughputDrift | None:
     min_change = max(MIN_DRIFT_SHARE * first_ms, noise, MIN_DRIFT_STANDARD_ERRORS * error)
     if first_ms <= 0 or abs(change) <= min_change:
         return None
-    if not _is_gradual(ms):
+    if not _is_gradual(ms, noise):
         return None
     bounds = (int(at[0]), int(at[quarter - 1]), int(at[-quarter]), int(at[-1]))
     return ThroughputDrift(first_ms, last_ms, mean_ms, bounds)
 
 
-def _is_gradual(ms: Floats) -> bool:
-    """Whether the medians of eighths of the run go from the first to the last in several steps, and not far
-    beyond either."""
-    medians = np.array([np.median(part) for part in np.array_split(ms, 8)])
-    change = abs(float(medians[-1] - medians[0]))
-    return bool(
-        np.ptp(medians) <= MAX_DRIFT_RANGE * change
-        and np.abs(np.diff(medians)).max() <= MAX_DRIFT_STEP_SHARE * change
-    )
+def _is_gradual(ms: Floats, noise: float) -> bool:
+    """Whether the medians of eighths of the run go from the first to the last in several steps, none of them
+    clearly backwards: a step time that wanders turns around on its way."""
+    parts = np.array_split(ms, DRIFT_PARTS)
+    medians = np.array([np.median(part) for part in parts])
+    change = float(medians[-1] - medians[0])
+    steps = np.diff(medians) * math.copysign(1.0, change)
+    error = MEDIAN_TO_MEAN_STDERR * noise * math.sqrt(2 / len(parts[-1]))
+    is_forward = float(steps.min()) >= -max(2 * error, MAX_BACKWARD_SHARE * abs(change))
+    return is_forward and float(steps.max()) <= MAX_DRIFT_STEP_SHARE * abs(change)
 
 
 def _gradual_drift(analysis: Analysis) -> Finding | None:

@@ -24,6 +24,7 @@ _ORDER = (
     "torchtitan",
     "megatron",
     "olmo",
+    "verl",
     "mlx_lm",
     "keras",
     "lightning",

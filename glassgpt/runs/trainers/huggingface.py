@@ -24,11 +24,12 @@ from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
 from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, MAX_FLOPS, NUMBER, parse_norm, parse_number
+from glassgpt.runs.metric_columns import is_reinforcement
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import HeaderPattern, Trainer
 
-_DICT = re.compile(r"\{['\"][^{}]{1,2000}\}")
-_PAIR = re.compile(rf"['\"](\w+)['\"]:\s*(?:tensor\()?['\"]?{NUMBER}['\"]?")
+_DICT = re.compile(r"\{['\"][^{}]{1,8000}\}")
+_PAIR = re.compile(rf"['\"]([\w/]+)['\"]:\s*(?:tensor\()?['\"]?{NUMBER}['\"]?")
 # Bars of other things (reading files, loading weights) have a name in front, or another unit.
 _BAR = re.compile(
     r"(?:^|\})\s*\d{1,3}%\|[^|]{0,300}\|\s*(\d{1,15})/(\d{1,15}) "
@@ -40,8 +41,6 @@ _RESUME = re.compile(r"\b(?:Resuming|Continuing) training from (?:checkpoint|glo
 _PARAMETERS = re.compile(r"\ball params:\s*([\d,]+)|Trainable parameters = [\d,]{1,20}/([\d,]{1,20}) ")
 _BEGIN = "***** Running training *****"
 _STEP_OF_TOTAL = re.compile(r"['\"]global_step/max_steps['\"]:\s*['\"](\d{1,15})/(\d{1,15})['\"]")
-# Reinforcement learning, whose loss may well be 0. DPO's loss is a cross-entropy, and does measure learning.
-_REWARD = re.compile(r"'(?:reward|kl|rewards/(?!chosen|rejected|margins|accuracies)\w+)':")
 # A notebook's table, and the progress above it.
 _TABLE = re.compile(r"^\W*(Step|Epoch)\W+Training Loss\b")
 _CELLS = re.compile(r"\t|\s*\|\s*|\s{2,}")
@@ -70,6 +69,7 @@ class TrainerReader:
         self._waiting_line = 0
         self._epoch = 0.0
         self._count = 0  # of dicts with a loss
+        self._count_at_end = -1  # of a process: its closing dict
         self._iteration_by_count: dict[int, int] = {0: 0}
         # Of the previous dict with a loss: iteration, tokens, seconds, and the bar's seconds so far.
         self._previous: tuple[int | None, float, float, float] = (None, 0.0, 0.0, 0.0)
@@ -93,8 +93,10 @@ class TrainerReader:
                 return True
             if "loss" in values or _eval_loss(values) is not None:
                 self._latest = values
-            if "reward" in values or _REWARD.search(match[0]):
+            if is_reinforcement(values):  # its loss may well be 0
                 builder.trainer = _REINFORCEMENT
+                if "reward" in values:
+                    builder.add_reward(parse_number(values["reward"]))
             self.close(builder)
             self._waiting, self._waiting_line = values, builder.line
             is_end = "train_runtime" in values and "loss" not in values
@@ -130,10 +132,14 @@ class TrainerReader:
                 builder.setup.values["wall_s"] = wall_s + seconds  # after training, whose time is known
             self._eval_s += seconds
             ms = None if math.isnan(seconds) else seconds * 1000
-            builder.add_eval(self._count, loss, ms=ms, line=self._waiting_line)
+            # Without a loss before it, its epoch says whether there were updates.
+            is_later = not self._count and parse_number(values.get("epoch", "0")) > 0
+            builder.add_eval(None if is_later else self._count, loss, ms=ms, line=self._waiting_line)
         elif "train_runtime" in values:
             builder.add_event("finish", f"train_runtime {values['train_runtime']} s")
-            builder.setup.values["wall_s"] = parse_number(values["train_runtime"])
+            if self._count > self._count_at_end:  # else it is of a process without a loss line
+                builder.setup.values["wall_s"] = parse_number(values["train_runtime"])
+            self._count_at_end = self._count
             self._epoch = math.inf  # a loss after this is another run's
         self._number_lines(builder)
 

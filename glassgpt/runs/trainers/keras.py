@@ -12,21 +12,20 @@ A bar without an epoch before it is that of `evaluate` or `predict`.
 
 from __future__ import annotations
 
-import math
 import re
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.glossary import declared_glossary
-from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_number, search_number
+from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_number
+from glassgpt.runs.step_line import StepLine, add_values
 from glassgpt.runs.trainer import Trainer
 
 _EPOCH = re.compile(r"^Epoch (\d{1,9})/(\d{1,9})$")
 _BAR = re.compile(r"^(\d{1,9})/(\d{1,9}|Unknown) (?:[━╸╺]{1,80} |\[[=>.]{1,80}\] )?(?:- )?(?=\S)(.{1,600})$")
 _TIME = re.compile(r"(?<![\w.])(\d{1,9})(us|ms|s)/step\b")
-_LOSS = re.compile(rf"- loss: {NUMBER}")
 _VAL_LOSS = re.compile(rf"- val_loss: {NUMBER}")
-_RATE = re.compile(rf"- (?:learning_rate|lr): {NUMBER}")
+_NUMBERS = StepLine("$^", {"loss": "loss", "learning_rate|lr": "lr"})
 _SAVED = re.compile(r"^Epoch (\d{1,9}): .{0,200}\bsaving model to ")
 _STOPPED = re.compile(r"^Epoch \d{1,9}: early stopping$")
 _UNITS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
@@ -59,6 +58,8 @@ class KerasReader:
         if self._epoch is None or "loss: " not in line or not (match := _BAR.match(line)):
             return False
         done, total, text = int(match[1]), match[2], match[3]
+        if "loss" not in _NUMBERS.values(text):
+            return False  # cut off
         is_other_bar = total not in (str(self._per_epoch), "Unknown") and self._per_epoch > 0
         if self._state is not None and (is_other_bar or _VAL_LOSS.search(self._state[1])):
             self.close(builder)  # the epoch is over; this is an evaluation's bar
@@ -82,13 +83,10 @@ class KerasReader:
             return
         time = None if self._counts_samples else _TIME.search(text)
         builder.setup.values["planned_iterations"] = min(epoch[1] * self._per_epoch, MAX_COUNT)
-        builder.add_step(
-            iteration,
-            search_number(_LOSS, text),
-            ms=parse_number(time[1]) * _UNITS[time[2]] if time else math.nan,
-            lr=search_number(_RATE, text),
-            line=line,
-        )
+        values = _NUMBERS.values(text)
+        if time:
+            values["ms"] = parse_number(time[1]) * _UNITS[time[2]]
+        add_values(builder, iteration, values, line)
         if match := _VAL_LOSS.search(text):
             builder.add_eval(iteration, parse_number(match[1]), line=line)
 

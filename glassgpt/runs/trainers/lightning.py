@@ -60,7 +60,8 @@ class LightningReader:
     def _read_bar(self, match: re.Match[str], builder: RunBuilder) -> bool:
         epoch, last_epoch, done, total, rest = match.groups()
         values = _NUMBERS.values(rest)
-        values["loss"] = values.pop("step_loss", values.get("loss", float("nan")))
+        if "step_loss" in values:
+            values["loss"] = values.pop("step_loss")
         if total == "?":  # an iterable dataset: what the epochs before had
             if int(epoch) != self._epoch and self._state is not None:
                 self._earlier = self._state[0]
@@ -68,7 +69,7 @@ class LightningReader:
             iteration = self._earlier + int(done)
         else:
             iteration = int(epoch) * int(total) + int(done)
-        if "loss" not in rest or int(done) == 0 or iteration > MAX_COUNT:
+        if "loss" not in values or int(done) == 0 or iteration > MAX_COUNT:
             return False
         if last_epoch and total != "?":
             builder.setup.values["planned_iterations"] = min((int(last_epoch) + 1) * int(total), MAX_COUNT)

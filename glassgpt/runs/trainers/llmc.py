@@ -97,7 +97,7 @@ def _read_other_step(match: re.Match[str], builder: RunBuilder) -> bool:
     """A step of the C or the PyTorch version, or of an older CUDA version."""
     iteration, planned, loss, rest = match.groups()
     time = _TIME.search(rest)
-    if not time:
+    if not time or not (planned or "(took" in rest):
         return False  # cut off, or another trainer's
     if "(took" in rest:
         builder.trainer = _IN_C

@@ -39,6 +39,7 @@ _LLAMA2_C = re.compile(rf"^\W*(\d+) \| loss {NUMBER} \| lr {NUMBER} \| {NUMBER}m
 _LOSS = re.compile(rf"\bloss\b\s*[:=]?\s*{NUMBER}")
 _BITS = re.compile(r"\s{0,4}(?:BPC|bpc|bits)\b")
 _TIME = re.compile(rf"\btime\b\s*[:=]?\s*{NUMBER}\s*(ms|s)\b")
+_TIME_PER_ITER = re.compile(rf"(?<![\w.]){NUMBER}\s?(ms|s)/iter\b")
 _MFU = re.compile(rf"\bmfu\b\s*[:=]?\s*{NUMBER}\s*%")
 _LR = re.compile(rf"\b(?:lr|learning rate)\b\s*[:=]?\s*{NUMBER}")
 _NORM = re.compile(rf"\b(?:grad[ _]?)?norm\b\s*[:=]?\s*{NUMBER}")
@@ -48,6 +49,11 @@ _SPEED = re.compile(
 _EVAL = re.compile(
     rf"\bstep\s+(\d+)[^:|]{{0,40}}:\s*(?:.{{0,40}}?train loss\s*:?\s*(?:{NUMBER}|\.\.\.|…))?"
     rf".{{0,40}}?\bval(?:idation)? loss\s*:?\s*(?:{NUMBER}|\.\.\.|…)"
+)
+_FORK_EVAL = re.compile(
+    rf"^\W*(?:eval\W{{1,3}})?(?:step|iter):?\s{{1,8}}(\d{{1,15}})\s?[|,:]\s?"
+    rf"train(?: loss)?:?\s{{1,4}}{NUMBER}\s?[|,]?\s?val(?: loss)?:?\s{{1,4}}{NUMBER}",
+    re.IGNORECASE,
 )
 _SAVE = re.compile(r"\bsaving (?:\w+ )?(?:checkpoint|snapshot)", re.IGNORECASE)
 
@@ -59,6 +65,9 @@ def read(line: str, builder: RunBuilder) -> bool:
             int(iteration), parse_number(loss), ms=parse_number(ms), mfu=parse_number(mfu or "nan")
         )
         return True
+    if "al" in line and builder.has_steps and (match := _FORK_EVAL.match(line)):
+        builder.add_eval(int(match[1]), parse_number(match[3]), parse_number(match[2]))
+        return True  # other loops print it too: only a log with steps of nanoGPT's form is one of it
     if "iter" in line and (match := _ITERATION.search(line)) and not _MINGPT.match(line):
         return _read_unusual_step(int(match[1]), match[2], builder)
     if "ms" in line and (match := _LLAMA2_C.match(line)):
@@ -88,7 +97,7 @@ def read(line: str, builder: RunBuilder) -> bool:
 
 def _read_unusual_step(iteration: int, rest: str, builder: RunBuilder) -> bool:
     """A fork's line with other fields, or in another order; or a line that is cut off."""
-    loss, time = _LOSS.search(rest), _TIME.search(rest)
+    loss, time = _LOSS.search(rest), _TIME.search(rest) or _TIME_PER_ITER.search(rest)
     columns = {name for name, match in (("loss", loss), ("ms", time)) if match}
     if not columns or (not builder.has_quoted_lines and not builder.last_step_columns <= columns):
         builder.partial_iteration = iteration

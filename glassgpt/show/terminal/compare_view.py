@@ -27,7 +27,7 @@ from glassgpt.format import (
 from glassgpt.i18n import translate
 from glassgpt.sanitize import sanitize_keeping_bidi, sanitize_line
 from glassgpt.show.terminal.chart import bar, sparkline
-from glassgpt.show.terminal.explain_view import print_indented, terminal_text
+from glassgpt.show.terminal.text_lines import print_indented, terminal_text
 
 _CHART_POINTS = 40
 _BAR_WIDTH = 30

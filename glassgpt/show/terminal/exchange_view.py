@@ -11,8 +11,8 @@ from glassgpt.exchange.export_formats import dataset_name, needs_meta
 from glassgpt.exchange.import_nanogpt import ImportResult
 from glassgpt.format import format_bytes, pluralize
 from glassgpt.record.run_dir import resume_command
-from glassgpt.show.terminal.run_lines import print_line
 from glassgpt.show.terminal.sample_view import describe_checkpoint
+from glassgpt.show.terminal.text_lines import print_line
 
 
 def print_export(result: ExportResult, to: str, out: Console) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table
@@ -11,20 +10,19 @@ from rich.text import Text
 from glassgpt.explain.explanation import Explanation
 from glassgpt.explain.watch import WatchUpdate
 from glassgpt.format import format_duration, format_loss, format_ms, format_percent
-from glassgpt.i18n import RIGHT_TO_LEFT, current_language, translate
+from glassgpt.i18n import translate
 from glassgpt.record.finding import Finding
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import glossary
 from glassgpt.runs.run_log import RunLog
-from glassgpt.sanitize import sanitize_keeping_bidi, sanitize_line, sanitize_text
+from glassgpt.sanitize import sanitize_line, sanitize_text
 from glassgpt.show.facts_table import exit_status_label, fact_groups, phase_labels, severity_label
-from glassgpt.show.terminal.chart import bar, plot
+from glassgpt.show.terminal.chart import bar
+from glassgpt.show.terminal.loss_chart import loss_chart, loss_points
+from glassgpt.show.terminal.text_lines import print_indented, terminal_text
 
-_STYLES = {"problem": "bold red", "warning": "bold yellow", "advice": "bold cyan", "info": "bold"}
-_RIGHT_TO_LEFT_MARK = "\N{RIGHT-TO-LEFT MARK}"
+SEVERITY_STYLES = {"problem": "bold red", "warning": "bold yellow", "advice": "bold cyan", "info": "bold"}
 _MAX_RUN_ROWS = 12
-_LOSS_CHART_POINTS = 4000
-_LOSS_CHART_PERCENTILE = 97  # top of the chart: the initial drop would flatten the rest
 
 
 def print_explanation(explanation: Explanation, out: Console, full: bool = False, more: bool = False) -> None:
@@ -110,7 +108,9 @@ def print_watch_update(update: WatchUpdate, out: Console) -> None:
 
 def print_finding(finding: Finding, out: Console, more: bool = False) -> None:
     severity = severity_label(finding.severity)
-    head = Text.assemble((f"{severity}  ", _STYLES[finding.severity]), (terminal_text(finding.title), "bold"))
+    head = Text.assemble(
+        (f"{severity}  ", SEVERITY_STYLES[finding.severity]), (terminal_text(finding.title), "bold")
+    )
     head.append(f"  [{finding.id}]" if finding.id else "", style="dim")
     out.print(head)
     quoted = finding.values.get("line")  # the evidence names the number of a line that it quotes
@@ -129,58 +129,11 @@ def print_finding(finding: Finding, out: Console, more: bool = False) -> None:
     out.print()
 
 
-def print_indented(text: str, style: str, out: Console, label: str = "") -> None:
-    """Wrap the text ourselves: rich would pad the lines with blanks. `label`: before its first line."""
-    if not text:
-        return
-    indent = cell_len(label)
-    for line in Text(terminal_text(text), style=style).wrap(out, max(20, out.width - 2 - indent)):
-        line.rstrip()
-        out.print(Text("  ").append(label, style="dim italic").append_text(line), soft_wrap=True)
-        label = " " * indent
-
-
-def terminal_text(text: str) -> str:
-    """A sentence without control characters; every printed sentence passes this function.
-
-    In a right-to-left language it begins with a mark, because a terminal takes the direction of a line from
-    its first letter, which may be Latin.
-    """
-    clean = sanitize_keeping_bidi(text)
-    return f"{_RIGHT_TO_LEFT_MARK}{clean}" if current_language() in RIGHT_TO_LEFT else clean
-
-
 def _print_loss_chart(run_log: RunLog, out: Console, height: int = 8) -> None:
-    """The training loss in dots, the validation loss over it."""
-    width = max(10, min(64, out.width - 10))
-    steps = run_log.steps
-    rows = np.flatnonzero(steps.has_loss & np.isfinite(steps.loss))
-    rows = rows[:: max(1, len(rows) // _LOSS_CHART_POINTS)]
-    evaluations = [
-        (float(evaluation.iteration), float(evaluation.val_loss))
-        for evaluation in run_log.evals
-        if evaluation.val_loss is not None and evaluation.iteration is not None
-    ]
-    if run_log.val_metric != "loss":
-        evaluations = []
-    curves = [
-        (steps.iteration[rows].tolist(), steps.loss[rows].tolist()),
-        ([iteration for iteration, _ in evaluations], [loss for _, loss in evaluations]),
-    ]
-    losses = [loss for _, ys in curves for loss in ys if np.isfinite(loss)]
-    if len(losses) < 2:
-        return
-    top = float(np.percentile(losses, _LOSS_CHART_PERCENTILE))
-    lines = plot([(xs, [min(y, top) for y in ys]) for xs, ys in curves], width, height)
-    labels = {0: f"{top:.3g}", height - 1: f"{min(losses):.3g}"}
-    title = translate("explain_view.loss_chart.title") if evaluations else translate("label.training_loss")
-    out.print(Text(terminal_text(title), style="bold"))
-    for number, characters in enumerate(lines):
-        line = Text(f"{labels.get(number, ''):>8} ")
-        for character, curve in characters:
-            line.append(character, style="bold cyan" if curve == 1 else "dim")
-        out.print(line, soft_wrap=True)
-    out.print()
+    if chart := loss_chart(*loss_points(run_log), out.width, height):
+        for line in chart:
+            out.print(line, soft_wrap=True)
+        out.print()
 
 
 def _print_time_chart(facts: Facts, out: Console) -> None:

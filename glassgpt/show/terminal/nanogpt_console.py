@@ -12,6 +12,8 @@ The journal has the same run in our terms. What nanoGPT has no line for goes to 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import TextIO
 
 from glassgpt.record.finding import finding_line
@@ -24,10 +26,15 @@ _MFU_WARMUP_UPDATES = 5  # of a process; until then nanoGPT shows -100%
 
 
 class NanogptConsole:
-    """Prints records. Its state is what later lines need of earlier records."""
+    """Prints records. Its state is what later lines need of earlier records. `page_url`: as RunConsole's."""
 
-    def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
-        self._out, self._err = out or sys.stdout, err or sys.stderr
+    def __init__(
+        self,
+        out: TextIO | None = None,
+        err: TextIO | None = None,
+        page_url: Callable[[Path], str] = lambda run_dir: "",
+    ) -> None:
+        self._out, self._err, self._page_url = out or sys.stdout, err or sys.stderr, page_url
         self._run: Record = {}
         self._train_loss: float | None = None
         self._updates = 0
@@ -38,6 +45,8 @@ class NanogptConsole:
             case "run":
                 self._run = record
                 self._print_run(record)
+                if url := self._page_url(Path(record["out_dir"])):
+                    self._print_stderr(f"page: {url}")
             case "resume":
                 self._print_stdout(f"Resuming training from {self._run['out_dir']}")
                 for complaint in record["complaints"]:
@@ -58,8 +67,9 @@ class NanogptConsole:
             case "sample":
                 self._print_stderr(record["text"])
             case "end" if record["reason"] != "finished":
-                for label, text in suggest_next_steps(record, self._run):
-                    self._print_stderr(f"{label}: {text}" if label else text)
+                for label, text, suggested in suggest_next_steps(record, self._run):
+                    line = f"{text}  {suggested}" if suggested else text
+                    self._print_stderr(f"{label}: {line}" if label else line)
 
     def _print_stdout(self, text: str) -> None:
         print(sanitize_text(text), file=self._out, flush=True)

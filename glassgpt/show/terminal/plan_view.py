@@ -16,13 +16,16 @@ from glassgpt.format import (
     format_duration,
     format_flops_per_token,
     format_parameters,
-    pluralize,
 )
+from glassgpt.i18n import Message, say, translate
 from glassgpt.plan.estimates import ParallelismComparison, TimeEstimate, assumptions
 from glassgpt.plan.plan_warnings import PlanProblem, busy_machine_problem
 from glassgpt.plan.planning import Plan
 from glassgpt.plan.propose import Proposal, Recommendation
 from glassgpt.sanitize import sanitize_keeping_bidi, sanitize_line
+from glassgpt.show.terminal.first_screen import kernels_label
+from glassgpt.show.terminal.run_lines import say_updates
+from glassgpt.show.terminal.text_lines import LABEL_WIDTH, print_line, terminal_text
 
 _COLOURS = (
     "cyan", "blue", "magenta", "green", "yellow", "red", "white", "bright_black", "bright_blue",
@@ -30,32 +33,26 @@ _COLOURS = (
 )  # fmt: skip
 _STYLES = {"error": "bold red", "warning": "bold yellow", "hint": "bold cyan"}
 _BAR_WIDTH = 60
-_INDENT = 14
 _MAX_TABLE_COLUMNS = 1000
-# What is printed for names that --json and journals keep.
-_LABELS = {
-    "working space": "cuBLAS workspace",
-    "copy to be saved": "checkpoint copy",
-    "as it is": "with these settings",
-}
 
 
 def print_plan(plan: Plan, name: str, out: Console) -> None:
-    title = f"{sanitize_line(name)} on {sanitize_line(plan.target.title)}"
-    out.print(Text(title, style="bold"), soft_wrap=True)
+    title = translate("plan_view.title", name=sanitize_line(name), target=sanitize_line(plan.target.title))
+    out.print(Text(terminal_text(title), style="bold"), soft_wrap=True)
     if plan.target.alternatives:
-        alternatives = ", ".join(plan.target.alternatives)
-        out.print(Text(f"(that name also matches {alternatives})", style="dim"), soft_wrap=True)
+        also = translate("plan_view.alternatives", names=", ".join(plan.target.alternatives))
+        out.print(Text(terminal_text(also), style="dim"), soft_wrap=True)
     out.print()
     _print_model(plan, out)
     _print_memory(plan, out)
     if plan.parallelism is not None:
         _print_data_parallel(plan, plan.parallelism, out)
     if plan.times is None:
-        unknown = f"unknown: the card table has no {plan.spec.workload.dtype} peak for this card"
+        dtype = plan.spec.workload.dtype
+        unknown = translate("plan_view.time.unknown", dtype=dtype)
         if plan.target.peak_flops_per_s("float32"):
-            unknown += "; it has one for --dtype=float32"
-        _print_rows([("time", unknown)], out)
+            unknown = translate("plan_view.time.unknown_but_float32", dtype=dtype)
+        _print_rows([(translate("plan_view.label.time"), unknown)], out)
     else:
         _print_time(plan, plan.times, out)
     if not plan.config.eval_only:
@@ -67,7 +64,15 @@ def print_proposal(proposal: Proposal, out: Console, written: str) -> None:
     out.print(Text(proposal.summary, style="bold"), soft_wrap=True)
     out.print()
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("parameters", "layers x width", "tokens", "epochs", "tokens/s", "expected loss"):
+    headings = (
+        translate("plan_view.heading.parameters"),
+        translate("plan_view.heading.layers_and_width"),
+        translate("plan_view.heading.tokens"),
+        translate("plan_view.heading.epochs"),
+        translate("plan_view.heading.speed"),
+        translate("plan_view.heading.expected_loss"),
+    )
+    for heading in headings:
         table.add_column(heading, justify="right")
     for option in proposal.considered:
         low, mid, high = option.loss
@@ -77,21 +82,20 @@ def print_proposal(proposal: Proposal, out: Console, written: str) -> None:
             format_count(option.tokens),
             f"{option.epochs:.2g}",
             format_count(option.tokens_per_s),
-            f"{mid:.2f} ({low:.2f} to {high:.2f})",
+            translate("plan_view.loss_range", low=low, mid=mid, high=high),
             style="bold green" if option is proposal.best else "",
         )
     _print_uncropped(table, out)
     out.print()
     if proposal.unused_time_reason:
-        out.print(Text(proposal.unused_time_reason, style="dim"))
+        out.print(Text(terminal_text(proposal.unused_time_reason), style="dim"))
         out.print()
     if proposal.target.busy_cores:
         _print_problems((busy_machine_problem(proposal.target),), out)
         out.print()
     if written:
-        out.print(
-            f"written to {sanitize_line(written)}: glass train {sanitize_line(written)}", soft_wrap=True
-        )
+        text = translate("plan_view.written", file=sanitize_line(written))
+        out.print(Text(terminal_text(text)), soft_wrap=True)
     else:
         out.print(Text(proposal.as_toml().rstrip(), style="cyan"), soft_wrap=True)
 
@@ -129,33 +133,43 @@ def print_recommendations(rows: Sequence[Recommendation], out: Console) -> None:
 def _print_model(plan: Plan, out: Console) -> None:
     """The model, how it computes, its batch, and the size of the run."""
     spec, workload = plan.spec, plan.spec.workload
-    kernels = (
-        "Triton kernels" if workload.kernels else "compiled" if workload.compiled else "PyTorch's kernels"
-    )
-    if workload.graph:
-        kernels += ", CUDA graph"
+    kernels = kernels_label(workload.kernels, workload.compiled, workload.graph)
     flops = format_flops_per_token(spec.flops_per_token)
+    dtype_reason = spec.reason("dtype")
     rows = [
-        ("model", f"{format_parameters(spec.parameters)} parameters, {flops}/token"),
-        ("compute", f"{workload.dtype} ({spec.reason('dtype')}), {kernels}"),
+        (
+            translate("plan_view.label.model"),
+            translate("plan_view.model", parameters=spec.parameters, flops=flops),
+        ),
+        (
+            translate("plan_view.label.compute"),
+            translate("plan_view.compute", dtype=workload.dtype, reason=dtype_reason, kernels=kernels),
+        ),
     ]
     if spec.config.eval_only:
-        rows.append(("run", "one evaluation"))
+        rows.append((translate("plan_view.label.run"), translate("plan_view.run.eval_only")))
     else:
-        batch = f"{spec.batch.batch_size} x {spec.config.block_size}"
+        batch: str | Message = f"{spec.batch.batch_size} x {spec.config.block_size}"
         if spec.batch.micro_steps > 1:
-            batch += f" x {spec.batch.micro_steps} micro-batches"
+            batch = say("plan_view.micro_batches", batch=batch, micro_steps=spec.batch.micro_steps)
         if workload.ranks > 1:
             # Of CPUs, the machines are counted.
-            noun = "machines" if plan.target.cluster.link is None else "cards"
-            batch += f" on each of {workload.ranks} {noun}"
+            if plan.target.cluster.link is None:
+                batch = say("plan_view.on_machines", batch=batch, ranks=workload.ranks)
+            else:
+                batch = say("plan_view.on_cards", batch=batch, ranks=workload.ranks)
+        run = translate(
+            "plan_view.run",
+            updates=say_updates(spec.config.max_iters),
+            tokens=spec.total_tokens,
+            flops=f"{spec.total_tokens * spec.flops_per_token:.2g} FLOP",
+        )
         rows += [
-            ("batch", f"{spec.batch.tokens:,} tokens per update: {batch}"),
             (
-                "run",
-                f"{pluralize(spec.config.max_iters, 'update')}, {format_count(spec.total_tokens)} tokens, "
-                f"{spec.total_tokens * spec.flops_per_token:.2g} FLOP",
+                translate("plan_view.label.batch"),
+                translate("plan_view.batch", tokens=spec.batch.tokens, batch=batch),
             ),
+            (translate("plan_view.label.run"), run),
         ]
     _print_rows(rows, out)
 
@@ -163,46 +177,68 @@ def _print_model(plan: Plan, out: Console) -> None:
 def _print_memory(plan: Plan, out: Console) -> None:
     """The total, its parts as a bar of the card's memory, and what other settings would need."""
     memory, target = plan.memory, plan.target
-    fits = "fits" if plan.fits else "does not fit"
     capacity = format_bytes(target.memory_bytes) + (f" ({target.memory_note})" if target.memory_note else "")
-    head = f"{format_bytes(memory.total_bytes)} of {capacity}: {fits}"
-    head += f" (a run may take {format_bytes(target.max_bytes)})"
+    sizes = {"total": memory.total_bytes, "capacity": capacity, "usable": target.max_bytes}
+    head = (
+        say("plan_view.memory.fits", **sizes) if plan.fits else say("plan_view.memory.does_not_fit", **sizes)
+    )
     if target.cluster.ranks > 1:
-        head += ", on each card"
-    rows = [("memory", head)]
+        head = say("plan_view.memory.on_each_card", memory=head)
+    rows = [(translate("plan_view.label.memory"), str(head))]
     if target.device_type == "cuda":
-        rows.append(
-            ("", f"{format_bytes(memory.allocated_bytes)} of it in tensors: the run's allocated_peak")
-        )
+        rows.append(("", translate("plan_view.memory.tensors", allocated=memory.allocated_bytes)))
     if plan.measured is not None and plan.measured.peak_bytes is not None:
         # Beside the estimate, not instead of it: the parts below add up to the estimate.
-        counted = "allocated by PyTorch" if target.device_type == "cuda" else "resident"
-        by = "by the probe" if plan.measured.source == "probe" else f"by {plan.measured.why}"
-        rows.append(("", f"measured {by}: {format_bytes(plan.measured.peak_bytes)} {counted}"))
+        by: str | Message = plan.measured.why
+        if plan.measured.source == "probe":
+            by = say("plan_view.the_probe")
+        measured = say("plan_view.memory.resident", by=by, peak=plan.measured.peak_bytes)
+        if target.device_type == "cuda":
+            measured = say("plan_view.memory.allocated", by=by, peak=plan.measured.peak_bytes)
+        rows.append(("", str(measured)))
     if target.probe is not None and target.probe.outcome == "out of memory":
-        rows.append(("", f"does not fit: {target.probe.describe()}"))
+        rows.append(("", translate("plan_view.memory.probe_failed", probe=target.probe.describe())))
     _print_rows(rows, out, end=False)
 
+    part_labels = {
+        "weights": translate("plan_view.part.weights"),
+        "gradients": translate("plan_view.part.gradients"),
+        "optimizer": translate("plan_view.part.optimizer"),
+        "activations": translate("plan_view.part.activations"),
+        "logits and loss": translate("plan_view.part.logits_and_loss"),
+        "gathered weights": translate("plan_view.part.gathered_weights"),
+        "data": translate("plan_view.part.data"),
+        "working space": translate("plan_view.part.workspace"),
+        "copy to be saved": translate("plan_view.part.checkpoint_copy"),
+        "process": translate("plan_view.part.process"),
+    }
     parts = dict(memory.parts)
     if memory.graph_bytes:
         parts["CUDA graph"] = memory.graph_bytes
     parts["CUDA context" if target.device_type == "cuda" else "process"] = memory.context_bytes
     bar_bytes = max(memory.total_bytes, target.memory_bytes)
-    line, done = Text(" " * _INDENT), 0
+    line, done = Text(" " * LABEL_WIDTH), 0
     table = Table.grid(padding=(0, 2, 0, 0))
     for (name, amount), colour in zip(parts.items(), _COLOURS, strict=False):
         # Cells by where a part ends, so that many small parts do not round to nothing.
         cells = round(_BAR_WIDTH * (done + amount) / bar_bytes) - round(_BAR_WIDTH * done / bar_bytes)
         line.append("█" * cells, style=colour)
         done += amount
-        table.add_row(Text(f"{' ' * _INDENT}■", style=colour), _LABELS.get(name, name), format_bytes(amount))
-    line.append("░" * max(0, _BAR_WIDTH + _INDENT - len(line)), style="dim")
+        label = terminal_text(part_labels.get(name, name))
+        table.add_row(Text(f"{' ' * LABEL_WIDTH}■", style=colour), label, format_bytes(amount))
+    line.append("░" * max(0, _BAR_WIDTH + LABEL_WIDTH - len(line)), style="dim")
     out.print(line, soft_wrap=True)
     _print_uncropped(table, out)
     for variant in () if plan.config.eval_only else plan.variants:
-        most = "does not fit" if variant.largest is None else f"up to {variant.largest} sequences at a time"
-        name = _LABELS.get(variant.name, variant.name)
-        out.print(Text(f"{' ' * _INDENT}{name}: {format_bytes(variant.total)}, {most}", style="dim"))
+        is_planned = variant.name == "as it is"
+        values = {
+            "name": say("plan_view.variant.as_it_is") if is_planned else variant.name,
+            "total": variant.total,
+        }
+        text = translate("plan_view.variant.does_not_fit", **values)
+        if variant.largest is not None:
+            text = translate("plan_view.variant", sequences=variant.largest, **values)
+        print_line(out, "", text, "dim")
     out.print()
 
 
@@ -211,27 +247,42 @@ def _print_data_parallel(plan: Plan, parallelism: ParallelismComparison, out: Co
     cluster = plan.target.cluster
     planned = parallelism.fsdp if plan.config.shard else parallelism.ddp
     if cluster.link is None:
-        ranks = f"{cluster.machines} machines"
+        ranks = say("plan_view.machines", machines=cluster.machines)
     elif cluster.machines == 1:
-        ranks = f"{cluster.cards_per_machine} cards"
+        ranks = say("plan_view.cards", cards=cluster.cards_per_machine)
     else:
-        each = "one in each" if cluster.cards_per_machine == 1 else f"{cluster.cards_per_machine} in each"
-        ranks = f"{cluster.ranks} cards, {each} of {cluster.machines} machines"
-    rows = [("cluster", f"{ranks}; each sends {planned.sent_bytes / 1e9:.3g} GB per update")]
+        ranks = say(
+            "plan_view.cards_and_machines",
+            cards=cluster.ranks,
+            each=cluster.cards_per_machine,
+            machines=cluster.machines,
+        )
+    sent = f"{planned.sent_bytes / 1e9:.3g} GB"
+    rows = [(translate("plan_view.label.cluster"), translate("plan_view.cluster", ranks=ranks, sent=sent))]
     if planned.computing_s is not None and planned.waiting_s is not None:
-        computing, waiting = format_duration(planned.computing_s), format_duration(planned.waiting_s)
-        rows.append(("", f"per update {computing} compute + {waiting} communication without overlap"))
+        seconds = {"computing": planned.computing_s, "waiting": planned.waiting_s}
+        rows.append(("", translate("plan_view.exposed_communication", **seconds)))
     _print_rows(rows, out, end=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(" " * _INDENT)
-    noun = "machine" if cluster.link is None else "card"
-    for heading in (f"memory per {noun}", "sequences", "tokens/s", "efficiency", "time"):
+    table.add_column(" " * LABEL_WIDTH)
+    headings = (
+        translate("plan_view.heading.memory_per_machine")
+        if cluster.link is None
+        else translate("plan_view.heading.memory_per_card"),
+        translate("plan_view.heading.sequences"),
+        translate("plan_view.heading.speed"),
+        translate("plan_view.heading.efficiency"),
+        translate("plan_view.heading.time"),
+    )
+    for heading in headings:
         table.add_column(heading, justify="right")
     for way in (parallelism.ddp, parallelism.fsdp):
         unknown = "?" if way.fits else "-"
         table.add_row(
-            f"{' ' * _INDENT}{way.name} ({way.setting})",
-            format_bytes(way.memory_bytes) + ("" if way.fits else ": too much"),
+            f"{' ' * LABEL_WIDTH}{way.name} ({way.setting})",
+            format_bytes(way.memory_bytes)
+            if way.fits
+            else translate("plan_view.too_much", memory=way.memory_bytes),
             f"{way.batch_size}" + (f" x {way.micro_steps}" if way.micro_steps > 1 else ""),
             unknown if way.tokens_per_s is None else format_count(way.tokens_per_s[1]),
             unknown if way.efficiency is None else f"{way.efficiency:.0%}",
@@ -239,41 +290,51 @@ def _print_data_parallel(plan: Plan, parallelism: ParallelismComparison, out: Co
             style="bold" if way is planned else "dim",
         )
     _print_uncropped(table, out)
-    advised = "neither" if parallelism.advised is None else parallelism.advised.name
-    _print_rows([("advised", f"{advised}: {parallelism.reason}")], out, end=False)
-    assumed = enumerate(assumptions(cluster))
-    _print_rows([("" if number else "assumed", line) for number, line in assumed], out)
+    advised = parallelism.advised.name if parallelism.advised else translate("plan_view.neither")
+    label = translate("plan_view.label.advised")
+    _print_rows([(label, f"{advised}: {parallelism.reason}")], out, end=False)
+    label, assumed = translate("plan_view.label.assumed"), enumerate(assumptions(cluster))
+    _print_rows([("" if number else label, line) for number, line in assumed], out)
 
 
 def _print_time(plan: Plan, times: TimeEstimate, out: Console) -> None:
     low, mid, high = times.total_s
     throughput = times.throughput
     probe = plan.target.probe
-    unmeasured = [("", f"not measured: {probe.describe()}")] if probe and not probe.ran else []
-    evaluations = "once" if times.evaluations == 1 else f"{times.evaluations:,} times"
     rows = [
         (
-            "speed",
-            f"{format_count(throughput.mid)} tokens/s (80%: {format_count(throughput.low)} to "
-            f"{format_count(throughput.high)}), MFU {throughput.mfu[0]:.0f} to {throughput.mfu[2]:.0f}%",
+            translate("plan_view.label.speed"),
+            translate(
+                "plan_view.speed",
+                low=throughput.low,
+                mid=throughput.mid,
+                high=throughput.high,
+                mfu=f"{throughput.mfu[0]:.0f}",
+                high_mfu=f"{throughput.mfu[2]:.0f}%",
+            ),
         ),
         ("", throughput.why),
-        *unmeasured,
-        ("time", f"{format_duration(mid)} (80%: {format_duration(low)} to {format_duration(high)})"),
-        (
-            "",
-            f"of which evaluation {format_duration(times.evaluation_s)} ({evaluations}), start-up "
-            f"{format_duration(times.start_s)}, last checkpoint {format_duration(times.saving_s)}",
-        ),
+    ]
+    if probe and not probe.ran:
+        rows.append(("", translate("plan_view.not_measured", probe=probe.describe())))
+    evaluations = say("plan_view.times", count=times.evaluations)
+    if times.evaluations == 1:
+        evaluations = say("plan_view.once")
+    parts = {"evaluation": times.evaluation_s, "start": times.start_s, "saving": times.saving_s}
+    rows += [
+        (translate("plan_view.label.time"), translate("plan_view.time", low=low, mid=mid, high=high)),
+        ("", translate("plan_view.time.parts", evaluations=evaluations, **parts)),
     ]
     if times.compile_breaks_even is not None:
-        cost = format_duration(times.compile_cost_s)
-        rows.append(("compile", f"would take {cost} and break even at update {times.compile_breaks_even:,}"))
+        values = {"cost": times.compile_cost_s, "update": times.compile_breaks_even}
+        rows.append((translate("plan_view.label.compile"), translate("plan_view.compile", **values)))
     if times.kwh is not None:
-        whose = "the card's" if plan.target.cluster.ranks == 1 else "all cards'"
-        rows.append(("energy", f"{times.kwh:.3g} kWh at most, at {whose} full power"))
+        energy = say("plan_view.energy", kwh=times.kwh)
+        if plan.target.cluster.ranks > 1:
+            energy = say("plan_view.energy.all_cards", kwh=times.kwh)
+        rows.append((translate("plan_view.label.energy"), str(energy)))
     if times.cost is not None:
-        rows.append(("cost", f"{times.cost:,.2f}"))
+        rows.append((translate("plan_view.label.cost"), f"{times.cost:,.2f}"))
     _print_rows(rows, out)
 
 
@@ -281,58 +342,63 @@ def _print_loss_and_data(plan: Plan, out: Console) -> None:
     """The expected loss, the dataset, the checkpoints and the schedule."""
     estimate, dataset = plan.training_estimate, plan.dataset
     if estimate.loss is None:
-        rows = [("loss", estimate.loss_reason)]
+        rows = [(translate("plan_view.label.loss"), estimate.loss_reason)]
     else:
         low, mid, high = estimate.loss
-        in_perplexity = f", perplexity {perplexity(mid):.3g}" if mid < 20 else ""
-        rows = [
-            ("loss", f"{mid:.2f} at the end ({low:.2f} to {high:.2f}){in_perplexity}"),
-            ("", estimate.loss_reason),
-        ]
+        loss = say("run_console.loss", low=low, mid=mid, high=high)
+        if mid < 20:
+            loss = say("plan_view.loss_and_perplexity", loss=loss, perplexity=perplexity(mid))
+        rows = [(translate("plan_view.label.loss"), str(loss)), ("", estimate.loss_reason)]
         curve = "   ".join(f"{at:,}: {loss:.2f}" for at, _, loss, _ in estimate.loss_curve)
         if curve:
-            rows.append(("loss curve", curve))
+            rows.append((translate("plan_view.label.loss_curve"), curve))
         if estimate.overfits_at is not None:
-            rows.append(("overfitting", f"probably from update {estimate.overfits_at:,} on"))
+            overfits = translate("plan_view.overfits", update=estimate.overfits_at)
+            rows.append((translate("plan_view.label.overfitting"), overfits))
     _print_rows(rows, out)
 
     ratio = estimate.tokens_per_parameter
-    per_parameter = f"{ratio:.3g}" if ratio < 1000 else f"{ratio:,.0f}"
-    per_parameter += " tokens per parameter"
+    shown_ratio = f"{ratio:.3g}" if ratio < 1000 else f"{ratio:,.0f}"
+    per_parameter = translate("plan_view.tokens_per_parameter", ratio=shown_ratio)
     # Chinchilla's ratio is for web text from scratch: not for small datasets, nor for fine-tuning.
     if plan.config.init_from == "scratch" and dataset.tokenizer not in ("char", "byte"):
-        per_parameter += "; about 20 is compute-optimal (Chinchilla)"
-    checkpoints = (
-        f"{format_bytes(estimate.checkpoint_bytes)} each, the first after update "
-        f"{estimate.first_checkpoint:,}; up to {format_bytes(estimate.disk_bytes)} on disk"
+        per_parameter = translate("plan_view.tokens_per_parameter.chinchilla", ratio=shown_ratio)
+    checkpoints = translate(
+        "plan_view.checkpoints",
+        each=estimate.checkpoint_bytes,
+        first=estimate.first_checkpoint,
+        all=estimate.disk_bytes,
     )
-    tokens = format_count(dataset.train_tokens)
+    data = translate(
+        "plan_view.data", tokens=dataset.train_tokens, source=dataset.source, epochs=estimate.epochs
+    )
     rows = [
-        ("data", f"{tokens} tokens ({dataset.source}): {estimate.epochs:.3g} epochs"),
+        (translate("plan_view.label.data"), data),
         ("", per_parameter),
-        ("checkpoints", checkpoints),
-        ("schedule", estimate.schedule),
+        (translate("plan_view.label.checkpoints"), checkpoints),
+        (translate("plan_view.label.schedule"), estimate.schedule),
     ]
     _print_rows(rows, out)
 
 
 def _print_problems(problems: tuple[PlanProblem, ...], out: Console) -> None:
+    kinds = {
+        "error": translate("plan_view.error"),
+        "warning": translate("severity.warning"),
+        "hint": translate("plan_view.hint"),
+    }
     for problem in problems:
-        kind = (f"{problem.kind}  ", _STYLES[problem.kind])
-        out.print(Text.assemble(kind, sanitize_keeping_bidi(problem.what)))
-        out.print(Text(f"  {sanitize_keeping_bidi(problem.fix)}", style="green"))
+        kind = (f"{kinds[problem.kind]}  ", _STYLES[problem.kind])
+        out.print(Text.assemble(terminal_text(""), kind, sanitize_keeping_bidi(problem.what)))
+        out.print(Text(terminal_text(f"  {problem.fix}"), style="green"))
     if not problems:
-        out.print(Text("no problem found", style="green"))
+        out.print(Text(terminal_text(translate("plan_view.no_problem")), style="green"))
 
 
 def _print_rows(rows: list[tuple[str, str]], out: Console, end: bool = True) -> None:
     """Labels and values; `end`: followed by an empty line."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(style="bold", width=_INDENT - 2)
-    table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, Text(sanitize_keeping_bidi(value)))
-    out.print(table)
+        print_line(out, name, value)
     if end:
         out.print()
 

@@ -1,15 +1,19 @@
 """A run in the terminal, line by line, from its journal records.
 
 During `glass train` it listens to the sink. `glass show RUN` replays a journal through it; both print the
-same. On a terminal a progress bar stays below the lines; elsewhere there are plain lines only.
+same. On a terminal a live area stays below the lines, and lines are no wider than the terminal; elsewhere
+there are plain lines only. Lines of values have the same words in every language, as logs have.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
+from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 from glassgpt.estimate.peak import PeakFlops, mfu_note
@@ -17,41 +21,31 @@ from glassgpt.format import (
     format_bytes,
     format_count,
     format_duration,
-    format_epochs,
-    format_flops_per_s,
-    format_flops_per_token,
     format_loss,
     format_ms,
     format_norm,
-    pluralize,
 )
-from glassgpt.record.finding import finding_line
+from glassgpt.i18n import say, translate
+from glassgpt.record.finding import read_finding
 from glassgpt.record.journal import Record, is_valid_profile
 from glassgpt.record.ledger import PHASES
 from glassgpt.sanitize import sanitize_text
+from glassgpt.show.facts_table import severity_label
 from glassgpt.show.terminal.chart import bar, shorten, sparkline
+from glassgpt.show.terminal.first_screen import details, first_screen
+from glassgpt.show.terminal.live_area import LiveArea
 from glassgpt.show.terminal.run_lines import (
-    forecast_line,
     forecast_vs_actual_line,
-    print_line,
     profile_lines,
     revised_forecast_line,
+    say_updates,
     scaling_efficiency_line,
     suggest_next_steps,
 )
+from glassgpt.show.terminal.text_lines import print_line, print_values, terminal_text, wrap_words
 
-_MAX_SPARKS = 60  # characters of the curve of validation losses
-
-_PHASE_DESCRIPTIONS = {
-    "startup": "imports, reading data, building the model",
-    "compile": "first calls, minus a steady step: compile and warm-up",
-    "data": "waiting for batches",
-    "train": "forward, backward, optimizer step",
-    "eval": "train and validation loss, sample",
-    "checkpoint": "copying weights; files are written in the background",
-    "log": "this output, the journal, updates under the profiler",
-    "other": "everything else",
-}
+_MAX_SPARKS = 40  # characters of the curve of validation losses
+_BAR_WIDTH = 10
 
 # fmt: off
 _REQUIRED_FIELDS = {
@@ -72,149 +66,133 @@ _REQUIRED_FIELDS = {
 
 
 class RunConsole:
-    """Prints records. Its state is what later lines need of earlier records."""
+    """Prints records. Its state is what later lines need of earlier records.
 
-    def __init__(self, out: Console, live: bool = False) -> None:
-        self._out, self._live = out, live
-        self._progress: Progress | None = None
-        self._task: TaskID | None = None
+    `live`: on a terminal, while the run trains. `page_url`: given the run's folder, the address of its page;
+    "" where there is none. It is asked once, when the run begins.
+    """
+
+    def __init__(
+        self,
+        out: Console,
+        live: bool = False,
+        verbose: bool = False,
+        page_url: Callable[[Path], str] = lambda run_dir: "",
+    ) -> None:
+        self._out, self._live, self._verbose, self._page_url = out, live, verbose, page_url
+        self._area: LiveArea | None = None
         self._run: Record = {}
         self._train_eval: Record | None = None
         self._val_losses: list[float] = []
         self._last_mfu: float | None = None
+
+    def tick(self, activity: str, done: int) -> None:
+        """Called about once a second between records: what the loop is doing, and how many updates are
+        done."""
+        if self._area is not None:
+            self._area.tick(activity, done)
 
     def __call__(self, record: Record) -> None:
         """Print a record. Skip kinds of newer versions, and records of other writers that lack fields."""
         kind = record["kind"]
         if kind not in _REQUIRED_FIELDS or any(name not in record for name in _REQUIRED_FIELDS[kind]):
             return
+        if self._area is not None:
+            self._area.update(record)
         match kind:
             case "run":
                 self._print_run(record)
             case "resume":
                 for complaint in record["complaints"]:
-                    print_line(self._out, "warning", complaint, "yellow")
-                updates = record["from_iter"]
-                after = f"after {pluralize(updates, 'update')}"
-                print_line(self._out, "resume", after if updates >= 0 else "from the beginning")
+                    print_line(self._out, translate("severity.warning"), complaint, "yellow")
+                updates, text = record["from_iter"], translate("run_console.resume.from_the_beginning")
+                if updates >= 0:
+                    text = translate("run_console.resume", updates=say_updates(updates))
+                print_line(self._out, translate("run_console.label.resume"), text)
             case "step":
                 self._print_step(record)
             case "eval":
                 self._print_eval(record)
             case "checkpoint":
                 not_removed = record.get("not_removed")
-                print_line(
-                    self._out,
-                    f"saved {record['iter']:>5}",
-                    f"{format_bytes(record['bytes'])}  "
-                    f"blocked {format_ms(record['blocking_ms'])}, "
-                    f"{format_ms(record['background_ms'])} in the background"
-                    + ("  best" if record["best"] else "")
-                    + (f"  older ones could not be removed: {not_removed}" if not_removed else ""),
-                    "dim",
-                )
+                blocked, background = format_ms(record["blocking_ms"]), format_ms(record["background_ms"])
+                parts = [
+                    (format_bytes(record["bytes"]), 0),
+                    (f"blocked {blocked}, {background} in the background", 2),
+                    *([("best", 1)] if record["best"] else []),
+                    *([(f"older ones could not be removed: {not_removed}", 3)] if not_removed else []),
+                ]
+                print_values(self._out, f"saved {record['iter']:>5}", parts, "dim")
             case "forecast":
-                print_line(self._out, "now expected", revised_forecast_line(record))
+                label = translate("run_console.label.revised_forecast")
+                print_line(self._out, label, revised_forecast_line(record))
             case "finding":
-                style = "" if record["severity"] == "info" else "yellow"
-                print_line(self._out, record["severity"], finding_line(record), style)
+                self._print_finding(record)
             case "profile" if is_valid_profile(record):
+                label = translate("run_console.label.profile")
                 for number, line in enumerate(profile_lines(record)):
-                    print_line(self._out, "" if number else "profile", line)
+                    print_line(self._out, "" if number else label, line)
             case "sample":
                 self._out.print()
-                took = format_duration(record["ms"] / 1000)
-                print_line(self._out, "sample", f"{took}, not cherry-picked:")
+                text = translate("run_console.sample", seconds=record["ms"] / 1000)
+                print_line(self._out, translate("run_console.label.sample"), text)
                 self._out.print(Text(sanitize_text(record["text"]), style="green"), soft_wrap=True)
             case "end":
                 self._print_end(record)
+        if self._area is not None:
+            self._area.refresh()
 
     def _print_run(self, record: Record) -> None:
-        """The model, the data, every choice with its reason, what 100% MFU is, and the forecast."""
-        self._run = record
-        model, peak, data, machine = record["model"], record["peak"], record["data"], record["machine"]
-        versions = f"glassgpt {machine['glassgpt']}, torch {machine['torch']}" if machine else "imported"
-        print_line(self._out, "run", f"{record['out_dir']}   ({versions})")
-        print_line(
-            self._out,
-            "model",
-            f"{model['arch']}: {pluralize(model['n_layer'], 'layer')}, "
-            f"{pluralize(model['n_head'], 'head')}, {model['n_embd']} wide, "
-            f"context {model['block_size']}: {format_count(model['parameters'])} parameters",
-        )
-        if "tokens" in data:
-            updates, epochs = record["config"]["max_iters"], format_epochs(data["epochs"])
-            data_line = (
-                f"{format_count(data['tokens']['train'])} training tokens, "
-                f"{format_count(data['tokens']['val'])} validation tokens, {data['tokenizer']}; "
-                f"{pluralize(updates, 'update')} {'is' if updates == 1 else 'are'} {epochs} "
-                f"{'epoch' if epochs == '1' else 'epochs'}"
-            )
-        else:  # an imported run whose dataset is not on this machine
-            data_line = "not found"
-        print_line(self._out, "data", f"{data['name']}: {data_line}")
-        for choice in record["choices"]:
-            value = str(choice["value"])
-            # A newline must not break the line.
-            shown = value if value and value.isprintable() else repr(value)
-            print_line(self._out, choice["name"], f"{shown}   ({choice['reason']})")
-        source = str(peak["source"])
-        if peak["table"] and peak["measured"]:
-            source += f"; matmuls here reach {format_flops_per_s(peak['measured'])}"
-        if peak["value"]:
-            full = f"100% is {format_flops_per_s(peak['value'])}   ({source})"
-        else:
-            full = f"peak unknown: {source.removeprefix('unknown: ')}"
-        flops = format_flops_per_token(model["flops_per_token"])
-        print_line(self._out, "MFU", f"{flops} per token, {full}")
-        if "forecast" in record:
-            print_line(self._out, "expected", forecast_line(record["forecast"]))
+        if self._area is not None:  # a journal has a `run` record for each process
+            self._area.stop()
+        self._run, self._area = record, LiveArea(self._out, record)
+        for label, text in first_screen(record, self._page_url):
+            print_line(self._out, label, text)
+        if self._verbose:
+            self._out.print()
+            for label, text in details(record):
+                print_line(self._out, label, text)
         self._out.print()
         if self._live:
-            self._start_progress_bar(record["config"]["max_iters"], record["iter"])
+            self._area.start()
 
-    def _start_progress_bar(self, max_iters: int, done: int) -> None:
-        self._progress = Progress(
-            TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.percentage:.0f}%  {task.fields[note]}"),
-            console=self._out,
-            transient=True,
-        )
-        self._task = self._progress.add_task("", total=max_iters, completed=done, note="starting")
-        self._progress.start()
+    def _print_finding(self, record: Record) -> None:
+        finding = read_finding(record)
+        text = translate("run_console.finding", title=finding.title, evidence=finding.evidence)
+        if finding.advice:
+            advice = translate("run_console.finding.action", advice=finding.advice)
+            text = f"{text} {advice}"
+        style = "" if finding.severity == "info" else "yellow"
+        print_line(self._out, severity_label(finding.severity), text, style)
 
     def _print_step(self, record: Record) -> None:
-        parts = [f"loss {format_loss(record['loss'])}"]
+        parts = [(f"loss {format_loss(record['loss'])}", 0)]
         # A process's first update compiles and warms up; it is not in the step time.
         first_ms = record["first_update_ms"]
         first = "" if first_ms is None else f"first update {format_duration(first_ms / 1000)}"
         if record["step_ms"] is None:
             if first:
-                parts.append(first)
+                parts.append((first, 2))
             elif not record.get("imported"):
-                parts.append("under the profiler")
+                parts.append(("under the profiler", 2))
         else:
-            parts.append(format_ms(record["step_ms"]))
-            parts.append(f"{format_count(record['tokens_per_s'])} tok/s")
+            parts.append((format_ms(record["step_ms"]), 1))
+            parts.append((f"{format_count(record['tokens_per_s'])} tok/s", 1))
         if record["mfu"] is not None:
             mfu = record["mfu"]
-            parts.append(f"MFU {mfu:.1f}%" if mfu >= 0.95 or mfu == 0 else f"MFU {mfu:.2g}%")
+            parts.append((f"MFU {mfu:.1f}%" if mfu >= 0.95 or mfu == 0 else f"MFU {mfu:.2g}%", 1))
             self._last_mfu = mfu
-        parts.append(f"lr {record['lr']:.2e}")
+        parts.append((f"lr {record['lr']:.2e}", 3))
         if record["grad_norm"] is not None:  # nanoGPT does not print it
-            parts.append(f"norm {format_norm(record['grad_norm'])}")
+            parts.append((f"norm {format_norm(record['grad_norm'])}", 2))
         eta_s = record["eta_s"]
         max_iters = int(self._run["config"]["max_iters"]) if self._run else 0
         if eta_s is not None and record["iter"] < max_iters:
-            parts.append(f"{format_duration(eta_s)} to go")
+            parts.append((f"{format_duration(eta_s)} to go", 4))
         if first and record["step_ms"] is not None:
-            parts.append(f"({first})")
+            parts.append((f"({first})", 4))
         style = "" if math.isfinite(record["loss"]) else "red"
-        print_line(self._out, f"iter {record['iter']:>6}", "  ".join(parts), style)
-        if self._progress is not None and self._task is not None:
-            note = f"{format_duration(eta_s)} to go" if eta_s else ""
-            self._progress.update(self._task, completed=record["iter"], note=note)
+        print_values(self._out, f"iter {record['iter']:>6}", parts, style)
 
     def _print_eval(self, record: Record) -> None:
         """One line for both splits: the record of the training split comes first, and is held back."""
@@ -224,58 +202,95 @@ class RunConsole:
         train, self._train_eval = self._train_eval, None
         ms = None if record["ms"] is None else record["ms"] + (train["ms"] if train else 0.0)
         compile_ms = record["compile_ms"] + (train["compile_ms"] if train else 0.0)
-        text = f"val {format_loss(record['loss'])}"
+        loss = f"val {format_loss(record['loss'])}"
         if not math.isnan(record["stderr"]):
-            text += f" ± {format_loss(record['stderr'])}"
-        if train:
-            text = f"train {format_loss(train['loss'])}  {text}"
+            loss += f" ± {format_loss(record['stderr'])}"
+        parts = [(f"train {format_loss(train['loss'])}", 0)] if train else []
+        parts.append((loss, 0))
         if record["bits_per_byte"] is not None:
             bits = record["bits_per_byte"]
-            text += f"  {bits:.3f} bits/byte" if bits < 1000 else f"  {bits:.4g} bits/byte"
-        text += "  whole split" if record["whole_split"] else f"  {format_count(record['tokens'])} tokens"
-        text += f"  took {format_duration(ms / 1000)}" if ms is not None else ""
-        if compile_ms >= 1:
-            text += f" (and {format_duration(compile_ms / 1000)} compile and warm-up)"
+            parts.append((f"{bits:.3f} bits/byte" if bits < 1000 else f"{bits:.4g} bits/byte", 2))
+        tokens = "whole split" if record["whole_split"] else f"{format_count(record['tokens'])} tokens"
+        parts.append((tokens, 3))
+        if ms is not None:
+            took = f"took {format_duration(ms / 1000)}"
+            if compile_ms >= 1:
+                took += f" (and {format_duration(compile_ms / 1000)} compile and warm-up)"
+            parts.append((took, 4))
         if not record["closing"]:
             self._val_losses.append(record["loss"])
         if record["best"] and record["iter"]:
-            text += "  best so far"
-        print_line(self._out, f"eval {record['iter']:>6}", text, "cyan")
+            parts.append(("best so far", 1))
+        print_values(self._out, f"eval {record['iter']:>6}", parts, "cyan")
 
     def _print_end(self, record: Record) -> None:
         """The ledger, how the run ended, the best loss, scaling, forecast against actual, and next steps."""
-        if self._progress is not None:
-            self._progress.stop()
+        if self._area is not None:
+            self._area.stop()
         self._out.print()
+        if self._area is not None and self._out.is_terminal and (chart := self._area.chart()):
+            for line in chart:
+                self._out.print(line, soft_wrap=True)
+            self._out.print()
         self._print_ledger(record["ledger"], record["wall_s"])
-        # In a resumed run the time is that of this process: say how many updates it did.
-        outcome = f"{record['reason']} after {pluralize(record['iter'], 'update')}"
+        reasons = {
+            "finished": say("run_console.end.finished"),
+            "stopped early": say("run_console.end.stopped_early"),
+            "interrupted": say("run_console.end.interrupted"),
+            "evaluated": say("run_console.end.evaluated"),
+            "not finite": say("run_console.end.not_finite"),
+            "crashed": say("run_console.end.crashed"),
+        }
+        outcome = {
+            "reason": reasons.get(record["reason"], record["reason"]),
+            "updates": say_updates(record["iter"]),
+            "seconds": record["wall_s"],
+        }
+        text = translate("run_console.end", **outcome)
         before = self._run.get("iter", 0)
-        if before > 0:
-            outcome += f", {max(0, record['iter'] - before):,} of them by this process,"
-        print_line(self._out, "end", f"{outcome} in {format_duration(record['wall_s'])}")
+        if before > 0:  # the time is that of this process: say how many updates it did
+            text = translate("run_console.end.resumed", own=max(0, record["iter"] - before), **outcome)
+        print_line(self._out, translate("run_console.label.end"), text)
         if record["best_iter"] is not None:
-            best = format_loss(record["best_val_loss"])
+            best = translate("run_console.best", loss=record["best_val_loss"], update=record["best_iter"])
             curve = sparkline(shorten(self._val_losses, _MAX_SPARKS))
-            line = f"validation loss {best} at iter {record['best_iter']:,}   {curve}"
-            print_line(self._out, "best", line.rstrip())
+            print_line(self._out, translate("run_console.label.best"), f"{best}   {curve}".rstrip())
         if "ranks" in record and (scaling := scaling_efficiency_line(record["ranks"])):
-            print_line(self._out, "scaling", scaling)
+            print_line(self._out, translate("run_console.label.scaling"), scaling)
         if "forecast" in record and (compared := forecast_vs_actual_line(record["forecast"])):
-            print_line(self._out, "forecast", compared)
+            print_line(self._out, translate("run_console.label.forecast"), compared)
         fields = ("table", "table_source", "measured", "measured_how")
         peak = PeakFlops(**{name: self._run["peak"][name] for name in fields}) if self._run else None
         if note := mfu_note(self._last_mfu, peak):
             print_line(self._out, "MFU", note, "yellow")
-        for label, text in suggest_next_steps(record, self._run):
-            print_line(self._out, label, text)
+        steps = suggest_next_steps(record, self._run)
+        width = max((cell_len(step.text) for step in steps if step.command), default=0)
+        for label, text, command in steps:
+            padded = text + " " * (width - cell_len(text)) if command else text
+            print_line(self._out, label, padded, command=command)
 
     def _print_ledger(self, ledger: Record, wall_s: float) -> None:
-        self._out.print(Text(f"{'where the time went':<19}{'s':>10}{'%':>8}", style="bold"))
+        """Phases have the names of the journal, and say beside them what they are."""
+        descriptions = {
+            "startup": translate("run_console.phase.startup"),
+            "compile": translate("run_console.phase.compile"),
+            "data": translate("run_console.phase.data"),
+            "train": translate("run_console.phase.train"),
+            "eval": translate("run_console.phase.eval"),
+            "checkpoint": translate("run_console.phase.checkpoint"),
+            "log": translate("run_console.phase.log"),
+            "other": translate("run_console.phase.other"),
+        }
+        title = terminal_text(translate("run_console.ledger.title"))
+        self._out.print(Text(title, style="bold"), soft_wrap=True)
+        width = len(f"{wall_s:.2f} s")
         for phase in PHASES:
             share = ledger[phase] / wall_s if wall_s else 0.0
-            line = Text(f"{phase:<19}{ledger[phase]:>10.2f}{share:>8.1%}  ")
-            line.append(f"{bar(share, 20):<20}  ", style="cyan")
-            line.append(_PHASE_DESCRIPTIONS[phase], style="dim")
-            self._out.print(line, soft_wrap=True)
-        self._out.print(Text(f"{'wall time':<19}{wall_s:>10.2f}{1:>8.1%}", style="bold"))
+            seconds = f"{ledger[phase]:.2f} s"
+            head = Text(f"{phase:<10}  {seconds:>{width}}  {share:>6.1%}  ")
+            head.append(f"{bar(share, _BAR_WIDTH):<{_BAR_WIDTH}}  ", style="cyan")
+            room = self._out.width - head.cell_len if self._out.is_terminal else sys.maxsize
+            for line in wrap_words(terminal_text(descriptions[phase]), self._out, room):
+                self._out.print(head + Text(line, style="dim"), soft_wrap=True)
+                head = Text(" " * head.cell_len)
+        self._out.print(Text(f"{'wall time':<10}  {wall_s:.2f} s  {1:>6.1%}", style="bold"), soft_wrap=True)

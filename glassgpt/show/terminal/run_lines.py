@@ -1,4 +1,4 @@
-"""Lines about a run, from its journal records: forecast, profile, scaling, next steps; and `print_line`.
+"""Lines about a run, from its journal records: forecast, profile, scaling, next steps.
 
 `RunConsole` prints all of them. `NanogptConsole` prints the next steps.
 """
@@ -7,70 +7,68 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
-from typing import Any
-
-from rich.console import Console
-from rich.text import Text
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from glassgpt.data.dataset import BUILT_IN
 from glassgpt.files import expand_user_path
-from glassgpt.format import format_bytes, format_count, format_duration, format_ms, pluralize
+from glassgpt.format import format_bytes, format_count, format_duration, format_ms
+from glassgpt.i18n import Message, say, translate
 from glassgpt.record.journal import Record
 from glassgpt.record.run_dir import resume_command
-from glassgpt.sanitize import sanitize_text
 
 _MAX_KERNEL_NAME_CHARS = 64
 _MAX_PROFILE_ROWS = 10
 
 
-def print_line(out: Console, label: str, text: str, style: str = "") -> None:
-    """A bold label in a column of 13 characters, and the text beside it, on one line."""
-    line = Text.assemble((f"{sanitize_text(label):<13} ", "bold"), (sanitize_text(text), style))
-    out.print(line, soft_wrap=True)
+def say_updates(count: int) -> Message:
+    """1 update, 2,000 updates"""
+    return say("run_console.updates.one") if count == 1 else say("run_console.updates.many", count=count)
 
 
 # --- forecast ---
 
 
 def forecast_line(forecast: Record) -> str:
-    """The forecast of a `run` record."""
-    parts = [f"{format_bytes(forecast['memory_bytes'])} of memory"]
+    """Memory and speed of the forecast of a `run` record, and what they are based on."""
+    text = translate("run_console.forecast.memory", memory=forecast["memory_bytes"])
     if forecast["tokens_per_s"]:
         low, _, high = forecast["tokens_per_s"]
-        parts.append(f"{format_count(low)} to {format_count(high)} tok/s")
-    if forecast["total_s"]:
-        low, mid, high = (format_duration(seconds) for seconds in forecast["total_s"])
-        parts.append(f"{mid} in all (80%: {low} to {high})")
-    return f"{', '.join(parts)}   ({forecast['why']})"
+        speed = translate("run_console.forecast.speed", low=low, high=high)
+        text = f"{text}, {speed}"
+    return f"{text}   ({forecast['why']})"
 
 
 def revised_forecast_line(record: Record) -> str:
     """A `forecast` record: what replaces the forecast of the `run` record."""
-    low, mid, high = (format_duration(seconds) for seconds in record["total_s"])
-    measured = f"{pluralize(record['updates'], 'update')} in {format_duration(record['seconds'])}"
-    return f"{mid} in all (80%: {low} to {high})   (measured: {measured})"
+    low, mid, high = record["total_s"]
+    return translate(
+        "run_console.forecast.revised",
+        low=low,
+        mid=mid,
+        high=high,
+        updates=say_updates(record["updates"]),
+        seconds=record["seconds"],
+    )
 
 
 def forecast_vs_actual_line(forecast: Record) -> str:
     """The forecast of an `end` record beside what was measured; empty if nothing was measured."""
-
-    def format_range(values: list[float], format_value: Callable[[float], str]) -> str:
-        return f"{format_value(values[0])} to {format_value(values[2])}"
-
     memory, speed, total = (forecast[name] for name in ("memory_bytes", "tokens_per_s", "total_s"))
     parts = []
     if memory["measured"]:
         measured, expected = format_bytes(memory["measured"]), format_bytes(memory["expected"])
-        parts.append(f"{measured} ({expected} expected)")
+        parts.append(translate("run_console.actual.memory", measured=measured, expected=expected))
     if speed["measured"] and speed["expected"]:
-        expected = format_range(speed["expected"], format_count)
-        parts.append(f"{format_count(speed['measured'])} tok/s ({expected})")
+        measured = f"{format_count(speed['measured'])} tok/s"
+        low, high = (format_count(speed["expected"][at]) for at in (0, 2))
+        parts.append(translate("run_console.actual.range", measured=measured, low=low, high=high))
     if total["measured"] and total["expected"]:
-        expected = format_range(total["expected"], format_duration)
-        parts.append(f"{format_duration(total['measured'])} ({expected})")
+        measured = format_duration(total["measured"])
+        low, high = (format_duration(total["expected"][at]) for at in (0, 2))
+        parts.append(translate("run_console.actual.range", measured=measured, low=low, high=high))
         if total.get("tuning_s"):  # journals of older versions do not have it
-            parts.append(f"without the {format_duration(total['tuning_s'])} of --tune")
+            parts.append(translate("run_console.actual.without_tuning", seconds=total["tuning_s"]))
     return ", ".join(parts)
 
 
@@ -81,10 +79,13 @@ def scaling_efficiency_line(ranks: Record) -> str:
     """
     if ranks["efficiency"] is None:
         return ""
-    return (
-        f"{len(ranks['work_s'])} ranks, {ranks['efficiency']:.0%} scaling efficiency; "
-        f"{ranks['exchanging']:.0%} of the time in all-reduce, "
-        f"{ranks['waiting']:.0%} waiting for the slowest, rank {ranks['slowest']}"
+    return translate(
+        "run_console.scaling",
+        ranks=len(ranks["work_s"]),
+        efficiency=ranks["efficiency"],
+        all_reduce=ranks["exchanging"],
+        waiting=ranks["waiting"],
+        slowest=ranks["slowest"],
     )
 
 
@@ -94,10 +95,14 @@ def scaling_efficiency_line(ranks: Record) -> str:
 def profile_lines(record: Mapping[str, Any]) -> list[str]:
     """A sentence about the profiled updates, then the slowest kernels: share, time and calls per update."""
     updates = max(1, record["updates"])
-    summary = (
-        f"updates {record['from_iter'] + 1:,} to {record['from_iter'] + updates:,}: {record['trace']}   "
-        f"({format_ms(record['wall_ms'] / updates)} each under the profiler, "
-        f"{record['of']} ran for {record['busy']:.0%} of it)"
+    summary = translate(
+        "run_console.profile",
+        first=record["from_iter"] + 1,
+        last=record["from_iter"] + updates,
+        trace=record["trace"],
+        ms=record["wall_ms"] / updates,
+        kernels=record["of"],
+        busy=f"{record['busy']:.0%}",
     )
     rows = [
         f"{kernel['share']:>6.1%}  {format_ms(kernel['ms'] / updates):>8}  "
@@ -119,43 +124,57 @@ def short_kernel_name(name: str) -> str:
 # --- next steps ---
 
 
-def suggest_next_steps(end: Record, run: Record) -> list[tuple[str, str]]:
-    """(label, line) pairs: how to resume, sample or train longer, by the reason of the `end` record."""
+class NextStep(NamedTuple):
+    """A line of advice at the end of a run. `command`: to be copied as it is; or empty."""
+
+    label: str
+    text: str
+    command: str = ""
+
+
+def suggest_next_steps(end: Record, run: Record) -> list[NextStep]:
+    """How to resume, sample or train longer, by the reason of the `end` record."""
     run = run | (
         {"out_dir": end["out_dir"]} if "out_dir" in end else {}
-    )  # its folder was removed during the run
+    )  # the folder was removed during the run
     out_dir = expand_user_path(run.get("out_dir", "RUN"))
     quoted_dir = shlex.quote(str(out_dir))
     group = run.get("team", {})
     is_one_machine = group and group["size"] == group["per_machine"]
     resume = resume_command(out_dir, *([f"--nproc={group['size']}"] if is_one_machine else []))
 
-    reason = end["reason"]
+    next_label, problem = translate("run_console.label.next"), translate("run_console.label.problem")
+    reason, saved = end["reason"], end.get("last_checkpoint")
     if reason == "not finite":
         norms = ", ".join(f"{norm:.3g}" for norm in end["recent_grad_norms"][-5:])
-        saved = end["last_checkpoint"]
-        problem = f"the loss or gradient of iter {end['bad_iter']:,} was not finite; update skipped"
+        last_good = translate("run_console.no_checkpoint_yet")
+        if saved:
+            last_good = translate("run_console.last_good_checkpoint", checkpoint=saved)
         return [
-            ("problem", problem),
-            ("norms", f"the last gradient norms: {norms}"),
-            ("next", f"the last good checkpoint is {saved}" if saved else "there is no checkpoint yet"),
-            ("", "try a lower --learning_rate, a longer --warmup_iters, or --dtype=float32"),
+            NextStep(problem, translate("run_console.not_finite", update=end["bad_iter"])),
+            NextStep(translate("run_console.label.norms"), translate("run_console.last_norms", norms=norms)),
+            NextStep(next_label, last_good),
+            NextStep("", translate("run_console.not_finite.action")),
         ]
     if reason == "interrupted":
-        return [("next", f"resume with  {resume}")]
+        return [NextStep(next_label, translate("run_console.resume_with"), resume)]
     if reason == "crashed":
-        saved = end.get("last_checkpoint")
-        advice = f"resume from {saved} with  {resume}" if saved else "there is no checkpoint to resume from"
-        return [("problem", str(end.get("error", ""))), ("next", advice)]
+        advice = NextStep(next_label, translate("run_console.no_checkpoint"))
+        if saved:
+            text = translate("run_console.resume_from_checkpoint", checkpoint=saved)
+            advice = NextStep(next_label, text, resume)
+        return [NextStep(problem, str(end.get("error", ""))), advice]
     if reason != "finished":
         return []
-    lines = [
-        ("next", f"sample from it:    glass sample {quoted_dir}"),
-        ("", f"train it longer:   {resume} --max_iters={2 * run['config']['max_iters'] if run else 'N'}"),
+    longer = f"{resume} --max_iters={2 * run['config']['max_iters'] if run else 'N'}"
+    steps = [
+        NextStep(next_label, translate("run_console.next.sample"), f"glass sample {quoted_dir}"),
+        NextStep("", translate("run_console.next.longer"), longer),
     ]
     if run.get("data", {}).get("name") in BUILT_IN:
-        lines.append(("", "on your own text:  glass prepare my.txt   then   glass train --dataset=my"))
+        own_text = translate("run_console.next.own_text")
+        steps.append(NextStep("", own_text, "glass train my.txt"))
     # `glass runs` without a folder lists runs/; the out_dir of a nanoGPT config is often elsewhere.
     parent = "runs" if "out_dir" not in run else str(out_dir.parent)
     all_runs = "glass runs" if parent == "runs" else f"glass runs {shlex.quote(parent)}"
-    return [*lines, ("", f"see all runs:      {all_runs}")]
+    return [*steps, NextStep("", translate("run_console.next.all_runs"), all_runs)]

@@ -18,7 +18,7 @@ from glassgpt.format import format_count, format_duration, pluralize
 from glassgpt.sample.sample_options import SampleOptions
 from glassgpt.sample.sampler import Sampler
 from glassgpt.sanitize import sanitize_text
-from glassgpt.show.terminal.run_lines import print_line
+from glassgpt.show.terminal.text_lines import print_line
 from glassgpt.training.weight_source import LoadedCheckpoint
 
 SEPARATOR = "-" * 15

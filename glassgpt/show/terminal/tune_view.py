@@ -22,7 +22,7 @@ from glassgpt.format import (
 )
 from glassgpt.sanitize import sanitize_text
 from glassgpt.show.terminal.chart import bar
-from glassgpt.show.terminal.run_lines import print_line
+from glassgpt.show.terminal.text_lines import print_line
 from glassgpt.tune.ranking import SettingResult
 from glassgpt.tune.search import TrialEvent
 from glassgpt.tune.speed_settings import TuneContext

@@ -71,7 +71,7 @@ class ProcessGroup:
     def connect(self, device: torch.device, config: TrainConfig) -> list[Choice]:
         """Initialises the backend. Collectives on tensors work from here on."""
         if config.backend:
-            return [Choice("backend", config.backend, "not used: this run is one process")]
+            return [Choice("backend", config.backend, "not used: this run is one process", notable=True)]
         return []
 
     # --- while training: tensors ---

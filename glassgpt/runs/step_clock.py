@@ -1,0 +1,116 @@
+"""Clocks: how logs and tables say the time, and step times from a clock that lines or rows show.
+
+clock = StepClock(resolution_s=1.0)
+clock.step_ms(100, 52.0), clock.step_ms(200, 90.0)      # nan, 380.0
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import numpy as np
+
+from glassgpt.runs.log_numbers import MAX_CELL_CHARS, parse_cell
+from glassgpt.runs.run_log import Steps
+
+_MIN_GROWING_LINES, _MIN_GROWTH = 8, 3.0  # no series of step times grows so
+_MIN_SPAN = 20  # units of the clock in a time: its error is at most 1 in 20
+_DURATION = re.compile(r"(?:(\d{1,6}) days?, )?(\d{1,6}):(\d{2}):(\d{2}(?:\.\d{1,9})?)")
+_UNITS = re.compile(r"(?:(\d{1,6})d)? ?(?:(\d{1,6})h)? ?(?:(\d{1,6})m)? ?(?:(\d{1,6}(?:\.\d{1,9})?)s)?")
+
+
+def parse_clock(value: object) -> float | None:
+    """Seconds, of a number, of 1 day, 2:03:04, of 1d 2h 3m 4s or of a date."""
+    number = parse_cell(value)
+    if number is not None:
+        return number if math.isfinite(number) else None
+    if not isinstance(value, str) or len(value) > MAX_CELL_CHARS:
+        return None
+    if match := _DURATION.fullmatch(value.strip()):
+        days, hours, minutes, seconds = match.groups()
+        return int(days or 0) * 86400.0 + int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+    if (match := _UNITS.fullmatch(value.strip())) and match.lastindex:
+        return sum(
+            float(part or 0) * seconds
+            for part, seconds in zip(match.groups(), (86400, 3600, 60, 1), strict=True)
+        )
+    try:
+        date = datetime.fromisoformat(value.strip().replace(",", "."))
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def parse_timestamp(value: object) -> float | None:
+    """Seconds since 1970, also of milli-, micro- and nanoseconds."""
+    seconds = parse_clock(value)
+    while seconds is not None and abs(seconds) > 1e11:
+        seconds /= 1000
+    return seconds
+
+
+def parse_elapsed_ms(value: object) -> float | None:
+    ms = parse_cell(value)
+    return ms / 1000 if ms is not None and math.isfinite(ms) else None
+
+
+class StepClock:
+    """Step times from a clock that rows show: the mean over the iterations since an earlier row.
+
+    A time covers at least _MIN_SPAN units of the clock, so that rounding does not show; rows inside such a
+    span have no time. Evaluations are subtracted, or, if their duration is not known, leave no time at all.
+    """
+
+    def __init__(self, resolution_s: float) -> None:
+        self.resolution_s = resolution_s
+        self._start: tuple[int, float] | None = None  # iteration and seconds where the span begins
+        self._eval_s: float | None = 0.0  # inside the span; None: not known
+        self.last_s = -math.inf
+
+    @classmethod
+    def of_values(
+        cls, values: Sequence[object], parse: Callable[[object], float | None] = parse_clock
+    ) -> StepClock:
+        """A clock that shows these; its resolution is the unit of their last digit."""
+        digits = max((len(str(value)[:40].partition(".")[2]) for value in values), default=0)
+        unit = parse(1) if parse is not parse_timestamp else 1.0  # 1 in the column's unit
+        return cls(max(1e-6, (unit or 1.0) * 10.0 ** -min(digits, 6)))
+
+    def add_eval(self, seconds: float | None) -> None:
+        known = seconds is not None and 0 <= seconds < math.inf
+        self._eval_s = self._eval_s + (seconds or 0.0) if known and self._eval_s is not None else None
+
+    def step_ms(self, iteration: int, seconds: float) -> float:
+        start, self.last_s = self._start, seconds
+        if start is None or iteration <= start[0] or seconds < start[1] or self._eval_s is None:
+            self._start, self._eval_s = (iteration, seconds), 0.0
+            return math.nan
+        spent_s = seconds - start[1] - self._eval_s
+        if spent_s < _MIN_SPAN * self.resolution_s:
+            return math.nan
+        self._start, self._eval_s = (iteration, seconds), 0.0
+        return spent_s / (iteration - start[0]) * 1000
+
+
+def times_between(steps: Steps) -> Steps | None:
+    """Where what lines say as a time grows with every line, it is the time since the start: the same steps
+    with the time between the lines. None: it does not.
+
+    Of whole seconds, the difference of two lines may be nothing but rounding: then no time is known."""
+    timed = np.flatnonzero(np.isfinite(steps.ms))
+    ms = steps.ms[timed]
+    is_same = np.diff(steps.segment[timed]) == 0
+    growth = np.diff(ms)[is_same]
+    if len(growth) < _MIN_GROWING_LINES or not (growth > 0).all() or ms.max() < _MIN_GROWTH * ms.min():
+        return None
+    iterations = np.diff(steps.iteration[timed])
+    between = np.full(len(steps.ms), np.nan)
+    is_rounded = not (ms % 1000).any() and np.median(growth) < 1000 * _MIN_SPAN
+    if not is_rounded:
+        is_measured = is_same & (iterations > 0)
+        between[timed[1:][is_measured]] = np.diff(ms)[is_measured] / iterations[is_measured]
+    return replace(steps, ms=between)

@@ -1,0 +1,279 @@
+"""The runs that a page can show: a folder of runs, or single runs and logs, each by an opaque id.
+
+    folder = RunFolder(["runs"])
+    folder.listing()                 # what GET /api/runs answers
+    folder.find("5f0c1a2b3c4d")      # the entry, or None: no other path can be reached
+
+A list of hundreds stays fast: a row is made again only when the run's journal or log has changed, and never
+from all of a long one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from glassgpt.errors import UserError
+from glassgpt.files import abbreviate_home
+from glassgpt.format import format_count
+from glassgpt.record import journal
+from glassgpt.record.run_dir import OUTPUT_LOG_FILE, RUNS_DIR
+from glassgpt.runs.exit_status import infer_exit_status
+from glassgpt.runs.progress import MIN_GROWTH_S
+from glassgpt.runs.reading import read_run_log, source_path
+from glassgpt.runs.run_list import JournalNotes, is_running, sampled_losses, summarize
+from glassgpt.runs.trajectory import planned_end_iteration, trajectory_of
+from glassgpt.sanitize import sanitize_line
+
+MAX_SPARKS = 40  # numbers of a row's small curve
+# What is read while the browser waits: of a journal only its few records that are not steps, of a log all.
+_MAX_JOURNAL_BYTES, _MAX_LOG_BYTES = 64 << 20, 2 << 20
+_MAX_ENTRIES = 5000
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunEntry:
+    id: str
+    source: str  # as FollowedRun takes it
+    name: str
+    run_dir: Path | None  # of a run of ours; None: a foreign log
+    file: Path  # the journal or log, whose change makes a new row
+
+
+class _CachedRow(NamedTuple):
+    version: tuple[int, int]  # time of the last change and size of its file
+    row: Row
+
+
+class RunFolder:
+    """`sources`: folders of runs, runs, logs; none: runs/. The first one that is a run or a log is selected,
+    and the other runs in the folder of a run are listed, too."""
+
+    def __init__(self, sources: Sequence[str] = ()) -> None:
+        self._sources = tuple(sources) or (str(RUNS_DIR),)
+        self._entries: dict[str, RunEntry] = {}
+        self._listed: tuple[str, ...] = ()
+        self._rows: dict[str, _CachedRow] = {}
+        self._notes: dict[str, JournalNotes] = {}  # by id, of our runs
+        self._lock = threading.Lock()  # requests come from several threads
+        self._long: threading.Thread | None = None  # reads what is too long for a request
+        self.selected: str | None = None
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look for runs that came or went."""
+        entries: dict[str, RunEntry] = {}
+        for source in self._sources:
+            for entry in itertools.islice(_entries_of(source), _MAX_ENTRIES - len(entries)):
+                entries.setdefault(entry.id, entry)
+        if self.selected is None:
+            chosen = (_entry(source) for source in self._sources)
+            self.selected = next((entry.id for entry in chosen if entry is not None), None)
+        # An id that was given out stays valid while the server lives.
+        self._entries, self._listed = self._entries | entries, tuple(entries)
+
+    def find(self, id: str) -> RunEntry | None:
+        entry = self._entries.get(id)
+        if entry is None and len(id) == _ID_CHARS:
+            with self._lock:
+                self.refresh()  # it may have started since
+            entry = self._entries.get(id)
+        return entry
+
+    def listing(self) -> dict[str, Any]:
+        """What GET /api/runs answers."""
+        with self._lock:
+            self.refresh()
+            later: list[RunEntry] = []
+            rows = [self._row(self._entries[id], later) for id in self._listed]
+            if later and (self._long is None or not self._long.is_alive()):
+                self._long = threading.Thread(target=self._read_long, args=(later,), daemon=True)
+                self._long.start()
+        runs = sorted((row for row in rows if row is not None), key=lambda row: -row["modified"])
+        title = sanitize_line(abbreviate_home(", ".join(self._sources)))
+        return {"folder": title, "selected": self.selected, "runs": runs}
+
+    def _row(self, entry: RunEntry, later: list[RunEntry]) -> Row | None:
+        """None where it is gone. Appended to `later`, if there is too much to read at once."""
+        try:
+            status = entry.file.stat()
+            version = status.st_mtime_ns, status.st_size
+            cached = self._rows.get(entry.id)
+            if cached is None or cached.version != version:
+                limit = _MAX_LOG_BYTES if entry.run_dir is None else _MAX_JOURNAL_BYTES
+                is_long = self._unread_bytes(entry, status.st_size) > limit
+                if is_long:
+                    later.append(entry)
+                cached = self._rows[entry.id] = _CachedRow(version, self._make_row(entry, is_long))
+        except OSError:
+            return None
+        live = is_running(entry.run_dir) if entry.run_dir else _is_growing(entry, cached.row, status.st_mtime)
+        row = cached.row | {"id": entry.id, "name": entry.name, "modified": status.st_mtime, "live": live}
+        if entry.run_dir and (row["state"] == "running") != live:  # its lock says so, not its journal
+            row["state"] = "running" if live else "died"
+        return row
+
+    def _unread_bytes(self, entry: RunEntry, size: int) -> int:
+        if entry.run_dir is None:
+            return size
+        return self._notes.setdefault(entry.id, JournalNotes(entry.file)).unread_bytes()
+
+    def _make_row(self, entry: RunEntry, is_long: bool) -> Row:
+        if entry.run_dir is None:
+            return _EMPTY_ROW | {"bytes": entry.file.stat().st_size} if is_long else _foreign_row(entry)
+        notes = self._notes[entry.id]
+        if not is_long:
+            with contextlib.suppress(UserError):  # a link: the row says so
+                notes.read()
+        return _own_row(entry.run_dir, notes)
+
+    def _read_long(self, entries: Sequence[RunEntry]) -> None:
+        """In a thread of its own. The next listing has the rows."""
+        for entry in entries:
+            with contextlib.suppress(OSError, UserError):  # gone, or refused: the next row says so
+                if entry.run_dir is not None:
+                    self._notes[entry.id].read()
+                    self._rows.pop(entry.id, None)
+                else:
+                    status = entry.file.stat()
+                    version = status.st_mtime_ns, status.st_size
+                    self._rows[entry.id] = _CachedRow(version, _foreign_row(entry))
+
+
+_ID_CHARS = 16
+
+
+def _entry(source: str) -> RunEntry | None:
+    """The run or log that `source` names; None: a folder of runs, or nothing."""
+    path = source_path(source)
+    run_dir: Path | None = None
+    if path.name == journal.FILE_NAME and path.is_file():
+        run_dir, file = path.parent, path
+    elif (path / journal.FILE_NAME).is_file():
+        run_dir, file = path, path / journal.FILE_NAME
+    elif (path / OUTPUT_LOG_FILE).is_file():
+        file, source = path / OUTPUT_LOG_FILE, str(path / OUTPUT_LOG_FILE)
+    elif path.is_file() or (any(path.glob("[!.]*")) and not any(_children(path))):
+        file = path  # a folder: of another trainer
+    else:
+        return None
+    if run_dir is not None:
+        source = str(run_dir)
+    shown = path.name if not source.startswith("demo:") else source
+    if path.name in (journal.FILE_NAME, OUTPUT_LOG_FILE):
+        shown = path.absolute().parent.name
+    digest = hashlib.blake2b(os.fsencode(file.absolute()), digest_size=_ID_CHARS // 2).hexdigest()
+    return RunEntry(digest, source, sanitize_line(shown or str(path.absolute().name)), run_dir, file)
+
+
+def _entries_of(source: str) -> Iterator[RunEntry]:
+    path = source_path(source)
+    chosen = _entry(source)
+    if chosen is not None:
+        yield chosen
+        if chosen.run_dir is None:
+            return
+        path = chosen.run_dir.absolute().parent
+    for child in _children(path):
+        if (entry := _entry(str(child))) is not None:
+            yield entry
+
+
+def _children(folder: Path) -> Iterator[Path]:
+    """Runs of ours, watched commands, and files that are called .log."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return
+    for name in names:
+        path = folder / name
+        is_log = name.endswith(".log") and path.is_file()
+        if is_log or any((path / inner).is_file() for inner in (journal.FILE_NAME, OUTPUT_LOG_FILE)):
+            yield path
+
+
+_EMPTY_ROW: Row = {
+    "state": "",
+    "updates": None,
+    "planned": None,
+    "best_val": None,
+    "last_loss": None,
+    "tokens_per_s": None,
+    "bytes": 0,
+    "spark": [],
+    "dataset": "",
+    "model": "",
+}
+
+
+def _own_row(run_dir: Path, notes: JournalNotes) -> Row:
+    run = summarize(run_dir, notes)
+    shape = [journal.int_or_none(run.model, name) for name in ("n_layer", "n_embd", "parameters")]
+    model = ""
+    if None not in shape:
+        layers, width, parameters = shape
+        model = f"{run.model.get('arch', '')} {layers} x {width}, {format_count(parameters or 0)}".strip()
+    spark: list[float] = []
+    with contextlib.suppress(UserError, OSError):  # a link, or gone: its state says so
+        spark = sampled_losses(run_dir, MAX_SPARKS)
+    return {
+        "state": sanitize_line(run.state),
+        "updates": run.iter,
+        "planned": run.max_iters,
+        "best_val": _number(run.best_val_loss),
+        "last_loss": _number(run.loss),
+        "tokens_per_s": _number(run.tokens_per_s),
+        "bytes": run.bytes,
+        "spark": [_number(loss) for loss in spark],
+        "dataset": sanitize_line(run.dataset or ""),
+        "model": sanitize_line(model),
+    }
+
+
+def _foreign_row(entry: RunEntry) -> Row:
+    row = _EMPTY_ROW | {"bytes": entry.file.stat().st_size}
+    try:
+        run_log = read_run_log(entry.source)
+    except UserError:
+        return row  # not a log that can be read, or nothing in it yet
+    steps, rows = run_log.steps, trajectory_of(run_log).rows
+    losses = steps.loss[rows][np.isfinite(steps.loss[rows])]
+    speeds = steps.tokens_per_s[rows][np.isfinite(steps.tokens_per_s[rows])]
+    val_losses = [one.val_loss for one in run_log.evals if one.val_loss is not None]
+    places = np.linspace(0, len(losses) - 1, min(MAX_SPARKS, len(losses))).astype(int)
+    dataset = run_log.setup.settings.get("dataset")
+    return row | {
+        "state": infer_exit_status(run_log) or "",
+        "updates": int(steps.iteration[rows].max()) if len(rows) else None,
+        "planned": planned_end_iteration(run_log),
+        "best_val": _number(min(val_losses, default=None, key=lambda loss: (math.isnan(loss), loss))),
+        "last_loss": _number(float(losses[-1])) if len(losses) else None,
+        "tokens_per_s": _number(float(speeds[-1])) if len(speeds) else None,
+        "spark": [_number(float(loss)) for loss in losses[places]],
+        "dataset": sanitize_line(dataset) if isinstance(dataset, str) else "",
+        "model": run_log.trainer.name,
+    }
+
+
+def _is_growing(entry: RunEntry, row: Row, modified: float) -> bool:
+    """Whether a foreign log is still written to, as far as its file says."""
+    is_over = row["state"] not in ("", "cut") or entry.source.startswith("demo:")
+    return not is_over and time.time() - modified < MIN_GROWTH_S
+
+
+def _number(value: float | None) -> float | None:
+    """For JSON: finite, and as exact as a list shows it."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")

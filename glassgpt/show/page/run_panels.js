@@ -1,0 +1,377 @@
+// What is known of one run: sentence and figures, charts with findings, time, tables.
+"use strict";
+
+(() => {
+  const {formatDuration, formatValue} = GlassNumbers;
+  const {button, code, copy, download, icon, isolated, node, section, swatch, syncChildren} = GlassElements;
+  const {page, register, remembered, say} = GlassPage;
+  const fileName = (panel, ending) => `${page.view.name.replace(/[^\p{L}\p{N}._-]+/gu, "-")}-${panel.id}.${ending}`;
+
+  // ---- the top of the page ----
+
+  register({
+    id: "status",
+    order: 10,
+    build({view}) {
+      this.root = node("section", "status");
+      const name = node("h1", "", this.root);
+      this.name = isolated("bdi", view.name, name);
+      this.sentence = node("p", "sentence", this.root);
+      this.sentence.setAttribute("aria-live", "polite");
+      this.verdict = node("p", "verdict", this.root);
+      this.figures = node("dl", "figures", this.root);
+      this.update({view});
+      return this.root;
+    },
+    update({view}) {
+      const set = (element, text) => { if (element.textContent !== text) element.textContent = text; };
+      set(this.name, view.name);
+      set(this.sentence, view.sentence);
+      set(this.verdict, view.verdict.filter((text) => !view.sentence.includes(text)).join(" "));
+      syncChildren(this.figures, view.figures, ({name}) => name, ({name, value, reason}) => {
+        const cell = node("div");
+        node("dt", "", cell, name);
+        const held = node("dd", "", cell);
+        isolated("bdi", value, held);
+        if (reason) node("small", "", held, reason);
+        return cell;
+      });
+    },
+  });
+
+  // ---- findings ----
+
+  const showFinding = (id) => {
+    const card = document.getElementById(`finding-${id}`);
+    if (!card) return;
+    card.querySelector("details")?.setAttribute("open", "");
+    card.scrollIntoView({block: "nearest", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth"});
+    card.classList.remove("found");
+    void card.offsetWidth;  // starts the animation anew
+    card.classList.add("found");
+    card.focus({preventScroll: true});
+  };
+  const commandText = ({settings, command}) =>
+    command ?? Object.entries(settings ?? {}).map(([name, value]) => `--${name}=${value}`).join(" ");
+
+  function findingCard(finding, old) {
+    const {id, severity, label, title, evidence, explanation, advice, more, commands} = finding;
+    const card = node("article", `finding ${severity}`);
+    Object.assign(card, {id: `finding-${id}`, tabIndex: -1});
+    const head = node("h3", "", card);
+    node("span", "badge", head, label);
+    node("span", "", head, title);
+    node("p", "evidence", card, evidence);
+    if (advice) {
+      const line = node("p", "advice", card);
+      node("strong", "", line, `${say("what_to_do")}:`);
+      line.append(` ${advice}`);
+    }
+    for (const text of (commands ?? []).map(commandText).filter(Boolean)) {
+      const line = node("div", "command", card);
+      code(text, line);
+      const copying = button(say("copy"), () => copy(text, copying, say("copied")), {iconName: "copy", className: "bare", parent: line});
+    }
+    const reasons = [explanation, more].filter(Boolean).join(" ");
+    if (reasons) {
+      const details = node("details", "", card);
+      details.open = old?.querySelector("details")?.open ?? false;
+      node("summary", "", details, say("why"));
+      node("p", "", details, reasons);
+      code(id, node("p", "id", details));
+    }
+    for (const kind of ["pointerenter", "focusin"]) card.addEventListener(kind, () => page.group.setHighlight(id));
+    for (const kind of ["pointerleave", "focusout"]) card.addEventListener(kind, () => page.group.setHighlight(null));
+    return card;
+  }
+
+  const findingsPanel = {
+    build({view}) {
+      this.root = section("findings", say("findings"));
+      this.count = node("span", "count", this.root.querySelector("h2"));
+      this.list = node("div", "list", this.root);
+      this.none = node("p", "none", this.root, say("no_findings"));
+      this.known = new Set(view.findings.map(({id}) => id));
+      this.update({view});
+      return this.root;
+    },
+    update({view: {findings}, group}) {
+      if (group) group.findings = Object.fromEntries(findings.map(({id, at, severity}) => [id, {at, severity}]));
+      syncChildren(this.list, findings, ({id}) => id, findingCard);
+      this.none.hidden = findings.length > 0;
+      this.count.textContent = findings.length || "";
+      for (const finding of findings) {
+        if (!this.known.has(finding.id)) ring(finding);
+        this.known.add(finding.id);
+      }
+    },
+  };
+
+  // A new problem or warning: a mark in the title of the tab, and a notification if the bell is on.
+  let rung = 0;
+  function ring({severity, title, evidence}) {
+    if (severity !== "problem" && severity !== "warning") return;
+    if (document.hidden) document.title = `(${(rung += 1)}) ${page.view.name} · GlassGPT`;
+    if (remembered("bell") !== "on" || !("Notification" in window) || Notification.permission !== "granted") return;
+    new Notification(`${page.view.name}: ${title}`, {body: evidence, tag: title});
+  }
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden || !page.view) return;
+    rung = 0;
+    document.title = `${page.view.name} · GlassGPT`;
+  });
+
+  // ---- charts ----
+
+  const toolbar = {
+    build({group}) {
+      this.root = node("div", "toolbar");
+      Object.assign(this.root, {role: "toolbar", ariaLabel: say("view")});
+      this.axes = node("div", "segments", this.root);
+      Object.assign(this.axes, {role: "radiogroup", ariaLabel: say("x_axis")});
+      const toggle = (label, action) => {
+        const made = button(label, action, {className: "toggle", parent: this.root});
+        made.ariaPressed = "false";
+        return made;
+      };
+      this.logX = toggle(say("log_x"), () => group.set({logX: !group.state.logX}));
+      this.plan = toggle(say("whole_plan"), () => group.set({toPlan: !group.state.toPlan, range: null}));
+      const label = node("label", "smoothing", this.root);
+      node("span", "", label, say("smoothing"));
+      this.smooth = Object.assign(node("input", "", label), {type: "range", min: 0, max: 20, step: 0.5});
+      this.smoothed = node("output", "", label);
+      this.smooth.addEventListener("input", () => group.set({smoothing: Number(this.smooth.value)}));
+      this.reset = button(say("reset_zoom"), () => group.reset(), {className: "accent", parent: this.root});
+      this.help = node("details", "menu help", this.root);
+      node("summary", "", this.help, "?").ariaLabel = say("keys");
+      node("p", "", this.help, say("keys_text"));
+      this.update(page);
+      return this.root;
+    },
+    update({group, view}) {
+      const {state} = group;
+      syncChildren(this.axes, view.axes, ({id}) => id, ({id, label}) => {
+        const made = button(label, () => group.set({axis: id}));
+        made.setAttribute("role", "radio");
+        return made;
+      });
+      for (const one of this.axes.children) one.ariaChecked = String(one.dataset.key === state.axis);
+      this.axes.hidden = view.axes.length < 2;
+      this.logX.ariaPressed = String(state.logX);
+      this.plan.ariaPressed = String(state.toPlan);
+      const lastSeen = Math.max(0, ...Object.values(group.rows).map((rows) => rows.at(-1)?.[0] ?? 0));
+      this.plan.hidden = view.planned === null || view.planned <= lastSeen * 1.02;
+      this.smooth.value = state.smoothing;
+      this.smoothed.textContent = state.smoothing ? `${state.smoothing} %` : say("off");
+      this.reset.hidden = state.range === null;
+    },
+  };
+
+  function chartMenu(chart) {
+    const menu = node("details", "menu");
+    const summary = node("summary", "", menu);
+    summary.append(icon("more"));
+    Object.assign(summary, {title: say("chart_menu"), ariaLabel: say("chart_menu")});
+    const list = node("div", "items", menu);
+    const item = (label, action) => button(label, () => { menu.open = false; action(); }, {parent: list});
+    item(say("log_y"), () => page.group.toggle("flipped", chart.panel.id));
+    item("PNG", async () => download(fileName(chart.panel, "png"), await chart.toPng()));
+    item("SVG", () => download(fileName(chart.panel, "svg"), chart.toSvg(), "image/svg+xml"));
+    item("CSV", () => saveCsv(chart));
+    menu.addEventListener("focusout", (event) => { if (!menu.contains(event.relatedTarget)) menu.open = false; });
+    return menu;
+  }
+  // Live, the server has every logged row; the offline file has those that it draws.
+  function saveCsv({panel}) {
+    if (!page.isOffline) return location.assign(`api/runs/${encodeURIComponent(page.run)}/series.csv`);
+    const lines = panel.series.flatMap(({id}) => (page.group.rows[id] ?? []).map((row) => [id, ...row].join(",")));
+    return download(fileName(panel, "csv"), ["series,update,value,low,high", ...lines, ""].join("\r\n"), "text/csv");
+  }
+  function chartCard(panel, group) {
+    const card = node("figure", panel.wide ? "wide" : "");
+    card.id = `chart-${panel.id}`;
+    const head = node("div", "head", card);
+    const title = node("h3", "", head, panel.title);
+    const caption = node("figcaption", "", card, panel.caption);
+    const chart = group.addChart(panel, node("div", "chart", card));
+    head.append(chartMenu(chart));
+    const show = (now) => {
+      if (title.textContent !== now.title) title.textContent = now.title;
+      if (caption.textContent !== now.caption) caption.textContent = now.caption;
+      chart.setPanel(now);
+    };
+    return {card, chart, show};
+  }
+
+  register({
+    id: "charts",
+    order: 20,
+    viewChanged: () => toolbar.update(page),
+    showFinding,
+    build({view, group}) {
+      this.strip = null;
+      this.root = section("charts", say("charts"));
+      this.root.append(toolbar.build(page));
+      const first = node("div", "first", this.root);
+      this.main = node("div", "main", first);
+      first.append(findingsPanel.build(page));
+      this.grid = node("div", "grid", this.root);
+      this.missing = node("details", "missing", this.root);
+      node("summary", "", this.missing, say("not_drawn"));
+      this.reasons = node("ul", "", this.missing);
+      this.cards = new Map();
+      this.update({view, group}, new Set(["panels", "missing", "ledger", "findings"]));
+      return this.root;
+    },
+    update({view, group}, changed) {
+      if (changed.has("findings")) findingsPanel.update(page);
+      if (changed.has("axes") || changed.has("planned") || changed.has("rows")) toolbar.update(page);
+      if (changed.has("panels")) this.showPanels(view, group);
+      if (changed.has("ledger")) this.showStrip(view, group);
+      if (changed.has("missing")) {
+        this.missing.hidden = !view.missing.length;
+        syncChildren(this.reasons, view.missing, (text) => text, (text) => node("li", "", null, text));
+      }
+    },
+    showPanels(view, group) {
+      const ids = new Set(view.panels.map(({id}) => id));
+      for (const [id, {card, chart}] of this.cards) {
+        if (ids.has(id)) continue;
+        group.remove(chart);
+        card.remove();
+        this.cards.delete(id);
+      }
+      view.panels.forEach((panel, index) => {
+        const held = this.cards.get(panel.id);
+        if (held) {
+          if (held.text !== JSON.stringify(panel)) held.show(panel);
+        } else {
+          const made = chartCard(panel, group);
+          (index === 0 ? this.main : this.grid).append(made.card);
+          this.cards.set(panel.id, made);
+        }
+        this.cards.get(panel.id).text = JSON.stringify(panel);
+      });
+      this.root.classList.toggle("no-chart", !view.panels.length);
+    },
+    // The ledger on the x axis of the first chart.
+    showStrip({ledger, panels: [first]}, group) {
+      if (!ledger?.bins?.edges?.length || !first) return;
+      const {card, chart} = this.cards.get(first.id);
+      if (this.strip) {
+        this.strip.setLedger(ledger);
+      } else {
+        const host = node("div", "strip", card);
+        this.strip = group.addStrip(ledger, host, chart, (from, to, bin) => this.showMoment(from, to, bin));
+        this.strip.area.ariaLabel = say("time_strip");
+        this.keys = node("div", "legend phases", card);
+        this.moment = node("div", "moment", card);
+        this.moment.setAttribute("aria-live", "polite");
+        this.moment.hidden = true;
+      }
+      syncChildren(this.keys, ledger.bins.phases ?? ledger.phases, ({id}) => id, ({label, colour}) => swatch(node("span", "key"), colour, label));
+    },
+    showMoment(from, to, bin) {
+      const {view: {ledger}, group} = page, number = (value) => Math.round(value).toLocaleString("en-US");
+      const inside = (ledger.moments ?? []).filter(({at}) => at >= from && at <= to);
+      this.moment.replaceChildren();
+      this.moment.hidden = false;
+      const head = node("div", "head", this.moment);
+      node("strong", "", head, `${group.words("update")} ${number(from)} – ${number(to)}`);
+      button(say("close"), () => (this.moment.hidden = true), {iconName: "close", className: "bare", parent: head});
+      const times = (ledger.bins.phases ?? ledger.phases).filter(({id}) => ledger.bins.seconds[id]?.[bin] > 0)
+        .map(({id, label}) => `${label} ${formatDuration(ledger.bins.seconds[id][bin])}`);
+      node("p", "", this.moment, times.join(" · "));
+      const list = node("ul", "", this.moment);
+      for (const {at, ms, text} of inside.slice(0, 40)) {
+        const item = node("li", "", list);
+        node("span", "at", item, number(at));
+        node("span", "", item, text);
+        if (ms !== null && ms !== undefined) node("span", "ms", item, formatValue(ms, "ms"));
+      }
+      if (!inside.length) node("li", "none", list, say("nothing_special"));
+    },
+  });
+
+  register({
+    id: "time",
+    order: 30,
+    build({view}) {
+      if (!view.ledger?.phases?.length) return null;
+      this.root = section("time", say("time"));
+      const card = node("div", "card", this.root);
+      this.total = node("p", "total", card);
+      this.bar = node("div", "bar", card);
+      this.bar.ariaHidden = "true";
+      this.list = node("ul", "phase-list", card);
+      this.caption = node("p", "caption", card);
+      this.update({view}, new Set(["ledger"]));
+      return this.root;
+    },
+    update({view: {ledger}}, changed) {
+      if (!changed.has("ledger") || !ledger?.phases?.length) return;
+      this.caption.textContent = ledger.caption ?? "";
+      this.total.textContent = `${say("in_total")} ${ledger.total}`;
+      const parts = ledger.phases.filter(({seconds}) => seconds > 0);
+      syncChildren(this.bar, parts, ({id}) => id, ({colour, share}) => {
+        const part = node("i");
+        part.style.setProperty("--tone", `var(--${colour})`);
+        part.style.flexGrow = share;
+        return part;
+      });
+      syncChildren(this.list, parts, ({id}) => id, ({label, colour, time, percent}) => {
+        const item = swatch(node("li"), colour, label);
+        isolated("bdi", time, item);
+        isolated("bdi", percent, item);
+        return item;
+      });
+    },
+  });
+
+  // ---- tables ----
+
+  register({
+    id: "tables",
+    order: 90,
+    build({view}) {
+      this.root = section("tables", say("details"));
+      this.facts = node("div", "facts", this.root);
+      this.code = node("div", "code-tables", this.root);
+      this.update({view}, new Set(["tables"]));
+      return this.root;
+    },
+    update({view: {tables}}, changed) {
+      if (!changed.has("tables")) return;
+      syncChildren(this.facts, tables.filter((one) => !one.code && one.rows.length), ({id}) => id, ({title, rows}) => {
+        const card = node("div", "card");
+        node("h3", "", card, title);
+        const table = node("table", "plain", card);
+        for (const {name, value, reason} of rows) {
+          const row = node("tr", "", table);
+          Object.assign(node("th", "", row, name), {scope: "row"});
+          const cell = node("td", "", row);
+          isolated("bdi", value, cell);
+          if (reason) node("small", "", cell, reason);
+        }
+        return card;
+      });
+      syncChildren(this.code, tables.filter((one) => one.code), ({id}) => id, ({title, caption, rows}, old) => {
+        const card = node("details", "card");
+        card.open = old?.open ?? false;
+        const summary = node("summary", "", card);
+        node("h3", "", summary, title);
+        node("small", "", summary, rows.length ? String(rows.length) : "");
+        if (caption) node("p", "caption", card, caption);
+        const table = node("table", "code", card);
+        for (const {name, value, reason} of rows) {
+          const row = node("tr", "", table);
+          code(name, Object.assign(node("th", "", row), {scope: "row"}));
+          const cell = node("td", "", row);
+          code(value, cell);
+          if (reason) node("small", "", cell, reason);
+        }
+        return card;
+      });
+    },
+  });
+})();

@@ -1,0 +1,169 @@
+// Other runs: the list of a folder, and the comparison with some of them.
+"use strict";
+
+(() => {
+  const {formatCount, formatValue} = GlassNumbers;
+  const {button, code, isolated, node, section, sparkline, swatch, syncChildren} = GlassElements;
+  const LETTERS = "ABCDEFGH";
+  const MAX_COMPARED = 6;  // --run-1 … in style.css
+  const root = document.documentElement;
+  const {getJson, notify, page, register, say, writeHash} = GlassPage;
+
+  // ---- compare with other runs ----
+
+  const comparison = {
+    id: "compare",
+    order: 50,
+    build({isOffline, runs}) {
+      if (isOffline || runs.length < 2) return null;
+      this.root = section("compare", say("compare"));
+      const card = node("div", "card", this.root);
+      const row = node("div", "chosen", card);
+      this.chips = node("div", "chips", row);
+      this.choice = node("select", "", row);
+      this.choice.ariaLabel = say("add_run");
+      this.choice.addEventListener("change", () => { if (this.choice.value) compareWith([...page.compared, this.choice.value]); });
+      this.note = node("p", "note", card);
+      this.sentences = node("ul", "sentences", card);
+      this.table = node("table", "differences", card);
+      this.update(page, new Set(["runs"]));
+      return this.root;
+    },
+    update({runs, run, compared, baseline}, changed) {
+      if (!changed.has("runs") && !changed.has("compared")) return;
+      const others = runs.filter(({id}) => id !== run && !compared.includes(id));
+      this.choice.replaceChildren(new Option(say("add_run"), ""), ...others.map(({id, name}) => new Option(name, id)));
+      this.choice.hidden = !others.length;
+      const shown = compared.length ? [run, ...compared] : [];
+      // The sentences call the runs A, B, C: the baseline first.
+      const order = [baseline ?? run, ...shown.filter((id) => id !== (baseline ?? run))];
+      const items = shown.map((id, index) => ({id, name: nameOf(id), colour: index ? `run-${index}` : "train", letter: LETTERS[order.indexOf(id)], isBaseline: id === order[0]}));
+      syncChildren(this.chips, items, ({id}) => id, ({id, name, colour, letter, isBaseline}) => {
+        const chip = node("span", `chip${isBaseline ? " baseline" : ""}`);
+        node("i", "", chip).style.setProperty("--tone", `var(--${colour})`);
+        node("b", "", chip, letter);
+        isolated("bdi", name, chip);
+        const pin = button(say("baseline"), () => { page.baseline = id; compareWith(page.compared); }, {iconName: "pin", className: "bare", parent: chip});
+        pin.ariaPressed = String(isBaseline);
+        if (id !== run) button(say("remove"), () => compareWith(page.compared.filter((one) => one !== id)), {iconName: "close", className: "bare", parent: chip});
+        return chip;
+      });
+      this.note.textContent = compared.length ? "" : say("compare_hint");
+      this.note.hidden = compared.length > 0;
+      if (!compared.length) this.show({sentences: [], causes: [], differences: []}, []);
+    },
+    show({sentences = [], causes = [], differences = []}, names) {
+      const lines = [...sentences, ...causes].map((one) => (typeof one === "string" ? one : one.text ?? one.sentence ?? ""));
+      this.sentences.replaceChildren(...lines.filter(Boolean).map((text) => node("li", "", null, text)));
+      this.sentences.hidden = !lines.length;
+      this.table.hidden = !differences.length;
+      this.table.replaceChildren();
+      if (!differences.length) return;
+      const head = node("tr", "", node("thead", "", this.table));
+      for (const name of [say("setting"), ...names]) Object.assign(isolated("th", name, head), {scope: "col"});
+      const body = node("tbody", "", this.table);
+      for (const {name, values} of differences) {
+        const row = node("tr", "", body);
+        code(name, Object.assign(node("th", "", row), {scope: "row"}));
+        for (const value of values) code(value === null ? "–" : String(value), node("td", "", row));
+      }
+    },
+  };
+  register(comparison);
+
+  const nameOf = (id) => page.runs.find((run) => run.id === id)?.name ?? id;
+
+  async function compareWith(ids) {
+    page.compared = [...new Set(ids)].filter((id) => id !== page.run && page.runs.some((run) => run.id === id)).slice(0, MAX_COMPARED);
+    if (page.baseline !== page.run && !page.compared.includes(page.baseline)) page.baseline = null;
+    writeHash();
+    notify(new Set(["compared"]));
+    const asked = page.compared.join();
+    const others = page.compared;
+    try {
+      const documents = await Promise.all(others.map((id) => getJson(`api/runs/${encodeURIComponent(id)}/view`)));
+      if (asked !== page.compared.join()) return;  // another choice meanwhile
+      page.group.setOverlays(documents.map(({view, rows}, index) => ({id: others[index], name: view.name, colour: `run-${index + 1}`, knots: view.knots, rows, panels: view.panels})));
+      if (!others.length) return;
+      const first = page.baseline ?? page.run;
+      const order = [first, ...[page.run, ...others].filter((id) => id !== first)];
+      const found = await getJson(`api/compare?${order.map((id) => `run=${encodeURIComponent(id)}`).join("&")}`);
+      if (asked === page.compared.join()) comparison.show(found, order.map((id, index) => `${LETTERS[index]} ${nameOf(id)}`));
+    } catch (error) {
+      comparison.note.hidden = false;
+      comparison.note.textContent = error.message;
+    }
+  }
+
+  // ---- all runs of a folder ----
+
+  const runList = {
+    sortKey: "modified", isDown: true, filter: "",
+    build() {
+      this.root = Object.assign(node("section", "runs"), {id: "runs", hidden: true});
+      const head = node("div", "head", this.root);
+      node("h2", "", head, say("runs"));
+      this.folder = isolated("span", "", head, "folder");
+      this.search = Object.assign(node("input", "", head), {type: "search", placeholder: say("filter"), ariaLabel: say("filter")});
+      this.search.addEventListener("input", () => { this.filter = this.search.value.toLowerCase(); this.arrange(); });
+      const scroll = node("div", "scroll", this.root);
+      this.table = node("table", "", scroll);
+      const row = node("tr", "", node("thead", "", this.table));
+      this.heads = [["name", ""], ["state", ""], ["spark", null], ["best_val", "number"], ["last_loss", "number"], ["updates", "number"], ["tokens_per_s", "number"], ["modified", "number"], ["compare", null]].map(([key, kind]) => {
+        const cell = Object.assign(node("th", kind ?? "", row), {scope: "col"});
+        cell.dataset.column = key;
+        if (kind === null) cell.textContent = say(`column_${key}`);
+        else button(say(`column_${key}`), () => this.sortBy(key), {parent: cell});
+        return cell;
+      });
+      this.body = node("tbody", "", this.table);
+      this.none = node("p", "none", this.root, say("no_runs"));
+      return this.root;
+    },
+    sortBy(key) {
+      this.isDown = this.sortKey === key ? !this.isDown : !["name", "state", "best_val", "last_loss"].includes(key);
+      this.sortKey = key;
+      this.arrange();
+    },
+    show() {
+      this.folder.textContent = page.folder;
+      this.rows = new Map(page.runs.map((run) => [run.id, this.row(run)]));
+      this.none.hidden = page.runs.length > 0;
+      this.table.hidden = !page.runs.length;
+      this.arrange();
+    },
+    arrange() {
+      const value = (run) => run[this.sortKey] ?? null, sign = this.isDown ? -1 : 1;
+      const kept = page.runs.filter((run) => [run.name, run.state, run.dataset, run.model].join(" ").toLowerCase().includes(this.filter));
+      kept.sort((one, other) => {
+        const [a, b] = [value(one), value(other)];
+        if (a === null || b === null) return (a === null) - (b === null);  // unknown last
+        return sign * (typeof a === "string" ? a.localeCompare(b) : a - b);
+      });
+      for (const cell of this.heads) cell.ariaSort = cell.dataset.column === this.sortKey ? (this.isDown ? "descending" : "ascending") : "none";
+      this.body.replaceChildren(...kept.map(({id}) => this.rows.get(id)));
+    },
+    row(run) {
+      const row = node("tr", run.id === page.run ? "current" : "");
+      const link = node("a", "", Object.assign(node("th", "", row), {scope: "row"}));
+      link.href = `#run=${encodeURIComponent(run.id)}`;
+      isolated("bdi", run.name, link);
+      const about = [run.model, run.dataset].filter(Boolean).join(" · ");
+      if (about) isolated("small", about, link);
+      const state = node("td", "", row);
+      node("span", `state ${run.live ? "live" : ""}`, state, run.state);
+      node("td", "", row).append(sparkline(run.spark ?? []));
+      const number = (value, format) => isolated("td", value === null || value === undefined ? "–" : format(value), row, "number");
+      number(run.best_val, (value) => formatValue(value));
+      number(run.last_loss, (value) => formatValue(value));
+      number(run.updates, (value) => (run.planned ? `${value.toLocaleString("en-US")} / ${formatCount(run.planned)}` : value.toLocaleString("en-US")));
+      number(run.tokens_per_s, (value) => formatCount(value));
+      number(run.modified, (value) => new Date(1000 * value).toLocaleString(root.lang, {dateStyle: "short", timeStyle: "short"}));
+      const box = Object.assign(node("input", "", node("td", "", row)), {type: "checkbox", checked: page.compared.includes(run.id), disabled: run.id === page.run, ariaLabel: `${say("compare")}: ${run.name}`});
+      box.addEventListener("change", () => compareWith(box.checked ? [...page.compared, run.id] : page.compared.filter((id) => id !== run.id)));
+      return row;
+    },
+  };
+
+  Object.assign(GlassPage, {runList, compareWith});
+})();

@@ -1,0 +1,231 @@
+"""Where the time of a run went, over its iterations. How much of it is what: runs/time_split.py."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from glassgpt.format import format_duration, format_loss, format_percent
+from glassgpt.i18n import translate
+from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.facts import Facts
+from glassgpt.runs.run_log import Floats, Ints, RunLog
+from glassgpt.show.facts_table import phase_labels
+from glassgpt.show.page.series import rounded
+
+# The variables of style.css.
+PHASE_COLOURS = {
+    "startup": "startup", "startup_and_eval": "startup", "compile": "compile", "data": "data",
+    "train": "train", "eval": "val", "pauses": "val", "checkpoint": "best", "stall": "norm", "log": "log",
+    "other": "other",
+}  # fmt: skip
+MAX_MOMENTS = 300
+MIN_UNDRAWN_SHARE = 0.01  # of the run: time that no bin holds
+TARGET_BINS = 40
+MIN_BINS, MAX_BINS = 10, 60
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Seconds by kind, in bins of equally many iterations."""
+
+    bin_start: Ints  # the first iteration of each bin
+    iterations_per_bin: int
+    train_s: Floats
+    eval_and_save_s: Floats  # evaluations and checkpoints
+    save_s: Floats  # of these, checkpoints, where the log times them
+    stall_s: Floats  # that no line explains
+    startup_s: Floats
+    is_complete: bool  # False: the log has evaluations or saves without their time
+
+    @property
+    def total_s(self) -> float:
+        return float((self.train_s + self.eval_and_save_s + self.stall_s + self.startup_s).sum())
+
+
+def build_timeline(run: Analysis) -> Timeline | None:
+    """None if the log does not say how long its iterations took."""
+    run_log, facts = run.log, run.facts
+    steps, split = run_log.steps, run.time_split
+    if len(steps) < 2 or split is None or not math.isfinite(split.total_s):
+        return None
+    first_iteration, width, count = _choose_bins(run_log, facts)
+    # A line every ten iterations stands for the nine before it too: then a bin ends with its line.
+    offset = 0 if facts.log_interval == 1 else 1
+
+    def seconds_by_bin(values_ms: Floats, iterations: Ints = steps.iteration) -> Floats:
+        index = np.clip((iterations - first_iteration - offset) // width, 0, count - 1)
+        return np.bincount(index, weights=values_ms, minlength=count).astype(float) / 1000
+
+    saves = [
+        (one.iteration, one.blocking_ms)
+        for one in run_log.checkpoints
+        if one.iteration is not None and one.blocking_ms and not run_log.trainer.step_time_includes_eval
+    ]
+    saved_at = np.array([at for at, _ in saves], dtype=np.int64)
+    save_ms = np.array([ms for _, ms in saves], dtype=float)
+    startup_s = seconds_by_bin(split.startup_ms)
+    if run_log.ledger and len(run_log.segments) == 1:
+        startup_s[0] += run_log.ledger.get("startup", 0.0) + run_log.ledger.get("compile", 0.0)
+    elif run_log.ledger:  # the start-up of each process, before its first iteration
+        process_startup_s = np.array([segment.startup_s or 0.0 for segment in run_log.segments])
+        startup_s += seconds_by_bin(1000 * process_startup_s, run_log.process_start_iterations() + offset)
+    return Timeline(
+        bin_start=first_iteration + width * np.arange(count),
+        iterations_per_bin=width,
+        train_s=seconds_by_bin(split.train_ms),
+        eval_and_save_s=seconds_by_bin(split.pause_ms)
+        + seconds_by_bin(split.apart_ms, split.apart_iteration),
+        save_s=seconds_by_bin(save_ms, saved_at),
+        stall_s=seconds_by_bin(split.stall_ms),
+        startup_s=startup_s,
+        is_complete=split.is_complete,
+    )
+
+
+def _choose_bins(run_log: RunLog, facts: Facts) -> tuple[int, int, int]:
+    """First iteration, width, and number of bins.
+
+    A bin holds a whole number of evaluations where these come at equal intervals and often enough, else of
+    log lines. Otherwise bars would differ only because some of them hold one evaluation more.
+    """
+    iterations = run_log.steps.iteration
+    first = int(iterations.min())
+    if run_log.trainer.lines_count_updates:
+        first = min(first, int(run_log.process_start_iterations().min()))
+    span = int(iterations.max()) - first
+    eval_iterations = sorted(set(facts.eval_steps or ()))
+    eval_intervals = {later - earlier for earlier, later in pairwise(eval_iterations)}
+    if len(eval_intervals) == 1 and span >= MIN_BINS * min(eval_intervals):
+        unit = min(eval_intervals)
+    else:
+        log_interval = max(facts.log_interval or 1, 1)
+        unit = max(log_interval, math.ceil(span / TARGET_BINS / log_interval) * log_interval)
+    width = unit if span <= MAX_BINS * unit else math.ceil(span / TARGET_BINS / unit) * unit
+    logs_every_iteration = facts.log_interval == 1
+    return first, width, max(1, math.ceil((span + logs_every_iteration) / width))
+
+
+def time_strip(run: Analysis) -> dict[str, Any]:
+    """The ledger of the page: totals by phase, seconds by phase in bins of iterations, and moments."""
+    seconds, labels = run.seconds_by_phase or {}, phase_labels()
+    total_s = sum(seconds.values())
+    timeline = build_timeline(run)
+    bins: dict[str, Any] = {"edges": [], "seconds": {}}
+    if timeline is not None:
+        edges = [*timeline.bin_start.tolist(), int(timeline.bin_start[-1]) + timeline.iterations_per_bin]
+        kinds = {
+            "train": timeline.train_s,
+            # Where the log times both, as its ledger does.
+            "eval" if "eval" in seconds else "pauses": timeline.eval_and_save_s
+            - (timeline.save_s if "eval" in seconds else 0.0),
+            "checkpoint": timeline.save_s if "eval" in seconds else np.zeros(0),
+            "stall": timeline.stall_s,
+            "startup": timeline.startup_s,
+        }
+        by_phase = {
+            name: [rounded(one) for one in spent.tolist()] for name, spent in kinds.items() if spent.any()
+        }
+        phases = [{"id": name, "label": labels[name], "colour": PHASE_COLOURS[name]} for name in by_phase]
+        bins = {"edges": edges, "seconds": by_phase, "phases": phases}
+    return {
+        "total_s": total_s or None,
+        "total": format_duration(total_s),
+        "caption": translate("report.time.missing")
+        if timeline is None
+        else _caption(run.log, run.facts, timeline),
+        "phases": [
+            {
+                "id": name,
+                "label": labels[name],
+                "time": format_duration(spent),
+                "percent": format_percent(spent / total_s),
+                "colour": PHASE_COLOURS[name],
+                "seconds": rounded(spent),
+                "share": rounded(spent / total_s),
+            }
+            for name, spent in seconds.items()
+        ],
+        "bins": bins,
+        "moments": _moments(run),
+    }
+
+
+def _caption(run_log: RunLog, facts: Facts, timeline: Timeline) -> str:
+    total_s = facts.regime_total_s or timeline.total_s
+    sentences = [
+        translate("report.time.bar_width_and_total", width=timeline.iterations_per_bin, total=total_s)
+    ]
+    # Logging, sampling, and updates under the profiler are in a journal's total, and belong to no iteration.
+    if (rest_s := total_s - timeline.total_s) > MIN_UNDRAWN_SHARE * total_s:
+        sentences.append(translate("report.time.not_drawn", rest=rest_s))
+    if not timeline.is_complete:
+        sentences.append(translate("report.time.evaluations_unknown"))
+    elif facts.pause_share is not None:
+        sentences.append(translate("report.time.overhead_share", share=facts.pause_share))
+    if run_log.ledger and len(run_log.segments) > 1 and not timeline.startup_s.any():
+        sentences.append(translate("report.time.startup_in_total_only"))
+    return " ".join(sentences)
+
+
+def _moments(run: Analysis) -> list[dict[str, Any]]:
+    """What happened where: evaluations, saves, stalls, resumes and explosions of the loss, with their time;
+    of very many, the longest of each kind."""
+    log, split = run.log, run.time_split
+    moments: list[tuple[int, str, float | None, str]] = []
+    is_apart = not log.trainer.step_time_includes_eval
+    for one in log.evals:
+        if one.iteration is not None:
+            ms = one.ms if is_apart else None
+            loss = "" if one.val_loss is None else format_loss(one.val_loss)
+            text = translate("moment.eval_loss", loss=loss) if loss else translate("moment.eval")
+            moments.append((one.iteration, "eval", ms, text))
+    for save in log.checkpoints:
+        if save.iteration is not None:
+            text = translate("moment.best_save") if save.is_best else translate("moment.save")
+            moments.append((save.iteration, "save", save.blocking_ms, text))
+    for part in log.segments[1:]:
+        if part.first_iteration is not None:
+            startup_ms = None if part.startup_s is None else 1000 * part.startup_s
+            moments.append((part.first_iteration, "resume", startup_ms, translate("moment.resume")))
+    if log.segments:
+        first, startup_s = log.segments[0].first_iteration, log.segments[0].startup_s
+        startup_ms = run.startup_ms if startup_s is None else 1000 * startup_s
+        at = run.facts.first_iteration if first is None else first
+        if startup_ms and at is not None:
+            moments.append((at, "compile", startup_ms, translate("moment.first_update")))
+    if split is not None:
+        pauses = {int(at): float(ms) for at, ms in _rows_above(log, split.pause_ms)}
+        later = log.trainer.eval_timed_in_later_step
+        moments = [
+            (at, kind, pauses.get(at + later, ms) if kind == "eval" and not is_apart else ms, text)
+            for at, kind, ms, text in moments
+        ]
+        for at, ms in _rows_above(log, split.stall_ms):
+            moments.append((at, "stall", ms, translate("moment.stall")))
+        if split.spike_period:
+            text = translate("moment.periodic", interval=split.spike_period)
+            slow = log.steps.iteration[split.is_spike].tolist()
+            moments += [(at, "stall", pauses.get(at), text) for at in slow]
+    for explosion in run.explosions:
+        moments.append((explosion.peak_iteration, "spike", None, translate("moment.explosion")))
+    kinds = sorted({kind for _, kind, _, _ in moments})
+    room = MAX_MOMENTS // max(1, len(kinds))
+    kept = []
+    for kind in kinds:
+        of_kind = [moment for moment in moments if moment[1] == kind]
+        kept += sorted(of_kind, key=lambda moment: -(moment[2] or 0.0))[:room]
+    return [
+        {"at": at, "kind": kind, "ms": None if ms is None else rounded(ms), "text": text}
+        for at, kind, ms, text in sorted(kept, key=lambda moment: moment[0])
+    ]
+
+
+def _rows_above(run_log: RunLog, ms: Floats) -> list[tuple[int, float]]:
+    """Iteration and time of the rows that have any."""
+    rows = np.flatnonzero(ms > 0)
+    return list(zip(run_log.steps.iteration[rows].tolist(), ms[rows].tolist(), strict=True))

@@ -1,0 +1,196 @@
+"""All that the page says about one run, as one JSON document. The page of a live run and the offline file of
+`glass report` show the same.
+
+    python -m glassgpt.show.page.view demo:gpu      # {"view": …, "rows": …, "cursor": …}
+
+Everything in it is plain text and numbers, in the current language.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from glassgpt.explain.summary import compose_status, compose_verdict
+from glassgpt.explain.watch import FollowedRun
+from glassgpt.files import abbreviate_home
+from glassgpt.i18n import RIGHT_TO_LEFT, current_language, translate
+from glassgpt.record import journal
+from glassgpt.record.finding import Finding
+from glassgpt.record.run_dir import CHECKPOINTS_DIR
+from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.progress import Progress, progress_of
+from glassgpt.runs.reading import source_path
+from glassgpt.runs.run_log import RunLog
+from glassgpt.sanitize import sanitize_keeping_bidi
+from glassgpt.show import facts_table
+from glassgpt.show.facts_table import TableRow
+from glassgpt.show.page import tables
+from glassgpt.show.page.axes import axis_labels, knots_of
+from glassgpt.show.page.labels import page_labels
+from glassgpt.show.page.panels import Curves, make_panels
+from glassgpt.show.page.series import curves_of, decimate
+from glassgpt.show.page.stream import cursor_of
+from glassgpt.show.page.time_strip import time_strip
+from glassgpt.training.checkpoint.checkpoints import list_checkpoints
+
+View = dict[str, Any]
+
+
+def view_of(followed: FollowedRun, now: float, curves: Curves | None = None) -> View:
+    """Of what was read so far; {} where that is no run yet. `now`: seconds since the epoch. `curves`: of its
+    `run_log`, if they are known already."""
+    run_log, run = followed.run_log, followed.analysis
+    if run_log is None or run is None:
+        return {}
+    findings = followed.explanation.findings if followed.explanation else []
+    progress = progress_of(run, run_log, now, followed.changed_at)
+    path = source_path(followed.source)
+    is_ours = path.is_dir() and (path / journal.FILE_NAME).is_file()
+    checkpoints = checkpoint_rows(path) if is_ours else []
+    if run.log is not run_log:
+        curves = None  # the analysis is of a few seconds before
+    view = make_view(run, findings, path.resolve().name, progress, run_log, curves, checkpoints)
+    if followed.explanation is None:  # the rules come later: they take long in a long run
+        view["verdict"] = []
+    return view | {"can_request": is_ours and run_log.live}
+
+
+def make_view(
+    run: Analysis,
+    findings: Sequence[Finding],
+    name: str,
+    progress: Progress | None = None,
+    latest: RunLog | None = None,
+    curves: Curves | None = None,
+    checkpoints: Sequence[dict[str, Any]] = (),
+) -> View:
+    """`latest`: the run as read now, if `run` is of a few seconds before. `curves`: of `run`, if they are
+    known already."""
+    run_log = latest or run.log
+    progress = progress or progress_of(run, run_log, 0.0, 0.0)
+    language = current_language()
+    panels, missing = make_panels(run, curves or curves_of(run.log), findings)
+    knots = knots_of(run, progress.planned if run_log.live else None, progress.eta_s)
+    return {
+        "name": _clean(name),
+        "trainer": _clean(run_log.trainer.name),
+        "live": run_log.live,
+        "language": language,
+        "direction": "rtl" if language in RIGHT_TO_LEFT else "ltr",
+        "sentence": _clean(compose_status(progress, run_log, run.facts, findings)),
+        "verdict": [_clean(sentence) for sentence in compose_verdict(run_log, run.facts, findings)],
+        "figures": _table_rows(facts_table.key_figures(run.facts)),
+        "findings": [_finding(finding) for finding in findings],
+        "axes": axis_labels(run, knots),
+        "knots": knots,
+        "planned": progress.planned,
+        "panels": [_cleaned(asdict(panel)) for panel in panels],
+        "missing": [_clean(reason) for reason in missing],
+        "ledger": _cleaned(time_strip(run)),
+        "tables": _tables(run.log, run),
+        "samples": [{"at": at, "text": _clean(text)} for at, text in run_log.samples],
+        "checkpoints": list(checkpoints),
+        "can_request": False,
+        "labels": page_labels(),
+    }
+
+
+def checkpoint_rows(run_dir: Path) -> list[dict[str, Any]]:
+    """Those that can be sampled from."""
+    with suppress(OSError):
+        changed_ns = (run_dir / CHECKPOINTS_DIR).stat().st_mtime_ns  # a checkpoint came, or was pruned
+        return [{"at": at, "best": is_best} for at, is_best in _checkpoints(run_dir, changed_ns)]
+    return []
+
+
+@lru_cache(maxsize=256)
+def _checkpoints(run_dir: Path, changed_ns: int) -> tuple[tuple[int, bool], ...]:
+    listed = list_checkpoints(run_dir)
+    best = listed.best
+    return tuple((one.iter, best is not None and one.iter == best.iter) for one in listed.readable)
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    parts = ("title", "evidence", "explanation", "advice", "more")
+    return {
+        "id": _clean(finding.id),
+        "severity": finding.severity,
+        "label": facts_table.severity_label(finding.severity),
+        **{part: _clean(getattr(finding, part)) for part in parts},
+        "at": [] if finding.at is None else [finding.at],
+        "commands": _cleaned(finding.commands),
+    }
+
+
+def _tables(run_log: RunLog, run: Analysis) -> list[dict[str, Any]]:
+    """The profile if there is one, facts, configuration, machine and data if the log has them."""
+    made = []
+    for record in run_log.profiles:
+        caption, rows = tables.profile_table(record)
+        made.append(("profile", translate("report.profile.title"), caption, rows, True))
+    for index, (title, rows) in enumerate(facts_table.fact_groups(run.facts)):
+        made.append((f"facts-{index}", title, "", rows, False))
+    settings = tables.setting_rows(run_log)
+    caption = (
+        translate("report.configuration.caption") if settings else translate("report.configuration.unknown")
+    )
+    made.append(("configuration", translate("report.configuration.title"), caption, settings, True))
+    if machine := tables.machine_rows(run_log):
+        caption = translate("report.machine.caption")
+        made.append(("machine", translate("report.machine.title"), caption, machine, True))
+    return [
+        {"id": id, "title": title, "caption": _clean(caption), "rows": _table_rows(rows), "code": is_code}
+        for id, title, caption, rows, is_code in made
+        if rows or id == "configuration"
+    ]
+
+
+def _table_rows(rows: Sequence[TableRow]) -> list[dict[str, str]]:
+    return [
+        {"name": _clean(row.name), "value": _clean(row.value), "reason": _clean(row.reason)} for row in rows
+    ]
+
+
+def _clean(text: str) -> str:
+    """Without characters that could reorder or hide the text around them, and without the user's name."""
+    return sanitize_keeping_bidi(abbreviate_home(text))
+
+
+def _cleaned(value: Any) -> Any:
+    """The same for every text of a document."""
+    if isinstance(value, str):
+        return _clean(value)
+    if isinstance(value, dict):
+        return {name: _cleaned(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_cleaned(inner) for inner in value]
+    return value
+
+
+def page_document(followed: FollowedRun, now: float) -> dict[str, Any]:
+    """All that a page needs to draw the run: its view, its rows, and the cursor to ask for later ones."""
+    run_log, cursor = followed.run_log, str(cursor_of(followed))
+    curves = {} if run_log is None else curves_of(run_log)
+    rows = {name: decimate(curve) for name, curve in curves.items()}
+    return {"view": view_of(followed, now, curves), "rows": rows, "cursor": cursor}
+
+
+def main(source: str) -> None:
+    followed = FollowedRun(source)
+    followed.poll()
+    followed.refresh(force=True)
+    assert followed.run_log is not None, "there is nothing to read yet"
+    json.dump(page_document(followed, time.time()), sys.stdout, allow_nan=False, ensure_ascii=False)
+    print()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,85 @@
+"""Reinforcement learning: its loss is not judged, and the mean reward is a metric of its own."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from log_checks import parse_log
+
+from glassgpt.explain.explanation import explain
+from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.metric_columns import role_of
+from glassgpt.runs.reading import read_stream
+from glassgpt.runs.run_log import RunLog, longest_run
+
+STEPS = 40
+
+
+def policy_loss(at: int) -> float:
+    """Near 0, and higher at the end than at the start: of a language model it would be a failure."""
+    return -0.1 + at / 200 if at < STEPS // 2 else 0.001 * (at % 3)
+
+
+def verl(at: int) -> str:
+    return (
+        f"(TaskRunner pid=12) step:{at} - global_seqlen/min:6543 - actor/pg_loss:{policy_loss(at):.6f} - "
+        f"actor/grad_norm:0.31 - actor/lr:1e-06 - critic/rewards/mean:np.float64({at / 100}) - "
+        "critic/rewards/max:1.0 - perf/throughput:1500.5 - timing_s/step:61.5"
+    )
+
+
+def grpo(at: int) -> str:
+    values = {"loss": policy_loss(at), "grad_norm": 0.31, "learning_rate": 1e-6, "reward": at / 100}
+    return str(values | {"rewards/format_reward/mean": 0.5, "kl": 0.01, "epoch": at / 50})
+
+
+def home_made(at: int) -> str:
+    return f"step {at} | loss {policy_loss(at):.6f} | reward_mean {at / 100} | reward_std 0.3 | lr 1e-06"
+
+
+def record(at: int) -> str:
+    values = {"step": at, "train/loss": policy_loss(at), "train/reward": at / 100, "train/reward_std": 0.3}
+    return json.dumps(values | {"train/learning_rate": 1e-6})
+
+
+def read(text: str) -> RunLog:
+    return longest_run(read_stream(io.BytesIO(text.encode()), "x"))
+
+
+@pytest.mark.parametrize("form", [verl, grpo, home_made, record])
+def test_rewards_are_told_and_the_loss_is_not_judged(form: object) -> None:
+    assert callable(form)
+    run_log = read("".join(f"{form(at)}\n" for at in range(1, STEPS + 1)))
+    assert run_log.steps.loss.tolist() == pytest.approx([policy_loss(at) for at in range(1, STEPS + 1)])
+    assert not run_log.trainer.loss_measures_learning
+    (note,) = run_log.notes
+    assert note.values == pytest.approx({"first": 0.025, "last": 0.385, "best": 0.4})
+    explanation = explain(run_log)
+    assert {finding.id for finding in explanation.findings} <= {"ended-early"}
+    assert explanation.facts.eval_steps is None  # they are by rewards
+
+
+def test_verl_s_columns() -> None:
+    run_log = parse_log("Total training steps: 60\n" + "".join(f"{verl(at)}\n" for at in range(1, 9)))
+    facts = Analysis(run_log).facts
+    assert (run_log.trainer.id, run_log.setup.planned_iterations) == ("verl", 60)
+    assert (facts.last_iteration, facts.steady_ms, facts.tokens_per_s) == (8, 61500, 1500.5)
+    assert (run_log.steps.lr[0], run_log.steps.grad_norm[0]) == (1e-6, 0.31)
+
+
+def test_dpo_s_loss_is_a_cross_entropy() -> None:
+    line = "{{'loss': {loss:.4f}, 'rewards/chosen': 0.1, 'rewards/margins': 0.2, 'epoch': {epoch:.2f}}}\n"
+    run_log = parse_log("".join(line.format(loss=0.69 - at / 100, epoch=at / 10) for at in range(9)))
+    assert run_log.trainer.loss_measures_learning
+    assert not run_log.notes
+
+
+def test_names_of_rewards() -> None:
+    cases = {
+        "reward": True, "rewards/mean": True, "train/reward": True, "rewards/accuracy_reward/mean": False,
+        "rewards/format_reward/mean": True, "reward_std": False, "rewards/margins": False,
+        "frac_reward_zero_std": False, "critic/rewards/mean": True, "critic/rewards/max": False,
+    }  # fmt: skip
+    assert {name: role_of(name) == "reward" for name in cases} == cases

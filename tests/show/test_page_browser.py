@@ -1,0 +1,530 @@
+"""The page in a real browser: Chromium from Debian's packages, driven by playwright, without a network."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from report_pages import FINDINGS, disable_translations, glassgpt_run, nanogpt_run
+from written_findings import written_finding
+
+from glassgpt.explain.explanation import Explanation, explain
+from glassgpt.format import format_duration, format_ms, format_percent_value
+from glassgpt.i18n import use_language
+from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.reading import read_run_log
+from glassgpt.runs.run_log import LoggedSetup, RunLog
+from glassgpt.show.page.html import ASSETS, LIVE_POLICY, asset, live_html, offline_html, report_html
+from glassgpt.show.page.series import rows_of
+from glassgpt.show.page.view import make_view
+
+CHROMIUM = shutil.which("chromium")
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="no playwright here (pip install playwright), so no browser saw the page"
+)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium here (apt-get install chromium), so no browser saw the page"
+)
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+)
+ORIGIN = "http://127.0.0.1:8421"
+EVIL = "</script><script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">"
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield started
+        started.close()
+
+
+class Screen:
+    """A page in a window of its own, and what its console said."""
+
+    def __init__(self, browser: Any, width: int = 1280, **options: Any) -> None:
+        options = {"viewport": {"width": width, "height": 900}, "accept_downloads": True} | options
+        self.context = browser.new_context(**options)
+        self.page = self.context.new_page()
+        self.complaints: list[str] = []
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def ask(self, code: str) -> Any:
+        return self.page.evaluate(code)
+
+    def settle(self) -> None:
+        """Until what changed is drawn."""
+        self.ask("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+@pytest.fixture
+def screens(browser: Any) -> Iterator[Any]:
+    opened: list[Screen] = []
+
+    def make(**options: Any) -> Screen:
+        opened.append(Screen(browser, **options))
+        return opened[-1]
+
+    yield make
+    for one in opened:
+        one.context.close()
+    assert [line for one in opened for line in one.complaints] == []
+
+
+def open_offline(screen: Screen, folder: Path, html: str, view: str = "") -> Screen:
+    path = folder / "report.html"
+    path.write_text(html, encoding="utf-8")
+    screen.page.goto(path.as_uri() + view)
+    screen.page.wait_for_selector("figure")
+    screen.settle()
+    return screen
+
+
+def report_of(run_log: RunLog) -> str:
+    return report_html(
+        Explanation(Analysis(run_log), list(FINDINGS), []),
+        "a-log-with-quite-a-long-name-from-some-cluster.log",
+    )
+
+
+# Pixels of a chart's canvas that are not its ground, and where they lie.
+INKED = """id => {
+  const {width, height} = document.querySelector(`#chart-${id} .chart canvas`);
+  const copy = new OffscreenCanvas(width, height).getContext("2d", {willReadFrequently: true});
+  copy.drawImage(document.querySelector(`#chart-${id} .chart canvas`), 0, 0);
+  const {data} = copy.getImageData(0, 0, width, height);
+  let count = 0;
+  for (let at = 3; at < data.length; at += 4) count += data[at] > 0;
+  return count;
+}"""
+STATE = (
+    "() => JSON.parse(JSON.stringify({...GlassPage.page.group.state, domain: GlassPage.page.group.domain()}))"
+)
+
+
+def drag(screen: Screen, selector: str, start: float, end: float) -> None:
+    box = screen.page.locator(selector).bounding_box()
+    assert box is not None
+    x, y = box["x"] + 60, box["y"] + box["height"] / 2
+    width = box["width"] - 70
+    screen.page.mouse.move(x + start * width, y)
+    screen.page.mouse.down()
+    screen.page.mouse.move(x + end * width, y, steps=4)
+    screen.page.mouse.up()
+    screen.settle()
+
+
+# --- the offline file ---
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_charts_are_drawn_in_the_colours_of_the_page(
+    width: int, dark: bool, tmp_path: Path, screens: Any
+) -> None:
+    screen = screens(width=width, color_scheme="dark" if dark else "light")
+    open_offline(screen, tmp_path, report_of(glassgpt_run()))
+    assert screen.ask("() => document.documentElement.scrollWidth") <= width
+    for panel in ("loss", "mfu", "tokens", "learning-rate", "gradient-norm", "step-time", "memory"):
+        screen.page.locator(f"#chart-{panel}").scroll_into_view_if_needed()
+        screen.settle()
+        assert screen.page.evaluate(INKED, panel) > 300, panel
+    colours = "() => [getComputedStyle(document.body).backgroundColor, GlassPage.page.group.colour('ink')]"
+    before = screen.ask(colours)
+    screen.page.click("button.theme")
+    after = screen.ask(colours)
+    light, night = (after, before) if dark else (before, after)
+    brightness = [sum(int(part) for part in re.findall(r"\d+", text)[:3]) for text in (*light, *night)]
+    assert brightness[1] < 200 < 600 < brightness[0]
+    assert brightness[2] < 150 < 600 < brightness[3]
+    assert screen.ask("() => performance.getEntriesByType('resource').length") == 0
+
+
+def test_zoom_is_linked_and_in_the_address(tmp_path: Path, screens: Any) -> None:
+    screen = open_offline(screens(), tmp_path, report_of(glassgpt_run()))
+    whole = screen.ask(STATE)["domain"]
+    drag(screen, "#chart-loss .chart .plot", 0.25, 0.5)
+    first, last = screen.ask(STATE)["range"]
+    assert 600 < first < 900
+    assert 1350 < last < 1600
+    scales = "() => GlassPage.page.group.plots.filter(p => p.x && !p.isStale).map(p => [p.x.low, p.x.high])"
+    assert {tuple(round(end) for end in ends) for ends in screen.ask(scales)} == {(round(first), round(last))}
+    address = screen.ask("() => location.hash")
+    assert f"range={first:.1f}" in address
+    again = open_offline(screens(), tmp_path, report_of(glassgpt_run()), address)
+    assert again.ask(STATE)["range"] == pytest.approx([first, last], abs=0.1)
+    screen.page.dblclick("#chart-loss .chart .plot")
+    assert screen.ask(STATE)["domain"] == whole
+    screen.page.focus("#chart-loss .chart .plot")
+    screen.page.keyboard.press("+")
+    middle = screen.ask(STATE)["range"]
+    assert middle[1] - middle[0] == pytest.approx((whole[1] - whole[0]) / 2)
+    screen.page.keyboard.press("ArrowRight")
+    moved = screen.ask(STATE)["range"]
+    assert moved[0] - middle[0] == pytest.approx(0.2 * (middle[1] - middle[0]))
+    screen.page.keyboard.press("Escape")
+    assert screen.ask(STATE)["range"] is None
+
+
+def test_axes_smoothing_and_legend(tmp_path: Path, screens: Any) -> None:
+    screen = open_offline(screens(), tmp_path, report_of(nanogpt_run()))
+    labels = screen.page.locator(".segments button").all_text_contents()
+    assert labels[0] == "iteration"
+    screen.page.get_by_role("radio", name="seconds").click()
+    assert screen.ask(STATE)["axis"] == "seconds"
+    knots = screen.ask("() => GlassPage.page.view.knots")
+    assert screen.ask(STATE)["domain"] == pytest.approx([knots["seconds"][0], knots["seconds"][-1]])
+    screen.page.focus("#chart-loss .chart .plot")
+    screen.page.keyboard.press("s")
+    assert screen.ask(STATE)["smoothing"] == 5  # the next after the usual 2
+    screen.page.keyboard.press("l")
+    assert screen.ask("() => GlassPage.page.group.plots[0].isLog") is True
+    before = screen.page.evaluate(INKED, "loss")
+    screen.page.click("#chart-loss .legend button >> nth=0")
+    screen.settle()
+    assert screen.page.evaluate(INKED, "loss") < before
+    assert screen.page.get_attribute("#chart-loss .legend button >> nth=0", "aria-pressed") == "false"
+    assert "hide=loss" in screen.ask("() => location.hash")
+
+
+def test_crosshair_pins_and_findings(tmp_path: Path, screens: Any) -> None:
+    run = glassgpt_run()
+    document = {"view": make_view(Analysis(run), FINDINGS, "run"), "rows": rows_of(run)}
+    document["view"]["findings"][0]["at"] = [1750]
+    document["view"]["panels"][0]["marks"] = [
+        {"x": 1750, "y": 3.3, "label": "here", "kind": "finding", "finding": "overfitting"}
+    ]
+    screen = open_offline(screens(), tmp_path, offline_html(document))
+    box = screen.page.locator("#chart-loss .chart .plot").bounding_box()
+    assert box is not None
+    screen.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 100)
+    screen.settle()
+    shown = screen.page.inner_text("#chart-loss .tooltip")
+    assert re.search(r"iteration [\d,]+", shown)
+    assert re.search(r"training loss\s+\d\.\d{4}", shown)
+    assert screen.page.locator(".tooltip:visible").count() == 1
+    at = screen.ask(
+        "() => { const [pin] = GlassPage.page.group.plots[0].marksSeen(); return [pin.at, pin.head]; }"
+    )
+    screen.page.mouse.click(box["x"] + at[0], box["y"] + at[1])
+    assert screen.ask("() => document.activeElement.id") == "finding-overfitting"
+    screen.page.hover("#finding-overfitting")
+    assert screen.ask("() => GlassPage.page.group.highlight") == "overfitting"
+
+
+def test_exports_have_title_and_legend(tmp_path: Path, screens: Any) -> None:
+    screen = open_offline(screens(), tmp_path, report_of(glassgpt_run()))
+    files = {}
+    for kind in ("SVG", "PNG", "CSV"):
+        screen.page.click("#chart-loss .menu summary")
+        with screen.page.expect_download() as download:
+            screen.page.get_by_role("button", name=kind).first.click()
+        files[kind] = Path(download.value.path()).read_bytes()
+        assert download.value.suggested_filename.endswith(f"-loss.{kind.lower()}")
+    svg = files["SVG"].decode()
+    for text in (">Loss · a-log-with", ">validation loss<", ">training loss<"):
+        assert text in svg
+    parsed = "text => new DOMParser().parseFromString(text, 'image/svg+xml').querySelector('parsererror')"
+    assert screen.page.evaluate(parsed, svg) is None
+    assert files["PNG"].startswith(b"\x89PNG")
+    lines = files["CSV"].decode().split("\r\n")
+    assert lines[0] == "series,update,value,low,high"
+    assert len(lines) > 300
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_right_to_left(width: int, tmp_path: Path, screens: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    disable_translations(monkeypatch)
+    with use_language("ar"):
+        screen = open_offline(screens(width=width), tmp_path, report_of(nanogpt_run()))
+    assert screen.ask("() => document.documentElement.scrollWidth") <= width
+    brand = screen.page.locator(".brand").bounding_box()
+    assert brand is not None
+    assert brand["x"] > width / 2  # the line begins on the right
+    assert screen.ask("() => getComputedStyle(document.querySelector('.plot')).direction") == "ltr"
+
+
+def test_hostile_text_stays_text(tmp_path: Path, screens: Any) -> None:
+    finding = written_finding("overfitting", "problem", EVIL, EVIL, EVIL, EVIL)
+    setup = LoggedSetup(settings={EVIL: EVIL, "dataset": "javascript:alert(1)"}, device_name=EVIL)
+    run = replace(nanogpt_run(), setup=setup)
+    view = make_view(Analysis(run), [finding], EVIL)
+    view["samples"] = [{"at": 1, "text": EVIL}]
+    screen = open_offline(screens(), tmp_path, offline_html({"view": view, "rows": rows_of(run)}))
+    assert screen.page.title() == f"{view['name']} · GlassGPT"
+    assert screen.page.inner_text("h1") == view["name"]
+    assert screen.page.inner_text(".kept pre") == EVIL
+    assert screen.page.locator("main img, main script, main a[href^=javascript]").count() == 0
+
+
+def test_no_other_script_runs(tmp_path: Path, screens: Any) -> None:
+    """As if something got through all the escaping."""
+    attack = """<script>document.title = 'script'</script><img src="data:," onerror="document.title = 'x'">"""
+    screen = screens()
+    open_offline(
+        screen, tmp_path, report_of(nanogpt_run()).replace('<div id="page">', attack + '<div id="page">')
+    )
+    assert screen.page.title().endswith("GlassGPT")
+    assert len(screen.complaints) == 2
+    assert all("Content Security Policy" in line for line in screen.complaints)
+    screen.complaints.clear()
+
+
+def test_numbers_are_written_as_in_the_terminal(tmp_path: Path, screens: Any) -> None:
+    screen = open_offline(screens(), tmp_path, report_of(nanogpt_run()))
+    seconds = [0.0004, 0.5, 0.9996, 1.26, 9.949, 9.96, 59.4, 59.6, 61, 3599.7, 3661, 86_399.6, 90_061, 1e6]
+    written = screen.page.evaluate("values => values.map(GlassNumbers.formatDuration)", seconds)
+    assert written == [format_duration(value) for value in seconds]
+    others = {
+        "ms": (format_ms, [0.421, 9.99, 38.14, 999.9, 5985.2]),
+        "%": (format_percent_value, [0.08, 15.43, 61.2]),
+    }
+    for unit, (format_value, values) in others.items():
+        written = screen.page.evaluate(
+            f"values => values.map(v => GlassNumbers.formatValue(v, '{unit}'))", values
+        )
+        assert written == [format_value(value) for value in values]
+
+
+def test_ticks_and_moving_means(tmp_path: Path, screens: Any) -> None:
+    screen = open_offline(screens(), tmp_path, report_of(nanogpt_run()))
+    ticks = """([low, high, log, unit]) =>
+      GlassCharts.ticksOf(new GlassCharts.Scale(low, high, 0, 1, log), 5, unit).map(tick => tick.label)"""
+
+    def labels(*scale: Any) -> list[str]:
+        found: list[str] = screen.page.evaluate(ticks, list(scale))
+        return found
+
+    assert labels(0, 5000, False, "update") == ["0", "1,000", "2,000", "3,000", "4,000", "5,000"]
+    assert labels(0.1, 1.13, False, "") == ["0.2", "0.4", "0.6", "0.8", "1.0"]
+    assert labels(1, 1e4, True, "") == ["1", "10", "100", "1,000", "10,000"]
+    assert labels(0, 3 * 3600, False, "s") == ["0", "30m", "1h", "1h 30m", "2h", "2h 30m", "3h"]
+    assert labels(0, 6e-4, False, "lr") == ["0", "1e-4", "2e-4", "3e-4", "4e-4", "5e-4", "6e-4"]
+    rows = [[0, 1], [1, 2], [2, 6], [3, None], [4, 5], [5, 7]]
+    means = screen.page.evaluate("rows => [...GlassCharts.movingMean(rows.map(r => r[0]), rows, 2)]", rows)
+    assert means[:3] == [1, 3, 6]
+    assert means[4:] == [5, 7]
+    assert screen.ask("() => GlassCharts.interpolate([0, 10, 20], [0, 100, 400], 25)") == 550
+
+
+# --- the live page, of a server that is played here ---
+
+
+class PlayedServer:
+    """Answers as the server would; keeps what was asked."""
+
+    def __init__(self, screen: Screen) -> None:
+        self.screen = screen
+        self.asked: list[str] = []
+        self.posted: list[tuple[str, dict[str, Any]]] = []
+        self.events = ""
+        self.documents: dict[str, dict[str, Any]] = {}
+        for id, run in (("a", replace(glassgpt_run(), live=True)), ("b", nanogpt_run())):
+            view = make_view(Analysis(run), FINDINGS, f"run-{id}")
+            self.documents[id] = {"view": view, "rows": rows_of(run), "cursor": "0"}
+        view = self.documents["a"]["view"]
+        view |= {
+            "live": True,
+            "can_request": True,
+            "checkpoints": [{"at": 0, "best": False}, {"at": 2000, "best": True}],
+        }
+        screen.context.route("**/*", self.answer)
+
+    def answer(self, route: Any) -> None:
+        parts = urlsplit(route.request.url)
+        self.asked.append(f"{parts.path}?{parts.query}")
+        path = parts.path.removeprefix("/")
+        if route.request.method == "POST":
+            self.posted.append((path, json.loads(route.request.post_data)))
+        if path == "":
+            route.fulfill(
+                body=live_html(), content_type="text/html", headers={"Content-Security-Policy": LIVE_POLICY}
+            )
+        elif path in ASSETS:
+            route.fulfill(body=asset(path), content_type=ASSETS[path])
+        elif path.endswith("/events"):
+            route.fulfill(body=f"retry: 600000\n{self.events}", content_type="text/event-stream")
+        elif path.endswith("/samples"):
+            lines = [
+                {"next": [{"token": " a", "p": 0.5}, {"token": "b", "p": 0.25}]},
+                {"text": " sea"},
+                {"text": " of"},
+                {"done": True},
+            ]
+            route.fulfill(body="\n".join(map(json.dumps, lines)) + "\n", content_type="application/x-ndjson")
+        else:
+            route.fulfill(body=json.dumps(self.json_of(path)), content_type="application/json")
+
+    def json_of(self, path: str) -> Any:
+        if path == "api/runs":
+            names = ["a", "b", *(f"old-{number}" for number in range(200))]
+            known = {"state": "finished", "planned": 5000, "last_loss": None, "tokens_per_s": 5e5, "bytes": 1}
+            known |= {"spark": [3.0, 2.0, 1.5], "dataset": "shakespeare", "model": "10M"}
+            runs = [
+                known | {"id": id, "name": f"run-{id}", "live": id == "a", "updates": 10 * at}
+                | {"best_val": 3 - at / 300, "modified": 1e9 + at}
+                for at, id in enumerate(names)
+            ]  # fmt: skip
+            return {"folder": "runs", "selected": "a", "runs": runs}
+        if path == "api/compare":
+            return {"baseline": "a", "sentences": ["b is slower."], "causes": ["another model"],
+                    "differences": [{"name": "n_layer", "values": [12, None]}]}  # fmt: skip
+        id = path.split("/")[2]
+        if path.endswith("/rows"):
+            return {"rows": self.documents[id]["rows"]}
+        return self.documents[id] if path.endswith("/view") else {}
+
+
+@pytest.fixture
+def live(screens: Any) -> PlayedServer:
+    return PlayedServer(screens())
+
+
+def open_live(server: PlayedServer, view: str = "") -> Screen:
+    server.screen.page.goto(f"{ORIGIN}/{view}")
+    server.screen.page.wait_for_selector("figure")
+    server.screen.settle()
+    return server.screen
+
+
+def event(kind: str, **data: Any) -> str:
+    return f"event: {kind}\ndata: {json.dumps(data)}\n\n"
+
+
+def test_what_is_new_arrives_without_a_reload(live: PlayedServer) -> None:
+    finding = dict(live.documents["a"]["view"]["findings"][0], id="loss-nan", title="A new one")
+    live.events = event("append", series="loss", rows=[[3010, 2.5], [3020, 2.25]], cursor="1") + event(
+        "summary", sentence="It is at update 3,020.", findings=[finding]
+    )
+    screen = open_live(live)
+    screen.page.get_by_text("It is at update 3,020.").wait_for()
+    assert screen.ask("() => GlassPage.page.group.rows.loss.at(-1)") == [3020, 2.25]
+    assert screen.ask("() => GlassPage.page.group.domain()[1]") == 3020
+    assert screen.page.locator(".finding").count() == 1
+    assert screen.page.inner_text(".finding h3 span:last-child") == "A new one"
+
+
+def test_a_resume_supersedes_rows(live: PlayedServer) -> None:
+    live.events = event("supersede", from_iter=1500) + event("summary", sentence="Resumed.")
+    screen = open_live(live)
+    screen.page.get_by_text("Resumed.").wait_for()
+    assert (
+        screen.ask("() => Math.max(...Object.values(GlassPage.page.group.rows).flat().map(row => row[0]))")
+        <= 1500
+    )
+
+
+def test_zoom_asks_for_finer_rows(live: PlayedServer) -> None:
+    screen = open_live(live)
+    with screen.page.expect_response("**/rows?*"):
+        drag(screen, "#chart-loss .chart .plot", 0.4, 0.5)
+    asked = next(one for one in live.asked if "/rows?" in one)
+    assert "points=" in asked
+    screen.page.wait_for_function("() => GlassPage.page.group.detail !== null")
+
+
+def test_compare_draws_the_other_run_and_says_why(live: PlayedServer) -> None:
+    screen = open_live(live)
+    screen.page.select_option("#compare select", "b")
+    screen.page.get_by_text("b is slower.").wait_for()
+    assert screen.page.inner_text(".differences tbody") == "n_layer\t12\t–"
+    assert (
+        screen.ask("() => GlassPage.page.group.plots[0].drawn().filter(trace => trace.isOther).length") == 3
+    )
+    assert "with=b" in screen.ask("() => location.hash")
+    with screen.page.expect_response("**/api/compare?run=b&run=a"):
+        screen.page.click("#compare .chip:last-child [aria-label=baseline]")
+    assert "base=b" in screen.ask("() => location.hash")
+
+
+def test_two_hundred_runs_are_listed_filtered_and_sorted(live: PlayedServer) -> None:
+    screen = open_live(live)
+    screen.page.get_by_role("button", name="Runs").click()
+    rows = screen.page.locator(".runs tbody tr")
+    screen.page.wait_for_function("() => document.querySelectorAll('.runs tbody tr').length === 202")
+    screen.page.get_by_role("button", name="best val loss").click()
+    assert rows.first.locator("th bdi").inner_text() == "run-old-199"
+    screen.page.fill(".runs input[type=search]", "run-b")
+    assert rows.count() == 1
+    rows.first.locator("a").click()
+    screen.page.wait_for_function("() => GlassPage.page.run === 'b' && GlassPage.page.view.name === 'run-b'")
+    assert screen.page.inner_text("h1") == "run-b"
+
+
+def test_a_checkpoint_is_asked_to_write(live: PlayedServer) -> None:
+    screen = open_live(live)
+    screen.page.fill("#samples textarea", "Once <b>upon")
+    screen.page.get_by_role("button", name="Write").click()
+    screen.page.wait_for_function("() => document.querySelector('.answer').textContent.endsWith(' of')")
+    assert screen.page.inner_text(".answer") == "Once <b>upon sea of"
+    assert live.posted[0][1]["prompt"] == "Once <b>upon"
+    assert live.posted[0][1]["checkpoint"] == 2000
+    assert screen.page.locator(".next div").count() == 2
+
+
+def test_stop_is_asked_twice(live: PlayedServer) -> None:
+    screen = open_live(live)
+    screen.page.click(".request.stop button")
+    assert live.posted == []
+    screen.page.get_by_role("button", name="cancel").click()
+    screen.page.click(".request.stop button")
+    with screen.page.expect_response("**/requests"):
+        screen.page.click(".request.stop .danger")
+    assert live.posted == [("api/runs/a/requests", {"action": "stop"})]
+
+
+def test_a_tick_is_cheap(live: PlayedServer) -> None:
+    """10 charts of 1,500 rows: measured over 20 ticks, on a machine that may be busy."""
+    screen = open_live(live)
+    spent = screen.ask("""async () => {
+      const {page} = GlassPage, frame = () => new Promise(done => requestAnimationFrame(done));
+      const again = page.view.panels.slice(1, 4).map(panel => ({...panel, id: `${panel.id}-2`}));
+      page.view.panels = page.view.panels.concat(again);
+      GlassPage.notify(new Set(["panels"]));
+      const names = Object.keys(page.group.rows);
+      for (const name of names) {
+        page.group.rows[name] = Array.from({length: 1500}, (_, at) => [2 * at, 3 + Math.sin(at), 2.5, 3.5]);
+      }
+      page.group.plots.forEach(plot => (plot.isVisible = true));
+      await frame();
+      const spent = [];
+      for (let tick = 0; tick < 20; tick += 1) {
+        for (const name of names) page.group.append(name, [[3000 + tick, 3]]);
+        page.group.plots.forEach(plot => (plot.isVisible = true));
+        await frame();
+        await frame();
+        spent.push(GlassCharts.stats.lastFrameMs);
+      }
+      return spent.sort((a, b) => a - b)[10];
+    }""")
+    print(f"a tick took {spent:.1f} ms")
+    assert spent < 100  # the target is 30; bench/page.py measures it
+
+
+def test_the_pictures_of_the_docs(screens: Any, tmp_path: Path) -> None:
+    """What README and docs/page.md show: GLASSGPT_PICTURES=docs writes them there."""
+    folder = Path(os.environ.get("GLASSGPT_PICTURES", tmp_path))
+    html = report_html(explain(read_run_log("demo:gpu")), "nanogpt-h200-shakespeare.log")
+    desktop: dict[str, Any] = {"viewport": {"width": 1280, "height": 1000}}
+    phone: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+    for name, options in {"page": desktop, "page-phone": phone}.items():
+        screen = open_offline(screens(**options), tmp_path, html)
+        screen.page.screenshot(path=folder / f"{name}.png")
+        assert (folder / f"{name}.png").stat().st_size > 20_000

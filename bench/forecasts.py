@@ -23,13 +23,21 @@ import random
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from glassgpt.errors import UserError
-from glassgpt.estimate.loss_forecast import LAW, ForecastLaw, expect_loss_at_end, forecast_loss_at_end
+from glassgpt.estimate.loss_forecast import (
+    LAW,
+    ForecastLaw,
+    LossFit,
+    expect_loss_at_end,
+    fit_loss_curve,
+    forecast_loss_at_end,
+)
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.final_loss import SMOOTHED_SHARE, ForecastInputs, forecast_inputs
 from glassgpt.runs.reading import read_run_log
@@ -37,11 +45,12 @@ from glassgpt.runs.run_log import RunLog, Steps
 from glassgpt.runs.trajectory import Trajectory, planned_end_iteration
 
 CUT_SHARES = (0.3, 0.8)
-FIT_SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # a run that constants are fitted to is cut at each of these
+FIT_SHARES = (0.35, 0.55, 0.75)  # a run that constants are fitted to is cut at each of these
 COVERAGE = 0.8
 MAX_SCORED_PER_SOURCE = 3
 MIN_END_LOSSES = 3
 _FIXED = ("runs", "band_below", "band_above")  # not fitted by likelihood
+_OF_THE_FIT = ("alpha", "kappa", "window", "typical_slope", "slope_spread", "unknown_decay")
 _STUDENT_DEGREES = 4.0  # of freedom: errors have heavy tails
 _PRIOR_WEIGHT = 0.002  # draws constants that the runs say little about to these round figures:
 START = ForecastLaw(
@@ -172,10 +181,16 @@ def fit_law(cuts: Sequence[Cut], start: ForecastLaw = START, rounds: int = 8) ->
         constants["unknown_decay"] = min(constants["unknown_decay"], 1.0)
         return replace(start, **constants)
 
+    @cache  # the other constants are of the error, and need no new fit
+    def fits_with(**constants: Any) -> list[LossFit | None]:
+        law = replace(start, **constants)
+        return [fit_loss_curve(curve, law) for curve, _, _ in curves]
+
     def cost(values: np.ndarray) -> float:
         law, total, total_weight = law_of(values), 0.0, 0.0
-        for curve, truth, weight in curves:
-            estimate = expect_loss_at_end(curve, law)
+        fits = fits_with(**{name: getattr(law, name) for name in _OF_THE_FIT})
+        for fit, (curve, truth, weight) in zip(fits, curves, strict=True):
+            estimate = None if fit is None else expect_loss_at_end(curve, law, fit)
             if estimate is None:
                 continue
             expected, deviation = estimate

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 from xml.sax.saxutils import escape
 
 from bench.results import Result
@@ -175,3 +176,52 @@ def _short(value: float) -> str:
         if value >= size:
             return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
     return f"{value:.4g}"
+
+
+# --- the ladder ---
+
+_LADDER_WIDTH, _LADDER_HEIGHT, _LADDER_GAP = 250, 230, 110
+_MIN_LABEL_GAP = 12  # pixels between the names of two rungs
+
+
+def ladder_picture(found: Mapping[str, Mapping[str, Any]], preset: str) -> str:
+    """For each text the validation curve of a run, and the loss of each table of n-grams: bench/ladder.py."""
+    body = [_text(0, 16, f"validation loss of {preset}, nats per character, and tables of n-grams", "strong")]
+    for column, (name, row) in enumerate(found.items()):
+        left = 34 + column * (_LADDER_WIDTH + _LADDER_GAP)
+        body += _ladder_panel(name, row, left, top=56)
+    label = "; ".join(
+        f"{name}: passed at update "
+        + ", ".join(f"{at} the table of order {order}" for order, at in row["passed_at"].items())
+        for name, row in found.items()
+    )
+    width = 34 + len(found) * (_LADDER_WIDTH + _LADDER_GAP)
+    return _svg(width, 56 + _LADDER_HEIGHT + 30, label, body)
+
+
+def _ladder_panel(name: str, row: Mapping[str, Any], left: float, top: float) -> list[str]:
+    curve, losses = row["curve"], row["losses"]
+    last, right = max(at for at, _ in curve), left + _LADDER_WIDTH
+    low, high = min(*losses, *(loss for _, loss in curve)) - 0.1, max(losses) + 0.1
+
+    def y(loss: float) -> float:
+        return float(top + (high - loss) / (high - low) * _LADDER_HEIGHT)
+
+    body = [_text(left, top - 14, f"{name}: {row['characters']:,} characters", "small")]
+    label_at = -math.inf
+    for order, loss in enumerate(losses):
+        passed = row["passed_at"].get(order)
+        words = ("chance", "frequencies", "pairs", "triples")[order] if order < 4 else f"{order}-grams"
+        label_at = max(y(loss) + 4, label_at + _MIN_LABEL_GAP)
+        if passed is None:
+            body.append(_line(left, y(loss), right, y(loss), "grid"))
+            body.append(_text(right + 5, label_at, words, "small"))
+        else:
+            body.append(_line(left, y(loss), right, y(loss), "mark"))
+            body.append(_text(right + 5, label_at, f"{words}, {passed:,}", "strong small"))
+    points = " ".join(f"{left + at / last * _LADDER_WIDTH:.1f},{y(loss):.1f}" for at, loss in curve)
+    body.append(f'<polyline points="{points}" class="line"/>')
+    body.append(_text(left, top + _LADDER_HEIGHT + 16, "0", "small"))
+    body.append(_text(right, top + _LADDER_HEIGHT + 16, f"{last:,} updates", "end small"))
+    ticks = range(math.ceil(low), math.floor(high) + 1)
+    return body + [_text(left - 6, y(tick) + 4, str(tick), "end small") for tick in ticks]

@@ -2,7 +2,7 @@
 
     python -m bench.plan memory --data DATASET            # on a machine with a CUDA card
     python -m bench.plan limits --data DATASET
-    python -m bench.plan cpu --data DATASET               # resident memory, each run a process of its own
+    python -m bench.plan cpu --data DATASET --seed 1 [--count 8]      # resident memory of random shapes
     python -m bench.plan time --data DATASET [--only PRESET] [--settings '{"max_iters": 600}']
     python -m bench.plan shapes --data DATASET --seed 1 [--count 8]   # random ones, with and without --probe
     python -m bench.plan coverage                         # of the speed band, leaving reference rows out
@@ -73,22 +73,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 LIMITS_GIB = (8, 12, 24)  # GiB
 _PARALLEL_PROCESSES = 5  # that share the card: memory is counted per process
-CPU_SHAPES: dict[str, dict[str, Any]] = {
-    "README": {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "batch_size": 12},
-    "small, 4": SMALL_MODEL | {"batch_size": 4},
-    "small, 16": SMALL_MODEL | {"batch_size": 16},
-    "small, 16, float32": SMALL_MODEL | {"batch_size": 16, "dtype": "float32"},
-    "small, 16, again": SMALL_MODEL | CHECKPOINTED | {"batch_size": 16},
-    "60M, 4": {"n_layer": 8, "n_head": 8, "n_embd": 768, "block_size": 128, "batch_size": 4},
-}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.plan", description=__doc__)
     parser.add_argument("what", choices=["memory", "limits", "cpu", "time", "shapes", "coverage", "one"])
     parser.add_argument("--data", type=Path, help="a prepared dataset; `coverage` needs none")
-    parser.add_argument("--seed", type=int, default=1, help="of `shapes`")
-    parser.add_argument("--count", type=int, default=8, help="of `shapes`")
+    parser.add_argument("--seed", type=int, default=1, help="of `shapes` and `cpu`")
+    parser.add_argument("--count", type=int, default=8, help="of `shapes` and `cpu`")
     parser.add_argument("--only", default="", help="shapes whose names contain this")
     parser.add_argument("--settings", default="{}", help="of `one` and `time`, as JSON")
     parser.add_argument("--limit", type=float, help="of `one`: GiB that PyTorch may take")
@@ -108,9 +100,10 @@ def main() -> int:
             shape_row(number, shape, asked.data)
             for number, shape in enumerate(random_shapes(asked.seed, asked.count))
         ]
+    elif asked.what == "cpu":
+        rows = cpu_rows(asked.data, random_shapes(asked.seed, asked.count))
     else:
-        of_what = {"memory": memory_rows, "limits": limit_rows, "cpu": cpu_rows}
-        rows = of_what[asked.what](asked.data, asked.only)
+        rows = (memory_rows if asked.what == "memory" else limit_rows)(asked.data, asked.only)
     print(json.dumps({"bench": f"plan, {asked.what}", "rows": rows}))
     return 0
 
@@ -276,15 +269,13 @@ _PEAK_OF_CHILD = (
 )
 
 
-def cpu_rows(data: Path, only: str) -> list[dict[str, Any]]:
-    """Runs of `glass train` that save while they train; the most that the process ever had."""
+def cpu_rows(data: Path, shapes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Short runs of `glass train` that save while they train; the most that the process ever had."""
     rows = []
-    for name, settings in CPU_SHAPES.items():
-        if only not in name:
-            continue
+    for number, shape in enumerate(shapes):
         with tempfile.TemporaryDirectory() as folder:
-            run = {"max_iters": 8, "eval_interval": 2, "eval_tokens": 4096, "device": "cpu", "compile": "off"}
-            asked = {**run, "data_dir": data, "out_dir": f"{folder}/run", "log_interval": 1, **settings}
+            run = {"max_iters": 12, "eval_interval": 4, "eval_tokens": 4096, "device": "cpu"}
+            asked = {**run, "compile": "off", "data_dir": data, "out_dir": f"{folder}/run", **shape}
             flags = [f"--{key}={value}" for key, value in asked.items()]
             train = [sys.executable, "-m", "glassgpt", "train", "shakespeare_char_cpu", *flags]
             done = subprocess.run(
@@ -294,13 +285,13 @@ def cpu_rows(data: Path, only: str) -> list[dict[str, Any]]:
                 raise RuntimeError(done.stderr[-2000:])
             journal = (Path(folder) / "run" / "journal.jsonl").read_text(encoding="utf-8")
         expected = json.loads(journal.splitlines()[0])["forecast"]["memory_bytes"]
-        most = int(done.stdout)
+        most = int(done.stdout.split()[-1])
         print(
-            f"{name:24} expected {expected / 2**20:6.0f} measured {most / 2**20:6.0f} MiB "
-            f"{expected / most - 1:+.1%}",
+            f"{number}: expected {expected / 2**20:.0f} measured {most / 2**20:.0f} MiB "
+            f"{expected / most - 1:+.1%} {shape}",
             flush=True,
         )
-        rows.append({"name": name, "expected": expected, "measured": most, "off": expected / most - 1})
+        rows.append({"shape": shape, "expected": expected, "measured": most, "off": expected / most - 1})
     return rows
 
 

@@ -25,9 +25,8 @@ from typing import Any
 from glassgpt.config import TrainConfig
 from glassgpt.format import format_bytes, format_count, format_ms, format_percent_value
 from glassgpt.recipe import build_config, find_recipe
-from glassgpt.tune.results import run_tokens_per_s
+from glassgpt.tune.results import Trial, run_tokens_per_s, summarize_updates
 from glassgpt.tune.speed_settings import SpeedSettings, TuneContext
-from glassgpt.tune.trial import Trial, summarize_updates
 from glassgpt.tune.trial_runner import TrialRunner
 from glassgpt.tune.tuning import Tuning, describe_setting, tune
 
@@ -80,9 +79,9 @@ def measure_grid(
             print(f"the grid is cut off after {limit_s:.0f} s", flush=True)
             break
         trial = runner.measure(setting, _LIMIT_S)
-        figures = summarize_updates([trial])
-        keeps = figures is not None and (figures.peak_bytes or 0) <= ctx.usable_bytes
-        speed = run_tokens_per_s(ctx, setting, figures) if figures is not None and keeps else 0.0
+        stats = summarize_updates([trial])
+        keeps = stats is not None and (stats.peak_bytes or 0) <= ctx.usable_bytes
+        speed = run_tokens_per_s(ctx, setting, stats) if stats is not None and keeps else 0.0
         found.append(GridPoint(setting, trial, speed))
         print(f"{describe_setting(ctx, setting):<60} {_in_words(found[-1])}", flush=True)
     return found
@@ -105,8 +104,8 @@ def measure_in_turns(
             trials[setting].append(runner.measure(setting, _LIMIT_S))
     speeds = {}
     for setting, done in trials.items():
-        figures = summarize_updates(done)
-        speeds[setting] = run_tokens_per_s(ctx, setting, figures) if figures is not None else 0.0
+        stats = summarize_updates(done)
+        speeds[setting] = run_tokens_per_s(ctx, setting, stats) if stats is not None else 0.0
     return speeds
 
 
@@ -187,7 +186,7 @@ def _tuned(config: TrainConfig, runner: TrialRunner, budget_s: float) -> Tuning:
     tuning = tune(config, budget_s, runner)
     for row in tuning.result.rows:
         rate = f"{format_count(row.tokens_per_s)} tokens/s" if row.tokens_per_s else ""
-        error = f"{row.figures.error:.1%}" if row.figures else ""
+        error = f"{row.stats.error:.1%}" if row.stats else ""
         words = describe_setting(tuning.context, row.setting)
         print(f"tune: {words:<54} {rate:>15} {error:>6} {row.trials} {row.verdict}", flush=True)
     print(f"{tuning.result.summary} ({tuning.took_s:.0f} s)", flush=True)

@@ -27,19 +27,15 @@ def usable_cores() -> float:
 
 def cpu_quota(own_cgroups: str, root: Path) -> float | None:
     """The tightest CPU quota, in cores, over this process's control groups and their parents."""
+    files = {
+        1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"),  # quota -1 for none
+        2: ("cpu.max",),  # "max 100000" or "150000 100000"
+    }
     quotas = []
-    for line in own_cgroups.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":  # version 2: one file, "max 100000" or "150000 100000"
-            groups, files = _group_and_parents(root, path), ["cpu.max"]
-        elif "cpu" in controllers.split(","):  # version 1: two files, quota -1 for none
-            groups, files = _group_and_parents(root / "cpu", path), ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
-        else:
-            continue
-        for group in groups:
-            numbers = " ".join(read_text_or_empty(group / name) for name in files).split()
-            if len(numbers) == 2 and numbers[0].isdigit():
-                quotas.append(int(numbers[0]) / int(numbers[1]))
+    for version, group in _groups_and_parents(own_cgroups, root, "cpu"):
+        numbers = " ".join(read_text_or_empty(group / name) for name in files[version]).split()
+        if len(numbers) == 2 and numbers[0].isdigit():
+            quotas.append(int(numbers[0]) / int(numbers[1]))
     return min(quotas, default=None)
 
 
@@ -51,25 +47,23 @@ def memory_limit_and_free_bytes(own_cgroups: str, root: Path) -> tuple[int, int]
 
 def _memory_limits_and_free_bytes(own_cgroups: str, root: Path) -> Iterator[tuple[int, int]]:
     """Limit and free bytes of each of this process's control groups and their parents."""
-    for line in own_cgroups.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":  # version 2: "max" for no limit
-            groups, names = _group_and_parents(root, path), ("memory.max", "memory.current")
-            cache_key = "inactive_file"
-        elif "memory" in controllers.split(","):  # version 1: a huge number for no limit
-            groups = _group_and_parents(root / "memory", path)
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-            cache_key = "total_inactive_file"
-        else:
-            continue
-        for group in groups:
-            limit, used = (read_text_or_empty(group / name).strip() for name in names)
-            if limit.isdigit() and int(limit) < _NO_LIMIT and used.isdigit():
-                # The page cache counts as used, but is dropped when a process needs the memory.
-                statistics = read_text_or_empty(group / "memory.stat")
-                match = re.search(rf"^{cache_key} (\d+)$", statistics, re.MULTILINE)
-                free = int(limit) - int(used) + (int(match[1]) if match else 0)
-                yield int(limit), min(int(limit), max(0, free))
+    files = {
+        1: (
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            "total_inactive_file",
+        ),  # no limit: a huge number
+        2: ("memory.max", "memory.current", "inactive_file"),  # no limit: "max"
+    }
+    for version, group in _groups_and_parents(own_cgroups, root, "memory"):
+        *names, cache_key = files[version]
+        limit, used = (read_text_or_empty(group / name).strip() for name in names)
+        if limit.isdigit() and int(limit) < _NO_LIMIT and used.isdigit():
+            # The page cache counts as used, but is dropped when a process needs the memory.
+            statistics = read_text_or_empty(group / "memory.stat")
+            match = re.search(rf"^{cache_key} (\d+)$", statistics, re.MULTILINE)
+            free = int(limit) - int(used) + (int(match[1]) if match else 0)
+            yield int(limit), min(int(limit), max(0, free))
 
 
 def memory_limit_bytes(own_cgroups: str, root: Path) -> int | None:
@@ -77,10 +71,17 @@ def memory_limit_bytes(own_cgroups: str, root: Path) -> int | None:
     return min((limit for limit, _ in _memory_limits_and_free_bytes(own_cgroups, root)), default=None)
 
 
-def _group_and_parents(root: Path, path: str) -> Iterator[Path]:
-    """The group and its parents. In a container the path may exist only outside; then the root is read."""
-    group = root / path.lstrip("/")
-    while group != root and root in group.parents:
-        yield group
-        group = group.parent
-    yield root
+def _groups_and_parents(own_cgroups: str, root: Path, controller: str) -> Iterator[tuple[int, Path]]:
+    """The groups of a controller with all parents, and the version of their files. In a container the path
+    may exist only outside; then the root is read."""
+    for line in own_cgroups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        version = 1 if controllers else 2
+        if version == 1 and controller not in controllers.split(","):
+            continue
+        top = root / controller if version == 1 else root
+        group = top / path.lstrip("/")
+        while group != top and top in group.parents:
+            yield version, group
+            group = group.parent
+        yield version, top

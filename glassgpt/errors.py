@@ -6,7 +6,8 @@ them one per line and exits with code 2. Bugs raise anything else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -16,6 +17,21 @@ class UserError(Exception):
     def __init__(self, problems: str | Sequence[str]) -> None:
         self.problems = [problems] if isinstance(problems, str) else list(problems)
         super().__init__("\n".join(self.problems))
+
+
+def raise_if_any(problems: Sequence[str]) -> None:
+    """Raises one UserError with all problems, if there are any."""
+    if problems:
+        raise UserError(problems)
+
+
+@contextmanager
+def collect_problems(problems: list[str]) -> Iterator[None]:
+    """The problems of a UserError that is raised inside are appended, to be reported with others."""
+    try:
+        yield
+    except UserError as error:
+        problems += error.problems
 
 
 _OUT_OF_MEMORY_PHRASES = (
@@ -84,7 +100,7 @@ def join_first(names: Iterable[str], limit: int = 10) -> str:
     return ", ".join(all_names[:limit]) + (", ..." if len(all_names) > limit else "")
 
 
-def user_error_for_files(problems: Sequence[str], limit: int = 10) -> UserError:
-    """One problem per file; only the first `limit` of a folder with thousands."""
-    more = len(problems) - limit
-    return UserError([*problems[:limit], *([f"... and {more} more files like these"] if more > 0 else [])])
+def user_error_for_files(problems: Sequence[str]) -> UserError:
+    """One problem per file; only the first ten of a folder with thousands."""
+    more = len(problems) - 10
+    return UserError([*problems[:10], *([f"... and {more} more files like these"] if more > 0 else [])])

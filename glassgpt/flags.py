@@ -35,6 +35,7 @@ SYNONYMS = {
     "graph": "cuda_graph",
     "data_place": "data_device",
     "shard": "fsdp",
+    "start": "prompt",
 }
 _SETTING_BY_SYNONYM = {synonym: setting for setting, synonym in SYNONYMS.items()}
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from glassgpt.config import DEVICE_TYPES, ConfigValue, TrainConfig, is_dataset_folder
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, collect_problems, raise_if_any
 from glassgpt.files import expand_user_path, read_small_file
 from glassgpt.flags import SYNONYMS, both_names_problem, check_settings, field_types
 from glassgpt.nanogpt_config import LineProblem, read_python_settings
@@ -103,15 +103,14 @@ def read_recipe(path: Path, name: str | None = None) -> Recipe:
         where = f" in [{device}] of {path}"
         by_device[device], more = check_settings(table, TrainConfig, where)
         problems += more + _contradictions(by_device[device], where)
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
     return Recipe(name or path.stem, str(about), settings, by_device)
 
 
 def read_python_recipe(path: Path) -> Recipe:
     """A config file of nanoGPT over nanoGPT's defaults, so that it has the same meaning as there."""
     defaults = dataclasses.asdict(TrainConfig()) | NANOGPT_DEFAULTS
-    defaults |= {synonym: defaults[name] for name, synonym in SYNONYMS.items()}
+    defaults |= {synonym: defaults[name] for name, synonym in SYNONYMS.items() if name in defaults}
     file_settings, problems = read_python_settings(path, defaults)
     settings: dict[str, ConfigValue] = {}
     for name, setting in file_settings.items():
@@ -206,8 +205,7 @@ def build_config(recipe: Recipe, overrides: Mapping[str, Any], device_type: str 
     layers = [recipe.settings, recipe.by_device.get(device_type or "", {}), checked]
     config = TrainConfig(**_merge(layers))
     problems += find_config_problems(config)
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
     return config
 
 
@@ -226,12 +224,9 @@ def override_config(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainC
         checked, more = check_settings({name: value}, TrainConfig)
         values |= checked
         problems += more
-    try:
+    with collect_problems(problems):
         merged = build_config(Recipe("config", "", values), overrides)
-    except UserError as error:
-        problems += error.problems
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
     return merged
 
 

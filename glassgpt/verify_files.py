@@ -17,13 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from glassgpt.data.dataset import BUILT_IN
-from glassgpt.data.digests import (
-    EXPORT_RECORD_FILE,
-    Progress,
-    file_sha256,
-    find_damage,
-    read_recorded_sha256,
-)
+from glassgpt.data.digests import EXPORT_RECORD_FILE, Progress, file_sha256, find_damage, read_recorded_sha256
 from glassgpt.data.manifest import MANIFEST_FILE, TOKENIZER_FILES, Manifest, read_stored_manifest
 from glassgpt.errors import UserError
 from glassgpt.files import expand_user_path, read_small_file, regular_file_opener_nofollow

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 
@@ -38,6 +39,10 @@ os.fsync = os.fstat  # type: ignore[assignment]
 # Under nohup, or in the background of a script, signals are ignored, and that is inherited; here they count.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# How long an example takes depends on the machine: speed is measured in bench/.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 MakeConfig = Callable[..., TrainConfig]
 

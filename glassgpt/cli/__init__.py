@@ -43,7 +43,7 @@ COMMAND_MODULES = {
     "eval": "eval_command",
     "plan": "plan_command",
     "tune": "tune_command",
-    "doctor": "doctor_command",
+    "doctor": "check_commands",
     "explain": "explain_commands",
     "watch": "watch_command",
     "compare": "explain_commands",
@@ -51,8 +51,8 @@ COMMAND_MODULES = {
     "page": "page_command",
     "export": "exchange_commands",
     "import": "exchange_commands",
-    "track": "track_command",
-    "verify": "verify_command",
+    "track": "exchange_commands",
+    "verify": "check_commands",
     "completion": "completion",
 }
 

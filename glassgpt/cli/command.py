@@ -14,9 +14,10 @@ from dataclasses import MISSING, dataclass, fields
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, collect_problems
 from glassgpt.flags import check_settings, field_types, parse_flags
 from glassgpt.recipe import Recipe, find_recipe, preset_names
+from glassgpt.record import journal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,11 +39,9 @@ def recipe_from_names(names: Sequence[str], problems: list[str], default: str = 
     if len(names) > 1:
         problems.append(f"one preset or file at a time, not {' and '.join(names)}")
     name = names[0] if names else default
-    try:
+    with collect_problems(problems):
         return find_recipe(name) if name else None
-    except UserError as error:
-        problems += error.problems
-        return None
+    return None
 
 
 # --- a command and its --help ---
@@ -86,7 +85,7 @@ def _print_schema(name: str, words: Sequence[str]) -> int:
     if others := [word for word in words if word != "--schema"]:
         raise UserError(f"--schema is printed by itself: leave out {' '.join(others)}")
     folder = resources.files("glassgpt") / "schemas"
-    schema, shared = (json.loads((folder / f"{one}.json").read_text("utf-8")) for one in (name, "shared"))
+    schema, shared = (json.loads((folder / f"{file}.json").read_text("utf-8")) for file in (name, "shared"))
     schema["$defs"] = schema.get("$defs", {}) | {key: shared[key] for key in schema.pop("shared")}
     print(json.dumps(schema, indent=1))
     return 0
@@ -144,6 +143,12 @@ def field_comments(options: type) -> dict[str, tuple[str, str]]:
                     comments[name] = section, " ".join(lines)
                 lines = []
     return comments
+
+
+def print_json(document: object, ascii_only: bool = True) -> None:
+    """Strict JSON: NaN and infinities as words."""
+    safe = journal.nonfinite_to_words(document)
+    print(json.dumps(safe, ensure_ascii=ascii_only, indent=1, allow_nan=False))
 
 
 def make_console(stderr: bool = False) -> Console:

@@ -27,7 +27,7 @@ from glassgpt.cli import COMMAND_MODULES, HELP, load_command
 from glassgpt.cli.command import Command, command, field_comments, parse_options
 from glassgpt.config import DEVICE_TYPES, TRACKERS
 from glassgpt.data.digests import EXPORT_RECORD_FILE
-from glassgpt.errors import UserError
+from glassgpt.errors import raise_if_any
 from glassgpt.flags import SYNONYMS, field_types
 from glassgpt.i18n import LANGUAGES
 from glassgpt.recipe import find_recipe, preset_names
@@ -56,8 +56,7 @@ def completion(words: list[str]) -> int:
     names, options, problems = parse_options(words, CompletionOptions)
     if options.line is None and (len(names) != 1 or names[0] not in SHELLS):
         problems.append(f"say which shell it is for: {', '.join(SHELLS)}")
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
     if options.line is not None:
         print("\n".join(complete_line(options.line)))
     else:

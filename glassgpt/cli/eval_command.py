@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from glassgpt.cli.command import command, make_console, parse_options
-from glassgpt.errors import UserError
+from glassgpt.errors import raise_if_any
 from glassgpt.i18n import preferred_language, use_language
 from glassgpt.sample.eval_options import EvalOptions, find_problems
 
@@ -22,8 +22,7 @@ def eval(words: list[str]) -> int:
     if len(names) < 2:
         problems.append("name a model, and what to evaluate it on: glass eval RUN my.txt, or data/DATASET")
     problems += find_problems(options)
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
     from glassgpt.sample.eval_texts import compare_models, open_text
     from glassgpt.show.terminal import eval_view
 
@@ -43,7 +42,7 @@ def _evaluate(specs: Sequence[str], texts: Sequence[EvalText], options: EvalOpti
     """Each model on all texts, with its progress on stderr."""
     from glassgpt.data.progress import show_token_progress
     from glassgpt.sample.eval_texts import evaluate_model, load_eval_model, tokenize_texts, window_sizes
-    from glassgpt.show.terminal.eval_view import print_model
+    from glassgpt.show.terminal.sample_view import print_model
 
     samplers = [load_eval_model(spec, options) for spec in specs]
     sizes = [window_sizes(sampler, options) for sampler in samplers]
@@ -51,7 +50,8 @@ def _evaluate(specs: Sequence[str], texts: Sequence[EvalText], options: EvalOpti
     total = sum(len(documents.ids) for row in tokenized for documents in row)
     err = make_console(stderr=True)
     for sampler in samplers:
-        print_model(sampler, err)
+        choices = [choice for choice in sampler.choices if choice.name != "dtype"]
+        print_model(sampler.checkpoint, sampler.model.parameter_count(), choices, err)
     with show_token_progress(
         total, lambda line: print(line, file=sys.stderr), True, label="evaluating"
     ) as advance:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -10,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from glassgpt.cli.command import command, make_console, parse_options
-from glassgpt.errors import UserError
+from glassgpt.cli.command import command, make_console, parse_options, print_json
+from glassgpt.errors import UserError, collect_problems, raise_if_any
 from glassgpt.explain.explain_options import (
     CompareOptions,
     ExplainOptions,
@@ -21,7 +20,7 @@ from glassgpt.explain.explain_options import (
 )
 from glassgpt.files import expand_user_path
 from glassgpt.i18n import check_language, preferred_language, use_language
-from glassgpt.record import journal
+from glassgpt.record.run_dir import no_run_problem
 from glassgpt.runs.overrides import RunOverrides, apply_overrides, is_override_flag, parse_overrides
 from glassgpt.sanitize import sanitize_line, sanitize_text
 
@@ -133,22 +132,17 @@ def parse_log_command_line(
     if names.count("-") > 1:
         problems.append("the standard input (-) can be read only once")
     for name in names:
-        try:
+        with collect_problems(problems):
             if name != "-" and not os.path.lexists(source_path(name)):
                 problems.append(f"there is no file or folder {name}")
-        except UserError as error:
-            problems += error.problems
     card = parse_card(options.gpu, problems)
     check_language(options.lang, problems)
     overrides: list[RunOverrides] = []
-    try:
-        # How many runs one file holds is known once it is read.
-        runs = _MAX_RUNS_OF_FILE if count is None and len(names) == 1 else max(1, len(names))
+    # How many runs one file holds is known once it is read.
+    runs = _MAX_RUNS_OF_FILE if count is None and len(names) == 1 else max(1, len(names))
+    with collect_problems(problems):
         overrides = parse_overrides(override_words, runs)
-    except UserError as error:
-        problems += error.problems
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
     return names, overrides, options, card
 
 
@@ -156,14 +150,12 @@ def _read_files(names: list[str], overrides: list[RunOverrides]) -> list[list[Ru
     """The runs of each file, of all files, or all problems at once."""
     from glassgpt.runs.reading import read_run_logs
 
-    files, problems = [], []
+    files: list[list[RunLog]] = []
+    problems: list[str] = []
     for name, run_overrides in zip(names, overrides, strict=True):
-        try:
+        with collect_problems(problems):
             files.append([apply_overrides(run_log, run_overrides) for run_log in read_run_logs(name)])
-        except UserError as error:
-            problems += error.problems
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
     return files
 
 
@@ -190,8 +182,7 @@ def _read_runs_of_file(name: str, overrides: list[RunOverrides]) -> list[RunLog]
 def _print_json(document: dict[str, Any]) -> None:
     """In ASCII if stdout cannot encode Unicode."""
     is_unicode = (sys.stdout.encoding or "").lower().replace("-", "") in ("utf8", "utf16", "utf32")
-    safe = journal.nonfinite_to_words(document)
-    print(json.dumps(safe, ensure_ascii=not is_unicode, indent=1, allow_nan=False))
+    print_json(document, ascii_only=not is_unicode)
 
 
 # --- glass explain --watch ---
@@ -246,9 +237,7 @@ def _follow(name: str, watcher: LogWatcher, echo: Callable[[str], None] | None) 
     if path.is_dir() and file.is_symlink():
         raise UserError(f"{file} is not read: it is a symbolic link, which is not followed")
     if not file.is_file():
-        raise UserError(
-            f"{name} holds no run: there is no {journal.FILE_NAME} in it; `glass runs` lists the runs"
-        )
+        raise UserError(no_run_problem(Path(name)))
 
     def is_over() -> bool:
         return name in DEMO_LOGS or (ends_with_lock(file) and not is_running(file.parent))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from dataclasses import dataclass
 
-from glassgpt.cli.command import command, make_console, parse_options
+from glassgpt.cli.command import command, make_console, parse_options, print_json
 from glassgpt.config import DEVICE_PATTERN, has_invalid_characters
-from glassgpt.errors import UserError
+from glassgpt.errors import raise_if_any
 from glassgpt.i18n import check_language, preferred_language, use_language
-from glassgpt.record import journal
 from glassgpt.sample.sample_options import SampleOptions
 
 
@@ -45,8 +44,8 @@ def look(words: list[str]) -> int:
     if has_invalid_characters(options.text):
         problems.append("--text is not text in UTF-8")
     check_language(options.lang, problems)
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
+    from glassgpt.runs.checkpoint_looks import append_look
     from glassgpt.sample.look import training_dataset
     from glassgpt.sample.look_document import look as look_at
     from glassgpt.sample.sampler import find_model_source, load_sampler
@@ -61,8 +60,11 @@ def look(words: list[str]) -> int:
         run = sampler.checkpoint.folder
         against = load_sampler(f"{run}@{options.against}" if is_checkpoint else options.against, sampling)
     document = look_at(sampler, training_dataset(sampler, options.data_dir), options.text, against)
+    if (kept := document.as_checkpoint_look()) is not None:
+        with contextlib.suppress(OSError):  # somebody else's run may be read, too
+            append_look(sampler.checkpoint.folder, kept)
     if options.json:
-        print(json.dumps(journal.nonfinite_to_words(document.as_dict()), indent=1, allow_nan=False))
+        print_json(document.as_dict())
         return 0
     with use_language(options.lang or preferred_language()):
         print_look(document, make_console(), make_console(stderr=True))

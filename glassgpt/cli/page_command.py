@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from glassgpt.cli.command import command, parse_options
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, collect_problems
 from glassgpt.flags import parse_duration
 from glassgpt.i18n import check_language, preferred_language, translate, use_language
 from glassgpt.record.run_dir import RUNS_DIR
@@ -51,11 +51,9 @@ def page(words: list[str]) -> int:
     if idle_s is None:
         problems.append(f"--idle={options.idle} is not a time of at most a day: try --idle=30s or --idle=2h")
     for name in names:
-        try:
+        with collect_problems(problems):
             if not os.path.lexists(source_path(name)):
                 problems.append(f"there is no file or folder {name}")
-        except UserError as error:
-            problems += error.problems
     if not names and not RUNS_DIR.is_dir():
         problems.append(f"there is no folder {RUNS_DIR}/ here; say what to show: glass page RUN, or a log")
     problems += launch.page_problems()

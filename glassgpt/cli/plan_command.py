@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from glassgpt.cli.command import command, make_console, recipe_from_names
 from glassgpt.config import DEVICE_PATTERN, TrainConfig
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, collect_problems, raise_if_any
 from glassgpt.files import expand_user_path
 from glassgpt.flags import check_settings, parse_flags
 from glassgpt.i18n import preferred_language, use_language
@@ -23,8 +22,6 @@ from glassgpt.recipe import DEFAULT_PRESET, Recipe, build_config
 if TYPE_CHECKING:
     from glassgpt.estimate.measured_speed import ProbeResult
     from glassgpt.plan.target import PlanTarget
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -56,8 +53,7 @@ def plan(words: list[str]) -> int:
             others += ["other options"]
         if others:
             problems.append(f"--cards is a table by itself: leave out {', '.join(others)}")
-        if problems:
-            raise UserError(problems)
+        raise_if_any(problems)
         return _print_recommendations(options.json)
     with use_language(options.lang or preferred_language()):
         request = _resolve_request(names, flags, options, problems)
@@ -92,14 +88,13 @@ def _resolve_request(
     device = "auto" if recipe is None else str({**recipe.settings, **flags}.get("device", "auto"))
     if not DEVICE_PATTERN.fullmatch(device):
         device = "auto"  # build_config reports it
-    target = _collect_problems(
-        problems,
-        lambda: with_cluster(find_target(options.gpu, device), options.gpus, options.nodes, options.network),
-    )
-    device_type = None if target is None else target.device_type
-    config = _collect_problems(
-        problems, lambda: build_config(recipe or Recipe("", "", {}), flags, device_type)
-    )
+    target: PlanTarget | None = None
+    config: TrainConfig | None = None
+    with collect_problems(problems):
+        target = with_cluster(find_target(options.gpu, device), options.gpus, options.nodes, options.network)
+    with collect_problems(problems):
+        device_type = None if target is None else target.device_type
+        config = build_config(recipe or Recipe("", "", {}), flags, device_type)
     if config is not None and options.hours is not None:
         if config.init_from != "scratch":
             problems.append(
@@ -119,14 +114,6 @@ def _resolve_request(
     if target.is_local and config.history == "on":
         target = replace(target, history=read_rows())
     return _PlanRequest(recipe.name, config, target, options, "block_size" in flags)
-
-
-def _collect_problems(problems: list[str], make: Callable[[], Result]) -> Result | None:
-    try:
-        return make()
-    except UserError as error:
-        problems += error.problems
-        return None
 
 
 def _probe(request: _PlanRequest) -> ProbeResult:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glassgpt.cli.command import command, make_console, parse_options
-from glassgpt.errors import UserError
+from glassgpt.errors import raise_if_any
 from glassgpt.files import expand_user_path
 from glassgpt.i18n import preferred_language, use_language
 
@@ -39,8 +39,7 @@ def runs(words: list[str]) -> int:
     folder = Path(names[0] if names else "runs")
     if names and not folder.is_dir():
         problems.append(f"there is no folder {folder}")
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
     with use_language(preferred_language()):
         print_runs(find_runs(folder), folder, make_console())
     return 0
@@ -55,8 +54,7 @@ def show(words: list[str]) -> int:
         problems.append("say which run to show; `glass runs` lists them")
     if options.width < 40:
         problems.append("--width must be at least 40")
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
     with use_language(preferred_language()):
         if options.svg:
             svg_path = expand_user_path(options.svg)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from glassgpt.cli.command import command, make_console, parse_options
-from glassgpt.errors import UserError
+from glassgpt.errors import raise_if_any
 from glassgpt.sample.sample_options import SampleOptions, find_problems, prompt_text
 
 
@@ -15,8 +15,7 @@ def sample(words: list[str]) -> int:
             f"one run at a time, not {' and '.join(names)}; --compare=RUN2 shows another beside it"
         )
     problems += find_problems(options)
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
     text = prompt_text(options.start)
     from glassgpt.sample.sampler import find_model_source, load_sampler
     from glassgpt.show.terminal import sample_view
@@ -27,7 +26,8 @@ def sample(words: list[str]) -> int:
     prompts = [sampler.encode(text) for sampler in samplers]
     err = make_console(stderr=True)
     for sampler, prompt in zip(samplers, prompts, strict=True):
-        sample_view.print_model_info(sampler, err)
+        parameters = sampler.model.parameter_count()
+        sample_view.print_model(sampler.checkpoint, parameters, sampler.choices, err)
         sample_view.print_prompt_truncation(sampler, prompt, err)
     if len(samplers) == 1:
         sample_view.stream_samples(samplers[0], text, prompts[0], options, err)

@@ -148,7 +148,7 @@ def _train(
     console: Listener = RunConsole(out, sys.stdout.isatty(), verbose, page_url)
     if request.config.console == "nanogpt":
         console = NanogptConsole(page_url=page_url)
-    listeners: list[Listener] = [_ConsoleListener(console, report), report] if group.is_rank_zero else []
+    listeners: list[Listener] = [_ConsoleListener(console, report), report]  # other ranks have no sink
     run = session.start_run(request, listeners, signals, process_age_s(), group, trackers)
     if run.was_over and group.is_rank_zero:
         longer = f"--max_iters={2 * run.iter}" if run.reason == "finished" else "--patience=0"

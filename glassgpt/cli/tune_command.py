@@ -7,17 +7,14 @@ The trials run in a separate process; this one never imports torch.
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
-from typing import Any
 
-from glassgpt.cli.command import command, make_console, recipe_from_names
+from glassgpt.cli.command import command, make_console, print_json, recipe_from_names
 from glassgpt.config import TrainConfig
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, collect_problems
 from glassgpt.flags import check_settings, did_you_mean, field_types, parse_duration, parse_flags
 from glassgpt.recipe import DEFAULT_PRESET, Recipe, build_config
-from glassgpt.record import journal
 from glassgpt.tune.tuning import TuneOptions, check_tune_options
 
 
@@ -59,8 +56,7 @@ def tune(words: list[str]) -> int:
         print_tuning(result, out)
     path = tuning.write_tuned_file(text, options.out, options.force)
     if options.json:
-        document: dict[str, Any] = {"file": str(path), **result.as_dict()}
-        print(json.dumps(journal.nonfinite_to_words(document), indent=1, allow_nan=False))
+        print_json({"file": str(path), **result.as_dict()})
     else:
         print_tuned_file(result, path, out)
     return 0
@@ -88,10 +84,8 @@ def _parse_command_line(words: list[str]) -> tuple[Recipe, TuneOptions, dict[str
     if recipe is None or recipe.by_device:  # which of its tables applies is not known yet
         problems += check_settings(flags, TrainConfig)[1]
     else:
-        try:
+        with collect_problems(problems):
             tuning.check_tunable(build_config(recipe, flags))
-        except UserError as error:
-            problems += error.problems
     if problems or recipe is None:
         raise UserError(problems)
     return recipe, options, flags

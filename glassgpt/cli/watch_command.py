@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from glassgpt.cli.command import command, make_console, parse_options
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, raise_if_any
 from glassgpt.explain.explain_options import ExplainOptions, WatchOptions, parse_card
 from glassgpt.files import abbreviate_home
 from glassgpt.i18n import check_language, preferred_language, use_language
@@ -43,7 +43,7 @@ def watch(words: list[str]) -> int:
 
 
 def _fill_screen(name: str, overrides: RunOverrides, options: WatchOptions, card: Card | None) -> int:
-    """With the page's URL only by --page=on: this is the view for those who have no browser at hand."""
+    """The view for those who have no browser at hand; its last line is the page's URL for the others."""
     from glassgpt.explain.watch import FollowedRun
     from glassgpt.runs.reading import source_path
     from glassgpt.show.terminal.watch_view import watch_run
@@ -55,7 +55,7 @@ def _fill_screen(name: str, overrides: RunOverrides, options: WatchOptions, card
         if name == "-":
             source, is_writing = closing.enter_context(_saved_stdin())
             name = "standard input"
-        elif options.page == "on":
+        else:
             url = _start_page(options, source_path(name))
         followed = FollowedRun(source, card, overrides, is_writing)
         followed.poll(max_s=0.0)  # what cannot be read is said before the screen is filled
@@ -88,8 +88,7 @@ def _watch_command(words: list[str], command_words: list[str]) -> int:
         problems.append("-- COMMAND needs Linux or macOS; here: COMMAND 2>&1 | glass explain - --watch")
     parse_card(options.gpu, problems)
     check_language(options.lang, problems)
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
     from glassgpt.record.output_log import OutputLog
     from glassgpt.record.watched_command import CannotStart, check_command, run_command
 
@@ -100,10 +99,17 @@ def _watch_command(words: list[str], command_words: list[str]) -> int:
             _report(f"the output is saved in {abbreviate_home(str(log.path))}")
             if page := _start_page(options, log.path.parent):
                 _report(page)
-        return run_command(command_words, log, _report)
+        try:
+            exit_code = run_command(command_words, log, _report)
+        except CannotStart:
+            log.discard()
+            raise
     except CannotStart as error:
         _report(str(error))
         return error.exit_code
+    if log.path is not None and sys.stderr.isatty():  # elsewhere stderr is the command's alone
+        _report(f"exit code {exit_code}; what happened in it: glass explain {log.path.parent}")
+    return exit_code
 
 
 def _start_page(options: WatchOptions, source: Path) -> str:

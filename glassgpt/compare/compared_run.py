@@ -15,12 +15,7 @@ from glassgpt.compare.loss_curve import LossCurve, LossKind, batch_curve, traini
 from glassgpt.estimate.cards import Card
 from glassgpt.i18n import Message, Text, message_values
 from glassgpt.runs.analysis import MIN_MFU, Analysis
-from glassgpt.runs.model_size import (
-    device_count,
-    iteration_flops_bounds,
-    nearest_multiple,
-    stated_peak_flops,
-)
+from glassgpt.runs.model_size import device_count, iteration_flops_bounds, nearest_multiple, stated_peak_flops
 from glassgpt.runs.noise import EvalNoise, noise_from_scatter, tokens_per_eval
 from glassgpt.runs.run_log import RunLog
 

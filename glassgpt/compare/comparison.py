@@ -55,7 +55,7 @@ class Comparison:
 
     @property
     def losses_are_comparable(self) -> bool:
-        return all(one.level in ("same", "assumed") for one in self.comparability)
+        return all(pair.level in ("same", "assumed") for pair in self.comparability)
 
     def as_dict(self) -> dict[str, object]:
         return {
@@ -115,7 +115,7 @@ def compare(runs: Sequence[RunLog], card: Card | None = None) -> Comparison:
         verdict += compare_losses(first, other, pair_differences, level, loss_kind)
     verdict += _perplexity_claims(compared)
     curves = [run.curve for run in compared]
-    if any(one.level in ("refused", "bytes") for one in comparability):
+    if any(pair.level in ("refused", "bytes") for pair in comparability):
         aligned = {axis: Alignment(axis, (), translate("compare.alignment.not_comparable")) for axis in AXES}
         common_loss = None
     else:
@@ -193,8 +193,8 @@ def _losses_json(comparison: Comparison) -> dict[str, object]:
     document: dict[str, object] = {
         "measure": comparison.loss_kind,
         "comparable": [
-            {"how": one.level, "reasons": [str(reason) for reason in one.reasons]}
-            for one in comparison.comparability
+            {"how": pair.level, "reasons": [str(reason) for reason in pair.reasons]}
+            for pair in comparison.comparability
         ],
     }
     for axis in AXES:

@@ -248,42 +248,32 @@ def check_comparability(first: ComparedRun, other: ComparedRun) -> Comparability
 
 
 def _dataset_difference(first: ComparedRun, other: ComparedRun) -> Message | None:
+    pair = {"a": first.label, "b": other.label}
     logs = (first.log, other.log)
     stages = [run_log.stage for run_log in logs]
     if all(stages) and stages[0] != stages[1]:
-        return say(
-            "compare.comparable.stages", a=first.label, b=other.label, a_stage=stages[0], b_stage=stages[1]
-        )
+        return say("compare.comparable.stages", **pair, a_stage=stages[0], b_stage=stages[1])
     hashes = [run_log.setup.data.get("hash") for run_log in logs]
     names = [dataset_name(run_log) for run_log in logs]
     if all(hashes) and hashes[0] == hashes[1]:
         return None
     if all(names) and names[0] != names[1]:
-        return say(
-            "compare.comparable.data_names", a=first.label, b=other.label, a_data=names[0], b_data=names[1]
-        )
+        return say("compare.comparable.data_names", **pair, a_data=names[0], b_data=names[1])
     if all(hashes) and not _tokenizer_difference(first, other):
-        return say("compare.comparable.data_contents", a=first.label, b=other.label)
+        return say("compare.comparable.data_contents", **pair)
     return None
 
 
 def _tokenizer_difference(first: ComparedRun, other: ComparedRun) -> Message | None:
+    pair = {"a": first.label, "b": other.label}
     sizes = [stated_vocab_size(run.log) for run in (first, other)]
     # GPT-2's 50257 ids are often padded to 50304: the same tokens.
     unpadded = {min(size, 50_257) if size and 50_257 <= size <= 50_432 else size for size in sizes}
     if all(sizes) and len(unpadded) > 1:
-        return say(
-            "compare.comparable.vocabulary_sizes",
-            a=first.label,
-            b=other.label,
-            a_size=sizes[0] or 0,
-            b_size=sizes[1] or 0,
-        )
+        return say("compare.comparable.vocabulary_sizes", **pair, a_size=sizes[0] or 0, b_size=sizes[1] or 0)
     names = [run.log.setup.data.get("tokenizer") for run in (first, other)]
     if all(names) and names[0] != names[1]:
-        return say(
-            "compare.comparable.tokenizers", a=first.label, b=other.label, a_name=names[0], b_name=names[1]
-        )
+        return say("compare.comparable.tokenizers", **pair, a_name=names[0], b_name=names[1])
     return None
 
 
@@ -332,12 +322,19 @@ def bits_per_byte(run: ComparedRun, val_loss: float) -> float | None:
     """A validation loss of this run in bits per byte of text; None where the log does not say enough."""
     if run.log.val_metric == "bits_per_byte":
         return val_loss
-    bytes_per_token = run.log.setup.bytes_per_token
-    if not bytes_per_token or not bytes_per_token > 0:
+    bytes_per_token, nats = run.log.setup.bytes_per_token, _in_nats(run, val_loss)
+    if nats is None or not bytes_per_token or not bytes_per_token > 0:
         return None
-    return loss_law.bits_per_byte(val_loss, bytes_per_token)
+    return loss_law.bits_per_byte(nats, bytes_per_token)
 
 
 def run_perplexity(run: ComparedRun, val_loss: float) -> float | None:
-    value = loss_law.perplexity(val_loss) if run.log.val_metric == "loss" else math.inf
+    nats = _in_nats(run, val_loss) if run.log.val_metric == "loss" else None
+    value = math.inf if nats is None else loss_law.perplexity(nats)
     return value if math.isfinite(value) else None
+
+
+def _in_nats(run: ComparedRun, val_loss: float) -> float | None:
+    """None where the loss is not the cross-entropy of a token."""
+    base = run.log.trainer.loss_base
+    return None if base is None else val_loss * math.log(base)

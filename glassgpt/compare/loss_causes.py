@@ -41,8 +41,8 @@ def explain_better(
     causes = find_causes(better, worse, differences)
     labels = (better.label, worse.label)
     if not causes:
-        seed = next((one for one in differences if one.name == "seed" and one.is_known), None)
-        if seed is not None:
+        has_other_seed = any(difference.name == "seed" and difference.is_known for difference in differences)
+        if has_other_seed:
             sentence = say("compare.better-unexplained.seed", better=better.label)
         else:
             sentence = say("compare.better-unexplained", better=better.label)
@@ -74,7 +74,7 @@ def find_causes(
         *_training_causes(better, worse),
         *_logged_lr_causes(better, worse),
     ]
-    states_lr = any(one.name == "learning_rate" and one.is_known for one in differences)
+    states_lr = any(difference.name == "learning_rate" and difference.is_known for difference in differences)
     causes = [cause for cause in causes if cause.id != "logged-lr" or not states_lr]
     for difference in differences:
         is_loss_setting = (
@@ -94,6 +94,7 @@ def _notable_ratio(better: float | None, worse: float | None) -> float | None:
 
 
 def _model_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause]:
+    pair = {"better": better.label, "worse": worse.label}
     causes = []
     sizes = better.analysis.size, worse.analysis.size
     if ratio := _notable_ratio(sizes[0].parameters, sizes[1].parameters):
@@ -102,8 +103,7 @@ def _model_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause]:
         )
         sentence = say(
             "compare.better-because.reason.model_size",
-            better=better.label,
-            worse=worse.label,
+            **pair,
             factor=max(ratio, 1 / ratio),
             better_size=better_size,
             worse_size=worse_size,
@@ -115,11 +115,7 @@ def _model_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause]:
     contexts = [positive_int_setting(run.log, "block_size") for run in (better, worse)]
     if contexts[0] is not None and contexts[1] is not None and contexts[0] != contexts[1]:
         sentence = say(
-            "compare.better-because.reason.context",
-            better=better.label,
-            worse=worse.label,
-            better_size=contexts[0],
-            worse_size=contexts[1],
+            "compare.better-because.reason.context", **pair, better_size=contexts[0], worse_size=contexts[1]
         )
         causes.append(LossCause("context", sentence, contexts[0] > contexts[1]))
     return causes
@@ -127,12 +123,12 @@ def _model_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause]:
 
 def _training_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause]:
     """Tokens per iteration, and tokens up to the best evaluation; iterations where tokens are unknown."""
+    pair = {"better": better.label, "worse": worse.label}
     causes = []
     if ratio := _notable_ratio(better.analysis.tokens_per_iteration, worse.analysis.tokens_per_iteration):
         sentence = say(
             "compare.better-because.reason.batch",
-            better=better.label,
-            worse=worse.label,
+            **pair,
             factor=max(ratio, 1 / ratio),
             better_tokens=better.analysis.tokens_per_iteration or 0,
             worse_tokens=worse.analysis.tokens_per_iteration or 0,
@@ -144,8 +140,7 @@ def _training_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause]
         if ratio := _notable_ratio(*tokens):
             sentence = say(
                 "compare.better-because.reason.tokens",
-                better=better.label,
-                worse=worse.label,
+                **pair,
                 factor=max(ratio, 1 / ratio),
                 better_tokens=tokens[0] or 0,
                 worse_tokens=tokens[1] or 0,
@@ -154,8 +149,7 @@ def _training_causes(better: ComparedRun, worse: ComparedRun) -> list[LossCause]
     elif better.best and worse.best and (ratio := _notable_ratio(better.best[1], worse.best[1])):
         sentence = say(
             "compare.better-because.reason.iterations",
-            better=better.label,
-            worse=worse.label,
+            **pair,
             factor=max(ratio, 1 / ratio),
             better_count=better.best[1],
             worse_count=worse.best[1],
@@ -216,21 +210,17 @@ def explain_by_training_length(better: ComparedRun, worse: ComparedRun, gap: flo
         else:
             continue
         values["ahead"] = ahead
-        if is_left:
-            if axis == "iterations":
-                sentence = say("compare.iterations-not-cause", **values)
-                claims.append(Claim("iterations-not-cause", labels, sentence))
-            else:
-                sentence = say("compare.tokens-not-cause", **values)
-                claims.append(Claim("tokens-not-cause", labels, sentence))
+        details = _schedule_details(better, worse, axis, at)
+        if is_left and axis == "iterations":
+            sentence = say("compare.iterations-not-cause", **values)
+            claims.append(Claim("iterations-not-cause", labels, sentence))
+        elif is_left:
+            claims.append(Claim("tokens-not-cause", labels, say("compare.tokens-not-cause", **values)))
+        elif is_gone and axis == "iterations":
+            sentence = say("compare.iterations-cause", **values)
+            claims.append(Claim("iterations-cause", labels, sentence, details))
         elif is_gone:
-            details = _schedule_details(better, worse, axis, at)
-            if axis == "iterations":
-                sentence = say("compare.iterations-cause", **values)
-                claims.append(Claim("iterations-cause", labels, sentence, details))
-            else:
-                sentence = say("compare.tokens-cause", **values)
-                claims.append(Claim("tokens-cause", labels, sentence, details))
+            claims.append(Claim("tokens-cause", labels, say("compare.tokens-cause", **values), details))
     return claims
 
 
@@ -261,6 +251,7 @@ def rule_out_hardware(
     better: ComparedRun, worse: ComparedRun, gap: float, differences: tuple[Difference, ...]
 ) -> list[Claim]:
     """For readers who may blame the hardware: it differs, or a log does not say that it is the same."""
+    pair = {"better": better.label, "worse": worse.label}
     loss_settings = [
         difference
         for difference in differences
@@ -275,7 +266,7 @@ def rule_out_hardware(
             devices = {setup.settings.get("device") for setup in setups}
         if len(devices) == 1:
             return []
-    sentence = say("compare.hardware-not-cause", better=better.label, worse=worse.label)
+    sentence = say("compare.hardware-not-cause", **pair)
     details = [
         say(
             "compare.hardware-not-cause.reason.settings",
@@ -288,8 +279,7 @@ def rule_out_hardware(
         details.append(
             say(
                 "compare.hardware-not-cause.reason.total_times",
-                better=better.label,
-                worse=worse.label,
+                **pair,
                 better_time=times_s[0],
                 worse_time=times_s[1],
             )

@@ -255,13 +255,11 @@ def align(axis: Axis, curves: Sequence[LossCurve]) -> Alignment:
 
 
 def _missing_axis(axis: Axis) -> str:
-    if axis == "tokens":
-        return translate("compare.alignment.no_tokens")
-    return (
-        translate("compare.alignment.no_flops")
-        if axis == "flops"
-        else translate("compare.alignment.no_times")
-    )
+    reasons = {
+        "tokens": translate("compare.alignment.no_tokens"),
+        "flops": translate("compare.alignment.no_flops"),
+    }
+    return reasons.get(axis) or translate("compare.alignment.no_times")
 
 
 def loss_near(curve: LossCurve, axis: Axis, at: float) -> MeasuredLoss | None:
@@ -324,8 +322,5 @@ def find_lowest_common_loss(curves: Sequence[LossCurve]) -> LowestCommonLoss | N
 
 
 def format_axis_value(axis: Axis, at: float) -> str:
-    if axis == "iterations":
-        return format_integer(at)
-    if axis == "tokens":
-        return format_count(at)
-    return format_duration(at) if axis == "time" else format_flops(at)
+    formats = {"iterations": format_integer, "tokens": format_count, "time": format_duration}
+    return formats.get(axis, format_flops)(at)

@@ -31,13 +31,14 @@ def compare_losses(
     comparability: Comparability,
     loss_kind: LossKind,
 ) -> list[Claim]:
+    pair = {"a": first.label, "b": other.label}
     labels = (first.label, other.label)
     untrained = tuple(run.label for run in (first, other) if run.last is None or run.last[1] == 0)
     if untrained:
         sentence = say("compare.no-losses", runs=", ".join(untrained))
         return [Claim("no-losses", untrained, sentence)]
     if comparability.level == "refused":
-        sentence = say("compare.not-comparable", a=first.label, b=other.label)
+        sentence = say("compare.not-comparable", **pair)
         return [Claim("not-comparable", labels, sentence, comparability.reasons)]
     if comparability.level == "bytes":
         a_bits, b_bits = (
@@ -45,9 +46,8 @@ def compare_losses(
         )
         sentence = say(
             "compare.better-per-byte",
+            **pair,
             better=first.label if a_bits < b_bits else other.label,
-            a=first.label,
-            b=other.label,
             a_bits=a_bits,
             b_bits=b_bits,
         )
@@ -55,7 +55,7 @@ def compare_losses(
         return [Claim("better-per-byte", labels, sentence, (*comparability.reasons, per_token))]
     claims = _compare_best_losses(first, other, differences, loss_kind)
     if comparability.level == "assumed":
-        sentence = say("compare.assumed-comparable", a=first.label, b=other.label)
+        sentence = say("compare.assumed-comparable", **pair)
         claims.append(Claim("assumed-comparable", labels, sentence, comparability.reasons))
     if loss_kind == "training":
         sentence = say("compare.training-losses")
@@ -111,15 +111,14 @@ def _compare_best_losses(
 
 
 def _equally_good_claim(first: ComparedRun, other: ComparedRun, gap: float) -> Claim:
+    pair = {"a": first.label, "b": other.label}
     gap_std = _gap_std(first, other)
     if not gap:
-        sentence = say("compare.equally-good.same_loss", a=first.label, b=other.label)
+        sentence = say("compare.equally-good.same_loss", **pair)
     elif gap_std:
-        sentence = say(
-            "compare.equally-good.within_noise", a=first.label, b=other.label, gap=gap, noise=gap_std
-        )
+        sentence = say("compare.equally-good.within_noise", **pair, gap=gap, noise=gap_std)
     else:
-        sentence = say("compare.equally-good.noise_unknown", a=first.label, b=other.label, gap=gap)
+        sentence = say("compare.equally-good.noise_unknown", **pair, gap=gap)
     return Claim("equally-good", (first.label, other.label), sentence)
 
 
@@ -151,7 +150,7 @@ def past_best_claim(run: ComparedRun) -> Claim | None:
 def _overfitted_end_claim(run: ComparedRun) -> Claim | None:
     """Of a tail: both losses of the last evaluation are so far apart that the best one came earlier."""
     gap = run.analysis.train_val_gap
-    if gap is None:
+    if gap is None or gap.train_lines is not None:
         return None
     sentence = say(
         "compare.past-best.by_gap",
@@ -167,6 +166,7 @@ def _overfitted_end_claim(run: ComparedRun) -> Claim | None:
 def _undecided_claim(better: ComparedRun, worse: ComparedRun, aligned: dict[Axis, Alignment]) -> Claim | None:
     """The run with the higher loss may have been stopped early: its last evaluation is its best, and it is
     not behind there."""
+    pair = {"better": better.label, "worse": worse.label}
     points = aligned["iterations"].points
     if worse.best is None or worse.best != worse.last or better.best is None or not points:
         return None
@@ -184,23 +184,16 @@ def _undecided_claim(better: ComparedRun, worse: ComparedRun, aligned: dict[Axis
     limit = _smallest_clear_gap(better, worse)
     if worse_loss.loss - better_loss.loss > limit:
         return None
-    sentence = say("compare.better-open", better=better.label, worse=worse.label, at=worse.best[1])
+    sentence = say("compare.better-open", **pair, at=worse.best[1])
     details = [
         say(
             "compare.better-open.reason.last_common",
+            **pair,
             at=worse.best[1],
-            worse=worse.label,
-            better=better.label,
             own=format_loss(worse_loss.loss),
             its=format_loss(better_loss.loss),
         ),
-        say(
-            "compare.better-open.reason.best_is_later",
-            loss=better.best[0],
-            better=better.label,
-            worse=worse.label,
-            at=better.best[1],
-        ),
+        say("compare.better-open.reason.best_is_later", **pair, loss=better.best[0], at=better.best[1]),
     ]
     gap = abs(worse_loss.loss - better_loss.loss)
     if 0 < gap <= limit:

@@ -13,7 +13,7 @@ import numpy as np
 from glassgpt.compare.compared_run import Claim, ComparedRun, least_work_ratio, safe_ratio, work_bounds
 from glassgpt.compare.differences import HARDWARE_SETTINGS, Difference, list_settings
 from glassgpt.format import format_parameters
-from glassgpt.i18n import Message, Text, say
+from glassgpt.i18n import Message, Text, make_text, say
 from glassgpt.runs.model_size import device_count
 from glassgpt.runs.trajectory import positive_int_setting
 
@@ -124,8 +124,8 @@ def _step_time_details(first: ComparedRun, other: ComparedRun) -> Text:
         say(
             "compare.faster.reason.over_regimes",
             run=run.label,
-            low_ms=min(one.steady_ms for one in run.analysis.regimes),
-            high_ms=max(one.steady_ms for one in run.analysis.regimes),
+            low_ms=min(regime.steady_ms for regime in run.analysis.regimes),
+            high_ms=max(regime.steady_ms for regime in run.analysis.regimes),
         )
         for run in (first, other)
         if len(run.analysis.regimes) > 1
@@ -163,6 +163,7 @@ def _faster_claim(fast: ComparedRun, slow: ComparedRun) -> Claim:
 
 def _reason_claims(fast: ComparedRun, slow: ComparedRun, differences: tuple[Difference, ...]) -> list[Claim]:
     """Cheaper tokens, or more FLOP/s; and of the latter what differs that can cause it."""
+    pair = {"fast": fast.label, "slow": slow.label}
     flops = _token_flops(fast), _token_flops(slow)
     achieved = [
         (run.analysis.achieved_tflops or 0.0) * 1e12 or (own or 0.0) * (run.analysis.tokens_per_s or 0.0)
@@ -175,16 +176,14 @@ def _reason_claims(fast: ComparedRun, slow: ComparedRun, differences: tuple[Diff
     details = (
         say(
             "compare.faster-by-rate.reason.flops_per_token",
-            fast=fast.label,
-            slow=slow.label,
+            **pair,
             factor=max(cost, 1 / cost),
             fast_flops=flops[0] or 0.0,
             slow_flops=flops[1] or 0.0,
         ),
         say(
             "compare.faster-by-rate.reason.achieved",
-            fast=fast.label,
-            slow=slow.label,
+            **pair,
             factor=max(rate, 1 / rate),
             fast_rate=achieved[0],
             slow_rate=achieved[1],
@@ -195,7 +194,7 @@ def _reason_claims(fast: ComparedRun, slow: ComparedRun, differences: tuple[Diff
     if rate < _MIN_NOTABLE_RATIO:
         sentence = say("compare.faster-by-size", slow=slow.label, cost=cost)
         return [Claim("faster-by-size", labels, sentence, details)]
-    sentence = say("compare.faster-by-size.and_rate", fast=fast.label, slow=slow.label, cost=cost, rate=rate)
+    sentence = say("compare.faster-by-size.and_rate", **pair, cost=cost, rate=rate)
     by_size = Claim("faster-by-size", labels, sentence, details)
     return [by_size, *_cause_claims(fast, slow, (), differences)]
 
@@ -221,13 +220,9 @@ def _cause_claims(
     causes.sort(
         key=lambda difference: (difference.group == "versions", order.get(difference.name, len(order)))
     )
-    extra: list[Message] = []
-    if load := _load_detail(fast, slow):
-        extra.append(load)
-    if peak := _measured_peak_detail(fast, slow):
-        extra.append(peak)
-    if slow_at_times := _slow_at_times_detail(fast, slow):
-        extra.append(slow_at_times)
+    extra = make_text(
+        [_load_detail(fast, slow), _measured_peak_detail(fast, slow), _slow_at_times_detail(fast, slow)]
+    )
     labels, values = (fast.label, slow.label), {"fast": fast.label, "slow": slow.label}
     if causes:
         listed = list_settings(causes[:_MAX_LISTED_SETTINGS])
@@ -326,18 +321,11 @@ def _mfu_is_not_speed_claims(fast: ComparedRun, slow: ComparedRun) -> list[Claim
     if rate is None or cost is None or rate < 1 + _EQUAL_SPEED_TOLERANCE or not fast.shares_peak_with(slow):
         return []
     sentence = say("compare.mfu-is-not-speed", slow=slow.label, rate=rate, cost=cost)
-    details = []
+    detail = None
     if fast.mfu and slow.mfu:
-        details.append(
-            say(
-                "compare.mfu-is-not-speed.reason.mfu",
-                fast=fast.label,
-                slow=slow.label,
-                fast_mfu=fast.mfu,
-                slow_mfu=slow.mfu,
-            )
-        )
-    return [Claim("mfu-is-not-speed", (slow.label, fast.label), sentence, tuple(details))]
+        values = {"fast": fast.label, "slow": slow.label, "fast_mfu": fast.mfu, "slow_mfu": slow.mfu}
+        detail = say("compare.mfu-is-not-speed.reason.mfu", **values)
+    return [Claim("mfu-is-not-speed", (slow.label, fast.label), sentence, make_text(detail))]
 
 
 def _micro_batch_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
@@ -406,15 +394,8 @@ def _overhead_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
     high_rate, low_rate = (
         safe_ratio(run.analysis.tokens_of_this_run, run.analysis.total_s) for run in (high, low)
     )
-    details: Text = ()
+    detail = None
     if high_rate and low_rate:
-        details = (
-            say(
-                "compare.overhead.reason.whole_run_rate",
-                high=high.label,
-                low=low.label,
-                high_rate=high_rate,
-                low_rate=low_rate,
-            ),
-        )
-    return [Claim("overhead", (high.label, low.label), sentence, details)]
+        values = {"high": high.label, "low": low.label, "high_rate": high_rate, "low_rate": low_rate}
+        detail = say("compare.overhead.reason.whole_run_rate", **values)
+    return [Claim("overhead", (high.label, low.label), sentence, make_text(detail))]

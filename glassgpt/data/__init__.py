@@ -4,7 +4,7 @@
 
 sources, corpus, hub       find the text: a known name, files, Hugging Face
 tokenizers, bpe            text to ids and back
-split, dedup               which documents are for validation, which are duplicates
+split                      which documents are for validation
 prepare, prepare_bulk      write a dataset folder: train.bin, val.bin, manifest.json
 dataset, shards            open that folder as memory-mapped token ids
 batches                    which tokens each update sees

@@ -137,3 +137,29 @@ def find_words(text: str) -> list[str]:
 def known_share(words: Sequence[str], vocabulary: set[str]) -> float | None:
     """The share of these words that are in the vocabulary; None without a word."""
     return sum(word in vocabulary for word in words) / len(words) if words else None
+
+
+_CLOSING = dict(
+    zip(")]}»”」』）】", "([{«“「『（【", strict=True)
+)  # a closing bracket or quote -> its opening one
+_QUOTE = '"'  # the same character opens and closes; it closes in its paragraph, or never
+_OPENING = frozenset(_CLOSING.values())
+
+
+def count_closed_brackets(text: str) -> tuple[int, int]:
+    """How many brackets and quotes open, and how many of these close, in order.
+
+    An apostrophe is no quote, and a closing bracket that nothing opened counts for nothing."""
+    opened = closed = 0
+    open_ones: list[str] = []
+    for char in text:
+        if char == "\n" and open_ones and open_ones[-1] == _QUOTE:
+            open_ones.pop()
+        elif char in _CLOSING or (char == _QUOTE and open_ones[-1:] == [_QUOTE]):
+            if open_ones[-1:] == [_CLOSING.get(char, _QUOTE)]:
+                open_ones.pop()
+                closed += 1
+        elif char in _OPENING or char == _QUOTE:
+            open_ones.append(char)
+            opened += 1
+    return opened, closed

@@ -28,16 +28,9 @@ from glassgpt.data.digests import matches_fingerprint
 from glassgpt.data.manifest import MANIFEST_FILE, SPLITS, TOKEN_DTYPES, Manifest, read_stored_manifest
 from glassgpt.data.nanogpt_bin import build_nanogpt_manifest
 from glassgpt.data.shards import MappedFiles, ShardedTokens
-from glassgpt.errors import UserError, first_message_line
+from glassgpt.errors import UserError, first_message_line, raise_if_any
 
-__all__ = [
-    "BUILT_IN",
-    "Dataset",
-    "Manifest",
-    "open_dataset",
-    "read_manifest",
-    "verify",
-]
+__all__ = ["BUILT_IN", "Dataset", "Manifest", "open_dataset", "read_manifest", "verify"]
 
 # Datasets that `glass prepare` knows by name, and the default tokenizer of each.
 BUILT_IN = {
@@ -122,8 +115,7 @@ def open_dataset(directory: Path) -> Dataset:
         else:
             difference = f"{actual:,} bytes where its manifest says {expected:,}"
             problems.append(f"{subject} {difference}: {_PREPARE_AGAIN_HINT}")
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
     return Dataset(directory, manifest)
 
 
@@ -139,8 +131,7 @@ def verify(dataset: Dataset) -> None:
             problems.append(f"{path} is missing: {_PREPARE_AGAIN_HINT}")
         elif not matches_fingerprint(path, expected):
             problems.append(f"{path} is not what was prepared (its SHA-256 differs): {_PREPARE_AGAIN_HINT}")
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from glassgpt.data.digests import check_recorded_sha256, fingerprint, is_hashed_by_sample, read_hashed_blocks
 from glassgpt.data.manifest import SPLITS, TOKEN_DTYPES, Manifest
 from glassgpt.data.safe_pickle import MAX_PICKLE_BYTES, UnsafePickleError, load_safe_pickle
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, collect_problems, raise_if_any
 
 META_FILE = "meta.pkl"
 NANOGPT_DTYPE = "uint16"  # the only one nanoGPT writes, whatever the vocabulary
@@ -124,7 +124,7 @@ def _read_nanogpt_files(directory: Path) -> tuple[dict[str, _IdFile], Vocabulary
             )
         ids[split] = _IdFile(path, counts, is_hashed_by_sample(path))
     vocabulary = GPT2_VOCABULARY
-    try:
+    with collect_problems(problems):
         if (directory / META_FILE).exists():
             vocabulary = read_meta(directory / META_FILE)
         for file in ids.values():
@@ -141,10 +141,7 @@ def _read_nanogpt_files(directory: Path) -> tuple[dict[str, _IdFile], Vocabulary
                     f"{largest} {META_FILE} says vocab_size {vocabulary.vocab_size}: they are not from the "
                     "same text, make both again with nanoGPT's prepare.py"
                 )
-    except UserError as error:
-        problems += error.problems
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
     return ids, vocabulary
 
 

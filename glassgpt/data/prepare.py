@@ -47,7 +47,7 @@ from glassgpt.data.sources import Document, Source, dataset_of_nanogpt_script, o
 from glassgpt.data.split import DocumentScan, Span, Split, scan_documents, split_documents
 from glassgpt.data.tokenizer_json import load_requested_gpt2
 from glassgpt.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, collect_problems
 from glassgpt.files import atomic_folder, commit_folder, exclusive_lock, remove_stale_folders
 from glassgpt.format import pluralize
 
@@ -170,14 +170,10 @@ def _open_inputs(options: PrepareOptions, work: Path, out: Path) -> tuple[Source
     problems: list[str] = []
     source: Source | None = None
     gpt2: ByteLevelBpe | None = None
-    try:
+    with collect_problems(problems):
         source = open_source(options.dataset, options.source, download_to=work, cached_in=out)
-    except UserError as error:
-        problems += error.problems
-    try:
-        gpt2 = load_requested_gpt2(requested_tokenizer(options), options.tokenizer_files)
-    except UserError as error:
-        problems += error.problems
+    with collect_problems(problems):
+        gpt2 = load_requested_gpt2(requested_tokenizer(options)[0], options.tokenizer_files)
     if source is None or problems:
         raise UserError(problems)
     return source, gpt2
@@ -185,10 +181,9 @@ def _open_inputs(options: PrepareOptions, work: Path, out: Path) -> tuple[Source
 
 def _choose_tokenizer(options: PrepareOptions, scan: DocumentScan) -> tuple[str, str]:
     """The name of the tokenizer, and the reason."""
-    if options.tokenizer != "auto":
-        return options.tokenizer, "as asked"
-    if options.dataset in BUILT_IN:
-        return BUILT_IN[options.dataset], f"the usual one for {options.dataset}"
+    name, reason = requested_tokenizer(options)
+    if name != "auto":
+        return name, reason
     distinct = f"the text has {pluralize(len(scan.characters), 'different character')}"
     if len(scan.characters) <= MAX_CHAR_VOCAB_SIZE:
         return "char", f"{distinct}, and up to {MAX_CHAR_VOCAB_SIZE} each can have an id"

@@ -11,22 +11,23 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import itertools
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from glassgpt.data.bpe import ByteLevelBpe
+from glassgpt.data.bpe import ByteLevelBpe, bpe_vocab_size, split_for_bpe_training, train_bpe
 from glassgpt.data.corpus import Corpus, open_corpus
 from glassgpt.data.dataset import read_manifest
-from glassgpt.data.dedup import BYTES_PER_KEY, DedupKeys
-from glassgpt.data.encoder import Encoder, encode_batches, usable_core_count
+from glassgpt.data.encoder import Encoder, encode_batches, extract_texts, usable_core_count
 from glassgpt.data.manifest import SPLITS, Manifest, dtype_for, write_manifest
 from glassgpt.data.prepare_options import (
     PrepareOptions,
@@ -34,9 +35,12 @@ from glassgpt.data.prepare_options import (
     copy_nanogpt_scripts,
     corpus_val_fraction,
     dataset_name,
+    requested_tokenizer,
 )
 from glassgpt.data.prepare_resume import (
+    BYTES_PER_KEY,
     DEDUP_KEYS_FILE,
+    DedupKeys,
     PrepareState,
     mark_prepare_complete,
     remove_prepare_state,
@@ -45,15 +49,10 @@ from glassgpt.data.prepare_resume import (
 )
 from glassgpt.data.progress import show_byte_progress, show_token_progress
 from glassgpt.data.shards import ShardWriter
-from glassgpt.data.split import is_validation_mask
+from glassgpt.data.split import document_key, is_validation_mask
 from glassgpt.data.tokenizer_json import load_requested_gpt2
-from glassgpt.data.train_tokenizer import (
-    choose_corpus_tokenizer,
-    evenly_spaced,
-    load_previous_tokenizer,
-    make_tokenizer,
-)
-from glassgpt.errors import UserError
+from glassgpt.data.tokenizers import ByteTokenizer, load_folder_bpe
+from glassgpt.errors import UserError, collect_problems, raise_if_any
 from glassgpt.files import commit_folder, nearest_existing_folder
 from glassgpt.format import format_bytes, format_count, pluralize
 
@@ -76,7 +75,7 @@ class _CorpusRequest:
     def digest(self) -> str:
         """A digest of all that the result depends on."""
         options = self.options
-        tokenizer, _ = choose_corpus_tokenizer(options)
+        tokenizer, _ = _choose_tokenizer(options)
         details = [
             *(self.corpus.fingerprint(), tokenizer, options.tokenizer_files, options.text_column),
             *(self.val_fraction, options.shard_tokens, options.dedup),
@@ -91,23 +90,20 @@ def prepare_corpus(
     # The documents and, for gpt2, its table: both may need a network, so both problems are reported.
     problems: list[str] = []
     gpt2: ByteLevelBpe | None = None
-    try:
-        gpt2 = load_requested_gpt2(choose_corpus_tokenizer(options)[0], options.tokenizer_files)
-    except UserError as error:
-        problems += error.problems
+    with collect_problems(problems):
+        gpt2 = load_requested_gpt2(_choose_tokenizer(options)[0], options.tokenizer_files)
     try:
         corpus = open_corpus(options.dataset, options.source, options.text_column, download=not problems)
     except UserError as error:
         raise UserError([*error.problems, *problems]) from error
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
     request = _CorpusRequest(options, corpus, corpus_val_fraction(options, corpus.size_bytes))
     with resumable_folder(out, request.digest, options.overwrite, print_line) as (work, state):
         if state is not None and state.complete:
             print_line(f"{out}: all was written when it was stopped")
         else:
             if state is not None:
-                tokenizer = load_previous_tokenizer(options, work)
+                tokenizer = _load_previous_tokenizer(options, work)
                 encoder = Encoder(tokenizer, options.text_column)
                 print_line(
                     f"resuming where it was stopped, after {pluralize(state.full_shard_count(), 'shard')}"
@@ -146,7 +142,7 @@ def _start_preparation(
         note(line)
     share = f"{request.val_fraction:.4g} of the documents, chosen by a hash of their text"
     note(f"split: {share}, are for validation")
-    tokenizer = make_tokenizer(request.options, request.corpus, gpt2, request.val_fraction, note, show)
+    tokenizer = _make_tokenizer(request, gpt2, note, show)
     for name, content in tokenizer.files.items():
         (work / name).write_bytes(content)
     return Encoder(tokenizer, request.options.text_column), state
@@ -157,7 +153,7 @@ def _check_disk_space(
 ) -> None:
     """Estimates the tokens from the beginnings of a few files, and compares with the free disk space."""
     corpus, shard_tokens, read_bytes, tokens = request.corpus, request.options.shard_tokens, 0, 0
-    for reader in evenly_spaced(corpus.readers, _MAX_PROBED_FILES):
+    for reader in _evenly_spaced(corpus.readers, _MAX_PROBED_FILES):
         batch = next(iter(reader.read_batches()), None)
         if batch is not None:
             read_bytes += batch.disk_bytes
@@ -280,3 +276,96 @@ def _build_manifest(
         notes=tuple(notes),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
+
+
+# --- the tokenizer ---
+
+# A BPE is trained on at most this much text: more hardly changes it, and takes long.
+MAX_BPE_SAMPLE_BYTES = 100_000_000
+_MAX_SAMPLED_FILES = 64
+_DEFAULT_TOKENIZER = "bpe:8192"
+
+T = TypeVar("T")
+
+
+def _choose_tokenizer(options: PrepareOptions) -> tuple[str, str]:
+    """The name of the tokenizer, and the reason."""
+    name, reason = requested_tokenizer(options)
+    return (name, reason) if name != "auto" else (_DEFAULT_TOKENIZER, "the usual one for documents in bulk")
+
+
+def _make_tokenizer(
+    request: _CorpusRequest,
+    gpt2: ByteLevelBpe | None,
+    note: Callable[[str], None],
+    show: Callable[[str, int], AbstractContextManager[Callable[[int], None]]],
+) -> ByteLevelBpe | ByteTokenizer:
+    """`gpt2`: the tokenizer for --tokenizer=gpt2, if that is requested; `show`: as `show_byte_progress`."""
+    options = request.options
+    name, reason = _choose_tokenizer(options)
+    note(f"tokenizer {name}: {reason}")
+    if name == "byte":
+        return ByteTokenizer()
+    if gpt2 is not None:
+        if gpt2.name != name:
+            note(f"{options.tokenizer_files} has a BPE of another kind than GPT-2's: it is {gpt2.name}")
+        return gpt2
+    size = bpe_vocab_size(name)
+    assert size is not None, name
+    sample = _BpeTrainingSample(request)
+    label = f"training {name}, on {MAX_BPE_SAMPLE_BYTES / 1e6:,.0f} MB at most"
+    with show(label, MAX_BPE_SAMPLE_BYTES) as advance:
+        trained = train_bpe(sample.texts(advance), size)
+    note(f"{name} was trained on {sample.describe()}")
+    if trained.vocab_size < size:
+        note(f"the text is too small for {size} tokens, it yields {trained.vocab_size}")
+    return trained
+
+
+def _load_previous_tokenizer(options: PrepareOptions, folder: Path) -> ByteLevelBpe | ByteTokenizer:
+    """The tokenizer of an earlier attempt: the shards that it wrote have its ids."""
+    name, _ = _choose_tokenizer(options)
+    if name == "byte":
+        return ByteTokenizer()
+    return load_folder_bpe(name if bpe_vocab_size(name) else "", folder)
+
+
+class _BpeTrainingSample:
+    """Training documents from the beginnings of files all over a corpus, up to MAX_BPE_SAMPLE_BYTES."""
+
+    def __init__(self, request: _CorpusRequest) -> None:
+        self._request = request
+        self._readers = _evenly_spaced(request.corpus.readers, _MAX_SAMPLED_FILES)
+        self._text_bytes = 0
+        self._is_whole = len(self._readers) == len(request.corpus.readers)
+
+    def texts(self, advance: Callable[[int], None]) -> Iterator[str]:
+        """Without validation documents: a vocabulary trained on them would lower their loss."""
+        for reader in self._readers:
+            left_bytes = MAX_BPE_SAMPLE_BYTES // len(self._readers)
+            for batch in reader.read_batches():
+                if left_bytes <= 0:
+                    self._is_whole = False
+                    break
+                texts, _, _ = extract_texts(batch, self._request.options.text_column)
+                keys = np.array([document_key(text) for text in texts], dtype=np.uint64)
+                is_val = is_validation_mask(keys, self._request.val_fraction)
+                for text in itertools.compress(texts, ~is_val):
+                    left_bytes -= len(text)
+                    self._text_bytes += len(text)
+                    for chunk in split_for_bpe_training([text.decode()]):
+                        yield chunk
+                        advance(len(chunk.encode()))
+
+    def describe(self) -> str:
+        """Call it after `texts` is exhausted."""
+        if self._is_whole:
+            return f"all training text, {self._text_bytes / 1e6:,.1f} MB"
+        files = pluralize(len(self._readers), "file")
+        return f"a sample of the training text, {self._text_bytes / 1e6:,.1f} MB from {files}"
+
+
+def _evenly_spaced(items: Sequence[T], limit: int) -> list[T]:
+    """At most `limit` items, evenly spaced."""
+    count = min(limit, len(items))
+    return [items[i * len(items) // count] for i in range(count)]

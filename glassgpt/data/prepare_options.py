@@ -108,7 +108,7 @@ def check_options(options: PrepareOptions, out: Path) -> None:
     problems += _input_problems(options, reads_corpus)
     if options.val_fraction is not None and not 0 < options.val_fraction < 1:
         problems.append(f"--val_fraction {options.val_fraction} is not between 0 and 1: use 0.1")
-    if options.tokenizer_files and requested_tokenizer(options) != "gpt2":
+    if options.tokenizer_files and requested_tokenizer(options)[0] != "gpt2":
         problems.append("--tokenizer_files is only read by gpt2: add --tokenizer gpt2, or leave it out")
     elif options.tokenizer_files and not expand_user_path(options.tokenizer_files).is_dir():
         problems.append(f"--tokenizer_files {options.tokenizer_files} is not a folder: give one")
@@ -189,6 +189,8 @@ def _out_dir_problem(options: PrepareOptions, out: Path) -> str | None:
     return None
 
 
-def requested_tokenizer(options: PrepareOptions) -> str:
-    """The tokenizer as far as it is known before reading: "auto" if it depends on the text."""
-    return BUILT_IN.get(options.dataset, "auto") if options.tokenizer == "auto" else options.tokenizer
+def requested_tokenizer(options: PrepareOptions) -> tuple[str, str]:
+    """The tokenizer as far as it is known before reading ("auto": it depends on the text), and the reason."""
+    if options.tokenizer != "auto":
+        return options.tokenizer, "as asked"
+    return BUILT_IN.get(options.dataset, "auto"), f"the usual one for {options.dataset}"

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassgpt.data.sources import CHUNK_BYTES, Document
-from glassgpt.errors import UserError, user_error_for_files
+from glassgpt.errors import UserError, collect_problems, user_error_for_files
 
 _UNICODE_CODEPOINTS = 0x110000
 
@@ -78,15 +78,13 @@ def scan_documents(
     changes: list[str] = []
     for document in documents:
         length, digest = 0, hashlib.sha256()
-        try:
+        with collect_problems(problems):
             for text in document.text(encoding, changes=changes):
                 raw = text.encode(encoding)
                 length += len(text)
                 digest.update(raw)
                 occurs[np.frombuffer(text.encode("utf-32-le"), dtype="<u4")] = True
                 advance(len(raw))
-        except UserError as error:
-            problems += error.problems
         lengths.append(length)
         digests.append(digest.digest())
     if problems:

@@ -85,9 +85,8 @@ def run_checks(
                 continue
             on_start(check)
             if check.depends_on in failed_checks:
-                lines = [
-                    DiagnosticLine(check.name, f"skipped, because {check.depends_on} does not work", "note")
-                ]
+                message = f"skipped, because {check.depends_on} does not work"
+                lines = [DiagnosticLine(check.name, message, "note")]
             else:
                 lines, failed = run_check(check, context)
                 failed_checks |= {check.name} if failed else set()
@@ -101,21 +100,12 @@ def run_check(check: Check, context: CheckContext) -> tuple[list[DiagnosticLine]
     try:
         return list(check.run(context)), False
     except IsolatedCheckFailed as error:  # in its separate process
-        return [
-            DiagnosticLine(
-                check.name, f"failed: {error}", "problem", _fix(check, str(error)), error=error.trace
-            )
-        ], True
+        summary, trace = str(error), error.trace
     except Exception as error:  # noqa: BLE001 - an error in one check is shown, and ends that check only
         summary, trace = summarize_error(error), "".join(traceback.format_exception(error))
-        return [
-            DiagnosticLine(check.name, f"failed: {summary}", "problem", _fix(check, summary), error=trace)
-        ], True
-
-
-def _fix(check: Check, summary: str) -> str:
-    if check.fix:
-        return check.fix
-    if "CUDA" in summary:
-        return "look at `nvidia-smi`: other programs may fill the card; a broken driver needs a restart"
-    return "the installation or GlassGPT is broken: `glass doctor --json` has the full traceback"
+    fix = check.fix
+    if not fix and "CUDA" in summary:
+        fix = "look at `nvidia-smi`: other programs may fill the card; a broken driver needs a restart"
+    elif not fix:
+        fix = "the installation or GlassGPT is broken: `glass doctor --json` has the full traceback"
+    return [DiagnosticLine(check.name, f"failed: {summary}", "problem", fix, error=trace)], True

@@ -55,14 +55,13 @@ def compiler_line(
             name, f"{Path(command).name}: {version}", values={"command": Path(command).name}
         )
     # On a CPU torch.compile needs a C++ compiler. On a CUDA card Triton needs one for C, for our kernels too.
-    needed = {"cpu": "C++", "cuda": "C"}.get(device_type)
     fix = "install one: sudo apt install build-essential, or your system's equivalent"
-    if language != needed:
+    line = DiagnosticLine(name, "none found", values={"command": None})
+    if language != {"cpu": "C++", "cuda": "C"}.get(device_type):
         return DiagnosticLine(name, "none found; not needed here", values={"command": None})
     if device_type == "cuda":
-        message = "none found: neither our kernels nor torch.compile work, so training is much slower"
-        return DiagnosticLine(name, message, "problem", fix, {"command": None})
-    return DiagnosticLine(name, "none found: runs do not use torch.compile", "note", fix, {"command": None})
+        return line.problem(": neither our kernels nor torch.compile work, so training is much slower", fix)
+    return line.note(": runs do not use torch.compile", fix)
 
 
 # --- torch.compile ---
@@ -99,13 +98,8 @@ def _small_function(x: torch.Tensor) -> torch.Tensor:
 def compile_line(is_correct: bool, seconds: float) -> DiagnosticLine:
     values = {"seconds": round(seconds, 2)}
     if not is_correct:
-        return DiagnosticLine(
-            "compile",
-            "torch.compile builds code with wrong results",
-            "problem",
-            COMPILE_FIX,
-            values,
-        )
+        message = "torch.compile builds code with wrong results"
+        return DiagnosticLine("compile", message, "problem", COMPILE_FIX, values)
     message = f"torch.compile works: a small function took {format_duration(seconds)} to compile"
     return DiagnosticLine("compile", message, values=values)
 
@@ -151,7 +145,7 @@ def build_kernels(folder: Path) -> list[DiagnosticLine]:
 def _float8_line(device: torch.device) -> DiagnosticLine:
     """By the same check as in a run."""
     from glassgpt.estimate.decide import float8_problems
-    from glassgpt.estimate.memory import TrainingWorkload
+    from glassgpt.estimate.training_workload import TrainingWorkload
     from glassgpt.model.float8 import is_float8_kernel_correct
     from glassgpt.training.device import device_traits
 

@@ -48,6 +48,13 @@ class DiagnosticLine:
     values: Mapping[str, ReportValue] = field(default_factory=dict)  # machine-readable, in base units
     error: str = ""  # the traceback, if a check failed
 
+    def note(self, remark: str = "", fix: str = "") -> DiagnosticLine:
+        """This line as a note, with a remark at its end."""
+        return replace(self, message=self.message + remark, verdict="note", fix=fix)
+
+    def problem(self, remark: str, fix: str) -> DiagnosticLine:
+        return replace(self, message=self.message + remark, verdict="problem", fix=fix)
+
     def sanitized(self) -> DiagnosticLine:
         """Without control characters, and without the names of the user and the machine."""
         values = {

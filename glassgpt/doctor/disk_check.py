@@ -43,18 +43,14 @@ def check_disk(context: CheckContext) -> list[DiagnosticLine]:
 
 def free_space_line(out_dir: str, free: int, exists: bool) -> DiagnosticLine:
     message = f"{format_bytes(free)} free at {out_dir}" + ("" if exists else " (will be created)")
-    values: dict[str, ReportValue] = {"free": free, "out_dir": out_dir}
-    need = f"a run may hold {_CHECKPOINTS_ON_DISK} checkpoints, which for {GPT2_NAME} are "
-    need += format_bytes(_CHECKPOINTS_ON_DISK * GPT2_CHECKPOINT_BYTES)
-    if free < GPT2_CHECKPOINT_BYTES:
-        return DiagnosticLine(
-            "disk", f"{message}; {need}", "problem", f"make room, or {_OTHER_OUT_DIR_FIX}", values
-        )
-    if free < _CHECKPOINTS_ON_DISK * GPT2_CHECKPOINT_BYTES:
-        return DiagnosticLine(
-            "disk", f"{message}; {need}", "note", f"make room, or {_OTHER_OUT_DIR_FIX}", values
-        )
-    return DiagnosticLine("disk", message, values=values)
+    line = DiagnosticLine("disk", message, values={"free": free, "out_dir": out_dir})
+    needed_bytes = _CHECKPOINTS_ON_DISK * GPT2_CHECKPOINT_BYTES
+    if free >= needed_bytes:
+        return line
+    remark = f"; a run may hold {_CHECKPOINTS_ON_DISK} checkpoints, which for {GPT2_NAME} are "
+    remark += format_bytes(needed_bytes)
+    report = line.problem if free < GPT2_CHECKPOINT_BYTES else line.note
+    return report(remark, f"make room, or {_OTHER_OUT_DIR_FIX}")
 
 
 def unwritable_line(error: OSError) -> DiagnosticLine:
@@ -115,8 +111,8 @@ def checkpoint_line(write_speed: float, free: int) -> DiagnosticLine:
         "checkpoint_s": seconds,
         "checkpoints_that_fit": free // size,
     }
+    line = DiagnosticLine("disk speed", message, values=values)
     if seconds < _SLOW_CHECKPOINT_S:
-        return DiagnosticLine("disk speed", message, values=values)
-    verdict = "note" if seconds < _VERY_SLOW_CHECKPOINT_S else "problem"
-    fix = f"save less often with --checkpoint_interval, or {_OTHER_OUT_DIR_FIX}"
-    return DiagnosticLine("disk speed", message, verdict, fix, values)  # type: ignore[arg-type]
+        return line
+    report = line.note if seconds < _VERY_SLOW_CHECKPOINT_S else line.problem
+    return report("", f"save less often with --checkpoint_interval, or {_OTHER_OUT_DIR_FIX}")

@@ -36,10 +36,7 @@ _GPT2_WIDTH = 768  # n_embd of the model that dtypes are chosen for
 
 
 def check_dtypes(context: CheckContext) -> list[DiagnosticLine]:
-    import torch
-
-    devices = [*find_gpus(), torch.device("cpu")]
-    return [dtype_line(f"dtype {device_label(device)}", device) for device in devices]
+    return [dtype_line(f"dtype {device_label(device)}", device) for device in all_devices()]
 
 
 def dtype_line(name: str, device: torch.device) -> DiagnosticLine:
@@ -78,11 +75,15 @@ def find_gpus() -> list[torch.device]:
     return [torch.device("mps")] if torch.backends.mps.is_available() else []
 
 
-def default_device() -> torch.device:
-    """The device that a run uses with device=auto."""
+def all_devices() -> list[torch.device]:
     import torch
 
-    return next(iter(find_gpus()), torch.device("cpu"))
+    return [*find_gpus(), torch.device("cpu")]
+
+
+def default_device() -> torch.device:
+    """The device that a run uses with device=auto."""
+    return all_devices()[0]
 
 
 def device_label(device: torch.device) -> str:
@@ -104,11 +105,9 @@ def check_gpus(context: CheckContext) -> list[DiagnosticLine]:
         usable = torch.mps.recommended_max_memory()
         message = f"{apple_gpu_name()}: may use {format_bytes(usable)} of the unified memory"
         return [DiagnosticLine("gpu", message, values={"name": apple_gpu_name(), "usable": usable})]
-    lines = []
-    for device in gpus:
-        card = _describe(device)
-        lines.append(card_line(device_label(device), card, _gpu_state(device, reading)))
-    return lines
+    return [
+        card_line(device_label(device), _describe(device), _gpu_state(device, reading)) for device in gpus
+    ]
 
 
 @dataclass(frozen=True)
@@ -143,8 +142,7 @@ _NOTED_USED_SHARE, _BUSY_PERCENT = 0.1, 20.0
 def card_line(name: str, card: TorchCard, state: GpuState | None) -> DiagnosticLine:
     major, minor = card.capability
     free, total = format_bytes(card.free_bytes), format_bytes(card.total_bytes)
-    message = f"{card.name}: {free} of {total} free, "
-    message += f"compute capability {major}.{minor}"
+    message = f"{card.name}: {free} of {total} free, compute capability {major}.{minor}"
     message += f", driver {card.driver}" if card.driver else ""
     message += f", CUDA {card.cuda}" if card.cuda else ""
     values: dict[str, ReportValue] = {
@@ -159,23 +157,18 @@ def card_line(name: str, card: TorchCard, state: GpuState | None) -> DiagnosticL
         "uncorrected_ecc_errors": state.ecc_errors if state else None,
         "in_card_table": find_card(card.name, card.total_bytes) is not None,
     }
+    line = DiagnosticLine(name, message, values=values)
     if card.architectures and not has_code_for(card.architectures, card.capability):
         fix = f"install a newer torch, or an older one for an old card: {_INSTALL_TORCH}"
-        return DiagnosticLine(
-            name, f"{message}: this torch was not built for this card", "problem", fix, values
-        )
+        return line.problem(": this torch was not built for this card", fix)
     if state is not None and (state.busy or 0) >= _BUSY_PERCENT:
-        message += f"; other programs keep it busy {state.busy:.0f}% of the time"
-        return DiagnosticLine(
-            name, message, "note", "`nvidia-smi` shows which; a run would share the card", values
-        )
+        remark = f"; other programs keep it busy {state.busy:.0f}% of the time"
+        return line.note(remark, "`nvidia-smi` shows which; a run would share the card")
     used_bytes = card.total_bytes - card.free_bytes
     if used_bytes > _NOTED_USED_SHARE * card.total_bytes:
-        message += f"; other programs use {format_bytes(used_bytes)}"
-        return DiagnosticLine(
-            name, message, "note", "`nvidia-smi` shows which; end them to train larger models", values
-        )
-    return DiagnosticLine(name, message, values=values)
+        remark = f"; other programs use {format_bytes(used_bytes)}"
+        return line.note(remark, "`nvidia-smi` shows which; end them to train larger models")
+    return line
 
 
 def has_code_for(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
@@ -221,28 +214,22 @@ def why_no_cuda() -> str:
 
 def without_gpu_line(reading: GpuReading, why: str, environment: Mapping[str, str]) -> DiagnosticLine:
     """`why`: torch's reason, empty if it was built without CUDA."""
-    states, problem = reading.gpus, reading.problem
-    values: dict[str, ReportValue] = {"cards_of_nvidia_smi": len(states)}
-    if states and "CUDA_VISIBLE_DEVICES" in environment and why:
-        message = f"{states[0].name} is hidden by CUDA_VISIBLE_DEVICES: runs use the CPU"
-        return DiagnosticLine("gpu", message, "note", "unset CUDA_VISIBLE_DEVICES", values)
-    if states and not why:
-        message = f"{states[0].name} is there, but this torch was built without CUDA: runs use the CPU"
-        return DiagnosticLine("gpu", message, "problem", f"install torch with CUDA: {_INSTALL_TORCH}", values)
-    if states:
-        message = f"{states[0].name} is there, but torch cannot use it: {why}"
+    cards, problem = reading.gpus, reading.problem
+    line = DiagnosticLine("gpu", cards[0].name if cards else "", values={"cards_of_nvidia_smi": len(cards)})
+    if cards and "CUDA_VISIBLE_DEVICES" in environment and why:
+        return line.note(" is hidden by CUDA_VISIBLE_DEVICES: runs use the CPU", "unset CUDA_VISIBLE_DEVICES")
+    if cards and not why:
+        remark = " is there, but this torch was built without CUDA: runs use the CPU"
+        return line.problem(remark, f"install torch with CUDA: {_INSTALL_TORCH}")
+    if cards:
         fix = f"update the driver, or install torch for an older CUDA: {_INSTALL_TORCH}"
-        return DiagnosticLine("gpu", message, "problem", fix, values)
+        return line.problem(f" is there, but torch cannot use it: {why}", fix)
     if "mismatch" in problem or "is lost" in problem:
-        message = f"none that works; NVML says: {problem}"
-        return DiagnosticLine("gpu", message, "problem", "restart the machine", values)
+        return line.problem(f"none that works; NVML says: {problem}", "restart the machine")
     if problem not in ("", NO_DRIVER):
-        message = f"none that works; NVML says: {problem}"
-        return DiagnosticLine(
-            "gpu", message, "note", "if there is a card, reinstall its driver and restart", values
-        )
-    message = "none found: runs use the CPU, which is enough for models of a few million parameters"
-    return DiagnosticLine("gpu", message, "note", values=values)
+        fix = "if there is a card, reinstall its driver and restart"
+        return line.note(f"none that works; NVML says: {problem}", fix)
+    return line.note("none found: runs use the CPU, which is enough for models of a few million parameters")
 
 
 # --- clocks under load ---
@@ -261,11 +248,11 @@ def check_clocks(context: CheckContext) -> list[DiagnosticLine]:
     return lines
 
 
-def matmul_load(device: torch.device, size: int = 4096) -> Callable[[], None]:
+def matmul_load(device: torch.device) -> Callable[[], None]:
     """A function that keeps a GPU busy for some milliseconds."""
     import torch
 
-    a = torch.randn(size, size, device=device)
+    a = torch.randn(4096, 4096, device=device)
 
     def work() -> None:
         torch.matmul(a, a)
@@ -315,38 +302,22 @@ def clocks_line(name: str, state: GpuState | None, under_load: bool) -> Diagnost
         "power_default_w": state.power_default,
         "reasons": state.reasons,
     }
+    line = DiagnosticLine(name, message, values=values)
     if state.is_throttled_by(THERMAL_SLOWDOWN):
-        return DiagnosticLine(name, f"{message}: thermal throttling", "problem", _COOLING_FIX, values)
+        return line.problem(": thermal throttling", _COOLING_FIX)
     if state.is_throttled_by(HW_POWER_BRAKE):
-        return DiagnosticLine(
-            name,
-            f"{message}: throttled by its power supply",
-            "problem",
-            _POWER_SUPPLY_FIX,
-            values,
-        )
+        return line.problem(": throttled by its power supply", _POWER_SUPPLY_FIX)
     if state.is_throttled_by(HW_SLOWDOWN):
-        return DiagnosticLine(
-            name,
-            f"{message}: throttled by the hardware",
-            "problem",
-            f"{_COOLING_FIX}; {_POWER_SUPPLY_FIX}",
-            values,
-        )
+        return line.problem(": throttled by the hardware", f"{_COOLING_FIX}; {_POWER_SUPPLY_FIX}")
     if state.power_limit and state.power_default and state.power_limit < 0.98 * state.power_default:
-        message += f": power limit {state.power_limit:.0f} W, the default is {state.power_default:.0f} W"
-        return DiagnosticLine(name, message, "note", f"sudo nvidia-smi -pl {state.power_default:.0f}", values)
+        remark = f": power limit {state.power_limit:.0f} W, the default is {state.power_default:.0f} W"
+        return line.note(remark, f"sudo nvidia-smi -pl {state.power_default:.0f}")
     if state.is_throttled_by(APPLICATION_CLOCKS):
-        return DiagnosticLine(
-            name,
-            f"{message}: its clock is fixed by an application clock setting",
-            "note",
-            "sudo nvidia-smi -rac; sudo nvidia-smi -rgc",
-            values,
-        )
+        remark = ": its clock is fixed by an application clock setting"
+        return line.note(remark, "sudo nvidia-smi -rac; sudo nvidia-smi -rgc")
     if state.is_throttled_by(SW_POWER_CAP):
-        message += "; at its power limit, as usual under full load"
-    return DiagnosticLine(name, message, values=values)
+        return DiagnosticLine(name, f"{message}; at its power limit, as usual under full load", values=values)
+    return line
 
 
 _COOLING_FIX = "clean or improve the cooling; in a laptop, raise it from the table"

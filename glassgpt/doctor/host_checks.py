@@ -44,7 +44,10 @@ def check_system(context: CheckContext) -> list[DiagnosticLine]:
     system, architecture = _system_name(), platform.machine()
     values = {"os": platform.system(), "kernel": platform.release(), "name": system, "machine": architecture}
     line = DiagnosticLine("system", f"{system}, {architecture}", values=values)
-    return [line, _python_line(sys.version_info[:2], platform.python_version()), _glassgpt_line()]
+    commit = source_commit(Path(__file__).resolve().parents[2])
+    version = VERSION + (f", commit {_short_commit(commit)}" if commit else "")
+    glassgpt = DiagnosticLine("glassgpt", version, values={"version": VERSION, "commit": commit})
+    return [line, _python_line(sys.version_info[:2], platform.python_version()), glassgpt]
 
 
 def _system_name() -> str:
@@ -58,20 +61,10 @@ def _system_name() -> str:
 
 
 def _python_line(version: tuple[int, int], full: str) -> DiagnosticLine:
-    values = {"python": full}
+    line = DiagnosticLine("python", full, values={"python": full})
     if version < OLDEST_PYTHON:
-        return DiagnosticLine(
-            "python", full, "problem", f"install Python {_dotted(OLDEST_PYTHON)} or newer", values
-        )
-    return DiagnosticLine("python", full, values=values)
-
-
-def _glassgpt_line() -> DiagnosticLine:
-    commit = source_commit(Path(__file__).resolve().parents[2])
-    values = {"version": VERSION, "commit": commit}
-    return DiagnosticLine(
-        "glassgpt", VERSION + (f", commit {_short_commit(commit)}" if commit else ""), values=values
-    )
+        return line.problem("", f"install Python {_dotted(OLDEST_PYTHON)} or newer")
+    return line
 
 
 def _short_commit(commit: str) -> str:
@@ -91,17 +84,11 @@ def check_torch(context: CheckContext) -> list[DiagnosticLine]:
 def torch_line(version: str, cuda: str | None, hip: str | None, numpy: str) -> DiagnosticLine:
     built = f"for CUDA {cuda}" if cuda else f"for ROCm {hip}" if hip else "without CUDA"
     values = {"torch": version, "cuda": cuda, "hip": hip, "numpy": numpy}
-    message = f"{version}, built {built}; numpy {numpy}"
-    if _release(version) < OLDEST_TORCH:
-        return DiagnosticLine(
-            "torch", message, "problem", f"install torch {_dotted(OLDEST_TORCH)} or newer", values
-        )
-    return DiagnosticLine("torch", message, values=values)
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """(2, 13) of 2.13.0+cpu"""
-    return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+    line = DiagnosticLine("torch", f"{version}, built {built}; numpy {numpy}", values=values)
+    release = tuple(int(part) for part in version.split("+")[0].split(".")[:2])  # (2, 13) of 2.13.0+cpu
+    if release < OLDEST_TORCH:
+        return line.problem("", f"install torch {_dotted(OLDEST_TORCH)} or newer")
+    return line
 
 
 def _dotted(version: tuple[int, ...]) -> str:
@@ -134,7 +121,7 @@ def find_cores() -> Cores:
 
 def check_processor(context: CheckContext) -> list[DiagnosticLine]:
     cores = find_cores()
-    model = cpu_model(read_text_or_empty(Path("/proc/cpuinfo")))
+    model = cpu_model()
     lines = [cores_line(model, cores), load_line(load_average(), cores)]
     sensors: Mapping[str, Any] = getattr(psutil, "sensors_temperatures", dict)()  # on Linux and FreeBSD only
     return [*lines, clock_line(read_clock(_CPUFREQ_DIR), hottest_cpu_celsius(sensors))]
@@ -151,18 +138,13 @@ def cores_line(model: str, cores: Cores) -> DiagnosticLine:
         "usable_cores": cores.usable,
         "quota": cores.quota,
     }
+    line = DiagnosticLine("processor", message, values=values)
     if cores.usable >= cores.logical:
-        return DiagnosticLine("processor", message, values=values)
-    by_quota = cores.quota is not None and cores.quota <= cores.usable
-    limit = "a CPU quota" if by_quota else "a CPU affinity"
-    fix = (
-        "to use more: docker run --cpus, or the CPU limit of the pod or job"
-        if by_quota
-        else "to use more: taskset, or the cores of the job"
-    )
-    return DiagnosticLine(
-        "processor", f"{message}, {cores.usable:g} of them usable: limited by {limit}", "note", fix, values
-    )
+        return line
+    limit, fix = "a CPU affinity", "to use more: taskset, or the cores of the job"
+    if cores.quota is not None and cores.quota <= cores.usable:
+        limit, fix = "a CPU quota", "to use more: docker run --cpus, or the CPU limit of the pod or job"
+    return line.note(f", {cores.usable:g} of them usable: limited by {limit}", fix)
 
 
 # --- threads ---
@@ -182,23 +164,17 @@ def threads_line(
     message = f"torch uses {pluralize(threads, 'thread')}"
     message += f" (OMP_NUM_THREADS={omp_threads})" if omp_threads else ""
     values = {"threads": threads, "omp_num_threads": omp_threads, "usable_cores": cores.usable}
+    line = DiagnosticLine("threads", message, values=values)
     best = max(1, math.floor(cores.parallel))
     if threads > math.ceil(cores.usable):
-        return DiagnosticLine(
-            "threads",
-            f"{message}, more than the {cores.usable:g} usable cores: they block each other",
-            "problem",
-            f"export OMP_NUM_THREADS={best}",
-            values,
-        )
+        remark = f", more than the {cores.usable:g} usable cores: they block each other"
+        return line.problem(remark, f"export OMP_NUM_THREADS={best}")
     if threads < max(1, best - int(busy + 0.5)):
         fix = "unset OMP_NUM_THREADS" if omp_threads else f"export OMP_NUM_THREADS={best}"
-        return DiagnosticLine("threads", f"{message}; {best} cores are available", "note", fix, values)
+        return line.note(f"; {best} cores are available", fix)
     if omp_threads and not re.fullmatch(r"\s*0*[1-9]\d*\s*(,\s*\d+\s*)*", omp_threads):
-        return DiagnosticLine(
-            "threads", f"{message}: not a number, ignored", "note", "unset OMP_NUM_THREADS", values
-        )
-    return DiagnosticLine("threads", message, values=values)
+        return line.note(": not a number, ignored", "unset OMP_NUM_THREADS")
+    return line
 
 
 # --- load ---
@@ -210,15 +186,11 @@ def load_line(load: float, cores: Cores) -> DiagnosticLine:
     """`load`: the load average over the last minute."""
     message = f"{load:.1f} of {pluralize(cores.logical, 'core')} busy over the last minute"
     values = {"load_1min": round(load, 2), "logical_cores": cores.logical}
+    line = DiagnosticLine("load", message, values=values)
     if load < _HIGH_LOAD_SHARE * cores.logical:
-        return DiagnosticLine("load", message, values=values)
-    return DiagnosticLine(
-        "load",
-        f"{message}: other programs are running, so the speeds measured below may be too low",
-        "note",
-        "look at `top`, and run this again when the machine is idle",
-        values,
-    )
+        return line
+    remark = ": other programs are running, so the speeds measured below may be too low"
+    return line.note(remark, "look at `top`, and run this again when the machine is idle")
 
 
 # --- clock ---
@@ -270,19 +242,12 @@ def clock_line(clock: CpuClock, temperature: float | None = None) -> DiagnosticL
         parts.append(f"{temperature:.0f} °C")
     if not parts:
         return DiagnosticLine("clock", "not readable, as usual in a virtual machine", "note", values=values)
-    message = ", ".join(parts)
+    line = DiagnosticLine("clock", ", ".join(parts), values=values)
     if temperature is not None and temperature >= _HOT_CELSIUS:
-        return DiagnosticLine(
-            "clock",
-            f"{message}: thermal throttling",
-            "problem",
-            "clean or improve the cooling",
-            values,
-        )
+        return line.problem(": thermal throttling", "clean or improve the cooling")
     if clock.governor == "powersave" and clock.driver not in _SELF_SCALING_DRIVERS:
-        fix = "sudo cpupower frequency-set -g performance"
-        return DiagnosticLine("clock", f"{message}: stays at the lowest clock", "problem", fix, values)
-    return DiagnosticLine("clock", message, values=values)
+        return line.problem(": stays at the lowest clock", "sudo cpupower frequency-set -g performance")
+    return line
 
 
 _CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal")
@@ -311,21 +276,13 @@ def memory_line(available: int, total: int, container: tuple[int, int] | None) -
     message = f"{format_bytes(available)} of {format_bytes(total)} free"
     message += " (the container's limit)" if limited else ""
     values = {"available": available, "total": total, "limited": limited}
+    line = DiagnosticLine("memory", message, values=values)
     if available < _TOO_LOW_MEMORY_BYTES:
-        return DiagnosticLine(
-            "memory",
-            f"{message}: too little for anything but tiny models",
-            "problem",
-            "end other programs, or raise the limit",
-            values,
+        return line.problem(
+            ": too little for anything but tiny models", "end other programs, or raise the limit"
         )
     if available < _LOW_MEMORY_BYTES:
-        return DiagnosticLine(
-            "memory",
-            f"{message}; weights, gradients and optimizer state of {GPT2_NAME} alone take "
-            f"{format_bytes(GPT2_TRAINING_BYTES)}",
-            "note",
-            "end other programs, or train smaller models",
-            values,
-        )
-    return DiagnosticLine("memory", message, values=values)
+        needed = format_bytes(GPT2_TRAINING_BYTES)
+        remark = f"; weights, gradients and optimizer state of {GPT2_NAME} alone take {needed}"
+        return line.note(remark, "end other programs, or train smaller models")
+    return line

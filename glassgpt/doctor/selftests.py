@@ -97,20 +97,19 @@ def selftest_devices(folder: Path) -> list[DiagnosticLine]:
     from glassgpt.training.device import choose_dtype
 
     gpu = default_device()
-    lower_precision = str(choose_dtype("auto", gpu, _tiny_config(folder).n_embd).value)
-    cpu = train_tiny(_tiny_config(folder), "cpu", device="cpu")
-    gpu_float32 = train_tiny(_tiny_config(folder), "gpu", device=str(gpu))
-    message = "the same model, data and seed: losses differ by"
-    max_diff = max_difference(cpu.losses, gpu_float32.losses, relative=True)
-    lines = [_difference_line("cpu and gpu", f"float32, {message}", max_diff, _CROSS_DEVICE_TOLERANCE, True)]
-    if lower_precision == "bfloat16":  # float16 skips some updates while its loss scale settles
-        gpu_bfloat16 = train_tiny(_tiny_config(folder), "gpu-bfloat16", device=str(gpu), dtype="bfloat16")
-        max_diff = max_difference(cpu.losses, gpu_bfloat16.losses, True)
-        lines.append(
-            _difference_line(
-                "cpu and gpu", f"bfloat16 on the GPU, {message}", max_diff, _HALF_PRECISION_TOLERANCE, True
-            )
-        )
+    config, same = _tiny_config(folder), "the same model, data and seed: losses differ by"
+    cpu = train_tiny(config, "cpu", device="cpu")
+
+    def compare(message: str, on_gpu: SelfTestRun, tolerance: float) -> DiagnosticLine:
+        max_diff = max_difference(cpu.losses, on_gpu.losses, relative=True)
+        return _difference_line("cpu and gpu", f"{message}, {same}", max_diff, tolerance, relative=True)
+
+    gpu_float32 = train_tiny(config, "gpu", device=str(gpu))
+    lines = [compare("float32", gpu_float32, _CROSS_DEVICE_TOLERANCE)]
+    # Not float16, which skips some updates while its loss scale settles.
+    if choose_dtype("auto", gpu, config.n_embd).value == "bfloat16":
+        gpu_bfloat16 = train_tiny(config, "gpu-bfloat16", device=str(gpu), dtype="bfloat16")
+        lines.append(compare("bfloat16 on the GPU", gpu_bfloat16, _HALF_PRECISION_TOLERANCE))
     return lines
 
 
@@ -149,10 +148,8 @@ def _difference_line(
     """`relative`: print percentages. A NaN is a problem."""
     values: dict[str, ReportValue] = {"difference": max_diff, "allowed": tolerance}
     largest, allowed = (f"{100 * x:.2g}%" if relative else f"{x:.1e}" for x in (max_diff, tolerance))
-    message = f"{message} at most {largest}; tolerance {allowed}"
-    if max_diff <= tolerance:
-        return DiagnosticLine(name, message, values=values)
-    return DiagnosticLine(name, message, "problem", REPORT_FIX, values)
+    line = DiagnosticLine(name, f"{message} at most {largest}; tolerance {allowed}", values=values)
+    return line if max_diff <= tolerance else line.problem("", REPORT_FIX)
 
 
 # --- runs ---

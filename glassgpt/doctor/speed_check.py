@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil  # type: ignore[import-untyped]
 
 from glassgpt.doctor.diagnosis import CheckContext, DiagnosticLine, ReportValue
-from glassgpt.doctor.gpu_checks import device_label, dtypes_to_measure, find_gpus
+from glassgpt.doctor.gpu_checks import all_devices, device_label, dtypes_to_measure
 from glassgpt.estimate.cards import Card, find_card
 from glassgpt.estimate.peak import PeakFlops, RepeatOperation, measure_rate, mfu_note
-from glassgpt.files import read_text_or_empty
 from glassgpt.format import format_flops_per_s, format_percent
 from glassgpt.record.machine import cpu_model
 from glassgpt.training.probe import find_peak
@@ -32,17 +30,11 @@ _GOOD_MATMUL_SHARE, _BAD_MATMUL_SHARE = 0.6, 0.3
 _GOOD_BANDWIDTH_SHARE, _BAD_BANDWIDTH_SHARE = 0.7, 0.4
 
 
-def all_devices() -> list[torch.device]:
-    import torch
-
-    return [*find_gpus(), torch.device("cpu")]
-
-
 def _name_and_memory(device: torch.device) -> tuple[str, int | None]:
     from glassgpt.training.device import device_name, free_and_total_bytes
 
     if device.type == "cpu":
-        return cpu_model(read_text_or_empty(Path("/proc/cpuinfo"))), None
+        return cpu_model(), None
     return device_name(device), free_and_total_bytes(device)[1]
 
 
@@ -56,14 +48,10 @@ def check_matmuls(context: CheckContext) -> list[DiagnosticLine]:
     lines = []
     for device in all_devices():
         name, memory = _name_and_memory(device)
-        peaks = {}
         for dtype in dtypes_to_measure(device):
             with _device_context(device):
-                peaks[dtype] = find_peak(device.type, name, dtype, memory, _PROBE_S)
-        lines += [
-            matmul_line(f"matmul {device_label(device)}", device.type, dtype, peak)
-            for dtype, peak in peaks.items()
-        ]
+                peak = find_peak(device.type, name, dtype, memory, _PROBE_S)
+            lines.append(matmul_line(f"matmul {device_label(device)}", device.type, dtype, peak))
     return lines
 
 
@@ -81,28 +69,27 @@ def matmul_line(name: str, device_type: str, dtype: str, peak: PeakFlops) -> Dia
         "table_flops_per_s": peak.table,
     }
     if peak.measured is None:
-        how = peak.measured_how or "not measured"
-        return DiagnosticLine(
-            name, f"{dtype}: {how}", "problem", "another program may fill the memory", values
-        )
+        message = f"{dtype}: {peak.measured_how or 'not measured'}"
+        return DiagnosticLine(name, message, "problem", "another program may fill the memory", values)
     message = f"{dtype}: {format_flops_per_s(peak.measured)}"
     if peak.table is None:
-        if device_type == "cpu":
-            return DiagnosticLine(name, message, values=values)
-        message += "; this card or dtype is not in the card table: MFU will be relative to this speed"
-        return DiagnosticLine(name, message, "note", values=values)
+        line = DiagnosticLine(name, message, values=values)
+        remark = "; this card or dtype is not in the card table: MFU will be relative to this speed"
+        return line if device_type == "cpu" else line.note(remark)
     share = peak.measured / peak.table
     message += f", {format_percent(share)} of the table's {format_flops_per_s(peak.table)}"
     if share > 1:
-        return DiagnosticLine(name, f"{message}. {mfu_note(100 * share, peak)}", values=values)
-    if share >= _GOOD_MATMUL_SHARE:
-        return DiagnosticLine(name, message, values=values)
-    return DiagnosticLine(
-        name, message, "note" if share >= _BAD_MATMUL_SHARE else "problem", _SLOW_CARD_FIX, values
-    )
+        message += f". {mfu_note(100 * share, peak)}"
+    line = DiagnosticLine(name, message, values=values)
+    return _rate_share(line, share, _GOOD_MATMUL_SHARE, _BAD_MATMUL_SHARE)
 
 
-_SLOW_CARD_FIX = "see the clocks: heat, a power limit or another program can slow a card down"
+def _rate_share(line: DiagnosticLine, share: float, good: float, bad: float) -> DiagnosticLine:
+    """`share`: of the figure in the card table."""
+    if share >= good:
+        return line
+    fix = "see the clocks: heat, a power limit or another program can slow a card down"
+    return line.note("", fix) if share >= bad else line.problem("", fix)
 
 
 # --- memory ---
@@ -165,11 +152,8 @@ def bandwidth_line(name: str, device_type: str, measured: float, card: Card | No
         return DiagnosticLine(name, message, values=values)
     share = measured / table
     message += f", {format_percent(share)} of the table's {_gigabytes(table)}"
-    if share >= _GOOD_BANDWIDTH_SHARE:
-        return DiagnosticLine(name, message, values=values)
-    return DiagnosticLine(
-        name, message, "note" if share >= _BAD_BANDWIDTH_SHARE else "problem", _SLOW_CARD_FIX, values
-    )
+    line = DiagnosticLine(name, message, values=values)
+    return _rate_share(line, share, _GOOD_BANDWIDTH_SHARE, _BAD_BANDWIDTH_SHARE)
 
 
 def _gigabytes(per_second: float) -> str:

@@ -107,6 +107,18 @@ def find_card(device_name: str, memory_bytes: int | None = None) -> Card | None:
     return fits[0] if len(fits) == 1 else None
 
 
+@cache
+def guess_card(name: str, memory_bytes: int | None = None) -> Card | None:
+    """The card that a log names, as a driver reports it or as people write it; None where it is not known."""
+    exact = find_card(name, memory_bytes)
+    if exact is not None:
+        return exact
+    try:
+        return resolve_card_name(name).card
+    except UserError:
+        return None
+
+
 # Turing without tensor cores: GTX 16, and small cards of laptops and workstations.
 _NO_TENSOR_CORES = re.compile(r"GTX 16|MX[45]50|\bT(400|500|550|600|1000|1200|2000)\b")
 

@@ -20,10 +20,15 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from glassgpt.estimate import memory, overheads
+from glassgpt.estimate import overheads
 from glassgpt.estimate.cards import Card
-from glassgpt.estimate.memory import TrainingWorkload
 from glassgpt.estimate.speed import ThroughputEstimate
+from glassgpt.estimate.training_workload import (
+    TrainingWorkload,
+    block_matrix_parameters,
+    parameters_per_block,
+    total_parameters,
+)
 
 DEFAULT_NETWORK_GB_S = 12.5  # per machine: one port of 100 Gbit/s
 _NETWORK_EFFICIENCY = 0.8  # of that; an assumption
@@ -111,8 +116,8 @@ ONE_CARD = Cluster()
 
 def _block_and_other_bytes(work: TrainingWorkload) -> tuple[int, int]:
     """Bytes of the blocks' weights, and of the others."""
-    everything = _FLOAT32_BYTES * memory.total_parameters(work)
-    blocks = _FLOAT32_BYTES * memory.parameters_per_block(work) * work.config.n_layer
+    everything = _FLOAT32_BYTES * total_parameters(work)
+    blocks = _FLOAT32_BYTES * parameters_per_block(work) * work.config.n_layer
     return blocks, everything - blocks
 
 
@@ -128,7 +133,7 @@ def sent_bytes_per_card(work: TrainingWorkload) -> float:
 
 def _muon_gather_bytes(work: TrainingWorkload) -> int:
     uses_muon = work.config.optimizer == "muon"
-    return _FLOAT32_BYTES * memory.block_matrix_parameters(work) if uses_muon else 0
+    return _FLOAT32_BYTES * block_matrix_parameters(work) if uses_muon else 0
 
 
 def exposed_communication_s(work: TrainingWorkload, cluster: Cluster, micro_s: float) -> float:

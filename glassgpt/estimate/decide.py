@@ -26,7 +26,8 @@ from glassgpt.errors import UserError
 from glassgpt.estimate import flops, memory, overheads
 from glassgpt.estimate.batching import BatchPlan, eval_batch_rows, plan_batch
 from glassgpt.estimate.machine_facts import DeviceTraits, MachineFacts, Origin
-from glassgpt.estimate.memory import CONTEXT_BYTES, TrainingWorkload, estimate_memory
+from glassgpt.estimate.memory import CONTEXT_BYTES, estimate_memory
+from glassgpt.estimate.training_workload import TrainingWorkload, total_parameters
 from glassgpt.format import pluralize
 from glassgpt.model import loss_chunks
 
@@ -44,7 +45,7 @@ class RunSpec:
 
     @property
     def parameters(self) -> int:
-        return memory.total_parameters(self.workload)
+        return total_parameters(self.workload)
 
     @property
     def total_tokens(self) -> int:

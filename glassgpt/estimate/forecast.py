@@ -13,8 +13,9 @@ from glassgpt.estimate.batching import has_closing_eval
 from glassgpt.estimate.cards import Card
 from glassgpt.estimate.cluster import ONE_CARD, Cluster, cluster_throughput
 from glassgpt.estimate.measured_speed import LowMidHigh, MeasuredSpeed
-from glassgpt.estimate.memory import MemoryEstimate, TrainingWorkload
+from glassgpt.estimate.memory import MemoryEstimate
 from glassgpt.estimate.speed import ThroughputEstimate, estimate_throughput
+from glassgpt.estimate.training_workload import TrainingWorkload, checkpoint_bytes
 
 _DISK_BYTES_PER_S = 6e8  # a checkpoint written, hashed and synced to a usual SSD
 _SAVING_SPREAD = (0.3, 3.0)  # times that: disks differ
@@ -75,8 +76,6 @@ class Hardware:
     cluster: Cluster = ONE_CARD
     # The measured speed of such work on one of them; None: not measured, so estimated from reference rows.
     measured: MeasuredSpeed | None = None
-    # Of the speed that a run would have on an idle CPU: what other programs leave to it, if they stay.
-    fair_share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def forecast_workload(
         updates_s=updates_s,
         evaluation_s=evaluation_s,
         evaluations=evaluations,
-        saving_s=0.0 if config.eval_only else memory.checkpoint_bytes(work) / _DISK_BYTES_PER_S,
+        saving_s=0.0 if config.eval_only else checkpoint_bytes(work) / _DISK_BYTES_PER_S,
         start_s=start_s,
         measured=measured,
     )
@@ -135,32 +134,21 @@ def forecast_workload(
 def _rank_speeds(
     work: TrainingWorkload, flops_per_token: int, on: Hardware, val_tokens: int
 ) -> tuple[ThroughputEstimate, float]:
-    """Of one rank: the throughput of updates, and tokens per second of evaluations."""
+    """Of one rank: the throughput of updates, and tokens per second of evaluations. Of a CPU that is idle,
+    unless a probe measured it: how many programs will run beside it, and how long, cannot be known."""
     peak, measured = on.peak_flops_per_s, on.measured
     assert peak is not None
     if measured is not None and measured.eval_tokens_per_s is not None:
         return measured_throughput(measured, flops_per_token, peak), measured.eval_tokens_per_s
-    estimated = evaluating = _beside_others(
-        estimate_throughput(work, flops_per_token, peak, on.card), on.fair_share
-    )
+    estimated = evaluating = estimate_throughput(work, flops_per_token, peak, on.card)
     if work.device_type == "cpu":  # larger batches than an update's: less launch overhead per token
         batch_size = max(work.batch_size, val_tokens // work.config.block_size)
-        larger = estimate_throughput(replace(work, batch_size=batch_size), flops_per_token, peak, on.card)
-        evaluating = _beside_others(larger, on.fair_share)
+        evaluating = estimate_throughput(replace(work, batch_size=batch_size), flops_per_token, peak, on.card)
     eval_tokens_per_s = evaluating.mid / overheads.FORWARD_SHARE
     if measured is None:
         return estimated, eval_tokens_per_s
-    # Finished runs that count were on an idle machine.
-    updating = _beside_others(measured_throughput(measured, flops_per_token, peak), on.fair_share)
+    updating = measured_throughput(measured, flops_per_token, peak)
     return updating, eval_tokens_per_s * updating.mid / estimated.mid
-
-
-def _beside_others(idle: ThroughputEstimate, share: float) -> ThroughputEstimate:
-    """The other programs may stop; or slow a run by more than their share, as its threads wait for each
-    other."""
-    low, mid = idle.low * share**2, idle.mid * share
-    mfu = (idle.mfu[0] * share**2, idle.mfu[1] * share, idle.mfu[2])
-    return ThroughputEstimate(low, mid, idle.high, mfu, idle.why)
 
 
 def measured_throughput(measured: MeasuredSpeed, flops_per_token: int, peak: float) -> ThroughputEstimate:

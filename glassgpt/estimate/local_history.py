@@ -25,8 +25,8 @@ from typing import Any
 from glassgpt.config import TrainConfig
 from glassgpt.estimate.cards import Card
 from glassgpt.estimate.measured_speed import MeasuredSpeed, band_from_repeats, work_key
-from glassgpt.estimate.memory import TrainingWorkload
 from glassgpt.estimate.speed import estimate_throughput
+from glassgpt.estimate.training_workload import TrainingWorkload
 from glassgpt.files import atomic_write, read_small_file, regular_file_opener_nofollow, try_lock
 from glassgpt.format import pluralize
 

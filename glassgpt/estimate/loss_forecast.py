@@ -75,10 +75,10 @@ class ForecastLaw:
 
 
 LAW = ForecastLaw(
-    alpha=0.394, kappa=0.707, window=1.87, typical_slope=0.0555, slope_spread=0.321, unknown_decay=0.0634,
-    val_share=0.195, train_share=0.346, unknown_factor=2.61, residual_factor=0.289, fit_factor=1.01,
-    level_share=0.00389, fine_tuning_factor=1.08, band_below=1.82, band_above=1.37,
-    runs=105,
+    alpha=0.25, kappa=0.719, window=1.41, typical_slope=0.0399, slope_spread=0.391, unknown_decay=0.0438,
+    val_share=0.252, train_share=0.342, unknown_factor=1.8, residual_factor=0.351, fit_factor=0.512,
+    level_share=0.00516, fine_tuning_factor=1.01, band_below=2.03, band_above=1.26,
+    runs=87,
 )  # fmt: skip
 
 
@@ -141,9 +141,12 @@ def fit_loss_curve(curve: LossCurve, law: ForecastLaw = LAW) -> LossFit | None:
     return LossFit(now, slope, math.sqrt(variance), end_error, slope * end_x)
 
 
-def expect_loss_at_end(curve: LossCurve, law: ForecastLaw = LAW) -> tuple[float, float] | None:
-    """The expected loss and one standard deviation. None: the curve rises, or has too few points."""
-    fit = fit_loss_curve(curve, law)
+def expect_loss_at_end(
+    curve: LossCurve, law: ForecastLaw = LAW, fit: LossFit | None = None
+) -> tuple[float, float] | None:
+    """The expected loss and one standard deviation. None: the curve rises, or has too few points. `fit`: that
+    of the same curve and law, if it is known."""
+    fit = fit or fit_loss_curve(curve, law)
     if fit is None or fit.now <= 0 or fit.slope < 0:
         return None
     # A loss cannot fall below 0: large falls are shares of what is left.

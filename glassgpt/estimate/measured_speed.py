@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from glassgpt.cgroup import usable_cores
-from glassgpt.estimate.memory import TrainingWorkload
+from glassgpt.estimate.training_workload import TrainingWorkload
 from glassgpt.format import format_duration
 from glassgpt.record.machine import CpuTimes, cores_used_by_others
 

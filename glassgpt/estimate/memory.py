@@ -15,65 +15,43 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from glassgpt.config import TrainConfig, effective_activation
-from glassgpt.estimate import flops
+from glassgpt.config import effective_activation
+from glassgpt.estimate.activations import (
+    activation_bytes,
+    activation_bytes_per_layer,
+    cpu_backward_bytes,
+    cpu_code_bytes,
+    has_fused_rotary,
+    weight_copy_bytes,
+)
+from glassgpt.estimate.training_workload import (
+    GRADIENT_BYTES,
+    WEIGHT_BYTES,
+    TrainingWorkload,
+    block_matrix_parameters,
+    checkpoint_bytes,
+    head_parameters,
+    optimizer_bytes,
+    parameters_per_block,
+    total_parameters,
+)
 from glassgpt.model import loss_chunks
 
 GIB = 2**30
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # of an activation
-WEIGHT_BYTES = GRADIENT_BYTES = 4  # per parameter: float32
-ADAMW_BYTES = 8  # per parameter: two moments in float32
 
-# Before the first tensor: CUDA's context with the libraries' kernels. On a CPU: the interpreter, torch, and
-# what the allocator does not return.
-CONTEXT_BYTES = {"cuda": 600 * 2**20, "mps": 400 * 2**20, "cpu": 325 * 2**20}
-# What torch.utils.checkpoint imports, resident on a CPU (16 random shapes: python -m bench.plan shapes).
-_CHECKPOINTING_CONTEXT_BYTES = 55 * 2**20
+# Before the first tensor: CUDA's context with the libraries' kernels. On a CPU: the interpreter, torch's
+# libraries and modules, as resident in a run of a model of 0.2 MiB (torch 2.13, Linux).
+CONTEXT_BYTES = {"cuda": 600 * 2**20, "mps": 400 * 2**20, "cpu": 272 * 2**20}
+# Of the bytes that are allocated and freed in an update: gaps that glibc's heap leaves between them, 0.15 to
+# 0.5 in 25 runs. With each tensor in pages of its own (MALLOC_MMAP_THRESHOLD_=65536) there are none, but the
+# kernel clears those pages each time, and a run takes up to twice the time.
+_HEAP_FRAGMENTATION = 0.32
 # What automatic choices may fill. Of free memory: tensors do not fill it without gaps, and on a CPU or a Mac
 # other programs share it. Of all memory, if it is not known how much is free: a desktop needs some.
 USABLE_SHARE_OF_FREE = {"cuda": 0.92, "mps": 0.85, "cpu": 0.85}
 COMFORTABLE_SHARE_OF_ALL = 0.94
 _CUBLAS_WORKSPACE_BYTES = {"cuda": 68 * 2**20, "mps": 0, "cpu": 0}
 _EVAL_WORKSPACE_BYTES = {"cuda": 64 * 2**20, "mps": 0, "cpu": 0}  # as measured, besides
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingWorkload:
-    """What the memory and the speed of a run depend on."""
-
-    config: TrainConfig
-    vocab_size: int  # with padding
-    batch_size: int
-    micro_steps: int = 1
-    device_type: str = "cuda"
-    dtype: str = "bfloat16"
-    kernels: bool = True  # our Triton kernels
-    compiled: bool = False
-    attention: str = "sdpa"
-    graph: bool = False
-    data_bytes: int = 0  # of the dataset, if it is on the card
-    eval_batch_tokens: int = 0
-    has_checkpoint_copy: bool = False  # on the device, written while training continues
-    chunked_loss: bool = True  # the logits of a chunk at a time (model/loss.py)
-    stated_parameters: int | None = None  # by a log; None: counted from the shape
-    ranks: int = 1  # cards that train together, one process each; all other fields are per rank
-
-    @property
-    def micro_batch_tokens(self) -> int:
-        return self.batch_size * self.config.block_size
-
-    @property
-    def is_sharded(self) -> bool:
-        return self.config.shard and self.ranks > 1
-
-    @property
-    def activation_itemsize(self) -> int:
-        return DTYPE_BYTES[self.dtype]
-
-    @property
-    def has_all_logits(self) -> bool:
-        """At once."""
-        return not self.chunked_loss or loss_chunks.fits_unchunked(self.micro_batch_tokens, self.vocab_size)
 
 
 @dataclass(frozen=True)
@@ -114,8 +92,10 @@ def estimate_memory(work: TrainingWorkload) -> MemoryEstimate:
     context = CONTEXT_BYTES[work.device_type]
     if work.ranks > 1 and work.device_type == "cuda":
         context += _NCCL_BYTES
-    if work.config.activation_checkpointing and work.device_type == "cpu":
-        context += _CHECKPOINTING_CONTEXT_BYTES
+    if work.device_type == "cpu":
+        context += cpu_code_bytes(work)
+        freed = total[peak_phase] - sum(_persistent_bytes(work).values())
+        parts["heap fragmentation"] = int(_HEAP_FRAGMENTATION * freed)
     graph = 0
     if work.graph and not work.config.eval_only:
         # A CUDA graph keeps its memory pool for good. So the memory of updates, optimizer steps and
@@ -164,39 +144,7 @@ def without_optional_memory(work: TrainingWorkload) -> TrainingWorkload:
     )
 
 
-# --- parameters ---
-
-
-def total_parameters(work: TrainingWorkload) -> int:
-    return work.stated_parameters or flops.model_parameters(work.config, work.vocab_size)
-
-
-def block_matrix_parameters(work: TrainingWorkload) -> int:
-    """In the matrices of the blocks, which Muon optimizes. Of a log without the shape: nearly all."""
-    return 12 * work.config.n_layer * work.config.n_embd**2 or work.stated_parameters or 0
-
-
-def parameters_per_block(work: TrainingWorkload) -> int:
-    """With norms and biases."""
-    one = replace(work.config, n_layer=1)
-    none = replace(work.config, n_layer=0)
-    return flops.model_parameters(one, work.vocab_size) - flops.model_parameters(none, work.vocab_size)
-
-
-def _head_parameters(work: TrainingWorkload) -> int:
-    """Parameters of lm_head."""
-    return work.vocab_size * work.config.n_embd
-
-
-def optimizer_bytes(work: TrainingWorkload) -> int:
-    """AdamW has two numbers per parameter, Muon one, for the blocks' matrices."""
-    by_muon = block_matrix_parameters(work) if work.config.optimizer == "muon" else 0
-    return 4 * by_muon + ADAMW_BYTES * (total_parameters(work) - by_muon)
-
-
-def checkpoint_bytes(work: TrainingWorkload) -> int:
-    """On disk: weights and optimizer state."""
-    return WEIGHT_BYTES * total_parameters(work) + optimizer_bytes(work)
+# --- what stays through an update ---
 
 
 def _persistent_bytes(work: TrainingWorkload) -> dict[str, int]:
@@ -236,88 +184,6 @@ def _gathered_weight_bytes(work: TrainingWorkload) -> dict[str, int]:
     return {"gathered weights": 4 * (others + min(2, work.config.n_layer) * block)}
 
 
-# --- activations ---
-
-
-def activation_bytes(work: TrainingWorkload) -> int:
-    """Saved by the forward pass for the backward pass."""
-    config, low = work.config, work.activation_itemsize
-    stream_and_norm = 2 * low * work.micro_batch_tokens * config.n_embd
-    per_layer = stream_and_norm if config.activation_checkpointing else activation_bytes_per_layer(work)
-    # Outside of the blocks: dropout of the embedding; in `modern` its norm, in float32; and the last norm.
-    outside = int(config.dropout > 0) + (4 if config.arch == "modern" else 0) + _plain_norm_bytes(work)
-    return (
-        config.n_layer * per_layer
-        + stream_and_norm
-        + outside * work.micro_batch_tokens * config.n_embd
-        + weight_copy_bytes(work)
-    )
-
-
-def _plain_norm_bytes(work: TrainingWorkload) -> int:
-    """Per channel, what PyTorch's own norm saves beyond the Triton kernel: its input in float32, and RMSNorm
-    also what it multiplies by the gain."""
-    if work.kernels or work.compiled:
-        return 0
-    return 4 + (4 if work.config.arch == "modern" else 0) - work.activation_itemsize
-
-
-def weight_copy_bytes(work: TrainingWorkload) -> int:
-    """The blocks' matrices as the matmuls read them: autocast's copies, or float8 for the backward pass."""
-    if work.dtype == "float32":
-        return 0
-    return (1 if work.config.fp8 and work.kernels else work.activation_itemsize) * block_matrix_parameters(
-        work
-    )
-
-
-def _has_fused_rotary(work: TrainingWorkload) -> bool:
-    """The kernel of RoPE and QK-norm takes heads whose size is a power of two (model/ops.py)."""
-    head_dim = work.config.n_embd // max(1, work.config.n_head)
-    return work.kernels and head_dim & (head_dim - 1) == 0
-
-
-# As measured. The compiler recomputes some cheap operations, and keeps others in float32.
-_COMPILED_NUMBERS_PER_CHANNEL = {"gpt2": 16.4, "modern": 20.2}
-
-
-def activation_bytes_per_layer(work: TrainingWorkload) -> int:
-    """Saved by one block, without activation checkpointing."""
-    config, low = work.config, work.activation_itemsize
-    modern = config.arch == "modern"
-    # Per channel: `numbers` in the activation dtype, and `other` bytes. The residual stream and its norm,
-    # twice; queries, keys, values; attention's output; before and after the activation, four times as wide.
-    numbers, other = 2.0 + 3 + 1 + 2 + 4 + 4, 0
-    if modern:
-        numbers += 2  # queries and keys after RoPE and QK-norm
-    if work.compiled:
-        numbers = _COMPILED_NUMBERS_PER_CHANNEL["modern" if modern else "gpt2"]
-    else:
-        if config.fp8 and work.kernels:
-            # Float8 copies instead of the inputs of the matmuls; attention saves its own.
-            numbers, other = numbers - 6, 1 + 1 + 1 + 4
-        if modern and not _has_fused_rotary(work):
-            other += 2 * 4  # queries and keys after RoPE in float32, the input of QK-norm
-        other += 2 * _plain_norm_bytes(work)
-    attention = 4 * config.n_head  # one logsumexp per head
-    if work.attention == "manual":
-        # Instead of all three: a copy of the values; queries and keys in float32.
-        numbers, other = numbers - 2, other + 2 * 4
-        scores = 4 + (low if low < 4 else 0)  # the softmax, and its copy for the matmul
-        if config.dropout:
-            scores += 1 + (4 if low == 4 else 0)  # the mask; dropout's output, where no copy of it is made
-        attention = scores * config.n_head * config.block_size
-    elif work.device_type == "cpu" and work.dtype == "bfloat16":
-        attention += 16 * config.n_embd  # queries, keys, values and the output, in float32
-    elif work.device_type == "cuda" and (head_dim := config.n_embd // max(1, config.n_head)) % 8:
-        # Flash attention pads heads to a multiple of 8, and c_proj needs the output without padding.
-        padded = -(-head_dim // 8) * 8
-        attention += low * config.n_head * (3 * (padded - head_dim) + padded)
-    dropout_masks = 2 * config.n_embd if config.dropout else 0
-    per_token = int(config.n_embd * (numbers * low + other)) + attention + dropout_masks
-    return work.micro_batch_tokens * per_token
-
-
 # --- phases ---
 
 
@@ -336,10 +202,10 @@ def _bytes_at_loss(work: TrainingWorkload) -> dict[str, int]:
         per_logit = low if work.kernels else low + 8
         if work.config.fp8 and loss_chunks.is_float8_aligned(V):
             per_logit += 2  # the float8 gradient, row-major and column-major
-        head_copy = 0 if work.dtype == "float32" else low * _head_parameters(work)
-        gradients = 4 * _head_parameters(work) + low * tokens * work.config.n_embd
+        head_copy = 0 if work.dtype == "float32" else low * head_parameters(work)
+        gradients = 4 * head_parameters(work) + low * tokens * work.config.n_embd
         if work.config.fp8 and loss_chunks.is_float8_aligned(V):
-            gradients += 4 * _head_parameters(work)  # of one chunk, before it is added
+            gradients += 4 * head_parameters(work)  # of one chunk, before it is added
         if not work.kernels and work.config.arch == "gpt2" and work.dtype != "float32":
             gradients += 4 * tokens * work.config.n_embd  # LayerNorm's output, in float32 under autocast
         logits_and_loss = per_logit * rows * V + head_copy + gradients
@@ -359,11 +225,13 @@ def _bytes_at_backward(work: TrainingWorkload) -> dict[str, int]:
     config, tokens = work.config, work.micro_batch_tokens
     stream = work.activation_itemsize * tokens * config.n_embd
     # The head's gradient twice: as the matmul or the chunked loss made it, and as autograd returns it.
-    head_twice = (work.activation_itemsize + 4 if work.has_all_logits else 4 + 4) * _head_parameters(work)
+    head_twice = (work.activation_itemsize + 4 if work.has_all_logits else 4 + 4) * head_parameters(work)
     in_head = head_twice + 2 * stream  # gradients of the stream and of its norm
     in_last_mlp = head_twice // 2 + int(_mlp_backward_streams(work) * stream)
     recomputed = 0
-    if work.attention == "manual":  # scores before the softmax; the last MLP is not there yet
+    if work.device_type == "cpu":
+        in_last_mlp = head_twice // 2 + cpu_backward_bytes(work)
+    elif work.attention == "manual":  # scores before the softmax; the last MLP is not there yet
         scores = 6 * config.n_head * config.block_size * tokens
         in_last_mlp = max(
             in_last_mlp, head_twice // 2 + scores - (0 if config.activation_checkpointing else 10 * stream)
@@ -372,9 +240,8 @@ def _bytes_at_backward(work: TrainingWorkload) -> dict[str, int]:
         recomputed = activation_bytes_per_layer(work) - 2 * stream  # its input and norm are counted already
         # Autocast's copies of the weights were freed after the forward pass, except for this block.
         recomputed -= weight_copy_bytes(work) * (config.n_layer - 1) // max(1, config.n_layer)
-        if work.device_type == "cpu":  # fitted (bench/LOG.md): gradients of the same sizes, memory freed late
-            recomputed = 3 * activation_bytes_per_layer(work)
-            in_last_mlp = head_twice // 2 + 2 * stream
+        if work.device_type == "cpu":
+            recomputed += 2 * stream
     return (
         _persistent_bytes(work)
         | _gathered_weight_bytes(work)
@@ -408,9 +275,9 @@ def _bytes_at_step(work: TrainingWorkload) -> dict[str, int]:
     Before, at the very end of backward: a tied embedding's two gradients and their sum, and the sum over
     micro-batches, if that exists already.
     """
-    temporary = 4 * _head_parameters(work) * (2 if work.config.tie_embeddings else 0)
+    temporary = 4 * head_parameters(work) * (2 if work.config.tie_embeddings else 0)
     if _persistent_gradient_bytes(work):
-        temporary += 4 * _head_parameters(work)
+        temporary += 4 * head_parameters(work)
     if work.ranks > 1 and not work.is_sharded:
         # Gradients are all-reduced in buckets, which are copies; no tensor is split.
         temporary = max(temporary, ALL_REDUCE_BUCKET_BYTES)
@@ -430,7 +297,7 @@ def _bytes_at_evaluation(work: TrainingWorkload) -> dict[str, int]:
     config, tokens = work.config, work.eval_batch_tokens
     weight_copies = 0
     if work.dtype != "float32":
-        weight_copies = work.activation_itemsize * (block_matrix_parameters(work) + _head_parameters(work))
+        weight_copies = work.activation_itemsize * (block_matrix_parameters(work) + head_parameters(work))
     rows = loss_chunks.eval_rows_per_chunk(tokens, work.vocab_size, work.device_type)
     # The blocks run before the head, so the larger of both counts.
     blocks = tokens * max(_eval_mlp_bytes_per_token(work), _eval_attention_bytes_per_token(work))
@@ -448,17 +315,26 @@ def _bytes_at_evaluation(work: TrainingWorkload) -> dict[str, int]:
     )
 
 
+def _eval_branch_bytes(work: TrainingWorkload) -> int:
+    """Per channel: the branch of the block before, of which the first block has none."""
+    return work.activation_itemsize if work.config.n_layer > 1 else 0
+
+
 def _eval_mlp_bytes_per_token(work: TrainingWorkload) -> int:
-    """The float32 residual stream, its norm and their sum; the MLP's input, and its hidden layer before and
+    """The float32 residual stream before and in the block, its norm, and the MLP's hidden layer before and
     after the activation. PyTorch's relu squared has one tensor more."""
+    low = work.activation_itemsize
     hidden_tensors = 3 if effective_activation(work.config) == "relu2" and not work.kernels else 2
-    return work.config.n_embd * (4 * 3 + work.activation_itemsize * (1 + 4 * hidden_tensors))
+    return work.config.n_embd * (3 * 4 + _eval_branch_bytes(work) + 4 * low * hidden_tensors)
 
 
 def _eval_attention_bytes_per_token(work: TrainingWorkload) -> int:
     config, is_modern = work.config, work.config.arch == "modern"
     if work.attention == "manual":  # scores, masked scores and their softmax, in float32
         other = 28 if work.dtype == "float32" else 24 if is_modern else 20
-        return 3 * 4 * config.n_head * config.block_size + other * config.n_embd
-    # With PyTorch's QK-norm: the residual stream, and queries and keys in several forms, in float32.
-    return 40 * config.n_embd if is_modern and not _has_fused_rotary(work) else 0
+    else:  # With PyTorch's QK-norm: the residual stream, and queries and keys in several forms, in float32.
+        other = 40 if is_modern and not has_fused_rotary(work) else 0
+    if other and config.n_layer == 1:  # the stream in the first block is the one before it
+        other -= 4 + work.activation_itemsize
+    scores = 3 * 4 * config.n_head * config.block_size if work.attention == "manual" else 0
+    return scores + other * config.n_embd

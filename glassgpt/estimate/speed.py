@@ -21,7 +21,7 @@ from importlib import resources
 
 from glassgpt.estimate import flops, overheads
 from glassgpt.estimate.cards import Card, find_card
-from glassgpt.estimate.memory import TrainingWorkload
+from glassgpt.estimate.training_workload import TrainingWorkload
 
 # --- reference rows ---
 

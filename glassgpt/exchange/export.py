@@ -14,7 +14,7 @@ from pathlib import Path
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.digests import EXPORT_RECORD_FILE, file_sha256, json_sha256, read_recorded_sha256
 from glassgpt.data.nanogpt_bin import META_FILE
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, raise_if_any
 from glassgpt.exchange import export_formats, logit_check
 from glassgpt.exchange.exchange_options import ExportOptions
 from glassgpt.exchange.export_formats import ExportableModel, load_exportable_model
@@ -50,8 +50,7 @@ def export(source: str, options: ExportOptions) -> ExportResult:
     problems += export_formats.nanogpt_problems(exportable) if options.to == "nanogpt" else []
     out = expand_user_path(options.out) if options.out else EXPORTS_DIR / f"{exportable.name}-{options.to}"
     problems += out_dir_problems(out)
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
     with atomic_folder(out, "--out") as folder:
         if options.to == "hf":
             export_formats.write_huggingface(folder, exportable)
@@ -74,9 +73,7 @@ def export(source: str, options: ExportOptions) -> ExportResult:
         }
         export_formats.write_json(folder / EXPORT_RECORD_FILE, record | {"digest": json_sha256(record)})
         bytes_by_file = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-        problems = out_dir_problems(out)  # again: another process may have written there meanwhile
-        if problems:
-            raise UserError(problems)
+        raise_if_any(out_dir_problems(out))  # again: another process may have written there meanwhile
         commit_folder(folder, out)
     return ExportResult(out, exportable, tuple(_notes(exportable, options.to)), check, bytes_by_file)
 

@@ -27,11 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from glassgpt.config import (
-    DEFAULT_BATCH_SIZE,
-    TrainConfig,
-    dataset_folder,
-)
+from glassgpt.config import DEFAULT_BATCH_SIZE, TrainConfig, dataset_folder
 from glassgpt.data.bpe import TOKENIZER_JSON
 from glassgpt.data.bpe_table import END_OF_TEXT
 from glassgpt.data.nanogpt_bin import META_FILE
@@ -45,8 +41,9 @@ from glassgpt.model.pretrained import CONFIG_FILE, GLASSGPT_MODEL_TYPE, WEIGHTS_
 from glassgpt.model.weights import build_model, to_nanochat, to_transformers
 from glassgpt.record.run_dir import NANOGPT_CKPT_FILE
 from glassgpt.schedule import schedule_of
+from glassgpt.training.checkpoint.checkpoints import LoadedCheckpoint
 from glassgpt.training.checkpoint.nanogpt_ckpt import ADAMW_STATE_KEYS
-from glassgpt.training.weight_source import LoadedCheckpoint, find_tokenizer, load_init_from
+from glassgpt.training.weight_source import find_tokenizer, load_init_from
 
 _VOCAB_WEIGHTS = ("transformer.wte.weight", "lm_head.weight")
 

@@ -18,7 +18,7 @@ from glassgpt.config import Choice
 from glassgpt.data.dataset import Dataset, open_dataset
 from glassgpt.data.manifest import MANIFEST_FILE
 from glassgpt.data.tokenizers import dataset_tokenizer_digest, write_tokenizer
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, collect_problems, raise_if_any
 from glassgpt.estimate.batching import plan_batch
 from glassgpt.exchange.exchange_options import ImportOptions
 from glassgpt.exchange.nanogpt_journal import IMPORT_SOURCE, NanogptRun, journal_records
@@ -36,10 +36,11 @@ from glassgpt.record.run_dir import (
 )
 from glassgpt.runs.reading import read_run_log
 from glassgpt.runs.run_log import RunLog
-from glassgpt.training.checkpoint.nanogpt_ckpt import NanoGPTCheckpoint, read_nanogpt_ckpt
+from glassgpt.training.checkpoint.checkpoints import LoadedCheckpoint
+from glassgpt.training.checkpoint.nanogpt_ckpt import read_nanogpt_ckpt
 from glassgpt.training.checkpoint.saver import Saver
 from glassgpt.training.train_state import TrainingProgress
-from glassgpt.training.weight_source import from_nanogpt_ckpt, vocab_size_matches
+from glassgpt.training.weight_source import vocab_size_matches
 
 _MEASURED_ON = "random batches of nanoGPT's"  # so its losses are not compared with later evaluations
 _LOGGED_LOSS_TOLERANCE = 6e-5  # a loss in a log has four decimals
@@ -76,8 +77,7 @@ def import_run(out_dir: str, options: ImportOptions) -> ImportResult:
             problems.append(f"--out={out} is not empty: choose another --out")
         elif problem := writable_problem(out, "--out"):
             problems.append(problem)
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
     run = _describe_run(ckpt, out, run_log, dataset, options.log)
     with atomic_folder(out, "--out") as folder:
         _write_run(folder, run, ckpt)
@@ -90,7 +90,7 @@ def import_run(out_dir: str, options: ImportOptions) -> ImportResult:
 # --- reading nanoGPT's files ---
 
 
-def _read_log(name: str, ckpt: NanoGPTCheckpoint, problems: list[str]) -> RunLog | None:
+def _read_log(name: str, ckpt: LoadedCheckpoint, problems: list[str]) -> RunLog | None:
     """The log, if it is nanoGPT's and of the checkpoint's run; else the reason is appended to `problems`."""
     try:
         run_log = read_run_log(str(expand_user_path(name)) if name != "-" else name)
@@ -100,38 +100,36 @@ def _read_log(name: str, ckpt: NanoGPTCheckpoint, problems: list[str]) -> RunLog
     if run_log.trainer.id != IMPORT_SOURCE:
         problems.append(f"--log={name} is a log of {run_log.trainer.name}, not of nanoGPT")
         return None
-    evals = [evaluation for evaluation in run_log.evals if evaluation.iteration == ckpt.iter]
-    losses = [loss for loss in (one.val_loss for one in evals) if loss is not None and math.isfinite(loss)]
-    saved = ckpt.best_val_loss
+    logged = [evaluation.val_loss for evaluation in run_log.evals if evaluation.iteration == ckpt.iter]
+    losses = [loss for loss in logged if loss is not None and math.isfinite(loss)]
+    saved = ckpt.val_loss
     if saved is None or not math.isfinite(saved):
         return run_log
     if losses and all(abs(loss - saved) > _LOGGED_LOSS_TOLERANCE for loss in losses):
         problems.append(
             f"--log={name} is of another run: after {ckpt.iter} updates it has a validation loss of "
-            f"{losses[-1]:.4f}, {ckpt.path} of {saved:.4f}"
+            f"{losses[-1]:.4f}, {ckpt.description} of {saved:.4f}"
         )
     return run_log
 
 
-def _find_dataset(ckpt: NanoGPTCheckpoint, data_dir: str, problems: list[str]) -> Dataset | None:
+def _find_dataset(ckpt: LoadedCheckpoint, data_dir: str, problems: list[str]) -> Dataset | None:
     """The run's dataset, if found: in --data_dir, beside nanoGPT's folder, or in data/ here."""
     name = str(ckpt.settings.get("dataset", ""))
-    folders = [ckpt.path.absolute().parent.parent / "data" / name, Path("data") / name] if name else []
+    folders = [ckpt.folder.absolute().parent / "data" / name, Path("data") / name] if name else []
     for folder in [expand_user_path(data_dir)] if data_dir else folders:
         if not data_dir and not any((folder / file).exists() for file in (MANIFEST_FILE, "train.bin")):
             continue
-        try:
+        with collect_problems(problems):
             dataset = open_dataset(folder)
             vocab_size = dataset.manifest.vocab_size
-            if not vocab_size_matches(from_nanogpt_ckpt(ckpt.path), vocab_size):
-                raise UserError(
-                    f"{dataset.directory} has a vocabulary of {vocab_size}, {ckpt.path} of "
-                    f"{ckpt.model_config.vocab_size}: give its training data with --data_dir=FOLDER"
-                )
-        except UserError as error:
-            problems += error.problems
-            return None
-        return dataset
+            if vocab_size_matches(ckpt, vocab_size):
+                return dataset
+            problems.append(
+                f"{dataset.directory} has a vocabulary of {vocab_size}, {ckpt.description} of "
+                f"{ckpt.model_config.vocab_size}: give its training data with --data_dir=FOLDER"
+            )
+        return None
     return None
 
 
@@ -139,7 +137,7 @@ def _find_dataset(ckpt: NanoGPTCheckpoint, data_dir: str, problems: list[str]) -
 
 
 def _describe_run(
-    ckpt: NanoGPTCheckpoint, out: Path, run_log: RunLog | None, dataset: Dataset | None, log: str
+    ckpt: LoadedCheckpoint, out: Path, run_log: RunLog | None, dataset: Dataset | None, log: str
 ) -> NanogptRun:
     """nanoGPT's settings, the model's shape from its weights, and what could not be imported."""
     names = ("n_layer", "n_head", "n_embd", "block_size", "dropout", "bias")
@@ -148,7 +146,7 @@ def _describe_run(
     }
     if dataset is not None and dataset.directory != Path("data") / str(settings.get("dataset")):
         settings["data_dir"] = str(dataset.directory)
-    config = build_config(Recipe(ckpt.path.parent.name, "", settings), {})
+    config = build_config(Recipe(ckpt.folder.name, "", settings), {})
 
     source = "its log" if run_log is not None else "its checkpoint alone: give its output with --log=FILE"
     choices = [Choice("imported", "nanoGPT", f"from {source}")]
@@ -163,7 +161,7 @@ def _describe_run(
         choices.append(Choice("times", "estimated", reason, notable=True))
         choices.append(Choice("lr", "estimated", "from the settings; nanoGPT does not print it"))
 
-    newest = ckpt.path if log in ("", "-") else expand_user_path(log)
+    newest = Path(ckpt.description) if log in ("", "-") else expand_user_path(log)
     return NanogptRun(
         run_dir=out,
         config=config,
@@ -172,13 +170,13 @@ def _describe_run(
         dataset=dataset,
         run_log=run_log,
         choices=choices,
-        saved_iter=ckpt.iter,
-        val_loss=ckpt.best_val_loss,
+        saved_iter=ckpt.iter or 0,
+        val_loss=ckpt.val_loss,
         ended_at=newest.stat().st_mtime,
     )
 
 
-def _write_run(folder: Path, run: NanogptRun, ckpt: NanoGPTCheckpoint) -> None:
+def _write_run(folder: Path, run: NanogptRun, ckpt: LoadedCheckpoint) -> None:
     run_dir = LockedRunDir(folder)
     try:
         run_dir.write_config(run.config)

@@ -98,10 +98,7 @@ def check_own_format(folder: Path, exportable: ExportableModel) -> LogitCheck:
 
     library = LibraryTokenizer.from_str(content.decode())
     ids = _check_tokenizer(
-        exportable.tokenizer,
-        lambda text: library.encode(text).ids,
-        library.decode,
-        "the library tokenizers",
+        exportable.tokenizer, lambda text: library.encode(text).ids, library.decode, "the library tokenizers"
     )
     return _compare_logits(exportable, model, "GlassGPT, from the files", ids)
 

@@ -10,14 +10,13 @@ import itertools
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 from glassgpt.data.tokenizers import CharTokenizer
 from glassgpt.estimate import flops
 from glassgpt.exchange.export_formats import ExportableModel
 from glassgpt.format import format_count, format_duration, pluralize
 from glassgpt.record import journal
-from glassgpt.record.journal import Record
+from glassgpt.record.journal import Record, dict_or_empty
 from glassgpt.version import VERSION
 
 TRAINING_FILE = "training.toml"
@@ -61,7 +60,7 @@ def render_model_card(exportable: ExportableModel, to: str) -> str:
     run = next((record for record in reversed(records) if record["kind"] == "run"), {})
     library = "transformers" if to == "hf" else "glassgpt"
     tag = "gpt2" if exportable.shape.arch == "gpt2" else "nanochat"
-    version = _dict_field(run, "machine").get("glassgpt")
+    version = dict_or_empty(run, "machine").get("glassgpt")
     trained = f" trained with GlassGPT {version}" if version else ""
     sections = [
         f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags:\n- glassgpt\n- {tag}\n---",
@@ -103,11 +102,6 @@ def records_until_checkpoint(records: list[Record], update: int | None) -> list[
     ]
 
 
-def _dict_field(record: Record, name: str) -> dict[str, Any]:
-    value = record.get(name)
-    return value if isinstance(value, dict) else {}
-
-
 def _base_name(path: object) -> str | None:
     return Path(str(path)).name if path else None
 
@@ -147,10 +141,10 @@ def _model_rows(exportable: ExportableModel, to: str) -> TableRows:
 
 
 def _data_rows(run: Record, exportable: ExportableModel) -> TableRows:
-    data = _dict_field(run, "data")
+    data = dict_or_empty(run, "data")
     if not data:
         return [("dataset", _base_name(exportable.origin.settings.get("dataset")))]
-    tokens = _dict_field(data, "tokens")
+    tokens = dict_or_empty(data, "tokens")
     rows: TableRows = [("dataset", _base_name(data.get("name"))), ("tokenizer", data.get("tokenizer"))]
     for split, label in (("train", "training tokens"), ("val", "validation tokens")):
         count = tokens.get(split)
@@ -162,10 +156,10 @@ def _training_rows(exportable: ExportableModel, run: Record, records: list[Recor
     loaded = exportable.origin
     updates, settings = loaded.iter, loaded.settings
     # The checkpoint's own count: each process adds its updates, whose size may differ.
-    sequences = _dict_field(dict(loaded.state), "progress").get("sequences")
+    sequences = dict_or_empty(dict(loaded.state), "progress").get("sequences")
     tokens_seen = sequences * exportable.shape.block_size if isinstance(sequences, int) else None
     # Tokens per update of each process, in order; equal neighbours once.
-    sizes = [_dict_field(record, "batch").get("tokens") for record in records if record["kind"] == "run"]
+    sizes = [dict_or_empty(record, "batch").get("tokens") for record in records if record["kind"] == "run"]
     batch_tokens = [size for size, _ in itertools.groupby(size for size in sizes if isinstance(size, int))]
     epochs = None if updates is None or tokens_seen is None else _epochs(run, updates, tokens_seen)
     speeds = [
@@ -187,9 +181,9 @@ def _training_rows(exportable: ExportableModel, run: Record, records: list[Recor
 
 def _epochs(run: Record, updates: int, tokens_seen: int) -> float | None:
     """Epochs up to this checkpoint: its share of those that the whole run was planned to have."""
-    batch_tokens = _dict_field(run, "batch").get("tokens")
-    planned_epochs = _dict_field(run, "data").get("epochs")
-    planned_updates = _dict_field(run, "config").get("max_iters")
+    batch_tokens = dict_or_empty(run, "batch").get("tokens")
+    planned_epochs = dict_or_empty(run, "data").get("epochs")
+    planned_updates = dict_or_empty(run, "config").get("max_iters")
     if planned_epochs is None or not planned_updates or not batch_tokens:
         return None
     planned_tokens = tokens_seen + max(0, planned_updates - updates) * batch_tokens
@@ -222,7 +216,7 @@ def _time_rows(records: list[Record]) -> TableRows:
     phase_s: dict[str, float] = {}
     killed_s = []
     for process in processes.values():
-        ledgers = [_dict_field(record, "ledger") for record in process if record["kind"] == "end"]
+        ledgers = [dict_or_empty(record, "ledger") for record in process if record["kind"] == "end"]
         if not any(ledgers):
             killed_s.append(max(0.0, process[-1]["time"] - process[0]["time"]))
         for phase, seconds in (item for ledger in ledgers for item in ledger.items()):
@@ -245,10 +239,10 @@ def _time_rows(records: list[Record]) -> TableRows:
 
 
 def _hardware_rows(run: Record) -> TableRows:
-    machine = _dict_field(run, "machine")
+    machine = dict_or_empty(run, "machine")
     if not machine:
         return []
-    device, cpu = _dict_field(machine, "device"), _dict_field(machine, "cpu")
+    device, cpu = dict_or_empty(machine, "device"), dict_or_empty(machine, "cpu")
     rows: TableRows = [("device", device.get("name"))]
     if device.get("type") == "cuda":
         rows += [("CUDA, driver", f"{device.get('cuda')}, {device.get('driver')}")]

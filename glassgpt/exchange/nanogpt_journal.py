@@ -25,6 +25,7 @@ from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainers.nanogpt import TRAINER as NANOGPT
 from glassgpt.schedule import learning_rate
+from glassgpt.training.journal_records import bytes_per_token, data_fields, model_fields
 
 IMPORT_SOURCE = "nanogpt"
 _END_REASONS = {"finished": "finished", "interrupted": "interrupted", "crashed": "crashed", "oom": "crashed"}
@@ -69,30 +70,10 @@ def journal_records(run: NanogptRun) -> list[Record]:
 
 
 def _run_record(run: NanogptRun) -> Record:
-    shape, dataset = run.shape, run.dataset
-    vocab_size = shape.vocab_size
-    multiplied = flops.model_parameters(shape, vocab_size, matmul_only=True)
-    model = {
-        "parameters": flops.model_parameters(shape, vocab_size),
-        "parameters_without_positions": flops.model_parameters(shape, vocab_size, positions=False),
-        "parameters_multiplied": multiplied,
-        "flops_per_token": flops.model_flops_per_token(shape, vocab_size),
-        "flops_convention": flops.FLOPS_CONVENTION,
-        "plain_flops_per_token": flops.six_n_flops_per_token(multiplied),
-    }
     data: Record = {"name": run.config.dataset}
-    if dataset is not None:
-        manifest = dataset.manifest
-        per_token = {split: dataset.bytes_per_token(split) for split in manifest.tokens}
-        data = {
-            "name": manifest.name,
-            "hash": dataset.hash,
-            "tokenizer": manifest.tokenizer,
-            "vocab_size": manifest.vocab_size,
-            "tokens": dict(manifest.tokens),
-            "bytes_per_token": {split: None if math.isnan(n) else n for split, n in per_token.items()},
-            "epochs": run.config.max_iters * run.plan.tokens / manifest.tokens["train"],
-        }
+    if run.dataset is not None:
+        epochs = run.config.max_iters * run.plan.tokens / run.dataset.manifest.tokens["train"]
+        data = data_fields(run.dataset) | {"epochs": epochs}
     return {
         "kind": "run",
         "journal_version": JOURNAL_VERSION,
@@ -100,7 +81,7 @@ def _run_record(run: NanogptRun) -> Record:
         "out_dir": str(run.run_dir),
         "config": dataclasses.asdict(run.config),
         "choices": [dataclasses.asdict(choice) for choice in run.choices],
-        "model": dataclasses.asdict(shape) | model,
+        "model": model_fields(run.shape),
         "batch": dataclasses.asdict(run.plan),
         "peak": dataclasses.asdict(_UNKNOWN_PEAK) | {"value": None, "source": _UNKNOWN_PEAK.source},
         "data": data,
@@ -242,8 +223,7 @@ def _eval_records(run: NanogptRun, run_log: RunLog, steps: list[PlacedRecord]) -
 def _eval_record(
     run: NanogptRun, iteration: int, split: str, loss: float, ms: float | None, best: bool
 ) -> Record:
-    per_token = None if run.dataset is None else run.dataset.bytes_per_token(split)
-    known = per_token is not None and not math.isnan(per_token)
+    per_token = None if run.dataset is None else bytes_per_token(run.dataset, split)
     eval_iters = run.config.eval_iters or int(NANOGPT.defaults["eval_iters"])
     tokens = eval_iters * run.plan.batch_size * run.config.block_size
     return {
@@ -257,7 +237,7 @@ def _eval_record(
         "closing": False,
         "best": best,
         "perplexity": perplexity(loss),
-        "bits_per_byte": bits_per_byte(loss, per_token) if known and per_token else None,
+        "bits_per_byte": bits_per_byte(loss, per_token) if per_token else None,
         "ms": ms,
         "compile_ms": 0.0,
     }

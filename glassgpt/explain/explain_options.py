@@ -83,7 +83,7 @@ class WatchOptions:
     output is also saved in runs/watch-1/output.log (then watch-2, ...) and shown on the page.
     """
 
-    # The page in the browser: on, off, or auto: with COMMAND in a terminal, if the extra `page` is installed.
+    # The page in the browser: on, off, or auto: in a terminal, if the extra `page` is installed.
     page: Literal["auto", "on", "off"] = "auto"
     # The card it runs on, e.g. "RTX 4070 Ti": its peak counts as 100% MFU.
     gpu: str = ""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from glassgpt.estimate.cards import Card
 from glassgpt.explain.registry import RULES
 from glassgpt.explain.summary import compose_verdict, introduce_runs, other_problems
+from glassgpt.i18n import translate
 from glassgpt.record.finding import Finding, read_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.facts import Facts
@@ -90,5 +91,28 @@ def explain_runs(
     about = next(one for one in explanations if one.log is main)
     others = [one for one in explanations if one is not about]
     problems = other_problems([(one.log, one.facts, one.findings) for one in others])
-    verdict = [introduce_runs(main, run_logs), *about.verdict, *problems]
+    verdict = [_introduce_parts(main, run_logs) or introduce_runs(main, run_logs), *about.verdict, *problems]
     return replace(about, verdict=verdict, runs=explanations)
+
+
+def _introduce_parts(main: RunLog, run_logs: Sequence[RunLog]) -> str:
+    """Where `main` is a part of a process, or one of several runs of equal length: which one. Else empty."""
+    lengths = [one.iterations_logged for one in run_logs if one.parts == main.parts]
+    equal = lengths.count(main.iterations_logged) if main.iterations_logged == max(lengths) else 1
+    lines = ""
+    if main.has_line_numbers and main.first_line:
+        lines = " " + translate("verdict.lines", first=main.first_line, last=main.last_line)
+    if main.parts > 1:
+        intro = translate("verdict.parts", parts=main.parts)
+        if main.runs_in_file > 1:
+            intro = translate("verdict.parts_of_several_runs", runs=main.runs_in_file, parts=main.parts)
+        about = (
+            translate("verdict.part_of_equals", equal=equal, lines=lines)
+            if equal > 1
+            else translate("verdict.longest_part", parts=main.parts, lines=lines)
+        )
+        return f"{intro} {about}"
+    is_alike = len({(one.trainer.id, one.stage, one.run_name) for one in run_logs}) == 1
+    if equal > 1 and is_alike:
+        return translate("verdict.several_equal_runs", runs=main.runs_in_file, equal=equal, lines=lines)
+    return ""

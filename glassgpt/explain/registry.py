@@ -22,9 +22,11 @@ from glassgpt.explain.rules import (
     loss_plausibility,
     lost_work,
     lr_schedule,
+    metrics,
     mfu,
     nonfinite,
     note_claims,
+    resume_state,
     resumes,
     step_time,
     val_curve,
@@ -53,8 +55,8 @@ def rules_of(*modules: ModuleType) -> tuple[Rule, ...]:
 # Of the loss, of the process, or of its checkpoints.
 FAILURE_RULES = rules_of(nonfinite, instability, loss_plausibility, gpu_memory, lost_work)
 # Trained too long, too short, stuck.
-LEARNING_RULES = rules_of(learning, val_curve, learned, note_claims)
-RESUME_RULES = rules_of(resumes, lr_schedule)
+LEARNING_RULES = rules_of(learning, val_curve, metrics, learned, note_claims)
+RESUME_RULES = rules_of(resume_state, resumes, lr_schedule)
 # Where the time went, and what the log's clock measured.
 TIME_RULES = rules_of(eval_cost, step_time, wall_time)
 MFU_RULES = rules_of(mfu, workload)

@@ -11,16 +11,26 @@ from collections.abc import Sequence
 import numpy as np
 
 from glassgpt.estimate.loss_law import MIN_UPDATES_FOR_LOSS, position_in_range
+from glassgpt.explain.metric_sentence import metric_sentence
+from glassgpt.explain.rules.loss_plausibility import MIN_LOSS_TUNED
 from glassgpt.explain.rules.lost_work import FAULT_KINDS, MAX_QUOTED_CHARS, error_text
 from glassgpt.format import format_loss
 from glassgpt.i18n import translate
-from glassgpt.record.finding import Finding
+from glassgpt.record.finding import SERIOUS, Finding
+from glassgpt.runs.curve_statistics import shows_fall, turning_row
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.progress import Progress
-from glassgpt.runs.run_log import LogEvent, RunLog
-from glassgpt.runs.trajectory import planned_end_iteration, planned_iteration_count, shows_run_start
+from glassgpt.runs.run_log import Floats, LogEvent, RunLog
+from glassgpt.runs.trajectory import (
+    last_iteration_done,
+    planned_end_iteration,
+    planned_iteration_count,
+    shows_run_start,
+)
 
 MAX_PLAN_SHARE = 0.95  # of the planned iterations: a run that got further has nearly done all
+MAX_SHOWN_SHARE = 0.99  # of a plan that was not reached: more is shown as 100%
+MIN_LN2_SHARE = 0.95  # the loss of preferences over ln 2, where it begins: the policy has hardly moved
 MAX_OTHER_PROBLEMS = 3  # sentences about other runs
 MIN_STALL_SHARE = 0.05  # of the time
 MIN_EVALS_FOR_SHARE = 3  # of a log that begins in the middle of a run
@@ -97,24 +107,34 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     planned, last = planned_end_iteration(run_log), _last_iteration_done(run_log, facts)
     if facts.ended == "finished":  # a setting may be of another run; a counter `i/N` is of this one
         planned = run_log.setup.planned_iterations
-    if (
+    is_short = bool(
         planned
         and last is not None
         and facts.ended is not None
         and (last < planned if run_log.iterations_done else last < MAX_PLAN_SHARE * planned)
-    ):
+        and not (facts.ended == "finished" and last >= MAX_SHOWN_SHARE * planned)  # it counts from 0
+    )
+    if is_short and planned and last is not None:
         sentences.append(
             translate(
                 "verdict.share_of_plan",
-                share=last / planned,
+                share=min(last / planned, MAX_SHOWN_SHARE),
                 planned=planned_iteration_count(run_log, planned),
             )
         )
-    sentences.append(_loss_sentence(run_log, facts))
+        stops = [event.text for event in run_log.events_after_last_step() if event.kind == "finish"]
+        if stops and facts.ended == "finished" and "stop" in stops[-1].lower():
+            quoted = stops[-1][:MAX_QUOTED_CHARS].rstrip(".")
+            sentences.append(translate("verdict.stop_reason", quoted=quoted))
+    metrics = [metric_sentence(course) for course in run_log.metric_courses]
+    loss_sentence = _loss_sentence(run_log, facts, findings)
+    sentences += [loss_sentence, *metrics] if run_log.loss_measures_learning else [*metrics, loss_sentence]
     trained_evals = [one for one in run_log.evals if one.val_loss is not None and one.iteration != 0]
-    # One evaluation, or one before training, does not tell how far the run came.
-    if facts.best_val_loss is not None and (run_log.columns or len(trained_evals) < 2):
-        sentences.append(training_loss_sentence(facts))
+    # One evaluation, or one before training, does not tell how far the run came; nor do those of validation
+    # text alone.
+    has_both = len(trained_evals) > 1 and all(one.train_loss is not None for one in trained_evals)
+    if facts.best_val_loss is not None and (run_log.columns or not has_both):
+        sentences.append(_training_sentence(run_log, facts, findings))
     sentences += _time_sentences(run_log, facts, findings)
     if left_out := run_log.left_out.lines:
         sentences.append(
@@ -126,7 +146,7 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         columns = ", ".join(f"{meaning}={column}" for meaning, column in run_log.columns.items())
         sentences.append(translate("verdict.columns", columns=columns))
     sentences += [str(note) for note in run_log.notes]
-    serious = [finding for finding in findings if finding.severity in ("problem", "warning")]
+    serious = [finding for finding in findings if finding.severity in SERIOUS]
     has_advice = any(finding.severity == "advice" for finding in findings)
     if serious:
         sentences.append(translate("verdict.most_important", title=serious[0].title))
@@ -135,33 +155,64 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         and facts.iterations_logged >= MIN_JUDGED_ITERATIONS
         and not run_log.is_excerpt
         and not has_advice
-        and run_log.trainer.loss_measures_learning
+        and not is_short
+        and not _repeats_iterations(run_log)
+        and not (facts.loss_ends is not None and 0 < facts.loss_ends["last"] < MIN_LOSS_TUNED)
+        and run_log.loss_measures_learning
     ):
-        sentences.append(translate("verdict.nothing_wrong"))
+        sentences.append(
+            translate("verdict.nothing_wrong_unevaluated")
+            if facts.best_val_loss is None and not run_log.evaluates_metrics
+            else translate("verdict.nothing_wrong")
+        )
     elif (
         0 < facts.iterations_logged < MIN_JUDGED_ITERATIONS
         and facts.ended is not None
-        and run_log.trainer.loss_measures_learning
+        and run_log.loss_measures_learning
     ):
-        # What would settle it: more lines, and an evaluation where there is none.
-        few = {"lines": facts.iterations_logged, "enough": MIN_JUDGED_ITERATIONS}
-        has_eval = facts.best_val_loss is not None
-        sentences.append(
-            translate("verdict.too_few_lines", **few)
-            if has_eval
-            else translate("verdict.too_few_lines_no_eval", **few)
-        )
+        sentences += _few_lines_sentences(run_log, facts)
     return [sentence for sentence in sentences if sentence]
+
+
+def _repeats_iterations(run_log: RunLog) -> bool:
+    """Whether a restart did iterations again."""
+    return run_log.has_iteration_numbers and bool(np.any(np.diff(run_log.steps.iteration) <= 0))
+
+
+def _few_lines_sentences(run_log: RunLog, facts: Facts) -> list[str]:
+    """What few lines show of the loss; else what would settle it: more lines, and an evaluation."""
+    few = {"lines": facts.iterations_logged, "enough": MIN_JUDGED_ITERATIONS}
+    losses = _finite_losses(run_log)
+    has_eval = facts.best_val_loss is not None or run_log.evaluates_metrics
+    if run_log.placeholder_loss is not None or turning_row(losses) is not None:
+        return []  # another sentence says what they show
+    if run_log.begins_at_ln2 and losses[-1] > MIN_LN2_SHARE * math.log(2):
+        return [translate("verdict.near_ln2", last=format_loss(float(losses[-1])))]
+    if shows_fall(losses):
+        no_eval = [] if has_eval else [translate("verdict.no_evaluation")]
+        return [translate("verdict.few_lines_fall", lines=facts.iterations_logged), *no_eval]
+    if not has_eval:
+        return [translate("verdict.too_few_lines_no_eval", **few)]
+    if facts.steady_ms is None and facts.tokens_per_s is None:
+        return [translate("verdict.too_few_lines_no_speed", **few)]
+    return [translate("verdict.too_few_lines", **few)]
+
+
+def _finite_losses(run_log: RunLog) -> Floats:
+    return run_log.steps.loss[run_log.steps.has_loss & np.isfinite(run_log.steps.loss)]
 
 
 def compose_status(progress: Progress, run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -> str:
     """One or two short sentences, always current: what the run is doing, how far it is, when it will be done,
     and whether that is normal. For the page and `glass watch`."""
     if progress.is_over:
-        sentences = [_progress_sentence(run_log, facts), _loss_sentence(run_log, facts)]
+        sentences = [_progress_sentence(run_log, facts), _loss_sentence(run_log, facts, findings)]
         return " ".join(sentence for sentence in sentences if sentence)
     if progress.state == "starting":
-        return translate("status.starting")
+        expected_s = run_log.forecast.total_s
+        if expected_s is None:
+            return translate("status.starting")
+        return translate("status.starting_with_forecast", low=expected_s[0], high=expected_s[1])
     if progress.done is None:
         place = translate("status.lines", lines=run_log.iterations_logged)
     elif progress.planned:
@@ -192,17 +243,21 @@ def compose_status(progress: Progress, run_log: RunLog, facts: Facts, findings: 
 
 def _normality(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -> str:
     """Whether a run in progress is as it should be; "" where that cannot be said yet."""
-    serious = [finding for finding in findings if finding.severity in ("problem", "warning")]
+    serious = [finding for finding in findings if finding.severity in SERIOUS]
     if serious:
         return translate("status.serious", title=serious[0].title)
     positions = forecast_positions(run_log, facts)
+    training = positions.get("training_loss")
     if positions.get("loss") == "above":
-        return translate("status.loss_above")
+        if training == "above":
+            return translate("status.both_losses_above")
+        return translate("status.loss_above") if training is None else translate("status.only_val_loss_above")
     if positions.get("loss") == "below":
-        return translate("status.loss_below")
+        both = training == "below"
+        return translate("status.both_losses_below") if both else translate("status.loss_below")
     if positions.get("speed") == "below":
         return translate("status.slower")
-    if positions.keys() == {"loss", "speed"}:
+    if positions.keys() >= {"loss", "speed"}:
         return translate("status.as_expected")
     if "loss" in positions:
         return translate("status.loss_as_expected")
@@ -214,19 +269,17 @@ def _normality(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -> st
 
 
 def forecast_positions(run_log: RunLog, facts: Facts) -> dict[str, str]:
-    """The latest validation loss and the steady speed, compared with the forecast before the run: "on",
+    """The latest evaluated losses and the steady speed, compared with the forecast before the run: "on",
     "above" or "below"; without those that cannot be compared."""
     positions, forecast = {}, run_log.forecast
-    evaluated = [
-        (one.iteration, one.val_loss)
-        for one in run_log.evals[-1:]
-        if one.iteration is not None and one.val_loss is not None
-    ]
-    if forecast.loss and evaluated and run_log.val_metric == "loss":
-        (at, val_loss), bands = evaluated[-1], np.array(forecast.loss)
-        if at >= MIN_UPDATES_FOR_LOSS:
-            low, high = (float(np.interp(at, bands[:, 0], bands[:, edge])) for edge in (1, 2))
-            positions["loss"] = position_in_range(val_loss, low, high)
+    for one in run_log.evals[-1:] if forecast.loss and run_log.val_metric == "loss" else []:
+        at, bands = one.iteration, np.array(forecast.loss)
+        if at is None or one.val_loss is None or at < MIN_UPDATES_FOR_LOSS:
+            continue
+        low, high = (float(np.interp(at, bands[:, 0], bands[:, edge])) for edge in (1, 2))
+        positions["loss"] = position_in_range(one.val_loss, low, high)
+        if one.train_loss is not None:
+            positions["training_loss"] = position_in_range(one.train_loss, low, high)
     if forecast.tokens_per_s is not None and facts.tokens_per_s is not None:
         positions["speed"] = position_in_range(facts.tokens_per_s, *forecast.tokens_per_s)
     return positions
@@ -264,7 +317,7 @@ def _progress_sentence(run_log: RunLog, facts: Facts) -> str:
 
 def _cut_sentence(run_log: RunLog, trainer: str, at: str) -> str:
     """About a log that does not say how the run ended."""
-    if run_log.iterations_done is not None:
+    if run_log.iterations_done is not None and run_log.columns:
         return translate("verdict.saved_state", trainer=trainer, at=at)
     if run_log.columns:
         return translate("verdict.table_ends", trainer=trainer, at=at)
@@ -273,11 +326,9 @@ def _cut_sentence(run_log: RunLog, trainer: str, at: str) -> str:
 
 def _last_iteration_done(run_log: RunLog, facts: Facts) -> int | None:
     """A finished run's last iteration need not have a line: those are `log_interval` apart."""
-    logged, planned = facts.last_iteration, run_log.setup.planned_iterations
-    if logged is None:
-        return None
-    if run_log.iterations_done is not None:
-        return max(logged, run_log.iterations_done)
+    logged, planned = last_iteration_done(run_log), run_log.setup.planned_iterations
+    if logged is None or run_log.iterations_done is not None:
+        return logged
     if planned is not None and facts.ended == "finished" and planned < logged + (facts.log_interval or 1):
         return max(logged, planned)
     return logged
@@ -324,17 +375,47 @@ def training_loss_sentence(facts: Facts) -> str:
     return translate("verdict.training_loss", first=first, last=last, lines=lines)
 
 
-def _loss_sentence(run_log: RunLog, facts: Facts) -> str:
+def _training_sentence(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -> str:
+    """The training loss from its first lines to its last; of one that fell and rose again, its lowest."""
+    if run_log.placeholder_loss:
+        return translate("verdict.placeholder_loss", loss=format_loss(run_log.placeholder_loss))
+    turned: dict[str, object] = {}
+    for rise in findings:
+        if rise.id == "divergence" and "lowest_iteration" in rise.values:
+            turned = {name: rise.values[name] for name in ("lowest_loss", "lowest_iteration", "end_loss")}
+    losses = run_log.steps.loss
+    is_short = len(losses) < MIN_JUDGED_ITERATIONS and bool(np.isfinite(losses).all())
+    if not turned and is_short and (row := turning_row(losses)) is not None:
+        at = int(run_log.steps.iteration[row])
+        turned = {"lowest_loss": losses[row], "lowest_iteration": at, "end_loss": losses[-1]}
+    if not turned or not run_log.has_iteration_numbers:
+        return training_loss_sentence(facts)
+    first = facts.loss_first
+    if first is None or first <= float(str(turned["lowest_loss"])):
+        return translate("verdict.training_loss_rose", **turned)
+    return translate("verdict.training_loss_turned", first=format_loss(first), **turned)
+
+
+def _loss_sentence(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -> str:
     best, step, final = facts.best_val_loss, facts.best_val_step, facts.final_val_loss
     if best is None or final is None:
-        if not run_log.trainer.loss_measures_learning:
-            return translate("verdict.loss_measures_nothing")
-        return training_loss_sentence(facts)
+        if not run_log.loss_measures_learning:
+            has_measure = any(one.metric.kind in ("reward", "accuracy") for one in run_log.own_metrics)
+            return (
+                translate("verdict.loss_measures_nothing")
+                if has_measure
+                else translate("verdict.loss_measures_nothing_alone")
+            )
+        return _training_sentence(run_log, facts, findings)
     shown = format_loss(best)
-    if facts.val_metric == "bits_per_byte":
-        return translate("verdict.best_bits_per_byte", best=shown)
     evaluated = [one for one in run_log.evals if one.val_loss is not None]
     trained = [one for one in evaluated if one.iteration != 0]
+    if facts.val_metric == "bits_per_byte":
+        if not trained:
+            return translate("verdict.bits_per_byte_before_training", bits=shown)
+        if len(evaluated) == 1:
+            return translate("verdict.only_bits_per_byte", bits=shown)
+        return translate("verdict.best_bits_per_byte", best=shown)
     if not trained:
         return translate("verdict.evaluated_before_training", loss=final)
     if len(trained) == 1:

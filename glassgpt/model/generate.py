@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, raise_if_any
 from glassgpt.model.cuda_graph import CudaGraphRunner
 from glassgpt.model.gpt import GPT
 from glassgpt.model.kv_cache import StaticKVCache
@@ -226,8 +226,7 @@ def generate_samples(
             "use the tokenizer it was trained with"
         )
     problems += sampler.problems()
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
     # A separate generator function, so that a wrong prompt is an error now, not at the first token.
     return _generate_steps(model, list(prompt), count, sampler, samples, use_cache, graph)
 

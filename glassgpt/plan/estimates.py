@@ -21,6 +21,7 @@ from glassgpt.estimate.forecast import Hardware, RunForecast, TokenCounts, forec
 from glassgpt.estimate.loss_law import expected_loss_curve
 from glassgpt.estimate.measured_speed import LowMidHigh
 from glassgpt.estimate.speed import ThroughputEstimate, estimate_throughput
+from glassgpt.estimate.training_workload import checkpoint_bytes
 from glassgpt.i18n import render_text, translate
 from glassgpt.plan.planned_spec import make_run_spec
 from glassgpt.plan.target import PlanTarget
@@ -65,7 +66,6 @@ def forecast_spec(spec: RunSpec, target: PlanTarget, dataset: DatasetInfo) -> Ru
             target.card,
             target.cluster,
             target.measured_speed(spec.workload, spec.flops_per_token),
-            target.fair_share,
         ),
         TokenCounts(spec.batch.tokens, eval_tokens, dataset.val_tokens),
     )
@@ -134,13 +134,13 @@ class TrainingEstimate:
 
 def estimate_training(spec: RunSpec, dataset: DatasetInfo) -> TrainingEstimate:
     config = spec.config
-    checkpoint_bytes = memory.checkpoint_bytes(spec.workload)
+    save_bytes = checkpoint_bytes(spec.workload)
     estimate = TrainingEstimate(
         epochs=spec.total_tokens / dataset.train_tokens,
         tokens_per_parameter=spec.total_tokens / spec.parameters,
         first_checkpoint=first_checkpoint_iter(config),
-        checkpoint_bytes=checkpoint_bytes,
-        disk_bytes=checkpoint_bytes * (config.keep_checkpoints + 2),  # + the best, + the one being written
+        checkpoint_bytes=save_bytes,
+        disk_bytes=save_bytes * (config.keep_checkpoints + 2),  # + the best, + the one being written
         schedule=schedule.describe_schedule(config),
         loss=None,
         loss_reason=translate("plan.loss.pretrained"),

@@ -88,7 +88,12 @@ def find_plan_problems(
 
 
 def busy_machine_problem(target: PlanTarget) -> PlanProblem:
-    what = translate("plan.problem.busy", load=target.busy_cores)
+    """A probe measures beside the other programs; without one, the times are those of an idle machine."""
+    if target.probe is not None and target.probe.ran:
+        what = translate("plan.problem.busy.probed", load=target.busy_cores)
+        return PlanProblem("warning", what, translate("plan.fix.busy.probed"))
+    slowdown = 1 / target.fair_share
+    what = translate("plan.problem.busy", load=target.busy_cores, slowdown=slowdown)
     return PlanProblem("warning", what, translate("plan.fix.busy"))
 
 
@@ -120,11 +125,17 @@ def _memory_problems(
     micro_batches = split_into_micro_batches(spec, target)  # None: only all sequences at once fit
     if not fits:
         assert micro_batches is not None, "make_plan refuses a run of which not one sequence fits"
-        yield PlanProblem(
-            "error",
-            translate("plan.problem.memory", sequences=spec.batch.batch_size, **sizes),
-            translate("plan.fix.less_memory", flags=changes_as_flags(micro_batches)),
-        )
+        what = translate("plan.problem.memory", sequences=spec.batch.batch_size, **sizes)
+        fix = translate("plan.fix.less_memory", flags=changes_as_flags(micro_batches))
+        if fitting_flags(spec, micro_batches, target, dataset, target.max_bytes) is None:
+            # Micro-batches alone do not help: evaluation, or what does not depend on them, takes the memory.
+            others = ", or ".join(memory_fixes(spec, target, dataset, target.max_bytes))
+            fix = (
+                translate("plan.fix.leaves_memory", flags=others)
+                if others
+                else translate("plan.fix.more_memory")
+            )
+        yield PlanProblem("error", what, fix)
     elif is_tight:
         limit = target.comfortable_bytes
         flags = fitting_flags(spec, micro_batches, target, dataset, limit) if micro_batches else None

@@ -19,7 +19,7 @@ from glassgpt.estimate import decide, memory
 from glassgpt.estimate.batching import plan_batch
 from glassgpt.estimate.decide import RunSpec
 from glassgpt.estimate.machine_facts import Origin
-from glassgpt.estimate.memory import TrainingWorkload
+from glassgpt.estimate.training_workload import TrainingWorkload
 from glassgpt.plan.target import PlanTarget
 from glassgpt.validate import find_config_problems
 

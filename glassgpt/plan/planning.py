@@ -15,7 +15,8 @@ from glassgpt.errors import UserError
 from glassgpt.estimate import memory
 from glassgpt.estimate.decide import RunSpec
 from glassgpt.estimate.measured_speed import MeasuredSpeed
-from glassgpt.estimate.memory import GIB, MemoryEstimate, TrainingWorkload
+from glassgpt.estimate.memory import GIB, MemoryEstimate
+from glassgpt.estimate.training_workload import TrainingWorkload
 from glassgpt.plan.estimates import (
     ParallelismComparison,
     TimeEstimate,

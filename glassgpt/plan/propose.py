@@ -22,8 +22,8 @@ from glassgpt.estimate.cards import COMMON_CARDS, resolve_card_name
 from glassgpt.estimate.decide import choose_dtype
 from glassgpt.estimate.loss_law import ExpectedLossCurve, expected_loss_curve
 from glassgpt.estimate.measured_speed import LowMidHigh
-from glassgpt.estimate.memory import DTYPE_BYTES
 from glassgpt.estimate.speed import ThroughputEstimate
+from glassgpt.estimate.training_workload import DTYPE_BYTES
 from glassgpt.format import format_duration, format_parameters
 from glassgpt.i18n import translate
 from glassgpt.plan.dataset_info import known_dataset_info

@@ -29,8 +29,9 @@ from glassgpt.estimate.machine_facts import (
     find_missing_toolchain,
 )
 from glassgpt.estimate.measured_speed import MeasuredSpeed, ProbeResult, fair_share
-from glassgpt.estimate.memory import COMFORTABLE_SHARE_OF_ALL, TrainingWorkload
+from glassgpt.estimate.memory import COMFORTABLE_SHARE_OF_ALL
 from glassgpt.estimate.peak import PeakFlops, RepeatOperation, measure_best_rate
+from glassgpt.estimate.training_workload import TrainingWorkload
 from glassgpt.files import read_text_or_empty
 from glassgpt.record.gpu_state import NO_DRIVER, read_gpus
 from glassgpt.record.machine import (

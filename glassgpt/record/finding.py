@@ -26,6 +26,7 @@ from glassgpt.record.suggested_commands import suggested_commands
 
 Severity = Literal["info", "advice", "warning", "problem"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # the least serious first
+SERIOUS = SEVERITIES[2:]  # those that a run rings for
 MAX_LINES = 8  # of a log, that show a finding
 PARTS = ("title", "evidence", "explanation", "advice", "more")
 _STORED_PARTS = PARTS[:-1]  # in a journal: what training reports is short

@@ -39,7 +39,6 @@ class GpuState:
     power_default: float | None = None
     busy: float | None = None  # percent of the time
     memory_total: int | None = None  # bytes; None too for a chip that shares the machine's memory
-    memory_free: int | None = None
     processes: int | None = None  # that compute on it
     ecc_errors: int | None = None  # uncorrected, since the driver was loaded
 
@@ -109,7 +108,6 @@ def read_nvml() -> GpuReading:
         return value.decode(errors="replace") if isinstance(value, bytes) else value
 
     def read_state(handle: object) -> GpuState:
-        memory = read("nvmlDeviceGetMemoryInfo", handle)
         processes = read("nvmlDeviceGetComputeRunningProcesses", handle)
         reasons = read("nvmlDeviceGetCurrentClocksEventReasons", handle)
         if reasons is None:  # its name in older drivers
@@ -133,8 +131,7 @@ def read_nvml() -> GpuReading:
             power_limit,
             power_default,
             getattr(read("nvmlDeviceGetUtilizationRates", handle), "gpu", None),
-            getattr(memory, "total", None) or None,
-            getattr(memory, "free", None),
+            getattr(read("nvmlDeviceGetMemoryInfo", handle), "total", None) or None,
             None if processes is None else len(processes),
             read("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _SINCE_BOOT),
         )

@@ -256,14 +256,20 @@ def read(path: Path, but_steps: bool = False) -> Iterator[Record]:
 def whole_lines_end(path: Path) -> int:
     """Offset after the last line end: what comes later may still be being written."""
     with _open_to_read(path) as file:
-        position = file.seek(0, os.SEEK_END)
-        while position:
-            size = min(_READ_BLOCK_BYTES, position)
-            position = file.seek(position - size)
-            found = file.read(size).rfind(b"\n")
+        for position, block in _read_blocks_backwards(file):
+            found = block.rfind(b"\n")
             if found >= 0:
                 return position + found + 1
     return 0
+
+
+def _read_blocks_backwards(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Offset and content of each block, the last one first."""
+    position = file.seek(0, os.SEEK_END)
+    while position:
+        size = min(_READ_BLOCK_BYTES, position)
+        position = file.seek(position - size)
+        yield position, file.read(size)
 
 
 def read_part(path: Path, begin: int, end: int | None = None, but_steps: bool = False) -> Iterator[Record]:
@@ -302,12 +308,9 @@ def sample_steps(path: Path, count: int) -> list[Record]:
 def read_backwards(path: Path) -> Iterator[Record]:
     """Every whole record, the last one first. Holds one block and one line of the file in memory."""
     with _open_to_read(path) as file:
-        rest = b""  # of the line that begins before `position`
-        position = file.seek(0, os.SEEK_END)
-        while position:
-            size = min(_READ_BLOCK_BYTES, position)
-            position = file.seek(position - size)
-            rest, *lines = (file.read(size) + rest).split(b"\n")
+        rest = b""  # of the line that begins before the block
+        for _, block in _read_blocks_backwards(file):
+            rest, *lines = (block + rest).split(b"\n")
             yield from parse_records(reversed(lines))
             if len(rest) > MAX_LINE_BYTES:
                 rest = b"\0"  # which no record contains: the rest of this line will not parse either
@@ -336,6 +339,8 @@ def parse_records(lines: Iterable[bytes]) -> Iterator[Record]:
 def float_or_none(record: object, name: str) -> float | None:
     """None where it is missing, not a number, or not a number that can be squared."""
     value = record.get(name) if isinstance(record, dict) else None
+    if value is None or type(value) is float:  # nearly always
+        return value if value is not None and abs(value) <= MAX_VALUE else None
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= MAX_VALUE:
         return None
     return float(value)
@@ -369,7 +374,7 @@ def is_valid_profile(record: Record) -> bool:
     return (
         has(record, ("from_iter", "updates", "wall_ms", "busy"), ("trace", "of"))
         and isinstance(top, list)
-        and all(isinstance(one, dict) and has(one, ("ms", "share", "calls"), ("name",)) for one in top)
+        and all(isinstance(row, dict) and has(row, ("ms", "share", "calls"), ("name",)) for row in top)
     )
 
 

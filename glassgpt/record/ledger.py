@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 
 PHASES = ("startup", "compile", "data", "train", "eval", "checkpoint", "log", "other")
 
@@ -77,9 +76,7 @@ class _Phase:
         self.seconds = -self._ledger._since
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ledger._charge()
         self._ledger._stack.pop()
         self.seconds += self._ledger._since

@@ -47,8 +47,10 @@ def describe_cpu() -> dict[str, object]:
     }
 
 
-def cpu_model(cpuinfo: str) -> str:
-    match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+def cpu_model(cpuinfo: str | None = None) -> str:
+    """`cpuinfo`: what /proc/cpuinfo says; None: read it."""
+    info = read_text_or_empty(Path("/proc/cpuinfo")) if cpuinfo is None else cpuinfo
+    match = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
     if match:
         return match[1].strip()
     if sys.platform == "darwin" and (brand := command_output("sysctl", "-n", "machdep.cpu.brand_string")):
@@ -59,8 +61,7 @@ def cpu_model(cpuinfo: str) -> str:
 def cpu_name() -> str:
     """The CPU and how much of it this process may use: `AMD EPYC 9354, 2 cores`."""
     cores = max(1, math.floor(usable_cores()))
-    model = cpu_model(read_text_or_empty(Path("/proc/cpuinfo")))
-    return f"{model}, {cores} {'core' if cores == 1 else 'cores'}"
+    return f"{cpu_model()}, {cores} {'core' if cores == 1 else 'cores'}"
 
 
 def peak_resident_bytes() -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,7 +25,7 @@ class OutputLog:
     trains: a log without new lines is then known to be of a command that still runs.
     """
 
-    def __init__(self, report: Callable[[str], None], runs_dir: Path = RUNS_DIR) -> None:
+    def __init__(self, report: Callable[[str], None]) -> None:
         self.path: Path | None = None
         self._report = report
         self._has_reported = False
@@ -32,9 +33,8 @@ class OutputLog:
         self._lock = threading.Lock()
         self._closing = ExitStack()
         try:
-            folder = make_numbered_dir(
-                runs_dir, "watch", first="watch-1", fix="start it in a folder of yours"
-            )
+            fix = "start it in a folder of yours"
+            folder = make_numbered_dir(RUNS_DIR, "watch", first="watch-1", fix=fix)
             if (folder_lock := lock_run_dir(folder)) is not None:
                 self._closing.enter_context(folder_lock)
             path = folder / OUTPUT_LOG_FILE
@@ -60,6 +60,13 @@ class OutputLog:
 
     def close(self) -> None:
         self._closing.close()
+
+    def discard(self) -> None:
+        """Removes the folder of a command that could not be started: there is nothing to look at."""
+        self.close()
+        if self.path is not None:
+            shutil.rmtree(self.path.parent)
+            self.path = None
 
     def _report_once(self, reason: str) -> None:
         if not self._has_reported:

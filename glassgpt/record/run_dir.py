@@ -70,6 +70,10 @@ def is_run_dir(directory: Path) -> bool:
     )
 
 
+def no_run_problem(directory: Path) -> str:
+    return f"{directory} holds no run: there is no {journal.FILE_NAME} in it; `glass runs` lists the runs"
+
+
 def check_out_dir_is_free(out_dir: str) -> None:
     """Raises a UserError if --out_dir holds a run, or cannot be made. Makes nothing."""
     directory = expand_user_path(out_dir)

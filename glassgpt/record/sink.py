@@ -119,7 +119,7 @@ class Sink:
         self._dispatch(record)
 
     def watch_loop(self, read_status: ReadLoopStatus) -> None:
-        """From now on listeners that have a method `tick` are told how far the loop is between records."""
+        """From now on the `tick` of listeners, if they have one, is called between records."""
         for thread in self._listener_threads:
             thread.read_loop_status = read_status
 

@@ -17,6 +17,7 @@ from glassgpt.i18n import Message, message_values
 _SETTINGS: Mapping[str, tuple[Mapping[str, object], ...]] = {
     "best-overwritten.advice": ({"always_save_checkpoint": False},),
     "clock-before-sync.advice": ({"log_interval": 1},),
+    "context-unused.advice": ({"block_size": "{useful}"},),
     "divergence.advice.lower_known_lr": ({"learning_rate": "{new_peak_lr}"},),
     "divergence.advice.lower_lr_longer_warmup": (
         {"learning_rate": "{new_peak_lr}", "warmup_iters": "{new_warmup_iters}"},
@@ -26,8 +27,7 @@ _SETTINGS: Mapping[str, tuple[Mapping[str, object], ...]] = {
     "eval-spikes.advice.lower_minus_saves": ({"{batches_setting}": "{new_batches}"},),
     "eval-spikes.advice.raise_interval": ({"{interval_setting}": "{new_interval}"},),
     "eval-spikes.advice.raise_long_run": ({"{interval_setting}": "{new_interval}"},),
-    "loss-nan.advice.lower_known_lr": ({"learning_rate": "{new_peak_lr}"}, {"dtype": "float32"}),
-    "loss-nan.advice.repeat_iterations": ({"dtype": "float32"},),
+    "loss-nan.advice.lower_known_lr": ({"learning_rate": "{new_peak_lr}"},),
     "lr-schedule-mismatch.advice.decay_or_stop": (
         {"lr_decay_iters": "{end_iteration}"},
         {"max_iters": "{decay_iterations}"},

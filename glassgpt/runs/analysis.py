@@ -48,6 +48,7 @@ from glassgpt.runs.noise import EvalNoise, estimate_eval_noise
 from glassgpt.runs.past_best import PastBest, TrainValGap, find_past_best, find_train_val_gap
 from glassgpt.runs.regimes import Regime, find_regimes, find_wander
 from glassgpt.runs.run_log import ExitStatus, Floats, Ints, LoggedCheckpoint, LoggedEvaluation, RunLog
+from glassgpt.runs.step_clock import stamped_seconds
 from glassgpt.runs.time_split import TimeSplit, split_time
 from glassgpt.runs.trajectory import (
     Trajectory,
@@ -58,6 +59,7 @@ from glassgpt.runs.trajectory import (
     trajectory_of,
 )
 
+MIN_STEPPED_SHARE = 0.9  # of the whole time: with less in iterations, the rest went elsewhere
 MIN_MFU = 1.0  # percent; a smaller one is rounded too much
 
 
@@ -104,8 +106,15 @@ class Analysis:
 
     @cached_property
     def train_val_gap(self) -> TrainValGap | None:
-        """Both losses of the last evaluation, so far apart that only memorising explains it."""
-        return find_train_val_gap(self.trajectory, self.eval_noise)
+        """Both losses at the last evaluation, so far apart that only memorising explains it."""
+        return find_train_val_gap(self.log, self.trajectory, self.eval_noise, self.epochs)
+
+    @property
+    def epochs(self) -> float | None:
+        """Passes over the training data, where the log counts them."""
+        counted = self.log.setup.epochs
+        is_numbered = self.log.trainer.iterations_are_epochs and self.log.has_iteration_numbers
+        return self.trajectory.last_iteration if counted is None and is_numbered else counted
 
     @cached_property
     def ladder_progress(self) -> LadderProgress | None:
@@ -116,7 +125,7 @@ class Analysis:
     def has_overfitted(self) -> bool:
         """By the course of its evaluations, or by the gap between both losses of the last."""
         fell_meanwhile = self.past_best is not None and self.past_best.train_losses is not None
-        return fell_meanwhile or self.train_val_gap is not None
+        return fell_meanwhile or (self.train_val_gap is not None and not self.train_val_gap.is_alone)
 
     @cached_property
     def eval_noise_across_runs(self) -> EvalNoise | None:
@@ -176,7 +185,17 @@ class Analysis:
         log = self.log
         if log.first_update_ms:
             return log.first_update_ms
+        if self._times_are_of_several:
+            return None
         return float(log.steps.ms[0]) if len(log.steps) and math.isfinite(log.steps.ms[0]) else None
+
+    @property
+    def _times_are_of_several(self) -> bool:
+        """Each time of a log is the mean of several iterations. A journal's are too, but the facts of our own
+        runs are documented as over intervals."""
+        trainer = self.log.trainer
+        has_means = trainer.step_time_is_interval_mean and (self.log.log_interval() or 1) > 1
+        return has_means and trainer.reader is not None
 
     @cached_property
     def startup_ms(self) -> float | None:
@@ -225,17 +244,45 @@ class Analysis:
             train_s = split.total_s - pauses_s - stall_s - startup_s
             start = "startup_and_eval" if split.startup_includes_eval else "startup"
             seconds = {start: startup_s, "train": train_s, "pauses": pauses_s, "stall": stall_s}
+            seconds["other"] = max(0.0, (self.total_s or 0.0) - split.total_s)
         else:
             return None
         return {phase: spent for phase, spent in seconds.items() if spent > 0} or None
 
     @cached_property
     def total_s(self) -> float | None:
-        """The logged times, and for every iteration without one the steady time of its regime; the ledger's
-        sum where there is one."""
+        """The ledger's sum where there is one. Else what the whole took by the log's own words or its time
+        stamps, if the times of its iterations are less than nine tenths of that; else these. Times that
+        include evaluations and saves leave out only what came before and after training."""
         if self.log.ledger is not None:
             return sum(self.log.ledger.values())
+        stepped_s, measured_s = self.stepped_s, self.measured_s
+        if stepped_s is None:
+            return measured_s
+        is_less = measured_s is not None and stepped_s < MIN_STEPPED_SHARE * measured_s
+        return measured_s if is_less and not self.log.trainer.step_time_includes_eval else stepped_s
+
+    @cached_property
+    def stepped_s(self) -> float | None:
+        """The logged times, and for every iteration without one the steady time of its regime."""
         return self.time_split.total_s if self.time_split else None
+
+    @cached_property
+    def stamped_s(self) -> float | None:
+        """From the first to the last line with a date and a time; None of several processes, or of the cells
+        of a notebook, which somebody ran one by one."""
+        log = self.log
+        is_notebook = not log.has_line_numbers and not log.columns
+        if len(log.segments) > 1 or log.is_excerpt or is_notebook:
+            return None
+        return stamped_seconds(log.stamps, log.first_line, log.last_line)
+
+    @cached_property
+    def measured_s(self) -> float | None:
+        """What the whole process took, as it says itself, or by its time stamps."""
+        wall_s = self.log.setup.wall_s
+        is_known = len(self.log.segments) == 1 and wall_s is not None and 0 < wall_s < math.inf
+        return wall_s if is_known else self.stamped_s
 
     @cached_property
     def plain_total_s(self) -> float | None:
@@ -428,12 +475,12 @@ class Analysis:
             tokens_per_iteration=self.tokens_per_iteration,
             parameters=self.size.parameters,
             steady_ms=self.steady_ms,
-            steady_p95_ms=float(np.percentile(steps.ms[steady], 95)) if steady.any() else None,
+            steady_p95_ms=float(np.percentile(steps.ms[steady], 95))
+            if steady.any() and not self._times_are_of_several
+            else None,
             first_iteration_ms=self.first_iteration_ms,
             startup_ms=self.startup_ms,
-            eval_steps=self._iterations(
-                evals, not log.trainer.reads_any_log and log.trainer.loss_measures_learning
-            ),
+            eval_steps=self._iterations(evals, not log.trainer.reads_any_log and log.loss_measures_learning),
             eval_overhead_ms=self.eval_overhead_ms,
             checkpoint_steps=self._iterations(log.checkpoints, log.trainer.logs_checkpoints),
             estimated_total_s=self.plain_total_s,
@@ -456,10 +503,14 @@ class Analysis:
             segments=len(log.segments),
             ended=self.exit_status,
             regimes=[regime.as_dict() for regime in self.regimes],
-            regime_total_s=self.total_s,
+            regime_total_s=self.stepped_s if log.ledger is None else self.total_s,
             eval_overhead_typical_ms=self.eval_overhead_typical_ms,
             seconds_by_phase=self.seconds_by_phase,
             wander_ms=None if wander is None else list(wander),
+            wall_s=log.setup.wall_s,
+            stamped_s=self.stamped_s,
+            total_s=self.total_s,
+            metrics=[dataclasses.asdict(course) for course in log.metric_courses],
             loss_ends=None if loss_ends is None else dataclasses.asdict(loss_ends),
         )
 

@@ -21,7 +21,7 @@ So squares and products of these are finite, and nothing above this folder has t
 from __future__ import annotations
 
 import math
-from array import array
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,8 +29,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from glassgpt.i18n import Message, say
+from glassgpt.config import ConfigValue
+from glassgpt.i18n import Message
 from glassgpt.runs.log_numbers import MAX_COUNT, clamped
+from glassgpt.runs.metric_series import MetricRecorder
+from glassgpt.runs.outer_counts import OuterCounter
 from glassgpt.runs.run_log import (
     EventKind,
     LogEvent,
@@ -43,16 +46,17 @@ from glassgpt.runs.run_log import (
     eval_or_save_iterations,
 )
 from glassgpt.runs.setup_builder import FailedLaunch, SetupBuilder
-from glassgpt.runs.step_clock import times_between
+from glassgpt.runs.step_clock import LineStamps, times_between
 from glassgpt.runs.step_rows import StepRows
 from glassgpt.runs.trainer import Trainer
 
 _MAX_EVENT_CHARS = 2000
 _MIN_ARRAY_STEPS = 8  # fewer are faster one by one
 _MAX_EVENTS_PER_KIND = 200
-_MIN_REWARDS = 10
 _MAX_BATCH_SIZES = 1000  # changes that are kept, of one process
 PROMPT = "$"  # of a shell: the text of a command's line
+_DIGITS = re.compile(r"\d+")
+_REPEATED = re.compile(r"(\W)\1+")
 FAILURE_KINDS = frozenset({"oom", "traceback", "abort", "kill", "interrupt"})
 
 
@@ -73,12 +77,15 @@ class RunBuilder:
         self.setup = SetupBuilder()
         self.line = 0  # of the file, from 1
         self.clock = ""  # of this line: when it was printed, if its prefix says so
+        self.cell_line = 0  # where a notebook's current cell begins
         self.has_quoted_lines = False  # the file is a text that quotes log lines, maybe out of order
         self.fence_count = 0  # Markdown's ``` lines so far in such a text: odd inside a code block
         self.in_traceback = False  # a traceback has begun, and its exception has not come yet
         self.is_resuming = False  # the current process resumes, and has not logged a step yet
         self.iterations_done: int | None = None  # see RunLog
         self.partial_iteration: int | None = None  # of the latest line that is cut too short to be read
+        self.has_step_times = True  # False: those of the lines turned out to be of other steps
+        self.notes: list[Message] = []  # how the lines were read, where that is not obvious
         # For a trainer whose lines have no iteration: number of the line -> iteration. Empty: not known.
         self.iteration_by_count: dict[int, int] | None = None
 
@@ -86,10 +93,13 @@ class RunBuilder:
         self._evals: list[LoggedEvaluation] = []
         self._checkpoints: list[LoggedCheckpoint] = []
         self._pending: list[_PendingItem] = []
-        self._rewards = array("d")
+        self._metrics = MetricRecorder()
+        self.stamps = LineStamps()
         self._events: list[LogEvent] = []
         self._event_counts: Counter[EventKind] = Counter()
+        self._event_total = 0
 
+        self._command_settings: Mapping[str, ConfigValue] = {}  # of a later process, if it comes
         self._segments: list[LoggedProcess] = []
         self._setups: list[SetupBuilder] = []  # of the segments that are over
         self._setup_at_end: SetupBuilder | None = None  # of the current segment: a new process was announced
@@ -105,6 +115,12 @@ class RunBuilder:
         self._failed_launches: list[FailedLaunch] = []
         self._setup_at_first_step: SetupBuilder | None = None
         self._last_step_line = 0
+        self._last_item_line = 0  # of the latest step, evaluation, checkpoint or end
+        self._start_line: int | None = None  # of the first line after that of a run's header
+        self._blank_line = 0  # the latest
+        self._date_line = -1  # the latest that is only a date
+        self._banner: str | None = None  # what comes after one on the first line, numbers aside
+        self._outer_counter = OuterCounter()
         self._last_step_fence_count = 0
         self._fence_counts_with_steps: set[int] = set()
 
@@ -120,6 +136,7 @@ class RunBuilder:
             self._setup_at_end = self._current_setup()
             if not resumed and has_header:
                 self.setup = SetupBuilder()
+            self._use_command_settings()
         if has_header:
             self._start_lines.append(self.line)
             self.mark_process_start(text)
@@ -134,20 +151,54 @@ class RunBuilder:
         if self._segments and self._segment_steps and not self._process_announced:
             self._segments[-1] = replace(self._segments[-1], stage=stage)
 
-    def mark_process_start(self, text: str = "") -> None:
-        """A command was started: events from here on are not the previous process's."""
+    def note_line(self, text: str) -> None:
+        """A line that is no step, without blanks around it: where the steps begin again, the latest ones tell
+        why."""
+        if self._date_line == self.line - 1:
+            banner = _REPEATED.sub(r"\1", _DIGITS.sub("0", text))
+            if self._date_line == 1:
+                self._banner = banner
+            elif banner == self._banner:  # the file begins so: it is another launch
+                self.mark_process_start(PROMPT, self._date_line)
+        if not text:
+            self._blank_line = self.line
+        else:
+            self._outer_counter.note_line(self.line, text)
+
+    def note_date(self) -> None:
+        """A line that is only a date."""
+        self._date_line = self.line
+
+    def note_start(self, is_first_line: bool = False) -> None:
+        """A line that a program prints before it trains. Those just above are of its header, too, unless it
+        is the first one, or the command."""
+        if self._start_line is None:
+            above = max(self._last_item_line, self._blank_line)
+            self._start_line = self.line if is_first_line else above + 1
+
+    def add_command(self, settings: Mapping[str, ConfigValue]) -> None:
+        """A command's flags are settings of the process that it starts, never of an earlier one."""
+        if self.last_iteration is None:
+            self.setup.settings.update(settings)
+        else:
+            self._command_settings = settings
+
+    def mark_process_start(self, text: str = "", line: int | None = None) -> None:
+        """A command was started: events from here on are not the previous process's. `line`: if not this."""
+        line = self.line if line is None else line
+        self.note_start(is_first_line=True)
         if self.has_quoted_lines:
             return
         if self._failed_start_line is None and self.has_steps:
-            self._failed_start_line = self.line
+            self._failed_start_line = line
         header = "".join(character for character in text if not character.isdigit())
         launch = self._launch
         if launch is None:
-            self._launch, self._has_launch_failed = FailedLaunch(self.line, header), False
+            self._launch, self._has_launch_failed = FailedLaunch(line, header), False
         elif self._has_launch_failed and header in (launch.header, PROMPT):
             # It prints what that one printed first. Other headers after a failure are of its other ranks.
             self._failed_launches.append(launch._replace(setup=self.setup.build()))
-            self._launch, self._has_launch_failed = FailedLaunch(self.line, header), False
+            self._launch, self._has_launch_failed = FailedLaunch(line, header), False
 
     def add_step(
         self,
@@ -173,14 +224,14 @@ class RunBuilder:
             if iteration == self._last_iteration or (is_behind and self._rows.has_recent(iteration, values)):
                 self._last_step_line = self.line
                 return  # another rank printed it too, maybe a few lines behind
-        self._enter_segment(iteration)
+        line = self.line if line is None else line
+        self._enter_segment(iteration, line)
         if self._pending:
             self._assign_pending_iterations(iteration)
         if not self._segment_steps:
             self._setup_at_first_step = self.setup.copy()
             tokens = self.setup.build().tokens_per_iteration
             self._segments[-1] = replace(self._segments[-1], tokens_per_iteration=tokens)
-        line = self.line if line is None else line
         self._rows.append(iteration, len(self._segments) - 1, loss is not None, values, line)
         self._note_steps(1, iteration, line)
 
@@ -215,8 +266,8 @@ class RunBuilder:
     def _note_steps(self, count: int, last_iteration: int, line: int) -> None:
         self._last_iteration = last_iteration
         self._segment_steps += count
-        self._last_step_line = line
-        self._failed_start_line = self._launch = None
+        self._last_step_line = self._last_item_line = line
+        self._failed_start_line = self._launch = self._start_line = None
         self._last_step_fence_count = self.fence_count
         self._fence_counts_with_steps.add(self.fence_count)
         if self._rows.is_full:
@@ -236,12 +287,14 @@ class RunBuilder:
         `is_late`: it comes after later steps of the same process."""
         if iteration is not None and iteration > MAX_COUNT:
             return
+        line = self.line if line is None else line
         if iteration is not None and not (is_late and self._segments):
-            self._enter_segment(iteration)
+            self._enter_segment(iteration, line)
             self._last_eval_iteration = iteration
         elif not self._segments:
-            self._open_segment(self.trainer.first_iteration)
-        line, segment = self.line if line is None else line, len(self._segments) - 1
+            self._open_segment(self.trainer.first_iteration, line)
+        self._last_item_line = max(self._last_item_line, line)
+        segment = len(self._segments) - 1
         new = LoggedEvaluation(iteration, segment, val_loss, train_loss, ms, metric=metric, line=line)
         old = self._evals[-1] if self._evals else None
         if old is None or iteration is None or (old.iteration, old.segment) != (iteration, new.segment):
@@ -261,8 +314,13 @@ class RunBuilder:
         evaluation = LoggedEvaluation(None, 0, val_loss, line=self.line)
         self._pending.append(_PendingItem(evaluation, offset, self.fence_count))
 
-    def add_checkpoint(self, iteration: int | None = None) -> None:
-        """Without an iteration, it gets that of the evaluation just made, else that of the next step."""
+    def add_checkpoint(
+        self, iteration: int | None = None, ms: float | None = None, line: int | None = None
+    ) -> None:
+        """Without an iteration, it gets that of the evaluation just made, else that of the next step.
+        `ms`: that training waited; a second line about the same one may say that. `line`: as there."""
+        line = self.line if line is None else line
+        self._last_item_line = self.line
         evaluation = self._evals[-1] if self._evals else None
         if (
             iteration is None
@@ -273,17 +331,24 @@ class RunBuilder:
         ):
             iteration = evaluation.iteration
         if iteration is None:
-            save = LoggedCheckpoint(None, 0, line=self.line)
+            save = LoggedCheckpoint(None, 0, ms, line=line)
             self._pending.append(_PendingItem(save, 0, self.fence_count))
-        elif iteration > MAX_COUNT:
             return
-        elif not self._checkpoints or self._checkpoints[-1].iteration != iteration or self._process_announced:
-            segment = max(0, len(self._segments) - 1)
-            self._checkpoints.append(LoggedCheckpoint(iteration, segment, line=self.line))
+        save = LoggedCheckpoint(iteration, max(0, len(self._segments) - 1), ms, line=line)
+        last = self._checkpoints[-1] if self._checkpoints else None
+        is_same = last is not None and (last.iteration, last.segment) == (iteration, save.segment)
+        if iteration > MAX_COUNT:
+            return
+        if last is None or not is_same or self._process_announced:
+            self._checkpoints.append(save)
+        elif ms is not None and last.blocking_ms is None:
+            self._checkpoints[-1] = replace(last, blocking_ms=ms)
 
-    def add_reward(self, reward: float) -> None:
-        """Of reinforcement learning: the mean reward of a step."""
-        self._rewards.append(reward)
+    def add_metrics(self, values: Mapping[str, float], iteration: int | None = None) -> bool:
+        """Of the values by their names, those that measure learning besides the loss; other names are left
+        out. `iteration`: if not that of the latest step. Whether there was one."""
+        at = self.last_iteration if iteration is None else iteration
+        return self._metrics.add(values, at, self.line)
 
     def drop_pending_checkpoints(self) -> None:
         """They belong to another run."""
@@ -311,7 +376,13 @@ class RunBuilder:
         if kind in FAILURE_KINDS and (self._launch is not None or not began):
             self._launch = self._launch or FailedLaunch(self.line, "")
             self._has_launch_failed = True
+        if kind in FAILURE_KINDS and self.has_steps and self.cell_line > self._last_step_line:
+            self._failed_start_line = self._failed_start_line or self.line  # of a later cell, not of the run
+            self._start_lines.append(self.line)
+        if kind in FAILURE_KINDS or kind == "finish":
+            self._last_item_line, self._start_line = self.line, None
         self._event_counts[kind] += 1
+        self._event_total += 1
         is_stored = self._event_counts[kind] <= _MAX_EVENTS_PER_KIND
         self.in_traceback = kind == "traceback" and is_stored
         if is_stored:
@@ -321,6 +392,7 @@ class RunBuilder:
     def set_exception(self, text: str) -> None:
         """The last line of a traceback is appended to its event: it names the exception."""
         at = max(index for index, event in enumerate(self._events) if event.kind == "traceback")
+        self._last_item_line = self.line
         event_text = f"{self._events[at].text} {text.strip()}"[:_MAX_EVENT_CHARS]
         self._events[at] = replace(self._events[at], text=event_text)
         self.in_traceback = False
@@ -334,7 +406,7 @@ class RunBuilder:
     @property
     def non_step_count(self) -> int:
         """How many evaluations, checkpoints and events there are."""
-        return len(self._evals) + len(self._checkpoints) + len(self._pending) + self._event_counts.total()
+        return len(self._evals) + len(self._checkpoints) + len(self._pending) + self._event_total
 
     @property
     def is_excerpt(self) -> bool:
@@ -354,6 +426,11 @@ class RunBuilder:
         return self._evals[-1].val_loss if self._evals else None
 
     @property
+    def last_mfu(self) -> float:
+        """Of the latest step, as printed; NaN where it has none."""
+        return self._rows.last("mfu") if len(self._rows) else math.nan
+
+    @property
     def timed_eval_s(self) -> float:
         """Of all evaluations whose time is known, together."""
         return sum(one.ms for one in self._evals if one.ms is not None and math.isfinite(one.ms)) / 1000
@@ -368,14 +445,14 @@ class RunBuilder:
 
     # --- segments ---
 
-    def _enter_segment(self, iteration: int) -> None:
+    def _enter_segment(self, iteration: int, line: int) -> None:
         """Open a new segment where a process started, or where the iterations go back."""
         previous = self._last_iteration if self._segment_steps else self._last_eval_iteration
         goes_back = previous is not None and iteration < previous
         if not self._segments or goes_back or (self._process_announced and self._segment_steps):
             if self._last_iteration is not None:  # the process ended before the step they wait for
                 self._assign_pending_iterations(self._last_iteration + 1, self._last_step_fence_count)
-            self._open_segment(iteration)
+            self._open_segment(iteration, line)
         elif self._process_announced:
             # It has evaluated before its first step. A line that it resumes may come after that.
             self._segments[-1] = replace(
@@ -384,21 +461,44 @@ class RunBuilder:
             self._process_announced = self.is_resuming = False
             self._launch = None
 
-    def _open_segment(self, iteration: int) -> None:
+    def _open_segment(self, iteration: int, line: int) -> None:
         if self._segments:
             self._segments[-1] = replace(self._segments[-1], last_step_line=self._last_step_line)
             setup = self._setup_at_end or self._current_setup()
             is_same = bool(self._setups) and setup == self._setups[-1]
             self._setups.append(self._setups[-1] if is_same else setup)  # shared: there may be very many
+            if not self._process_announced and self._command_settings:
+                self.setup = SetupBuilder()
+                self._use_command_settings()
         self._setup_at_end = None
         starts = self._process_announced or bool(self._segments) or iteration <= self.trainer.first_iteration
-        first_line = self.line if self._launch is None else self._launch.first_line
         self._segments.append(
-            LoggedProcess(starts, self.is_resuming, iteration, stage=self._stage, first_line=first_line)
+            LoggedProcess(
+                starts,
+                self.is_resuming,
+                iteration,
+                stage=self._stage,
+                first_line=self._header_line(line),
+                is_announced=self._process_announced or self._launch is not None or bool(self._start_line),
+                outer_count=self._outer_counter.next_count(self._last_step_line),
+            )
         )
         self._process_announced = self.is_resuming = False
         self._launch = self._setup_at_first_step = None
         self._segment_steps, self._last_iteration, self._last_eval_iteration = 0, None, None
+
+    def _use_command_settings(self) -> None:
+        self.setup.settings.update(self._command_settings)
+        self._command_settings = {}
+
+    def _header_line(self, line: int) -> int:
+        """Where the segment begins whose first step or evaluation is on this line: with its header, else
+        after all that is known of the segment before."""
+        if self._launch is not None:
+            return min(self._launch.first_line, self._start_line or line)
+        if not self._segments or self.has_quoted_lines:
+            return line
+        return self._start_line or min(self._last_item_line + 1, line)
 
     def _assign_pending_iterations(self, iteration: int, fence_count: int | None = None) -> None:
         """`fence_count`: only to items that were read at that count."""
@@ -442,6 +542,8 @@ class RunBuilder:
         steps, left_out = self._rows.build(
             eval_or_save_iterations(self.trainer, self._evals, self._checkpoints)
         )
+        if not self.has_step_times:
+            steps = replace(steps, ms=np.full(len(steps), np.nan))
         trainer = self.trainer
         if trainer.reads_any_log and not left_out and (between := times_between(steps)) is not None:
             steps, trainer = between, replace(trainer, step_time_is_interval_mean=True)
@@ -482,17 +584,8 @@ class RunBuilder:
                 ends_mid_line=ends_mid_line,
                 last_partial_iteration=self.partial_iteration,
                 iterations_done=self.iterations_done,
-                notes=self._reward_notes() if len(segments) == 1 else (),
+                stamps=self.stamps.build(),
+                metrics=self._metrics.series(self.iteration_by_count),
+                notes=tuple(self.notes),
             )
         )
-
-    def _reward_notes(self) -> tuple[Message, ...]:
-        """From where to where the mean reward went: a tenth of the steps at each end."""
-        rewards = np.array(self._rewards, dtype=float)
-        rewards = rewards[np.isfinite(rewards)]
-        if len(rewards) < _MIN_REWARDS:
-            return ()
-        first, last = (
-            float(part.mean()) for part in (rewards[: len(rewards) // 10], rewards[-(len(rewards) // 10) :])
-        )
-        return (say("reward.course", first=first, last=last, best=float(rewards.max())),)

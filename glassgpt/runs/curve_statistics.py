@@ -24,6 +24,11 @@ _EXPONENTS = np.geomspace(0.05, 2.0, 60)
 # training would be, which the scatter of the points does not show.
 EXTRAPOLATION_ERROR_SHARE = 1 / 3
 _MAX_END_LINES = 10
+# A fall that few lines show: so many, the share of them that is lower than the one before, and the fall over
+# the standard deviation of the steps in their second half.
+_MIN_FALL_LINES, _MIN_FALL_STEPS, _MIN_FALL_TO_SCATTER = 4, 0.8, 5.0
+# A fall and a rise that a few lines show: so many, and both as a share of the lowest and of a usual step.
+_MIN_TURN_LINES, _MIN_TURN_SHARE, _MIN_TURN_STEPS = 8, 0.15, 3.0
 _MAX_EVEN_RATIO = 2.0  # of iterations in a line: up to this they count alike
 _MAX_FIT_POINTS = 64  # enough for a fit of three numbers
 
@@ -85,6 +90,37 @@ def end_means(values: Floats) -> EndMeans | None:
         return None
     lines = max(1, min(_MAX_END_LINES, len(values) // 5))
     return EndMeans(float(np.mean(values[:lines])), float(np.mean(values[-lines:])), lines)
+
+
+def shows_fall(values: Floats) -> bool:
+    """Whether a few values fall by far more than they scatter: at nearly every line, or so far at first that
+    the second half is below the first two."""
+    if len(values) < _MIN_FALL_LINES:
+        return False
+    fall, steps = float(values[0] - values[-1]), np.diff(values)
+    late = values[len(values) // 2 :]
+    is_monotonic = np.count_nonzero(steps < 0) >= _MIN_FALL_STEPS * len(steps)
+    late_steps = np.diff(late)  # a single one has no scatter: then its size counts
+    scatter = float(np.std(late_steps)) if len(late_steps) > 1 else float(np.abs(late_steps).max())
+    is_beyond_noise = fall > _MIN_FALL_TO_SCATTER * scatter
+    return (
+        fall > 0 and is_beyond_noise and (bool(is_monotonic) or float(late.max()) < float(values[:2].min()))
+    )
+
+
+def turning_row(values: Floats) -> int | None:
+    """The row of the lowest of a few values that fell far and rose far again, to their end; else None."""
+    if len(values) < _MIN_TURN_LINES:
+        return None
+    row = int(np.argmin(values))
+    if not 2 <= row <= len(values) - 3:
+        return None
+    least = max(
+        _MIN_TURN_SHARE * abs(float(values[row])),
+        _MIN_TURN_STEPS * float(np.median(np.abs(np.diff(values)))),
+    )
+    low = float(np.median(values[row - 1 : row + 2]))  # a single low value is no turn
+    return row if min(values[:2].min(), values[-2:].min()) - low > least else None
 
 
 @dataclass(frozen=True)

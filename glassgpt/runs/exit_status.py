@@ -6,18 +6,20 @@ infer_exit_status(run_log)  # "finished", "interrupted", "crashed", "oom" or "cu
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.run_log import EventKind, ExitStatus, RunLog
 
-# Where a program's own words begin: at the start of the line, or after a logger's name. Not on a line about
-# an epoch, which is only a part of the training.
-_SAID = r"^(?!.{0,80}\bepoch\b)(?:\S.{0,80}?(?: - |[|\]:]))?\W*"
+# Where a program's own words begin: at the start of the line, or after a logger's name, level or place. Not
+# on a line about an epoch, which is only a part of the training.
+_BEGIN = r"^(?!.{0,80}\bepoch\b)(?:\S.{0,80}?(?: - |[|\]:]|:\d{1,6}\s|\bINFO\s))?\W*"
 _TRAINING = r"(?:fine-?tuning|(?:pre-?)?training|run|job)"
 
 # A plain substring that is searched first, because most lines do not have it; the pattern; the kind.
-_EVENT_PATTERNS: tuple[tuple[str, re.Pattern[str], EventKind], ...] = (
+EventPattern = tuple[str, re.Pattern[str], EventKind]
+_EVENT_PATTERNS: tuple[EventPattern, ...] = (
     ("^C", re.compile(r"^\W*\^C(?:\W|Traceback|$)"), "interrupt"),
     ("Interrupt", re.compile(r"^\W*(?:\w+\.)*(?:KeyboardInterrupt\b|Interrupted\b)"), "interrupt"),
     ("emory", re.compile(r"OutOfMemoryError|\bMemoryError\b|can't allocate memory"), "oom"),
@@ -59,13 +61,25 @@ _EVENT_PATTERNS: tuple[tuple[str, re.Pattern[str], EventKind], ...] = (
     ("elapsed", re.compile(r"^[\d.]+user [\d.]+system [\d:.]+elapsed"), "finish"),
     # A text that was sampled may say such things as well: they count only where no step comes after them.
     ("omplete",
-     re.compile(_SAID + rf"(?:the )?{_TRAINING}(?: is| has)? completed?\b(?! *\d)", re.I), "finish"),
-    ("OMPLETE", re.compile(_SAID + r"TRAINING COMPLETED?\b(?! *\d)"), "finish"),
+     re.compile(_BEGIN + rf"(?:the )?{_TRAINING}(?: is| has)? completed?\b(?! *\d)", re.I), "finish"),
+    ("OMPLETE", re.compile(_BEGIN + r"TRAINING COMPLETED?\b(?! *\d)"), "finish"),
     ("ing",
-     re.compile(_SAID + rf"(?:the )?{_TRAINING} (?:is |has )?(?:finish|end)ed\b", re.I), "finish"),
-    ("raining", re.compile(_SAID + r"(?:the )?training (?:is |has )?(?:done|over)\b", re.I), "finish"),
-    ("raining", re.compile(_SAID + r"(?:finished|completed|done) training\b", re.I), "finish"),
-    ("raining", re.compile(_SAID + r"(?:total training time|training took)\b\D{0,20}\d", re.I), "finish"),
+     re.compile(_BEGIN + rf"(?:the )?{_TRAINING} (?:is |has )?(?:finish|end)ed\b", re.I), "finish"),
+    ("raining", re.compile(_BEGIN + r"(?:the )?training (?:is |has )?(?:done|over)\b", re.I), "finish"),
+    ("raining", re.compile(_BEGIN + r"(?:finished|completed|done) training\b", re.I), "finish"),
+    ("omplete training:", re.compile(_BEGIN + r"complete training:", re.I), "finish"),
+    ("arget", re.compile(_BEGIN + r"target (?:\w{1,20} )?loss\b.{0,40}\breached\b", re.I), "finish"),
+    ("raining", re.compile(_BEGIN + r"(?:total training time|training took)\b\D{0,20}\d", re.I), "finish"),
+    ("nd of training", re.compile(_BEGIN + r"end of training\b", re.I), "finish"),
+    # Keras says it of an epoch: see trainers/keras.py.
+    ("arly",
+     re.compile(r"^(?!Epoch \d).*\bearly[- ]stopp(?:ing|ed)\b(?!.{0,20}(?:counter|patience|[=:]))", re.I),
+     "finish"),
+    ("otal time", re.compile(_BEGIN + r"(?:done\W{1,3})?total time(?: taken)?\W{1,4}\d", re.I), "finish"),
+    ("Trainer.fit", re.compile(r"`Trainer\.fit` stopped: .{0,60}reached"), "finish"),
+    ("Progress on", re.compile(r"\bProgress on: (\S{1,12}it)/\1 .{0,40}\bremaining:00:00\b"), "finish"),
+    ("END TIME", re.compile(r"^\W*END TIME\b"), "finish"),
+    ("one", re.compile(r"^\W*(?:all )?done\W*$", re.I), "finish"),
     ("inal",
      re.compile(r"^\W*(?:saved|saving) (?:the )?final (?:weights|model|checkpoint)\b", re.I), "finish"),
     ("report", re.compile(r"^(?:Copying|Copied) report(?:\.md)? "), "finish"),  # nanochat's speedrun
@@ -74,15 +88,25 @@ _EVENT_PATTERNS: tuple[tuple[str, re.Pattern[str], EventKind], ...] = (
 _WALL_TIME = re.compile(r"^\s*real\s+(\d+)m([\d.]+)s|^\s*([\d.]+) real\b")
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure)\b(?::|$)")
 
+WRITE_ERROR = re.compile(
+    r"No space left|[Dd]isk quota|Errno (?:28|122)\b|StreamWriter|inline_container|[Ff]ile write failed"
+    r"|[Ee]rror.{0,40}(?:saving|writing|serializ)|Read-only file system"
+)
+
 
 # --- reading ---
 
 
-def read_event(line: str, builder: RunBuilder) -> bool:
+def event_patterns(block: str | None = None) -> Sequence[EventPattern]:
+    """Those that a line of this block may match; of any block: all."""
+    return [pattern for pattern in _EVENT_PATTERNS if block is None or pattern[0] in block]
+
+
+def read_event(line: str, builder: RunBuilder, patterns: Sequence[EventPattern]) -> bool:
     """Whether the line says that something happened to the process."""
     if builder.in_traceback and _EXCEPTION.match(line):
         builder.set_exception(line)  # and it may match a pattern, too
-    for substring, pattern, kind in _EVENT_PATTERNS:
+    for substring, pattern, kind in patterns:
         if substring in line and pattern.search(line):
             builder.add_event(kind, line)
             if kind == "finish" and (match := _WALL_TIME.match(line)):
@@ -106,6 +130,8 @@ def infer_exit_status(run_log: RunLog) -> ExitStatus | None:
     # After a trainer's closing line, events of other programs in the same file do not count.
     is_over = "finish" in after and len(run_log.steps) > 0
     kinds = set(after[: after.index("finish")] if is_over else after)
+    if has_done_plan(run_log):
+        return "finished"
     if "oom" in kinds:
         return "oom"
     if "interrupt" in kinds:
@@ -117,6 +143,23 @@ def infer_exit_status(run_log: RunLog) -> ExitStatus | None:
     if ("finish" in after and has_trained) or _reached_planned_end(run_log):
         return "finished"
     return "cut"
+
+
+def has_done_plan(run_log: RunLog) -> bool:
+    """Whether a counter has come to its end, as 1000/1000 has: what fails after that is not the training."""
+    planned = run_log.setup.planned_iterations
+    if not planned or not len(run_log.steps) or not run_log.has_iteration_numbers:
+        return False
+    if any(WRITE_ERROR.search(event.text) for event in run_log.events_after_last_step()):
+        return False  # it crashed in saving what it had trained
+    return max(int(run_log.steps.iteration[-1]), run_log.iterations_done or 0) >= planned
+
+
+def training_end_line(run_log: RunLog) -> int | None:
+    """The line where training is over; None where nothing says so."""
+    if has_done_plan(run_log):
+        return run_log.last_step_line
+    return next((event.line for event in run_log.events_after_last_step() if event.kind == "finish"), None)
 
 
 def says_it_is_over(run_log: RunLog) -> bool:
@@ -148,7 +191,11 @@ def _reached_planned_end(run_log: RunLog) -> bool:
     if planned is not None:
         # An evaluation of the planned number closes a run, unless its iteration is still to come.
         closing = 0 if run_log.trainer.loop_includes_max_iters else last_eval or 0
-        return max(last, closing) >= planned
+        # Lines 1, 11, …, 991 of 1000: no more were to come, and a save after the last one closes the run.
+        has_last_line = last + (run_log.log_interval() or 1) > planned
+        saves = [save.line for save in run_log.checkpoints]
+        is_saved = bool(saves) and has_last_line and max(saves) > run_log.last_step_line
+        return max(last, closing) >= planned or is_saved
     if last <= run_log.trainer.first_iteration or not evaluated or run_log.is_excerpt:
         return False
     if run_log.last_partial_iteration is not None and run_log.last_partial_iteration > last:

@@ -52,10 +52,14 @@ class Facts:
     regimes: list[dict[str, object]] = field(default_factory=list)
     regime_total_s: float | None = None  # as estimated_total_s, with the steady time of each regime
     eval_overhead_typical_ms: float | None = None  # of evaluations that nothing interrupted
-    seconds_by_phase: dict[str, float] | None = None  # where the time went; the values sum to regime_total_s
+    seconds_by_phase: dict[str, float] | None = None  # where the time went; the values sum to total_s
     wander_ms: list[float] | None = None  # of a step time that goes up and down without regimes: from, to
     # Means of the first and of the last finite training losses, and of how many lines each.
     loss_ends: dict[str, float] | None = None
+    wall_s: float | None = None  # of the whole process, as it says itself
+    stamped_s: float | None = None  # from the first to the last line with a time stamp
+    total_s: float | None = None  # regime_total_s, or one of these two if iterations are under 90% of it
+    metrics: list[dict[str, object]] = field(default_factory=list)  # besides the loss: name, first, last, …
 
     @property
     def begins_late(self) -> bool:

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
+from collections.abc import Sequence
 
+from glassgpt.runs.log_numbers import parse_cell
 from glassgpt.sanitize import sanitize_line
 
 _LOG_WANTED = "explain reads what training printed or logged"
@@ -56,11 +59,17 @@ _PYTHON = re.compile(
     r"^(?:import \w[\w., ]{0,99}|from [\w.]{1,99} import .{0,99}|def \w{1,99}\(.{0,99}|class \w.{0,99}:)$",
     re.M,
 )
-_CONFIG_LINE = re.compile(r"^\s{0,40}(?:[#;\[-]|[\w.-]{1,60}\s{0,40}[:=])")
+_CONFIG_LINE = re.compile(r"^\s{0,40}(?:[#;-]|\[[^\]]{0,80}\]{0,2}\s*$|[\w.-]{1,60}\s{0,40}[:=])")
 _SHELL = re.compile(r"\A#!.{0,100}\b(?:ba|z|da)?sh\b")
 _UNPRINTABLE = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f\ufffd]")
 _NUMBERS = re.compile(r"\d\.\d|\b\d+\b")
+_ANY_NUMBER = re.compile(r"\d[\d.]*(?:e[-+]?\d+)?")
+_MIN_REPEATS = 4  # of one line
 _MAX_SHOWN_CHARS = 100
+_ESCAPE = re.compile(r"\x1b\[[0-?]{0,20}[ -/]{0,20}[@-~]")
+# With the comma of Python's logging, as in 12:03:59,360.
+_STAMP = re.compile(r"^\s{0,20}\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d,\d{1,6}\b[\]:\s-]{0,20}")
+_MIN_TABLE_ROWS, _TABLE_LINES = 3, 10  # with the header; that are looked at
 
 
 def binary_kind(start: bytes) -> str | None:
@@ -98,17 +107,37 @@ def text_kind(head: str) -> str | None:
         return "an XML document"
     if first.startswith(("{", "[{", "[")) and (head.rstrip()[-1:] in ("}", "]") or '":' in head[:1000]):
         return "JSON without a step and a loss in it"
+    plain = [_without_stamp(line) for line in lines[:_TABLE_LINES]]
     for delimiter, name in ((",", "CSV"), ("\t", "tab-separated")):
         try:
-            rows = list(csv.reader(lines[:10], delimiter=delimiter))
+            rows = list(csv.reader(plain, delimiter=delimiter))
         except csv.Error:
             continue
-        if len(rows) > 1 and len(rows[0]) > 1 and {len(row) for row in rows} == {len(rows[0])}:
+        if _is_table(rows):
             columns = ", ".join(sanitize_line(column.strip())[:30] for column in rows[0][:8])
             return f"a {name} table without a step and a loss column; its columns are {columns}"
-    if len(lines) > 1 and all(map(_CONFIG_LINE.match, lines)):
+    if len(lines) > 1 and all(map(_CONFIG_LINE.match, lines)) and not _repeats_itself(lines):
         return "a configuration; give the log of the run"
     return None
+
+
+def _repeats_itself(lines: Sequence[str]) -> bool:
+    """Whether one line comes again and again with other numbers, as no configuration has it."""
+    shapes = Counter(_ANY_NUMBER.sub("0", line) for line in lines if len(_NUMBERS.findall(line)) > 1)
+    return max(shapes.values(), default=0) >= max(_MIN_REPEATS, len(lines) // 5)
+
+
+def _without_stamp(line: str) -> str:
+    """The line without what a terminal and Python's logging put around it, which makes no table."""
+    return _STAMP.sub("", _ESCAPE.sub("", line)).strip()
+
+
+def _is_table(rows: Sequence[Sequence[str]]) -> bool:
+    """A header, and rows of as many cells, with a column of numbers."""
+    if len(rows) < _MIN_TABLE_ROWS or len(rows[0]) < 2 or {len(row) for row in rows} != {len(rows[0])}:
+        return False
+    columns = zip(*rows[1:], strict=True)
+    return any(all(parse_cell(cell.strip()) is not None for cell in column) for column in columns)
 
 
 def looks_like(head: str) -> str:
@@ -122,6 +151,6 @@ def looks_like(head: str) -> str:
 
 def _first_line_with_numbers(head: str) -> str | None:
     for line in head.splitlines()[:10_000]:
-        if len(_NUMBERS.findall(line[:1000])) >= 2:
+        if len(_NUMBERS.findall(_without_stamp(line[:1000]))) >= 2:
             return sanitize_line(line.strip()[:_MAX_SHOWN_CHARS])
     return None

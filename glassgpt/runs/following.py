@@ -23,8 +23,9 @@ from typing import Protocol
 
 from glassgpt.record import journal
 from glassgpt.runs import journal_index
+from glassgpt.runs.checkpoint_looks import LOOKS_FILE
 from glassgpt.runs.file_kinds import binary_kind
-from glassgpt.runs.from_journal import JournalReader
+from glassgpt.runs.from_journal import JournalReader, with_looks
 from glassgpt.runs.lines import LineSplitter, LogLine, is_notebook
 from glassgpt.runs.reading import growing_file, looks_like_journal, read_run_logs, source_path
 from glassgpt.runs.recognise import LogRecognizer
@@ -194,6 +195,7 @@ class GrowingJournal(_GrowingFile):
         super().__init__(name, path, clock)
         self._reader = JournalReader()
         self._indexed = 0  # bytes that the index covers
+        self._looks_at = 0  # when its looks last changed, in ns
         self._has_started = False
 
     def poll(self, max_s: float = math.inf) -> bool:
@@ -220,10 +222,19 @@ class GrowingJournal(_GrowingFile):
         if self.read_share == 1.0 and end - self._indexed >= journal_index.MIN_BYTES:
             journal_index.save(self._appended.path, self._reader.index(end))
             self._indexed = end
-        return has_read
+        before, self._looks_at = self._looks_at, self._looks_changed_at()
+        return has_read or self._looks_at != before
 
     def build(self, live: bool, final: bool) -> tuple[RunLog, ...]:
-        return (self._reader.build(self._name, live),) if self._reader.has_records else ()
+        if not self._reader.has_records:
+            return ()
+        return (with_looks(self._reader.build(self._name, live), self.path.parent),)
+
+    def _looks_changed_at(self) -> int:
+        try:
+            return (self.path.parent / LOOKS_FILE).stat().st_mtime_ns
+        except OSError:
+            return 0
 
 
 class GrowingText(_GrowingFile):

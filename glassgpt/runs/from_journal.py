@@ -22,6 +22,7 @@ from glassgpt.estimate.peak import PeakFlops
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
 from glassgpt.runs import journal_index
+from glassgpt.runs.checkpoint_looks import read_looks
 from glassgpt.runs.journal_index import JournalIndex
 from glassgpt.runs.log_numbers import MAX_COUNT, MAX_LOSS, clamped
 from glassgpt.runs.run_list import is_running
@@ -42,6 +43,7 @@ from glassgpt.runs.trainers.glassgpt import TRAINER
 from glassgpt.sanitize import sanitize_record
 
 _STEP_KEYS = ("loss", "step_ms", "mfu", "lr", "grad_norm", "tokens_per_s")  # in the order of LOG_COLUMNS
+_PART_KEYS = ("by_kind", "by_frequency", "by_script", "by_position", "passage_losses")
 _SHAPE_SETTINGS = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
 _KINDS_WITH_TEXT = ("run", "finding", "profile", "sample", "end")
 _NOTE_KINDS = ("finding", "forecast", "sample")
@@ -72,7 +74,7 @@ def read_run_journal(path: Path) -> RunLog:
         journal_index.save(file, reader.index(end))
     for record in journal.read_part(file, end):
         reader.feed(record)
-    return reader.build(str(path), live)
+    return with_looks(reader.build(str(path), live), file.parent)
 
 
 def run_log_from_records(records: Iterable[Record], name: str, live: bool = False) -> RunLog:
@@ -80,6 +82,13 @@ def run_log_from_records(records: Iterable[Record], name: str, live: bool = Fals
     for record in records:
         reader.feed(record)
     return reader.build(name, live)
+
+
+def with_looks(run_log: RunLog, run_dir: Path) -> RunLog:
+    """With what was seen in its checkpoints, but not in those that a resume has superseded."""
+    saved = {(one.iteration, one.start) for one in run_log.checkpoints}
+    looks = tuple(one for one in read_looks(run_dir) if (one.iteration, one.start) in saved)
+    return replace(run_log, looks=looks) if looks else run_log
 
 
 @dataclass
@@ -110,6 +119,7 @@ class JournalReader:
         self._train_eval: Record = {}  # the latest of the training split
         # Their `segment` is the process, until `build`.
         self._evals: list[LoggedEvaluation] = []
+        self._closing_eval: LoggedEvaluation | None = None
         self._checkpoints: list[LoggedCheckpoint] = []
         self._notes: list[Record] = []  # findings, profiles, samples, the revised forecast
 
@@ -129,6 +139,7 @@ class JournalReader:
             "first_updates": self._first_updates,
             "train_eval": self._train_eval,
             "evals": [astuple(evaluation) for evaluation in self._evals],
+            "closing_eval": self._closing_eval and astuple(self._closing_eval),
             "checkpoints": [astuple(save) for save in self._checkpoints],
             "notes": self._notes,
             "rows": rows,
@@ -144,6 +155,8 @@ class JournalReader:
         reader._processes = {number: _Process(**values) for number, values in state["processes"]}
         reader._first_updates = [(iteration, ms) for iteration, ms in state["first_updates"]]
         reader._evals = [LoggedEvaluation(*values) for values in state["evals"]]
+        if state["closing_eval"] is not None:
+            reader._closing_eval = LoggedEvaluation(*state["closing_eval"])
         reader._checkpoints = [LoggedCheckpoint(*values) for values in state["checkpoints"]]
         reader._rows.restore(state["rows"], index.arrays)
         return reader
@@ -185,12 +198,15 @@ class JournalReader:
             return  # written after a later start of the run: see journal.effective_records
         if kind == "step":
             self._add_step(record, number)
-        elif kind == "eval" and not record.get("closing"):
+        elif kind == "eval" and record.get("closing"):
+            self._closing_eval = _read_eval(record, number)
+        elif kind == "eval":
             self._add_eval(record, number)
         elif kind == "checkpoint":
             best = record["best"] if isinstance(record.get("best"), bool) else None
             blocking_ms = journal.float_or_none(record, "blocking_ms")
-            self._checkpoints.append(LoggedCheckpoint(iteration, number, blocking_ms, best))
+            start = str(record.get("start", ""))
+            self._checkpoints.append(LoggedCheckpoint(iteration, number, blocking_ms, best, start=start))
         elif kind in _NOTE_KINDS or (kind == "profile" and journal.is_valid_profile(record)):
             self._notes.append(record)
 
@@ -203,6 +219,8 @@ class JournalReader:
         self._notes = [note for note in self._notes if note["iter"] <= iteration]
         if self._train_eval.get("iter", 0) > iteration:
             self._train_eval = {}
+        if self._closing_eval is not None and (self._closing_eval.iteration or 0) > iteration:
+            self._closing_eval = None
 
     def _add_step(self, record: Record, process: int) -> None:
         values = []
@@ -235,17 +253,9 @@ class JournalReader:
             if (train.get("process"), train.get("iter")) != (record.get("process"), record["iter"]):
                 train = {}
             times = [ms for one in (record, train) if (ms := journal.float_or_none(one, "ms")) is not None]
-            self._evals.append(
-                LoggedEvaluation(
-                    record["iter"],
-                    process,
-                    journal.loss_or_none(record),
-                    journal.loss_or_none(train),
-                    sum(times) if times else None,
-                    journal.float_or_none(record, "stderr"),
-                    journal.int_or_none(record, "tokens"),
-                )
-            )
+            evaluation = _read_eval(record, process)
+            train_loss, ms = journal.loss_or_none(train), sum(times) if times else None
+            self._evals.append(replace(evaluation, train_loss=train_loss, ms=ms))
 
     def build(self, name: str, live: bool = False) -> RunLog:
         last, numbers = self._last, sorted(self._processes)
@@ -293,12 +303,25 @@ class JournalReader:
                     [self._processes[number].run for number in numbers],
                     [note for note in self._notes if note["kind"] == "forecast"],
                 ),
+                closing_eval=self._closing_eval and _with_segment(self._closing_eval, segments),
                 nonfinite_update=nonfinite_update,
                 live=live,
                 events=events,
                 ended=None if live else ended,
             )
         )
+
+
+def _read_eval(record: Record, process: int) -> LoggedEvaluation:
+    return LoggedEvaluation(
+        record["iter"],
+        process,
+        journal.loss_or_none(record),
+        ms=journal.float_or_none(record, "ms"),
+        stderr=journal.float_or_none(record, "stderr"),
+        tokens=journal.int_or_none(record, "tokens"),
+        parts={name: record[name] for name in _PART_KEYS if name in record},
+    )
 
 
 _Item = TypeVar("_Item", LoggedEvaluation, LoggedCheckpoint)
@@ -339,6 +362,7 @@ def _build_setup(run: Record) -> LoggedSetup:
     busy_cores = journal.float_or_none(machine_facts, "busy_cores")  # by other processes, at the start
     return LoggedSetup(
         settings={key: value for key, value in settings.items() if isinstance(value, int | float | str)},
+        run_dir=out_dir if isinstance(out_dir := run.get("out_dir"), str) else None,
         parameters=journal.int_or_none(model, "parameters_without_positions"),
         trained_parameters=journal.int_or_none(model, "parameters"),
         tokens_per_iteration=journal.int_or_none(batch, "tokens"),
@@ -388,6 +412,7 @@ def _build_forecast(runs: Sequence[Record], revisions: Sequence[Record]) -> Logg
     revised = low_and_high(revisions[-1], "tokens_per_s") if revisions else None
     return LoggedForecast(
         loss=next((rows for one in forecasts if (rows := band(one.get("loss_curve")))), ()),
+        total_s=low_and_high(forecasts[-1], "total_s"),
         tokens_per_s=low_and_high(forecasts[-1], "tokens_per_s"),
         mfu=low_and_high(forecasts[-1], "mfu"),
         revised_tokens_per_s=None if revised is None else (revisions[-1]["iter"], *revised),

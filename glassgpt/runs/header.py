@@ -9,10 +9,12 @@ from __future__ import annotations
 import ast
 import math
 import re
+from collections.abc import Sequence
 
 from glassgpt.config import ConfigValue
+from glassgpt.estimate.cards import guess_card
 from glassgpt.runs.builder import PROMPT, RunBuilder
-from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, parse_count
+from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, NUMBER, parse_count
 from glassgpt.runs.trainer import HeaderPattern
 from glassgpt.runs.trainers import TRAINERS
 from glassgpt.sanitize import sanitize_text
@@ -32,9 +34,11 @@ _SETTING_ALIASES = {alias: name for trainer in TRAINERS for alias, name in train
 # The forms in which settings are printed. `Overriding: ` is by nanoGPT's configurator.py and its many copies.
 _ASSIGNMENT = re.compile(r"""^(?:Overriding:\s*)?["']?(\w+)["']?\s*[:=]\s*([^#(]+?),?\s*(?:#.*)?$""")
 _KEYWORD_ARGUMENT = re.compile(r"\b(\w+)=([^,()]+)")
-_FLAG = re.compile(r"--(\w+)=(\S+)")
+_FLAG = re.compile(r"--([\w-]{1,60})(?:=|\s)(?!-)(\S{1,200})")
 _TABLE_ROW = re.compile(r"^\|\s*([^|]+?)\s*\|\s*([^|]+?)\s*\|$")
 _LIST_ITEM = re.compile(r"^\s*([A-Z][\w ]+?)\s*=\s*([\d,]+)\s*$")
+
+_MAX_SETTING_CHARS = 2000  # of a line
 
 # A shell's prompt, or its `set -x`, and a program that trains.
 _PROMPT = r"^(?:[^$#%❯]{0,80}[$#%❯]|\+) (?:[A-Z_]{1,30}=\S{1,80} |(?:nohup|time|sudo) ){0,6}(?:\S{0,80}/)?"
@@ -42,9 +46,26 @@ _LAUNCHERS = ("uv", "torchrun", "accelerate", "deepspeed", "srun", "mpirun")
 _PROGRAMS = {"python": r"[\d.]{0,4}"} | dict.fromkeys(
     (*_LAUNCHERS, *(trainer.command for trainer in TRAINERS if trainer.command)), ""
 )
-_COMMANDS = [(name, re.compile(rf"{_PROMPT}{name}{version}\s")) for name, version in _PROGRAMS.items()]
+_COMMANDS = tuple(
+    HeaderPattern(name, re.compile(rf"{_PROMPT}{name}{version}\s"), "command")
+    for name, version in _PROGRAMS.items()
+)
+
+# How cards are named, and what may follow: "RTX 3060 Ti", "V100 32G", "A100-SXM4-40GB".
+_SUFFIX = r"(?:[ -](?:SXM\d|PCI[eE]|NVL))?(?:[ -]\d{2,3} ?Gi?B?)?"
+_CARDS = {
+    **dict.fromkeys(("RTX", "GTX"), r" ?A?\d{4}(?: ?Ti)?(?: ?(?:SUPER|Super))?(?: Laptop GPU)?"),
+    **dict.fromkeys(("V100", "P100", "A100", "H100", "H200", "B200", "A40", "L40"), rf"S?{_SUFFIX}"),
+    **dict.fromkeys(("T4", "L4", "A10", "A30"), rf"G?{_SUFFIX}"),
+}
 
 _OF_ANY_TRAINER = (
+    HeaderPattern("nohup: ", re.compile(r"^nohup: ignoring input\b"), "command"),
+    HeaderPattern(  # as `date` and nvidia-smi print it
+        ":",
+        re.compile(r"^[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?:[A-Z]{2,5} )?20\d\d$"),
+        "date",
+    ),
     HeaderPattern(
         "parameters",
         re.compile(rf"(?<!able )(?<!\w)[Nn]umber of parameters:?\s*=?\s*{COUNT}"),
@@ -67,9 +88,40 @@ _OF_ANY_TRAINER = (
         re.compile(rf"Number of non[- ]trainable parameters\s*[:=]\s*{COUNT}"),
         "frozen_parameters",
     ),
+    HeaderPattern(
+        "val_loss",
+        re.compile(
+            rf"(?i:load|resum)\w{{1,3}}\b.{{0,80}}checkpoint.{{0,300}}\bstep\W{{1,3}}\d.{{0,80}}\bval_loss\W{{1,3}}{NUMBER}"
+        ),
+        "resumed_val_loss",
+    ),
+    HeaderPattern("Num Epochs", re.compile(r"\bNum Epochs = ([\d,]{1,12})"), "epochs"),
+    # The card, wherever a line before the first step names it.
+    *(
+        HeaderPattern(
+            name,
+            re.compile(
+                r"\b(?:NVIDIA|Tesla|GeForce|[Uu]sing|GPUs?|[Dd]evice|[Cc]ard|\d[x×])[\s:=]{0,3}(?:an? )?"
+                rf"((?:(?:NVIDIA|Tesla|GeForce) ){{0,2}}{name}{detail})(?![\w/.])"
+            ),
+            "card",
+        )
+        for name, detail in _CARDS.items()
+    ),
     HeaderPattern("using device", re.compile(r"using device:\s*(\S+)"), "device"),
     HeaderPattern(
         "world", re.compile(rf"(?<![*/] )\b(?:ddp_)?world[_ ]size[:= ]+{COUNT}", re.I), "world_size"
+    ),
+    # What a program prints before it trains: a count of steps that begins again after it is another run's.
+    HeaderPattern(
+        "param", re.compile(r"(?<![\w.])\d[\d.,]{0,20}\s?[KMB]? (?:\w{1,20} ){0,2}param(?:eter)?s\b"), "start"
+    ),
+    HeaderPattern(
+        "train", re.compile(r"(?i)^\W*(?:start|begin)\w{0,5}\b(?!.*\bepoch\b).{0,40}\btrain"), "start"
+    ),
+    HeaderPattern("Namespace(", re.compile(r"\bNamespace\("), "start"),
+    HeaderPattern(
+        "oad", re.compile(r"(?i)^\W*load(?:ed|ing) (?:\w{1,20} ){0,3}(?:model|weights)\b"), "start"
     ),
     # As the program reports it: a config may set tensor_parallel, and a trainer without it ignore that.
     *(
@@ -88,32 +140,39 @@ _COUNTS = (
     "world_size", "tensor_parallel", "pipeline_parallel", "data_parallel",
 )  # fmt: skip
 _PATTERNS = sorted(
-    (*(pattern for trainer in TRAINERS for pattern in trainer.header), *_OF_ANY_TRAINER),
+    (*_COMMANDS, *(pattern for trainer in TRAINERS for pattern in trainer.header), *_OF_ANY_TRAINER),
     # A process's start first: it discards earlier settings.
-    key=lambda pattern: pattern.field not in ("", "resumed"),
+    key=lambda pattern: pattern.field not in ("command", "", "resumed"),
 )
 
 
-def read_header(line: str, builder: RunBuilder) -> None:
+def header_patterns(block: str | None = None) -> Sequence[HeaderPattern]:
+    """Those that a line of this block may match; of any block: all."""
+    return [pattern for pattern in _PATTERNS if block is None or pattern.substring in block]
+
+
+def read_header(line: str, builder: RunBuilder, patterns: Sequence[HeaderPattern]) -> None:
     """Record what the line says about the run as a whole."""
-    for program, pattern in _COMMANDS:
-        if program in line and pattern.search(line):
-            builder.mark_process_start(PROMPT)
-    for substring, pattern, field in _PATTERNS:
+    for substring, pattern, field in patterns:
         if substring in line and (match := pattern.search(line)):
+            if field not in ("command", "date", "", "resumed"):  # those begin a process
+                builder.note_start()
             try:
                 _record(field, match[match.lastindex or 0], line, builder)
             except ValueError:
                 continue  # "number of parameters: ..."
 
-    # Once it trains, lines that look like settings are samples and noise.
-    is_too_late = builder.last_iteration is not None
-    if is_too_late or len(line) > 2000 or not ("=" in line or ":" in line or "|" in line):
+    if len(line) > _MAX_SETTING_CHARS:
         return
     if "--" in line and ".py" in line:
-        for name, text in _FLAG.findall(line):
-            _record_setting(name, text, builder)
-    elif match := _TABLE_ROW.match(line) or _LIST_ITEM.match(line) or _ASSIGNMENT.match(line):
+        settings = [_known_setting(name.replace("-", "_"), text) for name, text in _FLAG.findall(line)]
+        builder.add_command(dict(filter(None, settings)))
+        return
+    # Once it trains, lines that look like settings are samples and noise.
+    is_too_late = builder.last_iteration is not None
+    if is_too_late or not ("=" in line or ":" in line or "|" in line):
+        return
+    if match := _TABLE_ROW.match(line) or _LIST_ITEM.match(line) or _ASSIGNMENT.match(line):
         _record_setting(match[1], match[2], builder)
     elif "=" in line:
         for name, text in _KEYWORD_ARGUMENT.findall(line):
@@ -123,8 +182,14 @@ def read_header(line: str, builder: RunBuilder) -> None:
 def _record(field: str, text: str, line: str, builder: RunBuilder) -> None:
     """Raises ValueError where a count or a number is expected, and the text is none."""
     setup = builder.setup
-    if field == "":
+    if field == "command":
+        builder.mark_process_start(PROMPT)
+    elif field == "":
         builder.start_process(text=line)
+    elif field == "date":
+        builder.note_date()
+    elif field == "start":
+        pass  # noted
     elif field == "resumed":
         builder.start_process(resumed=True, text=line)
     elif field == "compile":
@@ -137,24 +202,42 @@ def _record(field: str, text: str, line: str, builder: RunBuilder) -> None:
         setattr(setup, field, parse_count(text))
         total, known = setup.trainable_parameters + setup.frozen_parameters, setup.values.get("parameters")
         setup.values["parameters"] = max(total, known if isinstance(known, int) else 0)
+    elif field == "resumed_val_loss":
+        if not builder.has_steps:  # else the best one is loaded after training
+            setup.values[field] = float(text)
     elif field == "vocab_size":
         setup.settings[field] = parse_count(text)
-    elif field == "flops_per_token":
-        setup.values[field] = float(text)
+    elif field in ("flops_per_token", "epochs"):
+        setup.values[field] = float(text.replace(",", ""))
     elif field == "peak_flops":
         peak = float(text)
         setup.values[field] = peak * 1e12 if peak < 1e6 else peak  # some print TFLOP/s
+    elif field == "card":
+        _record_card(text, builder)
     elif field == "device_name":
         setup.values[field] = text.strip()
     else:
         _record_setting(field, text, builder)
 
 
+def _record_card(text: str, builder: RunBuilder) -> None:
+    """A text may name several cards: then none of them is known to be this run's."""
+    values, name = builder.setup.values, re.sub(r"(\d) ?Gi?B?$", r"\1GB", text.strip())
+    if builder.last_iteration is not None or guess_card(name) is None:
+        return
+    other = values.setdefault("device_name", name)
+    if other is not None and guess_card(str(other)) not in (None, guess_card(name)):
+        values["device_name"] = None
+
+
 def _record_setting(name: str, text: str, builder: RunBuilder) -> None:
+    builder.setup.settings.update(filter(None, [_known_setting(name, text)]))
+
+
+def _known_setting(name: str, text: str) -> tuple[str, ConfigValue] | None:
     known_name = known_setting_name(name)
     value = None if known_name is None else parse_setting(text)
-    if known_name is not None and value is not None:
-        builder.setup.settings[known_name] = value
+    return None if known_name is None or value is None else (known_name, value)
 
 
 def known_setting_name(name: str) -> str | None:

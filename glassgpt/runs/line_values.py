@@ -20,7 +20,8 @@ from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_norm, parse_numbe
 from glassgpt.runs.metric_columns import Role, ranked_role
 
 BETWEEN = r"[\"']?\s{0,4}[:=]?\s{0,8}[\"']?"  # a name and its number
-AT = r"\b(?:(?:iter|iteration|step|global_step|num_updates|update)s?(?:\b|(?=\d))|(?:it|itr)(?=\s?[:=]))"
+# Also as it is misspelt: iteratation.
+AT = r"\b(?:(?:iter|itera\w{3,8}|step|global_step|num_updates|update)s?(?:\b|(?=\d))|(?:it|itr)(?=\s?[:=]))"
 COUNTED = re.compile(
     rf"{AT}[\s:=#\"']{{0,12}}(\d{{1,3}}(?:,\d{{3}}){{1,4}}|\d{{1,15}})\b"
     r"(?:\s*/\s*(\d{1,3}(?:,\d{3}){1,4}|\d{1,15}))?(?=[\s,:;|\])%(\"'-]|$)"
@@ -34,7 +35,12 @@ LOSS = re.compile(rf"{LOSS_NAME}{BETWEEN}{NUMBER}")
 _BAR = re.compile(
     rf"%\|[^|]{{0,300}}\|\s*(\d{{1,15}})/(\d{{1,15}}) \[[\d:]{{1,12}}<[^\]]{{0,200}}?{LOSS_NAME}=\s*{NUMBER}"
 )
-_TORCHTUNE = re.compile(rf"(\d{{1,9}})\|(\d{{1,15}})\|loss: {NUMBER}:?\s")
+# The count between the name and the number: `Loss at step 12: 6.15`, `loss after 12 updates: 6.15`.
+_LOSS_AT = re.compile(
+    rf"{LOSS_NAME} (?:at|after|in|on|for|of)(?: (?:the )?(?:iter|iteration|step|update|batch))?"
+    r" ?#?(\d{1,15})"
+    rf"(?: (?:iter|iteration|step|update|batche?)s?)?\b\s{{0,4}}[:=]?(?: is| was)?\s{{0,4}}{NUMBER}"
+)
 MAX_CHARS_BETWEEN = 400  # the iteration and the loss
 _RECORD_COLUMNS: dict[str, str] = {
     "lr": "lr", "grad_norm": "grad_norm", "tokens_per_s": "tokens_per_s", "step_ms": "ms", "step_s": "s",
@@ -65,8 +71,7 @@ _TIME_WITHOUT_UNIT = re.compile(rf"\b(?:dt|step_time|iter_time)=\s?{NUMBER}(?![\
 _ELAPSED = re.compile(
     rf"\b(?:elapsed|total[_ ]time)\b\W{{0,4}}{NUMBER}\s*{_SECONDS}|(?<![\w.]){NUMBER}\s?{_SECONDS} elapsed"
 )
-# Seconds since the start, beside updates per second, or tokens per second at the end of the line.
-_FAIRSEQ_WALL = re.compile(rf"\bups\b.{{0,400}}\bwall{BETWEEN}{NUMBER}")
+# Seconds since the start, after tokens per second at the end of the line.
 _OPENNMT_WALL = re.compile(rf"\btok/s; {{1,8}}{NUMBER} sec;?$")
 _MAX_UNIT_ERROR = 5.0  # a time and a bar's rate differ by less; the units by 1000
 
@@ -137,7 +142,7 @@ def _find_time(line: str, named: re.Pattern[str]) -> dict[str, FoundValue]:
         group = 1 if match[1] else 3
         scale = 1000 if match[group + 1] == "ms" else 1
         return {"elapsed_s": FoundValue(parse_number(match[group]) / scale, match.span(group), scale == 1)}
-    if match := _FAIRSEQ_WALL.search(line) or _OPENNMT_WALL.search(line):
+    if match := _OPENNMT_WALL.search(line):
         return {"elapsed_s": FoundValue(parse_number(match[1]), match.span(1))}
     if rate:
         return {"it_per_s": FoundValue(parse_number(rate[1]), rate.span(1))}
@@ -173,15 +178,17 @@ def find_step(line: str) -> FoundStep | None:
             total if _is_count(total) else None,
             {_RECORD_COLUMNS[role]: found for role, found in record.items() if role in _RECORD_COLUMNS},
         )
-    may_count = "it" in line or "step" in line or "update" in line  # most patterns need not be tried
+    may_count = any(
+        name in line for name in ("it", "step", "update", "batch")
+    )  # most patterns need not be tried
     count = COUNTED.search(line) if may_count else None
     loss = LOSS.search(line, count.end()) if count else None
     if count and loss and loss.start() - count.end() <= MAX_CHARS_BETWEEN:
         return FoundStep(count.span(1), loss.span(1), count[2])
+    if may_count and "loss " in line and (match := _LOSS_AT.search(line)):
+        return FoundStep(match.span(1), match.span(2))
     if "%|" in line and (bar := _BAR.search(line)):
         return FoundStep(bar.span(1), bar.span(3), bar[2])
-    if "|loss" in line and (match := _TORCHTUNE.match(line)):
-        return FoundStep(match.span(2), match.span(3))
     return None
 
 

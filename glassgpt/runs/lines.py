@@ -15,11 +15,10 @@ Text after the last line end is a line marked `is_incomplete`: it may be cut off
 from __future__ import annotations
 
 import codecs
-import io
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
 from glassgpt.errors import UserError
@@ -55,6 +54,7 @@ class LogLine(NamedTuple):
     rank: int | None = None  # that printed it, where a prefix named it (see prefixes.py)
     continues_line: bool = False  # a further part of the same line of the file
     clock: str = ""  # the time that a prefix says
+    begins_cell: bool = False  # of a notebook
 
 
 def read_lines(file: BinaryIO) -> Iterator[LogLine]:
@@ -236,6 +236,7 @@ def _strip_controls(text: str) -> str:
 # A trainer shows a table instead of lines: in a notebook it is HTML.
 _ROW_ENDS = re.compile(r"</(?:tr|p|div|thead)>|<br ?/?>")
 _CELL_ENDS = re.compile(r"</t[hd]>\s*(?=<t[hd])")
+_SHELL_COMMAND = re.compile(r"^[ \t]*!\s?(.{0,2000}?\.py\b.{0,2000})$", re.MULTILINE)
 _TAGS = re.compile(r"<[^<>]{1,2000}>")
 
 
@@ -244,8 +245,9 @@ def is_notebook(start: bytes) -> bool:
 
 
 def read_notebook(content: bytes, name: str) -> Iterator[LogLine] | None:
-    """The outputs of its cells, not their source: code that prints a log line is not one. None where the file
-    is not a notebook after all."""
+    """The outputs of its cells, not their source: code that prints a log line is not one. Only a cell's
+    commands come before its output, after a prompt: their settings are of its run. None where the file is not
+    a notebook after all."""
     if len(content) > MAX_NOTEBOOK_BYTES:
         raise UserError(
             f"{name} is a notebook of more than {MAX_NOTEBOOK_BYTES >> 20} MiB: save its output as text"
@@ -256,9 +258,13 @@ def read_notebook(content: bytes, name: str) -> Iterator[LogLine] | None:
         return None
     if not isinstance(document, dict) or not isinstance(document.get("cells"), list):
         return None
-    texts: list[str] = []
+    cells: list[str] = []
     for cell in document["cells"]:
+        texts: list[str] = []
         outputs = cell.get("outputs") if isinstance(cell, dict) else None
+        if outputs:
+            source = _joined(cell.get("source")).replace("\\\n", " ")
+            texts += [f"$ {command}" for command in _SHELL_COMMAND.findall(source)]
         for output in outputs if isinstance(outputs, list) else []:
             if not isinstance(output, dict):
                 continue
@@ -271,7 +277,18 @@ def read_notebook(content: bytes, name: str) -> Iterator[LogLine] | None:
                     texts.append(text)
             if "Training Loss" in (table := _joined(html)):
                 texts.append(_TAGS.sub("", _CELL_ENDS.sub("\t", _ROW_ENDS.sub("\n", table))))
-    return read_lines(io.BytesIO("\n".join(texts).encode("utf-8", "replace") + b"\n"))
+        if texts:
+            cells.append("\n".join(texts).encode("utf-8", "replace").decode())
+    return _lines_of_cells(cells)
+
+
+def _lines_of_cells(cells: Sequence[str]) -> Iterator[LogLine]:
+    for cell in cells:
+        is_first = True
+        for block in whole_lines([f"{cell}\n"]):
+            for line in split_block(block):
+                yield line._replace(begins_cell=is_first)
+                is_first = False
 
 
 def _joined(text: object) -> str:

@@ -126,6 +126,7 @@ def clamped(run_log: RunLog) -> RunLog:
         run_log,
         steps=clamped_steps(run_log.steps),
         evals=tuple(map(_clamped_eval, run_log.evals)),
+        closing_eval=run_log.closing_eval and _clamped_eval(run_log.closing_eval),
         checkpoints=tuple(
             replace(save, blocking_ms=clamp_amount(save.blocking_ms)) for save in run_log.checkpoints
         ),
@@ -208,5 +209,6 @@ def clamped_setup(setup: LoggedSetup) -> LoggedSetup:
         remaining_s=clamp_amount(setup.remaining_s),
         memory_bytes=clamp_amount(setup.memory_bytes),
         bytes_per_token=clamp_amount(setup.bytes_per_token) or None,
+        resumed_val_loss=clamp_amount(setup.resumed_val_loss),
         wall_s=clamp_amount(setup.wall_s),
     )

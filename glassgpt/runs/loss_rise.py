@@ -31,6 +31,9 @@ MIN_RISE_SHARE_OF_LOWEST = 0.08  # of the lowest loss
 MIN_RISE_STANDARD_ERRORS = 6.0  # of a block's median
 MIN_BLOCKS_WITH_LUCK = 30
 MIN_SUSTAINED_RISE_SHARE = 0.5  # of the required rise, in every block of the last fifth
+# A loss that left its first value at once, and is not on its way back: the later ones over the first, and the
+# last over those after the first.
+MIN_LEFT_START_RATIO, MIN_END_TO_EARLY = 5.0, 0.9
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,11 @@ def find_loss_rise(at: Ints, losses: Floats) -> LossRise | None:
     """None unless the smoothed loss stayed up until the end. `at`: the iterations."""
     if len(losses) < MIN_LOSS_RISE_STEPS:
         return None
+    if 0 < MIN_LEFT_START_RATIO * losses[0] < losses[1:].min():
+        fifth = len(losses) // 5
+        early, late = float(np.median(losses[1 : 1 + fifth])), float(np.median(losses[-fifth:]))
+        if late > MIN_END_TO_EARLY * early:
+            return LossRise(float(losses[0]), float(losses[0]), int(at[0]), late, int(at[-1]))
     smooth = block_medians(at, losses, min(MAX_LOSS_RISE_BLOCKS, len(losses) // 3))
     lowest_block = int(np.argmin(smooth.medians))
     lowest, first = float(smooth.medians[lowest_block]), max(float(losses[0]), float(smooth.medians[0]))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Role = Literal[
     "iteration",
@@ -66,7 +66,8 @@ NAMES: dict[Role, str] = {
     "grad_norm": "grad_norm gradient_norm train_grad_norm train_gradient_norm total_grad_norm "
     "optim_total_grad_norm grad_norm_total grad_2_0_norm_total gnorm train_gnorm global_grad_norm",
     "tokens_per_s": "tokens_per_second tokens_per_sec tokens_per_s tok_per_sec tok_per_s tokens_s tokens_sec "
-    "tok_s tok_sec train_tokens_per_second train_tokens_per_sec train_tok_per_sec train_tokens_per_s",
+    "tok_s tok_sec throughput_tps tps train_tokens_per_second train_tokens_per_sec train_tok_per_sec "
+    "train_tokens_per_s",
     "mfu": "mfu train_mfu mfu_percent train_mfu_percent perf_mfu throughput_mfu",
     "tokens": "num_input_tokens_seen train_num_input_tokens_seen total_tokens tokens_seen total_tokens_seen "
     "n_tokens_seen num_tokens n_tokens tokens train_tokens train_num_tokens throughput_total_tokens",
@@ -74,7 +75,7 @@ NAMES: dict[Role, str] = {
     "ms_per_iter dt_ms batch_time_ms elapsed_time_per_iteration_ms",
     "step_s": "step_s step_time_s step_time_sec step_time_seconds iter_time_s iter_time_sec dt_s "
     "seconds_per_step sec_per_step sec_per_iter s_per_it s_per_step seconds_per_iteration "
-    "time_metrics_end_to_end_s",
+    "time_metrics_end_to_end_s train_step_time_s",
     # Without their unit.
     "step_time": "step_time iter_time iteration_time time_per_step time_per_iteration batch_time dt train_dt "
     "train_step_time train_iter_time train_step_timing iteration_time_avg",
@@ -88,7 +89,7 @@ NAMES: dict[Role, str] = {
     "eval_s": "eval_runtime val_time_s eval_time_s eval_s validation_time_s",
     # Of reinforcement learning. DPO's rewards/margins are no rewards, and its loss is a cross-entropy.
     "reward": "reward mean_reward reward_mean rewards_mean critic_rewards_mean critic_score_mean avg_reward "
-    "average_reward objective_rlhf_reward env_reward_mean train_reward",
+    "average_reward average_reward_score reward_score objective_rlhf_reward env_reward_mean train_reward",
     "split": "split phase subset mode",  # whose loss a row has: train, val, …
     "run": "run run_name run_id experiment experiment_name trial model model_name",  # which run's row it is
 }
@@ -102,9 +103,45 @@ _PART_WORDS = {
     "aux", "auxiliary", "z", "kl", "value", "critic", "policy", "actor", "entropy", "reg", "regularization",
     "balance", "balancing", "router", "scale", "scaler", "delta", "std", "var", "min", "max", "best",
 }  # fmt: skip
+# A name of nothing but these is a loss: TensorBoard's Loss/train_batch and Loss/val_epoch.
+_LOSS_WORDS = {"loss", "train", "training", "batch", "step", "iter", "epoch", "avg", "mean", *VAL_WORDS}
 _REWARD_WORDS = {"reward", "rewards"}
 _NO_REWARD_WORDS = {"chosen", "rejected", "margin", "margins", "accuracy", "accuracies", *_PART_WORDS}
 _MAX_NAME_CHARS = 200
+_CONTAINERS = ("extras_", "extra_", "metrics_", "stats_", "info_", "scalars_")  # of objects in objects
+
+
+class Metric(NamedTuple):
+    """What measures learning besides the loss."""
+
+    kind: str
+    rank: int  # the lowest is shown first
+    higher_is_better: bool | None  # None: neither
+    is_eval: bool
+
+
+# kind: the last word or words of its names, and whether higher is better. The first are shown first.
+METRIC_NAMES: dict[str, tuple[str, bool | None]] = {
+    "reward": ("", True),  # see the role
+    "accuracy": (
+        "accuracy accuracies acc correct_rate exact_match pass_1 p_1 hella hellaswag win_rate wacc",
+        True,
+    ),
+    "error_rate": ("wer cer per", False),
+    "score": (
+        "f1 bleu bleu_1 bleu_2 bleu_3 bleu_4 rouge rouge_1 rouge_2 rouge_l rougel mrr core_metric",
+        True,
+    ),
+    "margin": ("margin margins", True),
+    "kl": ("kl kl_ref kl_div kl_divergence approx_kl reverse_kl mean_kl kl_mean", None),
+    "perplexity": ("perplexity ppl", False),
+}
+_METRIC_ENDINGS = {
+    ending: (kind, rank, higher_is_better)
+    for rank, (kind, (endings, higher_is_better)) in enumerate(METRIC_NAMES.items())
+    for ending in endings.split()
+}
+_NO_METRIC_WORDS = {"std", "var", "min", "max", "best", "coef", "coeff", "target", "steps", "grad"}
 
 
 def normalise(name: str) -> str:
@@ -122,6 +159,29 @@ def is_reinforcement(names: Iterable[str]) -> bool:
     )
 
 
+@lru_cache(maxsize=1 << 14)
+def metric_of(name: str) -> Metric | None:
+    """By its name, as `role_of`; None for any other value of a line or a table."""
+    if len(name) > _MAX_NAME_CHARS:
+        return None
+    plain = re.sub(r"(?:_mean|_avg)(?:_\d{1,4})?$", "", normalise(name))
+    words = plain.split("_")
+    is_eval = not VAL_WORDS.isdisjoint((*words, words[0].rstrip("0123456789"))) or plain in (
+        "hellaswag_accuracy",
+        "core_metric",
+    )
+    if _NO_METRIC_WORDS.intersection(words):
+        return None
+    ranked = ranked_role(name) or ranked_role(plain)
+    if ranked is not None and ranked[0] == "reward":
+        return Metric("reward", 0 if is_eval else min(9, ranked[1]) + 1, True, is_eval)
+    for count in (2, 1):
+        if found := _METRIC_ENDINGS.get("_".join(words[-count:])):
+            kind, rank, higher_is_better = found
+            return Metric(kind, 10 * rank + 5 * (not is_eval), higher_is_better, is_eval)
+    return None
+
+
 def role_of(name: str) -> Role | None:
     ranked = ranked_role(name)
     return None if ranked is None else ranked[0]
@@ -133,9 +193,16 @@ def ranked_role(name: str) -> tuple[Role, int] | None:
     if len(name) > _MAX_NAME_CHARS:
         return None
     plain = normalise(name)
+    for container in _CONTAINERS:
+        plain = plain.removeprefix(container)
     if plain in _RANKS:
         return _RANKS[plain]
     words = plain.split("_")
+    if "loss" in words and _LOSS_WORDS.issuperset(words):
+        return (
+            "loss" if VAL_WORDS.isdisjoint(words) else "val_loss",
+            _OTHER_RANK + 10 * ("epoch" in words),
+        )
     if words[-1] == "loss" and not _PART_WORDS.intersection(words):
         return ("val_loss" if VAL_WORDS.intersection(words) else "loss"), _OTHER_RANK + len(words)
     if _REWARD_WORDS.intersection((words[0], words[-1])) and not _NO_REWARD_WORDS.intersection(words):

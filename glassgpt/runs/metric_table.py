@@ -15,6 +15,7 @@ Three things in tables are not what they seem:
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,8 +25,16 @@ from statistics import median
 from glassgpt.i18n import Message, say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.log_numbers import MAX_CELL_CHARS, MAX_COUNT, parse_cell
-from glassgpt.runs.metric_columns import VAL_WORDS, Role, choose_columns, is_reinforcement, role_of
-from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.metric_columns import (
+    VAL_WORDS,
+    Role,
+    choose_columns,
+    is_reinforcement,
+    metric_of,
+    normalise,
+    role_of,
+)
+from glassgpt.runs.run_log import EventKind, RunLog
 from glassgpt.runs.split_runs import split_runs
 from glassgpt.runs.step_clock import StepClock, parse_clock, parse_elapsed_ms, parse_timestamp
 from glassgpt.runs.trainer import Trainer
@@ -43,6 +52,23 @@ _MAX_NOTES = 5
 # A step of Python's cannot be faster than 0.1 ms, nor does one take a quarter of an hour.
 _MAX_BARE_SECONDS, _MIN_BARE_MS = 0.1, 1000.0
 _STEP_TIME_UNITS = {"ms": 1.0, "s": 1000.0}
+
+# Of rows without a step.
+_EVENT_KEYS = frozenset(("event", "status", "state", "type", "message", "msg"))
+_EVENT_WORDS: dict[str, EventKind] = {
+    **dict.fromkeys(("done", "end", "ended", "finish", "finished", "complete", "completed"), "finish"),
+    **dict.fromkeys(("success", "succeeded"), "finish"),
+    **dict.fromkeys(("interrupted", "stopped", "cancelled", "canceled", "preempted"), "interrupt"),
+    **dict.fromkeys(("failed", "crashed", "exception"), "traceback"),
+}
+_PLAN_KEYS = frozenset(
+    ("num_steps", "n_steps", "max_steps", "total_steps", "train_steps", "num_train_steps", "max_train_steps",
+     "max_iters", "max_iterations", "num_iterations", "total_iterations")
+)  # fmt: skip
+# Columns that a reader looks for first, of those that are left out.
+_SCORES = re.compile("(?<![a-z])(?:acc|ppl|perplexity|f1|bleu|rouge|wer|score|correct|reward|margin|kl)")
+_MAX_LEFT_OUT = 5
+_PROGRESS = ("percentage", "percent", "progress")  # which say nothing that the count of steps does not
 
 _COLUMN_ROLES: tuple[Role, ...] = ("lr", "grad_norm", "tokens_per_s", "mfu")
 
@@ -80,6 +106,7 @@ class MetricTable:
         self._trainer = trainer
         self._sample: list[tuple[Row, int]] | None = []  # None: the columns are chosen
         self._names: set[str] = set()  # seen so far
+        self._metrics: list[str] = []  # columns with metrics besides the loss
         self._columns: dict[Role, str] = {}
         self._units: dict[Role, str] = {}  # of times
         self._clock: StepClock | None = None
@@ -92,6 +119,11 @@ class MetricTable:
         self._rows = self._first_line = 0
         self._first_iteration: int | None = None
         self._last_iteration: int | None = None
+        self._last_epoch: float | None = None
+        self._earlier_iterations, self._interval = 0, 1  # of epochs before, where steps are counted in each
+        self._rounds = 1  # so many epochs
+        self._planned_count: int | None = None  # as a row of settings says
+        self._left_out: list[str] = []  # columns of numbers
         self._last_val_loss: float | None = None  # of the row before
         self._tokens: tuple[tuple[int, float], tuple[int, float]] | None = None  # first and last row's
         self._closing: tuple[int, int] | None = None  # line and iteration of the closing row
@@ -128,6 +160,9 @@ class MetricTable:
             builder.setup.values["wall_s"] = self._clock.last_s
         if self._run_s is not None:
             builder.setup.values["wall_s"] = self._run_s
+        if self._planned_count is not None and self._rounds == 1:
+            last = self._planned_count - (self._first_iteration == 0)
+            builder.setup.values.setdefault("planned_iterations", last)
         builder.finish()
         return True
 
@@ -141,6 +176,8 @@ class MetricTable:
             return ()
         built = self.builder.build(name, ends_mid_line=False)
         notes = [*built.notes, *self.notes, *([say("table.epochs")] if self._counts_epochs else [])]
+        notes += self._left_out_notes()
+        notes += [say("rounds.joined", rounds=self._rounds)] if self._rounds > 1 else []
         # Evaluations that took longer than that belong to earlier processes, as does part of the training.
         run_s, done = self._run_s, self.builder.iterations_done
         is_whole = run_s is not None and self.builder.timed_eval_s <= run_s
@@ -166,7 +203,7 @@ class MetricTable:
             return
         sample, self._sample = self._sample, None
         counts = Counter(name for row, _ in sample for name, value in row.items() if _is_filled(value))
-        self._names = set(counts)
+        self._names, self._metrics = set(counts), [name for name in counts if metric_of(name)]
         if self._trainer is None:
             names = frozenset(counts)
             matching = (one for one in TRAINERS if any(columns <= names for columns in one.table_columns))
@@ -212,8 +249,25 @@ class MetricTable:
             )
         if "iteration" not in self._columns and not self._counts_epochs:
             self.builder.iteration_by_count = {}
+        read = set(self._columns.values())
+        for name in counts:
+            is_read = name in read or metric_of(name) is not None
+            is_read = is_read or role_of(name) not in (None, "loss", "val_loss", "val_bpb")
+            values = [row[name] for row in rows if _is_filled(row.get(name))]
+            # A single one is a setting, or a total.
+            is_series = len(values) > 1 and all(parse_cell(value) is not None for value in values)
+            if is_series and not is_read and normalise(name) not in _PROGRESS:
+                self._left_out.append(name)
         for row, line in sample:
             self._read(row, line)
+
+    def _left_out_notes(self) -> list[Message]:
+        names = sorted(self._left_out, key=lambda name: _SCORES.search(name.lower()) is None)
+        shown = ", ".join(sanitize_line(name) for name in names[:_MAX_LEFT_OUT])
+        more = len(names) - _MAX_LEFT_OUT
+        if more > 0:
+            return [say("table.columns_left_out_more", columns=shown, more=more)]
+        return [say("table.columns_left_out", columns=shown)] if names else []
 
     def _choose_clock(self, rows: Sequence[Row]) -> None:
         """A column whose values grow from row to row is a clock, whatever its name says."""
@@ -287,6 +341,8 @@ class MetricTable:
         """A column that begins late: an evaluation's, for example."""
         for name in row.keys() - self._names:
             self._names.add(name)
+            if metric_of(name):
+                self._metrics.append(name)
             role = role_of(name)
             if role in ("loss", "val_loss", "val_bpb", "eval_s", "run_s", *_COLUMN_ROLES):
                 self._columns.setdefault(role, name)
@@ -327,7 +383,10 @@ class MetricTable:
             # Where one is a number, NaN is how tables say that the other was not measured.
             loss, val_loss = (None, val_loss) if math.isnan(loss) else (loss, None)
         if iteration is None:
+            self._read_event(row)
             return
+        epoch = cell("epoch") if "iteration" in columns else None
+        iteration = self._counted_on(iteration, epoch)
         seconds = None
         if self._clock is not None and self._clock_column is not None:
             seconds = self._parse_clock(row.get(self._clock_column))
@@ -345,8 +404,12 @@ class MetricTable:
         count = row.get(columns.get("iteration", ""))
         if planned is None and isinstance(count, str) and "/" in count:
             planned = parse_cell(count.partition("/")[2])
-        if planned is not None and 0 < planned <= MAX_COUNT:
+        if self._earlier_iterations:  # it may be of an epoch
+            builder.setup.values.pop("planned_iterations", None)
+        elif planned is not None and 0 < planned <= MAX_COUNT:
             builder.setup.values["planned_iterations"] = int(planned)
+        if (epoch := cell("epoch")) is not None and 0 <= epoch <= MAX_COUNT:
+            builder.setup.values["epochs"] = epoch
         self._closing = None
         if (run_s := cell("run_s")) is not None and 0 <= run_s < math.inf:
             self._run_s, builder.iterations_done = run_s, iteration
@@ -359,7 +422,37 @@ class MetricTable:
         elif builder.trainer.closing_row_has_no_loss:
             self._closing = line, iteration
         if loss is not None and self._is_new("loss", iteration, loss):
+            self._interval = max(iteration - (self._last_iteration or 0), 1)
             self._add_step(iteration, loss, seconds, row)
+            self._last_epoch = epoch
+        metrics = {name: parse_cell(row.get(name)) for name in self._metrics}
+        builder.add_metrics({name: value for name, value in metrics.items() if value is not None}, iteration)
+
+    def _counted_on(self, iteration: int, epoch: float | None) -> int:
+        """With the iterations of earlier epochs, where the count begins again in the next epoch."""
+        last, last_epoch = self._last_iteration, self._last_epoch
+        if last is None or epoch is None or last_epoch is None:
+            return iteration + self._earlier_iterations
+        begins_again = iteration + self._earlier_iterations < last
+        if begins_again and last_epoch < epoch <= last_epoch + 1:
+            # A count from 0 has one line more.
+            self._earlier_iterations = last + (self._interval if iteration == 0 else 0)
+            self._rounds += 1
+            self._recent.clear()
+        elif begins_again and epoch < last_epoch:  # another run
+            self._earlier_iterations = 0
+        return iteration + self._earlier_iterations
+
+    def _read_event(self, row: Row) -> None:
+        """A row without a step: how the run ended, or what it planned."""
+        for name, value in row.items():
+            key = normalise(name.rpartition("/")[2])
+            if key in _EVENT_KEYS and isinstance(value, str):
+                words = normalise(value).removeprefix("training_").removeprefix("train_").removeprefix("run_")
+                if kind := _EVENT_WORDS.get(words):
+                    self.builder.add_event(kind, f"{name}: {value[:MAX_CELL_CHARS]}")
+            elif key in _PLAN_KEYS and (count := parse_cell(value)) is not None and 0 < count <= MAX_COUNT:
+                self._planned_count = int(count)
 
     def _restart(self) -> None:
         if self._last_iteration is None:
@@ -367,7 +460,7 @@ class MetricTable:
         self.builder.start_process(has_header=False)
         self._processes += 1
         self._recent.clear()
-        self._last_iteration = self._last_val_loss = None
+        self._last_iteration = self._last_val_loss = self._last_epoch = None
 
     def _is_restart(self, iteration: int, loss: float | None, seconds: float | None) -> bool:
         """Where the iterations go back: a process that lags behind repeats a loss, and the clock goes on."""
@@ -405,8 +498,6 @@ class MetricTable:
             for role, unit in self._units.items():
                 ms = _known(parse_cell(row.get(columns[role]))) * _STEP_TIME_UNITS[unit]
         self.builder.add_step(iteration, loss, ms=ms, line=self.builder.line, **values)
-        if "reward" in columns:
-            self.builder.add_reward(_known(parse_cell(row.get(columns["reward"]))))
         self._last_iteration = iteration
         self._run_s = self.builder.iterations_done = None
         tokens = parse_cell(row.get(columns["tokens"])) if "tokens" in columns else None

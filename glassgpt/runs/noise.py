@@ -55,9 +55,9 @@ def clear_difference(noise: EvalNoise | None, loss: float) -> float:
     return noise.difference(CLEAR_STANDARD_ERRORS) if noise else DEFAULT_CLEAR_SHARE * abs(loss)
 
 
-def falls_clearly(at: Floats, losses: Floats, noise: EvalNoise) -> bool:
-    """Whether the second half of these losses falls by more than noise, and the end has not turned up."""
-    late = max(MIN_FALLING_LOSSES, len(losses) // 2)
+def falls_clearly(at: Floats, losses: Floats, noise: EvalNoise, share: float = 0.5) -> bool:
+    """Whether the last share of these losses falls by more than noise, and the end has not turned up."""
+    late = max(MIN_FALLING_LOSSES, int(len(losses) * share))
     x, y = at[-late:] - np.mean(at[-late:]), losses[-late:]
     spread = float(np.sum(x * x))
     if len(y) < MIN_FALLING_LOSSES or spread <= 0:

@@ -81,37 +81,79 @@ def find_past_best(run_log: RunLog, trajectory: Trajectory, noise: EvalNoise | N
 
 @dataclass(frozen=True)
 class TrainValGap:
-    """Both losses of the last evaluation, far apart."""
+    """Both losses at the last evaluation, far apart."""
 
     iteration: int
     train_loss: float
     val_loss: float
+    # The training loss is not of an evaluation, but of the log lines before it: so many.
+    train_lines: int | None = None
+    is_alone: bool = False  # of these the only evaluation: the gap may have been there from the start
 
     @property
     def gap(self) -> float:
         return self.val_loss - self.train_loss
 
 
-def find_train_val_gap(trajectory: Trajectory, noise: EvalNoise | None) -> TrainValGap | None:
-    """A gap that only memorising explains, in the last evaluation. One that was there before training,
-    because the two texts differ, does not count; nor does one behind which the val loss still falls."""
-    evals = [one for one in trajectory.evals if one.train_loss is not None and math.isfinite(one.train_loss)]
-    if not evals or not evals[-1].iteration or evals[-1] != trajectory.evals[-1]:
+def find_train_val_gap(
+    run_log: RunLog, trajectory: Trajectory, noise: EvalNoise | None, epochs: float | None
+) -> TrainValGap | None:
+    """A gap that only memorising explains, at the last evaluation. One that was there before training,
+    because the two texts differ, does not count; nor does one behind which the val loss still falls. Where
+    evaluations are of validation text alone, they are compared with the log lines before them."""
+    if not trajectory.evals or not trajectory.evals[-1].iteration:
         return None
-    last, first = evals[-1], evals[0]
-    train_loss, val_loss = last.train_loss or 0.0, last.val_loss or 0.0
-    gap = val_loss - train_loss
-    if first.iteration == 0:
-        gap -= max(0.0, (first.val_loss or 0.0) - (first.train_loss or 0.0))
+    last, first = trajectory.evals[-1], trajectory.evals[0]
+    train_loss, train_lines, val_loss = last.train_loss, None, last.val_loss or 0.0
+    if train_loss is None and any(one.train_loss is not None for one in trajectory.evals):
+        return None
+    earlier_gap, is_alone = 0.0, False
+    if train_loss is None:
+        if run_log.val_metric != "loss" or (epochs is not None and epochs <= 1):
+            return None  # not the same measure; or the data are new, and cannot have been memorised
+        train_loss, train_lines = _logged_train_loss(run_log, trajectory, last.iteration or 0)
+        trained = [one for one in trajectory.evals if one.iteration]
+        is_alone = len(trained) == 1
+        gaps = [
+            (one.val_loss or 0.0) - before
+            for one in trained[:-1]
+            if (before := _logged_train_loss(run_log, trajectory, one.iteration or 0)[0]) is not None
+        ]
+        if not gaps and not is_alone:
+            return None
+        earlier_gap = max(0.0, *gaps[:1]) if gaps else 0.0
+    elif first.iteration == 0 and first.train_loss is not None and math.isfinite(first.train_loss):
+        earlier_gap = max(0.0, (first.val_loss or 0.0) - first.train_loss)
+    if train_loss is None or not math.isfinite(train_loss):
+        return None
+    gap = val_loss - train_loss - earlier_gap
     if gap < max(MIN_GAP_NATS, MIN_GAP_SHARE * train_loss):
         return None
     if noise and gap < noise.difference(MIN_GAP_STANDARD_ERRORS):
         return None
     _, values = trajectory.val_curve()
-    trained = values[1:] if trajectory.evals[0].iteration == 0 else values
-    if len(trained) >= 2 and trained[-2] - trained[-1] > clear_difference(noise, val_loss):
+    late = (values[1:] if first.iteration == 0 else values)[-2:]
+    if len(late) == 2 and late[0] - late[1] > clear_difference(noise, val_loss):
         return None  # still improving on unseen text
-    return TrainValGap(last.iteration or 0, train_loss, val_loss)
+    return TrainValGap(last.iteration or 0, train_loss, val_loss, train_lines, is_alone)
+
+
+def _logged_train_loss(
+    run_log: RunLog, trajectory: Trajectory, iteration: int
+) -> tuple[float | None, int | None]:
+    """The training loss by the last lines up to this iteration, and of how many: one, where it is the mean of
+    many iterations. None where they are too few, or too long before."""
+    at, losses = trajectory.finite_losses()
+    before = np.flatnonzero(at <= iteration)
+    interval = run_log.log_interval() or 1
+    trainer = run_log.trainer
+    is_mean = trainer.iterations_are_epochs or (
+        trainer.loss_is_interval_mean and interval >= MIN_TRAIN_LOSSES
+    )
+    count = 1 if is_mean else MIN_TRAIN_LOSSES
+    if len(before) < count or iteration - int(at[before[-1]]) > interval:
+        return None, None
+    return float(np.median(losses[before[-count:]])), count
 
 
 def _fallen_train_losses(
@@ -131,4 +173,9 @@ def _fallen_train_losses(
         if len(around) < MIN_TRAIN_LOSSES or around[-1] >= late[0]:
             return None
         at_best, at_end = float(np.median(losses[around])), float(np.median(losses[late]))
+        # The medians decide. What the rows of both iterations say themselves is shown, where it agrees.
+        own = dict(zip(at.tolist(), losses.tolist(), strict=True))
+        own_best, own_end = own.get(best_iteration), own.get(end_iteration)
+        if at_end < at_best and own_best is not None and own_end is not None and own_end < own_best:
+            return own_best, own_end
     return (at_best, at_end) if at_end < at_best else None

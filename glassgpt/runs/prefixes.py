@@ -17,6 +17,7 @@ _TIME = re.compile(
     _CLOCK
     + r"(?:\s*[-|:]?\s*(?:[\w.]{1,40}\s*[-|:]\s*)?\[?(?:INFO|DEBUG|WARNING|ERROR|SUCCESS)\]?\s*[-:|]*\s+"
     r"(?:[\w.<>]{1,60}:[\w.<>]{1,60}:\d{1,6} - )?"  # Loguru's module, function and line
+    r"|\[[\w./-]{1,60}\]\[(?:INFO|DEBUG|WARNING|ERROR)\] - "  # Hydra's
     r"|\s+std(?:out|err) [FP]\s|[\s:,-]+)"  # the first is how Kubernetes stores a container's output
 )
 # The usual ones of these, for a search over many lines: no newline matches.

@@ -13,13 +13,11 @@ from itertools import pairwise
 from statistics import median
 from typing import Literal
 
-import numpy as np
-
 from glassgpt.estimate.step_timing import eta_s, remaining_work
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.exit_status import infer_exit_status, says_it_is_over
 from glassgpt.runs.run_log import ExitStatus, RunLog
-from glassgpt.runs.trajectory import numeric_setting, planned_end_iteration
+from glassgpt.runs.trajectory import last_iteration_done, numeric_setting, planned_end_iteration
 
 RunState = Literal["starting", "training", "evaluating", "stalled"] | ExitStatus
 
@@ -55,7 +53,7 @@ def progress_of(run: Analysis, run_log: RunLog, now: float, changed_at: float) -
     """`run` may be of an earlier snapshot than `run_log`: usual times change little, and are costly to find.
 
     `now`, `changed_at`: seconds since the epoch; when the last line was written."""
-    done, planned = _last_iteration(run_log), planned_end_iteration(run_log)
+    done, planned = last_iteration_done(run_log), planned_end_iteration(run_log)
     losses = run_log.steps.loss[run_log.steps.has_loss]
     progress = Progress(
         state=infer_exit_status(run_log) or "training",
@@ -171,14 +169,3 @@ def _is_evaluating(run_log: RunLog) -> bool:
         return False
     done = int(run_log.steps.iteration[-1])
     return done % int(interval) == 0 and not any(one.iteration == done for one in run_log.evals[-2:])
-
-
-def _last_iteration(run_log: RunLog) -> int | None:
-    """Of the last step or evaluation."""
-    if not run_log.has_iteration_numbers:
-        return None
-    ends = [int(np.asarray(run_log.steps.iteration)[-1])] if len(run_log.steps) else []
-    ends += [one.iteration for one in run_log.evals[-1:] if one.iteration is not None]
-    if run_log.iterations_done is not None:
-        ends.append(run_log.iterations_done)
-    return max(ends, default=None)

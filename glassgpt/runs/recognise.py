@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
 from glassgpt.errors import UserError
 from glassgpt.runs.builder import FAILURE_KINDS, RunBuilder
 from glassgpt.runs.excerpts import merge_excerpts
-from glassgpt.runs.exit_status import read_event
+from glassgpt.runs.exit_status import event_patterns, read_event
 from glassgpt.runs.file_kinds import looks_like
-from glassgpt.runs.header import read_header
+from glassgpt.runs.header import header_patterns, read_header
 from glassgpt.runs.lines import LogLine, split_block
 from glassgpt.runs.log_numbers import ASCII_DIGITS
+from glassgpt.runs.metric_series import read_metric_line
 from glassgpt.runs.notes import complete_from_note, read_note
 from glassgpt.runs.prefixes import strip_prefixes
 from glassgpt.runs.run_log import RunLog, longest_run
@@ -45,11 +47,15 @@ _MIN_SWITCH_LINES = 3  # matches of another reader, and none of the current one,
 _MIN_GENERIC_SWITCH_LINES = 20  # the same for the generic reader, which may match a summary
 _MAX_HEADER_LINES = 10_000  # between two runs
 _MAX_UNRECOGNISED_LINES = 2_000_000  # without a match: then the file is not a log
+MAX_CLOCK_CHARS = 60  # of a line: its time stamp is within these
 _MIN_PIECE_LINES, _MAX_PIECE_LINES = 256, 1 << 20  # of a block, read by one form
+_MAX_TRIES, _MAX_SHAPES = 100, 10_000  # of lines that no reader matches: how often each, and how many
 _MAX_BUFFERED_LINES = 100_000  # until the trainer is clear: some logs begin with the whole source code
 
 # Losses have three decimals or more; a number with fewer at the very end may be cut off.
 _TRUNCATED_NUMBER = re.compile(r"(?<![\d.,])[-+]?\d[\d,]*\.?\d{0,2}$")
+_NUMBERS = re.compile(r"\d+")
+_LIST_BEGIN, _STRING = re.compile(r'"[^"]{1,100}":\s?\[$'), re.compile(r'".*",?$')
 _QUOTED_LINE = re.compile(r"^\s*(?:```|~~~|>?\s*[-*]?\s*\*\*\s*(?:iter|step)\b)")
 
 
@@ -80,7 +86,7 @@ def read_logs(lines: Iterable[str | LogLine], name: str, head: str = "") -> tupl
 def _without_prefixes(raw_line: LogLine) -> LogLine:
     text, rank, clock = strip_prefixes(raw_line.text)
     text = text if text.isascii() else text.translate(ASCII_DIGITS)
-    return LogLine(text, raw_line.is_incomplete, rank, raw_line.continues_line, clock)
+    return raw_line._replace(text=text, rank=rank, clock=clock)
 
 
 class _Candidate:
@@ -103,14 +109,19 @@ class _Candidates:
 
     def __init__(self, but: Trainer | None = None) -> None:
         self._all = [_Candidate(trainer) for trainer in LOG_TRAINERS if trainer is not but]
+        self._tries_by_shape: Counter[str] = Counter()  # of lines that none matched, but for their numbers
+        self.have_match = False
 
     def feed(self, line: LogLine) -> None:
+        if not self.have_match:
+            shape = _NUMBERS.sub("0", line.text)
+            if self._tries_by_shape[shape] >= _MAX_TRIES:
+                return  # a progress bar, a debugging line
+            if len(self._tries_by_shape) < _MAX_SHAPES:
+                self._tries_by_shape[shape] += 1
         for candidate in self._all:
             candidate.feed(line)
-
-    @property
-    def have_match(self) -> bool:
-        return any(candidate.matched_lines for candidate in self._all)
+            self.have_match = self.have_match or candidate.matched_lines > 0
 
     def best(self) -> _Candidate | None:
         """The one with the most matches, the first of equals; the generic one only where no other has any."""
@@ -122,7 +133,7 @@ class _Candidates:
 
     def first_with_run(self) -> _Candidate | None:
         """The first one with enough matches for a run."""
-        for candidate in self._all:
+        for candidate in self._all if self.have_match else ():
             is_generic = candidate.trainer.reads_any_log
             needed = _MIN_GENERIC_SWITCH_LINES if is_generic else _MIN_SWITCH_LINES
             if candidate.matched_lines >= needed:
@@ -206,10 +217,13 @@ class LogRecognizer:
         best = self._candidates.best()
         if best is None:
             return None
-        earlier = _Candidates(but=best.trainer)
-        for line in self._buffered_lines[: -best.lines_from_first_match]:
-            earlier.feed(line)
-        splitter = _TrainerSplitter((earlier.first_with_run() or best).trainer)
+        first, before = best, self._buffered_lines[: -best.lines_from_first_match]
+        if before:
+            earlier = _Candidates(but=best.trainer)
+            for line in before:
+                earlier.feed(line)
+            first = earlier.first_with_run() or best
+        splitter = _TrainerSplitter(first.trainer)
         for line in self._buffered_lines:
             splitter.feed(line)
         return splitter
@@ -228,11 +242,13 @@ class _TrainerSplitter:
         self._lines_since_match: list[LogLine] = []
         self._others: _Candidates | None = None
         self._fed_lines = 0  # of the lines since the last match, that the others have been fed
+        self._in_list = False  # of JSON, one string per line
         self._piece_lines = _MAX_PIECE_LINES  # lines that are split by their form together
 
     def feed_block(self, block: str) -> None:
         """Equals `feed` for each line, but reads steps of the usual form together."""
         lines, at = block.split("\n"), 0
+        self._reader.expect_lines_of(block)
         while at < len(lines):
             form = self._reader.form
             if form is None:
@@ -247,17 +263,32 @@ class _TrainerSplitter:
                     self._reader.feed_steps(item, form)
                     self._forget_lines_since_match()
                     at += len(item["iteration"])
+                    self._reader.builder.stamps.add(
+                        self._reader.builder.line, lines[at - 1][:MAX_CLOCK_CHARS]
+                    )
                 if self._reader.form is not form:  # another epoch's, or another trainer's
                     self._piece_lines = _MIN_PIECE_LINES
                     break
             else:
                 self._piece_lines = min(2 * self._piece_lines, _MAX_PIECE_LINES)
+        self._reader.expect_lines_of(None)
 
     def _feed_raw(self, text: str) -> None:
         for line in split_block(text):
             self.feed(_without_prefixes(line))
 
+    def _is_repeated(self, text: str) -> bool:
+        """A JSON document after the steps may quote the last lines in a list of strings."""
+        if self._in_list:
+            self._in_list = _STRING.match(text) is not None
+            return self._in_list
+        self._in_list = text.endswith("[") and _LIST_BEGIN.match(text) is not None
+        return False
+
     def feed(self, line: LogLine) -> None:
+        if self._is_repeated(line.text) and self._reader.builder.has_steps:
+            self._reader.skip(line)
+            return
         items_before = self._reader.builder.non_step_count
         if self._reader.feed(line):
             self._forget_lines_since_match()
@@ -321,12 +352,21 @@ class LogReader:
         self._lowest_rank: int | None = None
         self._ends_mid_line = False
         self._setup_at_last_step: SetupBuilder | None = None  # None: nothing has been read since
+        self.expect_lines_of(None)
+
+    def expect_lines_of(self, block: str | None) -> None:
+        """The next lines are of this block, so only some patterns can match. None: they can be any lines."""
+        self._event_patterns, self._header_patterns = event_patterns(block), header_patterns(block)
 
     def feed(self, line: LogLine) -> bool:
         """Whether the line is a step or an evaluation, or another rank's."""
         builder, text, rank = self.builder, line.text, line.rank
         builder.line += not line.continues_line
         builder.clock = line.clock
+        if line.begins_cell:
+            builder.cell_line = builder.line
+        if line.clock or text[-4:].isdecimal():  # the second may be as `date` prints it
+            builder.stamps.add(builder.line, line.clock, text)
         self._ends_mid_line = line.is_incomplete
         if line.is_incomplete:
             text = text[:-40] + _TRUNCATED_NUMBER.sub("", text[-40:])
@@ -337,17 +377,24 @@ class LogReader:
         if rank is not None:  # every rank prints the same: only the lowest one is read
             self._lowest_rank = rank if self._lowest_rank is None else min(rank, self._lowest_rank)
             if rank != self._lowest_rank:
-                read_event(text, builder)
+                read_event(text, builder, self._event_patterns)
                 return True
         if self._read_line(text, builder):
             self._setup_at_last_step = None
             return True
+        builder.note_line(text)
         self._setup_at_last_step = self._setup_at_last_step or builder.setup.copy()
-        if not read_event(text, builder):
-            read_header(text, builder)
+        if not read_event(text, builder, self._event_patterns):
+            read_header(text, builder, self._header_patterns)
+            if builder.has_steps:
+                builder.add_metrics(read_metric_line(text))
         elif "wall_s" in builder.setup.values:
             self._setup_at_last_step.values["wall_s"] = builder.setup.values["wall_s"]
         return False
+
+    def skip(self, line: LogLine) -> None:
+        """Count the line, and read nothing from it."""
+        self.builder.line += not line.continues_line
 
     @property
     def form(self) -> StepForm | None:
@@ -387,7 +434,7 @@ class LogReader:
         self.builder.line += not line.continues_line
         self.builder.clock = line.clock
         if not self._read_line(line.text, self.builder):
-            read_header(line.text, self.builder)
+            read_header(line.text, self.builder, self._header_patterns)
         self.builder.drop_pending_checkpoints()  # nothing is saved before the first step
 
     def drop_trailing_setup(self) -> None:

@@ -11,21 +11,34 @@ from __future__ import annotations
 
 import itertools
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glassgpt.config import ConfigValue
 from glassgpt.i18n import Message
+from glassgpt.runs.checkpoint_looks import CheckpointLook
+from glassgpt.runs.metric_series import (
+    MetricCourse,
+    MetricSeries,
+    courses,
+    is_preference,
+    of_lines,
+    repeats_loss,
+)
 from glassgpt.runs.trainer import Trainer
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+
+MAX_NEGATIVE_SHARE = 0.1  # of the losses, of a loss that measures learning
+_LN2_TOLERANCE = 0.002
 
 ExitStatus = Literal["finished", "interrupted", "crashed", "oom", "cut"]
 ValMetric = Literal["loss", "bits_per_byte"]
@@ -64,6 +77,8 @@ class LoggedEvaluation:
     tokens: int | None = None  # evaluated
     metric: ValMetric = "loss"
     line: int = field(default=0, compare=False)  # its number in the file, from 1; 0: not known
+    # GlassGPT: by_kind, by_position, passage_losses, … as its record has them; loss_by_class.py reads them.
+    parts: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +88,7 @@ class LoggedCheckpoint:
     blocking_ms: float | None = None  # that training waited
     is_best: bool | None = None
     line: int = field(default=0, compare=False)  # its number in the file, from 1; 0: not known
+    start: str = field(default="", compare=False)  # GlassGPT: of the process that saved it
 
 
 @dataclass(frozen=True)
@@ -85,6 +101,14 @@ class LeftOut:
 
     def __add__(self, other: LeftOut) -> LeftOut:
         return LeftOut(self.lines + other.lines, self.timed + other.timed, self.ms + other.ms)
+
+
+class OuterCount(NamedTuple):
+    """What a line between the steps counts: a phase, a round, a layer."""
+
+    number: int
+    total: int | None
+    is_of_rounds: bool  # by its word: of phases or rounds, which train one model
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +126,10 @@ class LoggedProcess:
     last_step_line: int = 0
     batch_size_changes: tuple[tuple[int, int], ...] = ()  # (iteration, sequences per batch from there on)
     setup: LoggedSetup | None = None  # as it printed it; None: as the run
+    is_announced: bool = True  # a command, a header or a setting; False: only the count of steps begins again
+    # Where a line before the steps counts something else (phase 2/133), one more than before the last steps.
+    outer_count: OuterCount | None = None
+    rounds: int = 1  # of steps, counted from the first one each, that were joined
 
 
 # kill: by a signal from outside, such as SIGKILL; abort: by the process itself, such as a segmentation fault.
@@ -126,6 +154,7 @@ class LoggedSetup:
     # vocab_size, learning_rate, min_lr, warmup_iters, lr_decay_iters, max_iters, eval_interval, eval_iters,
     # log_interval, dropout, dtype, device, compile, always_save_checkpoint, dataset, …
     settings: Mapping[str, ConfigValue] = field(default_factory=dict)
+    run_dir: str | None = None  # GlassGPT's, as it was then
     parameters: int | None = None  # as logged, which may be rounded
     parameters_are_claimed: bool = False  # a flag or a text says so, not the trainer
     trained_parameters: int | None = None  # of the optimizer's groups: exact, positions included
@@ -140,10 +169,12 @@ class LoggedSetup:
     pipeline_parallel: int | None = None
     data_parallel: int | None = None  # replicas of the model, each with batches of its own
     planned_iterations: int | None = None  # the number of the last one, if the run finishes
+    epochs: float | None = None  # passes over the training data, by the last line that says so
     budget_s: float | None = None  # the run ends when it has trained for so long
     remaining_s: float | None = None  # of that, at the last line
     memory_bytes: int | None = None  # of the card
     bytes_per_token: float | None = None  # of the validation text
+    resumed_val_loss: float | None = None  # of the checkpoint that the process loaded
     wall_s: float | None = None  # of a whole process, as `time` or the trainer printed it
     data: Mapping[str, object] = field(default_factory=dict)  # name, hash, tokenizer, tokens per split
     machine: Mapping[str, object] = field(default_factory=dict)  # versions, device, code
@@ -154,6 +185,7 @@ class LoggedForecast:
     """GlassGPT: what was expected before the run, as 80% bands. Empty or None: not known."""
 
     loss: tuple[tuple[float, float, float], ...] = ()  # update, low and high of the validation loss
+    total_s: tuple[float, float] | None = None
     tokens_per_s: tuple[float, float] | None = None
     mfu: tuple[float, float] | None = None  # percent
     # By the speed of the first updates: from which update on, low, high.
@@ -178,6 +210,7 @@ class RunLog:
     stage: str | None = None  # "base", "mid", "sft", "rl": of a recipe with several, on different data
     run_name: str | None = None  # of a tracker, which has several runs in a table or a folder
     runs_in_file: int = 1  # this one included; those that failed before their first step, too
+    parts: int = 1  # of one process, whose count of steps begins again: this is one of them
     first_line: int = 0  # of the file, that belong to it, from 1; 0: not known
     last_line: int = 0
     has_line_numbers: bool = True  # False: lines are counted in another text, such as a notebook's output
@@ -194,11 +227,15 @@ class RunLog:
     journal_findings: tuple[Mapping[str, object], ...] = ()  # GlassGPT: findings that training recorded
     profiles: tuple[Mapping[str, Any], ...] = ()  # GlassGPT: profiler records
     samples: tuple[tuple[int, str], ...] = ()  # GlassGPT: iteration and text
+    closing_eval: LoggedEvaluation | None = None  # GlassGPT: of the whole validation split, at the end
+    looks: tuple[CheckpointLook, ...] = ()  # GlassGPT: what was seen in its checkpoints
     forecast: LoggedForecast = LoggedForecast()
     # GlassGPT: the update whose loss or gradient was not finite, and the gradient norms before it.
     nonfinite_update: tuple[int, tuple[float, ...]] | None = None
     live: bool = False  # the run is in progress
     ended: ExitStatus | None = None  # as a journal records it
+    stamps: tuple[tuple[int, float], ...] = ()  # line and seconds, of the whole file: when it was printed
+    metrics: tuple[MetricSeries, ...] = ()  # of the whole file; see metric_courses
     columns: Mapping[str, str] = field(default_factory=dict)  # of a table: what is read -> column and unit
     notes: tuple[Message, ...] = ()  # what reading it left out or assumed
 
@@ -206,6 +243,62 @@ class RunLog:
     def label(self) -> str:
         """What tells it from other runs of the file."""
         return self.run_name or self.stage or self.trainer.name
+
+    @property
+    def resume_command(self) -> str:
+        """With the folder of the run where the log names it, so that it can be pasted."""
+        command, run_dir = self.trainer.resume_command, self.setup.run_dir
+        return command.replace("=RUN", f"={shlex.quote(run_dir)}") if run_dir else command
+
+    @cached_property
+    def own_metrics(self) -> list[MetricSeries]:
+        """Metrics besides the loss, in the lines of this run; without perplexities of losses that it logs."""
+        with_loss = self.steps.has_loss
+        evals = [(one.iteration, one.val_loss) for one in self.evals]
+        known = sorted((at, loss) for at, loss in evals if at is not None and loss is not None)
+        pairs = np.array(known, dtype=float).reshape(-1, 2)
+        return [
+            one
+            for one in of_lines(self.metrics, self.first_line, self.last_line)
+            if not repeats_loss(one, self.steps.iteration[with_loss], self.steps.loss[with_loss])
+            and not repeats_loss(one, pairs[:, 0].astype(np.int64), pairs[:, 1])
+        ]
+
+    @cached_property
+    def metric_courses(self) -> list[MetricCourse]:
+        """At most three of them, from the start to the end."""
+        return courses(self.own_metrics)
+
+    @cached_property
+    def loss_measures_learning(self) -> bool:
+        """Not in reinforcement learning, nor where it is often below 0: no cross-entropy is. The loss of
+        preferences (DPO), which begins at ln 2, does."""
+        losses = self.steps.loss[np.isfinite(self.steps.loss)]
+        is_negative = bool(len(losses)) and float((losses < 0).mean()) > MAX_NEGATIVE_SHARE
+        if is_negative and self.placeholder_loss is None:
+            return False
+        if self.begins_at_ln2 or is_preference(self.own_metrics):
+            return True
+        is_reinforcement = any(one.metric.kind in ("reward", "kl") for one in self.own_metrics)
+        return self.trainer.loss_measures_learning and not is_reinforcement
+
+    @cached_property
+    def begins_at_ln2(self) -> bool:
+        """As the loss of preferences (DPO) does."""
+        losses = self.steps.loss[np.isfinite(self.steps.loss)]
+        return bool(len(losses)) and abs(float(losses[0]) - math.log(2)) < _LN2_TOLERANCE
+
+    @cached_property
+    def placeholder_loss(self) -> float | None:
+        """What every line has for a loss, where that is none: 0 or below, and always the same."""
+        losses = self.steps.loss[self.steps.has_loss]
+        is_constant = len(losses) > 1 and losses[0] <= 0 and bool(np.all(losses == losses[0]))
+        return float(losses[0]) if is_constant else None
+
+    @property
+    def evaluates_metrics(self) -> bool:
+        """Whether a metric besides the loss is of held-out data."""
+        return any(one.metric.is_eval for one in self.own_metrics)
 
     def events_after_last_step(self) -> list[LogEvent]:
         """Events after the last step, of the same process."""

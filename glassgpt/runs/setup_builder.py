@@ -32,11 +32,12 @@ class SetupBuilder:
 
     def merged_with(self, later: SetupBuilder) -> SetupBuilder:
         """This one, completed from a later one. A script that runs afterwards prints its own setup, so the
-        earlier values win."""
+        earlier values win; but epochs are counted on."""
         decayed, undecayed = self.decayed_parameters, self.undecayed_parameters
+        epochs = {name: later.values[name] for name in ("epochs",) if name in later.values}
         return SetupBuilder(
             later.settings | self.settings,
-            later.values | self.values,
+            later.values | self.values | epochs,
             later.decayed_parameters if decayed is None else decayed,
             later.undecayed_parameters if undecayed is None else undecayed,
         )

@@ -4,12 +4,19 @@
 
 A process that resumes, or whose iterations count on from the one before, continues a run. One that begins
 again at the first iteration is another run, and so is another stage of a recipe (nanochat: base, mid, sft,
-rl), which learns from other data. A command that failed before its first iteration is a run without steps,
+rl), which learns from other data. Where the count begins again, but nothing says that a process does:
+
+- if another count rises by one (phase 2/133, round 3), it is one run, whose steps are counted on;
+- if the loss goes back to where it began, it is another run;
+- else, or if both, it is one of several parts of a process: see `RunLog.parts`.
+
+A command that failed before its first iteration is a run without steps,
 unless it tried to resume: then it is an event of the run that it did not continue.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
@@ -18,27 +25,45 @@ from typing import TypeVar
 
 import numpy as np
 
+from glassgpt.i18n import say
+from glassgpt.runs.builder import FAILURE_KINDS
+from glassgpt.runs.curve_statistics import detrended_std
 from glassgpt.runs.log_numbers import clamped_setup
-from glassgpt.runs.run_log import LoggedCheckpoint, LoggedEvaluation, LoggedProcess, RunLog, Steps, ValMetric
+from glassgpt.runs.run_log import (
+    LogEvent,
+    LoggedCheckpoint,
+    LoggedEvaluation,
+    LoggedProcess,
+    RunLog,
+    Steps,
+    ValMetric,
+)
 from glassgpt.runs.setup_builder import FailedLaunch
 from glassgpt.runs.trajectory import continues_previous
 
 MAX_RUNS = 200  # of one file: of more, the longest
+_MIN_JUDGED_LINES = 8
+_COMPARED_LINES = 5  # at most, at each end of a process
+MIN_FALL_NOISES = 3.0  # standard errors: a loss that fell by less may not go back
+
+_Item = TypeVar("_Item", LoggedEvaluation, LoggedCheckpoint)
 
 
 def split_runs(whole: RunLog, failed_launches: Sequence[FailedLaunch] = ()) -> tuple[RunLog, ...]:
     """In the order of the file. `whole`: all that the builder read, as if it were one run."""
+    whole = _joined(whole)
     count = len(whole.segments)
     starts = [0]
     for segment in range(1, count):
         if _begins_run(whole, starts[-1], segment):
             starts.append(segment)
+    parts = _part_counts(whole, starts)
     failed = [] if whole.is_excerpt else [launch for launch in failed_launches if not launch.resumed]
     if not len(whole.steps) and not whole.evals:
         failed = []  # nothing but launches that failed: the whole log is one
     if len(starts) == 1 and not failed:
         segments = tuple(replace(segment, setup=None) for segment in whole.segments)
-        return (_with_one_metric(replace(whole, segments=segments, stage=_stage_of(segments))),)
+        return (_completed(replace(whole, segments=segments, stage=_stage_of(segments))),)
 
     ends = [*starts[1:], count]
     selected = _longest(whole, list(zip(starts, ends, strict=True)))
@@ -47,18 +72,23 @@ def split_runs(whole: RunLog, failed_launches: Sequence[FailedLaunch] = ()) -> t
         [whole.segments[start].first_line for start in starts] + [launch.first_line for launch in failed]
     )
     first_lines[0] = whole.first_line
-    pieces = [_run_of_segments(whole, start, end, first_lines) for start, end in selected]
+    pieces = [
+        replace(_run_of_segments(whole, start, end, first_lines), parts=parts[start])
+        for start, end in selected
+    ]
+    pieces = _with_ends_of_parts(pieces)
     pieces += [_run_of_launch(whole, launch, first_lines) for launch in failed[-MAX_RUNS:]]
     pieces.sort(key=lambda run_log: run_log.first_line)
-    total = len(starts) + len(failed)
+    total = len(failed) + round(sum(1 / parts[start] for start in starts))
     last = max(pieces, key=lambda run_log: run_log.last_line)
+    last_trained = max(pieces, key=lambda run_log: (len(run_log.steps) > 0, run_log.last_line))
     return tuple(
         replace(
             piece,
             runs_in_file=total,
             ends_mid_line=whole.ends_mid_line and piece is last,
             last_partial_iteration=whole.last_partial_iteration if piece is last else None,
-            iterations_done=whole.iterations_done if piece is last else None,
+            iterations_done=whole.iterations_done if piece is last_trained else None,
         )
         for piece in pieces
     )
@@ -72,10 +102,153 @@ def _begins_run(whole: RunLog, run_start: int, segment: int) -> bool:
         return True
     if process.resumed or process.first_iteration is None:
         return False
-    # It begins where that run began: at its first line, one log interval after the start.
-    row, end = np.searchsorted(whole.steps.segment, (run_start, run_start + 1)).tolist()
-    first = whole.steps.iteration[row : min(end, row + 2)].tolist()
-    return len(first) == 2 and process.first_iteration <= first[0] <= first[1] - first[0]
+    # It begins where that run began, or where its own header stands: one log interval after the start.
+    begin = _first_iterations(whole, run_start)
+    own = _first_iterations(whole, segment) if process.is_announced and whole.trainer.reads_any_log else []
+    return (len(begin) == 2 and process.first_iteration <= begin[0] <= begin[1] - begin[0]) or (
+        len(own) == 2 and own[0] <= own[1] - own[0]
+    )
+
+
+def _first_iterations(whole: RunLog, segment: int) -> list[int]:
+    row, end = np.searchsorted(whole.steps.segment, (segment, segment + 1)).tolist()
+    iterations: list[int] = whole.steps.iteration[row : min(end, row + 2)].tolist()
+    return iterations
+
+
+# --- a count of steps that begins again, in one process ---
+
+
+def _begins_again(whole: RunLog, segment: int) -> bool:
+    """Whether only the count of steps says that this is another process. Trainers that are known count on in
+    one process."""
+    if not whole.trainer.reads_any_log or whole.is_excerpt or not whole.has_iteration_numbers:
+        return False
+    return not whole.segments[segment].is_announced and _begins_run(whole, segment - 1, segment)
+
+
+def _loss_goes_back(whole: RunLog, segment: int) -> bool:
+    """Whether the loss begins anew, as that of new weights does, or cannot be compared."""
+    begin, middle, end = np.searchsorted(whole.steps.segment, (segment - 1, segment, segment + 1)).tolist()
+    before, after = whole.steps.loss[begin:middle], whole.steps.loss[middle:end]
+    before, after = before[np.isfinite(before)], after[np.isfinite(after)]
+    if not len(before) or not len(after):
+        return True
+    lines = max(1, min(_COMPARED_LINES, len(before) // 4))
+    first, last, new = (float(np.median(part)) for part in (before[:lines], before[-lines:], after[:lines]))
+    noise = detrended_std(before[len(before) // 2 :]) or 0.0
+    return first - last > MIN_FALL_NOISES * noise / math.sqrt(lines) and new - last > (first - last) / 2
+
+
+def _joined(whole: RunLog) -> RunLog:
+    """With the segments of one run as one, where another count rises as that of the steps begins again."""
+    count = len(whole.segments)
+    rows = np.searchsorted(whole.steps.segment, range(count + 1)).tolist()
+    joins = [False] * count
+    for segment in range(1, count):
+        outer = whole.segments[segment].outer_count
+        joins[segment] = outer is not None and outer.is_of_rounds and _begins_again(whole, segment)
+    # Of a few lines it cannot be said where the loss goes.
+    long = [one for one in range(1, count) if joins[one] and rows[one] - rows[one - 1] >= _MIN_JUDGED_LINES]
+    if 2 * sum(_loss_goes_back(whole, segment) for segment in long) > len(long):
+        return whole
+    if not any(joins):
+        return whole
+    interval = whole.log_interval() or 1
+    offsets = [0] * count
+    for segment in range(1, count):
+        if joins[segment] and rows[segment - 1] < rows[segment] < rows[segment + 1]:
+            first = int(whole.steps.iteration[rows[segment]])
+            last = int(whole.steps.iteration[rows[segment] - 1])
+            planned = (whole.segments[segment - 1].setup or whole.setup).planned_iterations
+            # Lines are an interval apart; a total, as of 4/1000, tells how many came after the last one.
+            is_near = planned is not None and 0 <= planned - last < interval
+            length = planned if is_near and planned is not None else last + max(interval - first, 0)
+            offsets[segment] = offsets[segment - 1] + length
+        else:
+            joins[segment] = False
+    index = np.cumsum([not joined for joined in joins]) - 1
+    segments: list[LoggedProcess] = []
+    for segment, process in enumerate(whole.segments):
+        changes = tuple((at + offsets[segment], size) for at, size in process.batch_size_changes)
+        if not joins[segment]:
+            segments.append(replace(process, batch_size_changes=changes))
+            continue
+        setup = process.setup or whole.setup
+        total = process.outer_count.total if process.outer_count else None
+        planned = setup.planned_iterations * total if setup.planned_iterations and total else None
+        segments[-1] = replace(
+            segments[-1],
+            left_out=segments[-1].left_out + process.left_out,
+            last_step_line=process.last_step_line,
+            rounds=segments[-1].rounds + 1,
+            batch_size_changes=(*segments[-1].batch_size_changes, *changes),
+            setup=replace(setup, planned_iterations=planned),
+        )
+    first_lines = [process.first_line for process in whole.segments]
+
+    def moved(item: _Item) -> _Item:
+        at = None if item.iteration is None else item.iteration + offsets[item.segment]
+        return replace(item, iteration=at, segment=int(index[item.segment]))
+
+    def moved_event(event: LogEvent) -> LogEvent:
+        if event.iteration is None:
+            return event
+        segment = max(0, bisect_right(first_lines, event.line) - 1)
+        return replace(event, iteration=event.iteration + offsets[segment])
+
+    return replace(
+        whole,
+        steps=replace(
+            whole.steps,
+            iteration=whole.steps.iteration + np.array(offsets)[whole.steps.segment],
+            segment=index[whole.steps.segment],
+        ),
+        evals=tuple(map(moved, whole.evals)),
+        checkpoints=tuple(map(moved, whole.checkpoints)),
+        events=tuple(map(moved_event, whole.events)),
+        segments=tuple(segments),
+        setup=(segments[-1].setup or whole.setup) if joins[-1] else whole.setup,
+    )
+
+
+def _part_counts(whole: RunLog, starts: list[int]) -> dict[int, int]:
+    """By the first segment of each run, of how many parts of one process it is one."""
+    groups: list[list[int]] = []
+    for start in starts:
+        process = whole.segments[start]
+        is_part = (
+            start > 0
+            and _begins_again(whole, start)
+            and (process.outer_count is not None or not _loss_goes_back(whole, start))
+        )
+        if is_part:
+            groups[-1].append(start)
+        else:
+            groups.append([start])
+    return {start: len(group) for group in groups for start in group}
+
+
+def _with_ends_of_parts(pieces: list[RunLog]) -> list[RunLog]:
+    """A part is over where the next one of its process begins, and the last one where it is as long as
+    that before it."""
+    ended, at = list(pieces), 0
+    while at < len(pieces):
+        group = range(at, min(at + pieces[at].parts, len(pieces)))
+        lasts = [int(pieces[part].steps.iteration[-1]) if len(pieces[part].steps) else -1 for part in group]
+        for part in group[:-1]:
+            ended[part] = replace(pieces[part], ended="finished")
+        if len(lasts) > 1 and lasts[-1] == lasts[-2] and not _has_failed(pieces[group[-1]]):
+            ended[group[-1]] = replace(pieces[group[-1]], ended="finished")
+        at = group.stop
+    return ended
+
+
+def _has_failed(run_log: RunLog) -> bool:
+    return any(event.kind in FAILURE_KINDS for event in run_log.events_after_last_step())
+
+
+# --- the runs ---
 
 
 def _stage_of(segments: Sequence[LoggedProcess]) -> str | None:
@@ -110,7 +283,7 @@ def _run_of_segments(whole: RunLog, start: int, end: int, first_lines: list[int]
         stage=_stage_of(segments),
         last_step_line=max(segment.last_step_line for segment in segments),
     )
-    return _with_one_metric(_with_lines(run_log, segments[0].first_line, first_lines))
+    return _completed(_with_lines(run_log, segments[0].first_line, first_lines))
 
 
 def _run_of_launch(whole: RunLog, launch: FailedLaunch, first_lines: list[int]) -> RunLog:
@@ -126,9 +299,6 @@ def _run_of_launch(whole: RunLog, launch: FailedLaunch, first_lines: list[int]) 
         last_step_line=0,
     )
     return _with_lines(run_log, launch.first_line, first_lines)
-
-
-_Item = TypeVar("_Item", LoggedEvaluation, LoggedCheckpoint)
 
 
 def _items_of(items: tuple[_Item, ...], start: int, end: int) -> tuple[_Item, ...]:
@@ -167,9 +337,11 @@ def _with_lines(run_log: RunLog, begins: int, first_lines: list[int]) -> RunLog:
     )
 
 
-def _with_one_metric(run_log: RunLog) -> RunLog:
-    """A run may print two metrics. The one of most evaluations counts."""
+def _completed(run_log: RunLog) -> RunLog:
+    """A run may print two metrics: the one of most evaluations counts."""
     metrics = Counter(evaluation.metric for evaluation in run_log.evals).most_common(1)
     metric: ValMetric = metrics[0][0] if metrics else "loss"
     evals = tuple(one if one.metric == metric else replace(one, val_loss=None) for one in run_log.evals)
-    return replace(run_log, evals=evals, val_metric=metric)
+    rounds = max((segment.rounds for segment in run_log.segments), default=1)
+    notes = (*run_log.notes, say("rounds.joined", rounds=rounds)) if rounds > 1 else run_log.notes
+    return replace(run_log, evals=evals, val_metric=metric, notes=notes)

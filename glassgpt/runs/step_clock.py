@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import re
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,6 +21,17 @@ from glassgpt.runs.run_log import Steps
 
 _MIN_GROWING_LINES, _MIN_GROWTH = 8, 3.0  # no series of step times grows so
 _MIN_SPAN = 20  # units of the clock in a time: its error is at most 1 in 20
+_MAX_BACK_S = 60.0  # lines of several processes are not in the order of their stamps
+_MAX_SILENCE_S = 6 * 3600.0
+_MAX_STAMPS = 100_000  # kept of one file
+_STAMP = re.compile(r"(\d{4})[-/](\d{2})[-/](\d{2})[T ](\d{2}:\d{2}:\d{2}(?:[.,]\d{1,6})?)")
+# START TIME: Tue Mar 31 14:09:57 CEST 2026, as `date` prints it
+_MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
+_DATE_COMMAND = re.compile(
+    r"(?i:start|begin|end|finish)\w{0,4}[ _]?(?i:time|date|at|on)?\s?:\s*"
+    r"[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) "
+    r"(\d{2}:\d{2}:\d{2}) (?:[A-Z]{2,5} )?(\d{4})$"
+)
 _DURATION = re.compile(r"(?:(\d{1,6}) days?, )?(\d{1,6}):(\d{2}):(\d{2}(?:\.\d{1,9})?)")
 _UNITS = re.compile(r"(?:(\d{1,6})d)? ?(?:(\d{1,6})h)? ?(?:(\d{1,6})m)? ?(?:(\d{1,6}(?:\.\d{1,9})?)s)?")
 
@@ -51,6 +64,50 @@ def parse_timestamp(value: object) -> float | None:
     while seconds is not None and abs(seconds) > 1e11:
         seconds /= 1000
     return seconds
+
+
+class LineStamps:
+    """When lines were printed, by the dates and times before them; of very many lines, every few."""
+
+    def __init__(self) -> None:
+        self._lines, self._seconds = array("q"), array("d")
+        self._stride, self._passed = 1, 0
+        self._latest: tuple[int, float] | None = None
+
+    def add(self, line: int, clock: str, text: str = "") -> None:
+        """`clock`: as printed before the line; without a date it is left out. `text`: of a line without."""
+        if match := _STAMP.search(clock):
+            seconds = parse_clock(f"{match[1]}-{match[2]}-{match[3]}T{match[4]}")
+        elif match := _DATE_COMMAND.match(text):
+            month = _MONTHS.find(match[1]) // 3 + 1
+            seconds = parse_clock(f"{match[4]}-{month:02}-{int(match[2]):02}T{match[3]}")
+        else:
+            return
+        if not seconds:
+            return
+        self._latest = line, seconds
+        self._passed += 1
+        if self._passed >= self._stride:
+            self._passed = 0
+            self._lines.append(line)
+            self._seconds.append(seconds)
+            if len(self._lines) >= _MAX_STAMPS:
+                self._stride *= 2
+                del self._lines[1::2], self._seconds[1::2]
+
+    def build(self) -> tuple[tuple[int, float], ...]:
+        pairs = tuple(zip(self._lines, self._seconds, strict=True))
+        return pairs if self._latest is None or self._latest in pairs[-1:] else (*pairs, self._latest)
+
+
+def stamped_seconds(stamps: Sequence[tuple[int, float]], first_line: int, last_line: int) -> float | None:
+    """From the first to the last stamp of these lines; None where the clock goes back, or nothing is printed
+    for so long that another start is likely."""
+    seconds = [at for line, at in stamps if first_line <= line <= last_line]
+    gaps = [later - at for at, later in pairwise(seconds)]
+    if not gaps or min(gaps) < -_MAX_BACK_S or max(gaps) > _MAX_SILENCE_S:
+        return None
+    return max(seconds) - seconds[0] or None
 
 
 def parse_elapsed_ms(value: object) -> float | None:

@@ -9,6 +9,8 @@ bounded memory; only a JSON document has to be read whole. Of special kinds:
     wandb's CSV                             "Step","run-1 - train/loss","run-1 - train/loss__MIN", …
     TensorBoard's CSV                       Wall time,Step,Value; the file's name has the metric's
     Keras's history                         {"loss": [4.1, 3.9], "val_loss": [4.2, 4.0]}
+    MLflow's CSV                            Run,metric,step,value: a row for each value
+    a CSV with a run in each row            name,loss_per_epoch: the second is a list, "[4.1, 3.9]"
 
 metric_columns.py has the names of columns, metric_table.py what happens to rows.
 """
@@ -19,6 +21,7 @@ import csv
 import heapq
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +31,7 @@ from glassgpt.errors import UserError
 from glassgpt.i18n import say
 from glassgpt.runs.lines import whole_lines
 from glassgpt.runs.log_numbers import parse_cell
-from glassgpt.runs.metric_columns import role_of
+from glassgpt.runs.metric_columns import VAL_WORDS, normalise, role_of
 from glassgpt.runs.metric_table import MetricTable, Row
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainers import TRAINERS
@@ -41,10 +44,13 @@ MAX_RUNS = 100  # of one table
 _MAX_DEPTH = 4  # of objects in objects
 _MAX_KEYS = 10_000  # of one row
 _MAX_RUN_NAME_CHARS = 200
+_MAX_VALUE_ROWS = 1_000_000  # of a table with a row for each value
+_WHOLE_ROWS = 20  # of a CSV file
 _DELIMITERS = (",", "\t", ";")
 _LOSSES = ("loss", "val_loss", "val_bpb")
 _COUNTS = ("iteration", "epoch")
 _TENSORBOARD_HEADER = ["wall time", "step", "value"]
+_METRIC_COLUMNS = {"metric", "metric_name", "name", "tag", "key"}  # of a table with a row for each value
 _COPY_NUMBER = re.compile(r"\s*\(\d{1,4}\)$")  # of a file that was downloaded twice
 _DOCUMENT = re.compile(r'\s*(?:\{\s*(?:["}]|$)|\[\s*(?:[{\]]|$))')
 _SPACE = re.compile(r"\s*")
@@ -72,7 +78,7 @@ def read_tables(texts: Iterator[str], name: str) -> tuple[tuple[RunLog, ...], It
         document = "".join(_up_to(texts, MAX_DOCUMENT_CHARS))
         return _read_document(document, name), itertools.chain((document,), texts)
     for delimiter in _DELIMITERS:
-        if _is_csv_with_losses(lines, delimiter):
+        if _is_csv_with_losses(lines, delimiter) or _is_csv_of_values(lines, delimiter):
             return _read_csv(texts, delimiter, name), texts
     return (), texts
 
@@ -171,26 +177,97 @@ def _is_csv_with_losses(lines: Sequence[str], delimiter: str) -> bool:
     )
 
 
+def _is_csv_of_values(lines: Sequence[str], delimiter: str) -> bool:
+    """A row for each value, or for each run."""
+    names, rows = _header(lines, delimiter)
+    if (at := _metric_column(names)) is not None:
+        return any(role_of(row[at]) in _LOSSES for row in rows if at < len(row))
+    return any(_loss_lists(names, row) for row in rows[:1])
+
+
 def _read_csv(texts: Iterable[str], delimiter: str, name: str) -> tuple[RunLog, ...]:
     lines = ("" if line.startswith("#") else line for line in _lines(texts))
     reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
     names = [column.strip() for column in next((cells for cells in reader if any(cells)), [])]
     if [column.lower() for column in names] == _TENSORBOARD_HEADER:
         names = ["Wall time", "Step", _tensorboard_metric(name)]
+    if (metric_at := _metric_column(names)) is not None:
+        return _read_values(reader, names, metric_at, name)
+    tables, rows_read = _RunTables(), 0
     runs = _columns_by_run(names)
-    tables = _RunTables()
+    all_columns = {"": [(at, column) for at, column in enumerate(names) if column]}
+    for cells in _whole_rows(reader, tables):
+        if lists := _loss_lists(names, cells):
+            label = ", ".join(cell for cell in cells if cell and parse_cell(cell) is None and cell[0] != "[")
+            tables.feed_lists(lists, reader.line_num, label[:_MAX_RUN_NAME_CHARS])
+            continue
+        # The first rows are read whole: which columns are left out is said.
+        is_whole = list(runs) == [""] and rows_read < _WHOLE_ROWS
+        rows_read += 1
+        for run, columns in (all_columns if is_whole else runs).items():
+            row = {column: cells[at] for at, column in columns if at < len(cells) and cells[at]}
+            if row:
+                tables.feed(row, reader.line_num, run)
+    return tables.build(name)
+
+
+def _whole_rows(reader: Iterator[list[str]], tables: _RunTables) -> Iterator[list[str]]:
     while True:
         try:
             cells = next(reader)
         except StopIteration:
-            return tables.build(name)
+            return
         except csv.Error:  # a field of more than 128 KiB
             tables.damaged += 1
             continue
-        for run, columns in runs.items():
-            row = {column: cells[at] for at, column in columns if at < len(cells) and cells[at]}
-            if row:
-                tables.feed(row, reader.line_num, run)
+        yield cells
+
+
+def _metric_column(names: Sequence[str]) -> int | None:
+    """Of a table whose rows are a metric's name, a step and a value each."""
+    plain = [normalise(name) for name in names]
+    if "value" not in plain or not any(role_of(name) in _COUNTS for name in names):
+        return None
+    return next((at for at, name in enumerate(plain) if name in _METRIC_COLUMNS), None)
+
+
+def _read_values(
+    reader: Iterator[list[str]], names: Sequence[str], metric_at: int, name: str
+) -> tuple[RunLog, ...]:
+    """The values of one step and run are one row."""
+    value_at = [normalise(column) for column in names].index("value")
+    step_at = next(at for at, column in enumerate(names) if role_of(column) in _COUNTS)
+    run_at = next((at for at, column in enumerate(names) if role_of(column) == "run"), None)
+    tables = _RunTables()
+    rows: dict[tuple[str, float], tuple[int, dict[str, object]]] = {}
+    for line, cells in enumerate(_whole_rows(reader, tables), 2):
+        step = parse_cell(cells[step_at]) if len(cells) == len(names) else None
+        if step is None or not math.isfinite(step) or len(rows) >= _MAX_VALUE_ROWS:
+            tables.damaged += bool(cells)
+            continue
+        run = "" if run_at is None else cells[run_at]
+        others = {names[at]: cells[at] for at in range(len(names)) if at not in (metric_at, value_at)}
+        rows.setdefault((run, step), (line, dict(others)))[1][cells[metric_at]] = cells[value_at]
+    for _, (line, row) in sorted(rows.items(), key=lambda one: one[0][1]):
+        tables.feed(row, line)
+    return tables.build(name)
+
+
+def _loss_lists(names: Sequence[str], cells: Sequence[str]) -> dict[str, list[object]]:
+    """The losses of a whole run in one cell each, by their role and what they count."""
+    lists: dict[str, list[object]] = {}
+    for name, cell in zip(names, cells, strict=False):
+        words = normalise(name).split("_")
+        if not cell.startswith("[") or not {"loss", "losses"}.intersection(words):
+            continue
+        values = _decode(cell)
+        if (
+            isinstance(values, list)
+            and len(values) > 1
+            and all(parse_cell(one) is not None for one in values)
+        ):
+            lists.setdefault("loss" if VAL_WORDS.isdisjoint(words) else "val_loss", values)
+    return lists
 
 
 class _RunTables:
@@ -215,6 +292,13 @@ class _RunTables:
                 return
             table = self._tables[run] = MetricTable()
         table.feed(row, line)
+
+    def feed_lists(self, lists: Mapping[str, list[object]], line: int, run: str) -> None:
+        """A run of its own, whatever its name; what its values count is taken for epochs."""
+        run = f"{run} ({line})" if run in self._tables else run
+        for at, values in enumerate(itertools.zip_longest(*lists.values()), 1):
+            row = {name: value for name, value in zip(lists, values, strict=True) if value is not None}
+            self.feed({"epoch": at, **row}, line, run)
 
     def build(self, name: str) -> tuple[RunLog, ...]:
         is_one = len(self._tables) == 1
@@ -340,15 +424,21 @@ def _read_document(text: str, name: str) -> tuple[RunLog, ...]:
     if not isinstance(document, dict):
         return ()
     flat = _flat(document)
-    for value in flat.values():  # {"history": [{"step": 1, "loss": 3.2}, …]}
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            table = MetricTable()
-            for row in value:
-                if isinstance(row, dict):
-                    table.feed(_flat(row), 1)
-            if run_logs := table.build(name, has_lines=False):
-                return run_logs
     lists = {path: value for path, value in flat.items() if isinstance(value, list) and value}
+    tables = [
+        _rows_of_pairs(lists)
+    ]  # {"loss": [[1, 3.2], …]}, and {"history": [{"step": 1, "loss": 3.2}, …]}
+    tables += [[_flat(row) for row in value if isinstance(row, dict)] for value in lists.values()]
+    found: tuple[RunLog, ...] = ()
+    for rows in tables:
+        table = MetricTable()
+        for row in rows:
+            table.feed(row, 1)
+        run_logs = table.build(name, has_lines=False)
+        if sum(map(_logged, run_logs)) > sum(map(_logged, found)) or not found:
+            found = run_logs
+    if found:
+        return found
     columns = {path: value for path, value in lists.items() if role_of(path) or _is_count(path)}
     if columns:
         return _read_columns(columns, name)
@@ -364,6 +454,21 @@ def _read_document(text: str, name: str) -> tuple[RunLog, ...]:
         )
         for run_log in table.build(name, has_lines=False)
     )
+
+
+def _logged(run_log: RunLog) -> int:
+    return len(run_log.steps)
+
+
+def _rows_of_pairs(lists: Mapping[str, list[object]]) -> list[Row]:
+    """Series of a step and a value, joined on the step."""
+    rows: dict[float, dict[str, object]] = {}
+    for path, series in lists.items():
+        pairs = [pair for pair in series if isinstance(pair, list) and len(pair) == 2]
+        for step, value in pairs if len(pairs) == len(series) else ():
+            if (at := parse_cell(step)) is not None:
+                rows.setdefault(at, {"step": step})[path] = value
+    return [rows[at] for at in sorted(rows)]
 
 
 def _feed_array(text: str, at: int, table: MetricTable) -> int:

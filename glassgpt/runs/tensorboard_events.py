@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from glassgpt.errors import UserError
 from glassgpt.i18n import say
-from glassgpt.runs.metric_columns import Role, role_of
+from glassgpt.runs.metric_columns import Role, normalise, role_of
 from glassgpt.runs.metric_table import MetricTable
 from glassgpt.runs.run_log import RunLog
 from glassgpt.sanitize import sanitize_line
@@ -33,7 +33,6 @@ _CHUNK_BYTES = 1 << 20
 _MAX_RECORD_BYTES = 1 << 16  # larger ones are images, graphs or histograms
 _MAX_FILES = 512  # open at once
 _MAX_FOLDERS = 10_000
-_FILE_MARK = b"brain.Event:"
 EVENT_FILES = "*.tfevents.*"
 # Keras and others give each split a folder of its own, with the same tags in each.
 _SPLIT_FOLDERS = {"train": "train", "training": "train"} | dict.fromkeys(
@@ -59,10 +58,6 @@ class ScalarEvent(NamedTuple):
     is_restart: bool = False  # a process begins here, which repeats steps from this one on
 
 
-def is_event_file(start: bytes) -> bool:
-    return _FILE_MARK in start[:64]
-
-
 # --- records ---
 
 
@@ -86,6 +81,23 @@ def masked_crcs(rows: NDArray[np.uint8]) -> NDArray[np.uint32]:
     return ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(0xA282EAD8)
 
 
+def is_event_file(start: bytes) -> bool:
+    """Whether the file begins with the length of a record and its CRC. Its version, `brain.Event:2`, comes
+    next as a rule; a few writers leave it out."""
+    return len(start) >= 12 and bool(_are_headers(start, [0])[0])
+
+
+def _are_headers(buffer: bytes, starts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether a length and its CRC stand there."""
+    data, at = np.frombuffer(buffer, dtype=np.uint8), np.asarray(starts, dtype=np.int64)
+    is_right = np.zeros(len(at), dtype=bool)
+    if len(at):
+        whole = data[at[:, None] + np.arange(12)]
+        stored = np.ascontiguousarray(whole[:, 8:]).view("<u4")[:, 0]
+        is_right[:] = masked_crcs(whole[:, :8]) == stored
+    return is_right
+
+
 class _RecordReader:
     """The records of one file, without the large ones. `damaged` counts those with a wrong CRC."""
 
@@ -104,7 +116,7 @@ class _RecordReader:
             at = 0
             while True:
                 headers, end = self._frame(buffer, at)
-                is_right = self._are_headers(buffer, headers)
+                is_right = _are_headers(buffer, headers)
                 wrong = np.flatnonzero(~is_right)
                 right = headers[: int(wrong[0])] if len(wrong) else headers
                 is_lost = is_lost and not right
@@ -114,7 +126,7 @@ class _RecordReader:
                 self.damaged += not is_lost
                 lost_at = headers[len(right)]
                 candidates = np.arange(lost_at + 1, len(buffer) - 11)
-                following = np.flatnonzero(self._are_headers(buffer, candidates))
+                following = np.flatnonzero(_are_headers(buffer, candidates))
                 is_lost = not len(following)
                 at = end = max(lost_at + 1, len(buffer) - 11) if is_lost else lost_at + 1 + int(following[0])
                 if is_lost:
@@ -135,17 +147,6 @@ class _RecordReader:
             headers.append(at)
             at += 16 + length
         return headers, at
-
-    @staticmethod
-    def _are_headers(buffer: bytes, starts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether a length and its CRC stand there."""
-        data, at = np.frombuffer(buffer, dtype=np.uint8), np.asarray(starts, dtype=np.int64)
-        is_right = np.zeros(len(at), dtype=bool)
-        if len(at):
-            whole = data[at[:, None] + np.arange(12)]
-            stored = np.ascontiguousarray(whole[:, 8:]).view("<u4")[:, 0]
-            is_right[:] = masked_crcs(whole[:, :8]) == stored
-        return is_right
 
     def _checked(self, buffer: bytes, headers: Sequence[int]) -> Iterator[bytes]:
         """The records, in their order, without the large ones and those whose CRC is wrong."""
@@ -312,12 +313,16 @@ def read_logdir(folder: Path, name: str) -> tuple[RunLog, ...]:
     return tuple(replace(run_log, runs_in_file=len(run_logs)) for run_log in run_logs)
 
 
+def _is_of_epoch(tag: str) -> bool:
+    return role_of(tag) in ("loss", "val_loss") and "epoch" in normalise(tag).split("_")
+
+
 def _build_run(files: Sequence[_EventFile], name: str, run_name: str | None = None) -> tuple[RunLog, ...]:
     """Events of one step that follow each other are one row."""
     table, tags = MetricTable(), set[str]()
     row: dict[str, object] = {}
     kind_of_row: Role | None = None
-    number = 0
+    number = last_step = 0
     events: Iterable[ScalarEvent] = heapq.merge(*files, key=lambda event: event.wall_time)
     for number, event in enumerate(events, 1):
         tags.update(tag for tag, _ in event.values)
@@ -329,6 +334,9 @@ def _build_run(files: Sequence[_EventFile], name: str, run_name: str | None = No
         values = {tag: value for tag, value in event.values if role_of(tag)}
         if not values:
             continue
+        if event.step < last_step and all(map(_is_of_epoch, values)):
+            event = event._replace(step=last_step)  # its own step counts epochs
+        last_step = event.step
         # An evaluation is a row of its own: it ends later than the step that it follows. So is the end.
         kind = next((_ROW_KINDS[role] for tag in values if (role := role_of(tag)) in _ROW_KINDS), None)
         if row and (row["step"] != event.step or row.keys() & values.keys() or kind != kind_of_row):

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from glassgpt.runs.curve_statistics import robust_std
 from glassgpt.runs.regimes import Regime, local_steady_ms
-from glassgpt.runs.run_log import Bools, Floats, Ints, RunLog
+from glassgpt.runs.run_log import Bools, Floats, Ints, RunLog, Steps
 
 MIN_SPIKE_RATIO = 5.0  # times a steady iteration of its regime
+MIN_SPIKE_STDS = 6.0  # standard deviations of the logarithm of steady times above their median
 MAX_SPIKE_SHARE = 0.1  # of the steady iterations; more are usual, and no spikes
 MIN_SPIKE_STEPS = 5  # steady iterations, to look for spikes
 STARTUP_STEPS = 10  # first iterations of a process, which may still compile something
@@ -77,6 +79,8 @@ def split_time(run_log: RunLog, regimes: tuple[Regime, ...]) -> TimeSplit | None
     is_first, includes_eval = run_log.is_first_of_process(), run_log.includes_eval()
     is_timed = np.isfinite(steps.ms)
     ms = np.where(is_timed, steps.ms, local_ms)
+    if run_log.trainer.step_time_is_interval_mean:
+        ms = np.where(is_timed, ms, _later_time(steps, local_ms))
     excess_ms = np.maximum(ms - local_ms, 0.0)
     is_spike = _is_spike(run_log, local_ms)
     is_eval = includes_eval & ~is_first & is_timed
@@ -112,11 +116,23 @@ def split_time(run_log: RunLog, regimes: tuple[Regime, ...]) -> TimeSplit | None
     )
 
 
+def _later_time(steps: Steps, local_ms: Floats) -> Floats:
+    """By row, the next logged time of the same process: a clock's mean covers the rows before it that have
+    none. After the last one, the steady time."""
+    rows = np.arange(len(steps))
+    timed = np.where(np.isfinite(steps.ms), rows, len(steps))
+    following = np.minimum.accumulate(timed[::-1])[::-1]
+    has_later = following < len(steps)
+    later = np.where(has_later, following, 0)
+    is_same = has_later & (steps.segment[later] == steps.segment)
+    return np.where(is_same, steps.ms[later], local_ms)
+
+
 def _unlogged_ms(run_log: RunLog, ms: Floats, local_ms: Floats) -> Floats:
     """By row, the time of iterations before it without a line, or that a very long log leaves out; with the
     last one, of those after it."""
     unlogged = run_log.unlogged_before()
-    if run_log.iterations_done is not None and len(unlogged):
+    if run_log.iterations_done is not None and run_log.has_iteration_numbers and len(unlogged):
         unlogged[-1] += max(0, run_log.iterations_done - int(run_log.steps.iteration[-1]))
     if run_log.trainer.step_time_is_interval_mean:
         return unlogged * ms
@@ -159,7 +175,10 @@ def _is_spike(run_log: RunLog, local_ms: Floats) -> Bools:
     no_spikes = np.zeros(len(steady), dtype=bool)
     if np.count_nonzero(steady) < MIN_SPIKE_STEPS:
         return no_spikes
-    spikes: Bools = steady & (np.nan_to_num(steps.ms, nan=0.0) >= MIN_SPIKE_RATIO * local_ms)
+    ratio = np.nan_to_num(steps.ms, nan=0.0) / local_ms
+    # Where batches differ in length there is no steady level: then a spike has to stand out of that spread.
+    spread = robust_std(np.log(np.maximum(ratio[steady], 1e-9)))
+    spikes: Bools = steady & (ratio >= max(MIN_SPIKE_RATIO, math.exp(min(MIN_SPIKE_STDS * spread, 50.0))))
     if np.any(first):  # the first iterations of a process compile the backward pass and other shapes
         starts = np.full(len(run_log.segments), np.iinfo(np.int64).min // 2, dtype=np.int64)
         starts[steps.segment[first]] = steps.iteration[first]

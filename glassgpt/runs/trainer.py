@@ -6,6 +6,7 @@ The rest of the program asks for a trait, never for a name. The defaults are tho
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -93,6 +94,7 @@ class Trainer:
     # --- its losses ---
     loss_measures_learning: bool = True  # not in reinforcement learning: it may rise while rewards do
     loss_is_interval_mean: bool = False  # over the iterations since the previous line
+    loss_base: float | None = math.e  # of the logarithm in it, per token; None: not a cross-entropy per token
     zero_loss_cause: Message | None = None  # why it logs a NaN or infinite loss as 0
     evaluates_next_token_loss: bool = False  # its loss is the cross-entropy of the next token, and only that
     trains_on_plain_text: bool = False  # others may be tuned to anything

@@ -42,6 +42,19 @@ class Trajectory:
         return at, np.array([evaluation.val_loss for evaluation in self.evals], dtype=float)
 
 
+def last_iteration_done(run_log: RunLog) -> int | None:
+    """Of the last step or evaluation, or as a progress bar or a closing row says: lines are `log_interval`
+    apart."""
+    if not run_log.has_iteration_numbers:
+        return None
+    rows = run_log.steps
+    steps = [(int(rows.iteration[-1]), int(rows.segment[-1]))] if len(rows) else []
+    evals = [(one.iteration, one.segment) for one in run_log.evals[-1:] if one.iteration is not None]
+    last_segment = max((segment for _, segment in (*steps, *evals)), default=0)
+    ends = [at for at, segment in (*steps, *evals) if segment == last_segment]
+    return max(ends + [done for done in (run_log.iterations_done,) if done is not None], default=None)
+
+
 def trajectory_of(run_log: RunLog) -> Trajectory:
     steps, segments = run_log.steps, list(range(len(run_log.segments)))
     ends = _segment_ends(run_log, segments)
@@ -60,9 +73,7 @@ def trajectory_of(run_log: RunLog) -> Trajectory:
         segments=tuple(segments),
         rows=rows,
         iteration=steps.iteration[rows],
-        loss=np.where(
-            steps.has_loss[rows] & run_log.trainer.loss_measures_learning, steps.loss[rows], np.nan
-        ),
+        loss=np.where(steps.has_loss[rows] & run_log.loss_measures_learning, steps.loss[rows], np.nan),
         ms=steps.ms[rows],
         evals=tuple(evals[iteration] for iteration in sorted(evals)),
         checkpoints=tuple(

@@ -13,7 +13,6 @@ split, so that it is the same for all checkpoints of a run.
 
 from __future__ import annotations
 
-import codecs
 import itertools
 import math
 from dataclasses import dataclass
@@ -27,23 +26,23 @@ from glassgpt.data.copied_text import (
     MAX_SEARCHED_TOKENS,
     Tokens,
     collapse_spaces,
+    count_closed_brackets,
     find_words,
     known_share,
     longest_copied,
 )
 from glassgpt.data.dataset import Dataset, open_dataset
 from glassgpt.data.ngram_baselines import sample_blocks
-from glassgpt.data.tokenizers import Tokenizer, dataset_tokenizer_digest, tokenizer_digest
+from glassgpt.data.passage import PASSAGE_AT, PASSAGE_TOKENS
+from glassgpt.data.tokenizers import dataset_tokenizer_digest, tokenizer_digest
 from glassgpt.errors import UserError
 from glassgpt.files import expand_user_path
 from glassgpt.model.generate import TokenSampler, generate_samples
 from glassgpt.model.gpt import GPT, CausalSelfAttention, attention_weights
 from glassgpt.sample.sampler import Sampler
 
-PASSAGE_TOKENS = 128
 GUESSES = 3
 SAMPLE_TOKENS = 500
-_PASSAGE_AT = 0.1  # of the validation split: not its first lines, which may be a title or a licence
 _REPEATED_TOKENS = 64  # of the longest random sequence that is shown twice
 _REPEATED_SEQUENCES = 8
 _WORD_TOKENS = 4_000_000  # of the training text whose words are collected
@@ -83,8 +82,9 @@ def training_dataset(sampler: Sampler, data_dir: str = "") -> Dataset | None:
     return dataset if is_same else None
 
 
-def choose_passage(sampler: Sampler, dataset: Dataset | None, text: str) -> Passage:
-    """The text; else the tokens after the first line end past a tenth of the validation split."""
+def choose_passage(sampler: Sampler, dataset: Dataset | None, text: str, start: int | None = None) -> Passage:
+    """The text; else the tokens at `start` of the validation split, which is where the run's evaluations keep
+    the losses; else those after the first line end past a tenth of it."""
     length = min(PASSAGE_TOKENS, sampler.model.config.block_size)
     if text:
         tokens = sampler.encode(text)
@@ -96,7 +96,7 @@ def choose_passage(sampler: Sampler, dataset: Dataset | None, text: str) -> Pass
             "--data_dir=FOLDER, or give a passage by --text='…'"
         )
     val = dataset.tokens("val")
-    first = int(_PASSAGE_AT * len(val))
+    first = int(PASSAGE_AT * len(val))
     searched = np.asarray(val[first : first + 10_000])
     line_ends = (
         first + index
@@ -104,20 +104,12 @@ def choose_passage(sampler: Sampler, dataset: Dataset | None, text: str) -> Pass
         if b"\n" in sampler.tokenizer.token_bytes(token)
     )
     before = min(next(line_ends, first), max(0, len(val) - length - 1))
+    if start is not None and 0 < start < len(val):
+        before = start - 1
     tokens = [int(token) for token in val[before : before + length + 1]]
     if len(tokens) < 2:
         raise UserError("the validation split has fewer than two tokens: give a passage by --text='…'")
     return Passage(tokens[0], tuple(tokens[1:]), before + 1)
-
-
-def piece_texts(tokenizer: Tokenizer, tokens: tuple[int, ...]) -> list[str]:
-    """The text of each token. A character in several tokens is shown with the last of them."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    last = len(tokens) - 1
-    return [
-        decoder.decode(tokenizer.token_bytes(token), final=index == last)
-        for index, token in enumerate(tokens)
-    ]
 
 
 # --- one forward pass ---
@@ -269,8 +261,12 @@ class SampleOriginality:
     copied_tokens: int
     val_copied_text: str
     val_copied_tokens: int
+    copied_share: float  # of the sample that this string stands in
     known_words: float | None  # share of the words that occur in the training text
     val_known_words: float | None
+    brackets_opened: int  # brackets and quotes
+    brackets_closed: float | None  # share of those opened; None: none was
+    val_brackets_closed: float | None
 
 
 def measure_originality(sampler: Sampler, dataset: Dataset) -> SampleOriginality:
@@ -286,7 +282,7 @@ def measure_originality(sampler: Sampler, dataset: Dataset) -> SampleOriginality
         samples = list(np.array(list(steps), dtype=np.int64).T)
     train, val = dataset.tokens("train"), dataset.tokens("val")
     total = sum(map(len, samples))
-    first = int(_PASSAGE_AT * len(val)) if len(val) >= 2 * total else 0
+    first = int(PASSAGE_AT * len(val)) if len(val) >= 2 * total else 0
     val_text = np.asarray(val[first : first + total], dtype=np.int64)
     val_pieces = [val_text[begin : begin + length] for begin in range(0, len(val_text), length)]
     # A table: decoding millions of tokens one by one would take longer than everything else.
@@ -314,7 +310,13 @@ def measure_originality(sampler: Sampler, dataset: Dataset) -> SampleOriginality
         words = [find_words(decode(piece))[1:-1] for piece in pieces]
         return known_share(list(itertools.chain.from_iterable(words)), vocabulary)
 
+    def closed_brackets(pieces: list[Tokens]) -> tuple[int, float | None]:
+        counts = [count_closed_brackets(decode(piece)) for piece in pieces]
+        opened, closed = sum(one for one, _ in counts), sum(one for _, one in counts)
+        return opened, closed / opened if opened else None
+
     (text, copied_tokens), (val_copied_text, val_copied_tokens) = longest(samples), longest(val_pieces)
+    brackets_opened, brackets_closed = closed_brackets(samples)
     return SampleOriginality(
         samples=len(samples),
         sample_tokens=total,
@@ -325,6 +327,10 @@ def measure_originality(sampler: Sampler, dataset: Dataset) -> SampleOriginality
         copied_tokens=copied_tokens,
         val_copied_text=val_copied_text,
         val_copied_tokens=val_copied_tokens,
+        copied_share=copied_tokens / length,
         known_words=known_words(samples),
         val_known_words=known_words(val_pieces),
+        brackets_opened=brackets_opened,
+        brackets_closed=brackets_closed,
+        val_brackets_closed=closed_brackets(val_pieces)[1],
     )

@@ -6,17 +6,23 @@ print(json.dumps(document.as_dict()))
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from glassgpt.data.dataset import Dataset
+from glassgpt.data.passage import piece_texts
 from glassgpt.data.tokenizers import tokenizer_digest
 from glassgpt.errors import UserError
 from glassgpt.record import journal
 from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.checkpoint_looks import CheckpointLook, append_look
 from glassgpt.runs.ladder_progress import LadderProgress
+from glassgpt.runs.loss_by_class import LossByClass, passage_texts, read_loss_parts
 from glassgpt.runs.reading import read_run_log
+from glassgpt.runs.run_log import RunLog
 from glassgpt.sample.look import (
     HeadScores,
     Passage,
@@ -25,24 +31,13 @@ from glassgpt.sample.look import (
     choose_passage,
     look_at_passage,
     measure_originality,
-    piece_texts,
     score_heads,
+    training_dataset,
 )
 from glassgpt.sample.sampler import Sampler
 from glassgpt.training.weight_source import LoadedCheckpoint
 
 SCHEMA_VERSION = 1  # of the JSON document; new keys do not raise it
-PARTITIONS = ("by_kind", "by_frequency", "by_script")
-
-
-@dataclass(frozen=True)
-class LossByClass:
-    """The loss of an evaluation, apart; see training/loss_parts.py. Only what the journal has."""
-
-    iteration: int
-    loss: float
-    classes: Mapping[str, Mapping[str, tuple[int, float]]]  # by partition: tokens and mean loss of a class
-    by_position: tuple[tuple[int, int, int, float], ...]  # from, to, tokens, mean loss
 
 
 @dataclass(frozen=True)
@@ -55,6 +50,33 @@ class LookDocument:
     originality: SampleOriginality | None  # None: the dataset is not here
     ladder: LadderProgress | None  # as far as the run had come at this checkpoint
     evaluation: LossByClass | None
+
+    def as_checkpoint_look(self) -> CheckpointLook | None:
+        """To keep in the run's folder; None: not of a run, or of a passage that the user gave."""
+        loaded, heads = self.sampler.checkpoint, self.heads
+        if loaded.kind != "run" or loaded.iter is None or self.passage.start is None:
+            return None
+        kept = {field.name for field in fields(CheckpointLook)}
+        samples = {} if self.originality is None else asdict(self.originality)
+        look = CheckpointLook(
+            iteration=loaded.iter,
+            start=str(loaded.state.get("start", "")),
+            passage_start=self.passage.start,
+            passage_losses=_rounded(self.view.losses),
+            guesses=tuple(
+                tuple((text, round(p, 4)) for text, p in self.guess_texts(index))
+                for index in range(len(self.passage.tokens))
+            ),
+            previous_token=tuple(map(_rounded, heads.previous_token.tolist())),
+            previous_token_uniform=heads.previous_token_uniform,
+            induction=None if heads.induction is None else tuple(map(_rounded, heads.induction.tolist())),
+            induction_uniform=heads.induction_uniform,
+            first_copy_loss=heads.first_copy_loss,
+            second_copy_loss=heads.second_copy_loss,
+            **{name: value for name, value in samples.items() if name in kept},
+        )
+        numbers = (*look.passage_losses, *itertools.chain(*look.previous_token))
+        return look if all(map(math.isfinite, numbers)) else None  # else its weights are not finite
 
     @property
     def texts(self) -> list[str]:
@@ -108,6 +130,10 @@ class LookDocument:
         }
 
 
+def _rounded(values: Iterable[float]) -> tuple[float, ...]:
+    return tuple(round(value, 4) for value in values)
+
+
 def _describe(sampler: Sampler) -> dict[str, Any]:
     loaded = sampler.checkpoint
     return {
@@ -138,7 +164,9 @@ def look(
             f"--against: {against.checkpoint.description} has another tokenizer than "
             f"{sampler.checkpoint.description}, so their losses per token cannot be compared"
         )
-    passage = choose_passage(sampler, dataset, text)
+    loaded = sampler.checkpoint
+    run_log = _read_run(loaded)
+    passage = choose_passage(sampler, dataset, text, kept_passage_start(loaded))
     context = sampler.model.config.block_size
     if against is not None and len(passage.tokens) > against.model.config.block_size:
         raise UserError(
@@ -147,7 +175,10 @@ def look(
             f"{context}: look at the one with the shorter context first"
         )
     view = look_at_passage(sampler, passage)
-    ladder, evaluation = _read_journal(sampler.checkpoint)
+    ladder, evaluation = None, None
+    if run_log is not None and loaded.iter is not None:
+        progress = Analysis(run_log).ladder_progress
+        ladder, evaluation = progress and progress.until(loaded.iter), _evaluation_at(run_log, loaded.iter)
     return LookDocument(
         sampler=sampler,
         passage=passage,
@@ -160,33 +191,29 @@ def look(
     )
 
 
-def _read_journal(loaded: LoadedCheckpoint) -> tuple[LadderProgress | None, LossByClass | None]:
-    """What the run had recorded by the time of this checkpoint."""
-    path = loaded.folder / journal.FILE_NAME
-    if loaded.kind != "run" or loaded.iter is None or not path.is_file():
-        return None, None
-    progress = Analysis(read_run_log(str(loaded.folder))).ladder_progress
-    evaluation = None
-    for record in journal.read_effective(path):
-        if record["kind"] == "eval" and record.get("split") == "val" and record["iter"] <= loaded.iter:
-            evaluation = read_loss_parts(record) or evaluation
-    return progress and progress.until(loaded.iter), evaluation
+def look_and_keep(sampler: Sampler) -> None:
+    """For the page, the report and findings: in looks.jsonl of its run."""
+    kept = look(sampler, training_dataset(sampler)).as_checkpoint_look()
+    if kept is None:
+        raise UserError(f"the losses of {sampler.checkpoint.description} are not finite")
+    append_look(sampler.checkpoint.folder, kept)
 
 
-def read_loss_parts(record: journal.Record) -> LossByClass | None:
-    """Of an `eval` record; None where it has no parts, or they are no numbers."""
-    try:
-        classes = {
-            partition: {
-                str(name): (int(tokens), float(loss)) for name, (tokens, loss) in record[partition].items()
-            }
-            for partition in PARTITIONS
-            if partition in record
-        }
-        positions = tuple(
-            (int(first), int(last), int(tokens), float(loss))
-            for first, last, tokens, loss in record["by_position"]
-        )
-        return LossByClass(int(record["iter"]), float(record["loss"]), classes, positions)
-    except (LookupError, TypeError, ValueError, AttributeError):
+def _read_run(loaded: LoadedCheckpoint) -> RunLog | None:
+    if loaded.kind != "run" or loaded.iter is None or not (loaded.folder / journal.FILE_NAME).is_file():
         return None
+    return read_run_log(str(loaded.folder))
+
+
+def kept_passage_start(loaded: LoadedCheckpoint) -> int | None:
+    """Where the passage begins whose losses the run keeps; None: it keeps none."""
+    run_log = _read_run(loaded)
+    passage = None if run_log is None else passage_texts(run_log.setup.data)
+    return passage and passage[0]
+
+
+def _evaluation_at(run_log: RunLog, iteration: int) -> LossByClass | None:
+    """The last one that the run had recorded by the time of this checkpoint."""
+    done = [one for one in (*run_log.evals, run_log.closing_eval) if one is not None]
+    parts = [part for one in done if (part := read_loss_parts(one)) and part.iteration <= iteration]
+    return parts[-1] if parts else None

@@ -21,8 +21,8 @@ class SampleOptions:
     # `resume`: a trained model, see above. Or gpt2, gpt2-medium, gpt2-large, gpt2-xl, a folder with one,
     # or OWNER/NAME on Hugging Face.
     init_from: str = "resume"
-    # The prompt. FILE:prompt.txt reads a file, - reads standard input. Empty: a line break, or the
-    # end-of-text token.
+    # The prompt; --prompt is the same. FILE:prompt.txt reads a file, - reads standard input. Empty: a line
+    # break, or the end-of-text token.
     start: str = ""
     # Number of samples.
     num_samples: int = 10

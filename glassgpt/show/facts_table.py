@@ -69,10 +69,11 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
         row(translate("label.evaluation_adds"), format_ms, facts.eval_overhead_typical_ms),
         TableRow(translate("label.evaluations"), _count_and_interval(facts, facts.eval_steps)),
         TableRow(translate("label.checkpoints"), _count_and_interval(facts, facts.checkpoint_steps)),
+        row(_total_time_label(facts), format_duration, facts.total_s),
         row(
-            translate("label.logged_time") if facts.begins_late else translate("label.estimated_total_time"),
+            translate("label.stamped_time"),
             format_duration,
-            facts.regime_total_s,
+            None if facts.stamped_s == facts.total_s else facts.stamped_s,
         ),
         row(translate("label.overhead_share"), format_percent, facts.pause_share),
         row(translate("label.stall_share"), format_percent, facts.stall_share or None),
@@ -99,6 +100,10 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
         row(translate("label.training_loss_last_evaluation"), format_loss, facts.final_train_loss),
         row(translate("label.training_loss_first_line"), format_loss, facts.loss_first),
         row(translate("label.training_loss_last_line"), format_loss, facts.loss_last),
+        *(
+            TableRow(str(metric["name"]), translate("label.metric_ends", **metric))
+            for metric in facts.metrics
+        ),
         row(translate("label.first_nonfinite_iteration"), format_integer, facts.nan_step),
     ]
     groups = [
@@ -124,7 +129,7 @@ def key_figures(facts: Facts) -> list[TableRow]:
         else translate("label.best_validation_loss")
     )
     best_val = _format_or_empty(format_loss, facts.best_val_loss)
-    total = _format_or_empty(format_duration, facts.regime_total_s)
+    total = _format_or_empty(format_duration, facts.total_s)
     over_all = translate("label.median_over_all") if len(facts.regimes) > 1 else ""
     rows = [
         TableRow(best, best_val, at_iteration(facts.best_val_step)),
@@ -132,12 +137,24 @@ def key_figures(facts: Facts) -> list[TableRow]:
         TableRow(
             translate("label.tokens_per_second"), _format_or_empty(format_count, facts.tokens_per_s), over_all
         ),
-        TableRow(translate("label.total_time"), total, overhead_note),
+        TableRow(
+            translate("label.time_so_far") if facts.ended is None else translate("label.total_time"),
+            total,
+            overhead_note,
+        ),
         TableRow(
             translate("label.how_it_ended"), exit_status_label(facts), at_iteration(facts.last_iteration)
         ),
     ]
     return [row for row in rows if row.value]
+
+
+def _total_time_label(facts: Facts) -> str:
+    if facts.total_s is not None and facts.total_s == facts.wall_s:
+        return translate("label.total_time")
+    if facts.total_s is not None and facts.total_s == facts.stamped_s:
+        return translate("label.total_time_stamped")
+    return translate("label.logged_time") if facts.begins_late else translate("label.estimated_total_time")
 
 
 def _devices_and_replicas(facts: Facts) -> str:
@@ -206,6 +223,8 @@ def _count_and_interval(facts: Facts, iterations: Sequence[int] | None) -> str:
     if iterations is None:  # without numbers there may be some
         has_some = facts.first_iteration is None or facts.val_metric is not None
         return "" if has_some else translate("label.none_recognised")
+    if not iterations:  # an excerpt may lack them, and a program may make some without a word
+        return translate("label.none_logged")
     count = f"{len(iterations):,}"
     intervals = {later - earlier for earlier, later in pairwise(iterations)}
     if len(intervals) != 1 or min(intervals) <= 0:

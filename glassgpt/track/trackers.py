@@ -1,4 +1,4 @@
-"""The trackers: one class for each, and the options of `glass track`. tracker.py has their interface.
+"""The trackers: one class for each, and the options of `glass track`. tracker_feed.py has their interface.
 
 A new tracker is one class here, a line in TRACKER_CLASSES and its name in config.TRACKERS.
 """
@@ -18,8 +18,7 @@ from typing import IO, Any
 from glassgpt.config import TrainConfig, requested_trackers
 from glassgpt.errors import UserError
 from glassgpt.record.journal import Record
-from glassgpt.track.tracker_feed import TrackerFeed
-from glassgpt.track.tracker_interface import LoggedIters, TrackedRun, Tracker, metrics_of
+from glassgpt.track.tracker_feed import LoggedIters, TrackedRun, Tracker, TrackerFeed, metrics_of
 
 
 @dataclass(frozen=True)

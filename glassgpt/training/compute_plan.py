@@ -18,17 +18,12 @@ import torch
 from glassgpt.config import MACHINE_SPECIFIC_PATHS, Choice, TrainConfig
 from glassgpt.data.dataset import Dataset
 from glassgpt.data.manifest import DatasetInfo
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, raise_if_any
 from glassgpt.estimate.cards import find_card
 from glassgpt.estimate.cluster import Cluster, link_of_card
 from glassgpt.estimate.decide import RunSpec, choose_threads, decide, float8_problems
 from glassgpt.estimate.forecast import Hardware
-from glassgpt.estimate.machine_facts import (
-    MachineFacts,
-    Origin,
-    facts_from_record,
-    facts_record,
-)
+from glassgpt.estimate.machine_facts import MachineFacts, Origin, facts_from_record, facts_record
 from glassgpt.estimate.peak import PeakFlops
 from glassgpt.model.gpt import GPTConfig, make_gpt_config
 from glassgpt.record.machine import cpu_name, measure_busy_cores
@@ -172,9 +167,8 @@ def measure_and_decide(
         work = spec.workload
         if work.config.shard and work.dtype == "float16":
             raise UserError("--shard=True needs --dtype=float32 on this card, which has no bfloat16")
-        problems = float8_problems(work, facts.device, facts.float8_is_correct) if config.fp8 else []
-        if problems:
-            raise UserError(problems)
+        if config.fp8:
+            raise_if_any(float8_problems(work, facts.device, facts.float8_is_correct))
         if not spec.unknown:
             break
         name = spec.unknown[0]

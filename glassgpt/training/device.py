@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from glassgpt.config import Choice
-from glassgpt.errors import UserError
+from glassgpt.errors import raise_if_any
 from glassgpt.estimate import decide
 from glassgpt.estimate.cards import find_card, has_tensor_cores
 from glassgpt.estimate.machine_facts import DeviceTraits, find_missing_toolchain
@@ -86,8 +86,7 @@ def device_for_rank(device: torch.device, requested: str, local_rank: int, local
         )
     if local_size > cards:
         problems.append(f"{local_size} processes were started on a machine with {cards} cards; start {cards}")
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
     return device if ":" in requested else torch.device("cuda", local_rank)
 
 

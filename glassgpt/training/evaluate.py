@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from glassgpt.data.batches import IGNORED_TARGET, evaluation_batch, evaluation_window_starts
+from glassgpt.data.passage import PASSAGE_TOKENS, passage_window, piece_texts
 from glassgpt.data.shards import TokenArray
+from glassgpt.data.tokenizers import Tokenizer
 from glassgpt.estimate.loss_law import bits_per_byte, perplexity
 from glassgpt.record.ledger import Ledger
 from glassgpt.training.distributed.process_group import ProcessGroup
@@ -91,6 +93,20 @@ class EvalWindows:
         self._starts = evaluation_window_starts(len(tokens), block_size, eval_tokens)
         self._cached_batches: list[tuple[Tensor, Tensor, np.ndarray]] | None = None
         self._part_counts: np.ndarray | None = None
+        self._passage: int | None = None  # the window whose first losses are kept, token by token
+
+    def choose_passage(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """From now on evaluations keep the losses of its tokens. Where it begins, and the text of each."""
+        self._passage = passage_window(self._tokens, self._starts, tokenizer)
+        first = int(self._starts[self._passage]) + 1
+        tokens = self._tokens[first : first + self._passage_tokens].tolist()
+        return {"start": first, "tokens": piece_texts(tokenizer, tokens)}
+
+    @property
+    def _passage_tokens(self) -> int:
+        assert self._passage is not None
+        left = len(self._tokens) - 1 - int(self._starts[self._passage])
+        return min(PASSAGE_TOKENS, self._block_size, left)
 
     def of_whole_split(self) -> EvalWindows:
         return EvalWindows(self._tokens, self._block_size, None, self._rows, self._device, self._group)
@@ -114,6 +130,11 @@ class EvalWindows:
         windows_of_all_ranks = self._rows * self._group.world_size
         return -(-len(self) // windows_of_all_ranks) * windows_of_all_ranks
 
+    @property
+    def own_len(self) -> int:
+        """Windows of this rank, padding included."""
+        return self._padded_len // self._group.world_size
+
     def gather_per_window(self, own: np.ndarray) -> np.ndarray:
         """A value for every window of the split, from those that this rank has evaluated. Collective."""
         rounds = self._padded_len // (self._rows * self._group.world_size)
@@ -130,6 +151,20 @@ class EvalWindows:
 
     def all_reduce_sum(self, own: np.ndarray) -> np.ndarray:
         return self._group.all_reduce_sum(own)
+
+    def passage_losses(self, batch: int, losses: Tensor) -> Tensor | None:
+        """Of this rank's batch of that number; None where the passage is not in it."""
+        if self._passage is None:
+            return None
+        row = self._passage - (batch * self._group.world_size + self._group.rank) * self._rows
+        return losses[row, : self._passage_tokens] if 0 <= row < self._rows else None
+
+    def gather_passage(self, own: Tensor | None) -> dict[str, list[float]]:
+        """The field of the `eval` record, from the rank that has evaluated it. Collective."""
+        if self._passage is None:
+            return {}
+        values = np.zeros(self._passage_tokens) if own is None else own.cpu().numpy()
+        return {"passage_losses": [round(value, 4) for value in self.all_reduce_sum(values).tolist()]}
 
     def _make_batches(self) -> Iterator[tuple[Tensor, Tensor, np.ndarray]]:
         first, step = self._group.rank * self._rows, self._group.world_size * self._rows
@@ -151,10 +186,13 @@ def evaluate(
 ) -> EvalResult | None:
     """The loss on these windows; None if `should_stop` returned true before a batch. `parts`: to have it
     apart, too."""
-    sums: list[Tensor] = []
-    part_sums: list[Tensor] = []
-    counts: list[np.ndarray] = []
-    first_call_s = None
+    # Allocated once: a small tensor kept from each batch would split what the heap has free, and the next
+    # batch's activations would not fit there. Resident memory grew by 1 MiB per batch.
+    sums = torch.zeros(windows.own_len, dtype=torch.float64)
+    counts = np.zeros(windows.own_len, dtype=np.int64)
+    part_sums: Tensor | None = None
+    passage: Tensor | None = None
+    first_call_s, batches, done = None, 0, 0
     with ledger.phase("eval") as whole:
         for x, y, window_counts in windows:
             if should_stop():
@@ -167,19 +205,25 @@ def evaluate(
                 first_call_s = first_call.seconds
             else:
                 losses = _token_losses(learner, x, y)
-            sums.append(losses.sum(1))
+            own_passage = windows.passage_losses(batches, losses)
+            passage = passage if own_passage is None else own_passage
+            if not done:
+                sums = sums.to(losses.device)
+            batch = slice(done, done + len(losses))
+            sums[batch], counts[batch] = losses.sum(1), window_counts
+            batches, done = batches + 1, batch.stop
             if parts is not None:
-                part_sums.append(parts.sums(x.to(losses.device), y.to(losses.device), losses))
-            counts.append(window_counts)
+                batch_sums = parts.sums(x.to(losses.device), y.to(losses.device), losses)
+                part_sums = batch_sums if part_sums is None else part_sums.add_(batch_sums)
         learner.reshard()
-        window_sums = windows.gather_per_window(torch.cat(sums).cpu().numpy())
-        window_tokens = windows.gather_per_window(np.concatenate(counts))
-        apart: Mapping[str, Any] = {}
-        if parts is not None:
-            totals = windows.all_reduce_sum(torch.stack(part_sums).sum(0).cpu().numpy())
-            apart = parts.as_dict(totals, windows.part_counts(parts))
-    if first_call_s is not None and len(sums) > 1:  # compiling takes the first call minus a steady one
-        ledger.reassign("compile", "eval", (whole.seconds - first_call_s) / (len(sums) - 1))
+        window_sums = windows.gather_per_window(sums.cpu().numpy())
+        window_tokens = windows.gather_per_window(counts)
+        apart: dict[str, Any] = windows.gather_passage(passage)
+        if parts is not None and part_sums is not None:
+            totals = windows.all_reduce_sum(part_sums.cpu().numpy())
+            apart |= parts.as_dict(totals, windows.part_counts(parts))
+    if first_call_s is not None and batches > 1:  # compiling takes the first call minus a steady one
+        ledger.reassign("compile", "eval", (whole.seconds - first_call_s) / (batches - 1))
     total = int(window_tokens.sum())
     loss = float(window_sums.sum()) / total
     return EvalResult(loss, total, window_sums / window_tokens, window_tokens, apart)

@@ -209,11 +209,7 @@ def take_cpu_contention_finding(
         "advice",
         title=say("cores-taken.title", tokens_per_s=tokens_per_s, best_tokens_per_s=best_tokens_per_s),
         evidence=say(
-            "cores-taken.evidence",
-            other_cores=other_cores,
-            cores=cores,
-            threads=threads,
-            own_cores=own_cores,
+            "cores-taken.evidence", other_cores=other_cores, cores=cores, threads=threads, own_cores=own_cores
         ),
         explanation=say("cores-taken.explanation"),
         advice=_free_cores_advice(one_thread),
@@ -259,11 +255,7 @@ def forecast_miss_finding(
     # Too much memory on a card counts for short runs too; too little may be because the run was stopped.
     if abs(miss_bytes) > tolerance_bytes and (is_comparable or (forecast.on_card and miss_bytes > 0)):
         misses.append(
-            say(
-                "forecast-missed.phrase.memory",
-                peak_bytes=peak_bytes,
-                expected_bytes=expected_bytes,
-            )
+            say("forecast-missed.phrase.memory", peak_bytes=peak_bytes, expected_bytes=expected_bytes)
         )
     if forecast.total_s is not None and is_comparable:
         low_s, _, high_s = forecast.total_s

@@ -44,12 +44,12 @@ class ImmediateStop(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def default_stop_signals() -> Iterator[None]:
-    """Stop signals end the process: Python's handlers do not run during a long wait inside a library."""
+def _signal_handlers(handlers: dict[signal.Signals, Any]) -> Iterator[None]:
+    """Python has handlers in the main thread only; elsewhere nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = {number: signal.signal(number, signal.SIG_DFL) for number in _STOP_SIGNALS}
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
@@ -57,21 +57,18 @@ def default_stop_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@contextlib.contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
+def default_stop_signals() -> contextlib.AbstractContextManager[None]:
+    """Stop signals end the process: Python's handlers do not run during a long wait inside a library."""
+    return _signal_handlers(dict.fromkeys(_STOP_SIGNALS, signal.SIG_DFL))
+
+
+def sigterm_as_interrupt() -> contextlib.AbstractContextManager[None]:
     """SIGTERM raises as Ctrl-C does, so that `finally` blocks can clean up."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise ImmediateStop(number)
 
-    previous = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+    return _signal_handlers({signal.SIGTERM: stop})
 
 
 class StopSignals:

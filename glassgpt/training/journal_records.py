@@ -19,6 +19,7 @@ from glassgpt.estimate import flops, overheads
 from glassgpt.estimate.local_history import HistoryRow
 from glassgpt.estimate.measured_speed import work_key
 from glassgpt.estimate.step_timing import compute_rates, eta_s, remaining_work
+from glassgpt.model.gpt import GPTConfig
 from glassgpt.record import machine
 from glassgpt.record.journal import JOURNAL_VERSION, Record
 from glassgpt.record.ledger import RankTimes
@@ -33,31 +34,17 @@ from glassgpt.version import VERSION
 
 def run_record(run: TrainSetup, state: TrainState) -> Record:
     """What this process is about to do, on what machine, and why so."""
-    shape, manifest, peak = run.learner.model.config, run.dataset.manifest, run.compute_plan.peak
-    multiplied = flops.model_parameters(shape, shape.vocab_size, matmul_only=True)
-    model = {
-        "parameters": flops.model_parameters(shape, shape.vocab_size),
-        "parameters_without_positions": flops.model_parameters(shape, shape.vocab_size, positions=False),
-        "parameters_multiplied": multiplied,
-        "flops_per_token": run.compute_plan.flops_per_token,
-        "flops_convention": flops.FLOPS_CONVENTION,
-        "plain_flops_per_token": flops.six_n_flops_per_token(multiplied),
-    }
+    peak = run.compute_plan.peak
     ladder = ladder_if_cheap(run.dataset)
     # Of the whole run. Updates before a resume may have had another batch size.
     updates_left = max(0, run.config.max_iters - state.progress.iter)
     sequences = state.progress.sequences + updates_left * run.batch_plan.sequences
     tokens = sequences * run.config.block_size * run.loader.target_share
-    data = {
-        "name": manifest.name,
-        "hash": run.dataset.hash,
-        "tokenizer": manifest.tokenizer,
+    data = data_fields(run.dataset) | {
         "tokenizer_digest": run.tokenizer_digest,
-        "vocab_size": manifest.vocab_size,
-        "tokens": dict(manifest.tokens),
-        "bytes_per_token": {split: _bytes_per_token(run.dataset, split) for split in run.splits},
         "epochs": tokens / len(run.splits["train"]),
         "ladder": None if ladder is None else [dataclasses.asdict(rung) for rung in ladder.rungs],
+        "passage": dict(run.passage),
     }
     record = {
         "kind": "run",
@@ -67,7 +54,7 @@ def run_record(run: TrainSetup, state: TrainState) -> Record:
         "config": dataclasses.asdict(run.config),
         "choices": [dataclasses.asdict(choice) for choice in run.choices],
         "facts": run.compute_plan.facts_record,
-        "model": dataclasses.asdict(shape) | model,
+        "model": model_fields(run.learner.model.config),
         "batch": dataclasses.asdict(run.batch_plan),
         "peak": dataclasses.asdict(peak) | {"value": peak.value, "source": peak.source},
         "data": data,
@@ -85,6 +72,31 @@ def run_record(run: TrainSetup, state: TrainState) -> Record:
             "attempt": group.restart_count,
         }
     return record
+
+
+def model_fields(shape: GPTConfig) -> Record:
+    """The shape, and the parameters and FLOPs that follow from it."""
+    multiplied = flops.model_parameters(shape, shape.vocab_size, matmul_only=True)
+    return dataclasses.asdict(shape) | {
+        "parameters": flops.model_parameters(shape, shape.vocab_size),
+        "parameters_without_positions": flops.model_parameters(shape, shape.vocab_size, positions=False),
+        "parameters_multiplied": multiplied,
+        "flops_per_token": flops.model_flops_per_token(shape, shape.vocab_size),
+        "flops_convention": flops.FLOPS_CONVENTION,
+        "plain_flops_per_token": flops.six_n_flops_per_token(multiplied),
+    }
+
+
+def data_fields(dataset: Dataset) -> Record:
+    manifest = dataset.manifest
+    return {
+        "name": manifest.name,
+        "hash": dataset.hash,
+        "tokenizer": manifest.tokenizer,
+        "vocab_size": manifest.vocab_size,
+        "tokens": dict(manifest.tokens),
+        "bytes_per_token": {split: bytes_per_token(dataset, split) for split in manifest.tokens},
+    }
 
 
 def _loss_forecast(state: TrainState) -> Record:
@@ -204,7 +216,7 @@ def eval_record(
     closing: bool = False,
 ) -> Record:
     """`seconds`: by phase. `closing`: the whole split at the end, which is not compared with sampled ones."""
-    bytes_per_token = _bytes_per_token(run.dataset, split)
+    per_token = bytes_per_token(run.dataset, split)
     return {
         "kind": "eval",
         "iter": progress.iter,
@@ -216,14 +228,14 @@ def eval_record(
         "closing": closing,
         "best": split == "val" and not closing and result.loss < progress.best_val_loss,
         "perplexity": result.perplexity,
-        "bits_per_byte": result.bits_per_byte(bytes_per_token) if bytes_per_token else None,
+        "bits_per_byte": result.bits_per_byte(per_token) if per_token else None,
         "ms": seconds["eval"] * 1000,
         "compile_ms": seconds["compile"] * 1000,
         **result.parts,
     }
 
 
-def _bytes_per_token(dataset: Dataset, split: str) -> float | None:
+def bytes_per_token(dataset: Dataset, split: str) -> float | None:
     """None where the length of the text is unknown, as in nanoGPT's folders."""
     value = dataset.bytes_per_token(split)
     return None if math.isnan(value) else value

@@ -21,7 +21,7 @@ from glassgpt.estimate.batching import BatchPlan
 
 
 class BatchLoader:
-    """Has no state of its own: a resumed run gets the batches that it would have got without a break.
+    """Stateless: a resumed run gets the batches that it would have got without a break.
 
     On CUDA the whole training split lies on the card if there is room (`resident`), and batches are gathered
     there. Otherwise each batch is read from the file while the card computes the one before. A pair of CUDA

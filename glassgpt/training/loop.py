@@ -7,6 +7,9 @@ exactly one phase of the ledger. Every event goes to the sink as a journal recor
 
 `run` is what is fixed, `state` what changes. A function that takes both may change the state; those that take
 the config and the state only decide what is due.
+
+Coming from nanoGPT: `iter_num` is `state.progress.iter`, the micro-step loop is in `Learner.update`,
+get_batch() is loader.py, estimate_loss() is evaluate.py, and what is `ddp` there is `run.process_group`.
 """
 
 from __future__ import annotations
@@ -28,8 +31,12 @@ from glassgpt.training.evaluate import EvalResult, EvalWindows, evaluate, is_gai
 from glassgpt.training.forecast_check import forecast_miss_finding, loss_curve_finding, take_speed_findings
 from glassgpt.training.interrupt import StopSignals
 from glassgpt.training.journal_records import IntervalMeasures
-from glassgpt.training.lost_run_dir import rescue_if_run_dir_lost, rescue_to_new_dir
-from glassgpt.training.save_and_restore import checkpoint_state, checkpoint_tensors
+from glassgpt.training.save_and_restore import (
+    checkpoint_state,
+    checkpoint_tensors,
+    rescue_if_run_dir_lost,
+    rescue_to_new_dir,
+)
 from glassgpt.training.train_state import Sampling, TrainSetup, TrainState
 
 
@@ -222,6 +229,11 @@ def save(run: TrainSetup, state: TrainState) -> None:
     state.save_cost.add(phase.seconds)
 
 
+def wait_for_save(run: TrainSetup, state: TrainState) -> None:
+    with run.ledger.phase("checkpoint"):
+        log_finished_save(run, state, wait=True)
+
+
 def log_finished_save(run: TrainSetup, state: TrainState, wait: bool = False) -> None:
     """Records the last save, if it has finished."""
     try:
@@ -345,8 +357,7 @@ def finish(run: TrainSetup, state: TrainState, ending: Ending) -> Ending:
         if run.sampling is not None and not state.signals.stop_requested:
             generate_final_sample(run, run.sampling, state.progress.iter)
     run.process_group.extend_timeout()
-    with run.ledger.phase("checkpoint"):
-        log_finished_save(run, state, wait=True)
+    wait_for_save(run, state)
     rescue_if_run_dir_lost(run, state)  # rank 0 does; the others have no journal to check
     is_lost, is_unsaved = run.process_group.broadcast_from_rank_zero(
         lambda: [run.sink.has_moved, state.last_saved is None]
@@ -355,8 +366,7 @@ def finish(run: TrainSetup, state: TrainState, ending: Ending) -> Ending:
         state.signals.run_dir_lost = True
         if is_unsaved:
             save(run, state)
-            with run.ledger.phase("checkpoint"):
-                log_finished_save(run, state, wait=True)
+            wait_for_save(run, state)
     if stopped := ending_if_stopped(state.signals):
         return stopped
     check, done = state.forecast_check, state.progress.iter
@@ -391,8 +401,7 @@ def finish_after_nonfinite(run: TrainSetup, state: TrainState, bad_update: int) 
     """Logs the bad loss. Saves nothing: the last checkpoint is from before."""
     log_step_record(run, state)
     state.progress.iter = bad_update  # that update was tried, but not applied
-    with run.ledger.phase("checkpoint"):
-        log_finished_save(run, state, wait=True)
+    wait_for_save(run, state)
     # Updates count from 0 inside the program. `bad_iter` counts from 1, as `iter` counts updates done.
     details = {"bad_iter": bad_update + 1, "recent_grad_norms": list(state.recent_grad_norms)}
     return Ending("not finite", 3, details)

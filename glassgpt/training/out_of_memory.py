@@ -9,14 +9,13 @@ from typing import Any
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError, first_message_line
 from glassgpt.estimate.batching import BatchPlan, largest_micro_batch
-from glassgpt.estimate.flops import model_parameters
 from glassgpt.estimate.memory import (
     CONTEXT_BYTES,
     MemoryEstimate,
-    TrainingWorkload,
     largest_fitting_batch,
     without_optional_memory,
 )
+from glassgpt.estimate.training_workload import TrainingWorkload
 from glassgpt.format import format_bytes, format_count
 from glassgpt.i18n import say
 from glassgpt.record.finding import finding_record
@@ -45,7 +44,7 @@ def usable_bytes_per_process(compute: ComputePlan) -> int:
 def check_memory(config: TrainConfig, compute: ComputePlan, estimate: MemoryEstimate) -> None:
     """Refuses a run that cannot fit by a wide margin, before anything is allocated or compiled."""
     # Weights are created in main memory for every device. Systems promise more memory than they have.
-    parameters = model_parameters(compute.model_config, compute.model_config.vocab_size)
+    parameters = compute.spec.parameters
     weight_bytes, main_memory_bytes = _BYTES_PER_WEIGHT * parameters, usable_memory()[0]
     if weight_bytes > main_memory_bytes:
         raise UserError(

@@ -13,7 +13,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -32,7 +32,6 @@ from glassgpt.estimate.cards import find_card
 from glassgpt.estimate.decide import RunSpec
 from glassgpt.estimate.machine_facts import MachineFacts
 from glassgpt.estimate.peak import Clock, PeakFlops, PrepareMatmul, RepeatOperation, measure_best_rate
-from glassgpt.files import read_text_or_empty
 from glassgpt.format import pluralize
 from glassgpt.model import float8
 from glassgpt.model.gpt import attend
@@ -77,7 +76,7 @@ def describe_machine(device: str) -> dict[str, object]:
     elif kind == "mps":
         device_fields["name"] = apple_gpu_name()
     else:
-        device_fields["name"] = cpu_model(read_text_or_empty(Path("/proc/cpuinfo")))
+        device_fields["name"] = cpu_model()
     memory = psutil.virtual_memory()
     return {
         "os": platform.system(),
@@ -207,11 +206,9 @@ def measure_peak(
     seconds: float = 1.0,
     clock: Clock = time.perf_counter,
     prepare: PrepareMatmul | None = None,
-    sizes: Sequence[int] | None = None,
 ) -> float:
     """The best FLOP/s of square matmuls that this device sustains, measured in about `seconds`."""
-    on_cpu = device.partition(":")[0] == "cpu"
-    sizes = sizes or ((256, 512, 1024, 2048) if on_cpu else (2048, 4096, 8192))
+    sizes = (256, 512, 1024, 2048) if device.partition(":")[0] == "cpu" else (2048, 4096, 8192)
     best = measure_best_rate(prepare or _torch_matmuls(device, dtype), sizes, seconds, clock)
     if prepare is None and device.startswith("cuda"):
         torch.cuda.empty_cache()  # the probe's matrices must not show up in the run's memory record

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from glassgpt.config import Choice, TrainConfig, dataset_folder
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, raise_if_any
 from glassgpt.files import expand_user_path
 from glassgpt.recipe import DEFAULT_PRESET, Recipe, build_config, find_recipe, read_recipe
 from glassgpt.record import journal
@@ -25,7 +25,8 @@ from glassgpt.record.run_dir import (
     is_complete_config,
     latest_numbered_run,
 )
-from glassgpt.training.checkpoint.checkpoints import list_checkpoints, load_latest_intact
+from glassgpt.training.checkpoint.checkpoints import LoadedCheckpoint, list_checkpoints, load_latest_intact
+from glassgpt.training.checkpoint.nanogpt_ckpt import read_nanogpt_ckpt
 from glassgpt.training.device import choose_device
 from glassgpt.training.distributed.process_group import ProcessGroup
 from glassgpt.training.weight_compatibility import (
@@ -34,12 +35,7 @@ from glassgpt.training.weight_compatibility import (
     match_model_settings,
     model_setting,
 )
-from glassgpt.training.weight_source import (
-    LoadedCheckpoint,
-    from_checkpoint,
-    from_nanogpt_ckpt,
-    load_init_from,
-)
+from glassgpt.training.weight_source import from_checkpoint, load_init_from
 
 
 @dataclass(frozen=True)
@@ -96,9 +92,7 @@ def resolve_request(recipe: Recipe | None, overrides: Mapping[str, Any]) -> RunR
         name = re.sub(r"-\d+$", "", loaded.folder.name)  # "quickstart" for "quickstart-2"
         recipe = Recipe(name, "", _without_device_choices(loaded.settings, overrides))
     config = _config_for_device(recipe, overrides)
-    problems = conflicting_flags(overrides, config, loaded)
-    if problems:
-        raise UserError(problems)
+    raise_if_any(conflicting_flags(overrides, config, loaded))
     matched = _pin_checkpoint(match_model_settings(config, loaded), loaded)
     request = _new_run_request(matched, recipe, overrides, loaded)
     changed_by_weights = [
@@ -171,9 +165,7 @@ def resume_request(run_dir: Path, overrides: Mapping[str, Any], recipe: Recipe |
     settings = _without_device_choices(stored.settings, changes)
     config = build_config(replace(stored, settings=settings), changes)
     if loaded is not None:
-        problems = conflicting_flags(changes, config, loaded)
-        if problems:
-            raise UserError(problems)
+        raise_if_any(conflicting_flags(changes, config, loaded))
         if loaded.weights:  # else its own checkpoint, which has to fit: that is checked when it is read
             config = match_model_settings(config, loaded)
     if recipe is not None:
@@ -193,7 +185,7 @@ def _resume_source(run_dir: Path) -> tuple[LoadedCheckpoint | None, Recipe, tupl
     if warnings := listing.misnamed_warnings:  # one of them may be all that is left of the run
         raise UserError(warnings)
     if ckpt_path.is_file():
-        loaded = from_nanogpt_ckpt(ckpt_path)
+        loaded = read_nanogpt_ckpt(ckpt_path)
         settings = dict(loaded.settings) | {"init_from": loaded.description}
         recipe = read_recipe(config_path) if config_path.exists() else Recipe(run_dir.name, "", settings)
         return loaded, recipe, ()

@@ -22,9 +22,11 @@ from glassgpt.data.tokenizers import write_tokenizer
 from glassgpt.errors import (
     THREAD_START_FAILURE,
     UserError,
+    collect_problems,
     describe_os_error,
     is_out_of_memory,
     is_thread_start_failure,
+    raise_if_any,
 )
 from glassgpt.estimate.local_history import MIN_HISTORY_SECONDS, append_row
 from glassgpt.flags import check_settings
@@ -84,17 +86,14 @@ def train(
     recipe: Recipe | None = None
     overrides, problems = check_settings(changes, TrainConfig)
     problems += _argument_problems(name, listeners)
-    try:
+    with collect_problems(problems):
         if isinstance(config, TrainConfig):
             config = override_config(config, overrides)
         elif isinstance(config, str | Path):
             recipe = find_recipe(str(config))
         else:
             raise UserError(f"train() takes a TrainConfig, or a preset or config file, not {config!r:.100}")
-    except UserError as error:
-        problems += error.problems
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
     settings = {**(recipe.settings if recipe else vars(config)), **overrides}
     with _one_run_at_a_time(), StopSignals() as signals:
         group = join()
@@ -106,28 +105,22 @@ def train(
                 request = resolve_request(recipe, overrides)
                 request = dataclasses.replace(request, name=name or request.name)
             group.run_rank_zero_first(partial(prepare_if_built_in, request.config))
-        listeners = listeners if group.is_rank_zero else ()
         return start_run(request, listeners, signals, group=group, trackers=trackers)
 
 
 def resume(
-    out_dir: str | Path,
-    listeners: Sequence[Listener] = (),
-    trackers: Trackers | None = None,
-    **changes: Any,
+    out_dir: str | Path, listeners: Sequence[Listener] = (), trackers: Trackers | None = None, **changes: Any
 ) -> Run:
     """See `glassgpt.resume`."""
     overrides, problems = check_settings(changes, TrainConfig)
     problems += _argument_problems("", listeners)
     if not isinstance(out_dir, str | Path) or not str(out_dir):
         problems.append(f"resume() takes the folder of a run, not {out_dir!r:.100}")
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
     with _one_run_at_a_time(), StopSignals() as signals:
         group = join()
         with group.share_errors():
             request = resume_request(existing_run_dir(str(out_dir), ""), overrides)
-        listeners = listeners if group.is_rank_zero else ()
         return start_run(request, listeners, signals, group=group, trackers=trackers)
 
 

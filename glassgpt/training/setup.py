@@ -17,7 +17,7 @@ from glassgpt.config import Choice, TrainConfig, dataset_folder, profile_window,
 from glassgpt.data.batches import DocumentWindows
 from glassgpt.data.dataset import Dataset, open_dataset, verify
 from glassgpt.data.shards import TokenArray
-from glassgpt.data.token_classes import TokenClasses, token_classes
+from glassgpt.data.token_classes import token_classes
 from glassgpt.data.tokenizers import (
     IdsTokenizer,
     Tokenizer,
@@ -25,7 +25,7 @@ from glassgpt.data.tokenizers import (
     dataset_tokenizer_digest,
     end_of_text_id,
 )
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, raise_if_any
 from glassgpt.estimate.batching import eval_batch_rows, tokens_to_evaluate
 from glassgpt.estimate.forecast import TokenCounts, forecast_workload
 from glassgpt.estimate.local_history import read_rows, speed_from_history
@@ -75,6 +75,8 @@ def set_up(
         raise UserError(f"--track={config.track}: train() of glassgpt opens trackers, and not this function")
     if trackers is not None and group.is_rank_zero:
         trackers.check_installed(tracker_names)
+
+    # Data, and every decision that the settings leave open.
     dataset, splits = _open_splits(config)
     restores_training_state, init_choices = _check_and_choose_init_state(request, dataset)
     compute, compute_choices = plan_compute(request, dataset, group)
@@ -83,6 +85,7 @@ def set_up(
     execution, batch_plan, device = compute.execution, compute.spec.batch, compute.device
     eval_tokens = tokens_to_evaluate(config, batch_plan, len(splits["val"]))
 
+    # What to expect. A run that cannot fit into memory ends here.
     if config.history == "on":
         rows, workload = read_rows(), compute.spec.workload
         threads = torch.get_num_threads() if device.type == "cpu" else None
@@ -96,6 +99,7 @@ def set_up(
     )
     check_memory(config, compute, forecast.memory)
 
+    # Model, batches, optimizer.
     memory_before_bytes = probe.reset_memory_peak(str(device))
     model = _build_model(request, compute, group)
     loader = BatchLoader(
@@ -122,6 +126,7 @@ def set_up(
         len(splits["val"]),
     )
 
+    # The run's folder, and what is written to it.
     signals.is_graceful = True  # from here on there is something to save
     with ExitStack() as undo:
         run_dir = _open_run_dir(request, group)
@@ -132,8 +137,9 @@ def set_up(
             split: EvalWindows(tokens, config.block_size, eval_tokens, eval_rows, device, group)
             for split, tokens in splits.items()
         }
-        classes = _shared_token_classes(dataset, splits["train"], group, sampling)
-        loss_parts = LossParts(classes, config.block_size, device)
+        tokenizer = _shared_tokenizer(dataset, group, sampling)
+        loss_parts = LossParts(token_classes(tokenizer, splits["train"]), config.block_size, device)
+        passage = eval_windows["val"].choose_passage(tokenizer)
         profiler = UpdateProfiler(profile_window(config), run_dir.directory, device, group.is_rank_zero)
         sink, saver = _open_outputs(run_dir, config, group, execution.shard, listeners, trackers)
         forecast_check = ForecastCheck(forecast, expected_curve, memory_before_bytes=memory_before_bytes)
@@ -152,6 +158,7 @@ def set_up(
         eval_tokens=eval_tokens,
         eval_windows=eval_windows,
         loss_parts=loss_parts,
+        passage=passage,
         sampling=sampling,
         profiler=profiler,
         run_dir_handle=run_dir,
@@ -176,8 +183,7 @@ def _open_splits(config: TrainConfig) -> tuple[Dataset, dict[str, TokenArray]]:
         problems.append(
             f"the validation split has {val_tokens} tokens, too few to evaluate; prepare more text"
         )
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
     return dataset, splits
 
 
@@ -207,9 +213,7 @@ def _choose_document_windows(
     return windows, [Choice("documents", "apart", reason)]
 
 
-def _shared_token_classes(
-    dataset: Dataset, train: TokenArray, group: ProcessGroup, sampling: Sampling | None
-) -> TokenClasses:
+def _shared_tokenizer(dataset: Dataset, group: ProcessGroup, sampling: Sampling | None) -> Tokenizer:
     """The same on all ranks. Where one lacks the tokenizer's table, all do without it. Collective.
 
     `sampling`: has the tokenizer already, on the rank that samples."""
@@ -220,7 +224,7 @@ def _shared_token_classes(
     have_it = int(group.all_reduce_sum(np.array([tokenizer is not None], dtype=np.int64))[0])
     if tokenizer is None or have_it < group.world_size:
         tokenizer = IdsTokenizer(dataset.manifest.vocab_size)
-    return token_classes(tokenizer, train)
+    return tokenizer
 
 
 def _choose_sampling(

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.dataset import Dataset
@@ -81,6 +82,7 @@ class TrainSetup:
     eval_tokens: int  # of a split, in every evaluation
     eval_windows: Mapping[str, EvalWindows]  # by split
     loss_parts: LossParts  # how evaluations take their loss apart
+    passage: Mapping[str, Any]  # of the validation split: where it begins, and its tokens' texts
     sampling: Sampling | None  # None: no sample at the end
     profiler: UpdateProfiler
 

@@ -14,9 +14,9 @@ from typing import Any
 from glassgpt.config import Choice, ConfigValue, TrainConfig, dataset_folder, effective_activation
 from glassgpt.data.dataset import Dataset
 from glassgpt.data.tokenizers import dataset_tokenizer_digest
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, raise_if_any
+from glassgpt.training.checkpoint.checkpoints import LoadedCheckpoint
 from glassgpt.training.weight_source import (
-    LoadedCheckpoint,
     pretrained_tokenizer,
     tokenizer_matches_record,
     trained_tokenizer_digest,
@@ -71,8 +71,7 @@ def check_compatible(
             problems.append(
                 f"--{name}={value} does not fit {loaded.description}, which has {name}={trained_value}"
             )
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
 
 
 def _token_problems(config: TrainConfig, dataset: Dataset, loaded: LoadedCheckpoint) -> list[str]:

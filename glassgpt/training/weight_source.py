@@ -16,11 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
 
 from glassgpt.config import ConfigValue, TrainConfig, padded_vocab_size
 from glassgpt.data.bpe import gpt2_tokenizer
@@ -62,27 +58,12 @@ from glassgpt.training.checkpoint.checkpoints import (
     load_latest_intact,
     load_tensors,
 )
+from glassgpt.training.checkpoint.checkpoints import (
+    LoadedCheckpoint as LoadedCheckpoint,  # for those who import it from here
+)
 from glassgpt.training.checkpoint.nanogpt_ckpt import MODEL_SIZES, read_nanogpt_ckpt, size_problems
 
 _MAX_READ_ATTEMPTS = 5  # to read a run that is training and replaces its checkpoints
-
-
-@dataclass(frozen=True)
-class LoadedCheckpoint:
-    """Weights, and everything that is known about them."""
-
-    description: str  # its path, or GPT-2's name
-    model_config: GPTConfig
-    weights: dict[str, Tensor]  # empty: not read yet
-    folder: Path  # of the run, the ckpt.pt, or the pretrained weights
-    optimizer: dict[str, Tensor] = field(default_factory=dict)  # empty: not in the checkpoint
-    evaluation: dict[str, Tensor] = field(default_factory=dict)
-    iter: int | None = None  # None: not from a run
-    val_loss: float | None = None
-    state: Mapping[str, Any] = field(default_factory=dict)  # state.json of our checkpoints
-    settings: Mapping[str, ConfigValue] = field(default_factory=dict)  # that it was trained with
-    kind: str = "run"  # "run", "nanogpt" or "huggingface"
-    warnings: tuple[str, ...] = ()  # about newer checkpoints that are damaged
 
 
 # --- finding and loading ---
@@ -99,7 +80,7 @@ def load_init_from(spec: str, which: str = "last") -> LoadedCheckpoint:
             return _load_from_run(run_dir, checkpoint)
     path = expand_user_path(spec)
     if path.is_file() or (path / NANOGPT_CKPT_FILE).is_file():
-        return from_nanogpt_ckpt(path if path.is_file() else path / NANOGPT_CKPT_FILE)
+        return read_nanogpt_ckpt(path if path.is_file() else path / NANOGPT_CKPT_FILE)
     if (path / "config.json").is_file():
         return _from_huggingface(find_pretrained(spec), spec)
     for folder in (spec, name):
@@ -228,21 +209,6 @@ def _checkpoint_settings(checkpoint: Checkpoint) -> tuple[Mapping[str, ConfigVal
     state_config = {name: value for name, value in checkpoint.state["config"].items() if value is not None}
     checked, _ = check_settings(state_config, TrainConfig)
     return checked | {"out_dir": "", "eval_only": False}, [f"{warning}; the settings are the checkpoint's"]
-
-
-def from_nanogpt_ckpt(path: Path) -> LoadedCheckpoint:
-    ckpt = read_nanogpt_ckpt(path)
-    return LoadedCheckpoint(
-        description=str(path),
-        model_config=ckpt.model_config,
-        weights=ckpt.weights,
-        folder=path.parent,
-        optimizer=ckpt.optimizer,
-        iter=ckpt.iter,
-        val_loss=ckpt.best_val_loss,
-        settings=ckpt.settings,
-        kind="nanogpt",
-    )
 
 
 def _from_huggingface(folder: Path, name: str) -> LoadedCheckpoint:

@@ -15,12 +15,12 @@ import torch
 from glassgpt.config import TrainConfig
 from glassgpt.data.digests import HASHED_AT_ONCE, HASHED_PIECE_BYTES
 from glassgpt.errors import error_type_and_message, is_out_of_memory
-from glassgpt.estimate.batching import eval_batch_rows
 from glassgpt.estimate.decide import RunSpec
 from glassgpt.estimate.machine_facts import MachineFacts, facts_record
 from glassgpt.estimate.measured_speed import ProbeResult, idle_speedup, work_key
-from glassgpt.estimate.memory import checkpoint_bytes, estimate_memory
+from glassgpt.estimate.memory import estimate_memory
 from glassgpt.estimate.overheads import arithmetic_s
+from glassgpt.estimate.training_workload import checkpoint_bytes
 from glassgpt.format import format_bytes
 from glassgpt.record.machine import (
     available_memory_bytes,
@@ -33,9 +33,15 @@ from glassgpt.training.compute_plan import execution_config, measure_and_decide,
 from glassgpt.training.device import set_allocator
 from glassgpt.training.optimizers import optimizer_tensors
 from glassgpt.training.probe import machine_facts, memory_now
-from glassgpt.tune.trial import trial_micro_steps, update_seconds
-from glassgpt.tune.trial_run import PeakMemory, TrialUpdates, time_updates, warm_up
-from glassgpt.tune.trial_setup import prepare_trial_setup, setting_from_spec
+from glassgpt.tune.results import update_seconds
+from glassgpt.tune.speed_settings import trial_micro_steps
+from glassgpt.tune.trial_run import (
+    PeakMemory,
+    TrialUpdates,
+    prepare_trial_setup,
+    setting_from_spec,
+    time_updates,
+)
 
 _EVAL_BATCHES = 3  # timed
 _WARM_UP_S = 1.0
@@ -63,22 +69,19 @@ def probe_run(config: TrainConfig, seconds: float) -> ProbeResult:
         updates = TrialUpdates(setup, execution_config(spec, setup.device), setting, micro_steps)
         stage = f"an update with {spec.batch.batch_size} sequences at a time"
         ready_s = process_age_s()
-        fewest = 5 if setting.graph else 1 if setting.compile else 0  # as in a trial
-        first_s, usual_s = warm_up(updates.run, min(seconds / 2, _WARM_UP_S), fewest)
+        first_s, usual_s = updates.warm_up(min(seconds / 2, _WARM_UP_S))
         before, begin = read_cpu_times(), time.perf_counter()
         is_slow = usual_s > _SLOW_UPDATE_S
         marks = updates.run(1) if is_slow else time_updates(updates.run, seconds, usual_s)
         timed_s, now = time.perf_counter() - begin, read_cpu_times()
         stage = "an evaluation"
-        eval_tokens_per_s = _time_evaluation(updates)
+        updates.evaluate()  # to warm up
+        eval_tokens, eval_s = updates.evaluate(_EVAL_BATCHES)
         if spec.workload.has_checkpoint_copy:
             stage = "an update while a checkpoint is written"
-            learner = updates.learner
-            tensors = [
-                *learner.model.parameters(),
-                *optimizer_tensors(learner.model, learner.optimizers).values(),
-            ]
-            copies = [tensor.detach().clone() for tensor in tensors]
+            model = updates.learner.model
+            optimizer_state = optimizer_tensors(model, updates.learner.optimizers).values()
+            copies = [tensor.detach().clone() for tensor in (*model.parameters(), *optimizer_state)]
             updates.run(1)
             del copies
     except Exception as error:
@@ -95,10 +98,10 @@ def probe_run(config: TrainConfig, seconds: float) -> ProbeResult:
         update_s=tuple(update_seconds(marks, spec.batch.micro_steps)),
         micro_steps=micro_steps,
         timed_s=timed_s,
-        eval_tokens_per_s=eval_tokens_per_s,
+        eval_tokens_per_s=eval_tokens / eval_s,
         start_s=ready_s + max(0.0, first_s - usual_s),
         reserved_bytes=torch.cuda.max_memory_reserved(setup.device) if on_card else None,
-        peak_bytes=_process_peak_bytes(spec) if peak is None else peak.peak_bytes(),
+        peak_bytes=_cpu_run_peak_bytes(spec) if peak is None else peak.peak_bytes(),
         busy_cores=cores_used_by_others(before, now),
         idle_speedup=idle_speedup(before, now),
         threads=None if on_card else torch.get_num_threads(),
@@ -108,9 +111,9 @@ def probe_run(config: TrainConfig, seconds: float) -> ProbeResult:
     )
 
 
-def _process_peak_bytes(spec: RunSpec) -> int:
-    """Of a run on a CPU. Since the process began: measuring the matmul peak may need more than a small model.
-    A run also reads each checkpoint back, some pieces at a time."""
+def _cpu_run_peak_bytes(spec: RunSpec) -> int:
+    """Since the process began: measuring the matmul peak may need more than a small model. A run also reads
+    each checkpoint back, some pieces at a time."""
     read_back = min(checkpoint_bytes(spec.workload), HASHED_AT_ONCE * HASHED_PIECE_BYTES)
     return peak_resident_bytes() + _RUN_PROCESS_BYTES + read_back
 
@@ -127,24 +130,8 @@ def _too_large_for_main_memory(spec: RunSpec) -> str:
     """A card refuses what does not fit. Main memory does not: the machine would swap, or kill a process."""
     if spec.workload.device_type != "cpu":
         return ""
-    needed, free = (
-        estimate_memory(spec.workload).total_bytes,
-        available_memory_bytes() + memory_now("cpu")["rss"],
-    )
+    needed = estimate_memory(spec.workload).total_bytes
+    free = available_memory_bytes() + memory_now("cpu")["rss"]
     if needed <= free:
         return ""
     return f"was not tried: it needs about {format_bytes(needed)}, and {format_bytes(free)} are free"
-
-
-def _time_evaluation(updates: TrialUpdates) -> float:
-    """Tokens per second of evaluation batches, after one to warm up."""
-    learner = updates.learner
-    config, execution = learner.config, learner.execution
-    rows = eval_batch_rows(config, execution.device.type)
-    tokens = torch.zeros(rows, config.block_size, dtype=torch.int64, device=execution.device)
-    updates.time_first_evaluation()
-    begin = time.perf_counter()
-    for _ in range(_EVAL_BATCHES):
-        learner.token_losses(tokens, tokens)
-    execution.synchronize()
-    return _EVAL_BATCHES * tokens.numel() / (time.perf_counter() - begin)

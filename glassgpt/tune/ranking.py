@@ -5,21 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from glassgpt.format import format_bytes, format_duration, format_percent, format_ratio
-from glassgpt.tune.results import MIN_WORTHWHILE_GAIN, NO_TIME, TrialResults
+from glassgpt.tune.results import MIN_WORTHWHILE_GAIN, NO_TIME, TrialResults, UpdateStats
 from glassgpt.tune.speed_settings import SpeedSettings, describe_dimension
-from glassgpt.tune.trial import UpdateStats
 
 
 @dataclass(frozen=True, kw_only=True)
 class SettingResult:
-    """One setting: its figures where it ran, and the verdict."""
+    """One setting: its statistics where it ran, and the verdict."""
 
     setting: SpeedSettings
     outcome: str  # as of a trial; "not tried"
     verdict: str
     is_chosen: bool = False
     is_automatic: bool = False
-    figures: UpdateStats | None = None
+    stats: UpdateStats | None = None
     tokens_per_s: float | None = None
     slow_tokens_per_s: float | None = None  # nine of ten updates were faster
     fast_tokens_per_s: float | None = None
@@ -38,14 +37,12 @@ class TuneResult:
     @property
     def automatic_result(self) -> SettingResult | None:
         """The result of the automatic choice, if that one ran."""
-        return next((row for row in self.rows if row.is_automatic and row.figures), None)
+        return next((row for row in self.rows if row.is_automatic and row.stats), None)
 
 
 def summarize_trials(results: TrialResults) -> TuneResult:
-    builder = _ResultBuilder(results, choose_setting(results))
-    rows = [builder.result_for(setting) for setting in (*results.trials, *results.skipped)]
-    best = next(row for row in rows if row.is_chosen)
-    return TuneResult(best, tuple(rows), _SummarySentence(builder, rows, best).sentence())
+    summary = _Summary(results)
+    return TuneResult(summary.best, tuple(summary.rows), summary.sentence())
 
 
 def choose_setting(results: TrialResults) -> SpeedSettings:
@@ -56,29 +53,35 @@ def choose_setting(results: TrialResults) -> SpeedSettings:
 
     def effort(setting: SpeedSettings) -> tuple[bool, bool, int, int]:
         changed = list(setting.differences(context.automatic_setting_at(setting.micro_batch)))
-        figures = results.stats(setting)
-        memory = (figures.peak_bytes if figures else None) or setting.micro_batch
+        stats = results.stats(setting)
+        memory = (stats.peak_bytes if stats else None) or setting.micro_batch
         return setting.compile, setting != context.automatic_setting, len(changed), memory
 
     return min((setting for setting in usable if results.is_as_fast(setting, fastest)), key=effort)
 
 
-# --- verdicts ---
+class _Summary:
+    """A verdict on each setting; and one sentence: the micro-batch against its neighbours, and what else made
+    a difference."""
 
+    def __init__(self, results: TrialResults) -> None:
+        self._results, self._context = results, results.context
+        self._chosen = choose_setting(results)
+        self._micro_batch = self._chosen.micro_batch
+        best_stats = results.stats(self._chosen)
+        assert best_stats is not None, "the chosen setting has run"
+        self._best_stats = best_stats
+        self.rows = [self._result(setting) for setting in (*results.trials, *results.skipped)]
+        self.best = next(row for row in self.rows if row.is_chosen)
 
-class _ResultBuilder:
-    def __init__(self, results: TrialResults, chosen: SpeedSettings) -> None:
-        self.results, self.context, self.chosen = results, results.context, chosen
-        best = results.stats(chosen)
-        assert best is not None, "the chosen setting has run"
-        self.best_stats = best
+    # --- verdicts ---
 
-    def result_for(self, setting: SpeedSettings) -> SettingResult:
-        results, context = self.results, self.context
-        trials, figures = results.trials.get(setting, []), results.stats(setting)
+    def _result(self, setting: SpeedSettings) -> SettingResult:
+        results, context = self._results, self._context
+        trials, stats = results.trials.get(setting, []), results.stats(setting)
         rates: list[float | None] = [None] * 3
-        if figures:
-            times = (figures.update_s, figures.slow_s, figures.fast_s)
+        if stats:
+            times = (stats.update_s, stats.slow_s, stats.fast_s)
             rates = [context.tokens_per_update / seconds for seconds in times]
         mfu = None
         if rates[0] is not None and context.peak:
@@ -86,10 +89,10 @@ class _ResultBuilder:
         return SettingResult(
             setting=setting,
             outcome=trials[-1].outcome if trials else "not tried",
-            verdict=self._verdict(setting, figures),
-            is_chosen=setting == self.chosen,
+            verdict=self._verdict(setting, stats),
+            is_chosen=setting == self._chosen,
             is_automatic=setting == context.automatic_setting,
-            figures=figures,
+            stats=stats,
             tokens_per_s=rates[0],
             slow_tokens_per_s=rates[1],
             fast_tokens_per_s=rates[2],
@@ -99,52 +102,43 @@ class _ResultBuilder:
             trials=len(trials),
         )
 
-    def _verdict(self, setting: SpeedSettings, figures: UpdateStats | None) -> str:
-        if setting == self.chosen:
+    def _verdict(self, setting: SpeedSettings, stats: UpdateStats | None) -> str:
+        results = self._results
+        if setting == self._chosen:
             return "best"
-        if setting in self.results.skipped:
-            return f"not tried: {self.results.skipped[setting]}"
-        if figures is None:
-            failed = next(trial for trial in self.results.trials[setting] if trial.outcome != "ran")
+        if setting in results.skipped:
+            return f"not tried: {results.skipped[setting]}"
+        if stats is None:
+            failed = next(trial for trial in results.trials[setting] if trial.outcome != "ran")
             return {
                 "out of memory": "out of memory",
                 "hung": failed.why,
                 "impossible": f"not possible: {failed.why}",
             }.get(failed.outcome, f"crashed: {failed.why}")
-        if not self.results.leaves_headroom(figures):
-            return f"no headroom: {format_bytes(self.context.free_bytes)} were free"
-        steady_gain = self.best_stats.update_s / figures.update_s - 1
-        if self.results.is_as_fast(setting, self.chosen):
-            more = _describe_extra_memory(figures, self.best_stats)
+        if not results.leaves_headroom(stats):
+            return f"no headroom: {format_bytes(self._context.free_bytes)} were free"
+        steady_gain = self._best_stats.update_s / stats.update_s - 1
+        if results.is_as_fast(setting, self._chosen):
+            more = self._extra_memory(stats)
             return f"as fast, takes {more} more" if more else "as fast"
         if steady_gain > MIN_WORTHWHILE_GAIN and setting.compile:
-            takes = format_duration(figures.first_s)
+            takes = format_duration(stats.first_s)
             return (
-                f"{format_percent(steady_gain)} faster, but {self.context.updates:,} updates "
+                f"{format_percent(steady_gain)} faster, but {self._context.updates:,} updates "
                 f"do not save its {takes} of compiling"
             )
-        lag = f"{format_percent(self.results.slowdown(setting, self.chosen))} slower"
+        lag = f"{format_percent(results.slowdown(setting, self._chosen))} slower"
         return f"{lag} over the run, compiling included" if setting.compile else lag
 
+    def _extra_memory(self, stats: UpdateStats) -> str:
+        """Peak memory beyond that of the chosen setting, if it is more than 5 %."""
+        best_bytes = self._best_stats.peak_bytes
+        if stats.peak_bytes is None or best_bytes is None:
+            return ""
+        more = stats.peak_bytes - best_bytes
+        return format_bytes(more) if more > 0.05 * best_bytes else ""
 
-def _describe_extra_memory(figures: UpdateStats, than: UpdateStats) -> str:
-    """The difference in peak memory, if it is more than 5 %."""
-    if figures.peak_bytes is None or than.peak_bytes is None:
-        return ""
-    more = figures.peak_bytes - than.peak_bytes
-    return format_bytes(more) if more > 0.05 * than.peak_bytes else ""
-
-
-# --- why ---
-
-
-class _SummarySentence:
-    """One sentence: the micro-batch against its neighbours, and what else made a difference."""
-
-    def __init__(self, builder: _ResultBuilder, rows: list[SettingResult], best: SettingResult) -> None:
-        self._builder, self._rows, self._best = builder, rows, best
-        self._results, self._context = builder.results, builder.context
-        self._micro_batch = best.setting.micro_batch
+    # --- why ---
 
     def sentence(self) -> str:
         parts = [part for part in (*self._neighbours(), *self._others()) if part]
@@ -152,11 +146,11 @@ class _SummarySentence:
         return text[0].upper() + text[1:] + "."
 
     def _head(self) -> str:
-        chosen, automatic = self._best.setting, self._context.automatic_setting
-        ran = sum(row.figures is not None for row in self._rows)
-        if self._best.is_automatic and ran == 1:
+        chosen, automatic = self._chosen, self._context.automatic_setting
+        ran = sum(row.stats is not None for row in self.rows)
+        if self.best.is_automatic and ran == 1:
             return "only the automatic choice ran, so there is nothing to compare it with"
-        if self._best.is_automatic:
+        if self.best.is_automatic:
             return f"the automatic choice is the best of the {ran} that ran"
         base = self._context.automatic_setting_at(self._micro_batch)
         changed = " and ".join(describe_dimension(chosen, name) for name in chosen.differences(base))
@@ -176,15 +170,13 @@ class _SummarySentence:
         )
         return f"{what} is {faster} the automatic {than}{over}"
 
-    # --- neighbours ---
-
     def _neighbours(self) -> tuple[str, str]:
         """The next smaller and larger micro-batch, the same but for what a run would change with it."""
-        chosen, base = self._best.setting, self._context.automatic_setting_at(self._micro_batch)
+        chosen, base = self._chosen, self._context.automatic_setting_at(self._micro_batch)
         neighbours = {}  # by micro-batch
-        for row in self._rows:
+        for row in self.rows:
             neighbour_base = self._context.automatic_setting_at(row.setting.micro_batch)
-            is_in_headline = row.is_automatic and row.figures is not None  # in the head
+            is_in_headline = row.is_automatic and row.stats is not None  # in the head
             if (
                 not is_in_headline
                 and row.setting != chosen
@@ -203,23 +195,21 @@ class _SummarySentence:
         number = row.setting.micro_batch
         if row.outcome == "not tried":
             return "" if NO_TIME in row.verdict else f"{number} would not fit"
-        if row.figures is None:
+        if row.stats is None:
             return f"{number} does not fit" if row.outcome == "out of memory" else ""
         if not self._results.tokens_per_s(row.setting):
             return f"{number} leaves no headroom"
-        if not self._results.is_as_fast(row.setting, self._best.setting):
-            return f"{number} loses {format_percent(self._results.slowdown(row.setting, self._best.setting))}"
-        more = _describe_extra_memory(row.figures, self._builder.best_stats)
+        if not self._results.is_as_fast(row.setting, self._chosen):
+            return f"{number} loses {format_percent(self._results.slowdown(row.setting, self._chosen))}"
+        more = self._extra_memory(row.stats)
         return f"{number} gains nothing" + (f" and takes {more} more" if more else "")
-
-    # --- the rest ---
 
     def _others(self) -> list[str]:
         """What the setting would lose without each of its changes; if it has none, its largest merit."""
-        chosen = self._best.setting
+        chosen = self._chosen
         changes = set(chosen.differences(self._context.automatic_setting_at(self._micro_batch)))
         lost = {}
-        for row in self._rows:
+        for row in self.rows:
             names = list(row.setting.differences(chosen))
             is_one_change = len(names) == 1 and row.setting.micro_batch == self._micro_batch
             if not is_one_change or row.is_automatic or not self._results.tokens_per_s(row.setting):

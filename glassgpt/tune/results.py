@@ -1,14 +1,109 @@
-"""The trials so far: speeds, their errors, and from these the time and memory of the next trial."""
+"""Trials: outcome, statistics, error; and from these the time and memory of the next one. No torch."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from statistics import median
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+from typing import Literal
 
 from glassgpt.config import TrainConfig
 from glassgpt.estimate import overheads
 from glassgpt.tune.speed_settings import SpeedSettings, TuneContext
-from glassgpt.tune.trial import Trial, UpdateStats, summarize_updates
+
+TrialOutcome = Literal["ran", "out of memory", "crashed", "hung", "impossible"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """`update_s`: each update that was timed, in seconds."""
+
+    outcome: TrialOutcome
+    update_s: tuple[float, ...] = ()
+    micro_steps: int = 0  # that each of them ran; the rest of a long update is extrapolated
+    first_s: float = 0.0  # the first update, with building; if compiled, plus the first evaluation batch
+    peak_bytes: int | None = None
+    wall_s: float = 0.0  # of the whole trial
+    why: str = ""  # why it did not run
+
+
+# --- from marks to updates ---
+
+UpdateMarks = Sequence[float]  # of one update: its start, the start of each micro-batch, its end
+
+
+def update_seconds(updates: Sequence[UpdateMarks], micro_steps: int) -> list[float]:
+    """How long each update takes with `micro_steps` micro-batches, of which it may have done fewer.
+
+    The missing ones are extrapolated from those in the middle: the first micro-batch has no gradients to
+    accumulate to, and the last includes the optimizer step. The mean per update keeps delays, as a whole
+    update would.
+    """
+    done = len(updates[0]) - 2
+    missing = micro_steps - done
+    if missing <= 0:
+        return [marks[-1] - marks[0] for marks in updates]
+    middle_means = []
+    for marks in updates:
+        pairs = list(itertools.pairwise(marks[1:-1]))
+        middle_means.append(mean(after - before for before, after in (pairs[1:] or pairs)))
+    usual = median(middle_means)
+    return [marks[-1] - marks[0] + missing * usual for marks in updates]
+
+
+# --- statistics ---
+
+_P10_P90_WIDTH_SIGMAS = 2.56  # of the middle 80 % of a normal distribution, in standard deviations
+_MEDIAN_ERROR_FACTOR = 1.25  # the error of a median, in errors of the mean
+
+
+@dataclass(frozen=True)
+class UpdateStats:
+    """Time and memory of an update with one setting, over all its trials."""
+
+    update_s: float  # the median
+    fast_s: float  # one in ten was faster
+    slow_s: float  # one in ten was slower
+    error: float  # of the median, as a share of it
+    first_s: float
+    peak_bytes: int | None
+
+
+def summarize_updates(trials: Sequence[Trial]) -> UpdateStats | None:
+    """None if none ran, or if one failed: a setting that sometimes fails must not be chosen.
+
+    A trial that was cut off by the budget does not count as failed.
+    """
+    trials = [trial for trial in trials if trial.outcome != "hung"]
+    if not trials or any(trial.outcome != "ran" for trial in trials):
+        return None
+    times = sorted(seconds for trial in trials for seconds in trial.update_s)
+    peaks = [trial.peak_bytes for trial in trials if trial.peak_bytes is not None]
+    # Each trial counts the same, however many updates it had time for.
+    medians = [median(trial.update_s) for trial in trials]
+    middle = median(medians)
+    # The error: by the spread of the updates, or by how far the trials are apart, since a machine drifts.
+    spread = (quantile(times, 0.9) - quantile(times, 0.1)) / _P10_P90_WIDTH_SIGMAS
+    within = _MEDIAN_ERROR_FACTOR * spread / math.sqrt(len(times))
+    between = (max(medians) - min(medians)) / len(medians)  # about the error of their mean, for a few
+    return UpdateStats(
+        update_s=middle,
+        fast_s=min(middle, quantile(times, 0.1)),
+        slow_s=max(middle, quantile(times, 0.9)),
+        error=max(within, between) / middle,
+        first_s=min(trial.first_s for trial in trials),
+        peak_bytes=max(peaks, default=None),
+    )
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
 
 MIN_WORTHWHILE_GAIN = 0.01  # a gain of less is not worth a change, nor more memory
 _MAX_NOISE = 0.1
@@ -37,15 +132,15 @@ class TrialResults:
             self._stats[setting] = summarize_updates(self.trials.get(setting, ()))
         return self._stats[setting]
 
-    def leaves_headroom(self, figures: UpdateStats) -> bool:
-        return figures.peak_bytes is None or figures.peak_bytes <= self.context.usable_bytes
+    def leaves_headroom(self, stats: UpdateStats) -> bool:
+        return stats.peak_bytes is None or stats.peak_bytes <= self.context.usable_bytes
 
     def tokens_per_s(self, setting: SpeedSettings) -> float:
         """Tokens/s over the whole run, compile time included; 0 for settings that cannot be chosen."""
-        figures = self.stats(setting)
-        if figures is None or not self.leaves_headroom(figures):
+        stats = self.stats(setting)
+        if stats is None or not self.leaves_headroom(stats):
             return 0.0
-        return run_tokens_per_s(self.context, setting, figures)
+        return run_tokens_per_s(self.context, setting, stats)
 
     def best_setting(self) -> SpeedSettings:
         """The first that is at most 1 % slower than the fastest: simple settings are tried first."""
@@ -61,10 +156,10 @@ class TrialResults:
 
     def has_faster_updates(self, setting: SpeedSettings, than: SpeedSettings) -> bool:
         """Compares the updates alone, without compile time."""
-        figures, others = self.stats(setting), self.stats(than)
-        if figures is None or others is None:
+        stats, others = self.stats(setting), self.stats(than)
+        if stats is None or others is None:
             return False
-        return figures.update_s * (1 + MIN_WORTHWHILE_GAIN) < others.update_s
+        return stats.update_s * (1 + MIN_WORTHWHILE_GAIN) < others.update_s
 
     def slowdown(self, setting: SpeedSettings, behind: SpeedSettings) -> float:
         """How much slower, as a fraction."""
@@ -77,7 +172,7 @@ class TrialResults:
         error is how much the ratio of neighbouring trials varies."""
         if one == other:
             return 0.0
-        errors = [figures.error for setting in (one, other) if (figures := self.stats(setting)) is not None]
+        errors = [stats.error for setting in (one, other) if (stats := self.stats(setting)) is not None]
         paired_error = math.inf
         trials = [[trial for trial in self.trials.get(it, ()) if trial.update_s] for it in (one, other)]
         rounds = min(map(len, trials)) - 1  # the first trial of each was not yet in alternation
@@ -94,12 +189,12 @@ class TrialResults:
         )
 
 
-def run_tokens_per_s(context: TuneContext, setting: SpeedSettings, figures: UpdateStats) -> float:
+def run_tokens_per_s(context: TuneContext, setting: SpeedSettings, stats: UpdateStats) -> float:
     """Tokens/s from the first update to the last. Compile time counts, since every start pays some of it;
     Triton kernels are cached on disk once they are built."""
-    seconds = context.updates * figures.update_s
+    seconds = context.updates * stats.update_s
     if setting.compile:
-        seconds += max(0.0, figures.first_s - figures.update_s)
+        seconds += max(0.0, stats.first_s - stats.update_s)
     return context.updates * context.tokens_per_update / seconds
 
 
@@ -168,7 +263,7 @@ class TrialEstimator:
         context = self._context
         tokens = context.trial_micro_steps(setting) * setting.micro_batch * context.block_size
         known = map(self._results.stats, self._results.trials)
-        rates = [context.tokens_per_update / figures.update_s for figures in known if figures is not None]
+        rates = [context.tokens_per_update / stats.update_s for stats in known if stats is not None]
         return _MIN_TRIAL_UPDATES * tokens / max(rates) if rates else 0.0
 
     def fits_as_first_trial(self, setting: SpeedSettings, left_s: float) -> bool:
@@ -185,17 +280,17 @@ class TrialEstimator:
 
     def can_compiling_pay(self, setting: SpeedSettings) -> bool:
         """Whether compiling could pay at all, if it went very well."""
-        figures, context = self._results.stats(setting), self._context
-        run_s = context.updates * figures.update_s if figures else 0.0
+        stats, context = self._results.stats(setting), self._context
+        run_s = context.updates * stats.update_s if stats else 0.0
         return overheads.compile_cost_s(context.device_type, context.n_layer) < _MAX_COMPILE_SAVING * run_s
 
     def trial_bytes(self, setting: SpeedSettings) -> float:
         """The estimate, corrected by its error for the nearest micro-batch that was measured."""
         counted = self._context.estimated_bytes(self._config, setting)
         measured = {
-            tried: figures.peak_bytes
+            tried: stats.peak_bytes
             for tried in self._results.trials
-            if (figures := self._results.stats(tried)) is not None and figures.peak_bytes is not None
+            if (stats := self._results.stats(tried)) is not None and stats.peak_bytes is not None
         }
         if not measured:
             return counted

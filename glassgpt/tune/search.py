@@ -14,9 +14,15 @@ from dataclasses import dataclass, replace
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.tune import speed_settings as candidates
-from glassgpt.tune.results import MIN_WORTHWHILE_GAIN, NO_TIME, RUN_TOO_SHORT, TrialEstimator, TrialResults
+from glassgpt.tune.results import (
+    MIN_WORTHWHILE_GAIN,
+    NO_TIME,
+    RUN_TOO_SHORT,
+    Trial,
+    TrialEstimator,
+    TrialResults,
+)
 from glassgpt.tune.speed_settings import SpeedSettings, TuneContext
-from glassgpt.tune.trial import Trial
 
 Measure = Callable[[SpeedSettings, float], Trial]  # within so many seconds
 
@@ -142,7 +148,8 @@ class Search:
             return start
         self.results.skipped[start] = NO_TIME
         smaller = [self._carry_to_size(start, size) for size in sizes]
-        affordable = [one for one in smaller if self._estimator.fits_as_first_trial(one, self._budget.left_s)]
+        fits = self._estimator.fits_as_first_trial
+        affordable = [setting for setting in smaller if fits(setting, self._budget.left_s)]
         return affordable[-1] if affordable else smaller[0]
 
     def _uncompiled(self, setting: SpeedSettings) -> SpeedSettings:
@@ -201,8 +208,11 @@ class Search:
     def _has_slower_below(self, at: SpeedSettings) -> bool:
         """Whether a slightly smaller micro-batch has already proved slower."""
         near = [size for size in self._micro_batch_sizes() if at.micro_batch / 3 <= size < at.micro_batch]
-        below = [self._carry_to_size(at, size) for size in near]
-        return any(self.results.tokens_per_s(one) and self.results.is_faster(at, over=one) for one in below)
+        smaller = [self._carry_to_size(at, size) for size in near]
+        return any(
+            self.results.tokens_per_s(setting) and self.results.is_faster(at, over=setting)
+            for setting in smaller
+        )
 
     def _try_size(self, at: SpeedSettings, size: int) -> SpeedSettings:
         """Tries a size with a run's own choices for it; if that gains nothing, with the present ones."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from glassgpt.config import TrainConfig
 from glassgpt.estimate import memory, overheads
-from glassgpt.tune.trial import trial_micro_steps
+from glassgpt.estimate.training_workload import TrainingWorkload
 
 # Dimensions by device type, and the config fields that set each.
 _CUDA_DIMENSIONS = ("attention", "kernels", "graph", "data_on_card", "checkpointing", "compile")
@@ -62,20 +62,18 @@ class SpeedSettings:
 def describe_dimension(setting: SpeedSettings, name: str) -> str:
     """One dimension in words: `attention cudnn`, `no graph`, `1 thread`."""
     value = getattr(setting, name)
-    if name == "threads":
-        return (
-            "PyTorch's number of threads" if value is None else f"{value} thread{'' if value == 1 else 's'}"
-        )
+    off_and_on = {
+        "kernels": ("PyTorch's kernels", "Triton kernels"),
+        "graph": ("no graph", "graph"),
+        "data_on_card": ("data in main memory", "data on the card"),
+        "checkpointing": ("no activation checkpointing", "activation checkpointing"),
+        "compile": ("not compiled", "compiled"),
+    }
+    if name in off_and_on:
+        return off_and_on[name][value]
     if name == "attention":
         return f"attention {value}"
-    if name == "kernels":
-        return "Triton kernels" if value else "PyTorch's kernels"
-    if name == "data_on_card":
-        return "data on the card" if value else "data in main memory"
-    if name == "compile":
-        return "compiled" if value else "not compiled"
-    noun = {"graph": "graph", "checkpointing": "activation checkpointing"}[name]
-    return noun if value else f"no {noun}"
+    return "PyTorch's number of threads" if value is None else f"{value} thread{'' if value == 1 else 's'}"
 
 
 def apply_setting(
@@ -178,7 +176,7 @@ class TuneContext:
     def estimated_bytes(self, config: TrainConfig, setting: SpeedSettings) -> int:
         """Peak memory, counted from its tensors; on a GPU without the CUDA context."""
         need = memory.estimate_memory(
-            memory.TrainingWorkload(
+            TrainingWorkload(
                 config=self.config_with(config, setting),
                 vocab_size=self.vocab_size,
                 batch_size=setting.micro_batch,
@@ -195,9 +193,31 @@ class TuneContext:
         return need.total_bytes if self.device_type == "cpu" else need.allocated_bytes
 
 
+REDUCED_MICRO_STEPS = 4
+# An update is run whole if it has at most so many micro-batches and takes at most so long.
+_MAX_WHOLE_MICRO_STEPS = 8
+_MAX_WHOLE_UPDATE_S = 0.5
+_LONG_MICRO_BATCH_S = 1.0  # a micro-batch that takes longer is run as few times as possible
+
+
+def trial_micro_steps(micro_steps: int, micro_s: float | None) -> int:
+    """How many of an update's micro-batches a trial runs. `micro_s`: expected seconds of one, if known.
+
+    At least two if there are two: only then do gradients accumulate, and take their memory.
+    """
+    if micro_steps <= 2:
+        return micro_steps
+    if micro_s is not None and micro_s > _LONG_MICRO_BATCH_S:
+        return 2
+    whole = micro_steps <= _MAX_WHOLE_MICRO_STEPS and (
+        micro_s is None or micro_s * micro_steps <= _MAX_WHOLE_UPDATE_S
+    )
+    return micro_steps if whole else min(micro_steps, REDUCED_MICRO_STEPS)
+
+
 def context_from_document(document: dict[str, Any]) -> TuneContext:
     """The inverse of dataclasses.asdict."""
-    settings = tuple(SpeedSettings(**one) for one in document["automatic_settings"])
+    settings = tuple(SpeedSettings(**fields) for fields in document["automatic_settings"])
     return TuneContext(**document | {"automatic_settings": settings})
 
 

@@ -1,4 +1,4 @@
-"""In the worker process: one trial (real updates of a Learner, timed after a warm-up), and its memory."""
+"""In the worker process: model, data and device as in a run; one trial, timed after a warm-up; its memory."""
 
 from __future__ import annotations
 
@@ -8,27 +8,166 @@ import gc
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from glassgpt.errors import UserError
+from glassgpt.cgroup import usable_cores
+from glassgpt.config import TrainConfig, dataset_folder, padded_vocab_size
+from glassgpt.data.dataset import open_dataset
+from glassgpt.data.manifest import TOKEN_DTYPES, DatasetInfo, dtype_for
+from glassgpt.errors import UserError, raise_if_any
 from glassgpt.estimate.batching import BatchPlan, eval_batch_rows
-from glassgpt.estimate.machine_facts import MachineFacts
+from glassgpt.estimate.decide import RunSpec
+from glassgpt.estimate.machine_facts import MachineFacts, Origin
 from glassgpt.estimate.peak import PeakFlops
-from glassgpt.model.gpt import GPT
+from glassgpt.model.gpt import GPT, GPTConfig, make_gpt_config
+from glassgpt.plan.dataset_info import find_dataset_info
 from glassgpt.record.ledger import Ledger
-from glassgpt.record.machine import peak_resident_bytes
+from glassgpt.record.machine import available_memory_bytes, cpu_model, load_average, peak_resident_bytes
 from glassgpt.training.compute_plan import execution_config, measure_and_decide
-from glassgpt.training.device import ExecutionConfig, configure_model, device_traits
+from glassgpt.training.device import (
+    ExecutionConfig,
+    choose_device,
+    configure_model,
+    device_traits,
+)
 from glassgpt.training.learner import Learner
 from glassgpt.training.loader import BatchLoader
-from glassgpt.training.probe import memory_now
-from glassgpt.tune.speed_settings import SpeedSettings, apply_setting
-from glassgpt.tune.trial import Trial, UpdateMarks, update_seconds
-from glassgpt.tune.trial_setup import TrialSetup, setting_from_spec
+from glassgpt.training.probe import machine_facts, memory_now
+from glassgpt.training.run_request import request_from_config
+from glassgpt.training.setup import too_few_tokens
+from glassgpt.tune.results import Trial, UpdateMarks, update_seconds
+from glassgpt.tune.speed_settings import SpeedSettings, TuneContext, apply_setting
+
+
+@dataclass(frozen=True)
+class TrialSetup:
+    """What all trials have in common."""
+
+    config: TrainConfig
+    device: torch.device
+    shape: GPTConfig
+    tokens: np.ndarray
+    data: DatasetInfo  # of these tokens
+    origin: Origin
+
+
+def prepare_trial_setup(config: TrainConfig, vocab_size: int | None) -> TrialSetup:
+    """`vocab_size`: of the random tokens that replace a dataset that is not prepared."""
+    origin = Origin()
+    if config.init_from != "scratch":
+        request = request_from_config(config)
+        config = request.config
+        if request.init_checkpoint:
+            origin = Origin(request.init_checkpoint.model_config.vocab_size)
+    tokens, data = _load_tokens(config, vocab_size)
+    raise_if_any(too_few_tokens(config, len(tokens)))
+    torch.set_float32_matmul_precision("high")  # as a run has it
+    device, _ = choose_device(config.device)
+    if device.index is not None:
+        torch.cuda.set_device(device)
+    shape = make_gpt_config(config, origin.vocab_size or padded_vocab_size(data.vocab_size))
+    return TrialSetup(config, device, shape, tokens, data, origin)
+
+
+_RANDOM_TOKENS = 2**21
+
+
+def _load_tokens(config: TrainConfig, vocab_size: int | None) -> tuple[np.ndarray, DatasetInfo]:
+    """The tokens to train on, and what a run would know of them."""
+    folder = dataset_folder(config)
+    if folder.exists() or config.data_dir:
+        dataset = open_dataset(folder)
+        return dataset.tokens("train"), dataset.manifest.info(f"{dataset.manifest.name}, in {folder}")
+    info = find_dataset_info(config)
+    size, count = vocab_size or info.vocab_size, max(_RANDOM_TOKENS, 4 * config.block_size)
+    source = f"random tokens from a vocabulary of {size:,}: {config.dataset} is not prepared"
+    info = dataclasses.replace(
+        info, train_tokens=count, vocab_size=size, source=source, dtype=dtype_for(size)
+    )
+    tokens = np.random.default_rng(config.seed).integers(0, size, count, dtype=TOKEN_DTYPES[info.dtype])
+    return tokens, info
+
+
+# --- what a run would choose ---
+
+
+def inspect_machine(setup: TrialSetup) -> TuneContext:
+    """Measures the matmul peak and attention, as a run does before it chooses. Takes seconds."""
+    config, device = setup.config, setup.device
+    facts = machine_facts(device)
+    free, name = facts.free_bytes, facts.device_name
+    if free is None:  # on a CPU: available, or used by this process already
+        free = available_memory_bytes() + memory_now("cpu")["rss"]
+    if device.type == "cpu":
+        name = cpu_model()
+    spec, facts = measure_and_decide(config, facts, setup.data, setup.origin, device)
+    peak = facts.peak or PeakFlops()
+    return TuneContext(
+        device_type=device.type,
+        device=str(device),
+        device_name=name,
+        torch=str(torch.__version__),
+        dtype=spec.workload.dtype,
+        vocab_size=setup.shape.vocab_size,
+        parameters=spec.parameters,
+        n_layer=config.n_layer,
+        block_size=config.block_size,
+        sequences=spec.batch.sequences,
+        updates=config.max_iters,
+        flops_per_token=spec.flops_per_token,
+        peak=peak.value,
+        peak_source=peak.source,
+        free_bytes=free,
+        data=setup.data.source,
+        data_bytes=int(setup.tokens.nbytes),
+        usable_cores=usable_cores(),
+        threads=torch.get_num_threads(),
+        busy_cores=load_average(),
+        automatic_batch=spec.batch.batch_size,
+        automatic_settings=_find_automatic_settings(setup, spec, facts),
+        dropout=config.dropout > 0,
+        float8=config.fp8,
+    )
+
+
+def _find_automatic_settings(
+    setup: TrialSetup, spec: RunSpec, facts: MachineFacts
+) -> tuple[SpeedSettings, ...]:
+    """For every micro-batch that divides the update. Attention is measured once."""
+    sequences, settings = spec.batch.sequences, [setting_from_spec(spec)]
+    pinned = dataclasses.replace(setup.config, attention=spec.workload.attention)  # type: ignore[arg-type]
+    facts = dataclasses.replace(facts, kernels_built=None)  # depends on the micro-batch
+    for size in range(1, sequences + 1):
+        if sequences % size or size == spec.batch.batch_size:
+            continue
+        steps = None if pinned.batch_tokens else sequences // size
+        config = dataclasses.replace(pinned, batch_size=size, gradient_accumulation_steps=steps)
+        with contextlib.suppress(UserError):  # FP8 needs multiples of 16 tokens
+            at_size, _ = measure_and_decide(config, facts, setup.data, setup.origin, setup.device)
+            settings.append(setting_from_spec(at_size))
+    return tuple(sorted(settings, key=lambda setting: setting.micro_batch))
+
+
+def setting_from_spec(spec: RunSpec) -> SpeedSettings:
+    work = spec.workload
+    return SpeedSettings(
+        micro_batch=work.batch_size,
+        attention=work.attention,
+        kernels=work.kernels,
+        graph=work.graph,
+        data_on_card=work.data_bytes > 0,
+        checkpointing=work.config.activation_checkpointing,
+        compile=work.compiled,
+    )
+
+
+# --- one trial ---
 
 _PROC_CLEAR_REFS = Path("/proc/self/clear_refs")
 
@@ -73,11 +212,9 @@ def run_trial(
         return Trial(outcome="impossible", why=error.problems[0])
     peak = PeakMemory(setup.device)
     updates = TrialUpdates(setup, execution, setting, micro_steps)
-    # A CUDA graph is captured at the fourth update; torch.compile may compile again in the second.
-    fewest = 5 if setting.graph else 1 if setting.compile else 0
-    first_s, usual_s = warm_up(updates.run, seconds / 2, fewest)
+    first_s, usual_s = updates.warm_up(seconds / 2)
     if setting.compile:
-        first_s += updates.time_first_evaluation()
+        first_s += updates.evaluate()[1]
     marks = time_updates(updates.run, seconds, usual_s)
     fallbacks, peak_bytes = dict(updates.learner.fallbacks), peak.peak_bytes()
     del updates
@@ -143,9 +280,18 @@ class TrialUpdates:
             setup.device,
             execution.data_on_card,
         )
-        model = build_model(setup, execution, setting)
+        torch.manual_seed(config.seed)
+        with setup.device:  # initialised there: the values of the weights do not change the speed
+            model = GPT(setup.shape)
+        configure_model(model, execution, setting.checkpointing)
         self.learner = Learner(model, config, execution, self._plan, self._loader, Ledger())
-        self._done = 0
+        self._setting, self._done = setting, 0
+
+    def warm_up(self, seconds: float) -> tuple[float, float]:
+        """As the function `warm_up`."""
+        # A CUDA graph is captured at the fourth update; torch.compile may compile again in the second.
+        fewest = 5 if self._setting.graph else 1 if self._setting.compile else 0
+        return warm_up(self.run, seconds, fewest)
 
     def run(self, count: int) -> list[UpdateMarks]:
         """Runs `count` updates and returns their marks. Synchronises only at the end, as a run does."""
@@ -159,15 +305,16 @@ class TrialUpdates:
         stamps, each = self._timer.take_marks_s(), self._plan.micro_steps + 1
         return [stamps[at : at + each + 1] for at in range(0, count * each, each)]
 
-    def time_first_evaluation(self) -> float:
-        """Seconds of the first evaluation batch, for which torch.compile compiles again."""
+    def evaluate(self, batches: int = 1) -> tuple[int, float]:
+        """Tokens and seconds of some evaluation batches. For the first one torch.compile compiles again."""
         config, device = self.learner.config, self.learner.execution.device
         rows = eval_batch_rows(config, device.type)
         tokens = torch.zeros(rows, config.block_size, dtype=torch.int64, device=device)
         begin = time.perf_counter()
-        self.learner.token_losses(tokens, tokens)
+        for _ in range(batches):
+            self.learner.token_losses(tokens, tokens)
         self.learner.execution.synchronize()
-        return time.perf_counter() - begin
+        return batches * tokens.numel(), time.perf_counter() - begin
 
 
 class MarkedLoader(BatchLoader):
@@ -182,15 +329,6 @@ class MarkedLoader(BatchLoader):
         return super().micro_batch(first, next_first)
 
 
-def build_model(setup: TrialSetup, execution: ExecutionConfig, setting: SpeedSettings) -> GPT:
-    """The model of a run, initialised on the device: the values of the weights do not change the speed."""
-    torch.manual_seed(setup.config.seed)
-    with setup.device:
-        model = GPT(setup.shape)
-    configure_model(model, execution, setting.checkpointing)
-    return model
-
-
 class MarkTimer(Protocol):
     def mark(self) -> None: ...
 
@@ -199,13 +337,13 @@ class MarkTimer(Protocol):
 
 
 class HostTimer:
-    def __init__(self, execution: ExecutionConfig, clock: Clock = time.perf_counter) -> None:
-        self._execution, self._clock = execution, clock
+    def __init__(self, execution: ExecutionConfig) -> None:
+        self._execution = execution
         self._stamps: list[float] = []
 
     def mark(self) -> None:
         self._execution.synchronize()
-        self._stamps.append(self._clock())
+        self._stamps.append(time.perf_counter())
 
     def take_marks_s(self) -> list[float]:
         stamps, self._stamps = self._stamps, []

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.isolate import SIGKILL, IsolatedProcess, JsonObject, ProcessDied, ProcessHung
+from glassgpt.tune.results import Trial
 from glassgpt.tune.search import budget_too_short_message
 from glassgpt.tune.speed_settings import SpeedSettings, TuneContext, context_from_document
-from glassgpt.tune.trial import Trial
 
 
 def start_worker(threads: int | None = None) -> IsolatedProcess:
@@ -38,9 +37,7 @@ class TrialRunner:
     def __enter__(self) -> TrialRunner:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._discard_worker()
 
     def device_type(self, requested: str, limit_s: float) -> str:

@@ -18,7 +18,7 @@ from glassgpt.errors import UserError, error_type_and_message, is_out_of_memory
 from glassgpt.isolate import JsonObject, serve
 
 if TYPE_CHECKING:
-    from glassgpt.tune.trial_setup import TrialSetup
+    from glassgpt.tune.trial_run import TrialSetup
 
 
 class TrialServer:
@@ -47,7 +47,7 @@ class TrialServer:
             return dataclasses.asdict(probe_run(TrainConfig(**request["config"]), request["seconds"]))
         setup = self._prepare({name: request[name] for name in ("config", "vocab_size")})
         if request["kind"] == "inspect":
-            from glassgpt.tune.trial_setup import inspect_machine
+            from glassgpt.tune.trial_run import inspect_machine
 
             return dataclasses.asdict(inspect_machine(setup))
         from glassgpt.tune.speed_settings import SpeedSettings
@@ -57,7 +57,7 @@ class TrialServer:
         return dataclasses.asdict(run_trial(setup, SpeedSettings(**request["setting"]), **arguments))
 
     def _prepare(self, request: JsonObject) -> TrialSetup:
-        from glassgpt.tune.trial_setup import prepare_trial_setup
+        from glassgpt.tune.trial_run import prepare_trial_setup
 
         if self._trial_setup is None or self._trial_setup[0] != request:
             self._trial_setup = (

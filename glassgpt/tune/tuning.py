@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from glassgpt.config import TrainConfig
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, raise_if_any
 from glassgpt.files import atomic_write, expand_user_path
 from glassgpt.flags import parse_duration
 from glassgpt.format import format_count, format_duration, pluralize
 from glassgpt.recipe import to_toml
 from glassgpt.tune.ranking import SettingResult, TuneResult, summarize_trials
+from glassgpt.tune.results import Trial
 from glassgpt.tune.search import Budget, Search, TrialEvent
 from glassgpt.tune.speed_settings import TUNABLE_DIMENSIONS, SpeedSettings, TuneContext, describe_dimension
 from glassgpt.tune.trial_runner import TrialRunner
@@ -95,10 +96,10 @@ class Tuning:
 def _row(row: SettingResult) -> dict[str, Any]:
     """Flat, to be read as a table."""
     document = dataclasses.asdict(row)
-    figures = document.pop("figures") or {}
-    document["update_ms"] = figures["update_s"] * 1000 if figures else None
-    document["first_update_s"] = figures.get("first_s")
-    document["peak_bytes"] = figures.get("peak_bytes")
+    stats = document.pop("stats") or {}
+    document["update_ms"] = stats["update_s"] * 1000 if stats else None
+    document["first_update_s"] = stats.get("first_s")
+    document["peak_bytes"] = stats.get("peak_bytes")
     return document
 
 
@@ -109,8 +110,7 @@ def check_tunable(config: TrainConfig) -> None:
         problems.append("nothing is trained with --eval_only=True, so there is nothing to tune")
     if config.init_from == "resume":
         problems.append("a resumed run keeps its settings: --init_from=resume cannot be tuned")
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
 
 
 def tune(
@@ -138,27 +138,20 @@ def tuned_config(
 ) -> TrainConfig:
     """For `glass train --tune`: the fastest settings found. `fixed`: settings given by flag."""
     check_tunable(config)
+    context: TuneContext | None = None
+
+    def print_event(event: TuneContext | TrialEvent) -> None:
+        nonlocal context
+        if isinstance(event, TuneContext):
+            context = event
+            print_line(f"tuning for {context.device_name}, on {context.data}")
+        elif event.trial is not None and context is not None:
+            print_line(f"{describe_setting(context, event.setting)}: {describe_trial(context, event.trial)}")
+
     with TrialRunner() as runner:
-        tuning = tune(config, budget_s, runner, fixed=fixed, on_event=_ProgressPrinter(print_line))
+        tuning = tune(config, budget_s, runner, fixed=fixed, on_event=print_event)
     print_line(tuning.result.summary)
     return tuning.tuned
-
-
-class _ProgressPrinter:
-    """Prints one line per trial."""
-
-    def __init__(self, print_line: Callable[[str], None]) -> None:
-        self._print_line = print_line
-        self._context: TuneContext | None = None
-
-    def __call__(self, step: TuneContext | TrialEvent) -> None:
-        if isinstance(step, TuneContext):
-            self._context = step
-            self._print_line(f"tuning for {step.device_name}, on {step.data}")
-        elif step.trial is not None and self._context is not None:
-            self._print_line(
-                f"{describe_setting(self._context, step.setting)}: {describe_trial(self._context, step)}"
-            )
 
 
 def describe_setting(context: TuneContext, setting: SpeedSettings) -> str:
@@ -168,10 +161,9 @@ def describe_setting(context: TuneContext, setting: SpeedSettings) -> str:
     return ", ".join([f"micro-batch {setting.micro_batch}", *changed])
 
 
-def describe_trial(context: TuneContext, step: TrialEvent) -> str:
-    trial = step.trial
-    if trial is None or trial.outcome != "ran":
-        return "running" if trial is None else trial.outcome
+def describe_trial(context: TuneContext, trial: Trial) -> str:
+    if trial.outcome != "ran":
+        return trial.outcome
     middle = sorted(trial.update_s)[len(trial.update_s) // 2]
     return f"{format_count(context.tokens_per_update / middle)} tokens/s"
 
@@ -213,12 +205,11 @@ FILE_NAME = "tuned.toml"
 def check_output_path(out: str, force: bool) -> list[str]:
     """Problems with the output file, before anything is measured."""
     path = expand_user_path(out or FILE_NAME)
-    problems = []
     if not out:
         folder = path.absolute().parent
-        if not os.access(folder, os.W_OK):
-            problems.append(f"{folder} cannot be written to: choose another place with --out=FILE")
-        return problems
+        is_writable = os.access(folder, os.W_OK)
+        return [] if is_writable else [f"{folder} cannot be written to: choose another place with --out=FILE"]
+    problems = []
     if path.is_dir():
         problems.append(f"--out={out} is a folder: name a file")
     elif not path.parent.is_dir():
@@ -243,9 +234,7 @@ def output_path(out: str, force: bool) -> Path:
 
 def write_tuned_file(text: str, out: str, force: bool) -> Path:
     """Writes the whole file or nothing."""
-    problems = check_output_path(out, force)  # the file may have appeared meanwhile
-    if problems:
-        raise UserError(problems)
+    raise_if_any(check_output_path(out, force))  # again: the file may have appeared meanwhile
     path = output_path(out, force)
     try:
         atomic_write(path, text.encode())

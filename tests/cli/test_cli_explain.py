@@ -21,7 +21,7 @@ FACTS = [
     "device_count", "data_parallel_size", "achieved_tflops_per_device", "val_metric", "best_val_loss",
     "best_val_step", "final_val_loss", "final_train_loss", "loss_first", "loss_last", "nan_step",
     "segments", "ended", "regimes", "regime_total_s", "eval_overhead_typical_ms", "seconds_by_phase",
-    "wander_ms", "loss_ends",
+    "wander_ms", "loss_ends", "wall_s", "stamped_s", "total_s", "metrics",
 ]
 # fmt: on
 

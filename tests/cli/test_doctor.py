@@ -13,7 +13,7 @@ import pytest
 from commands import HOSTILE_TEXT, control_characters, environment
 from rich.console import Console
 
-from glassgpt.cli.doctor_command import _progress, doctor
+from glassgpt.cli.check_commands import _progress, doctor
 from glassgpt.doctor import checks, compile_check, disk_check, selftests, speed_check
 from glassgpt.doctor.diagnosis import Check, CheckContext, CheckResult, DiagnosticLine, DoctorReport
 from glassgpt.errors import UserError
@@ -24,7 +24,7 @@ Capture = pytest.CaptureFixture[str]
 DOCTOR = (
     sys.executable,
     "-c",
-    "import sys; from glassgpt.cli.doctor_command import doctor; sys.exit(doctor(sys.argv[1:]))",
+    "import sys; from glassgpt.cli.check_commands import doctor; sys.exit(doctor(sys.argv[1:]))",
 )
 
 
@@ -120,7 +120,7 @@ def test_mistakes_are_errors(
 
 
 def test_help_does_not_import_torch() -> None:
-    command = "from glassgpt.cli.doctor_command import doctor; doctor(['-h'])"
+    command = "from glassgpt.cli.check_commands import doctor; doctor(['-h'])"
     code = f"import sys; {command}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
     assert done.stdout.splitlines()[-1] == "False"

@@ -27,8 +27,8 @@ from glassgpt.errors import UserError
 from glassgpt.recipe import build_config, find_recipe, read_recipe
 from glassgpt.show.terminal.tune_view import TuneConsole
 from glassgpt.tune import tuning as tunings
+from glassgpt.tune.results import Trial
 from glassgpt.tune.speed_settings import SpeedSettings, TuneContext
-from glassgpt.tune.trial import Trial
 from glassgpt.tune.trial_runner import TrialRunner
 
 Capture = pytest.CaptureFixture[str]

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from glassgpt.data import copied_text
-from glassgpt.data.copied_text import collapse_spaces, find_words, known_share, longest_copied
+from glassgpt.data.copied_text import (
+    collapse_spaces,
+    count_closed_brackets,
+    find_words,
+    known_share,
+    longest_copied,
+)
 
 
 def brute_force(sample: list[int], blocks: list[list[int]]) -> int:
@@ -60,3 +66,17 @@ def test_words_keep_their_vowel_signs() -> None:
     assert find_words("self._x1 = कांच का, زُجاج!") == ["self", "x", "कांच", "का", "زُجاج"]
     assert known_share(["a", "b", "a", "c"], {"a"}) == 0.5
     assert known_share([], {"a"}) is None
+
+
+def test_brackets_and_quotes_that_close() -> None:
+    for text, counts in {
+        "": (0, 0),
+        "f(x[1])": (2, 2),
+        "(a [b)": (2, 0),  # in order only
+        ") ]": (0, 0),
+        'he said "no" and "yes': (2, 1),
+        '"no\n"yes"': (2, 1),  # a quote closes in its line
+        "“क” «ب» don't": (2, 2),
+        '("a")': (2, 2),
+    }.items():
+        assert count_closed_brackets(text) == counts, text

@@ -30,7 +30,7 @@ from corpora import (
 )
 from small_gpt2 import train_small_bpe, write_layouts
 
-from glassgpt.data import document_readers, encoder, progress, train_tokenizer
+from glassgpt.data import document_readers, encoder, prepare_bulk, progress
 from glassgpt.data.dataset import open_dataset
 from glassgpt.data.prepare import prepare
 from glassgpt.data.prepare_options import PrepareOptions
@@ -184,8 +184,8 @@ def test_half_a_character_is_replaced_and_told(tmp_path: Path) -> None:
 def test_a_large_corpus_has_its_bpe_from_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(4):
         write_json_lines(tmp_path / "many" / f"{i}.jsonl", make_documents(100, 100 * i))
-    monkeypatch.setattr(train_tokenizer, "MAX_BPE_SAMPLE_BYTES", 8000)
-    monkeypatch.setattr(train_tokenizer, "_MAX_SAMPLED_FILES", 2)
+    monkeypatch.setattr(prepare_bulk, "MAX_BPE_SAMPLE_BYTES", 8000)
+    monkeypatch.setattr(prepare_bulk, "_MAX_SAMPLED_FILES", 2)
     notes = prepare_dataset(tmp_path / "many", tmp_path / "out").manifest.notes
     assert any("0.0 MB from 2 files" in note for note in notes)
     monkeypatch.undo()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from glassgpt.data.batches import evaluation_batch, gather_windows, training_batch
 from glassgpt.data.dataset import open_dataset, verify
-from glassgpt.data.dedup import DedupKeys
+from glassgpt.data.prepare_resume import DedupKeys
 from glassgpt.data.shards import ShardedTokens, ShardWriter
 from glassgpt.errors import UserError
 
@@ -198,7 +198,7 @@ def test_overwriting_removes_all_shards(folder: Path) -> None:
 
 
 def test_seen_remembers_across_files_and_merges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glassgpt.data.dedup._MAX_RECENT_KEYS", 5)
+    monkeypatch.setattr("glassgpt.data.prepare_resume._MAX_RECENT_KEYS", 5)
     drawn = np.random.default_rng(0).integers(0, 60, 200, dtype=np.uint64) + np.uint64(2**63)
     seen, known = DedupKeys(tmp_path / "keys"), set()
     for start in range(0, 200, 8):

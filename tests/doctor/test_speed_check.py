@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from glassgpt.doctor import disk_check, speed_check
+from glassgpt.doctor import disk_check, gpu_checks, speed_check
 from glassgpt.doctor.diagnosis import CheckContext
 from glassgpt.doctor.disk_check import (
     check_disk,
@@ -95,7 +95,7 @@ def test_the_probes_are_of_the_dtypes_that_matter(tmp_path: Path, monkeypatch: p
         return PeakFlops(None, None, 1e11, "measured")
 
     monkeypatch.setattr(speed_check, "find_peak", find_peak)
-    monkeypatch.setattr(speed_check, "find_gpus", lambda: [])
+    monkeypatch.setattr(gpu_checks, "find_gpus", lambda: [])
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
     lines = check_matmuls(CheckContext(tmp_path, tmp_path))
     assert [(found[0], found[2]) for found in asked] == [("cpu", "bfloat16"), ("cpu", "float32")]
@@ -137,7 +137,7 @@ def test_bandwidth_beside_the_table() -> None:
 
 
 def test_this_memory_is_really_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed_check, "find_gpus", lambda: [])
+    monkeypatch.setattr(gpu_checks, "find_gpus", lambda: [])
     monkeypatch.setattr(speed_check, "_COPY_BYTES", {"cpu": 8 * MIB})
     (line,) = check_bandwidth(CheckContext(tmp_path, tmp_path))
     assert 1e7 < float(line.values["measured_bytes_per_s"] or 0) < 1e13

@@ -22,14 +22,9 @@ from glassgpt.estimate.cluster import (
     sent_bytes_per_card,
 )
 from glassgpt.estimate.forecast import Hardware, TokenCounts, forecast_workload
-from glassgpt.estimate.memory import (
-    TrainingWorkload,
-    estimate_memory,
-    largest_fitting_batch,
-    parameters_per_block,
-    total_parameters,
-)
+from glassgpt.estimate.memory import estimate_memory, largest_fitting_batch
 from glassgpt.estimate.speed import ThroughputEstimate
+from glassgpt.estimate.training_workload import TrainingWorkload, parameters_per_block, total_parameters
 from glassgpt.model.gpt import GPT, make_gpt_config
 
 NVLINK = links()["NVLink 4"]

@@ -37,8 +37,8 @@ from glassgpt.estimate.machine_facts import (
     facts_record,
     find_missing_toolchain,
 )
-from glassgpt.estimate.memory import TrainingWorkload
 from glassgpt.estimate.peak import PeakFlops
+from glassgpt.estimate.training_workload import TrainingWorkload
 
 CPU, MPS, H100 = DeviceTraits("cpu"), DeviceTraits("mps"), DeviceTraits("cuda", (9, 0))
 

@@ -12,8 +12,8 @@ from glassgpt.estimate.cards import resolve_card_name
 from glassgpt.estimate.flops import model_flops_per_token
 from glassgpt.estimate.forecast import Hardware, RunForecast, TokenCounts, forecast_workload
 from glassgpt.estimate.measured_speed import MeasuredSpeed
-from glassgpt.estimate.memory import TrainingWorkload
 from glassgpt.estimate.speed import ThroughputEstimate, estimate_throughput
+from glassgpt.estimate.training_workload import TrainingWorkload
 from glassgpt.recipe import build_config, find_recipe
 
 H200 = resolve_card_name("h200").card

@@ -19,7 +19,7 @@ from glassgpt.estimate.measured_speed import (
     idle_speedup,
     work_key,
 )
-from glassgpt.estimate.memory import TrainingWorkload
+from glassgpt.estimate.training_workload import TrainingWorkload
 from glassgpt.record.machine import CpuTimes
 
 CONFIG = TrainConfig(n_layer=2, n_head=2, n_embd=32, block_size=50, max_iters=100, eval_interval=50)
@@ -118,16 +118,3 @@ def test_the_forecast_is_what_was_measured() -> None:
     card = replace(WORK, device_type="cuda")
     assert forecast_workload(card, 10**6, Hardware(1e11, None), tokens).total_s is None
     assert forecast_workload(card, 10**6, Hardware(1e11, None, measured=measured), tokens).total_s is not None
-
-
-def test_a_busy_cpu_has_less_to_give_and_perhaps_all() -> None:
-    tokens = TokenCounts(per_update=400, per_evaluation=2000, val_split=2000)
-    idle, busy = (
-        forecast_workload(WORK, 10**6, Hardware(1e11, None, fair_share=share), tokens).throughput
-        for share in (1.0, 0.25)
-    )
-    assert idle is not None
-    assert busy is not None
-    assert busy.mid == pytest.approx(idle.mid / 4)
-    assert busy.low == pytest.approx(idle.low / 16)
-    assert busy.high == idle.high

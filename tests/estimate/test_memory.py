@@ -12,14 +12,10 @@ from hypothesis import strategies as st
 from bench.plan import SHAPES
 from glassgpt.config import TrainConfig
 from glassgpt.estimate import memory
+from glassgpt.estimate.activations import activation_bytes
 from glassgpt.estimate.batching import eval_batch_rows
-from glassgpt.estimate.memory import (
-    GIB,
-    TrainingWorkload,
-    activation_bytes,
-    estimate_memory,
-    largest_fitting_batch,
-)
+from glassgpt.estimate.memory import GIB, estimate_memory, largest_fitting_batch
+from glassgpt.estimate.training_workload import TrainingWorkload
 
 # Peaks of torch.cuda.max_memory_allocated on an H200 with torch 2.11, in GiB, and whether updates were
 # recorded: `python -m bench.plan memory`.

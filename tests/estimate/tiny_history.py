@@ -8,7 +8,7 @@ from glassgpt.config import TrainConfig
 from glassgpt.estimate import flops
 from glassgpt.estimate.local_history import HistoryRow
 from glassgpt.estimate.measured_speed import work_key
-from glassgpt.estimate.memory import TrainingWorkload
+from glassgpt.estimate.training_workload import TrainingWorkload
 
 CONFIG = TrainConfig(dataset="a_secret_diary", n_layer=2, n_head=2, n_embd=32, block_size=50)
 WORK = TrainingWorkload(

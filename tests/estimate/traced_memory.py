@@ -1,4 +1,4 @@
-"""The memory that one update of the real model allocates on a CUDA card, traced without a card.
+"""The memory that one update of the real model allocates on a CUDA card, traced without a card; or on a CPU.
 
     peaks = trace_memory(TrainingWorkload(config=config, vocab_size=50304, batch_size=16))
     max(peaks.values())
@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from glassgpt.estimate.memory import TrainingWorkload
+from glassgpt.estimate.training_workload import TrainingWorkload
 from glassgpt.model import float8, gpt, loss_chunks
 from glassgpt.training.optimizers import make_optimizers
 
@@ -166,7 +166,8 @@ def trace_memory(work: TrainingWorkload) -> dict[str, int]:
     """The most bytes allocated in the second update: `micro_steps`, `step`, and in an evaluation after it."""
     config, peaks = work.config, {}
     float8._constant.cache_clear()
-    with FakeTensorMode(allow_non_fake_inputs=True), _Tracker() as tracker, _as_on_a_card():
+    device = _as_on_a_card() if work.device_type == "cuda" else contextlib.nullcontext()
+    with FakeTensorMode(allow_non_fake_inputs=True), _Tracker() as tracker, device:
         model = gpt.GPT(gpt.make_gpt_config(config, work.vocab_size))
         model.activation_checkpointing = config.activation_checkpointing
         model.set_kernels(work.kernels)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import journals
 import numpy as np
 import pytest
 from learning_logs import (
@@ -31,10 +32,11 @@ from glassgpt.explain.rules.lost_work import (
     never_checkpointed,
 )
 from glassgpt.explain.rules.nonfinite import loss_nan, loss_zero, norms_never_finite, skipped_steps
-from glassgpt.i18n import say
+from glassgpt.i18n import Message, say
+from glassgpt.runs.from_journal import run_log_from_records
 from glassgpt.runs.lines import LogLine
 from glassgpt.runs.recognise import read_log
-from glassgpt.runs.run_log import EventKind, LogEvent, LoggedCheckpoint, LoggedSetup, RunLog
+from glassgpt.runs.run_log import EventKind, LogEvent, LoggedCheckpoint, LoggedProcess, LoggedSetup, RunLog
 from glassgpt.runs.trainer import Trainer
 from glassgpt.runs.trainers import BY_ID
 
@@ -42,6 +44,33 @@ NAN = math.nan
 LLMC = BY_ID["llm.c"]
 LITGPT = BY_ID["litgpt"]
 BUILD = BY_ID["build-nanogpt"]
+
+
+def test_a_crash_after_the_last_planned_iteration() -> None:
+    events = [LogEvent("traceback", "Traceback (most recent call last): TypeError: x", 40, None)]
+    done = make_run_log(
+        make_steps(range(10, 310, 10)),
+        events=events,
+        last_step_line=30,
+        setup=LoggedSetup(planned_iterations=300),
+    )
+    assert crashed(analyse(done)) is None
+    assert require_finding(crashed_after_end(analyse(done))).lines == (40,)
+    on_the_way = replace(done, setup=LoggedSetup(planned_iterations=301))
+    assert crashed_after_end(analyse(on_the_way)) is None
+    assert require_finding(crashed(analyse(on_the_way))).at == 300
+    out_of_memory = replace(done, events=(replace(events[0], kind="oom"),))
+    assert oom(analyse(out_of_memory)) is None
+    assert oom(analyse(replace(out_of_memory, setup=LoggedSetup()))) is not None
+
+
+def test_a_log_that_begins_in_the_middle_may_have_saved_before() -> None:
+    events = [LogEvent("traceback", "Traceback (most recent call last): TypeError: x", 40, None)]
+    steps = make_steps(range(5000, 5300, 10))
+    tail = make_run_log(steps, events=events, last_step_line=30, segments=[LoggedProcess(has_startup=False)])
+    text = require_finding(crashed(analyse(tail))).text["evidence"]
+    assert say("crashed.evidence.no_checkpoint_lines") in text
+    assert say("crashed.evidence.all_lost") not in text
 
 
 # --- not a number ---
@@ -82,12 +111,21 @@ def test_a_loss_that_was_never_a_number() -> None:
     assert one.values["wasted_share"] == pytest.approx(98 / 99)
 
 
-@pytest.mark.parametrize(("trainer", "first"), [(LLMC, 10), (HF, 1)])
-def test_a_log_whose_first_loss_is_nan_may_have_had_updates(trainer: Trainer, first: int) -> None:
+@pytest.mark.parametrize(
+    ("trainer", "first", "cause"),
+    [
+        (LLMC, 10, say("loss-nan.explanation.unknown")),
+        (HF, 1, say("loss-nan.explanation.first_updates")),
+        (HF, 100, say("loss-nan.explanation.unknown")),
+    ],
+)
+def test_a_log_whose_first_loss_is_nan_may_have_had_updates(
+    trainer: Trainer, first: int, cause: Message
+) -> None:
     """An excerpt, or the mean over the first interval."""
     run_log = make_run_log(make_steps(range(first, first + 50), loss=[NAN] * 50), trainer=trainer)
     one = require_finding(loss_nan(analyse(run_log)))
-    assert one.text["explanation"] == (say("loss-nan.explanation.unknown"),)
+    assert one.text["explanation"] == (cause,)
     overflowing = require_finding(loss_nan(analyse(replace(run_log, event_counts={"scaler-overflow": 7}))))
     assert overflowing.text["explanation"] == (say("loss-nan.explanation.overflow", overflows=7),)
 
@@ -157,8 +195,8 @@ def test_spikes_are_found_and_the_largest_shown() -> None:
 
 
 def test_a_slow_recovery_is_an_instability() -> None:
-    """Six logged losses and more; five are still called odd batches."""
-    for length, key in ((5, "odd_batches"), (6, "slow_recovery")):
+    """Six logged losses and more; three are no single odd batches, either."""
+    for length, key in ((2, "odd_batches"), (3, "clusters"), (5, "clusters"), (6, "slow_recovery")):
         losses = falling_losses(600)
         losses[300 : 300 + length] = [loss + 0.7 for loss in losses[300 : 300 + length]]
         steps = make_steps(range(0, 6000, 10), loss=losses)
@@ -169,6 +207,34 @@ def test_a_slow_recovery_is_an_instability() -> None:
     assert one.text["advice"] == (say("loss-spike.advice"),)  # nanoGPT clips
     unclipped = make_run_log(steps, settings={"grad_clip": 0.0})
     assert say("divergence.advice.clip") in require_finding(loss_spike(analyse(unclipped))).text["advice"]
+
+
+def test_a_spike_has_the_iteration_of_its_peak() -> None:
+    losses = falling_losses(600)
+    losses[300:305] = [losses[300] + rise for rise in (0.9, 0.5, 1.2, 0.6, 0.8)]
+    one = require_finding(loss_spike(analyse(make_run_log(make_steps(range(0, 6000, 10), loss=losses)))))
+    assert (one.at, one.values["largest_iteration"]) == (3020, 3020)
+    assert one.values["largest_peak_loss"] == pytest.approx(losses[302])
+    assert one.values["largest_recovered_iteration"] == 3050
+
+
+def test_a_loss_that_left_its_lowest_while_the_rate_rose() -> None:
+    losses = [2.13, 2.19, 2.28, 2.41, 2.35, 2.29, math.nan, math.nan]
+    rates = [6.6e-4, 6.7e-4, 6.7e-4, 6.8e-4, 6.9e-4, 6.9e-4, 7.0e-4, 7.0e-4]
+    at = range(5350, 5750, 50)
+    one = require_finding(loss_nan(analyse(make_run_log(make_steps(at, loss=losses, lr=rates)))))
+    assert one.text["explanation"] == (
+        say("loss-nan.explanation.rising_lr", lowest_loss=2.13, end_loss=2.35),
+    )
+    steady = make_run_log(make_steps(at, loss=losses, lr=[6.6e-4] * 8))
+    assert require_finding(loss_nan(analyse(steady))).text["advice"] == (
+        say("loss-nan.advice.repeat_iterations"),
+    )
+
+
+def test_a_log_that_begins_after_the_first_nan_asks_for_the_lines_before() -> None:
+    one = require_finding(loss_nan(analyse(make_run_log(make_steps(range(10, 21), loss=[math.nan] * 11)))))
+    assert one.text["advice"] == (say("loss-nan.advice.lines_before"),)
 
 
 def test_a_hard_micro_batch_is_no_spike() -> None:
@@ -200,6 +266,15 @@ def test_a_loss_that_rises_and_stays_has_diverged() -> None:
     assert (values["peak_lr"], values["new_peak_lr"]) == (0.005, 0.001)
     assert (values["warmup_iters"], values["new_warmup_iters"]) == (100, 500)
     assert loss_spike(analyse(run_log)) is None
+
+
+def test_a_loss_that_never_comes_back_to_its_first_line_has_diverged() -> None:
+    later = [240.0, *np.linspace(150.0, 60.0, 20), *np.linspace(60.0, 160.0, 27)]
+    one = require_finding(divergence(analyse(make_run_log(make_steps(range(0, 245, 5), loss=[7.1, *later])))))
+    assert (one.values["lowest_loss"], one.values["lowest_iteration"]) == (7.1, 0)
+    assert one.values["end_loss"] == pytest.approx(float(np.median(later[-9:])))
+    coming_back = [0.7, *np.linspace(9.0, 4.0, 48)]  # a first line that is the mean of fewer iterations
+    assert divergence(analyse(make_run_log(make_steps(range(0, 245, 5), loss=coming_back)))) is None
 
 
 def test_a_spike_is_no_divergence() -> None:
@@ -318,6 +393,16 @@ def test_skipped_updates_are_counted() -> None:
     assert [message.key for message in one.text["advice"]] == ["skipped-steps.advice"]
     few = require_finding(skipped_steps(analyse(make_run_log(steps, event_counts={"scaler-overflow": 3}))))
     assert (few.severity, few.advice) == ("info", "")
+
+
+def test_skipped_updates_are_a_share_of_the_updates() -> None:
+    """One line is 100 updates; of lines without numbers nobody knows how many updates they are."""
+    steps = make_steps(range(100, 20_001, 100), loss=falling_losses(200))
+    run_log = make_run_log(steps, event_counts={"scaler-overflow": 30})
+    one = require_finding(skipped_steps(analyse(run_log)))
+    assert (one.severity, one.values["skipped_share"]) == ("info", 30 / 19_901)
+    one = require_finding(skipped_steps(analyse(replace(run_log, has_iteration_numbers=False))))
+    assert (one.severity, one.values) == ("info", {"skipped_updates": 30})
 
 
 def test_norms_that_are_never_finite() -> None:
@@ -527,6 +612,13 @@ def test_what_an_interrupt_cost() -> None:
     assert (one.values["saved_iteration"], one.values["lost_iterations"]) == (750, 240)
     assert one.values["lost_s"] == pytest.approx(240 * 0.2)
     assert "--init_from=resume" in str(one.values["command"])
+
+
+def test_a_resume_command_names_the_folder_of_the_run() -> None:
+    records = [journals.run() | {"out_dir": "runs/a b"}, journals.first_step()]
+    ours = run_log_from_records(records, "run")
+    assert ours.resume_command == "glass train --init_from=resume --out_dir='runs/a b'"
+    assert replace(ours, setup=LoggedSetup()).resume_command.endswith("--out_dir=RUN")
 
 
 def test_who_ended_it() -> None:
@@ -741,3 +833,37 @@ def test_an_explosion_among_few_lines_begins_where_it_left_the_level() -> None:
     (explosion,) = analyse(make_run_log(make_steps(range(50, 62), loss=losses))).explosions
     assert (explosion.iteration, explosion.iteration_before, explosion.loss_before) == (52, 51, 1.33)
     assert explosion.peak_loss == 11.3
+
+
+def test_a_learning_rate_in_its_warm_up_does_not_cause_a_nan() -> None:
+    losses, lr = [1.87, 2.58, 2.78, NAN, NAN], [0.01, 0.01, 0.01, 0.02, 0.02]
+    for peak, cause in (
+        ("nanochat", "loss-nan.explanation.low_lr"),
+        ("nanogpt", "loss-nan.explanation.unstable"),
+    ):
+        trainer = BY_ID[peak]
+        setup = LoggedSetup(settings={"learning_rate": 0.03})  # of nanoGPT: two thirds of the peak
+        steps = make_steps(range(1, 6), 84.0, losses, lr=lr)
+        one = require_finding(loss_nan(analyse(make_run_log(steps, trainer=trainer, setup=setup))))
+        assert one.text["explanation"][0].key == cause
+    assert one.text["advice"][-1].key == "loss-nan.advice.lower_known_lr"
+
+
+def test_a_share_of_a_tail_is_of_its_lines() -> None:
+    steps = make_steps(range(3000, 3200), 1000.0, [*[3.0] * 100, *[NAN] * 100])
+    tail = (LoggedProcess(has_startup=False, first_iteration=3000),)
+    for run_log, key in (
+        (make_run_log(steps, segments=tail), "loss-nan.advice.stop_at_once_of_lines"),
+        (make_run_log(replace(steps, iteration=steps.iteration - 3000)), "loss-nan.advice.stop_at_once"),
+    ):
+        assert key in [
+            message.key for message in require_finding(loss_nan(analyse(run_log))).text["evidence"]
+        ]
+
+
+def test_a_nan_in_the_first_updates_of_fine_tuning() -> None:
+    losses = [1.87, 2.58, 2.78, NAN, NAN]
+    for start, key in ((1, "loss-nan.explanation.first_updates"), (500, "loss-nan.explanation.unstable")):
+        steps = make_steps(range(start, start + 5), 84.0, losses)
+        one = require_finding(loss_nan(analyse(make_run_log(steps, trainer=HF))))
+        assert one.text["explanation"][0].key == key

@@ -321,3 +321,13 @@ def test_an_mfu_of_evaluations_says_nothing_about_the_card() -> None:
     steps = make_steps(range(30), [4030.0] * 30, mfu=[0.08] * 30)
     run_log = make_run_log(steps, evals=[(at, 3.0, 3.1) for at in range(30)])
     assert mfu_wrong_peak(analyse(run_log)) is None
+
+
+def test_a_card_that_the_log_names_as_people_do() -> None:
+    run_log = even_run()
+    run_log = replace(run_log, steps=replace(run_log.steps, mfu=np.full(len(run_log.steps), 15.34)))
+    for name, dtype, peak in (("V100 32GB", "float16", 125e12), ("RTX 3060", "bfloat16", 25.5e12)):
+        setup = LoggedSetup(settings={"dtype": dtype}, device_name=name)
+        values = require_finding(mfu_wrong_peak(analyse(replace(run_log, setup=setup)))).values
+        assert (values["card"], values["card_peak_flops_per_s"]) == (name, peak)
+        assert values["card_mfu_percent"] == pytest.approx(15.34 * A100_PEAK / peak)

@@ -8,11 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from learning_logs import GLASSGPT, analyse, gpu_run, require_finding, split_run
+from log_checks import parse_log
 from run_logs import make_run_log, make_steps
 
 from glassgpt.config import ConfigValue
 from glassgpt.explain.rules.lr_schedule import horizon_changed, lr_schedule_mismatch
-from glassgpt.explain.rules.resumes import resume_jump, resume_replays_data
+from glassgpt.explain.rules.resume_state import resume_lost_state
+from glassgpt.explain.rules.resumes import redone_iterations, resume_jump, resume_replays_data
 from glassgpt.i18n import say
 from glassgpt.runs.run_log import LoggedProcess, LoggedSetup, RunLog, Steps
 from glassgpt.runs.trainers import BY_ID
@@ -62,6 +64,31 @@ def test_a_log_of_the_resumed_process_alone() -> None:
     one = require_finding(resume_replays_data(analyse(run_log)))
     assert one.values["repeated_iterations"] == 2000
     assert one.values["repeated_share"] == pytest.approx(2000 / 5001)
+
+
+# --- iterations done again ---
+
+
+def test_iterations_done_twice() -> None:
+    """nanoGPT's line N is update N; lines that count from 1 come an interval after the resume."""
+    run_log = split_run(gpu_run(), 1000, 1240)
+    one = require_finding(redone_iterations(analyse(run_log)))
+    assert (one.severity, one.at, one.values["resumes"]) == ("advice", 999, 1)
+    assert one.values["redone_iterations"] == 1240 - 999
+    steady_ms = analyse(run_log).steady_ms
+    assert steady_ms is not None
+    assert one.values["redone_s"] == pytest.approx(241 * steady_ms / 1000)
+    assert redone_iterations(analyse(gpu_run())) is None
+    assert redone_iterations(analyse(split_run(gpu_run(), 1000, 990))) is None
+
+    at = [*range(10, 101, 10), *range(60, 301, 10)]
+    segments = (LoggedProcess(True, False, 10), LoggedProcess(True, False, 60))
+    steps = make_steps(at, loss=[2.0] * len(at), segment=[0] * 10 + [1] * 25)
+    counting = make_run_log(steps, segments=segments, trainer=BY_ID["llama-factory"])
+    one = require_finding(redone_iterations(analyse(counting)))
+    assert (one.values["redone_iterations"], one.values["resume_iteration"]) == (50, 50)
+    assert one.values["last_iteration"] == 100
+    assert one.severity == "warning", "a seventh of all"
 
 
 # --- the loss after it ---
@@ -223,3 +250,78 @@ def test_a_learning_rate_that_only_rises() -> None:
     for rates in ([min(1.0, rate * 4) for rate in rising], rising[::-1], [*rising[:100], 0.5]):
         other = replace(run_log, steps=make_steps(range(101), lr=rates))
         assert lr_schedule_mismatch(analyse(other)) is None
+
+
+# --- a learning rate that runs out ---
+
+
+def logged_lr(shares: np.ndarray, planned: int = 50_000, digits: int | None = None) -> RunLog:
+    """A line every 500 iterations of a loop that is not known."""
+    lr = 2e-5 * shares if digits is None else np.round(2e-5 * shares, digits)
+    steps = make_steps(range(500, 500 * len(lr) + 1, 500), loss=[3.0] * len(lr), lr=lr.tolist())
+    return make_run_log(steps, trainer=BY_ID["unknown"], setup=LoggedSetup(planned_iterations=planned))
+
+
+def cosine(progress: np.ndarray) -> np.ndarray:
+    return 0.5 * (1 + np.cos(np.pi * progress))
+
+
+def test_a_schedule_that_every_process_steps() -> None:
+    """Four processes: the cosine ends at a quarter of the run, and goes up again."""
+    at = np.arange(1, 61) / 100
+    one = require_finding(lr_schedule_mismatch(analyse(logged_lr(cosine(4 * at)))))
+    assert (one.severity, one.at) == ("warning", 12_500)
+    assert one.text["explanation"] == (say("lr-schedule-mismatch.explanation.whole_ratio", ratio=4),)
+    assert one.values["later_iteration"] == 25_000
+    ends = cosine(np.minimum(1.0, 4 * at))  # it is clamped
+    one = require_finding(lr_schedule_mismatch(analyse(logged_lr(ends))))
+    assert one.values["zero_iteration"] == 12_500
+    assert one.text["explanation"][0].values["ratio"] == 4
+    uneven = require_finding(lr_schedule_mismatch(analyse(logged_lr(cosine(np.minimum(1.0, 2.5 * at))))))
+    assert uneven.text["explanation"] == (say("lr-schedule-mismatch.explanation.ran_out"),)
+
+
+def test_schedules_that_end_where_they_should() -> None:
+    at = np.arange(1, 101) / 100
+    restarts = cosine(4 * at % 1)  # warm restarts jump
+    cycles = np.minimum(1.0, (4 * at % 1) / 0.1) * cosine(4 * at % 1)  # with a warm-up each
+    rounded = logged_lr(1 - at, digits=5)  # 2e-05, 1e-05, 0
+    for run_log in (
+        *(logged_lr(shares) for shares in (cosine(at), 1 - at, restarts, cycles, 0.1 + 0.9 * cosine(at))),
+        logged_lr(np.exp(-6 * at)),
+        logged_lr(cosine(np.minimum(1.0, at / 0.95))),
+        rounded,
+    ):
+        assert lr_schedule_mismatch(analyse(run_log)) is None
+
+
+# --- what a checkpoint says of itself ---
+
+
+def resumed_from_checkpoint(first_val: float, last_val: float) -> RunLog:
+    losses = [3.0, *(3.0 + 0.9 * 0.9**at for at in range(299))]
+    norms = [0.3, 8.5, *([0.4] * 298)]
+    steps = make_steps(range(1000, 1300), 100.0, losses, grad_norm=norms)
+    evals = [(1050 + 50 * at, None, first_val + (last_val - first_val) * at / 4) for at in range(5)]
+    return make_run_log(steps, evals=evals, setup=LoggedSetup(resumed_val_loss=3.0), first_line=1)
+
+
+def test_a_resume_that_lost_state() -> None:
+    finding = require_finding(resume_lost_state(analyse(resumed_from_checkpoint(3.2, 2.96))))
+    assert (finding.at, finding.values["before"], finding.values["after"]) == (1050, 3.0, 3.2)
+    assert (finding.values["back"], finding.values["iterations"]) == (1250, 250)
+    assert (finding.values["first_norm"], finding.values["max_norm"]) == (0.3, 8.5)
+    assert finding.values["max_loss"] == pytest.approx(3.9)
+    never = require_finding(resume_lost_state(analyse(resumed_from_checkpoint(3.2, 3.1))))
+    assert "back" not in never.values
+    assert resume_lost_state(analyse(resumed_from_checkpoint(3.01, 2.9))) is None
+
+
+def test_the_loss_of_a_loaded_checkpoint_is_read() -> None:
+    line = "Loaded checkpoint from log/model_1000.pt, epoch 1, step 1000, val_loss 3.0717\n"
+    steps = "".join(
+        f"step {at} | loss: 3.{at} | lr 3.4e-04 | norm: 0.3 | dt: 100.00ms | tok/sec: 5000.00\n"
+        for at in range(1000, 1010)
+    )
+    assert parse_log(line + steps).setup.resumed_val_loss == 3.0717
+    assert parse_log(steps + line).setup.resumed_val_loss is None, "loaded after training"

@@ -20,8 +20,13 @@ def status(run_log: RunLog, later_s: float = 0.0, findings: list[Finding] | None
     return compose_status(progress_of(run, run_log, 1e9 + later_s, 1e9), run_log, run.facts, findings or [])
 
 
-def own_run(val_loss: float = 2.0, rates: tuple[float, float] = (4e5, 4.5e5), live: bool = True) -> RunLog:
-    """At update 1,250 of 5,000."""
+def own_run(
+    val_loss: float = 2.0,
+    rates: tuple[float, float] = (4e5, 4.5e5),
+    live: bool = True,
+    train_loss: float | None = None,
+) -> RunLog:
+    """At update 1,250 of 5,000. `train_loss`: evaluated; None: that of the validation split."""
     start = journals.run(5000)
     start["config"]["eval_interval"] = 250
     start["forecast"] = {
@@ -33,7 +38,8 @@ def own_run(val_loss: float = 2.0, rates: tuple[float, float] = (4e5, 4.5e5), li
     for at in range(10, 1251, 10):
         records.append(journals.step(at, step_ms=38.0, loss=1.93))
         if at % 250 == 0:
-            records += [journals.evaluation(at, split, val_loss) for split in ("train", "val")]
+            losses = {"train": val_loss if train_loss is None else train_loss, "val": val_loss}
+            records += [journals.evaluation(at, split, loss) for split, loss in losses.items()]
     return run_log_from_records(records, "run", live=live)
 
 
@@ -46,9 +52,12 @@ def test_a_run_in_progress_that_is_as_expected() -> None:
 
 
 def test_what_is_not_as_expected_is_said() -> None:
-    assert forecast_positions(own_run(), Analysis(own_run()).facts) == {"loss": "on", "speed": "on"}
-    assert "loss is above what was expected" in status(own_run(val_loss=2.6))
-    assert "loss is below what was expected" in status(own_run(val_loss=1.2))
+    facts = Analysis(own_run()).facts
+    assert forecast_positions(own_run(), facts) == {"loss": "on", "training_loss": "on", "speed": "on"}
+    assert "learns more slowly" in status(own_run(val_loss=2.6))
+    assert "the training loss is not" in status(own_run(val_loss=2.6, train_loss=2.0))
+    assert "learns faster" in status(own_run(val_loss=1.2))
+    assert "loss is below what was expected" in status(own_run(val_loss=1.2, train_loss=2.0))
     assert "slower than was expected" in status(own_run(rates=(9e5, 9.5e5)))
     worse = written_finding("x", "warning", "It is bad", "", "", "")
     assert status(own_run(), findings=[worse]).endswith("It is bad.")
@@ -69,6 +78,9 @@ def test_starting_stalled_and_over() -> None:
     assert status(run_log_from_records([journals.run()], "run", live=True)) == (
         "Starting: no update is logged yet."
     )
+    expected = journals.run()
+    expected["forecast"] = {"total_s": [237.0, 380.0, 851.0]}
+    assert "4 min to 14 min" in status(run_log_from_records([expected], "run", live=True))
     assert status(own_run(), later_s=600) == (
         "No new line for 10m 00s, where one usually comes every 380 ms. "
         "The last was update 1,250 of 5,000 (25%), loss 1.9300."

@@ -19,6 +19,8 @@ from glassgpt.i18n import translate
 from glassgpt.record.finding import Finding, Severity
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.facts import Facts
+from glassgpt.runs.metric_columns import metric_of
+from glassgpt.runs.metric_series import MetricSeries
 from glassgpt.runs.run_log import ExitStatus, LoggedProcess, LoggedSetup, RunLog
 from glassgpt.runs.split_runs import split_runs
 
@@ -95,7 +97,8 @@ def test_a_single_evaluation_is_not_called_the_best() -> None:
 
 def test_too_few_lines_do_not_show_that_nothing_is_wrong() -> None:
     for count, found in ((19, False), (20, True)):
-        run_log = make_run_log(make_steps(range(count), 100.0, [2.0] * count), ended="finished")
+        evals = [(0, 2.0, 2.0), (count - 1, 2.0, 2.0)]
+        run_log = make_run_log(make_steps(range(count), 100.0, [2.0] * count), evals, ended="finished")
         said = compose_verdict(run_log, Analysis(run_log).facts, [])
         assert (NOTHING in said) == found
     excerpt = replace(run_log, is_excerpt=True)
@@ -222,3 +225,95 @@ def test_a_run_that_finished_early_by_its_own_counter() -> None:
 def test_only_evaluations_are_logged() -> None:
     only = make_run_log(make_steps([]), [(0, 4.0, 4.1), (100, 2.0, 2.1)])
     assert explain(only).verdict[0] == translate("verdict.only_evaluations", trainer="nanoGPT")
+
+
+# --- what keeps a run from being called sound ---
+
+
+def test_nothing_is_wrong_is_not_said_of_a_doubtful_run() -> None:
+    assert NOTHING in verdict(ended="finished")
+    short = replace(run(), setup=LoggedSetup(planned_iterations=2000))
+    again = replace(run(), steps=make_steps([*range(500), *range(400, 1000)], 100.0, [2.0] * 1100))
+    ends = {"first": 4.0, "last": 0.004, "lines": 10.0}
+    said = [
+        compose_verdict(short, facts(ended="finished"), ()),
+        compose_verdict(again, facts(ended="finished"), ()),
+        verdict(ended="finished", loss_ends=ends),
+    ]
+    assert all(NOTHING not in sentences for sentences in said)
+
+
+def few_lines(losses: list[float], ms: float = math.nan, **changes: object) -> list[str]:
+    at = [100 * (i + 1) for i in range(len(losses))]
+    run_log = make_run_log(make_steps(at, ms, losses), **changes)  # type: ignore[arg-type]
+    return compose_verdict(run_log, replace(Analysis(run_log).facts, ended="finished"), ())
+
+
+def test_few_lines_say_what_they_show() -> None:
+    falls = translate("verdict.few_lines_fall", lines=6)
+    no_eval = translate("verdict.no_evaluation")
+    assert {falls, no_eval} <= set(few_lines([1.47, 0.80, 0.73, 0.66, 0.63, 0.62]))
+    flat_later = few_lines([11.3, 8.7, 6.3, 6.0, 6.4, 6.3])
+    assert falls in flat_later
+    few = {"lines": 6, "enough": 20}
+    noisy = [2.0, 2.1, 1.9, 2.05, 2.1, 1.95]
+    assert translate("verdict.too_few_lines_no_eval", **few) in few_lines(noisy)
+    evals = [(300, None, 2.2)]
+    assert translate("verdict.too_few_lines", **few) in few_lines(noisy, 100.0, evals=evals)
+    assert translate("verdict.too_few_lines_no_speed", **few) in few_lines(noisy, evals=evals)
+
+
+def test_a_single_result_in_bits_per_byte_is_not_called_the_best() -> None:
+    for evals, key in (
+        ([(0, None, 1.06)], "verdict.bits_per_byte_before_training"),
+        ([(500, None, 1.06)], "verdict.only_bits_per_byte"),
+    ):
+        run_log = make_run_log(make_steps(range(0, 1000, 10), 100.0, [2.0] * 100), evals)
+        run_log = replace(run_log, val_metric="bits_per_byte")
+        assert translate(key, bits="1.0600") in compose_verdict(run_log, Analysis(run_log).facts, ())
+
+
+def test_a_loss_that_turned_is_told_with_its_lowest() -> None:
+    losses = [10.47, 10.67, 10.09, 10.18, 9.18, 8.24, 7.73, 7.82, 8.00, 9.69, 9.95]
+    said = explain(make_run_log(make_steps(range(12_900, 13_450, 50), loss=losses))).verdict
+    turned = {"lowest_loss": 7.73, "lowest_iteration": 13_200, "end_loss": 9.95}
+    assert translate("verdict.training_loss_turned", first="10.4700", **turned) in said
+
+
+def test_a_loss_that_is_the_same_and_below_0_is_not_computed() -> None:
+    run_log = make_run_log(make_steps(range(1, 6), loss=[-1.0] * 5))
+    assert (run_log.placeholder_loss, run_log.loss_measures_learning) == (-1.0, True)
+    assert translate("verdict.placeholder_loss", loss="-1.0000") in explain(run_log).verdict
+    varying = make_run_log(make_steps(range(1, 6), loss=[-1.0, -1.2, -0.8, -1.1, -0.9]))
+    assert (varying.placeholder_loss, varying.loss_measures_learning) == (None, False)
+    assert translate("verdict.loss_measures_nothing_alone") in explain(varying).verdict
+
+
+def test_preferences_near_ln2_have_not_fallen() -> None:
+    losses = np.linspace(0.6925, 0.6804, 16).tolist()
+    said = explain(make_run_log(make_steps(range(10, 170, 10), loss=losses))).verdict
+    assert translate("verdict.near_ln2", last="0.6804") in said
+    fallen = np.linspace(0.6925, 0.35, 16).tolist()
+    said = explain(make_run_log(make_steps(range(10, 170, 10), loss=fallen))).verdict
+    assert translate("verdict.few_lines_fall", lines=16) in said
+
+
+def test_a_run_that_was_not_finished_is_not_at_100_percent() -> None:
+    steps = make_steps(range(15, 2805, 15), loss=np.linspace(2.0, 1.0, 186).tolist())
+    setup = LoggedSetup(planned_iterations=2808)
+    said = explain(make_run_log(steps, setup=setup, iterations_done=2800, ended="cut")).verdict
+    share = next(one for one in said if "2,808" in one or "2,809" in one)
+    assert numbers(share)[0] == "99"
+
+
+def test_a_metric_of_held_out_data_is_an_evaluation() -> None:
+    plain = make_run_log(
+        make_steps(range(0, 400, 10), loss=np.linspace(4.0, 2.0, 40).tolist()), ended="finished"
+    )
+    unevaluated = translate("verdict.nothing_wrong_unevaluated")
+    assert unevaluated in explain(plain).verdict
+    for name, is_told in (("val_bleu", False), ("train_acc", True)):
+        metric, at = metric_of(name), np.array([100, 200])
+        assert metric is not None
+        series = MetricSeries(name, metric, at, at, np.array([0.2, 0.3]))
+        assert (unevaluated in explain(replace(plain, metrics=(series,))).verdict) == is_told

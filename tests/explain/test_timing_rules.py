@@ -542,3 +542,53 @@ def test_nothing_makes_a_rule_fail(run_log: RunLog) -> None:
             assert finding.explanation
             assert "nan" not in text.split()
             assert "{" not in text
+
+
+# --- throughput by tokens per second, and batches of unequal length ---
+
+
+def speed_run(tokens_per_s: list[float]) -> RunLog:
+    count = len(tokens_per_s)
+    steps = make_steps(range(1, 50 * count, 50), float("nan"), [3.0] * count, tokens_per_s=tokens_per_s)
+    return make_run_log(steps, trainer=BY_ID["unknown"])
+
+
+def test_throughput_that_falls() -> None:
+    few = [2168.8, 4014.0, 4005.8, 2801.5, 2980.0, 3563.9, 3473.0, 2339.3, 1710.1, 1870.9, 1716.3]
+    one = require_finding(throughput_drift(analyse(speed_run(few))))
+    assert (one.values["first_tokens_per_s"], one.values["last_tokens_per_s"]) == (4005.8, 1716.3)
+    assert one.values["fall"] == pytest.approx(1 - 1716.3 / 4005.8)
+    noise = np.random.default_rng(0).normal(0, 50, 280)
+    slow = np.linspace(550, 350, 280) + noise
+    assert require_finding(throughput_drift(analyse(speed_run(slow.tolist())))).severity == "advice"
+
+
+def test_throughput_that_varies_without_a_trend() -> None:
+    rng = np.random.default_rng(1)
+    for count in (10, 30, 280):
+        steady = rng.normal(500, 75, count).tolist()
+        assert throughput_drift(analyse(speed_run(steady))) is None
+    assert throughput_drift(analyse(speed_run(np.linspace(500, 450, 100).tolist()))) is None
+    assert throughput_drift(analyse(speed_run(np.linspace(500, 350, 11).tolist()))) is None  # too few lines
+    assert throughput_drift(analyse(speed_run(np.linspace(300, 500, 100).tolist()))) is None  # it warms up
+
+
+def test_batches_of_unequal_length_are_no_stalls() -> None:
+    """Times spread widely, and long batches have a lower loss, as where padding is counted."""
+    rng = np.random.default_rng(2)
+    log_ms = rng.normal(8.7, 0.6, 200)
+    log_ms[100] = 8.7 + np.log(7.3)
+    losses = (7.0 - 1.0 * (log_ms - 8.7) + rng.normal(0, 0.2, 200)).tolist()
+    run_log = make_run_log(make_steps(range(200), np.exp(log_ms).tolist(), losses))
+    assert silent_spike(analyse(run_log)) is None
+    one = require_finding(jitter(analyse(run_log)))
+    assert (one.severity, one.text["title"]) == ("info", (say("jitter.title.batches"),))
+    assert float(str(one.values["correlation"])) < -0.8
+    unrelated = make_run_log(
+        make_steps(range(200), np.exp(log_ms).tolist(), rng.permutation(losses).tolist())
+    )
+    assert require_finding(jitter(analyse(unrelated))).text["title"] == (say("jitter.title"),)
+    tight = np.exp(8.7 + 0.02 * (log_ms - 8.7))
+    tight[100] *= 7.3
+    stalled = make_run_log(make_steps(range(200), tight.tolist(), losses))
+    assert require_finding(silent_spike(analyse(stalled))).at == 100

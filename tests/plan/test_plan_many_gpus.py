@@ -10,7 +10,7 @@ import pytest
 from glassgpt.cli import main
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import resolve_card_name
-from glassgpt.estimate.memory import total_parameters
+from glassgpt.estimate.training_workload import total_parameters
 from glassgpt.plan.dataset_info import known_dataset_info
 from glassgpt.plan.estimates import ParallelismComparison
 from glassgpt.plan.planning import Plan, make_plan

@@ -258,7 +258,7 @@ def test_memory_limit_of_a_container(drivers: pytest.MonkeyPatch) -> None:
 
 
 def test_a_busy_machine_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = build_config(find_recipe("quickstart"), {}, "cpu")
+    config, ratios = build_config(find_recipe("quickstart"), {}, "cpu"), []
     for load, is_busy in ((0.2, False), (64.0, True)):
         monkeypatch.setattr("glassgpt.plan.target.load_average", lambda load=load: load)
         monkeypatch.setattr("glassgpt.plan.target.usable_cores", lambda: 2)
@@ -270,6 +270,9 @@ def test_a_busy_machine_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
         made = make_plan(config, target, find_dataset_info(config))
         busy = [problem.what for problem in made.problems if "load 64.0" in problem.what]
         assert bool(busy) == is_busy
+        assert made.times is not None
+        ratios.append(made.times.total_s[2] / made.times.total_s[0])
+    assert ratios[1] == pytest.approx(ratios[0], rel=0.3)  # the band is that of an idle machine
 
 
 def test_a_proposal_for_a_busy_machine(

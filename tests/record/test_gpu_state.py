@@ -108,7 +108,6 @@ def test_several_cards_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
         power_default=700.0,
         busy=97,
         memory_total=80 * GIB,
-        memory_free=79 * GIB,
         processes=1,
         ecc_errors=0,
     )

@@ -58,6 +58,7 @@ class ExpectedLog:
     metric: str = "loss"
     numbered: bool = True
     ended: str = "finished"
+    logs_saves: bool | None = None  # where that is not as of its trainer
     segments: int = 1
     segments_with_startup: frozenset[int] = field(
         default=frozenset({0})
@@ -123,6 +124,8 @@ def expected_facts(expected: ExpectedLog) -> dict[str, Any]:
     losses = [row.loss for row in rows if row.loss is not None]
     bad = next((row.iteration for row in rows if row.loss is not None and math.isnan(row.loss)), None)
     numbered, trainer = expected.numbered, BY_ID[expected.format]
+    # A mean over several iterations is no time of the first one, and no percentile can be told from it.
+    of_several = trainer.step_time_is_interval_mean and numbered and (_commonest(gaps) or 1) > 1
     return {
         "iterations_logged": len(rows),
         "first_iteration": rows[0].iteration if rows and numbered else None,
@@ -131,15 +134,16 @@ def expected_facts(expected: ExpectedLog) -> dict[str, Any]:
         "tokens_per_iteration": expected.tokens,
         "parameters": expected.parameters,
         "steady_ms": steady,
-        "steady_p95_ms": _p95([row.ms for row in calm if row.ms is not None]),
-        "first_iteration_ms": rows[0].ms if rows else None,
-        "startup_ms": _startup(rows, first, holds, steady, overhead),
+        "steady_p95_ms": None if of_several else _p95([row.ms for row in calm if row.ms is not None]),
+        "first_iteration_ms": rows[0].ms if rows and not of_several else None,
+        "startup_ms": None if of_several else _startup(rows, first, holds, steady, overhead),
         "eval_steps": list(dict.fromkeys(at for at, _, _ in evals))
         if numbered and (evals or not trainer.reads_any_log)
         else None,
         "eval_overhead_ms": overhead,
         "checkpoint_steps": list(dict.fromkeys(saves))
-        if numbered and (saves or trainer.logs_checkpoints)
+        if numbered
+        and (saves or (trainer.logs_checkpoints if expected.logs_saves is None else expected.logs_saves))
         else None,
         "estimated_total_s": total_ms / 1000 if timed else None,
         "overhead_share": sum(max(0.0, part) for part in beyond) / total_ms

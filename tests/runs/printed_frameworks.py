@@ -118,7 +118,10 @@ def megatron(course: SyntheticRun, kin: str = "") -> ExpectedLog:
             parts.append(ExpectedLine(text, save=at))
     parts += _("[after training is done] datetime: 2026-05-11 10:00:01")
     tokens = None if kin == "neox" else 64 * sequence
-    return ExpectedLog(tuple(parts), "megatron", times_are_means=kin != "nemo", tokens=tokens)
+    is_nemo = kin == "nemo"
+    return ExpectedLog(
+        tuple(parts), "megatron", times_are_means=not is_nemo, tokens=tokens, logs_saves=not is_nemo
+    )
 
 
 def mlx_lm(course: SyntheticRun, table: bool = False) -> ExpectedLog:

@@ -14,7 +14,9 @@ from glassgpt.runs.curve_statistics import (
     fit_power_law,
     forecast_loss,
     mad,
+    shows_fall,
     trailing_median,
+    turning_row,
 )
 from glassgpt.runs.log_numbers import clamp_loss
 
@@ -101,3 +103,18 @@ def test_any_points_are_survived(points: list[tuple[float, float]]) -> None:
     t, losses = (np.array([point[index] for point in points]) for index in (0, 1))
     result = forecast_loss(t, losses, targets=(100.0,))
     assert result is None or len(result[1]) == 1
+
+
+def test_a_few_values_that_fell_and_rose_again() -> None:
+    values = np.array([10.47, 10.67, 10.09, 10.18, 9.18, 8.24, 7.73, 7.82, 8.00, 9.69, 9.95])
+    assert turning_row(values) == 6
+    assert turning_row(values[:9]) is None  # not far up yet
+    single = np.array([10.4, 10.6, 10.1, 10.2, 10.3, 7.7, 10.2, 10.1, 9.9, 10.0])
+    assert turning_row(single) is None
+    assert turning_row(np.linspace(10.0, 2.0, 11)) is None
+
+
+def test_four_values_show_a_fall_that_is_far_beyond_their_last_step() -> None:
+    assert shows_fall(np.array([8.3368, 1.2565, 0.4951, 0.4270]))
+    assert not shows_fall(np.array([2.0, 1.9, 2.0, 1.8]))
+    assert not shows_fall(np.array([8.3368, 1.2565, 0.4951]))

@@ -125,15 +125,26 @@ LINES = [f"iter {at}: loss 3.{at:04d}, time 50.00ms, mfu 5.00%\n" for at in rang
 # fmt: off
 ENDS = (
     "[2026-06-26 18:39:46] run complete @ step 11295: 1362.22 min training time",
+    "end of training, duration: 5270s.", "Early stopping triggered after epoch 7",
+    "total time taken: 15738.9",
+    "`Trainer.fit` stopped: `max_epochs=5` reached.", "END TIME: Tue Mar 31 14:12:08 CEST 2026",
+    "=== done ===",
     "Training complete!", "training completed in 3h", "=== Training finished ===", "Training is done.",
     "Finished training", "Saved final weights to adapters/adapters.safetensors.", "Saving final model to out",
     "2026-01-05 08:12:40.118 | INFO     | __main__:fit:88 - Fine-tuning completed!", "TRAINING COMPLETED",
     "INFO:__main__:✅ Training completed successfully!", "Total training time: 88.20 seconds",
     "Copying report.md to current directory for convenience",
+    "18:47:50 | INFO | Done. Total time: 83.0 min",
+    "INFO 2026-06-12 18:27:59 ot_train.py:438 End of training",
+    "2023-08-25 11:37:11 INFO     complete training: model ckpt was saved at tmp/model_a",
+    "Target loss 0.099999 reached at step 4578, loss=0.094433",
 )
 NO_ENDS = (
+    "Complete training pipeline", "Target loss: 0.1",
     "training complete 50% of the way", "He said that the run was complete", "Saved weights to out",
     "the final model will be saved later", "Training runs", "report of the training",
+    "EarlyStopping counter: 3 out of 5", "early stopping patience: 4/5", "early_stopping=True",
+    "Total time: unknown", "the work is done and",
     "Epoch 3 - training completed", "INFO - epoch 2: training finished", "Total training time: unknown",
 )
 # fmt: on

@@ -218,7 +218,7 @@ def test_a_history_of_nothing() -> None:
     facts = Analysis(make_run_log(make_steps([]))).facts
     assert facts.iterations_logged == 0
     assert (facts.eval_steps, facts.checkpoint_steps) == ([], [])  # nanoGPT prints each
-    empty = {"iterations_logged", "eval_steps", "checkpoint_steps", "segments", "ended", "regimes"}
+    empty = {"iterations_logged", "eval_steps", "checkpoint_steps", "segments", "ended", "regimes", "metrics"}
     assert all(value is None for name, value in facts.as_dict().items() if name not in empty)
 
 
@@ -247,7 +247,7 @@ def test_the_issue_names_every_fact() -> None:
         "val_metric", "best_val_loss", "best_val_step", "final_val_loss",
         "final_train_loss", "loss_first", "loss_last", "nan_step", "segments", "ended",
         "regimes", "regime_total_s", "eval_overhead_typical_ms", "seconds_by_phase",
-        "wander_ms", "loss_ends",
+        "wander_ms", "loss_ends", "wall_s", "stamped_s", "total_s", "metrics",
     ]  # fmt: skip
     assert [field.name for field in dataclasses.fields(Facts)] == names
 

@@ -120,6 +120,25 @@ def test_texts_are_named(tmp_path: Path) -> None:
         assert name in str(caught.value)
 
 
+def test_what_a_logger_or_a_terminal_adds_makes_no_table() -> None:
+    stamped = [f"2020-03-08 16:33:{at:02},462:INFO: Meta epoch {at}" for at in range(10)]
+    ends_with_tab = ["\x1b[?1034hMRR : 0.631\t", "P@1 : 0.492\t", "Score after 1 rounds: 0.034\t"]
+    words = ["one, two", "three, four", "five, six"]
+    for lines in (stamped, ends_with_tab, words, ["a,b", "1,2"]):
+        assert "table" not in (text_kind("\n".join(lines) + "\n") or ""), lines
+    for lines in (["a,b", "x,2", "y,3"], ["time\ta", "12:00\t3", "12:01\t4"]):
+        assert "table" in (text_kind("\n".join(lines) + "\n") or ""), lines
+
+
+def test_a_line_that_repeats_with_other_numbers_is_no_configuration() -> None:
+    repeated = [f"[round {at}] d_adv: {3 / at:.4f}  f_slf: {6 / at:.4f}" for at in range(1, 9)]
+    labelled = ["[PC] 2020-11-11 16:41:00,521 INFO: 7epoch:train:7126-7500batch: lr_0=0.100", "[PC] done"]
+    for lines in (repeated, labelled, [f"a: {at} b: {at}.5" for at in range(9)]):
+        assert text_kind("\n".join(lines) + "\n") is None, lines
+    config = ["[model]", "n_layer = 12", "# 4 of 8", "- 3", *(f"layer_{at} = {at}" for at in range(9))]
+    assert "configuration" in (text_kind("\n".join(config) + "\n") or "")
+
+
 def test_the_first_line_with_numbers_is_shown(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("Hello.\nAfter 12 rounds it was 3.5\x1b[2J.\nMore.\n")
     with pytest.raises(UserError) as caught:

@@ -161,7 +161,7 @@ def test_where_nothing_is_said() -> None:
         "no plan": replace(run_until(1000), setup=replace(run_until(1000).setup, settings={})),
         "lines are not iterations": replace(run_until(1000), has_iteration_numbers=False),
         "warm-up": run_until(700, warmup=600),
-        "wild": run_until(1000, noise=0.4),
+        "wild": run_until(1000, noise=0.8),
         "past its best": run_until(1400, rise_from=700),
         "few losses": replace(
             run_until(600, evals_every=500),

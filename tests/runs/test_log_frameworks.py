@@ -1,4 +1,4 @@
-"""Frameworks: torchtitan, Megatron-LM and its kin, OLMo, mlx-lm, Keras, Lightning, autoresearch."""
+"""Frameworks: torchtitan, torchtune, Megatron-LM and kin, OLMo, mlx-lm, Keras, Lightning, autoresearch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from log_checks import check_facts, parse_facts, parse_log
 from printed import SyntheticRun
 from printed_frameworks import autoresearch, megatron
 from printed_more import every_trainer
+
+from glassgpt.explain.explanation import explain
+from glassgpt.runs.analysis import Analysis
 
 COURSE = SyntheticRun(updates=40)
 FRAMEWORKS = {
@@ -37,6 +40,21 @@ def test_megatrons_lines() -> None:
     assert run_log.steps.loss.tolist() == [3.25] * 3
     assert run_log.steps.ms.tolist() == [2345.1] * 3
     assert run_log.steps.grad_norm.tolist() == [0.512] * 3
+
+
+def test_gpt_neox_saves_with_deepspeed_and_crashes_after_the_planned_end() -> None:
+    text = "".join(
+        f" samples/sec: 32.1 | iteration {at:8d}/   43000 | elapsed time per iteration (ms): 124.3 | "
+        "learning rate: 1.000E-04 | lm_loss: 9.9E-01 | loss scale: 131072.0 |\n"
+        for at in range(42_900, 43_001, 10)
+    )
+    stamp = "[2024-10-29 08:37:38,891] [INFO]"
+    saved = f"{stamp} [logging.py:96:log_dist] [Rank 0] Saving model checkpoint: out/global_step43000/a.pt\n"
+    saved += f"{stamp} [engine.py:33:commit] [Torch] Checkpoint global_step43000 is ready now!\n"
+    crash = "Traceback (most recent call last):\nTypeError: iteration over a 0-d tensor\n"
+    facts = parse_facts(text + saved + crash)
+    assert (facts.ended, facts.checkpoint_steps) == ("finished", [43_000])
+    assert parse_facts(text.replace("/   43000", "/   50000") + crash).ended == "crashed"
 
 
 @pytest.mark.parametrize("where", ["", " on validation set"])
@@ -168,6 +186,80 @@ def test_kerass_evaluate_is_no_epoch_and_early_stopping_is_an_end() -> None:
     assert (facts.checkpoint_steps, facts.eval_steps) == ([100], [100, 200, 300])
 
 
+def test_kerass_callbacks_speak_before_the_last_state_of_the_bar(subtests: pytest.Subtests) -> None:
+    epoch = (
+        "Epoch {at}/9\n127/127 ━━━━━━━━━━ 0s 1s/step - loss: 2.6\n{said}\n"
+        "127/127 ━━━━━━━━━━ {s}s 1s/step - loss: 2.5 - val_loss: {val}\n"
+    )
+    saving = "Epoch {at}: val_loss improved from 2.5 to 2.4, saving model to best.keras"
+    text = (
+        "".join(
+            epoch.format(
+                at=at, said=saving.format(at=at) if at < 3 else "", s=127 + 63.5 * (at - 1), val=2 + at / 10
+            )
+            for at in (1, 3)
+        )
+        .replace(".5s 1s", "s 1s")
+        .replace(".0s 1s", "s 1s")
+    )
+    ends = ["Epoch 3: early stopping\n", "Restoring model weights from the end of the best epoch: 1.\n"]
+    for name, end in (("Keras 3", "".join(ends)), ("Keras 2", "".join(reversed(ends)))):
+        run_log = parse_log(text + end)
+        with subtests.test(name):
+            assert [(one.iteration, one.val_loss, one.line) for one in run_log.evals] == [
+                (127, 2.1, 4),
+                (381, 2.3, 8),
+            ]
+            assert [(one.iteration, one.line) for one in run_log.checkpoints] == [(127, 3)]
+            assert run_log.steps.ms.tolist() == [1000, 2000], (
+                "of the epoch: whole seconds per step are rounded"
+            )
+            assert run_log.steps.loss.tolist() == [2.5, 2.5]
+            explanation = explain(run_log)
+            assert explanation.facts.ended == "finished"
+            quoted = [sentence for sentence in explanation.verdict if "early stopping" in sentence]
+            assert len(quoted) == 1
+            assert "best epoch: 1" in quoted[0]
+
+
+# --- torchtune ---
+
+TORCHTUNE_BAR = (
+    "1|{at}|Loss: {loss}:   1%|▏         | {bar}/40 [{minutes:02d}:{seconds:02d}<01:30,  {rate}s/it]\n"
+)
+
+
+def _torchtune() -> str:
+    """The first update takes 60 s, later ones 10 s each; the rate is tqdm's moving average."""
+    lines, average = ["INFO:torchtune.utils._logging:Running R with resolved config:\n", "epochs: 2\n"], 60.0
+    for at in range(1, 41):
+        elapsed, average = 50 + 10 * at, average if at == 1 else 0.3 * 10 + 0.7 * average
+        values = {"minutes": elapsed // 60, "seconds": elapsed % 60, "bar": at, "rate": f"{average:.2f}"}
+        if at > 1:
+            lines.append(TORCHTUNE_BAR.format(at=at - 1, loss=3 - (at - 1) / 20, **values))
+        lines.append(TORCHTUNE_BAR.format(at=at, loss=3 - at / 20, **values))
+    lines.append(
+        "INFO:torchtune.utils._logging:Model checkpoint of size 2.30 GiB saved to /out/model.safetensors\n"
+    )
+    lines.append("INFO:torchtune.utils._logging:Checkpoint saved in 150.25 seconds.\n")
+    return "".join(lines)
+
+
+def test_torchtunes_clock_tells_the_time_not_its_average() -> None:
+    run_log = parse_log(_torchtune())
+    assert (run_log.trainer.id, run_log.setup.planned_iterations) == ("torchtune", 80)
+    assert run_log.steps.iteration.tolist() == list(range(1, 41))
+    assert run_log.steps.loss[[0, -1]].tolist() == [2.95, 1.0]
+    assert run_log.steps.ms[0] == 60_000
+    assert [(one.iteration, one.blocking_ms) for one in run_log.checkpoints] == [(40, 150_250)]
+    analysis = Analysis(run_log)
+    assert analysis.steady_ms == 10_000
+    assert analysis.total_s == pytest.approx(450 + 150.25)
+    finding = next(one for one in explain(run_log).findings if one.id == "save-cost")
+    assert finding.values["save_share"] == pytest.approx(150.25 / 600.25)
+    assert finding.values["longest_s"] == 150.25
+
+
 # --- autoresearch ---
 
 
@@ -262,3 +354,35 @@ def test_a_checkpoint_of_modded_nanogpt() -> None:
     ]
     lines.insert(4, "Saved checkpoint to runs/state_step4.pt\n")
     assert [save.iteration for save in parse_log("".join(lines)).checkpoints] == [4]
+
+
+def test_olmos_checkpoints_and_schedule() -> None:
+    text = (
+        "TrainConfig(run_name='x', scheduler=SchedulerConfig(name='cosine_with_warmup', units='steps', "
+        "t_warmup=250, t_max=None), max_duration=400, seed=1)\n"
+        "Total number of parameters: 1,279,787,008\nNumber of non-embedding parameters: 1,176,764,416\n"
+        "Checkpoint saved to /out/run/step0-unsharded\n"
+    )
+    for at in range(1, 8):
+        text += f"[step={at}/400,epoch=0]\n    train/CrossEntropyLoss={11 - at / 10}\n"
+        if at % 3 == 0:
+            text += "Saving unsharded checkpoint...\n"
+            text += f"Unsharded checkpoint saved to /out/run/step{at}-unsharded\n"
+    run_log = parse_log(text)
+    assert [save.iteration for save in run_log.checkpoints] == [0, 3, 6]
+    assert run_log.setup.settings["warmup_iters"] == 250
+    assert run_log.setup.settings["max_iters"] == 400
+    assert run_log.setup.parameters == 1_279_787_008
+
+
+def test_lightnings_rate_is_a_mean_whose_clock_gives_the_time_of_a_step() -> None:
+    lines, elapsed = [], 5.0
+    for done in range(1, 19):
+        elapsed += 3.0
+        clock = f"00:{int(elapsed):02d}" if elapsed < 60 else "01:00"
+        for loss in (11 - done / 10, 10.9 - done / 10):  # drawn before and after the loss changes
+            bar = f"{done}/18 [{clock}<01:02,  {elapsed / done:.2f}s/it, loss={loss:.3f}, v_num=1]"
+            lines.append(f"Epoch 0:  22%|##       | {bar}")
+    steps = parse_log("\n".join(lines) + "\n").steps
+    assert steps.ms[0] == pytest.approx(8000)
+    assert np.nanmedian(steps.ms[1:]) == pytest.approx(3000, rel=0.05)

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from functools import partial
 from itertools import product
 
 import pytest
@@ -21,8 +22,8 @@ from printed_more import every_trainer
 from glassgpt.errors import UserError
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.exit_status import read_event
-from glassgpt.runs.header import read_header
+from glassgpt.runs.exit_status import event_patterns, read_event
+from glassgpt.runs.header import header_patterns, read_header
 from glassgpt.runs.lines import read_lines
 from glassgpt.runs.recognise import KNOWN, LOG_TRAINERS, read_log
 from glassgpt.runs.run_log import RunLog
@@ -153,8 +154,8 @@ def test_no_line_takes_long() -> None:
             line = (text * 4000)[: 4000 - len(tail)] + tail
             readers: list[tuple[str, Callable[[str, RunBuilder], object], Trainer]]
             readers = [(trainer.id, trainer.make_reader(), trainer) for trainer in LOG_TRAINERS]
-            readers.append(("header", read_header, LOG_TRAINERS[0]))
-            readers.append(("event", read_event, LOG_TRAINERS[0]))
+            readers.append(("header", partial(read_header, patterns=header_patterns()), LOG_TRAINERS[0]))
+            readers.append(("event", partial(read_event, patterns=event_patterns()), LOG_TRAINERS[0]))
             for name, reader, trainer in readers:
                 if seconds(lambda: reader(line, RunBuilder(trainer))) > PATIENCE_S:  # noqa: B023 - called at once
                     slow.append((name, piece, tail))

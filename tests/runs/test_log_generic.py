@@ -202,14 +202,6 @@ def test_samples_of_an_epoch_are_no_iterations() -> None:
     assert (facts.loss_first, facts.loss_last) == (2.5, 2.42)
 
 
-def test_torchtunes_bar() -> None:
-    bar = "1|{at}|Loss: {loss}:   1%|▏         | {at}/1000 [00:10<01:30,  1.25s/it]\n"
-    run_log = parse_log("".join(bar.format(at=at, loss=3 - at / 10) for at in range(1, 9)))
-    assert run_log.steps.iteration.tolist() == list(range(1, 9))
-    assert run_log.steps.loss[-1] == pytest.approx(2.2)
-    assert run_log.steps.ms.tolist() == [1250] * 8
-
-
 def test_epochs_are_the_iterations_where_nothing_else_is_counted() -> None:
     line = "Epoch {at}/5 | Train Loss: {loss:.4f} | Val Loss: {val:.4f} | took 81.5s\n"
     text = "".join(line.format(at=at, loss=3 - at / 10, val=3.1 - at / 10) for at in range(1, 6))
@@ -321,37 +313,6 @@ def test_a_home_made_loop_is_not_build_nanogpt() -> None:
 def test_a_word_after_a_count_is_no_unit() -> None:
     text = "DDP setup world_size=6 master=10.0.0.1\n" + "".join(f"step {at} loss: 2.5\n" for at in range(5))
     assert parse_log(text).setup.world_size == 6
-
-
-def test_fairseq() -> None:
-    """The mean of an epoch is a step only where there are no other lines; a bar of the evaluation is none."""
-    at = "2020-03-23 11:38:{second} | INFO | "
-    epoch = (
-        "train | epoch 00{n} | loss 9.80{n} | nll_loss 8.89 | wps 31194.9 | num_updates {updates} | lr 0.0001"
-    )
-    valid = (
-        "valid | epoch 00{n} | valid on 'valid' subset | loss 9.39{n} | ppl 321.26 | num_updates {updates}"
-    )
-    inner = (
-        "train_inner | epoch 00{n}:      5 / 356 loss=9.44, nll_loss=8.44, num_updates={updates}, lr=0.0001"
-    )
-    bar = "| epoch 00{n} | valid on 'valid' subset  1000 / 1311 loss=1.60"
-    lines = [
-        at.format(second=10 + n) + line.format(n=n, updates=350 * n + (5 if line is inner else 0))
-        for n in range(1, 4)
-        for line in (epoch, bar, valid, inner)
-    ]
-    run_log = parse_log("\n".join(lines) + "\n")
-    assert run_log.steps.iteration.tolist() == [355, 705, 1055]
-    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [
-        (350, 9.391),
-        (700, 9.392),
-        (1050, 9.393),
-    ]
-    by_epoch = parse_log("\n".join(line for line in lines if "inner" not in line) + "\n")
-    assert by_epoch.steps.iteration.tolist() == [350, 700, 1050]
-    assert by_epoch.steps.loss.tolist() == [9.801, 9.802, 9.803]
-    assert [one.iteration for one in by_epoch.evals] == [350, 700, 1050]
 
 
 def test_a_count_that_begins_again_is_another_epoch_only_where_a_line_says_so() -> None:
@@ -468,3 +429,168 @@ def test_batches_that_only_their_epoch_is_said_of() -> None:
 def test_a_number_of_epochs_is_a_setting() -> None:
     with pytest.raises(UserError):
         parse_log('TRAINED | Text: "Hello" | Chunks: 1 | Epochs: 30 | Avg Loss: 6.0184\n' * 9)
+
+
+def test_the_count_between_the_loss_and_its_number() -> None:
+    steps = [f"2017-08-18 02:43:{at:02d},000:\tLoss at step {at}: {9 - at / 10:.4f}" for at in range(1, 30)]
+    run_log = parse_log("\n".join(steps) + "\n")
+    assert run_log.steps.iteration.tolist() == list(range(1, 30))
+    assert run_log.steps.loss[9] == 8.0
+    epochs = [f"Loss after {at} epochs: {1 / at:.3f}" for at in range(1, 9)]
+    run_log = parse_log("\n".join(epochs) + "\n")
+    assert run_log.trainer.iterations_are_epochs
+    assert run_log.steps.iteration.tolist() == list(range(1, 9))
+    assert run_log.steps.loss[3] == 0.25
+
+
+def test_batches_of_an_epoch_by_any_name() -> None:
+    for form in ("batch {} of epoch 1, loss {:.3f}, lr [0.0]", "epoch: 1, iteratation {}, loss: {:.3f}"):
+        run_log = parse_log("".join(form.format(at, 5 - at / 100) + "\n" for at in range(1, 60)))
+        assert run_log.steps.iteration.tolist() == list(range(1, 60)), form
+        assert run_log.steps.loss[-1] == 4.41
+
+
+def test_lines_of_one_epoch_without_a_count_are_counted() -> None:
+    run_log = parse_log("".join(f"Epoch {at // 20}: loss {5 - at / 100:.3f}\n" for at in range(60)))
+    assert len(run_log.steps) == 60
+    assert not run_log.has_iteration_numbers
+    assert not run_log.trainer.iterations_are_epochs
+
+
+def test_a_step_in_several_lines() -> None:
+    blocks = "".join(f"Step {at}/5000\nLoss: {9 - at / 1000:.4f}\nLR: 0.0003\n" for at in range(0, 5000, 100))
+    run_log = parse_log(blocks)
+    assert run_log.steps.iteration.tolist() == list(range(0, 5000, 100))
+    assert run_log.steps.loss[10] == 8.0
+    assert run_log.setup.planned_iterations == 5000
+
+
+def test_a_checkpoint_is_at_the_step_that_its_line_names() -> None:
+    lines = []
+    for at in range(500, 6001, 500):
+        lines.append(f"Step {at:,}/50,000 | Loss: {9 - at / 1000:.4f}")
+        if at % 2000 == 0:
+            lines.append(f"** 17:22:53** - CHECKPOINT: Saved at step {at:,}, loss 5.2628")
+    run_log = parse_log("\n".join(lines) + "\n")
+    assert [save.iteration for save in run_log.checkpoints] == [2000, 4000, 6000]
+    assert len(run_log.steps) == 12
+
+
+def test_the_end_of_the_last_epoch_is_the_end() -> None:
+    lines = []
+    for epoch in range(1, 4):
+        lines.append(f"=== Epoch {epoch}/3 ===")
+        lines += [f"[step {(epoch - 1) * 5 + at}] avg_loss={3 - at / 10:.4f}" for at in range(5)]
+        lines.append(f"==end-of-epoch {epoch}==")
+    assert parse_facts("\n".join(lines) + "\n").ended == "finished"
+    assert parse_facts("\n".join(lines[:-7]) + "\n").ended == "cut"
+
+
+def test_lines_of_a_count_its_total_and_a_loss_that_name_nothing() -> None:
+    steps = "".join(f"{at:7d}/ 200000: {3.3 - at / 2e5:.4f}\n" for at in range(0, 200_000, 10_000))
+    run_log = parse_log(f"{steps}train 2.0674\nval 2.1056\n")
+    assert run_log.steps.iteration.tolist() == list(range(0, 200_000, 10_000))
+    assert run_log.steps.loss[[0, -1]].tolist() == [3.3, 2.35]
+    assert run_log.setup.planned_iterations == 200_000
+    assert [(one.iteration, one.val_loss, one.train_loss) for one in run_log.evals] == [
+        (190_000, 2.1056, 2.0674)
+    ]
+    assert [len(one.steps) for one in parse_logs(steps * 2)] == [20, 20]
+
+
+def test_bare_lines_beside_named_losses_are_no_steps() -> None:
+    text = "".join(f"step {at} loss 2.5{at}\n  {at}/ 9: 0.5{at}\ntrain 0.98\nval 0.97\n" for at in range(9))
+    run_log = parse_log(text)
+    assert run_log.steps.loss.tolist() == [float(f"2.5{at}") for at in range(9)]
+    assert not run_log.evals
+
+
+def test_evaluations_that_do_not_call_their_losses_so() -> None:
+    lines = []
+    for at in range(0, 1001, 50):
+        lines.append(f"Step {at} | loss {4 - at / 1000:.4f} | lr 3.00e-04")
+        if at % 250 == 0:
+            lines.append(f"Step {at} | eval | train 4.16{at // 250} | val 4.12{at // 250}")
+    evals = parse_log("\n".join(lines) + "\n").evals
+    assert [(one.iteration, one.train_loss, one.val_loss) for one in evals] == [
+        (250 * at, float(f"4.16{at}"), float(f"4.12{at}")) for at in range(5)
+    ]
+    accuracies = [line.replace("eval |", "acc |") for line in lines]
+    assert not parse_log("\n".join(accuracies) + "\n").evals
+
+
+def test_an_evaluation_before_training_is_at_0() -> None:
+    text = "Start of training: Train Loss: 4.37, Val Loss: 4.36\n"
+    text += "".join(f"Epoch {at}: Train Loss: {3 - at / 10:.2f}, Val Loss: 3.{at}\n" for at in range(1, 6))
+    evals = parse_log(text).evals
+    assert [(one.iteration, one.val_loss) for one in evals] == [
+        (0, 4.36),
+        *((at, 3 + at / 10) for at in range(1, 6)),
+    ]
+    assert evals[0].train_loss == 4.37
+
+
+@pytest.mark.parametrize(("seconds", "ms"), [(5, 490), (49, 4900)])
+def test_a_time_that_equals_the_gap_of_the_stamps_is_of_the_interval(seconds: int, ms: int) -> None:
+    lines = []
+    for row in range(30):
+        at = 86_300 + seconds * row
+        clock = f"{at // 3600 % 24:02d}:{at // 60 % 60:02d}:{at % 60:02d}"
+        lines.append(f"{clock} | INFO | Step {10 * row} | loss 2.{row + 10} | lr 3e-05 | time 4.9s")
+    assert parse_log("\n".join(lines) + "\n").steps.ms[5:].tolist() == pytest.approx([ms] * 25)
+
+
+def test_of_losses_none_of_which_is_called_just_so_the_first_is_taken_and_named() -> None:
+    line = "epoch: 0|step: {at}|ppo_ep: 1|act_loss: {loss}|cri_loss: 0.011|unsuper_loss: 0.0\n"
+    line += "average reward score: {at}.5\n"
+    run_log = parse_log("".join(line.format(at=at, loss="inf" if at > 7 else f"0.5{at}") for at in range(9)))
+    assert run_log.steps.iteration.tolist() == list(range(9))
+    assert run_log.steps.loss.tolist() == [*(float(f"0.5{at}") for at in range(8)), math.inf]
+    (note,) = run_log.notes
+    assert (note.values["name"], note.values["others"]) == ("act_loss", "cri_loss, unsuper_loss")
+    assert not run_log.loss_measures_learning
+    lines = "".join(f"[iter {at}] d_adv_loss: {3 - at / 10:.2f}  f_slf_loss: 6.2\n" for at in range(5, 30, 5))
+    assert parse_log(lines).steps.loss.tolist() == [2.5, 2.0, 1.5, 1.0, 0.5]
+    plain = "".join(f"step {at} loss: 2.5\nstep {at} d_adv_loss: 9.5\n" for at in range(1, 9))
+    assert parse_log(plain).steps.loss.tolist() == [2.5] * 8
+
+
+def test_counts_that_are_rounded_to_thousands() -> None:
+    def counted(at: int) -> str:
+        return str(at) if at < 1000 else f"{at / 1000:.0f}K"
+
+    lines = [
+        f"step:{counted(at)} smpl:{counted(32 * at)} loss:{3 - at / 9000:.3f} lr:1.0e-05"
+        for at in range(200, 9001, 200)
+    ]
+    run_log = parse_log("\n".join(lines) + "\n")
+    assert run_log.steps.iteration.tolist() == list(range(200, 9001, 200))
+    assert run_log.steps.loss[[0, -1]].tolist() == [2.978, 2.0]
+    gone = parse_log("\n".join([*lines[:10], *lines[-3:]]) + "\n")  # a part of the log is missing
+    assert gone.steps.iteration[-3:].tolist() == [9000, 9200, 9400]
+
+
+def test_saves_with_their_time() -> None:
+    text = "".join(
+        f"step {at} loss: 2.5\n"
+        + (f"Saved checkpoint to ckpt_{at}.pt in 2.5 seconds\n" if at % 5 == 0 else "")
+        for at in range(1, 11)
+    )
+    run_log = parse_log(f"{text}save checkpoint for epoch 9\n")
+    assert [(save.iteration, save.blocking_ms) for save in run_log.checkpoints] == [(5, 2500), (10, 2500)]
+    assert [
+        save.iteration
+        for save in parse_log(text.replace("Saved checkpoint to", "save checkpoint at step")).checkpoints
+    ] == [5, 10]
+
+
+def test_perplexities_of_epochs_are_evaluations() -> None:
+    """DeepSpeed-Chat's, which prints no loss."""
+    text = "".join(
+        f"***** Evaluating perplexity, Epoch {at}/4 *****\nppl: {math.exp(3 - at / 2)}\n" for at in range(5)
+    )
+    evals = parse_log(text).evals
+    assert [one.iteration for one in evals] == [0, 1, 2, 3, 4]
+    assert [one.val_loss for one in evals] == pytest.approx([3, 2.5, 2, 1.5, 1])
+    stepped = "".join(f"step {at} loss: 2.5\n" for at in range(1, 9)) + text
+    assert {one.iteration for one in parse_log(stepped).evals} == {8}

@@ -184,3 +184,23 @@ def test_a_run_with_two_metrics_keeps_the_more_frequent() -> None:
 
 def test_keys_that_a_terminal_echoed() -> None:
     assert len(parse_log("^[[B^[[Aiter 0: loss 4.0, time 3.00ms, mfu 5.00%\n").steps) == 1
+
+
+def test_the_card_by_any_line_before_the_first_step() -> None:
+    for line, name in (
+        ("using V100 32G", "V100 32GB"),
+        ("CUDA=12.6 | GPU=NVIDIA GeForce RTX 4060 Ti", "NVIDIA GeForce RTX 4060 Ti"),
+        ("GPU: Tesla T4", "Tesla T4"),
+        ("on 8x A100-SXM4-40GB", "A100-SXM4-40GB"),
+        ("step T4 of layer L4", None),
+        ("device: cuda", None),
+        ("using A10.json", None),
+        ("using V100\nGPU: Tesla T4", None),  # which of them is not known
+    ):
+        assert setup_of(line).device_name == name
+    assert parse_log(BODY + "GPU: Tesla T4\n" + BODY).setup.device_name is None
+
+
+def test_epochs_as_planned() -> None:
+    assert setup_of("   \\\\   /|    Num examples = 21 | Num Epochs = 12 | Total steps = 60").epochs == 12
+    assert setup_of("").epochs is None

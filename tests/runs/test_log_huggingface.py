@@ -11,6 +11,10 @@ from printed import SyntheticRun
 from printed_more import trainer
 
 from glassgpt.explain.explanation import explain
+from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.exit_status import infer_exit_status
+from glassgpt.runs.trainers.huggingface import steps_of_epochs
+from glassgpt.runs.trajectory import last_iteration_done
 
 COURSE = SyntheticRun(updates=40, eval_every=10)
 LOSS = "{'loss': 2.9543, 'grad_norm': 1.2, 'learning_rate': 4.9e-05, 'epoch': 0.03}\n"
@@ -282,3 +286,76 @@ def test_the_total_time_is_of_the_process_with_the_losses() -> None:
     later = "resuming training...\n{'train_runtime': 322.2, 'epoch': 1.0}\n"
     run_log = parse_log(losses + "{'train_runtime': 20461.8, 'train_loss': 3.9, 'epoch': 1.0}\n" + later)
     assert run_log.setup.wall_s == 20461.8
+
+
+def blocks(bars: bool = True, closing: bool = True) -> str:
+    """As Python writes to a file: bars at once, dicts in blocks."""
+    steps, every, epochs, per_block = 380, 10, 3, 9
+    lines: list[str] = []
+    waiting: list[str] = []
+    for at in range(1, steps + 1):
+        if bars:
+            lines.append(
+                f"{100 * at // steps:3d}%|##   | {at}/{steps} [{at // 60:02d}:{at % 60:02d}<00:10,  1.00s/it]"
+            )
+        if at % every == 0:
+            epoch = round(at / steps * epochs, 2)
+            waiting.append(f"{{'loss': {3 - at / steps:.4f}, 'learning_rate': 1e-05, 'epoch': {epoch}}}")
+        if len(waiting) == per_block or at == steps:
+            lines, waiting = lines + waiting, []
+    if closing:
+        rate = f"'train_steps_per_second': {steps / 400.5:.3f}"
+        lines.append(f"{{'train_runtime': 400.5, {rate}, 'train_loss': 2.5, 'epoch': {float(epochs)}}}")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("bars", [False, True])
+def test_dicts_in_blocks_are_numbered_by_their_epochs(bars: bool) -> None:
+    run_log = parse_log(blocks(bars=bars))
+    assert run_log.steps.iteration.tolist() == list(range(10, 381, 10))
+    facts = Analysis(run_log).facts
+    assert (facts.steady_ms, facts.steady_p95_ms, facts.first_iteration_ms) == (None, None, None)
+    assert (facts.estimated_total_s, facts.total_s, facts.wall_s) == (None, 400.5, 400.5)
+    assert run_log.setup.planned_iterations == (380 if bars else None)
+
+
+def test_dicts_in_blocks_without_a_closing_dict_have_the_bars_time_only() -> None:
+    run_log = parse_log(blocks(closing=False))
+    assert not run_log.has_iteration_numbers
+    assert Analysis(run_log).facts.total_s == 380
+
+
+def test_epochs_that_do_not_fit_one_interval_number_nothing() -> None:
+    assert steps_of_epochs(["0.1", "0.2", "0.9"], 1.0, 1000.0, 0.0) is None
+    assert steps_of_epochs(["0.25", "0.5", "0.75"], 1.0, 100.0, 0.0) == [25, 50, 75]
+
+
+def test_a_bar_says_how_far_a_run_came_after_its_last_line() -> None:
+    text = "  0%|  | 0/{total} [00:00<?, ?it/s]\n" + "".join(
+        f"{{{{'loss': {3 - at / 100:.4f}, 'learning_rate': 0.001, 'epoch': {at / 50:.2f}}}}}\n"
+        f" {at}%|##| {at}/{{total}} [00:{at // 2:02d}<00:09,  2.00it/s]\n"
+        for at in range(10, 60, 10)
+    )
+    bar = " 99%|##| 53/{total} [00:27<00:00,  2.00it/s]\n"
+    crash = "Traceback (most recent call last):\nValueError: too many\n"
+    for total, ended in ((53, "finished"), (90, "crashed")):
+        run_log = parse_log((text + bar).format(total=total) + crash)
+        assert run_log.steps.iteration.tolist() == [10, 20, 30, 40, 50]
+        assert (last_iteration_done(run_log), run_log.setup.planned_iterations) == (53, total)
+        assert infer_exit_status(run_log) == ended
+
+
+def test_the_progress_above_a_table_says_how_far_it_came() -> None:
+    progress = "      [   57/300 09:44 < 32:25, 0.12 it/s, Epoch 0.47/2]\n"
+    rows = "".join(f"      {at}\t{3 - at / 100:.4f}\n" for at in range(10, 60, 10))
+    run_log = parse_log(progress + "      Step\tTraining Loss\n" + rows)
+    assert (last_iteration_done(run_log), run_log.setup.planned_iterations) == (57, 300)
+
+
+def test_an_evaluation_that_counts_the_steps_of_the_plan() -> None:
+    rows = "".join(
+        f"{{'loss': 1.{at}, 'epoch': 1.0, 'global_step/max_steps': '{at}/43'}}\n" for at in (20, 30, 40)
+    )
+    end = "{'eval_loss': 1.6, 'eval_runtime': 7.5, 'epoch': 1.0, 'global_step/max_steps': '43/43'}\n"
+    run_log = parse_log(rows + end)
+    assert (last_iteration_done(run_log), infer_exit_status(run_log)) == (43, "finished")

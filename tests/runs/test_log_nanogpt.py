@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from log_checks import check_facts, parse_facts, parse_log
+from log_checks import check_facts, parse_facts, parse_log, parse_logs
 from printed import SyntheticRun, nanogpt
+
+from glassgpt.runs.trajectory import trajectory_of
 
 HEAD = "step 0: train loss 4.2874, val loss 4.2823\niter 0: loss 4.2667, time 32459.23ms, mfu -100.00%\n"
 
@@ -200,3 +202,18 @@ def test_a_fork_with_tags() -> None:
     facts = parse_facts(text)
     assert (facts.eval_steps, facts.final_val_loss) == ([200, 400, 600, 800, 1000], 2.0)
     assert facts.steady_ms == 2942
+
+
+def test_an_unknown_mfu_again_is_a_new_process() -> None:
+    def process(first: int, last: int) -> str:
+        return "".join(
+            f"iter {at}: loss {3 - at / 1000:.4f}, time 50.00ms, mfu {9.0 if at > first + 4 else -100:.2f}%\n"
+            for at in range(first, last)
+        )
+
+    run_log = parse_log(process(0, 201) + process(200, 300) + process(300, 400))
+    assert [one.first_iteration for one in run_log.segments] == [0, 200, 300]
+    assert [one.resumed for one in run_log.segments] == [False, True, True]
+    assert trajectory_of(run_log).iteration.tolist() == list(range(400))
+    again = parse_logs(process(0, 100) + process(0, 100))
+    assert [len(one.steps) for one in again] == [100, 100]

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from glassgpt.errors import UserError
+from glassgpt.explain.explanation import explain
 from glassgpt.runs import lines
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.reading import read_run_log
+from glassgpt.runs.reading import read_run_log, read_run_logs
 
 LINES = [f"iter {at}: loss {4 - at / 100:.4f}, time 33.00ms, mfu 5.00%\n" for at in range(0, 50, 10)]
 
@@ -111,3 +112,54 @@ def test_a_trainers_table_is_html(tmp_path: Path) -> None:
     assert run_log.steps.iteration.tolist() == [10, 20, 30, 40, 50, 60]
     assert run_log.steps.loss.tolist() == pytest.approx([2.9, 2.8, 2.7, 2.6, 2.5, 2.4])
     assert (Analysis(run_log).facts.ended, run_log.setup.wall_s) == ("finished", 201.5)
+
+
+def test_the_plan_of_a_run_is_that_of_its_own_cell(tmp_path: Path) -> None:
+    header = "number of parameters: 0.80M\ntokens per iteration will be: 16,384\n"
+    printed = header + "".join(LINES)
+    sweep = "Running command: python3 train.py --max_iters 40 --no-compile --device cuda\n"
+    cells = [
+        cell("!python3 train.py --max_iters=3500 --device='cuda'", stream(printed)),
+        cell("!python3 sample.py --num_samples=1 --max_iters=7", stream("a sample\n")),
+        cell("!python3 sweep.py", stream(sweep + printed)),
+        cell("!python train.py \\\n  --max_iters=90", stream(printed)),
+    ]
+    runs = read_run_logs(written(tmp_path / "a", *cells))
+    assert [one.setup.settings.get("max_iters") for one in runs] == [3500, 40, 90]
+    assert [Analysis(one).facts.ended for one in runs] == ["cut", "finished", "cut"]
+
+
+@pytest.mark.parametrize(("error", "key"), [("KeyboardInterrupt: ", "notebook"), ("^C", None)])
+def test_an_interrupted_cell_keeps_its_weights(tmp_path: Path, error: str, key: str | None) -> None:
+    """The weights of a program that a cell started are gone."""
+    name = written(tmp_path / "a", cell("train()", stream([*LINES, f"{error}\n"])))
+    (finding,) = (one for one in explain(read_run_log(name)).findings if one.id == "interrupted")
+    keys = {message.key for message in finding.text["explanation"]}
+    assert keys == {"interrupted.explanation" + (f".{key}" if key else "")}
+
+
+def test_an_error_in_a_later_cell_is_not_the_end_of_the_run(tmp_path: Path) -> None:
+    error = "Traceback (most recent call last):\nRuntimeError: no torch.compile here\n"
+    stopped = "Traceback (most recent call last):\nKeyboardInterrupt\n"
+    training = cell("train()", stream("".join(LINES)))
+
+    def ended(*cells: dict[str, Any]) -> list[tuple[str | None, set[str]]]:
+        runs = read_run_logs(written(tmp_path / "a", *cells))
+        ids = ("crashed", "interrupted", "crashed-after-end", "failed-start")
+        about = [{one.id for one in explain(run).findings if one.id in ids} for run in runs]
+        return list(zip([Analysis(run).facts.ended for run in runs], about, strict=True))
+
+    assert ended(cell("train()", stream("".join(LINES) + error))) == [("crashed", {"crashed"})]
+    assert ended(training, cell("model.compile()", stream(error))) == [("cut", {"failed-start"})]
+    assert ended(training, cell("!upload", stream(stopped))) == [("cut", set())]
+    both = ended(training, cell("model.compile()", stream(error)), training)
+    assert [status for status, _ in both] == ["cut", "cut"]
+
+
+def test_what_is_said_of_a_notebook_names_no_lines(tmp_path: Path) -> None:
+    error = "Traceback (most recent call last):\nRuntimeError: no torch.compile here\n"
+    name = written(tmp_path / "a", cell("train()", stream("".join(LINES) + error)))
+    (finding,) = (one for one in explain(read_run_log(name)).findings if one.id == "crashed")
+    assert finding.lines == ()
+    assert {message.key for message in finding.text["evidence"]} >= {"crashed.evidence.quoted_error"}
+    assert "line" not in finding.values

@@ -53,9 +53,10 @@ def test_rewards_are_told_and_the_loss_is_not_judged(form: object) -> None:
     assert callable(form)
     run_log = read("".join(f"{form(at)}\n" for at in range(1, STEPS + 1)))
     assert run_log.steps.loss.tolist() == pytest.approx([policy_loss(at) for at in range(1, STEPS + 1)])
-    assert not run_log.trainer.loss_measures_learning
-    (note,) = run_log.notes
-    assert note.values == pytest.approx({"first": 0.025, "last": 0.385, "best": 0.4})
+    assert not run_log.loss_measures_learning
+    course = run_log.metric_courses[0]
+    assert (course.kind, course.values, course.mean_of) == ("reward", STEPS, 4)
+    assert (course.first, course.last, course.highest) == pytest.approx((0.025, 0.385, 0.385))
     explanation = explain(run_log)
     assert {finding.id for finding in explanation.findings} <= {"ended-early"}
     assert explanation.facts.eval_steps is None  # they are by rewards
@@ -72,8 +73,8 @@ def test_verl_s_columns() -> None:
 def test_dpo_s_loss_is_a_cross_entropy() -> None:
     line = "{{'loss': {loss:.4f}, 'rewards/chosen': 0.1, 'rewards/margins': 0.2, 'epoch': {epoch:.2f}}}\n"
     run_log = parse_log("".join(line.format(loss=0.69 - at / 100, epoch=at / 10) for at in range(9)))
-    assert run_log.trainer.loss_measures_learning
-    assert not run_log.notes
+    assert run_log.loss_measures_learning
+    assert [(course.kind, course.last) for course in run_log.metric_courses] == [("margin", 0.2)]
 
 
 def test_names_of_rewards() -> None:

@@ -296,3 +296,32 @@ def test_lines_at() -> None:
     assert [lines[number - 1][:8] for number in analysis.eval_lines_at([30, 10])] == ["step 10:", "step 30:"]
     assert analysis.lines_at([10**9]) == ()
     assert Analysis(replace(analysis.log, has_line_numbers=False)).lines_at([5]) == ()
+
+
+def test_a_run_of_dicts_begins_at_its_first_one() -> None:
+    """A dict waits for the line after it: the run begins where it stands, not where it is read."""
+    dicts = [f"{{'loss': {5 - i / 10}, 'learning_rate': 1e-4, 'epoch': {i / 10}}}" for i in range(1, 9)]
+    runs = parse_logs("\n".join([*dicts, "Tuning on: coqa", *dicts]))
+    assert [(run.first_line, run.last_line) for run in runs] == [(1, 8), (9, 17)]
+    assert [run.steps.line.tolist() for run in runs] == [list(range(1, 9)), list(range(10, 18))]
+
+
+def test_another_run_is_found_behind_very_many_equal_lines() -> None:
+    first = [f"iter {i}: loss {3 - i / 1000:.4f}, time 250.00ms, mfu 41.00%" for i in range(50)]
+    bars = [f" {i % 100:2d}%|####| {i}/9000 [00:12<06:21,  1.19s/it]" for i in range(2000)]
+    second = [f"step    {i}/74 | loss {4 - i / 100:.6f} (+nanz)| norm 15.3 (+nanz)| lr 1.00e-04 | 80.64 ms "
+              f"| 33.8% MFU | 508 tok/s" for i in range(1, 20)]  # fmt: skip
+    runs = parse_logs("\n".join([*first, *bars, *second]))
+    assert [(run.trainer.id, len(run.steps)) for run in runs] == [("nanogpt", 50), ("llm.c", 19)]
+
+
+def test_a_save_at_the_iteration_of_another_process_is_one_more() -> None:
+    def process(last: int) -> str:
+        lines = [
+            f"iter {at}: loss {4 - at / 100:.4f}, time 100.00ms, mfu 10.00%\n" for at in range(0, last, 10)
+        ]
+        evaluation = "step 50: train loss 3.5, val loss 3.5\nsaving checkpoint to out\n"
+        return "".join(("number of parameters: 10.65M\n", *lines[:5], evaluation, *lines[5:]))
+
+    first, second = parse_logs(process(70) + process(100))
+    assert [[save.iteration for save in one.checkpoints] for one in (first, second)] == [[50], [50]]

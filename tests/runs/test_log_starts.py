@@ -185,3 +185,34 @@ def test_memory_that_ran_out_in_an_attempt_before_did_not_end_the_run(after: str
     explanation = explain_text(BEGIN + OOM + BEGIN + LINES.replace("iter 400", "iter 399") + after)
     assert not any(one.id == "oom" for one in explanation.findings)
     assert [one.facts.ended for one in explanation.runs] == ["oom", "interrupted" if after else "cut"]
+
+
+def launch(clock: str, rest: str, width: int = 20) -> str:
+    return f"Sat Nov  1 {clock} 2025\n+{'-' * width}+\n| NVIDIA-SMI 535 |\n{rest}"
+
+
+STEPS = "".join(f"Step {at}: grad_norm=0.5, loss={3 - at / 1000:.4f}\n" for at in range(0, 1000, 100))
+ERROR = "Traceback (most recent call last):\nValueError: 4 devices\n"
+
+
+def test_a_file_whose_first_lines_come_again_holds_several_launches() -> None:
+    text = launch("01:22:06", ERROR) + launch("01:25:07", STEPS, 24) + launch("02:09:33", ERROR)
+    text += launch("02:34:19", STEPS)
+    runs = explain_text(text).runs
+    assert [(one.log.first_line, len(one.log.steps), one.facts.ended) for one in runs] == [
+        (1, 0, "crashed"),
+        (6, 10, "cut"),
+        (19, 0, "crashed"),
+        (24, 10, "cut"),
+    ]
+
+
+def test_a_date_at_the_end_is_no_launch() -> None:
+    text = launch("01:25:07", STEPS + "Sat Nov  1 03:00:00 2025\n" + ERROR)
+    assert (explain_text(text).runs, explain_text(text).facts.ended) == ((), "crashed")
+
+
+def test_a_command_that_nohup_started_again() -> None:
+    first, again = "nohup: ignoring input\n" + ERROR, "nohup: ignoring input\n" + STEPS
+    runs = explain_text(first + again).runs
+    assert [(one.log.first_line, one.facts.ended) for one in runs] == [(1, "crashed"), (4, "cut")]

@@ -24,6 +24,8 @@ KNOWN: dict[str, Role] = {
     "train/CrossEntropyLoss": "loss",
     "loss_metrics/global_avg_loss": "loss",
     "my_model_loss": "loss",
+    "Loss/train_batch": "loss",
+    "Loss/val_epoch": "val_loss",
     "val_loss": "val_loss",
     "Validation Loss": "val_loss",
     "val/loss": "val_loss",

@@ -360,3 +360,105 @@ def test_every_table_is_explained() -> None:
             assert len(run_log.steps) >= 10, name
             assert np.isfinite(run_log.steps.loss).all()
             json.dumps(explain(run_log).as_dict(), default=str)
+
+
+# --- counts, series and events ---
+
+
+def test_steps_that_are_counted_in_each_epoch() -> None:
+    rows = [(epoch, step, 3 - epoch - step / 1000) for epoch in (1, 2, 3) for step in range(25, 101, 25)]
+    text = "epoch,step,loss,lr\n" + "".join(f"{e},{s},{loss},1e-4\n" for e, s, loss in rows)
+    run_log = read(text)
+    assert run_log.steps.iteration.tolist() == list(range(25, 301, 25))
+    assert [(note.key, note.values) for note in run_log.notes] == [("rounds.joined", {"rounds": 3})]
+    from_zero = "epoch,step,loss\n" + "".join(f"{e},{s},{3 - e}\n" for e in (0, 1) for s in (0, 10, 20))
+    assert read(from_zero).steps.iteration.tolist() == [0, 10, 20, 30, 40, 50]
+    again = text + "".join(f"{e},{s},{loss},1e-4\n" for e, s, loss in rows)  # epoch 1 again: another run
+    assert [len(one.steps) for one in read_all(again)] == [12, 12]
+
+
+def test_series_of_pairs_are_joined_on_their_step() -> None:
+    document = {
+        "train_loss": [[at, loss_at(at)] for at in STEPS],
+        "lr": [[at, 1e-4] for at in STEPS],
+        "val_loss": [[100, 2.5], [200, 2.25]],
+        "val_checkpoints": [{"iter": 100, "val_loss": 2.5}, {"iter": 200, "val_loss": 2.25}],
+    }
+    run_log = read(json.dumps(document))
+    assert_losses(run_log, STEPS)
+    assert run_log.steps.lr.tolist() == [1e-4] * len(STEPS)
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(100, 2.5), (200, 2.25)]
+
+
+def test_objects_in_rows() -> None:
+    extras = {"mfu(%)": 31.5, "throughput(tps)": 4000.0, "time_metrics/end_to_end(s)": 0.5, "lr/AdamW": 1e-4}
+    rows = [{"step": at, "loss": loss_at(at), "extras": extras} for at in STEPS]
+    run_log = read("\n".join(map(json.dumps, rows)) + "\n")
+    assert_losses(run_log, STEPS)
+    for column, value in (("mfu", 31.5), ("tokens_per_s", 4000.0), ("ms", 500.0), ("lr", 1e-4)):
+        assert getattr(run_log.steps, column).tolist() == [value] * len(STEPS)
+
+
+@pytest.mark.parametrize(
+    ("last", "ended"),
+    [
+        ({"event": "done", "num_steps": 20}, "finished"),
+        ({"status": "finished"}, "finished"),
+        ({"event": "training_complete"}, "finished"),
+        ({"status": "interrupted"}, "interrupted"),
+        ({"state": "failed"}, "crashed"),
+        ({"event": "eval_start"}, "cut"),
+    ],
+)
+def test_rows_without_a_step_are_events(last: dict[str, object], ended: str) -> None:
+    rows: list[dict[str, object]] = [{"event": "config", "num_steps": 30, "seed": 1}]
+    rows += [{"event": "step", "step": at, "train/loss": 3 - at / 50} for at in range(20)]
+    run_log = read("\n".join(map(json.dumps, [*rows, last])) + "\n")
+    assert Analysis(run_log).facts.ended == ended
+    assert run_log.setup.planned_iterations == (19 if "num_steps" in last else 29)
+
+
+def test_columns_of_numbers_that_are_not_read_are_named() -> None:
+    text = "epoch,note,loss,beta,accuracy,val_loss,val_accuracy\n"
+    text += "".join(f"{at},x,{3 - at / 9},{at / 5},0.5,{3 - at / 10},0.4\n" for at in range(30))
+    notes = {note.key: note.values for note in read(text).notes}
+    assert notes["table.columns_left_out"] == {"columns": "beta"}, "accuracies are read"
+    wide = "step,loss," + ",".join(f"c{at}" for at in range(9)) + "\n"
+    wide += "".join(f"{at},{3 - at / 9}," + ",".join("123456789") + "\n" for at in range(1, 5))
+    notes = {note.key: note.values for note in read(wide).notes}
+    assert notes["table.columns_left_out_more"] == {"columns": "c0, c1, c2, c3, c4", "more": 4}
+
+
+def test_training_losses_of_an_overfitted_run_are_those_of_its_rows() -> None:
+    """Medians of the rows around them decide, and are not shown as if they were of these rows."""
+    rows = [(at, 3 - at / 20 + (at % 3) / 50, 3 + abs(at - 15) / 20) for at in range(31)]
+    run_log = read("step,loss,val_loss\n" + "".join(f"{at},{loss},{val}\n" for at, loss, val in rows))
+    past = Analysis(run_log).past_best
+    assert past is not None
+    assert (past.best_iteration, past.end_iteration) == (15, 30)
+    assert past.train_losses == pytest.approx((rows[15][1], rows[30][1]))
+
+
+def test_a_row_for_each_value_of_each_metric() -> None:
+    rows = [f'"one","abc","{metric}","{at}","{1761884192934 + 5000 * at}","{loss_at(at) + more}"'
+            for metric, more in (("loss", 0), ("eval_loss", 1), ("gpu", 9)) for at in STEPS]  # fmt: skip
+    run_log = read("\n".join(['"Run","Run ID","metric","step","timestamp","value"', *rows]) + "\n")
+    assert_losses(run_log, STEPS)
+    assert [one.val_loss for one in run_log.evals] == pytest.approx([loss_at(at) + 1 for at in STEPS])
+    alone = read("\n".join(["Run,Run ID,metric,step,timestamp,value", *rows[: len(STEPS)]]) + "\n")
+    assert alone.steps.ms[1:].tolist() == pytest.approx([5000] * (len(STEPS) - 1))
+    two = [row.replace("one", "two") for row in rows]
+    runs = read_all("\n".join(["Run,Run ID,metric,step,timestamp,value", *rows, *two]) + "\n")
+    assert [(one.run_name, len(one.steps)) for one in runs] == [("one", 20), ("two", 20)]
+
+
+def test_a_row_for_each_run_with_a_list_of_losses() -> None:
+    lines = ["model_type,method,epochs,loss_per_epoch,final_loss"]
+    for more, method in enumerate(("softmax", "sampling", "sampling")):
+        losses = [round(loss_at(at) + more, 4) for at in range(1, 31)]
+        lines.append(f'cbow,{method},30,"{losses}",{losses[-1]}')
+    runs = read_all("\n".join(lines) + "\n")
+    assert [one.run_name for one in runs] == ["cbow, softmax", "cbow, sampling", "cbow, sampling (4)"]
+    for more, run_log in enumerate(runs):
+        assert run_log.steps.iteration.tolist() == list(range(1, 31))
+        assert run_log.steps.loss.tolist() == [round(loss_at(at) + more, 4) for at in range(1, 31)]

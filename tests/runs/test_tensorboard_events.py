@@ -21,7 +21,7 @@ from glassgpt.errors import UserError
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.reading import read_run_log
 from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.tensorboard_events import masked_crcs, parse_event, read_events
+from glassgpt.runs.tensorboard_events import is_event_file, masked_crcs, parse_event, read_events
 
 START = 1.7e9
 VERSION = Event(wall_time=START, file_version="brain.Event:2")
@@ -270,3 +270,20 @@ def test_no_event_raises_anything_unexpected() -> None:
             parse_event(bytes(data))
         except (ValueError, IndexError):
             continue
+
+
+def test_a_file_without_its_version_is_known_by_its_frames() -> None:
+    data = b"\x09" + b"\0" * 7
+    header = data + masked_crcs(np.frombuffer(data, dtype=np.uint8)[None, :]).astype("<u4").tobytes()
+    assert is_event_file(header + b"anything")
+    assert not is_event_file(header[:-1] + b"?" + b"anything")
+    assert not is_event_file(b"iter 0: loss 2")
+
+
+def test_losses_of_batches_and_of_epochs_which_count_their_own_steps() -> None:
+    batches = losses(40, tag="Loss/train_batch")
+    ends = [scalar(0, "Loss/train_epoch", 4.0, 60), scalar(0, "Loss/val_epoch", 3.5, 61)]
+    run_log = read(encode([*batches[:20], *ends, *batches[20:]]))
+    assert run_log.steps.iteration.tolist() == list(range(0, 400, 10))
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(190, 3.5)]
+    assert run_log.columns["loss"] == "Loss/train_batch"

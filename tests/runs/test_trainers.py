@@ -24,6 +24,7 @@ FOLDERS = ("runs", "explain", "compare", "show")
 IMPORTS_RUNS = re.compile(r"^\s*(?:from|import) glassgpt\.runs\b", re.MULTILINE)
 # Modules that are about a project's files, not about the logs of its trainer.
 ALLOWED = {
+    "cli/exchange_commands.py": "imports nanoGPT's runs",
     "exchange/import_nanogpt.py": "imports nanoGPT's runs",
     "exchange/nanogpt_journal.py": "imports nanoGPT's runs",
     "runs/file_kinds.py": "what to do with nanoGPT's checkpoint",

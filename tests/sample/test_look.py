@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,12 @@ from samples import KINDS, train_every_tokenizer
 from small_runs import CONTEXT, LINE
 
 from glassgpt.cli import main
+from glassgpt.data.passage import piece_texts
 from glassgpt.errors import UserError
 from glassgpt.model.gpt import GPT, CausalSelfAttention, GPTConfig, attention_weights
+from glassgpt.runs.loss_by_class import passage_texts, read_loss_parts
+from glassgpt.runs.reading import read_run_log
+from glassgpt.runs.run_log import LoggedEvaluation
 from glassgpt.sample import look as look_module
 from glassgpt.sample.look import (
     choose_passage,
@@ -24,13 +29,12 @@ from glassgpt.sample.look import (
     induction_scores,
     look_at_passage,
     measure_originality,
-    piece_texts,
     previous_token_scores,
     score_heads,
     training_dataset,
     uniform_score,
 )
-from glassgpt.sample.look_document import look, read_loss_parts
+from glassgpt.sample.look_document import look
 from glassgpt.sample.sample_options import SampleOptions
 from glassgpt.sample.sampler import Sampler, load_sampler
 
@@ -299,13 +303,40 @@ def test_mistakes_are_named(
 
 
 def test_a_damaged_evaluation_has_no_parts() -> None:
-    record = {"kind": "eval", "iter": 5, "loss": 1.5, "by_kind": {"space": [3, 0.5]}, "by_position": []}
-    parts = read_loss_parts(record)
-    assert parts is not None
-    assert parts.classes == {"by_kind": {"space": (3, 0.5)}}
-    for damage in ({"by_kind": 3}, {"by_position": [[1]]}, {"by_kind": {"space": ["x", 1]}}, {"loss": None}):
-        assert read_loss_parts(record | damage) is None
-    assert read_loss_parts({"kind": "eval", "iter": 5, "loss": 1.5}) is None
+    parts = {"by_kind": {"space": [3, 0.5]}, "by_position": [], "passage_losses": [0.5, 1]}
+    evaluation = LoggedEvaluation(5, 0, 1.5, parts=parts)
+    read = read_loss_parts(evaluation)
+    assert read is not None
+    assert read.classes == {"by_kind": {"space": (3, 0.5)}}
+    assert read.passage_losses == (0.5, 1.0)
+    damages: list[dict[str, Any]] = [
+        {"by_kind": 3}, {"by_position": [[1]]}, {"by_kind": {"space": ["x", 1]}}, {"passage_losses": ["nan"]},
+        {"passage_losses": 3}, {"by_position": None},
+    ]  # fmt: skip
+    for damage in damages:
+        assert read_loss_parts(replace(evaluation, parts=parts | damage)) is None, damage
+    assert read_loss_parts(LoggedEvaluation(5, 0, None, parts=parts)) is None
+    assert read_loss_parts(LoggedEvaluation(5, 0, 1.5)) is None
+
+
+def test_a_look_is_kept_in_the_folder_of_its_run(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(root)
+    document = run_json(capsys, "runs/byte@1")
+    (kept,) = (one for one in read_run_log("runs/byte").looks if one.iteration == 1)
+    tokens = document["passage"]["tokens"]
+    assert kept.passage_start == document["passage"]["start"]
+    assert kept.passage_losses == tuple(round(token["loss"], 4) for token in tokens)
+    assert [guess for guess, _ in kept.guesses[4]] == [guess["text"] for guess in tokens[4]["guesses"]]
+    assert kept.known_words == document["originality"]["known_words"]
+    # The evaluation at that update kept the same tokens' losses, of the same weights.
+    run_log = read_run_log("runs/byte")
+    (evaluation,) = (one for one in run_log.evals if one.iteration == 1)
+    assert evaluation.parts["passage_losses"] == pytest.approx(list(kept.passage_losses), abs=0.05)
+    passage = passage_texts(run_log.setup.data)
+    assert passage is not None
+    assert passage == (kept.passage_start, [token["text"] for token in tokens])
 
 
 def test_a_model_without_a_run_is_looked_at_too(root: Path) -> None:

@@ -84,6 +84,7 @@ def test_every_option_can_be_given_as_text() -> None:
     settings, problems = check_settings(texts, SampleOptions)
     assert problems == []
     assert (settings["top_k"], settings["compile"], settings["num_samples"]) == (None, "off", 2)
+    assert check_settings({"prompt": "x"}, SampleOptions) == ({"start": "x"}, [])
 
 
 def test_every_mistake_is_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:

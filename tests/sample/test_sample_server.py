@@ -15,10 +15,11 @@ from small_runs import prepare_dataset, train_run
 
 from glassgpt.errors import UserError
 from glassgpt.model.generate import TokenSampler
+from glassgpt.runs.reading import read_run_log
 from glassgpt.sample.sample_options import SampleOptions
 from glassgpt.sample.sample_server import SampleServer
 from glassgpt.sample.sampler import load_sampler
-from glassgpt.show.page.sampling import PageSampler, SampleRequest, parse_sample_request
+from glassgpt.show.page.sampling import LookRequest, PageSampler, SampleRequest, parse_sample_request
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +120,20 @@ def test_the_likeliest_tokens_have_the_shares_that_sampling_gives(
     for token in range(8):
         assert likeliest.get(token, 0.0) == pytest.approx(float(shares[token]), abs=0.015)
     assert TokenSampler(8, 0.0).likeliest(logits, 3) == [(1, 1.0)]
+
+
+# --- looks ---
+
+
+def test_a_look_is_kept_and_a_heads_attention_adds_up(run_dir: Path) -> None:
+    with closing(PageSampler()) as sampler:
+        assert sampler.look(run_dir, LookRequest(3)) == {"done": True}
+        (look,) = read_run_log(str(run_dir)).looks
+        assert look.iteration == 3
+        answer = sampler.look(run_dir, LookRequest(3, layer=0, head=1))
+        rows = answer["rows"]
+        # One row for each token to predict, over those before it, in thousandths.
+        assert [len(row) for row in rows] == list(range(1, len(look.passage_losses) + 1))
+        assert all(abs(sum(row) - 1000) <= len(row) for row in rows)
+        assert "heads" in sampler.look(run_dir, LookRequest(3, layer=0, head=99))["error"]
+        assert "@77" in sampler.look(run_dir, LookRequest(77))["error"]

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassgpt.show.terminal.chart import bar, plot, shorten, sparkline
+from glassgpt.show.terminal.loss_chart import loss_chart
 
 few = settings(max_examples=150, deadline=None)
 
@@ -83,3 +84,22 @@ def test_any_values_can_be_plotted(points: list[tuple[float, float]], width: int
     bounded = [(x, y) for x, y in points if not (abs(x) > 1e100 or abs(y) > 1e100)]
     rows = plot([([x for x, _ in bounded], [y for _, y in bounded])], width, height)
     assert all(len(row) == width for row in rows)
+
+
+def test_tables_of_ngrams_are_lines_in_the_loss_chart() -> None:
+    points = [(float(at), 3.0 - at / 100) for at in range(0, 101, 5)]  # down to 2.0
+    levels = [(2.5, "2-gram"), (1.9, "3-gram"), (1.2, "4-gram")]
+    plain = [line.plain for line in loss_chart(points, [], 80, 8)]
+    lines = [line.plain for line in loss_chart(points, [], 80, 8, levels=levels)]
+    assert not any("gram" in line for line in plain)
+    # The middle; and the next one below the curve, which is near; the one after is not.
+    (at,) = (number for number, line in enumerate(lines) if line.endswith(" 2-gram 2.5"))
+    assert "┈" in lines[at]
+    assert 3 <= at <= 5
+    assert lines[-1].endswith(" 3-gram 1.9")
+    assert lines[-1].split()[0] == "1.9"
+    assert not any("4-gram" in line for line in lines)
+    assert max(map(len, lines)) <= 80
+    # On a logarithmic axis, too.
+    logarithmic = loss_chart(points, [], 80, 8, log_scale=True, levels=levels)
+    assert any(line.plain.endswith("2-gram 2.5") for line in logarithmic)

@@ -344,6 +344,7 @@ def test_a_terminal_gets_the_same_lines_and_a_bar_that_goes_away() -> None:
     for line in shown(*whole_run()):
         assert line.rstrip() in lines
     assert "\x1b[?25h" in text_of(out)  # the cursor is back
+    assert text_of(out).count("\a") == 1  # for its one warning
 
 
 # --- replay

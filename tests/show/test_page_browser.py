@@ -6,19 +6,26 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
+import journals
 import pytest
+from commands import write_run
+from page_servers import real_page
 from report_pages import FINDINGS, disable_translations, glassgpt_run, nanogpt_run
 from written_findings import written_finding
 
 from glassgpt.explain.explanation import Explanation, explain
 from glassgpt.format import format_duration, format_ms, format_percent_value
 from glassgpt.i18n import use_language
+from glassgpt.record.journal import encode_line
+from glassgpt.record.run_dir import LockedRunDir
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.reading import read_run_log
 from glassgpt.runs.run_log import LoggedSetup, RunLog
@@ -41,13 +48,14 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
 ORIGIN = "http://127.0.0.1:8421"
 EVIL = "</script><script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">"
 
 
-@pytest.fixture(scope="session")
+# Of a module: another that uses it in the same process starts its own, and two at once are refused.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as driver:
         started = driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
@@ -385,7 +393,8 @@ class PlayedServer:
             return {"folder": "runs", "selected": "a", "runs": runs}
         if path == "api/compare":
             return {"baseline": "a", "sentences": ["b is slower."], "causes": ["another model"],
-                    "differences": [{"name": "n_layer", "values": [12, None]}]}  # fmt: skip
+                    "differences": [{"name": "n_layer", "values": [12, 6]},
+                                    {"name": "a_long_setting_name", "values": ["x" * 40, None]}]}  # fmt: skip
         id = path.split("/")[2]
         if path.endswith("/rows"):
             return {"rows": self.documents[id]["rows"]}
@@ -421,6 +430,24 @@ def test_what_is_new_arrives_without_a_reload(live: PlayedServer) -> None:
     assert screen.page.inner_text(".finding h3 span:last-child") == "A new one"
 
 
+def test_a_new_warning_rings_and_advice_does_not(live: PlayedServer) -> None:
+    first = live.documents["a"]["view"]["findings"][0]
+    new = [
+        first | {"id": f"new-{severity}", "severity": severity, "title": severity}
+        for severity in ("advice", "warning")
+    ]
+    live.events = event("summary", sentence="Two findings.", findings=new)
+    live.screen.context.add_init_script("""
+      window.rung = [];
+      window.Notification = class { constructor(title) { rung.push(title); } };
+      Notification.permission = "granted";
+      localStorage.setItem("glass-bell", "on");
+    """)
+    screen = open_live(live)
+    screen.page.get_by_text("Two findings.").wait_for()
+    assert screen.ask("() => window.rung") == ["run-a: warning"]
+
+
 def test_a_resume_supersedes_rows(live: PlayedServer) -> None:
     live.events = event("supersede", from_iter=1500) + event("summary", sentence="Resumed.")
     screen = open_live(live)
@@ -444,7 +471,12 @@ def test_compare_draws_the_other_run_and_says_why(live: PlayedServer) -> None:
     screen = open_live(live)
     screen.page.select_option("#compare select", "b")
     screen.page.get_by_text("b is slower.").wait_for()
-    assert screen.page.inner_text(".differences tbody") == "n_layer\t12\t–"
+    assert screen.page.inner_text("div.differences tbody") == "n_layer\t12\t6"
+    screen.page.click("details.differences summary")
+    assert screen.page.inner_text("details.differences tbody").endswith("x\t–")
+    screen.page.set_viewport_size({"width": 390, "height": 844})
+    assert screen.ask("() => document.documentElement.scrollWidth") <= 390
+    screen.page.set_viewport_size({"width": 1280, "height": 900})
     assert (
         screen.ask("() => GlassPage.page.group.plots[0].drawn().filter(trace => trace.isOther).length") == 3
     )
@@ -516,6 +548,134 @@ def test_a_tick_is_cheap(live: PlayedServer) -> None:
     }""")
     print(f"a tick took {spent:.1f} ms")
     assert spent < 100  # the target is 30; bench/page.py measures it
+
+
+# --- a real server, and files as hostile as they come ---
+
+CONTROL = "\x1b[31m\x07\x00\u202e"  # colours, a bell, NUL, right-to-left override
+HOSTILE = f"{EVIL}{CONTROL} javascript:alert(1)"
+
+
+def hostile_run(folder: Path) -> Path:
+    """In its configuration, the name of its dataset, a finding and a sample."""
+    start = journals.run(1000)
+    start["config"] |= {"dataset": HOSTILE, HOSTILE: HOSTILE}
+    start["data"]["name"] = start["machine"]["device"]["name"] = HOSTILE
+    start["choices"].append({"name": "device", "value": HOSTILE, "reason": HOSTILE})
+    texts: dict[str, Any] = dict.fromkeys(("title", "evidence", "advice"), HOSTILE)
+    records = [
+        start,
+        journals.first_step(),
+        *(journals.step(at) for at in range(10, 60, 10)),
+        journals.evaluation(50, "val", 2.25, best=True),
+        journals.record("finding", 50, severity="warning", **texts),
+        journals.record("sample", 50, text=HOSTILE, ms=10.0),
+    ]
+    return write_run(folder / "hostile", records)
+
+
+def hostile_log(folder: Path) -> Path:
+    """In its name, its settings, its loss lines and its last words."""
+    path = folder / "runs" / "<img src=x onerror=alert(1)>.log"
+    path.parent.mkdir()
+    lines = [f"Overriding: dataset = {HOSTILE}", f"{HOSTILE} = {HOSTILE}", f"number of parameters: {HOSTILE}"]
+    lines += [f"iter {at}: loss {3 - at / 100:.4f}, time 100.00ms, mfu 1.00%" for at in range(0, 100, 10)]
+    lines += [HOSTILE, f"RuntimeError: {HOSTILE}"]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def open_real(screen: Screen, client: httpx.Client) -> Any:
+    """With the cookie of the client's first visit."""
+    (cookie,) = client.cookies.jar
+    base = str(client.base_url)
+    screen.context.add_cookies([{"name": cookie.name, "value": str(cookie.value), "url": base}])
+    screen.page.goto(base)
+    screen.page.wait_for_selector("figure")
+    return screen.page
+
+
+@pytest.mark.parametrize(("write", "places"), [(hostile_run, 8), (hostile_log, 1)])
+def test_hostile_files_stay_text(write: Any, places: int, tmp_path: Path, screens: Any) -> None:
+    """On the live page, in the list of runs, and in the offline file. `screens` checks the console."""
+    screen = screens()
+    with real_page(write(tmp_path), cwd=tmp_path) as client:
+        page = open_real(screen, client)
+        page.get_by_role("button", name="Runs").click()
+        page.wait_for_selector(".runs tbody tr")
+        with page.expect_download() as download:
+            page.click(".bar-top a.button")
+        kept = tmp_path / "kept.html"
+        download.value.save_as(kept)
+        live_text = page.evaluate("() => document.body.textContent")
+        check_nothing_ran(page)
+        page.goto(kept.as_uri())
+        page.wait_for_selector("figure")
+        check_nothing_ran(page)
+        kept_text = page.evaluate("() => document.getElementById('page').textContent")
+    for text in (live_text, kept_text):
+        assert text.count("onerror=") >= places  # it is there, as text
+        assert not set(text) & set(CONTROL[:1] + CONTROL[5:])
+
+
+def check_nothing_ran(page: Any) -> None:
+    assert page.title().endswith("· GlassGPT")
+    assert "broken" not in page.title()
+    assert page.locator("#page :is(img, script, iframe, object, embed, form)").count() == 0
+    places = "() => [...document.querySelectorAll('[href], [src]')].map(one => one.href || one.src)"
+    assert [place for place in page.evaluate(places) if place.startswith("javascript:")] == []
+    handlers = "() => [...document.querySelectorAll('*')].flatMap(one => one.getAttributeNames())"
+    assert [name for name in page.evaluate(handlers) if name.startswith("on")] == []
+
+
+def test_a_real_run_grows_on_the_page_and_is_stopped(tmp_path: Path, screens: Any) -> None:
+    """What the journal gets is drawn without a reload; what the page asks for is in the run's folder."""
+    run_dir = write_run(tmp_path / "run", [journals.run(1000), journals.evaluation(0, "val", 4.2)])
+    lock = LockedRunDir(run_dir)
+    try:
+        with real_page(run_dir, cwd=tmp_path) as client:
+            page = open_real(screens(), client)
+            page.evaluate("() => { window.isSamePage = true; }")
+            # Before the first update there is only the plan, and what is expected of it.
+            assert page.evaluate("() => GlassPage.page.group.domain()") == [0, 1000]
+            last = "() => GlassPage.page.group.rows.loss?.at(-1) ?? [0]"
+            for at in (20, 30, 40):
+                with (run_dir / "journal.jsonl").open("ab") as file:
+                    file.write(encode_line(journals.step(at)))
+                deadline = time.monotonic() + 60
+                while page.evaluate(last)[0] != at and time.monotonic() < deadline:
+                    page.wait_for_timeout(50)
+                assert page.evaluate(last) == [at, pytest.approx(4.0 - at / 50)]
+            page.get_by_text("update 40 of 1,000").wait_for()
+            assert page.evaluate("() => window.isSamePage") is True
+            page.click(".request.stop button")
+            with page.expect_response("**/requests") as response:
+                page.click(".request.stop .danger")
+            assert response.value.status == 202
+            (request,) = (run_dir / "requests").glob("*.json")
+            assert json.loads(request.read_text())["action"] == "stop"
+            page.close()  # before its server
+    finally:
+        lock.close()
+
+
+def test_a_wrong_token_host_or_origin_is_refused(tmp_path: Path, browser: Any) -> None:
+    """By the real server; first to a browser, then to what no browser sends."""
+    screen = Screen(browser)  # its console names each refusal
+    with real_page("demo:gpu", cwd=tmp_path) as client:
+        page = open_real(screen, client)
+        base = str(client.base_url)
+        get = "async path => (await fetch(path)).status"
+        assert page.evaluate(get, "api/runs") == 200
+        assert page.evaluate(get, "api/runs?token=wrong") == 403
+        (cookie,) = client.cookies.jar
+        screen.context.clear_cookies()
+        assert page.evaluate(get, "api/runs") == 403
+        held = {"Cookie": f"{cookie.name}={cookie.value}"}
+        assert httpx.get(f"{base}api/runs", headers=held).status_code == 200
+        for wrong in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
+            assert httpx.get(f"{base}api/runs", headers=held | wrong).status_code == 403, wrong
+    screen.context.close()
 
 
 def test_the_pictures_of_the_docs(screens: Any, tmp_path: Path) -> None:

@@ -214,7 +214,8 @@ def test_when_there_is_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(launch, "start_beside_run", start)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal, raising=False)
-    monkeypatch.delenv("CI", raising=False)
+    for name in ("CI", "SSH_CONNECTION"):
+        monkeypatch.delenv(name, raising=False)
 
     def line(mode: launch.PageMode) -> str:
         return launch.page_beside_run(mode, "en", tmp_path)
@@ -224,6 +225,10 @@ def test_when_there_is_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [line("auto"), line("on")] == ["", "http://127.0.0.1:1/"]
     monkeypatch.setenv("CI", "0")
     assert line("auto")
+    monkeypatch.setenv("SSH_CONNECTION", "10.0.0.9 50000 10.0.0.1 22")
+    assert "http://127.0.0.1:1/ " in line("auto")
+    assert "ssh -L 1:127.0.0.1:1 " in line("auto")
+    monkeypatch.delenv("SSH_CONNECTION")
     is_terminal = False
     assert line("auto") == ""
     is_terminal, count = True, len(started)

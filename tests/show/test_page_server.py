@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,18 @@ def test_the_view_of_a_run(runs: Path) -> None:
     assert document["view"]["name"] == "a"
     assert document["rows"]["loss"] == [[at, 4.0 - at / 50] for at in range(10, 101, 10)]
     assert document["view"]["can_request"] is False
+
+
+def test_the_selected_run_is_read_before_anybody_asks(runs: Path) -> None:
+    def opened(source: Path) -> int:
+        server = make_server(source)
+        with ThreadPoolExecutor(1) as other_thread:  # in ours, playwright may have a loop that runs
+            other_thread.submit(asyncio.run, server.read_ahead()).result(timeout=60)
+        return len(server.runs)
+
+    assert (opened(runs / "a"), opened(runs)) == (1, 0)
+    (runs / "a" / journal.FILE_NAME).write_text("no journal")
+    assert opened(runs / "a") == 1  # who asks for it is told what is wrong
 
 
 def test_a_zoom(runs: Path) -> None:

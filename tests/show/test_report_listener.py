@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 from run_records import end_record, run_record, whole_run
+from small_runs import prepare_dataset, train_run
 
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
 from glassgpt.record.sink import Sink
+from glassgpt.runs.reading import read_run_log
 from glassgpt.show.page.html import report_html
 from glassgpt.show.page.report_listener import REPORT_NAME, ReportAtEnd
 from glassgpt.training.interrupt import ImmediateStop, StopSignals
@@ -178,3 +180,28 @@ def test_a_run_that_was_stopped_at_once_does_not_wait_for_a_report(tmp_path: Pat
         signal.raise_signal(signal.SIGINT)
     assert "none: " in report_output(tmp_path, records(tmp_path), signals)
     assert not (tmp_path / REPORT_NAME).exists()
+
+
+def test_the_report_has_what_the_last_checkpoint_expects(tmp_path: Path) -> None:
+    run_dir = train_run(tmp_path / "runs" / "byte", prepare_dataset(tmp_path, "byte", "byte"))
+    run_records = [
+        record for record in journal.read(run_dir / journal.FILE_NAME) if record["kind"] in ("run", "end")
+    ]
+    listen = ReportAtEnd(Console(file=io.StringIO(), width=200), StopSignals())
+    for record in run_records:
+        listen(record | {"out_dir": str(run_dir)})
+    listen.finish()
+    (look,) = read_run_log(str(run_dir)).looks
+    assert look.iteration == run_records[-1]["iter"]
+    assert '"guesses":[[["' in (run_dir / REPORT_NAME).read_text()
+
+
+def test_a_large_model_is_looked_at_on_demand_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = train_run(tmp_path / "runs" / "byte", prepare_dataset(tmp_path, "byte", "byte"))
+    monkeypatch.setattr("glassgpt.show.page.report_listener.MAX_LOOK_PARAMETERS", 10)
+    listen = ReportAtEnd(Console(file=io.StringIO(), width=200), StopSignals())
+    for record in journal.read(run_dir / journal.FILE_NAME):
+        listen(record | {"out_dir": str(run_dir)})
+    listen.finish()
+    assert (run_dir / REPORT_NAME).is_file()
+    assert read_run_log(str(run_dir)).looks == ()

@@ -49,7 +49,7 @@ def demo_screen() -> Screen:
     followed = FollowedRun("demo:gpu")
     followed.poll()
     followed.refresh(force=True)
-    return screen_of(followed, "demo:gpu", "http://127.0.0.1:8421/?token=abc")
+    return screen_of(followed, "demo:gpu", "http://127.0.0.1:8421/?token=QFA9bm9SOKtDdgi6-S7tb6x1PnP51TzU")
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 60)])
@@ -61,7 +61,8 @@ def test_a_finished_run(width: int, height: int) -> None:
     for value in (
         "finished at iteration 5,000", "iter 5,000/5,000", "loss 0.8176", "best val 1.4576 at 1,750",
         "1.27M tok/s", "MFU 28.1%", "2m 22s", "training 46%", "evaluation and checkpoints 33%",
-        "start-up 21%", "The model has overfitted since iteration 1,750", "http://127.0.0.1:8421/?token=abc",
+        "start-up 21%", "The model has overfitted since iteration 1,750",
+        "http://127.0.0.1:8421/?token=QFA9bm9SOKtDdgi6-S7tb6x1PnP51TzU",
     ):  # fmt: skip
         assert value in page, value
     assert "to go" not in page
@@ -69,7 +70,9 @@ def test_a_finished_run(width: int, height: int) -> None:
     labelled = [line for line in text if re.match(r" +[\d.]+ [\u2800-\u28ff]", line)]
     top, bottom = labelled[0], labelled[-1]
     assert (top.split()[0], bottom.split()[0]) == ("2.41", "0.782")
-    assert len(axis.rstrip()) == len(top.rstrip())
+    assert len(axis.rstrip()) == len(re.sub(r" \d-gram [\d.]+$", "", bottom.rstrip()))
+    # Where tables of n-grams of this text stand.
+    assert re.search(r"┈ 6-gram 1\.56", "\n".join(text)) is not None
 
 
 def test_a_growing_log_with_a_fake_clock(tmp_path: Path) -> None:
@@ -122,7 +125,7 @@ def test_no_number_is_cut_at_any_size(language: str) -> None:
                 assert len(drawn) <= height
                 if max(line.cell_len for line in drawn) > width:
                     raise AssertionError((width, height, [line.plain for line in drawn]))
-                text = "\n".join(line.plain for line in drawn if "\u2800" not in line.plain)
+                text = "\n".join(line.plain for line in drawn if not set("\u2800┈") & set(line.plain))
                 found = {number.rstrip(".,:") for number in re.findall(r"\d[\d,.:%]*", text)}
                 known = {number.rstrip(".,:") for number in numbers} | set("123456789")  # of more findings
                 assert found <= known, (width, height, found - known)

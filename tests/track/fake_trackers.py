@@ -17,7 +17,7 @@ from glassgpt.config import TrainConfig
 from glassgpt.record import journal, sink
 from glassgpt.record.journal import Record
 from glassgpt.track import trackers
-from glassgpt.track.tracker_interface import LoggedIters, TrackedRun
+from glassgpt.track.tracker_feed import LoggedIters, TrackedRun
 from glassgpt.track.trackers import TRACKER_CLASSES
 from glassgpt.training.learner import Learner
 

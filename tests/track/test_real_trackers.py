@@ -28,8 +28,7 @@ from glassgpt.api import train
 from glassgpt.errors import UserError
 from glassgpt.record import sink
 from glassgpt.track import trackers
-from glassgpt.track.tracker_feed import TrackerFeed
-from glassgpt.track.tracker_interface import TrackedRun
+from glassgpt.track.tracker_feed import TrackedRun, TrackerFeed
 from glassgpt.track.trackers import TRACKER_CLASSES
 
 

@@ -28,8 +28,7 @@ from glassgpt.api import train
 from glassgpt.record import journal, sink
 from glassgpt.record.journal import Record
 from glassgpt.track import trackers
-from glassgpt.track.tracker_feed import TrackerFeed
-from glassgpt.track.tracker_interface import LoggedIters, TrackedRun, metrics_of
+from glassgpt.track.tracker_feed import LoggedIters, TrackedRun, TrackerFeed, metrics_of
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def test_weights_come_back_under_our_names(tmp_path: Path, prefix: str, bias: bo
     assert loaded.model_config == model.config
     assert loaded.weights.keys() == model.state_dict().keys()
     assert all(torch.equal(loaded.weights[name], tensor) for name, tensor in model.state_dict().items())
-    assert (loaded.iter, loaded.best_val_loss) == (3, 2.5)
+    assert (loaded.iter, loaded.val_loss) == (3, 2.5)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -69,7 +69,7 @@ def test_old_checkpoints_carry_masks_and_lack_things(tmp_path: Path) -> None:
     torch.save(content, tmp_path / "ckpt.pt")
     loaded = read_nanogpt_ckpt(tmp_path / "ckpt.pt")
     assert loaded.model_config.bias
-    assert (loaded.optimizer, loaded.settings, loaded.best_val_loss) == ({}, {}, None)
+    assert (loaded.optimizer, loaded.settings, loaded.val_loss) == ({}, {}, None)
     load_weights(GPT(loaded.model_config), loaded.weights, "it")
 
 
@@ -324,7 +324,7 @@ def test_scalars_of_numpy_are_numbers(tmp_path: Path) -> None:
         content["config"]["learning_rate"] = kind(0.5)
         torch.save(content, tmp_path / "ckpt.pt")
         loaded = read_nanogpt_ckpt(tmp_path / "ckpt.pt")
-        assert (loaded.iter, loaded.best_val_loss, loaded.settings["learning_rate"]) == (7, 2.5, 0.5)
+        assert (loaded.iter, loaded.val_loss, loaded.settings["learning_rate"]) == (7, 2.5, 0.5)
     for other in (np.array([1.0]), np.datetime64("2020-01-01"), np.str_("text"), np.complex64(1)):
         torch.save(ckpt.make_nanogpt_ckpt(21) | {"best_val_loss": other}, tmp_path / "ckpt.pt")
         with pytest.raises(UserError, match=r"ckpt\.pt"):

@@ -15,7 +15,8 @@ from glassgpt import cli
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.estimate.batching import plan_batch
-from glassgpt.estimate.memory import TrainingWorkload, estimate_memory
+from glassgpt.estimate.memory import estimate_memory
+from glassgpt.estimate.training_workload import TrainingWorkload
 from glassgpt.training import probe
 from glassgpt.training.out_of_memory import less_memory_advice
 from glassgpt.training.session import train

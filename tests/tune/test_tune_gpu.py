@@ -16,9 +16,8 @@ from glassgpt.config import TrainConfig
 from glassgpt.record import journal
 from glassgpt.training.session import train
 from glassgpt.tune.speed_settings import SpeedSettings, TuneContext
-from glassgpt.tune.trial_run import release_device_memory, run_trial
+from glassgpt.tune.trial_run import inspect_machine, prepare_trial_setup, release_device_memory, run_trial
 from glassgpt.tune.trial_runner import TrialRunner
-from glassgpt.tune.trial_setup import inspect_machine, prepare_trial_setup
 from glassgpt.tune.tuning import tune
 
 pytestmark = pytest.mark.gpu
@@ -130,7 +129,7 @@ def test_tuning_on_a_card(on_gpu: MakeConfig) -> None:
     with TrialRunner() as runner:
         tuning = tune(on_gpu(n_layer=4, n_embd=256), 45.0, runner, fixed=("compile",))
     assert tuning.took_s < 46
-    ran = [row for row in tuning.result.rows if row.figures]
+    ran = [row for row in tuning.result.rows if row.stats]
     assert len(ran) >= 5
     assert {row.setting.graph for row in ran} == {False, True}
     fastest = max(row.tokens_per_s or 0 for row in ran)

@@ -14,9 +14,8 @@ from tune_machines import GIB, SMALL, FakeMachine, cpu_machine, gpu_machine, sat
 from glassgpt.errors import UserError
 from glassgpt.tune import speed_settings as candidates
 from glassgpt.tune.ranking import SettingResult, TuneResult, choose_setting, summarize_trials
-from glassgpt.tune.results import TrialResults
+from glassgpt.tune.results import Trial, TrialResults
 from glassgpt.tune.speed_settings import SpeedSettings
-from glassgpt.tune.trial import Trial
 
 NO_TIME = "not tried: no time left"
 
@@ -437,13 +436,13 @@ def test_the_sentence_where_the_automatic_choice_wins() -> None:
     machine = FakeMachine(cpu_machine(), lambda setting: 1e3 * setting.micro_batch * (setting.threads or 2))
     outcome = tune_result(machine, config=SMALL)
     assert outcome.chosen.is_automatic
-    assert sum(row.figures is not None for row in outcome.rows) == 5
+    assert sum(row.stats is not None for row in outcome.rows) == 5
     assert re.findall(r"\d+%?", outcome.summary) == ["5", "4", "67%", "12", "1", "50%"]
 
 
 def test_the_sentence_where_nothing_was_compared() -> None:
     found = tune_result(FakeMachine(cpu_machine(), lambda setting: 1e3), config=SMALL, budget_s=4)
-    assert sum(row.figures is not None for row in found.rows) == 1
+    assert sum(row.stats is not None for row in found.rows) == 1
     assert found.chosen.is_automatic
     assert not re.search(r"\d", found.summary)
 
@@ -452,8 +451,8 @@ def test_figures_of_a_row() -> None:
     """Independent of the code: 491,520 tokens in 0.8 s are 614,400 a second."""
     machine = FakeMachine(gpu_machine(), lambda setting: 614_400.0)
     row = tune_result(machine).chosen
-    assert row.figures is not None
-    assert row.figures.update_s == pytest.approx(0.8)
+    assert row.stats is not None
+    assert row.stats.update_s == pytest.approx(0.8)
     assert row.tokens_per_s == pytest.approx(614_400)
     assert row.mfu == pytest.approx(100 * 614_400 * 854.8e6 / 989e12)
     assert row.micro_steps == 40
@@ -467,7 +466,7 @@ def test_a_machine_that_drifts_slows_both_down() -> None:
         results.add(small, Trial(outcome="ran", update_s=(drift * 1.03,) * 3, micro_steps=4))
         results.add(large, Trial(outcome="ran", update_s=(drift,) * 3, micro_steps=4))
     apart = [results.stats(one) for one in (small, large)]
-    assert all(figures is not None and figures.error > 0.02 for figures in apart)
+    assert all(stats is not None and stats.error > 0.02 for stats in apart)
     assert results.comparison_error(small, large) < 1e-6
     assert not results.is_as_fast(small, large)
     assert choose_setting(results) == large

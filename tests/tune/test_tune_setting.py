@@ -20,7 +20,7 @@ from glassgpt.training.session import train
 from glassgpt.tune import tuning as tuning_module
 from glassgpt.tune.ranking import summarize_trials
 from glassgpt.tune.speed_settings import SpeedSettings, apply_setting, describe_dimension, tuned_config_fields
-from glassgpt.tune.trial_setup import inspect_machine, prepare_trial_setup
+from glassgpt.tune.trial_run import inspect_machine, prepare_trial_setup
 from glassgpt.tune.tuning import TuneOptions, Tuning, check_tunable, tuned_file_notes
 from glassgpt.tune.tuning import check_tune_options as option_problems
 from glassgpt.validate import find_config_problems

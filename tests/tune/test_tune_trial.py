@@ -14,17 +14,17 @@ from conftest import MakeConfig
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.training.learner import Learner
-from glassgpt.tune.speed_settings import SpeedSettings
-from glassgpt.tune.trial import (
-    Trial,
-    UpdateMarks,
-    quantile,
-    summarize_updates,
-    trial_micro_steps,
-    update_seconds,
+from glassgpt.tune.results import Trial, UpdateMarks, quantile, summarize_updates, update_seconds
+from glassgpt.tune.speed_settings import SpeedSettings, trial_micro_steps
+from glassgpt.tune.trial_run import (
+    PeakMemory,
+    TrialUpdates,
+    inspect_machine,
+    prepare_trial_setup,
+    run_trial,
+    time_updates,
+    warm_up,
 )
-from glassgpt.tune.trial_run import PeakMemory, TrialUpdates, run_trial, time_updates, warm_up
-from glassgpt.tune.trial_setup import inspect_machine, prepare_trial_setup
 
 # --- from marks to updates ---
 
@@ -59,7 +59,7 @@ def test_how_many_micro_batches_are_done() -> None:
     assert trial_micro_steps(8, None) == 8
 
 
-# --- figures ---
+# --- statistics ---
 
 
 def ran(*seconds: float, peak: int | None = None, first: float = 1.0) -> Trial:

@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from glassgpt.config import TrainConfig
-from glassgpt.tune.results import TrialResults
+from glassgpt.tune.results import Trial, TrialResults
 from glassgpt.tune.search import Budget, Search, TrialEvent
 from glassgpt.tune.speed_settings import SpeedSettings, TuneContext
-from glassgpt.tune.trial import Trial
 
 GIB = 2**30
 GPT2 = TrainConfig(batch_size=12, gradient_accumulation_steps=40)

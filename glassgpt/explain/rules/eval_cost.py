@@ -388,7 +388,9 @@ def evaluates_every_step(analysis: Analysis) -> Finding | None:
     has_eval_times = run_log.ledger is not None or any(
         evaluation.ms is not None for evaluation in run_log.evals
     )
-    if not interval or run_log.is_excerpt or has_eval_times or run_log.trainer.iterations_are_epochs:
+    # What an unknown trainer counts may be epochs, or its log lines.
+    counts_updates = not (run_log.trainer.iterations_are_epochs or run_log.trainer.reads_any_log)
+    if not interval or run_log.is_excerpt or has_eval_times or not counts_updates:
         return None
     iterations, more = run_log.iteration_count(), list[Message]()
     if run_log.trainer.step_time_includes_eval:

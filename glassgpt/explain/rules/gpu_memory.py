@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 
 from glassgpt.config import TrainConfig
 from glassgpt.estimate import memory
-from glassgpt.estimate.memory import TrainingWorkload
+from glassgpt.estimate.training_workload import DTYPE_BYTES, TrainingWorkload
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.exit_status import training_end_line
 from glassgpt.runs.run_log import LogEvent, RunLog
 from glassgpt.runs.trajectory import (
     has_trained,
@@ -121,7 +122,7 @@ def stated_workload(run_log: RunLog, parameters: int) -> TrainingWorkload:
         vocab_size=vocab_size or 1,
         batch_size=1,
         micro_steps=2,  # smaller micro-batches mean accumulation: gradients are alive in the forward pass
-        dtype=dtype if dtype in memory.DTYPE_BYTES else "bfloat16",
+        dtype=dtype if dtype in DTYPE_BYTES else "bfloat16",
         kernels=False,
         compiled=settings.get("compile", True) is True,
         chunked_loss=run_log.trainer.computes_loss_in_chunks,
@@ -159,8 +160,8 @@ def oom(analysis: Analysis) -> Finding | None:
     failed_start_events = run_log.events_of_failed_start()
     events = [event for event in run_log.events if event.kind == "oom" and event not in failed_start_events]
     # What comes after the line that training is over is another script's: see crashed_after_end.
-    ends = [event.line for event in run_log.events_after_last_step() if event.kind == "finish"]
-    events = [event for event in events if not ends or event.line < ends[0]]
+    end = training_end_line(run_log)
+    events = [event for event in events if end is None or event.line < end]
     if not events:
         return None
     if all(_HOST_KILL.search(event.text) for event in events):

@@ -30,6 +30,7 @@ MAX_SPIKE_STEPS = 20 * MEDIAN_WINDOW_STEPS  # without recovery within these, it 
 MAX_SPIKE_SHARE = 0.005
 MAX_SPIKES_SHORT_RUN = 5  # however short the run
 MAX_ODD_BATCH_LOSSES = 5  # logged losses of a spike: after more, the weights had to recover
+MAX_SINGLE_LOSSES = 2  # more in one spike are a cluster, not single odd batches
 SHOWN_SPIKES = ("largest", "second", "third")  # each has its message
 # Share of the iterations spent in spikes, from which on the finding is a warning or advice.
 WARNING_SPIKE_SHARE, ADVICE_SPIKE_SHARE = 0.05, 0.01
@@ -138,8 +139,11 @@ def divergence(analysis: Analysis) -> Finding | None:
         "end_loss": rise.end_loss,
     }
     if run_log.has_iteration_numbers:
+        lowest = {"lowest_iteration": rise.lowest_iteration, **values}
         evidence = [
-            say("divergence.evidence.lowest_at_iteration", lowest_iteration=rise.lowest_iteration, **values)
+            say("divergence.evidence.lowest_at_start", **lowest)
+            if rise.first_loss == rise.lowest_loss
+            else say("divergence.evidence.lowest_at_iteration", **lowest)
         ]
         lost_s = seconds_between(
             analysis.trajectory, rise.lowest_iteration, rise.end_iteration, analysis.facts.steady_ms
@@ -188,7 +192,8 @@ def loss_jump(analysis: Analysis) -> Finding | None:
 
 @dataclass(frozen=True)
 class LossSpike:
-    iteration: int
+    iteration: int  # of its peak
+    start_iteration: int
     peak_loss: float
     usual_loss: float
     recovered_iteration: int
@@ -229,8 +234,17 @@ def find_loss_spikes(analysis: Analysis) -> list[LossSpike]:
             continue
         if any(one.iteration <= at[back] and at[row] <= one.until for one in analysis.explosions):
             continue
-        peak = float(losses[row:back].max())
-        spikes.append(LossSpike(int(at[row]), peak, float(usual[row]), int(at[back]), back - row))
+        peak = row + int(np.argmax(losses[row:back]))
+        spikes.append(
+            LossSpike(
+                iteration=int(at[peak]),
+                start_iteration=int(at[row]),
+                peak_loss=float(losses[peak]),
+                usual_loss=float(usual[row]),
+                recovered_iteration=int(at[back]),
+                losses=back - row,
+            )
+        )
     return spikes if len(spikes) <= max(MAX_SPIKES_SHORT_RUN, MAX_SPIKE_SHARE * len(losses)) else []
 
 
@@ -249,7 +263,7 @@ def loss_spike(analysis: Analysis) -> Finding | None:
         f"{rank}_{name}": value
         for rank, spike in zip(SHOWN_SPIKES, shown, strict=False)
         for name, value in asdict(spike).items()
-        if name != "losses"
+        if name not in ("losses", "start_iteration")
     }
     evidence = [
         say("loss-spike.evidence.largest", **values),
@@ -257,16 +271,21 @@ def loss_spike(analysis: Analysis) -> Finding | None:
         say("loss-spike.evidence.third", **values),
     ][: len(shown)]
     if not slow:
+        is_cluster = max(spike.losses for spike in spikes) > MAX_SINGLE_LOSSES
         return make_finding(
             "loss-spike",
             "info",
-            title=say("loss-spike.title.odd_batches", count=len(spikes)),
+            title=say("loss-spike.title.clusters", count=len(spikes))
+            if is_cluster
+            else say("loss-spike.title.odd_batches", count=len(spikes)),
             evidence=evidence,
-            explanation=say("loss-spike.explanation.odd_batches"),
+            explanation=say("loss-spike.explanation.clusters")
+            if is_cluster
+            else say("loss-spike.explanation.odd_batches"),
             at=shown[0].iteration,
             lines=analysis.lines_at(spike.iteration for spike in shown),
         )
-    lost = sum(spike.recovered_iteration - spike.iteration for spike in slow)
+    lost = sum(spike.recovered_iteration - spike.start_iteration for spike in slow)
     share = lost / max(1, int(iterations[-1]) - int(iterations[0]))
     if len(slow) < len(spikes):
         evidence.append(say("loss-spike.evidence.odd_batches", odd_batches=len(spikes) - len(slow)))

@@ -12,13 +12,14 @@ from glassgpt.explain.rules.nonfinite import trailing_zero_losses
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.curve_statistics import BlockMedians, block_medians, forecast_loss
+from glassgpt.runs.curve_statistics import BlockMedians, block_medians, detrended_std, forecast_loss
 from glassgpt.runs.final_loss import FinalLossForecast
 from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS, EvalNoise, falls_clearly
 from glassgpt.runs.run_log import Floats
 from glassgpt.runs.trajectory import (
     numeric_setting,
     planned_end_iteration,
+    shows_run_start,
     starts_from_scratch,
     takes_known_settings,
     val_metric_name,
@@ -37,12 +38,17 @@ MIN_GAIN_SHARE = 0.01  # predicted gain over the loss at the end
 # The fall in the last twentieth, which is 0.15 of the last third, over the fall in the last third.
 END_SHARE, END_SHARE_OF_THIRD, MAX_FLAT_FALL_SHARE = 0.05, 0.15, 0.04
 MIN_END_LOSSES = 3
+MAX_SLOWING_SHARE = 0.6  # the fall in the last twentieth over that at the slope of the last third
+TRAIN_LOSS = "train loss"
+MIN_REPEATED_EPOCHS = 2.0  # passes over the data: from there on a falling training loss may be memorising
 # The last learning rate over the highest: below the first it has run out, above the second it has not fallen.
-MAX_DECAYED_LR_SHARE, MIN_UNDECAYED_LR_SHARE = 0.1, 0.9
+MAX_DECAYED_LR_SHARE, MIN_UNDECAYED_LR_SHARE = 0.105, 0.9
+END_QUARTER = 0.25  # of the losses: these, too, have to fall by more than their noise
 
 # Plateau: gain of the last third over the one before, as a share of the loss. A tenth of what is usual.
 MIN_PLATEAU_STEPS = 50
 MAX_TRAIN_GAIN_SHARE, MAX_EVAL_GAIN_SHARE = 0.002, 0.003
+MIN_STEADY_FALL_TO_NOISE = 20.0  # a fall of so many times the noise of one line is none
 MAX_PLATEAU_ERROR_SHARE = 0.01  # two standard errors of a third's loss: more hides an improvement
 # Nothing learnt: last against first loss, and the range of the whole curve, as shares of the first loss.
 MAX_END_CHANGE_SHARE, MAX_RANGE_SHARE = 0.01, 0.02
@@ -78,18 +84,26 @@ def still_improving(analysis: Analysis) -> Finding | None:
     ):
         return None
     at, losses, noise, metric = points
+    is_train_loss = metric == TRAIN_LOSS
+    if is_train_loss and (analysis.epochs or 0.0) >= MIN_REPEATED_EPOCHS:
+        return None  # what is seen again is known better, which says nothing about other text
     third = min(int(np.searchsorted(at, at[-1] * 2 / 3)), len(at) - 2)  # where the last third begins
     late_fall = float(losses[third] - losses[-1])
     if late_fall <= noise.difference(1.0) or not falls_clearly(at, losses, noise):
         return None
     lr_share = _last_lr_share(analysis)
     is_flat = _is_flat_at_end(at, losses, late_fall, noise)
-    if is_flat and not (lr_share is not None and lr_share <= MAX_DECAYED_LR_SHARE):
+    has_decayed = lr_share is not None and lr_share <= MAX_DECAYED_LR_SHARE
+    latest = 2 if is_train_loss else 1  # a median of lines may be the lowest by luck
+    if is_flat:
+        is_falling = has_decayed and losses[-1] < np.min(losses) + 2 * noise.std
+    else:
+        is_falling = falls_clearly(at, losses, noise, END_QUARTER) and np.argmin(losses) >= len(at) - latest
+    if not is_falling:
         return None
     planned = planned_end_iteration(run_log)
-    unfinished = analysis.facts.ended != "finished" or (planned is not None and planned > 1.1 * last)
-    if not losses[-1] < np.min(losses) + 2 * noise.std:
-        return None
+    is_planned = planned is not None and planned > last + (analysis.facts.log_interval or 1)
+    unfinished = is_planned and (analysis.facts.ended != "finished" or (planned or 0) > 1.1 * last)
     forecast, fits_end = analysis.final_loss if unfinished else None, True
     if forecast is not None and forecast.metric == metric:
         if forecast.expected >= losses[-1]:
@@ -107,34 +121,46 @@ def still_improving(analysis: Analysis) -> Finding | None:
         fits_end = law.residual <= max(
             MAX_RESIDUAL_TO_LATE_FALL * late_fall, MIN_RESIDUAL_TO_NOISE * noise.std
         )
+    fits_end = fits_end and not _slows_at_end(at, losses, late_fall, noise)
     if forecast is not None and forecast.is_schedule_known:
         explanation = say("still-improving.explanation.band", runs=forecast.runs)
     elif forecast is not None:
         explanation = say("still-improving.explanation.band_unknown_schedule", runs=forecast.runs)
     elif unfinished:
         explanation = say("still-improving.explanation.no_forecast")
+    elif lr_share is None and analysis.facts.ended != "finished":
+        explanation = None  # neither an end nor a schedule is known
     elif lr_share is not None and lr_share >= MIN_UNDECAYED_LR_SHARE:
         explanation = say("still-improving.explanation.lr_not_lowered")
     else:
         explanation = say("still-improving.explanation.schedule_caveat")
+    compared = {
+        "metric": metric,
+        "earlier_loss": losses[third],
+        "earlier_iteration": round(at[third]),
+        "end_loss": losses[-1],
+        "end_iteration": round(at[-1]),
+    }
+    if is_train_loss:  # the lines nearest to the middle of each block
+        logged = analysis.trajectory.finite_losses()[0]
+        compared_lines = analysis.lines_at(
+            int(logged[np.argmin(np.abs(logged - middle))]) for middle in (at[third], at[-1])
+        )
+    else:
+        compared_lines = analysis.eval_lines_at([round(at[third]), round(at[-1])])
     return make_finding(
         "still-improving",
-        "info" if unfinished or not fits_end else "advice",
+        "info" if analysis.facts.ended != "finished" or unfinished or not fits_end else "advice",
         title=say("still-improving.title.until_lr_ran_out", metric=metric)
         if is_flat
         else say("still-improving.title", metric=metric),
-        evidence=say(
-            "still-improving.evidence",
-            metric=metric,
-            earlier_loss=losses[third],
-            earlier_iteration=round(at[third]),
-            end_loss=losses[-1],
-            end_iteration=round(at[-1]),
-        ),
+        evidence=say("still-improving.evidence.medians", **compared)
+        if is_train_loss
+        else say("still-improving.evidence", **compared),
         explanation=explanation,
         advice=_longer_training_advice(analysis, forecast, unfinished) if fits_end or forecast else None,
         at=last,
-        lines=(*analysis.lines_at([last]), *analysis.eval_lines_at([round(at[third]), round(at[-1])])),
+        lines=compared_lines if is_train_loss else (*analysis.lines_at([last]), *compared_lines),
         claims={"learning at the end": "improving"},
     )
 
@@ -147,6 +173,14 @@ def _is_flat_at_end(at: Floats, losses: Floats, late_fall: float, noise: EvalNoi
     ):
         return False
     return bool(losses[end] - losses[-1] < MAX_FLAT_FALL_SHARE * late_fall)
+
+
+def _slows_at_end(at: Floats, losses: Floats, late_fall: float, noise: EvalNoise) -> bool:
+    """Whether the last twentieth fell by far less than it would at the slope of the last third, beyond noise:
+    a schedule that was run to its end bends the curve so, and longer training is no advice."""
+    before_end = float(np.interp((1 - END_SHARE) * at[-1], at, losses))
+    expected, fall = END_SHARE_OF_THIRD * late_fall, before_end - float(losses[-1])
+    return fall < MAX_SLOWING_SHARE * expected and expected - fall > noise.difference(CLEAR_STANDARD_ERRORS)
 
 
 def _last_lr_share(analysis: Analysis) -> float | None:
@@ -175,7 +209,7 @@ def _points_to_fit(analysis: Analysis) -> tuple[Floats, Floats, EvalNoise, str] 
         smooth.centers,
         smooth.medians,
         EvalNoise(float(np.median(smooth.stderrs)), "scatter"),
-        "train loss",
+        TRAIN_LOSS,
     )
 
 
@@ -192,12 +226,13 @@ def _longer_training_advice(
             expected_loss=forecast.expected,
             low_loss=forecast.low,
             high_loss=forecast.high,
-            command=run_log.trainer.resume_command,
+            command=run_log.resume_command,
         )
-    if unfinished:  # a log that only stops may be of a run that went on, or was done
-        is_known = analysis.facts.ended != "cut" or planned_end_iteration(run_log) is not None
-        command = run_log.trainer.resume_command
-        return say("still-improving.advice.continue", command=command) if is_known else None
+    is_stopped = analysis.facts.ended not in ("finished", "cut") and planned_end_iteration(run_log) is None
+    if unfinished or is_stopped:
+        return say("still-improving.advice.continue", command=run_log.resume_command)
+    if analysis.facts.ended != "finished":
+        return None  # a log that only stops may be of a run that went on, or was done
     if takes_known_settings(run_log):
         return say("still-improving.advice.raise_max_iters")
     return say("still-improving.advice.train_longer")
@@ -253,17 +288,26 @@ def plateau(analysis: Analysis) -> Finding | None:
         )
     saved = analysis.seconds_and_share_after(stop, last)
     saving = saved[1] if saved else 1 / 3
+    was_evaluated = len(evidence) > 1  # a training loss alone does not tell when to stop
+    advice = (
+        say("plateau.advice.stop_at_iteration", stop_iteration=stop, saving=saving)
+        if run_log.has_iteration_numbers
+        else say("plateau.advice.stop_there", saving=saving)
+    )
     return make_finding(
         "plateau",
-        "advice",
-        title=say("plateau.title.no_late_improvement"),
+        "advice" if was_evaluated else "info",
+        title=say("plateau.title.no_late_improvement")
+        if shows_run_start(run_log)
+        else say("plateau.title.no_late_improvement_here"),
         evidence=evidence,
-        explanation=say("plateau.explanation.within_noise")
-        if len(evidence) > 1
-        else say("plateau.explanation.train_within_noise"),
-        advice=say("plateau.advice.stop_at_iteration", stop_iteration=stop, saving=saving)
-        if run_log.has_iteration_numbers
-        else say("plateau.advice.stop_there", saving=saving),
+        explanation=[
+            say("plateau.explanation.within_noise")
+            if was_evaluated
+            else say("plateau.explanation.train_within_noise"),
+            say("plateau.explanation.decay") if _last_lr_share(analysis) is not None else None,
+        ],
+        advice=advice if was_evaluated else None,
         at=stop if run_log.has_iteration_numbers else None,
         lines=analysis.lines_at([last]),
         claims={"learning at the end": "plateau"},
@@ -332,7 +376,18 @@ def _plateau_evidence(analysis: Analysis, smooth: BlockMedians) -> list[Message]
         return []
     if 2 * error > MAX_PLATEAU_ERROR_SHARE * after:
         return []  # too noisy to see whether it improved
-    evidence = [say("plateau.evidence.train_thirds", earlier_train_loss=before, late_train_loss=after)]
+    losses = analysis.trajectory.finite_losses()[1]
+    late = losses[-2 * len(losses) // 3 :]
+    changes = np.abs(np.diff(late))
+    noise = max(detrended_std(late) or 0.0, float(changes[changes > 0].min(initial=np.inf)))
+    if before - after > MIN_STEADY_FALL_TO_NOISE * noise:
+        return []  # slow, but steady
+    thirds = {"earlier_train_loss": before, "late_train_loss": after}
+    evidence = [
+        say("plateau.evidence.train_thirds", **thirds)
+        if shows_run_start(analysis.log)
+        else say("plateau.evidence.train_thirds_here", **thirds)
+    ]
     at, val_losses = analysis.trajectory.val_curve()
     is_late = at > smooth.centers[-third]
     if np.all(is_late) or not np.any(is_late):

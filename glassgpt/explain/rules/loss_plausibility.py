@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 
-from glassgpt.i18n import say
+from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import Floats, RunLog
@@ -19,7 +19,10 @@ MAX_VOCAB_SIZE = 1_000_000  # no tokenizer in use has more
 # First loss over ln(MAX_VOCAB_SIZE): a deliberately large initialisation stays below this.
 MIN_EXCESS_OVER_CHANCE = 1.5
 MIN_LOGGED_STEPS = 20
+MIN_AVERAGED, MIN_AVERAGED_LINES = 10, 5  # lines that are means of so many iterations: fewer suffice
 MIN_FIRST_LOSS = 1.0  # the first training loss of a run that learnt it
+MIN_FALL_RATIO = 5.0  # first over last loss, of data that are known to be repeated
+MAX_NEW_DATA_EPOCHS = 3.0  # from there on a model can recite what it was trained on
 
 # The lowest loss that is believed, in nats per token, of a model that was not trained before. The best of the
 # largest models stay above 1.6 on web text; stories for children reach 0.8 and games of chess 0.3.
@@ -28,6 +31,7 @@ MIN_LOSS_WEB_TEXT, MIN_LOSS_SHAKESPEARE = 1.3, 1.2
 MIN_LOSS_UNNAMED_SUBWORDS = 1.0  # a vocabulary as of web text, and the log does not name the dataset
 MIN_BITS_WEB_TEXT = 0.5  # per byte
 MIN_LOSS_ANYTHING = 1e-4  # whatever it was tuned to
+MIN_LOSS_TUNED = 0.05  # of training text, whatever it was tuned to, without an evaluation
 MIN_TRAIN_LOSS_SUBWORDS = 0.5  # of training text, which may be seen twice
 MIN_TRAIN_LOSS_WORDS = 0.3
 MIN_WORD_VOCAB, MIN_SUBWORD_VOCAB = 1000, 20_000
@@ -46,7 +50,7 @@ def init_loss(analysis: Analysis) -> Finding | None:
     run_log = analysis.log
     vocab_size = numeric_setting(run_log, "vocab_size")
     initial = _initial_loss(run_log)
-    if initial is None:
+    if initial is None or run_log.trainer.loss_base != math.e:
         return None
     at, first = initial
     if not vocab_size or vocab_size < 2:  # not in the log: compare with the largest there is
@@ -97,7 +101,8 @@ def init_loss(analysis: Analysis) -> Finding | None:
 
 
 def _initial_loss(run_log: RunLog) -> tuple[int, float] | None:
-    """The first iteration and the loss of weights before any update, as far as the log shows."""
+    """The first iteration and the loss of weights before any update, as far as the log shows. The mean of an
+    epoch is none."""
     steps, process = run_log.steps, run_log.segments[0] if run_log.segments else None
     if process is None or not process.has_startup or process.resumed:
         return None
@@ -107,6 +112,8 @@ def _initial_loss(run_log: RunLog) -> tuple[int, float] | None:
         if evaluation.iteration == 0 and evaluation.val_loss is not None and run_log.val_metric == "loss":
             return (0, evaluation.val_loss) if math.isfinite(evaluation.val_loss) else None
     first = run_log.trainer.first_iteration
+    if run_log.trainer.iterations_are_epochs:
+        return None
     is_first = len(steps) and steps.iteration[0] <= first  # a trainer that is not known may count from 0
     has_loss = is_first and steps.has_loss[0] and math.isfinite(steps.loss[0])
     return (int(steps.iteration[0]), float(steps.loss[0])) if has_loss else None
@@ -114,40 +121,71 @@ def _initial_loss(run_log: RunLog) -> tuple[int, float] | None:
 
 def _vocabulary(analysis: Analysis) -> float | None:
     """As the log says, or as the loss before the first update says: that of a uniform guess."""
-    initial = _initial_loss(analysis.log)
+    initial, base = _initial_loss(analysis.log), analysis.log.trainer.loss_base
     stated = numeric_setting(analysis.log, "vocab_size")
-    return stated or (math.exp(min(initial[1], 20.0)) if initial else None)
+    return stated or (base ** min(initial[1], 20.0) if initial and base else None)
 
 
 def memorised_data(analysis: Analysis) -> Finding | None:
-    """The training loss fell below what ordinary text allows, and nothing was evaluated."""
+    """The training loss fell below what text allows, and nothing was evaluated: it is memorised, or shown."""
     at, losses = analysis.trajectory.finite_losses()
-    run_log = analysis.log
-    if run_log.evals or len(losses) < MIN_LOGGED_STEPS or not starts_from_scratch(run_log):
+    run_log, epochs = analysis.log, analysis.epochs
+    is_averaged = run_log.trainer.loss_is_interval_mean and (run_log.log_interval() or 0) >= MIN_AVERAGED
+    if run_log.evals or run_log.evaluates_metrics:
         return None
-    vocabulary, limit = _vocabulary(analysis), MIN_LOSS_ANY_TEXT
-    if vocabulary and MIN_SUBWORD_VOCAB <= vocabulary <= MAX_VOCAB_SIZE:
-        limit = MIN_TRAIN_LOSS_SUBWORDS
-    elif vocabulary and MIN_WORD_VOCAB <= vocabulary <= MIN_SUBWORD_VOCAB:
-        limit = MIN_TRAIN_LOSS_WORDS
-    elif not run_log.trainer.trains_on_plain_text:
+    if len(losses) < (MIN_AVERAGED_LINES if is_averaged else MIN_LOGGED_STEPS):
         return None
-    end = _late_median(losses)
-    if not 0 <= end < limit or not losses[0] > MIN_FIRST_LOSS:
+    limit = _lowest_train_loss(analysis, float(losses[0]))
+    end = float(np.median(losses[-max(1, len(losses) // 10) :])) if is_averaged else _late_median(losses)
+    is_repeated = epochs is not None and epochs > MAX_NEW_DATA_EPOCHS
+    if limit is None or not 0 < end < limit or collapsed_loss(analysis):
         return None
+    if not losses[0] > (MIN_FALL_RATIO * end if is_repeated else MIN_FIRST_LOSS):
+        return None
+    is_new = epochs is not None and epochs <= 1
+    title, explanation = say("memorised-data.title"), say("memorised-data.explanation")
+    if is_repeated:
+        title = say("memorised-data.title.repeated", end_loss=end, epochs=epochs)
+        explanation = say("memorised-data.explanation.repeated")
+    elif is_new:
+        explanation = say("memorised-data.explanation.new")
+    is_of_lines = is_averaged and len(losses) < MIN_LOGGED_STEPS  # these say how much later the last is
+    ends = {
+        "first_loss": float(losses[0]),
+        "end_loss": end,
+        "iterations": int(at[-1]) - int(at[0]) + (not is_of_lines),
+    }
+    is_implausible = end < MIN_LOSS_TUNED and losses[0] > MIN_LOSS_BEFORE_COLLAPSE
+    numbered = run_log.has_iteration_numbers
     return make_finding(
         "memorised-data",
-        "advice",
-        title=say("memorised-data.title"),
-        evidence=say(
-            "memorised-data.evidence",
-            first_loss=float(losses[0]),
-            end_loss=end,
-            iterations=int(at[-1]) - int(at[0]) + 1,
-        ),
-        explanation=say("memorised-data.explanation"),
-        advice=say("memorised-data.advice"),
+        "warning" if is_implausible and not is_repeated else "advice",
+        title=title,
+        evidence=say("memorised-data.evidence.lines", **ends)
+        if is_of_lines
+        else say("memorised-data.evidence", **ends),
+        explanation=explanation,
+        advice=say("memorised-data.advice.new")
+        if is_implausible and not is_repeated
+        else say("memorised-data.advice"),
+        at=int(at[-1]) if numbered else None,
+        lines=analysis.lines_at([int(at[0]), int(at[-1])]),
     )
+
+
+def _lowest_train_loss(analysis: Analysis, first_loss: float) -> float | None:
+    """The lowest training loss that is believed without an evaluation; None where it may be of anything."""
+    run_log, vocabulary = analysis.log, _vocabulary(analysis)
+    if starts_from_scratch(run_log):
+        if vocabulary and MIN_SUBWORD_VOCAB <= vocabulary <= MAX_VOCAB_SIZE:
+            return MIN_TRAIN_LOSS_SUBWORDS
+        if vocabulary and MIN_WORD_VOCAB <= vocabulary <= MIN_SUBWORD_VOCAB:
+            return MIN_TRAIN_LOSS_WORDS
+        if run_log.trainer.trains_on_plain_text:
+            return MIN_LOSS_ANY_TEXT
+    # A log of a loop that is not known is one of a language model where it begins like one.
+    is_of_text = not run_log.trainer.reads_any_log or first_loss > MIN_LOSS_BEFORE_COLLAPSE
+    return MIN_LOSS_TUNED if is_of_text or numeric_setting(run_log, "vocab_size") else None
 
 
 def collapsed_loss(analysis: Analysis) -> Finding | None:
@@ -183,11 +221,13 @@ def collapsed_loss(analysis: Analysis) -> Finding | None:
 
 
 def constant_loss(analysis: Analysis) -> Finding | None:
-    """The training loss is the same to all printed digits, on every line."""
+    """The training loss is the same to all printed digits: on every line, or from epoch to epoch."""
     at, losses = analysis.trajectory.finite_losses()
-    if len(losses) < MIN_CONSTANT_LOSSES or np.ptp(losses) != 0 or losses[0] <= 0:
+    if len(losses) < MIN_CONSTANT_LOSSES or losses[0] <= 0:
         return None
-    loss = float(losses[0])
+    if np.ptp(losses) != 0:
+        return _repeated_losses(analysis)
+    loss, base = float(losses[0]), analysis.log.trainer.loss_base
     if round(loss, 2) == loss:  # so few digits hide a change
         return None
     return make_finding(
@@ -196,14 +236,48 @@ def constant_loss(analysis: Analysis) -> Finding | None:
         title=say("plateau.title.constant"),
         evidence=[
             say("plateau.evidence.constant", loss=loss, logged_losses=len(losses)),
-            say("plateau.evidence.constant_choices", choices=round(math.exp(loss)))
-            if MIN_FIRST_LOSS < loss < math.log(MAX_VOCAB_SIZE)
+            say("plateau.evidence.constant_choices", choices=round(base**loss))
+            if base and MIN_FIRST_LOSS < loss < math.log(MAX_VOCAB_SIZE, base)
             else None,
+            norms := _dead_norms(analysis),
         ],
         explanation=say("plateau.explanation.constant"),
-        advice=say("plateau.advice.constant"),
+        advice=say("plateau.advice.dead_norms") if norms else say("plateau.advice.constant"),
         at=int(at[0]) if analysis.log.has_iteration_numbers else None,
         lines=analysis.lines_at([int(at[0]), int(at[-1])]),
+        claims={"learning at the end": "plateau"},
+    )
+
+
+def _dead_norms(analysis: Analysis) -> Message | None:
+    """How many of the logged gradient norms are not finite, or exactly 0."""
+    norms = analysis.log.steps.grad_norm[~np.isnan(analysis.log.steps.grad_norm)]
+    zero, nonfinite = int(np.sum(norms == 0)), int(np.sum(np.isinf(norms)))
+    if not zero and not nonfinite:
+        return None
+    return say("plateau.evidence.dead_norms", norms=len(norms), zero=zero, nonfinite=nonfinite)
+
+
+def _repeated_losses(analysis: Analysis) -> Finding | None:
+    """The losses of one epoch come again in the next, to all printed digits."""
+    at, losses = analysis.trajectory.finite_losses()
+    head = losses[: len(losses) // 2]
+    returns = np.flatnonzero(losses[2 : len(losses) // 2 + 1] == losses[0]) + 2
+    period = next((int(one) for one in returns if np.array_equal(losses[one:], losses[:-one])), None)
+    is_coarse = bool(np.all(np.round(losses, 2) == losses))
+    if period is None or is_coarse or np.ptp(head) == 0 or len(losses) - period < MIN_CONSTANT_LOSSES:
+        return None
+    return make_finding(
+        "plateau",
+        "problem",
+        title=say("plateau.title.repeated"),
+        evidence=[
+            say("plateau.evidence.repeated", period=period, logged_losses=len(losses)),
+            _dead_norms(analysis),
+        ],
+        explanation=say("plateau.explanation.repeated"),
+        advice=say("plateau.advice.repeated"),
+        lines=analysis.lines_at([int(at[0]), int(at[period])]),
         claims={"learning at the end": "plateau"},
     )
 
@@ -231,14 +305,18 @@ def lowest_plausible_loss(analysis: Analysis) -> tuple[float, bool]:
 
 
 def has_leaked_data(analysis: Analysis) -> bool:
-    """The last validation loss is below what the text allows."""
+    """The last validation loss is below what the text allows, and the log says what text it is."""
+    return _is_implausible(analysis) and lowest_plausible_loss(analysis)[1]
+
+
+def _is_implausible(analysis: Analysis) -> bool:
     trained = [one for one in analysis.trajectory.evals if one.iteration and one.val_loss is not None]
     return bool(trained) and 0 <= (trained[-1].val_loss or 0.0) < lowest_plausible_loss(analysis)[0]
 
 
 def leaked_data(analysis: Analysis) -> Finding | None:
     """The validation loss is below what such text allows: memorising does not explain that."""
-    if not has_leaked_data(analysis):
+    if not _is_implausible(analysis):
         return None
     last, (limit, is_certain) = analysis.trajectory.evals[-1], lowest_plausible_loss(analysis)
     _, losses = analysis.trajectory.finite_losses()
@@ -252,8 +330,8 @@ def leaked_data(analysis: Analysis) -> Finding | None:
     numbered = analysis.log.has_iteration_numbers
     return make_finding(
         "leaked-data",
-        "problem" if is_certain and limit > MIN_LOSS_ANYTHING else "warning",
-        title=say("leaked-data.title"),
+        "info" if not is_certain else "problem" if limit > MIN_LOSS_ANYTHING else "warning",
+        title=say("leaked-data.title") if is_certain else say("leaked-data.title.unnamed"),
         evidence=[
             say("leaked-data.evidence.val_loss_at", eval_iteration=last.iteration, **values)
             if numbered
@@ -264,7 +342,7 @@ def leaked_data(analysis: Analysis) -> Finding | None:
         advice=say("leaked-data.advice"),
         at=last.iteration if numbered else None,
         lines=(last.line,),
-        claims={"validation loss": "implausible"},
+        claims={"validation loss": "implausible"} if is_certain else {},
     )
 
 
@@ -273,6 +351,8 @@ def ppl_vs_loss(analysis: Analysis) -> Finding | None:
     run_log, trajectory = analysis.log, analysis.trajectory
     if run_log.val_metric != "loss" or not run_log.has_iteration_numbers:
         return None
+    if run_log.trainer.loss_base != math.e:
+        return None  # a loss of another kind
     vocab_size = numeric_setting(run_log, "vocab_size")
     if vocab_size and vocab_size > 1:
         limit = MAX_LOSS_OVER_CHANCE * math.log(vocab_size)

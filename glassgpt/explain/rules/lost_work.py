@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +10,12 @@ from glassgpt.explain.rules.nonfinite import find_nonfinite_loss
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, Severity, make_finding
 from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.exit_status import WRITE_ERROR, training_end_line
 from glassgpt.runs.past_best import clear_rise
+from glassgpt.runs.run_log import LogEvent, RunLog
 from glassgpt.runs.trajectory import (
     has_trained,
+    last_iteration_done,
     numeric_setting,
     planned_end_iteration,
     planned_iteration_count,
@@ -25,12 +27,9 @@ from glassgpt.runs.trajectory import (
 MAX_QUOTED_CHARS = 100  # of the log line with the error
 TRACEBACK_HEADER = "Traceback (most recent call last)"  # only the last line of a traceback names the error
 FAULT_KINDS = ("oom", "traceback", "abort", "kill")
+STOP_BY_HAND = "KeyboardInterrupt"
+NOTEBOOK_INTERRUPT = "KeyboardInterrupt:"
 EXTERNAL_KILL_WORDS = ("sigterm", "sigkill", "cancelled", "killed", "preempt", "hangup", "sighup")
-
-_WRITE_ERROR = re.compile(
-    r"No space left|[Dd]isk quota|Errno (?:28|122)\b|StreamWriter|inline_container|[Ff]ile write failed"
-    r"|[Ee]rror.{0,40}(?:saving|writing|serializ)|Read-only file system"
-)
 
 MIN_ITERATIONS_WORTH_SAVING = 100  # iterations done: fewer are soon done again
 WARNING_LOST_SHARE = 0.1  # iterations since the last checkpoint over iterations done
@@ -83,8 +82,9 @@ def find_lost_work(analysis: Analysis) -> LostWork:
     if saved is not None and saved < max(saves) and run_log.trainer.overwrites_checkpoint:
         saved = None  # a later one replaced it
     has_saves = bool(saves) or broken_save is not None
-    shows_checkpoints = (run_log.trainer.logs_checkpoints and not run_log.is_excerpt) or has_saves
-    last = trajectory.last_iteration if run_log.has_iteration_numbers else None
+    # Before the first line of a log that begins in the middle, there may have been one.
+    shows_checkpoints = (run_log.trainer.logs_checkpoints and shows_run_start(run_log)) or has_saves
+    last = last_iteration_done(run_log)
     return LostWork(last, saved, shows_checkpoints, ruined_since, is_nonfinite, broken_save)
 
 
@@ -92,7 +92,7 @@ def _crashed_in_save(analysis: Analysis) -> bool:
     """Whether the error at the end is one of writing a file, after the line about the last checkpoint."""
     saves, errors = analysis.trajectory.checkpoints, analysis.log.events_after_last_step()
     return bool(saves) and any(
-        event.kind == "traceback" and event.line >= saves[-1].line and _WRITE_ERROR.search(event.text)
+        event.kind == "traceback" and event.line >= saves[-1].line and WRITE_ERROR.search(event.text)
         for event in errors
     )
 
@@ -111,11 +111,10 @@ def lost_work_severity(analysis: Analysis, lost: LostWork) -> Severity:
 
 
 def progress_message(analysis: Analysis) -> Message | None:
-    last = analysis.trajectory.last_iteration
-    planned = planned_end_iteration(analysis.log)
-    if last is None:
+    last, planned = last_iteration_done(analysis.log), planned_end_iteration(analysis.log)
+    if not has_trained(analysis.log):
         return None
-    if not analysis.log.has_iteration_numbers:
+    if last is None:
         return say("crashed.evidence.logged_iterations", logged_iterations=analysis.facts.iterations_logged)
     if not planned or planned <= last:
         return say("crashed.evidence.reached", last_iteration=last)
@@ -164,6 +163,16 @@ def error_text(text: str) -> str:
     return rest if any(letter.isalpha() for letter in rest) else ""
 
 
+def _quoted_error(run_log: RunLog, event: LogEvent, quoted: str) -> Message | None:
+    """With its line, where the file has lines: not a journal, nor a notebook."""
+    has_lines = run_log.ended is None and run_log.has_line_numbers
+    if not quoted:
+        return say("crashed.evidence.traceback_line", line=event.line) if run_log.has_line_numbers else None
+    if not has_lines:
+        return say("crashed.evidence.quoted_error", quoted=quoted)
+    return say("crashed.evidence.quoted_line", line=event.line, quoted=quoted)
+
+
 def crashed(analysis: Analysis) -> Finding | None:
     """An exception or a signal such as a segmentation fault ended the run."""
     run_log = analysis.log
@@ -174,21 +183,18 @@ def crashed(analysis: Analysis) -> Finding | None:
     if run_log.live or analysis.facts.ended != "crashed" or event is None:
         return None
     lost = find_lost_work(analysis)
-    quoted = error_text(event.text)[-MAX_QUOTED_CHARS:]
-    if not quoted:
-        error = say("crashed.evidence.traceback_line", line=event.line)
-    elif run_log.ended is not None:  # from a journal record: there is no line number
-        error = say("crashed.evidence.quoted_error", quoted=quoted)
-    else:
-        error = say("crashed.evidence.quoted_line", line=event.line, quoted=quoted)
-    command = run_log.trainer.resume_command
+    command = run_log.resume_command
     return make_finding(
         "crashed",
         lost_work_severity(analysis, lost),
         title=say("crashed.title.segmentation_fault")
         if event.kind == "abort" and "egmentation" in event.text
         else say("crashed.title.run"),
-        evidence=[progress_message(analysis), error, lost_work_message(analysis, lost)],
+        evidence=[
+            progress_message(analysis),
+            _quoted_error(run_log, event, error_text(event.text)[-MAX_QUOTED_CHARS:]),
+            lost_work_message(analysis, lost),
+        ],
         explanation=say("crashed.explanation.below_python")
         if event.kind == "abort"
         else say("crashed.explanation.uncaught_exception"),
@@ -196,7 +202,7 @@ def crashed(analysis: Analysis) -> Finding | None:
         if lost.saved_iteration is not None and command
         else None,
         at=lost.last_iteration,
-        lines=(event.line,),
+        lines=(event.line,) if run_log.has_line_numbers else (),
         claims={"how the run ended": "crashed", **_resume_claim(lost)},
     )
 
@@ -208,37 +214,28 @@ def _resume_claim(lost: LostWork) -> dict[str, object]:
 def crashed_after_end(analysis: Analysis) -> Finding | None:
     """Training had finished, and the process then crashed: in a last save, an upload, or another script."""
     run_log = analysis.log
-    after = run_log.events_after_last_step()
-    ends = [event.line for event in after if event.kind == "finish"]
-    faults = [event for event in after if event.kind in FAULT_KINDS and ends and event.line > ends[0]]
-    event = next((one for one in reversed(faults) if error_text(one.text)), None)
+    after, end = run_log.events_after_last_step(), training_end_line(run_log)
+    faults = [event for event in after if event.kind in FAULT_KINDS and end and event.line > end]
+    named = [one for one in faults if (text := error_text(one.text)) and STOP_BY_HAND not in text]
+    event = named[-1] if named else None
     if run_log.live or analysis.facts.ended != "finished" or event is None:
         return None
     return make_finding(
         "crashed-after-end",
         "warning",
         title=say("crashed-after-end.title"),
-        evidence=say(
-            "crashed.evidence.quoted_line",
-            line=event.line,
-            quoted=error_text(event.text)[-MAX_QUOTED_CHARS:],
-        ),
+        evidence=[_quoted_error(run_log, event, error_text(event.text)[-MAX_QUOTED_CHARS:])],
         explanation=say("crashed-after-end.explanation"),
-        lines=(event.line,),
+        lines=(event.line,) if run_log.has_line_numbers else (),
         claims={"how the run ended": "finished"},
     )
 
 
 def ended_early(analysis: Analysis) -> Finding | None:
     """The log stops far from the planned end, and nothing says why."""
-    run_log, last = analysis.log, analysis.trajectory.last_iteration
-    planned = planned_end_iteration(run_log)
-    if (
-        run_log.live
-        or run_log.is_excerpt
-        or analysis.facts.ended != "cut"
-        or not run_log.has_iteration_numbers
-    ):
+    run_log = analysis.log
+    last, planned = last_iteration_done(run_log), planned_end_iteration(run_log)
+    if run_log.live or run_log.is_excerpt or analysis.facts.ended != "cut":
         return None
     if last is None or not planned or last >= MAX_EARLY_SHARE * planned:
         return None
@@ -269,20 +266,24 @@ def failed_start(analysis: Analysis) -> Finding | None:
     """A later command in the same log failed before its first iteration; the run before is not affected."""
     run_log = analysis.log
     faults = [event for event in run_log.events_of_failed_start() if event.kind in FAULT_KINDS]
+    faults = [event for event in faults if STOP_BY_HAND not in event.text]
     named = [event for event in faults if error_text(event.text) and "ChildFailedError" not in event.text]
     out_of_memory = [event for event in named if event.kind == "oom"]
     event = next(reversed(out_of_memory or named or faults), None)
     if run_log.live or event is None or run_log.failed_start_line is None:
         return None
-    evidence = [say("failed-start.evidence.began_at", start_line=run_log.failed_start_line)]
-    if quoted := error_text(event.text)[:MAX_QUOTED_CHARS]:
-        evidence.append(say("crashed.evidence.quoted_line", line=event.line, quoted=quoted))
+    evidence = [
+        say("failed-start.evidence.began_at", start_line=run_log.failed_start_line)
+        if run_log.has_line_numbers
+        else None,
+        _quoted_error(run_log, event, error_text(event.text)[:MAX_QUOTED_CHARS]),
+    ]
     return make_finding(
         "failed-start",
-        "warning",
-        title=say("failed-start.title"),
+        "warning" if run_log.has_line_numbers else "info",
+        title=say("failed-start.title") if run_log.has_line_numbers else say("failed-start.title.cell"),
         evidence=evidence,
-        explanation=say("failed-start.explanation"),
+        explanation=say("failed-start.explanation") if run_log.has_line_numbers else None,
     )
 
 
@@ -304,9 +305,14 @@ def interrupted(analysis: Analysis) -> Finding | None:
         title = say("interrupted.title.killed")
     else:
         title = say("interrupted.title.by_hand")
-    lost, command = find_lost_work(analysis), run_log.trainer.resume_command
+    lost, command = find_lost_work(analysis), run_log.resume_command
+    # As IPython prints it. A program that a cell started prints no colon.
+    stays_in_memory = event is not None and event.text.endswith(NOTEBOOK_INTERRUPT)
+    stays_in_memory = stays_in_memory and not run_log.has_line_numbers
     advice: Message | None = None
-    if lost.saved_iteration is not None and command:
+    if stays_in_memory:
+        advice = say("interrupted.advice.notebook")
+    elif lost.saved_iteration is not None and command:
         advice = say("interrupted.advice.resume", saved_iteration=lost.saved_iteration, command=command)
     elif lost.ruined_since is not None:
         advice = (
@@ -324,24 +330,25 @@ def interrupted(analysis: Analysis) -> Finding | None:
         advice = say("interrupted.advice.resume_if_saved", command=command)
     return make_finding(
         "interrupted",
-        lost_work_severity(analysis, lost),
+        "info" if stays_in_memory else lost_work_severity(analysis, lost),
         title=title,
         evidence=[
             progress_message(analysis),
-            say("crashed.evidence.quoted_line", line=event.line, quoted=event.text[-MAX_QUOTED_CHARS:])
-            if event
+            _quoted_error(run_log, event, event.text[-MAX_QUOTED_CHARS:])
+            if event and not stays_in_memory
             else None,
-            lost_work_message(analysis, lost),
+            None if stays_in_memory else lost_work_message(analysis, lost),
         ],
         explanation=[
+            say("interrupted.explanation.notebook") if stays_in_memory else None,
             say("interrupted.explanation.sigkill") if event and event.kind == "kill" else None,
             None
-            if lost.ruined_since is not None or not has_trained(run_log)
+            if stays_in_memory or lost.ruined_since is not None or not has_trained(run_log)
             else say("interrupted.explanation"),
         ],
         advice=advice,
         at=lost.last_iteration,
-        lines=(event.line,) if event else (),
+        lines=(event.line,) if event and run_log.has_line_numbers else (),
         claims={"how the run ended": ended, **_resume_claim(lost)},
     )
 

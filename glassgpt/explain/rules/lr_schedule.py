@@ -9,6 +9,7 @@ from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.lr_course import infer_schedule
+from glassgpt.runs.run_log import Floats, Ints
 from glassgpt.runs.trajectory import (
     continues_previous,
     planned_end_iteration,
@@ -30,13 +31,21 @@ MIN_RAISED_RATIO = 1.1  # first rate after over last before
 MAX_FALLING_SHARE_OF_PEAK = 0.98  # last rate before over the highest: it was past its peak
 MAX_RESTARTED_RATIO = 0.5  # first rate after over last before: a warm-up again
 MIN_WARMUP_RATIO = 2.0  # highest over first rate after
+# A rate that ran out, over its peak: below the first it is low, below the second it is 0, as an exponential
+# decay never is. The smallest rate that is printed shows whether "0.0000" is 0, or a rounded rate.
+LOW_SHARE_OF_PEAK, ZERO_SHARE_OF_PEAK, MAX_SMALLEST_SHARE = 0.01, 0.001, 0.05
+MAX_ZERO_AT, MIN_ITERATIONS_AT_ZERO = 0.9, 0.05  # of the planned iterations
+# It climbed again: to this share of its peak; and as slowly as that of its fall, which a restart does not.
+MIN_PEAK_SHARE = 0.9  # of the highest: past the first such rate, it is past its warm-up
+MIN_CLIMB_SHARE, MIN_CLIMB_TO_FALL, MIN_FALL_LINES = 0.1, 0.25, 4
+MAX_RATIO_ERROR = 0.02  # of a whole number
 
 
 def lr_schedule_mismatch(analysis: Analysis) -> Finding | None:
     """The schedule ends after the run (the rate stays high), long before it, or is all warm-up."""
     schedule = infer_schedule(analysis.log, planned_end_iteration(analysis.log))
     if schedule is None:
-        return _rising_lr(analysis) or _mismatch_in_logged_lr(analysis)
+        return _rising_lr(analysis) or _exhausted_lr(analysis) or _mismatch_in_logged_lr(analysis)
     cosine, end = schedule.cosine, schedule.end_iteration
     decay_iters, min_lr = int(cosine.decay_iters), cosine.min_lr
     evidence = [
@@ -154,6 +163,82 @@ def _rising_lr(analysis: Analysis) -> Finding | None:
         at=last,
         lines=(int(line) for line in lines if line > 0),
     )
+
+
+def _exhausted_lr(analysis: Analysis) -> Finding | None:
+    """The logged learning rate is 0 long before the planned end, or slowly rises again after that: its
+    schedule is stepped too often, or was made for a shorter run."""
+    run_log, trajectory = analysis.log, analysis.trajectory
+    rates, at = run_log.steps.lr[trajectory.rows], trajectory.iteration
+    is_logged = np.isfinite(rates)
+    rates, at, rows = rates[is_logged], at[is_logged], trajectory.rows[is_logged]
+    if not run_log.has_iteration_numbers or len(rates) < MIN_LOGGED_LRS or rates.max() <= 0:
+        return None
+    shares = rates / rates.max()
+    low = np.flatnonzero(shares <= LOW_SHARE_OF_PEAK)
+    low = low[low > int(np.argmax(shares >= MIN_PEAK_SHARE))]
+    if not len(low) or shares[shares > 0].min() > MAX_SMALLEST_SHARE:
+        return None
+    later = np.flatnonzero(shares[low[0] :] > LOW_SHARE_OF_PEAK)
+    after = int(low[0] + later[0]) if len(later) else len(shares)
+    lowest = int(low[0] + np.argmin(shares[low[0] : after]))
+    segments = run_log.steps.segment[rows]
+    same_process = segments[lowest:] == segments[lowest]
+    climbs = _climbs_slowly(at, shares, lowest, lowest + int(np.count_nonzero(same_process)))
+    end = planned_end_iteration(run_log) or (int(at[-1]) if analysis.facts.ended == "finished" else None)
+    zero_at = int(at[lowest])
+    ran_out = (
+        end is not None
+        and shares[lowest] <= ZERO_SHARE_OF_PEAK
+        and zero_at < MAX_ZERO_AT * end
+        and after == len(shares)
+        and int(at[-1]) - zero_at >= MIN_ITERATIONS_AT_ZERO * end
+    )
+    if not climbs and not ran_out:
+        return None
+    evidence = [
+        say(
+            "lr-schedule-mismatch.evidence.ran_out",
+            peak_lr=rates.max(),
+            zero_lr=rates[lowest],
+            zero_iteration=zero_at,
+        )
+    ]
+    highest = lowest + int(np.argmax(shares[lowest:]))
+    if climbs:
+        values = {"later_lr": rates[highest], "later_iteration": int(at[highest])}
+        evidence.append(say("lr-schedule-mismatch.evidence.climbed", **values))
+    ratio = end / zero_at if end else 0.0
+    error = max(MAX_RATIO_ERROR, (run_log.log_interval() or 1) / 2 / zero_at)
+    is_whole = round(ratio) >= 2 and abs(ratio / round(ratio) - 1) <= error
+    if end:
+        evidence.append(say("lr-schedule-mismatch.evidence.planned", end_iteration=end, ratio=ratio))
+    return make_finding(
+        "lr-schedule-mismatch",
+        "warning",
+        title=say("lr-schedule-mismatch.title.climbed_again", zero_iteration=zero_at)
+        if climbs
+        else say("lr-schedule-mismatch.title.ran_out", zero_iteration=zero_at),
+        evidence=evidence,
+        explanation=say("lr-schedule-mismatch.explanation.whole_ratio", ratio=round(ratio))
+        if is_whole
+        else say("lr-schedule-mismatch.explanation.ran_out"),
+        advice=say("lr-schedule-mismatch.advice.step_once"),
+        at=zero_at,
+        lines=analysis.lines_at([zero_at, int(at[highest])] if climbs else [zero_at]),
+    )
+
+
+def _climbs_slowly(at: Ints, shares: Floats, lowest: int, end: int) -> bool:
+    """Whether the rate rises again after its lowest, in about the time in which it fell: a cosine that is
+    stepped beyond its end. A restart, or a warm-up, is faster."""
+    highest = float(shares[lowest:end].max())
+    if highest < MIN_CLIMB_SHARE:
+        return False
+    fell = int(np.flatnonzero(shares[:lowest] >= highest / 2)[-1])
+    rose = lowest + int(np.argmax(shares[lowest:end] >= highest / 2))
+    climb, fall = int(at[rose] - at[lowest]), int(at[lowest] - at[fell])
+    return lowest - fell >= MIN_FALL_LINES and climb >= MIN_CLIMB_TO_FALL * fall
 
 
 def _mismatch_in_logged_lr(analysis: Analysis) -> Finding | None:

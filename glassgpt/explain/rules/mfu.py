@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.estimate.cards import Card, find_card
+from glassgpt.estimate.cards import Card, find_card, guess_card
 from glassgpt.format import format_flops_per_s, format_percent_value
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, Severity, make_finding
@@ -153,9 +153,10 @@ def mfu_wrong_peak(analysis: Analysis) -> Finding | None:
         return None  # its times are those of evaluations, and say nothing about the card
     card, name = analysis.card, run_log.setup.device_name
     if card is None and name:
-        card = find_card(name, run_log.setup.memory_bytes)
+        card = guess_card(name, run_log.setup.memory_bytes)
     if card is not None:
-        return _mfu_on_card(run_log, mfu, peak, card)
+        is_exact = analysis.card is not None or find_card(name or "", run_log.setup.memory_bytes) is card
+        return _mfu_on_card(run_log, mfu, peak, card, card.name if is_exact else name or card.name)
     device, trainer = run_log.setup.settings.get("device"), run_log.trainer.name
     reference = _reference(run_log.trainer)
     if isinstance(device, str) and device.partition(":")[0] in ("cpu", "mps"):
@@ -172,8 +173,9 @@ def mfu_wrong_peak(analysis: Analysis) -> Finding | None:
     return _wrong_peak(run_log, "info", mfu, peak, title, [explanation], evidence=evidence)
 
 
-def _mfu_on_card(run_log: RunLog, mfu: float, peak: float, card: Card) -> Finding | None:
-    """The MFU of a known card, by its own peak; None where the trainer's peak is right."""
+def _mfu_on_card(run_log: RunLog, mfu: float, peak: float, card: Card, name: str) -> Finding | None:
+    """The MFU of a known card, by its own peak; None where the trainer's peak is right. `name`: as the log
+    has it, where several cards are called so."""
     card_peak = _card_peak(card, run_log)
     if card_peak is None or abs(card_peak[1] / peak - 1) < MAX_PEAK_DEVIATION:
         return None
@@ -185,7 +187,7 @@ def _mfu_on_card(run_log: RunLog, mfu: float, peak: float, card: Card) -> Findin
             "mfu-wrong-peak.explanation.known_card",
             trainer=run_log.trainer.name,
             reference=_reference(run_log.trainer),
-            card=card.name,
+            card=name,
             card_peak_flops_per_s=own_peak,
             dtype=dtype,
             card_mfu_percent=own_mfu,

@@ -12,13 +12,16 @@ from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve_statistics import mad
 from glassgpt.runs.run_log import Floats, Ints, RunLog
-from glassgpt.runs.trajectory import numeric_setting
+from glassgpt.runs.trajectory import numeric_setting, shows_run_start, starts_from_scratch
 
 CONTEXT_LOSSES = 5  # last finite losses shown
 # Growth: the median of the last 3 values, compared with the median of those before.
 MIN_GROWTH_RATIO = 1.1
 MIN_GROWTH_MADS = 6.0  # median absolute deviations above it
 MIN_UNSTABLE_RATIO = 1.15  # highest over lowest of the last losses, where too few are logged for the above
+MIN_LEFT_LOWEST_RATIO = 1.05  # the last losses over the lowest, while the learning rate rises
+MAX_HARMLESS_LR_SHARE = 0.05  # learning rate over its peak: too low for an update to break the weights
+MAX_FIRST_UPDATES = 10  # of fine-tuning: in so few, masked targets or bad data are likelier than a high rate
 MIN_WASTED_S = 10  # seconds after the break; less is not mentioned
 
 MIN_ZERO_LOSSES = 3  # losses of exactly 0 at the end of the run
@@ -31,9 +34,22 @@ MIN_INFINITE_NORMS = 5  # and none that is finite, for "never finite"
 
 # no-update: broken before the first update; norm-rise, loss-rise: they grew before it; overflow: the log
 # reports overflows; float16: it may overflow; unstable: few losses, and they vary; no-warning: the losses
-# before are stable; unknown: the log shows too few of them.
+# before are stable; unknown: the log shows too few of them; low-lr: one of these three, and the learning rate
+# was too low to be the cause; first-updates: one of these three, when fine-tuning had just begun; rising-lr:
+# the loss had left its lowest while the rate rose; not-shown: the log begins after it.
 NonFiniteCause = Literal[
-    "no-update", "norm-rise", "loss-rise", "overflow", "float16", "unstable", "no-warning", "unknown"
+    "no-update",
+    "norm-rise",
+    "loss-rise",
+    "overflow",
+    "float16",
+    "unstable",
+    "no-warning",
+    "unknown",
+    "low-lr",
+    "first-updates",
+    "rising-lr",
+    "not-shown",
 ]
 
 
@@ -94,7 +110,13 @@ def loss_nan(analysis: Analysis) -> Finding | None:
         broken.iteration, int(steps.iteration[process_rows[-1]]), process_rows
     )
     if wasted and wasted[0] > MIN_WASTED_S and not broken.has_recovered:
-        evidence.append(say("loss-nan.advice.stop_at_once", wasted_s=wasted[0], wasted_share=wasted[1]))
+        values = {"wasted_s": wasted[0], "wasted_share": wasted[1]}
+        is_whole = shows_run_start(run_log)
+        evidence.append(
+            say("loss-nan.advice.stop_at_once", **values)
+            if is_whole
+            else say("loss-nan.advice.stop_at_once_of_lines", **values)
+        )
     return make_finding(
         "loss-nan",
         "warning" if broken.has_recovered else "problem",
@@ -187,11 +209,15 @@ def _nonfinite_evaluations(run_log: RunLog) -> Finding | None:
 
 
 def _likely_cause(run_log: RunLog, broken: NonFiniteLoss) -> NonFiniteCause:
-    losses = broken.losses_before
+    losses, first = broken.losses_before, run_log.trainer.first_iteration
+    # Targets are masked in chats and instructions, not in plain text.
+    is_tuned = run_log.stage == "sft" or (
+        not starts_from_scratch(run_log) and not run_log.trainer.trains_on_plain_text
+    )
     process = run_log.segments[int(run_log.steps.segment[broken.row])]
     is_before_first_update = (
         run_log.has_iteration_numbers
-        and broken.iteration <= run_log.trainer.first_iteration
+        and broken.iteration <= first
         and process.has_startup
         and not process.resumed
         and not run_log.trainer.loss_is_interval_mean  # such a mean already includes updates
@@ -206,6 +232,14 @@ def _likely_cause(run_log: RunLog, broken: NonFiniteLoss) -> NonFiniteCause:
         return "overflow"
     if run_log.setup.settings.get("dtype") == "float16":
         return "float16"
+    if _has_low_lr(run_log, broken):
+        return "low-lr"
+    if is_tuned and run_log.has_iteration_numbers and broken.iteration <= first + MAX_FIRST_UPDATES:
+        return "first-updates"
+    if not len(losses) and run_log.has_iteration_numbers and broken.iteration > first + 1:
+        return "not-shown"
+    if _rose_with_lr(run_log, broken):
+        return "rising-lr"
     last = losses[-CONTEXT_LOSSES:]
     if (
         3 <= len(losses) < 2 * CONTEXT_LOSSES
@@ -214,6 +248,27 @@ def _likely_cause(run_log: RunLog, broken: NonFiniteLoss) -> NonFiniteCause:
     ):
         return "unstable"
     return "no-warning" if len(losses) >= CONTEXT_LOSSES else "unknown"
+
+
+def _rose_with_lr(run_log: RunLog, broken: NonFiniteLoss) -> bool:
+    """Whether the last losses are above the lowest, beyond their noise, while the learning rate rose."""
+    losses = broken.losses_before[-10 * CONTEXT_LOSSES :]
+    if len(losses) < CONTEXT_LOSSES:
+        return False
+    rates = run_log.steps.lr[max(0, broken.row - len(losses)) : broken.row + 1]
+    is_lr_rising = (
+        bool(np.isfinite(rates).all()) and bool(np.all(np.diff(rates) >= 0)) and rates[-1] > rates[0]
+    )
+    lowest, end = float(losses.min()), float(np.median(losses[-3:]))
+    noise = float(np.median(np.abs(np.diff(losses))))
+    return is_lr_rising and end > MIN_LEFT_LOWEST_RATIO * lowest and end - lowest > 3 * noise
+
+
+def _has_low_lr(run_log: RunLog, broken: NonFiniteLoss) -> bool:
+    """Whether the learning rate was still far below its peak, in the warm-up."""
+    lr = float(run_log.steps.lr[broken.row])
+    peak = 1.0 if run_log.trainer.lr_is_share_of_peak else numeric_setting(run_log, "learning_rate")
+    return bool(peak) and lr <= MAX_HARMLESS_LR_SHARE * (peak or 0.0)
 
 
 def _grew(values: Floats) -> bool:
@@ -241,6 +296,14 @@ def _cause_explanation(run_log: RunLog, broken: NonFiniteLoss, cause: NonFiniteC
         "overflow": say("loss-nan.explanation.overflow", overflows=overflows),
         "float16": say("loss-nan.explanation.float16"),
         "no-warning": say("loss-nan.explanation.no_warning"),
+        "low-lr": say("loss-nan.explanation.low_lr"),
+        "first-updates": say("loss-nan.explanation.first_updates"),
+        "rising-lr": say(
+            "loss-nan.explanation.rising_lr",
+            lowest_loss=float(broken.losses_before.min(initial=np.inf)),
+            end_loss=float(np.median(broken.losses_before[-3:])) if len(broken.losses_before) else np.inf,
+        ),
+        "not-shown": say("loss-nan.explanation.unknown"),
     }[cause]
 
 
@@ -259,6 +322,12 @@ def _cause_advice(run_log: RunLog, cause: NonFiniteCause) -> Message:
         return say("loss-nan.advice.try_another_device")
     if cause == "no-warning":
         return say("loss-nan.advice.repeat_iterations")
+    if cause in ("low-lr", "first-updates"):
+        return say("loss-nan.advice.count_targets")
+    if cause == "not-shown":
+        return say("loss-nan.advice.lines_before")
+    if cause == "rising-lr":
+        return say("loss-nan.advice.rising_lr")
     peak_lr = numeric_setting(run_log, "learning_rate")
     if not peak_lr:
         return say("loss-nan.advice.lower_unknown_lr")
@@ -319,19 +388,28 @@ def skipped_steps(analysis: Analysis) -> Finding | None:
     is_broken = np.isinf(steps.grad_norm) & steps.has_loss & np.isfinite(steps.loss)
     norms = int(is_broken.sum()) if np.isfinite(steps.grad_norm).any() else 0  # else see norms_never_finite
     skipped, logged = max(overflows, norms), max(1, len(steps))
-    if overflows > norms:  # a scaler speaks of every update, logged or not
+    # A scaler speaks of every update, logged or not: without numbers of updates, nobody knows of how many.
+    counts_updates = run_log.has_iteration_numbers and not run_log.trainer.iterations_are_epochs
+    is_share_known = overflows <= norms or (counts_updates and len(steps) > 0)
+    if overflows > norms:
         logged = max(logged, run_log.iteration_count())
     if not skipped or (not overflows and trailing_zero_losses(analysis)):  # loss_zero says so
         return None
     share = skipped / max(logged, skipped)
-    is_usual = share <= MAX_USUAL_SKIP_SHARE or (
-        skipped <= MAX_USUAL_SKIPS and share <= MAX_USUAL_SKIP_SHARE_SHORT
+    is_usual = (
+        not is_share_known
+        or share <= MAX_USUAL_SKIP_SHARE
+        or (skipped <= MAX_USUAL_SKIPS and share <= MAX_USUAL_SKIP_SHARE_SHORT)
     )
     values = {"skipped_updates": skipped, "logged_iterations": logged, "skipped_share": share}
     evidence = []
     if overflows:
         title, explanation = say("skipped-steps.title"), say("skipped-steps.explanation.scaler")
-        evidence.append(say("skipped-steps.evidence", **values))
+        evidence.append(
+            say("skipped-steps.evidence", **values)
+            if is_share_known
+            else say("skipped-steps.evidence.unnumbered", skipped_updates=skipped)
+        )
     else:
         title = say("skipped-steps.title.norms", nonfinite_norms=norms)
         evidence.append(say("skipped-steps.evidence.norms", **values))

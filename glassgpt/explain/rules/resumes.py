@@ -1,4 +1,4 @@
-"""What a resume changed: a loss that jumps, batches that it draws again. (lr_schedule.py: learning rate.)"""
+"""What a resume changed: a loss that jumps, iterations or batches done again. (lr_schedule.py: rates.)"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from glassgpt.format import format_integer
 from glassgpt.i18n import say
-from glassgpt.record.finding import Finding, make_finding
+from glassgpt.record.finding import Finding, Severity, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve_statistics import MEDIAN_TO_MEAN_STDERR, detrended_std
 from glassgpt.runs.run_log import Floats
@@ -27,6 +27,7 @@ MAX_RESUMES = 1000  # resumes looked at; a log with more is not one of resumes
 # Iterations that saw only batches of earlier ones, as a share of all.
 MIN_REPLAYED_SHARE, WARNING_REPLAYED_SHARE = 0.01, 0.05
 MAX_SHOWN_PROCESSES = 6
+ADVICE_REDONE_SHARE, WARNING_REDONE_SHARE = 0.01, 0.1  # iterations that were done again, of all
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,49 @@ def resume_replays_data(analysis: Analysis) -> Finding | None:
         ],
         explanation=trainer.data_restart_cause,
         advice=trainer.data_restart_advice and trainer.data_restart_advice.with_values(repeated_share=share),
+    )
+
+
+def redone_iterations(analysis: Analysis) -> Finding | None:
+    """A process resumed from before the end of the previous one, and did its last iterations again."""
+    run_log, steps, trainer = analysis.log, analysis.log.steps, analysis.log.trainer
+    # Lines that count from 1 say what is done: the first one comes an interval after the resume.
+    unlogged = (run_log.log_interval() or 1) if trainer.first_iteration else 1
+    if not run_log.has_iteration_numbers or run_log.is_excerpt:
+        return None
+    resumes: list[tuple[int, int, int]] = []  # first row; the iteration before it; where the previous ended
+    for segment in analysis.trajectory.segments[1:][:MAX_RESUMES]:
+        row = int(np.searchsorted(steps.segment, segment))  # ascending
+        if 0 < row < len(steps) and continues_previous(run_log, segment):
+            start, end = int(steps.iteration[row]) - unlogged, int(steps.iteration[row - 1])
+            if trainer.lines_count_updates:
+                start = run_log.segments[segment].first_iteration or 0
+            if 0 <= start < end - 1:  # one may be a line printed again before its update
+                resumes.append((row, start, end))
+    if not resumes:
+        return None
+    redone, steady_ms = sum(end - start for _, start, end in resumes), analysis.steady_ms
+    row, start, end = max(resumes, key=lambda resume: resume[2] - resume[1])
+    share = redone / max(run_log.iteration_count(), redone)
+    severity: Severity = "advice" if share >= ADVICE_REDONE_SHARE else "info"
+    return make_finding(
+        "redone-iterations",
+        "warning" if share > WARNING_REDONE_SHARE else severity,
+        title=say("redone-iterations.title", redone_iterations=redone),
+        evidence=[
+            say(
+                "redone-iterations.evidence",
+                resumes=len(resumes),
+                last_iteration=end,
+                resume_iteration=start,
+                redone_share=share,
+            ),
+            say("redone-iterations.evidence.time", redone_s=redone * steady_ms / 1000) if steady_ms else None,
+        ],
+        explanation=say("redone-iterations.explanation"),
+        advice=say("redone-iterations.advice"),
+        at=start,
+        lines=(int(steps.line[row]),) if run_log.has_line_numbers else (),
     )
 
 

@@ -16,6 +16,7 @@ from glassgpt.runs.curve_statistics import MEDIAN_TO_MEAN_STDERR, SIGMA_PER_MAD
 from glassgpt.runs.regimes import MIN_CHANGE, Regime, local_steady_ms
 from glassgpt.runs.run_log import Floats, Ints
 from glassgpt.runs.time_split import MIN_SPIKE_RATIO
+from glassgpt.runs.trajectory import shows_run_start
 
 MIN_LOST_S, MIN_LOST_SHARE = 1.0, 0.01  # time lost in stalls, and over run time: less is no finding
 MIN_ADVICE_SHARE = 0.05  # time lost in stalls over run time
@@ -37,10 +38,15 @@ MIN_DRIFT_STANDARD_ERRORS = 4.0
 DRIFT_PARTS = 8
 # Of the steps between two parts, over the change from first to last: the largest, and one backwards.
 MAX_DRIFT_STEP_SHARE, MAX_BACKWARD_SHARE = 0.7, 0.05
+# Throughput by the first and the last third of the lines: how many of each, how far it fell, and the share of
+# pairs of two lines in which the earlier is faster. Where lines are few: a third, and all pairs.
+MIN_THIRD_LINES, MANY_THIRD_LINES = 3, 10
+MIN_THROUGHPUT_FALL, MIN_FALL_FEW_LINES, MIN_SEPARATION = 0.2, 1 / 3, 0.85
 
 # Jitter: the 95th percentile over the median, after the median of each part of the run is divided out.
 MIN_JITTER_STEPS = 20
 MIN_JITTER_RATIO = 1.5
+MIN_BATCH_CORRELATION = 0.5  # of the changes of time and loss, from line to line
 JITTER_ADVICE_SHARE = 0.1  # of the time, lost against the fastest tenth
 # A regular pattern of work (accumulating iterations, then an update) is not jitter.
 MAX_PERIOD = 16
@@ -72,14 +78,11 @@ def silent_spike(analysis: Analysis) -> Finding | None:
     missing_eval = [] if split.is_stalled_eval.any() else _missing_eval_explanation(analysis, at, ms)
     largest = np.sort(np.argsort(-ms, kind="stable")[:MAX_LISTED])
     slowest = [f"{at[index]}: {format_ms(float(ms[index]))}" for index in largest]
+    extra = {"slowest": slowest, "steady_ms": facts.steady_ms, "lost_s": lost_s, "lost_share": share}
     evidence: list[Message | None] = [
-        say(
-            "silent-spike.evidence.extra_time_share",
-            slowest=slowest,
-            steady_ms=facts.steady_ms,
-            lost_s=lost_s,
-            lost_share=share,
-        )
+        say("silent-spike.evidence.extra_time_share", **extra)
+        if shows_run_start(analysis.log)
+        else say("silent-spike.evidence.extra_time_share_of_lines", **extra)
     ]
     local_ms = local_steady_ms(analysis.regimes, len(steps))[rows]  # of the regime each one is in
     spikes = {"spikes": len(at), "max_ratio": float(np.max(ms / local_ms))}
@@ -204,7 +207,7 @@ def throughput_drift(analysis: Analysis) -> Finding | None:
     if analysis.log.is_excerpt or analysis.log.trainer.step_work_grows:
         return None
     if len(analysis.regimes) < 2:
-        return _gradual_drift(analysis)
+        return _gradual_drift(analysis) or _falling_throughput(analysis)
     cost, total_s = find_regime_cost(analysis), analysis.total_s
     if cost is None or not total_s or not cost.lost_s >= MIN_REGIME_COST_SHARE * total_s:
         return None
@@ -329,6 +332,47 @@ def _gradual_drift(analysis: Analysis) -> Finding | None:
     )
 
 
+def _falling_throughput(analysis: Analysis) -> Finding | None:
+    """Tokens per second that fall from the first third of the lines to the last. For logs without step times,
+    and those with too few lines to see how these change."""
+    steps = analysis.log.steps
+    is_timed = np.isfinite(steps.ms) & (steps.ms > 0)
+    if np.count_nonzero(is_timed) >= MIN_DRIFT_STEPS:
+        return None
+    speed = np.where(np.isfinite(steps.tokens_per_s), steps.tokens_per_s, 0.0)
+    rows = np.flatnonzero((speed > 0) & ~analysis.log.is_first_of_process() & ~analysis.log.includes_eval())
+    third = len(rows) // 3
+    if third < MIN_THIRD_LINES:
+        return None
+    first, last = rows[:third], rows[-third:]
+    first_speed, last_speed = float(np.median(speed[first])), float(np.median(speed[last]))
+    fall = 1 - last_speed / first_speed
+    # Of all pairs of a line of the first third and one of the last, those in which the first is faster.
+    slower = np.searchsorted(np.sort(speed[last]), speed[first])
+    separation = float(np.mean(slower)) / third
+    is_few = third < MANY_THIRD_LINES
+    if fall < (MIN_FALL_FEW_LINES if is_few else MIN_THROUGHPUT_FALL):
+        return None
+    if separation < (1.0 if is_few else MIN_SEPARATION):
+        return None
+    numbered = analysis.log.has_iteration_numbers
+    return make_finding(
+        "throughput-drift",
+        "advice",
+        title=say("throughput-drift.title.throughput_fell", fall=fall),
+        evidence=say(
+            "throughput-drift.evidence.thirds",
+            first_tokens_per_s=first_speed,
+            last_tokens_per_s=last_speed,
+            lines=third,
+        ),
+        explanation=say("throughput-drift.explanation.slower"),
+        advice=say("throughput-drift.advice.throughput"),
+        at=int(steps.iteration[last[0]]) if numbered else None,
+        lines=analysis.lines_at([int(steps.iteration[first[0]]), int(steps.iteration[last[-1]])]),
+    )
+
+
 def _uniform_steps(analysis: Analysis) -> tuple[Ints, Floats]:
     """Iterations and times that should be equal: of the regime with the most lines, without spikes; of its
     longest process."""
@@ -388,6 +432,7 @@ def jitter(analysis: Analysis) -> Finding | None:
     at, ms = _uniform_steps(analysis)
     if len(ms) < MIN_JITTER_STEPS:
         return None
+    by_batch = _goes_with_loss(analysis, at, ms)
     parts = np.array_split(ms, min(16, max(1, len(ms) // MIN_JITTER_STEPS)))
     # Each part relative to its own median: that takes out any drift.
     relative = ms / np.concatenate([np.full(len(part), np.median(part)) for part in parts])
@@ -416,6 +461,14 @@ def jitter(analysis: Analysis) -> Finding | None:
                 best_tokens_per_s=1000 * tokens / p10_ms,
             )
         )
+    if by_batch is not None:
+        return make_finding(
+            "jitter",
+            "info",
+            title=say("jitter.title.batches"),
+            evidence=[*evidence, say("jitter.evidence.correlation", correlation=by_batch)],
+            explanation=say("jitter.explanation.batches"),
+        )
     return make_finding(
         "jitter",
         "advice" if saving >= JITTER_ADVICE_SHARE else "info",
@@ -424,6 +477,20 @@ def jitter(analysis: Analysis) -> Finding | None:
         explanation=say("jitter.explanation"),
         advice=say("jitter.advice", saving=saving),
     )
+
+
+def _goes_with_loss(analysis: Analysis, at: Ints, ms: Floats) -> float | None:
+    """The correlation of step time and loss, where it is high: from line to line, so that no trend makes it.
+    Then batches differ, in length most likely; a machine that is busy does not change the loss."""
+    iterations, losses = analysis.trajectory.finite_losses()
+    _, of_times, of_losses = np.intersect1d(at, iterations, return_indices=True)
+    if len(of_times) < MIN_JITTER_STEPS:
+        return None
+    changes = np.diff(np.log(ms[of_times])), np.diff(losses[of_losses])
+    if min(float(np.std(one)) for one in changes) <= 0:
+        return None
+    correlation = float(np.corrcoef(*changes)[0, 1])
+    return correlation if abs(correlation) >= MIN_BATCH_CORRELATION else None
 
 
 def _p95_over_median(relative: Floats) -> float:

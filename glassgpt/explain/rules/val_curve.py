@@ -10,15 +10,23 @@ from glassgpt.explain.rules.loss_plausibility import has_leaked_data
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.noise import VISIBLE_STANDARD_ERRORS, EvalNoise
-from glassgpt.runs.past_best import MIN_EVALS, PastBest
+from glassgpt.runs.curve_statistics import median_stderr
+from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS, VISIBLE_STANDARD_ERRORS, EvalNoise
+from glassgpt.runs.past_best import MIN_EVALS, MIN_TRAIN_LOSSES, PastBest
+from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trajectory import shows_run_start, takes_known_settings, val_metric_name
 
 WARNING_RISE_SHARE = 0.02  # of the best loss: then the last weights are not worth keeping
 
+# A metric besides the loss: so many values at the best loss and at the end, and its gain between them.
+MAX_METRIC_VALUES, MIN_METRIC_GAIN_SHARE = 10, 0.005
+
 # Steps from one evaluation to the next, compared with the noise of their difference.
 MIN_VISIBLE_SHARE = 0.01  # of the loss: nobody chooses between runs by less
 MIN_STEP_TO_VISIBLE = 1 / 20  # a curve that moves less is a plateau; more batches do not help
+
+# Evaluations with one and the same result, and the fall of the training loss meanwhile, as a share of it.
+MIN_STUCK_EVALS, MIN_STUCK_FALL_SHARE = 3, 0.02
 
 
 def overfitting(analysis: Analysis) -> Finding | None:
@@ -55,6 +63,20 @@ def overfitting(analysis: Analysis) -> Finding | None:
         comparison,
         say("overfitting.evidence.training_loss", train_loss_at_best=train_best, train_loss_at_end=train_end),
     ]
+    if better := _metric_still_better(run_log, past.best_iteration):
+        name, before, after = better
+        return make_finding(
+            "overfitting",
+            "info",
+            title=say("overfitting.title.loss_only", metric=compared["metric"], name=name),
+            evidence=[
+                *evidence,
+                say("overfitting.evidence.metric", name=name, metric_before=before, metric_after=after),
+            ],
+            explanation=say("overfitting.explanation.loss_only"),
+            at=past.best_iteration if run_log.has_iteration_numbers else None,
+            lines=analysis.eval_lines_at([past.best_iteration, past.end_iteration]),
+        )
     more = [say("overfitting.more.iterations_after_best", share_after_best=past.share_after_best)]
     saving = past.share_after_best
     if wasted := analysis.seconds_and_share_after(past.best_iteration, past.end_iteration):
@@ -80,6 +102,25 @@ def overfitting(analysis: Analysis) -> Finding | None:
     )
 
 
+def _metric_still_better(run_log: RunLog, best_iteration: int) -> tuple[str, float, float] | None:
+    """A metric of held-out data that is clearly better at the end than at the best loss: its name, and its
+    means there and at the end. A perplexity says the same as the loss."""
+    for one in run_log.own_metrics:
+        if not one.metric.is_eval or one.metric.kind not in ("accuracy", "error_rate", "score"):
+            continue
+        is_later = one.iteration > best_iteration
+        count = min(MAX_METRIC_VALUES, int(is_later.sum()), int((~is_later).sum()))
+        if count < 1:
+            continue
+        before, after = one.value[~is_later][-count:], one.value[is_later][-count:]
+        gain = float(after.mean() - before.mean()) * (1 if one.metric.higher_is_better else -1)
+        error = math.sqrt(float(before.var() + after.var()) / count)
+        least = max(VISIBLE_STANDARD_ERRORS * error, MIN_METRIC_GAIN_SHARE * abs(float(before.mean())))
+        if gain > least:
+            return one.name, float(before.mean()), float(after.mean())
+    return None
+
+
 def _overfitting_in_part(analysis: Analysis) -> Finding | None:
     """From the last evaluations alone: by the gap between both losses, or by a rise in a tail."""
     gap, past, run_log = analysis.train_val_gap, analysis.past_best, analysis.log
@@ -92,6 +133,12 @@ def _overfitting_in_part(analysis: Analysis) -> Finding | None:
         else:
             comparison = say("overfitting.evidence.gap", **losses)
         explanation = say("overfitting.explanation.gap")
+        if gap.train_lines is not None:
+            comparison = say("overfitting.evidence.gap_logged", last_iteration=gap.iteration, **losses)
+            explanation = say("overfitting.explanation.gap_logged")
+        if gap.is_alone:
+            title = say("overfitting.title.single_gap", metric=metric, gap=gap.gap)
+            explanation = say("overfitting.explanation.single_gap")
     elif past is not None and past.train_losses is not None:
         at, title = past.end_iteration, say("overfitting.title.rising", metric=metric)
         comparison = say(
@@ -112,16 +159,21 @@ def _overfitting_in_part(analysis: Analysis) -> Finding | None:
         earlier = say("overfitting.advice.earlier_lines", eval_line=run_log.trainer.eval_line)
     else:
         earlier = say("overfitting.advice.earlier_evaluations")
+    is_alone = gap is not None and gap.is_alone
+    if is_alone:
+        advice = [say("overfitting.advice.evaluate_more")]
+    else:
+        advice = [*([earlier] if earlier else []), say("overfitting.advice.reduce_gap")]
     return make_finding(
         "overfitting",
-        "warning",
+        "advice" if is_alone else "warning",
         title=title,
-        evidence=[comparison, None if is_whole else say("overfitting.evidence.best_unknown")],
+        evidence=[comparison, None if is_whole or is_alone else say("overfitting.evidence.best_unknown")],
         explanation=explanation,
-        advice=[earlier, say("overfitting.advice.reduce_gap")],
+        advice=advice,
         at=at if numbered else None,
         lines=analysis.eval_lines_at([at]),
-        claims={"learning at the end": "overfitting"},
+        claims={} if is_alone else {"learning at the end": "overfitting"},
     )
 
 
@@ -142,6 +194,46 @@ def _overfitting_advice(analysis: Analysis, past: PastBest, saving: float) -> li
         advice.append(say("overfitting.advice.stop_at_iteration", best_iteration=best_iteration, **effect))
     advice.append(say("overfitting.advice.more_text", best_loss=past.best_loss))
     return advice
+
+
+def stuck_eval(analysis: Analysis) -> Finding | None:
+    """The validation loss is the same number, to all printed digits, while the training loss falls."""
+    at, values = analysis.trajectory.val_curve()
+    if len(values) < MIN_STUCK_EVALS:
+        return None
+    changes = np.flatnonzero(np.diff(values) != 0) + 1
+    begins, ends = [0, *changes.tolist()], [*changes.tolist(), len(values)]
+    begin, end = max(zip(begins, ends, strict=True), key=lambda span: span[1] - span[0])
+    if end - begin < MIN_STUCK_EVALS or round(float(values[begin]), 2) == values[begin]:
+        return None  # so few digits hide a change
+    iterations, losses = analysis.trajectory.finite_losses()
+    meanwhile = losses[(iterations >= at[begin]) & (iterations <= at[end - 1])]
+    half = len(meanwhile) // 2
+    if half < MIN_TRAIN_LOSSES:
+        return None
+    earlier, later = (float(np.median(part)) for part in (meanwhile[:half], meanwhile[-half:]))
+    error = math.hypot(median_stderr(meanwhile[:half]), median_stderr(meanwhile[-half:]))
+    if earlier - later < max(MIN_STUCK_FALL_SHARE * earlier, CLEAR_STANDARD_ERRORS * error):
+        return None  # as where the learning rate has run out
+    return make_finding(
+        "stuck-eval",
+        "warning",
+        title=say("stuck-eval.title", metric=val_metric_name(analysis.log), evaluations=end - begin),
+        evidence=[
+            say(
+                "stuck-eval.evidence",
+                metric=val_metric_name(analysis.log),
+                val_loss=float(values[begin]),
+                first_iteration=int(at[begin]),
+                last_iteration=int(at[end - 1]),
+            ),
+            say("overfitting.evidence.training_loss", train_loss_at_best=earlier, train_loss_at_end=later),
+        ],
+        explanation=say("stuck-eval.explanation"),
+        advice=say("stuck-eval.advice"),
+        at=int(at[begin]) if analysis.log.has_iteration_numbers else None,
+        lines=analysis.eval_lines_at([int(at[begin]), int(at[end - 1])]),
+    )
 
 
 def eval_noise(analysis: Analysis) -> Finding | None:

@@ -1,8 +1,10 @@
-"""Wall time that step times do not show: start-up and compilation, and clocks read before the GPU is done."""
+"""Wall time that step times do not show: start-up, compilation, saves; clocks read before the GPU is done."""
 
 from __future__ import annotations
 
 import math
+
+import numpy as np
 
 from glassgpt.explain.rules.mfu import looks_like_cpu
 from glassgpt.i18n import Message, say
@@ -14,6 +16,7 @@ TARGET_STARTUP_SHARE = 0.05  # of the run, where a longer run brings it; less co
 MIN_STARTUP_SHARE = 0.01  # of the run: less is not worth a finding
 MIN_STARTUP_MS = 1000.0
 MIN_STARTUP_STEPS = 5  # times a steady iteration
+MIN_SAVE_SHARE, MIN_SAVES_S = 0.1, 30.0  # of the run, and seconds, that training waited for checkpoints
 CLOCK_TOLERANCE = 0.02  # |wall time - sum of step times| over wall time: below that the two agree
 
 
@@ -39,13 +42,14 @@ def startup_compile(analysis: Analysis) -> Finding | None:
     split, steady_ms, total_s = analysis.time_split, facts.steady_ms, analysis.total_s
     if split is None or not steady_ms or not total_s or not math.isfinite(total_s):
         return None
-    extra_ms = split.startup_ms[analysis.log.is_first_of_process()]
+    is_first = analysis.log.is_first_of_process() & np.isfinite(analysis.log.steps.ms)
+    extra_ms = split.startup_ms[is_first]
     startup_s = split.startup_s
     least_ms = max(MIN_STARTUP_MS, MIN_STARTUP_STEPS * steady_ms, 1000 * MIN_STARTUP_SHARE * total_s)
     if not len(extra_ms) or not 1000 * startup_s >= least_ms:
         return None
     times: dict[str, object] = {
-        "first_ms": float(analysis.log.steps.ms[analysis.log.is_first_of_process()][0]),
+        "first_ms": float(analysis.log.steps.ms[is_first][0]),
         "extra_ms": float(extra_ms[0]),
         "steady_ms": steady_ms,
     }
@@ -152,6 +156,29 @@ def _uses_compile(analysis: Analysis) -> bool | None:
 # --- clocks ---
 
 
+def save_cost(analysis: Analysis) -> Finding | None:
+    """Training waited long for checkpoints to be written, as the log says."""
+    waits_s = [(save.blocking_ms or 0.0) / 1000 for save in analysis.log.checkpoints]
+    saves_s, run_s = sum(waits_s), analysis.total_s
+    if not run_s or not MIN_SAVES_S <= saves_s < math.inf or not MIN_SAVE_SHARE * run_s <= saves_s <= run_s:
+        return None
+    return make_finding(
+        "save-cost",
+        "advice",
+        title=say("save-cost.title", save_share=saves_s / run_s),
+        evidence=say(
+            "save-cost.evidence",
+            checkpoints=sum(wait_s > 0 for wait_s in waits_s),
+            saves_s=saves_s,
+            longest_s=max(waits_s),
+            run_s=run_s,
+        ),
+        explanation=say("save-cost.explanation"),
+        advice=say("save-cost.advice"),
+        lines=(save.line for save in analysis.log.checkpoints if save.blocking_ms),
+    )
+
+
 def clock_before_sync(analysis: Analysis) -> Finding | None:
     """The trainer reads its clock when kernels are launched, not when they are done, except at logged
     iterations. A warning where the logged times add up to more than the wall time."""
@@ -172,7 +199,7 @@ def clock_before_sync(analysis: Analysis) -> Finding | None:
     ]
     explanation = [say("clock-before-sync.explanation.no_waiting", trainer=run_log.trainer.name)]
     more: Message | None = None
-    wall_s, estimated_s, is_too_long = run_log.setup.wall_s, analysis.total_s, False
+    wall_s, estimated_s, is_too_long = run_log.setup.wall_s, analysis.stepped_s, False
     is_one_process = len(run_log.segments) == 1
     if is_one_process and wall_s and wall_s > 0 and estimated_s and math.isfinite(estimated_s + wall_s):
         difference_s = wall_s - estimated_s

@@ -4,8 +4,13 @@
     {'eval_loss': 2.8, 'eval_runtime': 3.2, …}
       3%|▎         | 10/330 [00:12<06:21,  1.19s/it]
 
-The dicts have no step number. Where the progress bar was captured too, it gives the step and the time; else
-iterations are not known. Since version 5 the numbers are quoted. A callback may print a dict again, with its
+The dicts have no step number. Where the progress bar was captured too, it gives the step and the time. Where
+Python wrote the dicts in blocks, far from their bars, or no bar is there, their epochs and the closing dict
+give the step:
+
+    {'train_runtime': 21989.9, 'train_steps_per_second': 0.069, 'train_loss': 2.16, 'epoch': 3.0}
+
+Since version 5 the numbers are quoted. A callback may print a dict again, with its
 epoch rounded. In a notebook there is a table instead, whose steps have numbers:
 
     Step    Training Loss    Validation Loss
@@ -16,8 +21,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from glassgpt.i18n import say, translate
 from glassgpt.runs.builder import RunBuilder
@@ -45,9 +52,11 @@ _STEP_OF_TOTAL = re.compile(r"['\"]global_step/max_steps['\"]:\s*['\"](\d{1,15})
 _TABLE = re.compile(r"^\W*(Step|Epoch)\W+Training Loss\b")
 _CELLS = re.compile(r"\t|\s*\|\s*|\s{2,}")
 _PROGRESS = re.compile(
-    r"\[\s?(\d{1,12})/(\d{1,12}) ([\d:]{1,12})(?: < [\d:]{1,12})?.{0,40}Epoch ([\d.]{1,12})/(\d{1,9})\]"
+    r"\[\s{0,12}(\d{1,12})/(\d{1,12}) ([\d:]{1,12})(?: < [\d:]{1,12})?.{0,40}Epoch ([\d.]{1,12})/(\d{1,9})\]"
 )
 _MAX_SAVES = 10_000
+_ROUNDING_OF_RATE = 0.0005  # the Trainer prints three decimals
+_MIN_EPOCHS = 3  # dicts, to number them
 _MIN_BAR_S = 10.0  # between two lines, for the difference of whole seconds to be a time
 
 
@@ -62,12 +71,14 @@ class TrainerReader:
         self._bar: int | None = None
         self._bar_total: int | None = None
         self._bar_moved = False  # since the previous loss
+        self._is_in_blocks = False  # dicts are far from their bars
         self._bar_s, self._bar_step_ms = math.nan, math.nan  # elapsed, and of one iteration, as the bar says
         self._eval_s = 0.0  # of evaluations since the previous loss
         self._latest: dict[str, str] = {}  # dict with a loss or an evaluation
         self._waiting: dict[str, str] = {}
         self._waiting_line = 0
         self._epoch = 0.0
+        self._epochs: list[str] = []  # of the dicts with a loss of this run, as printed
         self._count = 0  # of dicts with a loss
         self._count_at_end = -1  # of a process: its closing dict
         self._iteration_by_count: dict[int, int] = {0: 0}
@@ -95,8 +106,6 @@ class TrainerReader:
                 self._latest = values
             if is_reinforcement(values):  # its loss may well be 0
                 builder.trainer = _REINFORCEMENT
-                if "reward" in values:
-                    builder.add_reward(parse_number(values["reward"]))
             self.close(builder)
             self._waiting, self._waiting_line = values, builder.line
             is_end = "train_runtime" in values and "loss" not in values
@@ -132,18 +141,54 @@ class TrainerReader:
                 builder.setup.values["wall_s"] = wall_s + seconds  # after training, whose time is known
             self._eval_s += seconds
             ms = None if math.isnan(seconds) else seconds * 1000
+            if "total_steps" in values:
+                builder.iterations_done = int(values["step"])
+                builder.setup.values["planned_iterations"] = int(values["total_steps"])
             # Without a loss before it, its epoch says whether there were updates.
             is_later = not self._count and parse_number(values.get("epoch", "0")) > 0
             builder.add_eval(None if is_later else self._count, loss, ms=ms, line=self._waiting_line)
+            self._add_metrics(values, builder)
         elif "train_runtime" in values:
             builder.add_event("finish", f"train_runtime {values['train_runtime']} s")
             if self._count > self._count_at_end:  # else it is of a process without a loss line
                 builder.setup.values["wall_s"] = parse_number(values["train_runtime"])
+                self._number_by_epochs(values, builder)
             self._count_at_end = self._count
-            self._epoch = math.inf  # a loss after this is another run's
+            self._epoch, self._epochs = math.inf, []  # a loss after this is another run's
+        elif any(name.startswith("eval_") for name in values):
+            self._add_metrics(values, builder)
         self._number_lines(builder)
 
+    def _add_metrics(self, values: Mapping[str, str], builder: RunBuilder) -> None:
+        numbers = {name: parse_number(text) for name, text in values.items()}
+        builder.add_metrics(numbers, self._count)
+
+    def _number_by_epochs(self, closing: Mapping[str, str], builder: RunBuilder) -> None:
+        """Number the dicts of this run by their epochs, where bars do not."""
+        first = self._count - len(self._epochs) + 1
+        counts = range(first, self._count + 1)
+        if all(count in self._iteration_by_count for count in counts) and not self._is_in_blocks:
+            return
+        last_epoch = parse_number(closing.get("epoch", "nan"))
+        runtime, rate = (
+            parse_number(closing.get(name, "nan")) for name in ("train_runtime", "train_steps_per_second")
+        )
+        total, error = runtime * rate, _ROUNDING_OF_RATE * runtime
+        if self._bar_total and not abs(self._bar_total - total) > error + 1:
+            total, error = float(self._bar_total), 0.0
+        steps = steps_of_epochs(self._epochs, last_epoch, total, error)
+        for count in counts:
+            self._iteration_by_count.pop(count, None)
+        if steps is not None:
+            self._iteration_by_count |= dict(zip(counts, steps, strict=True))
+            if not error:
+                builder.setup.values["planned_iterations"] = round(total)
+
     def _number_lines(self, builder: RunBuilder) -> None:
+        if self._is_in_blocks:
+            builder.has_step_times = False
+            if self._count > self._count_at_end:
+                builder.setup.values["wall_s"] = self._bar_s  # until the closing dict says it
         is_complete = len(self._iteration_by_count) == self._count + 1
         builder.iteration_by_count = self._iteration_by_count if is_complete else {}
 
@@ -160,7 +205,7 @@ class TrainerReader:
                 if self._count and at < (self._bar or 0):
                     builder.start_process(has_header=False)
                 self._bar_moved = self._bar_moved or at != self._bar
-                self._bar = at
+                self._bar = builder.iterations_done = at
                 self._bar_s = _seconds(match[3])
                 rate = float(match[4]) if match[4].replace(".", "", 1).isdigit() else 0.0
                 self._bar_step_ms = (
@@ -170,6 +215,9 @@ class TrainerReader:
             self.close(builder)
 
     def _read_loss(self, values: dict[str, str], builder: RunBuilder) -> None:
+        # Two dicts without a bar between them, though there is one: they were written later.
+        if self._epochs and self._bar_total and not self._bar_moved and "step" not in values:
+            self._is_in_blocks = True
         iteration = self._bar if self._bar_moved else None  # a bar that stands still was not captured
         if "step" in values:
             iteration = int(min(parse_number(values["step"]), MAX_COUNT))
@@ -182,7 +230,9 @@ class TrainerReader:
         if epoch < self._epoch:
             builder.start_process(has_header=False)
             self._previous = (None, 0.0, 0.0, math.nan)
+            self._epochs, builder.iterations_done = [], self._bar if self._bar_moved else None
         self._epoch = epoch
+        self._epochs.append(values["epoch"])
 
         # Time and tokens per iteration, where every dict has the totals so far; else by the bar.
         tokens = parse_number(values.get("num_input_tokens_seen", values.get("num_tokens", "nan")))
@@ -211,12 +261,13 @@ class TrainerReader:
             tokens_per_s=speed * (devices if isinstance(devices, int) else 1),
             line=self._waiting_line,
         )
+        self._add_metrics(values, builder)
 
     def _read_table(self, line: str, builder: RunBuilder) -> bool:
         """A notebook's table. Rows of epochs have iterations where the progress says how many updates there
         are in all."""
         if "/" in line and (match := _PROGRESS.search(line)):
-            total, epochs = int(match[2]), int(match[5])
+            builder.iterations_done, total, epochs = int(match[1]), int(match[2]), int(match[5])
             self._complete_s = _seconds(match[3]) if match[1] == match[2] else None
             builder.setup.values["planned_iterations"] = total
             self._updates_per_epoch = total / epochs if epochs else None
@@ -242,6 +293,7 @@ class TrainerReader:
         if iteration is not None:
             self._iteration_by_count[self._count] = round(iteration)
         builder.add_step(self._count, loss)
+        builder.add_metrics({name: number for name in row if (number := _number(row[name])) is not None})
         if val_loss is not None:
             builder.add_eval(self._count, val_loss)
         self._number_lines(builder)
@@ -263,6 +315,29 @@ def _is_repeated(latest: dict[str, str], values: dict[str, str]) -> bool:
     return float(rounded) == parse_number(values["epoch"]) and all(
         latest[name] == values[name] for name in values if name != "epoch"
     )
+
+
+def steps_of_epochs(epochs: Sequence[str], last_epoch: float, total: float, error: float) -> list[int] | None:
+    """The step of each dict, by its share of all epochs: a multiple of the interval between two dicts.
+
+    `total`: steps in all, give or take `error`. None where the epochs do not fit one interval."""
+    shares = np.array([parse_number(text) for text in epochs]) / last_epoch
+    if len(shares) < _MIN_EPOCHS or not (0 < total < MAX_COUNT and np.isfinite(shares).all()):
+        return None
+    digits = max(len(text.partition(".")[2]) for text in epochs)
+    tolerance = 1 + total / last_epoch * 10.0**-digits + error
+    steps = shares * total
+    interval = round(float(steps[-1] - steps[0]) / (len(steps) - 1))
+    if interval < 1 or tolerance >= total:
+        return None
+    numbers = interval * np.round(steps / interval)
+    fits = np.abs(numbers - steps) <= tolerance
+    if not fits.all() or (np.diff(numbers) <= 0).any():
+        # The interval is less than the epochs' rounding: count from the first one on.
+        numbers = interval * (np.round(steps[0] / interval) + np.arange(len(steps)))
+        if (np.abs(numbers - steps) > tolerance).any():
+            return None
+    return [int(number) for number in numbers]
 
 
 def _seconds(clock: str) -> float:

@@ -7,6 +7,8 @@
 
 A bar is redrawn many times; of each epoch its last state is read. The loss is the mean over the epoch so far.
 The time is the mean over the epoch without its first batch; in its last state it includes the validation.
+Whole seconds per step are too coarse: then it is the epoch's time over its batches. What a callback says of
+the epoch (`Epoch 3: val_loss improved from …, saving model to …`) may come before the bar's last state.
 A bar without an epoch before it is that of `evaluate` or `predict`.
 """
 
@@ -24,10 +26,13 @@ from glassgpt.runs.trainer import Trainer
 _EPOCH = re.compile(r"^Epoch (\d{1,9})/(\d{1,9})$")
 _BAR = re.compile(r"^(\d{1,9})/(\d{1,9}|Unknown) (?:[━╸╺]{1,80} |\[[=>.]{1,80}\] )?(?:- )?(?=\S)(.{1,600})$")
 _TIME = re.compile(r"(?<![\w.])(\d{1,9})(us|ms|s)/step\b")
+_EPOCH_TIME = re.compile(r"^(?:- )?(\d{1,9})s\b")  # in the last state; in others it is what is left
 _VAL_LOSS = re.compile(rf"- val_loss: {NUMBER}")
 _NUMBERS = StepLine("$^", {"loss": "loss", "learning_rate|lr": "lr"})
 _SAVED = re.compile(r"^Epoch (\d{1,9}): .{0,200}\bsaving model to ")
 _STOPPED = re.compile(r"^Epoch \d{1,9}: early stopping$")
+_RESTORED = "Restoring model weights from the end of the best epoch"
+_MIN_TIME_RATIO = 0.5  # of an epoch's time to that by its rounded step time
 _UNITS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 
 
@@ -39,21 +44,25 @@ class KerasReader:
         self._state: tuple[int, str, int] | None = None  # of its bar: batches, text, line in the file
         self._per_epoch = 0  # batches
         self._counts_samples = False
+        self._save: tuple[int, int] | None = None  # of this epoch: its number, line in the file
+        self._stop = ""  # the line about early stopping, or about the weights that it restores
 
     def __call__(self, line: str, builder: RunBuilder) -> bool:
         if line.startswith("Epoch "):
             if match := _EPOCH.match(line):
                 self.close(builder)
-                self._epoch = int(match[1]), int(match[2])
+                self._epoch, self._stop = (int(match[1]), int(match[2])), ""
                 if self._epoch[0] == 1:
                     builder.start_process(has_header=False)
             elif match := _SAVED.match(line):
-                self.close(builder)
-                if self._per_epoch and int(match[1]) * self._per_epoch < MAX_COUNT:
-                    builder.add_checkpoint(int(match[1]) * self._per_epoch)
+                self._save = int(match[1]), builder.line
+                if self._state is None:
+                    self._add_save(builder)
             elif _STOPPED.match(line):
-                self.close(builder)
-                builder.add_event("finish", line)
+                self._read_stop(line, builder)
+            return False
+        if line.startswith(_RESTORED):
+            self._read_stop(line, builder)
             return False
         if self._epoch is None or "loss: " not in line or not (match := _BAR.match(line)):
             return False
@@ -67,6 +76,18 @@ class KerasReader:
         self._state = done, text, builder.line
         self._per_epoch = int(total) if total != "Unknown" else max(done, self._per_epoch)
         return True
+
+    def _read_stop(self, line: str, builder: RunBuilder) -> None:
+        """Two lines, in this order or the other: the stop is one event, which the second one completes."""
+        self.close(builder)
+        self._stop = f"{self._stop}. {line}" if self._stop else line
+        if "early stopping" in self._stop:
+            builder.add_event("finish", self._stop)
+
+    def _add_save(self, builder: RunBuilder) -> None:
+        save, self._save = self._save, None
+        if save is not None and 0 < save[0] * self._per_epoch < MAX_COUNT:
+            builder.add_checkpoint(save[0] * self._per_epoch, line=save[1])
 
     def close(self, builder: RunBuilder) -> None:
         """The epoch is over, or the log."""
@@ -86,9 +107,14 @@ class KerasReader:
         values = _NUMBERS.values(text)
         if time:
             values["ms"] = parse_number(time[1]) * _UNITS[time[2]]
+        if time and time[2] == "s" and done == self._per_epoch and (spent := _EPOCH_TIME.match(text)):
+            mean_ms = parse_number(spent[1]) * 1000 / done
+            if mean_ms >= _MIN_TIME_RATIO * values["ms"]:
+                values["ms"] = mean_ms
         add_values(builder, iteration, values, line)
         if match := _VAL_LOSS.search(text):
             builder.add_eval(iteration, parse_number(match[1]), line=line)
+        self._add_save(builder)
 
 
 TRAINER = Trainer(

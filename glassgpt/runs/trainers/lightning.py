@@ -4,26 +4,30 @@
     Epoch 3/9 ━━━━━━━━━━━━━━━ 45/100 0:00:10 • 0:00:12 4.30it/s v_num: 0 train_loss: 2.310
 
 The bar is redrawn before and after its numbers change; of each batch the last state is read. A validation
-loss stays until there is another. The rate is the mean over the epoch so far. Batches are counted through all
-epochs. In versions before 2.0 a bar's total includes the validation's batches.
+loss stays until there is another. The rate is the mean over the epoch so far: where the bar's clock agrees,
+the time between two bars follows from it. Batches are counted through all epochs. In versions before 2.0 a
+bar's total includes the validation's batches.
 """
 
 from __future__ import annotations
 
+import math
 import re
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.glossary import declared_glossary
 from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_number
+from glassgpt.runs.step_clock import StepClock
 from glassgpt.runs.step_line import StepLine, add_values
 from glassgpt.runs.trainer import HeaderPattern, Trainer
 
 _BAR = re.compile(
     r"\bEpoch (\d{1,9})(?:/(\d{1,9}))?:?\s{1,8}(?:(?:\d{1,3}%)?\|[^|]{0,300}\||[━╸╺ ]{1,300})"
     r"\s{0,4}(\d{1,9})/(\d{1,9}|\?) "
-    r"(?:\[[\d:]{1,12}<[\d:?]{1,12},|[\d:]{1,12} • [\d:-]{1,12})(.{1,600})"
+    r"(?:\[([\d:]{1,12})<[\d:?]{1,12},|([\d:]{1,12}) • [\d:-]{1,12})(.{1,600})"
 )
+_MAX_CLOCK_ERROR_S = 1.0  # it shows whole seconds
 _RATE = re.compile(rf"^\s{{0,8}}{NUMBER}\s?(it/s|s/it)")
 _NUMBERS = StepLine(
     "$^",
@@ -42,6 +46,8 @@ class LightningReader:
     def __init__(self) -> None:
         self._state: tuple[int, dict[str, float], int] | None = None  # iteration, values, line in the file
         self._epoch = 0
+        self._clock: StepClock | None = None  # of the epoch
+        self._clock_epoch = 0
         self._earlier = 0  # iterations of epochs that are over, where the bar has no total
 
     def __call__(self, line: str, builder: RunBuilder) -> bool:
@@ -58,7 +64,7 @@ class LightningReader:
         return is_step
 
     def _read_bar(self, match: re.Match[str], builder: RunBuilder) -> bool:
-        epoch, last_epoch, done, total, rest = match.groups()
+        epoch, last_epoch, done, total, clock, rich_clock, rest = match.groups()
         values = _NUMBERS.values(rest)
         if "step_loss" in values:
             values["loss"] = values.pop("step_loss")
@@ -74,11 +80,29 @@ class LightningReader:
         if last_epoch and total != "?":
             builder.setup.values["planned_iterations"] = min((int(last_epoch) + 1) * int(total), MAX_COUNT)
         if rate := _RATE.match(rest):
-            values["it_per_s" if rate[2] == "it/s" else "s"] = parse_number(rate[1])
+            values |= self._time(rate, int(done), clock or rich_clock, (int(epoch), iteration))
         if self._state is not None and self._state[0] != iteration:
             self.close(builder)
         self._state = iteration, values, builder.line
         return True
+
+    def _time(self, rate: re.Match[str], done: int, clock: str, at: tuple[int, int]) -> dict[str, float]:
+        """Of a step since the bar before; the mean that the bar shows, where its clock does not agree."""
+        shown, (epoch, iteration) = parse_number(rate[1]), at
+        elapsed_s = done * shown if rate[2] == "s/it" else done / (shown or math.inf)
+        parts = [float(part or 0) for part in clock.split(":")]
+        clock_s = sum(part * 60**place for place, part in enumerate(reversed(parts)))
+        unit_s = elapsed_s * 10.0 ** -len(rate[1].partition(".")[2]) / (shown or math.inf)
+        if not abs(elapsed_s - clock_s) <= _MAX_CLOCK_ERROR_S + unit_s:
+            return {"it_per_s" if rate[2] == "it/s" else "s": shown}
+        if self._state is not None and self._state[0] == iteration and "ms" in self._state[1]:
+            return {"ms": self._state[1]["ms"]}  # the same bar, drawn again
+        if self._clock is None or self._clock_epoch != epoch:
+            is_first, self._clock, self._clock_epoch = self._clock is None, StepClock(1.0), epoch
+            if done == 1 or not is_first:
+                self._clock.step_ms(iteration - done, 0.0)
+        self._clock.resolution_s = min(1.0, unit_s)
+        return {"ms": self._clock.step_ms(iteration, elapsed_s)}
 
     def close(self, builder: RunBuilder) -> None:
         """Read the latest state: the batch is over, or the log."""

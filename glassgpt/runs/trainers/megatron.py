@@ -46,6 +46,8 @@ _VALIDATION = re.compile(
     rf"(?! on test)[^|]{{0,40}}\| (?:lm[ _])?loss value: {NUMBER}"
 )
 _SAVED = re.compile(r"\bsuccessfully saved checkpoint (?:from|at) iteration\s{1,12}(\d{1,15})\b")
+# DeepSpeed's, which GPT-NeoX saves with.
+_SAVED_BY_DEEPSPEED = re.compile(r"\bCheckpoint global_step(\d{1,15}) is ready now")
 _STOPPED = re.compile(r"^exiting program (?:after|at iteration)\b")
 _DONE = re.compile(r"^\[(?:after training is done|exiting program at the end of training)\]")
 _MAX_SKIPPED = 1000  # between two lines: what a usual log interval has
@@ -90,6 +92,8 @@ class MegatronReader:
                 builder.add_checkpoint(int(match[1]))
             elif "successfully loaded checkpoint" in line:
                 builder.start_process(resumed=True)
+        elif "is ready now" in line and (match := _SAVED_BY_DEEPSPEED.search(line)):
+            builder.add_checkpoint(int(match[1]))
         elif _DONE.match(line):
             builder.add_event("finish", line)
         elif line.startswith("exiting program") and _STOPPED.match(line):
@@ -176,7 +180,12 @@ TRAINER = Trainer(
     resume_command="--load CHECKPOINTS",
 )
 _NEMO_TRAINER = replace(
-    TRAINER, name="NeMo", first_iteration=0, step_time_is_interval_mean=False, loss_is_interval_mean=False
+    TRAINER,
+    name="NeMo",
+    first_iteration=0,
+    step_time_is_interval_mean=False,
+    loss_is_interval_mean=False,
+    logs_checkpoints=False,
 )
 # An evaluation of a task is called in the loop: the timer of the next iteration includes it.
 _WITH_TASKS = replace(

@@ -25,6 +25,7 @@ from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import GlossaryEntry, LastLine
 from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_number
+from glassgpt.runs.metric_series import read_metric_values
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
 
@@ -72,6 +73,7 @@ class MinimindReader:
                 builder.setup.values["planned_iterations"] = (epochs - 1) * per_epoch + last_step
             iteration = (epoch - self._first_epoch) * per_epoch + step
             builder.add_step(iteration, parse_number(match[5]), lr=parse_number(lr[1]) if lr else math.nan)
+            builder.add_metrics(read_metric_values(line))
             return True
         if line.startswith("Epoch [") and _SKIPPED.match(line):
             builder.start_process(resumed=True)

@@ -30,7 +30,7 @@ _USUAL = re.compile(rf"(?:\b|_)iter (\d+): loss {NUMBER}, time {NUMBER}ms(?:, mf
 # What nanoGPT itself prints: `read` finds the same in it, one line at a time.
 _PLAIN = (
     r"iter (?P<iteration>\d{1,15}): loss (?P<loss>\d{1,9}\.\d{1,9}|nan), "
-    r"time (?P<ms>\d{1,12}\.\d{1,9})ms, mfu (?P<mfu>-?\d{1,9}\.\d{1,9})%"
+    r"time (?P<ms>\d{1,12}\.\d{1,9})ms, mfu (?P<mfu>\d{1,9}\.\d{1,9})%"
 )
 # minGPT's lines, whose time and epochs mean something else; generic.py reads them.
 _MINGPT = re.compile(r"^\W*(?:iter_dt [\d.]{1,20}ms; |epoch \d{1,9} )iter \d")
@@ -61,9 +61,11 @@ _SAVE = re.compile(r"\bsaving (?:\w+ )?(?:checkpoint|snapshot)", re.IGNORECASE)
 def read(line: str, builder: RunBuilder) -> bool:
     if "iter" in line and (match := _USUAL.search(line)):
         iteration, loss, ms, mfu = match.groups()
-        builder.add_step(
-            int(iteration), parse_number(loss), ms=parse_number(ms), mfu=parse_number(mfu or "nan")
-        )
+        mfu_now = parse_number(mfu or "nan")
+        if mfu_now < 0 <= builder.last_mfu and not builder.has_quoted_lines:
+            # Only the first lines of a process do not know it yet.
+            builder.start_process(resumed=int(iteration) > 0, has_header=False)
+        builder.add_step(int(iteration), parse_number(loss), ms=parse_number(ms), mfu=mfu_now)
         return True
     if "al" in line and builder.has_steps and (match := _FORK_EVAL.match(line)):
         builder.add_eval(int(match[1]), parse_number(match[3]), parse_number(match[2]))

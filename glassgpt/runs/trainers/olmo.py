@@ -19,9 +19,9 @@ import re
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.glossary import declared_glossary
-from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_number
+from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, NUMBER, parse_number
 from glassgpt.runs.step_line import StepLine, add_values
-from glassgpt.runs.trainer import Trainer
+from glassgpt.runs.trainer import HeaderPattern, Trainer
 
 _BEGIN = re.compile(r"(?:^|\s)\[step=(\d{1,15})/(?:(\d{1,15})|\?\?\?)[^\]]{0,80}\]$")
 _METRICS = StepLine(
@@ -37,7 +37,11 @@ _METRICS = StepLine(
 _METRIC = re.compile(rf"^[A-Za-z][\w ()/%.-]{{1,120}}={NUMBER}$")
 _VALIDATION = re.compile(rf"^(?:eval/)?([\w./-]{{1,100}})/(?:CrossEntropyLoss|CE loss)={NUMBER}$")
 _EVAL_TIME = re.compile(r"\bFinished .{1,80} evals in ([\d.]{1,12}) seconds\. Metrics:")
-_SAVING = re.compile(r"\bSaving checkpoint for step (\d{1,15}) to '")
+_SAVING = re.compile(
+    r"\bSaving checkpoint for step (\d{1,15}) to '"
+    r"|\b[Cc]heckpoint saved to \S{0,400}?/step(\d{1,15})(?:-\w{1,20})?/?$"
+)
+_SETTINGS = {"t_warmup": "warmup_iters", "max_duration": "max_iters"}  # where their unit is the step
 _RESUME = re.compile(r"\b(?:Will resume training from step [1-9]|Loading checkpoint from )")
 
 
@@ -69,8 +73,8 @@ class OlmoReader:
             self._eval_ms = parse_number(match[1].rstrip(".") or "nan") * 1000
         elif "heckpoint" in line:
             if match := _SAVING.search(line):
-                builder.add_checkpoint(int(match[1]))
-            elif "Checkpoint saved to " in line:
+                builder.add_checkpoint(int(match[1] or match[2]))
+            elif "heckpoint saved to " in line:
                 builder.add_checkpoint(self._step[0] if self._step else builder.last_iteration)
             elif builder.last_iteration is None and self._step is None and _RESUME.search(line):
                 builder.start_process(resumed=True)
@@ -105,6 +109,13 @@ TRAINER = Trainer(
     "OLMo",
     reader=OlmoReader,
     article="An",
+    header=(
+        HeaderPattern("otal number", re.compile(rf"\bTotal number of parameters: {COUNT}"), "parameters"),
+        *(
+            HeaderPattern(name, re.compile(rf"\b{name}=([\d.e+-]{{1,20}})[,)]"), setting)
+            for name, setting in _SETTINGS.items()
+        ),
+    ),
     glossary=declared_glossary(
         ("iteration", "[step={}/…]", say("glossary.updates_done")),
         ("loss", "train/CrossEntropyLoss={:.4g}", say("glossary.batch_loss")),

@@ -16,16 +16,17 @@ from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.glossary import declared_glossary
 from glassgpt.runs.log_numbers import NUMBER, parse_number
+from glassgpt.runs.metric_series import read_metric_values
 from glassgpt.runs.step_line import StepLine, add_values
 from glassgpt.runs.trainer import HeaderPattern, Trainer
 
 _PLAIN_NUMBER = r"(?:np\.\w{1,10}\()?"  # newer versions print np.float64(0.21)
+_BEGIN = re.compile(r"(?:^|\s)step:(\d{1,15}) - ")
 _STEP = StepLine(
-    r"(?:^|\s)step:(\d{1,15}) - ",
+    _BEGIN.pattern,
     {
         "actor/(?:pg_loss|loss)": "loss", "actor/lr": "lr", "actor/grad_norm": "grad_norm",
-        "critic/rewards/mean": "reward", "critic/score/mean": "score", "timing_s/step": "s",
-        "perf/throughput": "device_tokens_per_s",
+        "timing_s/step": "s", "perf/throughput": "device_tokens_per_s",
     },
     before_number=_PLAIN_NUMBER,
 )  # fmt: skip
@@ -35,15 +36,14 @@ _PROGRESS = re.compile(rf"\btraining/global_step:{_PLAIN_NUMBER}{NUMBER}")
 def read(line: str, builder: RunBuilder) -> bool:
     if "step:" not in line or " - " not in line:
         return False
-    step = _STEP.parse(line, builder)
-    if step is None:
+    if (begin := _BEGIN.search(line)) is None:
         return False
-    reward = step.values.get("reward", step.values.get("score"))
-    if reward is not None:
-        builder.add_reward(reward)
-    done = _PROGRESS.search(line)
-    add_values(builder, round(parse_number(done[1])) if done else step.iteration, step.values)
-    return True
+    step, done = _STEP.parse(line, builder), _PROGRESS.search(line)
+    iteration = round(parse_number(done[1])) if done else int(begin[1])
+    if step is not None:
+        add_values(builder, iteration, step.values)
+    builder.add_metrics(read_metric_values(line), iteration)
+    return step is not None
 
 
 TRAINER = Trainer(

@@ -319,7 +319,7 @@ const GlassCharts = (() => {
       }
       const end = this.planned === null ? null : this.toAxis(this.planned);
       if (low === Infinity) [low, high] = [logX ? 1 : 0, end ?? 1];
-      if (toPlan && end !== null) high = Math.max(high, end);
+      if ((toPlan || low === high) && end !== null) high = Math.max(high, end);
       return (this.whole = [low, high > low ? high : low + Math.max(1, Math.abs(low))]);
     }
     domain() {

@@ -51,7 +51,20 @@ const GlassElements = (() => {
     made.dir = "auto";
     return made;
   };
-  const code = (text, parent) => Object.assign(node("code", "", parent, text), {dir: "ltr"});
+  // Each word is whole: a browser would break a line after the hyphens of a flag.
+  function code(text, parent) {
+    const made = Object.assign(node("code", "", parent), {dir: "ltr"});
+    text.split(/( )/).forEach((word) => (word.startsWith("-") ? node("span", "flag", made, word) : made.append(word)));
+    return made;
+  }
+  // A sentence, with what stands between backticks as code.
+  function prose(text, parent) {
+    text.split("`").forEach((part, index, {length}) => {
+      if (index % 2 && index < length - 1) code(part, parent);
+      else parent.append(index % 2 ? `\`${part}` : part);
+    });
+    return parent;
+  }
   function section(id, title, className = "") {
     const made = node("section", className);
     made.id = id;
@@ -109,5 +122,5 @@ const GlassElements = (() => {
     return svg;
   }
 
-  return {button, code, copy, download, icon, isolated, node, section, sparkline, swatch, syncChildren};
+  return {button, code, copy, download, icon, isolated, node, prose, section, sparkline, swatch, syncChildren};
 })();

@@ -34,6 +34,7 @@ _SCRIPTS = (
     "charts.js",
     "page.js",
     "run_panels.js",
+    "learned_panel.js",
     "sample_panel.js",
     "runs.js",
 )

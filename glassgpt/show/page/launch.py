@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from glassgpt.errors import UserError
 from glassgpt.files import child_pythonpath
@@ -161,12 +162,13 @@ async def _serve(address: Address, sources: Sequence[str], lifetime: Lifetime) -
             await asyncio.sleep(_LOOK_S)
         page.close()  # ends the event streams, which uvicorn would wait for
 
-    looking = asyncio.create_task(look())
+    looking, reading = asyncio.create_task(look()), asyncio.create_task(page.read_ahead())
     try:
         await server.serve(sockets=[address.listener])
     finally:
         server.should_exit = True
         await looking
+        reading.cancel()
 
 
 # --- beside a run ---
@@ -182,7 +184,11 @@ def page_beside_run(mode: PageMode, language: str, run_dir: Path) -> str:
     if page_problems():
         return translate("page_launch.install", command=INSTALL)
     try:
-        return start_beside_run(run_dir, language)
+        url = start_beside_run(run_dir, language)
+        if "SSH_CONNECTION" not in os.environ:
+            return url
+        command = ssh_line(urlsplit(url).port or FIRST_PORT)
+        return translate("page_launch.over_ssh", url=url, command=command)
     except (OSError, UserError) as error:  # no port, no process: the run does without
         return translate("page_launch.none", reason=str(error))
 

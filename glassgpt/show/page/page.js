@@ -112,8 +112,9 @@ const GlassPage = (() => {
     },
     update({view, isOffline, isConnected, hasEnded}) {
       const isLive = view.live && !isOffline && !hasEnded;
-      this.state.className = `state ${isLive ? (isConnected ? "live" : "lost") : ""}`;
-      this.state.textContent = isLive ? (isConnected ? say("live") : say("connection_lost")) : view.trainer === "GlassGPT" ? "" : view.trainer;
+      const isLost = !isOffline && !isConnected;
+      this.state.className = `state ${isLost ? "lost" : isLive ? "live" : ""}`;
+      this.state.textContent = isLost ? say("connection_lost") : isLive ? say("live") : view.trainer === "GlassGPT" ? "" : view.trainer;
       if (isOffline) return;
       this.keep.href = `api/runs/${encodeURIComponent(page.run)}/report.html`;
       this.keep.hidden = false;

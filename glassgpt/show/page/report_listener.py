@@ -7,6 +7,7 @@ seconds at the end of a run, and reading a long journal takes longer.
 from __future__ import annotations
 
 import contextlib
+import math
 import shlex
 import threading
 import time
@@ -24,6 +25,7 @@ from glassgpt.sanitize import sanitize_text
 from glassgpt.training.interrupt import StopSignals
 
 REPORT_NAME = "report.html"
+MAX_LOOK_PARAMETERS = 20_000_000  # a look into a larger model takes more than about a second on a CPU
 NOTICE_AFTER_S = 3.0  # of writing: then a line says so
 
 
@@ -83,10 +85,13 @@ class ReportAtEnd:
 
     def _write(self, run_dir: Path) -> None:
         from glassgpt.explain.explanation import explain
-        from glassgpt.runs.from_journal import run_log_from_records
+        from glassgpt.runs.from_journal import run_log_from_records, with_looks
         from glassgpt.show.page.html import write_report
 
         run_log = run_log_from_records(journal.read(run_dir / journal.FILE_NAME), str(run_dir))
+        if (run_log.setup.parameters or math.inf) <= MAX_LOOK_PARAMETERS:
+            _look_at_last_checkpoint(run_dir)
+            run_log = with_looks(run_log, run_dir)
         with use_language(preferred_language()):
             write_report(run_dir / REPORT_NAME, explain(run_log), run_dir.name)
 
@@ -102,3 +107,21 @@ class ReportAtEnd:
             except OSError as error:
                 self.is_console_open = False
                 warn_listener_failed("console", error)
+
+
+def _look_at_last_checkpoint(run_dir: Path) -> None:
+    """For the report: the guesses of the model, its heads, and what its samples are like."""
+    import torch
+
+    from glassgpt.sample.look_document import look_and_keep
+    from glassgpt.sample.sample_options import SampleOptions
+    from glassgpt.sample.sampler import load_sampler
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # one token at a time: more threads only wait for each other
+    try:
+        look_and_keep(load_sampler(f"{run_dir}@last", SampleOptions(device="cpu", dtype="float32")))
+    except (UserError, OSError):
+        return  # no checkpoint, or a tokenizer that is not here: the report does without it
+    finally:
+        torch.set_num_threads(threads)

@@ -276,4 +276,4 @@ def _is_growing(entry: RunEntry, row: Row, modified: float) -> bool:
 
 def _number(value: float | None) -> float | None:
     """For JSON: finite, and as exact as a list shows it."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+    return None if value is None or not math.isfinite(value) else float(f"{value:.8g}")

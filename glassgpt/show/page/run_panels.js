@@ -3,7 +3,7 @@
 
 (() => {
   const {formatDuration, formatValue} = GlassNumbers;
-  const {button, code, copy, download, icon, isolated, node, section, swatch, syncChildren} = GlassElements;
+  const {button, code, copy, download, icon, isolated, node, prose, section, swatch, syncChildren} = GlassElements;
   const {page, register, remembered, say} = GlassPage;
   const fileName = (panel, ending) => `${page.view.name.replace(/[^\p{L}\p{N}._-]+/gu, "-")}-${panel.id}.${ending}`;
 
@@ -27,7 +27,8 @@
       const set = (element, text) => { if (element.textContent !== text) element.textContent = text; };
       set(this.name, view.name);
       set(this.sentence, view.sentence);
-      set(this.verdict, view.verdict.filter((text) => !view.sentence.includes(text)).join(" "));
+      const said = [...view.verdict, ...view.findings.map(({title}) => title)].filter((text) => view.sentence.includes(text));
+      set(this.verdict, view.verdict.filter((text) => !said.some((one) => text.includes(one))).join(" "));
       syncChildren(this.figures, view.figures, ({name}) => name, ({name, value, reason}) => {
         const cell = node("div");
         node("dt", "", cell, name);
@@ -59,15 +60,17 @@
     const card = node("article", `finding ${severity}`);
     Object.assign(card, {id: `finding-${id}`, tabIndex: -1});
     const head = node("h3", "", card);
+    const texts = (commands ?? []).map(commandText).filter(Boolean);
+    const marked = (text) => (text.includes("`") ? text : texts.reduce((all, one) => all.replace(one, `\`${one}\``), text));
     node("span", "badge", head, label);
     node("span", "", head, title);
-    node("p", "evidence", card, evidence);
+    prose(evidence, node("p", "evidence", card));
     if (advice) {
       const line = node("p", "advice", card);
       node("strong", "", line, `${say("what_to_do")}:`);
-      line.append(` ${advice}`);
+      prose(` ${marked(advice)}`, line);
     }
-    for (const text of (commands ?? []).map(commandText).filter(Boolean)) {
+    for (const text of texts) {
       const line = node("div", "command", card);
       code(text, line);
       const copying = button(say("copy"), () => copy(text, copying, say("copied")), {iconName: "copy", className: "bare", parent: line});
@@ -77,7 +80,7 @@
       const details = node("details", "", card);
       details.open = old?.querySelector("details")?.open ?? false;
       node("summary", "", details, say("why"));
-      node("p", "", details, reasons);
+      prose(reasons, node("p", "", details));
       code(id, node("p", "id", details));
     }
     for (const kind of ["pointerenter", "focusin"]) card.addEventListener(kind, () => page.group.setHighlight(id));
@@ -90,15 +93,16 @@
       this.root = section("findings", say("findings"));
       this.count = node("span", "count", this.root.querySelector("h2"));
       this.list = node("div", "list", this.root);
-      this.none = node("p", "none", this.root, say("no_findings"));
+      this.none = node("p", "none", this.root);
       this.known = new Set(view.findings.map(({id}) => id));
       this.update({view});
       return this.root;
     },
-    update({view: {findings}, group}) {
+    update({view: {findings, live}, group}) {
       if (group) group.findings = Object.fromEntries(findings.map(({id, at, severity}) => [id, {at, severity}]));
       syncChildren(this.list, findings, ({id}) => id, findingCard);
       this.none.hidden = findings.length > 0;
+      this.none.textContent = live ? say("no_findings_yet") : say("no_findings");
       this.count.textContent = findings.length || "";
       for (const finding of findings) {
         if (!this.known.has(finding.id)) ring(finding);
@@ -224,7 +228,7 @@
       return this.root;
     },
     update({view, group}, changed) {
-      if (changed.has("findings")) findingsPanel.update(page);
+      if (changed.has("findings") || changed.has("live")) findingsPanel.update(page);
       if (changed.has("axes") || changed.has("planned") || changed.has("rows")) toolbar.update(page);
       if (changed.has("panels")) this.showPanels(view, group);
       if (changed.has("ledger")) this.showStrip(view, group);

@@ -25,7 +25,11 @@
       this.choice.addEventListener("change", () => { if (this.choice.value) compareWith([...page.compared, this.choice.value]); });
       this.note = node("p", "note", card);
       this.sentences = node("ul", "sentences", card);
-      this.table = node("table", "differences", card);
+      this.table = node("table", "", node("div", "differences", card));
+      // What one of the logs does not say may be the same in all runs.
+      this.partly = node("details", "differences", card);
+      node("summary", "", this.partly, say("partly_known"));
+      this.partlyTable = node("table", "", this.partly);
       this.update(page, new Set(["runs"]));
       return this.root;
     },
@@ -56,12 +60,16 @@
       const lines = [...sentences, ...causes].map((one) => (typeof one === "string" ? one : one.text ?? one.sentence ?? ""));
       this.sentences.replaceChildren(...lines.filter(Boolean).map((text) => node("li", "", null, text)));
       this.sentences.hidden = !lines.length;
-      this.table.hidden = !differences.length;
-      this.table.replaceChildren();
-      if (!differences.length) return;
-      const head = node("tr", "", node("thead", "", this.table));
+      const isKnown = ({values}) => !values.includes(null);
+      this.fill(this.table, differences.filter(isKnown), names);
+      this.fill(this.partlyTable, differences.filter((one) => !isKnown(one)), names);
+    },
+    fill(table, differences, names) {
+      table.parentNode.hidden = !differences.length;
+      table.replaceChildren();
+      const head = node("tr", "", node("thead", "", table));
       for (const name of [say("setting"), ...names]) Object.assign(isolated("th", name, head), {scope: "col"});
-      const body = node("tbody", "", this.table);
+      const body = node("tbody", "", table);
       for (const {name, values} of differences) {
         const row = node("tr", "", body);
         code(name, Object.assign(node("th", "", row), {scope: "row"}));

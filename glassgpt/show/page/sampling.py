@@ -69,6 +69,21 @@ def parse_sample_request(values: Mapping[str, Any]) -> SampleRequest:
     return SampleRequest(**request)
 
 
+@dataclass(frozen=True)
+class LookRequest:
+    checkpoint: int  # its updates
+    layer: int | None = None  # with `head`, from 0: the attention of that head
+    head: int | None = None
+
+
+def parse_look_request(values: Mapping[str, Any]) -> LookRequest:
+    numbers = [values.get(name) for name in ("checkpoint", "layer", "head")]
+    is_valid = all(type(one) is int and 0 <= one < 2**53 for one in numbers if one is not None)
+    if not is_valid or numbers[0] is None or (numbers[1] is None) != (numbers[2] is None):
+        raise UserError("a look needs a checkpoint; for the attention of a head, layer and head as well")
+    return LookRequest(*numbers)  # type: ignore[arg-type]
+
+
 class PageSampler:
     """Starts its process with the first request; `close` ends it."""
 
@@ -112,15 +127,38 @@ class PageSampler:
             self._end_process()
             yield {"error": f"the process that samples has ended: {error}"}
         finally:
-            self._idle_timer = threading.Timer(_IDLE_S, self._end_if_idle)
-            self._idle_timer.daemon = True
-            self._idle_timer.start()
-            self._busy.release()
+            self._release()
+
+    def look(self, run_dir: Path, request: LookRequest) -> dict[str, Any]:
+        """The answer of the process; {"error": …} where there is none."""
+        if not self._busy.acquire(timeout=_WAIT_S):
+            return {"error": "a sample is being generated; one at a time", "busy": True}
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        question: dict[str, Any] = {"run": f"{run_dir}@{request.checkpoint}", "device": self._device}
+        if request.layer is None:
+            question |= {"kind": "look"}
+        else:
+            question |= {"kind": "attention", "layer": request.layer, "head": request.head}
+        try:
+            self._process = self._process or self._start_process()
+            return self._process.ask(question, _START_LIMIT_S)
+        except (ProcessDied, ProcessHung) as error:
+            self._end_process()
+            return {"error": f"the process that looks has ended: {error}"}
+        finally:
+            self._release()
 
     def close(self) -> None:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         self._end_process()
+
+    def _release(self) -> None:
+        self._idle_timer = threading.Timer(_IDLE_S, self._end_if_idle)
+        self._idle_timer.daemon = True
+        self._idle_timer.start()
+        self._busy.release()
 
     def _end_if_idle(self) -> None:
         if self._busy.acquire(blocking=False):

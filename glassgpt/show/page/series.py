@@ -25,7 +25,7 @@ Rows = list[Row]
 
 MAX_ROWS = 1500  # of a curve
 MAX_DRAWN_VALUE = 1e100  # above it a value is a gap: no loss is as large
-_DIGITS = 6  # more than a screen shows
+_DIGITS = 8  # four more than a loss is shown with: rounding twice must not show
 
 
 @dataclass(frozen=True)

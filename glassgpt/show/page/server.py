@@ -21,6 +21,7 @@ import math
 import re
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any, get_args
 
 from starlette.applications import Starlette
@@ -42,7 +43,7 @@ from glassgpt.show.page.access import Access
 from glassgpt.show.page.html import ASSETS, asset, live_html, offline_html
 from glassgpt.show.page.opened_runs import TICK_S, LiveRun, OpenedRun, OpenedRuns, Reader, encode_event
 from glassgpt.show.page.run_folder import RunEntry, RunFolder
-from glassgpt.show.page.sampling import PageSampler, parse_sample_request
+from glassgpt.show.page.sampling import PageSampler, parse_look_request, parse_sample_request
 from glassgpt.show.page.series import rows_of
 from glassgpt.show.page.series_csv import csv_lines
 from glassgpt.show.page.stream import PageEvent
@@ -75,6 +76,7 @@ class PageServer:
             Route("/api/compare", self._compare),
             Route(f"{run}/requests", self._request, methods=["POST"]),
             Route(f"{run}/samples", self._sample, methods=["POST"]),
+            Route(f"{run}/looks", self._look, methods=["POST"]),
         ]
         handlers: dict[Any, Any] = {
             HTTPException: _http_problem,
@@ -89,6 +91,13 @@ class PageServer:
     @property
     def has_tab(self) -> bool:
         return self.runs.readers > 0
+
+    async def read_ahead(self) -> None:
+        """What the page shows first, while the browser starts. Who asks for it gets its problems, too."""
+        listing = await run_in_threadpool(self.folder.listing)
+        if selected := self.folder.find(listing["selected"] or ""):
+            with suppress(UserError, OSError):
+                await self.runs.open(selected).ask(LiveRun.document)
 
     def close(self) -> None:
         self.is_closing.set()
@@ -215,6 +224,17 @@ class PageServer:
                 await run_in_threadpool(messages.close)  # the next sample need not wait for this one
 
         return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+    async def _look(self, request: Request) -> Response:
+        """Looks into a checkpoint: the panel's document with what was seen, or the attention of one head."""
+        wanted = parse_look_request(await _body(request))
+        run_dir = self._entry(request).run_dir
+        if run_dir is None:
+            return _json({"error": translate("page_server.no_checkpoint")}, 409)
+        answer = await run_in_threadpool(self.sampler.look, run_dir, wanted)
+        if "error" in answer or wanted.layer is not None:
+            return _json(answer)
+        return _json(await self._open(request).ask(LiveRun.learned))
 
     # --- runs by their ids ---
 

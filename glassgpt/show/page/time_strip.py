@@ -156,7 +156,7 @@ def time_strip(run: Analysis) -> dict[str, Any]:
 
 
 def _caption(run_log: RunLog, facts: Facts, timeline: Timeline) -> str:
-    total_s = facts.regime_total_s or timeline.total_s
+    total_s = facts.total_s or timeline.total_s
     sentences = [
         translate("report.time.bar_width_and_total", width=timeline.iterations_per_bin, total=total_s)
     ]

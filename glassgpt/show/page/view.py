@@ -9,6 +9,7 @@ Everything in it is plain text and numbers, in the current language.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ from glassgpt.show.facts_table import TableRow
 from glassgpt.show.page import tables
 from glassgpt.show.page.axes import axis_labels, knots_of
 from glassgpt.show.page.labels import page_labels
+from glassgpt.show.page.learned import learned_view
 from glassgpt.show.page.panels import Curves, make_panels
 from glassgpt.show.page.series import curves_of, decimate
 from glassgpt.show.page.stream import cursor_of
@@ -96,11 +98,16 @@ def make_view(
         "missing": [_clean(reason) for reason in missing],
         "ledger": _cleaned(time_strip(run)),
         "tables": _tables(run.log, run),
+        "learned": clean_learned_view(run),
         "samples": [{"at": at, "text": _clean(text)} for at, text in run_log.samples],
         "checkpoints": list(checkpoints),
         "can_request": False,
         "labels": page_labels(),
     }
+
+
+def clean_learned_view(run: Analysis) -> dict[str, Any]:
+    return _cleaned(learned_view(run))  # type: ignore[no-any-return]
 
 
 def checkpoint_rows(run_dir: Path) -> list[dict[str, Any]]:
@@ -124,10 +131,15 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "id": _clean(finding.id),
         "severity": finding.severity,
         "label": facts_table.severity_label(finding.severity),
-        **{part: _clean(getattr(finding, part)) for part in parts},
+        **{part: _capitalized(_clean(getattr(finding, part))) for part in parts},
         "at": [] if finding.at is None else [finding.at],
         "commands": _cleaned(finding.commands),
     }
+
+
+def _capitalized(text: str) -> str:
+    """What training reports follows a label in the terminal; here it begins a line. Names stay."""
+    return text[:1].upper() + text[1:] if re.match(r"(?!glass\b)[a-z]+ ", text) else text
 
 
 def _tables(run_log: RunLog, run: Analysis) -> list[dict[str, Any]]:

@@ -49,18 +49,22 @@ _BRAILLE_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
 def plot(
-    curves: Sequence[tuple[Sequence[float], Sequence[float]]], width: int, height: int
+    curves: Sequence[tuple[Sequence[float], Sequence[float]]],
+    width: int,
+    height: int,
+    bottom: float = math.inf,
 ) -> list[list[tuple[str, int]]]:
     """Curves of (x, y) on one pair of axes: rows of (character, index of the curve), the last curve on top.
 
-    Values that are not finite are left out. Empty if fewer than two points are left.
+    Values that are not finite are left out. Empty if fewer than two points are left. The axis reaches down to
+    `bottom` at least.
     """
     clean = [[(a, b) for a, b in zip(x, y, strict=True) if _is_drawable(a, b)] for x, y in curves]
     points = [point for curve in clean for point in curve]
     if len(points) < 2:
         return []
     left, right = min(x for x, _ in points), max(x for x, _ in points)
-    low, high = min(y for _, y in points), max(y for _, y in points)
+    low, high = min(bottom, *(y for _, y in points)), max(y for _, y in points)
     masks = [[0] * width for _ in range(height)]
     owners = [[0] * width for _ in range(height)]
     for index, curve in enumerate(clean):

@@ -130,13 +130,11 @@ def _print_derived(runs: Sequence[ComparedRun], console: Console) -> None:
 
     sizes = [run.analysis.size for run in runs]
     if any(size.parameters is not None for size in sizes):
-        cells = []
+        cells: list[str | None] = []
         for size in sizes:
-            inferred = size.parameters_source == "inferred"
-            text = None
-            if size.parameters is not None:
-                text = format_parameters(size.parameters, not inferred) + ("*" if inferred else "")
-            cells.append(text)
+            inferred, count = size.parameters_source == "inferred", size.parameters
+            shown = None if count is None else format_parameters(count, exact=not inferred)
+            cells.append(f"{shown}*" if shown and inferred else shown)
         _add_row(table, translate("label.parameters"), cells)
     add_metric(translate("label.tokens_per_iteration"), "tokens_per_iteration", format_integer)
     add_row(
@@ -150,9 +148,7 @@ def _print_derived(runs: Sequence[ComparedRun], console: Console) -> None:
     add_metric(translate("compare_view.time_per_iteration"), "steady_ms", format_ms)
     add_metric(translate("label.tokens_per_second"), "tokens_per_s", format_count)
     add_metric(
-        translate("label.achieved_flops"),
-        "achieved_tflops",
-        lambda tflops: format_flops_per_s(tflops * 1e12),
+        translate("label.achieved_flops"), "achieved_tflops", lambda tflops: format_flops_per_s(tflops * 1e12)
     )
     known = [run for run in runs if run.mfu is not None]
     if all(run.shares_peak_with(known[0]) for run in known):  # else they are not to be compared
@@ -198,14 +194,12 @@ def _print_losses(comparison: Comparison, console: Console) -> None:
         alignment = comparison.aligned[axis]
         for point in alignment.points:
             after = format_axis_value(axis, point.at)
-            if axis == "iterations":
-                title = translate("compare_view.after.iterations", count=after)
-            elif axis == "tokens":
-                title = translate("compare_view.after.tokens", count=after)
-            elif axis == "time":
-                title = translate("compare_view.after.time", time=after)
-            else:
-                title = translate("compare_view.after.flops", flops=after)
+            title = {
+                "iterations": translate("compare_view.after.iterations", count=after),
+                "tokens": translate("compare_view.after.tokens", count=after),
+                "time": translate("compare_view.after.time", time=after),
+                "flops": translate("compare_view.after.flops", flops=after),
+            }[axis]
             is_of_batches = is_validation and alignment.kind == "training"
             has_batches |= is_of_batches
             cells = [None if one is None else format_loss(one.loss) for one in point.losses]
@@ -245,9 +239,7 @@ def _add_best_and_last(table: Table, runs: Sequence[ComparedRun], is_validation:
         _add_row(table, "  " + translate("compare_view.best_bits_per_byte"), cells)
     lasts = [run.last for run in runs]
     _add_row(
-        table,
-        translate("compare_view.last_loss"),
-        [format_loss(last[0]) if last else None for last in lasts],
+        table, translate("compare_view.last_loss"), [format_loss(last[0]) if last else None for last in lasts]
     )
 
 

@@ -12,19 +12,8 @@ from rich.text import Text
 
 from glassgpt.i18n import translate
 from glassgpt.sample.eval_texts import ModelOnTexts
-from glassgpt.sample.sampler import Sampler
 from glassgpt.sample.text_loss import CONFIDENCE, MIN_BLOCKS, Estimate, LossComparison, TextLoss
-from glassgpt.show.terminal.sample_view import describe_checkpoint
 from glassgpt.show.terminal.text_lines import print_line, terminal_text
-
-
-def print_model(sampler: Sampler, err: Console) -> None:
-    for warning in sampler.checkpoint.warnings:
-        print_line(err, "warning", warning, "yellow")
-    print_line(err, "model", describe_checkpoint(sampler.checkpoint, sampler.model.parameter_count()))
-    for choice in sampler.choices:
-        if choice.name != "dtype":
-            print_line(err, choice.name, f"{choice.value}   ({choice.reason})")
 
 
 def print_evaluation(

@@ -11,18 +11,14 @@ from glassgpt.exchange.export_formats import dataset_name, needs_meta
 from glassgpt.exchange.import_nanogpt import ImportResult
 from glassgpt.format import format_bytes, pluralize
 from glassgpt.record.run_dir import resume_command
-from glassgpt.show.terminal.sample_view import describe_checkpoint
+from glassgpt.show.terminal.sample_view import print_model
 from glassgpt.show.terminal.text_lines import print_line
 
 
 def print_export(result: ExportResult, to: str, out: Console) -> None:
     """The model, how it was verified, its files, and the command that loads it."""
     loaded, check = result.model.origin, result.check
-    for warning in loaded.warnings:
-        print_line(out, "warning", warning, "yellow")
-    print_line(out, "model", describe_checkpoint(loaded, result.model.model().parameter_count()))
-    for note in result.notes:
-        print_line(out, note.name, f"{note.value}   ({note.reason})")
+    print_model(loaded, result.model.model().parameter_count(), result.notes, out)
     difference = "are bitwise equal"
     if check.max_difference:
         difference = f"differ by at most {check.max_difference:.1e}"

@@ -14,15 +14,15 @@ from glassgpt.i18n import translate
 from glassgpt.record.finding import Finding
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import glossary
-from glassgpt.runs.run_log import RunLog
 from glassgpt.sanitize import sanitize_line, sanitize_text
 from glassgpt.show.facts_table import exit_status_label, fact_groups, phase_labels, severity_label
 from glassgpt.show.terminal.chart import bar
-from glassgpt.show.terminal.loss_chart import loss_chart, loss_points
+from glassgpt.show.terminal.loss_chart import ladder_levels, loss_chart, loss_points
 from glassgpt.show.terminal.text_lines import print_indented, terminal_text
 
 SEVERITY_STYLES = {"problem": "bold red", "warning": "bold yellow", "advice": "bold cyan", "info": "bold"}
 _MAX_RUN_ROWS = 12
+_CHART_HEIGHT = 8
 
 
 def print_explanation(explanation: Explanation, out: Console, full: bool = False, more: bool = False) -> None:
@@ -44,7 +44,12 @@ def print_explanation(explanation: Explanation, out: Console, full: bool = False
             table.add_row(terminal_text(row.name), row.value)
     out.print(table)
     out.print()
-    _print_loss_chart(run_log, out)
+    progress = explanation.analysis.ladder_progress
+    levels = ladder_levels(progress.ladder if progress else None)
+    if chart := loss_chart(*loss_points(run_log), out.width, _CHART_HEIGHT, levels=levels):
+        for line in chart:
+            out.print(line, soft_wrap=True)
+        out.print()
     _print_time_chart(facts, out)
     if full:
         out.print(Text(terminal_text(translate("explain_view.glossary.title")), style="bold"))
@@ -55,9 +60,11 @@ def print_explanation(explanation: Explanation, out: Console, full: bool = False
 
 
 def _print_runs(explanation: Explanation, out: Console) -> None:
-    """All runs of the file, one row each; the longest ones of very many."""
-    longest = sorted(explanation.runs, key=lambda one: -one.facts.iterations_logged)[:_MAX_RUN_ROWS]
-    shown = sorted(longest, key=lambda one: one.log.first_line)
+    """All runs of the file, one row each; the longest ones of very many, and that which is explained."""
+    by_length = sorted(
+        explanation.runs, key=lambda one: (one.log is not explanation.log, -one.facts.iterations_logged)
+    )
+    shown = sorted(by_length[:_MAX_RUN_ROWS], key=lambda one: one.log.first_line)
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
     labels = (
         translate("label.run"),
@@ -82,6 +89,9 @@ def _print_runs(explanation: Explanation, out: Console) -> None:
             style="bold" if one.log is explanation.log else "",
         )
     out.print(table)
+    if left_out := [one.facts.iterations_logged for one in by_length[_MAX_RUN_ROWS:]]:
+        more = translate("explain_view.more_runs", runs=len(left_out), most=max(left_out))
+        out.print(Text(terminal_text(more)))
     out.print()
 
 
@@ -127,13 +137,6 @@ def print_finding(finding: Finding, out: Console, more: bool = False) -> None:
     for label, text, style in parts:
         print_indented(text, style, out, terminal_text(set_cell_size(label, width)))
     out.print()
-
-
-def _print_loss_chart(run_log: RunLog, out: Console, height: int = 8) -> None:
-    if chart := loss_chart(*loss_points(run_log), out.width, height):
-        for line in chart:
-            out.print(line, soft_wrap=True)
-        out.print()
 
 
 def _print_time_chart(facts: Facts, out: Console) -> None:

@@ -2,8 +2,8 @@
 
     1,250/5,000 ███████░░░░░░░░░░░░░░░░░░  25%  loss 1.7312  19.4k tok/s  3m 07s to go  training
 
-Records say how fast a run is and what evaluations and saves cost. Between two of them a listener is told
-every second what the loop is doing and how many updates are done. Nothing here reaches the loop.
+Records say how fast a run is and what evaluations and saves cost. Between two of them `tick` is
+called every second with what the loop is doing and how many updates are done. Nothing here reaches the loop.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from glassgpt.data.ladder import ladder_from_rows
 from glassgpt.estimate.step_timing import RunningMean, eta_s, remaining_work
 from glassgpt.format import format_count, format_loss
 from glassgpt.i18n import translate
 from glassgpt.record.journal import Record
 from glassgpt.show.terminal.chart import bar
-from glassgpt.show.terminal.loss_chart import loss_chart
+from glassgpt.show.terminal.loss_chart import ladder_levels, loss_chart
 from glassgpt.show.terminal.text_lines import terminal_text
 
 _MIN_BAR, _MAX_BAR = 6, 40
@@ -121,7 +122,8 @@ class LiveArea:
         """The loss curve so far; empty until there are two evaluations."""
         if len(self._validation) < 2:
             return []
-        return loss_chart(self._training, self._validation, self._out.width, _CHART_HEIGHT)
+        levels = ladder_levels(ladder_from_rows(self._run["data"].get("ladder")))
+        return loss_chart(self._training, self._validation, self._out.width, _CHART_HEIGHT, levels=levels)
 
     @property
     def step_s(self) -> float | None:

@@ -11,12 +11,14 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from glassgpt.explain.rules.learned import ladder_position
-from glassgpt.i18n import Message, say, translate
+from glassgpt.explain.rules.learned import baseline_name, ladder_position
+from glassgpt.i18n import say, translate
 from glassgpt.runs.ladder_progress import LadderProgress
+from glassgpt.runs.loss_by_class import LossByClass
 from glassgpt.sample.look import HeadScores, SampleOriginality, highest_heads
-from glassgpt.sample.look_document import LookDocument, LossByClass
+from glassgpt.sample.look_document import LookDocument
 from glassgpt.sanitize import sanitize_text
+from glassgpt.show.learned_words import named_partitions, sample_sentences
 from glassgpt.show.terminal.chart import bar
 from glassgpt.show.terminal.sample_view import describe_checkpoint
 from glassgpt.show.terminal.text_lines import print_indented, print_line, terminal_text
@@ -41,21 +43,6 @@ _BAR_WIDTH = 30
 _HEADS_SHOWN = 3
 _SURPRISES = 3
 _MAX_COPIED_CELLS = 60
-_CLASS_NAMES: dict[str, Message] = {
-    "line_end": say("look_view.class.line_end"),
-    "space": say("look_view.class.space"),
-    "digit": say("look_view.class.digit"),
-    "punctuation": say("look_view.class.punctuation"),
-    "word_start": say("look_view.class.word_start"),
-    "word_inside": say("look_view.class.word_inside"),
-    "other": say("look_view.class.other"),
-    "half": say("look_view.class.half"),
-    "to_90": say("look_view.class.to_90"),
-    "to_99": say("look_view.class.to_99"),
-    "rare": say("look_view.class.rare"),
-    "unseen": say("look_view.class.unseen"),
-    "common": say("look_view.class.common"),
-}
 
 
 def print_look(document: LookDocument, out: Console, err: Console) -> None:
@@ -166,32 +153,21 @@ def _print_ladder(progress: LadderProgress, out: Console) -> None:
     print_line(out, label, f"{ladder_position(progress.highest, progress.next_rung)}.")
     for rung in progress.ladder.rungs:
         passed = progress.passed.get(rung.order)
+        table, loss = baseline_name(rung.order), f"{rung.loss:.4f}"
+        if rung.bits_per_byte is not None:
+            loss += f" ({rung.bits_per_byte:.3f} bits/byte)"
         if passed is not None and passed.iteration is not None:
-            row = translate(
-                "look_view.ladder.passed", order=rung.order, loss=rung.loss, update=passed.iteration
-            )
+            row = translate("look_view.ladder.passed", table=table, loss=loss, update=passed.iteration)
         else:
-            row = translate("look_view.ladder.not_passed", order=rung.order, loss=rung.loss)
+            row = translate("look_view.ladder.not_passed", table=table, loss=loss)
         print_indented(row, "", out)
 
 
 def _print_parts(evaluation: LossByClass, out: Console) -> None:
     title = translate("look_view.evaluation", update=evaluation.iteration, loss=evaluation.loss)
     print_line(out, translate("look_view.label.loss"), title)
-    names = {
-        "by_kind": translate("look_view.by_kind"),
-        "by_frequency": translate("look_view.by_frequency"),
-        "by_script": translate("look_view.by_script"),
-    }
-    for partition, classes in evaluation.classes.items():
-        if len(classes) > 1:
-            rows = [(str(_CLASS_NAMES.get(name, name)), *row) for name, row in classes.items()]
-            _print_bars(names[partition], rows, out)
-    positions = [
-        (str(first) if first == last else f"{first} … {last}", tokens, loss)
-        for first, last, tokens, loss in evaluation.by_position
-    ]
-    _print_bars(translate("look_view.by_position"), positions, out)
+    for partition, rows in named_partitions(evaluation):
+        _print_bars(partition, rows, out)
 
 
 def _print_bars(title: str, rows: Sequence[tuple[str, int, float]], out: Console) -> None:
@@ -243,8 +219,5 @@ def _print_originality(originality: SampleOriginality, out: Console) -> None:
     if originality.searched_tokens < originality.train_tokens:
         copied += " " + translate("look_view.copied.searched", tokens=originality.searched_tokens)
     print_line(out, translate("look_view.label.copied"), copied)
-    if originality.known_words is not None and originality.val_known_words is not None:
-        words = translate(
-            "look_view.words", share=originality.known_words, val_share=originality.val_known_words
-        )
-        print_line(out, translate("look_view.label.words"), words)
+    for label, sentence in sample_sentences(originality):
+        print_line(out, label, sentence)

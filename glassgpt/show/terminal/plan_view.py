@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from glassgpt.estimate.loss_law import perplexity
@@ -23,8 +23,7 @@ from glassgpt.plan.plan_warnings import PlanProblem, busy_machine_problem
 from glassgpt.plan.planning import Plan
 from glassgpt.plan.propose import Proposal, Recommendation
 from glassgpt.sanitize import sanitize_keeping_bidi, sanitize_line
-from glassgpt.show.terminal.first_screen import kernels_label
-from glassgpt.show.terminal.run_lines import say_updates
+from glassgpt.show.terminal.run_lines import kernels_label, say_updates
 from glassgpt.show.terminal.text_lines import LABEL_WIDTH, print_line, terminal_text
 
 _COLOURS = (
@@ -63,8 +62,7 @@ def print_plan(plan: Plan, name: str, out: Console) -> None:
 def print_proposal(proposal: Proposal, out: Console, written: str) -> None:
     out.print(Text(proposal.summary, style="bold"), soft_wrap=True)
     out.print()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    headings = (
+    table = _make_table(
         translate("plan_view.heading.parameters"),
         translate("plan_view.heading.layers_and_width"),
         translate("plan_view.heading.tokens"),
@@ -72,8 +70,6 @@ def print_proposal(proposal: Proposal, out: Console, written: str) -> None:
         translate("plan_view.heading.speed"),
         translate("plan_view.heading.expected_loss"),
     )
-    for heading in headings:
-        table.add_column(heading, justify="right")
     for option in proposal.considered:
         low, mid, high = option.loss
         table.add_row(
@@ -101,14 +97,10 @@ def print_proposal(proposal: Proposal, out: Console, written: str) -> None:
 
 
 def print_recommendations(rows: Sequence[Recommendation], out: Console) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("card")
-    headings = (
-        "GiB", "shakespeare_char", "124M: batch_size", "tokens/s", "2.5B tokens", "best in 24 h",
-        "layers x width", "batch_tokens", "loss", "",
+    table = _make_table(
+        Column("card"), "GiB", "shakespeare_char", "124M: batch_size", "tokens/s", "2.5B tokens",
+        "best in 24 h", "layers x width", "batch_tokens", "loss", "",
     )  # fmt: skip
-    for heading in headings:
-        table.add_column(heading, justify="right")
     for row in rows:
         day = row.day
         table.add_row(
@@ -210,6 +202,7 @@ def _print_memory(plan: Plan, out: Console) -> None:
         "data": translate("plan_view.part.data"),
         "working space": translate("plan_view.part.workspace"),
         "copy to be saved": translate("plan_view.part.checkpoint_copy"),
+        "heap fragmentation": translate("plan_view.part.heap_fragmentation"),
         "process": translate("plan_view.part.process"),
     }
     parts = dict(memory.parts)
@@ -263,9 +256,8 @@ def _print_data_parallel(plan: Plan, parallelism: ParallelismComparison, out: Co
         seconds = {"computing": planned.computing_s, "waiting": planned.waiting_s}
         rows.append(("", translate("plan_view.exposed_communication", **seconds)))
     _print_rows(rows, out, end=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(" " * LABEL_WIDTH)
-    headings = (
+    table = _make_table(
+        Column(" " * LABEL_WIDTH),
         translate("plan_view.heading.memory_per_machine")
         if cluster.link is None
         else translate("plan_view.heading.memory_per_card"),
@@ -274,8 +266,6 @@ def _print_data_parallel(plan: Plan, parallelism: ParallelismComparison, out: Co
         translate("plan_view.heading.efficiency"),
         translate("plan_view.heading.time"),
     )
-    for heading in headings:
-        table.add_column(heading, justify="right")
     for way in (parallelism.ddp, parallelism.fsdp):
         unknown = "?" if way.fits else "-"
         table.add_row(
@@ -401,6 +391,12 @@ def _print_rows(rows: list[tuple[str, str]], out: Console, end: bool = True) -> 
         print_line(out, name, value)
     if end:
         out.print()
+
+
+def _make_table(*headings: str | Column) -> Table:
+    """Columns of numbers; a Column as it is."""
+    columns = [Column(one, justify="right") if isinstance(one, str) else one for one in headings]
+    return Table(*columns, box=None, pad_edge=False, header_style="bold")
 
 
 def _print_uncropped(table: Table, out: Console) -> None:

@@ -16,25 +16,22 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from glassgpt.data.ladder import ladder_from_rows
 from glassgpt.estimate.peak import PeakFlops, mfu_note
-from glassgpt.format import (
-    format_bytes,
-    format_count,
-    format_duration,
-    format_loss,
-    format_ms,
-    format_norm,
-)
+from glassgpt.explain.rules.learned import ladder_position
+from glassgpt.format import format_bytes, format_count, format_duration, format_loss, format_ms, format_norm
 from glassgpt.i18n import say, translate
-from glassgpt.record.finding import read_finding
+from glassgpt.record.finding import SERIOUS, read_finding
 from glassgpt.record.journal import Record, is_valid_profile
 from glassgpt.record.ledger import PHASES
+from glassgpt.runs.noise import VISIBLE_STANDARD_ERRORS
 from glassgpt.sanitize import sanitize_text
 from glassgpt.show.facts_table import severity_label
 from glassgpt.show.terminal.chart import bar, shorten, sparkline
-from glassgpt.show.terminal.first_screen import details, first_screen
 from glassgpt.show.terminal.live_area import LiveArea
 from glassgpt.show.terminal.run_lines import (
+    details,
+    first_screen,
     forecast_vs_actual_line,
     profile_lines,
     revised_forecast_line,
@@ -82,6 +79,7 @@ class RunConsole:
         self._out, self._live, self._verbose, self._page_url = out, live, verbose, page_url
         self._area: LiveArea | None = None
         self._run: Record = {}
+        self._stderr = 0.0  # of the last evaluation
         self._train_eval: Record | None = None
         self._val_losses: list[float] = []
         self._last_mfu: float | None = None
@@ -164,6 +162,8 @@ class RunConsole:
             text = f"{text} {advice}"
         style = "" if finding.severity == "info" else "yellow"
         print_line(self._out, severity_label(finding.severity), text, style)
+        if self._live and finding.severity in SERIOUS:
+            self._out.bell()
 
     def _print_step(self, record: Record) -> None:
         parts = [(f"loss {format_loss(record['loss'])}", 0)]
@@ -219,6 +219,7 @@ class RunConsole:
             parts.append((took, 4))
         if not record["closing"]:
             self._val_losses.append(record["loss"])
+            self._stderr = record["stderr"] if math.isfinite(record["stderr"]) else 0.0
         if record["best"] and record["iter"]:
             parts.append(("best so far", 1))
         print_values(self._out, f"eval {record['iter']:>6}", parts, "cyan")
@@ -255,6 +256,8 @@ class RunConsole:
             best = translate("run_console.best", loss=record["best_val_loss"], update=record["best_iter"])
             curve = sparkline(shorten(self._val_losses, _MAX_SPARKS))
             print_line(self._out, translate("run_console.label.best"), f"{best}   {curve}".rstrip())
+            if meaning := self._loss_in_words(record["best_val_loss"]):
+                print_line(self._out, "", meaning)
         if "ranks" in record and (scaling := scaling_efficiency_line(record["ranks"])):
             print_line(self._out, translate("run_console.label.scaling"), scaling)
         if "forecast" in record and (compared := forecast_vs_actual_line(record["forecast"])):
@@ -268,6 +271,16 @@ class RunConsole:
         for label, text, command in steps:
             padded = text + " " * (width - cell_len(text)) if command else text
             print_line(self._out, label, padded, command=command)
+
+    def _loss_in_words(self, loss: float) -> str:
+        """Between which tables of n-grams of its text it stands, beyond noise; "" where that is not known."""
+        ladder = ladder_from_rows(self._run.get("data", {}).get("ladder"))
+        loss += VISIBLE_STANDARD_ERRORS * self._stderr
+        passed = None if ladder is None else ladder.highest_passed(loss)
+        if ladder is None or passed is None or passed.order == 0:
+            return ""
+        ahead = [rung for rung in ladder.rungs if rung.loss < passed.loss]
+        return f"{ladder_position(passed, max(ahead, key=lambda rung: rung.loss, default=None))}."
 
     def _print_ledger(self, ledger: Record, wall_s: float) -> None:
         """Phases have the names of the journal, and say beside them what they are."""

@@ -17,6 +17,7 @@ from glassgpt.errors import UserError, error_type_and_message
 from glassgpt.format import format_bytes, format_count, format_duration, format_loss
 from glassgpt.i18n import translate
 from glassgpt.record import journal
+from glassgpt.record.run_dir import no_run_problem
 from glassgpt.runs.run_list import RunSummary
 from glassgpt.sanitize import sanitize_line
 from glassgpt.show.terminal.run_console import RunConsole
@@ -39,7 +40,10 @@ def print_runs(
     columns = [
         (translate("runs_view.run"), [str(run.path) for run in runs]),
         (translate("runs_view.state"), [run.state for run in runs]),
-        (translate("runs_view.updates"), [_format_updates(run) for run in runs]),
+        (
+            translate("runs_view.updates"),
+            [f"{run.iter}" if run.max_iters is None else f"{run.iter}/{run.max_iters}" for run in runs],
+        ),
         (
             translate("runs_view.best_loss"),
             [_format_if_known(format_loss, run.best_val_loss) for run in runs],
@@ -69,10 +73,6 @@ def print_runs(
         out.print(Text((" " * _GAP).join(aligned).rstrip(), style=style), soft_wrap=True)
 
 
-def _format_updates(run: RunSummary) -> str:
-    return f"{run.iter}/{run.max_iters}" if run.max_iters is not None else str(run.iter)
-
-
 def _format_if_known(format_value: Callable[[T], str], value: T | None) -> str:
     return "" if value is None else format_value(value)
 
@@ -98,9 +98,7 @@ def replay(run_dir: Path, out: Console, verbose: bool = False) -> None:
     """Print a run's journal as `glass train` printed it."""
     path = run_dir if run_dir.name == journal.FILE_NAME else run_dir / journal.FILE_NAME
     if not path.is_file():
-        raise UserError(
-            f"{run_dir} holds no run: there is no {journal.FILE_NAME} in it; `glass runs` lists the runs"
-        )
+        raise UserError(no_run_problem(run_dir))
     console, has_records = RunConsole(out, verbose=verbose), False
     for record in journal.read_effective(path):
         has_records = True

@@ -14,12 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from glassgpt.config import Choice
 from glassgpt.format import format_count, format_duration, pluralize
 from glassgpt.sample.sample_options import SampleOptions
 from glassgpt.sample.sampler import Sampler
 from glassgpt.sanitize import sanitize_text
 from glassgpt.show.terminal.text_lines import print_line
-from glassgpt.training.weight_source import LoadedCheckpoint
+from glassgpt.training.checkpoint.checkpoints import LoadedCheckpoint
 
 SEPARATOR = "-" * 15
 
@@ -37,12 +38,13 @@ def describe_checkpoint(loaded: LoadedCheckpoint, parameters: int) -> str:
     return ", ".join(parts)
 
 
-def print_model_info(sampler: Sampler, err: Console) -> None:
-    for warning in sampler.checkpoint.warnings:
-        print_line(err, "warning", warning, "yellow")
-    print_line(err, "model", describe_checkpoint(sampler.checkpoint, sampler.model.parameter_count()))
-    for choice in sampler.choices:
-        print_line(err, choice.name, f"{choice.value}   ({choice.reason})")
+def print_model(loaded: LoadedCheckpoint, parameters: int, choices: Sequence[Choice], out: Console) -> None:
+    """Warnings about the checkpoint, the model, and the choices that were made for it."""
+    for warning in loaded.warnings:
+        print_line(out, "warning", warning, "yellow")
+    print_line(out, "model", describe_checkpoint(loaded, parameters))
+    for choice in choices:
+        print_line(out, choice.name, f"{choice.value}   ({choice.reason})")
 
 
 def print_prompt_truncation(sampler: Sampler, prompt: Sequence[int], err: Console) -> None:

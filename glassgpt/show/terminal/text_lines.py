@@ -84,4 +84,4 @@ def print_indented(text: str, style: str, out: Console, label: str = "") -> None
     indent = cell_len(label)
     for line in wrap_words(terminal_text(text), out, out.width - 2 - indent):
         out.print(Text("  ").append(label, style="dim italic").append(line, style=style), soft_wrap=True)
-        label = terminal_text(" " * indent)  # each line of the terminal has a direction of its own
+        label = terminal_text(" " * indent)  # each line of the terminal has its own direction

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -52,9 +51,7 @@ class TuneConsole:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def __call__(self, event: TuneContext | TrialEvent) -> None:
@@ -104,10 +101,10 @@ def print_tuning(tuning: Tuning, out: Console) -> None:
     # The chosen one first, the fastest next; settings that did not run last.
     rows = sorted(tuning.result.rows, key=lambda row: (not row.is_chosen, -(row.tokens_per_s or 0.0)))
     for row in rows:
-        style = "bold green" if row.is_chosen else "" if row.figures else "dim"
+        style = "bold green" if row.is_chosen else "" if row.stats else "dim"
         table.add_row(*(Text(sanitize_text(cell)) for cell in _table_cells(row, tuning.context)), style=style)
     out.print(table)
-    shortened = [row for row in rows if row.micro_steps_done < row.micro_steps and row.figures]
+    shortened = [row for row in rows if row.micro_steps_done < row.micro_steps and row.stats]
     if shortened:
         most = max(shortened, key=lambda row: row.micro_steps)
         timed = most.micro_steps_done
@@ -131,17 +128,17 @@ def print_tuned_file(tuning: Tuning, path: Path, out: Console) -> None:
 
 def _table_cells(row: SettingResult, context: TuneContext) -> tuple[str, ...]:
     name = describe_setting(context, row.setting) + (" (automatic)" if row.is_automatic else "")
-    figures = row.figures
-    if figures is None or row.tokens_per_s is None:
+    stats = row.stats
+    if stats is None or row.tokens_per_s is None:
         return name, "", "", "", "", "", row.verdict
-    update_s = figures.update_s
+    update_s = stats.update_s
     return (
         name,
         format_count(row.tokens_per_s),
-        format_percent((figures.slow_s - figures.fast_s) / 2 / update_s),
+        format_percent((stats.slow_s - stats.fast_s) / 2 / update_s),
         format_ms(update_s * 1000) if update_s < 10 else format_duration(update_s),
         "" if row.mfu is None else format_percent_value(row.mfu),
-        "" if figures.peak_bytes is None else format_bytes(figures.peak_bytes),
+        "" if stats.peak_bytes is None else format_bytes(stats.peak_bytes),
         row.verdict,
     )
 

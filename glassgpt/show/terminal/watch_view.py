@@ -26,13 +26,13 @@ from glassgpt.explain.watch import FollowedRun
 from glassgpt.files import abbreviate_home
 from glassgpt.format import format_count, format_duration, format_loss, format_percent, format_percent_value
 from glassgpt.i18n import translate
-from glassgpt.record.finding import Finding
+from glassgpt.record.finding import SERIOUS, Finding
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.progress import Progress
 from glassgpt.sanitize import sanitize_line
 from glassgpt.show.facts_table import phase_labels, severity_label
 from glassgpt.show.terminal.explain_view import SEVERITY_STYLES
-from glassgpt.show.terminal.loss_chart import Points, loss_chart, loss_points
+from glassgpt.show.terminal.loss_chart import Levels, Points, ladder_levels, loss_chart, loss_points
 from glassgpt.show.terminal.text_lines import terminal_text, wrap_words
 
 _REFRESH_S = 1.0
@@ -40,6 +40,7 @@ _MAX_READ_S = 0.5  # of a long file, before the screen is drawn anew
 _MAX_TEXT_WIDTH = 110  # cells; longer lines are hard to read
 _MIN_CHART_HEIGHT, _MAX_CHART_HEIGHT = 4, 24
 _MIN_CHART_WIDTH = 48  # cells: its title is one line
+_MIN_FINDING_LINES = 2  # a title, and how many more there are
 _CHART_FRAME = 2  # lines: the title and the iterations
 _MIN_HEIGHT_WITH_GAPS = 22  # lines: then sections are apart by an empty one
 _PHASE_STYLES = {
@@ -65,6 +66,7 @@ class Screen:
     figures: tuple[str, ...] = ()
     training: Points = ()
     validation: Points = ()
+    levels: Levels = ()
     findings: Sequence[Finding] = ()  # the most important first
     seconds_by_phase: dict[str, float] = field(default_factory=dict)
     url: str = ""
@@ -85,6 +87,7 @@ def screen_of(followed: FollowedRun, name: str, url: str = "") -> Screen:
         _figures(progress, facts),
         training,
         validation,
+        ladder_levels(ladder.ladder if (ladder := explanation.analysis.ladder_progress) else None),
         findings,
         facts.seconds_by_phase or {},
         url,
@@ -142,11 +145,20 @@ def draw(
     chart_height, most = 0, _finding_lines(screen.findings, out, text_width, room, with_texts)
     if len(screen.training) + len(screen.validation) > 1:
         free = room - len(gap) - _CHART_FRAME - (len(gap) if most else 0)
-        chart_height = min(_MAX_CHART_HEIGHT, max(free - len(most), free // 2))
+        # The curve comes before all findings but the first one's title.
+        least = _MIN_CHART_HEIGHT if free >= _MIN_CHART_HEIGHT + _MIN_FINDING_LINES else 0
+        chart_height = min(_MAX_CHART_HEIGHT, max(free - len(most), free // 2, least))
     chart: list[Text] = []
     if chart_height >= _MIN_CHART_HEIGHT and width >= _MIN_CHART_WIDTH:
         chart = loss_chart(
-            screen.training, screen.validation, width, chart_height, width, log_scale, x_axis=True
+            screen.training,
+            screen.validation,
+            width,
+            chart_height,
+            width,
+            log_scale,
+            x_axis=True,
+            levels=screen.levels,
         )
     left = room - (len(chart) + len(gap) if chart else 0)
     findings = _finding_lines(screen.findings, out, text_width, left, with_texts)
@@ -229,6 +241,7 @@ def watch_run(followed: FollowedRun, out: Console, name: str, url: str = "") -> 
     log_scale, with_texts = False, True
     name = sanitize_line(abbreviate_home(name))
     lines: list[Text] = []
+    known: set[str] | None = None  # findings; None: before the first ones
     with (
         _keyboard() as keyboard,
         Live(get_renderable=lambda: Group(*lines), console=out, screen=True, auto_refresh=False) as live,
@@ -243,6 +256,11 @@ def watch_run(followed: FollowedRun, out: Console, name: str, url: str = "") -> 
             for line in lines:
                 line.no_wrap, line.overflow = True, "crop"
             live.refresh()
+            if followed.explanation is not None:
+                serious = {one.id for one in screen.findings if one.severity in SERIOUS}
+                if known is not None and serious - known:
+                    out.bell()
+                known = serious | (known or set())
             key = _read_key(keyboard, _REFRESH_S if followed.read_share >= 1 else 0.0)
             if key in _QUIT_KEYS:
                 return

@@ -24,7 +24,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -40,13 +40,13 @@ from glassgpt.record.run_dir import CHECKPOINTS_DIR, COMMITTED_NAME_PATTERN
 if TYPE_CHECKING:  # torch is imported only to load tensors: `glass verify` works without it
     from torch import Tensor
 
+    from glassgpt.config import ConfigValue
+    from glassgpt.model.gpt import GPTConfig
+
 CHECKPOINT_VERSION = 2
 _TENSOR_FILE_PATTERN = re.compile(r"[a-z]+(-\d+-of-\d+)?\.safetensors")
 # How files are hashed, by version.
-DIGEST_BY_VERSION: Mapping[int, Callable[..., str]] = {
-    1: whole_sha256,
-    2: sha256_in_pieces,
-}
+DIGEST_BY_VERSION: Mapping[int, Callable[..., str]] = {1: whole_sha256, 2: sha256_in_pieces}
 
 # A file that is gone, or that the disk has lost: the checkpoint is damaged. Any other error (permissions, too
 # many open files, a network drive that is away) says nothing about the checkpoint: it is raised.
@@ -104,6 +104,24 @@ class Checkpoint:
             if hasattr(os, "posix_fadvise"):  # a hint: read from the disk, not from the system's cache
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             return DIGEST_BY_VERSION[self.state["version"]](file, advance)
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """Weights, and everything that is known about them."""
+
+    description: str  # its path, or GPT-2's name
+    model_config: GPTConfig
+    weights: dict[str, Tensor]  # empty: not read yet
+    folder: Path  # of the run, the ckpt.pt, or the pretrained weights
+    optimizer: dict[str, Tensor] = field(default_factory=dict)  # empty: not in the checkpoint
+    evaluation: dict[str, Tensor] = field(default_factory=dict)
+    iter: int | None = None  # None: not from a run
+    val_loss: float | None = None
+    state: Mapping[str, Any] = field(default_factory=dict)  # state.json of our checkpoints
+    settings: Mapping[str, ConfigValue] = field(default_factory=dict)  # that it was trained with
+    kind: str = "run"  # "run", "nanogpt" or "huggingface"
+    warnings: tuple[str, ...] = ()  # about newer checkpoints that are damaged
 
 
 # --- state.json ---

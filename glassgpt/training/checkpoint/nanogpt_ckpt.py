@@ -14,7 +14,6 @@ import mmap
 import pickle
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,13 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glassgpt.config import ConfigValue, TrainConfig
-from glassgpt.errors import UserError, first_message_line
+from glassgpt.config import TrainConfig
+from glassgpt.errors import UserError, first_message_line, raise_if_any
 from glassgpt.files import regular_file_opener
 from glassgpt.flags import check_settings, field_types
 from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.model.weights import CAUSAL_MASK_SUFFIXES, WEIGHT_DTYPES, check_state_dict, with_tied_head
 from glassgpt.record.machine import available_memory_bytes
+from glassgpt.training.checkpoint.checkpoints import LoadedCheckpoint
 
 MODEL_SIZES = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
 ADAMW_STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
@@ -44,20 +44,8 @@ _TORCH_LOAD_ERRORS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class NanoGPTCheckpoint:
+def read_nanogpt_ckpt(path: Path) -> LoadedCheckpoint:
     """A ckpt.pt, checked. What the file lacks is empty, or None."""
-
-    path: Path
-    model_config: GPTConfig
-    weights: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
-    iter: int
-    best_val_loss: float | None
-    settings: dict[str, ConfigValue]
-
-
-def read_nanogpt_ckpt(path: Path) -> NanoGPTCheckpoint:
     content = _load(path)
     if not isinstance(content, dict) or not {"model", "model_args"} <= content.keys():
         raise UserError(f"{path} is not a checkpoint of nanoGPT: it has no 'model' and 'model_args'")
@@ -76,16 +64,17 @@ def read_nanogpt_ckpt(path: Path) -> NanoGPTCheckpoint:
             if name in field_types(TrainConfig) and name not in _NOT_INHERITED_SETTINGS
         }
         settings, problems = check_settings(known_settings, TrainConfig, " in its config")
-        if problems:
-            raise UserError(problems)
-        return NanoGPTCheckpoint(
-            path,
+        raise_if_any(problems)
+        return LoadedCheckpoint(
+            str(path),
             model_config,
             weights,
+            path.parent,
             optimizer,
             iter=max(0, int(content.get("iter_num", 0))),
-            best_val_loss=None if best_val_loss is None else float(best_val_loss),
+            val_loss=None if best_val_loss is None else float(best_val_loss),
             settings=settings,
+            kind="nanogpt",
         )
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(f"{path} is not as nanoGPT writes it: {error!r}") from None
@@ -177,20 +166,12 @@ _NUMPY_STAND_INS: list[Any] = [
 
 def _parse_model_args(arguments: Mapping[str, Any]) -> GPTConfig:
     sizes = {name: int(arguments[name]) for name in MODEL_SIZES}
-    if problems := size_problems(sizes):
-        raise UserError(problems)
+    raise_if_any(size_problems(sizes))
     dropout = float(arguments.get("dropout", 0.0))
     if not 0 <= dropout < 1:
         raise UserError(f"it has dropout={dropout}")
-    return GPTConfig(
-        vocab_size=sizes["vocab_size"],
-        block_size=sizes["block_size"],
-        n_layer=sizes["n_layer"],
-        n_head=sizes["n_head"],
-        n_embd=sizes["n_embd"],
-        dropout=dropout,
-        bias=bool(arguments.get("bias", True)),  # versions without this argument always had biases
-    )
+    bias = bool(arguments.get("bias", True))  # versions without this argument always had biases
+    return GPTConfig(**sizes, dropout=dropout, bias=bias)  # type: ignore[arg-type]
 
 
 def size_problems(sizes: Mapping[str, int]) -> list[str]:
@@ -230,8 +211,7 @@ def _parse_weights(state_dict: Mapping[str, Tensor], model_config: GPTConfig) ->
                 f"its {table}.weight is {tuple(table_weight.shape)}, but its settings say "
                 f"{(rows, model_config.n_embd)}"
             )
-    if problems:
-        raise UserError(problems)
+    raise_if_any(problems)
     return with_tied_head(weights)
 
 

@@ -109,10 +109,7 @@ def write_packed(path: Path, packed: PackedTensors, pinned_buffer: PinnedBuffer 
     hashing: deque[Future[bytes]] = deque()
     flushing: Future[None] | None = None
     unflushed_bytes = 0
-    with (
-        path.open("wb", buffering=0) as file,
-        ThreadPoolExecutor(_MAX_CHUNKS_IN_FLIGHT + 1, "write") as pool,
-    ):
+    with path.open("wb", buffering=0) as file, ThreadPoolExecutor(_MAX_CHUNKS_IN_FLIGHT + 1, "write") as pool:
         for chunk in chain([memoryview(packed.header)], content_chunks):
             hashing.append(pool.submit(piece_sha256, chunk))
             rest = chunk

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 
 from glassgpt.config import Choice, TrainConfig
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, raise_if_any
 from glassgpt.estimate.memory import ALL_REDUCE_BUCKET_BYTES
 from glassgpt.training.distributed.process_group import JsonValue, ProcessGroup, RankLost
 from glassgpt.training.distributed.rank_watchdog import RankWatchdog
@@ -142,20 +142,14 @@ class TorchProcessGroup(ProcessGroup):
         return [self._wait_for_key(f"{key}/{rank}") for rank in range(self.world_size)]
 
     def check_same_on_all_ranks(self, facts: Mapping[str, Any]) -> None:
-        self._message_count += 1
-        key = f"facts/{self._message_count}"
-        self.store_set(f"{key}/{self.rank}", dict(facts))
+        first, *others = self.all_gather_object(dict(facts))
 
         def compare() -> bool:
-            problems = []
-            for rank in range(1, self.world_size):
-                rank_facts = self._wait_for_key(f"{key}/{rank}")
-                problems += describe_mismatches(json.loads(json.dumps(dict(facts))), rank_facts, rank)
-            if problems:
-                raise UserError(problems)
+            mismatches = (describe_mismatches(first, other, rank) for rank, other in enumerate(others, 1))
+            raise_if_any([problem for problems in mismatches for problem in problems])
             return True
 
-        self.broadcast_from_rank_zero(compare)
+        self.broadcast_from_rank_zero(compare)  # rank 0 raises, and the others with it
 
     def _wait_for_key(self, key: str) -> Any:
         """The value that another rank puts under this key. If a rank fails meanwhile, this one fails too."""

@@ -1,0 +1,232 @@
+"""Metrics besides the loss: accuracies, rewards, KL, preference margins, word error rates, perplexities.
+
+    recorder = MetricRecorder()
+    recorder.add({"acc": 0.92, "lr": 1e-5}, iteration=30, line=2548)   # True: one of them is a metric
+    courses(recorder.series(), first_line=1, last_line=9000)           # from where to where each went
+
+`metric_columns.metric_of` decides by its name whether a value is a metric. A builder records those of the
+whole file; a run has those of its lines.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glassgpt.runs.metric_columns import Metric, metric_of, normalise
+
+MAX_SHOWN = 3  # metrics of a run
+_MAX_SERIES, _MAX_VALUES = 24, 100_000
+_MIN_SMOOTHED = 30  # values; of fewer, each is compared by itself
+_ENDS_SHARE = 10  # a tenth of the values at each end
+_MAX_ABS = 1e15
+_UNKNOWN = -1  # iteration
+
+# A line of nothing but a metric: `HellaSwag accuracy: 3185/10042=0.3172`, `eval done, eval_acc: 0.686`.
+_WORDS = (
+    r"accuracy|acc|perplexity|ppl|wer|cer|bleu|f1|exact[ _]match|correct[ _]rate|reward(?:[ _]score)?|mrr"
+    r"|p@1|pass@1|core metric"
+)
+_NUMBER = r"([-+]?\d{1,15}(?:\.\d{1,20})?(?:e[-+]?\d{1,3})?)"
+_PARTS = r"\d{1,12}\s*/\s*\d{1,12}"
+_LINE = re.compile(
+    rf"^(?:[^:=,]{{0,80}}(?:, | \| ))?([^:=,|\d][^:=,|]{{0,60}}?)?\b((?:\w{{1,30}}_)?(?:{_WORDS}))"
+    rf"(?: ?\([\w -]{{1,20}}\))?(?:\s*[:=]\s*|\s{{1,4}}(?=\d*\.\d))"
+    rf"(?:{_PARTS}\s*=\s*)?{_NUMBER}\s*(%)?(?:\s*\({_PARTS}\))?\W*$",
+    re.IGNORECASE,
+)
+# One of several: `Epoch 2 - Validation BLEU: BLEU-1 71.65, BLEU-2 65.76`.
+_SIDES = r"val|valid|validation|eval|test|dev"
+_TITLE = re.compile(rf"^(?:[^:=,|]{{0,60}}(?: - | \| ))?({_SIDES})\b[\w ]{{0,30}}: ", re.IGNORECASE)
+_TITLED = re.compile(rf"([A-Za-z][\w@-]{{0,30}})[ :=]{{1,3}}{_NUMBER}(?:, |$)")
+_VAL_LOSS = re.compile(rf"\b(?:{_SIDES})[ _]loss\b", re.IGNORECASE)
+_ANY_WORD = re.compile(_WORDS, re.IGNORECASE)
+_ANY_VALUE = re.compile(rf"{_WORDS}|accuracies|margin|\bkl\b|kl_|_kl", re.IGNORECASE)
+_PAIR = re.compile(
+    rf"(?<![\w/.])((?:\b(?:token|seq|sequence|word|char) )?[A-Za-z][\w/@.-]{{0,60}})"
+    rf"[\"']?(?:\s{{0,4}}[:=]\s{{0,8}}|\s{{1,4}})[\"']?(?:np\.\w{{1,10}}\()?{_NUMBER}(?![\d.])",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class MetricSeries:
+    name: str  # as printed
+    metric: Metric
+    iteration: NDArray[np.int64]  # -1: not known
+    line: NDArray[np.int64]
+    value: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class MetricCourse:
+    """A metric from the start to the end of a run. Means of `mean_of` values, if that is above 1."""
+
+    name: str
+    kind: str
+    values: int
+    mean_of: int
+    first: float
+    last: float
+    highest: float
+    highest_iteration: int | None
+    lowest: float
+    lowest_iteration: int | None
+    higher_is_better: bool | None
+
+    @property
+    def best(self) -> float:
+        return self.lowest if self.higher_is_better is False else self.highest
+
+    @property
+    def best_iteration(self) -> int | None:
+        return self.lowest_iteration if self.higher_is_better is False else self.highest_iteration
+
+
+class MetricRecorder:
+    def __init__(self) -> None:
+        self._columns: dict[str, tuple[Metric, array[int], array[int], array[float]]] = {}
+        self._strides: dict[str, tuple[int, int]] = {}  # every so many is kept; how many came since
+
+    def add(self, values: Mapping[str, float], iteration: int | None, line: int) -> bool:
+        """Whether any of these is a metric."""
+        has_metric = False
+        for name, value in values.items():
+            metric = metric_of(name)
+            if metric is None or not abs(value) < _MAX_ABS:
+                continue
+            has_metric = True
+            if name not in self._columns:
+                if len(self._columns) >= _MAX_SERIES:
+                    continue
+                self._columns[name] = metric, array("q"), array("q"), array("d")
+                self._strides[name] = 1, 0
+            _, iterations, lines, series = self._columns[name]
+            stride, passed = self._strides[name]
+            if passed + 1 >= stride:
+                iterations.append(_UNKNOWN if iteration is None else iteration)
+                lines.append(line)
+                series.append(value)
+                passed = -1
+                if len(series) >= _MAX_VALUES:
+                    stride *= 2
+                    for column in (iterations, lines, series):
+                        del column[::2]
+            self._strides[name] = stride, passed + 1
+        return has_metric
+
+    def series(self, numbers: Mapping[int, int] | None = None) -> tuple[MetricSeries, ...]:
+        """`numbers`: of a trainer whose lines are counted, count -> iteration; empty: not known."""
+        made = []
+        for name, (metric, iterations, lines, values) in self._columns.items():
+            at = np.array(iterations, dtype=np.int64)
+            if numbers is not None:
+                at = np.array([numbers.get(count, _UNKNOWN) for count in iterations], dtype=np.int64)
+            made.append(
+                MetricSeries(name, metric, at, np.array(lines, dtype=np.int64), np.array(values, dtype=float))
+            )
+        return tuple(made)
+
+
+def read_metric_line(text: str) -> dict[str, float]:
+    """Of a line that is no step: the metric that it is about, if it is about nothing else."""
+    if len(text) > 200 or not _ANY_WORD.search(text):
+        return {}
+    if (title := _TITLE.match(text)) and not _TITLED.sub("", text[title.end() :]):
+        pairs = _TITLED.findall(text, title.end())
+        return {f"{title[1]} {name}": float(number) for name, number in pairs}
+    if not (match := _LINE.match(text)):
+        return {}
+    name = re.sub(r"^\W+", "", f"{match[1] or ''}{match[2]}")
+    value = float(match[3])
+    return {name: value / 100 if match[4] else value}
+
+
+def read_metric_values(line: str) -> dict[str, float]:
+    """The metrics of a step's line, by their names: `step 30 loss 0.0031 acc=0.92 kl 0.01`."""
+    if not _ANY_VALUE.search(line):
+        return {}
+    val_loss = _VAL_LOSS.search(line)
+    values: dict[str, float] = {}
+    for match in _PAIR.finditer(line):
+        name, metric = match[1], metric_of(match[1])
+        if metric is None:
+            continue
+        if name in values and val_loss and not metric.is_eval and match.start() > val_loss.start():
+            name = f"val {name}"  # named twice: after the training loss, and after the validation loss
+        values.setdefault(name, float(match[2]))
+    return values
+
+
+def of_lines(series: Sequence[MetricSeries], first_line: int, last_line: int) -> list[MetricSeries]:
+    """Their parts in these lines; 0: all lines."""
+    if not first_line:
+        return list(series)
+    parts = []
+    for one in series:
+        rows = (one.line >= first_line) & (one.line <= last_line)
+        if rows.any():
+            parts.append(
+                MetricSeries(one.name, one.metric, one.iteration[rows], one.line[rows], one.value[rows])
+            )
+    return parts
+
+
+def courses(series: Sequence[MetricSeries]) -> list[MetricCourse]:
+    """At most three, the most telling first: one of each kind, and of accuracies one of each split."""
+    chosen: dict[tuple[str, bool], MetricSeries] = {}
+    for one in sorted(series, key=lambda one: (one.metric.rank, -len(one.value))):
+        chosen.setdefault((one.metric.kind, one.metric.is_eval), one)
+    return [_course(one) for one in list(chosen.values())[:MAX_SHOWN]]
+
+
+def course_of(series: Sequence[MetricSeries], kind: str) -> MetricCourse | None:
+    """Of the first of this kind."""
+    ranked = sorted((one for one in series if one.metric.kind == kind), key=lambda one: one.metric.rank)
+    return _course(ranked[0]) if ranked else None
+
+
+def _course(series: MetricSeries) -> MetricCourse:
+    values, iteration = series.value, series.iteration
+    mean_of = len(values) // _ENDS_SHARE if len(values) >= _MIN_SMOOTHED else 1
+    means = np.convolve(values, np.full(mean_of, 1 / mean_of), mode="valid") if mean_of > 1 else values
+    middle = mean_of // 2
+
+    def at(row: int) -> int | None:
+        number = int(iteration[row + middle])
+        return None if number == _UNKNOWN else number
+
+    highest, lowest = int(means.argmax()), int(means.argmin())
+    return MetricCourse(
+        name=series.name,
+        kind=series.metric.kind,
+        values=len(values),
+        mean_of=mean_of,
+        first=float(means[0]),
+        last=float(means[-1]),
+        highest=float(means[highest]),
+        highest_iteration=at(highest),
+        lowest=float(means[lowest]),
+        lowest_iteration=at(lowest),
+        higher_is_better=series.metric.higher_is_better,
+    )
+
+
+def repeats_loss(series: MetricSeries, iteration: NDArray[np.int64], loss: NDArray[np.float64]) -> bool:
+    """Whether a perplexity is nothing but the exponential of these losses."""
+    if series.metric.kind != "perplexity" or not len(loss) or not (series.value > 0).all():
+        return False
+    rows = np.clip(np.searchsorted(iteration, series.iteration), 0, len(loss) - 1)
+    same = np.abs(np.log(series.value) - loss[rows]) < 0.02
+    return bool(same.mean() > 0.8) and not math.isnan(float(loss[rows].sum()))
+
+
+def is_preference(series: Sequence[MetricSeries]) -> bool:
+    """Of chosen and rejected answers (DPO): its loss is a cross-entropy, and measures learning."""
+    return any(one.metric.kind == "margin" or "preference" in normalise(one.name) for one in series)

@@ -1,0 +1,146 @@
+"""fairseq: a line every `log_interval` updates, one per validation set, and the means of each epoch.
+
+    {"epoch": 1, "update": 0.158, "loss": "7.2", "nll_loss": "5.9", "num_updates": "200", "lr": "1e-06", …}
+    {"epoch": 1, "valid_loss": "6.3", "valid_ppl": "42.1", "valid_num_updates": "350"}
+    epoch 001:    200 / 356 loss=7.2, nll_loss=5.9, ppl=59.71, num_updates=200, lr=1e-06, wall=460
+    epoch 001 | valid on 'valid' subset | loss 6.3 | ppl 42.1 | num_updates 350
+    epoch 001 | loss 6.8 | nll_loss 5.5 | num_updates 350 | wall 2400
+
+The first two are `log_format=json`, the others `simple` and `tqdm`. Its criteria divide losses by ln(2): they
+are in bits, and a perplexity is 2 to the power of the cross-entropy. That is `nll_loss` where it is printed:
+`loss` then has more in it (label smoothing), or is a mean over something else than tokens (CTC: sentences).
+The means of an epoch are steps only where no line has come before. Of several validation sets the first
+counts, by which fairseq chooses its best checkpoint.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from glassgpt.i18n import say
+from glassgpt.runs.builder import RunBuilder
+from glassgpt.runs.glossary import declared_glossary
+from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_norm, parse_number
+from glassgpt.runs.prefixes import clock_us
+from glassgpt.runs.step_clock import StepClock
+from glassgpt.runs.trainer import HeaderPattern, Trainer
+
+_PAIR = re.compile(rf"(?:[|,{{]\s?|\d )\"?([\w.-]{{1,80}})(?:\": ?\"?|=| ){NUMBER}")
+_SUBSET = re.compile(r"\bvalid on '([^']{1,80})' subset \| ")
+_BEGIN = re.compile(r"'common': \{'_name'|\bNamespace\(.{0,20000}\bmax_update=")
+_SECONDS = r"(\d{1,12}(?:\.\d{1,30})?) seconds"
+_SAVED = re.compile(
+    rf"\b[Ss]aved checkpoint .{{1,1000}}? @ (\d{{1,15}}) updates.{{0,80}}?\(writing took {_SECONDS}"
+)
+_RESUMED = re.compile(r"\b[Ll]oaded checkpoint .{1,1000}? @ [1-9]\d{0,14} updates\)")
+_END = re.compile(rf"\bdone training in {_SECONDS}")
+
+
+class FairseqReader:
+    def __init__(self) -> None:
+        self._clock: StepClock | None = None  # of `wall`
+        self._subset: str | None = None
+        self._eval_start: int | None = None  # µs, by the line's prefix
+        self._has_inner_lines = False
+
+    def __call__(self, line: str, builder: RunBuilder) -> bool:
+        if "num_updates" in line and "epoch" in line:
+            return self._read_values(line, builder)
+        if "begin validation on" in line:
+            self._eval_start = clock_us(builder.clock)
+        elif "aved checkpoint" in line and (match := _SAVED.search(line)):
+            seconds = parse_number(match[2])
+            builder.add_checkpoint(int(match[1]), ms=seconds * 1000)
+            if self._clock is not None:
+                self._clock.add_eval(seconds)
+        elif "max_update" in line and _BEGIN.search(line):
+            self._start(builder)
+        elif "oaded checkpoint" in line and _RESUMED.search(line):
+            self._start(builder, resumed=True)
+        elif "early stop since valid performance" in line:
+            builder.add_event("finish", line)
+        elif "done training in" in line and (match := _END.search(line)):
+            builder.setup.values["wall_s"] = parse_number(match[1])
+        return False
+
+    def _start(self, builder: RunBuilder, resumed: bool = False) -> None:
+        builder.start_process(resumed=resumed)
+        self._clock, self._eval_start, self._has_inner_lines = None, None, False
+
+    def _read_values(self, line: str, builder: RunBuilder) -> bool:
+        values = dict(_PAIR.findall(line))
+        # In JSON, every name of a validation set's line begins with the set's, of an epoch's with `train`.
+        counted = next((name for name in values if name.endswith("num_updates")), None)
+        if counted is None or not values[counted].isdecimal() or len(values[counted]) > len(str(MAX_COUNT)):
+            return False
+        subset, at = counted.removesuffix("num_updates").rstrip("_"), int(values[counted])
+        if match := _SUBSET.search(line):
+            subset = match[1]
+        values = {name.removeprefix(f"{subset}_"): value for name, value in values.items()}
+        if "loss" not in values:
+            return False
+        is_cross_entropy = "ppl" in values and values.get("nll_loss", values["loss"]) == values["loss"]
+        base = 2.0 if is_cross_entropy else None
+        if builder.trainer.loss_base != base:
+            builder.trainer = replace(builder.trainer, loss_base=base)
+        loss = parse_number(values["loss"])
+        if subset not in ("", "train"):
+            self._read_validation(subset, at, loss, builder)
+            return True
+        is_epoch = subset == "train" or ("%|" not in line and " | loss " in line)
+        self._has_inner_lines = self._has_inner_lines or not is_epoch
+        if is_epoch and self._has_inner_lines:
+            return True
+        ms = float("nan")
+        if (wall := values.get("wall")) is not None:
+            self._clock = self._clock or StepClock.of_values([wall])
+            ms = self._clock.step_ms(at, parse_number(wall))
+        builder.add_step(
+            at,
+            loss,
+            ms=ms,
+            lr=parse_number(values.get("lr", "nan")),
+            grad_norm=parse_norm(values.get("gnorm")),
+        )
+        return True
+
+    def _read_validation(self, subset: str, at: int, loss: float, builder: RunBuilder) -> None:
+        end, start, self._eval_start = clock_us(builder.clock), self._eval_start, None
+        seconds = (end - start) / 1e6 if end is not None and start is not None and end >= start else None
+        if self._clock is not None:
+            self._clock.add_eval(seconds)
+        self._subset = self._subset or subset
+        if subset == self._subset:
+            builder.add_eval(at, loss, ms=None if seconds is None else seconds * 1000)
+
+
+TRAINER = Trainer(
+    "fairseq",
+    "fairseq",
+    reader=FairseqReader,
+    identifying_line=re.compile(r"\bfairseq(?:_cli)?[./]"),
+    header=(
+        HeaderPattern(
+            "max_update", re.compile(r"\bmax_update(?:': |=)([1-9]\d{0,14})\b"), "planned_iterations"
+        ),
+        HeaderPattern(
+            "model params", re.compile(r"\bnum\. (?:shared )?model params: ([\d,]+)"), "parameters"
+        ),
+    ),
+    glossary=declared_glossary(
+        ("iteration", "num_updates={}", say("glossary.updates_done")),
+        ("loss", "loss={:.4g}", say("fairseq.glossary.loss")),
+        ("grad_norm", "gnorm={:.4g}", say("glossary.gradient_norm")),
+        ("lr", "lr={:.3g}", say("glossary.learning_rate")),
+        ("ms", "wall (one takes {:.0f} ms)", say("glossary.interval_time")),
+        ("eval", "valid_loss={val}", say("fairseq.glossary.valid_loss")),
+    ),
+    step_time_is_interval_mean=True,
+    loss_is_interval_mean=True,
+    loss_base=2.0,
+    evaluates_same_tokens=True,
+    eval_splits=1,
+    logs_checkpoints=True,
+    resume_command="--restore-file",
+)

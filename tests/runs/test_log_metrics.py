@@ -1,0 +1,168 @@
+"""Metrics besides the loss: accuracies, rewards, KL, margins; and which losses measure learning."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from log_checks import parse_log, parse_logs
+
+from glassgpt.explain.explanation import explain
+from glassgpt.explain.rules.metrics import nothing_right, policy_drift
+from glassgpt.runs import metric_series
+from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.builder import RunBuilder
+from glassgpt.runs.metric_columns import metric_of
+from glassgpt.runs.metric_series import MetricRecorder, courses, read_metric_line, read_metric_values
+from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.trainers import BY_ID
+
+
+def test_names_of_metrics() -> None:
+    cases = {
+        "acc": "accuracy", "eval_accuracy": "accuracy", "mean_token_accuracy": "accuracy",
+        "preference_accuracy": "accuracy", "rewards/accuracies": "accuracy", "correct_rate": "accuracy",
+        "HellaSwag accuracy": "accuracy", "reward": "reward", "critic/rewards/mean": "reward",
+        "val-core/math/reward/mean@1": "reward", "reward_std": None, "kl": "kl", "train/reverse_kl": "kl",
+        "kl_coef": None, "rewards/margins": "margin", "eval_wer": "error_rate", "ppl": "perplexity",
+        "val_per": "error_rate", "val_wacc": "accuracy", "CORE metric": "score", "Validation BLEU-4": "score",
+        "loss": None, "lr": None, "critic/rewards/max": None, "rewards/chosen": None,
+    }  # fmt: skip
+    found = {name: metric.kind if (metric := metric_of(name)) else None for name in cases}
+    assert found == cases
+
+
+def test_lines_of_nothing_but_a_metric() -> None:
+    cases = {
+        "HellaSwag accuracy: 3185/10042=0.3172": {"HellaSwag accuracy": 0.3172},
+        "Accuracy (BCA): 0.0000 (0/160)": {"Accuracy": 0.0},
+        "Accuracy: 12.50%": {"Accuracy": 0.125},
+        "round 3 done, eval_acc: 0.706": {"eval_acc": 0.706},
+        "Perplexity: 7.098966": {"Perplexity": 7.098966},
+        "Approximate test accuracy 0.730": {"Approximate test accuracy": 0.73},
+        "Step 21400 | CORE metric: 0.2086": {"CORE metric": 0.2086},
+        "Epoch 2 - Validation BLEU: BLEU-1 71.65, BLEU-2 65.76": {
+            "Validation BLEU-1": 71.65, "Validation BLEU-2": 65.76,
+        },
+        "Test BLEU: BLEU-1 71.65 in 3 of 4": {},
+        "accuracy 12": {},
+        "The accuracy: it was 0.5 in 3 of 7 cases": {},
+        "accuracy matters": {},
+    }  # fmt: skip
+    assert {line: read_metric_line(line) for line in cases} == cases
+
+
+def test_values_of_a_steps_line() -> None:
+    line = "epoch 1/1 step 11/1000 loss 0.71 preference_accuracy 0.375 chosen_reward 0 margin -0.0457 lr 1e-7"
+    assert read_metric_values(line) == {"preference_accuracy": 0.375, "margin": -0.0457}
+    assert read_metric_values("[step 30] avg_loss=0.0031 acc=0.9200") == {"acc": 0.92}
+    assert read_metric_values("step 5 | loss 2.1 | lr 1e-4") == {}
+
+
+def test_metrics_that_an_epochs_line_names_twice() -> None:
+    line = "Epoch {at} | Train Loss: 9.{at} | Token Acc: 0.1{at} | Seq Acc: 0.0"
+    line += " | Val Loss: 8.{at} | Token Acc: 0.2{at}"
+    run_log = parse_log("".join(line.format(at=at) + "\n" for at in range(1, 6)))
+    values = {one.name: one.value.tolist() for one in run_log.metrics}
+    assert values["Token Acc"] == [0.11, 0.12, 0.13, 0.14, 0.15]
+    assert values["val Token Acc"] == [0.21, 0.22, 0.23, 0.24, 0.25]
+    assert values["Seq Acc"] == [0.0] * 5
+    assert run_log.metrics[0].iteration.tolist() == [1, 2, 3, 4, 5]
+
+
+def test_a_course_and_its_extremes() -> None:
+    recorder = MetricRecorder()
+    values = [0.80, 0.88, 0.92, 0.70, 0.34, 0.60, 0.90, 0.70]
+    for at, value in enumerate(values, 1):
+        assert recorder.add({"acc": value, "lr": 0.1}, 10 * at, at)
+    assert not recorder.add({"lr": 0.1}, 90, 9)
+    (course,) = courses(recorder.series())
+    assert (course.first, course.last, course.values, course.mean_of) == (0.80, 0.70, 8, 1)
+    assert (course.best, course.best_iteration) == (0.92, 30)
+    assert (course.lowest, course.lowest_iteration) == (0.34, 50)
+
+
+def test_a_long_series_is_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metric_series, "_MAX_VALUES", 100)
+    recorder = MetricRecorder()
+    for at in range(250):
+        recorder.add({"acc": at / 250}, at, at)
+    (series,) = recorder.series()
+    assert 50 <= len(series.value) <= 100
+    assert series.value[-1] == pytest.approx(1.0, abs=0.02)
+
+
+def build(lines: list[tuple[int, float, dict[str, float]]], trainer: str = "unknown") -> RunLog:
+    builder = RunBuilder(BY_ID[trainer])
+    for iteration, loss, metrics in lines:
+        builder.line += 1
+        builder.add_step(iteration, loss)
+        builder.add_metrics(metrics)
+    builder.finish()
+    return builder.build("x", ends_mid_line=False)
+
+
+def test_which_losses_measure_learning() -> None:
+    plain = [(at, 3 - at / 50, {"acc": at / 100}) for at in range(40)]
+    surrogate = [(at, 0.01 * (-1) ** at, {"acc": 0.5}) for at in range(40)]
+    rewarded = [(at, 0.02, {"reward": at / 100}) for at in range(40)]
+    dpo = [(at, math.log(2) - at / 200, {"margin": at / 100, "preference_accuracy": 0.6}) for at in range(40)]
+    assert [build(lines).loss_measures_learning for lines in (plain, surrogate, rewarded, dpo)] == [
+        True, False, False, True,
+    ]  # fmt: skip
+    for lines in (surrogate, rewarded):
+        assert {finding.id for finding in explain(build(lines)).findings} <= {"ended-early"}
+
+
+def test_a_perplexity_of_the_logged_loss_is_no_news() -> None:
+    same = build([(at, 3.0, {"ppl": math.exp(3.0)}) for at in range(40)])
+    other = build([(at, 3.0, {"ppl": 190.0}) for at in range(40)])
+    assert [len(run_log.metric_courses) for run_log in (same, other)] == [0, 1]
+
+
+def test_metrics_are_of_the_run_whose_lines_they_are_in() -> None:
+    step = "step {at:5d} | loss: {loss:.6f} | lr 1.0000e-04 | norm: 0.3 | dt: 100.00ms | tok/sec: 5000.00\n"
+    run = "total desired batch size: 1024\n" + "".join(
+        step.format(at=at, loss=5 - at / 10) + ("HellaSwag accuracy: {}\n" if at % 5 == 4 else "")
+        for at in range(10)
+    )
+    first, second = parse_logs(run.replace("{}", "250/1000=0.2500") + run.replace("{}", "310/1000=0.3100"))
+    assert [one.metric_courses[0].last for one in (first, second)] == [0.25, 0.31]
+
+
+def test_a_policy_that_drifts_for_nothing() -> None:
+    def grpo(kl_end: float, gain: float) -> RunLog:
+        rows = (
+            (at, 0.01, {"reward": 0.66 + gain * at / 60, "kl": 0.01 + kl_end * at / 60}) for at in range(60)
+        )
+        return build(list(rows))
+
+    finding = policy_drift(Analysis(grpo(2.5, 0.03)))
+    assert finding is not None
+    assert finding.values["kl_last"] == pytest.approx(2.4, abs=0.1)
+    assert finding.values["reward_last"] == pytest.approx(0.69, abs=0.01)
+    assert policy_drift(Analysis(grpo(2.5, 0.3))) is None, "it learnt"
+    assert policy_drift(Analysis(grpo(0.2, 0.03))) is None, "it stayed near"
+
+
+def test_nothing_right() -> None:
+    rows: list[tuple[int, float, dict[str, float]]] = [(at, 3 - at / 50, {}) for at in range(40)]
+    zero = build([*rows, (40, 2.0, {"Accuracy": 0.0}), (41, 2.0, {"Accuracy": 0.0})])
+    some = build([*rows, (40, 2.0, {"Accuracy": 0.0}), (41, 2.0, {"Accuracy": 0.1})])
+    finding = nothing_right(Analysis(zero))
+    assert finding is not None
+    assert finding.values["count"] == 2
+    assert nothing_right(Analysis(some)) is None
+
+
+def test_a_trainers_evaluation_and_its_closing_dict() -> None:
+    text = "".join(
+        f"{{'loss': 0.0{at}, 'reward': {at / 10}, 'kl': 0.1, 'epoch': {at / 10}}}\n" for at in range(1, 10)
+    )
+    text += "{'eval_loss': 1.0, 'eval_accuracy': 0.4, 'epoch': 0.9}\n"
+    text += "{'train_runtime': 90.0, 'train_steps_per_second': 0.1, 'reward': 0.45, 'epoch': 0.9}\n"
+    run_log = parse_log(text)
+    reward = next(course for course in run_log.metric_courses if course.kind == "reward")
+    assert (reward.values, reward.last) == (9, 0.9)
+    accuracy = next(course for course in run_log.metric_courses if course.kind == "accuracy")
+    assert accuracy.last == 0.4

@@ -241,7 +241,10 @@ def keras(course: SyntheticRun, style: str = "3", per_epoch: int = 4) -> Expecte
 
 
 def lightning(course: SyntheticRun, rich: bool = False, per_epoch: int = 10) -> ExpectedLog:
-    """A bar is drawn when a batch is done, and again with its loss."""
+    """A bar is drawn when a batch is done, and again with its loss.
+
+    Its clock disagrees with its rate, so that each rate is the time of its own step.
+    """
     epochs = course.updates // per_epoch
     parts: list[ExpectedLine] = []
     loss, val = "10.000", ""
@@ -253,13 +256,13 @@ def lightning(course: SyntheticRun, rich: bool = False, per_epoch: int = 10) -> 
             if rich:
                 shown = f" val_loss: {val}" if val else ""
                 return (
-                    f"Epoch {epoch}/{epochs - 1} ━━━━━━━━╸ {batch}/{per_epoch} 0:00:10 • 0:00:12 {rate}it/s "
+                    f"Epoch {epoch}/{epochs - 1} ━━━━━━━━╸ {batch}/{per_epoch} 9:59:10 • 0:00:12 {rate}it/s "
                     f"v_num: 0.000 train_loss: {loss}{shown}"
                 )
             shown = f", val_loss={val}" if val else ""
             return (
                 f"Epoch {epoch}: {100 * batch // per_epoch:3d}%|████▌     | {batch}/{per_epoch} "
-                f"[00:10<00:12, {rate}it/s, v_num=0, train_loss={loss}{shown}]"
+                f"[9:59:10<00:12, {rate}it/s, v_num=0, train_loss={loss}{shown}]"
             )
 
         parts += _unfinished(bar(loss, val))

@@ -37,7 +37,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -175,9 +177,10 @@ def write(path: Path, content: Any) -> None:
 
 @contextlib.contextmanager
 def workplace() -> Iterator[Path]:
-    """An empty current folder and a fixed environment. Outputs name files relative to it."""
+    """An empty current folder, a fixed environment and a large disk. Outputs name files relative to it."""
     before, environment = Path.cwd(), dict(os.environ)
-    with tempfile.TemporaryDirectory() as folder:
+    terabyte = SimpleNamespace(total=2**40, used=0, free=2**40)
+    with tempfile.TemporaryDirectory() as folder, mock.patch("shutil.disk_usage", return_value=terabyte):
         os.environ.update(ENVIRONMENT)
         os.environ["HOME"] = os.environ["XDG_CACHE_HOME"] = folder  # no cache of this machine
         os.chdir(folder)

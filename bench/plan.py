@@ -2,6 +2,7 @@
 
     python -m bench.plan memory --data DATASET            # on a machine with a CUDA card
     python -m bench.plan limits --data DATASET
+    python -m bench.plan card --seed 1 [--count 24]       # random shapes: memory and tokens/s
     python -m bench.plan cpu --data DATASET --seed 1 [--count 8]      # resident memory of random shapes
     python -m bench.plan time --data DATASET [--only PRESET] [--settings '{"max_iters": 600}']
     python -m bench.plan shapes --data DATASET --seed 1 [--count 8]   # random ones, with and without --probe
@@ -14,8 +15,11 @@ The last line is one JSON document.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import json
 import math
+import pickle
 import random
 import subprocess
 import sys
@@ -27,14 +31,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from bench import glass
 from glassgpt.config import TrainConfig
+from glassgpt.estimate.batching import eval_batch_rows
 from glassgpt.estimate.cards import find_card
 from glassgpt.estimate.memory import CONTEXT_BYTES, GIB
 from glassgpt.estimate.speed import MfuRange, SpeedReference, expected_mfu_range, reference_rows
+from glassgpt.estimate.training_workload import TrainingWorkload
 from glassgpt.record.machine import measure_busy_cores, read_cpu_times
+
+if TYPE_CHECKING:
+    from glassgpt.training.train_state import TrainSetup
 
 SMALL_MODEL = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256}
 MEDIUM_MODEL = {"n_layer": 24, "n_head": 16, "n_embd": 1024}
@@ -77,7 +88,9 @@ _PARALLEL_PROCESSES = 5  # that share the card: memory is counted per process
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.plan", description=__doc__)
-    parser.add_argument("what", choices=["memory", "limits", "cpu", "time", "shapes", "coverage", "one"])
+    parser.add_argument(
+        "what", choices=["memory", "limits", "card", "cpu", "time", "shapes", "coverage", "one"]
+    )
     parser.add_argument("--data", type=Path, help="a prepared dataset; `coverage` needs none")
     parser.add_argument("--seed", type=int, default=1, help="of `shapes` and `cpu`")
     parser.add_argument("--count", type=int, default=8, help="of `shapes` and `cpu`")
@@ -88,7 +101,7 @@ def main() -> int:
     if asked.what == "coverage":
         print(json.dumps({"bench": "plan, coverage", "rows": coverage_rows()}))
         return 0
-    if asked.data is None:
+    if asked.data is None and asked.what != "card":
         parser.error(f"{asked.what} needs --data")
     if asked.what == "one":
         print(json.dumps(measure_memory(json.loads(asked.settings), asked.data, asked.limit)))
@@ -100,6 +113,8 @@ def main() -> int:
             shape_row(number, shape, asked.data)
             for number, shape in enumerate(random_shapes(asked.seed, asked.count))
         ]
+    elif asked.what == "card":
+        rows = card_rows(asked.seed, asked.count)
     elif asked.what == "cpu":
         rows = cpu_rows(asked.data, random_shapes(asked.seed, asked.count))
     else:
@@ -153,7 +168,8 @@ def measure_memory(settings: dict[str, Any], data: Path, limit_gib: float | None
     from glassgpt.training.run_request import request_from_config
     from glassgpt.training.setup import set_up
 
-    on_card = torch.cuda.is_available()
+    settings, on_card = dict(settings), torch.cuda.is_available()
+    is_timed = settings.pop("timed", False)
     if on_card and limit_gib is not None:
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(limit_gib * GIB / total)
@@ -163,6 +179,7 @@ def measure_memory(settings: dict[str, Any], data: Path, limit_gib: float | None
         for update in range(4):
             run.learner.update(update, update * run.batch_plan.sequences)
         run.execution.synchronize()
+        rate = _steady_tokens_per_s(run) if is_timed else None
         updates = torch.cuda.max_memory_allocated() if on_card else 0
         if on_card:
             torch.cuda.reset_peak_memory_stats()
@@ -185,7 +202,33 @@ def measure_memory(settings: dict[str, Any], data: Path, limit_gib: float | None
                 "reserved": torch.cuda.max_memory_reserved(),
                 "setbacks": list(run.learner.fallbacks),
             }
+        if is_timed:
+            throughput, work = state.forecast_check.forecast.throughput, run.compute_plan.spec.workload
+            assert throughput is not None
+            found["tokens_per_s"] = [throughput.low, throughput.mid, throughput.high]
+            found["measured_tokens_per_s"] = rate
+            found["choices"] = [work.dtype, "triton" if work.kernels else "plain"]
+            found["choices"] += ["graph"] if work.graph else []
+            found["choices"] += ["fp8"] if work.config.fp8 else []
         return found
+
+
+def _steady_tokens_per_s(run: TrainSetup) -> float:
+    """By at least 10 updates and a second, while no other process of this benchmark is timed."""
+    with Path(tempfile.gettempdir(), "glassgpt-bench-timed").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done, warm_up = 4, 3
+        started = time.perf_counter()
+        while done < 14 or time.perf_counter() - started < 1:
+            run.learner.update(done, done * run.batch_plan.sequences)
+            done += 1
+            if done <= 4 + warm_up:
+                run.learner.take_losses_and_norms()
+                started = time.perf_counter()
+            elif done % 5 == 0:
+                run.execution.synchronize()
+        run.learner.take_losses_and_norms()
+        return (done - 4 - warm_up) * run.batch_plan.tokens / (time.perf_counter() - started)
 
 
 def _complete_settings(settings: dict[str, Any], data: Path, folder: str) -> dict[str, Any]:
@@ -327,6 +370,119 @@ def random_shapes(seed: int, count: int) -> list[dict[str, Any]]:
             }
         )
     return shapes
+
+
+def draw_card_workload(seed: int) -> TrainingWorkload:
+    """A shape that nobody chose: odd widths, few layers, small and large vocabularies, every option."""
+    draw = random.Random(seed)
+    while True:
+        head_dim, heads = (
+            draw.choice([16, 24, 36, 40, 48, 50, 56, 64, 64, 72, 80, 96, 100, 128]),
+            draw.choice([1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20, 25]),
+        )
+        T, B = (
+            draw.choice([32, 64, 100, 128, 256, 512, 1000, 1024, 2048, 4096]),
+            draw.choice([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96]),
+        )
+        width, layers = head_dim * heads, draw.choice([1, 1, 2, 3, 4, 6, 8, 12, 16, 24, 36])
+        if 48 <= width <= 2560 and width * layers <= 40_000 and 512 <= B * T <= 131_072 and B * T % 16 == 0:
+            break
+    dtype = draw.choice(["bfloat16"] * 4 + ["float32", "float16"])
+    arch: Literal["gpt2", "modern"] = draw.choice(["gpt2", "gpt2", "modern"])
+    kernels = dtype != "float32" and draw.random() < 0.55
+    config = TrainConfig(
+        n_layer=layers,
+        n_head=heads,
+        n_embd=width,
+        block_size=T,
+        batch_size=B,
+        arch=arch,
+        dropout=draw.choice([0.0, 0.0, 0.1, 0.2]),
+        bias=arch == "gpt2" and draw.random() < 0.4,
+        activation_checkpointing=draw.random() < 0.3,
+        fp8=kernels and dtype == "bfloat16" and width % 16 == 0 and draw.random() < 0.3,
+        optimizer=draw.choice(["adamw", "adamw", "muon"]),
+        tie_embeddings=draw.random() < 0.7,
+    )
+    return TrainingWorkload(
+        config=config,
+        vocab_size=draw.choice(
+            [27, 64, 256, 2048, 8192, 16_000, 32_768, 50_257, 50_304, 100_288, 151_936, 256_000]
+        ),
+        batch_size=B,
+        micro_steps=draw.choice([1, 1, 2, 4]),
+        dtype=dtype,
+        kernels=kernels,
+        graph=draw.random() < 0.4,
+        attention="manual" if draw.random() < 0.1 else "sdpa",
+        eval_batch_tokens=eval_batch_rows(config, "cuda") * T,
+    )
+
+
+def card_rows(seed: int, count: int) -> list[dict[str, Any]]:
+    """Random shapes on this card: memory and tokens/s as each run forecasts them, and as measured. Processes
+    start side by side, but only one at a time is timed."""
+    works = [draw_card_workload(number) for number in range(seed, seed + count)]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(_PARALLEL_PROCESSES) as pool:
+
+        def measure(work: TrainingWorkload) -> subprocess.CompletedProcess[str]:
+            vocab_size = min(work.vocab_size, 2**16)  # as nanoGPT's files can hold
+            place = random_tokens(Path(folder, str(vocab_size)), vocab_size)
+            return measure_in_subprocess(card_settings(work), place, None)
+
+        for number, done in enumerate(pool.map(measure, works), seed):
+            row: dict[str, Any] = {"seed": number, "settings": card_settings(works[number - seed])}
+            if done.returncode:
+                row["error"] = done.stderr[-300:]
+                print(f"{number}: {row['error']}", flush=True)
+            else:
+                row |= json.loads(done.stdout.splitlines()[-1])
+                low, mid, high = row["tokens_per_s"]
+                row["off"] = row["expected"] / row["measured"] - 1
+                row["in_band"] = low <= row["measured_tokens_per_s"] <= high
+                print(
+                    f"{number}: {row['measured'] / GIB:.2f} GiB {row['off']:+.1%}; "
+                    f"{row['measured_tokens_per_s']:,.0f} tokens/s, expected {mid:,.0f} "
+                    f"({low:,.0f} to {high:,.0f}) {'' if row['in_band'] else 'OUT '}"
+                    f"{works[number - seed].config.n_layer} x {works[number - seed].config.n_embd} "
+                    f"{row['choices']}",
+                    flush=True,
+                )
+            rows.append(row)
+    measured = [row for row in rows if "off" in row]
+    worst = max((abs(row["off"]) for row in measured), default=math.nan)
+    near, inside = (sum(test(row) for row in measured) for test in (_is_near, lambda row: row["in_band"]))
+    print(f"{len(measured)} shapes: memory within 5% in {near}, worst {worst:.1%}; in the band {inside}")
+    return rows
+
+
+def _is_near(row: dict[str, Any]) -> bool:
+    return bool(abs(row["off"]) < 0.05)
+
+
+def random_tokens(folder: Path, vocab_size: int) -> Path:
+    """In nanoGPT's layout, which needs no preparing."""
+    if not folder.is_dir():
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            draw = np.random.default_rng(0)
+            for split, tokens in (("train", 1_000_000), ("val", 200_000)):
+                draw.integers(0, vocab_size, tokens, dtype=np.uint16).tofile(Path(scratch, f"{split}.bin"))
+            Path(scratch, "meta.pkl").write_bytes(pickle.dumps({"vocab_size": vocab_size}))
+            with contextlib.suppress(OSError):  # another thread was first
+                Path(scratch).rename(folder)
+            Path(scratch).mkdir(exist_ok=True)
+    return folder
+
+
+def card_settings(work: TrainingWorkload) -> dict[str, Any]:
+    names = ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "arch", "dropout", "bias", "fp8",
+             "activation_checkpointing", "optimizer", "tie_embeddings")  # fmt: skip
+    settings = {name: getattr(work.config, name) for name in names}
+    settings |= {"gradient_accumulation_steps": work.micro_steps, "dtype": work.dtype, "timed": True}
+    settings |= {"kernels": "triton" if work.kernels else "plain", "compile": "off", "max_iters": 400}
+    settings |= {"attention": "manual" if work.attention == "manual" else "auto", "eval_interval": 400}
+    return settings | {"graph": "auto" if work.graph else "off"}
 
 
 def shape_row(number: int, shape: dict[str, Any], data: Path) -> dict[str, Any]:

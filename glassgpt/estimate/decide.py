@@ -170,6 +170,7 @@ def _choose_speedups(
         without_graph.compiled,
         config.shard,
         _fits(replace(without_graph, graph=True), facts),
+        facts.ranks,
     )
     graph = choose_graph(config, device, micro_step)
     choices = [compiling, attention]
@@ -190,11 +191,15 @@ def usable_bytes(facts: MachineFacts) -> int | None:
     return None if facts.memory_bytes is None else int(memory.COMFORTABLE_SHARE_OF_ALL * facts.memory_bytes)
 
 
+def model_vocab_size(data_vocab_size: int, weights_vocab_size: int | None) -> int:
+    """GPT-2's own is not padded."""
+    return padded_vocab_size(data_vocab_size) if weights_vocab_size is None else weights_vocab_size
+
+
 def _choose_model(config: TrainConfig, data_vocab_size: int, weights_vocab_size: int | None) -> list[Choice]:
     """The vocabulary size first."""
-    vocab_size, reason = weights_vocab_size, "as the weights have it"  # GPT-2's own is not padded
-    if vocab_size is None:
-        vocab_size = padded_vocab_size(data_vocab_size)
+    vocab_size, reason = model_vocab_size(data_vocab_size, weights_vocab_size), "as the weights have it"
+    if weights_vocab_size is None:
         padding = ", rounded up to a multiple of 64" if vocab_size > data_vocab_size else ""
         reason = f"the dataset's {data_vocab_size}{padding}"
     choices = [Choice("vocab_size", vocab_size, reason)]
@@ -401,6 +406,7 @@ class GraphCandidate:
     compiled: bool = False
     sharded: bool = False  # with FSDP
     fits: bool = True  # there is memory for the graph
+    ranks: int = 1
 
 
 def choose_graph(config: TrainConfig, device: DeviceTraits, micro: GraphCandidate) -> Choice:
@@ -425,17 +431,21 @@ def choose_graph(config: TrainConfig, device: DeviceTraits, micro: GraphCandidat
         return Choice("graph", "off", "compiled code may compile again, which cannot be captured")
     if config.activation_checkpointing and config.dropout:
         return Choice("graph", "off", "recomputing needs dropout's random numbers again: cannot be captured")
-    if not overheads.graph_pays(micro.compute_s, micro.launch_s):
-        return Choice("graph", "off", "compute-bound: kernel-launch overhead is hidden")
     if not micro.fits:
         reason = "a CUDA graph keeps its memory, and evaluation has to fit beside it"
         return Choice("graph", "off", reason)
-    return Choice(
-        "graph",
-        "on",
-        f"kernel-launch overhead is about {micro.launch_s * 1000:.0f} ms, "
-        f"computing about {micro.compute_s * 1000:.1f} ms: captured once and replayed",
-    )
+    if overheads.graph_pays(micro.compute_s, micro.launch_s):
+        reason = (
+            f"kernel-launch overhead is about {micro.launch_s * 1000:.0f} ms, "
+            f"computing about {micro.compute_s * 1000:.1f} ms: captured once and replayed"
+        )
+        return Choice("graph", "on", reason)
+    compute_bound = "compute-bound: kernel-launch overhead is hidden"
+    if micro.ranks > 1:
+        return Choice("graph", "off", f"{compute_bound}, and gradients are all-reduced outside of a graph")
+    if config.max_iters < overheads.MIN_UPDATES_FOR_GRAPH:
+        return Choice("graph", "off", f"{compute_bound}, and {config.max_iters} updates are soon over")
+    return Choice("graph", "on", "compute-bound, but a replayed graph has no gaps between kernels")
 
 
 def refused_settings(config: TrainConfig, device: DeviceTraits) -> dict[str, str]:

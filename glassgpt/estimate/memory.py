@@ -98,12 +98,15 @@ def estimate_memory(work: TrainingWorkload) -> MemoryEstimate:
         parts["heap fragmentation"] = int(_HEAP_FRAGMENTATION * freed)
     graph = 0
     if work.graph and not work.config.eval_only:
-        # A CUDA graph keeps its memory pool for good. So the memory of updates, optimizer steps and
-        # evaluations, which would otherwise be shared, adds up.
+        # A CUDA graph keeps its memory pool for good. So the memory of updates, optimizer steps (if they are
+        # a graph of their own) and evaluations, which would otherwise be shared, adds up.
         persistent = sum(_persistent_bytes(work).values()) + _persistent_gradient_bytes(work)
         updates = max(total["loss"], total["backward"]) - persistent
-        # AdamW works in place.
-        steps = total["step"] - persistent if work.config.optimizer == "muon" else 0
+        steps = total["step"] - persistent
+        if not work.keeps_gradients:
+            updates, steps = max(updates, steps), 0
+        elif work.config.optimizer == "adamw":  # in place
+            steps = 0
         graph = max(0, updates + steps + total["evaluation"] - max(total.values()))
     return MemoryEstimate(peak_phase, parts, context, graph)
 
@@ -160,8 +163,7 @@ def _persistent_bytes(work: TrainingWorkload) -> dict[str, int]:
 
 
 def _persistent_gradient_bytes(work: TrainingWorkload) -> int:
-    """Gradients that exist during the forward pass: of earlier micro-batches, or in a CUDA graph."""
-    return GRADIENT_BYTES * total_parameters(work) if work.micro_steps > 1 or work.graph else 0
+    return GRADIENT_BYTES * total_parameters(work) if work.keeps_gradients else 0
 
 
 # --- several cards ---
@@ -299,6 +301,7 @@ def _bytes_at_evaluation(work: TrainingWorkload) -> dict[str, int]:
     if work.dtype != "float32":
         weight_copies = work.activation_itemsize * (block_matrix_parameters(work) + head_parameters(work))
     rows = loss_chunks.eval_rows_per_chunk(tokens, work.vocab_size, work.device_type)
+    keeps_gradients = work.graph and work.keeps_gradients and not config.eval_only
     # The blocks run before the head, so the larger of both counts.
     blocks = tokens * max(_eval_mlp_bytes_per_token(work), _eval_attention_bytes_per_token(work))
     head = 4 * tokens * config.n_embd + 8 * rows * work.vocab_size
@@ -306,7 +309,7 @@ def _bytes_at_evaluation(work: TrainingWorkload) -> dict[str, int]:
         _persistent_bytes(work)
         | _gathered_weight_bytes(work)
         | {
-            "gradients": 4 * total_parameters(work) if work.graph and not config.eval_only else 0,
+            "gradients": GRADIENT_BYTES * total_parameters(work) if keeps_gradients else 0,
             "activations": max(0, blocks - head) + weight_copies,
             "working space": _CUBLAS_WORKSPACE_BYTES[work.device_type]
             + (_EVAL_WORKSPACE_BYTES[work.device_type] if tokens else 0),

@@ -26,6 +26,8 @@ _SAVED_BYTES_PER_CHANNEL = {"gpt2": 148, "modern": 740}
 _SAVED_BYTES_PER_LOGIT = 68
 _FALLBACK_BANDWIDTH_BYTES_PER_S = 1e12  # if it is not known
 
+MIN_UPDATES_FOR_GRAPH = 100  # of a compute-bound run: capturing takes about as long as an eager update
+
 MIN_WIDTH_FOR_CPU_BFLOAT16 = 64  # channels; below, casts take longer than the matmuls save
 MAX_DATA_SHARE_OF_CARD = 0.05  # of a card's memory that the dataset may take
 

@@ -47,6 +47,12 @@ class TrainingWorkload:
         return self.config.shard and self.ranks > 1
 
     @property
+    def keeps_gradients(self) -> bool:
+        """Whether gradients exist during the forward pass: of earlier micro-batches, or since a CUDA graph of
+        micro-steps has them at fixed addresses. A graph of a whole update frees them within it."""
+        return self.micro_steps > 1 or (self.graph and self.ranks > 1)
+
+    @property
     def activation_itemsize(self) -> int:
         return DTYPE_BYTES[self.dtype]
 

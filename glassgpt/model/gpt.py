@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -234,8 +235,11 @@ class GPT(nn.Module):
     rotary_cos: Tensor
     rotary_sin: Tensor
 
-    def __init__(self, config: GPTConfig, empty: bool = False) -> None:
-        """`empty`: do not initialise the weights, because they will be loaded."""
+    def __init__(
+        self, config: GPTConfig, empty: bool = False, generator: torch.Generator | None = None
+    ) -> None:
+        """`empty`: do not initialise the weights, because they will be loaded. `generator`: what they are
+        drawn from, if not PyTorch's default."""
         super().__init__()
         self.config = config
         self.activation_checkpointing = False
@@ -250,9 +254,9 @@ class GPT(nn.Module):
             self.register_buffer("rotary_cos", cos, persistent=False)
             self.register_buffer("rotary_sin", sin, persistent=False)
         if not empty:
-            self._init_weights()
+            self._init_weights(partial(nn.init.normal_, generator=generator))
 
-    def _init_weights(self) -> None:
+    def _init_weights(self, normal_: Callable[..., Tensor]) -> None:
         """GPT-2's: N(0, 0.02), smaller for the projections into the residual stream.
 
         `modern`: those projections are 0, and so is a head that is not tied to the embedding.
@@ -260,9 +264,9 @@ class GPT(nn.Module):
         config = self.config
         for name, parameter in self.named_parameters():
             if name.endswith("c_proj.weight"):
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * config.n_layer))
+                normal_(parameter, std=0.02 / math.sqrt(2 * config.n_layer))
             elif parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.02)
+                normal_(parameter, std=0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
             else:
@@ -273,9 +277,9 @@ class GPT(nn.Module):
             if name.endswith("c_proj.weight"):
                 nn.init.zeros_(parameter)
             elif parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.7 / math.sqrt(config.n_embd))
+                normal_(parameter, std=0.7 / math.sqrt(config.n_embd))
         if not config.tie_embeddings:
-            nn.init.normal_(self.transformer.wte.weight, std=0.5)
+            normal_(self.transformer.wte.weight, std=0.5)
             nn.init.zeros_(self.lm_head.weight)
 
     def set_attention(self, backend: str) -> None:

@@ -33,6 +33,13 @@ def cross_entropy(
     """The mean loss over the targets. `fp8`: with float8 matmuls."""
     if loss_chunks.fits_unchunked(len(targets), len(weight)):
         return _unchunked_cross_entropy(hidden, weight, targets, "mean")
+    return chunked_cross_entropy(hidden, weight, targets, kernel, fp8)
+
+
+def chunked_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, kernel: bool = False, fp8: bool = False
+) -> Tensor:
+    """The same, in chunks however few the tokens are."""
     rows = loss_chunks.rows_per_chunk(len(targets), len(weight), hidden.device.type, kernel)
     return _ChunkedCrossEntropy.apply(hidden, weight, targets, rows, kernel, fp8)  # type: ignore[no-any-return,no-untyped-call]
 

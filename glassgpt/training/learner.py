@@ -17,6 +17,7 @@ from glassgpt.errors import UserError, error_type_and_message
 from glassgpt.estimate.batching import BatchPlan
 from glassgpt.model.cuda_graph import CudaGraphRunner
 from glassgpt.model.gpt import GPT
+from glassgpt.model.kernel_build import KernelBuild
 from glassgpt.record.ledger import Ledger
 from glassgpt.schedule import learning_rate
 from glassgpt.training.device import TORCH_DTYPES, ExecutionConfig
@@ -66,22 +67,29 @@ class Learner:
         loader: BatchLoader,
         ledger: Ledger,
         group: ProcessGroup | None = None,
+        kernel_build: KernelBuild | None = None,
     ) -> None:
+        """`kernel_build`: kernels that are still being built, which the first call waits for."""
         self.model, self.config, self.execution = model, config, execution
         self._group = group or ProcessGroup()
         self._batch_plan, self._loader, self._ledger = batch_plan, loader, ledger
+        self._kernel_build = kernel_build
         self._own_fallbacks: dict[str, str] = {}  # `compile`, `kernels`, `graph`: why this rank runs without
         self.fallbacks: dict[str, str] = {}  # of all ranks
         self.optimizers = make_optimizers(model, config, TORCH_DTYPES[execution.dtype])
         self.scaler = torch.amp.GradScaler(execution.device.type, enabled=execution.dtype == "float16")
         self.finite_check = FiniteCheck(execution.device)
         model.set_compiled(execution.compile)
-        self._run_micro_step: Callable[..., tuple[Tensor, ...]]
-        self._run_micro_step = partial(self._call_with_fallback, "update", self._micro_step)
+        self._forward_backward = partial(self._call_with_fallback, "update", self._micro_step)
+        self._run_micro_step: Callable[..., tuple[Tensor, ...]] = self._forward_backward
         self._run_clip_and_step: Callable[..., tuple[Tensor, ...]] = self._clip_and_step
+        self._run_whole_update: Callable[..., tuple[Tensor, ...]] = self._whole_update
+        # One micro-batch, and nothing to all-reduce before the optimizer steps.
+        self._is_one_micro_batch = batch_plan.micro_steps == 1 and self._group.world_size == 1
         if execution.graph:
             self._run_micro_step = CudaGraphRunner(self._run_micro_step)
             self._run_clip_and_step = CudaGraphRunner(self._run_clip_and_step)
+            self._run_whole_update = CudaGraphRunner(self._run_whole_update)
         self._called: set[str] = set()
         self._dropout_key = (0, 0)  # update and micro-step
         # On the device until they are read: an update never waits for the host.
@@ -105,6 +113,7 @@ class Learner:
         first_micro_step = self._group.rank * micro_steps
         starts = [first_sequence + (first_micro_step + step) * size for step in range(micro_steps)]
         next_starts = [*starts[1:], starts[0] + self._batch_plan.sequences]
+        update = torch.full((), number, dtype=torch.int64, device=self.execution.device)
         losses = []
         for step, (start, next_start) in enumerate(zip(starts, next_starts, strict=True)):
             with self._ledger.phase("data"):
@@ -112,18 +121,22 @@ class Learner:
                 weight = self._loader.micro_batch_weight(start, first_sequence)
             self._dropout_key = (number, first_micro_step + step)
             self._seed_dropout()
+            if self._is_one_micro_batch:
+                loss, norm = self._run_or_capture(self._run_whole_update, update, *batch, *weight)
+                self._losses.append(loss.clone())
+                self._norms.append(norm.clone())
+                return
             if self.execution.shard:  # every micro-batch all-gathers weights; the last one reduces gradients
                 self.model.set_requires_gradient_sync(step == micro_steps - 1)  # type: ignore[operator]
             with self._group.waiting_for_ranks() if self.execution.shard else nullcontext():
-                losses.append(self._run_or_capture(self._run_micro_step, *batch, *weight).clone())
+                losses.append(self._run_or_capture(self._run_micro_step, *batch, *weight)[0].clone())
         loss = torch.stack(losses).mean()
         self._group.all_reduce_mean([loss] if self.execution.shard else [*self._gradients(), loss])
-        update = torch.full_like(loss, number, dtype=torch.int64)
-        norm = self._run_or_capture(self._run_clip_and_step, update, loss)
+        (norm,) = self._run_or_capture(self._run_clip_and_step, update, loss)
         self._losses.append(loss)
         self._norms.append(norm.clone())
 
-    def _run_or_capture(self, work: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> Tensor:
+    def _run_or_capture(self, work: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
         """Calls `work`, after capturing it as a CUDA graph if that is due: capturing counts as compiling."""
         if isinstance(work, CudaGraphRunner) and work.will_capture_next:
             with self._ledger.phase("compile"):
@@ -131,7 +144,15 @@ class Learner:
             if work.capture_error:
                 self._own_fallbacks["graph"] = error_type_and_message(work.capture_error)
             self._sync_fallbacks()
-        return work(*inputs)[0]
+        return work(*inputs)
+
+    def _whole_update(
+        self, number: Tensor, tokens: Tensor, targets: Tensor, *weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Forward, backward and optimizer step. As one CUDA graph, gradients need no memory of their own."""
+        (loss,) = self._forward_backward(tokens, targets, *weight)
+        (norm,) = self._clip_and_step(number, loss)
+        return loss, norm
 
     def _micro_step(self, tokens: Tensor, targets: Tensor, weight: Tensor | None = None) -> tuple[Tensor]:
         """Forward and backward; gradients accumulate. `weight`: of this loss in the update, if not 1."""
@@ -171,8 +192,9 @@ class Learner:
                 optimizer.found_inf = None if on_mps else skip
                 optimizer.step()
         self.scaler.update()
-        # A CUDA graph needs the gradients at their addresses.
-        self.model.zero_grad(set_to_none=not self.execution.graph)
+        # Where micro-steps are a CUDA graph of their own, it needs the gradients at their addresses.
+        keeps_gradients = self.execution.graph and not self._is_one_micro_batch
+        self.model.zero_grad(set_to_none=not keeps_gradients)
         return (norm,)
 
     def _gradients(self) -> list[Tensor]:
@@ -220,6 +242,9 @@ class Learner:
 
     def _call_with_fallback(self, what: str, function: Callable[..., T], *inputs: Tensor) -> T:
         """Compiled code is built at its first call, and may fail there. Then the run continues without it."""
+        if self._kernel_build is not None:
+            self._kernel_build.wait()
+            self._kernel_build = None
         try:
             result = function(*inputs)
         except torch.OutOfMemoryError:

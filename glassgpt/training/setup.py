@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +28,26 @@ from glassgpt.data.tokenizers import (
     end_of_text_id,
 )
 from glassgpt.errors import UserError, raise_if_any
+from glassgpt.estimate import flops
 from glassgpt.estimate.batching import eval_batch_rows, tokens_to_evaluate
+from glassgpt.estimate.decide import model_vocab_size
 from glassgpt.estimate.forecast import TokenCounts, forecast_workload
 from glassgpt.estimate.local_history import read_rows, speed_from_history
 from glassgpt.estimate.loss_law import expected_loss_curve
 from glassgpt.estimate.step_timing import LogInterval
+from glassgpt.estimate.training_workload import WEIGHT_BYTES
 from glassgpt.format import format_percent
-from glassgpt.model.gpt import GPT
+from glassgpt.model.gpt import GPT, make_gpt_config
+from glassgpt.model.kernel_build import start_building_kernels
 from glassgpt.record import journal
 from glassgpt.record.ledger import Ledger
+from glassgpt.record.machine import usable_memory
 from glassgpt.record.run_dir import LockedRunDir, RunDirInfo, make_run_dir
 from glassgpt.record.sink import Listener, NullSink, Sink, Trackers
 from glassgpt.training import probe
 from glassgpt.training.checkpoint.saver import NoSaver, Saver
-from glassgpt.training.compute_plan import ComputePlan, plan_compute
-from glassgpt.training.device import configure_model
+from glassgpt.training.compute_plan import plan_compute
+from glassgpt.training.device import TORCH_DTYPES, ExecutionConfig, choose_device, configure_model
 from glassgpt.training.distributed.fsdp import shard
 from glassgpt.training.distributed.process_group import ProcessGroup
 from glassgpt.training.evaluate import EvalWindows
@@ -56,6 +63,8 @@ from glassgpt.training.run_request import RunRequest
 from glassgpt.training.train_state import Sampling, TrainSetup, TrainState
 from glassgpt.training.weight_compatibility import check_compatible, check_updates_left, choose_init_state
 
+# Larger weights are drawn only once it is clear that the run fits into memory.
+_MAX_EARLY_WEIGHTS_SHARE = 0.1  # of main memory
 _MAX_VERIFIED_TOKENS = 50_000_000  # larger datasets are not read through at every start
 
 
@@ -79,10 +88,17 @@ def set_up(
     # Data, and every decision that the settings leave open.
     dataset, splits = _open_splits(config)
     restores_training_state, init_choices = _check_and_choose_init_state(request, dataset)
+    get_model = _start_drawing_weights(request, dataset)
     compute, compute_choices = plan_compute(request, dataset, group)
     sampling, sample_choices = _choose_sampling(config, dataset, group)
     document_windows, document_choices = _choose_document_windows(config, dataset, splits["train"])
     execution, batch_plan, device = compute.execution, compute.spec.batch, compute.device
+    kernel_build = None
+    if execution.kernels:  # in threads, while the rest is set up
+        micro_batch_tokens = batch_plan.batch_size * config.block_size
+        kernel_build = start_building_kernels(
+            compute.model_config, device, TORCH_DTYPES[execution.dtype], micro_batch_tokens, config.fp8
+        )
     eval_tokens = tokens_to_evaluate(config, batch_plan, len(splits["val"]))
 
     # What to expect. A run that cannot fit into memory ends here.
@@ -101,7 +117,8 @@ def set_up(
 
     # Model, batches, optimizer.
     memory_before_bytes = probe.reset_memory_peak(str(device))
-    model = _build_model(request, compute, group)
+    torch.manual_seed(config.seed)
+    model = _build_model(get_model(), config, execution, group)
     loader = BatchLoader(
         splits["train"],
         config.block_size,
@@ -111,7 +128,7 @@ def set_up(
         execution.data_on_card,
         document_windows,
     )
-    learner = Learner(model, config, execution, batch_plan, loader, ledger, group)
+    learner = Learner(model, config, execution, batch_plan, loader, ledger, group, kernel_build)
     expected_curve = None
     if config.init_from == "scratch":
         target_tokens = round(batch_plan.tokens * loader.target_share)
@@ -271,12 +288,26 @@ def _check_and_choose_init_state(request: RunRequest, dataset: Dataset) -> tuple
     return restores_training_state, [choice]
 
 
-def _build_model(request: RunRequest, compute: ComputePlan, group: ProcessGroup) -> GPT:
-    """On the CPU first, so that every device starts from the same weights."""
-    execution = compute.execution
-    torch.manual_seed(request.config.seed)
-    model = GPT(compute.model_config, empty=request.init_checkpoint is not None)
-    configure_model(model, execution, request.config.activation_checkpointing)
+def _start_drawing_weights(request: RunRequest, dataset: Dataset) -> Callable[[], GPT]:
+    """Returns what gives the model. It is made on the CPU, so that every device starts from the same weights;
+    if the run is on another device, in a thread, while that one is prepared."""
+    config, initial = request.config, request.init_checkpoint
+    origin = None if initial is None else initial.model_config.vocab_size
+    model_config = make_gpt_config(config, model_vocab_size(dataset.manifest.vocab_size, origin))
+    generator = torch.Generator().manual_seed(config.seed)
+    draw = partial(GPT, model_config, empty=initial is not None, generator=generator)
+    weight_bytes = WEIGHT_BYTES * flops.model_parameters(config, model_config.vocab_size)
+    is_small = weight_bytes < _MAX_EARLY_WEIGHTS_SHARE * usable_memory()[0]
+    if choose_device(config.device)[0].type == "cpu" or not is_small:
+        return draw
+    pool = ThreadPoolExecutor(1, "weights")
+    model = pool.submit(draw)
+    pool.shutdown(wait=False)
+    return model.result
+
+
+def _build_model(model: GPT, config: TrainConfig, execution: ExecutionConfig, group: ProcessGroup) -> GPT:
+    configure_model(model, execution, config.activation_checkpointing)
     if execution.shard:  # block by block: the whole model need not fit
         shard(model, execution.device, group.world_size)
     return model.to(execution.device)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import random
-from typing import Literal
-
 import pytest
 from test_memory import MEASURED, measured_workload
 from traced_memory import trace_memory
 
-from bench.plan import random_shapes
+from bench.plan import draw_card_workload, random_shapes
 from glassgpt.config import TrainConfig
 from glassgpt.estimate.batching import eval_batch_rows
 from glassgpt.estimate.memory import GIB, estimate_memory
@@ -20,57 +17,10 @@ from glassgpt.estimate.training_workload import TrainingWorkload
 _WORKSPACE_BYTES, _EVAL_WORKSPACE_BYTES = 68 * 2**20, 64 * 2**20
 
 
-def draw_workload(seed: int) -> TrainingWorkload:
-    """A shape that nobody chose: odd widths, few layers, small and large vocabularies, every option."""
-    rng = random.Random(seed)
-    while True:
-        head_dim, heads = (
-            rng.choice([16, 24, 36, 40, 48, 50, 56, 64, 64, 72, 80, 96, 100, 128]),
-            rng.choice([1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20, 25]),
-        )
-        T, B = (
-            rng.choice([32, 64, 100, 128, 256, 512, 1000, 1024, 2048, 4096]),
-            rng.choice([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96]),
-        )
-        width, layers = head_dim * heads, rng.choice([1, 1, 2, 3, 4, 6, 8, 12, 16, 24, 36])
-        if 48 <= width <= 2560 and width * layers <= 40_000 and 512 <= B * T <= 131_072 and B * T % 16 == 0:
-            break
-    dtype = rng.choice(["bfloat16"] * 4 + ["float32", "float16"])
-    arch: Literal["gpt2", "modern"] = rng.choice(["gpt2", "gpt2", "modern"])
-    kernels = dtype != "float32" and rng.random() < 0.55
-    config = TrainConfig(
-        n_layer=layers,
-        n_head=heads,
-        n_embd=width,
-        block_size=T,
-        batch_size=B,
-        arch=arch,
-        dropout=rng.choice([0.0, 0.0, 0.1, 0.2]),
-        bias=arch == "gpt2" and rng.random() < 0.4,
-        activation_checkpointing=rng.random() < 0.3,
-        fp8=kernels and dtype == "bfloat16" and width % 16 == 0 and rng.random() < 0.3,
-        optimizer=rng.choice(["adamw", "adamw", "muon"]),
-        tie_embeddings=rng.random() < 0.7,
-    )
-    return TrainingWorkload(
-        config=config,
-        vocab_size=rng.choice(
-            [27, 64, 256, 2048, 8192, 16_000, 32_768, 50_257, 50_304, 100_288, 151_936, 256_000]
-        ),
-        batch_size=B,
-        micro_steps=rng.choice([1, 1, 2, 4]),
-        dtype=dtype,
-        kernels=kernels,
-        graph=rng.random() < 0.4,
-        attention="manual" if rng.random() < 0.1 else "sdpa",
-        eval_batch_tokens=eval_batch_rows(config, "cuda") * T,
-    )
-
-
 def test_random_shapes_need_what_their_code_allocates(subtests: pytest.Subtests) -> None:
     errors = {}
     for seed in range(24):
-        work = draw_workload(seed)
+        work = draw_card_workload(seed)
         peaks = trace_memory(work)
         peaks["evaluation"] += _EVAL_WORKSPACE_BYTES
         traced = max(peaks.values()) + _WORKSPACE_BYTES

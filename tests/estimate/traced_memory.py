@@ -191,7 +191,7 @@ def trace_memory(work: TrainingWorkload) -> dict[str, int]:
             for optimizer in optimizers:
                 optimizer.found_inf = torch.zeros(())
                 optimizer.step()
-            model.zero_grad(set_to_none=not work.graph)
+            model.zero_grad(set_to_none=not (work.graph and work.keeps_gradients))
             peaks["step"], tracker.peak = tracker.peak, 0
         model.eval()
         tokens = torch.zeros(work.eval_batch_tokens // config.block_size, config.block_size, dtype=torch.long)

@@ -1,0 +1,101 @@
+"""Builds the Triton kernels of a model in threads, all at once, while the run is still being set up.
+
+    build = start_building_kernels(model_config, batch_size, fp8=False)    # returns at once
+    build.wait()                                                           # before the first update
+
+Triton builds a kernel at its first launch, one after the other, which takes seconds. Here a small model of
+the same width runs forward and backward once. Its launches are only recorded: they say which kernels there
+are, and for which types and sizes. Each is then built in a thread, into Triton's caches. Most of the work is
+the compiler's and ptxas's, which do not hold Python's lock.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from glassgpt.model import loss, loss_chunks
+from glassgpt.model.gpt import GPT, GPTConfig
+
+_RECORDED_TOKENS = 64  # of the small model; Triton specialises on multiples of 16
+_MAX_THREADS = 16
+
+
+class KernelBuild:
+    """Kernels that are being built."""
+
+    def __init__(self, builds: list[Callable[[], object]]) -> None:
+        self._pool = ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1), "kernels")
+        self._futures: list[Future[object]] = [self._pool.submit(build) for build in builds]
+
+    def wait(self) -> None:
+        """What failed fails again at the kernel's first launch, where the run goes on without kernels."""
+        for future in self._futures:
+            future.exception()
+        self._pool.shutdown()
+
+
+def start_building_kernels(
+    config: GPTConfig, device: torch.device, dtype: torch.dtype, batch_tokens: int, fp8: bool
+) -> KernelBuild:
+    """`batch_tokens`: of a micro-batch, whose loss is computed at once or in chunks."""
+    launches: dict[str, Callable[[], object]] = {}
+    with _recorded_launches(launches):
+        _run_small_model(config, device, dtype, batch_tokens, fp8)
+    return KernelBuild(list(launches.values()))
+
+
+@contextmanager
+def _recorded_launches(launches: dict[str, Callable[[], object]]) -> Iterator[None]:
+    """Kernels called meanwhile are not launched. Collects what builds each."""
+    from triton.runtime.jit import JITFunction
+
+    from glassgpt.model import kernels
+
+    class Recorder:
+        def __init__(self, kernel: Any) -> None:
+            self._kernel = kernel
+
+        def __getitem__(self, grid: object) -> Callable[..., None]:
+            def record(*arguments: Any, **options: Any) -> None:
+                types = [arg.dtype if isinstance(arg, torch.Tensor) else arg for arg in arguments]
+                build = partial(self._kernel.warmup, *types, grid=(1,), **options)
+                launches.setdefault(f"{self._kernel.__name__} {types} {options}", build)
+
+            return record
+
+    originals = {name: value for name, value in vars(kernels).items() if isinstance(value, JITFunction)}
+    vars(kernels).update({name: Recorder(kernel) for name, kernel in originals.items()})
+    try:
+        yield
+    finally:
+        vars(kernels).update(originals)
+
+
+def _run_small_model(
+    config: GPTConfig, device: torch.device, dtype: torch.dtype, batch_tokens: int, fp8: bool
+) -> None:
+    """An update without its optimizer step, and an evaluation; the numbers are arbitrary."""
+    length = min(_RECORDED_TOKENS, config.block_size) if config.block_size % 16 == 0 else config.block_size
+    small = GPT(replace(config, n_layer=2, dropout=0.0, block_size=length), empty=True).to(device)
+    small.set_kernels(True)
+    small.set_float8(fp8)
+    ids = torch.zeros(-(-_RECORDED_TOKENS // length), length, dtype=torch.long, device=device)
+    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+        small.train()
+        hidden = small.forward_hidden(ids).view(-1, config.n_embd)
+        if loss_chunks.fits_unchunked(batch_tokens, config.vocab_size):  # by PyTorch's operations
+            total = hidden.sum()
+        else:
+            total = loss.chunked_cross_entropy(hidden, small.lm_head.weight, ids.flatten(), True, fp8)
+        total.backward()  # type: ignore[no-untyped-call]
+        small.eval()
+        with torch.no_grad():
+            small.forward_hidden(ids)

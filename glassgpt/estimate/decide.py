@@ -132,9 +132,9 @@ def _choose_speedups(
     """Kernels, compile, attention, CUDA graph; and the facts that it would have needed. Each speedup costs
     time at the start, so each is weighed against the length of the run."""
     config, device, device_type = provisional.config, facts.device, facts.device.device_type
-    unknown = [] if facts.peak is not None else ["peak"]
     peak = None if facts.peak is None else facts.peak.measured or facts.peak.value
 
+    unknown = []  # first what decides about kernels: they are built while the rest is measured
     if device_type == "cuda" and config.kernels == "auto" and facts.kernels_built is None:
         unknown.append("kernels_built")
     vocab_size, built = provisional.vocab_size, facts.kernels_built or False
@@ -142,6 +142,8 @@ def _choose_speedups(
     with_kernels = replace(provisional, kernels=kernels.value == "triton")
     if config.fp8 and facts.float8_is_correct is None and not float8_problems(with_kernels, device):
         unknown.append("float8_is_correct")
+    if facts.peak is None:
+        unknown.append("peak")
 
     step_s = None
     if peak is not None:

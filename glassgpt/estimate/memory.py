@@ -51,7 +51,6 @@ _HEAP_FRAGMENTATION = 0.32
 USABLE_SHARE_OF_FREE = {"cuda": 0.92, "mps": 0.85, "cpu": 0.85}
 COMFORTABLE_SHARE_OF_ALL = 0.94
 _CUBLAS_WORKSPACE_BYTES = {"cuda": 68 * 2**20, "mps": 0, "cpu": 0}
-_EVAL_WORKSPACE_BYTES = {"cuda": 64 * 2**20, "mps": 0, "cpu": 0}  # as measured, besides
 
 
 @dataclass(frozen=True)
@@ -311,8 +310,7 @@ def _bytes_at_evaluation(work: TrainingWorkload) -> dict[str, int]:
         | {
             "gradients": GRADIENT_BYTES * total_parameters(work) if keeps_gradients else 0,
             "activations": max(0, blocks - head) + weight_copies,
-            "working space": _CUBLAS_WORKSPACE_BYTES[work.device_type]
-            + (_EVAL_WORKSPACE_BYTES[work.device_type] if tokens else 0),
+            "working space": _CUBLAS_WORKSPACE_BYTES[work.device_type],
             "logits and loss": head,
         }
     )

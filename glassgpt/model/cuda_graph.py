@@ -9,6 +9,7 @@ them than the GPU takes to run them. Replaying a graph removes that kernel-launc
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import torch
@@ -55,6 +56,7 @@ class CudaGraphRunner:
 
     def capture(self, *inputs: Tensor) -> None:
         """Captures the kernels without running them. The graph keeps the memory of one call for good."""
+        free_cublas_workspaces()  # of the warm-up's stream
         self._static_inputs = [tensor.clone() for tensor in inputs]
         graph = torch.cuda.CUDAGraph()
         rng_state = torch.cuda.get_rng_state()
@@ -73,3 +75,11 @@ class CudaGraphRunner:
             default.graphsafe_set_state(generator.graphsafe_get_state())
         else:
             self._graph = graph
+            free_cublas_workspaces()  # of the capture, in the graph's own memory pool
+            gc.collect()  # autograd's reference cycles would keep activations of the capture
+
+
+def free_cublas_workspaces() -> None:
+    """cuBLAS keeps a workspace for every thread and stream that it was called on. The next call makes one."""
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()

@@ -1,7 +1,7 @@
 """Builds the Triton kernels of a model in threads, all at once, while the run is still being set up.
 
-    build = start_building_kernels(model_config, batch_size, fp8=False)    # returns at once
-    build.wait()                                                           # before the first update
+    build = KernelBuild(model_config, device, torch.bfloat16, batch_tokens, fp8=False)    # returns at once
+    build.wait()                                                                          # before an update
 
 Triton builds a kernel at its first launch, one after the other, which takes seconds. Here a small model of
 the same width runs forward and backward once. Its launches are only recorded: they say which kernels there
@@ -31,25 +31,36 @@ _MAX_THREADS = 16
 class KernelBuild:
     """Kernels that are being built."""
 
-    def __init__(self, builds: list[Callable[[], object]]) -> None:
+    def __init__(
+        self, config: GPTConfig, device: torch.device, dtype: torch.dtype, batch_tokens: int, fp8: bool
+    ) -> None:
+        """`batch_tokens`: of a micro-batch, whose loss is computed at once or in chunks."""
         self._pool = ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1), "kernels")
-        self._futures: list[Future[object]] = [self._pool.submit(build) for build in builds]
+        self._recording = self._pool.submit(self._record, config, device, dtype, batch_tokens, fp8)
+
+    def _record(
+        self, config: GPTConfig, device: torch.device, dtype: torch.dtype, batch_tokens: int, fp8: bool
+    ) -> list[Future[object]]:
+        launches: dict[str, Callable[[], object]] = {}
+        with _recorded_launches(launches):
+            _run_small_model(config, device, dtype, batch_tokens, fp8)
+        return [self._pool.submit(_build_on, device, build) for build in launches.values()]
+
+    def wait_until_recorded(self) -> None:
+        """Until then no kernel can be launched, and the small model takes memory on the card."""
+        self._recording.exception()
 
     def wait(self) -> None:
         """What failed fails again at the kernel's first launch, where the run goes on without kernels."""
-        for future in self._futures:
-            future.exception()
+        if self._recording.exception() is None:
+            for build in self._recording.result():
+                build.exception()
         self._pool.shutdown()
 
 
-def start_building_kernels(
-    config: GPTConfig, device: torch.device, dtype: torch.dtype, batch_tokens: int, fp8: bool
-) -> KernelBuild:
-    """`batch_tokens`: of a micro-batch, whose loss is computed at once or in chunks."""
-    launches: dict[str, Callable[[], object]] = {}
-    with _recorded_launches(launches):
-        _run_small_model(config, device, dtype, batch_tokens, fp8)
-    return KernelBuild(list(launches.values()))
+def _build_on(device: torch.device, build: Callable[[], object]) -> None:
+    with torch.cuda.device(device):
+        build()
 
 
 @contextmanager
@@ -88,7 +99,8 @@ def _run_small_model(
     small.set_kernels(True)
     small.set_float8(fp8)
     ids = torch.zeros(-(-_RECORDED_TOKENS // length), length, dtype=torch.long, device=device)
-    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+    autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+    with torch.cuda.device(device), autocast:
         small.train()
         hidden = small.forward_hidden(ids).view(-1, config.n_embd)
         if loss_chunks.fits_unchunked(batch_tokens, config.vocab_size):  # by PyTorch's operations

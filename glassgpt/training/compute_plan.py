@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,7 @@ from glassgpt.estimate.forecast import Hardware
 from glassgpt.estimate.machine_facts import MachineFacts, Origin, facts_from_record, facts_record
 from glassgpt.estimate.peak import PeakFlops
 from glassgpt.model.gpt import GPTConfig, make_gpt_config
+from glassgpt.model.kernel_build import KernelBuild
 from glassgpt.record.machine import cpu_name, measure_busy_cores
 from glassgpt.training import device as devices
 from glassgpt.training import probe
@@ -43,6 +44,7 @@ class ComputePlan:
     execution: ExecutionConfig
     model_config: GPTConfig
     hardware: Hardware
+    kernel_build: KernelBuild | None = None  # Triton kernels, which are built in threads meanwhile
 
     @property
     def device(self) -> torch.device:
@@ -90,12 +92,22 @@ def plan_compute(
         facts = dataclasses.replace(facts, free_bytes=free_bytes)
     data = dataset.manifest.info()
 
+    builds: list[KernelBuild] = []
+
+    def start_building(spec: RunSpec) -> None:
+        if spec.workload.kernels and not builds:
+            work, model_config = spec.workload, make_gpt_config(config, spec.workload.vocab_size)
+            dtype = devices.TORCH_DTYPES[work.dtype]
+            builds.append(KernelBuild(model_config, device, dtype, work.micro_batch_tokens, config.fp8))
+
     def measure() -> dict[str, Any]:
-        return facts_record(measure_and_decide(config, facts, data, origin, device)[1], data, origin)
+        _, measured = measure_and_decide(config, facts, data, origin, device, start_building)
+        return facts_record(measured, data, origin)
 
     record = group.broadcast_from_rank_zero(measure)
     facts, data, origin = facts_from_record(record)
     spec = decide(config, facts, data, origin)
+    start_building(spec)
     choices = list(spec.choices)
     after_device = 1 + next(index for index, choice in enumerate(choices) if choice.name == "device")
     choices[after_device:after_device] = setup_choices
@@ -104,7 +116,7 @@ def plan_compute(
     cluster = Cluster(group.local_world_size, -(-group.world_size // group.local_world_size), link)
     hardware = Hardware(None if facts.peak is None else facts.peak.value, card, cluster)
     model_config = make_gpt_config(config, spec.workload.vocab_size)
-    plan = ComputePlan(spec, facts, record, execution_config(spec, device), model_config, hardware)
+    plan = ComputePlan(spec, facts, record, execution_config(spec, device), model_config, hardware, *builds)
     return plan, choices
 
 
@@ -158,10 +170,19 @@ def _connect(
 
 
 def measure_and_decide(
-    config: TrainConfig, facts: MachineFacts, data: DatasetInfo, origin: Origin, device: torch.device
+    config: TrainConfig,
+    facts: MachineFacts,
+    data: DatasetInfo,
+    origin: Origin,
+    device: torch.device,
+    kernels_are_chosen: Callable[[RunSpec], None] = lambda spec: None,
 ) -> tuple[RunSpec, MachineFacts]:
     """Measures what decide() does not know yet, one fact after the other: whether one is needed may depend on
-    those before. Raises UserError for what the device cannot do."""
+    those before. Raises UserError for what the device cannot do.
+
+    `kernels_are_chosen`: called as soon as it is clear whether Triton kernels are used, so that they can be
+    built while the rest is measured.
+    """
     while True:
         spec = decide(config, facts, data, origin)
         work = spec.workload
@@ -169,6 +190,8 @@ def measure_and_decide(
             raise UserError("--shard=True needs --dtype=float32 on this card, which has no bfloat16")
         if config.fp8:
             raise_if_any(float8_problems(work, facts.device, facts.float8_is_correct))
+        if not {"kernels_built", "float8_is_correct"}.intersection(spec.unknown):
+            kernels_are_chosen(spec)
         if not spec.unknown:
             break
         name = spec.unknown[0]

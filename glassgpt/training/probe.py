@@ -34,6 +34,7 @@ from glassgpt.estimate.machine_facts import MachineFacts
 from glassgpt.estimate.peak import Clock, PeakFlops, PrepareMatmul, RepeatOperation, measure_best_rate
 from glassgpt.format import pluralize
 from glassgpt.model import float8
+from glassgpt.model.cuda_graph import free_cublas_workspaces
 from glassgpt.model.gpt import attend
 from glassgpt.record.machine import (
     apple_gpu_name,
@@ -107,9 +108,10 @@ def memory_now(device: str) -> dict[str, int]:
 
 def reset_memory_peak(device: str) -> int:
     """Resets `allocated_peak`. Returns the bytes that are allocated on the GPU already: a process may train
-    several times, and cuBLAS keeps its workspaces."""
+    several times."""
     if device.partition(":")[0] != "cuda":
         return 0
+    free_cublas_workspaces()  # of the probes
     torch.cuda.reset_peak_memory_stats(device)
     return torch.cuda.memory_allocated(device)
 

@@ -38,7 +38,6 @@ from glassgpt.estimate.step_timing import LogInterval
 from glassgpt.estimate.training_workload import WEIGHT_BYTES
 from glassgpt.format import format_percent
 from glassgpt.model.gpt import GPT, make_gpt_config
-from glassgpt.model.kernel_build import start_building_kernels
 from glassgpt.record import journal
 from glassgpt.record.ledger import Ledger
 from glassgpt.record.machine import usable_memory
@@ -47,7 +46,7 @@ from glassgpt.record.sink import Listener, NullSink, Sink, Trackers
 from glassgpt.training import probe
 from glassgpt.training.checkpoint.saver import NoSaver, Saver
 from glassgpt.training.compute_plan import plan_compute
-from glassgpt.training.device import TORCH_DTYPES, ExecutionConfig, choose_device, configure_model
+from glassgpt.training.device import ExecutionConfig, choose_device, configure_model
 from glassgpt.training.distributed.fsdp import shard
 from glassgpt.training.distributed.process_group import ProcessGroup
 from glassgpt.training.evaluate import EvalWindows
@@ -93,12 +92,6 @@ def set_up(
     sampling, sample_choices = _choose_sampling(config, dataset, group)
     document_windows, document_choices = _choose_document_windows(config, dataset, splits["train"])
     execution, batch_plan, device = compute.execution, compute.spec.batch, compute.device
-    kernel_build = None
-    if execution.kernels:  # in threads, while the rest is set up
-        micro_batch_tokens = batch_plan.batch_size * config.block_size
-        kernel_build = start_building_kernels(
-            compute.model_config, device, TORCH_DTYPES[execution.dtype], micro_batch_tokens, config.fp8
-        )
     eval_tokens = tokens_to_evaluate(config, batch_plan, len(splits["val"]))
 
     # What to expect. A run that cannot fit into memory ends here.
@@ -116,6 +109,8 @@ def set_up(
     check_memory(config, compute, forecast.memory)
 
     # Model, batches, optimizer.
+    if compute.kernel_build is not None:
+        compute.kernel_build.wait_until_recorded()
     memory_before_bytes = probe.reset_memory_peak(str(device))
     torch.manual_seed(config.seed)
     model = _build_model(get_model(), config, execution, group)
@@ -128,7 +123,7 @@ def set_up(
         execution.data_on_card,
         document_windows,
     )
-    learner = Learner(model, config, execution, batch_plan, loader, ledger, group, kernel_build)
+    learner = Learner(model, config, execution, batch_plan, loader, ledger, group, compute.kernel_build)
     expected_curve = None
     if config.init_from == "scratch":
         target_tokens = round(batch_plan.tokens * loader.target_share)

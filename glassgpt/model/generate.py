@@ -6,7 +6,7 @@
 
 One token needs little arithmetic. Its time goes into reading every weight once, and on a GPU into launching
 hundreds of small kernels. So keys and values are cached, weights are converted beforehand, and a decoding
-step is captured as a CUDA graph.
+step is captured as a CUDA graph, with Triton of few kernels (fused_decoder.py).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from glassgpt.errors import UserError, raise_if_any
 from glassgpt.model.cuda_graph import CudaGraphRunner
+from glassgpt.model.fused_decoder import FusedDecoder, can_fuse
 from glassgpt.model.gpt import GPT
 from glassgpt.model.kv_cache import StaticKVCache
 
@@ -72,18 +73,37 @@ class TokenSampler:
         pairs = zip(ids[:count].tolist(), probs[:count].tolist(), strict=True)
         return [(token, probability) for token, probability in pairs if probability > 0]
 
+    @property
+    def noise_width(self) -> int:
+        """Random numbers per token: one for each token that may come out; none for greedy decoding."""
+        if self.temperature < _MIN_TEMPERATURE:
+            return 0
+        return min(self.top_k or self.vocab_size, self.vocab_size)
+
+    def draw_noise(self, noise: Tensor, generators: Sequence[torch.Generator]) -> None:
+        """Draws the random numbers (B, noise_width) of one token for each row, on the CPU."""
+        if self.noise_width:
+            for row, generator in zip(noise, generators, strict=True):
+                row.exponential_(generator=generator)
+
     def next_tokens(self, logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-        """Samples one token per generator from logits (B, V); a single row serves all generators.
+        """Samples one token per generator from logits (B, V); a single row serves all generators."""
+        noise = torch.empty(len(generators), self.noise_width)
+        self.draw_noise(noise, generators)
+        return self.choose_tokens(logits.expand(len(generators), -1), noise.to(logits.device, non_blocking=True))
+
+    def choose_tokens(self, logits: Tensor, noise: Tensor) -> Tensor:
+        """One token per row of logits (B, V), decided by `noise` (B, noise_width) on the same device.
 
         A row with NaN gives -1 instead of an error: checking here would synchronise with the GPU.
         """
-        logits = logits[:, : self.vocab_size].float().expand(len(generators), -1)
+        logits = logits[:, : self.vocab_size].float()
         if self.temperature < _MIN_TEMPERATURE:  # greedy
             largest, tokens = logits.max(-1)  # NaN counts as the largest
             return tokens.where(largest.isfinite(), -1)
         ids = None
-        if self.top_k is not None and self.top_k < logits.shape[-1]:
-            logits, ids = logits.topk(self.top_k)
+        if self.noise_width < logits.shape[-1]:
+            logits, ids = logits.topk(self.noise_width)
             # Sorted by id: if rounding swaps two likely tokens, the sample stays the same.
             ids, order = ids.sort()
             logits = logits.gather(-1, order)
@@ -93,10 +113,7 @@ class TokenSampler:
         if self.top_p is not None and self.top_p < 1:
             probs = _top_p_filter(probs, self.top_p)
         # Exponential race: argmax(p / Exp(1)) is a sample from p, which need not sum to 1.
-        noise = torch.empty(probs.shape, dtype=probs.dtype)
-        for row, generator in zip(noise, generators, strict=True):
-            row.exponential_(generator=generator)
-        drawn = (probs / noise.to(probs.device, non_blocking=True)).argmax(-1, keepdim=True)
+        drawn = (probs / noise).argmax(-1, keepdim=True)
         return (drawn if ids is None else ids.gather(-1, drawn))[:, 0].where(valid, -1)
 
 
@@ -164,24 +181,29 @@ class WindowDecoder:
 
 
 class CachedDecoder:
-    """With a KV cache: reads the prompt once, and then only the last token of each of `rows` samples."""
+    """With a KV cache: reads the prompt once, and then only the last token of each of `rows` samples.
+
+    Of a prompt longer than the context it reads the end. Beyond the context, the model has to have rotary
+    positions.
+    """
 
     def __init__(self, model: GPT, capacity: int, rows: int, graph: bool = False) -> None:
-        self._model, self._cache, self._rows, self._graph = model, model.new_cache(capacity), rows, graph
+        self.cache = model.new_cache(capacity)
+        self._model, self._rows, self._graph = model, rows, graph
         self._step: Callable[[Tensor], Tensor] | None = None
 
     def next_logits(self, tokens: Tensor) -> Tensor:
         """Logits (B, V) of the token after tokens (B, T); overwritten by the next call."""
-        if self._step is not None:
-            return self._step(tokens[:, -1:])
-        logits = self._model.next_logits(tokens, self._cache)
-        self._cache.repeat(self._rows)
-        if self._graph:
-            static_cache = StaticKVCache(self._cache)
+        if self.cache.length == 0:
+            logits = self._model.next_logits(tokens[:, -self._model.config.block_size :], self.cache)
+            self.cache.repeat(self._rows)
+            return logits
+        if self._step is None and self._graph:
+            static_cache = StaticKVCache(self.cache)
             self._step = DecodingGraphRunner(partial(self._model.next_logits, cache=static_cache))
-        else:
-            self._step = partial(self._model.next_logits, cache=self._cache)
-        return logits
+        elif self._step is None:
+            self._step = partial(self._model.next_logits, cache=self.cache)
+        return self._step(tokens[:, -1:])
 
 
 # --- generation ---
@@ -195,9 +217,12 @@ def generate(
     *,
     use_cache: bool = True,
     graph: bool = False,
+    kernels: bool = False,
 ) -> Iterator[int]:
     """Yields `count` tokens that follow `prompt`: sample 0 of the sampler's seed."""
-    steps = generate_samples(model, prompt, count, sampler, samples=[0], use_cache=use_cache, graph=graph)
+    steps = generate_samples(
+        model, prompt, count, sampler, samples=[0], use_cache=use_cache, graph=graph, kernels=kernels
+    )
     return (token for (token,) in steps)
 
 
@@ -210,11 +235,16 @@ def generate_samples(
     samples: Sequence[int],
     use_cache: bool = True,
     graph: bool = False,
+    kernels: bool = False,
 ) -> Iterator[list[int]]:
     """Yields `count` times the next token of each sample.
 
     `samples` are sample numbers, such as range(8). A sample depends on the seed and its number only, not on
-    how many are generated beside it. `graph`: decoding steps are captured as CUDA graphs.
+    how many are generated beside it. `graph`: decoding steps are captured as CUDA graphs. `kernels`: they are
+    fused Triton kernels, and sampling happens on the device (fused_decoder.py), where the cache is used.
+
+    Past its context, a model with rotary positions and a cache goes on with the keys and values it has:
+    attention slides over the last `block_size` tokens. Otherwise the last `block_size` are read again.
     """
     problems = []
     vocab_size = model.config.vocab_size
@@ -228,7 +258,7 @@ def generate_samples(
     problems += sampler.problems()
     raise_if_any(problems)
     # A separate generator function, so that a wrong prompt is an error now, not at the first token.
-    return _generate_steps(model, list(prompt), count, sampler, samples, use_cache, graph)
+    return _generate_steps(model, list(prompt), count, sampler, samples, use_cache, graph, kernels)
 
 
 @torch.no_grad()
@@ -240,29 +270,43 @@ def _generate_steps(
     samples: Sequence[int],
     use_cache: bool,
     graph: bool,
+    kernels: bool,
 ) -> Iterator[list[int]]:
     generators = [sampler.sample_generator(number) for number in samples]
     was_training = model.training
     model.eval()
+    block_size = model.config.block_size
     start, end = len(prompt), len(prompt) + count
     tokens = torch.zeros(len(samples), end, dtype=torch.long, device=model.lm_head.weight.device)
     tokens[:, :start] = torch.tensor(prompt)
+    # Learned positions end with the context. When the oldest token then drops out, every other one moves to
+    # another position, so no cached key or value stays valid.
+    cached_end = end if model.config.arch == "modern" else min(end, block_size + 1)
     try:
         prepared = prepare_for_decoding(model)
         window = WindowDecoder(prepared, graph)
-        decoder = CachedDecoder(prepared, end, len(samples), graph) if use_cache else window
-        for length in range(start, end):
-            if length > model.config.block_size:
-                # The context is full. Every token moves to another position when the oldest drops out, so no
-                # cached key or value stays valid.
-                decoder = window
+        cached = CachedDecoder(prepared, min(start, block_size) + count, len(samples), graph)
+        length = start
+        while length < end:
+            decoder = cached if use_cache and length < cached_end else window
             context = tokens[: 1 if length == start else len(samples), :length]  # the prompt is read once
-            tokens[:, length] = sampler.next_tokens(decoder.next_logits(context), generators)
-            next_tokens = tokens[:, length].tolist()
-            if min(next_tokens) < 0:
-                raise UserError(
-                    "the model's output is not a number: its training went wrong before this checkpoint"
-                )
-            yield next_tokens
+            sampled = sampler.next_tokens(decoder.next_logits(context), generators)
+            tokens[:, length] = sampled
+            yield _check_sampled(sampled.tolist())
+            length += 1
+            if kernels and decoder is cached and can_fuse(prepared, len(samples)):
+                fused = FusedDecoder(prepared, cached.cache, sampler, graph)
+                fused.start(sampled)
+                for next_tokens in fused.generate(cached_end - length, generators):
+                    yield _check_sampled(next_tokens)
+                    if cached_end < end:
+                        tokens[:, length] = torch.tensor(next_tokens)
+                    length += 1
     finally:
         model.train(was_training)
+
+
+def _check_sampled(tokens: list[int]) -> list[int]:
+    if min(tokens) < 0:
+        raise UserError("the model's output is not a number: its training went wrong before this checkpoint")
+    return tokens

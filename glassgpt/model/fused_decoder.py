@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +22,7 @@ from glassgpt.model.cuda_graph import CudaGraphRunner
 from glassgpt.model.gpt import GPT, MLP, CausalSelfAttention, ResidualNorm
 from glassgpt.model.kv_cache import KVCache
 from glassgpt.model.ops import NORM_EPSILON
-
-if TYPE_CHECKING:
-    from glassgpt.model.generate import TokenSampler
+from glassgpt.model.token_sampler import TokenSampler
 
 MAX_ROWS = 32
 _MAX_CHANNELS = 8192
@@ -85,13 +82,17 @@ class FusedDecoder:
         # Blocks alternate between the halves of these rings, so the next one can be prepared meanwhile.
         self._noise_width = sampler.noise_width
         step_bytes = 4 * rows * self._noise_width
-        self._ring = 2 * max(1, min(_MAX_BLOCK, _power_of_two(_MAX_NOISE_BYTES // max(step_bytes, 1) + 1) // 2))
+        self._ring = 2 * max(
+            1, min(_MAX_BLOCK, _power_of_two(_MAX_NOISE_BYTES // max(step_bytes, 1) + 1) // 2)
+        )
         pinned = device.type == "cuda"
         self._noise = buffer(self._ring, rows, self._noise_width) + 1
         self._host_noise = torch.ones(self._noise.shape, pin_memory=pinned)
         self._out = buffer(self._ring, rows, dtype=torch.long)
         self._host_out = torch.zeros(self._out.shape, dtype=torch.long, pin_memory=pinned)
-        self._sampled_by_kernel = 0 < self._noise_width < sampler.vocab_size and self._noise_width <= _MAX_TOP_K
+        self._sampled_by_kernel = (
+            0 < self._noise_width < sampler.vocab_size and self._noise_width <= _MAX_TOP_K
+        )
         self._chosen_tiles = buffer(rows, _power_of_two(max(1, self._noise_width)), dtype=torch.int32)
         self._step = CudaGraphRunner(self._launch_step, warm_up=1) if pinned and graph else self._launch_step
 

@@ -323,7 +323,9 @@ class GPT(nn.Module):
             residual = residual + self.transformer.wpe.weight[positions]
         else:
             residual = F.rms_norm(residual, residual.shape[-1:], eps=ops.NORM_EPSILON["rms"])
-            cos, sin = (self.rotary_cos, self.rotary_sin) if cache is None or cache.rope is None else cache.rope
+            cos, sin = (
+                (self.rotary_cos, self.rotary_sin) if cache is None or cache.rope is None else cache.rope
+            )
             rope = (cos[positions], sin[positions])
         residual = F.dropout(residual, self.config.dropout, self.training)
         if self.training and residual.is_cuda and torch.is_autocast_enabled("cuda"):
@@ -362,8 +364,8 @@ class GPT(nn.Module):
         if self.config.arch == "modern":
             rope = (self.rotary_cos, self.rotary_sin)
             if tokens > block_size:
-                tables = _rope_tables(tokens, self.config.n_embd // self.config.n_head)
-                rope = (tables[0].to(rope[0]), tables[1].to(rope[1]))
+                cos, sin = _rope_tables(tokens, self.config.n_embd // self.config.n_head)
+                rope = (cos.to(rope[0]), sin.to(rope[1]))
         return KVCache(self.config.n_layer, min(tokens, block_size), rope)
 
     def next_logits(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:

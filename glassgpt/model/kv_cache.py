@@ -58,7 +58,7 @@ class LayerKVCache:
 
 
 class KVCache:
-    """One LayerKVCache per layer; all hold the last `window` tokens. `rope`: cosines and sines of positions."""
+    """One LayerKVCache per layer; all hold the last `window` tokens. `rope`: cosines, sines of positions."""
 
     def __init__(self, n_layer: int, window: int, rope: tuple[Tensor, Tensor] | None = None) -> None:
         capacity = -(-window // _CAPACITY_MULTIPLE) * _CAPACITY_MULTIPLE

@@ -16,9 +16,11 @@ import torch
 from glassgpt.config import Choice
 from glassgpt.data.tokenizers import Tokenizer, encode_prompt
 from glassgpt.errors import UserError
+from glassgpt.estimate.machine_facts import find_missing_toolchain
 from glassgpt.files import expand_user_path
-from glassgpt.model.generate import TokenSampler, generate_samples
+from glassgpt.model.generate import generate_samples
 from glassgpt.model.gpt import GPT
+from glassgpt.model.token_sampler import TokenSampler
 from glassgpt.model.weights import build_model
 from glassgpt.record.run_dir import NANOGPT_CKPT_FILE, RUNS_DIR, latest_numbered_run, numbered_runs
 from glassgpt.sample.sample_options import SampleOptions
@@ -76,6 +78,7 @@ class Sampler:
             token_sampler,
             samples=numbers,
             graph=self.execution.graph,
+            kernels=self.execution.kernels,
         )
         while True:
             with self.execution.autocast():
@@ -96,10 +99,12 @@ def load_sampler(run: str, options: SampleOptions) -> Sampler:
     tokenizer = find_tokenizer(loaded, options.data_dir)
     model = build_model(loaded.model_config, loaded.weights, loaded.description)
     graph = _choose_graph(options.compile, device)
+    use_graph = graph.value == "on"
+    use_kernels = use_graph and find_missing_toolchain("cuda") is None
     choices = [device_choice, dtype, Choice("tokenizer", tokenizer.name, f"{tokenizer.vocab_size:,} tokens")]
     if device.type == "cuda" or options.compile == "on":
         choices.append(graph)
-    execution = ExecutionConfig(device, str(dtype.value), graph=graph.value == "on")
+    execution = ExecutionConfig(device, str(dtype.value), kernels=use_kernels, graph=use_graph)
     if device.index is not None:
         torch.cuda.set_device(device)
     return Sampler(loaded, model.to(device).eval(), tokenizer, execution, tuple(choices))

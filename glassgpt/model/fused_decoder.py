@@ -1,12 +1,12 @@
 """Decoding on a GPU in few kernel launches: the next token is sampled on the device, and read there.
 
-    decoder = FusedDecoder(prepared, cache, sampler, graph=True)     # after the prompt was read into the cache
-    decoder.start(tokens)                                # the first tokens that were sampled, one per row
+    decoder = FusedDecoder(prepared, cache, sampler, graph=True)    # the prompt is in the cache
+    decoder.start(tokens)                                           # the first one sampled, for each row
     for next_tokens in decoder.generate(count, generators): ...
 
-Without this, Python waits for each token before it launches the next step. Here the steps of a block of tokens
-are launched without waiting, and while they run, the random numbers of the next block are drawn. The random
-numbers are those of TokenSampler.next_tokens, so the samples are the same up to rounding.
+Without this, Python waits for each token before it launches the next step. Here the steps of a block of
+tokens are launched without waiting, and while they run, the random numbers of the next block are drawn. They
+are those of TokenSampler.next_tokens, so the samples are the same up to rounding.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class FusedDecoder:
     def _launch_sampling(self) -> None:
         sampler = self._sampler
         if not self._sampled_by_kernel:
-            step = self._position % self._ring
+            step = (self._position % self._ring).long()
             tokens = sampler.choose_tokens(self._logits, self._noise.index_select(0, step)[0])
             self._out.index_copy_(0, step, tokens[None])
             self._tokens.copy_(tokens.clamp(min=0))

@@ -49,6 +49,15 @@ def prepare_for_decoding(model: GPT) -> GPT:
     return prepared
 
 
+def decoding_bytes(model: GPT, prompt: int, count: int, rows: int, itemsize: int) -> int:
+    """The bytes that `count` decoding steps read: each matrix once per step, and each row's keys and values."""
+    shape = model.config
+    matrices = {module.weight for module in model.modules() if isinstance(module, nn.Linear)}
+    weights = sum(matrix.numel() for matrix in matrices)
+    lengths = sum(min(length, shape.block_size) for length in range(prompt, prompt + count))
+    return itemsize * (count * weights + rows * lengths * 2 * shape.n_layer * shape.n_embd)
+
+
 class DecodingGraphRunner:
     """Calls `function(tokens)`; on a CUDA GPU by a CudaGraphRunner, a new one when the shape of the tokens
     changes. So `function` must launch the same kernels in every call.

@@ -44,6 +44,8 @@ class LayerKVCache:
             self.keys = v.new_zeros(B, H, self.capacity, D)
             self.values = v.new_zeros(B, H, self.capacity, D)
         start, count = self.length % self.window, k.shape[2]
+        if count > 1 and self.length + count > self.window:
+            raise IndexError("beyond the context, tokens are added one by one")
         self.keys.narrow(2, start, count).copy_(k)
         self.values.narrow(2, start, count).copy_(v)
         self.length += count

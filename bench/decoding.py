@@ -1,10 +1,10 @@
-"""Decoding speed of GlassGPT's plain and fused decoding steps, with random weights of GPT-2's size (124M).
+"""Decoding speed of GlassGPT's plain and fused decoding steps, with random weights of GPT-2's size.
 
     python -m bench.decoding [--tokens 500] [--batches 1 8] [--arch gpt2] [--paths plain fused] [--profile]
 
 The first text of the process includes loading and building kernels; `cold` says whether Triton's cache was
-empty. MBU is the model bandwidth utilisation: bytes of weights and cached keys and values that the steps read,
-per second, of the card's bandwidth. With --profile: the kernels of a step, microseconds each. The last line is
+empty. MBU is the model bandwidth utilisation: bytes of weights and cached keys and values that the steps
+read, per second, of the card's bandwidth. With --profile: the kernels of a step, microseconds each. The last line is
 one JSON document.
 """
 

@@ -50,7 +50,7 @@ def prepare_for_decoding(model: GPT) -> GPT:
 
 
 def decoding_bytes(model: GPT, prompt: int, count: int, rows: int, itemsize: int) -> int:
-    """The bytes that `count` decoding steps read: each matrix once per step, and each row's keys and values."""
+    """What `count` decoding steps read: each matrix once per step, and the keys and values of each row."""
     shape = model.config
     matrices = {module.weight for module in model.modules() if isinstance(module, nn.Linear)}
     weights = sum(matrix.numel() for matrix in matrices)

@@ -18,13 +18,13 @@ _CAPACITY_MULTIPLE = 64  # attention kernels are slow with masks of other length
 
 
 class LayerKVCache:
-    """Keys and values (B, H, T, D) of one layer: a ring of `window` slots, in memory for `capacity`."""
+    """Keys and values (B, H, T, D) of one layer: a ring of `window` slots."""
 
     keys: Tensor  # allocated with the first tokens, which give batch size and dtype
     values: Tensor
 
-    def __init__(self, window: int, capacity: int) -> None:
-        self.window, self.capacity, self.length = window, capacity, 0
+    def __init__(self, window: int) -> None:
+        self.window, self.length = window, 0
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Adds the new tokens to the cache. Returns their attention to themselves and to all before."""
@@ -41,8 +41,9 @@ class LayerKVCache:
         if self.length == 0:
             B, H, _, D = k.shape
             # v's dtype: under CUDA autocast QK-norm gives float32 keys, which attention rounds anyway.
-            self.keys = v.new_zeros(B, H, self.capacity, D)
-            self.values = v.new_zeros(B, H, self.capacity, D)
+            capacity = -(-self.window // _CAPACITY_MULTIPLE) * _CAPACITY_MULTIPLE
+            self.keys = v.new_zeros(B, H, capacity, D)
+            self.values = v.new_zeros(B, H, capacity, D)
         start, count = self.length % self.window, k.shape[2]
         if count > 1 and self.length + count > self.window:
             raise IndexError("beyond the context, tokens are added one by one")
@@ -63,9 +64,8 @@ class KVCache:
     """One LayerKVCache per layer; all hold the last `window` tokens. `rope`: cosines, sines of positions."""
 
     def __init__(self, n_layer: int, window: int, rope: tuple[Tensor, Tensor] | None = None) -> None:
-        capacity = -(-window // _CAPACITY_MULTIPLE) * _CAPACITY_MULTIPLE
         self.window, self.rope = window, rope
-        self.layers = [LayerKVCache(window, capacity) for _ in range(n_layer)]
+        self.layers = [LayerKVCache(window) for _ in range(n_layer)]
 
     @property
     def length(self) -> int:
@@ -90,7 +90,7 @@ class StaticLayerKVCache(LayerKVCache):
     """One layer of a StaticKVCache, which owns `slot` and `mask`."""
 
     def __init__(self, start: LayerKVCache, slot: Tensor, mask: Tensor) -> None:
-        super().__init__(start.window, start.capacity)
+        super().__init__(start.window)
         self.keys, self.values = start.keys, start.values
         self._slot, self._mask = slot, mask
 

@@ -68,14 +68,9 @@ class Sampler:
         card = find_card(device_name(self.execution.device))
         if card is None or self.execution.device.type != "cuda":
             return ""
-        length, count, itemsize = (
-            len(prompt),
-            options.max_new_tokens,
-            4 if self.execution.dtype == "float32" else 2,
-        )
         batch = self._batch_size(prompt, options)
         rows = [min(batch, options.num_samples - first) for first in range(0, options.num_samples, batch)]
-        read = sum(decoding_bytes(self.model, length, count, n, itemsize) for n in rows)
+        read = sum(decoding_bytes(self.model, len(prompt), options.max_new_tokens, n, itemsize) for n in rows)
         share = read / seconds / (card.bandwidth_gb_s * 1e9)
         return (
             f"{share:.1%} ({read / 1e9:,.1f} GB of weights and cache read, {card.bandwidth_gb_s:,.0f} GB/s)"

@@ -4,7 +4,8 @@
 
 The first text of the process includes loading and building kernels; `cold` says whether Triton's cache was
 empty. MBU is the model bandwidth utilisation: bytes of weights and cached keys and values that the steps
-read, per second, of the card's bandwidth. With --profile: the kernels of a step, microseconds each. The last line is
+read, per second, of the card's bandwidth. With --profile: the kernels of a step, microseconds each.
+The last line is
 one JSON document.
 """
 

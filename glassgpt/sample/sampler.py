@@ -68,6 +68,7 @@ class Sampler:
         card = find_card(device_name(self.execution.device))
         if card is None or self.execution.device.type != "cuda":
             return ""
+        itemsize = 4 if self.execution.dtype == "float32" else 2
         batch = self._batch_size(prompt, options)
         rows = [min(batch, options.num_samples - first) for first in range(0, options.num_samples, batch)]
         read = sum(decoding_bytes(self.model, len(prompt), options.max_new_tokens, n, itemsize) for n in rows)

@@ -77,14 +77,12 @@ def test_the_same_text_recorded_or_not_and_on_a_cpu(
 
 
 @both
-@pytest.mark.parametrize("rows", [1, 3, 8, 17])
-@pytest.mark.parametrize("width", [32, 96])
-@pytest.mark.parametrize("length", [1, 7, CONTEXT, 2 * CONTEXT])
+@pytest.mark.parametrize(("rows", "width"), [(1, 24), (3, 32), (8, 96), (17, 32)])
+@pytest.mark.parametrize("length", [1, CONTEXT, 2 * CONTEXT])
 @pytest.mark.parametrize(
     "sampler",
     [
         PLAIN,
-        TokenSampler(VOCABULARY, top_k=5),
         TokenSampler(VOCABULARY - 2, top_k=5, top_p=0.8, temperature=1.3),
         TokenSampler(VOCABULARY, top_k=1),
         TokenSampler(VOCABULARY, temperature=0.0),
@@ -101,36 +99,33 @@ def test_the_same_text_by_fused_kernels(
 
 @both
 @pytest.mark.parametrize("rows", [1, 8])
-@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu2"])
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("activation", "bias"), [("gelu", True), ("gelu_new", False), ("relu2", False)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("capacity", [CONTEXT, 1500])
+@pytest.mark.parametrize(("capacity", "start"), [(CONTEXT, 1), (1500, 1490)])
 @torch.no_grad()
 def test_fused_kernels_give_the_logits_of_the_model(
-    arch: str, rows: int, activation: str, bias: bool, dtype: torch.dtype, capacity: int
+    arch: str, rows: int, activation: str, bias: bool, dtype: torch.dtype, capacity: int, start: int
 ) -> None:
-    """From position 0 to the end of the cache, or of one that several programs share."""
+    """From the first positions on, and to the end of a cache that several programs share."""
     changes: dict[str, Any] = {"activation": activation, "bias": bias, "n_embd": 160, "block_size": capacity}
     model = on_gpu(arch, vocab_size=1000, **changes)
     tokens = torch.randint(1000, (rows, capacity), generator=torch.Generator().manual_seed(0)).cuda()
-    checked = {*range(1, CONTEXT), capacity - 1}
+    tokens[:, :start] = tokens[0, :start].clone()
     with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
         ready = prepare_for_decoding(model)
         cache = ready.new_cache(capacity)
-        ready.next_logits(tokens[:1, :1], cache)
+        ready.next_logits(tokens[:1, :start], cache)
         cache.repeat(rows)
-        tokens[:, 0] = tokens[0, 0]
         decoder = FusedDecoder(ready, cache, TokenSampler(1000, top_k=5), graph=False)
-        for length in range(1, capacity):
+        for length in range(start, capacity):
             logits = decoder.next_logits(tokens[:, length])
-            if length in checked:
-                plain = model.next_logits(tokens[:, : length + 1]).float()
-                with torch.autocast("cuda", enabled=False):
-                    exact = model.next_logits(tokens[:, : length + 1])
-                if dtype == torch.float32:
-                    torch.testing.assert_close(logits, exact, atol=1e-4, rtol=1e-4)
-                else:  # no further from float32 than autocast is
-                    assert (logits - exact).norm() <= 1.5 * (plain - exact).norm() + 1e-3 * exact.norm()
+            plain = model.next_logits(tokens[:, : length + 1]).float()
+            with torch.autocast("cuda", enabled=False):
+                exact = model.next_logits(tokens[:, : length + 1])
+            if dtype == torch.float32:
+                torch.testing.assert_close(logits, exact, atol=1e-4, rtol=1e-4)
+            else:  # no further from float32 than autocast is
+                assert (logits - exact).norm() <= 1.5 * (plain - exact).norm() + 1e-3 * exact.norm()
 
 
 def sampled_by_kernel(decoder: FusedDecoder, logits: Tensor, noise: Tensor, vocabulary: int) -> Tensor:

@@ -27,8 +27,9 @@ from typing import Any
 
 import torch
 
-from glassgpt.model.generate import TokenSampler, generate, generate_samples
+from glassgpt.model.generate import generate, generate_samples
 from glassgpt.model.gpt import GPT, GPTConfig
+from glassgpt.model.token_sampler import TokenSampler
 from glassgpt.training.device import ExecutionConfig, device_name
 
 SHAPE: dict[str, Any] = {

@@ -327,7 +327,10 @@ class GPT(nn.Module):
             residual = residual + self.transformer.wpe.weight[positions]
         else:
             residual = F.rms_norm(residual, residual.shape[-1:], eps=ops.NORM_EPSILON["rms"])
-            rope = (self.rotary_cos[positions], self.rotary_sin[positions])
+            cos, sin = (
+                (self.rotary_cos, self.rotary_sin) if cache is None or cache.rope is None else cache.rope
+            )
+            rope = (cos[positions], sin[positions])
         residual = F.dropout(residual, self.config.dropout, self.training)
         if self.training and residual.is_cuda and torch.is_autocast_enabled("cuda"):
             # A residual stream in 16 bits takes half the memory traffic. Evaluation keeps it in float32.
@@ -360,8 +363,14 @@ class GPT(nn.Module):
         return loss.token_losses(flat, self.lm_head.weight, flat_targets).view(targets.shape)
 
     def new_cache(self, tokens: int) -> KVCache:
-        """A KV cache with room for so many tokens, at most `block_size`."""
-        return KVCache(self.config.n_layer, min(tokens, self.config.block_size))
+        """A KV cache for a text of so many tokens, which keeps the last `block_size`."""
+        rope, block_size = None, self.config.block_size
+        if self.config.arch == "modern":
+            rope = (self.rotary_cos, self.rotary_sin)
+            if tokens > block_size:
+                cos, sin = _rope_tables(tokens, self.config.n_embd // self.config.n_head)
+                rope = (cos.to(rope[0]), sin.to(rope[1]))
+        return KVCache(self.config.n_layer, min(tokens, block_size), rope)
 
     def next_logits(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
         """Logits (B, V) of the next token; the head is computed for the last position only."""

@@ -37,8 +37,9 @@ from glassgpt.data.passage import PASSAGE_AT, PASSAGE_TOKENS
 from glassgpt.data.tokenizers import dataset_tokenizer_digest, tokenizer_digest
 from glassgpt.errors import UserError
 from glassgpt.files import expand_user_path
-from glassgpt.model.generate import TokenSampler, generate_samples
+from glassgpt.model.generate import generate_samples
 from glassgpt.model.gpt import GPT, CausalSelfAttention, attention_weights
+from glassgpt.model.token_sampler import TokenSampler
 from glassgpt.sample.sampler import Sampler
 
 GUESSES = 3
@@ -276,7 +277,13 @@ def measure_originality(sampler: Sampler, dataset: Dataset) -> SampleOriginality
     numbers = range(math.ceil(SAMPLE_TOKENS / length))
     draws = TokenSampler(tokenizer.vocab_size, seed=_SEED)
     steps = generate_samples(
-        sampler.model, prompt, length, draws, samples=numbers, graph=sampler.execution.graph
+        sampler.model,
+        prompt,
+        length,
+        draws,
+        samples=numbers,
+        graph=sampler.execution.graph,
+        kernels=sampler.execution.kernels,
     )
     with sampler.execution.autocast():
         samples = list(np.array(list(steps), dtype=np.int64).T)

@@ -64,7 +64,7 @@ class SampleServer:
     def _start(self, request: JsonObject) -> JsonObject:
         import torch
 
-        from glassgpt.model.generate import TokenSampler
+        from glassgpt.model.token_sampler import TokenSampler
         from glassgpt.sample.sample_options import SampleOptions, find_problems
 
         options = SampleOptions(**request["options"])

@@ -16,14 +16,17 @@ import torch
 from glassgpt.config import Choice
 from glassgpt.data.tokenizers import Tokenizer, encode_prompt
 from glassgpt.errors import UserError
+from glassgpt.estimate.cards import find_card
+from glassgpt.estimate.machine_facts import find_missing_toolchain
 from glassgpt.files import expand_user_path
-from glassgpt.model.generate import TokenSampler, generate_samples
+from glassgpt.model.generate import decoding_bytes, generate_samples
 from glassgpt.model.gpt import GPT
+from glassgpt.model.token_sampler import TokenSampler
 from glassgpt.model.weights import build_model
 from glassgpt.record.run_dir import NANOGPT_CKPT_FILE, RUNS_DIR, latest_numbered_run, numbered_runs
 from glassgpt.sample.sample_options import SampleOptions
 from glassgpt.training.checkpoint.checkpoints import committed_paths
-from glassgpt.training.device import ExecutionConfig, choose_device, choose_dtype
+from glassgpt.training.device import ExecutionConfig, choose_device, choose_dtype, device_name
 from glassgpt.training.weight_source import LoadedCheckpoint, find_tokenizer, load_init_from
 
 _MAX_KV_CACHE_BYTES = 2**30  # limits how many samples are generated in one batch
@@ -54,14 +57,31 @@ class Sampler:
 
     def sample(self, prompt: list[int], options: SampleOptions) -> Iterator[list[str]]:
         """Yields, token by token, the new text of each sample in a batch. An empty list ends a batch."""
-        shape = self.model.config
-        length = min(len(prompt) + options.max_new_tokens, shape.block_size)
-        kv_cache_bytes = 2 * 4 * shape.n_layer * shape.n_embd * length  # of one sample
-        batch_size = max(1, _MAX_KV_CACHE_BYTES // kv_cache_bytes)
+        batch_size = self._batch_size(prompt, options)
         for first in range(0, options.num_samples, batch_size):
             numbers = range(first, min(first + batch_size, options.num_samples))
             yield from self._sample_batch(prompt, options, numbers)
             yield []
+
+    def bandwidth_use(self, prompt: list[int], options: SampleOptions, seconds: float) -> str:
+        """Model bandwidth utilisation (MBU) of such samples: a share and its inputs. Empty: unknown card."""
+        card = find_card(device_name(self.execution.device))
+        if card is None or self.execution.device.type != "cuda":
+            return ""
+        itemsize = 4 if self.execution.dtype == "float32" else 2
+        batch = self._batch_size(prompt, options)
+        rows = [min(batch, options.num_samples - first) for first in range(0, options.num_samples, batch)]
+        read = sum(decoding_bytes(self.model, len(prompt), options.max_new_tokens, n, itemsize) for n in rows)
+        share = read / seconds / (card.bandwidth_gb_s * 1e9)
+        return (
+            f"{share:.1%} ({read / 1e9:,.1f} GB of weights and cache read, {card.bandwidth_gb_s:,.0f} GB/s)"
+        )
+
+    def _batch_size(self, prompt: list[int], options: SampleOptions) -> int:
+        shape = self.model.config
+        length = min(len(prompt) + options.max_new_tokens, shape.block_size)
+        kv_cache_bytes = 2 * 4 * shape.n_layer * shape.n_embd * length  # of one sample
+        return max(1, _MAX_KV_CACHE_BYTES // kv_cache_bytes)
 
     def _sample_batch(self, prompt: list[int], options: SampleOptions, numbers: range) -> Iterator[list[str]]:
         # A token may end in the middle of a character, which is shown when it is complete.
@@ -76,6 +96,7 @@ class Sampler:
             token_sampler,
             samples=numbers,
             graph=self.execution.graph,
+            kernels=self.execution.kernels,
         )
         while True:
             with self.execution.autocast():
@@ -96,10 +117,12 @@ def load_sampler(run: str, options: SampleOptions) -> Sampler:
     tokenizer = find_tokenizer(loaded, options.data_dir)
     model = build_model(loaded.model_config, loaded.weights, loaded.description)
     graph = _choose_graph(options.compile, device)
+    use_graph = graph.value == "on"
+    use_kernels = use_graph and find_missing_toolchain("cuda") is None
     choices = [device_choice, dtype, Choice("tokenizer", tokenizer.name, f"{tokenizer.vocab_size:,} tokens")]
     if device.type == "cuda" or options.compile == "on":
         choices.append(graph)
-    execution = ExecutionConfig(device, str(dtype.value), graph=graph.value == "on")
+    execution = ExecutionConfig(device, str(dtype.value), kernels=use_kernels, graph=use_graph)
     if device.index is not None:
         torch.cuda.set_device(device)
     return Sampler(loaded, model.to(device).eval(), tokenizer, execution, tuple(choices))

@@ -21,7 +21,8 @@ import torch
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
-from glassgpt.model.generate import TokenSampler, generate
+from glassgpt.model.generate import generate
+from glassgpt.model.token_sampler import TokenSampler
 from glassgpt.record.journal import Record
 from glassgpt.record.ledger import RankTimes, phase_seconds_between
 from glassgpt.training import journal_records, live_findings, probe

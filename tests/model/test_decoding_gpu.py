@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from tiny_models import CONTEXT, VOCABULARY, little_gpt, some_tokens
+from torch import Tensor
 
 from glassgpt.errors import UserError
-from glassgpt.model.generate import (
-    CachedDecoder,
-    TokenSampler,
-    WindowDecoder,
-    generate_samples,
-    prepare_for_decoding,
-)
+from glassgpt.model.fused_decoder import FusedDecoder
+from glassgpt.model.generate import CachedDecoder, WindowDecoder, generate_samples, prepare_for_decoding
 from glassgpt.model.gpt import GPT
+from glassgpt.model.token_sampler import TokenSampler
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]
 both = pytest.mark.parametrize("arch", ["gpt2", "modern"])
@@ -73,8 +71,120 @@ def test_the_same_text_recorded_or_not_and_on_a_cpu(
     prompt = some_tokens(1, length)[0].tolist()
     graphed = texts(on_gpu(arch), prompt, rows, 2 * CONTEXT, sampler, graph=True)
     assert graphed == texts(on_gpu(arch), prompt, rows, 2 * CONTEXT, sampler)
-    assert graphed == texts(on_gpu(arch), prompt, rows, 2 * CONTEXT, sampler, use_cache=False)
     assert graphed == texts(little_gpt(arch=arch), prompt, rows, 2 * CONTEXT, sampler)
+    if arch == "gpt2":  # rotary positions slide instead
+        assert graphed == texts(on_gpu(arch), prompt, rows, 2 * CONTEXT, sampler, use_cache=False)
+
+
+@both
+@pytest.mark.parametrize(("rows", "width"), [(1, 24), (3, 32), (8, 96), (17, 32)])
+@pytest.mark.parametrize("length", [1, CONTEXT, 2 * CONTEXT])
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        PLAIN,
+        TokenSampler(VOCABULARY - 2, top_k=5, top_p=0.8, temperature=1.3),
+        TokenSampler(VOCABULARY, top_k=1),
+        TokenSampler(VOCABULARY, temperature=0.0),
+    ],
+)
+def test_the_same_text_by_fused_kernels(
+    arch: str, rows: int, width: int, length: int, sampler: TokenSampler
+) -> None:
+    model = on_gpu(arch, n_embd=width)
+    prompt = some_tokens(1, length)[0].tolist()
+    fused = texts(model, prompt, rows, 3 * CONTEXT, sampler, graph=True, kernels=True)
+    assert fused == texts(model, prompt, rows, 3 * CONTEXT, sampler)
+
+
+@both
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize(("activation", "bias"), [("gelu", True), ("gelu_new", False), ("relu2", False)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("capacity", "start"), [(CONTEXT, 1), (1500, 1490)])
+@torch.no_grad()
+def test_fused_kernels_give_the_logits_of_the_model(
+    arch: str, rows: int, activation: str, bias: bool, dtype: torch.dtype, capacity: int, start: int
+) -> None:
+    """From the first positions on, and to the end of a cache that several programs share."""
+    changes: dict[str, Any] = {"activation": activation, "bias": bias, "n_embd": 160, "block_size": capacity}
+    model = on_gpu(arch, vocab_size=1000, **changes)
+    tokens = torch.randint(1000, (rows, capacity), generator=torch.Generator().manual_seed(0)).cuda()
+    tokens[:, :start] = tokens[0, :start].clone()
+    with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+        ready = prepare_for_decoding(model)
+        cache = ready.new_cache(capacity)
+        ready.next_logits(tokens[:1, :start], cache)
+        cache.repeat(rows)
+        decoder = FusedDecoder(ready, cache, TokenSampler(1000, top_k=5), graph=False)
+        for length in range(start, capacity):
+            logits = decoder.next_logits(tokens[:, length])
+            plain = model.next_logits(tokens[:, : length + 1]).float()
+            with torch.autocast("cuda", enabled=False):
+                exact = model.next_logits(tokens[:, : length + 1])
+            if dtype == torch.float32:
+                torch.testing.assert_close(logits, exact, atol=1e-4, rtol=1e-4)
+            else:  # no further from float32 than autocast is
+                assert (logits - exact).norm() <= 1.5 * (plain - exact).norm() + 1e-3 * exact.norm()
+
+
+def sampled_by_kernel(decoder: FusedDecoder, logits: Tensor, noise: Tensor, vocabulary: int) -> Tensor:
+    """As after the head, which leaves the largest of every few logits, too."""
+    decoder._logits.copy_(logits)
+    tiles = logits.clone()
+    tiles[:, vocabulary:] = -math.inf
+    decoder._tile_max.copy_(tiles.unflatten(1, (-1, 16)).amax(-1))
+    decoder._noise[:] = noise.cuda()
+    decoder._launch_sampling()
+    return decoder._out[decoder._position % decoder._ring][0].cpu()
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("top_p", [None, 0.5, 0.95])
+@pytest.mark.parametrize("logits_kind", ["normal", "coarse", "equal", "peaked"])
+@torch.no_grad()
+def test_the_kernel_samples_what_the_sampler_does(rows: int, top_p: float | None, logits_kind: str) -> None:
+    """From a large vocabulary, also with equal logits: any of them may then be kept."""
+    vocabulary = 50_257
+    model = on_gpu("gpt2", vocab_size=50_304, n_embd=32)
+    cache = model.new_cache(CONTEXT)
+    model.next_logits(torch.zeros(1, 1, dtype=torch.long, device="cuda"), cache)
+    cache.repeat(rows)
+    sampler = TokenSampler(vocabulary, 0.8, 200, top_p)
+    decoder = FusedDecoder(model, cache, sampler, graph=False)
+    for seed in range(5):
+        generators = [torch.Generator().manual_seed(rows * seed + row) for row in range(rows)]
+        logits = torch.randn(rows, 50_304, generator=generators[0])
+        if logits_kind == "coarse":
+            logits = (4 * logits).round()
+        elif logits_kind == "equal":
+            logits = torch.zeros_like(logits)
+        elif logits_kind == "peaked":
+            logits *= 8
+        noise = torch.empty(rows, sampler.noise_width)
+        sampler.draw_noise(noise, generators)
+        found = sampled_by_kernel(decoder, logits.cuda(), noise, vocabulary)
+        if logits_kind in ("normal", "peaked"):
+            assert found.tolist() == sampler.choose_tokens(logits, noise).tolist()
+        elif top_p is None:  # of equal logits the kernel keeps the first
+            order = logits[:, :vocabulary].sort(descending=True, stable=True)
+            ids = order.indices[:, :200].sort(-1).values
+            probs = (logits.gather(1, ids) / 0.8).softmax(-1)
+            expected = ids.gather(1, (probs / noise).argmax(-1, keepdim=True))[:, 0]
+            assert found.tolist() == expected.tolist()
+        assert (found < vocabulary).all()
+
+
+def test_two_fused_texts_at_a_time_do_not_disturb_each_other() -> None:
+    model = on_gpu("gpt2", n_embd=32)
+    few = TokenSampler(VOCABULARY, top_k=5)
+    alone = [texts(model, [prompt], 2, CONTEXT - 1, few) for prompt in (1, 2)]
+    steps = [
+        generate_samples(model, [prompt], CONTEXT - 1, few, samples=range(2), graph=True, kernels=True)
+        for prompt in (1, 2)
+    ]
+    together = list(zip(*steps, strict=True))
+    assert [list(text) for text in zip(*together, strict=True)] == alone
 
 
 @both
@@ -116,10 +226,12 @@ def test_two_texts_at_a_time_do_not_disturb_each_other() -> None:
 
 
 @pytest.mark.parametrize("graph", [True, False])
-def test_a_model_that_is_not_a_number_says_so(graph: bool) -> None:
-    model = on_gpu("gpt2")
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("sampler", [PLAIN, TokenSampler(VOCABULARY, top_k=5)])
+def test_a_model_that_is_not_a_number_says_so(graph: bool, kernels: bool, sampler: TokenSampler) -> None:
+    model = on_gpu("gpt2", n_embd=32)
     with torch.no_grad():
         model.get_parameter("transformer.wpe.weight")[5] = float("nan")
-    steps = generate_samples(model, [1], CONTEXT, PLAIN, samples=range(2), graph=graph)
+    steps = generate_samples(model, [1], CONTEXT, sampler, samples=range(2), graph=graph, kernels=kernels)
     with pytest.raises(UserError, match="not a number"):
         list(steps)

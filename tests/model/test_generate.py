@@ -11,10 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import CONTEXT, VOCABULARY, hf_gpt2, little_gpt, some_tokens
+from torch import Tensor
+from torch.nn import functional as F
 
 from glassgpt.errors import UserError
-from glassgpt.model.generate import TokenSampler, generate, generate_samples
-from glassgpt.model.gpt import GPT
+from glassgpt.model.generate import generate, generate_samples
+from glassgpt.model.gpt import GPT, _rope_tables
+from glassgpt.model.kv_cache import KVCache
+from glassgpt.model.token_sampler import TokenSampler
 from glassgpt.model.weights import from_transformers, load_weights
 
 ARCHS = ["gpt2", "modern"]
@@ -97,13 +101,44 @@ def test_the_cache_changes_no_token(
     graph: bool,
     seed: int,
 ) -> None:
-    """Also with a prompt longer than the context, across its edge, and by steps that could be captured."""
+    """By steps that could be captured, too; with learned positions also past the context."""
     model = little_gpt(arch=arch)
+    if arch == "modern":
+        count = min(count, max(0, CONTEXT + 1 - length))
     model.set_attention(attention)
     prompt = some_tokens(1, length, seed)[0].tolist()
     sampler = TokenSampler(VOCABULARY, temperature, seed=seed)
     plain = texts(model, prompt, samples, count, sampler, use_cache=False)
     assert texts(model, prompt, samples, count, sampler, graph=graph) == plain
+
+
+class SlidingWindow(KVCache):
+    """No cache: one pass over a whole text, in which each token attends to the last CONTEXT ones."""
+
+    def __init__(self, layers: int, length: int, head_width: int) -> None:
+        self.rope = _rope_tables(length, head_width)
+        self.layers = [self] * layers  # type: ignore[list-item]
+
+    def next_positions(self, count: int) -> slice:
+        return slice(count)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        near = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril().triu(1 - CONTEXT)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=near)
+
+
+@few
+@given(st.integers(1, 2 * CONTEXT), st.integers(1, 3 * CONTEXT), st.integers(1, 3), st.booleans())
+@torch.no_grad()
+def test_past_the_context_rotary_positions_slide(length: int, count: int, samples: int, graph: bool) -> None:
+    model = little_gpt(arch="modern").eval()
+    prompt = some_tokens(1, length)[0].tolist()
+    greedy = TokenSampler(VOCABULARY, temperature=0.0)
+    (found, *_) = texts(model, prompt, samples, count, greedy, graph=graph)
+    read = torch.tensor([prompt[-CONTEXT:] + found])
+    window = SlidingWindow(model.config.n_layer, read.shape[1], model.config.n_embd // model.config.n_head)
+    logits = model.lm_head(model.forward_hidden(read, window))[0]
+    assert logits[-count - 1 : -1].argmax(-1).tolist() == found
 
 
 def test_the_plain_way_reads_all_again_and_the_cache_only_what_is_new() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tiny_models import VOCABULARY
 
-from glassgpt.model.generate import TokenSampler, _top_p_filter
+from glassgpt.model.token_sampler import TokenSampler, _top_p_filter
 
 few = settings(max_examples=20, deadline=None)
 

@@ -14,7 +14,7 @@ from samples import sample_texts
 from small_runs import prepare_dataset, train_run
 
 from glassgpt.errors import UserError
-from glassgpt.model.generate import TokenSampler
+from glassgpt.model.token_sampler import TokenSampler
 from glassgpt.runs.reading import read_run_log
 from glassgpt.sample.sample_options import SampleOptions
 from glassgpt.sample.sample_server import SampleServer

@@ -16,7 +16,8 @@ from small_runs import CONTEXT, LINE, prepare_dataset, train_run
 
 from glassgpt.data.tokenizers import CharTokenizer, IdsTokenizer, Tokenizer, load_tokenizer
 from glassgpt.errors import UserError
-from glassgpt.model.generate import TokenSampler, generate_samples
+from glassgpt.model.generate import generate_samples
+from glassgpt.model.token_sampler import TokenSampler
 from glassgpt.sample import sampler as sampler_module
 from glassgpt.sample.sampler import Sampler, find_model_source, load_sampler
 

@@ -29,8 +29,9 @@ from tiny import (
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.model import loss_chunks
-from glassgpt.model.generate import TokenSampler, generate
+from glassgpt.model.generate import generate
 from glassgpt.model.gpt import attend
+from glassgpt.model.token_sampler import TokenSampler
 from glassgpt.sample.sample_options import SampleOptions
 from glassgpt.sample.sampler import load_sampler
 from glassgpt.training import probe

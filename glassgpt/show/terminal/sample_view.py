@@ -76,7 +76,9 @@ def stream_samples(
     seconds = time.perf_counter() - started
     tokens = options.num_samples * options.max_new_tokens
     speed = f"{format_count(tokens / seconds)} tok/s"
-    err.print(Text(f"{tokens:,} tokens in {format_duration(seconds)}: {speed}", style="dim"))
+    mbu = sampler.bandwidth_use(prompt, options, seconds)
+    summary = f"{tokens:,} tokens in {format_duration(seconds)}: {speed}" + (f", MBU {mbu}" if mbu else "")
+    err.print(Text(summary, style="dim"))
 
 
 def _write_stdout(text: str) -> None:

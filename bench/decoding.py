@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from bench.sampling import PROMPT_TOKEN, REAL_VOCABULARY, SHAPE, TEMPERATURE, TOP_K
@@ -93,7 +94,7 @@ def print_kernels(model: GPT, execution: ExecutionConfig, batch: int, path: str)
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             generate(model, execution, batch, count, path)
         for event in profiler.events():
-            if event.device_type == torch.autograd.DeviceType.CUDA:
+            if event.device_type == DeviceType.CUDA:
                 totals[event.name][0] += sign * event.device_time
                 totals[event.name][1] += sign
     steps = counts[1] - counts[0]

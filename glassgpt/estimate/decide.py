@@ -81,6 +81,10 @@ def decide(
     provisional, batch, batch_choices = _fit_micro_batch(
         config, facts, vocab_size, str(dtype.value), card_data_bytes
     )
+    float8 = choose_float8(config, device, provisional.micro_batch_tokens)
+    if float8.value == "off" and config.fp8:
+        config = replace(config, fp8=False)
+        provisional = replace(provisional, config=config)
     work, speedup_choices, unknown = _choose_speedups(provisional, batch, facts, flops_per_token)
     # A checkpoint is a copy first. On a card it is optional: without room it goes to main memory. A CPU has
     # no other place for it, and the last checkpoint, after all updates, needs as much as the others.
@@ -92,11 +96,11 @@ def decide(
     choices += [dtype, *model_choices, *batch_choices, *speedup_choices]
     if work.device_type == "cuda":
         choices.append(data_place)
-    if config.fp8:
-        reason = "asked for; evaluation stays exact"
-        if not loss_chunks.is_float8_aligned(vocab_size):
-            reason += f"; the head in bfloat16, since its {vocab_size} tokens are not a multiple of 16"
-        choices.append(Choice("fp8", "on", reason))
+    if requested.fp8:
+        if config.fp8 and not loss_chunks.is_float8_aligned(vocab_size):
+            in_bfloat16 = f"the head in bfloat16, since its {vocab_size} tokens are not a multiple of 16"
+            float8 = replace(float8, reason=f"{float8.reason}; {in_bfloat16}")
+        choices.append(float8)
     return RunSpec(requested, work, batch, flops_per_token, tuple(choices), tuple(unknown))
 
 
@@ -479,6 +483,9 @@ def choose_attention(
     `measured_s`: of one layer, by kernel; those that do not support its shape are missing."""
     if config.attention != "auto":
         return Choice("attention", config.attention, "asked for")
+    if _has_fast_cudnn_attention(config, device, dtype):
+        reason = "cuDNN's kernels are written for Hopper cards: 1.2 to 1.4 times as fast as flash there"
+        return Choice("attention", "cudnn", reason)
     if device.device_type != "cuda" or dtype == "float32" or run_s < _MIN_RUN_S_TO_MEASURE_ATTENTION:
         return Choice("attention", "sdpa", "PyTorch's fused kernels never store the T x T matrix")
     if not measured_s:
@@ -489,8 +496,28 @@ def choose_attention(
     return Choice("attention", best, f"measured forward and backward: {listed}")
 
 
+def _has_fast_cudnn_attention(config: TrainConfig, device: DeviceTraits, dtype: str) -> bool:
+    """Measured on H200s with contexts of 256 to 4096 and heads of 64 to 128 channels: never slower."""
+    head_dim = config.n_embd // config.n_head
+    is_measured = config.block_size >= 256 and 64 <= head_dim <= 128 and head_dim % 8 == 0
+    return device.capability == (9, 0) and dtype != "float32" and is_measured
+
+
 def has_float8(device: DeviceTraits) -> bool:
     return device.device_type == "cuda" and (device.capability is None or device.capability >= (8, 9))
+
+
+def choose_float8(config: TrainConfig, device: DeviceTraits, micro_batch_tokens: int) -> Choice:
+    """Weights are quantized in every micro-batch, which takes as long however few its tokens are."""
+    if not config.fp8:
+        return Choice("fp8", "off", "not asked for")
+    few = overheads.MIN_FLOAT8_TOKENS
+    if has_float8(device) and micro_batch_tokens < few:
+        reason = (
+            f"a micro-batch of {micro_batch_tokens:,} tokens is faster in bfloat16; FP8 pays from {few:,} on"
+        )
+        return Choice("fp8", "off", reason, notable=True)
+    return Choice("fp8", "on", "asked for; evaluation stays exact")
 
 
 def float8_problems(

@@ -9,7 +9,6 @@ them than the GPU takes to run them. Replaying a graph removes that kernel-launc
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 
 import torch
@@ -76,7 +75,6 @@ class CudaGraphRunner:
         else:
             self._graph = graph
             free_cublas_workspaces()  # of the capture, in the graph's own memory pool
-            gc.collect()  # autograd's reference cycles would keep activations of the capture
 
 
 def free_cublas_workspaces() -> None:

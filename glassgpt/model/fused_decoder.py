@@ -14,12 +14,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from glassgpt.model.cuda_graph import CudaGraphRunner
-from glassgpt.model.gpt import GPT, MLP, CausalSelfAttention, ResidualNorm
+from glassgpt.model.gpt import GPT, Block, ResidualNorm
 from glassgpt.model.kv_cache import KVCache
 from glassgpt.model.ops import NORM_EPSILON
 from glassgpt.model.token_sampler import TokenSampler
@@ -29,7 +30,7 @@ _MAX_CHANNELS = 8192
 _MAX_TOP_K = 512  # larger ones are sampled by PyTorch's kernels
 _LOGIT_TILE = 16
 _BLOCK_SLOTS = 64  # of the cache, read at a time
-_SPLIT_SLOTS = 512  # so many slots of the cache or more for each program of a head
+_SPLIT_SLOTS = 64  # so many slots of the cache or more for each program of a head
 _MAX_BLOCK = 16  # tokens launched ahead
 _SECONDS_PER_BLOCK = 0.03  # blocks grow while they take less: text should appear steadily
 _MAX_NOISE_BYTES = 2**24
@@ -171,9 +172,9 @@ class FusedDecoder:
             _power_of_two(self._tiles),
             num_warps=4,
         )
-        for layer, block in zip(self._cache.layers, transformer.h, strict=True):
-            attention: CausalSelfAttention = block.attn
-            mlp: MLP = block.mlp
+        for layer, module in zip(self._cache.layers, transformer.h, strict=True):
+            block = cast(Block, module)
+            attention, mlp = block.attn, block.mlp
             self._launch_linear(attention.c_attn, self._residual, self._qkv, block.ln_1)
             self._launch_attention(layer.keys, layer.values)
             self._launch_linear(attention.c_proj, self._attended, self._residual, add=True)

@@ -6,7 +6,7 @@ a fused kernel for each that reads and writes every tensor once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -40,9 +40,34 @@ def add_norm(
     return total, F.layer_norm(total, weight.shape, weight, bias, eps)
 
 
+class _AutocastLinear(torch.autograd.Function):
+    """nn.Linear under autocast, with the weight's gradient in float32 as the matmul sums it. Autocast would
+    round it to 16 bits, and convert it back in another pass over memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        dtype = torch.get_autocast_dtype("cuda")
+        x, weight = x.to(dtype), weight.to(dtype)
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias = bias is not None
+        return F.linear(x, weight, None if bias is None else bias.to(dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        grad = grads[0].reshape(-1, len(weight))
+        grad_x = (grad @ weight).view_as(x)
+        grad_weight = torch.mm(grad.t(), x.reshape(-1, x.shape[-1]), out_dtype=torch.float32)
+        return grad_x, grad_weight, grad.sum(0, dtype=torch.float32) if ctx.has_bias else None
+
+
 def linear(layer: nn.Linear, x: Tensor, fp8: bool) -> Tensor:
-    """layer(x); with `fp8` and gradients enabled, as a float8 matmul."""
-    if not fp8 or not torch.is_grad_enabled():
+    """layer(x); while gradients are enabled, with `fp8` as a float8 matmul."""
+    if not torch.is_grad_enabled():
+        return layer(x)  # type: ignore[no-any-return]
+    if not fp8:
+        if x.is_cuda and torch.is_autocast_enabled("cuda") and not torch.compiler.is_compiling():
+            return _AutocastLinear.apply(x, layer.weight, layer.bias)  # type: ignore[no-any-return,no-untyped-call]
         return layer(x)  # type: ignore[no-any-return]
     (y,) = float8.linear(x, layer.weight)
     return y if layer.bias is None else y + layer.bias.to(y.dtype)

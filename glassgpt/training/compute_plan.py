@@ -98,7 +98,7 @@ def plan_compute(
         if spec.workload.kernels and not builds:
             work, model_config = spec.workload, make_gpt_config(config, spec.workload.vocab_size)
             dtype = devices.TORCH_DTYPES[work.dtype]
-            builds.append(KernelBuild(model_config, device, dtype, work.micro_batch_tokens, config.fp8))
+            builds.append(KernelBuild(model_config, device, dtype, work.micro_batch_tokens, work.config.fp8))
 
     def measure() -> dict[str, Any]:
         _, measured = measure_and_decide(config, facts, data, origin, device, start_building)
@@ -188,7 +188,7 @@ def measure_and_decide(
         work = spec.workload
         if work.config.shard and work.dtype == "float16":
             raise UserError("--shard=True needs --dtype=float32 on this card, which has no bfloat16")
-        if config.fp8:
+        if work.config.fp8:
             raise_if_any(float8_problems(work, facts.device, facts.float8_is_correct))
         if not {"kernels_built", "float8_is_correct"}.intersection(spec.unknown):
             kernels_are_chosen(spec)

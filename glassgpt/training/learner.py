@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -141,6 +142,8 @@ class Learner:
         if isinstance(work, CudaGraphRunner) and work.will_capture_next:
             with self._ledger.phase("compile"):
                 work.capture(*inputs)
+                if self.model.activation_checkpointing:
+                    gc.collect()  # its reference cycles would keep the activations of the capture
             if work.capture_error:
                 self._own_fallbacks["graph"] = error_type_and_message(work.capture_error)
             self._sync_fallbacks()
@@ -178,7 +181,11 @@ class Learner:
         if self.config.grad_clip:
             # As torch's clip_grads_with_norm_, which takes whole parameters and not their local shards.
             factor = (self.config.grad_clip / (norm + 1e-6)).clamp(max=1.0)
-            torch._foreach_mul_(gradients, factor)
+            if self.execution.device.type == "cuda":  # by the optimizers, without another pass over memory
+                for optimizer in self.optimizers:
+                    optimizer.grad_scale = 1 / factor
+            else:
+                torch._foreach_mul_(gradients, factor)
         if self.scaler.is_enabled():
             # In float16 an infinite gradient is routine: all ranks skip that update and lower the scale.
             self.finite_check.check(number, loss)

@@ -25,7 +25,8 @@ class Optimizer(ABC):
     """Parameter groups, each with its learning rate `lr` = `lr_scale` times the schedule's, and state per
     parameter.
 
-    `found_inf` is a tensor on the device: where it is 1, a step changes nothing.
+    `found_inf` is a tensor on the device: where it is 1, a step changes nothing. `grad_scale` too, for
+    clipping: gradients are divided by it.
     """
 
     state_names: tuple[str, ...]  # of the tensors in the state of each parameter
@@ -38,6 +39,7 @@ class Optimizer(ABC):
             group["lr"] = torch.zeros((), device=device) if device.type == "cuda" else 0.0
         self.state: dict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
         self.found_inf: Tensor | None = None
+        self.grad_scale: Tensor | None = None
 
     @abstractmethod
     def step(self) -> None:
@@ -127,7 +129,7 @@ class AdamW(Optimizer):
                 eps=1e-8,
                 amsgrad=False,
                 maximize=False,
-                grad_scale=None,
+                grad_scale=self.grad_scale,
                 found_inf=self.found_inf,
             )
             if self.found_inf is not None:  # a skipped step does not count
@@ -184,6 +186,8 @@ class Muon(Optimizer):
             torch.zeros_like(matrix) if matrix.grad is None else matrix.grad for matrix in matrices
         ]
         gradients = torch.stack([local_shard(gradient) for gradient in full_gradients])
+        if self.grad_scale is not None:
+            gradients.div_(self.grad_scale)
         gradient_weight: float | Tensor = 1 - self._momentum
         if self.found_inf is not None:
             # Where it is 1, the average and the weights keep their values: the gradient weighs 0, and so does

@@ -132,7 +132,7 @@ def inspect_machine(setup: TrialSetup) -> TuneContext:
         automatic_batch=spec.batch.batch_size,
         automatic_settings=_find_automatic_settings(setup, spec, facts),
         dropout=config.dropout > 0,
-        float8=config.fp8,
+        float8=spec.workload.config.fp8,
     )
 
 

@@ -41,6 +41,7 @@ from glassgpt.estimate.peak import PeakFlops
 from glassgpt.estimate.training_workload import TrainingWorkload
 
 CPU, MPS, H100 = DeviceTraits("cpu"), DeviceTraits("mps"), DeviceTraits("cuda", (9, 0))
+ADA = DeviceTraits("cuda", (8, 9))
 
 
 def test_no_rule_needs_torch() -> None:
@@ -152,8 +153,9 @@ def test_a_graph_where_launching_takes_longer_than_computing() -> None:
         micro = GraphCandidate(dtype, computing_s, launch_s=0.014, compiled=compiled)
         return choose_graph(TrainConfig(**settings), H100, micro).value
 
-    assert chosen(0.004) == "on"
-    assert chosen(0.2) == "off"
+    assert chosen(0.004) == chosen(0.2) == "on"
+    assert chosen(0.2, max_iters=50) == "off"
+    assert chosen(0.004, max_iters=50) == "on"
     assert chosen(0.004, activation_checkpointing=True) == "on"
     assert chosen(0.004, activation_checkpointing=True, dropout=0.1) == "off"
     assert chosen(0.2, graph="on") == "on"
@@ -317,8 +319,9 @@ def test_it_says_which_facts_it_lacks_and_only_those_it_needs() -> None:
     nothing: dict[str, Any] = dict.fromkeys(MEASURED)
     long: dict[str, Any] = {"max_iters": 10**6}
     assert specified(**long).unknown == ()
-    assert specified(**nothing, **long).unknown == ("peak", "kernels_built", "attention_s")
-    assert specified(**nothing, max_iters=1).unknown == ("peak", "kernels_built")
+    assert specified(ADA, **nothing, **long).unknown == ("kernels_built", "peak", "attention_s")
+    assert specified(**nothing, **long).unknown == ("kernels_built", "peak")  # cuDNN's attention
+    assert specified(ADA, **nothing, max_iters=1).unknown == ("kernels_built", "peak")
     assert specified(**nothing, kernels="plain", attention="flash").unknown == ("peak",)
     assert specified(CPU, **nothing, **long).unknown == ("peak",)
     assert specified(**long, fp8=True).unknown == ("float8_is_correct",)

@@ -148,6 +148,7 @@ def _as_on_a_card() -> Iterator[None]:
         (torch, "is_autocast_enabled", lambda device="cpu": is_enabled("cpu")),
         (torch, "get_autocast_dtype", lambda device="cpu": autocast_dtype("cpu")),
         (torch, "addmm", lambda total, a, b, out_dtype, out: out),  # into the total, as only a card can
+        (torch, "mm", lambda a, b, out_dtype: torch.empty(a.shape[0], b.shape[1], dtype=out_dtype)),
         (torch, "_scaled_mm", scaled_mm),
         (torch.cuda, "get_device_properties", lambda device: properties),
         (loss_chunks, "rows_per_chunk", lambda tokens, V, device, kernel: rows(tokens, V, "cuda", kernel)),

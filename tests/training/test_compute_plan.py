@@ -76,7 +76,7 @@ def test_one_slow_round_does_not_decide_about_attention(monkeypatch: pytest.Monk
             raise RuntimeError("no kernel for this shape")
         return left[kernel].pop(0) / 1000
 
-    card(9, 0)
+    card(8, 9)
     monkeypatch.setattr(probe, "_attention_time", timed)
     monkeypatch.setattr(torch, "randn", lambda shape, **settings: torch.empty(0))
     spec, facts = measured(max_iters=10**6)

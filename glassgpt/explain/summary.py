@@ -23,6 +23,7 @@ from glassgpt.runs.progress import Progress
 from glassgpt.runs.run_log import Floats, LogEvent, RunLog
 from glassgpt.runs.trajectory import (
     last_iteration_done,
+    mean_iteration_time,
     planned_end_iteration,
     planned_iteration_count,
     shows_run_start,
@@ -180,22 +181,20 @@ def _repeats_iterations(run_log: RunLog) -> bool:
 
 
 def _few_lines_sentences(run_log: RunLog, facts: Facts) -> list[str]:
-    """What few lines show of the loss; else what would settle it: more lines, and an evaluation."""
-    few = {"lines": facts.iterations_logged, "enough": MIN_JUDGED_ITERATIONS}
+    """What few lines show of the loss, and whether an evaluation is missing."""
     losses = _finite_losses(run_log)
     has_eval = facts.best_val_loss is not None or run_log.evaluates_metrics
-    if run_log.placeholder_loss is not None or turning_row(losses) is not None:
+    if run_log.placeholder_loss is not None or not len(losses) or turning_row(losses) is not None:
         return []  # another sentence says what they show
     if run_log.begins_at_ln2 and losses[-1] > MIN_LN2_SHARE * math.log(2):
         return [translate("verdict.near_ln2", last=format_loss(float(losses[-1])))]
+    no_eval = [] if has_eval else [translate("verdict.no_evaluation")]
     if shows_fall(losses):
-        no_eval = [] if has_eval else [translate("verdict.no_evaluation")]
         return [translate("verdict.few_lines_fall", lines=facts.iterations_logged), *no_eval]
-    if not has_eval:
-        return [translate("verdict.too_few_lines_no_eval", **few)]
-    if facts.steady_ms is None and facts.tokens_per_s is None:
-        return [translate("verdict.too_few_lines_no_speed", **few)]
-    return [translate("verdict.too_few_lines", **few)]
+    values = np.array([one.val_loss for one in run_log.evals if one.val_loss is not None], dtype=float)
+    if shows_fall(values):
+        return [translate("verdict.few_evaluations_fall", evaluations=len(values))]
+    return [translate("verdict.too_few_lines", lines=facts.iterations_logged), *no_eval]
 
 
 def _finite_losses(run_log: RunLog) -> Floats:
@@ -336,7 +335,7 @@ def _last_iteration_done(run_log: RunLog, facts: Facts) -> int | None:
 
 def _time_sentences(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -> list[str]:
     if facts.steady_ms is None:
-        return []
+        return _mean_time_sentence(run_log)
     times = [float(str(regime["steady_ms"])) for regime in facts.regimes]
     # Of a few lines around an evaluation, its share says nothing about the run.
     is_typical = shows_run_start(run_log) or len(run_log.evals) >= MIN_EVALS_FOR_SHARE
@@ -356,6 +355,19 @@ def _time_sentences(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     if facts.stall_share >= MIN_STALL_SHARE:
         sentences.append(translate("verdict.stalls", share=facts.stall_share))
     return sentences
+
+
+def _mean_time_sentence(run_log: RunLog) -> list[str]:
+    """What an iteration took on average, where only the whole time is known."""
+    mean = mean_iteration_time(run_log)
+    if mean is None:
+        return []
+    values = {"run_s": mean[0], "ms": mean[1]}
+    if mean[2] is None:
+        return [translate("verdict.mean_step_time", **values)]
+    if mean[2]:
+        return [translate("verdict.mean_step_time_with_evals", **values)]
+    return [translate("verdict.mean_step_time_without_evals", **values)]
 
 
 def training_loss_sentence(facts: Facts) -> str:

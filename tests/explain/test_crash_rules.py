@@ -417,6 +417,12 @@ def test_norms_that_are_never_finite() -> None:
         assert norms_never_finite(analyse(make_run_log(steps))) is None
 
 
+def test_norms_that_are_never_finite_beside_no_loss() -> None:
+    steps = make_steps(range(5426, 5430), loss=None, grad_norm=[math.inf] * 4)
+    one = require_finding(norms_never_finite(analyse(make_run_log(steps))))
+    assert one.values == {"infinite_norms": 4}
+
+
 def test_norms_that_are_not_finite_are_skipped_updates() -> None:
     norms = [1.0] * 3 + [math.inf] * 6 + [NAN] + [1.0] * 90  # NaN: a line without a norm
     steps = make_steps(range(100), loss=falling_losses(100), grad_norm=norms)

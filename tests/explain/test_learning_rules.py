@@ -482,7 +482,9 @@ def test_a_training_loss_that_no_text_has() -> None:
         (0.9, 1.7, 0.008, "advice", "memorised-data.explanation.new"),
         (None, 0.47, 0.008, None, None),  # of a classifier, maybe
         (100.0, 0.02, 0.008, None, None),  # it did not fall
-        (100.0, 1.7, 0.08, None, None),
+        (100.0, 1.7, 0.08, "advice", "memorised-data.explanation.repeated"),
+        (5.0, 1.7, 0.08, None, None),
+        (100.0, 1.7, 0.15, None, None),
     ],
 )
 def test_a_low_loss_is_memorised_or_leaks(

@@ -92,6 +92,15 @@ def test_skipped_updates_are_a_share_of_the_updates_not_of_the_lines() -> None:
     assert finding.values["skipped_share"] == pytest.approx(5 / 1901)
 
 
+def test_parameters_of_experts_and_of_the_rest() -> None:
+    line = "2024-07-03 10:00:00 | INFO | fairseq_cli.train | num. {kind} model params: {count:,} (num. trained: 1)"
+    both = [line.format(kind=kind, count=count) for kind, count in
+            (("non-expert", 140_921_856), ("expert", 28_371_456))]  # fmt: skip
+    first, _, *rest = json_log().splitlines(keepends=True)
+    text = "".join([first, *(f"{one}\n" for one in both), *rest])
+    assert parse_log(text).setup.parameters == 140_921_856 + 28_371_456
+
+
 def test_each_start_is_a_run() -> None:
     first, second = parse_logs(json_log() + json_log(updates=1000).rpartition("[fairseq_cli.train]")[0])
     assert (first.last_line, second.first_line) == (len(json_log().splitlines()), first.last_line + 1)

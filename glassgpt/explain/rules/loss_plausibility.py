@@ -22,6 +22,7 @@ MIN_LOGGED_STEPS = 20
 MIN_AVERAGED, MIN_AVERAGED_LINES = 10, 5  # lines that are means of so many iterations: fewer suffice
 MIN_FIRST_LOSS = 1.0  # the first training loss of a run that learnt it
 MIN_FALL_RATIO = 5.0  # first over last loss, of data that are known to be repeated
+MANY_EPOCHS, MIN_LOSS_MANY_EPOCHS = 10.0, 0.1  # after so many of the same data, a lower loss is of memory
 MAX_NEW_DATA_EPOCHS = 3.0  # from there on a model can recite what it was trained on
 
 # The lowest loss that is believed, in nats per token, of a model that was not trained before. The best of the
@@ -138,6 +139,8 @@ def memorised_data(analysis: Analysis) -> Finding | None:
     limit = _lowest_train_loss(analysis, float(losses[0]))
     end = float(np.median(losses[-max(1, len(losses) // 10) :])) if is_averaged else _late_median(losses)
     is_repeated = epochs is not None and epochs > MAX_NEW_DATA_EPOCHS
+    if limit is not None and epochs is not None and epochs >= MANY_EPOCHS:
+        limit = max(limit, MIN_LOSS_MANY_EPOCHS)
     if limit is None or not 0 < end < limit or collapsed_loss(analysis):
         return None
     if not losses[0] > (MIN_FALL_RATIO * end if is_repeated else MIN_FIRST_LOSS):
@@ -150,10 +153,12 @@ def memorised_data(analysis: Analysis) -> Finding | None:
     elif is_new:
         explanation = say("memorised-data.explanation.new")
     is_of_lines = is_averaged and len(losses) < MIN_LOGGED_STEPS  # these say how much later the last is
+    # A line that is a mean holds the iterations before it.
+    of_first = (run_log.log_interval() or 1) if run_log.trainer.loss_is_interval_mean else 1
     ends = {
         "first_loss": float(losses[0]),
         "end_loss": end,
-        "iterations": int(at[-1]) - int(at[0]) + (not is_of_lines),
+        "iterations": int(at[-1]) - int(at[0]) + (0 if is_of_lines else min(of_first, int(at[0]) or 1)),
     }
     is_implausible = end < MIN_LOSS_TUNED and losses[0] > MIN_LOSS_BEFORE_COLLAPSE
     numbered = run_log.has_iteration_numbers

@@ -152,7 +152,9 @@ def _overfitting_in_part(analysis: Analysis) -> Finding | None:
         explanation = say("overfitting.explanation.rising")
     else:
         return None
-    is_whole = shows_run_start(run_log) and len(analysis.trajectory.evals) >= MIN_EVALS
+    values = analysis.trajectory.val_curve()[1]
+    shows_lowest = shows_run_start(run_log) or bool(np.argmin(values))  # not the first of these lines
+    is_whole = shows_lowest and len(values) >= MIN_EVALS
     if is_whole:
         earlier = None
     elif run_log.trainer.eval_line:
@@ -192,7 +194,12 @@ def _overfitting_advice(analysis: Analysis, past: PastBest, saving: float) -> li
             advice.append(say("overfitting.advice.keep_best_weights"))
     else:
         advice.append(say("overfitting.advice.stop_at_iteration", best_iteration=best_iteration, **effect))
-    advice.append(say("overfitting.advice.more_text", best_loss=past.best_loss))
+    tuned = analysis.log.trainer.often_finetunes
+    advice.append(
+        say("overfitting.advice.more_examples", best_loss=past.best_loss)
+        if tuned
+        else say("overfitting.advice.more_text", best_loss=past.best_loss)
+    )
     return advice
 
 

@@ -127,6 +127,17 @@ TRAINER = Trainer(
         HeaderPattern(
             "model params", re.compile(r"\bnum\. (?:shared )?model params: ([\d,]+)"), "parameters"
         ),
+        # A mixture of experts: of both together.
+        HeaderPattern(
+            "expert model params",
+            re.compile(r"\bnum\. non-expert model params: ([\d,]+)"),
+            "frozen_parameters",
+        ),
+        HeaderPattern(
+            "expert model params",
+            re.compile(r"\bnum\. expert model params: ([\d,]+)"),
+            "trainable_parameters",
+        ),
     ),
     glossary=declared_glossary(
         ("iteration", "num_updates={}", say("glossary.updates_done")),

@@ -37,6 +37,7 @@ MIN_STALL_SHARE = 0.05  # of the time
 MIN_EVALS_FOR_SHARE = 3  # of a log that begins in the middle of a run
 MAX_SWAPPING_TOKENS_PER_S = 20.0  # slower than any machine trains a model that its memory holds
 MIN_WANDER_RATIO = 1.25  # of the step time, between its high and its low: less is no news
+MIN_END_LINES = 5  # of each end: the mean of fewer may be higher by chance
 MIN_JUDGED_ITERATIONS = 20  # logged; of fewer it cannot be said that nothing is wrong
 
 
@@ -127,6 +128,8 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         if stops and facts.ended == "finished" and "stop" in stops[-1].lower():
             quoted = stops[-1][:MAX_QUOTED_CHARS].rstrip(".")
             sentences.append(translate("verdict.stop_reason", quoted=quoted))
+    has_risen = any(one.id in ("divergence", "loss-explosion", "loss-nan") for one in findings)
+    is_flat = run_log.loss_measures_learning and not has_risen and _has_risen_slightly(facts)
     metrics = [metric_sentence(course) for course in run_log.metric_courses]
     loss_sentence = _loss_sentence(run_log, facts, findings)
     sentences += [loss_sentence, *metrics] if run_log.loss_measures_learning else [*metrics, loss_sentence]
@@ -136,6 +139,8 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     has_both = len(trained_evals) > 1 and all(one.train_loss is not None for one in trained_evals)
     if facts.best_val_loss is not None and (run_log.columns or not has_both):
         sentences.append(_training_sentence(run_log, facts, findings))
+    if is_flat:
+        sentences.append(translate("verdict.training_loss_not_fallen"))
     sentences += _time_sentences(run_log, facts, findings)
     if left_out := run_log.left_out.lines:
         sentences.append(
@@ -156,6 +161,7 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         and facts.iterations_logged >= MIN_JUDGED_ITERATIONS
         and not run_log.is_excerpt
         and not has_advice
+        and not is_flat
         and not is_short
         and not _repeats_iterations(run_log)
         and not (facts.loss_ends is not None and 0 < facts.loss_ends["last"] < MIN_LOSS_TUNED)
@@ -173,6 +179,14 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     ):
         sentences += _few_lines_sentences(run_log, facts)
     return [sentence for sentence in sentences if sentence]
+
+
+def _has_risen_slightly(facts: Facts) -> bool:
+    """Whether the training loss of the last lines is above that of the first lines, and nothing else tells."""
+    ends = facts.loss_ends
+    if ends is None or facts.best_val_loss is not None or not training_loss_sentence(facts):
+        return False
+    return ends["lines"] >= MIN_END_LINES and ends["last"] > ends["first"]
 
 
 def _repeats_iterations(run_log: RunLog) -> bool:

@@ -142,6 +142,10 @@ def shows_run_start(run_log: RunLog) -> bool:
     interval = run_log.log_interval()
     if begins and interval and run_log.steps.iteration[0] > run_log.trainer.first_iteration + 2 * interval:
         return False  # of the first process, the first lines are not there
+    # A row of a table comes at the end of its interval: the first one at the first interval's.
+    begins = begins or (
+        bool(run_log.columns) and len(run_log.steps) > 0 and run_log.steps.iteration[0] == interval
+    )
     return not run_log.is_excerpt and (begins or evaluated_first)
 
 

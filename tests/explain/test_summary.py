@@ -78,6 +78,17 @@ def test_how_good_it_is() -> None:
         assert verdict(**without, loss_first=first, loss_last=last) == [told[0], *told[2:]]
 
 
+def test_a_training_loss_that_ends_higher() -> None:
+    without = {"best_val_loss": None, "best_val_step": None, "final_val_loss": None}
+    higher = translate("verdict.training_loss_not_fallen")
+    for last, is_said in ((1.4, True), (1.1, False)):
+        ends = {"first": 1.2, "last": last, "lines": 10}
+        told = verdict(**without, ended="finished", loss_first=1.9, loss_last=last, loss_ends=ends)
+        assert (higher in told) == is_said
+        assert (translate("verdict.nothing_wrong_unevaluated") in told) != is_said
+    assert higher not in verdict(loss_ends={"first": 1.2, "last": 1.4, "lines": 10})
+
+
 def test_a_single_evaluation_is_not_called_the_best() -> None:
     steps = make_steps(range(0, 1000, 10), 100.0, [2.0] * 100)
     tail = (LoggedProcess(has_startup=False, first_iteration=0),)

@@ -10,6 +10,7 @@ import numpy as np
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS
 from glassgpt.runs.run_log import Floats, RunLog
 from glassgpt.runs.trajectory import numeric_setting, starts_from_scratch, val_metric_name
 
@@ -22,6 +23,10 @@ MIN_LOGGED_STEPS = 20
 MIN_AVERAGED, MIN_AVERAGED_LINES = 10, 5  # lines that are means of so many iterations: fewer suffice
 MIN_FIRST_LOSS = 1.0  # the first training loss of a run that learnt it
 MIN_FALL_RATIO = 5.0  # first over last loss, of data that are known to be repeated
+# The loss where an epoch begins: of lines within this part of an epoch before and after.
+MIN_STEP_EPOCHS, EPOCH_PART, MIN_EPOCH_PART_LINES, MIN_LINES_PER_EPOCH = 1.5, 0.4, 3, 8
+MIN_EPOCH_DROP_SHARE = 0.04  # of the loss before
+MIN_DROP_TO_FALL = 2.0  # the drop between two epochs over the fall within one
 MANY_EPOCHS, MIN_LOSS_MANY_EPOCHS = 10.0, 0.1  # after so many of the same data, a lower loss is of memory
 MAX_NEW_DATA_EPOCHS = 3.0  # from there on a model can recite what it was trained on
 
@@ -175,6 +180,51 @@ def memorised_data(analysis: Analysis) -> Finding | None:
         else say("memorised-data.advice"),
         at=int(at[-1]) if numbered else None,
         lines=analysis.lines_at([int(at[0]), int(at[-1])]),
+    )
+
+
+def epoch_steps(analysis: Analysis) -> Finding | None:
+    """From the second epoch on the training loss drops where an epoch begins, and hardly falls within one:
+    the model remembers the examples."""
+    run_log, epochs = analysis.log, analysis.epochs
+    at, losses = analysis.trajectory.finite_losses()
+    interval = run_log.log_interval()
+    if not epochs or not interval or not len(at) or run_log.trainer.iterations_are_epochs:
+        return None
+    per_epoch = int(at[-1]) / epochs
+    if epochs < MIN_STEP_EPOCHS or per_epoch < MIN_LINES_PER_EPOCH * interval or analysis.loss_rise:
+        return None
+    covered = interval if run_log.trainer.loss_is_interval_mean else 0  # by a line, before its iteration
+    drops, falls, boundaries = [], [], 0
+    for epoch in range(1, math.floor(epochs - EPOCH_PART) + 1):
+        begin, part = epoch * per_epoch, EPOCH_PART * per_epoch
+        before = losses[(at > begin - part) & (at <= begin)]
+        after = losses[(at - covered >= begin) & (at - covered < begin + part)]
+        late = losses[(at > begin + per_epoch - part) & (at <= begin + per_epoch)]
+        if min(len(before), len(after)) < MIN_EPOCH_PART_LINES:
+            return None
+        drop = float(before.mean() - after.mean())
+        error = math.hypot(before.std() / math.sqrt(len(before)), after.std() / math.sqrt(len(after)))
+        if drop < -error:
+            return None
+        boundaries += 1
+        if drop < max(CLEAR_STANDARD_ERRORS * error, MIN_EPOCH_DROP_SHARE * float(before.mean())):
+            continue  # as where the learning rate has run out
+        drops.append(drop)
+        if len(late) >= MIN_EPOCH_PART_LINES:
+            falls.append(max(0.0, float(after.mean() - late.mean())))
+    fall = float(np.mean(falls)) if falls else 0.0
+    if not drops or 2 * len(drops) < boundaries or np.mean(drops) < MIN_DROP_TO_FALL * fall:
+        return None
+    was_evaluated = bool(run_log.evals) or run_log.evaluates_metrics
+    return make_finding(
+        "epoch-steps",
+        "info" if was_evaluated else "advice",
+        title=say("epoch-steps.title"),
+        evidence=say("epoch-steps.evidence", drop=float(np.mean(drops)), count=len(drops), fall=fall),
+        explanation=say("epoch-steps.explanation"),
+        advice=None if was_evaluated else say("epoch-steps.advice"),
+        lines=analysis.lines_at([int(at[-1])]),
     )
 
 

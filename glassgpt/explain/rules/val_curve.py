@@ -18,6 +18,8 @@ from glassgpt.runs.trajectory import shows_run_start, takes_known_settings, val_
 
 WARNING_RISE_SHARE = 0.02  # of the best loss: then the last weights are not worth keeping
 
+MIN_WORSE_EVALS, MIN_WORSE_SHARE = 5, 0.05  # evaluations, and how far all later ones are above the first
+
 # A metric besides the loss: so many values at the best loss and at the end, and its gain between them.
 MAX_METRIC_VALUES, MIN_METRIC_GAIN_SHARE = 10, 0.005
 
@@ -99,6 +101,42 @@ def overfitting(analysis: Analysis) -> Finding | None:
         at=past.best_iteration if run_log.has_iteration_numbers else None,
         lines=analysis.eval_lines_at([past.best_iteration, past.end_iteration]),
         claims=claims,
+    )
+
+
+def worse_than_first(analysis: Analysis) -> Finding | None:
+    """Every later evaluation is clearly worse than the first one after an update, and the training loss did
+    not fall either: else it is overfitting."""
+    run_log = analysis.log
+    at, values = analysis.trajectory.val_curve()
+    at, values = at[at > 0], values[at > 0]
+    if len(values) < MIN_WORSE_EVALS or analysis.loss_rise or analysis.explosions:
+        return None
+    first, later = float(values[0]), float(values[1:].min())
+    if not later > (1 + MIN_WORSE_SHARE) * first > 0 or has_leaked_data(analysis):
+        return None
+    if not shows_run_start(run_log) or overfitting(analysis) or not run_log.has_iteration_numbers:
+        return None
+    losses = analysis.trajectory.finite_losses()[1]
+    if len(losses) < 2 or losses[-1] < losses[0]:
+        return None
+    return make_finding(
+        "worse-than-first",
+        "warning",
+        title=say("worse-than-first.title", metric=val_metric_name(run_log)),
+        evidence=say(
+            "worse-than-first.evidence",
+            metric=val_metric_name(run_log),
+            first_loss=first,
+            first_iteration=int(at[0]),
+            later=len(values) - 1,
+            lowest_later_loss=later,
+        ),
+        explanation=say("worse-than-first.explanation"),
+        advice=say("worse-than-first.advice"),
+        at=int(at[0]),
+        lines=analysis.eval_lines_at([int(at[0]), int(at[-1])]),
+        claims={"learning at the end": "diverged"},
     )
 
 

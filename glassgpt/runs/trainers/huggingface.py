@@ -11,8 +11,8 @@ give the step:
     {'train_runtime': 21989.9, 'train_steps_per_second': 0.069, 'train_loss': 2.16, 'epoch': 3.0}
 
 Since version 5 the numbers are quoted. A callback may print a dict again, with its
-epoch rounded, or before it a part of it, rounded (LLaMA-Factory, whose plan of steps and
-epochs numbers these where no bar was captured). In a notebook there is a table instead, whose steps have numbers:
+epoch rounded, or before it a part of it, rounded (LLaMA-Factory). Where no bar was captured, the plan of
+steps and epochs numbers the dicts, too. In a notebook there is a table instead, whose steps have numbers:
 
     Step    Training Loss    Validation Loss
     10      2.9543           2.8001
@@ -135,13 +135,12 @@ class TrainerReader:
         """Read the dict that waits; number those of a run whose end has no closing dict."""
         self._read_waiting(builder)
         planned, epochs = builder.setup.values.get("planned_iterations"), self._planned_epochs
-        if self._epochs and len(self._epochs) == self._count and self._bar_total is None:
-            if isinstance(planned, int) and epochs and "loss" in self._latest and "step" not in self._latest:
-                error = parse_number(
-                    self._epochs[-1]
-                )  # an epoch may have part of an update more than planned
-                self._number_by_epochs(epochs, planned, error, builder)
-                self._number_lines(builder)
+        is_one_run = len(self._epochs) == self._count > 0
+        is_unnumbered = self._bar_total is None and "loss" in self._latest and "step" not in self._latest
+        if is_one_run and is_unnumbered and isinstance(planned, int) and epochs:
+            error = parse_number(self._epochs[-1])  # an epoch may have part of an update more than planned
+            self._number_by_epochs(epochs, planned, error, builder)
+            self._number_lines(builder)
 
     def _read_waiting(self, builder: RunBuilder) -> None:
         self._end_table(builder)

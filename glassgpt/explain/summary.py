@@ -182,7 +182,7 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
 
 
 def _has_risen_slightly(facts: Facts) -> bool:
-    """Whether the training loss of the last lines is above that of the first lines, and nothing else tells."""
+    """Whether the training loss of the last lines is above that of the first, and nothing else tells."""
     ends = facts.loss_ends
     if ends is None or facts.best_val_loss is not None or not training_loss_sentence(facts):
         return False

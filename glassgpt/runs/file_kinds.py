@@ -106,7 +106,7 @@ def text_kind(head: str) -> str | None:
     if first.startswith(("<?xml", "<svg")):
         return "an XML document"
     if first.startswith(("{", "[{", "[")) and (head.rstrip()[-1:] in ("}", "]") or '":' in head[:1000]):
-        return "JSON without a step and a loss in it"
+        return "JSON in which no step has a loss"
     plain = [_without_stamp(line) for line in lines[:_TABLE_LINES]]
     for delimiter, name in ((",", "CSV"), ("\t", "tab-separated")):
         try:

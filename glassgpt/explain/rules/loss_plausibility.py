@@ -10,6 +10,7 @@ import numpy as np
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.metric_series import course_of
 from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS
 from glassgpt.runs.run_log import Floats, RunLog
 from glassgpt.runs.trajectory import numeric_setting, starts_from_scratch, val_metric_name
@@ -43,6 +44,7 @@ MIN_TRAIN_LOSS_WORDS = 0.3
 MIN_WORD_VOCAB, MIN_SUBWORD_VOCAB = 1000, 20_000
 # No model learns anything so well in so few iterations.
 MAX_COLLAPSED_LOSS, MIN_LOSS_BEFORE_COLLAPSE, MAX_COLLAPSE_ITERATIONS = 0.01, 3.0, 20
+MIN_PERPLEXITIES, MIN_FIRST_PERPLEXITY, MAX_CERTAIN_PERPLEXITY = 10, 10.0, 1.02
 MIN_CONSTANT_LOSSES = 10  # all the same, to all printed digits
 _WEB_TEXT = re.compile(r"webtext|\bowt|fineweb|slimpajama|redpajama|\bc4\b|\bpile\b|wikitext|climbmix", re.I)
 _SHAKESPEARE = re.compile(r"shakespeare.?char", re.I)
@@ -180,6 +182,29 @@ def memorised_data(analysis: Analysis) -> Finding | None:
         else say("memorised-data.advice"),
         at=int(at[-1]) if numbered else None,
         lines=analysis.lines_at([int(at[0]), int(at[-1])]),
+    )
+
+
+def certain_tokens(analysis: Analysis) -> Finding | None:
+    """A perplexity that fell to 1: each token is predicted with certainty."""
+    course = course_of(analysis.log.own_metrics, "perplexity")
+    if course is None or course.values < MIN_PERPLEXITIES:
+        return None
+    if course.first < MIN_FIRST_PERPLEXITY or not 0 < course.last <= MAX_CERTAIN_PERPLEXITY:
+        return None
+    return make_finding(
+        "certain-tokens",
+        "warning",
+        title=say("certain-tokens.title", name=course.name),
+        evidence=say(
+            "certain-tokens.evidence",
+            name=course.name,
+            first=course.first,
+            last=course.last,
+            values=course.mean_of,
+        ),
+        explanation=say("certain-tokens.explanation"),
+        advice=say("certain-tokens.advice"),
     )
 
 

@@ -34,6 +34,7 @@ from glassgpt.explain.rules.loss_plausibility import (
     leaked_data,
     memorised_data,
     ppl_vs_loss,
+    summed_loss,
 )
 from glassgpt.explain.rules.lost_work import best_overwritten
 from glassgpt.explain.rules.val_curve import eval_noise, overfitting, stuck_eval, worse_than_first
@@ -743,3 +744,20 @@ def test_a_loss_that_falls_where_an_epoch_begins() -> None:
     at = np.arange(50, 1501, 50)  # falls all the way
     steady = make_steps(at.tolist(), loss=(3 - at / 1000).tolist())
     assert epoch_steps(analyse(make_run_log(steady, trainer=HF, setup=LoggedSetup(epochs=3.0)))) is None
+
+
+def test_losses_that_are_no_means_over_tokens() -> None:
+    steps = make_steps([10, 20, 30], loss=[75.2, 74.5, 75.8])
+    one = summed_loss(analyse(make_run_log(steps, trainer=HF)))
+    assert one is not None
+    assert one.values["lowest_loss"] == 74.5
+    first_only = make_steps([10, 20, 30], loss=[75.2, 3.1, 2.9])
+    assert summed_loss(analyse(make_run_log(first_only, trainer=HF))) is None
+    assert summed_loss(analyse(make_run_log(steps))) is None
+
+
+def test_a_gap_behind_which_the_last_evaluation_is_the_best_is_no_overfitting() -> None:
+    train = [3.5, 2.0, 1.4, 1.1, 0.9, 0.8]
+    slowly = [3.0, 1.8, 1.43, 1.25, 1.215, 1.214]
+    assert overfitting(analyse(gap_run(slowly, train))) is None
+    assert overfitting(analyse(gap_run([*slowly[:-1], 1.222], train))) is not None

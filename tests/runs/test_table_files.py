@@ -470,3 +470,10 @@ def test_a_row_for_each_run_with_a_list_of_losses() -> None:
     for more, run_log in enumerate(runs):
         assert run_log.steps.iteration.tolist() == list(range(1, 31))
         assert run_log.steps.loss.tolist() == [round(loss_at(at) + more, 4) for at in range(1, 31)]
+
+
+def test_metrics_of_a_long_table() -> None:
+    """Of all its rows, not of the first ones that are read whole."""
+    rows = [f"{at},{3 - at / 100},{3.1 - at / 100},{at / 100:.2f},{90 - at}" for at in range(60)]
+    run_log = read("\n".join(["epoch,train_loss,val_loss,val_wacc,val_wer", *rows, ""]))
+    assert {one.name: len(one.value) for one in run_log.own_metrics} == {"val_wacc": 60, "val_wer": 60}

@@ -14,7 +14,12 @@ from glassgpt.runs.curve_statistics import median_stderr
 from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS, VISIBLE_STANDARD_ERRORS, EvalNoise
 from glassgpt.runs.past_best import MIN_EVALS, MIN_TRAIN_LOSSES, PastBest
 from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trajectory import shows_run_start, takes_known_settings, val_metric_name
+from glassgpt.runs.trajectory import (
+    last_iteration_done,
+    shows_run_start,
+    takes_known_settings,
+    val_metric_name,
+)
 
 WARNING_RISE_SHARE = 0.02  # of the best loss: then the last weights are not worth keeping
 
@@ -80,7 +85,8 @@ def overfitting(analysis: Analysis) -> Finding | None:
             lines=analysis.eval_lines_at([past.best_iteration, past.end_iteration]),
         )
     more = [say("overfitting.more.iterations_after_best", share_after_best=past.share_after_best)]
-    saving = past.share_after_best
+    last = max(last_iteration_done(run_log) or 0, past.end_iteration)  # the last evaluation may be before it
+    saving = (last - past.best_iteration) / max(1, last - past.start_iteration)
     if wasted := analysis.seconds_and_share_after(past.best_iteration, past.end_iteration):
         seconds, saving = wasted
         more.append(

@@ -215,6 +215,15 @@ def test_a_dict_whose_rounded_part_a_callback_printed_before() -> None:
     assert run_log.steps.grad_norm.tolist() == [0.5] * 20
 
 
+def test_numbers_that_are_too_large_are_compared_too() -> None:
+    lines = [
+        "{'loss': 1e400, 'learning_rate': 1e-400, 'epoch': 0.1}",
+        "{'loss': 1e999, 'grad_norm': nan, 'learning_rate': 1e-400, 'epoch': 0.1}",
+        "{'loss': 2.0, 'learning_rate': 0.1, 'epoch': 0.2}",
+    ]
+    assert parse_log("\n".join([*lines, ""])).steps.loss[-1] == 2.0
+
+
 def test_dicts_without_a_bar_or_a_closing_dict_are_numbered_by_the_plan() -> None:
     run_log = parse_log(callback_log(2105, 17_000, 1000))
     assert run_log.steps.iteration.tolist() == list(range(5, 2106, 5))

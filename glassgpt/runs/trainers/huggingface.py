@@ -358,7 +358,7 @@ def _is_rounded(first: str, second: str) -> bool:
 def _last_digit(number: str) -> float:
     """What the last digit of a number counts: 0.01 in 4.29, 1e-9 in 4.999e-06."""
     digits, _, exponent = number.lower().partition("e")
-    return 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))
+    return float(f"1e{int(exponent or 0) - len(digits.partition('.')[2])}")  # inf, where a power would raise
 
 
 def steps_of_epochs(epochs: Sequence[str], last_epoch: float, total: float, error: float) -> list[int] | None:

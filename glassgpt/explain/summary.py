@@ -23,6 +23,7 @@ from glassgpt.runs.progress import Progress
 from glassgpt.runs.run_log import Floats, LogEvent, RunLog
 from glassgpt.runs.trajectory import (
     last_iteration_done,
+    mean_iteration_time,
     planned_end_iteration,
     planned_iteration_count,
     shows_run_start,
@@ -36,6 +37,7 @@ MIN_STALL_SHARE = 0.05  # of the time
 MIN_EVALS_FOR_SHARE = 3  # of a log that begins in the middle of a run
 MAX_SWAPPING_TOKENS_PER_S = 20.0  # slower than any machine trains a model that its memory holds
 MIN_WANDER_RATIO = 1.25  # of the step time, between its high and its low: less is no news
+MIN_END_LINES = 5  # of each end: the mean of fewer may be higher by chance
 MIN_JUDGED_ITERATIONS = 20  # logged; of fewer it cannot be said that nothing is wrong
 
 
@@ -126,6 +128,8 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         if stops and facts.ended == "finished" and "stop" in stops[-1].lower():
             quoted = stops[-1][:MAX_QUOTED_CHARS].rstrip(".")
             sentences.append(translate("verdict.stop_reason", quoted=quoted))
+    has_risen = any(one.id in ("divergence", "loss-explosion", "loss-nan") for one in findings)
+    is_flat = run_log.loss_measures_learning and not has_risen and _has_risen_slightly(facts)
     metrics = [metric_sentence(course) for course in run_log.metric_courses]
     loss_sentence = _loss_sentence(run_log, facts, findings)
     sentences += [loss_sentence, *metrics] if run_log.loss_measures_learning else [*metrics, loss_sentence]
@@ -135,6 +139,8 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     has_both = len(trained_evals) > 1 and all(one.train_loss is not None for one in trained_evals)
     if facts.best_val_loss is not None and (run_log.columns or not has_both):
         sentences.append(_training_sentence(run_log, facts, findings))
+    if is_flat:
+        sentences.append(translate("verdict.training_loss_not_fallen"))
     sentences += _time_sentences(run_log, facts, findings)
     if left_out := run_log.left_out.lines:
         sentences.append(
@@ -155,6 +161,7 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         and facts.iterations_logged >= MIN_JUDGED_ITERATIONS
         and not run_log.is_excerpt
         and not has_advice
+        and not is_flat
         and not is_short
         and not _repeats_iterations(run_log)
         and not (facts.loss_ends is not None and 0 < facts.loss_ends["last"] < MIN_LOSS_TUNED)
@@ -174,28 +181,34 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     return [sentence for sentence in sentences if sentence]
 
 
+def _has_risen_slightly(facts: Facts) -> bool:
+    """Whether the training loss of the last lines is above that of the first, and nothing else tells."""
+    ends = facts.loss_ends
+    if ends is None or facts.best_val_loss is not None or not training_loss_sentence(facts):
+        return False
+    return ends["lines"] >= MIN_END_LINES and ends["last"] > ends["first"]
+
+
 def _repeats_iterations(run_log: RunLog) -> bool:
     """Whether a restart did iterations again."""
     return run_log.has_iteration_numbers and bool(np.any(np.diff(run_log.steps.iteration) <= 0))
 
 
 def _few_lines_sentences(run_log: RunLog, facts: Facts) -> list[str]:
-    """What few lines show of the loss; else what would settle it: more lines, and an evaluation."""
-    few = {"lines": facts.iterations_logged, "enough": MIN_JUDGED_ITERATIONS}
+    """What few lines show of the loss, and whether an evaluation is missing."""
     losses = _finite_losses(run_log)
     has_eval = facts.best_val_loss is not None or run_log.evaluates_metrics
-    if run_log.placeholder_loss is not None or turning_row(losses) is not None:
+    if run_log.placeholder_loss is not None or not len(losses) or turning_row(losses) is not None:
         return []  # another sentence says what they show
     if run_log.begins_at_ln2 and losses[-1] > MIN_LN2_SHARE * math.log(2):
         return [translate("verdict.near_ln2", last=format_loss(float(losses[-1])))]
+    no_eval = [] if has_eval else [translate("verdict.no_evaluation")]
     if shows_fall(losses):
-        no_eval = [] if has_eval else [translate("verdict.no_evaluation")]
         return [translate("verdict.few_lines_fall", lines=facts.iterations_logged), *no_eval]
-    if not has_eval:
-        return [translate("verdict.too_few_lines_no_eval", **few)]
-    if facts.steady_ms is None and facts.tokens_per_s is None:
-        return [translate("verdict.too_few_lines_no_speed", **few)]
-    return [translate("verdict.too_few_lines", **few)]
+    values = np.array([one.val_loss for one in run_log.evals if one.val_loss is not None], dtype=float)
+    if shows_fall(values):
+        return [translate("verdict.few_evaluations_fall", evaluations=len(values))]
+    return [translate("verdict.too_few_lines", lines=facts.iterations_logged), *no_eval]
 
 
 def _finite_losses(run_log: RunLog) -> Floats:
@@ -336,7 +349,7 @@ def _last_iteration_done(run_log: RunLog, facts: Facts) -> int | None:
 
 def _time_sentences(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -> list[str]:
     if facts.steady_ms is None:
-        return []
+        return _mean_time_sentence(run_log)
     times = [float(str(regime["steady_ms"])) for regime in facts.regimes]
     # Of a few lines around an evaluation, its share says nothing about the run.
     is_typical = shows_run_start(run_log) or len(run_log.evals) >= MIN_EVALS_FOR_SHARE
@@ -356,6 +369,19 @@ def _time_sentences(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     if facts.stall_share >= MIN_STALL_SHARE:
         sentences.append(translate("verdict.stalls", share=facts.stall_share))
     return sentences
+
+
+def _mean_time_sentence(run_log: RunLog) -> list[str]:
+    """What an iteration took on average, where only the whole time is known."""
+    mean = mean_iteration_time(run_log)
+    if mean is None:
+        return []
+    values = {"run_s": mean[0], "ms": mean[1]}
+    if mean[2] is None:
+        return [translate("verdict.mean_step_time", **values)]
+    if mean[2]:
+        return [translate("verdict.mean_step_time_with_evals", **values)]
+    return [translate("verdict.mean_step_time_without_evals", **values)]
 
 
 def training_loss_sentence(facts: Facts) -> str:

@@ -59,6 +59,7 @@ from glassgpt.runs.trajectory import (
     trajectory_of,
 )
 
+MIN_STAMPED_SHARE = 0.5  # of the whole time: lines with stamps that cover less are not of all of the run
 MIN_STEPPED_SHARE = 0.9  # of the whole time: with less in iterations, the rest went elsewhere
 MIN_MFU = 1.0  # percent; a smaller one is rounded too much
 
@@ -275,7 +276,9 @@ class Analysis:
         is_notebook = not log.has_line_numbers and not log.columns
         if len(log.segments) > 1 or log.is_excerpt or is_notebook:
             return None
-        return stamped_seconds(log.stamps, log.first_line, log.last_line)
+        stamped_s, wall_s = stamped_seconds(log.stamps, log.first_line, log.last_line), log.setup.wall_s
+        is_part = stamped_s is not None and wall_s is not None and stamped_s < MIN_STAMPED_SHARE * wall_s
+        return None if is_part else stamped_s
 
     @cached_property
     def measured_s(self) -> float | None:

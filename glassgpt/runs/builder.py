@@ -431,11 +431,6 @@ class RunBuilder:
         return self._rows.last("mfu") if len(self._rows) else math.nan
 
     @property
-    def timed_eval_s(self) -> float:
-        """Of all evaluations whose time is known, together."""
-        return sum(one.ms for one in self._evals if one.ms is not None and math.isfinite(one.ms)) / 1000
-
-    @property
     def last_step_columns(self) -> frozenset[str]:
         """Which of "loss" and "ms" the latest step's line had. A line with fewer is cut off."""
         if not len(self._rows):

@@ -105,8 +105,9 @@ def text_kind(head: str) -> str | None:
         return "an HTML page; save its log as text"
     if first.startswith(("<?xml", "<svg")):
         return "an XML document"
-    if first.startswith(("{", "[{", "[")) and (head.rstrip()[-1:] in ("}", "]") or '":' in head[:1000]):
-        return "JSON without a step and a loss in it"
+    is_json = first == "[" or first.startswith(("{", "[{", "[["))
+    if is_json and (head.rstrip()[-1:] in ("}", "]") or '":' in head[:1000]):
+        return "JSON in which no step has a loss"
     plain = [_without_stamp(line) for line in lines[:_TABLE_LINES]]
     for delimiter, name in ((",", "CSV"), ("\t", "tab-separated")):
         try:

@@ -39,6 +39,7 @@ _TABLE_ROW = re.compile(r"^\|\s*([^|]+?)\s*\|\s*([^|]+?)\s*\|$")
 _LIST_ITEM = re.compile(r"^\s*([A-Z][\w ]+?)\s*=\s*([\d,]+)\s*$")
 
 _MAX_SETTING_CHARS = 2000  # of a line
+_MIN_WHOLE_MODEL = 1e9  # parameters that are trained: no adapter has so many
 
 # A shell's prompt, or its `set -x`, and a program that trains.
 _PROMPT = r"^(?:[^$#%❯]{0,80}[$#%❯]|\+) (?:[A-Z_]{1,30}=\S{1,80} |(?:nohup|time|sudo) ){0,6}(?:\S{0,80}/)?"
@@ -72,7 +73,9 @@ _OF_ANY_TRAINER = (
         "parameters",
     ),
     HeaderPattern(
-        "param", re.compile(rf"(?:Total|Model|model)[ _]param(?:eter)?s:?\s*{COUNT}"), "parameters"
+        "param",
+        re.compile(rf"(?<!expert )(?:Total|Model|model)[ _]param(?:eter)?s:?\s*{COUNT}"),
+        "parameters",
     ),
     HeaderPattern(
         "aram",
@@ -81,7 +84,11 @@ _OF_ANY_TRAINER = (
     ),
     HeaderPattern("total parameters", re.compile(rf"\bsize: {COUNT} total parameters"), "parameters"),
     HeaderPattern(
-        "parameters", re.compile(rf"Number of trainable parameters\s*[:=]\s*{COUNT}"), "trainable_parameters"
+        "parameters", re.compile(rf"Number of trainable parameters\s*:\s*{COUNT}"), "trainable_parameters"
+    ),
+    # Hugging Face's: an adapter's alone, where one is trained.
+    HeaderPattern(
+        "parameters", re.compile(rf"Number of trainable parameters\s*=\s*{COUNT}"), "updated_parameters"
     ),
     HeaderPattern(
         "parameters",
@@ -198,6 +205,9 @@ def _record(field: str, text: str, line: str, builder: RunBuilder) -> None:
         setup.values[field] = parse_count(text)
     elif field in ("decayed_parameters", "undecayed_parameters"):
         setattr(setup, field, parse_count(text))
+    elif field == "updated_parameters":
+        if (count := parse_count(text)) >= _MIN_WHOLE_MODEL:
+            setup.values.setdefault("parameters", count)
     elif field in ("trainable_parameters", "frozen_parameters"):
         setattr(setup, field, parse_count(text))
         total, known = setup.trainable_parameters + setup.frozen_parameters, setup.values.get("parameters")

@@ -178,12 +178,6 @@ class MetricTable:
         notes = [*built.notes, *self.notes, *([say("table.epochs")] if self._counts_epochs else [])]
         notes += self._left_out_notes()
         notes += [say("rounds.joined", rounds=self._rounds)] if self._rounds > 1 else []
-        # Evaluations that took longer than that belong to earlier processes, as does part of the training.
-        run_s, done = self._run_s, self.builder.iterations_done
-        is_whole = run_s is not None and self.builder.timed_eval_s <= run_s
-        if run_s and is_whole and done and not self._units and self._processes == 1:
-            ms = 1000 * run_s / done
-            notes.append(say("table.run_time", run_s=run_s, ms=ms))
         whole = replace(
             built,
             run_name=run_name,
@@ -491,6 +485,9 @@ class MetricTable:
         values = {
             role: _known(parse_cell(row.get(columns[role]))) for role in _COLUMN_ROLES if role in columns
         }
+        if "grad_norm" in values and row.get(columns["grad_norm"]) not in (None, "", "null"):
+            norm = values["grad_norm"]
+            values["grad_norm"] = math.inf if math.isnan(norm) else norm  # as parse_norm: it is printed
         ms = math.nan
         if self._clock is not None and seconds is not None:
             ms = self._clock.step_ms(iteration, seconds)
@@ -515,6 +512,8 @@ class MetricTable:
             return
         if self._clock is not None:
             self._clock.add_eval(seconds)
+        if self._run_s is not None and seconds is not None and 0 <= seconds < math.inf:
+            self._run_s += seconds  # after training, whose time is known
         self.builder.add_eval(
             iteration,
             value,

@@ -135,6 +135,8 @@ def find_train_val_gap(
     late = (values[1:] if first.iteration == 0 else values)[-2:]
     if len(late) == 2 and late[0] - late[1] > clear_difference(noise, val_loss):
         return None  # still improving on unseen text
+    if train_lines is not None and len(values) >= MIN_EVALS and int(np.argmin(values)) == len(values) - 1:
+        return None  # slowly, but it was never better
     return TrainValGap(last.iteration or 0, train_loss, val_loss, train_lines, is_alone)
 
 

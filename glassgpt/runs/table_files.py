@@ -31,7 +31,7 @@ from glassgpt.errors import UserError
 from glassgpt.i18n import say
 from glassgpt.runs.lines import whole_lines
 from glassgpt.runs.log_numbers import parse_cell
-from glassgpt.runs.metric_columns import VAL_WORDS, normalise, role_of
+from glassgpt.runs.metric_columns import VAL_WORDS, metric_of, normalise, role_of
 from glassgpt.runs.metric_table import MetricTable, Row
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainers import TRAINERS
@@ -320,7 +320,8 @@ class _RunTables:
 def _columns_by_run(names: Sequence[str]) -> dict[str, list[tuple[int, str]]]:
     """Places and names of the columns that mean something. wandb exports several runs beside each other; the
     other columns are of all of them. One run: its name is empty."""
-    known = [(at, column) for at, column in enumerate(names) if role_of(_metric(column))]
+    metrics = [_metric(column) for column in names]
+    known = [(at, names[at]) for at, one in enumerate(metrics) if role_of(one) or metric_of(one)]
     if all(" - " not in column for _, column in known):
         return {"": known}
     shared = [(at, column) for at, column in known if " - " not in column]

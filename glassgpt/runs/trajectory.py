@@ -55,6 +55,26 @@ def last_iteration_done(run_log: RunLog) -> int | None:
     return max(ends + [done for done in (run_log.iterations_done,) if done is not None], default=None)
 
 
+def mean_iteration_time(run_log: RunLog) -> tuple[float, float, bool | None] | None:
+    """Of a process that says how long it took in all: that in seconds, the mean milliseconds of an iteration,
+    and whether its evaluations are in these: None where there are none. They are left out where the time of
+    each is known."""
+    wall_s, done, rows = run_log.setup.wall_s, last_iteration_done(run_log), run_log.steps
+    is_one = len(run_log.segments) == 1 and not run_log.segments[0].resumed and not run_log.is_excerpt
+    if not (wall_s and math.isfinite(wall_s) and done and len(rows) and is_one):
+        return None
+    begins_late = rows.iteration[0] > run_log.trainer.first_iteration + (run_log.log_interval() or 1)
+    if run_log.trainer.iterations_are_epochs or begins_late:
+        return None  # of a resumed process the whole time is of its own iterations
+    times = [one.ms for one in run_log.evals if one.ms is not None and math.isfinite(one.ms)]
+    eval_s = sum(times) / 1000
+    if eval_s >= wall_s:
+        return None
+    are_apart = len(times) == len(run_log.evals)
+    ms = 1000 * (wall_s - eval_s if are_apart else wall_s) / done
+    return wall_s, ms, None if not run_log.evals else not are_apart
+
+
 def trajectory_of(run_log: RunLog) -> Trajectory:
     steps, segments = run_log.steps, list(range(len(run_log.segments)))
     ends = _segment_ends(run_log, segments)
@@ -122,6 +142,10 @@ def shows_run_start(run_log: RunLog) -> bool:
     interval = run_log.log_interval()
     if begins and interval and run_log.steps.iteration[0] > run_log.trainer.first_iteration + 2 * interval:
         return False  # of the first process, the first lines are not there
+    # A row of a table comes at the end of its interval: the first one at the first interval's.
+    begins = begins or (
+        bool(run_log.columns) and len(run_log.steps) > 0 and run_log.steps.iteration[0] == interval
+    )
     return not run_log.is_excerpt and (begins or evaluated_first)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -100,10 +100,7 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
         row(translate("label.training_loss_last_evaluation"), format_loss, facts.final_train_loss),
         row(translate("label.training_loss_first_line"), format_loss, facts.loss_first),
         row(translate("label.training_loss_last_line"), format_loss, facts.loss_last),
-        *(
-            TableRow(str(metric["name"]), translate("label.metric_ends", **metric))
-            for metric in facts.metrics
-        ),
+        *(TableRow(str(metric["name"]), _metric_ends(metric)) for metric in facts.metrics),
         row(translate("label.first_nonfinite_iteration"), format_integer, facts.nan_step),
     ]
     groups = [
@@ -147,6 +144,20 @@ def key_figures(facts: Facts) -> list[TableRow]:
         ),
     ]
     return [row for row in rows if row.value]
+
+
+def _metric_ends(metric: Mapping[str, object]) -> str:
+    """From where to where it went, and its best value, or the highest."""
+    is_lower_better = metric["higher_is_better"] is False
+    extreme = (
+        translate("verdict.metric_lowest", value=metric["lowest"])
+        if is_lower_better
+        else translate("verdict.metric_highest", value=metric["highest"])
+    )
+    values = {"first": metric["first"], "last": metric["last"], "extreme": extreme}
+    if metric["mean_of"] == 1:
+        return translate("label.metric_ends", **values)
+    return translate("label.metric_ends_of_means", **values, mean_of=metric["mean_of"])
 
 
 def _total_time_label(facts: Facts) -> str:

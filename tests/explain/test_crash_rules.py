@@ -400,7 +400,7 @@ def test_skipped_updates_are_a_share_of_the_updates() -> None:
     steps = make_steps(range(100, 20_001, 100), loss=falling_losses(200))
     run_log = make_run_log(steps, event_counts={"scaler-overflow": 30})
     one = require_finding(skipped_steps(analyse(run_log)))
-    assert (one.severity, one.values["skipped_share"]) == ("info", 30 / 19_901)
+    assert (one.severity, one.values["skipped_share"]) == ("info", 30 / 20_000)
     one = require_finding(skipped_steps(analyse(replace(run_log, has_iteration_numbers=False))))
     assert (one.severity, one.values) == ("info", {"skipped_updates": 30})
 
@@ -415,6 +415,12 @@ def test_norms_that_are_never_finite() -> None:
     for norms in ([*[math.inf] * 39, 1.5], [math.nan] * 40, [math.inf] * 4 + [math.nan] * 36):
         steps = make_steps(range(0, 400, 10), loss=falling_losses(40), grad_norm=norms)
         assert norms_never_finite(analyse(make_run_log(steps))) is None
+
+
+def test_norms_that_are_never_finite_beside_no_loss() -> None:
+    steps = make_steps(range(5426, 5430), loss=None, grad_norm=[math.inf] * 4)
+    one = require_finding(norms_never_finite(analyse(make_run_log(steps))))
+    assert one.values == {"infinite_norms": 4}
 
 
 def test_norms_that_are_not_finite_are_skipped_updates() -> None:

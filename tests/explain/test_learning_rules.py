@@ -29,13 +29,15 @@ from glassgpt.explain.rules.learning import plateau, still_improving, underfit_c
 from glassgpt.explain.rules.loss_plausibility import (
     collapsed_loss,
     constant_loss,
+    epoch_steps,
     init_loss,
     leaked_data,
     memorised_data,
     ppl_vs_loss,
+    summed_loss,
 )
 from glassgpt.explain.rules.lost_work import best_overwritten
-from glassgpt.explain.rules.val_curve import eval_noise, overfitting, stuck_eval
+from glassgpt.explain.rules.val_curve import eval_noise, overfitting, stuck_eval, worse_than_first
 from glassgpt.i18n import say
 from glassgpt.runs.metric_columns import metric_of
 from glassgpt.runs.metric_series import MetricSeries
@@ -482,7 +484,9 @@ def test_a_training_loss_that_no_text_has() -> None:
         (0.9, 1.7, 0.008, "advice", "memorised-data.explanation.new"),
         (None, 0.47, 0.008, None, None),  # of a classifier, maybe
         (100.0, 0.02, 0.008, None, None),  # it did not fall
-        (100.0, 1.7, 0.08, None, None),
+        (100.0, 1.7, 0.08, "advice", "memorised-data.explanation.repeated"),
+        (5.0, 1.7, 0.08, None, None),
+        (100.0, 1.7, 0.15, None, None),
     ],
 )
 def test_a_low_loss_is_memorised_or_leaks(
@@ -703,3 +707,57 @@ def test_a_training_loss_of_repeated_data_is_no_improvement() -> None:
     assert one.text["evidence"][0].key == "still-improving.evidence.medians"
     assert len(one.lines) == 2
     assert still_improving(analyse(again)) is None
+
+
+@pytest.mark.parametrize(
+    ("later", "train", "is_found"), [(3.1, 1.8, True), (2.6, 1.8, False), (3.1, 0.9, False)]
+)
+def test_evaluations_that_never_came_near_the_first(later: float, train: float, is_found: bool) -> None:
+    """Where the training loss fell, it is overfitting."""
+    steps = make_steps(range(500, 2501, 500), loss=[1.2, 1.3, 1.3, 1.25, train])
+    evals = [(at, None, 2.55 if at == 132 else later + at / 9000) for at in range(132, 2641, 132)]
+    analysis = analyse(make_run_log(steps, evals, trainer=HF))
+    one = worse_than_first(analysis)
+    assert (one is not None) == is_found
+    assert (overfitting(analysis) is not None) == (train < 1)
+    if one:
+        assert (one.severity, one.values["first_iteration"], one.values["later"]) == ("warning", 132, 19)
+
+
+def stepped(drop: float, epochs: int = 3, per_epoch: int = 500) -> RunLog:
+    """A line every 50 iterations; the loss drops at each epoch, falls little within one, and is noisy."""
+    at = np.arange(50, epochs * per_epoch + 1, 50)
+    noise = np.random.default_rng(3).normal(0, 0.02, len(at))
+    losses = 2 - drop * ((at - 1) // per_epoch) - 0.02 * ((at - 1) % per_epoch) / per_epoch + noise
+    steps = make_steps(at.tolist(), loss=losses.tolist())
+    return make_run_log(steps, trainer=HF, setup=LoggedSetup(epochs=float(epochs)))
+
+
+def test_a_loss_that_falls_where_an_epoch_begins() -> None:
+    one = epoch_steps(analyse(stepped(0.4)))
+    assert one is not None
+    assert (one.severity, one.values["count"]) == ("advice", 2)
+    assert one.values["drop"] == pytest.approx(0.4, abs=0.03)
+    assert one.values["fall"] < 0.05
+    assert epoch_steps(analyse(stepped(0.0))) is None
+    assert epoch_steps(analyse(replace(stepped(0.4), setup=LoggedSetup()))) is None
+    at = np.arange(50, 1501, 50)  # falls all the way
+    steady = make_steps(at.tolist(), loss=(3 - at / 1000).tolist())
+    assert epoch_steps(analyse(make_run_log(steady, trainer=HF, setup=LoggedSetup(epochs=3.0)))) is None
+
+
+def test_losses_that_are_no_means_over_tokens() -> None:
+    steps = make_steps([10, 20, 30], loss=[75.2, 74.5, 75.8])
+    one = summed_loss(analyse(make_run_log(steps, trainer=HF)))
+    assert one is not None
+    assert one.values["lowest_loss"] == 74.5
+    first_only = make_steps([10, 20, 30], loss=[75.2, 3.1, 2.9])
+    assert summed_loss(analyse(make_run_log(first_only, trainer=HF))) is None
+    assert summed_loss(analyse(make_run_log(steps))) is None
+
+
+def test_a_gap_behind_which_the_last_evaluation_is_the_best_is_no_overfitting() -> None:
+    train = [3.5, 2.0, 1.4, 1.1, 0.9, 0.8]
+    slowly = [3.0, 1.8, 1.43, 1.25, 1.215, 1.214]
+    assert overfitting(analyse(gap_run(slowly, train))) is None
+    assert overfitting(analyse(gap_run([*slowly[:-1], 1.222], train))) is not None

@@ -78,6 +78,17 @@ def test_how_good_it_is() -> None:
         assert verdict(**without, loss_first=first, loss_last=last) == [told[0], *told[2:]]
 
 
+def test_a_training_loss_that_ends_higher() -> None:
+    without = {"best_val_loss": None, "best_val_step": None, "final_val_loss": None}
+    higher = translate("verdict.training_loss_not_fallen")
+    for last, is_said in ((1.4, True), (1.1, False)):
+        ends = {"first": 1.2, "last": last, "lines": 10}
+        told = verdict(**without, ended="finished", loss_first=1.9, loss_last=last, loss_ends=ends)
+        assert (higher in told) == is_said
+        assert (translate("verdict.nothing_wrong_unevaluated") in told) != is_said
+    assert higher not in verdict(loss_ends={"first": 1.2, "last": 1.4, "lines": 10})
+
+
 def test_a_single_evaluation_is_not_called_the_best() -> None:
     steps = make_steps(range(0, 1000, 10), 100.0, [2.0] * 100)
     tail = (LoggedProcess(has_startup=False, first_iteration=0),)
@@ -208,10 +219,10 @@ def test_few_lines_say_what_would_settle_it() -> None:
     def last(**facts: object) -> str:
         return verdict(iterations_logged=2, **facts)[-1]
 
-    few = {"lines": 2, "enough": 20}
+    few = {"lines": 2}
     assert last() == translate("verdict.too_few_lines", **few)
     without = {"best_val_loss": None, "best_val_step": None, "final_val_loss": None}
-    assert last(**without) == translate("verdict.too_few_lines_no_eval", **few)
+    assert last(**without) == translate("verdict.no_evaluation")
 
 
 def test_a_run_that_finished_early_by_its_own_counter() -> None:
@@ -255,12 +266,13 @@ def test_few_lines_say_what_they_show() -> None:
     assert {falls, no_eval} <= set(few_lines([1.47, 0.80, 0.73, 0.66, 0.63, 0.62]))
     flat_later = few_lines([11.3, 8.7, 6.3, 6.0, 6.4, 6.3])
     assert falls in flat_later
-    few = {"lines": 6, "enough": 20}
+    few = {"lines": 6}
     noisy = [2.0, 2.1, 1.9, 2.05, 2.1, 1.95]
-    assert translate("verdict.too_few_lines_no_eval", **few) in few_lines(noisy)
+    assert {translate("verdict.too_few_lines", **few), no_eval} <= set(few_lines(noisy))
     evals = [(300, None, 2.2)]
     assert translate("verdict.too_few_lines", **few) in few_lines(noisy, 100.0, evals=evals)
-    assert translate("verdict.too_few_lines_no_speed", **few) in few_lines(noisy, evals=evals)
+    falling = [(at, None, 3.8 - at / 200) for at in range(100, 601, 100)]
+    assert translate("verdict.few_evaluations_fall", evaluations=6) in few_lines(noisy, evals=falling)
 
 
 def test_a_single_result_in_bits_per_byte_is_not_called_the_best() -> None:

@@ -73,6 +73,11 @@ BINARIES = {
 }
 
 
+def test_a_line_in_brackets_is_no_json() -> None:
+    head = '[INFO|2025-05-28 16:36:49] config.py:677 >> Model config {\n  "rms_norm_eps": 1e-06\n}\n'
+    assert "JSON" not in (text_kind(head) or "")
+
+
 def test_binaries_are_named() -> None:
     assert [name for name, data in BINARIES.items() if name not in (binary_kind(data) or "")] == []
 

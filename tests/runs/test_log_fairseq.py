@@ -89,7 +89,27 @@ def test_json_lines() -> None:
 def test_skipped_updates_are_a_share_of_the_updates_not_of_the_lines() -> None:
     finding = next(one for one in explain(parse_log(json_log())).findings if one.id == "skipped-steps")
     assert finding.values["skipped_updates"] == 5
-    assert finding.values["skipped_share"] == pytest.approx(5 / 1901)
+    assert finding.values["skipped_share"] == pytest.approx(5 / 2000)
+
+
+def test_a_loss_that_holds_more_than_its_perplexity_is_no_cross_entropy() -> None:
+    line = (
+        "2023-06-28 18:40:31 | INFO | train_inner | epoch 001: {at} / 900 loss={loss}, gate=6.4, ppl={ppl}, "
+        "num_updates={at}, lr=1e-05, gnorm=2.5, wall={at}\n"
+    )
+    for ppl, base in (("22.63", 2.0), ("1", None)):
+        run_log = parse_log("".join(line.format(at=at, loss=4.5, ppl=ppl) for at in range(50, 501, 50)))
+        assert run_log.trainer.loss_base == base
+        assert bool(run_log.own_metrics) == (base is None)
+
+
+def test_parameters_of_experts_and_of_the_rest() -> None:
+    line = "2024-07-03 10:00:00 | INFO | fairseq_cli.train | num. {kind} model params: {count:,} (trained: 1)"
+    both = [line.format(kind=kind, count=count) for kind, count in
+            (("non-expert", 140_921_856), ("expert", 28_371_456))]  # fmt: skip
+    first, _, *rest = json_log().splitlines(keepends=True)
+    text = "".join([first, *(f"{one}\n" for one in both), *rest])
+    assert parse_log(text).setup.parameters == 140_921_856 + 28_371_456
 
 
 def test_each_start_is_a_run() -> None:

@@ -245,6 +245,16 @@ def _torchtune() -> str:
     return "".join(lines)
 
 
+def test_lines_of_torchtunes_loggers() -> None:
+    line = "Step {at} | loss:{loss} lr:2e-05 tokens_per_second_per_gpu:{rate} \n"
+    text = "".join(line.format(at=at, loss=2 - at / 10, rate=400.5 + at) for at in range(1, 9))
+    run_log = parse_log(text)
+    assert run_log.trainer.id == "torchtune"
+    assert run_log.steps.loss.tolist() == pytest.approx([2 - at / 10 for at in range(1, 9)])
+    assert run_log.steps.tokens_per_s[-1] == 408.5
+    assert run_log.steps.lr[0] == 2e-5
+
+
 def test_torchtunes_clock_tells_the_time_not_its_average() -> None:
     run_log = parse_log(_torchtune())
     assert (run_log.trainer.id, run_log.setup.planned_iterations) == ("torchtune", 80)

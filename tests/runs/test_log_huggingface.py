@@ -14,7 +14,7 @@ from glassgpt.explain.explanation import explain
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.exit_status import infer_exit_status
 from glassgpt.runs.trainers.huggingface import steps_of_epochs
-from glassgpt.runs.trajectory import last_iteration_done
+from glassgpt.runs.trajectory import last_iteration_done, mean_iteration_time
 
 COURSE = SyntheticRun(updates=40, eval_every=10)
 LOSS = "{'loss': 2.9543, 'grad_norm': 1.2, 'learning_rate': 4.9e-05, 'epoch': 0.03}\n"
@@ -188,6 +188,60 @@ def test_a_dict_that_a_callback_prints_again_with_a_rounded_epoch() -> None:
     for run_log in run_logs:
         assert run_log.steps.loss.tolist() == pytest.approx([3 - at / 10 for at in range(1, 9)])
         assert np.isinf(run_log.steps.grad_norm).all()  # printed, and not a number
+
+
+def callback_log(steps: int, planned: int, epochs: int) -> str:
+    """LLaMA-Factory's console where no bar is captured: a rounded part of each dict, then the dict. An epoch
+    has 17.05 updates, and the plan counts 17."""
+    lines = [
+        "[INFO|trainer.py:2313] 2024-11-26 22:07:15,100 >> ***** Running training *****",
+        f"[INFO|trainer.py:2315] 2024-11-26 22:07:15,100 >>   Num Epochs = {epochs:,}",
+        f"[INFO|trainer.py:2321] 2024-11-26 22:07:15,101 >>   Total optimization steps = {planned:,}",
+        "[INFO|trainer.py:2322] 2024-11-26 22:07:15,102 >>   Number of trainable parameters = 18,739,200",
+    ]
+    for at in range(5, steps + 1, 5):
+        epoch, loss, lr = at / 17.05, 2.5 / (1 + at / 10), 5e-5 - at * 1e-9
+        head = "11/26/2024 22:09:01 - INFO - llmtuner.extras.callbacks - "
+        lines.append(f"{head}{{'loss': {loss:.4f}, 'learning_rate': {lr:.4e}, 'epoch': {epoch:.2f}}}")
+        lines.append(
+            f"{{'loss': {loss:.4f}, 'grad_norm': 0.5, 'learning_rate': {lr:.17f}, 'epoch': {epoch:.2f}}}"
+        )
+    return "\n".join([*lines, "Training completed. Do not forget to share your model on huggingface.co", ""])
+
+
+def test_a_dict_whose_rounded_part_a_callback_printed_before() -> None:
+    run_log = parse_log(callback_log(100, 17_000, 1000))
+    assert len(run_log.steps) == 20
+    assert run_log.steps.grad_norm.tolist() == [0.5] * 20
+
+
+def test_numbers_that_are_too_large_are_compared_too() -> None:
+    lines = [
+        "{'loss': 1e400, 'learning_rate': 1e-400, 'epoch': 0.1}",
+        "{'loss': 1e999, 'grad_norm': nan, 'learning_rate': 1e-400, 'epoch': 0.1}",
+        "{'loss': 2.0, 'learning_rate': 0.1, 'epoch': 0.2}",
+    ]
+    assert parse_log("\n".join([*lines, ""])).steps.loss[-1] == 2.0
+
+
+def test_dicts_without_a_bar_or_a_closing_dict_are_numbered_by_the_plan() -> None:
+    run_log = parse_log(callback_log(2105, 17_000, 1000))
+    assert run_log.steps.iteration.tolist() == list(range(5, 2106, 5))
+    assert run_log.setup.planned_iterations == 17_000
+    assert run_log.setup.epochs == pytest.approx(123.46)  # done, not planned
+    assert infer_exit_status(run_log) == "finished"
+
+
+def test_trainable_parameters_may_be_an_adapters() -> None:
+    assert parse_log(callback_log(100, 17_000, 1000)).setup.parameters is None
+
+
+def test_the_mean_time_of_an_iteration() -> None:
+    run_log = parse_log(blocks())
+    assert math.isnan(run_log.steps.ms[0])
+    mean = mean_iteration_time(run_log)
+    assert mean is not None
+    assert mean[1:] == (pytest.approx(1000 * mean[0] / 380), None)
 
 
 @pytest.mark.parametrize("joint", ["\t", " | ", "     "])

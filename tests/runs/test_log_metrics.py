@@ -8,7 +8,8 @@ import pytest
 from log_checks import parse_log, parse_logs
 
 from glassgpt.explain.explanation import explain
-from glassgpt.explain.rules.metrics import nothing_right, policy_drift
+from glassgpt.explain.rules.loss_plausibility import certain_tokens
+from glassgpt.explain.rules.metrics import decided_pairs, nothing_right, policy_drift
 from glassgpt.runs import metric_series
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.builder import RunBuilder
@@ -166,3 +167,25 @@ def test_a_trainers_evaluation_and_its_closing_dict() -> None:
     assert (reward.values, reward.last) == (9, 0.9)
     accuracy = next(course for course in run_log.metric_courses if course.kind == "accuracy")
     assert accuracy.last == 0.4
+
+
+@pytest.mark.parametrize(("last", "is_found"), [(1.0, True), (1.5, False)])
+def test_a_perplexity_of_one(last: float, is_found: bool) -> None:
+    ppl = [max(last, 900 / 2**at) for at in range(20)]
+    text = "".join(
+        f"step {at} | loss {0.091 + 1 / (at + 1):.4f} | ppl {one:.2f}\n" for at, one in enumerate(ppl)
+    )
+    finding = certain_tokens(Analysis(parse_log(text)))
+    assert (finding is not None) == is_found
+
+
+@pytest.mark.parametrize(
+    ("loss", "margin", "is_found"), [(0.0, 15.0, True), (0.3, 15.0, False), (0.0, 2.0, False)]
+)
+def test_preferences_that_are_all_decided(loss: float, margin: float, is_found: bool) -> None:
+    line = "{{'loss': {loss}, 'rewards/accuracies': 1.0, 'rewards/margins': {margin}, 'epoch': {epoch}}}\n"
+    text = "".join(line.format(loss=loss, margin=margin + at, epoch=at / 10) for at in range(1, 5))
+    finding = decided_pairs(Analysis(parse_log(text)))
+    assert (finding is not None) == is_found
+    if finding:
+        assert finding.values == {"loss": 0.0, "margin": 19.0, "count": 3}

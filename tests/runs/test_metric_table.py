@@ -14,6 +14,7 @@ from glassgpt.runs.log_numbers import parse_cell
 from glassgpt.runs.metric_table import SAMPLE_ROWS, MetricTable
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.step_clock import parse_clock
+from glassgpt.runs.trajectory import mean_iteration_time
 
 
 def read(rows: Iterable[Mapping[str, object]]) -> RunLog:
@@ -81,11 +82,19 @@ def test_evaluations_longer_than_the_run_are_of_earlier_processes() -> None:
             rows.append({"step": row["step"], "eval_loss": 3.0, "eval_runtime": 5000.0})
     rows.append({"step": rows[-1]["step"], "train_runtime": 9000.0})
     run_log = read(rows)
-    assert "table.run_time" not in note_keys(run_log)
+    assert mean_iteration_time(run_log) is None
     finding = eval_spikes(Analysis(run_log))
     assert finding is not None
     assert finding.severity == "warning"
     assert (finding.values["eval_s"], finding.values["run_s"]) == (20_000, 9000)
+
+
+def test_a_gradient_norm_that_is_printed_as_nan_is_infinite() -> None:
+    rows = [{**row, "grad_norm": math.nan if at < 2 else 0.5} for at, row in enumerate(losses(5))]
+    rows[4]["grad_norm"] = None
+    norms = read(rows).steps.grad_norm
+    assert np.isinf(norms).tolist() == [True, True, False, False, False]
+    assert math.isnan(norms[4])
 
 
 def test_steps_and_their_lines() -> None:

@@ -30,6 +30,7 @@ from glassgpt.runs.lines import read_texts
 from glassgpt.runs.reading import read_run_log
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.table_files import read_tables
+from glassgpt.runs.trajectory import mean_iteration_time
 
 STEPS = list(range(EVERY, 201, EVERY))
 
@@ -96,8 +97,15 @@ def test_the_time_in_a_closing_row() -> None:
     state["log_history"].append({"epoch": 2.0, "step": 200, "train_loss": 2.5, "train_runtime": 500.0})
     run_log = read(json.dumps(state))
     assert (run_log.setup.wall_s, len(run_log.steps)) == (500, 20)
-    (note,) = [note for note in run_log.notes if note.key == "table.run_time"]
-    assert note.values == {"run_s": 500, "ms": 2500}
+    assert mean_iteration_time(run_log) == (500, 2455, False)
+
+
+def test_an_evaluation_after_the_closing_row_is_not_in_its_time() -> None:
+    state = json.loads(trainer_state(steps=160, planned=160))
+    rows = state["log_history"]
+    rows.append({"epoch": 1.6, "step": 160, "train_loss": 2.5, "train_runtime": 500.0})
+    rows.append({"epoch": 1.6, "step": 160, "eval_loss": 2.5, "eval_runtime": 40.0})
+    assert mean_iteration_time(read(json.dumps(state))) == (540, (540 - 44.5) / 0.16, False)
 
 
 def test_trainer_state_with_tokens() -> None:
@@ -462,3 +470,10 @@ def test_a_row_for_each_run_with_a_list_of_losses() -> None:
     for more, run_log in enumerate(runs):
         assert run_log.steps.iteration.tolist() == list(range(1, 31))
         assert run_log.steps.loss.tolist() == [round(loss_at(at) + more, 4) for at in range(1, 31)]
+
+
+def test_metrics_of_a_long_table() -> None:
+    """Of all its rows, not of the first ones that are read whole."""
+    rows = [f"{at},{3 - at / 100},{3.1 - at / 100},{at / 100:.2f},{90 - at}" for at in range(60)]
+    run_log = read("\n".join(["epoch,train_loss,val_loss,val_wacc,val_wer", *rows, ""]))
+    assert {one.name: len(one.value) for one in run_log.own_metrics} == {"val_wacc": 60, "val_wer": 60}

@@ -10,6 +10,8 @@ import numpy as np
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.metric_series import course_of
+from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS
 from glassgpt.runs.run_log import Floats, RunLog
 from glassgpt.runs.trajectory import numeric_setting, starts_from_scratch, val_metric_name
 
@@ -18,10 +20,16 @@ GPT2_VOCAB_SIZE = 50_257  # for ppl-vs-loss, where the log does not say the voca
 MAX_VOCAB_SIZE = 1_000_000  # no tokenizer in use has more
 # First loss over ln(MAX_VOCAB_SIZE): a deliberately large initialisation stays below this.
 MIN_EXCESS_OVER_CHANCE = 1.5
+MIN_HIGH_LOSSES = 3  # all above that, for it to be no mean over tokens
 MIN_LOGGED_STEPS = 20
 MIN_AVERAGED, MIN_AVERAGED_LINES = 10, 5  # lines that are means of so many iterations: fewer suffice
 MIN_FIRST_LOSS = 1.0  # the first training loss of a run that learnt it
 MIN_FALL_RATIO = 5.0  # first over last loss, of data that are known to be repeated
+# The loss where an epoch begins: of lines within this part of an epoch before and after.
+MIN_STEP_EPOCHS, EPOCH_PART, MIN_EPOCH_PART_LINES, MIN_LINES_PER_EPOCH = 1.5, 0.4, 3, 8
+MIN_EPOCH_DROP_SHARE = 0.04  # of the loss before
+MIN_DROP_TO_FALL = 2.0  # the drop between two epochs over the fall within one
+MANY_EPOCHS, MIN_LOSS_MANY_EPOCHS = 10.0, 0.1  # after so many of the same data, a lower loss is of memory
 MAX_NEW_DATA_EPOCHS = 3.0  # from there on a model can recite what it was trained on
 
 # The lowest loss that is believed, in nats per token, of a model that was not trained before. The best of the
@@ -37,6 +45,7 @@ MIN_TRAIN_LOSS_WORDS = 0.3
 MIN_WORD_VOCAB, MIN_SUBWORD_VOCAB = 1000, 20_000
 # No model learns anything so well in so few iterations.
 MAX_COLLAPSED_LOSS, MIN_LOSS_BEFORE_COLLAPSE, MAX_COLLAPSE_ITERATIONS = 0.01, 3.0, 20
+MIN_PERPLEXITIES, MIN_FIRST_PERPLEXITY, MAX_CERTAIN_PERPLEXITY = 10, 10.0, 1.02
 MIN_CONSTANT_LOSSES = 10  # all the same, to all printed digits
 _WEB_TEXT = re.compile(r"webtext|\bowt|fineweb|slimpajama|redpajama|\bc4\b|\bpile\b|wikitext|climbmix", re.I)
 _SHAKESPEARE = re.compile(r"shakespeare.?char", re.I)
@@ -100,6 +109,33 @@ def init_loss(analysis: Analysis) -> Finding | None:
     )
 
 
+def summed_loss(analysis: Analysis) -> Finding | None:
+    """A fine-tuned model's losses are all far above that of guessing: they are no means over tokens."""
+    run_log, losses = analysis.log, analysis.trajectory.finite_losses()[1]
+    chance = math.log(MAX_VOCAB_SIZE)
+    if (
+        not run_log.trainer.often_finetunes
+        or not run_log.loss_measures_learning
+        or len(losses) < MIN_HIGH_LOSSES
+    ):
+        return None
+    if losses.min() <= MIN_EXCESS_OVER_CHANCE * chance or analysis.loss_rise or analysis.explosions:
+        return None
+    return make_finding(
+        "summed-loss",
+        "advice",
+        title=say("summed-loss.title"),
+        evidence=say(
+            "summed-loss.evidence",
+            lowest_loss=float(losses.min()),
+            chance_loss=chance,
+            vocab_size=MAX_VOCAB_SIZE,
+        ),
+        explanation=say("summed-loss.explanation"),
+        advice=say("summed-loss.advice"),
+    )
+
+
 def _initial_loss(run_log: RunLog) -> tuple[int, float] | None:
     """The first iteration and the loss of weights before any update, as far as the log shows. The mean of an
     epoch is none."""
@@ -138,6 +174,8 @@ def memorised_data(analysis: Analysis) -> Finding | None:
     limit = _lowest_train_loss(analysis, float(losses[0]))
     end = float(np.median(losses[-max(1, len(losses) // 10) :])) if is_averaged else _late_median(losses)
     is_repeated = epochs is not None and epochs > MAX_NEW_DATA_EPOCHS
+    if limit is not None and epochs is not None and epochs >= MANY_EPOCHS:
+        limit = max(limit, MIN_LOSS_MANY_EPOCHS)
     if limit is None or not 0 < end < limit or collapsed_loss(analysis):
         return None
     if not losses[0] > (MIN_FALL_RATIO * end if is_repeated else MIN_FIRST_LOSS):
@@ -150,10 +188,12 @@ def memorised_data(analysis: Analysis) -> Finding | None:
     elif is_new:
         explanation = say("memorised-data.explanation.new")
     is_of_lines = is_averaged and len(losses) < MIN_LOGGED_STEPS  # these say how much later the last is
+    # A line that is a mean holds the iterations before it.
+    of_first = (run_log.log_interval() or 1) if run_log.trainer.loss_is_interval_mean else 1
     ends = {
         "first_loss": float(losses[0]),
         "end_loss": end,
-        "iterations": int(at[-1]) - int(at[0]) + (not is_of_lines),
+        "iterations": int(at[-1]) - int(at[0]) + (0 if is_of_lines else min(of_first, int(at[0]) or 1)),
     }
     is_implausible = end < MIN_LOSS_TUNED and losses[0] > MIN_LOSS_BEFORE_COLLAPSE
     numbered = run_log.has_iteration_numbers
@@ -170,6 +210,74 @@ def memorised_data(analysis: Analysis) -> Finding | None:
         else say("memorised-data.advice"),
         at=int(at[-1]) if numbered else None,
         lines=analysis.lines_at([int(at[0]), int(at[-1])]),
+    )
+
+
+def certain_tokens(analysis: Analysis) -> Finding | None:
+    """A perplexity that fell to 1: each token is predicted with certainty."""
+    course = course_of(analysis.log.own_metrics, "perplexity")
+    if course is None or course.values < MIN_PERPLEXITIES:
+        return None
+    if course.first < MIN_FIRST_PERPLEXITY or not 0 < course.last <= MAX_CERTAIN_PERPLEXITY:
+        return None
+    return make_finding(
+        "certain-tokens",
+        "warning",
+        title=say("certain-tokens.title", name=course.name),
+        evidence=say(
+            "certain-tokens.evidence",
+            name=course.name,
+            first=course.first,
+            last=course.last,
+            values=course.mean_of,
+        ),
+        explanation=say("certain-tokens.explanation"),
+        advice=say("certain-tokens.advice"),
+    )
+
+
+def epoch_steps(analysis: Analysis) -> Finding | None:
+    """From the second epoch on the training loss drops where an epoch begins, and hardly falls within one:
+    the model remembers the examples."""
+    run_log, epochs = analysis.log, analysis.epochs
+    at, losses = analysis.trajectory.finite_losses()
+    interval = run_log.log_interval()
+    if not epochs or not interval or not len(at) or run_log.trainer.iterations_are_epochs:
+        return None
+    per_epoch = int(at[-1]) / epochs
+    if epochs < MIN_STEP_EPOCHS or per_epoch < MIN_LINES_PER_EPOCH * interval or analysis.loss_rise:
+        return None
+    covered = interval if run_log.trainer.loss_is_interval_mean else 0  # by a line, before its iteration
+    drops, falls, boundaries = [], [], 0
+    for epoch in range(1, math.floor(epochs - EPOCH_PART) + 1):
+        begin, part = epoch * per_epoch, EPOCH_PART * per_epoch
+        before = losses[(at > begin - part) & (at <= begin)]
+        after = losses[(at - covered >= begin) & (at - covered < begin + part)]
+        late = losses[(at > begin + per_epoch - part) & (at <= begin + per_epoch)]
+        if min(len(before), len(after)) < MIN_EPOCH_PART_LINES:
+            return None
+        drop = float(before.mean() - after.mean())
+        error = math.hypot(before.std() / math.sqrt(len(before)), after.std() / math.sqrt(len(after)))
+        if drop < -error:
+            return None
+        boundaries += 1
+        if drop < max(CLEAR_STANDARD_ERRORS * error, MIN_EPOCH_DROP_SHARE * float(before.mean())):
+            continue  # as where the learning rate has run out
+        drops.append(drop)
+        if len(late) >= MIN_EPOCH_PART_LINES:
+            falls.append(max(0.0, float(after.mean() - late.mean())))
+    fall = float(np.mean(falls)) if falls else 0.0
+    if not drops or 2 * len(drops) < boundaries or np.mean(drops) < MIN_DROP_TO_FALL * fall:
+        return None
+    was_evaluated = bool(run_log.evals) or run_log.evaluates_metrics
+    return make_finding(
+        "epoch-steps",
+        "info" if was_evaluated else "advice",
+        title=say("epoch-steps.title"),
+        evidence=say("epoch-steps.evidence", drop=float(np.mean(drops)), count=len(drops), fall=fall),
+        explanation=say("epoch-steps.explanation"),
+        advice=None if was_evaluated else say("epoch-steps.advice"),
+        lines=analysis.lines_at([int(at[-1])]),
     )
 
 

@@ -11,6 +11,7 @@ MIN_KL = 1.0  # nats per token or per answer: the policy is another one than it 
 MIN_KL_GROWTH = 3.0  # times its first value
 MAX_REWARD_GAIN = 0.1  # of the first reward: less is hardly any
 MIN_REWARDS = 20  # values
+MIN_PAIR_LOSSES, MIN_DECIDED_MARGIN, MAX_DECIDED_LOSS = 3, 8.0, 0.01  # a margin of 8: one in 3000 is wrong
 
 
 def policy_drift(analysis: Analysis) -> Finding | None:
@@ -36,6 +37,29 @@ def policy_drift(analysis: Analysis) -> Finding | None:
         ),
         explanation=say("policy-drift.explanation"),
         advice=say("policy-drift.advice"),
+    )
+
+
+def decided_pairs(analysis: Analysis) -> Finding | None:
+    """Preferences (DPO): every pair is decided, by far, and the loss is gone."""
+    margin = course_of(analysis.log.own_metrics, "margin")
+    accuracies = [
+        one for one in analysis.log.own_metrics if one.metric.kind == "accuracy" and not one.metric.is_eval
+    ]
+    losses = analysis.trajectory.finite_losses()[1]
+    late = losses[-max(MIN_PAIR_LOSSES, len(losses) // 10) :]
+    if margin is None or not accuracies or len(late) < MIN_PAIR_LOSSES:
+        return None
+    are_right = all((one.value[-MIN_PAIR_LOSSES:] >= 1).all() for one in accuracies)
+    if margin.last < MIN_DECIDED_MARGIN or not are_right or late.max() > MAX_DECIDED_LOSS:
+        return None
+    return make_finding(
+        "decided-pairs",
+        "advice",
+        title=say("decided-pairs.title"),
+        evidence=say("decided-pairs.evidence", loss=float(late.max()), margin=margin.last, count=len(late)),
+        explanation=say("decided-pairs.explanation"),
+        advice=say("decided-pairs.advice"),
     )
 
 

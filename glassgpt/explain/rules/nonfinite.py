@@ -27,8 +27,9 @@ MIN_WASTED_S = 10  # seconds after the break; less is not mentioned
 MIN_ZERO_LOSSES = 3  # losses of exactly 0 at the end of the run
 MIN_LOSS_BEFORE_ZERO = 1.0  # last loss before the zeros: above what a model can learn from text
 
-# Skipped updates: the scaler tries a larger scale every 2000, and fails a few times at first.
-MAX_USUAL_SKIP_SHARE = 1 / 500  # of the updates
+# Skipped updates: the scaler tries a larger scale every 2000, or every few hundred with many processes
+# (fairseq), and fails a few times at first.
+MAX_USUAL_SKIP_SHARE = 1 / 100  # of the updates
 MAX_USUAL_SKIPS, MAX_USUAL_SKIP_SHARE_SHORT = 5, 0.2  # of a short run
 MIN_INFINITE_NORMS = 5  # and none that is finite, for "never finite"
 
@@ -375,7 +376,10 @@ def loss_zero(analysis: Analysis) -> Finding | None:
         title=say("loss-nan.title.all_zero") if count == len(losses) else say("loss-nan.title.zero_loss"),
         evidence=evidence,
         explanation=[say("loss-nan.explanation.zero_loss"), run_log.trainer.zero_loss_cause],
-        advice=say("loss-nan.advice.zero_loss"),
+        advice=[
+            say("loss-nan.advice.zero_loss"),
+            None if count == len(losses) else say("loss-nan.advice.zero_loss_resume"),
+        ],
         at=int(iterations[-count]) if run_log.has_iteration_numbers else None,
         lines=analysis.lines_at([int(iterations[-count])]),
     )
@@ -392,7 +396,8 @@ def skipped_steps(analysis: Analysis) -> Finding | None:
     counts_updates = run_log.has_iteration_numbers and not run_log.trainer.iterations_are_epochs
     is_share_known = overflows <= norms or (counts_updates and len(steps) > 0)
     if overflows > norms:
-        logged = max(logged, run_log.iteration_count())
+        is_whole = shows_run_start(run_log) and len(run_log.segments) == 1
+        logged = max(logged, run_log.iteration_count(), int(steps.iteration[-1]) if is_whole else 0)
     if not skipped or (not overflows and trailing_zero_losses(analysis)):  # loss_zero says so
         return None
     share = skipped / max(logged, skipped)
@@ -439,11 +444,12 @@ def skipped_steps(analysis: Analysis) -> Finding | None:
 
 
 def norms_never_finite(analysis: Analysis) -> Finding | None:
-    """Every logged gradient norm is infinite or NaN, while the losses are finite."""
+    """Every logged gradient norm is infinite or NaN, while the losses are finite, or none is logged."""
     steps = analysis.log.steps
-    infinite = np.isinf(steps.grad_norm) & steps.has_loss & np.isfinite(steps.loss)
+    has_losses = bool(steps.has_loss.any())
+    infinite = np.isinf(steps.grad_norm) & ((steps.has_loss & np.isfinite(steps.loss)) | (not has_losses))
     count = int(infinite.sum())
-    if count < MIN_INFINITE_NORMS or np.isfinite(steps.grad_norm).any():
+    if count < (MIN_INFINITE_NORMS if has_losses else MIN_ZERO_LOSSES) or np.isfinite(steps.grad_norm).any():
         return None
     if trailing_zero_losses(analysis):  # the losses are not finite either: loss_zero says so
         return None
@@ -451,9 +457,13 @@ def norms_never_finite(analysis: Analysis) -> Finding | None:
         "norms-never-finite",
         "warning",
         title=say("norms-never-finite.title"),
-        evidence=say("norms-never-finite.evidence", infinite_norms=count, logged_iterations=len(steps)),
-        explanation=say("norms-never-finite.explanation"),
-        advice=say("norms-never-finite.advice"),
+        evidence=say("norms-never-finite.evidence", infinite_norms=count, logged_iterations=len(steps))
+        if has_losses
+        else say("norms-never-finite.evidence.no_losses", infinite_norms=count),
+        explanation=say("norms-never-finite.explanation")
+        if has_losses
+        else say("norms-never-finite.explanation.no_losses"),
+        advice=say("norms-never-finite.advice") if has_losses else say("norms-never-finite.advice.no_losses"),
         at=int(steps.iteration[infinite][0]) if analysis.log.has_iteration_numbers else None,
         lines=(int(line) for line in steps.line[infinite][:1]),
     )

@@ -14,9 +14,16 @@ from glassgpt.runs.curve_statistics import median_stderr
 from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS, VISIBLE_STANDARD_ERRORS, EvalNoise
 from glassgpt.runs.past_best import MIN_EVALS, MIN_TRAIN_LOSSES, PastBest
 from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trajectory import shows_run_start, takes_known_settings, val_metric_name
+from glassgpt.runs.trajectory import (
+    last_iteration_done,
+    shows_run_start,
+    takes_known_settings,
+    val_metric_name,
+)
 
 WARNING_RISE_SHARE = 0.02  # of the best loss: then the last weights are not worth keeping
+
+MIN_WORSE_EVALS, MIN_WORSE_SHARE = 5, 0.05  # evaluations, and how far all later ones are above the first
 
 # A metric besides the loss: so many values at the best loss and at the end, and its gain between them.
 MAX_METRIC_VALUES, MIN_METRIC_GAIN_SHARE = 10, 0.005
@@ -78,7 +85,8 @@ def overfitting(analysis: Analysis) -> Finding | None:
             lines=analysis.eval_lines_at([past.best_iteration, past.end_iteration]),
         )
     more = [say("overfitting.more.iterations_after_best", share_after_best=past.share_after_best)]
-    saving = past.share_after_best
+    last = max(last_iteration_done(run_log) or 0, past.end_iteration)  # the last evaluation may be before it
+    saving = (last - past.best_iteration) / max(1, last - past.start_iteration)
     if wasted := analysis.seconds_and_share_after(past.best_iteration, past.end_iteration):
         seconds, saving = wasted
         more.append(
@@ -99,6 +107,42 @@ def overfitting(analysis: Analysis) -> Finding | None:
         at=past.best_iteration if run_log.has_iteration_numbers else None,
         lines=analysis.eval_lines_at([past.best_iteration, past.end_iteration]),
         claims=claims,
+    )
+
+
+def worse_than_first(analysis: Analysis) -> Finding | None:
+    """Every later evaluation is clearly worse than the first one after an update, and the training loss did
+    not fall either: else it is overfitting."""
+    run_log = analysis.log
+    at, values = analysis.trajectory.val_curve()
+    at, values = at[at > 0], values[at > 0]
+    if len(values) < MIN_WORSE_EVALS or analysis.loss_rise or analysis.explosions:
+        return None
+    first, later = float(values[0]), float(values[1:].min())
+    if not later > (1 + MIN_WORSE_SHARE) * first > 0 or has_leaked_data(analysis):
+        return None
+    if not shows_run_start(run_log) or overfitting(analysis) or not run_log.has_iteration_numbers:
+        return None
+    losses = analysis.trajectory.finite_losses()[1]
+    if len(losses) < 2 or losses[-1] < losses[0]:
+        return None
+    return make_finding(
+        "worse-than-first",
+        "warning",
+        title=say("worse-than-first.title", metric=val_metric_name(run_log)),
+        evidence=say(
+            "worse-than-first.evidence",
+            metric=val_metric_name(run_log),
+            first_loss=first,
+            first_iteration=int(at[0]),
+            later=len(values) - 1,
+            lowest_later_loss=later,
+        ),
+        explanation=say("worse-than-first.explanation"),
+        advice=say("worse-than-first.advice"),
+        at=int(at[0]),
+        lines=analysis.eval_lines_at([int(at[0]), int(at[-1])]),
+        claims={"learning at the end": "diverged"},
     )
 
 
@@ -152,7 +196,9 @@ def _overfitting_in_part(analysis: Analysis) -> Finding | None:
         explanation = say("overfitting.explanation.rising")
     else:
         return None
-    is_whole = shows_run_start(run_log) and len(analysis.trajectory.evals) >= MIN_EVALS
+    values = analysis.trajectory.val_curve()[1]
+    shows_lowest = shows_run_start(run_log) or bool(np.argmin(values))  # not the first of these lines
+    is_whole = shows_lowest and len(values) >= MIN_EVALS
     if is_whole:
         earlier = None
     elif run_log.trainer.eval_line:
@@ -192,7 +238,12 @@ def _overfitting_advice(analysis: Analysis, past: PastBest, saving: float) -> li
             advice.append(say("overfitting.advice.keep_best_weights"))
     else:
         advice.append(say("overfitting.advice.stop_at_iteration", best_iteration=best_iteration, **effect))
-    advice.append(say("overfitting.advice.more_text", best_loss=past.best_loss))
+    tuned = analysis.log.trainer.often_finetunes
+    advice.append(
+        say("overfitting.advice.more_examples", best_loss=past.best_loss)
+        if tuned
+        else say("overfitting.advice.more_text", best_loss=past.best_loss)
+    )
     return advice
 
 

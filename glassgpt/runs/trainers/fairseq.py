@@ -15,7 +15,9 @@ counts, by which fairseq chooses its best checkpoint.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from glassgpt.i18n import say
@@ -34,6 +36,8 @@ _SAVED = re.compile(
     rf"\b[Ss]aved checkpoint .{{1,1000}}? @ (\d{{1,15}}) updates.{{0,80}}?\(writing took {_SECONDS}"
 )
 _RESUMED = re.compile(r"\b[Ll]oaded checkpoint .{1,1000}? @ [1-9]\d{0,14} updates\)")
+_ROUNDING_OF_PPL = 0.01  # share: the loss has three decimals, the perplexity two
+_MAX_BITS = 50.0  # a perplexity of more is printed as infinite
 _END = re.compile(rf"\bdone training in {_SECONDS}")
 
 
@@ -80,11 +84,10 @@ class FairseqReader:
         values = {name.removeprefix(f"{subset}_"): value for name, value in values.items()}
         if "loss" not in values:
             return False
-        is_cross_entropy = "ppl" in values and values.get("nll_loss", values["loss"]) == values["loss"]
-        base = 2.0 if is_cross_entropy else None
+        loss = parse_number(values["loss"])
+        base = 2.0 if _is_cross_entropy(values, loss) else None
         if builder.trainer.loss_base != base:
             builder.trainer = replace(builder.trainer, loss_base=base)
-        loss = parse_number(values["loss"])
         if subset not in ("", "train"):
             self._read_validation(subset, at, loss, builder)
             return True
@@ -103,6 +106,8 @@ class FairseqReader:
             lr=parse_number(values.get("lr", "nan")),
             grad_norm=parse_norm(values.get("gnorm")),
         )
+        if base is None and "ppl" in values:
+            builder.add_metrics({"ppl": parse_number(values["ppl"])})
         return True
 
     def _read_validation(self, subset: str, at: int, loss: float, builder: RunBuilder) -> None:
@@ -113,6 +118,15 @@ class FairseqReader:
         self._subset = self._subset or subset
         if subset == self._subset:
             builder.add_eval(at, loss, ms=None if seconds is None else seconds * 1000)
+
+
+def _is_cross_entropy(values: Mapping[str, str], loss: float) -> bool:
+    """Whether the perplexity is of this loss. Else the loss has more in it, as that of a gate to experts."""
+    if "ppl" not in values or values.get("nll_loss", values["loss"]) != values["loss"]:
+        return False
+    perplexity = parse_number(values["ppl"])
+    is_same = not 0 < loss < _MAX_BITS or abs(perplexity / 2**loss - 1) <= _ROUNDING_OF_PPL + 0.005 / 2**loss
+    return is_same or not math.isfinite(perplexity)
 
 
 TRAINER = Trainer(
@@ -126,6 +140,17 @@ TRAINER = Trainer(
         ),
         HeaderPattern(
             "model params", re.compile(r"\bnum\. (?:shared )?model params: ([\d,]+)"), "parameters"
+        ),
+        # A mixture of experts: of both together.
+        HeaderPattern(
+            "expert model params",
+            re.compile(r"\bnum\. non-expert model params: ([\d,]+)"),
+            "frozen_parameters",
+        ),
+        HeaderPattern(
+            "expert model params",
+            re.compile(r"\bnum\. expert model params: ([\d,]+)"),
+            "trainable_parameters",
         ),
     ),
     glossary=declared_glossary(

@@ -11,7 +11,8 @@ give the step:
     {'train_runtime': 21989.9, 'train_steps_per_second': 0.069, 'train_loss': 2.16, 'epoch': 3.0}
 
 Since version 5 the numbers are quoted. A callback may print a dict again, with its
-epoch rounded. In a notebook there is a table instead, whose steps have numbers:
+epoch rounded, or before it a part of it, rounded (LLaMA-Factory). Where no bar was captured, the plan of
+steps and epochs numbers the dicts, too. In a notebook there is a table instead, whose steps have numbers:
 
     Step    Training Loss    Validation Loss
     10      2.9543           2.8001
@@ -57,6 +58,7 @@ _PROGRESS = re.compile(
 _MAX_SAVES = 10_000
 _ROUNDING_OF_RATE = 0.0005  # the Trainer prints three decimals
 _MIN_EPOCHS = 3  # dicts, to number them
+_MIN_COMMON = 3  # values of two dicts that tell that they are one
 _MIN_BAR_S = 10.0  # between two lines, for the difference of whole seconds to be a time
 
 
@@ -79,6 +81,7 @@ class TrainerReader:
         self._waiting_line = 0
         self._epoch = 0.0
         self._epochs: list[str] = []  # of the dicts with a loss of this run, as printed
+        self._planned_epochs: float | None = None
         self._count = 0  # of dicts with a loss
         self._count_at_end = -1  # of a process: its closing dict
         self._iteration_by_count: dict[int, int] = {0: 0}
@@ -91,7 +94,7 @@ class TrainerReader:
     def __call__(self, line: str, builder: RunBuilder) -> bool:
         if "%|" in line:
             if "{" in line:  # the bar on a dict's own line belongs to that dict
-                self.close(builder)
+                self._read_waiting(builder)
             self._follow_bar(line, builder)
         may_be_table = self._table or "Training Loss" in line or "Epoch " in line
         if may_be_table and self._read_table(line, builder):
@@ -101,16 +104,18 @@ class TrainerReader:
             if progress := _STEP_OF_TOTAL.search(match[0]):  # ms-swift's
                 values["step"], values["total_steps"] = progress.groups()
             if _is_repeated(self._latest, values):
+                if self._waiting is self._latest and len(values) > len(self._latest):
+                    self._waiting = self._latest = values  # the whole of it
                 return True
             if "loss" in values or _eval_loss(values) is not None:
                 self._latest = values
             if is_reinforcement(values):  # its loss may well be 0
                 builder.trainer = _REINFORCEMENT
-            self.close(builder)
+            self._read_waiting(builder)
             self._waiting, self._waiting_line = values, builder.line
             is_end = "train_runtime" in values and "loss" not in values
             if is_end or "%|" in line:  # no bar to wait for
-                self.close(builder)
+                self._read_waiting(builder)
             is_loss = "loss" in values and "epoch" in values  # without an epoch it is another trainer's
             return "train_runtime" in values or is_loss or _eval_loss(values) is not None
         if "Saving model checkpoint" in line and (match := _SAVE.search(line)):
@@ -127,7 +132,17 @@ class TrainerReader:
         return False
 
     def close(self, builder: RunBuilder) -> None:
-        """Read the dict that waits."""
+        """Read the dict that waits; number those of a run whose end has no closing dict."""
+        self._read_waiting(builder)
+        planned, epochs = builder.setup.values.get("planned_iterations"), self._planned_epochs
+        is_one_run = len(self._epochs) == self._count > 0
+        is_unnumbered = self._bar_total is None and "loss" in self._latest and "step" not in self._latest
+        if is_one_run and is_unnumbered and isinstance(planned, int) and epochs:
+            error = parse_number(self._epochs[-1])  # an epoch may have part of an update more than planned
+            self._number_by_epochs(epochs, planned, error, builder)
+            self._number_lines(builder)
+
+    def _read_waiting(self, builder: RunBuilder) -> None:
         self._end_table(builder)
         values, self._waiting = self._waiting, {}
         evaluated = _eval_loss(values)
@@ -152,7 +167,7 @@ class TrainerReader:
             builder.add_event("finish", f"train_runtime {values['train_runtime']} s")
             if self._count > self._count_at_end:  # else it is of a process without a loss line
                 builder.setup.values["wall_s"] = parse_number(values["train_runtime"])
-                self._number_by_epochs(values, builder)
+                self._number_by_closing(values, builder)
             self._count_at_end = self._count
             self._epoch, self._epochs = math.inf, []  # a loss after this is another run's
         elif any(name.startswith("eval_") for name in values):
@@ -163,12 +178,8 @@ class TrainerReader:
         numbers = {name: parse_number(text) for name, text in values.items()}
         builder.add_metrics(numbers, self._count)
 
-    def _number_by_epochs(self, closing: Mapping[str, str], builder: RunBuilder) -> None:
-        """Number the dicts of this run by their epochs, where bars do not."""
-        first = self._count - len(self._epochs) + 1
-        counts = range(first, self._count + 1)
-        if all(count in self._iteration_by_count for count in counts) and not self._is_in_blocks:
-            return
+    def _number_by_closing(self, closing: Mapping[str, str], builder: RunBuilder) -> None:
+        """Number the dicts of this run by their epochs and the closing dict, where bars do not."""
         last_epoch = parse_number(closing.get("epoch", "nan"))
         runtime, rate = (
             parse_number(closing.get(name, "nan")) for name in ("train_runtime", "train_steps_per_second")
@@ -176,13 +187,20 @@ class TrainerReader:
         total, error = runtime * rate, _ROUNDING_OF_RATE * runtime
         if self._bar_total and not abs(self._bar_total - total) > error + 1:
             total, error = float(self._bar_total), 0.0
+        if self._number_by_epochs(last_epoch, total, error, builder) and not error:
+            builder.setup.values["planned_iterations"] = round(total)
+
+    def _number_by_epochs(self, last_epoch: float, total: float, error: float, builder: RunBuilder) -> bool:
+        """Number the dicts of this run. Whether their epochs do that, and had to."""
+        first = self._count - len(self._epochs) + 1
+        counts = range(first, self._count + 1)
+        if all(count in self._iteration_by_count for count in counts) and not self._is_in_blocks:
+            return False
         steps = steps_of_epochs(self._epochs, last_epoch, total, error)
         for count in counts:
             self._iteration_by_count.pop(count, None)
-        if steps is not None:
-            self._iteration_by_count |= dict(zip(counts, steps, strict=True))
-            if not error:
-                builder.setup.values["planned_iterations"] = round(total)
+        self._iteration_by_count |= dict(zip(counts, steps or (), strict=False))
+        return steps is not None
 
     def _number_lines(self, builder: RunBuilder) -> None:
         if self._is_in_blocks:
@@ -212,7 +230,7 @@ class TrainerReader:
                     math.nan if not rate else (1000 / rate if match[5] == "it/s" else rate * 1000)
                 )
         if self._waiting and "{" not in line:
-            self.close(builder)
+            self._read_waiting(builder)
 
     def _read_loss(self, values: dict[str, str], builder: RunBuilder) -> None:
         # Two dicts without a bar between them, though there is one: they were written later.
@@ -233,6 +251,10 @@ class TrainerReader:
             self._epochs, builder.iterations_done = [], self._bar if self._bar_moved else None
         self._epoch = epoch
         self._epochs.append(values["epoch"])
+        planned_epochs = builder.setup.values.get("epochs")
+        if self._planned_epochs is None and isinstance(planned_epochs, float):
+            self._planned_epochs = planned_epochs  # as the header says
+        builder.setup.values["epochs"] = epoch
 
         # Time and tokens per iteration, where every dict has the totals so far; else by the bar.
         tokens = parse_number(values.get("num_input_tokens_seen", values.get("num_tokens", "nan")))
@@ -308,13 +330,35 @@ class TrainerReader:
 
 
 def _is_repeated(latest: dict[str, str], values: dict[str, str]) -> bool:
-    """Whether a callback prints the latest dict again, with its epoch rounded to two decimals."""
-    if "epoch" not in values or latest.keys() != values.keys() or latest["epoch"] == values["epoch"]:
+    """Whether a callback prints the latest dict again, with its epoch rounded to two decimals; or has printed
+    a part of it before, rounded."""
+    if "epoch" not in values or "epoch" not in latest:
+        return False
+    if latest.keys() != values.keys():
+        common = latest.keys() & values.keys()
+        return len(common) == min(len(latest), len(values)) >= _MIN_COMMON and all(
+            _is_rounded(latest[name], values[name]) for name in common
+        )
+    if latest["epoch"] == values["epoch"]:
         return False
     rounded = f"{parse_number(latest['epoch']):.2f}"
     return float(rounded) == parse_number(values["epoch"]) and all(
         latest[name] == values[name] for name in values if name != "epoch"
     )
+
+
+def _is_rounded(first: str, second: str) -> bool:
+    """Whether one of these numbers is the other, rounded."""
+    if first == second:
+        return True
+    difference = abs(parse_number(first) - parse_number(second))
+    return difference <= 0.501 * max(_last_digit(first), _last_digit(second))
+
+
+def _last_digit(number: str) -> float:
+    """What the last digit of a number counts: 0.01 in 4.29, 1e-9 in 4.999e-06."""
+    digits, _, exponent = number.lower().partition("e")
+    return float(f"1e{int(exponent or 0) - len(digits.partition('.')[2])}")  # inf, where a power would raise
 
 
 def steps_of_epochs(epochs: Sequence[str], last_epoch: float, total: float, error: float) -> list[int] | None:

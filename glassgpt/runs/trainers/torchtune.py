@@ -5,7 +5,9 @@
 
 The bar is drawn again when the next update is done, still with the loss of this one. Its rate is a moving
 average, in which one slow update shows for many: the clock beside it tells the time, and the rate only that
-of an epoch's first update. (What its loggers write, `Step 1 | loss:1.97 …`, needs no reader of its own.)
+of an epoch's first update. Its loggers write lines, to stdout or to a file:
+
+    Step 1 | loss:1.0172749757766724 lr:2e-05 tokens_per_second_per_gpu:405.04 peak_memory_active:13.2
 """
 
 from __future__ import annotations
@@ -18,12 +20,19 @@ from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.glossary import declared_glossary
 from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_number
 from glassgpt.runs.step_clock import StepClock, parse_clock
+from glassgpt.runs.step_line import StepLine
 from glassgpt.runs.trainer import HeaderPattern, Trainer
 
 _BAR = re.compile(
     rf"^(\d{{1,9}})\|(\d{{1,15}})\|Loss: {NUMBER}:?\s.{{0,400}}?\|\s*(\d{{1,15}})/(\d{{1,15}}) "
     r"\[([\d:]{1,12})<[^\]]{0,30}?, {1,4}([\d.]{1,12}|\?)(it/s|s/it)"
 )
+_LOGGED = StepLine(
+    r"^Step (\d{1,15}) \| loss:\S{1,40} (?:\w{1,40}:\S{1,40} ){0,9}"
+    r"(?:tokens_per_second_per_gpu|gpu_resources|peak_memory_\w{1,20}|global_grad_norm):",
+    {"loss": "loss", "lr": "lr", "tokens_per_second_per_gpu": "device_tokens_per_s", "grad_norm": "grad_norm",
+     "global_grad_norm": "grad_norm"},
+)  # fmt: skip
 _EPOCHS = re.compile(r"^epochs: (\d{1,9})$")
 _SAVED = re.compile(r"\b(?:Checkpoint saved in|Saving checkpoint took) (\d{1,9}(?:\.\d{1,9})?) sec")
 
@@ -37,6 +46,8 @@ class TorchtuneReader:
     def __call__(self, line: str, builder: RunBuilder) -> bool:
         if "|Loss: " in line and (match := _BAR.match(line)):
             self._read_bar(match, builder)
+            return True
+        if line.startswith("Step ") and _LOGGED.read(line, builder):
             return True
         if "heckpoint" in line:
             if match := _SAVED.search(line):

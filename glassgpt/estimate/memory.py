@@ -167,7 +167,7 @@ def _persistent_gradient_bytes(work: TrainingWorkload) -> int:
 # --- several cards ---
 
 _NCCL_BYTES = 400 * 2**20  # NCCL's buffers on each card
-ALL_REDUCE_BUCKET_BYTES = 2**26  # gradients per all-reduce (training/distributed/torch_group.py)
+ALL_REDUCE_BUCKET_BYTES = 2**23  # gradients per all-reduce (training/distributed/gradient_all_reduce.py)
 
 
 def _per_rank_bytes(work: TrainingWorkload, size: int) -> int:

@@ -36,8 +36,9 @@ from glassgpt.training.checkpoint.checkpoints import committed_paths, load_lates
 from glassgpt.training.device import device_for_rank
 from glassgpt.training.distributed import join
 from glassgpt.training.distributed.fsdp import rows_of_rank
+from glassgpt.training.distributed.gradient_all_reduce import make_buckets
 from glassgpt.training.distributed.process_group import ProcessGroup
-from glassgpt.training.distributed.torch_group import choose_backend, describe_mismatches, make_buckets
+from glassgpt.training.distributed.torch_group import choose_backend, describe_mismatches
 from glassgpt.training.interrupt import StopSignals
 from glassgpt.training.run_request import restarted_request
 from glassgpt.training.session import train

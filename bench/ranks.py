@@ -3,9 +3,9 @@
     python -m bench.ranks --tree before=../old --tree after=. --ranks 2 4 --rounds 3
     python -m bench.ranks --tree after=. --ranks 2 4 --rate 200mbit       # as root: a slow link
 
-Each tree is a checkout of this repository; they take turns. With `--rate` the first half of the ranks is in one
-network namespace and the second half in another, as on two machines. What joins them carries so much in each
-direction (`tc`, token bucket). The last line is JSON.
+Each tree is a checkout of this repository; they take turns. With `--rate` the first half of the ranks is in
+one network namespace and the second half in another, as on two machines. The link between them has this rate
+in each direction (`tc`, token bucket). The last line is JSON.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def run_ranks(tree: Path, ranks: int, out: Path, flags: Sequence[str], is_linked
             environment["GLOO_SOCKET_IFNAME"] = f"glass{machine}"
             command = ["ip", "netns", "exec", _NAMESPACES[machine], *command]
         processes.append(subprocess.Popen(command, env=environment, cwd=tree, stdout=subprocess.DEVNULL))
-    if any([process.wait() for process in processes]):
+    exit_codes = [process.wait() for process in processes]
+    if any(exit_codes):
         raise SystemExit(f"{tree}: a rank failed")
     return list(journal.read(out / journal.FILE_NAME))
 
@@ -98,7 +99,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=8)
     parser.add_argument("--micro-steps", type=int, default=1, help="micro-batches of each rank in an update")
     parser.add_argument("--rate", help="of the link between two halves of the ranks; default: no such link")
-    parser.add_argument("settings", nargs="*", help="further flags of `glass train`, after --")
+    parser.add_argument("settings", nargs="*", help="of `glass train`, as --key=value after --")
     options = parser.parse_args()
     trees = dict(tree.split("=", 1) for tree in options.tree)
     results: dict[str, list[dict[str, float]]] = {}
@@ -107,13 +108,14 @@ def main() -> None:
         make_data(folder / "data", _VOCAB_SIZE)
         for number in range(options.rounds):
             for ranks in options.ranks:
-                settings = {
-                    **MODEL, "data_dir": folder / "data", "device": "cpu", "dtype": "float32", "log_interval": 1,
-                    "gradient_accumulation_steps": ranks * options.micro_steps, "max_iters": options.updates,
+                settings: dict[str, Any] = {
+                    **MODEL, "data_dir": folder / "data", "device": "cpu", "dtype": "float32",
+                    "log_interval": 1, "gradient_accumulation_steps": ranks * options.micro_steps, "max_iters": options.updates,
                     "eval_interval": 10_000, "eval_tokens": 256, "sample_tokens": 0, "probe_seconds": 0,
                     "checkpoint_interval": 10_000, "compile": "off",
                 }  # fmt: skip
-                flags = [f"--{key}={value}" for key, value in settings.items()] + options.settings
+                settings |= dict(flag.removeprefix("--").split("=", 1) for flag in options.settings)
+                flags = [f"--{key}={value}" for key, value in settings.items()]
                 for tree, path in trees.items():
                     key = f"{ranks} ranks, {tree}"
                     out = folder / f"{ranks}-{tree}-{number}"

@@ -279,8 +279,9 @@ def _bytes_at_step(work: TrainingWorkload) -> dict[str, int]:
     if _persistent_gradient_bytes(work):
         temporary += 4 * head_parameters(work)
     if work.ranks > 1 and not work.is_sharded:
-        # Gradients are all-reduced in buckets, which are copies; no tensor is split.
-        temporary = max(temporary, ALL_REDUCE_BUCKET_BYTES)
+        # A bucket of gradients is a copy, and then replaces them; but not for a CUDA graph.
+        copied = GRADIENT_BYTES * total_parameters(work) if work.graph else ALL_REDUCE_BUCKET_BYTES
+        temporary = max(temporary, copied)
     if work.config.optimizer == "muon":
         # Of the stacked MLP matrices, in float32: gradients, averages, the normalised matrices; and those
         # in the dtype of the products, which in float32 need their square, a polynomial and the result.

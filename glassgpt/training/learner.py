@@ -119,7 +119,7 @@ class Learner:
             if self.execution.shard:  # every micro-batch all-gathers weights; the last one reduces gradients
                 self.model.set_requires_gradient_sync(is_last)  # type: ignore[operator]
             elif is_last and not (self.execution.graph or self.is_first_call("update")):
-                # A graph's replay calls no hooks; the first call may fail on one rank, which repeats it alone.
+                # A graph's replay calls no hooks. The first call may fail on one rank, which repeats it.
                 self._group.start_all_reduce_in_backward()
             with self._group.waiting_for_ranks() if self.execution.shard else nullcontext():
                 losses.append(self._run_or_capture(self._run_micro_step, *batch, *weight).clone())

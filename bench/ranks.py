@@ -110,7 +110,8 @@ def main() -> None:
             for ranks in options.ranks:
                 settings: dict[str, Any] = {
                     **MODEL, "data_dir": folder / "data", "device": "cpu", "dtype": "float32",
-                    "log_interval": 1, "gradient_accumulation_steps": ranks * options.micro_steps, "max_iters": options.updates,
+                    "log_interval": 1, "max_iters": options.updates,
+                    "gradient_accumulation_steps": ranks * options.micro_steps,
                     "eval_interval": 10_000, "eval_tokens": 256, "sample_tokens": 0, "probe_seconds": 0,
                     "checkpoint_interval": 10_000, "compile": "off",
                 }  # fmt: skip

@@ -141,16 +141,12 @@ def test_all_reduce_that_overlaps_changes_no_bit(tiny: MakeConfig, tmp_path: Pat
         tiny(name, **settings | {"max_iters": iters})
         for name, iters in (("whole", 6), ("apart", 6), ("half", 3))
     )
-    for config, how in (
-        (whole, "use_small_buckets"),
-        (apart, "reduce_after_backward"),
-        (half, "use_small_buckets"),
-    ):
-        sabotage = dict.fromkeys(range(4), how)
+    small = dict.fromkeys(range(4), "use_small_buckets")
+    sequential = dict.fromkeys(range(4), "reduce_after_backward")
+    for config, sabotage in ((whole, small), (apart, sequential), (half, small)):
         rank_processes.run_ranks(4, tmp_path, rank_processes.train_command(config), sabotage=sabotage)
-    rank_processes.run_ranks(
-        4, tmp_path, rank_processes.resume_command(half.out_dir, max_iters=6), sabotage=sabotage
-    )
+    resume = rank_processes.resume_command(half.out_dir, max_iters=6)
+    rank_processes.run_ranks(4, tmp_path, resume, sabotage=small)
     one = tiny("one", **settings)
     train(one)
     assert_same_losses(one.out_dir, whole.out_dir)

@@ -5,12 +5,15 @@
     loss.backward()                    # all-reduces each bucket of gradients as soon as they are complete
     all_reduce.finish(loss)            # waits for the rest
 
-DistributedDataParallel does the same, and is not used: it rebuilds its buckets after the first update, so that a
-resumed run sums in another order than an uninterrupted one, unless it searches each update's autograd graph for
-unused parameters. Nor has it a way for updates that must not overlap, in the same buckets: a CUDA graph's, whose
-backward pass calls no hooks, and the first one, which a rank repeats alone if it cannot compile or build kernels.
-FSDP2 over a mesh of (ranks, 1) reduces in a fixed order too, but its parameters are DTensors, which a CUDA graph
-cannot have either. Neither is faster: bench/LOG.md, "Several processes".
+DistributedDataParallel does the same, at the same speed (bench/LOG.md, "Several processes"). It is not used,
+for these reasons:
+
+- It rebuilds its buckets after the first update, so that a resumed run sums in another order than an
+  uninterrupted one; unless it is told to search every update for unused parameters.
+- Some updates must not overlap, and have to sum in the same buckets: those of a CUDA graph, whose backward
+  pass calls no hooks, and the first one, which a rank repeats if it cannot compile or build kernels.
+- It waits inside the backward pass. The exposed time would be counted as compute, and no rank could say that
+  it waits for one that hangs.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from glassgpt.record import journal
 
 MODEL = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "batch_size": 4}
 _VOCAB_SIZE = 65  # with these shapes 10.7 million parameters, 43 MB of gradients
-_NAMESPACES = ("glass-bench-0", "glass-bench-1")
+_NAMESPACES = (f"glass-{os.getpid()}-0", f"glass-{os.getpid()}-1")
 _ADDRESSES = ("10.77.0.1", "10.77.0.2")
 _ports = count(29610)
 
@@ -58,22 +58,29 @@ def slow_link(rate: str) -> Iterator[None]:
             _ip("netns", "delete", name)
 
 
+def in_namespace(command: list[str], machine: int | None) -> tuple[list[str], dict[str, str]]:
+    """The command and the environment of a rank on one of the two machines; None: there are none."""
+    if machine is None:
+        return command, {"MASTER_ADDR": "localhost"}
+    environment = {"MASTER_ADDR": _ADDRESSES[0], "GLOO_SOCKET_IFNAME": f"glass{machine}"}
+    return ["ip", "netns", "exec", _NAMESPACES[machine], *command], environment
+
+
 def run_ranks(tree: Path, ranks: int, out: Path, flags: Sequence[str], is_linked: bool) -> list[Any]:
     """Trains in so many processes; the records of their journal."""
     port = next(_ports)
     processes = []
     for rank in range(ranks):
-        machine = 2 * rank // ranks if is_linked else 0
-        environment = os.environ | {
+        command = [sys.executable, "-m", "glassgpt", "train", f"--out_dir={out}", *flags]
+        command, environment = in_namespace(command, 2 * rank // ranks if is_linked else None)
+        environment |= {
             "PYTHONPATH": str(tree.resolve()), "RANK": str(rank), "WORLD_SIZE": str(ranks),
             "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_PORT": str(port),
-            "MASTER_ADDR": _ADDRESSES[0] if is_linked else "localhost", "OMP_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
         }  # fmt: skip
-        command = [sys.executable, "-m", "glassgpt", "train", f"--out_dir={out}", *flags]
-        if is_linked:
-            environment["GLOO_SOCKET_IFNAME"] = f"glass{machine}"
-            command = ["ip", "netns", "exec", _NAMESPACES[machine], *command]
-        processes.append(subprocess.Popen(command, env=environment, cwd=tree, stdout=subprocess.DEVNULL))
+        processes.append(
+            subprocess.Popen(command, env=os.environ | environment, cwd=tree, stdout=subprocess.DEVNULL)
+        )
     exit_codes = [process.wait() for process in processes]
     if any(exit_codes):
         raise SystemExit(f"{tree}: a rank failed")
@@ -103,7 +110,7 @@ def main() -> None:
     options = parser.parse_args()
     trees = dict(tree.split("=", 1) for tree in options.tree)
     results: dict[str, list[dict[str, float]]] = {}
-    with tempfile.TemporaryDirectory() as name, slow_link(options.rate) if options.rate else _no_link():
+    with tempfile.TemporaryDirectory() as name, slow_link(options.rate) if options.rate else nullcontext():
         folder = Path(name)
         make_data(folder / "data", _VOCAB_SIZE)
         for number in range(options.rounds):
@@ -133,11 +140,6 @@ def main() -> None:
         )
         print(f"| {key} | {' | '.join(columns)} |")
     print(json.dumps(results))
-
-
-@contextmanager
-def _no_link() -> Iterator[None]:
-    yield
 
 
 if __name__ == "__main__":

@@ -7,10 +7,14 @@ Collectives use a ring of all cards, so its slowest link sets the speed. In an a
 2 (n - 1) / n of the tensor, in an all-gather or a reduce-scatter (n - 1) / n.
 
 Without sharding (DDP) every card has the whole model. Gradients are all-reduced once per update, in float32,
-after the last micro-batch, so nothing overlaps. Sharded (FSDP2) every card has a part. A block's weights are
-all-gathered for the forward and again for the backward pass of every micro-batch, while the block before is
-computed. The first block is exposed, and so are embeddings and head, gathered once. Gradients are
-reduce-scattered in the last micro-batch. Muon all-gathers the blocks' matrices once more per update.
+while the backward pass of the last micro-batch computes others. Exposed are those of the first block and of
+the embeddings, which are complete last, and whatever takes longer than computing. A CUDA graph and compiled
+code complete all gradients at once, so nothing overlaps.
+
+Sharded (FSDP2) every card has a part. A block's weights are all-gathered for the forward and again for the
+backward pass of every micro-batch, while the block before is computed. The first block is exposed, and so are
+embeddings and head, gathered once. Gradients are reduce-scattered in the last micro-batch. Muon all-gathers
+the blocks' matrices once more per update.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from glassgpt.estimate.speed import ThroughputEstimate
 from glassgpt.estimate.training_workload import (
     TrainingWorkload,
     block_matrix_parameters,
+    head_parameters,
     parameters_per_block,
     total_parameters,
 )
@@ -139,25 +144,29 @@ def _muon_gather_bytes(work: TrainingWorkload) -> int:
 def exposed_communication_s(work: TrainingWorkload, cluster: Cluster, micro_s: float) -> float:
     """Seconds per update that do not overlap with compute. `micro_s`: compute time of a micro-batch."""
     blocks, others = _block_and_other_bytes(work)
-    if not work.is_sharded:
-        return cluster.all_reduce_s(blocks + others)
     forward_s = micro_s * (
         _FORWARD_SHARE_WITH_RECOMPUTE if work.config.activation_checkpointing else overheads.FORWARD_SHARE
     )
     backward_s = micro_s - forward_s
-    gather_s, others_s = cluster.all_gather_s(blocks), cluster.all_gather_s(others)
     layers = work.config.n_layer
-    forward = others_s + _exposed_gather_s(gather_s, forward_s, layers)
-    backward = _exposed_gather_s(gather_s, backward_s, layers)
+    if not work.is_sharded:
+        if work.graph or work.compiled:
+            return cluster.all_reduce_s(blocks + others)
+        head = 0 if work.config.tie_embeddings else _FLOAT32_BYTES * head_parameters(work)
+        overlapping_s = cluster.all_reduce_s(blocks + head)
+        return _exposed_s(overlapping_s, backward_s, layers) + cluster.all_reduce_s(others - head)
+    gather_s, others_s = cluster.all_gather_s(blocks), cluster.all_gather_s(others)
+    forward = others_s + _exposed_s(gather_s, forward_s, layers)
+    backward = _exposed_s(gather_s, backward_s, layers)
     # The last backward pass reduce-scatters gradients too; those of the last block and of non-blocks are
     # exposed.
-    last = _exposed_gather_s(2 * gather_s, backward_s, layers) + others_s
+    last = _exposed_s(2 * gather_s, backward_s, layers) + others_s
     muon = cluster.all_gather_s(_muon_gather_bytes(work))
     return work.micro_steps * forward + (work.micro_steps - 1) * backward + last + muon
 
 
-def _exposed_gather_s(communication_s: float, computing_s: float, layers: int) -> float:
-    """The first block, and what takes longer than computing the block before."""
+def _exposed_s(communication_s: float, computing_s: float, layers: int) -> float:
+    """Of one block (the first gathered, or the last reduced), and what takes longer than computing."""
     return communication_s / layers + (layers - 1) / layers * max(0.0, communication_s - computing_s)
 
 

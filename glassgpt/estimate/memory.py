@@ -168,7 +168,7 @@ def _persistent_gradient_bytes(work: TrainingWorkload) -> int:
 # --- several cards ---
 
 _NCCL_BYTES = 400 * 2**20  # NCCL's buffers on each card
-ALL_REDUCE_BUCKET_BYTES = 2**26  # gradients per all-reduce (training/distributed/torch_group.py)
+ALL_REDUCE_BUCKET_BYTES = 2**23  # gradients per all-reduce (training/distributed/gradient_all_reduce.py)
 
 
 def _per_rank_bytes(work: TrainingWorkload, size: int) -> int:
@@ -280,8 +280,9 @@ def _bytes_at_step(work: TrainingWorkload) -> dict[str, int]:
     if _persistent_gradient_bytes(work):
         temporary += 4 * head_parameters(work)
     if work.ranks > 1 and not work.is_sharded:
-        # Gradients are all-reduced in buckets, which are copies; no tensor is split.
-        temporary = max(temporary, ALL_REDUCE_BUCKET_BYTES)
+        # A bucket of gradients is a copy, and then replaces them; but not for a CUDA graph.
+        copied = GRADIENT_BYTES * total_parameters(work) if work.graph else ALL_REDUCE_BUCKET_BYTES
+        temporary = max(temporary, copied)
     if work.config.optimizer == "muon":
         # Of the stacked MLP matrices, in float32: gradients, averages, the normalised matrices; and those
         # in the dtype of the products, which in float32 need their square, a polynomial and the result.

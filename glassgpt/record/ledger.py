@@ -91,8 +91,8 @@ def phase_seconds_between(earlier: dict[str, float], now: dict[str, float]) -> d
 class RankTimes:
     """Seconds of each rank in compute and in communication.
 
-    Communication includes waiting for slower ranks. The slowest rank waits for nobody, so its communication
-    time is that of the all-reduce itself.
+    Communication is what does not overlap with compute, and includes waiting for slower ranks. The slowest
+    rank waits for nobody, so its communication time is that of the all-reduce itself.
     """
 
     compute_s: tuple[float, ...]
@@ -113,7 +113,7 @@ class RankTimes:
 
     @property
     def communication_share(self) -> float:
-        """Share of the time in all-reduce, without waiting."""
+        """Share of the time in exposed all-reduce, without waiting."""
         return min(self.communication_s) / self._longest_rank_s
 
     @property

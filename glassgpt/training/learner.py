@@ -81,6 +81,9 @@ class Learner:
         self.scaler = torch.amp.GradScaler(execution.device.type, enabled=execution.dtype == "float16")
         self.finite_check = FiniteCheck(execution.device)
         model.set_compiled(execution.compile)
+        # A sharded model reduces its gradients itself.
+        averaged = [] if execution.shard else list(model.parameters())
+        self._group.prepare_all_reduce(averaged, fixed_addresses=execution.graph)
         self._forward_backward = partial(self._call_with_fallback, "update", self._micro_step)
         self._run_micro_step: Callable[..., tuple[Tensor, ...]] = self._forward_backward
         self._run_clip_and_step: Callable[..., tuple[Tensor, ...]] = self._clip_and_step
@@ -127,12 +130,16 @@ class Learner:
                 self._losses.append(loss.clone())
                 self._norms.append(norm.clone())
                 return
+            is_last = step == micro_steps - 1
             if self.execution.shard:  # every micro-batch all-gathers weights; the last one reduces gradients
-                self.model.set_requires_gradient_sync(step == micro_steps - 1)  # type: ignore[operator]
+                self.model.set_requires_gradient_sync(is_last)  # type: ignore[operator]
+            elif is_last and not (self.execution.graph or self.is_first_call("update")):
+                # A graph's replay calls no hooks. The first call may fail on one rank, which repeats it.
+                self._group.start_all_reduce_in_backward()
             with self._group.waiting_for_ranks() if self.execution.shard else nullcontext():
                 losses.append(self._run_or_capture(self._run_micro_step, *batch, *weight)[0].clone())
         loss = torch.stack(losses).mean()
-        self._group.all_reduce_mean([loss] if self.execution.shard else [*self._gradients(), loss])
+        self._group.all_reduce_gradients(loss)
         (norm,) = self._run_or_capture(self._run_clip_and_step, update, loss)
         self._losses.append(loss)
         self._norms.append(norm.clone())

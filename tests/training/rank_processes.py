@@ -239,6 +239,21 @@ def crash_in_update_5() -> None:
     _wrap_method(Learner, "update", update)
 
 
+def use_small_buckets() -> None:
+    """The gradients of a tiny model would fit into one."""
+    from glassgpt.training.distributed import gradient_all_reduce
+
+    gradient_all_reduce.ALL_REDUCE_BUCKET_BYTES = 2048
+
+
+def reduce_after_backward() -> None:
+    """In the same buckets, but nothing overlaps."""
+    from glassgpt.training.distributed.gradient_all_reduce import GradientAllReduce
+
+    use_small_buckets()
+    GradientAllReduce.start_in_backward = lambda self: None  # type: ignore[method-assign]
+
+
 def tune_to_two() -> None:
     """Tuning chooses batch_size=2; only rank 0 may measure."""
     command = importlib.import_module(

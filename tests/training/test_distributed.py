@@ -9,12 +9,14 @@ import dataclasses
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import rank_processes
 import torch
+import torch.distributed as dist
 from tiny import (
     MakeConfig,
     assert_close_tensors,
@@ -26,18 +28,21 @@ from tiny import (
     run_evals,
     run_losses,
 )
+from torch.nn import Parameter
 
 from glassgpt.config import TrainConfig
 from glassgpt.data.prepare import prepare
 from glassgpt.data.prepare_options import PrepareOptions
 from glassgpt.errors import UserError
+from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.record import journal
 from glassgpt.training.checkpoint.checkpoints import committed_paths, load_latest_intact, read_checkpoint
 from glassgpt.training.device import device_for_rank
-from glassgpt.training.distributed import join
+from glassgpt.training.distributed import gradient_all_reduce, join
 from glassgpt.training.distributed.fsdp import rows_of_rank
+from glassgpt.training.distributed.gradient_all_reduce import GradientAllReduce, _gradient, make_buckets
 from glassgpt.training.distributed.process_group import ProcessGroup
-from glassgpt.training.distributed.torch_group import choose_backend, describe_mismatches, make_buckets
+from glassgpt.training.distributed.torch_group import choose_backend, describe_mismatches
 from glassgpt.training.interrupt import StopSignals
 from glassgpt.training.run_request import restarted_request
 from glassgpt.training.session import train
@@ -124,6 +129,30 @@ def test_a_run_resumes_with_another_number_of_ranks(tiny: MakeConfig, tmp_path: 
         if size == before:
             assert run_losses(config.out_dir) == run_losses(whole.out_dir)
             assert_same_tensors(last_tensors(config.out_dir), last_tensors(whole.out_dir))
+
+
+def test_all_reduce_that_overlaps_changes_no_bit(tiny: MakeConfig, tmp_path: Path) -> None:
+    """Four ranks sum an element in an order that depends on its place in a bucket. It is the same in a
+    resumed run, and if nothing overlaps; so it is for an optimizer that sees views into the buckets."""
+    settings = SHARED | {
+        "gradient_accumulation_steps": 8, "max_iters": 6, "lr_decay_iters": 6, "eval_interval": 3,
+    }  # fmt: skip
+    whole, apart, half = (
+        tiny(name, **settings | {"max_iters": iters})
+        for name, iters in (("whole", 6), ("apart", 6), ("half", 3))
+    )
+    small = dict.fromkeys(range(4), "use_small_buckets")
+    sequential = dict.fromkeys(range(4), "reduce_after_backward")
+    for config, sabotage in ((whole, small), (apart, sequential), (half, small)):
+        rank_processes.run_ranks(4, tmp_path, rank_processes.train_command(config), sabotage=sabotage)
+    resume = rank_processes.resume_command(half.out_dir, max_iters=6)
+    rank_processes.run_ranks(4, tmp_path, resume, sabotage=small)
+    one = tiny("one", **settings)
+    train(one)
+    assert_same_losses(one.out_dir, whole.out_dir)
+    for config in (apart, half):
+        assert run_losses(config.out_dir) == run_losses(whole.out_dir)
+        assert_same_tensors(last_tensors(config.out_dir), last_tensors(whole.out_dir))
 
 
 def test_from_several_ranks_to_one_process_and_back(tiny: MakeConfig, tmp_path: Path) -> None:
@@ -367,9 +396,53 @@ def test_differences_name_rank_and_setting() -> None:
     assert message.startswith("rank 3 has --shard=True, rank 0 has --shard=None: start all")
 
 
+@pytest.fixture
+def gloo_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("fixed_addresses", [False, True])
+def test_buckets_are_sent_in_order_as_soon_as_they_are_complete(
+    gloo_of_one: None, fixed_addresses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a tied model whose gradients are accumulated; the loss is averaged with them."""
+    monkeypatch.setattr(gradient_all_reduce, "ALL_REDUCE_BUCKET_BYTES", 2048)
+    model = GPT(GPTConfig(vocab_size=20, block_size=8, n_layer=3, n_head=2, n_embd=16))
+    parameters = list(model.parameters())
+    tokens = torch.arange(16).view(2, 8)
+    loss = model(tokens, tokens)
+    torch.autograd.backward(2 * loss, inputs=parameters)
+    expected, losses = [parameter.grad for parameter in parameters], loss.detach().clone()
+    model.zero_grad()
+    all_reduce = GradientAllReduce(parameters, 2, fixed_addresses)  # "two": so means are half of the sums
+    model(tokens, tokens).backward()
+    addresses = [gradient.data_ptr() for gradient in map(_gradient, parameters)]
+    assert all_reduce._in_flight == []
+    all_reduce.start_in_backward()
+    in_flight: list[int] = []
+    model.transformer.h[0].register_full_backward_hook(
+        lambda *_: in_flight.append(len(all_reduce._in_flight))
+    )
+    (3 * model(tokens, tokens)).backward()
+    # When the first block is done, only its own last bucket and that of the embeddings may be missing.
+    buckets = len(all_reduce._buckets)
+    assert buckets > 10
+    assert buckets - 3 <= in_flight[0] < buckets == len(all_reduce._in_flight)
+    all_reduce.finish(losses)
+    torch.testing.assert_close([parameter.grad for parameter in parameters], expected)
+    assert losses == loss.detach() / 2
+    if fixed_addresses:
+        assert [gradient.data_ptr() for gradient in map(_gradient, parameters)] == addresses
+    all_reduce.finish(losses)  # no backward pass has started them
+    torch.testing.assert_close([2 * gradient for gradient in map(_gradient, parameters)], expected)
+
+
 def test_gradients_are_all_reduced_in_buckets_of_a_fixed_layout() -> None:
     tensors = [torch.zeros(n) for n in (3, 3, 1, 9, 1)] + [torch.zeros(2, dtype=torch.float64)]
-    assert [[len(t) for t in bucket] for bucket in make_buckets(tensors, 28)] == [[3, 3, 1], [9], [1], [2]]
+    parameters = [Parameter(tensor) for tensor in tensors]
+    assert [[len(t) for t in bucket] for bucket in make_buckets(parameters, 28)] == [[3, 3, 1], [9], [1], [2]]
     assert list(make_buckets([], 28)) == []
 
 

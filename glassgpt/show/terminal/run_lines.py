@@ -224,7 +224,7 @@ def forecast_vs_actual_line(forecast: Record) -> str:
 def scaling_efficiency_line(ranks: Record) -> str:
     """How well several ranks scaled, from an `end` record.
 
-    Empty with FSDP: communication overlaps with compute there, so the two cannot be timed separately.
+    Empty with FSDP, which waits inside the passes: compute and communication cannot be timed separately.
     """
     if ranks["efficiency"] is None:
         return ""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
     from torch import Tensor
+    from torch.nn import Parameter
 
     from glassgpt.training.interrupt import StopSignals
 
@@ -92,11 +93,19 @@ class ProcessGroup:
     def sync_stop_signals(self, signals: StopSignals) -> None:
         """A stop request to any rank stops all ranks, at the same update."""
 
-    def all_reduce_mean(self, tensors: Sequence[Tensor]) -> None:
-        """Replaces each tensor by its mean over the ranks."""
+    def prepare_all_reduce(self, parameters: Sequence[Parameter], fixed_addresses: bool) -> None:
+        """Names the parameters whose gradients `all_reduce_gradients` averages. `fixed_addresses`: a CUDA
+        graph needs these gradients where they are."""
+
+    def start_all_reduce_in_backward(self) -> None:
+        """The next backward pass completes the gradients: they are sent as soon as they are computed."""
+
+    def all_reduce_gradients(self, loss: Tensor) -> None:
+        """Replaces the gradients and `loss` by their means over the ranks."""
 
     def take_all_reduce_s(self) -> float:
-        """Seconds in `all_reduce_mean` since the last call. On a GPU, call it after a synchronize only."""
+        """Seconds in `all_reduce_gradients` since the last call: without what overlapped with a backward
+        pass. On a GPU, call it after a synchronize only."""
         return 0.0
 
     def without_all_reduce_timing(self) -> AbstractContextManager[None]:

@@ -3,11 +3,6 @@
 Before training the ranks agree through the launcher's key-value store, in JSON. That works before a backend
 is initialised, and a rank that fails there does not leave the others hanging in a collective. While training
 they exchange tensors: NCCL between cards, gloo between CPUs and for the few numbers that live on the host.
-
-Gradients are all-reduced once per update, in buckets of a fixed layout. DistributedDataParallel would overlap
-the all-reduce with the last micro-batch. It is not used, because it rebuilds its buckets after the first
-update, so a resumed run would sum in another order; its hooks cannot be part of a micro-step that is captured
-once as a CUDA graph; and its communication time cannot be separated from compute time.
 """
 
 from __future__ import annotations
@@ -28,10 +23,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
+from torch.nn import Parameter
 
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.errors import UserError, raise_if_any
-from glassgpt.estimate.memory import ALL_REDUCE_BUCKET_BYTES
+from glassgpt.training.distributed.gradient_all_reduce import GradientAllReduce
 from glassgpt.training.distributed.process_group import JsonValue, ProcessGroup, RankLost
 from glassgpt.training.distributed.rank_watchdog import RankWatchdog
 from glassgpt.training.interrupt import StopSignals, default_stop_signals
@@ -63,6 +59,7 @@ class TorchProcessGroup(ProcessGroup):
         self._rank_timeout_s = 0.0  # while training
         self._device = torch.device("cpu")
         self._pending_stop_sync: tuple[dist.Work, Tensor] | None = None
+        self._gradient_all_reduce = GradientAllReduce([], world_size)
         self._all_reduce_s = 0.0  # by the host's clock
         self._all_reduce_events: list[tuple[Any, Any]] = []  # CUDA events: start and end of each all-reduce
 
@@ -212,16 +209,16 @@ class TorchProcessGroup(ProcessGroup):
         requests = torch.tensor(signals.take_local_requests(), dtype=torch.int64)
         self._pending_stop_sync = (dist.all_reduce(requests, dist.ReduceOp.MAX, async_op=True), requests)
 
-    def all_reduce_mean(self, tensors: Sequence[Tensor]) -> None:
+    def prepare_all_reduce(self, parameters: Sequence[Parameter], fixed_addresses: bool) -> None:
+        self._gradient_all_reduce = GradientAllReduce(parameters, self.world_size, fixed_addresses)
+
+    def start_all_reduce_in_backward(self) -> None:
+        self._gradient_all_reduce.start_in_backward()
+
+    def all_reduce_gradients(self, loss: Tensor) -> None:
         start = self._timestamp()
         with self._watchdog.waiting():
-            for bucket in make_buckets(tensors, ALL_REDUCE_BUCKET_BYTES):
-                flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-                dist.all_reduce(flat)
-                flat /= self.world_size
-                parts = torch.split(flat, [tensor.numel() for tensor in bucket])
-                for tensor, part in zip(bucket, parts, strict=True):
-                    tensor.copy_(part.view_as(tensor))
+            self._gradient_all_reduce.finish(loss)
         if self._device.type == "cuda":  # it runs asynchronously: its events are read later
             self._all_reduce_events.append((start, self._timestamp()))
         else:
@@ -336,21 +333,6 @@ def choose_backend(requested: str, device_type: str) -> tuple[str, str]:
             f"this build of PyTorch has no {default}, the backend for several {device_type} ranks"
         )
     return default, "between CUDA cards" if default == "nccl" else "between CPUs"
-
-
-def make_buckets(tensors: Sequence[Tensor], max_bytes: int) -> Iterator[list[Tensor]]:
-    """In order; each bucket has one dtype and at most `max_bytes`, unless it is a single tensor."""
-    bucket: list[Tensor] = []
-    bucket_bytes = 0
-    for tensor in tensors:
-        tensor_bytes = tensor.numel() * tensor.element_size()
-        if bucket and (bucket_bytes + tensor_bytes > max_bytes or tensor.dtype != bucket[0].dtype):
-            yield bucket
-            bucket, bucket_bytes = [], 0
-        bucket.append(tensor)
-        bucket_bytes += tensor_bytes
-    if bucket:
-        yield bucket
 
 
 def describe_mismatches(

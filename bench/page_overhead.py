@@ -39,7 +39,10 @@ from glassgpt.show.page.launch import page_problems, start_beside_run
 
 LIMIT_S = 120.0  # until the run logs, or the page answers
 SETTLE_S = 0.5  # after the page was started or ended
-_RUN = ("--page=off", "--max_iters=100000000", "--eval_interval=100000000", "--sample_tokens=0", "--history=off")
+_RUN = [
+    *("--page=off", "--sample_tokens=0", "--history=off"),
+    *("--max_iters=100000000", "--eval_interval=100000000"),
+]
 
 
 @contextmanager
@@ -74,7 +77,9 @@ def speed_of_window(run_dir: Path, window_s: float) -> float:
     time.sleep(window_s)
     steps = steps_of(run_dir, started)
     if len(steps) < 3:
-        raise RuntimeError(f"{len(steps)} log lines in {window_s:g} s: raise --window, or lower --log-interval")
+        raise RuntimeError(
+            f"{len(steps)} log lines in {window_s:g} s: raise --window, or lower --log-interval"
+        )
     first, last = steps[0], steps[-1]
     return float((last["tokens"] - first["tokens"]) / (last["time"] - first["time"]))
 

@@ -81,6 +81,8 @@ def make_view(
     language = current_language()
     panels, missing = make_panels(run, curves or curves_of(run.log), findings)
     knots = knots_of(run, progress.planned if run_log.live else None, progress.eta_s)
+    # The sentence and the figures have the state of a run that goes on.
+    verdict = run_log.notes if run_log.live else compose_verdict(run_log, run.facts, findings)
     return {
         "name": _clean(name),
         "trainer": _clean(run_log.trainer.name),
@@ -88,7 +90,7 @@ def make_view(
         "language": language,
         "direction": "rtl" if language in RIGHT_TO_LEFT else "ltr",
         "sentence": _clean(compose_status(progress, run_log, run.facts, findings)),
-        "verdict": [_clean(sentence) for sentence in compose_verdict(run_log, run.facts, findings)],
+        "verdict": [_clean(str(sentence)) for sentence in verdict],
         "figures": _table_rows(facts_table.key_figures(run.facts)),
         "findings": [_finding(finding) for finding in findings],
         "axes": axis_labels(run, knots),

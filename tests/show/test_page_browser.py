@@ -301,7 +301,7 @@ def test_numbers_are_written_as_in_the_terminal(tmp_path: Path, screens: Any) ->
     written = screen.page.evaluate("values => values.map(GlassNumbers.formatDuration)", seconds)
     assert written == [format_duration(value) for value in seconds]
     others = {
-        "ms": (format_ms, [0.421, 9.99, 38.14, 999.9, 5985.2]),
+        "ms": (format_ms, [0.421, 9.99, 38.14, 999.9, 5985.2, 11_505.2, 59_940.0, 59_960.0]),
         "%": (format_percent_value, [0.08, 15.43, 61.2]),
     }
     for unit, (format_value, values) in others.items():

@@ -11,7 +11,7 @@
 
 const GlassCharts = (() => {
   const {byteScale, exponential, formatCount, formatDuration, formatValue, grouped} = GlassNumbers;
-  const {node, swatch} = GlassElements;
+  const {directed, node, swatch} = GlassElements;
 
   // ---- scales and ticks ----
 
@@ -117,9 +117,6 @@ const GlassCharts = (() => {
   }
 
   // ---- pens: the same few strokes on a canvas and as SVG ----
-
-  // A canvas knows no language: right-to-left words keep their order, with a number or a bracket beside them.
-  const directed = (text) => (/[\u0590-\u08ff]/.test(text) ? `\u2067${text}\u2069` : text);
 
   class CanvasPen {
     constructor(ctx) { this.ctx = ctx; }
@@ -686,9 +683,8 @@ const GlassCharts = (() => {
         if (isAcross ? place < plot.top - 4 || place > plot.bottom : place < plot.left || place > plot.right) continue;
         pen.stroke(isAcross ? [[plot.left, place], [plot.right, place]] : [[place, plot.top - 14], [place, plot.bottom]], tone, {dash: [4, 4]});
         const isLate = !isAcross && place > plot.right - pen.measure(label) - 12;
-        if (!isAcross) { pen.write(label, place + (isLate ? -5 : 5), plot.top - 10, tone, isLate ? "right" : "left"); continue; }
-        above = place - 8 - above < 12 ? place + 8 : Math.max(place - 8, plot.top);
-        pen.write(label, plot.right - 2, above, tone, "right", group.colour("card"));
+        if (isAcross) pen.write(label, plot.right - 2, (above = place - 8 - above < 12 ? place + 8 : Math.max(place - 8, plot.top)), tone, "right", group.colour("card"));
+        else pen.write(label, place + (isLate ? -5 : 5), plot.top - 10, tone, isLate ? "right" : "left");
       }
     }
     marksSeen() {
@@ -768,9 +764,8 @@ const GlassCharts = (() => {
     }
     setLedger(ledger) { Object.assign(this, {ledger, isStale: true}); this.group.schedule(); }
     draws() { return this.beside.isStale; }
-    get phases() { return this.ledger.bins.phases ?? this.ledger.phases; }
     paint(pen, width, height) {
-      const {group, plot, phases, ledger: {bins: {edges, seconds}}} = this;
+      const {group, plot, ledger: {bins: {edges, seconds, phases}}} = this;
       Object.assign(plot, {left: this.beside.plot.left, right: width - 8, top: 0, bottom: height});
       const x = (this.x = new Scale(...group.domain(), plot.left, plot.right, group.state.logX));
       const inside = (place) => Math.min(Math.max(place, plot.left), plot.right);
@@ -792,7 +787,7 @@ const GlassCharts = (() => {
       return update < edges[0] || update > edges.at(-1) ? -1 : Math.max(0, firstNotBelow(edges, update) - 1);
     }
     paintHover() {
-      const {group, phases, ledger: {bins: {edges, seconds}}} = this;
+      const {group, ledger: {bins: {edges, seconds, phases}}} = this;
       const bin = group.hoverSource === this && group.hover !== null ? this.binAt(group.hover) : -1;
       const rows = phases.filter(({id}) => seconds[id]?.[bin] > 0)
         .map(({id, label, colour}) => ({name: label, colour, value: formatDuration(seconds[id][bin])}));

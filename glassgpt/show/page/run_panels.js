@@ -278,7 +278,7 @@
         this.moment.setAttribute("aria-live", "polite");
         this.moment.hidden = true;
       }
-      syncChildren(this.keys, ledger.bins.phases ?? ledger.phases, ({id}) => id, ({label, colour}) => swatch(node("span", "key"), colour, label));
+      syncChildren(this.keys, ledger.bins.phases, ({id}) => id, ({label, colour}) => swatch(node("span", "key"), colour, label));
     },
     showMoment(from, to, bin) {
       const {view: {ledger}, group} = page, number = (value) => Math.round(value).toLocaleString("en-US");
@@ -288,7 +288,7 @@
       const head = node("div", "head", this.moment);
       node("strong", "", head, `${group.words("update")} ${number(from)} – ${number(to)}`);
       button(say("close"), () => (this.moment.hidden = true), {iconName: "close", className: "bare", parent: head});
-      const times = (ledger.bins.phases ?? ledger.phases).filter(({id}) => ledger.bins.seconds[id]?.[bin] > 0)
+      const times = ledger.bins.phases.filter(({id}) => ledger.bins.seconds[id]?.[bin] > 0)
         .map(({id, label}) => `${label} ${formatDuration(ledger.bins.seconds[id][bin])}`);
       node("p", "", this.moment, times.join(" · "));
       const list = node("ul", "", this.moment);

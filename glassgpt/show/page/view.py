@@ -9,7 +9,6 @@ Everything in it is plain text and numbers, in the current language.
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from glassgpt.explain.watch import FollowedRun
 from glassgpt.files import abbreviate_home
 from glassgpt.i18n import RIGHT_TO_LEFT, current_language, translate
 from glassgpt.record import journal
-from glassgpt.record.finding import Finding
+from glassgpt.record.finding import Finding, capitalized
 from glassgpt.record.run_dir import CHECKPOINTS_DIR
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.progress import Progress, progress_of
@@ -133,15 +132,10 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "id": _clean(finding.id),
         "severity": finding.severity,
         "label": facts_table.severity_label(finding.severity),
-        **{part: _capitalized(_clean(getattr(finding, part))) for part in parts},
+        **{part: capitalized(_clean(getattr(finding, part))) for part in parts},
         "at": [] if finding.at is None else [finding.at],
         "commands": _cleaned(finding.commands),
     }
-
-
-def _capitalized(text: str) -> str:
-    """What training reports follows a label in the terminal; here it begins a line. Names stay."""
-    return text[:1].upper() + text[1:] if re.match(r"(?!glass\b)[a-z]+ ", text) else text
 
 
 def _tables(run_log: RunLog, run: Analysis) -> list[dict[str, Any]]:

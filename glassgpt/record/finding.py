@@ -176,7 +176,7 @@ def _read_messages(keys: object, values: Mapping[str, object], stored: str) -> T
 
 def capitalized(text: str) -> str:
     """What training reports follows a label; elsewhere it begins a sentence. Names stay."""
-    return text[:1].upper() + text[1:] if re.match(r"(?!glass\b)[a-z]+ ", text) else text
+    return text[:1].upper() + text[1:] if re.match(r"(?!(?:glass|mfu)\b)[a-z]+ ", text) else text
 
 
 def finding_line(record: Record) -> str:

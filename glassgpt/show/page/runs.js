@@ -56,8 +56,8 @@
       if (!compared.length) this.show({sentences: [], causes: [], differences: []}, []);
     },
     show({sentences = [], causes = [], differences = []}, names) {
-      const lines = [...sentences, ...causes].map((one) => (typeof one === "string" ? one : one.text ?? one.sentence ?? ""));
-      this.sentences.replaceChildren(...lines.filter(Boolean).map((text) => node("li", "", null, text)));
+      const lines = [...sentences, ...causes];
+      this.sentences.replaceChildren(...lines.map((text) => node("li", "", null, text)));
       this.sentences.hidden = !lines.length;
       const isKnown = ({values}) => !values.includes(null);
       this.fill(this.table, differences.filter(isKnown), names);

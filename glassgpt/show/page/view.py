@@ -34,7 +34,6 @@ from glassgpt.show import facts_table
 from glassgpt.show.facts_table import TableRow
 from glassgpt.show.page import tables
 from glassgpt.show.page.axes import axis_labels, knots_of
-from glassgpt.show.page.labels import page_labels
 from glassgpt.show.page.learned import learned_view
 from glassgpt.show.page.panels import Curves, make_panels
 from glassgpt.show.page.series import curves_of, decimate
@@ -103,7 +102,6 @@ def make_view(
         "samples": [{"at": at, "text": _clean(text)} for at, text in run_log.samples],
         "checkpoints": list(checkpoints),
         "can_request": False,
-        "labels": page_labels(),
     }
 
 

@@ -166,7 +166,7 @@ def test_charts_are_drawn_in_the_colours_of_the_page(
 
 
 def test_the_first_screen_has_sentence_curve_and_time(tmp_path: Path, screens: Any) -> None:
-    """And a warning in the list beside the curve is not said above it as well; on a phone the list is below."""
+    """A warning in the list beside the curve is not said above it as well; on a phone the list is below."""
     explanation = explain(read_run_log("demo:gpu"))
     screen = open_offline(screens(), tmp_path, report_html(explanation, "a.log"))
     bottom = "place => document.querySelector(place).getBoundingClientRect().bottom"

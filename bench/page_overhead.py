@@ -38,6 +38,7 @@ import glassgpt
 from glassgpt.show.page.launch import page_problems, start_beside_run
 
 LIMIT_S = 120.0  # until the run logs, or the page answers
+MIN_LINES = 5  # of a window
 SETTLE_S = 0.5  # after the page was started or ended
 _RUN = [
     *("--page=off", "--sample_tokens=0", "--history=off"),
@@ -54,7 +55,7 @@ def training_run(folder: Path, preset: str, flags: list[str]) -> Iterator[Path]:
         process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
         try:
             deadline = time.monotonic() + LIMIT_S
-            while len(steps_of(run_dir)) < 5:
+            while len(steps_of(run_dir)) < MIN_LINES:
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(f"the run logs nothing:\n{(folder / 'output').read_text()}")
                 time.sleep(0.5)
@@ -72,14 +73,13 @@ def steps_of(run_dir: Path, since: float = 0.0) -> list[dict[str, Any]]:
 
 
 def speed_of_window(run_dir: Path, window_s: float) -> float:
-    """Tokens per second, from its first log line to its last."""
-    started = time.time()
+    """Tokens per second, from the first log line of a window to its last. It is longer if lines are rare."""
+    started, deadline = time.time(), time.monotonic() + LIMIT_S
     time.sleep(window_s)
-    steps = steps_of(run_dir, started)
-    if len(steps) < 3:
-        raise RuntimeError(
-            f"{len(steps)} log lines in {window_s:g} s: raise --window, or lower --log-interval"
-        )
+    while len(steps := steps_of(run_dir, started)) < MIN_LINES:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{len(steps)} log lines in {LIMIT_S:g} s: lower --log-interval")
+        time.sleep(0.2)
     first, last = steps[0], steps[-1]
     return float((last["tokens"] - first["tokens"]) / (last["time"] - first["time"]))
 
@@ -126,7 +126,7 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--data", default="", metavar="DIR", help="a prepared dataset; default: the preset's")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--window", type=float, default=4.0, help="seconds of each measurement")
+    parser.add_argument("--window", type=float, default=4.0, help="seconds of each measurement, at least")
     parser.add_argument("--log-interval", type=int, default=10)
     arguments, flags = parser.parse_known_args()
     if problems := page_problems():
@@ -148,10 +148,10 @@ def main() -> int:
                 page.end()
                 page = None
             time.sleep(SETTLE_S)
-            before_s = page.cpu_s() if page else 0.0
+            before_s, started = page.cpu_s() if page else 0.0, time.monotonic()
             speed = speed_of_window(run_dir, arguments.window)
             if page:
-                shares.append((page.cpu_s() - before_s) / arguments.window)
+                shares.append((page.cpu_s() - before_s) / (time.monotonic() - started))
             speeds[has_page].append(speed)
             print(f"page {'on ' if has_page else 'off'} {speed:,.0f} tokens/s", file=sys.stderr)
         if page is not None:

@@ -36,7 +36,9 @@ def format_rough_duration(seconds: float) -> str:
 
 
 def format_ms(value: float) -> str:
-    """0.42 ms, 38.1 ms, 5985 ms"""
+    """0.42 ms, 38.1 ms, 5985 ms, 11.5 s, 3m 05s"""
+    if value >= 10_000:
+        return f"{value / 1000:.1f} s" if value < 59_950 else format_duration(value / 1000)
     return f"{value:.2f} ms" if value < 9.995 else f"{value:.1f} ms" if value < 999.95 else f"{value:.0f} ms"
 
 

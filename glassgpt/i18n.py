@@ -50,9 +50,11 @@ VALUE_FORMATS: dict[str, Callable[[Any], str]] = {
     "ratio": formats.format_ratio,
 }
 
-# --gpu={name}, max_iters=1000, and code in backticks: isolated as one piece, which reads from left to right.
+# --gpu={name}, max_iters=1000, {order}-grams, and code in backticks: isolated as one piece, which reads from
+# left to right.
 _CODE_PATTERN = re.compile(
     r"`[^`]+`|(?<![\w{:])-{0,2}[A-Za-z][\w.]*=(?:\{\w+(?::[^}]*)?\}|[\w.]+)|(?<![\w-])--[a-z][\w.]*"
+    r"|\{\w+\}-[a-z]+"
 )
 _LEFT_TO_RIGHT = "\N{LEFT-TO-RIGHT ISOLATE}"
 _ISOLATE, _POP = "\N{FIRST STRONG ISOLATE}", "\N{POP DIRECTIONAL ISOLATE}"

@@ -43,6 +43,8 @@ def test_milliseconds() -> None:
         (9.996, "10.0 ms"),
         (38.13, "38.1 ms"),
         (5985.4, "5985 ms"),
+        (11_505.2, "11.5 s"),
+        (59_960.0, "1m 00s"),
     ]
     wrong = [(value, text, got) for value, text in cases if (got := format.format_ms(value)) != text]
     assert wrong == []

@@ -311,6 +311,12 @@ def test_code_in_backticks_reads_from_left_to_right() -> None:
         assert f"\N{LEFT-TO-RIGHT ISOLATE}{code}{POP}" in text
 
 
+def test_a_value_and_its_noun_read_from_left_to_right() -> None:
+    with use_language("ar"):
+        text = translate("ladder.knows.ngrams", order=4)
+    assert f"\N{LEFT-TO-RIGHT ISOLATE}\N{FIRST STRONG ISOLATE}4{POP}-grams{POP}" in text
+
+
 def test_a_message_in_a_message_is_isolated_as_one() -> None:
     with use_language("ar"):
         inner = say("verdict.most_important", title="12.5%")

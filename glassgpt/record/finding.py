@@ -7,6 +7,7 @@ explains the fields of the record.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -173,7 +174,12 @@ def _read_messages(keys: object, values: Mapping[str, object], stored: str) -> T
     return text if rendered == stored else None
 
 
+def capitalized(text: str) -> str:
+    """What training reports follows a label; elsewhere it begins a sentence. Names stay."""
+    return text[:1].upper() + text[1:] if re.match(r"(?!(?:glass|mfu)\b)[a-z]+ ", text) else text
+
+
 def finding_line(record: Record) -> str:
     """The finding in one line, for a console."""
-    advice = f" {record['advice']}." if record["advice"] else ""
+    advice = f" {capitalized(str(record['advice']))}." if record["advice"] else ""
     return f"{record['title']} ({record['evidence']}).{advice}"

@@ -171,9 +171,10 @@ def take_pace_finding(check: ForecastCheck, iteration: int, one_thread: str = ""
         else:
             explanation = say("pace.explanation.unknown")
             advice = say("pace.advice.unknown")
-    evidence = say("pace.evidence", expected_low=pace.low, expected_high=pace.high, why=pace.why)
+    evidence = say("pace.evidence", expected_low=pace.low, expected_high=pace.high)
+    explanations = (explanation, say("pace.explanation.basis", why=pace.why))  # the basis is in English only
     return finding_record(
-        iteration, "pace", severity, title=title, evidence=evidence, explanation=explanation, advice=advice
+        iteration, "pace", severity, title=title, evidence=evidence, explanation=explanations, advice=advice
     )
 
 

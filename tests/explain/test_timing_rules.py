@@ -232,7 +232,7 @@ def test_a_spike_like_the_first_iteration_may_be_an_evaluation_without_a_line() 
     like_first, not_periodic = finding.text["explanation"]
     assert like_first == say("silent-spike.explanation.like_first_iteration", first_ms=156011.05)
     assert not_periodic.values == {"next_iteration": 200, "next_ms": 1535.0, "period": 100}
-    assert (finding.at, finding.values["slowest"]) == (100, ["100: 125042 ms"])
+    assert (finding.at, finding.values["slowest"]) == (100, ["100: 2m 05s"])
     assert finding.values["lost_share"] == pytest.approx(0.21, abs=0.005)
 
 

@@ -268,7 +268,7 @@ def test_findings_complaints_and_ends_go_to_stderr(tiny: MakeConfig) -> None:
     output.console(end_record(1, "finished"))
     assert output.out == before
     lines = output.err.splitlines()
-    assert lines[0] == "advice: title (evidence). do this."
+    assert lines[0] == "advice: title (evidence). Do this."
     assert lines[1] == "advice: title (evidence)."
     assert lines[2].startswith("next: resume with  glass train --init_from=resume --out_dir=")
     assert re.match("problem: .*iter 2 .*not finite", lines[3])

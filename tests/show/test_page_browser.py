@@ -165,6 +165,30 @@ def test_charts_are_drawn_in_the_colours_of_the_page(
     assert screen.ask("() => performance.getEntriesByType('resource').length") == 0
 
 
+def test_the_first_screen_has_sentence_curve_and_time(tmp_path: Path, screens: Any) -> None:
+    """A warning in the list beside the curve is not said above it as well; on a phone the list is below."""
+    explanation = explain(read_run_log("demo:gpu"))
+    screen = open_offline(screens(), tmp_path, report_html(explanation, "a.log"))
+    bottom = "place => document.querySelector(place).getBoundingClientRect().bottom"
+    places = (".sentence", ".figures", "#chart-loss .chart", ".strip", ".phases")
+    assert [place for place in places if screen.page.evaluate(bottom, place) > 900] == []
+    title = explanation.findings[0].title
+    assert title not in screen.page.inner_text(".status")
+    screen.page.set_viewport_size({"width": 390, "height": 844})
+    assert title in screen.page.inner_text(".status")
+
+
+def test_the_forecast_is_in_sight_before_the_first_updates(tmp_path: Path, screens: Any) -> None:
+    view = make_view(Analysis(glassgpt_run()), FINDINGS, "run") | {"planned": 3000}
+    band = {"name": "expected", "colour": "val", "rows": [[0, 9.0, 11.0], [3000, 1.0, 2.0]], "note": ""}
+    view["panels"][0] |= {"bands": [band], "lines": [], "marks": []}
+    view["panels"][0]["y"]["range"] = None
+    screen = open_offline(screens(), tmp_path, offline_html({"view": view, "rows": {"val": [[0, 10.0]]}}))
+    low, high = screen.ask("() => (({y}) => [y.low, y.high])(GlassPage.page.group.plots[0])")
+    assert low < 1.0
+    assert high > 11.0
+
+
 def test_zoom_is_linked_and_in_the_address(tmp_path: Path, screens: Any) -> None:
     screen = open_offline(screens(), tmp_path, report_of(glassgpt_run()))
     whole = screen.ask(STATE)["domain"]
@@ -301,7 +325,7 @@ def test_numbers_are_written_as_in_the_terminal(tmp_path: Path, screens: Any) ->
     written = screen.page.evaluate("values => values.map(GlassNumbers.formatDuration)", seconds)
     assert written == [format_duration(value) for value in seconds]
     others = {
-        "ms": (format_ms, [0.421, 9.99, 38.14, 999.9, 5985.2]),
+        "ms": (format_ms, [0.421, 9.99, 38.14, 999.9, 5985.2, 11_505.2, 59_940.0, 59_960.0]),
         "%": (format_percent_value, [0.08, 15.43, 61.2]),
     }
     for unit, (format_value, values) in others.items():

@@ -25,7 +25,7 @@ from glassgpt.show.page.view import make_view, page_document
 KEYS = {
     "name", "trainer", "live", "language", "direction", "sentence", "verdict", "figures", "findings", "axes",
     "knots", "planned", "panels", "missing", "ledger", "tables", "samples", "checkpoints", "can_request",
-    "labels", "learned",
+    "learned",
 }  # fmt: skip
 
 

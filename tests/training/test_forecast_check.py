@@ -211,12 +211,12 @@ def test_a_slow_run_hears_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding(make_check(100.0))["severity"] == "advice"
     assert "glass doctor" in finding(make_check(100.0))["advice"]
     waiting = finding(make_check(100.0, waited_s=30.0))
-    assert waiting["messages"]["explanation"] == ["pace.explanation.data_wait"]
+    assert waiting["messages"]["explanation"][0] == "pace.explanation.data_wait"
     assert waiting["values"]["data_wait_share"] == 0.5
     monkeypatch.setattr("glassgpt.record.machine.load_average", lambda: 99.0)
     monkeypatch.setattr("glassgpt.training.forecast_check.usable_cores", lambda: 2)
     busy = finding(make_check(100.0))
-    assert busy["messages"]["explanation"] == ["pace.explanation.busy"]
+    assert busy["messages"]["explanation"][0] == "pace.explanation.busy"
     assert (busy["values"]["load"], busy["values"]["cores"]) == (99.0, 2)
 
 

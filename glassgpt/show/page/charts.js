@@ -11,7 +11,7 @@
 
 const GlassCharts = (() => {
   const {byteScale, exponential, formatCount, formatDuration, formatValue, grouped} = GlassNumbers;
-  const {node, swatch} = GlassElements;
+  const {directed, node, swatch} = GlassElements;
 
   // ---- scales and ticks ----
 
@@ -156,8 +156,8 @@ const GlassCharts = (() => {
     // `halo`: the colour of an edge that keeps the text readable on lines.
     write(text, x, y, colour, textAlign = "left", halo = "") {
       Object.assign(this.ctx, {fillStyle: colour, strokeStyle: halo, lineWidth: 4, textAlign, textBaseline: "middle", globalAlpha: 1});
-      if (halo) this.ctx.strokeText(text, x, y);
-      this.ctx.fillText(text, x, y);
+      if (halo) this.ctx.strokeText(directed(text), x, y);
+      this.ctx.fillText(directed(text), x, y);
     }
   }
 
@@ -193,7 +193,7 @@ const GlassCharts = (() => {
       const [, weight = 400, size, family] = /^(?:(\d+) )?([\d.]+)px (.*)$/.exec(this.font);
       const anchor = {left: "start", center: "middle", right: "end"}[textAlign];
       const look = {fill: colour, stroke: halo, "stroke-width": 4, "paint-order": "stroke", "font-size": size, "font-weight": weight, "font-family": family, "text-anchor": anchor};
-      this.add("text", {x: x + this.left, y: y + this.top + 0.35 * size, ...look}, text);
+      this.add("text", {x: x + this.left, y: y + this.top + 0.35 * size, ...look}, directed(text));
     }
     toString() {
       const size = `width="${this.width}" height="${this.height}" viewBox="0 0 ${this.width} ${this.height}"`;
@@ -587,9 +587,9 @@ const GlassCharts = (() => {
         }
       }
       if (!(inner[0] <= inner[1])) return log ? [0.1, 1] : [0, 1];
-      const [from, to] = group.domain();
+      const [from, to] = group.domain(), isBeginning = traces.reduce((seen, one) => seen + one.to - one.from, 0) < 6;
       for (const {rows} of this.bands()) {
-        for (const [at, ...edges] of rows) if (group.toAxis(at) >= from && group.toAxis(at) <= to) edges.forEach((edge) => take(outer, edge));
+        for (const [at, ...edges] of rows) if (group.toAxis(at) >= from && group.toAxis(at) <= to) edges.forEach((edge) => take(isBeginning ? inner : outer, edge));
       }
       for (const {y: level} of lines) take(outer, level);
       // One spike or a wide band must not flatten the lines: they widen the axis only so far.
@@ -676,13 +676,14 @@ const GlassCharts = (() => {
     paintLines(pen) {
       const {group, plot, x, y} = this;
       pen.font = `11px ${group.font}`;
+      let above = -Infinity;  // the last label: the lines across come from the highest loss down
       for (const {x: at, y: level, label = "", colour = "muted"} of this.panel.lines ?? []) {
         const tone = group.colour(colour), isAcross = Number.isFinite(level);
         const place = Math.round(isAcross ? y.to(level) : x.to(group.toAxis(at))) + 0.5;
         if (isAcross ? place < plot.top - 4 || place > plot.bottom : place < plot.left || place > plot.right) continue;
         pen.stroke(isAcross ? [[plot.left, place], [plot.right, place]] : [[place, plot.top - 14], [place, plot.bottom]], tone, {dash: [4, 4]});
         const isLate = !isAcross && place > plot.right - pen.measure(label) - 12;
-        if (isAcross) pen.write(label, plot.right - 2, Math.max(place - 8, plot.top), tone, "right", group.colour("card"));
+        if (isAcross) pen.write(label, plot.right - 2, (above = place - 8 - above < 12 ? place + 8 : Math.max(place - 8, plot.top)), tone, "right", group.colour("card"));
         else pen.write(label, place + (isLate ? -5 : 5), plot.top - 10, tone, isLate ? "right" : "left");
       }
     }
@@ -763,9 +764,8 @@ const GlassCharts = (() => {
     }
     setLedger(ledger) { Object.assign(this, {ledger, isStale: true}); this.group.schedule(); }
     draws() { return this.beside.isStale; }
-    get phases() { return this.ledger.bins.phases ?? this.ledger.phases; }
     paint(pen, width, height) {
-      const {group, plot, phases, ledger: {bins: {edges, seconds}}} = this;
+      const {group, plot, ledger: {bins: {edges, seconds, phases}}} = this;
       Object.assign(plot, {left: this.beside.plot.left, right: width - 8, top: 0, bottom: height});
       const x = (this.x = new Scale(...group.domain(), plot.left, plot.right, group.state.logX));
       const inside = (place) => Math.min(Math.max(place, plot.left), plot.right);
@@ -787,7 +787,7 @@ const GlassCharts = (() => {
       return update < edges[0] || update > edges.at(-1) ? -1 : Math.max(0, firstNotBelow(edges, update) - 1);
     }
     paintHover() {
-      const {group, phases, ledger: {bins: {edges, seconds}}} = this;
+      const {group, ledger: {bins: {edges, seconds, phases}}} = this;
       const bin = group.hoverSource === this && group.hover !== null ? this.binAt(group.hover) : -1;
       const rows = phases.filter(({id}) => seconds[id]?.[bin] > 0)
         .map(({id, label, colour}) => ({name: label, colour, value: formatDuration(seconds[id][bin])}));

@@ -51,6 +51,8 @@ const GlassElements = (() => {
     made.dir = "auto";
     return made;
   };
+  // For a canvas, which knows no language: right-to-left words keep their order beside a number or a bracket.
+  const directed = (text) => (/[\u0590-\u08ff]/.test(text) ? `\u2067${text}\u2069` : text);
   // Each word is whole: a browser would break a line after the hyphens of a flag.
   function code(text, parent) {
     const made = Object.assign(node("code", "", parent), {dir: "ltr"});
@@ -122,5 +124,5 @@ const GlassElements = (() => {
     return svg;
   }
 
-  return {button, code, copy, download, icon, isolated, node, prose, section, sparkline, swatch, syncChildren};
+  return {button, code, copy, directed, download, icon, isolated, node, prose, section, sparkline, swatch, syncChildren};
 })();

@@ -207,8 +207,11 @@
         const figure = node("div", "grid-of-heads");
         node("p", "", figure, `${title} (${say("uniform")}: ${number(uniform, 2)})`);
         const table = node("table", "", figure);
+        const names = node("tr", "", table);
+        ["", ...rows[0].map((_, index) => index + 1)].forEach((text, index) => node("th", "", names, index === 1 ? `${say("head")} 1` : String(text)));
         rows.forEach((row, layer) => {
           const line = node("tr", "", table);
+          Object.assign(node("th", "", line, `${say("layer")} ${layer + 1}`), {scope: "row"});
           row.forEach((score, index) => {
             const cell = node("td", "", line), name = `${say("layer")} ${layer + 1}, ${say("head")} ${index + 1}: ${number(score, 2)}`;
             const made = button(number(score, 2), () => this.askAttention(at, layer, index, name), {parent: cell});

@@ -34,7 +34,8 @@ const GlassNumbers = (() => {
   function formatValue(value, unit = "") {
     if (!Number.isFinite(value)) return "–";
     const size = Math.abs(value);
-    if (unit === "s" || (unit === "ms" && size >= 1e4)) return formatDuration(unit === "s" ? value : value / 1000);
+    if (unit === "s" || (unit === "ms" && size >= 59_950)) return formatDuration(unit === "s" ? value : value / 1000);
+    if (unit === "ms" && size >= 1e4) return `${(value / 1000).toFixed(1)} s`;
     if (unit === "ms") return `${value.toFixed(size < 9.995 ? 2 : size < 999.95 ? 1 : 0)} ms`;
     if (unit === "%") return `${value.toFixed(size < 9.995 ? 2 : size < 59.95 ? 1 : 0)}%`;
     if (unit === "bytes") return `${(value / byteScale(size)[0]).toFixed(2)}${byteScale(size)[1]}`;

@@ -103,7 +103,9 @@ class RunFolder:
                 self._long = threading.Thread(target=self._read_long, args=(later,), daemon=True)
                 self._long.start()
         runs = sorted((row for row in rows if row is not None), key=lambda row: -row["modified"])
-        title = sanitize_line(abbreviate_home(", ".join(self._sources)))
+        chosen = ((source, _entry(source)) for source in self._sources)
+        folders = [str(one.run_dir.parent) if one and one.run_dir else source for source, one in chosen]
+        title = sanitize_line(abbreviate_home(", ".join(dict.fromkeys(folders))))
         return {"folder": title, "selected": self.selected, "runs": runs}
 
     def _row(self, entry: RunEntry, later: list[RunEntry]) -> Row | None:

@@ -27,8 +27,11 @@
       const set = (element, text) => { if (element.textContent !== text) element.textContent = text; };
       set(this.name, view.name);
       set(this.sentence, view.sentence);
-      const said = [...view.verdict, ...view.findings.map(({title}) => title)].filter((text) => view.sentence.includes(text));
-      set(this.verdict, view.verdict.filter((text) => !said.some((one) => text.includes(one))).join(" "));
+      const holds = (text, part) => text.toLowerCase().includes(part.toLowerCase());
+      const titles = view.findings.map(({title}) => title), said = titles.filter((title) => holds(view.sentence, title));
+      const rest = view.verdict.filter((text) => !holds(view.sentence, text) && !said.some((title) => holds(text, title)));
+      syncChildren(this.verdict, rest, (text) => text, (text) =>
+        node("span", titles.some((title) => holds(text, title)) ? "repeats" : "", null, `${text} `));
       syncChildren(this.figures, view.figures, ({name}) => name, ({name, value, reason}) => {
         const cell = node("div");
         node("dt", "", cell, name);
@@ -64,7 +67,8 @@
     const marked = (text) => (text.includes("`") ? text : texts.reduce((all, one) => all.replace(one, `\`${one}\``), text));
     node("span", "badge", head, label);
     node("span", "", head, title);
-    prose(evidence, node("p", "evidence", card));
+    const isNews = severity !== "info" || Boolean(advice);
+    if (isNews) prose(evidence, node("p", "evidence", card));
     if (advice) {
       const line = node("p", "advice", card);
       node("strong", "", line, `${say("what_to_do")}:`);
@@ -76,10 +80,11 @@
       const copying = button(say("copy"), () => copy(text, copying, say("copied")), {iconName: "copy", className: "bare", parent: line});
     }
     const reasons = [explanation, more].filter(Boolean).join(" ");
-    if (reasons) {
+    if (reasons || !isNews) {
       const details = node("details", "", card);
       details.open = old?.querySelector("details")?.open ?? false;
       node("summary", "", details, say("why"));
+      if (!isNews) prose(evidence, node("p", "evidence", details));
       prose(reasons, node("p", "", details));
       code(id, node("p", "id", details));
     }
@@ -273,7 +278,7 @@
         this.moment.setAttribute("aria-live", "polite");
         this.moment.hidden = true;
       }
-      syncChildren(this.keys, ledger.bins.phases ?? ledger.phases, ({id}) => id, ({label, colour}) => swatch(node("span", "key"), colour, label));
+      syncChildren(this.keys, ledger.bins.phases, ({id}) => id, ({label, colour}) => swatch(node("span", "key"), colour, label));
     },
     showMoment(from, to, bin) {
       const {view: {ledger}, group} = page, number = (value) => Math.round(value).toLocaleString("en-US");
@@ -283,7 +288,7 @@
       const head = node("div", "head", this.moment);
       node("strong", "", head, `${group.words("update")} ${number(from)} – ${number(to)}`);
       button(say("close"), () => (this.moment.hidden = true), {iconName: "close", className: "bare", parent: head});
-      const times = (ledger.bins.phases ?? ledger.phases).filter(({id}) => ledger.bins.seconds[id]?.[bin] > 0)
+      const times = ledger.bins.phases.filter(({id}) => ledger.bins.seconds[id]?.[bin] > 0)
         .map(({id, label}) => `${label} ${formatDuration(ledger.bins.seconds[id][bin])}`);
       node("p", "", this.moment, times.join(" · "));
       const list = node("ul", "", this.moment);

@@ -6,7 +6,6 @@
   const {button, code, isolated, node, section, sparkline, swatch, syncChildren} = GlassElements;
   const LETTERS = "ABCDEFGH";
   const MAX_COMPARED = 6;  // --run-1 … in style.css
-  const root = document.documentElement;
   const {getJson, notify, page, register, say, writeHash} = GlassPage;
 
   // ---- compare with other runs ----
@@ -57,8 +56,8 @@
       if (!compared.length) this.show({sentences: [], causes: [], differences: []}, []);
     },
     show({sentences = [], causes = [], differences = []}, names) {
-      const lines = [...sentences, ...causes].map((one) => (typeof one === "string" ? one : one.text ?? one.sentence ?? ""));
-      this.sentences.replaceChildren(...lines.filter(Boolean).map((text) => node("li", "", null, text)));
+      const lines = [...sentences, ...causes];
+      this.sentences.replaceChildren(...lines.map((text) => node("li", "", null, text)));
       this.sentences.hidden = !lines.length;
       const isKnown = ({values}) => !values.includes(null);
       this.fill(this.table, differences.filter(isKnown), names);
@@ -73,7 +72,8 @@
       for (const {name, values} of differences) {
         const row = node("tr", "", body);
         code(name, Object.assign(node("th", "", row), {scope: "row"}));
-        for (const value of values) code(value === null ? "–" : String(value), node("td", "", row));
+        const shown = (value) => (value === null ? "–" : String(value).replace(/^([0-9a-f]{12})[0-9a-f]{28,}$/, "$1…"));
+        for (const value of values) code(shown(value), node("td", "", row));
       }
     },
   };
@@ -166,7 +166,7 @@
       number(run.last_loss, (value) => formatValue(value));
       number(run.updates, (value) => (run.planned ? `${value.toLocaleString("en-US")} / ${formatCount(run.planned)}` : value.toLocaleString("en-US")));
       number(run.tokens_per_s, (value) => formatCount(value));
-      number(run.modified, (value) => new Date(1000 * value).toLocaleString(root.lang, {dateStyle: "short", timeStyle: "short"}));
+      number(run.modified, (value) => new Date(1000 * value).toLocaleString("sv", {dateStyle: "short", timeStyle: "short"}));
       const box = Object.assign(node("input", "", node("td", "", row)), {type: "checkbox", checked: page.compared.includes(run.id), disabled: run.id === page.run, ariaLabel: `${say("compare")}: ${run.name}`});
       box.addEventListener("change", () => compareWith(box.checked ? [...page.compared, run.id] : page.compared.filter((id) => id !== run.id)));
       return row;

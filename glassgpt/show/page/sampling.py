@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ _MORE_LIMIT_S = 60.0
 _WAIT_S = 10.0  # for the sample before, whose reader may be slow, to end
 _PIECE_S = 0.15  # between two pieces of text
 _IDLE_S = 300.0  # then the process ends, and its memory is free
+_BUSY = {"error": "a sample is being generated; one at a time", "busy": True}
 
 
 @dataclass(frozen=True)
@@ -87,14 +89,7 @@ def parse_look_request(values: Mapping[str, Any]) -> LookRequest:
 class PageSampler:
     """Starts its process with the first request; `close` ends it."""
 
-    def __init__(
-        self,
-        device: str = "cpu",
-        start_process: Callable[[], IsolatedProcess] = lambda: IsolatedProcess(
-            "glassgpt.sample.sample_server"
-        ),
-    ) -> None:
-        self._device, self._start_process = device, start_process
+    def __init__(self) -> None:
         self._process: IsolatedProcess | None = None
         self._busy = threading.Lock()
         self._requests = 0  # so far; a stream ends when there is a later one
@@ -104,61 +99,60 @@ class PageSampler:
         """Messages for the page; the last one has `done` or `error`."""
         self._requests += 1
         number = self._requests
-        if not self._busy.acquire(timeout=_WAIT_S):
-            yield {"error": "another sample is being generated; one at a time", "busy": True}
-            return
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
+        which = "best" if request.checkpoint is None else str(request.checkpoint)
+        options = asdict(request) | {"num_samples": 1, "device": "cpu"}
+        del options["prompt"], options["checkpoint"]
+        start = {"kind": "start", "run": f"{run_dir}@{which}", "prompt": request.prompt, "options": options}
         try:
-            process = self._process = self._process or self._start_process()
-            which = "best" if request.checkpoint is None else str(request.checkpoint)
-            options = asdict(request) | {"num_samples": 1, "device": self._device}
-            del options["prompt"], options["checkpoint"]
-            start = {"kind": "start", "run": f"{run_dir}@{which}", "prompt": request.prompt}
-            answer = process.ask(start | {"options": options}, _START_LIMIT_S)
-            yield answer
-            while "error" not in answer and not answer.get("done"):
-                if number != self._requests:
-                    yield {"error": "a newer request took its place", "busy": True}
-                    return
-                answer = process.ask({"kind": "more", "seconds": _PIECE_S}, _MORE_LIMIT_S)
+            with self._turn() as process:
+                answer = _BUSY if process is None else process.ask(start, _START_LIMIT_S)
                 yield answer
+                while process is not None and "error" not in answer and not answer.get("done"):
+                    if number != self._requests:
+                        yield {"error": "a newer request took its place", "busy": True}
+                        return
+                    answer = process.ask({"kind": "more", "seconds": _PIECE_S}, _MORE_LIMIT_S)
+                    yield answer
         except (ProcessDied, ProcessHung) as error:
-            self._end_process()
             yield {"error": f"the process that samples has ended: {error}"}
-        finally:
-            self._release()
 
     def look(self, run_dir: Path, request: LookRequest) -> dict[str, Any]:
         """The answer of the process; {"error": …} where there is none."""
-        if not self._busy.acquire(timeout=_WAIT_S):
-            return {"error": "a sample is being generated; one at a time", "busy": True}
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-        question: dict[str, Any] = {"run": f"{run_dir}@{request.checkpoint}", "device": self._device}
+        question: dict[str, Any] = {"run": f"{run_dir}@{request.checkpoint}", "device": "cpu"}
         if request.layer is None:
             question |= {"kind": "look"}
         else:
             question |= {"kind": "attention", "layer": request.layer, "head": request.head}
         try:
-            self._process = self._process or self._start_process()
-            return self._process.ask(question, _START_LIMIT_S)
+            with self._turn() as process:
+                return _BUSY if process is None else process.ask(question, _START_LIMIT_S)
         except (ProcessDied, ProcessHung) as error:
-            self._end_process()
             return {"error": f"the process that looks has ended: {error}"}
+
+    @contextmanager
+    def _turn(self) -> Iterator[IsolatedProcess | None]:
+        """The process, started if need be; None: another request has it."""
+        if not self._busy.acquire(timeout=_WAIT_S):
+            yield None
+            return
+        try:
+            if self._idle_timer is not None:
+                self._idle_timer.cancel()
+            self._process = self._process or IsolatedProcess("glassgpt.sample.sample_server")
+            yield self._process
+        except (ProcessDied, ProcessHung):
+            self._end_process()
+            raise
         finally:
-            self._release()
+            self._idle_timer = threading.Timer(_IDLE_S, self._end_if_idle)
+            self._idle_timer.daemon = True
+            self._idle_timer.start()
+            self._busy.release()
 
     def close(self) -> None:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         self._end_process()
-
-    def _release(self) -> None:
-        self._idle_timer = threading.Timer(_IDLE_S, self._end_if_idle)
-        self._idle_timer.daemon = True
-        self._idle_timer.start()
-        self._busy.release()
 
     def _end_if_idle(self) -> None:
         if self._busy.acquire(blocking=False):

@@ -88,10 +88,6 @@ class PageServer:
         app.router.redirect_slashes = False
         self.app = Access(app, token)
 
-    @property
-    def has_tab(self) -> bool:
-        return self.runs.readers > 0
-
     async def read_ahead(self) -> None:
         """What the page shows first, while the browser starts. Who asks for it gets its problems, too."""
         listing = await run_in_threadpool(self.folder.listing)
@@ -191,7 +187,7 @@ class PageServer:
         if not 2 <= len(ids) <= MAX_COMPARED:
             return _json({"error": translate("page_server.how_many_to_compare", runs=MAX_COMPARED)}, 400)
         run_logs = [await self._run_log(request, id) for id in ids]
-        return _json(await run_in_threadpool(lambda: _comparison(ids, compare(run_logs))))
+        return _json(await run_in_threadpool(lambda: _comparison(compare(run_logs))))
 
     # --- asking ---
 
@@ -255,16 +251,13 @@ class PageServer:
         return run_log
 
 
-def _comparison(ids: list[str], comparison: Comparison) -> dict[str, Any]:
-    """Sentences that speak of A, B, …: `labels`, one per run."""
+def _comparison(comparison: Comparison) -> dict[str, Any]:
+    """Its sentences call the runs A, B, …"""
     sentences: dict[bool, list[str]] = {True: [], False: []}
     for claim in comparison.verdict:
         text = " ".join((claim.sentence, *claim.details))
         sentences[claim.is_about_causes].append(sanitize_keeping_bidi(text))
     return {
-        "baseline": ids[0],
-        "runs": ids,
-        "labels": [run.label for run in comparison.runs],
         "sentences": sentences[False],
         "causes": sentences[True],
         "differences": [

@@ -9,7 +9,6 @@ Everything in it is plain text and numbers, in the current language.
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from glassgpt.explain.watch import FollowedRun
 from glassgpt.files import abbreviate_home
 from glassgpt.i18n import RIGHT_TO_LEFT, current_language, translate
 from glassgpt.record import journal
-from glassgpt.record.finding import Finding
+from glassgpt.record.finding import Finding, capitalized
 from glassgpt.record.run_dir import CHECKPOINTS_DIR
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.progress import Progress, progress_of
@@ -35,7 +34,6 @@ from glassgpt.show import facts_table
 from glassgpt.show.facts_table import TableRow
 from glassgpt.show.page import tables
 from glassgpt.show.page.axes import axis_labels, knots_of
-from glassgpt.show.page.labels import page_labels
 from glassgpt.show.page.learned import learned_view
 from glassgpt.show.page.panels import Curves, make_panels
 from glassgpt.show.page.series import curves_of, decimate
@@ -81,6 +79,8 @@ def make_view(
     language = current_language()
     panels, missing = make_panels(run, curves or curves_of(run.log), findings)
     knots = knots_of(run, progress.planned if run_log.live else None, progress.eta_s)
+    # The sentence and the figures have the state of a run that goes on.
+    verdict = run_log.notes if run_log.live else compose_verdict(run_log, run.facts, findings)
     return {
         "name": _clean(name),
         "trainer": _clean(run_log.trainer.name),
@@ -88,7 +88,7 @@ def make_view(
         "language": language,
         "direction": "rtl" if language in RIGHT_TO_LEFT else "ltr",
         "sentence": _clean(compose_status(progress, run_log, run.facts, findings)),
-        "verdict": [_clean(sentence) for sentence in compose_verdict(run_log, run.facts, findings)],
+        "verdict": [_clean(str(sentence)) for sentence in verdict],
         "figures": _table_rows(facts_table.key_figures(run.facts)),
         "findings": [_finding(finding) for finding in findings],
         "axes": axis_labels(run, knots),
@@ -102,7 +102,6 @@ def make_view(
         "samples": [{"at": at, "text": _clean(text)} for at, text in run_log.samples],
         "checkpoints": list(checkpoints),
         "can_request": False,
-        "labels": page_labels(),
     }
 
 
@@ -131,15 +130,10 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "id": _clean(finding.id),
         "severity": finding.severity,
         "label": facts_table.severity_label(finding.severity),
-        **{part: _capitalized(_clean(getattr(finding, part))) for part in parts},
+        **{part: capitalized(_clean(getattr(finding, part))) for part in parts},
         "at": [] if finding.at is None else [finding.at],
         "commands": _cleaned(finding.commands),
     }
-
-
-def _capitalized(text: str) -> str:
-    """What training reports follows a label in the terminal; here it begins a line. Names stay."""
-    return text[:1].upper() + text[1:] if re.match(r"(?!glass\b)[a-z]+ ", text) else text
 
 
 def _tables(run_log: RunLog, run: Analysis) -> list[dict[str, Any]]:

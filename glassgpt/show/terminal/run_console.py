@@ -21,7 +21,7 @@ from glassgpt.estimate.peak import PeakFlops, mfu_note
 from glassgpt.explain.rules.learned import ladder_position
 from glassgpt.format import format_bytes, format_count, format_duration, format_loss, format_ms, format_norm
 from glassgpt.i18n import say, translate
-from glassgpt.record.finding import SERIOUS, read_finding
+from glassgpt.record.finding import SERIOUS, capitalized, read_finding
 from glassgpt.record.journal import Record, is_valid_profile
 from glassgpt.record.ledger import PHASES
 from glassgpt.runs.noise import VISIBLE_STANDARD_ERRORS
@@ -158,7 +158,7 @@ class RunConsole:
         finding = read_finding(record)
         text = translate("run_console.finding", title=finding.title, evidence=finding.evidence)
         if finding.advice:
-            advice = translate("run_console.finding.action", advice=finding.advice)
+            advice = translate("run_console.finding.action", advice=capitalized(finding.advice))
             text = f"{text} {advice}"
         style = "" if finding.severity == "info" else "yellow"
         print_line(self._out, severity_label(finding.severity), text, style)

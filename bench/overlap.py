@@ -61,7 +61,7 @@ def run_rank(way: str, updates: int) -> None:
     torch.set_num_threads(1)
     name, _, size = way.partition(", ")
     bucket_mib = int(size.split()[0]) if size else 64
-    gradient_all_reduce.ALL_REDUCE_BUCKET_BYTES = bucket_mib * 2**20
+    gradient_all_reduce.ALL_REDUCE_BUCKET_BYTES = bucket_mib * 2**20  # type: ignore[attr-defined]
     model: nn.Module = nn.Sequential(*(Block() for _ in range(BLOCKS)))
     ours = None
     if name == "DDP":

@@ -243,7 +243,7 @@ def use_small_buckets() -> None:
     """The gradients of a tiny model would fit into one."""
     from glassgpt.training.distributed import gradient_all_reduce
 
-    gradient_all_reduce.ALL_REDUCE_BUCKET_BYTES = 2048
+    gradient_all_reduce.ALL_REDUCE_BUCKET_BYTES = 2048  # type: ignore[attr-defined]
 
 
 def reduce_after_backward() -> None:

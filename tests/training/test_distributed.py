@@ -398,7 +398,7 @@ def test_differences_name_rank_and_setting() -> None:
 
 @pytest.fixture
 def gloo_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     yield
     dist.destroy_process_group()
 

@@ -45,7 +45,8 @@ class GradientAllReduce:
         self._in_flight: list[tuple[Tensor, dist.Work]] = []  # the first buckets
         for index, bucket in enumerate(self._buckets):
             for parameter in bucket:
-                parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, index))  # type: ignore[no-untyped-call]
+                hook = partial(self._on_gradient, index)
+                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def start_in_backward(self) -> None:
         """The next backward pass completes the gradients."""

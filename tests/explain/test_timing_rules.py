@@ -15,7 +15,7 @@ from glassgpt.explain.rules.eval_cost import eval_spikes
 from glassgpt.explain.rules.step_time import jitter, silent_spike, throughput_drift
 from glassgpt.explain.rules.wall_time import clock_before_sync, startup_compile
 from glassgpt.i18n import say
-from glassgpt.runs.run_log import LoggedEvaluation, LoggedProcess, LoggedSetup, RunLog
+from glassgpt.runs.run_log import LoggedCheckpoint, LoggedEvaluation, LoggedProcess, LoggedSetup, RunLog
 from glassgpt.runs.trainers import BY_ID
 
 MODDED = BY_ID["modded-nanogpt"]
@@ -155,6 +155,14 @@ def test_a_save_is_priced_separately_where_only_some_evaluations_save() -> None:
     run_log = saving_sometimes([12996, 13832, 13813, 13795], [8046, 8044, 8041, 8043])  # as on 4 real GPUs
     values = require_finding(eval_spikes(analyse(run_log))).values
     assert (values["eval_ms"], values["save_ms"], values["saves"]) == (8043.5 - 100, 13804 - 8043.5, 4)
+
+
+def test_saves_between_evaluations_are_not_the_price_of_an_evaluation() -> None:
+    run_log = saving_sometimes([12103.0] * 8, [11173.0])
+    saves = (*run_log.checkpoints, *(LoggedCheckpoint(at, 0) for at in (3, 5, 17, 33)))  # in no time
+    values = require_finding(eval_spikes(analyse(replace(run_log, checkpoints=saves)))).values
+    assert "save_ms" not in values
+    assert values["eval_s"] == pytest.approx((8 * 12103 + 11173) / 1000, rel=0.02)
 
 
 def test_a_save_that_drowns_in_the_scatter_is_not_priced() -> None:

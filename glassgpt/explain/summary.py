@@ -36,6 +36,7 @@ MIN_STALL_SHARE = 0.05  # of the time
 MIN_EVALS_FOR_SHARE = 3  # of a log that begins in the middle of a run
 MAX_SWAPPING_TOKENS_PER_S = 20.0  # slower than any machine trains a model that its memory holds
 MIN_WANDER_RATIO = 1.25  # of the step time, between its high and its low: less is no news
+MIN_KEPT_SHARE = 0.75  # of an accuracy's first value, at the end: below that something is wrong
 MIN_JUDGED_ITERATIONS = 20  # logged; of fewer it cannot be said that nothing is wrong
 
 
@@ -123,7 +124,8 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
             )
         )
         stops = [event.text for event in run_log.events_after_last_step() if event.kind == "finish"]
-        if stops and facts.ended == "finished" and "stop" in stops[-1].lower():
+        stops = [text for text in stops if "stop" in text.lower()]
+        if stops and facts.ended == "finished":
             quoted = stops[-1][:MAX_QUOTED_CHARS].rstrip(".")
             sentences.append(translate("verdict.stop_reason", quoted=quoted))
     metrics = [metric_sentence(course) for course in run_log.metric_courses]
@@ -158,6 +160,10 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         and not is_short
         and not _repeats_iterations(run_log)
         and not (facts.loss_ends is not None and 0 < facts.loss_ends["last"] < MIN_LOSS_TUNED)
+        and not any(
+            course.higher_is_better and course.last < MIN_KEPT_SHARE * course.first
+            for course in run_log.metric_courses
+        )
         and run_log.loss_measures_learning
     ):
         sentences.append(

@@ -112,6 +112,7 @@ _OF_ANY_TRAINER = (
     HeaderPattern(
         "world", re.compile(rf"(?<![*/] )\b(?:ddp_)?world[_ ]size[:= ]+{COUNT}", re.I), "world_size"
     ),
+    HeaderPattern("nproc", re.compile(r"--nproc[-_]per[-_]node[= ](\d{1,5})\b"), "world_size"),
     # What a program prints before it trains: a count of steps that begins again after it is another run's.
     HeaderPattern(
         "param", re.compile(r"(?<![\w.])\d[\d.,]{0,20}\s?[KMB]? (?:\w{1,20} ){0,2}param(?:eter)?s\b"), "start"

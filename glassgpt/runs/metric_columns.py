@@ -124,7 +124,7 @@ class Metric(NamedTuple):
 METRIC_NAMES: dict[str, tuple[str, bool | None]] = {
     "reward": ("", True),  # see the role
     "accuracy": (
-        "accuracy accuracies acc correct_rate exact_match pass_1 p_1 hella hellaswag win_rate wacc",
+        "accuracy accuracies acc correct_rate exact_match pass_1 p_1 hella hellaswag goldenswag win_rate wacc",
         True,
     ),
     "error_rate": ("wer cer per", False),
@@ -135,6 +135,7 @@ METRIC_NAMES: dict[str, tuple[str, bool | None]] = {
     "margin": ("margin margins", True),
     "kl": ("kl kl_ref kl_div kl_divergence approx_kl reverse_kl mean_kl kl_mean", None),
     "perplexity": ("perplexity ppl", False),
+    "bits_per_byte": ("val_bpb valid_bpb eval_bpb", False),
 }
 _METRIC_ENDINGS = {
     ending: (kind, rank, higher_is_better)
@@ -167,6 +168,9 @@ def metric_of(name: str) -> Metric | None:
     plain = re.sub(r"(?:_mean|_avg)(?:_\d{1,4})?$", "", normalise(name))
     words = plain.split("_")
     is_eval = not VAL_WORDS.isdisjoint((*words, words[0].rstrip("0123456789"))) or plain in (
+        "hella",
+        "hellaswag",
+        "goldenswag",
         "hellaswag_accuracy",
         "core_metric",
     )

@@ -250,6 +250,16 @@ def test_noise_with_long_tails_is_no_spike() -> None:
     assert loss_spike(analyse(make_run_log(make_steps(range(2000), loss=losses)))) is None
 
 
+def test_of_a_loss_with_a_long_tail_no_value_is_an_event() -> None:
+    rng = np.random.default_rng(5)
+    losses = 0.37 + 0.05 * rng.standard_normal(5000)
+    losses[2000:2010] += 0.5
+    assert loss_spike(analyse(make_run_log(make_steps(range(5000), loss=losses.tolist())))) is not None
+    tail = rng.choice(5000, 150, replace=False)
+    losses[tail] += rng.exponential(0.4, 150) + 0.2
+    assert loss_spike(analyse(make_run_log(make_steps(range(5000), loss=losses.tolist())))) is None
+
+
 def test_a_loss_that_rises_and_stays_has_diverged() -> None:
     """As with learning_rate 5e-3 on chess: down to 4.93 near 120, then 6.1 for good."""
     at = np.arange(0, 3400, 10)

@@ -629,3 +629,21 @@ def test_an_evaluation_at_the_end_of_an_epoch_is_after_its_last_batch(first: int
     ends = [950, 1900] if first else [949, 1899]
     assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(ends[0], 5.1), (ends[1], 5.2)]
     assert run_log.iterations_done == ends[1]
+
+
+def test_a_validation_loss_that_repeats_by_chance_is_another_evaluation() -> None:
+    losses = [3.05, 2.76, 2.68, 2.69, 2.64, 2.62, 2.62, 2.63, 2.60, 2.60]
+    lines = [f"step: {at} train loss: 2.{90 - at} test loss: {loss:.2f}" for at, loss in enumerate(losses, 1)]
+    run_log = parse_log("\n".join([*lines, ""]))
+    assert [one.val_loss for one in run_log.evals] == losses
+    stale = [f"step: {at} train loss: 2.{90 - at} val loss: {3 - at // 5 * 0.1:.2f}" for at in range(1, 21)]
+    assert [one.iteration for one in parse_log("\n".join([*stale, ""])).evals] == [1, 5, 10, 15, 20]
+
+
+def test_two_runs_whose_losses_fall_at_once_are_two() -> None:
+    """In cells of a notebook: the second begins as high as the first, and is below it at its third line."""
+    first = [4.64 - 0.04 * at for at in range(25)]
+    second = [4.57, 3.90, 3.45, 3.20, 3.04, *(2.9 - 0.01 * at for at in range(20))]
+    lines = [f"Step: {40 * at}, loss: {loss:.4f}" for losses in (first, second) for at, loss in enumerate(losses)]
+    run_logs = parse_logs("\n".join(lines))
+    assert [(one.runs_in_file, one.parts, len(one.steps)) for one in run_logs] == [(2, 1, 25), (2, 1, 25)]

@@ -86,6 +86,7 @@ def test_the_table_of_llm_c() -> None:
 def test_devices_that_share_a_model() -> None:
     setup = setup_of("ddp_world_size=8, dp_size=2, tp_size=4")
     assert (setup.world_size, setup.data_parallel, setup.tensor_parallel) == (8, 2, 4)
+    assert setup_of("`torchrun --standalone --nproc_per_node=2 train.py`").world_size == 2
     # A setting that the trainer may not know is no fact about the run.
     assert setup_of("tensor_parallel = 4").tensor_parallel is None
 

@@ -9,6 +9,7 @@ from log_checks import parse_log, parse_logs
 
 from glassgpt.explain.explanation import explain
 from glassgpt.explain.rules.metrics import nothing_right, policy_drift
+from glassgpt.i18n import translate
 from glassgpt.runs import metric_series
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.builder import RunBuilder
@@ -166,3 +167,28 @@ def test_a_trainers_evaluation_and_its_closing_dict() -> None:
     assert (reward.values, reward.last) == (9, 0.9)
     accuracy = next(course for course in run_log.metric_courses if course.kind == "accuracy")
     assert accuracy.last == 0.4
+
+
+def test_downstream_accuracies_of_lines_with_a_count() -> None:
+    """As build-nanogpt's log.txt, its forks' and llm.c's main.log have them."""
+    lines = []
+    for at in range(0, 3100, 100):
+        lines.append(f"{at} val {11 - at / 400:.4f}")
+        lines.append(f"{at} goldenswag {0.26 if at == 0 else 0.13:.4f}")
+        lines += [f"{step} train {11 - step / 400:.6f}" for step in range(at, at + 100)]
+    run_log = parse_log("\n".join(lines))
+    [course] = run_log.metric_courses
+    assert (course.name, course.kind, course.first, course.last) == ("goldenswag", "accuracy", 0.26, 0.13)
+    explanation = explain(run_log)
+    assert translate("verdict.nothing_wrong") not in explanation.verdict
+    main = [f"s:{at} trl:{9 - at / 100:.4f} lr:0.000600 norm:0.30" for at in range(60)]
+    main[30:30] = ["s:30 tel:8.7", "s:30 eval:0.2627"]
+    [course] = parse_log("\n".join(main)).metric_courses
+    assert (course.name, course.last) == ("HellaSwag", 0.2627)
+
+
+def test_bits_per_byte_beside_the_loss() -> None:
+    lines = [f"step:{at}/9 val_loss:{3 - at / 5:.4f} val_bpb:{2 - at / 10:.4f} train_time:{at}00ms step_avg:9ms" for at in range(10)]
+    run_log = parse_log("\n".join([*lines, "stopping_early: wallclock_cap train_time:900ms step:9/9"]))
+    [course] = run_log.metric_courses
+    assert (course.kind, course.first, course.last, course.higher_is_better) == ("bits_per_byte", 2.0, 1.1, False)

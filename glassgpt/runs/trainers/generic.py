@@ -183,6 +183,7 @@ class GenericReader:
         self._first_batch = 1
         self._batches = 0  # of an epoch, where lines say it
         self._evaluated_at: int | None = None
+        self._val_lines = self._val_changes = 0  # steps with a validation loss; with another than before
         self._clock: StepClock | None = None  # where lines say the time since the start
         self._counts_epochs = True  # no line has had a step so far
         self._held: _Epoch | None = None  # the first one: a summary, if steps follow
@@ -473,12 +474,14 @@ class GenericReader:
         return bool(loss or val_loss)
 
     def _add_eval_of_line(self, val_text: str, loss_text: str, line: str, builder: RunBuilder) -> None:
-        # A line may show the latest validation loss until there is another.
+        # A line may show the latest validation loss until there is another; unless most lines have another.
         val_loss, at = parse_number(val_text), builder.last_iteration
-        if at is not None and val_loss != builder.last_val_loss:
+        is_other, is_usual = val_loss != builder.last_val_loss, 2 * self._val_changes > self._val_lines > 3
+        self._val_lines, self._val_changes = self._val_lines + 1, self._val_changes + is_other
+        if at is not None and (is_other or is_usual):
             both = _TRAIN_LOSS.search(line)
-            is_other = both is not None and both[1] != loss_text
-            self._add_eval(at, val_loss, builder, parse_number(both[1]) if both and is_other else None)
+            has_own = both is not None and both[1] != loss_text
+            self._add_eval(at, val_loss, builder, parse_number(both[1]) if both and has_own else None)
 
     def _add_eval(
         self, at: int | None, val_loss: float | None, builder: RunBuilder, train_loss: float | None = None

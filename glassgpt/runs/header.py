@@ -79,6 +79,11 @@ _OF_ANY_TRAINER = (
         re.compile(rf"(?:^|\| )(?:Model )?(?:Param(?:eter)?s|Parameter [Cc]ount):\s*{COUNT}(?=$|[\s|])"),
         "parameters",
     ),
+    # `10.79 M parameters` in Karpathy's lecture, `model: 63.91M params | vocab 6400`, `params=3.15M  device=mps`
+    HeaderPattern(
+        "param", re.compile(rf"^\W*(?:model:? )?{COUNT} (?:model )?param(?:eter)?s\b"), "parameters"
+    ),
+    HeaderPattern("params=", re.compile(rf"^\W*params={COUNT}(?=[\s,|]|$)"), "parameters"),
     HeaderPattern("total parameters", re.compile(rf"\bsize: {COUNT} total parameters"), "parameters"),
     HeaderPattern(
         "parameters", re.compile(rf"Number of trainable parameters\s*[:=]\s*{COUNT}"), "trainable_parameters"

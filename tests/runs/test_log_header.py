@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from log_checks import parse_facts, parse_log, parse_logs
 from printed import SyntheticRun, llmc
 
@@ -59,6 +60,20 @@ def test_parameters() -> None:
     ]
     wrong = [(line, count, got) for line, count in cases if (got := setup_of(line).parameters) != count]
     assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("line", "parameters"),
+    [
+        ("10.788929 M parameters", 10_788_929),
+        ("model: 63.91M params | vocab 6400 | device cuda:0", 63_910_000),
+        ("params=3.15M  device=mps", 3_150_000),
+        ("2 models with 5M parameters each", None),
+        ("the 5 parameters of params=x", None),
+    ],
+)
+def test_parameters_of_home_made_loops(line: str, parameters: int | None) -> None:
+    assert setup_of(line).parameters == parameters
 
 
 def test_tokens_per_iteration_and_vocabulary() -> None:

@@ -83,7 +83,7 @@ _OF_ANY_TRAINER = (
     HeaderPattern(
         "param", re.compile(rf"^\W*(?:model:? )?{COUNT} (?:model )?param(?:eter)?s\b"), "parameters"
     ),
-    HeaderPattern("params=", re.compile(rf"^\W*params={COUNT}(?=[\s,|]|$)"), "parameters"),
+    HeaderPattern("params=", re.compile(rf"(?:^|[\s;,|])params={COUNT}(?=[\s,|]|$)"), "parameters"),
     HeaderPattern("total parameters", re.compile(rf"\bsize: {COUNT} total parameters"), "parameters"),
     HeaderPattern(
         "parameters", re.compile(rf"Number of trainable parameters\s*[:=]\s*{COUNT}"), "trainable_parameters"

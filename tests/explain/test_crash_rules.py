@@ -46,6 +46,22 @@ LITGPT = BY_ID["litgpt"]
 BUILD = BY_ID["build-nanogpt"]
 
 
+def test_torchruns_summary_is_not_the_error_that_is_quoted() -> None:
+    head = "Traceback (most recent call last) "
+    events = [
+        LogEvent("traceback", head + "NameError: name 'csv' is not defined", 40, None),
+        LogEvent("traceback", head + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:", 50, None),
+    ]
+    done = make_run_log(
+        make_steps(range(10, 310, 10)),
+        events=events,
+        last_step_line=30,
+        setup=LoggedSetup(planned_iterations=300),
+    )
+    finding = require_finding(crashed_after_end(analyse(done)))
+    assert finding.values["quoted"] == "NameError: name 'csv' is not defined"
+
+
 def test_a_crash_after_the_last_planned_iteration() -> None:
     events = [LogEvent("traceback", "Traceback (most recent call last): TypeError: x", 40, None)]
     done = make_run_log(

@@ -647,3 +647,13 @@ def test_two_runs_whose_losses_fall_at_once_are_two() -> None:
     lines = [f"Step: {40 * at}, loss: {loss:.4f}" for losses in (first, second) for at, loss in enumerate(losses)]
     run_logs = parse_logs("\n".join(lines))
     assert [(one.runs_in_file, one.parts, len(one.steps)) for one in run_logs] == [(2, 1, 25), (2, 1, 25)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["SFT done in 11.7 min -> sft.pt", "Target loss 0.1 reached at step 60, loss=0.094433", "done in 3 seconds"],
+)
+def test_other_words_for_the_end(line: str) -> None:
+    steps = "".join(f"step {at} | loss 2.{at} | best 2.5 | 5.0s\n" for at in range(10, 60, 10))
+    assert parse_facts(steps + line + "\n").ended == "finished"
+    assert parse_facts(steps).ended == "cut"

@@ -222,6 +222,7 @@ def crashed_after_end(analysis: Analysis) -> Finding | None:
     after, end = run_log.events_after_last_step(), training_end_line(run_log)
     faults = [event for event in after if event.kind in FAULT_KINDS and end and event.line > end]
     named = [one for one in faults if (text := error_text(one.text)) and STOP_BY_HAND not in text]
+    named = [one for one in named if "ChildFailedError" not in one.text] or named
     event = named[-1] if named else None
     if run_log.live or analysis.facts.ended != "finished" or event is None:
         return None

@@ -149,8 +149,11 @@ _END = re.compile(
     r"^\W*(?:info [\d: -]{10,30})?(?:[\w.]{1,40}\.py:\d{1,6} )?"
     r"(?:end of training|(?:training|fine-?tuning) (?:is |has )?(?:completed?|finished|done)"
     r"|(?:finished|completed|done) training"
-    r"|(?:finished|completed|done)(?: \S{1,60})? in [\d.:]{1,12}\s?(?:[smh]|sec(?:ond)?s?|min(?:ute)?s?|hours?))\b",
+    r"|(?:\w{1,20} ){0,2}(?:finished|completed|done)(?: \S{1,60})? in [\d.:]{1,12}\s?(?:[smh]|sec(?:ond)?s?|min(?:ute)?s?|hours?))\b",
 )
+
+
+_TARGET = re.compile(r"\btarget (?:\w{1,20} )?loss\b.{0,40}\b(?:reached|achieved|met)\b")
 
 
 class _Epoch(NamedTuple):
@@ -234,6 +237,9 @@ class GenericReader:
             if match.start() < min(line.find("loss"), count.start() if count else MAX_CHARS_BETWEEN):
                 self._read_save(line, builder)  # the loss is that of the weights; a step's comes before
                 return False
+        if "target" in line and _TARGET.search(line):
+            builder.add_event("finish", text)
+            return False
         if "%)]" in line and (sample := _SAMPLES.search(line)):
             # Samples of the epoch, not updates: how many of these there were is not known.
             self._count += 1

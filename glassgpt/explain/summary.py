@@ -17,7 +17,7 @@ from glassgpt.explain.rules.lost_work import FAULT_KINDS, MAX_QUOTED_CHARS, erro
 from glassgpt.format import format_loss
 from glassgpt.i18n import translate
 from glassgpt.record.finding import SERIOUS, Finding
-from glassgpt.runs.curve_statistics import shows_fall, turning_row
+from glassgpt.runs.curve_statistics import is_level, shows_fall, turning_row
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.progress import Progress
 from glassgpt.runs.run_log import Floats, LogEvent, RunLog
@@ -395,6 +395,10 @@ def _training_sentence(run_log: RunLog, facts: Facts, findings: Sequence[Finding
         at = int(run_log.steps.iteration[row])
         turned = {"lowest_loss": losses[row], "lowest_iteration": at, "end_loss": losses[-1]}
     if not turned or not run_log.has_iteration_numbers:
+        ends, finite = facts.loss_ends, _finite_losses(run_log)
+        if ends is not None and 0 < 2 * ends["lines"] <= len(finite) and is_level(finite, int(ends["lines"])):
+            shown = {"first": format_loss(ends["first"]), "last": format_loss(ends["last"])}
+            return translate("verdict.training_loss_level", lines=int(ends["lines"]), **shown)
         return training_loss_sentence(facts)
     first = facts.loss_first
     if first is None or first <= float(str(turned["lowest_loss"])):

@@ -94,8 +94,8 @@ _EXCEPTION = re.compile(
 )
 
 WRITE_ERROR = re.compile(
-    r"No space left|[Dd]isk quota|Errno (?:28|122)\b|(?:\.tmp|\.pt|\.pth|\.ckpt)' -> '|StreamWriter|inline_container|[Ff]ile write failed"
-    r"|[Ee]rror.{0,40}(?:saving|writing|serializ)|Read-only file system"
+    r"No space left|[Dd]isk quota|Errno (?:28|122)\b|(?:\.tmp|\.pt|\.pth|\.ckpt)' -> '|StreamWriter"
+    r"|inline_container|[Ff]ile write failed|[Ee]rror.{0,40}(?:saving|writing|serializ)|Read-only file system"
 )
 
 

@@ -79,7 +79,7 @@ _OF_ANY_TRAINER = (
         re.compile(rf"(?:^|\| )(?:Model )?(?:Param(?:eter)?s|Parameter [Cc]ount):\s*{COUNT}(?=$|[\s|])"),
         "parameters",
     ),
-    # `10.79 M parameters` in Karpathy's lecture, `model: 63.91M params | vocab 6400`, `params=3.15M  device=mps`
+    # `10.79 M parameters` in Karpathy's lecture, `model: 63.91M params | vocab 6400`, `params=3.15M  …`
     HeaderPattern(
         "param", re.compile(rf"^\W*(?:model:? )?{COUNT} (?:model )?param(?:eter)?s\b"), "parameters"
     ),

@@ -50,7 +50,8 @@ _CLOCK_LAG_S = 10.0  # between two processes that write one table
 _MAX_REPEATS = 0.1  # of the rows; more are those of several processes
 # Of the column `phase`, `mode` or `split`: no stage.
 _NO_STAGE_WORDS = VAL_WORDS | {
-    "train", "training", "warmup", "warm", "stable", "decay", "cooldown", "constant", "main", "final", "full", "all",
+    "train", "training", "warmup", "warm", "stable", "decay", "cooldown", "constant",
+    "main", "final", "full", "all",
 }  # fmt: skip
 _MAX_NOTES = 5
 # A step of Python's cannot be faster than 0.1 ms, nor does one take a quarter of an hour.
@@ -438,7 +439,7 @@ class MetricTable:
         builder.add_metrics({name: value for name, value in metrics.items() if value is not None}, iteration)
 
     def _note_stage(self, name: str) -> None:
-        """A `phase` that is neither a split of the data nor one of the learning rate: other data, as a rule."""
+        """A `phase` that is no split of the data and none of the learning rate is of other data."""
         if not name or not _NO_STAGE_WORDS.isdisjoint(normalise(name).split("_")):
             return
         if self._stage is not None and name != self._stage:

@@ -50,7 +50,9 @@ def test_torchruns_summary_is_not_the_error_that_is_quoted() -> None:
     head = "Traceback (most recent call last) "
     events = [
         LogEvent("traceback", head + "NameError: name 'csv' is not defined", 40, None),
-        LogEvent("traceback", head + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:", 50, None),
+        LogEvent(
+            "traceback", head + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:", 50, None
+        ),
     ]
     done = make_run_log(
         make_steps(range(10, 310, 10)),

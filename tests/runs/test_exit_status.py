@@ -193,7 +193,9 @@ def test_how_little_of_the_plan_was_done_is_said() -> None:
 
 def test_a_traceback_without_its_first_lines() -> None:
     steps = "".join(f"step {at} loss 2.5\n" for at in range(10, 60, 10))
-    frames = '  File "/x/train.py", line 167, in <module>\n    main()\n  File "/x/train.py", line 9, in main\n'
+    frames = (
+        '  File "/x/train.py", line 167, in <module>\n    main()\n  File "/x/train.py", line 9, in main\n'
+    )
     error = "[Errno 2] No such file or directory: 'out/a.pth.tmp' -> 'out/a.pth'"
     run_log = parse_log(steps + frames + "    os.replace(a, b)\n" + error + "\n")
     [event] = [event for event in run_log.events if event.kind == "traceback"]

@@ -391,7 +391,10 @@ def test_lightnings_rate_is_a_mean_whose_clock_gives_the_time_of_a_step() -> Non
 
 
 def test_kerass_accuracy_is_a_metric() -> None:
-    line = "Epoch {at}/5\n60/60 [====] - 50s 835ms/step - loss: 2.{at} - accuracy: 0.{at}1 - val_loss: 3.{at} - val_accuracy: 0.{at}\n"
+    line = (
+        "Epoch {at}/5\n60/60 [====] - 50s 835ms/step - loss: 2.{at} - accuracy: 0.{at}1 - val_loss: 3.{at}"
+        " - val_accuracy: 0.{at}\n"
+    )
     run_log = parse_log("".join(line.format(at=at) for at in range(1, 6)))
     courses = {one.name: (one.first, one.last) for one in run_log.metric_courses}
     assert courses == {"val_accuracy": (0.1, 0.5), "accuracy": (0.11, 0.51)}

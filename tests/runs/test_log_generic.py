@@ -621,10 +621,14 @@ def test_an_evaluation_at_the_end_of_an_epoch_is_after_its_last_batch(first: int
     lines = []
     for epoch in (1, 2):
         lines += [
-            f"| epoch   {epoch} | {at:5d}/  950 batches | lr 5.00 | ms/batch 30.00 | loss  6.{epoch}{at // 100} | ppl 9.9"
+            f"| epoch   {epoch} | {at:5d}/  950 batches | lr 5.00 | ms/batch 30.00 | loss  6.{epoch}{at // 100}"
             for at in range(first * 200, 951, 200)
         ]
-        lines += ["-" * 89, f"| end of epoch   {epoch} | time: 28.50s | valid loss  5.{epoch} | valid ppl 172.9", "-" * 89]
+        lines += [
+            "-" * 89,
+            f"| end of epoch   {epoch} | time: 28.50s | valid loss  5.{epoch} | valid ppl 172.9",
+            "-" * 89,
+        ]
     run_log = parse_log("\n".join([*lines, "| End of training | test loss  4.80 | test ppl   121.01"]))
     ends = [950, 1900] if first else [949, 1899]
     assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(ends[0], 5.1), (ends[1], 5.2)]
@@ -644,14 +648,20 @@ def test_two_runs_whose_losses_fall_at_once_are_two() -> None:
     """In cells of a notebook: the second begins as high as the first, and is below it at its third line."""
     first = [4.64 - 0.04 * at for at in range(25)]
     second = [4.57, 3.90, 3.45, 3.20, 3.04, *(2.9 - 0.01 * at for at in range(20))]
-    lines = [f"Step: {40 * at}, loss: {loss:.4f}" for losses in (first, second) for at, loss in enumerate(losses)]
+    lines = [
+        f"Step: {40 * at}, loss: {loss:.4f}" for losses in (first, second) for at, loss in enumerate(losses)
+    ]
     run_logs = parse_logs("\n".join(lines))
     assert [(one.runs_in_file, one.parts, len(one.steps)) for one in run_logs] == [(2, 1, 25), (2, 1, 25)]
 
 
 @pytest.mark.parametrize(
     "line",
-    ["SFT done in 11.7 min -> sft.pt", "Target loss 0.1 reached at step 60, loss=0.094433", "done in 3 seconds"],
+    [
+        "SFT done in 11.7 min -> sft.pt",
+        "Target loss 0.1 reached at step 60, loss=0.094433",
+        "done in 3 seconds",
+    ],
 )
 def test_other_words_for_the_end(line: str) -> None:
     steps = "".join(f"step {at} | loss 2.{at} | best 2.5 | 5.0s\n" for at in range(10, 60, 10))

@@ -188,7 +188,15 @@ def test_downstream_accuracies_of_lines_with_a_count() -> None:
 
 
 def test_bits_per_byte_beside_the_loss() -> None:
-    lines = [f"step:{at}/9 val_loss:{3 - at / 5:.4f} val_bpb:{2 - at / 10:.4f} train_time:{at}00ms step_avg:9ms" for at in range(10)]
+    lines = [
+        f"step:{at}/9 val_loss:{3 - at / 5:.4f} val_bpb:{2 - at / 10:.4f} train_time:{at}00ms step_avg:9ms"
+        for at in range(10)
+    ]
     run_log = parse_log("\n".join([*lines, "stopping_early: wallclock_cap train_time:900ms step:9/9"]))
     [course] = run_log.metric_courses
-    assert (course.kind, course.first, course.last, course.higher_is_better) == ("bits_per_byte", 2.0, 1.1, False)
+    assert (course.kind, course.first, course.last, course.higher_is_better) == (
+        "bits_per_byte",
+        2.0,
+        1.1,
+        False,
+    )

@@ -26,7 +26,7 @@ EVAL_TIME_RATIO_RANGE = (0.7, 1.3)
 # Spike over the first iteration, which includes an evaluation and a start-up of unknown length.
 FIRST_STEP_RATIO_RANGE = (0.3, 1.0)
 
-# Stalls that are alike are the program's own work: how many, how many of them are near their median, and how near.
+# Stalls that are alike are the program's own work: how many; how many are near their median, and how near.
 MIN_ALIKE_SPIKES, MIN_ALIKE_SHARE, MAX_ALIKE_DEVIATION = 4, 0.8, 0.15
 
 # Regimes: what slow ones cost, compared with the fastest of the same batch size.

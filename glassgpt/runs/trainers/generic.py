@@ -71,8 +71,8 @@ _EPOCH_END = re.compile(
 _STEP_TITLE = re.compile(rf"^\W*{AT}\W{{1,8}}(\d{{1,12}})(?:\s*/\s*(\d{{1,12}}))?\W*$")
 _EVAL_TITLE = re.compile(r"^\W*(?:eval(?:uation)?|val(?:idation)?) results\W*$")
 _VAL_ALONE = re.compile(rf"^\W*(?:final |avg |average |mean )?{_VAL_NAME}{BETWEEN}{NUMBER}\W*$")
-# Among other words: `== val loss 4.535 (held-out) ==`, `| end of epoch 2 | time: 24.2s | valid loss 5.15 |`. Not
-# of an earlier evaluation, or of other data than those before.
+# Among other words: `== val loss 4.535 (held-out) ==`, `| end of epoch 2 | time: 24.2s | valid loss 5.15 |`.
+# Not of an earlier evaluation, or of other data than those before.
 _VAL_IN_WORDS = re.compile(
     r"^(?!.{0,200}\b(?:best|lowest|min|minimum|prev|previous|last|target|threshold|patience|expected|from"
     r"|load\w*|resum\w*|restor\w*|sav\w*|stop\w*|improv\w*|if|when|until)\b).{0,80}?(?<![\w.])"
@@ -149,7 +149,8 @@ _END = re.compile(
     r"^\W*(?:info [\d: -]{10,30})?(?:[\w.]{1,40}\.py:\d{1,6} )?"
     r"(?:end of training|(?:training|fine-?tuning) (?:is |has )?(?:completed?|finished|done)"
     r"|(?:finished|completed|done) training"
-    r"|(?:\w{1,20} ){0,2}(?:finished|completed|done)(?: \S{1,60})? in [\d.:]{1,12}\s?(?:[smh]|sec(?:ond)?s?|min(?:ute)?s?|hours?))\b",
+    r"|(?:\w{1,20} ){0,2}(?:finished|completed|done)(?: \S{1,60})? in [\d.:]{1,12}\s?"
+    r"(?:[smh]|sec(?:ond)?s?|min(?:ute)?s?|hours?))\b",
 )
 
 

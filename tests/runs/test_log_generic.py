@@ -621,7 +621,7 @@ def test_an_evaluation_at_the_end_of_an_epoch_is_after_its_last_batch(first: int
     lines = []
     for epoch in (1, 2):
         lines += [
-            f"| epoch   {epoch} | {at:5d}/  950 batches | lr 5.00 | ms/batch 30.00 | loss  6.{epoch}{at // 100}"
+            f"| epoch   {epoch} | {at:5d}/  950 batches | lr 5.00 | ms/batch 30.0 | loss 6.{epoch}{at // 100}"
             for at in range(first * 200, 951, 200)
         ]
         lines += [

@@ -421,9 +421,9 @@ class GenericReader:
         if builder.last_iteration is not None and (alone := _VAL_ALONE.match(line)):
             self._add_eval(builder.last_iteration, parse_number(alone[1]), builder)
         elif not self._counts_epochs and (among := _VAL_IN_WORDS.match(line)):
-            at = self._last_of_epoch(line, builder)
-            if at is not None and at != self._evaluated_at:
-                self._add_eval(at, parse_number(among[1]), builder)
+            last = self._last_of_epoch(line, builder)
+            if last is not None and last != self._evaluated_at:
+                self._add_eval(last, parse_number(among[1]), builder)
         return False
 
     def _last_of_epoch(self, line: str, builder: RunBuilder) -> int | None:

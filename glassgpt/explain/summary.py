@@ -128,6 +128,12 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         if stops and facts.ended == "finished":
             quoted = stops[-1][:MAX_QUOTED_CHARS].rstrip(".")
             sentences.append(translate("verdict.stop_reason", quoted=quoted))
+    # A result of what was made of the weights after the training: no loss of the run's own evaluations.
+    closing = [
+        one.text for one in run_log.events_after_last_step() if one.kind == "finish" and "val_" in one.text
+    ]
+    if closing:
+        sentences.append(translate("verdict.stop_reason", quoted=closing[-1][:MAX_QUOTED_CHARS]))
     metrics = [metric_sentence(course) for course in run_log.metric_courses]
     loss_sentence = _loss_sentence(run_log, facts, findings)
     sentences += [loss_sentence, *metrics] if run_log.loss_measures_learning else [*metrics, loss_sentence]
@@ -440,7 +446,7 @@ def _loss_sentence(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -
             return translate("verdict.last_loss_is_lowest_here", best=shown)
         if step is not None:
             return translate("verdict.lowest_loss_here", best=shown, step=step, final=final)
-    if best == final:
+    if best == final and step in (None, trained[-1].iteration):  # else it was as good before
         return translate("verdict.last_loss_is_best", best=shown)
     if step is None:
         return translate("verdict.best_and_last_loss", best=shown, final=final)

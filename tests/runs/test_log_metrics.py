@@ -200,3 +200,25 @@ def test_bits_per_byte_beside_the_loss() -> None:
         1.1,
         False,
     )
+
+
+def test_the_result_of_a_compressed_model_is_quoted_as_it_is() -> None:
+    lines = [f"step:{at}/90 val_loss:{3 - at / 30:.4f} train_time:{at}00ms step_avg:9ms" for at in range(30)]
+    closing = "final_int8_zlib_roundtrip val_loss:2.5000 val_bpb:1.3000 eval_time:9ms"
+    lines += [
+        "stopping_early: wallclock_cap train_time:9ms step:29/90",
+        "peak memory allocated: 9 MiB",
+        closing,
+    ]
+    run_log = parse_log("\n".join([*lines, ""]))
+    assert run_log.evals[-1].val_loss == 2.0333
+    assert translate("verdict.stop_reason", quoted=closing) in explain(run_log).verdict
+    assert translate("verdict.stop_reason", quoted=lines[-3]) in explain(run_log).verdict
+
+
+def test_a_last_loss_that_was_as_low_before_is_not_the_best_at_the_end() -> None:
+    rows = [(3.5, 0), (3.2, 20), (3.1, 40), (3.1, 60), (3.1, 80)]
+    lines = [line for loss, at in rows for line in (f"{at} val {loss:.4f}", f"{at} train {loss:.6f}")]
+    lines += [f"{at} train 3.0{at}0000" for at in range(81, 99)]
+    verdict = explain(parse_log("\n".join([*lines, ""]))).verdict
+    assert translate("verdict.best_loss_at", best="3.1000", step=40, final=3.1) in verdict

@@ -28,7 +28,10 @@ _LINE = re.compile(
 _BARRED = re.compile(
     rf"\bstep\s+(\d+)/(\d+) \| time: {NUMBER}ms \| step avg:[^|]{{0,40}}(?:\| val loss: {NUMBER})?"
 )
-_END = re.compile(r"^peak memory (?:allocated|consumption)|^stopping_early: ")  # the latter parameter-golf's
+# The latter two are parameter-golf's; `final_int8_zlib_roundtrip val_loss:…` is of the compressed model.
+_END = re.compile(
+    r"^peak memory (?:allocated|consumption)|^stopping_early: |^(?:final|legal)_\w+ .{0,80}\bval_bpb:"
+)
 _BITS = re.compile(rf"\bval_bpb:{NUMBER}")
 
 

@@ -101,12 +101,7 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
         row(translate("label.training_loss_first_line"), format_loss, facts.loss_first),
         row(translate("label.training_loss_last_line"), format_loss, facts.loss_last),
         *(
-            TableRow(
-                str(metric["name"]),
-                translate("label.metric_ends_lowest", **metric)
-                if metric["higher_is_better"] is False
-                else translate("label.metric_ends", **metric),
-            )
+            TableRow(str(metric["name"]), translate("label.metric_ends", **metric))
             for metric in facts.metrics
         ),
         row(translate("label.first_nonfinite_iteration"), format_integer, facts.nan_step),

@@ -308,7 +308,10 @@ def _progress_sentence(run_log: RunLog, facts: Facts) -> str:
     elif facts.last_iteration is None:
         sentence = translate("verdict.no_iteration_numbers", trainer=trainer, lines=facts.iterations_logged)
     else:
-        at = f"{_last_iteration_done(run_log, facts):,}"
+        done = _last_iteration_done(run_log, facts) or 0
+        partial = run_log.last_partial_iteration or 0  # of a line that is cut off its iteration is known
+        is_next = facts.ended == "cut" and done < partial <= done + (facts.log_interval or 1)
+        at = f"{partial if is_next else done:,}"
         sentence = {
             "finished": translate("verdict.finished", trainer=trainer, at=at),
             "interrupted": translate("verdict.interrupted", trainer=trainer, at=at),

@@ -17,7 +17,7 @@ from glassgpt.explain.rules.lost_work import FAULT_KINDS, MAX_QUOTED_CHARS, erro
 from glassgpt.format import format_loss
 from glassgpt.i18n import translate
 from glassgpt.record.finding import SERIOUS, Finding
-from glassgpt.runs.curve_statistics import shows_fall, turning_row
+from glassgpt.runs.curve_statistics import is_level, shows_fall, turning_row
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.progress import Progress
 from glassgpt.runs.run_log import Floats, LogEvent, RunLog
@@ -38,6 +38,7 @@ MIN_EVALS_FOR_SHARE = 3  # of a log that begins in the middle of a run
 MAX_SWAPPING_TOKENS_PER_S = 20.0  # slower than any machine trains a model that its memory holds
 MIN_WANDER_RATIO = 1.25  # of the step time, between its high and its low: less is no news
 MIN_END_LINES = 5  # of each end: the mean of fewer may be higher by chance
+MIN_KEPT_SHARE = 0.75  # of an accuracy's first value, at the end: below that something is wrong
 MIN_JUDGED_ITERATIONS = 20  # logged; of fewer it cannot be said that nothing is wrong
 
 
@@ -125,11 +126,18 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
             )
         )
         stops = [event.text for event in run_log.events_after_last_step() if event.kind == "finish"]
-        if stops and facts.ended == "finished" and "stop" in stops[-1].lower():
+        stops = [text for text in stops if "stop" in text.lower()]
+        if stops and facts.ended == "finished":
             quoted = stops[-1][:MAX_QUOTED_CHARS].rstrip(".")
             sentences.append(translate("verdict.stop_reason", quoted=quoted))
     has_risen = any(one.id in ("divergence", "loss-explosion", "loss-nan") for one in findings)
     is_flat = run_log.loss_measures_learning and not has_risen and _has_risen_slightly(facts)
+    # A result of what was made of the weights after the training: no loss of the run's own evaluations.
+    closing = [
+        one.text for one in run_log.events_after_last_step() if one.kind == "finish" and "val_" in one.text
+    ]
+    if closing:
+        sentences.append(translate("verdict.stop_reason", quoted=closing[-1][:MAX_QUOTED_CHARS]))
     metrics = [metric_sentence(course) for course in run_log.metric_courses]
     loss_sentence = _loss_sentence(run_log, facts, findings)
     sentences += [loss_sentence, *metrics] if run_log.loss_measures_learning else [*metrics, loss_sentence]
@@ -139,7 +147,7 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     has_both = len(trained_evals) > 1 and all(one.train_loss is not None for one in trained_evals)
     if facts.best_val_loss is not None and (run_log.columns or not has_both):
         sentences.append(_training_sentence(run_log, facts, findings))
-    if is_flat:
+    if is_flat and not _training_loss_is_level(run_log, facts):
         sentences.append(translate("verdict.training_loss_not_fallen"))
     sentences += _time_sentences(run_log, facts, findings)
     if left_out := run_log.left_out.lines:
@@ -165,6 +173,10 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         and not is_short
         and not _repeats_iterations(run_log)
         and not (facts.loss_ends is not None and 0 < facts.loss_ends["last"] < MIN_LOSS_TUNED)
+        and not any(
+            course.higher_is_better and course.last < MIN_KEPT_SHARE * course.first
+            for course in run_log.metric_courses
+        )
         and run_log.loss_measures_learning
     ):
         sentences.append(
@@ -179,6 +191,12 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     ):
         sentences += _few_lines_sentences(run_log, facts)
     return [sentence for sentence in sentences if sentence]
+
+
+def _training_loss_is_level(run_log: RunLog, facts: Facts) -> bool:
+    """Whether it changed by less than its noise."""
+    ends, losses = facts.loss_ends, _finite_losses(run_log)
+    return ends is not None and 0 < 2 * ends["lines"] <= len(losses) and is_level(losses, int(ends["lines"]))
 
 
 def _has_risen_slightly(facts: Facts) -> bool:
@@ -309,7 +327,10 @@ def _progress_sentence(run_log: RunLog, facts: Facts) -> str:
     elif facts.last_iteration is None:
         sentence = translate("verdict.no_iteration_numbers", trainer=trainer, lines=facts.iterations_logged)
     else:
-        at = f"{_last_iteration_done(run_log, facts):,}"
+        done = _last_iteration_done(run_log, facts) or 0
+        partial = run_log.last_partial_iteration or 0  # of a line that is cut off its iteration is known
+        is_next = facts.ended == "cut" and done < partial <= done + (facts.log_interval or 1)
+        at = f"{partial if is_next else done:,}"
         sentence = {
             "finished": translate("verdict.finished", trainer=trainer, at=at),
             "interrupted": translate("verdict.interrupted", trainer=trainer, at=at),
@@ -415,6 +436,10 @@ def _training_sentence(run_log: RunLog, facts: Facts, findings: Sequence[Finding
         at = int(run_log.steps.iteration[row])
         turned = {"lowest_loss": losses[row], "lowest_iteration": at, "end_loss": losses[-1]}
     if not turned or not run_log.has_iteration_numbers:
+        ends = facts.loss_ends
+        if ends is not None and _training_loss_is_level(run_log, facts):
+            shown = {"first": format_loss(ends["first"]), "last": format_loss(ends["last"])}
+            return translate("verdict.training_loss_level", lines=int(ends["lines"]), **shown)
         return training_loss_sentence(facts)
     first = facts.loss_first
     if first is None or first <= float(str(turned["lowest_loss"])):
@@ -456,7 +481,7 @@ def _loss_sentence(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -
             return translate("verdict.last_loss_is_lowest_here", best=shown)
         if step is not None:
             return translate("verdict.lowest_loss_here", best=shown, step=step, final=final)
-    if best == final:
+    if best == final and step in (None, trained[-1].iteration):  # else it was as good before
         return translate("verdict.last_loss_is_best", best=shown)
     if step is None:
         return translate("verdict.best_and_last_loss", best=shown, final=final)

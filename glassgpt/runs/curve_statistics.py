@@ -24,6 +24,7 @@ _EXPONENTS = np.geomspace(0.05, 2.0, 60)
 # training would be, which the scatter of the points does not show.
 EXTRAPOLATION_ERROR_SHARE = 1 / 3
 _MAX_END_LINES = 10
+_MIN_LEVEL_LINES = 3  # at each end, for a scatter
 # A fall that few lines show: so many, the share of them that is lower than the one before, and the fall over
 # the standard deviation of the steps in their second half.
 _MIN_FALL_LINES, _MIN_FALL_STEPS, _MIN_FALL_TO_SCATTER = 4, 0.8, 5.0
@@ -90,6 +91,15 @@ def end_means(values: Floats) -> EndMeans | None:
         return None
     lines = max(1, min(_MAX_END_LINES, len(values) // 5))
     return EndMeans(float(np.mean(values[:lines])), float(np.mean(values[-lines:])), lines)
+
+
+def is_level(values: Floats, lines: int) -> bool:
+    """Whether the means of the first and of the last `lines` values differ by less than these scatter."""
+    if lines < _MIN_LEVEL_LINES:
+        return False
+    first, last = values[:lines], values[-lines:]
+    error = math.sqrt((float(np.var(first, ddof=1)) + float(np.var(last, ddof=1))) / lines)
+    return abs(float(np.mean(first) - np.mean(last))) < error
 
 
 def shows_fall(values: Floats) -> bool:

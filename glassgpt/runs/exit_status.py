@@ -31,6 +31,7 @@ _EVENT_PATTERNS: tuple[EventPattern, ...] = (
     ("Out of memory", re.compile(r"\bOut of memory: Kill(?:ed)? process \d"), "oom"),  # the Linux kernel
     ("ALLOC_FAILED", re.compile("CUBLAS_STATUS_ALLOC_FAILED"), "oom"),
     ("Traceback", re.compile(r"Traceback \(most recent call last\)"), "traceback"),
+    ("File", re.compile(r'^\s*File "[^"]{1,400}", line \d{1,9}, in \S'), "traceback"),  # the header is lost
     ("CUDA ERROR", re.compile(r"^\W*CUDA ERROR\W"), "traceback"),
     ("CANCELLED", re.compile(r"\bCANCELLED AT\b|DUE TO (?:TIME LIMIT|PREEMPTION)"), "interrupt"),
     ("SIG", re.compile(r"\bSIG(?:TERM|INT|HUP)\b.{0,80}(?:received|death|closing|signal)"), "interrupt"),
@@ -68,7 +69,8 @@ _EVENT_PATTERNS: tuple[EventPattern, ...] = (
     ("raining", re.compile(_BEGIN + r"(?:the )?training (?:is |has )?(?:done|over)\b", re.I), "finish"),
     ("raining", re.compile(_BEGIN + r"(?:finished|completed|done) training\b", re.I), "finish"),
     ("omplete training:", re.compile(_BEGIN + r"complete training:", re.I), "finish"),
-    ("arget", re.compile(_BEGIN + r"target (?:\w{1,20} )?loss\b.{0,40}\breached\b", re.I), "finish"),
+    ("arget",
+     re.compile(_BEGIN + r"target (?:\w{1,20} )?loss\b.{0,40}\b(?:reached|achieved|met)\b", re.I), "finish"),
     ("raining", re.compile(_BEGIN + r"(?:total training time|training took)\b\D{0,20}\d", re.I), "finish"),
     ("nd of training", re.compile(_BEGIN + r"end of training\b", re.I), "finish"),
     # Keras says it of an epoch: see trainers/keras.py.
@@ -86,11 +88,14 @@ _EVENT_PATTERNS: tuple[EventPattern, ...] = (
 )  # fmt: skip
 
 _WALL_TIME = re.compile(r"^\s*real\s+(\d+)m([\d.]+)s|^\s*([\d.]+) real\b")
-_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure)\b(?::|$)")
+TRACEBACK_HEADER = "Traceback (most recent call last)"  # only the last line of a traceback names the error
+_EXCEPTION = re.compile(
+    r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure)\b(?::|$)|^\[Errno \d{1,4}\] "
+)
 
 WRITE_ERROR = re.compile(
-    r"No space left|[Dd]isk quota|Errno (?:28|122)\b|StreamWriter|inline_container|[Ff]ile write failed"
-    r"|[Ee]rror.{0,40}(?:saving|writing|serializ)|Read-only file system"
+    r"No space left|[Dd]isk quota|Errno (?:28|122)\b|(?:\.tmp|\.pt|\.pth|\.ckpt)' -> '|StreamWriter"
+    r"|inline_container|[Ff]ile write failed|[Ee]rror.{0,40}(?:saving|writing|serializ)|Read-only file system"
 )
 
 
@@ -108,6 +113,10 @@ def read_event(line: str, builder: RunBuilder, patterns: Sequence[EventPattern])
         builder.set_exception(line)  # and it may match a pattern, too
     for substring, pattern, kind in patterns:
         if substring in line and pattern.search(line):
+            if substring == "File":  # a frame: one event for all
+                if builder.in_traceback:
+                    return True
+                line = TRACEBACK_HEADER
             builder.add_event(kind, line)
             if kind == "finish" and (match := _WALL_TIME.match(line)):
                 minutes, seconds, plain_seconds = match.groups()

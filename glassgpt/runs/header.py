@@ -82,6 +82,11 @@ _OF_ANY_TRAINER = (
         re.compile(rf"(?:^|\| )(?:Model )?(?:Param(?:eter)?s|Parameter [Cc]ount):\s*{COUNT}(?=$|[\s|])"),
         "parameters",
     ),
+    # `10.79 M parameters` in Karpathy's lecture, `model: 63.91M params | vocab 6400`, `params=3.15M  …`
+    HeaderPattern(
+        "param", re.compile(rf"^\W*(?:model:? )?{COUNT} (?:model )?param(?:eter)?s\b"), "parameters"
+    ),
+    HeaderPattern("params=", re.compile(rf"(?:^|[\s;,|])params={COUNT}(?=[\s,|]|$)"), "parameters"),
     HeaderPattern("total parameters", re.compile(rf"\bsize: {COUNT} total parameters"), "parameters"),
     HeaderPattern(
         "parameters", re.compile(rf"Number of trainable parameters\s*:\s*{COUNT}"), "trainable_parameters"
@@ -119,6 +124,7 @@ _OF_ANY_TRAINER = (
     HeaderPattern(
         "world", re.compile(rf"(?<![*/] )\b(?:ddp_)?world[_ ]size[:= ]+{COUNT}", re.I), "world_size"
     ),
+    HeaderPattern("nproc", re.compile(r"--nproc[-_]per[-_]node[= ](\d{1,5})\b"), "world_size"),
     # What a program prints before it trains: a count of steps that begins again after it is another run's.
     HeaderPattern(
         "param", re.compile(r"(?<![\w.])\d[\d.,]{0,20}\s?[KMB]? (?:\w{1,20} ){0,2}param(?:eter)?s\b"), "start"

@@ -78,7 +78,7 @@ _MAX_UNIT_ERROR = 5.0  # a time and a bar's rate differ by less; the units by 10
 _LR = re.compile(rf"\b(?:lr|learning[ _]rate){BETWEEN}{NUMBER}")
 _NORM = re.compile(rf"\b(?:grad(?:ient)?[ _/]?norm|gnorm|norm){BETWEEN}{NUMBER}")
 _MFU = re.compile(rf"\bmfu{BETWEEN}{NUMBER}\s?(%)?")
-_SPEED_NAME = r"(?:tok(?:en)?s?(?:/|-|_per_)s(?:ec(?:ond)?)?|tps)"
+_SPEED_NAME = r"(?:tok(?:en)?s?(?:/(?:gpu/|device/)?|-|_per_)s(?:ec(?:ond)?)?|tps)"
 _SPEED = re.compile(rf"\b{_SPEED_NAME}\b(?:/device)?{BETWEEN}{NUMBER}([km]?)\b")
 _SPEED_BEFORE = re.compile(rf"(?<![\w.=:]){NUMBER}([km]?)\s?tok(?:en)?s?/s(?:ec)?\b(?!\s?[:=])")
 _SCALES = {"k": 1e3, "m": 1e6}

@@ -48,7 +48,7 @@ NAMES: dict[Role, str] = {
     "iteration iter it "
     "iter_num num_updates update updates steps train_step train_steps train_iter num_steps batch_idx _step",
     "epoch": "epoch train_epoch epochs epoch_num",
-    "planned_iterations": "total_steps max_steps total_iterations max_iters max_iterations",
+    "planned_iterations": "total_steps max_steps total_iterations max_iters max_iter max_iterations",
     # One step's loss before an epoch's mean.
     "loss": "train_loss_step loss_step train_step_loss train_batch_loss batch_loss loss train_loss "
     "training_loss loss_train loss_training train_lm_loss lm_loss train_ce_loss ce_loss "
@@ -124,7 +124,8 @@ class Metric(NamedTuple):
 METRIC_NAMES: dict[str, tuple[str, bool | None]] = {
     "reward": ("", True),  # see the role
     "accuracy": (
-        "accuracy accuracies acc correct_rate exact_match pass_1 p_1 hella hellaswag win_rate wacc",
+        "accuracy accuracies acc correct_rate exact_match pass_1 p_1 hella hellaswag goldenswag win_rate "
+        "wacc",
         True,
     ),
     "error_rate": ("wer cer per", False),
@@ -135,6 +136,7 @@ METRIC_NAMES: dict[str, tuple[str, bool | None]] = {
     "margin": ("margin margins", True),
     "kl": ("kl kl_ref kl_div kl_divergence approx_kl reverse_kl mean_kl kl_mean", None),
     "perplexity": ("perplexity ppl", False),
+    "bits_per_byte": ("val_bpb valid_bpb eval_bpb", False),
 }
 _METRIC_ENDINGS = {
     ending: (kind, rank, higher_is_better)
@@ -167,6 +169,9 @@ def metric_of(name: str) -> Metric | None:
     plain = re.sub(r"(?:_mean|_avg)(?:_\d{1,4})?$", "", normalise(name))
     words = plain.split("_")
     is_eval = not VAL_WORDS.isdisjoint((*words, words[0].rstrip("0123456789"))) or plain in (
+        "hella",
+        "hellaswag",
+        "goldenswag",
         "hellaswag_accuracy",
         "core_metric",
     )

@@ -194,7 +194,9 @@ def course_of(series: Sequence[MetricSeries], kind: str) -> MetricCourse | None:
 
 def _course(series: MetricSeries) -> MetricCourse:
     values, iteration = series.value, series.iteration
-    mean_of = len(values) // _ENDS_SHARE if len(values) >= _MIN_SMOOTHED else 1
+    # An evaluation is of many examples already.
+    is_noisy = len(values) >= _MIN_SMOOTHED and not series.metric.is_eval
+    mean_of = len(values) // _ENDS_SHARE if is_noisy else 1
     means = np.convolve(values, np.full(mean_of, 1 / mean_of), mode="valid") if mean_of > 1 else values
     middle = mean_of // 2
 

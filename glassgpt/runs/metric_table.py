@@ -48,6 +48,11 @@ _RECENT_ROWS = 256  # a process that lags farther behind another one counts as a
 _SAME_LOSS = 0.005  # two processes' losses of one step; relative
 _CLOCK_LAG_S = 10.0  # between two processes that write one table
 _MAX_REPEATS = 0.1  # of the rows; more are those of several processes
+# Of the column `phase`, `mode` or `split`: no stage.
+_NO_STAGE_WORDS = VAL_WORDS | {
+    "train", "training", "warmup", "warm", "stable", "decay", "cooldown", "constant",
+    "main", "final", "full", "all",
+}  # fmt: skip
 _MAX_NOTES = 5
 # A step of Python's cannot be faster than 0.1 ms, nor does one take a quarter of an hour.
 _MAX_BARE_SECONDS, _MIN_BARE_MS = 0.1, 1000.0
@@ -122,6 +127,7 @@ class MetricTable:
         self._last_epoch: float | None = None
         self._earlier_iterations, self._interval = 0, 1  # of epochs before, where steps are counted in each
         self._rounds = 1  # so many epochs
+        self._stage: str | None = None
         self._planned_count: int | None = None  # as a row of settings says
         self._left_out: list[str] = []  # columns of numbers
         self._last_val_loss: float | None = None  # of the row before
@@ -417,10 +423,22 @@ class MetricTable:
             self._closing = line, iteration
         if loss is not None and self._is_new("loss", iteration, loss):
             self._interval = max(iteration - (self._last_iteration or 0), 1)
+            if "split" in columns:
+                self._note_stage(str(row.get(columns["split"]) or ""))
             self._add_step(iteration, loss, seconds, row)
             self._last_epoch = epoch
+            if self._stage is not None:
+                builder.set_stage(self._stage)
         metrics = {name: parse_cell(row.get(name)) for name in self._metrics}
         builder.add_metrics({name: value for name, value in metrics.items() if value is not None}, iteration)
+
+    def _note_stage(self, name: str) -> None:
+        """A `phase` that is no split of the data and none of the learning rate is of other data."""
+        if not name or not _NO_STAGE_WORDS.isdisjoint(normalise(name).split("_")):
+            return
+        if self._stage is not None and name != self._stage:
+            self.builder.start_process(has_header=False)
+        self._stage = name[:MAX_CELL_CHARS]
 
     def _counted_on(self, iteration: int, epoch: float | None) -> int:
         """With the iterations of earlier epochs, where the count begins again in the next epoch."""
@@ -454,7 +472,7 @@ class MetricTable:
         self.builder.start_process(has_header=False)
         self._processes += 1
         self._recent.clear()
-        self._last_iteration = self._last_val_loss = self._last_epoch = None
+        self._last_iteration = self._last_val_loss = self._last_epoch = self._stage = None
 
     def _is_restart(self, iteration: int, loss: float | None, seconds: float | None) -> bool:
         """Where the iterations go back: a process that lags behind repeats a loss, and the clock goes on."""

@@ -56,6 +56,10 @@ _MAX_BUFFERED_LINES = 100_000  # until the trainer is clear: some logs begin wit
 _TRUNCATED_NUMBER = re.compile(r"(?<![\d.,])[-+]?\d[\d,]*\.?\d{0,2}$")
 _NUMBERS = re.compile(r"\d+")
 _LIST_BEGIN, _STRING = re.compile(r'"[^"]{1,100}":\s?\[$'), re.compile(r'".*",?$')
+_PROGRAM_ERROR = re.compile(  # argparse's, or the last line of a traceback
+    r"\S{1,80}\.py: error: \S|(?:[A-Za-z_]\w{0,40}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception): \S"
+)
+MAX_ERROR_CHARS = 160
 _QUOTED_LINE = re.compile(r"^\s*(?:```|~~~|>?\s*[-*]?\s*\*\*\s*(?:iter|step)\b)")
 
 
@@ -74,7 +78,7 @@ def read_logs(lines: Iterable[str | LogLine], name: str, head: str = "") -> tupl
             break
     run_logs = recognizer.build(name) or recognizer.build_from_note(name)
     if not run_logs:
-        clause = "; it is empty" if recognizer.is_empty else looks_like(head)
+        clause = "; it is empty" if recognizer.is_empty else recognizer.program_error() or looks_like(head)
         raise UserError(
             f"{name} is not a training log that glass can read{clause}. It reads GlassGPT's journals and run "
             f"folders, logs of {KNOWN}, lines with an iteration and a loss, CSV and JSON with columns of "
@@ -207,6 +211,13 @@ class LogRecognizer:
     def build_from_note(self, name: str) -> tuple[RunLog, ...]:
         """The runs that a text without log lines speaks of."""
         return read_note(self._texts(), name)
+
+    def program_error(self) -> str:
+        """Of a program that failed before it printed a step: a clause with its last error."""
+        for line in reversed(self._buffered_lines):
+            if _PROGRAM_ERROR.match(line.text):
+                return f'; a program failed before it had trained: "{line.text.strip()[:MAX_ERROR_CHARS]}"'
+        return ""
 
     def _texts(self) -> list[str]:
         return [line.text for line in self._buffered_lines]

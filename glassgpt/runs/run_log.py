@@ -381,8 +381,10 @@ class RunLog:
         # Only a journal records how many updates were done when a process started.
         is_journal = self.trainer.lines_count_updates
         before[begins] = (self.process_start_iterations()[segment] if is_journal else at - 1)[begins]
-        if self.iterations_done is not None and len(at) > 1 and at[0] <= at[1] - at[0]:
-            before[0] = 0  # a run from its start to its end, whose first line comes after one interval
+        # A run from its start, or to its end, whose first line comes after one interval.
+        is_whole = self.iterations_done is not None or any(one.iteration == 0 for one in self.evals[:1])
+        if is_whole and len(at) > 1 and at[0] <= at[1] - at[0]:
+            before[0] = 0
         passed: Ints = np.maximum(at - before - 1, 0)
         return passed
 

@@ -137,6 +137,10 @@ def _loss_goes_back(whole: RunLog, segment: int) -> bool:
     lines = max(1, min(_COMPARED_LINES, len(before) // 4))
     first, last, new = (float(np.median(part)) for part in (before[:lines], before[-lines:], after[:lines]))
     noise = detrended_std(before[len(before) // 2 :]) or 0.0
+    # The loss of new weights may fall within these lines: then the first one shows it.
+    rise, fall = float(after[0]) - last, float(before[0]) - last
+    if rise > max(fall / 2, MIN_FALL_NOISES * noise):
+        return True
     return first - last > MIN_FALL_NOISES * noise / math.sqrt(lines) and new - last > (first - last) / 2
 
 

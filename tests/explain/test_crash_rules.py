@@ -46,6 +46,24 @@ LITGPT = BY_ID["litgpt"]
 BUILD = BY_ID["build-nanogpt"]
 
 
+def test_torchruns_summary_is_not_the_error_that_is_quoted() -> None:
+    head = "Traceback (most recent call last) "
+    events = [
+        LogEvent("traceback", head + "NameError: name 'csv' is not defined", 40, None),
+        LogEvent(
+            "traceback", head + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:", 50, None
+        ),
+    ]
+    done = make_run_log(
+        make_steps(range(10, 310, 10)),
+        events=events,
+        last_step_line=30,
+        setup=LoggedSetup(planned_iterations=300),
+    )
+    finding = require_finding(crashed_after_end(analyse(done)))
+    assert finding.values["quoted"] == "NameError: name 'csv' is not defined"
+
+
 def test_a_crash_after_the_last_planned_iteration() -> None:
     events = [LogEvent("traceback", "Traceback (most recent call last): TypeError: x", 40, None)]
     done = make_run_log(
@@ -248,6 +266,16 @@ def test_a_hard_micro_batch_is_no_spike() -> None:
 def test_noise_with_long_tails_is_no_spike() -> None:
     losses = np.random.default_rng(0).lognormal(0, 0.8, 2000).tolist()
     assert loss_spike(analyse(make_run_log(make_steps(range(2000), loss=losses)))) is None
+
+
+def test_of_a_loss_with_a_long_tail_no_value_is_an_event() -> None:
+    rng = np.random.default_rng(5)
+    losses = 0.37 + 0.05 * rng.standard_normal(5000)
+    losses[2000:2010] += 0.5
+    assert loss_spike(analyse(make_run_log(make_steps(range(5000), loss=losses.tolist())))) is not None
+    tail = rng.choice(5000, 150, replace=False)
+    losses[tail] += rng.exponential(0.4, 150) + 0.2
+    assert loss_spike(analyse(make_run_log(make_steps(range(5000), loss=losses.tolist())))) is None
 
 
 def test_a_loss_that_rises_and_stays_has_diverged() -> None:

@@ -329,3 +329,11 @@ def test_a_metric_of_held_out_data_is_an_evaluation() -> None:
         assert metric is not None
         series = MetricSeries(name, metric, at, at, np.array([0.2, 0.3]))
         assert (unevaluated in explain(replace(plain, metrics=(series,))).verdict) == is_told
+
+
+def test_the_last_line_counts_though_it_is_cut_off() -> None:
+    last = replace(run(), last_partial_iteration=1000)
+    ended = facts(ended="cut")
+    stops = translate("verdict.log_stops", trainer="nanoGPT", at="1,000")
+    assert compose_verdict(last, ended, [])[0] == stops
+    assert compose_verdict(replace(last, last_partial_iteration=5000), ended, [])[0] != stops

@@ -15,7 +15,7 @@ from glassgpt.explain.rules.eval_cost import eval_spikes
 from glassgpt.explain.rules.step_time import jitter, silent_spike, throughput_drift
 from glassgpt.explain.rules.wall_time import clock_before_sync, startup_compile
 from glassgpt.i18n import say
-from glassgpt.runs.run_log import LoggedEvaluation, LoggedProcess, LoggedSetup, RunLog
+from glassgpt.runs.run_log import LoggedCheckpoint, LoggedEvaluation, LoggedProcess, LoggedSetup, RunLog
 from glassgpt.runs.trainers import BY_ID
 
 MODDED = BY_ID["modded-nanogpt"]
@@ -157,6 +157,14 @@ def test_a_save_is_priced_separately_where_only_some_evaluations_save() -> None:
     assert (values["eval_ms"], values["save_ms"], values["saves"]) == (8043.5 - 100, 13804 - 8043.5, 4)
 
 
+def test_saves_between_evaluations_are_not_the_price_of_an_evaluation() -> None:
+    run_log = saving_sometimes([12103.0] * 8, [11173.0])
+    saves = (*run_log.checkpoints, *(LoggedCheckpoint(at, 0) for at in (3, 5, 17, 33)))  # in no time
+    values = require_finding(eval_spikes(analyse(replace(run_log, checkpoints=saves)))).values
+    assert "save_ms" not in values
+    assert values["eval_s"] == pytest.approx((8 * 12103 + 11173) / 1000, rel=0.02)
+
+
 def test_a_save_that_drowns_in_the_scatter_is_not_priced() -> None:
     run_log = saving_sometimes([2337, 2206, 2483, 2491], [2239, 2139, 1816, 2368])  # as on a real H200
     assert "save_ms" not in require_finding(eval_spikes(analyse(run_log))).values
@@ -259,6 +267,16 @@ def test_irregular_spikes_are_stalls() -> None:
     assert finding.severity == "warning"
     assert finding.text["explanation"] == (say("silent-spike.explanation.stalled"),)
     assert finding.text["advice"][0].values["lost_s"] == pytest.approx(3 * (9.0 - 0.1), rel=0.01)
+
+
+def test_stalls_of_one_length_are_the_programs_own_work() -> None:
+    times = even_run().steps.ms.copy()
+    times[[26, 54, 76, 107]] = [3970.0, 3930.0, 4014.0, 4126.0]  # at no regular distance
+    finding = require_finding(silent_spike(analyse(with_times(even_run(), times))))
+    assert [one.key for one in finding.text["explanation"]] == ["silent-spike.explanation.alike"]
+    times[[26, 54]] = [900.0, 9000.0]
+    finding = require_finding(silent_spike(analyse(with_times(even_run(), times))))
+    assert [one.key for one in finding.text["explanation"]] == ["silent-spike.explanation.stalled"]
 
 
 def test_a_spike_as_long_as_known_evaluations_is_one_more() -> None:

@@ -13,6 +13,7 @@ from glassgpt.runs.curve_statistics import (
     detrended_std,
     fit_power_law,
     forecast_loss,
+    is_level,
     mad,
     shows_fall,
     trailing_median,
@@ -118,3 +119,10 @@ def test_four_values_show_a_fall_that_is_far_beyond_their_last_step() -> None:
     assert shows_fall(np.array([8.3368, 1.2565, 0.4951, 0.4270]))
     assert not shows_fall(np.array([2.0, 1.9, 2.0, 1.8]))
     assert not shows_fall(np.array([8.3368, 1.2565, 0.4951]))
+
+
+def test_ends_that_differ_by_less_than_they_scatter() -> None:
+    noisy = [1.95, 0.77, 1.38, 0.62, 0.57, *[0.8] * 40, 0.75, 1.38, 0.61, 2.51, 1.04]
+    assert is_level(np.array(noisy), 5)
+    assert not is_level(np.array([one + 3 for one in noisy[:5]] + noisy[5:]), 5)
+    assert not is_level(np.array(noisy), 2)  # of two values no scatter is known

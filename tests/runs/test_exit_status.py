@@ -189,3 +189,23 @@ def test_how_little_of_the_plan_was_done_is_said() -> None:
     assert translate("verdict.share_of_plan", share=40 / 50_000, planned=50_000) in verdict
     verdict = explain(parse_log(text + "Training complete!\n")).verdict
     assert not any("planned" in sentence for sentence in verdict)
+
+
+def test_a_traceback_without_its_first_lines() -> None:
+    steps = "".join(f"step {at} loss 2.5\n" for at in range(10, 60, 10))
+    frames = (
+        '  File "/x/train.py", line 167, in <module>\n    main()\n  File "/x/train.py", line 9, in main\n'
+    )
+    error = "[Errno 2] No such file or directory: 'out/a.pth.tmp' -> 'out/a.pth'"
+    run_log = parse_log(steps + frames + "    os.replace(a, b)\n" + error + "\n")
+    [event] = [event for event in run_log.events if event.kind == "traceback"]
+    assert (event.line, error in event.text) == (6, True)
+    assert infer_exit_status(run_log) == "crashed"
+    [finding] = [one for one in explain(run_log).findings if one.id == "crashed"]
+    assert finding.values["quoted"] == error[:100]
+
+
+def test_a_target_that_is_achieved_ends_a_run() -> None:
+    steps = "".join(f"step {at} loss 2.5\n" for at in range(10, 60, 10))
+    assert parse_facts(steps + "\N{PARTY POPPER} Target loss achieved at step 53!\n").ended == "finished"
+    assert parse_facts(steps + "target loss: 0.1\n").ended == "cut"

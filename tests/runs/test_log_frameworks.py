@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from printed import SyntheticRun
 from printed_frameworks import autoresearch, megatron
 from printed_more import every_trainer
 
+from glassgpt.errors import UserError
 from glassgpt.explain.explanation import explain
 from glassgpt.runs.analysis import Analysis
 
@@ -396,3 +398,35 @@ def test_lightnings_rate_is_a_mean_whose_clock_gives_the_time_of_a_step() -> Non
     steps = parse_log("\n".join(lines) + "\n").steps
     assert steps.ms[0] == pytest.approx(8000)
     assert np.nanmedian(steps.ms[1:]) == pytest.approx(3000, rel=0.05)
+
+
+def test_kerass_accuracy_is_a_metric() -> None:
+    line = (
+        "Epoch {at}/5\n60/60 [====] - 50s 835ms/step - loss: 2.{at} - accuracy: 0.{at}1 - val_loss: 3.{at}"
+        " - val_accuracy: 0.{at}\n"
+    )
+    run_log = parse_log("".join(line.format(at=at) for at in range(1, 6)))
+    courses = {one.name: (one.first, one.last) for one in run_log.metric_courses}
+    assert courses == {"val_accuracy": (0.1, 0.5), "accuracy": (0.11, 0.51)}
+
+
+def test_a_forks_speed_under_nanochats_other_name() -> None:
+    line = "E00 step {:06d}/900 (0.0%) | loss: 2.{} | ppl: 9.0 | lr: 4.00e-04 | dt: 500ms | tok/s: 262,{}"
+    run_log = parse_log("\n".join(line.format(at, at, at) for at in range(100, 200, 10)))
+    assert run_log.trainer.id == "nanochat"
+    assert run_log.steps.tokens_per_s[:2].tolist() == [262_100, 262_110]
+
+
+def test_the_speed_of_a_gpu() -> None:
+    line = "step: {}  train loss: 3.11  test loss: 3.0{}  tokens/gpu/sec: 9378.40  MFU: 63.91%"
+    run_log = parse_log("\n".join(line.format(at, at) for at in range(1, 7)))
+    assert run_log.steps.tokens_per_s.tolist() == [9378.4] * 6
+
+
+@pytest.mark.parametrize(
+    "error",
+    ["base_train.py: error: unrecognized arguments: --models base", "ValueError: dataset is empty"],
+)
+def test_a_program_that_failed_before_a_step_is_quoted(error: str) -> None:
+    with pytest.raises(UserError, match=re.escape(error)):
+        parse_log(f"usage: base_train.py [-h] [--depth {{1,12}}]\n{error}\n")

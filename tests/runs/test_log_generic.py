@@ -594,3 +594,76 @@ def test_perplexities_of_epochs_are_evaluations() -> None:
     assert [one.val_loss for one in evals] == pytest.approx([3, 2.5, 2, 1.5, 1])
     stepped = "".join(f"step {at} loss: 2.5\n" for at in range(1, 9)) + text
     assert {one.iteration for one in parse_log(stepped).evals} == {8}
+
+
+def test_an_evaluation_among_other_words_is_one_of_the_step_before() -> None:
+    lines = [f"step {at} loss {6 - at / 1000:.3f} lr 3.0e-03 20k tok/s" for at in range(200, 1200, 200)]
+    run_log = parse_log(
+        "\n".join(
+            [
+                *lines[:2],
+                "  == val loss 5.535 (held-out stream) ==",
+                "best val loss so far: 5.535",
+                "resumed with val loss 5.9",
+                *lines[2:],
+                "== val loss 5.198 (held-out stream) ==",
+                "done in 20.4 min; trained 32.8M tokens",
+            ]
+        )
+    )
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(400, 5.535), (1000, 5.198)]
+    assert parse_facts("\n".join([*lines, "done in 20.4 min"])).ended == "finished"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_an_evaluation_at_the_end_of_an_epoch_is_after_its_last_batch(first: int) -> None:
+    """As PyTorch's word_language_model and transformer tutorial print."""
+    lines = []
+    for epoch in (1, 2):
+        lines += [
+            f"| epoch   {epoch} | {at:5d}/  950 batches | lr 5.00 | ms/batch 30.0 | loss 6.{epoch}{at // 100}"
+            for at in range(first * 200, 951, 200)
+        ]
+        lines += [
+            "-" * 89,
+            f"| end of epoch   {epoch} | time: 28.50s | valid loss  5.{epoch} | valid ppl 172.9",
+            "-" * 89,
+        ]
+    run_log = parse_log("\n".join([*lines, "| End of training | test loss  4.80 | test ppl   121.01"]))
+    ends = [950, 1900] if first else [949, 1899]
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(ends[0], 5.1), (ends[1], 5.2)]
+    assert run_log.iterations_done == ends[1]
+
+
+def test_a_validation_loss_that_repeats_by_chance_is_another_evaluation() -> None:
+    losses = [3.05, 2.76, 2.68, 2.69, 2.64, 2.62, 2.62, 2.63, 2.60, 2.60]
+    lines = [f"step: {at} train loss: 2.{90 - at} test loss: {loss:.2f}" for at, loss in enumerate(losses, 1)]
+    run_log = parse_log("\n".join([*lines, ""]))
+    assert [one.val_loss for one in run_log.evals] == losses
+    stale = [f"step: {at} train loss: 2.{90 - at} val loss: {3 - at // 5 * 0.1:.2f}" for at in range(1, 21)]
+    assert [one.iteration for one in parse_log("\n".join([*stale, ""])).evals] == [1, 5, 10, 15, 20]
+
+
+def test_two_runs_whose_losses_fall_at_once_are_two() -> None:
+    """In cells of a notebook: the second begins as high as the first, and is below it at its third line."""
+    first = [4.64 - 0.04 * at for at in range(25)]
+    second = [4.57, 3.90, 3.45, 3.20, 3.04, *(2.9 - 0.01 * at for at in range(20))]
+    lines = [
+        f"Step: {40 * at}, loss: {loss:.4f}" for losses in (first, second) for at, loss in enumerate(losses)
+    ]
+    run_logs = parse_logs("\n".join(lines))
+    assert [(one.runs_in_file, one.parts, len(one.steps)) for one in run_logs] == [(2, 1, 25), (2, 1, 25)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "SFT done in 11.7 min -> sft.pt",
+        "Target loss 0.1 reached at step 60, loss=0.094433",
+        "done in 3 seconds",
+    ],
+)
+def test_other_words_for_the_end(line: str) -> None:
+    steps = "".join(f"step {at} | loss 2.{at} | best 2.5 | 5.0s\n" for at in range(10, 60, 10))
+    assert parse_facts(steps + line + "\n").ended == "finished"
+    assert parse_facts(steps).ended == "cut"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from log_checks import parse_facts, parse_log, parse_logs
 from printed import SyntheticRun, llmc
 
@@ -61,6 +62,20 @@ def test_parameters() -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize(
+    ("line", "parameters"),
+    [
+        ("10.788929 M parameters", 10_788_929),
+        ("model: 63.91M params | vocab 6400 | device cuda:0", 63_910_000),
+        ("params=3.15M  device=mps", 3_150_000),
+        ("2 models with 5M parameters each", None),
+        ("the 5 parameters of params=x", None),
+    ],
+)
+def test_parameters_of_home_made_loops(line: str, parameters: int | None) -> None:
+    assert setup_of(line).parameters == parameters
+
+
 def test_tokens_per_iteration_and_vocabulary() -> None:
     setup = setup_of("tokens per iteration will be: 491,520\nfound vocab_size = 65 (inside data/x/meta.pkl)")
     assert setup.tokens_per_iteration == 491_520
@@ -86,6 +101,7 @@ def test_the_table_of_llm_c() -> None:
 def test_devices_that_share_a_model() -> None:
     setup = setup_of("ddp_world_size=8, dp_size=2, tp_size=4")
     assert (setup.world_size, setup.data_parallel, setup.tensor_parallel) == (8, 2, 4)
+    assert setup_of("`torchrun --standalone --nproc_per_node=2 train.py`").world_size == 2
     # A setting that the trainer may not know is no fact about the run.
     assert setup_of("tensor_parallel = 4").tensor_parallel is None
 

@@ -10,6 +10,7 @@ from log_checks import parse_log, parse_logs
 from glassgpt.explain.explanation import explain
 from glassgpt.explain.rules.loss_plausibility import certain_tokens
 from glassgpt.explain.rules.metrics import decided_pairs, nothing_right, policy_drift
+from glassgpt.i18n import translate
 from glassgpt.runs import metric_series
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.builder import RunBuilder
@@ -189,3 +190,58 @@ def test_preferences_that_are_all_decided(loss: float, margin: float, is_found: 
     assert (finding is not None) == is_found
     if finding:
         assert finding.values == {"loss": 0.0, "margin": 19.0, "count": 3}
+
+
+def test_downstream_accuracies_of_lines_with_a_count() -> None:
+    """As build-nanogpt's log.txt, its forks' and llm.c's main.log have them."""
+    lines = []
+    for at in range(0, 3100, 100):
+        lines.append(f"{at} val {11 - at / 400:.4f}")
+        lines.append(f"{at} goldenswag {0.26 if at == 0 else 0.13:.4f}")
+        lines += [f"{step} train {11 - step / 400:.6f}" for step in range(at, at + 100)]
+    run_log = parse_log("\n".join(lines))
+    [course] = run_log.metric_courses
+    assert (course.name, course.kind, course.first, course.last) == ("goldenswag", "accuracy", 0.26, 0.13)
+    explanation = explain(run_log)
+    assert translate("verdict.nothing_wrong") not in explanation.verdict
+    main = [f"s:{at} trl:{9 - at / 100:.4f} lr:0.000600 norm:0.30" for at in range(60)]
+    main[30:30] = ["s:30 tel:8.7", "s:30 eval:0.2627"]
+    [course] = parse_log("\n".join(main)).metric_courses
+    assert (course.name, course.last) == ("HellaSwag", 0.2627)
+
+
+def test_bits_per_byte_beside_the_loss() -> None:
+    lines = [
+        f"step:{at}/9 val_loss:{3 - at / 5:.4f} val_bpb:{2 - at / 10:.4f} train_time:{at}00ms step_avg:9ms"
+        for at in range(10)
+    ]
+    run_log = parse_log("\n".join([*lines, "stopping_early: wallclock_cap train_time:900ms step:9/9"]))
+    [course] = run_log.metric_courses
+    assert (course.kind, course.first, course.last, course.higher_is_better) == (
+        "bits_per_byte",
+        2.0,
+        1.1,
+        False,
+    )
+
+
+def test_the_result_of_a_compressed_model_is_quoted_as_it_is() -> None:
+    lines = [f"step:{at}/90 val_loss:{3 - at / 30:.4f} train_time:{at}00ms step_avg:9ms" for at in range(30)]
+    closing = "final_int8_zlib_roundtrip val_loss:2.5000 val_bpb:1.3000 eval_time:9ms"
+    lines += [
+        "stopping_early: wallclock_cap train_time:9ms step:29/90",
+        "peak memory allocated: 9 MiB",
+        closing,
+    ]
+    run_log = parse_log("\n".join([*lines, ""]))
+    assert run_log.evals[-1].val_loss == 2.0333
+    assert translate("verdict.stop_reason", quoted=closing) in explain(run_log).verdict
+    assert translate("verdict.stop_reason", quoted=lines[-3]) in explain(run_log).verdict
+
+
+def test_a_last_loss_that_was_as_low_before_is_not_the_best_at_the_end() -> None:
+    rows = [(3.5, 0), (3.2, 20), (3.1, 40), (3.1, 60), (3.1, 80)]
+    lines = [line for loss, at in rows for line in (f"{at} val {loss:.4f}", f"{at} train {loss:.6f}")]
+    lines += [f"{at} train 3.0{at}0000" for at in range(81, 99)]
+    verdict = explain(parse_log("\n".join([*lines, ""]))).verdict
+    assert translate("verdict.best_loss_at", best="3.1000", step=40, final=3.1) in verdict

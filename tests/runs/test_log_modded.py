@@ -92,3 +92,12 @@ def test_its_own_source_says_nothing() -> None:
     )
     check_facts(source + expected.text, expected)
     check_facts(source + expected.truncated(25).text, expected.truncated(25))
+
+
+def test_a_run_that_was_evaluated_at_0_includes_what_came_before_its_first_line() -> None:
+    """As of the optimization track: a line is an evaluation, and the first comes before the first update."""
+    lines = [
+        f"step:{at}/1000 val_loss:3.{at} train_time:{at * 10}ms step_avg:10ms" for at in range(0, 1001, 125)
+    ]
+    assert parse_facts("\n".join([*lines, ""])).total_s == pytest.approx(10.0)
+    assert parse_facts("\n".join([*lines[1:], ""])).total_s == pytest.approx(7.51)

@@ -34,6 +34,19 @@ def test_readme_lines() -> None:
     assert run_log.includes_eval().tolist() == [True, False, True]
 
 
+def test_a_fork_that_keeps_all_checkpoints_names_their_iterations() -> None:
+    save = "saving checkpoint -> out/ckpt_{:06d}.pt\n"
+    run_log = parse_log(
+        "step 0: train loss 4.2874, val loss 4.2823\n"
+        + save.format(0)
+        + "iter 0: loss 4.2667, time 32459.23ms, mfu -100.00%\n"
+        + "".join(save.format(at) for at in (1, 2, 4, 8))
+        + "iter 10: loss 3.2355, time 12.90ms, mfu 28.95%\n"
+        + save.format(5)  # of another count
+    )
+    assert [done.iteration for done in run_log.checkpoints] == [0, 1, 2, 4, 8, 11]
+
+
 def test_forks_print_more_fields_or_fewer(subtests: pytest.Subtests) -> None:
     cases: list[str] = [
         "iter 10: loss 3.2355, time 12.90ms",  # before February 2023

@@ -358,3 +358,17 @@ def test_no_loss_no_run() -> None:
     table.feed({"step": 1, "accuracy": 0.5}, 1)
     assert table.build("table") == ()
     assert MetricTable().build("table") == ()
+
+
+def test_phases_of_a_curriculum_are_stages() -> None:
+    phases = ["structure"] * 20 + ["knowledge"] * 20 + ["voice"] * 20
+    rows = [{"step": at, "loss": 1.5 + (at % 20 == 0), "phase": phase} for at, phase in enumerate(phases)]
+    table = MetricTable()
+    for line, row in enumerate(rows, 1):
+        table.feed(row, line)
+    runs = table.build("table")
+    assert [(one.stage, len(one.steps), int(one.steps.iteration[0])) for one in runs] == [
+        ("structure", 20, 0), ("knowledge", 20, 20), ("voice", 20, 40),
+    ]  # fmt: skip
+    for one in (["warmup"] * 20 + ["decay"] * 40, ["train"] * 60):
+        assert read({**row, "phase": name} for row, name in zip(rows, one, strict=True)).stage is None

@@ -193,9 +193,10 @@ def _eval_cost(analysis: Analysis) -> EvalCost | None:
     eval_ms, save_ms = typical_ms, None
     # Where only some evaluations were followed by a save, the difference is the save's.
     is_spike: Bools = includes_eval & ~is_first & np.isfinite(steps.ms) & ~split.is_stalled_eval
-    has_save = np.array([key in saved for key in _step_keys(run_log, is_spike)], dtype=bool)
-    added_ms = split.pause_ms[is_spike]
-    with_save_ms, without_save_ms = added_ms[has_save], added_ms[~has_save]
+    keys, added_ms = _step_keys(run_log, is_spike), split.pause_ms[is_spike]
+    has_save = np.array([key in saved for key in keys], dtype=bool)
+    has_eval = np.array([key in evaluated for key in keys], dtype=bool)  # a fork may save between, too
+    with_save_ms, without_save_ms = added_ms[has_save], added_ms[has_eval & ~has_save]
     if len(with_save_ms) >= 2 and len(without_save_ms) >= 2:
         difference = float(np.median(with_save_ms) - np.median(without_save_ms))
         error = math.hypot(median_stderr(with_save_ms), median_stderr(without_save_ms))

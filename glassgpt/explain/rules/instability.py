@@ -28,7 +28,9 @@ MAX_RECOVERY_MADS = 2.0  # above it: from there on the loss has recovered
 MAX_SPIKE_STEPS = 20 * MEDIAN_WINDOW_STEPS  # without recovery within these, it is no spike
 # More spikes than this share of the losses: the noise has long tails, and none of them is an event.
 MAX_SPIKE_SHARE = 0.005
-MAX_SPIKES_SHORT_RUN = 5  # however short the run
+MAX_SPIKES_SHORT_RUN, MAX_SPIKE_SHARE_SHORT_RUN = 5, 0.02
+# The same of the losses outside spikes that are this many deviations up: 0.4% of normal noise.
+TAIL_MADS, MAX_TAIL_SHARE = 4.0, 0.02
 MAX_ODD_BATCH_LOSSES = 5  # logged losses of a spike: after more, the weights had to recover
 MAX_SINGLE_LOSSES = 2  # more in one spike are a cluster, not single odd batches
 SHOWN_SPIKES = ("largest", "second", "third")  # each has its message
@@ -217,6 +219,7 @@ def find_loss_spikes(analysis: Analysis) -> list[LossSpike]:
     starts = {one.first_iteration for one in analysis.log.segments if one.first_iteration is not None}
     process_starts = np.array(sorted(start for start in starts if start > at[0]), dtype=np.int64)
     spikes: list[LossSpike] = []
+    is_outside = np.ones(len(losses), dtype=bool)
     next_row = 0  # the first row that belongs to no spike yet
     for row in np.flatnonzero(is_high).tolist():
         if row < next_row:
@@ -229,6 +232,7 @@ def find_loss_spikes(analysis: Analysis) -> list[LossSpike]:
             continue
         back = row + int(recovered[0])
         next_row = back + 1
+        is_outside[row:next_row] = False
         starts_before = np.searchsorted(process_starts, at[max(0, row - 3)])
         if starts_before < np.searchsorted(process_starts, at[row], side="right"):
             continue
@@ -245,7 +249,12 @@ def find_loss_spikes(analysis: Analysis) -> list[LossSpike]:
                 losses=back - row,
             )
         )
-    return spikes if len(spikes) <= max(MAX_SPIKES_SHORT_RUN, MAX_SPIKE_SHARE * len(losses)) else []
+    is_outside[:MEDIAN_WINDOW_STEPS] = False
+    is_tail = (excess > TAIL_MADS * deviation) & (excess > MIN_SPIKE_RISE_SHARE * np.abs(usual))
+    if np.count_nonzero(is_tail & is_outside) > MAX_TAIL_SHARE * np.count_nonzero(is_outside):
+        return []
+    most = min(MAX_SPIKES_SHORT_RUN, MAX_SPIKE_SHARE_SHORT_RUN * len(losses))
+    return spikes if len(spikes) <= max(most, MAX_SPIKE_SHARE * len(losses)) else []
 
 
 def loss_spike(analysis: Analysis) -> Finding | None:

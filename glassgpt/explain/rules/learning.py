@@ -103,7 +103,8 @@ def still_improving(analysis: Analysis) -> Finding | None:
         return None
     planned = planned_end_iteration(run_log)
     is_planned = planned is not None and planned > last + (analysis.facts.log_interval or 1)
-    unfinished = is_planned and (analysis.facts.ended != "finished" or (planned or 0) > 1.1 * last)
+    # A run that stopped itself has done what it meant to: it may have lowered its learning rate by the clock.
+    unfinished = is_planned and analysis.facts.ended != "finished"
     forecast, fits_end = analysis.final_loss if unfinished else None, True
     if forecast is not None and forecast.metric == metric:
         if forecast.expected >= losses[-1]:

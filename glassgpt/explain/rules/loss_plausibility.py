@@ -283,7 +283,9 @@ def epoch_steps(analysis: Analysis) -> Finding | None:
 
 def _lowest_train_loss(analysis: Analysis, first_loss: float) -> float | None:
     """The lowest training loss that is believed without an evaluation; None where it may be of anything."""
-    run_log, vocabulary = analysis.log, _vocabulary(analysis)
+    run_log, vocabulary, base = analysis.log, _vocabulary(analysis), analysis.log.trainer.loss_base
+    if vocabulary is None and base and first_loss > math.log(MIN_WORD_VOCAB, base):
+        vocabulary = base ** min(first_loss, 20.0)  # the first loss that is logged: there may be more
     if starts_from_scratch(run_log):
         if vocabulary and MIN_SUBWORD_VOCAB <= vocabulary <= MAX_VOCAB_SIZE:
             return MIN_TRAIN_LOSS_SUBWORDS

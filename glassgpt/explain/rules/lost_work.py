@@ -10,7 +10,7 @@ from glassgpt.explain.rules.nonfinite import find_nonfinite_loss
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, Severity, make_finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.exit_status import WRITE_ERROR, training_end_line
+from glassgpt.runs.exit_status import TRACEBACK_HEADER, WRITE_ERROR, training_end_line
 from glassgpt.runs.past_best import clear_rise
 from glassgpt.runs.run_log import LogEvent, RunLog
 from glassgpt.runs.trajectory import (
@@ -25,7 +25,6 @@ from glassgpt.runs.trajectory import (
 )
 
 MAX_QUOTED_CHARS = 100  # of the log line with the error
-TRACEBACK_HEADER = "Traceback (most recent call last)"  # only the last line of a traceback names the error
 FAULT_KINDS = ("oom", "traceback", "abort", "kill")
 STOP_BY_HAND = "KeyboardInterrupt"
 NOTEBOOK_INTERRUPT = "KeyboardInterrupt:"
@@ -37,7 +36,7 @@ WARNING_LOST_SHARE = 0.1  # iterations since the last checkpoint over iterations
 # Last iteration over the planned one: above the first it nearly finished, below the second it hardly began.
 MAX_EARLY_SHARE, WARNING_EARLY_SHARE = 0.9, 0.1
 
-MIN_LINES_OF_A_RUN = 10  # logged iterations: of fewer it is not said that the run ended too soon
+MIN_LINES_OF_A_RUN = 20  # logged iterations: of fewer it is not said that the run ended too soon
 
 MAX_UNSAVED_S = 300.0  # seconds of training without a checkpoint
 MIN_LOGGED_SHARE = 0.9  # logged over expected lines: with fewer, a line about a save may be missing
@@ -163,6 +162,12 @@ def error_text(text: str) -> str:
     return rest if any(letter.isalpha() for letter in rest) else ""
 
 
+def _quotable(text: str) -> str:
+    """An exception's name and the beginning of its message; of another line its end."""
+    error = error_text(text)
+    return error[:MAX_QUOTED_CHARS] if TRACEBACK_HEADER in text else error[-MAX_QUOTED_CHARS:]
+
+
 def _quoted_error(run_log: RunLog, event: LogEvent, quoted: str) -> Message | None:
     """With its line, where the file has lines: not a journal, nor a notebook."""
     has_lines = run_log.ended is None and run_log.has_line_numbers
@@ -192,7 +197,7 @@ def crashed(analysis: Analysis) -> Finding | None:
         else say("crashed.title.run"),
         evidence=[
             progress_message(analysis),
-            _quoted_error(run_log, event, error_text(event.text)[-MAX_QUOTED_CHARS:]),
+            _quoted_error(run_log, event, _quotable(event.text)),
             lost_work_message(analysis, lost),
         ],
         explanation=say("crashed.explanation.below_python")
@@ -217,6 +222,7 @@ def crashed_after_end(analysis: Analysis) -> Finding | None:
     after, end = run_log.events_after_last_step(), training_end_line(run_log)
     faults = [event for event in after if event.kind in FAULT_KINDS and end and event.line > end]
     named = [one for one in faults if (text := error_text(one.text)) and STOP_BY_HAND not in text]
+    named = [one for one in named if "ChildFailedError" not in one.text] or named
     event = named[-1] if named else None
     if run_log.live or analysis.facts.ended != "finished" or event is None:
         return None
@@ -224,7 +230,7 @@ def crashed_after_end(analysis: Analysis) -> Finding | None:
         "crashed-after-end",
         "warning",
         title=say("crashed-after-end.title"),
-        evidence=[_quoted_error(run_log, event, error_text(event.text)[-MAX_QUOTED_CHARS:])],
+        evidence=[_quoted_error(run_log, event, _quotable(event.text))],
         explanation=say("crashed-after-end.explanation"),
         lines=(event.line,) if run_log.has_line_numbers else (),
         claims={"how the run ended": "finished"},

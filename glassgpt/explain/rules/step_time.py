@@ -26,6 +26,9 @@ EVAL_TIME_RATIO_RANGE = (0.7, 1.3)
 # Spike over the first iteration, which includes an evaluation and a start-up of unknown length.
 FIRST_STEP_RATIO_RANGE = (0.3, 1.0)
 
+# Stalls that are alike are the program's own work: how many; how many are near their median, and how near.
+MIN_ALIKE_SPIKES, MIN_ALIKE_SHARE, MAX_ALIKE_DEVIATION = 4, 0.8, 0.15
+
 # Regimes: what slow ones cost, compared with the fastest of the same batch size.
 MIN_REGIME_COST_SHARE = 0.02  # of the run
 REGIME_WARNING_SHARE = 0.2
@@ -76,6 +79,8 @@ def silent_spike(analysis: Analysis) -> Finding | None:
     if lost_s < MIN_LOST_S or share < MIN_LOST_SHARE:
         return None
     missing_eval = [] if split.is_stalled_eval.any() else _missing_eval_explanation(analysis, at, ms)
+    if not missing_eval and not split.is_stalled_eval.any() and _are_alike(split.stall_ms[rows]):
+        missing_eval = [say("silent-spike.explanation.alike")]
     largest = np.sort(np.argsort(-ms, kind="stable")[:MAX_LISTED])
     slowest = [f"{at[index]}: {format_ms(float(ms[index]))}" for index in largest]
     extra = {"slowest": slowest, "steady_ms": facts.steady_ms, "lost_s": lost_s, "lost_share": share}
@@ -128,6 +133,12 @@ def silent_spike(analysis: Analysis) -> Finding | None:
         claims={"steady ms": facts.steady_ms},
         lines=analysis.lines_at(at[largest].tolist()),
     )
+
+
+def _are_alike(lost_ms: Floats) -> bool:
+    typical = float(np.median(lost_ms))
+    near = np.abs(lost_ms - typical) <= MAX_ALIKE_DEVIATION * typical
+    return len(lost_ms) >= MIN_ALIKE_SPIKES and bool(np.mean(near) >= MIN_ALIKE_SHARE)
 
 
 def _missing_eval_explanation(analysis: Analysis, at: Ints, ms: Floats) -> list[Message]:

@@ -16,6 +16,7 @@ from glassgpt.runs.model_size import (
     attention_flops,
     device_count,
     flops_from_parameters,
+    known_device_count,
     mfu_unit_count,
     nearest_multiple,
     parameters_from_flops,
@@ -128,13 +129,13 @@ def parameters_inferred(analysis: Analysis) -> Finding | None:
     )
     claims = {"peak of the MFU": peak, "tokens per iteration": tokens, "steady ms": steady_ms}
     if inferred is None:  # without the shape attention's part is not known: all of it may be parameters
+        most = round(flops_per_token / flops.FLOPS_PER_PARAMETER)
         return make_finding(
             "parameters-inferred",
             "info",
-            title=say(
-                "parameters-inferred.title.at_most",
-                max_parameters=round(flops_per_token / flops.FLOPS_PER_PARAMETER),
-            ),
+            title=say("parameters-inferred.title.at_most_on_one", max_parameters=most)
+            if known_device_count(run_log) is None
+            else say("parameters-inferred.title.at_most", max_parameters=most),
             evidence=evidence,
             explanation=say("parameters-inferred.explanation.at_most"),
             claims=claims,

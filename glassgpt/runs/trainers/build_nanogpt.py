@@ -27,7 +27,7 @@ _LR = re.compile(rf"\blr:?\s*{NUMBER}(?=\s|,|$)")
 _NORM = re.compile(rf"\bnorm:\s*{NUMBER}")
 _SPEED = re.compile(rf"\btok(?:ens)?/sec:\s*{NUMBER}")
 _VAL = re.compile(rf"^\W*(?:validation|val) loss:\s*{NUMBER}\s*\W*$")
-_LOG_TXT = re.compile(rf"^\s*(\d+) (train|val|hella) {NUMBER}\s*$")
+_LOG_TXT = re.compile(rf"^\s*(\d+) (train|val|\w{{2,10}}swag|hella) {NUMBER}\s*$")
 _FORK_VAL = re.compile(
     rf"^(\d{{1,15}}) (?:[a-z_]{{1,30}} [\d.e+-]{{1,20}} ){{0,6}}val\w{{0,20}}_loss {NUMBER}\b"
 )
@@ -60,6 +60,8 @@ def read(line: str, builder: RunBuilder) -> bool:
             builder.add_step(iteration, value)
         elif kind == "val":
             builder.add_eval(iteration, value)
+        else:
+            builder.add_metrics({kind: value}, iteration)
         return True
     if line[:1].isdigit() and "_loss " in line and (match := _FORK_VAL.match(line)):
         builder.add_eval(int(match[1]), parse_number(match[2]))

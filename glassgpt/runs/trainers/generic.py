@@ -71,6 +71,13 @@ _EPOCH_END = re.compile(
 _STEP_TITLE = re.compile(rf"^\W*{AT}\W{{1,8}}(\d{{1,12}})(?:\s*/\s*(\d{{1,12}}))?\W*$")
 _EVAL_TITLE = re.compile(r"^\W*(?:eval(?:uation)?|val(?:idation)?) results\W*$")
 _VAL_ALONE = re.compile(rf"^\W*(?:final |avg |average |mean )?{_VAL_NAME}{BETWEEN}{NUMBER}\W*$")
+# Among other words: `== val loss 4.535 (held-out) ==`, `| end of epoch 2 | time: 24.2s | valid loss 5.15 |`.
+# Not of an earlier evaluation, or of other data than those before.
+_VAL_IN_WORDS = re.compile(
+    r"^(?!.{0,200}\b(?:best|lowest|min|minimum|prev|previous|last|target|threshold|patience|expected|from"
+    r"|load\w*|resum\w*|restor\w*|sav\w*|stop\w*|improv\w*|if|when|until)\b).{0,80}?(?<![\w.])"
+    rf"(?:val|valid|validation|eval|dev)[ _/.]?loss{BETWEEN}{NUMBER}"
+)
 # Losses that are not called so, of an epoch: `Epoch 5/500 -- train: 0.5243  val: 0.6080`.
 _EPOCH_LOSSES = re.compile(
     rf"\bepoch\W{{1,4}}(\d{{1,9}})(?:\s*/\s*(\d{{1,9}}))?(?!.*\bacc).{{0,40}}?\btrain{BETWEEN}{NUMBER}"
@@ -142,8 +149,12 @@ _END = re.compile(
     r"^\W*(?:info [\d: -]{10,30})?(?:[\w.]{1,40}\.py:\d{1,6} )?"
     r"(?:end of training|(?:training|fine-?tuning) (?:is |has )?(?:completed?|finished|done)"
     r"|(?:finished|completed|done) training"
-    r"|(?:finished|completed|done)(?: \S{1,60})? in [\d.:]{1,12}\s?[smh])\b",
+    r"|(?:\w{1,20} ){0,2}(?:finished|completed|done)(?: \S{1,60})? in [\d.:]{1,12}\s?"
+    r"(?:[smh]|sec(?:ond)?s?|min(?:ute)?s?|hours?))\b",
 )
+
+
+_TARGET = re.compile(r"\btarget (?:\w{1,20} )?loss\b.{0,40}\b(?:reached|achieved|met)\b")
 
 
 class _Epoch(NamedTuple):
@@ -174,6 +185,9 @@ class GenericReader:
         self._last_iteration = 0  # as the latest line counts
         self._first_epoch = 1  # how they are counted
         self._first_batch = 1
+        self._batches = 0  # of an epoch, where lines say it
+        self._evaluated_at: int | None = None
+        self._val_lines = self._val_changes = 0  # steps with a validation loss; with another than before
         self._clock: StepClock | None = None  # where lines say the time since the start
         self._counts_epochs = True  # no line has had a step so far
         self._held: _Epoch | None = None  # the first one: a summary, if steps follow
@@ -224,6 +238,9 @@ class GenericReader:
             if match.start() < min(line.find("loss"), count.start() if count else MAX_CHARS_BETWEEN):
                 self._read_save(line, builder)  # the loss is that of the weights; a step's comes before
                 return False
+        if "target" in line and _TARGET.search(line):
+            builder.add_event("finish", text)
+            return False
         if "%)]" in line and (sample := _SAMPLES.search(line)):
             # Samples of the epoch, not updates: how many of these there were is not known.
             self._count += 1
@@ -403,7 +420,20 @@ class GenericReader:
             return True
         if builder.last_iteration is not None and (alone := _VAL_ALONE.match(line)):
             self._add_eval(builder.last_iteration, parse_number(alone[1]), builder)
+        elif not self._counts_epochs and (among := _VAL_IN_WORDS.match(line)):
+            last = self._last_of_epoch(line, builder)
+            if last is not None and last != self._evaluated_at:
+                self._add_eval(last, parse_number(among[1]), builder)
         return False
+
+    def _last_of_epoch(self, line: str, builder: RunBuilder) -> int | None:
+        """The iteration of a line after steps: the latest one's, or that at which the line says its epoch
+        ended."""
+        end = _EPOCH_END.search(line) if self._batches and "epoch" in line else None
+        if end is None or builder.last_iteration is None or int(end[1] or end[2]) != self._epoch:
+            return builder.last_iteration
+        builder.iterations_done = self._earlier_iterations + self._batches - 1 + self._first_batch
+        return builder.iterations_done
 
     def _read_epoch_losses(self, match: re.Match[str], line: str, builder: RunBuilder) -> None:
         if self._counts_epochs:
@@ -451,16 +481,19 @@ class GenericReader:
         return bool(loss or val_loss)
 
     def _add_eval_of_line(self, val_text: str, loss_text: str, line: str, builder: RunBuilder) -> None:
-        # A line may show the latest validation loss until there is another.
+        # A line may show the latest validation loss until there is another; unless most lines have another.
         val_loss, at = parse_number(val_text), builder.last_iteration
-        if at is not None and val_loss != builder.last_val_loss:
+        is_other, is_usual = val_loss != builder.last_val_loss, 2 * self._val_changes > self._val_lines > 3
+        self._val_lines, self._val_changes = self._val_lines + 1, self._val_changes + is_other
+        if at is not None and (is_other or is_usual):
             both = _TRAIN_LOSS.search(line)
-            is_other = both is not None and both[1] != loss_text
-            self._add_eval(at, val_loss, builder, parse_number(both[1]) if both and is_other else None)
+            has_own = both is not None and both[1] != loss_text
+            self._add_eval(at, val_loss, builder, parse_number(both[1]) if both and has_own else None)
 
     def _add_eval(
         self, at: int | None, val_loss: float | None, builder: RunBuilder, train_loss: float | None = None
     ) -> None:
+        self._evaluated_at = at
         builder.add_eval(at, val_loss, train_loss)
         if self._clock is not None:
             self._clock.add_eval(None)
@@ -476,9 +509,9 @@ class GenericReader:
             # Batch 8/8 of the first epoch: they count from 1. An epoch 0 shows its own way.
             self._first_epoch, self._first_batch = min(epoch, 1), min(batch, 1)
         self._first_batch = min(batch, self._first_batch)
-        self._last_iteration, self._epoch = batch, epoch
+        self._last_iteration, self._epoch, self._batches = batch, epoch, int(total)
         iteration = max(epoch - self._first_epoch, 0) * int(total) + batch
-        self._earlier_iterations = iteration - batch
+        self._earlier_iterations, builder.iterations_done = iteration - batch, None
         self._add_step(iteration, step, line, builder, is_batch=True)
         if match[2]:
             last_epoch = (

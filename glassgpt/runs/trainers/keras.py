@@ -20,6 +20,7 @@ from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.glossary import declared_glossary
 from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_number
+from glassgpt.runs.metric_series import read_metric_values
 from glassgpt.runs.step_line import StepLine, add_values
 from glassgpt.runs.trainer import Trainer
 
@@ -112,6 +113,7 @@ class KerasReader:
             if mean_ms >= _MIN_TIME_RATIO * values["ms"]:
                 values["ms"] = mean_ms
         add_values(builder, iteration, values, line)
+        builder.add_metrics(read_metric_values(text), iteration)
         if match := _VAL_LOSS.search(text):
             builder.add_eval(iteration, parse_number(match[1]), line=line)
         self._add_save(builder)

@@ -81,6 +81,8 @@ def read(line: str, builder: RunBuilder) -> bool:
             )
         elif kind == "tel":
             builder.add_eval(int(iteration), parse_number(value))
+        else:
+            builder.add_metrics({"HellaSwag": parse_number(value)}, int(iteration))
         return True
     if "Writing" in line and (match := _SAVE.search(line)):
         builder.add_checkpoint(int(match[1]))

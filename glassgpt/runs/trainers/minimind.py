@@ -55,8 +55,6 @@ class MinimindReader:
             if not lr and self._prints_lr:
                 return False  # cut off
             self._prints_lr = lr is not None
-            if "Reward" in match[0]:
-                builder.trainer = _REINFORCEMENT
             epoch, epochs, step, per_epoch = (int(group) for group in match.groups()[:4])
             if epochs * per_epoch > MAX_COUNT:
                 return False
@@ -65,13 +63,14 @@ class MinimindReader:
             if self._previous and self._previous[0] == epoch:
                 self._interval = max(self._interval, step - self._previous[1])
             self._previous = epoch, step
-            # The last line of an epoch: where it counts from 0, a multiple of the interval between lines.
-            last_step: int | None = per_epoch
-            if self._counts_from_0:
-                last_step = (per_epoch - 1) // self._interval * self._interval if self._interval > 0 else None
-            if last_step is not None:
-                builder.setup.values["planned_iterations"] = (epochs - 1) * per_epoch + last_step
+            is_reinforcement = "Reward" in match[0]
+            builder.trainer = _VARIANTS[is_reinforcement, self._counts_from_0]
+            builder.setup.values["planned_iterations"] = epochs * per_epoch - self._counts_from_0
             iteration = (epoch - self._first_epoch) * per_epoch + step
+            # Where it counts from 0, an epoch's last line is a multiple of the interval between lines.
+            left = per_epoch - 1 - step
+            is_last_line = self._counts_from_0 and 0 <= left < self._interval
+            builder.iterations_done = iteration + left if is_last_line else None
             builder.add_step(iteration, parse_number(match[5]), lr=parse_number(lr[1]) if lr else math.nan)
             builder.add_metrics(read_metric_values(line))
             return True
@@ -97,10 +96,15 @@ TRAINER = Trainer(
     reader=MinimindReader,
     identifying_line=re.compile("^LLM可训练总参数量：|" + _SKIPPED.pattern),
     glossary=_glossary,
-    first_iteration=0,
     steps_are_micro_batches=True,  # accumulation_steps is 8 in pretraining, and no line says it
     often_finetunes=True,
     resume_command="--from_resume 1",
     clips_gradients=True,
 )
-_REINFORCEMENT = replace(TRAINER, loss_measures_learning=False)
+# By: reinforcement learning, which has no loss that measures learning; an old version, which counts from 0.
+_VARIANTS = {
+    (False, False): TRAINER,
+    (False, True): replace(TRAINER, first_iteration=0),
+    (True, False): replace(TRAINER, loss_measures_learning=False),
+    (True, True): replace(TRAINER, loss_measures_learning=False, first_iteration=0),
+}

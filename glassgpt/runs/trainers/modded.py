@@ -28,7 +28,11 @@ _LINE = re.compile(
 _BARRED = re.compile(
     rf"\bstep\s+(\d+)/(\d+) \| time: {NUMBER}ms \| step avg:[^|]{{0,40}}(?:\| val loss: {NUMBER})?"
 )
-_END = re.compile(r"^peak memory (?:allocated|consumption)")
+# The latter two are parameter-golf's; `final_int8_zlib_roundtrip val_loss:…` is of the compressed model.
+_END = re.compile(
+    r"^peak memory (?:allocated|consumption)|^stopping_early: |^(?:final|legal)_\w+ .{0,80}\bval_bpb:"
+)
+_BITS = re.compile(rf"\bval_bpb:{NUMBER}")
 
 
 class ModdedReader:
@@ -62,6 +66,8 @@ class ModdedReader:
                 builder.add_step(at, ms=(total_ms - self._total_ms) / (at - self._iteration))
                 self._iteration, self._total_ms = at, total_ms
             builder.add_eval(at, parse_number(loss) if loss else None)
+            if bits := _BITS.search(line):
+                builder.add_metrics({"val_bpb": parse_number(bits[1])}, at)
             return True
         if self._iteration is not None and at <= self._iteration:
             self._iteration = None  # another run

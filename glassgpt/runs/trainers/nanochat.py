@@ -36,7 +36,7 @@ _TIME = re.compile(rf"\bdt:\s*{NUMBER}\s*ms\b")
 _MFU = re.compile(rf"\b(?:bf16_)?mfu:\s*{NUMBER}")
 _NORM = re.compile(rf"\bgrad[ _]norm:\s*{NUMBER}")
 _LR_FACTOR = re.compile(rf"\blrm:\s*{NUMBER}")
-_SPEED = re.compile(rf"\btok/sec:\s*{NUMBER}")
+_SPEED = re.compile(rf"\btok/s(?:ec)?:\s*{NUMBER}")
 _VAL = re.compile(rf"\bStep\s+(\d+)\s*\|\s*Validation (bpb|loss):\s*{NUMBER}", re.IGNORECASE)
 _SAVE = re.compile(r"\bSaved model\b(?:.{0,300}_(\d{4,})\.pt)?")
 # Where a stage of its recipe saves. Each learns from other data, so their losses cannot be compared.

@@ -56,6 +56,7 @@ _FORK_EVAL = re.compile(
     re.IGNORECASE,
 )
 _SAVE = re.compile(r"\bsaving (?:\w+ )?(?:checkpoint|snapshot)", re.IGNORECASE)
+_SAVED_AT = re.compile(r"\bckpt[_-](?:iter_?)?(\d{1,9})\.pt\b")  # a fork that keeps them all
 
 
 def read(line: str, builder: RunBuilder) -> bool:
@@ -93,7 +94,9 @@ def read(line: str, builder: RunBuilder) -> bool:
         )
         return True
     if "aving" in line and _SAVE.search(line):
-        builder.add_checkpoint()
+        number = _SAVED_AT.search(line)
+        is_ahead = number is not None and (builder.last_iteration or 0) <= int(number[1])
+        builder.add_checkpoint(int(number[1]) if number and is_ahead else None)
     return False
 
 

@@ -118,6 +118,7 @@ def test_fused_kernels_give_the_logits_of_the_model(
         ready.next_logits(tokens[:1, :start], cache)
         cache.repeat(rows)
         decoder = FusedDecoder(ready, cache, TokenSampler(1000, top_k=5), graph=False)
+        totals = torch.zeros(3, device="cuda")  # squares: distances of fused and plain, and the logits
         for length in range(start, capacity):
             logits = decoder.next_logits(tokens[:, length])
             plain = model.next_logits(tokens[:, : length + 1]).float()
@@ -125,8 +126,9 @@ def test_fused_kernels_give_the_logits_of_the_model(
                 exact = model.next_logits(tokens[:, : length + 1])
             if dtype == torch.float32:
                 torch.testing.assert_close(logits, exact, atol=1e-4, rtol=1e-4)
-            else:  # no further from float32 than autocast is
-                assert (logits - exact).norm() <= 1.5 * (plain - exact).norm() + 1e-3 * exact.norm()
+            totals += torch.stack([one.square().sum() for one in (logits - exact, plain - exact, exact)])
+    fused_distance, plain_distance, size = totals.sqrt().tolist()
+    assert fused_distance <= 1.5 * plain_distance + 1e-3 * size  # no further from float32 than autocast is
 
 
 def sampled_by_kernel(decoder: FusedDecoder, logits: Tensor, noise: Tensor, vocabulary: int) -> Tensor:

@@ -245,8 +245,15 @@ def test_nothing_bad_is_applied_while_nobody_looks(
     on_gpu: MakeConfig, monkeypatch: pytest.MonkeyPatch, dtype: str, what: str
 ) -> None:
     graph = "on" if what == "gradient" else "off"  # a replayed loss cannot be tampered with
+    steps = 2 if graph == "on" else 1  # of one micro-step no gradient outlives a replay
     config = on_gpu(
-        dtype=dtype, max_iters=40, log_interval=10, eval_interval=20, checkpoint_interval=10, graph=graph
+        dtype=dtype,
+        max_iters=40,
+        log_interval=10,
+        eval_interval=20,
+        checkpoint_interval=10,
+        graph=graph,
+        gradient_accumulation_steps=steps,
     )
     learners = capture_learners(monkeypatch)
     before = inject_non_finite(monkeypatch, 23, what)

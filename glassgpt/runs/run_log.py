@@ -450,6 +450,10 @@ class RunLog:
 
     def log_interval(self) -> int | None:
         """The most frequent distance between two lines; the smaller of two equally frequent ones."""
+        return self._log_interval
+
+    @cached_property
+    def _log_interval(self) -> int | None:
         steps = self.steps
         if not self.has_iteration_numbers or len(steps) < 2:
             return None

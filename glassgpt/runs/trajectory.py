@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -34,7 +35,13 @@ class Trajectory:
 
     def finite_losses(self) -> tuple[Ints, Floats]:
         """The finite training losses and their iterations."""
+        return self._finite_losses
+
+    @cached_property
+    def _finite_losses(self) -> tuple[Ints, Floats]:
         finite = np.isfinite(self.loss)
+        if finite.all():
+            return self.iteration, self.loss  # of a million rows, copies are 16 MB
         return self.iteration[finite], self.loss[finite]
 
     def val_curve(self) -> tuple[Floats, Floats]:

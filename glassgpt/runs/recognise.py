@@ -24,7 +24,7 @@ from glassgpt.runs.excerpts import merge_excerpts
 from glassgpt.runs.exit_status import event_patterns, read_event
 from glassgpt.runs.file_kinds import looks_like
 from glassgpt.runs.header import header_patterns, read_header
-from glassgpt.runs.lines import LogLine, split_block
+from glassgpt.runs.lines import LogLine, distinct_letters, split_block
 from glassgpt.runs.log_numbers import ASCII_DIGITS
 from glassgpt.runs.metric_series import read_metric_line
 from glassgpt.runs.notes import complete_from_note, read_note
@@ -266,7 +266,7 @@ class _TrainerSplitter:
                     self._reader.builder.stamps.add(
                         self._reader.builder.line, lines[at - 1][:MAX_CLOCK_CHARS]
                     )
-                if self._reader.form is not form:  # another epoch's, or another trainer's
+                if self._reader.form != form:  # another epoch's, or another trainer's
                     self._piece_lines = _MIN_PIECE_LINES
                     break
             else:
@@ -348,7 +348,6 @@ class LogReader:
         self.builder = RunBuilder(trainer)
         self.builder.line = lines_before
         self._read_line = trainer.make_reader()
-        self._declared_form = StepForm(trainer.plain_step) if trainer.plain_step else None
         self._lowest_rank: int | None = None
         self._ends_mid_line = False
         self._setup_at_last_step: SetupBuilder | None = None  # None: nothing has been read since
@@ -356,7 +355,8 @@ class LogReader:
 
     def expect_lines_of(self, block: str | None) -> None:
         """The next lines are of this block, so only some patterns can match. None: they can be any lines."""
-        self._event_patterns, self._header_patterns = event_patterns(block), header_patterns(block)
+        letters = None if block is None else distinct_letters(block)
+        self._event_patterns, self._header_patterns = event_patterns(letters), header_patterns(letters)
 
     def feed(self, line: LogLine) -> bool:
         """Whether the line is a step or an evaluation, or another rank's."""
@@ -398,9 +398,10 @@ class LogReader:
 
     @property
     def form(self) -> StepForm | None:
-        """Of its usual steps, as far as it is known."""
+        """Of its usual steps, as far as it is known. A version of a trainer may have another, or none."""
+        declared = self.builder.trainer.plain_step
         learned: StepForm | None = getattr(self._read_line, "form", None)
-        return self._declared_form or learned
+        return StepForm(declared) if declared else learned
 
     def feed_steps(self, columns: Columns, form: StepForm) -> None:
         """Lines of the usual form, as their groups."""
@@ -424,7 +425,7 @@ class LogReader:
                     part = [text.replace(",", "") for text in part]
                 column, values = form.numbers(name, part)
                 numbers[column] = values
-            if form is not self._declared_form:
+            if form.pattern != self.builder.trainer.plain_step:
                 self._read_line.skip_steps(numbers)  # type: ignore[attr-defined]
             self.builder.add_steps(numbers)
             begin = end

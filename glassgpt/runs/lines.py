@@ -83,13 +83,13 @@ def read_texts(file: BinaryIO) -> Iterator[str]:
 
 
 def letters_of(text: str) -> bytes:
-    """What is left of a text without blanks, digits and punctuation: what a part of the text has, it has, too."""
+    """A text without blanks, digits and punctuation: those of a part of the text are in it, too."""
     return text.encode("utf-8", "surrogatepass").translate(None, _NO_LETTERS)
 
 
 def distinct_letters(block: str) -> bytes:
-    """The letters of its lines, of equal ones once: mostly of a few forms of lines, so that many substrings can
-    be looked for in almost no time."""
+    """The letters of its lines, of equal ones once. Mostly lines have few forms, so that a search for many
+    substrings takes almost no time."""
     return b"\n".join(set(letters_of(block).split(b"\n")))
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from glassgpt.errors import UserError
@@ -24,15 +24,15 @@ from glassgpt.runs.excerpts import merge_excerpts
 from glassgpt.runs.exit_status import event_patterns, read_event
 from glassgpt.runs.file_kinds import looks_like
 from glassgpt.runs.header import header_patterns, read_header
-from glassgpt.runs.lines import LogLine, distinct_letters, split_block
+from glassgpt.runs.lines import MAX_PLAIN_LINE_CHARS, LogLine, distinct_letters, split_block
 from glassgpt.runs.log_numbers import ASCII_DIGITS
-from glassgpt.runs.metric_series import read_metric_line
+from glassgpt.runs.metric_series import may_have_metric, read_metric_line
 from glassgpt.runs.notes import complete_from_note, read_note
 from glassgpt.runs.prefixes import strip_prefixes
 from glassgpt.runs.run_log import RunLog, longest_run
 from glassgpt.runs.setup_builder import SetupBuilder
 from glassgpt.runs.split_runs import split_runs
-from glassgpt.runs.step_form import Columns, StepForm
+from glassgpt.runs.step_form import Columns, StepForm, StepLines, declared_form
 from glassgpt.runs.trainer import Trainer
 from glassgpt.runs.trainers import TRAINERS
 
@@ -54,7 +54,7 @@ _MAX_BUFFERED_LINES = 100_000  # until the trainer is clear: some logs begin wit
 
 # Losses have three decimals or more; a number with fewer at the very end may be cut off.
 _TRUNCATED_NUMBER = re.compile(r"(?<![\d.,])[-+]?\d[\d,]*\.?\d{0,2}$")
-_NUMBERS = re.compile(r"\d+")
+_DIGITS = b"0123456789"
 _LIST_BEGIN, _STRING = re.compile(r'"[^"]{1,100}":\s?\[$'), re.compile(r'".*",?$')
 _QUOTED_LINE = re.compile(r"^\s*(?:```|~~~|>?\s*[-*]?\s*\*\*\s*(?:iter|step)\b)")
 
@@ -86,7 +86,7 @@ def read_logs(lines: Iterable[str | LogLine], name: str, head: str = "") -> tupl
 def _without_prefixes(raw_line: LogLine) -> LogLine:
     text, rank, clock = strip_prefixes(raw_line.text)
     text = text if text.isascii() else text.translate(ASCII_DIGITS)
-    return raw_line._replace(text=text, rank=rank, clock=clock)
+    return LogLine(text, raw_line.is_incomplete, rank, raw_line.continues_line, clock, raw_line.begins_cell)
 
 
 class _Candidate:
@@ -109,12 +109,12 @@ class _Candidates:
 
     def __init__(self, but: Trainer | None = None) -> None:
         self._all = [_Candidate(trainer) for trainer in LOG_TRAINERS if trainer is not but]
-        self._tries_by_shape: Counter[str] = Counter()  # of lines that none matched, but for their numbers
+        self._tries_by_shape: Counter[bytes] = Counter()  # of lines that none matched, without their digits
         self.have_match = False
 
     def feed(self, line: LogLine) -> None:
         if not self.have_match:
-            shape = _NUMBERS.sub("0", line.text)
+            shape = line.text.encode("utf-8", "surrogatepass").translate(None, _DIGITS)
             if self._tries_by_shape[shape] >= _MAX_TRIES:
                 return  # a progress bar, a debugging line
             if len(self._tries_by_shape) < _MAX_SHAPES:
@@ -155,26 +155,34 @@ class LogRecognizer:
 
     def feed(self, lines: str | LogLine) -> None:
         """One line, or a block of lines: see `read_blocks`."""
-        if isinstance(lines, str) and self._splitter is not None:
-            self._splitter.feed_block(lines)
+        if isinstance(lines, LogLine):
+            self._feed_line(lines)
             return
-        for raw_line in split_block(lines):
-            self.is_empty = self.is_empty and not raw_line.text.strip()
-            line = _without_prefixes(raw_line)
-            if self._splitter is not None:
-                self._splitter.feed(line)
-                continue
-            self._line_count += 1
-            self._buffered_lines.append(line)
-            if len(self._buffered_lines) > _MAX_BUFFERED_LINES:
-                del self._buffered_lines[: _MAX_BUFFERED_LINES // 2]
-            self._candidates.feed(line)
-            best = self._candidates.best()
-            is_generic = best is not None and best.trainer.reads_any_log
-            needed = _DECISIVE_GENERIC_LINES if is_generic else _DECISIVE_LINES
-            if best is not None and best.matched_lines >= needed:
-                self._splitter = self._replay()
-                self._buffered_lines = []
+        texts, at = lines.split("\n"), 0
+        while self._splitter is None and at < len(texts):
+            for raw_line in split_block(texts[at]):
+                self._feed_line(raw_line)
+            at += 1
+        if self._splitter is not None:
+            self._splitter.feed_texts(texts[at:])
+
+    def _feed_line(self, raw_line: LogLine) -> None:
+        line = _without_prefixes(raw_line)
+        if self._splitter is not None:
+            self._splitter.feed(line)
+            return
+        self.is_empty = self.is_empty and not raw_line.text.strip()
+        self._line_count += 1
+        self._buffered_lines.append(line)
+        if len(self._buffered_lines) > _MAX_BUFFERED_LINES:
+            del self._buffered_lines[: _MAX_BUFFERED_LINES // 2]
+        self._candidates.feed(line)
+        best = self._candidates.best()
+        is_generic = best is not None and best.trainer.reads_any_log
+        needed = _DECISIVE_GENERIC_LINES if is_generic else _DECISIVE_LINES
+        if best is not None and best.matched_lines >= needed:
+            self._splitter = self._replay()
+            self._buffered_lines = []
 
     def is_unrecognisable(self) -> bool:
         """Very many lines without a match."""
@@ -229,6 +237,10 @@ class LogRecognizer:
         return splitter
 
 
+def _have_one_pattern(one: StepForm | None, other: StepForm | None) -> bool:
+    return one is other or (one is not None and other is not None and one.pattern == other.pattern)
+
+
 class _TrainerSplitter:
     """One trainer's lines, or those of several after one another: a terminal with two commands, a file that a
     second script was appended to.
@@ -245,36 +257,43 @@ class _TrainerSplitter:
         self._in_list = False  # of JSON, one string per line
         self._piece_lines = _MAX_PIECE_LINES  # lines that are split by their form together
 
-    def feed_block(self, block: str) -> None:
+    def feed_texts(self, lines: Sequence[str]) -> None:
         """Equals `feed` for each line, but reads steps of the usual form together."""
-        lines, at = block.split("\n"), 0
-        self._reader.expect_lines_of(block)
+        at = 0
         while at < len(lines):
-            form = self._reader.form
-            if form is None:
-                self._feed_raw(lines[at])
-                at += 1
-                continue
-            for item in form.split(lines[at : at + self._piece_lines]):
-                if isinstance(item, str):
-                    self._feed_raw(item)
-                    at += 1
-                else:
-                    self._reader.feed_steps(item, form)
-                    self._forget_lines_since_match()
-                    at += len(item["iteration"])
-                    self._reader.builder.stamps.add(
-                        self._reader.builder.line, lines[at - 1][:MAX_CLOCK_CHARS]
-                    )
-                if self._reader.form != form:  # another epoch's, or another trainer's
+            form, piece = self._reader.form, lines[at : at + self._piece_lines]
+            items: Sequence[StepLines | str] = list(form.split(piece)) if form is not None else piece
+            ends = itertools.accumulate(1 if isinstance(item, str) else item.count for item in items)
+            self._reader.expect_lines_of("\n".join(piece[end - 1] for end in ends))
+            for item in items:
+                at = self._feed_item(item, lines, at)
+                if not _have_one_pattern(self._reader.form, form):  # another trainer's, say
                     self._piece_lines = _MIN_PIECE_LINES
                     break
             else:
                 self._piece_lines = min(2 * self._piece_lines, _MAX_PIECE_LINES)
         self._reader.expect_lines_of(None)
 
+    def _feed_item(self, item: StepLines | str, lines: Sequence[str], at: int) -> int:
+        """Lines from there on, of the current form or a single one of another. Where the next one is."""
+        if isinstance(item, str):
+            self._feed_raw(item)
+            return at + 1
+        end, begin_form = at + item.count, self._reader.form
+        # Of an epoch's lines the reader gets the first, and finds out how they count.
+        while at < end and (form := self._reader.form) is not None and form.fixed != item.fixed:
+            self._feed_raw(lines[at])
+            at += 1
+            if not _have_one_pattern(self._reader.form, begin_form):
+                return at
+        if at < end and (form := self._reader.form) is not None:
+            self._reader.feed_steps({name: texts[at - end :] for name, texts in item.columns.items()}, form)
+            self._forget_lines_since_match()
+            self._reader.builder.stamps.add(self._reader.builder.line, lines[end - 1][:MAX_CLOCK_CHARS])
+        return end
+
     def _feed_raw(self, text: str) -> None:
-        for line in split_block(text):
+        for line in split_block(text) if len(text) > MAX_PLAIN_LINE_CHARS else (LogLine(text),):
             self.feed(_without_prefixes(line))
 
     def _is_repeated(self, text: str) -> bool:
@@ -357,6 +376,7 @@ class LogReader:
         """The next lines are of this block, so only some patterns can match. None: they can be any lines."""
         letters = None if block is None else distinct_letters(block)
         self._event_patterns, self._header_patterns = event_patterns(letters), header_patterns(letters)
+        self._may_have_metrics = block is None or may_have_metric(block)
 
     def feed(self, line: LogLine) -> bool:
         """Whether the line is a step or an evaluation, or another rank's."""
@@ -386,7 +406,7 @@ class LogReader:
         self._setup_at_last_step = self._setup_at_last_step or builder.setup.copy()
         if not read_event(text, builder, self._event_patterns):
             read_header(text, builder, self._header_patterns)
-            if builder.has_steps:
+            if self._may_have_metrics and builder.has_steps:
                 builder.add_metrics(read_metric_line(text))
         elif "wall_s" in builder.setup.values:
             self._setup_at_last_step.values["wall_s"] = builder.setup.values["wall_s"]
@@ -401,7 +421,7 @@ class LogReader:
         """Of its usual steps, as far as it is known. A version of a trainer may have another, or none."""
         declared = self.builder.trainer.plain_step
         learned: StepForm | None = getattr(self._read_line, "form", None)
-        return StepForm(declared) if declared else learned
+        return declared_form(declared) if declared else learned
 
     def feed_steps(self, columns: Columns, form: StepForm) -> None:
         """Lines of the usual form, as their groups."""
@@ -425,7 +445,7 @@ class LogReader:
                     part = [text.replace(",", "") for text in part]
                 column, values = form.numbers(name, part)
                 numbers[column] = values
-            if form.pattern != self.builder.trainer.plain_step:
+            if not self.builder.trainer.plain_step:
                 self._read_line.skip_steps(numbers)  # type: ignore[attr-defined]
             self.builder.add_steps(numbers)
             begin = end

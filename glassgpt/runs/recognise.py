@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from glassgpt.errors import UserError
+from glassgpt.i18n import say
 from glassgpt.runs.builder import FAILURE_KINDS, RunBuilder
 from glassgpt.runs.excerpts import merge_excerpts
 from glassgpt.runs.exit_status import event_patterns, read_event
@@ -55,6 +56,13 @@ _MAX_BUFFERED_LINES = 100_000  # until the trainer is clear: some logs begin wit
 # Losses have three decimals or more; a number with fewer at the very end may be cut off.
 _TRUNCATED_NUMBER = re.compile(r"(?<![\d.,])[-+]?\d[\d,]*\.?\d{0,2}$")
 _DIGITS = b"0123456789"
+# A line that says a loss as a step or an evaluation does; not what was best so far, or the last.
+_LOSS = re.compile(
+    r"^(?!.{0,200}(?:best|final|lowest|minimum|improve|previous|target|saved|saving)).{0,200}?"
+    r"(?<![a-z])loss[\"']?\s{0,4}[:=]?\s{0,8}[\"']?-?\d{1,9}\.\d"
+)
+# Fewer, or a smaller share of the lines with a loss, are a program's remarks.
+_MIN_UNREAD_LOSSES, _MIN_UNREAD_SHARE = 5, 0.1
 _LIST_BEGIN, _STRING = re.compile(r'"[^"]{1,100}":\s?\[$'), re.compile(r'".*",?$')
 _QUOTED_LINE = re.compile(r"^\s*(?:```|~~~|>?\s*[-*]?\s*\*\*\s*(?:iter|step)\b)")
 
@@ -75,12 +83,18 @@ def read_logs(lines: Iterable[str | LogLine], name: str, head: str = "") -> tupl
     run_logs = recognizer.build(name) or recognizer.build_from_note(name)
     if not run_logs:
         clause = "; it is empty" if recognizer.is_empty else looks_like(head)
+        if losses := recognizer.count_losses():
+            clause += f"; {losses:,} of its lines have a loss, in a form that is not known"
         raise UserError(
             f"{name} is not a training log that glass can read{clause}. It reads GlassGPT's journals and run "
             f"folders, logs of {KNOWN}, lines with an iteration and a loss, CSV and JSON with columns of "
             "steps and losses, and TensorBoard's event files"
         )
     return run_logs
+
+
+def _has_loss(text: str) -> bool:
+    return ("oss" in text or "OSS" in text) and _LOSS.match(text.lower()) is not None
 
 
 def _without_prefixes(raw_line: LogLine) -> LogLine:
@@ -211,6 +225,10 @@ class LogRecognizer:
                 has_failed = any(event.kind in FAILURE_KINDS for one in run_logs for event in one.events)
                 return run_logs if has_failed else ()
         return ()
+
+    def count_losses(self) -> int:
+        """How many of the lines that no trainer was recognised by have a loss."""
+        return sum(_has_loss(line.text) for line in self._buffered_lines)
 
     def build_from_note(self, name: str) -> tuple[RunLog, ...]:
         """The runs that a text without log lines speaks of."""
@@ -369,6 +387,7 @@ class LogReader:
         self._read_line = trainer.make_reader()
         self._lowest_rank: int | None = None
         self._ends_mid_line = False
+        self._unread_losses = 0  # lines with a loss that are neither step nor evaluation
         self._setup_at_last_step: SetupBuilder | None = None  # None: nothing has been read since
         self.expect_lines_of(None)
 
@@ -399,9 +418,12 @@ class LogReader:
             if rank != self._lowest_rank:
                 read_event(text, builder, self._event_patterns)
                 return True
+        items_before = builder.non_step_count
         if self._read_line(text, builder):
             self._setup_at_last_step = None
             return True
+        if builder.non_step_count == items_before and not builder.has_quoted_lines and _has_loss(text):
+            self._unread_losses += 1
         builder.note_line(text)
         self._setup_at_last_step = self._setup_at_last_step or builder.setup.copy()
         if not read_event(text, builder, self._event_patterns):
@@ -471,10 +493,15 @@ class LogReader:
             if close is not None:
                 close(self.builder)
             self.builder.finish()
+        built = self.builder.build(name, self._ends_mid_line)
+        lines_read, unread = built.iterations_logged + len(built.evals), self._unread_losses
+        are_many = unread >= max(_MIN_UNREAD_LOSSES, _MIN_UNREAD_SHARE * (lines_read + unread))
         run_log = replace(
-            self.builder.build(name, self._ends_mid_line),
+            built,
             first_line=self.lines_before + 1,
             last_line=self.builder.line if last_line is None else last_line,
+            unread_loss_lines=unread,
+            notes=(*built.notes, say("log.unread_losses", count=unread)) if are_many else built.notes,
         )
         return split_runs(
             merge_excerpts(run_log) if run_log.is_excerpt else run_log, self.builder.failed_launches

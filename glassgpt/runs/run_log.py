@@ -237,6 +237,7 @@ class RunLog:
     stamps: tuple[tuple[int, float], ...] = ()  # line and seconds, of the whole file: when it was printed
     metrics: tuple[MetricSeries, ...] = ()  # of the whole file; see metric_courses
     columns: Mapping[str, str] = field(default_factory=dict)  # of a table: what is read -> column and unit
+    unread_loss_lines: int = 0  # of the file, by the same trainer: with a loss, in a form that is not known
     notes: tuple[Message, ...] = ()  # what reading it left out or assumed
 
     @property

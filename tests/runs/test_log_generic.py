@@ -594,3 +594,14 @@ def test_perplexities_of_epochs_are_evaluations() -> None:
     assert [one.val_loss for one in evals] == pytest.approx([3, 2.5, 2, 1.5, 1])
     stepped = "".join(f"step {at} loss: 2.5\n" for at in range(1, 9)) + text
     assert {one.iteration for one in parse_log(stepped).evals} == {8}
+
+
+def test_lines_with_a_loss_that_are_not_read_are_counted() -> None:
+    steps = [f"step {at} loss {3 - at / 100:.2f}" for at in range(1, 21)]
+    others = [f"[worker] loss=2.{at:02} at stage B" for at in range(30, 38)]
+    remarks = ["best loss so far 2.8", "Final loss: 2.8", "loss_scale 1.5", "val loss is not measured"]
+    run = parse_log("\n".join([*steps, *others, *remarks]))
+    assert (len(run.steps), run.unread_loss_lines) == (20, len(others))
+    assert [note.key for note in run.notes] == ["log.unread_losses"]
+    few = parse_log("\n".join([*steps, *others[:2]]))  # a program's remarks, not a part of the run
+    assert (few.unread_loss_lines, few.notes) == (2, ())

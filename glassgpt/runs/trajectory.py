@@ -67,6 +67,7 @@ def trajectory_of(run_log: RunLog) -> Trajectory:
     ends = _segment_ends(run_log, segments)
     row_ends = np.array([ends.get(index, -1) for index in range(len(run_log.segments))])[steps.segment]
     rows = np.flatnonzero(steps.iteration < row_ends)
+    taken = slice(None) if len(rows) == len(steps) else rows  # of all, a view instead of a copy
     # A resume evaluates again where its checkpoint was made: the later evaluation counts.
     evals = {
         evaluation.iteration: evaluation
@@ -79,9 +80,9 @@ def trajectory_of(run_log: RunLog) -> Trajectory:
     return Trajectory(
         segments=tuple(segments),
         rows=rows,
-        iteration=steps.iteration[rows],
-        loss=np.where(steps.has_loss[rows] & run_log.loss_measures_learning, steps.loss[rows], np.nan),
-        ms=steps.ms[rows],
+        iteration=steps.iteration[taken],
+        loss=np.where(steps.has_loss[taken] & run_log.loss_measures_learning, steps.loss[taken], np.nan),
+        ms=steps.ms[taken],
         evals=tuple(evals[iteration] for iteration in sorted(evals)),
         checkpoints=tuple(
             save

@@ -281,7 +281,7 @@ class _TrainerSplitter:
         while at < len(lines):
             form, piece = self._reader.form, lines[at : at + self._piece_lines]
             items: Sequence[StepLines | str] = list(form.split(piece)) if form is not None else piece
-            ends = itertools.accumulate(1 if isinstance(item, str) else item.count for item in items)
+            ends = itertools.accumulate(1 if isinstance(item, str) else item.line_count for item in items)
             self._reader.expect_lines_of("\n".join(piece[end - 1] for end in ends))
             for item in items:
                 at = self._feed_item(item, lines, at)
@@ -297,7 +297,7 @@ class _TrainerSplitter:
         if isinstance(item, str):
             self._feed_raw(item)
             return at + 1
-        end, begin_form = at + item.count, self._reader.form
+        end, begin_form = at + item.line_count, self._reader.form
         # Of an epoch's lines the reader gets the first, and finds out how they count.
         while at < end and (form := self._reader.form) is not None and form.fixed != item.fixed:
             self._feed_raw(lines[at])

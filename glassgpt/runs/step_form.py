@@ -40,7 +40,7 @@ class StepLines(NamedTuple):
     columns: Columns
 
     @property
-    def count(self) -> int:
+    def line_count(self) -> int:
         return len(self.columns["iteration"])
 
 
@@ -78,14 +78,14 @@ class StepForm(NamedTuple):
         pattern = _block_pattern(self.pattern)
         rows, names = pattern.findall("\n".join(lines)), list(pattern.groupindex)
         fixed_at = [at for at, name in enumerate(names) if name.startswith(_FIXED)]
-        first_groups = map(itemgetter(0), rows)  # empty in a line of another form, as the others are
-        keys, begin = map(itemgetter(*fixed_at), rows) if fixed_at else map(bool, first_groups), 0
-        for key, group in itertools.groupby(keys):
+        begin, first_groups = 0, map(itemgetter(0), rows)  # empty in a line of another form, as all are
+        keys: Iterator[object] = map(itemgetter(*fixed_at), rows) if fixed_at else map(bool, first_groups)
+        for _, group in itertools.groupby(keys):
             end = begin + len(list(group))
             if rows[begin][0]:
                 columns = zip(names, zip(*rows[begin:end], strict=True), strict=False)
                 values = {name: texts for name, texts in columns if not name.startswith(_FIXED)}
-                yield StepLines(key if len(fixed_at) > 1 else (key,) * len(fixed_at), values)
+                yield StepLines(tuple(rows[begin][at] for at in fixed_at), values)
             else:
                 yield from lines[begin:end]
             begin = end

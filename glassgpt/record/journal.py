@@ -343,6 +343,8 @@ def float_or_none(record: object, name: str) -> float | None:
     value = record.get(name) if isinstance(record, dict) else None
     if value is None or type(value) is float:  # nearly always
         return value if value is not None and abs(value) <= MAX_VALUE else None
+    if type(value) is int and abs(value) <= MAX_INTEGER:  # a count
+        return float(value)
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= MAX_VALUE:
         return None
     return float(value)

@@ -236,7 +236,7 @@ class JournalReader:
         peak = journal.float_or_none(memory, "allocated_peak") or journal.float_or_none(memory, "rss")
         tokens = journal.float_or_none(record, "tokens")
         values += [peak or math.nan, math.nan if tokens is None else tokens]
-        has_loss = journal.loss_or_none(record) is not None
+        has_loss = type(record.get("loss")) is float or journal.loss_or_none(record) is not None
         self._rows.append(record["iter"], process, has_loss, values)
         if self._rows.is_full:
             self._rows.thin({})

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from glassgpt.runs.builder import RunBuilder
+from glassgpt.runs.lines import letters_of
 from glassgpt.runs.run_log import EventKind, ExitStatus, RunLog
 
 # Where a program's own words begin: at the start of the line, or after a logger's name, level or place. Not
@@ -86,6 +87,7 @@ _EVENT_PATTERNS: tuple[EventPattern, ...] = (
      re.compile(r"^\W*(?:saved|saving) (?:the )?final (?:weights|model|checkpoint)\b", re.I), "finish"),
     ("report", re.compile(r"^(?:Copying|Copied) report(?:\.md)? "), "finish"),  # nanochat's speedrun
 )  # fmt: skip
+_LETTERS = [letters_of(substring) for substring, _, _ in _EVENT_PATTERNS]
 
 _WALL_TIME = re.compile(r"^\s*real\s+(\d+)m([\d.]+)s|^\s*([\d.]+) real\b")
 TRACEBACK_HEADER = "Traceback (most recent call last)"  # only the last line of a traceback names the error
@@ -102,9 +104,11 @@ WRITE_ERROR = re.compile(
 # --- reading ---
 
 
-def event_patterns(block: str | None = None) -> Sequence[EventPattern]:
-    """Those that a line of this block may match; of any block: all."""
-    return [pattern for pattern in _EVENT_PATTERNS if block is None or pattern[0] in block]
+def event_patterns(letters: bytes | None = None) -> Sequence[EventPattern]:
+    """Those that a line may match of a block with these `distinct_letters`; of any block: all."""
+    if letters is None:
+        return _EVENT_PATTERNS
+    return [pattern for pattern, own in zip(_EVENT_PATTERNS, _LETTERS, strict=True) if own in letters]
 
 
 def read_event(line: str, builder: RunBuilder, patterns: Sequence[EventPattern]) -> bool:

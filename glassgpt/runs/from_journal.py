@@ -169,7 +169,9 @@ class JournalReader:
             record = sanitize_record(record)
         self._count += 1
         self._last = record
-        number = journal.int_or_none(record, "process") or 0
+        number = record.get("process")
+        if type(number) is not int or abs(number) > MAX_COUNT:  # rare, as below
+            number = journal.int_or_none(record, "process") or 0
         process = self._processes.get(number)
         if process is None:
             process = self._processes[number] = _Process(iteration)
@@ -234,11 +236,11 @@ class JournalReader:
         peak = journal.float_or_none(memory, "allocated_peak") or journal.float_or_none(memory, "rss")
         tokens = journal.float_or_none(record, "tokens")
         values += [peak or math.nan, math.nan if tokens is None else tokens]
-        has_loss = journal.loss_or_none(record) is not None
+        has_loss = type(record.get("loss")) is float or journal.loss_or_none(record) is not None
         self._rows.append(record["iter"], process, has_loss, values)
         if self._rows.is_full:
             self._rows.thin({})
-        first_ms = journal.float_or_none(record, "first_update_ms")
+        first_ms = journal.float_or_none(record, "first_update_ms") if "first_update_ms" in record else None
         if first_ms and process != self._first_update_process:  # once per process, whatever a journal says
             self._first_update_process = process
             self._first_updates.append((record["iter"], first_ms))

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from glassgpt.config import ConfigValue
 from glassgpt.estimate.cards import guess_card
 from glassgpt.runs.builder import PROMPT, RunBuilder
+from glassgpt.runs.lines import letters_of
 from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, NUMBER, parse_count
 from glassgpt.runs.trainer import HeaderPattern
 from glassgpt.runs.trainers import TRAINERS
@@ -159,9 +160,14 @@ _PATTERNS = sorted(
 )
 
 
-def header_patterns(block: str | None = None) -> Sequence[HeaderPattern]:
-    """Those that a line of this block may match; of any block: all."""
-    return [pattern for pattern in _PATTERNS if block is None or pattern.substring in block]
+_LETTERS = [letters_of(pattern.substring) for pattern in _PATTERNS]
+
+
+def header_patterns(letters: bytes | None = None) -> Sequence[HeaderPattern]:
+    """Those that a line may match of a block with these `distinct_letters`; of any block: all."""
+    if letters is None:
+        return _PATTERNS
+    return [pattern for pattern, own in zip(_PATTERNS, _LETTERS, strict=True) if own in letters]
 
 
 def read_header(line: str, builder: RunBuilder, patterns: Sequence[HeaderPattern]) -> None:

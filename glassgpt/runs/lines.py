@@ -46,6 +46,7 @@ _CONTROLS = re.compile(
     "\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 _ASCII_CONTROLS = bytes(code for code in range(128) if _CONTROLS.match(chr(code)))
+_NO_LETTERS = bytes(code for code in range(128) if not chr(code).isalpha() and chr(code) != "\n")
 
 
 class LogLine(NamedTuple):
@@ -79,6 +80,17 @@ def read_texts(file: BinaryIO) -> Iterator[str]:
         raise UserError(f"this is {problem}")
     decoder = codecs.getincrementaldecoder(_detect_encoding(first))(errors="replace")
     return (decoder.decode(chunk) for chunk in _prepend(first, chunks))
+
+
+def letters_of(text: str) -> bytes:
+    """A text without blanks, digits and punctuation: those of a part of the text are in it, too."""
+    return text.encode("utf-8", "surrogatepass").translate(None, _NO_LETTERS)
+
+
+def distinct_letters(block: str) -> bytes:
+    """The letters of its lines, of equal ones once. Mostly lines have few forms, so that a search for many
+    substrings takes almost no time."""
+    return b"\n".join(set(letters_of(block).split(b"\n")))
 
 
 def split_block(block: str | LogLine) -> Iterator[LogLine]:

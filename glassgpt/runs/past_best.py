@@ -114,14 +114,15 @@ def find_train_val_gap(
         train_loss, train_lines = _logged_train_loss(run_log, trajectory, last.iteration or 0)
         trained = [one for one in trajectory.evals if one.iteration]
         is_alone = len(trained) == 1
-        gaps = [
+        gaps = (
             (one.val_loss or 0.0) - before
             for one in trained[:-1]
             if (before := _logged_train_loss(run_log, trajectory, one.iteration or 0)[0]) is not None
-        ]
-        if not gaps and not is_alone:
+        )
+        first_gap = next(gaps, None)  # of a long log there are thousands: the first alone is looked for
+        if first_gap is None and not is_alone:
             return None
-        earlier_gap = max(0.0, *gaps[:1]) if gaps else 0.0
+        earlier_gap = max(0.0, first_gap or 0.0)
     elif first.iteration == 0 and first.train_loss is not None and math.isfinite(first.train_loss):
         earlier_gap = max(0.0, (first.val_loss or 0.0) - first.train_loss)
     if train_loss is None or not math.isfinite(train_loss):

@@ -63,8 +63,10 @@ def strip_prefixes(text: str) -> tuple[str, int | None, str]:
             continue
         # Most lines do not begin with one of these characters.
         patterns: tuple[re.Pattern[str], ...] = ()
-        if first == "[" or first.isdigit():
+        if first == "[":
             patterns = (_UPTIME, _PROGRAM, _TIME, _LEVEL, _NUMBER_LABEL, _RANK)
+        elif first.isdigit():
+            patterns = (_TIME, _NUMBER_LABEL) if ":" in text[:20] else ()
         elif text.startswith(_MONTHS):
             patterns = (_DATE,)
         elif "|" in text[:50] or first in ("I", "D"):

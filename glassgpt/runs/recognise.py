@@ -15,24 +15,25 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from glassgpt.errors import UserError
+from glassgpt.i18n import say
 from glassgpt.runs.builder import FAILURE_KINDS, RunBuilder
 from glassgpt.runs.excerpts import merge_excerpts
 from glassgpt.runs.exit_status import event_patterns, read_event
 from glassgpt.runs.file_kinds import looks_like
 from glassgpt.runs.header import header_patterns, read_header
-from glassgpt.runs.lines import LogLine, split_block
+from glassgpt.runs.lines import MAX_PLAIN_LINE_CHARS, LogLine, distinct_letters, split_block
 from glassgpt.runs.log_numbers import ASCII_DIGITS
-from glassgpt.runs.metric_series import read_metric_line
+from glassgpt.runs.metric_series import may_have_metric, read_metric_line
 from glassgpt.runs.notes import complete_from_note, read_note
 from glassgpt.runs.prefixes import strip_prefixes
 from glassgpt.runs.run_log import RunLog, longest_run
 from glassgpt.runs.setup_builder import SetupBuilder
 from glassgpt.runs.split_runs import split_runs
-from glassgpt.runs.step_form import Columns, StepForm
+from glassgpt.runs.step_form import Columns, StepForm, StepLines, declared_form
 from glassgpt.runs.trainer import Trainer
 from glassgpt.runs.trainers import TRAINERS
 
@@ -54,7 +55,14 @@ _MAX_BUFFERED_LINES = 100_000  # until the trainer is clear: some logs begin wit
 
 # Losses have three decimals or more; a number with fewer at the very end may be cut off.
 _TRUNCATED_NUMBER = re.compile(r"(?<![\d.,])[-+]?\d[\d,]*\.?\d{0,2}$")
-_NUMBERS = re.compile(r"\d+")
+_DIGITS = b"0123456789"
+# A line that says a loss as a step or an evaluation does; not what was best so far, or the last.
+_LOSS = re.compile(
+    r"^(?!.{0,200}(?:best|final|lowest|minimum|improve|previous|target|saved|saving)).{0,200}?"
+    r"(?<![a-z])loss[\"']?\s{0,4}[:=]?\s{0,8}[\"']?-?\d{1,9}\.\d"
+)
+# Fewer, or a smaller share of the lines with a loss, are a program's remarks.
+_MIN_UNREAD_LOSSES, _MIN_UNREAD_SHARE = 5, 0.1
 _LIST_BEGIN, _STRING = re.compile(r'"[^"]{1,100}":\s?\[$'), re.compile(r'".*",?$')
 _PROGRAM_ERROR = re.compile(  # argparse's, or the last line of a traceback
     r"\S{1,80}\.py: error: \S|(?:[A-Za-z_]\w{0,40}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception): \S"
@@ -79,6 +87,8 @@ def read_logs(lines: Iterable[str | LogLine], name: str, head: str = "") -> tupl
     run_logs = recognizer.build(name) or recognizer.build_from_note(name)
     if not run_logs:
         clause = "; it is empty" if recognizer.is_empty else recognizer.program_error() or looks_like(head)
+        if losses := recognizer.count_losses():
+            clause += f"; {losses:,} of its lines have a loss, in a form that is not known"
         raise UserError(
             f"{name} is not a training log that glass can read{clause}. It reads GlassGPT's journals and run "
             f"folders, logs of {KNOWN}, lines with an iteration and a loss, CSV and JSON with columns of "
@@ -87,10 +97,14 @@ def read_logs(lines: Iterable[str | LogLine], name: str, head: str = "") -> tupl
     return run_logs
 
 
+def _has_loss(text: str) -> bool:
+    return ("oss" in text or "OSS" in text) and _LOSS.match(text.lower()) is not None
+
+
 def _without_prefixes(raw_line: LogLine) -> LogLine:
     text, rank, clock = strip_prefixes(raw_line.text)
     text = text if text.isascii() else text.translate(ASCII_DIGITS)
-    return raw_line._replace(text=text, rank=rank, clock=clock)
+    return LogLine(text, raw_line.is_incomplete, rank, raw_line.continues_line, clock, raw_line.begins_cell)
 
 
 class _Candidate:
@@ -113,12 +127,12 @@ class _Candidates:
 
     def __init__(self, but: Trainer | None = None) -> None:
         self._all = [_Candidate(trainer) for trainer in LOG_TRAINERS if trainer is not but]
-        self._tries_by_shape: Counter[str] = Counter()  # of lines that none matched, but for their numbers
+        self._tries_by_shape: Counter[bytes] = Counter()  # of lines that none matched, without their digits
         self.have_match = False
 
     def feed(self, line: LogLine) -> None:
         if not self.have_match:
-            shape = _NUMBERS.sub("0", line.text)
+            shape = line.text.encode("utf-8", "surrogatepass").translate(None, _DIGITS)
             if self._tries_by_shape[shape] >= _MAX_TRIES:
                 return  # a progress bar, a debugging line
             if len(self._tries_by_shape) < _MAX_SHAPES:
@@ -159,26 +173,34 @@ class LogRecognizer:
 
     def feed(self, lines: str | LogLine) -> None:
         """One line, or a block of lines: see `read_blocks`."""
-        if isinstance(lines, str) and self._splitter is not None:
-            self._splitter.feed_block(lines)
+        if isinstance(lines, LogLine):
+            self._feed_line(lines)
             return
-        for raw_line in split_block(lines):
-            self.is_empty = self.is_empty and not raw_line.text.strip()
-            line = _without_prefixes(raw_line)
-            if self._splitter is not None:
-                self._splitter.feed(line)
-                continue
-            self._line_count += 1
-            self._buffered_lines.append(line)
-            if len(self._buffered_lines) > _MAX_BUFFERED_LINES:
-                del self._buffered_lines[: _MAX_BUFFERED_LINES // 2]
-            self._candidates.feed(line)
-            best = self._candidates.best()
-            is_generic = best is not None and best.trainer.reads_any_log
-            needed = _DECISIVE_GENERIC_LINES if is_generic else _DECISIVE_LINES
-            if best is not None and best.matched_lines >= needed:
-                self._splitter = self._replay()
-                self._buffered_lines = []
+        texts, at = lines.split("\n"), 0
+        while self._splitter is None and at < len(texts):
+            for raw_line in split_block(texts[at]):
+                self._feed_line(raw_line)
+            at += 1
+        if self._splitter is not None:
+            self._splitter.feed_texts(texts[at:])
+
+    def _feed_line(self, raw_line: LogLine) -> None:
+        line = _without_prefixes(raw_line)
+        if self._splitter is not None:
+            self._splitter.feed(line)
+            return
+        self.is_empty = self.is_empty and not raw_line.text.strip()
+        self._line_count += 1
+        self._buffered_lines.append(line)
+        if len(self._buffered_lines) > _MAX_BUFFERED_LINES:
+            del self._buffered_lines[: _MAX_BUFFERED_LINES // 2]
+        self._candidates.feed(line)
+        best = self._candidates.best()
+        is_generic = best is not None and best.trainer.reads_any_log
+        needed = _DECISIVE_GENERIC_LINES if is_generic else _DECISIVE_LINES
+        if best is not None and best.matched_lines >= needed:
+            self._splitter = self._replay()
+            self._buffered_lines = []
 
     def is_unrecognisable(self) -> bool:
         """Very many lines without a match."""
@@ -207,6 +229,10 @@ class LogRecognizer:
                 has_failed = any(event.kind in FAILURE_KINDS for one in run_logs for event in one.events)
                 return run_logs if has_failed else ()
         return ()
+
+    def count_losses(self) -> int:
+        """How many of the lines that no trainer was recognised by have a loss."""
+        return sum(_has_loss(line.text) for line in self._buffered_lines)
 
     def build_from_note(self, name: str) -> tuple[RunLog, ...]:
         """The runs that a text without log lines speaks of."""
@@ -240,6 +266,10 @@ class LogRecognizer:
         return splitter
 
 
+def _have_one_pattern(one: StepForm | None, other: StepForm | None) -> bool:
+    return one is other or (one is not None and other is not None and one.pattern == other.pattern)
+
+
 class _TrainerSplitter:
     """One trainer's lines, or those of several after one another: a terminal with two commands, a file that a
     second script was appended to.
@@ -256,36 +286,43 @@ class _TrainerSplitter:
         self._in_list = False  # of JSON, one string per line
         self._piece_lines = _MAX_PIECE_LINES  # lines that are split by their form together
 
-    def feed_block(self, block: str) -> None:
+    def feed_texts(self, lines: Sequence[str]) -> None:
         """Equals `feed` for each line, but reads steps of the usual form together."""
-        lines, at = block.split("\n"), 0
-        self._reader.expect_lines_of(block)
+        at = 0
         while at < len(lines):
-            form = self._reader.form
-            if form is None:
-                self._feed_raw(lines[at])
-                at += 1
-                continue
-            for item in form.split(lines[at : at + self._piece_lines]):
-                if isinstance(item, str):
-                    self._feed_raw(item)
-                    at += 1
-                else:
-                    self._reader.feed_steps(item, form)
-                    self._forget_lines_since_match()
-                    at += len(item["iteration"])
-                    self._reader.builder.stamps.add(
-                        self._reader.builder.line, lines[at - 1][:MAX_CLOCK_CHARS]
-                    )
-                if self._reader.form is not form:  # another epoch's, or another trainer's
+            form, piece = self._reader.form, lines[at : at + self._piece_lines]
+            items: Sequence[StepLines | str] = list(form.split(piece)) if form is not None else piece
+            ends = itertools.accumulate(1 if isinstance(item, str) else item.line_count for item in items)
+            self._reader.expect_lines_of("\n".join(piece[end - 1] for end in ends))
+            for item in items:
+                at = self._feed_item(item, lines, at)
+                if not _have_one_pattern(self._reader.form, form):  # another trainer's, say
                     self._piece_lines = _MIN_PIECE_LINES
                     break
             else:
                 self._piece_lines = min(2 * self._piece_lines, _MAX_PIECE_LINES)
         self._reader.expect_lines_of(None)
 
+    def _feed_item(self, item: StepLines | str, lines: Sequence[str], at: int) -> int:
+        """Lines from there on, of the current form or a single one of another. Where the next one is."""
+        if isinstance(item, str):
+            self._feed_raw(item)
+            return at + 1
+        end, begin_form = at + item.line_count, self._reader.form
+        # Of an epoch's lines the reader gets the first, and finds out how they count.
+        while at < end and (form := self._reader.form) is not None and form.fixed != item.fixed:
+            self._feed_raw(lines[at])
+            at += 1
+            if not _have_one_pattern(self._reader.form, begin_form):
+                return at
+        if at < end and (form := self._reader.form) is not None:
+            self._reader.feed_steps({name: texts[at - end :] for name, texts in item.columns.items()}, form)
+            self._forget_lines_since_match()
+            self._reader.builder.stamps.add(self._reader.builder.line, lines[end - 1][:MAX_CLOCK_CHARS])
+        return end
+
     def _feed_raw(self, text: str) -> None:
-        for line in split_block(text):
+        for line in split_block(text) if len(text) > MAX_PLAIN_LINE_CHARS else (LogLine(text),):
             self.feed(_without_prefixes(line))
 
     def _is_repeated(self, text: str) -> bool:
@@ -359,15 +396,17 @@ class LogReader:
         self.builder = RunBuilder(trainer)
         self.builder.line = lines_before
         self._read_line = trainer.make_reader()
-        self._declared_form = StepForm(trainer.plain_step) if trainer.plain_step else None
         self._lowest_rank: int | None = None
         self._ends_mid_line = False
+        self._unread_losses = 0  # lines with a loss that are neither step nor evaluation
         self._setup_at_last_step: SetupBuilder | None = None  # None: nothing has been read since
         self.expect_lines_of(None)
 
     def expect_lines_of(self, block: str | None) -> None:
         """The next lines are of this block, so only some patterns can match. None: they can be any lines."""
-        self._event_patterns, self._header_patterns = event_patterns(block), header_patterns(block)
+        letters = None if block is None else distinct_letters(block)
+        self._event_patterns, self._header_patterns = event_patterns(letters), header_patterns(letters)
+        self._may_have_metrics = block is None or may_have_metric(block)
 
     def feed(self, line: LogLine) -> bool:
         """Whether the line is a step or an evaluation, or another rank's."""
@@ -390,14 +429,17 @@ class LogReader:
             if rank != self._lowest_rank:
                 read_event(text, builder, self._event_patterns)
                 return True
+        items_before = builder.non_step_count
         if self._read_line(text, builder):
             self._setup_at_last_step = None
             return True
+        if builder.non_step_count == items_before and not builder.has_quoted_lines and _has_loss(text):
+            self._unread_losses += 1
         builder.note_line(text)
         self._setup_at_last_step = self._setup_at_last_step or builder.setup.copy()
         if not read_event(text, builder, self._event_patterns):
             read_header(text, builder, self._header_patterns)
-            if builder.has_steps:
+            if self._may_have_metrics and builder.has_steps:
                 builder.add_metrics(read_metric_line(text))
         elif "wall_s" in builder.setup.values:
             self._setup_at_last_step.values["wall_s"] = builder.setup.values["wall_s"]
@@ -409,9 +451,10 @@ class LogReader:
 
     @property
     def form(self) -> StepForm | None:
-        """Of its usual steps, as far as it is known."""
+        """Of its usual steps, as far as it is known. A version of a trainer may have another, or none."""
+        declared = self.builder.trainer.plain_step
         learned: StepForm | None = getattr(self._read_line, "form", None)
-        return self._declared_form or learned
+        return declared_form(declared) if declared else learned
 
     def feed_steps(self, columns: Columns, form: StepForm) -> None:
         """Lines of the usual form, as their groups."""
@@ -435,7 +478,7 @@ class LogReader:
                     part = [text.replace(",", "") for text in part]
                 column, values = form.numbers(name, part)
                 numbers[column] = values
-            if form is not self._declared_form:
+            if not self.builder.trainer.plain_step:
                 self._read_line.skip_steps(numbers)  # type: ignore[attr-defined]
             self.builder.add_steps(numbers)
             begin = end
@@ -461,10 +504,15 @@ class LogReader:
             if close is not None:
                 close(self.builder)
             self.builder.finish()
+        built = self.builder.build(name, self._ends_mid_line)
+        lines_read, unread = built.iterations_logged + len(built.evals), self._unread_losses
+        are_many = unread >= max(_MIN_UNREAD_LOSSES, _MIN_UNREAD_SHARE * (lines_read + unread))
         run_log = replace(
-            self.builder.build(name, self._ends_mid_line),
+            built,
             first_line=self.lines_before + 1,
             last_line=self.builder.line if last_line is None else last_line,
+            unread_loss_lines=unread,
+            notes=(*built.notes, say("log.unread_losses", count=unread)) if are_many else built.notes,
         )
         return split_runs(
             merge_excerpts(run_log) if run_log.is_excerpt else run_log, self.builder.failed_launches

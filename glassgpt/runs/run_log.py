@@ -237,6 +237,7 @@ class RunLog:
     stamps: tuple[tuple[int, float], ...] = ()  # line and seconds, of the whole file: when it was printed
     metrics: tuple[MetricSeries, ...] = ()  # of the whole file; see metric_courses
     columns: Mapping[str, str] = field(default_factory=dict)  # of a table: what is read -> column and unit
+    unread_loss_lines: int = 0  # of the file, by the same trainer: with a loss, in a form that is not known
     notes: tuple[Message, ...] = ()  # what reading it left out or assumed
 
     @property
@@ -452,6 +453,10 @@ class RunLog:
 
     def log_interval(self) -> int | None:
         """The most frequent distance between two lines; the smaller of two equally frequent ones."""
+        return self._log_interval
+
+    @cached_property
+    def _log_interval(self) -> int | None:
         steps = self.steps
         if not self.has_iteration_numbers or len(steps) < 2:
             return None

@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import NamedTuple
 
 from glassgpt.runs.prefixes import PLAIN_TIME
@@ -22,6 +23,7 @@ from glassgpt.runs.prefixes import PLAIN_TIME
 Columns = Mapping[str, Sequence[str]]
 
 _ANY = r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?"
+_FIXED = "fixed"
 _NUMBER_OR_BLANKS = re.compile(rf"(?<![\w.])({_ANY})(?!\w*\d)|([ \t]+)")
 
 
@@ -31,11 +33,23 @@ def _block_pattern(plain_step: str) -> re.Pattern[str]:
     return re.compile(rf"^(?:(?:{PLAIN_TIME})?{plain_step}|(.*))$", re.MULTILINE | re.ASCII)
 
 
+class StepLines(NamedTuple):
+    """Lines of a form, after one another."""
+
+    fixed: tuple[str, ...]  # the parts that are the same in all of them, as StepForm's
+    columns: Columns
+
+    @property
+    def line_count(self) -> int:
+        return len(self.columns["iteration"])
+
+
 class StepForm(NamedTuple):
     # Groups, all numbers: add_step's parameters, the iteration first; `s`, `it_per_s` or `elapsed_s` instead
     # of `ms`; planned_count, of the whole run's.
     pattern: str
     offset: int = 0  # added to the iteration as printed
+    fixed: tuple[str, ...] = ()  # what its groups fixed0, fixed1, … have to be: an epoch, say
 
     @classmethod
     def learn(
@@ -45,28 +59,36 @@ class StepForm(NamedTuple):
         fixed: Sequence[tuple[int, int]],
         offset: int = 0,
     ) -> StepForm:
-        """`spans`: where in the line each value is. `fixed`: numbers that have to stay the same."""
-        pieces = sorted((span, name) for name, span in spans.items())
-        pieces += [(span, "") for span in fixed]
-        pattern, at = [r"[ \t]*"], 0
+        """`spans`: where in the line each value is. `fixed`: parts that have to stay the same. They are
+        compared apart from the pattern, so that lines of all epochs have one: compiling it is slow."""
+        pieces = [(span, name) for name, span in spans.items()] + [(span, "") for span in fixed]
+        pattern, at, fixed_texts = [r"[ \t]*"], 0, list[str]()
         for (begin, end), name in sorted(pieces):
             if begin < at:
                 continue  # the epoch of two patterns
             pattern.append(_generalised(line[at:begin]))
-            value = r"\d{1,15}" if name == "iteration" else _ANY
-            pattern.append(f"(?P<{name}>{value})" if name else re.escape(line[begin:end]))
+            value = r"\d{1,15}" if name == "iteration" else _ANY if name else _generalised(line[begin:end])
+            pattern.append(f"(?P<{name or f'{_FIXED}{len(fixed_texts)}'}>{value})")
+            fixed_texts += [] if name else [line[begin:end]]
             at = end
-        return cls("".join((*pattern, _generalised(line[at:]), r"[ \t]*")), offset)
+        return cls("".join((*pattern, _generalised(line[at:]), r"[ \t]*")), offset, tuple(fixed_texts))
 
-    def split(self, lines: Sequence[str]) -> Iterator[Columns | str]:
-        """Steps that follow one another, as columns; any other line as it is."""
+    def split(self, lines: Sequence[str]) -> Iterator[StepLines | str]:
+        """Steps that follow one another, with the same fixed parts; any other line as it is."""
         pattern = _block_pattern(self.pattern)
-        rows = pattern.findall("\n".join(lines))
-        others = [index for index, groups in enumerate(rows) if not groups[0]]
-        for previous, other in itertools.pairwise([-1, *others, len(rows)]):
-            if steps := rows[previous + 1 : other]:
-                yield dict(zip(pattern.groupindex, zip(*steps, strict=True), strict=False))
-            yield from lines[other : other + 1]
+        rows, names = pattern.findall("\n".join(lines)), list(pattern.groupindex)
+        fixed_at = [at for at, name in enumerate(names) if name.startswith(_FIXED)]
+        begin, first_groups = 0, map(itemgetter(0), rows)  # empty in a line of another form, as all are
+        keys: Iterator[object] = map(itemgetter(*fixed_at), rows) if fixed_at else map(bool, first_groups)
+        for _, group in itertools.groupby(keys):
+            end = begin + len(list(group))
+            if rows[begin][0]:
+                columns = zip(names, zip(*rows[begin:end], strict=True), strict=False)
+                values = {name: texts for name, texts in columns if not name.startswith(_FIXED)}
+                yield StepLines(tuple(rows[begin][at] for at in fixed_at), values)
+            else:
+                yield from lines[begin:end]
+            begin = end
 
     def numbers(self, name: str, texts: Sequence[str]) -> tuple[str, list[float]]:
         """A column's name and values, as `add_step` has them."""
@@ -78,6 +100,12 @@ class StepForm(NamedTuple):
         if name == "it_per_s":
             return "ms", [1000 / value if value > 0 else math.nan for value in values]
         return name, values
+
+
+@lru_cache
+def declared_form(plain_step: str) -> StepForm:
+    """Of a trainer's `plain_step`."""
+    return StepForm(plain_step)
 
 
 def _generalised(text: str) -> str:

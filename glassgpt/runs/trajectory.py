@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -34,7 +35,13 @@ class Trajectory:
 
     def finite_losses(self) -> tuple[Ints, Floats]:
         """The finite training losses and their iterations."""
+        return self._finite_losses
+
+    @cached_property
+    def _finite_losses(self) -> tuple[Ints, Floats]:
         finite = np.isfinite(self.loss)
+        if finite.all():
+            return self.iteration, self.loss  # of a million rows, copies are 16 MB
         return self.iteration[finite], self.loss[finite]
 
     def val_curve(self) -> tuple[Floats, Floats]:
@@ -80,6 +87,7 @@ def trajectory_of(run_log: RunLog) -> Trajectory:
     ends = _segment_ends(run_log, segments)
     row_ends = np.array([ends.get(index, -1) for index in range(len(run_log.segments))])[steps.segment]
     rows = np.flatnonzero(steps.iteration < row_ends)
+    taken = slice(None) if len(rows) == len(steps) else rows  # of all, a view instead of a copy
     # A resume evaluates again where its checkpoint was made: the later evaluation counts.
     evals = {
         evaluation.iteration: evaluation
@@ -92,9 +100,9 @@ def trajectory_of(run_log: RunLog) -> Trajectory:
     return Trajectory(
         segments=tuple(segments),
         rows=rows,
-        iteration=steps.iteration[rows],
-        loss=np.where(steps.has_loss[rows] & run_log.loss_measures_learning, steps.loss[rows], np.nan),
-        ms=steps.ms[rows],
+        iteration=steps.iteration[taken],
+        loss=np.where(steps.has_loss[taken] & run_log.loss_measures_learning, steps.loss[taken], np.nan),
+        ms=steps.ms[taken],
         evals=tuple(evals[iteration] for iteration in sorted(evals)),
         checkpoints=tuple(
             save

@@ -667,3 +667,14 @@ def test_other_words_for_the_end(line: str) -> None:
     steps = "".join(f"step {at} | loss 2.{at} | best 2.5 | 5.0s\n" for at in range(10, 60, 10))
     assert parse_facts(steps + line + "\n").ended == "finished"
     assert parse_facts(steps).ended == "cut"
+
+
+def test_lines_with_a_loss_that_are_not_read_are_counted() -> None:
+    steps = [f"step {at} loss {3 - at / 100:.2f}" for at in range(1, 21)]
+    others = [f"[worker] loss=2.{at:02} at stage B" for at in range(30, 38)]
+    remarks = ["best loss so far 2.8", "Final loss: 2.8", "loss_scale 1.5", "val loss is not measured"]
+    run = parse_log("\n".join([*steps, *others, *remarks]))
+    assert (len(run.steps), run.unread_loss_lines) == (20, len(others))
+    assert [note.key for note in run.notes] == ["log.unread_losses"]
+    few = parse_log("\n".join([*steps, *others[:2]]))  # a program's remarks, not a part of the run
+    assert (few.unread_loss_lines, few.notes) == (2, ())

@@ -74,6 +74,7 @@ def test_blocks_and_lines_read_the_same() -> None:
     ]
     texts += [NANOCHAT.text.encode() * 3, "\n".join(nanochat_lines * 2).encode()]
     texts += [text.encode() for text in unknown_logs(6000)]
+    texts.append(llmc(SyntheticRun(updates=300, eval_every=50)).text.encode() * 2)
     for data in texts:
         by_line = read_log(read_lines(io.BytesIO(data)), "x")
         by_block = read_log(read_blocks(io.BytesIO(data)), "x")
@@ -154,7 +155,9 @@ def test_a_thinned_log_has_the_facts_of_the_whole(request: pytest.FixtureRequest
     about |= {"tokens_per_s": 0.002, "overhead_share": 0.01, "estimated_total_s": 1e-9}
     about |= {"flops_per_token": 0.002, "achieved_tflops": 0.002}
     for name, value in expected.items():
-        assert facts[name] == (pytest.approx(value, rel=about[name]) if name in about else value), name
+        rel = about.get(name, 1e-12)  # sums in another order differ in their last bit
+        is_number = isinstance(value, float | dict)
+        assert facts[name] == (pytest.approx(value, rel=rel) if is_number else value), name
     explanation = explain(thinned)
     assert {finding.id for finding in explain(whole).findings} == {one.id for one in explanation.findings}
     assert any(

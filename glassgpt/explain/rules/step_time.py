@@ -283,9 +283,10 @@ class ThroughputDrift:
 
 
 def find_throughput_drift(analysis: Analysis) -> ThroughputDrift | None:
-    at, ms = _uniform_steps(analysis)
-    if len(ms) < MIN_DRIFT_STEPS:
+    rows = _uniform_rows(analysis)
+    if len(rows) < MIN_DRIFT_STEPS:
         return None
+    at, ms = analysis.log.steps.iteration[rows], analysis.log.steps.ms[rows]
     quarter = len(ms) // 4
     first_ms, last_ms = float(np.median(ms[:quarter])), float(np.median(ms[-quarter:]))
     mean_ms, change = float(np.mean(ms)), last_ms - first_ms
@@ -384,18 +385,18 @@ def _falling_throughput(analysis: Analysis) -> Finding | None:
     )
 
 
-def _uniform_steps(analysis: Analysis) -> tuple[Ints, Floats]:
-    """Iterations and times that should be equal: of the regime with the most lines, without spikes; of its
+def _uniform_rows(analysis: Analysis) -> Ints:
+    """The steps whose times should be equal: of the regime with the most lines, without spikes; of its
     longest process."""
     steps, split = analysis.log.steps, analysis.time_split
     if split is None:
-        return steps.iteration[:0], steps.ms[:0]
+        return np.empty(0, dtype=np.int64)
     uniform = analysis.log.is_steady() & ~split.is_spike & (np.nan_to_num(steps.ms, nan=0.0) > 0)
     longest = max(analysis.regimes, key=lambda one: np.count_nonzero(uniform[one.begin : one.end]))
     rows = longest.begin + np.flatnonzero(uniform[longest.begin : longest.end])
     if len(rows):
         rows = rows[steps.segment[rows] == np.argmax(np.bincount(steps.segment[rows]))]
-    return steps.iteration[rows], steps.ms[rows]
+    return rows
 
 
 def batch_changed(analysis: Analysis) -> Finding | None:
@@ -440,10 +441,10 @@ def batch_changed(analysis: Analysis) -> Finding | None:
 
 def jitter(analysis: Analysis) -> Finding | None:
     """Times vary from one iteration to the next: one in twenty takes over 1.5 times the median."""
-    at, ms = _uniform_steps(analysis)
-    if len(ms) < MIN_JITTER_STEPS:
+    rows = _uniform_rows(analysis)
+    if len(rows) < MIN_JITTER_STEPS:
         return None
-    by_batch = _goes_with_loss(analysis, at, ms)
+    at, ms = analysis.log.steps.iteration[rows], analysis.log.steps.ms[rows]
     parts = np.array_split(ms, min(16, max(1, len(ms) // MIN_JITTER_STEPS)))
     # Each part relative to its own median: that takes out any drift.
     relative = ms / np.concatenate([np.full(len(part), np.median(part)) for part in parts])
@@ -472,7 +473,7 @@ def jitter(analysis: Analysis) -> Finding | None:
                 best_tokens_per_s=1000 * tokens / p10_ms,
             )
         )
-    if by_batch is not None:
+    if (by_batch := _goes_with_loss(analysis, rows)) is not None:
         return make_finding(
             "jitter",
             "info",
@@ -490,14 +491,16 @@ def jitter(analysis: Analysis) -> Finding | None:
     )
 
 
-def _goes_with_loss(analysis: Analysis, at: Ints, ms: Floats) -> float | None:
+def _goes_with_loss(analysis: Analysis, rows: Ints) -> float | None:
     """The correlation of step time and loss, where it is high: from line to line, so that no trend makes it.
     Then batches differ, in length most likely; a machine that is busy does not change the loss."""
-    iterations, losses = analysis.trajectory.finite_losses()
-    _, of_times, of_losses = np.intersect1d(at, iterations, return_indices=True)
-    if len(of_times) < MIN_JITTER_STEPS:
+    steps, trajectory = analysis.log.steps, analysis.trajectory
+    losses = np.full(len(steps), np.nan)
+    losses[trajectory.rows] = trajectory.loss
+    rows = rows[np.isfinite(losses[rows])]
+    if len(rows) < MIN_JITTER_STEPS:
         return None
-    changes = np.diff(np.log(ms[of_times])), np.diff(losses[of_losses])
+    changes = np.diff(np.log(steps.ms[rows])), np.diff(losses[rows])
     if min(float(np.std(one)) for one in changes) <= 0:
         return None
     correlation = float(np.corrcoef(*changes)[0, 1])

@@ -108,8 +108,8 @@ _SCALES = {"k": 1000, "m": 1_000_000}
 _PERPLEXITY_TITLE = re.compile(r"^\W*evaluating perplexity, epoch (\d{1,9})/(\d{1,9})\W*$")
 _PERPLEXITY_ALONE = re.compile(rf"^(?:ppl|perplexity): {NUMBER}(?:, loss: {NUMBER})?$")
 
-# Lines of one form, that the reader has to read before it learns the form anew: compiling one is slow.
-_LINES_PER_FORM = 32
+# Lines of one form, that the reader has to read before it learns a form anew: compiling one is slow.
+_LINES_PER_FORM, _MAX_PATTERNS = 32, 64
 _MAX_STAMP_ERROR_S = 1.0  # of two stamps in whole seconds
 _TIME_OF_DAY = re.compile(r"\b\d{2}:\d{2}:\d{2}(?:\.\d{1,9})?")
 _MIN_INTERVALS = 3  # so many times of intervals: all are
@@ -175,6 +175,7 @@ class GenericReader:
 
     def __init__(self) -> None:
         self.form: StepForm | None = None  # of the latest lines: see step_form.py
+        self._patterns: set[str] = set()  # of the forms so far
         self._lines_since_form = 0
         self._text = ""  # of the line, as printed
         self._epoch: int | None = None
@@ -267,6 +268,7 @@ class GenericReader:
     def skip_steps(self, columns: dict[str, list[float]]) -> None:
         """Lines of the form were read together. The times since the start become those of steps."""
         self._last_iteration, self._title = int(columns["iteration"][-1]) - self._earlier_iterations, None
+        self._lines_since_form = 0
         if (elapsed_s := columns.pop("elapsed_s", None)) is not None and self._clock is not None:
             columns["ms"] = list(map(self._clock.step_ms, map(int, columns["iteration"]), elapsed_s))
 
@@ -594,13 +596,18 @@ class GenericReader:
             and not self._intervals
             and line[slice(*step.iteration)].isdecimal()
         )
-        if self._lines_since_form >= _LINES_PER_FORM and can_be_learned:
-            self._lines_since_form = 0
+        if self._lines_since_form % _LINES_PER_FORM <= 1 and can_be_learned:
             spans = {"iteration": step.iteration, "loss": step.loss}
             spans |= {name: found.span for name, found in values.items()}
             offset = iteration - parse_step_count(line[slice(*step.iteration)])
             form = StepForm.learn(self._text, spans, _fixed_spans(line), offset)
-            self.form = self.form if form == self.form else form
+            # The first line of an epoch has the form of all lines before, but for its fixed numbers.
+            is_known = form.pattern in self._patterns
+            if form != self.form and (is_known or self._lines_since_form >= _LINES_PER_FORM):
+                self._lines_since_form, self.form = 0, form
+                self._patterns = (
+                    {*self._patterns, form.pattern} if len(self._patterns) < _MAX_PATTERNS else set()
+                )
 
     def _time_of_step(self, seconds: float, iteration: int, builder: RunBuilder) -> float:
         """Where the time of a line equals the gap of the stamps, it is of all iterations since the line

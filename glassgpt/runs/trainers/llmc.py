@@ -30,6 +30,13 @@ _USUAL = re.compile(
     rf"\bstep\s+(\d+)/(\d+) \| (?:train )?loss\s+{NUMBER}(?: \([^)]{{0,20}}\))?\s*\| norm\s+{NUMBER}"
     rf"(?: \([^)]{{0,20}}\))?\s*\| lr {NUMBER} \| {NUMBER} ms \| {NUMBER}% [\w ]{{0,20}}MFU \| {NUMBER} tok/s"
 )
+# The same, of the CUDA version today and with numbers alone: `read` finds the same in it, one line at a time.
+_PLAIN = (
+    r"step +(?P<iteration>\d{1,15})/(?P<planned_count>\d{1,15}) \| loss +(?P<loss>\d{1,9}\.\d{1,9})"
+    r"(?: \([^)\n]{0,20}\))?\s?\| norm +(?P<grad_norm>\d{1,9}\.\d{1,9})(?: \([^)\n]{0,20}\))?\s?"
+    r"\| lr (?P<lr>\d{1,3}\.\d{1,9}(?:e-\d{1,3})?) \| (?P<ms>\d{1,12}\.\d{1,9}) ms "
+    r"\| (?P<mfu>\d{1,9}\.\d{1,9})% [\w ]{0,20}MFU \| (?P<tokens_per_s>\d{1,15}) tok/s"
+)
 _TIME = re.compile(rf"{NUMBER}\s*ms\b")
 _MFU = re.compile(rf"{NUMBER}%[ \w]{{0,40}}\bMFU")
 _LR = re.compile(rf"\blr {NUMBER}")
@@ -163,6 +170,7 @@ TRAINER = Trainer(
     "llm.c",
     "llm.c",
     reader=read,
+    plain_step=_PLAIN,
     identifying_line=re.compile(r"^\|\s*train data pattern\s*\|"),
     header=_HEADER,
     article="An",  # its first letter is read as a word, "el"
@@ -179,5 +187,5 @@ TRAINER = Trainer(
     resume_command="-y 1",
     clips_gradients=True,
 )
-_IN_C = replace(TRAINER, first_iteration=0)
-_IN_PYTHON = replace(TRAINER, step_time_includes_eval=True, eval_timed_in_later_step=1)
+_IN_C = replace(TRAINER, plain_step="", first_iteration=0)
+_IN_PYTHON = replace(TRAINER, plain_step="", step_time_includes_eval=True, eval_timed_in_later_step=1)

@@ -229,13 +229,16 @@ def test_attention_is_fused_unless_asked_or_slow() -> None:
     assert chosen(CPU, "float32", 1e6, attention="manual") == "manual"
     assert chosen(CPU, "bfloat16", 1e6, block_size=256) == "sdpa"
     assert chosen(CPU, "bfloat16", 1e6, block_size=257) == "sdpa"
-    assert chosen(H100, "bfloat16", 59) == chosen(H100, "float32", 61) == "sdpa"
-    assert chosen(H100, "bfloat16", 61) is None  # worth measuring
+    assert chosen(ADA, "bfloat16", 59) == chosen(ADA, "float32", 61) == chosen(H100, "float32", 61) == "sdpa"
+    assert chosen(ADA, "bfloat16", 61) is None  # worth measuring
+    assert chosen(H100, "bfloat16", 1) == chosen(H100, "float16", 1e6) == "cudnn"
+    for unmeasured in ({"block_size": 128}, {"n_head": 24}, {"n_head": 3}):
+        assert chosen(H100, "bfloat16", 61, **unmeasured) is None
 
 
 def test_the_fastest_attention_is_taken_and_flash_if_it_is_close() -> None:
     def chosen(**measured_s: float) -> tuple[Any, str]:
-        choice = choose_attention(TrainConfig(), H100, "bfloat16", 61, measured_s)
+        choice = choose_attention(TrainConfig(), ADA, "bfloat16", 61, measured_s)
         assert choice is not None
         return choice.value, choice.reason
 

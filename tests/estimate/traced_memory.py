@@ -121,7 +121,7 @@ def _triton_modules() -> dict[str, types.ModuleType]:
 
 @contextlib.contextmanager
 def _as_on_a_card() -> Iterator[None]:
-    layer_norm, attend = F.layer_norm, gpt.attend
+    layer_norm, attend, mm = F.layer_norm, gpt.attend, torch.mm
     is_enabled, autocast_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
     rows, eval_rows = loss_chunks.rows_per_chunk, loss_chunks.eval_rows_per_chunk
 
@@ -139,6 +139,9 @@ def _as_on_a_card() -> Iterator[None]:
     def scaled_mm(a: Tensor, b: Tensor, *, out_dtype: torch.dtype, **scales: Any) -> Tensor:
         return torch.empty(a.shape[0], b.shape[1], dtype=out_dtype)
 
+    def matmul(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        return mm(a, b) if out_dtype is None else torch.empty(len(a), b.shape[1], dtype=out_dtype)
+
     properties = types.SimpleNamespace(multi_processor_count=_STREAMING_MULTIPROCESSORS)
     patches: list[tuple[Any, str, Any]] = [
         (F, "layer_norm", layer_norm_in_float32),
@@ -148,7 +151,7 @@ def _as_on_a_card() -> Iterator[None]:
         (torch, "is_autocast_enabled", lambda device="cpu": is_enabled("cpu")),
         (torch, "get_autocast_dtype", lambda device="cpu": autocast_dtype("cpu")),
         (torch, "addmm", lambda total, a, b, out_dtype, out: out),  # into the total, as only a card can
-        (torch, "mm", lambda a, b, out_dtype: torch.empty(a.shape[0], b.shape[1], dtype=out_dtype)),
+        (torch, "mm", matmul),
         (torch, "_scaled_mm", scaled_mm),
         (torch.cuda, "get_device_properties", lambda device: properties),
         (loss_chunks, "rows_per_chunk", lambda tokens, V, device, kernel: rows(tokens, V, "cuda", kernel)),

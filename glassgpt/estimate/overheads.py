@@ -15,8 +15,9 @@ _COMPILE_SAVED_SHARE = {"cpu": 0.15, "cuda": 0.3, "mps": 0.3}  # of an eager ste
 
 _LAUNCH_S_PER_LAYER = {"cpu": 6e-4, "cuda": 2.3e-3, "mps": 2.3e-3}  # forward and backward
 
-# Building our kernels takes 3.4 to 8.4 s the first time. Triton caches them: a later run only loads them.
-KERNEL_BUILD_S = 6.0
+# Building our kernels, in threads, takes up to 3 s more than the rest of the start the first time; an H200's
+# machine had 16 cores. Triton caches them: a later run only loads them.
+KERNEL_BUILD_S = 3.0
 KERNEL_LOAD_S = 1.0
 # They save half a millisecond of launches per layer and update; or, if the card is busy, memory traffic:
 # bytes per token for each channel of a layer, and for each logit. An H200 (4.8 TB/s) saved 65 ms of GPT-2

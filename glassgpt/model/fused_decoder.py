@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from glassgpt.model.cuda_graph import CudaGraphRunner
 from glassgpt.model.gpt import GPT, Block, ResidualNorm
+from glassgpt.model.kernel_build import build_launched_kernels
 from glassgpt.model.kv_cache import KVCache
 from glassgpt.model.ops import NORM_EPSILON
 from glassgpt.model.token_sampler import TokenSampler
@@ -95,6 +96,8 @@ class FusedDecoder:
             0 < self._noise_width < sampler.vocab_size and self._noise_width <= _MAX_TOP_K
         )
         self._chosen_tiles = buffer(rows, _power_of_two(max(1, self._noise_width)), dtype=torch.int32)
+        if pinned:
+            build_launched_kernels(self._launch_step, decode_kernels, device)
         self._step = CudaGraphRunner(self._launch_step, warm_up=1) if pinned and graph else self._launch_step
 
     # --- generation ---

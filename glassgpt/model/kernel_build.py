@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -41,8 +42,10 @@ class KernelBuild:
     def _record(
         self, config: GPTConfig, device: torch.device, dtype: torch.dtype, batch_tokens: int, fp8: bool
     ) -> list[Future[object]]:
+        from glassgpt.model import kernels
+
         launches: dict[str, Callable[[], object]] = {}
-        with _recorded_launches(launches):
+        with _recorded_launches(launches, kernels):
             _run_small_model(config, device, dtype, batch_tokens, fp8)
         return [self._pool.submit(_build_on, device, build) for build in launches.values()]
 
@@ -58,17 +61,25 @@ class KernelBuild:
         self._pool.shutdown()
 
 
+def build_launched_kernels(run: Callable[[], object], kernels: ModuleType, device: torch.device) -> None:
+    """Builds, all at once, the kernels of a module that `run` launches; this time it launches none."""
+    launches: dict[str, Callable[[], object]] = {}
+    with _recorded_launches(launches, kernels):
+        run()
+    with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1), "kernels") as pool:
+        for build in [pool.submit(_build_on, device, launch) for launch in launches.values()]:
+            build.exception()  # fails again when it is launched
+
+
 def _build_on(device: torch.device, build: Callable[[], object]) -> None:
     with torch.cuda.device(device):
         build()
 
 
 @contextmanager
-def _recorded_launches(launches: dict[str, Callable[[], object]]) -> Iterator[None]:
-    """Kernels called meanwhile are not launched. Collects what builds each."""
+def _recorded_launches(launches: dict[str, Callable[[], object]], kernels: ModuleType) -> Iterator[None]:
+    """Kernels of the module called meanwhile are not launched. Collects what builds each."""
     from triton.runtime.jit import JITFunction
-
-    from glassgpt.model import kernels
 
     class Recorder:
         def __init__(self, kernel: Any) -> None:

@@ -29,6 +29,8 @@ from glassgpt.training.checkpoint.checkpoints import committed_paths
 from glassgpt.training.device import ExecutionConfig, choose_device, choose_dtype, device_name
 from glassgpt.training.weight_source import LoadedCheckpoint, find_tokenizer, load_init_from
 
+# On an H200 GPT-2 124M takes 0.7 ms less per token by the fused kernels; building them takes some seconds.
+_MIN_TOKENS_FOR_KERNELS = 2000
 _MAX_KV_CACHE_BYTES = 2**30  # limits how many samples are generated in one batch
 
 
@@ -117,15 +119,29 @@ def load_sampler(run: str, options: SampleOptions) -> Sampler:
     tokenizer = find_tokenizer(loaded, options.data_dir)
     model = build_model(loaded.model_config, loaded.weights, loaded.description)
     graph = _choose_graph(options.compile, device)
-    use_graph = graph.value == "on"
-    use_kernels = use_graph and find_missing_toolchain("cuda") is None
+    kernels = _choose_kernels(options, graph.value == "on")
     choices = [device_choice, dtype, Choice("tokenizer", tokenizer.name, f"{tokenizer.vocab_size:,} tokens")]
     if device.type == "cuda" or options.compile == "on":
         choices.append(graph)
-    execution = ExecutionConfig(device, str(dtype.value), kernels=use_kernels, graph=use_graph)
+    if graph.value == "on":
+        choices.append(kernels)
+    execution = ExecutionConfig(
+        device, str(dtype.value), kernels=kernels.value == "triton", graph=graph.value == "on"
+    )
     if device.index is not None:
         torch.cuda.set_device(device)
     return Sampler(loaded, model.to(device).eval(), tokenizer, execution, tuple(choices))
+
+
+def _choose_kernels(options: SampleOptions, graph: bool) -> Choice:
+    """Whether a decoding step is made of fused Triton kernels, which have to be built or loaded first."""
+    missing = find_missing_toolchain("cuda")
+    if not graph or missing is not None:
+        return Choice("kernels", "plain", missing or "only as a CUDA graph do fused ones pay")
+    if options.max_new_tokens < _MIN_TOKENS_FOR_KERNELS:
+        reason = f"fused ones save less on {options.max_new_tokens:,} tokens than building them takes"
+        return Choice("kernels", "plain", reason)
+    return Choice("kernels", "triton", "a layer is five launches, and tokens are chosen on the card")
 
 
 def _choose_graph(requested: str, device: torch.device) -> Choice:

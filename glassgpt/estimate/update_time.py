@@ -91,13 +91,14 @@ def update_time(work: TrainingWorkload, peak: float, bandwidth: float) -> Update
         layer_s = layer_s * repeats + _DROPOUT_HOST_S * (config.dropout > 0) + _FP8_HOST_S * config.fp8
         host_s = work.micro_steps * layers * layer_s + _HOST_S_PER_UPDATE
         host_s += _MUON_HOST_S * config.n_layer * (config.optimizer == "muon")
-    # Checkpointing stores the state of dropout's random numbers, and float16's loss scaler looks at gradients.
+    # Checkpointing stores dropout's random state, and float16's loss scaler looks at the gradients.
     recomputes_dropout = config.activation_checkpointing and config.dropout > 0
     return UpdateTime(card_s, host_s, recomputes_dropout or work.dtype == "float16")
 
 
-def fp8_speedup(work: TrainingWorkload, peak: float, bandwidth: float) -> float:
-    """How many times as fast `--fp8` makes an update; below 1: slower. `peak`: of bfloat16."""
+def fp8_speedup(work: TrainingWorkload, peak: float = 989.4e12, bandwidth: float = 4.8e12) -> float:
+    """How many times as fast `--fp8` makes an update; below 1: slower. `peak`: of bfloat16. An H200's, unless
+    stated: FP8 was not measured elsewhere."""
     seconds = [
         update_time(replace(work, config=replace(work.config, fp8=fp8)), peak, bandwidth).seconds
         for fp8 in (False, True)

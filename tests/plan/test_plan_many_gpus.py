@@ -39,8 +39,9 @@ def parallelism(made: Plan) -> ParallelismComparison:
 
 
 def test_eight_cards_are_eight_times_as_fast_less_the_communication() -> None:
-    settings = {"batch_size": 16, "gradient_accumulation_steps": 32}
-    one, eight = plan(cluster(gpus=1), **settings), plan(cluster(), **settings)
+    one, eight = (
+        plan(cluster(gpus=gpus), batch_size=16, gradient_accumulation_steps=4 * gpus) for gpus in (1, 8)
+    )
     assert one.parallelism is None
     assert one.times is not None
     assert eight.times is not None

@@ -252,6 +252,8 @@ def expected_mfu_range(
         return MfuRange(low, mid, high, "no reference run on any such machine: a guess", ())
     stated = [row.mfu for *_, row in near if row.mfu is not None]  # as measured, not adjusted to this model
     reason = _describe_rows(card, [tier for tier, *_ in near], bool(similar), min(stated), max(stated))
+    if odd > margin:
+        reason += "; none of them is much like this run, so the band is wide"
     return MfuRange(low, mid, high, reason, names)
 
 
@@ -325,11 +327,11 @@ def _card_kind(family: str) -> str:
     return next((kind for kind in _CARD_KINDS if kind in family), family)
 
 
-def _card_tier(card: Card | None, row: SpeedReference) -> int | None:
-    """0: the same card, 1: its family, 2: its kind, 3: another; None: one is a CPU and the other is not."""
+def _card_tier(card: Card, row: SpeedReference) -> int | None:
+    """0: the same card, 1: its family, 2: its kind, 3: another; None: the row is of no known card."""
     other = find_card(row.card) if row.card else None
-    if card is None or other is None:
-        return 0 if card is None and row.peak_tflops is not None else None
+    if other is None:
+        return None
     if other.name == card.name:
         return 0
     if other.family == card.family:
@@ -380,7 +382,7 @@ def estimate_throughput(
     mfu = expected_mfu_range(card, peak, work, flops_per_token)
     low, mid, high = (percent * peak / 100 / flops_per_token for percent in (mfu.low, mfu.mid, mfu.high))
     mentioned = _slow_settings(work, flops_per_token, peak, card)
-    why = f"{mfu.reason}; lowered for {' and '.join(mentioned)}" if mentioned else mfu.reason
+    why = f"{mfu.reason}; lowered for {', '.join(mentioned)}" if mentioned else mfu.reason
     return ThroughputEstimate(low, mid, high, (mfu.low, mfu.mid, mfu.high), why)
 
 

@@ -151,7 +151,7 @@ def _micro_batch_bytes(work: TrainingWorkload, repeats: float) -> float:
     """Memory traffic besides matmuls and attention."""
     config = work.config
     plain = _PLAIN_MODERN_BYTES if config.arch == "modern" else _PLAIN_BYTES
-    channel = (_FUSED_BYTES if work.kernels or work.compiled else plain) + _DROPOUT_BYTES * (
+    channel: float = (_FUSED_BYTES if work.kernels or work.compiled else plain) + _DROPOUT_BYTES * (
         config.dropout > 0
     )
     channel = channel * repeats + _FP8_BYTES * config.fp8

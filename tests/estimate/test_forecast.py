@@ -107,7 +107,7 @@ def test_the_modern_architecture_is_slow_without_fused_kernels() -> None:
     throughput = estimate_throughput(plain, flops_per_token, 989e12, H200)
     assert all(in_range(throughput, measured) for measured in (1.034e6, 1.036e6, 1.037e6))
     assert throughput.why.endswith(
-        "; lowered for the modern architecture's many small kernels and Muon's own FLOPs"
+        "; lowered for the modern architecture's many small kernels, Muon's own FLOPs"
     )
     fused = estimate_throughput(replace(plain, kernels=True), flops_per_token, 989e12, H200)
     assert in_range(fused, 1.86e6)

@@ -65,3 +65,37 @@ def test_what_takes_more_time(change: dict[str, Any], slower: float) -> None:
     assert is_misaligned(other) == ("n_embd" in change)
     seconds = [update_time(one, PEAK, BANDWIDTH).seconds for one in (usual, other)]
     assert seconds[1] > slower * seconds[0]
+
+
+ODD: list[tuple[TrainingWorkload, float]] = [  # drawn at random: milliseconds of an update
+    (
+        replace(
+            work(6, 20, 480, 48, block_size=512, arch="modern", dropout=0.1), dtype="float16", graph=False
+        ),
+        33.4,
+    ),
+    (
+        replace(work(2, 3, 288, 32, block_size=4096), kernels=False, graph=False),
+        129.2,
+    ),
+    (
+        replace(
+            work(24, 7, 350, 96, block_size=1000, dropout=0.2, activation_checkpointing=True,
+                 tie_embeddings=False),
+            kernels=False, graph=False, vocab_size=16_000,
+        ),
+        446.7,
+    ),
+    (
+        replace(
+            work(24, 2, 256, 48, block_size=256, arch="modern", dropout=0.2, optimizer="muon"),
+            graph=False, vocab_size=64,
+        ),
+        67.1,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "ms"), ODD)
+def test_odd_shapes_are_about_right(one: TrainingWorkload, ms: float) -> None:
+    assert 1000 * update_time(one, PEAK, BANDWIDTH).seconds == pytest.approx(ms, rel=0.3)

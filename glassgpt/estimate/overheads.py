@@ -1,7 +1,7 @@
 """Measured costs besides the arithmetic: compiling, kernel-launch overhead, building our kernels. No torch.
 
-The trainer decides with them (decide.py), and plans forecast with them. Measured with torch 2.11 on an H200
-and 2.13 on 2 CPU cores; bench/LOG.md has the figures.
+The trainer decides with them (decide.py). How long an update takes on a card: update_time.py. Measured with
+torch 2.11 on an H200 and 2.13 on 2 CPU cores; bench/LOG.md has the figures.
 """
 
 from __future__ import annotations

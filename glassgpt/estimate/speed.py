@@ -1,13 +1,14 @@
 """How fast a run should be on a machine: MFU from measured reference runs, and tokens per second. No torch.
 
-    mfu = expected_mfu_range(card, 989.4e12, SpeedQuery(854_000_000, 65_536, n_layer=12, kernels="triton"))
+    mfu = expected_mfu_range(card, 989.4e12, work, flops_per_token=854_000_000)
     mfu.low, mfu.mid, mfu.high, mfu.reason        # percent, and "10 reference runs on this card …"
 
 `references.toml` has the runs, one per row, and their sources. The rule: take the rows on the same card with
 a similar model; if there are not two, also those on its family of cards, then on its kind of cards, then on
-any. The range is what they reached, wider for fewer and less similar rows, and wider again for a card without
+any. update_time.py says how long each row and this run should take; the rows' measured times correct it. The
+range is what the rows lead to, wider for fewer and less similar rows, and wider again for a card without
 rows: an 80% band, as `python -m bench.plan coverage` shows by leaving rows out. A small model on a fast card
-is limited by kernel-launch overhead instead, which is computed, not looked up: docs/what-to-expect.md.
+is limited by kernel-launch overhead instead, which no row corrects: docs/what-to-expect.md.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import resources
+from statistics import fmean
+from typing import Any, Literal
 
+from glassgpt.config import TrainConfig
 from glassgpt.estimate import flops, overheads
 from glassgpt.estimate.cards import Card, find_card
 from glassgpt.estimate.training_workload import TrainingWorkload
+from glassgpt.estimate.update_time import UpdateTime, is_misaligned, update_time
 
 # --- reference rows ---
 
@@ -35,8 +40,9 @@ class ReferenceModel:
     n_embd: int
     block_size: int
     vocab_size: int
-    arch: str
+    arch: Literal["gpt2", "modern"]
     tied: bool = True
+    dropout: float = 0.0
 
     @cached_property
     def flops_per_token(self) -> int:
@@ -75,19 +81,32 @@ class SpeedReference:
     caution: str = ""
 
     @cached_property
-    def query(self) -> SpeedQuery:
-        """The query that would have been made for this run."""
+    def work(self) -> TrainingWorkload:
+        """What this run did, on one card."""
         shape = self.shape
-        muon_flops = flops.muon_flops_per_update(shape.n_layer, shape.n_embd) if self.muon else 0
-        return SpeedQuery(
-            shape.flops_per_token,
-            self.micro_batch * shape.block_size,
+        config = TrainConfig(
             n_layer=shape.n_layer,
-            kernels=self.kernels,
-            graph=self.graph,
+            n_head=shape.n_head,
+            n_embd=shape.n_embd,
+            block_size=shape.block_size,
+            arch=shape.arch,
+            tie_embeddings=shape.tied,
+            dropout=shape.dropout,
+            bias=False,
+            batch_size=self.micro_batch,
+            optimizer="muon" if self.muon else "adamw",
             fp8=self.fp8,
-            muon_flops=muon_flops / self.accumulation,
-            modern=shape.arch == "modern",
+        )
+        return TrainingWorkload(
+            config=config,
+            vocab_size=shape.vocab_size,
+            batch_size=self.micro_batch,
+            micro_steps=self.accumulation,
+            device_type="cuda" if self.card else "cpu",
+            dtype=self.dtype,
+            kernels=self.kernels in ("triton", "llm.c"),
+            compiled=self.kernels == "compiled",
+            graph=self.graph or self.kernels == "llm.c",
         )
 
     @property
@@ -96,7 +115,7 @@ class SpeedReference:
         if self.tokens_per_s is not None:
             return self.tokens_per_s
         assert self.step_ms is not None, self.name
-        tokens = self.count * self.accumulation * self.query.tokens_per_micro_batch
+        tokens = self.count * self.accumulation * self.work.micro_batch_tokens
         return tokens / self.step_ms * 1000
 
     @property
@@ -109,36 +128,24 @@ class SpeedReference:
 
     @cached_property
     def micro_batch_s(self) -> float:
-        return self.query.tokens_per_micro_batch * self.count / self.total_tokens_per_s
+        return self.work.micro_batch_tokens * self.count / self.total_tokens_per_s
+
+    @cached_property
+    def expected(self) -> UpdateTime:
+        card = find_card(self.card)
+        assert card is not None
+        assert self.peak_flops_per_s is not None
+        return update_time(self.work, self.peak_flops_per_s, card.bandwidth_gb_s * 1e9)
 
     @cached_property
     def is_launch_bound(self) -> bool:
-        """Whether kernel launches limited it. Then its MFU says nothing about a compute-bound run."""
-        return bool(self.card) and self.micro_batch_s < _LAUNCH_BOUND_FACTOR * expected_launch_s(self.query)
+        """Whether kernel launches limited it. Then its speed says nothing about a compute-bound run."""
+        return bool(self.card) and self.expected.is_launch_bound
 
-
-@dataclass(frozen=True)
-class SpeedQuery:
-    """A run whose speed is to be estimated."""
-
-    flops_per_token: int
-    tokens_per_micro_batch: int  # on one card
-    n_layer: int = 12
-    kernels: str = "triton"  # "plain", "compiled", "triton" (ours) or "llm.c"
-    graph: bool = False
-    fp8: bool = False
-    muon_flops: float = 0.0  # per micro-batch
-    modern: bool = False  # RoPE and many norms
-
-    @property
-    def flops_per_micro_batch(self) -> float:
-        return float(self.flops_per_token) * self.tokens_per_micro_batch
-
-    def model_time_share(self, on_a_card: bool) -> float:
-        """The model's share of the time. The rest is Muon's, which shows if an update has few tokens."""
-        return self.flops_per_micro_batch / (
-            self.flops_per_micro_batch + (_MUON_SLOWDOWN if on_a_card else 1.0) * self.muon_flops
-        )
+    @cached_property
+    def correction(self) -> float:
+        """The measured time of an update relative to the expected one; not of a launch-bound run."""
+        return self.micro_batch_s * self.accumulation / self.expected.seconds
 
 
 @cache
@@ -156,39 +163,27 @@ _SIMILAR_FLOPS_FACTOR = 5.0  # similar models: FLOPs per token within this facto
 _SIMILAR_TOKENS_FACTOR = 4.0  # … and tokens per micro-batch within this one
 _CARD_KINDS = ("GeForce", "data centre", "professional", "Apple", "AMD")  # words in names of families
 
-# Speed relative to torch.compile, if compute-bound: GPT-2 124M on an H200 took 48.8 ms plain and 32.8 ms
-# compiled; with our kernels 115 to 118 ms where nanoGPT compiled took 125 to 129.
-_KERNEL_SPEED = {"plain": 0.68, "compiled": 1.0, "triton": 1.08, "llm.c": 1.0}
-_FP8_SPEED = 1.26  # 115.1 and 91.2 ms
-# Muon's matmuls are small, and it passes over all matrices several times: an H200 did 163 TFLOP/s of it, and
-# 526 of the model's (GPT-2 124M's size: 36.6 ms with 16 sequences, 63.2 with 32, so 10.0 ms without).
-_MUON_SLOWDOWN = 3.2
-# RoPE and norms are many small operations, which cost time on a CPU and where they are not fused: quickstart
-# on 2 cores reaches 14 to 16.5 thousand tokens/s where rows of GPT-2's architecture say 24 for its
-# arithmetic, shakespeare_char_fast with PyTorch's kernels on an H200 1.04 million for 1.35.
-_MODERN_UNFUSED_SPEED, _MODERN_CPU_SPEED = 0.77, 0.65
-# A wider model computes more per byte it moves. From 71 to 855 MFLOP per token the MFU of an RTX 4070 Ti went
-# from 44 to 60%, from 855 to 3492 that of an RTX 4090 from 55 to 80%: exponents of 0.13 and 0.27.
-_MFU_SIZE_EXPONENT = 0.2
-_MAX_SIZE_CORRECTION = 1.5  # times: no row has more
-
-# How far the range reaches beyond its rows, per tier. With these, leaving out all rows of a card and a model,
-# 80% of such groups are predicted from the card's other rows.
-_MARGIN_BY_TIER = (0.10, 0.15, 0.25, 0.35)
-_CPU_MARGIN = 0.35  # CPUs share caches and clocks with whatever else runs
-# A card without rows of its own: the logarithm of the range is so many times as wide. It is the conformal
-# quantile: leaving out all rows of a card, 80% of the cards are inside, each card weighing the same, and the
-# card to come counted as one more. bench/plan.py computes it, tests/estimate/test_references.py compares.
-_OTHER_CARD_WIDENING = 1.65
+# How far the band reaches beyond the rows' predictions, in logarithms. 80% of what is left out lies in it:
+# rows, models and cards. Of cards, conformally: each weighs the same, and the card to come counts as one
+# more. bench/plan.py computes it, tests/estimate/test_references.py compares.
+_MARGIN = 0.12
+# The least for a model that is far from any row on its card: 24 shapes drawn at random, groups of four left
+# out of the fit of update_time.py, were off by 0.21 (rms), and none by more than this.
+_ODD_SHAPE_MARGIN = 0.45
+_ODD_SIZE_FACTOR = 3.0  # in layers, width, context or tokens: up to this a row is near, its square is far
 _SINGLE_ROW_FACTOR = 2.0  # times the margin, if there is one row only
-_DISSIMILAR_MODEL_FACTOR = 1.5  # times the margin, if no row has a similar model
-
-# Launch overhead on other machines, relative to the one where it was measured.
-_LAUNCH_SPREAD = (0.7, 1.35)
-_CPU_LAUNCH_SPREAD = (0.7, 2.0)  # a CPU may have to wake its threads for each operation
-_LAUNCH_BOUND_FACTOR = _LAUNCH_SPREAD[1]  # a row that took less than this times the launches is launch-bound
-_LAUNCH_BOUND_SPEED_SHARE = 0.7  # mention the overhead if less of the speed is left
+_LAUNCH_MARGIN = 0.4  # of launch overhead: other machines' CPUs relative to the one where it was measured
 _MAX_MFU = 95.0  # percent
+
+# CPUs: the rows are of one model, so what another one reaches is a rule of thumb.
+_CPU_MARGIN = 0.35  # CPUs share caches and clocks with whatever else runs
+_CPU_DISSIMILAR_MODEL_FACTOR = 1.5  # times the margin
+_CPU_LAUNCH_SPREAD = (0.7, 2.0)  # times: a CPU may have to wake its threads for each operation
+_CPU_COMPILED_SPEED, _CPU_MODERN_SPEED = 1 / 0.68, 0.65
+_CPU_SIZE_EXPONENT = 0.2  # a wider model computes more per byte it moves
+_CPU_MAX_SIZE_CORRECTION = 1.5  # times
+_CPU_RECOMPUTE_SPEED = 3 / 4  # with activation checkpointing: two forward passes
+_LAUNCH_BOUND_SPEED_SHARE = 0.7  # mention the overhead if less of the speed is left
 
 
 @dataclass(frozen=True)
@@ -202,132 +197,146 @@ class MfuRange:
     rows: tuple[str, ...]  # names of the rows it comes from; none if it was computed
 
 
-def expected_launch_s(query: SpeedQuery) -> float:
-    """Kernel-launch overhead of a micro-batch; 0 with a CUDA graph.
-
-    From the constants that the trainer itself decides with (overheads.py): 2.3 ms per layer for PyTorch's own
-    kernels, of which compiling saves 30% and our kernels half a millisecond per layer.
-    """
-    if query.graph or query.kernels == "llm.c":
-        return 0.0
-    plain = overheads.launch_s("cuda", query.n_layer)
-    if query.kernels == "compiled":
-        return plain - overheads.compile_saving_s("cuda", plain)
-    return plain - (overheads.KERNEL_SAVING_S_PER_LAYER * query.n_layer if query.kernels == "triton" else 0.0)
-
-
 def expected_mfu_range(
-    card: Card | None, peak: float, query: SpeedQuery, without: Sequence[str] = ()
+    card: Card | None,
+    peak: float,
+    work: TrainingWorkload,
+    flops_per_token: float,
+    without: Sequence[str] = (),
 ) -> MfuRange:
     """`card` None: a CPU, and `peak` its measured one, in FLOP/s. `without`: names of rows to ignore."""
-    mfu = _compute_bound_mfu_range(card, query, without)
-    ideal_s = query.flops_per_micro_batch / peak
-    if card is None:  # a CPU computes and launches in turn
-        launch_s = overheads.launch_s("cpu", query.n_layer)
-        fast, slow = _CPU_LAUNCH_SPREAD
-        low, mid, high = (
-            100 * ideal_s / (100 * ideal_s / percent + launch_s * factor)
-            for percent, factor in ((mfu.low, slow), (mfu.mid, 1.0), (mfu.high, fast))
-        )
-        reason = mfu.reason
-        if mid < _LAUNCH_BOUND_SPEED_SHARE * mfu.mid:
-            reason += f"; plus about {launch_s * 1000:.2g} ms of launch overhead per micro-batch"
-        mfu = MfuRange(low, mid, high, reason, mfu.rows)
-    elif launch_s := expected_launch_s(query):
-        slowest = 100 * ideal_s / (launch_s * _LAUNCH_SPREAD[1])
-        if ideal_s / launch_s * 100 > mfu.mid:  # compute-bound; on a slow machine launches might limit it
-            mfu = replace(mfu, low=min(mfu.low, slowest))
-        else:
-            reason = (
-                f"small model, launch-bound: kernel launches take about {launch_s * 1000:.3g} ms per "
-                f"micro-batch, compute {ideal_s / mfu.mid * 1e5:.2g} ms"
-            )
-            fastest = 100 * ideal_s / (launch_s * _LAUNCH_SPREAD[0])
-            mid = 100 * ideal_s / launch_s
-            mfu = MfuRange(min(mfu.low, slowest), mid, min(mfu.high, fastest), reason, ())
-    on_this_card = {row.name for row in reference_rows() if card is not None and row.card == card.name}
-    if card is not None and on_this_card.isdisjoint(mfu.rows):
-        low, high = (mfu.mid * (end / mfu.mid) ** _OTHER_CARD_WIDENING for end in (mfu.low, mfu.high))
-        mfu = replace(mfu, low=low, high=max(mfu.mid, min(_MAX_MFU, high)))
-    share = query.model_time_share(card is not None)
-    return replace(mfu, low=share * mfu.low, mid=share * mfu.mid, high=share * mfu.high)
+    if card is None:
+        return _cpu_mfu_range(peak, work, flops_per_token, without)
+    expected = update_time(work, peak, card.bandwidth_gb_s * 1e9)
+    update_flops = flops_per_token * work.micro_batch_tokens * work.micro_steps
 
+    def mfu_at(seconds: float) -> float:
+        return min(_MAX_MFU, 100 * update_flops / (seconds * peak))
 
-def _compute_bound_mfu_range(card: Card | None, query: SpeedQuery, without: Sequence[str]) -> MfuRange:
-    """The MFU without launch overhead and without the optimizer's own FLOPs."""
-    usable = []
-    for row in reference_rows():
-        if not row.counts or row.name in without or row.mfu is None or row.is_launch_bound:
-            continue
-        tier = _card_tier(card, row)
-        if tier is None:
-            continue
-        flops_ratio = query.flops_per_token / row.query.flops_per_token
-        tokens_ratio = query.tokens_per_micro_batch / row.query.tokens_per_micro_batch
-        distances = (  # at most 1 each for a similar model
-            abs(math.log(flops_ratio)) / math.log(_SIMILAR_FLOPS_FACTOR),
-            abs(math.log(tokens_ratio)) / math.log(_SIMILAR_TOKENS_FACTOR),
-        )
-        usable.append((tier, distances, row))
-    similar = [entry for entry in usable if max(entry[1]) <= 1]
-    candidates = similar or usable
-    if not candidates:
-        return MfuRange(20.0, 35.0, 60.0, "no reference run on any such machine: a guess", ())
+    rows = [
+        (tier, _distance(row, work, flops_per_token), row)
+        for row in reference_rows()
+        if row.counts and row.name not in without and (tier := _card_tier(card, row)) is not None
+        if not row.is_launch_bound
+    ]
     # A single row is not reliable: then rows on the next most similar cards count too.
-    tiers = sorted(tier for tier, *_ in candidates)
-    farthest = tiers[min(1, len(tiers) - 1)]
-    near = [entry for entry in candidates if entry[0] <= farthest]
-    rows = [row for *_, row in near]
-    adjusted = [_adjusted_mfu(row, query) for row in rows]
-    margin = (
-        (_CPU_MARGIN if card is None else _MARGIN_BY_TIER[farthest])
-        * (_SINGLE_ROW_FACTOR if len(rows) == 1 else 1)
-        * (1 if similar else _DISSIMILAR_MODEL_FACTOR)
-    )
-    low, high = min(adjusted) * (1 - margin), min(_MAX_MFU, max(adjusted) * (1 + margin))
-    weights = [1 / (0.25 + tier**2 + math.hypot(*distances) ** 2) for tier, distances, _ in near]
-    log_sum = sum(weight * math.log(value) for weight, value in zip(weights, adjusted, strict=True))
-    mid = math.exp(log_sum / sum(weights))
-    stated = [row.mfu for row in rows if row.mfu is not None]  # as measured, not adjusted to this model
+    tiers = sorted(tier for tier, *_ in rows)
+    near = [entry for entry in rows if entry[0] <= tiers[min(1, len(tiers) - 1)]]
+    similar = [entry for entry in near if entry[1] <= 1]
+    near = similar or near
+    logs = [math.log(row.correction) for *_, row in near] or [0.0]
+    weights = [1 / (0.25 + tier**2 + distance**2) for tier, distance, _ in near] or [1.0]
+    correction = sum(w * value for w, value in zip(weights, logs, strict=True)) / sum(weights)
+    margin = _MARGIN * (_SINGLE_ROW_FACTOR if len(near) <= 1 else 1)
+    # The odder the shape, the more depends on update_time.py, and the less on the rows.
+    odd = _ODD_SHAPE_MARGIN * min((_oddness(row, work) for *_, row in near), default=1.0)
+    fast = min(min(logs) - margin, correction - odd)
+    slow = max(max(logs) + margin, correction + odd)
+    # Launches overlap with computing; no row corrects them.
+    seconds = [
+        replace(
+            expected, card_s=expected.card_s * math.exp(log), host_s=expected.host_s * math.exp(host)
+        ).seconds
+        for log, host in ((slow, _LAUNCH_MARGIN), (correction, 0.0), (fast, -_LAUNCH_MARGIN))
+    ]
+    low, mid, high = (mfu_at(value) for value in seconds)
+    card_s = expected.card_s * math.exp(correction)
+    names = tuple(row.name for *_, row in near)
+    if expected.host_s > card_s:
+        reason = (
+            f"small model, launch-bound: kernel launches take about {expected.host_s * 1000:.3g} ms per "
+            f"update, compute {card_s * 1000:.2g} ms"
+        )
+        return MfuRange(low, mid, high, reason, ())
+    if not near:
+        return MfuRange(low, mid, high, "no reference run on any such machine: a guess", ())
+    stated = [row.mfu for *_, row in near if row.mfu is not None]  # as measured, not adjusted to this model
     reason = _describe_rows(card, [tier for tier, *_ in near], bool(similar), min(stated), max(stated))
-    return MfuRange(
-        min(low, 0.9 * high), min(mid, 0.95 * high), high, reason, tuple(row.name for row in rows)
+    if odd > margin:
+        reason += "; none of them is much like this run, so the band is wide"
+    return MfuRange(low, mid, high, reason, names)
+
+
+def _distance(row: SpeedReference, work: TrainingWorkload, flops_per_token: float) -> float:
+    """At most 1: a similar model."""
+    tokens_ratio = work.micro_batch_tokens / row.work.micro_batch_tokens
+    return max(
+        abs(math.log(flops_per_token / row.shape.flops_per_token)) / math.log(_SIMILAR_FLOPS_FACTOR),
+        abs(math.log(tokens_ratio)) / math.log(_SIMILAR_TOKENS_FACTOR),
     )
+
+
+def _oddness(row: SpeedReference, work: TrainingWorkload) -> float:
+    """From 0 to 1: how much more of the prediction is update_time.py's than the row's."""
+    one, other = work.config, row.work.config
+    sizes = (
+        (work.micro_batch_tokens, row.work.micro_batch_tokens),
+        *((getattr(one, name), getattr(other, name)) for name in ("n_layer", "n_embd", "block_size")),
+    )
+    steps = math.hypot(*(math.log(mine / its) for mine, its in sizes)) / math.log(_ODD_SIZE_FACTOR)
+    unlike = (
+        is_misaligned(work)
+        or work.attention == "manual"
+        or one.activation_checkpointing
+        or work.dtype != row.work.dtype
+    )
+    return 1.0 if unlike else min(1.0, max(0.0, steps - 1))
+
+
+def _cpu_mfu_range(
+    peak: float, work: TrainingWorkload, flops_per_token: float, without: Sequence[str]
+) -> MfuRange:
+    rows = [row for row in reference_rows() if row.counts and row.peak_tflops and row.name not in without]
+    config, micro_batch_flops = work.config, flops_per_token * work.micro_batch_tokens
+    muon_flops = 0.0
+    if config.optimizer == "muon":
+        muon_flops = flops.muon_flops_per_update(config.n_layer, config.n_embd, config.muon_steps)
+    speed = (_CPU_COMPILED_SPEED if work.compiled else 1.0) * (
+        _CPU_MODERN_SPEED if config.arch == "modern" else 1.0
+    )
+    launch_s = overheads.launch_s("cpu", config.n_layer)
+    adjusted = []
+    for row in rows:
+        assert row.mfu is not None
+        ratio = flops_per_token / row.shape.flops_per_token
+        size = min(_CPU_MAX_SIZE_CORRECTION, math.pow(ratio, _CPU_SIZE_EXPONENT))
+        launch_share = overheads.launch_s("cpu", row.shape.n_layer) / row.micro_batch_s
+        adjusted.append(min(_MAX_MFU, row.mfu / (1 - launch_share) * speed * size))
+    similar = any(_distance(row, work, flops_per_token) <= 1 for row in rows)
+    margin = _CPU_MARGIN * (1 if similar else _CPU_DISSIMILAR_MODEL_FACTOR)
+    mid = math.exp(fmean(map(math.log, adjusted)))
+    high = min(_MAX_MFU, max(adjusted) * (1 + margin))
+    low, mid = min(min(adjusted) * (1 - margin), 0.9 * high), min(mid, 0.95 * high)
+    stated = [row.mfu for row in rows if row.mfu is not None]
+    reason = _describe_rows(None, [0] * len(rows), similar, min(stated), max(stated))
+    # A CPU computes and launches in turn.
+    ideal_s = micro_batch_flops / peak
+    fast, slow = _CPU_LAUNCH_SPREAD
+    ends = (low, slow), (mid, 1.0), (high, fast)
+    compute_bound = mid
+    low, mid, high = (100 * ideal_s / (100 * ideal_s / end + launch_s * factor) for end, factor in ends)
+    if mid < _LAUNCH_BOUND_SPEED_SHARE * compute_bound:
+        reason += f"; plus about {launch_s * 1000:.2g} ms of launch overhead per micro-batch"
+    # The optimizer's own FLOPs show if an update has few tokens.
+    share = micro_batch_flops / (micro_batch_flops + muon_flops / work.micro_steps)
+    share *= _CPU_RECOMPUTE_SPEED if config.activation_checkpointing else 1.0
+    return MfuRange(share * low, share * mid, share * high, reason, tuple(row.name for row in rows))
 
 
 def _card_kind(family: str) -> str:
     return next((kind for kind in _CARD_KINDS if kind in family), family)
 
 
-def _card_tier(card: Card | None, row: SpeedReference) -> int | None:
-    """0: the same card, 1: its family, 2: its kind, 3: another; None: one is a CPU and the other is not."""
+def _card_tier(card: Card, row: SpeedReference) -> int | None:
+    """0: the same card, 1: its family, 2: its kind, 3: another; None: the row is of no known card."""
     other = find_card(row.card) if row.card else None
-    if card is None or other is None:
-        return 0 if card is None and row.peak_tflops is not None else None
+    if other is None:
+        return None
     if other.name == card.name:
         return 0
     if other.family == card.family:
         return 1
     return 2 if _card_kind(other.family) == _card_kind(card.family) else 3
-
-
-def _adjusted_mfu(row: SpeedReference, query: SpeedQuery) -> float:
-    """The row's MFU if it had the query's kernels and model size."""
-    assert row.mfu is not None
-    speed = _KERNEL_SPEED[query.kernels] / _KERNEL_SPEED[row.kernels] * _FP8_SPEED ** (query.fp8 - row.fp8)
-    size_ratio = query.flops_per_token / row.query.flops_per_token
-    size = min(_MAX_SIZE_CORRECTION, math.pow(size_ratio, _MFU_SIZE_EXPONENT))
-    on_cpu = not row.card
-    speed *= _architecture_speed(query, on_cpu) / _architecture_speed(row.query, on_cpu)
-    launch_share = 0.0 if row.card else overheads.launch_s("cpu", row.shape.n_layer) / row.micro_batch_s
-    model_share = row.query.model_time_share(bool(row.card))
-    return min(_MAX_MFU, row.mfu / model_share / (1 - launch_share) * speed * size)
-
-
-def _architecture_speed(query: SpeedQuery, on_cpu: bool) -> float:
-    if query.modern and (on_cpu or query.kernels == "plain"):
-        return _MODERN_CPU_SPEED if on_cpu else _MODERN_UNFUSED_SPEED
-    return 1.0
 
 
 def _describe_rows(card: Card | None, tiers: Sequence[int], similar: bool, low: float, high: float) -> str:
@@ -352,7 +361,6 @@ def _describe_rows(card: Card | None, tiers: Sequence[int], similar: bool, low: 
 
 # --- tokens per second ---
 
-_RECOMPUTE_SPEED = 3 / 4  # of the speed is left with activation checkpointing: two forward passes
 _MENTION_SLOWDOWN_BELOW = 0.95  # of the speed is left
 
 
@@ -371,32 +379,29 @@ def estimate_throughput(
     work: TrainingWorkload, flops_per_token: int, peak: float, card: Card | None
 ) -> ThroughputEstimate:
     """`peak`: FLOP/s of the card in the run's dtype; without a card, the CPU's measured one."""
-    config, muon_flops = work.config, 0
-    if config.optimizer == "muon":
-        muon_flops = flops.muon_flops_per_update(config.n_layer, config.n_embd, config.muon_steps)
-    query = SpeedQuery(
-        flops_per_token,
-        work.micro_batch_tokens,
-        n_layer=config.n_layer,
-        kernels="triton" if work.kernels else "compiled" if work.compiled else "plain",
-        graph=work.graph,
-        fp8=config.fp8,
-        muon_flops=muon_flops / work.micro_steps,
-        modern=config.arch == "modern",
-    )
-    mfu = expected_mfu_range(card, peak, query)
-    # The rows do not include these: the estimate may be far below them.
-    speed_left = {}
-    if config.activation_checkpointing:
-        speed_left["activation recomputation"] = _RECOMPUTE_SPEED
-    slowdown = math.prod(speed_left.values())
-    low, mid, high = (slowdown * percent for percent in (mfu.low, mfu.mid, mfu.high))
-    tokens_per_percent = peak / 100 / flops_per_token
-    # These are in `mfu` already.
-    speed_left["the modern architecture's many small kernels"] = _architecture_speed(query, card is None)
-    speed_left["Muon's own FLOPs"] = query.model_time_share(card is not None)
-    mentioned = [name for name, share in speed_left.items() if share < _MENTION_SLOWDOWN_BELOW]
-    why = f"{mfu.reason}; lowered for {' and '.join(mentioned)}" if mentioned else mfu.reason
-    return ThroughputEstimate(
-        low * tokens_per_percent, mid * tokens_per_percent, high * tokens_per_percent, (low, mid, high), why
-    )
+    mfu = expected_mfu_range(card, peak, work, flops_per_token)
+    low, mid, high = (percent * peak / 100 / flops_per_token for percent in (mfu.low, mfu.mid, mfu.high))
+    mentioned = _slow_settings(work, flops_per_token, peak, card)
+    why = f"{mfu.reason}; lowered for {', '.join(mentioned)}" if mentioned else mfu.reason
+    return ThroughputEstimate(low, mid, high, (mfu.low, mfu.mid, mfu.high), why)
+
+
+def _slow_settings(work: TrainingWorkload, flops_per_token: int, peak: float, card: Card | None) -> list[str]:
+    """In words, without which settings an update would take notably less time."""
+    changes: dict[str, dict[str, Any]] = {
+        "activation recomputation": {"activation_checkpointing": False},
+        "the modern architecture's many small kernels": {"arch": "gpt2"},
+        "Muon's own FLOPs": {"optimizer": "adamw"},
+    }
+    faster = {name: replace(work, config=replace(work.config, **change)) for name, change in changes.items()}
+    faster["attention without a fused kernel"] = replace(work, attention="sdpa")
+    mid = expected_mfu_range(card, peak, work, flops_per_token).mid
+    slow = [
+        name
+        for name, other in faster.items()
+        if other != work
+        and mid < _MENTION_SLOWDOWN_BELOW * expected_mfu_range(card, peak, other, flops_per_token).mid
+    ]
+    if card is not None and is_misaligned(work):
+        slow.append("a width or head size that is not a multiple of 8")
+    return slow

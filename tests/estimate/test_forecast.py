@@ -41,7 +41,7 @@ def test_gpt2_on_an_h200_is_as_fast_as_measured() -> None:
     assert throughput.mid * GPT2_FLOPS / 989e12 * 100 == pytest.approx(throughput.mfu[1])
     assert in_range(estimate_throughput(work(fp8=True), GPT2_FLOPS, 989e12, H200), 65_536 / 0.0979)
     slower = estimate_throughput(work(activation_checkpointing=True), GPT2_FLOPS, 989e12, H200)
-    assert slower.mid == pytest.approx(0.75 * throughput.mid)
+    assert 0.74 * throughput.mid < slower.mid < 0.82 * throughput.mid  # a second forward pass
 
 
 def test_a_tiny_model_on_a_cpu_is_launch_bound(subtests: pytest.Subtests) -> None:
@@ -86,11 +86,13 @@ def test_muon_costs_time_if_an_update_has_few_tokens() -> None:
     usual, few = (replace(work(**muon), batch_size=size) for size in (64, 1))
     adamw = estimate_throughput(replace(work(arch="modern"), batch_size=64), GPT2_FLOPS, 989e12, H200)
     assert 0.88 * adamw.mid < estimate_throughput(usual, GPT2_FLOPS, 989e12, H200).mid < adamw.mid
-    # 3.2 times 5 steps x 12 layers x 60 x 768^3 against 1024 tokens of 854.8 MFLOP: these are a seventh.
-    share = 1024 * GPT2_FLOPS / (1024 * GPT2_FLOPS + 3.2 * 5 * 12 * 60 * 768**3)
-    alone = replace(few, config=replace(few.config, optimizer="adamw"))
-    assert estimate_throughput(few, GPT2_FLOPS, 989e12, H200).mid == pytest.approx(
-        share * estimate_throughput(alone, GPT2_FLOPS, 989e12, H200).mid
+    one, alone = (
+        replace(few, graph=True, config=replace(few.config, optimizer=optimizer))
+        for optimizer in ("muon", "adamw")
+    )
+    assert (
+        estimate_throughput(one, GPT2_FLOPS, 989e12, H200).mid
+        < 0.7 * estimate_throughput(alone, GPT2_FLOPS, 989e12, H200).mid
     )
 
 
@@ -105,7 +107,7 @@ def test_the_modern_architecture_is_slow_without_fused_kernels() -> None:
     throughput = estimate_throughput(plain, flops_per_token, 989e12, H200)
     assert all(in_range(throughput, measured) for measured in (1.034e6, 1.036e6, 1.037e6))
     assert throughput.why.endswith(
-        "; lowered for the modern architecture's many small kernels and Muon's own FLOPs"
+        "; lowered for the modern architecture's many small kernels, Muon's own FLOPs"
     )
     fused = estimate_throughput(replace(plain, kernels=True), flops_per_token, 989e12, H200)
     assert in_range(fused, 1.86e6)

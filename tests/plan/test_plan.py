@@ -272,7 +272,7 @@ def test_more_time_has_a_lower_loss() -> None:
 def test_time_that_would_only_overfit_is_left_unused(hours: float) -> None:
     """Less than a minute is enough for a million characters: more time must not make it worse."""
     config = build_config(find_recipe("shakespeare_char"), {}, "cuda")
-    short, long = (propose(config, RTX4070, CHARACTERS, time) for time in (0.005, hours))
+    short, long = (propose(config, RTX4070, CHARACTERS, time) for time in (0.004, hours))
     assert long.best.loss[1] <= short.best.loss[1] + 0.005
     assert long.best.seconds < 3600
     assert "overfit" in long.unused_time_reason

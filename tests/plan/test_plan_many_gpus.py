@@ -39,8 +39,9 @@ def parallelism(made: Plan) -> ParallelismComparison:
 
 
 def test_eight_cards_are_eight_times_as_fast_less_the_communication() -> None:
-    settings = {"batch_size": 16, "gradient_accumulation_steps": 32}
-    one, eight = plan(cluster(gpus=1), **settings), plan(cluster(), **settings)
+    one, eight = (
+        plan(cluster(gpus=gpus), batch_size=16, gradient_accumulation_steps=4 * gpus) for gpus in (1, 8)
+    )
     assert one.parallelism is None
     assert one.times is not None
     assert eight.times is not None
@@ -49,8 +50,11 @@ def test_eight_cards_are_eight_times_as_fast_less_the_communication() -> None:
     update = 16 * 4 * 1024 / one.times.throughput.mid + communication_s
     assert eight.times.throughput.mid == pytest.approx(8 * 16 * 4 * 1024 / update)
     assert parallelism(eight).ddp.waiting_s == pytest.approx(communication_s)
+    # Compared with one card that takes the whole batch, and so updates less often.
+    alone = plan(cluster(gpus=1), batch_size=16, gradient_accumulation_steps=32)
+    assert alone.times is not None
     assert parallelism(eight).ddp.efficiency == pytest.approx(
-        eight.times.throughput.mid / 8 / one.times.throughput.mid
+        eight.times.throughput.mid / 8 / alone.times.throughput.mid
     )
     assert eight.times.updates_s[1] == pytest.approx(600_000 * update)
 

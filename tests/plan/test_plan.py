@@ -145,10 +145,8 @@ def test_energy_and_cost() -> None:
 
 def test_json() -> None:
     document = json.loads(json.dumps(plan().as_dict()))
-    assert (
-        document["memory"]["total"]
-        == sum(document["memory"]["parts"].values()) + document["memory"]["context"]
-    )
+    memory = document["memory"]
+    assert memory["total"] == sum(memory["parts"].values()) + memory["context"] + memory["recording"]
     assert document["model"]["parameters"] == 124_373_760
     assert document["time"]["total_s"][0] < document["time"]["total_s"][2]
 
@@ -302,7 +300,7 @@ def test_a_proposal_has_no_problems() -> None:
 
 
 def test_eval_interval_is_no_fix_for_one_evaluation() -> None:
-    made = plan("gpt2_124m", H200, max_iters=10, eval_interval=10)
+    made = plan("gpt2_124m", H200, max_iters=5, eval_interval=5)
     (fix,) = (problem.fix for problem in made.problems if "evaluation takes" in problem.what)
     assert fix == "fewer --eval_tokens, with --closing_eval=False"
 

@@ -396,7 +396,7 @@ def skipped_steps(analysis: Analysis) -> Finding | None:
     counts_updates = run_log.has_iteration_numbers and not run_log.trainer.iterations_are_epochs
     is_share_known = overflows <= norms or (counts_updates and len(steps) > 0)
     if overflows > norms:
-        is_whole = shows_run_start(run_log) and len(run_log.segments) == 1
+        is_whole = shows_run_start(run_log) and len(run_log.segments) == 1 and len(steps) > 0
         logged = max(logged, run_log.iteration_count(), int(steps.iteration[-1]) if is_whole else 0)
     if not skipped or (not overflows and trailing_zero_losses(analysis)):  # loss_zero says so
         return None

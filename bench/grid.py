@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import importlib
 import json
 import subprocess
 import sys
@@ -133,14 +134,13 @@ def nanogpt_update(
     import torch
 
     sys.path.insert(0, str(nanogpt))
-    from model import GPT, GPTConfig  # type: ignore[import-not-found]
-
+    theirs: Any = importlib.import_module("model")
     layers, heads, channels = SIZES[point["size"]]
     T, B = point["context"], point["batch"]
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     shape = {"n_layer": layers, "n_head": heads, "n_embd": channels, "block_size": T, "vocab_size": 50304}
     with torch.device("cuda"):  # its weights are drawn there: quicker, and their values do not matter
-        model = GPT(GPTConfig(**shape, dropout=0.0, bias=False))
+        model = theirs.GPT(theirs.GPTConfig(**shape, dropout=0.0, bias=False))
     optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cuda")
     compiled: Any = torch.compile(model)
     data = np.memmap(random_data(folder) / "train.bin", dtype=np.uint16, mode="r")

@@ -311,7 +311,8 @@ def _bytes_at_evaluation(work: TrainingWorkload) -> dict[str, int]:
         | {
             "gradients": GRADIENT_BYTES * total_parameters(work) if keeps_gradients else 0,
             "activations": max(0, blocks - head) + weight_copies,
-            "working space": _CUBLAS_WORKSPACE_BYTES[work.device_type],
+            # After a capture, cuBLAS's workspaces are freed; evaluation needs the forward pass's alone.
+            "working space": _CUBLAS_WORKSPACE_BYTES[work.device_type] // (2 if work.graph else 1),
             "logits and loss": head,
         }
     )

@@ -20,7 +20,7 @@ from glassgpt.runs.step_line import StepLine, add_values
 from glassgpt.runs.trainer import HeaderPattern, Trainer
 
 _STEP = StepLine(
-    r"^step (\d{1,15}) \(\d{1,3}\.\d%\) \| loss: .{1,300}\| remaining: \d{1,12}s",
+    r"^step (\d{1,15}) \(\d{1,3}\.\d%\) \| loss: .{1,300}\| remaining: -?\d{1,12}s",
     {
         "loss": "loss", "dt": "ms", "tok/sec": "tokens_per_s", "mfu": "mfu", "remaining": "remaining_s",
     },

@@ -82,10 +82,13 @@ def training_curve(analysis: Analysis) -> LossCurve:
     iterations, losses, segments = iterations[finite], losses[finite], segments[finite]
     positions = _positions(analysis, segments, iterations)
     curve = LossCurve(losses, iterations, positions)
-    if not stretches or len(stretches[-1]) < 3:
+    # The noise of its lowest point: the last one may be of a loss that exploded.
+    lowest = [stretch for stretch, is_kept in zip(stretches, finite, strict=True) if is_kept]
+    rows = lowest[int(np.argmin(losses))] if len(losses) else np.empty(0, dtype=np.int64)
+    if len(rows) < 3:
         return curve
-    last = steps.loss[stretches[-1]]
-    return replace(curve, point_std=finite_positive(float(np.std(last, ddof=1)) / float(np.sqrt(len(last)))))
+    error = float(np.std(steps.loss[rows], ddof=1)) / math.sqrt(len(rows))
+    return replace(curve, point_std=finite_positive(error))
 
 
 def batch_curve(analysis: Analysis) -> LossCurve:

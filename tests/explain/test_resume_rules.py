@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from glassgpt.explain.rules.resume_state import resume_lost_state
 from learning_logs import GLASSGPT, analyse, gpu_run, require_finding, split_run
 from log_checks import parse_log
 from run_logs import make_run_log, make_steps
 
 from glassgpt.config import ConfigValue
 from glassgpt.explain.rules.lr_schedule import horizon_changed, lr_schedule_mismatch
-from glassgpt.explain.rules.resume_state import resume_lost_state
 from glassgpt.explain.rules.resumes import redone_iterations, resume_jump, resume_replays_data
 from glassgpt.i18n import say
 from glassgpt.runs.run_log import LoggedProcess, LoggedSetup, RunLog, Steps

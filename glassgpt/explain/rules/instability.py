@@ -114,7 +114,7 @@ def _lower_lr_advice(run_log: RunLog, iteration: int) -> Message:
     """A fifth of the learning rate; and a longer warm-up, where the loss rose soon after it."""
     peak_lr, warmup = numeric_setting(run_log, "learning_rate"), numeric_setting(run_log, "warmup_iters")
     if not peak_lr or not takes_known_settings(run_log):
-        return say("divergence.advice.fifth_of_lr")
+        return say("divergence.advice.lower_lr")
     if warmup is not None and iteration < 5 * max(warmup, 20):
         return say(
             "divergence.advice.lower_lr_longer_warmup",
@@ -280,17 +280,13 @@ def loss_spike(analysis: Analysis) -> Finding | None:
         say("loss-spike.evidence.third", **values),
     ][: len(shown)]
     if not slow:
-        is_cluster = max(spike.losses for spike in spikes) > MAX_SINGLE_LOSSES
+        is_single = all(spike.losses <= MAX_SINGLE_LOSSES for spike in spikes)
         return make_finding(
             "loss-spike",
             "info",
-            title=say("loss-spike.title.clusters", count=len(spikes))
-            if is_cluster
-            else say("loss-spike.title.odd_batches", count=len(spikes)),
+            title=say("loss-spike.title.short", count=len(spikes)),
             evidence=evidence,
-            explanation=say("loss-spike.explanation.clusters")
-            if is_cluster
-            else say("loss-spike.explanation.odd_batches"),
+            explanation=say("loss-spike.explanation.odd_batches") if is_single else None,
             at=shown[0].iteration,
             lines=analysis.lines_at(spike.iteration for spike in shown),
         )
@@ -304,7 +300,7 @@ def loss_spike(analysis: Analysis) -> Finding | None:
         title=say("loss-spike.title.slow_recovery", count=len(slow)),
         evidence=[*evidence, say("loss-spike.evidence.lost", lost_iterations=lost, lost_share=share)],
         explanation=say("loss-spike.explanation.slow_recovery"),
-        advice=[say("loss-spike.advice"), _clip_advice(analysis.log)],
+        advice=[say("loss-spike.advice"), _clip_advice(analysis.log)] if share > ADVICE_SPIKE_SHARE else None,
         at=shown[0].iteration,
         lines=analysis.lines_at(spike.iteration for spike in shown),
     )

@@ -23,8 +23,6 @@ MIN_ADVICE_SHARE = 0.05  # time lost in stalls over run time
 MAX_LISTED = 5  # spikes, regimes or batch sizes shown
 # Spike over an iteration that evaluates: within this range it may be an evaluation without a line.
 EVAL_TIME_RATIO_RANGE = (0.7, 1.3)
-# Spike over the first iteration, which includes an evaluation and a start-up of unknown length.
-FIRST_STEP_RATIO_RANGE = (0.3, 1.0)
 
 # Stalls that are alike are the program's own work: how many; how many are near their median, and how near.
 MIN_ALIKE_SPIKES, MIN_ALIKE_SHARE, MAX_ALIKE_DEVIATION = 4, 0.8, 0.15
@@ -78,7 +76,7 @@ def silent_spike(analysis: Analysis) -> Finding | None:
     share = min(1.0, lost_s / total_s)
     if lost_s < MIN_LOST_S or share < MIN_LOST_SHARE:
         return None
-    missing_eval = [] if split.is_stalled_eval.any() else _missing_eval_explanation(analysis, at, ms)
+    missing_eval = [] if split.is_stalled_eval.any() else _missing_eval_explanation(analysis, ms)
     if not missing_eval and not split.is_stalled_eval.any() and _are_alike(split.stall_ms[rows]):
         missing_eval = [say("silent-spike.explanation.alike")]
     largest = np.sort(np.argsort(-ms, kind="stable")[:MAX_LISTED])
@@ -141,41 +139,18 @@ def _are_alike(lost_ms: Floats) -> bool:
     return len(lost_ms) >= MIN_ALIKE_SPIKES and bool(np.mean(near) >= MIN_ALIKE_SHARE)
 
 
-def _missing_eval_explanation(analysis: Analysis, at: Ints, ms: Floats) -> list[Message]:
+def _missing_eval_explanation(analysis: Analysis, ms: Floats) -> list[Message]:
     """Why the spikes look like evaluations whose lines are missing; empty where they do not."""
-    run_log, facts, steps = analysis.log, analysis.facts, analysis.log.steps
+    run_log = analysis.log
     if analysis.time_split and analysis.time_split.spike_period:
         return [say("silent-spike.explanation.periodic", period=analysis.time_split.spike_period)]
-    if not run_log.trainer.step_time_includes_eval:
+    if not run_log.trainer.step_time_includes_eval or analysis.facts.eval_overhead_typical_ms is None:
         return []
-    if facts.eval_overhead_typical_ms is not None:
-        eval_step_ms = facts.eval_overhead_typical_ms + (facts.steady_ms or 0.0)
-        if not _all_within(ms, eval_step_ms, EVAL_TIME_RATIO_RANGE):
-            return []
-        return [say("silent-spike.explanation.eval_length", eval_step_ms=eval_step_ms)]
-    first = run_log.is_first_of_process() & run_log.includes_eval() & np.isfinite(steps.ms)
-    if not np.any(first) or not _all_within(ms, float(steps.ms[first][0]), FIRST_STEP_RATIO_RANGE):
+    eval_step_ms = analysis.facts.eval_overhead_typical_ms + (analysis.facts.steady_ms or 0.0)
+    low, high = EVAL_TIME_RATIO_RANGE
+    if not np.all((ms >= low * eval_step_ms) & (ms <= high * eval_step_ms)):
         return []
-    explanation = [say("silent-spike.explanation.like_first_iteration", first_ms=float(steps.ms[first][0]))]
-    # If an evaluation every 100 iterations explains a spike at 100, there should be one at 200.
-    period = int(at[0])
-    is_next = run_log.is_steady() & (steps.iteration == 2 * period) & (period > 0)
-    if len(at) == 1 and np.any(is_next):
-        next_ms = float(steps.ms[is_next][0])
-        explanation.append(
-            say(
-                "silent-spike.explanation.not_periodic",
-                next_iteration=2 * period,
-                next_ms=next_ms,
-                period=period,
-            )
-        )
-    return explanation
-
-
-def _all_within(ms: Floats, reference_ms: float, ratio_range: tuple[float, float]) -> bool:
-    low, high = ratio_range
-    return bool(np.all((ms >= low * reference_ms) & (ms <= high * reference_ms)))
+    return [say("silent-spike.explanation.eval_length", eval_step_ms=eval_step_ms)]
 
 
 # --- regimes ---
@@ -230,11 +205,8 @@ def throughput_drift(analysis: Analysis) -> Finding | None:
     slowest = max(cost.slow, key=lambda one: one.iterations * one.steady_ms)
     changes = [one for one in regimes[1:] if one.cause != "batch"]
     unexplained = [one for one in changes if one.cause is None]
-    separation = min(one.separation or 0.0 for one in changes or regimes[1:])
     if not unexplained:
         explanation = say("throughput-drift.explanation.new_process")
-    elif analysis.log.setup.settings.get("device") == "mps":
-        explanation = say("throughput-drift.explanation.regimes_laptop")
     else:
         explanation = say("throughput-drift.explanation.regimes")
     return make_finding(
@@ -250,7 +222,7 @@ def throughput_drift(analysis: Analysis) -> Finding | None:
             say(
                 "throughput-drift.evidence.regimes",
                 regimes=shown,
-                more_regimes=max(0, len(regimes) - MAX_LISTED),
+                more_regimes=len(regimes) - MAX_LISTED,
             )
             if len(regimes) > MAX_LISTED
             else say("throughput-drift.evidence.all_regimes", regimes=shown),
@@ -261,9 +233,6 @@ def throughput_drift(analysis: Analysis) -> Finding | None:
             changes=[one.first_iteration for one in (unexplained or changes)[:MAX_LISTED]],
             saving=share,
         ),
-        more=say("throughput-drift.more.certain")
-        if separation > 0.995
-        else say("throughput-drift.more.certainty", separation=separation),
         at=slowest.first_iteration,
         lines=analysis.lines_at(one.first_iteration for one in changes or regimes[1:]),
     )

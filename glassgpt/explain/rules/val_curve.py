@@ -13,7 +13,6 @@ from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve_statistics import median_stderr
 from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS, VISIBLE_STANDARD_ERRORS, EvalNoise
 from glassgpt.runs.past_best import MIN_EVALS, MIN_TRAIN_LOSSES, PastBest
-from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trajectory import (
     last_iteration_done,
     shows_run_start,
@@ -43,9 +42,9 @@ def overfitting(analysis: Analysis) -> Finding | None:
     is_exploded = bool(analysis.explosions) and analysis.explosions[-1].recovered_iteration is None
     if has_leaked_data(analysis) or analysis.loss_rise or is_exploded:
         return None  # then its losses say nothing about unseen text
-    if past is None or past.train_losses is None or past.is_earliest:
+    gap = analysis.train_val_gap
+    if past is None or past.is_earliest or (past.train_losses is None and gap is None):
         return _overfitting_in_part(analysis)
-    train_best, train_end = past.train_losses
     run_log, rise = analysis.log, past.end_loss - past.best_loss
     compared = {
         "metric": val_metric_name(run_log),
@@ -66,11 +65,15 @@ def overfitting(analysis: Analysis) -> Finding | None:
     else:
         title = say("overfitting.title.last_share", share_after_best=past.share_after_best)
         comparison = say("overfitting.evidence.best_end", **compared)
-    evidence = [
-        comparison,
-        say("overfitting.evidence.training_loss", train_loss_at_best=train_best, train_loss_at_end=train_end),
-    ]
-    if better := _metric_still_better(run_log, past.best_iteration):
+    evidence = [comparison]
+    if past.train_losses is not None:
+        at_best, at_end = past.train_losses
+        evidence.append(
+            say("overfitting.evidence.training_loss", train_loss_at_best=at_best, train_loss_at_end=at_end)
+        )
+    elif gap is not None:
+        evidence.append(say("overfitting.evidence.train_loss", train_loss=gap.train_loss))
+    if better := _metric_still_better(analysis, past.best_iteration):
         name, before, after = better
         return make_finding(
             "overfitting",
@@ -146,13 +149,16 @@ def worse_than_first(analysis: Analysis) -> Finding | None:
     )
 
 
-def _metric_still_better(run_log: RunLog, best_iteration: int) -> tuple[str, float, float] | None:
+def _metric_still_better(analysis: Analysis, best_iteration: int) -> tuple[str, float, float] | None:
     """A metric of held-out data that is clearly better at the end than at the best loss: its name, and its
     means there and at the end. A perplexity says the same as the loss."""
-    for one in run_log.own_metrics:
+    best_line = next(one.line for one in analysis.trajectory.evals if one.iteration == best_iteration)
+    for one in analysis.log.own_metrics:
         if not one.metric.is_eval or one.metric.kind not in ("accuracy", "error_rate", "score"):
             continue
         is_later = one.iteration > best_iteration
+        if not analysis.log.has_iteration_numbers:
+            is_later = one.line > best_line
         count = min(MAX_METRIC_VALUES, int(is_later.sum()), int((~is_later).sum()))
         if count < 1:
             continue

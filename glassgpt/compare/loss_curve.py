@@ -71,6 +71,8 @@ def training_curve(analysis: Analysis) -> LossCurve:
     run_log, trajectory = analysis.log, analysis.trajectory
     steps = run_log.steps
     rows = trajectory.rows[np.isfinite(trajectory.loss) & run_log.has_iteration_numbers]
+    if analysis.explosions and analysis.explosions[-1].recovered_iteration is None:  # lost from there on
+        rows = rows[steps.iteration[rows] < analysis.explosions[-1].iteration]
     count = min(_TRAINING_CURVE_POINTS, len(rows) // 5 or 1)
     stretches = [stretch for stretch in np.array_split(rows, count) if len(stretch)]
     iterations = np.array(

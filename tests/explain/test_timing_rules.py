@@ -61,7 +61,7 @@ def test_the_advice_is_to_raise_the_interval_and_lower_the_batches() -> None:
     assert values["interval_setting"] == "eval_interval"
     assert (values["old_interval"], values["new_interval"]) == (500, 2000)
     assert values["interval_saving"] == pytest.approx(0.75 * 5687 / (500 * 168.5 + 5687))
-    assert batches.key == "eval-spikes.advice.lower_minus_saves"  # 3/4 of 8.9 %, the saves in it
+    assert batches.key == "eval-spikes.advice.lower_batches"  # at most 3/4 of 8.9 %: the saves are in it
     assert values["batches_setting"] == "eval_iters"
     assert (values["old_batches"], values["new_batches"]) == (200, 50)
     assert values["batches_saving"] == pytest.approx(0.75 * 0.0887, abs=5e-5)
@@ -233,13 +233,12 @@ def test_a_ledger_says_what_evaluation_took() -> None:
 # --- silent-spike ---
 
 
-def test_a_spike_like_the_first_iteration_may_be_an_evaluation_without_a_line() -> None:
+def test_what_a_spike_is_without_a_line_is_not_known() -> None:
     ms = [156011.05, *[1510.0] * 9, 125041.71, *[1535.0] * 11]
     run_log = make_run_log(make_steps(range(0, 211 + 1, 10), ms), [(0, 10.98, 10.99)])
     finding = require_finding(silent_spike(analyse(run_log)))
-    like_first, not_periodic = finding.text["explanation"]
-    assert like_first == say("silent-spike.explanation.like_first_iteration", first_ms=156011.05)
-    assert not_periodic.values == {"next_iteration": 200, "next_ms": 1535.0, "period": 100}
+    assert finding.severity == "advice"
+    assert finding.text["explanation"] == (say("silent-spike.explanation.stalled"),)
     assert (finding.at, finding.values["slowest"]) == (100, ["100: 2m 05s"])
     assert finding.values["lost_share"] == pytest.approx(0.21, abs=0.005)
 
@@ -264,7 +263,7 @@ def test_irregular_spikes_are_stalls() -> None:
     times = even_run().steps.ms.copy()
     times[[50, 63, 171]] = 9000.0
     finding = require_finding(silent_spike(analyse(with_times(even_run(), times))))
-    assert finding.severity == "warning"
+    assert finding.severity == "advice"
     assert finding.text["explanation"] == (say("silent-spike.explanation.stalled"),)
     assert finding.text["advice"][0].values["lost_s"] == pytest.approx(3 * (9.0 - 0.1), rel=0.01)
 
@@ -354,14 +353,12 @@ def test_a_large_startup_comes_with_its_break_even() -> None:
     finding = require_finding(startup_compile(analyse(replace(compiled_run(True), ended="finished"))))
     assert finding.severity == "advice"
     assert finding.values["startup_share"] == pytest.approx(30.2 / (30.2 + 5001 * 0.01288))
-    pays_off, compile_off = finding.text["explanation"][-1].values, finding.text["advice"][0].values
-    assert pays_off["break_even_ms"] == pytest.approx(30_200 / 5001)
-    assert pays_off["steady_ms"] == 12.88
+    compile_off = finding.text["advice"][0].values
+    assert compile_off["break_even_ms"] == pytest.approx(30_200 / 5001)
     assert compile_off["flag"] == "--compile=False"
     assert compile_off["max_saving_s"] == pytest.approx(30.2)
-    assert finding.values["enough_iterations"] == 44_550  # 30.2 s x 19 / 12.88 ms
     eager = require_finding(startup_compile(analyse(replace(compiled_run(False), ended="finished"))))
-    assert [message.key for message in eager.text["advice"]] == ["startup-compile.advice.longer_run"]
+    assert (eager.severity, eager.advice) == ("info", "")
 
 
 def test_each_process_starts_up() -> None:
@@ -371,7 +368,7 @@ def test_each_process_starts_up() -> None:
     trainer = replace(NANOGPT, evaluates_before_first_step=False)
     run_log = make_run_log(steps, segments=segments, ended="finished", trainer=trainer)
     finding = require_finding(startup_compile(analyse(run_log)))
-    assert (finding.values["processes"], finding.values["restarts"]) == (2, 1)
+    assert finding.values["processes"] == 2
     assert finding.values["startup_s"] == pytest.approx(50)
 
 
@@ -402,8 +399,7 @@ def test_only_known_flags_are_advised() -> None:
         finding = require_finding(
             startup_compile(analyse(make_run_log(steps, trainer=trainer, ended="finished")))
         )
-        assert finding.severity == "advice"
-        assert "flag" not in finding.values
+        assert (finding.severity, finding.advice) == ("info", "")
     assert finding.text["explanation"] == (say("startup-compile.explanation.without_torch"),)
 
 

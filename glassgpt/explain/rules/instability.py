@@ -286,7 +286,9 @@ def loss_spike(analysis: Analysis) -> Finding | None:
             "info",
             title=say("loss-spike.title.short", count=len(spikes)),
             evidence=evidence,
-            explanation=say("loss-spike.explanation.odd_batches") if is_single else None,
+            explanation=say("loss-spike.explanation.odd_batches")
+            if is_single
+            else say("loss-spike.explanation.clusters"),
             at=shown[0].iteration,
             lines=analysis.lines_at(spike.iteration for spike in shown),
         )

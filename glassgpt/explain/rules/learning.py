@@ -55,6 +55,14 @@ MAX_END_CHANGE_SHARE, MAX_RANGE_SHARE = 0.01, 0.02
 # hundred iterations.
 MIN_SHARE_OF_CHANCE_LOSS, MIN_HARDLY_LEARNT_ITERATIONS = 0.9, 300
 
+# Capacity: tokens per parameter where compute is best spent (Hoffmann et al. 2022).
+CHINCHILLA_TOKENS_PER_PARAMETER = 20.0
+MIN_OVERTRAINING_FACTOR = 5.0  # times that
+MIN_EVALUATIONS = 6
+MAX_TRAIN_VAL_GAP = 0.03  # |val - train| over train loss: the model does not overfit
+MAX_LATE_IMPROVEMENT = 0.01  # change of the val loss over the last third, as a share of it
+
+
 # --- still improving ---
 
 
@@ -258,7 +266,7 @@ def plateau(analysis: Analysis) -> Finding | None:
     ):
         return nothing
     evidence = _plateau_evidence(analysis, smooth)
-    if not evidence:
+    if not evidence or underfit_capacity(analysis):
         return None
     last = int(at[-1])
     stop = last * 2 // 3
@@ -397,3 +405,50 @@ def _plateau_evidence(analysis: Analysis, smooth: BlockMedians) -> list[Message]
         )
     )
     return evidence
+
+
+# --- capacity ---
+
+
+def underfit_capacity(analysis: Analysis) -> Finding | None:
+    """A finished run from scratch, 100 tokens per parameter or more, both losses close and flat: its size may
+    be the limit. Not an advice: a learning rate that ran out flattens the curve, too."""
+    facts, last = analysis.facts, analysis.trajectory.last_iteration
+    evals = [
+        (one.iteration, one.train_loss, one.val_loss)
+        for one in analysis.trajectory.evals
+        if one.iteration is not None and one.val_loss and one.train_loss and math.isfinite(one.train_loss)
+    ]
+    if len(evals) < MIN_EVALUATIONS or not facts.parameters or not facts.tokens_per_iteration or not last:
+        return None
+    if facts.ended != "finished" or not starts_from_scratch(analysis.log) or analysis.explosions:
+        return None  # a flat curve of weights that were trained before, or before the schedule's end
+    (_, train_loss, val_loss), earlier = evals[-1], [val for at, _, val in evals if at <= last * 2 / 3]
+    tokens = analysis.log.tokens_seen_at(np.array([last]), facts.tokens_per_iteration)
+    if not earlier or tokens is None:
+        return None
+    gap, tokens_per_parameter = abs(val_loss - train_loss) / train_loss, float(tokens[0]) / facts.parameters
+    is_flat = abs(earlier[-1] - val_loss) < MAX_LATE_IMPROVEMENT * val_loss
+    is_overtrained = tokens_per_parameter >= MIN_OVERTRAINING_FACTOR * CHINCHILLA_TOKENS_PER_PARAMETER
+    if gap >= MAX_TRAIN_VAL_GAP or not is_flat or not is_overtrained:
+        return None
+    return make_finding(
+        "underfit-capacity",
+        "info",
+        title=say("underfit-capacity.title"),
+        evidence=say(
+            "underfit-capacity.evidence",
+            train_loss=train_loss,
+            metric=val_metric_name(analysis.log),
+            val_loss=val_loss,
+            train_val_gap=gap,
+            earlier_val_loss=earlier[-1],
+            parameters=facts.parameters,
+            tokens=float(tokens[0]),
+            tokens_per_parameter=tokens_per_parameter,
+        ),
+        explanation=say(
+            "underfit-capacity.explanation", best_tokens_per_parameter=CHINCHILLA_TOKENS_PER_PARAMETER
+        ),
+        claims={"learning at the end": "plateau", "parameters": facts.parameters},
+    )

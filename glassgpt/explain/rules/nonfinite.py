@@ -38,9 +38,9 @@ MAX_USUAL_SKIPS, MAX_USUAL_SKIP_SHARE_SHORT = 5, 0.2  # of a short run
 MIN_INFINITE_NORMS = 5  # and none that is finite, for "never finite"
 
 # no-update: broken before the first update; norm-rise: the gradient norms grew before it; loss-rise: the loss
-# did; overflow: the log reports overflows; float16: it may overflow; masked: fine-tuning had just begun, or the
-# learning rate was too low to be the cause; no-warning: the losses before are stable; unknown: the log shows
-# too few of them.
+# did; overflow: the log reports overflows; float16: it may overflow; masked: fine-tuning had just begun, or
+# the learning rate was too low to be the cause; no-warning: the losses before are stable; unknown: the log
+# shows too few of them.
 NonFiniteCause = Literal[
     "no-update", "norm-rise", "loss-rise", "overflow", "float16", "masked", "no-warning", "unknown"
 ]

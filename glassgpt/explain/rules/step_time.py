@@ -117,7 +117,7 @@ def silent_spike(analysis: Analysis) -> Finding | None:
         explanation = [say("silent-spike.explanation.slept")]
     severity: Severity = "info"
     if share >= MIN_ADVICE_SHARE:
-        severity = "advice" if missing_eval else "warning"
+        severity = "warning" if split.is_stalled_eval.any() else "advice"
     return make_finding(
         "silent-spike",
         severity,

@@ -152,13 +152,14 @@ def worse_than_first(analysis: Analysis) -> Finding | None:
 def _metric_still_better(analysis: Analysis, best_iteration: int) -> tuple[str, float, float] | None:
     """A metric of held-out data that is clearly better at the end than at the best loss: its name, and its
     means there and at the end. A perplexity says the same as the loss."""
-    best_line = next(one.line for one in analysis.trajectory.evals if one.iteration == best_iteration)
+    # Those of an evaluation may be on the lines after it.
+    next_line = min(one.line for one in analysis.trajectory.evals if (one.iteration or 0) > best_iteration)
     for one in analysis.log.own_metrics:
         if not one.metric.is_eval or one.metric.kind not in ("accuracy", "error_rate", "score"):
             continue
         is_later = one.iteration > best_iteration
         if not analysis.log.has_iteration_numbers:
-            is_later = one.line > best_line
+            is_later = one.line >= next_line
         count = min(MAX_METRIC_VALUES, int(is_later.sum()), int((~is_later).sum()))
         if count < 1:
             continue

@@ -141,7 +141,7 @@ class Analysis:
     @cached_property
     def loss_jump(self) -> LossJump | None:
         """Of the training loss: from one line to the next, and it stayed up."""
-        if self.explosions or self.loss_rise:
+        if self.explosions:
             return None
         return find_loss_jump(*self.trajectory.finite_losses(), self._later_starts)
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from glassgpt.explain.rules.loss_plausibility import is_language_loss
 from glassgpt.explain.rules.nonfinite import find_nonfinite_loss
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
@@ -133,8 +134,10 @@ def _clip_advice(run_log: RunLog) -> Message | None:
 def divergence(analysis: Analysis) -> Finding | None:
     """The training loss rose and stayed up. Thresholds: those of Analysis.loss_rise."""
     rise, run_log, broken = analysis.loss_rise, analysis.log, find_nonfinite_loss(analysis.log)
-    if rise is None or (broken and not broken.has_recovered):
+    if rise is None or analysis.loss_jump or (broken and not broken.has_recovered):
         return None
+    # Another loss may have a term that grows on purpose.
+    is_of_text = is_language_loss(run_log, rise.first_loss)
     values = {
         "first_loss": rise.first_loss,
         "lowest_loss": rise.lowest_loss,
@@ -159,7 +162,7 @@ def divergence(analysis: Analysis) -> Finding | None:
         evidence = [say("divergence.evidence.lowest_without_iteration", **values)]
     return make_finding(
         "divergence",
-        "problem",
+        "problem" if is_of_text else "warning",
         title=say("divergence.title"),
         evidence=evidence,
         explanation=say("divergence.explanation"),
@@ -167,7 +170,9 @@ def divergence(analysis: Analysis) -> Finding | None:
             _lower_lr_advice(run_log, rise.lowest_iteration),
             _clip_advice(run_log),
             say("divergence.advice.stop_at_lowest", loss_rise=rise.end_loss - rise.lowest_loss),
-        ],
+        ]
+        if is_of_text
+        else say("divergence.advice.not_meant"),
         at=rise.lowest_iteration if run_log.has_iteration_numbers else None,
         lines=analysis.lines_at([rise.lowest_iteration, rise.end_iteration]),
         claims={"training loss at the end": "diverged", "learning at the end": "diverged"},

@@ -267,10 +267,10 @@ def _lowest_train_loss(analysis: Analysis, first_loss: float) -> float | None:
             return MIN_TRAIN_LOSS_WORDS
         if run_log.trainer.trains_on_plain_text:
             return MIN_LOSS_ANY_TEXT
-    return MIN_LOSS_TUNED if _is_of_text(run_log, first_loss) else None
+    return MIN_LOSS_TUNED if is_language_loss(run_log, first_loss) else None
 
 
-def _is_of_text(run_log: RunLog, first_loss: float) -> bool:
+def is_language_loss(run_log: RunLog, first_loss: float) -> bool:
     """Whether the loss is one of a language model. That of a loop that is not known may be of anything; it is
     taken for one where it begins at the loss of a guess among the tokens of a usual tokenizer."""
     if not run_log.trainer.reads_any_log or numeric_setting(run_log, "vocab_size"):
@@ -283,7 +283,7 @@ def collapsed_loss(analysis: Analysis) -> Finding | None:
     at, losses = analysis.trajectory.finite_losses()
     if len(losses) < 2 or not analysis.log.has_iteration_numbers or losses[-1] > MAX_COLLAPSED_LOSS:
         return None
-    if not _is_of_text(analysis.log, float(losses[0])):
+    if not is_language_loss(analysis.log, float(losses[0])):
         return None
     high = np.flatnonzero(losses > MIN_LOSS_BEFORE_COLLAPSE)
     if not len(high) or high[-1] + 1 >= len(losses):
@@ -404,7 +404,7 @@ def has_leaked_data(analysis: Analysis) -> bool:
 def _is_implausible(analysis: Analysis) -> bool:
     trained = [one for one in analysis.trajectory.evals if one.iteration and one.val_loss is not None]
     losses = analysis.trajectory.finite_losses()[1]
-    if not _is_of_text(analysis.log, float(losses[0]) if len(losses) else 0.0):
+    if not is_language_loss(analysis.log, float(losses[0]) if len(losses) else 0.0):
         return False
     return bool(trained) and 0 <= (trained[-1].val_loss or 0.0) < lowest_plausible_loss(analysis)[0]
 

@@ -79,8 +79,12 @@ def find_lost_work(analysis: Analysis) -> LostWork:
     if saved is not None and saved < max(saves) and run_log.trainer.overwrites_checkpoint:
         saved = None  # a later one replaced it
     has_saves = bool(saves) or broken_save is not None
-    # Before the first line of a log that begins in the middle, there may have been one.
-    shows_checkpoints = (run_log.trainer.logs_checkpoints and shows_run_start(run_log)) or has_saves
+    # Before the first line of a log that begins in the middle, there may have been one; and where the lines
+    # about evaluations are missing, those about checkpoints may be, too.
+    is_whole = shows_run_start(run_log) and (
+        bool(run_log.evals) or not run_log.trainer.evaluates_before_first_step
+    )
+    shows_checkpoints = (run_log.trainer.logs_checkpoints and is_whole) or has_saves
     last = last_iteration_done(run_log)
     return LostWork(last, saved, shows_checkpoints, ruined_since, is_nonfinite, broken_save)
 

@@ -628,7 +628,8 @@ def stopped(
     kind: EventKind, words: str, last: int, saves: list[int], trainer: Trainer | None = None
 ) -> RunLog:
     steps = make_steps(range(0, last + 1, 10), 200.0, falling_losses(last // 10 + 1))
-    run_log = make_run_log(steps, checkpoints=saves, events=[LogEvent(kind, words, 99, last)])
+    evals = [(0, 4.2, 4.2)]
+    run_log = make_run_log(steps, evals, checkpoints=saves, events=[LogEvent(kind, words, 99, last)])
     return replace(run_log, trainer=trainer or run_log.trainer, setup=LoggedSetup(planned_iterations=5000))
 
 
@@ -677,6 +678,9 @@ def test_all_is_lost_where_saves_would_show() -> None:
     one = require_finding(interrupted(analyse(stopped("interrupt", "KeyboardInterrupt", 990, []))))
     assert one.severity == "problem"
     assert say("crashed.evidence.all_lost") in one.text["evidence"]
+    no_eval_lines = replace(stopped("interrupt", "KeyboardInterrupt", 990, []), evals=())
+    unknown = require_finding(interrupted(analyse(no_eval_lines)))
+    assert say("crashed.evidence.no_checkpoint_lines") in unknown.text["evidence"]
     silent = require_finding(interrupted(analyse(stopped("interrupt", "KeyboardInterrupt", 990, [], BUILD))))
     assert silent.severity == "warning"
     assert say("crashed.evidence.no_checkpoint_lines") in silent.text["evidence"]
@@ -701,6 +705,9 @@ def test_llm_c_shows_its_checkpoints() -> None:
     one = require_finding(interrupted(analyse(stopped("interrupt", "DUE TO TIME LIMIT", 750, [], LLMC))))
     assert one.severity == "problem"
     assert say("crashed.evidence.all_lost") in one.text["evidence"]
+    no_eval_lines = replace(stopped("interrupt", "KeyboardInterrupt", 990, []), evals=())
+    unknown = require_finding(interrupted(analyse(no_eval_lines)))
+    assert say("crashed.evidence.no_checkpoint_lines") in unknown.text["evidence"]
 
 
 def test_lines_are_not_called_iterations() -> None:

@@ -130,7 +130,7 @@ def test_faults_are_found() -> None:
 
 
 def test_a_loss_that_may_not_be_a_language_model_s() -> None:
-    """Regression reaches 0 within a few epochs, an autoencoder an evaluation of 0.00005: no leak, no memory."""
+    """Regression reaches 0 within a few epochs, an autoencoder 0.00006 on held-out data: no leak."""
     regression = [f"Epoch {at}/60 Loss: {45.3 * math.exp(-at / 2) + 0.0004:.4f}" for at in range(1, 61)]
     encoder = [
         f"Epoch {at} train_loss: {0.09 * math.exp(-at / 2) + 5e-5:.6f} val_loss: {6e-5:.6f}"

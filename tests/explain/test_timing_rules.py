@@ -481,10 +481,7 @@ def test_drift_is_reported_with_its_price() -> None:
 
 def test_growing_faster_is_no_complaint() -> None:
     ms = np.linspace(276.0, 220.0, 480).tolist()
-    finding = require_finding(throughput_drift(analyse(make_run_log(make_steps(range(480), ms)))))
-    assert finding.severity == "info"
-    assert finding.text["title"][0].key == "throughput-drift.title.faster"
-    assert finding.advice == ""
+    assert throughput_drift(analyse(make_run_log(make_steps(range(480), ms)))) is None
 
 
 def test_a_step_is_no_heat() -> None:
@@ -504,14 +501,12 @@ def test_noise_is_no_drift(noise: float) -> None:
     assert throughput_drift(analyse(even_run(400, noise=noise))) is None
 
 
-def test_jitter_is_reported_with_its_cost() -> None:
+def test_jitter_is_reported_without_a_cause() -> None:
     ms = np.where(np.random.default_rng(1).random(400) < 0.2, 200.0, 100.0)
     run_log = make_run_log(make_steps(range(400), ms.tolist()))
-    run_log = replace(run_log, setup=LoggedSetup(tokens_per_iteration=1000))
     finding = require_finding(jitter(analyse(run_log)))
-    assert finding.values["p95_ms"] == 200.0
-    assert finding.values["best_tokens_per_s"] == 10_000
-    assert finding.values["saving"] == pytest.approx(1 - 100 / ms[1:].mean())
+    assert (finding.severity, finding.advice) == ("info", "")
+    assert (finding.values["median_ms"], finding.values["p95_ms"]) == (100.0, 200.0)
 
 
 def test_a_regular_pattern_is_no_jitter() -> None:
@@ -567,16 +562,6 @@ def speed_run(tokens_per_s: list[float]) -> RunLog:
     return make_run_log(steps, trainer=BY_ID["unknown"])
 
 
-def test_throughput_that_falls() -> None:
-    few = [2168.8, 4014.0, 4005.8, 2801.5, 2980.0, 3563.9, 3473.0, 2339.3, 1710.1, 1870.9, 1716.3]
-    one = require_finding(throughput_drift(analyse(speed_run(few))))
-    assert (one.values["first_tokens_per_s"], one.values["last_tokens_per_s"]) == (4005.8, 1716.3)
-    assert one.values["fall"] == pytest.approx(1 - 1716.3 / 4005.8)
-    noise = np.random.default_rng(0).normal(0, 50, 280)
-    slow = np.linspace(550, 350, 280) + noise
-    assert require_finding(throughput_drift(analyse(speed_run(slow.tolist())))).severity == "advice"
-
-
 def test_throughput_that_varies_without_a_trend() -> None:
     rng = np.random.default_rng(1)
     for count in (10, 30, 280):
@@ -596,12 +581,7 @@ def test_batches_of_unequal_length_are_no_stalls() -> None:
     run_log = make_run_log(make_steps(range(200), np.exp(log_ms).tolist(), losses))
     assert silent_spike(analyse(run_log)) is None
     one = require_finding(jitter(analyse(run_log)))
-    assert (one.severity, one.text["title"]) == ("info", (say("jitter.title.batches"),))
-    assert float(str(one.values["correlation"])) < -0.8
-    unrelated = make_run_log(
-        make_steps(range(200), np.exp(log_ms).tolist(), rng.permutation(losses).tolist())
-    )
-    assert require_finding(jitter(analyse(unrelated))).text["title"] == (say("jitter.title"),)
+    assert (one.severity, one.text["title"]) == ("info", (say("jitter.title"),))
     tight = np.exp(8.7 + 0.02 * (log_ms - 8.7))
     tight[100] *= 7.3
     stalled = make_run_log(make_steps(range(200), tight.tolist(), losses))

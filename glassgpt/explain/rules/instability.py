@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,7 +34,6 @@ MAX_SPIKES_SHORT_RUN, MAX_SPIKE_SHARE_SHORT_RUN = 5, 0.02
 TAIL_MADS, MAX_TAIL_SHARE = 4.0, 0.02
 MAX_ODD_BATCH_LOSSES = 5  # logged losses of a spike: after more, the weights had to recover
 MAX_SINGLE_LOSSES = 2  # more in one spike are a cluster, not single odd batches
-SHOWN_SPIKES = ("largest", "second", "third")  # each has its message
 # Share of the iterations spent in spikes, from which on the finding is a warning or advice.
 WARNING_SPIKE_SHARE, ADVICE_SPIKE_SHARE = 0.05, 0.01
 
@@ -272,18 +271,14 @@ def loss_spike(analysis: Analysis) -> Finding | None:
     slow = [spike for spike in spikes if spike.losses > MAX_ODD_BATCH_LOSSES]
     if not spikes:
         return None
-    shown = sorted(slow or spikes, key=lambda spike: spike.usual_loss - spike.peak_loss)
+    largest = max(slow or spikes, key=lambda spike: spike.peak_loss - spike.usual_loss)
     values = {
-        f"{rank}_{name}": value
-        for rank, spike in zip(SHOWN_SPIKES, shown, strict=False)
-        for name, value in asdict(spike).items()
-        if name not in ("losses", "start_iteration")
+        "iteration": largest.iteration,
+        "peak_loss": largest.peak_loss,
+        "usual_loss": largest.usual_loss,
+        "recovered_iteration": largest.recovered_iteration,
     }
-    evidence = [
-        say("loss-spike.evidence.largest", **values),
-        say("loss-spike.evidence.second", **values),
-        say("loss-spike.evidence.third", **values),
-    ][: len(shown)]
+    evidence = [say("loss-spike.evidence.largest", **values)]
     if not slow:
         is_single = all(spike.losses <= MAX_SINGLE_LOSSES for spike in spikes)
         return make_finding(
@@ -294,8 +289,8 @@ def loss_spike(analysis: Analysis) -> Finding | None:
             explanation=say("loss-spike.explanation.odd_batches")
             if is_single
             else say("loss-spike.explanation.clusters"),
-            at=shown[0].iteration,
-            lines=analysis.lines_at(spike.iteration for spike in shown),
+            at=largest.iteration,
+            lines=analysis.lines_at([largest.iteration]),
         )
     lost = sum(spike.recovered_iteration - spike.start_iteration for spike in slow)
     share = lost / max(1, int(iterations[-1]) - int(iterations[0]))
@@ -308,6 +303,6 @@ def loss_spike(analysis: Analysis) -> Finding | None:
         evidence=[*evidence, say("loss-spike.evidence.lost", lost_iterations=lost, lost_share=share)],
         explanation=say("loss-spike.explanation.slow_recovery"),
         advice=[say("loss-spike.advice"), _clip_advice(analysis.log)] if share > ADVICE_SPIKE_SHARE else None,
-        at=shown[0].iteration,
-        lines=analysis.lines_at(spike.iteration for spike in shown),
+        at=largest.iteration,
+        lines=analysis.lines_at([largest.iteration]),
     )

@@ -19,7 +19,6 @@ GPT2_VOCAB_SIZE = 50_257  # for ppl-vs-loss, where the log does not say the voca
 MAX_VOCAB_SIZE = 1_000_000  # no tokenizer in use has more
 # First loss over ln(MAX_VOCAB_SIZE): a deliberately large initialisation stays below this.
 MIN_EXCESS_OVER_CHANCE = 1.5
-MIN_HIGH_LOSSES = 3  # all above that, for it to be no mean over tokens
 MIN_LOGGED_STEPS = 20
 MIN_AVERAGED, MIN_AVERAGED_LINES = 10, 5  # lines that are means of so many iterations: fewer suffice
 MIN_FIRST_LOSS = 1.0  # the first training loss of a run that learnt it
@@ -104,32 +103,6 @@ def init_loss(analysis: Analysis) -> Finding | None:
         advice=say("init-loss.advice", excess_loss=first - chance),
         at=at,
         lines=(*analysis.lines_at([at]), *analysis.eval_lines_at([at])),
-    )
-
-
-def summed_loss(analysis: Analysis) -> Finding | None:
-    """A fine-tuned model's losses are all far above that of guessing: they are no means over tokens."""
-    run_log, losses = analysis.log, analysis.trajectory.finite_losses()[1]
-    chance = math.log(MAX_VOCAB_SIZE)
-    if (
-        not run_log.trainer.often_finetunes
-        or not run_log.loss_measures_learning
-        or len(losses) < MIN_HIGH_LOSSES
-    ):
-        return None
-    if losses.min() <= MIN_EXCESS_OVER_CHANCE * chance or analysis.loss_rise or analysis.explosions:
-        return None
-    return make_finding(
-        "summed-loss",
-        "info",
-        title=say("summed-loss.title"),
-        evidence=say(
-            "summed-loss.evidence",
-            lowest_loss=float(losses.min()),
-            chance_loss=chance,
-            vocab_size=MAX_VOCAB_SIZE,
-        ),
-        explanation=say("summed-loss.explanation"),
     )
 
 

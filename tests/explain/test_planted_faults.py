@@ -140,7 +140,9 @@ def test_without_the_settings_its_cost_is_not_guessed() -> None:
 def test_an_evaluation_at_every_logged_iteration() -> None:
     finding = one(nanogpt(updates=1000, every=10), "eval-spikes")
     assert finding.text["title"][0].key == "eval-spikes.title.every_logged_iteration"
-    assert finding.severity == "info"
+    assert finding.severity == "advice"
+    rare = nanogpt(updates=50_000, every=5000, log_every=5000)
+    assert one(rare, "eval-spikes").severity == "info"
 
 
 def test_llm_c_stops_its_clock_while_it_evaluates() -> None:

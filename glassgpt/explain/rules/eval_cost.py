@@ -25,6 +25,7 @@ MIN_SAVE_STANDARD_ERRORS, MIN_SAVE_SHARE = 3.0, 0.02  # the latter of the time o
 
 MIN_EVALUATING_STEPS = 5  # for "every iteration evaluates"
 MIN_EVALUATED_SHARE = 0.9  # evaluations over iterations, likewise
+RARE_INTERVAL = 100  # iterations between two evaluations: few trainers evaluate for longer than these take
 
 MIN_WITHOUT_CLOSING = 0.97  # of a ledger's evaluation time, in the evaluations on the way: no closing one
 
@@ -381,7 +382,7 @@ def evaluates_every_step(analysis: Analysis) -> Finding | None:
         explanation = say("eval-spikes.explanation.clock_excludes_eval")
     return make_finding(
         "eval-spikes",
-        "warning" if interval == 1 else "info",
+        "warning" if interval == 1 else "advice" if interval < RARE_INTERVAL else "info",
         title=say("eval-spikes.title.every_iteration")
         if interval == 1
         else say("eval-spikes.title.every_logged_iteration"),

@@ -882,7 +882,7 @@ def test_a_learning_rate_in_its_warm_up_does_not_cause_a_nan() -> None:
         steps = make_steps(range(1, 6), 84.0, losses, lr=lr)
         one = require_finding(loss_nan(analyse(make_run_log(steps, trainer=trainer, setup=setup))))
         assert one.text["explanation"][0].key == cause
-    assert one.text["advice"][-1].key == "loss-nan.advice.lines_before"
+    assert one.text["advice"][-1].key == "loss-nan.advice.lower_known_lr"
 
 
 def test_a_share_of_a_tail_is_of_its_lines() -> None:

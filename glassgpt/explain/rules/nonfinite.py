@@ -290,7 +290,7 @@ def _cause_advice(run_log: RunLog, cause: NonFiniteCause) -> Message:
         return say("loss-nan.advice.repeat_iterations")
     if cause == "masked":
         return say("loss-nan.advice.count_targets")
-    if cause == "unknown":
+    if cause == "unknown" and not shows_run_start(run_log):
         return say("loss-nan.advice.lines_before")
     peak_lr = numeric_setting(run_log, "learning_rate")
     if not peak_lr or not takes_known_settings(run_log):

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import os
 import sys
+import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,15 +26,16 @@ from glassgpt.explain.explain_options import (
 from glassgpt.files import expand_user_path
 from glassgpt.i18n import check_language, preferred_language, use_language
 from glassgpt.record.run_dir import no_run_problem
+from glassgpt.runs.lines import LineSplitter, split_block
 from glassgpt.runs.overrides import RunOverrides, apply_overrides, is_override_flag, parse_overrides
 from glassgpt.sanitize import sanitize_line, sanitize_text
 
 if TYPE_CHECKING:
     from glassgpt.estimate.cards import Card
-    from glassgpt.explain.watch import LogWatcher, WatchUpdate
     from glassgpt.runs.run_log import RunLog
 
 DEMO_LOG = "demo:gpu"
+_POLL_S = 0.25
 _MAX_RUNS_OF_FILE = 26  # that flags --a. to --z. can name
 
 Options = TypeVar("Options", ExplainOptions, CompareOptions, ReportOptions, WatchOptions)
@@ -189,59 +195,92 @@ def _print_json(document: dict[str, Any]) -> None:
 
 
 def print_updates(name: str, overrides: RunOverrides, options: ExplainOptions, card: Card | None) -> int:
-    """Print new evaluations and findings as the log grows, and the explanation at its end or after Ctrl-C."""
-    from glassgpt.explain.watch import LogWatcher
+    """Print new evaluations and findings as the log grows, and the explanation at its end or after Ctrl-C.
+    Lines from the standard input are passed on."""
+    from glassgpt.explain.watch import FollowedRun
     from glassgpt.show.terminal.explain_view import print_explanation, print_watch_update
 
-    def echo(line: str) -> None:
-        print(sanitize_text(line), flush=True)
-
-    watcher, out = LogWatcher("standard input" if name == "-" else name, card, overrides), make_console()
-    last = None
-    try:
-        for update in _follow(name, watcher, None if options.json else echo):
-            last = update
-            if not options.json:
-                print_watch_update(update, out)
-    except KeyboardInterrupt:
-        last = watcher.refresh() or last
-    if last is None:
+    out = make_console()
+    with contextlib.ExitStack() as closing:
+        source, is_writing = _open_watched(name, closing)
+        echo = LineEcho(source) if name == "-" and not options.json else None
+        shown = "standard input" if name == "-" else name
+        followed = FollowedRun(source, card, overrides, is_writing, name=shown)
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                followed.poll()
+                is_over = not followed.is_live
+                if echo is not None:
+                    echo.print_new(is_over)
+                if followed.refresh(force=is_over) and not options.json and (update := followed.news()):
+                    print_watch_update(update, out)
+                if is_over:
+                    break
+                time.sleep(_POLL_S)
+        followed.poll()  # after Ctrl-C, too
+        followed.refresh(force=True)
+        explanation = followed.explanation
+    if explanation is None:
         raise UserError(f"{name}: no training log arrived")
     if options.json:
-        _print_json(last.explanation.as_dict())
+        _print_json(explanation.as_dict())
     else:
         out.print()
-        print_explanation(last.explanation, out, options.full, options.more)
+        print_explanation(explanation, out, options.full, options.more)
     return 0
 
 
-def _follow(name: str, watcher: LogWatcher, echo: Callable[[str], None] | None) -> Iterator[WatchUpdate]:
-    """Updates from standard input (with its lines echoed), a FIFO, a growing log file, or a run's journal."""
-    from glassgpt.explain.watch import GrowingFile, follow
+def _open_watched(name: str, closing: contextlib.ExitStack) -> tuple[str, Callable[[], bool] | None]:
+    """What to follow, and whether more may come, if that is known: of the standard input and of a pipe a
+    copy; of a plain file until Ctrl-C."""
     from glassgpt.runs.reading import DEMO_LOGS, growing_file, source_path
-    from glassgpt.runs.run_list import ends_with_lock, is_running
+    from glassgpt.runs.run_list import ends_with_lock
 
-    if name == "-" and sys.stdin is None:
-        raise UserError("there is no standard input to read")
     if name == "-":
-        # Not sys.stdin: a thread that waits in its lock would keep the process from exiting.
-        with open(os.dup(sys.stdin.fileno()), "rb", buffering=0) as stream:
-            yield from follow(stream, watcher, echo)
-        return
+        if sys.stdin is None:
+            raise UserError("there is no standard input to read")
+        return closing.enter_context(saved_stream(sys.stdin.fileno()))
     path = source_path(name)
     file = growing_file(path)
     if path.is_fifo():
-        with path.open("rb", buffering=0) as pipe:
-            yield from follow(pipe, watcher)
-        return
+        pipe = closing.enter_context(path.open("rb", buffering=0))
+        return closing.enter_context(saved_stream(pipe.fileno()))
     if path.is_dir() and file.is_symlink():
         raise UserError(f"{file} is not read: it is a symbolic link, which is not followed")
     if not file.is_file():
         raise UserError(no_run_problem(Path(name)))
+    return name, None if name in DEMO_LOGS or ends_with_lock(file) else lambda: True
 
-    def is_over() -> bool:
-        return name in DEMO_LOGS or (ends_with_lock(file) and not is_running(file.parent))
 
-    with file.open("rb") as growing_stream:
-        growing = GrowingFile(growing_stream, is_over, path=file)
-        yield from follow(growing, watcher)  # type: ignore[arg-type]
+@contextlib.contextmanager
+def saved_stream(descriptor: int) -> Iterator[tuple[str, Callable[[], bool]]]:
+    """A temporary file that a thread fills with what comes, and whether more may come."""
+    with tempfile.NamedTemporaryFile(prefix="glass-watch-", suffix=".log", buffering=0) as file:
+
+        def copy() -> None:
+            with contextlib.suppress(OSError, ValueError):  # the input is gone, or the file is closed
+                while chunk := os.read(descriptor, 1 << 16):
+                    file.write(chunk)
+
+        thread = threading.Thread(target=copy, daemon=True)
+        thread.start()
+        yield file.name, thread.is_alive
+
+
+class LineEcho:
+    """Prints the lines of a file as they come, without what a terminal would act on."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._offset, self._lines = path, 0, LineSplitter()
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
+
+    def print_new(self, is_over: bool) -> None:
+        """`is_over`: the last line, which has no end, as well."""
+        with open(self._path, "rb") as file:
+            file.seek(self._offset)
+            new = file.read()
+        self._offset += len(new)
+        blocks = list(self._lines.feed(self._decoder.decode(new)))
+        for block in [*blocks, *(self._lines.close() if is_over else ())]:
+            for line in split_block(block):
+                print(sanitize_text(line.text), flush=True)

@@ -9,9 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
-import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +41,7 @@ def watch(words: list[str]) -> int:
 
 def _fill_screen(name: str, overrides: RunOverrides, options: WatchOptions, card: Card | None) -> int:
     """The view for those who have no browser at hand; its last line is the page's URL for the others."""
+    from glassgpt.cli.explain_commands import saved_stream
     from glassgpt.explain.watch import FollowedRun
     from glassgpt.runs.reading import source_path
     from glassgpt.show.terminal.watch_view import watch_run
@@ -53,7 +51,7 @@ def _fill_screen(name: str, overrides: RunOverrides, options: WatchOptions, card
         closing.enter_context(sigterm_as_interrupt())  # the terminal is restored then, too
         source, is_writing, url = name, None, ""
         if name == "-":
-            source, is_writing = closing.enter_context(_saved_stdin())
+            source, is_writing = closing.enter_context(saved_stream(0))
             name = "standard input"
         else:
             url = _start_page(options, source_path(name))
@@ -61,21 +59,6 @@ def _fill_screen(name: str, overrides: RunOverrides, options: WatchOptions, card
         followed.poll(max_s=0.0)  # what cannot be read is said before the screen is filled
         watch_run(followed, make_console(), name, url)
     return 0
-
-
-@contextlib.contextmanager
-def _saved_stdin() -> Iterator[tuple[str, Callable[[], bool]]]:
-    """A temporary file that a thread fills with the standard input, and whether more may come."""
-    with tempfile.NamedTemporaryFile(prefix="glass-watch-", suffix=".log", buffering=0) as file:
-
-        def copy() -> None:
-            with contextlib.suppress(OSError, ValueError):  # the input is gone, or the file is closed
-                while chunk := os.read(0, 1 << 16):
-                    file.write(chunk)
-
-        thread = threading.Thread(target=copy, daemon=True)
-        thread.start()
-        yield file.name, thread.is_alive
 
 
 def _watch_command(words: list[str], command_words: list[str]) -> int:

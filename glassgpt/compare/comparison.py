@@ -106,7 +106,7 @@ def compare(runs: Sequence[RunLog], card: Card | None = None) -> Comparison:
                 lines=run.analysis.facts.iterations_logged,
             )
             verdict.append(Claim("thinned-log", (run.label,), sentence))
-        verdict += _nonfinite_claims(run)
+        verdict += [*_nonfinite_claims(run), *_exploded_claims(run)]
     verdict += known_run_claims(compared)
     comparability = [check_comparability(first, other) for other in others]
     for other, level in zip(others, comparability, strict=True):
@@ -166,6 +166,15 @@ def _nonfinite_claims(run: ComparedRun) -> list[Claim]:
     else:
         sentence = say("compare.not-finite.recovered", run=run.label, at=int(trajectory.iteration[bad[0]]))
     return [Claim("not-finite", (run.label,), sentence)]
+
+
+def _exploded_claims(run: ComparedRun) -> list[Claim]:
+    """A training loss that exploded for good: nothing after it is worth comparing."""
+    explosions = run.analysis.explosions
+    if not explosions or explosions[-1].recovered_iteration is not None or not run.log.has_iteration_numbers:
+        return []
+    sentence = say("compare.exploded", run=run.label, at=explosions[-1].iteration)
+    return [Claim("exploded", (run.label,), sentence)]
 
 
 # --- JSON ---

@@ -71,6 +71,8 @@ def training_curve(analysis: Analysis) -> LossCurve:
     run_log, trajectory = analysis.log, analysis.trajectory
     steps = run_log.steps
     rows = trajectory.rows[np.isfinite(trajectory.loss) & run_log.has_iteration_numbers]
+    if analysis.explosions and analysis.explosions[-1].recovered_iteration is None:  # lost from there on
+        rows = rows[steps.iteration[rows] < analysis.explosions[-1].iteration]
     count = min(_TRAINING_CURVE_POINTS, len(rows) // 5 or 1)
     stretches = [stretch for stretch in np.array_split(rows, count) if len(stretch)]
     iterations = np.array(
@@ -82,10 +84,13 @@ def training_curve(analysis: Analysis) -> LossCurve:
     iterations, losses, segments = iterations[finite], losses[finite], segments[finite]
     positions = _positions(analysis, segments, iterations)
     curve = LossCurve(losses, iterations, positions)
-    if not stretches or len(stretches[-1]) < 3:
+    # The noise of its lowest point: the last one may be of a loss that exploded.
+    lowest = [stretch for stretch, is_kept in zip(stretches, finite, strict=True) if is_kept]
+    rows = lowest[int(np.argmin(losses))] if len(losses) else np.empty(0, dtype=np.int64)
+    if len(rows) < 3:
         return curve
-    last = steps.loss[stretches[-1]]
-    return replace(curve, point_std=finite_positive(float(np.std(last, ddof=1)) / float(np.sqrt(len(last)))))
+    error = float(np.std(steps.loss[rows], ddof=1)) / math.sqrt(len(rows))
+    return replace(curve, point_std=finite_positive(error))
 
 
 def batch_curve(analysis: Analysis) -> LossCurve:

@@ -142,14 +142,19 @@ def _step_time_details(first: ComparedRun, other: ComparedRun) -> Text:
 
 def _faster_claim(fast: ComparedRun, slow: ComparedRun) -> Claim:
     rates = fast.analysis.tokens_per_s, slow.analysis.tokens_per_s
-    sentence = say(
-        "compare.faster",
-        fast=fast.label,
-        slow=slow.label,
-        fast_rate=rates[0] or 0.0,
-        slow_rate=rates[1] or 0.0,
-        factor=safe_ratio(*rates) or 1.0,
-    )
+    run_rates = [safe_ratio(run.analysis.tokens_of_this_run, run.analysis.total_s) for run in (fast, slow)]
+    values: dict[str, object] = {
+        "fast": fast.label,
+        "slow": slow.label,
+        "fast_rate": rates[0] or 0.0,
+        "slow_rate": rates[1] or 0.0,
+        "factor": safe_ratio(*rates) or 1.0,
+    }
+    sentence = say("compare.faster", **values)
+    # A median is of most iterations, the time of a run also of evaluations and of slow stretches.
+    if fast.is_whole and slow.is_whole and run_rates[0] and run_rates[1] and run_rates[0] < run_rates[1]:
+        values |= {"fast_run_rate": run_rates[0], "slow_run_rate": run_rates[1]}
+        sentence = say("compare.faster.by_iteration", **values)
     details = _step_time_details(fast, slow)
     tokens = {run.analysis.tokens_per_iteration for run in (fast, slow)}
     if details and len(tokens) == 1 and None not in tokens:
@@ -223,6 +228,10 @@ def _cause_claims(
     extra = make_text(
         [_load_detail(fast, slow), _measured_peak_detail(fast, slow), _slow_at_times_detail(fast, slow)]
     )
+    setups = [run.log.setup for run in (fast, slow)]
+    is_machine_known = all(setup.device_name or setup.settings.get("device") for setup in setups)
+    is_machine_known |= any(cause.name in HARDWARE_SETTINGS for cause in causes)
+    unknown = () if is_machine_known else make_text(say("compare.faster-by-rate.reason.machine_unknown"))
     labels, values = (fast.label, slow.label), {"fast": fast.label, "slow": slow.label}
     if causes:
         listed = list_settings(causes[:_MAX_LISTED_SETTINGS])
@@ -231,7 +240,7 @@ def _cause_claims(
         sentence = say("compare.faster-by-rate.no_setting", **values)
     else:
         sentence = say("compare.faster-by-rate.unknown", **values)
-    return [Claim("faster-by-rate", labels, sentence, (*extra, *details))]
+    return [Claim("faster-by-rate", labels, sentence, (*extra, *details, *(unknown if causes else ())))]
 
 
 def _load_detail(fast: ComparedRun, slow: ComparedRun) -> Message | None:

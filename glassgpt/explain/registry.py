@@ -26,7 +26,6 @@ from glassgpt.explain.rules import (
     mfu,
     nonfinite,
     note_claims,
-    resume_state,
     resumes,
     step_time,
     val_curve,
@@ -56,7 +55,7 @@ def rules_of(*modules: ModuleType) -> tuple[Rule, ...]:
 FAILURE_RULES = rules_of(nonfinite, instability, loss_plausibility, gpu_memory, lost_work)
 # Trained too long, too short, stuck.
 LEARNING_RULES = rules_of(learning, val_curve, metrics, learned, note_claims)
-RESUME_RULES = rules_of(resume_state, resumes, lr_schedule)
+RESUME_RULES = rules_of(resumes, lr_schedule)
 # Where the time went, and what the log's clock measured.
 TIME_RULES = rules_of(eval_cost, step_time, wall_time)
 MFU_RULES = rules_of(mfu, workload)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from glassgpt.estimate.loss_law import MIN_UPDATES_FOR_LOSS, position_in_range
-from glassgpt.explain.metric_sentence import metric_sentence
 from glassgpt.explain.rules.loss_plausibility import MIN_LOSS_TUNED
 from glassgpt.explain.rules.lost_work import FAULT_KINDS, MAX_QUOTED_CHARS, error_text
 from glassgpt.format import format_loss
@@ -19,6 +18,7 @@ from glassgpt.i18n import translate
 from glassgpt.record.finding import SERIOUS, Finding
 from glassgpt.runs.curve_statistics import is_level, shows_fall, turning_row
 from glassgpt.runs.facts import Facts
+from glassgpt.runs.metric_series import MetricCourse
 from glassgpt.runs.progress import Progress
 from glassgpt.runs.run_log import Floats, LogEvent, RunLog
 from glassgpt.runs.trajectory import (
@@ -32,6 +32,8 @@ from glassgpt.runs.trajectory import (
 MAX_PLAN_SHARE = 0.95  # of the planned iterations: a run that got further has nearly done all
 MAX_SHOWN_SHARE = 0.99  # of a plan that was not reached: more is shown as 100%
 MIN_LN2_SHARE = 0.95  # the loss of preferences over ln 2, where it begins: the policy has hardly moved
+MIN_EXTREME_SHARE = 0.3  # of the range: how far an extreme that is not the best is beyond both ends
+MIN_OVERHEAD_SHARE = 0.01  # of the time: less is not worth a sentence
 MAX_OTHER_PROBLEMS = 3  # sentences about other runs
 MIN_STALL_SHARE = 0.05  # of the time
 MIN_EVALS_FOR_SHARE = 3  # of a log that begins in the middle of a run
@@ -138,7 +140,7 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     ]
     if closing:
         sentences.append(translate("verdict.stop_reason", quoted=closing[-1][:MAX_QUOTED_CHARS]))
-    metrics = [metric_sentence(course) for course in run_log.metric_courses]
+    metrics = [_metric_sentence(course) for course in run_log.metric_courses]
     loss_sentence = _loss_sentence(run_log, facts, findings)
     sentences += [loss_sentence, *metrics] if run_log.loss_measures_learning else [*metrics, loss_sentence]
     trained_evals = [one for one in run_log.evals if one.val_loss is not None and one.iteration != 0]
@@ -170,6 +172,7 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         and not run_log.is_excerpt
         and not has_advice
         and not is_flat
+        and not (facts.best_val_loss is None and _training_loss_is_level(run_log, facts))
         and not is_short
         and not _repeats_iterations(run_log)
         and not (facts.loss_ends is not None and 0 < facts.loss_ends["last"] < MIN_LOSS_TUNED)
@@ -191,6 +194,49 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     ):
         sentences += _few_lines_sentences(run_log, facts)
     return [sentence for sentence in sentences if sentence]
+
+
+def _metric_sentence(course: MetricCourse) -> str:
+    """From where to where a metric went, and its best value in between."""
+    values: dict[str, object] = {"name": course.name, "first": course.first, "last": course.last}
+    if course.values == 1:
+        return translate("verdict.metric_once", **values)
+    if course.highest == course.lowest:
+        return translate("verdict.metric_constant", **values, count=course.values)
+    went = (
+        translate("verdict.metric_course", **values)
+        if course.mean_of == 1
+        else translate("verdict.metric_course_of_means", **values, count=course.mean_of)
+    )
+    ends = (course.first, course.last)
+    extremes = [
+        (course.highest, course.highest_iteration, max(ends) < course.highest),
+        (course.lowest, course.lowest_iteration, min(ends) > course.lowest),
+    ]
+    range_ = course.highest - course.lowest
+    phrases = []
+    for is_highest, (value, at, is_beyond) in zip((True, False), extremes, strict=True):
+        is_best = course.higher_is_better is not None and is_highest == course.higher_is_better
+        nearest = max(ends) if is_highest else min(ends)
+        if not is_beyond or (not is_best and abs(value - nearest) < MIN_EXTREME_SHARE * range_):
+            continue
+        if at is None:
+            phrases.append(
+                translate("verdict.metric_highest", value=value)
+                if is_highest
+                else translate("verdict.metric_lowest", value=value)
+            )
+        else:
+            phrases.append(
+                translate("verdict.metric_highest_at", value=value, at=at)
+                if is_highest
+                else translate("verdict.metric_lowest_at", value=value, at=at)
+            )
+    return (
+        translate("verdict.metric_with_extremes", went=went, extremes="; ".join(phrases))
+        if phrases
+        else went + "."
+    )
 
 
 def _training_loss_is_level(run_log: RunLog, facts: Facts) -> bool:
@@ -374,7 +420,9 @@ def _time_sentences(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     times = [float(str(regime["steady_ms"])) for regime in facts.regimes]
     # Of a few lines around an evaluation, its share says nothing about the run.
     is_typical = shows_run_start(run_log) or len(run_log.evals) >= MIN_EVALS_FOR_SHARE
-    share = facts.pause_share if is_typical else None
+    share = facts.pause_share if is_typical and (facts.pause_share or 0.0) >= MIN_OVERHEAD_SHARE else None
+    if any(one.id == "silent-spike" and "period" in one.values for one in findings):
+        share = None  # what these iterations do is not known
     overhead = translate("verdict.overhead", share=share) if share else ""
     if len(times) > 1:
         sentences = [translate("verdict.step_time_regimes", low=min(times), high=max(times)), overhead]

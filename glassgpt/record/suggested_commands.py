@@ -24,7 +24,6 @@ _SETTINGS: Mapping[str, tuple[Mapping[str, object], ...]] = {
     ),
     "eval-noise.advice.raise_eval_iters": ({"eval_iters": "{enough_eval_iters}"},),
     "eval-spikes.advice.lower_batches": ({"{batches_setting}": "{new_batches}"},),
-    "eval-spikes.advice.lower_minus_saves": ({"{batches_setting}": "{new_batches}"},),
     "eval-spikes.advice.raise_interval": ({"{interval_setting}": "{new_interval}"},),
     "eval-spikes.advice.raise_long_run": ({"{interval_setting}": "{new_interval}"},),
     "loss-nan.advice.lower_known_lr": ({"learning_rate": "{new_peak_lr}"},),

@@ -62,6 +62,7 @@ from glassgpt.runs.trajectory import (
 MIN_STAMPED_SHARE = 0.5  # of the whole time: lines with stamps that cover less are not of all of the run
 MIN_STEPPED_SHARE = 0.9  # of the whole time: with less in iterations, the rest went elsewhere
 MIN_MFU = 1.0  # percent; a smaller one is rounded too much
+MAX_RISE_BEFORE_JUMP, MIN_FALL_AFTER_JUMP = 0.25, 0.05  # of a jump of the loss
 
 
 @dataclass(frozen=True)
@@ -141,9 +142,18 @@ class Analysis:
     @cached_property
     def loss_jump(self) -> LossJump | None:
         """Of the training loss: from one line to the next, and it stayed up."""
-        if self.explosions or self.loss_rise:
+        if self.explosions:
             return None
-        return find_loss_jump(*self.trajectory.finite_losses(), self._later_starts)
+        jump = find_loss_jump(*self.trajectory.finite_losses(), self._later_starts)
+        if jump is None or self.loss_rise is None:
+            return jump
+        # One level before it and a fall after it: something changed there, and the model goes on learning.
+        size = jump.loss_after - jump.loss_before
+        at, losses = self.trajectory.finite_losses()
+        early, *_, late = np.array_split(losses[at >= jump.iteration], 5)
+        was_low = jump.loss_before < self.loss_rise.lowest_loss + MAX_RISE_BEFORE_JUMP * size
+        falls_again = np.median(early) - np.median(late) > MIN_FALL_AFTER_JUMP * size
+        return jump if was_low and falls_again else None
 
     @cached_property
     def _later_starts(self) -> Ints:

@@ -84,6 +84,7 @@ def find_loss_rise(at: Ints, losses: Floats) -> LossRise | None:
 # A jump: the loss is higher from one line to the next, and stays there. So many losses on both sides of it.
 JUMP_LOSSES = 20
 MIN_JUMP_SHARE = 0.05  # of the loss before
+EDGE_LOSSES, MIN_EDGE_SHARE = 5, 0.5  # on both sides of the jump, and how much of it lies between them
 MAX_JUMP_OVERLAP = 0.1  # of the losses on both sides: those beyond the middle between both levels
 
 
@@ -118,6 +119,9 @@ def find_loss_jump(at: Ints, losses: Floats, process_starts: Ints) -> LossJump |
         return None
     if np.searchsorted(process_starts, at[row - 3]) < np.searchsorted(process_starts, at[row], side="right"):
         return None
+    edge = float(np.median(losses[row : row + EDGE_LOSSES]) - np.median(losses[row - EDGE_LOSSES : row]))
+    if edge < MIN_EDGE_SHARE * size:
+        return None  # it rises slowly
     return LossJump(int(at[row]), before, float(np.median(losses[row:])))
 
 

@@ -115,7 +115,7 @@ class MetricRecorder:
             _, iterations, lines, series = self._columns[name]
             stride, passed = self._strides[name]
             if passed + 1 >= stride:
-                iterations.append(_UNKNOWN if iteration is None else iteration)
+                iterations.append(_UNKNOWN if iteration is None or iteration > _MAX_ABS else iteration)
                 lines.append(line)
                 series.append(value)
                 passed = -1

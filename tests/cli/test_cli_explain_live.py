@@ -307,6 +307,6 @@ def test_two_trainers_in_one_file_are_both_printed(capsys: Capture) -> None:
     printed = capsys.readouterr().out
     words = " ".join(printed.split())
     assert "of nanoGPT, llm.c" in words
-    assert words.count("An llm.c run ") + words.count("A nanoGPT run ") == 1
+    assert words.count("An llm.c run") + words.count("A nanoGPT run") == 1
     table = [line.split() for line in printed.splitlines() if line.startswith(("nanoGPT ", "llm.c "))]
     assert [row[0] for row in table] == ["nanoGPT", "llm.c"]

@@ -133,7 +133,7 @@ def test_a_loss_that_was_never_a_number() -> None:
     ("trainer", "first", "cause"),
     [
         (LLMC, 10, say("loss-nan.explanation.unknown")),
-        (HF, 1, say("loss-nan.explanation.first_updates")),
+        (HF, 1, say("loss-nan.explanation.masked")),
         (HF, 100, say("loss-nan.explanation.unknown")),
     ],
 )
@@ -150,10 +150,10 @@ def test_a_log_whose_first_loss_is_nan_may_have_had_updates(
 
 def test_few_losses_are_not_called_stable() -> None:
     climbing = make_steps(range(4), loss=[1.8748, 2.5812, 2.7844, NAN])
-    unstable = say("loss-nan.explanation.unstable", lowest_loss=1.8748, highest_loss=2.7844)
-    assert require_finding(loss_nan(analyse(make_run_log(climbing)))).text["explanation"] == (unstable,)
+    unknown = say("loss-nan.explanation.unknown")
+    assert require_finding(loss_nan(analyse(make_run_log(climbing)))).text["explanation"] == (unknown,)
     few = require_finding(loss_nan(analyse(make_run_log(make_steps(range(3), loss=[2.8, 2.7, NAN])))))
-    assert few.text["explanation"] == (say("loss-nan.explanation.unknown"),)
+    assert few.text["explanation"] == (unknown,)
 
 
 def test_a_fault_without_warning_signs_is_not_answered_by_the_rate() -> None:
@@ -205,23 +205,20 @@ def test_spikes_are_found_and_the_largest_shown() -> None:
     one = require_finding(loss_spike(analyse(make_run_log(make_steps(range(0, 6000, 10), loss=losses)))))
     values = one.values
     assert (values["count"], one.at) == (4, 3000)
-    assert (values["largest_iteration"], values["largest_recovered_iteration"]) == (3000, 3020)
-    assert (values["second_iteration"], values["third_iteration"]) == (2000, 5000)
-    ranks = [message.key.rpartition(".")[2] for message in one.text["evidence"]]
-    assert ranks == ["largest", "second", "third"]
+    assert (values["iteration"], values["recovered_iteration"]) == (3000, 3020)
     assert (one.severity, one.advice) == ("info", "")  # odd batches: the next losses are as before
 
 
 def test_a_slow_recovery_is_an_instability() -> None:
     """Six logged losses and more; three are no single odd batches, either."""
-    for length, key in ((2, "odd_batches"), (3, "clusters"), (5, "clusters"), (6, "slow_recovery")):
+    for length, key in ((2, "odd_batches"), (3, "clusters"), (5, "clusters"), (10, "slow_recovery")):
         losses = falling_losses(600)
         losses[300 : 300 + length] = [loss + 0.7 for loss in losses[300 : 300 + length]]
         steps = make_steps(range(0, 6000, 10), loss=losses)
         one = require_finding(loss_spike(analyse(make_run_log(steps))))
-        assert one.text["title"] == (say(f"loss-spike.title.{key}", count=1),)
-        assert one.values["largest_recovered_iteration"] == 3000 + 10 * length
-    assert (one.values["lost_iterations"], one.values["lost_share"]) == (60, 60 / 5990)
+        assert one.text["explanation"] == (say(f"loss-spike.explanation.{key}"),)
+        assert one.values["recovered_iteration"] == 3000 + 10 * length
+    assert (one.values["lost_iterations"], one.values["lost_share"]) == (100, 100 / 5990)
     assert one.text["advice"] == (say("loss-spike.advice"),)  # nanoGPT clips
     unclipped = make_run_log(steps, settings={"grad_clip": 0.0})
     assert say("divergence.advice.clip") in require_finding(loss_spike(analyse(unclipped))).text["advice"]
@@ -231,20 +228,18 @@ def test_a_spike_has_the_iteration_of_its_peak() -> None:
     losses = falling_losses(600)
     losses[300:305] = [losses[300] + rise for rise in (0.9, 0.5, 1.2, 0.6, 0.8)]
     one = require_finding(loss_spike(analyse(make_run_log(make_steps(range(0, 6000, 10), loss=losses)))))
-    assert (one.at, one.values["largest_iteration"]) == (3020, 3020)
-    assert one.values["largest_peak_loss"] == pytest.approx(losses[302])
-    assert one.values["largest_recovered_iteration"] == 3050
+    assert (one.at, one.values["iteration"]) == (3020, 3020)
+    assert one.values["peak_loss"] == pytest.approx(losses[302])
+    assert one.values["recovered_iteration"] == 3050
 
 
-def test_a_loss_that_left_its_lowest_while_the_rate_rose() -> None:
-    losses = [2.13, 2.19, 2.28, 2.41, 2.35, 2.29, math.nan, math.nan]
-    rates = [6.6e-4, 6.7e-4, 6.7e-4, 6.8e-4, 6.9e-4, 6.9e-4, 7.0e-4, 7.0e-4]
+def test_a_loss_that_left_its_lowest() -> None:
+    losses = [2.13, 2.19, 2.28, 2.41, 2.44, 2.49, math.nan, math.nan]
     at = range(5350, 5750, 50)
-    one = require_finding(loss_nan(analyse(make_run_log(make_steps(at, loss=losses, lr=rates)))))
-    assert one.text["explanation"] == (
-        say("loss-nan.explanation.rising_lr", lowest_loss=2.13, end_loss=2.35),
-    )
-    steady = make_run_log(make_steps(at, loss=losses, lr=[6.6e-4] * 8))
+    one = require_finding(loss_nan(analyse(make_run_log(make_steps(at, loss=losses)))))
+    assert one.text["explanation"] == (say("loss-nan.explanation.loss_rise"),)
+    losses[:6] = [2.13, 2.19, 2.11, 2.16, 2.13, 2.14]
+    steady = make_run_log(make_steps(at, loss=losses))
     assert require_finding(loss_nan(analyse(steady))).text["advice"] == (
         say("loss-nan.advice.repeat_iterations"),
     )
@@ -630,7 +625,8 @@ def stopped(
     kind: EventKind, words: str, last: int, saves: list[int], trainer: Trainer | None = None
 ) -> RunLog:
     steps = make_steps(range(0, last + 1, 10), 200.0, falling_losses(last // 10 + 1))
-    run_log = make_run_log(steps, checkpoints=saves, events=[LogEvent(kind, words, 99, last)])
+    evals = [(0, 4.2, 4.2)]
+    run_log = make_run_log(steps, evals, checkpoints=saves, events=[LogEvent(kind, words, 99, last)])
     return replace(run_log, trainer=trainer or run_log.trainer, setup=LoggedSetup(planned_iterations=5000))
 
 
@@ -679,6 +675,9 @@ def test_all_is_lost_where_saves_would_show() -> None:
     one = require_finding(interrupted(analyse(stopped("interrupt", "KeyboardInterrupt", 990, []))))
     assert one.severity == "problem"
     assert say("crashed.evidence.all_lost") in one.text["evidence"]
+    no_eval_lines = replace(stopped("interrupt", "KeyboardInterrupt", 990, []), evals=())
+    unknown = require_finding(interrupted(analyse(no_eval_lines)))
+    assert say("crashed.evidence.no_checkpoint_lines") in unknown.text["evidence"]
     silent = require_finding(interrupted(analyse(stopped("interrupt", "KeyboardInterrupt", 990, [], BUILD))))
     assert silent.severity == "warning"
     assert say("crashed.evidence.no_checkpoint_lines") in silent.text["evidence"]
@@ -703,6 +702,9 @@ def test_llm_c_shows_its_checkpoints() -> None:
     one = require_finding(interrupted(analyse(stopped("interrupt", "DUE TO TIME LIMIT", 750, [], LLMC))))
     assert one.severity == "problem"
     assert say("crashed.evidence.all_lost") in one.text["evidence"]
+    no_eval_lines = replace(stopped("interrupt", "KeyboardInterrupt", 990, []), evals=())
+    unknown = require_finding(interrupted(analyse(no_eval_lines)))
+    assert say("crashed.evidence.no_checkpoint_lines") in unknown.text["evidence"]
 
 
 def test_lines_are_not_called_iterations() -> None:
@@ -789,7 +791,7 @@ def test_a_best_by_luck_is_not_better_than_what_overwrote_it() -> None:
 
 def test_a_log_that_stops_far_from_its_plan() -> None:
     steps = make_steps(range(0, 1001, 10), loss=falling_losses(101))
-    for planned, severity in ((1100, None), (2000, "info"), (600_000, "warning")):
+    for planned, severity in ((1100, None), (2000, "info"), (600_000, "info")):
         one = ended_early(analyse(make_run_log(steps, checkpoints=[900], settings={"max_iters": planned})))
         assert (one and one.severity) == severity
     assert one is not None
@@ -872,8 +874,8 @@ def test_an_explosion_among_few_lines_begins_where_it_left_the_level() -> None:
 def test_a_learning_rate_in_its_warm_up_does_not_cause_a_nan() -> None:
     losses, lr = [1.87, 2.58, 2.78, NAN, NAN], [0.01, 0.01, 0.01, 0.02, 0.02]
     for peak, cause in (
-        ("nanochat", "loss-nan.explanation.low_lr"),
-        ("nanogpt", "loss-nan.explanation.unstable"),
+        ("nanochat", "loss-nan.explanation.masked"),
+        ("nanogpt", "loss-nan.explanation.unknown"),
     ):
         trainer = BY_ID[peak]
         setup = LoggedSetup(settings={"learning_rate": 0.03})  # of nanoGPT: two thirds of the peak
@@ -897,7 +899,7 @@ def test_a_share_of_a_tail_is_of_its_lines() -> None:
 
 def test_a_nan_in_the_first_updates_of_fine_tuning() -> None:
     losses = [1.87, 2.58, 2.78, NAN, NAN]
-    for start, key in ((1, "loss-nan.explanation.first_updates"), (500, "loss-nan.explanation.unstable")):
+    for start, key in ((1, "loss-nan.explanation.masked"), (500, "loss-nan.explanation.unknown")):
         steps = make_steps(range(start, start + 5), 84.0, losses)
         one = require_finding(loss_nan(analyse(make_run_log(steps, trainer=HF))))
         assert one.text["explanation"][0].key == key

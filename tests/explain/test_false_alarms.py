@@ -3,11 +3,13 @@ healthy ones and ones with a fault."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+from log_checks import parse_log
 from run_logs import make_run_log, make_steps
 
 from glassgpt.config import ConfigValue
@@ -125,3 +127,40 @@ def test_faults_are_found() -> None:
     counts = count_findings(exploded)
     assert counts["loss-explosion"] >= 0.95 * RUNS
     assert counts["divergence"] == counts["loss-spike"] == 0
+
+
+def test_a_loss_that_may_not_be_a_language_model_s() -> None:
+    """Regression reaches 0 within a few epochs, an autoencoder 0.00006 on held-out data: no leak."""
+    regression = [f"Epoch {at}/60 Loss: {45.3 * math.exp(-at / 2) + 0.0004:.4f}" for at in range(1, 61)]
+    encoder = [
+        f"Epoch {at} train_loss: {0.09 * math.exp(-at / 2) + 5e-5:.6f} val_loss: {6e-5:.6f}"
+        for at in range(1, 31)
+    ]
+    for lines in (regression, encoder):
+        findings = explain(parse_log("\n".join(lines) + "\n")).findings
+        assert [one.id for one in findings if one.severity != "info"] == []
+
+
+def test_a_term_that_grows_is_no_crash() -> None:
+    """The loss of a VAE whose second term is raised slowly, and a change of the data at iteration 600."""
+    annealed = [3 * math.exp(-at / 50) + 1 + min(1, at / 600) * 1.2 for at in range(0, 1000, 10)]
+    changed = [2 + 5 * math.exp(-at / 80) if at < 600 else 3.1 - 3e-4 * at for at in range(0, 1200, 10)]
+    for losses, key in ((annealed, "divergence.title"), (changed, "divergence.title.jumped")):
+        lines = [f"step {10 * row} loss {loss:.4f}" for row, loss in enumerate(losses)]
+        findings = explain(parse_log("\n".join(lines) + "\n")).findings
+        (finding,) = [one for one in findings if one.severity != "info"]
+        assert (finding.severity, finding.text["title"][0].key) == ("warning", key)
+        assert "learning rate" not in finding.title
+
+
+def test_a_metric_that_improves_is_no_overfitting() -> None:
+    """Whisper: its word error rate falls while the loss on held-out speech rises; lines have no numbers."""
+    lines = []
+    for at in range(1, 21):
+        lines.append(f"{{'loss': {1.2 * at**-0.9:.4f}, 'learning_rate': 1e-05, 'epoch': {at / 2}}}")
+        if at % 4 == 0:
+            wer = 60 * at**-0.3
+            lines.append(f"{{'eval_loss': {0.5 + 0.01 * at}, 'eval_wer': {wer:.3f}, 'epoch': {at / 2}}}")
+    findings = explain(parse_log("\n".join(lines) + "\n")).findings
+    finding = next(one for one in findings if one.id == "overfitting")
+    assert (finding.severity, finding.values["name"]) == ("info", "eval_wer")

@@ -34,7 +34,6 @@ from glassgpt.explain.rules.loss_plausibility import (
     leaked_data,
     memorised_data,
     ppl_vs_loss,
-    summed_loss,
 )
 from glassgpt.explain.rules.lost_work import best_overwritten
 from glassgpt.explain.rules.val_curve import eval_noise, overfitting, stuck_eval, worse_than_first
@@ -76,7 +75,6 @@ def test_the_readme_run_on_a_gpu_overfits() -> None:
     assert (one.values["best_loss"], one.values["end_loss"]) == (1.4576, 1.7096)
     assert one.values["last_iteration"] == 5000
     assert (one.values["train_loss_at_best"], one.values["train_loss_at_end"]) == (1.1002, 0.6127)
-    assert one.values["share_after_best"] == pytest.approx(0.65)
     stop, more_text = one.text["advice"]  # always_save_checkpoint was False already
     assert (stop.key, stop.values["best_iteration"]) == ("overfitting.advice.set_max_iters", 1750)
     assert stop.values["rise"] == pytest.approx(1.7096 - 1.4576)
@@ -88,7 +86,7 @@ def test_its_share_of_the_time_is_measured() -> None:
     after = 13 * 2200 + 3237 * 13
     share = after / (21 * 2200 + 4980 * 13)
     values = require_finding(overfitting(analyse(gpu_run()))).values
-    assert values["time_share_after_best"] == values["saving"] == pytest.approx(share, abs=0.005)
+    assert values["saving"] == pytest.approx(share, abs=0.005)
 
 
 def test_a_run_that_saved_over_its_best_is_advised_the_setting() -> None:
@@ -358,7 +356,7 @@ def test_a_small_model_on_much_text() -> None:
     assert one.claims == {"learning at the end": "plateau", "parameters": 5_000_000}
     assert (one.values["parameters"], one.values["tokens"]) == (5_000_000, tokens)
     assert one.values["tokens_per_parameter"] == pytest.approx(tokens / 5e6)
-    assert one.values["best_parameters"] == pytest.approx(math.sqrt(5e6 * tokens / 20))
+    assert one.severity == "info"
     assert underfit_capacity(analyse(small_model(3.50, 3.52, 500_000_000))) is None
     assert underfit_capacity(analyse(small_model(3.50, 3.90, 5_000_000))) is None
     run_log = small_model(3.50, 3.52, 5_000_000)
@@ -456,7 +454,6 @@ def test_a_standard_error_in_the_log_is_used() -> None:
     evals = tuple(LoggedEvaluation(100 * i, 0, loss, stderr=0.02) for i, loss in enumerate(val))
     run_log = replace(make_run_log(make_steps(range(600)), trainer=HF), evals=evals)
     one = require_finding(eval_noise(analyse(run_log)))
-    assert one.text["more"][-1] == say("eval-noise.more.noise_logged", eval_std=0.02)
     assert one.values["token_factor"] == 32  # (2 sqrt(2) 0.02 / 0.01)^2
 
 
@@ -521,14 +518,10 @@ def gap_run(val: list[float], train: list[float], epochs: float | None = None) -
     return make_run_log(make_steps(at, loss=train), evals, trainer=HF, setup=LoggedSetup(epochs=epochs))
 
 
-def test_one_evaluation_is_compared_with_the_lines_before_it() -> None:
+def test_one_evaluation_does_not_tell_overfitting_from_another_text() -> None:
     train = [1.47, 0.80, 0.73, 0.66, 0.63]
-    one = require_finding(overfitting(analyse(gap_run([1.04], train, epochs=1.6))))
-    assert (one.severity, one.values["val_loss"], one.values["train_loss"]) == ("advice", 1.04, 0.63)
-    assert one.values["gap"] == pytest.approx(0.41)
-    assert not analyse(gap_run([1.04], train)).has_overfitted  # it may be the text
-    assert overfitting(analyse(gap_run([1.04], train, epochs=0.9))) is None  # nothing was repeated
-    assert overfitting(analyse(gap_run([0.80], train))) is None
+    assert overfitting(analyse(gap_run([1.04], train, epochs=1.6))) is None
+    assert not analyse(gap_run([1.04], train)).has_overfitted
 
 
 def test_a_gap_that_grew_is_overfitting_and_one_from_the_start_is_not() -> None:
@@ -685,18 +678,19 @@ def test_a_loss_that_falls_to_nothing_at_once() -> None:
 
 
 def test_a_curve_that_a_schedule_bends_is_no_reason_to_train_longer() -> None:
-    """As a timed run of modded-nanogpt: it falls steadily, and levels off as the rate reaches 0."""
+    """It falls steadily, and levels off as the rate reaches 0. Advice names settings that the trainer has."""
     at = np.arange(0, 5601, 100)
-    for levels_off, severity in ((False, "advice"), (True, "info")):
+    cases = (("nanogpt", False, "advice"), ("nanogpt", True, "info"), ("modded-nanogpt", False, "info"))
+    for name, levels_off, severity in cases:
         fall = np.where(at > 5300, 5300 + (at - 5300) * 0.45, at) if levels_off else at
         val = 2.6 + 3.0 / (1 + fall / 300) ** 0.6
         evals = [(int(one), None, float(loss)) for one, loss in zip(at, val, strict=True)]
         run_log = make_run_log(
-            make_steps(at.tolist()), evals, [5600], {"max_iters": 5600}, trainer=BY_ID["modded-nanogpt"]
+            make_steps(at.tolist()), evals, [5600], {"max_iters": 5600}, trainer=BY_ID[name]
         )
         run_log = replace(run_log, ended="finished")
         one = require_finding(still_improving(analyse(run_log)))
-        assert (one.severity, bool(one.text["advice"])) == (severity, not levels_off)
+        assert (one.severity, bool(one.text["advice"])) == (severity, severity == "advice")
 
 
 def test_a_training_loss_of_repeated_data_is_no_improvement() -> None:
@@ -744,16 +738,6 @@ def test_a_loss_that_falls_where_an_epoch_begins() -> None:
     at = np.arange(50, 1501, 50)  # falls all the way
     steady = make_steps(at.tolist(), loss=(3 - at / 1000).tolist())
     assert epoch_steps(analyse(make_run_log(steady, trainer=HF, setup=LoggedSetup(epochs=3.0)))) is None
-
-
-def test_losses_that_are_no_means_over_tokens() -> None:
-    steps = make_steps([10, 20, 30], loss=[75.2, 74.5, 75.8])
-    one = summed_loss(analyse(make_run_log(steps, trainer=HF)))
-    assert one is not None
-    assert one.values["lowest_loss"] == 74.5
-    first_only = make_steps([10, 20, 30], loss=[75.2, 3.1, 2.9])
-    assert summed_loss(analyse(make_run_log(first_only, trainer=HF))) is None
-    assert summed_loss(analyse(make_run_log(steps))) is None
 
 
 def test_a_gap_behind_which_the_last_evaluation_is_the_best_is_no_overfitting() -> None:

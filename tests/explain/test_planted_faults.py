@@ -127,14 +127,7 @@ def test_an_evaluation_at_every_iteration(log_every: int) -> None:
     assert finding.severity == "warning"
     assert finding.text["title"][0].key == "eval-spikes.title.every_iteration"
     assert (values["timed_iterations"], values["median_ms"]) == (300 // log_every, 1833.0)
-    updates = 2 * 200 / 3  # 2 x 200 batches forward, a third of the work each
-    assert values["equivalent_updates"] == pytest.approx(updates)
-    assert values["eval_share"] == pytest.approx(updates / (updates + 1))
-    assert [message.key for message in finding.text["advice"]] == ["eval-spikes.advice.raise_interval"]
-    assert values["interval_setting"] == "eval_interval"
-    assert (values["old_interval"], values["new_interval"]) == (1, 30)
-    assert values["interval_saving"] == pytest.approx((updates - updates / 30) / (updates + 1))
-    assert values["names"] == "eval_iters"  # its default was taken
+    assert [message.key for message in finding.text["advice"]] == ["eval-spikes.advice.half_as_often"]
     assert f"Most important: {finding.title}." in verdict(text)
 
 
@@ -146,25 +139,16 @@ def test_without_the_settings_its_cost_is_not_guessed() -> None:
 
 def test_an_evaluation_at_every_logged_iteration() -> None:
     finding = one(nanogpt(updates=1000, every=10), "eval-spikes")
-    values = finding.values
     assert finding.text["title"][0].key == "eval-spikes.title.every_logged_iteration"
-    assert values["eval_share"] == pytest.approx(133.33 / 143.33, abs=1e-4)
-    assert [message.key for message in finding.text["advice"]] == ["eval-spikes.advice.raise_interval"]
-    assert (values["old_interval"], values["new_interval"]) == (10, 100)
-    assert values["interval_saving"] == pytest.approx((133.33 - 13.33) / 143.33, abs=1e-4)
-
-
-def test_rare_evaluations_at_every_logged_iteration_are_no_fault() -> None:
-    text = nanogpt(updates=50_000, every=5000, log_every=5000)
-    assert one(text, "eval-spikes").severity == "info"  # 133 / 5133 is less than a twentieth
+    assert finding.severity == "advice"
+    rare = nanogpt(updates=50_000, every=5000, log_every=5000)
+    assert one(rare, "eval-spikes").severity == "info"
 
 
 def test_llm_c_stops_its_clock_while_it_evaluates() -> None:
     finding = one(llmc(every=1), "eval-spikes")
-    assert finding.severity == "advice"
+    assert finding.severity == "warning"
     assert (finding.values["evaluations"], finding.values["iterations"]) == (201, 200)
-    eval_tokens = 20 * 4096 / 3
-    assert finding.values["eval_share"] == pytest.approx(eval_tokens / (eval_tokens + 32_768))
     assert "eval-spikes" not in names(llmc(every=2))
 
 

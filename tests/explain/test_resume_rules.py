@@ -13,8 +13,12 @@ from run_logs import make_run_log, make_steps
 
 from glassgpt.config import ConfigValue
 from glassgpt.explain.rules.lr_schedule import horizon_changed, lr_schedule_mismatch
-from glassgpt.explain.rules.resume_state import resume_lost_state
-from glassgpt.explain.rules.resumes import redone_iterations, resume_jump, resume_replays_data
+from glassgpt.explain.rules.resumes import (
+    redone_iterations,
+    resume_jump,
+    resume_lost_state,
+    resume_replays_data,
+)
 from glassgpt.i18n import say
 from glassgpt.runs.run_log import LoggedProcess, LoggedSetup, RunLog, Steps
 from glassgpt.runs.trainers import BY_ID
@@ -50,7 +54,7 @@ def test_nanogpt_draws_the_same_batches_again() -> None:
     run_log = split_run(gpu_run(), 1000, 1240)
     run_log = replace(run_log, setup=replace(run_log.setup, tokens_per_iteration=16_384))
     one = require_finding(resume_replays_data(analyse(run_log)))
-    assert one.severity == "warning"
+    assert one.severity == "advice"
     assert (one.values["processes"], one.values["iterations_by_process"]) == (2, "1,000 + 4,001")
     assert one.values["repeated_iterations"] == 1000
     assert one.values["repeated_share"] == pytest.approx(1000 / 5001)

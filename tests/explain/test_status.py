@@ -85,4 +85,4 @@ def test_starting_stalled_and_over() -> None:
         "No new line for 10m 00s, where one usually comes every 380 ms. "
         "The last was update 1,250 of 5,000 (25%), loss 1.9300."
     )
-    assert status(own_run(live=False)).startswith("A GlassGPT run whose log stops at iteration 1,250")
+    assert status(own_run(live=False)).startswith("A GlassGPT run, logged up to iteration 1,250")

@@ -61,7 +61,7 @@ def test_the_advice_is_to_raise_the_interval_and_lower_the_batches() -> None:
     assert values["interval_setting"] == "eval_interval"
     assert (values["old_interval"], values["new_interval"]) == (500, 2000)
     assert values["interval_saving"] == pytest.approx(0.75 * 5687 / (500 * 168.5 + 5687))
-    assert batches.key == "eval-spikes.advice.lower_minus_saves"  # 3/4 of 8.9 %, the saves in it
+    assert batches.key == "eval-spikes.advice.lower_batches"  # at most 3/4 of 8.9 %: the saves are in it
     assert values["batches_setting"] == "eval_iters"
     assert (values["old_batches"], values["new_batches"]) == (200, 50)
     assert values["batches_saving"] == pytest.approx(0.75 * 0.0887, abs=5e-5)
@@ -233,13 +233,12 @@ def test_a_ledger_says_what_evaluation_took() -> None:
 # --- silent-spike ---
 
 
-def test_a_spike_like_the_first_iteration_may_be_an_evaluation_without_a_line() -> None:
+def test_what_a_spike_is_without_a_line_is_not_known() -> None:
     ms = [156011.05, *[1510.0] * 9, 125041.71, *[1535.0] * 11]
     run_log = make_run_log(make_steps(range(0, 211 + 1, 10), ms), [(0, 10.98, 10.99)])
     finding = require_finding(silent_spike(analyse(run_log)))
-    like_first, not_periodic = finding.text["explanation"]
-    assert like_first == say("silent-spike.explanation.like_first_iteration", first_ms=156011.05)
-    assert not_periodic.values == {"next_iteration": 200, "next_ms": 1535.0, "period": 100}
+    assert finding.severity == "advice"
+    assert finding.text["explanation"] == (say("silent-spike.explanation.stalled"),)
     assert (finding.at, finding.values["slowest"]) == (100, ["100: 2m 05s"])
     assert finding.values["lost_share"] == pytest.approx(0.21, abs=0.005)
 
@@ -264,7 +263,7 @@ def test_irregular_spikes_are_stalls() -> None:
     times = even_run().steps.ms.copy()
     times[[50, 63, 171]] = 9000.0
     finding = require_finding(silent_spike(analyse(with_times(even_run(), times))))
-    assert finding.severity == "warning"
+    assert finding.severity == "advice"
     assert finding.text["explanation"] == (say("silent-spike.explanation.stalled"),)
     assert finding.text["advice"][0].values["lost_s"] == pytest.approx(3 * (9.0 - 0.1), rel=0.01)
 
@@ -354,14 +353,12 @@ def test_a_large_startup_comes_with_its_break_even() -> None:
     finding = require_finding(startup_compile(analyse(replace(compiled_run(True), ended="finished"))))
     assert finding.severity == "advice"
     assert finding.values["startup_share"] == pytest.approx(30.2 / (30.2 + 5001 * 0.01288))
-    pays_off, compile_off = finding.text["explanation"][-1].values, finding.text["advice"][0].values
-    assert pays_off["break_even_ms"] == pytest.approx(30_200 / 5001)
-    assert pays_off["steady_ms"] == 12.88
+    compile_off = finding.text["advice"][0].values
+    assert compile_off["break_even_ms"] == pytest.approx(30_200 / 5001)
     assert compile_off["flag"] == "--compile=False"
     assert compile_off["max_saving_s"] == pytest.approx(30.2)
-    assert finding.values["enough_iterations"] == 44_550  # 30.2 s x 19 / 12.88 ms
     eager = require_finding(startup_compile(analyse(replace(compiled_run(False), ended="finished"))))
-    assert [message.key for message in eager.text["advice"]] == ["startup-compile.advice.longer_run"]
+    assert (eager.severity, eager.advice) == ("info", "")
 
 
 def test_each_process_starts_up() -> None:
@@ -371,7 +368,7 @@ def test_each_process_starts_up() -> None:
     trainer = replace(NANOGPT, evaluates_before_first_step=False)
     run_log = make_run_log(steps, segments=segments, ended="finished", trainer=trainer)
     finding = require_finding(startup_compile(analyse(run_log)))
-    assert (finding.values["processes"], finding.values["restarts"]) == (2, 1)
+    assert finding.values["processes"] == 2
     assert finding.values["startup_s"] == pytest.approx(50)
 
 
@@ -402,8 +399,7 @@ def test_only_known_flags_are_advised() -> None:
         finding = require_finding(
             startup_compile(analyse(make_run_log(steps, trainer=trainer, ended="finished")))
         )
-        assert finding.severity == "advice"
-        assert "flag" not in finding.values
+        assert (finding.severity, finding.advice) == ("info", "")
     assert finding.text["explanation"] == (say("startup-compile.explanation.without_torch"),)
 
 
@@ -485,10 +481,7 @@ def test_drift_is_reported_with_its_price() -> None:
 
 def test_growing_faster_is_no_complaint() -> None:
     ms = np.linspace(276.0, 220.0, 480).tolist()
-    finding = require_finding(throughput_drift(analyse(make_run_log(make_steps(range(480), ms)))))
-    assert finding.severity == "info"
-    assert finding.text["title"][0].key == "throughput-drift.title.faster"
-    assert finding.advice == ""
+    assert throughput_drift(analyse(make_run_log(make_steps(range(480), ms)))) is None
 
 
 def test_a_step_is_no_heat() -> None:
@@ -508,14 +501,12 @@ def test_noise_is_no_drift(noise: float) -> None:
     assert throughput_drift(analyse(even_run(400, noise=noise))) is None
 
 
-def test_jitter_is_reported_with_its_cost() -> None:
+def test_jitter_is_reported_without_a_cause() -> None:
     ms = np.where(np.random.default_rng(1).random(400) < 0.2, 200.0, 100.0)
     run_log = make_run_log(make_steps(range(400), ms.tolist()))
-    run_log = replace(run_log, setup=LoggedSetup(tokens_per_iteration=1000))
     finding = require_finding(jitter(analyse(run_log)))
-    assert finding.values["p95_ms"] == 200.0
-    assert finding.values["best_tokens_per_s"] == 10_000
-    assert finding.values["saving"] == pytest.approx(1 - 100 / ms[1:].mean())
+    assert (finding.severity, finding.advice) == ("info", "")
+    assert (finding.values["median_ms"], finding.values["p95_ms"]) == (100.0, 200.0)
 
 
 def test_a_regular_pattern_is_no_jitter() -> None:
@@ -571,16 +562,6 @@ def speed_run(tokens_per_s: list[float]) -> RunLog:
     return make_run_log(steps, trainer=BY_ID["unknown"])
 
 
-def test_throughput_that_falls() -> None:
-    few = [2168.8, 4014.0, 4005.8, 2801.5, 2980.0, 3563.9, 3473.0, 2339.3, 1710.1, 1870.9, 1716.3]
-    one = require_finding(throughput_drift(analyse(speed_run(few))))
-    assert (one.values["first_tokens_per_s"], one.values["last_tokens_per_s"]) == (4005.8, 1716.3)
-    assert one.values["fall"] == pytest.approx(1 - 1716.3 / 4005.8)
-    noise = np.random.default_rng(0).normal(0, 50, 280)
-    slow = np.linspace(550, 350, 280) + noise
-    assert require_finding(throughput_drift(analyse(speed_run(slow.tolist())))).severity == "advice"
-
-
 def test_throughput_that_varies_without_a_trend() -> None:
     rng = np.random.default_rng(1)
     for count in (10, 30, 280):
@@ -600,12 +581,7 @@ def test_batches_of_unequal_length_are_no_stalls() -> None:
     run_log = make_run_log(make_steps(range(200), np.exp(log_ms).tolist(), losses))
     assert silent_spike(analyse(run_log)) is None
     one = require_finding(jitter(analyse(run_log)))
-    assert (one.severity, one.text["title"]) == ("info", (say("jitter.title.batches"),))
-    assert float(str(one.values["correlation"])) < -0.8
-    unrelated = make_run_log(
-        make_steps(range(200), np.exp(log_ms).tolist(), rng.permutation(losses).tolist())
-    )
-    assert require_finding(jitter(analyse(unrelated))).text["title"] == (say("jitter.title"),)
+    assert (one.severity, one.text["title"]) == ("info", (say("jitter.title"),))
     tight = np.exp(8.7 + 0.02 * (log_ms - 8.7))
     tight[100] *= 7.3
     stalled = make_run_log(make_steps(range(200), tight.tolist(), losses))

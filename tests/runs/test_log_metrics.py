@@ -8,7 +8,6 @@ import pytest
 from log_checks import parse_log, parse_logs
 
 from glassgpt.explain.explanation import explain
-from glassgpt.explain.rules.loss_plausibility import certain_tokens
 from glassgpt.explain.rules.metrics import decided_pairs, nothing_right, policy_drift
 from glassgpt.i18n import translate
 from glassgpt.runs import metric_series
@@ -168,16 +167,6 @@ def test_a_trainers_evaluation_and_its_closing_dict() -> None:
     assert (reward.values, reward.last) == (9, 0.9)
     accuracy = next(course for course in run_log.metric_courses if course.kind == "accuracy")
     assert accuracy.last == 0.4
-
-
-@pytest.mark.parametrize(("last", "is_found"), [(1.0, True), (1.5, False)])
-def test_a_perplexity_of_one(last: float, is_found: bool) -> None:
-    ppl = [max(last, 900 / 2**at) for at in range(20)]
-    text = "".join(
-        f"step {at} | loss {0.091 + 1 / (at + 1):.4f} | ppl {one:.2f}\n" for at, one in enumerate(ppl)
-    )
-    finding = certain_tokens(Analysis(parse_log(text)))
-    assert (finding is not None) == is_found
 
 
 @pytest.mark.parametrize(

@@ -83,10 +83,7 @@ def test_evaluations_longer_than_the_run_are_of_earlier_processes() -> None:
     rows.append({"step": rows[-1]["step"], "train_runtime": 9000.0})
     run_log = read(rows)
     assert mean_iteration_time(run_log) is None
-    finding = eval_spikes(Analysis(run_log))
-    assert finding is not None
-    assert finding.severity == "warning"
-    assert (finding.values["eval_s"], finding.values["run_s"]) == (20_000, 9000)
+    assert eval_spikes(Analysis(run_log)) is None  # of how much time is not known
 
 
 def test_a_gradient_norm_that_is_printed_as_nan_is_infinite() -> None:

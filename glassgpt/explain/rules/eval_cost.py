@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.estimate.overheads import FORWARD_SHARE
 from glassgpt.i18n import Message, say
-from glassgpt.record.finding import Finding, Severity, make_finding
+from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve_statistics import median_stderr
-from glassgpt.runs.model_size import replica_count
 from glassgpt.runs.run_log import Bools, RunLog
 from glassgpt.runs.trajectory import planned_end_iteration, positive_int_setting, takes_known_settings
 
@@ -27,7 +25,7 @@ MIN_SAVE_STANDARD_ERRORS, MIN_SAVE_SHARE = 3.0, 0.02  # the latter of the time o
 
 MIN_EVALUATING_STEPS = 5  # for "every iteration evaluates"
 MIN_EVALUATED_SHARE = 0.9  # evaluations over iterations, likewise
-WARNING_SHARE = 0.5  # estimated evaluation time over run time
+RARE_INTERVAL = 100  # iterations between two evaluations: few trainers evaluate for longer than these take
 
 MIN_WITHOUT_CLOSING = 0.97  # of a ledger's evaluation time, in the evaluations on the way: no closing one
 
@@ -267,62 +265,36 @@ def _raise_interval(run_log: RunLog, interval: int, wider: int, saving: float) -
 
 
 def _batches_advice(analysis: Analysis, cost: EvalCost) -> Message | None:
+    """Only an upper bound: the time of a save may be in that of its evaluation."""
+    if cost.is_excerpt:
+        return None
     batches = positive_int_setting(analysis.log, "eval_iters")
-    interval = effective_eval_interval(analysis)
-    includes_saves = cost.save_count > 0 and cost.save_ms is None
-    saving = cost.saving_by_batches()
+    interval, saving = effective_eval_interval(analysis), cost.saving_by_batches()
     if interval and not _has_run_start(analysis.log):
         saving = cost.saving_in_long_run(interval, 4 * interval)
-    if cost.is_excerpt:
-        advice = say("eval-spikes.advice.quarter_shortens_each", saved_ms=FEWER_BATCHES_SAVING * cost.eval_ms)
-    elif batches is None and includes_saves:
-        advice = say("eval-spikes.advice.quarter_minus_saves", batches_saving=saving)
-    elif batches is None:
-        advice = say("eval-spikes.advice.quarter_batches", batches_saving=saving)
-    elif batches < 4 * MIN_EVAL_BATCHES:
+    if batches is None:
+        return say("eval-spikes.advice.quarter_batches", batches_saving=saving)
+    if batches < 4 * MIN_EVAL_BATCHES:
         return None
-    else:
-        values = {
-            "batches_setting": _own_name(analysis.log, "eval_iters"),
-            "old_batches": batches,
-            "new_batches": batches // 4,
-            "batches_saving": saving,
-        }
-        advice = (
-            say("eval-spikes.advice.lower_minus_saves", **values)
-            if includes_saves
-            else say("eval-spikes.advice.lower_batches", **values)
-        )
-    return advice
+    return say(
+        "eval-spikes.advice.lower_batches",
+        batches_setting=_own_name(analysis.log, "eval_iters"),
+        old_batches=batches,
+        new_batches=batches // 4,
+        batches_saving=saving,
+    )
 
 
 def _eval_share_in_logged_times(analysis: Analysis) -> Finding | None:
     """A trainer that stops its clock while it evaluates, and logs the time of the evaluation."""
-    times_ms = [
-        evaluation.ms
-        for evaluation in analysis.log.evals
-        if evaluation.ms is not None and math.isfinite(evaluation.ms)
-    ]
+    times_ms = [one.ms for one in analysis.log.evals if one.ms is not None and math.isfinite(one.ms)]
     eval_s = sum(times_ms) / 1000
     # All that is timed, iterations and evaluations; else the wall time.
     wall_s = analysis.log.setup.wall_s if len(analysis.log.segments) == 1 else None
     run_s = analysis.total_s or wall_s
-    if not run_s or not math.isfinite(run_s + eval_s) or eval_s < MIN_ADVICE_SHARE * run_s:
+    # Of a resumed run the time may be that of its last process: then evaluations take more than all of it.
+    if not run_s or not math.isfinite(run_s) or not MIN_ADVICE_SHARE * run_s <= eval_s <= run_s:
         return None
-    if eval_s > run_s:  # a run that was resumed: the time is that of its last process
-        return make_finding(
-            "eval-spikes",
-            "warning",
-            title=say("eval-spikes.title.most_of_run"),
-            evidence=say(
-                "eval-spikes.evidence.beyond_run_time",
-                evaluations=len(times_ms),
-                eval_s=eval_s,
-                one_s=float(np.median(times_ms)) / 1000,
-                run_s=run_s,
-            ),
-            advice=say("eval-spikes.advice.half_as_often"),
-        )
     share = eval_s / run_s
     return make_finding(
         "eval-spikes",
@@ -348,9 +320,7 @@ def _eval_share_in_ledger(analysis: Analysis) -> Finding | None:
         return None
     share = eval_s / wall_s
     # The settings govern the evaluations on the way: neither the closing one of the whole split, nor samples.
-    regular_s = [
-        evaluation.ms / 1000 for evaluation in evals if evaluation.ms and math.isfinite(evaluation.ms)
-    ]
+    regular_s = [one.ms / 1000 for one in evals if one.ms and math.isfinite(one.ms)]
     advice = []
     interval = effective_eval_interval(analysis)
     wider = _wider_interval(analysis, interval)
@@ -386,85 +356,37 @@ def _eval_share_in_ledger(analysis: Analysis) -> Finding | None:
 def evaluates_every_step(analysis: Analysis) -> Finding | None:
     """Every iteration evaluates, or every logged one: no line shows what training alone takes."""
     run_log, interval = analysis.log, effective_eval_interval(analysis)
-    has_eval_times = run_log.ledger is not None or any(
-        evaluation.ms is not None for evaluation in run_log.evals
-    )
+    has_eval_times = run_log.ledger is not None or any(one.ms is not None for one in run_log.evals)
     # What an unknown trainer counts may be epochs, or its log lines.
     counts_updates = not (run_log.trainer.iterations_are_epochs or run_log.trainer.reads_any_log)
     if not interval or run_log.is_excerpt or has_eval_times or not counts_updates:
         return None
-    iterations, more = run_log.iteration_count(), list[Message]()
     if run_log.trainer.step_time_includes_eval:
         timed = np.isfinite(run_log.steps.ms) & ~run_log.is_first_of_process()
         if np.count_nonzero(timed) < MIN_EVALUATING_STEPS or not np.all(run_log.includes_eval()[timed]):
             return None
-        evidence = [
-            say(
-                "eval-spikes.evidence.all_include_eval",
-                timed_iterations=np.count_nonzero(timed),
-                median_ms=float(np.median(run_log.steps.ms[timed])),
-            )
-        ]
+        evidence = say(
+            "eval-spikes.evidence.all_include_eval",
+            timed_iterations=np.count_nonzero(timed),
+            median_ms=float(np.median(run_log.steps.ms[timed])),
+        )
         explanation = say("eval-spikes.explanation.clock_includes_eval", trainer=run_log.trainer.name)
-        more.append(say("eval-spikes.more.update_time_unknown"))
     else:
-        evaluated = {
-            (evaluation.segment, evaluation.iteration)
-            for evaluation in run_log.evals
-            if evaluation.iteration is not None
-        }
+        iterations = run_log.iteration_count()
+        evaluated = {(one.segment, one.iteration) for one in run_log.evals if one.iteration is not None}
         if iterations < MIN_EVALUATING_STEPS or len(evaluated) < MIN_EVALUATED_SHARE * iterations:
             return None
-        evidence = [
-            say(
-                "eval-spikes.evidence.times_not_logged",
-                evaluations=len(run_log.evals),
-                iterations=iterations,
-            )
-        ]
-        explanation = say("eval-spikes.explanation.clock_excludes_eval")
-    severity: Severity = "warning" if interval == 1 else "info"
-    advice = say("eval-spikes.advice.half_as_often")
-    stated_batches = positive_int_setting(run_log, "eval_iters")
-    batches = stated_batches or int(run_log.trainer.defaults.get("eval_iters", 0))
-    updates = _equivalent_updates(analysis, batches)
-    if updates is not None:
-        share = updates / (updates + interval)
-        severity = "warning" if share > WARNING_SHARE else "advice" if share >= MIN_ADVICE_SHARE else "info"
-        evidence.append(
-            say(
-                "eval-spikes.evidence.cost_by_passes",
-                splits=run_log.trainer.eval_splits,
-                batches=batches,
-                equivalent_updates=updates,
-                eval_share=share,
-            )
+        evidence = say(
+            "eval-spikes.evidence.times_not_logged", evaluations=len(run_log.evals), iterations=iterations
         )
-        if stated_batches is None:
-            more.append(say("eval-spikes.evidence.assumed_defaults", names="eval_iters"))
-        end = planned_end_iteration(run_log)
-        wider = max(10 * interval, end // 10 if end else 100 * interval)
-        saving = (updates - updates * interval / wider) / (updates + interval)
-        advice = _raise_interval(run_log, interval, wider, saving)
+        explanation = say("eval-spikes.explanation.clock_excludes_eval")
     return make_finding(
         "eval-spikes",
-        severity,
+        "warning" if interval == 1 else "advice" if interval < RARE_INTERVAL else "info",
         title=say("eval-spikes.title.every_iteration")
         if interval == 1
         else say("eval-spikes.title.every_logged_iteration"),
         evidence=evidence,
         explanation=explanation,
-        advice=advice,
-        more=more,
+        advice=say("eval-spikes.advice.half_as_often"),
     )
-
-
-def _equivalent_updates(analysis: Analysis, batches: int) -> float | None:
-    """Updates that take as long as one evaluation, by their FLOPs; None where the log does not say enough."""
-    run_log, tokens = analysis.log, analysis.facts.tokens_per_iteration
-    splits = run_log.trainer.eval_splits
-    batch, context = positive_int_setting(run_log, "batch_size"), positive_int_setting(run_log, "block_size")
-    if not (splits and batches and tokens and batch and context):
-        return None
-    # One card evaluates all of these batches, while it does only its part of an update.
-    return FORWARD_SHARE * splits * batches * batch * context * replica_count(run_log) / tokens

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
+from glassgpt.explain.rules.loss_plausibility import is_language_loss
 from glassgpt.explain.rules.nonfinite import find_nonfinite_loss
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
@@ -33,7 +34,6 @@ MAX_SPIKES_SHORT_RUN, MAX_SPIKE_SHARE_SHORT_RUN = 5, 0.02
 TAIL_MADS, MAX_TAIL_SHARE = 4.0, 0.02
 MAX_ODD_BATCH_LOSSES = 5  # logged losses of a spike: after more, the weights had to recover
 MAX_SINGLE_LOSSES = 2  # more in one spike are a cluster, not single odd batches
-SHOWN_SPIKES = ("largest", "second", "third")  # each has its message
 # Share of the iterations spent in spikes, from which on the finding is a warning or advice.
 WARNING_SPIKE_SHARE, ADVICE_SPIKE_SHARE = 0.05, 0.01
 
@@ -114,7 +114,7 @@ def _lower_lr_advice(run_log: RunLog, iteration: int) -> Message:
     """A fifth of the learning rate; and a longer warm-up, where the loss rose soon after it."""
     peak_lr, warmup = numeric_setting(run_log, "learning_rate"), numeric_setting(run_log, "warmup_iters")
     if not peak_lr or not takes_known_settings(run_log):
-        return say("divergence.advice.fifth_of_lr")
+        return say("divergence.advice.lower_lr")
     if warmup is not None and iteration < 5 * max(warmup, 20):
         return say(
             "divergence.advice.lower_lr_longer_warmup",
@@ -133,8 +133,10 @@ def _clip_advice(run_log: RunLog) -> Message | None:
 def divergence(analysis: Analysis) -> Finding | None:
     """The training loss rose and stayed up. Thresholds: those of Analysis.loss_rise."""
     rise, run_log, broken = analysis.loss_rise, analysis.log, find_nonfinite_loss(analysis.log)
-    if rise is None or (broken and not broken.has_recovered):
+    if rise is None or analysis.loss_jump or (broken and not broken.has_recovered):
         return None
+    # Another loss may have a term that grows on purpose.
+    is_of_text = is_language_loss(run_log, rise.first_loss)
     values = {
         "first_loss": rise.first_loss,
         "lowest_loss": rise.lowest_loss,
@@ -159,7 +161,7 @@ def divergence(analysis: Analysis) -> Finding | None:
         evidence = [say("divergence.evidence.lowest_without_iteration", **values)]
     return make_finding(
         "divergence",
-        "problem",
+        "problem" if is_of_text else "warning",
         title=say("divergence.title"),
         evidence=evidence,
         explanation=say("divergence.explanation"),
@@ -167,7 +169,9 @@ def divergence(analysis: Analysis) -> Finding | None:
             _lower_lr_advice(run_log, rise.lowest_iteration),
             _clip_advice(run_log),
             say("divergence.advice.stop_at_lowest", loss_rise=rise.end_loss - rise.lowest_loss),
-        ],
+        ]
+        if is_of_text
+        else say("divergence.advice.not_meant"),
         at=rise.lowest_iteration if run_log.has_iteration_numbers else None,
         lines=analysis.lines_at([rise.lowest_iteration, rise.end_iteration]),
         claims={"training loss at the end": "diverged", "learning at the end": "diverged"},
@@ -267,32 +271,26 @@ def loss_spike(analysis: Analysis) -> Finding | None:
     slow = [spike for spike in spikes if spike.losses > MAX_ODD_BATCH_LOSSES]
     if not spikes:
         return None
-    shown = sorted(slow or spikes, key=lambda spike: spike.usual_loss - spike.peak_loss)
+    largest = max(slow or spikes, key=lambda spike: spike.peak_loss - spike.usual_loss)
     values = {
-        f"{rank}_{name}": value
-        for rank, spike in zip(SHOWN_SPIKES, shown, strict=False)
-        for name, value in asdict(spike).items()
-        if name not in ("losses", "start_iteration")
+        "iteration": largest.iteration,
+        "peak_loss": largest.peak_loss,
+        "usual_loss": largest.usual_loss,
+        "recovered_iteration": largest.recovered_iteration,
     }
-    evidence = [
-        say("loss-spike.evidence.largest", **values),
-        say("loss-spike.evidence.second", **values),
-        say("loss-spike.evidence.third", **values),
-    ][: len(shown)]
+    evidence = [say("loss-spike.evidence.largest", **values)]
     if not slow:
-        is_cluster = max(spike.losses for spike in spikes) > MAX_SINGLE_LOSSES
+        is_single = all(spike.losses <= MAX_SINGLE_LOSSES for spike in spikes)
         return make_finding(
             "loss-spike",
             "info",
-            title=say("loss-spike.title.clusters", count=len(spikes))
-            if is_cluster
-            else say("loss-spike.title.odd_batches", count=len(spikes)),
+            title=say("loss-spike.title.short", count=len(spikes)),
             evidence=evidence,
-            explanation=say("loss-spike.explanation.clusters")
-            if is_cluster
-            else say("loss-spike.explanation.odd_batches"),
-            at=shown[0].iteration,
-            lines=analysis.lines_at(spike.iteration for spike in shown),
+            explanation=say("loss-spike.explanation.odd_batches")
+            if is_single
+            else say("loss-spike.explanation.clusters"),
+            at=largest.iteration,
+            lines=analysis.lines_at([largest.iteration]),
         )
     lost = sum(spike.recovered_iteration - spike.start_iteration for spike in slow)
     share = lost / max(1, int(iterations[-1]) - int(iterations[0]))
@@ -304,7 +302,7 @@ def loss_spike(analysis: Analysis) -> Finding | None:
         title=say("loss-spike.title.slow_recovery", count=len(slow)),
         evidence=[*evidence, say("loss-spike.evidence.lost", lost_iterations=lost, lost_share=share)],
         explanation=say("loss-spike.explanation.slow_recovery"),
-        advice=[say("loss-spike.advice"), _clip_advice(analysis.log)],
-        at=shown[0].iteration,
-        lines=analysis.lines_at(spike.iteration for spike in shown),
+        advice=[say("loss-spike.advice"), _clip_advice(analysis.log)] if share > ADVICE_SPIKE_SHARE else None,
+        at=largest.iteration,
+        lines=analysis.lines_at([largest.iteration]),
     )

@@ -64,7 +64,9 @@ def ladder(analysis: Analysis) -> Finding | None:
     return make_finding(
         "ladder",
         "info",
-        title=ladder_position(highest, ahead),
+        title=say("ladder.title.level", passed=baseline_name(highest.order), ahead=baseline_name(ahead.order))
+        if ahead is not None and best_loss < ahead.loss  # below it, by less than its noise
+        else ladder_position(highest, ahead),
         evidence=distance,
         explanation=say("ladder.explanation"),
         more=[
@@ -159,23 +161,17 @@ def _flat_position(parts: LossByClass, stderr: float) -> tuple[int, float, float
 def half_known_words(analysis: Analysis) -> Finding | None:
     """The first checkpoint half of whose sampled words are words of the training text."""
     found = _first_look(analysis, lambda look: (look.known_words or 0.0) >= MIN_KNOWN_WORDS)
-    if found is None or found[0].val_known_words is None:
+    if found is None or found.val_known_words is None:
         return None
-    if found is None:
-        return None
-    look, before = found
-    evidence = [
-        say("half-known-words.evidence", share=look.known_words, val_share=look.val_known_words or 1.0)
-    ]
-    if before is not None and before.known_words is not None:
-        evidence.append(say("half-known-words.before", share=before.known_words, update=before.iteration))
     return make_finding(
         "half-known-words",
         "info",
-        title=say("half-known-words.title", update=look.iteration),
-        evidence=evidence,
+        title=say("half-known-words.title", update=found.iteration),
+        evidence=say(
+            "half-known-words.evidence", share=found.known_words, val_share=found.val_known_words or 1.0
+        ),
         explanation=say("half-known-words.explanation"),
-        at=look.iteration,
+        at=found.iteration,
     )
 
 
@@ -187,10 +183,9 @@ def brackets_close(analysis: Analysis) -> Finding | None:
         is_enough = (look.brackets_opened or 0) >= MIN_BRACKETS
         return is_enough and look.brackets_closed is not None and look.brackets_closed >= max(wanted, 0.1)
 
-    found = _first_look(analysis, do_close)
-    if found is None:
+    look = _first_look(analysis, do_close)
+    if look is None:
         return None
-    look, _ = found
     return make_finding(
         "brackets-close",
         "info",
@@ -211,10 +206,9 @@ def induction_head(analysis: Analysis) -> Finding | None:
         repeats = look.second_copy_loss < look.first_copy_loss
         return repeats and best[2] >= max(MIN_INDUCTION_SCORE, MIN_INDUCTION_RATIO * uniform)
 
-    found = _first_look(analysis, has_one)
-    if found is None or (best := found[0].best_induction) is None:
+    look = _first_look(analysis, has_one)
+    if look is None or (best := look.best_induction) is None:
         return None
-    look, _ = found
     return make_finding(
         "induction-head",
         "info",
@@ -255,13 +249,6 @@ def copied_text(analysis: Analysis) -> Finding | None:
     )
 
 
-def _first_look(
-    analysis: Analysis, is_it: Callable[[CheckpointLook], bool]
-) -> tuple[CheckpointLook, CheckpointLook | None] | None:
-    """The first checkpoint that was looked at and has it, and the one before, which has not."""
-    before = None
-    for look in analysis.log.looks:
-        if is_it(look):
-            return look, before
-        before = look
-    return None
+def _first_look(analysis: Analysis, has_it: Callable[[CheckpointLook], bool]) -> CheckpointLook | None:
+    """The first checkpoint that was looked at and has it."""
+    return next(filter(has_it, analysis.log.looks), None)

@@ -1,9 +1,8 @@
-"""How far training came: still improving at the end, stuck on a plateau, or limited by the model's size."""
+"""How far training came: still improving at the end, or on a plateau."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -58,7 +57,7 @@ MIN_SHARE_OF_CHANCE_LOSS, MIN_HARDLY_LEARNT_ITERATIONS = 0.9, 300
 
 # Capacity: tokens per parameter where compute is best spent (Hoffmann et al. 2022).
 CHINCHILLA_TOKENS_PER_PARAMETER = 20.0
-MIN_OVERTRAINING_FACTOR = 5.0  # times that: beyond what people choose to make a model cheap to run
+MIN_OVERTRAINING_FACTOR = 5.0  # times that
 MIN_EVALUATIONS = 6
 MAX_TRAIN_VAL_GAP = 0.03  # |val - train| over train loss: the model does not overfit
 MAX_LATE_IMPROVEMENT = 0.01  # change of the val loss over the last third, as a share of it
@@ -129,12 +128,15 @@ def still_improving(analysis: Analysis) -> Finding | None:
         explanation = say("still-improving.explanation.band_unknown_schedule", runs=forecast.runs)
     elif unfinished:
         explanation = say("still-improving.explanation.no_forecast")
-    elif lr_share is None and analysis.facts.ended != "finished":
-        explanation = None  # neither an end nor a schedule is known
     elif lr_share is not None and lr_share >= MIN_UNDECAYED_LR_SHARE:
         explanation = say("still-improving.explanation.lr_not_lowered")
-    else:
+    elif lr_share is not None or takes_known_settings(run_log):
         explanation = say("still-improving.explanation.schedule_caveat")
+    elif analysis.facts.ended == "finished":
+        explanation = say("still-improving.explanation.schedule_unknown")
+    else:
+        explanation = None  # neither an end nor a schedule is known
+    advice = _longer_training_advice(analysis, forecast, unfinished) if fits_end or forecast else None
     compared = {
         "metric": metric,
         "earlier_loss": losses[third],
@@ -151,7 +153,7 @@ def still_improving(analysis: Analysis) -> Finding | None:
         compared_lines = analysis.eval_lines_at([round(at[third]), round(at[-1])])
     return make_finding(
         "still-improving",
-        "info" if analysis.facts.ended != "finished" or unfinished or not fits_end else "advice",
+        "info" if advice is None or analysis.facts.ended != "finished" or unfinished else "advice",
         title=say("still-improving.title.until_lr_ran_out", metric=metric)
         if is_flat
         else say("still-improving.title", metric=metric),
@@ -159,7 +161,7 @@ def still_improving(analysis: Analysis) -> Finding | None:
         if is_train_loss
         else say("still-improving.evidence", **compared),
         explanation=explanation,
-        advice=_longer_training_advice(analysis, forecast, unfinished) if fits_end or forecast else None,
+        advice=advice,
         at=last,
         lines=compared_lines if is_train_loss else (*analysis.lines_at([last]), *compared_lines),
         claims={"learning at the end": "improving"},
@@ -232,11 +234,9 @@ def _longer_training_advice(
     is_stopped = analysis.facts.ended not in ("finished", "cut") and planned_end_iteration(run_log) is None
     if unfinished or is_stopped:
         return say("still-improving.advice.continue", command=run_log.resume_command)
-    if analysis.facts.ended != "finished":
-        return None  # a log that only stops may be of a run that went on, or was done
-    if takes_known_settings(run_log):
-        return say("still-improving.advice.raise_max_iters")
-    return say("still-improving.advice.train_longer")
+    # A log that only stops may be of a run that went on, or was done; and others have other settings.
+    is_known = analysis.facts.ended == "finished" and takes_known_settings(run_log)
+    return say("still-improving.advice.raise_max_iters") if is_known else None
 
 
 # --- plateau ---
@@ -266,7 +266,7 @@ def plateau(analysis: Analysis) -> Finding | None:
     ):
         return nothing
     evidence = _plateau_evidence(analysis, smooth)
-    if not evidence or _find_too_small_model(analysis):
+    if not evidence or underfit_capacity(analysis):
         return None
     last = int(at[-1])
     stop = last * 2 // 3
@@ -410,82 +410,45 @@ def _plateau_evidence(analysis: Analysis, smooth: BlockMedians) -> list[Message]
 # --- capacity ---
 
 
-@dataclass(frozen=True)
-class CapacityFit:
-    """How a model's size fits what it was trained on."""
-
-    train_loss: float
-    val_loss: float
-    earlier_val_loss: float  # two thirds through the run
-    parameters: int
-    tokens: float
-
-    @property
-    def tokens_per_parameter(self) -> float:
-        return self.tokens / self.parameters
-
-
-def _find_too_small_model(analysis: Analysis) -> CapacityFit | None:
-    """Train and val loss are close together and flat, after far more tokens than are worth the size."""
+def underfit_capacity(analysis: Analysis) -> Finding | None:
+    """A finished run from scratch, 100 tokens per parameter or more, both losses close and flat: its size may
+    be the limit. Not an advice: a learning rate that ran out flattens the curve, too."""
     facts, last = analysis.facts, analysis.trajectory.last_iteration
     evals = [
-        evaluation
-        for evaluation in analysis.trajectory.evals
-        if evaluation.train_loss and math.isfinite(evaluation.train_loss)
+        (one.iteration, one.train_loss, one.val_loss)
+        for one in analysis.trajectory.evals
+        if one.iteration is not None and one.val_loss and one.train_loss and math.isfinite(one.train_loss)
     ]
     if len(evals) < MIN_EVALUATIONS or not facts.parameters or not facts.tokens_per_iteration or not last:
         return None
     if facts.ended != "finished" or not starts_from_scratch(analysis.log) or analysis.explosions:
         return None  # a flat curve of weights that were trained before, or before the schedule's end
-    earlier = [
-        evaluation.val_loss or 0.0 for evaluation in evals if (evaluation.iteration or 0) <= last * 2 / 3
-    ]
-    if not earlier:
-        return None
+    (_, train_loss, val_loss), earlier = evals[-1], [val for at, _, val in evals if at <= last * 2 / 3]
     tokens = analysis.log.tokens_seen_at(np.array([last]), facts.tokens_per_iteration)
-    assert tokens is not None
-    fit = CapacityFit(
-        evals[-1].train_loss or 0.0,
-        evals[-1].val_loss or 0.0,
-        earlier[-1],
-        facts.parameters,
-        float(tokens[0]),
-    )
-    is_close = abs(fit.val_loss - fit.train_loss) < MAX_TRAIN_VAL_GAP * fit.train_loss
-    is_flat = abs(fit.earlier_val_loss - fit.val_loss) < MAX_LATE_IMPROVEMENT * fit.val_loss
-    is_overtrained = fit.tokens_per_parameter >= MIN_OVERTRAINING_FACTOR * CHINCHILLA_TOKENS_PER_PARAMETER
-    return fit if is_close and is_flat and is_overtrained else None
-
-
-def underfit_capacity(analysis: Analysis) -> Finding | None:
-    """The model is too small for its tokens: 100 per parameter or more, both losses close and flat."""
-    fit = _find_too_small_model(analysis)
-    if fit is None or not analysis.log.has_iteration_numbers:
+    if not earlier or tokens is None:
         return None
-    # Compute is 6 x parameters x tokens; the best split of it has 20 tokens per parameter.
-    best_parameters = math.sqrt(fit.parameters * fit.tokens / CHINCHILLA_TOKENS_PER_PARAMETER)
+    gap, tokens_per_parameter = abs(val_loss - train_loss) / train_loss, float(tokens[0]) / facts.parameters
+    is_flat = abs(earlier[-1] - val_loss) < MAX_LATE_IMPROVEMENT * val_loss
+    is_overtrained = tokens_per_parameter >= MIN_OVERTRAINING_FACTOR * CHINCHILLA_TOKENS_PER_PARAMETER
+    if gap >= MAX_TRAIN_VAL_GAP or not is_flat or not is_overtrained:
+        return None
     return make_finding(
         "underfit-capacity",
-        "advice",
+        "info",
         title=say("underfit-capacity.title"),
         evidence=say(
             "underfit-capacity.evidence",
-            train_loss=fit.train_loss,
+            train_loss=train_loss,
             metric=val_metric_name(analysis.log),
-            val_loss=fit.val_loss,
-            train_val_gap=abs(fit.val_loss - fit.train_loss) / fit.train_loss,
-            earlier_val_loss=fit.earlier_val_loss,
-            parameters=fit.parameters,
-            tokens=fit.tokens,
-            tokens_per_parameter=fit.tokens_per_parameter,
+            val_loss=val_loss,
+            train_val_gap=gap,
+            earlier_val_loss=earlier[-1],
+            parameters=facts.parameters,
+            tokens=float(tokens[0]),
+            tokens_per_parameter=tokens_per_parameter,
         ),
         explanation=say(
             "underfit-capacity.explanation", best_tokens_per_parameter=CHINCHILLA_TOKENS_PER_PARAMETER
         ),
-        advice=say(
-            "underfit-capacity.advice",
-            best_parameters=best_parameters,
-            best_tokens=CHINCHILLA_TOKENS_PER_PARAMETER * best_parameters,
-        ),
-        claims={"learning at the end": "plateau", "parameters": fit.parameters},
+        claims={"learning at the end": "plateau", "parameters": facts.parameters},
     )

@@ -10,7 +10,6 @@ import numpy as np
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.metric_series import course_of
 from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS
 from glassgpt.runs.run_log import Floats, RunLog
 from glassgpt.runs.trajectory import numeric_setting, starts_from_scratch, val_metric_name
@@ -20,7 +19,6 @@ GPT2_VOCAB_SIZE = 50_257  # for ppl-vs-loss, where the log does not say the voca
 MAX_VOCAB_SIZE = 1_000_000  # no tokenizer in use has more
 # First loss over ln(MAX_VOCAB_SIZE): a deliberately large initialisation stays below this.
 MIN_EXCESS_OVER_CHANCE = 1.5
-MIN_HIGH_LOSSES = 3  # all above that, for it to be no mean over tokens
 MIN_LOGGED_STEPS = 20
 MIN_AVERAGED, MIN_AVERAGED_LINES = 10, 5  # lines that are means of so many iterations: fewer suffice
 MIN_FIRST_LOSS = 1.0  # the first training loss of a run that learnt it
@@ -45,7 +43,6 @@ MIN_TRAIN_LOSS_WORDS = 0.3
 MIN_WORD_VOCAB, MIN_SUBWORD_VOCAB = 1000, 20_000
 # No model learns anything so well in so few iterations.
 MAX_COLLAPSED_LOSS, MIN_LOSS_BEFORE_COLLAPSE, MAX_COLLAPSE_ITERATIONS = 0.01, 3.0, 20
-MIN_PERPLEXITIES, MIN_FIRST_PERPLEXITY, MAX_CERTAIN_PERPLEXITY = 10, 10.0, 1.02
 MIN_CONSTANT_LOSSES = 10  # all the same, to all printed digits
 _WEB_TEXT = re.compile(r"webtext|\bowt|fineweb|slimpajama|redpajama|\bc4\b|\bpile\b|wikitext|climbmix", re.I)
 _SHAKESPEARE = re.compile(r"shakespeare.?char", re.I)
@@ -106,33 +103,6 @@ def init_loss(analysis: Analysis) -> Finding | None:
         advice=say("init-loss.advice", excess_loss=first - chance),
         at=at,
         lines=(*analysis.lines_at([at]), *analysis.eval_lines_at([at])),
-    )
-
-
-def summed_loss(analysis: Analysis) -> Finding | None:
-    """A fine-tuned model's losses are all far above that of guessing: they are no means over tokens."""
-    run_log, losses = analysis.log, analysis.trajectory.finite_losses()[1]
-    chance = math.log(MAX_VOCAB_SIZE)
-    if (
-        not run_log.trainer.often_finetunes
-        or not run_log.loss_measures_learning
-        or len(losses) < MIN_HIGH_LOSSES
-    ):
-        return None
-    if losses.min() <= MIN_EXCESS_OVER_CHANCE * chance or analysis.loss_rise or analysis.explosions:
-        return None
-    return make_finding(
-        "summed-loss",
-        "advice",
-        title=say("summed-loss.title"),
-        evidence=say(
-            "summed-loss.evidence",
-            lowest_loss=float(losses.min()),
-            chance_loss=chance,
-            vocab_size=MAX_VOCAB_SIZE,
-        ),
-        explanation=say("summed-loss.explanation"),
-        advice=say("summed-loss.advice"),
     )
 
 
@@ -213,29 +183,6 @@ def memorised_data(analysis: Analysis) -> Finding | None:
     )
 
 
-def certain_tokens(analysis: Analysis) -> Finding | None:
-    """A perplexity that fell to 1: each token is predicted with certainty."""
-    course = course_of(analysis.log.own_metrics, "perplexity")
-    if course is None or course.values < MIN_PERPLEXITIES:
-        return None
-    if course.first < MIN_FIRST_PERPLEXITY or not 0 < course.last <= MAX_CERTAIN_PERPLEXITY:
-        return None
-    return make_finding(
-        "certain-tokens",
-        "warning",
-        title=say("certain-tokens.title", name=course.name),
-        evidence=say(
-            "certain-tokens.evidence",
-            name=course.name,
-            first=course.first,
-            last=course.last,
-            values=course.mean_of,
-        ),
-        explanation=say("certain-tokens.explanation"),
-        advice=say("certain-tokens.advice"),
-    )
-
-
 def epoch_steps(analysis: Analysis) -> Finding | None:
     """From the second epoch on the training loss drops where an epoch begins, and hardly falls within one:
     the model remembers the examples."""
@@ -293,15 +240,23 @@ def _lowest_train_loss(analysis: Analysis, first_loss: float) -> float | None:
             return MIN_TRAIN_LOSS_WORDS
         if run_log.trainer.trains_on_plain_text:
             return MIN_LOSS_ANY_TEXT
-    # A log of a loop that is not known is one of a language model where it begins like one.
-    is_of_text = not run_log.trainer.reads_any_log or first_loss > MIN_LOSS_BEFORE_COLLAPSE
-    return MIN_LOSS_TUNED if is_of_text or numeric_setting(run_log, "vocab_size") else None
+    return MIN_LOSS_TUNED if is_language_loss(run_log, first_loss) else None
+
+
+def is_language_loss(run_log: RunLog, first_loss: float) -> bool:
+    """Whether the loss is one of a language model. That of a loop that is not known may be of anything; it is
+    taken for one where it begins at the loss of a guess among the tokens of a usual tokenizer."""
+    if not run_log.trainer.reads_any_log or numeric_setting(run_log, "vocab_size"):
+        return True
+    return math.log(MIN_SUBWORD_VOCAB) <= first_loss <= math.log(MAX_VOCAB_SIZE)
 
 
 def collapsed_loss(analysis: Analysis) -> Finding | None:
     """The training loss fell from that of a guess to nothing within a few iterations."""
     at, losses = analysis.trajectory.finite_losses()
     if len(losses) < 2 or not analysis.log.has_iteration_numbers or losses[-1] > MAX_COLLAPSED_LOSS:
+        return None
+    if not is_language_loss(analysis.log, float(losses[0])):
         return None
     high = np.flatnonzero(losses > MIN_LOSS_BEFORE_COLLAPSE)
     if not len(high) or high[-1] + 1 >= len(losses):
@@ -421,6 +376,9 @@ def has_leaked_data(analysis: Analysis) -> bool:
 
 def _is_implausible(analysis: Analysis) -> bool:
     trained = [one for one in analysis.trajectory.evals if one.iteration and one.val_loss is not None]
+    losses = analysis.trajectory.finite_losses()[1]
+    if not is_language_loss(analysis.log, float(losses[0]) if len(losses) else 0.0):
+        return False
     return bool(trained) and 0 <= (trained[-1].val_loss or 0.0) < lowest_plausible_loss(analysis)[0]
 
 

@@ -36,8 +36,6 @@ WARNING_LOST_SHARE = 0.1  # iterations since the last checkpoint over iterations
 # Last iteration over the planned one: above the first it nearly finished, below the second it hardly began.
 MAX_EARLY_SHARE, WARNING_EARLY_SHARE = 0.9, 0.1
 
-MIN_LINES_OF_A_RUN = 20  # logged iterations: of fewer it is not said that the run ended too soon
-
 MAX_UNSAVED_S = 300.0  # seconds of training without a checkpoint
 MIN_LOGGED_SHARE = 0.9  # logged over expected lines: with fewer, a line about a save may be missing
 # Times a steady iteration: one so slow must have saved or evaluated without a line in this log.
@@ -81,8 +79,12 @@ def find_lost_work(analysis: Analysis) -> LostWork:
     if saved is not None and saved < max(saves) and run_log.trainer.overwrites_checkpoint:
         saved = None  # a later one replaced it
     has_saves = bool(saves) or broken_save is not None
-    # Before the first line of a log that begins in the middle, there may have been one.
-    shows_checkpoints = (run_log.trainer.logs_checkpoints and shows_run_start(run_log)) or has_saves
+    # Before the first line of a log that begins in the middle, there may have been one; and where the lines
+    # about evaluations are missing, those about checkpoints may be, too.
+    is_whole = shows_run_start(run_log) and (
+        bool(run_log.evals) or not run_log.trainer.evaluates_before_first_step
+    )
+    shows_checkpoints = (run_log.trainer.logs_checkpoints and is_whole) or has_saves
     last = last_iteration_done(run_log)
     return LostWork(last, saved, shows_checkpoints, ruined_since, is_nonfinite, broken_save)
 
@@ -245,11 +247,10 @@ def ended_early(analysis: Analysis) -> Finding | None:
         return None
     if last is None or not planned or last >= MAX_EARLY_SHARE * planned:
         return None
-    is_glimpse = analysis.facts.iterations_logged < MIN_LINES_OF_A_RUN  # a few lines that somebody copied
     lost = find_lost_work(analysis)
     return make_finding(
         "ended-early",
-        "warning" if last < WARNING_EARLY_SHARE * planned and not is_glimpse else "info",
+        "info",  # it may have gone on, or the plan may be a default that nobody meant to reach
         title=say("ended-early.title", done_share=last / planned),
         evidence=[
             say(
@@ -363,26 +364,19 @@ def interrupted(analysis: Analysis) -> Finding | None:
 
 
 def never_checkpointed(analysis: Analysis) -> Finding | None:
-    """More than five minutes of training without a checkpoint, by a trainer that saves after evaluations."""
+    """More than five minutes of training without an evaluation, by a trainer that saves only after one. Where
+    one was logged and no save was, the lines about saves are missing, or it had nothing better to save."""
     run_log, facts, trajectory = analysis.log, analysis.facts, analysis.trajectory
     last, iterations = trajectory.last_iteration, trajectory.iteration
     if not run_log.trainer.saves_only_after_eval or trajectory.checkpoints or not last or run_log.is_excerpt:
         return None
     if not run_log.segments[0].has_startup or len(iterations) < 2:
         return None
+    if any(evaluation.iteration for evaluation in run_log.evals) or not facts.log_interval:
+        return None
     # From the first logged iteration on: the start-up is not lost work.
     unsaved_s = seconds_between(trajectory, int(iterations[0]), last, facts.steady_ms)
-    if unsaved_s is None or unsaved_s < MAX_UNSAVED_S:
-        return None
-    # always_save_checkpoint=False saves only what is better; a run that got worse has nothing to save.
-    val_losses = [evaluation.val_loss for evaluation in trajectory.evals if evaluation.val_loss is not None]
-    if (
-        run_log.setup.settings.get("always_save_checkpoint") is False
-        and len(val_losses) > 1
-        and min(val_losses[1:]) >= val_losses[0]
-    ):
-        return None
-    if not facts.log_interval or not facts.steady_ms:
+    if not facts.steady_ms or unsaved_s is None or unsaved_s < MAX_UNSAVED_S:
         return None
     expected_lines = (int(iterations[-1]) - int(iterations[0])) / facts.log_interval + 1
     plain = ~run_log.is_first_of_process() & ~run_log.includes_eval()
@@ -390,11 +384,6 @@ def never_checkpointed(analysis: Analysis) -> Finding | None:
     if len(iterations) < MIN_LOGGED_SHARE * expected_lines or is_slow.any():
         return None
     trainer, interval = run_log.trainer.name, numeric_setting(run_log, "eval_interval")
-    evidence = [say("never-checkpointed.evidence.unsaved_training", iterations=last, unsaved_s=unsaved_s)]
-    if interval and interval > last:
-        evidence.append(
-            say("never-checkpointed.evidence.interval_too_long", trainer=trainer, eval_interval=int(interval))
-        )
     max_interval = last * MAX_UNSAVED_S / unsaved_s
     better = max((one for one in ROUND_INTERVALS if one <= max_interval), default=1)
     so_far = facts.ended in (None, "cut")
@@ -402,7 +391,16 @@ def never_checkpointed(analysis: Analysis) -> Finding | None:
         "never-checkpointed",
         "warning" if so_far else "problem",
         title=say("never-checkpointed.title.so_far") if so_far else say("never-checkpointed.title.never"),
-        evidence=evidence,
+        evidence=[
+            say("never-checkpointed.evidence.unsaved_training", iterations=last, unsaved_s=unsaved_s),
+            say(
+                "never-checkpointed.evidence.interval_too_long",
+                trainer=trainer,
+                eval_interval=int(interval),
+            )
+            if interval and interval > last
+            else None,
+        ],
         explanation=say("never-checkpointed.explanation", trainer=trainer),
         advice=say(
             "never-checkpointed.advice", new_eval_interval=better, at_risk_s=unsaved_s * better / last

@@ -12,14 +12,18 @@ from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve_statistics import mad
 from glassgpt.runs.run_log import Floats, Ints, RunLog
-from glassgpt.runs.trajectory import numeric_setting, shows_run_start, starts_from_scratch
+from glassgpt.runs.trajectory import (
+    numeric_setting,
+    shows_run_start,
+    starts_from_scratch,
+    takes_known_settings,
+)
 
 CONTEXT_LOSSES = 5  # last finite losses shown
 # Growth: the median of the last 3 values, compared with the median of those before.
 MIN_GROWTH_RATIO = 1.1
 MIN_GROWTH_MADS = 6.0  # median absolute deviations above it
-MIN_UNSTABLE_RATIO = 1.15  # highest over lowest of the last losses, where too few are logged for the above
-MIN_LEFT_LOWEST_RATIO = 1.05  # the last losses over the lowest, while the learning rate rises
+MIN_LEFT_LOWEST_RATIO = 1.05  # the last losses over the lowest, where too few are logged for the above
 MAX_HARMLESS_LR_SHARE = 0.05  # learning rate over its peak: too low for an update to break the weights
 MAX_FIRST_UPDATES = 10  # of fine-tuning: in so few, masked targets or bad data are likelier than a high rate
 MIN_WASTED_S = 10  # seconds after the break; less is not mentioned
@@ -33,24 +37,12 @@ MAX_USUAL_SKIP_SHARE = 1 / 100  # of the updates
 MAX_USUAL_SKIPS, MAX_USUAL_SKIP_SHARE_SHORT = 5, 0.2  # of a short run
 MIN_INFINITE_NORMS = 5  # and none that is finite, for "never finite"
 
-# no-update: broken before the first update; norm-rise, loss-rise: they grew before it; overflow: the log
-# reports overflows; float16: it may overflow; unstable: few losses, and they vary; no-warning: the losses
-# before are stable; unknown: the log shows too few of them; low-lr: one of these three, and the learning rate
-# was too low to be the cause; first-updates: one of these three, when fine-tuning had just begun; rising-lr:
-# the loss had left its lowest while the rate rose; not-shown: the log begins after it.
+# no-update: broken before the first update; norm-rise: the gradient norms grew before it; loss-rise: the loss
+# did; overflow: the log reports overflows; float16: it may overflow; masked: fine-tuning had just begun, or
+# the learning rate was too low to be the cause; no-warning: the losses before are stable; unknown: the log
+# shows too few of them.
 NonFiniteCause = Literal[
-    "no-update",
-    "norm-rise",
-    "loss-rise",
-    "overflow",
-    "float16",
-    "unstable",
-    "no-warning",
-    "unknown",
-    "low-lr",
-    "first-updates",
-    "rising-lr",
-    "not-shown",
+    "no-update", "norm-rise", "loss-rise", "overflow", "float16", "masked", "no-warning", "unknown"
 ]
 
 
@@ -123,7 +115,7 @@ def loss_nan(analysis: Analysis) -> Finding | None:
         "warning" if broken.has_recovered else "problem",
         title=title,
         evidence=evidence,
-        explanation=_cause_explanation(run_log, broken, cause),
+        explanation=_cause_explanation(run_log, cause),
         advice=[_checkpoint_advice(run_log, broken), _cause_advice(run_log, cause)],
         more=say("loss-nan.more.learning_rate", lr=lr) if np.isfinite(lr) else None,
         at=at,
@@ -173,7 +165,7 @@ def _nonfinite_gradient(run_log: RunLog) -> Finding | None:
         "problem",
         title=say("loss-nan.title.gradient", nonfinite_iteration=at),
         evidence=_norms_message(broken.grad_norms_before),
-        explanation=_cause_explanation(run_log, broken, cause),
+        explanation=_cause_explanation(run_log, cause),
         advice=[_checkpoint_advice(run_log, broken), _cause_advice(run_log, cause)],
         at=at,
     )
@@ -233,36 +225,21 @@ def _likely_cause(run_log: RunLog, broken: NonFiniteLoss) -> NonFiniteCause:
         return "overflow"
     if run_log.setup.settings.get("dtype") == "float16":
         return "float16"
-    if _has_low_lr(run_log, broken):
-        return "low-lr"
-    if is_tuned and run_log.has_iteration_numbers and broken.iteration <= first + MAX_FIRST_UPDATES:
-        return "first-updates"
-    if not len(losses) and run_log.has_iteration_numbers and broken.iteration > first + 1:
-        return "not-shown"
-    if _rose_with_lr(run_log, broken):
-        return "rising-lr"
-    last = losses[-CONTEXT_LOSSES:]
-    if (
-        3 <= len(losses) < 2 * CONTEXT_LOSSES
-        and last.max() > MIN_UNSTABLE_RATIO * last.min()
-        and last[-1] > last.min()
-    ):
-        return "unstable"
+    is_first_update = run_log.has_iteration_numbers and broken.iteration <= first + MAX_FIRST_UPDATES
+    if _has_low_lr(run_log, broken) or (is_tuned and is_first_update):
+        return "masked"
+    if _left_lowest(losses[-10 * CONTEXT_LOSSES :]):
+        return "loss-rise"
     return "no-warning" if len(losses) >= CONTEXT_LOSSES else "unknown"
 
 
-def _rose_with_lr(run_log: RunLog, broken: NonFiniteLoss) -> bool:
-    """Whether the last losses are above the lowest, beyond their noise, while the learning rate rose."""
-    losses = broken.losses_before[-10 * CONTEXT_LOSSES :]
+def _left_lowest(losses: Floats) -> bool:
+    """Whether the last losses are above the lowest, beyond their noise."""
     if len(losses) < CONTEXT_LOSSES:
         return False
-    rates = run_log.steps.lr[max(0, broken.row - len(losses)) : broken.row + 1]
-    is_lr_rising = (
-        bool(np.isfinite(rates).all()) and bool(np.all(np.diff(rates) >= 0)) and rates[-1] > rates[0]
-    )
     lowest, end = float(losses.min()), float(np.median(losses[-3:]))
     noise = float(np.median(np.abs(np.diff(losses))))
-    return is_lr_rising and end > MIN_LEFT_LOWEST_RATIO * lowest and end - lowest > 3 * noise
+    return end > MIN_LEFT_LOWEST_RATIO * lowest and end - lowest > 3 * noise
 
 
 def _has_low_lr(run_log: RunLog, broken: NonFiniteLoss) -> bool:
@@ -282,29 +259,17 @@ def _grew(values: Floats) -> bool:
     return bool(np.median(finite[-3:]) > max(MIN_GROWTH_RATIO * usual, usual + MIN_GROWTH_MADS * mad(before)))
 
 
-def _cause_explanation(run_log: RunLog, broken: NonFiniteLoss, cause: NonFiniteCause) -> Message:
-    last, overflows = broken.losses_before[-CONTEXT_LOSSES:], run_log.event_counts.get("scaler-overflow", 0)
+def _cause_explanation(run_log: RunLog, cause: NonFiniteCause) -> Message:
+    overflows = run_log.event_counts.get("scaler-overflow", 0)
     return {
         "no-update": say("loss-nan.explanation.no_update"),
-        "unknown": say("loss-nan.explanation.unknown"),
         "norm-rise": say("loss-nan.explanation.norm_rise"),
         "loss-rise": say("loss-nan.explanation.loss_rise"),
-        "unstable": say(
-            "loss-nan.explanation.unstable",
-            lowest_loss=float(last.min(initial=np.inf)),
-            highest_loss=float(last.max(initial=-np.inf)),
-        ),
         "overflow": say("loss-nan.explanation.overflow", overflows=overflows),
         "float16": say("loss-nan.explanation.float16"),
+        "masked": say("loss-nan.explanation.masked"),
         "no-warning": say("loss-nan.explanation.no_warning"),
-        "low-lr": say("loss-nan.explanation.low_lr"),
-        "first-updates": say("loss-nan.explanation.first_updates"),
-        "rising-lr": say(
-            "loss-nan.explanation.rising_lr",
-            lowest_loss=float(broken.losses_before.min(initial=np.inf)),
-            end_loss=float(np.median(broken.losses_before[-3:])) if len(broken.losses_before) else np.inf,
-        ),
-        "not-shown": say("loss-nan.explanation.unknown"),
+        "unknown": say("loss-nan.explanation.unknown"),
     }[cause]
 
 
@@ -323,14 +288,12 @@ def _cause_advice(run_log: RunLog, cause: NonFiniteCause) -> Message:
         return say("loss-nan.advice.try_another_device")
     if cause == "no-warning":
         return say("loss-nan.advice.repeat_iterations")
-    if cause in ("low-lr", "first-updates"):
+    if cause == "masked":
         return say("loss-nan.advice.count_targets")
-    if cause == "not-shown":
+    if cause == "unknown" and not shows_run_start(run_log):
         return say("loss-nan.advice.lines_before")
-    if cause == "rising-lr":
-        return say("loss-nan.advice.rising_lr")
     peak_lr = numeric_setting(run_log, "learning_rate")
-    if not peak_lr:
+    if not peak_lr or not takes_known_settings(run_log):
         return say("loss-nan.advice.lower_unknown_lr")
     return say("loss-nan.advice.lower_known_lr", new_peak_lr=peak_lr / 3, peak_lr=peak_lr)
 

@@ -1,4 +1,7 @@
-"""What a resume changed: a loss that jumps, iterations or batches done again. (lr_schedule.py: rates.)"""
+"""What a resume changed: state that was lost, a loss that jumps, iterations or batches done again.
+
+What it did to the learning rate is in lr_schedule.py.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,70 @@ TREND_SAFETY_FACTOR = 1.25  # times the fall that the neighbours' slope predicts
 MAX_RESUMES = 1000  # resumes looked at; a log with more is not one of resumes
 
 # Iterations that saw only batches of earlier ones, as a share of all.
-MIN_REPLAYED_SHARE, WARNING_REPLAYED_SHARE = 0.01, 0.05
+MIN_REPLAYED_SHARE, ADVICE_REPLAYED_SHARE = 0.01, 0.05
 MAX_SHOWN_PROCESSES = 6
+MAX_BATCH_SHARE = 0.1  # of a loss: one batch is so far from the mean
 ADVICE_REDONE_SHARE, WARNING_REDONE_SHARE = 0.01, 0.1  # iterations that were done again, of all
+
+
+def resume_lost_state(analysis: Analysis) -> Finding | None:
+    """The first validation after a load is worse than what the checkpoint says of itself: the weights were
+    there, and the first updates spoilt them."""
+    run_log, before = analysis.log, analysis.log.setup.resumed_val_loss
+    evals = [
+        (one.iteration, one.val_loss)
+        for one in analysis.trajectory.evals
+        if one.iteration is not None and one.val_loss is not None
+    ]
+    if not before or not evals or run_log.val_metric != "loss" or len(run_log.segments) > 1:
+        return None
+    start, (first_at, first) = int(run_log.steps.iteration[0]), evals[0]
+    if first <= (1 + MIN_JUMP_SHARE) * before:
+        return None
+    back = next((at for at, loss in evals if loss <= before), None)
+    losses, norms = (
+        column[: NEIGHBOUR_STEPS + 1][np.isfinite(column[: NEIGHBOUR_STEPS + 1])]
+        for column in (run_log.steps.loss, run_log.steps.grad_norm)
+    )
+    has_weights = len(losses) > 0 and losses[0] <= (1 + MAX_BATCH_SHARE) * before
+    cost = None if back is None else analysis.seconds_and_share_after(start, back)
+    evidence = [
+        say("resume-lost-state.evidence.validation", before=before, after=first, at=first_at),
+        say("resume-lost-state.evidence.loss", first_loss=float(losses[0]), max_loss=float(losses[1:].max()))
+        if len(losses) > 1
+        else None,
+        say("resume-lost-state.evidence.norm", first_norm=float(norms[0]), max_norm=float(norms[1:].max()))
+        if len(norms) > 1
+        else None,
+    ]
+    if back is None:
+        evidence.append(say("resume-lost-state.evidence.never_back"))
+    elif cost is None:
+        evidence.append(say("resume-lost-state.evidence.back", back=back, iterations=back - start))
+    else:
+        seconds, share = cost
+        evidence.append(
+            say(
+                "resume-lost-state.evidence.back_after",
+                back=back,
+                iterations=back - start,
+                seconds=seconds,
+                share=share,
+            )
+        )
+    return make_finding(
+        "resume-lost-state",
+        "warning",
+        title=say("resume-lost-state.title"),
+        evidence=evidence,
+        explanation=[
+            say("resume-lost-state.explanation.weights") if has_weights else None,
+            say("resume-lost-state.explanation"),
+        ],
+        advice=say("resume-lost-state.advice"),
+        at=first_at,
+        lines=analysis.lines_at([start]) + analysis.eval_lines_at([first_at]),
+    )
 
 
 @dataclass(frozen=True)
@@ -123,7 +187,7 @@ def resume_replays_data(analysis: Analysis) -> Finding | None:
     share, tokens = repeated / total, analysis.facts.tokens_per_iteration
     return make_finding(
         "resume-replays-data",
-        "warning" if repeated > WARNING_REPLAYED_SHARE * total else "info",
+        "advice" if repeated > ADVICE_REPLAYED_SHARE * total else "info",
         title=say("resume-replays-data.title"),
         evidence=[
             say(

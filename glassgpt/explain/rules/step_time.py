@@ -23,8 +23,6 @@ MIN_ADVICE_SHARE = 0.05  # time lost in stalls over run time
 MAX_LISTED = 5  # spikes, regimes or batch sizes shown
 # Spike over an iteration that evaluates: within this range it may be an evaluation without a line.
 EVAL_TIME_RATIO_RANGE = (0.7, 1.3)
-# Spike over the first iteration, which includes an evaluation and a start-up of unknown length.
-FIRST_STEP_RATIO_RANGE = (0.3, 1.0)
 
 # Stalls that are alike are the program's own work: how many; how many are near their median, and how near.
 MIN_ALIKE_SPIKES, MIN_ALIKE_SHARE, MAX_ALIKE_DEVIATION = 4, 0.8, 0.15
@@ -41,16 +39,10 @@ MIN_DRIFT_STANDARD_ERRORS = 4.0
 DRIFT_PARTS = 8
 # Of the steps between two parts, over the change from first to last: the largest, and one backwards.
 MAX_DRIFT_STEP_SHARE, MAX_BACKWARD_SHARE = 0.7, 0.05
-# Throughput by the first and the last third of the lines: how many of each, how far it fell, and the share of
-# pairs of two lines in which the earlier is faster. Where lines are few: a third, and all pairs.
-MIN_THIRD_LINES, MANY_THIRD_LINES = 3, 10
-MIN_THROUGHPUT_FALL, MIN_FALL_FEW_LINES, MIN_SEPARATION = 0.2, 1 / 3, 0.85
 
 # Jitter: the 95th percentile over the median, after the median of each part of the run is divided out.
 MIN_JITTER_STEPS = 20
 MIN_JITTER_RATIO = 1.5
-MIN_BATCH_CORRELATION = 0.5  # of the changes of time and loss, from line to line
-JITTER_ADVICE_SHARE = 0.1  # of the time, lost against the fastest tenth
 # A regular pattern of work (accumulating iterations, then an update) is not jitter.
 MAX_PERIOD = 16
 MAX_PATTERN_STEPS = 10_000  # enough to show a pattern
@@ -78,7 +70,7 @@ def silent_spike(analysis: Analysis) -> Finding | None:
     share = min(1.0, lost_s / total_s)
     if lost_s < MIN_LOST_S or share < MIN_LOST_SHARE:
         return None
-    missing_eval = [] if split.is_stalled_eval.any() else _missing_eval_explanation(analysis, at, ms)
+    missing_eval = [] if split.is_stalled_eval.any() else _missing_eval_explanation(analysis, ms)
     if not missing_eval and not split.is_stalled_eval.any() and _are_alike(split.stall_ms[rows]):
         missing_eval = [say("silent-spike.explanation.alike")]
     largest = np.sort(np.argsort(-ms, kind="stable")[:MAX_LISTED])
@@ -119,7 +111,7 @@ def silent_spike(analysis: Analysis) -> Finding | None:
         explanation = [say("silent-spike.explanation.slept")]
     severity: Severity = "info"
     if share >= MIN_ADVICE_SHARE:
-        severity = "advice" if missing_eval else "warning"
+        severity = "warning" if split.is_stalled_eval.any() else "advice"
     return make_finding(
         "silent-spike",
         severity,
@@ -141,41 +133,18 @@ def _are_alike(lost_ms: Floats) -> bool:
     return len(lost_ms) >= MIN_ALIKE_SPIKES and bool(np.mean(near) >= MIN_ALIKE_SHARE)
 
 
-def _missing_eval_explanation(analysis: Analysis, at: Ints, ms: Floats) -> list[Message]:
+def _missing_eval_explanation(analysis: Analysis, ms: Floats) -> list[Message]:
     """Why the spikes look like evaluations whose lines are missing; empty where they do not."""
-    run_log, facts, steps = analysis.log, analysis.facts, analysis.log.steps
+    run_log = analysis.log
     if analysis.time_split and analysis.time_split.spike_period:
         return [say("silent-spike.explanation.periodic", period=analysis.time_split.spike_period)]
-    if not run_log.trainer.step_time_includes_eval:
+    if not run_log.trainer.step_time_includes_eval or analysis.facts.eval_overhead_typical_ms is None:
         return []
-    if facts.eval_overhead_typical_ms is not None:
-        eval_step_ms = facts.eval_overhead_typical_ms + (facts.steady_ms or 0.0)
-        if not _all_within(ms, eval_step_ms, EVAL_TIME_RATIO_RANGE):
-            return []
-        return [say("silent-spike.explanation.eval_length", eval_step_ms=eval_step_ms)]
-    first = run_log.is_first_of_process() & run_log.includes_eval() & np.isfinite(steps.ms)
-    if not np.any(first) or not _all_within(ms, float(steps.ms[first][0]), FIRST_STEP_RATIO_RANGE):
+    eval_step_ms = analysis.facts.eval_overhead_typical_ms + (analysis.facts.steady_ms or 0.0)
+    low, high = EVAL_TIME_RATIO_RANGE
+    if not np.all((ms >= low * eval_step_ms) & (ms <= high * eval_step_ms)):
         return []
-    explanation = [say("silent-spike.explanation.like_first_iteration", first_ms=float(steps.ms[first][0]))]
-    # If an evaluation every 100 iterations explains a spike at 100, there should be one at 200.
-    period = int(at[0])
-    is_next = run_log.is_steady() & (steps.iteration == 2 * period) & (period > 0)
-    if len(at) == 1 and np.any(is_next):
-        next_ms = float(steps.ms[is_next][0])
-        explanation.append(
-            say(
-                "silent-spike.explanation.not_periodic",
-                next_iteration=2 * period,
-                next_ms=next_ms,
-                period=period,
-            )
-        )
-    return explanation
-
-
-def _all_within(ms: Floats, reference_ms: float, ratio_range: tuple[float, float]) -> bool:
-    low, high = ratio_range
-    return bool(np.all((ms >= low * reference_ms) & (ms <= high * reference_ms)))
+    return [say("silent-spike.explanation.eval_length", eval_step_ms=eval_step_ms)]
 
 
 # --- regimes ---
@@ -218,7 +187,7 @@ def throughput_drift(analysis: Analysis) -> Finding | None:
     if analysis.log.is_excerpt or analysis.log.trainer.step_work_grows:
         return None
     if len(analysis.regimes) < 2:
-        return _gradual_drift(analysis) or _falling_throughput(analysis)
+        return _gradual_drift(analysis)
     cost, total_s = find_regime_cost(analysis), analysis.total_s
     if cost is None or not total_s or not cost.lost_s >= MIN_REGIME_COST_SHARE * total_s:
         return None
@@ -230,11 +199,8 @@ def throughput_drift(analysis: Analysis) -> Finding | None:
     slowest = max(cost.slow, key=lambda one: one.iterations * one.steady_ms)
     changes = [one for one in regimes[1:] if one.cause != "batch"]
     unexplained = [one for one in changes if one.cause is None]
-    separation = min(one.separation or 0.0 for one in changes or regimes[1:])
     if not unexplained:
         explanation = say("throughput-drift.explanation.new_process")
-    elif analysis.log.setup.settings.get("device") == "mps":
-        explanation = say("throughput-drift.explanation.regimes_laptop")
     else:
         explanation = say("throughput-drift.explanation.regimes")
     return make_finding(
@@ -250,7 +216,7 @@ def throughput_drift(analysis: Analysis) -> Finding | None:
             say(
                 "throughput-drift.evidence.regimes",
                 regimes=shown,
-                more_regimes=max(0, len(regimes) - MAX_LISTED),
+                more_regimes=len(regimes) - MAX_LISTED,
             )
             if len(regimes) > MAX_LISTED
             else say("throughput-drift.evidence.all_regimes", regimes=shown),
@@ -261,9 +227,6 @@ def throughput_drift(analysis: Analysis) -> Finding | None:
             changes=[one.first_iteration for one in (unexplained or changes)[:MAX_LISTED]],
             saving=share,
         ),
-        more=say("throughput-drift.more.certain")
-        if separation > 0.995
-        else say("throughput-drift.more.certainty", separation=separation),
         at=slowest.first_iteration,
         lines=analysis.lines_at(one.first_iteration for one in changes or regimes[1:]),
     )
@@ -316,16 +279,13 @@ def _is_gradual(ms: Floats, noise: float) -> bool:
 
 def _gradual_drift(analysis: Analysis) -> Finding | None:
     drift = find_throughput_drift(analysis)
-    if drift is None:
+    if drift is None or drift.last_ms < drift.first_ms:
         return None
-    change = drift.last_ms / drift.first_ms - 1
     first_begin, first_end, last_begin, last_end = drift.quarter_bounds
     return make_finding(
         "throughput-drift",
-        "advice" if change > 0 else "info",
-        title=say("throughput-drift.title.slower", change=change)
-        if change > 0
-        else say("throughput-drift.title.faster", change=-change),
+        "advice",
+        title=say("throughput-drift.title.slower", change=drift.last_ms / drift.first_ms - 1),
         evidence=say(
             "throughput-drift.evidence",
             first_quarter_ms=drift.first_ms,
@@ -335,53 +295,8 @@ def _gradual_drift(analysis: Analysis) -> Finding | None:
             last_quarter_from=last_begin,
             last_quarter_to=last_end,
         ),
-        explanation=say("throughput-drift.explanation.slower")
-        if change > 0
-        else say("throughput-drift.explanation.faster"),
-        advice=say("throughput-drift.advice", saving=max(1 - drift.first_ms / drift.mean_ms, 0.0))
-        if change > 0
-        else None,
-    )
-
-
-def _falling_throughput(analysis: Analysis) -> Finding | None:
-    """Tokens per second that fall from the first third of the lines to the last. For logs without step times,
-    and those with too few lines to see how these change."""
-    steps = analysis.log.steps
-    is_timed = np.isfinite(steps.ms) & (steps.ms > 0)
-    if np.count_nonzero(is_timed) >= MIN_DRIFT_STEPS:
-        return None
-    speed = np.where(np.isfinite(steps.tokens_per_s), steps.tokens_per_s, 0.0)
-    rows = np.flatnonzero((speed > 0) & ~analysis.log.is_first_of_process() & ~analysis.log.includes_eval())
-    third = len(rows) // 3
-    if third < MIN_THIRD_LINES:
-        return None
-    first, last = rows[:third], rows[-third:]
-    first_speed, last_speed = float(np.median(speed[first])), float(np.median(speed[last]))
-    fall = 1 - last_speed / first_speed
-    # Of all pairs of a line of the first third and one of the last, those in which the first is faster.
-    slower = np.searchsorted(np.sort(speed[last]), speed[first])
-    separation = float(np.mean(slower)) / third
-    is_few = third < MANY_THIRD_LINES
-    if fall < (MIN_FALL_FEW_LINES if is_few else MIN_THROUGHPUT_FALL):
-        return None
-    if separation < (1.0 if is_few else MIN_SEPARATION):
-        return None
-    numbered = analysis.log.has_iteration_numbers
-    return make_finding(
-        "throughput-drift",
-        "advice",
-        title=say("throughput-drift.title.throughput_fell", fall=fall),
-        evidence=say(
-            "throughput-drift.evidence.thirds",
-            first_tokens_per_s=first_speed,
-            last_tokens_per_s=last_speed,
-            lines=third,
-        ),
         explanation=say("throughput-drift.explanation.slower"),
-        advice=say("throughput-drift.advice.throughput"),
-        at=int(steps.iteration[last[0]]) if numbered else None,
-        lines=analysis.lines_at([int(steps.iteration[first[0]]), int(steps.iteration[last[-1]])]),
+        advice=say("throughput-drift.advice", saving=max(1 - drift.first_ms / drift.mean_ms, 0.0)),
     )
 
 
@@ -454,57 +369,19 @@ def jitter(analysis: Analysis) -> Finding | None:
     if len(speed) >= MIN_JITTER_STEPS and _p95_over_median(np.median(speed) / speed) < MIN_JITTER_RATIO:
         return None  # iterations differ in their tokens, and the speed does not
     p10_ms, median_ms, p95_ms = (float(value) for value in np.percentile(ms, (10, 50, 95)))
-    mean_ms = float(np.mean(ms))
-    saving = 1 - p10_ms / mean_ms
-    evidence = [
-        say(
+    return make_finding(
+        "jitter",
+        "info",
+        title=say("jitter.title"),
+        evidence=say(
             "jitter.evidence.percentiles",
             iterations=len(ms),
             median_ms=median_ms,
             p10_ms=p10_ms,
             p95_ms=p95_ms,
-        )
-    ]
-    if tokens := analysis.facts.tokens_per_iteration:
-        evidence.append(
-            say(
-                "jitter.evidence.tokens_per_second",
-                mean_tokens_per_s=1000 * tokens / mean_ms,
-                best_tokens_per_s=1000 * tokens / p10_ms,
-            )
-        )
-    if (by_batch := _goes_with_loss(analysis, rows)) is not None:
-        return make_finding(
-            "jitter",
-            "info",
-            title=say("jitter.title.batches"),
-            evidence=[*evidence, say("jitter.evidence.correlation", correlation=by_batch)],
-            explanation=say("jitter.explanation.batches"),
-        )
-    return make_finding(
-        "jitter",
-        "advice" if saving >= JITTER_ADVICE_SHARE else "info",
-        title=say("jitter.title"),
-        evidence=evidence,
+        ),
         explanation=say("jitter.explanation"),
-        advice=say("jitter.advice", saving=saving),
     )
-
-
-def _goes_with_loss(analysis: Analysis, rows: Ints) -> float | None:
-    """The correlation of step time and loss, where it is high: from line to line, so that no trend makes it.
-    Then batches differ, in length most likely; a machine that is busy does not change the loss."""
-    steps, trajectory = analysis.log.steps, analysis.trajectory
-    losses = np.full(len(steps), np.nan)
-    losses[trajectory.rows] = trajectory.loss
-    rows = rows[np.isfinite(losses[rows])]
-    if len(rows) < MIN_JITTER_STEPS:
-        return None
-    changes = np.diff(np.log(steps.ms[rows])), np.diff(losses[rows])
-    if min(float(np.std(one)) for one in changes) <= 0:
-        return None
-    correlation = float(np.corrcoef(*changes)[0, 1])
-    return correlation if abs(correlation) >= MIN_BATCH_CORRELATION else None
 
 
 def _p95_over_median(relative: Floats) -> float:

@@ -11,9 +11,8 @@ from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve_statistics import median_stderr
-from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS, VISIBLE_STANDARD_ERRORS, EvalNoise
+from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS, VISIBLE_STANDARD_ERRORS
 from glassgpt.runs.past_best import MIN_EVALS, MIN_TRAIN_LOSSES, PastBest
-from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trajectory import (
     last_iteration_done,
     shows_run_start,
@@ -43,9 +42,9 @@ def overfitting(analysis: Analysis) -> Finding | None:
     is_exploded = bool(analysis.explosions) and analysis.explosions[-1].recovered_iteration is None
     if has_leaked_data(analysis) or analysis.loss_rise or is_exploded:
         return None  # then its losses say nothing about unseen text
-    if past is None or past.train_losses is None or past.is_earliest:
+    gap = analysis.train_val_gap
+    if past is None or past.is_earliest or (past.train_losses is None and gap is None):
         return _overfitting_in_part(analysis)
-    train_best, train_end = past.train_losses
     run_log, rise = analysis.log, past.end_loss - past.best_loss
     compared = {
         "metric": val_metric_name(run_log),
@@ -66,11 +65,15 @@ def overfitting(analysis: Analysis) -> Finding | None:
     else:
         title = say("overfitting.title.last_share", share_after_best=past.share_after_best)
         comparison = say("overfitting.evidence.best_end", **compared)
-    evidence = [
-        comparison,
-        say("overfitting.evidence.training_loss", train_loss_at_best=train_best, train_loss_at_end=train_end),
-    ]
-    if better := _metric_still_better(run_log, past.best_iteration):
+    evidence = [comparison]
+    if past.train_losses is not None:
+        at_best, at_end = past.train_losses
+        evidence.append(
+            say("overfitting.evidence.training_loss", train_loss_at_best=at_best, train_loss_at_end=at_end)
+        )
+    elif gap is not None:
+        evidence.append(say("overfitting.evidence.train_loss", train_loss=gap.train_loss))
+    if better := _metric_still_better(analysis, past.best_iteration):
         name, before, after = better
         return make_finding(
             "overfitting",
@@ -84,18 +87,10 @@ def overfitting(analysis: Analysis) -> Finding | None:
             at=past.best_iteration if run_log.has_iteration_numbers else None,
             lines=analysis.eval_lines_at([past.best_iteration, past.end_iteration]),
         )
-    more = [say("overfitting.more.iterations_after_best", share_after_best=past.share_after_best)]
     last = max(last_iteration_done(run_log) or 0, past.end_iteration)  # the last evaluation may be before it
     saving = (last - past.best_iteration) / max(1, last - past.start_iteration)
     if wasted := analysis.seconds_and_share_after(past.best_iteration, past.end_iteration):
-        seconds, saving = wasted
-        more.append(
-            say(
-                "overfitting.more.time_after_best",
-                time_after_best_s=seconds,
-                time_share_after_best=saving,
-            )
-        )
+        saving = wasted[1]
     return make_finding(
         "overfitting",
         "warning" if rise > WARNING_RISE_SHARE * past.best_loss else "advice",
@@ -103,7 +98,6 @@ def overfitting(analysis: Analysis) -> Finding | None:
         evidence=evidence,
         explanation=say("overfitting.explanation"),
         advice=_overfitting_advice(analysis, past, saving),
-        more=more,
         at=past.best_iteration if run_log.has_iteration_numbers else None,
         lines=analysis.eval_lines_at([past.best_iteration, past.end_iteration]),
         claims=claims,
@@ -146,13 +140,17 @@ def worse_than_first(analysis: Analysis) -> Finding | None:
     )
 
 
-def _metric_still_better(run_log: RunLog, best_iteration: int) -> tuple[str, float, float] | None:
+def _metric_still_better(analysis: Analysis, best_iteration: int) -> tuple[str, float, float] | None:
     """A metric of held-out data that is clearly better at the end than at the best loss: its name, and its
     means there and at the end. A perplexity says the same as the loss."""
-    for one in run_log.own_metrics:
+    # Those of an evaluation may be on the lines after it.
+    next_line = min(one.line for one in analysis.trajectory.evals if (one.iteration or 0) > best_iteration)
+    for one in analysis.log.own_metrics:
         if not one.metric.is_eval or one.metric.kind not in ("accuracy", "error_rate", "score"):
             continue
         is_later = one.iteration > best_iteration
+        if not analysis.log.has_iteration_numbers:
+            is_later = one.line >= next_line
         count = min(MAX_METRIC_VALUES, int(is_later.sum()), int((~is_later).sum()))
         if count < 1:
             continue
@@ -166,23 +164,21 @@ def _metric_still_better(run_log: RunLog, best_iteration: int) -> tuple[str, flo
 
 
 def _overfitting_in_part(analysis: Analysis) -> Finding | None:
-    """From the last evaluations alone: by the gap between both losses, or by a rise in a tail."""
+    """From the last evaluations alone: by the gap between both losses, or by a rise in a tail. A gap at the
+    only evaluation may have been there from the start."""
     gap, past, run_log = analysis.train_val_gap, analysis.past_best, analysis.log
     metric, numbered = val_metric_name(run_log), run_log.has_iteration_numbers
-    if gap is not None:
+    if gap is not None and not gap.is_alone:
         at, title = gap.iteration, say("overfitting.title.gap", metric=metric, gap=gap.gap)
         losses = {"metric": metric, "train_loss": gap.train_loss, "val_loss": gap.val_loss, "gap": gap.gap}
-        if numbered:
-            comparison = say("overfitting.evidence.gap_numbered", last_iteration=gap.iteration, **losses)
-        else:
-            comparison = say("overfitting.evidence.gap", **losses)
         explanation = say("overfitting.explanation.gap")
         if gap.train_lines is not None:
             comparison = say("overfitting.evidence.gap_logged", last_iteration=gap.iteration, **losses)
             explanation = say("overfitting.explanation.gap_logged")
-        if gap.is_alone:
-            title = say("overfitting.title.single_gap", metric=metric, gap=gap.gap)
-            explanation = say("overfitting.explanation.single_gap")
+        elif numbered:
+            comparison = say("overfitting.evidence.gap_numbered", last_iteration=gap.iteration, **losses)
+        else:
+            comparison = say("overfitting.evidence.gap", **losses)
     elif past is not None and past.train_losses is not None:
         at, title = past.end_iteration, say("overfitting.title.rising", metric=metric)
         comparison = say(
@@ -199,27 +195,22 @@ def _overfitting_in_part(analysis: Analysis) -> Finding | None:
     values = analysis.trajectory.val_curve()[1]
     shows_lowest = shows_run_start(run_log) or bool(np.argmin(values))  # not the first of these lines
     is_whole = shows_lowest and len(values) >= MIN_EVALS
-    if is_whole:
-        earlier = None
-    elif run_log.trainer.eval_line:
-        earlier = say("overfitting.advice.earlier_lines", eval_line=run_log.trainer.eval_line)
-    else:
-        earlier = say("overfitting.advice.earlier_evaluations")
-    is_alone = gap is not None and gap.is_alone
-    if is_alone:
-        advice = [say("overfitting.advice.evaluate_more")]
-    else:
-        advice = [*([earlier] if earlier else []), say("overfitting.advice.reduce_gap")]
+    eval_line = run_log.trainer.eval_line
+    earlier = (
+        say("overfitting.advice.earlier_lines", eval_line=eval_line)
+        if eval_line
+        else say("overfitting.advice.earlier_evaluations")
+    )
     return make_finding(
         "overfitting",
-        "advice" if is_alone else "warning",
+        "warning",
         title=title,
-        evidence=[comparison, None if is_whole or is_alone else say("overfitting.evidence.best_unknown")],
+        evidence=[comparison, None if is_whole else say("overfitting.evidence.best_unknown")],
         explanation=explanation,
-        advice=advice,
+        advice=[None if is_whole else earlier, say("overfitting.advice.reduce_gap")],
         at=at if numbered else None,
         lines=analysis.eval_lines_at([at]),
-        claims={} if is_alone else {"learning at the end": "overfitting"},
+        claims={"learning at the end": "overfitting"},
     )
 
 
@@ -330,20 +321,4 @@ def eval_noise(analysis: Analysis) -> Finding | None:
         ],
         explanation=say("eval-noise.explanation", min_visible=visible),
         advice=advice,
-        more=_noise_sentence(noise),
     )
-
-
-def _noise_sentence(noise: EvalNoise) -> Message:
-    if noise.source == "batches" and noise.batch_std and noise.eval_batches:
-        return say(
-            "eval-noise.more.noise_from_batches",
-            batch_std=noise.batch_std,
-            eval_iters=int(noise.eval_batches),
-            eval_std=noise.std,
-        )
-    if noise.source == "tokens" and noise.eval_tokens:
-        return say("eval-noise.more.noise_from_tokens", eval_tokens=noise.eval_tokens, eval_std=noise.std)
-    if noise.source == "stderr":
-        return say("eval-noise.more.noise_logged", eval_std=noise.std)
-    return say("eval-noise.more.noise_from_scatter", eval_std=noise.std)

@@ -17,6 +17,7 @@ MIN_STARTUP_SHARE = 0.01  # of the run: less is not worth a finding
 MIN_STARTUP_MS = 1000.0
 MIN_STARTUP_STEPS = 5  # times a steady iteration
 MIN_SAVE_SHARE, MIN_SAVES_S = 0.1, 30.0  # of the run, and seconds, that training waited for checkpoints
+MIN_TIMED_LINES = 20  # of fewer it is not worth saying what their clock measures
 CLOCK_TOLERANCE = 0.02  # |wall time - sum of step times| over wall time: below that the two agree
 
 
@@ -71,35 +72,31 @@ def _startup_finding(
 ) -> Finding:
     """`compile_s`: the part that compilation may have taken."""
     facts, run_log, split = analysis.facts, analysis.log, analysis.time_split
-    iterations = max(1, run_log.iteration_count())
     # A log that stops, or quotes an excerpt, is not the whole run.
     is_whole = not (facts.ended == "cut" or run_log.is_excerpt) or run_log.ledger is not None
     includes_eval = run_log.ledger is None and split is not None and split.startup_includes_eval
-    uses_compile = _uses_compile(analysis)
+    uses_compile, flag = _uses_compile(analysis), run_log.trainer.compile_off_flag
     if not run_log.trainer.uses_torch:
-        explanation = [say("startup-compile.explanation.without_torch")]
+        explanation = say("startup-compile.explanation.without_torch")
     elif uses_compile is False:
-        explanation = [say("startup-compile.explanation.compile_off")]
+        explanation = say("startup-compile.explanation.compile_off")
+    elif uses_compile:
+        explanation = say("startup-compile.explanation.compile_on")
     else:
-        explanation = [
-            say("startup-compile.explanation.compile_on")
-            if uses_compile
-            else say("startup-compile.explanation.compile_unknown")
-        ]
-        if facts.steady_ms is not None and is_whole and uses_compile and not includes_eval:
-            explanation.append(
-                say(
-                    "startup-compile.explanation.pays_off",
-                    iterations=iterations,
-                    break_even_ms=1000 * compile_s / iterations,
-                    steady_ms=facts.steady_ms,
-                )
-            )
+        explanation = say("startup-compile.explanation.compile_unknown")
     share = min(1.0, startup_s / run_s)
     needs_advice = share > MIN_ADVICE_SHARE and is_whole and not includes_eval
+    advice = None
+    if needs_advice and flag and uses_compile and compile_s > 0:
+        advice = say(
+            "startup-compile.advice.compile_off",
+            flag=flag,
+            max_saving_s=compile_s,
+            break_even_ms=1000 * compile_s / max(1, run_log.iteration_count()),
+        )
     return make_finding(
         "startup-compile",
-        "advice" if needs_advice else "info",
+        "advice" if advice else "info",
         title=say("startup-compile.title.with_eval", startup_s=startup_s, startup_share=share)
         if includes_eval
         else say("startup-compile.title.whole_run", startup_s=startup_s, startup_share=share)
@@ -107,40 +104,11 @@ def _startup_finding(
         else say("startup-compile.title.partial_log", startup_s=startup_s, startup_share=share),
         evidence=evidence,
         explanation=explanation,
-        advice=_startup_advice(analysis, iterations, startup_s, compile_s, run_s) if needs_advice else None,
+        advice=advice,
         at=facts.first_iteration if run_log.ledger is None else None,
         lines=analysis.lines_at([facts.first_iteration] if facts.first_iteration is not None else []),
         claims={"steady ms": facts.steady_ms} if run_log.ledger is None else None,
     )
-
-
-def _startup_advice(
-    analysis: Analysis, iterations: int, startup_s: float, compile_s: float, run_s: float
-) -> list[Message]:
-    segments, flag = analysis.facts.segments, analysis.log.trainer.compile_off_flag
-    advice = []
-    if flag and _uses_compile(analysis) and compile_s > 0:
-        advice.append(
-            say(
-                "startup-compile.advice.compile_off",
-                flag=flag,
-                max_saving_s=compile_s,
-                break_even_ms=1000 * compile_s / iterations,
-            )
-        )
-    iteration_s = (run_s - startup_s) / iterations
-    if segments > 1:
-        advice.append(say("startup-compile.advice.restarts", restarts=segments - 1))
-    elif iteration_s > 0 and segments == 1:
-        enough = startup_s * (1 - TARGET_STARTUP_SHARE) / TARGET_STARTUP_SHARE / iteration_s
-        advice.append(
-            say(
-                "startup-compile.advice.longer_run",
-                enough_iterations=math.ceil(enough) if math.isfinite(enough) else "?",
-                target_share=TARGET_STARTUP_SHARE,
-            )
-        )
-    return advice
 
 
 def _uses_compile(analysis: Analysis) -> bool | None:
@@ -188,6 +156,8 @@ def clock_before_sync(analysis: Analysis) -> Finding | None:
         return None
     interval, steady_ms, count = facts.log_interval, facts.steady_ms, run_log.iteration_count()
     if not interval or interval < 2 or not steady_ms or count <= facts.iterations_logged:
+        return None
+    if run_log.is_excerpt or facts.iterations_logged < MIN_TIMED_LINES:
         return None
     evidence = [
         say(

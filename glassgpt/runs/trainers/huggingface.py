@@ -27,14 +27,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from glassgpt.i18n import say, translate
+from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
 from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, MAX_FLOPS, NUMBER, parse_norm, parse_number
 from glassgpt.runs.metric_columns import is_reinforcement
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trainer import HeaderPattern, Trainer
+from glassgpt.runs.trainer import Trainer
 
 _DICT = re.compile(r"\{['\"][^{}]{1,8000}\}")
 _PAIR = re.compile(rf"['\"]([\w/]+)['\"]:\s*(?:tensor\()?['\"]?{NUMBER}['\"]?")
@@ -437,19 +434,6 @@ def read_state(state: Mapping[str, object], builder: RunBuilder) -> None:
         builder.add_event("finish", f"global_step {done:.0f} of max_steps {planned:.0f}")
 
 
-def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
-    return [
-        GlossaryEntry(last.shown("loss", "'loss': {:.4f}"), translate("hf-trainer.glossary.loss")),
-        GlossaryEntry(last.shown("grad_norm", "'grad_norm': {:.4g}"), translate("glossary.gradient_norm")),
-        GlossaryEntry(last.shown("lr", "'learning_rate': {:.3g}"), translate("glossary.learning_rate")),
-        GlossaryEntry(last.shown("ms", "it/s (one takes {:.0f} ms)"), translate("glossary.interval_time")),
-        GlossaryEntry("'epoch': …", translate("hf-trainer.glossary.epoch")),
-        GlossaryEntry(
-            last_evaluation(run_log, "'eval_loss': {val}"), translate("hf-trainer.glossary.eval_loss")
-        ),
-    ]
-
-
 TRAINER = Trainer(
     "hf-trainer",
     "Hugging Face Trainer",
@@ -458,23 +442,26 @@ TRAINER = Trainer(
         r'\*{5} Running training \*{5}|^File "[^"]{1,300}\btransformers[/\\]trainer\.py"'
     ),
     header=(
-        HeaderPattern("otal", re.compile(rf"Total optimization steps = {COUNT}"), "planned_iterations"),
-        HeaderPattern("nsloth", re.compile(r"Unsloth - 2x faster free finetuning")),
-        HeaderPattern("otal steps", re.compile(rf"\| Total steps = {COUNT}"), "planned_iterations"),
-        HeaderPattern("GPUs", re.compile(rf"Data Parallel GPUs = {COUNT}"), "world_size"),
-        HeaderPattern("per device", re.compile(rf"Batch size per device = {COUNT}"), "batch_size"),
-        HeaderPattern(
-            "ccumulation steps",
-            re.compile(rf"\| Gradient [Aa]ccumulation steps = {COUNT}"),
-            "gradient_accumulation_steps",
-        ),
+        ("otal", rf"Total optimization steps = {COUNT}", "planned_iterations"),
+        ("nsloth", r"Unsloth - 2x faster free finetuning", ""),
+        ("otal steps", rf"\| Total steps = {COUNT}", "planned_iterations"),
+        ("GPUs", rf"Data Parallel GPUs = {COUNT}", "world_size"),
+        ("per device", rf"Batch size per device = {COUNT}", "batch_size"),
+        ("ccumulation steps", rf"\| Gradient [Aa]ccumulation steps = {COUNT}", "gradient_accumulation_steps"),
     ),
     setting_names={
         "max_steps": "max_iters",
         "Instantaneous batch size per device": "batch_size",
         "Gradient Accumulation steps": "gradient_accumulation_steps",
     },
-    glossary=_glossary,
+    glossary=(
+        ("loss", "'loss': {:.4f}", say("hf-trainer.glossary.loss")),
+        ("grad_norm", "'grad_norm': {:.4g}", say("glossary.gradient_norm")),
+        ("lr", "'learning_rate': {:.3g}", say("glossary.learning_rate")),
+        ("ms", "it/s (one takes {:.0f} ms)", say("glossary.interval_time")),
+        ("", "'epoch': …", say("hf-trainer.glossary.epoch")),
+        ("eval", "'eval_loss': {val}", say("hf-trainer.glossary.eval_loss")),
+    ),
     rows_key="log_history",
     document_reader=read_state,
     # In a tracker's export. The Trainer gives trackers these names.

@@ -16,11 +16,10 @@ import re
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.glossary import declared_glossary
 from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_number
 from glassgpt.runs.step_clock import StepClock
 from glassgpt.runs.step_line import StepLine, add_values
-from glassgpt.runs.trainer import HeaderPattern, Trainer
+from glassgpt.runs.trainer import Trainer
 
 _BAR = re.compile(
     r"\bEpoch (\d{1,9})(?:/(\d{1,9}))?:?\s{1,8}(?:(?:\d{1,3}%)?\|[^|]{0,300}\||[━╸╺ ]{1,300})"
@@ -121,12 +120,8 @@ TRAINER = Trainer(
     # CSVLogger's metrics.csv, where a value is logged for steps and epochs.
     table_columns=(frozenset({"epoch", "step", "train_loss_step"}),),
     reader=LightningReader,
-    header=(
-        HeaderPattern(
-            "Total params", re.compile(r"^([\d.]{1,12} ?[KMB]?)\s{1,8}Total params$"), "parameters"
-        ),
-    ),
-    glossary=declared_glossary(
+    header=(("Total params", r"^([\d.]{1,12} ?[KMB]?)\s{1,8}Total params$", "parameters"),),
+    glossary=(
         ("", "Epoch …", say("lightning.glossary.epoch")),
         ("ms", "it/s (one takes {:.1f} ms)", say("lightning.glossary.rate")),
         ("loss", "train_loss={:.3f}", say("lightning.glossary.loss")),

@@ -16,10 +16,9 @@ from dataclasses import replace
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.glossary import declared_glossary
 from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_number
 from glassgpt.runs.step_line import StepLine, add_values
-from glassgpt.runs.trainer import HeaderPattern, Trainer
+from glassgpt.runs.trainer import Trainer
 
 _ITERATION = re.compile(r"(?:^|\| |\] )\s*iteration\s{1,12}(\d{1,15})/\s{0,12}(\d{1,15}) \|")
 _STEP = StepLine(
@@ -150,13 +149,10 @@ TRAINER = Trainer(
     reader=MegatronReader,
     identifying_line=re.compile(r"^(?:using world size: \d|> initialized tensor model parallel with size)"),
     header=(
-        HeaderPattern("done with setup", re.compile(r"^done with setup \.\.\.")),
-        *(
-            HeaderPattern(f"{name} ..", re.compile(rf"^{name} \.{{2,80}} (\S{{1,40}})$"), field)
-            for name, field in _ARGUMENTS.items()
-        ),
+        ("done with setup", r"^done with setup \.\.\.", ""),
+        *((f"{name} ..", rf"^{name} \.{{2,80}} (\S{{1,40}})$", field) for name, field in _ARGUMENTS.items()),
     ),
-    glossary=declared_glossary(
+    glossary=(
         ("iteration", "iteration {}", say("glossary.updates_done")),
         ("ms", "elapsed time per iteration (ms): {:.1f}", say("glossary.interval_time")),
         ("lr", "learning rate: {:.6E}", say("glossary.learning_rate")),

@@ -17,14 +17,11 @@ import re
 from dataclasses import replace
 
 from glassgpt.config import TrainConfig
-from glassgpt.i18n import say, translate
+from glassgpt.i18n import say
 from glassgpt.recipe import NANOGPT_DEFAULTS
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
 from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_ms, parse_number, search_norm, search_number
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trainer import A100_PEAK, HeaderPattern, Trainer
+from glassgpt.runs.trainer import A100_PEAK, Trainer
 
 _USUAL = re.compile(rf"(?:\b|_)iter (\d+): loss {NUMBER}, time {NUMBER}ms(?:, mfu {NUMBER}%)?[\s*`\"\\n,]*$")
 # What nanoGPT itself prints: `read` finds the same in it, one line at a time.
@@ -120,55 +117,22 @@ def _read_unusual_step(iteration: int, rest: str, builder: RunBuilder) -> bool:
     return True
 
 
-def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
-    return [
-        GlossaryEntry(
-            last_evaluation(run_log, "step {step}: train loss {train}, val loss {val}"),
-            translate("nanogpt.glossary.evaluation"),
-        ),
-        GlossaryEntry(
-            "saving checkpoint to …" if run_log.checkpoints else "", translate("nanogpt.glossary.checkpoint")
-        ),
-        GlossaryEntry(last.shown("iteration", "iter {}"), translate("glossary.update_from_zero")),
-        GlossaryEntry(last.shown("loss", "loss {:.4f}"), translate("glossary.batch_loss")),
-        GlossaryEntry(
-            last.shown("ms", "time {:.2f}ms"),
-            translate(
-                "nanogpt.glossary.time",
-                steady=f"{facts.steady_ms:.2f} ms" if facts.steady_ms is not None else "?",
-            ),
-        ),
-        GlossaryEntry(last.shown("mfu", "mfu {:.2f}%"), translate("nanogpt.glossary.mfu")),
-        GlossaryEntry(last.shown("lr", "lr {:.3g}"), translate("glossary.learning_rate")),
-    ]
-
-
 _HEADER = (
-    HeaderPattern("tokens per iteration", re.compile(r"tokens per iteration will be")),
-    HeaderPattern("number of parameters", re.compile(r"^\W*number of parameters: ")),
-    HeaderPattern(
-        "Initializing", re.compile(r"Initializing (?:a new model from scratch|from OpenAI GPT-2 weights)")
-    ),
-    HeaderPattern("Overriding config", re.compile(r"Overriding config with ")),
-    HeaderPattern("Resuming", re.compile(r"Resuming (?:training|optimization) from"), "resumed"),
-    HeaderPattern("compiling", re.compile(r"compiling the model"), "compile"),
-    HeaderPattern(
-        "tokens per iteration",
-        re.compile(rf"tokens per iteration will be:\s*{COUNT}\s*$"),
-        "tokens_per_iteration",
-    ),
-    HeaderPattern(
+    ("tokens per iteration", r"tokens per iteration will be", ""),
+    ("number of parameters", r"^\W*number of parameters: ", ""),
+    ("Initializing", r"Initializing (?:a new model from scratch|from OpenAI GPT-2 weights)", ""),
+    ("Overriding config", r"Overriding config with ", ""),
+    ("Resuming", r"Resuming (?:training|optimization) from", "resumed"),
+    ("compiling", r"compiling the model", "compile"),
+    ("tokens per iteration", rf"tokens per iteration will be:\s*{COUNT}\s*$", "tokens_per_iteration"),
+    ("parameters", rf"num decayed parameter tensors: [\d,]+, with {COUNT} parameters", "decayed_parameters"),
+    (
         "parameters",
-        re.compile(rf"num decayed parameter tensors: [\d,]+, with {COUNT} parameters"),
-        "decayed_parameters",
-    ),
-    HeaderPattern(
-        "parameters",
-        re.compile(rf"num non-decayed parameter tensors: [\d,]+, with {COUNT} parameters"),
+        rf"num non-decayed parameter tensors: [\d,]+, with {COUNT} parameters",
         "undecayed_parameters",
     ),
-    HeaderPattern("vocab", re.compile(rf"found vocab_size = {COUNT}"), "vocab_size"),
-    HeaderPattern("vocab", re.compile(rf"defaulting to vocab_size of GPT-2 to {COUNT}"), "vocab_size"),
+    ("vocab", rf"found vocab_size = {COUNT}", "vocab_size"),
+    ("vocab", rf"defaulting to vocab_size of GPT-2 to {COUNT}", "vocab_size"),
 )
 # The numbers among the defaults of its train.py; its learning rate is also GlassGPT's.
 _DEFAULTS = {"learning_rate": TrainConfig.learning_rate} | {
@@ -182,7 +146,15 @@ TRAINER = Trainer(
     plain_step=_PLAIN,
     identifying_line=re.compile(r"^tokens per iteration will be:\s*\d"),
     header=_HEADER,
-    glossary=_glossary,
+    glossary=(
+        ("eval", "step {step}: train loss {train}, val loss {val}", say("nanogpt.glossary.evaluation")),
+        ("checkpoint", "saving checkpoint to …", say("nanogpt.glossary.checkpoint")),
+        ("iteration", "iter {}", say("glossary.update_from_zero")),
+        ("loss", "loss {:.4f}", say("glossary.batch_loss")),
+        ("ms", "time {:.2f}ms", say("nanogpt.glossary.time")),
+        ("mfu", "mfu {:.2f}%", say("nanogpt.glossary.mfu")),
+        ("lr", "lr {:.3g}", say("glossary.learning_rate")),
+    ),
     first_iteration=0,
     loop_includes_max_iters=True,
     step_time_includes_eval=True,  # one clock around evaluation, save and update

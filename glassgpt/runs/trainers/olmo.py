@@ -18,10 +18,9 @@ import re
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.glossary import declared_glossary
 from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, NUMBER, parse_number
 from glassgpt.runs.step_line import StepLine, add_values
-from glassgpt.runs.trainer import HeaderPattern, Trainer
+from glassgpt.runs.trainer import Trainer
 
 _BEGIN = re.compile(r"(?:^|\s)\[step=(\d{1,15})/(?:(\d{1,15})|\?\?\?)[^\]]{0,80}\]$")
 _METRICS = StepLine(
@@ -110,13 +109,10 @@ TRAINER = Trainer(
     reader=OlmoReader,
     article="An",
     header=(
-        HeaderPattern("otal number", re.compile(rf"\bTotal number of parameters: {COUNT}"), "parameters"),
-        *(
-            HeaderPattern(name, re.compile(rf"\b{name}=([\d.e+-]{{1,20}})[,)]"), setting)
-            for name, setting in _SETTINGS.items()
-        ),
+        ("otal number", rf"\bTotal number of parameters: {COUNT}", "parameters"),
+        *((name, rf"\b{name}=([\d.e+-]{{1,20}})[,)]", setting) for name, setting in _SETTINGS.items()),
     ),
-    glossary=declared_glossary(
+    glossary=(
         ("iteration", "[step={}/…]", say("glossary.updates_done")),
         ("loss", "train/CrossEntropyLoss={:.4g}", say("glossary.batch_loss")),
         ("grad_norm", "optim/total_grad_norm={:.4g}", say("glossary.gradient_norm")),

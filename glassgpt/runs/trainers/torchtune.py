@@ -17,11 +17,10 @@ import re
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.glossary import declared_glossary
 from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_number
 from glassgpt.runs.step_clock import StepClock, parse_clock
 from glassgpt.runs.step_line import StepLine
-from glassgpt.runs.trainer import HeaderPattern, Trainer
+from glassgpt.runs.trainer import Trainer
 
 _BAR = re.compile(
     rf"^(\d{{1,9}})\|(\d{{1,15}})\|Loss: {NUMBER}:?\s.{{0,400}}?\|\s*(\d{{1,15}})/(\d{{1,15}}) "
@@ -81,8 +80,8 @@ TRAINER = Trainer(
     "torchtune",
     reader=TorchtuneReader,
     identifying_line=re.compile(r"\bRunning \w{1,80} with resolved config:"),
-    header=(HeaderPattern("resolved config", re.compile(r"\bRunning \w{1,80} with resolved config:")),),
-    glossary=declared_glossary(
+    header=(("resolved config", r"\bRunning \w{1,80} with resolved config:", ""),),
+    glossary=(
         ("iteration", "1|{}|", say("glossary.updates_done")),
         ("loss", "Loss: {:.4f}", say("glossary.batch_loss")),
         ("ms", "[elapsed<left] (one takes {:.0f} ms)", say("glossary.interval_time")),

@@ -13,7 +13,7 @@ import itertools
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -64,6 +64,15 @@ class Steps:
 
     def __len__(self) -> int:
         return len(self.iteration)
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Those that there are."""
+        every = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: column for name, column in every.items() if column is not None}
+
+    def rows(self, begin: int, end: int) -> Steps:
+        """As a view."""
+        return Steps(**{name: column[begin:end] for name, column in self.columns().items()})
 
 
 @dataclass(frozen=True, slots=True)

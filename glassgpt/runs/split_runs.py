@@ -20,7 +20,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -270,10 +270,8 @@ def _longest(whole: RunLog, runs: list[tuple[int, int]]) -> list[tuple[int, int]
 
 def _run_of_segments(whole: RunLog, start: int, end: int, first_lines: list[int]) -> RunLog:
     begin_row, end_row = np.searchsorted(whole.steps.segment, (start, end))
-    columns = {field.name: getattr(whole.steps, field.name) for field in fields(Steps)}
-    columns = {
-        name: None if column is None else column[begin_row:end_row].copy() for name, column in columns.items()
-    }
+    rows = whole.steps.rows(int(begin_row), int(end_row)).columns()
+    columns = {name: column.copy() for name, column in rows.items()}  # else each run keeps all rows in memory
     columns["segment"] -= start
     segments = whole.segments[start:end]
     setup = segments[-1].setup
@@ -291,11 +289,9 @@ def _run_of_segments(whole: RunLog, start: int, end: int, first_lines: list[int]
 
 
 def _run_of_launch(whole: RunLog, launch: FailedLaunch, first_lines: list[int]) -> RunLog:
-    columns = {field.name: getattr(whole.steps, field.name) for field in fields(Steps)}
-    columns = {name: None if column is None else column[:0] for name, column in columns.items()}
     run_log = replace(
         whole,
-        steps=Steps(**columns),
+        steps=whole.steps.rows(0, 0),
         evals=(),
         checkpoints=(),
         segments=(LoggedProcess(has_startup=True),),

@@ -10,7 +10,6 @@ bounded memory; only a JSON document has to be read whole. Of special kinds:
     TensorBoard's CSV                       Wall time,Step,Value; the file's name has the metric's
     Keras's history                         {"loss": [4.1, 3.9], "val_loss": [4.2, 4.0]}
     MLflow's CSV                            Run,metric,step,value: a row for each value
-    a CSV with a run in each row            name,loss_per_epoch: the second is a list, "[4.1, 3.9]"
 
 metric_columns.py has the names of columns, metric_table.py what happens to rows.
 """
@@ -31,7 +30,7 @@ from glassgpt.errors import UserError
 from glassgpt.i18n import say
 from glassgpt.runs.lines import whole_lines
 from glassgpt.runs.log_numbers import parse_cell
-from glassgpt.runs.metric_columns import VAL_WORDS, metric_of, normalise, role_of
+from glassgpt.runs.metric_columns import metric_of, normalise, role_of
 from glassgpt.runs.metric_table import MetricTable, Row
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainers import TRAINERS
@@ -178,11 +177,10 @@ def _is_csv_with_losses(lines: Sequence[str], delimiter: str) -> bool:
 
 
 def _is_csv_of_values(lines: Sequence[str], delimiter: str) -> bool:
-    """A row for each value, or for each run."""
+    """A row for each value."""
     names, rows = _header(lines, delimiter)
-    if (at := _metric_column(names)) is not None:
-        return any(role_of(row[at]) in _LOSSES for row in rows if at < len(row))
-    return any(_loss_lists(names, row) for row in rows[:1])
+    at = _metric_column(names)
+    return at is not None and any(role_of(row[at]) in _LOSSES for row in rows if at < len(row))
 
 
 def _read_csv(texts: Iterable[str], delimiter: str, name: str) -> tuple[RunLog, ...]:
@@ -193,17 +191,12 @@ def _read_csv(texts: Iterable[str], delimiter: str, name: str) -> tuple[RunLog, 
         names = ["Wall time", "Step", _tensorboard_metric(name)]
     if (metric_at := _metric_column(names)) is not None:
         return _read_values(reader, names, metric_at, name)
-    tables, rows_read = _RunTables(), 0
+    tables = _RunTables()
     runs = _columns_by_run(names)
     all_columns = {"": [(at, column) for at, column in enumerate(names) if column]}
-    for cells in _whole_rows(reader, tables):
-        if lists := _loss_lists(names, cells):
-            label = ", ".join(cell for cell in cells if cell and parse_cell(cell) is None and cell[0] != "[")
-            tables.feed_lists(lists, reader.line_num, label[:_MAX_RUN_NAME_CHARS])
-            continue
+    for rows_read, cells in enumerate(_whole_rows(reader, tables)):
         # The first rows are read whole: which columns are left out is said.
         is_whole = list(runs) == [""] and rows_read < _WHOLE_ROWS
-        rows_read += 1
         for run, columns in (all_columns if is_whole else runs).items():
             row = {column: cells[at] for at, column in columns if at < len(cells) and cells[at]}
             if row:
@@ -253,23 +246,6 @@ def _read_values(
     return tables.build(name)
 
 
-def _loss_lists(names: Sequence[str], cells: Sequence[str]) -> dict[str, list[object]]:
-    """The losses of a whole run in one cell each, by their role and what they count."""
-    lists: dict[str, list[object]] = {}
-    for name, cell in zip(names, cells, strict=False):
-        words = normalise(name).split("_")
-        if not cell.startswith("[") or not {"loss", "losses"}.intersection(words):
-            continue
-        values = _decode(cell)
-        if (
-            isinstance(values, list)
-            and len(values) > 1
-            and all(parse_cell(one) is not None for one in values)
-        ):
-            lists.setdefault("loss" if VAL_WORDS.isdisjoint(words) else "val_loss", values)
-    return lists
-
-
 class _RunTables:
     """A table for each run of a file. Rows name their run in a column, or stand beside those of others."""
 
@@ -292,13 +268,6 @@ class _RunTables:
                 return
             table = self._tables[run] = MetricTable()
         table.feed(row, line)
-
-    def feed_lists(self, lists: Mapping[str, list[object]], line: int, run: str) -> None:
-        """A run of its own, whatever its name; what its values count is taken for epochs."""
-        run = f"{run} ({line})" if run in self._tables else run
-        for at, values in enumerate(itertools.zip_longest(*lists.values()), 1):
-            row = {name: value for name, value in zip(lists, values, strict=True) if value is not None}
-            self.feed({"epoch": at, **row}, line, run)
 
     def build(self, name: str) -> tuple[RunLog, ...]:
         is_one = len(self._tables) == 1

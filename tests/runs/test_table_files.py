@@ -460,18 +460,6 @@ def test_a_row_for_each_value_of_each_metric() -> None:
     assert [(one.run_name, len(one.steps)) for one in runs] == [("one", 20), ("two", 20)]
 
 
-def test_a_row_for_each_run_with_a_list_of_losses() -> None:
-    lines = ["model_type,method,epochs,loss_per_epoch,final_loss"]
-    for more, method in enumerate(("softmax", "sampling", "sampling")):
-        losses = [round(loss_at(at) + more, 4) for at in range(1, 31)]
-        lines.append(f'cbow,{method},30,"{losses}",{losses[-1]}')
-    runs = read_all("\n".join(lines) + "\n")
-    assert [one.run_name for one in runs] == ["cbow, softmax", "cbow, sampling", "cbow, sampling (4)"]
-    for more, run_log in enumerate(runs):
-        assert run_log.steps.iteration.tolist() == list(range(1, 31))
-        assert run_log.steps.loss.tolist() == [round(loss_at(at) + more, 4) for at in range(1, 31)]
-
-
 def test_metrics_of_a_long_table() -> None:
     """Of all its rows, not of the first ones that are read whole."""
     rows = [f"{at},{3 - at / 100},{3.1 - at / 100},{at / 100:.2f},{90 - at}" for at in range(60)]

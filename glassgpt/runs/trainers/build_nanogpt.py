@@ -14,15 +14,14 @@ import re
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_ms, parse_number, search_norm, search_number
+from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_ms, parse_number
+from glassgpt.runs.step_line import StepLine
 from glassgpt.runs.trainer import Trainer
 
 _STEP = re.compile(rf"\bstep:?\s+(\d+)\s*[|,]\s*loss:\s*{NUMBER}(?![\d.])(.{{0,400}})", re.IGNORECASE)
 _OWN_COLUMN = re.compile(r"\b(?:lr|norm|dt|time|tok(?:ens)?/sec)\b")
 _TIME = re.compile(rf"\b(?:dt|time):\s*{NUMBER}\s*(ms|s)\b")
-_LR = re.compile(rf"\blr:?\s*{NUMBER}(?=\s|,|$)")
-_NORM = re.compile(rf"\bnorm:\s*{NUMBER}")
-_SPEED = re.compile(rf"\btok(?:ens)?/sec:\s*{NUMBER}")
+_VALUES = StepLine("$^", {"lr": "lr", "norm": "grad_norm", "tok(?:ens)?/sec": "tokens_per_s"})
 _VAL = re.compile(rf"^\W*(?:validation|val) loss:\s*{NUMBER}\s*\W*$")
 _LOG_TXT = re.compile(rf"^\s*(\d+) (train|val|\w{{2,10}}swag|hella) {NUMBER}\s*$")
 _FORK_VAL = re.compile(
@@ -39,14 +38,8 @@ def read(line: str, builder: RunBuilder) -> bool:
         time = _TIME.search(rest)
         if not time and "ms" in builder.last_step_columns:
             return False  # cut off
-        builder.add_step(
-            int(match[1]),
-            parse_number(match[2]),
-            ms=parse_ms(*time.groups()) if time else math.nan,
-            lr=search_number(_LR, rest),
-            grad_norm=search_norm(_NORM, rest),
-            tokens_per_s=search_number(_SPEED, rest),
-        )
+        ms = parse_ms(*time.groups()) if time else math.nan
+        builder.add_step(int(match[1]), parse_number(match[2]), ms=ms, **_VALUES.values(rest))
         return True
     if "loss:" in line and (match := _VAL.search(line)):
         builder.add_eval_before_next_step(parse_number(match[1]))

@@ -31,6 +31,7 @@ from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, MAX_FLOPS, NUMBER, parse_norm, parse_number
 from glassgpt.runs.metric_columns import is_reinforcement
+from glassgpt.runs.step_clock import bar_seconds, bar_step_ms
 from glassgpt.runs.trainer import Trainer
 
 _DICT = re.compile(r"\{['\"][^{}]{1,8000}\}")
@@ -215,17 +216,14 @@ class TrainerReader:
                 self._bar_total = total
             if total == self._bar_total:
                 if self._bar is None and self._count == 0:  # above 1, the log begins in the middle
-                    begins_in_middle = (at, math.nan, math.nan, _seconds(match[3]))
+                    begins_in_middle = (at, math.nan, math.nan, bar_seconds(match[3]))
                     self._previous = begins_in_middle if at > 1 else (None, 0.0, 0.0, 0.0)
                 if self._count and at < (self._bar or 0):
                     builder.start_process(has_header=False)
                 self._bar_moved = self._bar_moved or at != self._bar
                 self._bar = builder.iterations_done = at
-                self._bar_s = _seconds(match[3])
-                rate = float(match[4]) if match[4].replace(".", "", 1).isdigit() else 0.0
-                self._bar_step_ms = (
-                    math.nan if not rate else (1000 / rate if match[5] == "it/s" else rate * 1000)
-                )
+                self._bar_s = bar_seconds(match[3])
+                self._bar_step_ms = bar_step_ms(match[4], match[5])
         if self._waiting and "{" not in line:
             self._read_waiting(builder)
 
@@ -287,7 +285,7 @@ class TrainerReader:
         are in all."""
         if "/" in line and (match := _PROGRESS.search(line)):
             builder.iterations_done, total, epochs = int(match[1]), int(match[2]), int(match[5])
-            self._complete_s = _seconds(match[3]) if match[1] == match[2] else None
+            self._complete_s = bar_seconds(match[3]) if match[1] == match[2] else None
             builder.setup.values["planned_iterations"] = total
             self._updates_per_epoch = total / epochs if epochs else None
         if _TABLE.match(line):
@@ -379,14 +377,6 @@ def steps_of_epochs(epochs: Sequence[str], last_epoch: float, total: float, erro
         if (np.abs(numbers - steps) > tolerance).any():
             return None
     return [int(number) for number in numbers]
-
-
-def _seconds(clock: str) -> float:
-    """1:02:03, 02:03; NaN for anything else."""
-    parts = clock.split(":")
-    if not all(part.isdecimal() for part in parts):
-        return math.nan
-    return float(sum(int(part) * 60**power for power, part in enumerate(reversed(parts))))
 
 
 def _number(cell: str) -> float | None:

@@ -23,11 +23,7 @@ from glassgpt.runs.trainer import Trainer
 _STEP = re.compile(
     rf"(?<!\d )(?<!\| )\bstep\s+(\d+)(?:/(\d+))?\s*[|:]\s*(?:train )?loss\s+{NUMBER}(.{{0,400}})"
 )
-_USUAL = re.compile(
-    rf"\bstep\s+(\d+)/(\d+) \| (?:train )?loss\s+{NUMBER}(?: \([^)]{{0,20}}\))?\s*\| norm\s+{NUMBER}"
-    rf"(?: \([^)]{{0,20}}\))?\s*\| lr {NUMBER} \| {NUMBER} ms \| {NUMBER}% [\w ]{{0,20}}MFU \| {NUMBER} tok/s"
-)
-# The same, of the CUDA version today and with numbers alone: `read` finds the same in it, one line at a time.
+# The same, of the CUDA version today: `read` finds the same in it, one line at a time.
 _PLAIN = (
     r"step +(?P<iteration>\d{1,15})/(?P<planned_count>\d{1,15}) \| loss +(?P<loss>\d{1,9}\.\d{1,9})"
     r"(?: \([^)\n]{0,20}\))?\s?\| norm +(?P<grad_norm>\d{1,9}\.\d{1,9})(?: \([^)\n]{0,20}\))?\s?"
@@ -47,22 +43,8 @@ _SKIPPED = re.compile(r"\bskipping update due to (?:loss|grad) z-score")
 
 
 def read(line: str, builder: RunBuilder) -> bool:
-    if "MFU" in line and (match := _USUAL.search(line)):
-        iteration, planned, loss, norm, lr, ms, mfu, speed = match.groups()
-        builder.trainer = TRAINER
-        builder.setup.values["planned_iterations"] = int(planned)
-        builder.add_step(
-            int(iteration),
-            parse_number(loss),
-            ms=parse_number(ms),
-            mfu=parse_number(mfu),
-            lr=parse_number(lr),
-            grad_norm=parse_norm(norm),
-            tokens_per_s=parse_number(speed),
-        )
-        return True
     if "loss " in line and (match := _STEP.search(line)):
-        return _read_other_step(match, builder)
+        return _read_step(match, builder)
     if "val loss" in line and (match := _VAL.search(line)):
         loss = parse_number(match[1])
         if builder.trainer is _IN_C:
@@ -99,8 +81,8 @@ def read(line: str, builder: RunBuilder) -> bool:
     return False
 
 
-def _read_other_step(match: re.Match[str], builder: RunBuilder) -> bool:
-    """A step of the C or the PyTorch version, or of an older CUDA version."""
+def _read_step(match: re.Match[str], builder: RunBuilder) -> bool:
+    """The versions in C and in PyTorch have lines of their own."""
     iteration, planned, loss, rest = match.groups()
     time = _TIME.search(rest)
     if not time or not (planned or "(took" in rest):

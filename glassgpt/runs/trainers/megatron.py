@@ -53,10 +53,9 @@ _MAX_SKIPPED = 1000  # between two lines: what a usual log interval has
 
 
 class MegatronReader:
-    """Remembers the latest iteration, its tokens so far, and NeMo's latest validation loss."""
+    """Remembers the latest iteration, and NeMo's latest validation loss."""
 
     def __init__(self) -> None:
-        self._tokens: tuple[int, float] | None = None
         self._iteration: int | None = None
         self._logs_every_iteration = False
         self._val_loss: float | None = None
@@ -119,14 +118,10 @@ class MegatronReader:
     def _add(self, iteration: int, values: dict[str, float], builder: RunBuilder) -> None:
         self._logs_every_iteration = self._iteration is not None and iteration == self._iteration + 1
         self._iteration = iteration
-        tokens, previous = values.get("tokens"), self._tokens
         sequence = values.get("sequence") or builder.setup.settings.get("block_size")
         batch = values.get("batch")
-        if tokens is not None and 0 <= tokens < MAX_COUNT:
-            if previous is not None and iteration > previous[0] and tokens > previous[1]:
-                per_iteration = round((tokens - previous[1]) / (iteration - previous[0]))
-                builder.setup.values["tokens_per_iteration"] = per_iteration
-            self._tokens = (iteration, tokens)
+        if "tokens" in values:
+            builder.setup.count_tokens(iteration, values["tokens"])
         elif batch and isinstance(sequence, int | float) and 0 < batch * sequence < MAX_COUNT:
             builder.setup.values["tokens_per_iteration"] = round(batch * sequence)
         add_values(builder, iteration, values)

@@ -13,8 +13,9 @@ import re
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_number, search_norm, search_number
+from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_number
 from glassgpt.runs.run_log import ValMetric
+from glassgpt.runs.step_line import StepLine
 from glassgpt.runs.trainer import Trainer
 
 _STEP = re.compile(
@@ -30,11 +31,13 @@ _PLAIN = (
     r"(?: \| (?:epoch|total time|eta): [\w.]{1,20}(?: pq: \d{1,9} rg: \d{1,9})?){0,3}"
 )
 _ONLY_NANOCHAT = re.compile(r"\blrm\b|\bmfu: |total time:|num_tokens:|\([\d.]+%\)")
-_TIME = re.compile(rf"\bdt:\s*{NUMBER}\s*ms\b")
-_MFU = re.compile(rf"\b(?:bf16_)?mfu:\s*{NUMBER}")
-_NORM = re.compile(rf"\bgrad[ _]norm:\s*{NUMBER}")
-_LR_FACTOR = re.compile(rf"\blrm:\s*{NUMBER}")
-_SPEED = re.compile(rf"\btok/s(?:ec)?:\s*{NUMBER}")
+_VALUES = StepLine(
+    "$^",
+    {
+        "dt": "ms", "(?:bf16_)?mfu": "mfu", "lrm": "lr", "grad[ _]norm": "grad_norm",
+        "tok/s(?:ec)?": "tokens_per_s",
+    },
+)  # fmt: skip
 _VAL = re.compile(rf"\bStep\s+(\d+)\s*\|\s*Validation (bpb|loss):\s*{NUMBER}", re.IGNORECASE)
 _SAVE = re.compile(r"\bSaved model\b(?:.{0,300}_(\d{4,})\.pt)?")
 # Where a stage of its recipe saves. Each learns from other data, so their losses cannot be compared.
@@ -45,21 +48,14 @@ _END = re.compile(r"^(?:Minimum validation (?:bpb|loss)|Total training time|Peak
 def read(line: str, builder: RunBuilder) -> bool:
     if "loss:" in line and "| remaining: " not in line and (match := _STEP.search(line)):
         iteration, planned, loss, rest = match.groups()
-        has_time = _TIME.search(rest) or "num_tokens:" in rest  # fine-tuning prints no times
+        values = _VALUES.values(rest)
+        has_time = "ms" in values or "num_tokens:" in rest  # fine-tuning prints no times
         if not _ONLY_NANOCHAT.search(line) or (not has_time and "ms" in builder.last_step_columns):
             return False  # another trainer's, or cut off
         if planned:
             # The last step that is trained is one less; the last evaluation has the number itself.
             builder.setup.values["planned_iterations"] = int(planned) - 1
-        builder.add_step(
-            int(iteration),
-            parse_number(loss),
-            ms=search_number(_TIME, rest),
-            mfu=search_number(_MFU, rest),
-            lr=search_number(_LR_FACTOR, rest),
-            grad_norm=search_norm(_NORM, rest),
-            tokens_per_s=search_number(_SPEED, rest),
-        )
+        builder.add_step(int(iteration), parse_number(loss), **values)
         return True
     if "Validation" in line and (match := _VAL.search(line)):
         metric: ValMetric = "bits_per_byte" if match[2].lower() == "bpb" else "loss"

@@ -23,7 +23,6 @@ from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_ms, parse_number, search_norm, search_number
 from glassgpt.runs.trainer import A100_PEAK, Trainer
 
-_USUAL = re.compile(rf"(?:\b|_)iter (\d+): loss {NUMBER}, time {NUMBER}ms(?:, mfu {NUMBER}%)?[\s*`\"\\n,]*$")
 # What nanoGPT itself prints: `read` finds the same in it, one line at a time.
 _PLAIN = (
     r"iter (?P<iteration>\d{1,15}): loss (?P<loss>\d{1,9}\.\d{1,9}|nan), "
@@ -57,19 +56,11 @@ _SAVED_AT = re.compile(r"\bckpt[_-](?:iter_?)?(\d{1,9})\.pt\b")  # a fork that k
 
 
 def read(line: str, builder: RunBuilder) -> bool:
-    if "iter" in line and (match := _USUAL.search(line)):
-        iteration, loss, ms, mfu = match.groups()
-        mfu_now = parse_number(mfu or "nan")
-        if mfu_now < 0 <= builder.last_mfu and not builder.has_quoted_lines:
-            # Only the first lines of a process do not know it yet.
-            builder.start_process(resumed=int(iteration) > 0, has_header=False)
-        builder.add_step(int(iteration), parse_number(loss), ms=parse_number(ms), mfu=mfu_now)
-        return True
     if "al" in line and builder.has_steps and (match := _FORK_EVAL.match(line)):
         builder.add_eval(int(match[1]), parse_number(match[3]), parse_number(match[2]))
         return True  # other loops print it too: only a log with steps of nanoGPT's form is one of it
     if "iter" in line and (match := _ITERATION.search(line)) and not _MINGPT.match(line):
-        return _read_unusual_step(int(match[1]), match[2], builder)
+        return _read_step(int(match[1]), match[2], builder)
     if "ms" in line and (match := _LLAMA2_C.match(line)):
         iteration, loss, lr, ms, mfu = match.groups()
         builder.trainer = _LLAMA2_C_TRAINER
@@ -97,19 +88,23 @@ def read(line: str, builder: RunBuilder) -> bool:
     return False
 
 
-def _read_unusual_step(iteration: int, rest: str, builder: RunBuilder) -> bool:
-    """A fork's line with other fields, or in another order; or a line that is cut off."""
+def _read_step(iteration: int, rest: str, builder: RunBuilder) -> bool:
+    """Forks have other fields, or another order."""
     loss, time = _LOSS.search(rest), _TIME.search(rest) or _TIME_PER_ITER.search(rest)
     columns = {name for name, match in (("loss", loss), ("ms", time)) if match}
     if not columns or (not builder.has_quoted_lines and not builder.last_step_columns <= columns):
         builder.partial_iteration = iteration
         return False  # cut off: its last number may be cut too
     unit = math.log(2) if loss and _BITS.match(rest, loss.end()) else 1.0
+    mfu = search_number(_MFU, rest)
+    if mfu < 0 <= builder.last_mfu and not builder.has_quoted_lines:
+        # Only the first lines of a process do not know it yet.
+        builder.start_process(resumed=iteration > 0, has_header=False)
     builder.add_step(
         iteration,
         parse_number(loss[1]) * unit if loss else None,
         ms=parse_ms(*time.groups()) if time else math.nan,
-        mfu=search_number(_MFU, rest),
+        mfu=mfu,
         lr=search_number(_LR, rest),
         grad_norm=search_norm(_NORM, rest),
         tokens_per_s=search_number(_SPEED, rest),

@@ -398,10 +398,6 @@ class RunLog:
         passed: Ints = np.maximum(at - before - 1, 0)
         return passed
 
-    def is_first_of_process(self) -> Bools:
-        """True where an iteration is the first of a process: its time includes the start-up."""
-        return self._first_rows
-
     def includes_eval(self) -> Bools:
         """True where an iteration's time includes an evaluation or a save."""
         return (
@@ -430,6 +426,10 @@ class RunLog:
         without_eval = steady & ~self._eval_or_save_rows
         is_strict = self.trainer.step_time_includes_eval or bool(without_eval.any())
         return without_eval if is_strict else steady
+
+    def is_first_of_process(self) -> Bools:
+        """True where an iteration is the first of a process: its time includes the start-up."""
+        return self._first_rows
 
     @cached_property
     def _first_rows(self) -> Bools:

@@ -242,14 +242,11 @@ def _with_ends_of_parts(pieces: list[RunLog]) -> list[RunLog]:
         lasts = [int(pieces[part].steps.iteration[-1]) if len(pieces[part].steps) else -1 for part in group]
         for part in group[:-1]:
             ended[part] = replace(pieces[part], ended="finished")
-        if len(lasts) > 1 and lasts[-1] == lasts[-2] and not _has_failed(pieces[group[-1]]):
+        after = {event.kind for event in pieces[group[-1]].events_after_last_step()}
+        if len(lasts) > 1 and lasts[-1] == lasts[-2] and FAILURE_KINDS.isdisjoint(after):
             ended[group[-1]] = replace(pieces[group[-1]], ended="finished")
         at = group.stop
     return ended
-
-
-def _has_failed(run_log: RunLog) -> bool:
-    return any(event.kind in FAILURE_KINDS for event in run_log.events_after_last_step())
 
 
 # --- the runs ---

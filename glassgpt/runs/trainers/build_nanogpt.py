@@ -15,7 +15,7 @@ import re
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_ms, parse_number
-from glassgpt.runs.step_line import StepLine
+from glassgpt.runs.step_line import StepLine, add_values
 from glassgpt.runs.trainer import Trainer
 
 _STEP = re.compile(rf"\bstep:?\s+(\d+)\s*[|,]\s*loss:\s*{NUMBER}(?![\d.])(.{{0,400}})", re.IGNORECASE)
@@ -39,7 +39,8 @@ def read(line: str, builder: RunBuilder) -> bool:
         if not time and "ms" in builder.last_step_columns:
             return False  # cut off
         ms = parse_ms(*time.groups()) if time else math.nan
-        builder.add_step(int(match[1]), parse_number(match[2]), ms=ms, **_VALUES.values(rest))
+        values = {"loss": parse_number(match[2]), "ms": ms} | _VALUES.values(rest)
+        add_values(builder, int(match[1]), values)
         return True
     if "loss:" in line and (match := _VAL.search(line)):
         builder.add_eval_before_next_step(parse_number(match[1]))

@@ -15,7 +15,7 @@ from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_number
 from glassgpt.runs.run_log import ValMetric
-from glassgpt.runs.step_line import StepLine
+from glassgpt.runs.step_line import StepLine, add_values
 from glassgpt.runs.trainer import Trainer
 
 _STEP = re.compile(
@@ -55,7 +55,7 @@ def read(line: str, builder: RunBuilder) -> bool:
         if planned:
             # The last step that is trained is one less; the last evaluation has the number itself.
             builder.setup.values["planned_iterations"] = int(planned) - 1
-        builder.add_step(int(iteration), parse_number(loss), **values)
+        add_values(builder, int(iteration), {"loss": parse_number(loss)} | values)
         return True
     if "Validation" in line and (match := _VAL.search(line)):
         metric: ValMetric = "bits_per_byte" if match[2].lower() == "bpb" else "loss"

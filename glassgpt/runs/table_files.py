@@ -347,13 +347,9 @@ def _are_json_rows(lines: Sequence[str]) -> bool:
         10 * len(objects) >= 9 * len(rows)
         and bool(roles.intersection(_LOSSES) and roles.intersection(_COUNTS))
         and (len(rows) > 1 or not any(isinstance(value, list) for value in objects[0].values()))
-        and (len(rows) > 1 or not _is_summary(objects[0]))
+        # Nor wandb-summary.json, nor the results that Hugging Face's scripts leave.
+        and (len(rows) > 1 or objects[0].keys().isdisjoint(("_step", "train_runtime")))
     )
-
-
-def _is_summary(row: Mapping[str, object]) -> bool:
-    """wandb-summary.json, and the results that Hugging Face's scripts leave."""
-    return "_step" in row or "train_runtime" in row
 
 
 def _read_json_lines(texts: Iterable[str], name: str) -> tuple[RunLog, ...]:
@@ -395,20 +391,17 @@ def _read_document(text: str, name: str) -> tuple[RunLog, ...]:
         return ()
     flat = _flat(document)
     lists = {path: value for path, value in flat.items() if isinstance(value, list) and value}
-    tables = [
-        _rows_of_pairs(lists)
-    ]  # {"loss": [[1, 3.2], …]}, and {"history": [{"step": 1, "loss": 3.2}, …]}
+    # {"loss": [[1, 3.2], …]}, and {"history": [{"step": 1, "loss": 3.2}, …]}
+    tables = [_rows_of_pairs(lists)]
     tables += [[_flat(row) for row in value if isinstance(row, dict)] for value in lists.values()]
-    found: tuple[RunLog, ...] = ()
+    built: list[tuple[RunLog, ...]] = []
     for rows in tables:
         table = MetricTable()
         for row in rows:
             table.feed(row, 1)
-        run_logs = table.build(name, has_lines=False)
-        if sum(map(_logged, run_logs)) > sum(map(_logged, found)) or not found:
-            found = run_logs
-    if found:
-        return found
+        built.append(table.build(name, has_lines=False))
+    if any(built):
+        return max(built, key=lambda runs: (len(runs) > 0, sum(len(one.steps) for one in runs)))
     columns = {path: value for path, value in lists.items() if role_of(path) or _is_count(path)}
     if columns:
         return _read_columns(columns, name)
@@ -424,10 +417,6 @@ def _read_document(text: str, name: str) -> tuple[RunLog, ...]:
         )
         for run_log in table.build(name, has_lines=False)
     )
-
-
-def _logged(run_log: RunLog) -> int:
-    return len(run_log.steps)
 
 
 def _rows_of_pairs(lists: Mapping[str, list[object]]) -> list[Row]:

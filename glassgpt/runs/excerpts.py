@@ -14,8 +14,8 @@ from typing import TypeVar
 import numpy as np
 
 from glassgpt.runs.run_log import LoggedCheckpoint, LoggedEvaluation, LoggedProcess, RunLog, Steps
+from glassgpt.runs.step_rows import LOG_COLUMNS
 
-_FLOAT_COLUMNS = ("ms", "mfu", "lr", "grad_norm", "tokens_per_s")
 _MIN_WORK_RATIO = 3.0  # of the MFU, and of MFU x time, of two quotations of different runs
 
 _Item = TypeVar("_Item", LoggedEvaluation, LoggedCheckpoint)
@@ -85,7 +85,7 @@ def _merge_one(run_log: RunLog) -> RunLog:
         return run_log
     order = np.argsort(steps.iteration, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(steps.iteration[order])) + 1)  # rows of one iteration
-    is_known = {name: ~np.isnan(getattr(steps, name)) for name in _FLOAT_COLUMNS} | {"loss": steps.has_loss}
+    is_known = {name: ~np.isnan(getattr(steps, name)) for name in LOG_COLUMNS} | {"loss": steps.has_loss}
     columns = {}
     for name, known in is_known.items():
         column, merged = getattr(steps, name), np.full(len(groups), np.nan)

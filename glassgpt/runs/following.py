@@ -144,7 +144,7 @@ class _GrowingFile:
         while (block := self._next_block()) != b"":
             if block is None or self._is_closed:
                 self.generation += block is None
-                self.restart()
+                self.offset, self._head, self._before = 0, b"", b""
                 self._begin()
                 continue
             self._read(block)
@@ -164,9 +164,6 @@ class _GrowingFile:
             self._before = file.read(min(offset, _COMPARED_BYTES))
         self.offset = offset
 
-    def restart(self) -> None:
-        self.offset, self._head, self._before = 0, b"", b""
-
     def _next_block(self) -> bytes | None:
         """b"": nothing new. None: the file was truncated or replaced, and is read from its beginning."""
         status = self.path.stat()
@@ -177,7 +174,6 @@ class _GrowingFile:
             is_same = self.size > self.offset and file.read(len(self._head)) == self._head
             file.seek(self.offset - len(self._before))
             if not is_same or file.read(len(self._before)) != self._before:
-                self.restart()
                 return None
             block = file.read(_BLOCK_BYTES)
             while self.whole_lines and block and b"\n" not in block:

@@ -37,12 +37,12 @@ from glassgpt.runs.run_log import (
     LoggedSetup,
     RunLog,
 )
-from glassgpt.runs.step_rows import JOURNAL_COLUMNS, StepRows
+from glassgpt.runs.step_rows import JOURNAL_COLUMNS, LOG_COLUMNS, StepRows
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.runs.trainers.glassgpt import TRAINER
 from glassgpt.sanitize import sanitize_record
 
-_STEP_KEYS = ("loss", "step_ms", "mfu", "lr", "grad_norm", "tokens_per_s")  # in the order of LOG_COLUMNS
+_STEP_KEYS = tuple("step_ms" if column == "ms" else column for column in LOG_COLUMNS)
 _PART_KEYS = ("by_kind", "by_frequency", "by_script", "by_position", "passage_losses")
 _SHAPE_SETTINGS = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
 _KINDS_WITH_TEXT = ("run", "finding", "profile", "sample", "end")

@@ -9,13 +9,13 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from glassgpt.config import ConfigValue
 from glassgpt.estimate.cards import guess_card
 from glassgpt.runs.builder import PROMPT, RunBuilder
 from glassgpt.runs.lines import letters_of
-from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, NUMBER, parse_count
+from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, NUMBER, parse_count, parse_number
 from glassgpt.runs.trainer import HeaderLine
 from glassgpt.runs.trainers import TRAINERS
 from glassgpt.sanitize import sanitize_text
@@ -111,10 +111,21 @@ _OF_ANY_TRAINER: tuple[HeaderLine, ...] = (
         )
     ),
 )
-_COUNTS = (
-    "parameters", "tokens_per_iteration", "planned_iterations",
-    "world_size", "tensor_parallel", "pipeline_parallel", "data_parallel",
-)  # fmt: skip
+
+
+def _parse_peak(text: str) -> float:
+    """Some print FLOP/s, and some TFLOP/s."""
+    peak = float(text)
+    return peak * 1e12 if peak < 1e6 else peak
+
+
+_VALUES: dict[str, Callable[[str], int | float | str]] = {  # of LoggedSetup
+    **dict.fromkeys(("parameters", "tokens_per_iteration", "planned_iterations", "world_size"), parse_count),
+    **dict.fromkeys(("tensor_parallel", "pipeline_parallel", "data_parallel"), parse_count),
+    **dict.fromkeys(("flops_per_token", "epochs"), parse_number),
+    "peak_flops": _parse_peak,
+    "device_name": str.strip,
+}
 HeaderPattern = tuple[str, re.Pattern[str], str]  # a HeaderLine, compiled
 _PATTERNS: Sequence[HeaderPattern] = [
     (substring, re.compile(pattern), field)
@@ -167,18 +178,18 @@ def _record(field: str, text: str, line: str, builder: RunBuilder) -> None:
     setup = builder.setup
     if field == "command":
         builder.mark_process_start(PROMPT)
-    elif field == "":
-        builder.start_process(text=line)
+    elif field in ("", "resumed"):
+        builder.start_process(resumed=field == "resumed", text=line)
     elif field == "date":
         builder.note_date()
     elif field == "start":
         pass  # noted
-    elif field == "resumed":
-        builder.start_process(resumed=True, text=line)
     elif field == "compile":
         setup.settings.setdefault("compile", True)
-    elif field in _COUNTS:
-        setup.values[field] = parse_count(text)
+    elif field == "vocab_size":
+        setup.settings[field] = parse_count(text)
+    elif field in _VALUES:
+        setup.values[field] = _VALUES[field](text)
     elif field in ("decayed_parameters", "undecayed_parameters"):
         setattr(setup, field, parse_count(text))
     elif field == "updated_parameters":
@@ -191,17 +202,8 @@ def _record(field: str, text: str, line: str, builder: RunBuilder) -> None:
     elif field == "resumed_val_loss":
         if not builder.has_steps:  # else the best one is loaded after training
             setup.values[field] = float(text)
-    elif field == "vocab_size":
-        setup.settings[field] = parse_count(text)
-    elif field in ("flops_per_token", "epochs"):
-        setup.values[field] = float(text.replace(",", ""))
-    elif field == "peak_flops":
-        peak = float(text)
-        setup.values[field] = peak * 1e12 if peak < 1e6 else peak  # some print TFLOP/s
     elif field == "card":
         _record_card(text, builder)
-    elif field == "device_name":
-        setup.values[field] = text.strip()
     else:
         _record_setting(field, text, builder)
 

@@ -30,7 +30,7 @@ from glassgpt.runs.lines import LineSplitter, LogLine, is_notebook
 from glassgpt.runs.reading import growing_file, looks_like_journal, read_run_logs, source_path
 from glassgpt.runs.recognise import LogRecognizer
 from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.table_files import GrowingTable, growing_table
+from glassgpt.runs.table_files import LineTable, growing_table
 from glassgpt.runs.tensorboard_events import is_event_file
 
 _BLOCK_BYTES = 1 << 20
@@ -46,7 +46,7 @@ class GrowingLog:
     def __init__(self) -> None:
         self._log = LogRecognizer()
         self._journal: JournalReader | None = None  # None: it is a log, or
-        self._table: GrowingTable | None = None
+        self._table: LineTable | None = None
         self._has_started = False
         self._has_records = False
 

@@ -66,11 +66,6 @@ def read_tables(texts: Iterator[str], name: str) -> tuple[tuple[RunLog, ...], It
             break
     head = head.removeprefix("\ufeff")
     texts = itertools.chain((head,), texts)
-    lines = [line for line in head.splitlines()[:64] if line.strip()]
-    if len(head) >= HEAD_CHARS:  # the last line goes on
-        lines = lines[:-1] or lines
-    if not lines:
-        return (), texts
     runs: tuple[RunLog, ...] | None = None
     if table := growing_table(head, name):
         for line in _lines(texts):
@@ -80,6 +75,7 @@ def read_tables(texts: Iterator[str], name: str) -> tuple[tuple[RunLog, ...], It
         document = "".join(_up_to(texts, MAX_DOCUMENT_CHARS))
         return _read_document(document, name), itertools.chain((document,), texts)
     else:
+        lines = _first_lines(head)
         delimiter = next((one for one in _DELIMITERS if _is_csv_of_values(lines, one)), None)
         runs = None if delimiter is None else _read_values(texts, delimiter, name)
     if runs == ():
@@ -120,6 +116,7 @@ class LineTable:
         self._tables = _RunTables()
         self._line = self._rows = 0
         self._names: list[str] = []  # of a CSV's columns
+        self._counts: set[str] = set()  # of those that count steps or epochs
         self._columns: dict[str, list[tuple[int, str]]] = {}
 
     def feed(self, line: str) -> None:
@@ -145,6 +142,7 @@ class LineTable:
             self._names = [column.strip() for column in cells]
             if _is_of_tensorboard(self._names):
                 self._names = ["Wall time", "Step", _tensorboard_metric(self._name)]
+            self._counts = {column for column in self._names if role_of(column) in _COUNTS}
             self._columns = _columns_by_run(self._names)
             return
         runs, self._rows = self._columns, self._rows + 1
@@ -152,22 +150,26 @@ class LineTable:
             runs = {"": [(at, column) for at, column in enumerate(self._names) if column]}
         for run, columns in runs.items():
             row = {column: cells[at] for at, column in columns if at < len(cells) and cells[at]}
-            if row:
+            if not self._counts.issuperset(row):  # else there is nothing of this run, or of a damaged line
                 self._tables.feed(row, self._line, run)
 
     def build(self, name: str, final: bool = True) -> tuple[RunLog, ...]:
         return self._tables.build(name, final)
 
 
+def _first_lines(head: str) -> list[str]:
+    lines = [line for line in head.removeprefix("\ufeff").splitlines()[:64] if line.strip()]
+    # The last line goes on.
+    return lines[:-1] if len(head) >= HEAD_CHARS and len(lines) > 1 else lines
+
+
 def growing_table(head: str, name: str = "") -> LineTable | None:
     """For a file that begins so; None where that is not a table, or a table of another form."""
-    lines = [line for line in head.removeprefix("\ufeff").splitlines()[:64] if line.strip()]
-    if len(head) >= HEAD_CHARS:  # the last line goes on
-        lines = lines[:-1] or lines
-    if not lines:
-        return None
-    if _are_json_rows(lines):
+    lines = _first_lines(head)
+    if lines and _are_json_rows(lines):
         return LineTable(None)
+    if not lines or _DOCUMENT.match(head):
+        return None
     for delimiter in _DELIMITERS:
         names, _ = _header(lines, delimiter)
         if _is_csv_with_losses(lines, delimiter) and _metric_column(names) is None:

@@ -194,7 +194,7 @@ def _regular_interval(run_log: RunLog, at: Ints) -> int | None:
     if not len(distances) or not run_log.has_iteration_numbers:
         return None
     period = int(distances.min())
-    if period < 2 * (run_log.log_interval() or 1) or np.any(distances % period):
+    if period < max(1, 2 * (run_log.log_interval() or 1)) or np.any(distances % period):
         return None
     return period if int(at[0]) % period in (0, 1, period - 1) else None
 

@@ -13,9 +13,9 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from glassgpt.files import read_small_file
 from glassgpt.sanitize import sanitize_record
@@ -23,7 +23,6 @@ from glassgpt.sanitize import sanitize_record
 LOOKS_FILE = "looks.jsonl"
 _MAX_LOOKS = 1000  # the latest lines; a run has fewer checkpoints
 
-_Value = TypeVar("_Value")
 Rows = tuple[tuple[float, ...], ...]  # by layer, then by head
 
 
@@ -93,33 +92,12 @@ def read_looks(run_dir: Path) -> tuple[CheckpointLook, ...]:
 
 def _parse(row: Mapping[str, Any]) -> CheckpointLook:
     """Raises where a value is of another type than the field."""
-    return CheckpointLook(
-        iteration=_count(row["iteration"]),
-        start=str(row["start"]),
-        passage_losses=tuple(map(_number, row["passage_losses"])),
-        guesses=tuple(tuple((str(guess), _number(p)) for guess, p in guesses) for guesses in row["guesses"]),
-        previous_token=_rows(row["previous_token"]),
-        previous_token_uniform=_number(row["previous_token_uniform"]),
-        induction=_maybe(_rows, row["induction"]),
-        copied_text=_maybe(str, row["copied_text"]),
-        induction_uniform=_maybe(_number, row["induction_uniform"]),
-        first_copy_loss=_maybe(_number, row["first_copy_loss"]),
-        second_copy_loss=_maybe(_number, row["second_copy_loss"]),
-        copied_share=_maybe(_number, row["copied_share"]),
-        known_words=_maybe(_number, row["known_words"]),
-        val_known_words=_maybe(_number, row["val_known_words"]),
-        brackets_closed=_maybe(_number, row["brackets_closed"]),
-        val_brackets_closed=_maybe(_number, row["val_brackets_closed"]),
-        passage_start=_maybe(_count, row["passage_start"]),
-        sample_tokens=_maybe(_count, row["sample_tokens"]),
-        copied_tokens=_maybe(_count, row["copied_tokens"]),
-        val_copied_tokens=_maybe(_count, row["val_copied_tokens"]),
-        brackets_opened=_maybe(_count, row["brackets_opened"]),
-    )
-
-
-def _maybe(parse: Callable[[Any], _Value], value: Any) -> _Value | None:
-    return None if value is None else parse(value)
+    values: dict[str, Any] = {}
+    for field in fields(CheckpointLook):
+        kind, value = str(field.type), row[field.name]
+        is_missing = value is None and kind.endswith(" | None")
+        values[field.name] = None if is_missing else _PARSERS[kind.removesuffix(" | None")](value)
+    return CheckpointLook(**values)
 
 
 def _rows(value: Any) -> Rows:
@@ -136,3 +114,15 @@ def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
         raise ValueError("not a count")
     return value
+
+
+_PARSERS: Mapping[str, Callable[[Any], Any]] = {  # by the type of the field, as it is written
+    "int": _count,
+    "float": _number,
+    "str": str,
+    "Rows": _rows,
+    "tuple[float, ...]": lambda losses: tuple(map(_number, losses)),
+    "tuple[tuple[tuple[str, float], ...], ...]": lambda tokens: tuple(
+        tuple((str(guess), _number(p)) for guess, p in guesses) for guesses in tokens
+    ),
+}

@@ -167,6 +167,11 @@ def trailing_median(values: Floats, width: int) -> Floats:
     return out
 
 
+def leading_median(values: Floats, width: int) -> Floats:
+    """The median of each value and those after it, `width` in all; of the last ones none."""
+    return np.append(trailing_median(values, width)[width:], np.median(values[-width:]))
+
+
 # --- extrapolation ---
 
 _MIN_T, _MAX_T = 1e-9, 1e18  # updates and tokens are between; powers of others overflow

@@ -8,14 +8,14 @@ the same work.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
 from glassgpt.runs.run_log import LoggedCheckpoint, LoggedEvaluation, LoggedProcess, RunLog, Steps
+from glassgpt.runs.step_rows import LOG_COLUMNS
 
-_FLOAT_COLUMNS = ("ms", "mfu", "lr", "grad_norm", "tokens_per_s")
 _MIN_WORK_RATIO = 3.0  # of the MFU, and of MFU x time, of two quotations of different runs
 
 _Item = TypeVar("_Item", LoggedEvaluation, LoggedCheckpoint)
@@ -27,15 +27,11 @@ def merge_excerpts(run_log: RunLog) -> RunLog:
     if not begins or not run_log.has_iteration_numbers:
         return _merge_one(run_log)
     ends = [*begins[1:], len(run_log.steps)]
-    columns = {field.name: getattr(run_log.steps, field.name) for field in fields(Steps)}
     merged = []
     for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
-        rows: dict[str, Any] = {
-            name: None if column is None else column[begin:end] for name, column in columns.items()
-        }
         part = replace(
             run_log,
-            steps=Steps(**rows),
+            steps=run_log.steps.rows(begin, end),
             evals=_items_of_part(run_log.evals, run_log.steps, begin, end),
             checkpoints=_items_of_part(run_log.checkpoints, run_log.steps, begin, end),
         )
@@ -48,11 +44,8 @@ def merge_excerpts(run_log: RunLog) -> RunLog:
             last_step_line=int(lines.max(initial=0)),
         )
         merged.append((one, process, number))
-    whole = [one.steps for one, _, _ in merged]
-    joined: dict[str, Any] = {
-        name: None if column is None else np.concatenate([getattr(steps, name) for steps in whole])
-        for name, column in columns.items()
-    }
+    parts = [one.steps.columns() for one, _, _ in merged]
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     joined["segment"] = np.concatenate([np.full(len(one.steps), number) for one, _, number in merged])
     return replace(
         run_log,
@@ -92,7 +85,7 @@ def _merge_one(run_log: RunLog) -> RunLog:
         return run_log
     order = np.argsort(steps.iteration, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(steps.iteration[order])) + 1)  # rows of one iteration
-    is_known = {name: ~np.isnan(getattr(steps, name)) for name in _FLOAT_COLUMNS} | {"loss": steps.has_loss}
+    is_known = {name: ~np.isnan(getattr(steps, name)) for name in LOG_COLUMNS} | {"loss": steps.has_loss}
     columns = {}
     for name, known in is_known.items():
         column, merged = getattr(steps, name), np.full(len(groups), np.nan)

@@ -16,77 +16,79 @@ from glassgpt.runs.run_log import EventKind, ExitStatus, RunLog
 # Where a program's own words begin: at the start of the line, or after a logger's name, level or place. Not
 # on a line about an epoch, which is only a part of the training.
 _BEGIN = r"^(?!.{0,80}\bepoch\b)(?:\S.{0,80}?(?: - |[|\]:]|:\d{1,6}\s|\bINFO\s))?\W*"
+_ANY_CASE = f"(?i){_BEGIN}"
 _TRAINING = r"(?:fine-?tuning|(?:pre-?)?training|run|job)"
 
 # A plain substring that is searched first, because most lines do not have it; the pattern; the kind.
-EventPattern = tuple[str, re.Pattern[str], EventKind]
-_EVENT_PATTERNS: tuple[EventPattern, ...] = (
-    ("^C", re.compile(r"^\W*\^C(?:\W|Traceback|$)"), "interrupt"),
-    ("Interrupt", re.compile(r"^\W*(?:\w+\.)*(?:KeyboardInterrupt\b|Interrupted\b)"), "interrupt"),
-    ("emory", re.compile(r"OutOfMemoryError|\bMemoryError\b|can't allocate memory"), "oom"),
-    ("out of memory",
-     re.compile(r"\b(?:CUDA|HIP|MPS|XPU|backend|device|[Ee]rror)\b.{0,40}out of memory"), "oom"),
-    ("out of memory", re.compile(r"^out of memory$"), "oom"),  # llm.c: the line after [CUDA ERROR] at file …
-    ("oom", re.compile(r"\boom[-_]kill", re.I), "oom"),
-    ("OOM", re.compile(r"\bOOM[-_ ]?[Kk]illed\b"), "oom"),  # Kubernetes and SLURM
-    ("Out of memory", re.compile(r"\bOut of memory: Kill(?:ed)? process \d"), "oom"),  # the Linux kernel
-    ("ALLOC_FAILED", re.compile("CUBLAS_STATUS_ALLOC_FAILED"), "oom"),
-    ("Traceback", re.compile(r"Traceback \(most recent call last\)"), "traceback"),
-    ("File", re.compile(r'^\s*File "[^"]{1,400}", line \d{1,9}, in \S'), "traceback"),  # the header is lost
-    ("CUDA ERROR", re.compile(r"^\W*CUDA ERROR\W"), "traceback"),
-    ("CANCELLED", re.compile(r"\bCANCELLED AT\b|DUE TO (?:TIME LIMIT|PREEMPTION)"), "interrupt"),
-    ("SIG", re.compile(r"\bSIG(?:TERM|INT|HUP)\b.{0,80}(?:received|death|closing|signal)"), "interrupt"),
-    ("SIG", re.compile(r"[Rr]eceived.{0,80}\bSIG(?:TERM|INT)"), "interrupt"),
-    ("signal", re.compile(r"[Rr]eceived \d+ death signal|got signal: (?:2|15)\b"), "interrupt"),
-    ("TIME LIMIT", re.compile(r"DUE TO TIME LIMIT"), "interrupt"),
-    ("Terminated", re.compile(r"^\s*(?:\S+:\s*line \d+:\s*\d+\s*)?Terminated\b"), "interrupt"),
-    ("Hangup", re.compile(r"^\s*(?:\S+:\s*line \d+:\s*\d+\s*)?Hangup\b"), "interrupt"),  # SIGHUP, by a shell
-    ("Killed", re.compile(r"^\s*(?:\S+:\s*line \d+:\s*\d+\s*)?Killed\b(?:\s+python.*)?\s*$"), "kill"),
-    ("Segmentation", re.compile(r"Segmentation fault"), "abort"),
-    ("core dumped", re.compile(r"\(core dumped\)"), "abort"),
-    ("Bus error", re.compile(r"^\s*Bus error"), "abort"),
-    ("Fatal Python error", re.compile(r"^Fatal Python error: "), "abort"),
+_EVENT_LINES: tuple[tuple[str, str, EventKind], ...] = (
+    ("^C", r"^\W*\^C(?:\W|Traceback|$)", "interrupt"),
+    ("Interrupt", r"^\W*(?:\w+\.)*(?:KeyboardInterrupt\b|Interrupted\b)", "interrupt"),
+    ("emory", r"OutOfMemoryError|\bMemoryError\b|can't allocate memory", "oom"),
+    ("out of memory", r"\b(?:CUDA|HIP|MPS|XPU|backend|device|[Ee]rror)\b.{0,40}out of memory", "oom"),
+    ("out of memory", r"^out of memory$", "oom"),  # llm.c: the line after [CUDA ERROR] at file …
+    ("oom", r"(?i)\boom[-_]kill", "oom"),
+    ("OOM", r"\bOOM[-_ ]?[Kk]illed\b", "oom"),  # Kubernetes and SLURM
+    ("Out of memory", r"\bOut of memory: Kill(?:ed)? process \d", "oom"),  # the Linux kernel
+    ("ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED", "oom"),
+    ("Traceback", r"Traceback \(most recent call last\)", "traceback"),
+    ("File", r'^\s*File "[^"]{1,400}", line \d{1,9}, in \S', "traceback"),  # the header is lost
+    ("CUDA ERROR", r"^\W*CUDA ERROR\W", "traceback"),
+    ("CANCELLED", r"\bCANCELLED AT\b|DUE TO (?:TIME LIMIT|PREEMPTION)", "interrupt"),
+    ("SIG", r"\bSIG(?:TERM|INT|HUP)\b.{0,80}(?:received|death|closing|signal)", "interrupt"),
+    ("SIG", r"[Rr]eceived.{0,80}\bSIG(?:TERM|INT)", "interrupt"),
+    ("signal", r"[Rr]eceived \d+ death signal|got signal: (?:2|15)\b", "interrupt"),
+    ("TIME LIMIT", r"DUE TO TIME LIMIT", "interrupt"),
+    ("Terminated", r"^\s*(?:\S+:\s*line \d+:\s*\d+\s*)?Terminated\b", "interrupt"),
+    ("Hangup", r"^\s*(?:\S+:\s*line \d+:\s*\d+\s*)?Hangup\b", "interrupt"),  # SIGHUP, by a shell
+    ("Killed", r"^\s*(?:\S+:\s*line \d+:\s*\d+\s*)?Killed\b(?:\s+python.*)?\s*$", "kill"),
+    ("Segmentation", r"Segmentation fault", "abort"),
+    ("core dumped", r"\(core dumped\)", "abort"),
+    ("Bus error", r"^\s*Bus error", "abort"),
+    ("Fatal Python error", r"^Fatal Python error: ", "abort"),
     # A rank whose collective timed out; the exception that follows says less.
-    ("atchdog", re.compile(r"Watchdog caught collective operation timeout"), "traceback"),
-    ("terminate called", re.compile(r"^terminate called after throwing(?!.*DistBackendError)"), "traceback"),
-    ("exitcode: -9", re.compile(r"\bfailed \(exitcode: -9\)"), "kill"),
-    ("verflow",
-     re.compile(r"[Gg]radient overflow|[Oo]verflow.{0,80}(?:loss scale|skipping)"), "scaler-overflow"),
-    ("loss scale",
-     re.compile(r"[Ss]kipping step.{0,80}loss scale|loss scale.{0,80}reducing"), "scaler-overflow"),
+    ("atchdog", r"Watchdog caught collective operation timeout", "traceback"),
+    ("terminate called", r"^terminate called after throwing(?!.*DistBackendError)", "traceback"),
+    ("exitcode: -9", r"\bfailed \(exitcode: -9\)", "kill"),
+    ("verflow", r"[Gg]radient overflow|[Oo]verflow.{0,80}(?:loss scale|skipping)", "scaler-overflow"),
+    ("loss scale", r"[Ss]kipping step.{0,80}loss scale|loss scale.{0,80}reducing", "scaler-overflow"),
     # What a program says of itself that changes how it trains. Most warnings are about something else.
-    ("WARN",
-     re.compile(r"^\W*WARN(?:ING)?\b.{0,200}\b(?:fall(?:ing|s)?[ -]?back|not available|not supported"
-                r"|no support|unsupported|mismatch|terrible|(?:much|very) slow)"), "program-warning"),
-    ("real", re.compile(r"^\s*real\s+\d+m[\d.]+s|^\s*[\d.]+ real\s+[\d.]+ user"), "finish"),
-    ("wandb", re.compile(r"^\W*wandb\W*: Run summary:"), "finish"),
-    ("elapsed", re.compile(r"^[\d.]+user [\d.]+system [\d:.]+elapsed"), "finish"),
+    (
+        "WARN",
+        r"^\W*WARN(?:ING)?\b.{0,200}\b(?:fall(?:ing|s)?[ -]?back|not available|not supported"
+        r"|no support|unsupported|mismatch|terrible|(?:much|very) slow)",
+        "program-warning",
+    ),
+    ("real", r"^\s*real\s+\d+m[\d.]+s|^\s*[\d.]+ real\s+[\d.]+ user", "finish"),
+    ("wandb", r"^\W*wandb\W*: Run summary:", "finish"),
+    ("elapsed", r"^[\d.]+user [\d.]+system [\d:.]+elapsed", "finish"),
     # A text that was sampled may say such things as well: they count only where no step comes after them.
-    ("omplete",
-     re.compile(_BEGIN + rf"(?:the )?{_TRAINING}(?: is| has)? completed?\b(?! *\d)", re.I), "finish"),
-    ("OMPLETE", re.compile(_BEGIN + r"TRAINING COMPLETED?\b(?! *\d)"), "finish"),
-    ("ing",
-     re.compile(_BEGIN + rf"(?:the )?{_TRAINING} (?:is |has )?(?:finish|end)ed\b", re.I), "finish"),
-    ("raining", re.compile(_BEGIN + r"(?:the )?training (?:is |has )?(?:done|over)\b", re.I), "finish"),
-    ("raining", re.compile(_BEGIN + r"(?:finished|completed|done) training\b", re.I), "finish"),
-    ("omplete training:", re.compile(_BEGIN + r"complete training:", re.I), "finish"),
-    ("arget",
-     re.compile(_BEGIN + r"target (?:\w{1,20} )?loss\b.{0,40}\b(?:reached|achieved|met)\b", re.I), "finish"),
-    ("raining", re.compile(_BEGIN + r"(?:total training time|training took)\b\D{0,20}\d", re.I), "finish"),
-    ("nd of training", re.compile(_BEGIN + r"end of training\b", re.I), "finish"),
+    ("omplete", _ANY_CASE + rf"(?:the )?{_TRAINING}(?: is| has)? completed?\b(?! *\d)", "finish"),
+    ("OMPLETE", _BEGIN + r"TRAINING COMPLETED?\b(?! *\d)", "finish"),
+    ("ing", _ANY_CASE + rf"(?:the )?{_TRAINING} (?:is |has )?(?:finish|end)ed\b", "finish"),
+    ("raining", _ANY_CASE + r"(?:the )?training (?:is |has )?(?:done|over)\b", "finish"),
+    ("raining", _ANY_CASE + r"(?:finished|completed|done) training\b", "finish"),
+    ("omplete training:", _ANY_CASE + r"complete training:", "finish"),
+    ("arget", _ANY_CASE + r"target (?:\w{1,20} )?loss\b.{0,40}\b(?:reached|achieved|met)\b", "finish"),
+    ("raining", _ANY_CASE + r"(?:total training time|training took)\b\D{0,20}\d", "finish"),
+    ("nd of training", _ANY_CASE + r"end of training\b", "finish"),
     # Keras says it of an epoch: see trainers/keras.py.
-    ("arly",
-     re.compile(r"^(?!Epoch \d).*\bearly[- ]stopp(?:ing|ed)\b(?!.{0,20}(?:counter|patience|[=:]))", re.I),
-     "finish"),
-    ("otal time", re.compile(_BEGIN + r"(?:done\W{1,3})?total time(?: taken)?\W{1,4}\d", re.I), "finish"),
-    ("Trainer.fit", re.compile(r"`Trainer\.fit` stopped: .{0,60}reached"), "finish"),
-    ("Progress on", re.compile(r"\bProgress on: (\S{1,12}it)/\1 .{0,40}\bremaining:00:00\b"), "finish"),
-    ("END TIME", re.compile(r"^\W*END TIME\b"), "finish"),
-    ("one", re.compile(r"^\W*(?:all )?done\W*$", re.I), "finish"),
-    ("inal",
-     re.compile(r"^\W*(?:saved|saving) (?:the )?final (?:weights|model|checkpoint)\b", re.I), "finish"),
-    ("report", re.compile(r"^(?:Copying|Copied) report(?:\.md)? "), "finish"),  # nanochat's speedrun
-)  # fmt: skip
+    (
+        "arly",
+        r"(?i)^(?!Epoch \d).*\bearly[- ]stopp(?:ing|ed)\b(?!.{0,20}(?:counter|patience|[=:]))",
+        "finish",
+    ),
+    ("otal time", _ANY_CASE + r"(?:done\W{1,3})?total time(?: taken)?\W{1,4}\d", "finish"),
+    ("Trainer.fit", r"`Trainer\.fit` stopped: .{0,60}reached", "finish"),
+    ("Progress on", r"\bProgress on: (\S{1,12}it)/\1 .{0,40}\bremaining:00:00\b", "finish"),
+    ("END TIME", r"^\W*END TIME\b", "finish"),
+    ("one", r"(?i)^\W*(?:all )?done\W*$", "finish"),
+    ("inal", r"(?i)^\W*(?:saved|saving) (?:the )?final (?:weights|model|checkpoint)\b", "finish"),
+    ("report", r"^(?:Copying|Copied) report(?:\.md)? ", "finish"),  # nanochat's speedrun
+)
+EventPattern = tuple[str, re.Pattern[str], EventKind]
+_EVENT_PATTERNS: Sequence[EventPattern] = [
+    (substring, re.compile(pattern), kind) for substring, pattern, kind in _EVENT_LINES
+]
 _LETTERS = [letters_of(substring) for substring, _, _ in _EVENT_PATTERNS]
 
 _WALL_TIME = re.compile(r"^\s*real\s+(\d+)m([\d.]+)s|^\s*([\d.]+) real\b")

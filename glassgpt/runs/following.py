@@ -30,7 +30,7 @@ from glassgpt.runs.lines import LineSplitter, LogLine, is_notebook
 from glassgpt.runs.reading import growing_file, looks_like_journal, read_run_logs, source_path
 from glassgpt.runs.recognise import LogRecognizer
 from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.table_files import GrowingTable, growing_table
+from glassgpt.runs.table_files import LineTable, growing_table
 from glassgpt.runs.tensorboard_events import is_event_file
 
 _BLOCK_BYTES = 1 << 20
@@ -46,7 +46,7 @@ class GrowingLog:
     def __init__(self) -> None:
         self._log = LogRecognizer()
         self._journal: JournalReader | None = None  # None: it is a log, or
-        self._table: GrowingTable | None = None
+        self._table: LineTable | None = None
         self._has_started = False
         self._has_records = False
 
@@ -116,15 +116,42 @@ def open_source(source: str, clock: Callable[[], float] = time.monotonic) -> Fol
     return GrowingText(source, file, clock) if is_plain else WholeFile(source, file, clock)
 
 
-class _Appended:
-    """The bytes that were appended to a file since the last call."""
+class _GrowingFile:
+    """A file of which each poll reads the bytes that were appended since the last one."""
 
-    def __init__(self, path: Path) -> None:
+    whole_lines: bool  # only up to the last line end; the rest waits for its end
+    _is_closed = False  # the last line, which has no end, was read as well: of more, all is read again
+
+    def __init__(self, name: str, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = path
+        self.generation = 0
         self.offset = self.size = 0
         self.changed_at = 0.0
+        self._name, self._clock = name, clock
         self._head = b""  # the first bytes of the file
         self._before = b""  # those before the offset
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget what was read: the file is read from its beginning."""
+        raise NotImplementedError
+
+    def _read(self, block: bytes) -> None:
+        raise NotImplementedError
+
+    def poll(self, max_s: float = math.inf) -> bool:
+        started_at, has_read = self._clock(), False
+        while (block := self._next_block()) != b"":
+            if block is None or self._is_closed:
+                self.generation += block is None
+                self.offset, self._head, self._before = 0, b"", b""
+                self._begin()
+                continue
+            self._read(block)
+            has_read = True
+            if self._clock() - started_at >= max_s:
+                break
+        return has_read
 
     @property
     def read_share(self) -> float:
@@ -137,13 +164,8 @@ class _Appended:
             self._before = file.read(min(offset, _COMPARED_BYTES))
         self.offset = offset
 
-    def restart(self) -> None:
-        self.offset, self._head, self._before = 0, b"", b""
-
-    def next_block(self, whole_lines: bool) -> bytes | None:
-        """b"": nothing new. None: the file was truncated or replaced, and is read from its beginning.
-
-        `whole_lines`: up to the last line end; the rest waits for its end."""
+    def _next_block(self) -> bytes | None:
+        """b"": nothing new. None: the file was truncated or replaced, and is read from its beginning."""
         status = self.path.stat()
         self.size, self.changed_at = status.st_size, status.st_mtime
         if self.size == self.offset:
@@ -152,15 +174,14 @@ class _Appended:
             is_same = self.size > self.offset and file.read(len(self._head)) == self._head
             file.seek(self.offset - len(self._before))
             if not is_same or file.read(len(self._before)) != self._before:
-                self.restart()
                 return None
             block = file.read(_BLOCK_BYTES)
-            while whole_lines and block and b"\n" not in block:
+            while self.whole_lines and block and b"\n" not in block:
                 more = file.read(_BLOCK_BYTES)
                 if not more or len(block) > journal.MAX_LINE_BYTES:
                     return b""
                 block += more
-        if whole_lines:
+        if self.whole_lines:
             block = block[: block.rfind(b"\n") + 1]
         if len(self._head) < _HEAD_BYTES:
             self._head = (self._head + block)[:_HEAD_BYTES]
@@ -169,61 +190,32 @@ class _Appended:
         return block
 
 
-class _GrowingFile:
-    """What is common to files that are read further at each poll."""
-
-    def __init__(self, name: str, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self.generation = 0
-        self._name, self._clock = name, clock
-        self._appended = _Appended(path)
-
-    @property
-    def path(self) -> Path:
-        return self._appended.path
-
-    @property
-    def read_share(self) -> float:
-        return self._appended.read_share
-
-    @property
-    def changed_at(self) -> float:
-        return self._appended.changed_at
-
-
 class GrowingJournal(_GrowingFile):
-    def __init__(self, name: str, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(name, path, clock)
+    whole_lines = True
+    _has_started = False
+    _looks_at = 0  # when its looks last changed, in ns
+
+    def _begin(self) -> None:
         self._reader = JournalReader()
         self._indexed = 0  # bytes that the index covers
-        self._looks_at = 0  # when its looks last changed, in ns
-        self._has_started = False
+
+    def _read(self, block: bytes) -> None:
+        for record in journal.parse_records(block.split(b"\n")):
+            self._reader.feed(record)
 
     def poll(self, max_s: float = math.inf) -> bool:
-        started_at, has_read = self._clock(), False
-        if not self._has_started:
-            self._has_started = has_read = True
-            index = journal_index.load(self._appended.path)
-            if index is not None:
-                with contextlib.suppress(TypeError, ValueError, LookupError, AttributeError):  # damaged
-                    self._reader = JournalReader.from_index(index)
-                    self._appended.start_at(index.end)
-                    self._indexed = index.end
-        while (block := self._appended.next_block(whole_lines=True)) != b"":
-            if block is None:
-                self._reader, self._indexed = JournalReader(), 0
-                self.generation += 1
-                continue
-            for record in journal.parse_records(block.split(b"\n")):
-                self._reader.feed(record)
-            has_read = True
-            if self._clock() - started_at >= max_s:
-                break
-        end = self._appended.offset
-        if self.read_share == 1.0 and end - self._indexed >= journal_index.MIN_BYTES:
-            journal_index.save(self._appended.path, self._reader.index(end))
-            self._indexed = end
+        is_first, self._has_started = not self._has_started, True
+        if is_first and (index := journal_index.load(self.path)) is not None:
+            with contextlib.suppress(TypeError, ValueError, LookupError, AttributeError):  # damaged
+                self._reader = JournalReader.from_index(index)
+                self.start_at(index.end)
+                self._indexed = index.end
+        has_read = super().poll(max_s)
+        if self.read_share == 1.0 and self.offset - self._indexed >= journal_index.MIN_BYTES:
+            journal_index.save(self.path, self._reader.index(self.offset))
+            self._indexed = self.offset
         before, self._looks_at = self._looks_at, self._looks_changed_at()
-        return has_read or self._looks_at != before
+        return is_first or has_read or self._looks_at != before
 
     def build(self, live: bool, final: bool) -> tuple[RunLog, ...]:
         if not self._reader.has_records:
@@ -240,29 +232,16 @@ class GrowingJournal(_GrowingFile):
 class GrowingText(_GrowingFile):
     """A log, CSV or lines of JSON."""
 
-    def __init__(self, name: str, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(name, path, clock)
-        self._begin()
+    whole_lines = False
 
     def _begin(self) -> None:
         self._log, self._lines = GrowingLog(), LineSplitter()
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
-        self._is_closed = False  # the last line, which has no end, was read as well
+        self._is_closed = False
 
-    def poll(self, max_s: float = math.inf) -> bool:
-        started_at, has_read = self._clock(), False
-        while (block := self._appended.next_block(whole_lines=False)) != b"":
-            if block is None or self._is_closed:
-                self.generation += block is None
-                self._appended.restart()
-                self._begin()
-                continue
-            for lines in self._lines.feed(self._decoder.decode(block)):
-                self._log.feed(lines)
-            has_read = True
-            if self._clock() - started_at >= max_s:
-                break
-        return has_read
+    def _read(self, block: bytes) -> None:
+        for lines in self._lines.feed(self._decoder.decode(block)):
+            self._log.feed(lines)
 
     def build(self, live: bool, final: bool) -> tuple[RunLog, ...]:
         if not final:

@@ -37,12 +37,14 @@ from glassgpt.runs.run_log import (
     LoggedSetup,
     RunLog,
 )
-from glassgpt.runs.step_rows import JOURNAL_COLUMNS, StepRows
+from glassgpt.runs.step_rows import JOURNAL_COLUMNS, LOG_COLUMNS, StepRows
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.runs.trainers.glassgpt import TRAINER
 from glassgpt.sanitize import sanitize_record
 
-_STEP_KEYS = ("loss", "step_ms", "mfu", "lr", "grad_norm", "tokens_per_s")  # in the order of LOG_COLUMNS
+_STEP_KEYS = tuple("step_ms" if column == "ms" else column for column in LOG_COLUMNS)
+# Of a JournalReader: what an index has as it is.
+_PLAIN_STATE = ("_count", "_last", "_run", "_start", "_first_updates", "_train_eval", "_notes")
 _PART_KEYS = ("by_kind", "by_frequency", "by_script", "by_position", "passage_losses")
 _SHAPE_SETTINGS = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
 _KINDS_WITH_TEXT = ("run", "finding", "profile", "sample", "end")
@@ -130,18 +132,11 @@ class JournalReader:
     def index(self, end: int) -> JournalIndex:
         """What was read of a journal up to the offset `end`."""
         rows, arrays = self._rows.state()
-        state = {
-            "count": self._count,
-            "last": self._last,
-            "run": self._run,
-            "start": self._start,
+        state = {name: getattr(self, name) for name in _PLAIN_STATE} | {
             "processes": [(number, asdict(process)) for number, process in self._processes.items()],
-            "first_updates": self._first_updates,
-            "train_eval": self._train_eval,
             "evals": [astuple(evaluation) for evaluation in self._evals],
             "closing_eval": self._closing_eval and astuple(self._closing_eval),
             "checkpoints": [astuple(save) for save in self._checkpoints],
-            "notes": self._notes,
             "rows": rows,
         }
         return JournalIndex(end, state, arrays)
@@ -150,10 +145,9 @@ class JournalReader:
     def from_index(cls, index: JournalIndex) -> JournalReader:
         """The reader as it was. Raises TypeError, ValueError or LookupError where the index is damaged."""
         reader, state = cls(), index.state
-        reader._count, reader._last, reader._run = state["count"], state["last"], state["run"]
-        reader._start, reader._train_eval, reader._notes = state["start"], state["train_eval"], state["notes"]
+        for name in _PLAIN_STATE:
+            setattr(reader, name, state[name])
         reader._processes = {number: _Process(**values) for number, values in state["processes"]}
-        reader._first_updates = [(iteration, ms) for iteration, ms in state["first_updates"]]
         reader._evals = [LoggedEvaluation(*values) for values in state["evals"]]
         if state["closing_eval"] is not None:
             reader._closing_eval = LoggedEvaluation(*state["closing_eval"])

@@ -9,14 +9,14 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from glassgpt.config import ConfigValue
 from glassgpt.estimate.cards import guess_card
 from glassgpt.runs.builder import PROMPT, RunBuilder
 from glassgpt.runs.lines import letters_of
-from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, NUMBER, parse_count
-from glassgpt.runs.trainer import HeaderPattern
+from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, NUMBER, parse_count, parse_number
+from glassgpt.runs.trainer import HeaderLine
 from glassgpt.runs.trainers import TRAINERS
 from glassgpt.sanitize import sanitize_text
 
@@ -48,10 +48,7 @@ _LAUNCHERS = ("uv", "torchrun", "accelerate", "deepspeed", "srun", "mpirun")
 _PROGRAMS = {"python": r"[\d.]{0,4}"} | dict.fromkeys(
     (*_LAUNCHERS, *(trainer.command for trainer in TRAINERS if trainer.command)), ""
 )
-_COMMANDS = tuple(
-    HeaderPattern(name, re.compile(rf"{_PROMPT}{name}{version}\s"), "command")
-    for name, version in _PROGRAMS.items()
-)
+_COMMANDS = tuple((name, rf"{_PROMPT}{name}{version}\s", "command") for name, version in _PROGRAMS.items())
 
 # How cards are named, and what may follow: "RTX 3060 Ti", "V100 32G", "A100-SXM4-40GB".
 _SUFFIX = r"(?:[ -](?:SXM\d|PCI[eE]|NVL))?(?:[ -]\d{2,3} ?Gi?B?)?"
@@ -61,85 +58,50 @@ _CARDS = {
     **dict.fromkeys(("T4", "L4", "A10", "A30"), rf"G?{_SUFFIX}"),
 }
 
-_OF_ANY_TRAINER = (
-    HeaderPattern("nohup: ", re.compile(r"^nohup: ignoring input\b"), "command"),
-    HeaderPattern(  # as `date` and nvidia-smi print it
-        ":",
-        re.compile(r"^[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?:[A-Z]{2,5} )?20\d\d$"),
-        "date",
-    ),
-    HeaderPattern(
-        "parameters",
-        re.compile(rf"(?<!able )(?<!\w)[Nn]umber of parameters:?\s*=?\s*{COUNT}"),
-        "parameters",
-    ),
-    HeaderPattern(
-        "param",
-        re.compile(rf"(?<!expert )(?:Total|Model|model)[ _]param(?:eter)?s:?\s*{COUNT}"),
-        "parameters",
-    ),
-    HeaderPattern(
+_OF_ANY_TRAINER: tuple[HeaderLine, ...] = (
+    ("nohup: ", r"^nohup: ignoring input\b", "command"),
+    (":", r"^[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?:[A-Z]{2,5} )?20\d\d$", "date"),
+    ("parameters", rf"(?<!able )(?<!\w)[Nn]umber of parameters:?\s*=?\s*{COUNT}", "parameters"),
+    ("param", rf"(?<!expert )(?:Total|Model|model)[ _]param(?:eter)?s:?\s*{COUNT}", "parameters"),
+    (
         "aram",
-        re.compile(rf"(?:^|\| )(?:Model )?(?:Param(?:eter)?s|Parameter [Cc]ount):\s*{COUNT}(?=$|[\s|])"),
+        rf"(?:^|\| )(?:Model )?(?:Param(?:eter)?s|Parameter [Cc]ount):\s*{COUNT}(?=$|[\s|])",
         "parameters",
     ),
     # `10.79 M parameters` in Karpathy's lecture, `model: 63.91M params | vocab 6400`, `params=3.15M  …`
-    HeaderPattern(
-        "param", re.compile(rf"^\W*(?:model:? )?{COUNT} (?:model )?param(?:eter)?s\b"), "parameters"
-    ),
-    HeaderPattern("params=", re.compile(rf"(?:^|[\s;,|])params={COUNT}(?=[\s,|]|$)"), "parameters"),
-    HeaderPattern("total parameters", re.compile(rf"\bsize: {COUNT} total parameters"), "parameters"),
-    HeaderPattern(
-        "parameters", re.compile(rf"Number of trainable parameters\s*:\s*{COUNT}"), "trainable_parameters"
-    ),
+    ("param", rf"^\W*(?:model:? )?{COUNT} (?:model )?param(?:eter)?s\b", "parameters"),
+    ("params=", rf"(?:^|[\s;,|])params={COUNT}(?=[\s,|]|$)", "parameters"),
+    ("parameters", rf"Number of trainable parameters\s*:\s*{COUNT}", "trainable_parameters"),
     # Hugging Face's: an adapter's alone, where one is trained.
-    HeaderPattern(
-        "parameters", re.compile(rf"Number of trainable parameters\s*=\s*{COUNT}"), "updated_parameters"
-    ),
-    HeaderPattern(
-        "parameters",
-        re.compile(rf"Number of non[- ]trainable parameters\s*[:=]\s*{COUNT}"),
-        "frozen_parameters",
-    ),
-    HeaderPattern(
+    ("parameters", rf"Number of trainable parameters\s*=\s*{COUNT}", "updated_parameters"),
+    ("parameters", rf"Number of non[- ]trainable parameters\s*[:=]\s*{COUNT}", "frozen_parameters"),
+    (
         "val_loss",
-        re.compile(
-            rf"(?i:load|resum)\w{{1,3}}\b.{{0,80}}checkpoint.{{0,300}}\bstep\W{{1,3}}\d.{{0,80}}\bval_loss\W{{1,3}}{NUMBER}"
-        ),
+        rf"(?i:load|resum)\w{{1,3}}\b.{{0,80}}checkpoint.{{0,300}}\bstep\W{{1,3}}\d.{{0,80}}\bval_loss\W{{1,3}}{NUMBER}",
         "resumed_val_loss",
     ),
-    HeaderPattern("Num Epochs", re.compile(r"\bNum Epochs = ([\d,]{1,12})"), "epochs"),
+    ("Num Epochs", r"\bNum Epochs = ([\d,]{1,12})", "epochs"),
     # The card, wherever a line before the first step names it.
     *(
-        HeaderPattern(
+        (
             name,
-            re.compile(
-                r"\b(?:NVIDIA|Tesla|GeForce|[Uu]sing|GPUs?|[Dd]evice|[Cc]ard|\d[x×])[\s:=]{0,3}(?:an? )?"
-                rf"((?:(?:NVIDIA|Tesla|GeForce) ){{0,2}}{name}{detail})(?![\w/.])"
-            ),
+            r"\b(?:NVIDIA|Tesla|GeForce|[Uu]sing|GPUs?|[Dd]evice|[Cc]ard|\d[x×])[\s:=]{0,3}(?:an? )?"
+            rf"((?:(?:NVIDIA|Tesla|GeForce) ){{0,2}}{name}{detail})(?![\w/.])",
             "card",
         )
         for name, detail in _CARDS.items()
     ),
-    HeaderPattern("using device", re.compile(r"using device:\s*(\S+)"), "device"),
-    HeaderPattern(
-        "world", re.compile(rf"(?<![*/] )\b(?:ddp_)?world[_ ]size[:= ]+{COUNT}", re.I), "world_size"
-    ),
-    HeaderPattern("nproc", re.compile(r"--nproc[-_]per[-_]node[= ](\d{1,5})\b"), "world_size"),
+    ("using device", r"using device:\s*(\S+)", "device"),
+    ("world", rf"(?i)(?<![*/] )\b(?:ddp_)?world[_ ]size[:= ]+{COUNT}", "world_size"),
+    ("nproc", r"--nproc[-_]per[-_]node[= ](\d{1,5})\b", "world_size"),
     # What a program prints before it trains: a count of steps that begins again after it is another run's.
-    HeaderPattern(
-        "param", re.compile(r"(?<![\w.])\d[\d.,]{0,20}\s?[KMB]? (?:\w{1,20} ){0,2}param(?:eter)?s\b"), "start"
-    ),
-    HeaderPattern(
-        "train", re.compile(r"(?i)^\W*(?:start|begin)\w{0,5}\b(?!.*\bepoch\b).{0,40}\btrain"), "start"
-    ),
-    HeaderPattern("Namespace(", re.compile(r"\bNamespace\("), "start"),
-    HeaderPattern(
-        "oad", re.compile(r"(?i)^\W*load(?:ed|ing) (?:\w{1,20} ){0,3}(?:model|weights)\b"), "start"
-    ),
+    ("param", r"(?<![\w.])\d[\d.,]{0,20}\s?[KMB]? (?:\w{1,20} ){0,2}param(?:eter)?s\b", "start"),
+    ("train", r"(?i)^\W*(?:start|begin)\w{0,5}\b(?!.*\bepoch\b).{0,40}\btrain", "start"),
+    ("Namespace(", r"\bNamespace\(", "start"),
+    ("oad", r"(?i)^\W*load(?:ed|ing) (?:\w{1,20} ){0,3}(?:model|weights)\b", "start"),
     # As the program reports it: a config may set tensor_parallel, and a trainer without it ignore that.
     *(
-        HeaderPattern(name, re.compile(rf"\b{name}(?:_size|_degree)?\s?[=:]\s*{COUNT}"), field)
+        (name, rf"\b{name}(?:_size|_degree)?\s?[=:]\s*{COUNT}", field)
         for name, field in (
             ("tp_size", "tensor_parallel"),
             ("pp_size", "pipeline_parallel"),
@@ -149,18 +111,31 @@ _OF_ANY_TRAINER = (
         )
     ),
 )
-_COUNTS = (
-    "parameters", "tokens_per_iteration", "planned_iterations",
-    "world_size", "tensor_parallel", "pipeline_parallel", "data_parallel",
-)  # fmt: skip
-_PATTERNS = sorted(
-    (*_COMMANDS, *(pattern for trainer in TRAINERS for pattern in trainer.header), *_OF_ANY_TRAINER),
-    # A process's start first: it discards earlier settings.
-    key=lambda pattern: pattern.field not in ("command", "", "resumed"),
-)
 
 
-_LETTERS = [letters_of(pattern.substring) for pattern in _PATTERNS]
+def _parse_peak(text: str) -> float:
+    """Some print FLOP/s, and some TFLOP/s."""
+    peak = float(text)
+    return peak * 1e12 if peak < 1e6 else peak
+
+
+_VALUES: dict[str, Callable[[str], int | float | str]] = {  # of LoggedSetup
+    **dict.fromkeys(("parameters", "tokens_per_iteration", "planned_iterations", "world_size"), parse_count),
+    **dict.fromkeys(("tensor_parallel", "pipeline_parallel", "data_parallel"), parse_count),
+    **dict.fromkeys(("flops_per_token", "epochs"), parse_number),
+    "peak_flops": _parse_peak,
+    "device_name": str.strip,
+}
+HeaderPattern = tuple[str, re.Pattern[str], str]  # a HeaderLine, compiled
+_PATTERNS: Sequence[HeaderPattern] = [
+    (substring, re.compile(pattern), field)
+    for substring, pattern, field in sorted(
+        (*_COMMANDS, *(line for trainer in TRAINERS for line in trainer.header), *_OF_ANY_TRAINER),
+        # A process's start first: it discards earlier settings.
+        key=lambda line: line[2] not in ("command", "", "resumed"),
+    )
+]
+_LETTERS = [letters_of(substring) for substring, _, _ in _PATTERNS]
 
 
 def header_patterns(letters: bytes | None = None) -> Sequence[HeaderPattern]:
@@ -203,18 +178,18 @@ def _record(field: str, text: str, line: str, builder: RunBuilder) -> None:
     setup = builder.setup
     if field == "command":
         builder.mark_process_start(PROMPT)
-    elif field == "":
-        builder.start_process(text=line)
+    elif field in ("", "resumed"):
+        builder.start_process(resumed=field == "resumed", text=line)
     elif field == "date":
         builder.note_date()
     elif field == "start":
         pass  # noted
-    elif field == "resumed":
-        builder.start_process(resumed=True, text=line)
     elif field == "compile":
         setup.settings.setdefault("compile", True)
-    elif field in _COUNTS:
-        setup.values[field] = parse_count(text)
+    elif field == "vocab_size":
+        setup.settings[field] = parse_count(text)
+    elif field in _VALUES:
+        setup.values[field] = _VALUES[field](text)
     elif field in ("decayed_parameters", "undecayed_parameters"):
         setattr(setup, field, parse_count(text))
     elif field == "updated_parameters":
@@ -227,17 +202,8 @@ def _record(field: str, text: str, line: str, builder: RunBuilder) -> None:
     elif field == "resumed_val_loss":
         if not builder.has_steps:  # else the best one is loaded after training
             setup.values[field] = float(text)
-    elif field == "vocab_size":
-        setup.settings[field] = parse_count(text)
-    elif field in ("flops_per_token", "epochs"):
-        setup.values[field] = float(text.replace(",", ""))
-    elif field == "peak_flops":
-        peak = float(text)
-        setup.values[field] = peak * 1e12 if peak < 1e6 else peak  # some print TFLOP/s
     elif field == "card":
         _record_card(text, builder)
-    elif field == "device_name":
-        setup.values[field] = text.strip()
     else:
         _record_setting(field, text, builder)
 

@@ -29,7 +29,7 @@ from glassgpt.files import regular_file_opener_nofollow
 from glassgpt.version import VERSION
 
 MIN_BYTES = 64 << 20  # of a journal that were read since its last index: a few seconds of reading
-_FORMAT = f"3 {VERSION}"
+_FORMAT = f"4 {VERSION}"
 _DTYPES = {"int64": np.int64, "float64": np.float64, "bool": np.bool_}
 _MAX_LINE_BYTES = 256 << 20
 _END_SAMPLE_BYTES = 1 << 16  # at the beginning and the end

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from glassgpt.data.ladder import Ladder, Rung, known_ladder, ladder_from_rows
@@ -51,13 +50,7 @@ def find_ladder_progress(
     # Another tokenizer would make other tokens of the same text: characters have 65.
     if ladder is None and run_log.setup.settings.get("vocab_size", 65) == 65:
         ladder = known_ladder(str(run_log.setup.settings.get("dataset", "")))
-    evals = [
-        (evaluation, evaluation.val_loss)
-        for evaluation in trajectory.evals
-        if evaluation.val_loss is not None
-        and math.isfinite(evaluation.val_loss)
-        and evaluation.iteration is not None
-    ]
+    evals = [(evaluation, evaluation.val_loss or 0.0) for evaluation in trajectory.evals]
     if ladder is None or not evals:
         return None
     margin = VISIBLE_STANDARD_ERRORS * noise.std if noise else 0.0

@@ -15,6 +15,7 @@ Text after the last line end is a line marked `is_incomplete`: it may be cut off
 from __future__ import annotations
 
 import codecs
+import itertools
 import json
 import re
 import zlib
@@ -74,12 +75,12 @@ def read_texts(file: BinaryIO) -> Iterator[str]:
     chunks: Iterator[bytes] = iter(lambda: read(CHUNK_BYTES), b"")
     first = next(chunks, b"")
     if first.startswith(b"\x1f\x8b"):
-        chunks = _decompress_gzip(_prepend(first, chunks))
+        chunks = _decompress_gzip(itertools.chain((first,), chunks))
         first = next(chunks, b"")
     if problem := binary_kind(first):
         raise UserError(f"this is {problem}")
     decoder = codecs.getincrementaldecoder(_detect_encoding(first))(errors="replace")
-    return (decoder.decode(chunk) for chunk in _prepend(first, chunks))
+    return (decoder.decode(chunk) for chunk in itertools.chain((first,), chunks))
 
 
 def letters_of(text: str) -> bytes:
@@ -104,11 +105,6 @@ def split_block(block: str | LogLine) -> Iterator[LogLine]:
         else:
             for number, part in enumerate(line[:MAX_LINE_CHARS].split("\\n")):
                 yield LogLine(part[:MAX_PLAIN_LINE_CHARS], continues_line=number > 0)
-
-
-def _prepend(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-    yield first
-    yield from rest
 
 
 def _decompress_gzip(chunks: Iterable[bytes]) -> Iterator[bytes]:

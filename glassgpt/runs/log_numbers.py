@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -118,6 +118,24 @@ def clamp_amount(
     return type(value)(0) if 0 < value < smallest else value
 
 
+def _clamp_lr(lr: float) -> float | None:
+    return clamp_amount(lr, smallest=_MIN_LR)
+
+
+_CLAMPS: dict[str, Callable[[float], float | None]] = {
+    **dict.fromkeys(("loss", "grad_norm"), clamp_loss),
+    **dict.fromkeys(("ms", "mfu", "tokens_per_s", "tokens", "memory_bytes"), clamp_amount),
+    "lr": _clamp_lr,
+}
+_SETUP_AMOUNTS = (
+    "parameters", "trained_parameters", "tokens_per_iteration", "planned_iterations", "budget_s",
+    "remaining_s", "memory_bytes", "resumed_val_loss", "wall_s",
+)  # fmt: skip
+_SETUP_DIVISORS = (
+    "world_size", "tensor_parallel", "pipeline_parallel", "data_parallel", "bytes_per_token"
+)  # fmt: skip
+
+
 def clamped(run_log: RunLog) -> RunLog:
     """The run with every number inside the limits that builder.py's docstring lists."""
     ledger = run_log.ledger
@@ -158,22 +176,12 @@ def _clamped_eval(evaluation: LoggedEvaluation) -> LoggedEvaluation:
 
 
 def clamped_steps(steps: Steps) -> Steps:
-    def clamp_lr(lr: float) -> float | None:
-        return clamp_amount(lr, smallest=_MIN_LR)
-
-    return replace(
-        steps,
-        loss=_clamped_column(steps.loss, clamp_loss),
-        grad_norm=_clamped_column(steps.grad_norm, clamp_loss),
-        lr=_clamped_column(steps.lr, clamp_lr),
-        ms=_clamped_column(steps.ms, clamp_amount),
-        mfu=_clamped_column(steps.mfu, clamp_amount),
-        tokens_per_s=_clamped_column(steps.tokens_per_s, clamp_amount),
-        tokens=None if steps.tokens is None else _clamped_column(steps.tokens, clamp_amount),
-        memory_bytes=None
-        if steps.memory_bytes is None
-        else _clamped_column(steps.memory_bytes, clamp_amount),
-    )
+    columns: dict[str, Any] = {
+        name: _clamped_column(column, _CLAMPS[name])
+        for name, column in steps.columns().items()
+        if name in _CLAMPS
+    }
+    return replace(steps, **columns)
 
 
 def _clamped_column(column: Floats, clamp: Callable[[float], float | None]) -> Floats:
@@ -187,6 +195,9 @@ def _clamped_column(column: Floats, clamp: Callable[[float], float | None]) -> F
 
 
 def clamped_setup(setup: LoggedSetup) -> LoggedSetup:
+    amounts: dict[str, Any] = {name: clamp_amount(getattr(setup, name)) for name in _SETUP_AMOUNTS}
+    # Of nothing at all: not known.
+    amounts |= {name: clamp_amount(getattr(setup, name)) or None for name in _SETUP_DIVISORS}
     return replace(
         setup,
         settings={
@@ -195,20 +206,7 @@ def clamped_setup(setup: LoggedSetup) -> LoggedSetup:
             # A seed may be any 64-bit number: nothing is calculated from it.
             if not isinstance(value, int | float) or name == "seed" or abs(value) <= MAX_COUNT
         },
-        parameters=clamp_amount(setup.parameters),
-        trained_parameters=clamp_amount(setup.trained_parameters),
-        tokens_per_iteration=clamp_amount(setup.tokens_per_iteration),
+        **amounts,
         flops_per_token=clamp_amount(setup.flops_per_token, largest=MAX_FLOPS) or None,
         peak_flops=clamp_amount(setup.peak_flops, largest=MAX_FLOPS) or None,
-        world_size=clamp_amount(setup.world_size) or None,
-        tensor_parallel=clamp_amount(setup.tensor_parallel) or None,
-        pipeline_parallel=clamp_amount(setup.pipeline_parallel) or None,
-        data_parallel=clamp_amount(setup.data_parallel) or None,
-        planned_iterations=clamp_amount(setup.planned_iterations),
-        budget_s=clamp_amount(setup.budget_s),
-        remaining_s=clamp_amount(setup.remaining_s),
-        memory_bytes=clamp_amount(setup.memory_bytes),
-        bytes_per_token=clamp_amount(setup.bytes_per_token) or None,
-        resumed_val_loss=clamp_amount(setup.resumed_val_loss),
-        wall_s=clamp_amount(setup.wall_s),
     )

@@ -17,6 +17,7 @@ from glassgpt.runs.curve_statistics import (
     MEDIAN_TO_MEAN_STDERR,
     block_medians,
     detrended_std,
+    leading_median,
     mad,
     trailing_median,
 )
@@ -103,7 +104,7 @@ def find_loss_jump(at: Ints, losses: Floats, process_starts: Ints) -> LossJump |
         return None
     medians = trailing_median(losses, JUMP_LOSSES)  # of those before each row
     rows = np.arange(JUMP_LOSSES, len(losses) - JUMP_LOSSES)
-    after = np.append(medians[JUMP_LOSSES:], np.median(losses[-JUMP_LOSSES:]))  # of each row and those after
+    after = leading_median(losses, JUMP_LOSSES)
     jumps = after[rows] - medians[rows]
     best = int(np.argmax(jumps))
     row, size = int(rows[best]), float(jumps[best])
@@ -117,12 +118,17 @@ def find_loss_jump(at: Ints, losses: Floats, process_starts: Ints) -> LossJump |
     row = int(near[int(np.argmin(wrong))])
     if min(wrong) > MAX_JUMP_OVERLAP * 2 * JUMP_LOSSES or np.mean(losses[:row] > middle) > 0.5:
         return None
-    if np.searchsorted(process_starts, at[row - 3]) < np.searchsorted(process_starts, at[row], side="right"):
+    if _begins_process(process_starts, at[row - 3], at[row]):
         return None
     edge = float(np.median(losses[row : row + EDGE_LOSSES]) - np.median(losses[row - EDGE_LOSSES : row]))
     if edge < MIN_EDGE_SHARE * size:
         return None  # it rises slowly
     return LossJump(int(at[row]), before, float(np.median(losses[row:])))
+
+
+def _begins_process(process_starts: Ints, first: int, last: int) -> bool:
+    """Whether one began at these iterations: then a jump there is the resume's."""
+    return bool(((process_starts >= first) & (process_starts <= last)).any())
 
 
 # An explosion: several losses in a row, compared with the median of those before.
@@ -173,9 +179,7 @@ def find_explosions(at: Ints, losses: Floats, process_starts: Ints) -> list[Expl
     for row in range(MIN_LOSSES_BEFORE, min(count, MEDIAN_WINDOW + 1)):
         usual[row] = np.median(losses[:row])
     required = np.maximum(MIN_EXPLOSION_RATIO * usual, usual + MIN_EXPLOSION_NATS)[: len(stays_above)]
-    forward_median = np.append(
-        trailing_median(losses, RECOVERY_LOSSES)[RECOVERY_LOSSES:], np.median(losses[-RECOVERY_LOSSES:])
-    )
+    forward_median = leading_median(losses, RECOVERY_LOSSES)
     explosions: list[Explosion] = []
     next_row = MIN_LOSSES_BEFORE
     for row in np.flatnonzero(stays_above > required).tolist():  # NaN where there is no usual loss
@@ -199,8 +203,7 @@ def find_explosions(at: Ints, losses: Floats, process_starts: Ints) -> list[Expl
         if recovered is not None and recovered - start < MIN_RECOVERED_LOSSES:
             next_row = recovered
             continue
-        starts_before = np.searchsorted(process_starts, at[max(0, start - 3)])
-        if starts_before < np.searchsorted(process_starts, at[row], side="right"):
+        if _begins_process(process_starts, at[max(0, start - 3)], at[row]):
             continue
         peak = start + int(np.argmax(losses[start:end]))
         explosions.append(

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import median
+from typing import NamedTuple
 
 from glassgpt.i18n import Message, say
 from glassgpt.runs.builder import RunBuilder
@@ -101,6 +102,17 @@ def _parse_iteration(value: object) -> int | None:
     return int(number) if number is not None and 0 <= number <= MAX_COUNT and number % 1 == 0 else None
 
 
+class _ColumnClock(NamedTuple):
+    """A column that shows a clock."""
+
+    column: str
+    parse: Callable[[object], float | None]
+    clock: StepClock
+
+    def seconds(self, row: Row) -> float | None:
+        return self.parse(row.get(self.column))
+
+
 class MetricTable:
     """`feed` the rows in their order, then `build`."""
 
@@ -114,9 +126,7 @@ class MetricTable:
         self._metrics: list[str] = []  # columns with metrics besides the loss
         self._columns: dict[Role, str] = {}
         self._units: dict[Role, str] = {}  # of times
-        self._clock: StepClock | None = None
-        self._parse_clock: Callable[[object], float | None] = parse_clock
-        self._clock_column: str | None = None
+        self._clock: _ColumnClock | None = None
         self._recent: dict[tuple[str, int], float] = {}  # "loss" or "val_loss", and iteration -> value
         self._counts_epochs = False  # there is no other count
         self._repeats_epochs = False  # a few: a resume does an epoch again
@@ -163,7 +173,7 @@ class MetricTable:
             if last > first and before < after:
                 builder.setup.values["tokens_per_iteration"] = round((after - before) / (last - first))
         if self._clock is not None and "timestamp" not in self._units and self._processes == 1:
-            builder.setup.values["wall_s"] = self._clock.last_s
+            builder.setup.values["wall_s"] = self._clock.clock.last_s
         if self._run_s is not None:
             builder.setup.values["wall_s"] = self._run_s
         if self._planned_count is not None and self._rounds == 1:
@@ -182,8 +192,14 @@ class MetricTable:
             return ()
         built = self.builder.build(name, ends_mid_line=False)
         notes = [*built.notes, *self.notes, *([say("table.epochs")] if self._counts_epochs else [])]
-        notes += self._left_out_notes()
-        notes += [say("rounds.joined", rounds=self._rounds)] if self._rounds > 1 else []
+        left_out = sorted(self._left_out, key=lambda name: _SCORES.search(name.lower()) is None)
+        shown, more = ", ".join(map(sanitize_line, left_out[:_MAX_LEFT_OUT])), len(left_out) - _MAX_LEFT_OUT
+        if more > 0:
+            notes.append(say("table.columns_left_out_more", columns=shown, more=more))
+        elif left_out:
+            notes.append(say("table.columns_left_out", columns=shown))
+        if self._rounds > 1:
+            notes.append(say("rounds.joined", rounds=self._rounds))
         whole = replace(
             built,
             run_name=run_name,
@@ -261,14 +277,6 @@ class MetricTable:
         for row, line in sample:
             self._read(row, line)
 
-    def _left_out_notes(self) -> list[Message]:
-        names = sorted(self._left_out, key=lambda name: _SCORES.search(name.lower()) is None)
-        shown = ", ".join(sanitize_line(name) for name in names[:_MAX_LEFT_OUT])
-        more = len(names) - _MAX_LEFT_OUT
-        if more > 0:
-            return [say("table.columns_left_out_more", columns=shown, more=more)]
-        return [say("table.columns_left_out", columns=shown)] if names else []
-
     def _choose_clock(self, rows: Sequence[Row]) -> None:
         """A column whose values grow from row to row is a clock, whatever its name says."""
         columns = self._columns
@@ -293,8 +301,8 @@ class MetricTable:
             values = [row[column] for row in losses if column in row and parse(row[column]) is not None]
             # Less than half: a total in the closing row.
             if self._clock is None and values and 2 * len(values) >= len(losses):
-                self._clock = StepClock.of_values(values, parse)
-                self._clock_column, self._parse_clock, self._units[role] = column, parse, unit
+                self._clock = _ColumnClock(column, parse, StepClock.of_values(values, parse))
+                self._units[role] = unit
 
     def _choose_step_time(self, rows: Sequence[Row]) -> None:
         """A column of step times is better than a clock. Without a unit in its name, the clock tells it, or
@@ -325,15 +333,13 @@ class MetricTable:
         self.notes.append(say("table.no_unit", column=sanitize_line(column)))
 
     def _median_clock_ms(self, rows: Sequence[Row]) -> float:
-        if self._clock is None or self._clock_column is None or "iteration" not in self._columns:
+        if self._clock is None or "iteration" not in self._columns:
             return math.nan
-        clock, times = self._clock, []
-        for row in rows:
-            iteration = _parse_iteration(row.get(self._columns["iteration"]))
-            seconds = self._parse_clock(row.get(self._clock_column))
-            if iteration is not None and seconds is not None:
-                times.append(clock.step_ms(iteration, seconds))
-        self._clock = StepClock(clock.resolution_s)
+        clock, column = StepClock(self._clock.clock.resolution_s), self._columns["iteration"]
+        shown = ((_parse_iteration(row.get(column)), self._clock.seconds(row)) for row in rows)
+        times = [
+            clock.step_ms(at, seconds) for at, seconds in shown if at is not None and seconds is not None
+        ]
         times = [time for time in times if time > 0]
         return median(times) if times else math.nan
 
@@ -387,9 +393,7 @@ class MetricTable:
             return
         epoch = cell("epoch") if "iteration" in columns else None
         iteration = self._counted_on(iteration, epoch)
-        seconds = None
-        if self._clock is not None and self._clock_column is not None:
-            seconds = self._parse_clock(row.get(self._clock_column))
+        seconds = None if self._clock is None else self._clock.seconds(row)
         goes_back = self._last_iteration is not None and iteration <= self._last_iteration
         if self._first_iteration is None:
             self._first_iteration = iteration
@@ -481,7 +485,7 @@ class MetricTable:
             is_row_of_epoch = self._repeats_epochs and loss is not None
             return is_row_of_epoch and self._recent.get(("loss", iteration)) not in (None, loss)
         if seconds is not None and self._clock is not None and "timestamp" not in self._units:
-            return seconds < self._clock.last_s - _CLOCK_LAG_S
+            return seconds < self._clock.clock.last_s - _CLOCK_LAG_S
         if loss is None:
             return ("val_loss", iteration) not in self._recent and ("loss", iteration) not in self._recent
         known = self._recent.get(("loss", iteration))
@@ -508,7 +512,7 @@ class MetricTable:
             values["grad_norm"] = math.inf if math.isnan(norm) else norm  # as parse_norm: it is printed
         ms = math.nan
         if self._clock is not None and seconds is not None:
-            ms = self._clock.step_ms(iteration, seconds)
+            ms = self._clock.clock.step_ms(iteration, seconds)
         else:
             for role, unit in self._units.items():
                 ms = _known(parse_cell(row.get(columns[role]))) * _STEP_TIME_UNITS[unit]
@@ -529,7 +533,7 @@ class MetricTable:
         if value is None or is_stale or not self._is_new("val_loss", iteration, value):
             return
         if self._clock is not None:
-            self._clock.add_eval(seconds)
+            self._clock.clock.add_eval(seconds)
         if self._run_s is not None and seconds is not None and 0 <= seconds < math.inf:
             self._run_s += seconds  # after training, whose time is known
         self.builder.add_eval(

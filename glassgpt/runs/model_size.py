@@ -205,21 +205,13 @@ def estimate_model_size(
     # of devices that share one model and count their common tokens several times.
     if inferred and stated and run_log.trainer.mfu_counts_palm_flops:
         inferred = inferred if inferred >= flops.six_n_flops_per_token(stated) else None
-    parameters, source = _choose_parameters(run_log, stated, inferred)
-    flops_per_token, flops_source = _choose_flops(run_log, stated, inferred)
-    return ModelSize(
-        parameters, source, stated if source == "stated" else None, flops_per_token, flops_source
-    )
-
-
-def _choose_parameters(
-    run_log: RunLog, stated: int | None, inferred_flops: float | None
-) -> tuple[int | None, SizeSource | None]:
-    """As stated; else of the stated shape; else as the MFU implies."""
-    if stated is not None:
-        return stated, "stated" if run_log.setup.parameters or run_log.setup.trained_parameters else "shape"
-    implied = parameters_from_flops(inferred_flops, run_log) if inferred_flops else None
-    return implied, "inferred" if implied else None
+    setup, (flops_per_token, flops_source) = run_log.setup, _choose_flops(run_log, stated, inferred)
+    if stated is None:
+        implied = parameters_from_flops(inferred, run_log) if inferred else None
+        return ModelSize(implied, "inferred" if implied else None, None, flops_per_token, flops_source)
+    if setup.parameters or setup.trained_parameters:
+        return ModelSize(stated, "stated", stated, flops_per_token, flops_source)
+    return ModelSize(stated, "shape", None, flops_per_token, flops_source)
 
 
 def _choose_flops(

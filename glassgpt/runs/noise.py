@@ -72,14 +72,7 @@ def estimate_eval_noise(
     """`evals` and the training `losses` are those of the trajectory. `within_run`: for differences between
     evaluations of this run. If they are all of the same tokens, they share their sampling error, and only
     their scatter counts; else that is the least it can be."""
-    values = np.array(
-        [
-            evaluation.val_loss
-            for evaluation in evals
-            if evaluation.val_loss is not None and math.isfinite(evaluation.val_loss)
-        ],
-        dtype=np.float64,
-    )
+    values = np.array([evaluation.val_loss for evaluation in evals], dtype=np.float64)
     if not len(values):
         return None
     scatter = noise_from_scatter(values)

@@ -82,13 +82,15 @@ ROUNDED_LOSS = {
     )
     for kind, word in (("val_loss", _VAL_WORD), ("train_loss", _TRAIN_WORD))
 }
-PROSE_MS = re.compile(rf"(?<![\d.,<–-])({_PLAIN})\s*(?:ms\b|मि(?:ली)?\s?से\w*|مللي ثانية|مللي)", re.IGNORECASE)
-PROSE_MFU = re.compile(
-    rf"\bmfu\b[^\d%;.]{{0,20}}({_PLAIN})\s*%|(?<![\d.,<–-])({_PLAIN})\s*%\s*mfu\b", re.IGNORECASE
-)
-PROSE_PARAMETERS = re.compile(
-    r"(?<![\w.])(\d[\d.]*\s?[MB])\s*(?:-?\s*(?:param\w*|model)|पैरामीटर|मॉडल|معلمة|معامل|نموذج)", re.IGNORECASE
-)
+PROSE_VALUES = {
+    name: re.compile(pattern, re.IGNORECASE)
+    for name, pattern in {
+        "ms": rf"(?<![\d.,<–-])({_PLAIN})\s*(?:ms\b|मि(?:ली)?\s?से\w*|مللي ثانية|مللي)",
+        "mfu": rf"\bmfu\b[^\d%;.]{{0,20}}({_PLAIN})\s*%|(?<![\d.,<–-])({_PLAIN})\s*%\s*mfu\b",
+        "parameters": r"(?<![\w.])(\d[\d.]*\s?[MB])\s*"
+        r"(?:-?\s*(?:param\w*|model)|पैरामीटर|मॉडल|معلمة|معامل|نموذج)",
+    }.items()
+}
 _PROSE_SETTINGS = {
     "n_layer": re.compile(r"(?<![\w.])(\d{1,3})\s*-?\s*(?:layers?\b|लेयर|परत|طبقة|طبقات)", re.IGNORECASE),
     "n_embd": re.compile(r"(?<![\w.])(\d{2,5})\s*-?\s*(?:dim\w*\b|embd\b|wide\b|डिम)", re.IGNORECASE),

@@ -15,39 +15,24 @@ priority over one in prose. Only what the text states as measured is read: range
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from glassgpt.config import ConfigValue
-from glassgpt.runs.log_numbers import ASCII_DIGITS, parse_count
-from glassgpt.runs.note_words import (
-    CARD_NAME,
-    CONTRASTED_NAMES,
-    METRICS,
-    PROSE_MFU,
-    PROSE_MS,
-    PROSE_PARAMETERS,
-    QUOTED_LOSS,
-    ROUNDED_LOSS,
-    TABLE_CELL,
-    last_iteration,
-    metric_of_row,
-    perplexities_as_losses,
-    stated_settings,
-)
-from glassgpt.runs.noted_run import (
-    NotedRun,
-    build_run_log,
-    fits_shape,
-    plain_text,
-    read_cell,
-    read_head,
-    record_device,
-)
+from glassgpt.errors import UserError
+from glassgpt.estimate.cards import resolve_card_name
+from glassgpt.estimate.flops import attention_flops_per_token, six_n_flops_per_token
+from glassgpt.runs import note_words as words
+from glassgpt.runs.builder import RunBuilder
+from glassgpt.runs.header import KNOWN_SETTINGS, parse_setting
+from glassgpt.runs.log_numbers import ASCII_DIGITS, MAX_COUNT, parse_count, parse_ms
+from glassgpt.runs.model_size import implied_layers
 from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trainer import Trainer
+from glassgpt.runs.trainer import A100_PEAK, Trainer
 from glassgpt.runs.trainers import TRAINERS
 
 _MAX_CHARS = 300_000  # of a text that is read as a note
@@ -63,9 +48,15 @@ def read_note(lines: Sequence[str], name: str) -> tuple[RunLog, ...]:
     runs = [run for run in note.runs if run.has_content][:_MAX_RUNS]
     whole = "\n".join(texts).lower()
     named = max(TRAINERS, key=lambda trainer: whole.count(trainer.name.lower()))
-    trainer = _noted_trainer(named if named.name.lower() in whole else TRAINERS[-1])
+    trainer = replace(  # its numbers as prose states them: times of steady iterations, and not every line
+        named if named.name.lower() in whole else TRAINERS[-1],
+        step_time_includes_eval=False,
+        clock_reads_before_sync=False,
+        evaluates_before_first_step=False,
+        logs_checkpoints=False,
+    )
     logs = [build_run_log(run, trainer, name if len(runs) == 1 else f"{name}: {run.title}") for run in runs]
-    events = tuple(perplexities_as_losses(texts))
+    events = tuple(words.perplexities_as_losses(texts))
     return tuple(
         replace(
             log,
@@ -84,7 +75,7 @@ def complete_from_note(run_logs: Sequence[RunLog], lines: Sequence[str]) -> tupl
         return tuple(run_logs)
     settings: dict[str, ConfigValue] = {}
     for text in _clean_lines(lines):
-        for name, value, _ in stated_settings(text):
+        for name, value, _ in words.stated_settings(text):
             settings.setdefault(name, value)
     setup = run_logs[0].setup
     return (replace(run_logs[0], setup=replace(setup, settings=settings | dict(setup.settings))),)
@@ -100,17 +91,6 @@ def _clean_lines(lines: Sequence[str]) -> list[str]:
         text = unicodedata.normalize("NFC", line[:_MAX_LINE_CHARS].translate(ASCII_DIGITS))
         texts.append(re.sub(r"\s+", " ", text).strip())
     return texts
-
-
-def _noted_trainer(trainer: Trainer) -> Trainer:
-    """Its numbers as prose states them: times of steady iterations, and not every line."""
-    return replace(
-        trainer,
-        step_time_includes_eval=False,
-        clock_reads_before_sync=False,
-        evaluates_before_first_step=False,
-        logs_checkpoints=False,
-    )
 
 
 class _Note:
@@ -132,13 +112,13 @@ class _Note:
 
     def _read_table(self, start: int, rows: list[list[str]]) -> None:
         head, *body = rows
-        metrics = [metric_of_row(row[0]) for row in body]
+        metrics = [words.metric_of_row(row[0]) for row in body]
         columns = []
         for column in range(1, len(head)):
             known = [
                 row[column] for row, metric in zip(body, metrics, strict=True) if metric and column < len(row)
             ]
-            parsed = sum(TABLE_CELL.match(cell) is not None for cell in known)
+            parsed = sum(words.TABLE_CELL.match(cell) is not None for cell in known)
             if known and parsed >= _MIN_VALUE_SHARE * len(known):
                 columns.append(column)
         if not columns or (self.runs and len(columns) != len(self.runs)):
@@ -203,21 +183,21 @@ class _Note:
         """Losses with as many decimals as a log has, and the run and the iteration that they are of."""
         metric, iteration = context
         kinds = ("val_loss", "train_loss")
-        named = [kind for kind in kinds if METRICS[kind].search(text)]
+        named = [kind for kind in kinds if words.METRICS[kind].search(text)]
         if len(named) == 1:
             metric = named[0]
-        for match in QUOTED_LOSS.finditer(text):
+        for match in words.QUOTED_LOSS.finditer(text):
             before = text[: match.start()]
-            iteration = last_iteration(before) or iteration
+            iteration = words.last_iteration(before) or iteration
             run = self._run_at(text, match.start())
             if run is not None and metric and iteration is not None:
                 run.evals.setdefault((iteration, metric), (float(match[1]), at + 1))
-        return metric, last_iteration(text) or iteration
+        return metric, words.last_iteration(text) or iteration
 
     def _settings_of_runs(self, text: str) -> Iterator[tuple[NotedRun, str, ConfigValue]]:
         """A setting belongs to the run whose values the line repeats, else to the run named closest to it,
         else to the runs whose MFU and time fit the shape that the line states."""
-        stated = list(stated_settings(text))
+        stated = list(words.stated_settings(text))
         mentions = self._mentions(text) if stated else []
         shape = {name: value for name, value, _ in stated}
         for name, value, position in stated:
@@ -235,27 +215,26 @@ class _Note:
     def _read_sentence(self, at: int, text: str) -> None:
         """Rounded numbers, in a text without a table."""
         for sentence in re.split(r"(?<=[.;।؛!?])\s+|\n", text):
-            iteration = last_iteration(sentence)
-            for kind, pattern in ROUNDED_LOSS.items():
+            iteration, mentions = words.last_iteration(sentence), self._mentions(sentence)
+            for kind, pattern in words.ROUNDED_LOSS.items():
                 for match in pattern.finditer(sentence):
+                    # From the mention of a run before it to the next one.
+                    begin = max((place for place, _ in mentions if place <= match.start()), default=0)
+                    end = min((place for place, _ in mentions if place > match.start()), default=None)
+                    own = words.last_iteration(sentence[begin:end]) or iteration
                     run = self._run_at(sentence, match.start())
-                    clause = _clause_around(sentence, match.start(), self._mentions(sentence))
-                    own = last_iteration(clause) or iteration
                     if run is not None and own is not None:
                         run.evals.setdefault((own, kind), (float(match[1] or match[2]), at + 1))
                         run.iteration = max(own, run.iteration or 0)
-            for name, pattern in (("ms", PROSE_MS), ("mfu", PROSE_MFU), ("parameters", PROSE_PARAMETERS)):
+            for name, pattern in words.PROSE_VALUES.items():
                 for match in pattern.finditer(sentence):
+                    number = next(group for group in match.groups() if group)
                     run = self._run_at(sentence, match.start())
-                    text_value = next(group for group in match.groups() if group)
-                    if run is None:
-                        continue
-                    if name == "parameters":
-                        run.values.setdefault("parameters", parse_count(text_value))
-                    else:
-                        value = float(text_value.replace(",", ""))
-                        run.measured.setdefault(name, (value, None, at + 1))
-            for match in CARD_NAME.finditer(sentence):
+                    if run is not None and name == "parameters":
+                        run.values.setdefault(name, parse_count(number))
+                    elif run is not None:
+                        run.measured.setdefault(name, (float(number.replace(",", "")), None, at + 1))
+            for match in words.CARD_NAME.finditer(sentence):
                 run = self._run_at(sentence, match.start())
                 if run is not None and run.settings.get("device") != "cpu":
                     record_device(run, match[0])
@@ -282,18 +261,14 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
-def _clause_around(sentence: str, position: int, mentions: list[tuple[int, NotedRun]]) -> str:
-    """From the mention of a run before the position to the next one."""
-    starts = [at for at, _ in mentions if at <= position]
-    ends = [at for at, _ in mentions if at > position]
-    return sentence[starts[-1] if starts else 0 : ends[0] if ends else len(sentence)]
-
-
 def _contrasted_runs(texts: Sequence[str]) -> list[NotedRun]:
     """The runs that a text without a table speaks of: two where it contrasts them, else one."""
     whole = "\n".join(texts)
-    for patterns in CONTRASTED_NAMES:
-        names = [patterns[0], rf"{patterns[1]}|{CARD_NAME.pattern}" if "GPU" in patterns[1] else patterns[1]]
+    for patterns in words.CONTRASTED_NAMES:
+        names = [
+            patterns[0],
+            rf"{patterns[1]}|{words.CARD_NAME.pattern}" if "GPU" in patterns[1] else patterns[1],
+        ]
         found = [re.search(name, whole, re.IGNORECASE) for name in names]
         if found[0] and found[1]:
             runs = [
@@ -305,3 +280,187 @@ def _contrasted_runs(texts: Sequence[str]) -> list[NotedRun]:
                 runs[0].settings["device"] = "cpu"
             return runs
     return [NotedRun(title="")]
+
+
+# --- one run, value by value: the first that the text states of anything counts ---
+
+
+@dataclass
+class NotedRun:
+    """What the text says about one run."""
+
+    title: str = ""
+    names: set[str] = field(default_factory=set)
+    settings: dict[str, ConfigValue] = field(default_factory=dict)
+    values: dict[str, int | float | str] = field(default_factory=dict)  # fields of LoggedSetup
+    measured: dict[str, tuple[float, int | None, int]] = field(default_factory=dict)  # value, iteration, line
+    evals: dict[tuple[int | None, str], tuple[float, int]] = field(default_factory=dict)  # value, line
+    iteration: int | None = None  # the last one
+
+    @property
+    def has_content(self) -> bool:
+        """A loss with its iteration, or a time with what was timed."""
+        has_loss = any(at is not None or self.iteration is not None for at, _ in self.evals)
+        return has_loss or ("ms" in self.measured and ("mfu" in self.measured or bool(self.settings)))
+
+
+def plain_text(cell: str) -> str:
+    return re.sub(r"[*_`]{1,3}", "", cell).strip() if not re.fullmatch(r"`?\w+`?", cell) else cell.strip("`")
+
+
+def read_head(run: NotedRun, head: str) -> None:
+    """`4070 Ti (5000 iterations, GPU)`: names, the last iteration, the device."""
+    for phrase in re.split(r"[(),/|;]", plain_text(head)):
+        phrase = phrase.strip()
+        if match := words.ITERATION_BEFORE.search(phrase) or words.ITERATION_AFTER.search(phrase):
+            run.iteration = words.parse_iteration(match[1]) or run.iteration
+        elif len(phrase) > 1:
+            run.names.add(phrase)
+            if phrase.upper() == "CPU":
+                run.settings["device"] = "cpu"
+            elif words.CARD_NAME.search(phrase):
+                record_device(run, phrase)
+
+
+def record_device(run: NotedRun, text: str) -> None:
+    match = words.CARD_NAME.search(text)
+    if match is None or "device_name" in run.values:
+        return
+    try:
+        run.values["device_name"] = resolve_card_name(match[0]).card.name
+    except UserError:
+        run.values["device_name"] = match[0]
+
+
+def read_cell(run: NotedRun, metric: str, label: str, cell: str, line: int) -> None:
+    plain = plain_text(cell)
+    if metric == "device_name":
+        record_device(run, plain)
+        return
+    match = words.TABLE_CELL.match(cell)
+    if metric in KNOWN_SETTINGS:
+        value = parse_setting(plain.split(" ")[0])
+        if value is not None:
+            run.settings.setdefault(metric, value)
+        return
+    if metric == "tokens_per_iteration" and (product := words.TOKEN_PRODUCT.match(plain)):
+        _record_batch(run, product)
+        return
+    if match is None:
+        return
+    number, unit = match["number"], match["unit"] or ""
+    iteration = words.last_iteration(match["rest"]) or words.last_iteration(label) or run.iteration
+    if metric in ("parameters", "tokens_per_iteration"):
+        if not match["high"]:
+            run.values.setdefault(metric, parse_count(number + (unit if unit in "kKMBG" else "")))
+    elif metric in ("val_loss", "train_loss"):
+        if not match["high"]:
+            run.evals.setdefault((iteration, metric), (float(number), line))
+    elif metric == "ms":
+        _record_time(run, match, iteration, line)
+    elif metric in ("loss", "mfu", "tokens_per_s") and not match["high"]:
+        value = parse_count(number + unit) if unit and unit in "kKMBG" else float(number.replace(",", ""))
+        run.measured.setdefault(metric, (value, iteration, line))
+
+
+def _record_time(run: NotedRun, match: re.Match[str], iteration: int | None, line: int) -> None:
+    """`116-1505ms`: the shortest is a steady iteration, the longest one that evaluates. A time that the cell
+    doubts, or says to include an evaluation, is not that of a steady one."""
+    unit = match["unit"] if match["unit"] in ("ms", "s") else "ms"
+    ms = parse_ms(match["number"], unit)
+    is_doubted = match["rest"].lstrip().startswith("?") or words.EVALUATION_WORD.search(match["rest"])
+    if is_doubted:
+        run.measured.setdefault("eval_ms", (ms, iteration, line))
+        return
+    run.measured.setdefault("ms", (ms, iteration, line))
+    if match["high"]:
+        high = parse_ms(match["high"].strip(" -–—"), unit)
+        if high > 2 * ms:
+            run.measured.setdefault("eval_ms", (high, iteration, line))
+
+
+def _record_batch(run: NotedRun, product: re.Match[str]) -> None:
+    """`16 × 1024 × 32 = 524k`: tokens per iteration, and the context as the remaining factor."""
+    factors = [float(factor.replace(",", "")) for factor in re.split(r"\s*[x×*]\s*", product[1])]
+    tokens = round(math.prod(factors))
+    if not 0 < tokens < MAX_COUNT or (product[2] and abs(parse_count(product[2]) / tokens - 1) > 0.02):
+        return
+    run.values.setdefault("tokens_per_iteration", tokens)
+    known = [run.settings.get(name) for name in ("batch_size", "gradient_accumulation_steps")]
+    rest = list(factors)
+    for value in known:
+        if isinstance(value, int) and value in rest:
+            rest.remove(value)
+    if len(factors) - len(rest) == 2 and len(rest) == 1:
+        run.settings.setdefault("block_size", round(rest[0]))
+
+
+def fits_shape(run: NotedRun, shape: Mapping[str, ConfigValue]) -> bool:
+    """Whether a model of this depth and width, with the run's batch and some context, takes the FLOPs of the
+    run's MFU and time, as nanoGPT counts them. The vocabulary's share is unknown, and left out."""
+    layers, width, batch = shape.get("n_layer"), shape.get("n_embd"), run.settings.get("batch_size")
+    if not (isinstance(layers, int) and isinstance(width, int) and isinstance(batch, int)):
+        return False
+    if "ms" not in run.measured or "mfu" not in run.measured:
+        return False
+    mfu, seconds = run.measured["mfu"][0], run.measured["ms"][0] / 1000
+    rounding = 0.5 * 10.0 ** -len(f"{mfu:g}".partition(".")[2])
+    low, high = ((mfu + sign * rounding) / 100 * A100_PEAK * seconds for sign in (-1, 1))
+    matrices = six_n_flops_per_token(12 * layers * width**2)
+    return any(
+        low <= batch * context * (matrices + attention_flops_per_token(layers, width, context)) <= high
+        for context in (2**power for power in range(5, 14))
+    )
+
+
+def build_run_log(run: NotedRun, trainer: Trainer, name: str) -> RunLog:
+    noted = [at for at, _ in run.evals] + [at for _, at, _ in run.measured.values()]
+    last = run.iteration
+    if last is None:
+        last = max((at for at in noted if at is not None), default=None)
+    # Time and MFU of one table are of one iteration, whichever of the two rows says which.
+    timed = [run.measured[key][1] for key in ("ms", "mfu") if key in run.measured]
+    timed_at = next((at for at in timed if at is not None), last)
+    rows: dict[int, dict[str, Any]] = {}
+    lines: dict[int, int] = {}
+    for metric, (value, at, line) in run.measured.items():
+        place = (last if at is None else at) if metric == "loss" else timed_at
+        if metric != "eval_ms":
+            rows.setdefault(place or 0, {})[metric] = value
+            lines[place or 0] = line
+    evals: dict[int, dict[str, Any]] = {}
+    eval_lines: dict[int, int] = {}
+    for (at, kind), (value, line) in run.evals.items():
+        place = last if at is None else at
+        if place is not None:
+            evals.setdefault(place, {})[kind] = value
+            eval_lines.setdefault(place, line)
+
+    builder = RunBuilder(trainer)
+    builder.has_quoted_lines = True
+    builder.setup.settings |= run.settings
+    builder.setup.values |= run.values
+    builder.setup.values["parameters_are_claimed"] = "parameters" in run.values
+    for place in sorted({*rows, *evals}):
+        if place in evals:
+            builder.line = eval_lines[place]
+            eval_ms = run.measured["eval_ms"][0] if "eval_ms" in run.measured and place == last else None
+            builder.add_eval(place, **evals[place], ms=eval_ms)
+        if place in rows:
+            builder.line = lines[place]
+            builder.add_step(place, **rows[place])
+    builder.finish()
+    own_lines = [*lines.values(), *eval_lines.values()]
+    built = builder.build(name, ends_mid_line=False)
+    run_log = replace(
+        built,
+        segments=tuple(replace(segment, has_startup=False) for segment in built.segments),
+        first_line=min(own_lines, default=0),
+        last_line=max(own_lines, default=0),
+        is_excerpt=True,
+        has_iteration_numbers=last is not None,
+    )
+    if layers := implied_layers(run_log):
+        settings = {**run_log.setup.settings, "n_layer": layers}
+        run_log = replace(run_log, setup=replace(run_log.setup, settings=settings))
+    return run_log

@@ -22,8 +22,7 @@ How a log becomes a RunLog, in the order of the files to read:
     step_rows.py     its rows of iterations; those of very long logs are thinned
     log_numbers.py   the limits that every value of a RunLog keeps
     excerpts.py      merges log lines that are quoted in a note or a chat
-    notes.py         reads the tables and the prose of such a text; note_words.py: its words; noted_run.py:
-                     a run as it states it
+    notes.py         reads the tables and the prose of such a text; note_words.py: its words
     split_runs.py    one RunLog for each run of the file
 
 GlassGPT's journal has records instead of lines: from_journal.py reads them. Tables of metrics have rows:

@@ -82,12 +82,13 @@ def read_logs(lines: Iterable[str | LogLine], name: str, head: str = "") -> tupl
     recognizer = LogRecognizer()
     for line in lines:
         recognizer.feed(line)
-        if recognizer.is_unrecognisable():
+        if recognizer.unrecognised_lines > _MAX_UNRECOGNISED_LINES:
             break
-    run_logs = recognizer.build(name) or recognizer.build_from_note(name)
+    run_logs = recognizer.build(name) or read_note(recognizer.texts(), name)
     if not run_logs:
-        clause = "; it is empty" if recognizer.is_empty else recognizer.program_error() or looks_like(head)
-        if losses := recognizer.count_losses():
+        clause = recognizer.why_unrecognised() or looks_like(head)
+        losses = sum(map(_has_loss, recognizer.texts()))
+        if losses:
             clause += f"; {losses:,} of its lines have a loss, in a form that is not known"
         raise UserError(
             f"{name} is not a training log that glass can read{clause}. It reads GlassGPT's journals and run "
@@ -165,10 +166,10 @@ class LogRecognizer:
     which settings, checkpoints and events count depends on whose log it is."""
 
     def __init__(self) -> None:
-        self.is_empty = True  # no line has any text
+        self.unrecognised_lines = 0  # as long as no reader has matched any
+        self._is_empty = True  # no line has any text
         self._candidates = _Candidates()
         self._buffered_lines: list[LogLine] = []
-        self._line_count = 0
         self._splitter: _TrainerSplitter | None = None
 
     def feed(self, lines: str | LogLine) -> None:
@@ -189,26 +190,18 @@ class LogRecognizer:
         if self._splitter is not None:
             self._splitter.feed(line)
             return
-        self.is_empty = self.is_empty and not raw_line.text.strip()
-        self._line_count += 1
+        self._is_empty = self._is_empty and not raw_line.text.strip()
         self._buffered_lines.append(line)
         if len(self._buffered_lines) > _MAX_BUFFERED_LINES:
             del self._buffered_lines[: _MAX_BUFFERED_LINES // 2]
         self._candidates.feed(line)
         best = self._candidates.best()
+        self.unrecognised_lines = 0 if best is not None else self.unrecognised_lines + 1
         is_generic = best is not None and best.trainer.reads_any_log
         needed = _DECISIVE_GENERIC_LINES if is_generic else _DECISIVE_LINES
         if best is not None and best.matched_lines >= needed:
             self._splitter = self._replay()
             self._buffered_lines = []
-
-    def is_unrecognisable(self) -> bool:
-        """Very many lines without a match."""
-        return (
-            self._splitter is None
-            and self._line_count > _MAX_UNRECOGNISED_LINES
-            and self._candidates.best() is None
-        )
 
     def build(self, name: str, final: bool = True) -> tuple[RunLog, ...]:
         """Every run so far; none as long as no trainer is recognised."""
@@ -216,7 +209,7 @@ class LogRecognizer:
         if splitter is not None:
             run_logs = splitter.build(name, final)
             is_quoted = final and all(run_log.is_excerpt for run_log in run_logs)
-            return complete_from_note(run_logs, self._texts()) if is_quoted else run_logs
+            return complete_from_note(run_logs, self.texts()) if is_quoted else run_logs
         if not final:
             return ()
         # Or a run crashed before its first step: then a line that only one trainer prints identifies it.
@@ -230,22 +223,17 @@ class LogRecognizer:
                 return run_logs if has_failed else ()
         return ()
 
-    def count_losses(self) -> int:
-        """How many of the lines that no trainer was recognised by have a loss."""
-        return sum(_has_loss(line.text) for line in self._buffered_lines)
-
-    def build_from_note(self, name: str) -> tuple[RunLog, ...]:
-        """The runs that a text without log lines speaks of."""
-        return read_note(self._texts(), name)
-
-    def program_error(self) -> str:
-        """Of a program that failed before it printed a step: a clause with its last error."""
-        for line in reversed(self._buffered_lines):
-            if _PROGRAM_ERROR.match(line.text):
-                return f'; a program failed before it had trained: "{line.text.strip()[:MAX_ERROR_CHARS]}"'
+    def why_unrecognised(self) -> str:
+        """A clause: there is nothing, or a program failed before it printed a step."""
+        if self._is_empty:
+            return "; it is empty"
+        errors = (text for text in reversed(self.texts()) if _PROGRAM_ERROR.match(text))
+        if error := next(errors, ""):
+            return f'; a program failed before it had trained: "{error.strip()[:MAX_ERROR_CHARS]}"'
         return ""
 
-    def _texts(self) -> list[str]:
+    def texts(self) -> list[str]:
+        """Of the lines, as long as no trainer is clear."""
         return [line.text for line in self._buffered_lines]
 
     def _replay(self) -> _TrainerSplitter | None:

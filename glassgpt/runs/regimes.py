@@ -91,6 +91,7 @@ def find_regimes(run_log: RunLog) -> tuple[Regime, ...]:
     regimes: list[Regime] = []
     for index, (begin, end) in enumerate(pairwise([*first_rows, len(steps)])):
         before, part = parts[max(0, index - 1)], parts[index]
+        wrong_side = _wrong_side(np.log(steps.ms[before]), np.log(steps.ms[part]))
         regimes.append(
             Regime(
                 begin,
@@ -99,7 +100,7 @@ def find_regimes(run_log: RunLog) -> tuple[Regime, ...]:
                 last_iteration=int(steps.iteration[end - 1]),
                 steady_ms=median_by_iteration(steps.ms[part], run_log.iterations_timed()[part]) or 0.0,
                 iterations=end - begin + int(unlogged[begin:end].sum()),
-                separation=_separation(np.log(steps.ms[before]), np.log(steps.ms[part])) if index else None,
+                separation=1 - wrong_side if index else None,
                 cause=_cause(run_log, batch_changes, before, part) if index else None,
             )
         )
@@ -313,10 +314,6 @@ def _wrong_side(before: Floats, after: Floats) -> float:
     middle = (old + new) / 2
     rises = new > old
     return max(float(np.mean((before > middle) == rises)), float(np.mean((after < middle) == rises)))
-
-
-def _separation(before: Floats, after: Floats) -> float:
-    return 1 - _wrong_side(before, after)
 
 
 def _refined(values: Floats, changes: list[int], reach: int) -> list[int]:

@@ -13,7 +13,7 @@ import itertools
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -64,6 +64,15 @@ class Steps:
 
     def __len__(self) -> int:
         return len(self.iteration)
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Those that there are."""
+        every = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: column for name, column in every.items() if column is not None}
+
+    def rows(self, begin: int, end: int) -> Steps:
+        """As a view."""
+        return Steps(**{name: column[begin:end] for name, column in self.columns().items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,10 +398,6 @@ class RunLog:
         passed: Ints = np.maximum(at - before - 1, 0)
         return passed
 
-    def is_first_of_process(self) -> Bools:
-        """True where an iteration is the first of a process: its time includes the start-up."""
-        return self._first_rows
-
     def includes_eval(self) -> Bools:
         """True where an iteration's time includes an evaluation or a save."""
         return (
@@ -421,6 +426,10 @@ class RunLog:
         without_eval = steady & ~self._eval_or_save_rows
         is_strict = self.trainer.step_time_includes_eval or bool(without_eval.any())
         return without_eval if is_strict else steady
+
+    def is_first_of_process(self) -> Bools:
+        """True where an iteration is the first of a process: its time includes the start-up."""
+        return self._first_rows
 
     @cached_property
     def _first_rows(self) -> Bools:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from glassgpt.config import ConfigValue
+from glassgpt.runs.log_numbers import MAX_COUNT
 from glassgpt.runs.run_log import LoggedSetup
 
 
@@ -24,6 +25,18 @@ class SetupBuilder:
     undecayed_parameters: int | None = None
     trainable_parameters: int = 0
     frozen_parameters: int = 0
+    # At which iteration, how many. Not compared: many processes share one setup.
+    tokens_so_far: tuple[int, float] | None = field(default=None, compare=False)
+
+    def count_tokens(self, iteration: int, tokens: float) -> None:
+        """Of a trainer that prints how many it has trained on so far: those of an iteration."""
+        if not 0 <= tokens < MAX_COUNT:
+            return
+        if self.tokens_so_far is not None:
+            before, tokens_before = self.tokens_so_far
+            if iteration > before and tokens > tokens_before:
+                self.values["tokens_per_iteration"] = round((tokens - tokens_before) / (iteration - before))
+        self.tokens_so_far = iteration, tokens
 
     def build(self) -> LoggedSetup:
         optimizer_parameters = (self.decayed_parameters or 0) + (self.undecayed_parameters or 0)

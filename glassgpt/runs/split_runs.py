@@ -20,7 +20,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -242,14 +242,11 @@ def _with_ends_of_parts(pieces: list[RunLog]) -> list[RunLog]:
         lasts = [int(pieces[part].steps.iteration[-1]) if len(pieces[part].steps) else -1 for part in group]
         for part in group[:-1]:
             ended[part] = replace(pieces[part], ended="finished")
-        if len(lasts) > 1 and lasts[-1] == lasts[-2] and not _has_failed(pieces[group[-1]]):
+        after = {event.kind for event in pieces[group[-1]].events_after_last_step()}
+        if len(lasts) > 1 and lasts[-1] == lasts[-2] and FAILURE_KINDS.isdisjoint(after):
             ended[group[-1]] = replace(pieces[group[-1]], ended="finished")
         at = group.stop
     return ended
-
-
-def _has_failed(run_log: RunLog) -> bool:
-    return any(event.kind in FAILURE_KINDS for event in run_log.events_after_last_step())
 
 
 # --- the runs ---
@@ -270,10 +267,8 @@ def _longest(whole: RunLog, runs: list[tuple[int, int]]) -> list[tuple[int, int]
 
 def _run_of_segments(whole: RunLog, start: int, end: int, first_lines: list[int]) -> RunLog:
     begin_row, end_row = np.searchsorted(whole.steps.segment, (start, end))
-    columns = {field.name: getattr(whole.steps, field.name) for field in fields(Steps)}
-    columns = {
-        name: None if column is None else column[begin_row:end_row].copy() for name, column in columns.items()
-    }
+    rows = whole.steps.rows(int(begin_row), int(end_row)).columns()
+    columns = {name: column.copy() for name, column in rows.items()}  # else each run keeps all rows in memory
     columns["segment"] -= start
     segments = whole.segments[start:end]
     setup = segments[-1].setup
@@ -291,11 +286,9 @@ def _run_of_segments(whole: RunLog, start: int, end: int, first_lines: list[int]
 
 
 def _run_of_launch(whole: RunLog, launch: FailedLaunch, first_lines: list[int]) -> RunLog:
-    columns = {field.name: getattr(whole.steps, field.name) for field in fields(Steps)}
-    columns = {name: None if column is None else column[:0] for name, column in columns.items()}
     run_log = replace(
         whole,
-        steps=Steps(**columns),
+        steps=whole.steps.rows(0, 0),
         evals=(),
         checkpoints=(),
         segments=(LoggedProcess(has_startup=True),),

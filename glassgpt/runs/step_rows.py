@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from glassgpt.runs.curve_statistics import SIGMA_PER_MAD
 from glassgpt.runs.run_log import Bools, Floats, Ints, LeftOut, Steps, marked_rows
 
 MAX_ROWS = 1 << 20  # about 100 MB, and as much again for the rules
@@ -246,10 +247,10 @@ class StepRows:
         regular: Bools = (stretch % (1 << self._level) == 0) | (stretch >= stretch[-1] - 1)
         return (
             regular
-            | _process_starts(segment)
+            | _turns(segment)
             | _marked_and_previous(is_marked)
-            | _finite_turns(loss)
-            | _finite_turns(grad_norm)
+            | _turns(np.isfinite(loss))
+            | _turns(np.isfinite(grad_norm))
             | _outlier_stretches(stretch, loss, ms, is_marked)
         )
 
@@ -269,12 +270,6 @@ def _mask(count: int, *rows: Ints) -> Bools:
     return mask
 
 
-def _process_starts(segment: Ints) -> Bools:
-    """The first row of each process, and the last one of the process before."""
-    last_before = np.flatnonzero(np.diff(segment))[:_MAX_TURNS]
-    return _mask(len(segment), last_before, last_before + 1)
-
-
 def _marked_and_previous(is_marked: Bools) -> Bools:
     """Every n-th only, where very many rows are marked."""
     rows = np.flatnonzero(is_marked)
@@ -282,9 +277,9 @@ def _marked_and_previous(is_marked: Bools) -> Bools:
     return _mask(len(is_marked), rows, np.maximum(rows - 1, 0))
 
 
-def _finite_turns(column: Floats) -> Bools:
-    """Both rows where the value becomes finite, or stops being so."""
-    last_before = np.flatnonzero(np.diff(np.isfinite(column)))[:_MAX_TURNS]
+def _turns(column: Ints | Bools) -> Bools:
+    """Both rows where the value is another one than before."""
+    last_before = np.flatnonzero(np.diff(column))[:_MAX_TURNS]
     return _mask(len(column), last_before, last_before + 1)
 
 
@@ -301,7 +296,7 @@ def _outlier_stretches(stretch: Ints, loss: Floats, ms: Floats, is_marked: Bools
         deviations = np.abs(loss - usual_loss)
         spread = 1.0  # the standard deviation, estimated by the median deviation
         if np.isfinite(loss).any():
-            spread = max(1.4826 * float(np.median(deviations[np.isfinite(deviations)])), 1e-12)
+            spread = max(SIGMA_PER_MAD * float(np.median(deviations[np.isfinite(deviations)])), 1e-12)
         # 1 or more: an outlier.
         ms_score = np.where(is_marked, 0.0, ms / (_MIN_TIME_RATIO * usual_ms))
         loss_score = deviations / (_MIN_LOSS_DEVIATIONS * spread)

@@ -10,7 +10,6 @@ bounded memory; only a JSON document has to be read whole. Of special kinds:
     TensorBoard's CSV                       Wall time,Step,Value; the file's name has the metric's
     Keras's history                         {"loss": [4.1, 3.9], "val_loss": [4.2, 4.0]}
     MLflow's CSV                            Run,metric,step,value: a row for each value
-    a CSV with a run in each row            name,loss_per_epoch: the second is a list, "[4.1, 3.9]"
 
 metric_columns.py has the names of columns, metric_table.py what happens to rows.
 """
@@ -31,7 +30,7 @@ from glassgpt.errors import UserError
 from glassgpt.i18n import say
 from glassgpt.runs.lines import whole_lines
 from glassgpt.runs.log_numbers import parse_cell
-from glassgpt.runs.metric_columns import VAL_WORDS, metric_of, normalise, role_of
+from glassgpt.runs.metric_columns import metric_of, normalise, role_of
 from glassgpt.runs.metric_table import MetricTable, Row
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainers import TRAINERS
@@ -67,20 +66,21 @@ def read_tables(texts: Iterator[str], name: str) -> tuple[tuple[RunLog, ...], It
             break
     head = head.removeprefix("\ufeff")
     texts = itertools.chain((head,), texts)
-    lines = [line for line in head.splitlines()[:64] if line.strip()]
-    if len(head) >= HEAD_CHARS:  # the last line goes on
-        lines = lines[:-1] or lines
-    if not lines:
-        return (), texts
-    if _are_json_rows(lines):
-        return _read_json_lines(texts, name), texts
-    if _DOCUMENT.match(head):  # not `[12:00:00] step 1`: a long log must not be joined into one text
+    runs: tuple[RunLog, ...] | None = None
+    if table := growing_table(head, name):
+        for line in _lines(texts):
+            table.feed(line)
+        runs = table.build(name)
+    elif _DOCUMENT.match(head):  # not `[12:00:00] step 1`: a long log must not be joined into one text
         document = "".join(_up_to(texts, MAX_DOCUMENT_CHARS))
         return _read_document(document, name), itertools.chain((document,), texts)
-    for delimiter in _DELIMITERS:
-        if _is_csv_with_losses(lines, delimiter) or _is_csv_of_values(lines, delimiter):
-            return _read_csv(texts, delimiter, name), texts
-    return (), texts
+    else:
+        lines = _first_lines(head)
+        delimiter = next((one for one in _DELIMITERS if _is_csv_of_values(lines, one)), None)
+        runs = None if delimiter is None else _read_values(texts, delimiter, name)
+    if runs == ():
+        raise UserError(f"{name} is a table of metrics, but no row of it has a step and a loss")
+    return runs or (), texts
 
 
 def _up_to(texts: Iterable[str], limit: int) -> Iterator[str]:
@@ -104,46 +104,92 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
             yield "" if is_too_long else block.text
 
 
-# --- a file that grows ---
+# --- rows that are lines ---
 
 
-class GrowingTable:
-    """CSV or lines of JSON that a trainer is still writing: takes lines, and builds the runs at any time."""
+class LineTable:
+    """CSV or lines of JSON, which a trainer may still be writing: builds the runs at any time."""
 
-    def __init__(self, delimiter: str | None) -> None:
-        """`delimiter`: of a CSV; None: JSON."""
-        self._delimiter, self._table, self._line = delimiter, MetricTable(), 0
-        self._names: list[str] = []
+    def __init__(self, delimiter: str | None, name: str = "") -> None:
+        """`delimiter`: of a CSV; None: JSON. `name`: of the file, which names TensorBoard's metric."""
+        self._delimiter, self._name = delimiter, name
+        self._tables = _RunTables()
+        self._line = self._rows = 0
+        self._names: list[str] = []  # of a CSV's columns
+        self._counts: set[str] = set()  # of those that count steps or epochs
+        self._columns: dict[str, list[tuple[int, str]]] = {}
 
     def feed(self, line: str) -> None:
         self._line += 1
-        row: object
-        if self._delimiter is None:
-            row = _decode(line)
-        else:
-            cells, _ = _header([line], self._delimiter) if line else ([], [])
-            if not self._names:
-                self._names = cells
-                return
-            row = {name: cell for name, cell in zip(self._names, cells, strict=False) if cell}
-        if isinstance(row, dict) and row:
-            self._table.feed(_flat(row), self._line)
+        if not line.strip():
+            return
+        if self._delimiter is not None:
+            self._feed_csv(line, self._delimiter)
+            return
+        row = _decode(line)
+        if not isinstance(row, dict):
+            self._tables.damaged += 1
+        elif row:
+            self._tables.feed(_flat(row), self._line)
 
-    def build(self, name: str, final: bool) -> tuple[RunLog, ...]:
-        return self._table.build(name, final=final)
+    def _feed_csv(self, line: str, delimiter: str) -> None:
+        cells = _cells(line, delimiter)
+        if cells is None:
+            self._tables.damaged += 1
+        if not cells or not any(cells):
+            return
+        if not self._names:
+            self._names = [column.strip() for column in cells]
+            if _is_of_tensorboard(self._names):
+                self._names = ["Wall time", "Step", _tensorboard_metric(self._name)]
+            self._counts = {column for column in self._names if role_of(column) in _COUNTS}
+            self._columns = _columns_by_run(self._names)
+            return
+        runs, self._rows = self._columns, self._rows + 1
+        if list(runs) == [""] and self._rows <= _WHOLE_ROWS:  # which columns are left out is said
+            runs = {"": [(at, column) for at, column in enumerate(self._names) if column]}
+        for run, columns in runs.items():
+            row = {column: cells[at] for at, column in columns if at < len(cells) and cells[at]}
+            if not self._counts.issuperset(row):  # else there is nothing of this run, or of a damaged line
+                self._tables.feed(row, self._line, run)
+
+    def build(self, name: str, final: bool = True) -> tuple[RunLog, ...]:
+        return self._tables.build(name, final)
 
 
-def growing_table(head: str) -> GrowingTable | None:
-    """For a file that begins so; None where that is not a table."""
+def _first_lines(head: str) -> list[str]:
     lines = [line for line in head.removeprefix("\ufeff").splitlines()[:64] if line.strip()]
+    # The last line goes on.
+    return lines[:-1] if len(head) >= HEAD_CHARS and len(lines) > 1 else lines
+
+
+def growing_table(head: str, name: str = "") -> LineTable | None:
+    """For a file that begins so; None where that is not a table, or a table of another form."""
+    lines = _first_lines(head)
     if lines and _are_json_rows(lines):
-        return GrowingTable(None)
-    found = (one for one in _DELIMITERS if lines and _is_csv_with_losses(lines, one))
-    delimiter = next(found, None)
-    return None if delimiter is None else GrowingTable(delimiter)
+        return LineTable(None)
+    if not lines or _DOCUMENT.match(head):
+        return None
+    for delimiter in _DELIMITERS:
+        names, _ = _header(lines, delimiter)
+        if _is_csv_with_losses(lines, delimiter) and _metric_column(names) is None:
+            return LineTable(delimiter, name) if name or not _is_of_tensorboard(names) else None
+    return None
 
 
 # --- CSV ---
+
+
+def _cells(line: str, delimiter: str) -> list[str] | None:
+    """None where they are damaged, such as a field of more than 128 KiB; empty for a comment."""
+    try:
+        return next(csv.reader([line], delimiter=delimiter, skipinitialspace=True)) if line[:1] != "#" else []
+    except csv.Error:
+        return None
+
+
+def _is_of_tensorboard(names: Sequence[str]) -> bool:
+    return [name.lower() for name in names] == _TENSORBOARD_HEADER
 
 
 def _header(lines: Sequence[str], delimiter: str) -> tuple[list[str], list[list[str]]]:
@@ -163,7 +209,7 @@ def _metric(column: str) -> str:
 
 def _is_csv_with_losses(lines: Sequence[str], delimiter: str) -> bool:
     names, rows = _header(lines, delimiter)
-    if [name.lower() for name in names] == _TENSORBOARD_HEADER:
+    if _is_of_tensorboard(names):
         return True
     roles = {role_of(_metric(name)) for name in names}
     if len(names) < 2 or not roles.intersection(_LOSSES):
@@ -178,49 +224,10 @@ def _is_csv_with_losses(lines: Sequence[str], delimiter: str) -> bool:
 
 
 def _is_csv_of_values(lines: Sequence[str], delimiter: str) -> bool:
-    """A row for each value, or for each run."""
+    """A row for each value."""
     names, rows = _header(lines, delimiter)
-    if (at := _metric_column(names)) is not None:
-        return any(role_of(row[at]) in _LOSSES for row in rows if at < len(row))
-    return any(_loss_lists(names, row) for row in rows[:1])
-
-
-def _read_csv(texts: Iterable[str], delimiter: str, name: str) -> tuple[RunLog, ...]:
-    lines = ("" if line.startswith("#") else line for line in _lines(texts))
-    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
-    names = [column.strip() for column in next((cells for cells in reader if any(cells)), [])]
-    if [column.lower() for column in names] == _TENSORBOARD_HEADER:
-        names = ["Wall time", "Step", _tensorboard_metric(name)]
-    if (metric_at := _metric_column(names)) is not None:
-        return _read_values(reader, names, metric_at, name)
-    tables, rows_read = _RunTables(), 0
-    runs = _columns_by_run(names)
-    all_columns = {"": [(at, column) for at, column in enumerate(names) if column]}
-    for cells in _whole_rows(reader, tables):
-        if lists := _loss_lists(names, cells):
-            label = ", ".join(cell for cell in cells if cell and parse_cell(cell) is None and cell[0] != "[")
-            tables.feed_lists(lists, reader.line_num, label[:_MAX_RUN_NAME_CHARS])
-            continue
-        # The first rows are read whole: which columns are left out is said.
-        is_whole = list(runs) == [""] and rows_read < _WHOLE_ROWS
-        rows_read += 1
-        for run, columns in (all_columns if is_whole else runs).items():
-            row = {column: cells[at] for at, column in columns if at < len(cells) and cells[at]}
-            if row:
-                tables.feed(row, reader.line_num, run)
-    return tables.build(name)
-
-
-def _whole_rows(reader: Iterator[list[str]], tables: _RunTables) -> Iterator[list[str]]:
-    while True:
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error:  # a field of more than 128 KiB
-            tables.damaged += 1
-            continue
-        yield cells
+    at = _metric_column(names)
+    return at is not None and any(role_of(row[at]) in _LOSSES for row in rows if at < len(row))
 
 
 def _metric_column(names: Sequence[str]) -> int | None:
@@ -231,43 +238,27 @@ def _metric_column(names: Sequence[str]) -> int | None:
     return next((at for at, name in enumerate(plain) if name in _METRIC_COLUMNS), None)
 
 
-def _read_values(
-    reader: Iterator[list[str]], names: Sequence[str], metric_at: int, name: str
-) -> tuple[RunLog, ...]:
+def _read_values(texts: Iterable[str], delimiter: str, name: str) -> tuple[RunLog, ...]:
     """The values of one step and run are one row."""
-    value_at = [normalise(column) for column in names].index("value")
-    step_at = next(at for at, column in enumerate(names) if role_of(column) in _COUNTS)
-    run_at = next((at for at, column in enumerate(names) if role_of(column) == "run"), None)
+    numbered = enumerate((_cells(line, delimiter) for line in _lines(texts)), 1)
+    names = [column.strip() for column in next(cells for _, cells in numbered if cells)]
+    plain, roles = [normalise(column) for column in names], [role_of(column) for column in names]
+    value_at, metric_at = plain.index("value"), _metric_column(names)
+    step_at = next(at for at, role in enumerate(roles) if role in _COUNTS)
+    run_at = roles.index("run") if "run" in roles else None
     tables = _RunTables()
     rows: dict[tuple[str, float], tuple[int, dict[str, object]]] = {}
-    for line, cells in enumerate(_whole_rows(reader, tables), 2):
-        step = parse_cell(cells[step_at]) if len(cells) == len(names) else None
-        if step is None or not math.isfinite(step) or len(rows) >= _MAX_VALUE_ROWS:
-            tables.damaged += bool(cells)
+    for line, cells in numbered:
+        step = parse_cell(cells[step_at]) if cells and len(cells) == len(names) else None
+        if cells is None or step is None or not math.isfinite(step) or len(rows) >= _MAX_VALUE_ROWS:
+            tables.damaged += cells != []
             continue
         run = "" if run_at is None else cells[run_at]
         others = {names[at]: cells[at] for at in range(len(names)) if at not in (metric_at, value_at)}
-        rows.setdefault((run, step), (line, dict(others)))[1][cells[metric_at]] = cells[value_at]
+        rows.setdefault((run, step), (line, dict(others)))[1][cells[metric_at or 0]] = cells[value_at]
     for _, (line, row) in sorted(rows.items(), key=lambda one: one[0][1]):
         tables.feed(row, line)
     return tables.build(name)
-
-
-def _loss_lists(names: Sequence[str], cells: Sequence[str]) -> dict[str, list[object]]:
-    """The losses of a whole run in one cell each, by their role and what they count."""
-    lists: dict[str, list[object]] = {}
-    for name, cell in zip(names, cells, strict=False):
-        words = normalise(name).split("_")
-        if not cell.startswith("[") or not {"loss", "losses"}.intersection(words):
-            continue
-        values = _decode(cell)
-        if (
-            isinstance(values, list)
-            and len(values) > 1
-            and all(parse_cell(one) is not None for one in values)
-        ):
-            lists.setdefault("loss" if VAL_WORDS.isdisjoint(words) else "val_loss", values)
-    return lists
 
 
 class _RunTables:
@@ -293,22 +284,13 @@ class _RunTables:
             table = self._tables[run] = MetricTable()
         table.feed(row, line)
 
-    def feed_lists(self, lists: Mapping[str, list[object]], line: int, run: str) -> None:
-        """A run of its own, whatever its name; what its values count is taken for epochs."""
-        run = f"{run} ({line})" if run in self._tables else run
-        for at, values in enumerate(itertools.zip_longest(*lists.values()), 1):
-            row = {name: value for name, value in zip(lists, values, strict=True) if value is not None}
-            self.feed({"epoch": at, **row}, line, run)
-
-    def build(self, name: str) -> tuple[RunLog, ...]:
+    def build(self, name: str, final: bool = True) -> tuple[RunLog, ...]:
         is_one = len(self._tables) == 1
         runs = [
             one
             for run, table in self._tables.items()
-            for one in table.build(name, None if is_one else sanitize_line(run))
+            for one in table.build(name, None if is_one else sanitize_line(run), final=final)
         ]
-        if not runs:
-            raise UserError(f"{name} is a table of metrics, but no row of it has a step and a loss")
         notes = [say("table.runs_left_out", count=len(self._left_out))] if self._left_out else []
         notes += [say("table.damaged_rows", count=self.damaged)] if self.damaged else []
         return tuple(
@@ -378,24 +360,9 @@ def _are_json_rows(lines: Sequence[str]) -> bool:
         10 * len(objects) >= 9 * len(rows)
         and bool(roles.intersection(_LOSSES) and roles.intersection(_COUNTS))
         and (len(rows) > 1 or not any(isinstance(value, list) for value in objects[0].values()))
-        and (len(rows) > 1 or not _is_summary(objects[0]))
+        # Nor wandb-summary.json, nor the results that Hugging Face's scripts leave.
+        and (len(rows) > 1 or objects[0].keys().isdisjoint(("_step", "train_runtime")))
     )
-
-
-def _is_summary(row: Mapping[str, object]) -> bool:
-    """wandb-summary.json, and the results that Hugging Face's scripts leave."""
-    return "_step" in row or "train_runtime" in row
-
-
-def _read_json_lines(texts: Iterable[str], name: str) -> tuple[RunLog, ...]:
-    tables = _RunTables()
-    for number, line in enumerate(_lines(texts), 1):
-        row = _decode(line) if line.strip() else {}
-        if not isinstance(row, dict):
-            tables.damaged += 1
-        elif row:
-            tables.feed(_flat(row), number)
-    return tables.build(name)
 
 
 # --- JSON documents ---
@@ -426,20 +393,17 @@ def _read_document(text: str, name: str) -> tuple[RunLog, ...]:
         return ()
     flat = _flat(document)
     lists = {path: value for path, value in flat.items() if isinstance(value, list) and value}
-    tables = [
-        _rows_of_pairs(lists)
-    ]  # {"loss": [[1, 3.2], …]}, and {"history": [{"step": 1, "loss": 3.2}, …]}
+    # {"loss": [[1, 3.2], …]}, and {"history": [{"step": 1, "loss": 3.2}, …]}
+    tables = [_rows_of_pairs(lists)]
     tables += [[_flat(row) for row in value if isinstance(row, dict)] for value in lists.values()]
-    found: tuple[RunLog, ...] = ()
+    built: list[tuple[RunLog, ...]] = []
     for rows in tables:
         table = MetricTable()
         for row in rows:
             table.feed(row, 1)
-        run_logs = table.build(name, has_lines=False)
-        if sum(map(_logged, run_logs)) > sum(map(_logged, found)) or not found:
-            found = run_logs
-    if found:
-        return found
+        built.append(table.build(name, has_lines=False))
+    if any(built):
+        return max(built, key=lambda runs: (len(runs) > 0, sum(len(one.steps) for one in runs)))
     columns = {path: value for path, value in lists.items() if role_of(path) or _is_count(path)}
     if columns:
         return _read_columns(columns, name)
@@ -455,10 +419,6 @@ def _read_document(text: str, name: str) -> tuple[RunLog, ...]:
         )
         for run_log in table.build(name, has_lines=False)
     )
-
-
-def _logged(run_log: RunLog) -> int:
-    return len(run_log.steps)
 
 
 def _rows_of_pairs(lists: Mapping[str, list[object]]) -> list[Row]:

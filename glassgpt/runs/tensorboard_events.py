@@ -61,15 +61,9 @@ class ScalarEvent(NamedTuple):
 # --- records ---
 
 
-def _make_crc_table() -> NDArray[np.uint32]:
-    """CRC-32C (Castagnoli), a byte at a time."""
-    crc = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        crc = np.where(crc & 1, (crc >> 1) ^ np.uint32(0x82F63B78), crc >> 1)
-    return crc
-
-
-_CRC_TABLE = _make_crc_table()
+_CRC_TABLE = np.arange(256, dtype=np.uint32)  # of CRC-32C (Castagnoli), a byte at a time
+for _ in range(8):
+    _CRC_TABLE = np.where(_CRC_TABLE & 1, (_CRC_TABLE >> 1) ^ np.uint32(0x82F63B78), _CRC_TABLE >> 1)
 
 
 def masked_crcs(rows: NDArray[np.uint8]) -> NDArray[np.uint32]:

@@ -10,34 +10,29 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from glassgpt.i18n import Message
+from glassgpt.i18n import Message, say
 
 if TYPE_CHECKING:
     from glassgpt.runs.builder import RunBuilder
-    from glassgpt.runs.facts import Facts
-    from glassgpt.runs.glossary import GlossaryEntry, LastLine
-    from glassgpt.runs.run_log import RunLog
 
 # Reads one line into the builder. True if the line is a step or an evaluation that only this trainer prints
 # so. A reader that holds lines back has a method `close(builder)`, which is called at the end of the log. One
 # that learns the form of its lines has it as `form`, and a method `skip_steps(columns)`: see step_form.py.
 Reader = Callable[[str, "RunBuilder"], bool]
 DocumentReader = Callable[[Mapping[str, object], "RunBuilder"], None]
-Glossary = Callable[["LastLine", "RunLog", "Facts"], list["GlossaryEntry"]]
+# A line that is printed before the first step, and what it says about the run:
+# - a part of every such line: a plain search for it is fast, and most lines do not have it;
+# - its pattern;
+# - the field of LoggedSetup or SetupBuilder, or the setting, whose value is the last group. Without a group:
+#   "" a process starts here, "resumed" one that resumes, "compile" the model is compiled.
+HeaderLine = tuple[str, str, str]
+# A part of a line: a column of Steps, "eval" for the last evaluation, "checkpoint" for a save, or "" for a
+# text that is shown as it is; how the log prints it; its meaning.
+GlossaryPart = tuple[str, str, Message]
 
 A100_PEAK = 312e12  # FLOP/s in bfloat16, dense
-
-
-class HeaderPattern(NamedTuple):
-    """A line that is printed before the first step, and what it says about the run."""
-
-    substring: str  # part of every such line: a plain search for it is fast, and most lines do not have it
-    pattern: re.Pattern[str]
-    # Group 1 is the value of this field of LoggedSetup or SetupBuilder, or of this setting. Without a group:
-    # "" a process starts here, "resumed" one that resumes, "compile" the model is compiled.
-    field: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,12 +44,15 @@ class Trainer:
     reader: Reader | type | None = None  # or the class of one that remembers lines; None: it writes no lines
     plain_step: str = ""  # its usual step, a whole line: the pattern of a StepForm
     identifying_line: re.Pattern[str] | None = None  # only this trainer prints it, before its first step
-    header: tuple[HeaderPattern, ...] = ()  # the lines before its first step that say something
+    header: tuple[HeaderLine, ...] = ()  # the lines before its first step that say something
     reads_any_log: bool = False  # the fallback for trainers without a file
     article: str = "A"  # before its name, in English
     command: str = ""  # a program that starts it, at a shell's prompt
     setting_names: Mapping[str, str] = field(default_factory=dict)  # its names of settings -> TrainConfig's
-    glossary: Glossary | None = None  # what each part of its lines means; None: iteration and loss only
+    glossary: tuple[GlossaryPart, ...] = (  # what each part of its lines means
+        ("iteration", "{}", say("glossary.named_iteration")),
+        ("loss", "loss {:.4f}", say("glossary.named_loss")),
+    )
 
     # --- its tables of metrics: CSV, JSON, TensorBoard's event files; see metric_table.py ---
     table_columns: tuple[frozenset[str], ...] = ()  # a table that has all of one set is this trainer's

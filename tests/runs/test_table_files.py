@@ -29,7 +29,7 @@ from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.lines import read_texts
 from glassgpt.runs.reading import read_run_log
 from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.table_files import read_tables
+from glassgpt.runs.table_files import growing_table, read_tables
 from glassgpt.runs.trajectory import mean_iteration_time
 
 STEPS = list(range(EVERY, 201, EVERY))
@@ -460,16 +460,23 @@ def test_a_row_for_each_value_of_each_metric() -> None:
     assert [(one.run_name, len(one.steps)) for one in runs] == [("one", 20), ("two", 20)]
 
 
-def test_a_row_for_each_run_with_a_list_of_losses() -> None:
-    lines = ["model_type,method,epochs,loss_per_epoch,final_loss"]
-    for more, method in enumerate(("softmax", "sampling", "sampling")):
-        losses = [round(loss_at(at) + more, 4) for at in range(1, 31)]
-        lines.append(f'cbow,{method},30,"{losses}",{losses[-1]}')
-    runs = read_all("\n".join(lines) + "\n")
-    assert [one.run_name for one in runs] == ["cbow, softmax", "cbow, sampling", "cbow, sampling (4)"]
-    for more, run_log in enumerate(runs):
-        assert run_log.steps.iteration.tolist() == list(range(1, 31))
-        assert run_log.steps.loss.tolist() == [round(loss_at(at) + more, 4) for at in range(1, 31)]
+def test_a_growing_export_of_two_runs() -> None:
+    lines = [
+        "Step,one - train/loss,two - train/loss",
+        *(f"{at},{loss_at(at)},{loss_at(at) + 1}" for at in STEPS),
+    ]
+    table = growing_table("\n".join(lines[:5]))
+    assert table is not None
+    for line in lines[:11]:
+        table.feed(line)
+    runs = table.build("wandb.csv", final=False)
+    assert [(one.run_name, one.steps.iteration.tolist()) for one in runs] == [
+        ("one", STEPS[:10]),
+        ("two", STEPS[:10]),
+    ]
+    for line in lines[11:]:
+        table.feed(line)
+    assert [len(one.steps) for one in table.build("wandb.csv")] == [len(STEPS), len(STEPS)]
 
 
 def test_metrics_of_a_long_table() -> None:

@@ -12,6 +12,7 @@ from timed_logs import any_timed_run
 
 from glassgpt.explain.rules.eval_cost import eval_spikes
 from glassgpt.explain.rules.step_time import silent_spike
+from glassgpt.runs import time_split
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import LoggedEvaluation, RunLog
 
@@ -99,3 +100,11 @@ def test_phases_sum_to_the_total(run_log: RunLog) -> None:
     assert phases is None or all(seconds > 0 for seconds in phases.values())
     if phases and run_log.ledger is None:
         assert sum(phases.values()) == pytest.approx(total_s)
+
+
+def test_slow_rows_of_one_iteration_have_no_interval() -> None:
+    """Iterations that go back, as those of hostile logs do: the distance of two slow ones may be 0."""
+    iterations = list(range(100, 0, -5))
+    run_log = make_run_log(make_steps(iterations, 10.0, [3.0] * len(iterations)), [], [])
+    assert run_log.log_interval() == -5
+    assert time_split._regular_interval(run_log, np.array([70, 70, 80])) is None

@@ -14,10 +14,9 @@ import re
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.glossary import declared_glossary
 from glassgpt.runs.log_numbers import NUMBER, parse_number
 from glassgpt.runs.step_line import StepLine, add_values
-from glassgpt.runs.trainer import HeaderPattern, Trainer
+from glassgpt.runs.trainer import Trainer
 
 _STEP = StepLine(
     r"^step (\d{1,15}) \(\d{1,3}\.\d%\) \| loss: .{1,300}\| remaining: -?\d{1,12}s",
@@ -60,9 +59,9 @@ TRAINER = Trainer(
     "autoresearch",
     "autoresearch",
     reader=read,
-    header=(HeaderPattern("Time budget", re.compile(r"^Time budget: \d")),),
+    header=(("Time budget", r"^Time budget: \d", ""),),
     article="An",
-    glossary=declared_glossary(
+    glossary=(
         ("iteration", "step {}", say("glossary.update_from_zero")),
         ("", "(…%), remaining: …s", say("autoresearch.glossary.remaining")),
         ("loss", "loss: {:.6f}", say("nanochat.glossary.loss")),

@@ -12,20 +12,16 @@ from __future__ import annotations
 import math
 import re
 
-from glassgpt.i18n import say, translate
+from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
-from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_ms, parse_number, search_norm, search_number
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trainer import HeaderPattern, Trainer
+from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_ms, parse_number
+from glassgpt.runs.step_line import StepLine, add_values
+from glassgpt.runs.trainer import Trainer
 
 _STEP = re.compile(rf"\bstep:?\s+(\d+)\s*[|,]\s*loss:\s*{NUMBER}(?![\d.])(.{{0,400}})", re.IGNORECASE)
 _OWN_COLUMN = re.compile(r"\b(?:lr|norm|dt|time|tok(?:ens)?/sec)\b")
 _TIME = re.compile(rf"\b(?:dt|time):\s*{NUMBER}\s*(ms|s)\b")
-_LR = re.compile(rf"\blr:?\s*{NUMBER}(?=\s|,|$)")
-_NORM = re.compile(rf"\bnorm:\s*{NUMBER}")
-_SPEED = re.compile(rf"\btok(?:ens)?/sec:\s*{NUMBER}")
+_VALUES = StepLine("$^", {"lr": "lr", "norm": "grad_norm", "tok(?:ens)?/sec": "tokens_per_s"})
 _VAL = re.compile(rf"^\W*(?:validation|val) loss:\s*{NUMBER}\s*\W*$")
 _LOG_TXT = re.compile(rf"^\s*(\d+) (train|val|\w{{2,10}}swag|hella) {NUMBER}\s*$")
 _FORK_VAL = re.compile(
@@ -42,14 +38,9 @@ def read(line: str, builder: RunBuilder) -> bool:
         time = _TIME.search(rest)
         if not time and "ms" in builder.last_step_columns:
             return False  # cut off
-        builder.add_step(
-            int(match[1]),
-            parse_number(match[2]),
-            ms=parse_ms(*time.groups()) if time else math.nan,
-            lr=search_number(_LR, rest),
-            grad_norm=search_norm(_NORM, rest),
-            tokens_per_s=search_number(_SPEED, rest),
-        )
+        ms = parse_ms(*time.groups()) if time else math.nan
+        values = {"loss": parse_number(match[2]), "ms": ms} | _VALUES.values(rest)
+        add_values(builder, int(match[1]), values)
         return True
     if "loss:" in line and (match := _VAL.search(line)):
         builder.add_eval_before_next_step(parse_number(match[1]))
@@ -71,30 +62,24 @@ def read(line: str, builder: RunBuilder) -> bool:
     return False
 
 
-def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
-    return [
-        GlossaryEntry(
-            last_evaluation(run_log, "validation loss: {val}"), translate("build-nanogpt.glossary.val_loss")
-        ),
-        GlossaryEntry(last.shown("iteration", "step {}"), translate("glossary.update_from_zero")),
-        GlossaryEntry(last.shown("loss", "loss: {:.6f}"), translate("build-nanogpt.glossary.loss")),
-        GlossaryEntry(last.shown("lr", "lr {:.4e}"), translate("glossary.learning_rate")),
-        GlossaryEntry(last.shown("grad_norm", "norm: {:.4f}"), translate("glossary.gradient_norm")),
-        GlossaryEntry(last.shown("ms", "dt: {:.2f}ms"), translate("build-nanogpt.glossary.dt")),
-        GlossaryEntry(last.shown("tokens_per_s", "tok/sec: {:.2f}"), translate("glossary.tokens_per_second")),
-    ]
-
-
 TRAINER = Trainer(
     "build-nanogpt",
     "build-nanogpt",
     reader=read,
     identifying_line=re.compile(r"^total desired batch size:\s*\d"),
     header=(
-        HeaderPattern("otal desired", re.compile(r"^total desired batch size:\s*\d")),
-        HeaderPattern("otal", re.compile(rf"total desired batch size:\s*{COUNT}"), "tokens_per_iteration"),
+        ("otal desired", r"^total desired batch size:\s*\d", ""),
+        ("otal", rf"total desired batch size:\s*{COUNT}", "tokens_per_iteration"),
     ),
-    glossary=_glossary,
+    glossary=(
+        ("eval", "validation loss: {val}", say("build-nanogpt.glossary.val_loss")),
+        ("iteration", "step {}", say("glossary.update_from_zero")),
+        ("loss", "loss: {:.6f}", say("build-nanogpt.glossary.loss")),
+        ("lr", "lr {:.4e}", say("glossary.learning_rate")),
+        ("grad_norm", "norm: {:.4f}", say("glossary.gradient_norm")),
+        ("ms", "dt: {:.2f}ms", say("build-nanogpt.glossary.dt")),
+        ("tokens_per_s", "tok/sec: {:.2f}", say("glossary.tokens_per_second")),
+    ),
     first_iteration=0,
     step_time_includes_eval=True,
     tokens_per_s_is_of_step=True,

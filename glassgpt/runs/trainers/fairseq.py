@@ -22,11 +22,10 @@ from dataclasses import replace
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.glossary import declared_glossary
 from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_norm, parse_number
 from glassgpt.runs.prefixes import clock_us
 from glassgpt.runs.step_clock import StepClock
-from glassgpt.runs.trainer import HeaderPattern, Trainer
+from glassgpt.runs.trainer import Trainer
 
 _PAIR = re.compile(rf"(?:[|,{{]\s?|\d )\"?([\w.-]{{1,80}})(?:\": ?\"?|=| ){NUMBER}")
 _SUBSET = re.compile(r"\bvalid on '([^']{1,80})' subset \| ")
@@ -135,25 +134,13 @@ TRAINER = Trainer(
     reader=FairseqReader,
     identifying_line=re.compile(r"\bfairseq(?:_cli)?[./]"),
     header=(
-        HeaderPattern(
-            "max_update", re.compile(r"\bmax_update(?:': |=)([1-9]\d{0,14})\b"), "planned_iterations"
-        ),
-        HeaderPattern(
-            "model params", re.compile(r"\bnum\. (?:shared )?model params: ([\d,]+)"), "parameters"
-        ),
+        ("max_update", r"\bmax_update(?:': |=)([1-9]\d{0,14})\b", "planned_iterations"),
+        ("model params", r"\bnum\. (?:shared )?model params: ([\d,]+)", "parameters"),
         # A mixture of experts: of both together.
-        HeaderPattern(
-            "expert model params",
-            re.compile(r"\bnum\. non-expert model params: ([\d,]+)"),
-            "frozen_parameters",
-        ),
-        HeaderPattern(
-            "expert model params",
-            re.compile(r"\bnum\. expert model params: ([\d,]+)"),
-            "trainable_parameters",
-        ),
+        ("expert model params", r"\bnum\. non-expert model params: ([\d,]+)", "frozen_parameters"),
+        ("expert model params", r"\bnum\. expert model params: ([\d,]+)", "trainable_parameters"),
     ),
-    glossary=declared_glossary(
+    glossary=(
         ("iteration", "num_updates={}", say("glossary.updates_done")),
         ("loss", "loss={:.4g}", say("fairseq.glossary.loss")),
         ("grad_norm", "gnorm={:.4g}", say("glossary.gradient_norm")),

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 from glassgpt.config import TrainConfig
-from glassgpt.i18n import translate
-from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
-from glassgpt.runs.run_log import RunLog
+from glassgpt.i18n import say
 from glassgpt.runs.trainer import Trainer
-
-
-def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
-    return [
-        GlossaryEntry(last.shown("iteration", "iter {}"), translate("glossary.updates_done")),
-        GlossaryEntry(last.shown("loss", "loss {:.4f}"), translate("glassgpt.glossary.loss")),
-        GlossaryEntry(last.shown("ms", "{:.2f} ms"), translate("glassgpt.glossary.step_time")),
-        GlossaryEntry(last.shown("tokens_per_s", "{:.0f} tok/s"), translate("glossary.tokens_per_second")),
-        GlossaryEntry(last.shown("mfu", "MFU {:.1f}%"), translate("glassgpt.glossary.mfu")),
-        GlossaryEntry(last.shown("lr", "lr {:.2e}"), translate("glossary.learning_rate")),
-        GlossaryEntry(last.shown("grad_norm", "norm {:.2f}"), translate("glossary.gradient_norm")),
-        GlossaryEntry(
-            last_evaluation(run_log, "train {train}  val {val}"), translate("glassgpt.glossary.evaluation")
-        ),
-    ]
-
 
 TRAINER = Trainer(
     "glassgpt",
     "GlassGPT",
-    glossary=_glossary,
+    glossary=(
+        ("iteration", "iter {}", say("glossary.updates_done")),
+        ("loss", "loss {:.4f}", say("glassgpt.glossary.loss")),
+        ("ms", "{:.2f} ms", say("glassgpt.glossary.step_time")),
+        ("tokens_per_s", "{:.0f} tok/s", say("glossary.tokens_per_second")),
+        ("mfu", "MFU {:.1f}%", say("glassgpt.glossary.mfu")),
+        ("lr", "lr {:.2e}", say("glossary.learning_rate")),
+        ("grad_norm", "norm {:.2f}", say("glossary.gradient_norm")),
+        ("eval", "train {train}  val {val}", say("glassgpt.glossary.evaluation")),
+    ),
     first_iteration=1,
     lines_count_updates=True,
     step_time_is_interval_mean=True,  # without evaluations and saves

@@ -27,14 +27,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from glassgpt.i18n import say, translate
+from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
 from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, MAX_FLOPS, NUMBER, parse_norm, parse_number
 from glassgpt.runs.metric_columns import is_reinforcement
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trainer import HeaderPattern, Trainer
+from glassgpt.runs.step_clock import bar_seconds, bar_step_ms
+from glassgpt.runs.trainer import Trainer
 
 _DICT = re.compile(r"\{['\"][^{}]{1,8000}\}")
 _PAIR = re.compile(rf"['\"]([\w/]+)['\"]:\s*(?:tensor\()?['\"]?{NUMBER}['\"]?")
@@ -218,17 +216,14 @@ class TrainerReader:
                 self._bar_total = total
             if total == self._bar_total:
                 if self._bar is None and self._count == 0:  # above 1, the log begins in the middle
-                    begins_in_middle = (at, math.nan, math.nan, _seconds(match[3]))
+                    begins_in_middle = (at, math.nan, math.nan, bar_seconds(match[3]))
                     self._previous = begins_in_middle if at > 1 else (None, 0.0, 0.0, 0.0)
                 if self._count and at < (self._bar or 0):
                     builder.start_process(has_header=False)
                 self._bar_moved = self._bar_moved or at != self._bar
                 self._bar = builder.iterations_done = at
-                self._bar_s = _seconds(match[3])
-                rate = float(match[4]) if match[4].replace(".", "", 1).isdigit() else 0.0
-                self._bar_step_ms = (
-                    math.nan if not rate else (1000 / rate if match[5] == "it/s" else rate * 1000)
-                )
+                self._bar_s = bar_seconds(match[3])
+                self._bar_step_ms = bar_step_ms(match[4], match[5])
         if self._waiting and "{" not in line:
             self._read_waiting(builder)
 
@@ -290,7 +285,7 @@ class TrainerReader:
         are in all."""
         if "/" in line and (match := _PROGRESS.search(line)):
             builder.iterations_done, total, epochs = int(match[1]), int(match[2]), int(match[5])
-            self._complete_s = _seconds(match[3]) if match[1] == match[2] else None
+            self._complete_s = bar_seconds(match[3]) if match[1] == match[2] else None
             builder.setup.values["planned_iterations"] = total
             self._updates_per_epoch = total / epochs if epochs else None
         if _TABLE.match(line):
@@ -384,14 +379,6 @@ def steps_of_epochs(epochs: Sequence[str], last_epoch: float, total: float, erro
     return [int(number) for number in numbers]
 
 
-def _seconds(clock: str) -> float:
-    """1:02:03, 02:03; NaN for anything else."""
-    parts = clock.split(":")
-    if not all(part.isdecimal() for part in parts):
-        return math.nan
-    return float(sum(int(part) * 60**power for power, part in enumerate(reversed(parts))))
-
-
 def _number(cell: str) -> float | None:
     return parse_number(cell) if re.fullmatch(NUMBER, cell) else None
 
@@ -437,19 +424,6 @@ def read_state(state: Mapping[str, object], builder: RunBuilder) -> None:
         builder.add_event("finish", f"global_step {done:.0f} of max_steps {planned:.0f}")
 
 
-def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
-    return [
-        GlossaryEntry(last.shown("loss", "'loss': {:.4f}"), translate("hf-trainer.glossary.loss")),
-        GlossaryEntry(last.shown("grad_norm", "'grad_norm': {:.4g}"), translate("glossary.gradient_norm")),
-        GlossaryEntry(last.shown("lr", "'learning_rate': {:.3g}"), translate("glossary.learning_rate")),
-        GlossaryEntry(last.shown("ms", "it/s (one takes {:.0f} ms)"), translate("glossary.interval_time")),
-        GlossaryEntry("'epoch': …", translate("hf-trainer.glossary.epoch")),
-        GlossaryEntry(
-            last_evaluation(run_log, "'eval_loss': {val}"), translate("hf-trainer.glossary.eval_loss")
-        ),
-    ]
-
-
 TRAINER = Trainer(
     "hf-trainer",
     "Hugging Face Trainer",
@@ -458,23 +432,26 @@ TRAINER = Trainer(
         r'\*{5} Running training \*{5}|^File "[^"]{1,300}\btransformers[/\\]trainer\.py"'
     ),
     header=(
-        HeaderPattern("otal", re.compile(rf"Total optimization steps = {COUNT}"), "planned_iterations"),
-        HeaderPattern("nsloth", re.compile(r"Unsloth - 2x faster free finetuning")),
-        HeaderPattern("otal steps", re.compile(rf"\| Total steps = {COUNT}"), "planned_iterations"),
-        HeaderPattern("GPUs", re.compile(rf"Data Parallel GPUs = {COUNT}"), "world_size"),
-        HeaderPattern("per device", re.compile(rf"Batch size per device = {COUNT}"), "batch_size"),
-        HeaderPattern(
-            "ccumulation steps",
-            re.compile(rf"\| Gradient [Aa]ccumulation steps = {COUNT}"),
-            "gradient_accumulation_steps",
-        ),
+        ("otal", rf"Total optimization steps = {COUNT}", "planned_iterations"),
+        ("nsloth", r"Unsloth - 2x faster free finetuning", ""),
+        ("otal steps", rf"\| Total steps = {COUNT}", "planned_iterations"),
+        ("GPUs", rf"Data Parallel GPUs = {COUNT}", "world_size"),
+        ("per device", rf"Batch size per device = {COUNT}", "batch_size"),
+        ("ccumulation steps", rf"\| Gradient [Aa]ccumulation steps = {COUNT}", "gradient_accumulation_steps"),
     ),
     setting_names={
         "max_steps": "max_iters",
         "Instantaneous batch size per device": "batch_size",
         "Gradient Accumulation steps": "gradient_accumulation_steps",
     },
-    glossary=_glossary,
+    glossary=(
+        ("loss", "'loss': {:.4f}", say("hf-trainer.glossary.loss")),
+        ("grad_norm", "'grad_norm': {:.4g}", say("glossary.gradient_norm")),
+        ("lr", "'learning_rate': {:.3g}", say("glossary.learning_rate")),
+        ("ms", "it/s (one takes {:.0f} ms)", say("glossary.interval_time")),
+        ("", "'epoch': …", say("hf-trainer.glossary.epoch")),
+        ("eval", "'eval_loss': {val}", say("hf-trainer.glossary.eval_loss")),
+    ),
     rows_key="log_history",
     document_reader=read_state,
     # In a tracker's export. The Trainer gives trackers these names.

@@ -18,7 +18,6 @@ import re
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.glossary import declared_glossary
 from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_number
 from glassgpt.runs.metric_series import read_metric_values
 from glassgpt.runs.step_line import StepLine, add_values
@@ -123,7 +122,7 @@ TRAINER = Trainer(
     "keras",
     "Keras",
     reader=KerasReader,
-    glossary=declared_glossary(
+    glossary=(
         ("", "…/… ━━━", say("keras.glossary.batches")),
         ("ms", "{:.0f}ms/step", say("keras.glossary.time")),
         ("loss", "loss: {:.4f}", say("keras.glossary.loss")),

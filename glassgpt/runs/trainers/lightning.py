@@ -16,11 +16,10 @@ import re
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.glossary import declared_glossary
 from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_number
-from glassgpt.runs.step_clock import StepClock
+from glassgpt.runs.step_clock import StepClock, bar_seconds
 from glassgpt.runs.step_line import StepLine, add_values
-from glassgpt.runs.trainer import HeaderPattern, Trainer
+from glassgpt.runs.trainer import Trainer
 
 _BAR = re.compile(
     r"\bEpoch (\d{1,9})(?:/(\d{1,9}))?:?\s{1,8}(?:(?:\d{1,3}%)?\|[^|]{0,300}\||[━╸╺ ]{1,300})"
@@ -90,8 +89,7 @@ class LightningReader:
         """Of a step since the bar before; the mean that the bar shows, where its clock does not agree."""
         shown, (epoch, iteration) = parse_number(rate[1]), at
         elapsed_s = done * shown if rate[2] == "s/it" else done / (shown or math.inf)
-        parts = [float(part or 0) for part in clock.split(":")]
-        clock_s = sum(part * 60**place for place, part in enumerate(reversed(parts)))
+        clock_s = bar_seconds(clock)
         unit_s = elapsed_s * 10.0 ** -len(rate[1].partition(".")[2]) / (shown or math.inf)
         if not abs(elapsed_s - clock_s) <= _MAX_CLOCK_ERROR_S + unit_s:
             return {"it_per_s" if rate[2] == "it/s" else "s": shown}
@@ -121,12 +119,8 @@ TRAINER = Trainer(
     # CSVLogger's metrics.csv, where a value is logged for steps and epochs.
     table_columns=(frozenset({"epoch", "step", "train_loss_step"}),),
     reader=LightningReader,
-    header=(
-        HeaderPattern(
-            "Total params", re.compile(r"^([\d.]{1,12} ?[KMB]?)\s{1,8}Total params$"), "parameters"
-        ),
-    ),
-    glossary=declared_glossary(
+    header=(("Total params", r"^([\d.]{1,12} ?[KMB]?)\s{1,8}Total params$", "parameters"),),
+    glossary=(
         ("", "Epoch …", say("lightning.glossary.epoch")),
         ("ms", "it/s (one takes {:.1f} ms)", say("lightning.glossary.rate")),
         ("loss", "train_loss={:.3f}", say("lightning.glossary.loss")),

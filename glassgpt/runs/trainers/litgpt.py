@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import re
 
-from glassgpt.i18n import translate
+from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry, LastLine
 from glassgpt.runs.log_numbers import NUMBER, parse_ms, parse_number
-from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
 
 _STEP = re.compile(
@@ -61,16 +58,6 @@ def read(line: str, builder: RunBuilder) -> bool:
     return False
 
 
-def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
-    return [
-        GlossaryEntry(last.shown("iteration", "iter {}"), translate("litgpt.glossary.iter")),
-        GlossaryEntry("step …", translate("litgpt.glossary.step")),
-        GlossaryEntry(last.shown("loss", "loss train: {:.3f}"), translate("litgpt.glossary.train_loss")),
-        GlossaryEntry("val: …", translate("litgpt.glossary.val_loss")),
-        GlossaryEntry(last.shown("ms", "iter time: {:.2f} ms"), translate("litgpt.glossary.iter_time")),
-    ]
-
-
 TRAINER = Trainer(
     "litgpt",
     "litgpt",
@@ -82,7 +69,13 @@ TRAINER = Trainer(
         "lr_warmup_steps": "warmup_iters",
         "max_seq_length": "block_size",
     },
-    glossary=_glossary,
+    glossary=(
+        ("iteration", "iter {}", say("litgpt.glossary.iter")),
+        ("", "step …", say("litgpt.glossary.step")),
+        ("loss", "loss train: {:.3f}", say("litgpt.glossary.train_loss")),
+        ("", "val: …", say("litgpt.glossary.val_loss")),
+        ("ms", "iter time: {:.2f} ms", say("litgpt.glossary.iter_time")),
+    ),
     first_iteration=1,
     steps_are_micro_batches=True,
     often_finetunes=True,

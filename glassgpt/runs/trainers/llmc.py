@@ -15,22 +15,15 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from glassgpt.i18n import translate
+from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
 from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_norm, parse_number, search_norm, search_number
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trainer import HeaderPattern, Trainer
+from glassgpt.runs.trainer import Trainer
 
 _STEP = re.compile(
     rf"(?<!\d )(?<!\| )\bstep\s+(\d+)(?:/(\d+))?\s*[|:]\s*(?:train )?loss\s+{NUMBER}(.{{0,400}})"
 )
-_USUAL = re.compile(
-    rf"\bstep\s+(\d+)/(\d+) \| (?:train )?loss\s+{NUMBER}(?: \([^)]{{0,20}}\))?\s*\| norm\s+{NUMBER}"
-    rf"(?: \([^)]{{0,20}}\))?\s*\| lr {NUMBER} \| {NUMBER} ms \| {NUMBER}% [\w ]{{0,20}}MFU \| {NUMBER} tok/s"
-)
-# The same, of the CUDA version today and with numbers alone: `read` finds the same in it, one line at a time.
+# The same, of the CUDA version today: `read` finds the same in it, one line at a time.
 _PLAIN = (
     r"step +(?P<iteration>\d{1,15})/(?P<planned_count>\d{1,15}) \| loss +(?P<loss>\d{1,9}\.\d{1,9})"
     r"(?: \([^)\n]{0,20}\))?\s?\| norm +(?P<grad_norm>\d{1,9}\.\d{1,9})(?: \([^)\n]{0,20}\))?\s?"
@@ -50,22 +43,8 @@ _SKIPPED = re.compile(r"\bskipping update due to (?:loss|grad) z-score")
 
 
 def read(line: str, builder: RunBuilder) -> bool:
-    if "MFU" in line and (match := _USUAL.search(line)):
-        iteration, planned, loss, norm, lr, ms, mfu, speed = match.groups()
-        builder.trainer = TRAINER
-        builder.setup.values["planned_iterations"] = int(planned)
-        builder.add_step(
-            int(iteration),
-            parse_number(loss),
-            ms=parse_number(ms),
-            mfu=parse_number(mfu),
-            lr=parse_number(lr),
-            grad_norm=parse_norm(norm),
-            tokens_per_s=parse_number(speed),
-        )
-        return True
     if "loss " in line and (match := _STEP.search(line)):
-        return _read_other_step(match, builder)
+        return _read_step(match, builder)
     if "val loss" in line and (match := _VAL.search(line)):
         loss = parse_number(match[1])
         if builder.trainer is _IN_C:
@@ -102,8 +81,8 @@ def read(line: str, builder: RunBuilder) -> bool:
     return False
 
 
-def _read_other_step(match: re.Match[str], builder: RunBuilder) -> bool:
-    """A step of the C or the PyTorch version, or of an older CUDA version."""
+def _read_step(match: re.Match[str], builder: RunBuilder) -> bool:
+    """The versions in C and in PyTorch have lines of their own."""
     iteration, planned, loss, rest = match.groups()
     time = _TIME.search(rest)
     if not time or not (planned or "(took" in rest):
@@ -128,21 +107,6 @@ def _read_other_step(match: re.Match[str], builder: RunBuilder) -> bool:
     return True
 
 
-def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
-    return [
-        GlossaryEntry(last_evaluation(run_log, "val loss {val}"), translate("llm.c.glossary.val_loss")),
-        GlossaryEntry(last.shown("iteration", "step {}"), translate("llm.c.glossary.step")),
-        GlossaryEntry(last.shown("loss", "loss {:.6f} (+z)"), translate("llm.c.glossary.loss")),
-        GlossaryEntry(last.shown("grad_norm", "norm {:.4f} (+z)"), translate("glossary.gradient_norm")),
-        GlossaryEntry(last.shown("lr", "lr {:.2e}"), translate("glossary.learning_rate")),
-        GlossaryEntry(last.shown("ms", "{:.2f} ms"), translate("llm.c.glossary.step_time")),
-        GlossaryEntry(last.shown("mfu", "{:.1f}% MFU"), translate("llm.c.glossary.mfu")),
-        GlossaryEntry(
-            last.shown("tokens_per_s", "{:.0f} tok/s"), translate("llm.c.glossary.tokens_per_second")
-        ),
-    ]
-
-
 # fmt: off
 _SETTING_NAMES = {
     "micro batch size B": "batch_size", "sequence length T": "block_size",
@@ -153,17 +117,15 @@ _SETTING_NAMES = {
 }
 # fmt: on
 _HEADER = (
-    HeaderPattern("train data", re.compile(r"^\|\s*train data pattern\s*\|")),
-    HeaderPattern("otal", re.compile(r"^\|\s*total batch size\s*\|")),
-    HeaderPattern("otal", re.compile(rf"^\|\s*total batch size\s*\|\s*{COUNT}"), "tokens_per_iteration"),
-    HeaderPattern("otal", re.compile(rf"\band total_batch_size=\s*{COUNT}"), "tokens_per_iteration"),
-    HeaderPattern(
-        "grad_accum_steps", re.compile(rf"setting grad_accum_steps={COUNT}"), "gradient_accumulation_steps"
-    ),
-    HeaderPattern("parameters", re.compile(rf"num_parameters\s*[:|]\s*{COUNT}"), "parameters"),
-    HeaderPattern("num_processes", re.compile(rf"num_processes\s*[|=]\s*{COUNT}"), "world_size"),
-    HeaderPattern("device", re.compile(r"^\|\s*device\s*\|\s*([^|]+?)\s*\|"), "device_name"),
-    HeaderPattern("eak", re.compile(r"^\|\s*peak TFlops\s*\|\s*([\d.]+)"), "peak_flops"),
+    ("train data", r"^\|\s*train data pattern\s*\|", ""),
+    ("otal", r"^\|\s*total batch size\s*\|", ""),
+    ("otal", rf"^\|\s*total batch size\s*\|\s*{COUNT}", "tokens_per_iteration"),
+    ("otal", rf"\band total_batch_size=\s*{COUNT}", "tokens_per_iteration"),
+    ("grad_accum_steps", rf"setting grad_accum_steps={COUNT}", "gradient_accumulation_steps"),
+    ("parameters", rf"num_parameters\s*[:|]\s*{COUNT}", "parameters"),
+    ("num_processes", rf"num_processes\s*[|=]\s*{COUNT}", "world_size"),
+    ("device", r"^\|\s*device\s*\|\s*([^|]+?)\s*\|", "device_name"),
+    ("eak", r"^\|\s*peak TFlops\s*\|\s*([\d.]+)", "peak_flops"),
 )
 
 TRAINER = Trainer(
@@ -175,7 +137,16 @@ TRAINER = Trainer(
     header=_HEADER,
     article="An",  # its first letter is read as a word, "el"
     setting_names=_SETTING_NAMES,
-    glossary=_glossary,
+    glossary=(
+        ("eval", "val loss {val}", say("llm.c.glossary.val_loss")),
+        ("iteration", "step {}", say("llm.c.glossary.step")),
+        ("loss", "loss {:.6f} (+z)", say("llm.c.glossary.loss")),
+        ("grad_norm", "norm {:.4f} (+z)", say("glossary.gradient_norm")),
+        ("lr", "lr {:.2e}", say("glossary.learning_rate")),
+        ("ms", "{:.2f} ms", say("llm.c.glossary.step_time")),
+        ("mfu", "{:.1f}% MFU", say("llm.c.glossary.mfu")),
+        ("tokens_per_s", "{:.0f} tok/s", say("llm.c.glossary.tokens_per_second")),
+    ),
     first_iteration=1,
     uses_torch=False,
     evaluates_next_token_loss=True,

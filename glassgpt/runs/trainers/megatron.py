@@ -16,10 +16,9 @@ from dataclasses import replace
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.glossary import declared_glossary
 from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_number
 from glassgpt.runs.step_line import StepLine, add_values
-from glassgpt.runs.trainer import HeaderPattern, Trainer
+from glassgpt.runs.trainer import Trainer
 
 _ITERATION = re.compile(r"(?:^|\| |\] )\s*iteration\s{1,12}(\d{1,15})/\s{0,12}(\d{1,15}) \|")
 _STEP = StepLine(
@@ -54,10 +53,9 @@ _MAX_SKIPPED = 1000  # between two lines: what a usual log interval has
 
 
 class MegatronReader:
-    """Remembers the latest iteration, its tokens so far, and NeMo's latest validation loss."""
+    """Remembers the latest iteration, and NeMo's latest validation loss."""
 
     def __init__(self) -> None:
-        self._tokens: tuple[int, float] | None = None
         self._iteration: int | None = None
         self._logs_every_iteration = False
         self._val_loss: float | None = None
@@ -120,14 +118,10 @@ class MegatronReader:
     def _add(self, iteration: int, values: dict[str, float], builder: RunBuilder) -> None:
         self._logs_every_iteration = self._iteration is not None and iteration == self._iteration + 1
         self._iteration = iteration
-        tokens, previous = values.get("tokens"), self._tokens
         sequence = values.get("sequence") or builder.setup.settings.get("block_size")
         batch = values.get("batch")
-        if tokens is not None and 0 <= tokens < MAX_COUNT:
-            if previous is not None and iteration > previous[0] and tokens > previous[1]:
-                per_iteration = round((tokens - previous[1]) / (iteration - previous[0]))
-                builder.setup.values["tokens_per_iteration"] = per_iteration
-            self._tokens = (iteration, tokens)
+        if "tokens" in values:
+            builder.setup.count_tokens(iteration, values["tokens"])
         elif batch and isinstance(sequence, int | float) and 0 < batch * sequence < MAX_COUNT:
             builder.setup.values["tokens_per_iteration"] = round(batch * sequence)
         add_values(builder, iteration, values)
@@ -150,13 +144,10 @@ TRAINER = Trainer(
     reader=MegatronReader,
     identifying_line=re.compile(r"^(?:using world size: \d|> initialized tensor model parallel with size)"),
     header=(
-        HeaderPattern("done with setup", re.compile(r"^done with setup \.\.\.")),
-        *(
-            HeaderPattern(f"{name} ..", re.compile(rf"^{name} \.{{2,80}} (\S{{1,40}})$"), field)
-            for name, field in _ARGUMENTS.items()
-        ),
+        ("done with setup", r"^done with setup \.\.\.", ""),
+        *((f"{name} ..", rf"^{name} \.{{2,80}} (\S{{1,40}})$", field) for name, field in _ARGUMENTS.items()),
     ),
-    glossary=declared_glossary(
+    glossary=(
         ("iteration", "iteration {}", say("glossary.updates_done")),
         ("ms", "elapsed time per iteration (ms): {:.1f}", say("glossary.interval_time")),
         ("lr", "learning rate: {:.6E}", say("glossary.learning_rate")),

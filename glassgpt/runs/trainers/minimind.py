@@ -20,13 +20,10 @@ import math
 import re
 from dataclasses import replace
 
-from glassgpt.i18n import translate
+from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry, LastLine
 from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_number
 from glassgpt.runs.metric_series import read_metric_values
-from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
 
 _STEP = re.compile(
@@ -81,21 +78,17 @@ class MinimindReader:
         return False
 
 
-def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
-    return [
-        GlossaryEntry("Epoch:[…](…)", translate("minimind.glossary.epoch")),
-        GlossaryEntry(last.shown("loss", "loss: {:.4f}"), translate("glossary.batch_loss")),
-        GlossaryEntry(last.shown("lr", "lr: {:.8f}"), translate("glossary.learning_rate")),
-        GlossaryEntry("epoch_time: …min", translate("minimind.glossary.epoch_time")),
-    ]
-
-
 TRAINER = Trainer(
     "minimind",
     "MiniMind",
     reader=MinimindReader,
     identifying_line=re.compile("^LLM可训练总参数量：|" + _SKIPPED.pattern),
-    glossary=_glossary,
+    glossary=(
+        ("", "Epoch:[…](…)", say("minimind.glossary.epoch")),
+        ("loss", "loss: {:.4f}", say("glossary.batch_loss")),
+        ("lr", "lr: {:.8f}", say("glossary.learning_rate")),
+        ("", "epoch_time: …min", say("minimind.glossary.epoch_time")),
+    ),
     steps_are_micro_batches=True,  # accumulation_steps is 8 in pretraining, and no line says it
     often_finetunes=True,
     resume_command="--from_resume 1",

@@ -19,10 +19,9 @@ import re
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.glossary import declared_glossary
 from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_number
 from glassgpt.runs.step_line import StepLine
-from glassgpt.runs.trainer import HeaderPattern, Trainer
+from glassgpt.runs.trainer import Trainer
 
 _STEP = StepLine(
     r"^Iter (\d{1,15}): Train loss ",
@@ -66,17 +65,13 @@ TRAINER = Trainer(
     reader=read,
     identifying_line=re.compile(r"^Starting training\.\.\., iters: \d|" + _TABLE.pattern),
     header=(
-        HeaderPattern("iters:", re.compile(r"^Starting training\.\.\., iters: \d")),
-        HeaderPattern(
-            "iters:", re.compile(rf"^Starting training\.\.\., iters: {COUNT}"), "planned_iterations"
-        ),
-        HeaderPattern(
-            "rainable", re.compile(r"^Trainable parameters: [\d.]+% \([\d.]+M/([\d.]+M)\)"), "parameters"
-        ),
+        ("iters:", r"^Starting training\.\.\., iters: \d", ""),
+        ("iters:", rf"^Starting training\.\.\., iters: {COUNT}", "planned_iterations"),
+        ("rainable", r"^Trainable parameters: [\d.]+% \([\d.]+M/([\d.]+M)\)", "parameters"),
     ),
     article="An",
     command="mlx_lm.lora",
-    glossary=declared_glossary(
+    glossary=(
         ("iteration", "Iter {}", say("glossary.updates_done")),
         ("loss", "Train loss {:.3f}", say("hf-trainer.glossary.loss")),
         ("lr", "Learning Rate {:.3e}", say("glossary.learning_rate")),

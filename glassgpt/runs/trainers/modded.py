@@ -14,13 +14,10 @@ from __future__ import annotations
 import math
 import re
 
-from glassgpt.i18n import translate
+from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
 from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, NUMBER, parse_ms, parse_number
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trainer import HeaderPattern, Trainer
+from glassgpt.runs.trainer import Trainer
 
 _LINE = re.compile(
     rf"\bstep:(\d+)/(\d+)\s+(?:(train|val)_loss:{NUMBER}\s+)?(?:[a-z_]+:\S+\s+){{0,8}}?train_time:{NUMBER}(ms|s)\b"
@@ -82,38 +79,22 @@ class ModdedReader:
         return True
 
 
-def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
-    return [
-        GlossaryEntry(last.shown("iteration", "step:{}"), translate("glossary.updates_done")),
-        GlossaryEntry(
-            last_evaluation(run_log, "val_loss:{val}"), translate("modded-nanogpt.glossary.val_loss")
-        ),
-        GlossaryEntry("train_time:…ms", translate("modded-nanogpt.glossary.train_time")),
-        GlossaryEntry("step_avg:…ms", translate("modded-nanogpt.glossary.step_avg")),
-    ]
-
-
 TRAINER = Trainer(
     "modded-nanogpt",
     "modded-nanogpt",
     reader=ModdedReader,
     header=(
-        HeaderPattern(
-            "train_batch_tokens", re.compile(rf"\btrain_batch_tokens:\s*{COUNT}"), "tokens_per_iteration"
-        ),
+        ("train_batch_tokens", rf"\btrain_batch_tokens:\s*{COUNT}", "tokens_per_iteration"),
         # Of its source: how long the learning rate falls to 0, linearly, at the end.
-        HeaderPattern(
-            "cooldown_frac",
-            re.compile(rf"^\s*cooldown_frac\s*(?::\s*\w+\s*)?=\s*{NUMBER}"),
-            "wsd_decay_fraction",
-        ),
-        HeaderPattern(
-            "down_iters",
-            re.compile(rf"^\s*(?:cool|warm)down_iters\s*(?::\s*\w+\s*)?=\s*{COUNT}"),
-            "wsd_decay_iters",
-        ),
+        ("cooldown_frac", rf"^\s*cooldown_frac\s*(?::\s*\w+\s*)?=\s*{NUMBER}", "wsd_decay_fraction"),
+        ("down_iters", rf"^\s*(?:cool|warm)down_iters\s*(?::\s*\w+\s*)?=\s*{COUNT}", "wsd_decay_iters"),
     ),
-    glossary=_glossary,
+    glossary=(
+        ("iteration", "step:{}", say("glossary.updates_done")),
+        ("eval", "val_loss:{val}", say("modded-nanogpt.glossary.val_loss")),
+        ("", "train_time:…ms", say("modded-nanogpt.glossary.train_time")),
+        ("", "step_avg:…ms", say("modded-nanogpt.glossary.step_avg")),
+    ),
     first_iteration=1,
     step_work_grows=True,
     trains_on_plain_text=True,

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import re
 
-from glassgpt.i18n import translate
+from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
-from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_number, search_norm, search_number
-from glassgpt.runs.run_log import RunLog, ValMetric
-from glassgpt.runs.trainer import HeaderPattern, Trainer
+from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_number
+from glassgpt.runs.run_log import ValMetric
+from glassgpt.runs.step_line import StepLine, add_values
+from glassgpt.runs.trainer import Trainer
 
 _STEP = re.compile(
     rf"\bstep\s+(\d+)(?:/(\d+))?(?:\s+\([\d.]+%\))?\s*\|\s*(?:training )?loss:\s*{NUMBER}(.{{0,400}})",
@@ -32,11 +31,13 @@ _PLAIN = (
     r"(?: \| (?:epoch|total time|eta): [\w.]{1,20}(?: pq: \d{1,9} rg: \d{1,9})?){0,3}"
 )
 _ONLY_NANOCHAT = re.compile(r"\blrm\b|\bmfu: |total time:|num_tokens:|\([\d.]+%\)")
-_TIME = re.compile(rf"\bdt:\s*{NUMBER}\s*ms\b")
-_MFU = re.compile(rf"\b(?:bf16_)?mfu:\s*{NUMBER}")
-_NORM = re.compile(rf"\bgrad[ _]norm:\s*{NUMBER}")
-_LR_FACTOR = re.compile(rf"\blrm:\s*{NUMBER}")
-_SPEED = re.compile(rf"\btok/s(?:ec)?:\s*{NUMBER}")
+_VALUES = StepLine(
+    "$^",
+    {
+        "dt": "ms", "(?:bf16_)?mfu": "mfu", "lrm": "lr", "grad[ _]norm": "grad_norm",
+        "tok/s(?:ec)?": "tokens_per_s",
+    },
+)  # fmt: skip
 _VAL = re.compile(rf"\bStep\s+(\d+)\s*\|\s*Validation (bpb|loss):\s*{NUMBER}", re.IGNORECASE)
 _SAVE = re.compile(r"\bSaved model\b(?:.{0,300}_(\d{4,})\.pt)?")
 # Where a stage of its recipe saves. Each learns from other data, so their losses cannot be compared.
@@ -47,21 +48,14 @@ _END = re.compile(r"^(?:Minimum validation (?:bpb|loss)|Total training time|Peak
 def read(line: str, builder: RunBuilder) -> bool:
     if "loss:" in line and "| remaining: " not in line and (match := _STEP.search(line)):
         iteration, planned, loss, rest = match.groups()
-        has_time = _TIME.search(rest) or "num_tokens:" in rest  # fine-tuning prints no times
+        values = _VALUES.values(rest)
+        has_time = "ms" in values or "num_tokens:" in rest  # fine-tuning prints no times
         if not _ONLY_NANOCHAT.search(line) or (not has_time and "ms" in builder.last_step_columns):
             return False  # another trainer's, or cut off
         if planned:
             # The last step that is trained is one less; the last evaluation has the number itself.
             builder.setup.values["planned_iterations"] = int(planned) - 1
-        builder.add_step(
-            int(iteration),
-            parse_number(loss),
-            ms=search_number(_TIME, rest),
-            mfu=search_number(_MFU, rest),
-            lr=search_number(_LR_FACTOR, rest),
-            grad_norm=search_norm(_NORM, rest),
-            tokens_per_s=search_number(_SPEED, rest),
-        )
+        add_values(builder, int(iteration), {"loss": parse_number(loss)} | values)
         return True
     if "Validation" in line and (match := _VAL.search(line)):
         metric: ValMetric = "bits_per_byte" if match[2].lower() == "bpb" else "loss"
@@ -76,38 +70,16 @@ def read(line: str, builder: RunBuilder) -> bool:
     return False
 
 
-def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
-    return [
-        GlossaryEntry(
-            last_evaluation(run_log, "Step {step} | Validation bpb: {val}"),
-            translate("nanochat.glossary.val_bpb"),
-        ),
-        GlossaryEntry(last.shown("iteration", "step {}"), translate("glossary.update_from_zero")),
-        GlossaryEntry(last.shown("loss", "loss: {:.6f}"), translate("nanochat.glossary.loss")),
-        GlossaryEntry("lrm: …", translate("nanochat.glossary.lrm")),
-        GlossaryEntry(last.shown("ms", "dt: {:.2f}ms"), translate("nanochat.glossary.dt")),
-        GlossaryEntry(
-            last.shown("tokens_per_s", "tok/sec: {:,.0f}"), translate("glossary.tokens_per_second")
-        ),
-        GlossaryEntry(last.shown("mfu", "mfu: {:.2f}"), translate("nanochat.glossary.mfu")),
-        GlossaryEntry("total time: …", translate("nanochat.glossary.total_time")),
-    ]
-
-
 _HEADER = (
-    HeaderPattern("istributed world size", re.compile(r"Distributed world size: \d")),
-    HeaderPattern("Autodetected", re.compile(r"^Autodetected device type: ")),
-    HeaderPattern("otal", re.compile(rf"Total batch size {COUNT}"), "tokens_per_iteration"),
-    HeaderPattern("otal", re.compile(rf"^\W*total\s*:\s*{COUNT}\s*$"), "parameters"),
-    HeaderPattern(
-        "accumulation steps",
-        re.compile(rf"gradient accumulation steps:\s*{COUNT}"),
-        "gradient_accumulation_steps",
-    ),
-    HeaderPattern("ocab size", re.compile(rf"Vocab size: {COUNT}"), "vocab_size"),
-    HeaderPattern("FLOPs per token", re.compile(r"FLOPs per token:\s*([\d.]+e[+-]?\d+)"), "flops_per_token"),
-    HeaderPattern("GPU", re.compile(r"^\W*GPU:\s*(NVIDIA [\w -]+|AMD [\w -]+)"), "device_name"),
-    HeaderPattern("eak", re.compile(r"Peak FLOPS \(BF16\):\s*([\d.]+e[+-]?\d+)"), "peak_flops"),
+    ("istributed world size", r"Distributed world size: \d", ""),
+    ("Autodetected", r"^Autodetected device type: ", ""),
+    ("otal", rf"Total batch size {COUNT}", "tokens_per_iteration"),
+    ("otal", rf"^\W*total\s*:\s*{COUNT}\s*$", "parameters"),
+    ("accumulation steps", rf"gradient accumulation steps:\s*{COUNT}", "gradient_accumulation_steps"),
+    ("ocab size", rf"Vocab size: {COUNT}", "vocab_size"),
+    ("FLOPs per token", r"FLOPs per token:\s*([\d.]+e[+-]?\d+)", "flops_per_token"),
+    ("GPU", r"^\W*GPU:\s*(NVIDIA [\w -]+|AMD [\w -]+)", "device_name"),
+    ("eak", r"Peak FLOPS \(BF16\):\s*([\d.]+e[+-]?\d+)", "peak_flops"),
 )
 
 TRAINER = Trainer(
@@ -118,7 +90,16 @@ TRAINER = Trainer(
     identifying_line=re.compile(r"^Autodetected device type: |^Tokens / micro-batch / rank: "),
     header=_HEADER,
     setting_names={"sequence_len": "block_size"},
-    glossary=_glossary,
+    glossary=(
+        ("eval", "Step {step} | Validation bpb: {val}", say("nanochat.glossary.val_bpb")),
+        ("iteration", "step {}", say("glossary.update_from_zero")),
+        ("loss", "loss: {:.6f}", say("nanochat.glossary.loss")),
+        ("", "lrm: …", say("nanochat.glossary.lrm")),
+        ("ms", "dt: {:.2f}ms", say("nanochat.glossary.dt")),
+        ("tokens_per_s", "tok/sec: {:,.0f}", say("glossary.tokens_per_second")),
+        ("mfu", "mfu: {:.2f}", say("nanochat.glossary.mfu")),
+        ("", "total time: …", say("nanochat.glossary.total_time")),
+    ),
     first_iteration=0,
     lr_is_share_of_peak=True,
     evaluates_next_token_loss=True,

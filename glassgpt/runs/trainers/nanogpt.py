@@ -17,16 +17,12 @@ import re
 from dataclasses import replace
 
 from glassgpt.config import TrainConfig
-from glassgpt.i18n import say, translate
+from glassgpt.i18n import say
 from glassgpt.recipe import NANOGPT_DEFAULTS
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.facts import Facts
-from glassgpt.runs.glossary import GlossaryEntry, LastLine, last_evaluation
 from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_ms, parse_number, search_norm, search_number
-from glassgpt.runs.run_log import RunLog
-from glassgpt.runs.trainer import A100_PEAK, HeaderPattern, Trainer
+from glassgpt.runs.trainer import A100_PEAK, Trainer
 
-_USUAL = re.compile(rf"(?:\b|_)iter (\d+): loss {NUMBER}, time {NUMBER}ms(?:, mfu {NUMBER}%)?[\s*`\"\\n,]*$")
 # What nanoGPT itself prints: `read` finds the same in it, one line at a time.
 _PLAIN = (
     r"iter (?P<iteration>\d{1,15}): loss (?P<loss>\d{1,9}\.\d{1,9}|nan), "
@@ -60,19 +56,11 @@ _SAVED_AT = re.compile(r"\bckpt[_-](?:iter_?)?(\d{1,9})\.pt\b")  # a fork that k
 
 
 def read(line: str, builder: RunBuilder) -> bool:
-    if "iter" in line and (match := _USUAL.search(line)):
-        iteration, loss, ms, mfu = match.groups()
-        mfu_now = parse_number(mfu or "nan")
-        if mfu_now < 0 <= builder.last_mfu and not builder.has_quoted_lines:
-            # Only the first lines of a process do not know it yet.
-            builder.start_process(resumed=int(iteration) > 0, has_header=False)
-        builder.add_step(int(iteration), parse_number(loss), ms=parse_number(ms), mfu=mfu_now)
-        return True
     if "al" in line and builder.has_steps and (match := _FORK_EVAL.match(line)):
         builder.add_eval(int(match[1]), parse_number(match[3]), parse_number(match[2]))
         return True  # other loops print it too: only a log with steps of nanoGPT's form is one of it
     if "iter" in line and (match := _ITERATION.search(line)) and not _MINGPT.match(line):
-        return _read_unusual_step(int(match[1]), match[2], builder)
+        return _read_step(int(match[1]), match[2], builder)
     if "ms" in line and (match := _LLAMA2_C.match(line)):
         iteration, loss, lr, ms, mfu = match.groups()
         builder.trainer = _LLAMA2_C_TRAINER
@@ -100,19 +88,23 @@ def read(line: str, builder: RunBuilder) -> bool:
     return False
 
 
-def _read_unusual_step(iteration: int, rest: str, builder: RunBuilder) -> bool:
-    """A fork's line with other fields, or in another order; or a line that is cut off."""
+def _read_step(iteration: int, rest: str, builder: RunBuilder) -> bool:
+    """Forks have other fields, or another order."""
     loss, time = _LOSS.search(rest), _TIME.search(rest) or _TIME_PER_ITER.search(rest)
     columns = {name for name, match in (("loss", loss), ("ms", time)) if match}
     if not columns or (not builder.has_quoted_lines and not builder.last_step_columns <= columns):
         builder.partial_iteration = iteration
         return False  # cut off: its last number may be cut too
     unit = math.log(2) if loss and _BITS.match(rest, loss.end()) else 1.0
+    mfu = search_number(_MFU, rest)
+    if mfu < 0 <= builder.last_mfu and not builder.has_quoted_lines:
+        # Only the first lines of a process do not know it yet.
+        builder.start_process(resumed=iteration > 0, has_header=False)
     builder.add_step(
         iteration,
         parse_number(loss[1]) * unit if loss else None,
         ms=parse_ms(*time.groups()) if time else math.nan,
-        mfu=search_number(_MFU, rest),
+        mfu=mfu,
         lr=search_number(_LR, rest),
         grad_norm=search_norm(_NORM, rest),
         tokens_per_s=search_number(_SPEED, rest),
@@ -120,55 +112,22 @@ def _read_unusual_step(iteration: int, rest: str, builder: RunBuilder) -> bool:
     return True
 
 
-def _glossary(last: LastLine, run_log: RunLog, facts: Facts) -> list[GlossaryEntry]:
-    return [
-        GlossaryEntry(
-            last_evaluation(run_log, "step {step}: train loss {train}, val loss {val}"),
-            translate("nanogpt.glossary.evaluation"),
-        ),
-        GlossaryEntry(
-            "saving checkpoint to …" if run_log.checkpoints else "", translate("nanogpt.glossary.checkpoint")
-        ),
-        GlossaryEntry(last.shown("iteration", "iter {}"), translate("glossary.update_from_zero")),
-        GlossaryEntry(last.shown("loss", "loss {:.4f}"), translate("glossary.batch_loss")),
-        GlossaryEntry(
-            last.shown("ms", "time {:.2f}ms"),
-            translate(
-                "nanogpt.glossary.time",
-                steady=f"{facts.steady_ms:.2f} ms" if facts.steady_ms is not None else "?",
-            ),
-        ),
-        GlossaryEntry(last.shown("mfu", "mfu {:.2f}%"), translate("nanogpt.glossary.mfu")),
-        GlossaryEntry(last.shown("lr", "lr {:.3g}"), translate("glossary.learning_rate")),
-    ]
-
-
 _HEADER = (
-    HeaderPattern("tokens per iteration", re.compile(r"tokens per iteration will be")),
-    HeaderPattern("number of parameters", re.compile(r"^\W*number of parameters: ")),
-    HeaderPattern(
-        "Initializing", re.compile(r"Initializing (?:a new model from scratch|from OpenAI GPT-2 weights)")
-    ),
-    HeaderPattern("Overriding config", re.compile(r"Overriding config with ")),
-    HeaderPattern("Resuming", re.compile(r"Resuming (?:training|optimization) from"), "resumed"),
-    HeaderPattern("compiling", re.compile(r"compiling the model"), "compile"),
-    HeaderPattern(
-        "tokens per iteration",
-        re.compile(rf"tokens per iteration will be:\s*{COUNT}\s*$"),
-        "tokens_per_iteration",
-    ),
-    HeaderPattern(
+    ("tokens per iteration", r"tokens per iteration will be", ""),
+    ("number of parameters", r"^\W*number of parameters: ", ""),
+    ("Initializing", r"Initializing (?:a new model from scratch|from OpenAI GPT-2 weights)", ""),
+    ("Overriding config", r"Overriding config with ", ""),
+    ("Resuming", r"Resuming (?:training|optimization) from", "resumed"),
+    ("compiling", r"compiling the model", "compile"),
+    ("tokens per iteration", rf"tokens per iteration will be:\s*{COUNT}\s*$", "tokens_per_iteration"),
+    ("parameters", rf"num decayed parameter tensors: [\d,]+, with {COUNT} parameters", "decayed_parameters"),
+    (
         "parameters",
-        re.compile(rf"num decayed parameter tensors: [\d,]+, with {COUNT} parameters"),
-        "decayed_parameters",
-    ),
-    HeaderPattern(
-        "parameters",
-        re.compile(rf"num non-decayed parameter tensors: [\d,]+, with {COUNT} parameters"),
+        rf"num non-decayed parameter tensors: [\d,]+, with {COUNT} parameters",
         "undecayed_parameters",
     ),
-    HeaderPattern("vocab", re.compile(rf"found vocab_size = {COUNT}"), "vocab_size"),
-    HeaderPattern("vocab", re.compile(rf"defaulting to vocab_size of GPT-2 to {COUNT}"), "vocab_size"),
+    ("vocab", rf"found vocab_size = {COUNT}", "vocab_size"),
+    ("vocab", rf"defaulting to vocab_size of GPT-2 to {COUNT}", "vocab_size"),
 )
 # The numbers among the defaults of its train.py; its learning rate is also GlassGPT's.
 _DEFAULTS = {"learning_rate": TrainConfig.learning_rate} | {
@@ -182,7 +141,15 @@ TRAINER = Trainer(
     plain_step=_PLAIN,
     identifying_line=re.compile(r"^tokens per iteration will be:\s*\d"),
     header=_HEADER,
-    glossary=_glossary,
+    glossary=(
+        ("eval", "step {step}: train loss {train}, val loss {val}", say("nanogpt.glossary.evaluation")),
+        ("checkpoint", "saving checkpoint to …", say("nanogpt.glossary.checkpoint")),
+        ("iteration", "iter {}", say("glossary.update_from_zero")),
+        ("loss", "loss {:.4f}", say("glossary.batch_loss")),
+        ("ms", "time {:.2f}ms", say("nanogpt.glossary.time")),
+        ("mfu", "mfu {:.2f}%", say("nanogpt.glossary.mfu")),
+        ("lr", "lr {:.3g}", say("glossary.learning_rate")),
+    ),
     first_iteration=0,
     loop_includes_max_iters=True,
     step_time_includes_eval=True,  # one clock around evaluation, save and update

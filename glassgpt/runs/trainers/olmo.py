@@ -18,10 +18,9 @@ import re
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.glossary import declared_glossary
-from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, NUMBER, parse_number
+from glassgpt.runs.log_numbers import COUNT, NUMBER, parse_number
 from glassgpt.runs.step_line import StepLine, add_values
-from glassgpt.runs.trainer import HeaderPattern, Trainer
+from glassgpt.runs.trainer import Trainer
 
 _BEGIN = re.compile(r"(?:^|\s)\[step=(\d{1,15})/(?:(\d{1,15})|\?\?\?)[^\]]{0,80}\]$")
 _METRICS = StepLine(
@@ -51,7 +50,6 @@ class OlmoReader:
     def __init__(self) -> None:
         self._step: tuple[int, int] | None = None  # iteration, line in the file
         self._values: dict[str, float] = {}
-        self._previous: tuple[int, float] | None = None  # iteration, tokens so far
         self._eval_name: str | None = None
         self._eval_ms: float | None = None
 
@@ -88,12 +86,8 @@ class OlmoReader:
         if self._step is None:
             return
         (iteration, line), values, self._step = self._step, self._values, None
-        tokens, previous = values.pop("tokens", None), self._previous
-        if tokens is not None:
-            if previous is not None and iteration > previous[0] and 0 < tokens - previous[1] < MAX_COUNT:
-                per_iteration = round((tokens - previous[1]) / (iteration - previous[0]))
-                builder.setup.values["tokens_per_iteration"] = per_iteration
-            self._previous = (iteration, tokens)
+        if "tokens" in values:
+            builder.setup.count_tokens(iteration, values.pop("tokens"))
         if "loss" in values:
             add_values(builder, iteration, values, line)
 
@@ -110,13 +104,10 @@ TRAINER = Trainer(
     reader=OlmoReader,
     article="An",
     header=(
-        HeaderPattern("otal number", re.compile(rf"\bTotal number of parameters: {COUNT}"), "parameters"),
-        *(
-            HeaderPattern(name, re.compile(rf"\b{name}=([\d.e+-]{{1,20}})[,)]"), setting)
-            for name, setting in _SETTINGS.items()
-        ),
+        ("otal number", rf"\bTotal number of parameters: {COUNT}", "parameters"),
+        *((name, rf"\b{name}=([\d.e+-]{{1,20}})[,)]", setting) for name, setting in _SETTINGS.items()),
     ),
-    glossary=declared_glossary(
+    glossary=(
         ("iteration", "[step={}/…]", say("glossary.updates_done")),
         ("loss", "train/CrossEntropyLoss={:.4g}", say("glossary.batch_loss")),
         ("grad_norm", "optim/total_grad_norm={:.4g}", say("glossary.gradient_norm")),

@@ -14,11 +14,10 @@ import re
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.glossary import declared_glossary
 from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, NUMBER, parse_number
 from glassgpt.runs.prefixes import clock_us
 from glassgpt.runs.step_line import ParsedStep, StepLine, add_values
-from glassgpt.runs.trainer import HeaderPattern, Trainer
+from glassgpt.runs.trainer import Trainer
 
 _STEP = StepLine(
     r"^step:\s{1,12}(\d{1,15})\s{1,8}loss:",
@@ -97,15 +96,11 @@ TRAINER = Trainer(
     reader=TorchtitanReader,
     identifying_line=re.compile(r"Starting job: |^Trainer is initialized with local batch size "),
     header=(
-        HeaderPattern("total parameters", re.compile(rf"\bsize: {COUNT} total parameters"), "parameters"),
-        HeaderPattern(
-            "eak", re.compile(r"Peak FLOPS used for computing MFU: ([\d.]+e[+-]?\d+)"), "peak_flops"
-        ),
-        HeaderPattern(
-            "CUDA capacity", re.compile(r"CUDA capacity: (.{1,80}?) with [\d.]+GiB"), "device_name"
-        ),
+        ("total parameters", rf"\bsize: {COUNT} total parameters", "parameters"),
+        ("eak", r"Peak FLOPS used for computing MFU: ([\d.]+e[+-]?\d+)", "peak_flops"),
+        ("CUDA capacity", r"CUDA capacity: (.{1,80}?) with [\d.]+GiB", "device_name"),
     ),
-    glossary=declared_glossary(
+    glossary=(
         ("iteration", "step: {}", say("glossary.updates_done")),
         ("loss", "loss: {:.5f}", say("glossary.all_ranks_loss")),
         ("grad_norm", "grad_norm: {:.4f}", say("glossary.gradient_norm")),

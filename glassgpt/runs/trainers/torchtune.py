@@ -12,16 +12,14 @@ of an epoch's first update. Its loggers write lines, to stdout or to a file:
 
 from __future__ import annotations
 
-import math
 import re
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.glossary import declared_glossary
 from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_number
-from glassgpt.runs.step_clock import StepClock, parse_clock
+from glassgpt.runs.step_clock import StepClock, bar_seconds, bar_step_ms
 from glassgpt.runs.step_line import StepLine
-from glassgpt.runs.trainer import HeaderPattern, Trainer
+from glassgpt.runs.trainer import Trainer
 
 _BAR = re.compile(
     rf"^(\d{{1,9}})\|(\d{{1,15}})\|Loss: {NUMBER}:?\s.{{0,400}}?\|\s*(\d{{1,15}})/(\d{{1,15}}) "
@@ -61,16 +59,14 @@ class TorchtuneReader:
 
     def _read_bar(self, match: re.Match[str], builder: RunBuilder) -> None:
         iteration, at, total = int(match[2]), int(match[4]), int(match[5])
-        elapsed = match[6] if match[6].count(":") == 2 else f"0:{match[6]}"
         if at < self._bar:
             self._clock = StepClock(resolution_s=1.0)
         self._bar = at
         if iteration == builder.last_iteration:
             return  # drawn again
-        ms = self._clock.step_ms(iteration, parse_clock(elapsed) or 0.0)
-        rate = parse_number(match[7]) if match[7].replace(".", "", 1).isdecimal() else math.nan
-        if at == 1 and rate > 0:
-            ms = 1000 / rate if match[8] == "it/s" else 1000 * rate
+        ms = self._clock.step_ms(iteration, bar_seconds(match[6]))
+        if at == 1 and (rate_ms := bar_step_ms(match[7], match[8])) > 0:
+            ms = rate_ms
         if self._epochs and self._epochs * total <= MAX_COUNT:
             builder.setup.values["planned_iterations"] = self._epochs * total
         builder.add_step(iteration, parse_number(match[3]), ms=ms)
@@ -81,8 +77,8 @@ TRAINER = Trainer(
     "torchtune",
     reader=TorchtuneReader,
     identifying_line=re.compile(r"\bRunning \w{1,80} with resolved config:"),
-    header=(HeaderPattern("resolved config", re.compile(r"\bRunning \w{1,80} with resolved config:")),),
-    glossary=declared_glossary(
+    header=(("resolved config", r"\bRunning \w{1,80} with resolved config:", ""),),
+    glossary=(
         ("iteration", "1|{}|", say("glossary.updates_done")),
         ("loss", "Loss: {:.4f}", say("glossary.batch_loss")),
         ("ms", "[elapsed<left] (one takes {:.0f} ms)", say("glossary.interval_time")),

@@ -14,11 +14,10 @@ import re
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.glossary import declared_glossary
 from glassgpt.runs.log_numbers import NUMBER, parse_number
 from glassgpt.runs.metric_series import read_metric_values
 from glassgpt.runs.step_line import StepLine, add_values
-from glassgpt.runs.trainer import HeaderPattern, Trainer
+from glassgpt.runs.trainer import Trainer
 
 _PLAIN_NUMBER = r"(?:np\.\w{1,10}\()?"  # newer versions print np.float64(0.21)
 _BEGIN = re.compile(r"(?:^|\s)step:(\d{1,15}) - ")
@@ -50,12 +49,8 @@ TRAINER = Trainer(
     "verl",
     "verl",
     reader=read,
-    header=(
-        HeaderPattern(
-            "Total training steps", re.compile(r"Total training steps: (\d{1,15})"), "planned_iterations"
-        ),
-    ),
-    glossary=declared_glossary(
+    header=(("Total training steps", r"Total training steps: (\d{1,15})", "planned_iterations"),),
+    glossary=(
         ("iteration", "step:{}", say("glossary.updates_done")),
         ("loss", "actor/pg_loss:{:.4g}", say("verl.glossary.loss")),
         ("grad_norm", "actor/grad_norm:{:.4g}", say("glossary.gradient_norm")),

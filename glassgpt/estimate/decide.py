@@ -26,7 +26,8 @@ from glassgpt.errors import UserError
 from glassgpt.estimate import flops, memory, overheads
 from glassgpt.estimate.batching import BatchPlan, eval_batch_rows, plan_batch
 from glassgpt.estimate.machine_facts import DeviceTraits, MachineFacts, Origin
-from glassgpt.estimate.memory import CONTEXT_BYTES, estimate_memory
+from glassgpt.estimate.memory import estimate_memory
+from glassgpt.estimate.memory_limits import automatic_limit
 from glassgpt.estimate.training_workload import TrainingWorkload, total_parameters
 from glassgpt.format import pluralize
 from glassgpt.model import loss_chunks
@@ -123,7 +124,7 @@ def _fit_micro_batch(
         eval_batch_tokens=eval_batch_rows(config, device_type) * config.block_size,
         ranks=facts.ranks,
     )
-    max_bytes = usable_bytes(facts)
+    max_bytes = automatic_limit(facts)
     # At least 1: a run that does not fit at all is refused later, with advice.
     largest = None if max_bytes is None else memory.largest_fitting_batch(one_sequence, max_bytes) or 1
     batch, choices = plan_batch(config, device_type, largest, facts.ranks)
@@ -186,15 +187,8 @@ def _choose_speedups(
 
 
 def _fits(work: TrainingWorkload, facts: MachineFacts) -> bool:
-    max_bytes = usable_bytes(facts)
+    max_bytes = automatic_limit(facts)
     return max_bytes is None or estimate_memory(work).total_bytes <= max_bytes
-
-
-def usable_bytes(facts: MachineFacts) -> int | None:
-    """What automatic choices may fill, the context included; None: not known."""
-    if facts.free_bytes is not None:  # without the context, which exists already
-        return int(memory.USABLE_SHARE_OF_FREE["cuda"] * facts.free_bytes) + CONTEXT_BYTES["cuda"]
-    return None if facts.memory_bytes is None else int(memory.COMFORTABLE_SHARE_OF_ALL * facts.memory_bytes)
 
 
 def model_vocab_size(data_vocab_size: int, weights_vocab_size: int | None) -> int:

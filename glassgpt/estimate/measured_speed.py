@@ -152,13 +152,15 @@ class ProbeResult:
             text += f", while other programs used {self.busy_cores:.1f} cores"
         return text
 
-    def speed_of(self, work: TrainingWorkload, share: float = 1.0) -> MeasuredSpeed | None:
-        """None if it did not run, or ran other work. `share`: fair_share by the load of the last minute."""
+    def speed_of(self, work: TrainingWorkload) -> MeasuredSpeed | None:
+        """With as much of a CPU as other programs left it. A band that allows for their end, too, would say
+        nothing: what the end would change is a warning of the plan. None if it did not run, or ran other
+        work."""
         if not self.ran or work_key(work) != dict(self.work):
             return None
         tokens = work.micro_batch_tokens * work.micro_steps
         rates = [tokens / seconds for seconds in group_means(self.update_s)]
-        band = band_from_repeats(rates, work.device_type, self.idle_speedup, share)
+        band = band_from_repeats(rates, work.device_type)
         return MeasuredSpeed(
             band, self.describe(), "probe", self.eval_tokens_per_s, self.start_s, self.peak_bytes
         )

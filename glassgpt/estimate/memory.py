@@ -46,10 +46,6 @@ CONTEXT_BYTES = {"cuda": 600 * 2**20, "mps": 400 * 2**20, "cpu": 272 * 2**20}
 # 0.5 in 25 runs. With each tensor in pages of its own (MALLOC_MMAP_THRESHOLD_=65536) there are none, but the
 # kernel clears those pages each time, and a run takes up to twice the time.
 _HEAP_FRAGMENTATION = 0.32
-# What automatic choices may fill. Of free memory: tensors do not fill it without gaps, and on a CPU or a Mac
-# other programs share it. Of all memory, if it is not known how much is free: a desktop needs some.
-USABLE_SHARE_OF_FREE = {"cuda": 0.92, "mps": 0.85, "cpu": 0.85}
-COMFORTABLE_SHARE_OF_ALL = 0.94
 _CUBLAS_WORKSPACE_BYTES = {"cuda": 68 * 2**20, "mps": 0, "cpu": 0}
 
 

@@ -226,7 +226,7 @@ def _parallelism_option(
     spec = make_run_spec(config, target, dataset)
     workload = spec.workload
     memory_bytes = memory.estimate_memory(workload).total_bytes
-    fits = memory_bytes <= target.max_bytes
+    fits = memory_bytes <= target.out_of_memory_limit
     forecast = forecast_spec(spec, target, dataset)
     speed = forecast.throughput if fits else None
     peak = target.peak_flops_per_s(workload.dtype)

@@ -79,8 +79,8 @@ def split_into_micro_batches(spec: RunSpec, target: PlanTarget) -> SettingChange
     config, ranks = spec.config, spec.workload.ranks
     accumulating = replace(memory.without_optional_memory(spec.workload), micro_steps=2)
     largest = memory.largest_fitting_batch(
-        accumulating, target.comfortable_bytes
-    ) or memory.largest_fitting_batch(accumulating, target.max_bytes)
+        accumulating, target.automatic_limit
+    ) or memory.largest_fitting_batch(accumulating, target.out_of_memory_limit)
     if largest is None:
         return None
     free = replace(config, batch_tokens=spec.batch.tokens, batch_size=None, gradient_accumulation_steps=None)

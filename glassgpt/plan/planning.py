@@ -73,7 +73,7 @@ class Plan:
         probe = self.target.probe
         if probe is not None and probe.outcome in ("ran", "out of memory"):
             return probe.ran
-        return self.memory.total_bytes <= self.target.max_bytes
+        return self.memory.total_bytes <= self.target.out_of_memory_limit
 
     @property
     def largest_micro_batch(self) -> int | None:
@@ -100,7 +100,7 @@ class Plan:
                 "device_type": target.device_type,
                 "memory_bytes": target.memory_bytes,
                 "memory_note": target.memory_note,
-                "room_bytes": target.max_bytes,
+                "room_bytes": target.out_of_memory_limit,
                 "peak_flops_per_s": target.peak_flops_per_s(workload.dtype),
                 "peak_source": target.peak_source,
                 "found": target.found_how,
@@ -147,7 +147,7 @@ def make_plan(
     """`price`: of one machine per hour. Raises UserError if not even one sequence fits."""
     spec = make_run_spec(config, target, dataset)
     is_trained = not spec.config.eval_only
-    fits = memory.estimate_memory(spec.workload).total_bytes <= target.max_bytes
+    fits = memory.estimate_memory(spec.workload).total_bytes <= target.out_of_memory_limit
     if is_trained and not fits and split_into_micro_batches(spec, target) is None:
         raise UserError(_too_large_messages(spec, target, dataset))
     forecast = forecast_spec(spec, target, dataset)
@@ -160,7 +160,7 @@ def make_plan(
         target=target,
         dataset=dataset,
         memory=forecast.memory,
-        variants=find_memory_variants(spec.workload, target.max_bytes),
+        variants=find_memory_variants(spec.workload, target.out_of_memory_limit),
         times=times,
         training_estimate=training,
         problems=tuple(problems),
@@ -208,7 +208,7 @@ def _too_large_messages(spec: RunSpec, target: PlanTarget, dataset: DatasetInfo)
     problem = (
         f"this model needs at least {needed_gib:.1f} GiB{per_card}, with one sequence at a time "
         f"(--batch_size=1), and {target.name} has {target.memory_bytes / GIB:.1f} GiB, of which a run may "
-        f"take {target.max_bytes / GIB:.1f}"
+        f"take {target.out_of_memory_limit / GIB:.1f}"
     )
-    fixes = memory_fixes(spec, target, dataset, target.max_bytes)
+    fixes = memory_fixes(spec, target, dataset, target.out_of_memory_limit)
     return [problem, *(f"it fits with {flags}" for flags in fixes)]

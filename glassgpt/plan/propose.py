@@ -235,7 +235,7 @@ def _with_fitting_shard(config: TrainConfig, target: PlanTarget, dataset: Datase
         sharded = replace(config, shard=shard, batch_tokens=config.block_size * 16 * ranks)
         workload = make_run_spec(sharded, target, dataset).workload
         is_possible = can_shard(workload) or not shard or config.shard
-        if is_possible and memory.largest_fitting_batch(workload, target.comfortable_bytes) is not None:
+        if is_possible and memory.largest_fitting_batch(workload, target.automatic_limit) is not None:
             return replace(config, shard=shard)
     return None
 
@@ -268,7 +268,7 @@ def _with_length(config: TrainConfig, target: PlanTarget, dataset: DatasetInfo, 
 
 def _fits(config: TrainConfig, target: PlanTarget, dataset: DatasetInfo) -> bool:
     workload = make_run_spec(config, target, dataset).workload
-    return memory.estimate_memory(workload).total_bytes <= target.comfortable_bytes
+    return memory.estimate_memory(workload).total_bytes <= target.automatic_limit
 
 
 # --- how long to train ---

@@ -457,7 +457,7 @@ def predict_left_out(left_out: str) -> list[LeftOutPrediction]:
         if not row.counts or card is None or peak is None:
             continue
         without = [other.name for other in reference_rows() if key(other) == key(row)]
-        expected = expected_mfu_range(card, peak, row.work, row.shape.flops_per_token, without)
+        expected = expected_mfu_range(card, peak, row.work, row.flops_per_token, without)
         its_card = {other.name for other in reference_rows() if other.card == row.card}
         found.append(LeftOutPrediction(row, expected, not its_card.isdisjoint(expected.rows)))
     return found

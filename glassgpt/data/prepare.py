@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import functools
 import hashlib
 import shlex
 from collections.abc import Callable, Iterator, Mapping
@@ -24,15 +23,13 @@ from numpy.typing import NDArray
 
 from glassgpt.data.bpe import (
     ByteLevelBpe,
-    bpe_vocab_size,
     split_at_bpe_boundaries,
     split_for_bpe_training,
-    train_bpe,
 )
 from glassgpt.data.corpus import is_corpus
 from glassgpt.data.dataset import BUILT_IN
 from glassgpt.data.manifest import TOKEN_DTYPES, Manifest, dtype_for, read_stored_manifest, write_manifest
-from glassgpt.data.prepare_bulk import prepare_corpus
+from glassgpt.data.prepare_bulk import make_bpe_or_bytes, prepare_corpus
 from glassgpt.data.prepare_options import (
     PrepareOptions,
     check_options,
@@ -42,7 +39,7 @@ from glassgpt.data.prepare_options import (
     requested_tokenizer,
     val_fraction,
 )
-from glassgpt.data.progress import show_byte_progress
+from glassgpt.data.progress import Advance, PrepareLog
 from glassgpt.data.sources import Document, Source, dataset_of_nanogpt_script, open_source
 from glassgpt.data.split import DocumentScan, Span, Split, scan_documents, split_documents
 from glassgpt.data.tokenizer_json import load_requested_gpt2
@@ -64,18 +61,17 @@ def prepare(
     options: PrepareOptions, print_line: Callable[[str], None] = print, progress: bool = True
 ) -> Manifest:
     """Writes the dataset that `options` describes and returns its manifest."""
-    notes: list[str] = []
+    log = PrepareLog(print_line, progress)
     if (name := dataset_of_nanogpt_script(options.dataset)) in BUILT_IN:
-        notes.append(f"{options.dataset} is nanoGPT's script for {name}, so this is  glass prepare {name}")
-        print_line(notes[0])
+        log.note(f"{options.dataset} is nanoGPT's script for {name}, so this is  glass prepare {name}")
         options = dataclasses.replace(options, dataset=name)
     out = out_directory(options)
     check_options(options, out)
     with exclusive_lock(out):
         if is_corpus(options.dataset, options.dedup):
-            manifest = prepare_corpus(options, out, print_line, progress)
+            manifest = prepare_corpus(options, out, log)
         else:
-            manifest = _prepare_text(options, out, notes, print_line, progress)
+            manifest = _prepare_text(options, out, log)
     print_line(
         f"{out}: {manifest.tokens['train']:,} training and {manifest.tokens['val']:,} validation tokens, "
         f"vocabulary {manifest.vocab_size:,}, {manifest.bytes_per_token('train'):.2f} bytes per token"
@@ -109,51 +105,41 @@ def _text_note(scan: DocumentScan) -> str:
     return f"SHA-256 of the text: {hashlib.sha256(b''.join(scan.digests)).hexdigest()}"
 
 
-def _prepare_text(
-    options: PrepareOptions, out: Path, notes: list[str], print_line: Callable[[str], None], progress: bool
-) -> Manifest:
+def _prepare_text(options: PrepareOptions, out: Path, log: PrepareLog) -> Manifest:
     """For text that is small enough to be read several times."""
-
-    def note(line: str) -> None:
-        notes.append(line)
-        print_line(line)
-
     remove_stale_folders(out)
     with atomic_folder(out) as work:
         source, gpt2 = _open_inputs(options, work, out)
         for line in source.notes:
-            note(line)
+            log.note(line)
         total_bytes = sum(document.size_bytes for document in source.documents)
-        show = functools.partial(
-            show_byte_progress, total_bytes=total_bytes, print_line=print_line, show=progress
-        )
-
-        with show("reading") as advance:
+        with log.progress("reading", total_bytes) as advance:
             scan = scan_documents(source.documents, _text_encoding(options.tokenizer), advance)
         for change, files in scan.changes.items():
-            note(f"{change} ({pluralize(files, 'file')})")
+            log.note(f"{change} ({pluralize(files, 'file')})")
         if "\0" in scan.characters and options.tokenizer != "byte":
-            note(
+            log.note(
                 "the text has NUL characters, as binary files have, and UTF-16 without a byte order mark: "
                 "see whether it is UTF-8 text"
             )
         if options.dataset not in BUILT_IN:
-            notes.append(_text_note(scan))
+            log.notes.append(_text_note(scan))
         split = split_documents(scan, val_fraction(options))
-        note(f"split: {split.reason}")
+        log.note(f"split: {split.reason}")
 
         name, reason = _choose_tokenizer(options, scan)
-        note(f"tokenizer {name}: {reason}")
-        with show(f"making {name}") as advance:
-            tokenizer = _make_tokenizer(name, scan, split, gpt2, advance)
-        requested_size = bpe_vocab_size(name)
-        if requested_size is not None and tokenizer.vocab_size < requested_size:
-            note(f"the text is too small for {requested_size} tokens, it yields {tokenizer.vocab_size}")
-        if tokenizer.name != name:
-            note(f"{options.tokenizer_files} has a BPE of another kind than GPT-2's: it is {tokenizer.name}")
-
-        with show("encoding") as advance:
-            manifest = _write_dataset(work, source, scan, split, tokenizer, tuple(notes), advance)
+        log.note(f"tokenizer {name}: {reason}")
+        tokenizer: Tokenizer
+        if name == "char":
+            # A newline separates documents, even if none of them has one.
+            separator = "\n" if len(scan.documents) > 1 else ""
+            tokenizer = CharTokenizer("".join(sorted(set(scan.characters + separator))))
+        else:
+            with log.progress(f"making {name}", total_bytes) as advance:
+                texts = _bpe_training_texts(split, advance)
+                tokenizer = make_bpe_or_bytes(name, options, gpt2, texts, log)
+        with log.progress("encoding", total_bytes) as advance:
+            manifest = _write_dataset(work, source, scan, split, tokenizer, tuple(log.notes), advance)
         check_out_dir(options, out)  # another process may have written there meanwhile
         copy_nanogpt_scripts(out, work)
         commit_folder(work, out)
@@ -190,28 +176,12 @@ def _choose_tokenizer(options: PrepareOptions, scan: DocumentScan) -> tuple[str,
     return "bpe:8192", f"{distinct}, over {MAX_CHAR_VOCAB_SIZE}, too many for an id each"
 
 
-def _make_tokenizer(
-    name: str, scan: DocumentScan, split: Split, gpt2: ByteLevelBpe | None, advance: Callable[[int], None]
-) -> Tokenizer:
-    if name == "byte":
-        return ByteTokenizer()
-    if name == "char":
-        # A newline separates documents, even if none of them has one.
-        separator = "\n" if len(scan.documents) > 1 else ""
-        return CharTokenizer("".join(sorted(set(scan.characters + separator))))
-    if gpt2 is not None:
-        return gpt2
-    size = bpe_vocab_size(name)
-    assert size is not None, name
-
-    def training_chunks() -> Iterator[str]:
-        # Of the training split alone: a vocabulary trained on the validation split would lower its loss.
-        for span in split.train:
-            for chunk in split_for_bpe_training(span.text("utf-8")):
-                advance(len(chunk.encode()))
-                yield chunk
-
-    return train_bpe(training_chunks(), size)
+def _bpe_training_texts(split: Split, advance: Advance) -> Iterator[str]:
+    """Of the training split alone: a vocabulary trained on the validation split would lower its loss."""
+    for span in split.train:
+        for chunk in split_for_bpe_training(span.text("utf-8")):
+            advance(len(chunk.encode()))
+            yield chunk
 
 
 def _write_dataset(
@@ -221,7 +191,7 @@ def _write_dataset(
     split: Split,
     tokenizer: Tokenizer,
     notes: tuple[str, ...],
-    advance: Callable[[int], None],
+    advance: Advance,
 ) -> Manifest:
     dtype = dtype_for(tokenizer.vocab_size)
     # Digests of what is encoded: a document with a training and a validation span is hashed in that order.
@@ -271,7 +241,7 @@ def _write_split(
     tokenizer: Tokenizer,
     dtype: str,
     digests: Mapping[Document, Digest],
-    advance: Callable[[int], None],
+    advance: Advance,
 ) -> _WrittenSplit:
     tokens = text_bytes = 0
     digest = hashlib.sha256()

@@ -170,16 +170,9 @@ def _choose_speedups(
         attention = Choice("attention", "sdpa", "the fused kernels were not measured here")
 
     without_graph = replace(with_kernels, compiled=compiling.value == "on", attention=str(attention.value))
-    micro_step = GraphCandidate(
-        without_graph.dtype,
-        micro_step_s,
-        overheads.launch_s(device_type, config.n_layer),
-        without_graph.compiled,
-        config.shard,
-        _fits(replace(without_graph, graph=True), facts),
-        facts.ranks,
-    )
-    graph = choose_graph(config, device, micro_step)
+    launch_s = overheads.launch_s(device_type, config.n_layer)
+    fits = _fits(replace(without_graph, graph=True), facts)
+    graph = choose_graph(device, without_graph, micro_step_s, launch_s, fits)
     choices = [compiling, attention]
     if device_type == "cuda":  # elsewhere there is nothing to choose about these
         choices += [kernels, graph]
@@ -396,20 +389,12 @@ def choose_compile(
 # --- CUDA graph ---
 
 
-@dataclass(frozen=True)
-class GraphCandidate:
-    """A micro-batch that may be captured as a CUDA graph."""
-
-    dtype: str
-    compute_s: float  # about
-    launch_s: float  # about: its kernel-launch overhead
-    compiled: bool = False
-    sharded: bool = False  # with FSDP
-    fits: bool = True  # there is memory for the graph
-    ranks: int = 1
-
-
-def choose_graph(config: TrainConfig, device: DeviceTraits, micro: GraphCandidate) -> Choice:
+def choose_graph(
+    device: DeviceTraits, work: TrainingWorkload, compute_s: float, launch_s: float, fits: bool = True
+) -> Choice:
+    """`compute_s`, `launch_s`: about how long a micro-batch computes, and its kernel-launch overhead. `fits`:
+    whether there is memory for the graph."""
+    config = work.config
     if device.device_type != "cuda":
         if config.graph == "on":
             raise UserError(f"--graph=on is for CUDA cards, and this run is on {device.device_type}")
@@ -418,30 +403,30 @@ def choose_graph(config: TrainConfig, device: DeviceTraits, micro: GraphCandidat
     impossible = ""
     if config.eval_only:
         impossible = "one evaluation has no updates to capture"
-    elif micro.sharded:
+    elif config.shard:
         impossible = "blocks are gathered when they are needed: cannot be captured"
-    elif micro.dtype == "float16":
+    elif work.dtype == "float16":
         impossible = "float16's loss scaler has to look at every update"
     if impossible:
         return Choice("graph", "off", impossible, notable=config.graph == "on")
     if config.graph != "auto":
         return Choice("graph", config.graph, "asked for")
     # Possible, but not by default.
-    if micro.compiled:
+    if work.compiled:
         return Choice("graph", "off", "compiled code may compile again, which cannot be captured")
     if config.activation_checkpointing and config.dropout:
         return Choice("graph", "off", "recomputing needs dropout's random numbers again: cannot be captured")
-    if not micro.fits:
+    if not fits:
         reason = "a CUDA graph keeps its memory, and evaluation has to fit beside it"
         return Choice("graph", "off", reason)
-    if overheads.graph_pays(micro.compute_s, micro.launch_s):
+    if overheads.graph_pays(compute_s, launch_s):
         reason = (
-            f"kernel-launch overhead is about {micro.launch_s * 1000:.0f} ms, "
-            f"computing about {micro.compute_s * 1000:.1f} ms: captured once and replayed"
+            f"kernel-launch overhead is about {launch_s * 1000:.0f} ms, "
+            f"computing about {compute_s * 1000:.1f} ms: captured once and replayed"
         )
         return Choice("graph", "on", reason)
     compute_bound = "compute-bound: kernel-launch overhead is hidden"
-    if micro.ranks > 1:
+    if work.ranks > 1:
         return Choice("graph", "off", f"{compute_bound}, and gradients are all-reduced outside of a graph")
     if config.max_iters < overheads.MIN_UPDATES_FOR_GRAPH:
         return Choice("graph", "off", f"{compute_bound}, and {config.max_iters} updates are soon over")

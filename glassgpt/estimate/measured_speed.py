@@ -45,25 +45,28 @@ class MeasuredSpeed:
     peak_bytes: int | None = None  # on a card as allocated by PyTorch, else resident
 
 
+# What the speed and the memory of a rank depend on besides the machine: settings, fields of the workload, and
+# those that work_key derives. No names, no paths.
+KEYED_SETTINGS = (
+    "n_layer", "n_head", "n_embd", "block_size", "arch", "bias", "tie_embeddings", "activation", "optimizer",
+    "fp8", "activation_checkpointing",
+)  # fmt: skip
+KEYED_FIELDS = (
+    "vocab_size", "batch_size", "micro_steps", "device_type", "dtype", "attention", "graph",
+)  # fmt: skip
+
+
 def work_key(work: TrainingWorkload) -> dict[str, Any]:
-    """All that the speed and the memory of a rank depend on, besides the machine. No names, no paths."""
-    config = work.config
-    settings = (
-        "n_layer", "n_head", "n_embd", "block_size", "arch", "bias", "tie_embeddings", "activation",
-        "optimizer", "fp8", "activation_checkpointing",
-    )  # fmt: skip
-    return {name: getattr(config, name) for name in settings} | {
-        "dropout": config.dropout > 0,
-        "vocab_size": work.vocab_size,
-        "batch_size": work.batch_size,
-        "micro_steps": work.micro_steps,
-        "device_type": work.device_type,
-        "dtype": work.dtype,
-        "kernels": "triton" if work.kernels else "compiled" if work.compiled else "plain",
-        "attention": work.attention,
-        "graph": work.graph,
-        "sharded": work.is_sharded,
-    }
+    key = {name: getattr(work.config, name) for name in KEYED_SETTINGS}
+    return (
+        key
+        | {name: getattr(work, name) for name in KEYED_FIELDS}
+        | {
+            "dropout": work.config.dropout > 0,
+            "kernels": "triton" if work.kernels else "compiled" if work.compiled else "plain",
+            "sharded": work.is_sharded,
+        }
+    )
 
 
 def group_means(update_s: Sequence[float]) -> list[float]:

@@ -29,7 +29,8 @@ from glassgpt.plan.estimates import (
 )
 from glassgpt.plan.plan_warnings import PlanProblem, find_plan_problems
 from glassgpt.plan.planned_spec import (
-    can_shard,
+    SettingChanges,
+    lighter_settings,
     make_run_spec,
     memory_fixes,
     split_into_micro_batches,
@@ -171,23 +172,13 @@ def make_plan(
 
 def find_memory_variants(workload: TrainingWorkload, max_bytes: int) -> tuple[MemoryVariant, ...]:
     """With these settings, with activation checkpointing, compiled, with PyTorch's kernels, and sharded."""
-    config = workload.config
-    if config.eval_only:
+    if workload.config.eval_only:
         total = memory.estimate_memory(workload).total_bytes
         return (MemoryVariant("as it is", total, workload.batch_size),)
-    workloads = {"as it is": workload}
-    if not config.activation_checkpointing:
-        checkpointing = replace(config, activation_checkpointing=True)
-        workloads["activation_checkpointing=True"] = replace(workload, config=checkpointing)
-    if not workload.compiled and workload.device_type != "mps" and not config.fp8:
-        graph = workload.graph and config.graph == "on"
-        workloads["compile=on"] = replace(workload, compiled=True, kernels=False, graph=graph)
-    if workload.kernels and not config.fp8:
-        workloads["kernels=plain, compile=off"] = replace(workload, kernels=False)
-    if workload.ranks > 1 and not config.shard and can_shard(workload):
-        compiled = config.compile == "on"  # compile=auto does not compile a sharded model
-        sharded = replace(config, shard=True)
-        workloads["shard=True"] = replace(workload, config=sharded, graph=False, compiled=compiled)
+    workloads = {"as it is": workload} | {
+        ", ".join(f"{name}={value}" for name, value in changes.items()): _changed_workload(workload, changes)
+        for changes in lighter_settings(workload)
+    }
     return tuple(
         MemoryVariant(
             name,
@@ -196,6 +187,19 @@ def find_memory_variants(workload: TrainingWorkload, max_bytes: int) -> tuple[Me
         )
         for name, variant in workloads.items()
     )
+
+
+def _changed_workload(workload: TrainingWorkload, changes: SettingChanges) -> TrainingWorkload:
+    config = workload.config
+    changed = replace(workload, config=replace(config, **changes))
+    if changes.get("compile") == "on":
+        graph = workload.graph and config.graph == "on"
+        return replace(changed, compiled=True, kernels=False, graph=graph)
+    if "kernels" in changes:
+        return replace(changed, kernels=False)
+    if "shard" in changes:  # compile=auto does not compile a sharded model
+        return replace(changed, graph=False, compiled=config.compile == "on")
+    return changed
 
 
 def _too_large_messages(spec: RunSpec, target: PlanTarget, dataset: DatasetInfo) -> list[str]:

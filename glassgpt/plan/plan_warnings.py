@@ -341,8 +341,8 @@ def _reduce_evaluation_advice(spec: RunSpec, target: PlanTarget, dataset: Datase
     def is_too_much(**changes: int | None) -> bool:
         config = replace(spec.config, **changes)  # type: ignore[arg-type]
         changed = replace(spec, config=config, workload=replace(spec.workload, config=config))
-        forecast = forecast_spec(changed, target, dataset)
-        return (forecast.evaluation_s or 0) > _MAX_EVAL_SHARE * (forecast.total_s or (0, 0, 0))[1]
+        forecast = forecast_spec(changed, target, dataset).times
+        return forecast is not None and forecast.evaluation_s > _MAX_EVAL_SHARE * forecast.total_s[1]
 
     interval, max_iters = spec.config.eval_interval, spec.config.max_iters
     while interval < max_iters:

@@ -106,9 +106,10 @@ def test_the_forecast_is_what_was_measured() -> None:
     assert forecast.throughput is not None
     assert (forecast.throughput.low, forecast.throughput.high) == (800, 1250)
     assert forecast.throughput.mfu[1] == pytest.approx(1.0)
-    assert forecast.updates_s == (32.0, 40.0, 50.0)  # 100 updates of 400 tokens
-    assert forecast.evaluation_s == pytest.approx(3 * 2 * 2000 / 4000)
-    assert forecast.start_s == 7.0
+    assert forecast.times is not None
+    assert forecast.times.updates_s == (32.0, 40.0, 50.0)  # 100 updates of 400 tokens
+    assert forecast.times.evaluation_s == pytest.approx(3 * 2 * 2000 / 4000)
+    assert forecast.times.start_s == 7.0
     assert forecast.as_dict()["source"] == "probe"
     # A card that is in no table has no reference rows; measured, its speed is known.
     card = replace(WORK, device_type="cuda")

@@ -103,7 +103,6 @@ def test_on_a_cpu_the_peak_inside_an_update_counts(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_first_updates_revise_the_forecast_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glassgpt.training.forecast_check.idle_speedup", lambda before, now: 1.0)
     check = make_check(900.0, seconds=2.0)
     assert check.measured_band("cuda") is None  # one interval
     check.add(1800, 2.0, 0.0, MEMORY)

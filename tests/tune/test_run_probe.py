@@ -22,8 +22,8 @@ from glassgpt.plan.planning import Plan, make_plan
 from glassgpt.plan.target import PlanTarget
 from glassgpt.tune import probe_updates
 from glassgpt.tune.probe_updates import probe_run
-from glassgpt.tune.run_probe import probe_plan
 from glassgpt.tune.trial_run import TrialUpdates
+from glassgpt.tune.trial_runner import probe_plan
 from glassgpt.tune.trial_server import TrialServer
 
 CPU = PlanTarget("a CPU, 2 cores", "cpu", 8 * 2**30, {"float32": 1e11}, "measured", "no GPU found")

@@ -14,7 +14,6 @@ import datetime
 import hashlib
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +27,15 @@ from glassgpt.data.bpe import (
 )
 from glassgpt.data.corpus import is_corpus
 from glassgpt.data.dataset import BUILT_IN
-from glassgpt.data.manifest import TOKEN_DTYPES, Manifest, dtype_for, read_stored_manifest, write_manifest
+from glassgpt.data.digests import file_sha256
+from glassgpt.data.manifest import (
+    SPLITS,
+    TOKEN_DTYPES,
+    Manifest,
+    dtype_for,
+    read_stored_manifest,
+    write_manifest,
+)
 from glassgpt.data.prepare_bulk import make_bpe_or_bytes, prepare_corpus
 from glassgpt.data.prepare_options import (
     PrepareOptions,
@@ -196,64 +203,41 @@ def _write_dataset(
     dtype = dtype_for(tokenizer.vocab_size)
     # Digests of what is encoded: a document with a training and a validation span is hashed in that order.
     digests = {document: hashlib.sha256() for document in scan.documents}
-    train = _write_split(work / "train.bin", split.train, tokenizer, dtype, digests, advance)
-    val = _write_split(work / "val.bin", split.val, tokenizer, dtype, digests, advance)
+    tokens, text_bytes = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
+    for name, spans in (("train", split.train), ("val", split.val)):
+        with (work / f"{name}.bin").open("wb") as file:
+            for ids, size in _encode_spans(spans, tokenizer, digests):
+                file.write(ids.astype(TOKEN_DTYPES[dtype]).tobytes())
+                tokens[name] += len(ids)
+                text_bytes[name] += size
+                advance(size)
     for document, digest in zip(scan.documents, scan.digests, strict=True):
         if digests[document].digest() != digest:
             raise _changed_while_read(document)
-    if min(train.tokens, val.tokens) < 2:
+    if min(tokens.values()) < 2:
         raise UserError(
-            f"{source.description}: {pluralize(train.tokens, 'training token')} and "
-            f"{pluralize(val.tokens, 'validation token')} are too few; each split needs at least 2, so that "
-            "one predicts the other: bring more text, or change --val_fraction"
+            f"{source.description}: {pluralize(tokens['train'], 'training token')} and "
+            f"{pluralize(tokens['val'], 'validation token')} are too few; each split needs at least 2, so "
+            "that one predicts the other: bring more text, or change --val_fraction"
         )
-    sha256 = {"train.bin": train.sha256, "val.bin": val.sha256}
-    for name, content in tokenizer.files.items():
-        (work / name).write_bytes(content)
-        sha256[name] = hashlib.sha256(content).hexdigest()
+    for file_name, content in tokenizer.files.items():
+        (work / file_name).write_bytes(content)
+    written = ("train.bin", "val.bin", *tokenizer.files)
     manifest = Manifest(
         name=source.name,
         source=source.description,
         tokenizer=tokenizer.name,
         vocab_size=tokenizer.vocab_size,
         dtype=dtype,
-        tokens={"train": train.tokens, "val": val.tokens},
-        text_bytes={"train": train.text_bytes, "val": val.text_bytes},
-        sha256=sha256,
+        tokens=tokens,
+        text_bytes=text_bytes,
+        sha256={name: file_sha256(work / name) for name in written},
         characters=tokenizer.characters if isinstance(tokenizer, CharTokenizer) else None,
         notes=notes,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
     write_manifest(work, manifest)
     return manifest
-
-
-@dataclass(frozen=True)
-class _WrittenSplit:
-    tokens: int
-    text_bytes: int
-    sha256: str
-
-
-def _write_split(
-    path: Path,
-    spans: tuple[Span, ...],
-    tokenizer: Tokenizer,
-    dtype: str,
-    digests: Mapping[Document, Digest],
-    advance: Advance,
-) -> _WrittenSplit:
-    tokens = text_bytes = 0
-    digest = hashlib.sha256()
-    with path.open("wb") as file:
-        for ids, size in _encode_spans(spans, tokenizer, digests):
-            content = ids.astype(TOKEN_DTYPES[dtype]).tobytes()
-            file.write(content)
-            digest.update(content)
-            tokens += len(ids)
-            text_bytes += size
-            advance(size)
-    return _WrittenSplit(tokens, text_bytes, digest.hexdigest())
 
 
 def _encode_spans(

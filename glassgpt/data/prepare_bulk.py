@@ -100,7 +100,10 @@ def prepare_corpus(options: PrepareOptions, out: Path, log: PrepareLog) -> Manif
             log.print_line(f"{out}: all was written when it was stopped")
         else:
             if state is not None:
-                tokenizer = _load_previous_tokenizer(options, work)
+                # The tokenizer of the earlier attempt: the shards that it wrote have its ids.
+                name, _ = _choose_tokenizer(options)
+                carried = name if bpe_vocab_size(name) else ""
+                tokenizer = ByteTokenizer() if name == "byte" else load_folder_bpe(carried, work)
                 encoder = Encoder(tokenizer, options.text_column)
                 log.print_line(
                     f"resuming where it was stopped, after {pluralize(state.full_shard_count(), 'shard')}"
@@ -302,14 +305,6 @@ def make_bpe_or_bytes(
     if trained.vocab_size < size:
         log.note(f"the text is too small for {size} tokens, it yields {trained.vocab_size}")
     return trained
-
-
-def _load_previous_tokenizer(options: PrepareOptions, folder: Path) -> ByteLevelBpe | ByteTokenizer:
-    """The tokenizer of an earlier attempt: the shards that it wrote have its ids."""
-    name, _ = _choose_tokenizer(options)
-    if name == "byte":
-        return ByteTokenizer()
-    return load_folder_bpe(name if bpe_vocab_size(name) else "", folder)
 
 
 class _BpeTrainingSample:

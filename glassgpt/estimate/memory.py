@@ -314,17 +314,13 @@ def _bytes_at_evaluation(work: TrainingWorkload) -> dict[str, int]:
     )
 
 
-def _eval_branch_bytes(work: TrainingWorkload) -> int:
-    """Per channel: the branch of the block before, of which the first block has none."""
-    return work.activation_itemsize if work.config.n_layer > 1 else 0
-
-
 def _eval_mlp_bytes_per_token(work: TrainingWorkload) -> int:
     """The float32 residual stream before and in the block, its norm, and the MLP's hidden layer before and
     after the activation. PyTorch's relu squared has one tensor more."""
     low = work.activation_itemsize
     hidden_tensors = 3 if effective_activation(work.config) == "relu2" and not work.kernels else 2
-    return work.config.n_embd * (3 * 4 + _eval_branch_bytes(work) + 4 * low * hidden_tensors)
+    branch = low if work.config.n_layer > 1 else 0  # of the block before, of which the first block has none
+    return work.config.n_embd * (3 * 4 + branch + 4 * low * hidden_tensors)
 
 
 def _eval_attention_bytes_per_token(work: TrainingWorkload) -> int:

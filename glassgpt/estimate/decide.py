@@ -530,8 +530,10 @@ def choose_data_place(
             f"--data_place=card: the text's {size_bytes / 1e9:.1f} GB do not fit into the "
             f"{free_bytes / 1e9:.1f} GB that are free on the card; try --data_place=auto"
         )
-    if requested != "auto" or free_bytes is None:
+    if requested != "auto":
         return Choice("data", "on the card" if requested == "card" else "in memory", "asked for")
+    if free_bytes is None:
+        return Choice("data", "in memory", "how much memory the card has free is not known")
     if size_bytes > free_bytes * overheads.MAX_DATA_SHARE_OF_CARD:
         return Choice("data", "in memory", f"its {size_bytes / 1e9:.1f} GB would take too much GPU memory")
     reason = f"its {size_bytes / 1e6:.0f} MB fit there: no copying at every update"

@@ -273,6 +273,8 @@ def test_small_data_lies_on_the_card() -> None:
     assert choose_data_place("auto", 2_000_000, H100, 8 * 2**30).value == "on the card"
     assert choose_data_place("auto", 18_000_000_000, H100, 8 * 2**30).value == "in memory"
     assert choose_data_place("auto", 2_000_000, CPU, None).value == "in memory"
+    unknown = choose_data_place("auto", 2_000_000, H100, None)
+    assert (unknown.value, unknown.reason) == ("in memory", "how much memory the card has free is not known")
 
 
 def test_where_data_lies_can_be_said() -> None:

@@ -21,9 +21,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from bench import overhead, results, sampling_rows, speed, sweep, to_loss
+from bench import overhead, results, sampling, speed, to_loss
 from bench.context import BenchContext, BenchOptions, MissingOption
-from bench.picture import ratios_picture, sweep_picture
+from bench.picture import ratios_picture
 from bench.results import Result
 from bench.table import fill_page, markdown_table, results_document
 from bench.watch import CommandFailed
@@ -34,64 +34,45 @@ Benchmark = Callable[[BenchContext], list[Result]]
 ROWS: dict[str, Benchmark] = {
     "gpt2-speed": speed.gpt2_speed,
     "fp8-loss": speed.fp8_loss,
-    "shakespeare": to_loss.shakespeare,
     "shakespeare-whole": speed.shakespeare_whole,
     "shakespeare-to-loss": to_loss.shakespeare_to_loss,
     "mdn-rates": to_loss.mdn_rates,
     "mdn-to-loss": to_loss.mdn_to_loss,
     "overhead": overhead.overhead,
     "steadiness": overhead.steadiness,
-    "sampling": sampling_rows.sampling,
-    "sweep": sweep.sweep,
+    "sampling": sampling.sampling,
     "cpu-speed": speed.cpu_speed,
     "cpu-to-loss": to_loss.cpu_to_loss,
 }
 # Rows whose results have other names: the first of them.
-FIRST_RESULT = {"fp8-loss": "fp8", "sampling": "sampling-1", "shakespeare": "shakespeare-whole"}
+FIRST_RESULT = {"fp8-loss": "fp8", "sampling": "sampling-1"}
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = make_parser()
     arguments_by_name = vars(parser.parse_args(arguments))
     rows, again, scratch = (arguments_by_name.pop(name) for name in ("rows", "again", "scratch"))
-    output_paths = {name: arguments_by_name.pop(name) for name in ("picture", "sweep_picture", "page")}
-    options = BenchOptions(**arguments_by_name | {"ours": tuple(arguments_by_name["ours"])})
+    picture, page = arguments_by_name.pop("picture"), arguments_by_name.pop("page")
+    options = BenchOptions(**arguments_by_name)
     code = 0
     with tempfile.TemporaryDirectory(dir=scratch, prefix="bench-") as folder:
         ctx = BenchContext(options, Path(folder))
         for name in rows:
-            if name != "table" and (again or not is_done(name, ctx)):
+            if name == "table":
+                continue
+            first_result = FIRST_RESULT.get(name, name)
+            if not again and results.latest(options.out, first_result, ctx.device_type) is not None:
+                print(f"{name}: is in {options.out} already; --again measures again", flush=True)
+            else:
                 code |= run_row(name, ctx)
     found = results.read_latest(options.out)
     print(f"\n{markdown_table(found)}")
-    for name, path in output_paths.items():
-        if path is not None:
-            path.write_text(OUTPUT_WRITERS[name](found, path), encoding="utf-8")
+    if picture is not None:
+        picture.write_text(ratios_picture(found), encoding="utf-8")
+    if page is not None:
+        page.write_text(fill_page(page.read_text(encoding="utf-8"), found), encoding="utf-8")
     print(json.dumps(results_document(found)))
     return code
-
-
-def draw_sweep(found: list[Result]) -> str:
-    swept = [result for result in found if result.row == "sweep"]
-    if not swept:
-        raise MissingOption("--sweep-picture: the row sweep is not among the results")
-    return sweep_picture(sweep.points_from_result(swept[-1]), swept[-1].machine)
-
-
-# What is written from all results, by the option with its path.
-OUTPUT_WRITERS: dict[str, Callable[[list[Result], Path], str]] = {
-    "picture": lambda found, path: ratios_picture(found),
-    "sweep_picture": lambda found, path: draw_sweep(found),
-    "page": lambda found, path: fill_page(path.read_text(encoding="utf-8"), found),
-}
-
-
-def is_done(name: str, ctx: BenchContext) -> bool:
-    row = FIRST_RESULT.get(name, name)
-    done = results.latest(ctx.options.out, row, ctx.device_type) is not None
-    if done:
-        print(f"{name}: is in {ctx.options.out} already; --again measures again", flush=True)
-    return done
 
 
 def run_row(name: str, ctx: BenchContext) -> int:
@@ -106,14 +87,6 @@ def run_row(name: str, ctx: BenchContext) -> int:
     return 0
 
 
-def float_list(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))
-
-
-def int_list(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
-
-
 def make_parser() -> argparse.ArgumentParser:
     defaults = {field.name: field.default for field in dataclasses.fields(BenchOptions)}
     parser = argparse.ArgumentParser(
@@ -123,55 +96,31 @@ def make_parser() -> argparse.ArgumentParser:
         "rows", nargs="+", choices=[*ROWS, "table"], metavar="ROW", help=", ".join([*ROWS, "table"])
     )
     add = parser.add_argument
-    add(
-        "--out",
-        type=Path,
-        default=Path("runs/bench.jsonl"),
-        help="the file of results",
-    )
+    add("--out", type=Path, default=Path("runs/bench.jsonl"), help="the file of results")
     add("--again", action="store_true", help="measure rows that are in --out already")
     add("--device", default="cpu")
     add("--nanogpt", type=Path, help="a checkout of nanoGPT")
     add("--nanochat", type=Path, help="a checkout of nanochat; gpt2-speed then times its model too")
     add("--shakespeare", type=Path, help="tinyshakespeare.txt, or a prepared folder")
     add("--mdn", type=Path, help="mdn.jsonl.xz, or a folder that `python -m bench.mdn` prepared")
-    add(
-        "--scratch",
-        type=Path,
-        help="folder for temporary copies, runs and caches; default: the system's",
-    )
+    add("--scratch", type=Path, help="folder for temporary copies, runs and caches; default: the system's")
     add("--picture", type=Path, help="an SVG of the ratios")
-    add("--sweep-picture", type=Path, help="an SVG of the sweep")
     add("--page", type=Path, help="a Markdown page whose table, between its marks, is updated")
     add("--rounds", type=int, default=defaults["rounds"], help="of the rows that time updates")
     add("--updates", type=int, help="updates of a row, instead of its default; tokens in sampling")
-    add(
-        "--seeds",
-        type=int_list,
-        default=defaults["seeds"],
-        help="of the time-to-loss rows: 1337,1,2",
-    )
+    add("--seeds", type=int, nargs="+", default=defaults["seeds"], help="of the time-to-loss rows")
     add("--batch", type=int, default=defaults["batch"], help="sequences of 1024 tokens, GPT-2 rows")
     add("--fp8", action="store_true", help="gpt2-speed with --fp8=True on our side too")
     add("--no-warm", dest="warm", action="store_false", help="shakespeare-whole with cold caches only")
     add("--seconds", type=float, default=defaults["seconds"], help="training time of nanoGPT on mdn")
     add("--step-ms", type=float, help="nanoGPT's step time there; default: as gpt2-speed measured it")
-    add(
-        "--rates",
-        type=float_list,
-        default=defaults["rates"],
-        help="learning rates of nanoGPT on mdn; default: the best of mdn-rates",
-    )
+    rates = "learning rates of nanoGPT on mdn; default: the best of mdn-rates"
+    add("--rates", type=float, nargs="+", default=defaults["rates"], help=rates)
     add("--target", type=float, help="the target loss, instead of nanoGPT's")
-    add(
-        "--patience",
-        type=int,
-        default=defaults["patience"],
-        help="stop nanoGPT after this many evaluations without a better loss",
-    )
+    patience = "stop nanoGPT after this many evaluations without a better loss"
+    add("--patience", type=int, default=defaults["patience"], help=patience)
     add("--preset", default=defaults["preset"], help="instead of the row's default")
     add("--ours", action="append", default=[], metavar="KEY=VALUE", help="a setting for our side; recorded")
-    add("--compile", choices=["on", "off"], default=defaults["compile"], help="of the sweep")
     add("--tiny", action="store_true", help="tiny models and few updates, to test that a row works")
     return parser
 

@@ -11,18 +11,16 @@ of 10 ticks each. The last line is one JSON document. A library that is not inst
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
+from bench.page import BrowserMeter, chromium_page
 from glassgpt.show.page.html import asset
 
 STARTS, TICKS = 5, 10
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
 DATA = """
 const COUNT = 10, xs = Array.from({length: 1500}, (_, at) => 2 * at);
 const ys = (chart) => xs.map((_, at) => 3 + Math.exp(-at / 200) + 0.3 * Math.sin(12.9898 * at + chart));
@@ -88,7 +86,7 @@ def libraries() -> dict[str, tuple[list[str], str]]:
     return found
 
 
-def measure(browser: Any, scripts: list[str], drawing: str, folder: Path) -> dict[str, float]:
+def measure(scripts: list[str], drawing: str, folder: Path) -> dict[str, float]:
     style = "<style>.host { width: 620px; height: 220px; display: inline-block }</style>"
     hosts = "".join(f'<div class="host" id="chart{chart}"></div>' for chart in range(10))
     blocks = "".join(f"<script>{script}</script>" for script in scripts)
@@ -97,45 +95,34 @@ def measure(browser: Any, scripts: list[str], drawing: str, folder: Path) -> dic
     path.write_text(
         f"<!DOCTYPE html><meta charset=utf-8>{style}{hosts}{blocks}<script>{main}</script>", "utf-8"
     )
+    run = "async ([from, to]) => { for (let at = from; at < to; at += 1) { await tick(3000 + 2 * at); "
+    run += "await new Promise((done) => setTimeout(done, 100)); } }"
     firsts, ticks = [], []
     for _ in range(STARTS):
-        context = browser.new_context(viewport={"width": 1400, "height": 1300})
-        page = context.new_page()
-        page.goto(path.as_uri())
-        page.wait_for_function("window.painted > 0")
-        firsts.append(page.evaluate("window.painted"))
-        session = context.new_cdp_session(page)
-        session.send("Performance.enable")
-
-        def busy_ms(session: Any = session) -> float:
-            metrics = session.send("Performance.getMetrics")["metrics"]
-            return 1000 * next(float(one["value"]) for one in metrics if one["name"] == "TaskDuration")
-
-        run = "async ([from, to]) => { for (let at = from; at < to; at += 1) { await tick(3000 + 2 * at); "
-        run += "await new Promise((done) => setTimeout(done, 100)); } }"
-        page.evaluate(run, [0, 3])
-        before, started = busy_ms(), time.monotonic()
-        page.wait_for_timeout(500)
-        idle_share = (busy_ms() - before) / (time.monotonic() - started)
-        before, started = busy_ms(), time.monotonic()
-        page.evaluate(run, [3, 3 + TICKS])
-        page.wait_for_timeout(200)
-        ticks.append((busy_ms() - before - idle_share * (time.monotonic() - started)) / TICKS)
-        context.close()
+        with chromium_page(1400, 1300) as page:
+            page.goto(path.as_uri())
+            page.wait_for_function("window.painted > 0")
+            firsts.append(page.evaluate("window.painted"))
+            meter = BrowserMeter(page)
+            page.evaluate(run, [0, 3])
+            before, started = meter.task_s(), time.monotonic()
+            page.wait_for_timeout(500)
+            idle_share = (meter.task_s() - before) / (time.monotonic() - started)
+            before, started = meter.task_s(), time.monotonic()
+            page.evaluate(run, [3, 3 + TICKS])
+            page.wait_for_timeout(200)
+            busy_s = meter.task_s() - before - idle_share * (time.monotonic() - started)
+            ticks.append(1000 * busy_s / TICKS)
     size = sum(len(script.encode()) for script in scripts)
     return {"bytes": size, "first_ms": statistics.median(firsts), "tick_ms": statistics.median(ticks)}
 
 
 def main() -> None:
-    from playwright.sync_api import sync_playwright
-
     results = {}
-    with sync_playwright() as driver, tempfile.TemporaryDirectory() as folder:
-        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
+    with tempfile.TemporaryDirectory() as folder:
         for name, (scripts, drawing) in libraries().items():
-            results[name] = measure(browser, scripts, drawing, Path(folder))
+            results[name] = measure(scripts, drawing, Path(folder))
             print(name, {key: round(value, 1) for key, value in results[name].items()})
-        browser.close()
     print(json.dumps(results))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,18 +41,17 @@ class BenchOptions:
     mdn: Path | None = None
     rounds: int = 3
     updates: int | None = None
-    seeds: tuple[int, ...] = (1337, 1, 2)
+    seeds: Sequence[int] = (1337, 1, 2)
     batch: int = 64
     fp8: bool = False
     warm: bool = True
     seconds: float = 90.0
     step_ms: float | None = None
-    rates: tuple[float, ...] = ()
+    rates: Sequence[float] = ()
     target: float | None = None
     patience: int = 4
     preset: str = ""
-    ours: tuple[str, ...] = ()
-    compile: str = "off"
+    ours: Sequence[str] = ()
     tiny: bool = False
 
 

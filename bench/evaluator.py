@@ -1,31 +1,23 @@
 """One evaluator for both trainers: the mean loss of a checkpoint over a whole split.
 
-    python -m bench.evaluator runs/quickstart --data data/pylib
-    python -m bench.evaluator out/ckpt.pt --data data/shakespeare_char --nanogpt PATH/TO/nanoGPT
-
 The split is cut into windows that do not overlap, every token but the first is predicted once, in float32
 with TF32 off. nanoGPT's checkpoints are run by nanoGPT's own model, ours by ours; the rest is the same for
-both, and none of it is GlassGPT's own evaluation. The last line is JSON: the loss by context.
+both, and none of it is GlassGPT's own evaluation.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import importlib.util
 import io
-import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from glassgpt.data.dataset import open_dataset
+from bench.peers import load_nanogpt_model
 from glassgpt.model.gpt import GPT
 from glassgpt.training.weight_source import load_init_from
 
@@ -77,7 +69,7 @@ def score_nanogpt(
 ) -> dict[int, float]:
     """A ckpt.pt, by nanoGPT's model. At its own context; and at `also`, if it is shorter."""
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    module = _import_file(checkout / "model.py", "nanogpt_model")
+    module = load_nanogpt_model(checkout)
     with contextlib.redirect_stdout(io.StringIO()):  # it prints its number of parameters
         model = module.GPT(module.GPTConfig(**saved["model_args"]))
     # The prefix that torch.compile adds.
@@ -108,37 +100,3 @@ def score_glass(
 
 def _contexts(own: int, also: int | None) -> list[int]:
     return [own] if also is None or also >= own else [own, also]
-
-
-def _import_file(path: Path, name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("checkpoint", type=Path, help="a GlassGPT run, or nanoGPT's ckpt.pt")
-    parser.add_argument("--data", type=Path, required=True, help="the prepared dataset")
-    parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT, for its checkpoints")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--context", type=int, help="also at this context")
-    options = parser.parse_args()
-    tokens = open_dataset(options.data).tokens("val")
-    if options.checkpoint.suffix == ".pt":
-        if options.nanogpt is None:
-            parser.error("--nanogpt: its checkpoints are run by its own model")
-        losses = score_nanogpt(options.checkpoint, options.nanogpt, tokens, options.device, options.context)
-    else:
-        losses = score_glass(options.checkpoint, tokens, options.device, options.context)
-    print(json.dumps(losses))
-
-
-if __name__ == "__main__":
-    main()

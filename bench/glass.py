@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
+import pickle
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from bench.peers import Flags, as_flags
 from bench.watch import cache_environment, run_timed
+from glassgpt.config import TrainConfig
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
+from glassgpt.record.ledger import Ledger
+
+if TYPE_CHECKING:
+    from glassgpt.training.train_state import TrainSetup, TrainState
 
 ROOT = Path(__file__).resolve().parent.parent
 OVERHEAD_PHASES = ("eval", "checkpoint", "log")
@@ -44,6 +53,33 @@ def run_glass_train(preset: str, out: Path, caches: Path, settings: Flags) -> Gl
     command = [sys.executable, "-m", "glassgpt", "train", preset, *as_flags({**settings, "out_dir": out})]
     watched = run_timed(command, ROOT, cache_environment(caches))
     return GlassRun(out, watched.wall_s, list(journal.read(out / journal.FILE_NAME)))
+
+
+def write_random_tokens(folder: Path, vocab_size: int, train: int = 3_000_000, val: int = 40_000) -> Path:
+    """In nanoGPT's layout, which needs no preparing."""
+    folder.mkdir(exist_ok=True)
+    draw = np.random.default_rng(0)
+    for split, tokens in (("train", train), ("val", val)):
+        draw.integers(0, vocab_size, tokens, dtype=np.uint16).tofile(folder / f"{split}.bin")
+    if vocab_size != 50257:  # without it, GPT-2 is taken for granted
+        (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": vocab_size}))
+    return folder
+
+
+@contextmanager
+def set_up_run(config: TrainConfig) -> Iterator[tuple[TrainSetup, TrainState]]:
+    """What `glass train` sets up, in this process, for real updates without its loop."""
+    from glassgpt.training.interrupt import StopSignals
+    from glassgpt.training.run_request import request_from_config
+    from glassgpt.training.setup import set_up
+
+    with StopSignals() as stop:
+        run, state = set_up(request_from_config(config), [], Ledger(), stop)
+        try:
+            yield run, state
+        finally:
+            for part in (run.saver, run.sink, run.run_dir_handle):
+                part.close()
 
 
 def interval_ms(run: GlassRun, warm_up: int) -> list[float]:

@@ -2,7 +2,7 @@
 # The GPU rows in order, each within its seconds; what is in the results already is skipped, unless --again.
 #
 #   bench/gpu.sh --nanogpt PATH --shakespeare FILE --mdn FILE_OR_FOLDER --out results.jsonl [--nanochat PATH]
-#   ROWS="gpt2-speed sweep" bench/gpu.sh …     these rows alone
+#   ROWS="gpt2-speed sampling" bench/gpu.sh …     these rows alone
 #   LIMIT=600 bench/gpu.sh …                   begin no row that might not end within so many seconds
 #
 # Everything after the name goes to `python -m bench`. The last line is one JSON document.
@@ -16,9 +16,9 @@ python=${PYTHON:-python3}
 # of gpt2-speed and mdn-rates, and overhead those of the races.
 declare -A seconds=(
     [gpt2-speed]=540 [fp8-loss]=900 [shakespeare-whole]=580 [shakespeare-to-loss]=400 [mdn-rates]=590
-    [mdn-to-loss]=580 [overhead]=400 [steadiness]=240 [sampling]=480 [sweep]=240
+    [mdn-to-loss]=580 [overhead]=400 [steadiness]=240 [sampling]=480
 )
-order=${ROWS:-gpt2-speed shakespeare-to-loss mdn-rates mdn-to-loss shakespeare-whole fp8-loss sampling overhead steadiness sweep}
+order=${ROWS:-gpt2-speed shakespeare-to-loss mdn-rates mdn-to-loss shakespeare-whole fp8-loss sampling overhead steadiness}
 
 for row in $order; do
     if [ -n "${LIMIT:-}" ] && [ $((SECONDS + ${seconds[$row]})) -gt "$LIMIT" ]; then

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import importlib
 import json
 import subprocess
 import sys
@@ -27,7 +26,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.sweep import random_data
+from bench.glass import set_up_run, write_random_tokens
+from bench.peers import load_nanogpt_model
+from glassgpt.config import TrainConfig
 
 SIZES = {"10M": (6, 6, 384), "124M": (12, 12, 768), "350M": (24, 16, 1024), "774M": (36, 20, 1280),
          "1.5B": (48, 25, 1600)}  # fmt: skip
@@ -126,6 +127,10 @@ def _timed(update: Callable[[], None]) -> list[float]:
     return [before.elapsed_time(after) for before, after in pairwise(events)]
 
 
+def random_data(folder: Path) -> Path:
+    return write_random_tokens(folder, 50257, train=600_000, val=20_000)
+
+
 def nanogpt_update(
     point: dict[str, Any], folder: Path, nanogpt: Path, stack: ExitStack
 ) -> tuple[Callable[[], None], dict[str, Any]]:
@@ -133,8 +138,7 @@ def nanogpt_update(
     import numpy as np
     import torch
 
-    sys.path.insert(0, str(nanogpt))
-    theirs: Any = importlib.import_module("model")
+    theirs = load_nanogpt_model(nanogpt)
     layers, heads, channels = SIZES[point["size"]]
     T, B = point["context"], point["batch"]
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
@@ -169,12 +173,6 @@ def nanogpt_update(
 def glass_update(
     point: dict[str, Any], folder: Path, nanogpt: Path, stack: ExitStack
 ) -> tuple[Callable[[], None], dict[str, Any]]:
-    from glassgpt.config import TrainConfig
-    from glassgpt.record.ledger import Ledger
-    from glassgpt.training.interrupt import StopSignals
-    from glassgpt.training.run_request import request_from_config
-    from glassgpt.training.setup import set_up
-
     layers, heads, channels = SIZES[point["size"]]
     config = TrainConfig(
         n_layer=layers, n_head=heads, n_embd=channels, block_size=point["context"], batch_size=point["batch"],
@@ -182,10 +180,7 @@ def glass_update(
         out_dir=str(folder / "run"), max_iters=2000, eval_interval=2000, eval_tokens=65_536,
         probe_seconds=0.0, history="off",
     )  # fmt: skip
-    signals = stack.enter_context(StopSignals())
-    run, _ = set_up(request_from_config(config), (), Ledger(), signals)
-    for part in (run.run_dir_handle, run.sink, run.saver):
-        stack.callback(part.close)
+    run, _ = stack.enter_context(set_up_run(config))
     done = 0
 
     def update() -> None:

@@ -101,12 +101,12 @@ def write_run(run_dir: Path, steps: int) -> None:
 
 
 @contextmanager
-def chromium_page() -> Iterator[Any]:
+def chromium_page(width: int = 1280, height: int = 900) -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=_CHROMIUM, args=list(_CHROMIUM_FLAGS))
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page = browser.new_page(viewport={"width": width, "height": height})
         page.set_default_timeout(1000 * _LIMIT_S)
         try:
             yield page
@@ -251,12 +251,7 @@ def measure_tensorboard(folder: Path, steps: int) -> Measured:
         program,
         "--logdir",
         str(logdir),
-        "--port",
-        "0",
-        "--host",
-        "127.0.0.1",
-        "--reload_interval",
-        "1",
+        *["--port", "0", "--host", "127.0.0.1", "--reload_interval", "1"],
     ]
     with ExitStack() as stack:
         started = time.perf_counter()

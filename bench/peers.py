@@ -6,6 +6,7 @@ No code of theirs is part of this repository, and nothing is written to the chec
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import pickle
 import re
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -128,6 +130,17 @@ class NanoGPT:
         changed = self.root / f"train-{seed}.py"
         changed.write_text(text.replace(_SEED_LINE, _SEED_LINE.replace("1337", str(seed))), encoding="utf-8")
         return changed.name
+
+
+def load_nanogpt_model(checkout: Path) -> Any:
+    """Its model.py as a module."""
+    spec = importlib.util.spec_from_file_location("nanogpt_model", checkout / "model.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["nanogpt_model"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 # --- nanoGPT's log ---

@@ -8,7 +8,6 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from bench.results import Result
-from bench.sweep import SweepPoint
 from bench.table import THRESHOLDS, device_label, in_table_order, verdict
 
 # Greys and blues that stand out from white and from near-black alike: a picture does not know its page.
@@ -107,75 +106,6 @@ def _scale(low: float, high: float, left: float, right: float) -> Callable[[floa
     """Logarithmic: twice as fast is as far from once as four times from twice."""
     width = math.log(high / low)
     return lambda value: left + (right - left) * math.log(max(value, 1e-12) / low) / width
-
-
-# --- how cost grows ---
-
-_PANEL_WIDTH, _PANEL_GAP, _PANEL_HEIGHT = 240, 70, 170
-_AXES = {"size": "parameters", "context": "context, tokens", "batch": "micro-batch, sequences"}
-
-
-def sweep_picture(points: Sequence[SweepPoint], machine: str) -> str:
-    """Two rows of three panels: tokens/s and peak memory, against each axis."""
-    body = [_text(0, 16, f"one update after another, {machine}", "strong")]
-    figures: tuple[tuple[str, Callable[[SweepPoint], float | None]], ...] = (
-        ("tokens/s", lambda point: point.tokens_per_s),
-        ("peak memory, GiB", lambda point: None if point.peak_bytes is None else point.peak_bytes / 2**30),
-    )
-    figures = tuple(one for one in figures if any(one[1](point) is not None for point in points))
-    for row, (name, figure) in enumerate(figures):
-        values = [value for point in points if (value := figure(point)) is not None]
-        for column, axis in enumerate(_AXES):
-            left, top = 60 + column * (_PANEL_WIDTH + _PANEL_GAP), 50 + row * (_PANEL_HEIGHT + 60)
-            ours = [point for point in points if point.axis == axis]
-            body += _panel(ours, axis, name, figure, (min(values), max(values)), left, top)
-    return _svg(
-        60 + 3 * (_PANEL_WIDTH + _PANEL_GAP), 50 + len(figures) * (_PANEL_HEIGHT + 60), "how cost grows", body
-    )
-
-
-def _panel(
-    points: Sequence[SweepPoint],
-    axis: str,
-    name: str,
-    figure: Callable[[SweepPoint], float | None],
-    ends: tuple[float, float],
-    left: float,
-    top: float,
-) -> list[str]:
-    place = {"size": "parameters", "context": "context", "batch": "batch"}[axis]
-    at = [float(getattr(point, place)) for point in points]
-    x = _scale(min(at), max(max(at), min(at) * 1.01), left, left + _PANEL_WIDTH)
-    y = _scale(ends[0] / 1.2, ends[1] * 1.2, top + _PANEL_HEIGHT, top)
-    body = [_text(left, top - 8, f"{name} by {_AXES[axis]}", "small")]
-    for tick in _ticks(*ends):
-        body += [
-            _line(left, y(tick), left + _PANEL_WIDTH, y(tick), "grid"),
-            _text(left - 6, y(tick) + 4, _short(tick), "end small"),
-        ]
-    found = [(x(spot), y(value)) for spot, point in zip(at, points, strict=True) if (value := figure(point))]
-    path = " ".join(f"{a:.1f},{b:.1f}" for a, b in found)
-    body += [f'<polyline points="{path}" class="line"/>']
-    body += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" class="ours"/>' for a, b in found]
-    for spot, point in zip(at, points, strict=True):
-        body.append(_text(x(spot), top + _PANEL_HEIGHT + 16, _short(spot), "mid small"))
-        if point.tokens_per_s is None:
-            body.append(_text(x(spot), top + _PANEL_HEIGHT - 6, "no room", "mid small"))
-    return body
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """1, 3, 10, 30, … between."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [mantissa * 10.0**power for power in powers for mantissa in (1, 3)]
-    return [tick for tick in ticks if low / 1.2 <= tick <= high * 1.2]
-
-
-def _short(value: float) -> str:
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e4, "k")):
-        if value >= size:
-            return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
-    return f"{value:.4g}"
 
 
 # --- the ladder ---

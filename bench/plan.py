@@ -1,25 +1,20 @@
-"""Forecast and measured: peak memory of many shapes, and the largest micro-batch under a limit.
+"""Forecast and measured: peak memory and tokens/s of many shapes.
 
-    python -m bench.plan memory --data DATASET            # on a machine with a CUDA card
-    python -m bench.plan limits --data DATASET
-    python -m bench.plan card --seed 1 [--count 24]       # random shapes: memory and tokens/s
-    python -m bench.plan cpu --data DATASET --seed 1 [--count 8]      # resident memory of random shapes
-    python -m bench.plan time --data DATASET [--only PRESET] [--settings '{"max_iters": 600}']
-    python -m bench.plan shapes --data DATASET --seed 1 [--count 8]   # random ones, with and without --probe
+    python -m bench.plan memory --data DATASET [--only NAME]          # on a machine with a CUDA card
+    python -m bench.plan card --seed 1 [--count 24]                   # there too: random shapes
+    python -m bench.plan shapes --data DATASET --seed 1 [--count 8]   # on a CPU: with and without --probe
     python -m bench.plan coverage                         # of the speed band, leaving reference rows out
 
-Each line is a real model that does real updates and one evaluation batch; of `time`, a whole run of a preset.
-The last line is one JSON document.
+`memory` and `card`: each line is a real model that does real updates and one evaluation batch. `shapes`:
+short runs of `glass train`. The last line is one JSON document.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import fcntl
 import json
 import math
-import pickle
 import random
 import subprocess
 import sys
@@ -28,18 +23,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
 
 from bench import glass
 from glassgpt.config import TrainConfig
 from glassgpt.estimate.batching import eval_batch_rows
 from glassgpt.estimate.cards import find_card
-from glassgpt.estimate.memory import CONTEXT_BYTES, GIB
+from glassgpt.estimate.memory import GIB
 from glassgpt.estimate.speed import MfuRange, SpeedReference, expected_mfu_range, reference_rows
 from glassgpt.estimate.training_workload import TrainingWorkload
 from glassgpt.record.machine import measure_busy_cores, read_cpu_times
@@ -82,128 +75,111 @@ SHAPES: dict[str, dict[str, Any]] = {
     "1.5B, 1": XL_MODEL | {"batch_size": 1},
     "1.5B, 8, again": XL_MODEL | CHECKPOINTED | {"batch_size": 8},
 }
-LIMITS_GIB = (8, 12, 24)  # GiB
 _PARALLEL_PROCESSES = 5  # that share the card: memory is counted per process
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.plan", description=__doc__)
-    parser.add_argument(
-        "what", choices=["memory", "limits", "card", "cpu", "time", "shapes", "coverage", "one"]
-    )
-    parser.add_argument("--data", type=Path, help="a prepared dataset; `coverage` needs none")
-    parser.add_argument("--seed", type=int, default=1, help="of `shapes` and `cpu`")
-    parser.add_argument("--count", type=int, default=8, help="of `shapes` and `cpu`")
-    parser.add_argument("--only", default="", help="shapes whose names contain this")
-    parser.add_argument("--settings", default="{}", help="of `one` and `time`, as JSON")
-    parser.add_argument("--limit", type=float, help="of `one`: GiB that PyTorch may take")
+    parser.add_argument("what", choices=["memory", "card", "shapes", "coverage", "one"])
+    parser.add_argument("--data", type=Path, help="a prepared dataset, of `memory` and `shapes`")
+    parser.add_argument("--seed", type=int, default=1, help="of random shapes")
+    parser.add_argument("--count", type=int, default=8, help="of random shapes")
+    parser.add_argument("--only", default="", help="of `memory`: shapes whose names contain this")
+    parser.add_argument("--settings", help=argparse.SUPPRESS)  # of `one`, which the others start
     asked = parser.parse_args()
-    if asked.what == "coverage":
-        print(json.dumps({"bench": "plan, coverage", "rows": coverage_rows()}))
-        return 0
-    if asked.data is None and asked.what != "card":
+    if asked.data is None and asked.what in ("memory", "shapes"):
         parser.error(f"{asked.what} needs --data")
     if asked.what == "one":
-        print(json.dumps(measure_memory(json.loads(asked.settings), asked.data, asked.limit)))
+        print(json.dumps(measure_memory(json.loads(asked.settings), asked.data)))
         return 0
-    if asked.what == "time":
-        rows = [time_row(asked.only or "shakespeare_char", asked.data, json.loads(asked.settings))]
+    if asked.what == "coverage":
+        rows = coverage_rows()
     elif asked.what == "shapes":
-        rows = [
-            shape_row(number, shape, asked.data)
-            for number, shape in enumerate(random_shapes(asked.seed, asked.count))
-        ]
+        shapes = enumerate(random_shapes(asked.seed, asked.count))
+        rows = [shape_row(number, shape, asked.data) for number, shape in shapes]
     elif asked.what == "card":
         rows = card_rows(asked.seed, asked.count)
-    elif asked.what == "cpu":
-        rows = cpu_rows(asked.data, random_shapes(asked.seed, asked.count))
     else:
-        rows = (memory_rows if asked.what == "memory" else limit_rows)(asked.data, asked.only)
+        chosen = {name: settings for name, settings in SHAPES.items() if asked.only in name}
+        rows = measure_shapes(chosen, lambda settings: asked.data)
     print(json.dumps({"bench": f"plan, {asked.what}", "rows": rows}))
     return 0
 
 
-def memory_rows(data: Path, only: str) -> list[dict[str, Any]]:
-    """Each shape in a process of its own: cuBLAS keeps working space for every stream there ever was."""
-    shapes = {name: settings for name, settings in SHAPES.items() if only in name}
+def measure_shapes(
+    shapes: dict[str, dict[str, Any]], data_of: Callable[[dict[str, Any]], Path]
+) -> list[dict[str, Any]]:
+    """Each in a process of its own, since cuBLAS keeps working space for every stream there ever was. They
+    start side by side, but only one at a time is timed."""
+
+    def measure(settings: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "bench.plan", "one", "--data", str(data_of(settings))]
+        command += ["--settings", json.dumps(settings)]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    rows = []
     with ThreadPoolExecutor(_PARALLEL_PROCESSES) as pool:
-        done = pool.map(lambda settings: measure_in_subprocess(settings, data, None), shapes.values())
-        rows = []
-        for name, process in zip(shapes, done, strict=True):
-            if process.returncode:
-                raise RuntimeError(f"{name}: {process.stderr[-2000:]}")
-            rows.append({"name": name} | json.loads(process.stdout.splitlines()[-1]))
-            print(_line(rows[-1]), flush=True)
+        for (name, settings), done in zip(shapes.items(), pool.map(measure, shapes.values()), strict=True):
+            row: dict[str, Any] = {"name": name, "settings": settings}
+            if done.returncode:
+                row["error"] = done.stderr[-300:]
+                print(f"{name}: {row['error']}", flush=True)
+            else:
+                row |= json.loads(done.stdout.splitlines()[-1])
+                row["off"] = row["expected"] / row["measured"] - 1
+                print(_line(row), flush=True)
+            rows.append(row)
     return rows
 
 
 def _line(row: dict[str, Any]) -> str:
-    row["off"] = row["expected"] / row["measured"] - 1
     parts = {part: round(size / GIB, 3) for part, size in row["parts"].items()}
-    return (
+    memory = (
         f"{row['name']:24} expected {row['expected'] / GIB:7.3f} measured {row['measured'] / GIB:7.3f} GiB "
         f"{row['off']:+.1%}, {row['moment']}, updates {row['updates'] / GIB:.3f}, evaluation "
-        f"{row['evaluation'] / GIB:.3f}, reserved {row['reserved'] / GIB:.2f} {row['setbacks']} {parts}"
+        f"{row['evaluation'] / GIB:.3f}, reserved {row['reserved'] / GIB:.2f} {row['fallbacks']} {parts}"
+    )
+    if "tokens_per_s" not in row:
+        return memory
+    low, mid, high = row["tokens_per_s"]
+    row["in_band"] = low <= row["measured_tokens_per_s"] <= high
+    return (
+        f"{memory}; {row['measured_tokens_per_s']:,.0f} tokens/s, expected {mid:,.0f} ({low:,.0f} to "
+        f"{high:,.0f}) {'' if row['in_band'] else 'OUT '}{row['choices']}"
     )
 
 
-def measure_in_subprocess(
-    settings: dict[str, Any], data: Path, limit_gib: float | None
-) -> subprocess.CompletedProcess[str]:
-    """`measured`, in a process of its own."""
-    command = [sys.executable, "-m", "bench.plan", "one", "--data", str(data)]
-    command += ["--settings", json.dumps(settings)]
-    if limit_gib is not None:
-        command += ["--limit", str(limit_gib)]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
-def measure_memory(settings: dict[str, Any], data: Path, limit_gib: float | None) -> dict[str, Any]:
+def measure_memory(settings: dict[str, Any], data: Path) -> dict[str, Any]:
     """Four updates and an evaluation, in this process."""
     import torch
 
-    from glassgpt.record.ledger import Ledger
     from glassgpt.training.evaluate import evaluate
-    from glassgpt.training.interrupt import StopSignals
-    from glassgpt.training.run_request import request_from_config
-    from glassgpt.training.setup import set_up
 
-    settings, on_card = dict(settings), torch.cuda.is_available()
     is_timed = settings.pop("timed", False)
-    if on_card and limit_gib is not None:
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(limit_gib * GIB / total)
-    with tempfile.TemporaryDirectory() as folder, StopSignals() as stop:
-        config = TrainConfig(**_complete_settings(settings, data, folder))
-        run, state = set_up(request_from_config(config), [], Ledger(), stop)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        glass.set_up_run(TrainConfig(**_complete_settings(settings, data, folder))) as (run, state),
+    ):
         for update in range(4):
             run.learner.update(update, update * run.batch_plan.sequences)
         run.execution.synchronize()
         rate = _steady_tokens_per_s(run) if is_timed else None
-        updates = torch.cuda.max_memory_allocated() if on_card else 0
-        if on_card:
-            torch.cuda.reset_peak_memory_stats()
+        updates = torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
         evaluate(run.learner, run.eval_windows["val"], run.ledger)
-        for part in (run.saver, run.sink, run.run_dir_handle):
-            part.close()
-        memory = state.forecast_check.forecast.memory
+        forecast, evaluation = state.forecast_check.forecast, torch.cuda.max_memory_allocated()
         found: dict[str, Any] = {
-            "moment": memory.peak_phase,
-            "parts": dict(memory.parts),
-            "expected": memory.total_bytes,
+            "moment": forecast.memory.peak_phase,
+            "parts": dict(forecast.memory.parts),
+            "expected": forecast.memory.allocated_bytes,
+            "measured": max(updates, evaluation),
+            "updates": updates,
+            "evaluation": evaluation,
+            "reserved": torch.cuda.max_memory_reserved(),
+            "fallbacks": list(run.learner.fallbacks),
         }
-        if on_card:
-            evaluation = torch.cuda.max_memory_allocated()
-            found |= {
-                "expected": memory.allocated_bytes,
-                "measured": max(updates, evaluation),
-                "updates": updates,
-                "evaluation": evaluation,
-                "reserved": torch.cuda.max_memory_reserved(),
-                "setbacks": list(run.learner.fallbacks),
-            }
         if is_timed:
-            throughput, work = state.forecast_check.forecast.throughput, run.compute_plan.spec.workload
+            throughput, work = forecast.throughput, run.compute_plan.spec.workload
             assert throughput is not None
             found["tokens_per_s"] = [throughput.low, throughput.mid, throughput.high]
             found["measured_tokens_per_s"] = rate
@@ -239,110 +215,16 @@ def _complete_settings(settings: dict[str, Any], data: Path, folder: str) -> dic
     return {**usual, **few, "data_dir": str(data), "out_dir": f"{folder}/run", **settings}
 
 
-# --- limits ---
-
-
-def limit_rows(data: Path, only: str) -> list[dict[str, Any]]:
-    """The micro-batch that `glass plan` names for GPT-2 124M runs, and the next power of two does not."""
-    rows = []
-    for limit in LIMITS_GIB:
-        named = planned_batch(limit, data)
-        above = 2 ** named.bit_length()
-        # What a card of that size leaves beside the context that every process has.
-        room = limit - CONTEXT_BYTES["cuda"] / GIB
-        row = {
-            "limit_gib": limit,
-            "named": named,
-            "runs": fits_with(named, data, room),
-            "next_power_of_two": above,
-            "that_runs": fits_with(above, data, room),
-        }
-        print(row, flush=True)
-        rows.append(row)
-    return rows
-
-
-def planned_batch(limit_gib: int, data: Path) -> int:
-    from glassgpt.estimate.cards import resolve_card_name
-    from glassgpt.plan.dataset_info import find_dataset_info
-    from glassgpt.plan.planning import make_plan
-    from glassgpt.plan.target import target_of_card
-
-    card = target_of_card(resolve_card_name("h200").card, "limited", memory_bytes=limit_gib * GIB)
-    config = TrainConfig(data_dir=str(data), batch_size=1, gradient_accumulation_steps=1, max_iters=10_000)
-    largest = make_plan(config, replace(card), find_dataset_info(config)).largest_micro_batch
-    assert largest is not None
-    return largest
-
-
-def fits_with(batch_size: int, data: Path, limit_gib: float) -> bool:
-    done = measure_in_subprocess({"batch_size": batch_size, "attention": "cudnn"}, data, limit_gib)
-    if done.returncode and "OutOfMemoryError" not in done.stderr:
-        raise RuntimeError(done.stderr[-2000:])
-    return done.returncode == 0
-
-
-# --- time ---
-
-
-def time_row(preset: str, data: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """A whole run of `glass train`, with the peak that it measures itself, and what it had foreseen."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = glass.run_glass_train(preset, Path(folder, "run"), Path(folder), {"data_dir": data, **settings})
-    row: dict[str, Any] = {"preset": preset, "settings": settings, **run.forecast}
-    total, pace = row["total_s"], row["tokens_per_s"]
-    row["off"] = total["expected"][1] / total["measured"] - 1
-    row["in_band"] = pace["expected"][0] <= pace["measured"] <= pace["expected"][2]
-    print(
-        f"{preset}: {total['expected'][1]:.0f} s expected, {total['measured']:.0f} measured, "
-        f"{row['off']:+.1%}; "
-        f"{pace['expected'][0]:,.0f} to {pace['expected'][2]:,.0f} tokens/s expected, "
-        f"{pace['measured']:,.0f} measured",
-        flush=True,
-    )
-    return row
-
-
-# --- CPU ---
-
-_PEAK_OF_CHILD = (
-    "import resource, subprocess, sys; "
-    "code = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode; "
-    "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024); sys.exit(code)"
-)
-
-
-def cpu_rows(data: Path, shapes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Short runs of `glass train` that save while they train; the most that the process ever had."""
-    rows = []
-    for number, shape in enumerate(shapes):
-        with tempfile.TemporaryDirectory() as folder:
-            run = {"max_iters": 12, "eval_interval": 4, "eval_tokens": 4096, "device": "cpu"}
-            asked = {**run, "compile": "off", "data_dir": data, "out_dir": f"{folder}/run", **shape}
-            flags = [f"--{key}={value}" for key, value in asked.items()]
-            train = [sys.executable, "-m", "glassgpt", "train", "shakespeare_char_cpu", *flags]
-            done = subprocess.run(
-                [sys.executable, "-c", _PEAK_OF_CHILD, *train], capture_output=True, text=True
-            )
-            if done.returncode:
-                raise RuntimeError(done.stderr[-2000:])
-            journal = (Path(folder) / "run" / "journal.jsonl").read_text(encoding="utf-8")
-        expected = json.loads(journal.splitlines()[0])["forecast"]["memory_bytes"]
-        most = int(done.stdout.split()[-1])
-        print(
-            f"{number}: expected {expected / 2**20:.0f} measured {most / 2**20:.0f} MiB "
-            f"{expected / most - 1:+.1%} {shape}",
-            flush=True,
-        )
-        rows.append({"shape": shape, "expected": expected, "measured": most, "off": expected / most - 1})
-    return rows
-
-
 # --- random shapes, on whatever machine this is ---
 
 _RUN_S = 25.0  # of updates, as planned
 _QUIET_CORES = 0.3  # used by others: a busier machine is waited for …
 _MAX_WAIT_S = 20.0  # … so long
+_PEAK_OF_CHILD = (
+    "import resource, subprocess, sys; "
+    "code = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode; "
+    "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024); sys.exit(code)"
+)
 
 
 def random_shapes(seed: int, count: int) -> list[dict[str, Any]]:
@@ -420,59 +302,23 @@ def draw_card_workload(seed: int) -> TrainingWorkload:
 
 
 def card_rows(seed: int, count: int) -> list[dict[str, Any]]:
-    """Random shapes on this card: memory and tokens/s as each run forecasts them, and as measured. Processes
-    start side by side, but only one at a time is timed."""
-    works = [draw_card_workload(number) for number in range(seed, seed + count)]
-    rows = []
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(_PARALLEL_PROCESSES) as pool:
-
-        def measure(work: TrainingWorkload) -> subprocess.CompletedProcess[str]:
+    """Random shapes on this card: memory and tokens/s as each run forecasts them, and as measured."""
+    works = {str(number): draw_card_workload(number) for number in range(seed, seed + count)}
+    shapes = {name: card_settings(work) for name, work in works.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        places = {}
+        for name, work in works.items():
             vocab_size = min(work.vocab_size, 2**16)  # as nanoGPT's files can hold
-            place = random_tokens(Path(folder, str(vocab_size)), vocab_size)
-            return measure_in_subprocess(card_settings(work), place, None)
-
-        for number, done in enumerate(pool.map(measure, works), seed):
-            row: dict[str, Any] = {"seed": number, "settings": card_settings(works[number - seed])}
-            if done.returncode:
-                row["error"] = done.stderr[-300:]
-                print(f"{number}: {row['error']}", flush=True)
-            else:
-                row |= json.loads(done.stdout.splitlines()[-1])
-                low, mid, high = row["tokens_per_s"]
-                row["off"] = row["expected"] / row["measured"] - 1
-                row["in_band"] = low <= row["measured_tokens_per_s"] <= high
-                print(
-                    f"{number}: {row['measured'] / GIB:.2f} GiB {row['off']:+.1%}; "
-                    f"{row['measured_tokens_per_s']:,.0f} tokens/s, expected {mid:,.0f} "
-                    f"({low:,.0f} to {high:,.0f}) {'' if row['in_band'] else 'OUT '}"
-                    f"{works[number - seed].config.n_layer} x {works[number - seed].config.n_embd} "
-                    f"{row['choices']}",
-                    flush=True,
-                )
-            rows.append(row)
+            place = Path(folder, str(vocab_size))
+            if not place.is_dir():
+                glass.write_random_tokens(place, vocab_size, train=1_000_000, val=200_000)
+            places[json.dumps(shapes[name])] = place
+        rows = measure_shapes(shapes, lambda settings: places[json.dumps(settings)])
     measured = [row for row in rows if "off" in row]
     worst = max((abs(row["off"]) for row in measured), default=math.nan)
-    near, inside = (sum(test(row) for row in measured) for test in (_is_near, lambda row: row["in_band"]))
+    near, inside = sum(abs(row["off"]) < 0.05 for row in measured), sum(row["in_band"] for row in measured)
     print(f"{len(measured)} shapes: memory within 5% in {near}, worst {worst:.1%}; in the band {inside}")
     return rows
-
-
-def _is_near(row: dict[str, Any]) -> bool:
-    return bool(abs(row["off"]) < 0.05)
-
-
-def random_tokens(folder: Path, vocab_size: int) -> Path:
-    """In nanoGPT's layout, which needs no preparing."""
-    if not folder.is_dir():
-        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            draw = np.random.default_rng(0)
-            for split, tokens in (("train", 1_000_000), ("val", 200_000)):
-                draw.integers(0, vocab_size, tokens, dtype=np.uint16).tofile(Path(scratch, f"{split}.bin"))
-            Path(scratch, "meta.pkl").write_bytes(pickle.dumps({"vocab_size": vocab_size}))
-            with contextlib.suppress(OSError):  # another thread was first
-                Path(scratch).rename(folder)
-            Path(scratch).mkdir(exist_ok=True)
-    return folder
 
 
 def card_settings(work: TrainingWorkload) -> dict[str, Any]:
@@ -611,7 +457,7 @@ def predict_left_out(left_out: str) -> list[LeftOutPrediction]:
         if not row.counts or card is None or peak is None:
             continue
         without = [other.name for other in reference_rows() if key(other) == key(row)]
-        expected = expected_mfu_range(card, peak, row.work, row.shape.flops_per_token, without)
+        expected = expected_mfu_range(card, peak, row.work, row.flops_per_token, without)
         its_card = {other.name for other in reference_rows() if other.card == row.card}
         found.append(LeftOutPrediction(row, expected, not its_card.isdisjoint(expected.rows)))
     return found

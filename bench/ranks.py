@@ -23,7 +23,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from bench.saves import make_data
+from bench.glass import write_random_tokens
 from glassgpt.record import journal
 
 MODEL = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "batch_size": 4}
@@ -112,7 +112,7 @@ def main() -> None:
     results: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as name, slow_link(options.rate) if options.rate else nullcontext():
         folder = Path(name)
-        make_data(folder / "data", _VOCAB_SIZE)
+        write_random_tokens(folder / "data", _VOCAB_SIZE)
         for number in range(options.rounds):
             for ranks in options.ranks:
                 settings: dict[str, Any] = {

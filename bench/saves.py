@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import pickle
 import statistics
 import subprocess
 import sys
@@ -21,19 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from bench.glass import write_random_tokens
+
 SMALL_MODEL = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "batch_size": 64, "dropout": 0.2}
 TINY_MODEL = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "batch_size": 12}
 GPT2_MODEL = {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "batch_size": 16}
-
-
-def make_data(folder: Path, vocab_size: int) -> None:
-    """In nanoGPT's layout, which needs no preparing."""
-    folder.mkdir()
-    draw = np.random.default_rng(0)
-    for split, tokens in (("train", 3_000_000), ("val", 40_000)):
-        draw.integers(0, vocab_size, tokens, dtype=np.uint16).tofile(folder / f"{split}.bin")
-    if vocab_size != 50257:  # without it, GPT-2 is taken for granted
-        (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": vocab_size}))
 
 
 def run_training(
@@ -41,7 +32,7 @@ def run_training(
 ) -> list[Any]:
     """`updates`, with a checkpoint after every sixth part of them."""
     out, data = folder / name, folder / f"{name}-data"
-    make_data(data, vocab_size)
+    write_random_tokens(data, vocab_size)
     settings = {
         **model, "data_dir": data, "out_dir": out, "device": device, "compile": "off", "log_interval": 1,
         "gradient_accumulation_steps": 1, "max_iters": updates, "checkpoint_interval": updates // 6,

@@ -6,6 +6,7 @@ is the evaluator's. All seeds must arrive; the median counts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,6 @@ from bench.speed import (
     GPT2_SETTINGS,
     README_CPU_SETTINGS,
     SHAKESPEARE_CONFIG,
-    compare_whole_commands,
     shakespeare_settings,
 )
 
@@ -110,23 +110,6 @@ def shakespeare_to_loss(ctx: BenchContext) -> list[Result]:
     ]
 
 
-def shakespeare(ctx: BenchContext) -> list[Result]:
-    """Both at once, with one run of nanoGPT's: the whole command, and the wall clock to its best loss."""
-    data, preset = ctx.shakespeare, ctx.options.preset or "shakespeare_char_fast"
-    first, *others = ctx.options.seeds
-    settings = shakespeare_settings(ctx)
-    runs = [run_preset(ctx, preset, data, first)]
-    ours = ctx.run_glass("shakespeare_char", data, ctx.fresh_dir("caches"), settings)
-    theirs = ctx.run_nanogpt(ctx.fresh_dir("caches"), settings, SHAKESPEARE_CONFIG)
-    runs += [run_preset(ctx, preset, data, seed) for seed in others]
-    target = None if ctx.options.tiny else SHAKESPEARE_TARGET_LOSS
-    best = find_nanogpt_best(ctx, theirs, data)
-    return [
-        compare_whole_commands(ctx, "shakespeare-whole", theirs, ours, data),
-        time_to_loss_result(ctx, "shakespeare-to-loss", best, runs, data, preset, 256, target),
-    ]
-
-
 def cpu_to_loss(ctx: BenchContext) -> list[Result]:
     """The CPU command of nanoGPT's README: wall clock to the loss it ends at."""
     data, preset = ctx.shakespeare, ctx.options.preset or "shakespeare_char_cpu_fast"
@@ -166,7 +149,7 @@ def mdn_rates(ctx: BenchContext) -> list[Result]:
     ]  # fmt: skip
 
 
-def best_learning_rates(ctx: BenchContext) -> tuple[float, ...]:
+def best_learning_rates(ctx: BenchContext) -> Sequence[float]:
     """The best that `mdn-rates` found; or all of them, if nobody looked."""
     found = latest(ctx.options.out, "mdn-rates", ctx.device_type)
     if ctx.options.rates or found is None:

@@ -9,7 +9,6 @@ names assigned before. Imports are accepted and import nothing. Everything else 
 from __future__ import annotations
 
 import ast
-import bisect
 import operator
 import re
 import warnings
@@ -82,11 +81,13 @@ def read_python_settings(
     """
     source = _read_source(path)
     try:
-        statements = _parse_quietly(source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as for an invalid escape sequence in a string
+            statements = ast.parse(source).body
     except SyntaxError as error:
         raise UserError(f"{path}, line {error.lineno or 1}: {error.msg}") from None
     except (RecursionError, MemoryError):
-        raise UserError(f"{path}, line {_find_too_deep_line(source)}: this {_TOO_DEEP}") from None
+        raise UserError(f"{path} {_TOO_DEEP}") from None
     reader = _ConfigFileReader(path, source, defaults)
     for statement in statements:
         reader.read(statement)
@@ -116,28 +117,6 @@ def _read_source(path: Path) -> str:
         line = data.count(b"\n", 0, bad_byte) + 1
         raise UserError(f"{path}, line {line}: this is not text in UTF-8")
     return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _parse_quietly(source: str) -> list[ast.stmt]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as for an invalid escape sequence in a string
-        return ast.parse(source).body
-
-
-def _find_too_deep_line(source: str) -> int:
-    """The line at which the parser gives up; its exception does not name it."""
-    lines = source.split("\n")
-
-    def is_too_deep(count: int) -> bool:
-        try:
-            _parse_quietly("\n".join(lines[:count]))
-        except SyntaxError:  # the cut is inside a statement
-            return False
-        except (RecursionError, MemoryError):
-            return True
-        return False
-
-    return bisect.bisect_left(range(len(lines)), True, key=is_too_deep)
 
 
 # --- from statements to settings ---

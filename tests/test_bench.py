@@ -210,7 +210,7 @@ def test_results_come_back_and_the_latest_counts(tmp_path: Path) -> None:
         ("overhead", "cuda"), ("gpt2-speed", "cuda"), ("gpt2-speed", "cpu"),
     ]  # fmt: skip
     assert results.latest(path, "gpt2-speed", "cuda") == new
-    assert results.latest(path, "sweep", "cuda") is None
+    assert results.latest(path, "steadiness", "cuda") is None
 
 
 def test_verdicts() -> None:

@@ -9,7 +9,6 @@ from statistics import median
 import pytest
 
 from bench import results
-from bench.__main__ import draw_sweep
 from bench.picture import ratios_alt_text, ratios_picture
 from bench.results import Result
 from bench.table import THRESHOLDS, fill_page, verdict
@@ -27,7 +26,6 @@ def test_the_page_and_the_pictures_are_made_of_it() -> None:
     assert fill_page(page, FOUND) == page
     assert f"![{ratios_alt_text(FOUND)}](../docs/speed.svg)" in page
     assert text("docs/speed.svg") == ratios_picture(FOUND)
-    assert text("docs/sweep.svg") == draw_sweep(FOUND)
 
 
 def test_every_row_with_a_bar_was_measured() -> None:

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from glassgpt.files import read_small_file, regular_file_opener, regular_file_opener_nofollow
+from glassgpt.files import (
+    nearest_existing_folder,
+    read_small_file,
+    regular_file_opener,
+    regular_file_opener_nofollow,
+)
 
 
 def test_only_regular_files_are_opened_and_nothing_is_waited_for(tmp_path: Path) -> None:
@@ -42,3 +47,12 @@ def test_a_document_has_a_largest_size(tmp_path: Path) -> None:
     os.truncate(file, 1 << 40)  # takes no room on the disk
     with pytest.raises(OSError, match="1,099,511,627,776"):
         read_small_file(file)
+
+
+def test_the_nearest_folder_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert nearest_existing_folder(Path("runs")) == tmp_path
+    assert nearest_existing_folder(Path("runs/a/b")) == tmp_path
+    (tmp_path / "runs").mkdir()
+    assert nearest_existing_folder(Path("runs")) == Path("runs")
+    assert nearest_existing_folder(tmp_path / "x" / "y") == tmp_path

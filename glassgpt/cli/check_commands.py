@@ -67,7 +67,7 @@ class VerifyOptions:
 
 @command("glass verify RUN|EXPORT|DATASET ...", VerifyOptions)
 def verify(words: list[str]) -> int:
-    from glassgpt.data.progress import show_byte_progress
+    from glassgpt.data.progress import show_progress
     from glassgpt.runs.run_list import size_on_disk
     from glassgpt.show.terminal.doctor_view import print_verification
     from glassgpt.verify_files import find_target
@@ -84,7 +84,7 @@ def verify(words: list[str]) -> int:
     reports = []
     for kind, folder in targets:
         size = size_on_disk(folder)
-        with show_byte_progress(
+        with show_progress(
             f"verifying {folder}", size, lambda line: print(line, file=sys.stderr), True
         ) as advance:
             reports.append(verify_folder(kind, folder, advance))

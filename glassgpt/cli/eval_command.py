@@ -40,7 +40,7 @@ def eval(words: list[str]) -> int:
 
 def _evaluate(specs: Sequence[str], texts: Sequence[EvalText], options: EvalOptions) -> list[ModelOnTexts]:
     """Each model on all texts, with its progress on stderr."""
-    from glassgpt.data.progress import show_token_progress
+    from glassgpt.data.progress import show_progress
     from glassgpt.sample.eval_texts import evaluate_model, load_eval_model, tokenize_texts, window_sizes
     from glassgpt.show.terminal.sample_view import print_model
 
@@ -52,9 +52,7 @@ def _evaluate(specs: Sequence[str], texts: Sequence[EvalText], options: EvalOpti
     for sampler in samplers:
         choices = [choice for choice in sampler.choices if choice.name != "dtype"]
         print_model(sampler.checkpoint, sampler.model.parameter_count(), choices, err)
-    with show_token_progress(
-        total, lambda line: print(line, file=sys.stderr), True, label="evaluating"
-    ) as advance:
+    with show_progress("evaluating", total, lambda line: print(line, file=sys.stderr), True) as advance:
         return [
             evaluate_model(
                 sampler,

@@ -119,7 +119,7 @@ def _resolve_request(
 def _probe(request: _PlanRequest) -> ProbeResult:
     """--probe: a few updates of the run, in a separate process. What goes wrong there is an answer too."""
     from glassgpt.estimate.measured_speed import ProbeResult
-    from glassgpt.tune.run_probe import TIMED_S, probe_plan
+    from glassgpt.tune.trial_runner import PROBE_TIMED_S, probe_plan
 
     target, config = request.target, request.config
     if not target.is_local:
@@ -128,7 +128,7 @@ def _probe(request: _PlanRequest) -> ProbeResult:
         return ProbeResult("not here", "measures updates, and --eval_only=True does none")
     err = make_console(stderr=True)
     err.print(
-        f"probing {target.name}: {TIMED_S:.0f} s of updates of this run in a separate process, "
+        f"probing {target.name}: {PROBE_TIMED_S:.0f} s of updates of this run in a separate process, "
         "some ten seconds in all",
         style="dim",
         soft_wrap=True,

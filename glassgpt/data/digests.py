@@ -146,10 +146,9 @@ def matches_fingerprint(path: Path, expected: str) -> bool:
 
 def read_hashed_blocks(path: Path) -> Iterator[bytes]:
     """All of a small file; of a large one the blocks of its fingerprint. All blocks have an even size."""
-    return _spread_blocks(path) if is_hashed_by_sample(path) else _all_blocks(path)
-
-
-def _all_blocks(path: Path) -> Iterator[bytes]:
+    if is_hashed_by_sample(path):
+        yield from _spread_blocks(path)
+        return
     with open(path, "rb", opener=regular_file_opener) as file:
         while block := file.read(_READ_BYTES):
             yield block

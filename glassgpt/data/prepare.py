@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import functools
 import hashlib
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,15 +22,21 @@ from numpy.typing import NDArray
 
 from glassgpt.data.bpe import (
     ByteLevelBpe,
-    bpe_vocab_size,
     split_at_bpe_boundaries,
     split_for_bpe_training,
-    train_bpe,
 )
 from glassgpt.data.corpus import is_corpus
 from glassgpt.data.dataset import BUILT_IN
-from glassgpt.data.manifest import TOKEN_DTYPES, Manifest, dtype_for, read_stored_manifest, write_manifest
-from glassgpt.data.prepare_bulk import prepare_corpus
+from glassgpt.data.digests import file_sha256
+from glassgpt.data.manifest import (
+    SPLITS,
+    TOKEN_DTYPES,
+    Manifest,
+    dtype_for,
+    read_stored_manifest,
+    write_manifest,
+)
+from glassgpt.data.prepare_bulk import make_bpe_or_bytes, prepare_corpus
 from glassgpt.data.prepare_options import (
     PrepareOptions,
     check_options,
@@ -42,7 +46,7 @@ from glassgpt.data.prepare_options import (
     requested_tokenizer,
     val_fraction,
 )
-from glassgpt.data.progress import show_byte_progress
+from glassgpt.data.progress import Advance, PrepareLog
 from glassgpt.data.sources import Document, Source, dataset_of_nanogpt_script, open_source
 from glassgpt.data.split import DocumentScan, Span, Split, scan_documents, split_documents
 from glassgpt.data.tokenizer_json import load_requested_gpt2
@@ -64,18 +68,17 @@ def prepare(
     options: PrepareOptions, print_line: Callable[[str], None] = print, progress: bool = True
 ) -> Manifest:
     """Writes the dataset that `options` describes and returns its manifest."""
-    notes: list[str] = []
+    log = PrepareLog(print_line, progress)
     if (name := dataset_of_nanogpt_script(options.dataset)) in BUILT_IN:
-        notes.append(f"{options.dataset} is nanoGPT's script for {name}, so this is  glass prepare {name}")
-        print_line(notes[0])
+        log.note(f"{options.dataset} is nanoGPT's script for {name}, so this is  glass prepare {name}")
         options = dataclasses.replace(options, dataset=name)
     out = out_directory(options)
     check_options(options, out)
     with exclusive_lock(out):
         if is_corpus(options.dataset, options.dedup):
-            manifest = prepare_corpus(options, out, print_line, progress)
+            manifest = prepare_corpus(options, out, log)
         else:
-            manifest = _prepare_text(options, out, notes, print_line, progress)
+            manifest = _prepare_text(options, out, log)
     print_line(
         f"{out}: {manifest.tokens['train']:,} training and {manifest.tokens['val']:,} validation tokens, "
         f"vocabulary {manifest.vocab_size:,}, {manifest.bytes_per_token('train'):.2f} bytes per token"
@@ -109,51 +112,41 @@ def _text_note(scan: DocumentScan) -> str:
     return f"SHA-256 of the text: {hashlib.sha256(b''.join(scan.digests)).hexdigest()}"
 
 
-def _prepare_text(
-    options: PrepareOptions, out: Path, notes: list[str], print_line: Callable[[str], None], progress: bool
-) -> Manifest:
+def _prepare_text(options: PrepareOptions, out: Path, log: PrepareLog) -> Manifest:
     """For text that is small enough to be read several times."""
-
-    def note(line: str) -> None:
-        notes.append(line)
-        print_line(line)
-
     remove_stale_folders(out)
     with atomic_folder(out) as work:
         source, gpt2 = _open_inputs(options, work, out)
         for line in source.notes:
-            note(line)
+            log.note(line)
         total_bytes = sum(document.size_bytes for document in source.documents)
-        show = functools.partial(
-            show_byte_progress, total_bytes=total_bytes, print_line=print_line, show=progress
-        )
-
-        with show("reading") as advance:
+        with log.progress("reading", total_bytes) as advance:
             scan = scan_documents(source.documents, _text_encoding(options.tokenizer), advance)
         for change, files in scan.changes.items():
-            note(f"{change} ({pluralize(files, 'file')})")
+            log.note(f"{change} ({pluralize(files, 'file')})")
         if "\0" in scan.characters and options.tokenizer != "byte":
-            note(
+            log.note(
                 "the text has NUL characters, as binary files have, and UTF-16 without a byte order mark: "
                 "see whether it is UTF-8 text"
             )
         if options.dataset not in BUILT_IN:
-            notes.append(_text_note(scan))
+            log.notes.append(_text_note(scan))
         split = split_documents(scan, val_fraction(options))
-        note(f"split: {split.reason}")
+        log.note(f"split: {split.reason}")
 
         name, reason = _choose_tokenizer(options, scan)
-        note(f"tokenizer {name}: {reason}")
-        with show(f"making {name}") as advance:
-            tokenizer = _make_tokenizer(name, scan, split, gpt2, advance)
-        requested_size = bpe_vocab_size(name)
-        if requested_size is not None and tokenizer.vocab_size < requested_size:
-            note(f"the text is too small for {requested_size} tokens, it yields {tokenizer.vocab_size}")
-        if tokenizer.name != name:
-            note(f"{options.tokenizer_files} has a BPE of another kind than GPT-2's: it is {tokenizer.name}")
-
-        with show("encoding") as advance:
-            manifest = _write_dataset(work, source, scan, split, tokenizer, tuple(notes), advance)
+        log.note(f"tokenizer {name}: {reason}")
+        tokenizer: Tokenizer
+        if name == "char":
+            # A newline separates documents, even if none of them has one.
+            separator = "\n" if len(scan.documents) > 1 else ""
+            tokenizer = CharTokenizer("".join(sorted(set(scan.characters + separator))))
+        else:
+            with log.progress(f"making {name}", total_bytes) as advance:
+                texts = _bpe_training_texts(split, advance)
+                tokenizer = make_bpe_or_bytes(name, options, gpt2, texts, log)
+        with log.progress("encoding", total_bytes) as advance:
+            manifest = _write_dataset(work, source, scan, split, tokenizer, tuple(log.notes), advance)
         check_out_dir(options, out)  # another process may have written there meanwhile
         copy_nanogpt_scripts(out, work)
         commit_folder(work, out)
@@ -190,28 +183,12 @@ def _choose_tokenizer(options: PrepareOptions, scan: DocumentScan) -> tuple[str,
     return "bpe:8192", f"{distinct}, over {MAX_CHAR_VOCAB_SIZE}, too many for an id each"
 
 
-def _make_tokenizer(
-    name: str, scan: DocumentScan, split: Split, gpt2: ByteLevelBpe | None, advance: Callable[[int], None]
-) -> Tokenizer:
-    if name == "byte":
-        return ByteTokenizer()
-    if name == "char":
-        # A newline separates documents, even if none of them has one.
-        separator = "\n" if len(scan.documents) > 1 else ""
-        return CharTokenizer("".join(sorted(set(scan.characters + separator))))
-    if gpt2 is not None:
-        return gpt2
-    size = bpe_vocab_size(name)
-    assert size is not None, name
-
-    def training_chunks() -> Iterator[str]:
-        # Of the training split alone: a vocabulary trained on the validation split would lower its loss.
-        for span in split.train:
-            for chunk in split_for_bpe_training(span.text("utf-8")):
-                advance(len(chunk.encode()))
-                yield chunk
-
-    return train_bpe(training_chunks(), size)
+def _bpe_training_texts(split: Split, advance: Advance) -> Iterator[str]:
+    """Of the training split alone: a vocabulary trained on the validation split would lower its loss."""
+    for span in split.train:
+        for chunk in split_for_bpe_training(span.text("utf-8")):
+            advance(len(chunk.encode()))
+            yield chunk
 
 
 def _write_dataset(
@@ -221,69 +198,46 @@ def _write_dataset(
     split: Split,
     tokenizer: Tokenizer,
     notes: tuple[str, ...],
-    advance: Callable[[int], None],
+    advance: Advance,
 ) -> Manifest:
     dtype = dtype_for(tokenizer.vocab_size)
     # Digests of what is encoded: a document with a training and a validation span is hashed in that order.
     digests = {document: hashlib.sha256() for document in scan.documents}
-    train = _write_split(work / "train.bin", split.train, tokenizer, dtype, digests, advance)
-    val = _write_split(work / "val.bin", split.val, tokenizer, dtype, digests, advance)
+    tokens, text_bytes = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
+    for name, spans in (("train", split.train), ("val", split.val)):
+        with (work / f"{name}.bin").open("wb") as file:
+            for ids, size in _encode_spans(spans, tokenizer, digests):
+                file.write(ids.astype(TOKEN_DTYPES[dtype]).tobytes())
+                tokens[name] += len(ids)
+                text_bytes[name] += size
+                advance(size)
     for document, digest in zip(scan.documents, scan.digests, strict=True):
         if digests[document].digest() != digest:
             raise _changed_while_read(document)
-    if min(train.tokens, val.tokens) < 2:
+    if min(tokens.values()) < 2:
         raise UserError(
-            f"{source.description}: {pluralize(train.tokens, 'training token')} and "
-            f"{pluralize(val.tokens, 'validation token')} are too few; each split needs at least 2, so that "
-            "one predicts the other: bring more text, or change --val_fraction"
+            f"{source.description}: {pluralize(tokens['train'], 'training token')} and "
+            f"{pluralize(tokens['val'], 'validation token')} are too few; each split needs at least 2, so "
+            "that one predicts the other: bring more text, or change --val_fraction"
         )
-    sha256 = {"train.bin": train.sha256, "val.bin": val.sha256}
-    for name, content in tokenizer.files.items():
-        (work / name).write_bytes(content)
-        sha256[name] = hashlib.sha256(content).hexdigest()
+    for file_name, content in tokenizer.files.items():
+        (work / file_name).write_bytes(content)
+    written = ("train.bin", "val.bin", *tokenizer.files)
     manifest = Manifest(
         name=source.name,
         source=source.description,
         tokenizer=tokenizer.name,
         vocab_size=tokenizer.vocab_size,
         dtype=dtype,
-        tokens={"train": train.tokens, "val": val.tokens},
-        text_bytes={"train": train.text_bytes, "val": val.text_bytes},
-        sha256=sha256,
+        tokens=tokens,
+        text_bytes=text_bytes,
+        sha256={name: file_sha256(work / name) for name in written},
         characters=tokenizer.characters if isinstance(tokenizer, CharTokenizer) else None,
         notes=notes,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
     write_manifest(work, manifest)
     return manifest
-
-
-@dataclass(frozen=True)
-class _WrittenSplit:
-    tokens: int
-    text_bytes: int
-    sha256: str
-
-
-def _write_split(
-    path: Path,
-    spans: tuple[Span, ...],
-    tokenizer: Tokenizer,
-    dtype: str,
-    digests: Mapping[Document, Digest],
-    advance: Callable[[int], None],
-) -> _WrittenSplit:
-    tokens = text_bytes = 0
-    digest = hashlib.sha256()
-    with path.open("wb") as file:
-        for ids, size in _encode_spans(spans, tokenizer, digests):
-            content = ids.astype(TOKEN_DTYPES[dtype]).tobytes()
-            file.write(content)
-            digest.update(content)
-            tokens += len(ids)
-            text_bytes += size
-            advance(size)
-    return _WrittenSplit(tokens, text_bytes, digest.hexdigest())
 
 
 def _encode_spans(

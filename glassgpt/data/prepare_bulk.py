@@ -15,10 +15,9 @@ import itertools
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -47,7 +46,7 @@ from glassgpt.data.prepare_resume import (
     resumable_folder,
     write_prepare_state,
 )
-from glassgpt.data.progress import show_byte_progress, show_token_progress
+from glassgpt.data.progress import Advance, PrepareLog
 from glassgpt.data.shards import ShardWriter
 from glassgpt.data.split import document_key, is_validation_mask
 from glassgpt.data.tokenizer_json import load_requested_gpt2
@@ -83,9 +82,7 @@ class _CorpusRequest:
         return hashlib.sha256(json.dumps(details).encode()).hexdigest()
 
 
-def prepare_corpus(
-    options: PrepareOptions, out: Path, print_line: Callable[[str], None], progress: bool
-) -> Manifest:
+def prepare_corpus(options: PrepareOptions, out: Path, log: PrepareLog) -> Manifest:
     """Writes the dataset, or resumes one that was stopped, and returns its manifest."""
     # The documents and, for gpt2, its table: both may need a network, so both problems are reported.
     problems: list[str] = []
@@ -98,21 +95,24 @@ def prepare_corpus(
         raise UserError([*error.problems, *problems]) from error
     raise_if_any(problems)
     request = _CorpusRequest(options, corpus, corpus_val_fraction(options, corpus.size_bytes))
-    with resumable_folder(out, request.digest, options.overwrite, print_line) as (work, state):
+    with resumable_folder(out, request.digest, options.overwrite, log.print_line) as (work, state):
         if state is not None and state.complete:
-            print_line(f"{out}: all was written when it was stopped")
+            log.print_line(f"{out}: all was written when it was stopped")
         else:
             if state is not None:
-                tokenizer = _load_previous_tokenizer(options, work)
+                # The tokenizer of the earlier attempt: the shards that it wrote have its ids.
+                name, _ = _choose_tokenizer(options)
+                carried = name if bpe_vocab_size(name) else ""
+                tokenizer = ByteTokenizer() if name == "byte" else load_folder_bpe(carried, work)
                 encoder = Encoder(tokenizer, options.text_column)
-                print_line(
+                log.print_line(
                     f"resuming where it was stopped, after {pluralize(state.full_shard_count(), 'shard')}"
                 )
             else:
-                encoder, state = _start_preparation(request, gpt2, work, print_line, progress)
-                _check_disk_space(request, encoder, out, print_line)
+                encoder, state = _start_preparation(request, gpt2, work, log)
+                _check_disk_space(request, encoder, out, log.print_line)
                 write_prepare_state(work, state)
-            shard_sha256 = _encode_corpus(request, encoder, work, state, print_line, progress)
+            shard_sha256 = _encode_corpus(request, encoder, work, state, log)
             write_manifest(work, _build_manifest(request, encoder, state, shard_sha256))
             mark_prepare_complete(work, state)  # last: a process killed before resumes from the last shard
         manifest = read_manifest(work)
@@ -124,28 +124,24 @@ def prepare_corpus(
 
 
 def _start_preparation(
-    request: _CorpusRequest,
-    gpt2: ByteLevelBpe | None,
-    work: Path,
-    print_line: Callable[[str], None],
-    progress: bool,
+    request: _CorpusRequest, gpt2: ByteLevelBpe | None, work: Path, log: PrepareLog
 ) -> tuple[Encoder, PrepareState]:
     """Makes or trains the tokenizer."""
-    state = PrepareState(request.digest)
-
-    def note(line: str) -> None:
-        state.notes.append(line)
-        print_line(line)
-
-    show = partial(show_byte_progress, print_line=print_line, show=progress)
     for line in request.corpus.notes:
-        note(line)
+        log.note(line)
     share = f"{request.val_fraction:.4g} of the documents, chosen by a hash of their text"
-    note(f"split: {share}, are for validation")
-    tokenizer = _make_tokenizer(request, gpt2, note, show)
+    log.note(f"split: {share}, are for validation")
+    sample = _BpeTrainingSample(request)
+    name, reason = _choose_tokenizer(request.options)
+    label = f"training {name}, on {MAX_BPE_SAMPLE_BYTES / 1e6:,.0f} MB at most"
+    log.note(f"tokenizer {name}: {reason}")
+    with log.progress(label, MAX_BPE_SAMPLE_BYTES) as advance:
+        tokenizer = make_bpe_or_bytes(name, request.options, gpt2, sample.texts(advance), log)
+    if sample.text_bytes:
+        log.note(f"{name} was trained on {sample.describe()}")
     for name, content in tokenizer.files.items():
         (work / name).write_bytes(content)
-    return Encoder(tokenizer, request.options.text_column), state
+    return Encoder(tokenizer, request.options.text_column), PrepareState(request.digest, notes=log.notes)
 
 
 def _check_disk_space(
@@ -185,8 +181,7 @@ def _encode_corpus(
     encoder: Encoder,
     work: Path,
     state: PrepareState,
-    print_line: Callable[[str], None],
-    progress: bool,
+    log: PrepareLog,
 ) -> dict[str, str]:
     """Writes all shards; returns the name and SHA-256 of each. The counts of `state` are updated."""
     options, corpus = request.options, request.corpus
@@ -200,7 +195,7 @@ def _encode_corpus(
             earlier = (state.closed[split], state.tokens[split])
             writer = ShardWriter(work, split, options.shard_tokens, encoder.dtype, *earlier)
             writers[split] = stack.enter_context(closing(writer))
-        advance = stack.enter_context(show_token_progress(left_bytes, print_line, progress))
+        advance = stack.enter_context(log.progress("encoding", left_bytes))
         encoding = stack.enter_context(closing(encode_batches(batches, encoder, workers)))
         for reader_number, batch, encoded in encoding:
             is_new = dedup.add_new(encoded.keys) if dedup else np.ones(len(encoded.keys), dtype=np.bool_)
@@ -294,40 +289,22 @@ def _choose_tokenizer(options: PrepareOptions) -> tuple[str, str]:
     return (name, reason) if name != "auto" else (_DEFAULT_TOKENIZER, "the usual one for documents in bulk")
 
 
-def _make_tokenizer(
-    request: _CorpusRequest,
-    gpt2: ByteLevelBpe | None,
-    note: Callable[[str], None],
-    show: Callable[[str, int], AbstractContextManager[Callable[[int], None]]],
+def make_bpe_or_bytes(
+    name: str, options: PrepareOptions, gpt2: ByteLevelBpe | None, texts: Iterable[str], log: PrepareLog
 ) -> ByteLevelBpe | ByteTokenizer:
-    """`gpt2`: the tokenizer for --tokenizer=gpt2, if that is requested; `show`: as `show_byte_progress`."""
-    options = request.options
-    name, reason = _choose_tokenizer(options)
-    note(f"tokenizer {name}: {reason}")
+    """`gpt2`: the tokenizer for --tokenizer=gpt2, if that is requested; `texts`: to train bpe:N on."""
     if name == "byte":
         return ByteTokenizer()
     if gpt2 is not None:
         if gpt2.name != name:
-            note(f"{options.tokenizer_files} has a BPE of another kind than GPT-2's: it is {gpt2.name}")
+            log.note(f"{options.tokenizer_files} has a BPE of another kind than GPT-2's: it is {gpt2.name}")
         return gpt2
     size = bpe_vocab_size(name)
     assert size is not None, name
-    sample = _BpeTrainingSample(request)
-    label = f"training {name}, on {MAX_BPE_SAMPLE_BYTES / 1e6:,.0f} MB at most"
-    with show(label, MAX_BPE_SAMPLE_BYTES) as advance:
-        trained = train_bpe(sample.texts(advance), size)
-    note(f"{name} was trained on {sample.describe()}")
+    trained = train_bpe(texts, size)
     if trained.vocab_size < size:
-        note(f"the text is too small for {size} tokens, it yields {trained.vocab_size}")
+        log.note(f"the text is too small for {size} tokens, it yields {trained.vocab_size}")
     return trained
-
-
-def _load_previous_tokenizer(options: PrepareOptions, folder: Path) -> ByteLevelBpe | ByteTokenizer:
-    """The tokenizer of an earlier attempt: the shards that it wrote have its ids."""
-    name, _ = _choose_tokenizer(options)
-    if name == "byte":
-        return ByteTokenizer()
-    return load_folder_bpe(name if bpe_vocab_size(name) else "", folder)
 
 
 class _BpeTrainingSample:
@@ -336,10 +313,10 @@ class _BpeTrainingSample:
     def __init__(self, request: _CorpusRequest) -> None:
         self._request = request
         self._readers = _evenly_spaced(request.corpus.readers, _MAX_SAMPLED_FILES)
-        self._text_bytes = 0
+        self.text_bytes = 0
         self._is_whole = len(self._readers) == len(request.corpus.readers)
 
-    def texts(self, advance: Callable[[int], None]) -> Iterator[str]:
+    def texts(self, advance: Advance) -> Iterator[str]:
         """Without validation documents: a vocabulary trained on them would lower their loss."""
         for reader in self._readers:
             left_bytes = MAX_BPE_SAMPLE_BYTES // len(self._readers)
@@ -352,7 +329,7 @@ class _BpeTrainingSample:
                 is_val = is_validation_mask(keys, self._request.val_fraction)
                 for text in itertools.compress(texts, ~is_val):
                     left_bytes -= len(text)
-                    self._text_bytes += len(text)
+                    self.text_bytes += len(text)
                     for chunk in split_for_bpe_training([text.decode()]):
                         yield chunk
                         advance(len(chunk.encode()))
@@ -360,9 +337,9 @@ class _BpeTrainingSample:
     def describe(self) -> str:
         """Call it after `texts` is exhausted."""
         if self._is_whole:
-            return f"all training text, {self._text_bytes / 1e6:,.1f} MB"
+            return f"all training text, {self.text_bytes / 1e6:,.1f} MB"
         files = pluralize(len(self._readers), "file")
-        return f"a sample of the training text, {self._text_bytes / 1e6:,.1f} MB from {files}"
+        return f"a sample of the training text, {self.text_bytes / 1e6:,.1f} MB from {files}"
 
 
 def _evenly_spaced(items: Sequence[T], limit: int) -> list[T]:

@@ -97,9 +97,6 @@ class DecompressedFile:
         self._errors: tuple[type[BaseException], ...] = (EOFError, *errors)
         self._decompressor: Any = None  # of the current member
         self._compressed = self._ready = b""
-        self._returned_bytes = 0
-        self._size = path.stat().st_size
-        self._declared = _declared_bytes(path) if self._new_decompressor else 0
 
     def __enter__(self) -> DecompressedFile:
         return self
@@ -108,21 +105,12 @@ class DecompressedFile:
         self._file.close()
 
     def disk_bytes(self) -> int:
-        """How much of the file was read; of a compressed one, its size times the fraction of its text.
-
-        The beginning of a file compresses worse than the rest, so the position in the file is no measure.
-        """
-        position = self._file.tell()
-        if self._new_decompressor is None or not self._returned_bytes:
-            return position
-        estimated = (self._returned_bytes + len(self._ready)) * self._size / position
-        return round(self._size * self._returned_bytes / max(self._declared, estimated))
+        """How much of the file was read."""
+        return self._file.tell()
 
     def read(self, size: int) -> bytes:
         try:
-            content = self._file.read(size) if self._new_decompressor is None else self._decompress(size)
-            self._returned_bytes += len(content)
-            return content
+            return self._file.read(size) if self._new_decompressor is None else self._decompress(size)
         except self._errors as error:
             message = _misnamed_message(self._path) or damaged_file_message(self._path, error)
             raise UserError(message) from error
@@ -171,40 +159,6 @@ def _decompressor_factory(path: Path) -> tuple[Callable[[], Any] | None, tuple[t
             f"{path} is compressed by Zstandard, which needs zstandard: {INSTALL_DATA_EXTRA_HINT}"
         ) from error
     return zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj, (zstandard.ZstdError,)
-
-
-def _declared_bytes(path: Path) -> int:
-    """The decompressed size that the file declares; it may cover only one of several members. 0: none.
-
-    xz has it in the index at the end of its last stream, gzip at the end of its last member (modulo 2^32),
-    and Zstandard in the header of its first frame.
-    """
-    suffix, size = path.suffix.lower(), path.stat().st_size
-    with path.open("rb") as file:
-        head = file.read(18)
-        file.seek(max(0, size - 12))
-        tail = file.read()
-        if suffix == ".zst" and compression_suffix(head) == suffix:
-            import zstandard
-
-            return max(0, zstandard.frame_content_size(head))
-        if suffix == ".gz":
-            return int.from_bytes(tail[-4:], "little")
-        index_bytes = (int.from_bytes(tail[4:8], "little") + 1) * 4
-        if tail[-2:] != b"YZ" or index_bytes > size - 24:
-            return 0
-        file.seek(size - 12 - index_bytes)
-        index = file.read(index_bytes)[1:]
-    # Variable-length integers, seven bits a byte, low bits first: the number of blocks, then for each block
-    # its compressed and its decompressed size.
-    numbers, value, shift = [], 0, 0
-    for byte in index:
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            numbers.append(value)
-            value = shift = 0
-    return sum(numbers[2 : 2 + 2 * numbers[0] : 2]) if numbers else 0
 
 
 def compression_suffix(beginning: bytes) -> str | None:

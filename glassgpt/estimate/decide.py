@@ -26,7 +26,8 @@ from glassgpt.errors import UserError
 from glassgpt.estimate import flops, memory, overheads
 from glassgpt.estimate.batching import BatchPlan, eval_batch_rows, plan_batch
 from glassgpt.estimate.machine_facts import DeviceTraits, MachineFacts, Origin
-from glassgpt.estimate.memory import CONTEXT_BYTES, estimate_memory
+from glassgpt.estimate.memory import estimate_memory
+from glassgpt.estimate.memory_limits import automatic_limit
 from glassgpt.estimate.training_workload import TrainingWorkload, total_parameters
 from glassgpt.format import pluralize
 from glassgpt.model import loss_chunks
@@ -123,7 +124,7 @@ def _fit_micro_batch(
         eval_batch_tokens=eval_batch_rows(config, device_type) * config.block_size,
         ranks=facts.ranks,
     )
-    max_bytes = usable_bytes(facts)
+    max_bytes = automatic_limit(facts)
     # At least 1: a run that does not fit at all is refused later, with advice.
     largest = None if max_bytes is None else memory.largest_fitting_batch(one_sequence, max_bytes) or 1
     batch, choices = plan_batch(config, device_type, largest, facts.ranks)
@@ -169,16 +170,9 @@ def _choose_speedups(
         attention = Choice("attention", "sdpa", "the fused kernels were not measured here")
 
     without_graph = replace(with_kernels, compiled=compiling.value == "on", attention=str(attention.value))
-    micro_step = GraphCandidate(
-        without_graph.dtype,
-        micro_step_s,
-        overheads.launch_s(device_type, config.n_layer),
-        without_graph.compiled,
-        config.shard,
-        _fits(replace(without_graph, graph=True), facts),
-        facts.ranks,
-    )
-    graph = choose_graph(config, device, micro_step)
+    launch_s = overheads.launch_s(device_type, config.n_layer)
+    fits = _fits(replace(without_graph, graph=True), facts)
+    graph = choose_graph(device, without_graph, micro_step_s, launch_s, fits)
     choices = [compiling, attention]
     if device_type == "cuda":  # elsewhere there is nothing to choose about these
         choices += [kernels, graph]
@@ -186,15 +180,8 @@ def _choose_speedups(
 
 
 def _fits(work: TrainingWorkload, facts: MachineFacts) -> bool:
-    max_bytes = usable_bytes(facts)
+    max_bytes = automatic_limit(facts)
     return max_bytes is None or estimate_memory(work).total_bytes <= max_bytes
-
-
-def usable_bytes(facts: MachineFacts) -> int | None:
-    """What automatic choices may fill, the context included; None: not known."""
-    if facts.free_bytes is not None:  # without the context, which exists already
-        return int(memory.USABLE_SHARE_OF_FREE["cuda"] * facts.free_bytes) + CONTEXT_BYTES["cuda"]
-    return None if facts.memory_bytes is None else int(memory.COMFORTABLE_SHARE_OF_ALL * facts.memory_bytes)
 
 
 def model_vocab_size(data_vocab_size: int, weights_vocab_size: int | None) -> int:
@@ -402,20 +389,12 @@ def choose_compile(
 # --- CUDA graph ---
 
 
-@dataclass(frozen=True)
-class GraphCandidate:
-    """A micro-batch that may be captured as a CUDA graph."""
-
-    dtype: str
-    compute_s: float  # about
-    launch_s: float  # about: its kernel-launch overhead
-    compiled: bool = False
-    sharded: bool = False  # with FSDP
-    fits: bool = True  # there is memory for the graph
-    ranks: int = 1
-
-
-def choose_graph(config: TrainConfig, device: DeviceTraits, micro: GraphCandidate) -> Choice:
+def choose_graph(
+    device: DeviceTraits, work: TrainingWorkload, compute_s: float, launch_s: float, fits: bool = True
+) -> Choice:
+    """`compute_s`, `launch_s`: about how long a micro-batch computes, and its kernel-launch overhead. `fits`:
+    whether there is memory for the graph."""
+    config = work.config
     if device.device_type != "cuda":
         if config.graph == "on":
             raise UserError(f"--graph=on is for CUDA cards, and this run is on {device.device_type}")
@@ -424,30 +403,30 @@ def choose_graph(config: TrainConfig, device: DeviceTraits, micro: GraphCandidat
     impossible = ""
     if config.eval_only:
         impossible = "one evaluation has no updates to capture"
-    elif micro.sharded:
+    elif config.shard:
         impossible = "blocks are gathered when they are needed: cannot be captured"
-    elif micro.dtype == "float16":
+    elif work.dtype == "float16":
         impossible = "float16's loss scaler has to look at every update"
     if impossible:
         return Choice("graph", "off", impossible, notable=config.graph == "on")
     if config.graph != "auto":
         return Choice("graph", config.graph, "asked for")
     # Possible, but not by default.
-    if micro.compiled:
+    if work.compiled:
         return Choice("graph", "off", "compiled code may compile again, which cannot be captured")
     if config.activation_checkpointing and config.dropout:
         return Choice("graph", "off", "recomputing needs dropout's random numbers again: cannot be captured")
-    if not micro.fits:
+    if not fits:
         reason = "a CUDA graph keeps its memory, and evaluation has to fit beside it"
         return Choice("graph", "off", reason)
-    if overheads.graph_pays(micro.compute_s, micro.launch_s):
+    if overheads.graph_pays(compute_s, launch_s):
         reason = (
-            f"kernel-launch overhead is about {micro.launch_s * 1000:.0f} ms, "
-            f"computing about {micro.compute_s * 1000:.1f} ms: captured once and replayed"
+            f"kernel-launch overhead is about {launch_s * 1000:.0f} ms, "
+            f"computing about {compute_s * 1000:.1f} ms: captured once and replayed"
         )
         return Choice("graph", "on", reason)
     compute_bound = "compute-bound: kernel-launch overhead is hidden"
-    if micro.ranks > 1:
+    if work.ranks > 1:
         return Choice("graph", "off", f"{compute_bound}, and gradients are all-reduced outside of a graph")
     if config.max_iters < overheads.MIN_UPDATES_FOR_GRAPH:
         return Choice("graph", "off", f"{compute_bound}, and {config.max_iters} updates are soon over")
@@ -551,8 +530,10 @@ def choose_data_place(
             f"--data_place=card: the text's {size_bytes / 1e9:.1f} GB do not fit into the "
             f"{free_bytes / 1e9:.1f} GB that are free on the card; try --data_place=auto"
         )
-    if requested != "auto" or free_bytes is None:
+    if requested != "auto":
         return Choice("data", "on the card" if requested == "card" else "in memory", "asked for")
+    if free_bytes is None:
+        return Choice("data", "in memory", "how much memory the card has free is not known")
     if size_bytes > free_bytes * overheads.MAX_DATA_SHARE_OF_CARD:
         return Choice("data", "in memory", f"its {size_bytes / 1e9:.1f} GB would take too much GPU memory")
     reason = f"its {size_bytes / 1e6:.0f} MB fit there: no copying at every update"

@@ -23,26 +23,21 @@ _SAVING_SPREAD = (0.3, 3.0)  # times that: disks differ
 _START_SPREAD, _START_SPREAD_MEASURED = (0.5, 2.0), (0.8, 1.3)
 
 
-@dataclass(frozen=True)
-class RunForecast:
-    """`throughput` and all times are None if the speed of the machine is not known."""
+@dataclass(frozen=True, kw_only=True)
+class TimeForecast:
+    """Seconds; (low, mid, high) where they depend on the speed."""
 
-    memory: MemoryEstimate
-    on_card: bool
-    throughput: ThroughputEstimate | None
-    updates_s: LowMidHigh | None
-    evaluation_s: float | None
+    throughput: ThroughputEstimate
+    updates_s: LowMidHigh
+    evaluation_s: float
     evaluations: int
     saving_s: float  # of the last checkpoint; the others are written in the background
     start_s: float  # imports, model, building kernels or compiling
-    measured: MeasuredSpeed | None = None  # None: the speed is estimated from reference runs
+    is_start_measured: bool = False
 
     @property
-    def total_s(self) -> LowMidHigh | None:
-        if self.throughput is None or self.updates_s is None or self.evaluation_s is None:
-            return None
-        is_measured = self.measured is not None and self.measured.start_s is not None
-        quick, long = _START_SPREAD_MEASURED if is_measured else _START_SPREAD
+    def total_s(self) -> LowMidHigh:
+        quick, long = _START_SPREAD_MEASURED if self.is_start_measured else _START_SPREAD
         low, mid, high = self.updates_s
         # Evaluations are faster or slower in proportion to updates.
         fast, slow = (
@@ -54,6 +49,22 @@ class RunForecast:
             mid + self.evaluation_s + self.start_s + self.saving_s,
             high + slow + long * self.start_s + self.saving_s * _SAVING_SPREAD[1],
         )
+
+
+@dataclass(frozen=True)
+class RunForecast:
+    memory: MemoryEstimate
+    on_card: bool
+    times: TimeForecast | None = None  # None: the speed of the machine is not known
+    measured: MeasuredSpeed | None = None  # None: the speed is estimated from reference runs
+
+    @property
+    def throughput(self) -> ThroughputEstimate | None:
+        return None if self.times is None else self.times.throughput
+
+    @property
+    def total_s(self) -> LowMidHigh | None:
+        return None if self.times is None else self.times.total_s
 
     def as_dict(self) -> dict[str, Any]:
         throughput = self.throughput
@@ -88,46 +99,50 @@ class TokenCounts:
 def forecast_workload(
     work: TrainingWorkload, flops_per_token: int, on: Hardware, tokens: TokenCounts
 ) -> RunForecast:
-    config, device_type = work.config, work.device_type
-    updates = 0 if config.eval_only else config.max_iters
-    evaluations = updates // config.eval_interval + 1 + (updates % config.eval_interval > 0)
-    throughput = updates_s = evaluation_s = None
-    measured = on.measured
+    on_card = work.device_type == "cuda"
+    return RunForecast(
+        memory.estimate_memory(work), on_card, _forecast_times(work, flops_per_token, on, tokens), on.measured
+    )
+
+
+def _forecast_times(
+    work: TrainingWorkload, flops_per_token: int, on: Hardware, tokens: TokenCounts
+) -> TimeForecast | None:
+    config, device_type, measured = work.config, work.device_type, on.measured
     # The reference rows are of known cards; for a CPU its matmul peak is enough.
-    if on.peak_flops_per_s is not None and (measured or on.card is not None or device_type == "cpu"):
-        val_tokens = min(tokens.per_evaluation, tokens.val_split)
-        one_rank, eval_tokens_per_s = _rank_speeds(work, flops_per_token, on, val_tokens)
-        throughput = cluster_throughput(one_rank, work, on.cluster)
-        train_tokens = updates * tokens.per_update
-        updates_s = (
-            train_tokens / throughput.high,
-            train_tokens / throughput.mid,
-            train_tokens / throughput.low,
-        )
-        # Both splits each time, and the whole validation split at the end. The ranks share it.
-        eval_tokens = (tokens.per_evaluation + val_tokens) * evaluations
-        if has_closing_eval(config, val_tokens, tokens.val_split):
-            eval_tokens += tokens.val_split
-        evaluation_s = eval_tokens / (on.cluster.ranks * eval_tokens_per_s)
-        if not config.eval_only:
-            evaluation_s += overheads.sample_s(device_type, config.n_layer, config.sample_tokens)
+    if on.peak_flops_per_s is None or not (measured or on.card is not None or device_type == "cpu"):
+        return None
+    val_tokens = min(tokens.per_evaluation, tokens.val_split)
+    one_rank, eval_tokens_per_s = _rank_speeds(work, flops_per_token, on, val_tokens)
+    throughput = cluster_throughput(one_rank, work, on.cluster)
+    updates = 0 if config.eval_only else config.max_iters
+    train_tokens = updates * tokens.per_update
+    # Both splits each time, and the whole validation split at the end. The ranks share it.
+    evaluations = updates // config.eval_interval + 1 + (updates % config.eval_interval > 0)
+    eval_tokens = (tokens.per_evaluation + val_tokens) * evaluations
+    if has_closing_eval(config, val_tokens, tokens.val_split):
+        eval_tokens += tokens.val_split
+    evaluation_s = eval_tokens / (on.cluster.ranks * eval_tokens_per_s)
+    if not config.eval_only:
+        evaluation_s += overheads.sample_s(device_type, config.n_layer, config.sample_tokens)
     start_s = overheads.STARTUP_S[device_type] + config.probe_seconds
     if work.kernels:
         start_s += overheads.KERNEL_BUILD_S
     if work.compiled:
         start_s += overheads.compile_cost_s(device_type, config.n_layer)
-    if measured is not None and measured.start_s is not None:
-        start_s = measured.start_s
-    return RunForecast(
-        memory=memory.estimate_memory(work),
-        on_card=device_type == "cuda",
+    is_start_measured = measured is not None and measured.start_s is not None
+    return TimeForecast(
         throughput=throughput,
-        updates_s=updates_s,
+        updates_s=(
+            train_tokens / throughput.high,
+            train_tokens / throughput.mid,
+            train_tokens / throughput.low,
+        ),
         evaluation_s=evaluation_s,
         evaluations=evaluations,
         saving_s=0.0 if config.eval_only else checkpoint_bytes(work) / _DISK_BYTES_PER_S,
-        start_s=start_s,
-        measured=measured,
+        start_s=measured.start_s if measured and measured.start_s is not None else start_s,
+        is_start_measured=is_start_measured,
     )
 
 

@@ -24,7 +24,13 @@ from typing import Any
 
 from glassgpt.config import TrainConfig
 from glassgpt.estimate.cards import Card
-from glassgpt.estimate.measured_speed import MeasuredSpeed, band_from_repeats, work_key
+from glassgpt.estimate.measured_speed import (
+    KEYED_FIELDS,
+    KEYED_SETTINGS,
+    MeasuredSpeed,
+    band_from_repeats,
+    work_key,
+)
 from glassgpt.estimate.speed import estimate_throughput
 from glassgpt.estimate.training_workload import TrainingWorkload
 from glassgpt.files import atomic_write, read_small_file, regular_file_opener_nofollow, try_lock
@@ -76,7 +82,8 @@ class HistoryRow:
 
 def append_row(row: HistoryRow) -> bool:
     """Whether it was written. A history that cannot be written never hurts a run."""
-    line = json.dumps({"format": _FORMAT, **dataclasses.asdict(row)}).encode() + b"\n"
+    # The empty line: a row that was torn by a crash must not spoil this one.
+    line = b"\n" + json.dumps({"format": _FORMAT, **dataclasses.asdict(row)}).encode() + b"\n"
     path = history_path()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,9 +92,7 @@ def append_row(row: HistoryRow) -> bool:
                 content = path.read_bytes()[-_MAX_BYTES // 2 :]
                 atomic_write(path, content[content.find(b"\n") + 1 :])
             with open(path, "ab", opener=regular_file_opener_nofollow) as file:
-                # A row that was torn by a crash must not spoil this one.
-                begin = b"\n" if file.tell() and not _ends_in_newline(path) else b""
-                file.write(begin + line)
+                file.write(line)
     except (OSError, RuntimeError):  # RuntimeError: no home folder
         return False
     return True
@@ -106,12 +111,6 @@ def _locked(path: Path) -> Any:
         yield
     finally:
         os.close(descriptor)
-
-
-def _ends_in_newline(path: Path) -> bool:
-    with open(path, "rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
 
 
 def read_rows() -> tuple[HistoryRow, ...]:
@@ -153,30 +152,18 @@ def _row_from_line(line: bytes) -> HistoryRow:
 
 
 def _workload_of(row: HistoryRow) -> TrainingWorkload:
+    """Raises for a shape that is none."""
     work = dict(row.work)
     for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "batch_size", "micro_steps"):
         if not (isinstance(work[name], int) and 0 < work[name] < 2**31):
             raise ValueError(name)
-    kernels = work["kernels"]
-    names = (
-        "n_layer", "n_head", "n_embd", "block_size", "arch", "bias", "tie_embeddings", "activation",
-        "optimizer", "fp8", "activation_checkpointing",
-    )  # fmt: skip
-    config = TrainConfig(
-        **{name: work[name] for name in names}, dropout=0.1 if work["dropout"] else 0.0, shard=work["sharded"]
-    )
+    settings: dict[str, Any] = {name: work[name] for name in KEYED_SETTINGS}
     made = TrainingWorkload(
-        config=config,
-        vocab_size=work["vocab_size"],
-        batch_size=work["batch_size"],
-        micro_steps=work["micro_steps"],
-        device_type=work["device_type"],
-        dtype=work["dtype"],
-        kernels=kernels == "triton",
-        compiled=kernels == "compiled",
-        attention=work["attention"],
-        graph=work["graph"],
+        config=TrainConfig(**settings, dropout=0.1 if work["dropout"] else 0.0, shard=work["sharded"]),
+        kernels=work["kernels"] == "triton",
+        compiled=work["kernels"] == "compiled",
         ranks=row.ranks,
+        **{name: work[name] for name in KEYED_FIELDS},
     )
     if work_key(made) != work:
         raise ValueError("other fields than today")

@@ -29,7 +29,6 @@ DRIFT = {"cuda": (0.13, 0.04), "mps": (0.13, 0.05), "cpu": (0.15, 0.12)}
 _BUSY_CORE_SHARE = 0.5  # of the cores: with a smaller load a CPU counts as idle
 _MIN_BUSY_CORES = 0.3  # used by other programs: fewer make no difference
 _MAX_IDLE_SPEEDUP = 16.0
-_MORE_BUSY = 0.5  # how much slower a run may get that was measured on a busy machine
 _REPEATS = 5  # the measured updates are compared in so many consecutive groups
 
 
@@ -45,25 +44,28 @@ class MeasuredSpeed:
     peak_bytes: int | None = None  # on a card as allocated by PyTorch, else resident
 
 
+# What the speed and the memory of a rank depend on besides the machine: settings, fields of the workload, and
+# those that work_key derives. No names, no paths.
+KEYED_SETTINGS = (
+    "n_layer", "n_head", "n_embd", "block_size", "arch", "bias", "tie_embeddings", "activation", "optimizer",
+    "fp8", "activation_checkpointing",
+)  # fmt: skip
+KEYED_FIELDS = (
+    "vocab_size", "batch_size", "micro_steps", "device_type", "dtype", "attention", "graph",
+)  # fmt: skip
+
+
 def work_key(work: TrainingWorkload) -> dict[str, Any]:
-    """All that the speed and the memory of a rank depend on, besides the machine. No names, no paths."""
-    config = work.config
-    settings = (
-        "n_layer", "n_head", "n_embd", "block_size", "arch", "bias", "tie_embeddings", "activation",
-        "optimizer", "fp8", "activation_checkpointing",
-    )  # fmt: skip
-    return {name: getattr(config, name) for name in settings} | {
-        "dropout": config.dropout > 0,
-        "vocab_size": work.vocab_size,
-        "batch_size": work.batch_size,
-        "micro_steps": work.micro_steps,
-        "device_type": work.device_type,
-        "dtype": work.dtype,
-        "kernels": "triton" if work.kernels else "compiled" if work.compiled else "plain",
-        "attention": work.attention,
-        "graph": work.graph,
-        "sharded": work.is_sharded,
-    }
+    key = {name: getattr(work.config, name) for name in KEYED_SETTINGS}
+    return (
+        key
+        | {name: getattr(work, name) for name in KEYED_FIELDS}
+        | {
+            "dropout": work.config.dropout > 0,
+            "kernels": "triton" if work.kernels else "compiled" if work.compiled else "plain",
+            "sharded": work.is_sharded,
+        }
+    )
 
 
 def group_means(update_s: Sequence[float]) -> list[float]:
@@ -88,22 +90,13 @@ def fair_share(load: float) -> float:
     return cores / (cores + load) if load > _BUSY_CORE_SHARE * cores else 1.0
 
 
-def band_from_repeats(
-    rates: Sequence[float], device_type: str, speedup: float = 1.0, share: float = 1.0
-) -> LowMidHigh:
-    """From tokens per second of some repeats: their median, widened by their spread and by the drift.
-
-    For a CPU: `speedup` is the idle_speedup while they were measured, since other programs may stop; `share`
-    the fair_share by the load of the last minute. If the repeats had more than that, by luck, a run will
-    probably not.
-    """
+def band_from_repeats(rates: Sequence[float], device_type: str) -> LowMidHigh:
+    """From tokens per second of some repeats: their median, widened by their spread and by the drift. On a
+    CPU with as much of it as other programs left: a band that allows for their end, too, says little."""
     mid = median(rates)
     spread = (max(rates) - min(rates)) / 2 / mid
     slower, faster = (math.hypot(spread, drift) for drift in DRIFT[device_type])
-    if device_type != "cpu":
-        speedup = share = 1.0
-    low = mid / (1 + slower + _MORE_BUSY * (1 - 1 / speedup)) * min(1.0, share * speedup)
-    return low, mid, mid * (1 + faster) * speedup
+    return mid / (1 + slower), mid, mid * (1 + faster)
 
 
 # --- the probe ---
@@ -111,7 +104,7 @@ def band_from_repeats(
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """A few updates of the very run, in a process of its own (tune/run_probe.py)."""
+    """A few updates of the very run, in a process of its own (tune/probe_updates.py)."""
 
     outcome: str  # "ran", "out of memory", "crashed", "hung" or "not here"
     why: str = ""  # where it failed, or why it was not tried
@@ -152,13 +145,13 @@ class ProbeResult:
             text += f", while other programs used {self.busy_cores:.1f} cores"
         return text
 
-    def speed_of(self, work: TrainingWorkload, share: float = 1.0) -> MeasuredSpeed | None:
-        """None if it did not run, or ran other work. `share`: fair_share by the load of the last minute."""
+    def speed_of(self, work: TrainingWorkload) -> MeasuredSpeed | None:
+        """None if it did not run, or ran other work."""
         if not self.ran or work_key(work) != dict(self.work):
             return None
         tokens = work.micro_batch_tokens * work.micro_steps
         rates = [tokens / seconds for seconds in group_means(self.update_s)]
-        band = band_from_repeats(rates, work.device_type, self.idle_speedup, share)
+        band = band_from_repeats(rates, work.device_type)
         return MeasuredSpeed(
             band, self.describe(), "probe", self.eval_tokens_per_s, self.start_s, self.peak_bytes
         )

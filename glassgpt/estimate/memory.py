@@ -46,10 +46,6 @@ CONTEXT_BYTES = {"cuda": 600 * 2**20, "mps": 400 * 2**20, "cpu": 272 * 2**20}
 # 0.5 in 25 runs. With each tensor in pages of its own (MALLOC_MMAP_THRESHOLD_=65536) there are none, but the
 # kernel clears those pages each time, and a run takes up to twice the time.
 _HEAP_FRAGMENTATION = 0.32
-# What automatic choices may fill. Of free memory: tensors do not fill it without gaps, and on a CPU or a Mac
-# other programs share it. Of all memory, if it is not known how much is free: a desktop needs some.
-USABLE_SHARE_OF_FREE = {"cuda": 0.92, "mps": 0.85, "cpu": 0.85}
-COMFORTABLE_SHARE_OF_ALL = 0.94
 _CUBLAS_WORKSPACE_BYTES = {"cuda": 68 * 2**20, "mps": 0, "cpu": 0}
 
 
@@ -318,17 +314,13 @@ def _bytes_at_evaluation(work: TrainingWorkload) -> dict[str, int]:
     )
 
 
-def _eval_branch_bytes(work: TrainingWorkload) -> int:
-    """Per channel: the branch of the block before, of which the first block has none."""
-    return work.activation_itemsize if work.config.n_layer > 1 else 0
-
-
 def _eval_mlp_bytes_per_token(work: TrainingWorkload) -> int:
     """The float32 residual stream before and in the block, its norm, and the MLP's hidden layer before and
     after the activation. PyTorch's relu squared has one tensor more."""
     low = work.activation_itemsize
     hidden_tensors = 3 if effective_activation(work.config) == "relu2" and not work.kernels else 2
-    return work.config.n_embd * (3 * 4 + _eval_branch_bytes(work) + 4 * low * hidden_tensors)
+    branch = low if work.config.n_layer > 1 else 0  # of the block before, of which the first block has none
+    return work.config.n_embd * (3 * 4 + branch + 4 * low * hidden_tensors)
 
 
 def _eval_attention_bytes_per_token(work: TrainingWorkload) -> int:

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import resources
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from glassgpt.config import TrainConfig
 from glassgpt.estimate import flops, overheads
@@ -32,35 +32,13 @@ from glassgpt.estimate.update_time import UpdateTime, is_misaligned, update_time
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReferenceModel:
-    """The model of a row, as far as its FLOPs depend on it."""
-
-    n_layer: int
-    n_head: int
-    n_embd: int
-    block_size: int
-    vocab_size: int
-    arch: Literal["gpt2", "modern"]
-    tied: bool = True
-    dropout: float = 0.0
-
-    @cached_property
-    def flops_per_token(self) -> int:
-        matmul_parameters = flops.count_parameters(
-            vocab_size=self.vocab_size, block_size=self.block_size, n_layer=self.n_layer, n_embd=self.n_embd,
-            arch=self.arch, bias=False, tied=self.tied, matmul_only=True,
-        )  # fmt: skip
-        return flops.flops_per_token(matmul_parameters, self.n_layer, self.n_embd, self.block_size)
-
-
-@dataclass(frozen=True, kw_only=True)
 class SpeedReference:
     """One row of `references.toml`. The comment at its top explains the fields."""
 
     name: str
     card: str
     trainer: str
-    shape: ReferenceModel
+    shape: Mapping[str, Any]  # settings of the model, and its vocab_size
     micro_batch: int
     accumulation: int
     dtype: str
@@ -83,23 +61,17 @@ class SpeedReference:
     @cached_property
     def work(self) -> TrainingWorkload:
         """What this run did, on one card."""
-        shape = self.shape
+        shape = dict(self.shape)
+        vocab_size = shape.pop("vocab_size")
         config = TrainConfig(
-            n_layer=shape.n_layer,
-            n_head=shape.n_head,
-            n_embd=shape.n_embd,
-            block_size=shape.block_size,
-            arch=shape.arch,
-            tie_embeddings=shape.tied,
-            dropout=shape.dropout,
-            bias=False,
+            **shape,
             batch_size=self.micro_batch,
             optimizer="muon" if self.muon else "adamw",
             fp8=self.fp8,
         )
         return TrainingWorkload(
             config=config,
-            vocab_size=shape.vocab_size,
+            vocab_size=vocab_size,
             batch_size=self.micro_batch,
             micro_steps=self.accumulation,
             device_type="cuda" if self.card else "cpu",
@@ -108,6 +80,10 @@ class SpeedReference:
             compiled=self.kernels == "compiled",
             graph=self.graph or self.kernels == "llm.c",
         )
+
+    @cached_property
+    def flops_per_token(self) -> int:
+        return flops.model_flops_per_token(self.work.config, self.work.vocab_size)
 
     @property
     def total_tokens_per_s(self) -> float:
@@ -153,8 +129,7 @@ def reference_rows() -> tuple[SpeedReference, ...]:
     """The whole table, in file order."""
     text = (resources.files("glassgpt.estimate") / "references.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)
-    shapes = {name: ReferenceModel(**fields) for name, fields in table["shapes"].items()}
-    return tuple(SpeedReference(**{**row, "shape": shapes[row["shape"]]}) for row in table["row"])
+    return tuple(SpeedReference(**{**row, "shape": table["shapes"][row["shape"]]}) for row in table["row"])
 
 
 # --- expected MFU ---
@@ -261,7 +236,7 @@ def _distance(row: SpeedReference, work: TrainingWorkload, flops_per_token: floa
     """At most 1: a similar model."""
     tokens_ratio = work.micro_batch_tokens / row.work.micro_batch_tokens
     return max(
-        abs(math.log(flops_per_token / row.shape.flops_per_token)) / math.log(_SIMILAR_FLOPS_FACTOR),
+        abs(math.log(flops_per_token / row.flops_per_token)) / math.log(_SIMILAR_FLOPS_FACTOR),
         abs(math.log(tokens_ratio)) / math.log(_SIMILAR_TOKENS_FACTOR),
     )
 
@@ -298,9 +273,9 @@ def _cpu_mfu_range(
     adjusted = []
     for row in rows:
         assert row.mfu is not None
-        ratio = flops_per_token / row.shape.flops_per_token
+        ratio = flops_per_token / row.flops_per_token
         size = min(_CPU_MAX_SIZE_CORRECTION, math.pow(ratio, _CPU_SIZE_EXPONENT))
-        launch_share = overheads.launch_s("cpu", row.shape.n_layer) / row.micro_batch_s
+        launch_share = overheads.launch_s("cpu", row.work.config.n_layer) / row.micro_batch_s
         adjusted.append(min(_MAX_MFU, row.mfu / (1 - launch_share) * speed * size))
     similar = any(_distance(row, work, flops_per_token) <= 1 for row in rows)
     margin = _CPU_MARGIN * (1 if similar else _CPU_DISSIMILAR_MODEL_FACTOR)

@@ -17,7 +17,7 @@ from glassgpt.estimate import memory, overheads
 from glassgpt.estimate.batching import tokens_to_evaluate
 from glassgpt.estimate.cluster import ONE_CARD, Cluster, exposed_communication_s, sent_bytes_per_card
 from glassgpt.estimate.decide import RunSpec, choose_dtype
-from glassgpt.estimate.forecast import Hardware, RunForecast, TokenCounts, forecast_workload
+from glassgpt.estimate.forecast import Hardware, RunForecast, TimeForecast, TokenCounts, forecast_workload
 from glassgpt.estimate.loss_law import expected_loss_curve
 from glassgpt.estimate.measured_speed import LowMidHigh
 from glassgpt.estimate.speed import ThroughputEstimate, estimate_throughput
@@ -33,18 +33,11 @@ _MIN_WORTHWHILE_SPEEDUP = 1.1  # of FSDP over DDP; the estimates are too rough t
 # --- time, energy, cost ---
 
 
-@dataclass(frozen=True)
-class TimeEstimate:
-    """Seconds; (low, mid, high) where they depend on the speed."""
+@dataclass(frozen=True, kw_only=True)
+class TimeEstimate(TimeForecast):
+    """The forecast of a run, and what follows from it."""
 
-    throughput: ThroughputEstimate
-    total_s: LowMidHigh
-    updates_s: LowMidHigh
-    evaluation_s: float
-    evaluations: int
     evaluation_share: float
-    saving_s: float
-    start_s: float
     compile_cost_s: float
     compile_breaks_even: int | None  # update after which compiling would have paid; None: not an option
     kwh: float | None
@@ -52,7 +45,8 @@ class TimeEstimate:
 
     def as_dict(self) -> dict[str, Any]:
         document = asdict(self)
-        return {"pace": document.pop("throughput"), **document}
+        del document["is_start_measured"]
+        return {"pace": document.pop("throughput"), "total_s": self.total_s, **document}
 
 
 def forecast_spec(spec: RunSpec, target: PlanTarget, dataset: DatasetInfo) -> RunForecast:
@@ -75,11 +69,11 @@ def estimate_times(
     spec: RunSpec, target: PlanTarget, forecast: RunForecast, price: float | None
 ) -> TimeEstimate | None:
     """None where the machine's speed is unknown. `price`: of one machine per hour."""
-    total_s, updates_s, evaluation_s = forecast.total_s, forecast.updates_s, forecast.evaluation_s
-    if forecast.throughput is None or total_s is None or updates_s is None or evaluation_s is None:
+    times = forecast.times
+    if times is None:
         return None
     device_type, workload = target.device_type, spec.workload
-    hours = total_s[1] / 3600
+    hours = times.total_s[1] / 3600
     watts = None
     if target.card is not None and target.card.watts is not None:
         watts = target.card.watts * target.cluster.ranks
@@ -94,14 +88,8 @@ def estimate_times(
         )  # fmt: skip
         compile_breaks_even = round(compile_cost_s / overheads.compile_saving_s(device_type, step_s))
     return TimeEstimate(
-        throughput=forecast.throughput,
-        total_s=total_s,
-        updates_s=updates_s,
-        evaluation_s=evaluation_s,
-        evaluations=forecast.evaluations,
-        evaluation_share=evaluation_s / total_s[1],
-        saving_s=forecast.saving_s,
-        start_s=forecast.start_s,
+        **vars(times),
+        evaluation_share=times.evaluation_s / times.total_s[1],
         compile_cost_s=compile_cost_s,
         compile_breaks_even=compile_breaks_even,
         kwh=None if watts is None else watts * hours / 1000,
@@ -226,7 +214,7 @@ def _parallelism_option(
     spec = make_run_spec(config, target, dataset)
     workload = spec.workload
     memory_bytes = memory.estimate_memory(workload).total_bytes
-    fits = memory_bytes <= target.max_bytes
+    fits = memory_bytes <= target.out_of_memory_limit
     forecast = forecast_spec(spec, target, dataset)
     speed = forecast.throughput if fits else None
     peak = target.peak_flops_per_s(workload.dtype)

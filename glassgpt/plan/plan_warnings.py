@@ -44,6 +44,7 @@ class PlanProblem:
     fix: str
 
 
+_MIN_NOTED_BUSY_FACTOR = 1.2  # by which a run may be faster or slower than its probe
 _MAX_EVAL_SHARE = 0.05  # of the run, spent on evaluation …
 _MIN_NOTED_EVAL_S = 5.0  # … if it takes longer than this
 _LATE_FIRST_CHECKPOINT_S = 1800
@@ -67,8 +68,7 @@ def find_plan_problems(
     if device != "auto" and device.partition(":")[0] != target.device_type:
         what = translate("plan.problem.other_device", device=device, target=target.name)
         problems.append(PlanProblem("warning", what, "--device=auto"))
-    if target.busy_cores:
-        problems.append(busy_machine_problem(target))
+    problems += busy_machine_problems(target)
     problems += [*refused_setting_problems(spec, target), *_cluster_problems(spec, target, parallelism)]
     if not spec.config.eval_only:
         free_bytes = shutil.disk_usage(nearest_existing_folder(Path(spec.config.out_dir or "runs"))).free
@@ -87,14 +87,22 @@ def find_plan_problems(
     return sorted(problems, key=lambda problem: order.index(problem.kind))
 
 
-def busy_machine_problem(target: PlanTarget) -> PlanProblem:
+def busy_machine_problems(target: PlanTarget) -> Iterator[PlanProblem]:
     """A probe measures beside the other programs; without one, the times are those of an idle machine."""
-    if target.probe is not None and target.probe.ran:
-        what = translate("plan.problem.busy.probed", load=target.busy_cores)
-        return PlanProblem("warning", what, translate("plan.fix.busy.probed"))
-    slowdown = 1 / target.fair_share
-    what = translate("plan.problem.busy", load=target.busy_cores, slowdown=slowdown)
-    return PlanProblem("warning", what, translate("plan.fix.busy"))
+    probe = target.probe
+    if probe is None or not probe.ran:
+        if target.busy_cores:
+            what = translate("plan.problem.busy", load=target.busy_cores, slowdown=1 / target.fair_share)
+            yield PlanProblem("warning", what, translate("plan.fix.busy"))
+        return
+    # If it had more of the CPU than its share by the load of the last minute, a run will probably not.
+    slowdown = max(1.0, 1 / (target.fair_share * probe.idle_speedup))
+    if max(probe.idle_speedup, slowdown) >= _MIN_NOTED_BUSY_FACTOR and target.device_type == "cpu":
+        factors = {"speedup": probe.idle_speedup, "slowdown": slowdown}
+        what = translate(
+            "plan.problem.busy.probed", cores=probe.busy_cores, load=target.busy_cores, **factors
+        )
+        yield PlanProblem("warning", what, translate("plan.fix.busy.probed"))
 
 
 def _memory_problems(
@@ -102,11 +110,11 @@ def _memory_problems(
 ) -> Iterator[PlanProblem]:
     sizes = {
         "total": f"{memory_estimate.total_bytes / GIB:.1f}",
-        "usable": f"{target.max_bytes / GIB:.1f}",
+        "usable": f"{target.out_of_memory_limit / GIB:.1f}",
         "target": target.name,
         "memory": f"{target.memory_bytes / GIB:.1f}",
     }
-    fits = memory_estimate.total_bytes <= target.max_bytes
+    fits = memory_estimate.total_bytes <= target.out_of_memory_limit
     if spec.config.eval_only:  # its memory does not depend on the batch of an update
         if not fits:
             what, fix = translate("plan.problem.eval_memory", **sizes), translate("plan.fix.more_memory")
@@ -118,7 +126,7 @@ def _memory_problems(
         what = translate("plan.problem.probe_memory", probe=target.probe.describe())
         yield PlanProblem("error", what, _smaller_than_probed(spec))
         return
-    is_tight = memory_estimate.total_bytes > target.comfortable_bytes
+    is_tight = memory_estimate.total_bytes > target.automatic_limit
     is_small = target.device_type == "cuda" and spec.workload.micro_batch_tokens < _MIN_MICRO_BATCH_TOKENS
     if not is_tight and not is_small:
         return
@@ -127,9 +135,9 @@ def _memory_problems(
         assert micro_batches is not None, "make_plan refuses a run of which not one sequence fits"
         what = translate("plan.problem.memory", sequences=spec.batch.batch_size, **sizes)
         fix = translate("plan.fix.less_memory", flags=changes_as_flags(micro_batches))
-        if fitting_flags(spec, micro_batches, target, dataset, target.max_bytes) is None:
+        if fitting_flags(spec, micro_batches, target, dataset, target.out_of_memory_limit) is None:
             # Micro-batches alone do not help: evaluation, or what does not depend on them, takes the memory.
-            others = ", or ".join(memory_fixes(spec, target, dataset, target.max_bytes))
+            others = ", or ".join(memory_fixes(spec, target, dataset, target.out_of_memory_limit))
             fix = (
                 translate("plan.fix.leaves_memory", flags=others)
                 if others
@@ -137,14 +145,14 @@ def _memory_problems(
             )
         yield PlanProblem("error", what, fix)
     elif is_tight:
-        limit = target.comfortable_bytes
+        limit = target.automatic_limit
         flags = fitting_flags(spec, micro_batches, target, dataset, limit) if micro_batches else None
         flags = flags or ", or ".join(memory_fixes(spec, target, dataset, limit))
         flags = flags or translate("plan.fix.smaller_model")
         what = translate("plan.problem.tight_memory", **sizes)
         yield PlanProblem("warning", what, translate("plan.fix.leaves_memory", flags=flags))
     elif micro_batches is not None and micro_batches["batch_size"] >= 2 * spec.batch.batch_size:
-        flags = fitting_flags(spec, micro_batches, target, dataset, target.comfortable_bytes)
+        flags = fitting_flags(spec, micro_batches, target, dataset, target.automatic_limit)
         tokens = spec.workload.micro_batch_tokens
         what = translate("plan.problem.small_batches", tokens=tokens)
         if flags is not None:
@@ -200,7 +208,7 @@ def _cluster_problems(
     if shard and option.micro_steps > 1:
         rank_sequences = workload.batch_size * workload.micro_steps
         one_pass = replace(workload, batch_size=rank_sequences, micro_steps=1, has_checkpoint_copy=False)
-        if memory.estimate_memory(one_pass).total_bytes <= target.comfortable_bytes:
+        if memory.estimate_memory(one_pass).total_bytes <= target.automatic_limit:
             sequences = option.batch_size * option.micro_steps
             yield PlanProblem(
                 "hint",
@@ -264,7 +272,9 @@ def _data_problems(
         changes = _changes_to_stop_before_overfitting(spec, dataset, training.overfits_at)
         # In a shorter run our Triton kernels may not pay off, and PyTorch's need more memory.
         candidates = (changes, changes | {"kernels": "triton"})
-        fitting = (fitting_flags(spec, some, target, dataset, target.max_bytes) for some in candidates)
+        fitting = (
+            fitting_flags(spec, some, target, dataset, target.out_of_memory_limit) for some in candidates
+        )
         shorter = next((flags for flags in fitting if flags is not None), "")
         epochs = training.overfits_at * spec.batch.tokens / dataset.train_tokens
         yield PlanProblem(
@@ -331,8 +341,8 @@ def _reduce_evaluation_advice(spec: RunSpec, target: PlanTarget, dataset: Datase
     def is_too_much(**changes: int | None) -> bool:
         config = replace(spec.config, **changes)  # type: ignore[arg-type]
         changed = replace(spec, config=config, workload=replace(spec.workload, config=config))
-        forecast = forecast_spec(changed, target, dataset)
-        return (forecast.evaluation_s or 0) > _MAX_EVAL_SHARE * (forecast.total_s or (0, 0, 0))[1]
+        forecast = forecast_spec(changed, target, dataset).times
+        return forecast is not None and forecast.evaluation_s > _MAX_EVAL_SHARE * forecast.total_s[1]
 
     interval, max_iters = spec.config.eval_interval, spec.config.max_iters
     while interval < max_iters:

@@ -79,8 +79,8 @@ def split_into_micro_batches(spec: RunSpec, target: PlanTarget) -> SettingChange
     config, ranks = spec.config, spec.workload.ranks
     accumulating = replace(memory.without_optional_memory(spec.workload), micro_steps=2)
     largest = memory.largest_fitting_batch(
-        accumulating, target.comfortable_bytes
-    ) or memory.largest_fitting_batch(accumulating, target.max_bytes)
+        accumulating, target.automatic_limit
+    ) or memory.largest_fitting_batch(accumulating, target.out_of_memory_limit)
     if largest is None:
         return None
     free = replace(config, batch_tokens=spec.batch.tokens, batch_size=None, gradient_accumulation_steps=None)
@@ -91,18 +91,26 @@ def split_into_micro_batches(spec: RunSpec, target: PlanTarget) -> SettingChange
     return changes
 
 
+def lighter_settings(workload: TrainingWorkload) -> list[SettingChanges]:
+    """What may take less memory, each alone, with the same updates."""
+    config = workload.config
+    found: list[SettingChanges] = []
+    if not config.activation_checkpointing:
+        found.append({"activation_checkpointing": True})
+    if not workload.compiled and workload.device_type != "mps" and not config.fp8:
+        found.append({"compile": "on"})
+    if workload.kernels and not config.fp8:
+        found.append({"kernels": "plain", "compile": "off"})
+    if workload.ranks > 1 and not config.shard and can_shard(workload):
+        found.append({"shard": True})
+    return found
+
+
 def memory_fixes(spec: RunSpec, target: PlanTarget, dataset: DatasetInfo, max_bytes: int) -> list[str]:
     """Lines of flags. Each alone makes the run fit in `max_bytes`."""
-    config, workload = spec.config, spec.workload
-    alternatives: list[list[SettingChanges]] = []  # of each list, the first that fits is proposed
-    if not workload.config.activation_checkpointing:
-        alternatives.append([{"activation_checkpointing": True}])
-    if not workload.compiled and workload.device_type != "mps" and not workload.config.fp8:
-        alternatives.append([{"compile": "on"}])
-    if workload.kernels and not workload.config.fp8:
-        alternatives.append([{"kernels": "plain", "compile": "off"}])
-    if workload.ranks > 1 and not workload.config.shard and can_shard(workload):
-        alternatives.append([{"shard": True}])
+    config = spec.config
+    # Of each list, the first that fits is proposed.
+    alternatives = [[changes] for changes in lighter_settings(spec.workload)]
     contexts: list[SettingChanges] = []
     block_size = config.block_size // 2
     while block_size >= _MIN_PROPOSED_CONTEXT:

@@ -29,7 +29,8 @@ from glassgpt.plan.estimates import (
 )
 from glassgpt.plan.plan_warnings import PlanProblem, find_plan_problems
 from glassgpt.plan.planned_spec import (
-    can_shard,
+    SettingChanges,
+    lighter_settings,
     make_run_spec,
     memory_fixes,
     split_into_micro_batches,
@@ -73,7 +74,7 @@ class Plan:
         probe = self.target.probe
         if probe is not None and probe.outcome in ("ran", "out of memory"):
             return probe.ran
-        return self.memory.total_bytes <= self.target.max_bytes
+        return self.memory.total_bytes <= self.target.out_of_memory_limit
 
     @property
     def largest_micro_batch(self) -> int | None:
@@ -100,7 +101,7 @@ class Plan:
                 "device_type": target.device_type,
                 "memory_bytes": target.memory_bytes,
                 "memory_note": target.memory_note,
-                "room_bytes": target.max_bytes,
+                "room_bytes": target.out_of_memory_limit,
                 "peak_flops_per_s": target.peak_flops_per_s(workload.dtype),
                 "peak_source": target.peak_source,
                 "found": target.found_how,
@@ -147,7 +148,7 @@ def make_plan(
     """`price`: of one machine per hour. Raises UserError if not even one sequence fits."""
     spec = make_run_spec(config, target, dataset)
     is_trained = not spec.config.eval_only
-    fits = memory.estimate_memory(spec.workload).total_bytes <= target.max_bytes
+    fits = memory.estimate_memory(spec.workload).total_bytes <= target.out_of_memory_limit
     if is_trained and not fits and split_into_micro_batches(spec, target) is None:
         raise UserError(_too_large_messages(spec, target, dataset))
     forecast = forecast_spec(spec, target, dataset)
@@ -160,7 +161,7 @@ def make_plan(
         target=target,
         dataset=dataset,
         memory=forecast.memory,
-        variants=find_memory_variants(spec.workload, target.max_bytes),
+        variants=find_memory_variants(spec.workload, target.out_of_memory_limit),
         times=times,
         training_estimate=training,
         problems=tuple(problems),
@@ -171,23 +172,13 @@ def make_plan(
 
 def find_memory_variants(workload: TrainingWorkload, max_bytes: int) -> tuple[MemoryVariant, ...]:
     """With these settings, with activation checkpointing, compiled, with PyTorch's kernels, and sharded."""
-    config = workload.config
-    if config.eval_only:
+    if workload.config.eval_only:
         total = memory.estimate_memory(workload).total_bytes
         return (MemoryVariant("as it is", total, workload.batch_size),)
-    workloads = {"as it is": workload}
-    if not config.activation_checkpointing:
-        checkpointing = replace(config, activation_checkpointing=True)
-        workloads["activation_checkpointing=True"] = replace(workload, config=checkpointing)
-    if not workload.compiled and workload.device_type != "mps" and not config.fp8:
-        graph = workload.graph and config.graph == "on"
-        workloads["compile=on"] = replace(workload, compiled=True, kernels=False, graph=graph)
-    if workload.kernels and not config.fp8:
-        workloads["kernels=plain, compile=off"] = replace(workload, kernels=False)
-    if workload.ranks > 1 and not config.shard and can_shard(workload):
-        compiled = config.compile == "on"  # compile=auto does not compile a sharded model
-        sharded = replace(config, shard=True)
-        workloads["shard=True"] = replace(workload, config=sharded, graph=False, compiled=compiled)
+    workloads = {"as it is": workload} | {
+        ", ".join(f"{name}={value}" for name, value in changes.items()): _changed_workload(workload, changes)
+        for changes in lighter_settings(workload)
+    }
     return tuple(
         MemoryVariant(
             name,
@@ -196,6 +187,19 @@ def find_memory_variants(workload: TrainingWorkload, max_bytes: int) -> tuple[Me
         )
         for name, variant in workloads.items()
     )
+
+
+def _changed_workload(workload: TrainingWorkload, changes: SettingChanges) -> TrainingWorkload:
+    config = workload.config
+    changed = replace(workload, config=replace(config, **changes))
+    if changes.get("compile") == "on":
+        graph = workload.graph and config.graph == "on"
+        return replace(changed, compiled=True, kernels=False, graph=graph)
+    if "kernels" in changes:
+        return replace(changed, kernels=False)
+    if "shard" in changes:  # compile=auto does not compile a sharded model
+        return replace(changed, graph=False, compiled=config.compile == "on")
+    return changed
 
 
 def _too_large_messages(spec: RunSpec, target: PlanTarget, dataset: DatasetInfo) -> list[str]:
@@ -208,7 +212,7 @@ def _too_large_messages(spec: RunSpec, target: PlanTarget, dataset: DatasetInfo)
     problem = (
         f"this model needs at least {needed_gib:.1f} GiB{per_card}, with one sequence at a time "
         f"(--batch_size=1), and {target.name} has {target.memory_bytes / GIB:.1f} GiB, of which a run may "
-        f"take {target.max_bytes / GIB:.1f}"
+        f"take {target.out_of_memory_limit / GIB:.1f}"
     )
-    fixes = memory_fixes(spec, target, dataset, target.max_bytes)
+    fixes = memory_fixes(spec, target, dataset, target.out_of_memory_limit)
     return [problem, *(f"it fits with {flags}" for flags in fixes)]

@@ -20,9 +20,8 @@ from glassgpt.errors import UserError
 from glassgpt.estimate import flops, memory
 from glassgpt.estimate.cards import COMMON_CARDS, resolve_card_name
 from glassgpt.estimate.decide import choose_dtype
+from glassgpt.estimate.forecast import TimeForecast
 from glassgpt.estimate.loss_law import ExpectedLossCurve, expected_loss_curve
-from glassgpt.estimate.measured_speed import LowMidHigh
-from glassgpt.estimate.speed import ThroughputEstimate
 from glassgpt.estimate.training_workload import DTYPE_BYTES
 from glassgpt.format import format_duration, format_parameters
 from glassgpt.i18n import translate
@@ -173,12 +172,12 @@ def _propose_width(
         return None
     overfits_later, lengths = _rank_lengths(shaped, target, dataset, tokens)
     for run_config, curve in lengths:
-        forecast = _forecast_if_known(run_config, target, dataset)
+        forecast = _forecast_times(run_config, target, dataset)
         if forecast is None:
             continue
         evaluations = _affordable_evaluations(forecast, forecast.total_s[1])
         run_config = replace(run_config, eval_interval=max(1, -(-run_config.max_iters // evaluations)))
-        forecast = _forecast_if_known(run_config, target, dataset)
+        forecast = _forecast_times(run_config, target, dataset)
         if forecast is None or forecast.total_s[1] > seconds or not _fits(run_config, target, dataset):
             continue
         run_tokens = run_config.max_iters * (run_config.batch_tokens or 1)
@@ -235,7 +234,7 @@ def _with_fitting_shard(config: TrainConfig, target: PlanTarget, dataset: Datase
         sharded = replace(config, shard=shard, batch_tokens=config.block_size * 16 * ranks)
         workload = make_run_spec(sharded, target, dataset).workload
         is_possible = can_shard(workload) or not shard or config.shard
-        if is_possible and memory.largest_fitting_batch(workload, target.comfortable_bytes) is not None:
+        if is_possible and memory.largest_fitting_batch(workload, target.automatic_limit) is not None:
             return replace(config, shard=shard)
     return None
 
@@ -268,35 +267,21 @@ def _with_length(config: TrainConfig, target: PlanTarget, dataset: DatasetInfo, 
 
 def _fits(config: TrainConfig, target: PlanTarget, dataset: DatasetInfo) -> bool:
     workload = make_run_spec(config, target, dataset).workload
-    return memory.estimate_memory(workload).total_bytes <= target.comfortable_bytes
+    return memory.estimate_memory(workload).total_bytes <= target.automatic_limit
 
 
 # --- how long to train ---
 
 
-@dataclass(frozen=True)
-class _SpeedForecast:
-    """The speed of a run on a machine whose speed is known."""
-
-    throughput: ThroughputEstimate
-    total_s: LowMidHigh
-    each_evaluation_s: float
-    fixed_s: float  # start-up and last checkpoint
+def _forecast_times(config: TrainConfig, target: PlanTarget, dataset: DatasetInfo) -> TimeForecast | None:
+    """None: the machine's speed is not known."""
+    return forecast_spec(make_run_spec(config, target, dataset), target, dataset).times
 
 
-def _forecast_if_known(
-    config: TrainConfig, target: PlanTarget, dataset: DatasetInfo
-) -> _SpeedForecast | None:
-    forecast = forecast_spec(make_run_spec(config, target, dataset), target, dataset)
-    if forecast.throughput is None or forecast.total_s is None or forecast.evaluation_s is None:
-        return None
-    each_s = forecast.evaluation_s / forecast.evaluations
-    return _SpeedForecast(forecast.throughput, forecast.total_s, each_s, forecast.start_s + forecast.saving_s)
-
-
-def _affordable_evaluations(forecast: _SpeedForecast, seconds: float) -> int:
+def _affordable_evaluations(forecast: TimeForecast, seconds: float) -> int:
     """Evaluations after the one before the first update, within their share of so long a run."""
-    affordable = int(_MAX_EVALUATION_SHARE * seconds / forecast.each_evaluation_s) - 1
+    each_s = forecast.evaluation_s / forecast.evaluations
+    affordable = int(_MAX_EVALUATION_SHARE * seconds / each_s) - 1
     return max(1, min(_MAX_EVALUATIONS, affordable))
 
 
@@ -308,11 +293,12 @@ def _affordable_tokens(
     first_batch_tokens = config.block_size * 64 * target.cluster.ranks
     run_config = replace(config, batch_tokens=first_batch_tokens, max_iters=10_000)
     for _ in range(_SPEED_FIXPOINT_STEPS):
-        forecast = _forecast_if_known(run_config, target, dataset)
+        forecast = _forecast_times(run_config, target, dataset)
         if forecast is None:
             return None
-        evaluation_s = (_affordable_evaluations(forecast, seconds) + 1) * forecast.each_evaluation_s
-        tokens = forecast.throughput.mid * (seconds - forecast.fixed_s - evaluation_s)
+        each_s = forecast.evaluation_s / forecast.evaluations
+        evaluation_s = (_affordable_evaluations(forecast, seconds) + 1) * each_s
+        tokens = forecast.throughput.mid * (seconds - (forecast.start_s + forecast.saving_s) - evaluation_s)
         if tokens < config.block_size:
             return tokens
         run_config = _with_length(config, target, dataset, tokens)

@@ -29,7 +29,7 @@ from glassgpt.estimate.machine_facts import (
     find_missing_toolchain,
 )
 from glassgpt.estimate.measured_speed import MeasuredSpeed, ProbeResult, fair_share
-from glassgpt.estimate.memory import COMFORTABLE_SHARE_OF_ALL
+from glassgpt.estimate.memory_limits import automatic_limit_of_total, out_of_memory_limit
 from glassgpt.estimate.peak import PeakFlops, RepeatOperation, measure_best_rate
 from glassgpt.estimate.training_workload import TrainingWorkload
 from glassgpt.files import read_text_or_empty
@@ -42,9 +42,6 @@ from glassgpt.record.machine import (
     unified_memory_bytes,
     usable_memory,
 )
-
-# Of a card that nothing else uses: expandable segments fragment little. Automatic choices use less.
-_MAX_SHARE_OF_ALL = 0.98
 
 FOUND_BY_NAME = "asked for"  # the `found_how` of a card that the user named
 
@@ -76,16 +73,14 @@ class PlanTarget:
         return " x ".join([*(str(count) for count in counts if count > 1), self.name])
 
     @property
-    def comfortable_bytes(self) -> int:
-        """The most that automatic choices use."""
-        return int(self.memory_bytes * COMFORTABLE_SHARE_OF_ALL)
+    def automatic_limit(self) -> int:
+        """Bytes that automatic choices may fill."""
+        return automatic_limit_of_total(self.memory_bytes)
 
     @property
-    def max_bytes(self) -> int:
-        """A run that needs more is out of memory."""
-        if self.device_type != "cuda":
-            return self.comfortable_bytes
-        return int(self.memory_bytes * _MAX_SHARE_OF_ALL)
+    def out_of_memory_limit(self) -> int:
+        """A run that needs more bytes is out of memory."""
+        return out_of_memory_limit(self.device_type, self.memory_bytes)
 
     @property
     def is_local(self) -> bool:
@@ -125,7 +120,7 @@ class PlanTarget:
 
     def measured_speed(self, work: TrainingWorkload, flops_per_token: int) -> MeasuredSpeed | None:
         """Of one card or CPU: by the probe, else by finished runs here; None: neither knows."""
-        if self.probe is not None and (probed := self.probe.speed_of(work, self.fair_share)) is not None:
+        if self.probe is not None and (probed := self.probe.speed_of(work)) is not None:
             return probed
         if self.cluster.ranks > 1:
             return None

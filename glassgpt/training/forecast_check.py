@@ -8,13 +8,7 @@ from pathlib import Path
 from glassgpt.cgroup import usable_cores
 from glassgpt.estimate.forecast import RunForecast
 from glassgpt.estimate.loss_law import MIN_UPDATES_FOR_LOSS, ExpectedLossCurve, compare_with_expected
-from glassgpt.estimate.measured_speed import (
-    LowMidHigh,
-    band_from_repeats,
-    fair_share,
-    group_means,
-    idle_speedup,
-)
+from glassgpt.estimate.measured_speed import LowMidHigh, band_from_repeats, group_means
 from glassgpt.i18n import Message, say
 from glassgpt.record import machine
 from glassgpt.record.finding import Severity, finding_record
@@ -104,11 +98,7 @@ class ForecastCheck:
         if sum(seconds for _, seconds in intervals) < _MIN_PACE_SECONDS:
             return None
         per_token = group_means([seconds / tokens for tokens, seconds in intervals])
-        before, now = self.cpu_times_before, machine.read_cpu_times()
-        own_cores = (now.own_s - before.own_s) / max(1e-9, now.wall_s - before.wall_s)
-        share = fair_share(machine.load_average() - own_cores)
-        rates = [1 / seconds for seconds in per_token]
-        return band_from_repeats(rates, device_type, idle_speedup(before, now), share)
+        return band_from_repeats([1 / seconds for seconds in per_token], device_type)
 
     @property
     def tokens_per_s(self) -> float | None:

@@ -9,12 +9,8 @@ from typing import Any
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError, first_message_line
 from glassgpt.estimate.batching import BatchPlan, largest_micro_batch
-from glassgpt.estimate.memory import (
-    CONTEXT_BYTES,
-    MemoryEstimate,
-    largest_fitting_batch,
-    without_optional_memory,
-)
+from glassgpt.estimate.memory import MemoryEstimate, largest_fitting_batch, without_optional_memory
+from glassgpt.estimate.memory_limits import process_memory_bytes
 from glassgpt.estimate.training_workload import TrainingWorkload
 from glassgpt.format import format_bytes, format_count
 from glassgpt.i18n import say
@@ -31,16 +27,6 @@ _MAX_OVERCOMMIT_RATIO = 2.0  # forecast / memory
 _PROPOSED_SHARE_OF_USABLE = 0.9  # by the settings that are proposed instead: some memory to spare
 
 
-def usable_bytes_per_process(compute: ComputePlan) -> int:
-    """Of a card: what is free and this process's context. Of main memory: its share among the processes of
-    this machine."""
-    facts = compute.facts
-    if facts.free_bytes is not None:
-        return facts.free_bytes + CONTEXT_BYTES["cuda"]
-    assert facts.memory_bytes is not None, "training measures it"
-    return facts.memory_bytes
-
-
 def check_memory(config: TrainConfig, compute: ComputePlan, estimate: MemoryEstimate) -> None:
     """Refuses a run that cannot fit by a wide margin, before anything is allocated or compiled."""
     # Weights are created in main memory for every device. Systems promise more memory than they have.
@@ -51,7 +37,7 @@ def check_memory(config: TrainConfig, compute: ComputePlan, estimate: MemoryEsti
             f"the model's {format_count(parameters)} parameters take {format_bytes(weight_bytes)}, and there "
             f"are {format_bytes(main_memory_bytes)} of memory here; try {_SMALLER_MODEL_ADVICE}"
         )
-    plan, usable_bytes = compute.spec.batch, usable_bytes_per_process(compute)
+    plan, usable_bytes = compute.spec.batch, process_memory_bytes(compute.facts)
     if estimate.total_bytes <= _MAX_OVERCOMMIT_RATIO * usable_bytes:
         return
     workload = compute.spec.workload
@@ -97,7 +83,7 @@ def _lighter_settings(config: TrainConfig) -> Iterator[dict[str, Any]]:
 def memory_short_finding(run: TrainSetup, state: TrainState) -> Record | None:
     """On a CPU only: a full card raises an error, full main memory ends the run without a message."""
     needed_bytes = state.forecast_check.forecast.memory.total_bytes
-    usable_bytes = usable_bytes_per_process(run.compute_plan)
+    usable_bytes = process_memory_bytes(run.compute_plan.facts)
     if state.forecast_check.forecast.on_card or needed_bytes <= usable_bytes:
         return None
     return finding_record(
@@ -115,7 +101,7 @@ def memory_short_finding(run: TrainSetup, state: TrainState) -> Record | None:
 
 def _less_memory_advice_for_run(run: TrainSetup) -> str:
     compute = run.compute_plan
-    batch_size = max_batch_size_in_memory(compute.spec.workload, usable_bytes_per_process(compute)) or 1
+    batch_size = max_batch_size_in_memory(compute.spec.workload, process_memory_bytes(compute.facts)) or 1
     return less_memory_advice(run.config, run.batch_plan, batch_size)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from glassgpt.format import format_bytes, format_duration, format_percent, format_ratio
-from glassgpt.tune.results import MIN_WORTHWHILE_GAIN, NO_TIME, TrialResults, UpdateStats
+from glassgpt.tune.results import MIN_WORTHWHILE_GAIN, TrialResults, UpdateStats
 from glassgpt.tune.speed_settings import SpeedSettings, describe_dimension
 
 
@@ -61,8 +61,7 @@ def choose_setting(results: TrialResults) -> SpeedSettings:
 
 
 class _Summary:
-    """A verdict on each setting; and one sentence: the micro-batch against its neighbours, and what else made
-    a difference."""
+    """A verdict on each setting, and one sentence about the choice."""
 
     def __init__(self, results: TrialResults) -> None:
         self._results, self._context = results, results.context
@@ -138,14 +137,11 @@ class _Summary:
         more = stats.peak_bytes - best_bytes
         return format_bytes(more) if more > 0.05 * best_bytes else ""
 
-    # --- why ---
-
     def sentence(self) -> str:
-        parts = [part for part in (*self._neighbours(), *self._others()) if part]
-        text = f"{self._head()}: {', '.join(parts)}" if parts else self._head()
+        text = self._outcome()
         return text[0].upper() + text[1:] + "."
 
-    def _head(self) -> str:
+    def _outcome(self) -> str:
         chosen, automatic = self._chosen, self._context.automatic_setting
         ran = sum(row.stats is not None for row in self.rows)
         if self.best.is_automatic and ran == 1:
@@ -169,54 +165,3 @@ class _Summary:
             else f"{format_ratio(1 + gain)} times as fast as"
         )
         return f"{what} is {faster} the automatic {than}{over}"
-
-    def _neighbours(self) -> tuple[str, str]:
-        """The next smaller and larger micro-batch, the same but for what a run would change with it."""
-        chosen, base = self._chosen, self._context.automatic_setting_at(self._micro_batch)
-        neighbours = {}  # by micro-batch
-        for row in self.rows:
-            neighbour_base = self._context.automatic_setting_at(row.setting.micro_batch)
-            is_in_headline = row.is_automatic and row.stats is not None  # in the head
-            if (
-                not is_in_headline
-                and row.setting != chosen
-                and row.setting == chosen.transfer_changes(base, neighbour_base)
-            ):
-                neighbours[row.setting.micro_batch] = row
-        below = max((number for number in neighbours if number < self._micro_batch), default=None)
-        above = min((number for number in neighbours if number > self._micro_batch), default=None)
-        lower = "" if below is None else self._against(neighbours[below])
-        if above is not None:
-            return lower, self._against(neighbours[above])
-        whole = self._micro_batch == self._context.sequences and lower
-        return lower, f"and {self._micro_batch} is the whole update" if whole else ""
-
-    def _against(self, row: SettingResult) -> str:
-        number = row.setting.micro_batch
-        if row.outcome == "not tried":
-            return "" if NO_TIME in row.verdict else f"{number} would not fit"
-        if row.stats is None:
-            return f"{number} does not fit" if row.outcome == "out of memory" else ""
-        if not self._results.tokens_per_s(row.setting):
-            return f"{number} leaves no headroom"
-        if not self._results.is_as_fast(row.setting, self._chosen):
-            return f"{number} loses {format_percent(self._results.slowdown(row.setting, self._chosen))}"
-        more = self._extra_memory(row.stats)
-        return f"{number} gains nothing" + (f" and takes {more} more" if more else "")
-
-    def _others(self) -> list[str]:
-        """What the setting would lose without each of its changes; if it has none, its largest merit."""
-        chosen = self._chosen
-        changes = set(chosen.differences(self._context.automatic_setting_at(self._micro_batch)))
-        lost = {}
-        for row in self.rows:
-            names = list(row.setting.differences(chosen))
-            is_one_change = len(names) == 1 and row.setting.micro_batch == self._micro_batch
-            if not is_one_change or row.is_automatic or not self._results.tokens_per_s(row.setting):
-                continue
-            if row.setting.compile:  # what it loses depends on the run's length: its verdict explains that
-                continue
-            if not self._results.is_as_fast(row.setting, chosen) and (not changes or names[0] in changes):
-                lost[describe_dimension(row.setting, names[0])] = self._results.slowdown(row.setting, chosen)
-        words = sorted(lost, key=lambda what: lost[what], reverse=True)
-        return [f"{what} is {format_percent(lost[what])} slower" for what in words[: len(changes) or 1]]

@@ -133,7 +133,7 @@ class TrialResults:
         return self._stats[setting]
 
     def leaves_headroom(self, stats: UpdateStats) -> bool:
-        return stats.peak_bytes is None or stats.peak_bytes <= self.context.usable_bytes
+        return stats.peak_bytes is None or stats.peak_bytes <= self.context.automatic_limit
 
     def tokens_per_s(self, setting: SpeedSettings) -> float:
         """Tokens/s over the whole run, compile time included; 0 for settings that cannot be chosen."""
@@ -223,7 +223,9 @@ class TrialEstimator:
         if self.trial_s(setting) > left_s:
             return NO_TIME
         # On a GPU an out-of-memory error ends the trial only. A machine that swaps slows everything.
-        limit = self._context.usable_bytes if self._context.device_type == "cpu" else self._context.free_bytes
+        limit = (
+            self._context.automatic_limit if self._context.device_type == "cpu" else self._context.free_bytes
+        )
         need = self.trial_bytes(setting)
         return f"it would take about {need / 2**30:.1f} GiB" if need > limit else ""
 

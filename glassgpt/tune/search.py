@@ -164,7 +164,7 @@ class Search:
         """The next to try when memory is short: what fits by estimate, half, activation checkpointing."""
         sizes = [size for size in self._micro_batch_sizes() if size < setting.micro_batch]
         resized = {size: self._carry_to_size(setting, size) for size in sizes}
-        max_bytes, estimate = self._context.usable_bytes, self._context.estimated_bytes
+        max_bytes, estimate = self._context.automatic_limit, self._context.estimated_bytes
         fitting = [size for size in sizes if estimate(self._config, resized[size]) <= max_bytes]
         if setting.micro_batch == self._context.automatic_batch and fitting:
             return resized[fitting[-1]]

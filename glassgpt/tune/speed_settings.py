@@ -14,6 +14,7 @@ from typing import Any
 
 from glassgpt.config import TrainConfig
 from glassgpt.estimate import memory, overheads
+from glassgpt.estimate.memory_limits import automatic_limit_of_free
 from glassgpt.estimate.training_workload import TrainingWorkload
 
 # Dimensions by device type, and the config fields that set each.
@@ -142,8 +143,9 @@ class TuneContext:
         return self.sequences * self.block_size
 
     @property
-    def usable_bytes(self) -> int:
-        return int(memory.USABLE_SHARE_OF_FREE[self.device_type] * self.free_bytes)
+    def automatic_limit(self) -> int:
+        """Bytes that a setting may take; on a GPU without the CUDA context."""
+        return automatic_limit_of_free(self.device_type, self.free_bytes)
 
     @property
     def automatic_setting(self) -> SpeedSettings:

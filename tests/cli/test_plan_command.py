@@ -219,7 +219,7 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
             facts=facts,
         )  # fmt: skip
 
-    monkeypatch.setattr("glassgpt.tune.run_probe.probe_plan", probe)
+    monkeypatch.setattr("glassgpt.tune.trial_runner.probe_plan", probe)
     return found
 
 

@@ -280,7 +280,7 @@ def test_what_prepare_did_not_write_it_does_not_remove(tmp_path: Path, text_file
 
 
 @pytest.mark.parametrize("problem", [RuntimeError("bug"), KeyboardInterrupt(), OSError(28, "No space left")])
-@pytest.mark.parametrize("step", ["scan_documents", "_make_tokenizer", "_write_split", "commit_folder"])
+@pytest.mark.parametrize("step", ["scan_documents", "_choose_tokenizer", "_encode_spans", "commit_folder"])
 def test_a_failure_leaves_nothing_behind(
     tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch, step: str, problem: BaseException
 ) -> None:

@@ -313,7 +313,7 @@ def test_learning_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
     said: list[str] = []
     options = PrepareOptions(str(tmp_path / "a.jsonl"), tokenizer="bpe:300", out_dir=str(tmp_path / "out"))
     prepare(options, said.append)
-    assert any(re.match("training bpe:300, .*: 0 of 100 MB, ", line) for line in said)
+    assert any(re.match("training bpe:300, .*: 0.0%, 0 of 100 MB, ", line) for line in said)
 
 
 def test_no_processes_are_no_fault_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,7 +222,7 @@ def test_a_forecast_is_of_all_cards() -> None:
 
     def ahead(some: TrainingWorkload, tokens_per_update: int, where: Cluster) -> Any:
         on, tokens = Hardware(989e12, card, where), TokenCounts(tokens_per_update, 10**6, 10**6)
-        return forecast_workload(some, 854_000_000, on, tokens)
+        return forecast_workload(some, 854_000_000, on, tokens).times
 
     alone, together = ahead(one, tokens, ONE_CARD), ahead(many, 8 * tokens, cluster)
     update_s = alone.updates_s[1] / 1000

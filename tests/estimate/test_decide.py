@@ -16,7 +16,6 @@ from glassgpt.config import TrainConfig
 from glassgpt.data.manifest import DatasetInfo
 from glassgpt.errors import UserError
 from glassgpt.estimate.decide import (
-    GraphCandidate,
     choose_attention,
     choose_compile,
     choose_data_place,
@@ -148,10 +147,14 @@ def test_our_kernels_must_be_worth_building_and_can_be_built() -> None:
     assert chosen(600, DeviceTraits("cuda")) == "triton"  # nobody knows the card's capability: as most cards
 
 
+def micro_batch(config: TrainConfig, dtype: str = "float32", compiled: bool = False) -> TrainingWorkload:
+    return TrainingWorkload(config=config, vocab_size=64, batch_size=1, dtype=dtype, compiled=compiled)
+
+
 def test_a_graph_where_launching_takes_longer_than_computing() -> None:
     def chosen(computing_s: float, dtype: str = "bfloat16", compiled: bool = False, **settings: Any) -> Any:
-        micro = GraphCandidate(dtype, computing_s, launch_s=0.014, compiled=compiled)
-        return choose_graph(TrainConfig(**settings), H100, micro).value
+        work = micro_batch(TrainConfig(**settings), dtype=dtype, compiled=compiled)
+        return choose_graph(H100, work, computing_s, launch_s=0.014).value
 
     assert chosen(0.004) == chosen(0.2) == "on"
     assert chosen(0.2, max_iters=50) == "off"
@@ -161,17 +164,16 @@ def test_a_graph_where_launching_takes_longer_than_computing() -> None:
     assert chosen(0.2, graph="on") == "on"
     assert chosen(0.004, graph="off") == chosen(0.004, "float16") == chosen(0.004, compiled=True) == "off"
     assert chosen(0.004, eval_only=True) == "off"
-    on_cpu = GraphCandidate("float32", compute_s=0.004, launch_s=0.014)
-    assert choose_graph(TrainConfig(), CPU, on_cpu).value == "off"
+    assert choose_graph(CPU, micro_batch(TrainConfig()), 0.004, 0.014).value == "off"
     with pytest.raises(UserError, match="--graph=on is for CUDA cards"):
-        choose_graph(TrainConfig(graph="on"), CPU, on_cpu)
+        choose_graph(CPU, micro_batch(TrainConfig(graph="on")), 0.004, 0.014)
 
 
 def test_what_is_refused_is_what_the_rules_raise_for() -> None:
     def raises(on: DeviceTraits, config: TrainConfig) -> bool:
         try:
             choose_kernels(config, on)
-            choose_graph(config, on, GraphCandidate("float32", compute_s=0.1, launch_s=0.1))
+            choose_graph(on, micro_batch(config), 0.1, 0.1)
         except UserError:
             return True
         return False
@@ -271,6 +273,8 @@ def test_small_data_lies_on_the_card() -> None:
     assert choose_data_place("auto", 2_000_000, H100, 8 * 2**30).value == "on the card"
     assert choose_data_place("auto", 18_000_000_000, H100, 8 * 2**30).value == "in memory"
     assert choose_data_place("auto", 2_000_000, CPU, None).value == "in memory"
+    unknown = choose_data_place("auto", 2_000_000, H100, None)
+    assert (unknown.value, unknown.reason) == ("in memory", "how much memory the card has free is not known")
 
 
 def test_where_data_lies_can_be_said() -> None:
@@ -285,8 +289,8 @@ def test_where_data_lies_can_be_said() -> None:
 
 def test_a_recording_needs_room() -> None:
     def chosen(**settings: Any) -> Any:
-        micro = GraphCandidate("bfloat16", compute_s=0.004, launch_s=0.014, fits=False)
-        return choose_graph(TrainConfig(**settings), H100, micro).value
+        work = micro_batch(TrainConfig(**settings), dtype="bfloat16")
+        return choose_graph(H100, work, 0.004, 0.014, fits=False).value
 
     assert chosen() == "off"
     assert chosen(graph="on") == "on"  # whoever asks for it knows better

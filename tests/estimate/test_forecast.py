@@ -10,8 +10,7 @@ import pytest
 from glassgpt.config import TrainConfig
 from glassgpt.estimate.cards import resolve_card_name
 from glassgpt.estimate.flops import model_flops_per_token
-from glassgpt.estimate.forecast import Hardware, RunForecast, TokenCounts, forecast_workload
-from glassgpt.estimate.measured_speed import MeasuredSpeed
+from glassgpt.estimate.forecast import Hardware, RunForecast, TimeForecast, TokenCounts, forecast_workload
 from glassgpt.estimate.speed import ThroughputEstimate, estimate_throughput
 from glassgpt.estimate.training_workload import TrainingWorkload
 from glassgpt.recipe import build_config, find_recipe
@@ -69,9 +68,7 @@ def test_evaluation_on_a_cpu_has_less_launch_overhead_than_small_updates() -> No
         one = replace(work("cpu", **shape), vocab_size=97, batch_size=batch_size)
         per_token = model_flops_per_token(one.config, 97)
         tokens = TokenCounts(per_update=16 * batch_size, per_evaluation=16_384, val_split=100_000)
-        found = forecast_workload(one, per_token, Hardware(190e9, None), tokens).evaluation_s
-        assert found is not None
-        return found
+        return times_of(forecast_workload(one, per_token, Hardware(190e9, None), tokens)).evaluation_s
 
     assert evaluation_s(1) == evaluation_s(64)
     assert evaluation_s(4096) < evaluation_s(64)
@@ -114,11 +111,7 @@ def test_the_modern_architecture_is_slow_without_fused_kernels() -> None:
 
 
 def test_all_that_takes_time_is_in_the_total() -> None:
-    forecast = forecast_workload(work(), GPT2_FLOPS, Hardware(989e12, H200), TOKENS)
-    assert forecast.throughput is not None
-    assert forecast.updates_s is not None
-    assert forecast.total_s is not None
-    assert forecast.evaluation_s is not None
+    forecast = times_of(forecast_workload(work(), GPT2_FLOPS, Hardware(989e12, H200), TOKENS))
     assert forecast.updates_s[1] == pytest.approx(500 * 65_536 / forecast.throughput.mid)
     assert forecast.evaluations == 3  # at 0, 250 and 500
     # Two splits each time, the whole validation split at the end; a forward pass is a third of an update.
@@ -128,15 +121,18 @@ def test_all_that_takes_time_is_in_the_total() -> None:
     assert forecast.total_s[1] == pytest.approx(parts)
     # Start-up is uncertain too, and is most of a short run: half to twice as long, unless it was measured.
     assert _spread_of_start(forecast) == pytest.approx((0.5, 2.0))
-    measured = MeasuredSpeed((1.0, 2.0, 3.0), "measured", "probe", 9.0, start_s=8.0)
-    assert _spread_of_start(replace(forecast, start_s=8.0, measured=measured)) == pytest.approx((0.8, 1.3))
+    measured = replace(forecast, start_s=8.0, is_start_measured=True)
+    assert _spread_of_start(measured) == pytest.approx((0.8, 1.3))
 
 
-def _spread_of_start(forecast: RunForecast) -> tuple[float, float]:
+def times_of(forecast: RunForecast) -> TimeForecast:
+    assert forecast.times is not None
+    return forecast.times
+
+
+def _spread_of_start(forecast: TimeForecast) -> tuple[float, float]:
     """How much of its start-up is in the low and in the high total."""
     started, instant = forecast.total_s, replace(forecast, start_s=0.0).total_s
-    assert started is not None
-    assert instant is not None
     return (started[0] - instant[0]) / forecast.start_s, (started[2] - instant[2]) / forecast.start_s
     assert forecast.total_s[0] < forecast.total_s[1] < forecast.total_s[2]
 
@@ -144,11 +140,9 @@ def _spread_of_start(forecast: RunForecast) -> tuple[float, float]:
 def test_the_sample_at_the_end_takes_time_too() -> None:
     works = (work(), work(sample_tokens=400), work(sample_tokens=400, eval_only=True))
     without, with_it, only_looking = (
-        forecast_workload(one, GPT2_FLOPS, Hardware(989e12, H200), TOKENS).evaluation_s for one in works
+        times_of(forecast_workload(one, GPT2_FLOPS, Hardware(989e12, H200), TOKENS)).evaluation_s
+        for one in works
     )
-    assert without is not None
-    assert with_it is not None
-    assert only_looking is not None
     assert with_it - without == pytest.approx(400 * 12 * 4e-4)
     assert only_looking < without
 

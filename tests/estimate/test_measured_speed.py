@@ -64,10 +64,6 @@ def test_beside_other_programs_a_cpu_may_be_as_fast_as_all_its_cores(monkeypatch
     assert idle_speedup(before, calm) == 1.0
     crowded = CpuTimes(10.0, 40.0, 16.0, 4)  # it got 1.6 of 4 cores
     assert idle_speedup(before, crowded) == pytest.approx(2.5)
-    alone, shared = (band_from_repeats([100.0], "cpu", speedup) for speedup in (1.0, 2.5))
-    assert shared[2] == pytest.approx(2.5 * alone[2])
-    assert shared[0] < alone[0]
-    assert band_from_repeats([100.0], "cuda", 2.5) == band_from_repeats([100.0], "cuda")
 
 
 def ran(**changes: Any) -> ProbeResult:
@@ -90,17 +86,13 @@ def test_a_probe_is_the_speed_of_its_own_work_only() -> None:
     assert ProbeResult("out of memory", "ran out").speed_of(WORK) is None
 
 
-def test_a_quiet_moment_on_a_busy_machine_promises_little() -> None:
-    lucky, usual, shared = (
-        probe.speed_of(WORK, fair_share)
-        for probe, fair_share in ((ran(), 0.25), (ran(), 1.0), (ran(idle_speedup=4.0), 0.25))
-    )
-    assert lucky is not None
-    assert usual is not None
-    assert shared is not None
-    assert lucky.tokens_per_s[0] == pytest.approx(usual.tokens_per_s[0] / 4)
-    assert lucky.tokens_per_s[1:] == usual.tokens_per_s[1:]
-    assert shared.tokens_per_s[0] > lucky.tokens_per_s[0]  # it was slowed by the load already
+def test_the_band_of_a_probe_is_that_of_a_run_beside_the_same_load() -> None:
+    """Not from a crowded machine to an idle one: that says little."""
+    alone, beside = ran().speed_of(WORK), ran(idle_speedup=4.0).speed_of(WORK)
+    assert alone is not None
+    assert alone == beside
+    low, mid, high = alone.tokens_per_s
+    assert (low, high) == pytest.approx((mid / (1 + DRIFT["cpu"][0]), mid * (1 + DRIFT["cpu"][1])))
 
 
 def test_the_forecast_is_what_was_measured() -> None:
@@ -110,9 +102,10 @@ def test_the_forecast_is_what_was_measured() -> None:
     assert forecast.throughput is not None
     assert (forecast.throughput.low, forecast.throughput.high) == (800, 1250)
     assert forecast.throughput.mfu[1] == pytest.approx(1.0)
-    assert forecast.updates_s == (32.0, 40.0, 50.0)  # 100 updates of 400 tokens
-    assert forecast.evaluation_s == pytest.approx(3 * 2 * 2000 / 4000)
-    assert forecast.start_s == 7.0
+    assert forecast.times is not None
+    assert forecast.times.updates_s == (32.0, 40.0, 50.0)  # 100 updates of 400 tokens
+    assert forecast.times.evaluation_s == pytest.approx(3 * 2 * 2000 / 4000)
+    assert forecast.times.start_s == 7.0
     assert forecast.as_dict()["source"] == "probe"
     # A card that is in no table has no reference rows; measured, its speed is known.
     card = replace(WORK, device_type="cuda")

@@ -27,7 +27,6 @@ from glassgpt.estimate.cards import Card, cards, find_card
 from glassgpt.estimate.flops import model_flops_per_token
 from glassgpt.estimate.speed import (
     MfuRange,
-    ReferenceModel,
     SpeedReference,
     expected_mfu_range,
     reference_rows,
@@ -88,14 +87,14 @@ def test_what_is_derived_is_computed_again(subtests: pytest.Subtests) -> None:
 
 
 def check_derived(one: SpeedReference) -> None:
-    shape = one.shape
-    matrices = 12 * shape.n_layer * shape.n_embd**2 + shape.vocab_size * shape.n_embd
+    shape = one.work.config
+    matrices = 12 * shape.n_layer * shape.n_embd**2 + one.work.vocab_size * shape.n_embd
     gains = (2 * shape.n_layer + 1) * shape.n_embd
     per_token = 6 * (matrices + gains) + 12 * shape.n_layer * shape.n_embd * shape.block_size
     per_update = one.count * one.accumulation * one.micro_batch * shape.block_size
     tokens_per_s = one.tokens_per_s or per_update / (one.step_ms or 0) * 1000
     flops_per_s = tokens_per_s / one.count * per_token
-    assert shape.flops_per_token == per_token
+    assert one.flops_per_token == per_token
     assert one.tflops == pytest.approx(flops_per_s / 1e12, rel=1e-3)
     found = card_of(one)
     if found is not None:
@@ -252,7 +251,7 @@ def test_a_small_model_is_launch_bound(name: str) -> None:
         card_of(one),
         one.peak_flops_per_s,
         one.work,
-        one.shape.flops_per_token,
+        one.flops_per_token,
         without=[other.name for other in reference_rows()],
     )
     assert mfu_range.reason.startswith("small model, launch-bound: ")
@@ -306,13 +305,6 @@ def test_a_range_is_always_ordered(found: Card | None, peak: float, work: Traini
     mfu_range = mfu_of(found, peak, work)
     assert 0 < mfu_range.low <= mfu_range.mid <= mfu_range.high <= 95
     assert mfu_range.reason
-
-
-def test_a_shape_costs_what_flops_says() -> None:
-    shape = ReferenceModel(
-        n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50304, arch="gpt2"
-    )  # fmt: skip
-    assert shape.flops_per_token / 1e6 == pytest.approx(854.8, abs=0.05)
 
 
 # --- what docs/what-to-expect.md says ---

@@ -255,7 +255,7 @@ def test_a_proposal_takes_the_time_and_fits(target: PlanTarget, dataset: Dataset
     made = make_plan(proposal.best.config, target, dataset)
     assert made.fits
     assert "error" not in kinds(made)
-    assert estimate_memory(made.spec.workload).total_bytes <= target.comfortable_bytes
+    assert estimate_memory(made.spec.workload).total_bytes <= target.automatic_limit
     if dataset is WEB:  # nothing overfits here: all the time is used
         assert proposal.best.seconds > 0.85 * hours * 3600
 

@@ -104,7 +104,7 @@ def test_fsdp_is_advised_if_the_model_fits_only_sharded() -> None:
     assert comparison.advised is comparison.fsdp
     assert not comparison.ddp.fits
     assert comparison.ddp.tokens_per_s is None  # no speed of what does not fit
-    assert made.memory.total_bytes <= made.target.comfortable_bytes
+    assert made.memory.total_bytes <= made.target.automatic_limit
 
 
 def test_a_model_that_does_not_fit_even_sharded() -> None:

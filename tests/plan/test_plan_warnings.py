@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import cards, resolve_card_name
+from glassgpt.estimate.measured_speed import ProbeResult
 from glassgpt.estimate.memory import GIB
 from glassgpt.plan.dataset_info import find_dataset_info
-from glassgpt.plan.plan_warnings import PlanProblem
+from glassgpt.plan.plan_warnings import PlanProblem, busy_machine_problems
 from glassgpt.plan.planning import Plan, make_plan
 from glassgpt.plan.propose import propose
 from glassgpt.plan.target import PlanTarget, target_of_card, with_cluster
@@ -212,3 +213,17 @@ def test_a_captured_update_never_takes_negative_memory() -> None:
     made = plan("shakespeare_char_cpu", several, n_head=5, n_embd=20, batch_tokens=1024)
     assert made.spec.workload.graph
     assert 0 <= made.memory.graph_bytes < 2**20
+
+
+def test_a_probe_on_a_busy_cpu_says_what_a_run_alone_would_be() -> None:
+    """Its band is that beside the other programs; nothing is said where there were none."""
+    for speedup, share, factors in (
+        (1.0, 1.0, None),
+        (3.0, 0.4, ("3.0 times as fast", "1.0 times as long")),
+        (1.0, 0.25, ("1.0 times as fast", "4.0 times as long")),  # a quiet moment
+    ):
+        probe = ProbeResult("ran", idle_speedup=speedup, busy_cores=1.2)
+        problems = list(busy_machine_problems(replace(CPU, probe=probe, fair_share=share)))
+        assert len(problems) == (factors is not None)
+        for factor in factors or ():
+            assert factor in problems[0].what

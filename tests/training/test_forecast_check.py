@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tiny import MakeConfig, records
 
-from glassgpt.estimate.forecast import RunForecast
+from glassgpt.estimate.forecast import RunForecast, TimeForecast
 from glassgpt.estimate.local_history import read_rows
 from glassgpt.estimate.loss_law import LossLawInputs, predict_loss_curve
 from glassgpt.estimate.memory import MemoryEstimate
@@ -37,9 +37,15 @@ MEMORY = {"rss": GIB, "allocated_peak": 10 * GIB}
 
 def make_check(tokens_per_s: float, seconds: float = 60.0, waited_s: float = 0.0) -> ForecastCheck:
     pace = ThroughputEstimate(800.0, 1000.0, 1200.0, (40.0, 50.0, 60.0), "two rows")
-    forecast = RunForecast(
-        MemoryEstimate("loss", {"all": 10 * GIB}, 0), True, pace, (50.0, 60.0, 75.0), 6.0, 3, 1.0, 5.0
+    times = TimeForecast(
+        throughput=pace,
+        updates_s=(50.0, 60.0, 75.0),
+        evaluation_s=6.0,
+        evaluations=3,
+        saving_s=1.0,
+        start_s=5.0,
     )
+    forecast = RunForecast(MemoryEstimate("loss", {"all": 10 * GIB}, 0), True, times)
     check = ForecastCheck(forecast)
     check.add(int(tokens_per_s * seconds), seconds, waited_s, MEMORY)
     return check
@@ -97,7 +103,6 @@ def test_on_a_cpu_the_peak_inside_an_update_counts(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_first_updates_revise_the_forecast_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glassgpt.training.forecast_check.idle_speedup", lambda before, now: 1.0)
     check = make_check(900.0, seconds=2.0)
     assert check.measured_band("cuda") is None  # one interval
     check.add(1800, 2.0, 0.0, MEMORY)
@@ -201,7 +206,7 @@ def test_a_normal_speed_is_called_normal_once() -> None:
 
 def test_it_takes_a_while_to_tell() -> None:
     assert take_pace_finding(make_check(900.0, seconds=4.9), 7) is None
-    unknown = ForecastCheck(RunForecast(MemoryEstimate("loss", {}, 0), True, None, None, None, 1, 1.0, 1.0))
+    unknown = ForecastCheck(RunForecast(MemoryEstimate("loss", {}, 0), True))
     unknown.add(100, 10.0, 0.0, MEMORY)
     assert take_pace_finding(unknown, 7) is None
 

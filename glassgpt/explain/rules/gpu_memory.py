@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from glassgpt.config import TrainConfig
 from glassgpt.estimate import memory
+from glassgpt.estimate.memory_limits import AUTOMATIC_SHARE_OF_TOTAL
 from glassgpt.estimate.training_workload import DTYPE_BYTES, TrainingWorkload
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
@@ -93,9 +94,9 @@ class MemoryNeed:
     bytes_per_sequence: float | None = None
     workload: TrainingWorkload | None = None  # of one sequence
 
-    def usable_bytes(self, capacity: float) -> float:
+    def automatic_limit(self, capacity: float) -> float:
         """As `glass plan` fills a card."""
-        return memory.COMFORTABLE_SHARE_OF_ALL * capacity - self.overhead_bytes
+        return AUTOMATIC_SHARE_OF_TOTAL * capacity - self.overhead_bytes
 
 
 def stated_workload(run_log: RunLog, parameters: int) -> TrainingWorkload:
@@ -173,7 +174,7 @@ def oom(analysis: Analysis) -> Finding | None:
     if capacity is None and analysis.card and analysis.card.memory_gb:
         capacity = analysis.card.memory_gb * 2**30
     continued = _continued_after(analysis, events[-1].line)
-    if need.model_bytes and capacity and need.model_bytes > need.usable_bytes(capacity):
+    if need.model_bytes and capacity and need.model_bytes > need.automatic_limit(capacity):
         explanation = [say("oom.explanation.model_too_large")]
     else:
         explanation = [say("oom.explanation.what_takes_memory")]
@@ -269,7 +270,7 @@ def _advice(run_log: RunLog, message: OomMessage, need: MemoryNeed, capacity: fl
         and fragmented_bytes > max(2 * message.requested_bytes, MIN_FRAGMENTED_BYTES)
     ):
         advice.append(say("oom.advice.fragmented", fragmented_bytes=fragmented_bytes))
-    room = need.usable_bytes(capacity) - need.model_bytes if capacity and need.model_bytes else None
+    room = need.automatic_limit(capacity) - need.model_bytes if capacity and need.model_bytes else None
     batch = positive_int_setting(run_log, "batch_size") or 0
     if room is not None and capacity and room < (need.bytes_per_sequence or 0):
         advice += _smaller_model_advice(need, capacity)
@@ -296,15 +297,15 @@ def _smaller_model_advice(need: MemoryNeed, capacity: float) -> list[Message]:
     """What the card can hold, with one sequence of activations at a time."""
     model_bytes = need.model_bytes or 0.0
     bytes_per_parameter = model_bytes / (need.parameters or 1)
-    usable_bytes = need.usable_bytes(capacity)
-    max_parameters = max(0.0, usable_bytes - (need.bytes_per_sequence or 0.0)) / bytes_per_parameter
+    limit_bytes = need.automatic_limit(capacity)
+    max_parameters = max(0.0, limit_bytes - (need.bytes_per_sequence or 0.0)) / bytes_per_parameter
     advice = [say("oom.advice.largest_model", max_parameters=max_parameters)]
     if need.workload and need.workload.vocab_size > 1 and need.workload.config.n_layer <= MAX_LAYERS:
         n_layer = need.workload.config.n_layer
         for layers in range(n_layer - 1, 0, -1):
             smaller = replace(need.workload, config=replace(need.workload.config, n_layer=layers))
             total_bytes = memory.estimate_memory(replace(smaller, stated_parameters=None)).total_bytes
-            if total_bytes - need.overhead_bytes < usable_bytes:
+            if total_bytes - need.overhead_bytes < limit_bytes:
                 advice.append(say("oom.advice.fewer_layers", n_layer=n_layer, new_n_layer=layers))
                 break
     cards = math.ceil(model_bytes / (SHARDED_STATE_SHARE * capacity))

@@ -19,7 +19,7 @@ from glassgpt.format import (
 )
 from glassgpt.i18n import Message, say, translate
 from glassgpt.plan.estimates import ParallelismComparison, TimeEstimate, assumptions
-from glassgpt.plan.plan_warnings import PlanProblem, busy_machine_problem
+from glassgpt.plan.plan_warnings import PlanProblem, busy_machine_problems
 from glassgpt.plan.planning import Plan
 from glassgpt.plan.propose import Proposal, Recommendation
 from glassgpt.sanitize import sanitize_keeping_bidi, sanitize_line
@@ -86,8 +86,8 @@ def print_proposal(proposal: Proposal, out: Console, written: str) -> None:
     if proposal.unused_time_reason:
         out.print(Text(terminal_text(proposal.unused_time_reason), style="dim"))
         out.print()
-    if proposal.target.busy_cores:
-        _print_problems((busy_machine_problem(proposal.target),), out)
+    if problems := tuple(busy_machine_problems(proposal.target)):
+        _print_problems(problems, out)
         out.print()
     if written:
         text = translate("plan_view.written", file=sanitize_line(written))
@@ -170,7 +170,7 @@ def _print_memory(plan: Plan, out: Console) -> None:
     """The total, its parts as a bar of the card's memory, and what other settings would need."""
     memory, target = plan.memory, plan.target
     capacity = format_bytes(target.memory_bytes) + (f" ({target.memory_note})" if target.memory_note else "")
-    sizes = {"total": memory.total_bytes, "capacity": capacity, "usable": target.max_bytes}
+    sizes = {"total": memory.total_bytes, "capacity": capacity, "usable": target.out_of_memory_limit}
     head = (
         say("plan_view.memory.fits", **sizes) if plan.fits else say("plan_view.memory.does_not_fit", **sizes)
     )

@@ -77,7 +77,7 @@ def print_tune_context(context: TuneContext, name: str, out: Console) -> None:
         "device": f"{context.device}   ({context.device_name}, {context.dtype}, torch {context.torch})",
         "data": context.data,
         "memory": f"{format_bytes(context.free_bytes)} free, of which a setting may take "
-        f"{format_bytes(context.usable_bytes)}",
+        f"{format_bytes(context.automatic_limit)}",
         "automatic": describe_automatic_setting(context),
     }
     busy_limit = _BUSY_CORES_WARNING_SHARE * context.usable_cores

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import pytest
@@ -15,15 +16,15 @@ from conftest import MakeConfig
 from glassgpt.config import TrainConfig
 from glassgpt.data.manifest import DatasetInfo
 from glassgpt.estimate.machine_facts import facts_from_record
-from glassgpt.estimate.measured_speed import ProbeResult
+from glassgpt.estimate.measured_speed import ProbeResult, group_means
 from glassgpt.isolate import SIGKILL, IsolatedProcess, ProcessDied, ProcessHung
 from glassgpt.plan.dataset_info import find_dataset_info
 from glassgpt.plan.planning import Plan, make_plan
 from glassgpt.plan.target import PlanTarget
 from glassgpt.tune import probe_updates
 from glassgpt.tune.probe_updates import probe_run
-from glassgpt.tune.run_probe import probe_plan
 from glassgpt.tune.trial_run import TrialUpdates
+from glassgpt.tune.trial_runner import probe_plan
 from glassgpt.tune.trial_server import TrialServer
 
 CPU = PlanTarget("a CPU, 2 cores", "cpu", 8 * 2**30, {"float32": 1e11}, "measured", "no GPU found")
@@ -69,8 +70,8 @@ def test_the_plan_is_of_what_was_measured(tiny: MakeConfig) -> None:
     made = plan(config, probe)
     assert made.measured is not None
     assert made.times is not None
-    rate = made.spec.batch.tokens / sorted(probe.update_s)[len(probe.update_s) // 2]
-    assert made.times.throughput.mid == pytest.approx(rate, rel=0.5)
+    rates = [made.spec.batch.tokens / seconds for seconds in group_means(probe.update_s)]
+    assert made.times.throughput.mid == pytest.approx(median(rates))
     assert made.times.start_s == probe.start_s
     assert made.times.updates_s[1] == pytest.approx(20 * made.spec.batch.tokens / made.times.throughput.mid)
     document = json.loads(json.dumps(made.as_dict()))

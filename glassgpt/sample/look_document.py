@@ -35,7 +35,7 @@ from glassgpt.sample.look import (
     training_dataset,
 )
 from glassgpt.sample.sampler import Sampler
-from glassgpt.training.weight_source import LoadedCheckpoint
+from glassgpt.training.checkpoint.checkpoints import LoadedCheckpoint
 
 SCHEMA_VERSION = 1  # of the JSON document; new keys do not raise it
 

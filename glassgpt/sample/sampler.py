@@ -25,9 +25,9 @@ from glassgpt.model.token_sampler import TokenSampler
 from glassgpt.model.weights import build_model
 from glassgpt.record.run_dir import NANOGPT_CKPT_FILE, RUNS_DIR, latest_numbered_run, numbered_runs
 from glassgpt.sample.sample_options import SampleOptions
-from glassgpt.training.checkpoint.checkpoints import committed_paths
+from glassgpt.training.checkpoint.checkpoints import LoadedCheckpoint, committed_paths
 from glassgpt.training.device import ExecutionConfig, choose_device, choose_dtype, device_name
-from glassgpt.training.weight_source import LoadedCheckpoint, find_tokenizer, load_init_from
+from glassgpt.training.weight_source import find_tokenizer, load_init_from
 
 # On an H200 GPT-2 124M takes 0.7 ms less per token by the fused kernels; building them takes some seconds.
 _MIN_TOKENS_FOR_KERNELS = 2000

@@ -33,9 +33,8 @@ from glassgpt.data.tokenizers import (
 from glassgpt.errors import UserError, describe_os_error
 from glassgpt.files import expand_user_path
 from glassgpt.flags import check_settings
-from glassgpt.model.gpt import GPTConfig
 from glassgpt.model.pretrained import GPT2_NAMES, find_pretrained, is_repository, read_pretrained
-from glassgpt.model.weights import with_tied_head
+from glassgpt.model.weights import read_gpt_config, with_tied_head
 from glassgpt.recipe import read_recipe
 from glassgpt.record.run_dir import (
     CONFIG_FILE,
@@ -56,7 +55,7 @@ from glassgpt.training.checkpoint.checkpoints import (
     load_latest_intact,
     load_tensors,
 )
-from glassgpt.training.checkpoint.nanogpt_ckpt import MODEL_SIZES, read_nanogpt_ckpt, size_problems
+from glassgpt.training.checkpoint.nanogpt_ckpt import read_nanogpt_ckpt
 
 _MAX_READ_ATTEMPTS = 5  # to read a run that is training and replaces its checkpoints
 
@@ -163,11 +162,15 @@ def from_checkpoint(
     missing += [] if tensors is None or "model" in tensors else ["model.safetensors"]
     if missing:
         raise UserError(f"{checkpoint.path} is damaged: it lacks {', '.join(missing)}")
+    try:
+        model_config = read_gpt_config(checkpoint.state["model"])
+    except UserError as error:
+        raise UserError([f"{checkpoint.path} is damaged: {problem}" for problem in error.problems]) from None
     settings, settings_warnings = _checkpoint_settings(checkpoint)
     tensors = tensors or {}
     return LoadedCheckpoint(
         description=str(checkpoint.path),
-        model_config=_model_config(checkpoint),
+        model_config=model_config,
         weights=with_tied_head(tensors["model"]) if tensors else {},
         folder=checkpoint.path.parent.parent,
         optimizer=tensors.get("optimizer", {}),
@@ -178,17 +181,6 @@ def from_checkpoint(
         settings=settings,
         warnings=(*warnings, *settings_warnings),
     )
-
-
-def _model_config(checkpoint: Checkpoint) -> GPTConfig:
-    values, problems = check_settings(checkpoint.state.get("model", {}), GPTConfig, " in its state.json")
-    missing = [name for name in MODEL_SIZES if name not in values]
-    sizes = {name: size for name in MODEL_SIZES if isinstance(size := values.get(name), int)}
-    problems += [f"{name} is missing" for name in missing] or size_problems(sizes)
-    problems += [] if 0 <= float(values.get("dropout") or 0) < 1 else ["its dropout is not below 1"]
-    if problems:
-        raise UserError([f"{checkpoint.path} is damaged: {problem}" for problem in problems])
-    return GPTConfig(**values)  # type: ignore[arg-type]
 
 
 def _checkpoint_settings(checkpoint: Checkpoint) -> tuple[Mapping[str, ConfigValue], list[str]]:

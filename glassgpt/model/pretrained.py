@@ -302,10 +302,9 @@ def _read_config(path: Path) -> tuple[str, GPTConfig]:
             values["activation"] = _ACTIVATIONS.get(values["activation"], values["activation"])
         config = read_gpt_config(values | {"arch": architecture.arch, "bias": architecture.arch == "gpt2"})
         problems = []
-        if architecture.arch == "modern" and config.n_embd // config.n_head % 2:
-            problems.append(
-                f"it has heads of {config.n_embd // config.n_head}; only even ones can be rotated"
-            )
+        head_dim = config.n_embd // config.n_head
+        if architecture.arch == "modern" and head_dim % 2:
+            problems.append(f"it has heads of {head_dim} channels; only even ones can be rotated")
         for key, implemented in architecture.implemented(config).items():
             value = known.get(key, implemented[0])
             if (_ROPE | value if isinstance(value, dict) else value) not in implemented:

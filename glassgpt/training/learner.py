@@ -273,9 +273,9 @@ class Learner:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            if what in self._called or not (self.model.kernels or self.model.is_compiled):
+            if what in self._called or not (self.model.backend.kernels or self.model.is_compiled):
                 raise
-            broken = "kernels" if self.model.kernels else "compile"
+            broken = "kernels" if self.model.backend.kernels else "compile"
             message = error_type_and_message(error)
             self._own_fallbacks[broken] = message
             if self.execution.shard:
@@ -294,8 +294,7 @@ class Learner:
         return result
 
     def _disable_compiled_code(self) -> None:
-        self.model.set_kernels(False)
-        self.model.set_float8(False)  # is made of these kernels
+        self.model.backend.kernels = self.model.backend.float8 = False
         self.model.set_compiled(False)
 
     def _sync_fallbacks(self) -> None:

@@ -105,7 +105,7 @@ def test_the_cache_changes_no_token(
     model = little_gpt(arch=arch)
     if arch == "modern":
         count = min(count, max(0, CONTEXT + 1 - length))
-    model.set_attention(attention)
+    model.backend.attention = attention
     prompt = some_tokens(1, length, seed)[0].tolist()
     sampler = TokenSampler(VOCABULARY, temperature, seed=seed)
     plain = texts(model, prompt, samples, count, sampler, use_cache=False)

@@ -57,6 +57,10 @@ class Sampler:
         """The prompt as shown before the sample. Decoded, because the `ids` tokenizer adds a space."""
         return self.tokenizer.decode(prompt) if text else ""
 
+    def token_sampler(self, options: SampleOptions) -> TokenSampler:
+        vocab_size, seed = self.tokenizer.vocab_size, options.seed
+        return TokenSampler(vocab_size, options.temperature, options.top_k, options.top_p, seed)
+
     def sample(self, prompt: list[int], options: SampleOptions) -> Iterator[list[str]]:
         """Yields, token by token, the new text of each sample in a batch. An empty list ends a batch."""
         batch_size = self._batch_size(prompt, options)
@@ -88,14 +92,11 @@ class Sampler:
     def _sample_batch(self, prompt: list[int], options: SampleOptions, numbers: range) -> Iterator[list[str]]:
         # A token may end in the middle of a character, which is shown when it is complete.
         decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in numbers]
-        token_sampler = TokenSampler(
-            self.tokenizer.vocab_size, options.temperature, options.top_k, options.top_p, options.seed
-        )
         steps = generate_samples(
             self.model,
             prompt,
             options.max_new_tokens,
-            token_sampler,
+            self.token_sampler(options),
             samples=numbers,
             graph=self.execution.graph,
             kernels=self.execution.kernels,

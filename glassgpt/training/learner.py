@@ -23,7 +23,7 @@ from glassgpt.record.ledger import Ledger
 from glassgpt.schedule import learning_rate
 from glassgpt.training.device import TORCH_DTYPES, ExecutionConfig
 from glassgpt.training.distributed.fsdp import local_shard
-from glassgpt.training.distributed.process_group import ProcessGroup
+from glassgpt.training.distributed.process_group import ALONE, ProcessGroup
 from glassgpt.training.loader import BatchLoader
 from glassgpt.training.optimizers import make_optimizers
 
@@ -68,13 +68,12 @@ class Learner:
         batch_plan: BatchPlan,
         loader: BatchLoader,
         ledger: Ledger,
-        group: ProcessGroup | None = None,
+        group: ProcessGroup = ALONE,
         kernel_build: KernelBuild | None = None,
     ) -> None:
         """`kernel_build`: kernels that are still being built, which the first call waits for."""
         self.model, self.config, self.execution = model, config, execution
-        self._group = group or ProcessGroup()
-        self._batch_plan, self._loader, self._ledger = batch_plan, loader, ledger
+        self._group, self._batch_plan, self._loader, self._ledger = group, batch_plan, loader, ledger
         self._kernel_build = kernel_build
         self._own_fallbacks: dict[str, str] = {}  # `compile`, `kernels`, `graph`: why this rank runs without
         self.fallbacks: dict[str, str] = {}  # of all ranks

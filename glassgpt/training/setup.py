@@ -48,7 +48,7 @@ from glassgpt.training.checkpoint.saver import NoSaver, Saver
 from glassgpt.training.compute_plan import plan_compute
 from glassgpt.training.device import ExecutionConfig, choose_device, configure_model
 from glassgpt.training.distributed.fsdp import shard
-from glassgpt.training.distributed.process_group import ProcessGroup
+from glassgpt.training.distributed.process_group import ALONE, ProcessGroup
 from glassgpt.training.evaluate import EvalWindows
 from glassgpt.training.forecast_check import ForecastCheck
 from glassgpt.training.interrupt import StopSignals
@@ -72,11 +72,10 @@ def set_up(
     listeners: Sequence[Listener],
     ledger: Ledger,
     signals: StopSignals,
-    group: ProcessGroup | None = None,
+    group: ProcessGroup = ALONE,
     trackers: Trackers | None = None,
 ) -> tuple[TrainSetup, TrainState]:
     """Opens the data, makes the open decisions, builds the model; then makes or locks the run's folder."""
-    group = group or ProcessGroup()
     config = request.config
     tracker_names = requested_trackers(config)
     if tracker_names and trackers is None:

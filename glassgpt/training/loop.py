@@ -15,7 +15,7 @@ get_batch() is loader.py, estimate_loss() is evaluate.py, and what is `ddp` ther
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -293,15 +293,15 @@ def log_step_record(run: TrainSetup, state: TrainState) -> None:
         seconds, phases = interval.close()
         memory = probe.memory_now(str(run.execution.device))
         state.forecast_check.add(updates * run.batch_plan.tokens, seconds, phases["data"], memory)
-        measured = IntervalMeasures(updates, seconds, first_s, phases, memory)
+        times, rank_memory = None, ()
         if group.launch_id:
             all_reduce_s = min(group.take_all_reduce_s(), seconds)
             own = [seconds - all_reduce_s, all_reduce_s, memory.get("allocated_peak", memory["rss"])]
             compute_s, communication_s, rank_memory = zip(*group.all_gather_rows(own), strict=True)
             times = RankTimes(compute_s, communication_s)
-            measured = replace(measured, rank_times=times, rank_memory=rank_memory)
             if updates:
                 state.rank_time = times if state.rank_time is None else state.rank_time + times
+        measured = IntervalMeasures(updates, seconds, first_s, phases, memory, times, rank_memory)
         run.sink(journal_records.step_record(run, state, measured))
     state.progress.losses, state.progress.norms = [], []
 

@@ -55,7 +55,6 @@ from glassgpt.training.interrupt import StopSignals
 from glassgpt.training.learner import Learner
 from glassgpt.training.loader import BatchLoader
 from glassgpt.training.loss_parts import LossParts
-from glassgpt.training.optimizers import describe_rates
 from glassgpt.training.out_of_memory import check_memory
 from glassgpt.training.profiler import UpdateProfiler
 from glassgpt.training.run_request import RunRequest
@@ -321,7 +320,11 @@ def _collect_choices(
         choices.append(Choice("embedding_lr", config.embedding_lr, reason, notable=True))
     choices += init_and_compute
     if config.optimizer == "muon":
-        choices.append(Choice("optimizer", "muon", describe_rates(config)))
+        rates = f"matrices of the blocks at {config.matrix_lr:g}"
+        rates += f"; AdamW for the rest at {config.learning_rate:g}"
+        if config.embedding_lr is not None and not config.tie_embeddings:
+            rates += f", embedding at {config.embedding_lr:g}"
+        choices.append(Choice("optimizer", "muon", rates))
     curve = config.schedule if config.decay_lr else "constant"
     choices.append(Choice("schedule", curve, schedule.describe_schedule(config)))
     choices += sample_and_documents

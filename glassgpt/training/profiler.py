@@ -9,9 +9,11 @@ operators, by self time. Profiling slows an update, so profiled updates do not c
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import math
 import os
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -112,17 +114,19 @@ class UpdateProfiler:
 
 
 def _profile_record(events: Sequence[Any], first: int, done: int, trace: Path) -> Record:
-    spans = [
+    spans = sorted(
         _span(event)
         for event in events
         if event.name == _UPDATE_SPAN_NAME and event.device_type == DeviceType.CPU
-    ]
+    )
+
+    def is_in_update(moment: float) -> bool:
+        last_started = bisect.bisect_right(spans, (moment, math.inf)) - 1
+        return last_started >= 0 and moment <= spans[last_started][1]
+
     # User annotations, such as an optimizer's step, are not work themselves.
     inside = [
-        event
-        for event in events
-        if not event.is_user_annotation
-        and any(start <= event.time_range.start <= end for start, end in spans)
+        event for event in events if not event.is_user_annotation and is_in_update(event.time_range.start)
     ]
     kernels = [event for event in inside if event.device_type == DeviceType.CUDA]  # also copies and fills
     operators = [event for event in inside if event.device_type == DeviceType.CPU]
@@ -151,10 +155,10 @@ def _span(event: Any) -> tuple[float, float]:
 
 def build_table(times: Iterable[tuple[str, float]]) -> list[ProfileRow]:
     """From names and microseconds; the slowest first."""
-    us_by_name: Counter[str] = Counter()  # of floats, which its type does not say
-    calls: Counter[str] = Counter()
+    us_by_name: defaultdict[str, float] = defaultdict(float)
+    calls: defaultdict[str, int] = defaultdict(int)
     for name, us in times:
-        us_by_name[name] += us  # type: ignore[assignment]
+        us_by_name[name] += us
         calls[name] += 1
     total_us = sum(us_by_name.values()) or 1.0
     rows = [

@@ -15,6 +15,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,10 +53,11 @@ class TokenWindows:
 
 @contextmanager
 def float8_parts(model: GPT, attention: bool, mlp: bool, head: bool, projection: bool) -> Iterator[None]:
-    for module in model.modules():
-        if isinstance(module, CausalSelfAttention | MLP):
-            module.float8 = attention if isinstance(module, CausalSelfAttention) else mlp
-    model.float8 = head
+    layers = [module for module in model.modules() if isinstance(module, CausalSelfAttention | MLP)]
+    for layer in layers:
+        low = attention if isinstance(layer, CausalSelfAttention) else mlp
+        layer.backend = replace(model.backend, float8=low)
+    model.backend.float8 = head
     linear = ops.linear
 
     def linear_without_projection(layer: nn.Linear, x: Tensor, fp8: bool) -> Tensor:
@@ -67,7 +69,9 @@ def float8_parts(model: GPT, attention: bool, mlp: bool, head: bool, projection:
         yield
     finally:
         ops.linear = linear
-        model.set_float8(False)
+        model.backend.float8 = False
+        for layer in layers:
+            layer.backend = model.backend
 
 
 def loss_and_gradient(model: GPT, batch: tuple[Tensor, Tensor], exact: bool = False) -> tuple[float, Tensor]:
@@ -83,8 +87,8 @@ def loss_and_gradient(model: GPT, batch: tuple[Tensor, Tensor], exact: bool = Fa
 def train_model(text: TokenWindows, updates: int) -> tuple[GPT, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = GPT(GPTConfig(50304, 1024, 12, 12, 768, bias=False)).cuda()
-    model.set_kernels(True)
-    model.set_attention("cudnn")
+    model.backend.kernels = True
+    model.backend.attention = "cudnn"
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), fused=True)
     for update in range(updates):
         for group in optimizer.param_groups:
@@ -103,11 +107,11 @@ def train_step(model: GPT, optimizer: torch.optim.Optimizer, batch: tuple[Tensor
 
 
 def gradient_errors(model: GPT, batches: list[tuple[Tensor, Tensor]]) -> dict[str, dict[str, float]]:
-    model.set_kernels(False)
-    model.set_attention("sdpa")
+    model.backend.kernels = False
+    model.backend.attention = "sdpa"
     exact = [loss_and_gradient(model, batch, exact=True) for batch in batches]
-    model.set_kernels(True)
-    model.set_attention("cudnn")
+    model.backend.kernels = True
+    model.backend.attention = "cudnn"
     exact_mean = torch.stack([gradient for _, gradient in exact]).mean(0)
     found = {}
     for name, parts in FP8_VARIANTS.items():

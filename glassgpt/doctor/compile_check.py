@@ -131,7 +131,7 @@ def build_kernels(folder: Path) -> list[DiagnosticLine]:
     started = time.perf_counter()
     shape = GPTConfig(vocab_size=64, block_size=32, n_layer=1, n_head=2, n_embd=64)
     model = GPT(shape).to(device)
-    model.set_kernels(True)
+    model.backend.kernels = True
     tokens = torch.arange(64, device=device).reshape(2, 32)
     with ExecutionConfig(device, dtype).autocast():
         loss = model(tokens, tokens)

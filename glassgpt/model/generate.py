@@ -18,7 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from glassgpt.errors import UserError, raise_if_any
+from glassgpt.errors import UserError
 from glassgpt.model.cuda_graph import CudaGraphRunner
 from glassgpt.model.fused_decoder import FusedDecoder, can_fuse
 from glassgpt.model.gpt import GPT
@@ -126,15 +126,13 @@ def generate(
     *,
     use_cache: bool = True,
     graph: bool = False,
-    kernels: bool = False,
 ) -> Iterator[int]:
     """Yields `count` tokens that follow `prompt`: sample 0 of the sampler's seed."""
-    steps = generate_samples(
-        model, prompt, count, sampler, samples=[0], use_cache=use_cache, graph=graph, kernels=kernels
-    )
+    steps = generate_samples(model, prompt, count, sampler, samples=[0], use_cache=use_cache, graph=graph)
     return (token for (token,) in steps)
 
 
+@torch.no_grad()
 def generate_samples(
     model: GPT,
     prompt: Sequence[int],
@@ -155,39 +153,21 @@ def generate_samples(
     Past its context, a model with rotary positions and a cache goes on with the keys and values it has:
     attention slides over the last `block_size` tokens. Otherwise the last `block_size` are read again.
     """
-    problems = []
     vocab_size = model.config.vocab_size
     if not prompt:
-        problems.append("the prompt is empty: text needs at least one token to begin with")
-    elif not 0 <= min(prompt) <= max(prompt) < vocab_size:
-        problems.append(
+        raise UserError("the prompt is empty: text needs at least one token to begin with")
+    if not 0 <= min(prompt) <= max(prompt) < vocab_size:
+        raise UserError(
             f"the prompt has tokens up to {max(prompt)}, but the model knows only {vocab_size}: "
             "use the tokenizer it was trained with"
         )
-    problems += sampler.problems()
-    raise_if_any(problems)
-    # A separate generator function, so that a wrong prompt is an error now, not at the first token.
-    return _generate_steps(model, list(prompt), count, sampler, samples, use_cache, graph, kernels)
-
-
-@torch.no_grad()
-def _generate_steps(
-    model: GPT,
-    prompt: list[int],
-    count: int,
-    sampler: TokenSampler,
-    samples: Sequence[int],
-    use_cache: bool,
-    graph: bool,
-    kernels: bool,
-) -> Iterator[list[int]]:
     generators = [sampler.sample_generator(number) for number in samples]
     was_training = model.training
     model.eval()
     block_size = model.config.block_size
     start, end = len(prompt), len(prompt) + count
     tokens = torch.zeros(len(samples), end, dtype=torch.long, device=model.lm_head.weight.device)
-    tokens[:, :start] = torch.tensor(prompt)
+    tokens[:, :start] = torch.tensor(list(prompt))
     # Learned positions end with the context. When the oldest token then drops out, every other one moves to
     # another position, so no cached key or value stays valid.
     cached_end = end if model.config.arch == "modern" else min(end, block_size + 1)

@@ -71,6 +71,15 @@ def make_gpt_config(config: TrainConfig, vocab_size: int) -> GPTConfig:
     )
 
 
+@dataclass
+class Backend:
+    """How the model is computed on a machine, which changes speed and rounding. All its modules share one."""
+
+    attention: str = "sdpa"  # one of ATTENTION_BACKENDS
+    kernels: bool = False  # fused Triton kernels: kernels.py
+    float8: bool = False  # matmuls of training: float8.py, which needs these kernels
+
+
 class Linear(nn.Linear):
     """nn.Linear without PyTorch's own initialisation, which takes seconds and which GPT overwrites."""
 
@@ -91,27 +100,24 @@ class ResidualNorm(nn.Module):
     Also does the residual addition before it: a fused kernel needs one pass over memory for both.
     """
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, backend: Backend) -> None:
         super().__init__()
-        self.rms = config.arch == "modern"
-        self.kernels = False  # see GPT.set_kernels
+        self.rms, self.backend = config.arch == "modern", backend
         self.weight = nn.Parameter(torch.empty(config.n_embd))
         self.bias = nn.Parameter(torch.empty(config.n_embd)) if config.bias and not self.rms else None
 
     def forward(self, residual: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
         """residual + branch, and the norm of that sum. Without a branch: residual, and its norm."""
-        return ops.add_norm(residual, branch, self.weight, self.bias, self.rms, self.kernels)
+        return ops.add_norm(residual, branch, self.weight, self.bias, self.rms, self.backend.kernels)
 
 
 class CausalSelfAttention(nn.Module):
     """Queries, keys and values come from one matmul, as in GPT-2."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, backend: Backend) -> None:
         super().__init__()
         bias = config.bias and config.arch == "gpt2"
-        self.n_head, self.dropout = config.n_head, config.dropout
-        self.kernels = self.float8 = False
-        self.attention = "sdpa"  # see GPT.set_attention
+        self.n_head, self.dropout, self.backend = config.n_head, config.dropout, backend
         self.c_attn = Linear(config.n_embd, 3 * config.n_embd, bias=bias)
         self.c_proj = Linear(config.n_embd, config.n_embd, bias=bias)
 
@@ -124,8 +130,8 @@ class CausalSelfAttention(nn.Module):
         if cache is not None:
             y = cache.attend(q, k, v)
         else:
-            y = attend(q, k, v, dropout, self.attention)
-        y = ops.linear(self.c_proj, y.transpose(1, 2).reshape(B, T, C), self.float8)
+            y = attend(q, k, v, dropout, self.backend.attention)
+        y = ops.linear(self.c_proj, y.transpose(1, 2).reshape(B, T, C), self.backend.float8)
         return F.dropout(y, dropout, self.training)
 
     def project(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -134,10 +140,10 @@ class CausalSelfAttention(nn.Module):
         H, D = self.n_head, C // self.n_head
         qkv: tuple[Tensor, ...]
         if rope is not None:
-            stacked = ops.linear(self.c_attn, x, self.float8).view(B, T, 3, H, D)
-            qkv = ops.rotary_qk_norm(stacked, rope, self.kernels)
+            stacked = ops.linear(self.c_attn, x, self.backend.float8).view(B, T, 3, H, D)
+            qkv = ops.rotary_qk_norm(stacked, rope, self.backend.kernels)
         else:
-            qkv = ops.linear_chunked(self.c_attn, x, 3, self.float8)
+            qkv = ops.linear_chunked(self.c_attn, x, 3, self.backend.float8)
         q, k, v = (tensor.view(B, T, H, D).transpose(1, 2) for tensor in qkv)
         return q, k, v
 
@@ -169,27 +175,26 @@ def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, backend: str) -> Ten
 
 
 class MLP(nn.Module):
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, backend: Backend) -> None:
         super().__init__()
         bias = config.bias and config.arch == "gpt2"
-        self.dropout = config.dropout
-        self.activation = config.activation
-        self.kernels = self.float8 = False
+        self.dropout, self.activation, self.backend = config.dropout, config.activation, backend
         self.c_fc = Linear(config.n_embd, 4 * config.n_embd, bias=bias)
         self.c_proj = Linear(4 * config.n_embd, config.n_embd, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = ops.mlp(self.c_fc, self.c_proj, x, self.activation, self.kernels, self.float8)
+        backend = self.backend
+        x = ops.mlp(self.c_fc, self.c_proj, x, self.activation, backend.kernels, backend.float8)
         return F.dropout(x, self.dropout, self.training)
 
 
 class Block(nn.Module):
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, backend: Backend) -> None:
         super().__init__()
-        self.ln_1 = ResidualNorm(config)
-        self.attn = CausalSelfAttention(config)
-        self.ln_2 = ResidualNorm(config)
-        self.mlp = MLP(config)
+        self.ln_1 = ResidualNorm(config, backend)
+        self.attn = CausalSelfAttention(config, backend)
+        self.ln_2 = ResidualNorm(config, backend)
+        self.mlp = MLP(config, backend)
 
     def forward(
         self,
@@ -214,12 +219,12 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Embeddings, blocks and the last norm. The attribute names are GPT-2's parameter names."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, backend: Backend) -> None:
         super().__init__()
         self.wte = Embedding(config.vocab_size, config.n_embd)
         self.wpe = Embedding(config.block_size, config.n_embd) if config.arch == "gpt2" else None
-        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.ln_f = ResidualNorm(config)
+        self.h = nn.ModuleList(Block(config, backend) for _ in range(config.n_layer))
+        self.ln_f = ResidualNorm(config, backend)
 
 
 def _rope_tables(length: int, head_dim: int) -> tuple[Tensor, Tensor]:
@@ -241,11 +246,10 @@ class GPT(nn.Module):
         """`empty`: do not initialise the weights, because they will be loaded. `generator`: what they are
         drawn from, if not PyTorch's default."""
         super().__init__()
-        self.config = config
+        self.config, self.backend = config, Backend()
         self.activation_checkpointing = False
-        self.kernels = self.float8 = False
         self._compiled_forward_hidden: Callable[[Tensor], Tensor] | None = None
-        self.transformer = Transformer(config)
+        self.transformer = Transformer(config, self.backend)
         self.lm_head = Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.lm_head.weight = self.transformer.wte.weight
@@ -282,19 +286,6 @@ class GPT(nn.Module):
             normal_(self.transformer.wte.weight, std=0.5)
             nn.init.zeros_(self.lm_head.weight)
 
-    def set_attention(self, backend: str) -> None:
-        """One of ATTENTION_BACKENDS."""
-        for module in self.modules():
-            if isinstance(module, CausalSelfAttention):
-                module.attention = backend
-
-    def set_kernels(self, on: bool) -> None:
-        """Whether to use the fused Triton kernels (kernels.py)."""
-        self.kernels = on
-        for module in self.modules():
-            if isinstance(module, ResidualNorm | CausalSelfAttention | MLP):
-                module.kernels = on
-
     def set_compiled(self, on: bool) -> None:
         """Whether to run torch.compile on everything before the loss.
 
@@ -306,13 +297,6 @@ class GPT(nn.Module):
     @property
     def is_compiled(self) -> bool:
         return self._compiled_forward_hidden is not None
-
-    def set_float8(self, on: bool) -> None:
-        """Whether training uses float8 matmuls (float8.py); they need the Triton kernels."""
-        self.float8 = on
-        for module in self.modules():
-            if isinstance(module, CausalSelfAttention | MLP):
-                module.float8 = on
 
     def forward_hidden(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
         """The last block's output (B, T, C) after the last norm: the input of the head.
@@ -359,7 +343,8 @@ class GPT(nn.Module):
             return self.lm_head(hidden)  # type: ignore[no-any-return]
         flat, flat_targets = hidden.view(-1, hidden.shape[-1]), targets.reshape(-1)
         if reduction == "mean":
-            return loss.cross_entropy(flat, self.lm_head.weight, flat_targets, self.kernels, self.float8)
+            kernels, float8 = self.backend.kernels, self.backend.float8
+            return loss.cross_entropy(flat, self.lm_head.weight, flat_targets, kernels, float8)
         return loss.token_losses(flat, self.lm_head.weight, flat_targets).view(targets.shape)
 
     def new_cache(self, tokens: int) -> KVCache:

@@ -107,8 +107,8 @@ def _run_small_model(
     """An update without its optimizer step, and an evaluation; the numbers are arbitrary."""
     length = min(_RECORDED_TOKENS, config.block_size) if config.block_size % 16 == 0 else config.block_size
     small = GPT(replace(config, n_layer=2, dropout=0.0, block_size=length), empty=True).to(device)
-    small.set_kernels(True)
-    small.set_float8(fp8)
+    small.backend.kernels = True
+    small.backend.float8 = fp8
     ids = torch.zeros(-(-_RECORDED_TOKENS // length), length, dtype=torch.long, device=device)
     autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
     with torch.cuda.device(device), autocast:

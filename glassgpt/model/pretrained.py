@@ -19,22 +19,28 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from glassgpt.data.digests import check_recorded_sha256
-from glassgpt.errors import UserError, error_type_and_message
+from glassgpt.errors import UserError, error_type_and_message, raise_if_any
 from glassgpt.files import expand_user_path, read_small_file, regular_file_opener
 from glassgpt.model.gpt import ROPE_THETA, GPTConfig
 from glassgpt.model.ops import NORM_EPSILON
-from glassgpt.model.weights import WEIGHT_DTYPES, from_nanochat, from_transformers, with_tied_head
+from glassgpt.model.weights import (
+    WEIGHT_DTYPES,
+    from_nanochat,
+    from_transformers,
+    read_gpt_config,
+    weight_problems,
+    with_tied_head,
+)
 
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -69,7 +75,7 @@ def find_pretrained(name: str) -> Path:
     if is_repository(name):
         return _in_cache(name) or _download(name, name)
     if has_config:
-        _read_settings(folder / CONFIG_FILE)  # first: for another architecture, missing weights do not matter
+        _read_config(folder / CONFIG_FILE)  # first: for another architecture, missing weights do not matter
     if has_config_and_weights(folder):
         return folder
     missing = [] if has_config else [CONFIG_FILE]
@@ -126,7 +132,7 @@ def _download(repository: str, name: str) -> Path:
         model_info(repository, timeout=_REACHABLE_TIMEOUT_S)  # offline, the download would retry for long
         folder = Path(snapshot_download(repository, allow_patterns=[CONFIG_FILE], cache_dir=_cache_folder()))
         if (folder / CONFIG_FILE).is_file():
-            _read_settings(folder / CONFIG_FILE)  # refuse another architecture before downloading gigabytes
+            _read_config(folder / CONFIG_FILE)  # refuse another architecture before downloading gigabytes
         folder = Path(
             snapshot_download(repository, allow_patterns=_DOWNLOADED_FILES, cache_dir=_cache_folder())
         )
@@ -162,31 +168,31 @@ _ACTIVATIONS = {"gelu_new": "gelu_new", "gelu": "gelu", "relu2": "relu2", "gelu_
 
 @dataclass(frozen=True)
 class _HFArchitecture:
-    """An architecture of `transformers`: the keys of its config.json and their defaults."""
+    """An architecture of `transformers`: what its config.json says, and what of that our GPT implements."""
 
     arch: str
-    size_keys: Mapping[str, str]  # our name: its key
-    mlp_width: tuple[str, int | None]  # key and default; None means 4 times n_embd
-    activation: tuple[str, str]  # key and default
-    ties_embeddings: bool  # by default
-    embedding: str  # its name of wte
-    required_settings: Mapping[str, tuple[Any, Any]]  # key: its default, and the only value that our GPT has
+    keys: Mapping[str, str]  # by field of GPTConfig
+    defaults: Mapping[str, Any]  # where config.json says nothing
+    implemented: Callable[[GPTConfig], Mapping[str, Sequence[Any]]]  # values by key; the first by default
 
 
+_ROPE = {"rope_type": "default", "rope_theta": ROPE_THETA}
 _HF_ARCHITECTURES = {
     "gpt2": _HFArchitecture(
         "gpt2",
         {name: name for name in ("vocab_size", "n_layer", "n_head", "n_embd")}
-        | {"block_size": "n_positions"},
-        ("n_inner", None),
-        ("activation_function", "gelu_new"),
-        True,
-        "wte",
-        {
-            "layer_norm_epsilon": (1e-5, NORM_EPSILON["layer"]),
-            "scale_attn_weights": (True, True),
-            "scale_attn_by_inverse_layer_idx": (False, False),
-            "add_cross_attention": (False, False),
+        | {
+            "block_size": "n_positions",
+            "activation": "activation_function",
+            "tie_embeddings": "tie_word_embeddings",
+        },
+        {"activation_function": "gelu_new", "tie_word_embeddings": True},
+        lambda config: {
+            "n_inner": (None, 4 * config.n_embd),
+            "layer_norm_epsilon": (NORM_EPSILON["layer"],),
+            "scale_attn_weights": (True,),
+            "scale_attn_by_inverse_layer_idx": (False,),
+            "add_cross_attention": (False,),
         },
     ),
     "nanochat": _HFArchitecture(
@@ -197,15 +203,26 @@ _HF_ARCHITECTURES = {
             "n_head": "num_attention_heads",
             "n_embd": "hidden_size",
             "block_size": "max_position_embeddings",
+            "activation": "hidden_act",
+            "tie_embeddings": "tie_word_embeddings",
         },
-        ("intermediate_size", 8192),
-        ("hidden_act", "relu2"),
-        False,
-        "embed_tokens",
         {
-            "rms_norm_eps": (1e-6, NORM_EPSILON["rms"]),
-            "final_logit_softcapping": (15.0, None),
-            "attention_bias": (False, False),
+            "hidden_act": "relu2",
+            "tie_word_embeddings": False,
+            "intermediate_size": 8192,
+            "rms_norm_eps": 1e-6,
+            "final_logit_softcapping": 15.0,
+        },
+        lambda config: {
+            "intermediate_size": (4 * config.n_embd,),
+            "num_key_value_heads": (None, config.n_head),
+            "head_dim": (None, config.n_embd // config.n_head),
+            "rms_norm_eps": (NORM_EPSILON["rms"],),
+            "final_logit_softcapping": (None,),
+            "attention_bias": (False,),
+            "rope_parameters": (None, _ROPE),  # since transformers 5; the other two before
+            "rope_scaling": (None, _ROPE),
+            "rope_theta": (None, ROPE_THETA),
         },
     ),
 }
@@ -214,18 +231,7 @@ GLASSGPT_MODEL_TYPE = "glassgpt"  # model_type of a folder that `glass export --
 
 def read_pretrained(folder: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
     """The model's config and its float32 weights under our names. Whatever does not fit is an error."""
-    settings = _read_settings(folder / CONFIG_FILE)
-    architecture = _HF_ARCHITECTURES.get(settings["model_type"])
-    if architecture is None:
-        config = _read_glassgpt_config(folder / CONFIG_FILE, settings)
-    else:
-        config = GPTConfig(
-            **{name: settings[key] for name, key in architecture.size_keys.items()},
-            bias=architecture.arch == "gpt2",
-            arch=architecture.arch,
-            activation=_ACTIVATIONS[settings.get(*architecture.activation)],
-            tie_embeddings=settings.get("tie_word_embeddings", architecture.ties_embeddings),
-        )
+    model_type, config = _read_config(folder / CONFIG_FILE)
     stored: dict[str, Tensor] = {}
     for path in _weight_files(folder):
         try:
@@ -234,11 +240,15 @@ def read_pretrained(folder: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
             stored |= load_file(path)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path} cannot be read ({error}): download it again") from None
-    if architecture is None:
+    if model_type == GLASSGPT_MODEL_TYPE:
         state = with_tied_head(stored)
     else:
-        state = from_transformers(stored) if architecture.arch == "gpt2" else from_nanochat(stored, config)
-    problems = list(_weight_problems(config, state, architecture or _HF_ARCHITECTURES["gpt2"]))
+        state = from_transformers(stored) if model_type == "gpt2" else from_nanochat(stored, config)
+    problems = weight_problems(config, state)
+    unreadable = [name for name, tensor in state.items() if tensor.dtype not in WEIGHT_DTYPES]
+    if unreadable:
+        dtype = state[unreadable[0]].dtype
+        problems.append(f"{unreadable[0]} is {dtype}; only float32, bfloat16 and float16 are read")
     if not config.tie_embeddings and "lm_head.weight" not in stored:
         problems.append(f"it has no lm_head.weight, but {CONFIG_FILE} says that it is not the embedding")
     if problems:
@@ -271,120 +281,40 @@ def _read_json_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
-    """config.json, checked. For an unknown architecture that is the only problem reported."""
+def _read_config(path: Path) -> tuple[str, GPTConfig]:
+    """`model_type` and the model. For an unknown architecture that is the only problem reported."""
     settings = _read_json_object(path)
     model_type = settings.get("model_type")
-    if model_type == GLASSGPT_MODEL_TYPE:
-        return settings
-    if not isinstance(model_type, str) or model_type not in _HF_ARCHITECTURES:
-        raise UserError(
-            f"{path}: model_type is {_json(model_type)}, another architecture; only models of GPT-2's kind "
-            '(model_type "gpt2") and of NanoChat\'s ("nanochat") can be read'
-        )
-    problems = list(_config_problems(settings, _HF_ARCHITECTURES[model_type]))
-    if problems:
-        raise UserError([f"{path}: {problem}" for problem in problems])
-    return settings
-
-
-_SIZE_FIELDS = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
-
-
-def _read_glassgpt_config(path: Path, settings: Mapping[str, Any]) -> GPTConfig:
-    """Reads what `glass export --to glass` wrote: the fields of GPTConfig by name."""
-    values = {field.name: settings.get(field.name, field.default) for field in dataclasses.fields(GPTConfig)}
-    sizes = [values[name] for name in _SIZE_FIELDS]
-    valid = (
-        all(type(size) is int and 0 < size < 10**9 for size in sizes)
-        and values["n_embd"] % values["n_head"] == 0
-        and type(values["bias"]) is type(values["tie_embeddings"]) is bool
-        and values["arch"] in ("gpt2", "modern")
-        and values["activation"] in ("gelu", "gelu_new", "relu2")
-    )
-    if not valid:
-        raise UserError(f"{path} does not describe a model as `glass export` does: export it again")
-    return GPTConfig(**values | {"dropout": 0.0})
-
-
-def _config_problems(settings: Mapping[str, Any], architecture: _HFArchitecture) -> Iterator[str]:
-    """Settings that are malformed, or that our GPT does not implement."""
-    size_keys = architecture.size_keys.values()
-    bad_sizes = [key for key in size_keys if type(settings.get(key)) is not int or settings[key] < 1]
-    for key in bad_sizes:
-        yield f"{key} is {_json(settings.get(key))}, not a positive whole number"
-    if not bad_sizes:
-        yield from _size_problems(settings, architecture)
-    activation = settings.get(*architecture.activation)
-    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
-        key, known = architecture.activation[0], ", ".join(_ACTIVATIONS)
-        yield f"{key} is {_json(activation)}; only {known} are implemented"
-    if type(settings.get("tie_word_embeddings", architecture.ties_embeddings)) is not bool:
-        yield f"tie_word_embeddings is {_json(settings['tie_word_embeddings'])}, neither true nor false"
-    for key, (default, required) in architecture.required_settings.items():
-        if settings.get(key, default) != required:
-            yield f"{key} is {_json(settings.get(key, default))}; only {_json(required)} is implemented"
-    if architecture.arch != "modern":
-        return
-    # RoPE: `rope_parameters` since transformers 5, the other two before.
-    supported = {"rope_type": "default", "rope_theta": ROPE_THETA}
-    for key in ("rope_parameters", "rope_scaling"):
-        rope = settings.get(key)
-        if rope is not None and not (isinstance(rope, dict) and supported | rope == supported):
-            yield f"{key} is {_json(rope)}; only {json.dumps(supported)} is implemented"
-    if settings.get("rope_theta", ROPE_THETA) != ROPE_THETA:
-        yield f"rope_theta is {_json(settings['rope_theta'])}; only {_json(ROPE_THETA)} is implemented"
-
-
-def _size_problems(settings: Mapping[str, Any], architecture: _HFArchitecture) -> Iterator[str]:
-    """Widths of heads and MLP that our GPT does not implement."""
-    width_key, heads_key = architecture.size_keys["n_embd"], architecture.size_keys["n_head"]
-    n_embd, n_head = settings[width_key], settings[heads_key]
-    if n_embd % n_head:
-        yield f"{width_key} is {_json(n_embd)}, not a multiple of {heads_key} {_json(n_head)}"
-    mlp_width = settings.get(*architecture.mlp_width)
-    if mlp_width != 4 * n_embd and not (mlp_width is architecture.mlp_width[1] is None):
-        yield f"{architecture.mlp_width[0]} is {_json(mlp_width)}; only 4 times {width_key} is implemented"
-    if architecture.arch == "gpt2" or n_embd % n_head:
-        return
-    if n_embd // n_head % 2:
-        yield f"{width_key} / {heads_key} is {n_embd // n_head}; only even heads can be rotated"
-    for key, value in (("num_key_value_heads", n_head), ("head_dim", n_embd // n_head)):
-        if settings.get(key) not in (None, value):
-            only = f"only {_json(value)} is implemented with this {heads_key}"
-            yield f"{key} is {_json(settings[key])}; {only}"
+    architecture = _HF_ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None
+    try:
+        if model_type == GLASSGPT_MODEL_TYPE:
+            names = {field.name for field in dataclasses.fields(GPTConfig)}
+            values = {name: value for name, value in settings.items() if name in names}
+            return GLASSGPT_MODEL_TYPE, read_gpt_config(values | {"dropout": 0.0})
+        if architecture is None:
+            raise UserError(
+                f"model_type is {_json(model_type)}, another architecture; only models of GPT-2's kind "
+                '(model_type "gpt2") and of NanoChat\'s ("nanochat") can be read'
+            )
+        known = {**architecture.defaults, **settings}
+        values = {name: known[key] for name, key in architecture.keys.items() if key in known}
+        if isinstance(values["activation"], str):
+            values["activation"] = _ACTIVATIONS.get(values["activation"], values["activation"])
+        config = read_gpt_config(values | {"arch": architecture.arch, "bias": architecture.arch == "gpt2"})
+        problems = []
+        head_dim = config.n_embd // config.n_head
+        if architecture.arch == "modern" and head_dim % 2:
+            problems.append(f"it has heads of {head_dim} channels; only even ones can be rotated")
+        for key, implemented in architecture.implemented(config).items():
+            value = known.get(key, implemented[0])
+            if (_ROPE | value if isinstance(value, dict) else value) not in implemented:
+                problems.append(f"{key} is {_json(value)}; only {_json(implemented[-1])} is implemented")
+        raise_if_any(problems)
+        return str(model_type), config
+    except UserError as error:
+        raise UserError([f"{path}: {problem}" for problem in error.problems]) from None
 
 
 def _json(value: Any) -> str:
     text = json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:40]}…"
-
-
-def _weight_problems(
-    config: GPTConfig, state: Mapping[str, Tensor], architecture: _HFArchitecture
-) -> Iterator[str]:
-    """Contradictions between config.json and the weights that `load_weights` would not find, or only late."""
-    layers = len({name.split(".")[2] for name in state if name.startswith("transformer.h.")})
-    if layers != config.n_layer:
-        stated = f"{architecture.size_keys['n_layer']} {_json(config.n_layer)}"
-        yield f"it has {layers} layers, but {CONFIG_FILE} says {stated}"
-    embeddings = {"wte": (architecture.embedding, "vocab_size", config.vocab_size)}
-    if config.arch == "gpt2":
-        embeddings["wpe"] = ("wpe", architecture.size_keys["block_size"], config.block_size)
-    for our_name, (name, key, rows) in embeddings.items():
-        tensor = state.get(f"transformer.{our_name}.weight")
-        if tensor is None:
-            yield f"it has no {name}.weight"
-        elif tensor.shape != (rows, config.n_embd):
-            stated = f"{key} {_json(rows)} and {architecture.size_keys['n_embd']} {_json(config.n_embd)}"
-            yield f"{name}.weight is {tuple(tensor.shape)}, but {CONFIG_FILE} says {stated}"
-    unreadable = [name for name, tensor in state.items() if tensor.dtype not in WEIGHT_DTYPES]
-    if unreadable:
-        name = unreadable[0]
-        yield f"{name} is {state[name].dtype}; only float32, bfloat16 and float16 are read"
-    head, embedding = state.get("lm_head.weight"), state.get("transformer.wte.weight")
-    if head is None or embedding is None or not config.tie_embeddings:
-        return
-    if not torch.equal(head.float(), embedding.float()):
-        name = architecture.embedding
-        yield f"lm_head.weight is not {name}.weight, but {CONFIG_FILE} says that they are one"
+    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -6,7 +6,6 @@ tokens = sampler.next_tokens(logits, [sampler.sample_generator(0)])
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,18 +25,6 @@ class TokenSampler:
     top_k: int | None = 200
     top_p: float | None = None
     seed: int = 1337
-
-    def problems(self) -> list[str]:
-        problems = []
-        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
-            problems.append(
-                f"--temperature={self.temperature} must be a number from 0 on (0: always the likeliest)"
-            )
-        if self.top_k is not None and self.top_k < 1:
-            problems.append(f"--top_k={self.top_k} must be at least 1")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            problems.append(f"--top_p={self.top_p} must be above 0 and at most 1")
-        return problems
 
     def sample_generator(self, number: int) -> torch.Generator:
         """The generator of sample `number`. On the CPU, so that all devices draw the same numbers."""

@@ -11,16 +11,72 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, raise_if_any
 from glassgpt.model.gpt import GPT, GPTConfig
 
 _CONV1D_WEIGHTS = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # that are read
 CAUSAL_MASK_SUFFIXES = (".attn.bias", ".attn.masked_bias")  # buffers in old files, not weights
+
+
+MODEL_SIZES = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
+_POSSIBLE_VALUES = {
+    "bias": (False, True),
+    "tie_embeddings": (False, True),
+    "arch": ("gpt2", "modern"),
+    "activation": ("gelu", "gelu_new", "relu2"),
+}
+
+
+# --- what a file says ---
+
+
+def read_gpt_config(values: Mapping[str, Any]) -> GPTConfig:
+    """From the fields of GPTConfig by name. Raises a UserError if our GPT cannot be like that."""
+
+    def is_possible(name: str, value: Any) -> bool:
+        if name in MODEL_SIZES:
+            return type(value) is int and 0 < value < 10**6
+        if name == "dropout":
+            return isinstance(value, int | float) and 0 <= value < 1
+        return isinstance(value, str | bool) and value in _POSSIBLE_VALUES.get(name, ())
+
+    problems = [f"it has no {name}" for name in MODEL_SIZES if name not in values]
+    wrong = [name for name, value in values.items() if not is_possible(name, value)]
+    problems += [f"it has {name}={values[name]!r:.60}" for name in wrong]
+    if not problems and values["n_embd"] % values["n_head"]:
+        problems.append(f"its n_embd={values['n_embd']} is not divisible by n_head={values['n_head']}")
+    raise_if_any(problems)
+    return GPTConfig(**values)
+
+
+def weight_problems(config: GPTConfig, state: Mapping[str, Tensor]) -> list[str]:
+    """What has to be compared before a model is built: a small file that says it is large must not fill the
+    memory. `check_state_dict` compares the rest."""
+    problems = []
+    layers = len({name.split(".")[2] for name in state if name.startswith("transformer.h.")})
+    if layers != config.n_layer:
+        problems.append(f"it has n_layer={config.n_layer}, but weights of {layers}")
+    tables = {"wte": config.vocab_size} | ({"wpe": config.block_size} if config.arch == "gpt2" else {})
+    for name, rows in tables.items():
+        table = state.get(f"transformer.{name}.weight")
+        if table is None:
+            problems.append(f"it has no {name}.weight")
+        elif table.shape != (rows, config.n_embd):
+            stated = (rows, config.n_embd)
+            problems.append(f"its {name}.weight is {tuple(table.shape)}, but its settings say {stated}")
+    ends = [state[name].float() for name in ("lm_head.weight", "transformer.wte.weight") if name in state]
+    if config.tie_embeddings and len(ends) == 2 and not torch.equal(*ends):
+        problems.append("its lm_head.weight differs from its wte.weight, which are one matrix here")
+    return problems
+
+
+# --- other layouts ---
 
 
 def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -100,6 +156,9 @@ def from_nanochat(state: Mapping[str, Tensor], config: GPTConfig) -> dict[str, T
 def _swap_halves(matrix: Tensor, n_head: int) -> Tensor:
     """Swaps the two halves of each head's output channels (rows)."""
     return matrix.view(n_head, 2, -1, matrix.shape[1]).flip(1).reshape(matrix.shape)
+
+
+# --- into a model ---
 
 
 def with_tied_head(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

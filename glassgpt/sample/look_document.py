@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from torch import Tensor
+
 from glassgpt.data.dataset import Dataset
 from glassgpt.data.passage import piece_texts
 from glassgpt.data.tokenizers import tokenizer_digest
@@ -35,7 +37,7 @@ from glassgpt.sample.look import (
     training_dataset,
 )
 from glassgpt.sample.sampler import Sampler
-from glassgpt.training.weight_source import LoadedCheckpoint
+from glassgpt.training.checkpoint.checkpoints import LoadedCheckpoint
 
 SCHEMA_VERSION = 1  # of the JSON document; new keys do not raise it
 
@@ -53,11 +55,15 @@ class LookDocument:
 
     def as_checkpoint_look(self) -> CheckpointLook | None:
         """To keep in the run's folder; None: not of a run, or of a passage that the user gave."""
-        loaded, heads = self.sampler.checkpoint, self.heads
+        loaded = self.sampler.checkpoint
         if loaded.kind != "run" or loaded.iter is None or self.passage.start is None:
             return None
         kept = {field.name for field in fields(CheckpointLook)}
         samples = {} if self.originality is None else asdict(self.originality)
+        scores: dict[str, Any] = {
+            name: tuple(map(_rounded, value)) if isinstance(value, list) else value
+            for name, value in _head_scores(self.heads).items()
+        }
         look = CheckpointLook(
             iteration=loaded.iter,
             start=str(loaded.state.get("start", "")),
@@ -67,12 +73,7 @@ class LookDocument:
                 tuple((text, round(p, 4)) for text, p in self.guess_texts(index))
                 for index in range(len(self.passage.tokens))
             ),
-            previous_token=tuple(map(_rounded, heads.previous_token.tolist())),
-            previous_token_uniform=heads.previous_token_uniform,
-            induction=None if heads.induction is None else tuple(map(_rounded, heads.induction.tolist())),
-            induction_uniform=heads.induction_uniform,
-            first_copy_loss=heads.first_copy_loss,
-            second_copy_loss=heads.second_copy_loss,
+            **scores,
             **{name: value for name, value in samples.items() if name in kept},
         )
         numbers = (*look.passage_losses, *itertools.chain(*look.previous_token))
@@ -95,7 +96,7 @@ class LookDocument:
             }
             for index, text in enumerate(self.texts)
         ]
-        heads, other = self.heads, None
+        other = None
         if self.other is not None:
             sampler, view = self.other
             other = {**_describe(sampler), "loss": view.mean_loss, "losses": view.losses}
@@ -109,14 +110,7 @@ class LookDocument:
                 "tokens": tokens,
             },
             "against": other,
-            "heads": {
-                "previous_token": heads.previous_token.tolist(),
-                "previous_token_uniform": heads.previous_token_uniform,
-                "induction": None if heads.induction is None else heads.induction.tolist(),
-                "induction_uniform": heads.induction_uniform,
-                "first_copy_loss": heads.first_copy_loss,
-                "second_copy_loss": heads.second_copy_loss,
-            },
+            "heads": _head_scores(self.heads),
             "originality": None if self.originality is None else asdict(self.originality),
             "ladder": None if self.ladder is None else _ladder_dict(self.ladder),
             "evaluation": None
@@ -132,6 +126,12 @@ class LookDocument:
 
 def _rounded(values: Iterable[float]) -> tuple[float, ...]:
     return tuple(round(value, 4) for value in values)
+
+
+def _head_scores(heads: HeadScores) -> dict[str, Any]:
+    return {
+        name: value.tolist() if isinstance(value, Tensor) else value for name, value in vars(heads).items()
+    }
 
 
 def _describe(sampler: Sampler) -> dict[str, Any]:

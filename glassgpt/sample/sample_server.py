@@ -64,7 +64,6 @@ class SampleServer:
     def _start(self, request: JsonObject) -> JsonObject:
         import torch
 
-        from glassgpt.model.token_sampler import TokenSampler
         from glassgpt.sample.sample_options import SampleOptions, find_problems
 
         options = SampleOptions(**request["options"])
@@ -72,13 +71,10 @@ class SampleServer:
             raise UserError(problems)
         sampler = self._sampler(request["run"], options)
         prompt = sampler.encode(request["prompt"])
-        token_sampler = TokenSampler(
-            sampler.tokenizer.vocab_size, options.temperature, options.top_k, options.top_p, options.seed
-        )
         context = torch.tensor([prompt[-sampler.model.config.block_size :]], device=sampler.execution.device)
         with torch.no_grad(), sampler.execution.autocast():
             logits = sampler.model.next_logits(context)[0]
-        likeliest = token_sampler.likeliest(logits, LIKELIEST_TOKENS)
+        likeliest = sampler.token_sampler(options).likeliest(logits, LIKELIEST_TOKENS)
         self._pieces = sampler.sample(prompt, options)
         return {
             "checkpoint": sampler.checkpoint.iter,

@@ -25,9 +25,9 @@ from glassgpt.model.token_sampler import TokenSampler
 from glassgpt.model.weights import build_model
 from glassgpt.record.run_dir import NANOGPT_CKPT_FILE, RUNS_DIR, latest_numbered_run, numbered_runs
 from glassgpt.sample.sample_options import SampleOptions
-from glassgpt.training.checkpoint.checkpoints import committed_paths
+from glassgpt.training.checkpoint.checkpoints import LoadedCheckpoint, committed_paths
 from glassgpt.training.device import ExecutionConfig, choose_device, choose_dtype, device_name
-from glassgpt.training.weight_source import LoadedCheckpoint, find_tokenizer, load_init_from
+from glassgpt.training.weight_source import find_tokenizer, load_init_from
 
 # On an H200 GPT-2 124M takes 0.7 ms less per token by the fused kernels; building them takes some seconds.
 _MIN_TOKENS_FOR_KERNELS = 2000
@@ -56,6 +56,10 @@ class Sampler:
     def visible_prompt(self, prompt: list[int], text: str) -> str:
         """The prompt as shown before the sample. Decoded, because the `ids` tokenizer adds a space."""
         return self.tokenizer.decode(prompt) if text else ""
+
+    def token_sampler(self, options: SampleOptions) -> TokenSampler:
+        vocab_size, seed = self.tokenizer.vocab_size, options.seed
+        return TokenSampler(vocab_size, options.temperature, options.top_k, options.top_p, seed)
 
     def sample(self, prompt: list[int], options: SampleOptions) -> Iterator[list[str]]:
         """Yields, token by token, the new text of each sample in a batch. An empty list ends a batch."""
@@ -88,14 +92,11 @@ class Sampler:
     def _sample_batch(self, prompt: list[int], options: SampleOptions, numbers: range) -> Iterator[list[str]]:
         # A token may end in the middle of a character, which is shown when it is complete.
         decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in numbers]
-        token_sampler = TokenSampler(
-            self.tokenizer.vocab_size, options.temperature, options.top_k, options.top_p, options.seed
-        )
         steps = generate_samples(
             self.model,
             prompt,
             options.max_new_tokens,
-            token_sampler,
+            self.token_sampler(options),
             samples=numbers,
             graph=self.execution.graph,
             kernels=self.execution.kernels,

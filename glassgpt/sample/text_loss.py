@@ -64,6 +64,11 @@ class Estimate:
     low: float | None
     high: float | None
 
+    def convert(self, function: Callable[[float], float]) -> Estimate:
+        """Of a function that only grows."""
+        low, high = (None if bound is None else function(bound) for bound in (self.low, self.high))
+        return Estimate(function(self.value), low, high)
+
 
 @dataclass(frozen=True)
 class TextLoss:
@@ -78,10 +83,7 @@ class TextLoss:
 
     @property
     def perplexity(self) -> Estimate:
-        low, high = (
-            None if bound is None else perplexity(bound) for bound in (self.loss.low, self.loss.high)
-        )
-        return Estimate(perplexity(self.loss.value), low, high)
+        return self.loss.convert(perplexity)
 
 
 @dataclass(frozen=True)
@@ -206,9 +208,8 @@ def _sum_by(group: Ints, values: Floats | Ints, count: int) -> Floats:
 
 
 def _estimate_bits(nats: Floats, byte_counts: Floats) -> Estimate:
-    ratio = estimate_ratio(nats, byte_counts)  # nats per byte: a loss of tokens of one byte
-    low, high = (None if bound is None else bits_per_byte(bound, 1) for bound in (ratio.low, ratio.high))
-    return Estimate(bits_per_byte(ratio.value, 1), low, high)
+    # Nats per byte: a loss of tokens of one byte.
+    return estimate_ratio(nats, byte_counts).convert(lambda ratio: bits_per_byte(ratio, 1))
 
 
 # --- two models ---

@@ -55,9 +55,8 @@ class ExecutionConfig:
 
 
 def configure_model(model: GPT, execution: ExecutionConfig, activation_checkpointing: bool) -> None:
-    model.set_attention(execution.attention)
-    model.set_kernels(execution.kernels)
-    model.set_float8(execution.float8)
+    model.backend.attention = execution.attention
+    model.backend.kernels, model.backend.float8 = execution.kernels, execution.float8
     model.activation_checkpointing = activation_checkpointing
 
 

@@ -22,7 +22,7 @@ from glassgpt.data.shards import TokenArray
 from glassgpt.data.tokenizers import Tokenizer
 from glassgpt.estimate.loss_law import bits_per_byte, perplexity
 from glassgpt.record.ledger import Ledger
-from glassgpt.training.distributed.process_group import ProcessGroup
+from glassgpt.training.distributed.process_group import ALONE, ProcessGroup
 from glassgpt.training.learner import Learner
 from glassgpt.training.loss_parts import LossParts
 
@@ -85,11 +85,11 @@ class EvalWindows:
         eval_tokens: int | None,
         rows: int,
         device: torch.device,
-        group: ProcessGroup | None = None,
+        group: ProcessGroup = ALONE,
     ) -> None:
         """`eval_tokens=None`: the whole split. `rows`: windows in a batch."""
         self._tokens, self._block_size, self._rows, self._device = tokens, block_size, rows, device
-        self._group = group or ProcessGroup()
+        self._group = group
         self._starts = evaluation_window_starts(len(tokens), block_size, eval_tokens)
         self._cached_batches: list[tuple[Tensor, Tensor, np.ndarray]] | None = None
         self._part_counts: np.ndarray | None = None

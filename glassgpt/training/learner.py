@@ -23,11 +23,12 @@ from glassgpt.record.ledger import Ledger
 from glassgpt.schedule import learning_rate
 from glassgpt.training.device import TORCH_DTYPES, ExecutionConfig
 from glassgpt.training.distributed.fsdp import local_shard
-from glassgpt.training.distributed.process_group import ProcessGroup
+from glassgpt.training.distributed.process_group import ALONE, ProcessGroup
 from glassgpt.training.loader import BatchLoader
 from glassgpt.training.optimizers import make_optimizers
 
 T = TypeVar("T")
+Work = Callable[..., tuple[Tensor, ...]]
 
 
 class FiniteCheck:
@@ -67,13 +68,12 @@ class Learner:
         batch_plan: BatchPlan,
         loader: BatchLoader,
         ledger: Ledger,
-        group: ProcessGroup | None = None,
+        group: ProcessGroup = ALONE,
         kernel_build: KernelBuild | None = None,
     ) -> None:
         """`kernel_build`: kernels that are still being built, which the first call waits for."""
         self.model, self.config, self.execution = model, config, execution
-        self._group = group or ProcessGroup()
-        self._batch_plan, self._loader, self._ledger = batch_plan, loader, ledger
+        self._group, self._batch_plan, self._loader, self._ledger = group, batch_plan, loader, ledger
         self._kernel_build = kernel_build
         self._own_fallbacks: dict[str, str] = {}  # `compile`, `kernels`, `graph`: why this rank runs without
         self.fallbacks: dict[str, str] = {}  # of all ranks
@@ -85,24 +85,19 @@ class Learner:
         averaged = [] if execution.shard else list(model.parameters())
         self._group.prepare_all_reduce(averaged, fixed_addresses=execution.graph)
         self._forward_backward = partial(self._call_with_fallback, "update", self._micro_step)
-        self._run_micro_step: Callable[..., tuple[Tensor, ...]] = self._forward_backward
-        self._run_clip_and_step: Callable[..., tuple[Tensor, ...]] = self._clip_and_step
-        self._run_whole_update: Callable[..., tuple[Tensor, ...]] = self._whole_update
-        # One micro-batch, and nothing to all-reduce before the optimizer steps.
+        # With one micro-batch, and nothing to all-reduce, an update is one piece of work; else it is several.
         self._is_one_micro_batch = batch_plan.micro_steps == 1 and self._group.world_size == 1
-        if execution.graph:
-            self._run_micro_step = CudaGraphRunner(self._run_micro_step)
-            self._run_clip_and_step = CudaGraphRunner(self._run_clip_and_step)
-            self._run_whole_update = CudaGraphRunner(self._run_whole_update)
+        captured: Callable[[Work], Work] = CudaGraphRunner if execution.graph else lambda work: work
+        self._run_micro_step = captured(self._forward_backward)
+        self._run_clip_and_step = captured(self._clip_and_step)
+        self._run_whole_update = captured(self._whole_update)
         self._called: set[str] = set()
         self._dropout_key = (0, 0)  # update and micro-step
         # On the device until they are read: an update never waits for the host.
         self._losses: list[Tensor] = []
         self._norms: list[Tensor] = []
 
-    def is_first_call(self, what: str) -> bool:
-        """Whether `update` or `token_losses` was not called yet: the first call compiles and warms up."""
-        return what not in self._called
+    # --- an update ---
 
     def update(self, number: int, first_sequence: int) -> None:
         """Does update `number` (from 0) on the sequences from `first_sequence` on.
@@ -113,48 +108,49 @@ class Learner:
         for optimizer in self.optimizers:
             optimizer.set_learning_rate(lr)
         self.model.train()
-        size, micro_steps = self._batch_plan.batch_size, self._batch_plan.micro_steps
-        first_micro_step = self._group.rank * micro_steps
-        starts = [first_sequence + (first_micro_step + step) * size for step in range(micro_steps)]
-        next_starts = [*starts[1:], starts[0] + self._batch_plan.sequences]
         update = torch.full((), number, dtype=torch.int64, device=self.execution.device)
-        losses = []
-        for step, (start, next_start) in enumerate(zip(starts, next_starts, strict=True)):
-            with self._ledger.phase("data"):
-                batch = self._loader.micro_batch(start, next_start)
-                weight = self._loader.micro_batch_weight(start, first_sequence)
-            self._dropout_key = (number, first_micro_step + step)
-            self._seed_dropout()
-            if self._is_one_micro_batch:
-                loss, norm = self._run_or_capture(self._run_whole_update, update, *batch, *weight)
-                self._losses.append(loss.clone())
-                self._norms.append(norm.clone())
-                return
-            is_last = step == micro_steps - 1
-            if self.execution.shard:  # every micro-batch all-gathers weights; the last one reduces gradients
-                self.model.set_requires_gradient_sync(is_last)  # type: ignore[operator]
-            elif is_last and not (self.execution.graph or self.is_first_call("update")):
-                # A graph's replay calls no hooks. The first call may fail on one rank, which repeats it.
-                self._group.start_all_reduce_in_backward()
-            with self._group.waiting_for_ranks() if self.execution.shard else nullcontext():
-                losses.append(self._run_or_capture(self._run_micro_step, *batch, *weight)[0].clone())
-        loss = torch.stack(losses).mean()
-        self._group.all_reduce_gradients(loss)
-        (norm,) = self._run_or_capture(self._run_clip_and_step, update, loss)
+        if self._is_one_micro_batch:
+            batch = self._next_micro_batch(number, first_sequence, 0)
+            loss, norm = self._run_or_capture(self._run_whole_update, update, *batch)
+            loss = loss.clone()  # a CUDA graph overwrites its outputs
+        else:
+            losses = []
+            for step in range(self._batch_plan.micro_steps):
+                batch = self._next_micro_batch(number, first_sequence, step)
+                is_last = step == self._batch_plan.micro_steps - 1
+                if self.execution.shard:  # every micro-batch all-gathers weights; the last reduces gradients
+                    self.model.set_requires_gradient_sync(is_last)  # type: ignore[operator]
+                elif is_last and not (self.execution.graph or self.is_first_call("update")):
+                    # A graph's replay calls no hooks. The first call may fail on one rank, which repeats it.
+                    self._group.start_all_reduce_in_backward()
+                with self._group.waiting_for_ranks() if self.execution.shard else nullcontext():
+                    losses.append(self._run_or_capture(self._run_micro_step, *batch)[0].clone())
+            loss = torch.stack(losses).mean()
+            self._group.all_reduce_gradients(loss)
+            (norm,) = self._run_or_capture(self._run_clip_and_step, update, loss)
         self._losses.append(loss)
         self._norms.append(norm.clone())
 
-    def _run_or_capture(self, work: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Calls `work`, after capturing it as a CUDA graph if that is due: capturing counts as compiling."""
-        if isinstance(work, CudaGraphRunner) and work.will_capture_next:
-            with self._ledger.phase("compile"):
-                work.capture(*inputs)
-                if self.model.activation_checkpointing:
-                    gc.collect()  # its reference cycles would keep the activations of the capture
-            if work.capture_error:
-                self._own_fallbacks["graph"] = error_type_and_message(work.capture_error)
-            self._sync_fallbacks()
-        return work(*inputs)
+    def _next_micro_batch(self, number: int, first_sequence: int, step: int) -> tuple[Tensor, ...]:
+        """Inputs, targets and, if not 1, the weight of the loss of this rank's micro-step. Seeds dropout."""
+        plan = self._batch_plan
+        first_micro_step = self._group.rank * plan.micro_steps
+        first_own = first_sequence + first_micro_step * plan.batch_size
+        start = first_own + step * plan.batch_size
+        is_last = step == plan.micro_steps - 1
+        with self._ledger.phase("data"):
+            next_start = first_own + plan.sequences if is_last else start + plan.batch_size
+            batch = self._loader.micro_batch(start, next_start)
+            weight = self._loader.micro_batch_weight(start, first_sequence)
+        self._dropout_key = (number, first_micro_step + step)
+        self._seed_dropout()
+        return *batch, *weight
+
+    def _seed_dropout(self) -> None:
+        """Masks are a function of (seed, update, micro-step): a resumed run draws the same ones."""
+        if self.config.dropout:
+            sequence = np.random.SeedSequence([self.config.seed, *self._dropout_key])
+            torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
 
     def _whole_update(
         self, number: Tensor, tokens: Tensor, targets: Tensor, *weight: Tensor
@@ -181,7 +177,8 @@ class Learner:
         """Clips the gradients, checks that all is finite, steps the optimizers. Returns the gradient norm."""
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)  # type: ignore[arg-type]
-        gradients = self._gradients()
+        parameters = self.model.parameters()
+        gradients = [local_shard(parameter.grad) for parameter in parameters if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         if self.execution.shard:
             norm = self._group.all_reduce_norm(norm)
@@ -211,10 +208,7 @@ class Learner:
         self.model.zero_grad(set_to_none=not keeps_gradients)
         return (norm,)
 
-    def _gradients(self) -> list[Tensor]:
-        """All gradients; if the model is sharded, this rank's shards of them."""
-        parameters = self.model.parameters()
-        return [local_shard(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    # --- what the loop reads ---
 
     def take_losses_and_norms(self) -> tuple[list[float], list[float]]:
         """Loss and gradient norm of every update since the last call. Waits for the device."""
@@ -232,6 +226,8 @@ class Learner:
             return done - 1
         return self.finite_check.first_bad_update()
 
+    # --- evaluation ---
+
     def token_losses(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Loss per token (B, T), without gradients."""
         self.model.eval()
@@ -248,11 +244,23 @@ class Learner:
         if self.execution.shard:
             self.model.reshard()  # type: ignore[operator]
 
-    def _seed_dropout(self) -> None:
-        """Masks are a function of (seed, update, micro-step): a resumed run draws the same ones."""
-        if self.config.dropout:
-            sequence = np.random.SeedSequence([self.config.seed, *self._dropout_key])
-            torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
+    # --- first calls: compiled code, kernels and CUDA graphs are built there, and may fail ---
+
+    def is_first_call(self, what: str) -> bool:
+        """Whether `update` or `token_losses` was not called yet: the first call compiles and warms up."""
+        return what not in self._called
+
+    def _run_or_capture(self, work: Work, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Calls `work`, after capturing it as a CUDA graph if that is due: capturing counts as compiling."""
+        if isinstance(work, CudaGraphRunner) and work.will_capture_next:
+            with self._ledger.phase("compile"):
+                work.capture(*inputs)
+                if self.model.activation_checkpointing:
+                    gc.collect()  # its reference cycles would keep the activations of the capture
+            if work.capture_error:
+                self._own_fallbacks["graph"] = error_type_and_message(work.capture_error)
+            self._sync_fallbacks()
+        return work(*inputs)
 
     def _call_with_fallback(self, what: str, function: Callable[..., T], *inputs: Tensor) -> T:
         """Compiled code is built at its first call, and may fail there. Then the run continues without it."""
@@ -264,9 +272,9 @@ class Learner:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            if what in self._called or not (self.model.kernels or self.model.is_compiled):
+            if what in self._called or not (self.model.backend.kernels or self.model.is_compiled):
                 raise
-            broken = "kernels" if self.model.kernels else "compile"
+            broken = "kernels" if self.model.backend.kernels else "compile"
             message = error_type_and_message(error)
             self._own_fallbacks[broken] = message
             if self.execution.shard:
@@ -285,8 +293,7 @@ class Learner:
         return result
 
     def _disable_compiled_code(self) -> None:
-        self.model.set_kernels(False)
-        self.model.set_float8(False)  # is made of these kernels
+        self.model.backend.kernels = self.model.backend.float8 = False
         self.model.set_compiled(False)
 
     def _sync_fallbacks(self) -> None:

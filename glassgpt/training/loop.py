@@ -15,7 +15,7 @@ get_batch() is loader.py, estimate_loss() is evaluate.py, and what is `ddp` ther
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -162,9 +162,9 @@ def evaluate_splits(run: TrainSetup, state: TrainState) -> None:
     """Evaluates both splits, always on the same tokens. Tracks the best loss and the last real gain."""
     sync_and_check_finite(run, state)
     before = run.ledger.seconds()
-    result = evaluate_split(run, state, "train", run.eval_windows["train"])
-    if result is not None:
-        result = evaluate_split(run, state, "val", run.eval_windows["val"])
+    if evaluate_split(run, state, "train", run.eval_windows["train"]) is None:
+        return
+    result = evaluate_split(run, state, "val", run.eval_windows["val"])
     if result is None:
         return
     progress = state.progress
@@ -250,6 +250,19 @@ def log_finished_save(run: TrainSetup, state: TrainState, wait: bool = False) ->
         run.log(live_findings.ignored_checkpoints_finding(run.run_dir, state.progress.iter, ignored))
 
 
+def save_again_if_run_dir_lost(run: TrainSetup, state: TrainState) -> None:
+    """At the end, when no update follows at which the ranks would agree on it."""
+    rescue_if_run_dir_lost(run, state)  # rank 0 does; the others have no journal to check
+    is_lost, is_unsaved = run.process_group.broadcast_from_rank_zero(
+        lambda: [run.sink.has_moved, state.last_saved is None]
+    )
+    if is_lost:
+        state.signals.run_dir_lost = True
+        if is_unsaved:
+            save(run, state)
+            wait_for_save(run, state)
+
+
 # --- log lines ---
 
 
@@ -280,15 +293,15 @@ def log_step_record(run: TrainSetup, state: TrainState) -> None:
         seconds, phases = interval.close()
         memory = probe.memory_now(str(run.execution.device))
         state.forecast_check.add(updates * run.batch_plan.tokens, seconds, phases["data"], memory)
-        measured = IntervalMeasures(updates, seconds, first_s, phases, memory)
+        times, rank_memory = None, ()
         if group.launch_id:
             all_reduce_s = min(group.take_all_reduce_s(), seconds)
             own = [seconds - all_reduce_s, all_reduce_s, memory.get("allocated_peak", memory["rss"])]
             compute_s, communication_s, rank_memory = zip(*group.all_gather_rows(own), strict=True)
             times = RankTimes(compute_s, communication_s)
-            measured = replace(measured, rank_times=times, rank_memory=rank_memory)
             if updates:
                 state.rank_time = times if state.rank_time is None else state.rank_time + times
+        measured = IntervalMeasures(updates, seconds, first_s, phases, memory, times, rank_memory)
         run.sink(journal_records.step_record(run, state, measured))
     state.progress.losses, state.progress.norms = [], []
 
@@ -359,15 +372,7 @@ def finish(run: TrainSetup, state: TrainState, ending: Ending) -> Ending:
             generate_final_sample(run, run.sampling, state.progress.iter)
     run.process_group.extend_timeout()
     wait_for_save(run, state)
-    rescue_if_run_dir_lost(run, state)  # rank 0 does; the others have no journal to check
-    is_lost, is_unsaved = run.process_group.broadcast_from_rank_zero(
-        lambda: [run.sink.has_moved, state.last_saved is None]
-    )
-    if is_lost:
-        state.signals.run_dir_lost = True
-        if is_unsaved:
-            save(run, state)
-            wait_for_save(run, state)
+    save_again_if_run_dir_lost(run, state)
     if stopped := ending_if_stopped(state.signals):
         return stopped
     check, done = state.forecast_check, state.progress.iter

@@ -65,14 +65,6 @@ def make_optimizers(model: GPT, config: TrainConfig, dtype: torch.dtype) -> list
     return [Muon(matrices, config, dtype), AdamW(rest, embedding, config)]
 
 
-def describe_rates(config: TrainConfig) -> str:
-    """The learning rates of --optimizer=muon."""
-    rates = f"matrices of the blocks at {config.matrix_lr:g}; AdamW for the rest at {config.learning_rate:g}"
-    if config.tie_embeddings or config.embedding_lr is None:
-        return rates
-    return f"{rates}, embedding at {config.embedding_lr:g}"
-
-
 # --- AdamW ---
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError, first_message_line
@@ -21,7 +19,7 @@ from glassgpt.training.compute_plan import ComputePlan
 from glassgpt.training.train_state import TrainSetup, TrainState
 
 _BYTES_PER_WEIGHT = 4
-_SMALLER_MODEL_ADVICE = "a smaller model: --n_layer, --n_embd"
+_SMALLER_MODEL_ADVICE = "a smaller model: --n_layer, --n_embd (`glass plan` proposes one)"
 # Forecasts of a CPU's memory can be much too high. A run that needs twice the memory does not fit even then.
 _MAX_OVERCOMMIT_RATIO = 2.0  # forecast / memory
 _PROPOSED_SHARE_OF_USABLE = 0.9  # by the settings that are proposed instead: some memory to spare
@@ -47,12 +45,10 @@ def check_memory(config: TrainConfig, compute: ComputePlan, estimate: MemoryEsti
         subject, advice = f"--batch_size={plan.batch_size}", less_memory_advice(config, plan, batch_size)
     else:
         subject, advice = f"this model with --batch_size={plan.batch_size}", _SMALLER_MODEL_ADVICE
-        for changes in _lighter_settings(workload.config):
-            lighter = replace(workload, config=replace(workload.config, **changes))
-            if batch_size := max_batch_size_in_memory(lighter, usable_bytes):
-                flags = " ".join(f"--{name}={value}" for name, value in changes.items())
-                advice = f"{flags} {_micro_batch_flags(workload.config, plan, batch_size)}"
-                break
+        recomputing = replace(workload, config=replace(workload.config, activation_checkpointing=True))
+        if batch_size := max_batch_size_in_memory(recomputing, usable_bytes):
+            flags = _micro_batch_flags(workload.config, plan, batch_size)
+            advice = f"--activation_checkpointing=True {flags}"
     where = "here" if compute.facts.free_bytes is None else "free on the card"
     raise UserError(
         f"{subject} needs about {format_bytes(estimate.total_bytes)} of memory, and there are "
@@ -64,20 +60,6 @@ def max_batch_size_in_memory(workload: TrainingWorkload, usable_bytes: int) -> i
     """The largest micro-batch, with some memory to spare, if gradients accumulate; None: not even 1 fits."""
     smallest = replace(without_optional_memory(workload), micro_steps=2)
     return largest_fitting_batch(smallest, int(_PROPOSED_SHARE_OF_USABLE * usable_bytes))
-
-
-def _lighter_settings(config: TrainConfig) -> Iterator[dict[str, Any]]:
-    """Changes that need less memory, the smallest first. Initial weights keep their shape."""
-    recompute: dict[str, Any] = {"activation_checkpointing": True}
-    yield recompute
-    if config.init_from == "scratch":
-        divisors = (2, 4, 8, 16, 32, 64)
-        layers = {divisor: max(1, config.n_layer // divisor) for divisor in divisors}
-        for divisor in divisors:
-            yield recompute | {"n_layer": layers[divisor]}
-        for divisor in divisors:
-            if config.n_embd % (divisor * config.n_head) == 0:
-                yield recompute | {"n_layer": layers[divisor], "n_embd": config.n_embd // divisor}
 
 
 def memory_short_finding(run: TrainSetup, state: TrainState) -> Record | None:

@@ -13,6 +13,7 @@ import bisect
 import contextlib
 import math
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -113,15 +114,19 @@ class UpdateProfiler:
 
 
 def _profile_record(events: Sequence[Any], first: int, done: int, trace: Path) -> Record:
-    updates = [
-        event for event in events if event.name == _UPDATE_SPAN_NAME and event.device_type == DeviceType.CPU
-    ]
-    spans = sorted(_span(event) for event in updates)
+    spans = sorted(
+        _span(event)
+        for event in events
+        if event.name == _UPDATE_SPAN_NAME and event.device_type == DeviceType.CPU
+    )
+
+    def is_in_update(moment: float) -> bool:
+        last_started = bisect.bisect_right(spans, (moment, math.inf)) - 1
+        return last_started >= 0 and moment <= spans[last_started][1]
+
     # User annotations, such as an optimizer's step, are not work themselves.
     inside = [
-        event
-        for event in events
-        if not event.is_user_annotation and is_in_any_span(spans, event.time_range.start)
+        event for event in events if not event.is_user_annotation and is_in_update(event.time_range.start)
     ]
     kernels = [event for event in inside if event.device_type == DeviceType.CUDA]  # also copies and fills
     operators = [event for event in inside if event.device_type == DeviceType.CPU]
@@ -134,7 +139,7 @@ def _profile_record(events: Sequence[Any], first: int, done: int, trace: Path) -
         "kind": "profile",
         "iter": done,
         "from_iter": first,
-        "updates": len(updates),
+        "updates": len(spans),
         "trace": f"{PROFILE_FOLDER}/{trace.name}",
         "bytes": trace.stat().st_size,
         "wall_ms": wall_us / 1000,
@@ -148,19 +153,13 @@ def _span(event: Any) -> tuple[float, float]:
     return event.time_range.start, event.time_range.end
 
 
-def is_in_any_span(spans: Sequence[tuple[float, float]], moment: float) -> bool:
-    """Whether the moment lies in one of the spans, which are sorted and do not overlap."""
-    last_started = bisect.bisect_right(spans, (moment, math.inf)) - 1
-    return last_started >= 0 and moment <= spans[last_started][1]
-
-
 def build_table(times: Iterable[tuple[str, float]]) -> list[ProfileRow]:
     """From names and microseconds; the slowest first."""
-    us_by_name: dict[str, float] = {}
-    calls: dict[str, int] = {}
+    us_by_name: defaultdict[str, float] = defaultdict(float)
+    calls: defaultdict[str, int] = defaultdict(int)
     for name, us in times:
-        us_by_name[name] = us_by_name.get(name, 0.0) + us
-        calls[name] = calls.get(name, 0) + 1
+        us_by_name[name] += us
+        calls[name] += 1
     total_us = sum(us_by_name.values()) or 1.0
     rows = [
         ProfileRow(name[:_MAX_NAME_LENGTH], us / 1000, us / total_us, calls[name])

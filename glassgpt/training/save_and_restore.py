@@ -173,8 +173,7 @@ def _restore_progress(run: TrainSetup, state: TrainState, loaded: LoadedCheckpoi
         tokens = int(counts.sum())
         mean_loss = float((losses * counts).sum()) / tokens
         state.early_stop_reference = EvalResult(mean_loss, tokens, losses, counts)
-    for name, value in saved["progress"].items():
-        setattr(state.progress, name, value)
+    state.progress = TrainingProgress(**saved["progress"])
     warnings = []
     if saved["data_hash"] not in ("", run.dataset.hash):  # "": imported without its dataset
         warnings.append("the dataset is not the one that the run was trained on before")

@@ -45,7 +45,7 @@ from glassgpt.record.sink import Listener, Trackers
 from glassgpt.training import journal_records, loop, out_of_memory
 from glassgpt.training.checkpoint.checkpoints import verify_checkpoint
 from glassgpt.training.distributed import join
-from glassgpt.training.distributed.process_group import ProcessGroup, RankLost
+from glassgpt.training.distributed.process_group import ALONE, ProcessGroup, RankLost
 from glassgpt.training.distributed.rank_watchdog import RANK_LOST_EXIT_CODE
 from glassgpt.training.interrupt import StopSignals
 from glassgpt.training.loop import Ending
@@ -163,11 +163,10 @@ def start_run(
     listeners: Sequence[Listener],
     signals: StopSignals,
     process_age_s: float = 0.0,
-    group: ProcessGroup | None = None,
+    group: ProcessGroup = ALONE,
     trackers: Trackers | None = None,
 ) -> Run:
     """`process_age_s`: how long the process had run before this call, if that belongs to the run."""
-    group = group or ProcessGroup()
     try:
         with group.share_errors():
             finished = group.broadcast_from_rank_zero(lambda: _finished_run(request))

@@ -48,14 +48,13 @@ from glassgpt.training.checkpoint.saver import NoSaver, Saver
 from glassgpt.training.compute_plan import plan_compute
 from glassgpt.training.device import ExecutionConfig, choose_device, configure_model
 from glassgpt.training.distributed.fsdp import shard
-from glassgpt.training.distributed.process_group import ProcessGroup
+from glassgpt.training.distributed.process_group import ALONE, ProcessGroup
 from glassgpt.training.evaluate import EvalWindows
 from glassgpt.training.forecast_check import ForecastCheck
 from glassgpt.training.interrupt import StopSignals
 from glassgpt.training.learner import Learner
 from glassgpt.training.loader import BatchLoader
 from glassgpt.training.loss_parts import LossParts
-from glassgpt.training.optimizers import describe_rates
 from glassgpt.training.out_of_memory import check_memory
 from glassgpt.training.profiler import UpdateProfiler
 from glassgpt.training.run_request import RunRequest
@@ -72,11 +71,10 @@ def set_up(
     listeners: Sequence[Listener],
     ledger: Ledger,
     signals: StopSignals,
-    group: ProcessGroup | None = None,
+    group: ProcessGroup = ALONE,
     trackers: Trackers | None = None,
 ) -> tuple[TrainSetup, TrainState]:
     """Opens the data, makes the open decisions, builds the model; then makes or locks the run's folder."""
-    group = group or ProcessGroup()
     config = request.config
     tracker_names = requested_trackers(config)
     if tracker_names and trackers is None:
@@ -322,7 +320,11 @@ def _collect_choices(
         choices.append(Choice("embedding_lr", config.embedding_lr, reason, notable=True))
     choices += init_and_compute
     if config.optimizer == "muon":
-        choices.append(Choice("optimizer", "muon", describe_rates(config)))
+        rates = f"matrices of the blocks at {config.matrix_lr:g}"
+        rates += f"; AdamW for the rest at {config.learning_rate:g}"
+        if config.embedding_lr is not None and not config.tie_embeddings:
+            rates += f", embedding at {config.embedding_lr:g}"
+        choices.append(Choice("optimizer", "muon", rates))
     curve = config.schedule if config.decay_lr else "constant"
     choices.append(Choice("schedule", curve, schedule.describe_schedule(config)))
     choices += sample_and_documents

@@ -14,31 +14,27 @@ Whether a new run can start from such weights is decided in weight_compatibility
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from glassgpt.config import ConfigValue, TrainConfig, padded_vocab_size
 from glassgpt.data.bpe import gpt2_tokenizer
 from glassgpt.data.bpe_table import download_gpt2_ranks
-from glassgpt.data.dataset import Dataset, read_manifest
-from glassgpt.data.manifest import MANIFEST_FILE, Manifest
+from glassgpt.data.manifest import MANIFEST_FILE
 from glassgpt.data.nanogpt_bin import META_FILE, read_meta
 from glassgpt.data.tokenizer_json import load_tokenizer_in, require_tokenizer_in
 from glassgpt.data.tokenizers import (
     CharTokenizer,
     IdsTokenizer,
     Tokenizer,
-    dataset_tokenizer_digest,
     load_tokenizer,
     tokenizer_digest,
 )
 from glassgpt.errors import UserError, describe_os_error
 from glassgpt.files import expand_user_path
 from glassgpt.flags import check_settings
-from glassgpt.model.gpt import GPTConfig
 from glassgpt.model.pretrained import GPT2_NAMES, find_pretrained, is_repository, read_pretrained
-from glassgpt.model.weights import with_tied_head
+from glassgpt.model.weights import read_gpt_config, with_tied_head
 from glassgpt.recipe import read_recipe
 from glassgpt.record.run_dir import (
     CONFIG_FILE,
@@ -53,15 +49,13 @@ from glassgpt.training.checkpoint.checkpoints import (
     REQUIRED_TO_RESUME,
     Checkpoint,
     CheckpointListing,
+    LoadedCheckpoint,
     TensorsByFile,
     list_checkpoints,
     load_latest_intact,
     load_tensors,
 )
-from glassgpt.training.checkpoint.checkpoints import (
-    LoadedCheckpoint as LoadedCheckpoint,  # for those who import it from here
-)
-from glassgpt.training.checkpoint.nanogpt_ckpt import MODEL_SIZES, read_nanogpt_ckpt, size_problems
+from glassgpt.training.checkpoint.nanogpt_ckpt import read_nanogpt_ckpt
 
 _MAX_READ_ATTEMPTS = 5  # to read a run that is training and replaces its checkpoints
 
@@ -168,11 +162,15 @@ def from_checkpoint(
     missing += [] if tensors is None or "model" in tensors else ["model.safetensors"]
     if missing:
         raise UserError(f"{checkpoint.path} is damaged: it lacks {', '.join(missing)}")
+    try:
+        model_config = read_gpt_config(checkpoint.state["model"])
+    except UserError as error:
+        raise UserError([f"{checkpoint.path} is damaged: {problem}" for problem in error.problems]) from None
     settings, settings_warnings = _checkpoint_settings(checkpoint)
     tensors = tensors or {}
     return LoadedCheckpoint(
         description=str(checkpoint.path),
-        model_config=_model_config(checkpoint),
+        model_config=model_config,
         weights=with_tied_head(tensors["model"]) if tensors else {},
         folder=checkpoint.path.parent.parent,
         optimizer=tensors.get("optimizer", {}),
@@ -183,17 +181,6 @@ def from_checkpoint(
         settings=settings,
         warnings=(*warnings, *settings_warnings),
     )
-
-
-def _model_config(checkpoint: Checkpoint) -> GPTConfig:
-    values, problems = check_settings(checkpoint.state.get("model", {}), GPTConfig, " in its state.json")
-    missing = [name for name in MODEL_SIZES if name not in values]
-    sizes = {name: size for name in MODEL_SIZES if isinstance(size := values.get(name), int)}
-    problems += [f"{name} is missing" for name in missing] or size_problems(sizes)
-    problems += [] if 0 <= float(values.get("dropout") or 0) < 1 else ["its dropout is not below 1"]
-    if problems:
-        raise UserError([f"{checkpoint.path} is damaged: {problem}" for problem in problems])
-    return GPTConfig(**values)  # type: ignore[arg-type]
 
 
 def _checkpoint_settings(checkpoint: Checkpoint) -> tuple[Mapping[str, ConfigValue], list[str]]:
@@ -277,30 +264,11 @@ def _load_dataset_tokenizer(folder: Path) -> Tokenizer:
 
 
 def trained_tokenizer_digest(loaded: LoadedCheckpoint) -> str | None:
-    """The digest of the tokenizer that the weights were trained with; None if it is not known.
-
-    Older checkpoints name the tokenizer and its files instead. Then it is the digest of the files in the run.
-    """
+    """The digest of the tokenizer that the weights were trained with; None if it is not known."""
     if loaded.kind == "huggingface":
         tokenizer = pretrained_tokenizer(loaded)
         return None if tokenizer is None else tokenizer_digest(tokenizer)
-    recorded, folder = str(loaded.state.get("tokenizer", "")), loaded.folder / TOKENIZER_DIR
-    if not recorded.startswith("["):
-        return recorded or None
-    try:
-        dataset = Dataset(folder, read_manifest(folder))
-        is_recorded = tokenizer_matches_record(loaded, dataset.manifest)
-        return dataset_tokenizer_digest(dataset) if is_recorded else None
-    except UserError:  # the files are gone, or damaged
-        return None
-
-
-def tokenizer_matches_record(loaded: LoadedCheckpoint, manifest: Manifest) -> bool:
-    """Whether a tokenizer is the one that an older checkpoint names, or it names none."""
-    files = {} if manifest.tokenizer == "gpt2" else dict(manifest.sha256)
-    files = {name: digest for name, digest in files.items() if not name.endswith(".bin")}
-    record = json.dumps([manifest.tokenizer, manifest.characters, files], sort_keys=True)
-    return loaded.state["tokenizer"] in ("", record)
+    return str(loaded.state.get("tokenizer", "")) or None
 
 
 def pretrained_tokenizer(loaded: LoadedCheckpoint) -> Tokenizer | None:

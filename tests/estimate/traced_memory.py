@@ -174,9 +174,9 @@ def trace_memory(work: TrainingWorkload) -> dict[str, int]:
     with FakeTensorMode(allow_non_fake_inputs=True), _Tracker() as tracker, device:
         model = gpt.GPT(gpt.make_gpt_config(config, work.vocab_size))
         model.activation_checkpointing = config.activation_checkpointing
-        model.set_kernels(work.kernels)
-        model.set_float8(config.fp8)
-        model.set_attention(work.attention)
+        model.backend.kernels = work.kernels
+        model.backend.float8 = config.fp8
+        model.backend.attention = work.attention
         optimizers = make_optimizers(model, config, getattr(torch, work.dtype))
         autocast = torch.autocast("cpu", torch.bfloat16, enabled=work.dtype != "float32")
         tokens = torch.zeros(work.batch_size, config.block_size, dtype=torch.long)

@@ -292,7 +292,7 @@ def test_a_changed_config_of_ours_is_refused(root: Path, tmp_path: Path, change:
     path = tmp_path / "out" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     (tmp_path / "out" / EXPORT_RECORD_FILE).unlink()  # else the file is not the recorded one
-    with pytest.raises(UserError, match="does not describe a model as `glass export` does"):
+    with pytest.raises(UserError, match=rf"config\.json: it.* {next(iter(change))}="):
         read_pretrained(tmp_path / "out")
 
 

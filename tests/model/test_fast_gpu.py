@@ -44,10 +44,10 @@ def gradient_of(model: GPT) -> Tensor:
 @both
 def test_fused_attention_in_float32_is_textbook_attention(arch: str) -> None:
     model = model_of(arch)
-    model.set_attention("manual")
+    model.backend.attention = "manual"
     plain_loss, plain = gradients(model)
     for how in ("efficient", "sdpa"):  # the others have no float32
-        model.set_attention(how)
+        model.backend.attention = how
         loss, found = gradients(model)
         assert loss == pytest.approx(plain_loss, abs=1e-5), how
         torch.testing.assert_close(found, plain, atol=1e-5, rtol=1e-5)
@@ -57,10 +57,10 @@ def test_fused_attention_in_float32_is_textbook_attention(arch: str) -> None:
 @pytest.mark.parametrize("how", ["flash", "cudnn", "efficient", "sdpa"])
 def test_fused_attention_in_bfloat16_is_as_near_to_float32(arch: str, how: str) -> None:
     model = model_of(arch)
-    model.set_attention("manual")
+    model.backend.attention = "manual"
     plain_loss, plain = gradients(model)
     rough_loss, rough = gradients(model, low=True)
-    model.set_attention(how)
+    model.backend.attention = how
     try:
         loss, found = gradients(model, low=True)
     except RuntimeError as error:
@@ -87,7 +87,7 @@ def test_compiled_it_has_the_same_loss_and_gradients(arch: str, monkeypatch: pyt
 def test_recorded_it_has_the_same_loss_and_gradients(arch: str, kernels: bool) -> None:
     """Of a batch that it was not captured with, and they add up over micro-batches."""
     model = model_of(arch)
-    model.set_kernels(kernels)
+    model.backend.kernels = kernels
 
     def work(tokens: Tensor, targets: Tensor) -> tuple[Tensor]:
         loss = model(tokens, targets)

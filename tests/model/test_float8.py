@@ -234,13 +234,13 @@ def test_the_whole_model(device: str, shape: dict[str, Any], monkeypatch: pytest
     torch.manual_seed(0)
     settings = {"vocab_size": 1024, "block_size": 64, "n_layer": 4, "n_head": 4, "n_embd": 128}
     model = GPT(GPTConfig(**settings | shape)).to(device)
-    model.set_kernels(device == "cuda")
+    model.backend.kernels = device == "cuda"
     tokens = torch.randint(0, 1001, (8, 65), device=device)
     monkeypatch.setattr(loss_chunks, "MAX_UNCHUNKED_LOGIT_BYTES", 0)
     monkeypatch.setitem(loss_chunks.MAX_LOGIT_CHUNK_BYTES, device, 128 * 2 * 1024)
 
     def step(low: bool) -> tuple[float, Tensor]:
-        model.set_float8(low)
+        model.backend.float8 = low
         model.zero_grad()
         with torch.autocast(device, torch.bfloat16):
             result = model(tokens[:, :-1], tokens[:, 1:])

@@ -128,7 +128,7 @@ def test_fused_attention_is_textbook_attention(arch: str) -> None:
     model = little_gpt(arch=arch)
     tokens, targets = some_batch()
     fused_loss, fused = loss_and_gradients(model, tokens, targets)
-    model.set_attention("manual")
+    model.backend.attention = "manual"
     loss, textbook = loss_and_gradients(model, tokens, targets)
     assert loss == pytest.approx(fused_loss, abs=1e-5)
     assert fused.keys() == textbook.keys() == dict(model.named_parameters()).keys()
@@ -154,13 +154,13 @@ def test_textbook_attention_in_bfloat16_is_as_near_to_float32_as_fused(arch: str
         tokens, targets = some_batch(rows=8)
         _, exact = loss_and_gradients(model, tokens, targets)
         for how in errors:
-            model.set_attention("manual" if how == "manual" else "sdpa")
+            model.backend.attention = "manual" if how == "manual" else "sdpa"
             with torch.autocast("cpu", torch.bfloat16), pytest.MonkeyPatch.context() as patch:
                 if how == "kernel":
                     patch.setattr("glassgpt.model.gpt.attend", plain_kernel)
                 _, found = loss_and_gradients(model, tokens, targets)
             errors[how] += sum(float((found[name] - exact[name]).square().sum()) for name in exact)
-        model.set_attention("sdpa")
+        model.backend.attention = "sdpa"
     assert 0 < errors["manual"] < 1.1**2 * errors["kernel"]
     assert 0 < errors["sdpa"] < 1.02**2 * errors["kernel"]
 
@@ -172,7 +172,7 @@ def test_textbook_attention_in_bfloat16_is_as_near_to_float32_as_fused(arch: str
 @torch.no_grad()
 def test_a_later_token_changes_no_earlier_logit(arch: str, fused: bool, place: int, token: int) -> None:
     model = little_gpt(arch=arch).eval()
-    model.set_attention("sdpa" if fused else "manual")
+    model.backend.attention = "sdpa" if fused else "manual"
     tokens = some_tokens(rows=1)
     changed = tokens.clone()
     changed[0, place] = token
@@ -248,7 +248,7 @@ def test_activation_checkpointing_does_recompute() -> None:
 @torch.no_grad()
 def test_dropout_is_for_training_only(arch: str, fused: bool) -> None:
     plain, dropping = little_gpt(arch=arch), little_gpt(arch=arch, dropout=0.3)
-    dropping.set_attention("sdpa" if fused else "manual")
+    dropping.backend.attention = "sdpa" if fused else "manual"
     tokens = some_tokens()
     assert not torch.allclose(dropping.train()(tokens), dropping(tokens))
     assert torch.equal(dropping.eval()(tokens), dropping(tokens))

@@ -148,7 +148,7 @@ def model_of(arch: str) -> GPT:
 def gradients(model: GPT, low: bool, kernels: bool) -> tuple[float, Tensor]:
     draw = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, 1000, (8, 65), generator=draw).cuda()
-    model.set_kernels(kernels)
+    model.backend.kernels = kernels
     model.zero_grad()
     with torch.autocast("cuda", torch.bfloat16, enabled=low):
         result = model(tokens[:, :-1], tokens[:, 1:])

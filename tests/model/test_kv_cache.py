@@ -37,7 +37,7 @@ def test_any_pieces_make_the_same_logits(
     arch: str, attention: str, cuts: set[int], rows: int, seed: int
 ) -> None:
     model = little_gpt(arch=arch).eval()
-    model.set_attention(attention)
+    model.backend.attention = attention
     tokens = some_tokens(rows, seed=seed)
     pieces = read_in_pieces(model, tokens, sorted(cuts))
     torch.testing.assert_close(pieces, model(tokens), atol=1e-5, rtol=0)
@@ -113,7 +113,7 @@ def test_more_than_the_context_is_an_error(arch: str) -> None:
 @torch.no_grad()
 def test_it_remembers_in_the_precision_of_autocast(arch: str, attention: str) -> None:
     model = little_gpt(arch=arch).eval()
-    model.set_attention(attention)
+    model.backend.attention = attention
     tokens = some_tokens()
     with torch.autocast("cpu", torch.bfloat16):
         cache = model.new_cache(CONTEXT)
@@ -149,7 +149,7 @@ def test_keys_that_a_norm_made_float32_are_kept_as_the_values_are() -> None:
 @pytest.mark.parametrize("attention", ["sdpa", "manual"])
 def test_training_still_compiles_into_one_graph(arch: str, attention: str) -> None:
     model = little_gpt(arch=arch)
-    model.set_attention(attention)
+    model.backend.attention = attention
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     tokens, targets = some_batch()

@@ -184,13 +184,15 @@ def test_evaluations_come_with_their_figures(tiny: MakeConfig, tiny_data: Path) 
         assert record["ms"] > 0
 
 
-def test_the_time_to_go_falls(tiny: MakeConfig) -> None:
+def test_the_time_to_go_is_that_of_the_updates_and_evaluations_left(tiny: MakeConfig) -> None:
     config = tiny(max_iters=100, eval_interval=1000, log_interval=10)
     train(config)
     steps = records(config.out_dir, "step")
-    times = [step["eta_s"] for step in steps]
-    assert times[0] > times[4] > times[-1] > 0  # at the last log line an evaluation is still to come
-    assert times[-1] < records(config.out_dir, "end")[-1]["wall_s"]
+    updates_s = [(100 - step["iter"]) * step["step_ms"] / 1000 for step in steps]
+    evaluation_s = [step["eta_s"] - left_s for step, left_s in zip(steps, updates_s, strict=True)]
+    # At the last log line, too, an evaluation is still to come: it takes as long as the first.
+    assert evaluation_s == pytest.approx([evaluation_s[0]] * 10)
+    assert 0 < evaluation_s[0] < records(config.out_dir, "end")[-1]["wall_s"]
 
 
 def to_go(done: int, end: int, every: int, **changes: Any) -> float | None:

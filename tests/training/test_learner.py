@@ -377,7 +377,7 @@ def test_kernels_that_cannot_be_built_cost_speed_only(
 
 def with_kernels(init: Any) -> Any:
     def changed(learner: Learner, model: GPT, *rest: Any) -> None:
-        model.set_kernels(True)
+        model.backend.kernels = True
         init(learner, model, *rest)
 
     return changed

@@ -14,7 +14,7 @@ from tiny import Crash, MakeConfig, crash_before, inject_non_finite, records, re
 from glassgpt.config import MAX_PROFILE_UPDATES, TrainConfig, profile_window
 from glassgpt.estimate.step_timing import LogInterval
 from glassgpt.record.ledger import Ledger
-from glassgpt.training.profiler import ProfileRow, build_table, covered_time, is_in_any_span
+from glassgpt.training.profiler import ProfileRow, build_table, covered_time
 from glassgpt.training.session import train
 from glassgpt.validate import find_config_problems
 
@@ -221,8 +221,3 @@ def test_the_table() -> None:
 def test_time_that_is_covered_counts_once() -> None:
     assert covered_time([]) == 0
     assert covered_time([(5.0, 9.0), (0.0, 2.0), (1.0, 3.0), (6.0, 7.0)]) == 3 + 4
-    assert is_in_any_span([(0.0, 2.0), (5.0, 9.0)], 1.0)
-    assert is_in_any_span([(0.0, 2.0), (5.0, 9.0)], 5.0)
-    assert not is_in_any_span([(0.0, 2.0), (5.0, 9.0)], 3.0)
-    assert not is_in_any_span([(1.0, 2.0)], 0.5)
-    assert not is_in_any_span([], 0.5)

@@ -26,11 +26,18 @@ from glassgpt.errors import UserError, first_message_line, raise_if_any
 from glassgpt.files import regular_file_opener
 from glassgpt.flags import check_settings, field_types
 from glassgpt.model.gpt import GPT, GPTConfig
-from glassgpt.model.weights import CAUSAL_MASK_SUFFIXES, WEIGHT_DTYPES, check_state_dict, with_tied_head
+from glassgpt.model.weights import (
+    CAUSAL_MASK_SUFFIXES,
+    MODEL_SIZES,
+    WEIGHT_DTYPES,
+    check_state_dict,
+    read_gpt_config,
+    weight_problems,
+    with_tied_head,
+)
 from glassgpt.record.machine import available_memory_bytes
 from glassgpt.training.checkpoint.checkpoints import LoadedCheckpoint
 
-MODEL_SIZES = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
 ADAMW_STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
 _PREFIXES = ("_orig_mod.", "module.")  # of torch.compile and DDP, in any order and number
 # Settings of the machine and the command it was trained with: a run that starts from it chooses its own.
@@ -166,20 +173,8 @@ _NUMPY_STAND_INS: list[Any] = [
 
 def _parse_model_args(arguments: Mapping[str, Any]) -> GPTConfig:
     sizes = {name: int(arguments[name]) for name in MODEL_SIZES}
-    raise_if_any(size_problems(sizes))
-    dropout = float(arguments.get("dropout", 0.0))
-    if not 0 <= dropout < 1:
-        raise UserError(f"it has dropout={dropout}")
     bias = bool(arguments.get("bias", True))  # versions without this argument always had biases
-    return GPTConfig(**sizes, dropout=dropout, bias=bias)  # type: ignore[arg-type]
-
-
-def size_problems(sizes: Mapping[str, int]) -> list[str]:
-    """Why no model has these sizes."""
-    wrong = [f"it has {name}={size}" for name, size in sizes.items() if not 0 < size < 10**6]
-    if wrong or sizes["n_embd"] % sizes["n_head"] == 0:
-        return wrong
-    return [f"its n_embd={sizes['n_embd']} is not divisible by n_head={sizes['n_head']}"]
+    return read_gpt_config(sizes | {"dropout": float(arguments.get("dropout", 0.0)), "bias": bias})
 
 
 def _parse_weights(state_dict: Mapping[str, Tensor], model_config: GPTConfig) -> dict[str, Tensor]:
@@ -195,23 +190,7 @@ def _parse_weights(state_dict: Mapping[str, Tensor], model_config: GPTConfig) ->
         if problem := _tensor_problem(tensor):
             raise UserError(f"{name} {problem}")
         weights[name] = tensor
-    head, embedding = weights.get("lm_head.weight"), weights.get("transformer.wte.weight")
-    if head is not None and embedding is not None and not torch.equal(head, embedding):
-        raise UserError("lm_head.weight differs from transformer.wte.weight, which are one matrix here")
-    # The sizes are compared before a model is built: a small file that claims to be large must not fill the
-    # memory. check_state_dict compares the rest.
-    n_layer = len({name.split(".")[2] for name in weights if name.startswith("transformer.h.")})
-    problems = []
-    if n_layer != model_config.n_layer:
-        problems.append(f"it has n_layer={model_config.n_layer}, but weights of {n_layer}")
-    for table, rows in (("wte", model_config.vocab_size), ("wpe", model_config.block_size)):
-        table_weight = weights.get(f"transformer.{table}.weight")
-        if table_weight is not None and table_weight.shape != (rows, model_config.n_embd):
-            problems.append(
-                f"its {table}.weight is {tuple(table_weight.shape)}, but its settings say "
-                f"{(rows, model_config.n_embd)}"
-            )
-    raise_if_any(problems)
+    raise_if_any(weight_problems(model_config, weights))
     return with_tied_head(weights)
 
 

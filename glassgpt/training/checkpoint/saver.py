@@ -34,7 +34,7 @@ from glassgpt.training.checkpoint.checkpoints import (
     next_free_path,
 )
 from glassgpt.training.checkpoint.tensor_file import PackedTensors, PinnedBuffer, pack_tensors, write_packed
-from glassgpt.training.distributed.process_group import ProcessGroup
+from glassgpt.training.distributed.process_group import ALONE, ProcessGroup
 
 Snapshot = dict[str, PackedTensors]  # by file
 
@@ -42,9 +42,9 @@ Snapshot = dict[str, PackedTensors]  # by file
 class Saver:
     """Writes checkpoints, one at a time. Keeps the last `keep` and the best."""
 
-    def __init__(self, run_dir: Path, keep: int, group: ProcessGroup | None = None) -> None:
+    def __init__(self, run_dir: Path, keep: int, group: ProcessGroup = ALONE) -> None:
         """`group`: for sharded weights, of which every rank saves its shard with its own saver."""
-        self._run_dir, self._keep, self._group = run_dir, keep, group or ProcessGroup()
+        self._run_dir, self._keep, self._group = run_dir, keep, group
         self._saves = 0  # numbers the keys in the group's store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Record] | None = None

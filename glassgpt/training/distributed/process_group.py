@@ -145,3 +145,6 @@ class ProcessGroup:
 
     def shut_down(self, error: BaseException | None = None) -> None:
         """Leaves the group; the other ranks learn of the error."""
+
+
+ALONE = ProcessGroup()

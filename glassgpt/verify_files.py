@@ -33,7 +33,7 @@ from glassgpt.record.run_dir import (
     is_run_dir,
     resume_command,
 )
-from glassgpt.training.checkpoint.checkpoints import digest_on_disk, list_checkpoints, read_checkpoint
+from glassgpt.training.checkpoint.checkpoints import list_checkpoints, read_checkpoint
 
 VerifiedKind = Literal["run", "export", "dataset"]
 _REPORT = "report.html"
@@ -184,7 +184,7 @@ def _verify_checkpoint(path: Path, advance: Progress) -> CheckedPart:
     digests = checkpoint.state["sha256"]
     loss = "" if checkpoint.val_loss is None else f", validation loss {checkpoint.val_loss:.4f}"
     good = f"iter {checkpoint.iter:,}{loss}, {pluralize(len(digests) + 1, 'file')}"
-    return _merge_parts(name, _check_digests(path, digests, advance, digest_on_disk), good)
+    return _merge_parts(name, _check_digests(path, digests, advance, checkpoint.file_digest), good)
 
 
 def _verify_config(path: Path) -> CheckedPart:

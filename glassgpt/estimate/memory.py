@@ -43,9 +43,9 @@ GIB = 2**30
 # libraries and modules, as resident in a run of a model of 0.2 MiB (torch 2.13, Linux).
 CONTEXT_BYTES = {"cuda": 600 * 2**20, "mps": 400 * 2**20, "cpu": 298 * 2**20}
 # Of the bytes that are allocated and freed in an update: gaps that glibc's heap leaves between them, as in 16
-# runs; far more where blocks are recomputed. Equal runs differ by up to 4%. With each tensor in pages of its own
-# (MALLOC_MMAP_THRESHOLD_=65536) there are none, but the kernel clears those pages each time, and a run takes up
-# to twice the time.
+# runs; far more where blocks are recomputed. Equal runs differ by up to 4%. With each tensor in pages of its
+# own (MALLOC_MMAP_THRESHOLD_=65536) there are none, but the kernel clears those pages each time, and a run
+# takes up to twice the time.
 _HEAP_FRAGMENTATION, _HEAP_FRAGMENTATION_CHECKPOINTING = 0.27, 0.91
 _CUBLAS_WORKSPACE_BYTES = {"cuda": 68 * 2**20, "mps": 0, "cpu": 0}
 

@@ -141,8 +141,9 @@ def _origin(request: RunRequest) -> Origin:
     """What the initial checkpoint says: its vocabulary, and the threads of a run that is resumed."""
     if request.init_checkpoint is None:
         return Origin(None, None)
-    own = request.own_checkpoint
-    threads = None if own is None else own.state.get("threads")
+    own, threads = request.own_checkpoint, None
+    if own is not None:  # older versions did not store the threads: they had the default
+        threads = own.state.get("threads", torch.get_num_threads())
     return Origin(request.init_checkpoint.model_config.vocab_size, threads)
 
 

@@ -18,6 +18,7 @@ from glassgpt.errors import UserError, raise_if_any
 from glassgpt.training.checkpoint.checkpoints import LoadedCheckpoint
 from glassgpt.training.weight_source import (
     pretrained_tokenizer,
+    tokenizer_matches_record,
     trained_tokenizer_digest,
     vocab_size_matches,
 )
@@ -83,7 +84,9 @@ def _token_problems(config: TrainConfig, dataset: Dataset, loaded: LoadedCheckpo
             f"--dataset={config.dataset} has a vocabulary of {manifest.vocab_size}, {weights} of "
             f"{loaded.model_config.vocab_size}; it needs {_required_dataset(loaded)}"
         ]
-    if trained_digest is not None:
+    if trained_digest is not None or (
+        loaded.kind == "run" and not tokenizer_matches_record(loaded, manifest)
+    ):
         return [
             f"--dataset={config.dataset} numbers its tokens differently from {weights}, which needs "
             f"{_required_dataset(loaded)}"

@@ -14,19 +14,22 @@ Whether a new run can start from such weights is decided in weight_compatibility
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from glassgpt.config import ConfigValue, TrainConfig, padded_vocab_size
 from glassgpt.data.bpe import gpt2_tokenizer
 from glassgpt.data.bpe_table import download_gpt2_ranks
-from glassgpt.data.manifest import MANIFEST_FILE
+from glassgpt.data.dataset import Dataset, read_manifest
+from glassgpt.data.manifest import MANIFEST_FILE, Manifest
 from glassgpt.data.nanogpt_bin import META_FILE, read_meta
 from glassgpt.data.tokenizer_json import load_tokenizer_in, require_tokenizer_in
 from glassgpt.data.tokenizers import (
     CharTokenizer,
     IdsTokenizer,
     Tokenizer,
+    dataset_tokenizer_digest,
     load_tokenizer,
     tokenizer_digest,
 )
@@ -264,11 +267,30 @@ def _load_dataset_tokenizer(folder: Path) -> Tokenizer:
 
 
 def trained_tokenizer_digest(loaded: LoadedCheckpoint) -> str | None:
-    """The digest of the tokenizer that the weights were trained with; None if it is not known."""
+    """The digest of the tokenizer that the weights were trained with; None if it is not known.
+
+    Older checkpoints name the tokenizer and its files instead. Then it is the digest of the files in the run.
+    """
     if loaded.kind == "huggingface":
         tokenizer = pretrained_tokenizer(loaded)
         return None if tokenizer is None else tokenizer_digest(tokenizer)
-    return str(loaded.state.get("tokenizer", "")) or None
+    recorded, folder = str(loaded.state.get("tokenizer", "")), loaded.folder / TOKENIZER_DIR
+    if not recorded.startswith("["):
+        return recorded or None
+    try:
+        dataset = Dataset(folder, read_manifest(folder))
+        is_recorded = tokenizer_matches_record(loaded, dataset.manifest)
+        return dataset_tokenizer_digest(dataset) if is_recorded else None
+    except UserError:  # the files are gone, or damaged
+        return None
+
+
+def tokenizer_matches_record(loaded: LoadedCheckpoint, manifest: Manifest) -> bool:
+    """Whether a tokenizer is the one that an older checkpoint names, or it names none."""
+    files = {} if manifest.tokenizer == "gpt2" else dict(manifest.sha256)
+    files = {name: digest for name, digest in files.items() if not name.endswith(".bin")}
+    record = json.dumps([manifest.tokenizer, manifest.characters, files], sort_keys=True)
+    return loaded.state["tokenizer"] in ("", record)
 
 
 def pretrained_tokenizer(loaded: LoadedCheckpoint) -> Tokenizer | None:

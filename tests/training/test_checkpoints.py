@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -27,6 +28,7 @@ from tiny import (
 
 from glassgpt.errors import UserError
 from glassgpt.files import read_small_file
+from glassgpt.record import journal
 from glassgpt.record.run_dir import CHECKPOINTS_DIR
 from glassgpt.training.checkpoint import checkpoints
 from glassgpt.training.checkpoint.checkpoints import (
@@ -179,13 +181,26 @@ def test_without_a_whole_checkpoint_all_warnings_are_in_the_error(saved: Path) -
     assert "has no checkpoint to resume from" in caught.value.problems[-1]
 
 
-def test_another_format_is_refused_by_name(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newer_format_is_refused_by_name(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("glassgpt.training.checkpoint.checkpoints.CHECKPOINT_VERSION", 99)
+    monkeypatch.setitem(checkpoints.DIGEST_BY_VERSION, 99, checkpoints.DIGEST_BY_VERSION[2])
     saver = Saver(saved, 9)
     save_and_wait(saver, 40, 1.0)
     saver.close()
     monkeypatch.undo()
     assert "version 99" in load_latest_intact(saved)[3][0]
+
+
+def test_the_older_format_is_read(saved: Path) -> None:
+    newest = committed_paths(saved)[-1]
+    state = dict(read_checkpoint(newest).state) | {"version": 1}
+    files = {name: hashlib.sha256((newest / name).read_bytes()).hexdigest() for name in state["sha256"]}
+    state["sha256"] = files
+    document = {"digest": hashlib.sha256(journal.dumps(state).encode()).hexdigest(), "state": state}
+    (newest / "state.json").write_text(journal.dumps(document))
+    checkpoint, tensors, damaged, _ = load_latest_intact(saved)
+    assert (checkpoint.path, damaged) == (newest, [])
+    assert tensors.keys() == {"model", "optimizer"}
 
 
 def test_a_run_goes_on_from_before_the_damage_and_says_so(tiny: MakeConfig) -> None:
@@ -290,12 +305,17 @@ def test_a_state_with_values_of_another_kind_is_damaged(saved: Path) -> None:
         "model": {},
         "config": {},
     }
+    tables = ("progress", "scaler", "model", "config", "sha256")
+    counts = ("iter", "sequences", "best_iter")
     wrongs: list[Any] = [[], None, "x"]
     changes: list[dict[str, Any]] = [
-        *({name: wrong} for name in ("progress", "scaler", "model", "config", "sha256") for wrong in wrongs),
+        *({name: wrong} for name in tables for wrong in wrongs),
         *({name: wrong} for name in ("iter", "val_loss") for wrong in (*wrongs[::2], {}, True)),
+        *({"progress": {name: wrong}} for name in counts for wrong in ("x", -1, 1.5)),
+        *({"progress": {name: wrong}} for name in ("losses", "norms") for wrong in ("x", [None], [[1]])),
         {"iter": None},
         {"iter": 10**400},
+        {"measured_on": 7},
         {"index": {"model": {"weight": [0, 1]}}},
     ]
     unnoticed = []

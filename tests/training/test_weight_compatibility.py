@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import shutil
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from glassgpt.data.tokenizer_json import dump_tokenizer
 from glassgpt.data.tokenizers import load_tokenizer
 from glassgpt.errors import UserError
 from glassgpt.training.session import train
+from glassgpt.training.weight_compatibility import check_compatible
 from glassgpt.training.weight_source import find_tokenizer, load_init_from
 
 TEXT = "Whoever lives in a glass house learns to sweep, and to draw the curtains at night.\n" * 40
@@ -77,6 +79,24 @@ def test_another_tokenizer_of_the_same_name_is_refused(tiny: MakeConfig, data: P
     assert all(run_files(config.out_dir)[name] == before[name] for name in ("gpt2.tiktoken", "manifest.json"))
     following = tiny("next", init_from=config.out_dir, data_dir=str(data / "renamed"), max_iters=6)
     assert train(following).iter == 6
+
+
+def test_a_run_from_before_digests_is_known_by_its_files(tiny: MakeConfig, data: Path) -> None:
+    config = tiny(data_dir=str(data / "own"), max_iters=1)
+    train(config)
+    loaded = load_init_from(config.out_dir)
+    assert len(loaded.state["tokenizer"]) == 64
+    # As older versions wrote it, which left GPT-2's table out.
+    older = dataclasses.replace(loaded, state={**loaded.state, "tokenizer": json.dumps(["gpt2", None, {}])})
+    for name in ("own", "renamed"):
+        check_compatible(config, open_dataset(data / name), older)
+    with pytest.raises(UserError, match="numbers its tokens differently"):
+        check_compatible(config, open_dataset(data / "other"), older)
+    # Where its files are gone, the names are all that is known.
+    shutil.rmtree(Path(config.out_dir) / "tokenizer")
+    check_compatible(config, open_dataset(data / "own"), older)
+    with pytest.raises(UserError, match="numbers its tokens differently"):
+        check_compatible(config, open_dataset(data / "renamed"), older)
 
 
 def test_a_run_without_a_checkpoint_keeps_its_tokenizer_too(tiny: MakeConfig, data: Path) -> None:

@@ -23,14 +23,14 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from safetensors import SafetensorError
 
-from glassgpt.data.digests import Progress, find_damage, sha256_in_pieces
+from glassgpt.data.digests import Progress, find_damage, sha256_in_pieces, whole_sha256
 from glassgpt.errors import UserError
 from glassgpt.files import read_small_file, regular_file_opener
 from glassgpt.record import journal
@@ -45,16 +45,35 @@ if TYPE_CHECKING:  # torch is imported only to load tensors: `glass verify` work
 
 CHECKPOINT_VERSION = 2
 _TENSOR_FILE_PATTERN = re.compile(r"[a-z]+(-\d+-of-\d+)?\.safetensors")
+# How files are hashed, by version.
+DIGEST_BY_VERSION: Mapping[int, Callable[..., str]] = {1: whole_sha256, 2: sha256_in_pieces}
+
 # A file that is gone, or that the disk has lost: the checkpoint is damaged. Any other error (permissions, too
 # many open files, a network drive that is away) says nothing about the checkpoint: it is raised.
 _FILE_LOST_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENOTSUP, errno.EIO)
 
-# Values in state.json, and their types. Its digest says that it is as it was written.
-_STATE_TYPES: Mapping[str, tuple[type, ...]] = {
-    "iter": (int,),
-    "val_loss": (int, float, type(None)),
-    "sha256": (dict,),
-    **dict.fromkeys(("progress", "scaler", "model", "config"), (dict,)),
+# The types of the values in state.json. A dict: an object with these values.
+_NUMBER = int | float
+_STATE_TYPES: dict[str, Any] = {
+    "iter": int,
+    "val_loss": _NUMBER | None,
+    "progress": {
+        "iter": int,
+        "sequences": int,
+        "val_loss": _NUMBER | None,
+        "best_val_loss": _NUMBER,
+        "best_iter": int | None,
+        "evaluations_without_gain": int,
+        "losses": list,
+        "norms": list,
+    },
+    "scaler": {},
+    "model": {},
+    "config": {},
+    "data_hash": str,
+    "measured_on": str,
+    "threads": int,
+    "sha256": {},
 }
 # What a run needs in state.json to resume from it, besides `iter` and `val_loss`.
 REQUIRED_TO_RESUME = ("model", "config", "progress", "scaler", "data_hash", "measured_on", "tokenizer")
@@ -78,6 +97,13 @@ class Checkpoint:
     @property
     def val_loss(self) -> float | None:
         return None if self.state["val_loss"] is None else float(self.state["val_loss"])
+
+    def file_digest(self, path: Path, advance: Progress = lambda size: None) -> str:
+        """Of a file as the disk has it."""
+        with open(path, "rb", opener=regular_file_opener) as file:
+            if hasattr(os, "posix_fadvise"):  # a hint: read from the disk, not from the system's cache
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            return DIGEST_BY_VERSION[self.state["version"]](file, advance)
 
 
 @dataclass(frozen=True)
@@ -113,15 +139,14 @@ def read_checkpoint(path: Path) -> Checkpoint:
         state = document["state"]
         if _digest(state) != document["digest"]:
             raise UserError(f"{path} is damaged: its state.json is not as it was written")
-        if state["version"] != CHECKPOINT_VERSION:
+        if state["version"] not in DIGEST_BY_VERSION:
             raise UserError(
-                f"{path} is of version {state['version']}; this program reads version {CHECKPOINT_VERSION}"
+                f"{path} is of version {state['version']}; this program reads up to {CHECKPOINT_VERSION}"
             )
-        wrong = [name for name in ("iter", "val_loss", "sha256") if name not in state]
-        wrong += [
-            name for name, types in _STATE_TYPES.items() if name in state and type(state[name]) not in types
-        ]
-        if wrong:
+        if wrong := [
+            *({"iter", "val_loss", "sha256"} - state.keys()),
+            *_wrongly_typed_names(state, _STATE_TYPES),
+        ]:
             raise UserError(f"{path} is damaged: state.json has missing or wrong values: {', '.join(wrong)}")
         if strange := [name for name in state["sha256"] if not _TENSOR_FILE_PATTERN.fullmatch(name)]:
             raise UserError(
@@ -136,6 +161,25 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def _digest(state: Mapping[str, Any]) -> str:
     """SHA-256 of the state as JSON, so that a damaged digit is noticed."""
     return hashlib.sha256(journal.dumps(state).encode()).hexdigest()
+
+
+def _wrongly_typed_names(values: Mapping[str, Any], types: Mapping[str, Any]) -> list[str]:
+    """Names of values that do not have their type in `types`, or are negative."""
+    wrong = []
+    for name in types.keys() & values.keys():
+        expected, value = types[name], values[name]
+        if isinstance(expected, dict) and isinstance(value, dict):
+            wrong += [f"{name}.{inner}" for inner in _wrongly_typed_names(value, expected)]
+            continue
+        numbers = value if isinstance(value, list) else [value] if isinstance(value, int) else []
+        if (
+            isinstance(expected, dict)
+            or not isinstance(value, expected)
+            or any(not isinstance(number, int | float) or isinstance(number, bool) for number in numbers)
+            or (isinstance(value, int) and value < 0)
+        ):
+            wrong.append(name)
+    return sorted(wrong)
 
 
 def _raise_if_not_damage(error: Exception, path: Path) -> None:
@@ -239,12 +283,13 @@ def load_tensors(checkpoint: Checkpoint) -> TensorsByFile:
     from safetensors.torch import load
 
     tensors = {}
+    digest_of = DIGEST_BY_VERSION[checkpoint.state["version"]]
     for name, recorded_digest in checkpoint.state["sha256"].items():
         path = checkpoint.path / name
         try:
             # Read, not memory-mapped: the bytes that were checked are the bytes that are used.
             content = read_small_file(path, available_memory_bytes())
-            if sha256_in_pieces(content) != recorded_digest:
+            if digest_of(content) != recorded_digest:
                 raise UserError(f"{path} is damaged: its SHA-256 is not the recorded one")
             tensors[path.stem] = load(content)
         except (OSError, SafetensorError) as error:
@@ -273,18 +318,12 @@ def _merge_row_shards(files: TensorsByFile, index: Mapping[str, Any]) -> Tensors
     return merged
 
 
-def digest_on_disk(path: Path, advance: Progress = lambda size: None) -> str:
-    with open(path, "rb", opener=regular_file_opener) as file:
-        if hasattr(os, "posix_fadvise"):  # a hint: read from the disk, not from the system's cache
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        return sha256_in_pieces(file, advance)
-
-
 def verify_checkpoint(path: Path) -> None:
     """Reads every file back from the disk and compares it with its digest."""
-    for name, recorded_digest in read_checkpoint(path).state["sha256"].items():
+    checkpoint = read_checkpoint(path)
+    for name, recorded_digest in checkpoint.state["sha256"].items():
         try:
-            problem = find_damage(path / name, recorded_digest, digest_on_disk)
+            problem = find_damage(path / name, recorded_digest, checkpoint.file_digest)
         except OSError as error:
             _raise_if_not_damage(error, path / name)
             problem = repr(error)

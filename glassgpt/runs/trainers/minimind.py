@@ -23,9 +23,9 @@ from dataclasses import replace
 from glassgpt.i18n import translate
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.facts import Facts
+from glassgpt.runs.fields import read_metric_values
 from glassgpt.runs.glossary import GlossaryEntry, LastLine
 from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_number
-from glassgpt.runs.metric_series import read_metric_values
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainer import Trainer
 

@@ -44,8 +44,9 @@ _COUNTED = re.compile(
     r"(?![\w/=])(\s{0,4}$)?",
     re.IGNORECASE,
 )
-_PARTS = re.compile(r"[|,;()\[\]{}<>\t\n]|\s[-=*]{1,5}\s|[–—·•→►│┃]|[:=]")
+_PARTS = re.compile(r"[|,;()\[\]{}<>\t\n]|(?<=[a-z])\.\s|\s[-=*]{1,5}\s|[–—·•→►│┃]|[:=]")
 _OPENING = re.compile(r"[\s:=(\[{<\"'`~$#*≈@-]+$")
+_ASIDE = re.compile(r"\(([^()]{1,30})\)[\s:=]*$")
 _WRAPPER = re.compile(r"\b(?:tensor|array|np\.\w{1,10})\(\s*$")
 _FILLERS = {
     "is", "was", "now", "at", "after", "in", "on", "for", "of", "the", "value", "so", "far", "until", "no",
@@ -57,6 +58,9 @@ SPLITS = dict.fromkeys(VAL_WORDS, "val") | {
     "vl": "val",
 }  # fmt: skip
 _UNIT_ROLES: dict[str, Role] = {"轮": "epoch", "步": "iteration"}
+_LEADING = {"complete", "completed", "finished", "done", "result", "results", "summary", "new", "current", "the"}
+_BOTH = re.compile(r"\btrain(?:ing)?\s?/\s?(?:val|valid|test|dev)", re.IGNORECASE)
+_LOSSES = (["loss"], ["losses"])
 _COUNTS = ("epoch", "iteration", "batch")
 _OTHER_CLOCKS = {*VAL_WORDS, "epoch", "data", "load", "wall", "total", "remaining", "eta", "save", "compile"}
 _SECONDS = {"ms": "ms", "s": "s", "sec": "s", "secs": "s", "second": "s", "seconds": "s"}
@@ -173,15 +177,24 @@ def words_of(text: str) -> list[str]:
 def _template(texts: tuple[str, ...]) -> tuple[tuple[_Slot, ...], tuple[str, ...]]:
     """`texts`: before, between and after the numbers of a line."""
     slots: list[_Slot] = []
-    split, pending, skipped, all_words = "", list[str](), 0, list[str]()
+    split, pending, skipped, all_words, has_loss = "", list[str](), 0, list[str](), False
     for index, text in enumerate(texts):
         before, skipped = text[skipped:], 0
-        parts = [words_of(part) for part in _PARTS.split(_OPENING.sub("", _WRAPPER.sub("", before)))]
+        aside = _ASIDE.search(before)  # loss (val): 2.1, time (ms): 250
+        named = before if aside is None else before[: aside.start()]
+        parts = [words_of(part) for part in _PARTS.split(_OPENING.sub("", _WRAPPER.sub("", named)))]
+        if aside is not None and aside[1].strip().lower() in SPLITS and parts[-1]:
+            parts[-1].insert(0, aside[1].strip())
         all_words += [word.lower() for part in parts for word in part]
         if index == len(texts) - 1:
             break
         skipped, unit, counted = _read_unit(texts[index + 1], parts[-1])
+        unit = unit or (aside[1] if aside is not None and aside[1] in _SECONDS else "")
         last = slots[-1] if slots else None
+        if last and last.index == index - 1 and before.strip() == "/" and _BOTH.search(last.name):
+            slots[-1] = last._replace(role="loss", rank=0, split="train")  # train/val loss 2.1/2.2
+            slots.append(slots[-1]._replace(index=index, role="val_loss", split="val"))
+            continue
         if last and last.index == index - 1 and before.strip() in ("/", "of", "out of"):
             slots[-1] = last = last._replace(total_index=index, unit=last.unit or unit)
             if counted is not None and last.role is None:
@@ -194,6 +207,11 @@ def _template(texts: tuple[str, ...]) -> tuple[tuple[_Slot, ...], tuple[str, ...
             parts.pop()  # a table's: | loss | 2.1 |
         for part in parts[:-1]:
             split = _split_of(part, split)
+        if len(parts[-1]) == 1 and parts[-1][0].lower() in SPLITS:  # loss (train) 2.1, loss: val 2.2
+            has_loss = has_loss or (len(parts) > 1 and [word.lower() for word in parts[-2][-1:]] in _LOSSES)
+            parts[-1] = [*parts[-1], "loss"] if has_loss else parts[-1]
+        elif parts[-1]:
+            has_loss = False
         name, role, rank, rest = _resolve(parts[-1])
         if not parts[-1] and pending and len(parts) == 1:
             name, role, rank, rest = _resolve(pending)
@@ -208,6 +226,8 @@ def _template(texts: tuple[str, ...]) -> tuple[tuple[_Slot, ...], tuple[str, ...
         if role == "loss" and not own and split in ("val", "test"):
             role = "val_loss"
         is_metric = metric_of(name) is not None and not OTHER_TIMES.intersection(map(str.lower, rest))
+        if not slots and is_metric and own in ("val", "test") and " " in name:
+            split = own  # eval acc 0.5 loss 2.1
         slots.append(_Slot(index, None, name, role, rank, own or split, unit.lower(), is_metric))
     return tuple(_with_bare_counts(slots, texts)), tuple(all_words)
 
@@ -252,14 +272,16 @@ def _resolve(words: Sequence[str]) -> tuple[str, Role | None, int, list[str]]:
     words = list(words)
     while words and words[-1].lower() in _FILLERS:
         words.pop()
+    while words and words[0].lower() in _LEADING:
+        words.pop(0)
+    is_loss = words[-1:] != [] and words[-1].lower() == "loss"
     for begin in range(max(0, len(words) - _MAX_NAME_WORDS), len(words)):
         ranked = ranked_role(" ".join(words[begin:]))
-        before = words[max(0, begin - 3) : begin]
-        if ranked is None or OTHER_TIMES.intersection(map(str.lower, before)):
-            continue
-        if ranked[0] == "time" and before and before[-1].lower() in _OTHER_CLOCKS:
-            break
-        return " ".join(words[begin:]), *ranked, words[:begin]
+        before = [word.lower() for word in words[max(0, begin - 3) : begin]]
+        if OTHER_TIMES.intersection(before) or (is_loss and not SPLITS.keys() >= set(before)):
+            break  # the best loss, an auxiliary loss
+        if ranked is not None and not (ranked[0] == "time" and before and before[-1] in _OTHER_CLOCKS):
+            return " ".join(words[begin:]), *ranked, words[:begin]
     return " ".join(words[-3:]), None, PART_RANK, words[:-3]
 
 

@@ -173,7 +173,7 @@ _NO_METRIC_WORDS = {"std", "var", "min", "max", "best", "coef", "coeff", "target
 
 def normalise(name: str) -> str:
     """`Train/Loss` -> `train_loss`. A leading underscore stays: it marks wandb's own columns."""
-    plain = re.sub(r"\W+", "_", name.strip().lower()).rstrip("_")
+    plain = re.sub(r"\W+", "_", name.strip().lower()).rstrip("_").replace("held_out", "heldout")
     return plain if name.startswith("_") else plain.lstrip("_")
 
 

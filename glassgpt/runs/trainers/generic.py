@@ -248,10 +248,11 @@ class GenericReader:
 
     def _read_title(self, line: Line) -> bool:
         """A line of nothing but a count, an epoch or a split: what comes next is of it."""
-        if len(line.words) > _MAX_TITLE_WORDS or not _TITLE_WORDS.issuperset(line.words):
-            return False
         step, epoch = line.of("iteration"), line.of("epoch")
-        if any(one.role is None and not (one.unit or ":" in one.text) for one in line.fields):
+        is_epochs = epoch is not None and epoch == line.fields[0] and line.words[0] in ("epoch", "ep")
+        if len(line.words) > _MAX_TITLE_WORDS or not (is_epochs or _TITLE_WORDS.issuperset(line.words)):
+            return False
+        if not is_epochs and any(not (one.role or one.unit or ":" in one.text) for one in line.fields):
             return False
         if (epoch is not None and epoch.is_count) or (step is not None and step.is_count):
             self._title, self._section = _Title(epoch, step if epoch is None else None), ""

@@ -7,8 +7,9 @@
 
 The words between the numbers are a line's template. A log has few of them, so each is understood once,
 whatever separates names and numbers: blanks, colons, brackets, bars or the quotation marks of JSON.
-metric_columns.role_of says what a name means, as it does for the columns of tables. A word like `val` in a part
-of its own, as in `[val] step 9: loss 2.3` or `train: loss 2.1 | val: loss 2.3`, is the split of what follows.
+metric_columns.role_of says what a name means, as it does for the columns of tables. A word like `val` in a
+part of its own, as in `[val] step 9: loss 2.3` or `train: loss 2.1 | val: loss 2.3`, is the split of what
+follows.
 """
 
 from __future__ import annotations
@@ -58,7 +59,18 @@ SPLITS = dict.fromkeys(VAL_WORDS, "val") | {
     "vl": "val",
 }  # fmt: skip
 _UNIT_ROLES: dict[str, Role] = {"轮": "epoch", "步": "iteration"}
-_LEADING = {"complete", "completed", "finished", "done", "result", "results", "summary", "new", "current", "the"}
+_LEADING = {
+    "complete",
+    "completed",
+    "finished",
+    "done",
+    "result",
+    "results",
+    "summary",
+    "new",
+    "current",
+    "the",
+}
 _BOTH = re.compile(r"\btrain(?:ing)?\s?/\s?(?:val|valid|test|dev)", re.IGNORECASE)
 _LOSSES = (["loss"], ["losses"])
 _COUNTS = ("epoch", "iteration", "batch")
@@ -75,8 +87,10 @@ class Field(NamedTuple):
     split: str  # "train", "val", "test", or "" where the line does not say it
     unit: str
     is_metric: bool
-    text: str  # the number
-    span: tuple[int, int]
+    at: int  # among the numbers of the line
+    total_at: int | None = None
+    text: str = ""  # the number
+    span: tuple[int, int] = (0, 0)
     total: str = ""  # of `3/10`
     total_span: tuple[int, int] = (0, 0)
 
@@ -93,7 +107,7 @@ class Field(NamedTuple):
         return text.isdecimal() and len(text) <= 15 and not self.unit
 
     @property
-    def count(self) -> int:
+    def number(self) -> int:
         return int(self.text.replace(",", ""))
 
     @property
@@ -105,19 +119,6 @@ class Field(NamedTuple):
     @property
     def is_decimal(self) -> bool:
         return not self.text.isdecimal() and ":" not in self.text
-
-
-class _Slot(NamedTuple):
-    """What a template says of one of its numbers."""
-
-    index: int
-    total_index: int | None
-    name: str
-    role: Role | None
-    rank: int
-    split: str
-    unit: str
-    is_metric: bool
 
 
 class Line(NamedTuple):
@@ -154,16 +155,12 @@ def read_line(text: str) -> Line:
             starts.append(at)
         at += len(part)
     fields = []
-    for index, total_index, name, role, rank, split, unit, is_metric in slots:
-        number = parts[2 * index + 1]
-        span = starts[index], starts[index] + len(number)
-        field = Field(name, role, rank, split, unit, is_metric, number, span)
-        if total_index is not None:
-            total = parts[2 * total_index + 1]
-            field = field._replace(
-                total=total, total_span=(starts[total_index], starts[total_index] + len(total))
-            )
-        fields.append(field)
+    for slot in slots:
+        spans = [
+            (0, 0) if at is None else (starts[at], starts[at] + len(parts[2 * at + 1])) for at in slot[6:8]
+        ]
+        numbers = [text[begin:end] for begin, end in spans]
+        fields.append(Field(*slot[:8], numbers[0], spans[0], numbers[1], spans[1]))
     return Line(text, tuple(fields), words)
 
 
@@ -174,9 +171,9 @@ def words_of(text: str) -> list[str]:
 
 
 @lru_cache(maxsize=1024)
-def _template(texts: tuple[str, ...]) -> tuple[tuple[_Slot, ...], tuple[str, ...]]:
+def _template(texts: tuple[str, ...]) -> tuple[tuple[Field, ...], tuple[str, ...]]:
     """`texts`: before, between and after the numbers of a line."""
-    slots: list[_Slot] = []
+    slots: list[Field] = []
     split, pending, skipped, all_words, has_loss = "", list[str](), 0, list[str](), False
     for index, text in enumerate(texts):
         before, skipped = text[skipped:], 0
@@ -191,17 +188,17 @@ def _template(texts: tuple[str, ...]) -> tuple[tuple[_Slot, ...], tuple[str, ...
         skipped, unit, counted = _read_unit(texts[index + 1], parts[-1])
         unit = unit or (aside[1] if aside is not None and aside[1] in _SECONDS else "")
         last = slots[-1] if slots else None
-        if last and last.index == index - 1 and before.strip() == "/" and _BOTH.search(last.name):
+        if last and last.at == index - 1 and before.strip() == "/" and _BOTH.search(last.name):
             slots[-1] = last._replace(role="loss", rank=0, split="train")  # train/val loss 2.1/2.2
-            slots.append(slots[-1]._replace(index=index, role="val_loss", split="val"))
+            slots.append(slots[-1]._replace(at=index, role="val_loss", split="val"))
             continue
-        if last and last.index == index - 1 and before.strip() in ("/", "of", "out of"):
-            slots[-1] = last = last._replace(total_index=index, unit=last.unit or unit)
+        if last and last.at == index - 1 and before.strip() in ("/", "of", "out of"):
+            slots[-1] = last = last._replace(total_at=index, unit=last.unit or unit)
             if counted is not None and last.role is None:
                 slots[-1] = last._replace(name=counted[0], role=counted[1], rank=counted[2])
             continue
-        if last and last.total_index == index - 1 and before.strip() == "=":
-            slots[-1] = last._replace(index=index, total_index=None, unit=unit)  # 3185/10042=0.3172
+        if last and last.total_at == index - 1 and before.strip() == "=":
+            slots[-1] = last._replace(at=index, total_at=None, unit=unit)  # 3185/10042=0.3172
             continue
         if not parts[-1] and len(parts) > 1 and before.rstrip().endswith("|"):
             parts.pop()  # a table's: | loss | 2.1 |
@@ -228,23 +225,23 @@ def _template(texts: tuple[str, ...]) -> tuple[tuple[_Slot, ...], tuple[str, ...
         is_metric = metric_of(name) is not None and not OTHER_TIMES.intersection(map(str.lower, rest))
         if not slots and is_metric and own in ("val", "test") and " " in name:
             split = own  # eval acc 0.5 loss 2.1
-        slots.append(_Slot(index, None, name, role, rank, own or split, unit.lower(), is_metric))
+        slots.append(Field(name, role, rank, own or split, unit.lower(), is_metric, index))
     return tuple(_with_bare_counts(slots, texts)), tuple(all_words)
 
 
-def _with_bare_counts(slots: Sequence[_Slot], texts: Sequence[str]) -> list[_Slot]:
+def _with_bare_counts(slots: Sequence[Field], texts: Sequence[str]) -> list[Field]:
     """Counts that have no name: `epoch 3 5/40`, a progress bar's, `[3, 2000] loss`, `300 | train loss`."""
     made = list(slots)
     for at, slot in enumerate(made):
         has_epoch = any(one.role == "epoch" for one in made[:at])
-        is_bar = slot.index > 0 and "%|" in texts[slot.index]
-        if slot.name or slot.role or slot.total_index is None or not (has_epoch or is_bar or not at):
+        is_bar = slot.at > 0 and "%|" in texts[slot.at]
+        if slot.name or slot.role or slot.total_at is None or not (has_epoch or is_bar or not at):
             continue
         made[at] = slot._replace(role="batch" if has_epoch else "iteration", rank=900)
     if len(made) > 2 and texts[0].strip() == "[" and texts[1].strip() == "," and texts[2].startswith("]"):
         made[:2] = made[0]._replace(role="epoch", rank=900), made[1]._replace(role="batch", rank=900)
     elif made and not any(one.role in _COUNTS for one in made):
-        first, after = made[0], texts[made[0].index + 1]
+        first, after = made[0], texts[made[0].at + 1]
         if not (texts[0].strip("[(# ") or first.unit) and after[:1] in (" ", "|", ":", ",", "\t", "]", ")"):
             made[0] = first._replace(role="iteration", rank=950)
     return made

@@ -65,8 +65,8 @@ NAMES: dict[Role, str] = {
     "loss_validation loss_eval val_lm_loss val_ce_loss eval_lm_loss eval_ce_loss val_nll_loss "
     "eval_c4_en_validation_crossentropyloss validation_metrics_loss dev_loss holdout_loss "
     "val_epoch_loss validation_epoch_loss val_loss_step val_nll valid_nll validation_nll eval_nll val_ce "
-    "valid_ce val_xent eval_ce 验证损失 検証損失 검증_손실 test_loss test_epoch_loss loss_test test_nll test_ce "
-    "测试损失",
+    "valid_ce val_xent eval_ce 验证损失 検証損失 검증_손실 "
+    "test_loss test_epoch_loss loss_test test_nll test_ce 测试损失",
     "val_bpb": "val_bpb valid_bpb validation_bpb eval_bpb",
     "lr": "learning_rate lr train_learning_rate train_lr optim_learning_rate_group0 lr_adamw lr_adam lr_sgd "
     "lr_adamw_pg1 lr_adam_pg1 optimizer_lr cur_lr current_lr last_lr lr_0 学习率",
@@ -77,8 +77,8 @@ NAMES: dict[Role, str] = {
     "tok_s tok_sec throughput_tps tps train_tokens_per_second train_tokens_per_sec train_tok_per_sec "
     "train_tokens_per_s tokens_s_device tok_s_device tokens_s_gpu tok_s_gpu tokens_gpu_s tok_gpu_s "
     "tokens_device_s tok_device_s toks tok_ps",
-    "it_per_s": "it_s its_s iter_s iters_s it_sec steps_s steps_per_second steps_per_sec steps_per_s it_per_s "
-    "iter_per_s iters_per_sec",
+    "it_per_s": "it_s its_s iter_s iters_s it_sec steps_s steps_per_second steps_per_sec steps_per_s "
+    "it_per_s iter_per_s iters_per_sec",
     "mfu": "mfu train_mfu mfu_percent train_mfu_percent perf_mfu throughput_mfu",
     "tokens": "num_input_tokens_seen train_num_input_tokens_seen total_tokens tokens_seen total_tokens_seen "
     "n_tokens_seen num_tokens n_tokens tokens train_tokens train_num_tokens throughput_total_tokens",

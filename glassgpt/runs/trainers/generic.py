@@ -30,7 +30,7 @@ from typing import NamedTuple
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.fields import SPLITS, Field, Line, read_line, step_values
-from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_ms, parse_number
+from glassgpt.runs.log_numbers import MAX_COUNT, parse_ms
 from glassgpt.runs.metric_columns import PART_RANK, metric_of
 from glassgpt.runs.prefixes import clock_us
 from glassgpt.runs.step_clock import StepClock, parse_clock
@@ -69,19 +69,10 @@ _NOT_NOW = re.compile(
 )
 _TITLE_WORDS = {
     *SPLITS, "epoch", "step", "iter", "iteration", "ep", "result", "results", "summary", "metrics", "report",
-    "starting", "start", "begin", "of", "complete", "completed", "done", "finished", "end", "time", "taken", "lr",
-    "learning", "rate", "running", "at", "after", "phase", "losses", "loss",
+    "starting", "start", "begin", "of", "complete", "completed", "done", "finished", "end", "time", "taken",
+    "lr", "learning", "rate", "running", "at", "after", "phase", "losses", "loss", "perplexity",
 }  # fmt: skip
 _MAX_TITLE_WORDS = 6
-
-# --- forms of their own ---
-
-# makemore's, which name nothing: `  10000/ 200000: 2.0322`, and at the end `train 2.0674` and `val 2.1056`.
-_BARE_STEP = re.compile(r"^\s*(\d{1,15})\s*/\s*(\d{1,15})\s*:\s*(\d+\.\d+|nan|inf)\s*$")
-_BARE_LOSS = re.compile(r"^\s*(train|val)[\s:=]{1,8}(\d+\.\d+|nan|inf)\s*$")
-# DeepSpeed-Chat's, and the line after it: `ppl: 1.8085`
-_PERPLEXITY_TITLE = re.compile(r"^\W*evaluating perplexity, epoch (\d{1,9})/(\d{1,9})\W*$")
-_PERPLEXITY_ALONE = re.compile(rf"^(?:ppl|perplexity): {NUMBER}(?:, loss: {NUMBER})?$")
 
 _NOT_LOSSES = re.compile(r"\b(?:acc|accuracy|err|error|f1|auc|iou|r2|mae|size|samples|examples|batches)\b|%")
 _OF_VALIDATION = frozenset({"score", "error_rate"})  # a line with BLEU, say
@@ -103,19 +94,10 @@ class _Epoch(NamedTuple):
 
     number: int
     planned: int | None
-    loss: float
-    lr: float
-    grad_norm: float
-    val_loss: float | None
-    line: int
-    metrics: dict[str, float]
-
-
-class _Title(NamedTuple):
-    """Of the losses on the next lines."""
-
-    epoch: Field | None
-    step: Field | None
+    loss: Field
+    val_loss: Field | None
+    line: Line
+    at: int  # its number in the file
 
 
 class GenericReader:
@@ -140,14 +122,12 @@ class GenericReader:
         self._clock: StepClock | None = None  # where lines say the time since the start
         self._counts_epochs = True  # no line has had a step so far
         self._held: _Epoch | None = None  # the first one: a summary, if steps follow
-        self._title: _Title | None = None
+        self._title: Field | None = None  # the count that the next losses are of
         self._section = ""  # the split of the next lines, by a title
-        self._perplexity_title: re.Match[str] | None = None  # the line before
         self._loss_name: str | None = None  # of those that are not the loss, the one that is taken
         self._has_named_steps = False  # steps whose loss is called so, not just `train`
         self._gap: int | None = None  # between the steps of two lines, as they say it
-        self._bare_total: str | None = None  # of lines that name nothing, where all steps are such
-        self._bare_train_loss: float | None = None  # of the evaluation whose validation loss comes next
+        self._names_nothing = False  # makemore's steps: `  10000/ 200000: 2.0322`
         self._latest_clock_s: float | None = None  # of the latest step, where its line says a time too
         self._intervals = 0  # lines whose time was that since the line before, by their stamps
         self._count = 0  # of lines that count no updates: samples, or epochs several times
@@ -156,8 +136,6 @@ class GenericReader:
 
     def __call__(self, text: str, builder: RunBuilder) -> bool:
         line, lower = read_line(text), text.lower()
-        if self._read_declared(lower, builder):
-            return True
         loss, val_loss = self._losses(line, builder)
         if loss is None and val_loss is None:
             return self._read_words(line, lower, builder)
@@ -168,18 +146,18 @@ class GenericReader:
         if "target" in lower and _TARGET.search(lower):
             builder.add_event("finish", text)
             return False
-        if loss is not None and val_loss is not None and _AT_START.match(lower):
-            self._add_eval(0, val_loss.value, builder, loss.value, split=val_loss.split)
+        if loss is None:
+            return val_loss is not None and self._read_eval(line, lower, val_loss, builder)
+        if val_loss is not None and _AT_START.match(lower):
+            self._add_eval(0, val_loss, builder, loss)
             return True
-        if loss is None and val_loss is not None:
-            return self._read_eval(line, lower, val_loss, builder)
-        return loss is not None and self._read_loss(line, loss, val_loss, builder)
+        return self._read_loss(line, loss, val_loss, builder)
 
     def _losses(self, line: Line, builder: RunBuilder) -> tuple[Field | None, Field | None]:
         """The training loss and the validation loss of a line."""
         found = [one for one in line.fields if one.role in ("loss", "val_loss") and ":" not in one.text]
         if not found:
-            return self._losses_of_splits(line)
+            return self._unnamed_losses(line, builder)
         if not any(one.split for one in found):
             kinds = {metric.kind for one in line.fields if one.is_metric and (metric := metric_of(one.name))}
             split = "val" if kinds & _OF_VALIDATION else self._section if line.of("iteration") is None else ""
@@ -199,13 +177,22 @@ class GenericReader:
         val_loss = val_loss or next((one for one in parts if one.role == "val_loss"), None)
         return self._other_loss(line, [one for one in parts if one.role == "loss"], builder), val_loss
 
-    def _losses_of_splits(self, line: Line) -> tuple[Field | None, Field | None]:
-        """That are called by their split alone: `Epoch 5 -- train: 0.52  val: 0.60`."""
-        named = {one.split: one for one in reversed(line.fields) if _is_split_name(one)}
-        val_loss = named.get("val") or named.get("test")
-        if "train" not in named or val_loss is None or _NOT_LOSSES.search(line.text.lower()):
+    def _unnamed_losses(self, line: Line, builder: RunBuilder) -> tuple[Field | None, Field | None]:
+        """That are called by their split alone: `Epoch 5 -- train: 0.52  val: 0.60`. makemore's steps are not
+        called anything: `  10000/ 200000: 2.0322`, and at the end `train 2.0674` and `val 2.1056`."""
+        if not line.words and len(line.fields) == 2 and line.fields[0].total and line.fields[1].is_decimal:
+            self._names_nothing = self._names_nothing or not builder.has_steps
+            return (line.fields[1] if self._names_nothing else None), None
+        named = {
+            one.split: one
+            for one in reversed(line.fields)
+            if one.name.lower() in SPLITS and one.is_decimal and not one.unit
+        }
+        train_loss, val_loss = named.get("train"), named.get("val") or named.get("test")
+        is_alone = self._names_nothing and len(line.words) == 1
+        if _NOT_LOSSES.search(line.text.lower()) or not (is_alone or (train_loss and val_loss)):
             return None, None
-        return named["train"], val_loss
+        return train_loss, val_loss
 
     def _other_loss(self, line: Line, found: list[Field], builder: RunBuilder) -> Field | None:
         """The first of several losses, none of which is called just so; later only the same one."""
@@ -230,43 +217,39 @@ class GenericReader:
             builder.add_event("finish", line.text)
         elif any(word in lower for word in ("sav", "writ", "wrote", "checkpoint")) and _SAVED.search(lower):
             self._read_save(line, lower, builder)
-        elif self._read_title(line):
-            pass
-        elif not (self._has_val_loss or self._counts_epochs) and builder.last_iteration is not None:
-            return self._read_val_perplexity(line, lower, builder)
-        return False
-
-    def _read_val_perplexity(self, line: Line, lower: str, builder: RunBuilder) -> bool:
-        """Where no line has a validation loss."""
-        for one in line.fields:
-            metric = metric_of(one.name) if one.is_metric else None
-            is_eval = metric and metric.kind == "perplexity" and (metric.is_eval or one.split == "val")
-            if is_eval and not _NOT_NOW.search(lower, 0, one.span[0]):
-                self._add_eval(builder.last_iteration, math.log(max(one.value, 1.0)), builder, split="")
-                return True
+        elif not self._read_title(line) and not self._has_val_loss:
+            for one in line.fields:
+                metric = metric_of(one.name) if one.is_metric else None
+                is_eval = metric and "val" in (one.split, self._section, "val" if metric.is_eval else "")
+                if metric and is_eval and metric.kind == "perplexity":
+                    val_loss = one._replace(
+                        role="val_loss", text=str(math.log(max(one.value, 1.0))), split=""
+                    )
+                    return self._read_eval(line, lower, val_loss, builder)
         return False
 
     def _read_title(self, line: Line) -> bool:
         """A line of nothing but a count, an epoch or a split: what comes next is of it."""
-        step, epoch = line.of("iteration"), line.of("epoch")
-        is_epochs = epoch is not None and epoch == line.fields[0] and line.words[0] in ("epoch", "ep")
-        if len(line.words) > _MAX_TITLE_WORDS or not (is_epochs or _TITLE_WORDS.issuperset(line.words)):
+        count = line.of("epoch") or line.of("iteration")
+        is_epochs = bool(count and count.role == "epoch" and line.words[0] in ("epoch", "ep"))
+        if not 0 < len(line.words) <= _MAX_TITLE_WORDS or not (
+            is_epochs or _TITLE_WORDS.issuperset(line.words)
+        ):
             return False
         if not is_epochs and any(not (one.role or one.unit or ":" in one.text) for one in line.fields):
             return False
-        if (epoch is not None and epoch.is_count) or (step is not None and step.is_count):
-            self._title, self._section = _Title(epoch, step if epoch is None else None), ""
+        if (count is not None and count.is_count) or not line.fields:
+            self._section = next((SPLITS[word] for word in line.words if word in SPLITS), "")
+        if count is not None and count.is_count:
+            self._title = count
             self._note_epoch(line)
-        elif line.words and not line.fields:
-            self._section = next((SPLITS[word] for word in line.words if word in SPLITS), self._section)
-        return bool(line.words)
+        return True
 
     # --- a line with a training loss ---
 
     def _read_loss(self, line: Line, loss: Field, val_loss: Field | None, builder: RunBuilder) -> bool:
         epoch, batch = line.of("epoch"), line.of("batch")
-        is_split_name = loss.role is None
-        step = line.of("iteration")
+        step, title = line.of("iteration"), self._title
         if epoch is not None and not epoch.is_count:
             epoch = None
         if "%)]" in line.text and epoch and batch and step is None:
@@ -274,18 +257,13 @@ class GenericReader:
             return self._read_uncounted(loss, builder)
         if epoch and not batch and step is None and loss.name.lower() in ("batch loss", "batch_loss"):
             return self._read_uncounted(loss, builder)
-        if is_split_name and step is not None and val_loss and (self._has_named_steps or step.split == "val"):
-            self._add_eval(
-                self._earlier_iterations + step.count,
-                val_loss.value,
-                builder,
-                loss.value,
-                split=val_loss.split,
-            )
+        is_named = loss.role is not None
+        if step is not None and val_loss and not is_named and (self._has_named_steps or step.split == "val"):
+            self._add_eval(self._earlier_iterations + step.number, val_loss, builder, loss)
             return True
         if self._read_step_line(line, loss, step, epoch, batch, builder):
             self._counts_epochs, self._held, self._title, self._section = False, None, None, ""
-            self._has_named_steps = self._has_named_steps or not is_split_name
+            self._has_named_steps = self._has_named_steps or is_named
             if val_loss is not None:
                 self._add_eval_of_line(val_loss, loss, line, builder)
             return True
@@ -297,21 +275,22 @@ class GenericReader:
                 self._add_eval_of_line(val_loss, loss, line, builder)
             self._note_epoch(line)
             return True
-        if self._title is not None and (step := self._title.step) is not None:
+        if title is not None and title.role == "iteration":
             self._counts_epochs, self._held, self._title = False, None, None
-            self._last_iteration = step.count
-            self._add_step(step.count, None, loss, line, builder)
-            if step.planned:
-                builder.setup.values["planned_iterations"] = step.planned
+            self._last_iteration = title.number
+            self._add_step(title.number, None, loss, line, builder)
+            if title.planned:
+                builder.setup.values["planned_iterations"] = title.planned
             if val_loss is not None:
                 self._add_eval_of_line(val_loss, loss, line, builder)
             return True
-        if self._title is not None and self._title.epoch is not None and self._counts_epochs:
-            self._read_epoch(self._title.epoch, loss, val_loss, line, builder)
+        if title is not None and self._counts_epochs:
+            self._read_epoch(title, loss, val_loss, line, builder)
             return True
-        if val_loss is not None and not self._counts_epochs and len(line.words) <= _MAX_TITLE_WORDS:
-            self._add_eval(builder.last_iteration, val_loss.value, builder, loss.value, split=val_loss.split)
-        return False
+        is_eval = val_loss is not None or (self._names_nothing and not is_named)
+        if is_eval and not self._counts_epochs and len(line.words) <= _MAX_TITLE_WORDS:
+            self._add_eval(builder.last_iteration, val_loss, builder, loss)
+        return is_eval and not is_named
 
     def _read_uncounted(self, loss: Field, builder: RunBuilder) -> bool:
         self._count += 1
@@ -337,10 +316,10 @@ class GenericReader:
                     one for one in line.fields
                     if one.role == "iteration" and one.is_count and not _GLOBAL.fullmatch(one.name)
                 ]  # fmt: skip
-                earlier = step.count - others[0].count if others else 0
+                earlier = step.number - others[0].number if others else 0
                 self._earlier_iterations = max(earlier, 0)  # what a line that counts in the epoch only lacks
                 self._lines_since_form *= not earlier  # a form has one count
-                self._add_step(step.count, step, loss, line, builder)
+                self._add_step(step.number, step, loss, line, builder)
             else:
                 self._read_step(step, loss, epoch, line, builder)
             return True
@@ -368,7 +347,7 @@ class GenericReader:
         return True
 
     def _read_batch(self, epoch: Field, batch: Field, loss: Field, line: Line, builder: RunBuilder) -> None:
-        number, count, total = epoch.count, batch.count, batch.planned or 0
+        number, count, total = epoch.number, batch.number, batch.planned or 0
         if not builder.has_steps:
             # Batch 8/8 of the first epoch: they count from 1. An epoch 0 shows its own way.
             self._first_epoch, self._first_batch = min(number, 1), min(count, 1)
@@ -391,9 +370,9 @@ class GenericReader:
         builder: RunBuilder,
         is_batch: bool = False,
     ) -> None:
-        printed, total = step.count, step.planned or getattr(line.of("planned_iterations"), "count", None)
+        printed, total = step.number, step.planned or getattr(line.of("planned_iterations"), "number", None)
         if epoch is not None:
-            number = epoch.count
+            number = epoch.number
             self._planned_epochs = epoch.planned
             # Where the count goes back in the next epoch, it is of the epoch; else it is of the whole run.
             if self._epoch is None or number < self._epoch or builder.last_iteration is None:
@@ -418,7 +397,7 @@ class GenericReader:
             bars = [one for one in line.fields if one.rank == 900 and one.planned]
             total = (
                 bars[0].planned
-                if bars and abs(bars[0].count - printed) <= (bars[0].planned or 0) / 10
+                if bars and abs(bars[0].number - printed) <= (bars[0].planned or 0) / 10
                 else None
             )
         if total and total <= MAX_COUNT:
@@ -473,7 +452,7 @@ class GenericReader:
         if self._lines_since_form % _LINES_PER_FORM <= 1 and step is not None and can_be_learned:
             spans = {"iteration": step.span, "loss": loss.span}
             spans |= {name: found.span for name, found in values.items()}
-            form = StepForm.learn(line.text, spans, _fixed_spans(line), iteration - step.count)
+            form = StepForm.learn(line.text, spans, _fixed_spans(line), iteration - step.number)
             # The first line of an epoch has the form of all lines before, but for its fixed numbers.
             is_known = form.pattern in self._patterns
             if form != self.form and (is_known or self._lines_since_form >= _LINES_PER_FORM):
@@ -509,28 +488,16 @@ class GenericReader:
     def _read_epoch(
         self, epoch: Field, loss: Field, val_loss: Field | None, line: Line, builder: RunBuilder
     ) -> None:
-        held, number, planned = self._held, epoch.count, epoch.planned
-        if held is not None and held.number == number and held.loss != loss.value:
+        held, number, planned = self._held, epoch.number, epoch.planned
+        if held is not None and held.number == number and held.loss.value != loss.value:
             # Another loss of the first epoch: a line is a part of an epoch, of unknown length.
             self._count, builder.iteration_by_count = held.number, {}
         self.close(builder)
         if builder.iteration_by_count is not None:
             self._count += 1
             number, planned = self._count, None
-        is_first = not builder.has_steps
-        lr, norm = line.of("lr"), line.of("grad_norm")
-        self._held = _Epoch(
-            number,
-            planned,
-            loss.value,
-            lr.value if lr else math.nan,
-            norm.value if norm else math.nan,
-            val_loss.value if val_loss else None,
-            builder.line,
-            line.metrics,
-        )
-        self._has_val_loss = self._has_val_loss or (val_loss is not None and val_loss.split == "val")
-        if not is_first:
+        self._held = _Epoch(number, planned, loss, val_loss, line, builder.line)
+        if builder.has_steps:
             self.close(builder)
 
     def close(self, builder: RunBuilder) -> None:
@@ -539,12 +506,14 @@ class GenericReader:
         if held is None:
             return
         self._count_epochs(builder)
-        builder.add_step(held.number, held.loss, lr=held.lr, grad_norm=held.grad_norm, line=held.line)
+        lr, norm = (math.nan if one is None else one.value for one in map(held.line.of, ("lr", "grad_norm")))
+        builder.add_step(held.number, held.loss.value, lr=lr, grad_norm=norm, line=held.at)
         if held.planned and builder.iteration_by_count is None:
             builder.setup.values["planned_iterations"] = held.planned
-        builder.add_metrics(held.metrics, held.number)
+        builder.add_metrics(held.line.metrics, held.number)
         if held.val_loss is not None:
-            builder.add_eval(held.number, held.val_loss, line=held.line)
+            self._has_val_loss = self._has_val_loss or held.val_loss.split == "val"
+            builder.add_eval(held.number, held.val_loss.value, line=held.at)
 
     def _count_epochs(self, builder: RunBuilder) -> None:
         if not builder.trainer.iterations_are_epochs and builder.iteration_by_count is None:
@@ -567,75 +536,72 @@ class GenericReader:
     def _note_epoch(self, line: Line) -> None:
         """Of a line between steps, which do not name their epoch."""
         if (epoch := line.of("epoch")) is not None and epoch.is_count:
-            self._epoch_between, self._planned_epochs = epoch.count, epoch.planned
+            self._epoch_between, self._planned_epochs = epoch.number, epoch.planned
 
     # --- a line with a validation loss and no other ---
 
     def _read_eval(self, line: Line, lower: str, val_loss: Field, builder: RunBuilder) -> bool:
-        step, epoch, last = line.of("iteration", "batch"), line.of("epoch"), builder.last_iteration
-        value = _mean_loss(val_loss, line)
-        if step is not None and step.is_count and step.role == "iteration":
-            at = step.count + (0 if _GLOBAL.fullmatch(step.name) else self._earlier_iterations)
-            self._add_eval(at, value, builder, is_late=last is not None and at < last, split=val_loss.split)
-            builder.add_metrics(line.metrics, at)
+        step, epoch, last = line.of("iteration"), line.of("epoch"), builder.last_iteration
+        val_loss = _mean_loss(val_loss, line)
+        if step is not None and step.is_count:
+            at = step.number + (0 if _GLOBAL.fullmatch(step.name) else self._earlier_iterations)
+            self._add_eval(at, val_loss, builder, is_late=last is not None and at < last, line=line)
             return True
         if _NOT_NOW.search(lower, 0, val_loss.span[0]) or _END.match(lower):
             return False
-        title = self._title
-        if epoch is None and title is not None and title.step is not None and not self._counts_epochs:
-            self._add_eval(
-                max(last or 0, self._earlier_iterations + title.step.count),
-                value,
-                builder,
-                split=val_loss.split,
-            )
-            return False
         if self._counts_epochs:
-            epoch = epoch or (title.epoch if title is not None else None)
+            epoch = epoch or self._title
             self.close(builder)
             if epoch is not None and epoch.is_count and builder.iteration_by_count is None:
-                self._count_epochs(builder)
-                self._add_eval(epoch.count, value, builder, split=val_loss.split)
-                builder.add_metrics(line.metrics, epoch.count)
+                if epoch.role == "epoch":
+                    self._count_epochs(builder)
+                self._add_eval(epoch.number, val_loss, builder, line=line)
                 return True
         last = self._last_of_epoch(lower, builder)
-        is_alone = len(line.fields) == 1 and len(line.words) <= 4
-        if last is not None and (is_alone or last != self._evaluated_at or value != builder.last_val_loss):
-            self._add_eval(last, value, builder, split=val_loss.split)
-            builder.add_metrics(line.metrics, last)
         if epoch is not None:
             self._note_epoch(line)
-        return False
+        elif self._title is not None and self._title.role == "iteration":
+            last = max(last or 0, self._earlier_iterations + self._title.number)
+        is_alone = len(line.fields) == 1 and len(line.words) <= 4
+        is_new = (last, val_loss.value) != (self._evaluated_at, builder.last_val_loss)
+        if last is not None and (is_alone or is_new):
+            self._add_eval(last, val_loss, builder, line=line)
+        return self._names_nothing
 
     def _add_eval_of_line(self, val_loss: Field, loss: Field, line: Line, builder: RunBuilder) -> None:
         # A line may show the latest validation loss until there is another; unless most lines have another.
-        value, at = val_loss.value, builder.last_iteration
-        is_other, is_usual = value != builder.last_val_loss, 2 * self._val_changes > self._val_lines > 3
+        is_other = val_loss.value != builder.last_val_loss
+        is_usual = 2 * self._val_changes > self._val_lines > 3
         self._val_lines, self._val_changes = self._val_lines + 1, self._val_changes + is_other
-        if at is not None and (is_other or is_usual):
-            trained = [one for one in line.fields if one.role == "loss" and one.split == "train"]
-            own = next((one.value for one in trained if one != loss), None)
-            self._add_eval(at, value, builder, own, split=val_loss.split)
+        if builder.last_iteration is not None and (is_other or is_usual):
+            trained = [
+                one for one in line.fields if one.role == "loss" and one.split == "train" and one != loss
+            ]
+            self._add_eval(builder.last_iteration, val_loss, builder, trained[0] if trained else None)
 
     def _add_eval(
         self,
         at: int | None,
-        val_loss: float | None,
+        val_loss: Field | None,
         builder: RunBuilder,
-        train_loss: float | None = None,
+        train_loss: Field | None = None,
         is_late: bool = False,
-        split: str = "val",
+        line: Line | None = None,
     ) -> None:
+        """`line`: of nothing but this evaluation, with its metrics."""
         self._evaluated_at = at
-        self._has_val_loss = self._has_val_loss or split == "val"
-        builder.add_eval(at, val_loss, train_loss, is_late=is_late)
+        self._has_val_loss = self._has_val_loss or (val_loss is not None and val_loss.split == "val")
+        value, train_value = (None if one is None else one.value for one in (val_loss, train_loss))
+        builder.add_eval(at, value, train_value, is_late=is_late)
+        if line is not None:
+            builder.add_metrics(line.metrics, at)
         if self._clock is not None:
             self._clock.add_eval(None)
 
     def _read_save(self, line: Line, lower: str, builder: RunBuilder) -> None:
         """At the iteration that the line or the file's name says, if the run can be there."""
         last, step, path = builder.last_iteration, line.of("iteration"), _SAVED_AT.search(lower)
-        at = step.count if step is not None and step.is_count else int(path[1]) if path else None
+        at = step.number if step is not None and step.is_count else int(path[1]) if path else None
         is_near = at is not None and last is not None and last <= at <= last + max(1, last // 2)
         spent = _SAVE_TIME.search(lower)
         builder.add_checkpoint(
@@ -643,49 +609,13 @@ class GenericReader:
             parse_ms(spent[1], spent[2]) if spent else None,
         )
 
-    # --- forms of their own ---
 
-    def _read_declared(self, lower: str, builder: RunBuilder) -> bool:
-        title, self._perplexity_title = self._perplexity_title, None
-        if title is not None and (match := _PERPLEXITY_ALONE.match(lower)):
-            perplexity = parse_number(match[1])
-            val_loss = math.log(perplexity) if perplexity > 0 else None
-            has_steps = builder.has_steps and not builder.trainer.iterations_are_epochs
-            if not has_steps:  # an epoch counts as an iteration where no line counts steps
-                self._count_epochs(builder)
-            self._add_eval(builder.last_iteration if has_steps else int(title[1]), val_loss, builder)
-            return True
-        if "perplexity, epoch" in lower:
-            self._perplexity_title = _PERPLEXITY_TITLE.match(lower)
-        if step := _BARE_STEP.match(lower):
-            is_like_others = step[2] == self._bare_total
-            is_first = not builder.has_steps or (self._bare_total is not None and int(step[1]) <= 1)
-            if not (is_like_others or is_first) or int(step[1]) > int(step[2]):
-                return False
-            self._counts_epochs, self._bare_total, self._bare_train_loss = False, step[2], None
-            builder.add_step(int(step[1]), parse_number(step[3]))
-            builder.setup.values["planned_iterations"] = int(step[2])
-            return True
-        loss = _BARE_LOSS.match(lower) if self._bare_total is not None else None
-        if loss is None:
-            return False
-        if loss[1] == "train":
-            self._bare_train_loss = parse_number(loss[2])
-        elif self._bare_train_loss is not None:
-            self._add_eval(builder.last_iteration, parse_number(loss[2]), builder, self._bare_train_loss)
-            self._bare_train_loss = None
-        return True
-
-
-def _is_split_name(field: Field) -> bool:
-    return field.name.lower() in SPLITS and field.is_decimal and not field.unit
-
-
-def _mean_loss(loss: Field, line: Line) -> float:
+def _mean_loss(loss: Field, line: Line) -> Field:
     """Of a sum over tokens, which shows beside its perplexity, the logarithm of that."""
     ppl = [one for one in line.fields if one.is_metric and one.name.lower().endswith(("ppl", "perplexity"))]
     log_perplexity = math.log(max(ppl[0].value, 1.0)) if ppl else math.nan
-    return log_perplexity if loss.value > _MIN_SUMMED_LOSS * log_perplexity > 0 else loss.value
+    is_sum = loss.value > _MIN_SUMMED_LOSS * log_perplexity > 0
+    return loss._replace(text=str(log_perplexity)) if is_sum else loss
 
 
 def _fixed_spans(line: Line) -> list[tuple[int, int]]:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from glassgpt.runs.log_numbers import parse_norm, parse_number
 from glassgpt.runs.metric_columns import OTHER_TIMES, PART_RANK, VAL_WORDS, Role, metric_of, ranked_role
 
-_MAX_NUMBERS, _MAX_NAME_WORDS = 200, 6
+_MAX_NUMBERS, _MAX_NAME_WORDS, _MAX_LEADING_WORDS = 200, 6, 12
 _CLOCK = r"\d{1,4}:\d{2}(?::\d{2})?(?:\.\d{1,9})?(?![\d:])"
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3}){1,5}(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?)"
 # A number may follow the word that it counts at once: step12.
@@ -183,8 +183,8 @@ def _template(texts: tuple[str, ...]) -> tuple[tuple[Field, ...], tuple[str, ...
         if aside is not None and aside[1].strip().lower() in SPLITS and parts[-1]:
             parts[-1].insert(0, aside[1].strip())
         all_words += [word.lower() for part in parts for word in part]
-        if index == len(texts) - 1:
-            break
+        if index == len(texts) - 1 or (not slots and len(all_words) > _MAX_LEADING_WORDS):
+            break  # the end, or prose
         skipped, unit, counted = _read_unit(texts[index + 1], parts[-1])
         unit = unit or (aside[1] if aside is not None and aside[1] in _SECONDS else "")
         last = slots[-1] if slots else None

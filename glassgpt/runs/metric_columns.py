@@ -76,7 +76,7 @@ NAMES: dict[Role, str] = {
     "tokens_per_s": "tokens_per_second tokens_per_sec tokens_per_s tok_per_sec tok_per_s tokens_s tokens_sec "
     "tok_s tok_sec throughput_tps tps train_tokens_per_second train_tokens_per_sec train_tok_per_sec "
     "train_tokens_per_s tokens_s_device tok_s_device tokens_s_gpu tok_s_gpu tokens_gpu_s tok_gpu_s "
-    "tokens_device_s tok_device_s toks tok_ps",
+    "tokens_device_s tok_device_s tokens_gpu_sec tokens_sec_gpu tokens_device_sec tok_gpu_sec",
     "it_per_s": "it_s its_s iter_s iters_s it_sec steps_s steps_per_second steps_per_sec steps_per_s "
     "it_per_s iter_per_s iters_per_sec",
     "mfu": "mfu train_mfu mfu_percent train_mfu_percent perf_mfu throughput_mfu",

@@ -506,7 +506,9 @@ class GenericReader:
         if held is None:
             return
         self._count_epochs(builder)
-        lr, norm = (math.nan if one is None else one.value for one in map(held.line.of, ("lr", "grad_norm")))
+        lr, norm = (
+            math.nan if one is None else one.value for one in (held.line.of("lr"), held.line.of("grad_norm"))
+        )
         builder.add_step(held.number, held.loss.value, lr=lr, grad_norm=norm, line=held.at)
         if held.planned and builder.iteration_by_count is None:
             builder.setup.values["planned_iterations"] = held.planned

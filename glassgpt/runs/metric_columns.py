@@ -60,13 +60,12 @@ NAMES: dict[Role, str] = {
     "train_crossentropyloss crossentropyloss train_cross_entropy train_cross_entropy_loss "
     "cross_entropy_loss cross_entropy loss_metrics_global_avg_loss train_nll_loss nll_loss "
     "avg_loss mean_loss train_loss_epoch loss_epoch epoch_loss train_epoch_loss total_loss "
-    "xent nll train_nll ce train_ce bce train_xent 损失 训练损失 损失值 損失 손실",
+    "xent nll ce bce 损失 训练损失 损失值 損失 손실",
     "val_loss": "val_loss valid_loss validation_loss eval_loss val_loss_epoch loss_val loss_valid "
     "loss_validation loss_eval val_lm_loss val_ce_loss eval_lm_loss eval_ce_loss val_nll_loss "
     "eval_c4_en_validation_crossentropyloss validation_metrics_loss dev_loss holdout_loss "
-    "val_epoch_loss validation_epoch_loss val_loss_step val_nll valid_nll validation_nll eval_nll val_ce "
-    "valid_ce val_xent eval_ce 验证损失 検証損失 검증_손실 "
-    "test_loss test_epoch_loss loss_test test_nll test_ce 测试损失",
+    "val_epoch_loss validation_epoch_loss val_loss_step 验证损失 検証損失 검증_손실 "
+    "test_loss test_epoch_loss loss_test 测试损失",
     "val_bpb": "val_bpb valid_bpb validation_bpb eval_bpb",
     "lr": "learning_rate lr train_learning_rate train_lr optim_learning_rate_group0 lr_adamw lr_adam lr_sgd "
     "lr_adamw_pg1 lr_adam_pg1 optimizer_lr cur_lr current_lr last_lr lr_0 学习率",
@@ -127,7 +126,7 @@ _PART_WORDS = {
 _LOSS_WORDS = {
     "loss", "train", "training", "trn", "tr", "batch", "step", "iter", "epoch", "avg", "average", "mean",
     "total",
-    "running", "ema", "smoothed", "smooth", "current", "final", "overall", "lm", "ce", "set",
+    "nll", "xent", "running", "ema", "smoothed", "smooth", "current", "final", "overall", "lm", "ce", "set",
     *VAL_WORDS,
 }  # fmt: skip
 _REWARD_WORDS = {"reward", "rewards"}
@@ -228,7 +227,7 @@ def ranked_role(name: str) -> tuple[Role, int] | None:
     if plain in _RANKS:
         return _RANKS[plain]
     words = plain.split("_")
-    if "loss" in words and _LOSS_WORDS.issuperset(words):
+    if not {"loss", "nll", "xent", "ce"}.isdisjoint(words) and _LOSS_WORDS.issuperset(words):
         return (
             "loss" if VAL_WORDS.isdisjoint(words) else "val_loss",
             _OTHER_RANK + 10 * ("epoch" in words),

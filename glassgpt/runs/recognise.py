@@ -142,10 +142,12 @@ class _Candidates:
             self.have_match = self.have_match or candidate.matched_lines > 0
 
     def best(self) -> _Candidate | None:
-        """The one with the most matches, the first of equals; the generic one only where no other has any."""
+        """The one with the most matches, the first of equals; the generic one only where no other has any, or
+        has so few of so many lines that they are remarks."""
         *known, generic = self._all
         best = max(known, key=lambda candidate: candidate.matched_lines)
-        if best.matched_lines:
+        are_remarks = best.matched_lines < _MIN_SWITCH_LINES
+        if best.matched_lines and not (are_remarks and generic.matched_lines > 4 * best.matched_lines):
             return best
         return generic if generic.matched_lines >= _MIN_GENERIC_LINES else None
 

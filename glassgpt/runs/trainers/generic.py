@@ -62,6 +62,7 @@ _END = re.compile(
 )
 _TARGET = re.compile(r"\btarget (?:\w{1,20} )?loss\b.{0,40}\b(?:reached|achieved|met)\b")
 _AT_START = re.compile(r"^\W*(?:(?:at |the )*start of training|before training|initial(?:ly)?)\b\D{1,40}\d")
+_EARLIER = re.compile(r"\b(?:resum(?:ed|ing)|restor(?:ed|ing)|load(?:ed|ing)|early stop(?:ped|ping)?)\b")
 # Before a validation loss without a count: it is of an earlier evaluation, or of none.
 _NOT_NOW = re.compile(
     r"\b(?:best|lowest|min|minimum|prev|previous|last|target|threshold|patience|expected|from"
@@ -142,6 +143,8 @@ class GenericReader:
         first = min(one.span[0] for one in (loss, val_loss, line.of("iteration")) if one is not None)
         if "sav" in lower and (match := _SAVED.search(lower)) and match.start() < first:
             self._read_save(line, lower, builder)  # the loss is that of the weights; a step's comes before
+            return False
+        if _EARLIER.search(lower, 0, first):
             return False
         if "target" in lower and _TARGET.search(lower):
             builder.add_event("finish", text)
@@ -549,7 +552,9 @@ class GenericReader:
             at = step.number + (0 if _GLOBAL.fullmatch(step.name) else self._earlier_iterations)
             self._add_eval(at, val_loss, builder, is_late=last is not None and at < last, line=line)
             return True
-        if _NOT_NOW.search(lower, 0, val_loss.span[0]) or _END.match(lower):
+        batch = line.of("batch")
+        is_part = batch is not None and batch.split != ""  # of the validation
+        if is_part or _NOT_NOW.search(lower, 0, val_loss.span[0]) or _END.match(lower):
             return False
         if self._counts_epochs:
             epoch = epoch or self._title

@@ -253,15 +253,16 @@ class GenericReader:
     def _read_loss(self, line: Line, loss: Field, val_loss: Field | None, builder: RunBuilder) -> bool:
         epoch, batch = line.of("epoch"), line.of("batch")
         step, title = line.of("iteration"), self._title
-        if epoch is not None and not epoch.is_count:
-            epoch = None
+        epoch = epoch if epoch is not None and epoch.is_count else None
+        step = step if step is not None and (step.is_count or step.unit in _SCALES) else None
         if "%)]" in line.text and epoch and batch and step is None:
             # Samples of the epoch, not updates: how many of these there were is not known.
             return self._read_uncounted(loss, builder)
         if epoch and not batch and step is None and loss.name.lower() in ("batch loss", "batch_loss"):
             return self._read_uncounted(loss, builder)
         is_named = loss.role is not None
-        if step is not None and val_loss and not is_named and (self._has_named_steps or step.split == "val"):
+        is_other = step is not None and step.is_count and not is_named
+        if step is not None and is_other and val_loss and (self._has_named_steps or step.split == "val"):
             self._add_eval(self._earlier_iterations + step.number, val_loss, builder, loss)
             return True
         if self._read_step_line(line, loss, step, epoch, batch, builder):
@@ -337,9 +338,9 @@ class GenericReader:
     def _read_rounded(self, step: Field, loss: Field, line: Line, builder: RunBuilder) -> bool:
         """lerobot's `step:1K`. Where exact lines before say the interval, it is the line before plus that."""
         scale, last = _SCALES[step.unit], builder.last_iteration
-        unit, printed = scale / 10 ** len(step.text.partition(".")[2]), round(step.value)
-        if last is None or self._gap is None:
+        if last is None or self._gap is None or not 0 <= step.value <= MAX_COUNT:
             return False  # how many steps are between the lines is not known
+        unit, printed = scale / 10 ** len(step.text.partition(".")[2]), round(step.value)
         at = last + self._gap
         if abs(at - printed) > unit:
             if printed <= last:
@@ -373,7 +374,11 @@ class GenericReader:
         builder: RunBuilder,
         is_batch: bool = False,
     ) -> None:
-        printed, total = step.number, step.planned or getattr(line.of("planned_iterations"), "number", None)
+        planned = line.of("planned_iterations")
+        printed, total = (
+            step.number,
+            step.planned or (planned.number if planned and planned.is_count else None),
+        )
         if epoch is not None:
             number = epoch.number
             self._planned_epochs = epoch.planned
@@ -397,7 +402,7 @@ class GenericReader:
         self._last_iteration = printed
         self._add_step(self._earlier_iterations + printed, step, loss, line, builder, is_batch)
         if total is None and "%|" in line.text:
-            bars = [one for one in line.fields if one.rank == 900 and one.planned]
+            bars = [one for one in line.fields if one.rank == 900 and one.planned and one.is_count]
             total = (
                 bars[0].planned
                 if bars and abs(bars[0].number - printed) <= (bars[0].planned or 0) / 10

@@ -89,7 +89,7 @@ BATCHES = (
 )
 
 
-def read(text: str) -> tuple[list[int], list[float], list[tuple[int | None, float]], bool]:
+def read(text: str) -> tuple[list[int], list[float], list[tuple[int | None, float | None]], bool]:
     """Iterations, losses, evaluations, and whether an iteration is an epoch."""
     run_log = parse_log(text)
     evals = [

@@ -374,11 +374,9 @@ class GenericReader:
         builder: RunBuilder,
         is_batch: bool = False,
     ) -> None:
-        planned = line.of("planned_iterations")
-        printed, total = (
-            step.number,
-            step.planned or (planned.number if planned and planned.is_count else None),
-        )
+        printed, total, named = step.number, step.planned, line.of("planned_iterations")
+        if total is None and named is not None and named.is_count:
+            total = named.number
         if epoch is not None:
             number = epoch.number
             self._planned_epochs = epoch.planned
@@ -403,11 +401,8 @@ class GenericReader:
         self._add_step(self._earlier_iterations + printed, step, loss, line, builder, is_batch)
         if total is None and "%|" in line.text:
             bars = [one for one in line.fields if one.rank == 900 and one.planned and one.is_count]
-            total = (
-                bars[0].planned
-                if bars and abs(bars[0].number - printed) <= (bars[0].planned or 0) / 10
-                else None
-            )
+            bars = [one for one in bars if abs(one.number - printed) <= (one.planned or 0) / 10]
+            total = bars[0].planned if bars else None
         if total and total <= MAX_COUNT:
             # A total may be that of an epoch, which shows when the second one begins. Recorded after the
             # step, because the setup at the first step has priority over a later one.

@@ -1,7 +1,7 @@
 """Takes a line of any training loop apart: its numbers, and what the words around each say that it is.
 
-    fields = read_fields("Epoch 3/10 | val loss: 2.31 | lr 3e-4 | 250ms/step")
-    [(one.name, one.role, one.text, one.total, one.unit) for one in fields]
+    line = read_line("Epoch 3/10 | val loss: 2.31 | lr 3e-4 | 250ms/step")
+    [(one.name, one.role, one.text, one.total, one.unit) for one in line.fields]
     # ("Epoch", "epoch", "3", "10", ""), ("val loss", "val_loss", "2.31", "", ""),
     # ("lr", "lr", "3e-4", "", ""), ("", None, "250", "", "ms/step")
 
@@ -46,7 +46,7 @@ _COUNTED = re.compile(
     re.IGNORECASE,
 )
 _PARTS = re.compile(r"[|,;()\[\]{}<>\t\n]|(?<=[a-z])\.\s|\s[-=*]{1,5}\s|[–—·•→►│┃]|[:=]")
-_OPENING = re.compile(r"[\s:=(\[{<\"'`~$#*≈@-]+$")
+_OPENING = " \t:=([{<\"'`~$#*≈@-"  # between a name and its number
 _ASIDE = re.compile(r"\(([^()]{1,30})\)[\s:=]*$")
 _WRAPPER = re.compile(r"\b(?:tensor|array|np\.\w{1,10})\(\s*$")
 _FILLERS = {
@@ -60,17 +60,8 @@ SPLITS = dict.fromkeys(VAL_WORDS, "val") | {
 }  # fmt: skip
 _UNIT_ROLES: dict[str, Role] = {"轮": "epoch", "步": "iteration"}
 _LEADING = {
-    "complete",
-    "completed",
-    "finished",
-    "done",
-    "result",
-    "results",
-    "summary",
-    "new",
-    "current",
-    "the",
-}
+    "complete", "completed", "finished", "done", "result", "results", "summary", "new", "current", "the",
+}  # fmt: skip
 _BOTH = re.compile(r"\btrain(?:ing)?\s?/\s?(?:val|valid|test|dev)", re.IGNORECASE)
 _LOSSES = (["loss"], ["losses"])
 _COUNTS = ("epoch", "iteration", "batch")
@@ -179,7 +170,7 @@ def _template(texts: tuple[str, ...]) -> tuple[tuple[Field, ...], tuple[str, ...
         before, skipped = text[skipped:], 0
         aside = _ASIDE.search(before)  # loss (val): 2.1, time (ms): 250
         named = before if aside is None else before[: aside.start()]
-        parts = [words_of(part) for part in _PARTS.split(_OPENING.sub("", _WRAPPER.sub("", named)))]
+        parts = [words_of(part) for part in _PARTS.split(_WRAPPER.sub("", named).rstrip(_OPENING))]
         if aside is not None and aside[1].strip().lower() in SPLITS and parts[-1]:
             parts[-1].insert(0, aside[1].strip())
         all_words += [word.lower() for part in parts for word in part]

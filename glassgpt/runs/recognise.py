@@ -23,6 +23,7 @@ from glassgpt.i18n import say
 from glassgpt.runs.builder import FAILURE_KINDS, RunBuilder
 from glassgpt.runs.excerpts import merge_excerpts
 from glassgpt.runs.exit_status import event_patterns, read_event
+from glassgpt.runs.fields import read_line
 from glassgpt.runs.file_kinds import looks_like
 from glassgpt.runs.header import header_patterns, read_header
 from glassgpt.runs.lines import MAX_PLAIN_LINE_CHARS, LogLine, distinct_letters, split_block
@@ -435,8 +436,9 @@ class LogReader:
         if self._read_line(text, builder):
             self._setup_at_last_step = None
             return True
-        if builder.non_step_count == items_before and not builder.has_quoted_lines and _has_loss(text):
-            self._unread_losses += 1
+        is_unread = builder.non_step_count == items_before and not builder.has_quoted_lines
+        if is_unread and ("oss" in text or "OSS" in text) and not self._read_other_eval(text):
+            self._unread_losses += _has_loss(text)
         builder.note_line(text)
         self._setup_at_last_step = self._setup_at_last_step or builder.setup.copy()
         if not read_event(text, builder, self._event_patterns):
@@ -446,6 +448,16 @@ class LogReader:
         elif "wall_s" in builder.setup.values:
             self._setup_at_last_step.values["wall_s"] = builder.setup.values["wall_s"]
         return False
+
+    def _read_other_eval(self, text: str) -> bool:
+        """A home-made loop's, whose steps look like this trainer's: of the step before, as the line says."""
+        line = read_line(text)
+        step, val_loss = line.of("iteration"), line.of("val_loss")
+        if step is None or val_loss is None or line.of("loss") is not None or not step.is_count:
+            return False
+        if step.number == self.builder.last_iteration and val_loss.split != "test":
+            self.builder.add_eval(step.number, val_loss.value)
+        return step.number == self.builder.last_iteration
 
     def skip(self, line: LogLine) -> None:
         """Count the line, and read nothing from it."""

@@ -184,6 +184,16 @@ def test_remarks_that_look_like_another_trainers_line() -> None:
     assert (run_log.trainer.id, len(run_log.steps), run_log.evals) == ("unknown", 10, ())
 
 
+def test_an_evaluation_of_steps_that_look_like_a_known_trainers() -> None:
+    lines = []
+    for at in range(100, 1001, 100):
+        lines.append(f"iter {at}: loss {3 - at / 1000:.4f}, time 250.00ms, mfu 1.50%")
+        lines += [f"Validation loss after step {at}: 2.{at}"] if at % 500 == 0 else []
+    run_log = parse_log("\n".join([*lines, ""]))
+    assert run_log.trainer.id == "nanogpt"
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(500, 2.5), (1000, 2.1)]
+
+
 def test_a_line_is_taken_apart() -> None:
     line = read_line("train: loss 2.1 acc 30% | val: loss (avg) 2.4, 12.5ktok/s, 3/40 batches, eta 00:12:31")
     assert [(one.name, one.role, one.split, one.text, one.total, one.unit) for one in line.fields] == [

@@ -129,7 +129,7 @@ class Line(NamedTuple):
         val_loss = next((one for one in self.fields if one.role == "val_loss"), None)
         for one in self.fields:
             metric = metric_of(one.name) if one.is_metric else None
-            if metric is None or ":" in one.text:
+            if metric is None:
                 continue
             is_of_val = val_loss is not None and one.name in values and one.span > val_loss.span
             name = f"val {one.name}" if not metric.is_eval and (one.split == "val" or is_of_val) else one.name
@@ -151,7 +151,10 @@ def read_line(text: str) -> Line:
             (0, 0) if at is None else (starts[at], starts[at] + len(parts[2 * at + 1])) for at in slot[6:8]
         ]
         numbers = [text[begin:end] for begin, end in spans]
-        fields.append(Field(*slot[:8], numbers[0], spans[0], numbers[1], spans[1]))
+        field = Field(*slot[:8], numbers[0], spans[0], numbers[1], spans[1])
+        if ":" in field.text or ":" in field.total:  # a clock is no number
+            field = field._replace(role=None, is_metric=False, unit="")
+        fields.append(field)
     return Line(text, tuple(fields), words)
 
 

@@ -158,7 +158,7 @@ class GenericReader:
 
     def _losses(self, line: Line, builder: RunBuilder) -> tuple[Field | None, Field | None]:
         """The training loss and the validation loss of a line."""
-        found = [one for one in line.fields if one.role in ("loss", "val_loss") and ":" not in one.text]
+        found = [one for one in line.fields if one.role in ("loss", "val_loss")]
         if not found:
             return self._unnamed_losses(line, builder)
         if not any(one.split for one in found):
@@ -225,19 +225,17 @@ class GenericReader:
                 metric = metric_of(one.name) if one.is_metric else None
                 is_eval = metric and "val" in (one.split, self._section, "val" if metric.is_eval else "")
                 if metric and is_eval and metric.kind == "perplexity":
-                    val_loss = one._replace(
-                        role="val_loss", text=str(math.log(max(one.value, 1.0))), split=""
-                    )
-                    return self._read_eval(line, lower, val_loss, builder)
+                    text = str(math.log(max(one.value, 1.0)))
+                    return self._read_eval(line, lower, one._replace(text=text, split=""), builder)
         return False
 
     def _read_title(self, line: Line) -> bool:
         """A line of nothing but a count, an epoch or a split: what comes next is of it."""
+        if not 0 < len(line.words) <= _MAX_TITLE_WORDS:
+            return False
         count = line.of("epoch") or line.of("iteration")
-        is_epochs = bool(count and count.role == "epoch" and line.words[0] in ("epoch", "ep"))
-        if not 0 < len(line.words) <= _MAX_TITLE_WORDS or not (
-            is_epochs or _TITLE_WORDS.issuperset(line.words)
-        ):
+        is_epochs = count is not None and count.role == "epoch" and line.words[0] in ("epoch", "ep")
+        if not (is_epochs or _TITLE_WORDS.issuperset(line.words)):
             return False
         if not is_epochs and any(not (one.role or one.unit or ":" in one.text) for one in line.fields):
             return False

@@ -401,6 +401,7 @@ class LogReader:
         self._read_line = trainer.make_reader()
         self._lowest_rank: int | None = None
         self._ends_mid_line = False
+        self._has_other_evals = False  # evaluations that are not printed as this trainer does
         self._unread_losses = 0  # lines with a loss that are neither step nor evaluation
         self._setup_at_last_step: SetupBuilder | None = None  # None: nothing has been read since
         self.expect_lines_of(None)
@@ -455,9 +456,12 @@ class LogReader:
         step, val_loss = line.of("iteration"), line.of("val_loss")
         if step is None or val_loss is None or line.of("loss") is not None or not step.is_count:
             return False
-        if step.number == self.builder.last_iteration and val_loss.split != "test":
-            self.builder.add_eval(step.number, val_loss.value)
-        return step.number == self.builder.last_iteration
+        has_own = self.builder.last_val_loss is not None and not self._has_other_evals
+        if has_own or step.number != self.builder.last_iteration or "test" in line.words:
+            return False
+        self._has_other_evals = True
+        self.builder.add_eval(step.number, val_loss.value)
+        return True
 
     def skip(self, line: LogLine) -> None:
         """Count the line, and read nothing from it."""

@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 Role = Literal[
     "iteration",
     "epoch",
+    "batch",
     "planned_iterations",
     "loss",
     "val_loss",
@@ -25,6 +26,7 @@ Role = Literal[
     "lr",
     "grad_norm",
     "tokens_per_s",
+    "it_per_s",
     "mfu",
     "tokens",
     "step_ms",
@@ -46,8 +48,10 @@ NAMES: dict[Role, str] = {
     # `_step` counts the calls of wandb.log, and `step` may count within an epoch.
     "iteration": "global_step_max_steps train_global_step trainer_global_step global_step current_steps step "
     "iteration iter it "
-    "iter_num num_updates update updates steps train_step train_steps train_iter num_steps batch_idx _step",
-    "epoch": "epoch train_epoch epochs epoch_num",
+    "iter_num num_updates update updates steps train_step train_steps train_iter num_steps batch_idx _step "
+    "iters iterations itr opt_step optimizer_step iteratation 步 步数 迭代 迭代次数 스텝 ステップ",
+    "epoch": "epoch train_epoch epochs epoch_num ep 轮 轮次 轮数 에폭 エポック",
+    "batch": "batch mini_batch minibatch batches",  # of the epoch
     "planned_iterations": "total_steps max_steps total_iterations max_iters max_iter max_iterations",
     # One step's loss before an epoch's mean.
     "loss": "train_loss_step loss_step train_step_loss train_batch_loss batch_loss loss train_loss "
@@ -55,37 +59,45 @@ NAMES: dict[Role, str] = {
     "train_loss_nats_per_byte train_loss_nats loss_nats "
     "train_crossentropyloss crossentropyloss train_cross_entropy train_cross_entropy_loss "
     "cross_entropy_loss cross_entropy loss_metrics_global_avg_loss train_nll_loss nll_loss "
-    "avg_loss mean_loss train_loss_epoch loss_epoch epoch_loss train_epoch_loss",
+    "avg_loss mean_loss train_loss_epoch loss_epoch epoch_loss train_epoch_loss total_loss "
+    "xent nll ce bce 损失 训练损失 损失值 損失 손실",
     "val_loss": "val_loss valid_loss validation_loss eval_loss val_loss_epoch loss_val loss_valid "
     "loss_validation loss_eval val_lm_loss val_ce_loss eval_lm_loss eval_ce_loss val_nll_loss "
     "eval_c4_en_validation_crossentropyloss validation_metrics_loss dev_loss holdout_loss "
-    "val_epoch_loss validation_epoch_loss val_loss_step test_loss test_epoch_loss loss_test",
+    "val_epoch_loss validation_epoch_loss val_loss_step 验证损失 検証損失 검증_손실 "
+    "test_loss test_epoch_loss loss_test 测试损失",
     "val_bpb": "val_bpb valid_bpb validation_bpb eval_bpb",
     "lr": "learning_rate lr train_learning_rate train_lr optim_learning_rate_group0 lr_adamw lr_adam lr_sgd "
-    "lr_adamw_pg1 lr_adam_pg1 optimizer_lr cur_lr current_lr last_lr lr_0",
+    "lr_adamw_pg1 lr_adam_pg1 optimizer_lr cur_lr current_lr last_lr lr_0 学习率",
     "grad_norm": "grad_norm gradient_norm train_grad_norm train_gradient_norm total_grad_norm "
-    "optim_total_grad_norm grad_norm_total grad_2_0_norm_total gnorm train_gnorm global_grad_norm",
+    "optim_total_grad_norm grad_norm_total grad_2_0_norm_total gnorm train_gnorm global_grad_norm "
+    "norm gradnorm g_norm",
     "tokens_per_s": "tokens_per_second tokens_per_sec tokens_per_s tok_per_sec tok_per_s tokens_s tokens_sec "
     "tok_s tok_sec throughput_tps tps train_tokens_per_second train_tokens_per_sec train_tok_per_sec "
-    "train_tokens_per_s",
+    "train_tokens_per_s tokens_s_device tok_s_device tokens_s_gpu tok_s_gpu tokens_gpu_s tok_gpu_s "
+    "tokens_device_s tok_device_s tokens_gpu_sec tokens_sec_gpu tokens_device_sec tok_gpu_sec",
+    "it_per_s": "it_s its_s iter_s iters_s it_sec steps_s steps_per_second steps_per_sec steps_per_s "
+    "it_per_s iter_per_s iters_per_sec",
     "mfu": "mfu train_mfu mfu_percent train_mfu_percent perf_mfu throughput_mfu",
     "tokens": "num_input_tokens_seen train_num_input_tokens_seen total_tokens tokens_seen total_tokens_seen "
     "n_tokens_seen num_tokens n_tokens tokens train_tokens train_num_tokens throughput_total_tokens",
     "step_ms": "step_ms step_time_ms time_ms iter_time_ms iteration_time_ms time_per_step_ms ms_per_step "
-    "ms_per_iter dt_ms batch_time_ms elapsed_time_per_iteration_ms",
+    "ms_per_iter dt_ms batch_time_ms elapsed_time_per_iteration_ms ms_step ms_iter ms_it ms_batch "
+    "iter_dt_ms batch_dt_ms step_dt_ms",
     "step_s": "step_s step_time_s step_time_sec step_time_seconds iter_time_s iter_time_sec dt_s "
     "seconds_per_step sec_per_step sec_per_iter s_per_it s_per_step seconds_per_iteration "
-    "time_metrics_end_to_end_s train_step_time_s",
+    "time_metrics_end_to_end_s train_step_time_s seconds step_dt_s "
+    "batch_time_s s_per_iter",
     # Without their unit.
     "step_time": "step_time iter_time iteration_time time_per_step time_per_iteration batch_time dt train_dt "
-    "train_step_time train_iter_time train_step_timing iteration_time_avg",
+    "train_step_time train_iter_time train_step_timing iteration_time_avg iter_dt step_dt batch_dt",
     "elapsed_s": "_runtime elapsed_time elapsed elapsed_s elapsed_sec elapsed_seconds time_elapsed runtime "
     "total_time total_time_s total_training_time wall_clock_s relative_time_process "
     "relative_time_wall",
     "elapsed_ms": "elapsed_ms elapsed_time_ms total_time_ms train_time_ms",
     "run_s": "train_train_runtime train_runtime",  # of the whole run, which is done when it is logged
     "timestamp": "_timestamp timestamp wall_time walltime datetime",
-    "time": "time",  # of a step, since the start, or of the day: its values decide
+    "time": "time took",  # of a step, since the start, or of the day: its values decide
     "eval_s": "eval_runtime val_time_s eval_time_s eval_s validation_time_s",
     # Of reinforcement learning. DPO's rewards/margins are no rewards, and its loss is a cross-entropy.
     "reward": "reward mean_reward reward_mean rewards_mean critic_rewards_mean critic_score_mean avg_reward "
@@ -97,14 +109,26 @@ _RANKS: dict[str, tuple[Role, int]] = {
     name: (role, rank) for role, names in NAMES.items() for rank, name in enumerate(names.split())
 }
 _OTHER_RANK = 1000  # of a name that only ends like one of the above
-VAL_WORDS = {"val", "valid", "validation", "eval", "evaluation", "dev", "holdout", "test"}
+PART_RANK = 2000  # of a loss that is not called just so: one of several, mostly
+VAL_WORDS = {"val", "valid", "validation", "eval", "evaluation", "dev", "holdout", "heldout", "va", "test"}
+# A name with one of these before it is not of the value now.
+OTHER_TIMES = {
+    "best", "lowest", "highest", "min", "minimum", "max", "maximum", "target", "threshold", "previous",
+    "prev",
+    "last", "initial", "per", "warmup", "every", "peak", "expected",
+}  # fmt: skip
 # Parts of a loss, or what reinforcement learning calls one.
 _PART_WORDS = {
     "aux", "auxiliary", "z", "kl", "value", "critic", "policy", "actor", "entropy", "reg", "regularization",
     "balance", "balancing", "router", "scale", "scaler", "delta", "std", "var", "min", "max", "best",
 }  # fmt: skip
 # A name of nothing but these is a loss: TensorBoard's Loss/train_batch and Loss/val_epoch.
-_LOSS_WORDS = {"loss", "train", "training", "batch", "step", "iter", "epoch", "avg", "mean", *VAL_WORDS}
+_LOSS_WORDS = {
+    "loss", "train", "training", "trn", "tr", "batch", "step", "iter", "epoch", "avg", "average", "mean",
+    "total",
+    "nll", "xent", "running", "ema", "smoothed", "smooth", "current", "final", "overall", "lm", "ce", "set",
+    *VAL_WORDS,
+}  # fmt: skip
 _REWARD_WORDS = {"reward", "rewards"}
 _NO_REWARD_WORDS = {"chosen", "rejected", "margin", "margins", "accuracy", "accuracies", *_PART_WORDS}
 _MAX_NAME_CHARS = 200
@@ -148,7 +172,7 @@ _NO_METRIC_WORDS = {"std", "var", "min", "max", "best", "coef", "coeff", "target
 
 def normalise(name: str) -> str:
     """`Train/Loss` -> `train_loss`. A leading underscore stays: it marks wandb's own columns."""
-    plain = re.sub(r"[^a-z0-9_]+", "_", name.strip().lower()).rstrip("_")
+    plain = re.sub(r"\W+", "_", name.strip().lower()).rstrip("_").replace("held_out", "heldout")
     return plain if name.startswith("_") else plain.lstrip("_")
 
 
@@ -203,13 +227,13 @@ def ranked_role(name: str) -> tuple[Role, int] | None:
     if plain in _RANKS:
         return _RANKS[plain]
     words = plain.split("_")
-    if "loss" in words and _LOSS_WORDS.issuperset(words):
+    if not {"loss", "nll", "xent", "ce"}.isdisjoint(words) and _LOSS_WORDS.issuperset(words):
         return (
             "loss" if VAL_WORDS.isdisjoint(words) else "val_loss",
             _OTHER_RANK + 10 * ("epoch" in words),
         )
     if words[-1] == "loss" and not _PART_WORDS.intersection(words):
-        return ("val_loss" if VAL_WORDS.intersection(words) else "loss"), _OTHER_RANK + len(words)
+        return ("val_loss" if VAL_WORDS.intersection(words) else "loss"), PART_RANK + len(words)
     if _REWARD_WORDS.intersection((words[0], words[-1])) and not _NO_REWARD_WORDS.intersection(words):
         return "reward", _OTHER_RANK + len(words)
     if plain.startswith("lr_"):  # Lightning's lr-AdamW/pg1, with any optimizer's name

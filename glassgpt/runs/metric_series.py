@@ -45,19 +45,12 @@ _LINE = re.compile(
 _SIDES = r"val|valid|validation|eval|test|dev"
 _TITLE = re.compile(rf"^(?:[^:=,|]{{0,60}}(?: - | \| ))?({_SIDES})\b[\w ]{{0,30}}: ", re.IGNORECASE)
 _TITLED = re.compile(rf"([A-Za-z][\w@-]{{0,30}})[ :=]{{1,3}}{_NUMBER}(?:, |$)")
-_VAL_LOSS = re.compile(rf"\b(?:{_SIDES})[ _]loss\b", re.IGNORECASE)
 _ANY_WORD = re.compile(_WORDS, re.IGNORECASE)
-_ANY_VALUE = re.compile(rf"{_WORDS}|margin|\bkl\b|kl_|_kl", re.IGNORECASE)
 # A part of each of these words: most lines have none, and such a search takes a tenth of the time.
 _STEMS = (
     "acc", "perplexity", "ppl", "wer", "cer", "bleu", "f1", "match", "correct", "reward", "mrr", "p@1",
     "pass@1", "core", "margin", "kl",
 )  # fmt: skip
-_PAIR = re.compile(
-    rf"(?<![\w/.])((?:\b(?:token|seq|sequence|word|char) )?[A-Za-z][\w/@.-]{{0,60}})"
-    rf"[\"']?(?:\s{{0,4}}[:=]\s{{0,8}}|\s{{1,4}})[\"']?(?:np\.\w{{1,10}}\()?{_NUMBER}(?![\d.])",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True)
@@ -151,22 +144,6 @@ def read_metric_line(text: str) -> dict[str, float]:
     name = re.sub(r"^\W+", "", f"{match[1] or ''}{match[2]}")
     value = float(match[3])
     return {name: value / 100 if match[4] else value}
-
-
-def read_metric_values(line: str) -> dict[str, float]:
-    """The metrics of a step's line, by their names: `step 30 loss 0.0031 acc=0.92 kl 0.01`."""
-    if not may_have_metric(line) or not _ANY_VALUE.search(line):
-        return {}
-    val_loss = _VAL_LOSS.search(line)
-    values: dict[str, float] = {}
-    for match in _PAIR.finditer(line):
-        name, metric = match[1], metric_of(match[1])
-        if metric is None:
-            continue
-        if name in values and val_loss and not metric.is_eval and match.start() > val_loss.start():
-            name = f"val {name}"  # named twice: after the training loss, and after the validation loss
-        values.setdefault(name, float(match[2]))
-    return values
 
 
 def may_have_metric(text: str) -> bool:

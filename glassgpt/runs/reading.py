@@ -14,7 +14,7 @@ How a log becomes a RunLog, in the order of the files to read:
     trainers/*.py    one trainer each: its reader turns a line into builder.add_step(...), add_eval(...), ...
     step_line.py     lines of names and values, which a trainer's file only declares
     step_form.py     the usual form of step lines, declared or learned: blocks of them are read at once
-    line_values.py   the values in a line of a trainer that nobody knows
+    fields.py        the numbers in a line of a trainer that nobody knows, and what each is
     step_clock.py    step times from a clock that lines or rows show
     header.py        lines before the first step: settings, sizes, device
     exit_status.py   lines of any program: tracebacks, out of memory, signals

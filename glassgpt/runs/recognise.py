@@ -23,6 +23,7 @@ from glassgpt.i18n import say
 from glassgpt.runs.builder import FAILURE_KINDS, RunBuilder
 from glassgpt.runs.excerpts import merge_excerpts
 from glassgpt.runs.exit_status import event_patterns, read_event
+from glassgpt.runs.fields import read_line
 from glassgpt.runs.file_kinds import looks_like
 from glassgpt.runs.header import header_patterns, read_header
 from glassgpt.runs.lines import MAX_PLAIN_LINE_CHARS, LogLine, distinct_letters, split_block
@@ -143,10 +144,12 @@ class _Candidates:
             self.have_match = self.have_match or candidate.matched_lines > 0
 
     def best(self) -> _Candidate | None:
-        """The one with the most matches, the first of equals; the generic one only where no other has any."""
+        """The one with the most matches, the first of equals; the generic one only where no other has any, or
+        has so few of so many lines that they are remarks."""
         *known, generic = self._all
         best = max(known, key=lambda candidate: candidate.matched_lines)
-        if best.matched_lines:
+        are_remarks = best.matched_lines < _MIN_SWITCH_LINES
+        if best.matched_lines and not (are_remarks and generic.matched_lines > 4 * best.matched_lines):
             return best
         return generic if generic.matched_lines >= _MIN_GENERIC_LINES else None
 
@@ -386,6 +389,7 @@ class LogReader:
         self._read_line = trainer.make_reader()
         self._lowest_rank: int | None = None
         self._ends_mid_line = False
+        self._has_other_evals = False  # evaluations that are not printed as this trainer does
         self._unread_losses = 0  # lines with a loss that are neither step nor evaluation
         self._setup_at_last_step: SetupBuilder | None = None  # None: nothing has been read since
         self.expect_lines_of(None)
@@ -421,8 +425,9 @@ class LogReader:
         if self._read_line(text, builder):
             self._setup_at_last_step = None
             return True
-        if builder.non_step_count == items_before and not builder.has_quoted_lines and _has_loss(text):
-            self._unread_losses += 1
+        is_unread = builder.non_step_count == items_before and not builder.has_quoted_lines
+        if is_unread and ("oss" in text or "OSS" in text) and not self._read_other_eval(text):
+            self._unread_losses += _has_loss(text)
         builder.note_line(text)
         self._setup_at_last_step = self._setup_at_last_step or builder.setup.copy()
         if not read_event(text, builder, self._event_patterns):
@@ -432,6 +437,19 @@ class LogReader:
         elif "wall_s" in builder.setup.values:
             self._setup_at_last_step.values["wall_s"] = builder.setup.values["wall_s"]
         return False
+
+    def _read_other_eval(self, text: str) -> bool:
+        """A home-made loop's, whose steps look like this trainer's: of the step before, as the line says."""
+        line = read_line(text)
+        step, val_loss = line.of("iteration"), line.of("val_loss")
+        if step is None or val_loss is None or line.of("loss") is not None or not step.is_count:
+            return False
+        has_own = self.builder.last_val_loss is not None and not self._has_other_evals
+        if has_own or step.number != self.builder.last_iteration or "test" in line.words:
+            return False
+        self._has_other_evals = True
+        self.builder.add_eval(step.number, val_loss.value)
+        return True
 
     def skip(self, line: LogLine) -> None:
         """Count the line, and read nothing from it."""

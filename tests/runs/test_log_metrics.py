@@ -13,8 +13,9 @@ from glassgpt.i18n import translate
 from glassgpt.runs import metric_series
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.builder import RunBuilder
+from glassgpt.runs.fields import read_metric_values
 from glassgpt.runs.metric_columns import metric_of
-from glassgpt.runs.metric_series import MetricRecorder, courses, read_metric_line, read_metric_values
+from glassgpt.runs.metric_series import MetricRecorder, courses, read_metric_line
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainers import BY_ID
 

@@ -1,19 +1,23 @@
-"""Any other trainer whose lines have an iteration and a loss.
+"""Any other trainer whose lines have an iteration or an epoch, and a loss.
 
     Step 100/5000, Loss: 2.3456, LR: 3e-4, Time: 0.21s
-    epoch 1 iteration 200 train_loss=3.21
     {"step": 200, "loss": 3.21}
-    completed step: 9, seconds: 1.341, Tokens/s/device: 36653.244, loss: 3.210
     Training:  20%|##        | 200/1000 [00:10<00:40, 19.8it/s, loss=3.21]
     Epoch 3/10 | train loss 3.21 | val loss 3.30
-    Epoch: 003/010 | Batch 0005/0011 | Loss: 6.8617
-    Step 400/ 5000; acc: 24.85; ppl: 83.17; xent: 4.42; lr: 0.0002; 4828/6680 tok/s; 237 sec
-      10000/ 200000: 2.0322
+    [Val] Epoch 3: Loss=3.30, Accuracy=0.31
 
-Nothing is assumed: an evaluation counts only with its iteration. A validation loss that lines repeat was made
-once. Where lines count only epochs, an iteration is an epoch; where they count batches of an epoch, all
-epochs' batches are counted. A line may give the epoch, and the next ones its losses. What else lines say is
-found by line_values.py.
+One idea reads them all. fields.py takes a line apart into numbers and what each is. Then a line is one of a
+few things, by the fields that it has:
+
+    a count and a training loss       a step; with a validation loss, an evaluation too
+    an epoch and a training loss      an iteration, where nothing else is counted; else a summary
+    a validation loss                 an evaluation, at the count of the line, or of the title or step before
+    a count, an epoch or a split      a title: the losses on the next lines belong to it
+    words alone                       a save, or the end
+
+What the lines before said decides the rest: where lines count the batches of an epoch, all epochs' batches
+are counted. Nothing is assumed: a loss without a count, and the best loss so far, are no steps and no
+evaluations. A validation loss that lines repeat was made once. Forms that no fields describe are declared.
 """
 
 from __future__ import annotations
@@ -25,117 +29,21 @@ from typing import NamedTuple
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.line_values import (
-    AT,
-    BETWEEN,
-    COUNTED,
-    LOSS,
-    LOSS_NAME,
-    MAX_CHARS_BETWEEN,
-    FoundStep,
-    find_step,
-    find_values,
-    parse_step_count,
-)
-from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_ms, parse_number
-from glassgpt.runs.metric_series import read_metric_values
+from glassgpt.runs.fields import SPLITS, Field, Line, read_line, step_values
+from glassgpt.runs.log_numbers import MAX_COUNT, parse_ms
+from glassgpt.runs.metric_columns import PART_RANK, metric_of
 from glassgpt.runs.prefixes import clock_us
 from glassgpt.runs.step_clock import StepClock, parse_clock
 from glassgpt.runs.step_form import StepForm
 from glassgpt.runs.step_line import add_values
 from glassgpt.runs.trainer import Trainer
 
-# All of these are searched in the line in lower case.
-# Of the whole run, whatever else the line counts.
-_GLOBAL_STEP = re.compile(r"\b(?:global[ _]step|num_updates)[\s:=#\"']{1,12}(\d{1,15})\b(?!\.)")
-_IN_EPOCH = re.compile(
-    r"\bep(?:och)?\b[\s:=#\"'\[]{0,4}(\d{1,9})(?![\d.])(?:\s*/\s*(\d{1,9})(?!\s*/))?[\s:|,;\[\]-]{1,12}"
-    r"(?:\bbatch\b[\s:=#\"'\[]{0,12}(\d{1,15})\b(?:\s*/\s*(\d{1,15}))?|(\d{1,15})\s*/\s*(\d{1,15})\b)"
-)
-_BATCH_THEN_EPOCH = re.compile(
-    r"\b(?:mini-?)?batch\W{1,4}(\d{1,15})(?:\s*/\s*(\d{1,15}))?\W{1,4}(?:of |in |\(|,|\|)?\s{0,4}epoch\b"
-)
-_BAR_TOTAL = re.compile(r"%\|[^|]{0,300}\|\s*(\d{1,15})/(\d{1,15}) \[")
-_VAL_NAME = r"(?<![\w.])(?:(?:val|valid|validation|eval|dev|test)[ _/.]?loss|验证损失)(?![\w/])"
-_VAL = re.compile(rf"{AT}[\s:=#\"']{{0,12}}(\d{{1,15}})\b.{{0,400}}?{_VAL_NAME}{BETWEEN}{NUMBER}")
-_VAL_LOSS = re.compile(rf"{_VAL_NAME}{BETWEEN}{NUMBER}")
-_TRAIN_LOSS = re.compile(rf"(?<![\w/.])train(?:ing)?[ _/]loss{BETWEEN}{NUMBER}")
-# Not of `Epochs: 30`, which is a setting.
-_EPOCH = re.compile(r"\bep(?:och)?\b[\s:=#\"'\[]{0,4}(\d{1,15})(?![\d.])(?:\s*/\s*(\d{1,15}))?")
-# A line of its own, before the losses of the epoch or of the evaluation.
-_EPOCH_TITLE = re.compile(r"^\W*epoch\W{1,8}(\d{1,9})(?:\s*/\s*(\d{1,9}))?\W*$")
+# --- what words alone say, in lower case ---
+
 _EPOCH_END = re.compile(
     r"\bend[- _]of[- _]epoch\W{0,4}(\d{1,9})\b|\bepoch\W{1,4}(\d{1,9})(?:\s*/\s*\d{1,9})?\W{1,4}"
     r"(?:is |was )?(?:done|complete|completed|finished|ended|over)\b"
 )
-_STEP_TITLE = re.compile(rf"^\W*{AT}\W{{1,8}}(\d{{1,12}})(?:\s*/\s*(\d{{1,12}}))?\W*$")
-_EVAL_TITLE = re.compile(r"^\W*(?:eval(?:uation)?|val(?:idation)?) results\W*$")
-_VAL_ALONE = re.compile(rf"^\W*(?:final |avg |average |mean )?{_VAL_NAME}{BETWEEN}{NUMBER}\W*$")
-# Among other words: `== val loss 4.535 (held-out) ==`, `| end of epoch 2 | time: 24.2s | valid loss 5.15 |`.
-# Not of an earlier evaluation, or of other data than those before.
-_VAL_IN_WORDS = re.compile(
-    r"^(?!.{0,200}\b(?:best|lowest|min|minimum|prev|previous|last|target|threshold|patience|expected|from"
-    r"|load\w*|resum\w*|restor\w*|sav\w*|stop\w*|improv\w*|if|when|until)\b).{0,80}?(?<![\w.])"
-    rf"(?:val|valid|validation|eval|dev)[ _/.]?loss{BETWEEN}{NUMBER}"
-)
-# Losses that are not called so, of an epoch: `Epoch 5/500 -- train: 0.5243  val: 0.6080`.
-_EPOCH_LOSSES = re.compile(
-    rf"\bepoch\W{{1,4}}(\d{{1,9}})(?:\s*/\s*(\d{{1,9}}))?(?!.*\bacc).{{0,40}}?\btrain{BETWEEN}{NUMBER}"
-    rf".{{0,60}}?\bval(?:id|idation)?{BETWEEN}{NUMBER}"
-)
-# The same, of a step: `Step 250 | eval | train 4.1611 | val 4.1206`.
-_STEP_LOSSES = re.compile(
-    rf"{AT}\W{{1,4}}(\d{{1,15}})\b(?:\s*/\s*\d{{1,15}})?(?!.*(?:\bacc|\berr|\bf1\b|%)).{{0,40}}?\btrain{BETWEEN}{NUMBER}"
-    rf"\W{{1,12}}val(?:id|idation)?{BETWEEN}{NUMBER}"
-)
-# makemore's, which name nothing: `  10000/ 200000: 2.0322`, and at the end `train 2.0674` and `val 2.1056`.
-_BARE_STEP = re.compile(r"^\s*(\d{1,15})\s*/\s*(\d{1,15})\s*:\s*(\d+\.\d+|nan|inf)\s*$")
-_BARE_LOSS = re.compile(r"^\s*(train|val)[\s:=]{1,8}(\d+\.\d+|nan|inf)\s*$")
-# `Start of training: Train Loss: 4.37, Val Loss: 4.36`
-_AT_START = re.compile(r"^\W*(?:(?:at |the )*start of training|before training|initial(?:ly)?)\b\D{1,40}\d")
-_VAL_PERPLEXITY = re.compile(rf"^validation perplexity: {NUMBER}$")  # OpenNMT's, at the step just logged
-
-# Where a line has no plain loss, the first of its others: `[iter 5] d_adv_loss: 3.18 f_slf_loss: 6.2`.
-_OTHER_LOSS = re.compile(
-    r"(?<![\w/.])(?!(?:val|valid|validation|eval|test|dev|aux|z|kl|best|min|max|balance|router)[\d_])"
-    rf"(\w{{1,30}}_loss){BETWEEN}{NUMBER}"
-)
-# lerobot's `step:1K`: of how many steps a line is follows from the lines before.
-_ROUNDED = re.compile(rf"{AT}[\s:=#]{{0,4}}(\d{{1,6}}(\.\d{{1,3}})?)([km])\b")
-_SCALES = {"k": 1000, "m": 1_000_000}
-
-# DeepSpeed-Chat's, and the line after it: `ppl: 1.8085`
-_PERPLEXITY_TITLE = re.compile(r"^\W*evaluating perplexity, epoch (\d{1,9})/(\d{1,9})\W*$")
-_PERPLEXITY_ALONE = re.compile(rf"^(?:ppl|perplexity): {NUMBER}(?:, loss: {NUMBER})?$")
-
-# Lines of one form, that the reader has to read before it learns a form anew: compiling one is slow.
-_LINES_PER_FORM, _MAX_PATTERNS = 32, 64
-_MAX_STAMP_ERROR_S = 1.0  # of two stamps in whole seconds
-_TIME_OF_DAY = re.compile(r"\b\d{2}:\d{2}:\d{2}(?:\.\d{1,9})?")
-_MIN_INTERVALS = 3  # so many times of intervals: all are
-_STAMP = ".000"  # how exactly a line's prefix says the time
-
-# As PyTorch's examples and torchtune print.
-_SAMPLES = re.compile(
-    r"\bepoch:?\s{0,4}\d{1,9}\s{0,4}\[\s{0,12}\d{1,12}/\d{1,12} \(\s{0,3}[\d.]{1,6}%\)\]"
-    rf"\s{{0,8}}loss:\s?{NUMBER}"
-)
-_EPOCH_LOSS = re.compile(
-    rf"\bepoch\b[\s:=#\"'\[]{{0,4}}(\d{{1,9}})(?![\d.])(?:\s*/\s*(\d{{1,9}}))?.{{0,200}}?{LOSS_NAME}{BETWEEN}{NUMBER}",
-)
-_LOSS_AFTER_EPOCHS = re.compile(
-    rf"{LOSS_NAME} (?:at|after|in|on|for|of) (?:(?:the )?epoch )?#?(\d{{1,9}})(?: epochs?)?\b\s{{0,4}}[:=]?"
-    rf"\s{{0,4}}{NUMBER}"
-)
-# A batch that only its epoch is said of: how many there were is not known.
-_BATCH_OF_EPOCH = re.compile(rf"\bepoch\W{{1,4}}\d{{1,9}}(?![\d.])\W{{1,8}}batch[ _]loss{BETWEEN}{NUMBER}")
-_VALIDATION = re.compile(
-    r"^\W*(?:\w{1,20}\.\w{1,20}\W{1,4})?(?:val|valid|validation|eval|evaluation|test|dev)\b"
-)
-_PERPLEXITY = re.compile(rf"\b(?:ppl|perplexity){BETWEEN}{NUMBER}")
-_MIN_SUMMED_LOSS = 2.0  # over ln(perplexity): such a loss is a sum over tokens
-_TOTAL = re.compile(r"\d\s{0,3}/\s{0,3}(\d{1,15})")
-_BATCH = re.compile(r"\bglobal[ _]batch[ _]size\b\W{1,8}(\d{1,9})\b")
 _SAVED = re.compile(
     r"\b(?:saved|saving|wrote|writing) (?:\w{1,20} ){0,2}(?:checkpoint|model|weights|ckpt)s?\b"
     r"(?! card| config)"
@@ -152,9 +60,34 @@ _END = re.compile(
     r"|(?:\w{1,20} ){0,2}(?:finished|completed|done)(?: \S{1,60})? in [\d.:]{1,12}\s?"
     r"(?:[smh]|sec(?:ond)?s?|min(?:ute)?s?|hours?))\b",
 )
-
-
 _TARGET = re.compile(r"\btarget (?:\w{1,20} )?loss\b.{0,40}\b(?:reached|achieved|met)\b")
+_AT_START = re.compile(r"^\W*(?:(?:at |the )*start of training|before training|initial(?:ly)?)\b\D{1,40}\d")
+_EARLIER = re.compile(r"\b(?:resum(?:ed|ing)|restor(?:ed|ing)|load(?:ed|ing)|early stop(?:ped|ping)?)\b")
+# Before a validation loss without a count: it is of an earlier evaluation, or of none.
+_NOT_NOW = re.compile(
+    r"\b(?:best|lowest|min|minimum|prev|previous|last|target|threshold|patience|expected|from"
+    r"|load\w*|resum\w*|restor\w*|sav\w*|stop\w*|improv\w*|if|when|until)\b"
+)
+_TITLE_WORDS = {
+    *SPLITS, "epoch", "step", "iter", "iteration", "ep", "result", "results", "summary", "metrics", "report",
+    "starting", "start", "begin", "of", "complete", "completed", "done", "finished", "end", "time", "taken",
+    "lr", "learning", "rate", "running", "at", "after", "phase", "losses", "loss", "perplexity",
+}  # fmt: skip
+_MAX_TITLE_WORDS = 6
+
+_NOT_LOSSES = re.compile(r"\b(?:acc|accuracy|err|error|f1|auc|iou|r2|mae|size|samples|examples|batches)\b|%")
+_OF_VALIDATION = frozenset({"score", "error_rate"})  # a line with BLEU, say
+_GLOBAL = re.compile(r"global[ _]step|num_updates", re.IGNORECASE)  # of the run, whatever else is counted
+_MIN_SUMMED_LOSS = 2.0  # over ln(perplexity): such a loss is a sum over tokens
+_SCALES = {"k": 1000, "m": 1_000_000}
+_BATCH = re.compile(r"\bglobal[ _]batch[ _]size\b\W{1,8}(\d{1,9})\b", re.IGNORECASE)
+
+# Lines of one form, that the reader has to read before it learns a form anew: compiling one is slow.
+_LINES_PER_FORM, _MAX_PATTERNS = 32, 64
+_MAX_STAMP_ERROR_S = 1.0  # of two stamps in whole seconds
+_TIME_OF_DAY = re.compile(r"\b\d{2}:\d{2}:\d{2}(?:\.\d{1,9})?")
+_MIN_INTERVALS = 3  # so many times of intervals: all are
+_STAMP = ".000"  # how exactly a line's prefix says the time
 
 
 class _Epoch(NamedTuple):
@@ -162,12 +95,10 @@ class _Epoch(NamedTuple):
 
     number: int
     planned: int | None
-    loss: float
-    lr: float
-    grad_norm: float
-    val_loss: float | None
-    line: int
-    metrics: dict[str, float]
+    loss: Field
+    val_loss: Field | None
+    line: Line
+    at: int  # its number in the file
 
 
 class GenericReader:
@@ -177,7 +108,6 @@ class GenericReader:
         self.form: StepForm | None = None  # of the latest lines: see step_form.py
         self._patterns: set[str] = set()  # of the forms so far
         self._lines_since_form = 0
-        self._text = ""  # of the line, as printed
         self._epoch: int | None = None
         self._epoch_between: int | None = None  # by the latest line between steps
         self._epoch_begun: int | None = None  # the same, when the count began
@@ -188,355 +118,273 @@ class GenericReader:
         self._first_batch = 1
         self._batches = 0  # of an epoch, where lines say it
         self._evaluated_at: int | None = None
+        self._has_val_loss = False  # a test loss beside it is another one's
         self._val_lines = self._val_changes = 0  # steps with a validation loss; with another than before
         self._clock: StepClock | None = None  # where lines say the time since the start
         self._counts_epochs = True  # no line has had a step so far
         self._held: _Epoch | None = None  # the first one: a summary, if steps follow
-        self._title: re.Match[str] | None = None  # of the epoch or evaluation whose losses come next
-        self._perplexity_title: re.Match[str] | None = None  # the line before
+        self._title: Field | None = None  # the count that the next losses are of
+        self._section = ""  # the split of the next lines, by a title
         self._loss_name: str | None = None  # of those that are not the loss, the one that is taken
+        self._has_named_steps = False  # steps whose loss is called so, not just `train`
         self._gap: int | None = None  # between the steps of two lines, as they say it
-        self._bare_total: str | None = None  # of lines that name nothing, where all steps are such
-        self._bare_train_loss: float | None = None  # of the evaluation whose validation loss comes next
+        self._names_nothing = False  # makemore's steps: `  10000/ 200000: 2.0322`
         self._latest_clock_s: float | None = None  # of the latest step, where its line says a time too
         self._intervals = 0  # lines whose time was that since the line before, by their stamps
         self._count = 0  # of lines that count no updates: samples, or epochs several times
 
+    # --- what a line is ---
+
     def __call__(self, text: str, builder: RunBuilder) -> bool:
-        line, self._text = text.lower(), text
-        title, self._perplexity_title = self._perplexity_title, None
-        if title is not None and (match := _PERPLEXITY_ALONE.match(line)):
-            self._read_perplexity(title, parse_number(match[1]), builder)
-            return True
-        if "loss" not in line and "xent" not in line and "损失" not in line:
-            if _END.match(line) or self._ends_last_epoch(line):
-                self.close(builder)
-                builder.add_event("finish", text)
-            elif any(word in line for word in ("sav", "writ", "wrote", "checkpoint")) and _SAVED.search(line):
-                self._read_save(line, builder)
-            elif "epoch" in line and (match := _EPOCH_LOSSES.search(line)):
-                self._read_epoch_losses(match, line, builder)
-                return True
-            elif "train" in line and (match := _STEP_LOSSES.search(line)):
-                losses = parse_number(match[3]), builder, parse_number(match[2])
-                self._add_eval(self._earlier_iterations + int(match[1]), *losses)
-                return True
-            elif self._read_bare(line, builder):
-                return True
-            elif "perplexity, epoch" in line and (match := _PERPLEXITY_TITLE.match(line)):
-                self._perplexity_title = match
-            elif title := _EPOCH_TITLE.match(line) or _EVAL_TITLE.match(line) or _STEP_TITLE.match(line):
-                self._title = title
-                self._note_epoch(line)
-            elif not self._counts_epochs and (match := _VAL_PERPLEXITY.match(line)):
-                perplexity = parse_number(match[1])
-                val_loss = math.log(perplexity) if perplexity > 0 else None
-                self._add_eval(builder.last_iteration, val_loss, builder)
-                return True
+        line, lower = read_line(text), text.lower()
+        loss, val_loss = self._losses(line, builder)
+        if loss is None and val_loss is None:
+            return self._read_words(line, lower, builder)
+        first = min(one.span[0] for one in (loss, val_loss, line.of("iteration")) if one is not None)
+        if "sav" in lower and (match := _SAVED.search(lower)) and match.start() < first:
+            self._read_save(line, lower, builder)  # the loss is that of the weights; a step's comes before
             return False
-        if "sav" in line and (match := _SAVED.search(line)):
-            count = COUNTED.search(line)
-            if match.start() < min(line.find("loss"), count.start() if count else MAX_CHARS_BETWEEN):
-                self._read_save(line, builder)  # the loss is that of the weights; a step's comes before
-                return False
-        if "target" in line and _TARGET.search(line):
+        if _EARLIER.search(lower, 0, first):
+            return False
+        if "target" in lower and _TARGET.search(lower):
             builder.add_event("finish", text)
             return False
-        if "%)]" in line and (sample := _SAMPLES.search(line)):
-            # Samples of the epoch, not updates: how many of these there were is not known.
-            self._count += 1
-            builder.iteration_by_count = {}
-            builder.add_step(self._count, parse_number(sample[1]))
-            return True
-        if "batch" in line and (match := _BATCH_OF_EPOCH.search(line)):
-            self._count += 1
-            self._counts_epochs, builder.iteration_by_count = False, {}
-            builder.add_step(self._count, parse_number(match[1]))
-            return True
-        if ("bleu" in line or _VALIDATION.match(line)) and self._read_validation(line, builder):
-            return True
-        loss = self._read_step_line(line, builder)
         if loss is None:
-            return self._read_without_step(line, builder)
-        self._counts_epochs, self._held, self._title = False, None, None
-        # Words before patterns: a million lines shall take seconds.
-        is_evaluated = any(name in line for name in ("val", "dev", "test", "验证"))
-        if is_evaluated and (match := _VAL_LOSS.search(line)):
-            self._add_eval_of_line(match[1], loss, line, builder)
+            return val_loss is not None and self._read_eval(line, lower, val_loss, builder)
+        if val_loss is not None and _AT_START.match(lower):
+            self._add_eval(0, val_loss, builder, loss)
+            return True
+        return self._read_loss(line, loss, val_loss, builder)
+
+    def _losses(self, line: Line, builder: RunBuilder) -> tuple[Field | None, Field | None]:
+        """The training loss and the validation loss of a line."""
+        found = [one for one in line.fields if one.role in ("loss", "val_loss")]
+        if not found:
+            return self._unnamed_losses(line, builder)
+        if not any(one.split for one in found):
+            kinds = {metric.kind for one in line.fields if one.is_metric and (metric := metric_of(one.name))}
+            split = "val" if kinds & _OF_VALIDATION else self._section if line.of("iteration") is None else ""
+            if split in ("val", "test"):
+                found = [one._replace(role="val_loss", split=split) for one in found]
+        plain = [one for one in found if one.rank < PART_RANK]
+        losses = [one for one in plain if one.role == "loss"]
+        val_losses = sorted(
+            (one for one in plain if one.role == "val_loss"), key=lambda one: (one.split == "test", one.rank)
+        )
+        val_loss = val_losses[0] if val_losses else None
+        if val_loss is not None and val_loss.split == "test" and self._has_val_loss:
+            val_loss = None
+        if losses:
+            return min(losses, key=lambda one: one.rank), val_loss
+        parts = [one for one in found if one.rank >= PART_RANK]
+        val_loss = val_loss or next((one for one in parts if one.role == "val_loss"), None)
+        return self._other_loss(line, [one for one in parts if one.role == "loss"], builder), val_loss
+
+    def _unnamed_losses(self, line: Line, builder: RunBuilder) -> tuple[Field | None, Field | None]:
+        """That are called by their split alone: `Epoch 5 -- train: 0.52  val: 0.60`. makemore's steps are not
+        called anything: `  10000/ 200000: 2.0322`, and at the end `train 2.0674` and `val 2.1056`."""
+        if not line.words and len(line.fields) == 2 and line.fields[0].total and line.fields[1].is_decimal:
+            self._names_nothing = self._names_nothing or not builder.has_steps
+            return (line.fields[1] if self._names_nothing else None), None
+        named = {
+            one.split: one
+            for one in reversed(line.fields)
+            if one.name.lower() in SPLITS and one.is_decimal and not one.unit
+        }
+        train_loss, val_loss = named.get("train"), named.get("val") or named.get("test")
+        is_alone = self._names_nothing and len(line.words) == 1
+        if _NOT_LOSSES.search(line.text.lower()) or not (is_alone or (train_loss and val_loss)):
+            return None, None
+        return train_loss, val_loss
+
+    def _other_loss(self, line: Line, found: list[Field], builder: RunBuilder) -> Field | None:
+        """The first of several losses, none of which is called just so; later only the same one."""
+        is_new = self._loss_name is None
+        if line.of("iteration", "epoch", "batch") is None or (is_new and builder.has_steps):
+            return None
+        loss = next((one for one in found if is_new or one.name.lower() == self._loss_name), None)
+        if loss is not None and is_new:
+            self._loss_name = loss.name.lower()
+            others = ", ".join(one.name for one in found if one is not loss)[:200]
+            builder.notes.append(
+                say("log.loss_taken", name=loss.name, others=others)
+                if others
+                else say("log.only_loss", name=loss.name)
+            )
+        return loss
+
+    def _read_words(self, line: Line, lower: str, builder: RunBuilder) -> bool:
+        """A line without a loss: a save, the end, a title, or a perplexity."""
+        if _END.match(lower) or self._ends_last_epoch(lower):
+            self.close(builder)
+            builder.add_event("finish", line.text)
+        elif any(word in lower for word in ("sav", "writ", "wrote", "checkpoint")) and _SAVED.search(lower):
+            self._read_save(line, lower, builder)
+        elif not self._read_title(line) and not self._has_val_loss:
+            for one in line.fields:
+                metric = metric_of(one.name) if one.is_metric else None
+                is_eval = metric and "val" in (one.split, self._section, "val" if metric.is_eval else "")
+                if metric and is_eval and metric.kind == "perplexity":
+                    text = str(math.log(max(one.value, 1.0)))
+                    return self._read_eval(line, lower, one._replace(text=text, split=""), builder)
+        return False
+
+    def _read_title(self, line: Line) -> bool:
+        """A line of nothing but a count, an epoch or a split: what comes next is of it."""
+        if not 0 < len(line.words) <= _MAX_TITLE_WORDS:
+            return False
+        count = line.of("epoch") or line.of("iteration")
+        is_epochs = count is not None and count.role == "epoch" and line.words[0] in ("epoch", "ep")
+        if not (is_epochs or _TITLE_WORDS.issuperset(line.words)):
+            return False
+        if not is_epochs and any(not (one.role or one.unit or ":" in one.text) for one in line.fields):
+            return False
+        if (count is not None and count.is_count) or not line.fields:
+            self._section = next((SPLITS[word] for word in line.words if word in SPLITS), "")
+        if count is not None and count.is_count:
+            self._title = count
+            self._note_epoch(line)
         return True
 
-    def skip_steps(self, columns: dict[str, list[float]]) -> None:
-        """Lines of the form were read together. The times since the start become those of steps."""
-        self._last_iteration, self._title = int(columns["iteration"][-1]) - self._earlier_iterations, None
-        self._lines_since_form = 0
-        if (elapsed_s := columns.pop("elapsed_s", None)) is not None and self._clock is not None:
-            columns["ms"] = list(map(self._clock.step_ms, map(int, columns["iteration"]), elapsed_s))
+    # --- a line with a training loss ---
 
-    def _read_step_line(self, line: str, builder: RunBuilder) -> str | None:
-        """The loss, as printed, of a line with an iteration, which is added."""
-        step = find_step(line)
-        is_global = "global" in line or "num_updates" in line
-        loss = LOSS.search(line) if step is None or is_global else None
-        if loss and is_global and (count := _GLOBAL_STEP.search(line)):
-            earlier = int(count[1]) - parse_step_count(line[slice(*step.iteration)]) if step else 0
-            self._earlier_iterations = max(earlier, 0)  # what a line that counts in the epoch only lacks
-            self._lines_since_form *= not earlier  # a form has one count
-            self._add_step(int(count[1]), FoundStep(count.span(1), loss.span(1)), line, builder)
-            return loss[1]
-        if step is None and loss and "ep" in line and (batch := _IN_EPOCH.search(line)):
-            self._read_batch(batch, loss, line, builder)
-            return loss[1]
-        if step is None and loss and "batch" in line and (batch := _BATCH_THEN_EPOCH.search(line)):
-            self._read_step(FoundStep(batch.span(1), loss.span(1), batch[2]), line, builder)
-            return loss[1]
-        if step is None and loss and (count := COUNTED.search(line, loss.end())):
-            is_near = count.start() - loss.end() <= MAX_CHARS_BETWEEN
-            step = FoundStep(count.span(1), loss.span(1), count[2]) if is_near else None
-        if step is None and loss and (rounded := _ROUNDED.search(line)):
-            return self._read_rounded(rounded, loss, line, builder)
-        if step is None and "_loss" in line:
-            step = self._find_other_loss(line, builder)
-        if step is None:
-            return None
-        self._read_step(step, line, builder)
-        return line[slice(*step.loss)]
+    def _read_loss(self, line: Line, loss: Field, val_loss: Field | None, builder: RunBuilder) -> bool:
+        epoch, batch = line.of("epoch"), line.of("batch")
+        step, title = line.of("iteration"), self._title
+        epoch = epoch if epoch is not None and epoch.is_count else None
+        step = step if step is not None and (step.is_count or step.unit in _SCALES) else None
+        if "%)]" in line.text and epoch and batch and step is None:
+            # Samples of the epoch, not updates: how many of these there were is not known.
+            return self._read_uncounted(loss, builder)
+        if epoch and not batch and step is None and loss.name.lower() in ("batch loss", "batch_loss"):
+            return self._read_uncounted(loss, builder)
+        is_named = loss.role is not None
+        is_other = step is not None and step.is_count and not is_named
+        if step is not None and is_other and val_loss and (self._has_named_steps or step.split == "val"):
+            self._add_eval(self._earlier_iterations + step.number, val_loss, builder, loss)
+            return True
+        if self._read_step_line(line, loss, step, epoch, batch, builder):
+            self._counts_epochs, self._held, self._title, self._section = False, None, None, ""
+            self._has_named_steps = self._has_named_steps or is_named
+            if val_loss is not None:
+                self._add_eval_of_line(val_loss, loss, line, builder)
+            return True
+        if epoch is not None:
+            if self._counts_epochs:
+                self._read_epoch(epoch, loss, val_loss, line, builder)
+            elif val_loss is not None:
+                self._last_of_epoch(line.text.lower(), builder)
+                self._add_eval_of_line(val_loss, loss, line, builder)
+            self._note_epoch(line)
+            return True
+        if title is not None and title.role == "iteration":
+            self._counts_epochs, self._held, self._title = False, None, None
+            self._last_iteration = title.number
+            self._add_step(title.number, None, loss, line, builder)
+            if title.planned:
+                builder.setup.values["planned_iterations"] = title.planned
+            if val_loss is not None:
+                self._add_eval_of_line(val_loss, loss, line, builder)
+            return True
+        if title is not None and self._counts_epochs:
+            self._read_epoch(title, loss, val_loss, line, builder)
+            return True
+        is_eval = val_loss is not None or (self._names_nothing and not is_named)
+        if is_eval and not self._counts_epochs and len(line.words) <= _MAX_TITLE_WORDS:
+            self._add_eval(builder.last_iteration, val_loss, builder, loss)
+        return is_eval and not is_named
 
-    def _find_other_loss(self, line: str, builder: RunBuilder) -> FoundStep | None:
-        """The first of several losses, none of which is called just so; later only the same one."""
-        count, is_new = COUNTED.search(line), self._loss_name is None
-        if count is None or (is_new and builder.has_steps):
-            return None
-        found = list(_OTHER_LOSS.finditer(line, count.end(), count.end() + MAX_CHARS_BETWEEN))
-        loss = next((one for one in found if is_new or one[1] == self._loss_name), None)
-        if loss is None:
-            return None
-        if is_new:
-            self._loss_name = loss[1]
-            others = ", ".join(one[1] for one in found if one is not loss)[:200]
-            builder.notes.append(
-                say("log.loss_taken", name=loss[1], others=others)
-                if others
-                else say("log.only_loss", name=loss[1])
-            )
-        return FoundStep(count.span(1), loss.span(2), count[2])
+    def _read_uncounted(self, loss: Field, builder: RunBuilder) -> bool:
+        self._count += 1
+        self._counts_epochs, builder.iteration_by_count = False, {}
+        builder.add_step(self._count, loss.value)
+        return True
 
-    def _read_rounded(
-        self, rounded: re.Match[str], loss: re.Match[str], line: str, builder: RunBuilder
-    ) -> str | None:
-        """Where exact lines before say the interval, a rounded count is that of the line before plus it."""
-        unit = _SCALES[rounded[3]] / 10 ** max(len(rounded[2] or ".") - 1, 0)
-        printed, last = round(float(rounded[1]) * _SCALES[rounded[3]]), builder.last_iteration
-        if last is None or self._gap is None:
-            return None  # how many steps are between the lines is not known
+    def _read_step_line(
+        self,
+        line: Line,
+        loss: Field,
+        step: Field | None,
+        epoch: Field | None,
+        batch: Field | None,
+        builder: RunBuilder,
+    ) -> bool:
+        """Whether the line has a count: then its step is added."""
+        if step is not None and step.unit in _SCALES:
+            return self._read_rounded(step, loss, line, builder)
+        if step is not None and step.is_count:
+            if _GLOBAL.fullmatch(step.name):
+                others = [
+                    one for one in line.fields
+                    if one.role == "iteration" and one.is_count and not _GLOBAL.fullmatch(one.name)
+                ]  # fmt: skip
+                earlier = step.number - others[0].number if others else 0
+                self._earlier_iterations = max(earlier, 0)  # what a line that counts in the epoch only lacks
+                self._lines_since_form *= not earlier  # a form has one count
+                self._add_step(step.number, step, loss, line, builder)
+            else:
+                self._read_step(step, loss, epoch, line, builder)
+            return True
+        if batch is None or not batch.is_count:
+            return False
+        if epoch is not None and batch.planned and 0 < batch.planned <= MAX_COUNT and epoch.span < batch.span:
+            self._read_batch(epoch, batch, loss, line, builder)
+        else:
+            self._read_step(batch, loss, epoch, line, builder, is_batch=epoch is not None)
+        return True
+
+    def _read_rounded(self, step: Field, loss: Field, line: Line, builder: RunBuilder) -> bool:
+        """lerobot's `step:1K`. Where exact lines before say the interval, it is the line before plus that."""
+        scale, last = _SCALES[step.unit], builder.last_iteration
+        if last is None or self._gap is None or not 0 <= step.value <= MAX_COUNT:
+            return False  # how many steps are between the lines is not known
+        unit, printed = scale / 10 ** len(step.text.partition(".")[2]), round(step.value)
         at = last + self._gap
         if abs(at - printed) > unit:
             if printed <= last:
-                return None
+                return False
             at = printed
         self._last_iteration = at
-        self._add_step(at, FoundStep((0, 0), loss.span(1)), line, builder)
-        return loss[1]
-
-    def _read_perplexity(self, title: re.Match[str], perplexity: float, builder: RunBuilder) -> None:
-        """Of an epoch, which counts as an iteration where no line counts steps."""
-        val_loss = math.log(perplexity) if perplexity > 0 else None
-        if builder.has_steps and not builder.trainer.iterations_are_epochs:
-            self._add_eval(builder.last_iteration, val_loss, builder)
-            return
-        if not builder.trainer.iterations_are_epochs:
-            builder.trainer = replace(builder.trainer, iterations_are_epochs=True)
-            builder.notes.append(say("table.epochs"))
-        self._add_eval(int(title[1]), val_loss, builder)
-
-    def _read_bare(self, line: str, builder: RunBuilder) -> bool:
-        """A count, its total and a loss, or an evaluation after these, where no step has a named loss."""
-        if step := _BARE_STEP.match(line):
-            is_like_others = step[2] == self._bare_total
-            is_first = not builder.has_steps or (self._bare_total is not None and int(step[1]) <= 1)
-            if not (is_like_others or is_first) or int(step[1]) > int(step[2]):
-                return False
-            self._counts_epochs, self._bare_total, self._bare_train_loss = False, step[2], None
-            builder.add_step(int(step[1]), parse_number(step[3]))
-            builder.setup.values["planned_iterations"] = int(step[2])
-            return True
-        loss = _BARE_LOSS.match(line) if self._bare_total is not None else None
-        if loss is None:
-            return False
-        if loss[1] == "train":
-            self._bare_train_loss = parse_number(loss[2])
-        elif self._bare_train_loss is not None:
-            self._add_eval(builder.last_iteration, parse_number(loss[2]), builder, self._bare_train_loss)
-            self._bare_train_loss = None
+        self._add_step(at, None, loss, line, builder)
         return True
 
-    def _read_save(self, line: str, builder: RunBuilder) -> None:
-        """At the iteration that the line or the file's name says, if the run can be there."""
-        last, count = builder.last_iteration, COUNTED.search(line) or _SAVED_AT.search(line)
-        at = parse_step_count(count[1]) if count and not self._counts_epochs else None
-        is_near = at is not None and last is not None and last <= at <= last + max(1, last // 2)
-        spent = _SAVE_TIME.search(line)
-        builder.add_checkpoint(at if is_near else last, parse_ms(spent[1], spent[2]) if spent else None)
-
-    def _read_validation(self, line: str, builder: RunBuilder) -> bool:
-        """A line of an evaluation that calls its loss just so. Beside a sum there is its perplexity."""
-        count, loss, perplexity = COUNTED.search(line), LOSS.search(line), _PERPLEXITY.search(line)
-        at = parse_step_count(count[1]) if count else builder.last_iteration
-        if at is None or loss is None:
-            return False
-        val_loss = parse_number(loss[1])
-        log_perplexity = math.log(max(parse_number(perplexity[1]), 1.0)) if perplexity else math.nan
-        if val_loss > _MIN_SUMMED_LOSS * log_perplexity > 0:
-            val_loss = log_perplexity
-        last = builder.last_iteration
-        builder.add_eval(at, val_loss, is_late=last is not None and at < last)
-        if self._clock is not None:
-            self._clock.add_eval(None)
-        return True
-
-    def _read_without_step(self, line: str, builder: RunBuilder) -> bool:
-        if "poch" in line and (epoch := _EPOCH_LOSS.search(line)):
-            val_loss = _VAL_LOSS.search(line)
-            if self._counts_epochs:
-                updates = _GLOBAL_STEP.search(line)
-                number = int(updates[1]) if updates else int(epoch[1])
-                planned = int(epoch[2]) if epoch[2] and not updates else None
-                self._read_epoch(number, planned, epoch[3], val_loss and val_loss[1], line, builder)
-            elif val_loss:
-                self._add_eval_of_line(val_loss[1], epoch[3], line, builder)
-            self._note_epoch(line)
-            return True
-        if self._counts_epochs and "poch" in line and (after := _LOSS_AFTER_EPOCHS.search(line)):
-            self._read_epoch(int(after[1]), None, after[2], None, line, builder)
-            return True
-        if (val_loss := _VAL_LOSS.search(line)) and _AT_START.match(line):
-            train_loss = _TRAIN_LOSS.search(line)
-            self._add_eval(
-                0, parse_number(val_loss[1]), builder, parse_number(train_loss[1]) if train_loss else None
-            )
-            return True
-        if evaluation := _VAL.search(line):
-            at = self._earlier_iterations + int(evaluation[1])
-            self._add_eval(at, parse_number(evaluation[2]), builder)
-            return True
-        if self._title is not None and self._read_titled(self._title, line, builder):
-            return True
-        if builder.last_iteration is not None and (alone := _VAL_ALONE.match(line)):
-            self._add_eval(builder.last_iteration, parse_number(alone[1]), builder)
-        elif not self._counts_epochs and (among := _VAL_IN_WORDS.match(line)):
-            last = self._last_of_epoch(line, builder)
-            if last is not None and last != self._evaluated_at:
-                self._add_eval(last, parse_number(among[1]), builder)
-        return False
-
-    def _last_of_epoch(self, line: str, builder: RunBuilder) -> int | None:
-        """The iteration of a line after steps: the latest one's, or that at which the line says its epoch
-        ended."""
-        end = _EPOCH_END.search(line) if self._batches and "epoch" in line else None
-        if end is None or builder.last_iteration is None or int(end[1] or end[2]) != self._epoch:
-            return builder.last_iteration
-        builder.iterations_done = self._earlier_iterations + self._batches - 1 + self._first_batch
-        return builder.iterations_done
-
-    def _read_epoch_losses(self, match: re.Match[str], line: str, builder: RunBuilder) -> None:
-        if self._counts_epochs:
-            planned = int(match[2]) if match[2] else None
-            self._read_epoch(int(match[1]), planned, match[3], match[4], line, builder)
-        elif builder.last_iteration is not None:
-            self._add_eval(builder.last_iteration, parse_number(match[4]), builder)
-        self._note_epoch(line)
-
-    def _ends_last_epoch(self, line: str) -> bool:
-        match = _EPOCH_END.search(line) if self._planned_epochs and "epoch" in line else None
-        return match is not None and int(match[1] or match[2]) == self._planned_epochs
-
-    def _note_epoch(self, line: str) -> None:
-        """Of a line between steps, which do not name their epoch."""
-        if match := _EPOCH.search(line):
-            self._epoch_between = int(match[1])
-            self._planned_epochs = int(match[2]) if match[2] else None
-
-    def _read_titled(self, title: re.Match[str], line: str, builder: RunBuilder) -> bool:
-        loss, val_loss = LOSS.search(line), _VAL_LOSS.search(line)
-        if title.re is _EVAL_TITLE:
-            self._title = None
-            if loss and builder.last_iteration is not None:
-                self._add_eval(builder.last_iteration, parse_number(loss[1]), builder)
-            return False
-        if title.re is _STEP_TITLE:
-            self._title = None
-            if loss:
-                self._counts_epochs, self._held = False, None
-                self._last_iteration = int(title[1])
-                self._add_step(self._last_iteration, FoundStep((0, 0), loss.span(1)), line, builder)
-                if title[2]:
-                    builder.setup.values["planned_iterations"] = int(title[2])
-            return bool(loss)
-        if not self._counts_epochs:
-            return False
-        if loss:
-            planned = int(title[2]) if title[2] else None
-            self._read_epoch(int(title[1]), planned, loss[1], val_loss and val_loss[1], line, builder)
-        elif val_loss:
-            self.close(builder)
-            if builder.last_iteration == int(title[1]):
-                self._add_eval(int(title[1]), parse_number(val_loss[1]), builder)
-        return bool(loss or val_loss)
-
-    def _add_eval_of_line(self, val_text: str, loss_text: str, line: str, builder: RunBuilder) -> None:
-        # A line may show the latest validation loss until there is another; unless most lines have another.
-        val_loss, at = parse_number(val_text), builder.last_iteration
-        is_other, is_usual = val_loss != builder.last_val_loss, 2 * self._val_changes > self._val_lines > 3
-        self._val_lines, self._val_changes = self._val_lines + 1, self._val_changes + is_other
-        if at is not None and (is_other or is_usual):
-            both = _TRAIN_LOSS.search(line)
-            has_own = both is not None and both[1] != loss_text
-            self._add_eval(at, val_loss, builder, parse_number(both[1]) if both and has_own else None)
-
-    def _add_eval(
-        self, at: int | None, val_loss: float | None, builder: RunBuilder, train_loss: float | None = None
-    ) -> None:
-        self._evaluated_at = at
-        builder.add_eval(at, val_loss, train_loss)
-        if self._clock is not None:
-            self._clock.add_eval(None)
-
-    def _read_batch(self, match: re.Match[str], loss: re.Match[str], line: str, builder: RunBuilder) -> None:
-        group = 3 if match[3] else 5
-        step, total = FoundStep(match.span(group), loss.span(1)), match[group + 1]
-        if not total or not 0 < int(total) <= MAX_COUNT:
-            self._read_step(step, line, builder)
-            return
-        epoch, batch = int(match[1]), int(match[group])
+    def _read_batch(self, epoch: Field, batch: Field, loss: Field, line: Line, builder: RunBuilder) -> None:
+        number, count, total = epoch.number, batch.number, batch.planned or 0
         if not builder.has_steps:
             # Batch 8/8 of the first epoch: they count from 1. An epoch 0 shows its own way.
-            self._first_epoch, self._first_batch = min(epoch, 1), min(batch, 1)
-        self._first_batch = min(batch, self._first_batch)
-        self._last_iteration, self._epoch, self._batches = batch, epoch, int(total)
-        iteration = max(epoch - self._first_epoch, 0) * int(total) + batch
-        self._earlier_iterations, builder.iterations_done = iteration - batch, None
-        self._add_step(iteration, step, line, builder, is_batch=True)
-        if match[2]:
-            last_epoch = (
-                int(match[2]) - 1 if self._first_epoch == 0 and epoch == int(match[2]) else int(match[2])
-            )
-            planned = last_epoch * int(total) - 1 + self._first_batch
+            self._first_epoch, self._first_batch = min(number, 1), min(count, 1)
+        self._first_batch = min(count, self._first_batch)
+        self._last_iteration, self._epoch, self._batches = count, number, total
+        iteration = max(number - self._first_epoch, 0) * total + count
+        self._earlier_iterations, builder.iterations_done = iteration - count, None
+        self._add_step(iteration, batch, loss, line, builder, is_batch=True)
+        if epoch.planned is not None:
+            is_from_0 = self._first_epoch == 0 and number == epoch.planned
+            planned = (epoch.planned - is_from_0) * total - 1 + self._first_batch
             builder.setup.values["planned_iterations"] = min(planned, MAX_COUNT)
 
-    def _read_step(self, step: FoundStep, line: str, builder: RunBuilder) -> None:
-        printed, total = (
-            parse_step_count(line[slice(*step.iteration)]),
-            parse_step_count(step.total) if step.total else None,
-        )
-        if "ep" in line and (match := _EPOCH.search(line)):
-            epoch = int(match[1])
-            self._planned_epochs = int(match[2]) if match[2] else None
+    def _read_step(
+        self,
+        step: Field,
+        loss: Field,
+        epoch: Field | None,
+        line: Line,
+        builder: RunBuilder,
+        is_batch: bool = False,
+    ) -> None:
+        printed, total, named = step.number, step.planned, line.of("planned_iterations")
+        if total is None and named is not None and named.is_count:
+            total = named.number
+        if epoch is not None:
+            number = epoch.number
+            self._planned_epochs = epoch.planned
             # Where the count goes back in the next epoch, it is of the epoch; else it is of the whole run.
-            if self._epoch is None or epoch < self._epoch or builder.last_iteration is None:
+            if self._epoch is None or number < self._epoch or builder.last_iteration is None:
                 self._earlier_iterations = 0
-            elif epoch == self._epoch + 1 and printed <= self._last_iteration:
+            elif number == self._epoch + 1 and printed <= self._last_iteration:
                 # Equal where of each epoch only the last line is left; one that counts from 0 has one more.
                 self._earlier_iterations += self._last_iteration + (printed == 0)
-            self._epoch = epoch
+            self._epoch = number
         elif builder.last_iteration is None:
             self._epoch_begun, self._earlier_iterations = self._epoch_between, 0
         elif printed < self._last_iteration and self._epoch_between is not None:
@@ -548,31 +396,37 @@ class GenericReader:
             self._epoch_begun = self._epoch_between
         self._gap = printed - self._last_iteration if printed > self._last_iteration > 0 else self._gap
         self._last_iteration = printed
-        self._add_step(self._earlier_iterations + printed, step, line, builder)
-        if total is None and "%|" in line and (bar := _BAR_TOTAL.search(line)):
-            total = int(bar[2]) if abs(int(bar[1]) - printed) <= int(bar[2]) / 10 else None
+        self._add_step(self._earlier_iterations + printed, step, loss, line, builder, is_batch)
+        if total is None and "%|" in line.text:
+            bars = [one for one in line.fields if one.rank == 900 and one.planned and one.is_count]
+            bars = [one for one in bars if abs(one.number - printed) <= (one.planned or 0) / 10]
+            total = bars[0].planned if bars else None
         if total and total <= MAX_COUNT:
             # A total may be that of an epoch, which shows when the second one begins. Recorded after the
             # step, because the setup at the first step has priority over a later one.
             planned = total if not self._earlier_iterations else None
             if self._planned_epochs not in (None, 1):
-                planned = (
-                    self._planned_epochs * total
-                    if self._earlier_iterations and self._planned_epochs
-                    else None
-                )
+                is_of_epoch = self._earlier_iterations and self._planned_epochs
+                planned = (self._planned_epochs or 0) * total if is_of_epoch else None
             builder.setup.values["planned_iterations"] = planned
 
     def _add_step(
-        self, iteration: int, step: FoundStep, line: str, builder: RunBuilder, is_batch: bool = False
+        self,
+        iteration: int,
+        step: Field | None,
+        loss: Field,
+        line: Line,
+        builder: RunBuilder,
+        is_batch: bool = False,
     ) -> None:
-        values = {**find_values(line, is_batch), **step.values}
+        """`step`: where the line says the iteration, if a form can be learned from it."""
+        values = step_values(line, is_batch)
         columns = {name: found.value for name, found in values.items()}
         if columns.get("ms") == 0:  # minGPT's first iteration: not measured
             del columns["ms"]
         elapsed_s, shown = columns.pop("elapsed_s", None), ""
         if elapsed_s is not None:
-            shown = line[slice(*values["elapsed_s"].span)]
+            shown = line.text[slice(*values["elapsed_s"].span)]
         elif builder.clock and columns.keys().isdisjoint(("ms", "s", "it_per_s")):
             clock = clock_us(builder.clock)
             elapsed_s, shown = (None, "") if clock is None else (clock / 1e6, _STAMP)
@@ -583,24 +437,23 @@ class GenericReader:
             columns["ms"] = self._clock.step_ms(iteration, elapsed_s)
         elif "s" in columns and builder.clock and not is_batch:
             columns["s"] = self._time_of_step(columns["s"], iteration, builder)
-        add_values(builder, iteration, {"loss": parse_number(line[slice(*step.loss)])} | columns)
-        if "lobal" in line and (batch := _BATCH.search(line)):
+        add_values(builder, iteration, {"loss": loss.value} | columns)
+        if "lobal" in line.text and (batch := _BATCH.search(line.text)):
             builder.add_batch_size(iteration, int(batch[1]))
-        if builder.add_metrics(read_metric_values(line), iteration):
+        if builder.add_metrics(line.metrics, iteration):
             return  # a learned form would leave them out
         self._lines_since_form += 1
-        can_be_learned = all(found.is_number for found in values.values()) and len(line) == len(self._text)
         can_be_learned = (
-            can_be_learned
+            step is not None
+            and step.text.isdecimal()
+            and all(found.is_number for found in values.values())
             and (elapsed_s is None or shown != _STAMP)
             and not self._intervals
-            and line[slice(*step.iteration)].isdecimal()
         )
-        if self._lines_since_form % _LINES_PER_FORM <= 1 and can_be_learned:
-            spans = {"iteration": step.iteration, "loss": step.loss}
+        if self._lines_since_form % _LINES_PER_FORM <= 1 and step is not None and can_be_learned:
+            spans = {"iteration": step.span, "loss": loss.span}
             spans |= {name: found.span for name, found in values.items()}
-            offset = iteration - parse_step_count(line[slice(*step.iteration)])
-            form = StepForm.learn(self._text, spans, _fixed_spans(line), offset)
+            form = StepForm.learn(line.text, spans, _fixed_spans(line), iteration - step.number)
             # The first line of an epoch has the form of all lines before, but for its fixed numbers.
             is_known = form.pattern in self._patterns
             if form != self.form and (is_known or self._lines_since_form >= _LINES_PER_FORM):
@@ -608,6 +461,13 @@ class GenericReader:
                 self._patterns = (
                     {*self._patterns, form.pattern} if len(self._patterns) < _MAX_PATTERNS else set()
                 )
+
+    def skip_steps(self, columns: dict[str, list[float]]) -> None:
+        """Lines of the form were read together. The times since the start become those of steps."""
+        self._last_iteration, self._title = int(columns["iteration"][-1]) - self._earlier_iterations, None
+        self._lines_since_form = 0
+        if (elapsed_s := columns.pop("elapsed_s", None)) is not None and self._clock is not None:
+            columns["ms"] = list(map(self._clock.step_ms, map(int, columns["iteration"]), elapsed_s))
 
     def _time_of_step(self, seconds: float, iteration: int, builder: RunBuilder) -> float:
         """Where the time of a line equals the gap of the stamps, it is of all iterations since the line
@@ -624,36 +484,21 @@ class GenericReader:
             return seconds / count
         return seconds / count if self._intervals >= _MIN_INTERVALS else seconds
 
+    # --- a line that counts epochs ---
+
     def _read_epoch(
-        self,
-        number: int,
-        planned: int | None,
-        loss: str,
-        val_loss: str | None,
-        line: str,
-        builder: RunBuilder,
+        self, epoch: Field, loss: Field, val_loss: Field | None, line: Line, builder: RunBuilder
     ) -> None:
-        held = self._held
-        if held is not None and held.number == number and held.loss != parse_number(loss):
+        held, number, planned = self._held, epoch.number, epoch.planned
+        if held is not None and held.number == number and held.loss.value != loss.value:
             # Another loss of the first epoch: a line is a part of an epoch, of unknown length.
             self._count, builder.iteration_by_count = held.number, {}
         self.close(builder)
         if builder.iteration_by_count is not None:
             self._count += 1
             number, planned = self._count, None
-        is_first = not builder.has_steps
-        values = find_values(line)
-        self._held = _Epoch(
-            number,
-            planned,
-            parse_number(loss),
-            values["lr"].value if "lr" in values else math.nan,
-            values["grad_norm"].value if "grad_norm" in values else math.nan,
-            parse_number(val_loss) if val_loss else None,
-            builder.line,
-            read_metric_values(self._text),
-        )
-        if not is_first:
+        self._held = _Epoch(number, planned, loss, val_loss, line, builder.line)
+        if builder.has_steps:
             self.close(builder)
 
     def close(self, builder: RunBuilder) -> None:
@@ -661,23 +506,128 @@ class GenericReader:
         held, self._held = self._held, None
         if held is None:
             return
+        self._count_epochs(builder)
+        lr, norm = (
+            math.nan if one is None else one.value for one in (held.line.of("lr"), held.line.of("grad_norm"))
+        )
+        builder.add_step(held.number, held.loss.value, lr=lr, grad_norm=norm, line=held.at)
+        if held.planned and builder.iteration_by_count is None:
+            builder.setup.values["planned_iterations"] = held.planned
+        builder.add_metrics(held.line.metrics, held.number)
+        if held.val_loss is not None:
+            self._has_val_loss = self._has_val_loss or held.val_loss.split == "val"
+            builder.add_eval(held.number, held.val_loss.value, line=held.at)
+
+    def _count_epochs(self, builder: RunBuilder) -> None:
         if not builder.trainer.iterations_are_epochs and builder.iteration_by_count is None:
             builder.trainer = replace(builder.trainer, iterations_are_epochs=True)
             builder.notes.append(say("table.epochs"))
-        builder.add_step(held.number, held.loss, lr=held.lr, grad_norm=held.grad_norm, line=held.line)
-        if held.planned and builder.iteration_by_count is None:
-            builder.setup.values["planned_iterations"] = held.planned
-        builder.add_metrics(held.metrics, held.number)
-        if held.val_loss is not None:
-            builder.add_eval(held.number, held.val_loss, line=held.line)
+
+    def _last_of_epoch(self, lower: str, builder: RunBuilder) -> int | None:
+        """The iteration of a line after steps: the latest one's, or that at which the line says its epoch
+        ended."""
+        end = _EPOCH_END.search(lower) if self._batches and "epoch" in lower else None
+        if end is None or builder.last_iteration is None or int(end[1] or end[2]) != self._epoch:
+            return builder.last_iteration
+        builder.iterations_done = self._earlier_iterations + self._batches - 1 + self._first_batch
+        return builder.iterations_done
+
+    def _ends_last_epoch(self, lower: str) -> bool:
+        match = _EPOCH_END.search(lower) if self._planned_epochs and "epoch" in lower else None
+        return match is not None and int(match[1] or match[2]) == self._planned_epochs
+
+    def _note_epoch(self, line: Line) -> None:
+        """Of a line between steps, which do not name their epoch."""
+        if (epoch := line.of("epoch")) is not None and epoch.is_count:
+            self._epoch_between, self._planned_epochs = epoch.number, epoch.planned
+
+    # --- a line with a validation loss and no other ---
+
+    def _read_eval(self, line: Line, lower: str, val_loss: Field, builder: RunBuilder) -> bool:
+        step, epoch, last = line.of("iteration"), line.of("epoch"), builder.last_iteration
+        val_loss = _mean_loss(val_loss, line)
+        if step is not None and step.is_count:
+            at = step.number + (0 if _GLOBAL.fullmatch(step.name) else self._earlier_iterations)
+            self._add_eval(at, val_loss, builder, is_late=last is not None and at < last, line=line)
+            return True
+        batch = line.of("batch")
+        is_part = batch is not None and batch.split != ""  # of the validation
+        if is_part or _NOT_NOW.search(lower, 0, val_loss.span[0]) or _END.match(lower):
+            return False
+        if self._counts_epochs:
+            epoch = epoch or self._title
+            self.close(builder)
+            if epoch is not None and epoch.is_count and builder.iteration_by_count is None:
+                if epoch.role == "epoch":
+                    self._count_epochs(builder)
+                self._add_eval(epoch.number, val_loss, builder, line=line)
+                return True
+        last = self._last_of_epoch(lower, builder)
+        if epoch is not None:
+            self._note_epoch(line)
+        elif self._title is not None and self._title.role == "iteration":
+            last = max(last or 0, self._earlier_iterations + self._title.number)
+        is_alone = len(line.fields) == 1 and len(line.words) <= 4
+        is_new = (last, val_loss.value) != (self._evaluated_at, builder.last_val_loss)
+        if last is not None and (is_alone or is_new):
+            self._add_eval(last, val_loss, builder, line=line)
+        return self._names_nothing
+
+    def _add_eval_of_line(self, val_loss: Field, loss: Field, line: Line, builder: RunBuilder) -> None:
+        # A line may show the latest validation loss until there is another; unless most lines have another.
+        is_other = val_loss.value != builder.last_val_loss
+        is_usual = 2 * self._val_changes > self._val_lines > 3
+        self._val_lines, self._val_changes = self._val_lines + 1, self._val_changes + is_other
+        if builder.last_iteration is not None and (is_other or is_usual):
+            trained = [
+                one for one in line.fields if one.role == "loss" and one.split == "train" and one != loss
+            ]
+            self._add_eval(builder.last_iteration, val_loss, builder, trained[0] if trained else None)
+
+    def _add_eval(
+        self,
+        at: int | None,
+        val_loss: Field | None,
+        builder: RunBuilder,
+        train_loss: Field | None = None,
+        is_late: bool = False,
+        line: Line | None = None,
+    ) -> None:
+        """`line`: of nothing but this evaluation, with its metrics."""
+        self._evaluated_at = at
+        self._has_val_loss = self._has_val_loss or (val_loss is not None and val_loss.split == "val")
+        value, train_value = (None if one is None else one.value for one in (val_loss, train_loss))
+        builder.add_eval(at, value, train_value, is_late=is_late)
+        if line is not None:
+            builder.add_metrics(line.metrics, at)
+        if self._clock is not None:
+            self._clock.add_eval(None)
+
+    def _read_save(self, line: Line, lower: str, builder: RunBuilder) -> None:
+        """At the iteration that the line or the file's name says, if the run can be there."""
+        last, step, path = builder.last_iteration, line.of("iteration"), _SAVED_AT.search(lower)
+        at = step.number if step is not None and step.is_count else int(path[1]) if path else None
+        is_near = at is not None and last is not None and last <= at <= last + max(1, last // 2)
+        spent = _SAVE_TIME.search(lower)
+        builder.add_checkpoint(
+            at if is_near and not self._counts_epochs else last,
+            parse_ms(spent[1], spent[2]) if spent else None,
+        )
 
 
-def _fixed_spans(line: str) -> list[tuple[int, int]]:
+def _mean_loss(loss: Field, line: Line) -> Field:
+    """Of a sum over tokens, which shows beside its perplexity, the logarithm of that."""
+    ppl = [one for one in line.fields if one.is_metric and one.name.lower().endswith(("ppl", "perplexity"))]
+    log_perplexity = math.log(max(ppl[0].value, 1.0)) if ppl else math.nan
+    is_sum = loss.value > _MIN_SUMMED_LOSS * log_perplexity > 0
+    return loss._replace(text=str(log_perplexity)) if is_sum else loss
+
+
+def _fixed_spans(line: Line) -> list[tuple[int, int]]:
     """Numbers on which it depends how the others are read."""
-    spans = [match.span() for match in _EPOCH.finditer(line)]
-    for pattern in (_VAL_LOSS, _BATCH, _TOTAL):
-        spans += [match.span(match.lastindex or 0) for match in pattern.finditer(line)]
-    return spans
+    spans = [one.span for one in line.fields if one.role in ("epoch", "val_loss")]
+    spans += [one.total_span for one in line.fields if one.total]
+    return spans + [match.span(1) for match in _BATCH.finditer(line.text)]
 
 
 TRAINER = Trainer("unknown", "unknown trainer", reader=GenericReader, reads_any_log=True)

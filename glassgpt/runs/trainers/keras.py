@@ -18,8 +18,8 @@ import re
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
+from glassgpt.runs.fields import read_metric_values
 from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_number
-from glassgpt.runs.metric_series import read_metric_values
 from glassgpt.runs.step_line import StepLine, add_values
 from glassgpt.runs.trainer import Trainer
 

@@ -22,8 +22,8 @@ from dataclasses import replace
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
+from glassgpt.runs.fields import read_metric_values
 from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_number
-from glassgpt.runs.metric_series import read_metric_values
 from glassgpt.runs.trainer import Trainer
 
 _STEP = re.compile(

@@ -1,0 +1,207 @@
+"""Lines as home-made training loops print them: steps, evaluations, epochs, and what is none."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from log_checks import parse_log, parse_logs
+
+from glassgpt.runs.fields import read_line
+
+# {e}: the epoch, {t} and {v}: its losses, {a}: an accuracy. Some have several lines.
+EPOCHS_WITH_EVALS = (
+    "Epoch {e}/5 | train_loss: {t} | val_loss: {v} | val_acc: {a} | time: 12.3s",
+    "Epoch {e}/5 - train_acc: {a}, val_acc: {a} - train_loss: {t}, val_loss: {v}",
+    "Epoch {e}/5 [12.5s] - train_loss: {t}, val_loss: {v}",
+    "[train] Epoch {e} — train_loss: {t}  val_loss: {v}  lr: 1.00e-04",
+    "  [Fold 2] Epoch {e:3d} | train_loss: {t} | val_loss: {v} | val_r2: +0.40 | lr: 1e-04 | 3.1s *best*",
+    "Epoch:{e}, Train loss: {t}, Test loss: {v}",
+    "Epoch {e}: Train Loss: {t}, \tValidation Loss: {v}, \tTest Loss: 9.5",
+    "Epoch {e:4d}/5  train={t}  val={v}  lr=1.00e-04",
+    "[Train] Epoch {e}: Loss={t}, Accuracy={a}\n[Val]   Epoch {e}: Loss={v}, Accuracy={a}\n------",
+    "Epoch {e} Train Loss: {t}\nEpoch {e} Validation Loss: {v}",
+    "Epoch {e}/5 | 1.2min | GPU 3.2GB | LR 1e-4\n  Train Loss: {t}  PPL: 9.1\n  Val   Loss: {v}  PPL: 9.2",
+    "Epoch {e} Results:\n  Train Loss: {t}\n  Val Loss: {v}\n  Val PPL: 24.1\n  New best! Val loss: {v}",
+    "Epoch {e}/5\nTrain Loss: {t}\nVal Loss: {v} (Best: 1.2345)",
+    "Epoch {e}/5\n  Train:\n    loss: {t}\n    acc: {a}\n  Val:\n    loss: {v}\n    acc: {a}",
+    "Epoch {e} | train: loss {t} acc {a} | val: loss {v} acc {a}",
+    '{{"epoch": {e}, "train": {{"loss": {t}, "acc": {a}}}, "val": {{"loss": {v}, "acc": {a}}}}}',
+    "{{'epoch': {e}, 'train_loss': {t}, 'val_loss': {v}, 'best_val_loss': 1.2}}",
+    "第{e}轮 训练损失:{t} 验证损失:{v} 准确率:{a}%",
+    "After {e} epochs: training loss = {t}, validation loss = {v}",
+    "Epoch {e} finished. Average train loss: {t}. Average val loss: {v}. Time: 3m 12s",
+    "Epoch {e}/5, avg_train_loss={t}, avg_val_loss={v}, best_val_loss=1.2345",
+    "Epoch {e} | train nll {t} | val nll {v} | best val nll 1.2345",
+    "epoch={e} loss/train={t} loss/val={v}",
+    "Epoch {e}: loss (train) {t}, loss (val) {v}",
+    "Epoch {e}, losses: train {t}, val {v}",
+    "Epoch {e} tr_loss {t} va_loss {v} tr_acc {a} va_acc {a}",
+    "Epoch {e}: train/val loss {t}/{v}",
+    "Epoch {e}: val_loss improved from 9.12 to {v}, saving model to b.pt\nEpoch {e} loss: {t} val_loss: {v}",
+    "Epoch {e} | Loss: {t} (cls: 1.1111, seg: 0.2222) | Val Loss: {v} (cls: 1.3, seg: 0.4)",
+    "Epoch {e:5d} | Train Loss: {t} (PPL: 20.00) | Val Loss: {v} (PPL: 22.00)",
+    "📊 Epoch {e}/5 — 📉 Train loss: {t} · 🔍 Val loss: {v} · ⏱ 12.1s",
+    "Epoch {e}\nval loss {v}\ntrain loss {t}",
+    "Epoch: {e} | Loss: {t}\nTest set: Average loss: {v}, Accuracy: 9000/10000 (90%)",
+    "Training Epoch {e}: 50%|##  | 50/100 [00:10<00:10, 9.8it/s]\nEpoch {e}, Loss: {t}\nValidation Loss: {v}",
+)
+EPOCHS_ALONE = (
+    "Epoch [{e}/5], Loss: {t}, Train Acc: {a}, Val Acc: {a}",
+    "Epoch {e}/5: train loss {t}, train acc {a}%, val acc {a}%",
+    "Epoch{e} / 5 Train Loss : {t} | Train Precision : {a} | Train Recall : {a}",
+    "轮次 {e}/5, 损失: {t}, 学习率: 0.0003",
+    "Epoch {e}/5  total_loss: {t}  recon_loss: 1.1111  kl_loss: 0.2222",
+    "Epoch {e} | loss {t} | best val loss 1.2345",
+)
+# {s}: the step, {t}: its loss; then the lines of an evaluation, with the loss {v}.
+STEPS = (
+    ("step {s}/1000 | loss {t} | lr 3.0e-04 | 12.5k tok/s", "[eval] step={s}  val_loss={v}  ppl={p}"),
+    ("step {s} loss {t}", "\n  [eval] step={s}  ppl={p}"),
+    ("step {s} loss {t}", "  [val] step {s} | loss {v} | ppl {p} | 2.5s"),
+    ("Opt step {s} | Loss {t}", "📉 [VAL] Opt step {s} | Loss {v} | PPL {p}"),
+    ("Step {s}, Training loss: {t}", "Running validation...\nValidation loss: {v}, Perplexity: {p}"),
+    ("step {s} loss {t}", "Evaluating at step {s}...\n  val loss: {v}\n  val ppl: {p}"),
+    ("iter {s}, loss {t}, 12.1ms", "Iter {s} evaluation: train 9.1, val {v}"),
+    ("step {s} | loss {t} | best 1.2345", "step {s} | val_loss {v} | best 1\nnew best val loss {v} -> saved"),
+    ("[{s}/1000] loss: {t} (avg 9.9999) lr: 0.001", "held-out loss at step {s}: {v}"),
+    ("Iter: [{s}/1000]  Time 0.25 (0.26)  Loss {t} (9.99)  Acc@1 10.00 (11.00)", "Iter: [{s}]  Val loss {v}"),
+    ('{{"step": {s}, "train": {{"loss": {t}}}}}', '{{"step": {s}, "val": {{"loss": {v}, "ppl": {p}}}}}'),
+    ("[train] step={s} loss={t} lr=1e-3 gnorm=0.50", "[val] step={s} loss={v}"),
+    ("epoch 0.25 step {s} loss {t} time 0.25s", "eval acc 0.5123 loss {v}"),
+    ("Training loss at step {s}: {t}", "Validation loss at step {s}: {v}"),
+    ("步数 {s}/1000 损失 {t} 学习率 0.0003", "步数 {s} 验证损失 {v}"),
+    ("after {s} updates: loss {t}", "after {s} updates: dev loss {v}"),
+    ("it {s} | lm loss {t} | aux loss 0.0123 | z loss 0.0001", "it {s} | lm val loss {v}"),
+    ("{s:>6} | loss {t} | grad 0.50 | lr 1e-3", "val loss {v} | best 1.2345 | patience 1/5"),
+    ("step={s} loss={t} mem=12.3GB tokens=1.2M dt=250ms", "  val_loss = {v} (no improvement for 3 evals)"),
+    ("12.3s | step {s} | loss {t} | lr 1.0e-03", "  val batch 1/2 loss 9.1\nval_loss: {v}"),
+    ("step {s} loss {t}", "step {s} val loss {v}\nTest loss: 9.5, test acc 0.5"),
+)  # fmt: skip
+# {e}: the epoch, {b} of 40: the batch; and the line at its end.
+BATCHES = (
+    ("Epoch {e}/3, Batch {b}/40, Loss: {t}", "Epoch {e} done. Train Loss: 2.5 Val Loss: {v}"),
+    ("Epoch [{e}/3], Step [{b}/40], Loss: {t}", "Epoch [{e}/3] Val Loss: {v}"),
+    ("[{e}, {b:5d}] loss: {t}", "validation loss {v}"),
+    ("epoch {e} | batch {b}/40 | loss {t} | ppl 12.3", "| end of epoch {e} | time: 12.1s | valid loss {v} |"),
+    ("Epoch {e}: iteration {b} of 40, loss={t}", "Epoch {e}: validation loss={v}"),
+    ("[TRAIN] epoch {e} batch {b}/40 loss {t} acc 0.5", "[VALID] epoch {e} loss {v} acc 0.5"),
+)
+
+
+def read(text: str) -> tuple[list[int], list[float], list[tuple[int | None, float | None]], bool]:
+    """Iterations, losses, evaluations, and whether an iteration is an epoch."""
+    run_log = parse_log(text)
+    evals = [
+        (one.iteration, None if one.val_loss is None else round(one.val_loss, 4)) for one in run_log.evals
+    ]
+    epochs = run_log.trainer.iterations_are_epochs
+    return run_log.steps.iteration.tolist(), run_log.steps.loss.tolist(), evals, epochs
+
+
+def losses(count: int, first: float) -> list[float]:
+    return [round(first - 0.0123 * at, 4) for at in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("has_evals", [True, False])
+def test_lines_of_epochs(has_evals: bool) -> None:
+    train, val = losses(5, 3.0), losses(5, 3.2)
+    wrong = []
+    for form in EPOCHS_WITH_EVALS if has_evals else EPOCHS_ALONE:
+        lines = [form.format(e=at + 1, t=train[at], v=val[at], a=f"0.{at + 1}") for at in range(5)]
+        found = read("\n".join(lines) + "\nEarly stopping: val loss did not improve for 3 epochs\n")
+        evals = list(enumerate(val, 1)) if has_evals else []
+        if found != ([1, 2, 3, 4, 5], train, evals, True):
+            wrong.append((form, found))
+    assert wrong == []
+
+
+def test_steps_and_their_evaluations() -> None:
+    train, val = losses(10, 3.0), losses(10, 3.2)
+    wrong = []
+    for step, evaluation in STEPS:
+        lines = ["Resuming from checkpoint at step 50 (loss 9.1234)"]
+        for at, (loss, val_loss) in enumerate(zip(train, val, strict=True), 1):
+            lines.append(step.format(s=100 * at, t=loss))
+            if at % 5 == 0:
+                lines.append(evaluation.format(s=100 * at, v=val_loss, p=f"{math.exp(val_loss):.6f}"))
+        found = read("\n".join([*lines, "Training finished, best val loss: 1.2345", ""]))
+        if found != (list(range(100, 1001, 100)), train, [(500, val[4]), (1000, val[9])], False):
+            wrong.append((step, evaluation, found))
+    assert wrong == []
+
+
+def test_batches_of_epochs_and_the_evaluation_at_their_end() -> None:
+    train, val = losses(12, 3.0), losses(3, 3.2)
+    wrong = []
+    for batch, end in BATCHES:
+        lines = []
+        for epoch in (1, 2, 3):
+            for at in range(4):
+                lines.append(batch.format(e=epoch, b=10 * at + 10, t=train[4 * epoch - 4 + at]))
+            lines.append(end.format(e=epoch, v=val[epoch - 1]))
+        found = read("\n".join([*lines, ""]))
+        if found != (list(range(10, 121, 10)), train, [(40 * at, val[at - 1]) for at in (1, 2, 3)], False):
+            wrong.append((batch, found))
+    assert wrong == []
+
+
+def test_lines_with_both_losses_of_a_step_are_steps_and_evaluations() -> None:
+    for form in (
+        "Iteration {}: train loss {}, val loss {}",
+        "step {}: train {}, val {}",
+        "{} | train loss {} | test loss {}",
+    ):
+        lines = [form.format(at, 3 - at / 1000, 3.2 - at / 1000) for at in range(100, 600, 100)]
+        steps, loss, evals, are_epochs = read("\n".join([*lines, ""]))
+        assert (steps, loss[0], evals[-1], are_epochs) == (
+            list(range(100, 600, 100)),
+            2.9,
+            (500, 2.7),
+            False,
+        ), form
+
+
+def test_a_loss_by_another_name_is_named() -> None:
+    lines = [f"[Epoch {at}/5] [D loss: 0.{at}] [G loss: 7.1111]" for at in range(1, 6)]
+    run_log = parse_log("\n".join([*lines, ""]))
+    assert run_log.steps.loss.tolist() == [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert [note.values["name"] for note in run_log.notes if note.key == "log.loss_taken"] == ["D loss"]
+
+
+def test_models_after_one_another_are_runs_of_their_own() -> None:
+    model = "".join(
+        f"Epoch {at}/5 train_loss {3 - at / 10:.4f} val_loss {3.2 - at / 10:.4f}\n" for at in range(1, 6)
+    )
+    assert [len(run_log.steps) for run_log in parse_logs(f"Fold 1\n{model}Fold 2\n{model}")] == [5, 5]
+
+
+def test_remarks_that_look_like_another_trainers_line() -> None:
+    lines = [f"step {at} loss 2.{at}" for at in range(100, 1001, 100)]
+    run_log = parse_log(
+        "\n".join([*lines, "Early stopping at step 1000: best val loss 1.2345 at step 300", ""])
+    )
+    assert (run_log.trainer.id, len(run_log.steps), run_log.evals) == ("unknown", 10, ())
+
+
+def test_an_evaluation_of_steps_that_look_like_a_known_trainers() -> None:
+    lines = []
+    for at in range(100, 1001, 100):
+        lines.append(f"iter {at}: loss {3 - at / 1000:.4f}, time 250.00ms, mfu 1.50%")
+        lines += [f"Validation loss after step {at}: 2.{at}"] if at % 500 == 0 else []
+    run_log = parse_log("\n".join([*lines, ""]))
+    assert run_log.trainer.id == "nanogpt"
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(500, 2.5), (1000, 2.1)]
+
+
+def test_a_line_is_taken_apart() -> None:
+    line = read_line("train: loss 2.1 acc 30% | val: loss (avg) 2.4, 12.5ktok/s, 3/40 batches, eta 00:12:31")
+    assert [(one.name, one.role, one.split, one.text, one.total, one.unit) for one in line.fields] == [
+        ("loss", "loss", "train", "2.1", "", ""),
+        ("acc", None, "train", "30", "", "%"),
+        ("loss", "val_loss", "val", "2.4", "", ""),
+        ("", None, "val", "12.5", "", "ktok/s"),
+        ("batches", "batch", "val", "3", "40", ""),
+        ("eta", None, "val", "00:12:31", "", ""),
+    ]
+    assert line.metrics == {"acc": 0.3}

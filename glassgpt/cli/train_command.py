@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from glassgpt.cli.command import command, make_console, recipe_from_names
 from glassgpt.config import MACHINE_SPECIFIC_PATHS, TrainConfig, requested_trackers
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, collect_problems, raise_if_any
 from glassgpt.flags import check_settings, parse_flags
 from glassgpt.i18n import check_language, current_language, preferred_language, use_language
-from glassgpt.recipe import DEFAULT_PRESET, Recipe, find_recipe, is_unprepared_text
+from glassgpt.recipe import DEFAULT_PRESET, Recipe, build_config, find_recipe, is_unprepared_text
 from glassgpt.record.run_dir import resume_command
 from glassgpt.show.page.launch import PageMode, page_beside_run, page_problems
 
@@ -91,8 +91,11 @@ def train(words: list[str]) -> int:
         recipe: Recipe | None = replace(find_recipe(DEFAULT_PRESET), name=flags["dataset"])
     else:
         recipe = recipe_from_names(names, problems)
-    if problems:
-        raise UserError(problems + check_settings(flags, TrainConfig)[1])
+    if problems or "RANK" not in os.environ:  # at once: torch, which takes seconds, is imported below
+        if check_settings(flags, TrainConfig)[1]:
+            with collect_problems(problems):  # these, and what else is wrong with the values
+                build_config(recipe or Recipe("", "", {}), flags, "cpu")
+        raise_if_any(problems)
     if isinstance(nproc, int) and "RANK" not in os.environ:  # RANK is set: this is one of the processes
         from glassgpt.training.launch import launch
 

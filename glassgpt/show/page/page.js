@@ -12,8 +12,8 @@ const GlassPage = (() => {
   const {Group} = GlassCharts;
   const {button, icon, node} = GlassElements;
   const readBlock = (id) => JSON.parse(document.getElementById(id)?.textContent ?? "null");
-  const words = readBlock("labels") ?? {};
   const offline = readBlock("document");
+  const words = readBlock("words") ?? {};
   const say = (key) => words[key] ?? key;
   const root = document.documentElement;
   const DEFAULT_SMOOTHING = 2;  // percent of what is seen: noise becomes pale, and a line can be read
@@ -94,27 +94,27 @@ const GlassPage = (() => {
       const start = node("div", "start", this.root);
       node("span", "brand", start, "GlassGPT");
       if (!page.isOffline) {
-        this.runs = button(say("runs"), () => toggleRuns(), {iconName: "runs", parent: start});
+        this.runs = button(say("page.runs"), () => toggleRuns(), {iconName: "runs", parent: start});
         this.runs.setAttribute("aria-expanded", "false");
       }
       this.state = node("span", "state", start);
       const end = node("div", "end", this.root);
       this.requests = node("div", "requests", end);
       if (!page.isOffline) {
-        this.bell = button(say("bell"), () => this.toggleBell(), {iconName: "bell", className: "bare", parent: end});
+        this.bell = button(say("page.bell"), () => this.toggleBell(), {iconName: "bell", className: "bare", parent: end});
         this.keep = node("a", "button bare", end);
         this.keep.append(icon("keep"));
-        Object.assign(this.keep, {title: say("keep"), ariaLabel: say("keep"), hidden: true});
+        Object.assign(this.keep, {title: say("page.keep"), ariaLabel: say("page.keep"), hidden: true});
         this.showBell();
       }
-      button(say("theme"), () => { const next = isDark() ? "light" : "dark"; remember("theme", next); setTheme(next); }, {iconName: "theme", className: "bare theme", parent: end});
+      button(say("report.theme_button"), () => { const next = isDark() ? "light" : "dark"; remember("theme", next); setTheme(next); }, {iconName: "theme", className: "bare theme", parent: end});
       return this.root;
     },
     update({view, isOffline, isConnected, hasEnded}) {
       const isLive = view.live && !isOffline && !hasEnded;
       const isLost = !isOffline && !isConnected;
       this.state.className = `state ${isLost ? "lost" : isLive ? "live" : ""}`;
-      this.state.textContent = isLost ? say("connection_lost") : isLive ? say("live") : view.trainer === "GlassGPT" ? "" : view.trainer;
+      this.state.textContent = isLost ? say("page.connection_lost") : isLive ? say("page.live") : view.trainer === "GlassGPT" ? "" : view.trainer;
       if (isOffline) return;
       this.keep.href = `api/runs/${encodeURIComponent(page.run)}/report.html`;
       this.keep.hidden = false;
@@ -125,15 +125,19 @@ const GlassPage = (() => {
     },
     // Asked twice: the first click asks back, in the page.
     request(action) {
+      const [word, question, answer] = {
+        save: [say("page.save"), say("page.really_save"), say("page.asked_save")],
+        stop: [say("page.stop"), say("page.really_stop"), say("page.asked_stop")],
+      }[action];
       const held = node("span", `request ${action}`);
       const ask = () => {
-        held.replaceChildren(node("span", "", null, say(`really_${action}`)));
-        button(say(action), () => send(), {className: action === "stop" ? "danger" : "primary", parent: held}).focus();
-        button(say("cancel"), () => offer(), {parent: held});
+        held.replaceChildren(node("span", "", null, question));
+        button(word, () => send(), {className: action === "stop" ? "danger" : "primary", parent: held}).focus();
+        button(say("page.cancel"), () => offer(), {parent: held});
       };
-      const offer = () => { held.replaceChildren(); button(say(action), ask, {parent: held}); };
+      const offer = () => { held.replaceChildren(); button(word, ask, {parent: held}); };
       const send = async () => {
-        held.replaceChildren(node("span", "note", null, say(`asked_${action}`)));
+        held.replaceChildren(node("span", "note", null, answer));
         try {
           await post(`api/runs/${encodeURIComponent(page.run)}/requests`, {action});
           setTimeout(offer, 6000);
@@ -171,7 +175,7 @@ const GlassPage = (() => {
     Object.assign(root, {lang: page.view.language, dir: page.view.direction});
     page.group?.plots.slice().forEach((plot) => page.group.remove(plot));
     page.group = new Group({
-      axes: page.view.axes, knots: page.view.knots, planned: page.view.planned, words: (key) => (key === "update" ? page.view.axes.find(({id}) => id === key)?.label : null) ?? say(key), title: page.view.name,
+      axes: page.view.axes, knots: page.view.knots, planned: page.view.planned, title: page.view.name,
       onChange: () => { writeHash(); panels.forEach((panel) => panel.element && panel.viewChanged?.(page)); wantDetail(); },
       onFinding: (id) => panels.forEach((panel) => panel.element && panel.showFinding?.(id)),
     });
@@ -279,7 +283,7 @@ const GlassPage = (() => {
       if (answer.view || run !== page.run) return answer;
       const progress = node("progress");
       progress.value = answer.reading ?? 0;
-      const note = node("p", "reading", null, say("reading_file"));
+      const note = node("p", "reading", null, say("page.reading_file"));
       note.append(progress);
       page.main.replaceChildren(note);
       await new Promise((resume) => setTimeout(resume, 200));
@@ -313,7 +317,7 @@ const GlassPage = (() => {
     page.main = node("main");
     host.append(bar.build());
     if (!page.isOffline) host.append(GlassPage.runList.build());
-    host.append(page.main, node("footer", "", null, page.isOffline ? say("footer_offline") : say("footer_live")));
+    host.append(page.main, node("footer", "", null, page.isOffline ? say("report.footer") : say("page.footer_live")));
     for (const kind of ["beforeprint", "afterprint"]) window.addEventListener(kind, () => beforeOrAfterPrint(kind === "beforeprint"));
     if (page.isOffline) {
       Object.assign(page, {view: offline.view, rows: offline.rows});

@@ -207,7 +207,7 @@ def _loss_sentences(run: Analysis, curves: Curves) -> list[str]:
         else:
             at = f"{facts.best_val_step:,}"
             sentences.append(translate("report.loss.best_validation_at", best=best, at=at))
-        if facts.final_val_loss is not None:
+        if facts.final_val_loss not in (None, facts.best_val_loss):
             sentences.append(translate("report.loss.last_validation", last=facts.final_val_loss))
     if "val" in curves and curves["val"].low is not None:
         sentences.append(translate("report.loss.band_evaluations"))

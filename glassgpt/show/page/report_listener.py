@@ -6,7 +6,6 @@ seconds at the end of a run, and reading a long journal takes longer.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import shlex
 import threading
@@ -16,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from glassgpt.errors import UserError
-from glassgpt.format import format_bytes, format_duration
+from glassgpt.format import format_duration
 from glassgpt.i18n import preferred_language, use_language
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
@@ -96,9 +95,7 @@ class ReportAtEnd:
             write_report(run_dir / REPORT_NAME, explain(run_log), run_dir.name)
 
     def _print_notice(self, run_dir: Path) -> None:
-        with contextlib.suppress(OSError):  # the journal is gone: `finish` reports that
-            size = format_bytes((run_dir / journal.FILE_NAME).stat().st_size)
-            self._print_line(f"reading a journal of {size}; Ctrl-C skips the report")
+        self._print_line("being written; Ctrl-C skips it")
 
     def _print_line(self, text: str) -> None:
         if self.is_console_open:

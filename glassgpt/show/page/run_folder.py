@@ -29,11 +29,11 @@ from glassgpt.files import abbreviate_home
 from glassgpt.format import format_count
 from glassgpt.record import journal
 from glassgpt.record.run_dir import OUTPUT_LOG_FILE, RUNS_DIR
-from glassgpt.runs.exit_status import infer_exit_status
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.progress import MIN_GROWTH_S
 from glassgpt.runs.reading import read_run_log, source_path
 from glassgpt.runs.run_list import JournalNotes, is_running, sampled_losses, summarize
-from glassgpt.runs.trajectory import planned_end_iteration, trajectory_of
+from glassgpt.runs.trajectory import planned_end_iteration
 from glassgpt.sanitize import sanitize_line
 
 MAX_SPARKS = 40  # numbers of a row's small curve
@@ -124,7 +124,7 @@ class RunFolder:
             return None
         live = is_running(entry.run_dir) if entry.run_dir else _is_growing(entry, cached.row, status.st_mtime)
         row = cached.row | {"id": entry.id, "name": entry.name, "modified": status.st_mtime, "live": live}
-        if entry.run_dir and (row["state"] == "running") != live:  # its lock says so, not its journal
+        if live or (entry.run_dir and row["state"] == "running"):  # its lock says so, not its journal
             row["state"] = "running" if live else "died"
         return row
 
@@ -251,19 +251,17 @@ def _foreign_row(entry: RunEntry) -> Row:
         run_log = read_run_log(entry.source)
     except UserError:
         return row  # not a log that can be read, or nothing in it yet
-    steps, rows = run_log.steps, trajectory_of(run_log).rows
-    losses = steps.loss[rows][np.isfinite(steps.loss[rows])]
-    speeds = steps.tokens_per_s[rows][np.isfinite(steps.tokens_per_s[rows])]
-    val_losses = [one.val_loss for one in run_log.evals if one.val_loss is not None]
+    run = Analysis(run_log)
+    facts, losses = run.facts, run.trajectory.finite_losses()[1]
     places = np.linspace(0, len(losses) - 1, min(MAX_SPARKS, len(losses))).astype(int)
     dataset = run_log.setup.settings.get("dataset")
     return row | {
-        "state": infer_exit_status(run_log) or "",
-        "updates": int(steps.iteration[rows].max()) if len(rows) else None,
+        "state": facts.ended or "",
+        "updates": facts.last_iteration,
         "planned": planned_end_iteration(run_log),
-        "best_val": _number(min(val_losses, default=None, key=lambda loss: (math.isnan(loss), loss))),
-        "last_loss": _number(float(losses[-1])) if len(losses) else None,
-        "tokens_per_s": _number(float(speeds[-1])) if len(speeds) else None,
+        "best_val": _number(facts.best_val_loss),
+        "last_loss": _number(facts.loss_last),
+        "tokens_per_s": _number(facts.tokens_per_s),
         "spark": [_number(float(loss)) for loss in losses[places]],
         "dataset": sanitize_line(dataset) if isinstance(dataset, str) else "",
         "model": run_log.trainer.name,

@@ -156,10 +156,7 @@ def time_strip(run: Analysis) -> dict[str, Any]:
 
 
 def _caption(run_log: RunLog, facts: Facts, timeline: Timeline) -> str:
-    total_s = facts.total_s or timeline.total_s
-    sentences = [
-        translate("report.time.bar_width_and_total", width=timeline.iterations_per_bin, total=total_s)
-    ]
+    total_s, sentences = facts.total_s or timeline.total_s, list[str]()
     # Logging, sampling, and updates under the profiler are in a journal's total, and belong to no iteration.
     if (rest_s := total_s - timeline.total_s) > MIN_UNDRAWN_SHARE * total_s:
         sentences.append(translate("report.time.not_drawn", rest=rest_s))

@@ -29,8 +29,11 @@ def print_explanation(explanation: Explanation, out: Console, full: bool = False
     """`more`: with the details of findings. `full`: also print the glossary of this trainer's log lines."""
     run_log, facts = explanation.log, explanation.facts
     out.print(Text(sanitize_line(run_log.name), style="bold"), soft_wrap=True)
+    first = explanation.findings[0].title if explanation.findings else ""
+    named = translate("verdict.most_important", title=first)  # it stands right below
     for sentence in explanation.verdict:
-        out.print(Text(terminal_text(sentence)))
+        if explanation.runs or sentence != named:
+            out.print(Text(terminal_text(sentence)))
     out.print()
     if explanation.runs:
         _print_runs(explanation, out)

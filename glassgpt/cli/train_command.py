@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -25,9 +25,7 @@ from glassgpt.show.page.launch import PageMode, page_beside_run, page_problems
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from glassgpt.record.journal import Record
     from glassgpt.record.sink import Listener
-    from glassgpt.show.page.report_listener import ReportAtEnd
     from glassgpt.training.distributed.process_group import ProcessGroup
     from glassgpt.training.interrupt import StopSignals
     from glassgpt.training.run_request import RunRequest
@@ -151,7 +149,7 @@ def _train(
     console: Listener = RunConsole(out, sys.stdout.isatty(), verbose, page_url)
     if request.config.console == "nanogpt":
         console = NanogptConsole(page_url=page_url)
-    listeners: list[Listener] = [_ConsoleListener(console, report), report]  # other ranks have no sink
+    listeners: list[Listener] = [console, report]  # other ranks have no sink
     run = session.start_run(request, listeners, signals, process_age_s(), group, trackers)
     if run.was_over and group.is_rank_zero:
         longer = f"--max_iters={2 * run.iter}" if run.reason == "finished" else "--patience=0"
@@ -161,31 +159,6 @@ def _train(
         )
         print_line(out, "end", text, command=resume_command(run.out_dir, longer))
     return run.exit_code
-
-
-class _ConsoleListener:
-    """The console, until the terminal is closed: then nothing more is printed, but the report is written."""
-
-    def __init__(self, console: Listener, report: ReportAtEnd) -> None:
-        self._console, self._report = console, report
-        self._tick = getattr(console, "tick", None)  # nanoGPT's lines have no live line below them
-
-    def __call__(self, record: Record) -> None:
-        self._while_open(partial(self._console, record))
-
-    def tick(self, activity: str, done: int) -> None:
-        if self._tick is not None:
-            self._while_open(partial(self._tick, activity, done))
-
-    def _while_open(self, show: Callable[[], None]) -> None:
-        from glassgpt.record.sink import warn_listener_failed
-
-        if self._report.is_console_open:
-            try:
-                show()
-            except OSError as error:
-                self._report.is_console_open = False
-                warn_listener_failed("console", error)
 
 
 def _resolve_request(

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassgpt.show.terminal.chart import bar, plot, shorten, sparkline
-from glassgpt.show.terminal.loss_chart import loss_chart
+from glassgpt.show.terminal.charts import bar, loss_chart, plot, shorten, sparkline
 
 few = settings(max_examples=150, deadline=None)
 

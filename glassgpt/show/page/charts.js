@@ -615,7 +615,6 @@ const GlassCharts = (() => {
         pen.write(label, plot.left - 8, y.to(at), muted, "right");
       }
       level(plot.bottom, group.colour("line"));
-      if (panel.y.label !== panel.title) pen.write(panel.y.label ?? "", 0, 7, muted);
       pen.write(group.axisLabel, plot.right, plot.bottom + 29, muted, "right");
       let free = -Infinity;
       for (const {at, label} of ticksOf(x, Math.max(2, Math.floor((plot.right - plot.left) / 90)), group.axisUnit)) {

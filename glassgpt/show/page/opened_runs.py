@@ -24,10 +24,11 @@ from glassgpt.explain.watch import FollowedRun
 from glassgpt.i18n import translate
 from glassgpt.record import journal
 from glassgpt.runs.analysis import Analysis
+from glassgpt.show.page.learned import learned_view
 from glassgpt.show.page.run_folder import RunEntry
 from glassgpt.show.page.series import rows_of
 from glassgpt.show.page.stream import PageEvent, RunStream, cursor_of
-from glassgpt.show.page.view import View, clean_learned_view, view_of
+from glassgpt.show.page.view import View, cleaned, view_of
 
 T = TypeVar("T")
 
@@ -107,7 +108,7 @@ class LiveRun:
         """What the panel of that name shows, with looks that were made just now."""
         self.followed.poll()
         run_log = self.followed.run_log
-        return {"learned": {} if run_log is None else clean_learned_view(Analysis(run_log))}
+        return {"learned": {} if run_log is None else cleaned(learned_view(Analysis(run_log)))}
 
     def known_view(self, number: str) -> View | None:
         """The view that a reader got with its cursor."""

@@ -31,7 +31,6 @@ from glassgpt.runs.reading import source_path
 from glassgpt.runs.run_log import RunLog
 from glassgpt.sanitize import sanitize_keeping_bidi
 from glassgpt.show import facts_table
-from glassgpt.show.facts_table import TableRow
 from glassgpt.show.page import tables
 from glassgpt.show.page.axes import axis_labels, knots_of
 from glassgpt.show.page.learned import learned_view
@@ -81,32 +80,29 @@ def make_view(
     knots = knots_of(run, progress.planned if run_log.live else None, progress.eta_s)
     # The sentence and the figures have the state of a run that goes on.
     verdict = run_log.notes if run_log.live else compose_verdict(run_log, run.facts, findings)
-    return {
-        "name": _clean(name),
-        "trainer": _clean(run_log.trainer.name),
+    view = {
+        "name": name,
+        "trainer": run_log.trainer.name,
         "live": run_log.live,
         "language": language,
         "direction": "rtl" if language in RIGHT_TO_LEFT else "ltr",
-        "sentence": _clean(compose_status(progress, run_log, run.facts, findings)),
-        "verdict": [_clean(str(sentence)) for sentence in verdict],
-        "figures": _table_rows(facts_table.key_figures(run.facts)),
+        "sentence": compose_status(progress, run_log, run.facts, findings),
+        "verdict": [str(sentence) for sentence in verdict],
+        "figures": [asdict(row) for row in facts_table.key_figures(run.facts)],
         "findings": [_finding(finding) for finding in findings],
         "axes": axis_labels(run, knots),
         "knots": knots,
         "planned": progress.planned,
-        "panels": [_cleaned(asdict(panel)) for panel in panels],
-        "missing": [_clean(reason) for reason in missing],
-        "ledger": _cleaned(time_strip(run)),
+        "panels": [asdict(panel) for panel in panels],
+        "missing": missing,
+        "ledger": time_strip(run),
         "tables": _tables(run.log, run),
-        "learned": clean_learned_view(run),
-        "samples": [{"at": at, "text": _clean(text)} for at, text in run_log.samples],
+        "learned": learned_view(run),
+        "samples": [{"at": at, "text": text} for at, text in run_log.samples],
         "checkpoints": list(checkpoints),
         "can_request": False,
     }
-
-
-def clean_learned_view(run: Analysis) -> dict[str, Any]:
-    return _cleaned(learned_view(run))  # type: ignore[no-any-return]
+    return {part: cleaned(value) for part, value in view.items()}
 
 
 def checkpoint_rows(run_dir: Path) -> list[dict[str, Any]]:
@@ -127,12 +123,12 @@ def _checkpoints(run_dir: Path, changed_ns: int) -> tuple[tuple[int, bool], ...]
 def _finding(finding: Finding) -> dict[str, Any]:
     parts = ("title", "evidence", "explanation", "advice", "more")
     return {
-        "id": _clean(finding.id),
+        "id": finding.id,
         "severity": finding.severity,
         "label": facts_table.severity_label(finding.severity),
-        **{part: capitalized(_clean(getattr(finding, part))) for part in parts},
+        **{part: capitalized(getattr(finding, part)) for part in parts},
         "at": [] if finding.at is None else [finding.at],
-        "commands": _cleaned(finding.commands),
+        "commands": finding.commands,
     }
 
 
@@ -153,31 +149,21 @@ def _tables(run_log: RunLog, run: Analysis) -> list[dict[str, Any]]:
         caption = translate("report.machine.caption")
         made.append(("machine", translate("report.machine.title"), caption, machine, True))
     return [
-        {"id": id, "title": title, "caption": _clean(caption), "rows": _table_rows(rows), "code": is_code}
+        {"id": id, "title": title, "caption": caption, "rows": [asdict(row) for row in rows], "code": is_code}
         for id, title, caption, rows, is_code in made
         if rows or id == "configuration"
     ]
 
 
-def _table_rows(rows: Sequence[TableRow]) -> list[dict[str, str]]:
-    return [
-        {"name": _clean(row.name), "value": _clean(row.value), "reason": _clean(row.reason)} for row in rows
-    ]
-
-
-def _clean(text: str) -> str:
-    """Without characters that could reorder or hide the text around them, and without the user's name."""
-    return sanitize_keeping_bidi(abbreviate_home(text))
-
-
-def _cleaned(value: Any) -> Any:
-    """The same for every text of a document."""
+def cleaned(value: Any) -> Any:
+    """Its texts without characters that could reorder or hide what stands around them, and without the
+    user's name."""
     if isinstance(value, str):
-        return _clean(value)
+        return sanitize_keeping_bidi(abbreviate_home(value))
     if isinstance(value, dict):
-        return {name: _cleaned(inner) for name, inner in value.items()}
+        return {name: cleaned(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_cleaned(inner) for inner in value]
+        return [cleaned(inner) for inner in value]
     return value
 
 

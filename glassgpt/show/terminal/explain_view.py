@@ -16,8 +16,7 @@ from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import glossary
 from glassgpt.sanitize import sanitize_line, sanitize_text
 from glassgpt.show.facts_table import exit_status_label, fact_groups, phase_labels, severity_label
-from glassgpt.show.terminal.chart import bar
-from glassgpt.show.terminal.loss_chart import ladder_levels, loss_chart, loss_points
+from glassgpt.show.terminal.charts import bar, ladder_levels, loss_chart, loss_points
 from glassgpt.show.terminal.text_lines import print_indented, terminal_text
 
 SEVERITY_STYLES = {"problem": "bold red", "warning": "bold yellow", "advice": "bold cyan", "info": "bold"}

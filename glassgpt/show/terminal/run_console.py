@@ -27,7 +27,7 @@ from glassgpt.record.ledger import PHASES
 from glassgpt.runs.noise import VISIBLE_STANDARD_ERRORS
 from glassgpt.sanitize import sanitize_text
 from glassgpt.show.facts_table import severity_label
-from glassgpt.show.terminal.chart import bar, shorten, sparkline
+from glassgpt.show.terminal.charts import bar, shorten, sparkline
 from glassgpt.show.terminal.live_area import LiveArea
 from glassgpt.show.terminal.run_lines import (
     details,

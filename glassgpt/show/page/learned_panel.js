@@ -4,7 +4,7 @@
 
 (() => {
   const {button, isolated, node, section, syncChildren} = GlassElements;
-  const {page, post, register, say} = GlassPage;
+  const {page, post, register, runPath, say} = GlassPage;
   const number = (value, digits) => value.toFixed(digits);
   const count = (value) => value.toLocaleString("en-US");
   const LOSS_BOUNDS = [0.5, 1.5, 3, 5];  // nats; above the last is the fifth colour
@@ -229,34 +229,34 @@
         this.askTimer = setTimeout(() => { if (this.shownAt === at && document.visibilityState === "visible") this.ask(); }, 600);
       }
     },
+    // An answer of the process that looks into checkpoints; null where there is none: the note says why.
+    async request(body) {
+      this.note.textContent = say("page.loading_model");
+      try {
+        const answer = await (await post(runPath("looks"), body)).json();
+        if (answer.error) throw new Error(answer.error);
+        this.note.textContent = "";
+        return answer;
+      } catch (error) {
+        this.note.textContent = error.message;
+        return null;
+      }
+    },
     async ask() {
       const at = this.shownAt;
       this.asked = (this.asked ?? new Set()).add(at);
-      this.note.textContent = say("page.loading_model");
-      try {
-        const answer = await (await post(`api/runs/${encodeURIComponent(page.run)}/looks`, {checkpoint: at})).json();
-        if (answer.error) throw new Error(answer.error);
-        Object.assign(page.view, {learned: answer.learned});
-        this.note.textContent = "";
-        this.update(page, new Set(["learned"]));
-      } catch (error) {
-        this.note.textContent = error.message;
-      }
+      const answer = await this.request({checkpoint: at});
+      if (!answer) return;
+      page.view.learned = answer.learned;
+      this.update(page, new Set(["learned"]));
     },
     async askAttention(at, layer, head, name) {
-      this.note.textContent = say("page.loading_model");
-      try {
-        const answer = await (await post(`api/runs/${encodeURIComponent(page.run)}/looks`, {checkpoint: at, layer, head})).json();
-        if (answer.error) throw new Error(answer.error);
-        if (this.shownAt !== at) return;
-        this.note.textContent = "";
-        this.attention = answer.rows;
-        this.attentionTitle.textContent = `${name}. ${say("page.attention_caption")}`;
-        this.drawAttention();
-        this.point(this.pointed ?? this.attention.length - 1);
-      } catch (error) {
-        this.note.textContent = error.message;
-      }
+      const answer = await this.request({checkpoint: at, layer, head});
+      if (!answer || this.shownAt !== at) return;
+      this.attention = answer.rows;
+      this.attentionTitle.textContent = `${name}. ${say("page.attention_caption")}`;
+      this.drawAttention();
+      this.point(this.pointed ?? this.attention.length - 1);
     },
     // A row for each token, over those before it; row 0 is the token before the passage.
     drawAttention() {

@@ -53,6 +53,7 @@ const GlassPage = (() => {
     };
   }
 
+  const runPath = (what, id = page.run) => `api/runs/${encodeURIComponent(id)}/${what}`;
   async function post(path, body, signal) {
     const response = await fetch(path, {method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(body), signal});
     if (!response.ok) throw new Error(await problemOf(response));
@@ -116,7 +117,7 @@ const GlassPage = (() => {
       this.state.className = `state ${isLost ? "lost" : isLive ? "live" : ""}`;
       this.state.textContent = isLost ? say("page.connection_lost") : isLive ? say("page.live") : view.trainer === "GlassGPT" ? "" : view.trainer;
       if (isOffline) return;
-      this.keep.href = `api/runs/${encodeURIComponent(page.run)}/report.html`;
+      this.keep.href = runPath("report.html");
       this.keep.hidden = false;
       const wanted = view.can_request && isLive ? "save stop" : "";
       if (this.requests.dataset.now === wanted) return;
@@ -139,7 +140,7 @@ const GlassPage = (() => {
       const send = async () => {
         held.replaceChildren(node("span", "note", null, answer));
         try {
-          await post(`api/runs/${encodeURIComponent(page.run)}/requests`, {action});
+          await post(runPath("requests"), {action});
           setTimeout(offer, 6000);
         } catch (error) {
           held.firstChild.textContent = error.message;
@@ -216,7 +217,7 @@ const GlassPage = (() => {
     if (isFine) return;
     detailTimer = setTimeout(async () => {
       const first = Math.max(0, Math.floor(range[0] - width / 2)), last = Math.ceil(range[1] + width / 2), {run} = page;
-      const {rows} = await getJson(`api/runs/${encodeURIComponent(run)}/rows?first=${first}&last=${last}&points=2000`);
+      const {rows} = await getJson(`${runPath("rows", run)}?first=${first}&last=${last}&points=2000`);
       if (run === page.run && page.group.state.range) page.group.setDetail(first, last, rows);
     }, 200);
   }
@@ -225,7 +226,7 @@ const GlassPage = (() => {
   function follow(cursor) {
     source?.close();
     const {run} = page;
-    source = new EventSource(`api/runs/${encodeURIComponent(run)}/events?cursor=${encodeURIComponent(cursor)}`);
+    source = new EventSource(`${runPath("events", run)}?cursor=${encodeURIComponent(cursor)}`);
     const on = (kind, action) => source.addEventListener(kind, (event) => { if (run === page.run) action(JSON.parse(event.data || "{}")); });
     const setConnected = (isConnected) => { page.isConnected = isConnected; bar.update(page); };
     source.onopen = () => setConnected(true);
@@ -253,7 +254,7 @@ const GlassPage = (() => {
     try {
       const {run} = page;
       const last = Math.max(...Object.values(page.group.rows).map((rows) => rows.at(-1)?.[0] ?? 0));
-      const {rows} = await getJson(`api/runs/${encodeURIComponent(run)}/rows?first=0&last=${last}&points=1500`);
+      const {rows} = await getJson(`${runPath("rows", run)}?first=0&last=${last}&points=1500`);
       if (run !== page.run) return;
       // Rows that arrived meanwhile are kept.
       for (const [series, held] of Object.entries(page.group.rows)) rows[series] = [...(rows[series] ?? []), ...held.filter((row) => row[0] > last)];
@@ -279,7 +280,7 @@ const GlassPage = (() => {
   // A long file is read first: until then the answer is the share of it that is read.
   async function readView(run) {
     for (;;) {
-      const answer = await getJson(`api/runs/${encodeURIComponent(run)}/view`);
+      const answer = await getJson(runPath("view", run));
       if (answer.view || run !== page.run) return answer;
       const progress = node("progress");
       progress.value = answer.reading ?? 0;
@@ -355,5 +356,5 @@ const GlassPage = (() => {
   }
 
   document.addEventListener("DOMContentLoaded", start);
-  return {getJson, jsonLines, notify, open, page, post, register, remembered, say, writeHash};
+  return {getJson, jsonLines, notify, open, page, post, register, remembered, runPath, say, writeHash};
 })();

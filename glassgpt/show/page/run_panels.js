@@ -4,7 +4,7 @@
 (() => {
   const {formatDuration, formatValue} = GlassNumbers;
   const {button, code, copy, download, icon, isolated, node, prose, section, swatch, syncChildren} = GlassElements;
-  const {page, register, remembered, say} = GlassPage;
+  const {page, register, remembered, runPath, say} = GlassPage;
   const fileName = (panel, ending) => `${page.view.name.replace(/[^\p{L}\p{N}._-]+/gu, "-")}-${panel.id}.${ending}`;
 
   // ---- the top of the page ----
@@ -191,7 +191,7 @@
   }
   // Live, the server has every logged row; the offline file has those that it draws.
   function saveCsv({panel}) {
-    if (!page.isOffline) return location.assign(`api/runs/${encodeURIComponent(page.run)}/series.csv`);
+    if (!page.isOffline) return location.assign(runPath("series.csv"));
     const lines = panel.series.flatMap(({id}) => (page.group.rows[id] ?? []).map((row) => [id, ...row].join(",")));
     return download(fileName(panel, "csv"), ["series,update,value,low,high", ...lines, ""].join("\r\n"), "text/csv");
   }
@@ -338,6 +338,16 @@
 
   // ---- tables ----
 
+  function fillTable(table, rows, write) {
+    for (const {name, value, reason} of rows) {
+      const row = node("tr", "", table), cell = node("td");
+      write(name, Object.assign(node("th", "", row), {scope: "row"}));
+      row.append(cell);
+      write(value, cell);
+      if (reason) node("small", "", cell, reason);
+    }
+  }
+
   register({
     id: "tables",
     order: 90,
@@ -354,13 +364,7 @@
         const card = node("div", "card");
         node("h3", "", card, title);
         const table = node("table", "plain", card);
-        for (const {name, value, reason} of rows) {
-          const row = node("tr", "", table);
-          Object.assign(node("th", "", row, name), {scope: "row"});
-          const cell = node("td", "", row);
-          isolated("bdi", value, cell);
-          if (reason) node("small", "", cell, reason);
-        }
+        fillTable(table, rows, (text, cell) => isolated("bdi", text, cell));
         return card;
       });
       syncChildren(this.code, tables.filter((one) => one.code), ({id}) => id, ({title, caption, rows}, old) => {
@@ -371,13 +375,7 @@
         node("small", "", summary, rows.length ? String(rows.length) : "");
         if (caption) node("p", "caption", card, caption);
         const table = node("table", "code", card);
-        for (const {name, value, reason} of rows) {
-          const row = node("tr", "", table);
-          code(name, Object.assign(node("th", "", row), {scope: "row"}));
-          const cell = node("td", "", row);
-          code(value, cell);
-          if (reason) node("small", "", cell, reason);
-        }
+        fillTable(table, rows, code);
         return card;
       });
     },

@@ -7,7 +7,7 @@
   const LETTERS = "ABCDEFGH";
   const NUMBERS = ["best_val", "last_loss", "updates", "tokens_per_s", "modified"];  // columns
   const MAX_COMPARED = 6;  // --run-1 … in style.css
-  const {getJson, notify, page, register, say, writeHash} = GlassPage;
+  const {getJson, notify, page, register, runPath, say, writeHash} = GlassPage;
 
   // ---- compare with other runs ----
 
@@ -90,7 +90,7 @@
     const asked = page.compared.join();
     const others = page.compared;
     try {
-      const documents = await Promise.all(others.map((id) => getJson(`api/runs/${encodeURIComponent(id)}/view`)));
+      const documents = await Promise.all(others.map((id) => getJson(runPath("view", id))));
       if (asked !== page.compared.join()) return;  // another choice meanwhile
       page.group.setOverlays(documents.map(({view, rows}, index) => ({id: others[index], name: view.name, colour: `run-${index + 1}`, knots: view.knots, rows, panels: view.panels})));
       if (!others.length) return;

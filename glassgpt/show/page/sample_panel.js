@@ -3,7 +3,7 @@
 
 (() => {
   const {code, isolated, node, section} = GlassElements;
-  const {jsonLines, page, post, register, say} = GlassPage;
+  const {jsonLines, page, post, register, runPath, say} = GlassPage;
 
   // ---- what the model writes ----
 
@@ -97,7 +97,7 @@
       this.answer.hidden = false;
       this.answer.replaceChildren(node("b", "", null, prompt));
       try {
-        const response = await post(`api/runs/${encodeURIComponent(page.run)}/samples`, body, asking.signal);
+        const response = await post(runPath("samples"), body, asking.signal);
         for await (const message of jsonLines(response)) {
           if (message.next) this.showNext(message.next);
           if (message.text) this.answer.append(message.text);

@@ -44,8 +44,7 @@ from glassgpt.show.page.html import ASSETS, asset, live_html, offline_html
 from glassgpt.show.page.opened_runs import TICK_S, LiveRun, OpenedRun, OpenedRuns, Reader, encode_event
 from glassgpt.show.page.run_folder import RunEntry, RunFolder
 from glassgpt.show.page.sampling import PageSampler, parse_look_request, parse_sample_request
-from glassgpt.show.page.series import rows_of
-from glassgpt.show.page.series_csv import csv_lines
+from glassgpt.show.page.series import csv_lines, rows_of
 from glassgpt.show.page.stream import PageEvent
 from glassgpt.show.page.view import page_document
 

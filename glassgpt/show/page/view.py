@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import lru_cache
@@ -21,6 +21,7 @@ from typing import Any
 from glassgpt.explain.summary import compose_status, compose_verdict
 from glassgpt.explain.watch import FollowedRun
 from glassgpt.files import abbreviate_home
+from glassgpt.format import format_ms
 from glassgpt.i18n import RIGHT_TO_LEFT, current_language, translate
 from glassgpt.record import journal
 from glassgpt.record.finding import Finding, capitalized
@@ -31,7 +32,7 @@ from glassgpt.runs.reading import source_path
 from glassgpt.runs.run_log import RunLog
 from glassgpt.sanitize import sanitize_keeping_bidi
 from glassgpt.show import facts_table
-from glassgpt.show.page import tables
+from glassgpt.show.facts_table import TableRow
 from glassgpt.show.page.axes import axis_labels, knots_of
 from glassgpt.show.page.learned import learned_view
 from glassgpt.show.page.panels import Curves, make_panels
@@ -41,6 +42,7 @@ from glassgpt.show.page.time_strip import time_strip
 from glassgpt.training.checkpoint.checkpoints import list_checkpoints
 
 View = dict[str, Any]
+_MAX_CELL_CHARS = 400
 
 
 def view_of(followed: FollowedRun, now: float, curves: Curves | None = None) -> View:
@@ -136,16 +138,16 @@ def _tables(run_log: RunLog, run: Analysis) -> list[dict[str, Any]]:
     """The profile if there is one, facts, configuration, machine and data if the log has them."""
     made = []
     for record in run_log.profiles:
-        caption, rows = tables.profile_table(record)
+        caption, rows = _profile_table(record)
         made.append(("profile", translate("report.profile.title"), caption, rows, True))
     for index, (title, rows) in enumerate(facts_table.fact_groups(run.facts)):
         made.append((f"facts-{index}", title, "", rows, False))
-    settings = tables.setting_rows(run_log)
+    settings = _setting_rows(run_log)
     caption = (
         translate("report.configuration.caption") if settings else translate("report.configuration.unknown")
     )
     made.append(("configuration", translate("report.configuration.title"), caption, settings, True))
-    if machine := tables.machine_rows(run_log):
+    if machine := _machine_rows(run_log):
         caption = translate("report.machine.caption")
         made.append(("machine", translate("report.machine.title"), caption, machine, True))
     return [
@@ -153,6 +155,70 @@ def _tables(run_log: RunLog, run: Analysis) -> list[dict[str, Any]]:
         for id, title, caption, rows, is_code in made
         if rows or id == "configuration"
     ]
+
+
+def _setting_rows(run_log: RunLog) -> list[TableRow]:
+    """The settings in the log; where GlassGPT chose a value itself, with the reason."""
+    listed = run_log.setup.machine.get("choices")
+    choices: dict[str, TableRow] = {}
+    for entry in listed if isinstance(listed, list | tuple) else ():
+        if isinstance(entry, Mapping) and "name" in entry:  # anyone may have written this journal
+            name, value, reason = str(entry["name"]), entry.get("value", ""), entry.get("reason") or ""
+            choices[name] = TableRow(name, _truncate(value), _truncate(reason))
+    settings = run_log.setup.settings
+    rows = [row for name, row in choices.items() if name not in settings]
+    return rows + [choices.get(name, TableRow(name, _truncate(value))) for name, value in settings.items()]
+
+
+def _machine_rows(run_log: RunLog) -> list[TableRow]:
+    """The card, the versions, the dataset: nested values by their dotted names."""
+    setup = run_log.setup
+    machine = {name: value for name, value in setup.machine.items() if name != "choices"}
+    rows = [TableRow("device", _truncate(setup.device_name))] if setup.device_name else []
+    rows += [] if setup.world_size is None else [TableRow("processes", str(setup.world_size))]
+    return rows + _flatten(machine) + _flatten(setup.data, "data")
+
+
+def _profile_table(record: Mapping[str, Any]) -> tuple[str, list[TableRow]]:
+    """A sentence about the profiled updates, and the most expensive kernels or operators."""
+    updates = max(1, int(record["updates"]))
+    profiled = (
+        translate("report.profile.kernels")
+        if record["of"] == "kernels"
+        else translate("report.profile.operators")
+    )
+    caption = translate(
+        "report.profile.caption",
+        first=record["from_iter"] + 1,
+        last=record["from_iter"] + updates,
+        time=record["wall_ms"] / updates,
+        of=profiled,
+        busy=record["busy"],
+        trace=_truncate(record["trace"]),
+        place="ui.perfetto.dev",
+    )
+    rows = []
+    for kernel in record["top"]:
+        time, calls = format_ms(kernel["ms"] / updates), f"{kernel['calls'] / updates:.4g}"
+        reason = translate("report.profile.per_update", time=time, calls=calls)
+        rows.append(TableRow(_truncate(kernel["name"]), f"{kernel['share']:.1%}", reason))
+    return caption, rows
+
+
+def _truncate(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _MAX_CELL_CHARS else text[: _MAX_CELL_CHARS - 1] + "…"
+
+
+def _flatten(values: Mapping[str, object], prefix: str = "") -> list[TableRow]:
+    rows: list[TableRow] = []
+    for name, value in values.items():
+        path = f"{prefix}.{name}" if prefix else str(name)
+        if isinstance(value, Mapping):
+            rows += _flatten(value, path)
+        elif value is not None:
+            rows.append(TableRow(path, _truncate(value)))
+    return rows
 
 
 def cleaned(value: Any) -> Any:

@@ -74,7 +74,7 @@ class LiveRun:
 
     def _make_view(self) -> None:
         started_at = time.monotonic()
-        view = view_of(self.followed, time.time()) | {"name": self._name}  # as in the list
+        view = view_of(self.followed, self._name, time.time())
         self._shown_explanation = self.followed.explanation
         self._view_number += 1
         self._views = dict(list(self._views.items())[1 - _KEPT_VIEWS :]) | {self._view_number: view}
@@ -103,6 +103,11 @@ class LiveRun:
         assert self.followed.run_log is not None
         cursor = f"{cursor_of(self.followed)}~{self._view_number}"
         return {"view": self.view, "rows": rows_of(self.followed.run_log), "cursor": cursor}
+
+    def explain(self) -> None:
+        """With all findings, of all that was read."""
+        self.followed.refresh(force=True)
+        self._make_view()
 
     def learned(self) -> dict[str, Any]:
         """What the panel of that name shows, with looks that were made just now."""

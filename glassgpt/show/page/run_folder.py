@@ -135,7 +135,7 @@ class RunFolder:
 
     def _make_row(self, entry: RunEntry, is_long: bool) -> Row:
         if entry.run_dir is None:
-            return _EMPTY_ROW | {"bytes": entry.file.stat().st_size} if is_long else _foreign_row(entry)
+            return _row(entry.file.stat().st_size) if is_long else _foreign_row(entry)
         notes = self._notes[entry.id]
         if not is_long:
             with contextlib.suppress(UserError):  # a link: the row says so
@@ -207,18 +207,21 @@ def _children(folder: Path) -> Iterator[Path]:
             yield path
 
 
-_EMPTY_ROW: Row = {
-    "state": "",
-    "updates": None,
-    "planned": None,
-    "best_val": None,
-    "last_loss": None,
-    "tokens_per_s": None,
-    "bytes": 0,
-    "spark": [],
-    "dataset": "",
-    "model": "",
-}
+def _row(size: int, **known: Any) -> Row:
+    """What is not known is empty. For JSON: numbers are finite, and as exact as a list shows them."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, float):
+            return float(f"{value:.8g}") if math.isfinite(value) else None
+        if isinstance(value, list):
+            return [clean(one) for one in value]
+        return sanitize_line(value) if isinstance(value, str) else value
+
+    row = {
+        "state": "", "updates": None, "planned": None, "best_val": None, "last_loss": None,
+        "tokens_per_s": None, "spark": [], "dataset": "", "model": "", "bytes": size,
+    }  # fmt: skip
+    return {name: clean(value) for name, value in (row | known).items()}
 
 
 def _own_row(run_dir: Path, notes: JournalNotes) -> Row:
@@ -231,49 +234,44 @@ def _own_row(run_dir: Path, notes: JournalNotes) -> Row:
     spark: list[float] = []
     with contextlib.suppress(UserError, OSError):  # a link, or gone: its state says so
         spark = sampled_losses(run_dir, MAX_SPARKS)
-    return {
-        "state": sanitize_line(run.state),
-        "updates": run.iter,
-        "planned": run.max_iters,
-        "best_val": _number(run.best_val_loss),
-        "last_loss": _number(run.loss),
-        "tokens_per_s": _number(run.tokens_per_s),
-        "bytes": run.bytes,
-        "spark": [_number(loss) for loss in spark],
-        "dataset": sanitize_line(run.dataset or ""),
-        "model": sanitize_line(model),
-    }
+    return _row(
+        run.bytes,
+        state=run.state,
+        updates=run.iter,
+        planned=run.max_iters,
+        best_val=run.best_val_loss,
+        last_loss=run.loss,
+        tokens_per_s=run.tokens_per_s,
+        spark=spark,
+        dataset=run.dataset or "",
+        model=model,
+    )
 
 
 def _foreign_row(entry: RunEntry) -> Row:
-    row = _EMPTY_ROW | {"bytes": entry.file.stat().st_size}
+    size = entry.file.stat().st_size
     try:
-        run_log = read_run_log(entry.source)
+        run = Analysis(read_run_log(entry.source))
     except UserError:
-        return row  # not a log that can be read, or nothing in it yet
-    run = Analysis(run_log)
+        return _row(size)  # not a log that can be read, or nothing in it yet
     facts, losses = run.facts, run.trajectory.finite_losses()[1]
     places = np.linspace(0, len(losses) - 1, min(MAX_SPARKS, len(losses))).astype(int)
-    dataset = run_log.setup.settings.get("dataset")
-    return row | {
-        "state": facts.ended or "",
-        "updates": facts.last_iteration,
-        "planned": planned_end_iteration(run_log),
-        "best_val": _number(facts.best_val_loss),
-        "last_loss": _number(facts.loss_last),
-        "tokens_per_s": _number(facts.tokens_per_s),
-        "spark": [_number(float(loss)) for loss in losses[places]],
-        "dataset": sanitize_line(dataset) if isinstance(dataset, str) else "",
-        "model": run_log.trainer.name,
-    }
+    dataset = run.log.setup.settings.get("dataset")
+    return _row(
+        size,
+        state=facts.ended or "",
+        updates=facts.last_iteration,
+        planned=planned_end_iteration(run.log),
+        best_val=facts.best_val_loss,
+        last_loss=facts.loss_last,
+        tokens_per_s=facts.tokens_per_s,
+        spark=losses[places].tolist(),
+        dataset=dataset if isinstance(dataset, str) else "",
+        model=run.log.trainer.name,
+    )
 
 
 def _is_growing(entry: RunEntry, row: Row, modified: float) -> bool:
     """Whether a foreign log is still written to, as far as its file says."""
     is_over = row["state"] not in ("", "cut") or entry.source.startswith("demo:")
     return not is_over and time.time() - modified < MIN_GROWTH_S
-
-
-def _number(value: float | None) -> float | None:
-    """For JSON: finite, and as exact as a list shows it."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.8g}")

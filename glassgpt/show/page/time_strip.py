@@ -173,53 +173,48 @@ def _moments(run: Analysis) -> list[dict[str, Any]]:
     """What happened where: evaluations, saves, stalls, resumes and explosions of the loss, with their time;
     of very many, the longest of each kind."""
     log, split = run.log, run.time_split
-    moments: list[tuple[int, str, float | None, str]] = []
-    is_apart = not log.trainer.step_time_includes_eval
+    times_eval_apart = not log.trainer.step_time_includes_eval
+    pauses = {} if split is None else dict(_rows_above(log, split.pause_ms))
+    by_kind: dict[str, list[tuple[int, float | None, str]]] = {}
+
+    def add(kind: str, at: int | None, ms: float | None, text: str) -> None:
+        if at is not None:
+            by_kind.setdefault(kind, []).append((at, ms, text))
+
     for one in log.evals:
-        if one.iteration is not None:
-            ms = one.ms if is_apart else None
-            loss = "" if one.val_loss is None else format_loss(one.val_loss)
-            text = translate("moment.eval_loss", loss=loss) if loss else translate("moment.eval")
-            moments.append((one.iteration, "eval", ms, text))
+        ms = one.ms
+        if not times_eval_apart:
+            ms = pauses.get((one.iteration or 0) + log.trainer.eval_timed_in_later_step)
+        text = translate("moment.eval")
+        if one.val_loss is not None:
+            text = translate("moment.eval_loss", loss=format_loss(one.val_loss))
+        add("eval", one.iteration, ms, text)
     for save in log.checkpoints:
-        if save.iteration is not None:
-            text = translate("moment.best_save") if save.is_best else translate("moment.save")
-            moments.append((save.iteration, "save", save.blocking_ms, text))
-    for part in log.segments[1:]:
-        if part.first_iteration is not None:
-            startup_ms = None if part.startup_s is None else 1000 * part.startup_s
-            moments.append((part.first_iteration, "resume", startup_ms, translate("moment.resume")))
-    if log.segments:
-        first, startup_s = log.segments[0].first_iteration, log.segments[0].startup_s
-        startup_ms = run.startup_ms if startup_s is None else 1000 * startup_s
-        at = run.facts.first_iteration if first is None else first
-        if startup_ms and at is not None:
-            moments.append((at, "compile", startup_ms, translate("moment.first_update")))
+        text = translate("moment.best_save") if save.is_best else translate("moment.save")
+        add("save", save.iteration, save.blocking_ms, text)
+    for number, part in enumerate(log.segments):
+        ms = None if part.startup_s is None else 1000 * part.startup_s
+        if number:
+            add("resume", part.first_iteration, ms, translate("moment.resume"))
+        elif startup_ms := ms or run.startup_ms:
+            at = run.facts.first_iteration if part.first_iteration is None else part.first_iteration
+            add("compile", at, startup_ms, translate("moment.first_update"))
     if split is not None:
-        pauses = {int(at): float(ms) for at, ms in _rows_above(log, split.pause_ms)}
-        later = log.trainer.eval_timed_in_later_step
-        moments = [
-            (at, kind, pauses.get(at + later, ms) if kind == "eval" and not is_apart else ms, text)
-            for at, kind, ms, text in moments
-        ]
         for at, ms in _rows_above(log, split.stall_ms):
-            moments.append((at, "stall", ms, translate("moment.stall")))
+            add("stall", at, ms, translate("moment.stall"))
         if split.spike_period:
             text = translate("moment.periodic", interval=split.spike_period)
-            slow = log.steps.iteration[split.is_spike].tolist()
-            moments += [(at, "stall", pauses.get(at), text) for at in slow]
+            for at in log.steps.iteration[split.is_spike].tolist():
+                add("stall", at, pauses.get(at), text)
     for explosion in run.explosions:
-        moments.append((explosion.peak_iteration, "spike", None, translate("moment.explosion")))
-    kinds = sorted({kind for _, kind, _, _ in moments})
-    room = MAX_MOMENTS // max(1, len(kinds))
-    kept = []
-    for kind in kinds:
-        of_kind = [moment for moment in moments if moment[1] == kind]
-        kept += sorted(of_kind, key=lambda moment: -(moment[2] or 0.0))[:room]
-    return [
+        add("spike", explosion.peak_iteration, None, translate("moment.explosion"))
+    room = MAX_MOMENTS // max(1, len(by_kind))
+    moments = [
         {"at": at, "kind": kind, "ms": None if ms is None else rounded(ms), "text": text}
-        for at, kind, ms, text in sorted(kept, key=lambda moment: moment[0])
+        for kind, of_kind in by_kind.items()
+        for at, ms, text in sorted(of_kind, key=lambda moment: -(moment[1] or 0.0))[:room]
     ]
+    return sorted(moments, key=lambda moment: moment["at"])
 
 
 def _rows_above(run_log: RunLog, ms: Floats) -> list[tuple[int, float]]:

@@ -1,16 +1,13 @@
 """All that the page says about one run, as one JSON document. The page of a live run and the offline file of
 `glass report` show the same.
 
-    python -m glassgpt.show.page.view demo:gpu      # {"view": …, "rows": …, "cursor": …}
+    view = make_view(Analysis(run_log), findings, "quickstart")
 
 Everything in it is plain text and numbers, in the current language.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -35,9 +32,8 @@ from glassgpt.show import facts_table
 from glassgpt.show.facts_table import TableRow
 from glassgpt.show.page.axes import axis_labels, knots_of
 from glassgpt.show.page.learned import learned_view
-from glassgpt.show.page.panels import Curves, make_panels
-from glassgpt.show.page.series import curves_of, decimate
-from glassgpt.show.page.stream import cursor_of
+from glassgpt.show.page.panels import make_panels
+from glassgpt.show.page.series import curves_of
 from glassgpt.show.page.time_strip import time_strip
 from glassgpt.training.checkpoint.checkpoints import list_checkpoints
 
@@ -45,9 +41,8 @@ View = dict[str, Any]
 _MAX_CELL_CHARS = 400
 
 
-def view_of(followed: FollowedRun, now: float, curves: Curves | None = None) -> View:
-    """Of what was read so far; {} where that is no run yet. `now`: seconds since the epoch. `curves`: of its
-    `run_log`, if they are known already."""
+def view_of(followed: FollowedRun, name: str, now: float) -> View:
+    """Of what was read so far; {} where that is no run yet. `now`: seconds since the epoch."""
     run_log, run = followed.run_log, followed.analysis
     if run_log is None or run is None:
         return {}
@@ -56,9 +51,7 @@ def view_of(followed: FollowedRun, now: float, curves: Curves | None = None) -> 
     path = source_path(followed.source)
     is_ours = path.is_dir() and (path / journal.FILE_NAME).is_file()
     checkpoints = checkpoint_rows(path) if is_ours else []
-    if run.log is not run_log:
-        curves = None  # the analysis is of a few seconds before
-    view = make_view(run, findings, path.resolve().name, progress, run_log, curves, checkpoints)
+    view = make_view(run, findings, name, progress, run_log, checkpoints)
     if followed.explanation is None:  # the rules come later: they take long in a long run
         view["verdict"] = []
     return view | {"can_request": is_ours and run_log.live}
@@ -70,15 +63,13 @@ def make_view(
     name: str,
     progress: Progress | None = None,
     latest: RunLog | None = None,
-    curves: Curves | None = None,
     checkpoints: Sequence[dict[str, Any]] = (),
 ) -> View:
-    """`latest`: the run as read now, if `run` is of a few seconds before. `curves`: of `run`, if they are
-    known already."""
+    """`latest`: the run as read now, if `run` is of a few seconds before."""
     run_log = latest or run.log
     progress = progress or progress_of(run, run_log, 0.0, 0.0)
     language = current_language()
-    panels, missing = make_panels(run, curves or curves_of(run.log), findings)
+    panels, missing = make_panels(run, curves_of(run.log), findings)
     knots = knots_of(run, progress.planned if run_log.live else None, progress.eta_s)
     # The sentence and the figures have the state of a run that goes on.
     verdict = run_log.notes if run_log.live else compose_verdict(run_log, run.facts, findings)
@@ -231,24 +222,3 @@ def cleaned(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [cleaned(inner) for inner in value]
     return value
-
-
-def page_document(followed: FollowedRun, now: float) -> dict[str, Any]:
-    """All that a page needs to draw the run: its view, its rows, and the cursor to ask for later ones."""
-    run_log, cursor = followed.run_log, str(cursor_of(followed))
-    curves = {} if run_log is None else curves_of(run_log)
-    rows = {name: decimate(curve) for name, curve in curves.items()}
-    return {"view": view_of(followed, now, curves), "rows": rows, "cursor": cursor}
-
-
-def main(source: str) -> None:
-    followed = FollowedRun(source)
-    followed.poll()
-    followed.refresh(force=True)
-    assert followed.run_log is not None, "there is nothing to read yet"
-    json.dump(page_document(followed, time.time()), sys.stdout, allow_nan=False, ensure_ascii=False)
-    print()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

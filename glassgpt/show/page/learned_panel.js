@@ -26,7 +26,6 @@
       node("h3", "", this.partsCard, say("page.parts"));
       this.parts = node("div", "parts", this.partsCard);
       this.buildHeads();
-      this.update({view}, new Set(["learned", "checkpoints"]));
       return this.root;
     },
     update({view}, changed) {

@@ -130,20 +130,16 @@ class Reader:
     def __init__(self, cursor: str) -> None:
         self._cursor, _, self._view_number = cursor.partition("~")
         self._stream: RunStream | None = None
-        self._view: View | None = None
 
     def tick(self, run: LiveRun) -> bytes:
         """Server-sent events, in their own format."""
         if not run.is_read:
             return b""
         if self._stream is None:
-            self._view = run.known_view(self._view_number)
-            self._stream = RunStream(run.followed, self._cursor, self._view)
+            self._stream = RunStream(run.followed, self._cursor, run.known_view(self._view_number))
         elif run.followed.explanation is None:
             run.followed.refresh()  # once the page has its charts: the rules take long in a long run
-        view = None if run.view is self._view else run.view
-        self._view = run.view
-        return b"".join(encode_event(event) for event in self._stream.tick(view))
+        return b"".join(encode_event(event) for event in self._stream.tick(run.view))
 
 
 def encode_event(event: PageEvent) -> bytes:

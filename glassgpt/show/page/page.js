@@ -2,8 +2,8 @@
 // is new follows as events. Everything that is shown goes through textContent.
 //
 // A panel is {id, order, build(page) -> element or null, update(page, changed)}. `changed` holds the keys of
-// the View that are new. A panel with nothing to show is null, and is built once there is something. It may
-// have `viewChanged(page)`, after a zoom or another axis, and `showFinding(id)`. It is added by
+// the View that are new: all of them after building. A panel with nothing to show is null, and is built once
+// there is something. It may have `viewChanged(page)`, after a zoom or another axis, and `showFinding(id)`. It is added by
 //
 //   GlassPage.register({id: "mine", order: 45, build: ({view}) => …});
 "use strict";
@@ -184,8 +184,7 @@ const GlassPage = (() => {
     page.group.setAxes(page.view.axes, page.view.knots, page.view.planned);
     page.group.rows = page.rows;
     for (const panel of panels) {
-      panel.element = panel.build(page);
-      if (panel.element) main.append(panel.element);
+      if (buildPanel(panel)) main.append(panel.element);
     }
     page.main.replaceWith(main);
     page.main = main;
@@ -194,11 +193,17 @@ const GlassPage = (() => {
     if (page.group.state.range) wantDetail();
   }
 
+  const EVERYTHING = {has: () => true};
+  function buildPanel(panel) {
+    panel.element = panel.build(page);
+    if (panel.element) panel.update?.(page, EVERYTHING);
+    return panel.element;
+  }
+
   function notify(changed) {
     for (const panel of panels) {
       if (panel.element) { panel.update?.(page, changed); continue; }
-      panel.element = panel.build(page);
-      if (!panel.element) continue;
+      if (!buildPanel(panel)) continue;
       const before = panels.slice(0, panels.indexOf(panel)).findLast((one) => one.element)?.element;
       if (before) before.after(panel.element);
       else page.main.prepend(panel.element);

@@ -217,7 +217,7 @@ def _row(size: int, **known: Any) -> Row:
             return [clean(one) for one in value]
         return sanitize_line(value) if isinstance(value, str) else value
 
-    row = {
+    row: Row = {
         "state": "", "updates": None, "planned": None, "best_val": None, "last_loss": None,
         "tokens_per_s": None, "spark": [], "dataset": "", "model": "", "bytes": size,
     }  # fmt: skip

@@ -20,7 +20,6 @@
       this.sentence.setAttribute("aria-live", "polite");
       this.verdict = node("p", "verdict", this.root);
       this.figures = node("dl", "figures", this.root);
-      this.update({view});
       return this.root;
     },
     update({view}) {
@@ -216,7 +215,7 @@
     order: 20,
     viewChanged: () => toolbar.update(page),
     showFinding,
-    build({view, group}) {
+    build() {
       this.strip = null;
       this.root = section("charts", say("report.charts.title"));
       this.root.append(toolbar.build(page));
@@ -228,7 +227,6 @@
       node("summary", "", this.missing, say("page.not_drawn"));
       this.reasons = node("ul", "", this.missing);
       this.cards = new Map();
-      this.update({view, group}, new Set(["panels", "missing", "ledger", "findings"]));
       return this.root;
     },
     update({view, group}, changed) {
@@ -313,7 +311,6 @@
       this.bar.ariaHidden = "true";
       this.list = node("ul", "phase-list", card);
       this.caption = node("p", "caption", card);
-      this.update({view}, new Set(["ledger"]));
       return this.root;
     },
     update({view: {ledger}}, changed) {
@@ -351,11 +348,10 @@
   register({
     id: "tables",
     order: 90,
-    build({view}) {
+    build() {
       this.root = section("tables", say("page.details"));
       this.facts = node("div", "facts", this.root);
       this.code = node("div", "code-tables", this.root);
-      this.update({view}, new Set(["tables"]));
       return this.root;
     },
     update({view: {tables}}, changed) {

@@ -30,7 +30,6 @@
       this.partly = node("details", "differences", card);
       node("summary", "", this.partly, say("page.partly_known"));
       this.partlyTable = node("table", "", this.partly);
-      this.update(page, new Set(["runs"]));
       return this.root;
     },
     update({runs, run, compared, baseline}, changed) {

@@ -15,7 +15,7 @@
       if (!canAsk && !view.samples.length) return null;
       this.root = section("samples", say("page.samples"));
       this.columns = node("div", "columns", this.root);
-      if (canAsk) this.columns.append(this.buildBox(view));
+      if (canAsk) this.columns.append(this.buildBox());
       this.kept = node("div", "card kept", this.columns);
       const head = node("div", "head", this.kept);
       node("h3", "", head, say("page.samples_of_run"));
@@ -23,7 +23,6 @@
       this.slider = Object.assign(node("input", "", this.kept), {type: "range", min: 0, step: 1, ariaLabel: say("page.samples_of_run")});
       this.text = isolated("pre", "", this.kept);
       this.slider.addEventListener("input", () => this.show(Number(this.slider.value)));
-      this.update({view}, new Set(["samples"]));
       return this.root;
     },
     update({view}, changed) {
@@ -42,7 +41,7 @@
       this.at.textContent = sample ? `${page.group.updateWord} ${sample.at.toLocaleString("en-US")}` : "";
       this.text.textContent = sample?.text ?? "";
     },
-    buildBox(view) {
+    buildBox() {
       const box = node("form", "card box");
       node("h3", "", box, say("page.ask"));
       this.prompt = Object.assign(node("textarea", "", box), {rows: 2, maxLength: 8000, placeholder: say("page.prompt"), ariaLabel: say("page.prompt"), dir: "auto"});
@@ -70,7 +69,6 @@
       box.addEventListener("submit", (event) => { event.preventDefault(); this.ask(); });
       this.checkpoint.addEventListener("input", () => this.nameCheckpoint());
       this.checkpoint.addEventListener("change", () => { if (!this.answer.hidden) this.ask(); });
-      this.setCheckpoints(view);
       return box;
     },
     setCheckpoints({checkpoints}) {

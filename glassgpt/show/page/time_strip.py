@@ -68,12 +68,7 @@ def build_timeline(run: Analysis) -> Timeline | None:
     ]
     saved_at = np.array([at for at, _ in saves], dtype=np.int64)
     save_ms = np.array([ms for _, ms in saves], dtype=float)
-    startup_s = seconds_by_bin(split.startup_ms)
-    if run_log.ledger and len(run_log.segments) == 1:
-        startup_s[0] += run_log.ledger.get("startup", 0.0) + run_log.ledger.get("compile", 0.0)
-    elif run_log.ledger:  # the start-up of each process, before its first iteration
-        process_startup_s = np.array([segment.startup_s or 0.0 for segment in run_log.segments])
-        startup_s += seconds_by_bin(1000 * process_startup_s, run_log.process_start_iterations() + offset)
+    starts, startup_ms = process_startups(run_log)
     return Timeline(
         bin_start=first_iteration + width * np.arange(count),
         iterations_per_bin=width,
@@ -82,9 +77,20 @@ def build_timeline(run: Analysis) -> Timeline | None:
         + seconds_by_bin(split.apart_ms, split.apart_iteration),
         save_s=seconds_by_bin(save_ms, saved_at),
         stall_s=seconds_by_bin(split.stall_ms),
-        startup_s=startup_s,
+        startup_s=seconds_by_bin(split.startup_ms) + seconds_by_bin(startup_ms, starts + offset),
         is_complete=split.is_complete,
     )
+
+
+def process_startups(run_log: RunLog) -> tuple[Ints, Floats]:
+    """Where each process began, and ms of its start-up, before its first iteration, as the ledger has it.
+    Without a ledger it is in the time of the rows."""
+    if not run_log.ledger:
+        return np.empty(0, dtype=np.int64), np.empty(0)
+    seconds = [part.startup_s or 0.0 for part in run_log.segments]
+    if len(seconds) == 1:
+        seconds = [run_log.ledger.get("startup", 0.0) + run_log.ledger.get("compile", 0.0)]
+    return run_log.process_start_iterations(), 1000 * np.array(seconds)
 
 
 def _choose_bins(run_log: RunLog, facts: Facts) -> tuple[int, int, int]:

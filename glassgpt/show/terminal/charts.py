@@ -13,6 +13,7 @@ from rich.text import Text
 from glassgpt.data.ladder import Ladder
 from glassgpt.i18n import translate
 from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.trajectory import trajectory_of
 from glassgpt.show.terminal.text_lines import terminal_text
 
 _SPARK_LEVELS = "▁▂▃▄▅▆▇█"
@@ -116,18 +117,14 @@ def ladder_levels(ladder: Ladder | None) -> Levels:
 
 
 def loss_points(run_log: RunLog) -> tuple[Points, Points]:
-    """Of training and validation; none of the latter where it is not measured as a loss."""
-    steps = run_log.steps
-    rows = np.flatnonzero(steps.has_loss & np.isfinite(steps.loss))
+    """Of training and validation, without what a resume repeated; none of the latter where it is not measured
+    as a loss."""
+    steps, trajectory = run_log.steps, trajectory_of(run_log)
+    rows = trajectory.rows[np.isfinite(np.where(steps.has_loss, steps.loss, np.nan)[trajectory.rows])]
     rows = rows[:: max(1, len(rows) // _MAX_POINTS)]
     training = list(zip(steps.iteration[rows].tolist(), steps.loss[rows].tolist(), strict=True))
-    if run_log.val_metric != "loss":
-        return training, []
-    return training, [
-        (float(one.iteration), float(one.val_loss))
-        for one in run_log.evals
-        if one.val_loss is not None and one.iteration is not None
-    ]
+    at, losses = trajectory.val_curve()
+    return training, list(zip(at.tolist(), losses.tolist(), strict=True)) * (run_log.val_metric == "loss")
 
 
 def loss_chart(

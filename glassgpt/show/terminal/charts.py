@@ -123,8 +123,10 @@ def loss_points(run_log: RunLog) -> tuple[Points, Points]:
     rows = trajectory.rows[np.isfinite(np.where(steps.has_loss, steps.loss, np.nan)[trajectory.rows])]
     rows = rows[:: max(1, len(rows) // _MAX_POINTS)]
     training = list(zip(steps.iteration[rows].tolist(), steps.loss[rows].tolist(), strict=True))
+    if run_log.val_metric != "loss":
+        return training, []
     at, losses = trajectory.val_curve()
-    return training, list(zip(at.tolist(), losses.tolist(), strict=True)) * (run_log.val_metric == "loss")
+    return training, list(zip(at.tolist(), losses.tolist(), strict=True))
 
 
 def loss_chart(

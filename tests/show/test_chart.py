@@ -115,4 +115,4 @@ def test_the_curve_of_a_resumed_run_is_without_what_the_resume_repeated() -> Non
     processes = (run.segments[0], replace(run.segments[1], first_iteration=1005))
     training, validation = loss_points(replace(run, steps=steps, segments=processes))
     assert [at for at, _ in training] == list(range(10, 3001, 10))
-    assert [at for at, _ in validation] == list(range(0, 3001, 250))
+    assert [at for at, _ in validation] == [0, 250, 500, 750, 1000, *range(1750, 3001, 250)]

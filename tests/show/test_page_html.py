@@ -187,7 +187,9 @@ def test_findings_are_complete_and_in_order() -> None:
         (finding.id, finding.severity) for finding in FINDINGS
     ]
     first = view["findings"][0]
-    assert (first["title"], first["advice"]) == (FINDINGS[0].title, FINDINGS[0].advice)
+    assert (first["title"], first["advice"]) == (FINDINGS[0].title, f"{FINDINGS[0].advice}.")
+    assert view["findings"][1]["explanation"] == FINDINGS[1].explanation  # it has its full stop
+    assert view["findings"][1]["advice"] == ""
     assert FINDINGS[0].title in " ".join(view["verdict"])
 
 

@@ -114,12 +114,19 @@ def _checkpoints(run_dir: Path, changed_ns: int) -> tuple[tuple[int, bool], ...]
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
-    parts = ("title", "evidence", "explanation", "advice", "more")
+
+    def sentence(text: str) -> str:
+        """With a full stop: a finding of the training has none, as the console's line goes on after it."""
+        ends = not text or text[-1] in ".!?:।"
+        return text if ends else translate("run_console.finding.action", advice=text)
+
+    texts = {part: getattr(finding, part) for part in ("evidence", "explanation", "advice", "more")}
     return {
         "id": finding.id,
         "severity": finding.severity,
         "label": facts_table.severity_label(finding.severity),
-        **{part: capitalized(getattr(finding, part)) for part in parts},
+        "title": capitalized(finding.title),
+        **{part: sentence(capitalized(text)) for part, text in texts.items()},
         "at": [] if finding.at is None else [finding.at],
         "commands": finding.commands,
     }

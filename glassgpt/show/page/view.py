@@ -136,7 +136,7 @@ def _tables(run_log: RunLog, run: Analysis) -> list[dict[str, Any]]:
     """The profile if there is one, facts, configuration, machine and data if the log has them."""
     made = []
     for record in run_log.profiles:
-        caption, rows = _profile_table(record)
+        caption, rows = facts_table.profile_caption(record), _profile_rows(record)
         made.append(("profile", translate("report.profile.title"), caption, rows, True))
     for index, (title, rows) in enumerate(facts_table.fact_groups(run.facts)):
         made.append((f"facts-{index}", title, "", rows, False))
@@ -177,30 +177,14 @@ def _machine_rows(run_log: RunLog) -> list[TableRow]:
     return rows + _flatten(machine) + _flatten(setup.data, "data")
 
 
-def _profile_table(record: Mapping[str, Any]) -> tuple[str, list[TableRow]]:
-    """A sentence about the profiled updates, and the most expensive kernels or operators."""
-    updates = max(1, int(record["updates"]))
-    profiled = (
-        translate("report.profile.kernels")
-        if record["of"] == "kernels"
-        else translate("report.profile.operators")
-    )
-    caption = translate(
-        "report.profile.caption",
-        first=record["from_iter"] + 1,
-        last=record["from_iter"] + updates,
-        time=record["wall_ms"] / updates,
-        of=profiled,
-        busy=record["busy"],
-        trace=_truncate(record["trace"]),
-        place="ui.perfetto.dev",
-    )
-    rows = []
+def _profile_rows(record: Mapping[str, Any]) -> list[TableRow]:
+    """The most expensive kernels or operators."""
+    updates, rows = max(1, record["updates"]), []
     for kernel in record["top"]:
         time, calls = format_ms(kernel["ms"] / updates), f"{kernel['calls'] / updates:.4g}"
         reason = translate("report.profile.per_update", time=time, calls=calls)
         rows.append(TableRow(_truncate(kernel["name"]), f"{kernel['share']:.1%}", reason))
-    return caption, rows
+    return rows
 
 
 def _truncate(value: object) -> str:

@@ -110,7 +110,7 @@ def test_tables_of_ngrams_are_lines_in_the_loss_chart() -> None:
 
 def test_the_curve_of_a_resumed_run_is_without_what_the_resume_repeated() -> None:
     at = [*range(10, 1501, 10), *range(1010, 3001, 10)]
-    steps = make_columns(at, segment=np.arange(len(at)) >= 150, loss=4 - np.arange(len(at)) / 1000)
+    steps = make_columns(at, segment=np.repeat([0.0, 1.0], (150, 200)), loss=4 - np.arange(len(at)) / 1000)
     run = glassgpt_run()
     processes = (run.segments[0], replace(run.segments[1], first_iteration=1005))
     training, validation = loss_points(replace(run, steps=steps, segments=processes))

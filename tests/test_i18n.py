@@ -100,6 +100,8 @@ def test_every_key_is_literal_and_gets_the_values_of_its_sentence() -> None:
                         wrong.append(f"{path}:{call.lineno} lacks {sorted(needed - given)}")
                 case _:
                     wrong.append(f"{path}:{call.lineno} has no message")
+    for path in PACKAGE.rglob("*.js"):
+        keys |= set(re.findall(r'\bsay\("([\w.]+)"\)', path.read_text()))
     assert wrong == []
     assert sorted(keys) == extract_keys() == sorted(messages("en")), "run `make words`"
     assert len(keys) > 600

@@ -8,26 +8,24 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from glassgpt.cli.command import command, make_console, recipe_from_names
 from glassgpt.config import MACHINE_SPECIFIC_PATHS, TrainConfig, requested_trackers
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, collect_problems, raise_if_any
 from glassgpt.flags import check_settings, parse_flags
 from glassgpt.i18n import check_language, current_language, preferred_language, use_language
-from glassgpt.recipe import DEFAULT_PRESET, Recipe, find_recipe, is_unprepared_text
+from glassgpt.recipe import DEFAULT_PRESET, Recipe, build_config, find_recipe, is_unprepared_text
 from glassgpt.record.run_dir import resume_command
 from glassgpt.show.page.launch import PageMode, page_beside_run, page_problems
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from glassgpt.record.journal import Record
     from glassgpt.record.sink import Listener
-    from glassgpt.show.page.report_listener import ReportAtEnd
     from glassgpt.training.distributed.process_group import ProcessGroup
     from glassgpt.training.interrupt import StopSignals
     from glassgpt.training.run_request import RunRequest
@@ -91,8 +89,11 @@ def train(words: list[str]) -> int:
         recipe: Recipe | None = replace(find_recipe(DEFAULT_PRESET), name=flags["dataset"])
     else:
         recipe = recipe_from_names(names, problems)
-    if problems:
-        raise UserError(problems + check_settings(flags, TrainConfig)[1])
+    if problems or "RANK" not in os.environ:  # at once: torch, which takes seconds, is imported below
+        if check_settings(flags, TrainConfig)[1]:
+            with collect_problems(problems):  # these, and what else is wrong with the values
+                build_config(recipe or Recipe("", "", {}), flags, "cpu")
+        raise_if_any(problems)
     if isinstance(nproc, int) and "RANK" not in os.environ:  # RANK is set: this is one of the processes
         from glassgpt.training.launch import launch
 
@@ -148,7 +149,7 @@ def _train(
     console: Listener = RunConsole(out, sys.stdout.isatty(), verbose, page_url)
     if request.config.console == "nanogpt":
         console = NanogptConsole(page_url=page_url)
-    listeners: list[Listener] = [_ConsoleListener(console, report), report]  # other ranks have no sink
+    listeners: list[Listener] = [console, report]  # other ranks have no sink
     run = session.start_run(request, listeners, signals, process_age_s(), group, trackers)
     if run.was_over and group.is_rank_zero:
         longer = f"--max_iters={2 * run.iter}" if run.reason == "finished" else "--patience=0"
@@ -158,31 +159,6 @@ def _train(
         )
         print_line(out, "end", text, command=resume_command(run.out_dir, longer))
     return run.exit_code
-
-
-class _ConsoleListener:
-    """The console, until the terminal is closed: then nothing more is printed, but the report is written."""
-
-    def __init__(self, console: Listener, report: ReportAtEnd) -> None:
-        self._console, self._report = console, report
-        self._tick = getattr(console, "tick", None)  # nanoGPT's lines have no live line below them
-
-    def __call__(self, record: Record) -> None:
-        self._while_open(partial(self._console, record))
-
-    def tick(self, activity: str, done: int) -> None:
-        if self._tick is not None:
-            self._while_open(partial(self._tick, activity, done))
-
-    def _while_open(self, show: Callable[[], None]) -> None:
-        from glassgpt.record.sink import warn_listener_failed
-
-        if self._report.is_console_open:
-            try:
-                show()
-            except OSError as error:
-                self._report.is_console_open = False
-                warn_listener_failed("console", error)
 
 
 def _resolve_request(

@@ -32,9 +32,14 @@ WITHOUT_CALL = ("verbatim",)  # used by i18n itself
 
 
 def extract_keys() -> list[str]:
-    """The first arguments of all calls of `say` and `translate`, sorted."""
-    keywords = {"say": None, "translate": None}
-    messages = extract_from_dir(str(LOCALE_DIR.parent), keywords=keywords, comment_tags=())
+    """The first arguments of all calls of `say` and `translate`, in the page's scripts too, sorted."""
+    messages = extract_from_dir(
+        str(LOCALE_DIR.parent),
+        [("**.py", "python"), ("**.js", "javascript")],
+        {"**.js": {"parse_template_string": True}},
+        keywords={"say": None, "translate": None},
+        comment_tags=(),
+    )
     return sorted({str(message) for _, _, message, *_ in messages} | set(WITHOUT_CALL))
 
 

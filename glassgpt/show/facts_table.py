@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from glassgpt.format import (
     format_count,
@@ -212,6 +212,24 @@ def phase_labels() -> dict[str, str]:
         "log": translate("phase.log"),
         "other": translate("phase.other"),
     }
+
+
+def profile_caption(record: Mapping[str, Any]) -> str:
+    """What was profiled, how much of that time kernels ran, and where the trace is."""
+    updates = max(1, int(record["updates"]))
+    profiled = translate("report.profile.operators")
+    if record["of"] == "kernels":
+        profiled = translate("report.profile.kernels")
+    return translate(
+        "report.profile.caption",
+        first=record["from_iter"] + 1,
+        last=record["from_iter"] + updates,
+        time=record["wall_ms"] / updates,
+        of=profiled,
+        busy=record["busy"],
+        trace=record["trace"],
+        place="ui.perfetto.dev",
+    )
 
 
 def _format_or_empty(format_value: Callable[[T], str], value: T | None) -> str:

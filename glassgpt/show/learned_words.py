@@ -4,10 +4,14 @@ taken apart by, and what its samples are like."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from glassgpt.i18n import Message, say, translate
 from glassgpt.runs.loss_by_class import LossByClass
+
+if TYPE_CHECKING:  # torch is imported there
+    from glassgpt.runs.checkpoint_looks import CheckpointLook
+    from glassgpt.sample.look import SampleOriginality
 
 _PARTITION_NAMES: dict[str, Message] = {
     "by_kind": say("look_view.by_kind"),
@@ -46,22 +50,7 @@ def named_partitions(evaluation: LossByClass) -> Iterator[tuple[str, list[tuple[
         yield str(_PARTITION_NAMES["by_position"]), positions
 
 
-class SampleMeasures(Protocol):
-    """What SampleOriginality and CheckpointLook have in common."""
-
-    @property
-    def known_words(self) -> float | None: ...
-    @property
-    def val_known_words(self) -> float | None: ...
-    @property
-    def brackets_opened(self) -> int | None: ...
-    @property
-    def brackets_closed(self) -> float | None: ...
-    @property
-    def val_brackets_closed(self) -> float | None: ...
-
-
-def sample_sentences(measured: SampleMeasures) -> list[tuple[str, str]]:
+def sample_sentences(measured: CheckpointLook | SampleOriginality) -> list[tuple[str, str]]:
     """Label and sentence of what is known: words, then brackets and quotes."""
     sentences = []
     if measured.known_words is not None and measured.val_known_words is not None:

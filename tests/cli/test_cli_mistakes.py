@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -250,6 +252,12 @@ def test_a_wrong_preset_and_a_wrong_flag_are_reported_together(here: Path, capsy
 
 def test_a_wrong_type_and_a_wrong_value_are_reported_together(here: Path, capsys: Capture) -> None:
     assert len(error_lines(capsys, "train", "--n_layer=x", "--n_head=-1")) == 2
+
+
+def test_a_misspelt_setting_of_a_run_is_reported_without_torch(here: Path) -> None:
+    code = "import sys, glassgpt.cli as cli; print(cli.main(['train', '--n_layr=3']), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "False"]
 
 
 def test_a_problem_is_one_harmless_line(here: Path, capsys: Capture) -> None:

@@ -47,7 +47,7 @@ def test_a_whole_run_its_second_start_and_its_continuation(mine: Path, capsys: C
         r"eval      0   train \d\.\d{4}  val \d\.\d{4} ± ",
         r"eval      3   train ",
         r"saved     3   ",
-        r"iter      6   loss \d\.\d{4}  [\d.]+ ms  [\d.]+k? tok/s  lr ",
+        r"iter      6   loss \d\.\d{4} +[\d.]+ ms +[\d.]+k? tok/s  lr ",
         r"eval      6   val .* whole split",
         r"sample        ",
         r"wall time +\d+\.\d\d s  100.0%",

@@ -542,7 +542,7 @@ def test_a_terminal_that_closes_hangs_the_command_up() -> None:
 
 def test_nothing_of_numpy_is_imported_before_the_signals_are_blocked() -> None:
     """Its threads would take signals that are waited for."""
-    program = "import sys, glassgpt.cli.watch_command, glassgpt.record.watched_command; print(*sys.modules)"
+    program = "import sys, glassgpt.cli.watch_commands, glassgpt.record.watched_command; print(*sys.modules)"
     modules = run([sys.executable, "-c", program]).stdout.decode().split()
     assert watched_command.__name__ in modules
     assert {"numpy", "torch"}.isdisjoint(modules)

@@ -46,7 +46,7 @@ def own_run(
 def test_a_run_in_progress_that_is_as_expected() -> None:
     # 3,750 updates of 38 ms and 15 evaluations of 0.8 s.
     assert status(own_run()) == (
-        "Training: update 1,250 of 5,000 (25%), loss 1.9300; about 3 min left, evaluations included. "
+        "Training: iteration 1,250 of 5,000 (25%), loss 1.9300; about 3 min left, evaluations included. "
         "Speed and loss are as expected."
     )
 
@@ -67,10 +67,10 @@ def test_a_foreign_log() -> None:
     steps = make_steps(range(0, 1001, 10), ms=100.0, loss=[2.0] * 101)
     planned = make_run_log(steps, settings={"max_iters": 2000}, live=True)
     assert status(planned) == (
-        "Training: update 1,000 of 2,000 (50%), loss 2.0000; about 2 min left. Nothing unusual so far."
+        "Training: iteration 1,000 of 2,000 (50%), loss 2.0000; about 2 min left. Nothing unusual so far."
     )
     assert status(make_run_log(steps, live=True)) == (
-        "Training: update 1,000, loss 2.0000. Nothing unusual so far."
+        "Training: iteration 1,000, loss 2.0000. Nothing unusual so far."
     )
 
 
@@ -83,6 +83,6 @@ def test_starting_stalled_and_over() -> None:
     assert "4 min to 14 min" in status(run_log_from_records([expected], "run", live=True))
     assert status(own_run(), later_s=600) == (
         "No new line for 10m 00s, where one usually comes every 380 ms. "
-        "The last was update 1,250 of 5,000 (25%), loss 1.9300."
+        "The last was iteration 1,250 of 5,000 (25%), loss 1.9300."
     )
     assert status(own_run(live=False)).startswith("A GlassGPT run, logged up to iteration 1,250")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from report_pages import glassgpt_run, make_columns
 
-from glassgpt.show.terminal.chart import bar, plot, shorten, sparkline
-from glassgpt.show.terminal.loss_chart import loss_chart
+from glassgpt.show.terminal.charts import bar, loss_chart, loss_points, plot, shorten, sparkline
 
 few = settings(max_examples=150, deadline=None)
 
@@ -103,3 +106,13 @@ def test_tables_of_ngrams_are_lines_in_the_loss_chart() -> None:
     # On a logarithmic axis, too.
     logarithmic = loss_chart(points, [], 80, 8, log_scale=True, levels=levels)
     assert any(line.plain.endswith("2-gram 2.5") for line in logarithmic)
+
+
+def test_the_curve_of_a_resumed_run_is_without_what_the_resume_repeated() -> None:
+    at = [*range(10, 1501, 10), *range(1010, 3001, 10)]
+    steps = make_columns(at, segment=np.repeat([0.0, 1.0], (150, 200)), loss=4 - np.arange(len(at)) / 1000)
+    run = glassgpt_run()
+    processes = (run.segments[0], replace(run.segments[1], first_iteration=1005))
+    training, validation = loss_points(replace(run, steps=steps, segments=processes))
+    assert [at for at, _ in training] == list(range(10, 3001, 10))
+    assert [at for at, _ in validation] == [0, 250, 500, 750, 1000, *range(1750, 3001, 250)]

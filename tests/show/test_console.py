@@ -154,8 +154,15 @@ def test_a_resume_says_from_where_and_what_was_damaged() -> None:
 
 def test_a_step_line() -> None:
     assert shown(run_record(), step_record(50))[-1] == (
-        "iter     50   loss 2.5000  38.1 ms  19.4k tok/s  MFU 12.3%  lr 1.00e-03  norm 0.75  3m 07s to go"
+        "iter     50   loss 2.5000   38.1 ms  19.4k tok/s  MFU 12.3%  lr 1.00e-03  norm 0.75  3m 07s to go"
     )
+
+
+def test_values_of_step_lines_stand_in_columns() -> None:
+    speeds = ((38.1, 19_400.0), (7.5, 6_300.0), (5985.0, 812.0), (12_000.0, 1.5e6))
+    records = [step_record(50, step_ms=ms, tokens_per_s=rate) for ms, rate in speeds]
+    lines = shown(run_record(), *records)[-4:]
+    assert {(line.index("tok/s"), line.index("MFU")) for line in lines} == {(43, 50)}
 
 
 def test_the_last_step_line_has_nothing_to_go() -> None:
@@ -499,3 +506,12 @@ def test_a_replay_names_records_with_values_of_wrong_types(tmp_path: Path) -> No
                 texts.append(text_of(out))
     assert raised == []
     assert any(re.search(r"not shown: .*\bstep\b.*\biter\b", text) for text in texts)
+
+
+def test_a_narrow_terminal_says_that_the_closing_evaluation_is_over_the_whole_split() -> None:
+    out = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None, highlight=False)
+    console = RunConsole(out)
+    for record_ in (run_record(), eval_record(9, "val", 1.9, whole_split=True, closing=True)):
+        console(record_)
+    printed = out.file.getvalue()  # type: ignore[attr-defined]
+    assert re.search(r"^eval      9   val 1\.9000.*  whole split$", printed, re.MULTILINE)

@@ -37,7 +37,6 @@ QUANTITIES: dict[str, tuple[str, tuple[tuple[str, str], ...], tuple[str, ...]]] 
     "total time": (
         DURATION,
         (
-            ("report.time.bar_width_and_total", "total"),
             ("eval-spikes.evidence.total_cost", "run_s"),
             ("eval-spikes.evidence.ledger_times", "run_s"),
             ("eval-spikes.evidence.ledger_with_closing", "run_s"),

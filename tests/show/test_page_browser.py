@@ -670,7 +670,7 @@ def test_a_real_run_grows_on_the_page_and_is_stopped(tmp_path: Path, screens: An
                 while page.evaluate(last)[0] != at and time.monotonic() < deadline:
                     page.wait_for_timeout(50)
                 assert page.evaluate(last) == [at, pytest.approx(4.0 - at / 50)]
-            page.get_by_text("update 40 of 1,000").wait_for()
+            page.get_by_text("iteration 40 of 1,000").wait_for()
             assert page.evaluate("() => window.isSamePage") is True
             page.click(".request.stop button")
             with page.expect_response("**/requests") as response:

@@ -20,13 +20,12 @@ from written_findings import written_finding
 
 from glassgpt.errors import UserError
 from glassgpt.explain.explanation import Explanation, explain
-from glassgpt.i18n import translate, use_language
+from glassgpt.i18n import has_message, translate, use_language
 from glassgpt.record.finding import Finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.reading import read_run_log
 from glassgpt.runs.run_log import LoggedEvaluation, LoggedSetup, RunLog
 from glassgpt.show.page.html import ASSETS, LIVE_POLICY, asset, live_html, report_html, write_report
-from glassgpt.show.page.labels import page_labels
 from glassgpt.show.page.time_strip import PHASE_COLOURS, build_timeline
 
 STYLE = asset("style.css")
@@ -164,13 +163,12 @@ def test_the_file_asks_for_nothing() -> None:
 # --- what is in it ---
 
 
-def test_every_word_of_the_page_has_a_label_and_every_label_is_used() -> None:
-    labels = page_labels()
-    used = {word for script in SCRIPTS for word in re.findall(r"\b(?:say|words)\(\"(\w+)\"\)", script)}
-    assert used - set(labels) == set()
-    stems = {stem for script in SCRIPTS for stem in re.findall(r"say\(`(\w+_)\$\{", script)}
-    computed = {label for label in labels if any(label.startswith(stem) for stem in stems)}
-    assert set(labels) - used - computed == {"save", "stop"}  # say(action)
+def test_every_word_of_the_scripts_is_a_message_and_none_is_computed() -> None:
+    block = re.search(r'id="words">(.*?)</script>', live_html())
+    assert block is not None
+    named = {key for script in SCRIPTS for key in re.findall(r"\bsay\(([^)]*)\)", script)} - {"key"}
+    assert named == {f'"{key}"' for key in json.loads(block[1])}
+    assert all(has_message(key.strip('"')) for key in named)
 
 
 def test_every_colour_that_is_named_is_in_the_style() -> None:
@@ -189,7 +187,9 @@ def test_findings_are_complete_and_in_order() -> None:
         (finding.id, finding.severity) for finding in FINDINGS
     ]
     first = view["findings"][0]
-    assert (first["title"], first["advice"]) == (FINDINGS[0].title, FINDINGS[0].advice)
+    assert (first["title"], first["advice"]) == (FINDINGS[0].title, f"{FINDINGS[0].advice}.")
+    assert view["findings"][1]["explanation"] == FINDINGS[1].explanation  # it has its full stop
+    assert view["findings"][1]["advice"] == ""
     assert FINDINGS[0].title in " ".join(view["verdict"])
 
 
@@ -267,8 +267,6 @@ def test_bars_and_what_is_not_drawn_add_up_to_the_total() -> None:
     }
     assert timeline.total_s == pytest.approx(60 + 135 + 11.7, rel=0.01)
     caption = view_of_run(history)["ledger"]["caption"]
-    width = timeline.iterations_per_bin
-    assert translate("report.time.bar_width_and_total", width=width, total=706.7) in caption
     assert translate("report.time.not_drawn", rest=500.0) in caption
     assert "10%" in translate("report.time.overhead_share", share=71.7 / 706.7) in caption
     assert translate("report.time.startup_in_total_only") not in caption

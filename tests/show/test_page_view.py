@@ -11,16 +11,16 @@ import pytest
 from run_logs import make_run_log, make_steps
 
 from glassgpt.explain.explanation import explain
-from glassgpt.explain.watch import FollowedRun
 from glassgpt.i18n import use_language
 from glassgpt.record import journal
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.from_journal import run_log_from_records
 from glassgpt.runs.reading import read_run_log
 from glassgpt.runs.run_log import RunLog
+from glassgpt.show.page.opened_runs import LiveRun
 from glassgpt.show.page.series import curves_of, rows_of
 from glassgpt.show.page.time_strip import MAX_MOMENTS
-from glassgpt.show.page.view import make_view, page_document
+from glassgpt.show.page.view import make_view
 
 KEYS = {
     "name", "trainer", "live", "language", "direction", "sentence", "verdict", "figures", "findings", "axes",
@@ -58,13 +58,12 @@ def panel(view: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def test_the_document_of_a_demo() -> None:
-    followed = FollowedRun("demo:gpu")
-    followed.poll()
-    followed.refresh()
-    document = page_document(followed, 0.0)
+    run = LiveRun("demo:gpu", "demo:gpu")
+    run.look()
+    document = run.document()
     view = document["view"]
     assert view.keys() == KEYS
-    assert (view["name"], view["trainer"], view["live"]) == ("nanogpt-h200-shakespeare.log", "nanoGPT", False)
+    assert (view["name"], view["trainer"], view["live"]) == ("demo:gpu", "nanoGPT", False)
     assert view["planned"] == 5000
     assert [axis["id"] for axis in view["axes"]] == ["update", "tokens", "seconds", "flops"]
     assert {one["id"] for each in view["panels"] for one in each["series"]} == document["rows"].keys()
@@ -118,9 +117,9 @@ def test_the_time_strip_has_what_happened_where() -> None:
 
 def test_a_run_without_a_line(tmp_path: Path) -> None:
     (tmp_path / journal.FILE_NAME).write_text(journal.dumps(journals.run()) + "\n")
-    followed = FollowedRun(str(tmp_path))
-    followed.poll()
-    document = page_document(followed, 0.0)
+    run = LiveRun(str(tmp_path), "run")
+    run.look()
+    document = run.document()
     assert document["view"]["panels"] == []
     assert document["view"]["missing"]
     assert document["rows"] == {}

@@ -13,6 +13,8 @@ from commands import finished_run, record, run_record, step_record, write_run
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
 from glassgpt.record.run_dir import LockedRunDir
+from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.reading import read_run_log
 from glassgpt.runs.run_list import summarize
 from glassgpt.show.page import run_folder
 from glassgpt.show.page.run_folder import RunFolder
@@ -50,11 +52,25 @@ def test_the_row_of_a_foreign_log(tmp_path: Path) -> None:
         "updates": 5000,
         "planned": 5000,
         "best_val": 1.4576,
+        "last_loss": 0.8176,
         "model": "nanoGPT",
     }
     assert {name: row[name] for name in expected} == expected
+    # Its lines have no speed: it is what the page says about the run.
+    assert row["tokens_per_s"] == pytest.approx(Analysis(read_run_log("demo:gpu")).tokens_per_s)
     assert len(row["spark"]) == 40
     assert row["spark"][0] == 4.2667
+
+
+def test_a_log_that_still_grows_is_running(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("".join(f"iter {at}: loss {4 - at / 100:.4f}, time 10.00ms\n" for at in range(50)))
+    states = []
+    for age_s in (0, 3600):
+        os.utime(log, (time.time() - age_s,) * 2)
+        row = rows(RunFolder([str(log)]))["train.log"]
+        states.append((row["state"], row["live"]))
+    assert states == [("running", True), ("cut", False)]
 
 
 def test_which_runs_are_listed_and_selected(tmp_path: Path) -> None:

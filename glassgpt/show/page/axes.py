@@ -15,6 +15,7 @@ import numpy as np
 from glassgpt.i18n import translate
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import Floats, Ints
+from glassgpt.show.page.time_strip import process_startups
 
 MAX_KNOTS = 400
 _TOLERANCE = 0.002  # of an axis: less than a pixel or two
@@ -113,16 +114,9 @@ def _seconds_at(run: Analysis, at: Ints) -> Floats | None:
     if split is None:
         return None
     row_ms = split.train_ms + split.pause_ms + split.stall_ms + split.startup_ms
-    places = [log.steps.iteration.astype(float), split.apart_iteration.astype(float)]
-    times = [row_ms, split.apart_ms]
-    if log.ledger and len(log.segments) == 1:
-        startup_s = log.ledger.get("startup", 0.0) + log.ledger.get("compile", 0.0)
-        places.append(np.array([float(log.segments[0].first_iteration or 0)]))
-        times.append(np.array([1e3 * startup_s]))
-    elif log.ledger:
-        places.append(log.process_start_iterations().astype(float))
-        times.append(np.array([1e3 * (part.startup_s or 0.0) for part in log.segments]))
-    place, ms = np.concatenate(places), np.concatenate(times)
+    starts, startup_ms = process_startups(log)
+    place = np.concatenate((log.steps.iteration, split.apart_iteration, starts))
+    ms = np.concatenate((row_ms, split.apart_ms, startup_ms))
     order = np.argsort(place, kind="stable")
     total_s: Floats = np.cumsum(ms[order]) / 1e3
     index = np.searchsorted(place[order], at, side="right") - 1

@@ -1,6 +1,6 @@
 // The charts of the page and of the report: drawn on a canvas, exported as PNG or SVG. No library.
 //
-//   const group = new GlassCharts.Group({axes, knots, planned, words, onChange, onFinding});
+//   const group = new GlassCharts.Group({axes, knots, planned, onChange, onFinding});
 //   const chart = group.addChart(panel, element);      // a Panel of the View document
 //   group.setRows({loss: [[0, 4.2], [10, 3.9, 3.7, 4.1]]});
 //
@@ -212,11 +212,11 @@ const GlassCharts = (() => {
 
   // ---- a group of charts ----
 
-  const stats = {draws: 0, frames: 0, lastFrameMs: 0, maxFrameMs: 0};
+  const stats = {lastFrameMs: 0};  // for measurements
   class Group {
     constructor(options = {}) {
       const usual = {axes: [{id: "update", label: "update"}], knots: {update: [0, 1]}, planned: null, title: ""};
-      Object.assign(this, usual, {words: (key) => key, onChange: () => {}, onFinding: () => {}}, options);
+      Object.assign(this, usual, {onChange: () => {}, onFinding: () => {}}, options);
       // rows: series -> rows of the whole run; detail: {first, last, rows}, finer rows of the range zoomed to;
       // overlays: other runs, {id, name, colour, knots, rows}; hover: x on the current axis; highlight: the id of
       // a finding; findings: id -> {at: [updates], severity}
@@ -296,6 +296,7 @@ const GlassCharts = (() => {
       return this.state.axis === "update" || !there ? value : interpolate(there, this.knots.update, value);
     }
     get axisUnit() { return this.state.axis === "seconds" ? "s" : this.state.axis; }
+    get updateWord() { return this.axes.find(({id}) => id === "update")?.label ?? ""; }
     get axisLabel() { return this.axes.find((axis) => axis.id === this.state.axis)?.label ?? ""; }
     formatX(value) {
       const {axis} = this.state;
@@ -371,8 +372,7 @@ const GlassCharts = (() => {
         if (plot.isStale) plot.draw();
         if (plot.isOverlayStale) plot.drawOverlay();
       }
-      const lastFrameMs = performance.now() - started;
-      Object.assign(stats, {frames: stats.frames + 1, lastFrameMs, maxFrameMs: Math.max(stats.maxFrameMs, lastFrameMs)});
+      stats.lastFrameMs = performance.now() - started;
     }
   }
 
@@ -402,7 +402,6 @@ const GlassCharts = (() => {
     }
     draw() {
       Object.assign(this, {isStale: false, isOverlayStale: true});
-      stats.draws += 1;
       this.paint(this.prepare(this.canvas), this.width, this.height);
     }
     drawOverlay() {
@@ -616,7 +615,6 @@ const GlassCharts = (() => {
         pen.write(label, plot.left - 8, y.to(at), muted, "right");
       }
       level(plot.bottom, group.colour("line"));
-      if (panel.y.label !== panel.title) pen.write(panel.y.label ?? "", 0, 7, muted);
       pen.write(group.axisLabel, plot.right, plot.bottom + 29, muted, "right");
       let free = -Infinity;
       for (const {at, label} of ticksOf(x, Math.max(2, Math.floor((plot.right - plot.left) / 90)), group.axisUnit)) {
@@ -718,7 +716,7 @@ const GlassCharts = (() => {
         const spread = !Number.isFinite(low) || low === high ? "" : series.spread === "error" ? error : range;
         found.push({name, colour, value: formatValue(shown, unit), spread});
       }
-      const update = group.state.axis === "update" ? "" : ` · ${group.words("update")} ${grouped(Math.round(group.toUpdate(hover)))}`;
+      const update = group.state.axis === "update" ? "" : ` · ${group.updateWord} ${grouped(Math.round(group.toUpdate(hover)))}`;
       const pin = this.pointerAt && this.pinAt(...this.pointerAt);
       this.showTooltip(`${group.formatX(hover ?? 0)}${update}`, group.hoverSource === this ? found : [], pin?.label);
     }
@@ -740,17 +738,14 @@ const GlassCharts = (() => {
       this.paint(pen, width - 28, height - 10);
       this.draw();  // the scales belong to the screen again
     }
-    toSvg(width = Math.max(this.width, 760), height = Math.max(this.height, 340), head = 58) {
-      const pen = new SvgPen(width, height + head, this.group.measure);
-      this.paintSheet(pen, width, height, head);
-      return pen.toString();
-    }
-    toPng(width = Math.max(this.width, 760), height = Math.max(this.height, 340), head = 58) {
-      const canvas = document.createElement("canvas"), ctx = canvas.getContext("2d");
-      [canvas.width, canvas.height] = [2 * width, 2 * (height + head)];
+    // A Blob of kind "png" or "svg".
+    async picture(kind) {
+      const [width, height, head] = [Math.max(this.width, 760), Math.max(this.height, 340), 58];
+      const canvas = new OffscreenCanvas(2 * width, 2 * (height + head)), ctx = canvas.getContext("2d");
       ctx.scale(2, 2);
-      this.paintSheet(new CanvasPen(ctx), width, height, head);
-      return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+      const pen = kind === "svg" ? new SvgPen(width, height + head, this.group.measure) : new CanvasPen(ctx);
+      this.paintSheet(pen, width, height, head);
+      return kind === "svg" ? new Blob([pen.toString()], {type: "image/svg+xml"}) : canvas.convertToBlob();
     }
   }
 
@@ -791,10 +786,10 @@ const GlassCharts = (() => {
       const bin = group.hoverSource === this && group.hover !== null ? this.binAt(group.hover) : -1;
       const rows = phases.filter(({id}) => seconds[id]?.[bin] > 0)
         .map(({id, label, colour}) => ({name: label, colour, value: formatDuration(seconds[id][bin])}));
-      this.showTooltip(`${group.words("update")} ${grouped(edges[bin] ?? 0)} – ${grouped(edges[bin + 1] ?? 0)}`, rows);
+      this.showTooltip(`${group.updateWord} ${grouped(edges[bin] ?? 0)} – ${grouped(edges[bin + 1] ?? 0)}`, rows);
     }
     pick(x) { const {edges} = this.ledger.bins, bin = this.binAt(this.x.from(x)); if (bin >= 0) this.onPick(edges[bin], edges[bin + 1], bin); }
   }
 
-  return {Group, Scale, SvgPen, interpolate, movingMean, ticksOf, stats};
+  return {Group, Scale, interpolate, movingMean, ticksOf, stats};
 })();

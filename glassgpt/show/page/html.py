@@ -14,6 +14,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
@@ -23,8 +24,7 @@ from typing import Any
 from glassgpt.errors import UserError
 from glassgpt.explain.explanation import Explanation
 from glassgpt.files import atomic_write
-from glassgpt.i18n import RIGHT_TO_LEFT, current_language, translate
-from glassgpt.show.page.labels import page_labels
+from glassgpt.i18n import RIGHT_TO_LEFT, Message, current_language, translate
 from glassgpt.show.page.series import rows_of
 from glassgpt.show.page.view import make_view
 
@@ -50,6 +50,7 @@ _ICON = (  # a falling curve
     "height='16' rx='4' fill='%232563b8'/%3E%3Cpath d='M3 3c1 7 4 9 10 9' fill='none' stroke='white' "
     "stroke-width='2' stroke-linecap='round'/%3E%3C/svg%3E"
 )
+_NAMED_MESSAGE = re.compile(r'\bsay\("([\w.]+)"\)')
 _GENERATOR_TAG = f'<meta name="generator" content="{_BRAND}">'
 
 
@@ -57,7 +58,7 @@ def live_html() -> str:
     """In the current language. Names the run and everything else once page.js has asked for it."""
     head = '<link rel="stylesheet" href="style.css">'
     scripts = "\n".join(f'<script src="{name}" defer></script>' for name in _SCRIPTS)
-    return _shell(_BRAND, head, _data_block("labels", page_labels()), scripts)
+    return _shell(_BRAND, head, _data_block("words", _words()), scripts)
 
 
 def offline_html(document: Mapping[str, Any]) -> str:
@@ -72,7 +73,7 @@ def offline_html(document: Mapping[str, Any]) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         f"{_GENERATOR_TAG}\n<style>{style}</style>"
     )
-    data = _data_block("labels", page_labels()) + "\n" + _data_block("document", document)
+    data = _data_block("words", _words()) + "\n" + _data_block("document", document)
     name = f"{document['view']['name']} · {_BRAND}"
     return _shell(name, head, data, "".join(f"<script>{script}</script>\n" for script in scripts))
 
@@ -111,6 +112,12 @@ def check_report_path(path: Path, source: Path) -> None:
 def asset(name: str) -> str:
     """The text of a script or of the style sheet."""
     return (resources.files("glassgpt.show.page") / name).read_text(encoding="utf-8")
+
+
+def _words() -> dict[str, str]:
+    """The messages that the scripts name, in the current language."""
+    keys = {key for name in _SCRIPTS for key in _NAMED_MESSAGE.findall(asset(name))}
+    return {key: str(Message(key, {})) for key in sorted(keys)}
 
 
 def _shell(title: str, head: str, data: str, scripts: str) -> str:

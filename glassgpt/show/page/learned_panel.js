@@ -4,7 +4,7 @@
 
 (() => {
   const {button, isolated, node, section, syncChildren} = GlassElements;
-  const {page, post, register, say} = GlassPage;
+  const {page, post, register, runPath, say} = GlassPage;
   const number = (value, digits) => value.toFixed(digits);
   const count = (value) => value.toLocaleString("en-US");
   const LOSS_BOUNDS = [0.5, 1.5, 3, 5];  // nats; above the last is the fifth colour
@@ -17,14 +17,15 @@
     order: 25,
     build({view}) {
       if (!view.learned?.evaluations?.length && !view.learned?.ladder) return null;
-      this.root = section("learned", say("learned"));
+      this.root = section("learned", say("page.learned"));
       this.sentence = node("p", "", this.root);
       this.columns = node("div", "columns", this.root);
       this.buildPassage();
       this.buildLadder();
-      this.parts = node("div", "card parts", this.columns);
+      this.partsCard = node("div", "card wide", this.columns);
+      node("h3", "", this.partsCard, say("page.parts"));
+      this.parts = node("div", "parts", this.partsCard);
       this.buildHeads();
-      this.update({view}, new Set(["learned", "checkpoints"]));
       return this.root;
     },
     update({view}, changed) {
@@ -37,7 +38,7 @@
       this.saved = new Set(view.checkpoints.map((one) => one.at));
       this.sentence.textContent = ladder?.sentence ?? "";
       this.showLadder(ladder);
-      this.passageCard.hidden = this.parts.hidden = !evaluations.length;
+      this.passageCard.hidden = this.partsCard.hidden = !evaluations.length;
       this.slider.max = Math.max(0, evaluations.length - 1);
       this.slider.hidden = evaluations.length < 2;
       const index = isLast ? evaluations.length - 1 : evaluations.findIndex((one) => one.at === at);
@@ -51,9 +52,9 @@
     buildPassage() {
       this.passageCard = node("div", "card kept passage", this.columns);
       const head = node("div", "head", this.passageCard);
-      node("h3", "", head, say("passage"));
+      node("h3", "", head, say("page.passage"));
       this.at = node("output", "", head);
-      this.slider = Object.assign(node("input", "", this.passageCard), {type: "range", min: 0, step: 1, ariaLabel: say("checkpoint")});
+      this.slider = Object.assign(node("input", "", this.passageCard), {type: "range", min: 0, step: 1, ariaLabel: say("page.checkpoint")});
       this.slider.addEventListener("input", () => this.show());
       this.text = isolated("pre", "", this.passageCard, "tokens");
       this.text.tabIndex = 0;
@@ -70,7 +71,7 @@
       const row = node("div", "row", this.passageCard);
       this.legend = node("div", "legend levels", row);
       const label = node("label", "against", row);
-      node("span", "", label, say("compare_with"));
+      node("span", "", label, say("page.compare_with"));
       this.against = node("select", "", label);
       this.against.addEventListener("change", () => this.show());
     },
@@ -85,7 +86,7 @@
       if (!now) return;
       const other = this.evaluations.find(({at}) => String(at) === this.against.value);
       const isDifference = Boolean(other) && other !== now && other.losses.length === now.losses.length;
-      this.at.textContent = `${page.group.words("update")} ${count(now.at)} · ${say("loss")} ${number(now.loss, 4)}`;
+      this.at.textContent = `${page.group.updateWord} ${count(now.at)} · ${say("page.loss")} ${number(now.loss, 4)}`;
       const values = isDifference ? now.losses.map((loss, index) => loss - other.losses[index]) : now.losses;
       const bounds = isDifference ? DIFFERENCE_BOUNDS : LOSS_BOUNDS;
       this.text.hidden = !now.losses.length;
@@ -100,7 +101,7 @@
       while (this.text.children.length > page.view.learned.passage.length) this.text.lastChild.remove();
       const words = bounds.map((bound) => `< ${bound}`).concat(`≥ ${bounds.at(-1)}`);
       this.legend.classList.toggle("difference", isDifference);
-      this.legend.replaceChildren(node("span", "", null, isDifference ? say("difference_in_nats") : say("loss_in_nats")), ...words.map((text, index) => {
+      this.legend.replaceChildren(node("span", "", null, isDifference ? say("look_view.passage.difference_legend") : say("look_view.passage.legend")), ...words.map((text, index) => {
         const key = node("bdi", "", null, text);
         key.dataset.level = index;
         return key;
@@ -114,7 +115,7 @@
     point(index) {
       this.text.querySelector("[data-pointed]")?.removeAttribute("data-pointed");
       const now = this.evaluations[Number(this.slider.value)], token = this.text.children[index];
-      if (index === undefined || !token || !now?.losses.length) { this.detail.textContent = say("point_at_token"); return; }
+      if (index === undefined || !token || !now?.losses.length) { this.detail.textContent = say("page.point_at_token"); return; }
       this.pointed = index;
       token.dataset.pointed = "";
       const loss = now.losses[index];
@@ -124,7 +125,7 @@
       line(shown(page.view.learned.passage[index]), `${number(loss, 2)}${change} nats, p ${number(100 * Math.exp(-loss), 1)}%`);
       const guesses = this.looks.get(now.at)?.guesses[index];
       if (guesses) {
-        node("b", "", this.detail, say("it_expected"));
+        node("b", "", this.detail, say("page.it_expected"));
         for (const [text, p] of guesses) line(shown(text), `${number(100 * p, 0)}%`);
       }
       if (this.attention) this.showAttentionOf(Number(index));
@@ -155,9 +156,9 @@
 
     buildLadder() {
       this.side = node("div", "card", this.columns);
-      node("h3", "", this.side, say("ladder"));
+      node("h3", "", this.side, say("page.ladder"));
       this.ladder = node("table", "plain ladder", this.side);
-      node("p", "caption", this.side, say("ladder_caption"));
+      node("p", "caption", this.side, say("page.ladder_caption"));
     },
     showLadder(ladder) {
       this.side.hidden = !ladder;
@@ -165,7 +166,7 @@
       if (!ladder) return;
       const head = node("tr", "", this.ladder);
       const hasBits = ladder.rungs.some(({bits}) => bits !== null);
-      const titles = [say("what_it_knows"), say("nats"), ...(hasBits ? [say("bits_per_byte")] : []), say("passed_at")];
+      const titles = [say("page.what_it_knows"), say("page.nats"), ...(hasBits ? [say("page.bits_per_byte")] : []), say("page.passed_at")];
       titles.forEach((text) => Object.assign(node("th", "", head, text), {scope: "col"}));
       for (const {name, loss, bits, at, best} of ladder.rungs) {
         const row = node("tr", [at === null ? "ahead" : "passed", best ? "best" : ""].join(" ").trim(), this.ladder);
@@ -179,10 +180,10 @@
     // ---- heads ----
 
     buildHeads() {
-      this.heads = node("div", "card heads", this.columns);
+      this.heads = node("div", "card wide heads", this.columns);
       const head = node("div", "head", this.heads);
-      node("h3", "", head, say("heads"));
-      this.lookAt = button(say("look_inside"), () => this.ask(), {parent: head});
+      node("h3", "", head, say("page.heads"));
+      this.lookAt = button(say("page.look_inside"), () => this.ask(), {parent: head});
       this.note = node("span", "note", head);
       this.sentences = node("ul", "", this.heads);
       this.scores = node("div", "scores", this.heads);
@@ -202,18 +203,18 @@
       this.sentences.replaceChildren(...(look?.sentences ?? []).map((text) => node("li", "", null, text)));
       if (this.shownAt !== at || !look) { this.attention = null; this.canvas.hidden = true; this.attentionTitle.textContent = ""; this.clearAttention(); }
       this.shownAt = at;
-      const grids = look ? [[say("previous_token"), look.previous, look.previous_uniform], [say("induction"), look.induction, look.induction_uniform]] : [];
+      const grids = look ? [[say("page.previous_token"), look.previous, look.previous_uniform], [say("page.induction"), look.induction, look.induction_uniform]] : [];
       this.scores.replaceChildren(...grids.filter(([, rows]) => rows).map(([title, rows, uniform]) => {
         const figure = node("div", "grid-of-heads");
-        node("p", "", figure, `${title} (${say("uniform")}: ${number(uniform, 2)})`);
+        node("p", "", figure, `${title} · ${say("page.uniform")} ${number(uniform, 2)}`);
         const table = node("table", "", figure);
         const names = node("tr", "", table);
-        ["", ...rows[0].map((_, index) => index + 1)].forEach((text, index) => node("th", "", names, index === 1 ? `${say("head")} 1` : String(text)));
+        [say("page.head"), ...rows[0].map((_, index) => index + 1)].forEach((text) => node("th", "", names, String(text)));
         rows.forEach((row, layer) => {
           const line = node("tr", "", table);
-          Object.assign(node("th", "", line, `${say("layer")} ${layer + 1}`), {scope: "row"});
+          Object.assign(node("th", "", line, `${say("page.layer")} ${layer + 1}`), {scope: "row"});
           row.forEach((score, index) => {
-            const cell = node("td", "", line), name = `${say("layer")} ${layer + 1}, ${say("head")} ${index + 1}: ${number(score, 2)}`;
+            const cell = node("td", "", line), name = `${say("page.layer")} ${layer + 1}, ${say("page.head")} ${index + 1}: ${number(score, 2)}`;
             const made = button(number(score, 2), () => this.askAttention(at, layer, index, name), {parent: cell});
             Object.assign(made, {title: name, ariaLabel: name, disabled: !canAsk});
             made.style.setProperty("--score", score);
@@ -227,34 +228,34 @@
         this.askTimer = setTimeout(() => { if (this.shownAt === at && document.visibilityState === "visible") this.ask(); }, 600);
       }
     },
+    // An answer of the process that looks into checkpoints; null where there is none: the note says why.
+    async request(body) {
+      this.note.textContent = say("page.loading_model");
+      try {
+        const answer = await (await post(runPath("looks"), body)).json();
+        if (answer.error) throw new Error(answer.error);
+        this.note.textContent = "";
+        return answer;
+      } catch (error) {
+        this.note.textContent = error.message;
+        return null;
+      }
+    },
     async ask() {
       const at = this.shownAt;
       this.asked = (this.asked ?? new Set()).add(at);
-      this.note.textContent = say("loading_model");
-      try {
-        const answer = await (await post(`api/runs/${encodeURIComponent(page.run)}/looks`, {checkpoint: at})).json();
-        if (answer.error) throw new Error(answer.error);
-        Object.assign(page.view, {learned: answer.learned});
-        this.note.textContent = "";
-        this.update(page, new Set(["learned"]));
-      } catch (error) {
-        this.note.textContent = error.message;
-      }
+      const answer = await this.request({checkpoint: at});
+      if (!answer) return;
+      page.view.learned = answer.learned;
+      this.update(page, new Set(["learned"]));
     },
     async askAttention(at, layer, head, name) {
-      this.note.textContent = say("loading_model");
-      try {
-        const answer = await (await post(`api/runs/${encodeURIComponent(page.run)}/looks`, {checkpoint: at, layer, head})).json();
-        if (answer.error) throw new Error(answer.error);
-        if (this.shownAt !== at) return;
-        this.note.textContent = "";
-        this.attention = answer.rows;
-        this.attentionTitle.textContent = `${name}. ${say("attention_caption")}`;
-        this.drawAttention();
-        this.point(this.pointed ?? this.attention.length - 1);
-      } catch (error) {
-        this.note.textContent = error.message;
-      }
+      const answer = await this.request({checkpoint: at, layer, head});
+      if (!answer || this.shownAt !== at) return;
+      this.attention = answer.rows;
+      this.attentionTitle.textContent = `${name}. ${say("page.attention_caption")}`;
+      this.drawAttention();
+      this.point(this.pointed ?? this.attention.length - 1);
     },
     // A row for each token, over those before it; row 0 is the token before the passage.
     drawAttention() {

@@ -24,10 +24,11 @@ from glassgpt.explain.watch import FollowedRun
 from glassgpt.i18n import translate
 from glassgpt.record import journal
 from glassgpt.runs.analysis import Analysis
+from glassgpt.show.page.learned import learned_view
 from glassgpt.show.page.run_folder import RunEntry
 from glassgpt.show.page.series import rows_of
 from glassgpt.show.page.stream import PageEvent, RunStream, cursor_of
-from glassgpt.show.page.view import View, clean_learned_view, view_of
+from glassgpt.show.page.view import View, cleaned, view_of
 
 T = TypeVar("T")
 
@@ -73,7 +74,7 @@ class LiveRun:
 
     def _make_view(self) -> None:
         started_at = time.monotonic()
-        view = view_of(self.followed, time.time()) | {"name": self._name}  # as in the list
+        view = view_of(self.followed, self._name, time.time())
         self._shown_explanation = self.followed.explanation
         self._view_number += 1
         self._views = dict(list(self._views.items())[1 - _KEPT_VIEWS :]) | {self._view_number: view}
@@ -103,11 +104,16 @@ class LiveRun:
         cursor = f"{cursor_of(self.followed)}~{self._view_number}"
         return {"view": self.view, "rows": rows_of(self.followed.run_log), "cursor": cursor}
 
+    def explain(self) -> None:
+        """With all findings, of all that was read."""
+        self.followed.refresh(force=True)
+        self._make_view()
+
     def learned(self) -> dict[str, Any]:
         """What the panel of that name shows, with looks that were made just now."""
         self.followed.poll()
         run_log = self.followed.run_log
-        return {"learned": {} if run_log is None else clean_learned_view(Analysis(run_log))}
+        return {"learned": {} if run_log is None else cleaned(learned_view(Analysis(run_log)))}
 
     def known_view(self, number: str) -> View | None:
         """The view that a reader got with its cursor."""
@@ -124,20 +130,16 @@ class Reader:
     def __init__(self, cursor: str) -> None:
         self._cursor, _, self._view_number = cursor.partition("~")
         self._stream: RunStream | None = None
-        self._view: View | None = None
 
     def tick(self, run: LiveRun) -> bytes:
         """Server-sent events, in their own format."""
         if not run.is_read:
             return b""
         if self._stream is None:
-            self._view = run.known_view(self._view_number)
-            self._stream = RunStream(run.followed, self._cursor, self._view)
+            self._stream = RunStream(run.followed, self._cursor, run.known_view(self._view_number))
         elif run.followed.explanation is None:
             run.followed.refresh()  # once the page has its charts: the rules take long in a long run
-        view = None if run.view is self._view else run.view
-        self._view = run.view
-        return b"".join(encode_event(event) for event in self._stream.tick(view))
+        return b"".join(encode_event(event) for event in self._stream.tick(run.view))
 
 
 def encode_event(event: PageEvent) -> bytes:

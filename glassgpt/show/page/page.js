@@ -2,8 +2,8 @@
 // is new follows as events. Everything that is shown goes through textContent.
 //
 // A panel is {id, order, build(page) -> element or null, update(page, changed)}. `changed` holds the keys of
-// the View that are new. A panel with nothing to show is null, and is built once there is something. It may
-// have `viewChanged(page)`, after a zoom or another axis, and `showFinding(id)`. It is added by
+// the View that are new: all of them after building. A panel with nothing to show is null, and is built once
+// there is something. It may have `viewChanged(page)`, after a zoom or another axis, and `showFinding(id)`. It is added by
 //
 //   GlassPage.register({id: "mine", order: 45, build: ({view}) => …});
 "use strict";
@@ -12,8 +12,8 @@ const GlassPage = (() => {
   const {Group} = GlassCharts;
   const {button, icon, node} = GlassElements;
   const readBlock = (id) => JSON.parse(document.getElementById(id)?.textContent ?? "null");
-  const words = readBlock("labels") ?? {};
   const offline = readBlock("document");
+  const words = readBlock("words") ?? {};
   const say = (key) => words[key] ?? key;
   const root = document.documentElement;
   const DEFAULT_SMOOTHING = 2;  // percent of what is seen: noise becomes pale, and a line can be read
@@ -53,6 +53,7 @@ const GlassPage = (() => {
     };
   }
 
+  const runPath = (what, id = page.run) => `api/runs/${encodeURIComponent(id)}/${what}`;
   async function post(path, body, signal) {
     const response = await fetch(path, {method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(body), signal});
     if (!response.ok) throw new Error(await problemOf(response));
@@ -94,29 +95,29 @@ const GlassPage = (() => {
       const start = node("div", "start", this.root);
       node("span", "brand", start, "GlassGPT");
       if (!page.isOffline) {
-        this.runs = button(say("runs"), () => toggleRuns(), {iconName: "runs", parent: start});
+        this.runs = button(say("page.runs"), () => toggleRuns(), {iconName: "runs", parent: start});
         this.runs.setAttribute("aria-expanded", "false");
       }
       this.state = node("span", "state", start);
       const end = node("div", "end", this.root);
       this.requests = node("div", "requests", end);
       if (!page.isOffline) {
-        this.bell = button(say("bell"), () => this.toggleBell(), {iconName: "bell", className: "bare", parent: end});
+        this.bell = button(say("page.bell"), () => this.toggleBell(), {iconName: "bell", className: "bare", parent: end});
         this.keep = node("a", "button bare", end);
         this.keep.append(icon("keep"));
-        Object.assign(this.keep, {title: say("keep"), ariaLabel: say("keep"), hidden: true});
+        Object.assign(this.keep, {title: say("page.keep"), ariaLabel: say("page.keep"), hidden: true});
         this.showBell();
       }
-      button(say("theme"), () => { const next = isDark() ? "light" : "dark"; remember("theme", next); setTheme(next); }, {iconName: "theme", className: "bare theme", parent: end});
+      button(say("report.theme_button"), () => { const next = isDark() ? "light" : "dark"; remember("theme", next); setTheme(next); }, {iconName: "theme", className: "bare theme", parent: end});
       return this.root;
     },
     update({view, isOffline, isConnected, hasEnded}) {
       const isLive = view.live && !isOffline && !hasEnded;
       const isLost = !isOffline && !isConnected;
       this.state.className = `state ${isLost ? "lost" : isLive ? "live" : ""}`;
-      this.state.textContent = isLost ? say("connection_lost") : isLive ? say("live") : view.trainer === "GlassGPT" ? "" : view.trainer;
+      this.state.textContent = isLost ? say("page.connection_lost") : isLive ? say("page.live") : view.trainer === "GlassGPT" ? "" : view.trainer;
       if (isOffline) return;
-      this.keep.href = `api/runs/${encodeURIComponent(page.run)}/report.html`;
+      this.keep.href = runPath("report.html");
       this.keep.hidden = false;
       const wanted = view.can_request && isLive ? "save stop" : "";
       if (this.requests.dataset.now === wanted) return;
@@ -125,17 +126,21 @@ const GlassPage = (() => {
     },
     // Asked twice: the first click asks back, in the page.
     request(action) {
+      const [word, question, answer] = {
+        save: [say("page.save"), say("page.really_save"), say("page.asked_save")],
+        stop: [say("page.stop"), say("page.really_stop"), say("page.asked_stop")],
+      }[action];
       const held = node("span", `request ${action}`);
       const ask = () => {
-        held.replaceChildren(node("span", "", null, say(`really_${action}`)));
-        button(say(action), () => send(), {className: action === "stop" ? "danger" : "primary", parent: held}).focus();
-        button(say("cancel"), () => offer(), {parent: held});
+        held.replaceChildren(node("span", "", null, question));
+        button(word, () => send(), {className: action === "stop" ? "danger" : "primary", parent: held}).focus();
+        button(say("page.cancel"), () => offer(), {parent: held});
       };
-      const offer = () => { held.replaceChildren(); button(say(action), ask, {parent: held}); };
+      const offer = () => { held.replaceChildren(); button(word, ask, {parent: held}); };
       const send = async () => {
-        held.replaceChildren(node("span", "note", null, say(`asked_${action}`)));
+        held.replaceChildren(node("span", "note", null, answer));
         try {
-          await post(`api/runs/${encodeURIComponent(page.run)}/requests`, {action});
+          await post(runPath("requests"), {action});
           setTimeout(offer, 6000);
         } catch (error) {
           held.firstChild.textContent = error.message;
@@ -171,7 +176,7 @@ const GlassPage = (() => {
     Object.assign(root, {lang: page.view.language, dir: page.view.direction});
     page.group?.plots.slice().forEach((plot) => page.group.remove(plot));
     page.group = new Group({
-      axes: page.view.axes, knots: page.view.knots, planned: page.view.planned, words: (key) => (key === "update" ? page.view.axes.find(({id}) => id === key)?.label : null) ?? say(key), title: page.view.name,
+      axes: page.view.axes, knots: page.view.knots, planned: page.view.planned, title: page.view.name,
       onChange: () => { writeHash(); panels.forEach((panel) => panel.element && panel.viewChanged?.(page)); wantDetail(); },
       onFinding: (id) => panels.forEach((panel) => panel.element && panel.showFinding?.(id)),
     });
@@ -179,8 +184,7 @@ const GlassPage = (() => {
     page.group.setAxes(page.view.axes, page.view.knots, page.view.planned);
     page.group.rows = page.rows;
     for (const panel of panels) {
-      panel.element = panel.build(page);
-      if (panel.element) main.append(panel.element);
+      if (buildPanel(panel)) main.append(panel.element);
     }
     page.main.replaceWith(main);
     page.main = main;
@@ -189,11 +193,17 @@ const GlassPage = (() => {
     if (page.group.state.range) wantDetail();
   }
 
+  const EVERYTHING = {has: () => true};
+  function buildPanel(panel) {
+    panel.element = panel.build(page);
+    if (panel.element) panel.update?.(page, EVERYTHING);
+    return panel.element;
+  }
+
   function notify(changed) {
     for (const panel of panels) {
       if (panel.element) { panel.update?.(page, changed); continue; }
-      panel.element = panel.build(page);
-      if (!panel.element) continue;
+      if (!buildPanel(panel)) continue;
       const before = panels.slice(0, panels.indexOf(panel)).findLast((one) => one.element)?.element;
       if (before) before.after(panel.element);
       else page.main.prepend(panel.element);
@@ -212,7 +222,7 @@ const GlassPage = (() => {
     if (isFine) return;
     detailTimer = setTimeout(async () => {
       const first = Math.max(0, Math.floor(range[0] - width / 2)), last = Math.ceil(range[1] + width / 2), {run} = page;
-      const {rows} = await getJson(`api/runs/${encodeURIComponent(run)}/rows?first=${first}&last=${last}&points=2000`);
+      const {rows} = await getJson(`${runPath("rows", run)}?first=${first}&last=${last}&points=2000`);
       if (run === page.run && page.group.state.range) page.group.setDetail(first, last, rows);
     }, 200);
   }
@@ -221,7 +231,7 @@ const GlassPage = (() => {
   function follow(cursor) {
     source?.close();
     const {run} = page;
-    source = new EventSource(`api/runs/${encodeURIComponent(run)}/events?cursor=${encodeURIComponent(cursor)}`);
+    source = new EventSource(`${runPath("events", run)}?cursor=${encodeURIComponent(cursor)}`);
     const on = (kind, action) => source.addEventListener(kind, (event) => { if (run === page.run) action(JSON.parse(event.data || "{}")); });
     const setConnected = (isConnected) => { page.isConnected = isConnected; bar.update(page); };
     source.onopen = () => setConnected(true);
@@ -249,7 +259,7 @@ const GlassPage = (() => {
     try {
       const {run} = page;
       const last = Math.max(...Object.values(page.group.rows).map((rows) => rows.at(-1)?.[0] ?? 0));
-      const {rows} = await getJson(`api/runs/${encodeURIComponent(run)}/rows?first=0&last=${last}&points=1500`);
+      const {rows} = await getJson(`${runPath("rows", run)}?first=0&last=${last}&points=1500`);
       if (run !== page.run) return;
       // Rows that arrived meanwhile are kept.
       for (const [series, held] of Object.entries(page.group.rows)) rows[series] = [...(rows[series] ?? []), ...held.filter((row) => row[0] > last)];
@@ -275,11 +285,11 @@ const GlassPage = (() => {
   // A long file is read first: until then the answer is the share of it that is read.
   async function readView(run) {
     for (;;) {
-      const answer = await getJson(`api/runs/${encodeURIComponent(run)}/view`);
+      const answer = await getJson(runPath("view", run));
       if (answer.view || run !== page.run) return answer;
       const progress = node("progress");
       progress.value = answer.reading ?? 0;
-      const note = node("p", "reading", null, say("reading_file"));
+      const note = node("p", "reading", null, say("page.reading_file"));
       note.append(progress);
       page.main.replaceChildren(note);
       await new Promise((resume) => setTimeout(resume, 200));
@@ -313,7 +323,7 @@ const GlassPage = (() => {
     page.main = node("main");
     host.append(bar.build());
     if (!page.isOffline) host.append(GlassPage.runList.build());
-    host.append(page.main, node("footer", "", null, page.isOffline ? say("footer_offline") : say("footer_live")));
+    host.append(page.main, node("footer", "", null, page.isOffline ? say("report.footer") : say("page.footer_live")));
     for (const kind of ["beforeprint", "afterprint"]) window.addEventListener(kind, () => beforeOrAfterPrint(kind === "beforeprint"));
     if (page.isOffline) {
       Object.assign(page, {view: offline.view, rows: offline.rows});
@@ -351,5 +361,5 @@ const GlassPage = (() => {
   }
 
   document.addEventListener("DOMContentLoaded", start);
-  return {getJson, jsonLines, notify, open, page, post, register, remembered, say, writeHash};
+  return {getJson, jsonLines, notify, open, page, post, register, remembered, runPath, say, writeHash};
 })();

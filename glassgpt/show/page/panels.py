@@ -10,7 +10,7 @@ apart, in series.py, since they change all the time and this rarely does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from glassgpt.i18n import render_text, translate
 from glassgpt.record.finding import Finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.model_size import stated_peak_flops
-from glassgpt.runs.run_log import Bools, Floats, RunLog
+from glassgpt.runs.run_log import Bools, Floats
 from glassgpt.runs.trajectory import planned_end_iteration
 from glassgpt.show.page.series import MAX_DRAWN_VALUE, Curve, rounded
 
@@ -36,7 +36,6 @@ Curves = Mapping[str, Curve]
 
 @dataclass(frozen=True)
 class Axis:
-    label: str
     unit: str = ""  # "", "ms", "%", "bytes", "count" (1.2k), "lr"
     log: bool = False
     from_zero: bool = False
@@ -76,18 +75,12 @@ class Panel:
     marks: Sequence[Mapping[str, Any]] = ()  # x, y, label, kind, finding
 
 
-@dataclass(frozen=True)
-class MissingPanel:
-    """Why a chart is missing."""
-
-    reason: str
-
-
 def make_panels(
     run: Analysis, curves: Curves, findings: Sequence[Finding] = ()
 ) -> tuple[list[Panel], list[str]]:
-    """In the order of the page; and the reasons why others are missing."""
-    made = [
+    """In the order of the page; and the reasons why others are missing. A maker of a chart returns such a
+    reason; None where another chart shows the same."""
+    made: list[Panel | str | None] = [
         _loss_panel(run, curves, findings),
         _bits_per_byte_panel(run, curves),
         _learning_rate_panel(run, curves),
@@ -97,28 +90,30 @@ def make_panels(
         _step_time_panel(run, curves),
         _memory_panel(run, curves),
     ]
-    panels = [one for one in made if isinstance(one, Panel)]
-    return panels, [one.reason for one in made if isinstance(one, MissingPanel)]
+    label = translate("report.resumed_line")
+    starts = [part.first_iteration for part in run.log.segments[1:] if part.first_iteration is not None]
+    resumed = [{"x": at, "label": label, "colour": "muted"} for at in starts[:MAX_RESUME_LINES]]
+    panels = [replace(one, lines=[*resumed, *one.lines]) for one in made if isinstance(one, Panel)]
+    return panels, [one for one in made if isinstance(one, str)]
 
 
 # --- losses ---
 
 
-def _loss_panel(run: Analysis, curves: Curves, findings: Sequence[Finding]) -> Panel | MissingPanel:
+def _loss_panel(run: Analysis, curves: Curves, findings: Sequence[Finding]) -> Panel | str:
     candidates = (
         Series("loss", translate("label.training_loss"), "train", smooth=True),
         Series("train_eval", translate("report.loss.curve_training_evaluated"), "train-eval", "line+points"),
         Series("val", translate("report.loss.curve_validation"), "val", "line+points", "error"),
     )
-    series = [one for one in candidates if one.id in curves and len(_drawn(curves[one.id]))]
+    series = [one for one in candidates if len(_drawn(curves, one.id))]
     if not series:
-        return MissingPanel(translate("report.loss.missing"))
+        return translate("report.loss.missing")
     sentences = _loss_sentences(run, curves)
-    shown = [curves[one.id] for one in series]
-    axis = _loss_axis(shown, translate("report.loss.title"))
+    axis = _loss_axis([curves[one.id] for one in series])
     if axis.range is not None:
         sentences.append(translate("report.beginning_cropped"))
-    lines = [*_resume_lines(run.log), *_ladder_lines(run)]
+    lines = _ladder_lines(run)
     if run.facts.nan_step is not None:
         label = translate("report.loss.nonfinite_line")
         lines.append({"x": run.facts.nan_step, "label": label, "colour": "problem"})
@@ -207,7 +202,7 @@ def _loss_sentences(run: Analysis, curves: Curves) -> list[str]:
         else:
             at = f"{facts.best_val_step:,}"
             sentences.append(translate("report.loss.best_validation_at", best=best, at=at))
-        if facts.final_val_loss is not None:
+        if facts.final_val_loss not in (None, facts.best_val_loss):
             sentences.append(translate("report.loss.last_validation", last=facts.final_val_loss))
     if "val" in curves and curves["val"].low is not None:
         sentences.append(translate("report.loss.band_evaluations"))
@@ -216,38 +211,35 @@ def _loss_sentences(run: Analysis, curves: Curves) -> list[str]:
     return sentences
 
 
-def _bits_per_byte_panel(run: Analysis, curves: Curves) -> Panel | MissingPanel | None:
+def _bits_per_byte_panel(run: Analysis, curves: Curves) -> Panel | str | None:
     """A separate chart: bits per byte do not belong on the axis of a loss."""
     if run.log.val_metric != "bits_per_byte":
         return None
-    curve = curves.get("bits_per_byte")
-    if curve is None or not len(_drawn(curve)):
-        return MissingPanel(translate("report.bits.missing"))
-    title = translate("report.bits.title")
-    axis = _loss_axis([curve], title)
+    if not len(_drawn(curves, "bits_per_byte")):
+        return translate("report.bits.missing")
+    axis = _loss_axis([curves["bits_per_byte"]])
     sentences = [translate("report.bits.other_unit")]
     if axis.range is not None:
         sentences.append(translate("report.beginning_cropped"))
     series = Series("bits_per_byte", translate("report.bits.curve"), "val", "line+points", "error")
-    marks, lines = _best_mark(run, "bits_per_byte"), _resume_lines(run.log)
-    return Panel("bits", title, " ".join(sentences), axis, [series], wide=True, lines=lines, marks=marks)
+    title, marks = translate("report.bits.title"), _best_mark(run, "bits_per_byte")
+    return Panel("bits", title, " ".join(sentences), axis, [series], wide=True, marks=marks)
 
 
-def _loss_axis(curves: Sequence[Curve], label: str) -> Axis:
+def _loss_axis(curves: Sequence[Curve]) -> Axis:
     """Logarithmic where the highest loss would flatten the others; else the initial drop may be cropped."""
-    values = np.concatenate([_drawn(curve) for curve in curves])
+    points = [(curve.x[_is_drawn(curve)], curve.y[_is_drawn(curve)]) for curve in curves]
+    x, values = (np.concatenate(parts) for parts in zip(*points, strict=True))
     if _needs_log_axis(values, _MIN_LOG_RATIO):
-        return Axis(label, log=True)
-    points = [(curve.x[_is_drawn(curve)], _drawn(curve)) for curve in curves]
-    x = np.concatenate([x for x, _ in points])
+        return Axis(log=True)
     later = values[x >= x.min() + _INITIAL_DROP_SHARE * (x.max() - x.min())]
     low, high, top = float(values.min()), float(later.max()), float(values.max())
     if high <= low or top - low < 1.5 * (high - low):
-        return Axis(label)
+        return Axis()
     if any(len(y) > 1 and np.mean(y <= high) < 0.7 for _, y in points):
-        return Axis(label)  # a line of few points would lose most of them
+        return Axis()  # a line of few points would lose most of them
     margin = (high - low) * 0.06
-    return Axis(label, range=(rounded(low - margin), rounded(high + margin)))
+    return Axis(range=(rounded(low - margin), rounded(high + margin)))
 
 
 def _best_mark(run: Analysis, metric: str) -> list[Mapping[str, Any]]:
@@ -266,8 +258,8 @@ def _finding_marks(findings: Sequence[Finding], curves: Curves) -> list[Mapping[
         if finding.at is None:
             continue
         y = None
-        if curve is not None and len(drawn := _drawn(curve)):
-            y = rounded(float(np.interp(finding.at, curve.x[_is_drawn(curve)], drawn)))
+        if curve is not None and (drawn := _is_drawn(curve)).any():
+            y = rounded(float(np.interp(finding.at, curve.x[drawn], curve.y[drawn])))
         marks.append(
             {"x": finding.at, "y": y, "label": finding.title, "kind": "finding", "finding": finding.id}
         )
@@ -277,37 +269,31 @@ def _finding_marks(findings: Sequence[Finding], curves: Curves) -> list[Mapping[
 # --- learning rate, gradients, speed, memory ---
 
 
-def _learning_rate_panel(run: Analysis, curves: Curves) -> Panel | MissingPanel:
-    if "lr" not in curves:
-        return MissingPanel(translate("report.learning_rate.missing"))
-    rates = curves["lr"].y
+def _learning_rate_panel(run: Analysis, curves: Curves) -> Panel | str:
+    if not len(rates := _drawn(curves, "lr")):
+        return translate("report.learning_rate.missing")
     return Panel(
         "learning-rate",
         translate("report.learning_rate.title"),
         translate("report.learning_rate.highest_and_last", highest=rates.max(), last=rates[-1]),
-        Axis(translate("report.learning_rate.title"), "lr", from_zero=True),
+        Axis("lr", from_zero=True),
         [Series("lr", translate("report.learning_rate.curve"), "rate")],
-        lines=_resume_lines(run.log),
     )
 
 
-def _gradient_norm_panel(run: Analysis, curves: Curves) -> Panel | MissingPanel:
-    if "grad_norm" not in curves or not len(norms := _drawn(curves["grad_norm"])):
-        return MissingPanel(translate("report.gradient_norm.missing"))
-    clip = run.log.setup.settings.get("grad_clip")
-    lines = _resume_lines(run.log)
-    if isinstance(clip, int | float) and 0 < clip <= norms.max():
+def _gradient_norm_panel(run: Analysis, curves: Curves) -> Panel | str:
+    if not len(norms := _drawn(curves, "grad_norm")):
+        return translate("report.gradient_norm.missing")
+    median, highest = float(np.median(norms)), norms.max()
+    clip, lines = run.log.setup.settings.get("grad_clip"), []
+    if isinstance(clip, int | float) and 0 < clip <= highest:
         label = translate("report.gradient_norm.clip_line", level=clip)
-        lines.append({"y": float(clip), "label": label, "colour": "muted"})
-    caption = translate(
-        "report.gradient_norm.usual_and_highest", median=float(np.median(norms)), highest=norms.max()
-    )
-    title = translate("report.gradient_norm.title")
+        lines = [{"y": float(clip), "label": label, "colour": "muted"}]
     return Panel(
         "gradient-norm",
-        title,
-        caption,
-        Axis(title, log=_needs_log_axis(norms, _MIN_LOG_RATIO)),
+        translate("report.gradient_norm.title"),
+        translate("report.gradient_norm.usual_and_highest", median=median, highest=highest),
+        Axis(log=_needs_log_axis(norms, _MIN_LOG_RATIO)),
         [Series("grad_norm", translate("report.gradient_norm.curve"), "norm", smooth=True)],
         lines=lines,
     )
@@ -315,22 +301,20 @@ def _gradient_norm_panel(run: Analysis, curves: Curves) -> Panel | MissingPanel:
 
 def _tokens_per_s_panel(run: Analysis, curves: Curves) -> Panel | None:
     if "tokens_per_s" not in curves or run.tokens_per_s is None:
-        return None  # no MissingPanel: the step time shows the same
-    title = translate("label.heading.tokens_per_second")
+        return None  # the step time shows the same
     return Panel(
         "tokens",
-        title,
+        translate("label.heading.tokens_per_second"),
         translate("report.tokens_per_second.usual", number=format_count(run.tokens_per_s)),
-        Axis(title, "count", from_zero=True),
+        Axis("count", from_zero=True),
         [Series("tokens_per_s", translate("label.tokens_per_second"), "speed", smooth=True)],
         bands=_speed_bands(run),
-        lines=_resume_lines(run.log),
     )
 
 
-def _mfu_panel(run: Analysis, curves: Curves) -> Panel | MissingPanel:
-    if "mfu" not in curves or not len(_drawn(curves["mfu"])):
-        return MissingPanel(translate("report.mfu.missing"))
+def _mfu_panel(run: Analysis, curves: Curves) -> Panel | str:
+    if not len(_drawn(curves, "mfu")):
+        return translate("report.mfu.missing")
     log, sentences = run.log, []
     if run.reported_mfu is not None:
         sentences.append(translate("report.mfu.usual", mfu=run.reported_mfu))
@@ -343,22 +327,20 @@ def _mfu_panel(run: Analysis, curves: Curves) -> Panel | MissingPanel:
     forecast, scale = log.forecast, None
     if forecast.mfu is not None and forecast.tokens_per_s is not None and forecast.tokens_per_s[1] > 0:
         scale = forecast.mfu[1] / forecast.tokens_per_s[1]  # percent per token per second
-    title, is_noisy = translate("report.mfu.title"), not log.trainer.mfu_is_running_average
+    is_noisy = not log.trainer.mfu_is_running_average
     return Panel(
         "mfu",
-        title,
+        translate("report.mfu.title"),
         " ".join(sentences) or translate("report.mfu.meaning"),
-        Axis(title, "%", from_zero=True),
+        Axis("%", from_zero=True),
         [Series("mfu", translate("report.mfu.curve"), "speed", smooth=is_noisy)],
         bands=_speed_bands(run, scale) if scale else [],
-        lines=_resume_lines(log),
     )
 
 
-def _step_time_panel(run: Analysis, curves: Curves) -> Panel | MissingPanel:
-    names = ("step_ms", "step_ms_eval", "step_ms_startup")
+def _step_time_panel(run: Analysis, curves: Curves) -> Panel | str:
     if not np.isfinite(run.log.steps.ms).any():
-        return MissingPanel(translate("report.step_time.missing"))
+        return translate("report.step_time.missing")
     candidates = (
         Series("step_ms", translate("report.step_time.curve_training"), "train", smooth=True),
         Series("step_ms_eval", translate("report.step_time.curve_with_evaluation"), "val", "points"),
@@ -366,8 +348,8 @@ def _step_time_panel(run: Analysis, curves: Curves) -> Panel | MissingPanel:
     )
     series = [one for one in candidates if one.id in curves]
     if not series:
-        return MissingPanel(translate("report.step_time.missing_one_iteration"))
-    values = np.concatenate([_drawn(curves[name]) for name in names if name in curves])
+        return translate("report.step_time.missing_one_iteration")
+    values = np.concatenate([_drawn(curves, one.id) for one in series])
     caption = translate("report.step_time.too_few_iterations")
     facts = run.facts
     if facts.steady_ms is not None:
@@ -376,35 +358,22 @@ def _step_time_panel(run: Analysis, curves: Curves) -> Panel | MissingPanel:
         if facts.steady_p95_ms is not None:
             slow = format_ms(facts.steady_p95_ms)
             caption = translate("report.step_time.steady_and_slow", time=usual, slow=slow)
-    title = translate("report.step_time.title")
-    is_log = _needs_log_axis(values, _MIN_TIME_LOG_RATIO)
-    axis = Axis(title, "ms", log=is_log)
-    return Panel("step-time", title, caption, axis, series, lines=_resume_lines(run.log))
+    axis = Axis("ms", log=_needs_log_axis(values, _MIN_TIME_LOG_RATIO))
+    return Panel("step-time", translate("report.step_time.title"), caption, axis, series)
 
 
-def _memory_panel(run: Analysis, curves: Curves) -> Panel | MissingPanel:
-    if "memory" not in curves or not len(used := _drawn(curves["memory"])):
-        return MissingPanel(translate("report.memory.missing"))
-    highest, capacity = float(used.max()), run.log.setup.memory_bytes
-    return Panel(
-        "memory",
-        translate("report.memory.title"),
-        translate("report.memory.highest_of_capacity", highest=format_bytes(highest), capacity=capacity)
-        if capacity
-        else translate("report.memory.highest", highest=format_bytes(highest)),
-        Axis(translate("report.memory.title"), "bytes", from_zero=True),
-        [Series("memory", translate("report.memory.title"), "rate")],
-        lines=_resume_lines(run.log),
-    )
+def _memory_panel(run: Analysis, curves: Curves) -> Panel | str:
+    if not len(used := _drawn(curves, "memory")):
+        return translate("report.memory.missing")
+    highest, capacity = format_bytes(float(used.max())), run.log.setup.memory_bytes
+    caption = translate("report.memory.highest", highest=highest)
+    if capacity:
+        caption = translate("report.memory.highest_of_capacity", highest=highest, capacity=capacity)
+    title = translate("report.memory.title")
+    return Panel("memory", title, caption, Axis("bytes", from_zero=True), [Series("memory", title, "rate")])
 
 
 # --- parts of several ---
-
-
-def _resume_lines(run_log: RunLog) -> list[Mapping[str, Any]]:
-    label = translate("report.resumed_line")
-    starts = [part.first_iteration for part in run_log.segments[1:] if part.first_iteration is not None]
-    return [{"x": at, "label": label, "colour": "muted"} for at in starts[:MAX_RESUME_LINES]]
 
 
 def _is_drawn(curve: Curve) -> Bools:
@@ -412,9 +381,10 @@ def _is_drawn(curve: Curve) -> Bools:
     return drawn
 
 
-def _drawn(curve: Curve) -> Floats:
-    values: Floats = curve.y[_is_drawn(curve)]
-    return values
+def _drawn(curves: Curves, name: str) -> Floats:
+    """The values of a curve that can be drawn; none of a curve that the run does not have."""
+    curve = curves.get(name)
+    return np.empty(0) if curve is None else curve.y[_is_drawn(curve)]
 
 
 def _needs_log_axis(values: Floats, ratio: float) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from glassgpt.errors import UserError
-from glassgpt.format import format_bytes, format_duration
+from glassgpt.format import format_duration
 from glassgpt.i18n import preferred_language, use_language
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
@@ -37,7 +37,6 @@ class ReportAtEnd:
 
     def __init__(self, out: Console, signals: StopSignals) -> None:
         self._out, self._signals = out, signals
-        self.is_console_open = True  # False if the terminal was closed; the report is still written
         self._run_dir: Path | None = None
         self._has_ended = False
 
@@ -58,7 +57,7 @@ class ReportAtEnd:
         if self._run_dir is None or not self._has_ended:
             return
         started = time.monotonic()
-        notice = threading.Timer(NOTICE_AFTER_S, self._print_notice, (self._run_dir,))
+        notice = threading.Timer(NOTICE_AFTER_S, self._print_line, ("being written; Ctrl-C skips it",))
         notice.daemon = True
         problem, was_graceful = "", self._signals.is_graceful
         try:
@@ -95,18 +94,9 @@ class ReportAtEnd:
         with use_language(preferred_language()):
             write_report(run_dir / REPORT_NAME, explain(run_log), run_dir.name)
 
-    def _print_notice(self, run_dir: Path) -> None:
-        with contextlib.suppress(OSError):  # the journal is gone: `finish` reports that
-            size = format_bytes((run_dir / journal.FILE_NAME).stat().st_size)
-            self._print_line(f"reading a journal of {size}; Ctrl-C skips the report")
-
     def _print_line(self, text: str) -> None:
-        if self.is_console_open:
-            try:
-                self._out.print(f"{'report':<13} {sanitize_text(text)}", soft_wrap=True, markup=False)
-            except OSError as error:
-                self.is_console_open = False
-                warn_listener_failed("console", error)
+        with contextlib.suppress(OSError):  # the terminal was closed; the report is written all the same
+            self._out.print(f"{'report':<13} {sanitize_text(text)}", soft_wrap=True, markup=False)
 
 
 def _look_at_last_checkpoint(run_dir: Path) -> None:

@@ -29,11 +29,11 @@ from glassgpt.files import abbreviate_home
 from glassgpt.format import format_count
 from glassgpt.record import journal
 from glassgpt.record.run_dir import OUTPUT_LOG_FILE, RUNS_DIR
-from glassgpt.runs.exit_status import infer_exit_status
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.progress import MIN_GROWTH_S
 from glassgpt.runs.reading import read_run_log, source_path
 from glassgpt.runs.run_list import JournalNotes, is_running, sampled_losses, summarize
-from glassgpt.runs.trajectory import planned_end_iteration, trajectory_of
+from glassgpt.runs.trajectory import planned_end_iteration
 from glassgpt.sanitize import sanitize_line
 
 MAX_SPARKS = 40  # numbers of a row's small curve
@@ -124,7 +124,7 @@ class RunFolder:
             return None
         live = is_running(entry.run_dir) if entry.run_dir else _is_growing(entry, cached.row, status.st_mtime)
         row = cached.row | {"id": entry.id, "name": entry.name, "modified": status.st_mtime, "live": live}
-        if entry.run_dir and (row["state"] == "running") != live:  # its lock says so, not its journal
+        if live or (entry.run_dir and row["state"] == "running"):  # its lock says so, not its journal
             row["state"] = "running" if live else "died"
         return row
 
@@ -135,7 +135,7 @@ class RunFolder:
 
     def _make_row(self, entry: RunEntry, is_long: bool) -> Row:
         if entry.run_dir is None:
-            return _EMPTY_ROW | {"bytes": entry.file.stat().st_size} if is_long else _foreign_row(entry)
+            return _row(entry.file.stat().st_size) if is_long else _foreign_row(entry)
         notes = self._notes[entry.id]
         if not is_long:
             with contextlib.suppress(UserError):  # a link: the row says so
@@ -207,18 +207,21 @@ def _children(folder: Path) -> Iterator[Path]:
             yield path
 
 
-_EMPTY_ROW: Row = {
-    "state": "",
-    "updates": None,
-    "planned": None,
-    "best_val": None,
-    "last_loss": None,
-    "tokens_per_s": None,
-    "bytes": 0,
-    "spark": [],
-    "dataset": "",
-    "model": "",
-}
+def _row(size: int, **known: Any) -> Row:
+    """What is not known is empty. For JSON: numbers are finite, and as exact as a list shows them."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, float):
+            return float(f"{value:.8g}") if math.isfinite(value) else None
+        if isinstance(value, list):
+            return [clean(one) for one in value]
+        return sanitize_line(value) if isinstance(value, str) else value
+
+    row: Row = {
+        "state": "", "updates": None, "planned": None, "best_val": None, "last_loss": None,
+        "tokens_per_s": None, "spark": [], "dataset": "", "model": "", "bytes": size,
+    }  # fmt: skip
+    return {name: clean(value) for name, value in (row | known).items()}
 
 
 def _own_row(run_dir: Path, notes: JournalNotes) -> Row:
@@ -231,51 +234,44 @@ def _own_row(run_dir: Path, notes: JournalNotes) -> Row:
     spark: list[float] = []
     with contextlib.suppress(UserError, OSError):  # a link, or gone: its state says so
         spark = sampled_losses(run_dir, MAX_SPARKS)
-    return {
-        "state": sanitize_line(run.state),
-        "updates": run.iter,
-        "planned": run.max_iters,
-        "best_val": _number(run.best_val_loss),
-        "last_loss": _number(run.loss),
-        "tokens_per_s": _number(run.tokens_per_s),
-        "bytes": run.bytes,
-        "spark": [_number(loss) for loss in spark],
-        "dataset": sanitize_line(run.dataset or ""),
-        "model": sanitize_line(model),
-    }
+    return _row(
+        run.bytes,
+        state=run.state,
+        updates=run.iter,
+        planned=run.max_iters,
+        best_val=run.best_val_loss,
+        last_loss=run.loss,
+        tokens_per_s=run.tokens_per_s,
+        spark=spark,
+        dataset=run.dataset or "",
+        model=model,
+    )
 
 
 def _foreign_row(entry: RunEntry) -> Row:
-    row = _EMPTY_ROW | {"bytes": entry.file.stat().st_size}
+    size = entry.file.stat().st_size
     try:
-        run_log = read_run_log(entry.source)
+        run = Analysis(read_run_log(entry.source))
     except UserError:
-        return row  # not a log that can be read, or nothing in it yet
-    steps, rows = run_log.steps, trajectory_of(run_log).rows
-    losses = steps.loss[rows][np.isfinite(steps.loss[rows])]
-    speeds = steps.tokens_per_s[rows][np.isfinite(steps.tokens_per_s[rows])]
-    val_losses = [one.val_loss for one in run_log.evals if one.val_loss is not None]
+        return _row(size)  # not a log that can be read, or nothing in it yet
+    facts, losses = run.facts, run.trajectory.finite_losses()[1]
     places = np.linspace(0, len(losses) - 1, min(MAX_SPARKS, len(losses))).astype(int)
-    dataset = run_log.setup.settings.get("dataset")
-    return row | {
-        "state": infer_exit_status(run_log) or "",
-        "updates": int(steps.iteration[rows].max()) if len(rows) else None,
-        "planned": planned_end_iteration(run_log),
-        "best_val": _number(min(val_losses, default=None, key=lambda loss: (math.isnan(loss), loss))),
-        "last_loss": _number(float(losses[-1])) if len(losses) else None,
-        "tokens_per_s": _number(float(speeds[-1])) if len(speeds) else None,
-        "spark": [_number(float(loss)) for loss in losses[places]],
-        "dataset": sanitize_line(dataset) if isinstance(dataset, str) else "",
-        "model": run_log.trainer.name,
-    }
+    dataset = run.log.setup.settings.get("dataset")
+    return _row(
+        size,
+        state=facts.ended or "",
+        updates=facts.last_iteration,
+        planned=planned_end_iteration(run.log),
+        best_val=facts.best_val_loss,
+        last_loss=facts.loss_last,
+        tokens_per_s=facts.tokens_per_s,
+        spark=losses[places].tolist(),
+        dataset=dataset if isinstance(dataset, str) else "",
+        model=run.log.trainer.name,
+    )
 
 
 def _is_growing(entry: RunEntry, row: Row, modified: float) -> bool:
     """Whether a foreign log is still written to, as far as its file says."""
     is_over = row["state"] not in ("", "cut") or entry.source.startswith("demo:")
     return not is_over and time.time() - modified < MIN_GROWTH_S
-
-
-def _number(value: float | None) -> float | None:
-    """For JSON: finite, and as exact as a list shows it."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.8g}")

@@ -4,7 +4,7 @@
 (() => {
   const {formatDuration, formatValue} = GlassNumbers;
   const {button, code, copy, download, icon, isolated, node, prose, section, swatch, syncChildren} = GlassElements;
-  const {page, register, remembered, say} = GlassPage;
+  const {page, register, remembered, runPath, say} = GlassPage;
   const fileName = (panel, ending) => `${page.view.name.replace(/[^\p{L}\p{N}._-]+/gu, "-")}-${panel.id}.${ending}`;
 
   // ---- the top of the page ----
@@ -20,7 +20,6 @@
       this.sentence.setAttribute("aria-live", "polite");
       this.verdict = node("p", "verdict", this.root);
       this.figures = node("dl", "figures", this.root);
-      this.update({view});
       return this.root;
     },
     update({view}) {
@@ -71,19 +70,19 @@
     if (isNews) prose(evidence, node("p", "evidence", card));
     if (advice) {
       const line = node("p", "advice", card);
-      node("strong", "", line, `${say("what_to_do")}:`);
+      node("strong", "", line, `${say("report.what_to_do")}:`);
       prose(` ${marked(advice)}`, line);
     }
     for (const text of texts) {
       const line = node("div", "command", card);
       code(text, line);
-      const copying = button(say("copy"), () => copy(text, copying, say("copied")), {iconName: "copy", className: "bare", parent: line});
+      const copying = button(say("page.copy"), () => copy(text, copying, say("page.copied")), {iconName: "copy", className: "bare", parent: line});
     }
     const reasons = [explanation, more].filter(Boolean).join(" ");
     if (reasons || !isNews) {
       const details = node("details", "", card);
       details.open = old?.querySelector("details")?.open ?? false;
-      node("summary", "", details, say("why"));
+      node("summary", "", details, say("page.why"));
       if (!isNews) prose(evidence, node("p", "evidence", details));
       prose(reasons, node("p", "", details));
       code(id, node("p", "id", details));
@@ -95,7 +94,7 @@
 
   const findingsPanel = {
     build({view}) {
-      this.root = section("findings", say("findings"));
+      this.root = section("findings", say("report.findings.title"));
       this.count = node("span", "count", this.root.querySelector("h2"));
       this.list = node("div", "list", this.root);
       this.none = node("p", "none", this.root);
@@ -107,7 +106,7 @@
       if (group) group.findings = Object.fromEntries(findings.map(({id, at, severity}) => [id, {at, severity}]));
       syncChildren(this.list, findings, ({id}) => id, findingCard);
       this.none.hidden = findings.length > 0;
-      this.none.textContent = live ? say("no_findings_yet") : say("no_findings");
+      this.none.textContent = live ? say("page.no_findings_yet") : say("report.findings.none");
       this.count.textContent = findings.length || "";
       for (const finding of findings) {
         if (!this.known.has(finding.id)) ring(finding);
@@ -135,25 +134,25 @@
   const toolbar = {
     build({group}) {
       this.root = node("div", "toolbar");
-      Object.assign(this.root, {role: "toolbar", ariaLabel: say("view")});
+      Object.assign(this.root, {role: "toolbar", ariaLabel: say("page.view")});
       this.axes = node("div", "segments", this.root);
-      Object.assign(this.axes, {role: "radiogroup", ariaLabel: say("x_axis")});
+      Object.assign(this.axes, {role: "radiogroup", ariaLabel: say("page.x_axis")});
       const toggle = (label, action) => {
         const made = button(label, action, {className: "toggle", parent: this.root});
         made.ariaPressed = "false";
         return made;
       };
-      this.logX = toggle(say("log_x"), () => group.set({logX: !group.state.logX}));
-      this.plan = toggle(say("whole_plan"), () => group.set({toPlan: !group.state.toPlan, range: null}));
+      this.logX = toggle(say("page.log_x"), () => group.set({logX: !group.state.logX}));
+      this.plan = toggle(say("page.whole_plan"), () => group.set({toPlan: !group.state.toPlan, range: null}));
       const label = node("label", "smoothing", this.root);
-      node("span", "", label, say("smoothing"));
+      node("span", "", label, say("page.smoothing"));
       this.smooth = Object.assign(node("input", "", label), {type: "range", min: 0, max: 20, step: 0.5});
       this.smoothed = node("output", "", label);
       this.smooth.addEventListener("input", () => group.set({smoothing: Number(this.smooth.value)}));
-      this.reset = button(say("reset_zoom"), () => group.reset(), {className: "accent", parent: this.root});
+      this.reset = button(say("page.reset_zoom"), () => group.reset(), {className: "accent", parent: this.root});
       this.help = node("details", "menu help", this.root);
-      node("summary", "", this.help, "?").ariaLabel = say("keys");
-      node("p", "", this.help, say("keys_text"));
+      node("summary", "", this.help, "?").ariaLabel = say("page.keys");
+      node("p", "", this.help, say("page.keys_text"));
       this.update(page);
       return this.root;
     },
@@ -171,7 +170,7 @@
       const lastSeen = Math.max(0, ...Object.values(group.rows).map((rows) => rows.at(-1)?.[0] ?? 0));
       this.plan.hidden = view.planned === null || view.planned <= lastSeen * 1.02;
       this.smooth.value = state.smoothing;
-      this.smoothed.textContent = state.smoothing ? `${state.smoothing} %` : say("off");
+      this.smoothed.textContent = state.smoothing ? `${state.smoothing} %` : say("page.off");
       this.reset.hidden = state.range === null;
     },
   };
@@ -180,19 +179,18 @@
     const menu = node("details", "menu");
     const summary = node("summary", "", menu);
     summary.append(icon("more"));
-    Object.assign(summary, {title: say("chart_menu"), ariaLabel: say("chart_menu")});
+    Object.assign(summary, {title: say("page.chart_menu"), ariaLabel: say("page.chart_menu")});
     const list = node("div", "items", menu);
     const item = (label, action) => button(label, () => { menu.open = false; action(); }, {parent: list});
-    item(say("log_y"), () => page.group.toggle("flipped", chart.panel.id));
-    item("PNG", async () => download(fileName(chart.panel, "png"), await chart.toPng()));
-    item("SVG", () => download(fileName(chart.panel, "svg"), chart.toSvg(), "image/svg+xml"));
+    item(say("page.log_y"), () => page.group.toggle("flipped", chart.panel.id));
+    for (const kind of ["png", "svg"]) item(kind.toUpperCase(), async () => download(fileName(chart.panel, kind), await chart.picture(kind)));
     item("CSV", () => saveCsv(chart));
     menu.addEventListener("focusout", (event) => { if (!menu.contains(event.relatedTarget)) menu.open = false; });
     return menu;
   }
   // Live, the server has every logged row; the offline file has those that it draws.
   function saveCsv({panel}) {
-    if (!page.isOffline) return location.assign(`api/runs/${encodeURIComponent(page.run)}/series.csv`);
+    if (!page.isOffline) return location.assign(runPath("series.csv"));
     const lines = panel.series.flatMap(({id}) => (page.group.rows[id] ?? []).map((row) => [id, ...row].join(",")));
     return download(fileName(panel, "csv"), ["series,update,value,low,high", ...lines, ""].join("\r\n"), "text/csv");
   }
@@ -217,19 +215,18 @@
     order: 20,
     viewChanged: () => toolbar.update(page),
     showFinding,
-    build({view, group}) {
+    build() {
       this.strip = null;
-      this.root = section("charts", say("charts"));
+      this.root = section("charts", say("report.charts.title"));
       this.root.append(toolbar.build(page));
       const first = node("div", "first", this.root);
       this.main = node("div", "main", first);
       first.append(findingsPanel.build(page));
       this.grid = node("div", "grid", this.root);
       this.missing = node("details", "missing", this.root);
-      node("summary", "", this.missing, say("not_drawn"));
+      node("summary", "", this.missing, say("page.not_drawn"));
       this.reasons = node("ul", "", this.missing);
       this.cards = new Map();
-      this.update({view, group}, new Set(["panels", "missing", "ledger", "findings"]));
       return this.root;
     },
     update({view, group}, changed) {
@@ -272,7 +269,7 @@
       } else {
         const host = node("div", "strip", card);
         this.strip = group.addStrip(ledger, host, chart, (from, to, bin) => this.showMoment(from, to, bin));
-        this.strip.area.ariaLabel = say("time_strip");
+        this.strip.area.ariaLabel = say("page.time_strip");
         this.keys = node("div", "legend phases", card);
         this.moment = node("div", "moment", card);
         this.moment.setAttribute("aria-live", "polite");
@@ -286,8 +283,8 @@
       this.moment.replaceChildren();
       this.moment.hidden = false;
       const head = node("div", "head", this.moment);
-      node("strong", "", head, `${group.words("update")} ${number(from)} – ${number(to)}`);
-      button(say("close"), () => (this.moment.hidden = true), {iconName: "close", className: "bare", parent: head});
+      node("strong", "", head, `${group.updateWord} ${number(from)} – ${number(to)}`);
+      button(say("page.close"), () => (this.moment.hidden = true), {iconName: "close", className: "bare", parent: head});
       const times = ledger.bins.phases.filter(({id}) => ledger.bins.seconds[id]?.[bin] > 0)
         .map(({id, label}) => `${label} ${formatDuration(ledger.bins.seconds[id][bin])}`);
       node("p", "", this.moment, times.join(" · "));
@@ -298,7 +295,7 @@
         node("span", "", item, text);
         if (ms !== null && ms !== undefined) node("span", "ms", item, formatValue(ms, "ms"));
       }
-      if (!inside.length) node("li", "none", list, say("nothing_special"));
+      if (!inside.length) node("li", "none", list, say("page.nothing_special"));
     },
   });
 
@@ -307,20 +304,19 @@
     order: 30,
     build({view}) {
       if (!view.ledger?.phases?.length) return null;
-      this.root = section("time", say("time"));
+      this.root = section("time", say("report.time.title"));
       const card = node("div", "card", this.root);
       this.total = node("p", "total", card);
       this.bar = node("div", "bar", card);
       this.bar.ariaHidden = "true";
       this.list = node("ul", "phase-list", card);
       this.caption = node("p", "caption", card);
-      this.update({view}, new Set(["ledger"]));
       return this.root;
     },
     update({view: {ledger}}, changed) {
       if (!changed.has("ledger") || !ledger?.phases?.length) return;
       this.caption.textContent = ledger.caption ?? "";
-      this.total.textContent = `${say("in_total")} ${ledger.total}`;
+      this.total.textContent = `${say("page.in_total")} ${ledger.total}`;
       const parts = ledger.phases.filter(({seconds}) => seconds > 0);
       syncChildren(this.bar, parts, ({id}) => id, ({colour, share}) => {
         const part = node("i");
@@ -339,14 +335,23 @@
 
   // ---- tables ----
 
+  function fillTable(table, rows, write) {
+    for (const {name, value, reason} of rows) {
+      const row = node("tr", "", table), cell = node("td");
+      write(name, Object.assign(node("th", "", row), {scope: "row"}));
+      row.append(cell);
+      write(value, cell);
+      if (reason) node("small", "", cell, reason);
+    }
+  }
+
   register({
     id: "tables",
     order: 90,
-    build({view}) {
-      this.root = section("tables", say("details"));
+    build() {
+      this.root = section("tables", say("page.details"));
       this.facts = node("div", "facts", this.root);
       this.code = node("div", "code-tables", this.root);
-      this.update({view}, new Set(["tables"]));
       return this.root;
     },
     update({view: {tables}}, changed) {
@@ -355,13 +360,7 @@
         const card = node("div", "card");
         node("h3", "", card, title);
         const table = node("table", "plain", card);
-        for (const {name, value, reason} of rows) {
-          const row = node("tr", "", table);
-          Object.assign(node("th", "", row, name), {scope: "row"});
-          const cell = node("td", "", row);
-          isolated("bdi", value, cell);
-          if (reason) node("small", "", cell, reason);
-        }
+        fillTable(table, rows, (text, cell) => isolated("bdi", text, cell));
         return card;
       });
       syncChildren(this.code, tables.filter((one) => one.code), ({id}) => id, ({title, caption, rows}, old) => {
@@ -372,13 +371,7 @@
         node("small", "", summary, rows.length ? String(rows.length) : "");
         if (caption) node("p", "caption", card, caption);
         const table = node("table", "code", card);
-        for (const {name, value, reason} of rows) {
-          const row = node("tr", "", table);
-          code(name, Object.assign(node("th", "", row), {scope: "row"}));
-          const cell = node("td", "", row);
-          code(value, cell);
-          if (reason) node("small", "", cell, reason);
-        }
+        fillTable(table, rows, code);
         return card;
       });
     },

@@ -5,8 +5,9 @@
   const {formatCount, formatValue} = GlassNumbers;
   const {button, code, isolated, node, section, sparkline, swatch, syncChildren} = GlassElements;
   const LETTERS = "ABCDEFGH";
+  const NUMBERS = ["best_val", "last_loss", "updates", "tokens_per_s", "modified"];  // columns
   const MAX_COMPARED = 6;  // --run-1 … in style.css
-  const {getJson, notify, page, register, say, writeHash} = GlassPage;
+  const {getJson, notify, page, register, runPath, say, writeHash} = GlassPage;
 
   // ---- compare with other runs ----
 
@@ -15,27 +16,26 @@
     order: 50,
     build({isOffline, runs}) {
       if (isOffline || runs.length < 2) return null;
-      this.root = section("compare", say("compare"));
+      this.root = section("compare", say("page.compare"));
       const card = node("div", "card", this.root);
       const row = node("div", "chosen", card);
       this.chips = node("div", "chips", row);
       this.choice = node("select", "", row);
-      this.choice.ariaLabel = say("add_run");
+      this.choice.ariaLabel = say("page.add_run");
       this.choice.addEventListener("change", () => { if (this.choice.value) compareWith([...page.compared, this.choice.value]); });
       this.note = node("p", "note", card);
       this.sentences = node("ul", "sentences", card);
       this.table = node("table", "", node("div", "differences", card));
       // What one of the logs does not say may be the same in all runs.
       this.partly = node("details", "differences", card);
-      node("summary", "", this.partly, say("partly_known"));
+      node("summary", "", this.partly, say("page.partly_known"));
       this.partlyTable = node("table", "", this.partly);
-      this.update(page, new Set(["runs"]));
       return this.root;
     },
     update({runs, run, compared, baseline}, changed) {
       if (!changed.has("runs") && !changed.has("compared")) return;
       const others = runs.filter(({id}) => id !== run && !compared.includes(id));
-      this.choice.replaceChildren(new Option(say("add_run"), ""), ...others.map(({id, name}) => new Option(name, id)));
+      this.choice.replaceChildren(new Option(say("page.add_run"), ""), ...others.map(({id, name}) => new Option(name, id)));
       this.choice.hidden = !others.length;
       const shown = compared.length ? [run, ...compared] : [];
       // The sentences call the runs A, B, C: the baseline first.
@@ -46,12 +46,12 @@
         node("i", "", chip).style.setProperty("--tone", `var(--${colour})`);
         node("b", "", chip, letter);
         isolated("bdi", name, chip);
-        const pin = button(say("baseline"), () => { page.baseline = id; compareWith(page.compared); }, {iconName: "pin", className: "bare", parent: chip});
+        const pin = button(say("page.baseline"), () => { page.baseline = id; compareWith(page.compared); }, {iconName: "pin", className: "bare", parent: chip});
         pin.ariaPressed = String(isBaseline);
-        if (id !== run) button(say("remove"), () => compareWith(page.compared.filter((one) => one !== id)), {iconName: "close", className: "bare", parent: chip});
+        if (id !== run) button(say("page.remove"), () => compareWith(page.compared.filter((one) => one !== id)), {iconName: "close", className: "bare", parent: chip});
         return chip;
       });
-      this.note.textContent = compared.length ? "" : say("compare_hint");
+      this.note.textContent = compared.length ? "" : say("page.compare_hint");
       this.note.hidden = compared.length > 0;
       if (!compared.length) this.show({sentences: [], causes: [], differences: []}, []);
     },
@@ -67,7 +67,7 @@
       table.parentNode.hidden = !differences.length;
       table.replaceChildren();
       const head = node("tr", "", node("thead", "", table));
-      for (const name of [say("setting"), ...names]) Object.assign(isolated("th", name, head), {scope: "col"});
+      for (const name of [say("page.setting"), ...names]) Object.assign(isolated("th", name, head), {scope: "col"});
       const body = node("tbody", "", table);
       for (const {name, values} of differences) {
         const row = node("tr", "", body);
@@ -89,7 +89,7 @@
     const asked = page.compared.join();
     const others = page.compared;
     try {
-      const documents = await Promise.all(others.map((id) => getJson(`api/runs/${encodeURIComponent(id)}/view`)));
+      const documents = await Promise.all(others.map((id) => getJson(runPath("view", id))));
       if (asked !== page.compared.join()) return;  // another choice meanwhile
       page.group.setOverlays(documents.map(({view, rows}, index) => ({id: others[index], name: view.name, colour: `run-${index + 1}`, knots: view.knots, rows, panels: view.panels})));
       if (!others.length) return;
@@ -110,22 +110,27 @@
     build() {
       this.root = Object.assign(node("section", "runs"), {id: "runs", hidden: true});
       const head = node("div", "head", this.root);
-      node("h2", "", head, say("runs"));
+      node("h2", "", head, say("page.runs"));
       this.folder = isolated("span", "", head, "folder");
-      this.search = Object.assign(node("input", "", head), {type: "search", placeholder: say("filter"), ariaLabel: say("filter")});
+      this.search = Object.assign(node("input", "", head), {type: "search", placeholder: say("page.filter"), ariaLabel: say("page.filter")});
       this.search.addEventListener("input", () => { this.filter = this.search.value.toLowerCase(); this.arrange(); });
       const scroll = node("div", "scroll", this.root);
       this.table = node("table", "", scroll);
       const row = node("tr", "", node("thead", "", this.table));
-      this.heads = [["name", ""], ["state", ""], ["spark", null], ["best_val", "number"], ["last_loss", "number"], ["updates", "number"], ["tokens_per_s", "number"], ["modified", "number"], ["compare", null]].map(([key, kind]) => {
-        const cell = Object.assign(node("th", kind ?? "", row), {scope: "col"});
+      const columns = {
+        name: say("page.column_name"), state: say("page.column_state"), spark: say("page.column_spark"),
+        best_val: say("page.column_best_val"), last_loss: say("page.column_last_loss"), updates: say("page.column_updates"),
+        tokens_per_s: say("page.column_tokens_per_s"), modified: say("page.column_modified"), compare: say("page.column_compare"),
+      };
+      this.heads = Object.entries(columns).map(([key, title]) => {
+        const cell = Object.assign(node("th", NUMBERS.includes(key) ? "number" : "", row), {scope: "col"});
         cell.dataset.column = key;
-        if (kind === null) cell.textContent = say(`column_${key}`);
-        else button(say(`column_${key}`), () => this.sortBy(key), {parent: cell});
+        if (["spark", "compare"].includes(key)) cell.textContent = title;
+        else button(title, () => this.sortBy(key), {parent: cell});
         return cell;
       });
       this.body = node("tbody", "", this.table);
-      this.none = node("p", "none", this.root, say("no_runs"));
+      this.none = node("p", "none", this.root, say("page.no_runs"));
       return this.root;
     },
     sortBy(key) {
@@ -167,7 +172,7 @@
       number(run.updates, (value) => (run.planned ? `${value.toLocaleString("en-US")} / ${formatCount(run.planned)}` : value.toLocaleString("en-US")));
       number(run.tokens_per_s, (value) => formatCount(value));
       number(run.modified, (value) => new Date(1000 * value).toLocaleString("sv", {dateStyle: "short", timeStyle: "short"}));
-      const box = Object.assign(node("input", "", node("td", "", row)), {type: "checkbox", checked: page.compared.includes(run.id), disabled: run.id === page.run, ariaLabel: `${say("compare")}: ${run.name}`});
+      const box = Object.assign(node("input", "", node("td", "", row)), {type: "checkbox", checked: page.compared.includes(run.id), disabled: run.id === page.run, ariaLabel: `${say("page.compare")}: ${run.name}`});
       box.addEventListener("change", () => compareWith(box.checked ? [...page.compared, run.id] : page.compared.filter((id) => id !== run.id)));
       return row;
     },

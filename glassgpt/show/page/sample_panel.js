@@ -3,7 +3,7 @@
 
 (() => {
   const {code, isolated, node, section} = GlassElements;
-  const {jsonLines, page, post, register, say} = GlassPage;
+  const {jsonLines, page, post, register, runPath, say} = GlassPage;
 
   // ---- what the model writes ----
 
@@ -13,17 +13,16 @@
     build({view, isOffline}) {
       const canAsk = !isOffline && view.checkpoints.length > 0;
       if (!canAsk && !view.samples.length) return null;
-      this.root = section("samples", say("samples"));
+      this.root = section("samples", say("page.samples"));
       this.columns = node("div", "columns", this.root);
-      if (canAsk) this.columns.append(this.buildBox(view));
+      if (canAsk) this.columns.append(this.buildBox());
       this.kept = node("div", "card kept", this.columns);
       const head = node("div", "head", this.kept);
-      node("h3", "", head, say("samples_of_run"));
+      node("h3", "", head, say("page.samples_of_run"));
       this.at = node("output", "", head);
-      this.slider = Object.assign(node("input", "", this.kept), {type: "range", min: 0, step: 1, ariaLabel: say("samples_of_run")});
+      this.slider = Object.assign(node("input", "", this.kept), {type: "range", min: 0, step: 1, ariaLabel: say("page.samples_of_run")});
       this.text = isolated("pre", "", this.kept);
       this.slider.addEventListener("input", () => this.show(Number(this.slider.value)));
-      this.update({view}, new Set(["samples"]));
       return this.root;
     },
     update({view}, changed) {
@@ -39,27 +38,27 @@
     show(index) {
       const sample = this.samples[index];
       this.shown = this.slider.value = index;
-      this.at.textContent = sample ? `${page.group.words("update")} ${sample.at.toLocaleString("en-US")}` : "";
+      this.at.textContent = sample ? `${page.group.updateWord} ${sample.at.toLocaleString("en-US")}` : "";
       this.text.textContent = sample?.text ?? "";
     },
-    buildBox(view) {
+    buildBox() {
       const box = node("form", "card box");
-      node("h3", "", box, say("ask"));
-      this.prompt = Object.assign(node("textarea", "", box), {rows: 2, maxLength: 8000, placeholder: say("prompt"), ariaLabel: say("prompt"), dir: "auto"});
+      node("h3", "", box, say("page.ask"));
+      this.prompt = Object.assign(node("textarea", "", box), {rows: 2, maxLength: 8000, placeholder: say("page.prompt"), ariaLabel: say("page.prompt"), dir: "auto"});
       const options = node("div", "options", box);
       const field = (label, type, attributes, parent = options) => {
         const held = node("label", "", parent);
         node("span", "", held, label);
         return Object.assign(node("input", "", held), {type, ...attributes});
       };
-      this.checkpoint = field(say("checkpoint"), "range", {min: 0, step: 1});
+      this.checkpoint = field(say("page.checkpoint"), "range", {min: 0, step: 1});
       this.which = node("output", "", this.checkpoint.parentElement);
-      this.temperature = field(say("temperature"), "number", {min: 0, max: 100, step: 0.1, value: 0.8});
+      this.temperature = field(say("page.temperature"), "number", {min: 0, max: 100, step: 0.1, value: 0.8});
       this.topK = field("top-k", "number", {min: 1, step: 1, value: 200});
-      this.seed = field(say("seed"), "number", {min: 0, step: 1, value: 1337});
-      this.length = field(say("tokens"), "number", {min: 1, max: 1000, step: 1, value: 200});
+      this.seed = field(say("page.seed"), "number", {min: 0, step: 1, value: 1337});
+      this.length = field(say("page.tokens"), "number", {min: 1, max: 1000, step: 1, value: 200});
       const row = node("div", "row", box);
-      this.go = Object.assign(node("button", "primary", row, say("write")), {type: "submit"});
+      this.go = Object.assign(node("button", "primary", row, say("page.write")), {type: "submit"});
       this.note = node("span", "note", row);
       const result = node("div", "result", box);
       this.answer = isolated("pre", "", result, "answer");
@@ -70,7 +69,6 @@
       box.addEventListener("submit", (event) => { event.preventDefault(); this.ask(); });
       this.checkpoint.addEventListener("input", () => this.nameCheckpoint());
       this.checkpoint.addEventListener("change", () => { if (!this.answer.hidden) this.ask(); });
-      this.setCheckpoints(view);
       return box;
     },
     setCheckpoints({checkpoints}) {
@@ -82,7 +80,7 @@
     },
     nameCheckpoint() {
       const chosen = this.checkpoints[Number(this.checkpoint.value)];
-      this.which.textContent = chosen ? `${chosen.at.toLocaleString("en-US")}${chosen.best ? ` · ${say("best")}` : ""}` : "";
+      this.which.textContent = chosen ? `${chosen.at.toLocaleString("en-US")}${chosen.best ? ` · ${say("page.best")}` : ""}` : "";
     },
     async ask() {
       this.asking?.abort();
@@ -93,15 +91,15 @@
         prompt, checkpoint: this.checkpoints[Number(this.checkpoint.value)]?.at ?? null, temperature: number(this.temperature) ?? 0.8,
         top_k: number(this.topK), seed: number(this.seed) ?? 1337, max_new_tokens: number(this.length) ?? 200,
       };
-      this.note.textContent = say("loading_model");
+      this.note.textContent = say("page.loading_model");
       this.answer.hidden = false;
       this.answer.replaceChildren(node("b", "", null, prompt));
       try {
-        const response = await post(`api/runs/${encodeURIComponent(page.run)}/samples`, body, asking.signal);
+        const response = await post(runPath("samples"), body, asking.signal);
         for await (const message of jsonLines(response)) {
           if (message.next) this.showNext(message.next);
           if (message.text) this.answer.append(message.text);
-          this.note.textContent = message.error ?? (message.done ? "" : say("writing"));
+          this.note.textContent = message.error ?? (message.done ? "" : say("page.writing"));
         }
       } catch (error) {
         if (error.name !== "AbortError") this.note.textContent = error.message;
@@ -110,7 +108,7 @@
     showNext(next) {
       this.next.hidden = false;
       const most = Math.max(...next.map(({p}) => p), 1e-9);
-      this.next.replaceChildren(node("p", "", null, say("next_token")), ...next.slice(0, 10).filter(({p}) => p >= 0.0005).map(({token, p}) => {
+      this.next.replaceChildren(node("p", "", null, say("page.next_token")), ...next.slice(0, 10).filter(({p}) => p >= 0.0005).map(({token, p}) => {
         const row = node("div");
         code(JSON.stringify(token).slice(1, -1).replaceAll("\\\"", "\"").replaceAll(" ", "␣"), row);
         const bar = node("i", "", row);

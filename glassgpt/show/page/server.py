@@ -44,10 +44,8 @@ from glassgpt.show.page.html import ASSETS, asset, live_html, offline_html
 from glassgpt.show.page.opened_runs import TICK_S, LiveRun, OpenedRun, OpenedRuns, Reader, encode_event
 from glassgpt.show.page.run_folder import RunEntry, RunFolder
 from glassgpt.show.page.sampling import PageSampler, parse_look_request, parse_sample_request
-from glassgpt.show.page.series import rows_of
-from glassgpt.show.page.series_csv import csv_lines
+from glassgpt.show.page.series import csv_lines, rows_of
 from glassgpt.show.page.stream import PageEvent
-from glassgpt.show.page.view import page_document
 
 MAX_BODY_BYTES = 1 << 16
 MAX_READERS = 32  # event streams
@@ -173,8 +171,8 @@ class PageServer:
 
     async def _report(self, request: Request) -> Response:
         def page(run: LiveRun) -> str | None:
-            run.followed.refresh(force=True)  # with all findings
-            return offline_html(page_document(run.followed, time.time())) if run.is_read else None
+            run.explain()
+            return offline_html(run.document()) if run.is_read else None
 
         content = await self._open(request).ask(page)
         if content is None:

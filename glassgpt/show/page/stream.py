@@ -13,7 +13,6 @@ thinned, and its rows then move.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import time
@@ -94,7 +93,7 @@ def rows_since(run_log: RunLog, cursor: Cursor, points: int = MAX_TICK_ROWS) -> 
 
 
 class RunStream:
-    """The state of one reader: what it has, by cursor, and a digest of each part of the view."""
+    """The state of one reader: what it has, by cursor, and the text of each part of the view."""
 
     def __init__(
         self,
@@ -107,7 +106,7 @@ class RunStream:
         self._followed, self._clock = followed, clock
         self._sent_at: dict[str, float] = {}  # by part of the view
         self._cursor = Cursor.parse(cursor)
-        self._digests = _digests(view or {})
+        self._view, self._texts = view, _texts(view)
         self._has_ended = False
 
     @property
@@ -115,12 +114,12 @@ class RunStream:
         return str(self._cursor or Cursor())
 
     def tick(self, view: dict[str, Any] | None = None) -> Iterator[PageEvent]:
-        """What is new since the last tick. `view`: the present one; None where it has not been made anew."""
+        """What is new since the last tick. `view`: the present one."""
         run_log, now = self._followed.run_log, cursor_of(self._followed)
         if run_log is None:
             return
         if self._cursor is None or self._cursor.generation != now.generation:
-            self._cursor, self._digests = now, _digests(view or {})
+            self._cursor, self._texts = now, _texts(view)
             yield PageEvent("reset", {}, str(now))
             return
         cursor = self._cursor
@@ -137,7 +136,8 @@ class RunStream:
             for name, rows in rows_since(run_log, cursor).items():
                 yield PageEvent("append", {"series": name, "rows": rows, "cursor": str(now)}, str(now))
         self._cursor = now
-        if view is not None and (changed := self._changed_parts(view)):
+        is_new, self._view = view is not self._view, view
+        if view is not None and is_new and (changed := self._changed_parts(view)):
             yield PageEvent("summary", changed, str(now))
         if not self._followed.is_live and not self._has_ended:
             self._has_ended = True
@@ -150,9 +150,8 @@ class RunStream:
         """Parts that differ from what the reader has. While the run goes on, of the large ones one at a time,
         the one that has waited longest, and each only once in a while: a caption need not change every
         second."""
-        now = self._clock()
-        texts = {name: json.dumps(part, sort_keys=True).encode() for name, part in view.items()}
-        changed = [name for name, text in texts.items() if _digest(text) != self._digests.get(name)]
+        now, texts = self._clock(), _texts(view)
+        changed = [name for name, text in texts.items() if text != self._texts.get(name)]
         if self._followed.is_live:
             waits = {name: _wait_s(len(texts[name])) for name in changed}
             due = [name for name in changed if now - self._sent_at.get(name, -math.inf) >= waits[name]]
@@ -160,7 +159,7 @@ class RunStream:
             large.sort(key=lambda name: self._sent_at.get(name, -math.inf))
             changed = [name for name in due if not waits[name] or name in large[:1]]
         for name in changed:
-            self._digests[name], self._sent_at[name] = _digest(texts[name]), now
+            self._texts[name], self._sent_at[name] = texts[name], now
         return {name: view[name] for name in changed}
 
 
@@ -169,9 +168,5 @@ def _wait_s(size: int) -> float:
     return 0.0 if size < SMALL_PART_BYTES else LARGE_PART_S_PER_KB * size / 1000
 
 
-def _digest(text: bytes) -> bytes:
-    return hashlib.blake2b(text, digest_size=12).digest()
-
-
-def _digests(view: dict[str, Any]) -> dict[str, bytes]:
-    return {name: _digest(json.dumps(part, sort_keys=True).encode()) for name, part in view.items()}
+def _texts(view: dict[str, Any] | None) -> dict[str, str]:
+    return {name: json.dumps(part, sort_keys=True) for name, part in (view or {}).items()}

@@ -68,12 +68,7 @@ def build_timeline(run: Analysis) -> Timeline | None:
     ]
     saved_at = np.array([at for at, _ in saves], dtype=np.int64)
     save_ms = np.array([ms for _, ms in saves], dtype=float)
-    startup_s = seconds_by_bin(split.startup_ms)
-    if run_log.ledger and len(run_log.segments) == 1:
-        startup_s[0] += run_log.ledger.get("startup", 0.0) + run_log.ledger.get("compile", 0.0)
-    elif run_log.ledger:  # the start-up of each process, before its first iteration
-        process_startup_s = np.array([segment.startup_s or 0.0 for segment in run_log.segments])
-        startup_s += seconds_by_bin(1000 * process_startup_s, run_log.process_start_iterations() + offset)
+    starts, startup_ms = process_startups(run_log)
     return Timeline(
         bin_start=first_iteration + width * np.arange(count),
         iterations_per_bin=width,
@@ -82,9 +77,20 @@ def build_timeline(run: Analysis) -> Timeline | None:
         + seconds_by_bin(split.apart_ms, split.apart_iteration),
         save_s=seconds_by_bin(save_ms, saved_at),
         stall_s=seconds_by_bin(split.stall_ms),
-        startup_s=startup_s,
+        startup_s=seconds_by_bin(split.startup_ms) + seconds_by_bin(startup_ms, starts + offset),
         is_complete=split.is_complete,
     )
+
+
+def process_startups(run_log: RunLog) -> tuple[Ints, Floats]:
+    """Where each process began, and ms of its start-up, before its first iteration, as the ledger has it.
+    Without a ledger it is in the time of the rows."""
+    if not run_log.ledger:
+        return np.empty(0, dtype=np.int64), np.empty(0)
+    seconds = [part.startup_s or 0.0 for part in run_log.segments]
+    if len(seconds) == 1:
+        seconds = [run_log.ledger.get("startup", 0.0) + run_log.ledger.get("compile", 0.0)]
+    return run_log.process_start_iterations(), 1000 * np.array(seconds)
 
 
 def _choose_bins(run_log: RunLog, facts: Facts) -> tuple[int, int, int]:
@@ -156,10 +162,7 @@ def time_strip(run: Analysis) -> dict[str, Any]:
 
 
 def _caption(run_log: RunLog, facts: Facts, timeline: Timeline) -> str:
-    total_s = facts.total_s or timeline.total_s
-    sentences = [
-        translate("report.time.bar_width_and_total", width=timeline.iterations_per_bin, total=total_s)
-    ]
+    total_s, sentences = facts.total_s or timeline.total_s, list[str]()
     # Logging, sampling, and updates under the profiler are in a journal's total, and belong to no iteration.
     if (rest_s := total_s - timeline.total_s) > MIN_UNDRAWN_SHARE * total_s:
         sentences.append(translate("report.time.not_drawn", rest=rest_s))
@@ -176,53 +179,48 @@ def _moments(run: Analysis) -> list[dict[str, Any]]:
     """What happened where: evaluations, saves, stalls, resumes and explosions of the loss, with their time;
     of very many, the longest of each kind."""
     log, split = run.log, run.time_split
-    moments: list[tuple[int, str, float | None, str]] = []
-    is_apart = not log.trainer.step_time_includes_eval
+    times_eval_apart = not log.trainer.step_time_includes_eval
+    pauses = {} if split is None else dict(_rows_above(log, split.pause_ms))
+    by_kind: dict[str, list[tuple[int, float | None, str]]] = {}
+
+    def add(kind: str, at: int | None, ms: float | None, text: str) -> None:
+        if at is not None:
+            by_kind.setdefault(kind, []).append((at, ms, text))
+
     for one in log.evals:
-        if one.iteration is not None:
-            ms = one.ms if is_apart else None
-            loss = "" if one.val_loss is None else format_loss(one.val_loss)
-            text = translate("moment.eval_loss", loss=loss) if loss else translate("moment.eval")
-            moments.append((one.iteration, "eval", ms, text))
+        ms = one.ms
+        if not times_eval_apart:
+            ms = pauses.get((one.iteration or 0) + log.trainer.eval_timed_in_later_step)
+        text = translate("moment.eval")
+        if one.val_loss is not None:
+            text = translate("moment.eval_loss", loss=format_loss(one.val_loss))
+        add("eval", one.iteration, ms, text)
     for save in log.checkpoints:
-        if save.iteration is not None:
-            text = translate("moment.best_save") if save.is_best else translate("moment.save")
-            moments.append((save.iteration, "save", save.blocking_ms, text))
-    for part in log.segments[1:]:
-        if part.first_iteration is not None:
-            startup_ms = None if part.startup_s is None else 1000 * part.startup_s
-            moments.append((part.first_iteration, "resume", startup_ms, translate("moment.resume")))
-    if log.segments:
-        first, startup_s = log.segments[0].first_iteration, log.segments[0].startup_s
-        startup_ms = run.startup_ms if startup_s is None else 1000 * startup_s
-        at = run.facts.first_iteration if first is None else first
-        if startup_ms and at is not None:
-            moments.append((at, "compile", startup_ms, translate("moment.first_update")))
+        text = translate("moment.best_save") if save.is_best else translate("moment.save")
+        add("save", save.iteration, save.blocking_ms, text)
+    for number, part in enumerate(log.segments):
+        ms = None if part.startup_s is None else 1000 * part.startup_s
+        if number:
+            add("resume", part.first_iteration, ms, translate("moment.resume"))
+        elif startup_ms := ms or run.startup_ms:
+            at = run.facts.first_iteration if part.first_iteration is None else part.first_iteration
+            add("compile", at, startup_ms, translate("moment.first_update"))
     if split is not None:
-        pauses = {int(at): float(ms) for at, ms in _rows_above(log, split.pause_ms)}
-        later = log.trainer.eval_timed_in_later_step
-        moments = [
-            (at, kind, pauses.get(at + later, ms) if kind == "eval" and not is_apart else ms, text)
-            for at, kind, ms, text in moments
-        ]
         for at, ms in _rows_above(log, split.stall_ms):
-            moments.append((at, "stall", ms, translate("moment.stall")))
+            add("stall", at, ms, translate("moment.stall"))
         if split.spike_period:
             text = translate("moment.periodic", interval=split.spike_period)
-            slow = log.steps.iteration[split.is_spike].tolist()
-            moments += [(at, "stall", pauses.get(at), text) for at in slow]
+            for at in log.steps.iteration[split.is_spike].tolist():
+                add("stall", at, pauses.get(at), text)
     for explosion in run.explosions:
-        moments.append((explosion.peak_iteration, "spike", None, translate("moment.explosion")))
-    kinds = sorted({kind for _, kind, _, _ in moments})
-    room = MAX_MOMENTS // max(1, len(kinds))
-    kept = []
-    for kind in kinds:
-        of_kind = [moment for moment in moments if moment[1] == kind]
-        kept += sorted(of_kind, key=lambda moment: -(moment[2] or 0.0))[:room]
-    return [
+        add("spike", explosion.peak_iteration, None, translate("moment.explosion"))
+    room = MAX_MOMENTS // max(1, len(by_kind))
+    moments = [
         {"at": at, "kind": kind, "ms": None if ms is None else rounded(ms), "text": text}
-        for at, kind, ms, text in sorted(kept, key=lambda moment: moment[0])
+        for kind, of_kind in by_kind.items()
+        for at, ms, text in sorted(of_kind, key=lambda moment: -(moment[1] or 0.0))[:room]
     ]
+    return sorted(moments, key=lambda moment: moment["at"])
 
 
 def _rows_above(run_log: RunLog, ms: Floats) -> list[tuple[int, float]]:

@@ -26,7 +26,7 @@ from glassgpt.format import (
 )
 from glassgpt.i18n import translate
 from glassgpt.sanitize import sanitize_keeping_bidi, sanitize_line
-from glassgpt.show.terminal.chart import bar, sparkline
+from glassgpt.show.terminal.charts import bar, sparkline
 from glassgpt.show.terminal.text_lines import print_indented, terminal_text
 
 _CHART_POINTS = 40

@@ -8,6 +8,7 @@ from rich.text import Text
 from glassgpt.doctor.diagnosis import CheckResult, DoctorReport
 from glassgpt.format import format_duration, pluralize
 from glassgpt.sanitize import sanitize_text
+from glassgpt.show.terminal.text_lines import wrap_words
 from glassgpt.verify_files import CheckedPart, VerifyReport
 
 _CHECK_STYLES = {"ok": "green", "note": "bold yellow", "problem": "bold red"}
@@ -57,11 +58,9 @@ class DoctorConsole:
 
 def _print_hanging_indent(head: Text, text: str, style: str, out: Console) -> None:
     """Print `head` and the text beside it, wrapped with a hanging indent."""
-    lines = Text(" ".join(text.split()), style=style).wrap(out, max(20, out.width - len(head)))
-    for number, line in enumerate(lines):
-        line.rstrip()
-        start = head if number == 0 else Text(" " * len(head))
-        out.print(start.copy().append_text(line), soft_wrap=True)
+    for line in wrap_words(" ".join(text.split()), out, out.width - len(head)):
+        out.print(head + Text(line, style=style), soft_wrap=True)
+        head = Text(" " * len(head))
 
 
 def print_verification(report: VerifyReport, out: Console, first: bool = True) -> None:

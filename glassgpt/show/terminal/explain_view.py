@@ -16,8 +16,7 @@ from glassgpt.runs.facts import Facts
 from glassgpt.runs.glossary import glossary
 from glassgpt.sanitize import sanitize_line, sanitize_text
 from glassgpt.show.facts_table import exit_status_label, fact_groups, phase_labels, severity_label
-from glassgpt.show.terminal.chart import bar
-from glassgpt.show.terminal.loss_chart import ladder_levels, loss_chart, loss_points
+from glassgpt.show.terminal.charts import bar, ladder_levels, loss_chart, loss_points
 from glassgpt.show.terminal.text_lines import print_indented, terminal_text
 
 SEVERITY_STYLES = {"problem": "bold red", "warning": "bold yellow", "advice": "bold cyan", "info": "bold"}
@@ -29,8 +28,11 @@ def print_explanation(explanation: Explanation, out: Console, full: bool = False
     """`more`: with the details of findings. `full`: also print the glossary of this trainer's log lines."""
     run_log, facts = explanation.log, explanation.facts
     out.print(Text(sanitize_line(run_log.name), style="bold"), soft_wrap=True)
+    first = explanation.findings[0].title if explanation.findings else ""
+    named = translate("verdict.most_important", title=first)  # it stands right below
     for sentence in explanation.verdict:
-        out.print(Text(terminal_text(sentence)))
+        if explanation.runs or sentence != named:
+            out.print(Text(terminal_text(sentence)))
     out.print()
     if explanation.runs:
         _print_runs(explanation, out)

@@ -21,8 +21,7 @@ from glassgpt.estimate.step_timing import RunningMean, eta_s, remaining_work
 from glassgpt.format import format_count, format_loss
 from glassgpt.i18n import translate
 from glassgpt.record.journal import Record
-from glassgpt.show.terminal.chart import bar
-from glassgpt.show.terminal.loss_chart import ladder_levels, loss_chart
+from glassgpt.show.terminal.charts import bar, ladder_levels, loss_chart
 from glassgpt.show.terminal.text_lines import terminal_text
 
 _MIN_BAR, _MAX_BAR = 6, 40

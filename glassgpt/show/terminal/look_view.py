@@ -19,7 +19,7 @@ from glassgpt.sample.look import HeadScores, SampleOriginality, highest_heads
 from glassgpt.sample.look_document import LookDocument
 from glassgpt.sanitize import sanitize_text
 from glassgpt.show.learned_words import named_partitions, sample_sentences
-from glassgpt.show.terminal.chart import bar
+from glassgpt.show.terminal.charts import bar
 from glassgpt.show.terminal.sample_view import describe_checkpoint
 from glassgpt.show.terminal.text_lines import print_indented, print_line, terminal_text
 

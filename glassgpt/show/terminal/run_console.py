@@ -27,7 +27,7 @@ from glassgpt.record.ledger import PHASES
 from glassgpt.runs.noise import VISIBLE_STANDARD_ERRORS
 from glassgpt.sanitize import sanitize_text
 from glassgpt.show.facts_table import severity_label
-from glassgpt.show.terminal.chart import bar, shorten, sparkline
+from glassgpt.show.terminal.charts import bar, shorten, sparkline
 from glassgpt.show.terminal.live_area import LiveArea
 from glassgpt.show.terminal.run_lines import (
     details,
@@ -176,8 +176,9 @@ class RunConsole:
             elif not record.get("imported"):
                 parts.append(("under the profiler", 2))
         else:
-            parts.append((format_ms(record["step_ms"]), 1))
-            parts.append((f"{format_count(record['tokens_per_s'])} tok/s", 1))
+            # In columns: format_count drops zeros at the end.
+            parts.append((f"{format_ms(record['step_ms']):>8}", 1))
+            parts.append((f"{format_count(record['tokens_per_s']):>5} tok/s", 1))
         if record["mfu"] is not None:
             mfu = record["mfu"]
             parts.append((f"MFU {mfu:.1f}%" if mfu >= 0.95 or mfu == 0 else f"MFU {mfu:.2g}%", 1))
@@ -210,8 +211,9 @@ class RunConsole:
         if record["bits_per_byte"] is not None:
             bits = record["bits_per_byte"]
             parts.append((f"{bits:.3f} bits/byte" if bits < 1000 else f"{bits:.4g} bits/byte", 2))
+        # The closing evaluation is over other tokens than those before it: a reader must see that.
         tokens = "whole split" if record["whole_split"] else f"{format_count(record['tokens'])} tokens"
-        parts.append((tokens, 3))
+        parts.append((tokens, 1 if record["closing"] else 3))
         if ms is not None:
             took = f"took {format_duration(ms / 1000)}"
             if compile_ms >= 1:

@@ -27,6 +27,7 @@ from glassgpt.i18n import Message, say, translate
 from glassgpt.record.journal import Record
 from glassgpt.record.run_dir import resume_command
 from glassgpt.sanitize import sanitize_text
+from glassgpt.show.facts_table import profile_caption
 
 _MAX_KERNEL_NAME_CHARS = 64
 _MAX_PROFILE_ROWS = 10
@@ -244,21 +245,12 @@ def scaling_efficiency_line(ranks: Record) -> str:
 def profile_lines(record: Mapping[str, Any]) -> list[str]:
     """A sentence about the profiled updates, then the slowest kernels: share, time and calls per update."""
     updates = max(1, record["updates"])
-    summary = translate(
-        "run_console.profile",
-        first=record["from_iter"] + 1,
-        last=record["from_iter"] + updates,
-        trace=record["trace"],
-        ms=record["wall_ms"] / updates,
-        kernels=record["of"],
-        busy=f"{record['busy']:.0%}",
-    )
     rows = [
         f"{kernel['share']:>6.1%}  {format_ms(kernel['ms'] / updates):>8}  "
         f"{kernel['calls'] / updates:>6.4g} x  {short_kernel_name(kernel['name'])}"
         for kernel in record["top"][:_MAX_PROFILE_ROWS]
     ]
-    return [summary, *rows]
+    return [profile_caption(record), *rows]
 
 
 def short_kernel_name(name: str) -> str:

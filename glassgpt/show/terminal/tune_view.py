@@ -20,7 +20,7 @@ from glassgpt.format import (
     pluralize,
 )
 from glassgpt.sanitize import sanitize_text
-from glassgpt.show.terminal.chart import bar
+from glassgpt.show.terminal.charts import bar
 from glassgpt.show.terminal.text_lines import print_line
 from glassgpt.tune.ranking import SettingResult
 from glassgpt.tune.search import TrialEvent

@@ -31,8 +31,8 @@ from glassgpt.runs.facts import Facts
 from glassgpt.runs.progress import Progress
 from glassgpt.sanitize import sanitize_line
 from glassgpt.show.facts_table import phase_labels, severity_label
+from glassgpt.show.terminal.charts import Levels, Points, ladder_levels, loss_chart, loss_points
 from glassgpt.show.terminal.explain_view import SEVERITY_STYLES
-from glassgpt.show.terminal.loss_chart import Levels, Points, ladder_levels, loss_chart, loss_points
 from glassgpt.show.terminal.text_lines import terminal_text, wrap_words
 
 _REFRESH_S = 1.0

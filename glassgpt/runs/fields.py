@@ -51,7 +51,7 @@ _ASIDE = re.compile(r"\(([^()]{1,30})\)[\s:=]*$")
 _WRAPPER = re.compile(r"\b(?:tensor|array|np\.\w{1,10})\(\s*$")
 _FILLERS = {
     "is", "was", "now", "at", "after", "in", "on", "for", "of", "the", "value", "so", "far", "until", "no",
-    "num", "number", "and", "a", "during", "with", "by",
+    "num", "number", "and", "a", "during", "by",
 }  # fmt: skip
 SPLITS = dict.fromkeys(VAL_WORDS, "val") | {
     "test": "test", "testing": "test", "train": "train", "training": "train", "tr": "train", "trn": "train",

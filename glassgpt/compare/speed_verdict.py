@@ -387,7 +387,7 @@ def _contradicted_size_claims(first: ComparedRun, other: ComparedRun) -> list[Cl
 
 
 def _overhead_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
-    shares = first.analysis.overhead_share, other.analysis.overhead_share
+    shares = first.analysis.facts.pause_share, other.analysis.facts.pause_share
     if not first.is_whole or not other.is_whole:
         return []
     if shares[0] is None or shares[1] is None or abs(shares[0] - shares[1]) < _MIN_OVERHEAD_GAP:

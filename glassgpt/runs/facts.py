@@ -71,8 +71,8 @@ class Facts:
         """Start-up, evaluation and checkpoints over all time, without stalls; None where none is timed."""
         phases = self.seconds_by_phase or {}
         names = ("startup_and_eval", "compile", "eval", "checkpoint", "pauses", "startup")
-        if not any(name in phases for name in names[:-1]):
-            return None
+        if not any(name in phases for name in names[:-1]):  # 0 where nothing took longer
+            return None if self.overhead_share is None else 0.0
         return sum(phases.get(name, 0.0) for name in names) / sum(phases.values())
 
     @property

@@ -22,6 +22,7 @@ from glassgpt.format import (
     format_loss,
     format_ms,
     format_parameters,
+    format_percent,
     format_percent_value,
 )
 from glassgpt.i18n import translate
@@ -154,11 +155,13 @@ def _print_derived(runs: Sequence[ComparedRun], console: Console) -> None:
     if all(run.shares_peak_with(known[0]) for run in known):  # else they are not to be compared
         add_row(_mfu_title(known), [run.mfu for run in runs], format_percent_value)
     whole = [run.analysis if run.is_whole else None for run in runs]
+    facts = [one.facts if one else None for one in whole]
     add_row(
-        translate("compare_view.overhead_share"),
-        [one.overhead_share if one else None for one in whole],
-        lambda share: format_percent_value(100 * share),
+        translate("label.overhead_share"), [one.pause_share if one else None for one in facts], format_percent
     )
+    stalls = [one.stall_share if one else None for one in facts]
+    if any(stalls):
+        add_row(translate("label.stall_share"), stalls, format_percent)
     add_row(
         translate("compare_view.total_time"), [one.total_s if one else None for one in whole], format_duration
     )

@@ -397,8 +397,8 @@ def _overhead_claims(first: ComparedRun, other: ComparedRun) -> list[Claim]:
         "compare.overhead",
         high=high.label,
         low=low.label,
-        high_share=100 * max(shares[0], shares[1]),
-        low_share=100 * min(shares[0], shares[1]),
+        high_share=max(shares[0], shares[1]),
+        low_share=min(shares[0], shares[1]),
     )
     high_rate, low_rate = (
         safe_ratio(run.analysis.tokens_of_this_run, run.analysis.total_s) for run in (high, low)

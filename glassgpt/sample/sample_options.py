@@ -40,7 +40,8 @@ class SampleOptions:
     compare: str = ""
     # auto, cpu, cuda, cuda:1, mps
     device: str = "auto"
-    # auto: float32 on a CPU, else the fastest dtype of the card.
+    # auto: the fastest of the card; on a CPU float16 weights if they pay, else float32. float16 on a CPU:
+    # of the weights only.
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # On a CUDA card, unless off: the decode step is captured as a CUDA graph.
     compile: Literal["auto", "on", "off"] = "auto"

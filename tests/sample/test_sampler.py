@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from small_runs import CONTEXT, LINE, prepare_dataset, train_run
 
 from glassgpt.data.tokenizers import CharTokenizer, IdsTokenizer, Tokenizer, load_tokenizer
 from glassgpt.errors import UserError
-from glassgpt.model.generate import generate_samples
+from glassgpt.model.generate import generate_samples, has_float16_linear
 from glassgpt.model.token_sampler import TokenSampler
 from glassgpt.sample import sampler as sampler_module
 from glassgpt.sample.sampler import Sampler, find_model_source, load_sampler
@@ -154,6 +154,42 @@ def test_bfloat16_is_computed_in(root: Path) -> None:
     assert len(text) == 40
     assert seen == {torch.bfloat16}
     assert not sampler.model.training
+
+
+def test_weights_on_a_cpu_are_float16_where_that_pays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, enough = torch.device("cpu"), sampler_module._MIN_PARAMETERS_FOR_FLOAT16
+    cases: tuple[tuple[bool, Literal["auto", "float32", "bfloat16", "float16"], int, int, str, str], ...] = (
+        (True, "auto", 500, enough, "float16", "half the bytes"),
+        (True, "auto", 500, enough - 1, "float32", "so small a model"),
+        (True, "auto", 199, enough, "float32", "199 tokens save"),
+        (True, "float16", 1, 1, "float16", "asked for"),
+        (True, "float32", 500, enough, "float32", "asked for"),
+        (True, "bfloat16", 500, enough, "bfloat16", "asked for"),
+        (False, "auto", 500, enough, "float32", "memory-bound"),
+        (False, "float16", 500, enough, "bfloat16", "no fast float16"),
+    )
+    for has_matmul, requested, tokens, parameters, value, reason in cases:
+        monkeypatch.setattr(sampler_module, "has_float16_linear", lambda answer=has_matmul: answer)
+        options = replace(SAMPLE_OPTIONS, dtype=requested, max_new_tokens=tokens)
+        choice = sampler_module._choose_dtype(options, cpu, parameters)
+        assert (choice.name, choice.value) == ("dtype", value), (requested, tokens, parameters)
+        assert reason in choice.reason
+
+
+@pytest.mark.skipif(not has_float16_linear(), reason="FBGEMM is for x86 with AVX2")
+@pytest.mark.parametrize("kind", KINDS)
+def test_float16_weights_hardly_change_the_logits(root: Path, kind: str) -> None:
+    run = str(root / "runs" / kind)
+    exact = load_sampler(run, replace(SAMPLE_OPTIONS, dtype="float32"))
+    rounded = load_sampler(run, replace(SAMPLE_OPTIONS, dtype="float16"))
+    assert rounded.choices[1].value == "float16"
+    assert rounded.execution.dtype == "float32"
+    tokens = torch.tensor([exact.encode(LINE)[:9]])
+    with torch.no_grad():
+        logits = [sampler.model.next_logits(tokens) for sampler in (exact, rounded)]
+    assert not torch.equal(*logits)
+    torch.testing.assert_close(*logits, atol=0.01, rtol=0)
+    assert len(sample_texts(rounded, [1], SAMPLE_OPTIONS)) == SAMPLE_OPTIONS.num_samples
 
 
 def test_steps_are_captured_on_a_cuda_card_unless_that_is_off(root: Path) -> None:

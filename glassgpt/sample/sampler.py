@@ -13,11 +13,12 @@ from pathlib import Path
 
 import torch
 
-from glassgpt.config import Choice
+from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.tokenizers import Tokenizer, encode_prompt
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import find_card
-from glassgpt.estimate.machine_facts import find_missing_toolchain
+from glassgpt.estimate.decide import choose_threads
+from glassgpt.estimate.machine_facts import Origin, find_missing_toolchain
 from glassgpt.files import expand_user_path
 from glassgpt.model.generate import (
     decoding_bytes,
@@ -31,6 +32,7 @@ from glassgpt.model.weights import build_model
 from glassgpt.record.run_dir import NANOGPT_CKPT_FILE, RUNS_DIR, latest_numbered_run, numbered_runs
 from glassgpt.sample.sample_options import SampleOptions
 from glassgpt.training.checkpoint.checkpoints import LoadedCheckpoint, committed_paths
+from glassgpt.training.compute_plan import set_threads
 from glassgpt.training.device import ExecutionConfig, choose_device, choose_dtype, device_name
 from glassgpt.training.weight_source import find_tokenizer, load_init_from
 
@@ -123,7 +125,10 @@ class Sampler:
 
 def load_sampler(run: str, options: SampleOptions) -> Sampler:
     loaded = load_init_from(run, which="best")
-    device, device_choice = choose_device(options.device)
+    device, _ = choose_device(options.device)
+    default_threads, busy_cores, _ = set_threads(TrainConfig(), device, Origin())
+    threads = choose_threads(None, default_threads, None, busy_cores)
+    _, device_choice = choose_device(options.device)  # again: it names the number of threads
     tokenizer = find_tokenizer(loaded, options.data_dir)
     model = build_model(loaded.model_config, loaded.weights, loaded.description)
     dtype = _choose_dtype(options, device, model.parameter_count())
@@ -133,7 +138,8 @@ def load_sampler(run: str, options: SampleOptions) -> Sampler:
         computed_in = "float32"
     graph = _choose_graph(options.compile, device)
     kernels = _choose_kernels(options, graph.value == "on")
-    choices = [device_choice, dtype, Choice("tokenizer", tokenizer.name, f"{tokenizer.vocab_size:,} tokens")]
+    choices = [device_choice] if threads is None else [device_choice, threads]
+    choices += [dtype, Choice("tokenizer", tokenizer.name, f"{tokenizer.vocab_size:,} tokens")]
     if device.type == "cuda" or options.compile == "on":
         choices.append(graph)
     if graph.value == "on":

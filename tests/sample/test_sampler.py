@@ -298,6 +298,27 @@ def test_a_run_is_sampled_from_its_best_checkpoint_unless_another_is_named(
         assert torch.equal(sampler.model.lm_head.weight, sampler.checkpoint.weights["transformer.wte.weight"])
 
 
+def test_a_busy_core_takes_a_thread(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(threads: int, busy: float) -> dict[str, tuple[object, str]]:
+        torch.set_num_threads(threads)
+        monkeypatch.setattr("glassgpt.training.compute_plan.measure_busy_cores", lambda: busy)
+        sampler = load_sampler(str(root / "runs/char"), replace(SAMPLE_OPTIONS, device="cpu"))
+        return {choice.name: (choice.value, choice.reason) for choice in sampler.choices}
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    try:
+        quiet, quiet_threads = load(2, 0.2), torch.get_num_threads()
+        busy, busy_threads = load(2, 1.2), torch.get_num_threads()
+    finally:
+        torch.set_num_threads(1)
+    assert (quiet_threads, busy_threads) == (2, 1)
+    assert "threads" not in quiet
+    assert quiet["device"][1].endswith("2 threads")
+    assert busy["threads"][0] == 1
+    assert "1.2 cores" in busy["threads"][1]
+    assert busy["device"][1].endswith("1 thread")
+
+
 def test_a_device_that_is_not_there(root: Path) -> None:
     missing = "mps" if torch.cuda.is_available() else "cuda"
     with pytest.raises(UserError, match=f"--device={missing} is not available here"):

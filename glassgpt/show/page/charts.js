@@ -623,7 +623,8 @@ const GlassCharts = (() => {
         free = place + half + 10;
         pen.write(label, place, plot.bottom + 14, muted, "center");
       }
-      pen.clip(plot.left, plot.top - 4, plot.right - plot.left, plot.bottom - plot.top + 5);
+      // Wider by the radius of a point, so that the first and the last one are whole.
+      pen.clip(plot.left - 4, plot.top - 4, plot.right - plot.left + 8, plot.bottom - plot.top + 5);
       for (const {rows, colour} of this.bands()) this.paintArea(pen, rows.map((row) => [group.toAxis(row[0]), row[1], row[2]]), colour, 0.15);
       for (const trace of traces) this.paintTrace(pen, trace);
       pen.unclip();

@@ -251,6 +251,17 @@ def test_points_at_the_edges_are_whole(tmp_path: Path, screens: Any) -> None:
     assert screen.ask(edges) == [True, True]
 
 
+def test_a_star_stands_at_its_loss_or_nowhere(tmp_path: Path, screens: Any) -> None:
+    run = nanogpt_run()
+    view = make_view(Analysis(run), FINDINGS, "run")
+    view["panels"][0]["y"]["range"] = [1.0, 2.0]
+    view["panels"][0]["marks"] = [
+        {"x": at, "y": loss, "label": "", "kind": "best"} for at, loss in ((0, 4.2), (1500, 1.5))
+    ]
+    screen = open_offline(screens(), tmp_path, offline_html({"view": view, "rows": rows_of(run)}))
+    assert screen.ask("() => GlassPage.page.group.plots[0].marksSeen().map(({x}) => x)") == [1500]
+
+
 def test_a_line_breaks_no_number_and_no_flag(screens: Any) -> None:
     screen = screens().page
     screen.set_content("<html><body></body></html>")
@@ -555,7 +566,7 @@ def test_two_hundred_runs_are_listed_filtered_and_sorted(live: PlayedServer) -> 
     rows = screen.page.locator(".runs tbody tr")
     screen.page.wait_for_function("() => document.querySelectorAll('.runs tbody tr').length === 202")
     screen.page.get_by_role("button", name="best val loss").click()
-    assert rows.first.locator("th bdi").inner_text() == "run-old-199"
+    assert rows.first.locator("th a > bdi").inner_text() == "run-old-199"
     screen.page.fill(".runs input[type=search]", "run-b")
     assert rows.count() == 1
     rows.first.locator("a").click()

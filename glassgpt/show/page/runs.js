@@ -162,7 +162,7 @@
       link.href = `#run=${encodeURIComponent(run.id)}`;
       isolated("bdi", run.name, link);
       const about = [run.model, run.dataset].filter(Boolean).join(" · ");
-      if (about) isolated("small", about, link);
+      if (about) isolated("bdi", about, node("small", "", link));
       const state = node("td", "", row);
       node("span", `state ${run.live ? "live" : ""}`, state, run.state_label);
       node("td", "", row).append(sparkline(run.spark ?? []));

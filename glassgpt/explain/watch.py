@@ -66,6 +66,7 @@ class FollowedRun:
         self.source, self.card, self.overrides = source, card, overrides or RunOverrides()
         self.explanation: Explanation | None = None
         self.is_live, self._is_final = False, False
+        self.problem = ""  # why the file cannot be read any more; what was read before stays
         self._name = name
         self._is_writing, self._clock, self._wall_clock = is_writing, clock, wall_clock
         self._source: FollowedSource | None = None
@@ -73,6 +74,7 @@ class FollowedRun:
         self._main: RunLog | None = None
         self._analysis: Analysis | None = None
         self._is_built = False  # `_run_logs` are of all that was read
+        self._was_polled, self._was_growing, self._has_read_all = False, False, False
         self._switches = 0  # to another run of the file
         self._reported_levels: dict[str, int] = {}  # severity, by id or title
         self._reported_evals: set[tuple[int, int, int | None]] = set()
@@ -86,8 +88,11 @@ class FollowedRun:
 
     @property
     def read_share(self) -> float:
-        """Of the file: below 1 while a long one is read for the first time."""
-        return self._source.read_share if self._source else 0.0
+        """Of the file: below 1 while a long one is read for the first time. The torn last line of a run that
+        was killed may wait for its end for ever."""
+        if self._source is None:
+            return 0.0
+        return 1.0 if self._has_read_all else self._source.read_share
 
     @property
     def changed_at(self) -> float:
@@ -96,19 +101,26 @@ class FollowedRun:
 
     def poll(self, max_s: float = math.inf) -> bool:
         """Reads what was appended, for at most `max_s`. True if there is more than before, or the run ended.
-        UserError where it cannot be read."""
+        UserError where it cannot be read and never could; a log that is rotated comes back: `problem`."""
+        has_read, known_problem, self.problem = False, self.problem, ""
         try:
             self._source = self._source or open_source(self.source, self._clock)
             has_read = self._source.poll(max_s)
-        except OSError as error:
-            raise UserError(f"{self.source} cannot be read: {error.strerror or error}") from None
+            self._has_read_all = not has_read
+        except (OSError, UserError) as error:
+            if isinstance(error, OSError):
+                error = UserError(f"{self.source} cannot be read: {error.strerror or error}")
+            if not self._was_polled:
+                raise error from None
+            self.problem = "; ".join(error.problems)
+        self._was_polled = True
         if has_read:
             self._is_built = False
         before = self.is_live, self._is_final
         self.is_live, self._is_final = self._find_state()
         if before != (self.is_live, self._is_final):
             self._is_built = False
-        return has_read or before[0] != self.is_live
+        return has_read or before[0] != self.is_live or known_problem != self.problem
 
     def _find_state(self) -> tuple[bool, bool]:
         """Whether the run is in progress, and whether its file is complete. A log may say that its run is
@@ -122,7 +134,9 @@ class FollowedRun:
             return (is_live := is_running(source.path.parent)), not is_live
         now = self._wall_clock()
         if self.source.startswith("demo:") or not is_growing(self._analysis, None, now, self.changed_at):
-            return False, True
+            # Seen to grow, and silent without a line of a run: its trainer may compile for long.
+            return False, self._main is not None or not self._was_growing
+        self._was_growing = True
         return is_growing(self._analysis, self._latest(True, False), now, self.changed_at), False
 
     @property

@@ -177,14 +177,21 @@ def _devices_and_replicas(facts: Facts) -> str:
 
 
 def exit_status_label(facts: Facts) -> str:
+    return state_label(facts.ended or "")
+
+
+def state_label(state: str) -> str:
+    """Of a run in a list, too. Any other reason to end is written as its journal has it."""
     labels = {
+        "running": translate("label.state.running"),
+        "died": translate("label.state.died"),
         "finished": translate("label.ended.finished"),
         "interrupted": translate("label.ended.interrupted"),
         "crashed": translate("label.ended.crashed"),
         "oom": translate("label.ended.out_of_memory"),
         "cut": translate("label.ended.log_cut"),
     }
-    return labels.get(facts.ended or "", "")
+    return labels.get(state, state)
 
 
 def severity_label(severity: Severity) -> str:

@@ -178,7 +178,9 @@ def test_a_narrow_terminal_truncates_nothing(
     narrow = Console(width=30, highlight=False)
     monkeypatch.setattr("glassgpt.cli.plan_command.make_console", lambda stderr=False: narrow)
     assert plan(words) == 0
-    assert "…" not in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "…" not in output
+    assert all(len(line) <= 30 for line in output.splitlines() if set(line.strip()) <= set("█░"))
 
 
 def test_small_figures_and_singulars(capsys: pytest.CaptureFixture[str]) -> None:

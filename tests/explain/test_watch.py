@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from commands import finished_run, write_run
 from written_findings import written_finding
 
+from glassgpt.errors import UserError
 from glassgpt.estimate.cards import find_card
 from glassgpt.explain.explanation import explain
 from glassgpt.explain.watch import FollowedRun, WatchUpdate
+from glassgpt.record import journal
 from glassgpt.runs.overrides import parse_overrides
 from glassgpt.runs.reading import read_run_log
 
@@ -69,6 +72,54 @@ def test_nothing_to_explain_yet(log: Path) -> None:
     run.poll()
     assert not run.refresh(force=True)
     assert run.news() is None
+
+
+def test_a_log_that_is_rotated_is_followed_again(log: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        followed(log).poll()
+    append(log, log_lines(100))
+    run = followed(log)
+    assert run.poll()
+    log.rename(log.with_suffix(".1"))
+    assert run.poll()
+    assert not run.poll()  # said once
+    assert run.problem == f"{log} cannot be read: No such file or directory"
+    assert run.run_log is not None
+    assert run.run_log.steps.iteration[-1] == 100
+    append(log, log_lines(50))
+    assert run.poll()
+    assert (run.problem, run.generation) == ("", 1)
+    assert run.run_log is not None
+    assert run.run_log.steps.iteration[-1] == 50
+
+
+def test_a_journal_with_a_torn_last_line_is_read(tmp_path: Path) -> None:
+    journal_file = write_run(tmp_path, finished_run()) / journal.FILE_NAME
+    with journal_file.open("a") as file:
+        file.write('{"kind":"step","it')
+    run = FollowedRun(str(tmp_path))
+    run.poll()
+    run.poll(max_s=0.5)
+    assert run.read_share == 1
+    assert run.run_log is not None
+
+
+def test_a_trainer_may_compile_for_long_before_its_first_line(log: Path) -> None:
+    append(log, ["tokens per iteration will be: 16,384", "compiling the model... (takes a ~minute)"])
+    now = log.stat().st_mtime
+    wall_clock = Clock()
+    wall_clock.now = now + 1
+    run = FollowedRun(str(log), clock=Clock(), wall_clock=wall_clock)
+    run.poll()
+    assert (run.is_live, run.run_log) == (True, None)
+    wall_clock.now = now + 1000
+    run.poll()
+    assert (run.is_live, run.run_log) == (False, None)
+    append(log, log_lines(100))
+    wall_clock.now = log.stat().st_mtime
+    run.poll()
+    assert run.is_live
+    assert run.run_log is not None
 
 
 def test_every_finding_is_reported_once(log: Path) -> None:

@@ -6,6 +6,7 @@ import io
 import re
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from glassgpt.show.terminal import look_view
@@ -21,13 +22,14 @@ def test_each_token_has_the_colour_of_its_loss() -> None:
     assert shown == [(text, styles[index]) for text, index in expected]
 
 
-@pytest.mark.parametrize("width", [40, 120])
-def test_bars_are_as_long_as_their_losses(width: int) -> None:
+@pytest.mark.parametrize(("width", "longest"), [(40, 12), (120, 30)])
+def test_bars_are_as_long_as_their_losses(width: int, longest: int) -> None:
     out = Console(file=io.StringIO(), width=width)
     look_view._print_bars("by kind", [("line end", 10, 4.0), ("क", 30, 1.0), ("none", 0, 0.0)], out)
     title, *rows = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert title.strip() == "by kind"
-    assert [row.count("█") for row in rows] == [30, 7, 0]  # and a half
+    assert [row.count("█") for row in rows] == [longest, longest // 4, 0]
+    assert max(map(cell_len, rows)) <= width
     assert [re.findall(r"[\d.]+%?", row) for row in rows] == [
         ["4.000", "25%"],
         ["1.000", "75%"],

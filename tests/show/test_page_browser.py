@@ -236,6 +236,49 @@ def test_axes_smoothing_and_legend(tmp_path: Path, screens: Any) -> None:
     assert "hide=loss" in screen.ask("() => location.hash")
 
 
+def test_points_at_the_edges_are_whole(tmp_path: Path, screens: Any) -> None:
+    screen = open_offline(screens(), tmp_path, report_of(nanogpt_run()))
+    edges = """() => {
+      const {canvas, plot} = GlassPage.page.group.plots.find(({panel}) => panel?.id === "step-time");
+      const ratio = window.devicePixelRatio;
+      const {width, height} = canvas;
+      const copy = new OffscreenCanvas(width, height).getContext("2d", {willReadFrequently: true});
+      copy.drawImage(canvas, 0, 0);
+      const tall = (plot.bottom - plot.top - 4) * ratio;
+      const seen = (x) => copy.getImageData(x * ratio, plot.top * ratio, 1, tall).data.some(Boolean);
+      return [seen(Math.floor(plot.left) - 2), seen(Math.ceil(plot.right) + 1)];
+    }"""
+    assert screen.ask(edges) == [True, True]
+
+
+def test_a_star_stands_at_its_loss_or_nowhere(tmp_path: Path, screens: Any) -> None:
+    run = nanogpt_run()
+    view = make_view(Analysis(run), FINDINGS, "run")
+    view["panels"][0]["y"]["range"] = [1.0, 2.0]
+    view["panels"][0]["marks"] = [
+        {"x": at, "y": loss, "label": "", "kind": "best"} for at, loss in ((0, 4.2), (1500, 1.5))
+    ]
+    screen = open_offline(screens(), tmp_path, offline_html({"view": view, "rows": rows_of(run)}))
+    assert screen.ask("() => GlassPage.page.group.plots[0].marksSeen().map(({x}) => x)") == [1500]
+
+
+def test_a_line_breaks_no_number_and_no_flag(screens: Any) -> None:
+    screen = screens().page
+    screen.set_content("<html><body></body></html>")
+    screen.add_script_tag(content=asset("elements.js"))
+    text = 'Costs 58 s of 1m 07s; 39.0 TFLOP/s, 1.5 GiB, 10 of 12 states: try --gpu="RTX 4070 Ti" or `a b`.'
+    pieces = """text => {
+      const made = GlassElements.prose(text, document.createElement("p"));
+      const all = (selector) => [...made.querySelectorAll(selector)].map((one) => one.textContent);
+      return [made.textContent, all(".whole"), all("code")];
+    }"""
+    assert screen.evaluate(pieces, text) == [
+        text.replace("`", ""),
+        ["58 s", "1m 07s", "39.0 TFLOP/s", "1.5 GiB"],
+        ['--gpu="RTX 4070 Ti"', "a b"],
+    ]
+
+
 def test_crosshair_pins_and_findings(tmp_path: Path, screens: Any) -> None:
     run = glassgpt_run()
     document = {"view": make_view(Analysis(run), FINDINGS, "run"), "rows": rows_of(run)}
@@ -407,7 +450,14 @@ class PlayedServer:
     def json_of(self, path: str) -> Any:
         if path == "api/runs":
             names = ["a", "b", *(f"old-{number}" for number in range(200))]
-            known = {"state": "finished", "planned": 5000, "last_loss": None, "tokens_per_s": 5e5, "bytes": 1}
+            known = {
+                "state": "finished",
+                "state_label": "finished",
+                "planned": 5000,
+                "last_loss": None,
+                "tokens_per_s": 5e5,
+                "bytes": 1,
+            }
             known |= {"spark": [3.0, 2.0, 1.5], "dataset": "shakespeare", "model": "10M"}
             runs = [
                 known | {"id": id, "name": f"run-{id}", "live": id == "a", "updates": 10 * at}
@@ -516,12 +566,36 @@ def test_two_hundred_runs_are_listed_filtered_and_sorted(live: PlayedServer) -> 
     rows = screen.page.locator(".runs tbody tr")
     screen.page.wait_for_function("() => document.querySelectorAll('.runs tbody tr').length === 202")
     screen.page.get_by_role("button", name="best val loss").click()
-    assert rows.first.locator("th bdi").inner_text() == "run-old-199"
+    assert rows.first.locator("th a > bdi").inner_text() == "run-old-199"
     screen.page.fill(".runs input[type=search]", "run-b")
     assert rows.count() == 1
     rows.first.locator("a").click()
     screen.page.wait_for_function("() => GlassPage.page.run === 'b' && GlassPage.page.view.name === 'run-b'")
     assert screen.page.inner_text("h1") == "run-b"
+
+
+def test_long_names_of_runs_leave_room_for_the_numbers(live: PlayedServer) -> None:
+    listed = live.json_of("api/runs")
+    listed["runs"][0]["name"] = "a_long_name_" * 20
+    live.screen.page.route("**/api/runs", lambda route: route.fulfill(json=listed))
+    screen = open_live(live)
+    screen.page.get_by_role("button", name="Runs").click()
+    screen.page.wait_for_selector(".runs tbody tr")
+    assert screen.page.locator(".runs .scroll").evaluate("one => one.scrollWidth <= one.clientWidth")
+    screen.page.set_viewport_size({"width": 390, "height": 844})
+    box = screen.page.locator('.runs thead [data-column="best_val"]').bounding_box()
+    assert box is not None
+    assert box["x"] + box["width"] <= 390
+
+
+def test_before_the_first_line_of_a_run_the_page_waits(live: PlayedServer) -> None:
+    document = live.documents["a"]
+    live.documents["a"] = {"reading": 1}
+    live.screen.page.goto(f"{ORIGIN}/")
+    live.screen.page.get_by_text("Nothing of a training run is to be seen yet.").wait_for()
+    assert live.screen.page.locator("progress").count() == 0
+    live.documents["a"] = document
+    live.screen.page.wait_for_selector("figure")
 
 
 def test_a_checkpoint_is_asked_to_write(live: PlayedServer) -> None:

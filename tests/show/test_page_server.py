@@ -262,6 +262,36 @@ def test_a_live_run_is_followed(tmp_path: Path) -> None:
         lock.close()
 
 
+def test_a_log_that_is_gone_is_said_and_followed_when_it_is_back(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    lines = "".join(f"iter {at}: loss {4 - at / 100:.4f}, time 100.00ms\n" for at in range(0, 100, 10))
+    log.write_text(lines)
+    with real_page(log, cwd=tmp_path) as client:
+        place = f"/api/runs/{ids(client)['train.log']}"
+        cursor = client.get(f"{place}/view").json()["cursor"]
+        with client.stream("GET", f"{place}/events", params={"cursor": cursor}) as stream:
+            summaries = (
+                data for kind, data, _ in read_events(stream.iter_lines()) if kind == "summary"
+            )  # fmt: skip
+            log.rename(tmp_path / "moved")
+            gone = next(data for data in summaries if "sentence" in data)
+            assert gone["sentence"] == f"{log} cannot be read: No such file or directory."
+            assert gone["live"] is False
+            (tmp_path / "moved").rename(log)
+            back = next(data for data in summaries if "sentence" in data)
+            assert back["sentence"].startswith("Training: iteration 90")
+            assert back["live"] is True
+
+
+def test_a_log_without_a_line_of_a_run_is_waited_for(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("compiling the model... (takes a ~minute)\n")
+    client = client_of(make_server(log))
+    place = f"/api/runs/{ids(client)['train.log']}/view"
+    response = client.get(place)
+    assert (response.status_code, response.json()) == (202, {"reading": 1.0})
+
+
 def test_a_reader_that_does_not_read_costs_nothing(tmp_path: Path) -> None:
     """Its connection stays open and full; others are answered, and the server's memory stays."""
     run_dir = write_run(tmp_path / "run", finished_run()[:6])

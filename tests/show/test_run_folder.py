@@ -37,8 +37,8 @@ def test_the_row_of_a_run(tmp_path: Path) -> None:
     assert row["spark"] == [4.0 - at / 50 for at in range(10, 101, 10)]
     assert row["bytes"] == (tmp_path / "a" / journal.FILE_NAME).stat().st_size
     expected = {
-        "state": "finished", "live": False, "updates": 100, "planned": 100, "best_val": 2.1, "last_loss": 2.0,
-        "dataset": run_record()["data"]["name"],
+        "state": "finished", "state_label": "finished", "live": False, "updates": 100, "planned": 100,
+        "best_val": 2.1, "last_loss": 2.0, "dataset": run_record()["data"]["name"],
     }  # fmt: skip
     assert {name: row[name] for name in expected} == expected
 

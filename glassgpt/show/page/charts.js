@@ -623,8 +623,11 @@ const GlassCharts = (() => {
         free = place + half + 10;
         pen.write(label, place, plot.bottom + 14, muted, "center");
       }
-      pen.clip(plot.left, plot.top - 4, plot.right - plot.left, plot.bottom - plot.top + 5);
+      const clip = (margin) => pen.clip(plot.left - margin, plot.top - 4, plot.right - plot.left + 2 * margin, plot.bottom - plot.top + 5);
+      clip(0);
       for (const {rows, colour} of this.bands()) this.paintArea(pen, rows.map((row) => [group.toAxis(row[0]), row[1], row[2]]), colour, 0.15);
+      pen.unclip();
+      clip(4);  // more than the radius of a point: the first and the last one are whole
       for (const trace of traces) this.paintTrace(pen, trace);
       pen.unclip();
       this.paintLines(pen);
@@ -691,7 +694,8 @@ const GlassCharts = (() => {
         const at = x.to(group.toAxis(mark.x));
         const high = Number.isFinite(mark.y) ? Math.min(Math.max(y.to(mark.y), plot.top), plot.bottom) : plot.top + 14;
         return {...mark, at, high, head: Math.max(high - 20, plot.top - 6)};
-      }).filter(({at}) => at >= plot.left - 1 && at <= plot.right + 1);
+      // A finding stays in sight. A star stands at its loss, or nowhere.
+      }).filter(({kind, at, high, y: loss}) => at >= plot.left - 1 && at <= plot.right + 1 && (kind !== "best" || Math.abs(y.to(loss) - high) < 5));
     }
     pinAt(x, y) {
       const near = ({kind, at, head}) => kind === "finding" && Math.abs(at - x) < 11 && (y === null || Math.abs(head - y) < 13);

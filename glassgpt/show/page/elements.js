@@ -59,11 +59,18 @@ const GlassElements = (() => {
     text.split(/( )/).forEach((word) => (word.startsWith("-") ? node("span", "flag", made, word) : made.append(word)));
     return made;
   }
-  // A sentence, with what stands between backticks as code.
+  // What a line must not break: a number and its unit; a flag and its value.
+  const WHOLE = /(\d[\d.,]*[dhm]? (?:\d\d[hms]|ms|s|h|[kMGTP]?i?B|[kMGTP]?FLOPs?(?:\/s)?|tokens\/s)(?![\p{L}\d]))|(--\w[\w.]*(?:="[^"]*"|=[\w./-]*\w)?)/u;
+  // A sentence, with flags and what stands between backticks as code.
   function prose(text, parent) {
     text.split("`").forEach((part, index, {length}) => {
-      if (index % 2 && index < length - 1) code(part, parent);
-      else parent.append(index % 2 ? `\`${part}` : part);
+      if (index % 2 && index < length - 1) { code(part, parent); return; }
+      const pieces = (index % 2 ? `\`${part}` : part).split(WHOLE);
+      for (let at = 0; at < pieces.length; at += 3) {
+        parent.append(pieces[at]);
+        if (pieces[at + 1]) node("span", "whole", parent, pieces[at + 1]);
+        if (pieces[at + 2]) code(pieces[at + 2], parent);
+      }
     });
     return parent;
   }

@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 from glassgpt.errors import UserError
 from glassgpt.explain.explanation import Explanation
 from glassgpt.explain.watch import FollowedRun
-from glassgpt.i18n import translate
 from glassgpt.record import journal
 from glassgpt.runs.analysis import Analysis
 from glassgpt.show.page.learned import learned_view
@@ -50,7 +49,7 @@ class LiveRun:
         self.followed, self._name = FollowedRun(source), name
         self._was_read = False
         self._next_look_at = self._next_view_at = -math.inf
-        self._shown_explanation: Explanation | None = None
+        self._shown: tuple[Explanation | None, str] = (None, "")  # and the problem, of the latest view
         self._view_number = 0  # rises with each new view
         self._views: dict[int, View] = {}  # the latest few: readers may have an older one
 
@@ -66,16 +65,17 @@ class LiveRun:
         run_log = self.followed.run_log
         if self.followed.explanation is not None or (run_log and len(run_log.steps) < _MANY_ROWS):
             self.followed.refresh()
-        is_explained = self.followed.explanation is not self._shown_explanation
-        is_due = is_explained or time.monotonic() >= self._next_view_at
-        if not self._views or (is_due and (has_grown or is_explained or self.followed.is_live)):
+        explanation, problem = self._shown
+        is_news = self.followed.explanation is not explanation or self.followed.problem != problem
+        is_due = is_news or time.monotonic() >= self._next_view_at
+        if not self._views or (is_due and (has_grown or is_news or self.followed.is_live)):
             self._make_view()
         self._next_look_at = started_at + TICK_S / 2
 
     def _make_view(self) -> None:
         started_at = time.monotonic()
         view = view_of(self.followed, self._name, time.time())
-        self._shown_explanation = self.followed.explanation
+        self._shown = self.followed.explanation, self.followed.problem
         self._view_number += 1
         self._views = dict(list(self._views.items())[1 - _KEPT_VIEWS :]) | {self._view_number: view}
         now = time.monotonic()
@@ -95,9 +95,7 @@ class LiveRun:
         return self._views.get(self._view_number)
 
     def document(self) -> dict[str, Any]:
-        """All that a page shows, or how much of the file is read. UserError where there is no run in it."""
-        if not self.is_read and self._was_read and not self.followed.is_live:
-            raise UserError(translate("page_server.nothing_yet"))
+        """All that a page shows, or how much of the file is read: 1 where no run has begun in it yet."""
         if not self.is_read:
             return {"reading": self.followed.read_share}
         assert self.followed.run_log is not None

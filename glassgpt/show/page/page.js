@@ -282,17 +282,16 @@ const GlassPage = (() => {
     page.main.replaceChildren(note);
   }
 
-  // A long file is read first: until then the answer is the share of it that is read.
+  // A long file is read first: until then the answer is the share of it that is read; 1 before the first line of a run.
   async function readView(run) {
     for (;;) {
       const answer = await getJson(runPath("view", run));
       if (answer.view || run !== page.run) return answer;
-      const progress = node("progress");
-      progress.value = answer.reading ?? 0;
-      const note = node("p", "reading", null, say("page.reading_file"));
-      note.append(progress);
+      const isRead = answer.reading === 1;
+      const note = node("p", "reading", null, isRead ? say("watch_view.nothing_yet") : say("page.reading_file"));
+      if (!isRead) node("progress", "", note).value = answer.reading ?? 0;
       page.main.replaceChildren(note);
-      await new Promise((resume) => setTimeout(resume, 200));
+      await new Promise((resume) => setTimeout(resume, isRead ? 1000 : 200));
     }
   }
 

@@ -35,6 +35,7 @@ from glassgpt.runs.reading import read_run_log, source_path
 from glassgpt.runs.run_list import JournalNotes, is_running, sampled_losses, summarize
 from glassgpt.runs.trajectory import planned_end_iteration
 from glassgpt.sanitize import sanitize_line
+from glassgpt.show.facts_table import state_label
 
 MAX_SPARKS = 40  # numbers of a row's small curve
 # What is read while the browser waits: of a journal only its few records that are not steps, of a log all.
@@ -126,7 +127,7 @@ class RunFolder:
         row = cached.row | {"id": entry.id, "name": entry.name, "modified": status.st_mtime, "live": live}
         if live or (entry.run_dir and row["state"] == "running"):  # its lock says so, not its journal
             row["state"] = "running" if live else "died"
-        return row
+        return row | {"state_label": state_label(row["state"])}
 
     def _unread_bytes(self, entry: RunEntry, size: int) -> int:
         if entry.run_dir is None:

@@ -25,7 +25,7 @@
     update({view}) {
       const set = (element, text) => { if (element.textContent !== text) element.textContent = text; };
       set(this.name, view.name);
-      set(this.sentence, view.sentence);
+      if (this.sentence.textContent !== view.sentence) { this.sentence.replaceChildren(); prose(view.sentence, this.sentence); }
       const holds = (text, part) => text.toLowerCase().includes(part.toLowerCase());
       const titles = view.findings.map(({title}) => title), said = titles.filter((title) => holds(view.sentence, title));
       const rest = view.verdict.filter((text) => !holds(view.sentence, text) && !said.some((title) => holds(text, title)));

@@ -3,7 +3,7 @@
 
 (() => {
   const {formatCount, formatValue} = GlassNumbers;
-  const {button, code, isolated, node, section, sparkline, swatch, syncChildren} = GlassElements;
+  const {button, code, isolated, node, prose, section, sparkline, swatch, syncChildren} = GlassElements;
   const LETTERS = "ABCDEFGH";
   const NUMBERS = ["best_val", "last_loss", "updates", "tokens_per_s", "modified"];  // columns
   const MAX_COMPARED = 6;  // --run-1 … in style.css
@@ -57,7 +57,7 @@
     },
     show({sentences = [], causes = [], differences = []}, names) {
       const lines = [...sentences, ...causes];
-      this.sentences.replaceChildren(...lines.map((text) => node("li", "", null, text)));
+      this.sentences.replaceChildren(...lines.map((text) => prose(text, node("li"))));
       this.sentences.hidden = !lines.length;
       const isKnown = ({values}) => !values.includes(null);
       this.fill(this.table, differences.filter(isKnown), names);
@@ -118,7 +118,7 @@
       this.table = node("table", "", scroll);
       const row = node("tr", "", node("thead", "", this.table));
       const columns = {
-        name: say("page.column_name"), state: say("page.column_state"), spark: say("page.column_spark"),
+        name: say("page.column_name"), state_label: say("page.column_state"), spark: say("page.column_spark"),
         best_val: say("page.column_best_val"), last_loss: say("page.column_last_loss"), updates: say("page.column_updates"),
         tokens_per_s: say("page.column_tokens_per_s"), modified: say("page.column_modified"), compare: say("page.column_compare"),
       };
@@ -134,7 +134,7 @@
       return this.root;
     },
     sortBy(key) {
-      this.isDown = this.sortKey === key ? !this.isDown : !["name", "state", "best_val", "last_loss"].includes(key);
+      this.isDown = this.sortKey === key ? !this.isDown : !["name", "state_label", "best_val", "last_loss"].includes(key);
       this.sortKey = key;
       this.arrange();
     },
@@ -147,7 +147,7 @@
     },
     arrange() {
       const value = (run) => run[this.sortKey] ?? null, sign = this.isDown ? -1 : 1;
-      const kept = page.runs.filter((run) => [run.name, run.state, run.dataset, run.model].join(" ").toLowerCase().includes(this.filter));
+      const kept = page.runs.filter((run) => [run.name, run.state_label, run.dataset, run.model].join(" ").toLowerCase().includes(this.filter));
       kept.sort((one, other) => {
         const [a, b] = [value(one), value(other)];
         if (a === null || b === null) return (a === null) - (b === null);  // unknown last
@@ -162,9 +162,9 @@
       link.href = `#run=${encodeURIComponent(run.id)}`;
       isolated("bdi", run.name, link);
       const about = [run.model, run.dataset].filter(Boolean).join(" · ");
-      if (about) isolated("small", about, link);
+      if (about) isolated("bdi", about, node("small", "", link));
       const state = node("td", "", row);
-      node("span", `state ${run.live ? "live" : ""}`, state, run.state);
+      node("span", `state ${run.live ? "live" : ""}`, state, run.state_label);
       node("td", "", row).append(sparkline(run.spark ?? []));
       const number = (value, format) => isolated("td", value === null || value === undefined ? "–" : format(value), row, "number");
       number(run.best_val, (value) => formatValue(value));

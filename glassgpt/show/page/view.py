@@ -54,7 +54,9 @@ def view_of(followed: FollowedRun, name: str, now: float) -> View:
     view = make_view(run, findings, name, progress, run_log, checkpoints)
     if followed.explanation is None:  # the rules come later: they take long in a long run
         view["verdict"] = []
-    return view | {"can_request": is_ours and run_log.live}
+    if followed.problem:
+        view |= {"live": False, "sentence": cleaned(f"{followed.problem}."), "verdict": []}
+    return view | {"can_request": is_ours and run_log.live and not followed.problem}
 
 
 def make_view(

@@ -178,7 +178,8 @@ def _print_bars(title: str, rows: Sequence[tuple[str, int, float]], out: Console
     for name, tokens, loss in rows:
         line = Text(terminal_text(f"    {name}{' ' * (width - cell_len(name))}  {loss:6.3f}  "))
         line.append(f"{tokens / total:4.0%}  ", style="dim")
-        line.append(bar(loss / highest if highest > 0 else 0.0, _BAR_WIDTH), style="cyan")
+        room = max(1, min(_BAR_WIDTH, out.width - line.cell_len))
+        line.append(bar(loss / highest if highest > 0 else 0.0, room), style="cyan")
         out.print(line, soft_wrap=True)
 
 

@@ -210,16 +210,16 @@ def _print_memory(plan: Plan, out: Console) -> None:
         parts["CUDA graph"] = memory.graph_bytes
     parts["CUDA context" if target.device_type == "cuda" else "process"] = memory.context_bytes
     bar_bytes = max(memory.total_bytes, target.memory_bytes)
-    line, done = Text(" " * LABEL_WIDTH), 0
+    line, done, width = Text(" " * LABEL_WIDTH), 0, max(1, min(_BAR_WIDTH, out.width - LABEL_WIDTH))
     table = Table.grid(padding=(0, 2, 0, 0))
     for (name, amount), colour in zip(parts.items(), _COLOURS, strict=False):
         # Cells by where a part ends, so that many small parts do not round to nothing.
-        cells = round(_BAR_WIDTH * (done + amount) / bar_bytes) - round(_BAR_WIDTH * done / bar_bytes)
+        cells = round(width * (done + amount) / bar_bytes) - round(width * done / bar_bytes)
         line.append("█" * cells, style=colour)
         done += amount
         label = terminal_text(part_labels.get(name, name))
         table.add_row(Text(f"{' ' * LABEL_WIDTH}■", style=colour), label, format_bytes(amount))
-    line.append("░" * max(0, _BAR_WIDTH + LABEL_WIDTH - len(line)), style="dim")
+    line.append("░" * max(0, width + LABEL_WIDTH - len(line)), style="dim")
     out.print(line, soft_wrap=True)
     _print_uncropped(table, out)
     for variant in () if plan.config.eval_only else plan.variants:

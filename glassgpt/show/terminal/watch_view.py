@@ -83,7 +83,7 @@ def screen_of(followed: FollowedRun, name: str, url: str = "") -> Screen:
     training, validation = loss_points(run_log)
     return Screen(
         name,
-        compose_status(progress, run_log, facts, findings),
+        f"{followed.problem}." if followed.problem else compose_status(progress, run_log, facts, findings),
         _figures(progress, facts),
         training,
         validation,

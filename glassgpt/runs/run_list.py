@@ -6,11 +6,14 @@ import math
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 from glassgpt.errors import UserError
 from glassgpt.record import journal
 from glassgpt.record.journal import Record
 from glassgpt.record.run_dir import LOCK_FILE, OUTPUT_LOG_FILE, lock_run_dir
+
+_STEPS_OF_SPEED = 64  # the latest log lines: of a short run all, and then as explain computes it
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ def summarize(run_dir: Path, notes: JournalNotes | None = None) -> RunSummary:
     first: Record = {}
     last: dict[str, Record] = {}  # by kind
     best: Record | None = None
+    last_steps: list[Record] = []  # the latest first
     at, refused = None, False
     newest: Record = {}
     try:
@@ -80,18 +84,21 @@ def summarize(run_dir: Path, notes: JournalNotes | None = None) -> RunSummary:
             last[record["kind"]] = record
             if record["kind"] == "eval":
                 best = record
-        # The last step is near the end: no need to decode the millions before it.
+        # The last steps are near the end: no need to decode the millions before them.
         backwards = journal.read_backwards(path)
         for record in journal.stream_effective_records_backwards(starts, backwards):
             newest = newest or record
             if at is None and record["kind"] != "checkpoint":  # recorded some iterations later
                 at = record["iter"]
             if record["kind"] == "step":
-                last["step"] = record
-                break
+                last_steps.append(record)
+                if len(last_steps) == _STEPS_OF_SPEED:
+                    break
     except (UserError, OSError):  # one damaged run must not hide the others
-        first, last, best, newest, at, refused = {}, {}, None, {}, None, True
-    step, start, end = last.get("step", {}), last.get("run", {}), last.get("end", {})
+        first, last, best, newest, last_steps, at, refused = {}, {}, None, {}, [], None, True
+    start, end = last.get("run", {}), last.get("end", {})
+    logged_speeds = (journal.float_or_none(step, "tokens_per_s") for step in last_steps)
+    speeds = [speed for speed in logged_speeds if speed is not None]
     if best is not None:
         best_val_loss, best_iter = journal.loss_or_none(best), best["iter"]
     else:  # a run initialised from another has that one's best, until its own is better
@@ -112,10 +119,10 @@ def summarize(run_dir: Path, notes: JournalNotes | None = None) -> RunSummary:
         state=state,
         iter=at or 0,
         max_iters=journal.int_or_none(start.get("config"), "max_iters"),
-        loss=journal.loss_or_none(step),
+        loss=journal.loss_or_none(last_steps[0]) if last_steps else None,
         best_val_loss=best_val_loss,
         best_iter=best_iter,
-        tokens_per_s=journal.float_or_none(step, "tokens_per_s"),
+        tokens_per_s=median(speeds) if speeds else None,
         bytes=size_on_disk(run_dir),
         started=first.get("time"),
         dataset=dataset if isinstance(dataset, str) else None,

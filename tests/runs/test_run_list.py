@@ -51,7 +51,14 @@ def test_a_finished_run(tmp_path: Path) -> None:
     assert summary.path == run_dir
     assert (summary.state, summary.iter, summary.max_iters) == ("finished", 20, 20)
     assert (summary.loss, summary.best_val_loss, summary.best_iter) == (2.25, 3.0, 10)
-    assert (summary.tokens_per_s, summary.started) == (1100.0, 100.0)
+    assert (summary.tokens_per_s, summary.started) == (1000.0, 100.0)
+
+
+def test_the_speed_is_that_of_the_latest_lines_not_of_one(tmp_path: Path) -> None:
+    """As on the run's page: one line that other programs slowed down does not count."""
+    speeds = [500.0] * 300 + [1000.0] * 100 + [40.0]
+    steps = [of("step", at, loss=2.0, tokens_per_s=speed) for at, speed in enumerate(speeds)]
+    assert summarize(write(tmp_path / "a", [RUN, *steps])).tokens_per_s == 1000.0
 
 
 @pytest.mark.parametrize("reason", ["finished", "interrupted", "not finite", "crashed", "stopped early"])

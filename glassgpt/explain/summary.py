@@ -86,9 +86,6 @@ def other_problems(others: Sequence[tuple[RunLog, Facts, Sequence[Finding]]]) ->
         sentences.append(translate("verdict.failed_launches", launches=len(failed), lines=at + more))
         if errors[0] and (quoted := error_text(errors[0].text)):
             sentences.append(translate("verdict.first_failure", quoted=quoted[:MAX_QUOTED_CHARS]))
-    nonfinite_norms = sum(int(np.isinf(log.steps.grad_norm).sum()) for log, _, _ in others)
-    if nonfinite_norms:
-        sentences.append(translate("verdict.other_norms", count=nonfinite_norms))
     problems: dict[str, list[tuple[RunLog, Finding]]] = {}  # alike ones together
     for log, _, findings in others:
         if len(log.steps) and findings and findings[0].severity in SERIOUS:
@@ -206,7 +203,9 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         sentences += _few_lines_sentences(run_log, facts)
     # In a first epoch every batch is new when its loss is taken: that is an evaluation, too.
     is_repeated = epochs is not None and epochs > 1 and facts.loss_last is not None
-    is_told = any(one.id in EVALUATION_FINDINGS for one in findings)
+    is_told = any(one.id in EVALUATION_FINDINGS for one in findings) or (
+        sentences[-1] == translate("verdict.nothing_wrong_unevaluated")
+    )
     if is_repeated and not has_eval and not is_told and run_log.loss_measures_learning and not run_log.live:
         sentences.append(translate("verdict.no_evaluation"))
     return [sentence for sentence in sentences if sentence]

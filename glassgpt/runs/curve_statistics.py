@@ -28,9 +28,9 @@ EXTRAPOLATION_ERROR_SHARE = 1 / 3
 # standard errors, a tenth of all lines is taken.
 _MAX_END_LINES, _CLEAR_END_ERRORS = 10, 3.0
 # A trend: Kendall's test over at most so many blocks; or nearly all go one way, by so many of the standard
-# deviations of the late changes; or a step from the first two to those of the second half, in
+# deviations of the late changes; or a step from the first to those of the second half, in
 # their standard deviations and as a share of it; of few values both are uncertain.
-_TREND_BLOCKS, _MIN_TREND_VALUES, _MIN_TREND_ERRORS = 60, 4, 2.5
+_TREND_BLOCKS, _MIN_TREND_VALUES, _MIN_TREND_ERRORS, _MIN_BLOCK = 60, 4, 2.5, 5
 _MIN_STEADY_SHARE, _MIN_STEADY_TO_SCATTER = 0.8, 5.0
 _MIN_STEP_TO_SCATTER, _MIN_STEP_SHARE, _FEW_VALUES = 4.0, 0.02, 3.0
 _MIN_AUTOCORRELATION, _MAX_AUTOCORRELATION = 1.64, 0.95  # the former over sqrt(values): less may be chance
@@ -124,7 +124,8 @@ def trend(values: Floats) -> Literal["falls", "rises"] | None:
         return None
     medians = np.array([float(np.median(block)) for block in np.array_split(values, count)])
     late = medians[count // 2 :]
-    step = float(np.median(late)) - medians[:2]
+    early = medians[: 1 if len(values) >= _MIN_BLOCK * count else 2]  # a single value may be odd
+    step = float(np.median(late)) - early
     least = max(
         _MIN_STEP_TO_SCATTER * (1 + _FEW_VALUES / len(late)) * float(np.std(late, ddof=1)),
         _MIN_STEP_SHARE * abs(float(medians[0])),

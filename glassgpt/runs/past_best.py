@@ -148,9 +148,9 @@ def _last_of_lines(trajectory: Trajectory) -> tuple[float, float] | None:
     """The medians of both losses over the last twentieth of the lines, where these have both."""
     at, losses = trajectory.finite_losses()
     _, values = trajectory.val_curve()
-    count = max(MIN_TRAIN_LOSSES, len(values) // 20)
+    count = len(values) // 20
     late = np.isin(at, [one.iteration for one in trajectory.evals[-count:]])
-    if len(values) < count or np.count_nonzero(late) < count:
+    if count < MIN_TRAIN_LOSSES or np.count_nonzero(late) < count:
         return None
     return float(np.median(losses[late])), float(np.median(values[-count:]))
 

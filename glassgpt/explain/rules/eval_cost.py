@@ -18,7 +18,7 @@ from glassgpt.runs.trajectory import planned_end_iteration, positive_int_setting
 MIN_SPIKE_RATIO = 1.5  # iteration with an evaluation over a steady one; nobody sees less
 MIN_ADVICE_SHARE = 0.05  # evaluation time over run time
 MIN_LEDGER_ADVICE_SHARE = 0.15  # the same for GlassGPT, which evaluates more on purpose
-MIN_SAVING_SHARE = 0.01  # of the run: nobody changes a setting for less
+MIN_SAVING_SHARE = 0.005  # of the run: nobody changes a setting for less
 MIN_EVALS_FOR_RARER = 5  # of fewer none can be spared
 MIN_EVAL_BATCHES = 20  # per evaluation, to advise
 FEWER_BATCHES_SAVING = 0.75  # of an evaluation, by a quarter of its batches
@@ -164,7 +164,7 @@ def eval_spikes(analysis: Analysis) -> Finding | None:
         explanation=cause,
         advice=advice,
         more=say("eval-spikes.more.updates_unaffected"),
-        claims={"cause of slow iterations": "evaluation"},
+        claims={"cause of slow iterations": "evaluation", "steady ms": analysis.facts.steady_ms},
         lines=analysis.lines_at(iteration for _, iteration in cost.eval_steps),
     )
 

@@ -144,7 +144,7 @@ def memorised_data(analysis: Analysis) -> Finding | None:
         return None
     limit = _lowest_train_loss(analysis, float(losses[0]))
     is_any = limit is None  # it may be of anything
-    if is_any and losses[0] > MIN_FIRST_LOSS:
+    if is_any and MIN_FIRST_LOSS < losses[0] < math.log(MAX_VOCAB_SIZE):
         limit = min(MIN_LOSS_OF_ANYTHING, float(losses[0]) / MIN_FALL_TO_NOTHING)
     end = float(np.median(losses[-max(1, len(losses) // 10) :])) if is_averaged else _late_median(losses)
     is_repeated = epochs is not None and epochs > MAX_NEW_DATA_EPOCHS
@@ -176,7 +176,7 @@ def memorised_data(analysis: Analysis) -> Finding | None:
     numbered = run_log.has_iteration_numbers
     return make_finding(
         "memorised-data",
-        "warning" if is_implausible and not is_repeated else "advice",
+        "info" if is_any else "warning" if is_implausible and not is_repeated else "advice",
         title=title,
         evidence=say("memorised-data.evidence.lines", **ends)
         if is_of_lines

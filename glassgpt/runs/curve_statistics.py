@@ -103,7 +103,8 @@ def end_means(values: Floats) -> EndMeans | None:
 
 def _ends_differ(values: Floats, lines: int) -> bool:
     first, last = values[:lines], values[-lines:]
-    error = math.sqrt(float(np.var(first) + np.var(last)) / lines)
+    with np.errstate(over="ignore"):  # of a loss of 1e200
+        error = math.sqrt(float(np.var(first) + np.var(last)) / lines)
     return abs(float(np.mean(first) - np.mean(last))) > _CLEAR_END_ERRORS * error
 
 

@@ -274,8 +274,10 @@ def find_loss_spikes(analysis: Analysis) -> list[LossSpike]:
         )
     is_outside[:MIN_LOSSES_BEFORE] = False
     is_tail = (excess > TAIL_MADS * deviation) & is_above
-    tail = np.max((excess / deviation)[is_outside], initial=0.0)
-    largest = np.max((excess / deviation)[is_high & ~is_outside], initial=0.0)
+    with np.errstate(over="ignore"):
+        height = excess / deviation
+    tail = np.max(height[is_outside], initial=0.0)
+    largest = np.max(height[is_high & ~is_outside], initial=0.0)
     if largest < MIN_STANDS_OUT * tail and not any(spike.hit_weights for spike in spikes):
         return []
     if np.count_nonzero(is_tail & is_outside) > MAX_TAIL_SHARE * np.count_nonzero(is_outside):

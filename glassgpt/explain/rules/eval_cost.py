@@ -19,7 +19,7 @@ MIN_SPIKE_RATIO = 1.5  # iteration with an evaluation over a steady one; nobody 
 MIN_ADVICE_SHARE = 0.05  # evaluation time over run time
 MIN_LEDGER_ADVICE_SHARE = 0.15  # the same for GlassGPT, which evaluates more on purpose
 MIN_SAVING_SHARE = 0.005  # of the run: nobody changes a setting for less
-MIN_EVALS_FOR_RARER = 5  # of fewer none can be spared
+MIN_EVALS_FOR_RARER, MIN_SHARE_OF_FEW = 5, 0.25  # of fewer none can be spared, unless they cost so much
 MIN_EVAL_BATCHES = 20  # per evaluation, to advise
 FEWER_BATCHES_SAVING = 0.75  # of an evaluation, by a quarter of its batches
 # Iterations with a save against those with an evaluation only: the difference of their medians.
@@ -249,8 +249,8 @@ def _interval_advice(analysis: Analysis, cost: EvalCost) -> Message | None:
 
 
 def _half_as_often(analysis: Analysis, share: float) -> Message | None:
-    is_spare = len(analysis.log.evals) >= MIN_EVALS_FOR_RARER and share / 2 >= MIN_SAVING_SHARE
-    return say("eval-spikes.advice.half_as_often") if is_spare else None
+    is_spare = len(analysis.log.evals) >= MIN_EVALS_FOR_RARER or share >= MIN_SHARE_OF_FEW
+    return say("eval-spikes.advice.half_as_often") if is_spare and share / 2 >= MIN_SAVING_SHARE else None
 
 
 def _interval_name(run_log: RunLog) -> str | Message:

@@ -147,9 +147,9 @@ def find_train_val_gap(
 def _last_of_lines(trajectory: Trajectory) -> tuple[float, float] | None:
     """The medians of both losses over the last twentieth of the lines, where these have both."""
     at, losses = trajectory.finite_losses()
-    _, values = trajectory.val_curve()
+    evaluated, values = trajectory.val_curve()
     count = len(values) // 20
-    late = np.isin(at, [one.iteration for one in trajectory.evals[-count:]])
+    late = np.isin(at, evaluated[-count:])
     if count < MIN_TRAIN_LOSSES or np.count_nonzero(late) < count:
         return None
     return float(np.median(losses[late])), float(np.median(values[-count:]))

@@ -13,7 +13,7 @@ from glassgpt.explain.rules.eval_cost import eval_spikes
 from glassgpt.explain.rules.instability import find_loss_spikes, loss_spike
 from glassgpt.explain.rules.learning import plateau
 from glassgpt.explain.rules.loss_plausibility import memorised_data
-from glassgpt.explain.rules.loss_scale import loss_above_chance, loss_scale
+from glassgpt.explain.rules.loss_scale import loss_above_chance, loss_scale, zeros_between
 from glassgpt.explain.rules.lost_work import interrupted
 from glassgpt.explain.rules.lr_schedule import lr_schedule_mismatch
 from glassgpt.explain.rules.metrics import metric_collapse, undecided_pairs
@@ -37,7 +37,7 @@ def with_metric(run_log: RunLog, name: str, values: list[float], every: int) -> 
 
 
 def summed_run(factor: float, last: float = 1.0) -> RunLog:
-    """A training loss of `factor` times that of the evaluations, of which the last is `last` times as high."""
+    """A training loss of `factor` times the evaluations, of which the last is `last` times as high."""
     at = list(range(100, 701, 100))
     losses = [3.0, 1.2, 0.8, 0.6, 0.5, 0.45, 0.4]
     values = [*losses[:-1], losses[-1] * last]
@@ -81,10 +81,12 @@ def test_a_loss_that_is_nothing_is_told_of_any_loop_but_not_as_a_fault() -> None
 
 
 def test_losses_of_exactly_0_between_usual_ones() -> None:
-    one = require_finding(loss_zero(analyse(make_run_log(make_steps(range(4), loss=[5.74, 0.0, 5.16, 0.0])))))
+    one = require_finding(
+        zeros_between(analyse(make_run_log(make_steps(range(4), loss=[5.74, 0.0, 5.16, 0.0]))))
+    )
     assert (one.severity, one.at, one.values["zero_losses"]) == ("problem", 1, 2)
     learnt = make_run_log(make_steps(range(4), loss=[0.74, 0.0, 0.16, 0.0]))
-    assert loss_zero(analyse(learnt)) is None
+    assert zeros_between(analyse(learnt)) is None
     nothing = require_finding(loss_zero(analyse(make_run_log(make_steps(range(30), loss=[0.0] * 30)))))
     assert nothing.values["zero_losses"] == 30
 

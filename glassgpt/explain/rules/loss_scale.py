@@ -1,4 +1,4 @@
-"""Losses that are on another scale than they should be: summed instead of averaged, or of other data."""
+"""Losses that are on another scale than they should be: summed instead of averaged, or of other data; or exactly 0."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from glassgpt.explain.rules.loss_plausibility import MAX_VOCAB_SIZE
+from glassgpt.explain.rules.nonfinite import MIN_LOSS_BEFORE_ZERO, trailing_zero_losses
 from glassgpt.i18n import say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
@@ -18,6 +19,7 @@ MIN_SCALE_RATIO = 2.0  # training loss over validation loss, at every evaluation
 # The same at the last evaluation, where it was about 1 before; and the fall of the validation loss to it.
 MIN_LAST_RATIO, MAX_EARLIER_RATIO, MIN_LAST_FALL_SHARE = 1.5, 1.2, 0.25
 MIN_LOSSES = 10
+MIN_ZEROS_BETWEEN = 2  # losses of exactly 0 after a usual one
 MIN_RATIO_TO_CHANCE = 1.2  # the loss at the end over that of a uniform guess
 
 
@@ -86,4 +88,30 @@ def loss_above_chance(analysis: Analysis) -> Finding | None:
         explanation=say("loss-scale.explanation.above_chance"),
         advice=say("loss-scale.advice.above_chance"),
         lines=analysis.lines_at([int(at[-1])]),
+    )
+
+
+def zeros_between(analysis: Analysis) -> Finding | None:
+    """Lines with a loss of exactly 0 among those with a usual one."""
+    at, losses = analysis.trajectory.finite_losses()
+    nonzero = np.flatnonzero(losses != 0)
+    if not len(nonzero) or trailing_zero_losses(analysis):
+        return None
+    before = np.searchsorted(nonzero, np.arange(len(losses))) - 1  # the last one that is not 0
+    zeros = np.flatnonzero((losses == 0) & (before >= 0) & (losses[nonzero[before]] > MIN_LOSS_BEFORE_ZERO))
+    if len(zeros) < MIN_ZEROS_BETWEEN:
+        return None
+    return make_finding(
+        "loss-nan",
+        "problem",
+        title=say("loss-nan.title.zeros_between", zero_losses=len(zeros), logged_losses=len(losses)),
+        evidence=say(
+            "loss-nan.evidence.zeros_between",
+            loss_before=float(losses[zeros[0] - 1]),
+            zero_iteration=int(at[zeros[0]]),
+        ),
+        explanation=say("loss-nan.explanation.zero_loss"),
+        advice=say("loss-nan.advice.zeros_between"),
+        at=int(at[zeros[0]]) if analysis.log.has_iteration_numbers else None,
+        lines=analysis.lines_at(at[zeros].tolist()),
     )

@@ -29,7 +29,7 @@ MAX_FIRST_UPDATES = 10  # of fine-tuning: in so few, masked targets or bad data 
 MIN_WASTED_S = 10  # seconds after the break; less is not mentioned
 
 MIN_ZERO_LOSSES = 3  # losses of exactly 0 at the end of the run
-MIN_ONLY_ZEROS, MIN_ZEROS_BETWEEN = 10, 2  # where no other is logged; and between usual losses
+MIN_ONLY_ZEROS = 10  # where no other is logged
 MIN_LOSS_BEFORE_ZERO = 1.0  # last loss before the zeros: above what a model can learn from text
 
 # Skipped updates: the scaler tries a larger scale every 2000, or every few hundred with many processes
@@ -315,38 +315,12 @@ def trailing_zero_losses(analysis: Analysis) -> int:
     return count if count >= MIN_ZERO_LOSSES and losses[nonzero[-1]] > MIN_LOSS_BEFORE_ZERO else 0
 
 
-def _zeros_between(analysis: Analysis) -> Finding | None:
-    """Lines with a loss of exactly 0 among those with a usual one."""
-    at, losses = analysis.trajectory.finite_losses()
-    nonzero = np.flatnonzero(losses != 0)
-    if not len(nonzero):
-        return None
-    before = np.searchsorted(nonzero, np.arange(len(losses))) - 1  # the last one that is not 0
-    zeros = np.flatnonzero((losses == 0) & (before >= 0) & (losses[nonzero[before]] > MIN_LOSS_BEFORE_ZERO))
-    if len(zeros) < MIN_ZEROS_BETWEEN:
-        return None
-    return make_finding(
-        "loss-nan",
-        "problem",
-        title=say("loss-nan.title.zeros_between", zero_losses=len(zeros), logged_losses=len(losses)),
-        evidence=say(
-            "loss-nan.evidence.zeros_between",
-            loss_before=float(losses[zeros[0] - 1]),
-            zero_iteration=int(at[zeros[0]]),
-        ),
-        explanation=say("loss-nan.explanation.zero_loss"),
-        advice=say("loss-nan.advice.zeros_between"),
-        at=int(at[zeros[0]]) if analysis.log.has_iteration_numbers else None,
-        lines=analysis.lines_at(at[zeros].tolist()),
-    )
-
-
 def loss_zero(analysis: Analysis) -> Finding | None:
     """The loss is exactly 0 until the end: it is not computed, or a trainer writes NaN as 0."""
     count, run_log = trailing_zero_losses(analysis), analysis.log
-    iterations, losses = analysis.trajectory.finite_losses()
     if not count:
-        return _zeros_between(analysis)
+        return None
+    iterations, losses = analysis.trajectory.finite_losses()
     are_nan = count == len(losses) and bool(np.isinf(run_log.steps.grad_norm).any())
     if count == len(losses):
         evidence = [

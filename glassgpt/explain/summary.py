@@ -41,7 +41,7 @@ MAX_SWAPPING_TOKENS_PER_S = 20.0  # slower than any machine trains a model that 
 MIN_WANDER_RATIO = 1.25  # of the step time, between its high and its low: less is no news
 MIN_END_LINES = 5  # of each end: the mean of fewer may be higher by chance
 MIN_KEPT_SHARE = 0.75  # of an accuracy's first value, at the end: below that something is wrong
-EVALUATION_FINDINGS = ("memorised-data", "epoch-steps")  # they advise an evaluation
+EVALUATION_FINDINGS = ("memorised-data", "epoch-steps", "loss-nan")  # they advise one, or another matters
 RISE_FINDINGS = ("divergence", "loss-explosion", "loss-nan")
 # No evaluation for so much of the run at its end, and for so many of the usual intervals.
 MIN_UNEVALUATED_SHARE, MIN_UNEVALUATED_INTERVALS, MIN_EVALUATED_SHARE = 0.25, 2.5, 0.01
@@ -169,7 +169,7 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         sentences.append(translate("verdict.columns", columns=columns))
     sentences += [str(note) for note in run_log.notes]
     has_eval = facts.best_val_loss is not None or run_log.evaluates_metrics
-    epochs = epochs_done(run_log)
+    epochs, place = epochs_done(run_log), len(sentences)
     serious = [finding for finding in findings if finding.severity in SERIOUS]
     has_advice = any(finding.severity == "advice" for finding in findings)
     if serious:
@@ -207,7 +207,7 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         sentences[-1] == translate("verdict.nothing_wrong_unevaluated")
     )
     if is_repeated and not has_eval and not is_told and run_log.loss_measures_learning and not run_log.live:
-        sentences.append(translate("verdict.no_evaluation"))
+        sentences.insert(place, translate("verdict.no_evaluation"))
     return [sentence for sentence in sentences if sentence]
 
 

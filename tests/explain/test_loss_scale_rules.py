@@ -87,8 +87,13 @@ def test_losses_of_exactly_0_between_usual_ones() -> None:
     assert (one.severity, one.at, one.values["zero_losses"]) == ("problem", 1, 2)
     learnt = make_run_log(make_steps(range(4), loss=[0.74, 0.0, 0.16, 0.0]))
     assert zeros_between(analyse(learnt)) is None
+    # One pair a step, in few digits: some losses are nearly 0 anyway.
+    pairs = make_run_log(make_steps(range(6), loss=[1.03, 0.0, 0.0312, 1.25, 0.0, 0.5]))
+    assert zeros_between(analyse(pairs)) is None
     nothing = require_finding(loss_zero(analyse(make_run_log(make_steps(range(30), loss=[0.0] * 30)))))
     assert nothing.values["zero_losses"] == 30
+    right = with_metric(make_run_log(make_steps(range(30), loss=[0.0] * 30)), "acc", [1.0] * 6, 5)
+    assert loss_zero(analyse(right)) is None
 
 
 # --- metrics ---

@@ -1,4 +1,4 @@
-"""Losses that are on another scale than they should be: summed instead of averaged, or of other data; or exactly 0."""
+"""Losses that are not what they should be: summed instead of averaged, of other data, or exactly 0."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ def loss_above_chance(analysis: Analysis) -> Finding | None:
 
 
 def zeros_between(analysis: Analysis) -> Finding | None:
-    """Lines with a loss of exactly 0 among those with a usual one."""
+    """Lines with a loss of exactly 0, where no other is low."""
     at, losses = analysis.trajectory.finite_losses()
     nonzero = np.flatnonzero(losses != 0)
-    if not len(nonzero) or trailing_zero_losses(analysis):
+    if not len(nonzero) or losses[nonzero].min() <= MIN_LOSS_BEFORE_ZERO or trailing_zero_losses(analysis):
         return None
     before = np.searchsorted(nonzero, np.arange(len(losses))) - 1  # the last one that is not 0
     zeros = np.flatnonzero((losses == 0) & (before >= 0) & (losses[nonzero[before]] > MIN_LOSS_BEFORE_ZERO))

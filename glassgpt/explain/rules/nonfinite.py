@@ -309,7 +309,10 @@ def trailing_zero_losses(analysis: Analysis) -> int:
     norms = analysis.log.steps.grad_norm
     if len(losses) and not losses.any():
         are_nan = bool(np.isinf(norms).any()) and not np.isfinite(norms).any()
-        return len(losses) if len(losses) >= (MIN_ZERO_LOSSES if are_nan else MIN_ONLY_ZEROS) else 0
+        # In a tail, or of a classifier that is always right, it may be a loss that is rounded.
+        is_none = shows_run_start(analysis.log) and not analysis.log.own_metrics
+        least = MIN_ZERO_LOSSES if are_nan else MIN_ONLY_ZEROS
+        return len(losses) if len(losses) >= least and (are_nan or is_none) else 0
     nonzero = np.flatnonzero(losses != 0)
     count = len(losses) - 1 - int(nonzero[-1]) if len(nonzero) else 0
     return count if count >= MIN_ZERO_LOSSES and losses[nonzero[-1]] > MIN_LOSS_BEFORE_ZERO else 0

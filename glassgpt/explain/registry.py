@@ -20,6 +20,7 @@ from glassgpt.explain.rules import (
     learned,
     learning,
     loss_plausibility,
+    loss_scale,
     lost_work,
     lr_schedule,
     metrics,
@@ -52,7 +53,7 @@ def rules_of(*modules: ModuleType) -> tuple[Rule, ...]:
 
 
 # Of the loss, of the process, or of its checkpoints.
-FAILURE_RULES = rules_of(nonfinite, instability, loss_plausibility, gpu_memory, lost_work)
+FAILURE_RULES = rules_of(nonfinite, instability, loss_plausibility, loss_scale, gpu_memory, lost_work)
 # Trained too long, too short, stuck.
 LEARNING_RULES = rules_of(learning, val_curve, metrics, learned, note_claims)
 RESUME_RULES = rules_of(resumes, lr_schedule)

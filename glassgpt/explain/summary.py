@@ -16,12 +16,13 @@ from glassgpt.explain.rules.lost_work import FAULT_KINDS, MAX_QUOTED_CHARS, erro
 from glassgpt.format import format_loss
 from glassgpt.i18n import translate
 from glassgpt.record.finding import SERIOUS, Finding
-from glassgpt.runs.curve_statistics import is_level, shows_fall, turning_row
+from glassgpt.runs.curve_statistics import is_level, trend, turning_row
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.metric_series import MetricCourse
 from glassgpt.runs.progress import Progress
 from glassgpt.runs.run_log import Floats, LogEvent, RunLog
 from glassgpt.runs.trajectory import (
+    epochs_done,
     last_iteration_done,
     mean_iteration_time,
     planned_end_iteration,
@@ -31,7 +32,6 @@ from glassgpt.runs.trajectory import (
 
 MAX_PLAN_SHARE = 0.95  # of the planned iterations: a run that got further has nearly done all
 MAX_SHOWN_SHARE = 0.99  # of a plan that was not reached: more is shown as 100%
-MIN_LN2_SHARE = 0.95  # the loss of preferences over ln 2, where it begins: the policy has hardly moved
 MIN_EXTREME_SHARE = 0.3  # of the range: how far an extreme that is not the best is beyond both ends
 MIN_OVERHEAD_SHARE = 0.01  # of the time: less is not worth a sentence
 MAX_OTHER_PROBLEMS = 3  # sentences about other runs
@@ -41,6 +41,10 @@ MAX_SWAPPING_TOKENS_PER_S = 20.0  # slower than any machine trains a model that 
 MIN_WANDER_RATIO = 1.25  # of the step time, between its high and its low: less is no news
 MIN_END_LINES = 5  # of each end: the mean of fewer may be higher by chance
 MIN_KEPT_SHARE = 0.75  # of an accuracy's first value, at the end: below that something is wrong
+EVALUATION_FINDINGS = ("memorised-data", "epoch-steps", "loss-nan")  # they advise one, or another matters
+RISE_FINDINGS = ("divergence", "loss-explosion", "loss-nan")
+# No evaluation for so much of the run at its end, and for so many of the usual intervals.
+MIN_UNEVALUATED_SHARE, MIN_UNEVALUATED_INTERVALS, MIN_EVALUATED_SHARE = 0.25, 2.5, 0.01
 MIN_JUDGED_ITERATIONS = 20  # logged; of fewer it cannot be said that nothing is wrong
 
 
@@ -82,21 +86,21 @@ def other_problems(others: Sequence[tuple[RunLog, Facts, Sequence[Finding]]]) ->
         sentences.append(translate("verdict.failed_launches", launches=len(failed), lines=at + more))
         if errors[0] and (quoted := error_text(errors[0].text)):
             sentences.append(translate("verdict.first_failure", quoted=quoted[:MAX_QUOTED_CHARS]))
-    nonfinite_norms = sum(int(np.isinf(log.steps.grad_norm).sum()) for log, _, _ in others)
-    if nonfinite_norms:
-        sentences.append(translate("verdict.other_norms", count=nonfinite_norms))
-    problems = [
-        (log, findings[0])
-        for log, facts, findings in others
-        if len(log.steps)
-        and findings
-        and (findings[0].severity == "problem" or facts.ended in ("crashed", "oom"))
-    ]
-    for log, finding in problems[:MAX_OTHER_PROBLEMS]:
-        name = log.label + _lines_of(log)
-        sentences.append(translate("verdict.other_run_problem", name=name, title=finding.title))
-    if len(problems) > MAX_OTHER_PROBLEMS:
-        sentences.append(translate("verdict.more_problems", runs=len(problems) - MAX_OTHER_PROBLEMS))
+    problems: dict[str, list[tuple[RunLog, Finding]]] = {}  # alike ones together
+    for log, _, findings in others:
+        if len(log.steps) and findings and findings[0].severity in SERIOUS:
+            problems.setdefault(findings[0].id, []).append((log, findings[0]))
+    ranked = sorted(problems.values(), key=lambda alike: -max(one.severity_level for _, one in alike))
+    for alike in ranked[:MAX_OTHER_PROBLEMS]:
+        log, finding = max(alike, key=lambda one: one[1].severity_level)
+        values = {"name": log.label + _lines_of(log), "title": finding.title}
+        sentences.append(
+            translate("verdict.other_run_problem", **values)
+            if len(alike) == 1
+            else translate("verdict.alike_problems", runs=len(alike), **values)
+        )
+    if left_out := sum(map(len, ranked[MAX_OTHER_PROBLEMS:])):
+        sentences.append(translate("verdict.more_problems", runs=left_out))
     return sentences
 
 
@@ -132,7 +136,7 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         if stops and facts.ended == "finished":
             quoted = stops[-1][:MAX_QUOTED_CHARS].rstrip(".")
             sentences.append(translate("verdict.stop_reason", quoted=quoted))
-    has_risen = any(one.id in ("divergence", "loss-explosion", "loss-nan") for one in findings)
+    has_risen = any(one.id in RISE_FINDINGS for one in findings)
     is_flat = run_log.loss_measures_learning and not has_risen and _has_risen_slightly(facts)
     # A result of what was made of the weights after the training: no loss of the run's own evaluations.
     closing = [
@@ -143,6 +147,8 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     metrics = [_metric_sentence(course) for course in run_log.metric_courses]
     loss_sentence = _loss_sentence(run_log, facts, findings)
     sentences += [loss_sentence, *metrics] if run_log.loss_measures_learning else [*metrics, loss_sentence]
+    if (evaluated := _unevaluated_since(run_log, facts)) is not None:
+        sentences.append(translate("verdict.not_evaluated_since", evaluated=evaluated, last=last))
     trained_evals = [one for one in run_log.evals if one.val_loss is not None and one.iteration != 0]
     # One evaluation, or one before training, does not tell how far the run came; nor do those of validation
     # text alone.
@@ -162,6 +168,8 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         columns = ", ".join(f"{meaning}={column}" for meaning, column in run_log.columns.items())
         sentences.append(translate("verdict.columns", columns=columns))
     sentences += [str(note) for note in run_log.notes]
+    has_eval = facts.best_val_loss is not None or run_log.evaluates_metrics
+    epochs, place = epochs_done(run_log), len(sentences)
     serious = [finding for finding in findings if finding.severity in SERIOUS]
     has_advice = any(finding.severity == "advice" for finding in findings)
     if serious:
@@ -183,9 +191,9 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         and run_log.loss_measures_learning
     ):
         sentences.append(
-            translate("verdict.nothing_wrong_unevaluated")
-            if facts.best_val_loss is None and not run_log.evaluates_metrics
-            else translate("verdict.nothing_wrong")
+            translate("verdict.nothing_wrong")
+            if has_eval or (epochs is not None and epochs <= 1)
+            else translate("verdict.nothing_wrong_unevaluated")
         )
     elif (
         0 < facts.iterations_logged < MIN_JUDGED_ITERATIONS
@@ -193,7 +201,26 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         and run_log.loss_measures_learning
     ):
         sentences += _few_lines_sentences(run_log, facts)
+    # In a first epoch every batch is new when its loss is taken: that is an evaluation, too.
+    is_repeated = epochs is not None and epochs > 1 and facts.loss_last is not None
+    is_told = any(one.id in EVALUATION_FINDINGS for one in findings) or (
+        sentences[-1] == translate("verdict.nothing_wrong_unevaluated")
+    )
+    if is_repeated and not has_eval and not is_told and run_log.loss_measures_learning and not run_log.live:
+        sentences.insert(place, translate("verdict.no_evaluation"))
     return [sentence for sentence in sentences if sentence]
+
+
+def _unevaluated_since(run_log: RunLog, facts: Facts) -> int | None:
+    """The iteration of the last evaluation, where a large part of the run came after it."""
+    at = sorted({one.iteration for one in run_log.evals if one.iteration is not None})
+    last = facts.last_iteration
+    if not at or last is None or run_log.is_excerpt or run_log.live or not run_log.has_iteration_numbers:
+        return None
+    usual = float(np.median(np.diff(at))) if len(at) > 1 else 0.0
+    least = max(MIN_UNEVALUATED_SHARE * last, MIN_UNEVALUATED_INTERVALS * usual)
+    # The first ones of a run alone may be numbered by another count, such as epochs.
+    return at[-1] if at[-1] > MIN_EVALUATED_SHARE * last and last - at[-1] > least else None
 
 
 def _metric_sentence(course: MetricCourse) -> str:
@@ -240,9 +267,9 @@ def _metric_sentence(course: MetricCourse) -> str:
 
 
 def _training_loss_is_level(run_log: RunLog, facts: Facts) -> bool:
-    """Whether it changed by less than its noise."""
-    ends, losses = facts.loss_ends, _finite_losses(run_log)
-    return ends is not None and 0 < 2 * ends["lines"] <= len(losses) and is_level(losses, int(ends["lines"]))
+    """Whether all its lines together show neither a fall nor a rise."""
+    losses = _finite_losses(run_log)
+    return facts.loss_ends is not None and len(losses) >= MIN_JUDGED_ITERATIONS and is_level(losses)
 
 
 def _has_risen_slightly(facts: Facts) -> bool:
@@ -261,18 +288,14 @@ def _repeats_iterations(run_log: RunLog) -> bool:
 def _few_lines_sentences(run_log: RunLog, facts: Facts) -> list[str]:
     """What few lines show of the loss, and whether an evaluation is missing."""
     losses = _finite_losses(run_log)
-    has_eval = facts.best_val_loss is not None or run_log.evaluates_metrics
     if run_log.placeholder_loss is not None or not len(losses) or turning_row(losses) is not None:
         return []  # another sentence says what they show
-    if run_log.begins_at_ln2 and losses[-1] > MIN_LN2_SHARE * math.log(2):
-        return [translate("verdict.near_ln2", last=format_loss(float(losses[-1])))]
-    no_eval = [] if has_eval else [translate("verdict.no_evaluation")]
-    if shows_fall(losses):
-        return [translate("verdict.few_lines_fall", lines=facts.iterations_logged), *no_eval]
+    if trend(losses) == "falls":
+        return [translate("verdict.few_lines_fall", lines=facts.iterations_logged)]
     values = np.array([one.val_loss for one in run_log.evals if one.val_loss is not None], dtype=float)
-    if shows_fall(values):
+    if trend(values) == "falls":
         return [translate("verdict.few_evaluations_fall", evaluations=len(values))]
-    return [translate("verdict.too_few_lines", lines=facts.iterations_logged), *no_eval]
+    return [translate("verdict.too_few_lines", lines=facts.iterations_logged)] if len(losses) > 1 else []
 
 
 def _finite_losses(run_log: RunLog) -> Floats:
@@ -485,7 +508,9 @@ def _training_sentence(run_log: RunLog, facts: Facts, findings: Sequence[Finding
         turned = {"lowest_loss": losses[row], "lowest_iteration": at, "end_loss": losses[-1]}
     if not turned or not run_log.has_iteration_numbers:
         ends = facts.loss_ends
-        if ends is not None and _training_loss_is_level(run_log, facts):
+        has_risen = any(one.id in RISE_FINDINGS for one in findings)
+        is_told = bool(training_loss_sentence(facts)) and not has_risen
+        if ends is not None and is_told and _training_loss_is_level(run_log, facts):
             shown = {"first": format_loss(ends["first"]), "last": format_loss(ends["last"])}
             return translate("verdict.training_loss_level", lines=int(ends["lines"]), **shown)
         return training_loss_sentence(facts)

@@ -52,6 +52,7 @@ from glassgpt.runs.step_clock import stamped_seconds
 from glassgpt.runs.time_split import TimeSplit, split_time
 from glassgpt.runs.trajectory import (
     Trajectory,
+    epochs_done,
     planned_end_iteration,
     positive_int_setting,
     seconds_between,
@@ -114,9 +115,7 @@ class Analysis:
     @property
     def epochs(self) -> float | None:
         """Passes over the training data, where the log counts them."""
-        counted = self.log.setup.epochs
-        is_numbered = self.log.trainer.iterations_are_epochs and self.log.has_iteration_numbers
-        return self.trajectory.last_iteration if counted is None and is_numbered else counted
+        return epochs_done(self.log)
 
     @cached_property
     def ladder_progress(self) -> LadderProgress | None:

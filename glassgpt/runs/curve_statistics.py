@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -23,11 +24,16 @@ _EXPONENTS = np.geomspace(0.05, 2.0, 60)
 # Of the predicted gain. A learning rate that decays to its end makes the last points steeper than further
 # training would be, which the scatter of the points does not show.
 EXTRAPOLATION_ERROR_SHARE = 1 / 3
-_MAX_END_LINES = 10
-_MIN_LEVEL_LINES = 3  # at each end, for a scatter
-# A fall that few lines show: so many, the share of them that is lower than the one before, and the fall over
-# the standard deviation of the steps in their second half.
-_MIN_FALL_LINES, _MIN_FALL_STEPS, _MIN_FALL_TO_SCATTER = 4, 0.8, 5.0
+# Lines at each end of a curve: so few say where it began. Where their means differ by less than so many
+# standard errors, a tenth of all lines is taken.
+_MAX_END_LINES, _CLEAR_END_ERRORS = 10, 3.0
+# A trend: Kendall's test over at most so many blocks; or nearly all go one way, by so many of the standard
+# deviations of the late changes; or a step from the first to those of the second half, in
+# their standard deviations and as a share of it; of few values both are uncertain.
+_TREND_BLOCKS, _MIN_TREND_VALUES, _MIN_TREND_ERRORS, _MIN_BLOCK = 60, 4, 2.5, 5
+_MIN_STEADY_SHARE, _MIN_STEADY_TO_SCATTER = 0.8, 5.0
+_MIN_STEP_TO_SCATTER, _MIN_STEP_SHARE, _FEW_VALUES = 4.0, 0.02, 3.0
+_MIN_AUTOCORRELATION, _MAX_AUTOCORRELATION = 1.64, 0.95  # the former over sqrt(values): less may be chance
 # A fall and a rise that a few lines show: so many, and both as a share of the lowest and of a usual step.
 _MIN_TURN_LINES, _MIN_TURN_SHARE, _MIN_TURN_STEPS = 8, 0.15, 3.0
 _MAX_EVEN_RATIO = 2.0  # of iterations in a line: up to this they count alike
@@ -90,32 +96,69 @@ def end_means(values: Floats) -> EndMeans | None:
     if len(values) < 2:
         return None
     lines = max(1, min(_MAX_END_LINES, len(values) // 5))
+    if not _ends_differ(values, lines):
+        lines = max(lines, len(values) // 10)
     return EndMeans(float(np.mean(values[:lines])), float(np.mean(values[-lines:])), lines)
 
 
-def is_level(values: Floats, lines: int) -> bool:
-    """Whether the means of the first and of the last `lines` values differ by less than these scatter."""
-    if lines < _MIN_LEVEL_LINES:
-        return False
+def _ends_differ(values: Floats, lines: int) -> bool:
     first, last = values[:lines], values[-lines:]
-    error = math.sqrt((float(np.var(first, ddof=1)) + float(np.var(last, ddof=1))) / lines)
-    return abs(float(np.mean(first) - np.mean(last))) < error
+    with np.errstate(over="ignore"):  # of a loss of 1e200
+        error = math.sqrt(float(np.var(first) + np.var(last)) / lines)
+    return abs(float(np.mean(first) - np.mean(last))) > _CLEAR_END_ERRORS * error
 
 
-def shows_fall(values: Floats) -> bool:
-    """Whether a few values fall by far more than they scatter: at nearly every line, or so far at first that
-    the second half is below the first two."""
-    if len(values) < _MIN_FALL_LINES:
-        return False
-    fall, steps = float(values[0] - values[-1]), np.diff(values)
-    late = values[len(values) // 2 :]
-    is_monotonic = np.count_nonzero(steps < 0) >= _MIN_FALL_STEPS * len(steps)
-    late_steps = np.diff(late)  # a single one has no scatter: then its size counts
-    scatter = float(np.std(late_steps)) if len(late_steps) > 1 else float(np.abs(late_steps).max())
-    is_beyond_noise = fall > _MIN_FALL_TO_SCATTER * scatter
-    return (
-        fall > 0 and is_beyond_noise and (bool(is_monotonic) or float(late.max()) < float(values[:2].min()))
+def is_level(values: Floats) -> bool:
+    """Whether neither all values together nor the means of both ends show a change."""
+    ends = end_means(values)
+    return ends is not None and trend(values) is None and not _ends_differ(values, ends.lines)
+
+
+def trend(values: Floats) -> Literal["falls", "rises"] | None:
+    """What all values show together; None: no clear trend.
+
+    Outliers do not move the medians of blocks, nor the ranks that are compared. Where neighbours are alike,
+    the test is the less sure of it (Hamed and Rao 1998). A curve that falls at once and is level from there
+    on shows in the step between its beginning and its second half."""
+    count = min(_TREND_BLOCKS, len(values))
+    if count < _MIN_TREND_VALUES:
+        return None
+    medians = np.array([float(np.median(block)) for block in np.array_split(values, count)])
+    late = medians[count // 2 :]
+    early = medians[: 1 if len(values) >= _MIN_BLOCK * count else 2]  # a single value may be odd
+    step = float(np.median(late)) - early
+    least = max(
+        _MIN_STEP_TO_SCATTER * (1 + _FEW_VALUES / len(late)) * float(np.std(late, ddof=1)),
+        _MIN_STEP_SHARE * abs(float(medians[0])),
     )
+    errors = _kendall_errors(medians)
+    steps = np.diff(medians)
+    late_steps = steps[count // 2 :]  # a single one has no scatter: then its size counts
+    scatter = float(np.std(late_steps)) if len(late_steps) > 1 else float(np.abs(late_steps).max())
+    rises = float(np.mean(medians[-2:])) > float(np.mean(medians[:2]))
+    sign = 1 if rises else -1
+    is_steady = (
+        np.count_nonzero(sign * steps > 0) >= _MIN_STEADY_SHARE * len(steps)
+        and abs(float(medians[-1] - medians[0])) > _MIN_STEADY_TO_SCATTER * scatter
+    )
+    if is_steady or sign * errors >= _MIN_TREND_ERRORS or float((sign * step).min()) > least:
+        return "rises" if rises else "falls"
+    return None
+
+
+def _kendall_errors(values: Floats) -> float:
+    """How many standard errors Kendall's S is from that of no trend; below 0 where they fall."""
+    count = len(values)
+    s = float(np.triu(np.sign(values[None, :] - values[:, None]), 1).sum())
+    variance = count * (count - 1) * (2 * count + 5) / 18
+    ranks, at = np.argsort(np.argsort(values, kind="stable")).astype(float), np.arange(count)
+    rest = ranks - np.polyval(np.polyfit(at, ranks, 2), at)
+    squares = float(rest @ rest)
+    alike = float(rest[1:] @ rest[:-1]) / squares if squares > 1e-9 else 0.0
+    if alike > _MIN_AUTOCORRELATION / math.sqrt(count):
+        alike = min(alike, _MAX_AUTOCORRELATION)
+        variance *= (1 + alike) / (1 - alike)
+    return s / math.sqrt(variance)
 
 
 def turning_row(values: Floats) -> int | None:

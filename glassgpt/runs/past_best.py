@@ -19,7 +19,7 @@ MIN_TRAIN_LOSSES = 5  # for the training loss at one point of the run
 
 # The gap between both losses of one evaluation, from which on it is overfitting whatever came before. At the
 # best evaluation of a small text it is a third of the training loss.
-MIN_GAP_NATS, MIN_GAP_SHARE = 0.4, 0.5
+MIN_GAP_NATS, MIN_GAP_SHARE, MAX_REQUIRED_GAP = 0.4, 0.5, 1.0
 MIN_GAP_STANDARD_ERRORS = 10.0
 
 
@@ -88,6 +88,7 @@ class TrainValGap:
     val_loss: float
     # The training loss is not of an evaluation, but of the log lines before it: so many.
     train_lines: int | None = None
+    is_of_lines: bool = False  # each line has both: these are the medians of the last lines
     is_alone: bool = False  # of these the only evaluation: the gap may have been there from the start
 
     @property
@@ -107,17 +108,17 @@ def find_train_val_gap(
     train_loss, train_lines, val_loss = last.train_loss, None, last.val_loss or 0.0
     if train_loss is None and any(one.train_loss is not None for one in trajectory.evals):
         return None
-    earlier_gap, is_alone = 0.0, False
+    earlier_gap, is_alone, is_of_lines = 0.0, False, False
     if train_loss is None:
         if run_log.val_metric != "loss" or (epochs is not None and epochs <= 1):
             return None  # not the same measure; or the data are new, and cannot have been memorised
-        train_loss, train_lines = _logged_train_loss(run_log, trajectory, last.iteration or 0)
+        train_loss, train_lines = logged_train_loss(run_log, trajectory, last.iteration or 0)
         trained = [one for one in trajectory.evals if one.iteration]
         is_alone = len(trained) == 1
         gaps = (
             (one.val_loss or 0.0) - before
             for one in trained[:-1]
-            if (before := _logged_train_loss(run_log, trajectory, one.iteration or 0)[0]) is not None
+            if (before := logged_train_loss(run_log, trajectory, one.iteration or 0)[0]) is not None
         )
         first_gap = next(gaps, None)  # of a long log there are thousands: the first alone is looked for
         if first_gap is None and not is_alone:
@@ -127,8 +128,10 @@ def find_train_val_gap(
         earlier_gap = max(0.0, (first.val_loss or 0.0) - first.train_loss)
     if train_loss is None or not math.isfinite(train_loss):
         return None
+    if train_lines is not None and (both := _last_of_lines(trajectory)) is not None:
+        train_loss, val_loss, is_of_lines = *both, True
     gap = val_loss - train_loss - earlier_gap
-    if gap < max(MIN_GAP_NATS, MIN_GAP_SHARE * train_loss):
+    if gap < max(MIN_GAP_NATS, min(MAX_REQUIRED_GAP, MIN_GAP_SHARE * train_loss)):
         return None
     if noise and gap < noise.difference(MIN_GAP_STANDARD_ERRORS):
         return None
@@ -138,10 +141,21 @@ def find_train_val_gap(
         return None  # still improving on unseen text
     if train_lines is not None and len(values) >= MIN_EVALS and int(np.argmin(values)) == len(values) - 1:
         return None  # slowly, but it was never better
-    return TrainValGap(last.iteration or 0, train_loss, val_loss, train_lines, is_alone)
+    return TrainValGap(last.iteration or 0, train_loss, val_loss, train_lines, is_of_lines, is_alone)
 
 
-def _logged_train_loss(
+def _last_of_lines(trajectory: Trajectory) -> tuple[float, float] | None:
+    """The medians of both losses over the last twentieth of the lines, where these have both."""
+    at, losses = trajectory.finite_losses()
+    evaluated, values = trajectory.val_curve()
+    count = len(values) // 20
+    late = np.isin(at, evaluated[-count:])
+    if count < MIN_TRAIN_LOSSES or np.count_nonzero(late) < count:
+        return None
+    return float(np.median(losses[late])), float(np.median(values[-count:]))
+
+
+def logged_train_loss(
     run_log: RunLog, trajectory: Trajectory, iteration: int
 ) -> tuple[float | None, int | None]:
     """The training loss by the last lines up to this iteration, and of how many: one, where it is the mean of

@@ -62,6 +62,14 @@ def last_iteration_done(run_log: RunLog) -> int | None:
     return max(ends + [done for done in (run_log.iterations_done,) if done is not None], default=None)
 
 
+def epochs_done(run_log: RunLog) -> float | None:
+    """Passes over the training data, where the log counts them."""
+    counted = run_log.setup.epochs
+    return (
+        last_iteration_done(run_log) if counted is None and run_log.trainer.iterations_are_epochs else counted
+    )
+
+
 def mean_iteration_time(run_log: RunLog) -> tuple[float, float, bool | None] | None:
     """Of a process that says how long it took in all: that in seconds, the mean milliseconds of an iteration,
     and whether its evaluations are in these: None where there are none. They are left out where the time of

@@ -285,8 +285,10 @@ def test_lines_without_numbers_are_not_iterations() -> None:
 def test_too_few_evaluations_leave_the_training_loss() -> None:
     rows = np.arange(1, 3001)
     losses = add_noise((2 + 9 * rows**-0.3).tolist(), 0.03)
-    run_log = make_run_log(make_steps(rows.tolist(), loss=losses), trainer=HF)
+    run_log = make_run_log(make_steps(rows.tolist(), loss=losses), trainer=HF, ended="finished")
     assert require_finding(still_improving(analyse(run_log))).values["metric"] == "train loss"
+    # Of a log that only stops, nothing follows from a loss that falls.
+    assert still_improving(analyse(replace(run_log, ended="cut"))) is None
     assert still_improving(analyse(replace(run_log, live=True))) is None
     short = make_run_log(make_steps(rows[:80].tolist(), loss=losses[:80]), trainer=HF)
     assert still_improving(analyse(short)) is None

@@ -27,9 +27,10 @@ from glassgpt.runs.split_runs import split_runs
 NOTHING = translate("verdict.nothing_wrong")
 
 
-def run() -> RunLog:
+def run(end: float = 2.0) -> RunLog:
+    losses = np.linspace(3.0, end, 100).tolist()
     return make_run_log(
-        make_steps(range(0, 1000, 10), 100.0, [2.0] * 100), [(0, 4.0, 4.1), (500, 2.1, 2.25), (900, 1.9, 2.4)]
+        make_steps(range(0, 1000, 10), 100.0, losses), [(0, 4.0, 4.1), (500, 2.1, 2.25), (900, 1.9, 2.4)]
     )
 
 
@@ -83,7 +84,8 @@ def test_a_training_loss_that_ends_higher() -> None:
     higher = translate("verdict.training_loss_not_fallen")
     for last, is_said in ((1.4, True), (1.1, False)):
         ends = {"first": 1.2, "last": last, "lines": 10}
-        told = verdict(**without, ended="finished", loss_first=1.9, loss_last=last, loss_ends=ends)
+        values = facts(**without, ended="finished", loss_first=1.9, loss_last=last, loss_ends=ends)
+        told = compose_verdict(run(4.0 if is_said else 2.0), values, ())
         assert (higher in told) == is_said
         assert (translate("verdict.nothing_wrong_unevaluated") in told) != is_said
     assert higher not in verdict(loss_ends={"first": 1.2, "last": 1.4, "lines": 10})
@@ -162,12 +164,19 @@ def test_losses_of_any_size_stay_short() -> None:
 
 
 def test_the_loss_is_told_by_means_of_lines() -> None:
-    """A flat loss with one odd line at either end went nowhere."""
+    """One odd line at either end is no course, and a flat loss with them has no trend."""
     losses = [9.0, *[3.0] * 98, 1.0]
     ends = explain(make_run_log(make_steps(range(100), loss=losses))).facts.loss_ends
     assert ends == {"first": pytest.approx(3.6), "last": pytest.approx(2.8), "lines": 10}
     told = explain(make_run_log(make_steps(range(100), loss=losses))).verdict
-    assert translate("verdict.training_loss", first="3.6000", last="2.8000", lines=10) in told
+    assert translate("verdict.training_loss_level", first="3.6000", last="2.8000", lines=10) in told
+    # A slow fall of noisy lines, of which ten at each end show nothing.
+    noisy = 1.2 - 2e-4 * np.arange(1000) + np.random.default_rng(0).normal(0, 0.4, 1000)
+    slow = explain(make_run_log(make_steps(range(1000), loss=noisy.tolist()), ended="finished"))
+    assert slow.facts.loss_ends is not None
+    assert slow.facts.loss_ends["lines"] == 100
+    values = {"first": f"{noisy[:100].mean():.4f}", "last": f"{noisy[-100:].mean():.4f}", "lines": 100}
+    assert translate("verdict.training_loss", **values) in slow.verdict
 
 
 def test_a_step_time_that_wanders_is_called_that() -> None:
@@ -216,13 +225,8 @@ def test_a_speed_that_only_swapping_explains() -> None:
 
 
 def test_few_lines_say_what_would_settle_it() -> None:
-    def last(**facts: object) -> str:
-        return verdict(iterations_logged=2, **facts)[-1]
-
-    few = {"lines": 2}
-    assert last() == translate("verdict.too_few_lines", **few)
-    without = {"best_val_loss": None, "best_val_step": None, "final_val_loss": None}
-    assert last(**without) == translate("verdict.no_evaluation")
+    assert few_lines([2.0, 2.1])[-1] == translate("verdict.too_few_lines", lines=2)
+    assert translate("verdict.too_few_lines", lines=1) not in few_lines([2.0])
 
 
 def test_a_run_that_finished_early_by_its_own_counter() -> None:
@@ -262,13 +266,12 @@ def few_lines(losses: list[float], ms: float = math.nan, **changes: object) -> l
 
 def test_few_lines_say_what_they_show() -> None:
     falls = translate("verdict.few_lines_fall", lines=6)
-    no_eval = translate("verdict.no_evaluation")
-    assert {falls, no_eval} <= set(few_lines([1.47, 0.80, 0.73, 0.66, 0.63, 0.62]))
+    assert falls in few_lines([1.47, 0.80, 0.73, 0.66, 0.63, 0.62])
     flat_later = few_lines([11.3, 8.7, 6.3, 6.0, 6.4, 6.3])
     assert falls in flat_later
     few = {"lines": 6}
     noisy = [2.0, 2.1, 1.9, 2.05, 2.1, 1.95]
-    assert {translate("verdict.too_few_lines", **few), no_eval} <= set(few_lines(noisy))
+    assert translate("verdict.too_few_lines", **few) in few_lines(noisy)
     evals = [(300, None, 2.2)]
     assert translate("verdict.too_few_lines", **few) in few_lines(noisy, 100.0, evals=evals)
     falling = [(at, None, 3.8 - at / 200) for at in range(100, 601, 100)]
@@ -301,13 +304,33 @@ def test_a_loss_that_is_the_same_and_below_0_is_not_computed() -> None:
     assert translate("verdict.loss_measures_nothing_alone") in explain(varying).verdict
 
 
-def test_preferences_near_ln2_have_not_fallen() -> None:
-    losses = np.linspace(0.6925, 0.6804, 16).tolist()
-    said = explain(make_run_log(make_steps(range(10, 170, 10), loss=losses))).verdict
-    assert translate("verdict.near_ln2", last="0.6804") in said
-    fallen = np.linspace(0.6925, 0.35, 16).tolist()
-    said = explain(make_run_log(make_steps(range(10, 170, 10), loss=fallen))).verdict
-    assert translate("verdict.few_lines_fall", lines=16) in said
+def test_only_repeated_data_ask_for_an_evaluation() -> None:
+    """In a first epoch each batch is new when its loss is taken; of unknown data nothing is said."""
+    no_eval = translate("verdict.no_evaluation")
+    for epochs, is_said in ((3.0, True), (1.0, False), (0.4, False), (None, False)):
+        setup = LoggedSetup(epochs=epochs)
+        for losses in ([1.47, 0.80, 0.73, 0.66, 0.63, 0.62], [2.0, 2.1, 1.9, 2.05, 2.1, 1.95]):
+            assert (no_eval in few_lines(losses, setup=setup)) == is_said
+    evaluated = few_lines([2.0, 1.9, 1.8], setup=LoggedSetup(epochs=3.0), evals=[(300, None, 2.2)])
+    assert no_eval not in evaluated
+
+
+def test_a_late_part_without_evaluations_is_told() -> None:
+    """The last of these evaluations is the best, and says nothing of what came after it."""
+    evals = [(at, None, 4.0 - at / 500) for at in range(50, 251, 50)]
+    for last, is_said in ((260, False), (1000, True)):
+        losses = np.linspace(4.0, 3.0, last // 10).tolist()
+        run_log = make_run_log(make_steps(range(10, last + 1, 10), loss=losses), evals)
+        said = compose_verdict(run_log, Analysis(run_log).facts, ())
+        assert (translate("verdict.not_evaluated_since", evaluated=250, last=last) in said) == is_said
+
+
+def test_alike_problems_of_other_runs_are_told_together() -> None:
+    flat, rising = np.linspace(3.0, 2.0, 100), np.append(np.linspace(4.0, 2.0, 50), np.linspace(2.0, 3.5, 50))
+    runs = [make_run_log(make_steps(range(100), loss=losses.tolist())) for losses in (flat, rising, rising)]
+    verdict = explain_runs(runs, main=runs[0]).verdict
+    title = explain(runs[1]).findings[0].title
+    assert translate("verdict.alike_problems", runs=2, name=runs[1].label, title=title) in verdict
 
 
 def test_a_run_that_was_not_finished_is_not_at_100_percent() -> None:

@@ -15,8 +15,8 @@ from glassgpt.runs.curve_statistics import (
     forecast_loss,
     is_level,
     mad,
-    shows_fall,
     trailing_median,
+    trend,
     turning_row,
 )
 from glassgpt.runs.log_numbers import clamp_loss
@@ -116,13 +116,40 @@ def test_a_few_values_that_fell_and_rose_again() -> None:
 
 
 def test_four_values_show_a_fall_that_is_far_beyond_their_last_step() -> None:
-    assert shows_fall(np.array([8.3368, 1.2565, 0.4951, 0.4270]))
-    assert not shows_fall(np.array([2.0, 1.9, 2.0, 1.8]))
-    assert not shows_fall(np.array([8.3368, 1.2565, 0.4951]))
+    assert trend(np.array([8.3368, 1.2565, 0.4951, 0.4270])) == "falls"
+    assert trend(np.array([2.0, 1.9, 2.0, 1.8])) is None
+    assert trend(np.array([8.3368, 1.2565, 0.4951])) is None
+
+
+def test_a_trend_is_of_all_values() -> None:
+    """Ten values at each end of a noisy curve say less than all of them."""
+    rng = np.random.default_rng(0)
+    slow = np.linspace(1.2, 1.0, 2000) + rng.normal(0, 0.45, 2000)
+    assert trend(slow) == "falls"
+    assert trend(slow[::-1]) == "rises"
+    at_once = np.append(np.linspace(6.0, 1.0, 20), 1 + rng.normal(0, 0.05, 980))
+    assert trend(at_once) == "falls"  # and level from there on
+    noisy = np.linspace(3.3, 2.9, 12) + rng.normal(0, 0.05, 12)
+    assert trend(noisy) == "falls"
+    outlier = np.append(np.full(50, 2.0) + rng.normal(0, 0.05, 50), 90.0)
+    assert trend(outlier) is None
+
+
+def test_noise_has_no_trend() -> None:
+    """Neither independent noise nor one whose neighbours are alike."""
+    rng = np.random.default_rng(1)
+    for share, most in ((0.0, 0.03), (0.8, 0.06)):
+        found = 0
+        for _ in range(200):
+            noise = rng.normal(0, 0.1, 1000)
+            for row in range(1, len(noise)):
+                noise[row] += share * noise[row - 1]
+            found += trend(2 + noise) is not None
+        assert found <= most * 200
 
 
 def test_ends_that_differ_by_less_than_they_scatter() -> None:
     noisy = [1.95, 0.77, 1.38, 0.62, 0.57, *[0.8] * 40, 0.75, 1.38, 0.61, 2.51, 1.04]
-    assert is_level(np.array(noisy), 5)
-    assert not is_level(np.array([one + 3 for one in noisy[:5]] + noisy[5:]), 5)
-    assert not is_level(np.array(noisy), 2)  # of two values no scatter is known
+    assert is_level(np.array(noisy))
+    assert not is_level(np.array([one + 3 for one in noisy[:10]] + noisy[10:]))
+    assert not is_level(np.array([2.0]))

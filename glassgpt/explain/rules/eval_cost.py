@@ -11,13 +11,15 @@ from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve_statistics import median_stderr
+from glassgpt.runs.regimes import local_steady_ms
 from glassgpt.runs.run_log import Bools, RunLog
 from glassgpt.runs.trajectory import planned_end_iteration, positive_int_setting, takes_known_settings
 
 MIN_SPIKE_RATIO = 1.5  # iteration with an evaluation over a steady one; nobody sees less
 MIN_ADVICE_SHARE = 0.05  # evaluation time over run time
 MIN_LEDGER_ADVICE_SHARE = 0.15  # the same for GlassGPT, which evaluates more on purpose
-MIN_SAVING_SHARE = 0.001  # of the run: less is shown as 0.0%
+MIN_SAVING_SHARE = 0.005  # of the run: nobody changes a setting for less
+MIN_EVALS_FOR_RARER, MIN_SHARE_OF_FEW = 5, 0.25  # of fewer none can be spared, unless they cost so much
 MIN_EVAL_BATCHES = 20  # per evaluation, to advise
 FEWER_BATCHES_SAVING = 0.75  # of an evaluation, by a quarter of its batches
 # Iterations with a save against those with an evaluation only: the difference of their medians.
@@ -151,11 +153,9 @@ def eval_spikes(analysis: Analysis) -> Finding | None:
         advice = [_interval_advice(analysis, cost), _batches_advice(analysis, cost)]
     elif interval:
         saving = cost.saving_in_long_run(interval, 4 * interval)
-        advice = [
-            trainer.rarer_eval_advice.with_values(
-                old_interval=interval, new_interval=4 * interval, interval_saving=saving
-            )
-        ]
+        if saving >= MIN_SAVING_SHARE:
+            values = {"old_interval": interval, "new_interval": 4 * interval, "interval_saving": saving}
+            advice = [trainer.rarer_eval_advice.with_values(**values)]
     return make_finding(
         "eval-spikes",
         "advice" if share >= MIN_ADVICE_SHARE and not cost.is_excerpt else "info",
@@ -164,15 +164,15 @@ def eval_spikes(analysis: Analysis) -> Finding | None:
         explanation=cause,
         advice=advice,
         more=say("eval-spikes.more.updates_unaffected"),
-        claims={"cause of slow iterations": "evaluation", "steady ms": cost.steady_ms},
+        claims={"cause of slow iterations": "evaluation", "steady ms": analysis.facts.steady_ms},
         lines=analysis.lines_at(iteration for _, iteration in cost.eval_steps),
     )
 
 
 def _eval_cost(analysis: Analysis) -> EvalCost | None:
     run_log, split = analysis.log, analysis.time_split
-    steady_ms, run_s = analysis.facts.steady_ms, analysis.total_s
-    if not steady_ms or not run_s or split is None or not math.isfinite(run_s):
+    run_s = analysis.total_s
+    if not analysis.facts.steady_ms or not run_s or split is None or not math.isfinite(run_s):
         return None
     typical_ms = split.typical_eval_ms
     evaluated = {
@@ -191,6 +191,9 @@ def _eval_cost(analysis: Analysis) -> EvalCost | None:
     eval_ms, save_ms = typical_ms, None
     # Where only some evaluations were followed by a save, the difference is the save's.
     is_spike: Bools = includes_eval & ~is_first & np.isfinite(steps.ms) & ~split.is_stalled_eval
+    steady_ms = analysis.facts.steady_ms
+    if is_spike.any():  # of the regimes that they are in
+        steady_ms = float(np.median(local_steady_ms(analysis.regimes, len(steps))[is_spike]))
     keys, added_ms = _step_keys(run_log, is_spike), split.pause_ms[is_spike]
     has_save = np.array([key in saved for key in keys], dtype=bool)
     has_eval = np.array([key in evaluated for key in keys], dtype=bool)  # a fork may save between, too
@@ -207,7 +210,7 @@ def _eval_cost(analysis: Analysis) -> EvalCost | None:
         typical_ms=typical_ms,
         eval_ms=eval_ms,
         save_ms=save_ms,
-        total_s=split.pauses_s,
+        total_s=split.pauses_s - split.periodic_s,
         run_s=run_s,
         is_excerpt=len(evaluated) < 2 or effective_eval_interval(analysis) is None,
     )
@@ -226,20 +229,28 @@ def _interval_advice(analysis: Analysis, cost: EvalCost) -> Message | None:
     run_log, interval = analysis.log, effective_eval_interval(analysis)
     wider = _wider_interval(analysis, interval)
     if not interval:
-        return None if run_log.is_excerpt else say("eval-spikes.advice.half_as_often")
+        return None if run_log.is_excerpt else _half_as_often(analysis, cost.share)
     if not wider:
         return None
     # In a log that is too short, or lacks its beginning, the evaluations are not where they usually are.
     if cost.is_excerpt or not _has_run_start(run_log) or wider > (analysis.facts.last_iteration or 0):
+        saving = cost.saving_in_long_run(interval, wider)
+        if saving < MIN_SAVING_SHARE:
+            return None
         return say(
             "eval-spikes.advice.raise_long_run",
             interval_setting=_interval_name(run_log),
             old_interval=interval,
             new_interval=wider,
-            interval_saving=cost.saving_in_long_run(interval, wider),
+            interval_saving=saving,
         )
     saving = cost.saving_by_interval(wider)
     return _raise_interval(run_log, interval, wider, saving) if saving >= MIN_SAVING_SHARE else None
+
+
+def _half_as_often(analysis: Analysis, share: float) -> Message | None:
+    is_spare = len(analysis.log.evals) >= MIN_EVALS_FOR_RARER or share >= MIN_SHARE_OF_FEW
+    return say("eval-spikes.advice.half_as_often") if is_spare and share / 2 >= MIN_SAVING_SHARE else None
 
 
 def _interval_name(run_log: RunLog) -> str | Message:
@@ -272,10 +283,10 @@ def _batches_advice(analysis: Analysis, cost: EvalCost) -> Message | None:
     interval, saving = effective_eval_interval(analysis), cost.saving_by_batches()
     if interval and not _has_run_start(analysis.log):
         saving = cost.saving_in_long_run(interval, 4 * interval)
+    if saving < MIN_SAVING_SHARE or (batches is not None and batches < 4 * MIN_EVAL_BATCHES):
+        return None
     if batches is None:
         return say("eval-spikes.advice.quarter_batches", batches_saving=saving)
-    if batches < 4 * MIN_EVAL_BATCHES:
-        return None
     return say(
         "eval-spikes.advice.lower_batches",
         batches_setting=_own_name(analysis.log, "eval_iters"),
@@ -296,9 +307,11 @@ def _eval_share_in_logged_times(analysis: Analysis) -> Finding | None:
     if not run_s or not math.isfinite(run_s) or not MIN_ADVICE_SHARE * run_s <= eval_s <= run_s:
         return None
     share = eval_s / run_s
+    # No numbers: some trainers count this interval in updates, and number their lines by micro-batches.
+    advice = _half_as_often(analysis, share)
     return make_finding(
         "eval-spikes",
-        "advice",
+        "advice" if advice else "info",
         title=say("eval-spikes.title.share_of_run", eval_share=share),
         evidence=say(
             "eval-spikes.evidence.total_cost",
@@ -307,8 +320,7 @@ def _eval_share_in_logged_times(analysis: Analysis) -> Finding | None:
             run_s=run_s,
             eval_share=share,
         ),
-        # No numbers: some trainers count this interval in updates, and number their lines by micro-batches.
-        advice=say("eval-spikes.advice.half_as_often"),
+        advice=advice,
     )
 
 

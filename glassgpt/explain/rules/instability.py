@@ -11,20 +11,26 @@ from glassgpt.explain.rules.nonfinite import find_nonfinite_loss
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.curve_statistics import mad, trailing_median
+from glassgpt.runs.curve_statistics import leading_median, mad, trailing_median
+from glassgpt.runs.noise import clear_difference
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trajectory import (
     clips_gradients,
     numeric_setting,
     seconds_between,
     takes_known_settings,
+    val_metric_name,
 )
 
 MAX_RETURNING_RATIO = 2.0  # last loss over the one before an explosion: it was coming back
 # A spike: a loss compared with the median of the MEDIAN_WINDOW_STEPS losses before it.
 MEDIAN_WINDOW_STEPS = 25
 MIN_SPIKE_MADS = 8.0  # median absolute deviations above it
-MIN_SPIKE_RISE_SHARE = 0.1  # of it
+MIN_SPIKE_RISE_SHARE, MIN_SPIKE_RISE = 0.1, 0.05  # of it, and in nats
+MIN_LOSSES_BEFORE, HOLD_LOSSES = 10, 5  # for a usual loss; and the median of so many is back, too
+MIN_STANDS_OUT = 1.5  # times the highest loss that is no spike, in deviations: else it is of a tail
+NEIGHBOURS = 3  # losses and evaluations on either side that a spike is compared with
+MAX_CLOSE_INTERVAL = 10  # iterations between two lines; over more, weights that were hit may have recovered
 MAX_RECOVERY_MADS = 2.0  # above it: from there on the loss has recovered
 MAX_SPIKE_STEPS = 20 * MEDIAN_WINDOW_STEPS  # without recovery within these, it is no spike
 # More spikes than this share of the losses: the noise has long tails, and none of them is an event.
@@ -204,6 +210,12 @@ class LossSpike:
     usual_loss: float
     recovered_iteration: int
     losses: int  # logged ones, until it had recovered
+    # The highest validation loss meanwhile, where that rose, too; that of its neighbours, and its iteration.
+    evaluated: tuple[float, float, int] | None = None
+
+    @property
+    def hit_weights(self) -> bool:
+        return self.losses > MAX_ODD_BATCH_LOSSES or self.evaluated is not None
 
 
 def find_loss_spikes(analysis: Analysis) -> list[LossSpike]:
@@ -212,13 +224,18 @@ def find_loss_spikes(analysis: Analysis) -> list[LossSpike]:
     if len(losses) < 2 * MEDIAN_WINDOW_STEPS:
         return []
     usual = trailing_median(losses, MEDIAN_WINDOW_STEPS)
+    for row in range(MIN_LOSSES_BEFORE, MEDIAN_WINDOW_STEPS + 1):
+        usual[row] = np.median(losses[:row])
     excess = losses - usual
     # The deviation per part of the run: noise shrinks as the loss does.
     deviation = np.full(len(losses), np.nan)
     parts = max(1, min(20, (len(losses) - MEDIAN_WINDOW_STEPS) // 100))
-    for part in np.array_split(np.arange(MEDIAN_WINDOW_STEPS, len(losses)), parts):
+    for part in np.array_split(np.arange(MIN_LOSSES_BEFORE, len(losses)), parts):
         deviation[part] = max(mad(excess[part]), 1e-9)
-    is_high = (excess > MIN_SPIKE_MADS * deviation) & (excess > MIN_SPIKE_RISE_SHARE * np.abs(usual))
+    is_above = excess > np.maximum(MIN_SPIKE_RISE_SHARE * np.abs(usual), MIN_SPIKE_RISE)
+    is_high = (excess > MIN_SPIKE_MADS * deviation) & is_above
+    held = leading_median(losses, HOLD_LOSSES)
+    held = np.append(held, np.full(len(losses) - len(held), held[-1]))
     # A jump where a later process began belongs to the resume.
     starts = {one.first_iteration for one in analysis.log.segments if one.first_iteration is not None}
     process_starts = np.array(sorted(start for start in starts if start > at[0]), dtype=np.int64)
@@ -228,11 +245,11 @@ def find_loss_spikes(analysis: Analysis) -> list[LossSpike]:
     for row in np.flatnonzero(is_high).tolist():
         if row < next_row:
             continue
-        recovered = np.flatnonzero(
-            losses[row : row + MAX_SPIKE_STEPS] <= usual[row] + MAX_RECOVERY_MADS * deviation[row]
-        )
+        limit = usual[row] + MAX_RECOVERY_MADS * deviation[row]
+        recovered = np.flatnonzero(np.maximum(losses, held)[row : row + MAX_SPIKE_STEPS] <= limit)
         if not len(recovered):
             next_row = row + MAX_SPIKE_STEPS
+            is_outside[row:next_row] = False
             continue
         back = row + int(recovered[0])
         next_row = back + 1
@@ -243,22 +260,43 @@ def find_loss_spikes(analysis: Analysis) -> list[LossSpike]:
         if any(one.iteration <= at[back] and at[row] <= one.until for one in analysis.explosions):
             continue
         peak = row + int(np.argmax(losses[row:back]))
+        beside = np.append(losses[row - NEIGHBOURS : row], losses[back : back + NEIGHBOURS])
         spikes.append(
             LossSpike(
                 iteration=int(at[peak]),
                 start_iteration=int(at[row]),
                 peak_loss=float(losses[peak]),
-                usual_loss=float(usual[row]),
+                usual_loss=float(np.median(beside)),
                 recovered_iteration=int(at[back]),
                 losses=back - row,
+                evaluated=_evaluated_high(analysis, int(at[row - 1]), int(at[back])),
             )
         )
-    is_outside[:MEDIAN_WINDOW_STEPS] = False
-    is_tail = (excess > TAIL_MADS * deviation) & (excess > MIN_SPIKE_RISE_SHARE * np.abs(usual))
+    is_outside[:MIN_LOSSES_BEFORE] = False
+    is_tail = (excess > TAIL_MADS * deviation) & is_above
+    with np.errstate(over="ignore"):
+        height = excess / deviation
+    tail = np.max(height[is_outside], initial=0.0)
+    largest = np.max(height[is_high & ~is_outside], initial=0.0)
+    if largest < MIN_STANDS_OUT * tail and not any(spike.hit_weights for spike in spikes):
+        return []
     if np.count_nonzero(is_tail & is_outside) > MAX_TAIL_SHARE * np.count_nonzero(is_outside):
         return []
     most = min(MAX_SPIKES_SHORT_RUN, MAX_SPIKE_SHARE_SHORT_RUN * len(losses))
     return spikes if len(spikes) <= max(most, MAX_SPIKE_SHARE * len(losses)) else []
+
+
+def _evaluated_high(analysis: Analysis, after: int, until: int) -> tuple[float, float, int] | None:
+    """The highest validation loss of this stretch, where it is clearly above those before and after."""
+    at, values = analysis.trajectory.val_curve()
+    begin, end = np.searchsorted(at, (after, until), side="right")
+    beside = np.append(values[max(0, begin - NEIGHBOURS) : begin], values[end : end + NEIGHBOURS])
+    if begin == end or not len(beside):
+        return None
+    row, usual = int(begin + np.argmax(values[begin:end])), float(np.median(beside))
+    least = max(clear_difference(analysis.eval_noise, usual), MIN_SPIKE_RISE_SHARE * abs(usual))
+    is_high = values[row] - usual > least and values[row] > beside.max()
+    return (float(values[row]), usual, int(at[row])) if is_high else None
 
 
 def loss_spike(analysis: Analysis) -> Finding | None:
@@ -268,7 +306,7 @@ def loss_spike(analysis: Analysis) -> Finding | None:
     if analysis.log.trainer.steps_are_micro_batches or not analysis.log.has_iteration_numbers:
         return None
     spikes, iterations = find_loss_spikes(analysis), analysis.trajectory.iteration
-    slow = [spike for spike in spikes if spike.losses > MAX_ODD_BATCH_LOSSES]
+    slow = [spike for spike in spikes if spike.hit_weights]
     if not spikes:
         return None
     largest = max(slow or spikes, key=lambda spike: spike.peak_loss - spike.usual_loss)
@@ -281,27 +319,41 @@ def loss_spike(analysis: Analysis) -> Finding | None:
     evidence = [say("loss-spike.evidence.largest", **values)]
     if not slow:
         is_single = all(spike.losses <= MAX_SINGLE_LOSSES for spike in spikes)
+        interval = analysis.log.log_interval() or 1
+        explanation = say("loss-spike.explanation.odd_batches")
+        if not is_single:
+            explanation = say("loss-spike.explanation.clusters")
+        elif interval > MAX_CLOSE_INTERVAL:
+            explanation = say("loss-spike.explanation.between_lines", interval=interval)
         return make_finding(
             "loss-spike",
             "info",
             title=say("loss-spike.title.short", count=len(spikes)),
             evidence=evidence,
-            explanation=say("loss-spike.explanation.odd_batches")
-            if is_single
-            else say("loss-spike.explanation.clusters"),
+            explanation=explanation,
             at=largest.iteration,
             lines=analysis.lines_at([largest.iteration]),
         )
     lost = sum(spike.recovered_iteration - spike.start_iteration for spike in slow)
     share = lost / max(1, int(iterations[-1]) - int(iterations[0]))
+    if largest.evaluated is not None:
+        names = ("val_loss", "usual_val_loss", "eval_iteration")
+        evaluated = dict(zip(names, largest.evaluated, strict=True))
+        evidence.append(
+            say("loss-spike.evidence.evaluated", metric=val_metric_name(analysis.log), **evaluated)
+        )
     if len(slow) < len(spikes):
         evidence.append(say("loss-spike.evidence.odd_batches", odd_batches=len(spikes) - len(slow)))
     return make_finding(
         "loss-spike",
         "warning" if share > WARNING_SPIKE_SHARE else "advice" if share > ADVICE_SPIKE_SHARE else "info",
-        title=say("loss-spike.title.slow_recovery", count=len(slow)),
+        title=say("loss-spike.title.evaluated", count=len(slow))
+        if largest.evaluated is not None
+        else say("loss-spike.title.slow_recovery", count=len(slow)),
         evidence=[*evidence, say("loss-spike.evidence.lost", lost_iterations=lost, lost_share=share)],
-        explanation=say("loss-spike.explanation.slow_recovery"),
+        explanation=say("loss-spike.explanation.evaluated")
+        if largest.evaluated is not None
+        else say("loss-spike.explanation.slow_recovery"),
         advice=[say("loss-spike.advice"), _clip_advice(analysis.log)] if share > ADVICE_SPIKE_SHARE else None,
         at=largest.iteration,
         lines=analysis.lines_at([largest.iteration]),

@@ -48,6 +48,7 @@ END_QUARTER = 0.25  # of the losses: these, too, have to fall by more than their
 MIN_PLATEAU_STEPS = 50
 MAX_TRAIN_GAIN_SHARE, MAX_EVAL_GAIN_SHARE = 0.002, 0.003
 MIN_STEADY_FALL_TO_NOISE = 20.0  # a fall of so many times the noise of one line is none
+MAX_LEVEL_RANGE = 0.1  # of the medians of blocks, without the outermost tenths: more is no plateau
 MAX_PLATEAU_ERROR_SHARE = 0.01  # two standard errors of a third's loss: more hides an improvement
 # Nothing learnt: last against first loss, and the range of the whole curve, as shares of the first loss.
 MAX_END_CHANGE_SHARE, MAX_RANGE_SHARE = 0.01, 0.02
@@ -137,6 +138,8 @@ def still_improving(analysis: Analysis) -> Finding | None:
     else:
         explanation = None  # neither an end nor a schedule is known
     advice = _longer_training_advice(analysis, forecast, unfinished) if fits_end or forecast else None
+    if is_train_loss and advice is None and explanation is None:
+        return None  # an early stretch of a run falls, and nothing follows from it
     compared = {
         "metric": metric,
         "earlier_loss": losses[third],
@@ -377,6 +380,9 @@ def _plateau_evidence(analysis: Analysis, smooth: BlockMedians) -> list[Message]
         return []
     if 2 * error > MAX_PLATEAU_ERROR_SHARE * after:
         return []  # too noisy to see whether it improved
+    late_medians = smooth.medians[-2 * third :]
+    if np.ptp(np.percentile(late_medians, (10, 90))) > MAX_LEVEL_RANGE * after:
+        return []  # its level changes on the way
     losses = analysis.trajectory.finite_losses()[1]
     late = losses[-2 * len(losses) // 3 :]
     changes = np.abs(np.diff(late))

@@ -38,6 +38,7 @@ MIN_LOSS_UNNAMED_SUBWORDS = 1.0  # a vocabulary as of web text, and the log does
 MIN_BITS_WEB_TEXT = 0.5  # per byte
 MIN_LOSS_ANYTHING = 1e-4  # whatever it was tuned to
 MIN_LOSS_TUNED = 0.05  # of training text, whatever it was tuned to, without an evaluation
+MIN_LOSS_OF_ANYTHING, MIN_FALL_TO_NOTHING = 1e-3, 1e3  # whatever is learned: the loss, and its fall
 MIN_TRAIN_LOSS_SUBWORDS = 0.5  # of training text, which may be seen twice
 MIN_TRAIN_LOSS_WORDS = 0.3
 MIN_WORD_VOCAB, MIN_SUBWORD_VOCAB = 1000, 20_000
@@ -142,6 +143,9 @@ def memorised_data(analysis: Analysis) -> Finding | None:
     if len(losses) < (MIN_AVERAGED_LINES if is_averaged else MIN_LOGGED_STEPS):
         return None
     limit = _lowest_train_loss(analysis, float(losses[0]))
+    is_any = limit is None  # it may be of anything
+    if is_any and MIN_FIRST_LOSS < losses[0] < math.log(MAX_VOCAB_SIZE):
+        limit = min(MIN_LOSS_OF_ANYTHING, float(losses[0]) / MIN_FALL_TO_NOTHING)
     end = float(np.median(losses[-max(1, len(losses) // 10) :])) if is_averaged else _late_median(losses)
     is_repeated = epochs is not None and epochs > MAX_NEW_DATA_EPOCHS
     if limit is not None and epochs is not None and epochs >= MANY_EPOCHS:
@@ -155,6 +159,9 @@ def memorised_data(analysis: Analysis) -> Finding | None:
     if is_repeated:
         title = say("memorised-data.title.repeated", end_loss=end, epochs=epochs)
         explanation = say("memorised-data.explanation.repeated")
+    elif is_any:
+        title = say("memorised-data.title.nothing", end_loss=end)
+        explanation = say("memorised-data.explanation.any")
     elif is_new:
         explanation = say("memorised-data.explanation.new")
     is_of_lines = is_averaged and len(losses) < MIN_LOGGED_STEPS  # these say how much later the last is
@@ -165,11 +172,11 @@ def memorised_data(analysis: Analysis) -> Finding | None:
         "end_loss": end,
         "iterations": int(at[-1]) - int(at[0]) + (0 if is_of_lines else min(of_first, int(at[0]) or 1)),
     }
-    is_implausible = end < MIN_LOSS_TUNED and losses[0] > MIN_LOSS_BEFORE_COLLAPSE
+    is_implausible = not is_any and end < MIN_LOSS_TUNED and losses[0] > MIN_LOSS_BEFORE_COLLAPSE
     numbered = run_log.has_iteration_numbers
     return make_finding(
         "memorised-data",
-        "warning" if is_implausible and not is_repeated else "advice",
+        "info" if is_any else "warning" if is_implausible and not is_repeated else "advice",
         title=title,
         evidence=say("memorised-data.evidence.lines", **ends)
         if is_of_lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +29,9 @@ MAX_QUOTED_CHARS = 100  # of the log line with the error
 FAULT_KINDS = ("oom", "traceback", "abort", "kill")
 STOP_BY_HAND = "KeyboardInterrupt"
 NOTEBOOK_INTERRUPT = "KeyboardInterrupt:"
-EXTERNAL_KILL_WORDS = ("sigterm", "sigkill", "cancelled", "killed", "preempt", "hangup", "sighup")
+EXTERNAL_KILL_WORDS = re.compile(
+    r"sigterm|sigkill|cancelled|killed|preempt|hangup|sighup|15 death signal|signal: 15\b"
+)
 
 MIN_ITERATIONS_WORTH_SAVING = 100  # iterations done: fewer are soon done again
 WARNING_LOST_SHARE = 0.1  # iterations since the last checkpoint over iterations done
@@ -308,7 +311,7 @@ def interrupted(analysis: Analysis) -> Finding | None:
     text = event.text.lower() if event else ""
     if "time limit" in text:
         title = say("interrupted.title.time_limit")
-    elif event and (event.kind == "kill" or any(word in text for word in EXTERNAL_KILL_WORDS)):
+    elif event and (event.kind == "kill" or EXTERNAL_KILL_WORDS.search(text)):
         title = say("interrupted.title.killed")
     else:
         title = say("interrupted.title.by_hand")

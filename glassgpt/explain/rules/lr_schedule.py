@@ -24,6 +24,8 @@ MAX_FINAL_TO_MIN_LR = 1.5  # learning rate at the end over min_lr
 # Last over highest logged learning rate: below, it has decayed; above, it is constant.
 DECAYED_SHARE_OF_PEAK, CONSTANT_SHARE_OF_PEAK = 0.3, 0.97
 MIN_LOGGED_LRS = 20
+MIN_LOGGED_SHARE = 0.9  # of the run, where its learning rate is logged last
+MIN_RISING_LRS = 8  # logged, each above the one before
 MAX_MIDDLE_TO_LAST_LR = 0.8  # the logged rate in the middle of the run over the last: it rose all the way
 # At a resume, compared with the last rate before it (or its peak).
 MIN_LRS_BEFORE, MIN_LRS_AFTER = 5, 3
@@ -141,25 +143,32 @@ def _rising_lr(analysis: Analysis) -> Finding | None:
     rates = run_log.steps.lr[trajectory.rows]
     rows = trajectory.rows[np.isfinite(rates)]
     rates = rates[np.isfinite(rates)]
-    if run_log.live or not shows_run_start(run_log) or len(rates) < MIN_LOGGED_LRS or rates[-1] <= 0:
+    if run_log.live or not shows_run_start(run_log) or len(rates) < MIN_RISING_LRS or rates[-1] <= 0:
         return None
     if np.any(np.diff(rates) < 0) or rates[len(rates) // 2] > MAX_MIDDLE_TO_LAST_LR * rates[-1]:
         return None
     planned, last = planned_end_iteration(run_log), trajectory.last_iteration
-    if analysis.facts.ended != "finished" and (not planned or not last or last < planned / 2):
-        return None  # it may be in its warm-up
+    if last is not None and run_log.steps.iteration[rows[-1]] < MIN_LOGGED_SHARE * last:
+        return None  # there are later iterations, without it
     if len(rates) > 1 and rates[-1] == rates[-max(2, len(rates) // 10)]:
         return None  # it has reached its peak, and stays there
+    # Else it may be in its warm-up.
+    is_whole = planned is not None and last is not None and last >= planned / 2
+    is_schedule = is_whole or (planned is None and analysis.facts.ended == "finished")
     lines = run_log.steps.line[rows[[0, -1]]].tolist() if run_log.has_line_numbers else ()
     return make_finding(
         "lr-schedule-mismatch",
-        "warning",
-        title=say("lr-schedule-mismatch.title.rising"),
+        "warning" if is_schedule else "info",
+        title=say("lr-schedule-mismatch.title.rising")
+        if is_schedule
+        else say("lr-schedule-mismatch.title.still_warming_up"),
         evidence=say("lr-schedule-mismatch.evidence.share_rising", first_share=rates[0], last_share=rates[-1])
         if run_log.trainer.lr_is_share_of_peak
         else say("lr-schedule-mismatch.evidence.rising", first_lr=rates[0], last_lr=rates[-1]),
-        explanation=say("lr-schedule-mismatch.explanation.rising"),
-        advice=say("lr-schedule-mismatch.advice.rising"),
+        explanation=say("lr-schedule-mismatch.explanation.rising")
+        if is_schedule
+        else say("lr-schedule-mismatch.explanation.still_warming_up"),
+        advice=say("lr-schedule-mismatch.advice.rising") if is_schedule else None,
         at=last,
         lines=(int(line) for line in lines if line > 0),
     )

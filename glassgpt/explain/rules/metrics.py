@@ -1,16 +1,28 @@
-"""What metrics besides the loss show: a policy that drifts for nothing, a model that gets nothing right."""
+"""What metrics besides the loss show: a policy that drifts, collapses or does not move, a model that gets
+nothing right."""
 
 from __future__ import annotations
+
+import math
+
+import numpy as np
 
 from glassgpt.i18n import say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.metric_series import course_of
+from glassgpt.runs.curve_statistics import detrended_std
+from glassgpt.runs.metric_series import course_of, is_preference
+from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS
 
 MIN_KL = 1.0  # nats per token or per answer: the policy is another one than it was
 MIN_KL_GROWTH = 3.0  # times its first value
 MAX_REWARD_GAIN = 0.1  # of the first reward: less is hardly any
 MIN_REWARDS = 20  # values
+MAX_LN2_DEVIATION = 0.05  # of the loss from ln 2: the policy has hardly moved
+MAX_CHOICE_ACCURACY = 0.75  # usually: it may be one of a choice between two
+MIN_COLLAPSE_VALUES, MIN_COLLAPSED_VALUES = 5, 2  # of a metric; of these, at the end
+MIN_COLLAPSE = 0.2  # of an accuracy
+MAX_COLLAPSED_SHARE, MAX_DEAD_SHARE = 0.5, 0.05  # of what it was
 MIN_PAIR_LOSSES, MIN_DECIDED_MARGIN, MAX_DECIDED_LOSS = 3, 8.0, 0.01  # a margin of 8: one in 3000 is wrong
 
 
@@ -61,6 +73,79 @@ def decided_pairs(analysis: Analysis) -> Finding | None:
         explanation=say("decided-pairs.explanation"),
         advice=say("decided-pairs.advice"),
     )
+
+
+def undecided_pairs(analysis: Analysis) -> Finding | None:
+    """Preferences (DPO): the loss is still near ln 2, where it begins."""
+    losses, log = analysis.trajectory.finite_losses()[1], analysis.log
+    count = max(MIN_PAIR_LOSSES, len(losses) // 10)
+    if len(losses) < 2 * MIN_PAIR_LOSSES:
+        return None
+    early, late = (float(np.median(part)) for part in (losses[:count], losses[-count:]))
+    if max(abs(one / math.log(2) - 1) for one in (early, late)) > MAX_LN2_DEVIATION:
+        return None
+    # Tokens of a text are predicted at such a loss, too, but then most of them rightly.
+    accuracies = [one.value for one in log.own_metrics if one.metric.kind == "accuracy" and len(one.value)]
+    is_choice = any(np.median(values) < MAX_CHOICE_ACCURACY for values in accuracies)
+    if not is_choice and not (accuracies and is_preference(log.own_metrics)):
+        return None
+    is_over = analysis.facts.ended == "finished"
+    return make_finding(
+        "undecided-pairs",
+        "warning" if is_over else "info",
+        title=say("undecided-pairs.title"),
+        evidence=say("undecided-pairs.evidence", first_loss=early, late_loss=late),
+        explanation=say("undecided-pairs.explanation"),
+        advice=say("undecided-pairs.advice") if is_over else None,
+    )
+
+
+def metric_collapse(analysis: Analysis) -> Finding | None:
+    """An accuracy or a reward that was high falls to half of that and less, and stays there."""
+    for one in analysis.log.own_metrics:
+        values, is_known = one.value, one.metric.kind in ("accuracy", "reward", "score")
+        if not is_known or len(values) < MIN_COLLAPSE_VALUES or values.min() < 0:
+            continue
+        width = max(MIN_COLLAPSED_VALUES, len(values) // 20)
+        means = np.convolve(values, np.full(width, 1 / width), mode="valid")
+        best = int(means.argmax())
+        high, end = float(means[best]), float(means[-1])
+        noise = detrended_std(values[: best + width]) or 0.0
+        least = MIN_COLLAPSE if one.metric.kind == "accuracy" else 0.0
+        least = max(least, CLEAR_STANDARD_ERRORS * math.sqrt(2 / width) * noise)
+        if best + width > len(values) - width or end > MAX_COLLAPSED_SHARE * min(high, float(means[0])):
+            continue
+        if high - end <= least or high <= 0:
+            continue
+        last_good = best + int(np.flatnonzero(values[best:] > (high + end) / 2)[-1])
+        at = int(one.iteration[last_good])
+        saves = [save.iteration for save in analysis.trajectory.checkpoints if save.iteration is not None]
+        usable = max((save for save in saves if save <= at), default=None)
+        return make_finding(
+            "metric-collapse",
+            "problem" if end < MAX_DEAD_SHARE * high else "warning",
+            title=say("metric-collapse.title", name=one.name)
+            if at < 0
+            else say("metric-collapse.title.after", name=one.name, after=at),
+            evidence=say(
+                "metric-collapse.evidence",
+                name=one.name,
+                high=high,
+                end=end,
+                count=width,
+                last=float(values[-1]),
+            ),
+            explanation=say("metric-collapse.explanation"),
+            advice=[
+                None
+                if usable is None or at < 0
+                else say("loss-explosion.advice.earlier_checkpoint", saved_iteration=usable),
+                say("metric-collapse.advice"),
+            ],
+            at=at if at >= 0 else None,
+            lines=[int(one.line[last_good])] if analysis.log.has_line_numbers else (),
+        )
+    return None
 
 
 def nothing_right(analysis: Analysis) -> Finding | None:

@@ -29,6 +29,7 @@ MAX_FIRST_UPDATES = 10  # of fine-tuning: in so few, masked targets or bad data 
 MIN_WASTED_S = 10  # seconds after the break; less is not mentioned
 
 MIN_ZERO_LOSSES = 3  # losses of exactly 0 at the end of the run
+MIN_ONLY_ZEROS = 10  # where no other is logged
 MIN_LOSS_BEFORE_ZERO = 1.0  # last loss before the zeros: above what a model can learn from text
 
 # Skipped updates: the scaler tries a larger scale every 2000, or every few hundred with many processes
@@ -306,8 +307,12 @@ def trailing_zero_losses(analysis: Analysis) -> int:
     and no gradient norm is finite; else 0."""
     _, losses = analysis.trajectory.finite_losses()
     norms = analysis.log.steps.grad_norm
-    if len(losses) and not losses.any() and np.isinf(norms).any() and not np.isfinite(norms).any():
-        return len(losses) if len(losses) >= MIN_ZERO_LOSSES else 0
+    if len(losses) and not losses.any():
+        are_nan = bool(np.isinf(norms).any()) and not np.isfinite(norms).any()
+        # In a tail, or of a classifier that is always right, it may be a loss that is rounded.
+        is_none = shows_run_start(analysis.log) and not analysis.log.own_metrics
+        least = MIN_ZERO_LOSSES if are_nan else MIN_ONLY_ZEROS
+        return len(losses) if len(losses) >= least and (are_nan or is_none) else 0
     nonzero = np.flatnonzero(losses != 0)
     count = len(losses) - 1 - int(nonzero[-1]) if len(nonzero) else 0
     return count if count >= MIN_ZERO_LOSSES and losses[nonzero[-1]] > MIN_LOSS_BEFORE_ZERO else 0
@@ -319,8 +324,13 @@ def loss_zero(analysis: Analysis) -> Finding | None:
     if not count:
         return None
     iterations, losses = analysis.trajectory.finite_losses()
+    are_nan = count == len(losses) and bool(np.isinf(run_log.steps.grad_norm).any())
     if count == len(losses):
-        evidence = [say("loss-nan.evidence.all_zero_norms_nan", zero_losses=count)]
+        evidence = [
+            say("loss-nan.evidence.all_zero_norms_nan", zero_losses=count)
+            if are_nan
+            else say("loss-nan.evidence.all_zero", zero_losses=count)
+        ]
     else:
         evidence = [
             say(
@@ -336,7 +346,11 @@ def loss_zero(analysis: Analysis) -> Finding | None:
     return make_finding(
         "loss-nan",
         "problem",
-        title=say("loss-nan.title.all_zero") if count == len(losses) else say("loss-nan.title.zero_loss"),
+        title=say("loss-nan.title.all_zero")
+        if are_nan
+        else say("loss-nan.title.no_loss")
+        if count == len(losses)
+        else say("loss-nan.title.zero_loss"),
         evidence=evidence,
         explanation=[say("loss-nan.explanation.zero_loss"), run_log.trainer.zero_loss_cause],
         advice=[

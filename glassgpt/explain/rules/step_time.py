@@ -24,12 +24,10 @@ MAX_LISTED = 5  # spikes, regimes or batch sizes shown
 # Spike over an iteration that evaluates: within this range it may be an evaluation without a line.
 EVAL_TIME_RATIO_RANGE = (0.7, 1.3)
 
-# Stalls that are alike are the program's own work: how many; how many are near their median, and how near.
-MIN_ALIKE_SPIKES, MIN_ALIKE_SHARE, MAX_ALIKE_DEVIATION = 4, 0.8, 0.15
-
 # Regimes: what slow ones cost, compared with the fastest of the same batch size.
 MIN_REGIME_COST_SHARE = 0.02  # of the run
 REGIME_WARNING_SHARE = 0.2
+MIN_OTHER_DEVICE_RATIO = 4.0  # at once and for good: no heat, no clock and no neighbour does that
 MIN_REFERENCE_SHARE = 0.005  # of the iterations, in the regime that others are compared with
 
 # Drift: the median time of the last quarter of the run, compared with that of the first.
@@ -71,8 +69,6 @@ def silent_spike(analysis: Analysis) -> Finding | None:
     if lost_s < MIN_LOST_S or share < MIN_LOST_SHARE:
         return None
     missing_eval = [] if split.is_stalled_eval.any() else _missing_eval_explanation(analysis, ms)
-    if not missing_eval and not split.is_stalled_eval.any() and _are_alike(split.stall_ms[rows]):
-        missing_eval = [say("silent-spike.explanation.alike")]
     largest = np.sort(np.argsort(-ms, kind="stable")[:MAX_LISTED])
     slowest = [f"{at[index]}: {format_ms(float(ms[index]))}" for index in largest]
     extra = {"slowest": slowest, "steady_ms": facts.steady_ms, "lost_s": lost_s, "lost_share": share}
@@ -127,12 +123,6 @@ def silent_spike(analysis: Analysis) -> Finding | None:
     )
 
 
-def _are_alike(lost_ms: Floats) -> bool:
-    typical = float(np.median(lost_ms))
-    near = np.abs(lost_ms - typical) <= MAX_ALIKE_DEVIATION * typical
-    return len(lost_ms) >= MIN_ALIKE_SPIKES and bool(np.mean(near) >= MIN_ALIKE_SHARE)
-
-
 def _missing_eval_explanation(analysis: Analysis, ms: Floats) -> list[Message]:
     """Why the spikes look like evaluations whose lines are missing; empty where they do not."""
     run_log = analysis.log
@@ -155,7 +145,8 @@ class RegimeCost:
     """What slow regimes cost, compared with the fastest of the same batch size."""
 
     slow: tuple[Regime, ...]
-    fast_ms: float
+    worst: Regime  # that cost most
+    fast_ms: float  # what it is compared with
     lost_s: float
 
 
@@ -167,18 +158,18 @@ def find_regime_cost(analysis: Analysis) -> RegimeCost | None:
             groups.append([])
         groups[-1].append(regime)
     count = sum(regime.iterations for regime in analysis.regimes)
-    slow: list[Regime] = []
-    lost_ms, fast_ms = 0.0, math.inf
+    slow: list[tuple[float, Regime, float]] = []  # lost ms, regime, fastest of its group
     for group in groups:
         long = [one.steady_ms for one in group if one.iterations >= MIN_REFERENCE_SHARE * count]
         fastest = min(long or [one.steady_ms for one in group])
         slower = [one for one in group if one.steady_ms >= (1 + MIN_CHANGE) * fastest]
-        cost_ms = sum(one.iterations * (one.steady_ms - fastest) for one in slower)
-        if cost_ms > lost_ms:
-            fast_ms = fastest
-        slow += slower
-        lost_ms += cost_ms
-    return RegimeCost(tuple(slow), fast_ms, lost_ms / 1000) if slow else None
+        slow += [(one.iterations * (one.steady_ms - fastest), one, fastest) for one in slower]
+    if not slow:
+        return None
+    _, worst, fast_ms = max(slow, key=lambda one: one[0])
+    return RegimeCost(
+        tuple(one for _, one, _ in slow), worst, fast_ms, sum(lost for lost, _, _ in slow) / 1000
+    )
 
 
 def throughput_drift(analysis: Analysis) -> Finding | None:
@@ -196,10 +187,15 @@ def throughput_drift(analysis: Analysis) -> Finding | None:
         say("throughput-drift.phrase.regime", regime_ms=one.steady_ms, last_iteration=one.last_iteration)
         for one in regimes[:MAX_LISTED]
     ]
-    slowest = max(cost.slow, key=lambda one: one.iterations * one.steady_ms)
     changes = [one for one in regimes[1:] if one.cause != "batch"]
     unexplained = [one for one in changes if one.cause is None]
-    if not unexplained:
+    largest = max(
+        max(old.steady_ms, new.steady_ms) / min(old.steady_ms, new.steady_ms)
+        for old, new in pairwise(regimes)
+    )
+    if largest >= MIN_OTHER_DEVICE_RATIO and len(regimes) == 2:
+        explanation = say("throughput-drift.explanation.other_device", ratio=largest)
+    elif not unexplained:
         explanation = say("throughput-drift.explanation.new_process")
     else:
         explanation = say("throughput-drift.explanation.regimes")
@@ -209,7 +205,7 @@ def throughput_drift(analysis: Analysis) -> Finding | None:
         title=say(
             "throughput-drift.title.regimes",
             lost_s=cost.lost_s,
-            slow_ms=slowest.steady_ms,
+            slow_ms=cost.worst.steady_ms,
             fast_ms=cost.fast_ms,
         ),
         evidence=[
@@ -227,7 +223,7 @@ def throughput_drift(analysis: Analysis) -> Finding | None:
             changes=[one.first_iteration for one in (unexplained or changes)[:MAX_LISTED]],
             saving=share,
         ),
-        at=slowest.first_iteration,
+        at=cost.worst.first_iteration,
         lines=analysis.lines_at(one.first_iteration for one in changes or regimes[1:]),
     )
 

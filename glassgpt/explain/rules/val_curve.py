@@ -172,7 +172,10 @@ def _overfitting_in_part(analysis: Analysis) -> Finding | None:
         at, title = gap.iteration, say("overfitting.title.gap", metric=metric, gap=gap.gap)
         losses = {"metric": metric, "train_loss": gap.train_loss, "val_loss": gap.val_loss, "gap": gap.gap}
         explanation = say("overfitting.explanation.gap")
-        if gap.train_lines is not None:
+        if gap.is_of_lines:
+            comparison = say("overfitting.evidence.gap_lines", **losses)
+            explanation = say("overfitting.explanation.gap_lines")
+        elif gap.train_lines is not None:
             comparison = say("overfitting.evidence.gap_logged", last_iteration=gap.iteration, **losses)
             explanation = say("overfitting.explanation.gap_logged")
         elif numbered:

@@ -60,7 +60,8 @@ from glassgpt.runs.trajectory import (
 )
 
 MIN_STAMPED_SHARE = 0.5  # of the whole time: lines with stamps that cover less are not of all of the run
-MIN_STEPPED_SHARE = 0.9  # of the whole time: with less in iterations, the rest went elsewhere
+MIN_STEPPED_SHARE = 0.95  # of the time by stamps: with less in iterations, the rest went elsewhere
+MIN_STATED_SHARE = 0.9  # of the time of its iterations: a process says less only of a part of them
 MIN_MFU = 1.0  # percent; a smaller one is rounded too much
 MAX_RISE_BEFORE_JUMP, MIN_FALL_AFTER_JUMP = 0.25, 0.05  # of a jump of the loss
 
@@ -255,23 +256,26 @@ class Analysis:
             train_s = split.total_s - pauses_s - stall_s - startup_s
             start = "startup_and_eval" if split.startup_includes_eval else "startup"
             seconds = {start: startup_s, "train": train_s, "pauses": pauses_s, "stall": stall_s}
-            seconds["other"] = max(0.0, (self.total_s or 0.0) - split.total_s)
+            rest_s = (self.total_s or split.total_s) - split.total_s
+            seconds["other"], seconds["train"] = max(0.0, rest_s), train_s + min(0.0, rest_s)
         else:
             return None
         return {phase: spent for phase, spent in seconds.items() if spent > 0} or None
 
     @cached_property
     def total_s(self) -> float | None:
-        """The ledger's sum where there is one. Else what the whole took by the log's own words or its time
-        stamps, if the times of its iterations are less than nine tenths of that; else these. Times that
-        include evaluations and saves leave out only what came before and after training."""
+        """The ledger's sum where there is one. Else what the whole took by the log's own words, unless the
+        times of its iterations are clearly more; or by its time stamps, where these are clearly more.
+        Else those times: with evaluations and saves, they leave out only what came before and after."""
         if self.log.ledger is not None:
             return sum(self.log.ledger.values())
         stepped_s, measured_s = self.stepped_s, self.measured_s
         if stepped_s is None:
             return measured_s
-        is_less = measured_s is not None and stepped_s < MIN_STEPPED_SHARE * measured_s
-        return measured_s if is_less and not self.log.trainer.step_time_includes_eval else stepped_s
+        if measured_s is None or self.log.trainer.step_time_includes_eval:
+            return stepped_s
+        is_stated = measured_s == self.log.setup.wall_s and measured_s > MIN_STATED_SHARE * stepped_s
+        return measured_s if is_stated or stepped_s < MIN_STEPPED_SHARE * measured_s else stepped_s
 
     @cached_property
     def stepped_s(self) -> float | None:

@@ -44,7 +44,6 @@ _MAX_DEPTH = 4  # of objects in objects
 _MAX_KEYS = 10_000  # of one row
 _MAX_RUN_NAME_CHARS = 200
 _MAX_VALUE_ROWS = 1_000_000  # of a table with a row for each value
-_WHOLE_ROWS = 20  # of a CSV file
 _DELIMITERS = (",", "\t", ";")
 _LOSSES = ("loss", "val_loss", "val_bpb")
 _COUNTS = ("iteration", "epoch")
@@ -114,7 +113,7 @@ class LineTable:
         """`delimiter`: of a CSV; None: JSON. `name`: of the file, which names TensorBoard's metric."""
         self._delimiter, self._name = delimiter, name
         self._tables = _RunTables()
-        self._line = self._rows = 0
+        self._line = 0
         self._names: list[str] = []  # of a CSV's columns
         self._counts: set[str] = set()  # of those that count steps or epochs
         self._columns: dict[str, list[tuple[int, str]]] = {}
@@ -145,10 +144,7 @@ class LineTable:
             self._counts = {column for column in self._names if role_of(column) in _COUNTS}
             self._columns = _columns_by_run(self._names)
             return
-        runs, self._rows = self._columns, self._rows + 1
-        if list(runs) == [""] and self._rows <= _WHOLE_ROWS:  # which columns are left out is said
-            runs = {"": [(at, column) for at, column in enumerate(self._names) if column]}
-        for run, columns in runs.items():
+        for run, columns in self._columns.items():
             row = {column: cells[at] for at, column in columns if at < len(cells) and cells[at]}
             if not self._counts.issuperset(row):  # else there is nothing of this run, or of a damaged line
                 self._tables.feed(row, self._line, run)
@@ -300,12 +296,12 @@ class _RunTables:
 
 
 def _columns_by_run(names: Sequence[str]) -> dict[str, list[tuple[int, str]]]:
-    """Places and names of the columns that mean something. wandb exports several runs beside each other; the
-    other columns are of all of them. One run: its name is empty."""
+    """Places and names of the columns. wandb exports several runs beside each other: of each those that mean
+    something; the other columns are of all of them. One run: its name is empty."""
     metrics = [_metric(column) for column in names]
     known = [(at, names[at]) for at, one in enumerate(metrics) if role_of(one) or metric_of(one)]
     if all(" - " not in column for _, column in known):
-        return {"": known}
+        return {"": [(at, column) for at, column in enumerate(names) if column]}
     shared = [(at, column) for at, column in known if " - " not in column]
     runs: dict[str, list[tuple[int, str]]] = {}
     for at, column in known:

@@ -288,7 +288,8 @@ class Analysis:
         of a notebook, which somebody ran one by one."""
         log = self.log
         is_notebook = not log.has_line_numbers and not log.columns
-        if len(log.segments) > 1 or log.is_excerpt or is_notebook:
+        has_one_row = bool(log.columns) and len(log.steps) < 2
+        if len(log.segments) > 1 or log.is_excerpt or is_notebook or has_one_row:
             return None
         stamped_s, wall_s = stamped_seconds(log.stamps, log.first_line, log.last_line), log.setup.wall_s
         is_part = stamped_s is not None and wall_s is not None and stamped_s < MIN_STAMPED_SHARE * wall_s

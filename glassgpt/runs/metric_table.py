@@ -182,10 +182,10 @@ class MetricTable:
         if not builder.has_steps and not builder.non_step_count:
             return False
         if self._closing is not None:
-            builder.line, builder.iterations_done = self._closing
             planned = builder.setup.values.get("planned_iterations")
             # It is written when the loop is left, by an abort, too.
-            if not isinstance(planned, int) or self._closing[1] >= planned:
+            if not isinstance(planned, int) or self._closing[1] + self._interval > planned:
+                builder.line, builder.iterations_done = self._closing
                 builder.add_event("finish", "the closing row, without a loss")
             self._closing = None
         if self._is_complete():

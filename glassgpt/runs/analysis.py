@@ -197,7 +197,8 @@ class Analysis:
         log = self.log
         if log.first_update_ms:
             return log.first_update_ms
-        if self._times_are_of_several:
+        is_later = len(log.steps) and log.steps.iteration[0] > max(1, log.trainer.first_iteration)
+        if self._times_are_of_several or (is_later and log.has_iteration_numbers):
             return None
         return float(log.steps.ms[0]) if len(log.steps) and math.isfinite(log.steps.ms[0]) else None
 
@@ -205,9 +206,8 @@ class Analysis:
     def _times_are_of_several(self) -> bool:
         """Each time of a log is the mean of several iterations. A journal's are too, but the facts of our own
         runs are documented as over intervals."""
-        trainer = self.log.trainer
-        has_means = trainer.step_time_is_interval_mean and (self.log.log_interval() or 1) > 1
-        return has_means and trainer.reader is not None
+        timed = self.log.iterations_timed()
+        return self.log.trainer.reader is not None and 2 * timed[timed > 1].sum() > timed.sum()
 
     @cached_property
     def startup_ms(self) -> float | None:
@@ -498,7 +498,7 @@ class Analysis:
             else None,
             first_iteration_ms=self.first_iteration_ms,
             startup_ms=self.startup_ms,
-            eval_steps=self._iterations(evals, not log.trainer.reads_any_log and log.loss_measures_learning),
+            eval_steps=self._eval_steps(),
             eval_overhead_ms=self.eval_overhead_ms,
             checkpoint_steps=self._iterations(log.checkpoints, log.trainer.logs_checkpoints),
             estimated_total_s=self.plain_total_s,
@@ -535,6 +535,15 @@ class Analysis:
     def _iteration(self, row: int) -> int | None:
         steps = self.log.steps
         return int(steps.iteration[row]) if len(steps) and self.log.has_iteration_numbers else None
+
+    def _eval_steps(self) -> list[int] | None:
+        """Where no validation loss is logged, those of metrics of held-out data."""
+        log = self.log
+        at = [one.iteration for one in log.own_metrics if one.metric.is_eval]
+        if log.evals or not at:
+            return self._iterations(log.evals, not log.trainer.reads_any_log and log.loss_measures_learning)
+        known = {int(one) for one in np.concatenate(at) if one >= 0}
+        return sorted(known) if log.has_iteration_numbers and known else None
 
     def _iterations(
         self, items: Sequence[LoggedEvaluation | LoggedCheckpoint], has_known_lines: bool

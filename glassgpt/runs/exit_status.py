@@ -71,6 +71,8 @@ _EVENT_LINES: tuple[tuple[str, str, EventKind], ...] = (
     ("arget", _ANY_CASE + r"target (?:\w{1,20} )?loss\b.{0,40}\b(?:reached|achieved|met)\b", "finish"),
     ("raining", _ANY_CASE + r"(?:total training time|training took)\b\D{0,20}\d", "finish"),
     ("nd of training", _ANY_CASE + r"end of training\b", "finish"),
+    # By a limit of its own: "Total time exceeded 1 minute, ending training".
+    ("raining", _ANY_CASE + r".{0,60}\b(?:exceeded|reached)\b.{0,60}\b(?:end|stopp)ing training\b", "finish"),
     # Keras says it of an epoch: see trainers/keras.py.
     (
         "arly",

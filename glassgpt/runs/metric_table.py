@@ -273,7 +273,8 @@ class MetricTable:
         # Not the last one: it may be a row of means.
         repeats = sum(one == other for one, other in pairwise(numbers[:-1]))
         self._repeats_counts = 0 < repeats <= _MAX_REPEATS * len(numbers)
-        self._totals = {name: -math.inf for name in counts if name != counter and _is_total(name, losses)}
+        usual = [name for name in counts if name != counter and 2 * counts[name] >= len(losses)]
+        self._totals = {name: -math.inf for name in usual if _is_total(name, losses)}
         self._choose_clock(rows)
         self._choose_step_time(rows)
         mfu = self._columns.get("mfu")

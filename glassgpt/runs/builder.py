@@ -81,6 +81,7 @@ class RunBuilder:
         self.has_quoted_lines = False  # the file is a text that quotes log lines, maybe out of order
         self.fence_count = 0  # Markdown's ``` lines so far in such a text: odd inside a code block
         self.in_traceback = False  # a traceback has begun, and its exception has not come yet
+        self.is_elsewhere = False  # a traceback of a thread has begun, as in_traceback
         self.is_resuming = False  # the current process resumes, and has not logged a step yet
         self.iterations_done: int | None = None  # see RunLog
         self.partial_iteration: int | None = None  # of the latest line that is cut too short to be read

@@ -1,4 +1,4 @@
-"""What lines besides the usual step say: first evaluations, means over intervals, saves in other words, ends."""
+"""What lines besides the usual step say: first evaluations, means, saves in other words, ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def test_a_time_per_iteration_is_a_mean_over_the_interval() -> None:
     )
     run_log = parse_log(text)
     trainer, facts = run_log.trainer, Analysis(run_log).facts
-    assert trainer.step_time_is_interval_mean and not trainer.clock_reads_before_sync
+    assert trainer.step_time_is_interval_mean
+    assert not trainer.clock_reads_before_sync
     assert facts.eval_steps == [0, 100, 200, 300, 400, 500]
     assert (facts.first_iteration_ms, facts.startup_ms, facts.eval_overhead_ms) == (None, None, None)
     assert facts.total_s == pytest.approx((9000 + 5 * 1500 + 44 * 1000) * 10 / 1000)
@@ -47,7 +48,7 @@ def test_a_time_is_not_that_of_one_line() -> None:
     times = [400.0, 170.0, 174.0, 171.0, 175.0, 173.0, 190.0]
     text = "".join(
         f"Step {at:05d} | Validation bpb: 1.0\n" * (at < 1200)
-        + f"step {at:05d}/01201 (1.00%) | loss: 3.0 | lrm: 1.00 | dt: {ms:.2f}ms | tok/sec: 1,000 | mfu: 30.00\n"
+        + f"step {at:05d}/01201 (1.00%) | loss: 3.0 | lrm: 1.00 | dt: {ms:.2f}ms | tok/sec: 10 | mfu: 30.00\n"
         for at, ms in zip(range(0, 1201, 200), times, strict=True)
     )
     assert parse_facts(text).steady_ms == pytest.approx(173.5)
@@ -55,7 +56,7 @@ def test_a_time_is_not_that_of_one_line() -> None:
 
 def test_the_stamps_of_hugging_faces_libraries_are_read() -> None:
     text = "".join(
-        f"[INFO|trainer.py:{at}] 2025-04-01 08:{at:02d}:00,020 >> saving\n{{'loss': 2.5, 'epoch': 0.{at:02d}}}\n"
+        f"[INFO|trainer.py:{at}] 2025-04-01 08:{at:02d}:00,020 >> a\n{{'loss': 2.5, 'epoch': 0.{at:02d}}}\n"
         for at in range(10, 60)
     )
     assert Analysis(parse_log(text)).facts.stamped_s == pytest.approx(49 * 60)
@@ -67,9 +68,7 @@ def test_the_stamps_of_hugging_faces_libraries_are_read() -> None:
 @pytest.mark.parametrize("what", ["", " (total)"])
 def test_flops_per_token_are_those_that_the_log_states(what: str) -> None:
     text = f"Estimated FLOPs per token{what}:  2.5e+08\nEstimated FLOPs per token (active): 1.5e+08\n"
-    step = (
-        "step {at:05d}/00100 (1.00%) | loss: 3.0 | lrm: 1.00 | dt: 100.00ms | tok/sec: 1,000 | mfu: 30.00\n"
-    )
+    step = "step {at:05d}/00100 (1.00%) | loss: 3.0 | lrm: 1.00 | dt: 100.00ms | tok/sec: 10 | mfu: 30.00\n"
     facts = parse_facts(text + "".join(step.format(at=at) for at in range(20)))
     assert facts.flops_per_token == 2.5e8
 
@@ -132,3 +131,27 @@ def test_a_run_that_ends_by_a_limit_of_its_own(line: str, done: int | None) -> N
     text = "".join(f"step {at}, loss {3 - at / 20:.4f}\n" for at in range(5, 16, 5)) + f"{line}\n"
     run_log = parse_log(text)
     assert (Analysis(run_log).facts.ended, run_log.iterations_done) == ("finished", done)
+
+
+THREAD = """Exception in thread Thread-2 (_reader):
+Traceback (most recent call last):
+  File "/usr/lib/python3.11/threading.py", line 1045, in _bootstrap_inner
+    self.run()
+UnicodeDecodeError: 'gbk' codec can't decode byte 0x80
+"""
+
+
+@pytest.mark.parametrize(("error", "ended"), [(THREAD, "cut"), (THREAD.partition("\n")[2], "crashed")])
+def test_an_exception_in_a_thread_is_not_the_end_of_the_program(error: str, ended: str) -> None:
+    text = "".join(f"step {at}, loss {3 - at / 20:.4f}\n" for at in range(1, 11)) + error
+    assert parse_facts(text).ended == ended
+    assert parse_facts(text + "Traceback (most recent call last):\nValueError: no\n").ended == "crashed"
+
+
+def test_tokens_of_batches_of_different_length_are_a_mean() -> None:
+    bar = "{at:3d}%|#         | {at}/100 [{at:02d}:00<10:00, 60.00s/it]"
+    tokens, text = 0, ""
+    for at in range(1, 21):
+        tokens += 1000 if at == 1 else 500
+        text += bar.format(at=at) + f"{{'loss': 2.0, 'num_tokens': {tokens}.0, 'epoch': {at / 100}}}\n"
+    assert parse_facts(text).tokens_per_iteration == 500

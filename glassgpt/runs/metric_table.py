@@ -156,6 +156,7 @@ class MetricTable:
         self._planned_count: int | None = None  # as a row of settings says
         self._left_out: list[str] = []  # columns of numbers
         self._last_val_loss: float | None = None  # of the row before
+        self._repeats_val_loss = True  # the latest one, until there is another
         self._tokens: tuple[tuple[int, float], tuple[int, float]] | None = None  # first and last row's
         self._closing: tuple[int, int] | None = None  # line and iteration of the closing row
         self._run_s: float | None = None  # as the closing row says
@@ -273,6 +274,11 @@ class MetricTable:
         # Not the last one: it may be a row of means.
         repeats = sum(one == other for one, other in pairwise(numbers[:-1]))
         self._repeats_counts = 0 < repeats <= _MAX_REPEATS * len(numbers)
+        val_losses = [
+            value for row in losses if (value := row.get(self._columns.get("val_loss", ""))) is not None
+        ]
+        same = sum(one == other for one, other in pairwise(val_losses))
+        self._repeats_val_loss = same > _MAX_REPEATS * len(val_losses)  # else two are equal by chance
         usual = [name for name in counts if name != counter and 2 * counts[name] >= len(losses)]
         self._totals = {name: -math.inf for name in usual if _is_total(name, losses)}
         self._choose_clock(rows)
@@ -600,7 +606,7 @@ class MetricTable:
         self, iteration: int, val_loss: float | None, val_bpb: float | None, seconds: float | None
     ) -> None:
         value = val_bpb if val_loss is None else val_loss
-        is_stale = value == self._last_val_loss
+        is_stale = self._repeats_val_loss and value == self._last_val_loss
         self._last_val_loss = value
         if value is None or is_stale or not self._is_new("val_loss", iteration, value):
             return

@@ -46,6 +46,7 @@ _MAX_RUN_NAME_CHARS = 200
 _MAX_VALUE_ROWS = 1_000_000  # of a table with a row for each value
 _DELIMITERS = (",", "\t", ";")
 _LOSSES = ("loss", "val_loss", "val_bpb")
+_SEEDS = {"seed", "random_seed", "config_seed"}
 _COUNTS = ("iteration", "epoch")
 _TENSORBOARD_HEADER = ["wall time", "step", "value"]
 _METRIC_COLUMNS = {"metric", "metric_name", "name", "tag", "key"}  # of a table with a row for each value
@@ -112,7 +113,7 @@ class LineTable:
     def __init__(self, delimiter: str | None, name: str = "") -> None:
         """`delimiter`: of a CSV; None: JSON. `name`: of the file, which names TensorBoard's metric."""
         self._delimiter, self._name = delimiter, name
-        self._tables = _RunTables()
+        self._tables = _RunTables(tells_seeds=delimiter is not None)
         self._line = 0
         self._names: list[str] = []  # of a CSV's columns
         self._counts: set[str] = set()  # of those that count steps or epochs
@@ -260,7 +261,10 @@ def _read_values(texts: Iterable[str], delimiter: str, name: str) -> tuple[RunLo
 class _RunTables:
     """A table for each run of a file. Rows name their run in a column, or stand beside those of others."""
 
-    def __init__(self) -> None:
+    def __init__(self, tells_seeds: bool = False) -> None:
+        """`tells_seeds`: every row has all columns, so that runs of one name differ by their seeds."""
+        self._tells_seeds = tells_seeds
+        self._seed_column = ""
         self.damaged = 0  # rows
         self._tables: dict[str, MetricTable] = {}
         self._left_out: set[str] = set()
@@ -269,8 +273,13 @@ class _RunTables:
     def feed(self, row: Row, line: int, run: str = "") -> None:
         if self._run_column is None:
             self._run_column = next((column for column in row if role_of(column) == "run"), "")
+            if self._tells_seeds:
+                seeds = (column for column in row if normalise(column) in _SEEDS)
+                self._seed_column = next(seeds, "")
         if self._run_column:
             run = str(row.get(self._run_column, ""))[:_MAX_RUN_NAME_CHARS]
+            if self._seed_column in row:
+                run = f"{run}, seed {str(row[self._seed_column])[:20]}"
         table = self._tables.get(run)
         if table is None:
             if len(self._tables) >= MAX_RUNS:

@@ -146,3 +146,21 @@ def test_the_total_is_that_of_the_time_stamps() -> None:
     (run_log,) = read(rows)
     facts = Analysis(run_log).facts
     assert (facts.stamped_s, facts.total_s) == pytest.approx((190.0, 190.0))
+
+
+def test_two_equal_validation_losses_are_two_evaluations() -> None:
+    rows = [row | {"val_loss": round(4 - at / 50, 3)} for at, row in enumerate(losses(20))]
+    rows[11]["val_loss"] = rows[10]["val_loss"]
+    (run_log,) = read(rows)
+    assert len(run_log.evals) == 20
+    (repeating,) = read([row | {"val_loss": 4 - at // 5} for at, row in enumerate(losses(20))])
+    assert [one.val_loss for one in repeating.evals] == [4, 3, 2, 1]
+
+
+def test_runs_of_one_name_differ_by_their_seeds() -> None:
+    """A tracker's list of runs: one row each, of the end."""
+    rows = [f"{name},{seed},5000,1.{seed}\n" for seed in (3, 4) for name in ("base", "wide")]
+    runs, _ = read_tables(iter(["run_name,seed,iter,train/loss\n", *rows]), "export.csv")
+    assert {(one.run_name, float(one.steps.loss[0])) for one in runs} == {
+        ("base, seed 3", 1.3), ("wide, seed 3", 1.3), ("base, seed 4", 1.4), ("wide, seed 4", 1.4),
+    }  # fmt: skip

@@ -197,8 +197,9 @@ class Analysis:
         log = self.log
         if log.first_update_ms:
             return log.first_update_ms
-        is_later = len(log.steps) and log.steps.iteration[0] > max(1, log.trainer.first_iteration)
-        if self._times_are_of_several or (is_later and log.has_iteration_numbers):
+        is_counted = log.has_iteration_numbers and len(log.steps) > 0 and not log.segments[0].resumed
+        is_later = is_counted and log.steps.iteration[0] > max(1, log.trainer.first_iteration)
+        if self._times_are_of_several or is_later:
             return None
         return float(log.steps.ms[0]) if len(log.steps) and math.isfinite(log.steps.ms[0]) else None
 

@@ -61,7 +61,8 @@ from glassgpt.runs.trajectory import (
 )
 
 MIN_STAMPED_SHARE = 0.5  # of the whole time: lines with stamps that cover less are not of all of the run
-MIN_STEPPED_SHARE = 0.9  # of the whole time: with less in iterations, the rest went elsewhere
+MIN_STEPPED_SHARE = 0.95  # of the time by stamps: with less in iterations, the rest went elsewhere
+MIN_STATED_SHARE = 0.9  # of the time of its iterations: a process says less only of a part of them
 MIN_MFU = 1.0  # percent; a smaller one is rounded too much
 MAX_RISE_BEFORE_JUMP, MIN_FALL_AFTER_JUMP = 0.25, 0.05  # of a jump of the loss
 
@@ -195,7 +196,9 @@ class Analysis:
         log = self.log
         if log.first_update_ms:
             return log.first_update_ms
-        if self._times_are_of_several:
+        is_counted = log.has_iteration_numbers and len(log.steps) > 0 and not log.segments[0].resumed
+        is_later = is_counted and log.steps.iteration[0] > max(1, log.trainer.first_iteration)
+        if self._times_are_of_several or is_later:
             return None
         return float(log.steps.ms[0]) if len(log.steps) and math.isfinite(log.steps.ms[0]) else None
 
@@ -203,9 +206,8 @@ class Analysis:
     def _times_are_of_several(self) -> bool:
         """Each time of a log is the mean of several iterations. A journal's are too, but the facts of our own
         runs are documented as over intervals."""
-        trainer = self.log.trainer
-        has_means = trainer.step_time_is_interval_mean and (self.log.log_interval() or 1) > 1
-        return has_means and trainer.reader is not None
+        timed = self.log.iterations_timed()
+        return self.log.trainer.reader is not None and 2 * timed[timed > 1].sum() > timed.sum()
 
     @cached_property
     def startup_ms(self) -> float | None:
@@ -254,23 +256,26 @@ class Analysis:
             train_s = split.total_s - pauses_s - stall_s - startup_s
             start = "startup_and_eval" if split.startup_includes_eval else "startup"
             seconds = {start: startup_s, "train": train_s, "pauses": pauses_s, "stall": stall_s}
-            seconds["other"] = max(0.0, (self.total_s or 0.0) - split.total_s)
+            rest_s = (self.total_s or split.total_s) - split.total_s
+            seconds["other"], seconds["train"] = max(0.0, rest_s), train_s + min(0.0, rest_s)
         else:
             return None
         return {phase: spent for phase, spent in seconds.items() if spent > 0} or None
 
     @cached_property
     def total_s(self) -> float | None:
-        """The ledger's sum where there is one. Else what the whole took by the log's own words or its time
-        stamps, if the times of its iterations are less than nine tenths of that; else these. Times that
-        include evaluations and saves leave out only what came before and after training."""
+        """The ledger's sum where there is one. Else what the whole took by the log's own words, unless the
+        times of its iterations are clearly more; or by its time stamps, where these are clearly more.
+        Else those times: with evaluations and saves, they leave out only what came before and after."""
         if self.log.ledger is not None:
             return sum(self.log.ledger.values())
         stepped_s, measured_s = self.stepped_s, self.measured_s
         if stepped_s is None:
             return measured_s
-        is_less = measured_s is not None and stepped_s < MIN_STEPPED_SHARE * measured_s
-        return measured_s if is_less and not self.log.trainer.step_time_includes_eval else stepped_s
+        if measured_s is None or self.log.trainer.step_time_includes_eval:
+            return stepped_s
+        is_stated = measured_s == self.log.setup.wall_s and measured_s > MIN_STATED_SHARE * stepped_s
+        return measured_s if is_stated or stepped_s < MIN_STEPPED_SHARE * measured_s else stepped_s
 
     @cached_property
     def stepped_s(self) -> float | None:
@@ -283,7 +288,8 @@ class Analysis:
         of a notebook, which somebody ran one by one."""
         log = self.log
         is_notebook = not log.has_line_numbers and not log.columns
-        if len(log.segments) > 1 or log.is_excerpt or is_notebook:
+        has_one_row = bool(log.columns) and len(log.steps) < 2
+        if len(log.segments) > 1 or log.is_excerpt or is_notebook or has_one_row:
             return None
         stamped_s, wall_s = stamped_seconds(log.stamps, log.first_line, log.last_line), log.setup.wall_s
         is_part = stamped_s is not None and wall_s is not None and stamped_s < MIN_STAMPED_SHARE * wall_s
@@ -492,7 +498,7 @@ class Analysis:
             else None,
             first_iteration_ms=self.first_iteration_ms,
             startup_ms=self.startup_ms,
-            eval_steps=self._iterations(evals, not log.trainer.reads_any_log and log.loss_measures_learning),
+            eval_steps=self._eval_steps(),
             eval_overhead_ms=self.eval_overhead_ms,
             checkpoint_steps=self._iterations(log.checkpoints, log.trainer.logs_checkpoints),
             estimated_total_s=self.plain_total_s,
@@ -529,6 +535,15 @@ class Analysis:
     def _iteration(self, row: int) -> int | None:
         steps = self.log.steps
         return int(steps.iteration[row]) if len(steps) and self.log.has_iteration_numbers else None
+
+    def _eval_steps(self) -> list[int] | None:
+        """Where no validation loss is logged, those of metrics of held-out data."""
+        log = self.log
+        at = [one.iteration for one in log.own_metrics if one.metric.is_eval]
+        if log.evals or not at:
+            return self._iterations(log.evals, not log.trainer.reads_any_log and log.loss_measures_learning)
+        known = {int(one) for one in np.concatenate(at) if one >= 0}
+        return sorted(known) if log.has_iteration_numbers and known else None
 
     def _iterations(
         self, items: Sequence[LoggedEvaluation | LoggedCheckpoint], has_known_lines: bool

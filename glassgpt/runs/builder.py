@@ -81,6 +81,7 @@ class RunBuilder:
         self.has_quoted_lines = False  # the file is a text that quotes log lines, maybe out of order
         self.fence_count = 0  # Markdown's ``` lines so far in such a text: odd inside a code block
         self.in_traceback = False  # a traceback has begun, and its exception has not come yet
+        self.is_elsewhere = False  # a traceback of a thread has begun, as in_traceback
         self.is_resuming = False  # the current process resumes, and has not logged a step yet
         self.iterations_done: int | None = None  # see RunLog
         self.partial_iteration: int | None = None  # of the latest line that is cut too short to be read
@@ -94,6 +95,8 @@ class RunBuilder:
         self._checkpoints: list[LoggedCheckpoint] = []
         self._pending: list[_PendingItem] = []
         self._metrics = MetricRecorder()
+        self.holds_step = False  # a reader has a line that may be the first step, or a summary
+        self._held_metrics: list[tuple[Mapping[str, float], int]] = []  # after that line
         self.stamps = LineStamps()
         self._events: list[LogEvent] = []
         self._event_counts: Counter[EventKind] = Counter()
@@ -347,8 +350,17 @@ class RunBuilder:
     def add_metrics(self, values: Mapping[str, float], iteration: int | None = None) -> bool:
         """Of the values by their names, those that measure learning besides the loss; other names are left
         out. `iteration`: if not that of the latest step. Whether there was one."""
+        if self.holds_step and iteration is None:
+            self._held_metrics.append((values, self.line))
+            return False
         at = self.last_iteration if iteration is None else iteration
         return self._metrics.add(values, at, self.line)
+
+    def release_step(self, iteration: int | None) -> None:
+        """The line that was held was that step; None: it was a summary, as the metrics after it."""
+        for values, line in self._held_metrics if iteration is not None else ():
+            self._metrics.add(values, iteration, line)
+        self.holds_step, self._held_metrics = False, []
 
     def drop_pending_checkpoints(self) -> None:
         """They belong to another run."""

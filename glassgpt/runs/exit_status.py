@@ -71,6 +71,8 @@ _EVENT_LINES: tuple[tuple[str, str, EventKind], ...] = (
     ("arget", _ANY_CASE + r"target (?:\w{1,20} )?loss\b.{0,40}\b(?:reached|achieved|met)\b", "finish"),
     ("raining", _ANY_CASE + r"(?:total training time|training took)\b\D{0,20}\d", "finish"),
     ("nd of training", _ANY_CASE + r"end of training\b", "finish"),
+    # By a limit of its own: "Total time exceeded 1 minute, ending training".
+    ("raining", _ANY_CASE + r".{0,60}\b(?:exceeded|reached)\b.{0,60}\b(?:end|stopp)ing training\b", "finish"),
     # Keras says it of an epoch: see trainers/keras.py.
     (
         "arly",
@@ -97,6 +99,12 @@ _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure)\b(?::|$)|^\[Errno \d{1,4}\] "
 )
 
+# In a thread, or while an object is deleted: the program goes on.
+_ELSEWHERE = re.compile(r"^Exception (?:in thread |ignored in)")
+_OF_TRACEBACK = re.compile(
+    r"^(?:Traceback \(|File |[~^]|(?:return|raise|yield|with|for|if)\b|[\w.]{1,80} ?[=(])|^\s"
+)
+
 WRITE_ERROR = re.compile(
     r"No space left|[Dd]isk quota|Errno (?:28|122)\b|(?:\.tmp|\.pt|\.pth|\.ckpt)' -> '|StreamWriter"
     r"|inline_container|[Ff]ile write failed|[Ee]rror.{0,40}(?:saving|writing|serializ)|Read-only file system"
@@ -115,6 +123,14 @@ def event_patterns(letters: bytes | None = None) -> Sequence[EventPattern]:
 
 def read_event(line: str, builder: RunBuilder, patterns: Sequence[EventPattern]) -> bool:
     """Whether the line says that something happened to the process."""
+    if "Exception " in line and _ELSEWHERE.match(line):
+        builder.is_elsewhere = True
+    elif builder.is_elsewhere and line:
+        # Its traceback, up to the exception; another line is of something else.
+        is_last = _EXCEPTION.match(line) is not None
+        builder.is_elsewhere = not is_last and _OF_TRACEBACK.match(line) is not None
+        if is_last or builder.is_elsewhere:
+            return True
     if builder.in_traceback and _EXCEPTION.match(line):
         builder.set_exception(line)  # and it may match a pattern, too
     for substring, pattern, kind in patterns:

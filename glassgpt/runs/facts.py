@@ -58,7 +58,7 @@ class Facts:
     loss_ends: dict[str, float] | None = None
     wall_s: float | None = None  # of the whole process, as it says itself
     stamped_s: float | None = None  # from the first to the last line with a time stamp
-    total_s: float | None = None  # regime_total_s, or one of these two if iterations are under 90% of it
+    total_s: float | None = None  # regime_total_s, or one of these two: see Analysis.total_s
     metrics: list[dict[str, object]] = field(default_factory=list)  # besides the loss: name, first, last, …
 
     @property

@@ -80,7 +80,8 @@ NAMES: dict[Role, str] = {
     "it_per_s iter_per_s iters_per_sec",
     "mfu": "mfu train_mfu mfu_percent train_mfu_percent perf_mfu throughput_mfu",
     "tokens": "num_input_tokens_seen train_num_input_tokens_seen total_tokens tokens_seen total_tokens_seen "
-    "n_tokens_seen num_tokens n_tokens tokens train_tokens train_num_tokens throughput_total_tokens",
+    "n_tokens_seen num_tokens n_tokens tokens train_tokens train_num_tokens throughput_total_tokens "
+    "tokens_total tokens_processed tokens_cum cum_tokens cumulative_tokens tokens_so_far",
     "step_ms": "step_ms step_time_ms time_ms iter_time_ms iteration_time_ms time_per_step_ms ms_per_step "
     "ms_per_iter dt_ms batch_time_ms elapsed_time_per_iteration_ms ms_step ms_iter ms_it ms_batch "
     "iter_dt_ms batch_dt_ms step_dt_ms",
@@ -92,8 +93,8 @@ NAMES: dict[Role, str] = {
     "step_time": "step_time iter_time iteration_time time_per_step time_per_iteration batch_time dt train_dt "
     "train_step_time train_iter_time train_step_timing iteration_time_avg iter_dt step_dt batch_dt",
     "elapsed_s": "_runtime elapsed_time elapsed elapsed_s elapsed_sec elapsed_seconds time_elapsed runtime "
-    "total_time total_time_s total_training_time wall_clock_s relative_time_process "
-    "relative_time_wall",
+    "total_time total_time_s total_training_time wall_clock_s wall_clock_seconds wall_clock_sec wall_clock "
+    "wall_cum_s cum_time_s wall_s wall_seconds relative_time_process relative_time_wall",
     "elapsed_ms": "elapsed_ms elapsed_time_ms total_time_ms train_time_ms",
     "run_s": "train_train_runtime train_runtime",  # of the whole run, which is done when it is logged
     "timestamp": "_timestamp timestamp wall_time walltime datetime",
@@ -132,7 +133,9 @@ _LOSS_WORDS = {
 _REWARD_WORDS = {"reward", "rewards"}
 _NO_REWARD_WORDS = {"chosen", "rejected", "margin", "margins", "accuracy", "accuracies", *_PART_WORDS}
 _MAX_NAME_CHARS = 200
-_CONTAINERS = ("extras_", "extra_", "metrics_", "stats_", "info_", "scalars_")  # of objects in objects
+_CONTAINERS = (  # of objects in objects, and the folders of tags
+    "extras_", "extra_", "metrics_", "stats_", "info_", "scalars_", "performance_", "timing_", "speed_",
+)  # fmt: skip
 
 
 class Metric(NamedTuple):

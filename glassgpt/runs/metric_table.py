@@ -49,6 +49,8 @@ _RECENT_ROWS = 256  # a process that lags farther behind another one counts as a
 _SAME_LOSS = 0.005  # two processes' losses of one step; relative
 _CLOCK_LAG_S = 10.0  # between two processes that write one table
 _MAX_REPEATS = 0.1  # of the rows; more are those of several processes
+_MIN_GROWING_ROWS, _MIN_GROWING_SHARE = 8, 0.9  # of a column that counts something since the start
+_MAX_LAG = 0.5  # of such a count, per iteration: a process that lags behind has about as much of each
 # Of the column `phase`, `mode` or `split`: no stage.
 _NO_STAGE_WORDS = VAL_WORDS | {
     "train", "training", "warmup", "warm", "stable", "decay", "cooldown", "constant",
@@ -67,6 +69,12 @@ _EVENT_WORDS: dict[str, EventKind] = {
     **dict.fromkeys(("interrupted", "stopped", "cancelled", "canceled", "preempted"), "interrupt"),
     **dict.fromkeys(("failed", "crashed", "exception"), "traceback"),
 }
+_SAVE_WORDS = {"checkpoint", "save", "saved", "checkpoint_saved", "saved_checkpoint", "save_checkpoint"}
+# Of a row of totals, which is written when a run is over; and what it took, with the seconds of a unit.
+_CLOSING = re.compile(r"(?:^|_)summary(?:_|$)|^(?:final|total_train\w*_time)(?:_|$)")
+_TOTAL_TIME = re.compile(r"(?:^|_)(?:total_)?(?:train\w*_|wall_|run_|elapsed_)(?:run)?time_([hms])\w*$")
+_UNIT_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0}
+_PLANNED_EPOCHS = frozenset(("total_epochs", "num_epochs", "n_epochs", "max_epochs", "epochs_total"))
 _PLAN_KEYS = frozenset(
     ("num_steps", "n_steps", "max_steps", "total_steps", "train_steps", "num_train_steps", "max_train_steps",
      "max_iters", "max_iterations", "num_iterations", "total_iterations")
@@ -74,7 +82,8 @@ _PLAN_KEYS = frozenset(
 # Columns that a reader looks for first, of those that are left out.
 _SCORES = re.compile("(?<![a-z])(?:acc|ppl|perplexity|f1|bleu|rouge|wer|score|correct|reward|margin|kl)")
 _MAX_LEFT_OUT = 5
-_PROGRESS = ("percentage", "percent", "progress")  # which say nothing that the count of steps does not
+_PROGRESS = ("percentage", "percent", "progress", "training_progress", "train_progress")
+_MAX_FINAL_LR = 0.1  # of the highest: with such a learning rate, a progress of 1 is not 1%
 
 _COLUMN_ROLES: tuple[Role, ...] = ("lr", "grad_norm", "tokens_per_s", "mfu")
 
@@ -124,15 +133,21 @@ class MetricTable:
         self._sample: list[tuple[Row, int]] | None = []  # None: the columns are chosen
         self._names: set[str] = set()  # seen so far
         self._metrics: list[str] = []  # columns with metrics besides the loss
+        self._progress_columns: list[str] = []
         self._columns: dict[Role, str] = {}
         self._units: dict[Role, str] = {}  # of times
-        self._clock: _ColumnClock | None = None
+        self._clock: _ColumnClock | None = None  # that step times come from
+        self._total_clock: _ColumnClock | None = None  # since the start, whatever step times come from
+        self._total_s: float | None = None
+        self._stamp_column = ""
+        self._totals: dict[str, float] = {}  # columns that only grow, and their latest values
         self._recent: dict[tuple[str, int], float] = {}  # "loss" or "val_loss", and iteration -> value
         self._counts_epochs = False  # there is no other count
-        self._repeats_epochs = False  # a few: a resume does an epoch again
+        self._repeats_counts = False  # a few: a resume does an epoch or a step again
         self._processes = 1
         self._rows = self._first_line = 0
         self._first_iteration: int | None = None
+        self._first_of_process = self._process_steps = 0
         self._last_iteration: int | None = None
         self._last_epoch: float | None = None
         self._earlier_iterations, self._interval = 0, 1  # of epochs before, where steps are counted in each
@@ -141,9 +156,12 @@ class MetricTable:
         self._planned_count: int | None = None  # as a row of settings says
         self._left_out: list[str] = []  # columns of numbers
         self._last_val_loss: float | None = None  # of the row before
+        self._repeats_val_loss = True  # the latest one, until there is another
         self._tokens: tuple[tuple[int, float], tuple[int, float]] | None = None  # first and last row's
         self._closing: tuple[int, int] | None = None  # line and iteration of the closing row
         self._run_s: float | None = None  # as the closing row says
+        self._progress: tuple[str, float] | None = None  # of the latest step: column and value
+        self._lr: tuple[float, float] | None = None  # the highest and the latest learning rate
 
     def feed(self, row: Row, line: int) -> None:
         if self._sample is not None:
@@ -165,15 +183,21 @@ class MetricTable:
         if not builder.has_steps and not builder.non_step_count:
             return False
         if self._closing is not None:
-            builder.line, builder.iterations_done = self._closing
-            builder.add_event("finish", "the closing row, without a loss")
+            planned = builder.setup.values.get("planned_iterations")
+            # It is written when the loop is left, by an abort, too.
+            if not isinstance(planned, int) or self._closing[1] + self._interval > planned:
+                builder.line, builder.iterations_done = self._closing
+                builder.add_event("finish", "the closing row, without a loss")
             self._closing = None
+        if self._is_complete():
+            builder.line += 1
+            builder.add_event("finish", "the progress is complete")
         if self._tokens is not None and "tokens_per_iteration" not in builder.setup.values:
             (first, before), (last, after) = self._tokens
             if last > first and before < after:
                 builder.setup.values["tokens_per_iteration"] = round((after - before) / (last - first))
-        if self._clock is not None and "timestamp" not in self._units and self._processes == 1:
-            builder.setup.values["wall_s"] = self._clock.clock.last_s
+        if self._total_clock is not None and self._processes == 1:
+            builder.setup.values["wall_s"] = self._total_s
         if self._run_s is not None:
             builder.setup.values["wall_s"] = self._run_s
         if self._planned_count is not None and self._rounds == 1:
@@ -211,6 +235,14 @@ class MetricTable:
         )
         return split_runs(whole)
 
+    def _is_complete(self) -> bool:
+        """Whether the progress of the latest row is that of the end: 100, or 1 where it is no percentage."""
+        if self._progress is None or self._progress[1] not in (1, 100):
+            return False
+        column, progress = self._progress
+        lr_is_low = self._lr is not None and self._lr[1] <= _MAX_FINAL_LR * self._lr[0]
+        return progress == 100 or ("perc" not in column and lr_is_low)
+
     # --- which columns ---
 
     def _flush_sample(self) -> None:
@@ -220,6 +252,7 @@ class MetricTable:
         sample, self._sample = self._sample, None
         counts = Counter(name for row, _ in sample for name, value in row.items() if _is_filled(value))
         self._names, self._metrics = set(counts), [name for name in counts if metric_of(name)]
+        self._progress_columns = [name for name in counts if normalise(name) in _PROGRESS]
         if self._trainer is None:
             names = frozenset(counts)
             matching = (one for one in TRAINERS if any(columns <= names for columns in one.table_columns))
@@ -235,14 +268,19 @@ class MetricTable:
             and epoch is not None
             and all(_parse_iteration(row[epoch]) is not None for row in rows if _is_filled(row.get(epoch)))
         )
-        if self._counts_epochs and epoch is not None:
-            epochs = [
-                _parse_iteration(row[epoch])
-                for row in rows
-                if epoch in row and self._columns.get("loss") in row
-            ]
-            repeats = sum(one == other for one, other in pairwise(epochs))
-            self._repeats_epochs = 0 < repeats <= _MAX_REPEATS * len(epochs)
+        counter, loss = self._columns.get("iteration", epoch), self._columns.get("loss")
+        losses = [row for row in rows if loss in row and counter in row]
+        numbers = [_parse_iteration(row[counter]) for row in losses if counter is not None]
+        # Not the last one: it may be a row of means.
+        repeats = sum(one == other for one, other in pairwise(numbers[:-1]))
+        self._repeats_counts = 0 < repeats <= _MAX_REPEATS * len(numbers)
+        val_losses = [
+            value for row in losses if (value := row.get(self._columns.get("val_loss", ""))) is not None
+        ]
+        same = sum(one == other for one, other in pairwise(val_losses))
+        self._repeats_val_loss = same > _MAX_REPEATS * len(val_losses)  # else two are equal by chance
+        usual = [name for name in counts if name != counter and 2 * counts[name] >= len(losses)]
+        self._totals = {name: -math.inf for name in usual if _is_total(name, losses)}
         self._choose_clock(rows)
         self._choose_step_time(rows)
         mfu = self._columns.get("mfu")
@@ -303,6 +341,9 @@ class MetricTable:
             if self._clock is None and values and 2 * len(values) >= len(losses):
                 self._clock = _ColumnClock(column, parse, StepClock.of_values(values, parse))
                 self._units[role] = unit
+                self._total_clock = None if role == "timestamp" else self._clock
+            if role == "timestamp" and values:
+                self._stamp_column = column
 
     def _choose_step_time(self, rows: Sequence[Row]) -> None:
         """A column of step times is better than a clock. Without a unit in its name, the clock tells it, or
@@ -388,23 +429,33 @@ class MetricTable:
         if loss is not None and val_loss is not None and math.isnan(loss) != math.isnan(val_loss):
             # Where one is a number, NaN is how tables say that the other was not measured.
             loss, val_loss = (None, val_loss) if math.isnan(loss) else (loss, None)
+        if iteration is None or loss is None:
+            self._read_event(row, iteration)
         if iteration is None:
-            self._read_event(row)
             return
         epoch = cell("epoch") if "iteration" in columns else None
         iteration = self._counted_on(iteration, epoch)
         seconds = None if self._clock is None else self._clock.seconds(row)
+        if self._total_clock is not None and (total_s := self._total_clock.seconds(row)) is not None:
+            self._total_s = total_s
+        if self._stamp_column:
+            builder.stamps.add_seconds(line, parse_timestamp(row.get(self._stamp_column)))
         goes_back = self._last_iteration is not None and iteration <= self._last_iteration
         if self._first_iteration is None:
             self._first_iteration = iteration
-        if goes_back and self._is_restart(iteration, loss, seconds):
-            if iteration == self._last_iteration and len(self.notes) < _MAX_NOTES:
+        if goes_back and self._is_restart(row, iteration, loss, seconds):
+            is_repeated = iteration == self._last_iteration and self._counts_epochs
+            if is_repeated and len(self.notes) < _MAX_NOTES:
                 self.notes.append(say("table.epoch_again", epoch=iteration))
             self._restart()
             if iteration <= self._first_iteration:  # a new run, whose first line has the same number
                 first = max(iteration, builder.trainer.first_iteration)
                 builder.trainer = replace(builder.trainer, first_iteration=first)
         planned = cell("planned_iterations")
+        if planned is None and self._counts_epochs:
+            epochs = next((row[name] for name in row if normalise(name) in _PLANNED_EPOCHS), None)
+            total = parse_cell(epochs)
+            planned = None if total is None else total - (self._first_iteration == 0)
         count = row.get(columns.get("iteration", ""))
         if planned is None and isinstance(count, str) and "/" in count:
             planned = parse_cell(count.partition("/")[2])
@@ -459,16 +510,27 @@ class MetricTable:
             self._earlier_iterations = 0
         return iteration + self._earlier_iterations
 
-    def _read_event(self, row: Row) -> None:
-        """A row without a step: how the run ended, or what it planned."""
+    def _read_event(self, row: Row, iteration: int | None) -> None:
+        """A row without a training loss: how the run ended, what it planned, or a save."""
+        is_closing = False
         for name, value in row.items():
-            key = normalise(name.rpartition("/")[2])
+            key, number = normalise(name.rpartition("/")[2]), parse_cell(value)
             if key in _EVENT_KEYS and isinstance(value, str):
                 words = normalise(value).removeprefix("training_").removeprefix("train_").removeprefix("run_")
-                if kind := _EVENT_WORDS.get(words):
+                if words in _SAVE_WORDS:
+                    self.builder.add_checkpoint(self._last_iteration if iteration is None else iteration)
+                elif kind := _EVENT_WORDS.get(words):
                     self.builder.add_event(kind, f"{name}: {value[:MAX_CELL_CHARS]}")
-            elif key in _PLAN_KEYS and (count := parse_cell(value)) is not None and 0 < count <= MAX_COUNT:
-                self._planned_count = int(count)
+            elif number is None or not math.isfinite(number):
+                continue
+            elif _CLOSING.search(normalise(name)):
+                is_closing = True
+                if match := _TOTAL_TIME.search(key):
+                    self._run_s = number * _UNIT_SECONDS[match[1]]
+            elif key in _PLAN_KEYS and 0 < number <= MAX_COUNT:
+                self._planned_count = int(number)
+        if is_closing:
+            self.builder.add_event("finish", "a row of totals")
 
     def _restart(self) -> None:
         if self._last_iteration is None:
@@ -476,14 +538,23 @@ class MetricTable:
         self.builder.start_process(has_header=False)
         self._processes += 1
         self._recent.clear()
+        self._process_steps = 0
+        self._totals = dict.fromkeys(self._totals, -math.inf)
         self._last_iteration = self._last_val_loss = self._last_epoch = self._stage = None
 
-    def _is_restart(self, iteration: int, loss: float | None, seconds: float | None) -> bool:
-        """Where the iterations go back: a process that lags behind repeats a loss, and the clock goes on."""
+    def _is_restart(self, row: Row, iteration: int, loss: float | None, seconds: float | None) -> bool:
+        """Where the iterations go back: a process that lags behind repeats a loss, and what is counted since
+        its start falls by no more than the iterations do."""
         last = self._last_iteration
         if last is None or iteration == last:
-            is_row_of_epoch = self._repeats_epochs and loss is not None
-            return is_row_of_epoch and self._recent.get(("loss", iteration)) not in (None, loss)
+            is_repeated = self._repeats_counts and loss is not None
+            return is_repeated and self._recent.get(("loss", iteration)) not in (None, loss)
+        for name, total in self._totals.items():
+            value = parse_cell(row.get(name))
+            if value is not None and value < _MAX_LAG * total * min(1, (iteration + 1) / (last + 1)):
+                return True
+        if iteration <= self._first_of_process and self._process_steps >= _MIN_GROWING_ROWS:
+            return loss is not None and loss != self._recent.get(("loss", iteration))
         if seconds is not None and self._clock is not None and "timestamp" not in self._units:
             return seconds < self._clock.clock.last_s - _CLOCK_LAG_S
         if loss is None:
@@ -517,8 +588,15 @@ class MetricTable:
             for role, unit in self._units.items():
                 ms = _known(parse_cell(row.get(columns[role]))) * _STEP_TIME_UNITS[unit]
         self.builder.add_step(iteration, loss, ms=ms, line=self.builder.line, **values)
+        self._first_of_process = self._first_of_process if self._process_steps else iteration
+        self._process_steps += 1
         self._last_iteration = iteration
+        self._totals |= {name: _known(parse_cell(row.get(name))) for name in self._totals}
         self._run_s = self.builder.iterations_done = None
+        shown = ((normalise(name), parse_cell(row[name])) for name in self._progress_columns if name in row)
+        self._progress = next(((name, value) for name, value in shown if value is not None), None)
+        if math.isfinite(lr := values.get("lr", math.nan)):
+            self._lr = (max(lr, self._lr[0] if self._lr else lr), lr)
         tokens = parse_cell(row.get(columns["tokens"])) if "tokens" in columns else None
         if tokens is not None and math.isfinite(tokens):
             first = self._tokens[0] if self._tokens and tokens >= self._tokens[1][1] else (iteration, tokens)
@@ -528,7 +606,7 @@ class MetricTable:
         self, iteration: int, val_loss: float | None, val_bpb: float | None, seconds: float | None
     ) -> None:
         value = val_bpb if val_loss is None else val_loss
-        is_stale = value == self._last_val_loss
+        is_stale = self._repeats_val_loss and value == self._last_val_loss
         self._last_val_loss = value
         if value is None or is_stale or not self._is_new("val_loss", iteration, value):
             return
@@ -543,6 +621,13 @@ class MetricTable:
             metric="bits_per_byte" if val_loss is None else "loss",
             is_late=self._last_iteration is not None and iteration < self._last_iteration,
         )
+
+
+def _is_total(name: str, rows: Sequence[Row]) -> bool:
+    """Whether a column grows from row to row, but for a few restarts: a clock, tokens, costs."""
+    values = [value for row in rows if (value := parse_cell(row.get(name))) is not None]
+    grows = sum(later > value for value, later in pairwise(values))
+    return len(values) >= _MIN_GROWING_ROWS and grows >= _MIN_GROWING_SHARE * (len(values) - 1)
 
 
 def _is_filled(value: object) -> bool:

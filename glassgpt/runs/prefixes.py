@@ -30,6 +30,8 @@ _DATE = re.compile(
 )
 _UPTIME = re.compile(r"\[\s*\d{1,9}\.\d{1,9}\]\s+")  # seconds since the start
 _PROGRAM = re.compile(r"\[[a-z]\w{0,20}\]\s+(?=\d{4}-\d{2}-\d{2}[T ])")  # as torchtitan writes it
+# As Hugging Face's libraries write it: [INFO|trainer.py:4021] 2025-04-01 08:30:11,020 >> text
+_PLACE = re.compile(r"\[[A-Z]{4,8}\|[\w.]{1,60}:\d{1,6}\]\s+(?=\d{4}-\d{2}-\d{2}[T ])")
 _ECHO = re.compile(r"(?:\^\[\[[A-D])+\s*")  # arrow keys that were pressed in the terminal
 _LEVEL = re.compile(r"\[?(?:INFO|DEBUG)\]?\s*[-:|]+(?:(?:__main__|root):)?\s*")
 _SERVICE = re.compile(r"[\w.]{1,40}-\d{1,4}\s+\|\s")
@@ -64,7 +66,7 @@ def strip_prefixes(text: str) -> tuple[str, int | None, str]:
         # Most lines do not begin with one of these characters.
         patterns: tuple[re.Pattern[str], ...] = ()
         if first == "[":
-            patterns = (_UPTIME, _PROGRAM, _TIME, _LEVEL, _NUMBER_LABEL, _RANK)
+            patterns = (_UPTIME, _PROGRAM, _PLACE, _TIME, _LEVEL, _NUMBER_LABEL, _RANK)
         elif first.isdigit():
             patterns = (_TIME, _NUMBER_LABEL) if ":" in text[:20] else ()
         elif text.startswith(_MONTHS):

@@ -68,6 +68,7 @@ _LIST_BEGIN, _STRING = re.compile(r'"[^"]{1,100}":\s?\[$'), re.compile(r'".*",?$
 _PROGRAM_ERROR = re.compile(  # argparse's, or the last line of a traceback
     r"\S{1,80}\.py: error: \S|(?:[A-Za-z_]\w{0,40}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception): \S"
 )
+_MOVING_BAR = re.compile(r"\d%\|.{0,300}?\b[1-9]\d{0,11}/\d{1,12} \[")  # after an error, it went on
 MAX_ERROR_CHARS = 160
 _QUOTED_LINE = re.compile(r"^\s*(?:```|~~~|>?\s*[-*]?\s*\*\*\s*(?:iter|step)\b)")
 
@@ -230,7 +231,8 @@ class LogRecognizer:
         """A clause: there is nothing, or a program failed before it printed a step."""
         if self._is_empty:
             return "; it is empty"
-        errors = (text for text in reversed(self.texts()) if _PROGRAM_ERROR.match(text))
+        texts = itertools.takewhile(lambda text: not _MOVING_BAR.search(text), reversed(self.texts()))
+        errors = (text for text in texts if _PROGRAM_ERROR.match(text))
         if error := next(errors, ""):
             return f'; a program failed before it had trained: "{error.strip()[:MAX_ERROR_CHARS]}"'
         return ""
@@ -432,7 +434,7 @@ class LogReader:
         self._setup_at_last_step = self._setup_at_last_step or builder.setup.copy()
         if not read_event(text, builder, self._event_patterns):
             read_header(text, builder, self._header_patterns)
-            if self._may_have_metrics and builder.has_steps:
+            if self._may_have_metrics and (builder.has_steps or builder.holds_step):
                 builder.add_metrics(read_metric_line(text))
         elif "wall_s" in builder.setup.values:
             self._setup_at_last_step.values["wall_s"] = builder.setup.values["wall_s"]

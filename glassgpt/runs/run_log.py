@@ -412,8 +412,8 @@ class RunLog:
         Left out are iterations without a time, the first of each process (start-up), and those with an
         evaluation or a save. Two special cases:
 
-        - Step times of some trainers exclude evaluations. Then iterations with one are used if there are no
-          others.
+        - Step times of some trainers exclude evaluations. Then iterations with one are used, too, unless
+          most have none: where lines are as far apart as evaluations, they are nearly all.
         - A resume may change the batch size. Then only processes with the setup's batch size are used, if
           there are any.
         """
@@ -424,7 +424,8 @@ class RunLog:
             same_batch = steady & is_usual[self.steps.segment]
             steady = same_batch if same_batch.any() else steady
         without_eval = steady & ~self._eval_or_save_rows
-        is_strict = self.trainer.step_time_includes_eval or bool(without_eval.any())
+        are_most = 2 * np.count_nonzero(without_eval) >= np.count_nonzero(steady)
+        is_strict = self.trainer.step_time_includes_eval or are_most
         return without_eval if is_strict else steady
 
     def is_first_of_process(self) -> Bools:

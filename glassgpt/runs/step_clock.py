@@ -99,7 +99,10 @@ class LineStamps:
             seconds = parse_clock(f"{match[4]}-{month:02}-{int(match[2]):02}T{match[3]}")
         else:
             return
-        if not seconds:
+        self.add_seconds(line, seconds)
+
+    def add_seconds(self, line: int, seconds: float | None) -> None:
+        if not seconds or not math.isfinite(seconds):
             return
         self._latest = line, seconds
         self._passed += 1

@@ -44,9 +44,9 @@ _MAX_DEPTH = 4  # of objects in objects
 _MAX_KEYS = 10_000  # of one row
 _MAX_RUN_NAME_CHARS = 200
 _MAX_VALUE_ROWS = 1_000_000  # of a table with a row for each value
-_WHOLE_ROWS = 20  # of a CSV file
 _DELIMITERS = (",", "\t", ";")
 _LOSSES = ("loss", "val_loss", "val_bpb")
+_SEEDS = {"seed", "random_seed", "config_seed"}
 _COUNTS = ("iteration", "epoch")
 _TENSORBOARD_HEADER = ["wall time", "step", "value"]
 _METRIC_COLUMNS = {"metric", "metric_name", "name", "tag", "key"}  # of a table with a row for each value
@@ -113,8 +113,8 @@ class LineTable:
     def __init__(self, delimiter: str | None, name: str = "") -> None:
         """`delimiter`: of a CSV; None: JSON. `name`: of the file, which names TensorBoard's metric."""
         self._delimiter, self._name = delimiter, name
-        self._tables = _RunTables()
-        self._line = self._rows = 0
+        self._tables = _RunTables(tells_seeds=delimiter is not None)
+        self._line = 0
         self._names: list[str] = []  # of a CSV's columns
         self._counts: set[str] = set()  # of those that count steps or epochs
         self._columns: dict[str, list[tuple[int, str]]] = {}
@@ -145,10 +145,7 @@ class LineTable:
             self._counts = {column for column in self._names if role_of(column) in _COUNTS}
             self._columns = _columns_by_run(self._names)
             return
-        runs, self._rows = self._columns, self._rows + 1
-        if list(runs) == [""] and self._rows <= _WHOLE_ROWS:  # which columns are left out is said
-            runs = {"": [(at, column) for at, column in enumerate(self._names) if column]}
-        for run, columns in runs.items():
+        for run, columns in self._columns.items():
             row = {column: cells[at] for at, column in columns if at < len(cells) and cells[at]}
             if not self._counts.issuperset(row):  # else there is nothing of this run, or of a damaged line
                 self._tables.feed(row, self._line, run)
@@ -264,7 +261,10 @@ def _read_values(texts: Iterable[str], delimiter: str, name: str) -> tuple[RunLo
 class _RunTables:
     """A table for each run of a file. Rows name their run in a column, or stand beside those of others."""
 
-    def __init__(self) -> None:
+    def __init__(self, tells_seeds: bool = False) -> None:
+        """`tells_seeds`: every row has all columns, so that runs of one name differ by their seeds."""
+        self._tells_seeds = tells_seeds
+        self._seed_column = ""
         self.damaged = 0  # rows
         self._tables: dict[str, MetricTable] = {}
         self._left_out: set[str] = set()
@@ -273,8 +273,13 @@ class _RunTables:
     def feed(self, row: Row, line: int, run: str = "") -> None:
         if self._run_column is None:
             self._run_column = next((column for column in row if role_of(column) == "run"), "")
+            if self._tells_seeds:
+                seeds = (column for column in row if normalise(column) in _SEEDS)
+                self._seed_column = next(seeds, "")
         if self._run_column:
             run = str(row.get(self._run_column, ""))[:_MAX_RUN_NAME_CHARS]
+            if self._seed_column in row:
+                run = f"{run}, seed {str(row[self._seed_column])[:20]}"
         table = self._tables.get(run)
         if table is None:
             if len(self._tables) >= MAX_RUNS:
@@ -300,12 +305,12 @@ class _RunTables:
 
 
 def _columns_by_run(names: Sequence[str]) -> dict[str, list[tuple[int, str]]]:
-    """Places and names of the columns that mean something. wandb exports several runs beside each other; the
-    other columns are of all of them. One run: its name is empty."""
+    """Places and names of the columns. wandb exports several runs beside each other: of each those that mean
+    something; the other columns are of all of them. One run: its name is empty."""
     metrics = [_metric(column) for column in names]
     known = [(at, names[at]) for at, one in enumerate(metrics) if role_of(one) or metric_of(one)]
     if all(" - " not in column for _, column in known):
-        return {"": known}
+        return {"": [(at, column) for at, column in enumerate(names) if column]}
     shared = [(at, column) for at, column in known if " - " not in column]
     runs: dict[str, list[tuple[int, str]]] = {}
     for at, column in known:

@@ -203,7 +203,7 @@ def test_a_fork_that_evaluates_in_other_letters() -> None:
         for at in range(0, 101, 10)
     )
     facts = parse_facts(text)
-    assert (facts.eval_steps, facts.final_val_loss) == ([20, 40, 60, 80, 100], 1.0)
+    assert (facts.eval_steps, facts.final_val_loss) == ([0, 20, 40, 60, 80, 100], 1.0)
 
 
 def test_a_fork_with_tags() -> None:
@@ -213,7 +213,7 @@ def test_a_fork_with_tags() -> None:
         for at in range(0, 1001, 100)
     )
     facts = parse_facts(text)
-    assert (facts.eval_steps, facts.final_val_loss) == ([200, 400, 600, 800, 1000], 2.0)
+    assert (facts.eval_steps, facts.final_val_loss) == ([0, 200, 400, 600, 800, 1000], 2.0)
     assert facts.steady_ms == 2942
 
 

@@ -128,8 +128,9 @@ def test_the_total_at_the_end_of_a_run() -> None:
     assert run_log.setup.wall_s == 1270
     assert facts.steady_ms == pytest.approx(2000)
     # The iterations before the first line and after the last one count.
-    assert analysis.total_s == pytest.approx(2 * 530 + 4 * 50)
-    assert facts.pause_share == pytest.approx(200 / 1260)
+    assert analysis.stepped_s == pytest.approx(2 * 530 + 4 * 50)
+    assert analysis.total_s == 1270
+    assert facts.pause_share == pytest.approx(200 / 1270)
     # A loss after it: the run went on.
     went_on = read(encode([*events, scalar(600, "train/loss", 2.0, 1400)]))
     assert (Analysis(went_on).facts.ended, went_on.iterations_done) == ("cut", None)

@@ -50,7 +50,11 @@ _SAVED = re.compile(
     r"|\b(?:checkpoint|model|weights|new best)s?\W{1,4}(?:was |is )?saved\b"
     r"|(?<!to )\bsave (?:\w{1,20} ){0,2}(?:checkpoint|model)s? (?:for|at|after) (?:epoch|step|iter)"
     r"|^(?:.{0,60} )?checkpoint \w{1,12} (?:after|at) (?:step|iter|iteration) \d"
+    # A file of weights, in any words.
+    r"|\b(?:sav(?:ed|ing|e)|wrote|writing|sauvegard\w{1,4}|gespeichert|guardad[ao]|guardando|salv(?:o|ando|ato))\b"
+    r".{0,200}\.(?:pth?|ckpt|safetensors|h5|keras|npz)\b|(?:保存|저장).{0,200}\.(?:pth?|ckpt|safetensors)\b"
 )
+_SAVE_WORDS = ("sav", "writ", "wrote", "checkpoint", "auvegard", "speicher", "guard", "salv", "保存", "저장")
 _SAVE_TIME = re.compile(r"\b(?:in|took) (\d{1,6}(?:\.\d{1,9})?)\s?(ms|s)(?:ec(?:ond)?s?)?\b")
 _SAVED_AT = re.compile(r"(?:step|iter|ckpt|checkpoint|epoch|model)s?[_-](\d{1,12})(?!\d|\.\d|/)")  # in a path
 _END = re.compile(
@@ -60,7 +64,9 @@ _END = re.compile(
     r"|(?:\w{1,20} ){0,2}(?:finished|completed|done)(?: \S{1,60})? in [\d.:]{1,12}\s?"
     r"(?:[smh]|sec(?:ond)?s?|min(?:ute)?s?|hours?))\b",
 )
-_TARGET = re.compile(r"\btarget (?:\w{1,20} )?loss\b.{0,40}\b(?:reached|achieved|met)\b")
+_TARGET = re.compile(
+    r"\btarget (?:\w{1,20} )?loss\b.{0,40}\b(?:reached|achieved|met)\b(?:.{0,20}\bstep (\d{1,12}))?"
+)
 _AT_START = re.compile(r"^\W*(?:(?:at |the )*start of training|before training|initial(?:ly)?)\b\D{1,40}\d")
 _EARLIER = re.compile(r"\b(?:resum(?:ed|ing)|restor(?:ed|ing)|load(?:ed|ing)|early stop(?:ped|ping)?)\b")
 # Before a validation loss without a count: it is of an earlier evaluation, or of none.
@@ -146,7 +152,9 @@ class GenericReader:
             return False
         if _EARLIER.search(lower, 0, first):
             return False
-        if "target" in lower and _TARGET.search(lower):
+        if "target" in lower and (match := _TARGET.search(lower)):
+            if match[1] and int(match[1]) <= MAX_COUNT:
+                builder.iterations_done = int(match[1])
             builder.add_event("finish", text)
             return False
         if loss is None:
@@ -218,7 +226,7 @@ class GenericReader:
         if _END.match(lower) or self._ends_last_epoch(lower):
             self.close(builder)
             builder.add_event("finish", line.text)
-        elif any(word in lower for word in ("sav", "writ", "wrote", "checkpoint")) and _SAVED.search(lower):
+        elif any(word in lower for word in _SAVE_WORDS) and _SAVED.search(lower):
             self._read_save(line, lower, builder)
         elif not self._read_title(line) and not self._has_val_loss:
             for one in line.fields:
@@ -264,7 +272,8 @@ class GenericReader:
             self._add_eval(self._earlier_iterations + step.number, val_loss, builder, loss)
             return True
         if self._read_step_line(line, loss, step, epoch, batch, builder):
-            self._counts_epochs, self._held, self._title, self._section = False, None, None, ""
+            self._drop_held(builder)
+            self._counts_epochs, self._title, self._section = False, None, ""
             self._has_named_steps = self._has_named_steps or is_named
             if val_loss is not None:
                 self._add_eval_of_line(val_loss, loss, line, builder)
@@ -278,7 +287,8 @@ class GenericReader:
             self._note_epoch(line)
             return True
         if title is not None and title.role == "iteration":
-            self._counts_epochs, self._held, self._title = False, None, None
+            self._drop_held(builder)
+            self._counts_epochs, self._title = False, None
             self._last_iteration = title.number
             self._add_step(title.number, None, loss, line, builder)
             if title.planned:
@@ -498,6 +508,7 @@ class GenericReader:
             self._count += 1
             number, planned = self._count, None
         self._held = _Epoch(number, planned, loss, val_loss, line, builder.line)
+        builder.holds_step = True
         if builder.has_steps:
             self.close(builder)
 
@@ -513,10 +524,16 @@ class GenericReader:
         builder.add_step(held.number, held.loss.value, lr=lr, grad_norm=norm, line=held.at)
         if held.planned and builder.iteration_by_count is None:
             builder.setup.values["planned_iterations"] = held.planned
+        builder.release_step(held.number)
         builder.add_metrics(held.line.metrics, held.number)
         if held.val_loss is not None:
             self._has_val_loss = self._has_val_loss or held.val_loss.split == "val"
             builder.add_eval(held.number, held.val_loss.value, line=held.at)
+
+    def _drop_held(self, builder: RunBuilder) -> None:
+        """It was a summary: these lines are the steps."""
+        self._held = None
+        builder.release_step(None)
 
     def _count_epochs(self, builder: RunBuilder) -> None:
         if not builder.trainer.iterations_are_epochs and builder.iteration_by_count is None:

@@ -83,8 +83,10 @@ class TrainerReader:
         self._count = 0  # of dicts with a loss
         self._count_at_end = -1  # of a process: its closing dict
         self._iteration_by_count: dict[int, int] = {0: 0}
-        # Of the previous dict with a loss: iteration, tokens, seconds, and the bar's seconds so far.
-        self._previous: tuple[int | None, float, float, float] = (None, 0.0, 0.0, 0.0)
+        # Of the previous dict with a loss: iteration, seconds, and the bar's seconds so far.
+        self._previous: tuple[int | None, float, float] = (None, 0.0, 0.0)
+        # Of the first and the latest dict of this process that counts tokens: its number, tokens so far.
+        self._tokens: tuple[tuple[int, float], tuple[int, float]] | None = None
         self._table: list[str] = []  # columns of the notebook's table that is being read
         self._updates_per_epoch: float | None = None
         self._complete_s: float | None = None  # what the whole run took, by the progress above the table
@@ -200,7 +202,19 @@ class TrainerReader:
         self._iteration_by_count |= dict(zip(counts, steps or (), strict=False))
         return steps is not None
 
+    def _count_tokens(self, builder: RunBuilder) -> None:
+        """Batches differ in length: the mean over the run. Of a single dict, what it counts so far."""
+        if self._tokens is None:
+            return
+        ends = [(self._iteration_by_count.get(count), tokens) for count, tokens in self._tokens]
+        (first, before), (last, after) = ends
+        if self._tokens[0] == self._tokens[1]:
+            first, before = 0, 0.0
+        if first is not None and last is not None and first < last:
+            builder.setup.values["tokens_per_iteration"] = round((after - before) / (last - first))
+
     def _number_lines(self, builder: RunBuilder) -> None:
+        self._count_tokens(builder)
         if self._is_in_blocks:
             builder.has_step_times = False
             if self._count > self._count_at_end:
@@ -216,8 +230,8 @@ class TrainerReader:
                 self._bar_total = total
             if total == self._bar_total:
                 if self._bar is None and self._count == 0:  # above 1, the log begins in the middle
-                    begins_in_middle = (at, math.nan, math.nan, bar_seconds(match[3]))
-                    self._previous = begins_in_middle if at > 1 else (None, 0.0, 0.0, 0.0)
+                    begins_in_middle = (at, math.nan, bar_seconds(match[3]))
+                    self._previous = begins_in_middle if at > 1 else (None, 0.0, 0.0)
                 if self._count and at < (self._bar or 0):
                     builder.start_process(has_header=False)
                 self._bar_moved = self._bar_moved or at != self._bar
@@ -242,7 +256,7 @@ class TrainerReader:
         epoch = parse_number(values["epoch"])
         if epoch < self._epoch:
             builder.start_process(has_header=False)
-            self._previous = (None, 0.0, 0.0, math.nan)
+            self._previous, self._tokens = (None, 0.0, math.nan), None
             self._epochs, builder.iterations_done = [], self._bar if self._bar_moved else None
         self._epoch = epoch
         self._epochs.append(values["epoch"])
@@ -254,13 +268,14 @@ class TrainerReader:
         # Time and tokens per iteration, where every dict has the totals so far; else by the bar.
         tokens = parse_number(values.get("num_input_tokens_seen", values.get("num_tokens", "nan")))
         seconds = parse_number(values.get("train_runtime", "nan"))
-        previous_iteration, previous_tokens, previous_seconds, previous_bar_s = self._previous
-        self._previous = (iteration, tokens, seconds, self._bar_s)
+        previous_iteration, previous_seconds, previous_bar_s = self._previous
+        self._previous = (iteration, seconds, self._bar_s)
+        if math.isfinite(tokens):
+            first = self._tokens[0] if self._tokens and self._tokens[1][1] < tokens else (self._count, tokens)
+            self._tokens = (first, (self._count, tokens))
         updates = iteration - (previous_iteration or 0) if iteration is not None else 0
         ms = math.nan
         if updates > 0 and (previous_iteration is not None or self._count == 1):
-            if previous_tokens < tokens < math.inf:
-                builder.setup.values["tokens_per_iteration"] = round((tokens - previous_tokens) / updates)
             bar_s = self._bar_s - previous_bar_s - self._eval_s
             if seconds >= previous_seconds:
                 ms = (seconds - previous_seconds) / updates * 1000

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
@@ -74,6 +75,8 @@ class ModdedReader:
             ms = total_ms if at == self._iteration + 1 else math.nan
         else:  # a mean over the iterations since the previous line
             ms = (total_ms - self._total_ms) / (at - self._iteration)
+            if at > self._iteration + 1 and not builder.trainer.step_time_is_interval_mean:
+                builder.trainer = replace(builder.trainer, step_time_is_interval_mean=True)
         self._iteration, self._total_ms = at, total_ms
         builder.add_step(at, parse_number(loss) if loss else None, ms=ms)
         return True

@@ -77,7 +77,7 @@ _HEADER = (
     ("otal", rf"^\W*total\s*:\s*{COUNT}\s*$", "parameters"),
     ("accumulation steps", rf"gradient accumulation steps:\s*{COUNT}", "gradient_accumulation_steps"),
     ("ocab size", rf"Vocab size: {COUNT}", "vocab_size"),
-    ("FLOPs per token", r"FLOPs per token:\s*([\d.]+e[+-]?\d+)", "flops_per_token"),
+    ("FLOPs per token", r"FLOPs per token(?: \(total\))?:\s*([\d.]+e[+-]?\d+)", "flops_per_token"),
     ("GPU", r"^\W*GPU:\s*(NVIDIA [\w -]+|AMD [\w -]+)", "device_name"),
     ("eak", r"Peak FLOPS \(BF16\):\s*([\d.]+e[+-]?\d+)", "peak_flops"),
 )

@@ -56,9 +56,10 @@ _SAVED_AT = re.compile(r"\bckpt[_-](?:iter_?)?(\d{1,9})\.pt\b")  # a fork that k
 
 
 def read(line: str, builder: RunBuilder) -> bool:
-    if "al" in line and builder.has_steps and (match := _FORK_EVAL.match(line)):
+    match = _FORK_EVAL.match(line) if "al" in line else None
+    if match and (builder.has_steps or not _EVAL.search(line)):
         builder.add_eval(int(match[1]), parse_number(match[3]), parse_number(match[2]))
-        return True  # other loops print it too: only a log with steps of nanoGPT's form is one of it
+        return builder.has_steps  # other loops print it too: only steps show that a log is of this form
     if "iter" in line and (match := _ITERATION.search(line)) and not _MINGPT.match(line):
         return _read_step(int(match[1]), match[2], builder)
     if "ms" in line and (match := _LLAMA2_C.match(line)):
@@ -96,6 +97,13 @@ def _read_step(iteration: int, rest: str, builder: RunBuilder) -> bool:
         builder.partial_iteration = iteration
         return False  # cut off: its last number may be cut too
     unit = math.log(2) if loss and _BITS.match(rest, loss.end()) else 1.0
+    if time and time.re is _TIME_PER_ITER and iteration > (last := builder.last_iteration or 0) + 1 and last:
+        builder.trainer = replace(
+            builder.trainer,
+            step_time_is_interval_mean=True,
+            step_time_includes_eval=False,  # a share of it
+            clock_reads_before_sync=False,
+        )
     mfu = search_number(_MFU, rest)
     if mfu < 0 <= builder.last_mfu and not builder.has_quoted_lines:
         # Only the first lines of a process do not know it yet.

@@ -91,8 +91,26 @@ def explain_runs(
     about = next(one for one in explanations if one.log is main)
     others = [one for one in explanations if one is not about]
     problems = other_problems([(one.log, one.facts, one.findings) for one in others])
-    verdict = [_introduce_parts(main, run_logs) or introduce_runs(main, run_logs), *about.verdict, *problems]
+    intro = (
+        _introduce_results(about, explanations)
+        or _introduce_parts(main, run_logs)
+        or introduce_runs(main, run_logs)
+    )
+    verdict = [intro, *about.verdict, *problems]
     return replace(about, verdict=verdict, runs=explanations)
+
+
+def _introduce_results(about: Explanation, explanations: Sequence[Explanation]) -> str:
+    """Of a table with one row for each run: results, not their course. Empty for any other."""
+    if about.log.run_name is None or any(len(one.log.steps) > 1 for one in explanations):
+        return ""
+    losses = {one.log.label: one.facts.best_val_loss for one in explanations}
+    known = {name: loss for name, loss in losses.items() if loss is not None}
+    values = {"runs": len(explanations), "name": about.log.label}
+    if len(known) < 2 or len({one.facts.val_metric for one in explanations}) > 1:
+        return translate("verdict.results", **values)
+    best = min(known, key=lambda name: known[name])
+    return translate("verdict.results_with_best", **values, best=best, loss=known[best])
 
 
 def _introduce_parts(main: RunLog, run_logs: Sequence[RunLog]) -> str:

@@ -406,6 +406,10 @@ class RunLog:
             else np.zeros(len(self.steps), dtype=bool)
         )
 
+    def is_at_eval_or_save(self) -> Bools:
+        """True where an iteration evaluated or saved, whether or not its logged time includes that."""
+        return self._eval_or_save_rows
+
     def is_steady(self) -> Bools:
         """True for the iterations that a steady step time is computed from.
 

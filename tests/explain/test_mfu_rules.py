@@ -122,6 +122,16 @@ def test_the_mfu_on_each_plausible_card() -> None:
     assert [message.key for message in finding.text["advice"]] == ["mfu-wrong-peak.advice.name_card"]
 
 
+def test_an_average_that_an_evaluation_pulled_down_says_nothing_of_the_card() -> None:
+    """As note 003 quotes it: the evaluating iteration alone, with a time without the evaluation."""
+    whole = note_001()
+    last = replace(whole, steps=make_steps([5000], [33.2], mfu=[9.99]), evals=whole.evals)
+    nanogpt = replace(last.trainer, step_time_includes_eval=False)
+    for run_log in (last, replace(last, trainer=nanogpt)):
+        assert mfu_wrong_peak(Analysis(run_log, find_card("RTX 4070 Ti"))) is None
+    assert mfu_wrong_peak(Analysis(whole, find_card("RTX 4070 Ti"))) is not None
+
+
 @pytest.mark.parametrize("by", ["flag", "log"])
 def test_the_mfu_on_the_card_that_it_was(by: str) -> None:
     run_log = note_004(9340.0, 15.4, device_name="NVIDIA GeForce RTX 4070 Ti" if by == "log" else None)

@@ -23,6 +23,7 @@ from glassgpt.runs.metric_columns import metric_of
 from glassgpt.runs.metric_series import MetricSeries
 from glassgpt.runs.run_log import ExitStatus, LoggedProcess, LoggedSetup, RunLog
 from glassgpt.runs.split_runs import split_runs
+from glassgpt.runs.table_files import read_tables
 
 NOTHING = translate("verdict.nothing_wrong")
 
@@ -214,6 +215,20 @@ def test_several_runs_in_one_log_are_counted() -> None:
     assert explain_runs(runs).facts.last_iteration == 20
     resumed = (restarted[0], LoggedProcess(has_startup=True, resumed=True, first_iteration=0))
     assert len(split_runs(make_run_log(steps, segments=resumed))) == 1
+
+
+def test_a_table_of_results_names_the_best_and_no_longest_run() -> None:
+    def intro(*rows: str) -> list[str]:
+        runs, _ = read_tables(iter(["run_name,step,loss,val_loss\n", *rows]), "x.csv")
+        return numbers(explain_runs(runs).verdict[0])
+
+    rows = ["a,9,1.5,2.25\n", "b,9,1.25,1.75\n", "c,9,1,2\n"]
+    values = {"runs": 3, "name": "c", "best": "b", "loss": 1.75}
+    assert intro(*rows) == numbers(translate("verdict.results_with_best", **values))
+    assert intro(*(row.rpartition(",")[0] + ",\n" for row in rows)) == numbers(
+        translate("verdict.results", runs=3, name="c")
+    )
+    assert "1.75" not in intro("a,8,2,2\n", *rows)  # the course of one run is known
 
 
 def test_a_speed_that_only_swapping_explains() -> None:

@@ -20,6 +20,7 @@ from glassgpt.record.finding import Severity, make_finding
 from glassgpt.runs.lines import LogLine
 from glassgpt.runs.recognise import read_logs
 from glassgpt.runs.run_log import LoggedEvaluation, LoggedProcess, LoggedSetup, RunLog
+from glassgpt.runs.table_files import read_tables
 from glassgpt.runs.trainers import BY_ID
 from glassgpt.show.terminal.explain_view import print_explanation, print_finding, print_watch_update
 
@@ -92,6 +93,13 @@ def test_details_are_shown_on_request() -> None:
         assert all(line.startswith(" " * 12) for line in lines[3:-1])  # aligned behind the label
 
 
+def truncated(history: RunLog, count: int) -> RunLog:
+    """Its first lines, and no evaluation."""
+    names = ("iteration", "segment", "loss", "has_loss", "ms", "mfu", "lr", "grad_norm", "tokens_per_s")
+    steps = replace(history.steps, **{name: getattr(history.steps, name)[:count] for name in names})
+    return replace(history, steps=steps, evals=())
+
+
 def test_a_file_with_several_runs_lists_them() -> None:
     def steps(count: int) -> str:
         lines = (f"iter {at}: loss {4 - at / 100:.4f}, time {count}.00ms, mfu 1.00%" for at in range(count))
@@ -102,6 +110,24 @@ def test_a_file_with_several_runs_lists_them() -> None:
     print_explanation(explain_runs(runs), Console(file=out, width=120))
     rows = [line.split()[1:5] for line in out.getvalue().splitlines() if line.startswith("nanoGPT ")]
     assert rows == [["1", "-", "3", "3"], ["4", "-", "53", "50"], ["54", "-", "73", "20"]]
+
+
+def test_runs_without_an_evaluation_are_listed_with_their_training_loss() -> None:
+    runs, _ = read_tables(
+        iter(["run_name,step,loss\n", "a,0,4\n", "a,1,3.5\n", "b,0,4\n", "b,1,12.5\n"]), "x.csv"
+    )
+    out = io.StringIO()
+    print_explanation(explain_runs(runs), Console(file=out, width=120))
+    rows = [line.split() for line in out.getvalue().splitlines()[1:] if line.startswith(("a ", "b "))]
+    assert [(row[0], row[-1]) for row in rows] == [("a", "3.5000"), ("b", "12.5000")]
+
+
+def test_two_losses_are_no_curve() -> None:
+    history = run()
+    drawn = [
+        any("⠀" <= character <= "⣿" for character in printed(truncated(history, count))) for count in (2, 3)
+    ]
+    assert drawn == [False, True]
 
 
 @pytest.mark.parametrize("severity", ["problem", "warning", "advice", "info"])
@@ -194,11 +220,9 @@ def test_odd_losses(subtests: pytest.Subtests) -> None:
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_few_lines(count: int) -> None:
     history = run()
-    names = ("iteration", "segment", "loss", "has_loss", "ms", "mfu", "lr", "grad_norm", "tokens_per_s")
-    steps = replace(history.steps, **{name: getattr(history.steps, name)[:count] for name in names})
     for evals in ((), history.evals[:1], history.evals):
         for live in (False, True):
-            assert printed(replace(history, steps=steps, evals=evals, live=live), full=True)
+            assert printed(replace(truncated(history, count), evals=evals, live=live), full=True)
 
 
 def test_bits_per_byte_are_not_drawn_as_losses() -> None:

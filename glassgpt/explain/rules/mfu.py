@@ -149,8 +149,8 @@ def mfu_wrong_peak(analysis: Analysis) -> Finding | None:
     mfu = analysis.throughput.mfu_percent if analysis.throughput else analysis.facts.mfu_reported_steady
     if peak is None or mfu is None or not (math.isfinite(mfu) and mfu > 0):
         return None
-    if np.all(run_log.includes_eval()[np.isfinite(run_log.steps.mfu)]):
-        return None  # its times are those of evaluations, and say nothing about the card
+    if np.all(run_log.is_at_eval_or_save()[np.isfinite(run_log.steps.mfu)]):
+        return None  # its times, or the last of its running average, are those of evaluations, not the card's
     card, name = analysis.card, run_log.setup.device_name
     if card is None and name:
         card = guess_card(name, run_log.setup.memory_bytes)

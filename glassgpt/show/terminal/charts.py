@@ -101,6 +101,7 @@ _PERCENTILE = 97  # top of the chart: the initial drop would flatten the rest
 _LABEL_WIDTH = 9
 _LEVEL_WIDTH = 12  # " 6-gram 1.56"
 _MIN_WIDTH, _MAX_WIDTH = 10, 64
+_MIN_POINTS = 3  # of a curve: two losses are read faster as numbers
 _MIN_HEIGHT_WITH_MIDDLE = 9  # lines: a label in the middle, too
 
 _BLANK = "\u2800"  # a Braille character without dots
@@ -139,12 +140,15 @@ def loss_chart(
     x_axis: bool = False,
     levels: Levels = (),
 ) -> list[Text]:
-    """A title, `height` lines, and with `x_axis` one of iterations below; none if fewer than two losses are
-    finite. `log_scale`: of the losses, where all are positive. `levels`: drawn where they are in the range,
-    and the next one below the curve if it is near."""
-    losses = [loss for _, loss in (*training, *validation) if np.isfinite(loss)]
-    if len(losses) < 2:
+    """A title, `height` lines, and with `x_axis` one of iterations below; none without a curve of three
+    finite losses. `log_scale`: of the losses, where all are positive. `levels`: drawn where they are in the
+    range, and the next one below the curve if it is near."""
+    trained, evaluated = (
+        [loss for _, loss in curve if np.isfinite(loss)] for curve in (training, validation)
+    )
+    if max(len(trained), len(evaluated)) < _MIN_POINTS:
         return []
+    losses = [*trained, *evaluated]
     top, bottom = float(np.percentile(losses, _PERCENTILE)), min(losses)
     ahead = max((loss for loss, _ in levels if loss < bottom), default=None)
     if ahead is not None and bottom - ahead < _MAX_EXTENSION * (top - bottom):

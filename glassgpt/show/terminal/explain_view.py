@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table
@@ -68,33 +70,41 @@ def _print_runs(explanation: Explanation, out: Console) -> None:
     )
     shown = sorted(by_length[:_MAX_RUN_ROWS], key=lambda one: one.log.first_line)
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
-    labels = (
-        translate("label.run"),
-        translate("label.lines"),
-        translate("label.logged_iterations"),
-        translate("label.steady_iteration"),
-        translate("label.best_validation"),
-        translate("label.how_it_ended"),
-    )
-    for label in labels:
+    validation = [_best_validation(one.facts) for one in shown]
+    columns = {
+        translate("label.run"): [terminal_text(sanitize_line(one.log.label)) for one in shown],
+        translate("label.lines"): [
+            f"{one.log.first_line:,} - {one.log.last_line:,}" if one.log.has_line_numbers else ""
+            for one in shown
+        ],
+        translate("label.logged_iterations"): [f"{one.facts.iterations_logged:,}" for one in shown],
+        translate("label.steady_iteration"): [_if_known(format_ms, one.facts.steady_ms) for one in shown],
+        translate("label.best_validation"): validation,
+        translate("label.how_it_ended"): [exit_status_label(one.facts) for one in shown],
+    }
+    if not all(validation):
+        columns[translate("label.training_loss_last_line")] = [
+            _if_known(format_loss, one.facts.loss_last) for one in shown
+        ]
+    kept = {label: cells for label, cells in columns.items() if any(cells)}
+    for label in kept:
         table.add_column(terminal_text(label))
-    for one in shown:
-        facts, run_log = one.facts, one.log
-        bits = " bpb" if facts.val_metric == "bits_per_byte" else ""
-        table.add_row(
-            terminal_text(sanitize_line(run_log.label)),
-            f"{run_log.first_line:,} - {run_log.last_line:,}" if run_log.has_line_numbers else "",
-            f"{facts.iterations_logged:,}",
-            "" if facts.steady_ms is None else format_ms(facts.steady_ms),
-            "" if facts.best_val_loss is None else format_loss(facts.best_val_loss) + bits,
-            exit_status_label(facts),
-            style="bold" if one.log is explanation.log else "",
-        )
+    for one, *cells in zip(shown, *kept.values(), strict=True):
+        table.add_row(*cells, style="bold" if one.log is explanation.log else "")
     out.print(table)
     if left_out := [one.facts.iterations_logged for one in by_length[_MAX_RUN_ROWS:]]:
         more = translate("explain_view.more_runs", runs=len(left_out), most=max(left_out))
         out.print(Text(terminal_text(more)))
     out.print()
+
+
+def _if_known(write: Callable[[float], str], value: float | None) -> str:
+    return "" if value is None else write(value)
+
+
+def _best_validation(facts: Facts) -> str:
+    bits = " bpb" if facts.best_val_loss is not None and facts.val_metric == "bits_per_byte" else ""
+    return _if_known(format_loss, facts.best_val_loss) + bits
 
 
 def print_watch_update(update: WatchUpdate, out: Console) -> None:

@@ -146,7 +146,10 @@ def test_the_curve_comes_with_the_second_evaluation_and_stays_in_place() -> None
     area, _ = live_area()
     evaluate(area, 0)
     assert area.chart() == []
-    area.update(step_record(25))
+    for number in (10, 20):  # two losses are no curve
+        area.update(step_record(number))
+    assert area.chart() == []
+    area.update(step_record(30))
     evaluate(area, 50)
     chart = area.chart()
     assert len(chart) == 6

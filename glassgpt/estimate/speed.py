@@ -158,6 +158,8 @@ _CPU_COMPILED_SPEED, _CPU_MODERN_SPEED = 1 / 0.68, 0.65
 _CPU_SIZE_EXPONENT = 0.2  # a wider model computes more per byte it moves
 _CPU_MAX_SIZE_CORRECTION = 1.5  # times
 _CPU_RECOMPUTE_SPEED = 3 / 4  # with activation checkpointing: two forward passes
+# Of a number of a mask; of a score of attention with its mask, beyond fused attention: measured on 2 cores.
+_CPU_DROPOUT_NUMBER_S, _CPU_DROPOUT_SCORE_S = 5e-9, 7e-9
 _LAUNCH_BOUND_SPEED_SHARE = 0.7  # mention the overhead if less of the speed is left
 
 
@@ -269,7 +271,7 @@ def _cpu_mfu_range(
     speed = (_CPU_COMPILED_SPEED if work.compiled else 1.0) * (
         _CPU_MODERN_SPEED if config.arch == "modern" else 1.0
     )
-    launch_s = overheads.launch_s("cpu", config.n_layer)
+    launch_s, dropout_s = overheads.launch_s("cpu", config.n_layer), _cpu_dropout_s(work)
     adjusted = []
     for row in rows:
         assert row.mfu is not None
@@ -289,13 +291,28 @@ def _cpu_mfu_range(
     fast, slow = _CPU_LAUNCH_SPREAD
     ends = (low, slow), (mid, 1.0), (high, fast)
     compute_bound = mid
-    low, mid, high = (100 * ideal_s / (100 * ideal_s / end + launch_s * factor) for end, factor in ends)
+    low, mid, high = (
+        100 * ideal_s / (100 * ideal_s / end + launch_s * factor + dropout_s) for end, factor in ends
+    )
     if mid < _LAUNCH_BOUND_SPEED_SHARE * compute_bound:
         reason += f"; plus about {launch_s * 1000:.2g} ms of launch overhead per micro-batch"
+        reason += f" and {dropout_s * 1000:.2g} ms for dropout" if dropout_s else ""
     # The optimizer's own FLOPs show if an update has few tokens.
     share = micro_batch_flops / (micro_batch_flops + muon_flops / work.micro_steps)
     share *= _CPU_RECOMPUTE_SPEED if config.activation_checkpointing else 1.0
     return MfuRange(share * low, share * mid, share * high, reason, tuple(row.name for row in rows))
+
+
+def _cpu_dropout_s(work: TrainingWorkload) -> float:
+    """Per micro-batch: random numbers, which one core draws, and attention that has dropout, which is not
+    fused."""
+    config, tokens = work.config, work.micro_batch_tokens
+    if not config.dropout:
+        return 0.0
+    scores = tokens * config.block_size * config.n_head * config.n_layer
+    numbers = tokens * config.n_embd * (1 + 2 * config.n_layer)
+    passes = 2 if config.activation_checkpointing else 1
+    return passes * (_CPU_DROPOUT_NUMBER_S * numbers + _CPU_DROPOUT_SCORE_S * scores)
 
 
 def _card_kind(family: str) -> str:

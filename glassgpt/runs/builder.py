@@ -230,6 +230,8 @@ class RunBuilder:
         line = self.line if line is None else line
         self._enter_segment(iteration, line)
         if self._pending:
+            if not self.holds_step:
+                self.release_step(iteration)
             self._assign_pending_iterations(iteration)
         if not self._segment_steps:
             self._setup_at_first_step = self.setup.copy()
@@ -350,11 +352,16 @@ class RunBuilder:
     def add_metrics(self, values: Mapping[str, float], iteration: int | None = None) -> bool:
         """Of the values by their names, those that measure learning besides the loss; other names are left
         out. `iteration`: if not that of the latest step. Whether there was one."""
-        if self.holds_step and iteration is None:
+        if self.awaits_step and iteration is None:
             self._held_metrics.append((values, self.line))
             return False
         at = self.last_iteration if iteration is None else iteration
         return self._metrics.add(values, at, self.line)
+
+    @property
+    def awaits_step(self) -> bool:
+        """The latest lines are about a step that comes next, or is held."""
+        return self.holds_step or any(isinstance(one.item, LoggedEvaluation) for one in self._pending)
 
     def release_step(self, iteration: int | None) -> None:
         """The line that was held was that step; None: it was a summary, as the metrics after it."""
@@ -511,6 +518,8 @@ class RunBuilder:
         """`fence_count`: only to items that were read at that count."""
         ready = [pending for pending in self._pending if fence_count in (None, pending.fence_count)]
         self._pending = [pending for pending in self._pending if pending not in ready]
+        if not self.holds_step:
+            self.release_step(iteration)
         for pending in ready:
             at = iteration + pending.offset
             item = replace(pending.item, iteration=at, segment=len(self._segments) - 1)

@@ -36,7 +36,7 @@ _TIME_UNIT = r"ms|secs?|seconds?|s|mins?|minutes?|m|hours?|h"
 _STEP = r"it|iter|iteration|step|batche?|update"
 _UNIT = re.compile(
     rf"[\"']?(?:(\s?%)|([kmb]?)\s?((?:tok(?:en)?|sample|seq)s?/(?:gpu/)?s(?:ec(?:ond)?)?)(?!\s?[:=/])"
-    rf"|([kmb])(?![\w/])|\s?((?:ms|s|sec)/(?:{_STEP})|(?:{_STEP})s?/s(?:ec(?:ond)?)?"
+    rf"|([kmb])(?![\w/])|\s?((?:ms|s|sec)(?:/| per )(?:{_STEP})|(?:{_STEP})s?/s(?:ec(?:ond)?)?"
     rf"|(?:s|sec|seconds) elapsed|{_TIME_UNIT})(?![\w/=]))",
     re.IGNORECASE,
 )

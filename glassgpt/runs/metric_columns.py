@@ -130,6 +130,7 @@ _LOSS_WORDS = {
     "nll", "xent", "running", "ema", "smoothed", "smooth", "current", "final", "overall", "lm", "ce", "set",
     *VAL_WORDS,
 }  # fmt: skip
+_COUNT_ENDING = re.compile(r"_(?:idx|index|id|num|no|nr|number|count)$")
 _REWARD_WORDS = {"reward", "rewards"}
 _NO_REWARD_WORDS = {"chosen", "rejected", "margin", "margins", "accuracy", "accuracies", *_PART_WORDS}
 _MAX_NAME_CHARS = 200
@@ -229,6 +230,9 @@ def ranked_role(name: str) -> tuple[Role, int] | None:
         plain = plain.removeprefix(container)
     if plain in _RANKS:
         return _RANKS[plain]
+    counted = _RANKS.get(_COUNT_ENDING.sub("", plain))
+    if counted is not None and counted[0] in ("iteration", "epoch", "batch"):  # batch_index, step_count
+        return counted[0], _OTHER_RANK
     words = plain.split("_")
     if not {"loss", "nll", "xent", "ce"}.isdisjoint(words) and _LOSS_WORDS.issuperset(words):
         return (

@@ -12,11 +12,13 @@ from datetime import datetime, timedelta
 
 _RANK = re.compile(r"\[(?:rank|default)(\d{1,4})\](?::\s*|\s+)")
 _NUMBER_LABEL = re.compile(r"(?:\[\d{1,9}\]:?|\d{1,9}:)\s+")  # srun's rank, or a line number
-_CLOCK = r"\[?(?:\d{4}[-/]\d{2}[-/]\d{2}[T ])?\d{2}:\d{2}:\d{2}(?:[.,]\d{1,9})?(?:Z|[+-]\d{2}:?\d{2})?\]?"
+_DAY = r"(?:\d{4}[-/]\d{2}[-/]\d{2}|\d{2}[-/.]\d{2}[-/.]\d{4})"
+_CLOCK = rf"\[?(?:{_DAY}[T ])?" r"\d{2}:\d{2}:\d{2}(?:[.,]\d{1,9})?(?:Z|[+-]\d{2}:?\d{2})?\]?"
 _TIME = re.compile(
     _CLOCK
     + r"(?:\s*[-|:]?\s*(?:[\w.]{1,40}\s*[-|:]\s*)?\[?(?:INFO|DEBUG|WARNING|ERROR|SUCCESS)\]?\s*[-:|]*\s+"
-    r"(?:[\w.<>]{1,60}:[\w.<>]{1,60}:\d{1,6} - )?"  # Loguru's module, function and line
+    # Loguru's module, function and line; or the logger's name.
+    r"(?:[\w.<>]{1,60}:[\w.<>]{1,60}:\d{1,6} - |(?:__main__|\w{1,30}(?:\.\w{1,30}){1,5}) -\s+)?"
     r"|\[[\w./-]{1,60}\]\[(?:INFO|DEBUG|WARNING|ERROR)\] - "  # Hydra's
     r"|\s+std(?:out|err) [FP]\s|[\s:,-]+)"  # the first is how Kubernetes stores a container's output
 )

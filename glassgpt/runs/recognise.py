@@ -434,7 +434,7 @@ class LogReader:
         self._setup_at_last_step = self._setup_at_last_step or builder.setup.copy()
         if not read_event(text, builder, self._event_patterns):
             read_header(text, builder, self._header_patterns)
-            if self._may_have_metrics and (builder.has_steps or builder.holds_step):
+            if self._may_have_metrics and (builder.has_steps or builder.awaits_step):
                 builder.add_metrics(read_metric_line(text))
         elif "wall_s" in builder.setup.values:
             self._setup_at_last_step.values["wall_s"] = builder.setup.values["wall_s"]

@@ -138,11 +138,15 @@ class GenericReader:
         self._latest_clock_s: float | None = None  # of the latest step, where its line says a time too
         self._intervals = 0  # lines whose time was that since the line before, by their stamps
         self._count = 0  # of lines that count no updates: samples, or epochs several times
+        self._count_line = ""  # the line before, where it has a count and no loss
 
     # --- what a line is ---
 
     def __call__(self, text: str, builder: RunBuilder) -> bool:
-        line, lower = read_line(text), text.lower()
+        line, count_line, self._count_line = read_line(text), self._count_line, ""
+        if count_line and line.of("loss") and line.of("iteration", "epoch", "batch") is None:
+            line = read_line(f"{count_line} | {text}")  # a step on two lines
+        text, lower = line.text, line.text.lower()
         loss, val_loss = self._losses(line, builder)
         if loss is None and val_loss is None:
             return self._read_words(line, lower, builder)
@@ -228,8 +232,12 @@ class GenericReader:
             builder.add_event("finish", line.text)
         elif any(word in lower for word in _SAVE_WORDS) and _SAVED.search(lower):
             self._read_save(line, lower, builder)
-        elif not self._read_title(line) and not self._has_val_loss:
-            for one in line.fields:
+        elif self._read_title(line):
+            return False
+        else:
+            count = line.of("iteration", "batch")
+            self._count_line = line.text if count is not None and count.is_count else ""
+            for one in () if self._has_val_loss else line.fields:
                 metric = metric_of(one.name) if one.is_metric else None
                 is_eval = metric and "val" in (one.split, self._section, "val" if metric.is_eval else "")
                 if metric and is_eval and metric.kind == "perplexity":
@@ -243,6 +251,8 @@ class GenericReader:
             return False
         count = line.of("epoch") or line.of("iteration")
         is_epochs = count is not None and count.role == "epoch" and line.words[0] in ("epoch", "ep")
+        if is_epochs and line.of("batch") is not None:
+            return False  # of a step
         if not (is_epochs or _TITLE_WORDS.issuperset(line.words)):
             return False
         if not is_epochs and any(not (one.role or one.unit or ":" in one.text) for one in line.fields):

@@ -64,15 +64,17 @@ class KerasReader:
         if line.startswith(_RESTORED):
             self._read_stop(line, builder)
             return False
-        if self._epoch is None or "loss: " not in line or not (match := _BAR.match(line)):
+        if "loss: " not in line or not (match := _BAR.match(line)):
             return False
         done, total, text = int(match[1]), match[2], match[3]
+        if self._epoch is None:
+            return self._per_epoch > 0  # a bar of `evaluate`, after `fit`: ours, and no step
         if "loss" not in _NUMBERS.values(text):
             return False  # cut off
         is_other_bar = total not in (str(self._per_epoch), "Unknown") and self._per_epoch > 0
         if self._state is not None and (is_other_bar or _VAL_LOSS.search(self._state[1])):
             self.close(builder)  # the epoch is over; this is an evaluation's bar
-            return False
+            return True
         self._state = done, text, builder.line
         self._per_epoch = int(total) if total != "Unknown" else max(done, self._per_epoch)
         return True

@@ -47,6 +47,8 @@ _COUNTED = re.compile(
 )
 _PARTS = re.compile(r"[|,;()\[\]{}<>\t\n]|(?<=[a-z])\.\s|\s[-=*]{1,5}\s|[–—·•→►│┃]|[:=]")
 _OPENING = " \t:=([{<\"'`~$#*≈@-"  # between a name and its number
+_BAR = re.compile(r"(?<=%\|)[#\d ]{1,300}(?=\|)")
+_LIST = re.compile(r"[-+]?\d{1,15}(?:\.\d{1,20})?(?:,\s?[-+]?\d{1,15}(?:\.\d{1,20})?){1,99}(?=\])", re.ASCII)
 _ASIDE = re.compile(r"\(([^()]{1,30})\)[\s:=]*$")
 _WRAPPER = re.compile(r"\b(?:tensor|array|np\.\w{1,10})\(\s*$")
 _FILLERS = {
@@ -133,11 +135,19 @@ class Line(NamedTuple):
                 continue
             is_of_val = val_loss is not None and one.name in values and one.span > val_loss.span
             name = f"val {one.name}" if not metric.is_eval and (one.split == "val" or is_of_val) else one.name
-            values.setdefault(name, one.value / 100 if one.unit == "%" else one.value)
+            value = one.value
+            if self.text[one.span[0] - 1 : one.span[0]] == "[" and (
+                listed := _LIST.match(self.text, one.span[0])
+            ):
+                numbers = [float(number) for number in listed[0].split(",")]  # rewards=[1.0, 0.0]
+                value = sum(numbers) / len(numbers)
+            values.setdefault(name, value / 100 if one.unit == "%" else value)
         return values
 
 
 def read_line(text: str) -> Line:
+    if "%|" in text:  # the bar itself may be drawn with digits
+        text = _BAR.sub(lambda match: " " * len(match[0]), text)
     parts = _NUMBER.split(text, _MAX_NUMBERS)
     slots, words = _template(tuple(parts[::2]))
     starts, at = [], 0
@@ -346,3 +356,11 @@ def _find_time(line: Line, is_batch: bool) -> dict[str, Found]:
 def read_metric_values(text: str) -> dict[str, float]:
     """Of a step's line, by their names: `step 30 loss 0.0031 acc=0.92 kl 0.01`."""
     return read_line(text).metrics
+
+
+def read_counted_metrics(text: str) -> dict[str, float]:
+    """Of a line with an epoch or a step and no loss: `Epoch: 43,Valid ACC: 0.453,Valid Bleu 0.482`."""
+    line = read_line(text)
+    count = line.of("epoch", "iteration")
+    has_loss = line.of("loss", "val_loss") is not None
+    return line.metrics if count is not None and count.is_count and not has_loss else {}

@@ -49,8 +49,8 @@ NAMES: dict[Role, str] = {
     "iteration": "global_step_max_steps train_global_step trainer_global_step global_step current_steps step "
     "iteration iter it "
     "iter_num num_updates update updates steps train_step train_steps train_iter num_steps batch_idx _step "
-    "iters iterations itr opt_step optimizer_step iteratation 步 步数 迭代 迭代次数 스텝 ステップ",
-    "epoch": "epoch train_epoch epochs epoch_num ep 轮 轮次 轮数 에폭 エポック",
+    "iters iterations itr i_iter opt_step optimizer_step iteratation 步 步数 迭代 迭代次数 스텝 ステップ",
+    "epoch": "epoch train_epoch epochs epoch_num ep i_epoch 轮 轮次 轮数 에폭 エポック",
     "batch": "batch mini_batch minibatch batches",  # of the epoch
     "planned_iterations": "total_steps max_steps total_iterations max_iters max_iter max_iterations",
     # One step's loss before an epoch's mean.
@@ -111,7 +111,19 @@ _RANKS: dict[str, tuple[Role, int]] = {
 }
 _OTHER_RANK = 1000  # of a name that only ends like one of the above
 PART_RANK = 2000  # of a loss that is not called just so: one of several, mostly
-VAL_WORDS = {"val", "valid", "validation", "eval", "evaluation", "dev", "holdout", "heldout", "va", "test"}
+VAL_WORDS = {
+    "val",
+    "valid",
+    "validation",
+    "eval",
+    "evaluation",
+    "dev",
+    "holdout",
+    "heldout",
+    "va",
+    "cv",
+    "test",
+}
 # A name with one of these before it is not of the value now.
 OTHER_TIMES = {
     "best", "lowest", "highest", "min", "minimum", "max", "maximum", "target", "threshold", "previous",
@@ -156,9 +168,9 @@ METRIC_NAMES: dict[str, tuple[str, bool | None]] = {
         "wacc",
         True,
     ),
-    "error_rate": ("wer cer per", False),
+    "error_rate": ("wer cer per ter", False),
     "score": (
-        "f1 bleu bleu_1 bleu_2 bleu_3 bleu_4 rouge rouge_1 rouge_2 rouge_l rougel mrr core_metric",
+        "f1 f1score bleu bleu_1 bleu_2 bleu_3 bleu_4 rouge rouge_1 rouge_2 rouge_l rougel mrr core_metric",
         True,
     ),
     "margin": ("margin margins", True),

@@ -23,7 +23,7 @@ from glassgpt.i18n import say
 from glassgpt.runs.builder import FAILURE_KINDS, RunBuilder
 from glassgpt.runs.excerpts import merge_excerpts
 from glassgpt.runs.exit_status import event_patterns, read_event
-from glassgpt.runs.fields import read_line
+from glassgpt.runs.fields import read_counted_metrics, read_line
 from glassgpt.runs.file_kinds import looks_like
 from glassgpt.runs.header import header_patterns, read_header
 from glassgpt.runs.lines import MAX_PLAIN_LINE_CHARS, LogLine, distinct_letters, split_block
@@ -434,8 +434,12 @@ class LogReader:
         self._setup_at_last_step = self._setup_at_last_step or builder.setup.copy()
         if not read_event(text, builder, self._event_patterns):
             read_header(text, builder, self._header_patterns)
-            if self._may_have_metrics and (builder.has_steps or builder.awaits_step):
-                builder.add_metrics(read_metric_line(text))
+            if (
+                self._may_have_metrics
+                and may_have_metric(text)
+                and (builder.has_steps or builder.awaits_step)
+            ):
+                builder.add_metrics(read_metric_line(text) or read_counted_metrics(text))
         elif "wall_s" in builder.setup.values:
             self._setup_at_last_step.values["wall_s"] = builder.setup.values["wall_s"]
         return False

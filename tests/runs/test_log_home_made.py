@@ -205,3 +205,70 @@ def test_a_line_is_taken_apart() -> None:
         ("eta", None, "val", "00:12:31", "", ""),
     ]
     assert line.metrics == {"acc": 0.3}
+
+
+# Lines of three steps; the iterations and losses of all.
+OTHER_STEPS = {
+    "a counter with an ending": (
+        "{0} | INFO | __main__:train:58 - [0.{1}%] batch_index={2} loss=3.{1}",
+        [(64, 3.1), (128, 3.2), (192, 3.3)],
+    ),
+    "a day before the month, and a logger's name": (
+        "08/02/2020 04:48:3{1} - INFO - __main__ -   TRAIN Batch {2:04d}/1314, Loss    3.{1}",
+        [(64, 3.1), (128, 3.2), (192, 3.3)],
+    ),
+    "two lines": (
+        "epoch: 1, {2}/300 0.5%, 2.92s per iter, lr: 0.0001\n    recon loss: 3.{1}  ppl:913.85\n",
+        [(64, 3.1), (128, 3.2), (192, 3.3)],
+    ),
+    "epoch over batch": (
+        "DEBUG TRAIN Batch 0/{2} loss 3.{1} loss_att 2.1 loss_ctc 7.2 lr 0.00001905 rank 0",
+        [(64, 3.1), (128, 3.2), (192, 3.3)],
+    ),
+    "a short name in a bar": (
+        "CE:  12%|#1        | {2}/300 [07:48<58:37, 24.91it/s, L=3.{1}, U=47.3%]",
+        [(64, 3.1), (128, 3.2), (192, 3.3)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_STEPS)
+def test_steps_of_other_forms(name: str) -> None:
+    form, expected = OTHER_STEPS[name]
+    lines = [form.format(f"2024-10-26 01:01:4{at}.115", at, 64 * at) for at in (1, 2, 3)]
+    steps = parse_log("\n".join([*lines, ""])).steps
+    assert list(zip(steps.iteration.tolist(), steps.loss.tolist(), strict=True)) == expected
+
+
+def test_results_of_a_split_are_no_title() -> None:
+    lines = []
+    for epoch in range(12):
+        lines += [f"Epoch: {epoch}, Train Loss: {4 - epoch / 10:.4f}"]
+        lines += [f"Epoch: {epoch},Valid ACC: 0.{40 + epoch},Valid Bleu 0.{20 + epoch}"]
+    run_log = parse_log("\n".join([*lines, "loss 0.002, 121030.6 tokens/sec on cuda:0", ""]))
+    assert (len(run_log.steps), run_log.evals) == (12, ())
+    accuracy, bleu = sorted(run_log.metrics, key=lambda one: one.name)
+    assert (accuracy.value[-1], bleu.value[-1]) == (0.51, 0.31)
+
+
+def test_a_list_of_rewards_counts_as_its_mean() -> None:
+    assert read_line("step 3: loss=0.1 rewards=[0.0, 0.0, 0.5, 1.0]").metrics == {"rewards": 0.375}
+
+
+def test_a_postfix_that_a_bar_repeats_is_one_value() -> None:
+    bars = [
+        f"Train:  1%|1  | {at}/1000 [00:10<01:00, 9.1it/s, loss={3 - at // 10 / 8:.4f}]" for at in range(90)
+    ]
+    run_log = parse_log("\n".join([*bars, ""]))
+    assert run_log.steps.iteration.tolist() == [
+        *range(10),
+        *range(10, 90, 10),
+    ]  # the first is no repetition yet
+    constant = [f"Train:  1%|1  | {at}/1000 [00:10<01:00, 9.1it/s, loss=0.6931]" for at in range(90)]
+    assert len(parse_log("\n".join([*constant, ""])).steps) == 90
+
+
+def test_a_summary_repeats_the_last_evaluation() -> None:
+    lines = [f"step {at} | loss 2.{at}" for at in range(10, 50, 10)]
+    text = "\n".join([*lines[:3], "Validation loss: 2.1", lines[3], "Final validation loss: 2.1", ""])
+    assert [(one.iteration, one.val_loss) for one in parse_log(text).evals] == [(30, 2.1)]

@@ -47,7 +47,8 @@ _EPOCH_END = re.compile(
 _SAVED = re.compile(
     r"\b(?:saved|saving|wrote|writing) (?:\w{1,20} ){0,2}(?:checkpoint|model|weights|ckpt)s?\b"
     r"(?! card| config)"
-    r"|\b(?:checkpoint|model|weights|new best)s?\W{1,4}(?:was |is )?saved\b"
+    r"|\b(?:checkpoint|model|module|weights|new best)s?\W{1,4}(?:was |is )?"
+    r"(?:saved|sauvegardée?s?|gespeichert|guardado|salvo)\b"
     r"|(?<!to )\bsave (?:\w{1,20} ){0,2}(?:checkpoint|model)s? (?:for|at|after) (?:epoch|step|iter)"
     r"|^(?:.{0,60} )?checkpoint \w{1,12} (?:after|at) (?:step|iter|iteration) \d"
     # A file of weights, in any words.
@@ -85,6 +86,7 @@ _NOT_LOSSES = re.compile(r"\b(?:acc|accuracy|err|error|f1|auc|iou|r2|mae|size|sa
 _OF_VALIDATION = frozenset({"score", "error_rate"})  # a line with BLEU, say
 _GLOBAL = re.compile(r"global[ _]step|num_updates", re.IGNORECASE)  # of the run, whatever else is counted
 _MIN_SUMMED_LOSS = 2.0  # over ln(perplexity): such a loss is a sum over tokens
+_EPOCH_OVER_BATCH = re.compile(r"\b(TRAIN|CV) Batch (\d{1,9})/(\d{1,9})(?= loss )")  # as WeNet prints them
 _SCALES = {"k": 1000, "m": 1_000_000}
 _BATCH = re.compile(r"\bglobal[ _]batch[ _]size\b\W{1,8}(\d{1,9})\b", re.IGNORECASE)
 
@@ -92,6 +94,7 @@ _BATCH = re.compile(r"\bglobal[ _]batch[ _]size\b\W{1,8}(\d{1,9})\b", re.IGNOREC
 _LINES_PER_FORM, _MAX_PATTERNS = 32, 64
 _MAX_STAMP_ERROR_S = 1.0  # of two stamps in whole seconds
 _TIME_OF_DAY = re.compile(r"\b\d{2}:\d{2}:\d{2}(?:\.\d{1,9})?")
+_MIN_POSTFIX_DECIMALS, _MAX_POSTFIX_REPEATS = 3, 200
 _MIN_INTERVALS = 3  # so many times of intervals: all are
 _STAMP = ".000"  # how exactly a line's prefix says the time
 
@@ -139,10 +142,13 @@ class GenericReader:
         self._intervals = 0  # lines whose time was that since the line before, by their stamps
         self._count = 0  # of lines that count no updates: samples, or epochs several times
         self._count_line = ""  # the line before, where it has a count and no loss
+        self._bar_loss, self._bar_repeats, self._bar_changes = "", 0, 0  # of a progress bar's lines
 
     # --- what a line is ---
 
     def __call__(self, text: str, builder: RunBuilder) -> bool:
+        if " Batch " in text:
+            text = _EPOCH_OVER_BATCH.sub(r"\1 epoch \2 batch \3", text, count=1)
         line, count_line, self._count_line = read_line(text), self._count_line, ""
         if count_line and line.of("loss") and line.of("iteration", "epoch", "batch") is None:
             line = read_line(f"{count_line} | {text}")  # a step on two lines
@@ -170,7 +176,7 @@ class GenericReader:
 
     def _losses(self, line: Line, builder: RunBuilder) -> tuple[Field | None, Field | None]:
         """The training loss and the validation loss of a line."""
-        found = [one for one in line.fields if one.role in ("loss", "val_loss")]
+        found = [one for one in line.fields if one.role in ("loss", "val_loss") and one.unit != "%"]
         if not found:
             return self._unnamed_losses(line, builder)
         if not any(one.split for one in found):
@@ -198,6 +204,10 @@ class GenericReader:
         if not line.words and len(line.fields) == 2 and line.fields[0].total and line.fields[1].is_decimal:
             self._names_nothing = self._names_nothing or not builder.has_steps
             return (line.fields[1] if self._names_nothing else None), None
+        if "%|" in line.text and (
+            short := next((one for one in line.fields if one.name in ("L", "l") and one.is_decimal), None)
+        ):
+            return short, None  # of a bar, where names are short: L=5.9647
         named = {
             one.split: one
             for one in reversed(line.fields)
@@ -253,6 +263,8 @@ class GenericReader:
         is_epochs = count is not None and count.role == "epoch" and line.words[0] in ("epoch", "ep")
         if is_epochs and line.of("batch") is not None:
             return False  # of a step
+        if any(one.is_metric for one in line.fields):
+            return False  # a result
         if not (is_epochs or _TITLE_WORDS.issuperset(line.words)):
             return False
         if not is_epochs and any(not (one.role or one.unit or ":" in one.text) for one in line.fields):
@@ -404,6 +416,9 @@ class GenericReader:
             elif number == self._epoch + 1 and printed <= self._last_iteration:
                 # Equal where of each epoch only the last line is left; one that counts from 0 has one more.
                 self._earlier_iterations += self._last_iteration + (printed == 0)
+                note = say("log.epoch_length")
+                if total is None and self._gap != 1 and note not in builder.notes:
+                    builder.notes.append(note)
             self._epoch = number
         elif builder.last_iteration is None:
             self._epoch_begun, self._earlier_iterations = self._epoch_between, 0
@@ -440,6 +455,9 @@ class GenericReader:
         is_batch: bool = False,
     ) -> None:
         """`step`: where the line says the iteration, if a form can be learned from it."""
+        if "%|" in line.text and self._repeats_postfix(loss):
+            builder.iterations_done = iteration
+            return
         values = step_values(line, is_batch)
         columns = {name: found.value for name, found in values.items()}
         if columns.get("ms") == 0:  # minGPT's first iteration: not measured
@@ -481,6 +499,14 @@ class GenericReader:
                 self._patterns = (
                     {*self._patterns, form.pattern} if len(self._patterns) < _MAX_PATTERNS else set()
                 )
+
+    def _repeats_postfix(self, loss: Field) -> bool:
+        """A bar moves at each step; a loop that sets its postfix rarely shows the same loss till then."""
+        is_same = loss.text == self._bar_loss and len(loss.text.partition(".")[2]) >= _MIN_POSTFIX_DECIMALS
+        self._bar_loss, self._bar_repeats = loss.text, self._bar_repeats + 1 if is_same else 0
+        self._bar_changes += not is_same
+        # A loss that stays from the start, or for good, is what the training does.
+        return is_same and self._bar_changes > 1 and self._bar_repeats < _MAX_POSTFIX_REPEATS
 
     def skip_steps(self, columns: dict[str, list[float]]) -> None:
         """Lines of the form were read together. The times since the start become those of steps."""
@@ -594,6 +620,8 @@ class GenericReader:
             self._note_epoch(line)
         elif self._title is not None and self._title.role == "iteration":
             last = max(last or 0, self._earlier_iterations + self._title.number)
+        if "final" in line.words and val_loss.value == builder.last_val_loss:
+            return False  # a summary repeats the last one
         is_alone = len(line.fields) == 1 and len(line.words) <= 4
         is_new = (last, val_loss.value) != (self._evaluated_at, builder.last_val_loss)
         if last is not None and (is_alone or is_new):

@@ -19,6 +19,7 @@ from glassgpt.record.finding import SERIOUS, Finding
 from glassgpt.runs.curve_statistics import is_level, trend, turning_row
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.metric_series import MetricCourse
+from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS
 from glassgpt.runs.progress import Progress
 from glassgpt.runs.run_log import Floats, LogEvent, RunLog
 from glassgpt.runs.trajectory import (
@@ -230,6 +231,8 @@ def _metric_sentence(course: MetricCourse) -> str:
         return translate("verdict.metric_once", **values)
     if course.highest == course.lowest:
         return translate("verdict.metric_constant", **values, count=course.values)
+    if course.is_noise:
+        return translate("verdict.metric_noise", name=course.name, mean=course.mean, count=course.values)
     went = (
         translate("verdict.metric_course", **values)
         if course.mean_of == 1
@@ -244,8 +247,9 @@ def _metric_sentence(course: MetricCourse) -> str:
     phrases = []
     for is_highest, (value, at, is_beyond) in zip((True, False), extremes, strict=True):
         is_best = course.higher_is_better is not None and is_highest == course.higher_is_better
-        nearest = max(ends) if is_highest else min(ends)
-        if not is_beyond or (not is_best and abs(value - nearest) < MIN_EXTREME_SHARE * range_):
+        beyond = abs(value - (max(ends) if is_highest else min(ends)))
+        least = CLEAR_STANDARD_ERRORS * math.sqrt(2) * course.stderr
+        if not is_beyond or beyond < least or (not is_best and beyond < MIN_EXTREME_SHARE * range_):
             continue
         if at is None:
             phrases.append(

@@ -492,6 +492,8 @@ def training_loss_sentence(facts: Facts) -> str:
     if ends is None:
         return ""
     first, last, lines = format_loss(ends["first"]), format_loss(ends["last"]), int(ends["lines"])
+    if math.isinf(facts.loss_last):
+        return translate("verdict.training_loss_finite", first=first, last=last, lines=lines)
     if lines == 1:
         return translate("verdict.training_loss_of_lines", first=first, last=last)
     return translate("verdict.training_loss", first=first, last=last, lines=lines)

@@ -219,7 +219,7 @@ def epoch_steps(analysis: Analysis) -> Finding | None:
             continue  # as where the learning rate has run out
         drops.append(drop)
         if len(late) >= MIN_EPOCH_PART_LINES:
-            falls.append(max(0.0, float(after.mean() - late.mean())))
+            falls.append(float(after.mean() - late.mean()))
     fall = float(np.mean(falls)) if falls else 0.0
     if not drops or 2 * len(drops) < boundaries or np.mean(drops) < MIN_DROP_TO_FALL * fall:
         return None
@@ -228,7 +228,12 @@ def epoch_steps(analysis: Analysis) -> Finding | None:
         "epoch-steps",
         "info" if was_evaluated else "advice",
         title=say("epoch-steps.title"),
-        evidence=say("epoch-steps.evidence", drop=float(np.mean(drops)), count=len(drops), fall=fall),
+        evidence=[
+            say("epoch-steps.evidence", drop=float(np.mean(drops)), count=len(drops), part=EPOCH_PART),
+            say("epoch-steps.evidence.falls", fall=fall)
+            if fall >= 0
+            else say("epoch-steps.evidence.rises", rise=-fall),
+        ],
         explanation=say("epoch-steps.explanation"),
         advice=None if was_evaluated else say("epoch-steps.advice"),
         lines=analysis.lines_at([int(at[-1])]),

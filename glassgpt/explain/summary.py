@@ -20,6 +20,7 @@ from glassgpt.runs.curve_statistics import is_level, trend, turning_row
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.metric_series import MetricCourse
 from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS
+from glassgpt.runs.past_best import chance_of_best
 from glassgpt.runs.progress import Progress
 from glassgpt.runs.run_log import Floats, LogEvent, RunLog
 from glassgpt.runs.trajectory import (
@@ -564,4 +565,11 @@ def _loss_sentence(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -
         return translate("verdict.last_loss_is_best", best=shown)
     if step is None:
         return translate("verdict.best_and_last_loss", best=shown, final=final)
-    return translate("verdict.best_loss_at", best=shown, step=step, final=final)
+    sentence = translate("verdict.best_loss_at", best=shown, step=step, final=final)
+    values = np.array([one.val_loss for one in trained], dtype=float)
+    chance = chance_of_best(values[np.isfinite(values)])
+    return (
+        sentence + " " + translate("verdict.best_by_chance", below=chance[0], std=chance[1])
+        if chance
+        else sentence
+    )

@@ -485,7 +485,8 @@ def test_a_training_loss_that_no_text_has() -> None:
         (100.0, 0.02, 0.008, None, None),  # it did not fall
         (100.0, 1.7, 0.08, "advice", "memorised-data.explanation.repeated"),
         (5.0, 1.7, 0.08, None, None),
-        (100.0, 1.7, 0.15, None, None),
+        (100.0, 1.7, 0.15, "advice", "memorised-data.explanation.unevaluated"),
+        (100.0, 1.7, 0.4, None, None),  # it did not fall far
     ],
 )
 def test_a_low_loss_is_memorised_or_leaks(
@@ -497,9 +498,22 @@ def test_a_low_loss_is_memorised_or_leaks(
     one = memorised_data(analyse(run_log))
     assert (one and one.severity) == severity
     assert (one and one.text["explanation"][0].key) == explanation
-    if one is not None and severity == "advice" and epochs == 100:
+    if one is not None and severity == "advice" and epochs == 100 and end < 0.1:
         assert (one.values["epochs"], one.values["end_loss"]) == (100, end)
     assert memorised_data(analyse(replace(run_log, evals=gpu_run().evals))) is None
+
+
+def test_a_perplexity_of_1_is_told_though_the_loss_has_another_term() -> None:
+    metric = metric_of("ppl")
+    assert metric is not None
+    at = np.arange(0, 6000, 100)
+    steps = make_steps(at.tolist(), loss=np.geomspace(15.0, 0.6, 60).tolist())
+    for end, is_found in ((1.0, True), (20.0, False)):
+        series = MetricSeries("ppl", metric, at, at, np.append(np.geomspace(1188, end, 40), np.full(20, end)))
+        one = memorised_data(analyse(replace(make_run_log(steps, trainer=HF), metrics=(series,))))
+        assert (one is not None) == is_found
+        if one is not None:
+            assert (one.severity, one.values["perplexity"]) == ("warning", 1.0)
 
 
 def test_a_loop_that_is_not_known_trains_a_language_model_if_it_begins_like_one() -> None:

@@ -64,9 +64,7 @@ def find_loss_rise(at: Ints, losses: Floats) -> LossRise | None:
         row = turning_row(losses)
         if row is None or losses[-1] - losses[row] < MIN_FEW_LOST_SHARE * (losses[0] - losses[row]):
             return None
-        return LossRise(
-            float(losses[0]), float(losses[row]), int(at[row]), float(losses[-1]), int(at[-1]), 1
-        )
+        return LossRise(float(losses[0]), float(losses[row]), int(at[row]), float(losses[-1]), int(at[-1]), 1)
     if 0 < MIN_LEFT_START_RATIO * losses[0] < losses[1:].min():
         fifth = len(losses) // 5
         early, late = float(np.median(losses[1 : 1 + fifth])), float(np.median(losses[-fifth:]))

@@ -47,7 +47,8 @@ def chance_of_best(values: Floats) -> tuple[float, float] | None:
     best = int(np.argmin(values))
     around = values[max(0, best - NEIGHBOURS) : best + NEIGHBOURS + 1]
     std = detrended_std(around) if len(around) > NEIGHBOURS else None
-    below = float(np.median(around) - values[best])
+    beside = np.append(values[max(0, best - 2) : best], values[best + 1 : best + 3])
+    below = float(np.median(beside) - values[best]) if len(beside) else 0.0
     if std is None or below < MIN_RISE_SHARE * values[best] or below > CLEAR_STANDARD_ERRORS * std:
         return None
     return below, std

@@ -459,6 +459,17 @@ def test_a_standard_error_in_the_log_is_used() -> None:
     assert one.values["token_factor"] == 32  # (2 sqrt(2) 0.02 / 0.01)^2
 
 
+def test_a_plateau_of_most_of_the_run_is_told_with_its_beginning() -> None:
+    """Each loss stands on ten lines, so that lines are more alike than measurements are."""
+    at = np.arange(0, 20_000, 10)
+    curve = 3.4 + 3.5 * np.exp(-at / 1000) + np.random.default_rng(0).normal(0, 0.3, len(at))
+    losses = np.repeat(curve, 10)
+    run_log = make_run_log(make_steps(range(len(losses)), loss=losses.tolist()), trainer=BY_ID["unknown"])
+    one = require_finding(plateau(analyse(run_log)))
+    assert 2000 < float(str(one.values["flat_iteration"])) < 5000
+    assert one.values["share"] == pytest.approx(0.85, abs=0.06)
+
+
 # --- memorised ---
 
 

@@ -192,7 +192,7 @@ def memorised_data(analysis: Analysis) -> Finding | None:
     numbered = run_log.has_iteration_numbers
     return make_finding(
         "memorised-data",
-        "info" if is_any and is_low else "warning" if is_implausible and not is_repeated else "advice",
+        "info" if is_any else "warning" if is_implausible and not is_repeated else "advice",
         title=title,
         evidence=evidence or say("memorised-data.evidence", **ends),
         explanation=explanation,

@@ -146,9 +146,7 @@ def worse_than_first(analysis: Analysis) -> Finding | None:
     )
 
 
-def _metric_still_better(
-    analysis: Analysis, best_iteration: int
-) -> tuple[str, int, float, float] | None:
+def _metric_still_better(analysis: Analysis, best_iteration: int) -> tuple[str, int, float, float] | None:
     """A metric of held-out data that is clearly better at the end than at the best loss: its name, and the
     means of how many values around it and at the end. A perplexity says the same as the loss."""
     # Those of an evaluation may be on the lines after it.
@@ -162,7 +160,9 @@ def _metric_still_better(
         row, later = int((~is_later).sum()) - 1, int(is_later.sum())
         if row < 0 or not later:
             continue
-        near = min(MAX_METRIC_NEIGHBOURS, row, (later - 1) // 3)  # on either side of the best; the end is apart
+        near = min(
+            MAX_METRIC_NEIGHBOURS, row, (later - 1) // 3
+        )  # on either side of the best; the end is apart
         count = 2 * near + 1
         before, after = one.value[row - near : row + near + 1], one.value[-count:]
         gain = float(after.mean() - before.mean()) * (1 if one.metric.higher_is_better else -1)

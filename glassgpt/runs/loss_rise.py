@@ -51,7 +51,7 @@ class LossRise:
     end_iteration: int
     block_lines: int  # the losses are medians of so many lines; 1: they are as logged
 
-    def is_contradicted(self, at: Ints, val_losses: Floats, least: float) -> bool:
+    def is_contradicted(self, at: Floats, val_losses: Floats, least: float) -> bool:
         """Whether the validation loss falls meanwhile, by more than `least`, to its end: then the training
         loss is of another scale, or has a term that grows. `at`: of the evaluations."""
         values = val_losses[max(0, int(np.searchsorted(at, self.lowest_iteration, side="right")) - 1) :]

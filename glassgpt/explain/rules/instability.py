@@ -190,7 +190,7 @@ def divergence(analysis: Analysis) -> Finding | None:
 
 
 def _constant_end(analysis: Analysis) -> list[Message]:
-    """That the last losses are the same to all printed digits, and of how many tokens a guess costs so much."""
+    """That the last losses are all the same, and of how many tokens a guess costs so much."""
     losses, base = analysis.trajectory.finite_losses()[1], analysis.log.trainer.loss_base
     loss, different = float(losses[-1]), np.flatnonzero(losses != losses[-1])
     lines = len(losses) - 1 - int(different[-1])

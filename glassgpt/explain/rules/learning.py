@@ -417,7 +417,7 @@ def _plateau_evidence(analysis: Analysis, smooth: BlockMedians) -> list[Message]
 
 
 def _block_error(smooth: BlockMedians) -> float:
-    """The standard error of a late block: of its lines, or by the scatter of blocks, where lines are alike."""
+    """The standard error of a late block: of its lines, or by the scatter of blocks, if lines are alike."""
     late = len(smooth) // 3
     medians = smooth.medians[-2 * late :]
     scatter = float(np.std(medians[1:-1] - (medians[:-2] + medians[2:]) / 2)) / math.sqrt(1.5)

@@ -566,8 +566,7 @@ def _loss_sentence(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -
     if step is None:
         return translate("verdict.best_and_last_loss", best=shown, final=final)
     sentence = translate("verdict.best_loss_at", best=shown, step=step, final=final)
-    values = np.array([one.val_loss for one in trained], dtype=float)
-    chance = chance_of_best(values[np.isfinite(values)])
+    chance = chance_of_best(np.array([one.val_loss for one in trained], dtype=float))
     return (
         sentence + " " + translate("verdict.best_by_chance", below=chance[0], std=chance[1])
         if chance

@@ -124,9 +124,8 @@ def is_noise(values: Floats) -> bool:
     ends = end_means(values)
     if ends is not None and ends.lines >= _MIN_COMPARED_LINES and _ends_differ(values, ends.lines):
         return False
-    variance = float(np.var(values))
-    ratio = float(np.mean(np.diff(values) ** 2)) / variance if variance > 0 else 2.0
-    return ratio > 2 - _MIN_TREND_ERRORS * 2 / math.sqrt(len(values))
+    least = 2 - _MIN_TREND_ERRORS * 2 / math.sqrt(len(values))
+    return float(np.mean(np.diff(values) ** 2)) > max(0.0, least) * float(np.var(values))
 
 
 def trend(values: Floats) -> Literal["falls", "rises"] | None:

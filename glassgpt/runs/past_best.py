@@ -44,6 +44,9 @@ class PastBest:
 def chance_of_best(values: Floats) -> tuple[float, float] | None:
     """How far the lowest of many evaluations is below those around it, and their standard deviation, where it
     seems to be the better one by much, and may be by luck alone."""
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return None
     best = int(np.argmin(values))
     around = values[max(0, best - NEIGHBOURS) : best + NEIGHBOURS + 1]
     std = detrended_std(around) if len(around) > NEIGHBOURS else None

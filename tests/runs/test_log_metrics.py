@@ -95,6 +95,7 @@ def test_a_course_is_told_only_where_it_is_more_than_noise() -> None:
         "rises": (0.5 + 0.2 * at + noise, False),
         "rises at once": (0.5 - 0.4 * np.exp(-40 * at) + noise / 4, False),
         "rises and falls": (0.5 + 0.5 * np.sin(np.pi * at) + noise, False),
+        "constant": (np.full(10, 0.4), False),
         "two": (np.array([0.3, 0.4]), False),
     }
     for name, (values, is_noise) in curves.items():

@@ -90,6 +90,8 @@ def loss_explosion(analysis: Analysis) -> Finding | None:
             )
     else:
         evidence.append(say("loss-explosion.evidence.rise_unnumbered", **rise))
+    if recovered is None:
+        evidence += _constant_end(analysis)
     if len(explosions) > 1:
         evidence.append(say("loss-explosion.evidence.count", count=len(explosions)))
     iterations = analysis.trajectory.iteration

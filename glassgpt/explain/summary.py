@@ -19,6 +19,8 @@ from glassgpt.record.finding import SERIOUS, Finding
 from glassgpt.runs.curve_statistics import is_level, trend, turning_row
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.metric_series import MetricCourse
+from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS
+from glassgpt.runs.past_best import chance_of_best
 from glassgpt.runs.progress import Progress
 from glassgpt.runs.run_log import Floats, LogEvent, RunLog
 from glassgpt.runs.trajectory import (
@@ -230,6 +232,8 @@ def _metric_sentence(course: MetricCourse) -> str:
         return translate("verdict.metric_once", **values)
     if course.highest == course.lowest:
         return translate("verdict.metric_constant", **values, count=course.values)
+    if course.is_noise:
+        return translate("verdict.metric_noise", name=course.name, mean=course.mean, count=course.values)
     went = (
         translate("verdict.metric_course", **values)
         if course.mean_of == 1
@@ -244,8 +248,9 @@ def _metric_sentence(course: MetricCourse) -> str:
     phrases = []
     for is_highest, (value, at, is_beyond) in zip((True, False), extremes, strict=True):
         is_best = course.higher_is_better is not None and is_highest == course.higher_is_better
-        nearest = max(ends) if is_highest else min(ends)
-        if not is_beyond or (not is_best and abs(value - nearest) < MIN_EXTREME_SHARE * range_):
+        beyond = abs(value - (max(ends) if is_highest else min(ends)))
+        least = CLEAR_STANDARD_ERRORS * math.sqrt(2) * course.stderr
+        if not is_beyond or beyond < least or (not is_best and beyond < MIN_EXTREME_SHARE * range_):
             continue
         if at is None:
             phrases.append(
@@ -488,6 +493,8 @@ def training_loss_sentence(facts: Facts) -> str:
     if ends is None:
         return ""
     first, last, lines = format_loss(ends["first"]), format_loss(ends["last"]), int(ends["lines"])
+    if math.isinf(facts.loss_last):
+        return translate("verdict.training_loss_finite", first=first, last=last, lines=lines)
     if lines == 1:
         return translate("verdict.training_loss_of_lines", first=first, last=last)
     return translate("verdict.training_loss", first=first, last=last, lines=lines)
@@ -558,4 +565,10 @@ def _loss_sentence(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -
         return translate("verdict.last_loss_is_best", best=shown)
     if step is None:
         return translate("verdict.best_and_last_loss", best=shown, final=final)
-    return translate("verdict.best_loss_at", best=shown, step=step, final=final)
+    sentence = translate("verdict.best_loss_at", best=shown, step=step, final=final)
+    chance = chance_of_best(np.array([one.val_loss for one in trained], dtype=float))
+    return (
+        sentence + " " + translate("verdict.best_by_chance", below=chance[0], std=chance[1])
+        if chance
+        else sentence
+    )

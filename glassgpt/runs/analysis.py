@@ -44,7 +44,7 @@ from glassgpt.runs.model_size import (
     replica_count,
     stated_peak_flops,
 )
-from glassgpt.runs.noise import EvalNoise, estimate_eval_noise
+from glassgpt.runs.noise import EvalNoise, clear_difference, estimate_eval_noise
 from glassgpt.runs.past_best import PastBest, TrainValGap, find_past_best, find_train_val_gap
 from glassgpt.runs.regimes import Regime, find_regimes, find_wander
 from glassgpt.runs.run_log import ExitStatus, Floats, Ints, LoggedCheckpoint, LoggedEvaluation, RunLog
@@ -164,8 +164,14 @@ class Analysis:
 
     @cached_property
     def loss_rise(self) -> LossRise | None:
-        """A slow rise of the smoothed training loss; None unless it stayed up until the end."""
-        return None if self.explosions else find_loss_rise(*self.trajectory.finite_losses())
+        """A slow rise of the smoothed training loss; None unless it stayed up until the end, and where the
+        validation loss falls meanwhile."""
+        rise = None if self.explosions else find_loss_rise(*self.trajectory.finite_losses())
+        at, values = self.trajectory.val_curve()
+        if rise is None or not len(values):
+            return rise
+        least = clear_difference(self.eval_noise, float(values[-1]))
+        return None if rise.is_contradicted(at, values, least) else rise
 
     @cached_property
     def final_loss(self) -> FinalLossForecast | None:

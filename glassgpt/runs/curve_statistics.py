@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from glassgpt.runs.run_log import Floats, Ints
+if TYPE_CHECKING:  # run_log asks metric_series, which asks this
+    from glassgpt.runs.run_log import Floats, Ints
 
 SIGMA_PER_MAD = 1.4826  # of a normal distribution
 MEDIAN_TO_MEAN_STDERR = 1.2533  # the standard error of a median, over that of a mean
@@ -36,6 +37,7 @@ _MIN_STEP_TO_SCATTER, _MIN_STEP_SHARE, _FEW_VALUES = 4.0, 0.02, 3.0
 _MIN_AUTOCORRELATION, _MAX_AUTOCORRELATION = 1.64, 0.95  # the former over sqrt(values): less may be chance
 # A fall and a rise that a few lines show: so many, and both as a share of the lowest and of a usual step.
 _MIN_TURN_LINES, _MIN_TURN_SHARE, _MIN_TURN_STEPS = 8, 0.15, 3.0
+_MIN_NOISE_VALUES, _MIN_COMPARED_LINES = 8, 4  # for is_noise: values, and those at each end
 _MAX_EVEN_RATIO = 2.0  # of iterations in a line: up to this they count alike
 _MAX_FIT_POINTS = 64  # enough for a fit of three numbers
 
@@ -112,6 +114,18 @@ def is_level(values: Floats) -> bool:
     """Whether neither all values together nor the means of both ends show a change."""
     ends = end_means(values)
     return ends is not None and trend(values) is None and not _ends_differ(values, ends.lines)
+
+
+def is_noise(values: Floats) -> bool:
+    """Whether nothing in their order is more than chance: no trend, and neighbours differ as much as any two
+    (von Neumann's ratio, which is 2 then). Of few values it cannot be said."""
+    if len(values) < _MIN_NOISE_VALUES or trend(values) is not None:
+        return False
+    ends = end_means(values)
+    if ends is not None and ends.lines >= _MIN_COMPARED_LINES and _ends_differ(values, ends.lines):
+        return False
+    least = 2 - _MIN_TREND_ERRORS * 2 / math.sqrt(len(values))
+    return float(np.mean(np.diff(values) ** 2)) > max(0.0, least) * float(np.var(values))
 
 
 def trend(values: Floats) -> Literal["falls", "rises"] | None:

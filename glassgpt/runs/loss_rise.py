@@ -20,12 +20,14 @@ from glassgpt.runs.curve_statistics import (
     leading_median,
     mad,
     trailing_median,
+    turning_row,
 )
 from glassgpt.runs.run_log import Floats, Ints
 
 # A loss rise: how far the smoothed training loss has to end above its lowest value. These are compared with
 # the rise, so that neither noise nor a harder part of the data counts as one.
-MIN_LOSS_RISE_STEPS = 25  # logged losses
+MIN_LOSS_RISE_STEPS = 25  # logged losses; of fewer, a turn that lost so much of what was gained is one
+MIN_FEW_LOST_SHARE = 0.5
 MAX_LOSS_RISE_BLOCKS = 120  # blocks of at least three losses: a median of fewer does not smooth
 MIN_RISE_SHARE_OF_GAIN = 0.08  # of first loss - lowest loss
 MIN_RISE_SHARE_OF_LOWEST = 0.08  # of the lowest loss
@@ -35,6 +37,7 @@ MIN_SUSTAINED_RISE_SHARE = 0.5  # of the required rise, in every block of the la
 # A loss that left its first value at once, and is not on its way back: the later ones over the first, and the
 # last over those after the first.
 MIN_LEFT_START_RATIO, MIN_END_TO_EARLY = 5.0, 0.9
+MIN_EVALS = 3  # that contradict a rise
 
 
 @dataclass(frozen=True)
@@ -46,17 +49,27 @@ class LossRise:
     lowest_iteration: int
     end_loss: float
     end_iteration: int
+    block_lines: int  # the losses are medians of so many lines; 1: they are as logged
+
+    def is_contradicted(self, at: Floats, val_losses: Floats, least: float) -> bool:
+        """Whether the validation loss falls meanwhile, by more than `least`, to its end: then the training
+        loss is of another scale, or has a term that grows. `at`: of the evaluations."""
+        values = val_losses[max(0, int(np.searchsorted(at, self.lowest_iteration, side="right")) - 1) :]
+        return len(values) >= MIN_EVALS and values[0] - values[-1] > least > values[-1] - values.min()
 
 
 def find_loss_rise(at: Ints, losses: Floats) -> LossRise | None:
     """None unless the smoothed loss stayed up until the end. `at`: the iterations."""
     if len(losses) < MIN_LOSS_RISE_STEPS:
-        return None
+        row = turning_row(losses)
+        if row is None or losses[-1] - losses[row] < MIN_FEW_LOST_SHARE * (losses[0] - losses[row]):
+            return None
+        return LossRise(float(losses[0]), float(losses[row]), int(at[row]), float(losses[-1]), int(at[-1]), 1)
     if 0 < MIN_LEFT_START_RATIO * losses[0] < losses[1:].min():
         fifth = len(losses) // 5
         early, late = float(np.median(losses[1 : 1 + fifth])), float(np.median(losses[-fifth:]))
         if late > MIN_END_TO_EARLY * early:
-            return LossRise(float(losses[0]), float(losses[0]), int(at[0]), late, int(at[-1]))
+            return LossRise(float(losses[0]), float(losses[0]), int(at[0]), late, int(at[-1]), 1)
     smooth = block_medians(at, losses, min(MAX_LOSS_RISE_BLOCKS, len(losses) // 3))
     lowest_block = int(np.argmin(smooth.medians))
     lowest, first = float(smooth.medians[lowest_block]), max(float(losses[0]), float(smooth.medians[0]))
@@ -79,7 +92,8 @@ def find_loss_rise(at: Ints, losses: Floats) -> LossRise | None:
     around = smooth.medians[max(0, lowest_block - 1) : lowest_block + 2]
     if len(smooth) >= MIN_BLOCKS_WITH_LUCK and not end - float(np.median(around)) > required:
         return None
-    return LossRise(first, lowest, round(float(smooth.centers[lowest_block])), end, int(at[-1]))
+    lowest_at, lines = round(float(smooth.centers[lowest_block])), len(losses) // len(smooth)
+    return LossRise(first, lowest, lowest_at, end, int(at[-1]), lines)
 
 
 # A jump: the loss is higher from one line to the next, and stays there. So many losses on both sides of it.

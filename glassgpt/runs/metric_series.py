@@ -19,11 +19,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from glassgpt.runs.curve_statistics import detrended_std, is_noise
 from glassgpt.runs.metric_columns import Metric, metric_of, normalise
 
 MAX_SHOWN = 3  # metrics of a run
 _MAX_SERIES, _MAX_VALUES = 24, 100_000
 _MIN_SMOOTHED = 30  # values; of fewer, each is compared by itself
+_TREND_BLOCKS = 60  # means of values: those of a choice between 0 and 1 have no median
 _ENDS_SHARE = 10  # a tenth of the values at each end
 _MAX_ABS = 1e15
 _UNKNOWN = -1  # iteration
@@ -77,6 +79,9 @@ class MetricCourse:
     lowest: float
     lowest_iteration: int | None
     higher_is_better: bool | None
+    mean: float  # of all values
+    stderr: float  # of a mean of `mean_of` values; 0: not known
+    is_noise: bool  # the values differ by chance alone, as far as they show
 
     @property
     def best(self) -> float:
@@ -193,6 +198,7 @@ def _course(series: MetricSeries) -> MetricCourse:
         return None if number == _UNKNOWN else number
 
     highest, lowest = int(means.argmax()), int(means.argmin())
+    blocks = [float(np.mean(one)) for one in np.array_split(values, min(_TREND_BLOCKS, len(values)))]
     return MetricCourse(
         name=series.name,
         kind=series.metric.kind,
@@ -205,6 +211,9 @@ def _course(series: MetricSeries) -> MetricCourse:
         lowest=float(means[lowest]),
         lowest_iteration=at(lowest),
         higher_is_better=series.metric.higher_is_better,
+        mean=float(np.mean(values)),
+        stderr=(detrended_std(values) or 0.0) / math.sqrt(mean_of),
+        is_noise=is_noise(np.array(blocks)),
     )
 
 

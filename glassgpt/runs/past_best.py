@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.runs.noise import EvalNoise, clear_difference
+from glassgpt.runs.curve_statistics import detrended_std
+from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS, EvalNoise, clear_difference
 from glassgpt.runs.run_log import Floats, RunLog
 from glassgpt.runs.trajectory import Trajectory, shows_run_start
 
@@ -16,6 +17,7 @@ from glassgpt.runs.trajectory import Trajectory, shows_run_start
 MIN_RISE_SHARE = 0.01  # of the best loss: less is no reason to stop
 MIN_RISE_SHARE_SINGLE_EVAL = 0.03  # of the best loss, where only one evaluation came after the best
 MIN_EVALS = 3
+NEIGHBOURS = 5  # evaluations on either side of the best that it is compared with
 MIN_TRAIN_LOSSES = 5  # for the training loss at one point of the run
 
 # The gap between both losses of one evaluation, from which on it is overfitting whatever came before. At the
@@ -37,6 +39,22 @@ class PastBest:
     @property
     def share_after_best(self) -> float:
         return (self.end_iteration - self.best_iteration) / max(1, self.end_iteration - self.start_iteration)
+
+
+def chance_of_best(values: Floats) -> tuple[float, float] | None:
+    """How far the lowest of many evaluations is below those around it, and their standard deviation, where it
+    seems to be the better one by much, and may be by luck alone."""
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return None
+    best = int(np.argmin(values))
+    around = values[max(0, best - NEIGHBOURS) : best + NEIGHBOURS + 1]
+    std = detrended_std(around) if len(around) > NEIGHBOURS else None
+    beside = np.append(values[max(0, best - 2) : best], values[best + 1 : best + 3])
+    below = float(np.median(beside) - values[best]) if len(beside) else 0.0
+    if std is None or below < MIN_RISE_SHARE * values[best] or below > CLEAR_STANDARD_ERRORS * std:
+        return None
+    return below, std
 
 
 def clear_rise(values: Floats, best: int, later: int, noise: EvalNoise | None) -> bool:

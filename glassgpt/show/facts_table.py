@@ -147,7 +147,9 @@ def key_figures(facts: Facts) -> list[TableRow]:
 
 
 def _metric_ends(metric: Mapping[str, object]) -> str:
-    """From where to where it went, and its best value, or the highest."""
+    """From where to where it went, and its best value, or the highest; of noise its mean."""
+    if metric["is_noise"]:
+        return translate("label.metric_mean", mean=metric["mean"], count=metric["values"])
     is_lower_better = metric["higher_is_better"] is False
     extreme = (
         translate("verdict.metric_lowest", value=metric["lowest"])

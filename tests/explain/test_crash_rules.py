@@ -300,6 +300,24 @@ def test_a_loss_that_never_comes_back_to_its_first_line_has_diverged() -> None:
     assert divergence(analyse(make_run_log(make_steps(range(0, 245, 5), loss=coming_back)))) is None
 
 
+def test_few_lines_show_a_collapse_to_a_guess() -> None:
+    losses = [6.9, 8.5, 7.4, 6.9, 6.3, 2.4, 2.3, 2.2, 2.05, 6.1, 5.4, 6.9315, 6.9315, 6.9315]
+    one = require_finding(divergence(analyse(make_run_log(make_steps(range(14), loss=losses)))))
+    assert (one.severity, one.at, one.values["lowest_loss"], one.values["end_loss"]) == (
+        "problem", 8, 2.05, 6.9315,
+    )  # fmt: skip
+    assert (one.values["lines"], one.values["choices"]) == (3, 1024)
+    assert divergence(analyse(make_run_log(make_steps(range(9), loss=losses[:9])))) is None
+
+
+def test_a_rise_is_no_divergence_where_the_validation_loss_falls() -> None:
+    """The training loss has a term that grows."""
+    steps = make_steps(range(400), loss=[0.01 + at / 1000 for at in range(400)])
+    for end, is_found in ((0.1, False), (0.6, True)):
+        evals = [(at, None, 0.5 + (end - 0.5) * at / 400) for at in range(50, 400, 50)]
+        assert (divergence(analyse(make_run_log(steps, evals))) is not None) == is_found
+
+
 def test_a_spike_is_no_divergence() -> None:
     losses = falling_losses(400)
     losses[200:230] = [5.0] * 30

@@ -21,6 +21,7 @@ from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.metric_columns import metric_of
 from glassgpt.runs.metric_series import MetricSeries
+from glassgpt.runs.past_best import chance_of_best
 from glassgpt.runs.run_log import ExitStatus, LoggedProcess, LoggedSetup, RunLog
 from glassgpt.runs.split_runs import split_runs
 from glassgpt.runs.table_files import read_tables
@@ -76,8 +77,18 @@ def test_how_good_it_is() -> None:
     ends = {"first": 4.1, "last": 2.1, "lines": 10}
     told = verdict(**without, loss_first=4.2, loss_last=2.0, loss_ends=ends)
     assert translate("verdict.training_loss", first="4.1000", last="2.1000", lines=10) in told
+    told = verdict(**without, loss_first=4.2, loss_last=math.inf, loss_ends=ends)
+    assert translate("verdict.training_loss_finite", first="4.1000", last="2.1000", lines=10) in told
     for first, last in ((4.2, math.nan), (None, None)):  # nothing to say about the loss
         assert verdict(**without, loss_first=first, loss_last=last) == [told[0], *told[2:]]
+
+
+def test_a_best_evaluation_that_may_be_chance() -> None:
+    smooth = 3.0 + (np.arange(20) - 12.0) ** 2 / 200
+    noisy = np.array([3.15, 3.05, 3.12, 3.02, 3.1, 2.95, 3.12, 3.04, 3.14, 3.06])
+    assert chance_of_best(smooth) is None
+    below, std = chance_of_best(noisy) or (0.0, 0.0)
+    assert (below, std) == pytest.approx((0.12, 0.11), abs=0.01)
 
 
 def test_a_training_loss_that_ends_higher() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from log_checks import parse_log, parse_logs
 
@@ -82,6 +83,28 @@ def test_a_course_and_its_extremes() -> None:
     assert (course.first, course.last, course.values, course.mean_of) == (0.80, 0.70, 8, 1)
     assert (course.best, course.best_iteration) == (0.92, 30)
     assert (course.lowest, course.lowest_iteration) == (0.34, 50)
+
+
+def test_a_course_is_told_only_where_it_is_more_than_noise() -> None:
+    random, at = np.random.default_rng(1), np.linspace(0, 1, 200)
+    noise = random.normal(0, 0.1, len(at))
+    curves = {
+        "level": (0.5 + noise, True),
+        "coin flips": ((random.random(len(at)) < 0.6).astype(float), True),
+        "few": (np.array([1, 0, 0, 0.5, 0, 0.25, 0.5, 0.25, 0, 0.25]), True),
+        "rises": (0.5 + 0.2 * at + noise, False),
+        "rises at once": (0.5 - 0.4 * np.exp(-40 * at) + noise / 4, False),
+        "rises and falls": (0.5 + 0.5 * np.sin(np.pi * at) + noise, False),
+        "constant": (np.full(10, 0.4), False),
+        "two": (np.array([0.3, 0.4]), False),
+    }
+    for name, (values, is_noise) in curves.items():
+        recorder = MetricRecorder()
+        for step, value in enumerate(values.tolist()):
+            recorder.add({"reward": value}, step, step)
+        [course] = courses(recorder.series())
+        assert course.is_noise == is_noise, name
+        assert course.mean == pytest.approx(values.mean())
 
 
 def test_a_long_series_is_thinned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.explain.rules.loss_plausibility import is_language_loss
+from glassgpt.explain.rules.loss_plausibility import MAX_VOCAB_SIZE, MIN_FIRST_LOSS, is_language_loss
 from glassgpt.explain.rules.nonfinite import find_nonfinite_loss
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
@@ -22,6 +23,7 @@ from glassgpt.runs.trajectory import (
     val_metric_name,
 )
 
+MIN_CONSTANT_END = 3  # losses at the end, the same to all printed digits
 MAX_RETURNING_RATIO = 2.0  # last loss over the one before an explosion: it was coming back
 # A spike: a loss compared with the median of the MEDIAN_WINDOW_STEPS losses before it.
 MEDIAN_WINDOW_STEPS = 25
@@ -88,6 +90,8 @@ def loss_explosion(analysis: Analysis) -> Finding | None:
             )
     else:
         evidence.append(say("loss-explosion.evidence.rise_unnumbered", **rise))
+    if recovered is None:
+        evidence += _constant_end(analysis)
     if len(explosions) > 1:
         evidence.append(say("loss-explosion.evidence.count", count=len(explosions)))
     iterations = analysis.trajectory.iteration
@@ -165,6 +169,9 @@ def divergence(analysis: Analysis) -> Finding | None:
             )
     else:
         evidence = [say("divergence.evidence.lowest_without_iteration", **values)]
+    if rise.block_lines > 1:
+        evidence.append(say("divergence.evidence.medians", lines=rise.block_lines))
+    evidence += _constant_end(analysis)
     return make_finding(
         "divergence",
         "problem" if is_of_text else "warning",
@@ -182,6 +189,19 @@ def divergence(analysis: Analysis) -> Finding | None:
         lines=analysis.lines_at([rise.lowest_iteration, rise.end_iteration]),
         claims={"training loss at the end": "diverged", "learning at the end": "diverged"},
     )
+
+
+def _constant_end(analysis: Analysis) -> list[Message]:
+    """That the last losses are all the same, and of how many tokens a guess costs so much."""
+    losses, base = analysis.trajectory.finite_losses()[1], analysis.log.trainer.loss_base
+    loss, different = float(losses[-1]), np.flatnonzero(losses != losses[-1])
+    lines = len(losses) - 1 - int(different[-1])
+    if lines < MIN_CONSTANT_END or round(loss, 2) == loss:  # so few digits hide a change
+        return []
+    evidence = [say("divergence.evidence.constant_end", lines=lines, loss=loss)]
+    if base and MIN_FIRST_LOSS < loss < math.log(MAX_VOCAB_SIZE, base):
+        evidence.append(say("plateau.evidence.constant_choices", choices=round(base**loss)))
+    return evidence
 
 
 def loss_jump(analysis: Analysis) -> Finding | None:

@@ -49,7 +49,8 @@ MIN_PLATEAU_STEPS = 50
 MAX_TRAIN_GAIN_SHARE, MAX_EVAL_GAIN_SHARE = 0.002, 0.003
 MIN_STEADY_FALL_TO_NOISE = 20.0  # a fall of so many times the noise of one line is none
 MAX_LEVEL_RANGE = 0.1  # of the medians of blocks, without the outermost tenths: more is no plateau
-MAX_PLATEAU_ERROR_SHARE = 0.01  # two standard errors of a third's loss: more hides an improvement
+MIN_FLAT_SHARE = 0.5  # of the run: a level so long is told with its beginning
+MAX_PLATEAU_ERROR_SHARE = 0.015  # two standard errors of a third: more hides the usual gain of 0.02
 # Nothing learnt: last against first loss, and the range of the whole curve, as shares of the first loss.
 MAX_END_CHANGE_SHARE, MAX_RANGE_SHARE = 0.01, 0.02
 # Hardly learnt: the loss over ln(vocab_size). Token frequencies alone bring a model below 0.9 in one or two
@@ -304,7 +305,7 @@ def plateau(analysis: Analysis) -> Finding | None:
         title=say("plateau.title.no_late_improvement")
         if shows_run_start(run_log)
         else say("plateau.title.no_late_improvement_here"),
-        evidence=evidence,
+        evidence=evidence + (_flat_since(smooth) if run_log.has_iteration_numbers else []),
         explanation=[
             say("plateau.explanation.within_noise")
             if was_evaluated
@@ -375,8 +376,10 @@ def _plateau_evidence(analysis: Analysis, smooth: BlockMedians) -> list[Message]
     before, after = (
         float(np.median(part)) for part in (smooth.medians[-2 * third : -third], smooth.medians[-third:])
     )
-    error = float(np.median(smooth.stderrs[-third:])) / math.sqrt(max(1, third))
-    if third < 5 or abs(before - after) > max(2 * error, MAX_TRAIN_GAIN_SHARE * after):
+    if third < 5:
+        return []
+    error = _block_error(smooth) / math.sqrt(third)
+    if abs(before - after) > max(2 * error, MAX_TRAIN_GAIN_SHARE * after):
         return []
     if 2 * error > MAX_PLATEAU_ERROR_SHARE * after:
         return []  # too noisy to see whether it improved
@@ -411,6 +414,25 @@ def _plateau_evidence(analysis: Analysis, smooth: BlockMedians) -> list[Message]
         )
     )
     return evidence
+
+
+def _block_error(smooth: BlockMedians) -> float:
+    """The standard error of a late block: of its lines, or by the scatter of blocks, if lines are alike."""
+    late = len(smooth) // 3
+    medians = smooth.medians[-2 * late :]
+    scatter = float(np.std(medians[1:-1] - (medians[:-2] + medians[2:]) / 2)) / math.sqrt(1.5)
+    return max(float(np.median(smooth.stderrs[-late:])), scatter)
+
+
+def _flat_since(smooth: BlockMedians) -> list[Message]:
+    """From which iteration on no block is off the level of the last third, if that is most of the run."""
+    level = float(np.median(smooth.medians[-(len(smooth) // 3) :]))
+    off = np.flatnonzero(np.abs(smooth.medians - level) > CLEAR_STANDARD_ERRORS * _block_error(smooth))
+    begin = int(off[-1]) + 1 if len(off) else 0
+    share = 1 - begin / len(smooth)
+    if share < MIN_FLAT_SHARE:
+        return []
+    return [say("plateau.evidence.flat_since", flat_iteration=round(smooth.centers[begin]), share=share)]
 
 
 # --- capacity ---

@@ -10,6 +10,7 @@ import numpy as np
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.metric_series import MetricSeries
 from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS
 from glassgpt.runs.run_log import Floats, RunLog
 from glassgpt.runs.trajectory import numeric_setting, starts_from_scratch, val_metric_name
@@ -134,12 +135,16 @@ def _vocabulary(analysis: Analysis) -> float | None:
 
 
 def memorised_data(analysis: Analysis) -> Finding | None:
-    """The training loss fell below what text allows, and nothing was evaluated: it is memorised, or shown."""
+    """The training loss fell below what text allows, and nothing was evaluated: it is memorised, or shown; or
+    it fell far, over many epochs: then it may be."""
     at, losses = analysis.trajectory.finite_losses()
     run_log, epochs = analysis.log, analysis.epochs
     is_averaged = run_log.trainer.loss_is_interval_mean and (run_log.log_interval() or 0) >= MIN_AVERAGED
-    if run_log.evals or run_log.evaluates_metrics:
+    if run_log.evals or run_log.evaluates_metrics or not run_log.loss_measures_learning:
         return None
+    perplexity = _training_perplexity(run_log)
+    if perplexity is not None:
+        at, losses = perplexity.iteration, np.log(perplexity.value)
     if len(losses) < (MIN_AVERAGED_LINES if is_averaged else MIN_LOGGED_STEPS):
         return None
     limit = _lowest_train_loss(analysis, float(losses[0]))
@@ -148,17 +153,25 @@ def memorised_data(analysis: Analysis) -> Finding | None:
         limit = min(MIN_LOSS_OF_ANYTHING, float(losses[0]) / MIN_FALL_TO_NOTHING)
     end = float(np.median(losses[-max(1, len(losses) // 10) :])) if is_averaged else _late_median(losses)
     is_repeated = epochs is not None and epochs > MAX_NEW_DATA_EPOCHS
-    if limit is not None and epochs is not None and epochs >= MANY_EPOCHS:
+    is_many = epochs is not None and epochs >= MANY_EPOCHS
+    if limit is not None and is_many and not is_any:
         limit = max(limit, MIN_LOSS_MANY_EPOCHS)
-    if limit is None or not 0 < end < limit or collapsed_loss(analysis):
+    if end < 0 or (end == 0 and perplexity is None) or collapsed_loss(analysis):
         return None
-    if not losses[0] > (MIN_FALL_RATIO * end if is_repeated else MIN_FIRST_LOSS):
+    is_low = limit is not None and end < limit
+    if not (is_low or is_many) or not losses[0] > (MIN_FALL_RATIO * end if is_repeated else MIN_FIRST_LOSS):
         return None
     is_new = epochs is not None and epochs <= 1
     title, explanation = say("memorised-data.title"), say("memorised-data.explanation")
-    if is_repeated:
+    if not is_low:
+        title = say("memorised-data.title.unevaluated", epochs=epochs)
+        explanation = say("memorised-data.explanation.unevaluated")
+    elif is_repeated:
         title = say("memorised-data.title.repeated", end_loss=end, epochs=epochs)
         explanation = say("memorised-data.explanation.repeated")
+    elif perplexity is not None:
+        title = say("memorised-data.title.perplexity", perplexity=math.exp(end))
+        explanation = say("memorised-data.explanation.any")
     elif is_any:
         title = say("memorised-data.title.nothing", end_loss=end)
         explanation = say("memorised-data.explanation.any")
@@ -172,15 +185,16 @@ def memorised_data(analysis: Analysis) -> Finding | None:
         "end_loss": end,
         "iterations": int(at[-1]) - int(at[0]) + (0 if is_of_lines else min(of_first, int(at[0]) or 1)),
     }
+    evidence = say("memorised-data.evidence.lines", **ends) if is_of_lines else None
+    if perplexity is not None:
+        evidence = say("memorised-data.evidence.perplexity", name=perplexity.name, **ends)
     is_implausible = not is_any and end < MIN_LOSS_TUNED and losses[0] > MIN_LOSS_BEFORE_COLLAPSE
     numbered = run_log.has_iteration_numbers
     return make_finding(
         "memorised-data",
         "info" if is_any else "warning" if is_implausible and not is_repeated else "advice",
         title=title,
-        evidence=say("memorised-data.evidence.lines", **ends)
-        if is_of_lines
-        else say("memorised-data.evidence", **ends),
+        evidence=evidence or say("memorised-data.evidence", **ends),
         explanation=explanation,
         advice=say("memorised-data.advice.new")
         if is_implausible and not is_repeated
@@ -188,6 +202,15 @@ def memorised_data(analysis: Analysis) -> Finding | None:
         at=int(at[-1]) if numbered else None,
         lines=analysis.lines_at([int(at[0]), int(at[-1])]),
     )
+
+
+def _training_perplexity(run_log: RunLog) -> MetricSeries | None:
+    """Where one is logged beside the loss, which then has another term: it alone is of the tokens."""
+    for one in run_log.own_metrics:
+        is_training = one.metric.kind == "perplexity" and not one.metric.is_eval
+        if is_training and len(one.value) >= MIN_LOGGED_STEPS and bool((one.value >= 1).all()):
+            return one
+    return None
 
 
 def epoch_steps(analysis: Analysis) -> Finding | None:
@@ -219,7 +242,7 @@ def epoch_steps(analysis: Analysis) -> Finding | None:
             continue  # as where the learning rate has run out
         drops.append(drop)
         if len(late) >= MIN_EPOCH_PART_LINES:
-            falls.append(max(0.0, float(after.mean() - late.mean())))
+            falls.append(float(after.mean() - late.mean()))
     fall = float(np.mean(falls)) if falls else 0.0
     if not drops or 2 * len(drops) < boundaries or np.mean(drops) < MIN_DROP_TO_FALL * fall:
         return None
@@ -228,7 +251,12 @@ def epoch_steps(analysis: Analysis) -> Finding | None:
         "epoch-steps",
         "info" if was_evaluated else "advice",
         title=say("epoch-steps.title"),
-        evidence=say("epoch-steps.evidence", drop=float(np.mean(drops)), count=len(drops), fall=fall),
+        evidence=[
+            say("epoch-steps.evidence", drop=float(np.mean(drops)), count=len(drops), part=EPOCH_PART),
+            say("epoch-steps.evidence.falls", fall=fall)
+            if fall >= 0
+            else say("epoch-steps.evidence.rises", rise=-fall),
+        ],
         explanation=say("epoch-steps.explanation"),
         advice=None if was_evaluated else say("epoch-steps.advice"),
         lines=analysis.lines_at([int(at[-1])]),

@@ -25,7 +25,7 @@ WARNING_RISE_SHARE = 0.02  # of the best loss: then the last weights are not wor
 MIN_WORSE_EVALS, MIN_WORSE_SHARE = 5, 0.05  # evaluations, and how far all later ones are above the first
 
 # A metric besides the loss: so many values at the best loss and at the end, and its gain between them.
-MAX_METRIC_VALUES, MIN_METRIC_GAIN_SHARE = 10, 0.005
+MAX_METRIC_NEIGHBOURS, MIN_METRIC_GAIN_SHARE = 2, 0.003
 
 # Steps from one evaluation to the next, compared with the noise of their difference.
 MIN_VISIBLE_SHARE = 0.01  # of the loss: nobody chooses between runs by less
@@ -74,14 +74,20 @@ def overfitting(analysis: Analysis) -> Finding | None:
     elif gap is not None:
         evidence.append(say("overfitting.evidence.train_loss", train_loss=gap.train_loss))
     if better := _metric_still_better(analysis, past.best_iteration):
-        name, before, after = better
+        name, count, before, after = better
         return make_finding(
             "overfitting",
             "info",
             title=say("overfitting.title.loss_only", metric=compared["metric"], name=name),
             evidence=[
                 *evidence,
-                say("overfitting.evidence.metric", name=name, metric_before=before, metric_after=after),
+                say(
+                    "overfitting.evidence.metric",
+                    name=name,
+                    count=count,
+                    metric_before=before,
+                    metric_after=after,
+                ),
             ],
             explanation=say("overfitting.explanation.loss_only"),
             at=past.best_iteration if run_log.has_iteration_numbers else None,
@@ -140,9 +146,9 @@ def worse_than_first(analysis: Analysis) -> Finding | None:
     )
 
 
-def _metric_still_better(analysis: Analysis, best_iteration: int) -> tuple[str, float, float] | None:
-    """A metric of held-out data that is clearly better at the end than at the best loss: its name, and its
-    means there and at the end. A perplexity says the same as the loss."""
+def _metric_still_better(analysis: Analysis, best_iteration: int) -> tuple[str, int, float, float] | None:
+    """A metric of held-out data that is clearly better at the end than at the best loss: its name, and the
+    means of how many values around it and at the end. A perplexity says the same as the loss."""
     # Those of an evaluation may be on the lines after it.
     next_line = min(one.line for one in analysis.trajectory.evals if (one.iteration or 0) > best_iteration)
     for one in analysis.log.own_metrics:
@@ -151,15 +157,19 @@ def _metric_still_better(analysis: Analysis, best_iteration: int) -> tuple[str, 
         is_later = one.iteration > best_iteration
         if not analysis.log.has_iteration_numbers:
             is_later = one.line >= next_line
-        count = min(MAX_METRIC_VALUES, int(is_later.sum()), int((~is_later).sum()))
-        if count < 1:
+        row, later = int((~is_later).sum()) - 1, int(is_later.sum())
+        if row < 0 or not later:
             continue
-        before, after = one.value[~is_later][-count:], one.value[is_later][-count:]
+        near = min(
+            MAX_METRIC_NEIGHBOURS, row, (later - 1) // 3
+        )  # on either side of the best; the end is apart
+        count = 2 * near + 1
+        before, after = one.value[row - near : row + near + 1], one.value[-count:]
         gain = float(after.mean() - before.mean()) * (1 if one.metric.higher_is_better else -1)
         error = math.sqrt(float(before.var() + after.var()) / count)
         least = max(VISIBLE_STANDARD_ERRORS * error, MIN_METRIC_GAIN_SHARE * abs(float(before.mean())))
         if gain > least:
-            return one.name, float(before.mean()), float(after.mean())
+            return one.name, count, float(before.mean()), float(after.mean())
     return None
 
 

@@ -105,6 +105,7 @@ class KerasReader:
         if iteration > MAX_COUNT:
             return
         time = None if self._counts_samples else _TIME.search(text)
+        builder.setup.values["epochs"] = float(epoch[0])
         builder.setup.values["planned_iterations"] = min(epoch[1] * self._per_epoch, MAX_COUNT)
         values = _NUMBERS.values(text)
         if time:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 
 from glassgpt.data.dataset import Dataset
-from glassgpt.data.ladder import ladder_if_cheap
 from glassgpt.estimate import flops, overheads
 from glassgpt.estimate.local_history import HistoryRow
 from glassgpt.estimate.measured_speed import work_key
@@ -35,7 +34,6 @@ from glassgpt.version import VERSION
 def run_record(run: TrainSetup, state: TrainState) -> Record:
     """What this process is about to do, on what machine, and why so."""
     peak = run.compute_plan.peak
-    ladder = ladder_if_cheap(run.dataset)
     # Of the whole run. Updates before a resume may have had another batch size.
     updates_left = max(0, run.config.max_iters - state.progress.iter)
     sequences = state.progress.sequences + updates_left * run.batch_plan.sequences
@@ -43,7 +41,7 @@ def run_record(run: TrainSetup, state: TrainState) -> Record:
     data = data_fields(run.dataset) | {
         "tokenizer_digest": run.tokenizer_digest,
         "epochs": tokens / len(run.splits["train"]),
-        "ladder": None if ladder is None else [dataclasses.asdict(rung) for rung in ladder.rungs],
+        "ladder": None if run.ladder is None else [dataclasses.asdict(rung) for rung in run.ladder.rungs],
         "passage": dict(run.passage),
     }
     record = {

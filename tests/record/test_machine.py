@@ -194,3 +194,14 @@ def test_cores_of_others_are_what_this_process_did_not_use(monkeypatch: pytest.M
     assert cores_used_by_others(before, CpuTimes(102.0, 110.0, 7.0, cores=64)) == 0.0
     assert cores_used_by_others(before, CpuTimes(102.0, 174.0, 7.0, cores=64)) == pytest.approx(2.0)
     assert spent.busy_s > spent.own_s > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux's count of a peak can start anew")
+def test_the_peak_of_what_was_freed_is_forgotten() -> None:
+    program = (
+        "from glassgpt.record.machine import peak_resident_bytes, release_freed_memory\n"
+        "blocks = [bytes(1000) for _ in range(300_000)]; kept = blocks[::1000]; del blocks\n"
+        "before = peak_resident_bytes(); release_freed_memory(); print(before - peak_resident_bytes())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert int(done.stdout) > 200 * 2**20

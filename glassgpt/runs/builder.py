@@ -56,6 +56,7 @@ _MAX_EVENTS_PER_KIND = 200
 _MAX_BATCH_SIZES = 1000  # changes that are kept, of one process
 PROMPT = "$"  # of a shell: the text of a command's line
 _DIGITS = re.compile(r"\d+")
+_OF_ANY_RANK = re.compile(r"Traceback|[Ww]arn|WARN")  # several ranks of one launch print it, at any time
 _REPEATED = re.compile(r"(\W)\1+")
 FAILURE_KINDS = frozenset({"oom", "traceback", "abort", "kill", "interrupt"})
 
@@ -93,6 +94,7 @@ class RunBuilder:
         self._rows = StepRows()
         self._evals: list[LoggedEvaluation] = []
         self._checkpoints: list[LoggedCheckpoint] = []
+        self._checkpoint_names: set[str] = set()  # of those of the latest one's iteration
         self._pending: list[_PendingItem] = []
         self._metrics = MetricRecorder()
         self.holds_step = False  # a reader has a line that may be the first step, or a summary
@@ -122,6 +124,8 @@ class RunBuilder:
         self._start_line: int | None = None  # of the first line after that of a run's header
         self._blank_line = 0  # the latest
         self._date_line = -1  # the latest that is only a date
+        self._opening: str | None = None  # the first line that is not empty; "": it does not mark a launch
+        self._reopened_line = 0  # where it came again, the latest
         self._banner: str | None = None  # what comes after one on the first line, numbers aside
         self._outer_counter = OuterCounter()
         self._last_step_fence_count = 0
@@ -163,9 +167,15 @@ class RunBuilder:
                 self._banner = banner
             elif banner == self._banner:  # the file begins so: it is another launch
                 self.mark_process_start(PROMPT, self._date_line)
+        if text and text == self._opening:
+            self._reopened_line = self.line
+            if self._has_launch_failed:
+                self.mark_process_start(PROMPT)
         if not text:
             self._blank_line = self.line
         else:
+            if self._opening is None:
+                self._opening = "" if self.has_steps or _OF_ANY_RANK.search(text) else text
             self._outer_counter.note_line(self.line, text)
 
     def note_date(self) -> None:
@@ -224,7 +234,13 @@ class RunBuilder:
         if self._segment_steps and not self._process_announced and self._last_iteration is not None:
             is_next_line = self.line <= self._last_step_line + 1
             is_behind = iteration < self._last_iteration and is_next_line
-            if iteration == self._last_iteration or (is_behind and self._rows.has_recent(iteration, values)):
+            is_late = iteration <= self._last_iteration and self._rows.replace_placeholder(
+                iteration, values[0]
+            )
+            is_repeated = is_behind and self._rows.has_recent(iteration, values)
+            if iteration == self._last_iteration and self._reopened_line > self._last_step_line:
+                self.start_process(has_header=False)  # another launch came to the same iteration
+            elif iteration == self._last_iteration or is_late or is_repeated:
                 self._last_step_line = self.line
                 return  # another rank printed it too, maybe a few lines behind
         line = self.line if line is None else line
@@ -320,10 +336,15 @@ class RunBuilder:
         self._pending.append(_PendingItem(evaluation, offset, self.fence_count))
 
     def add_checkpoint(
-        self, iteration: int | None = None, ms: float | None = None, line: int | None = None
+        self,
+        iteration: int | None = None,
+        ms: float | None = None,
+        line: int | None = None,
+        name: str = "",
     ) -> None:
         """Without an iteration, it gets that of the evaluation just made, else that of the next step.
-        `ms`: that training waited; a second line about the same one may say that. `line`: as there."""
+        `ms`: that training waited; a second line about the same one may say that. `line`: as there. `name`: of
+        the file or folder; two at one iteration are two checkpoints."""
         line = self.line if line is None else line
         self._last_item_line = self.line
         evaluation = self._evals[-1] if self._evals else None
@@ -344,7 +365,10 @@ class RunBuilder:
         is_same = last is not None and (last.iteration, last.segment) == (iteration, save.segment)
         if iteration > MAX_COUNT:
             return
-        if last is None or not is_same or self._process_announced:
+        names = self._checkpoint_names if is_same else set()
+        is_other = bool(name and names) and name not in names
+        self._checkpoint_names = names | ({name} - {""})
+        if last is None or not is_same or is_other or self._process_announced:
             self._checkpoints.append(save)
         elif ms is not None and last.blocking_ms is None:
             self._checkpoints[-1] = replace(last, blocking_ms=ms)
@@ -443,6 +467,12 @@ class RunBuilder:
     @property
     def last_val_loss(self) -> float | None:
         return self._evals[-1].val_loss if self._evals else None
+
+    @property
+    def has_placeholder_loss(self) -> bool:
+        """Of the latest step: a whole number, 0 or below."""
+        loss = self._rows.last("loss") if len(self._rows) else math.nan
+        return loss <= 0 and loss % 1 == 0
 
     @property
     def last_mfu(self) -> float:

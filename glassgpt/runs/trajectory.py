@@ -96,6 +96,7 @@ def trajectory_of(run_log: RunLog) -> Trajectory:
     row_ends = np.array([ends.get(index, -1) for index in range(len(run_log.segments))])[steps.segment]
     rows = np.flatnonzero(steps.iteration < row_ends)
     taken = slice(None) if len(rows) == len(steps) else rows  # of all, a view instead of a copy
+    measures_learning = run_log.loss_measures_learning and not run_log.placeholder_loss
     # A resume evaluates again where its checkpoint was made: the later evaluation counts.
     evals = {
         evaluation.iteration: evaluation
@@ -109,7 +110,7 @@ def trajectory_of(run_log: RunLog) -> Trajectory:
         segments=tuple(segments),
         rows=rows,
         iteration=steps.iteration[taken],
-        loss=np.where(steps.has_loss[taken] & run_log.loss_measures_learning, steps.loss[taken], np.nan),
+        loss=np.where(steps.has_loss[taken] & measures_learning, steps.loss[taken], np.nan),
         ms=steps.ms[taken],
         evals=tuple(evals[iteration] for iteration in sorted(evals)),
         checkpoints=tuple(

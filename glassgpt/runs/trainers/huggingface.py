@@ -88,6 +88,7 @@ class TrainerReader:
         # Of the first and the latest dict of this process that counts tokens: its number, tokens so far.
         self._tokens: tuple[tuple[int, float], tuple[int, float]] | None = None
         self._table: list[str] = []  # columns of the notebook's table that is being read
+        self._is_new_table, self._table_row = False, 0  # no row of it yet; step or epoch of the latest row
         self._updates_per_epoch: float | None = None
         self._complete_s: float | None = None  # what the whole run took, by the progress above the table
 
@@ -299,12 +300,14 @@ class TrainerReader:
         """A notebook's table. Rows of epochs have iterations where the progress says how many updates there
         are in all."""
         if "/" in line and (match := _PROGRESS.search(line)):
+            self._end_table(builder)
             builder.iterations_done, total, epochs = int(match[1]), int(match[2]), int(match[5])
             self._complete_s = bar_seconds(match[3]) if match[1] == match[2] else None
             builder.setup.values["planned_iterations"] = total
             self._updates_per_epoch = total / epochs if epochs else None
         if _TABLE.match(line):
             self._table = [cell.strip() for cell in _CELLS.split(line.strip(" |"))]
+            self._is_new_table = True
             if "reward" in self._table:
                 builder.trainer = _REINFORCEMENT
             return False
@@ -321,6 +324,11 @@ class TrainerReader:
         loss, val_loss = (_number(row.get(f"{name} Loss", "")) for name in ("Training", "Validation"))
         if loss is None and val_loss is None:
             return False
+        row_number = int(cells[0])
+        if self._is_new_table and self._count and row_number <= self._table_row:
+            builder.start_process(has_header=False)  # `train` was called again
+            builder.setup.values.pop("wall_s", None)
+        self._is_new_table, self._table_row = False, row_number
         self._count += 1
         if iteration is not None:
             self._iteration_by_count[self._count] = round(iteration)

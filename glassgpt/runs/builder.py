@@ -109,6 +109,8 @@ class RunBuilder:
         self._setups: list[SetupBuilder] = []  # of the segments that are over
         self._setup_at_end: SetupBuilder | None = None  # of the current segment: a new process was announced
         self._segment_steps = 0  # rows of the current segment
+        self._plan: object = None  # planned iterations, as of its latest step
+        self._plan_ends: dict[object, int] = {}  # of each plan, the latest iteration
         self._last_iteration: int | None = None  # of the current segment, as the next
         self._last_eval_iteration: int | None = None
         self._process_announced = False  # a new process has printed its header, and no step yet
@@ -231,7 +233,8 @@ class RunBuilder:
         # A time outside of its limits counts as not printed already here: see last_step_columns.
         ms = ms if 0 <= ms <= MAX_COUNT else math.nan
         values = (math.nan if loss is None else loss, ms, mfu, lr, grad_norm, tokens_per_s)
-        if self._segment_steps and not self._process_announced and self._last_iteration is not None:
+        is_other_run = self._is_of_other_run(iteration)
+        if self.last_iteration is not None and self._last_iteration is not None and not is_other_run:
             is_next_line = self.line <= self._last_step_line + 1
             is_behind = iteration < self._last_iteration and is_next_line
             is_late = iteration <= self._last_iteration and self._rows.replace_placeholder(
@@ -244,7 +247,7 @@ class RunBuilder:
                 self._last_step_line = self.line
                 return  # another rank printed it too, maybe a few lines behind
         line = self.line if line is None else line
-        self._enter_segment(iteration, line)
+        self._enter_segment(iteration, line, is_other_run)
         if self._pending:
             if not self.holds_step:
                 self.release_step(iteration)
@@ -267,6 +270,7 @@ class RunBuilder:
             and not self._process_announced
             and not self._pending
             and columns["iteration"][0] > previous
+            and not self._is_of_other_run(int(columns["iteration"][0]))
             and max(columns["iteration"]) <= MAX_COUNT
         )
         iterations = np.array(columns["iteration"] if is_plain else (), dtype=np.int64)
@@ -284,8 +288,18 @@ class RunBuilder:
         self._rows.extend(iterations, len(self._segments) - 1, arrays, self.line - count + 1)
         self._note_steps(count, int(iterations[-1]), self.line)
 
+    def _is_of_other_run(self, iteration: int) -> bool:
+        """Whether another command than that of the latest step writes this one to the same file."""
+        plan = self.setup.values.get("planned_iterations")
+        if not self.trainer.lines_name_plan or plan == self._plan or self.last_iteration is None:
+            return False
+        return iteration <= self.last_iteration or self._plan_ends.get(plan, iteration) < iteration
+
     def _note_steps(self, count: int, last_iteration: int, line: int) -> None:
         self._last_iteration = last_iteration
+        if self.trainer.lines_name_plan:
+            self._plan = self.setup.values.get("planned_iterations")
+            self._plan_ends[self._plan] = last_iteration
         self._segment_steps += count
         self._last_step_line = self._last_item_line = line
         self._failed_start_line = self._launch = self._start_line = None
@@ -489,10 +503,10 @@ class RunBuilder:
 
     # --- segments ---
 
-    def _enter_segment(self, iteration: int, line: int) -> None:
+    def _enter_segment(self, iteration: int, line: int, is_other_run: bool = False) -> None:
         """Open a new segment where a process started, or where the iterations go back."""
         previous = self._last_iteration if self._segment_steps else self._last_eval_iteration
-        goes_back = previous is not None and iteration < previous
+        goes_back = is_other_run or (previous is not None and iteration < previous)
         if not self._segments or goes_back or (self._process_announced and self._segment_steps):
             if self._last_iteration is not None:  # the process ended before the step they wait for
                 self._assign_pending_iterations(self._last_iteration + 1, self._last_step_fence_count)

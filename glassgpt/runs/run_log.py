@@ -138,6 +138,7 @@ class LoggedProcess:
     is_announced: bool = True  # a command, a header or a setting; False: only the count of steps begins again
     # Where a line before the steps counts something else (phase 2/133), one more than before the last steps.
     outer_count: OuterCount | None = None
+    begins_run: bool = False  # by the planned iterations in its lines
     rounds: int = 1  # of steps, counted from the first one each, that were joined
 
 
@@ -330,6 +331,11 @@ class RunLog:
         return len(self.steps) + self.left_out.lines
 
     @property
+    def length(self) -> tuple[int, int]:
+        """By which runs are compared: its iterations, logged or not, and its lines."""
+        return self.iteration_count(), self.iterations_logged
+
+    @property
     def batch_size_changes(self) -> tuple[tuple[int, int], ...]:
         """(iteration, sequences per batch from there on), where the log says so."""
         return tuple(change for segment in self.segments for change in segment.batch_size_changes)
@@ -480,8 +486,8 @@ class RunLog:
 
 
 def longest_run(run_logs: Sequence[RunLog]) -> RunLog:
-    """The one with the most logged iterations, the latest of equals: a file's facts are of this one."""
-    return max(reversed(run_logs), key=lambda run_log: run_log.iterations_logged)
+    """The one with the most iterations, the latest of equals: a file's facts are of this one."""
+    return max(reversed(run_logs), key=lambda run_log: run_log.length)
 
 
 def eval_or_save_iterations(

@@ -357,8 +357,8 @@ class RunBuilder:
         name: str = "",
     ) -> None:
         """Without an iteration, it gets that of the evaluation just made, else that of the next step.
-        `ms`: that training waited; a second line about the same one may say that. `line`: as there. `name`: of
-        the file or folder; two at one iteration are two checkpoints."""
+        `ms`: that training waited; a second line about the same one may say that. `line`: as there. `name`:
+        of the file or folder; two at one iteration are two checkpoints."""
         line = self.line if line is None else line
         self._last_item_line = self.line
         evaluation = self._evals[-1] if self._evals else None

@@ -58,6 +58,7 @@ class Trainer:
     table_columns: tuple[frozenset[str], ...] = ()  # a table that has all of one set is this trainer's
     rows_key: str = ""  # of the array of rows in its JSON document
     document_reader: DocumentReader | None = None  # of what else that document says
+    event_texts: Mapping[str, DocumentReader] = field(default_factory=dict)  # by tag: of texts that are JSON
     column_roles: Mapping[str, str] = field(default_factory=dict)  # its own meaning of a column -> the role
     closing_row_has_no_loss: bool = False  # the last row of a finished run, and only that one
 

@@ -447,6 +447,27 @@ def read_state(state: Mapping[str, object], builder: RunBuilder) -> None:
         builder.add_event("finish", f"global_step {done:.0f} of max_steps {planned:.0f}")
 
 
+# TrainingArguments, by the names of TrainConfig where it has one.
+_ARGUMENTS = {
+    "max_steps": "max_iters", "warmup_steps": "warmup_iters", "learning_rate": "learning_rate",
+    "per_device_train_batch_size": "batch_size", "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "num_train_epochs": "num_train_epochs",
+}  # fmt: skip
+
+
+def read_arguments(arguments: Mapping[str, object], builder: RunBuilder) -> None:
+    """As its callback for TensorBoard writes them. Of max_steps, -1 says that num_train_epochs counts."""
+    settings, schedule = builder.setup.settings, arguments.get("lr_scheduler_type")
+    for name, setting in _ARGUMENTS.items():
+        value = arguments.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT:
+            settings[setting] = value
+    if isinstance(schedule, str) and re.fullmatch(r"\w{1,40}", schedule):
+        settings["lr_scheduler_type"] = schedule
+    if isinstance(planned := settings.get("max_iters"), int) and planned > 0:
+        builder.setup.values["planned_iterations"] = planned
+
+
 TRAINER = Trainer(
     "hf-trainer",
     "Hugging Face Trainer",
@@ -477,6 +498,7 @@ TRAINER = Trainer(
     ),
     rows_key="log_history",
     document_reader=read_state,
+    event_texts={"args/text_summary": read_arguments},
     # In a tracker's export. The Trainer gives trackers these names.
     table_columns=(
         frozenset({"train/loss", "train/learning_rate", "train/epoch"}),

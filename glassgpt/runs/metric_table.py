@@ -77,6 +77,7 @@ _CLOSING = re.compile(r"(?:^|_)summary(?:_|$)|^(?:final|total_train\w*_time)(?:_
 _TOTAL_TIME = re.compile(r"(?:^|_)(?:total_)?(?:train\w*_|wall_|run_|elapsed_)(?:run)?time_([hms])\w*$")
 _UNIT_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0}
 _PLANNED_EPOCHS = frozenset(("total_epochs", "num_epochs", "n_epochs", "max_epochs", "epochs_total"))
+_PREDICTION_TIMES = frozenset(("predict_runtime", "test_runtime"))  # of Hugging Face's Trainer
 _SKIPPED = frozenset(("skipped", "is_skipped", "skip", "skipped_update", "update_skipped"))
 _PLAN_KEYS = frozenset(
     ("num_steps", "n_steps", "max_steps", "total_steps", "train_steps", "num_train_steps", "max_train_steps",
@@ -167,6 +168,7 @@ class MetricTable:
         self._tokens: tuple[tuple[int, float], tuple[int, float]] | None = None  # first and last row's
         self._closing: tuple[int, int] | None = None  # line and iteration of the closing row
         self._run_s: float | None = None  # as the closing row says
+        self._prediction_s = 0.0  # before that row
         self._progress: tuple[str, float] | None = None  # of the latest step: column and value
         self._lr: tuple[float, float] | None = None  # the highest and the latest learning rate
 
@@ -206,7 +208,7 @@ class MetricTable:
         if self._total_clock is not None and self._processes == 1:
             builder.setup.values["wall_s"] = self._total_s
         if self._run_s is not None:
-            builder.setup.values["wall_s"] = self._run_s
+            builder.setup.values |= {"wall_s": self._run_s, "prediction_s": self._prediction_s or None}
         if self._planned_count is not None and self._rounds == 1:
             last = self._planned_count - (self._first_iteration == 0)
             builder.setup.values.setdefault("planned_iterations", last)
@@ -229,6 +231,8 @@ class MetricTable:
             notes.append(say("table.columns_left_out_more", columns=shown, more=more))
         elif left_out:
             notes.append(say("table.columns_left_out", columns=shown))
+        if isinstance(spent_s := built.setup.prediction_s, float) and 0 < spent_s < math.inf:
+            notes.append(say("table.predictions", prediction_s=spent_s))
         if self._rounds > 1:
             notes.append(say("rounds.joined", rounds=self._rounds))
         whole = replace(
@@ -348,7 +352,9 @@ class MetricTable:
     def _note_left_out(self, name: str, values: Sequence[object]) -> None:
         key = normalise(name)
         is_read = name in self._columns.values() or name in self._metrics or key in _PROGRESS
-        is_read = is_read or key in _PLANNED_EPOCHS or key in _PLAN_KEYS or name in self._without_unit
+        is_read = (
+            is_read or key in _PLANNED_EPOCHS | _PLAN_KEYS | _PREDICTION_TIMES or name in self._without_unit
+        )
         if not is_read and all(parse_cell(value) is not None for value in values):
             self._left_out.append(name)
 
@@ -482,6 +488,8 @@ class MetricTable:
             column = columns.get(role)
             return None if column is None else parse_cell(row.get(column))
 
+        for name in _PREDICTION_TIMES & row.keys() if self._run_s is None else ():
+            self._prediction_s += max(0.0, parse_cell(row[name]) or 0.0)
         loss, val_loss, val_bpb = cell("loss"), cell("val_loss"), cell("val_bpb")
         if "split" in columns and str(row.get(columns["split"])).lower() in VAL_WORDS:
             loss, val_loss = None, loss

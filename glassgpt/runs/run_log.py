@@ -186,6 +186,7 @@ class LoggedSetup:
     bytes_per_token: float | None = None  # of the validation text
     resumed_val_loss: float | None = None  # of the checkpoint that the process loaded
     wall_s: float | None = None  # of a whole process, as `time` or the trainer printed it
+    prediction_s: float | None = None  # of that, on test data while it trained
     data: Mapping[str, object] = field(default_factory=dict)  # name, hash, tokenizer, tokens per split
     machine: Mapping[str, object] = field(default_factory=dict)  # versions, device, code
 

@@ -73,7 +73,7 @@ def epochs_done(run_log: RunLog) -> float | None:
 def mean_iteration_time(run_log: RunLog) -> tuple[float, float, bool | None] | None:
     """Of a process that says how long it took in all: that in seconds, the mean milliseconds of an iteration,
     and whether its evaluations are in these: None where there are none. They are left out where the time of
-    each is known."""
+    each is known, and predictions on test data."""
     wall_s, done, rows = run_log.setup.wall_s, last_iteration_done(run_log), run_log.steps
     is_one = len(run_log.segments) == 1 and not run_log.segments[0].resumed and not run_log.is_excerpt
     if not (wall_s and math.isfinite(wall_s) and done and len(rows) and is_one):
@@ -83,10 +83,11 @@ def mean_iteration_time(run_log: RunLog) -> tuple[float, float, bool | None] | N
         return None  # of a resumed process the whole time is of its own iterations
     times = [one.ms for one in run_log.evals if one.ms is not None and math.isfinite(one.ms)]
     eval_s = sum(times) / 1000
-    if eval_s >= wall_s:
+    train_s = wall_s - (run_log.setup.prediction_s or 0.0)
+    if eval_s >= train_s:
         return None
     are_apart = len(times) == len(run_log.evals)
-    ms = 1000 * (wall_s - eval_s if are_apart else wall_s) / done
+    ms = 1000 * (train_s - eval_s if are_apart else train_s) / done
     return wall_s, ms, None if not run_log.evals else not are_apart
 
 

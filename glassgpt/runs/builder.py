@@ -85,6 +85,7 @@ class RunBuilder:
         self.is_elsewhere = False  # a traceback of a thread has begun, as in_traceback
         self.is_resuming = False  # the current process resumes, and has not logged a step yet
         self.iterations_done: int | None = None  # see RunLog
+        self.has_placeholder_loss = False  # a rank has printed a negative whole number: it computes none
         self.partial_iteration: int | None = None  # of the latest line that is cut too short to be read
         self.has_step_times = True  # False: those of the lines turned out to be of other steps
         self.notes: list[Message] = []  # how the lines were read, where that is not obvious
@@ -233,6 +234,7 @@ class RunBuilder:
         # A time outside of its limits counts as not printed already here: see last_step_columns.
         ms = ms if 0 <= ms <= MAX_COUNT else math.nan
         values = (math.nan if loss is None else loss, ms, mfu, lr, grad_norm, tokens_per_s)
+        self.has_placeholder_loss |= values[0] < 0 and values[0] % 1 == 0
         is_other_run = self._is_of_other_run(iteration)
         if self.last_iteration is not None and self._last_iteration is not None and not is_other_run:
             is_next_line = self.line <= self._last_step_line + 1
@@ -481,12 +483,6 @@ class RunBuilder:
     @property
     def last_val_loss(self) -> float | None:
         return self._evals[-1].val_loss if self._evals else None
-
-    @property
-    def has_placeholder_loss(self) -> bool:
-        """Of the latest step: a whole number, 0 or below."""
-        loss = self._rows.last("loss") if len(self._rows) else math.nan
-        return loss <= 0 and loss % 1 == 0
 
     @property
     def last_mfu(self) -> float:

@@ -127,7 +127,7 @@ class RunBuilder:
         self._start_line: int | None = None  # of the first line after that of a run's header
         self._blank_line = 0  # the latest
         self._date_line = -1  # the latest that is only a date
-        self._opening: str | None = None  # the first line that is not empty; "": it does not mark a launch
+        self._opening: str | None = None  # the first line with letters; "": it does not mark a launch
         self._reopened_line = 0  # where it came again, the latest
         self._banner: str | None = None  # what comes after one on the first line, numbers aside
         self._outer_counter = OuterCounter()
@@ -170,15 +170,17 @@ class RunBuilder:
                 self._banner = banner
             elif banner == self._banner:  # the file begins so: it is another launch
                 self.mark_process_start(PROMPT, self._date_line)
-        if text and text == self._opening:
-            self._reopened_line = self.line
-            if self._has_launch_failed:
+        if self._opening and text[:4] == self._opening[:4]:
+            if text == self._opening:
+                self._reopened_line = self.line
+            if self._has_launch_failed and _DIGITS.sub("0", text) == _DIGITS.sub("0", self._opening):
                 self.mark_process_start(PROMPT)
         if not text:
             self._blank_line = self.line
         else:
             if self._opening is None:
-                self._opening = "" if self.has_steps or _OF_ANY_RANK.search(text) else text
+                is_none = self.has_steps or _OF_ANY_RANK.search(text) is not None
+                self._opening = "" if is_none else text if any(map(str.isalpha, text)) else None
             self._outer_counter.note_line(self.line, text)
 
     def note_date(self) -> None:
@@ -243,7 +245,8 @@ class RunBuilder:
                 iteration, values[0]
             )
             is_repeated = is_behind and self._rows.has_recent(iteration, values)
-            if iteration == self._last_iteration and self._reopened_line > self._last_step_line:
+            is_reopened = self._segment_steps == 1 and self._reopened_line > self._last_step_line
+            if iteration == self._last_iteration and is_reopened:
                 self.start_process(has_header=False)  # another launch came to the same iteration
             elif iteration == self._last_iteration or is_late or is_repeated:
                 self._last_step_line = self.line

@@ -23,6 +23,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -319,11 +320,13 @@ def _stage_of(segments: Sequence[LoggedProcess]) -> str | None:
 
 
 def _longest(whole: RunLog, runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The MAX_RUNS runs with the most rows, in their order."""
+    """The MAX_RUNS runs with the most iterations, in their order."""
     if len(runs) <= MAX_RUNS:
         return runs
-    rows = np.searchsorted(whole.steps.segment, [run[0] for run in runs] + [len(whole.segments)])
-    longest = np.argsort(-np.diff(rows), kind="stable")[:MAX_RUNS]
+    at = whole.steps.iteration.tolist()
+    rows = np.searchsorted(whole.steps.segment, range(len(whole.segments) + 1)).tolist()
+    lengths = [at[end - 1] - at[begin] + 1 if begin < end else 0 for begin, end in pairwise(rows)]
+    longest = np.argsort([-sum(lengths[start:end]) for start, end in runs], kind="stable")[:MAX_RUNS]
     return [runs[index] for index in sorted(longest.tolist())]
 
 

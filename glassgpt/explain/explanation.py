@@ -115,8 +115,8 @@ def _introduce_results(about: Explanation, explanations: Sequence[Explanation]) 
 
 def _introduce_parts(main: RunLog, run_logs: Sequence[RunLog]) -> str:
     """Where `main` is a part of a process, or one of several runs of equal length: which one. Else empty."""
-    lengths = [one.iterations_logged for one in run_logs if one.parts == main.parts]
-    equal = lengths.count(main.iterations_logged) if main.iterations_logged == max(lengths) else 1
+    lengths = [one.length for one in run_logs if one.parts == main.parts]
+    equal = lengths.count(main.length) if main.length == max(lengths) else 1
     lines = ""
     if main.has_line_numbers and main.first_line:
         lines = " " + translate("verdict.lines", first=main.first_line, last=main.last_line)

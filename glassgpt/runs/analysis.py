@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -506,7 +507,7 @@ class Analysis:
             startup_ms=self.startup_ms,
             eval_steps=self._eval_steps(),
             eval_overhead_ms=self.eval_overhead_ms,
-            checkpoint_steps=self._iterations(log.checkpoints, log.trainer.logs_checkpoints),
+            checkpoint_steps=self._checkpoint_steps(),
             estimated_total_s=self.plain_total_s,
             overhead_share=self.overhead_share,
             tokens_per_s=self.tokens_per_s,
@@ -550,6 +551,13 @@ class Analysis:
             return self._iterations(log.evals, not log.trainer.reads_any_log and log.loss_measures_learning)
         known = {int(one) for one in np.concatenate(at) if one >= 0}
         return sorted(known) if log.has_iteration_numbers and known else None
+
+    def _checkpoint_steps(self) -> list[int] | None:
+        """Twice where two were saved, under different names; a resume may save one again."""
+        saves = Counter((one.iteration, one.segment) for one in self.log.checkpoints)
+        steps = self._iterations(self.log.checkpoints, self.log.trainer.logs_checkpoints)
+        more = (at for (at, _), count in saves.items() if at is not None for _ in range(count - 1))
+        return steps and sorted([*steps, *more])
 
     def _iterations(
         self, items: Sequence[LoggedEvaluation | LoggedCheckpoint], has_known_lines: bool

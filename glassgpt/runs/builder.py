@@ -56,6 +56,7 @@ _MAX_EVENTS_PER_KIND = 200
 _MAX_BATCH_SIZES = 1000  # changes that are kept, of one process
 PROMPT = "$"  # of a shell: the text of a command's line
 _DIGITS = re.compile(r"\d+")
+_OF_ANY_RANK = re.compile(r"Traceback|[Ww]arn|WARN")  # several ranks of one launch print it, at any time
 _REPEATED = re.compile(r"(\W)\1+")
 FAILURE_KINDS = frozenset({"oom", "traceback", "abort", "kill", "interrupt"})
 
@@ -84,6 +85,7 @@ class RunBuilder:
         self.is_elsewhere = False  # a traceback of a thread has begun, as in_traceback
         self.is_resuming = False  # the current process resumes, and has not logged a step yet
         self.iterations_done: int | None = None  # see RunLog
+        self.has_placeholder_loss = False  # a rank has printed a negative whole number: it computes none
         self.partial_iteration: int | None = None  # of the latest line that is cut too short to be read
         self.has_step_times = True  # False: those of the lines turned out to be of other steps
         self.notes: list[Message] = []  # how the lines were read, where that is not obvious
@@ -93,6 +95,7 @@ class RunBuilder:
         self._rows = StepRows()
         self._evals: list[LoggedEvaluation] = []
         self._checkpoints: list[LoggedCheckpoint] = []
+        self._checkpoint_names: set[str] = set()  # of those of the latest one's iteration
         self._pending: list[_PendingItem] = []
         self._metrics = MetricRecorder()
         self.holds_step = False  # a reader has a line that may be the first step, or a summary
@@ -107,6 +110,8 @@ class RunBuilder:
         self._setups: list[SetupBuilder] = []  # of the segments that are over
         self._setup_at_end: SetupBuilder | None = None  # of the current segment: a new process was announced
         self._segment_steps = 0  # rows of the current segment
+        self._plan: object = None  # planned iterations, as of its latest step
+        self._plan_ends: dict[object, int] = {}  # of each plan, the latest iteration
         self._last_iteration: int | None = None  # of the current segment, as the next
         self._last_eval_iteration: int | None = None
         self._process_announced = False  # a new process has printed its header, and no step yet
@@ -122,6 +127,8 @@ class RunBuilder:
         self._start_line: int | None = None  # of the first line after that of a run's header
         self._blank_line = 0  # the latest
         self._date_line = -1  # the latest that is only a date
+        self._opening: str | None = None  # the first line with letters; "": it does not mark a launch
+        self._reopened_line = 0  # where it came again, the latest
         self._banner: str | None = None  # what comes after one on the first line, numbers aside
         self._outer_counter = OuterCounter()
         self._last_step_fence_count = 0
@@ -163,9 +170,17 @@ class RunBuilder:
                 self._banner = banner
             elif banner == self._banner:  # the file begins so: it is another launch
                 self.mark_process_start(PROMPT, self._date_line)
+        if self._opening and text[:4] == self._opening[:4]:
+            if text == self._opening:
+                self._reopened_line = self.line
+            if self._has_launch_failed and _DIGITS.sub("0", text) == _DIGITS.sub("0", self._opening):
+                self.mark_process_start(PROMPT)
         if not text:
             self._blank_line = self.line
         else:
+            if self._opening is None:
+                is_none = self.has_steps or _OF_ANY_RANK.search(text) is not None
+                self._opening = "" if is_none else text if any(map(str.isalpha, text)) else None
             self._outer_counter.note_line(self.line, text)
 
     def note_date(self) -> None:
@@ -221,14 +236,23 @@ class RunBuilder:
         # A time outside of its limits counts as not printed already here: see last_step_columns.
         ms = ms if 0 <= ms <= MAX_COUNT else math.nan
         values = (math.nan if loss is None else loss, ms, mfu, lr, grad_norm, tokens_per_s)
-        if self._segment_steps and not self._process_announced and self._last_iteration is not None:
+        self.has_placeholder_loss |= values[0] < 0 and values[0] % 1 == 0
+        is_other_run = self._is_of_other_run(iteration)
+        if self.last_iteration is not None and self._last_iteration is not None and not is_other_run:
             is_next_line = self.line <= self._last_step_line + 1
             is_behind = iteration < self._last_iteration and is_next_line
-            if iteration == self._last_iteration or (is_behind and self._rows.has_recent(iteration, values)):
+            is_late = iteration <= self._last_iteration and self._rows.replace_placeholder(
+                iteration, values[0]
+            )
+            is_repeated = is_behind and self._rows.has_recent(iteration, values)
+            is_reopened = self._segment_steps == 1 and self._reopened_line > self._last_step_line
+            if iteration == self._last_iteration and is_reopened:
+                self.start_process(has_header=False)  # another launch came to the same iteration
+            elif iteration == self._last_iteration or is_late or is_repeated:
                 self._last_step_line = self.line
                 return  # another rank printed it too, maybe a few lines behind
         line = self.line if line is None else line
-        self._enter_segment(iteration, line)
+        self._enter_segment(iteration, line, is_other_run)
         if self._pending:
             if not self.holds_step:
                 self.release_step(iteration)
@@ -251,6 +275,7 @@ class RunBuilder:
             and not self._process_announced
             and not self._pending
             and columns["iteration"][0] > previous
+            and not self._is_of_other_run(int(columns["iteration"][0]))
             and max(columns["iteration"]) <= MAX_COUNT
         )
         iterations = np.array(columns["iteration"] if is_plain else (), dtype=np.int64)
@@ -268,8 +293,18 @@ class RunBuilder:
         self._rows.extend(iterations, len(self._segments) - 1, arrays, self.line - count + 1)
         self._note_steps(count, int(iterations[-1]), self.line)
 
+    def _is_of_other_run(self, iteration: int) -> bool:
+        """Whether another command than that of the latest step writes this one to the same file."""
+        plan = self.setup.values.get("planned_iterations")
+        if not self.trainer.lines_name_plan or plan == self._plan or self.last_iteration is None:
+            return False
+        return iteration <= self.last_iteration or self._plan_ends.get(plan, iteration) < iteration
+
     def _note_steps(self, count: int, last_iteration: int, line: int) -> None:
         self._last_iteration = last_iteration
+        if self.trainer.lines_name_plan:
+            self._plan = self.setup.values.get("planned_iterations")
+            self._plan_ends[self._plan] = last_iteration
         self._segment_steps += count
         self._last_step_line = self._last_item_line = line
         self._failed_start_line = self._launch = self._start_line = None
@@ -320,10 +355,15 @@ class RunBuilder:
         self._pending.append(_PendingItem(evaluation, offset, self.fence_count))
 
     def add_checkpoint(
-        self, iteration: int | None = None, ms: float | None = None, line: int | None = None
+        self,
+        iteration: int | None = None,
+        ms: float | None = None,
+        line: int | None = None,
+        name: str = "",
     ) -> None:
         """Without an iteration, it gets that of the evaluation just made, else that of the next step.
-        `ms`: that training waited; a second line about the same one may say that. `line`: as there."""
+        `ms`: that training waited; a second line about the same one may say that. `line`: as there. `name`:
+        of the file or folder; two at one iteration are two checkpoints."""
         line = self.line if line is None else line
         self._last_item_line = self.line
         evaluation = self._evals[-1] if self._evals else None
@@ -344,7 +384,10 @@ class RunBuilder:
         is_same = last is not None and (last.iteration, last.segment) == (iteration, save.segment)
         if iteration > MAX_COUNT:
             return
-        if last is None or not is_same or self._process_announced:
+        names = self._checkpoint_names if is_same else set()
+        is_other = bool(name and names) and name not in names
+        self._checkpoint_names = names | ({name} - {""})
+        if last is None or not is_same or is_other or self._process_announced:
             self._checkpoints.append(save)
         elif ms is not None and last.blocking_ms is None:
             self._checkpoints[-1] = replace(last, blocking_ms=ms)
@@ -459,10 +502,10 @@ class RunBuilder:
 
     # --- segments ---
 
-    def _enter_segment(self, iteration: int, line: int) -> None:
+    def _enter_segment(self, iteration: int, line: int, is_other_run: bool = False) -> None:
         """Open a new segment where a process started, or where the iterations go back."""
         previous = self._last_iteration if self._segment_steps else self._last_eval_iteration
-        goes_back = previous is not None and iteration < previous
+        goes_back = is_other_run or (previous is not None and iteration < previous)
         if not self._segments or goes_back or (self._process_announced and self._segment_steps):
             if self._last_iteration is not None:  # the process ended before the step they wait for
                 self._assign_pending_iterations(self._last_iteration + 1, self._last_step_fence_count)

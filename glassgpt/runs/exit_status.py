@@ -69,6 +69,11 @@ _EVENT_LINES: tuple[tuple[str, str, EventKind], ...] = (
     ("raining", _ANY_CASE + r"(?:finished|completed|done) training\b", "finish"),
     ("omplete training:", _ANY_CASE + r"complete training:", "finish"),
     ("arget", _ANY_CASE + r"target (?:\w{1,20} )?loss\b.{0,40}\b(?:reached|achieved|met)\b", "finish"),
+    (
+        "arget",
+        _ANY_CASE + r"(?:\w{1,20} )?target (?:reached|achieved|met) at (?:step|iteration)\W{1,3}\d",
+        "finish",
+    ),
     ("raining", _ANY_CASE + r"(?:total training time|training took)\b\D{0,20}\d", "finish"),
     ("nd of training", _ANY_CASE + r"end of training\b", "finish"),
     # By a limit of its own: "Total time exceeded 1 minute, ending training".
@@ -98,6 +103,11 @@ TRACEBACK_HEADER = "Traceback (most recent call last)"  # only the last line of 
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure)\b(?::|$)|^\[Errno \d{1,4}\] "
 )
+# torchrun stops the other ranks when one fails, and reports that, too.
+_OWN_EXCEPTION = re.compile(
+    r"\(most recent call last\):? (?!(?:\w+\.)*(?:ChildFailedError|SignalException|Key))"
+)
+_OF_SIBLING = re.compile(r"\bSignal \d{1,2} \(SIGTERM\) received by PID|closing signal SIGTERM")
 
 # In a thread, or while an object is deleted: the program goes on.
 _ELSEWHERE = re.compile(r"^Exception (?:in thread |ignored in)")
@@ -157,7 +167,10 @@ def infer_exit_status(run_log: RunLog) -> ExitStatus | None:
         return None
     if run_log.ended is not None:
         return run_log.ended
-    after = [event.kind for event in run_log.events_after_last_step()]
+    events = run_log.events_after_last_step()
+    if any(_OWN_EXCEPTION.search(event.text) for event in events if event.kind == "traceback"):
+        events = [event for event in events if not _OF_SIBLING.search(event.text)]
+    after = [event.kind for event in events]
     # After a trainer's closing line, events of other programs in the same file do not count.
     is_over = "finish" in after and len(run_log.steps) > 0
     kinds = set(after[: after.index("finish")] if is_over else after)

@@ -129,7 +129,7 @@ _CLAMPS: dict[str, Callable[[float], float | None]] = {
 }
 _SETUP_AMOUNTS = (
     "parameters", "trained_parameters", "tokens_per_iteration", "planned_iterations", "budget_s",
-    "remaining_s", "memory_bytes", "resumed_val_loss", "wall_s",
+    "remaining_s", "memory_bytes", "resumed_val_loss", "wall_s", "prediction_s",
 )  # fmt: skip
 _SETUP_DIVISORS = (
     "world_size", "tensor_parallel", "pipeline_parallel", "data_parallel", "bytes_per_token"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -50,6 +51,7 @@ _SAME_LOSS = 0.005  # two processes' losses of one step; relative
 _CLOCK_LAG_S = 10.0  # between two processes that write one table
 _MAX_REPEATS = 0.1  # of the rows; more are those of several processes
 _MIN_GROWING_ROWS, _MIN_GROWING_SHARE = 8, 0.9  # of a column that counts something since the start
+_MIN_DATE_S = 1e8  # seconds since 1970; fewer are since the start
 _MAX_LAG = 0.5  # of such a count, per iteration: a process that lags behind has about as much of each
 # Of the column `phase`, `mode` or `split`: no stage.
 _NO_STAGE_WORDS = VAL_WORDS | {
@@ -75,6 +77,8 @@ _CLOSING = re.compile(r"(?:^|_)summary(?:_|$)|^(?:final|total_train\w*_time)(?:_
 _TOTAL_TIME = re.compile(r"(?:^|_)(?:total_)?(?:train\w*_|wall_|run_|elapsed_)(?:run)?time_([hms])\w*$")
 _UNIT_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0}
 _PLANNED_EPOCHS = frozenset(("total_epochs", "num_epochs", "n_epochs", "max_epochs", "epochs_total"))
+_PREDICTION_TIMES = frozenset(("predict_runtime", "test_runtime"))  # of Hugging Face's Trainer
+_SKIPPED = frozenset(("skipped", "is_skipped", "skip", "skipped_update", "update_skipped"))
 _PLAN_KEYS = frozenset(
     ("num_steps", "n_steps", "max_steps", "total_steps", "train_steps", "num_train_steps", "max_train_steps",
      "max_iters", "max_iterations", "num_iterations", "total_iterations")
@@ -133,6 +137,9 @@ class MetricTable:
         self._sample: list[tuple[Row, int]] | None = []  # None: the columns are chosen
         self._names: set[str] = set()  # seen so far
         self._metrics: list[str] = []  # columns with metrics besides the loss
+        self._rewards: list[str] = []  # columns that make a row a step, where it has no loss
+        self._skip_column = ""  # whether an update was left out
+        self._skipped: list[int] = []  # lines where it was
         self._progress_columns: list[str] = []
         self._columns: dict[Role, str] = {}
         self._units: dict[Role, str] = {}  # of times
@@ -155,11 +162,13 @@ class MetricTable:
         self._stage: str | None = None
         self._planned_count: int | None = None  # as a row of settings says
         self._left_out: list[str] = []  # columns of numbers
+        self._without_unit: set[str] = set()  # such columns, of which a note says so
         self._last_val_loss: float | None = None  # of the row before
         self._repeats_val_loss = True  # the latest one, until there is another
         self._tokens: tuple[tuple[int, float], tuple[int, float]] | None = None  # first and last row's
         self._closing: tuple[int, int] | None = None  # line and iteration of the closing row
         self._run_s: float | None = None  # as the closing row says
+        self._prediction_s = 0.0  # before that row
         self._progress: tuple[str, float] | None = None  # of the latest step: column and value
         self._lr: tuple[float, float] | None = None  # the highest and the latest learning rate
 
@@ -199,7 +208,7 @@ class MetricTable:
         if self._total_clock is not None and self._processes == 1:
             builder.setup.values["wall_s"] = self._total_s
         if self._run_s is not None:
-            builder.setup.values["wall_s"] = self._run_s
+            builder.setup.values |= {"wall_s": self._run_s, "prediction_s": self._prediction_s or None}
         if self._planned_count is not None and self._rounds == 1:
             last = self._planned_count - (self._first_iteration == 0)
             builder.setup.values.setdefault("planned_iterations", last)
@@ -222,6 +231,8 @@ class MetricTable:
             notes.append(say("table.columns_left_out_more", columns=shown, more=more))
         elif left_out:
             notes.append(say("table.columns_left_out", columns=shown))
+        if isinstance(spent_s := built.setup.prediction_s, float) and 0 < spent_s < math.inf:
+            notes.append(say("table.predictions", prediction_s=spent_s))
         if self._rounds > 1:
             notes.append(say("rounds.joined", rounds=self._rounds))
         whole = replace(
@@ -233,7 +244,22 @@ class MetricTable:
             columns=self._described_columns(),
             notes=tuple(notes),
         )
-        return split_runs(whole)
+        return tuple(self._with_skipped(one) for one in split_runs(whole))
+
+    def _with_skipped(self, run_log: RunLog) -> RunLog:
+        first, end = (
+            bisect_left(self._skipped, run_log.first_line),
+            bisect_right(self._skipped, run_log.last_line),
+        )
+        if first == end:
+            return run_log
+        note = say(
+            "table.skipped",
+            column=sanitize_line(self._skip_column),
+            skipped=end - first,
+            rows=run_log.iterations_logged,
+        )
+        return replace(run_log, notes=(*run_log.notes, note))
 
     def _is_complete(self) -> bool:
         """Whether the progress of the latest row is that of the end: 100, or 1 where it is no percentage."""
@@ -269,7 +295,20 @@ class MetricTable:
             and all(_parse_iteration(row[epoch]) is not None for row in rows if _is_filled(row.get(epoch)))
         )
         counter, loss = self._columns.get("iteration", epoch), self._columns.get("loss")
-        losses = [row for row in rows if loss in row and counter in row]
+        numbered = [row for row in rows if counter in row]
+        losses = [row for row in numbered if loss in row]
+        rewards = [
+            name
+            for name in self._metrics
+            if (known := metric_of(name)) and known.kind == "reward" and not known.is_eval
+        ]
+        others = [row for row in numbered if loss not in row and not row.keys().isdisjoint(rewards)]
+        with_loss = {_parse_iteration(row[counter]) for row in losses if counter is not None}
+        # Else the loss and the rewards of one step are rows of their own.
+        both = sum(_parse_iteration(row[counter]) in with_loss for row in others if counter is not None)
+        if losses and both <= _MAX_REPEATS * len(others):
+            self._rewards, losses = rewards, [row for row in numbered if self._is_step(row)]
+        self._skip_column = next((name for name in counts if normalise(name) in _SKIPPED), "")
         numbers = [_parse_iteration(row[counter]) for row in losses if counter is not None]
         # Not the last one: it may be a row of means.
         repeats = sum(one == other for one, other in pairwise(numbers[:-1]))
@@ -281,7 +320,7 @@ class MetricTable:
         self._repeats_val_loss = same > _MAX_REPEATS * len(val_losses)  # else two are equal by chance
         usual = [name for name in counts if name != counter and 2 * counts[name] >= len(losses)]
         self._totals = {name: -math.inf for name in usual if _is_total(name, losses)}
-        self._choose_clock(rows)
+        self._choose_clock(rows, losses, counter)
         self._choose_step_time(rows)
         mfu = self._columns.get("mfu")
         is_percent = mfu is not None and ("%" in mfu or "percent" in mfu)
@@ -303,22 +342,50 @@ class MetricTable:
             )
         if "iteration" not in self._columns and not self._counts_epochs:
             self.builder.iteration_by_count = {}
-        read = set(self._columns.values())
-        for name in counts:
-            is_read = name in read or metric_of(name) is not None
-            is_read = is_read or role_of(name) not in (None, "loss", "val_loss", "val_bpb")
-            values = [row[name] for row in rows if _is_filled(row.get(name))]
-            # A single one is a setting, or a total.
-            is_series = len(values) > 1 and all(parse_cell(value) is not None for value in values)
-            if is_series and not is_read and normalise(name) not in _PROGRESS:
-                self._left_out.append(name)
+        for name in sorted(
+            counts, key=lambda name: counts[name] == 1
+        ):  # a single one is a setting, or a total
+            self._note_left_out(name, [row[name] for row in rows if _is_filled(row.get(name))])
         for row, line in sample:
             self._read(row, line)
 
-    def _choose_clock(self, rows: Sequence[Row]) -> None:
+    def _note_left_out(self, name: str, values: Sequence[object]) -> None:
+        key = normalise(name)
+        is_read = name in self._columns.values() or name in self._metrics or key in _PROGRESS
+        is_read = (
+            is_read or key in _PLANNED_EPOCHS | _PLAN_KEYS | _PREDICTION_TIMES or name in self._without_unit
+        )
+        if not is_read and all(parse_cell(value) is not None for value in values):
+            self._left_out.append(name)
+
+    def _is_step(self, row: Row) -> bool:
+        return _is_filled(row.get(self._columns.get("loss", ""))) or any(
+            _is_filled(row.get(name)) for name in self._rewards
+        )
+
+    def _choose_clock(self, rows: Sequence[Row], losses: Sequence[Row], counter: str | None) -> None:
         """A column whose values grow from row to row is a clock, whatever its name says."""
         columns = self._columns
-        losses = [row for row in rows if columns.get("loss") in row]
+        for role in ("timestamp", "elapsed_s", "elapsed_ms"):
+            if (column := columns.get(role)) is None:
+                continue
+            shown = [
+                (time, _parse_iteration(row.get(counter or "")))
+                for row in losses
+                if (time := parse_clock(row.get(column))) is not None
+            ]
+            # Where the count goes on, so does a clock, also that of a second process.
+            pairs = [
+                (one, other)
+                for (one, before), (other, at) in pairwise(shown)
+                if before is None or at is None or at > before
+            ]
+            grows = sum(other >= one for one, other in pairs) >= _MIN_GROWING_SHARE * len(pairs)
+            is_date = any(time > _MIN_DATE_S for time, _ in shown) or not shown
+            if not grows or (role == "timestamp" and not is_date):
+                del columns[role]
+            if grows and role == "timestamp" and not is_date:
+                columns["elapsed_s"] = column
         for role, clock_role in _MAYBE_CLOCKS.items():
             if role in columns:
                 times = [time for row in rows if (time := parse_clock(row.get(columns[role]))) is not None]
@@ -327,7 +394,7 @@ class MetricTable:
                     and times == sorted(times)
                     and times[-1] > 1.5 * times[0]
                 )
-                is_date = bool(times) and times[0] > 1e8 and role == "time"
+                is_date = bool(times) and times[0] > _MIN_DATE_S and role == "time"
                 if is_clock or is_date:
                     columns.setdefault("timestamp" if is_date else clock_role, columns[role])
                 if is_clock or role == "time":
@@ -371,6 +438,7 @@ class MetricTable:
 
     def _leave_out(self, role: Role, column: str) -> None:
         del self._columns[role]
+        self._without_unit.add(column)
         self.notes.append(say("table.no_unit", column=sanitize_line(column)))
 
     def _median_clock_ms(self, rows: Sequence[Row]) -> float:
@@ -393,6 +461,7 @@ class MetricTable:
             role = role_of(name)
             if role in ("loss", "val_loss", "val_bpb", "eval_s", "run_s", *_COLUMN_ROLES):
                 self._columns.setdefault(role, name)
+            self._note_left_out(name, [row[name]])
 
     def _described_columns(self) -> dict[str, str]:
         """For people: what is read from which column, and the unit of times."""
@@ -419,6 +488,8 @@ class MetricTable:
             column = columns.get(role)
             return None if column is None else parse_cell(row.get(column))
 
+        for name in _PREDICTION_TIMES & row.keys() if self._run_s is None else ():
+            self._prediction_s += max(0.0, parse_cell(row[name]) or 0.0)
         loss, val_loss, val_bpb = cell("loss"), cell("val_loss"), cell("val_bpb")
         if "split" in columns and str(row.get(columns["split"])).lower() in VAL_WORDS:
             loss, val_loss = None, loss
@@ -440,10 +511,13 @@ class MetricTable:
             self._total_s = total_s
         if self._stamp_column:
             builder.stamps.add_seconds(line, parse_timestamp(row.get(self._stamp_column)))
+        rewards = (parse_cell(row.get(name)) for name in self._rewards)
+        reward = next((value for value in rewards if value is not None), None)
+        mark = reward if loss is None else loss
         goes_back = self._last_iteration is not None and iteration <= self._last_iteration
         if self._first_iteration is None:
             self._first_iteration = iteration
-        if goes_back and self._is_restart(row, iteration, loss, seconds):
+        if goes_back and self._is_restart(row, iteration, mark, seconds):
             is_repeated = iteration == self._last_iteration and self._counts_epochs
             if is_repeated and len(self.notes) < _MAX_NOTES:
                 self.notes.append(say("table.epoch_again", epoch=iteration))
@@ -472,11 +546,17 @@ class MetricTable:
         if val_loss is not None or val_bpb is not None:
             # Before the step: an evaluation in the same row comes before the time in it.
             self._add_eval(iteration, val_loss, val_bpb, cell("eval_s"))
-        elif loss is not None:
+        elif mark is not None:
             self._last_val_loss = None
         elif builder.trainer.closing_row_has_no_loss:
             self._closing = line, iteration
-        if loss is not None and self._is_new("loss", iteration, loss):
+        if (
+            mark is not None
+            and (loss is not None or val_loss is None)
+            and self._is_new("loss", iteration, mark)
+        ):
+            if str(row.get(self._skip_column)).lower() == "true":
+                self._skipped.append(line)
             self._interval = max(iteration - (self._last_iteration or 0), 1)
             if "split" in columns:
                 self._note_stage(str(row.get(columns["split"]) or ""))
@@ -546,13 +626,15 @@ class MetricTable:
         """Where the iterations go back: a process that lags behind repeats a loss, and what is counted since
         its start falls by no more than the iterations do."""
         last = self._last_iteration
-        if last is None or iteration == last:
-            is_repeated = self._repeats_counts and loss is not None
-            return is_repeated and self._recent.get(("loss", iteration)) not in (None, loss)
+        if last is None:
+            return False
         for name, total in self._totals.items():
             value = parse_cell(row.get(name))
             if value is not None and value < _MAX_LAG * total * min(1, (iteration + 1) / (last + 1)):
                 return True
+        if iteration == last:
+            is_repeated = self._repeats_counts and loss is not None
+            return is_repeated and self._recent.get(("loss", iteration)) not in (None, loss)
         if iteration <= self._first_of_process and self._process_steps >= _MIN_GROWING_ROWS:
             return loss is not None and loss != self._recent.get(("loss", iteration))
         if seconds is not None and self._clock is not None and "timestamp" not in self._units:
@@ -573,7 +655,7 @@ class MetricTable:
             del self._recent[next(iter(self._recent))]
         return True
 
-    def _add_step(self, iteration: int, loss: float, seconds: float | None, row: Row) -> None:
+    def _add_step(self, iteration: int, loss: float | None, seconds: float | None, row: Row) -> None:
         columns = self._columns
         values = {
             role: _known(parse_cell(row.get(columns[role]))) for role in _COLUMN_ROLES if role in columns

@@ -421,6 +421,8 @@ class LogReader:
         if rank is not None:  # every rank prints the same: only the lowest one is read
             self._lowest_rank = rank if self._lowest_rank is None else min(rank, self._lowest_rank)
             if rank != self._lowest_rank:
+                if builder.has_placeholder_loss and "loss" in text:  # the last stage of a pipeline has it
+                    self._read_line(text, builder)
                 read_event(text, builder, self._event_patterns)
                 return True
         items_before = builder.non_step_count

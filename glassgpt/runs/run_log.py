@@ -138,6 +138,7 @@ class LoggedProcess:
     is_announced: bool = True  # a command, a header or a setting; False: only the count of steps begins again
     # Where a line before the steps counts something else (phase 2/133), one more than before the last steps.
     outer_count: OuterCount | None = None
+    begins_run: bool = False  # by the planned iterations in its lines
     rounds: int = 1  # of steps, counted from the first one each, that were joined
 
 
@@ -185,6 +186,7 @@ class LoggedSetup:
     bytes_per_token: float | None = None  # of the validation text
     resumed_val_loss: float | None = None  # of the checkpoint that the process loaded
     wall_s: float | None = None  # of a whole process, as `time` or the trainer printed it
+    prediction_s: float | None = None  # of that, on test data while it trained
     data: Mapping[str, object] = field(default_factory=dict)  # name, hash, tokenizer, tokens per split
     machine: Mapping[str, object] = field(default_factory=dict)  # versions, device, code
 
@@ -328,6 +330,11 @@ class RunLog:
     @property
     def iterations_logged(self) -> int:
         return len(self.steps) + self.left_out.lines
+
+    @property
+    def length(self) -> tuple[int, int]:
+        """By which runs are compared: its iterations, logged or not, and its lines."""
+        return self.iteration_count(), self.iterations_logged
 
     @property
     def batch_size_changes(self) -> tuple[tuple[int, int], ...]:
@@ -480,8 +487,8 @@ class RunLog:
 
 
 def longest_run(run_logs: Sequence[RunLog]) -> RunLog:
-    """The one with the most logged iterations, the latest of equals: a file's facts are of this one."""
-    return max(reversed(run_logs), key=lambda run_log: run_log.iterations_logged)
+    """The one with the most iterations, the latest of equals: a file's facts are of this one."""
+    return max(reversed(run_logs), key=lambda run_log: run_log.length)
 
 
 def eval_or_save_iterations(

@@ -10,6 +10,8 @@ rl), which learns from other data. Where the count begins again, but nothing say
 - if the loss goes back to where it began, it is another run;
 - else, or if both, it is one of several parts of a process: see `RunLog.parts`.
 
+Where each line says how many iterations are planned, two commands that write one file at once are two runs.
+
 A command that failed before its first iteration is a run without steps,
 unless it tried to resume: then it is an event of the run that it did not continue.
 """
@@ -21,6 +23,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -51,7 +54,7 @@ _Item = TypeVar("_Item", LoggedEvaluation, LoggedCheckpoint)
 
 def split_runs(whole: RunLog, failed_launches: Sequence[FailedLaunch] = ()) -> tuple[RunLog, ...]:
     """In the order of the file. `whole`: all that the builder read, as if it were one run."""
-    whole = _joined(whole)
+    whole = _joined(_untangled(whole))
     count = len(whole.segments)
     starts = [0]
     for segment in range(1, count):
@@ -97,6 +100,8 @@ def split_runs(whole: RunLog, failed_launches: Sequence[FailedLaunch] = ()) -> t
 def _begins_run(whole: RunLog, run_start: int, segment: int) -> bool:
     """Whether this segment is another run than the one that began with segment `run_start`."""
     process = whole.segments[segment]
+    if process.begins_run:
+        return True
     known_stages = {process.stage, _stage_of(whole.segments[run_start:segment])} - {None}
     if len(known_stages) > 1 or not continues_previous(whole, segment):
         return True
@@ -114,6 +119,64 @@ def _first_iterations(whole: RunLog, segment: int) -> list[int]:
     row, end = np.searchsorted(whole.steps.segment, (segment, segment + 1)).tolist()
     iterations: list[int] = whole.steps.iteration[row : min(end, row + 2)].tolist()
     return iterations
+
+
+def _untangled(whole: RunLog) -> RunLog:
+    """With the segments of one plan after one another, where two commands write a file at once."""
+    segments = whole.segments
+    plans = [(one.setup or whole.setup).planned_iterations for one in segments]
+    if not whole.trainer.lines_name_plan or len(set(plans)) < 2:
+        return whole
+    rows = np.searchsorted(whole.steps.segment, range(len(segments) + 1)).tolist()
+    groups: list[list[int]] = []
+    latest: dict[int | None, list[int]] = {}  # by plan
+    continued: set[int] = set()  # segments of a process that has an earlier one
+    for segment, (process, plan) in enumerate(zip(segments, plans, strict=True)):
+        first = process.first_iteration or 0
+        group = latest.get(plans[segment - 1]) if segment else None
+        if group is None:
+            groups.append(group := [])
+        elif plan != plans[segment - 1]:
+            before = whole.steps.iteration[rows[segment - 1] : rows[segment]]
+            is_start = first <= whole.trainer.first_iteration
+            if plan in latest and not is_start:
+                group = latest[plan]
+                continued |= set() if process.is_announced else {segment}
+            elif is_start or (not process.resumed and first <= max(before, default=0)):
+                groups.append(group := [])
+        group.append(segment)
+        latest[plan] = group
+    order = [segment for group in groups for segment in group]
+    index: dict[int, int] = {}
+    ordered: list[LoggedProcess] = []
+    for segment in order:
+        process = segments[segment]
+        if segment in continued:
+            ordered[-1] = replace(
+                ordered[-1],
+                left_out=ordered[-1].left_out + process.left_out,
+                last_step_line=process.last_step_line,
+                batch_size_changes=(*ordered[-1].batch_size_changes, *process.batch_size_changes),
+            )
+        else:
+            begins = any(segment == group[0] for group in groups[1:])
+            ordered.append(replace(process, begins_run=begins))
+        index[segment] = len(ordered) - 1
+    taken = np.concatenate([np.arange(rows[segment], rows[segment + 1]) for segment in order])
+    columns = {name: column[taken] for name, column in whole.steps.columns().items()}
+    columns["segment"] = np.array([index[one] for one in columns["segment"].tolist()], dtype=np.int64)
+
+    def moved(items: Sequence[_Item]) -> tuple[_Item, ...]:
+        placed = (replace(item, segment=index[item.segment]) for item in items)
+        return tuple(sorted(placed, key=lambda item: item.segment))
+
+    return replace(
+        whole,
+        steps=Steps(**columns),
+        evals=moved(whole.evals),
+        checkpoints=moved(whole.checkpoints),
+        segments=tuple(ordered),
+    )
 
 
 # --- a count of steps that begins again, in one process ---
@@ -257,11 +320,13 @@ def _stage_of(segments: Sequence[LoggedProcess]) -> str | None:
 
 
 def _longest(whole: RunLog, runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The MAX_RUNS runs with the most rows, in their order."""
+    """The MAX_RUNS runs with the most iterations, in their order."""
     if len(runs) <= MAX_RUNS:
         return runs
-    rows = np.searchsorted(whole.steps.segment, [run[0] for run in runs] + [len(whole.segments)])
-    longest = np.argsort(-np.diff(rows), kind="stable")[:MAX_RUNS]
+    at = whole.steps.iteration.tolist()
+    rows = np.searchsorted(whole.steps.segment, range(len(whole.segments) + 1)).tolist()
+    lengths = [at[end - 1] - at[begin] + 1 if begin < end else 0 for begin, end in pairwise(rows)]
+    longest = np.argsort([-sum(lengths[start:end]) for start, end in runs], kind="stable")[:MAX_RUNS]
     return [runs[index] for index in sorted(longest.tolist())]
 
 
@@ -310,6 +375,7 @@ def _with_lines(run_log: RunLog, begins: int, first_lines: list[int]) -> RunLog:
     index = max(0, bisect_right(first_lines, begins) - 1)
     first_line = first_lines[index]
     last_line = first_lines[index + 1] - 1 if index + 1 < len(first_lines) else run_log.last_line
+    last_line = max(last_line, run_log.last_step_line)  # another command may write the same file
     events = tuple(event for event in run_log.events if first_line <= event.line <= last_line)
     counts = Counter(event.kind for event in events)
     for kind, count in run_log.event_counts.items():

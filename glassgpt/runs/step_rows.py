@@ -49,7 +49,7 @@ _KEYS = 4  # iteration, segment, number of the line among the steps, and in the 
 class StepRows:
     """Rows are appended to short buffers, and moved from there to columns, many at a time. `build` returns
     views of these columns, so that a run that is read while it grows is in memory once: a row of a column
-    never changes, and where rows are left out, the others move to new columns."""
+    never changes but for a placeholder, and where rows are left out, the others move to new columns."""
 
     def __init__(self, columns: Sequence[str] = LOG_COLUMNS) -> None:
         self.line_count = 0  # of all lines, also those left out
@@ -155,6 +155,19 @@ class StepRows:
                 old == new or (math.isnan(old) and math.isnan(new))
                 for old, new in zip(old_values, values, strict=True)
             ):
+                return True
+        return False
+
+    def replace_placeholder(self, iteration: int, loss: float) -> bool:
+        """Whether one of the last few rows is this iteration, of a rank that does not compute the loss and
+        prints a whole number for it, 0 or below: torchtitan -1 for each micro-batch. It gets the loss."""
+        for row in range(max(0, len(self) - _RECENT_ROWS), len(self)):
+            at, values = self._row(row)
+            if at == iteration and loss > 0 >= values[0] and values[0] % 1 == 0:
+                if row < self._count:
+                    self._values[0][row] = loss
+                else:
+                    self._new_values[(row - self._count) * len(self._columns)] = loss
                 return True
         return False
 

@@ -10,8 +10,10 @@ skipped, the reader goes on at the next length whose CRC is right, and the resul
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
+import json
 import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,6 +29,7 @@ from glassgpt.i18n import say
 from glassgpt.runs.metric_columns import Role, normalise, role_of
 from glassgpt.runs.metric_table import MetricTable
 from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.trainers import TRAINERS
 from glassgpt.sanitize import sanitize_line
 
 _CHUNK_BYTES = 1 << 20
@@ -50,12 +53,15 @@ _ROW_KINDS: dict[Role | None, Role] = {
 _TENSOR_DTYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}
 _TENSOR_VALUE_FIELDS = {5: "<f4", 6: "<f8"}
 
+_TEXT_READERS = {tag: reader for trainer in TRAINERS for tag, reader in trainer.event_texts.items()}
+
 
 class ScalarEvent(NamedTuple):
     wall_time: float
     step: int
     values: tuple[tuple[str, float], ...]  # tag and value
     is_restart: bool = False  # a process begins here, which repeats steps from this one on
+    text: tuple[str, bytes] | None = None  # tag and text, where that is of a tag that a trainer reads
 
 
 # --- records ---
@@ -204,6 +210,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 def parse_event(data: bytes) -> ScalarEvent | None:
     """None where it has no scalar. Raises ValueError or IndexError where it is no event."""
     wall_time, step, values, is_restart = math.nan, 0, [], False
+    text: tuple[str, bytes] | None = None
     for field, value in _fields(data):
         if field == 1 and isinstance(value, bytes) and len(value) == 8:
             (wall_time,) = struct.unpack("<d", value)
@@ -213,11 +220,13 @@ def parse_event(data: bytes) -> ScalarEvent | None:
             for number, one in _fields(value):
                 if number == 1 and isinstance(one, bytes) and (scalar := _scalar(one)) is not None:
                     values.append(scalar)
+                elif number == 1 and isinstance(one, bytes):
+                    text = _text(one) or text
         elif field == 7 and isinstance(value, bytes):  # SessionLog
             is_restart = (1, _SESSION_START) in _fields(value)
-    if step >= 1 << 63 or not (values or is_restart):  # negative
+    if step >= 1 << 63 or not (values or is_restart or text):  # negative
         return None
-    return ScalarEvent(wall_time, step, tuple(values), is_restart)
+    return ScalarEvent(wall_time, step, tuple(values), is_restart, text)
 
 
 def _scalar(data: bytes) -> tuple[str, float] | None:
@@ -231,6 +240,19 @@ def _scalar(data: bytes) -> tuple[str, float] | None:
         elif field == 8 and isinstance(value, bytes):
             number = _tensor_scalar(value)
     return None if number is None else (tag, number)
+
+
+def _text(data: bytes) -> tuple[str, bytes] | None:
+    """Tag and text of a Summary.Value whose tag a trainer reads."""
+    tag, text = "", None
+    for field, value in _fields(data):
+        if field == 1 and isinstance(value, bytes):
+            tag = value.decode("utf-8", "replace")
+        elif field == 8 and isinstance(value, bytes) and tag in _TEXT_READERS:
+            text = next(
+                (one for number, one in _fields(value) if number == 8 and isinstance(one, bytes)), None
+            )
+    return None if text is None else (tag, text)
 
 
 def _tensor_scalar(data: bytes) -> float | None:
@@ -320,6 +342,11 @@ def _build_run(files: Sequence[_EventFile], name: str, run_name: str | None = No
     events: Iterable[ScalarEvent] = heapq.merge(*files, key=lambda event: event.wall_time)
     for number, event in enumerate(events, 1):
         tags.update(tag for tag, _ in event.values)
+        if event.text is not None:
+            tag, text = event.text
+            with contextlib.suppress(ValueError, RecursionError):
+                if isinstance(document := json.loads(text), dict):
+                    _TEXT_READERS[tag](document, table.builder)
         if event.is_restart and event.step:
             if row:
                 table.feed(row, number - 1)

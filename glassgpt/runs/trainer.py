@@ -58,6 +58,7 @@ class Trainer:
     table_columns: tuple[frozenset[str], ...] = ()  # a table that has all of one set is this trainer's
     rows_key: str = ""  # of the array of rows in its JSON document
     document_reader: DocumentReader | None = None  # of what else that document says
+    event_texts: Mapping[str, DocumentReader] = field(default_factory=dict)  # by tag: of texts that are JSON
     column_roles: Mapping[str, str] = field(default_factory=dict)  # its own meaning of a column -> the role
     closing_row_has_no_loss: bool = False  # the last row of a finished run, and only that one
 
@@ -65,6 +66,7 @@ class Trainer:
     first_iteration: int = 1  # the number of a run's first line
     iterations_are_epochs: bool = False  # of a table that counts nothing else
     steps_are_micro_batches: bool = False  # not every iteration is an update
+    lines_name_plan: bool = False  # each line has how many are planned (step 60/9408), which tells runs apart
     lines_count_updates: bool = False  # line N: N updates are done; else: line N is update N itself
     step_work_grows: bool = False  # longer contexts or larger batches by schedule: later steps are slower
     loop_includes_max_iters: bool = False  # max_iters=1000: the last iteration is number 1000

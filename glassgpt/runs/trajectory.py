@@ -73,7 +73,7 @@ def epochs_done(run_log: RunLog) -> float | None:
 def mean_iteration_time(run_log: RunLog) -> tuple[float, float, bool | None] | None:
     """Of a process that says how long it took in all: that in seconds, the mean milliseconds of an iteration,
     and whether its evaluations are in these: None where there are none. They are left out where the time of
-    each is known."""
+    each is known, and predictions on test data."""
     wall_s, done, rows = run_log.setup.wall_s, last_iteration_done(run_log), run_log.steps
     is_one = len(run_log.segments) == 1 and not run_log.segments[0].resumed and not run_log.is_excerpt
     if not (wall_s and math.isfinite(wall_s) and done and len(rows) and is_one):
@@ -83,10 +83,11 @@ def mean_iteration_time(run_log: RunLog) -> tuple[float, float, bool | None] | N
         return None  # of a resumed process the whole time is of its own iterations
     times = [one.ms for one in run_log.evals if one.ms is not None and math.isfinite(one.ms)]
     eval_s = sum(times) / 1000
-    if eval_s >= wall_s:
+    train_s = wall_s - (run_log.setup.prediction_s or 0.0)
+    if eval_s >= train_s:
         return None
     are_apart = len(times) == len(run_log.evals)
-    ms = 1000 * (wall_s - eval_s if are_apart else wall_s) / done
+    ms = 1000 * (train_s - eval_s if are_apart else train_s) / done
     return wall_s, ms, None if not run_log.evals else not are_apart
 
 
@@ -96,6 +97,7 @@ def trajectory_of(run_log: RunLog) -> Trajectory:
     row_ends = np.array([ends.get(index, -1) for index in range(len(run_log.segments))])[steps.segment]
     rows = np.flatnonzero(steps.iteration < row_ends)
     taken = slice(None) if len(rows) == len(steps) else rows  # of all, a view instead of a copy
+    measures_learning = run_log.loss_measures_learning and not run_log.placeholder_loss
     # A resume evaluates again where its checkpoint was made: the later evaluation counts.
     evals = {
         evaluation.iteration: evaluation
@@ -109,7 +111,7 @@ def trajectory_of(run_log: RunLog) -> Trajectory:
         segments=tuple(segments),
         rows=rows,
         iteration=steps.iteration[taken],
-        loss=np.where(steps.has_loss[taken] & run_log.loss_measures_learning, steps.loss[taken], np.nan),
+        loss=np.where(steps.has_loss[taken] & measures_learning, steps.loss[taken], np.nan),
         ms=steps.ms[taken],
         evals=tuple(evals[iteration] for iteration in sorted(evals)),
         checkpoints=tuple(

@@ -209,3 +209,19 @@ def test_a_target_that_is_achieved_ends_a_run() -> None:
     steps = "".join(f"step {at} loss 2.5\n" for at in range(10, 60, 10))
     assert parse_facts(steps + "\N{PARTY POPPER} Target loss achieved at step 53!\n").ended == "finished"
     assert parse_facts(steps + "target loss: 0.1\n").ended == "cut"
+
+
+def test_ranks_that_torchrun_stops_are_not_the_end() -> None:
+    text = "".join(f"iter {at}: loss 3.0000, time 33.00ms, mfu 5.00%\n" for at in range(0, 50, 10))
+    traceback = "Traceback (most recent call last):\n{}\n"
+    report = traceback.format("torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ")
+    report += "  exitcode  : -15 (pid: 7)\n  traceback : Signal 15 (SIGTERM) received by PID 7\n"
+    assert parse_facts(text + traceback.format("ValueError: no") + report).ended == "crashed"
+    assert parse_facts(text + report).ended == "interrupted"
+
+
+def test_a_speedruns_target_ends_it() -> None:
+    text = "".join(f"iter {at}: loss 3.0000, time 33.00ms, mfu 5.00%\n" for at in range(0, 50, 10))
+    line = "Speedrun target achieved at step {} with val_loss 3.2745 at time 14674580.53ms !\n"
+    assert parse_facts(text + line.format(40)).ended == "finished"
+    assert parse_facts(text + line.format("{step}")).ended == "cut"

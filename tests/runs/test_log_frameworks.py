@@ -430,3 +430,35 @@ def test_the_speed_of_a_gpu() -> None:
 def test_a_program_that_failed_before_a_step_is_quoted(error: str) -> None:
     with pytest.raises(UserError, match=re.escape(error)):
         parse_log(f"usage: base_train.py [-h] [--depth {{1,12}}]\n{error}\n")
+
+
+@pytest.mark.parametrize("ranks", [("", ""), ("[rank0]:", "[rank3]:")], ids=["bare", "named"])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_placeholder_loses_against_the_loss_of_the_last_stage(
+    ranks: tuple[str, str], is_first: bool
+) -> None:
+    line = "{}step: {:2d}  loss: {:8.4f}  grad_norm:  0.5  memory:  3.46GiB(7.28%)  tps: 1,615  mfu: 3.7%\n"
+    course = range(1, 60, 2)
+    pairs = [(line.format(ranks[0], at, -4.0), line.format(ranks[1], at, 12 - at / 10)) for at in course]
+    run_log = parse_log("".join("".join(reversed(pair) if is_first else pair) for pair in pairs))
+    assert run_log.steps.iteration.tolist() == list(course)
+    assert run_log.steps.loss.tolist() == pytest.approx([12 - at / 10 for at in course])
+    alone = parse_log("".join(pair[0] for pair in pairs))
+    assert (alone.placeholder_loss, len(Analysis(alone).trajectory.finite_losses()[0])) == (-4.0, 0)
+    assert explain(alone).findings == []
+
+
+def test_torchtitan_saves_a_model_only() -> None:
+    line = "step: {:2d}  loss: {:8.4f}  grad_norm:  0.5  memory:  3.46GiB(7.28%)  tps: 1,615  mfu: 3.7%\n"
+    text = "".join(line.format(at, 9 - at / 10) for at in range(1, 6))
+    text += "Saving a model only checkpoint in torch.bfloat16 at last step, step 5.\n" * 2
+    assert [one.iteration for one in parse_log(text).checkpoints] == [5]
+
+
+def test_keras_that_shows_only_epochs_says_so() -> None:
+    line = "Epoch {}/3\n500/500 [==============================] - 1s 2ms/sample - loss: {:.4f}\n"
+    run_log = parse_log("".join(line.format(at, 4 - at) for at in (1, 2, 3)))
+    assert ([note.key for note in run_log.notes], run_log.trainer.iterations_are_epochs) == (
+        ["table.epochs"],
+        True,
+    )

@@ -9,6 +9,7 @@ from printed_more import nanochat, nanochat_sft, nanochat_sft_old
 
 from glassgpt.explain.explanation import explain_runs
 from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.run_log import longest_run
 
 COURSE = SyntheticRun(updates=33, eval_every=10)
 
@@ -139,3 +140,29 @@ def test_a_stage_that_resumes_is_one_run() -> None:
     lines = whole.splitlines(keepends=True)
     (run_log,) = parse_logs("".join(lines[:8] + lines[:2] + lines[6:]))
     assert (run_log.stage, len(run_log.segments)) == ("base", 2)
+
+
+def test_two_commands_that_write_one_file_are_two_runs() -> None:
+    """Each line has the number of planned iterations, which tells them apart."""
+    line = (
+        "step {:05d}/{:05d} (1.00%) | loss: {:.6f} | lrm: 1.00 | dt: {:.2f}ms | tok/sec: 4,883 | mfu: 47.50\n"
+    )
+    large = [line.format(at, 9000, 9 - at / 1000, 900.0) for at in range(0, 1000, 20)]
+    small = [line.format(at, 1600, 8 - at / 1000, 400.0) for at in range(0, 1600, 20)]
+    turns = [large[:3], small[:3], large[3:4], small[3:12], large[4:16], small[12:], large[16:]]
+    run_logs = parse_logs("".join(line for turn in turns for line in turn))
+    assert [(len(one.steps), len(one.segments)) for one in run_logs] == [(50, 1), (80, 1)]
+    for run_log, ms, step in zip(run_logs, (900.0, 400.0), (980, 1580), strict=True):
+        assert run_log.steps.iteration.tolist() == list(range(0, step + 1, 20))
+        assert set(run_log.steps.ms) == {ms}
+
+
+def test_the_longest_run_has_the_most_iterations() -> None:
+    line = (
+        "step {:05d}/{:05d} (1.00%) | loss: {:.6f} | lrm: 1.00 | dt: 9.00ms | tok/sec: 4,883 | mfu: 47.50\n"
+    )
+    rare = "".join(line.format(at, 20000, 9 - at / 10000, 900.0) for at in range(0, 20000, 500))
+    often = "".join(line.format(at, 1000, 9 - at / 10000, 900.0) for at in range(0, 1000, 5))
+    run_logs = parse_logs(rare + often)
+    assert [len(one.steps) for one in run_logs] == [40, 200]
+    assert longest_run(run_logs) is run_logs[0]

@@ -230,3 +230,10 @@ def test_an_unknown_mfu_again_is_a_new_process() -> None:
     assert trajectory_of(run_log).iteration.tolist() == list(range(400))
     again = parse_logs(process(0, 100) + process(0, 100))
     assert [len(one.steps) for one in again] == [100, 100]
+
+
+def test_two_saves_of_one_iteration_under_two_names_are_two() -> None:
+    text = "".join(f"iter {at}: loss 3.0000, time 33.00ms, mfu 5.00%\n" for at in range(0, 500, 100))
+    text += "step 500: train loss 2.0000, val loss 2.1000\nsaving checkpoint to out\n"
+    text += "saving checkpoint -> out/ckpt_000500.pt\nsaving checkpoint to out\n"
+    assert parse_facts(text).checkpoint_steps == [500, 500]

@@ -163,3 +163,18 @@ def test_what_is_said_of_a_notebook_names_no_lines(tmp_path: Path) -> None:
     assert finding.lines == ()
     assert {message.key for message in finding.text["evidence"]} >= {"crashed.evidence.quoted_error"}
     assert "line" not in finding.values
+
+
+def test_each_table_whose_steps_begin_again_is_a_run(tmp_path: Path) -> None:
+    def shown(first: int, minutes: int) -> dict[str, Any]:
+        rows = "".join(f"<tr><td>{at}</td><td>{first - at / 100:.6f}</td></tr>" for at in range(10, 61, 10))
+        html = (
+            f"<div><progress value='60'></progress>[60/60 0{minutes}:00, Epoch 1/1]</div><table>"
+            f"<tr><th>Step</th><th>Training Loss</th></tr>{rows}</table><p>"
+        )
+        return {"output_type": "display_data", "data": {"text/html": [html]}}
+
+    run_logs = read_run_logs(written(tmp_path / "a", cell("train()", *(shown(at, at) for at in (3, 2, 1)))))
+    assert [one.steps.iteration.tolist() for one in run_logs] == [list(range(10, 61, 10))] * 3
+    assert [one.setup.wall_s for one in run_logs] == [180.0, 120.0, 60.0]
+    assert {Analysis(one).facts.ended for one in run_logs} == {"finished"}

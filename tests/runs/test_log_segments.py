@@ -325,3 +325,23 @@ def test_a_save_at_the_iteration_of_another_process_is_one_more() -> None:
 
     first, second = parse_logs(process(70) + process(100))
     assert [[save.iteration for save in one.checkpoints] for one in (first, second)] == [[50], [50]]
+
+
+def test_launches_that_fail_before_a_step_are_runs() -> None:
+    """The file's first line comes again with each of them."""
+    header = "Reading configs/small.yaml\nUsing device: cuda\n"
+    failure = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nValueError: {}\n'
+    steps = "".join(f"step {at} | loss {3 - at / 1000:.4f}\n" for at in range(50, 1001, 50))
+    failed = [header + failure.format(number) for number in range(3)]
+    # The fourth one came to its first line, as far as the fifth.
+    run_logs = parse_logs("".join(failed) + header + steps.splitlines()[0] + "\n" + header + steps)
+    assert [(len(one.steps), Analysis(one).facts.ended) for one in run_logs] == [
+        (0, "crashed"), (0, "crashed"), (0, "crashed"), (1, "cut"), (20, "cut")
+    ]  # fmt: skip
+    assert [one.first_line for one in run_logs] == [1, 6, 11, 16, 19]
+
+
+def test_warnings_that_every_rank_prints_are_no_launch() -> None:
+    text = "FutureWarning: old\nTraceback (most recent call last):\nValueError: no\nFutureWarning: old\n"
+    steps = "".join(f"step {at} | loss {3 - at / 1000:.4f}\n" for at in range(50, 1001, 50))
+    assert len(parse_logs(text + steps)) == 1

@@ -369,3 +369,50 @@ def test_phases_of_a_curriculum_are_stages() -> None:
     ]  # fmt: skip
     for one in (["warmup"] * 20 + ["decay"] * 40, ["train"] * 60):
         assert read({**row, "phase": name} for row, name in zip(rows, one, strict=True)).stage is None
+
+
+def test_steps_with_rewards_and_no_loss_are_steps() -> None:
+    """An update is skipped where all rewards are equal. `total_time` is of a step, `wall_time` of the run."""
+    rows: list[dict[str, object]] = []
+    for count in (3, 40):
+        for at in range(1, count + 1):
+            row: dict[str, object] = {"step": at, "mean_reward": 0.5 + at / 100, "wall_time": 100.0 * at}
+            row |= {"total_time": 60.0 + 35 * (at % 3)}
+            rows.append(row | ({"loss": 0.1 * (-1) ** at} if at % 4 == 0 else {"skipped": True}))
+    table = MetricTable()
+    for line, one in enumerate(rows, 1):
+        table.feed(one, line)
+    first, last = table.build("table")
+    assert [one.steps.iteration.tolist() for one in (first, last)] == [[1, 2, 3], list(range(1, 41))]
+    assert np.flatnonzero(last.steps.has_loss).tolist() == list(range(3, 40, 4))
+    assert Analysis(last).facts.steady_ms == pytest.approx(100_000)
+    assert last.columns["time"] == "wall_time (s)"
+    notes = {note.key: note.values for note in last.notes}
+    assert notes["table.skipped"] == {"column": "skipped", "skipped": 30, "rows": 40}
+    assert notes["table.columns_left_out"] == {"columns": "total_time"}
+
+
+def test_rewards_beside_the_rows_of_losses_are_no_steps() -> None:
+    rows = [row for one in losses(20) for row in (one, {"step": one["step"], "reward": 0.5})]
+    assert read(rows).steps.has_loss.all()
+
+
+def test_all_columns_of_numbers_that_are_not_read_are_named() -> None:
+    rows = [{**row, "val_loss": row["loss"], "lr": 0.1, "lr-AdamW/pg2": 0.2} for row in losses(9)]
+    rows.append({"step": 90, "test_loss": 3.1})
+    notes = {note.key: note.values for note in read(rows).notes}
+    assert notes["table.columns_left_out"] == {"columns": "lr-AdamW/pg2, test_loss"}
+
+
+def test_predictions_while_it_trains_are_no_training_time() -> None:
+    rows: list[dict[str, object]] = []
+    for row in losses(10, every=10)[1:]:
+        rows += [
+            row,
+            {**row, "eval_loss": 3.0, "eval_runtime": 20.0},
+            {"predict_loss": 3.0, "predict_runtime": 30.0},
+        ]
+        del rows[-2]["loss"]
+    run_log = read([*rows, {"step": 90, "train_runtime": 500.0, "train_loss": 4.0}])
+    assert run_log.setup.prediction_s == 270.0
+    assert mean_iteration_time(run_log) == pytest.approx((500.0, 1000 * (500 - 180 - 270) / 90, False))

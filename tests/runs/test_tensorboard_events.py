@@ -288,3 +288,23 @@ def test_losses_of_batches_and_of_epochs_which_count_their_own_steps() -> None:
     assert run_log.steps.iteration.tolist() == list(range(0, 400, 10))
     assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(190, 3.5)]
     assert run_log.columns["loss"] == "Loss/train_batch"
+
+
+def test_the_arguments_of_the_trainer_are_settings() -> None:
+    def text(content: str, tag: str = "args/text_summary") -> Event:
+        tensor = TensorProto(dtype=DT_STRING, string_val=[content.encode()])
+        return Event(wall_time=START, summary=Summary(value=[Summary.Value(tag=tag, tensor=tensor)]))
+
+    arguments = (
+        '{"max_steps": 16000, "warmup_steps": 10, "learning_rate": 2e-05, "lr_scheduler_type": "cosine",'
+        ' "per_device_train_batch_size": 16, "gradient_accumulation_steps": 8, "num_train_epochs": 3.0,'
+        ' "output_dir": "x", "seed": [1]}'
+    )
+    setup = read(encode([text(arguments), *losses()])).setup
+    assert (setup.planned_iterations, setup.settings) == (16000, {
+        "max_iters": 16000, "warmup_iters": 10, "learning_rate": 2e-05, "batch_size": 16,
+        "gradient_accumulation_steps": 8, "num_train_epochs": 3.0, "lr_scheduler_type": "cosine",
+    })  # fmt: skip
+    for broken in ("[" * 60_000, "{", "[1]", '{"max_steps": true, "learning_rate": 1e999}', "\udcff"[:0]):
+        assert read(encode([text(broken), *losses()])).setup.planned_iterations is None
+    assert read(encode([text(arguments, "other"), *losses()])).setup.settings == {}

@@ -123,7 +123,7 @@ def _initial_loss(run_log: RunLog) -> tuple[int, float] | None:
     if run_log.trainer.iterations_are_epochs:
         return None
     is_first = len(steps) and steps.iteration[0] <= first  # a trainer that is not known may count from 0
-    has_loss = is_first and steps.has_loss[0] and math.isfinite(steps.loss[0])
+    has_loss = is_first and steps.has_loss[0] and math.isfinite(steps.loss[0]) and steps.loss[0] >= 0
     return (int(steps.iteration[0]), float(steps.loss[0])) if has_loss else None
 
 

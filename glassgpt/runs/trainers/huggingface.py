@@ -88,6 +88,7 @@ class TrainerReader:
         # Of the first and the latest dict of this process that counts tokens: its number, tokens so far.
         self._tokens: tuple[tuple[int, float], tuple[int, float]] | None = None
         self._table: list[str] = []  # columns of the notebook's table that is being read
+        self._is_new_table, self._table_row = False, 0  # no row of it yet; step or epoch of the latest row
         self._updates_per_epoch: float | None = None
         self._complete_s: float | None = None  # what the whole run took, by the progress above the table
 
@@ -299,12 +300,14 @@ class TrainerReader:
         """A notebook's table. Rows of epochs have iterations where the progress says how many updates there
         are in all."""
         if "/" in line and (match := _PROGRESS.search(line)):
+            self._end_table(builder)
             builder.iterations_done, total, epochs = int(match[1]), int(match[2]), int(match[5])
             self._complete_s = bar_seconds(match[3]) if match[1] == match[2] else None
             builder.setup.values["planned_iterations"] = total
             self._updates_per_epoch = total / epochs if epochs else None
         if _TABLE.match(line):
             self._table = [cell.strip() for cell in _CELLS.split(line.strip(" |"))]
+            self._is_new_table = True
             if "reward" in self._table:
                 builder.trainer = _REINFORCEMENT
             return False
@@ -321,6 +324,11 @@ class TrainerReader:
         loss, val_loss = (_number(row.get(f"{name} Loss", "")) for name in ("Training", "Validation"))
         if loss is None and val_loss is None:
             return False
+        row_number = int(cells[0])
+        if self._is_new_table and self._count and row_number <= self._table_row:
+            builder.start_process(has_header=False)  # `train` was called again
+            builder.setup.values.pop("wall_s", None)
+        self._is_new_table, self._table_row = False, row_number
         self._count += 1
         if iteration is not None:
             self._iteration_by_count[self._count] = round(iteration)
@@ -439,6 +447,27 @@ def read_state(state: Mapping[str, object], builder: RunBuilder) -> None:
         builder.add_event("finish", f"global_step {done:.0f} of max_steps {planned:.0f}")
 
 
+# TrainingArguments, by the names of TrainConfig where it has one.
+_ARGUMENTS = {
+    "max_steps": "max_iters", "warmup_steps": "warmup_iters", "learning_rate": "learning_rate",
+    "per_device_train_batch_size": "batch_size", "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "num_train_epochs": "num_train_epochs",
+}  # fmt: skip
+
+
+def read_arguments(arguments: Mapping[str, object], builder: RunBuilder) -> None:
+    """As its callback for TensorBoard writes them. Of max_steps, -1 says that num_train_epochs counts."""
+    settings, schedule = builder.setup.settings, arguments.get("lr_scheduler_type")
+    for name, setting in _ARGUMENTS.items():
+        value = arguments.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT:
+            settings[setting] = value
+    if isinstance(schedule, str) and re.fullmatch(r"\w{1,40}", schedule):
+        settings["lr_scheduler_type"] = schedule
+    if isinstance(planned := settings.get("max_iters"), int) and planned > 0:
+        builder.setup.values["planned_iterations"] = planned
+
+
 TRAINER = Trainer(
     "hf-trainer",
     "Hugging Face Trainer",
@@ -469,6 +498,7 @@ TRAINER = Trainer(
     ),
     rows_key="log_history",
     document_reader=read_state,
+    event_texts={"args/text_summary": read_arguments},
     # In a tracker's export. The Trainer gives trackers these names.
     table_columns=(
         frozenset({"train/loss", "train/learning_rate", "train/epoch"}),

@@ -15,6 +15,7 @@ A bar without an epoch before it is that of `evaluate` or `predict`.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
@@ -101,6 +102,9 @@ class KerasReader:
         self._counts_samples = self._counts_samples or "/sample" in text
         if self._counts_samples:
             done = self._per_epoch = 1
+            if not builder.trainer.iterations_are_epochs:
+                builder.trainer = replace(builder.trainer, iterations_are_epochs=True)
+                builder.notes.append(say("table.epochs"))
         iteration = (epoch[0] - 1) * self._per_epoch + done
         if iteration > MAX_COUNT:
             return

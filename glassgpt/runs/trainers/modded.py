@@ -99,6 +99,7 @@ TRAINER = Trainer(
         ("", "step_avg:…ms", say("modded-nanogpt.glossary.step_avg")),
     ),
     first_iteration=1,
+    lines_name_plan=True,
     step_work_grows=True,
     trains_on_plain_text=True,
     defaults={"wsd_decay_fraction": 0.45},  # the share of the run in which the learning rate falls to 0

@@ -101,6 +101,7 @@ TRAINER = Trainer(
         ("", "total time: …", say("nanochat.glossary.total_time")),
     ),
     first_iteration=0,
+    lines_name_plan=True,
     lr_is_share_of_peak=True,
     evaluates_next_token_loss=True,
     resume_command="--resume-from-step=STEP",

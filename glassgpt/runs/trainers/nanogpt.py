@@ -51,7 +51,9 @@ _FORK_EVAL = re.compile(
     rf"train(?: loss)?:?\s{{1,4}}{NUMBER}\s?[|,]?\s?val(?: loss)?:?\s{{1,4}}{NUMBER}",
     re.IGNORECASE,
 )
-_SAVE = re.compile(r"\bsaving (?:\w+ )?(?:checkpoint|snapshot)", re.IGNORECASE)
+_SAVE = re.compile(
+    r"\bsaving (?:\w+ )?(?:checkpoint|snapshot)(?:.{0,100}?(?: to|->) (\S{1,300}))?", re.IGNORECASE
+)
 _SAVED_AT = re.compile(r"\bckpt[_-](?:iter_?)?(\d{1,9})\.pt\b")  # a fork that keeps them all
 
 
@@ -82,10 +84,10 @@ def read(line: str, builder: RunBuilder) -> bool:
             parse_number(train_loss) * unit if train_loss else None,
         )
         return True
-    if "aving" in line and _SAVE.search(line):
+    if "aving" in line and (match := _SAVE.search(line)):
         number = _SAVED_AT.search(line)
         is_ahead = number is not None and (builder.last_iteration or 0) <= int(number[1])
-        builder.add_checkpoint(int(number[1]) if number and is_ahead else None)
+        builder.add_checkpoint(int(number[1]) if number and is_ahead else None, name=match[1] or "")
     return False
 
 

@@ -59,7 +59,13 @@ class TorchtitanReader:
         elif "raining starts" in line and (match := _START.search(line)):
             builder.start_process(resumed=int(match[1]) > 1)
             self._clock_us, self._iteration = clock_us(builder.clock), int(match[1]) - 1
-        elif line.startswith(("Finished saving the checkpoint", "Saving a full checkpoint at last step")):
+        elif line.startswith(
+            (
+                "Finished saving the checkpoint",
+                "Saving a full checkpoint at last step",
+                "Saving a model only checkpoint",
+            )
+        ):
             builder.add_checkpoint(builder.last_iteration)
         elif line.startswith("Training completed"):
             builder.add_event("finish", line)

@@ -66,7 +66,7 @@ def print_explanation(explanation: Explanation, out: Console, full: bool = False
 def _print_runs(explanation: Explanation, out: Console) -> None:
     """All runs of the file, one row each; the longest ones of very many, and that which is explained."""
     by_length = sorted(
-        explanation.runs, key=lambda one: (one.log is not explanation.log, -one.facts.iterations_logged)
+        explanation.runs, key=lambda one: (one.log is explanation.log, *one.log.length), reverse=True
     )
     shown = sorted(by_length[:_MAX_RUN_ROWS], key=lambda one: one.log.first_line)
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")

@@ -143,7 +143,7 @@ class LoggedProcess:
 
 # kill: by a signal from outside, such as SIGKILL; abort: by the process itself, such as a segmentation fault.
 EventKind = Literal["traceback", "oom", "interrupt", "kill", "abort", "finish", "scaler-overflow", "warning",
-                    "program-warning",
+                    "nonfinite-skip", "program-warning",
                     "perplexity-as-loss"]  # fmt: skip
 
 

@@ -428,6 +428,15 @@ def test_skipped_updates_are_a_share_of_the_updates() -> None:
     assert (one.severity, one.values) == ("info", {"skipped_updates": 30})
 
 
+def test_batches_that_the_loop_itself_left_out() -> None:
+    skips = [LogEvent("nonfinite-skip", "NaN loss: skipping", 70 + at, at) for at in range(12)]
+    steps = make_steps(range(1, 801), loss=falling_losses(800))
+    run_log = make_run_log(steps, events=skips, event_counts={"nonfinite-skip": 12})
+    one = require_finding(skipped_steps(analyse(run_log)))
+    assert (one.severity, one.values["skipped_updates"], one.lines[0]) == ("warning", 12, 70)
+    assert one.values["skipped_share"] == 12 / 800
+
+
 def test_norms_that_are_never_finite() -> None:
     norms = [math.inf] * 40
     analysis = analyse(make_run_log(make_steps(range(0, 400, 10), loss=falling_losses(40), grad_norm=norms)))

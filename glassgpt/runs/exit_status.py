@@ -111,7 +111,7 @@ _SPENT = re.compile(
 )
 TRACEBACK_HEADER = "Traceback (most recent call last)"  # only the last line of a traceback names the error
 _EXCEPTION = re.compile(
-    r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure)\b(?::|$)|^\[Errno \d{1,4}\] "
+    r"^(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure)\b(?::|$)|^\[Errno \d{1,4}\] "
 )
 
 # In a thread, or while an object is deleted: the program goes on.

@@ -153,6 +153,11 @@ class LogEvent:
     text: str  # the line, without control characters
     line: int  # its number in the log, from 1
     iteration: int | None  # of the last step before it
+    error_line: int = 0  # of a traceback that names its exception: where it does
+
+    @property
+    def quoted_line(self) -> int:
+        return self.error_line or self.line
 
 
 @dataclass(frozen=True)

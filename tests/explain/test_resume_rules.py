@@ -256,6 +256,23 @@ def test_a_rate_column_tells_too() -> None:
     assert lr_schedule_mismatch(analyse(unfinished)) is None
 
 
+def test_a_decay_without_an_end_has_nothing_to_reach() -> None:
+    at = np.arange(1, 101) / 100
+    warm = np.minimum(1.0, at / 0.1)
+    cases = {
+        "inverse square root": (warm * np.minimum(1.0, (0.1 / at) ** 0.5), False),
+        "exponential": (np.exp(-at), False),
+        "steps": (0.5 ** np.floor(at / 0.34), False),
+        "half of a line": (warm * (1 - at / 2), True),
+        "half of a cosine": (warm * cosine(at / 2), True),
+    }
+    found = {
+        name: lr_schedule_mismatch(analyse(logged_lr(shares))) is not None
+        for name, (shares, _) in cases.items()
+    }
+    assert found == {name: is_cut for name, (_, is_cut) in cases.items()}
+
+
 def test_a_learning_rate_that_only_rises() -> None:
     """A share of the peak from 0 to 1; one that reached its peak early is a warm-up."""
     rising = [row / 100 for row in range(101)]

@@ -103,11 +103,11 @@ _EVENT_PATTERNS: Sequence[EventPattern] = [
 _LETTERS = [letters_of(substring) for substring, _, _ in _EVENT_PATTERNS]
 
 _WALL_TIME = re.compile(r"^\s*real\s+(\d+)m([\d.]+)s|^\s*([\d.]+) real\b")
-# Training completed in 11.72 hours; total training time: 1 h 3 min
+# Training completed in 11.72 hours. A "training time" may be without the evaluations.
 _UNIT_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _AMOUNT = r"(\d{1,9}(?:\.\d{1,9})?)\s?(d(?:ays?)?|h(?:(?:ou)?rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)?)\b"
 _SPENT = re.compile(
-    rf"(?i)\b(?:in|time|time taken|took|duration)\W{{1,3}}((?:{_AMOUNT}(?:,|\s|and){{0,6}}){{1,4}})"
+    rf"(?i)\b(?:in|time taken|took|duration)\W{{1,3}}((?:{_AMOUNT}(?:,|\s|and){{0,6}}){{1,4}})"
 )
 TRACEBACK_HEADER = "Traceback (most recent call last)"  # only the last line of a traceback names the error
 _EXCEPTION = re.compile(

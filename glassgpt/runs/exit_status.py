@@ -17,7 +17,7 @@ from glassgpt.runs.run_log import EventKind, ExitStatus, RunLog
 
 # Where a program's own words begin: at the start of the line, or after a logger's name, level or place. Not
 # on a line about an epoch, which is only a part of the training.
-_BEGIN = r"^(?!.{0,80}\bepoch\b)(?:\S.{0,160}?(?: - |[|\]:]|:\d{1,6}\s|\bINFO\s))?\W*"
+_BEGIN = r"^(?!.{0,80}\bepoch\b)(?:\S.{0,160}?\bINFO\s|\S.{0,80}?(?: - |[|\]:]|:\d{1,6}\s))?\W*"
 _ANY_CASE = f"(?i){_BEGIN}"
 _TRAINING = r"(?:fine-?tuning|(?:pre-?)?training|run|job)"
 

@@ -320,15 +320,15 @@ def interrupted(analysis: Analysis) -> Finding | None:
         return None
     if ended == "oom" or crashed(analysis):  # that is the cause: the system, or torchrun, then kills the rest
         return None
-    text = event.text.lower() if event else ""
+    text, is_by_hand = event.text.lower() if event else "", False
     if "time limit" in text:
         title = say("interrupted.title.time_limit")
     elif event and (event.kind == "kill" or EXTERNAL_KILL_WORDS.search(text)):
         title = say("interrupted.title.killed")
     else:
-        title = say("interrupted.title.by_hand")
+        title, is_by_hand = say("interrupted.title.by_hand"), True
     lost, command = find_lost_work(analysis), run_log.resume_command
-    is_trial = event is not None and STOP_BY_HAND in event.text and _has_hardly_begun(analysis, lost)
+    is_trial = is_by_hand and _has_hardly_begun(analysis, lost)
     # As IPython prints it. A program that a cell started prints no colon.
     stays_in_memory = event is not None and event.text.endswith(NOTEBOOK_INTERRUPT)
     stays_in_memory = stays_in_memory and not run_log.has_line_numbers

@@ -298,7 +298,8 @@ class Analysis:
         has_one_row = bool(log.columns) and len(log.steps) < 2
         if len(log.segments) > 1 or log.is_excerpt or is_notebook or has_one_row:
             return None
-        stamped_s, wall_s = stamped_seconds(log.stamps, log.first_line, log.last_line), log.setup.wall_s
+        wall_s = log.setup.wall_s
+        stamped_s = stamped_seconds(log.stamps, log.first_line, log.last_line, log.steps.line)
         is_part = stamped_s is not None and wall_s is not None and stamped_s < MIN_STAMPED_SHARE * wall_s
         return None if is_part else stamped_s
 

@@ -456,7 +456,7 @@ class RunBuilder:
         at = max(index for index, event in enumerate(self._events) if event.kind == "traceback")
         self._last_item_line = self.line
         event_text = f"{self._events[at].text} {text.strip()}"[:_MAX_EVENT_CHARS]
-        self._events[at] = replace(self._events[at], text=event_text)
+        self._events[at] = replace(self._events[at], text=event_text, error_line=self.line)
         self.in_traceback = False
 
     # --- what readers ask ---

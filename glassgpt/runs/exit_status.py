@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
+from statistics import mode
 
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.lines import letters_of
@@ -15,9 +17,12 @@ from glassgpt.runs.run_log import EventKind, ExitStatus, RunLog
 
 # Where a program's own words begin: at the start of the line, or after a logger's name, level or place. Not
 # on a line about an epoch, which is only a part of the training.
-_BEGIN = r"^(?!.{0,80}\bepoch\b)(?:\S.{0,80}?(?: - |[|\]:]|:\d{1,6}\s|\bINFO\s))?\W*"
+_BEGIN = r"^(?!.{0,80}\bepoch\b)(?:\S.{0,160}?\bINFO\s|\S.{0,80}?(?: - |[|\]:]|:\d{1,6}\s))?\W*"
 _ANY_CASE = f"(?i){_BEGIN}"
 _TRAINING = r"(?:fine-?tuning|(?:pre-?)?training|run|job)"
+
+_SKIP = r"\bskip(?:s|ped|ping)?\b(?![-_=:])"
+_NOT_FINITE = r"\b(?:nan|inf|infinite|infinity|non-?finite)\b"
 
 # A plain substring that is searched first, because most lines do not have it; the pattern; the kind.
 _EVENT_LINES: tuple[tuple[str, str, EventKind], ...] = (
@@ -51,6 +56,8 @@ _EVENT_LINES: tuple[tuple[str, str, EventKind], ...] = (
     ("exitcode: -9", r"\bfailed \(exitcode: -9\)", "kill"),
     ("verflow", r"[Gg]radient overflow|[Oo]verflow.{0,80}(?:loss scale|skipping)", "scaler-overflow"),
     ("loss scale", r"[Ss]kipping step.{0,80}loss scale|loss scale.{0,80}reducing", "scaler-overflow"),
+    # A loop that leaves out a batch by itself; no setting such as `skip-nan: true`, no counter.
+    ("kip", rf"(?i)^(?!.*\bnumber of\b)(?=.*{_SKIP})(?=.*{_NOT_FINITE})", "nonfinite-skip"),
     # What a program says of itself that changes how it trains. Most warnings are about something else.
     (
         "WARN",
@@ -81,7 +88,8 @@ _EVENT_LINES: tuple[tuple[str, str, EventKind], ...] = (
     # Keras says it of an epoch: see trainers/keras.py.
     (
         "arly",
-        r"(?i)^(?!Epoch \d).*\bearly[- ]stopp(?:ing|ed)\b(?!.{0,20}(?:counter|patience|[=:]))",
+        r"(?i)^(?!Epoch \d).*\bearly[- ]stop(?:p(?:ing|ed)\b(?!.{0,20}(?:counter|patience|[=:]))"
+        r"|(?= (?:after|at) \d| triggered))",
         "finish",
     ),
     ("otal time", _ANY_CASE + r"(?:done\W{1,3})?total time(?: taken)?\W{1,4}\d", "finish"),
@@ -89,6 +97,7 @@ _EVENT_LINES: tuple[tuple[str, str, EventKind], ...] = (
     ("Progress on", r"\bProgress on: (\S{1,12}it)/\1 .{0,40}\bremaining:00:00\b", "finish"),
     ("END TIME", r"^\W*END TIME\b", "finish"),
     ("one", r"(?i)^\W*(?:all )?done\W*$", "finish"),
+    ("one]", r"(?i)^\s*\[(?:all )?done\](?!.{0,80}\bepoch\b)", "finish"),
     ("inal", r"(?i)^\W*(?:saved|saving) (?:the )?final (?:weights|model|checkpoint)\b", "finish"),
     ("report", r"^(?:Copying|Copied) report(?:\.md)? ", "finish"),  # nanochat's speedrun
 )
@@ -99,9 +108,15 @@ _EVENT_PATTERNS: Sequence[EventPattern] = [
 _LETTERS = [letters_of(substring) for substring, _, _ in _EVENT_PATTERNS]
 
 _WALL_TIME = re.compile(r"^\s*real\s+(\d+)m([\d.]+)s|^\s*([\d.]+) real\b")
+# Training completed in 11.72 hours. A "training time" may be without the evaluations.
+_UNIT_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_AMOUNT = r"(\d{1,9}(?:\.\d{1,9})?)\s?(d(?:ays?)?|h(?:(?:ou)?rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)?)\b"
+_SPENT = re.compile(
+    rf"(?i)\b(?:in|time taken|took|duration)\W{{1,3}}((?:{_AMOUNT}(?:,|\s|and){{0,6}}){{1,4}})"
+)
 TRACEBACK_HEADER = "Traceback (most recent call last)"  # only the last line of a traceback names the error
 _EXCEPTION = re.compile(
-    r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure)\b(?::|$)|^\[Errno \d{1,4}\] "
+    r"^(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure)\b(?::|$)|^\[Errno \d{1,4}\] "
 )
 # torchrun stops the other ranks when one fails, and reports that, too.
 _OWN_EXCEPTION = re.compile(
@@ -154,6 +169,11 @@ def read_event(line: str, builder: RunBuilder, patterns: Sequence[EventPattern])
                 minutes, seconds, plain_seconds = match.groups()
                 wall_s = float(plain_seconds) if plain_seconds else int(minutes) * 60 + float(seconds)
                 builder.setup.values["wall_s"] = wall_s
+            elif kind == "finish" and (match := _SPENT.search(line)):
+                amounts = re.findall(f"(?i){_AMOUNT}", match[1])
+                builder.setup.values["wall_s"] = sum(
+                    float(number) * _UNIT_SECONDS[unit[0].lower()] for number, unit in amounts
+                )
             return True
     return False
 
@@ -248,7 +268,7 @@ def _reached_planned_end(run_log: RunLog) -> bool:
         return last in evaluated
     if len(evaluated) < 3:
         return False
-    interval = abs(evaluated[1] - evaluated[0]) or 1
+    interval = abs(mode(later - at for at, later in pairwise(evaluated))) or 1
     after_last = [last + offset for offset in run_log.trainer.final_eval_offsets]
     return evaluated[-1] in after_last and evaluated[-1] % interval != 0
 

@@ -144,7 +144,7 @@ class LoggedProcess:
 
 # kill: by a signal from outside, such as SIGKILL; abort: by the process itself, such as a segmentation fault.
 EventKind = Literal["traceback", "oom", "interrupt", "kill", "abort", "finish", "scaler-overflow", "warning",
-                    "program-warning",
+                    "nonfinite-skip", "program-warning",
                     "perplexity-as-loss"]  # fmt: skip
 
 
@@ -154,6 +154,11 @@ class LogEvent:
     text: str  # the line, without control characters
     line: int  # its number in the log, from 1
     iteration: int | None  # of the last step before it
+    error_line: int = 0  # of a traceback that names its exception: where it does
+
+    @property
+    def quoted_line(self) -> int:
+        return self.error_line or self.line
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,13 @@ from itertools import pairwise
 import numpy as np
 
 from glassgpt.runs.log_numbers import MAX_CELL_CHARS, parse_cell
-from glassgpt.runs.run_log import Steps
+from glassgpt.runs.run_log import Ints, Steps
 
 _MIN_GROWING_LINES, _MIN_GROWTH = 8, 3.0  # no series of step times grows so
 _MIN_SPAN = 20  # units of the clock in a time: its error is at most 1 in 20
 _MAX_BACK_S = 60.0  # lines of several processes are not in the order of their stamps
 _MAX_SILENCE_S = 6 * 3600.0
+_MAX_UNSTAMPED_SHARE = 0.02  # of the steps, before the first or after the last stamp
 _MAX_STAMPS = 100_000  # kept of one file
 _STAMP = re.compile(r"(\d{4})[-/](\d{2})[-/](\d{2})[T ](\d{2}:\d{2}:\d{2}(?:[.,]\d{1,6})?)")
 # START TIME: Tue Mar 31 14:09:57 CEST 2026, as `date` prints it
@@ -119,10 +120,17 @@ class LineStamps:
         return pairs if self._latest is None or self._latest in pairs[-1:] else (*pairs, self._latest)
 
 
-def stamped_seconds(stamps: Sequence[tuple[int, float]], first_line: int, last_line: int) -> float | None:
-    """From the first to the last stamp of these lines; None where the clock goes back, or nothing is printed
-    for so long that another start is likely."""
-    seconds = [at for line, at in stamps if first_line <= line <= last_line]
+def stamped_seconds(
+    stamps: Sequence[tuple[int, float]], first_line: int, last_line: int, step_lines: Ints | None = None
+) -> float | None:
+    """From the first to the last stamp of these lines; None where the clock goes back, nothing is printed for
+    so long that another start is likely, or lines of steps come before or after the stamps."""
+    inside = [(line, at) for line, at in stamps if first_line <= line <= last_line]
+    seconds = [at for _, at in inside]
+    if inside and step_lines is not None:
+        outside = (step_lines < inside[0][0]) | (step_lines > inside[-1][0])
+        if np.count_nonzero(outside & (step_lines > 0)) > _MAX_UNSTAMPED_SHARE * len(step_lines):
+            return None
     gaps = [later - at for at, later in pairwise(seconds)]
     if not gaps or min(gaps) < -_MAX_BACK_S or max(gaps) > _MAX_SILENCE_S:
         return None

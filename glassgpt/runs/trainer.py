@@ -127,7 +127,7 @@ class Trainer:
     cannot_resume_advice: Message | None = None
     restarts_data_on_resume: bool = False  # a resumed process draws the batches of a fresh one
     data_restart_cause: Message | None = None
-    data_restart_advice: Message | None = None  # gets the share of repeated iterations
+    data_restart_advice: Message | None = None  # how a resumed process goes on with new ones
 
     def make_reader(self) -> Reader:
         """For one log."""

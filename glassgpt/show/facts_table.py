@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,6 +26,8 @@ from glassgpt.runs.facts import Facts
 T = TypeVar("T")
 
 MAX_LISTED = 5  # regimes
+MAX_ESTIMATE_ERROR = 0.05  # of the time by stamps: an estimate that near to it adds nothing
+_LEDGER_PHASES = frozenset(("compile", "data", "eval", "log"))  # of a journal: nothing is estimated
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,9 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
         """Names a figure as one over all regimes, where there are several."""
         return translate("label.over_all", label=label) if len(facts.regimes) > 1 else label
 
+    total_s, stamped_s = facts.total_s, facts.stamped_s
+    is_estimate = total_s not in (None, facts.wall_s, stamped_s)
+    is_stamped = is_estimate and math.isclose(total_s or 0, stamped_s or 0, rel_tol=MAX_ESTIMATE_ERROR)
     has_devices = (facts.device_count or 1) > 1
     run = [
         TableRow(translate("label.how_it_ended"), exit_status_label(facts)),
@@ -69,11 +75,11 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
         row(translate("label.evaluation_adds"), format_ms, facts.eval_overhead_typical_ms),
         TableRow(translate("label.evaluations"), _count_and_interval(facts, facts.eval_steps)),
         TableRow(translate("label.checkpoints"), _count_and_interval(facts, facts.checkpoint_steps)),
-        row(_total_time_label(facts), format_duration, facts.total_s),
+        row(_total_time_label(facts), format_duration, None if is_stamped else total_s),
         row(
-            translate("label.stamped_time"),
+            translate("label.total_time_stamped") if is_stamped else translate("label.stamped_time"),
             format_duration,
-            None if facts.stamped_s == facts.total_s else facts.stamped_s,
+            None if stamped_s == total_s else stamped_s,
         ),
         row(translate("label.overhead_share"), format_percent, facts.pause_share),
         row(translate("label.stall_share"), format_percent, facts.stall_share or None),
@@ -135,7 +141,7 @@ def key_figures(facts: Facts) -> list[TableRow]:
             translate("label.tokens_per_second"), _format_or_empty(format_count, facts.tokens_per_s), over_all
         ),
         TableRow(
-            translate("label.time_so_far") if facts.ended is None else translate("label.total_time"),
+            translate("label.time_so_far") if facts.ended is None else _total_time_label(facts),
             total,
             overhead_note,
         ),
@@ -163,11 +169,13 @@ def _metric_ends(metric: Mapping[str, object]) -> str:
 
 
 def _total_time_label(facts: Facts) -> str:
-    if facts.total_s is not None and facts.total_s == facts.wall_s:
+    has_ledger = not _LEDGER_PHASES.isdisjoint(facts.seconds_by_phase or ())
+    if facts.total_s is not None and (has_ledger or facts.total_s == facts.wall_s):
         return translate("label.total_time")
     if facts.total_s is not None and facts.total_s == facts.stamped_s:
         return translate("label.total_time_stamped")
-    return translate("label.logged_time") if facts.begins_late else translate("label.estimated_total_time")
+    is_whole = facts.ended == "finished" and not facts.begins_late
+    return translate("label.estimated_total_time") if is_whole else translate("label.logged_time")
 
 
 def _devices_and_replicas(facts: Facts) -> str:

@@ -446,6 +446,15 @@ def test_skipped_updates_are_a_share_of_the_updates() -> None:
     assert (one.severity, one.values) == ("info", {"skipped_updates": 30})
 
 
+def test_batches_that_the_loop_itself_left_out() -> None:
+    skips = [LogEvent("nonfinite-skip", "NaN loss: skipping", 70 + at, at) for at in range(12)]
+    steps = make_steps(range(1, 801), loss=falling_losses(800))
+    run_log = make_run_log(steps, events=skips, event_counts={"nonfinite-skip": 12})
+    one = require_finding(skipped_steps(analyse(run_log)))
+    assert (one.severity, one.values["skipped_updates"], one.lines[0]) == ("warning", 12, 70)
+    assert one.values["skipped_share"] == 12 / 800
+
+
 def test_norms_that_are_never_finite() -> None:
     norms = [math.inf] * 40
     analysis = analyse(make_run_log(make_steps(range(0, 400, 10), loss=falling_losses(40), grad_norm=norms)))
@@ -642,7 +651,7 @@ def test_memory_of_the_host_has_nothing_to_do_with_the_batch() -> None:
 def stopped(
     kind: EventKind, words: str, last: int, saves: list[int], trainer: Trainer | None = None
 ) -> RunLog:
-    steps = make_steps(range(0, last + 1, 10), 200.0, falling_losses(last // 10 + 1))
+    steps = make_steps(range(0, last + 1, 10), 2000.0, falling_losses(last // 10 + 1))
     evals = [(0, 4.2, 4.2)]
     run_log = make_run_log(steps, evals, checkpoints=saves, events=[LogEvent(kind, words, 99, last)])
     return replace(run_log, trainer=trainer or run_log.trainer, setup=LoggedSetup(planned_iterations=5000))
@@ -658,7 +667,7 @@ def test_what_an_interrupt_cost() -> None:
     assert (one.values["last_iteration"], one.values["planned_iterations"]) == (990, 5000)
     assert one.values["done_share"] == pytest.approx(990 / 5000)
     assert (one.values["saved_iteration"], one.values["lost_iterations"]) == (750, 240)
-    assert one.values["lost_s"] == pytest.approx(240 * 0.2)
+    assert one.values["lost_s"] == pytest.approx(240 * 2)
     assert "--init_from=resume" in str(one.values["command"])
 
 
@@ -700,6 +709,18 @@ def test_all_is_lost_where_saves_would_show() -> None:
     assert silent.severity == "warning"
     assert say("crashed.evidence.no_checkpoint_lines") in silent.text["evidence"]
     assert silent.text["advice"] == (say("build-nanogpt.cannot_resume_advice"),)
+
+
+def test_a_trial_of_a_few_minutes_needs_no_checkpoint() -> None:
+    trial = stopped("interrupt", "KeyboardInterrupt", 60, [])
+    later = LogEvent("interrupt", "KeyboardInterrupt", 168, 60)
+    one = require_finding(interrupted(analyse(replace(trial, events=(*trial.events, later)))))
+    assert (one.severity, one.text["advice"], one.text["explanation"]) == ("info", (), ())
+    assert one.lines == (99,), "the first process to say so"
+    long = replace(trial, steps=make_steps(range(0, 61, 10), 60_000.0, falling_losses(7)))
+    one = require_finding(interrupted(analyse(long)))
+    assert one.text["advice"] == (say("interrupted.advice.save_more_often"),)
+    assert one.text["explanation"] == (), "the evidence says that all is lost"
 
 
 def test_an_interrupt_of_an_earlier_attempt_is_not_this_runs() -> None:

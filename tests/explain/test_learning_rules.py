@@ -774,3 +774,15 @@ def test_a_gap_behind_which_the_last_evaluation_is_the_best_is_no_overfitting() 
     slowly = [3.0, 1.8, 1.43, 1.25, 1.215, 1.214]
     assert overfitting(analyse(gap_run(slowly, train))) is None
     assert overfitting(analyse(gap_run([*slowly[:-1], 1.222], train))) is not None
+
+
+def test_a_schedule_that_the_trainer_declares_is_known() -> None:
+    """modded-nanogpt prints no learning rate: it falls to 0 at the end."""
+    evals = [(at, None, 2.0 + 8.0 * max(at, 10) ** -0.2) for at in range(0, 2001, 50)]
+    for planned, explanation in ((2000, "schedule_caveat"), (None, "schedule_unknown")):
+        run_log = make_run_log(
+            make_steps(range(1, 2001)), evals, trainer=BY_ID["modded-nanogpt"], ended="finished",
+            setup=LoggedSetup(planned_iterations=planned),
+        )  # fmt: skip
+        one = require_finding(still_improving(analyse(run_log)))
+        assert one.text["explanation"][0].key == f"still-improving.explanation.{explanation}"

@@ -120,6 +120,8 @@ def test_the_mfu_on_each_plausible_card() -> None:
     for card_mfu in ("RTX 4070 Ti 59.9%", "A100 15.4%"):
         assert repr(card_mfu) in str(common.values["card_mfus"])
     assert [message.key for message in finding.text["advice"]] == ["mfu-wrong-peak.advice.name_card"]
+    fast = require_finding(mfu_wrong_peak(analyse(note_004(9340.0, 45.8))))
+    assert fast.values["example"] == '"A100 SXM4 40GB"', "it does more than an RTX 4070 Ti can"
 
 
 def test_an_average_that_an_evaluation_pulled_down_says_nothing_of_the_card() -> None:

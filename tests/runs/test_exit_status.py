@@ -89,6 +89,13 @@ def test_nanogpt_stops_with_an_evaluation() -> None:
     assert infer_exit_status(stopped(last=0, evals=[(0, None, 4.0)])) == "cut"
 
 
+def test_the_grid_may_be_finer_at_the_start() -> None:
+    evals = [LoggedEvaluation(at, 0, 2.0) for at in (0, 1, 10, 100, 200, 300, 305)]
+    run_log = make_run_log(make_steps(range(306)), trainer=BY_ID["build-nanogpt"])
+    assert infer_exit_status(replace(run_log, evals=tuple(evals))) == "finished"
+    assert infer_exit_status(replace(run_log, evals=tuple(evals[:-1]))) == "cut"
+
+
 def test_others_need_one_off_the_grid() -> None:
     build = BY_ID["build-nanogpt"]
     on_grid = [(0, None, 4.0), (20, None, 3.0), (40, None, 3.0)]
@@ -137,6 +144,7 @@ ENDS = (
     "18:47:50 | INFO | Done. Total time: 83.0 min",
     "INFO 2026-06-12 18:27:59 ot_train.py:438 End of training",
     "2023-08-25 11:37:11 INFO     complete training: model ckpt was saved at tmp/model_a",
+    "[pre] early stop after 12 rounds (no improvement for 3)", "[done] weights=out/last.pt",
     "Target loss 0.099999 reached at step 4578, loss=0.094433",
 )
 NO_ENDS = (
@@ -144,7 +152,7 @@ NO_ENDS = (
     "training complete 50% of the way", "He said that the run was complete", "Saved weights to out",
     "the final model will be saved later", "Training runs", "report of the training",
     "EarlyStopping counter: 3 out of 5", "early stopping patience: 4/5", "early_stopping=True",
-    "Total time: unknown", "the work is done and",
+    "early stop: 5", "[done] epoch 2", "Total time: unknown", "the work is done and",
     "Epoch 3 - training completed", "INFO - epoch 2: training finished", "Total training time: unknown",
 )
 # fmt: on
@@ -153,6 +161,23 @@ NO_ENDS = (
 def test_what_programs_print_when_they_are_done() -> None:
     assert [line for line in ENDS if parse_facts("".join(LINES) + line + "\n").ended != "finished"] == []
     assert [line for line in NO_ENDS if parse_facts("".join(LINES) + line + "\n").ended != "cut"] == []
+
+
+def test_the_time_that_a_closing_line_says() -> None:
+    cases = (
+        ("training completed in 3h", 10800), ("Training took 1 hour 2 min 3.5 s", 3723.5),
+        ("end of training, duration: 5270s.", 5270), ("Training completed in 500 steps", None),
+    )  # fmt: skip
+    texts = [("".join(LINES) + line + "\n", seconds) for line, seconds in cases]
+    assert [parse_log(text).setup.wall_s for text, _ in texts] == [seconds for _, seconds in texts]
+
+
+def test_batches_that_a_loop_leaves_out() -> None:
+    lines = ("NaN loss detected! Skipping batch.", "skipped this step: gradient is inf", "skip-nan: true")
+    run_log = parse_log(
+        "".join(LINES) + "".join(f"[WARNING] {line}\n" for line in lines) + "".join(LINES[-1:])
+    )
+    assert run_log.event_counts.get("nonfinite-skip") == 2
 
 
 def test_a_closed_terminal_stops_a_run() -> None:

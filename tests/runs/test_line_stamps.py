@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from log_checks import parse_log
 from run_logs import make_run_log, make_steps
@@ -36,6 +37,13 @@ def test_the_forms_of_a_stamp() -> None:
     assert stamped_seconds(pairs, 2, 4) == pytest.approx(48.551543)
     assert stamped_seconds(pairs, 3, 4) is None, "one stamp"
     assert stamped_seconds([(1, 1000.0), (2, 10.0)], 1, 2) is None, "the clock went back"
+
+
+def test_stamps_that_do_not_surround_the_steps_tell_no_time() -> None:
+    stamps, lines = [(1, 0.0), (5, 60.0)], np.arange(2, 102)
+    assert stamped_seconds(stamps, 1, 200, lines) is None
+    assert stamped_seconds([*stamps, (101, 600.0)], 1, 200, lines) == 600
+    assert stamped_seconds([*stamps[1:], (101, 600.0)], 1, 200, lines) is None
 
 
 def test_the_last_stamp_of_very_many_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import pytest
 from log_checks import lines_of, parse_facts, parse_log
 from printed import SyntheticRun, nanogpt
 
+from glassgpt.explain.explanation import explain
 from glassgpt.explain.rules.lost_work import crashed
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.recognise import read_logs
@@ -83,6 +84,22 @@ def test_memory_is_the_reason_though_the_traceback_says_more() -> None:
         "(most recent call last):\nKeyError: 1\n"
     )
     assert parse_facts(text).ended == "oom"
+
+
+def test_of_several_ranks_the_first_exception_is_quoted() -> None:
+    """In its own line; what torchrun then raises says less."""
+    ranks = "".join(
+        f"[rank{rank}]: Traceback (most recent call last):\n[rank{rank}]:   File x\n"
+        f"[rank{rank}]: torch._C._LinAlgError: not positive-definite\n"
+        for rank in (3, 0)
+    )
+    launcher = "Traceback (most recent call last):\n  File y\nerrors.ChildFailedError: \n"
+    lines = LOG.count("\n")
+    for before, wanted in (("", "crashed"), ("Training complete!\n", "crashed-after-end")):
+        found = explain(parse_log(LOG + before + ranks + launcher)).findings
+        (one,) = (finding for finding in found if finding.id == wanted)
+        assert one.values["quoted"] == "torch._C._LinAlgError: not positive-definite"
+        assert one.values["line"] == one.lines[0] == lines + bool(before) + 3
 
 
 def test_an_interrupt_in_a_finished_run_of_known_length() -> None:

@@ -135,7 +135,7 @@ def test_an_interrupted_cell_keeps_its_weights(tmp_path: Path, error: str, key: 
     name = written(tmp_path / "a", cell("train()", stream([*LINES, f"{error}\n"])))
     (finding,) = (one for one in explain(read_run_log(name)).findings if one.id == "interrupted")
     keys = {message.key for message in finding.text["explanation"]}
-    assert keys == {"interrupted.explanation" + (f".{key}" if key else "")}
+    assert keys == ({f"interrupted.explanation.{key}"} if key else set())
 
 
 def test_an_error_in_a_later_cell_is_not_the_end_of_the_run(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_a_traceback_tells_whose_it_is(line: str) -> None:
 
 def test_a_fault_of_a_run_that_learnt_nothing_says_no_more_than_it_is() -> None:
     (evidence,) = named(BEGIN + FAULT).values()
-    assert evidence == 'Line 4: "ValueError: no such thing". ' + translate("oom.evidence.never_trained")
+    assert evidence == 'Line 6: "ValueError: no such thing". ' + translate("oom.evidence.never_trained")
 
 
 @pytest.mark.parametrize("text", [BEGIN, FAULT, 'print(f"tokens per iteration will be: {n:,}")\n' + FAULT])
@@ -109,7 +109,7 @@ def test_the_fault_of_a_later_command_is_not_the_runs(start: str, fault: str) ->
 def test_the_failed_command_says_what_failed() -> None:
     _, failed = explain_text(RUN + BEGIN + FAULT).runs
     (evidence,) = [one.evidence for one in failed.findings]
-    assert evidence.startswith('Line 50: "ValueError: no such thing".')
+    assert evidence.startswith('Line 52: "ValueError: no such thing".')
 
 
 def test_failed_launches_before_and_after_a_finished_run() -> None:
@@ -143,7 +143,7 @@ def test_a_run_that_crashed_beside_a_longer_one_is_named() -> None:
 
 def test_a_resume_that_failed_belongs_to_the_run() -> None:
     assert named(RUN + RESUME + FAULT) == {
-        "failed-start": 'It began at line 47. Line 50: "ValueError: no such thing".'
+        "failed-start": 'It began at line 47. Line 52: "ValueError: no such thing".'
     }
     assert len(explain_text(RUN + RESUME + FAULT + RESUME + LINES.replace("iter ", "iter 1")).runs) == 0
 

@@ -13,6 +13,7 @@ from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve_statistics import BlockMedians, block_medians, detrended_std, forecast_loss
 from glassgpt.runs.final_loss import FinalLossForecast
+from glassgpt.runs.lr_course import lr_course
 from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS, EvalNoise, falls_clearly
 from glassgpt.runs.run_log import Floats
 from glassgpt.runs.trajectory import (
@@ -191,10 +192,15 @@ def _slows_at_end(at: Floats, losses: Floats, late_fall: float, noise: EvalNoise
 
 
 def _last_lr_share(analysis: Analysis) -> float | None:
-    """The last logged learning rate over the highest."""
-    rates = analysis.log.steps.lr[analysis.trajectory.rows]
+    """The last learning rate over the highest: as logged, or as the settings or the trainer say."""
+    run_log, last = analysis.log, analysis.trajectory.last_iteration
+    rates = run_log.steps.lr[analysis.trajectory.rows]
     rates = rates[np.isfinite(rates)]
-    return float(rates[-1] / rates.max()) if len(rates) and rates.max() > 0 else None
+    if len(rates) and rates.max() > 0:
+        return float(rates[-1] / rates.max())
+    end = planned_end_iteration(run_log)
+    course = lr_course(run_log, analysis.trajectory, end) if end else None
+    return float(course.share_at(last)) if course and last and course.is_known_ahead else None
 
 
 def _points_to_fit(analysis: Analysis) -> tuple[Floats, Floats, EvalNoise, str] | None:

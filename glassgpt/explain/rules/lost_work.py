@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,7 @@ from glassgpt.runs.trajectory import (
 MAX_QUOTED_CHARS = 100  # of the log line with the error
 FAULT_KINDS = ("oom", "traceback", "abort", "kill")
 STOP_BY_HAND = "KeyboardInterrupt"
+LAUNCHER_ERROR = "ChildFailedError"
 NOTEBOOK_INTERRUPT = "KeyboardInterrupt:"
 EXTERNAL_KILL_WORDS = re.compile(
     r"sigterm|sigkill|cancelled|killed|preempt|hangup|sighup|15 death signal|signal: 15\b"
@@ -180,16 +182,26 @@ def _quoted_error(run_log: RunLog, event: LogEvent, quoted: str) -> Message | No
         return say("crashed.evidence.traceback_line", line=event.line) if run_log.has_line_numbers else None
     if not has_lines:
         return say("crashed.evidence.quoted_error", quoted=quoted)
-    return say("crashed.evidence.quoted_line", line=event.line, quoted=quoted)
+    return say("crashed.evidence.quoted_line", line=event.quoted_line, quoted=quoted)
+
+
+def _decisive_fault(faults: Sequence[LogEvent]) -> LogEvent | None:
+    """The last that names an error and is not torchrun's, which only reports that a process failed; and of
+    the ranks that say the same, the first."""
+    named = [event for event in faults if error_text(event.text)]
+    last = next(
+        reversed([event for event in named if LAUNCHER_ERROR not in event.text] or named or faults), None
+    )
+    same = (event for event in named if last and error_text(event.text) == error_text(last.text))
+    return next(same, last)
 
 
 def crashed(analysis: Analysis) -> Finding | None:
     """An exception or a signal such as a segmentation fault ended the run."""
     run_log = analysis.log
-    faults = [event for event in run_log.events_after_last_step() if event.kind in ("traceback", "abort")]
-    # torchrun reports that a process failed; the process's own message says why.
-    own_faults = [event for event in faults if "ChildFailedError" not in event.text]
-    event = next(reversed(own_faults or faults), None)
+    event = _decisive_fault(
+        [event for event in run_log.events_after_last_step() if event.kind in ("traceback", "abort")]
+    )
     if run_log.live or analysis.facts.ended != "crashed" or event is None:
         return None
     lost = find_lost_work(analysis)
@@ -212,7 +224,7 @@ def crashed(analysis: Analysis) -> Finding | None:
         if lost.saved_iteration is not None and command
         else None,
         at=lost.last_iteration,
-        lines=(event.line,) if run_log.has_line_numbers else (),
+        lines=(event.quoted_line,) if run_log.has_line_numbers else (),
         claims={"how the run ended": "crashed", **_resume_claim(lost)},
     )
 
@@ -226,10 +238,8 @@ def crashed_after_end(analysis: Analysis) -> Finding | None:
     run_log = analysis.log
     after, end = run_log.events_after_last_step(), training_end_line(run_log)
     faults = [event for event in after if event.kind in FAULT_KINDS and end and event.line > end]
-    named = [one for one in faults if (text := error_text(one.text)) and STOP_BY_HAND not in text]
-    named = [one for one in named if "ChildFailedError" not in one.text] or named
-    event = named[-1] if named else None
-    if run_log.live or analysis.facts.ended != "finished" or event is None:
+    event = _decisive_fault([one for one in faults if STOP_BY_HAND not in one.text])
+    if run_log.live or analysis.facts.ended != "finished" or event is None or not error_text(event.text):
         return None
     return make_finding(
         "crashed-after-end",
@@ -237,7 +247,7 @@ def crashed_after_end(analysis: Analysis) -> Finding | None:
         title=say("crashed-after-end.title"),
         evidence=[_quoted_error(run_log, event, _quotable(event.text))],
         explanation=say("crashed-after-end.explanation"),
-        lines=(event.line,) if run_log.has_line_numbers else (),
+        lines=(event.quoted_line,) if run_log.has_line_numbers else (),
         claims={"how the run ended": "finished"},
     )
 
@@ -277,7 +287,7 @@ def failed_start(analysis: Analysis) -> Finding | None:
     run_log = analysis.log
     faults = [event for event in run_log.events_of_failed_start() if event.kind in FAULT_KINDS]
     faults = [event for event in faults if STOP_BY_HAND not in event.text]
-    named = [event for event in faults if error_text(event.text) and "ChildFailedError" not in event.text]
+    named = [event for event in faults if error_text(event.text) and LAUNCHER_ERROR not in event.text]
     out_of_memory = [event for event in named if event.kind == "oom"]
     event = next(reversed(out_of_memory or named or faults), None)
     if run_log.live or event is None or run_log.failed_start_line is None:
@@ -304,18 +314,21 @@ def interrupted(analysis: Analysis) -> Finding | None:
         event for event in run_log.events_after_last_step() if event.kind in ("interrupt", "kill")
     ]
     event = interruptions[-1] if interruptions else None
+    if event and STOP_BY_HAND in event.text and run_log.has_line_numbers:  # the other ranks say it, too
+        event = next(one for one in interruptions if STOP_BY_HAND in one.text)
     if run_log.live or ended == "finished" or (event is None and ended != "interrupted"):
         return None
     if ended == "oom" or crashed(analysis):  # that is the cause: the system, or torchrun, then kills the rest
         return None
-    text = event.text.lower() if event else ""
+    text, is_by_hand = event.text.lower() if event else "", False
     if "time limit" in text:
         title = say("interrupted.title.time_limit")
     elif event and (event.kind == "kill" or EXTERNAL_KILL_WORDS.search(text)):
         title = say("interrupted.title.killed")
     else:
-        title = say("interrupted.title.by_hand")
+        title, is_by_hand = say("interrupted.title.by_hand"), True
     lost, command = find_lost_work(analysis), run_log.resume_command
+    is_trial = is_by_hand and _has_hardly_begun(analysis, lost)
     # As IPython prints it. A program that a cell started prints no colon.
     stays_in_memory = event is not None and event.text.endswith(NOTEBOOK_INTERRUPT)
     stays_in_memory = stays_in_memory and not run_log.has_line_numbers
@@ -335,12 +348,12 @@ def interrupted(analysis: Analysis) -> Finding | None:
     elif run_log.trainer.cannot_resume_advice:
         advice = run_log.trainer.cannot_resume_advice
     elif lost.shows_checkpoints and lost.saved_iteration is None:
-        advice = say("interrupted.advice.save_more_often")
+        advice = None if is_trial else say("interrupted.advice.save_more_often")
     elif command:
         advice = say("interrupted.advice.resume_if_saved", command=command)
     return make_finding(
         "interrupted",
-        "info" if stays_in_memory else lost_work_severity(analysis, lost),
+        "info" if stays_in_memory or is_trial else lost_work_severity(analysis, lost),
         title=title,
         evidence=[
             progress_message(analysis),
@@ -352,15 +365,25 @@ def interrupted(analysis: Analysis) -> Finding | None:
         explanation=[
             say("interrupted.explanation.notebook") if stays_in_memory else None,
             say("interrupted.explanation.sigkill") if event and event.kind == "kill" else None,
-            None
-            if stays_in_memory or lost.ruined_since is not None or not has_trained(run_log)
-            else say("interrupted.explanation"),
+            say("interrupted.explanation")
+            if lost.saved_iteration is not None and not stays_in_memory and lost.ruined_since is None
+            else None,
         ],
         advice=advice,
         at=lost.last_iteration,
         lines=(event.line,) if event and run_log.has_line_numbers else (),
         claims={"how the run ended": ended, **_resume_claim(lost)},
     )
+
+
+def _has_hardly_begun(analysis: Analysis, lost: LostWork) -> bool:
+    """A trial of a few minutes, of which nothing was saved: nobody misses it."""
+    last, trajectory = lost.last_iteration, analysis.trajectory
+    if lost.saved_iteration is not None or lost.ruined_since is not None or last is None:
+        return False
+    first = int(trajectory.iteration[0]) if len(trajectory.iteration) else 0
+    trained_s = seconds_between(trajectory, first, last, analysis.facts.steady_ms)
+    return trained_s <= MAX_UNSAVED_S if trained_s else last <= MIN_ITERATIONS_WORTH_SAVING
 
 
 # --- checkpoints ---

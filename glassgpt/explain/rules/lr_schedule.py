@@ -23,6 +23,8 @@ MAX_DECAY_TO_END, MIN_DECAY_TO_END = 1.1, 0.8
 MAX_FINAL_TO_MIN_LR = 1.5  # learning rate at the end over min_lr
 # Last over highest logged learning rate: below, it has decayed; above, it is constant.
 DECAYED_SHARE_OF_PEAK, CONSTANT_SHARE_OF_PEAK = 0.3, 0.97
+# The fall in the first half of a decay over that in the second: 1 of a line, less of a cosine that high.
+MAX_FIRST_TO_SECOND_FALL = 1.2
 MIN_LOGGED_LRS = 20
 MIN_LOGGED_SHARE = 0.9  # of the run, where its learning rate is logged last
 MIN_RISING_LRS = 8  # logged, each above the one before
@@ -254,8 +256,9 @@ def _mismatch_in_logged_lr(analysis: Analysis) -> Finding | None:
     """The logged learning rate was still falling, and not low yet, when the planned end was reached."""
     run_log, trajectory = analysis.log, analysis.trajectory
     planned = planned_end_iteration(run_log)
-    rates = run_log.steps.lr[trajectory.rows]
-    rates = rates[np.isfinite(rates)]
+    rates, at = run_log.steps.lr[trajectory.rows], trajectory.iteration
+    is_logged = np.isfinite(rates)
+    rates, at = rates[is_logged], at[is_logged]
     if not planned or not run_log.has_iteration_numbers or len(rates) < MIN_LOGGED_LRS:
         return None
     if run_log.trainer.lr_is_share_of_peak:
@@ -266,6 +269,10 @@ def _mismatch_in_logged_lr(analysis: Analysis) -> Finding | None:
     is_falling = not np.any(np.diff(late) > 0) and late[0] != late[-1]
     if peak <= 0 or not is_falling or not DECAYED_SHARE_OF_PEAK * peak < last < CONSTANT_SHARE_OF_PEAK * peak:
         return None
+    begin = int(at[np.flatnonzero(rates >= CONSTANT_SHARE_OF_PEAK * peak)[-1]])
+    middle = float(np.interp((begin + at[-1]) / 2, at, rates))
+    if peak - middle > MAX_FIRST_TO_SECOND_FALL * (middle - last):
+        return None  # it flattens, as an inverse square root or an exponential decay: it has no end
     evidence = say(
         "lr-schedule-mismatch.evidence.logged_still_falling",
         final_lr=last,

@@ -201,11 +201,12 @@ def _mfu_on_card(run_log: RunLog, mfu: float, peak: float, card: Card, name: str
 def _mfu_on_common_cards(run_log: RunLog, mfu: float, peak: float) -> Finding | None:
     """The card is not known: what the MFU would be on common ones, and which of them are too slow."""
     flops_per_s = mfu / 100 * peak * replica_count(run_log) / device_count(run_log)  # of one card
-    fitting = []
+    fitting, names = [], []
     for name, short_name in REFERENCE_CARDS:
         card = find_card(name)
         card_peak = _card_peak(card, run_log) if card else None
         if card_peak and card_peak[1] >= flops_per_s:
+            names.append(name)
             fitting.append(f"{short_name} {format_percent_value(100 * flops_per_s / card_peak[1])}")
     if not fitting:
         return None
@@ -219,7 +220,7 @@ def _mfu_on_common_cards(run_log: RunLog, mfu: float, peak: float) -> Finding | 
             card_mfus=fitting,
         )
     ]
-    advice = say("mfu-wrong-peak.advice.name_card", example='"RTX 4070 Ti"')
+    advice = say("mfu-wrong-peak.advice.name_card", example=f'"{names[len(names) // 2]}"')
     return _wrong_peak(run_log, "info", mfu, peak, title, explanation, advice)
 
 

@@ -363,8 +363,10 @@ def loss_zero(analysis: Analysis) -> Finding | None:
 
 
 def skipped_steps(analysis: Analysis) -> Finding | None:
-    """Updates that a loss scaler skipped: the log says so, or the norm beside a finite loss is not finite."""
+    """Updates that were skipped: the log says so, or the norm beside a finite loss is not finite."""
     run_log, steps = analysis.log, analysis.log.steps
+    if left_out := run_log.event_counts.get("nonfinite-skip", 0):
+        return _skipped_batches(run_log, left_out)
     overflows, dtype = run_log.event_counts.get("scaler-overflow", 0), run_log.setup.settings.get("dtype")
     is_broken = np.isinf(steps.grad_norm) & steps.has_loss & np.isfinite(steps.loss)
     norms = int(is_broken.sum()) if np.isfinite(steps.grad_norm).any() else 0  # else see norms_never_finite
@@ -417,6 +419,31 @@ def skipped_steps(analysis: Analysis) -> Finding | None:
         explanation=explanation,
         advice=None if is_usual else say("skipped-steps.advice"),
         lines=[] if overflows else [int(line) for line in steps.line[is_broken]],
+    )
+
+
+def _skipped_batches(run_log: RunLog, count: int) -> Finding:
+    """A loop that says of single batches that it leaves them out."""
+    iterations = max(count, run_log.iteration_count())
+    is_counted = run_log.has_iteration_numbers and not run_log.trainer.iterations_are_epochs
+    is_rare = is_counted and count <= MAX_USUAL_SKIP_SHARE * iterations
+    return make_finding(
+        "skipped-steps",
+        "info" if is_rare else "warning",
+        title=say("skipped-steps.title.batches", skipped_updates=count),
+        evidence=say(
+            "skipped-steps.evidence",
+            skipped_updates=count,
+            logged_iterations=iterations,
+            skipped_share=count / iterations,
+        )
+        if is_counted
+        else say("skipped-steps.evidence.unnumbered", skipped_updates=count),
+        explanation=say("skipped-steps.explanation.batches"),
+        advice=None if is_rare else say("skipped-steps.advice.batches"),
+        lines=[event.line for event in run_log.events if event.kind == "nonfinite-skip"]
+        if run_log.has_line_numbers
+        else [],
     )
 
 

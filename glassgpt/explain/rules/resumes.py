@@ -15,7 +15,7 @@ from glassgpt.i18n import say
 from glassgpt.record.finding import Finding, Severity, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve_statistics import MEDIAN_TO_MEAN_STDERR, detrended_std
-from glassgpt.runs.run_log import Floats
+from glassgpt.runs.run_log import Floats, RunLog
 from glassgpt.runs.trajectory import continues_previous
 
 # A jump: the median of the losses after a resume, compared with that of the losses before.
@@ -27,8 +27,11 @@ MIN_JUMP_SHARE = 0.02  # of the loss before
 TREND_SAFETY_FACTOR = 1.25  # times the fall that the neighbours' slope predicts
 MAX_RESUMES = 1000  # resumes looked at; a log with more is not one of resumes
 
-# Iterations that saw only batches of earlier ones, as a share of all.
-MIN_REPLAYED_SHARE, ADVICE_REPLAYED_SHARE = 0.01, 0.05
+# Losses of one iteration in both processes: equal but for kernels that add in another order, as after an
+# exact resume. Other batches, or another state, differ by a hundred times as much.
+EXACT_SHARE, EXACT_DIGITS = 3e-4, 1e-4
+
+MIN_REPLAYED_SHARE = 0.01  # iterations that saw only batches of earlier ones, of all
 MAX_SHOWN_PROCESSES = 6
 MAX_BATCH_SHARE = 0.1  # of a loss: one batch is so far from the mean
 ADVICE_REDONE_SHARE, WARNING_REDONE_SHARE = 0.01, 0.1  # iterations that were done again, of all
@@ -112,6 +115,8 @@ def find_resume_jumps(analysis: Analysis) -> list[ResumeJump]:
         start, end = np.searchsorted(segments, (segment, segment + 1))
         if iteration is None or not continues_previous(run_log, segment):
             continue
+        if _is_exact_resume(run_log, segment):
+            continue
         earlier = losses[max(0, start - NOISE_STEPS) : start]
         later = losses[start : min(end, start + NOISE_STEPS)]
         before, after = earlier[-NEIGHBOUR_STEPS:], later[:NEIGHBOUR_STEPS]
@@ -128,6 +133,24 @@ def find_resume_jumps(analysis: Analysis) -> list[ResumeJump]:
         if abs(loss_after - loss_before) > visible:
             jumps.append(ResumeJump(iteration, loss_before, loss_after, visible))
     return jumps
+
+
+def _is_exact_resume(run_log: RunLog, segment: int) -> bool:
+    """Whether the process repeats iterations of the one before with the same losses: it had the same weights,
+    the same optimizer's state and the same batches."""
+    steps = run_log.steps
+    start, end = np.searchsorted(steps.segment, (segment, segment + 1))
+    if not 0 < start < end:
+        return False
+    begin = int(np.searchsorted(steps.segment, steps.segment[start - 1]))
+    later = slice(start, min(end, start + NEIGHBOUR_STEPS))
+    _, before, after = np.intersect1d(
+        steps.iteration[begin:start], steps.iteration[later], return_indices=True
+    )
+    is_same = np.isclose(
+        steps.loss[begin:start][before], steps.loss[later][after], rtol=EXACT_SHARE, atol=EXACT_DIGITS
+    )
+    return int(2 * np.count_nonzero(is_same)) > len(is_same)
 
 
 def _median_fall(losses: Floats) -> float:
@@ -170,25 +193,28 @@ def resume_jump(analysis: Analysis) -> Finding | None:
 
 
 def resume_replays_data(analysis: Analysis) -> Finding | None:
-    """Each resumed process starts the data anew, so that it trains on the batches of the first iterations."""
+    """Each resumed process of this trainer, if it was not changed, starts the data anew, so that it trains on
+    the batches of the first iterations."""
     run_log, trainer = analysis.log, analysis.log.trainer
     lengths = _process_lengths(analysis)
     if not trainer.restarts_data_on_resume or len(lengths) < 2:
         return None
     if run_log.has_varying_batch_tokens:
         return None  # batches of unequal size: iterations cannot be matched with each other
-    total = sum(lengths)
+    if any(_is_exact_resume(run_log, segment) for segment in analysis.trajectory.segments[1:][:MAX_RESUMES]):
+        return None  # it restores the position
+    total, tokens = sum(lengths), analysis.facts.tokens_per_iteration
     repeated = total - max(lengths)
     if repeated <= 0 or repeated < MIN_REPLAYED_SHARE * total:
         return None
     shown = [format_integer(length) for length in lengths[:MAX_SHOWN_PROCESSES]]
     if len(lengths) > MAX_SHOWN_PROCESSES:
         shown.append("…")
-    share, tokens = repeated / total, analysis.facts.tokens_per_iteration
+    share = repeated / total
     return make_finding(
         "resume-replays-data",
-        "advice" if repeated > ADVICE_REPLAYED_SHARE * total else "info",
-        title=say("resume-replays-data.title"),
+        "info",
+        title=say("resume-replays-data.title", trainer=trainer.name),
         evidence=[
             say(
                 "resume-replays-data.evidence.repeated_iterations",
@@ -202,7 +228,7 @@ def resume_replays_data(analysis: Analysis) -> Finding | None:
             else None,
         ],
         explanation=trainer.data_restart_cause,
-        advice=trainer.data_restart_advice and trainer.data_restart_advice.with_values(repeated_share=share),
+        advice=trainer.data_restart_advice,
     )
 
 
@@ -262,6 +288,4 @@ def _process_lengths(analysis: Analysis) -> list[int]:
         lengths.append(max(0, end - start))
         end = min(end, start)
     lengths.reverse()
-    if known_starts and run_log.segments[trajectory.segments[0]].resumed:  # what it resumed is in another log
-        lengths.insert(0, max(0, known_starts[0] - run_log.trainer.first_iteration))
     return [length for length in lengths if length > 0]

@@ -422,6 +422,8 @@ def leaked_data(analysis: Analysis) -> Finding | None:
     if not _is_implausible(analysis):
         return None
     last, (limit, is_certain) = analysis.trajectory.evals[-1], lowest_plausible_loss(analysis)
+    if not is_certain and analysis.has_overfitted:
+        return None  # what is read from the inputs is not overfitted
     _, losses = analysis.trajectory.finite_losses()
     if limit == MIN_LOSS_ANYTHING:
         explanation = say("leaked-data.explanation.tuned")

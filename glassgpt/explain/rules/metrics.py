@@ -11,7 +11,7 @@ from glassgpt.i18n import say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve_statistics import detrended_std
-from glassgpt.runs.metric_series import course_of, is_preference
+from glassgpt.runs.metric_series import course_of, courses, is_preference
 from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS
 
 MIN_KL = 1.0  # nats per token or per answer: the policy is another one than it was
@@ -104,7 +104,12 @@ def metric_collapse(analysis: Analysis) -> Finding | None:
     """An accuracy or a reward that was high falls to half of that and less, and stays there."""
     for one in analysis.log.own_metrics:
         values, is_known = one.value, one.metric.kind in ("accuracy", "reward", "score")
-        if not is_known or len(values) < MIN_COLLAPSE_VALUES or values.min() < 0:
+        if (
+            not is_known
+            or len(values) < MIN_COLLAPSE_VALUES
+            or values.min() < 0
+            or courses([one])[0].is_noise
+        ):
             continue
         width = max(MIN_COLLAPSED_VALUES, len(values) // 20)
         means = np.convolve(values, np.full(width, 1 / width), mode="valid")

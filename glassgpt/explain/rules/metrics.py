@@ -11,7 +11,7 @@ from glassgpt.i18n import say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve_statistics import detrended_std
-from glassgpt.runs.metric_series import course_of, courses, is_preference
+from glassgpt.runs.metric_series import course_of, is_preference
 from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS
 
 MIN_KL = 1.0  # nats per token or per answer: the policy is another one than it was
@@ -21,6 +21,7 @@ MIN_REWARDS = 20  # values
 MAX_LN2_DEVIATION = 0.05  # of the loss from ln 2: the policy has hardly moved
 MAX_CHOICE_ACCURACY = 0.75  # usually: it may be one of a choice between two
 MIN_COLLAPSE_VALUES, MIN_COLLAPSED_VALUES = 5, 2  # of a metric; of these, at the end
+MIN_GOOD_VALUES = 4
 MIN_COLLAPSE = 0.2  # of an accuracy
 MAX_COLLAPSED_SHARE, MAX_DEAD_SHARE = 0.5, 0.05  # of what it was
 MIN_PAIR_LOSSES, MIN_DECIDED_MARGIN, MAX_DECIDED_LOSS = 3, 8.0, 0.01  # a margin of 8: one in 3000 is wrong
@@ -104,17 +105,14 @@ def metric_collapse(analysis: Analysis) -> Finding | None:
     """An accuracy or a reward that was high falls to half of that and less, and stays there."""
     for one in analysis.log.own_metrics:
         values, is_known = one.value, one.metric.kind in ("accuracy", "reward", "score")
-        if (
-            not is_known
-            or len(values) < MIN_COLLAPSE_VALUES
-            or values.min() < 0
-            or courses([one])[0].is_noise
-        ):
+        if not is_known or len(values) < MIN_COLLAPSE_VALUES or values.min() < 0:
             continue
         width = max(MIN_COLLAPSED_VALUES, len(values) // 20)
         means = np.convolve(values, np.full(width, 1 / width), mode="valid")
         best = int(means.argmax())
         high, end = float(means[best]), float(means[-1])
+        if best + width < MIN_GOOD_VALUES:
+            continue  # too few to tell how much they scatter
         noise = detrended_std(values[: best + width]) or 0.0
         least = MIN_COLLAPSE if one.metric.kind == "accuracy" else 0.0
         least = max(least, CLEAR_STANDARD_ERRORS * math.sqrt(2 / width) * noise)

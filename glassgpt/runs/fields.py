@@ -124,6 +124,11 @@ class Line(NamedTuple):
         found = [one for one in self.fields if one.role in roles]
         return min(found, key=lambda one: one.rank) if found else None
 
+    def count_of(self, role: Role) -> Field | None:
+        """The same, of whole numbers: `Epoch: [1/100][1900/2976]  Batch 0.512 (0.498)`."""
+        found = [one for one in self.fields if one.role == role and (one.is_count or one.unit in _SCALES)]
+        return min(found, key=lambda one: one.rank) if found else self.of(role)
+
     @property
     def metrics(self) -> dict[str, float]:
         """Accuracies, rewards, perplexities, … by their names; in the part of a validation with its name."""

@@ -60,7 +60,7 @@ NAMES: dict[Role, str] = {
     "train_crossentropyloss crossentropyloss train_cross_entropy train_cross_entropy_loss "
     "cross_entropy_loss cross_entropy loss_metrics_global_avg_loss train_nll_loss nll_loss "
     "avg_loss mean_loss train_loss_epoch loss_epoch epoch_loss train_epoch_loss total_loss "
-    "xent nll ce bce 损失 训练损失 损失值 損失 손실",
+    "xent nll ce bce cost train_cost training_cost 损失 训练损失 损失值 損失 손실",
     "val_loss": "val_loss valid_loss validation_loss eval_loss val_loss_epoch loss_val loss_valid "
     "loss_validation loss_eval val_lm_loss val_ce_loss eval_lm_loss eval_ce_loss val_nll_loss "
     "eval_c4_en_validation_crossentropyloss validation_metrics_loss dev_loss holdout_loss "
@@ -144,7 +144,18 @@ _LOSS_WORDS = {
 }  # fmt: skip
 _COUNT_ENDING = re.compile(r"_(?:idx|index|id|num|no|nr|number|count)$")
 _REWARD_WORDS = {"reward", "rewards"}
-_NO_REWARD_WORDS = {"chosen", "rejected", "margin", "margins", "accuracy", "accuracies", *_PART_WORDS}
+_NO_REWARD_WORDS = {
+    "timing",
+    "time",
+    "seconds",
+    "chosen",
+    "rejected",
+    "margin",
+    "margins",
+    "accuracy",
+    "accuracies",
+    *_PART_WORDS,
+}
 _MAX_NAME_CHARS = 200
 _CONTAINERS = (  # of objects in objects, and the folders of tags
     "extras_", "extra_", "metrics_", "stats_", "info_", "scalars_", "performance_", "timing_", "speed_",

@@ -35,7 +35,9 @@ _PROGRAM = re.compile(r"\[[a-z]\w{0,20}\]\s+(?=\d{4}-\d{2}-\d{2}[T ])")  # as to
 # As Hugging Face's libraries write it: [INFO|trainer.py:4021] 2025-04-01 08:30:11,020 >> text
 _PLACE = re.compile(r"\[[A-Z]{4,8}\|[\w.]{1,60}:\d{1,6}\]\s+(?=\d{4}-\d{2}-\d{2}[T ])")
 _ECHO = re.compile(r"(?:\^\[\[[A-D])+\s*")  # arrow keys that were pressed in the terminal
-_LEVEL = re.compile(r"\[?(?:INFO|DEBUG)\]?\s*[-:|]+(?:(?:__main__|root):)?\s*")
+_LEVEL = re.compile(
+    r"(?:INFO|DEBUG):[\w.-]{1,40}:(?=\S)|\[?(?:INFO|DEBUG)\]?\s*[-:|]+(?:(?:__main__|root):)?\s*"
+)
 _SERVICE = re.compile(r"[\w.]{1,40}-\d{1,4}\s+\|\s")
 _NOTEBOOK = re.compile(r'"(.*)\\n",?\s*$')
 # Commas are decimal marks where the loss has a comma and no point, and the comma of some number is not

@@ -272,3 +272,21 @@ def test_a_summary_repeats_the_last_evaluation() -> None:
     lines = [f"step {at} | loss 2.{at}" for at in range(10, 50, 10)]
     text = "\n".join([*lines[:3], "Validation loss: 2.1", lines[3], "Final validation loss: 2.1", ""])
     assert [(one.iteration, one.val_loss) for one in parse_log(text).evals] == [(30, 2.1)]
+
+
+def test_a_place_in_an_epoch_beside_a_time_called_batch() -> None:
+    form = "INFO:main-logger:Epoch: [{0}/3][{1}/40] Data 0.0 (0.0) Batch 0.9 (0.9) Loss 1.0{1}."
+    lines = [form.format(epoch, batch) for epoch in (1, 2) for batch in (10, 20)]
+    run_log = parse_log("\n".join([*lines, ""]))
+    assert run_log.steps.iteration.tolist() == [10, 20, 50, 60]
+    marian = [
+        f"[valid] Ep. 2 : Up. {at} : cross-entropy : {at / 2000} : new best" for at in (8000, 9000, 10_000)
+    ]
+    evals = parse_log("\n".join([*marian, ""])).evals
+    assert [(one.iteration, one.val_loss) for one in evals] == [(8000, 4.0), (9000, 4.5), (10_000, 5.0)]
+
+
+def test_the_seconds_of_computing_a_reward_are_no_reward() -> None:
+    assert read_line("step 3 - loss:0.1 - timing_s/reward:0.002 - critic/rewards/mean:0.3").metrics == {
+        "critic/rewards/mean": 0.3
+    }

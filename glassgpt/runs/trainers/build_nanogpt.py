@@ -33,8 +33,8 @@ _SAVE = re.compile(r"\b(?:saving|writing|saved) (?:model )?checkpoint", re.IGNOR
 def read(line: str, builder: RunBuilder) -> bool:
     if "oss:" in line and (match := _STEP.search(line)):
         rest = match[3]
-        if "Loss" in match[0] and not _OWN_COLUMN.search(rest):
-            return False  # `Step 5, Loss: 2.31`, and no more: many loops print that
+        if "poch" in line[: match.start()] or ("Loss" in match[0] and not _OWN_COLUMN.search(rest)):
+            return False  # `Step 5, Loss: 2.31`, and no more, or with an epoch: many loops print that
         time = _TIME.search(rest)
         if not time and "ms" in builder.last_step_columns:
             return False  # cut off

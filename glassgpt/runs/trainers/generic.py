@@ -87,6 +87,7 @@ _OF_VALIDATION = frozenset({"score", "error_rate"})  # a line with BLEU, say
 _GLOBAL = re.compile(r"global[ _]step|num_updates", re.IGNORECASE)  # of the run, whatever else is counted
 _MIN_SUMMED_LOSS = 2.0  # over ln(perplexity): such a loss is a sum over tokens
 _EPOCH_OVER_BATCH = re.compile(r"\b(TRAIN|CV) Batch (\d{1,9})/(\d{1,9})(?= loss )")  # as WeNet prints them
+_MARIAN = re.compile(r"\bEp\. (\d{1,9}) : Up\. (\d{1,12}) :")
 _SCALES = {"k": 1000, "m": 1_000_000}
 _BATCH = re.compile(r"\bglobal[ _]batch[ _]size\b\W{1,8}(\d{1,9})\b", re.IGNORECASE)
 
@@ -149,6 +150,8 @@ class GenericReader:
     def __call__(self, text: str, builder: RunBuilder) -> bool:
         if " Batch " in text:
             text = _EPOCH_OVER_BATCH.sub(r"\1 epoch \2 batch \3", text, count=1)
+        elif text.startswith(("Ep. ", "[valid] Ep. ")):
+            text = _MARIAN.sub(r"epoch \1 | step \2 |", text, count=1)
         line, count_line, self._count_line = read_line(text), self._count_line, ""
         if count_line and line.of("loss") and line.of("iteration", "epoch", "batch") is None:
             line = read_line(f"{count_line} | {text}")  # a step on two lines
@@ -279,8 +282,8 @@ class GenericReader:
     # --- a line with a training loss ---
 
     def _read_loss(self, line: Line, loss: Field, val_loss: Field | None, builder: RunBuilder) -> bool:
-        epoch, batch = line.of("epoch"), line.of("batch")
-        step, title = line.of("iteration"), self._title
+        epoch, batch = line.count_of("epoch"), line.count_of("batch")
+        step, title = line.count_of("iteration"), self._title
         epoch = epoch if epoch is not None and epoch.is_count else None
         step = step if step is not None and (step.is_count or step.unit in _SCALES) else None
         if "%)]" in line.text and epoch and batch and step is None:

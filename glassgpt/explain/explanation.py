@@ -8,17 +8,20 @@ A file may hold several runs. Facts, findings and verdict are of the longest; `r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from glassgpt.estimate.cards import Card
 from glassgpt.explain.registry import RULES
-from glassgpt.explain.summary import compose_verdict, introduce_runs, other_problems
+from glassgpt.explain.summary import compose_verdict, introduce_runs, lines_of, other_problems
 from glassgpt.i18n import translate
 from glassgpt.record.finding import Finding, read_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.facts import Facts
+from glassgpt.runs.noise import DEFAULT_CLEAR_SHARE
 from glassgpt.runs.run_log import RunLog, longest_run
+from glassgpt.runs.trajectory import shows_run_start
 
 SCHEMA_VERSION = 2  # of the JSON document; new keys do not raise it
 
@@ -96,7 +99,10 @@ def explain_runs(
         or _introduce_parts(main, run_logs)
         or introduce_runs(main, run_logs)
     )
-    verdict = [intro, *about.verdict, *problems]
+    told = list(about.verdict)
+    if better := _better_run(about, others):
+        told = [one for one in told if one != translate("verdict.nothing_wrong")] + [better]
+    verdict = [intro, *told, *problems]
     return replace(about, verdict=verdict, runs=explanations)
 
 
@@ -113,13 +119,32 @@ def _introduce_results(about: Explanation, explanations: Sequence[Explanation]) 
     return translate("verdict.results_with_best", **values, best=best, loss=known[best])
 
 
+def _better_run(about: Explanation, others: Sequence[Explanation]) -> str:
+    """Which other run of the file has the best validation result, where that is clearly better."""
+    own = about.facts.best_val_loss
+    alike = [
+        one
+        for one in others
+        if one.facts.best_val_loss is not None
+        and (one.facts.val_metric, one.log.trainer.id, one.log.stage)
+        == (about.facts.val_metric, about.log.trainer.id, about.log.stage)
+    ]
+    # The parts of one process, or of a resumed run, are not compared.
+    if own is None or not alike or any(one.log.parts > 1 or not shows_run_start(one.log) for one in (about, *alike)):
+        return ""
+    best = min(alike, key=lambda one: one.facts.best_val_loss or math.inf)
+    loss = best.facts.best_val_loss or 0.0
+    if own - loss < DEFAULT_CLEAR_SHARE * abs(own):
+        return ""
+    name = best.log.run_name or best.log.label
+    return translate("verdict.better_run", name=name + lines_of(best.log), best=loss, own=own)
+
+
 def _introduce_parts(main: RunLog, run_logs: Sequence[RunLog]) -> str:
     """Where `main` is a part of a process, or one of several runs of equal length: which one. Else empty."""
     lengths = [one.length for one in run_logs if one.parts == main.parts]
     equal = lengths.count(main.length) if main.length == max(lengths) else 1
-    lines = ""
-    if main.has_line_numbers and main.first_line:
-        lines = " " + translate("verdict.lines", first=main.first_line, last=main.last_line)
+    lines = lines_of(main)
     if main.parts > 1:
         intro = translate("verdict.parts", parts=main.parts)
         if main.runs_in_file > 1:

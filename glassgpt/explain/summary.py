@@ -5,6 +5,7 @@ Of a file with several runs: which these are, and what is wrong with the others.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -47,12 +48,14 @@ EVALUATION_FINDINGS = ("memorised-data", "epoch-steps", "loss-nan")  # they advi
 RISE_FINDINGS = ("divergence", "loss-explosion", "loss-nan")
 # No evaluation for so much of the run at its end, and for so many of the usual intervals.
 MIN_UNEVALUATED_SHARE, MIN_UNEVALUATED_INTERVALS, MIN_EVALUATED_SHARE = 0.25, 2.5, 0.01
+# The last lines are in a spike: so many times the median of the tenth before them, and above nearly all of it.
+MIN_SPIKE_LINES, END_SHARE, MIN_SPIKE_RATIO, SPIKE_PERCENTILE = 20, 10, 1.3, 95
 MIN_JUDGED_ITERATIONS = 20  # logged; of fewer it cannot be said that nothing is wrong
 
 
 def introduce_runs(main: RunLog, run_logs: Sequence[RunLog]) -> str:
     """How many runs the file holds, and which one the following is about."""
-    runs, lines = main.runs_in_file, _lines_of(main)
+    runs, lines = main.runs_in_file, lines_of(main)
     trainers = list(dict.fromkeys(one.trainer.name for one in run_logs))
     if main.run_name is not None:
         return translate("verdict.named_runs", runs=runs, name=main.run_name)
@@ -66,7 +69,7 @@ def introduce_runs(main: RunLog, run_logs: Sequence[RunLog]) -> str:
     return translate("verdict.several_runs", runs=runs, lines=lines)
 
 
-def _lines_of(run_log: RunLog) -> str:
+def lines_of(run_log: RunLog) -> str:
     """Where a run is in its file, to be put behind its name: " (lines 3 to 90)"; empty where unknown."""
     if not run_log.has_line_numbers or not run_log.first_line:
         return ""
@@ -95,7 +98,7 @@ def other_problems(others: Sequence[tuple[RunLog, Facts, Sequence[Finding]]]) ->
     ranked = sorted(problems.values(), key=lambda alike: -max(one.severity_level for _, one in alike))
     for alike in ranked[:MAX_OTHER_PROBLEMS]:
         log, finding = max(alike, key=lambda one: one[1].severity_level)
-        values = {"name": log.label + _lines_of(log), "title": finding.title}
+        values = {"name": log.label + lines_of(log), "title": finding.title}
         sentences.append(
             translate("verdict.other_run_problem", **values)
             if len(alike) == 1
@@ -185,6 +188,7 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         and not (facts.best_val_loss is None and _training_loss_is_level(run_log, facts))
         and not is_short
         and not _repeats_iterations(run_log)
+        and not any(one.id == "gap-growth" for one in findings)
         and not (facts.loss_ends is not None and 0 < facts.loss_ends["last"] < MIN_LOSS_TUNED)
         and not any(
             course.higher_is_better and course.last < MIN_KEPT_SHARE * course.first
@@ -500,6 +504,18 @@ def training_loss_sentence(facts: Facts) -> str:
     return translate("verdict.training_loss", first=first, last=last, lines=lines)
 
 
+def _level_before_end(run_log: RunLog, facts: Facts) -> str:
+    """The usual training loss before the last lines, where these are in a spike."""
+    losses, ends = _finite_losses(run_log), facts.loss_ends
+    before = losses[-max(MIN_SPIKE_LINES, len(losses) // END_SHARE) : -int(ends["lines"])] if ends else losses[:0]
+    if ends is None or len(before) < MIN_SPIKE_LINES // 2 or not (median := float(np.median(before))) > 0:
+        return ""
+    # A mean of several that nearly no line before reaches.
+    if ends["last"] < max(MIN_SPIKE_RATIO * median, float(np.percentile(before, SPIKE_PERCENTILE))):
+        return ""
+    return " " + translate("verdict.ends_in_spike", lines=len(before), before=format_loss(median))
+
+
 def _training_sentence(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -> str:
     """The training loss from its first lines to its last; of one that fell and rose again, its lowest."""
     if run_log.placeholder_loss:
@@ -520,7 +536,8 @@ def _training_sentence(run_log: RunLog, facts: Facts, findings: Sequence[Finding
         if ends is not None and is_told and _training_loss_is_level(run_log, facts):
             shown = {"first": format_loss(ends["first"]), "last": format_loss(ends["last"])}
             return translate("verdict.training_loss_level", lines=int(ends["lines"]), **shown)
-        return training_loss_sentence(facts)
+        told = training_loss_sentence(facts)
+        return told + _level_before_end(run_log, facts) if is_told else told
     first = facts.loss_first
     if first is None or first <= float(str(turned["lowest_loss"])):
         return translate("verdict.training_loss_rose", **turned)
@@ -568,7 +585,7 @@ def _loss_sentence(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -
     sentence = translate("verdict.best_loss_at", best=shown, step=step, final=final)
     chance = chance_of_best(np.array([one.val_loss for one in trained], dtype=float))
     return (
-        sentence + " " + translate("verdict.best_by_chance", below=chance[0], std=chance[1])
+        sentence + " " + translate("verdict.best_by_chance", **dataclasses.asdict(chance))
         if chance
         else sentence
     )

@@ -19,7 +19,7 @@ import numpy as np
 
 from glassgpt.estimate.cards import Card
 from glassgpt.record.ledger import PHASES
-from glassgpt.runs.curve_statistics import end_means, median_by_iteration
+from glassgpt.runs.curve_statistics import end_means, median_by_iteration, recurrence
 from glassgpt.runs.exit_status import infer_exit_status
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.final_loss import FinalLossForecast, forecast_final_loss
@@ -46,7 +46,14 @@ from glassgpt.runs.model_size import (
     stated_peak_flops,
 )
 from glassgpt.runs.noise import EvalNoise, clear_difference, estimate_eval_noise
-from glassgpt.runs.past_best import PastBest, TrainValGap, find_past_best, find_train_val_gap
+from glassgpt.runs.past_best import (
+    GapGrowth,
+    PastBest,
+    TrainValGap,
+    find_gap_growth,
+    find_past_best,
+    find_train_val_gap,
+)
 from glassgpt.runs.regimes import Regime, find_regimes, find_wander
 from glassgpt.runs.run_log import ExitStatus, Floats, Ints, LoggedCheckpoint, LoggedEvaluation, RunLog
 from glassgpt.runs.step_clock import stamped_seconds
@@ -114,6 +121,11 @@ class Analysis:
         """Both losses at the last evaluation, so far apart that only memorising explains it."""
         return find_train_val_gap(self.log, self.trajectory, self.eval_noise, self.epochs)
 
+    @cached_property
+    def gap_growth(self) -> GapGrowth | None:
+        """Of both losses, from the first evaluations to the last, beyond noise."""
+        return find_gap_growth(self.log, self.trajectory)
+
     @property
     def epochs(self) -> float | None:
         """Passes over the training data, where the log counts them."""
@@ -139,6 +151,11 @@ class Analysis:
     def explosions(self) -> list[Explosion]:
         """Of the training loss: it rose to a multiple within a few iterations."""
         return find_explosions(*self.trajectory.finite_losses(), self._later_starts)
+
+    @cached_property
+    def loss_recurs(self) -> int | None:
+        """After how many logged losses their ups and downs come again: the data are in one order."""
+        return recurrence(self.trajectory.finite_losses()[1])
 
     @cached_property
     def loss_jump(self) -> LossJump | None:

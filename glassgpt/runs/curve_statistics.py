@@ -37,6 +37,9 @@ _MIN_STEP_TO_SCATTER, _MIN_STEP_SHARE, _FEW_VALUES = 4.0, 0.02, 3.0
 _MIN_AUTOCORRELATION, _MAX_AUTOCORRELATION = 1.64, 0.95  # the former over sqrt(values): less may be chance
 # A fall and a rise that a few lines show: so many, and both as a share of the lowest and of a usual step.
 _MIN_TURN_LINES, _MIN_TURN_SHARE, _MIN_TURN_STEPS = 8, 0.15, 3.0
+# Losses that come again: over so many periods at least, of so many values at least, compared with the median of
+# those before, by so high a correlation.
+_PERIODS, _MIN_PERIOD, _RECURRENCE_WINDOW, _MIN_RECURRENCE = 2.5, 50, 25, 0.5
 _MIN_NOISE_VALUES, _MIN_COMPARED_LINES = 8, 4  # for is_noise: values, and those at each end
 _MAX_EVEN_RATIO = 2.0  # of iterations in a line: up to this they count alike
 _MAX_FIT_POINTS = 64  # enough for a fit of three numbers
@@ -188,6 +191,26 @@ def turning_row(values: Floats) -> int | None:
     )
     low = float(np.median(values[row - 1 : row + 2]))  # a single low value is no turn
     return row if min(values[:2].min(), values[-2:].min()) - low > least else None
+
+
+def recurrence(values: Floats) -> int | None:
+    """After how many values their ups and downs come again, by the correlation of those that are so far apart:
+    as where each epoch has the same batches in the same order. None where they do not."""
+    count = len(values)
+    if count < _PERIODS * _MIN_PERIOD or (values <= 0).any():
+        return None
+    logs = np.log(values)
+    rest = (logs - trailing_median(logs, _RECURRENCE_WINDOW))[_RECURRENCE_WINDOW:]
+    rest = np.clip(rest, *np.percentile(rest, (1, 99)))  # a single spike is no pattern
+    rest -= rest.mean()
+    count = len(rest)
+    power = np.abs(np.fft.rfft(rest, 2 * count)) ** 2
+    last = int(count / _PERIODS)
+    alike = np.fft.irfft(power)[: last + 1] / (count - np.arange(last + 1))
+    period = _MIN_PERIOD + int(np.argmax(alike[_MIN_PERIOD:]))
+    one, other = rest[:-period], rest[period:]
+    is_alike = one.std() > 0 < other.std() and np.corrcoef(one, other)[0, 1] >= _MIN_RECURRENCE
+    return period if is_alike else None
 
 
 @dataclass(frozen=True)

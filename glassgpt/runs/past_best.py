@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassgpt.runs.curve_statistics import detrended_std
+from glassgpt.runs.curve_statistics import detrended_std, trend
 from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS, EvalNoise, clear_difference
 from glassgpt.runs.run_log import Floats, RunLog
 from glassgpt.runs.trajectory import Trajectory, shows_run_start
@@ -18,12 +18,14 @@ MIN_RISE_SHARE = 0.01  # of the best loss: less is no reason to stop
 MIN_RISE_SHARE_SINGLE_EVAL = 0.03  # of the best loss, where only one evaluation came after the best
 MIN_EVALS = 3
 NEIGHBOURS = 5  # evaluations on either side of the best that it is compared with
+MAX_STD_TO_SCATTER = 2.0  # of these, from one to the next: more is a trend
 MIN_TRAIN_LOSSES = 5  # for the training loss at one point of the run
 
 # The gap between both losses of one evaluation, from which on it is overfitting whatever came before. At the
 # best evaluation of a small text it is a third of the training loss.
 MIN_GAP_NATS, MIN_GAP_SHARE, MAX_REQUIRED_GAP = 0.4, 0.5, 1.0
 MIN_GAP_STANDARD_ERRORS = 10.0
+MIN_GROWTH_EVALS, MIN_GAP_GROWTH_NATS = 6, 0.1  # of a gap that grows: less is as of a usual run of new data
 
 
 @dataclass(frozen=True)
@@ -41,20 +43,28 @@ class PastBest:
         return (self.end_iteration - self.best_iteration) / max(1, self.end_iteration - self.start_iteration)
 
 
-def chance_of_best(values: Floats) -> tuple[float, float] | None:
-    """How far the lowest of many evaluations is below those around it, and their standard deviation, where it
-    seems to be the better one by much, and may be by luck alone."""
+@dataclass(frozen=True)
+class ChanceOfBest:
+    below: float  # the median of the evaluations around it, minus the lowest
+    std: float  # the standard deviation of those around it
+    count: int  # of them
+
+
+def chance_of_best(values: Floats) -> ChanceOfBest | None:
+    """How far the lowest of many evaluations is below those around it, where it seems to be the better one by
+    much, and may be by luck alone. Not where these follow a trend: their standard deviation is no noise."""
     values = values[np.isfinite(values)]
     if not len(values):
         return None
     best = int(np.argmin(values))
-    around = values[max(0, best - NEIGHBOURS) : best + NEIGHBOURS + 1]
-    std = detrended_std(around) if len(around) > NEIGHBOURS else None
-    beside = np.append(values[max(0, best - 2) : best], values[best + 1 : best + 3])
-    below = float(np.median(beside) - values[best]) if len(beside) else 0.0
-    if std is None or below < MIN_RISE_SHARE * values[best] or below > CLEAR_STANDARD_ERRORS * std:
+    around = np.append(values[max(0, best - NEIGHBOURS) : best], values[best + 1 : best + NEIGHBOURS + 1])
+    if len(around) < NEIGHBOURS:
         return None
-    return below, std
+    below, std = float(np.median(around) - values[best]), float(np.std(around, ddof=1))
+    is_noise = std < MAX_STD_TO_SCATTER * (detrended_std(around) or 0.0)
+    if not is_noise or not MIN_RISE_SHARE * values[best] <= below <= CLEAR_STANDARD_ERRORS * std:
+        return None
+    return ChanceOfBest(below, std, len(around))
 
 
 def clear_rise(values: Floats, best: int, later: int, noise: EvalNoise | None) -> bool:
@@ -161,6 +171,42 @@ def find_train_val_gap(
     if train_lines is not None and len(values) >= MIN_EVALS and int(np.argmin(values)) == len(values) - 1:
         return None  # slowly, but it was never better
     return TrainValGap(last.iteration or 0, train_loss, val_loss, train_lines, is_of_lines, is_alone)
+
+
+@dataclass(frozen=True)
+class GapGrowth:
+    """Medians over the first and the last evaluations, of so many each."""
+
+    first_gap: float
+    last_gap: float
+    evals: int
+    first_iteration: int  # of the first and of the last evaluation
+    last_iteration: int
+
+
+def find_gap_growth(run_log: RunLog, trajectory: Trajectory) -> GapGrowth | None:
+    """Validation minus training loss, where that has grown from evaluation to evaluation."""
+    if run_log.val_metric != "loss" or not run_log.has_iteration_numbers:
+        return None
+    gaps, at = [], []
+    for one in trajectory.evals:
+        train_loss = one.train_loss
+        if one.iteration and train_loss is None:
+            train_loss, _ = logged_train_loss(run_log, trajectory, one.iteration)
+        if one.iteration and one.val_loss is not None and train_loss is not None:
+            gaps.append(one.val_loss - train_loss)
+            at.append(one.iteration)
+    values = np.array(gaps)[np.isfinite(gaps)]
+    if len(values) < MIN_GROWTH_EVALS or len(values) < len(gaps):
+        return None
+    third = len(values) // 3
+    first, last = float(np.median(values[:third])), float(np.median(values[-third:]))
+    least = max(
+        MIN_GAP_GROWTH_NATS, CLEAR_STANDARD_ERRORS * math.sqrt(2 / third) * (detrended_std(values) or 0.0)
+    )
+    if last <= 0 or last - first < least or trend(values) != "rises":
+        return None
+    return GapGrowth(first, last, third, at[0], at[-1])
 
 
 def _last_of_lines(trajectory: Trajectory) -> tuple[float, float] | None:

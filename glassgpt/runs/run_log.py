@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from glassgpt.config import ConfigValue
 from glassgpt.i18n import Message
 from glassgpt.runs.checkpoint_looks import CheckpointLook
+from glassgpt.runs.curve_statistics import trend
 from glassgpt.runs.metric_series import (
     MetricCourse,
     MetricSeries,
@@ -39,6 +40,8 @@ Bools = NDArray[np.bool_]
 
 MAX_NEGATIVE_SHARE = 0.1  # of the losses, of a loss that measures learning
 _LN2_TOLERANCE = 0.002
+# A loss that falls between these is a cross-entropy of a choice among tokens; one of a policy is around 0.
+_MIN_CROSS_ENTROPY, _MAX_CROSS_ENTROPY, _MIN_TREND_LOSSES = 0.3, math.log(1_000_000), 20
 
 ExitStatus = Literal["finished", "interrupted", "crashed", "oom", "cut"]
 ValMetric = Literal["loss", "bits_per_byte"]
@@ -283,8 +286,20 @@ class RunLog:
 
     @cached_property
     def metric_courses(self) -> list[MetricCourse]:
-        """At most three of them, from the start to the end."""
-        return courses(self.own_metrics)
+        """At most three of them, from the start to the end. Not a perplexity whose name and lines do not tell of
+        which data it is, where others are evaluated."""
+        evaluated = {one.line for one in self.evals}
+        return courses(
+            [
+                one
+                for one in self.own_metrics
+                if one.metric.kind != "perplexity"
+                or one.metric.is_eval
+                or "train" in one.name.lower()
+                or not evaluated
+                or evaluated.intersection(one.line.tolist())
+            ]
+        )
 
     @cached_property
     def loss_measures_learning(self) -> bool:
@@ -296,6 +311,10 @@ class RunLog:
             return False
         if self.begins_at_ln2 or is_preference(self.own_metrics):
             return True
+        if self.trainer.reads_any_log and len(losses) >= _MIN_TREND_LOSSES:
+            low, high = float(losses.min()), float(losses.max())
+            if _MIN_CROSS_ENTROPY < low and high < _MAX_CROSS_ENTROPY and trend(losses) == "falls":
+                return True  # a reward beside it is of something else, such as the choice of data
         is_reinforcement = any(one.metric.kind in ("reward", "kl") for one in self.own_metrics)
         return self.trainer.loss_measures_learning and not is_reinforcement
 

@@ -85,10 +85,12 @@ def test_how_good_it_is() -> None:
 
 def test_a_best_evaluation_that_may_be_chance() -> None:
     smooth = 3.0 + (np.arange(20) - 12.0) ** 2 / 200
-    noisy = np.array([3.15, 3.05, 3.12, 3.02, 3.1, 2.95, 3.12, 3.04, 3.14, 3.06])
+    around = np.array([3.15, 3.05, 3.12, 3.02, 3.1, 3.12, 3.04, 3.14, 3.06])
     assert chance_of_best(smooth) is None
-    below, std = chance_of_best(noisy) or (0.0, 0.0)
-    assert (below, std) == pytest.approx((0.12, 0.11), abs=0.01)
+    assert chance_of_best(np.insert(around[:5], 0, 4.6)) is None  # from a first one that is far above
+    chance = chance_of_best(np.insert(around, 5, 3.0))
+    assert chance is not None
+    assert (chance.below, chance.std, chance.count) == pytest.approx((0.1, np.std(around, ddof=1), 9))
 
 
 def test_a_training_loss_that_ends_higher() -> None:

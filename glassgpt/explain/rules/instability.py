@@ -10,7 +10,7 @@ import numpy as np
 from glassgpt.explain.rules.loss_plausibility import MAX_VOCAB_SIZE, MIN_FIRST_LOSS, is_language_loss
 from glassgpt.explain.rules.nonfinite import find_nonfinite_loss
 from glassgpt.i18n import Message, say
-from glassgpt.record.finding import Finding, make_finding
+from glassgpt.record.finding import Finding, Severity, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve_statistics import leading_median, mad, trailing_median
 from glassgpt.runs.noise import clear_difference
@@ -96,7 +96,10 @@ def loss_explosion(analysis: Analysis) -> Finding | None:
         evidence.append(say("loss-explosion.evidence.count", count=len(explosions)))
     iterations = analysis.trajectory.iteration
     share = (worst.until - worst.iteration) / max(1, int(iterations[-1]) - int(iterations[0]))
-    if recovered is not None:
+    recurs = analysis.loss_recurs if recovered is not None else None
+    if recurs:
+        explanation = say("loss-spike.explanation.recurring", period=recurs)
+    elif recovered is not None:
         explanation = say("loss-explosion.explanation.recovered")
     elif worst.end_loss < MAX_RETURNING_RATIO * worst.loss_before:
         explanation = say("loss-explosion.explanation.returning")
@@ -105,11 +108,13 @@ def loss_explosion(analysis: Analysis) -> Finding | None:
     saves = [save.iteration for save in analysis.trajectory.checkpoints if save.iteration is not None]
     usable = [at for at in saves if at < worst.iteration]
     advice = [_lower_lr_advice(run_log, worst.iteration), _clip_advice(run_log)]
-    if recovered is None and usable and not run_log.trainer.overwrites_checkpoint:
+    if recurs:
+        advice = [say("loss-spike.advice.recurring")]
+    elif recovered is None and usable and not run_log.trainer.overwrites_checkpoint:
         advice.append(say("loss-explosion.advice.earlier_checkpoint", saved_iteration=max(usable)))
     return make_finding(
         "loss-explosion",
-        "problem" if recovered is None or share > WARNING_SPIKE_SHARE else "warning",
+        "info" if recurs else "problem" if recovered is None or share > WARNING_SPIKE_SHARE else "warning",
         title=title,
         evidence=evidence,
         explanation=explanation,
@@ -364,17 +369,25 @@ def loss_spike(analysis: Analysis) -> Finding | None:
         )
     if len(slow) < len(spikes):
         evidence.append(say("loss-spike.evidence.odd_batches", odd_batches=len(spikes) - len(slow)))
+    severity: Severity = (
+        "warning" if share > WARNING_SPIKE_SHARE else "advice" if share > ADVICE_SPIKE_SHARE else "info"
+    )
+    advice = [say("loss-spike.advice"), _clip_advice(analysis.log)] if share > ADVICE_SPIKE_SHARE else None
+    explanation = say("loss-spike.explanation.slow_recovery")
+    if largest.evaluated is not None:
+        explanation = say("loss-spike.explanation.evaluated")
+    elif recurs := analysis.loss_recurs:
+        severity, advice = "info", [say("loss-spike.advice.recurring")]
+        explanation = say("loss-spike.explanation.recurring", period=recurs)
     return make_finding(
         "loss-spike",
-        "warning" if share > WARNING_SPIKE_SHARE else "advice" if share > ADVICE_SPIKE_SHARE else "info",
+        severity,
         title=say("loss-spike.title.evaluated", count=len(slow))
         if largest.evaluated is not None
         else say("loss-spike.title.slow_recovery", count=len(slow)),
         evidence=[*evidence, say("loss-spike.evidence.lost", lost_iterations=lost, lost_share=share)],
-        explanation=say("loss-spike.explanation.evaluated")
-        if largest.evaluated is not None
-        else say("loss-spike.explanation.slow_recovery"),
-        advice=[say("loss-spike.advice"), _clip_advice(analysis.log)] if share > ADVICE_SPIKE_SHARE else None,
+        explanation=explanation,
+        advice=advice,
         at=largest.iteration,
         lines=analysis.lines_at([largest.iteration]),
     )

@@ -15,7 +15,7 @@ from glassgpt.runs.curve_statistics import BlockMedians, block_medians, detrende
 from glassgpt.runs.final_loss import FinalLossForecast
 from glassgpt.runs.lr_course import lr_course
 from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS, EvalNoise, falls_clearly
-from glassgpt.runs.run_log import Floats
+from glassgpt.runs.run_log import Floats, Ints
 from glassgpt.runs.trajectory import (
     numeric_setting,
     planned_end_iteration,
@@ -311,7 +311,7 @@ def plateau(analysis: Analysis) -> Finding | None:
         title=say("plateau.title.no_late_improvement")
         if shows_run_start(run_log)
         else say("plateau.title.no_late_improvement_here"),
-        evidence=evidence + (_flat_since(smooth) if run_log.has_iteration_numbers else []),
+        evidence=evidence + (_flat_since(at, smooth) if run_log.has_iteration_numbers else []),
         explanation=[
             say("plateau.explanation.within_noise")
             if was_evaluated
@@ -379,11 +379,11 @@ def _nothing_learnt(analysis: Analysis, smooth: BlockMedians, min_iterations: fl
 def _plateau_evidence(analysis: Analysis, smooth: BlockMedians) -> list[Message]:
     """Evidence that the last third improved nothing; empty if it did, or if there is too little data."""
     third = len(smooth) // 3
-    before, after = (
-        float(np.median(part)) for part in (smooth.medians[-2 * third : -third], smooth.medians[-third:])
-    )
-    if third < 5:
+    at, losses = analysis.trajectory.finite_losses()
+    second, last = (at[0] + (at[-1] - at[0]) * part / 3 for part in (1, 2))
+    if third < 5 or not len(middle := losses[(at > second) & (at <= last)]):
         return []
+    before, after = float(np.median(middle)), float(np.median(losses[at > last]))
     error = _block_error(smooth) / math.sqrt(third)
     if abs(before - after) > max(2 * error, MAX_TRAIN_GAIN_SHARE * after):
         return []
@@ -392,8 +392,7 @@ def _plateau_evidence(analysis: Analysis, smooth: BlockMedians) -> list[Message]
     late_medians = smooth.medians[-2 * third :]
     if np.ptp(np.percentile(late_medians, (10, 90))) > MAX_LEVEL_RANGE * after:
         return []  # its level changes on the way
-    losses = analysis.trajectory.finite_losses()[1]
-    late = losses[-2 * len(losses) // 3 :]
+    late = losses[at > second]
     changes = np.abs(np.diff(late))
     noise = max(detrended_std(late) or 0.0, float(changes[changes > 0].min(initial=np.inf)))
     if before - after > MIN_STEADY_FALL_TO_NOISE * noise:
@@ -404,8 +403,8 @@ def _plateau_evidence(analysis: Analysis, smooth: BlockMedians) -> list[Message]
         if shows_run_start(analysis.log)
         else say("plateau.evidence.train_thirds_here", **thirds)
     ]
-    at, val_losses = analysis.trajectory.val_curve()
-    is_late = at > smooth.centers[-third]
+    evaluated, val_losses = analysis.trajectory.val_curve()
+    is_late = evaluated > last
     if np.all(is_late) or not np.any(is_late):
         return evidence
     best_before, best_late = val_losses[~is_late].min(), val_losses[is_late].min()
@@ -430,15 +429,18 @@ def _block_error(smooth: BlockMedians) -> float:
     return max(float(np.median(smooth.stderrs[-late:])), scatter)
 
 
-def _flat_since(smooth: BlockMedians) -> list[Message]:
+def _flat_since(at: Ints, smooth: BlockMedians) -> list[Message]:
     """From which iteration on no block is off the level of the last third, if that is most of the run."""
     level = float(np.median(smooth.medians[-(len(smooth) // 3) :]))
     off = np.flatnonzero(np.abs(smooth.medians - level) > CLEAR_STANDARD_ERRORS * _block_error(smooth))
     begin = int(off[-1]) + 1 if len(off) else 0
-    share = 1 - begin / len(smooth)
+    first, last = int(at[0]), int(at[-1])
+    # Between the middle of this block and of the one before.
+    since = first if not begin else float(np.mean(smooth.centers[begin - 1 : begin + 1]))
+    share = (last - since) / max(1, last - first)
     if share < MIN_FLAT_SHARE:
         return []
-    return [say("plateau.evidence.flat_since", flat_iteration=round(smooth.centers[begin]), share=share)]
+    return [say("plateau.evidence.flat_since", flat_iteration=round(since), share=share)]
 
 
 # --- capacity ---

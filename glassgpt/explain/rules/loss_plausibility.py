@@ -151,7 +151,7 @@ def memorised_data(analysis: Analysis) -> Finding | None:
     is_any = limit is None  # it may be of anything
     if is_any and MIN_FIRST_LOSS < losses[0] < math.log(MAX_VOCAB_SIZE):
         limit = min(MIN_LOSS_OF_ANYTHING, float(losses[0]) / MIN_FALL_TO_NOTHING)
-    end = float(np.median(losses[-max(1, len(losses) // 10) :])) if is_averaged else _late_median(losses)
+    end, end_lines = _late_median(losses, 1 if is_averaged else 5)
     is_repeated = epochs is not None and epochs > MAX_NEW_DATA_EPOCHS
     is_many = epochs is not None and epochs >= MANY_EPOCHS
     if limit is not None and is_many and not is_any:
@@ -159,9 +159,12 @@ def memorised_data(analysis: Analysis) -> Finding | None:
     if end < 0 or (end == 0 and perplexity is None) or collapsed_loss(analysis):
         return None
     is_low = limit is not None and end < limit
-    if not (is_low or is_many) or not losses[0] > (MIN_FALL_RATIO * end if is_repeated else MIN_FIRST_LOSS):
+    if not (is_low or (is_many and not is_any)) or not losses[0] > (MIN_FALL_RATIO * end if is_repeated else MIN_FIRST_LOSS):
         return None
     is_new = epochs is not None and epochs <= 1
+    if limit is not None and epochs is not None and epochs > 1:  # it was as low in its first epoch already
+        first_epoch = losses[at * epochs <= at[-1]]
+        is_new = len(first_epoch) >= MIN_AVERAGED_LINES and float(np.median(first_epoch[-MIN_AVERAGED_LINES:])) < limit
     title, explanation = say("memorised-data.title"), say("memorised-data.explanation")
     if not is_low:
         title = say("memorised-data.title.unevaluated", epochs=epochs)
@@ -175,7 +178,7 @@ def memorised_data(analysis: Analysis) -> Finding | None:
     elif is_any:
         title = say("memorised-data.title.nothing", end_loss=end)
         explanation = say("memorised-data.explanation.any")
-    elif is_new:
+    if is_low and is_new and perplexity is None:
         explanation = say("memorised-data.explanation.new")
     is_of_lines = is_averaged and len(losses) < MIN_LOGGED_STEPS  # these say how much later the last is
     # A line that is a mean holds the iterations before it.
@@ -183,6 +186,7 @@ def memorised_data(analysis: Analysis) -> Finding | None:
     ends = {
         "first_loss": float(losses[0]),
         "end_loss": end,
+        "lines": end_lines,
         "iterations": int(at[-1]) - int(at[0]) + (0 if is_of_lines else min(of_first, int(at[0]) or 1)),
     }
     evidence = say("memorised-data.evidence.lines", **ends) if is_of_lines else None
@@ -197,7 +201,7 @@ def memorised_data(analysis: Analysis) -> Finding | None:
         evidence=evidence or say("memorised-data.evidence", **ends),
         explanation=explanation,
         advice=say("memorised-data.advice.new")
-        if is_implausible and not is_repeated
+        if is_new or is_any or (is_implausible and not is_repeated)
         else say("memorised-data.advice"),
         at=int(at[-1]) if numbered else None,
         lines=analysis.lines_at([int(at[0]), int(at[-1])]),
@@ -238,11 +242,11 @@ def epoch_steps(analysis: Analysis) -> Finding | None:
         if drop < -error:
             return None
         boundaries += 1
+        if len(late) >= MIN_EPOCH_PART_LINES:
+            falls.append(float(after.mean() - late.mean()))
         if drop < max(CLEAR_STANDARD_ERRORS * error, MIN_EPOCH_DROP_SHARE * float(before.mean())):
             continue  # as where the learning rate has run out
         drops.append(drop)
-        if len(late) >= MIN_EPOCH_PART_LINES:
-            falls.append(float(after.mean() - late.mean()))
     fall = float(np.mean(falls)) if falls else 0.0
     if not drops or 2 * len(drops) < boundaries or np.mean(drops) < MIN_DROP_TO_FALL * fall:
         return None
@@ -252,7 +256,14 @@ def epoch_steps(analysis: Analysis) -> Finding | None:
         "info" if was_evaluated else "advice",
         title=say("epoch-steps.title"),
         evidence=[
-            say("epoch-steps.evidence", drop=float(np.mean(drops)), count=len(drops), part=EPOCH_PART),
+            say(
+                "epoch-steps.evidence",
+                least=min(drops),
+                most=max(drops),
+                count=len(drops),
+                boundaries=boundaries,
+                part=EPOCH_PART,
+            ),
             say("epoch-steps.evidence.falls", fall=fall)
             if fall >= 0
             else say("epoch-steps.evidence.rises", rise=-fall),
@@ -382,9 +393,10 @@ def _repeated_losses(analysis: Analysis) -> Finding | None:
     )
 
 
-def _late_median(losses: Floats) -> float:
-    """The median of the last tenth, of five losses at least."""
-    return float(np.median(losses[-max(5, len(losses) // 10) :]))
+def _late_median(losses: Floats, least: int = 5) -> tuple[float, int]:
+    """The median of the last tenth, of so many losses at least; and of how many."""
+    lines = min(len(losses), max(least, len(losses) // 10))
+    return float(np.median(losses[-lines:])), lines
 
 
 def lowest_plausible_loss(analysis: Analysis) -> tuple[float, bool]:
@@ -432,6 +444,7 @@ def leaked_data(analysis: Analysis) -> Finding | None:
     else:
         explanation = say("leaked-data.explanation.unnamed", limit=limit)
     values = {"metric": val_metric_name(analysis.log), "val_loss": last.val_loss}
+    late = _late_median(losses) if len(losses) else None
     numbered = analysis.log.has_iteration_numbers
     return make_finding(
         "leaked-data",
@@ -441,7 +454,7 @@ def leaked_data(analysis: Analysis) -> Finding | None:
             say("leaked-data.evidence.val_loss_at", eval_iteration=last.iteration, **values)
             if numbered
             else say("leaked-data.evidence.val_loss", **values),
-            say("leaked-data.evidence.train_loss", train_loss=_late_median(losses)) if len(losses) else None,
+            say("leaked-data.evidence.train_loss", train_loss=late[0], lines=late[1]) if late else None,
         ],
         explanation=explanation,
         advice=say("leaked-data.advice"),

@@ -28,11 +28,11 @@ def loss_scale(analysis: Analysis) -> Finding | None:
     run_log = analysis.log
     if run_log.val_metric != "loss" or not run_log.has_iteration_numbers or analysis.explosions:
         return None
-    pairs = []
+    pairs, of_lines = [], None
     for one in analysis.trajectory.evals:
         at, val_loss, train_loss = one.iteration, one.val_loss, one.train_loss
         if train_loss is None and at:
-            train_loss, _ = logged_train_loss(run_log, analysis.trajectory, at)
+            train_loss, of_lines = logged_train_loss(run_log, analysis.trajectory, at)
         if at and val_loss is not None and val_loss > 0 and train_loss is not None and train_loss > 0:
             pairs.append((at, train_loss, val_loss))
     ratios = np.array([train_loss / val_loss for _, train_loss, val_loss in pairs])
@@ -45,8 +45,17 @@ def loss_scale(analysis: Analysis) -> Finding | None:
         return make_finding(
             "loss-scale",
             "warning",
-            title=say("loss-scale.title.other", ratio=float(np.median(ratios))),
-            evidence=say("loss-scale.evidence.other", count=len(pairs), **values),
+            title=say("loss-scale.title.other", ratio=float(ratios[-1])),
+            evidence=[
+                say("loss-scale.evidence.other", **values),
+                say("loss-scale.evidence.medians", lines=of_lines) if (of_lines or 1) > 1 else None,
+                say(
+                    "loss-scale.evidence.ratios",
+                    count=len(pairs),
+                    least=float(ratios.min()),
+                    most=float(ratios.max()),
+                ),
+            ],
             explanation=say("loss-scale.explanation.other"),
             advice=say("loss-scale.advice.other"),
             at=at,
@@ -77,14 +86,15 @@ def loss_above_chance(analysis: Analysis) -> Finding | None:
     if run_log.trainer.reads_any_log and not vocab_size:
         return None  # it may be a loss of anything
     chance = math.log(vocab_size if vocab_size and vocab_size > 1 else MAX_VOCAB_SIZE)
-    end = float(np.median(losses[-max(MIN_LOSSES, len(losses) // 10) :]))
+    lines = max(MIN_LOSSES, len(losses) // 10)
+    end = float(np.median(losses[-lines:]))
     if end < MIN_RATIO_TO_CHANCE * chance or analysis.loss_rise or analysis.loss_jump:
         return None
     return make_finding(
         "loss-scale",
         "warning",
         title=say("loss-scale.title.above_chance"),
-        evidence=say("loss-scale.evidence.above_chance", end_loss=end, chance_loss=chance),
+        evidence=say("loss-scale.evidence.above_chance", end_loss=end, lines=lines, chance_loss=chance),
         explanation=say("loss-scale.explanation.above_chance"),
         advice=say("loss-scale.advice.above_chance"),
         lines=analysis.lines_at([int(at[-1])]),

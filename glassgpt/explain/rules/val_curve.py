@@ -251,6 +251,28 @@ def _overfitting_advice(analysis: Analysis, past: PastBest, saving: float) -> li
     return advice
 
 
+def gap_growth(analysis: Analysis) -> Finding | None:
+    """The gap between both losses grew, by too little for overfitting, or while the validation loss fell."""
+    growth = analysis.gap_growth
+    is_told = analysis.has_overfitted or analysis.loss_rise or analysis.explosions or has_leaked_data(analysis)
+    if growth is None or is_told:
+        return None
+    return make_finding(
+        "gap-growth",
+        "info",
+        title=say("gap-growth.title", first_gap=growth.first_gap, last_gap=growth.last_gap),
+        evidence=say(
+            "gap-growth.evidence",
+            evals=growth.evals,
+            first_iteration=growth.first_iteration,
+            last_iteration=growth.last_iteration,
+        ),
+        explanation=say("gap-growth.explanation"),
+        at=growth.last_iteration,
+        lines=analysis.eval_lines_at([growth.first_iteration, growth.last_iteration]),
+    )
+
+
 def stuck_eval(analysis: Analysis) -> Finding | None:
     """The validation loss is the same number, to all printed digits, while the training loss falls."""
     at, values = analysis.trajectory.val_curve()

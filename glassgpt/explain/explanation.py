@@ -121,17 +121,17 @@ def _introduce_results(about: Explanation, explanations: Sequence[Explanation]) 
 
 def _better_run(about: Explanation, others: Sequence[Explanation]) -> str:
     """Which other run of the file has the best validation result, where that is clearly better."""
+
+    def measure(one: Explanation) -> tuple[object, ...]:
+        log = one.log
+        return one.facts.val_metric, log.trainer.id, log.stage, log.setup.settings.get("dataset")
+
     own = about.facts.best_val_loss
-    alike = [
-        one
-        for one in others
-        if one.facts.best_val_loss is not None
-        and (one.facts.val_metric, one.log.trainer.id, one.log.stage)
-        == (about.facts.val_metric, about.log.trainer.id, about.log.stage)
-    ]
-    # The parts of one process, or of a resumed run, are not compared.
-    if own is None or not alike or any(one.log.parts > 1 or not shows_run_start(one.log) for one in (about, *alike)):
-        return ""
+    alike = [one for one in others if one.facts.best_val_loss is not None and measure(one) == measure(about)]
+    if own is None or not alike or about.log.trainer.reads_any_log:
+        return ""  # two losses of a loop that is not known may be of anything
+    if any(one.log.parts > 1 or not shows_run_start(one.log) for one in (about, *alike)):
+        return ""  # the parts of one process, or of a resumed run
     best = min(alike, key=lambda one: one.facts.best_val_loss or math.inf)
     loss = best.facts.best_val_loss or 0.0
     if own - loss < DEFAULT_CLEAR_SHARE * abs(own):

@@ -48,8 +48,9 @@ EVALUATION_FINDINGS = ("memorised-data", "epoch-steps", "loss-nan")  # they advi
 RISE_FINDINGS = ("divergence", "loss-explosion", "loss-nan")
 # No evaluation for so much of the run at its end, and for so many of the usual intervals.
 MIN_UNEVALUATED_SHARE, MIN_UNEVALUATED_INTERVALS, MIN_EVALUATED_SHARE = 0.25, 2.5, 0.01
-# The last lines are in a spike: so many times the median of the tenth before them, and above nearly all of it.
-MIN_SPIKE_LINES, END_SHARE, MIN_SPIKE_RATIO, SPIKE_PERCENTILE = 20, 10, 1.3, 95
+# The last lines are in a spike: so many times the median of the tenth before them, above nearly all of it, and
+# of a small part of the run.
+MIN_SPIKE_LINES, END_SHARE, MIN_SPIKE_RATIO, SPIKE_PERCENTILE, MAX_SPIKE_SHARE = 20, 10, 1.3, 95, 0.05
 MIN_JUDGED_ITERATIONS = 20  # logged; of fewer it cannot be said that nothing is wrong
 
 
@@ -507,10 +508,14 @@ def training_loss_sentence(facts: Facts) -> str:
 def _level_before_end(run_log: RunLog, facts: Facts) -> str:
     """The usual training loss before the last lines, where these are in a spike."""
     losses, ends = _finite_losses(run_log), facts.loss_ends
-    before = losses[-max(MIN_SPIKE_LINES, len(losses) // END_SHARE) : -int(ends["lines"])] if ends else losses[:0]
+    before = (
+        losses[-max(MIN_SPIKE_LINES, len(losses) // END_SHARE) : -int(ends["lines"])] if ends else losses[:0]
+    )
     if ends is None or len(before) < MIN_SPIKE_LINES // 2 or not (median := float(np.median(before))) > 0:
         return ""
-    # A mean of several that nearly no line before reaches.
+    at = run_log.steps.iteration
+    if at[-1] - at[-int(ends["lines"])] > MAX_SPIKE_SHARE * (at[-1] - at[0]):
+        return ""
     if ends["last"] < max(MIN_SPIKE_RATIO * median, float(np.percentile(before, SPIKE_PERCENTILE))):
         return ""
     return " " + translate("verdict.ends_in_spike", lines=len(before), before=format_loss(median))
@@ -537,7 +542,7 @@ def _training_sentence(run_log: RunLog, facts: Facts, findings: Sequence[Finding
             shown = {"first": format_loss(ends["first"]), "last": format_loss(ends["last"])}
             return translate("verdict.training_loss_level", lines=int(ends["lines"]), **shown)
         told = training_loss_sentence(facts)
-        return told + _level_before_end(run_log, facts) if is_told else told
+        return told + _level_before_end(run_log, facts) if told else told
     first = facts.loss_first
     if first is None or first <= float(str(turned["lowest_loss"])):
         return translate("verdict.training_loss_rose", **turned)

@@ -37,8 +37,8 @@ _MIN_STEP_TO_SCATTER, _MIN_STEP_SHARE, _FEW_VALUES = 4.0, 0.02, 3.0
 _MIN_AUTOCORRELATION, _MAX_AUTOCORRELATION = 1.64, 0.95  # the former over sqrt(values): less may be chance
 # A fall and a rise that a few lines show: so many, and both as a share of the lowest and of a usual step.
 _MIN_TURN_LINES, _MIN_TURN_SHARE, _MIN_TURN_STEPS = 8, 0.15, 3.0
-# Losses that come again: over so many periods at least, of so many values at least, compared with the median of
-# those before, by so high a correlation.
+# Losses that come again: over so many periods at least, of so many values at least, compared with the median
+# of those before, by so high a correlation.
 _PERIODS, _MIN_PERIOD, _RECURRENCE_WINDOW, _MIN_RECURRENCE = 2.5, 50, 25, 0.5
 _MIN_NOISE_VALUES, _MIN_COMPARED_LINES = 8, 4  # for is_noise: values, and those at each end
 _MAX_EVEN_RATIO = 2.0  # of iterations in a line: up to this they count alike
@@ -194,8 +194,8 @@ def turning_row(values: Floats) -> int | None:
 
 
 def recurrence(values: Floats) -> int | None:
-    """After how many values their ups and downs come again, by the correlation of those that are so far apart:
-    as where each epoch has the same batches in the same order. None where they do not."""
+    """After how many values their ups and downs come again, by the correlation of those that are so far
+    apart: as where each epoch has the same batches in the same order. None where they do not."""
     count = len(values)
     if count < _PERIODS * _MIN_PERIOD or (values <= 0).any():
         return None

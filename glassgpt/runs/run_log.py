@@ -286,8 +286,8 @@ class RunLog:
 
     @cached_property
     def metric_courses(self) -> list[MetricCourse]:
-        """At most three of them, from the start to the end. Not a perplexity whose name and lines do not tell of
-        which data it is, where others are evaluated."""
+        """At most three of them, from the start to the end. Not a perplexity whose name and lines do not tell
+        of which data it is, where others are evaluated."""
         evaluated = {one.line for one in self.evals}
         return courses(
             [
@@ -313,7 +313,7 @@ class RunLog:
             return True
         if self.trainer.reads_any_log and len(losses) >= _MIN_TREND_LOSSES:
             low, high = float(losses.min()), float(losses.max())
-            if _MIN_CROSS_ENTROPY < low and high < _MAX_CROSS_ENTROPY and trend(losses) == "falls":
+            if low > _MIN_CROSS_ENTROPY and high < _MAX_CROSS_ENTROPY and trend(losses) == "falls":
                 return True  # a reward beside it is of something else, such as the choice of data
         is_reinforcement = any(one.metric.kind in ("reward", "kl") for one in self.own_metrics)
         return self.trainer.loss_measures_learning and not is_reinforcement

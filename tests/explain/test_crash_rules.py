@@ -942,3 +942,16 @@ def test_a_nan_in_the_first_updates_of_fine_tuning() -> None:
         steps = make_steps(range(start, start + 5), 84.0, losses)
         one = require_finding(loss_nan(analyse(make_run_log(steps, trainer=HF))))
         assert one.text["explanation"][0].key == key
+
+
+def test_spikes_at_the_same_batches_of_each_epoch_are_of_the_data() -> None:
+    batches = np.random.default_rng(2).normal(0, 0.1, 300)
+    batches[100:110] += 1.5
+    noise = np.random.default_rng(3).normal(0, 0.02, 1500)
+    losses = 2.5 + np.tile(batches, 5) + noise
+    one = require_finding(loss_spike(analyse(make_run_log(make_steps(range(1500), loss=losses.tolist())))))
+    assert (one.severity, one.values["period"]) == ("info", 300)
+    assert [advice.key for advice in one.text["advice"]] == ["loss-spike.advice.recurring"]
+    shuffled = np.concatenate([np.roll(batches, 37 * epoch**2) for epoch in range(5)])
+    analysis = analyse(make_run_log(make_steps(range(1500), loss=(2.5 + shuffled + noise).tolist())))
+    assert analysis.loss_recurs is None

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from learning_logs import HF, add_noise, analyse, falling_losses, require_finding
 from run_logs import make_run_log, make_steps
 
@@ -224,3 +225,19 @@ def test_a_sigterm_is_no_hand() -> None:
         assert (
             require_finding(interrupted(analyse(run_log))).text["title"][0].key == f"interrupted.title.{key}"
         )
+
+
+def test_a_ratio_that_changes_is_told_with_its_range() -> None:
+    evals = [(at, None, 3.0) for at in range(100, 1001, 100)]
+    losses = [45.0 if at < 500 else 24.0 for at in range(1001)]
+    one = require_finding(loss_scale(analyse(make_run_log(make_steps(range(1001), loss=losses), evals))))
+    assert [one.values[name] for name in ("ratio", "least", "most", "lines")] == [8.0, 8.0, 15.0, 5]
+
+
+def test_tokens_per_second_where_no_time_is_logged() -> None:
+    nan = [math.nan] * 200
+    slower = make_steps(range(200), nan, tokens_per_s=add_noise([9000.0] * 60 + [1600.0] * 140, 100))
+    one = require_finding(throughput_drift(analyse(make_run_log(slower))))
+    assert [one.values[name] for name in ("first_rate", "last_rate")] == pytest.approx([9000, 1600], rel=0.02)
+    even = make_steps(range(200), nan, tokens_per_s=add_noise([9000.0] * 200, 2000))
+    assert throughput_drift(analyse(make_run_log(even))) is None

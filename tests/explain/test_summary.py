@@ -15,6 +15,7 @@ from written_findings import written_finding
 
 from glassgpt.explain.explanation import explain, explain_runs
 from glassgpt.explain.summary import compose_verdict
+from glassgpt.format import format_loss
 from glassgpt.i18n import translate
 from glassgpt.record.finding import Finding, Severity
 from glassgpt.runs.analysis import Analysis
@@ -22,7 +23,7 @@ from glassgpt.runs.facts import Facts
 from glassgpt.runs.metric_columns import metric_of
 from glassgpt.runs.metric_series import MetricSeries
 from glassgpt.runs.past_best import chance_of_best
-from glassgpt.runs.run_log import ExitStatus, LoggedProcess, LoggedSetup, RunLog
+from glassgpt.runs.run_log import ExitStatus, LoggedEvaluation, LoggedProcess, LoggedSetup, RunLog
 from glassgpt.runs.split_runs import split_runs
 from glassgpt.runs.table_files import read_tables
 
@@ -388,3 +389,22 @@ def test_the_last_line_counts_though_it_is_cut_off() -> None:
     stops = translate("verdict.log_stops", trainer="nanoGPT", at="1,000")
     assert compose_verdict(last, ended, [])[0] == stops
     assert compose_verdict(replace(last, last_partial_iteration=5000), ended, [])[0] != stops
+
+
+def test_a_training_loss_that_ends_in_a_spike() -> None:
+    losses = np.linspace(3.0, 1.0, 300)
+    for last, is_said in ((2.5, True), (1.05, False)):
+        losses[-10:] = last
+        run_log = make_run_log(make_steps(range(300), 100.0, losses.tolist()))
+        told = " ".join(compose_verdict(run_log, Analysis(run_log).facts, ()))
+        before = format_loss(float(np.median(losses[-30:-10])))
+        assert (translate("verdict.ends_in_spike", lines=20, before=before) in told) == is_said
+
+
+def test_the_better_run_of_a_file() -> None:
+    worse, better = (replace(run(), evals=(LoggedEvaluation(900, 0, loss),)) for loss in (2.4, 2.2))
+    logs = [replace(worse, first_line=200, last_line=300), replace(better, first_line=1, last_line=199)]
+    name = f"{better.label} (lines 1 to 199)"
+    sentence = translate("verdict.better_run", name=name, best=2.2, own=2.4)
+    assert sentence in explain_runs(logs, main=logs[0]).verdict
+    assert not [one for one in explain_runs(logs, main=logs[1]).verdict if "2.4000" in one]

@@ -131,9 +131,10 @@ def test_which_losses_measure_learning() -> None:
     plain = [(at, 3 - at / 50, {"acc": at / 100}) for at in range(40)]
     surrogate = [(at, 0.01 * (-1) ** at, {"acc": 0.5}) for at in range(40)]
     rewarded = [(at, 0.02, {"reward": at / 100}) for at in range(40)]
+    selected = [(at, 2.1 - at / 200 + 0.05 * (-1) ** at, {"reward": 0.01}) for at in range(40)]
     dpo = [(at, math.log(2) - at / 200, {"margin": at / 100, "preference_accuracy": 0.6}) for at in range(40)]
-    assert [build(lines).loss_measures_learning for lines in (plain, surrogate, rewarded, dpo)] == [
-        True, False, False, True,
+    assert [build(lines).loss_measures_learning for lines in (plain, surrogate, rewarded, selected, dpo)] == [
+        True, False, False, True, True,
     ]  # fmt: skip
     for lines in (surrogate, rewarded):
         assert {finding.id for finding in explain(build(lines)).findings} <= {"ended-early"}

@@ -159,12 +159,17 @@ def memorised_data(analysis: Analysis) -> Finding | None:
     if end < 0 or (end == 0 and perplexity is None) or collapsed_loss(analysis):
         return None
     is_low = limit is not None and end < limit
-    if not (is_low or (is_many and not is_any)) or not losses[0] > (MIN_FALL_RATIO * end if is_repeated else MIN_FIRST_LOSS):
+    if not (is_low or (is_many and not is_any)) or not losses[0] > (
+        MIN_FALL_RATIO * end if is_repeated else MIN_FIRST_LOSS
+    ):
         return None
     is_new = epochs is not None and epochs <= 1
     if limit is not None and epochs is not None and epochs > 1:  # it was as low in its first epoch already
         first_epoch = losses[at * epochs <= at[-1]]
-        is_new = len(first_epoch) >= MIN_AVERAGED_LINES and float(np.median(first_epoch[-MIN_AVERAGED_LINES:])) < limit
+        is_new = (
+            len(first_epoch) >= MIN_AVERAGED_LINES
+            and float(np.median(first_epoch[-MIN_AVERAGED_LINES:])) < limit
+        )
     title, explanation = say("memorised-data.title"), say("memorised-data.explanation")
     if not is_low:
         title = say("memorised-data.title.unevaluated", epochs=epochs)

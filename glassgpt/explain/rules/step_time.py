@@ -274,6 +274,8 @@ def _is_gradual(ms: Floats, noise: float) -> bool:
 
 
 def _gradual_drift(analysis: Analysis) -> Finding | None:
+    if analysis.steady_ms is None:
+        return _rate_drift(analysis)
     drift = find_throughput_drift(analysis)
     if drift is None or drift.last_ms < drift.first_ms:
         return None
@@ -293,6 +295,32 @@ def _gradual_drift(analysis: Analysis) -> Finding | None:
         ),
         explanation=say("throughput-drift.explanation.slower"),
         advice=say("throughput-drift.advice", saving=max(1 - drift.first_ms / drift.mean_ms, 0.0)),
+    )
+
+
+def _rate_drift(analysis: Analysis) -> Finding | None:
+    """By the tokens per second, where no time is logged: nearly all lines of the last quarter are slower than
+    nearly all of the first, whatever the lengths of their texts."""
+    rates, at = analysis.log.steps.tokens_per_s, analysis.log.steps.iteration
+    known = np.isfinite(rates) & (rates > 0)
+    rates, at = rates[known], at[known]
+    quarter = len(rates) // 4
+    if 4 * quarter < MIN_DRIFT_STEPS or not analysis.log.has_iteration_numbers:
+        return None
+    early, late = rates[:quarter], rates[-quarter:]
+    first, last = float(np.median(early)), float(np.median(late))
+    if np.percentile(late, 90) > np.percentile(early, 10) or first < (1 + MIN_DRIFT_SHARE) * last:
+        return None
+    return make_finding(
+        "throughput-drift",
+        "advice",
+        title=say("throughput-drift.title.tokens", first_rate=first, last_rate=last),
+        evidence=say(
+            "throughput-drift.evidence.tokens",
+            first_quarter_to=int(at[quarter - 1]),
+            last_quarter_from=int(at[-quarter]),
+        ),
+        explanation=say("throughput-drift.explanation.slower"),
     )
 
 

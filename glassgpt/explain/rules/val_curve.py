@@ -254,7 +254,9 @@ def _overfitting_advice(analysis: Analysis, past: PastBest, saving: float) -> li
 def gap_growth(analysis: Analysis) -> Finding | None:
     """The gap between both losses grew, by too little for overfitting, or while the validation loss fell."""
     growth = analysis.gap_growth
-    is_told = analysis.has_overfitted or analysis.loss_rise or analysis.explosions or has_leaked_data(analysis)
+    is_told = (
+        analysis.has_overfitted or analysis.loss_rise or analysis.explosions or has_leaked_data(analysis)
+    )
     if growth is None or is_told:
         return None
     return make_finding(

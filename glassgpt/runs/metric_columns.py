@@ -145,7 +145,8 @@ _LOSS_WORDS = {
 _COUNT_ENDING = re.compile(r"_(?:idx|index|id|num|no|nr|number|count)$")
 _REWARD_WORDS = {"reward", "rewards"}
 _NO_REWARD_WORDS = {
-    "timing", "time", "seconds", "chosen", "rejected", "margin", "margins", "accuracy", "accuracies", *_PART_WORDS,
+    "timing", "time", "seconds", "chosen", "rejected", "margin", "margins", "accuracy", "accuracies",
+    *_PART_WORDS,
 }  # fmt: skip
 _MAX_NAME_CHARS = 200
 _CONTAINERS = (  # of objects in objects, and the folders of tags

@@ -48,8 +48,8 @@ EVALUATION_FINDINGS = ("memorised-data", "epoch-steps", "loss-nan")  # they advi
 RISE_FINDINGS = ("divergence", "loss-explosion", "loss-nan")
 # No evaluation for so much of the run at its end, and for so many of the usual intervals.
 MIN_UNEVALUATED_SHARE, MIN_UNEVALUATED_INTERVALS, MIN_EVALUATED_SHARE = 0.25, 2.5, 0.01
-# The last lines are in a spike: so many times the median of the tenth before them, above nearly all of it, and
-# of a small part of the run.
+# The last lines are in a spike: so many times the median of the tenth before them, above nearly all of it,
+# and of a small part of the run.
 MIN_SPIKE_LINES, END_SHARE, MIN_SPIKE_RATIO, SPIKE_PERCENTILE, MAX_SPIKE_SHARE = 20, 10, 1.3, 95, 0.05
 MIN_JUDGED_ITERATIONS = 20  # logged; of fewer it cannot be said that nothing is wrong
 

@@ -145,17 +145,9 @@ _LOSS_WORDS = {
 _COUNT_ENDING = re.compile(r"_(?:idx|index|id|num|no|nr|number|count)$")
 _REWARD_WORDS = {"reward", "rewards"}
 _NO_REWARD_WORDS = {
-    "timing",
-    "time",
-    "seconds",
-    "chosen",
-    "rejected",
-    "margin",
-    "margins",
-    "accuracy",
-    "accuracies",
+    "timing", "time", "seconds", "chosen", "rejected", "margin", "margins", "accuracy", "accuracies",
     *_PART_WORDS,
-}
+}  # fmt: skip
 _MAX_NAME_CHARS = 200
 _CONTAINERS = (  # of objects in objects, and the folders of tags
     "extras_", "extra_", "metrics_", "stats_", "info_", "scalars_", "performance_", "timing_", "speed_",
@@ -264,7 +256,8 @@ def ranked_role(name: str) -> tuple[Role, int] | None:
         )
     if words[-1] == "loss" and not _PART_WORDS.intersection(words):
         return ("val_loss" if VAL_WORDS.intersection(words) else "loss"), PART_RANK + len(words)
-    if _REWARD_WORDS.intersection((words[0], words[-1])) and not _NO_REWARD_WORDS.intersection(words):
+    all_words = normalise(name).split("_")  # timing_s/reward is none
+    if _REWARD_WORDS.intersection((words[0], words[-1])) and not _NO_REWARD_WORDS.intersection(all_words):
         return "reward", _OTHER_RANK + len(words)
     if plain.startswith("lr_"):  # Lightning's lr-AdamW/pg1, with any optimizer's name
         return "lr", _OTHER_RANK

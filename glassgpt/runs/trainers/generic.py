@@ -429,7 +429,9 @@ class GenericReader:
             # The count begins again, and a line has said that another epoch does: else it is another run.
             is_next = self._epoch_begun is None or self._epoch_between > self._epoch_begun
             ends_epoch = total and 2 * self._last_iteration > total  # the last line is near the total
-            self._earlier_iterations += (total if ends_epoch and total else self._last_iteration) * is_next
+            length = total if ends_epoch and total else self._last_iteration
+            length += printed == 0 and self._last_iteration == total  # from 0 to the total: one more
+            self._earlier_iterations += length * is_next
             self._earlier_iterations *= is_next
             self._epoch_begun = self._epoch_between
         self._gap = printed - self._last_iteration if printed > self._last_iteration > 0 else self._gap

@@ -39,7 +39,7 @@ _MIN_AUTOCORRELATION, _MAX_AUTOCORRELATION = 1.64, 0.95  # the former over sqrt(
 _MIN_TURN_LINES, _MIN_TURN_SHARE, _MIN_TURN_STEPS = 8, 0.15, 3.0
 # Losses that come again: over so many periods at least, of so many values at least, compared with the median
 # of those before, by so high a correlation.
-_PERIODS, _MIN_PERIOD, _RECURRENCE_WINDOW, _MIN_RECURRENCE = 2.5, 50, 25, 0.5
+_PERIODS, _MIN_PERIOD, _RECURRENCE_WINDOW, _MIN_RECURRENCE, _MIN_PEAK_RATIO = 2.5, 50, 25, 0.5, 3.0
 _MIN_NOISE_VALUES, _MIN_COMPARED_LINES = 8, 4  # for is_noise: values, and those at each end
 _MAX_EVEN_RATIO = 2.0  # of iterations in a line: up to this they count alike
 _MAX_FIT_POINTS = 64  # enough for a fit of three numbers
@@ -209,8 +209,11 @@ def recurrence(values: Floats) -> int | None:
     alike = np.fft.irfft(power)[: last + 1] / (count - np.arange(last + 1))
     period = _MIN_PERIOD + int(np.argmax(alike[_MIN_PERIOD:]))
     one, other = rest[:-period], rest[period:]
-    is_alike = one.std() > 0 < other.std() and np.corrcoef(one, other)[0, 1] >= _MIN_RECURRENCE
-    return period if is_alike else None
+    # Other distances are not as alike: else it is a slow course, not a pattern.
+    stands_out = alike[period] > _MIN_PEAK_RATIO * float(np.median(np.abs(alike[_MIN_PERIOD:])))
+    if not stands_out or not one.std() > 0 < other.std():
+        return None
+    return period if np.corrcoef(one, other)[0, 1] >= _MIN_RECURRENCE else None
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,18 @@ MIN_RISE_SHARE = 0.01  # of the best loss: less is no reason to stop
 MIN_RISE_SHARE_SINGLE_EVAL = 0.03  # of the best loss, where only one evaluation came after the best
 MIN_EVALS = 3
 NEIGHBOURS = 5  # evaluations on either side of the best that it is compared with
-MAX_STD_TO_SCATTER = 2.0  # of these, from one to the next: more is a trend
+MAX_STD_TO_SCATTER = 1.5  # of these, from one to the next: more is a trend
 MIN_TRAIN_LOSSES = 5  # for the training loss at one point of the run
 
 # The gap between both losses of one evaluation, from which on it is overfitting whatever came before. At the
 # best evaluation of a small text it is a third of the training loss.
 MIN_GAP_NATS, MIN_GAP_SHARE, MAX_REQUIRED_GAP = 0.4, 0.5, 1.0
 MIN_GAP_STANDARD_ERRORS = 10.0
-MIN_GROWTH_EVALS, MIN_GAP_GROWTH_NATS = 6, 0.1  # of a gap that grows: less is as of a usual run of new data
+MIN_GROWTH_EVALS, MAX_GROWTH_EVALS, MIN_GAP_GROWTH_NATS = (
+    6,
+    100,
+    0.1,
+)  # of a gap that grows: less is as of a usual run of new data
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from glassgpt.runs.curve_statistics import (
     forecast_loss,
     is_level,
     mad,
+    recurrence,
     trailing_median,
     trend,
     turning_row,
@@ -153,3 +154,13 @@ def test_ends_that_differ_by_less_than_they_scatter() -> None:
     assert is_level(np.array(noisy))
     assert not is_level(np.array([one + 3 for one in noisy[:10]] + noisy[10:]))
     assert not is_level(np.array([2.0]))
+
+
+def test_a_curve_whose_ups_and_downs_come_again() -> None:
+    rng = np.random.default_rng(0)
+    epoch, noise = rng.normal(0, 0.1, 120), rng.normal(0, 0.05, 480)
+    falling = np.linspace(4, 2, 480)
+    assert recurrence(falling + np.tile(epoch, 4) + noise) == 120
+    assert recurrence(falling + noise) is None
+    assert recurrence(falling) is None  # alike at any distance
+    assert recurrence((falling + np.tile(epoch, 4))[:250]) is None  # two epochs

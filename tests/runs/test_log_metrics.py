@@ -259,3 +259,22 @@ def test_a_last_loss_that_was_as_low_before_is_not_the_best_at_the_end() -> None
     lines += [f"{at} train 3.0{at}0000" for at in range(81, 99)]
     verdict = explain(parse_log("\n".join([*lines, ""]))).verdict
     assert translate("verdict.best_loss_at", best="3.1000", step=40, final=3.1) in verdict
+
+
+def test_a_perplexity_of_unknown_data_is_not_told_beside_evaluations() -> None:
+    def told(name: str, on_the_line: bool, evaluated: bool = True) -> list[str]:
+        builder = RunBuilder(BY_ID["unknown"])
+        for at in range(1, 31):
+            builder.line += 2
+            builder.add_step(at, 3.0 - at / 50)
+            if evaluated:
+                builder.add_eval(at, val_loss=3.2 - at / 50)
+            builder.line += 0 if on_the_line else 1
+            builder.add_metrics({name: 99.0 - at}, at)
+        builder.finish()
+        return [course.name for course in builder.build("x", ends_mid_line=False).metric_courses]
+
+    assert told("ppl", on_the_line=False) == []
+    assert told("train_ppl", on_the_line=False) == ["train_ppl"]
+    assert told("ppl", on_the_line=True) == ["ppl"]
+    assert told("ppl", on_the_line=False, evaluated=False) == ["ppl"]

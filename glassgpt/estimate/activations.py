@@ -13,7 +13,7 @@ from glassgpt.estimate.training_workload import TrainingWorkload, block_matrix_p
 
 # On a CPU besides, each once: oneDNN's code for bfloat16 matmuls, and for Muon's batched ones; the modules
 # that torch.utils.checkpoint imports at its first call.
-_CPU_BFLOAT16_BYTES, _CPU_BFLOAT16_MUON_BYTES = 14 * 2**20, 25 * 2**20
+_CPU_BFLOAT16_BYTES, _CPU_BFLOAT16_MUON_BYTES = 22 * 2**20, 8 * 2**20
 _CPU_CHECKPOINTING_BYTES = 71 * 2**20
 
 

@@ -41,7 +41,7 @@ GIB = 2**30
 
 # Before the first tensor: CUDA's context with the libraries' kernels. On a CPU: the interpreter, torch's
 # libraries and modules, as resident in a run of a model of 0.2 MiB (torch 2.13, Linux).
-CONTEXT_BYTES = {"cuda": 600 * 2**20, "mps": 400 * 2**20, "cpu": 322 * 2**20}
+CONTEXT_BYTES = {"cuda": 600 * 2**20, "mps": 400 * 2**20, "cpu": 314 * 2**20}
 # Of the bytes that are allocated and freed in an update: gaps that glibc's heap leaves between them, as in 16
 # runs; far more where blocks are recomputed. Equal runs differ by up to 4%. With each tensor in pages of its
 # own (MALLOC_MMAP_THRESHOLD_=65536) there are none, but the kernel clears those pages each time, and a run

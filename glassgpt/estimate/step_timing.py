@@ -54,6 +54,11 @@ class LogInterval:
         self.updates = 0  # that count for the step time
         self.first_update_s: float | None = None  # if the process's first update is in this interval
 
+    @property
+    def opened(self) -> dict[str, float]:
+        """Seconds by phase when it began: of the first one, since the process was created."""
+        return self._opened
+
     def count_update(self, first_s: float | None = None) -> None:
         """`first_s`: its time, if it was the first of this process."""
         if first_s is None:

@@ -231,7 +231,7 @@ class _Note:
                     number = next(group for group in match.groups() if group)
                     run = self._run_at(sentence, match.start())
                     if run is not None and name == "parameters":
-                        run.values.setdefault(name, parse_count(number))
+                        run.set_count(name, number)
                     elif run is not None:
                         run.measured.setdefault(name, (float(number.replace(",", "")), None, at + 1))
             for match in words.CARD_NAME.finditer(sentence):
@@ -297,11 +297,24 @@ class NotedRun:
     evals: dict[tuple[int | None, str], tuple[float, int]] = field(default_factory=dict)  # value, line
     iteration: int | None = None  # the last one
 
+    def set_count(self, name: str, text: str) -> None:
+        count = _count_or_none(text)
+        if count is not None:
+            self.values.setdefault(name, count)
+
     @property
     def has_content(self) -> bool:
         """A loss with its iteration, or a time with what was timed."""
         has_loss = any(at is not None or self.iteration is not None for at, _ in self.evals)
         return has_loss or ("ms" in self.measured and ("mfu" in self.measured or bool(self.settings)))
+
+
+def _count_or_none(text: str) -> int | None:
+    """None for more than anything has."""
+    try:
+        return parse_count(text)
+    except ValueError:
+        return None
 
 
 def plain_text(cell: str) -> str:
@@ -352,14 +365,15 @@ def read_cell(run: NotedRun, metric: str, label: str, cell: str, line: int) -> N
     iteration = words.last_iteration(match["rest"]) or words.last_iteration(label) or run.iteration
     if metric in ("parameters", "tokens_per_iteration"):
         if not match["high"]:
-            run.values.setdefault(metric, parse_count(number + (unit if unit in "kKMBG" else "")))
+            run.set_count(metric, number + (unit if unit in "kKMBG" else ""))
     elif metric in ("val_loss", "train_loss"):
         if not match["high"]:
             run.evals.setdefault((iteration, metric), (float(number), line))
     elif metric == "ms":
         _record_time(run, match, iteration, line)
     elif metric in ("loss", "mfu", "tokens_per_s") and not match["high"]:
-        value = parse_count(number + unit) if unit and unit in "kKMBG" else float(number.replace(",", ""))
+        scale = parse_count(f"1{unit}") if unit and unit in "kKMBG" else 1
+        value = scale * float(number.replace(",", ""))
         run.measured.setdefault(metric, (value, iteration, line))
 
 
@@ -383,7 +397,8 @@ def _record_batch(run: NotedRun, product: re.Match[str]) -> None:
     """`16 × 1024 × 32 = 524k`: tokens per iteration, and the context as the remaining factor."""
     factors = [float(factor.replace(",", "")) for factor in re.split(r"\s*[x×*]\s*", product[1])]
     tokens = round(math.prod(factors))
-    if not 0 < tokens < MAX_COUNT or (product[2] and abs(parse_count(product[2]) / tokens - 1) > 0.02):
+    stated = _count_or_none(product[2]) if product[2] else tokens
+    if not 0 < tokens < MAX_COUNT or stated is None or abs(stated / tokens - 1) > 0.02:
         return
     run.values.setdefault("tokens_per_iteration", tokens)
     known = [run.settings.get(name) for name in ("batch_size", "gradient_accumulation_steps")]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from glassgpt.data.dataset import Dataset
+from glassgpt.data.ladder import Ladder
 from glassgpt.estimate import flops, overheads
 from glassgpt.estimate.local_history import HistoryRow
 from glassgpt.estimate.measured_speed import work_key
@@ -31,8 +32,8 @@ from glassgpt.training.train_state import TrainingProgress, TrainSetup, TrainSta
 from glassgpt.version import VERSION
 
 
-def run_record(run: TrainSetup, state: TrainState) -> Record:
-    """What this process is about to do, on what machine, and why so."""
+def run_record(run: TrainSetup, state: TrainState, ladder: Ladder | None) -> Record:
+    """What this process is about to do, on what machine, and why so. `ladder`: of its text, where known."""
     peak = run.compute_plan.peak
     # Of the whole run. Updates before a resume may have had another batch size.
     updates_left = max(0, run.config.max_iters - state.progress.iter)
@@ -41,13 +42,14 @@ def run_record(run: TrainSetup, state: TrainState) -> Record:
     data = data_fields(run.dataset) | {
         "tokenizer_digest": run.tokenizer_digest,
         "epochs": tokens / len(run.splits["train"]),
-        "ladder": None if run.ladder is None else [dataclasses.asdict(rung) for rung in run.ladder.rungs],
+        "ladder": None if ladder is None else [dataclasses.asdict(rung) for rung in ladder.rungs],
         "passage": dict(run.passage),
     }
     record = {
         "kind": "run",
         "journal_version": JOURNAL_VERSION,
         "iter": state.progress.iter,
+        "phases": {name: seconds * 1000 for name, seconds in state.interval.opened.items()},
         "out_dir": str(run.run_dir),
         "config": dataclasses.asdict(run.config),
         "choices": [dataclasses.asdict(choice) for choice in run.choices],

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from glassgpt.config import TrainConfig
+from glassgpt.data.ladder import ladder_if_cheap
 from glassgpt.data.tokenizers import write_tokenizer
 from glassgpt.errors import (
     THREAD_START_FAILURE,
@@ -34,6 +35,7 @@ from glassgpt.recipe import Recipe, find_recipe, override_config
 from glassgpt.record import journal
 from glassgpt.record.journal import Record, RunSuperseded
 from glassgpt.record.ledger import Ledger
+from glassgpt.record.machine import release_freed_memory
 from glassgpt.record.run_dir import (
     TOKENIZER_DIR,
     LockedRunDir,
@@ -243,9 +245,12 @@ def _set_up_and_train(
                 # Evaluating an existing run (--eval_only) does not change its settings.
                 if request.resume_dir is None or not run.config.eval_only:
                     run.run_dir_handle.write_config(run.resolved_config())
+            # Counting a text's n-grams takes more memory than training a small model, and that only once.
+            ladder = ladder_if_cheap(run.dataset) if group.is_rank_zero else None
+            release_freed_memory()
             warning = out_of_memory.memory_short_finding(run, state)
             for record in (
-                journal_records.run_record(run, state),
+                journal_records.run_record(run, state, ladder),
                 *opening_records,
                 *([warning] if warning else []),
             ):

@@ -18,7 +18,6 @@ from glassgpt import schedule
 from glassgpt.config import Choice, TrainConfig, dataset_folder, profile_window, requested_trackers
 from glassgpt.data.batches import DocumentWindows
 from glassgpt.data.dataset import Dataset, open_dataset, verify
-from glassgpt.data.ladder import ladder_if_cheap
 from glassgpt.data.shards import TokenArray
 from glassgpt.data.token_classes import token_classes
 from glassgpt.data.tokenizers import (
@@ -41,7 +40,7 @@ from glassgpt.format import format_percent
 from glassgpt.model.gpt import GPT, make_gpt_config
 from glassgpt.record import journal
 from glassgpt.record.ledger import Ledger
-from glassgpt.record.machine import release_freed_memory, usable_memory
+from glassgpt.record.machine import usable_memory
 from glassgpt.record.run_dir import LockedRunDir, RunDirInfo, make_run_dir
 from glassgpt.record.sink import Listener, NullSink, Sink, Trackers
 from glassgpt.training import probe
@@ -152,9 +151,6 @@ def set_up(
         loss_parts = LossParts(token_classes(tokenizer, splits["train"]), config.block_size, device)
         passage = eval_windows["val"].choose_passage(tokenizer)
         profiler = UpdateProfiler(profile_window(config), run_dir.directory, device, group.is_rank_zero)
-        # Counting the n-grams of a text takes more memory than a small model's training, and that only once.
-        ladder = ladder_if_cheap(dataset) if group.is_rank_zero else None
-        release_freed_memory()
         sink, saver = _open_outputs(run_dir, config, group, execution.shard, listeners, trackers)
         forecast_check = ForecastCheck(forecast, expected_curve, memory_before_bytes=memory_before_bytes)
         undo.pop_all()
@@ -173,7 +169,6 @@ def set_up(
         eval_windows=eval_windows,
         loss_parts=loss_parts,
         passage=passage,
-        ladder=ladder,
         sampling=sampling,
         profiler=profiler,
         run_dir_handle=run_dir,

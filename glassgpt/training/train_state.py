@@ -15,7 +15,6 @@ from typing import Any
 
 from glassgpt.config import Choice, TrainConfig
 from glassgpt.data.dataset import Dataset
-from glassgpt.data.ladder import Ladder
 from glassgpt.data.shards import TokenArray
 from glassgpt.data.tokenizers import Tokenizer
 from glassgpt.estimate.batching import BatchPlan, has_closing_eval
@@ -84,7 +83,6 @@ class TrainSetup:
     eval_windows: Mapping[str, EvalWindows]  # by split
     loss_parts: LossParts  # how evaluations take their loss apart
     passage: Mapping[str, Any]  # of the validation split: where it begins, and its tokens' texts
-    ladder: Ladder | None  # of the text; only on rank 0, and only where it is known or quick to measure
     sampling: Sampling | None  # None: no sample at the end
     profiler: UpdateProfiler
 

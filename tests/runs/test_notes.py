@@ -244,7 +244,8 @@ def test_other_texts_are_refused(text: str) -> None:
 
 _WORDS = st.sampled_from(
     ["|", "|---|---|", "iter 5", "val loss", "हानि", "12.9%", "~3900 ms", "16 × 1024", "MFU", "1e-3", "CPU",
-     "GPU", "old", "new", "\n", " ", "٣٫٢", "9" * 400, "(", "`max_iters`", "n_embd", "= ", "M", "-", "``"]
+     "GPU", "old", "new", "\n", " ", "٣٫٢", "9" * 400, "9" * 30 + " B", "parameters",
+     "(", "`max_iters`", "n_embd", "= ", "M", "-", "``"]
 )  # fmt: skip
 
 

@@ -62,6 +62,9 @@ def test_intervals_add_up_to_the_ledger(tiny: MakeConfig) -> None:
         assert total == pytest.approx(ledger[phase], rel=0.05, abs=0.01), phase
     evals = sum(record["ms"] for record in records(config.out_dir, "eval")) / 1000
     assert evals == pytest.approx(ledger["eval"], rel=0.05, abs=0.01)
+    # What came before the first update is in the record of the run: a page of a live run shows it.
+    startup = sum(record["phases"]["startup"] for record in (*records(config.out_dir, "run"), *steps)) / 1000
+    assert startup == pytest.approx(ledger["startup"], rel=0.05, abs=0.01)
 
 
 def test_evaluations_and_checkpoints_are_not_in_the_step_time(

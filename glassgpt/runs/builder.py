@@ -61,6 +61,10 @@ _REPEATED = re.compile(r"(\W)\1+")
 FAILURE_KINDS = frozenset({"oom", "traceback", "abort", "kill", "interrupt"})
 
 
+def _is_placeholder(loss: float | None) -> bool:
+    return loss is not None and loss < 0 and loss % 1 == 0
+
+
 class _PendingItem(NamedTuple):
     """An evaluation or a checkpoint whose line has no iteration. It gets that of the next step."""
 
@@ -236,7 +240,7 @@ class RunBuilder:
         # A time outside of its limits counts as not printed already here: see last_step_columns.
         ms = ms if 0 <= ms <= MAX_COUNT else math.nan
         values = (math.nan if loss is None else loss, ms, mfu, lr, grad_norm, tokens_per_s)
-        self.has_placeholder_loss |= values[0] < 0 and values[0] % 1 == 0
+        self.has_placeholder_loss |= _is_placeholder(loss)
         is_other_run = self._is_of_other_run(iteration)
         if self.last_iteration is not None and self._last_iteration is not None and not is_other_run:
             is_next_line = self.line <= self._last_step_line + 1
@@ -346,6 +350,9 @@ class RunBuilder:
                 train_loss=old.train_loss if train_loss is None else train_loss,
                 ms=old.ms if ms is None else ms,
             )
+        elif _is_placeholder(old.val_loss) or _is_placeholder(val_loss):
+            if _is_placeholder(old.val_loss):  # of a rank that computes none
+                self._evals[-1] = new
         elif new != old:  # else another rank printed it too
             self._evals.append(new)
 

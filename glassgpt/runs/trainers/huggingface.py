@@ -38,7 +38,7 @@ _DICT = re.compile(r"\{['\"][^{}]{1,8000}\}")
 _PAIR = re.compile(rf"['\"]([\w/]+)['\"]:\s*(?:tensor\()?['\"]?{NUMBER}['\"]?")
 # Bars of other things (reading files, loading weights) have a name in front, or another unit.
 _BAR = re.compile(
-    r"(?:^|\})\s*\d{1,3}%\|[^|]{0,300}\|\s*(\d{1,15})/(\d{1,15}) "
+    r"(?:^|\})\s*\d{1,3}%(?:\|[^|]{0,300}\|)?\s*(\d{1,15})/(\d{1,15}) "
     r"\[([\d:]{1,12})<[^\]]{0,30}?([\d.]{1,12}|\?)(it/s|s/it)"
 )
 _SAVE = re.compile(r"\bSaving model checkpoint to .{0,400}?checkpoint-(\d{1,15})\b")
@@ -93,8 +93,8 @@ class TrainerReader:
         self._complete_s: float | None = None  # what the whole run took, by the progress above the table
 
     def __call__(self, line: str, builder: RunBuilder) -> bool:
-        if "%|" in line:
-            if "{" in line:  # the bar on a dict's own line belongs to that dict
+        if "%|" in line or "% " in line:
+            if "%|" in line and "{" in line:  # the bar on a dict's own line belongs to that dict
                 self._read_waiting(builder)
             self._follow_bar(line, builder)
         may_be_table = self._table or "Training Loss" in line or "Epoch " in line
@@ -394,9 +394,11 @@ def steps_of_epochs(epochs: Sequence[str], last_epoch: float, total: float, erro
         return None
     numbers = interval * np.round(steps / interval)
     fits = np.abs(numbers - steps) <= tolerance
-    if not fits.all() or (np.diff(numbers) <= 0).any():
+    if not fits.all() or numbers[0] < 1 or (np.diff(numbers) <= 0).any():
         # The interval is less than the epochs' rounding: count from the first one on.
-        numbers = interval * (np.round(steps[0] / interval) + np.arange(len(steps)))
+        if steps[0] < interval / 2:
+            interval = max(1, round(float(steps[-1]) / len(steps)))
+        numbers = interval * (max(1, np.round(steps[0] / interval)) + np.arange(len(steps)))
         if (np.abs(numbers - steps) > tolerance).any():
             return None
     return [int(number) for number in numbers]

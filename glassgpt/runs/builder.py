@@ -95,6 +95,7 @@ class RunBuilder:
         self.notes: list[Message] = []  # how the lines were read, where that is not obvious
         # For a trainer whose lines have no iteration: number of the line -> iteration. Empty: not known.
         self.iteration_by_count: dict[int, int] | None = None
+        self.iteration_by_eval_line: dict[int, int] = {}  # of evaluations between two of its lines
 
         self._rows = StepRows()
         self._evals: list[LoggedEvaluation] = []
@@ -600,8 +601,8 @@ class RunBuilder:
         """All that was read so far as one; `split_runs` makes runs of it. Does not change the builder."""
         numbers = self.iteration_by_count or {}
         evals = [
-            replace(one, iteration=numbers.get(one.iteration, one.iteration))
-            if numbers and one.iteration is not None
+            replace(one, iteration=self.iteration_by_eval_line.get(one.line, numbers.get(at or 0, at)))
+            if numbers and ((at := one.iteration) is not None or one.line in self.iteration_by_eval_line)
             else one
             for one in self._evals
         ]

@@ -79,6 +79,7 @@ class TrainerReader:
         self._waiting_line = 0
         self._epoch = 0.0
         self._epochs: list[str] = []  # of the dicts with a loss of this run, as printed
+        self._eval_epochs: list[tuple[int, float]] = []  # line and epoch of this run's that no loss is beside
         self._planned_epochs: float | None = None
         self._count = 0  # of dicts with a loss
         self._count_at_end = -1  # of a process: its closing dict
@@ -163,6 +164,8 @@ class TrainerReader:
             # Without a loss before it, its epoch says whether there were updates.
             is_later = not self._count and parse_number(values.get("epoch", "0")) > 0
             builder.add_eval(None if is_later else self._count, loss, ms=ms, line=self._waiting_line)
+            if self._epochs[-1:] != [values.get("epoch")]:
+                self._eval_epochs.append((self._waiting_line, parse_number(values.get("epoch", "nan"))))
             self._add_metrics(values, builder)
         elif "train_runtime" in values:
             builder.add_event("finish", f"train_runtime {values['train_runtime']} s")
@@ -195,12 +198,20 @@ class TrainerReader:
         """Number the dicts of this run. Whether their epochs do that, and had to."""
         first = self._count - len(self._epochs) + 1
         counts = range(first, self._count + 1)
-        if all(count in self._iteration_by_count for count in counts) and not self._is_in_blocks:
-            return False
         steps = steps_of_epochs(self._epochs, last_epoch, total, error)
+        if all(count in self._iteration_by_count for count in counts) and not self._is_in_blocks:
+            by_bar = [self._iteration_by_count[count] for count in counts]
+            far = sum(abs(one - other) > 1 for one, other in zip(by_bar, steps or by_bar, strict=True))
+            self._is_in_blocks = 2 * far > len(by_bar)  # few bars were captured: the next one is far ahead
+            if not self._is_in_blocks:
+                return False
         for count in counts:
             self._iteration_by_count.pop(count, None)
         self._iteration_by_count |= dict(zip(counts, steps or (), strict=False))
+        if steps and (last_loss_epoch := parse_number(self._epochs[-1])) > 0:
+            for line, epoch in self._eval_epochs:
+                if 0 < epoch <= last_epoch:
+                    builder.iteration_by_eval_line[line] = round(epoch * steps[-1] / last_loss_epoch)
         return steps is not None
 
     def _count_tokens(self, builder: RunBuilder) -> None:
@@ -226,7 +237,9 @@ class TrainerReader:
     def _follow_bar(self, line: str, builder: RunBuilder) -> None:
         for match in _BAR.finditer(line):
             at, total = int(match[1]), int(match[2])
-            if self._count == 0 and "loss" not in self._waiting:
+            # A shorter one, while this one is under way, is of an evaluation in it.
+            is_inner = 0 < (self._bar or 0) < (self._bar_total or 0) > total
+            if self._count == 0 and "loss" not in self._waiting and not is_inner:
                 self._bar = self._bar if total == self._bar_total else None
                 self._bar_total = total
             if total == self._bar_total:
@@ -259,6 +272,7 @@ class TrainerReader:
             builder.start_process(has_header=False)
             self._previous, self._tokens = (None, 0.0, math.nan), None
             self._epochs, builder.iterations_done = [], self._bar if self._bar_moved else None
+            self._eval_epochs = []
         self._epoch = epoch
         self._epochs.append(values["epoch"])
         planned_epochs = builder.setup.values.get("epochs")

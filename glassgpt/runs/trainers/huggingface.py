@@ -41,7 +41,7 @@ _BAR = re.compile(
     r"(?:^|\})\s*\d{1,3}%(?:\|[^|]{0,300}\|)?\s*(\d{1,15})/(\d{1,15}) "
     r"\[([\d:]{1,12})<[^\]]{0,30}?([\d.]{1,12}|\?)(it/s|s/it)"
 )
-_SAVE = re.compile(r"\bSaving model checkpoint to .{0,400}?checkpoint-(\d{1,15})\b")
+_SAVE = re.compile(r"\b[Ss]av(?:ing|ed)\b.{0,400}?\bcheckpoint-(\d{1,15})\b")  # the model, its tokenizer
 _BEST = re.compile(r"checkpoint-(\d{1,15})\W{0,3}$")
 _RESUME = re.compile(r"\b(?:Resuming|Continuing) training from (?:checkpoint|global step|epoch)")
 _PARAMETERS = re.compile(r"\ball params:\s*([\d,]+)|Trainable parameters = [\d,]{1,20}/([\d,]{1,20}) ")
@@ -77,6 +77,7 @@ class TrainerReader:
         self._latest: dict[str, str] = {}  # dict with a loss or an evaluation
         self._waiting: dict[str, str] = {}
         self._waiting_line = 0
+        self._eval_line = 0  # where an evaluation began that has no result yet
         self._epoch = 0.0
         self._epochs: list[str] = []  # of the dicts with a loss of this run, as printed
         self._eval_epochs: list[tuple[int, float]] = []  # line and epoch of this run's that no loss is beside
@@ -120,16 +121,20 @@ class TrainerReader:
                 self._read_waiting(builder)
             is_loss = "loss" in values and "epoch" in values  # without an epoch it is another trainer's
             return "train_runtime" in values or is_loss or _eval_loss(values) is not None
-        if "Saving model checkpoint" in line and (match := _SAVE.search(line)):
+        if "checkpoint-" in line and (match := _SAVE.search(line)):
             builder.add_checkpoint(int(match[1]))
         elif "training from" in line and _RESUME.search(line):
             builder.start_process(resumed=True)
         elif _BEGIN in line:
             builder.start_process()
+        elif "***** Running Evaluation *****" in line:
+            self._eval_line = builder.line
         elif "arams: " in line or "arameters = " in line:
             if match := _PARAMETERS.search(line):
                 builder.setup.values["parameters"] = round(parse_number(match[1] or match[2]))
         elif "Training completed. Do not forget" in line or line.lstrip().startswith("{'train_runtime'"):
+            self._read_waiting(builder)
+            self._add_eval_without_result(builder)
             builder.add_event("finish", line)
         return False
 
@@ -148,6 +153,10 @@ class TrainerReader:
         self._end_table(builder)
         values, self._waiting = self._waiting, {}
         evaluated = _eval_loss(values)
+        if values and self._eval_line < self._waiting_line:
+            if "loss" in values:
+                self._add_eval_without_result(builder)
+            self._eval_line = 0
         if "loss" in values and "epoch" in values:
             self._read_loss(values, builder)
         elif evaluated is not None:
@@ -254,6 +263,12 @@ class TrainerReader:
                 self._bar_step_ms = bar_step_ms(match[4], match[5])
         if self._waiting and "{" not in line:
             self._read_waiting(builder)
+
+    def _add_eval_without_result(self, builder: RunBuilder) -> None:
+        """One that began, and the next dict is a later loss."""
+        if 0 < self._eval_line < builder.line and self._count:
+            builder.add_eval(self._count, line=self._eval_line)
+        self._eval_line = 0
 
     def _read_loss(self, values: dict[str, str], builder: RunBuilder) -> None:
         # Two dicts without a bar between them, though there is one: they were written later.

@@ -16,6 +16,8 @@ steps and epochs numbers the dicts, too. In a notebook there is a table instead,
 
     Step    Training Loss    Validation Loss
     10      2.9543           2.8001
+
+A model card has such a table, too, with `Training Loss | Epoch | Step` in front.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ _PARAMETERS = re.compile(r"\ball params:\s*([\d,]+)|Trainable parameters = [\d,]
 _BEGIN = "***** Running training *****"
 _STEP_OF_TOTAL = re.compile(r"['\"]global_step/max_steps['\"]:\s*['\"](\d{1,15})/(\d{1,15})['\"]")
 # A notebook's table, and the progress above it.
-_TABLE = re.compile(r"^\W*(Step|Epoch)\W+Training Loss\b")
+_TABLE = re.compile(r"^\W*(?:(?:Step|Epoch)\W+Training Loss|Training Loss\W+Epoch\W+Step)\b")
 _CELLS = re.compile(r"\t|\s*\|\s*|\s{2,}")
 _PROGRESS = re.compile(
     r"\[\s{0,12}(\d{1,12})/(\d{1,12}) ([\d:]{1,12})(?: < [\d:]{1,12})?.{0,40}Epoch ([\d.]{1,12})/(\d{1,9})\]"
@@ -341,19 +343,20 @@ class TrainerReader:
                 builder.trainer = _REINFORCEMENT
             return False
         cells = [cell.strip() for cell in _CELLS.split(line.strip(" |"))] if self._table else []
-        if len(cells) < 2 or not cells[0].isdecimal() or len(cells[0]) > len(str(MAX_COUNT)):
+        row = dict(zip(self._table, cells, strict=False))
+        counted = row.get("Step", cells[0] if cells else "")
+        if len(cells) < 2 or not counted.isdecimal() or len(counted) > len(str(MAX_COUNT)):
             is_between_rows = not line.strip("|-: ")  # blank, or the rule of a Markdown table
             if not is_between_rows:
                 self._end_table(builder)
             return False
-        row = dict(zip(self._table, cells, strict=False))
-        iteration: float | None = int(cells[0])
-        if self._table[0] == "Epoch":
-            iteration = self._updates_per_epoch and int(cells[0]) * self._updates_per_epoch
+        iteration: float | None = int(counted)
+        if "Step" not in self._table:
+            iteration = self._updates_per_epoch and int(counted) * self._updates_per_epoch
         loss, val_loss = (_number(row.get(f"{name} Loss", "")) for name in ("Training", "Validation"))
         if loss is None and val_loss is None:
             return False
-        row_number = int(cells[0])
+        row_number = int(counted)
         if self._is_new_table and self._count and row_number <= self._table_row:
             builder.start_process(has_header=False)  # `train` was called again
             builder.setup.values.pop("wall_s", None)

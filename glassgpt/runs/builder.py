@@ -83,6 +83,7 @@ class RunBuilder:
         self.line = 0  # of the file, from 1
         self.clock = ""  # of this line: when it was printed, if its prefix says so
         self.cell_line = 0  # where a notebook's current cell begins
+        self._done_in_cell: int | None = None  # iterations that an earlier cell made, after its last line
         self.has_quoted_lines = False  # the file is a text that quotes log lines, maybe out of order
         self.fence_count = 0  # Markdown's ``` lines so far in such a text: odd inside a code block
         self.in_traceback = False  # a traceback has begun, and its exception has not come yet
@@ -140,6 +141,18 @@ class RunBuilder:
         self._fence_counts_with_steps: set[int] = set()
 
     # --- what readers record ---
+
+    def begin_cell(self) -> None:
+        """A notebook's next cell was run: if nothing failed in the one before, that is over."""
+        last, planned = self._last_iteration, self.setup.values.get("planned_iterations")
+        failed = any(event.kind in FAILURE_KINDS for event in self._events if event.line > self._last_step_line)
+        if self.has_steps and self.cell_line <= self._last_step_line and last is not None and not failed:
+            from_zero = self._segments[-1].first_iteration == 0 and self.iteration_by_count is None
+            if isinstance(planned, int) and from_zero and last < planned <= last + self._rows.last_gap:
+                self.iterations_done = self._done_in_cell = last = planned
+            if not isinstance(planned, int) or last >= planned:
+                self.add_event("finish", "a later cell was run")
+        self.cell_line = self.line
 
     def start_process(
         self, resumed: bool = False, has_header: bool = True, text: str = "", stage: str | None = None
@@ -307,6 +320,8 @@ class RunBuilder:
 
     def _note_steps(self, count: int, last_iteration: int, line: int) -> None:
         self._last_iteration = last_iteration
+        if self._done_in_cell is not None:
+            self._done_in_cell = self.iterations_done = None
         if self.trainer.lines_name_plan:
             self._plan = self.setup.values.get("planned_iterations")
             self._plan_ends[self._plan] = last_iteration
@@ -333,6 +348,8 @@ class RunBuilder:
         if iteration is not None and iteration > MAX_COUNT:
             return
         line = self.line if line is None else line
+        if iteration is not None and iteration == self._last_iteration:
+            iteration = self._done_in_cell or iteration
         if iteration is not None and not (is_late and self._segments):
             self._enter_segment(iteration, line)
             self._last_eval_iteration = iteration

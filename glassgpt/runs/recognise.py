@@ -410,7 +410,7 @@ class LogReader:
         builder.line += not line.continues_line
         builder.clock = line.clock
         if line.begins_cell:
-            builder.cell_line = builder.line
+            builder.begin_cell()
         if line.clock or text[-4:].isdecimal():  # the second may be as `date` prints it
             builder.stamps.add(builder.line, line.clock, text)
         self._ends_mid_line = line.is_incomplete

@@ -144,6 +144,11 @@ class StepRows:
         return float(self._values[index][self._count - 1])
 
     @property
+    def last_gap(self) -> int:
+        """Iterations between the last two rows; 0 for less than two."""
+        return self._row(len(self) - 1)[0] - self._row(len(self) - 2)[0] if len(self) > 1 else 0
+
+    @property
     def last_has_loss(self) -> bool:
         return bool(self._new_has_loss[-1] if self._new_has_loss else self._has_loss[self._count - 1])
 

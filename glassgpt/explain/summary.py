@@ -210,7 +210,13 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     is_told = any(one.id in EVALUATION_FINDINGS for one in findings) or (
         sentences[-1] == translate("verdict.nothing_wrong_unevaluated")
     )
-    if is_repeated and not (has_eval or run_log.evals) and not is_told and run_log.loss_measures_learning and not run_log.live:
+    if (
+        is_repeated
+        and not (has_eval or run_log.evals)
+        and not is_told
+        and run_log.loss_measures_learning
+        and not run_log.live
+    ):
         sentences.insert(place, translate("verdict.no_evaluation"))
     return [sentence for sentence in sentences if sentence]
 

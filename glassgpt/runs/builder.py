@@ -145,7 +145,9 @@ class RunBuilder:
     def begin_cell(self) -> None:
         """A notebook's next cell was run: if nothing failed in the one before, that is over."""
         last, planned = self._last_iteration, self.setup.values.get("planned_iterations")
-        failed = any(event.kind in FAILURE_KINDS for event in self._events if event.line > self._last_step_line)
+        failed = any(
+            event.kind in FAILURE_KINDS for event in self._events if event.line > self._last_step_line
+        )
         if self.has_steps and self.cell_line <= self._last_step_line and last is not None and not failed:
             from_zero = self._segments[-1].first_iteration == 0 and self.iteration_by_count is None
             if isinstance(planned, int) and from_zero and last < planned <= last + self._rows.last_gap:

@@ -28,7 +28,8 @@ _FORK_VAL = re.compile(
     rf"^(\d{{1,15}}) (?:[a-z_]{{1,30}} [\d.e+-]{{1,20}} ){{0,6}}val\w{{0,20}}_loss {NUMBER}\b"
 )
 _SAVE = re.compile(
-    r"\b(?:saving|writing|saved) (?:model )?checkpoint|\bcheckpoint at step (\d{1,15})\b|\bmodel saved to (\S)",
+    r"\b(?:saving|writing|saved) (?:model )?checkpoint|\bcheckpoint at step (\d{1,15})\b"
+    r"|\bmodel saved to (\S)",
     re.IGNORECASE,
 )
 

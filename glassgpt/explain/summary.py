@@ -146,7 +146,9 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     is_flat = run_log.loss_measures_learning and not has_risen and _has_risen_slightly(facts)
     # A result of what was made of the weights after the training: no loss of the run's own evaluations.
     closing = [
-        one.text for one in run_log.events_after_last_step() if one.kind == "finish" and "val_" in one.text
+        one.text
+        for one in run_log.events_after_last_step()
+        if one.kind == "finish" and "val_" in one.text and all(own.line != one.line for own in run_log.evals)
     ]
     if closing:
         sentences.append(translate("verdict.stop_reason", quoted=closing[-1][:MAX_QUOTED_CHARS]))
@@ -213,7 +215,13 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     is_told = any(one.id in EVALUATION_FINDINGS for one in findings) or (
         sentences[-1] == translate("verdict.nothing_wrong_unevaluated")
     )
-    if is_repeated and not has_eval and not is_told and run_log.loss_measures_learning and not run_log.live:
+    if (
+        is_repeated
+        and not (has_eval or run_log.evals)
+        and not is_told
+        and run_log.loss_measures_learning
+        and not run_log.live
+    ):
         sentences.insert(place, translate("verdict.no_evaluation"))
     return [sentence for sentence in sentences if sentence]
 

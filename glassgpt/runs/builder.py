@@ -61,6 +61,10 @@ _REPEATED = re.compile(r"(\W)\1+")
 FAILURE_KINDS = frozenset({"oom", "traceback", "abort", "kill", "interrupt"})
 
 
+def _is_placeholder(loss: float | None) -> bool:
+    return loss is not None and loss < 0 and loss % 1 == 0
+
+
 class _PendingItem(NamedTuple):
     """An evaluation or a checkpoint whose line has no iteration. It gets that of the next step."""
 
@@ -79,6 +83,7 @@ class RunBuilder:
         self.line = 0  # of the file, from 1
         self.clock = ""  # of this line: when it was printed, if its prefix says so
         self.cell_line = 0  # where a notebook's current cell begins
+        self._done_in_cell: int | None = None  # iterations that an earlier cell made, after its last line
         self.has_quoted_lines = False  # the file is a text that quotes log lines, maybe out of order
         self.fence_count = 0  # Markdown's ``` lines so far in such a text: odd inside a code block
         self.in_traceback = False  # a traceback has begun, and its exception has not come yet
@@ -91,6 +96,7 @@ class RunBuilder:
         self.notes: list[Message] = []  # how the lines were read, where that is not obvious
         # For a trainer whose lines have no iteration: number of the line -> iteration. Empty: not known.
         self.iteration_by_count: dict[int, int] | None = None
+        self.iteration_by_eval_line: dict[int, int] = {}  # of evaluations between two of its lines
 
         self._rows = StepRows()
         self._evals: list[LoggedEvaluation] = []
@@ -135,6 +141,20 @@ class RunBuilder:
         self._fence_counts_with_steps: set[int] = set()
 
     # --- what readers record ---
+
+    def begin_cell(self) -> None:
+        """A notebook's next cell was run: if nothing failed in the one before, that is over."""
+        last, planned = self._last_iteration, self.setup.values.get("planned_iterations")
+        failed = any(
+            event.kind in FAILURE_KINDS for event in self._events if event.line > self._last_step_line
+        )
+        if self.has_steps and self.cell_line <= self._last_step_line and last is not None and not failed:
+            from_zero = self._segments[-1].first_iteration == 0 and self.iteration_by_count is None
+            if isinstance(planned, int) and from_zero and last < planned <= last + self._rows.last_gap:
+                self.iterations_done = self._done_in_cell = last = planned
+            if not isinstance(planned, int) or last >= planned:
+                self.add_event("finish", "a later cell was run")
+        self.cell_line = self.line
 
     def start_process(
         self, resumed: bool = False, has_header: bool = True, text: str = "", stage: str | None = None
@@ -236,7 +256,7 @@ class RunBuilder:
         # A time outside of its limits counts as not printed already here: see last_step_columns.
         ms = ms if 0 <= ms <= MAX_COUNT else math.nan
         values = (math.nan if loss is None else loss, ms, mfu, lr, grad_norm, tokens_per_s)
-        self.has_placeholder_loss |= values[0] < 0 and values[0] % 1 == 0
+        self.has_placeholder_loss |= _is_placeholder(loss)
         is_other_run = self._is_of_other_run(iteration)
         if self.last_iteration is not None and self._last_iteration is not None and not is_other_run:
             is_next_line = self.line <= self._last_step_line + 1
@@ -302,6 +322,8 @@ class RunBuilder:
 
     def _note_steps(self, count: int, last_iteration: int, line: int) -> None:
         self._last_iteration = last_iteration
+        if self._done_in_cell is not None:
+            self._done_in_cell = self.iterations_done = None
         if self.trainer.lines_name_plan:
             self._plan = self.setup.values.get("planned_iterations")
             self._plan_ends[self._plan] = last_iteration
@@ -328,6 +350,8 @@ class RunBuilder:
         if iteration is not None and iteration > MAX_COUNT:
             return
         line = self.line if line is None else line
+        if iteration is not None and iteration == self._last_iteration:
+            iteration = self._done_in_cell or iteration
         if iteration is not None and not (is_late and self._segments):
             self._enter_segment(iteration, line)
             self._last_eval_iteration = iteration
@@ -346,6 +370,9 @@ class RunBuilder:
                 train_loss=old.train_loss if train_loss is None else train_loss,
                 ms=old.ms if ms is None else ms,
             )
+        elif _is_placeholder(old.val_loss) or _is_placeholder(val_loss):
+            if _is_placeholder(old.val_loss):  # of a rank that computes none
+                self._evals[-1] = new
         elif new != old:  # else another rank printed it too
             self._evals.append(new)
 
@@ -593,8 +620,8 @@ class RunBuilder:
         """All that was read so far as one; `split_runs` makes runs of it. Does not change the builder."""
         numbers = self.iteration_by_count or {}
         evals = [
-            replace(one, iteration=numbers.get(one.iteration, one.iteration))
-            if numbers and one.iteration is not None
+            replace(one, iteration=self.iteration_by_eval_line.get(one.line, numbers.get(at or 0, at)))
+            if numbers and ((at := one.iteration) is not None or one.line in self.iteration_by_eval_line)
             else one
             for one in self._evals
         ]

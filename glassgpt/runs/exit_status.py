@@ -99,6 +99,7 @@ _EVENT_LINES: tuple[tuple[str, str, EventKind], ...] = (
     ("one", r"(?i)^\W*(?:all )?done\W*$", "finish"),
     ("one]", r"(?i)^\s*\[(?:all )?done\](?!.{0,80}\bepoch\b)", "finish"),
     ("inal", r"(?i)^\W*(?:saved|saving) (?:the )?final (?:weights|model|checkpoint)\b", "finish"),
+    ("inal", _ANY_CASE + r"final (?:\w{1,20}[ _]){0,2}loss\W{1,4}\d", "finish"),
     ("report", r"^(?:Copying|Copied) report(?:\.md)? ", "finish"),  # nanochat's speedrun
 )
 EventPattern = tuple[str, re.Pattern[str], EventKind]

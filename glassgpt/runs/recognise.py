@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -52,6 +52,7 @@ _MAX_UNRECOGNISED_LINES = 2_000_000  # without a match: then the file is not a l
 MAX_CLOCK_CHARS = 60  # of a line: its time stamp is within these
 _MIN_PIECE_LINES, _MAX_PIECE_LINES = 256, 1 << 20  # of a block, read by one form
 _MAX_TRIES, _MAX_SHAPES = 100, 10_000  # of lines that no reader matches: how often each, and how many
+_MAX_RANK_LINES = 64  # of other ranks, between two of the lowest one
 _MAX_BUFFERED_LINES = 100_000  # until the trainer is clear: some logs begin with the whole source code
 
 # Losses have three decimals or more; a number with fewer at the very end may be cut off.
@@ -390,6 +391,7 @@ class LogReader:
         self.builder.line = lines_before
         self._read_line = trainer.make_reader()
         self._lowest_rank: int | None = None
+        self._of_other_ranks: deque[str] = deque(maxlen=_MAX_RANK_LINES)
         self._ends_mid_line = False
         self._has_other_evals = False  # evaluations that are not printed as this trainer does
         self._unread_losses = 0  # lines with a loss that are neither step nor evaluation
@@ -408,7 +410,7 @@ class LogReader:
         builder.line += not line.continues_line
         builder.clock = line.clock
         if line.begins_cell:
-            builder.cell_line = builder.line
+            builder.begin_cell()
         if line.clock or text[-4:].isdecimal():  # the second may be as `date` prints it
             builder.stamps.add(builder.line, line.clock, text)
         self._ends_mid_line = line.is_incomplete
@@ -421,13 +423,18 @@ class LogReader:
         if rank is not None:  # every rank prints the same: only the lowest one is read
             self._lowest_rank = rank if self._lowest_rank is None else min(rank, self._lowest_rank)
             if rank != self._lowest_rank:
-                if builder.has_placeholder_loss and "loss" in text:  # the last stage of a pipeline has it
-                    self._read_line(text, builder)
+                if "loss" in text:  # the last stage of a pipeline may be the only one to have it
+                    self._of_other_ranks.append(text)
+                    self._read_other_ranks()
                 read_event(text, builder, self._event_patterns)
                 return True
         items_before = builder.non_step_count
         if self._read_line(text, builder):
             self._setup_at_last_step = None
+            self._read_other_ranks()
+            self._of_other_ranks.clear()
+            if text[:5].lower() == "final":
+                read_event(text, builder, self._event_patterns)
             return True
         is_unread = builder.non_step_count == items_before and not builder.has_quoted_lines
         if is_unread and ("oss" in text or "OSS" in text) and not self._read_other_eval(text):
@@ -445,6 +452,11 @@ class LogReader:
         elif "wall_s" in builder.setup.values:
             self._setup_at_last_step.values["wall_s"] = builder.setup.values["wall_s"]
         return False
+
+    def _read_other_ranks(self) -> None:
+        """Lines with a loss, since this rank's latest one: only where that is none."""
+        while self.builder.has_placeholder_loss and self._of_other_ranks:
+            self._read_line(self._of_other_ranks.popleft(), self.builder)
 
     def _read_other_eval(self, text: str) -> bool:
         """A home-made loop's, whose steps look like this trainer's: of the step before, as the line says."""

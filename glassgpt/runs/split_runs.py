@@ -281,13 +281,17 @@ def _joined(whole: RunLog) -> RunLog:
 
 def _part_counts(whole: RunLog, starts: list[int]) -> dict[int, int]:
     """By the first segment of each run, of how many parts of one process it is one."""
+    rows = np.searchsorted(whole.steps.segment, range(len(whole.segments) + 1)).tolist()
     groups: list[list[int]] = []
     for start in starts:
         process = whole.segments[start]
         is_part = (
             start > 0
             and _begins_again(whole, start)
-            and (process.outer_count is not None or not _loss_goes_back(whole, start))
+            and (
+                process.outer_count is not None
+                or (rows[start] - rows[start - 1] >= _MIN_JUDGED_LINES and not _loss_goes_back(whole, start))
+            )
         )
         if is_part:
             groups[-1].append(start)

@@ -144,6 +144,11 @@ class StepRows:
         return float(self._values[index][self._count - 1])
 
     @property
+    def last_gap(self) -> int:
+        """Iterations between the last two rows; 0 for less than two."""
+        return self._row(len(self) - 1)[0] - self._row(len(self) - 2)[0] if len(self) > 1 else 0
+
+    @property
     def last_has_loss(self) -> bool:
         return bool(self._new_has_loss[-1] if self._new_has_loss else self._has_loss[self._count - 1])
 
@@ -161,7 +166,7 @@ class StepRows:
     def replace_placeholder(self, iteration: int, loss: float) -> bool:
         """Whether one of the last few rows is this iteration, of a rank that does not compute the loss and
         prints a whole number for it, 0 or below: torchtitan -1 for each micro-batch. It gets the loss."""
-        for row in range(max(0, len(self) - _RECENT_ROWS), len(self)):
+        for row in reversed(range(max(0, len(self) - _RECENT_ROWS), len(self))):  # an earlier run has it, too
             at, values = self._row(row)
             if at == iteration and loss > 0 >= values[0] and values[0] % 1 == 0:
                 if row < self._count:

@@ -108,6 +108,20 @@ def test_iterations_done_twice() -> None:
     assert one.severity == "warning", "a seventh of all"
 
 
+@pytest.mark.parametrize(("ends", "redone"), [((100, 90, 120), 50), ((100, 60, 40), 10), ((100, 51), None)])
+def test_an_iteration_is_done_again_where_a_later_process_came_to_it(
+    ends: tuple[int, ...], redone: int | None
+) -> None:
+    """Each process but the first resumes from 50."""
+    at = [*range(1, ends[0] + 1), *(step for end in ends[1:] for step in range(51, end + 1))]
+    lengths = [ends[0], *(max(0, end - 50) for end in ends[1:])]
+    segment = [index for index, length in enumerate(lengths) for _ in range(length)]
+    segments = tuple(LoggedProcess(True, bool(index), 51 if index else 1) for index in range(len(ends)))
+    run_log = make_run_log(make_steps(at, loss=[2.0] * len(at), segment=segment), segments=segments)
+    found = redone_iterations(analyse(run_log))
+    assert (found and found.values["redone_iterations"]) == redone
+
+
 # --- the loss after it ---
 
 

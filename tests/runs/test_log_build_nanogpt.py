@@ -8,6 +8,8 @@ import pytest
 from log_checks import check_facts, parse_facts, parse_log
 from printed import SyntheticRun, build_nanogpt, build_nanogpt_file
 
+from glassgpt.runs.exit_status import infer_exit_status
+
 TODAY = (
     "step {at:5d} | loss: {loss:.6f} | lr 6.0000e-04 | norm: 0.5000 | dt: {ms:.2f}ms | tok/sec: {speed:.2f}"
 )
@@ -89,3 +91,11 @@ def test_the_last_evaluation_is_off_the_grid_where_a_run_finished() -> None:
         next(i for i, part in enumerate(expected.parts) if part.row and part.row.iteration == 20) + 1
     )
     assert parse_facts(on_grid.text).ended == "cut"
+
+
+def test_saves_of_forks_and_a_last_loss() -> None:
+    lines = [line(at) for at in range(8)]
+    lines.insert(5, "Model Saved to out\\model_1.pt\nCheckpoint at step 4")
+    run_log = parse_log("\n".join([*lines, "Model Saved to out\\model_2.pt", "Final Loss: 8.3", ""]))
+    assert [save.iteration for save in run_log.checkpoints] == [4, 7]
+    assert infer_exit_status(run_log) == "finished"

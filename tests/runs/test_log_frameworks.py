@@ -443,6 +443,13 @@ def test_a_placeholder_loses_against_the_loss_of_the_last_stage(
     run_log = parse_log("".join("".join(reversed(pair) if is_first else pair) for pair in pairs))
     assert run_log.steps.iteration.tolist() == list(course)
     assert run_log.steps.loss.tolist() == pytest.approx([12 - at / 10 for at in course])
+    evaluations = [
+        f"{ranks[0]}validate step: 59  loss: -1.0000\n",
+        f"{ranks[1]}validate step: 59  loss:  6.1\n",
+    ]
+    text = "".join("".join(pair) for pair in pairs)
+    for order in (evaluations, evaluations[::-1]):
+        assert [one.val_loss for one in parse_log(text + "".join(order)).evals] == [6.1]
     alone = parse_log("".join(pair[0] for pair in pairs))
     assert (alone.placeholder_loss, len(Analysis(alone).trajectory.finite_losses()[0])) == (-4.0, 0)
     assert explain(alone).findings == []

@@ -414,3 +414,58 @@ def test_an_evaluation_that_counts_the_steps_of_the_plan() -> None:
     end = "{'eval_loss': 1.6, 'eval_runtime': 7.5, 'epoch': 1.0, 'global_step/max_steps': '43/43'}\n"
     run_log = parse_log(rows + end)
     assert (last_iteration_done(run_log), infer_exit_status(run_log)) == (43, "finished")
+
+
+def test_the_first_of_dicts_whose_epochs_are_rounded_away_ends_an_interval() -> None:
+    epochs = [f"{at * 25 / 20000:.2f}" for at in range(1, 61)]
+    assert steps_of_epochs(epochs, 0.07, 1495.0, 7.1) == list(range(25, 1501, 25))
+
+
+def few_bars() -> str:
+    """A notebook's: bars without a bar, an evaluation's among them, and few of either."""
+    text = ""
+    for epoch in range(1, 7):
+        at = epoch * 132
+        if at // 250 > (at - 132) // 250:
+            loss_at = at // 250 * 250
+            text += f"{{'loss': {3 - epoch / 10}, 'learning_rate': 1e-05, 'epoch': {loss_at / 132:.2f}}}\n"
+        text += f" {16 * epoch}% {at}/792 [0{epoch}:00<01:00,  1.77s/it]\n 50% 20/40 [00:10<00:10, 2.0it/s]\n"
+        text += f"{{'eval_loss': {3.5 - epoch / 10}, 'eval_runtime': 20.0, 'epoch': {epoch}.0}}\n"
+    return (
+        text + "{'train_runtime': 400.0, 'train_steps_per_second': 1.98, 'train_loss': 2.5, 'epoch': 6.0}\n"
+    )
+
+
+def test_evaluations_between_dicts_are_at_their_own_epochs() -> None:
+    run_log = parse_log(few_bars())
+    assert run_log.steps.iteration.tolist() == [250, 500, 750]
+    assert [one.iteration for one in run_log.evals] == [132, 264, 396, 528, 660, 792]
+    assert last_iteration_done(run_log) == 792
+
+
+def test_an_evaluation_without_a_result_and_saves_in_other_words() -> None:
+    begin = "***** Running Evaluation *****\n  Num examples = 20\n"
+    text = "".join(
+        f"{{'loss': 2.5, 'learning_rate': 1e-05, 'epoch': {at}.0}}\n"
+        f"  {at}%|#| {10 * at}/50 [00:{10 * at}<00:10, 1.0it/s]\n"
+        + (begin + f"Value head model saved at: saves/checkpoint-{10 * at}\n" if at % 2 == 0 else "")
+        for at in range(1, 6)
+    )
+    text = f"***** Running training *****\n  0%|#| 0/50 [00:00<?, ?it/s]\n{text}"
+    run_log = parse_log(text)
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(20, None), (40, None)]
+    assert [one.iteration for one in run_log.checkpoints] == [20, 40]
+    told = parse_log(text.replace(begin, begin + "{'eval_loss': 2.0, 'epoch': 2.0}\n"))
+    assert [one.val_loss for one in told.evals] == [2.0, 2.0]
+
+
+def test_the_table_of_a_model_card() -> None:
+    rows = "".join(
+        f"| {'No log' if at < 2 else 4 - at / 10} | {at}.0 | {at * 500} | {4.2 - at / 10} |\n"
+        for at in range(1, 6)
+    )
+    run_log = parse_log(
+        "| Training Loss | Epoch | Step | Validation Loss |\n|:---:|:---:|:---:|:---:|\n" + rows
+    )
+    assert [one.iteration for one in run_log.evals] == [500, 1000, 1500, 2000, 2500]
+    assert run_log.steps.loss[1:].tolist() == [3.8, 3.7, 3.6, 3.5]

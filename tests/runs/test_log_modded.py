@@ -101,3 +101,18 @@ def test_a_run_that_was_evaluated_at_0_includes_what_came_before_its_first_line(
     ]
     assert parse_facts("\n".join([*lines, ""])).total_s == pytest.approx(10.0)
     assert parse_facts("\n".join([*lines[1:], ""])).total_s == pytest.approx(7.51)
+
+
+def test_a_total_in_tenths_of_seconds_has_a_mean_that_is_finer() -> None:
+    (run_log,) = parse_logs(
+        "step:0/40 val_loss:10.8 train_time:0ms step_avg:0.03ms\n"
+        + "".join(
+            f"step:{at}/40, train_time:{at * 0.25:.1f} secs, step_avg:250.00ms, "
+            f"train loss:{9 - at / 10:.2f},  lr:1.0\n"
+            for at in range(1, 41)
+        )
+        + "step:40/40 val_loss:4.2 train_time:10000ms step_avg:250.00ms\n"
+    )
+    assert run_log.steps.ms.tolist() == [250.0] * 40
+    assert run_log.steps.loss[[0, -1]].tolist() == [8.9, 5.0]
+    assert [one.iteration for one in run_log.evals] == [0, 40]

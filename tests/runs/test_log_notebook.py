@@ -12,6 +12,7 @@ from glassgpt.errors import UserError
 from glassgpt.explain.explanation import explain
 from glassgpt.runs import lines
 from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.exit_status import infer_exit_status
 from glassgpt.runs.reading import read_run_log, read_run_logs
 
 LINES = [f"iter {at}: loss {4 - at / 100:.4f}, time 33.00ms, mfu 5.00%\n" for at in range(0, 50, 10)]
@@ -178,3 +179,16 @@ def test_each_table_whose_steps_begin_again_is_a_run(tmp_path: Path) -> None:
     assert [one.steps.iteration.tolist() for one in run_logs] == [list(range(10, 61, 10))] * 3
     assert [one.setup.wall_s for one in run_logs] == [180.0, 120.0, 60.0]
     assert {Analysis(one).facts.ended for one in run_logs} == {"finished"}
+
+
+@pytest.mark.parametrize(("planned", "status", "at"), [(50, "finished", 50), (90, "cut", 40)])
+def test_what_a_later_cell_evaluates_comes_after_the_last_iteration(
+    tmp_path: Path, planned: int, status: str, at: int
+) -> None:
+    text = "".join(f"{step:5d}/{planned:5d}: loss {4 - step / 100:.4f}\n" for step in range(0, 50, 10))
+    name = written(
+        tmp_path / "a", cell("train()", stream(text)), cell("evaluate()", stream("val loss 3.7\n"))
+    )
+    run_log = read_run_log(name)
+    assert infer_exit_status(run_log) == status
+    assert [one.iteration for one in run_log.evals] == [at]

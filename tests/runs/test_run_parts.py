@@ -139,3 +139,10 @@ def test_the_table_of_runs_says_what_it_leaves_out() -> None:
     out = StringIO()
     print_explanation(explanation, Console(file=out, width=140))
     assert translate("explain_view.more_runs", runs=3, most=15) in out.getvalue()
+
+
+def test_a_few_lines_before_a_start_are_a_run_that_did_not_finish() -> None:
+    noise = [3.0, 4.1, 2.2, 3.9, 2.8, 3.3, 4.0, 2.5, 3.1, 3.6, 2.9, 3.8]
+    runs = parse_logs(text_of(steps(noise[4::-1]), steps(noise * 3), ["final val_loss 3.1"]))
+    assert [(one.parts, one.runs_in_file) for one in runs] == [(1, 2)] * 2
+    assert [Analysis(one).facts.ended for one in runs] == ["cut", "finished"]

@@ -248,9 +248,14 @@ def redone_iterations(analysis: Analysis) -> Finding | None:
                 start = run_log.segments[segment].first_iteration or 0
             if 0 <= start < end - 1:  # one may be a line printed again before its update
                 resumes.append((row, start, end))
-    if not resumes:
+    steady_ms = analysis.steady_ms
+    redone = counted = 0  # an iteration that was done three times counts once
+    for first_row, start, end in sorted(resumes, key=lambda resume: resume[1]):
+        end = min(end, int(steps.iteration[first_row:].max()))
+        redone += max(0, end - max(start, counted))
+        counted = max(counted, end)
+    if redone <= 1:  # a line may be printed again before its update
         return None
-    redone, steady_ms = sum(end - start for _, start, end in resumes), analysis.steady_ms
     row, start, end = max(resumes, key=lambda resume: resume[2] - resume[1])
     share = redone / max(run_log.iteration_count(), redone)
     severity: Severity = "advice" if share >= ADVICE_REDONE_SHARE else "info"

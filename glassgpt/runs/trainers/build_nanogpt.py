@@ -27,7 +27,11 @@ _LOG_TXT = re.compile(rf"^\s*(\d+) (train|val|\w{{2,10}}swag|hella) {NUMBER}\s*$
 _FORK_VAL = re.compile(
     rf"^(\d{{1,15}}) (?:[a-z_]{{1,30}} [\d.e+-]{{1,20}} ){{0,6}}val\w{{0,20}}_loss {NUMBER}\b"
 )
-_SAVE = re.compile(r"\b(?:saving|writing|saved) (?:model )?checkpoint", re.IGNORECASE)
+_SAVE = re.compile(
+    r"\b(?:saving|writing|saved) (?:model )?checkpoint|\bcheckpoint at step (\d{1,15})\b"
+    r"|\bmodel saved to (\S)",
+    re.IGNORECASE,
+)
 
 
 def read(line: str, builder: RunBuilder) -> bool:
@@ -57,8 +61,9 @@ def read(line: str, builder: RunBuilder) -> bool:
     if line[:1].isdigit() and "_loss " in line and (match := _FORK_VAL.match(line)):
         builder.add_eval(int(match[1]), parse_number(match[2]))
         return False
-    if "heckpoint" in line and _SAVE.search(line):
-        builder.add_checkpoint()
+    if ("heckpoint" in line or "aved" in line) and (match := _SAVE.search(line)):
+        at = builder.last_iteration or 0 if match[2] else None
+        builder.add_checkpoint(int(match[1]) if match[1] else at)
     return False
 
 

@@ -16,6 +16,8 @@ steps and epochs numbers the dicts, too. In a notebook there is a table instead,
 
     Step    Training Loss    Validation Loss
     10      2.9543           2.8001
+
+A model card has such a table, too, with `Training Loss | Epoch | Step` in front.
 """
 
 from __future__ import annotations
@@ -38,17 +40,17 @@ _DICT = re.compile(r"\{['\"][^{}]{1,8000}\}")
 _PAIR = re.compile(rf"['\"]([\w/]+)['\"]:\s*(?:tensor\()?['\"]?{NUMBER}['\"]?")
 # Bars of other things (reading files, loading weights) have a name in front, or another unit.
 _BAR = re.compile(
-    r"(?:^|\})\s*\d{1,3}%\|[^|]{0,300}\|\s*(\d{1,15})/(\d{1,15}) "
+    r"(?:^|\})\s*\d{1,3}%(?:\|[^|]{0,300}\|)?\s*(\d{1,15})/(\d{1,15}) "
     r"\[([\d:]{1,12})<[^\]]{0,30}?([\d.]{1,12}|\?)(it/s|s/it)"
 )
-_SAVE = re.compile(r"\bSaving model checkpoint to .{0,400}?checkpoint-(\d{1,15})\b")
+_SAVE = re.compile(r"\b[Ss]av(?:ing|ed)\b.{0,400}?\bcheckpoint-(\d{1,15})\b")  # the model, its tokenizer
 _BEST = re.compile(r"checkpoint-(\d{1,15})\W{0,3}$")
 _RESUME = re.compile(r"\b(?:Resuming|Continuing) training from (?:checkpoint|global step|epoch)")
 _PARAMETERS = re.compile(r"\ball params:\s*([\d,]+)|Trainable parameters = [\d,]{1,20}/([\d,]{1,20}) ")
 _BEGIN = "***** Running training *****"
 _STEP_OF_TOTAL = re.compile(r"['\"]global_step/max_steps['\"]:\s*['\"](\d{1,15})/(\d{1,15})['\"]")
 # A notebook's table, and the progress above it.
-_TABLE = re.compile(r"^\W*(Step|Epoch)\W+Training Loss\b")
+_TABLE = re.compile(r"^\W*(?:(?:Step|Epoch)\W+Training Loss|Training Loss\W+Epoch\W+Step)\b")
 _CELLS = re.compile(r"\t|\s*\|\s*|\s{2,}")
 _PROGRESS = re.compile(
     r"\[\s{0,12}(\d{1,12})/(\d{1,12}) ([\d:]{1,12})(?: < [\d:]{1,12})?.{0,40}Epoch ([\d.]{1,12})/(\d{1,9})\]"
@@ -77,8 +79,10 @@ class TrainerReader:
         self._latest: dict[str, str] = {}  # dict with a loss or an evaluation
         self._waiting: dict[str, str] = {}
         self._waiting_line = 0
+        self._eval_line = 0  # where an evaluation began that has no result yet
         self._epoch = 0.0
         self._epochs: list[str] = []  # of the dicts with a loss of this run, as printed
+        self._eval_epochs: list[tuple[int, float]] = []  # line and epoch of this run's that no loss is beside
         self._planned_epochs: float | None = None
         self._count = 0  # of dicts with a loss
         self._count_at_end = -1  # of a process: its closing dict
@@ -93,8 +97,8 @@ class TrainerReader:
         self._complete_s: float | None = None  # what the whole run took, by the progress above the table
 
     def __call__(self, line: str, builder: RunBuilder) -> bool:
-        if "%|" in line:
-            if "{" in line:  # the bar on a dict's own line belongs to that dict
+        if "%|" in line or "% " in line:
+            if "%|" in line and "{" in line:  # the bar on a dict's own line belongs to that dict
                 self._read_waiting(builder)
             self._follow_bar(line, builder)
         may_be_table = self._table or "Training Loss" in line or "Epoch " in line
@@ -119,16 +123,20 @@ class TrainerReader:
                 self._read_waiting(builder)
             is_loss = "loss" in values and "epoch" in values  # without an epoch it is another trainer's
             return "train_runtime" in values or is_loss or _eval_loss(values) is not None
-        if "Saving model checkpoint" in line and (match := _SAVE.search(line)):
+        if "checkpoint-" in line and (match := _SAVE.search(line)):
             builder.add_checkpoint(int(match[1]))
         elif "training from" in line and _RESUME.search(line):
             builder.start_process(resumed=True)
         elif _BEGIN in line:
             builder.start_process()
+        elif "***** Running Evaluation *****" in line:
+            self._eval_line = builder.line
         elif "arams: " in line or "arameters = " in line:
             if match := _PARAMETERS.search(line):
                 builder.setup.values["parameters"] = round(parse_number(match[1] or match[2]))
         elif "Training completed. Do not forget" in line or line.lstrip().startswith("{'train_runtime'"):
+            self._read_waiting(builder)
+            self._add_eval_without_result(builder)
             builder.add_event("finish", line)
         return False
 
@@ -147,6 +155,10 @@ class TrainerReader:
         self._end_table(builder)
         values, self._waiting = self._waiting, {}
         evaluated = _eval_loss(values)
+        if values and self._eval_line < self._waiting_line:
+            if "loss" in values:
+                self._add_eval_without_result(builder)
+            self._eval_line = 0
         if "loss" in values and "epoch" in values:
             self._read_loss(values, builder)
         elif evaluated is not None:
@@ -163,6 +175,8 @@ class TrainerReader:
             # Without a loss before it, its epoch says whether there were updates.
             is_later = not self._count and parse_number(values.get("epoch", "0")) > 0
             builder.add_eval(None if is_later else self._count, loss, ms=ms, line=self._waiting_line)
+            if self._epochs[-1:] != [values.get("epoch")]:
+                self._eval_epochs.append((self._waiting_line, parse_number(values.get("epoch", "nan"))))
             self._add_metrics(values, builder)
         elif "train_runtime" in values:
             builder.add_event("finish", f"train_runtime {values['train_runtime']} s")
@@ -195,12 +209,20 @@ class TrainerReader:
         """Number the dicts of this run. Whether their epochs do that, and had to."""
         first = self._count - len(self._epochs) + 1
         counts = range(first, self._count + 1)
-        if all(count in self._iteration_by_count for count in counts) and not self._is_in_blocks:
-            return False
         steps = steps_of_epochs(self._epochs, last_epoch, total, error)
+        if all(count in self._iteration_by_count for count in counts) and not self._is_in_blocks:
+            by_bar = [self._iteration_by_count[count] for count in counts]
+            far = sum(abs(one - other) > 1 for one, other in zip(by_bar, steps or by_bar, strict=True))
+            self._is_in_blocks = 2 * far > len(by_bar)  # few bars were captured: the next one is far ahead
+            if not self._is_in_blocks:
+                return False
         for count in counts:
             self._iteration_by_count.pop(count, None)
         self._iteration_by_count |= dict(zip(counts, steps or (), strict=False))
+        if steps and (last_loss_epoch := parse_number(self._epochs[-1])) > 0:
+            for line, epoch in self._eval_epochs:
+                if 0 < epoch <= last_epoch:
+                    builder.iteration_by_eval_line[line] = round(epoch * steps[-1] / last_loss_epoch)
         return steps is not None
 
     def _count_tokens(self, builder: RunBuilder) -> None:
@@ -226,7 +248,9 @@ class TrainerReader:
     def _follow_bar(self, line: str, builder: RunBuilder) -> None:
         for match in _BAR.finditer(line):
             at, total = int(match[1]), int(match[2])
-            if self._count == 0 and "loss" not in self._waiting:
+            # A shorter one, while this one is under way, is of an evaluation in it.
+            is_inner = 0 < (self._bar or 0) < (self._bar_total or 0) > total
+            if self._count == 0 and "loss" not in self._waiting and not is_inner:
                 self._bar = self._bar if total == self._bar_total else None
                 self._bar_total = total
             if total == self._bar_total:
@@ -241,6 +265,12 @@ class TrainerReader:
                 self._bar_step_ms = bar_step_ms(match[4], match[5])
         if self._waiting and "{" not in line:
             self._read_waiting(builder)
+
+    def _add_eval_without_result(self, builder: RunBuilder) -> None:
+        """One that began, and the next dict is a later loss."""
+        if 0 < self._eval_line < builder.line and self._count:
+            builder.add_eval(self._count, line=self._eval_line)
+        self._eval_line = 0
 
     def _read_loss(self, values: dict[str, str], builder: RunBuilder) -> None:
         # Two dicts without a bar between them, though there is one: they were written later.
@@ -259,6 +289,7 @@ class TrainerReader:
             builder.start_process(has_header=False)
             self._previous, self._tokens = (None, 0.0, math.nan), None
             self._epochs, builder.iterations_done = [], self._bar if self._bar_moved else None
+            self._eval_epochs = []
         self._epoch = epoch
         self._epochs.append(values["epoch"])
         planned_epochs = builder.setup.values.get("epochs")
@@ -312,19 +343,20 @@ class TrainerReader:
                 builder.trainer = _REINFORCEMENT
             return False
         cells = [cell.strip() for cell in _CELLS.split(line.strip(" |"))] if self._table else []
-        if len(cells) < 2 or not cells[0].isdecimal() or len(cells[0]) > len(str(MAX_COUNT)):
+        row = dict(zip(self._table, cells, strict=False))
+        counted = row.get("Step", cells[0] if cells else "")
+        if len(cells) < 2 or not counted.isdecimal() or len(counted) > len(str(MAX_COUNT)):
             is_between_rows = not line.strip("|-: ")  # blank, or the rule of a Markdown table
             if not is_between_rows:
                 self._end_table(builder)
             return False
-        row = dict(zip(self._table, cells, strict=False))
-        iteration: float | None = int(cells[0])
-        if self._table[0] == "Epoch":
-            iteration = self._updates_per_epoch and int(cells[0]) * self._updates_per_epoch
+        iteration: float | None = int(counted)
+        if "Step" not in self._table:
+            iteration = self._updates_per_epoch and int(counted) * self._updates_per_epoch
         loss, val_loss = (_number(row.get(f"{name} Loss", "")) for name in ("Training", "Validation"))
         if loss is None and val_loss is None:
             return False
-        row_number = int(cells[0])
+        row_number = int(counted)
         if self._is_new_table and self._count and row_number <= self._table_row:
             builder.start_process(has_header=False)  # `train` was called again
             builder.setup.values.pop("wall_s", None)
@@ -394,9 +426,11 @@ def steps_of_epochs(epochs: Sequence[str], last_epoch: float, total: float, erro
         return None
     numbers = interval * np.round(steps / interval)
     fits = np.abs(numbers - steps) <= tolerance
-    if not fits.all() or (np.diff(numbers) <= 0).any():
+    if not fits.all() or numbers[0] < 1 or (np.diff(numbers) <= 0).any():
         # The interval is less than the epochs' rounding: count from the first one on.
-        numbers = interval * (np.round(steps[0] / interval) + np.arange(len(steps)))
+        if steps[0] < interval / 2:
+            interval = max(1, round(float(steps[-1]) / len(steps)))
+        numbers = interval * (max(1, np.round(steps[0] / interval)) + np.arange(len(steps)))
         if (np.abs(numbers - steps) > tolerance).any():
             return None
     return [int(number) for number in numbers]

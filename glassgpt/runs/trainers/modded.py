@@ -21,7 +21,8 @@ from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, NUMBER, parse_ms, parse_
 from glassgpt.runs.trainer import Trainer
 
 _LINE = re.compile(
-    rf"\bstep:(\d+)/(\d+)\s+(?:(train|val)_loss:{NUMBER}\s+)?(?:[a-z_]+:\S+\s+){{0,8}}?train_time:{NUMBER}(ms|s)\b"
+    rf"\bstep:(\d+)/(\d+),?\s+(?:(train|val)_loss:{NUMBER}\s+)?(?:[a-z_]+:\S+\s+){{0,8}}?"
+    rf"train_time:{NUMBER}\s?(ms|s)(?:ecs?)?\b(?:, step_avg:{NUMBER}ms)?(?:.{{0,80}}?\btrain loss:{NUMBER})?"
 )
 _BARRED = re.compile(
     rf"\bstep\s+(\d+)/(\d+) \| time: {NUMBER}ms \| step avg:[^|]{{0,40}}(?:\| val loss: {NUMBER})?"
@@ -42,8 +43,10 @@ class ModdedReader:
 
     def __call__(self, line: str, builder: RunBuilder) -> bool:
         if "step" in line and (match := _LINE.search(line)):
-            iteration, planned, kind, loss, total, unit = match.groups()
-            total_ms = parse_ms(total, unit)
+            iteration, planned, kind, loss, total, unit, mean_ms, loss_after = match.groups()
+            loss = loss or loss_after
+            # Of a total in tenths of seconds, the mean says more.
+            total_ms = parse_number(mean_ms) * int(iteration) if mean_ms else parse_ms(total, unit)
         elif "step avg" in line and (match := _BARRED.search(line)):
             iteration, planned, total, loss = match.groups()
             kind, total_ms = "val" if loss else None, parse_number(total)

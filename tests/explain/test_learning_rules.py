@@ -187,6 +187,17 @@ def test_the_readme_run_on_a_cpu_was_still_improving() -> None:
     assert still_improving(analyse(gpu_run())) is None
 
 
+def test_a_loss_that_ended_as_nan_is_not_still_improving() -> None:
+    """The training losses alone, with NaN from iteration 1,600 on, and the same with a last loss again."""
+    run_log = replace(cpu_run(), evals=[])
+    broken = run_log.steps.loss.copy()
+    broken[160:] = np.nan
+    lasting, recovered = (replace(run_log.steps, loss=loss) for loss in (broken, broken.copy()))
+    recovered.loss[170:] = run_log.steps.loss[170:]
+    assert still_improving(analyse(replace(run_log, steps=lasting))) is None
+    assert still_improving(analyse(replace(run_log, steps=recovered))) is not None
+
+
 def test_a_run_that_stopped_early_is_forecast_to_its_planned_end() -> None:
     """The README run, cut at 1,600 of 2,000: its val loss was 1.8857 at the end."""
     run_log = cpu_run()

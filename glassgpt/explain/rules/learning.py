@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from glassgpt.explain.rules.loss_plausibility import constant_loss, has_leaked_data
-from glassgpt.explain.rules.nonfinite import trailing_zero_losses
+from glassgpt.explain.rules.nonfinite import find_nonfinite_loss, trailing_zero_losses
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
@@ -83,6 +83,7 @@ def still_improving(analysis: Analysis) -> Finding | None:
         or analysis.explosions
         or analysis.has_overfitted
         or has_leaked_data(analysis)
+        or ((broken := find_nonfinite_loss(run_log)) and not broken.has_recovered)
     ):
         return None
     at, losses, noise, metric = points

@@ -73,7 +73,8 @@ def ngram_losses(
     lower = np.full(sum(map(len, val_blocks)), 1 / vocab_size)
     for n in range(1, highest + 1):
         if n > 1:
-            losses[n] = float(-np.log(raw[n].mix(lower)).mean())
+            with np.errstate(divide="ignore"):  # without any single n-gram, an unseen one has no probability
+                losses[n] = float(-np.log(raw[n].mix(lower)).mean())
         if n < highest:
             lower = continued[n].mix(lower)
     return losses

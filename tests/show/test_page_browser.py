@@ -236,6 +236,48 @@ def test_axes_smoothing_and_legend(tmp_path: Path, screens: Any) -> None:
     assert "hide=loss" in screen.ask("() => location.hash")
 
 
+def test_a_logarithmic_x_axis_has_no_zero(tmp_path: Path, screens: Any) -> None:
+    """The line from the evaluation at 0 would be drawn as if the loss had been that of the next one all along."""
+    view = make_view(Analysis(glassgpt_run()), FINDINGS, "run")
+    view["panels"][0]["bands"] = [
+        {"name": "expected", "colour": "val", "rows": [[0, 4, 5], [500, 3, 4], [3000, 1, 2]], "note": ""}
+    ]
+    rows = {"loss": [[10, 4.0], [20, 3.9]], "val": [[0, 4.2], [1000, 2.0], [2000, 1.5]]}
+    html = offline_html({"view": view, "rows": rows})
+    screen = open_offline(screens(), tmp_path, html, "#logx=1")
+    drawn = """() => {
+      const chart = GlassPage.page.group.plots[0], val = chart.drawn().find(({series}) => series.id === "val");
+      const areas = [], pen = {polygon: (points) => areas.push(points)};
+      chart.paintArea(pen, chart.panel.bands[0].rows, "val", 1);
+      return [val.rows.slice(val.from, val.to).map(([x]) => x), areas[0].map(([x]) => x).every((x) => x >= chart.plot.left)];
+    }"""
+    assert screen.ask(drawn) == [[1000, 2000], True]
+    screen.page.get_by_role("button", name="log x").click()
+    assert screen.ask(drawn) == [[0, 1000, 2000], True]
+
+
+def test_a_saved_picture_has_a_legend_of_all_that_is_drawn(tmp_path: Path, screens: Any) -> None:
+    """An expected band is pale, and no line; a long legend goes on in the next row."""
+    view = make_view(Analysis(glassgpt_run()), FINDINGS, "run")
+    view["panels"][0]["bands"] = [
+        {"name": f"expected in case {number} of many", "colour": "val", "rows": [[0, 4, 5], [3000, 1, 2]]}
+        for number in range(6)
+    ]
+    screen = open_offline(
+        screens(width=800), tmp_path, offline_html({"view": view, "rows": rows_of(glassgpt_run())})
+    )
+    svg = screen.ask("async () => (await GlassPage.page.group.plots[0].picture('svg')).text()")
+    places = [
+        (float(x), float(y)) for x, y in re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>expected', svg)
+    ]
+    assert len(places) == 6
+    assert len({y for _, y in places}) > 1
+    assert max(x for x, _ in places) < 700
+    assert svg.count('stroke-width="12" stroke-linejoin="round" stroke-dasharray="" opacity="0.35"') == 6
+    height = float(re.findall(r'height="([\d.]+)"', svg)[0])
+    assert height - max(y for _, y in places) > 340
+
+
 def test_points_at_the_edges_are_whole(tmp_path: Path, screens: Any) -> None:
     screen = open_offline(screens(), tmp_path, report_of(nanogpt_run()))
     edges = """() => {
@@ -552,7 +594,10 @@ def test_compare_draws_the_other_run_and_says_why(live: PlayedServer) -> None:
     assert screen.ask("() => document.documentElement.scrollWidth") <= 390
     screen.page.set_viewport_size({"width": 1280, "height": 900})
     assert (
-        screen.ask("() => GlassPage.page.group.plots[0].drawn().filter(trace => trace.isOther).length") == 3
+        screen.ask(
+            "() => GlassPage.page.group.plots[0].drawn().filter(one => one.isOther).map(one => one.series.id)"
+        )
+        == ["loss", "val"]  # all in one colour: the evaluated training loss would be one line too many
     )
     assert "with=b" in screen.ask("() => location.hash")
     with screen.page.expect_response("**/api/compare?run=b&run=a"):

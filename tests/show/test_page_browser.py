@@ -237,7 +237,7 @@ def test_axes_smoothing_and_legend(tmp_path: Path, screens: Any) -> None:
 
 
 def test_a_logarithmic_x_axis_has_no_zero(tmp_path: Path, screens: Any) -> None:
-    """The line from the evaluation at 0 would be drawn as if the loss had been that of the next one all along."""
+    """From an evaluation at 0, the line would be level: as if the loss had been that of the next one."""
     view = make_view(Analysis(glassgpt_run()), FINDINGS, "run")
     view["panels"][0]["bands"] = [
         {"name": "expected", "colour": "val", "rows": [[0, 4, 5], [500, 3, 4], [3000, 1, 2]], "note": ""}
@@ -246,10 +246,10 @@ def test_a_logarithmic_x_axis_has_no_zero(tmp_path: Path, screens: Any) -> None:
     html = offline_html({"view": view, "rows": rows})
     screen = open_offline(screens(), tmp_path, html, "#logx=1")
     drawn = """() => {
-      const chart = GlassPage.page.group.plots[0], val = chart.drawn().find(({series}) => series.id === "val");
-      const areas = [], pen = {polygon: (points) => areas.push(points)};
+      const chart = GlassPage.page.group.plots[0], areas = [], pen = {polygon: (points) => areas.push(points)};
+      const val = chart.drawn().find(({series}) => series.id === "val");
       chart.paintArea(pen, chart.panel.bands[0].rows, "val", 1);
-      return [val.rows.slice(val.from, val.to).map(([x]) => x), areas[0].map(([x]) => x).every((x) => x >= chart.plot.left)];
+      return [val.rows.slice(val.from, val.to).map(([x]) => x), areas[0].every(([x]) => x >= chart.plot.left)];
     }"""
     assert screen.ask(drawn) == [[1000, 2000], True]
     screen.page.get_by_role("button", name="log x").click()
@@ -617,6 +617,46 @@ def test_two_hundred_runs_are_listed_filtered_and_sorted(live: PlayedServer) -> 
     rows.first.locator("a").click()
     screen.page.wait_for_function("() => GlassPage.page.run === 'b' && GlassPage.page.view.name === 'run-b'")
     assert screen.page.inner_text("h1") == "run-b"
+
+
+def test_runs_are_chosen_in_the_list_before_one_is_open(live: PlayedServer) -> None:
+    listed = live.json_of("api/runs") | {"selected": None}
+    live.screen.page.route("**/api/runs", lambda route: route.fulfill(json=listed))
+    live.screen.page.goto(f"{ORIGIN}/")
+    box = live.screen.page.get_by_role("checkbox", name="Compare: run-b", exact=True)
+    box.click()
+    live.screen.page.wait_for_selector("figure")
+    assert live.screen.page.inner_text("h1") == "run-b"
+    assert (box.is_checked(), box.is_disabled()) == (True, True)
+    live.screen.page.get_by_role("checkbox", name="Compare: run-a", exact=True).click()
+    live.screen.page.get_by_text("b is slower.").wait_for()
+    overlays = "() => GlassPage.page.group.overlays.map(({id}) => id)"
+    assert live.screen.ask(overlays) == ["a"]
+    live.screen.page.click("#compare .chip:last-child [aria-label=remove]")
+    live.screen.page.wait_for_function(f"() => ({overlays})().length === 0")
+    assert not live.screen.page.get_by_role("checkbox", name="Compare: run-a", exact=True).is_checked()
+
+
+def test_the_list_and_compared_runs_follow_what_goes_on(live: PlayedServer) -> None:
+    listed = live.json_of("api/runs")
+    live.screen.page.route("**/api/runs", lambda route: route.fulfill(json=listed))
+    live.documents["old-1"] = live.documents["b"]
+    screen = open_live(live, "#run=b&with=a,old-1")
+    screen.page.wait_for_function("() => GlassPage.page.group.overlays.length === 2")
+    screen.page.get_by_role("button", name="Runs").click()
+    screen.page.wait_for_selector(".runs tbody tr")
+    screen.page.focus(".runs tbody tr:has-text('run-old-3') a")
+    screen.ask("() => { for (const row of document.querySelectorAll('.runs tbody tr')) row.isOld = true; }")
+    live.asked.clear()
+    listed["runs"][0] |= {"updates": 3010, "last_loss": 2.25}
+    live.documents["a"] |= {"rows": {"loss": [[0, 4.2], [3010, 2.25]]}}
+    screen.ask("() => GlassPage.refresh()")
+    assert "3,010 / 5" in screen.page.inner_text(".runs tbody tr:has-text('run-a')")
+    new = "() => [...document.querySelectorAll('.runs tbody tr')].filter((one) => !one.isOld).length"
+    assert screen.ask(new) == 1
+    assert screen.ask("() => document.activeElement.textContent").startswith("run-old-3")
+    assert screen.ask("() => GlassPage.page.group.overlays[0].rows.loss.at(-1)") == [3010, 2.25]
+    assert [one for one in live.asked if "/view" in one] == ["/api/runs/a/view?"]
 
 
 def test_long_names_of_runs_leave_room_for_the_numbers(live: PlayedServer) -> None:

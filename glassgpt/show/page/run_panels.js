@@ -30,7 +30,7 @@
       const titles = view.findings.map(({title}) => title), said = titles.filter((title) => holds(view.sentence, title));
       const rest = view.verdict.filter((text) => !holds(view.sentence, text) && !said.some((title) => holds(text, title)));
       syncChildren(this.verdict, rest, (text) => text, (text) =>
-        node("span", titles.some((title) => holds(text, title)) ? "repeats" : "", null, `${text} `));
+        prose(`${text} `, node("span", titles.some((title) => holds(text, title)) ? "repeats" : "")));
       syncChildren(this.figures, view.figures, ({name}) => name, ({name, value, reason}) => {
         const cell = node("div");
         node("dt", "", cell, name);

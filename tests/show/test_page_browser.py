@@ -246,10 +246,11 @@ def test_a_logarithmic_x_axis_has_no_zero(tmp_path: Path, screens: Any) -> None:
     html = offline_html({"view": view, "rows": rows})
     screen = open_offline(screens(), tmp_path, html, "#logx=1")
     drawn = """() => {
-      const chart = GlassPage.page.group.plots[0], areas = [], pen = {polygon: (points) => areas.push(points)};
+      const chart = GlassPage.page.group.plots[0], areas = [];
       const val = chart.drawn().find(({series}) => series.id === "val");
-      chart.paintArea(pen, chart.panel.bands[0].rows, "val", 1);
-      return [val.rows.slice(val.from, val.to).map(([x]) => x), areas[0].every(([x]) => x >= chart.plot.left)];
+      chart.paintArea({polygon: (points) => areas.push(points)}, chart.panel.bands[0].rows, "val", 1);
+      const isInside = areas[0].every(([x]) => x >= chart.plot.left);
+      return [val.rows.slice(val.from, val.to).map(([x]) => x), isInside];
     }"""
     assert screen.ask(drawn) == [[1000, 2000], True]
     screen.page.get_by_role("button", name="log x").click()

@@ -279,7 +279,7 @@
     },
     showMoment(from, to, bin) {
       const {view: {ledger}, group} = page, number = (value) => Math.round(value).toLocaleString("en-US");
-      const inside = (ledger.moments ?? []).filter(({at}) => at >= from && at <= to);
+      const inside = (ledger.moments ?? []).filter((one) => one.bin === bin);
       this.moment.replaceChildren();
       this.moment.hidden = false;
       const head = node("div", "head", this.moment);

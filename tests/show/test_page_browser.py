@@ -706,6 +706,18 @@ def test_stop_is_asked_twice(live: PlayedServer) -> None:
     assert live.posted == [("api/runs/a/requests", {"action": "stop"})]
 
 
+def test_on_a_phone_a_question_has_a_row_of_its_own(live: PlayedServer) -> None:
+    live.screen.page.set_viewport_size({"width": 390, "height": 844})
+    screen = open_live(live)
+    assert screen.page.get_by_role("button", name="Runs").is_visible()  # an icon, with a name
+    screen.ask("() => { GlassPage.page.isConnected = true; GlassPage.notify(new Set()); }")
+    screen.page.click(".request.stop button")
+    top = "place => Math.round(document.querySelector(place).getBoundingClientRect().top)"
+    assert screen.page.evaluate(top, "button.theme") < 30
+    assert screen.page.evaluate(top, ".request.stop .danger") > 45
+    assert screen.ask("() => document.documentElement.scrollWidth") <= 390
+
+
 def test_a_tick_is_cheap(live: PlayedServer) -> None:
     """10 charts of 1,500 rows: measured over 20 ticks, on a machine that may be busy."""
     screen = open_live(live)

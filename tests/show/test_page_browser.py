@@ -600,6 +600,11 @@ def test_compare_draws_the_other_run_and_says_why(live: PlayedServer) -> None:
         )
         == ["loss", "val"]  # all in one colour: the evaluated training loss would be one line too many
     )
+    low, lowest = screen.ask("""() => {
+      const chart = GlassPage.page.group.plots[0], rows = GlassPage.page.group.overlays[0].rows;
+      return [chart.y.low, Math.min(...rows.loss.map(([, value]) => value))];
+    }""")
+    assert low <= lowest  # in sight, although the chart leaves out a high beginning
     assert "with=b" in screen.ask("() => location.hash")
     with screen.page.expect_response("**/api/compare?run=b&run=a"):
         screen.page.click("#compare .chip:last-child [aria-label=baseline]")

@@ -252,8 +252,7 @@ const GlassCharts = (() => {
       this.refresh((plot) => plot.draws(series));
     }
     supersede(update) {
-      const keep = (part) => Object.keys(part).forEach((name) => (part[name] = part[name].filter((row) => row[0] <= update)));
-      [this.rows, this.detail?.rows ?? {}].forEach(keep);
+      for (const part of [this.rows, this.detail?.rows ?? {}]) for (const name of Object.keys(part)) part[name] = part[name].filter((row) => row[0] <= update);
       this.refresh();
     }
     setDetail(first, last, rows) { this.detail = {first, last, rows}; this.refresh(); }
@@ -564,7 +563,8 @@ const GlassCharts = (() => {
       const {panel: {y, lines = []}, group} = this;
       if (y.range && group.isCropped && !group.state.range && log === Boolean(y.log)) {
         const ranges = [y, ...group.overlays.map((run) => run.panels?.find(({id}) => id === this.panel.id)?.y)].map((one) => one?.range ?? y.range);
-        return [Math.min(...ranges.map(([low]) => low)), Math.max(...ranges.map(([, high]) => high))];
+        const others = traces.filter(({isOther}) => isOther).flatMap(({rows, from, to}) => rows.slice(from, to).map(([, value]) => value));
+        return [Math.min(...others.filter((value) => value !== null), ...ranges.map(([low]) => low)), Math.max(...ranges.map(([, high]) => high))];
       }
       const inner = [Infinity, -Infinity], outer = [Infinity, -Infinity];
       const take = (bounds, value) => {  // what is unknown compares as false

@@ -236,6 +236,29 @@ def test_axes_smoothing_and_legend(tmp_path: Path, screens: Any) -> None:
     assert "hide=loss" in screen.ask("() => location.hash")
 
 
+def test_the_words_at_the_crosshair_say_of_which_update_a_value_is(tmp_path: Path, screens: Any) -> None:
+    view = make_view(Analysis(glassgpt_run()), FINDINGS, "run")
+    rows = {"loss": [[at, 4 - at / 1000] for at in range(0, 1010, 10)], "val": [[0, 4.2], [1000, 2.0]]}
+    html = offline_html({"view": view, "rows": rows})
+    screen = open_offline(
+        screens(width=390, is_mobile=True, has_touch=True, viewport={"width": 390, "height": 844}),
+        tmp_path,
+        html,
+    )
+    tooltip = screen.page.locator("#chart-loss .chart .tooltip")
+    for share, expected in ((0.7, "iteration 1,000"), (0.999, "")):  # between two evaluations; at the last
+        inside = (
+            "share => (({left, right}) => left + share * (right - left))(GlassPage.page.group.plots[0].plot)"
+        )
+        x = screen.page.evaluate(inside, share)
+        screen.page.tap("#chart-loss .chart .plot", position={"x": x, "y": 100})
+        screen.settle()
+        assert tooltip.is_visible()  # a tap is enough
+        rows_of_it = dict(zip(("loss", "val"), tooltip.locator("div").all(), strict=True))
+        assert rows_of_it["loss"].locator("small").inner_text() == ""
+        assert rows_of_it["val"].locator("small").inner_text() == expected
+
+
 def test_a_logarithmic_x_axis_has_no_zero(tmp_path: Path, screens: Any) -> None:
     """From an evaluation at 0, the line would be level: as if the loss had been that of the next one."""
     view = make_view(Analysis(glassgpt_run()), FINDINGS, "run")

@@ -418,8 +418,7 @@ const GlassCharts = (() => {
     // Words beside the crosshair: a heading, then rows of {name, colour, value, spread}.
     showTooltip(heading, rows, note = "") {
       const {tooltip, group: {hover}} = this;
-      tooltip.hidden = !rows.length || Boolean(this.selection);
-      if (tooltip.hidden) return;
+      if ((tooltip.hidden = !rows.length || Boolean(this.selection))) return;
       tooltip.replaceChildren(node("b", "", null, heading), ...rows.map(({name, colour, value, spread = ""}) => {
         const row = swatch(node("div"), colour, name);
         node("strong", "", row, value);
@@ -462,7 +461,7 @@ const GlassCharts = (() => {
         group.refreshOverlays();
       };
       for (const kind of ["pointerup", "pointercancel"]) area.addEventListener(kind, lift);
-      area.addEventListener("pointerleave", () => { this.pointerAt = null; if (!pointers.size) group.setHover(null); });
+      area.addEventListener("pointerleave", ({pointerType}) => { this.pointerAt = null; if (!pointers.size && pointerType !== "touch") group.setHover(null); });
       area.addEventListener("blur", () => group.setHover(null));
       area.addEventListener("dblclick", () => group.unzoom());
       area.addEventListener("wheel", (event) => {
@@ -710,7 +709,8 @@ const GlassCharts = (() => {
         pen.disc(this.x.to(xs[index]), this.y.to(shown), 4, group.colour(colour), group.colour("card"));
         const range = `${formatValue(low, unit)} … ${formatValue(high, unit)}`, error = `± ${formatValue((high - low) / 2, unit)}`;
         const spread = !Number.isFinite(low) || low === high ? "" : series.spread === "error" ? error : range;
-        found.push({name, colour, value: formatValue(shown, unit), spread});
+        const elsewhere = Math.abs(this.x.to(xs[index]) - this.x.to(hover)) > 12 ? group.formatX(xs[index]) : "";
+        found.push({name, colour, value: formatValue(shown, unit), spread: [spread, elsewhere].filter(Boolean).join(" · ")});
       }
       const update = group.state.axis === "update" ? "" : ` · ${group.updateWord} ${grouped(Math.round(group.toUpdate(hover)))}`;
       const pin = this.pointerAt && this.pinAt(...this.pointerAt);

@@ -246,7 +246,8 @@ def test_the_words_at_the_crosshair_say_of_which_update_a_value_is(tmp_path: Pat
         html,
     )
     tooltip = screen.page.locator("#chart-loss .chart .tooltip")
-    for share, expected in ((0.7, "iteration 1,000"), (0.999, "")):  # between two evaluations; at the last
+    # Between two evaluations, in the middle of a narrow screen; at the last.
+    for share, expected in ((0.45, "iteration 0"), (0.7, "iteration 1,000"), (0.999, "")):
         inside = (
             "share => (({left, right}) => left + share * (right - left))(GlassPage.page.group.plots[0].plot)"
         )
@@ -254,6 +255,10 @@ def test_the_words_at_the_crosshair_say_of_which_update_a_value_is(tmp_path: Pat
         screen.page.tap("#chart-loss .chart .plot", position={"x": x, "y": 100})
         screen.settle()
         assert tooltip.is_visible()  # a tap is enough
+        box = tooltip.bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 390
         rows_of_it = dict(zip(("loss", "val"), tooltip.locator("div").all(), strict=True))
         assert rows_of_it["loss"].locator("small").inner_text() == ""
         assert rows_of_it["val"].locator("small").inner_text() == expected

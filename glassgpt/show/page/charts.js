@@ -212,9 +212,8 @@ const GlassCharts = (() => {
     constructor(options = {}) {
       const usual = {axes: [{id: "update", label: "update"}], knots: {update: [0, 1]}, planned: null, title: ""};
       Object.assign(this, usual, {onChange: () => {}, onFinding: () => {}}, options);
-      // rows: series -> rows of the whole run; detail: {first, last, rows}, finer rows of the range zoomed to;
-      // overlays: other runs, {id, name, colour, knots, rows}; hover: x on the current axis; highlight: the id of
-      // a finding; findings: id -> {at: [updates], severity}
+      // rows: series -> rows of the whole run; detail: {first, last, rows}, finer rows of the range zoomed to; overlays: other runs,
+      // {id, name, colour, knots, rows}; hover: x on the current axis; highlight: the id of a finding; findings: id -> {at: [updates], severity}
       Object.assign(this, {plots: [], rows: {}, detail: null, overlays: [], hover: null, highlight: null, findings: {}});
       Object.assign(this, {colours: new Map(), version: 0, frame: 0, isCropped: true});
       this.state = {axis: "update", logX: false, smoothing: 0, range: null, toPlan: false, hidden: new Set(), flipped: new Set()};
@@ -425,8 +424,9 @@ const GlassCharts = (() => {
         node("small", "", row, spread);
         return row;
       }), ...(note ? [node("em", "", null, note)] : []));
-      const x = this.x.to(hover), isRight = x > this.width / 2;
-      Object.assign(tooltip.style, {left: isRight ? "" : `${x + 14}px`, right: isRight ? `${this.width - x + 14}px` : ""});
+      tooltip.style.left = "0";
+      const x = this.x.to(hover), wide = tooltip.offsetWidth;
+      tooltip.style.left = `${x > this.width / 2 ? Math.max(0, x - 14 - wide) : Math.min(x + 14, this.width - wide)}px`;
     }
 
     listen() {
@@ -619,10 +619,10 @@ const GlassCharts = (() => {
       clip(0);
       for (const {rows, colour} of this.bands()) this.paintArea(pen, rows.map((row) => [group.toAxis(row[0]), row[1], row[2]]), colour, 0.15);
       pen.unclip();
+      this.paintLines(pen);  // the halo of a label must not hide a curve
       clip(4);  // more than the radius of a point: the first and the last one are whole
       for (const trace of traces) this.paintTrace(pen, trace);
       pen.unclip();
-      this.paintLines(pen);
       for (const {kind, at, high, head, finding} of this.marksSeen()) {
         if (kind === "best") { drawStar(pen, at, high, 8, group.colour("best"), group.colour("card")); continue; }
         const colour = group.colour(group.findings[finding]?.severity ?? "warning");

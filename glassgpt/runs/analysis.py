@@ -28,6 +28,7 @@ from glassgpt.runs.loss_rise import (
     Explosion,
     LossJump,
     LossRise,
+    find_early_explosion,
     find_explosions,
     find_loss_jump,
     find_loss_rise,
@@ -66,6 +67,7 @@ from glassgpt.runs.trajectory import (
     seconds_between,
     settings_product,
     trajectory_of,
+    untrained_loss,
 )
 
 MIN_STAMPED_SHARE = 0.5  # of the whole time: lines with stamps that cover less are not of all of the run
@@ -150,7 +152,15 @@ class Analysis:
     @cached_property
     def explosions(self) -> list[Explosion]:
         """Of the training loss: it rose to a multiple within a few iterations."""
-        return find_explosions(*self.trajectory.finite_losses(), self._later_starts)
+        at, losses = self.trajectory.finite_losses()
+        is_evaluated = any(one.iteration == 0 for one in self.log.evals[:1])
+        is_comparable = is_evaluated and self.log.trainer.evaluates_next_token_loss
+        initial = untrained_loss(self.log) if is_comparable else None
+        early = None if initial is None else find_early_explosion(at, losses, *initial)
+        if early is None:
+            return find_explosions(at, losses, self._later_starts)
+        rest = at >= early.until  # the one row of its end, if it did not recover
+        return [early, *find_explosions(at[rest], losses[rest], self._later_starts)]
 
     @cached_property
     def loss_recurs(self) -> int | None:

@@ -176,6 +176,35 @@ class Explosion:
         return self.end_iteration if self.recovered_iteration is None else self.recovered_iteration
 
 
+def find_early_explosion(at: Ints, losses: Floats, start_at: int, start_loss: float) -> Explosion | None:
+    """One from the first updates on, compared with an evaluation before them."""
+    first = int(np.searchsorted(at, start_at, side="right"))
+    later, same_weights = losses[first:], losses[:first]
+    is_other = (same_weights > MAX_RECOVERED_RATIO * start_loss) | (
+        MAX_RECOVERED_RATIO * same_weights < start_loss
+    )
+    if is_other.any():
+        return None  # the two are not of one scale
+    least = max(MIN_EXPLOSION_RATIO * start_loss, start_loss + MIN_EXPLOSION_NATS)
+    if len(later) < MIN_EXPLODED_LOSSES or later[:MIN_EXPLODED_LOSSES].min() <= least:
+        return None
+    medians, back_limit = leading_median(later, RECOVERY_LOSSES), MAX_RECOVERED_RATIO * start_loss
+    back = np.flatnonzero((medians <= back_limit) & (later[: len(medians)] <= back_limit))
+    if len(back) and back[0] < MIN_RECOVERED_LOSSES:
+        return None
+    peak = int(np.argmax(later[: back[0]] if len(back) else later))
+    return Explosion(
+        iteration=int(at[first]),
+        loss_before=start_loss,
+        iteration_before=start_at,
+        peak_loss=float(later[peak]),
+        peak_iteration=int(at[first + peak]),
+        recovered_iteration=int(at[first + int(back[0])]) if len(back) else None,
+        end_loss=float(losses[-1]),
+        end_iteration=int(at[-1]),
+    )
+
+
 def find_explosions(at: Ints, losses: Floats, process_starts: Ints) -> list[Explosion]:
     """In order; only the last can be one without recovery. `process_starts`: the iterations at which later
     processes began; a jump there is the resume's."""

@@ -49,6 +49,28 @@ class Trajectory:
         return at, np.array([evaluation.val_loss for evaluation in self.evals], dtype=float)
 
 
+def untrained_loss(run_log: RunLog) -> tuple[int, float] | None:
+    """The first iteration and the loss of weights before any update, as far as the log shows. The mean of an
+    epoch is none."""
+    steps, process = run_log.steps, run_log.segments[0] if run_log.segments else None
+    if process is None or process.resumed:
+        return None
+    states_start = run_log.trainer.lines_count_updates and process.first_iteration == 0
+    if not process.has_startup and not states_start:
+        return None
+    if run_log.setup.settings.get("init_from", "scratch") != "scratch":
+        return None
+    for evaluation in run_log.evals[:1]:
+        if evaluation.iteration == 0 and evaluation.val_loss is not None and run_log.val_metric == "loss":
+            return (0, evaluation.val_loss) if math.isfinite(evaluation.val_loss) else None
+    first = run_log.trainer.first_iteration
+    if run_log.trainer.iterations_are_epochs:
+        return None
+    is_first = len(steps) and steps.iteration[0] <= first  # a trainer that is not known may count from 0
+    has_loss = is_first and steps.has_loss[0] and math.isfinite(steps.loss[0]) and steps.loss[0] >= 0
+    return (int(steps.iteration[0]), float(steps.loss[0])) if has_loss else None
+
+
 def last_iteration_done(run_log: RunLog) -> int | None:
     """Of the last step or evaluation, or as a progress bar or a closing row says: lines are `log_interval`
     apart."""

@@ -68,7 +68,8 @@ def save_requested_finding(
         if asked_by
         else say("save-requested.evidence"),
         explanation=None if asked_by else say("save-requested.explanation"),
-        advice=say("save-requested.advice", command=resume_command(run_dir)),
+        # A signal comes from a scheduler that is about to end the job.
+        advice=None if asked_by else say("save-requested.advice", command=resume_command(run_dir)),
     )
 
 

@@ -116,6 +116,27 @@ def test_healthy_runs_have_no_serious_finding() -> None:
         ]
 
 
+# --- a learning rate that is far too high from the first update on ---
+
+
+@pytest.mark.parametrize("back_at", [None, 500])
+def test_a_loss_that_explodes_with_the_first_updates(back_at: int | None) -> None:
+    def course(at: int) -> float:
+        is_high = at > 0 and (back_at is None or at < back_at)
+        return 900 / (1 + at / 300) if is_high else healthy(at)
+
+    text = nanogpt(loss=course, val=course)
+    finding = one(text, "loss-explosion")
+    assert finding.severity == "problem"
+    assert finding.at == 10
+    assert finding.text["advice"][0].key.startswith("divergence.advice.lower")
+    assert finding.text["title"][0].key.endswith("lasting" if back_at is None else "recovered")
+    assert not names(text) & {"loss-scale", "overfitting", "divergence"}
+    early = "\n".join(line for line in text.splitlines()[:19])  # three logged losses are enough
+    assert early.count("\niter ") == 4
+    assert one(early, "loss-explosion").at == 10
+
+
 # --- evaluating all the time ---
 
 

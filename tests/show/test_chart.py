@@ -96,16 +96,16 @@ def test_tables_of_ngrams_are_lines_in_the_loss_chart() -> None:
     lines = [line.plain for line in loss_chart(points, [], 80, 8, levels=levels)]
     assert not any("gram" in line for line in plain)
     # The middle; and the next one below the curve, which is near; the one after is not.
-    (at,) = (number for number, line in enumerate(lines) if line.endswith(" 2-gram 2.5"))
+    (at,) = (number for number, line in enumerate(lines) if line.endswith(" 2-gram 2.50"))
     assert "┈" in lines[at]
     assert 3 <= at <= 5
-    assert lines[-1].endswith(" 3-gram 1.9")
-    assert lines[-1].split()[0] == "1.9"
+    assert lines[-1].endswith(" 3-gram 1.90")
+    assert lines[-1].split()[0] == "1.90"
     assert not any("4-gram" in line for line in lines)
     assert max(map(len, lines)) <= 80
     # On a logarithmic axis, too.
     logarithmic = loss_chart(points, [], 80, 8, log_scale=True, levels=levels)
-    assert any(line.plain.endswith("2-gram 2.5") for line in logarithmic)
+    assert any(line.plain.endswith("2-gram 2.50") for line in logarithmic)
 
 
 def test_the_curve_of_a_resumed_run_is_without_what_the_resume_repeated() -> None:
@@ -116,3 +116,10 @@ def test_the_curve_of_a_resumed_run_is_without_what_the_resume_repeated() -> Non
     training, validation = loss_points(replace(run, steps=steps, segments=processes))
     assert [at for at, _ in training] == list(range(10, 3001, 10))
     assert [at for at, _ in validation] == [0, 250, 500, 750, 1000, *range(1750, 3001, 250)]
+
+
+def test_the_labels_of_a_loss_have_three_digits_or_all() -> None:
+    for losses, labels in (((2934.0, 4.5), ("2934", "4.50")), ((4.2, 0.0123), ("4.20", "0.0123"))):
+        points = [(at, losses[at // 50]) for at in range(100)]  # the highest twentieth is cut off
+        lines = [line.plain for line in loss_chart(points, [], 60, 5)]
+        assert (lines[1].split()[0], lines[-1].split()[0]) == labels

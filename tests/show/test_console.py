@@ -51,6 +51,13 @@ def shown(*records: Record, verbose: bool = False, out: Console | None = None) -
     return text_of(out).splitlines()
 
 
+def test_a_run_that_the_page_stops_says_so() -> None:
+    requests = [
+        {"kind": "request", "iter": 238, "action": action, "by": "page"} for action in ("save", "stop")
+    ]
+    assert shown(*requests) == ["stop          asked for by page"]
+
+
 def labelled(lines: list[str]) -> dict[str, str]:
     """The text of each line by its label; of equal labels, the last."""
     return {line[:LABEL].strip(): line[LABEL:] for line in lines if line[:LABEL].strip()}

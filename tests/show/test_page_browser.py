@@ -236,6 +236,77 @@ def test_axes_smoothing_and_legend(tmp_path: Path, screens: Any) -> None:
     assert "hide=loss" in screen.ask("() => location.hash")
 
 
+def test_the_words_at_the_crosshair_say_of_which_update_a_value_is(tmp_path: Path, screens: Any) -> None:
+    view = make_view(Analysis(glassgpt_run()), FINDINGS, "run")
+    rows = {"loss": [[at, 4 - at / 1000] for at in range(0, 1010, 10)], "val": [[0, 4.2], [1000, 2.0]]}
+    html = offline_html({"view": view, "rows": rows})
+    screen = open_offline(
+        screens(width=390, is_mobile=True, has_touch=True, viewport={"width": 390, "height": 844}),
+        tmp_path,
+        html,
+    )
+    tooltip = screen.page.locator("#chart-loss .chart .tooltip")
+    # Between two evaluations, in the middle of a narrow screen; at the last.
+    for share, expected in ((0.45, "iteration 0"), (0.7, "iteration 1,000"), (0.999, "")):
+        inside = (
+            "share => (({left, right}) => left + share * (right - left))(GlassPage.page.group.plots[0].plot)"
+        )
+        x = screen.page.evaluate(inside, share)
+        screen.page.tap("#chart-loss .chart .plot", position={"x": x, "y": 100})
+        screen.settle()
+        assert tooltip.is_visible()  # a tap is enough
+        box = tooltip.bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 390
+        rows_of_it = dict(zip(("loss", "val"), tooltip.locator("div").all(), strict=True))
+        assert rows_of_it["loss"].locator("small").inner_text() == ""
+        assert rows_of_it["val"].locator("small").inner_text() == expected
+
+
+def test_a_logarithmic_x_axis_has_no_zero(tmp_path: Path, screens: Any) -> None:
+    """From an evaluation at 0, the line would be level: as if the loss had been that of the next one."""
+    view = make_view(Analysis(glassgpt_run()), FINDINGS, "run")
+    view["panels"][0]["bands"] = [
+        {"name": "expected", "colour": "val", "rows": [[0, 4, 5], [500, 3, 4], [3000, 1, 2]], "note": ""}
+    ]
+    rows = {"loss": [[10, 4.0], [20, 3.9]], "val": [[0, 4.2], [1000, 2.0], [2000, 1.5]]}
+    html = offline_html({"view": view, "rows": rows})
+    screen = open_offline(screens(), tmp_path, html, "#logx=1")
+    drawn = """() => {
+      const chart = GlassPage.page.group.plots[0], areas = [];
+      const val = chart.drawn().find(({series}) => series.id === "val");
+      chart.paintArea({polygon: (points) => areas.push(points)}, chart.panel.bands[0].rows, "val", 1);
+      const isInside = areas[0].every(([x]) => x >= chart.plot.left);
+      return [val.rows.slice(val.from, val.to).map(([x]) => x), isInside];
+    }"""
+    assert screen.ask(drawn) == [[1000, 2000], True]
+    screen.page.get_by_role("button", name="log x").click()
+    assert screen.ask(drawn) == [[0, 1000, 2000], True]
+
+
+def test_a_saved_picture_has_a_legend_of_all_that_is_drawn(tmp_path: Path, screens: Any) -> None:
+    """An expected band is pale, and no line; a long legend goes on in the next row."""
+    view = make_view(Analysis(glassgpt_run()), FINDINGS, "run")
+    view["panels"][0]["bands"] = [
+        {"name": f"expected in case {number} of many", "colour": "val", "rows": [[0, 4, 5], [3000, 1, 2]]}
+        for number in range(6)
+    ]
+    screen = open_offline(
+        screens(width=800), tmp_path, offline_html({"view": view, "rows": rows_of(glassgpt_run())})
+    )
+    svg = screen.ask("async () => (await GlassPage.page.group.plots[0].picture('svg')).text()")
+    places = [
+        (float(x), float(y)) for x, y in re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>expected', svg)
+    ]
+    assert len(places) == 6
+    assert len({y for _, y in places}) > 1
+    assert max(x for x, _ in places) < 700
+    assert svg.count('stroke-width="12" stroke-linejoin="round" stroke-dasharray="" opacity="0.35"') == 6
+    height = float(re.findall(r'height="([\d.]+)"', svg)[0])
+    assert height - max(y for _, y in places) > 340
+
+
 def test_points_at_the_edges_are_whole(tmp_path: Path, screens: Any) -> None:
     screen = open_offline(screens(), tmp_path, report_of(nanogpt_run()))
     edges = """() => {
@@ -552,8 +623,16 @@ def test_compare_draws_the_other_run_and_says_why(live: PlayedServer) -> None:
     assert screen.ask("() => document.documentElement.scrollWidth") <= 390
     screen.page.set_viewport_size({"width": 1280, "height": 900})
     assert (
-        screen.ask("() => GlassPage.page.group.plots[0].drawn().filter(trace => trace.isOther).length") == 3
+        screen.ask(
+            "() => GlassPage.page.group.plots[0].drawn().filter(one => one.isOther).map(one => one.series.id)"
+        )
+        == ["loss", "val"]  # all in one colour: the evaluated training loss would be one line too many
     )
+    low, lowest = screen.ask("""() => {
+      const chart = GlassPage.page.group.plots[0], rows = GlassPage.page.group.overlays[0].rows;
+      return [chart.y.low, Math.min(...rows.loss.map(([, value]) => value))];
+    }""")
+    assert low <= lowest  # in sight, although the chart leaves out a high beginning
     assert "with=b" in screen.ask("() => location.hash")
     with screen.page.expect_response("**/api/compare?run=b&run=a"):
         screen.page.click("#compare .chip:last-child [aria-label=baseline]")
@@ -572,6 +651,46 @@ def test_two_hundred_runs_are_listed_filtered_and_sorted(live: PlayedServer) -> 
     rows.first.locator("a").click()
     screen.page.wait_for_function("() => GlassPage.page.run === 'b' && GlassPage.page.view.name === 'run-b'")
     assert screen.page.inner_text("h1") == "run-b"
+
+
+def test_runs_are_chosen_in_the_list_before_one_is_open(live: PlayedServer) -> None:
+    listed = live.json_of("api/runs") | {"selected": None}
+    live.screen.page.route("**/api/runs", lambda route: route.fulfill(json=listed))
+    live.screen.page.goto(f"{ORIGIN}/")
+    box = live.screen.page.get_by_role("checkbox", name="Compare: run-b", exact=True)
+    box.click()
+    live.screen.page.wait_for_selector("figure")
+    assert live.screen.page.inner_text("h1") == "run-b"
+    assert (box.is_checked(), box.is_disabled()) == (True, True)
+    live.screen.page.get_by_role("checkbox", name="Compare: run-a", exact=True).click()
+    live.screen.page.get_by_text("b is slower.").wait_for()
+    overlays = "() => GlassPage.page.group.overlays.map(({id}) => id)"
+    assert live.screen.ask(overlays) == ["a"]
+    live.screen.page.click("#compare .chip:last-child [aria-label=remove]")
+    live.screen.page.wait_for_function(f"() => ({overlays})().length === 0")
+    assert not live.screen.page.get_by_role("checkbox", name="Compare: run-a", exact=True).is_checked()
+
+
+def test_the_list_and_compared_runs_follow_what_goes_on(live: PlayedServer) -> None:
+    listed = live.json_of("api/runs")
+    live.screen.page.route("**/api/runs", lambda route: route.fulfill(json=listed))
+    live.documents["old-1"] = live.documents["b"]
+    screen = open_live(live, "#run=b&with=a,old-1")
+    screen.page.wait_for_function("() => GlassPage.page.group.overlays.length === 2")
+    screen.page.get_by_role("button", name="Runs").click()
+    screen.page.wait_for_selector(".runs tbody tr")
+    screen.page.focus(".runs tbody tr:has-text('run-old-3') a")
+    screen.ask("() => { for (const row of document.querySelectorAll('.runs tbody tr')) row.isOld = true; }")
+    live.asked.clear()
+    listed["runs"][0] |= {"updates": 3010, "last_loss": 2.25}
+    live.documents["a"] |= {"rows": {"loss": [[0, 4.2], [3010, 2.25]]}}
+    screen.ask("() => GlassPage.refresh()")
+    assert "3,010 / 5" in screen.page.inner_text(".runs tbody tr:has-text('run-a')")
+    new = "() => [...document.querySelectorAll('.runs tbody tr')].filter((one) => !one.isOld).length"
+    assert screen.ask(new) == 1
+    assert screen.ask("() => document.activeElement.textContent").startswith("run-old-3")
+    assert screen.ask("() => GlassPage.page.group.overlays[0].rows.loss.at(-1)") == [3010, 2.25]
+    assert [one for one in live.asked if "/view" in one] == ["/api/runs/a/view?"]
 
 
 def test_long_names_of_runs_leave_room_for_the_numbers(live: PlayedServer) -> None:
@@ -618,6 +737,18 @@ def test_stop_is_asked_twice(live: PlayedServer) -> None:
     with screen.page.expect_response("**/requests"):
         screen.page.click(".request.stop .danger")
     assert live.posted == [("api/runs/a/requests", {"action": "stop"})]
+
+
+def test_on_a_phone_a_question_has_a_row_of_its_own(live: PlayedServer) -> None:
+    live.screen.page.set_viewport_size({"width": 390, "height": 844})
+    screen = open_live(live)
+    assert screen.page.get_by_role("button", name="Runs").is_visible()  # an icon, with a name
+    screen.ask("() => { GlassPage.page.isConnected = true; GlassPage.notify(new Set()); }")
+    screen.page.click(".request.stop button")
+    top = "place => Math.round(document.querySelector(place).getBoundingClientRect().top)"
+    assert screen.page.evaluate(top, "button.theme") < 30
+    assert screen.page.evaluate(top, ".request.stop .danger") > 45
+    assert screen.ask("() => document.documentElement.scrollWidth") <= 390
 
 
 def test_a_tick_is_cheap(live: PlayedServer) -> None:

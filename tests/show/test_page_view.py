@@ -107,6 +107,11 @@ def test_the_time_strip_has_what_happened_where() -> None:
     moments = {(one["at"], one["kind"]): one["ms"] for one in ledger["moments"]}
     assert moments[100, "eval"] == 800.0
     assert moments[100, "save"] == 0.25
+    # In the bin that has their time: the one that ends with them, not the next.
+    pauses, edges = ledger["bins"]["seconds"]["pauses"], ledger["bins"]["edges"]
+    evals = [one["bin"] for one in ledger["moments"] if one["kind"] == "eval"]
+    assert evals == [number for number, seconds in enumerate(pauses) if seconds > 0]
+    assert edges[evals[1] + 1] == 100
     assert ledger["bins"]["edges"] == sorted(ledger["bins"]["edges"])
     counts = {len(values) for values in ledger["bins"]["seconds"].values()}
     assert counts == {len(ledger["bins"]["edges"]) - 1}

@@ -194,6 +194,7 @@ def test_a_run_that_is_asked_to_save_saves_and_goes_on(
     assert [record["iter"] for record in records(config.out_dir, "checkpoint")] == [10, 14, 20]
     (finding,) = records(config.out_dir, "finding")
     assert (finding["id"], finding["iter"], finding["evidence"]) == ("save-requested", 14, "SIGUSR1")
+    assert "--init_from=resume" in finding["advice"]
 
 
 def request_at(patch: pytest.MonkeyPatch, run_dir: str, update: int, action: Action) -> None:
@@ -220,6 +221,7 @@ def test_a_request_in_the_folder_saves_and_goes_on(tiny: MakeConfig) -> None:
     assert (request["action"], request["by"], request["iter"]) == ("save", "page", 14)
     (finding,) = records(config.out_dir, "finding")
     assert (finding["id"], finding["iter"], finding["values"]["by"]) == ("save-requested", 14, "page")
+    assert finding["advice"] == ""  # nothing is to be done
 
 
 def test_a_request_in_the_folder_stops_and_the_run_resumes_exactly(tiny: MakeConfig) -> None:

@@ -13,7 +13,7 @@ from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.metric_series import MetricSeries
 from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS
 from glassgpt.runs.run_log import Floats, RunLog
-from glassgpt.runs.trajectory import numeric_setting, starts_from_scratch, val_metric_name
+from glassgpt.runs.trajectory import numeric_setting, starts_from_scratch, untrained_loss, val_metric_name
 
 MAX_INIT_LOSS_DEVIATION = 0.15  # first loss over ln(vocab_size): a fresh model starts within this of 1
 GPT2_VOCAB_SIZE = 50_257  # for ppl-vs-loss, where the log does not say the vocabulary
@@ -57,7 +57,7 @@ def init_loss(analysis: Analysis) -> Finding | None:
     """The first loss differs from ln(vocab_size), the loss of uniform guessing, by more than 15 %."""
     run_log = analysis.log
     vocab_size = numeric_setting(run_log, "vocab_size")
-    initial = _initial_loss(run_log)
+    initial = untrained_loss(run_log)
     if initial is None or run_log.trainer.loss_base != math.e:
         return None
     at, first = initial
@@ -108,28 +108,9 @@ def init_loss(analysis: Analysis) -> Finding | None:
     )
 
 
-def _initial_loss(run_log: RunLog) -> tuple[int, float] | None:
-    """The first iteration and the loss of weights before any update, as far as the log shows. The mean of an
-    epoch is none."""
-    steps, process = run_log.steps, run_log.segments[0] if run_log.segments else None
-    if process is None or not process.has_startup or process.resumed:
-        return None
-    if run_log.setup.settings.get("init_from", "scratch") != "scratch":
-        return None
-    for evaluation in run_log.evals[:1]:
-        if evaluation.iteration == 0 and evaluation.val_loss is not None and run_log.val_metric == "loss":
-            return (0, evaluation.val_loss) if math.isfinite(evaluation.val_loss) else None
-    first = run_log.trainer.first_iteration
-    if run_log.trainer.iterations_are_epochs:
-        return None
-    is_first = len(steps) and steps.iteration[0] <= first  # a trainer that is not known may count from 0
-    has_loss = is_first and steps.has_loss[0] and math.isfinite(steps.loss[0]) and steps.loss[0] >= 0
-    return (int(steps.iteration[0]), float(steps.loss[0])) if has_loss else None
-
-
 def _vocabulary(analysis: Analysis) -> float | None:
     """As the log says, or as the loss before the first update says: that of a uniform guess."""
-    initial, base = _initial_loss(analysis.log), analysis.log.trainer.loss_base
+    initial, base = untrained_loss(analysis.log), analysis.log.trainer.loss_base
     stated = numeric_setting(analysis.log, "vocab_size")
     return stated or (base ** min(initial[1], 20.0) if initial and base else None)
 

@@ -31,7 +31,10 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_NEEDS_TOKEN = "403: this page needs its token; open the address that glass printed, with ?token=… at its end"
+_NEEDS_TOKEN = (
+    "403: this page needs its token; open the address that glass printed, with ?token=… at its end, "
+    "or run `glass page` for another"
+)
 
 
 def cookie_name(token: str) -> str:

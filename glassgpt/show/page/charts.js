@@ -5,8 +5,7 @@
 //   group.setRows({loss: [[0, 4.2], [10, 3.9, 3.7, 4.1]]});
 //
 // Charts of a group share x axis, zoom and crosshair. x of every row is an update; the knots map updates to
-// tokens, seconds, FLOPs or epochs. A change marks a chart as stale; stale charts on the screen are drawn
-// together in the next animation frame.
+// tokens, seconds, FLOPs or epochs. Stale charts on the screen are drawn together in the next animation frame.
 "use strict";
 
 const GlassCharts = (() => {
@@ -33,9 +32,7 @@ const GlassCharts = (() => {
 
   function niceStep(span, count, unit) {
     const rough = span / Math.max(count, 1);
-    if (unit === "s" && rough > 0.5) {
-      return DURATION_STEPS.find((step) => rough < 1.5 * step) ?? 86400 * niceStep(span / 86400, count, "");
-    }
+    if (unit === "s" && rough > 0.5) return DURATION_STEPS.find((step) => rough < 1.5 * step) ?? 86400 * niceStep(span / 86400, count, "");
     const magnitude = 10 ** Math.floor(Math.log10(rough));
     return magnitude * [1, 2, 5, 10].find((step) => rough / magnitude < 1.5 * step);
   }
@@ -61,10 +58,8 @@ const GlassCharts = (() => {
       if (value === 0) return "0";
       if (unit === "s") return formatDuration(value).replace(/ 00[smh]$/, "");
       if (["count", "update", "tokens"].includes(unit)) return formatCount(value, unit === "update" ? 6 : 3);
-      const size = Math.abs(value);
-      if (unit === "lr" || unit === "flops" || size < 1e-4 || size >= 1e6) {
-        return exponential(value, step ? Math.max(0, digitsOf(value) - digitsOf(step)) : 0);
-      }
+      const size = Math.abs(value), isExtreme = size < 1e-4 || size >= 1e6;
+      if (unit === "lr" || unit === "flops" || isExtreme) return exponential(value, step ? Math.max(0, digitsOf(value) - digitsOf(step)) : 0);
       return grouped(value, Math.max(0, -digitsOf(step || value)));
     };
     return values
@@ -217,9 +212,8 @@ const GlassCharts = (() => {
     constructor(options = {}) {
       const usual = {axes: [{id: "update", label: "update"}], knots: {update: [0, 1]}, planned: null, title: ""};
       Object.assign(this, usual, {onChange: () => {}, onFinding: () => {}}, options);
-      // rows: series -> rows of the whole run; detail: {first, last, rows}, finer rows of the range zoomed to;
-      // overlays: other runs, {id, name, colour, knots, rows}; hover: x on the current axis; highlight: the id of
-      // a finding; findings: id -> {at: [updates], severity}
+      // rows: series -> rows of the whole run; detail: {first, last, rows}, finer rows of the range zoomed to; overlays: other runs,
+      // {id, name, colour, knots, rows}; hover: x on the current axis; highlight: the id of a finding; findings: id -> {at: [updates], severity}
       Object.assign(this, {plots: [], rows: {}, detail: null, overlays: [], hover: null, highlight: null, findings: {}});
       Object.assign(this, {colours: new Map(), version: 0, frame: 0, isCropped: true});
       this.state = {axis: "update", logX: false, smoothing: 0, range: null, toPlan: false, hidden: new Set(), flipped: new Set()};
@@ -257,8 +251,7 @@ const GlassCharts = (() => {
       this.refresh((plot) => plot.draws(series));
     }
     supersede(update) {
-      const keep = (part) => Object.keys(part).forEach((name) => (part[name] = part[name].filter((row) => row[0] <= update)));
-      [this.rows, this.detail?.rows ?? {}].forEach(keep);
+      for (const part of [this.rows, this.detail?.rows ?? {}]) for (const name of Object.keys(part)) part[name] = part[name].filter((row) => row[0] <= update);
       this.refresh();
     }
     setDetail(first, last, rows) { this.detail = {first, last, rows}; this.refresh(); }
@@ -424,17 +417,16 @@ const GlassCharts = (() => {
     // Words beside the crosshair: a heading, then rows of {name, colour, value, spread}.
     showTooltip(heading, rows, note = "") {
       const {tooltip, group: {hover}} = this;
-      tooltip.hidden = !rows.length || Boolean(this.selection);
-      if (tooltip.hidden) return;
+      if ((tooltip.hidden = !rows.length || Boolean(this.selection))) return;
       tooltip.replaceChildren(node("b", "", null, heading), ...rows.map(({name, colour, value, spread = ""}) => {
         const row = swatch(node("div"), colour, name);
         node("strong", "", row, value);
         node("small", "", row, spread);
         return row;
       }), ...(note ? [node("em", "", null, note)] : []));
-      const x = this.x.to(hover), isRight = x > this.width / 2;
-      tooltip.style.left = isRight ? "" : `${x + 14}px`;
-      tooltip.style.right = isRight ? `${this.width - x + 14}px` : "";
+      tooltip.style.left = "0";
+      const x = this.x.to(hover), wide = tooltip.offsetWidth;
+      tooltip.style.left = `${x > this.width / 2 ? Math.max(0, x - 14 - wide) : Math.min(x + 14, this.width - wide)}px`;
     }
 
     listen() {
@@ -469,7 +461,7 @@ const GlassCharts = (() => {
         group.refreshOverlays();
       };
       for (const kind of ["pointerup", "pointercancel"]) area.addEventListener(kind, lift);
-      area.addEventListener("pointerleave", () => { this.pointerAt = null; if (!pointers.size) group.setHover(null); });
+      area.addEventListener("pointerleave", ({pointerType}) => { this.pointerAt = null; if (!pointers.size && pointerType !== "touch") group.setHover(null); });
       area.addEventListener("blur", () => group.setHover(null));
       area.addEventListener("dblclick", () => group.unzoom());
       area.addEventListener("wheel", (event) => {
@@ -555,12 +547,12 @@ const GlassCharts = (() => {
         }
         const isSmooth = smoothing && series.smooth && rows.length > 4;
         const smooth = isSmooth ? movingMean(held.xs, rows, (width * smoothing) / 100, logX) : null;
-        const from = Math.max(0, firstNotBelow(held.xs, low) - 1);
+        const from = Math.max(logX ? firstNotBelow(held.xs, Number.MIN_VALUE) : 0, firstNotBelow(held.xs, low) - 1);  // log: no 0
         return {...held, ...look, smooth, series, from, to: Math.min(rows.length, firstNotBelow(held.xs, high) + 1)};
       };
       const shown = panel.series.filter(({id}) => !hidden.has(id));
       const others = group.overlays.filter(({id}) => !hidden.has(`run~${id}`)).flatMap((run) =>
-        shown.filter(({id}) => run.rows[id]?.length).map((series) => trace(`${run.id} ${series.id}`, run.rows[series.id],
+        shown.filter(({id, compared}) => compared !== false && run.rows[id]?.length).map((series) => trace(`${run.id} ${series.id}`, run.rows[series.id],
           run.knots, series, {name: `${run.name} · ${series.name}`, colour: run.colour, isOther: true})));
       return [...others, ...shown.map((series) => trace(series.id, group.rowsOf(series.id), group.knots, series, series))];
     }
@@ -570,7 +562,8 @@ const GlassCharts = (() => {
       const {panel: {y, lines = []}, group} = this;
       if (y.range && group.isCropped && !group.state.range && log === Boolean(y.log)) {
         const ranges = [y, ...group.overlays.map((run) => run.panels?.find(({id}) => id === this.panel.id)?.y)].map((one) => one?.range ?? y.range);
-        return [Math.min(...ranges.map(([low]) => low)), Math.max(...ranges.map(([, high]) => high))];
+        const others = traces.filter(({isOther}) => isOther).flatMap(({rows, from, to}) => rows.slice(from, to).map(([, value]) => value));
+        return [Math.min(...others.filter((value) => value !== null), ...ranges.map(([low]) => low)), Math.max(...ranges.map(([, high]) => high))];
       }
       const inner = [Infinity, -Infinity], outer = [Infinity, -Infinity];
       const take = (bounds, value) => {  // what is unknown compares as false
@@ -587,9 +580,8 @@ const GlassCharts = (() => {
       }
       if (!(inner[0] <= inner[1])) return log ? [0.1, 1] : [0, 1];
       const [from, to] = group.domain(), isBeginning = traces.reduce((seen, one) => seen + one.to - one.from, 0) < 6;
-      for (const {rows} of this.bands()) {
-        for (const [at, ...edges] of rows) if (group.toAxis(at) >= from && group.toAxis(at) <= to) edges.forEach((edge) => take(isBeginning ? inner : outer, edge));
-      }
+      const expected = this.bands().flatMap(({rows}) => rows).filter(([at]) => group.toAxis(at) >= from && group.toAxis(at) <= to);
+      for (const [, ...edges] of expected) edges.forEach((edge) => take(isBeginning ? inner : outer, edge));
       for (const {y: level} of lines) take(outer, level);
       // One spike or a wide band must not flatten the lines: they widen the axis only so far.
       const toLine = log ? Math.log : (value) => value, back = log ? Math.exp : (value) => value;
@@ -627,10 +619,10 @@ const GlassCharts = (() => {
       clip(0);
       for (const {rows, colour} of this.bands()) this.paintArea(pen, rows.map((row) => [group.toAxis(row[0]), row[1], row[2]]), colour, 0.15);
       pen.unclip();
+      this.paintLines(pen);  // the halo of a label must not hide a curve
       clip(4);  // more than the radius of a point: the first and the last one are whole
       for (const trace of traces) this.paintTrace(pen, trace);
       pen.unclip();
-      this.paintLines(pen);
       for (const {kind, at, high, head, finding} of this.marksSeen()) {
         if (kind === "best") { drawStar(pen, at, high, 8, group.colour("best"), group.colour("card")); continue; }
         const colour = group.colour(group.findings[finding]?.severity ?? "warning");
@@ -640,8 +632,9 @@ const GlassCharts = (() => {
     }
     // Rows of [x, low, high].
     paintArea(pen, rows, colour, alpha) {
-      const edge = (index) => rows.map((row) => [this.x.to(row[0]), this.y.to(row[index])]);
-      if (rows.length > 1) pen.polygon([...edge(2), ...edge(1).reverse()], this.group.colour(colour), alpha);
+      const placed = this.x.log ? rows.filter(([x]) => x > 0) : rows;
+      const edge = (index) => placed.map((row) => [this.x.to(row[0]), this.y.to(row[index])]);
+      if (placed.length > 1) pen.polygon([...edge(2), ...edge(1).reverse()], this.group.colour(colour), alpha);
     }
     paintTrace(pen, {rows, xs, smooth, from, to, series, colour, isOther}) {
       const {x, y, group, plot} = this, tone = group.colour(colour), hasPoints = series.style !== "line";
@@ -659,9 +652,8 @@ const GlassCharts = (() => {
         }
       }
       const raw = points((index) => rows[index][1]);
-      if (series.style !== "points") {
-        pen.stroke(raw, tone, {width: smooth || indices.length > 400 ? 1 : 1.6, alpha: smooth ? 0.28 : 1, dash: isOther && hasPoints ? [5, 3] : []});
-      }
+      const look = {width: smooth || indices.length > 400 ? 1 : 1.6, alpha: smooth ? 0.28 : 1, dash: isOther && hasPoints ? [5, 3] : []};
+      if (series.style !== "points") pen.stroke(raw, tone, look);
       // A point every 3 pixels is enough for a mean, and wide strokes are slow without a GPU.
       const isKept = (point, at) => !point || at % Math.max(1, Math.floor((3 * raw.length) / (plot.right - plot.left))) === 0 || at === raw.length - 1;
       if (smooth) pen.stroke(points((index) => smooth[index]).filter(isKept), tone, {width: 2});
@@ -670,9 +662,8 @@ const GlassCharts = (() => {
         const bar = (index) => [[x.to(xs[index]), y.to(rows[index][2])], [x.to(xs[index]), y.to(rows[index][3])], null];
         pen.stroke(bars.flatMap(bar), tone, {width: 1.3, alpha: 0.6});
       }
-      if (series.style === "points" || (hasPoints && indices.length < (plot.right - plot.left) / 9)) {
-        for (const point of raw) if (point) pen.disc(...point, 2.6, tone);
-      }
+      const isSparse = series.style === "points" || (hasPoints && indices.length < (plot.right - plot.left) / 9);
+      for (const point of isSparse ? raw : []) if (point) pen.disc(...point, 2.6, tone);
     }
     paintLines(pen) {
       const {group, plot, x, y} = this;
@@ -718,7 +709,8 @@ const GlassCharts = (() => {
         pen.disc(this.x.to(xs[index]), this.y.to(shown), 4, group.colour(colour), group.colour("card"));
         const range = `${formatValue(low, unit)} … ${formatValue(high, unit)}`, error = `± ${formatValue((high - low) / 2, unit)}`;
         const spread = !Number.isFinite(low) || low === high ? "" : series.spread === "error" ? error : range;
-        found.push({name, colour, value: formatValue(shown, unit), spread});
+        const elsewhere = Math.abs(this.x.to(xs[index]) - this.x.to(hover)) > 12 ? group.formatX(xs[index]) : "";
+        found.push({name, colour, value: formatValue(shown, unit), spread: [spread, elsewhere].filter(Boolean).join(" · ")});
       }
       const update = group.state.axis === "update" ? "" : ` · ${group.updateWord} ${grouped(Math.round(group.toUpdate(hover)))}`;
       const pin = this.pointerAt && this.pinAt(...this.pointerAt);
@@ -726,17 +718,26 @@ const GlassCharts = (() => {
     }
 
     // -- export: the chart as it is on the screen, with title and legend
+    legendPlaces(width) {
+      const {group: {measure, font, state: {hidden}}} = this;
+      measure.font = `12px ${font}`;
+      let left = 14, top = 43;
+      return this.entries().filter(({key}) => !hidden.has(key)).map((entry) => {
+        const wide = 38 + measure.measureText(entry.name).width;
+        if (left > 14 && left + wide > width) [left, top] = [14, top + 20];
+        return {...entry, left: (left += wide) - wide, top};
+      });
+    }
     paintSheet(pen, width, height, head) {
       const {group, panel} = this;
       pen.polygon([[0, 0], [width, 0], [width, height + head], [0, height + head]], group.colour("card"));
       pen.font = `600 15px ${group.font}`;
       pen.write([panel.title, group.title].filter(Boolean).join(" · "), 14, 20, group.colour("ink"));
       pen.font = `12px ${group.font}`;
-      let left = 14;
-      for (const {name, colour} of this.entries().filter(({key}) => !group.state.hidden.has(key))) {
-        pen.stroke([[left, 43], [left + 14, 43]], group.colour(colour), {width: 4});
-        pen.write(name, left + 20, 43, group.colour("muted"));
-        left += 38 + pen.measure(name);
+      for (const {name, colour, kind, left, top} of this.legendPlaces(width)) {
+        const thick = kind === "band" ? 12 : 4;  // an area is pale, as in the chart
+        pen.stroke([[left, top], [left + 14, top]], group.colour(colour), {width: thick, alpha: kind === "band" ? 0.35 : 1});
+        pen.write(name, left + 20, top, group.colour("muted"));
       }
       pen.translate(14, head);
       this.paint(pen, width - 28, height - 10);
@@ -744,7 +745,7 @@ const GlassCharts = (() => {
     }
     // A Blob of kind "png" or "svg".
     async picture(kind) {
-      const [width, height, head] = [Math.max(this.width, 760), Math.max(this.height, 340), 58];
+      const [width, height] = [Math.max(this.width, 760), Math.max(this.height, 340)], head = 15 + (this.legendPlaces(width).at(-1)?.top ?? 43);
       const canvas = new OffscreenCanvas(2 * width, 2 * (height + head)), ctx = canvas.getContext("2d");
       ctx.scale(2, 2);
       const pen = kind === "svg" ? new SvgPen(width, height + head, this.group.measure) : new CanvasPen(ctx);

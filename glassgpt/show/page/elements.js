@@ -113,7 +113,9 @@ const GlassElements = (() => {
       Object.assign(made.dataset, {key, text});
       return made;
     });
-    if (wanted.length !== parent.children.length || wanted.some((one, index) => one !== parent.children[index])) parent.replaceChildren(...wanted);
+    const kept = new Set(wanted);
+    for (const child of [...parent.children]) if (!kept.has(child)) child.remove();
+    wanted.forEach((one, index) => { if (one !== parent.children[index]) parent.insertBefore(one, parent.children[index] ?? null); });
   }
   function sparkline(values) {
     const svg = document.createElementNS(SVG, "svg");

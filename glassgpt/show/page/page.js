@@ -17,6 +17,7 @@ const GlassPage = (() => {
   const say = (key) => words[key] ?? key;
   const root = document.documentElement;
   const DEFAULT_SMOOTHING = 2;  // percent of what is seen: noise becomes pale, and a line can be read
+  const REFRESH_MS = 5000;  // of the list of runs, and of compared runs that go on
   const MAX_ROWS = 3000;  // of a series; above, the rows are asked for anew, decimated
 
   const page = {view: null, run: null, runs: [], folder: "", group: null, compared: [], baseline: null, isOffline: Boolean(offline)};
@@ -96,7 +97,7 @@ const GlassPage = (() => {
       node("span", "brand", start, "GlassGPT");
       if (!page.isOffline) {
         this.runs = button(say("page.runs"), () => toggleRuns(), {iconName: "runs", parent: start});
-        this.runs.setAttribute("aria-expanded", "false");
+        Object.assign(this.runs, {ariaExpanded: "false", ariaLabel: say("page.runs")});  // a phone shows the icon only
       }
       this.state = node("span", "state", start);
       const end = node("div", "end", this.root);
@@ -164,7 +165,7 @@ const GlassPage = (() => {
 
   function toggleRuns(isOpen = GlassPage.runList.root.hidden) {
     GlassPage.runList.root.hidden = !isOpen;
-    bar.runs.setAttribute("aria-expanded", String(isOpen));
+    bar.runs.ariaExpanded = String(isOpen);
     if (isOpen) { loadRuns(); GlassPage.runList.search.focus(); }
   }
 
@@ -271,8 +272,10 @@ const GlassPage = (() => {
 
   async function loadRuns() {
     const {folder, selected, runs} = await getJson("api/runs");
+    const isNew = runs.map(({id}) => id).join() !== page.runs.map(({id}) => id).join();
     Object.assign(page, {folder, runs});
     GlassPage.runList.show();
+    if (isNew && page.view) notify(new Set(["runs"]));
     return selected;
   }
 
@@ -339,6 +342,7 @@ const GlassPage = (() => {
     } catch (error) {
       fail(error);
     }
+    setInterval(() => GlassPage.refresh().catch(() => {}), REFRESH_MS);  // the events say that the server is gone
     window.addEventListener("hashchange", () => {
       const asked = hashValues().get("run");
       if (asked && asked !== page.run) { toggleRuns(false); open(asked); } else page.group?.set(stateFromHash());
@@ -360,5 +364,5 @@ const GlassPage = (() => {
   }
 
   document.addEventListener("DOMContentLoaded", start);
-  return {getJson, jsonLines, notify, open, page, post, register, remembered, runPath, say, writeHash};
+  return {getJson, jsonLines, loadRuns, notify, open, page, post, register, remembered, runPath, say, writeHash};
 })();

@@ -50,6 +50,7 @@ class Series:
     style: str = "line"  # "points", "line+points"
     spread: str = "range"  # what low and high of a row are: "range" of a bin, "error" of an evaluation
     smooth: bool = False  # noisy enough to be drawn pale under its moving mean
+    compared: bool = True  # drawn of other runs, too: each of them has one colour for all its lines
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,13 @@ def make_panels(
 def _loss_panel(run: Analysis, curves: Curves, findings: Sequence[Finding]) -> Panel | str:
     candidates = (
         Series("loss", translate("label.training_loss"), "train", smooth=True),
-        Series("train_eval", translate("report.loss.curve_training_evaluated"), "train-eval", "line+points"),
+        Series(
+            "train_eval",
+            translate("report.loss.curve_training_evaluated"),
+            "train-eval",
+            "line+points",
+            compared=not len(_drawn(curves, "val")),
+        ),
         Series("val", translate("report.loss.curve_validation"), "val", "line+points", "error"),
     )
     series = [one for one in candidates if len(_drawn(curves, one.id))]

@@ -30,7 +30,7 @@
       const titles = view.findings.map(({title}) => title), said = titles.filter((title) => holds(view.sentence, title));
       const rest = view.verdict.filter((text) => !holds(view.sentence, text) && !said.some((title) => holds(text, title)));
       syncChildren(this.verdict, rest, (text) => text, (text) =>
-        node("span", titles.some((title) => holds(text, title)) ? "repeats" : "", null, `${text} `));
+        prose(`${text} `, node("span", titles.some((title) => holds(text, title)) ? "repeats" : "")));
       syncChildren(this.figures, view.figures, ({name}) => name, ({name, value, reason}) => {
         const cell = node("div");
         node("dt", "", cell, name);
@@ -279,7 +279,7 @@
     },
     showMoment(from, to, bin) {
       const {view: {ledger}, group} = page, number = (value) => Math.round(value).toLocaleString("en-US");
-      const inside = (ledger.moments ?? []).filter(({at}) => at >= from && at <= to);
+      const inside = (ledger.moments ?? []).filter((one) => one.bin === bin);
       this.moment.replaceChildren();
       this.moment.hidden = false;
       const head = node("div", "head", this.moment);

@@ -7,7 +7,7 @@
   const LETTERS = "ABCDEFGH";
   const NUMBERS = ["best_val", "last_loss", "updates", "tokens_per_s", "modified"];  // columns
   const MAX_COMPARED = 6;  // --run-1 … in style.css
-  const {getJson, notify, page, register, runPath, say, writeHash} = GlassPage;
+  const {getJson, loadRuns, notify, open, page, register, runPath, say, writeHash} = GlassPage;
 
   // ---- compare with other runs ----
 
@@ -86,21 +86,37 @@
     if (page.baseline !== page.run && !page.compared.includes(page.baseline)) page.baseline = null;
     writeHash();
     notify(new Set(["compared"]));
-    const asked = page.compared.join();
+    runList.arrange();
     const others = page.compared;
     try {
-      const documents = await Promise.all(others.map((id) => getJson(runPath("view", id))));
-      if (asked !== page.compared.join()) return;  // another choice meanwhile
-      page.group.setOverlays(documents.map(({view, rows}, index) => ({id: others[index], name: view.name, colour: `run-${index + 1}`, knots: view.knots, rows, panels: view.panels})));
-      if (!others.length) return;
+      if (!(await drawCompared()) || !others.length) return;
       const first = page.baseline ?? page.run;
       const order = [first, ...[page.run, ...others].filter((id) => id !== first)];
       const found = await getJson(`api/compare?${order.map((id) => `run=${encodeURIComponent(id)}`).join("&")}`);
-      if (asked === page.compared.join()) comparison.show(found, order.map((id, index) => `${LETTERS[index]} ${nameOf(id)}`));
+      if (others === page.compared) comparison.show(found, order.map((id, index) => `${LETTERS[index]} ${nameOf(id)}`));
     } catch (error) {
       comparison.note.hidden = false;
       comparison.note.textContent = error.message;
     }
+  }
+  // False: another choice was made meanwhile. `isStale`: which of them are fetched although they are drawn.
+  async function drawCompared(isStale = () => false) {
+    const others = page.compared;
+    const overlays = await Promise.all(others.map(async (id, index) => {
+      const drawn = page.group.overlays.find((one) => one.id === id), colour = `run-${index + 1}`;
+      if (drawn && !isStale(id)) return {...drawn, colour};
+      const {view, rows} = await getJson(runPath("view", id));
+      return {id, name: view.name, colour, knots: view.knots, rows, panels: view.panels};
+    }));
+    if (others === page.compared) page.group.setOverlays(overlays);
+    return others === page.compared;
+  }
+  // Once in a while: what became of runs that go on, in the list and in the charts.
+  async function refresh() {
+    const isLive = (id) => page.runs.some((run) => run.id === id && run.live), wasLive = new Set(page.compared.filter(isLive));
+    if (document.hidden || (runList.root.hidden && !wasLive.size)) return;
+    await loadRuns();
+    if (wasLive.size) await drawCompared((id) => wasLive.has(id));
   }
 
   // ---- all runs of a folder ----
@@ -140,7 +156,6 @@
     },
     show() {
       this.folder.textContent = page.folder;
-      this.rows = new Map(page.runs.map((run) => [run.id, this.row(run)]));
       this.none.hidden = page.runs.length > 0;
       this.table.hidden = !page.runs.length;
       this.arrange();
@@ -154,10 +169,11 @@
         return sign * (typeof a === "string" ? a.localeCompare(b) : a - b);
       });
       for (const cell of this.heads) cell.ariaSort = cell.dataset.column === this.sortKey ? (this.isDown ? "descending" : "ascending") : "none";
-      this.body.replaceChildren(...kept.map(({id}) => this.rows.get(id)));
+      const items = kept.map((run) => ({run, isCurrent: run.id === page.run, isCompared: page.compared.includes(run.id)}));
+      syncChildren(this.body, items, (item) => item.run.id, (item) => this.row(item));
     },
-    row(run) {
-      const row = node("tr", run.id === page.run ? "current" : "");
+    row({run, isCurrent, isCompared}) {
+      const row = node("tr", isCurrent ? "current" : "");
       const link = node("a", "", Object.assign(node("th", "", row), {scope: "row"}));
       link.href = `#run=${encodeURIComponent(run.id)}`;
       isolated("bdi", run.name, link);
@@ -172,11 +188,14 @@
       number(run.updates, (value) => (run.planned ? `${value.toLocaleString("en-US")} / ${formatCount(run.planned)}` : value.toLocaleString("en-US")));
       number(run.tokens_per_s, (value) => formatCount(value));
       number(run.modified, (value) => new Date(1000 * value).toLocaleString("sv", {dateStyle: "short", timeStyle: "short"}));
-      const box = Object.assign(node("input", "", node("td", "", row)), {type: "checkbox", checked: page.compared.includes(run.id), disabled: run.id === page.run, ariaLabel: `${say("page.compare")}: ${run.name}`});
-      box.addEventListener("change", () => compareWith(box.checked ? [...page.compared, run.id] : page.compared.filter((id) => id !== run.id)));
+      const box = Object.assign(node("input", "", node("td", "", row)), {type: "checkbox", checked: isCurrent || isCompared, disabled: isCurrent, ariaLabel: `${say("page.compare")}: ${run.name}`});
+      box.addEventListener("change", () => {
+        if (!page.view) open(run.id);  // the first one: others are drawn into its charts
+        else compareWith(box.checked ? [...page.compared, run.id] : page.compared.filter((id) => id !== run.id));
+      });
       return row;
     },
   };
 
-  Object.assign(GlassPage, {runList, compareWith});
+  Object.assign(GlassPage, {runList, compareWith, refresh});
 })();

@@ -26,6 +26,7 @@ PHASE_COLOURS = {
 MAX_MOMENTS = 300
 MIN_UNDRAWN_SHARE = 0.01  # of the run: time that no bin holds
 TARGET_BINS = 40
+_STARTS = ("compile", "resume")  # what comes after the line of its iteration, not before
 MIN_BINS, MAX_BINS = 10, 60
 
 
@@ -35,12 +36,20 @@ class Timeline:
 
     bin_start: Ints  # the first iteration of each bin
     iterations_per_bin: int
+    offset: (
+        int  # 1: a line every ten iterations stands for the nine before it too, so a bin ends with its line
+    )
     train_s: Floats
     eval_and_save_s: Floats  # evaluations and checkpoints
     save_s: Floats  # of these, checkpoints, where the log times them
     stall_s: Floats  # that no line explains
     startup_s: Floats
     is_complete: bool  # False: the log has evaluations or saves without their time
+
+    def bin_of(self, iteration: int) -> int:
+        """The one with the time of what happened at this iteration."""
+        bins = _bins_of(np.array([iteration]), self.bin_start, self.iterations_per_bin, self.offset)
+        return int(bins[0])
 
     @property
     def total_s(self) -> float:
@@ -54,11 +63,11 @@ def build_timeline(run: Analysis) -> Timeline | None:
     if len(steps) < 2 or split is None or not math.isfinite(split.total_s):
         return None
     first_iteration, width, count = _choose_bins(run_log, facts)
-    # A line every ten iterations stands for the nine before it too: then a bin ends with its line.
     offset = 0 if facts.log_interval == 1 else 1
+    bin_start = first_iteration + width * np.arange(count)
 
     def seconds_by_bin(values_ms: Floats, iterations: Ints = steps.iteration) -> Floats:
-        index = np.clip((iterations - first_iteration - offset) // width, 0, count - 1)
+        index = _bins_of(iterations, bin_start, width, offset)
         return np.bincount(index, weights=values_ms, minlength=count).astype(float) / 1000
 
     saves = [
@@ -70,8 +79,9 @@ def build_timeline(run: Analysis) -> Timeline | None:
     save_ms = np.array([ms for _, ms in saves], dtype=float)
     starts, startup_ms = process_startups(run_log)
     return Timeline(
-        bin_start=first_iteration + width * np.arange(count),
+        bin_start=bin_start,
         iterations_per_bin=width,
+        offset=offset,
         train_s=seconds_by_bin(split.train_ms),
         eval_and_save_s=seconds_by_bin(split.pause_ms)
         + seconds_by_bin(split.apart_ms, split.apart_iteration),
@@ -80,6 +90,11 @@ def build_timeline(run: Analysis) -> Timeline | None:
         startup_s=seconds_by_bin(split.startup_ms) + seconds_by_bin(startup_ms, starts + offset),
         is_complete=split.is_complete,
     )
+
+
+def _bins_of(iterations: Ints, bin_start: Ints, width: int, offset: int) -> Ints:
+    bins: Ints = np.clip((iterations - bin_start[0] - offset) // width, 0, len(bin_start) - 1)
+    return bins
 
 
 def process_startups(run_log: RunLog) -> tuple[Ints, Floats]:
@@ -157,7 +172,7 @@ def time_strip(run: Analysis) -> dict[str, Any]:
             for name, spent in seconds.items()
         ],
         "bins": bins,
-        "moments": _moments(run),
+        "moments": _moments(run, timeline),
     }
 
 
@@ -175,9 +190,9 @@ def _caption(run_log: RunLog, facts: Facts, timeline: Timeline) -> str:
     return " ".join(sentences)
 
 
-def _moments(run: Analysis) -> list[dict[str, Any]]:
-    """What happened where: evaluations, saves, stalls, resumes and explosions of the loss, with their time;
-    of very many, the longest of each kind."""
+def _moments(run: Analysis, timeline: Timeline | None) -> list[dict[str, Any]]:
+    """What happened where: evaluations, saves, stalls, resumes and explosions of the loss, with their time
+    and its bin; of very many, the longest of each kind."""
     log, split = run.log, run.time_split
     times_eval_apart = not log.trainer.step_time_includes_eval
     pauses = {} if split is None else dict(_rows_above(log, split.pause_ms))
@@ -216,7 +231,13 @@ def _moments(run: Analysis) -> list[dict[str, Any]]:
         add("spike", explosion.peak_iteration, None, translate("moment.explosion"))
     room = MAX_MOMENTS // max(1, len(by_kind))
     moments = [
-        {"at": at, "kind": kind, "ms": None if ms is None else rounded(ms), "text": text}
+        {
+            "at": at,
+            "bin": -1 if timeline is None else timeline.bin_of(at + (kind in _STARTS) * timeline.offset),
+            "kind": kind,
+            "ms": None if ms is None else rounded(ms),
+            "text": text,
+        }
         for kind, of_kind in by_kind.items()
         for at, ms, text in sorted(of_kind, key=lambda moment: -(moment[1] or 0.0))[:room]
     ]

@@ -164,11 +164,11 @@ def loss_chart(
     drawn = [level for level in levels if bottom <= level[0] <= top]
     margin = _LEVEL_WIDTH if drawn else 0
     width = max(_MIN_WIDTH, min(max_width, terminal_width - _LABEL_WIDTH - 1) - margin)
-    labels = {0: f"{top:.3g}", height - 1: f"{bottom:.3g}"}
+    labels = {0: _format_level(top), height - 1: _format_level(bottom)}
     if height >= _MIN_HEIGHT_WITH_MIDDLE:
         share = 1 - (height // 2) / (height - 1)
         middle = bottom * (top / bottom) ** share if log_scale else bottom + share * (top - bottom)
-        labels[height // 2] = f"{middle:.3g}"
+        labels[height // 2] = _format_level(middle)
     title = translate("explain_view.loss_chart.title") if validation else translate("label.training_loss")
     lines = [Text(terminal_text(title), style="bold")]
     scaled_top, scaled_bottom = (math.log(top), math.log(bottom)) if log_scale else (top, bottom)
@@ -176,7 +176,7 @@ def loss_chart(
     for loss, name in drawn:
         scaled = math.log(loss) if log_scale else loss
         share = (scaled_top - scaled) / ((scaled_top - scaled_bottom) or 1.0)
-        names[min(height - 1, round(share * (4 * height - 1)) // 4)] = f" {name} {loss:.3g}"
+        names[min(height - 1, round(share * (4 * height - 1)) // 4)] = f" {name} {_format_level(loss)}"
     for number, characters in enumerate(plot(curves, width, height, scaled_bottom)):
         line = Text(f"{labels.get(number, ''):>{_LABEL_WIDTH - 1}} ")
         for character, curve in characters:
@@ -192,3 +192,8 @@ def loss_chart(
         gap = max(1, width - len(first) - len(last))
         lines.append(Text(" " * _LABEL_WIDTH + first + " " * gap + last, style="dim"))
     return lines
+
+
+def _format_level(loss: float) -> str:
+    """Three digits, of a large loss all before the point: 1.30, 2934."""
+    return f"{loss:#.3g}".rstrip(".") if abs(loss) < 999.5 or abs(loss) >= 1e6 else f"{loss:.0f}"

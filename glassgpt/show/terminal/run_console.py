@@ -56,6 +56,7 @@ _REQUIRED_FIELDS = {
     "forecast": ("updates", "seconds", "total_s"),
     "finding": ("severity", "title", "evidence", "advice"),
     "profile": (),
+    "request": ("action", "by"),
     "sample": ("text", "ms"),
     "end": ("reason", "ledger", "wall_s", "best_val_loss", "best_iter"),
 }
@@ -130,6 +131,9 @@ class RunConsole:
                 label = translate("run_console.label.profile")
                 for number, line in enumerate(profile_lines(record)):
                     print_line(self._out, "" if number else label, line)
+            case "request" if record["action"] == "stop":  # a save has a finding
+                asked = translate("save-requested.evidence.request", by=str(record["by"]))
+                print_line(self._out, translate("page.stop"), asked)
             case "sample":
                 self._out.print()
                 text = translate("run_console.sample", seconds=record["ms"] / 1000)

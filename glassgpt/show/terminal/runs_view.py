@@ -26,7 +26,7 @@ from glassgpt.show.terminal.text_lines import print_line, terminal_text
 T = TypeVar("T")
 
 _GAP = 2  # blanks between two columns
-_MIN_NAME = 16  # cells, to which names are shortened
+_MIN_NAME = 20  # cells, to which names are shortened
 _MIN_STATE = 12
 
 

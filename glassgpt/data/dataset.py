@@ -71,7 +71,7 @@ class Dataset:
             raise UserError(f"{paths[0]} was changed since it was opened: {_PREPARE_AGAIN_HINT}")
         return cast("NDArray[Any]", tokens)
 
-    def bytes_per_token(self, split: str) -> float:
+    def bytes_per_token(self, split: str) -> float | None:
         return self.manifest.bytes_per_token(split)
 
     @property

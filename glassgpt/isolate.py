@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from glassgpt.files import child_pythonpath
@@ -127,6 +128,9 @@ class IsolatedProcess:
 
 def serve(answer: Callable[[JsonObject], JsonObject]) -> None:
     """Ends, with all children, when the other side closes the pipe or is gone."""
+    # If Linux runs out of memory, it should kill this process rather than others.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
     # The pipes are for requests and answers. What libraries and compilers print goes to stderr.
     requests = os.fdopen(os.dup(0), encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")

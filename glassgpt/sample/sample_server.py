@@ -12,10 +12,8 @@ It runs on the CPU unless the options name another device, and with one thread, 
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from glassgpt.errors import UserError, error_type_and_message
@@ -130,7 +128,4 @@ class SampleServer:
 
 
 if __name__ == "__main__":
-    # If Linux runs out of memory, it should kill this process rather than the run.
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
     serve(SampleServer().answer)

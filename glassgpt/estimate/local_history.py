@@ -236,7 +236,7 @@ def speed_from_history(
         math.log(row.tokens_per_s / estimated(_workload_of(row), row.flops_per_token)) for _, row in similar
     ]
     weights = [1 / (0.05 + distance**2) for distance, _ in similar]
-    ratio = math.exp(sum(w * value for w, value in zip(weights, logs, strict=True)) / sum(weights))
+    ratio = math.exp(fmean(logs, weights))
     mid = estimated(work, flops_per_token) * ratio
     nearest = min(distance for distance, _ in similar)
     spread = math.hypot((max(logs) - min(logs)) / 2, _ERROR_PER_DISTANCE * nearest)

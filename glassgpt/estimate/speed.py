@@ -203,7 +203,7 @@ def expected_mfu_range(
     near = similar or near
     logs = [math.log(row.correction) for *_, row in near] or [0.0]
     weights = [1 / (0.25 + tier**2 + distance**2) for tier, distance, _ in near] or [1.0]
-    correction = sum(w * value for w, value in zip(weights, logs, strict=True)) / sum(weights)
+    correction = fmean(logs, weights)
     margin = _MARGIN * (_SINGLE_ROW_FACTOR if len(near) <= 1 else 1)
     # The odder the shape, the more depends on update_time.py, and the less on the rows.
     odd = _ODD_SHAPE_MARGIN * min((_oddness(row, work) for *_, row in near), default=1.0)

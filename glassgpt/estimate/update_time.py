@@ -9,7 +9,7 @@ The constants are fitted to 62 updates measured on an H200, 24 shapes drawn at r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 
 from glassgpt.estimate import flops
@@ -94,16 +94,6 @@ def update_time(work: TrainingWorkload, peak: float, bandwidth: float) -> Update
     # Checkpointing stores dropout's random state, and float16's loss scaler looks at the gradients.
     recomputes_dropout = config.activation_checkpointing and config.dropout > 0
     return UpdateTime(card_s, host_s, recomputes_dropout or work.dtype == "float16")
-
-
-def fp8_speedup(work: TrainingWorkload, peak: float = 989.4e12, bandwidth: float = 4.8e12) -> float:
-    """How many times as fast `--fp8` makes an update; below 1: slower. `peak`: of bfloat16. An H200's, unless
-    stated: FP8 was not measured elsewhere."""
-    seconds = [
-        update_time(replace(work, config=replace(work.config, fp8=fp8)), peak, bandwidth).seconds
-        for fp8 in (False, True)
-    ]
-    return seconds[0] / seconds[1]
 
 
 def is_misaligned(work: TrainingWorkload) -> bool:

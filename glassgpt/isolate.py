@@ -45,6 +45,11 @@ class ProcessDied(Exception):
             self.status = signal.Signals(-exit_code).name
         super().__init__(f"{self.last_line[:200]} ({self.status})" if self.last_line else self.status)
 
+    @property
+    def was_killed(self) -> bool:
+        """By Linux, which does that when memory runs out."""
+        return self.exit_code == -SIGKILL
+
 
 class IsolatedProcess:
     """Answers one request at a time. `close` kills it with its children."""
@@ -82,7 +87,7 @@ class IsolatedProcess:
         """The answer; lines that are none are skipped."""
         assert self._process.stdin is not None
         deadline = time.monotonic() + limit_s
-        with contextlib.suppress(OSError):  # it has died, as the answers will tell
+        with contextlib.suppress(OSError):  # it has died: reading the answer raises ProcessDied
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         while True:

@@ -107,7 +107,7 @@ def open_dataset(directory: Path) -> Dataset:
             continue
         if len(paths) == 1:
             subject = f"{paths[0]} has"
-        else:  # which of the shards is wrong, only their hashes tell
+        else:  # only the hashes show which shards are wrong
             wrong = [str(path) for path in paths if not matches_fingerprint(path, manifest.sha256[path.name])]
             subject = f"with {', '.join(wrong)} the shards have"
         if actual == expected:

@@ -3,8 +3,8 @@
     speed = speed_from_repeats([20_100, 20_900, 20_500], "cpu", "measured here: …")
     speed.tokens_per_s                      # low, mid, high: an 80% band of a whole run's mean
 
-A measurement replaces the estimate from reference rows (speed.py). The band has two parts: how far the
-repeats lie apart, and how far a whole run usually is from a few seconds of it (the drift). No torch.
+A measurement replaces the estimate from reference rows (speed.py). The band has two parts: how much
+the repeats differ, and how far a whole run usually is from a few seconds of it (the drift). No torch.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def band_from_repeats(rates: Sequence[float], device_type: str) -> LowMidHigh:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """A few updates of the very run, in a process of its own (tune/probe_updates.py)."""
+    """A few updates of the planned run, in a separate process (tune/probe_updates.py)."""
 
     outcome: str  # "ran", "out of memory", "crashed", "hung" or "not here"
     why: str = ""  # where it failed, or why it was not tried

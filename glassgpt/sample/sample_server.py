@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from glassgpt.sample.sampler import Sampler
 
 LIKELIEST_TOKENS = 12
-_MAX_LOADED_MODELS = 3  # the slider goes to and fro between checkpoints
+_MAX_LOADED_MODELS = 3  # the page's slider moves between checkpoints
 
 
 def _look_options(device: str) -> SampleOptions:

@@ -64,8 +64,6 @@ _MAX_SHARDS = 10_000  # more are slow in every file system, and their numbers ha
 
 @dataclass(frozen=True)
 class _CorpusRequest:
-    """A corpus, and how to prepare it."""
-
     options: PrepareOptions
     corpus: Corpus
     val_fraction: float

@@ -67,7 +67,7 @@ def token_classes(tokenizer: Tokenizer, train: TokenArray) -> TokenClasses:
 
 
 def _decode_whole(content: bytes) -> str | None:
-    """None: only a part of a character."""
+    """The text of a token; None: it is a part of a character."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:

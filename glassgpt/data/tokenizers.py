@@ -211,7 +211,6 @@ def load_tokenizer(directory: Path) -> Tokenizer:
 
 
 def dataset_tokenizer(dataset: Dataset) -> Tokenizer:
-    """The tokenizer of an open dataset."""
     manifest = dataset.manifest
     if manifest.characters is not None:
         return CharTokenizer(manifest.characters)

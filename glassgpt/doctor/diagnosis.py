@@ -86,16 +86,12 @@ class Check:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """A check and its lines."""
-
     check: Check
     lines: tuple[DiagnosticLine, ...]
 
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """All results, in order."""
-
     results: tuple[CheckResult, ...]
     skipped: tuple[Check, ...]
     seconds: float

@@ -185,12 +185,12 @@ def _fits(work: TrainingWorkload, facts: MachineFacts) -> bool:
 
 
 def model_vocab_size(data_vocab_size: int, weights_vocab_size: int | None) -> int:
-    """GPT-2's own is not padded."""
+    """Padded, unless trained weights fix it: GPT-2's is not padded."""
     return padded_vocab_size(data_vocab_size) if weights_vocab_size is None else weights_vocab_size
 
 
 def _choose_model(config: TrainConfig, data_vocab_size: int, weights_vocab_size: int | None) -> list[Choice]:
-    """The vocabulary size first."""
+    """The first choice is the vocabulary size."""
     vocab_size, reason = model_vocab_size(data_vocab_size, weights_vocab_size), "as the weights have it"
     if weights_vocab_size is None:
         padding = ", rounded up to a multiple of 64" if vocab_size > data_vocab_size else ""

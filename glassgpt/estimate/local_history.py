@@ -152,7 +152,7 @@ def _row_from_line(line: bytes) -> HistoryRow:
 
 
 def _workload_of(row: HistoryRow) -> TrainingWorkload:
-    """Raises for a shape that is none."""
+    """Raises an error if the row does not describe a model."""
     work = dict(row.work)
     for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "batch_size", "micro_steps"):
         if not (isinstance(work[name], int) and 0 < work[name] < 2**31):

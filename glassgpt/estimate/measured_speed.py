@@ -92,7 +92,7 @@ def fair_share(load: float) -> float:
 
 def band_from_repeats(rates: Sequence[float], device_type: str) -> LowMidHigh:
     """From tokens per second of some repeats: their median, widened by their spread and by the drift. On a
-    CPU with as much of it as other programs left: a band that allows for their end, too, says little."""
+    busy CPU it assumes that the other programs stay: else the band would be too wide to be of use."""
     mid = median(rates)
     spread = (max(rates) - min(rates)) / 2 / mid
     slower, faster = (math.hypot(spread, drift) for drift in DRIFT[device_type])

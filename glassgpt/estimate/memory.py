@@ -70,7 +70,7 @@ class MemoryEstimate:
 
     @property
     def overhead_bytes(self) -> int:
-        """The same for every model."""
+        """What is the same for every model."""
         return self.context_bytes + self.parts.get("working space", 0)
 
 

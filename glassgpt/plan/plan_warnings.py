@@ -62,7 +62,7 @@ def find_plan_problems(
     training: TrainingEstimate,
     parallelism: ParallelismComparison | None = None,
 ) -> list[PlanProblem]:
-    """Errors first."""
+    """All problems, errors first."""
     device = spec.config.device
     problems = [*_memory_problems(spec, target, dataset, memory_estimate)]
     if device != "auto" and device.partition(":")[0] != target.device_type:

@@ -351,7 +351,7 @@ def float_or_none(record: object, name: str) -> float | None:
 
 
 def loss_or_none(record: Record, name: str = "loss") -> float | None:
-    """May be NaN or infinite."""
+    """Unlike `float_or_none`, may be NaN or infinite."""
     value = record.get(name)
     return value if isinstance(value, float) else float_or_none(record, name)
 

@@ -65,7 +65,7 @@ class Estimate:
     high: float | None
 
     def convert(self, function: Callable[[float], float]) -> Estimate:
-        """Of a function that only grows."""
+        """The value and its interval under an increasing function."""
         low, high = (None if bound is None else function(bound) for bound in (self.low, self.high))
         return Estimate(function(self.value), low, high)
 

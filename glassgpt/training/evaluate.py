@@ -37,9 +37,7 @@ class EvalResult:
     tokens: int
     window_losses: np.ndarray
     window_tokens: np.ndarray
-    parts: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # the loss broken down, for the record
+    parts: Mapping[str, Any] = field(default_factory=dict)  # the loss broken down, for the record
 
     @property
     def stderr(self) -> float:

@@ -82,8 +82,8 @@ class ForecastCheck:
 
     @property
     def measured_memory_bytes(self) -> int:
-        """0: unknown. On a CPU the peak is inside an update, not where it is logged; so the system's own
-        count, unless the process had more before the run."""
+        """0: unknown. On a CPU memory peaks inside an update, between two log lines. So this is the system's
+        count of the process's peak, unless that peak is from before the run."""
         if self.forecast.on_card or not self.peak_memory_bytes:
             return self.peak_memory_bytes
         process_peak = machine.peak_resident_bytes()

@@ -68,8 +68,6 @@ _MIN_TRIAL_S, _MAX_TRIAL_S = 0.25, 1.5
 
 @dataclass(frozen=True)
 class Tuning:
-    """The request and the result."""
-
     requested: TrainConfig
     context: TuneContext
     result: TuneResult

@@ -23,6 +23,7 @@ from glassgpt.cgroup import (
 )
 from glassgpt.doctor.diagnosis import CheckContext, DiagnosticLine, ReportValue
 from glassgpt.estimate.flops import count_parameters
+from glassgpt.estimate.training_workload import ADAMW_BYTES, GRADIENT_BYTES, WEIGHT_BYTES
 from glassgpt.files import read_text_or_empty
 from glassgpt.format import format_bytes, pluralize
 from glassgpt.record.machine import cpu_model, load_average, measure_busy_cores, source_commit
@@ -33,8 +34,8 @@ GPT2_NAME = "GPT-2 124M"
 GPT2_PARAMETERS = count_parameters(
     vocab_size=50_304, block_size=1024, n_layer=12, n_embd=768, arch="gpt2", bias=False
 )
-GPT2_CHECKPOINT_BYTES = 12 * GPT2_PARAMETERS  # weights and AdamW's two moments, in float32
-GPT2_TRAINING_BYTES = 16 * GPT2_PARAMETERS  # with gradients
+GPT2_CHECKPOINT_BYTES = (WEIGHT_BYTES + ADAMW_BYTES) * GPT2_PARAMETERS
+GPT2_TRAINING_BYTES = (WEIGHT_BYTES + ADAMW_BYTES + GRADIENT_BYTES) * GPT2_PARAMETERS
 
 OLDEST_TORCH = (2, 8)  # as in pyproject.toml
 

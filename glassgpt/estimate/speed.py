@@ -134,8 +134,8 @@ def reference_rows() -> tuple[SpeedReference, ...]:
 
 # --- expected MFU ---
 
-_SIMILAR_FLOPS_FACTOR = 5.0  # similar models: FLOPs per token within this factor …
-_SIMILAR_TOKENS_FACTOR = 4.0  # … and tokens per micro-batch within this one
+SIMILAR_FLOPS_FACTOR = 5.0  # similar models: FLOPs per token within this factor …
+SIMILAR_TOKENS_FACTOR = 4.0  # … and tokens per micro-batch within this one
 _CARD_KINDS = ("GeForce", "data centre", "professional", "Apple", "AMD")  # words in names of families
 
 # How far the band reaches beyond the rows' predictions, in logarithms. 80% of what is left out lies in it:
@@ -238,8 +238,8 @@ def _distance(row: SpeedReference, work: TrainingWorkload, flops_per_token: floa
     """At most 1: a similar model."""
     tokens_ratio = work.micro_batch_tokens / row.work.micro_batch_tokens
     return max(
-        abs(math.log(flops_per_token / row.flops_per_token)) / math.log(_SIMILAR_FLOPS_FACTOR),
-        abs(math.log(tokens_ratio)) / math.log(_SIMILAR_TOKENS_FACTOR),
+        abs(math.log(flops_per_token / row.flops_per_token)) / math.log(SIMILAR_FLOPS_FACTOR),
+        abs(math.log(tokens_ratio)) / math.log(SIMILAR_TOKENS_FACTOR),
     )
 
 

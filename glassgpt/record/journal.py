@@ -250,9 +250,7 @@ def read(path: Path, but_steps: bool = False) -> Iterator[Record]:
 
     `but_steps`: skip `step` records, which are nearly all, without decoding them.
     """
-    with _open_to_read(path) as file:
-        lines = iter(lambda: file.readline(MAX_LINE_BYTES), b"")
-        yield from parse_records(line for line in lines if not (but_steps and line.startswith(_STEP_LINE)))
+    return read_part(path, 0, but_steps=but_steps)
 
 
 def whole_lines_end(path: Path) -> int:

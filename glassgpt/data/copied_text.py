@@ -136,9 +136,8 @@ def known_share(words: Sequence[str], vocabulary: set[str]) -> float | None:
     return sum(word in vocabulary for word in words) / len(words) if words else None
 
 
-_CLOSING = dict(
-    zip(")]}»”」』）】", "([{«“「『（【", strict=True)
-)  # a closing bracket or quote -> its opening one
+# A closing bracket or quote, and its opening one.
+_CLOSING = dict(zip(")]}»”」』）】", "([{«“「『（【", strict=True))
 _QUOTE = '"'  # the same character opens and closes; it closes in its paragraph, or never
 _OPENING = frozenset(_CLOSING.values())
 

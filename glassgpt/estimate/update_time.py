@@ -39,12 +39,8 @@ _OPTIMIZER_BYTES, _MUON_BYTES = 45, 58  # per parameter and update: gradient nor
 
 # Kernels of a layer, which take at least so long each, and what the host needs to launch them.
 _KERNEL_S = 2.2e-6
-_KERNELS = {
-    ("gpt2", True): 57,
-    ("gpt2", False): 90,
-    ("modern", True): 80,
-    ("modern", False): 180,
-}  # True: fused
+# By architecture, and whether they are fused:
+_KERNELS = {("gpt2", True): 57, ("gpt2", False): 90, ("modern", True): 80, ("modern", False): 180}
 _FP8_KERNELS, _MUON_KERNELS, _KERNELS_PER_UPDATE = 23, 42, 60
 _OUTER_LAYERS = 1.2  # embedding, last norm and loss cost about so many layers
 _TRITON_HOST_S, _COMPILED_HOST_S, _PLAIN_HOST_S, _PLAIN_MODERN_HOST_S = 1.68e-3, 0.98e-3, 1.22e-3, 2.55e-3

@@ -51,9 +51,7 @@ class ForecastCheck:
     tokens: int = 0  # of the updates that were timed
     seconds: float = 0.0  # that they took
     data_wait_s: float = 0.0  # of these, waiting for data
-    first_intervals: list[tuple[int, float]] = field(
-        default_factory=list
-    )  # tokens and seconds, until revised
+    first_intervals: list[tuple[int, float]] = field(default_factory=list)  # tokens, seconds; until revised
     revised_total_s: LowMidHigh | None = None  # by the measured speed of the first updates
     memory_before_bytes: int = 0  # allocated on the card by this process before the run
     peak_memory_bytes: int = 0

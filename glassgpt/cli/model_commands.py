@@ -102,9 +102,9 @@ def look(words: list[str]) -> int:
         run = sampler.checkpoint.folder
         against = load_sampler(f"{run}@{options.against}" if is_checkpoint else options.against, sampling)
     document = look_at(sampler, training_dataset(sampler, options.data_dir), options.text, against)
-    if (kept := document.as_checkpoint_look()) is not None:
+    if (checkpoint_look := document.as_checkpoint_look()) is not None:
         with contextlib.suppress(OSError):  # somebody else's run may be read, too
-            append_look(sampler.checkpoint.folder, kept)
+            append_look(sampler.checkpoint.folder, checkpoint_look)
     if options.json:
         print_json(document.as_dict())
         return 0

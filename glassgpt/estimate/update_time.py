@@ -1,7 +1,7 @@
 """How long an update takes on a card, from the work in it: matmuls, memory traffic, kernels. No torch.
 
-    found = update_time(work, peak=989.4e12, bandwidth=4.8e12)
-    found.card_s, found.host_s, found.seconds      # the longer of both: launches overlap with computing
+    time = update_time(work, peak=989.4e12, bandwidth=4.8e12)
+    time.card_s, time.host_s, time.seconds      # the longer of both: launches overlap with computing
 
 speed.py carries measured speeds from one shape to another with it: there only the ratio of two times counts.
 The constants are fitted to 62 updates measured on an H200, 24 shapes drawn at random among them.

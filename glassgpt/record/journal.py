@@ -257,9 +257,9 @@ def whole_lines_end(path: Path) -> int:
     """Offset after the last line end: what comes later may still be being written."""
     with _open_to_read(path) as file:
         for position, block in _read_blocks_backwards(file):
-            found = block.rfind(b"\n")
-            if found >= 0:
-                return position + found + 1
+            line_end = block.rfind(b"\n")
+            if line_end >= 0:
+                return position + line_end + 1
     return 0
 
 
@@ -296,13 +296,13 @@ def sample_steps(path: Path, count: int) -> list[Record]:
             lines = [line for line in file.readlines() if line.startswith(_STEP_LINE)]
             from_the_last = lines[:: -max(1, math.ceil(len(lines) / count))]
             return list(parse_records(reversed(from_the_last)))
-        found = []
+        sample = []
         for number in range(1, count + 1):
             file.seek(size * number // count - (_NEAR_BYTES if number == count else 0))
             file.readline(MAX_LINE_BYTES)  # the rest of a line
             near = (file.readline(MAX_LINE_BYTES) for _ in range(_MAX_LINES_BETWEEN_STEPS))
-            found.append(next((line for line in near if line.startswith(_STEP_LINE)), b""))
-    return list(parse_records(found))
+            sample.append(next((line for line in near if line.startswith(_STEP_LINE)), b""))
+    return list(parse_records(sample))
 
 
 def read_backwards(path: Path) -> Iterator[Record]:

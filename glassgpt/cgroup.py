@@ -48,11 +48,8 @@ def memory_limit_and_free_bytes(own_cgroups: str, root: Path) -> tuple[int, int]
 def _memory_limits_and_free_bytes(own_cgroups: str, root: Path) -> Iterator[tuple[int, int]]:
     """Limit and free bytes of each of this process's control groups and their parents."""
     files = {
-        1: (
-            "memory.limit_in_bytes",
-            "memory.usage_in_bytes",
-            "total_inactive_file",
-        ),  # no limit: a huge number
+        # no limit: a huge number
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         2: ("memory.max", "memory.current", "inactive_file"),  # no limit: "max"
     }
     for version, group in _groups_and_parents(own_cgroups, root, "memory"):

@@ -237,6 +237,12 @@ def has_invalid_characters(text: str) -> bool:
     return any("\ud800" <= char <= "\udfff" or char == "\0" for char in text)
 
 
+def device_problems(device: str) -> list[str]:
+    """What is wrong with a --device; whether the machine has it is another question."""
+    is_valid = DEVICE_PATTERN.fullmatch(device)
+    return [] if is_valid else [f"--device={device} is not one of auto, cpu, cuda, cuda:N, mps"]
+
+
 # --- values derived from others ---
 
 

@@ -216,6 +216,11 @@ def field_types(options: type) -> Mapping[str, Any]:
     return typing.get_type_hints(options)
 
 
+def known_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that TrainConfig has. Another version or trainer may have written others."""
+    return {name: value for name, value in settings.items() if name in field_types(TrainConfig)}
+
+
 def coerce_value(name: str, value: Any, field_type: Any) -> ConfigValue:
     """`value`, from a file or as text from the command line, as the type of the field."""
     if typing.get_origin(field_type) is Literal:

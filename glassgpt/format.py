@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _COUNT_UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 _METRIC_PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
+
+
+def format_if_known(format_value: Callable[[T], str], value: T | None) -> str:
+    return "" if value is None else format_value(value)
 
 
 def format_duration(seconds: float) -> str:

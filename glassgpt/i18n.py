@@ -105,7 +105,7 @@ VERBATIM = "verbatim"
 
 
 def make_text(messages: Message | Iterable[Message | None] | None) -> Text:
-    """Without the sentences that are None."""
+    """The sentences that are not None."""
     if messages is None or isinstance(messages, Message):
         return (messages,) if messages else ()
     return tuple(message for message in messages if message)

@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from glassgpt.files import child_pythonpath
@@ -43,6 +44,11 @@ class ProcessDied(Exception):
         with contextlib.suppress(ValueError):  # -11: SIGSEGV
             self.status = signal.Signals(-exit_code).name
         super().__init__(f"{self.last_line[:200]} ({self.status})" if self.last_line else self.status)
+
+    @property
+    def was_killed(self) -> bool:
+        """By Linux, which does that when memory runs out."""
+        return self.exit_code == -SIGKILL
 
 
 class IsolatedProcess:
@@ -81,7 +87,7 @@ class IsolatedProcess:
         """The answer; lines that are none are skipped."""
         assert self._process.stdin is not None
         deadline = time.monotonic() + limit_s
-        with contextlib.suppress(OSError):  # it has died, as the answers will tell
+        with contextlib.suppress(OSError):  # it has died: reading the answer raises ProcessDied
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         while True:
@@ -127,6 +133,9 @@ class IsolatedProcess:
 
 def serve(answer: Callable[[JsonObject], JsonObject]) -> None:
     """Ends, with all children, when the other side closes the pipe or is gone."""
+    # If Linux runs out of memory, it should kill this process rather than others.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
     # The pipes are for requests and answers. What libraries and compilers print goes to stderr.
     requests = os.fdopen(os.dup(0), encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")

@@ -24,8 +24,6 @@ from glassgpt.files import regular_file_opener
 
 @dataclass(frozen=True)
 class FileSetting:
-    """A setting in a file, and its line."""
-
     value: ConfigValue
     line: int
 

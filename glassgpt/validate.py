@@ -6,10 +6,10 @@ find_config_problems(TrainConfig(n_embd=100, n_head=12))    # ["--n_embd=100 is 
 from __future__ import annotations
 
 from glassgpt.config import (
-    DEVICE_PATTERN,
     MAX_PROFILE_UPDATES,
     TRACKERS,
     TrainConfig,
+    device_problems,
     has_invalid_characters,
     profile_window,
     requested_trackers,
@@ -48,8 +48,7 @@ def find_config_problems(config: TrainConfig) -> list[str]:
     for name in _TEXT_FIELDS:
         if has_invalid_characters(getattr(config, name)):
             problems.append(f"--{name} has a NUL or is not UTF-8, so no file can hold it")
-    if not DEVICE_PATTERN.fullmatch(config.device):
-        problems.append(f"--device={config.device} is not one of auto, cpu, cuda, cuda:N, mps")
+    problems += device_problems(config.device)
     for name in requested_trackers(config):
         if name not in TRACKERS:
             problems.append(f"--track={name} is not one of {', '.join(TRACKERS)}")

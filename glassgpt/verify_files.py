@@ -109,7 +109,6 @@ def _check_digests(
     advance: Progress,
     digest_of: Callable[[Path, Progress], str] = file_sha256,
 ) -> list[CheckedPart]:
-    """Compares each file with its digest."""
     parts = []
     for name, expected in sorted(recorded.items()):
         path = folder / name

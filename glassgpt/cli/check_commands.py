@@ -3,7 +3,6 @@ compare every file with its recorded SHA-256."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -93,5 +92,5 @@ def verify(words: list[str]) -> int:
     good = not any(report.with_verdict("damaged") for report in reports)
     if options.json:
         document = {"good": good, "verified": [report.as_dict() for report in reports]}
-        print(json.dumps(document, indent=1))
+        print_json(document)
     return 0 if good else 1

@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from glassgpt.cli.command import command, make_console, parse_options, print_json
-from glassgpt.config import DEVICE_PATTERN, has_invalid_characters
+from glassgpt.config import device_problems, has_invalid_characters
 from glassgpt.errors import raise_if_any
 from glassgpt.i18n import check_language, preferred_language, use_language
-from glassgpt.sample import eval_options, sample_options
-from glassgpt.sample.eval_options import EvalOptions
-from glassgpt.sample.sample_options import SampleOptions, prompt_text
+from glassgpt.sample.sample_options import (
+    EvalOptions,
+    SampleOptions,
+    find_eval_problems,
+    find_problems,
+    prompt_text,
+)
 
 if TYPE_CHECKING:
     from glassgpt.sample.eval_texts import EvalText, ModelOnTexts
@@ -29,7 +33,7 @@ def sample(words: list[str]) -> int:
         problems.append(
             f"one run at a time, not {' and '.join(names)}; --compare=RUN2 shows another beside it"
         )
-    problems += sample_options.find_problems(options)
+    problems += find_problems(options)
     raise_if_any(problems)
     text = prompt_text(options.start)
     from glassgpt.sample.sampler import find_model_source, load_sampler
@@ -78,8 +82,7 @@ def look(words: list[str]) -> int:
     names, options, problems = parse_options(words, LookOptions)
     if len(names) > 1:
         problems.append(f"one run at a time, not {' and '.join(names)}; --against=RUN2 compares two")
-    if not DEVICE_PATTERN.fullmatch(options.device):
-        problems.append(f"--device={options.device} is not one of auto, cpu, cuda, cuda:N, mps")
+    problems += device_problems(options.device)
     if has_invalid_characters(options.text):
         problems.append("--text is not text in UTF-8")
     check_language(options.lang, problems)
@@ -99,9 +102,9 @@ def look(words: list[str]) -> int:
         run = sampler.checkpoint.folder
         against = load_sampler(f"{run}@{options.against}" if is_checkpoint else options.against, sampling)
     document = look_at(sampler, training_dataset(sampler, options.data_dir), options.text, against)
-    if (kept := document.as_checkpoint_look()) is not None:
+    if (checkpoint_look := document.as_checkpoint_look()) is not None:
         with contextlib.suppress(OSError):  # somebody else's run may be read, too
-            append_look(sampler.checkpoint.folder, kept)
+            append_look(sampler.checkpoint.folder, checkpoint_look)
     if options.json:
         print_json(document.as_dict())
         return 0
@@ -115,7 +118,7 @@ def eval(words: list[str]) -> int:
     names, options, problems = parse_options(words, EvalOptions)
     if len(names) < 2:
         problems.append("name a model, and what to evaluate it on: glass eval RUN my.txt, or data/DATASET")
-    problems += eval_options.find_problems(options)
+    problems += find_eval_problems(options)
     raise_if_any(problems)
     from glassgpt.sample.eval_texts import compare_models, open_text
     from glassgpt.show.terminal import eval_view

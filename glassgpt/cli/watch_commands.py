@@ -62,7 +62,7 @@ def _fill_screen(name: str, overrides: RunOverrides, options: WatchOptions, card
         else:
             url = _start_page(options, source_path(name))
         followed = FollowedRun(source, card, overrides, is_writing)
-        followed.poll(max_s=0.0)  # what cannot be read is said before the screen is filled
+        followed.poll(max_s=0.0)  # raises before the screen is filled if it cannot be read
         watch_run(followed, make_console(), name, url)
     return 0
 

@@ -113,13 +113,13 @@ def feistel_permute(places: NDArray[np.int64], n: int, keys: NDArray[np.uint64])
     while outside.any():
         left, right = value[outside] >> half_bits, value[outside] & low_mask
         for key in keys[:, outside]:
-            left, right = right, left ^ (_splitmix64(right ^ key) & low_mask)
+            left, right = right, left ^ (splitmix64(right ^ key) & low_mask)
         value[outside] = (left << half_bits) | right
         outside = value >= n
     return value.astype(np.int64)
 
 
-def _splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finalizer of splitmix64: every bit of the result depends on every bit of x."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

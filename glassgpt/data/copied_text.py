@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from glassgpt.data.batches import splitmix64
 from glassgpt.data.ngram_baselines import MAX_TRAIN_TOKENS
 
 Tokens = NDArray[np.int64]
@@ -38,22 +39,21 @@ def longest_copied(sample: Tokens, train: Sequence[Tokens]) -> Copied:
     """`train`: blocks of text; a string across two of them is not found."""
     sample = np.asarray(sample, dtype=np.int64)
     best = Copied(0, 0)
-    for chunk in _chunks(train, overlap=len(sample)):
+    chunks = (
+        block[begin : begin + _CHUNK_TOKENS + len(sample)]
+        for block in train
+        for begin in range(0, len(block), _CHUNK_TOKENS)
+    )
+    for chunk in chunks:
         # Only longer strings than the best so far matter. Double the length while there are matches: the
         # longest string begins with one of the last ones.
         length, matches = best.length + 1, None
-        while length <= len(sample) and len(found := _find_windows(sample, chunk, length)):
-            matches = found
+        while length <= len(sample) and len(longer := _find_windows(sample, chunk, length)):
+            matches = longer
             length = min(2 * length, len(sample)) if length < len(sample) else length + 1
         if matches is not None:
             best = max(best, _extend(sample, chunk, matches), key=lambda copied: copied.length)
     return best
-
-
-def _chunks(blocks: Sequence[Tokens], overlap: int) -> Iterator[Tokens]:
-    for block in blocks:
-        for begin in range(0, len(block), _CHUNK_TOKENS):
-            yield block[begin : begin + _CHUNK_TOKENS + overlap]
 
 
 def _find_windows(sample: Tokens, text: Tokens, length: int) -> NDArray[np.int64]:
@@ -75,10 +75,7 @@ def _hash_windows(tokens: Tokens, length: int) -> Hashes:
     """A hash of each window, from those of its halves, quarters, …"""
     if len(tokens) < length:
         return np.empty(0, dtype=np.uint64)
-    # Mixed first (splitmix64), because ids are small numbers.
-    power = tokens.astype(np.uint64) + np.uint64(_BASE)
-    power = (power ^ (power >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    power = (power ^ (power >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    power = splitmix64(tokens.astype(np.uint64) + np.uint64(_BASE))  # ids are small numbers
     result: Hashes | None = None  # of the first `done` tokens of each window
     done, size, remaining = 0, 1, length
     while remaining:
@@ -124,8 +121,8 @@ def collapse_spaces(tokens: Tokens, is_space: NDArray[np.bool_]) -> Tokens:
     space = is_space[tokens]
     follows_space = np.zeros(len(space), dtype=np.bool_)
     follows_space[1:] = space[:-1]
-    kept: Tokens = tokens[~(space & follows_space)]
-    return kept
+    collapsed: Tokens = tokens[~(space & follows_space)]
+    return collapsed
 
 
 def find_words(text: str) -> list[str]:
@@ -139,9 +136,8 @@ def known_share(words: Sequence[str], vocabulary: set[str]) -> float | None:
     return sum(word in vocabulary for word in words) / len(words) if words else None
 
 
-_CLOSING = dict(
-    zip(")]}»”」』）】", "([{«“「『（【", strict=True)
-)  # a closing bracket or quote -> its opening one
+# A closing bracket or quote, and its opening one.
+_CLOSING = dict(zip(")]}»”」』）】", "([{«“「『（【", strict=True))
 _QUOTE = '"'  # the same character opens and closes; it closes in its paragraph, or never
 _OPENING = frozenset(_CLOSING.values())
 

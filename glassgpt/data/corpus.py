@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import glob
-import hashlib
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -22,6 +20,7 @@ from pathlib import Path
 
 from glassgpt.data import hub
 from glassgpt.data.dataset import BUILT_IN
+from glassgpt.data.digests import json_sha256
 from glassgpt.data.document_readers import (
     DocumentBatch,
     DocumentReader,
@@ -69,7 +68,7 @@ class Corpus:
             for path in (reader.files if isinstance(reader, TextFilesReader) else (reader.path,))
         ]
         stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-        return hashlib.sha256(json.dumps(stats).encode()).hexdigest()
+        return json_sha256(stats)
 
 
 def is_corpus(dataset: str, any_folder: bool = False) -> bool:

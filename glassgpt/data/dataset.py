@@ -14,8 +14,6 @@ it gets one in memory.
 from __future__ import annotations
 
 import difflib
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassgpt.config import is_dataset_folder
-from glassgpt.data.digests import matches_fingerprint
+from glassgpt.data.digests import json_sha256, matches_fingerprint
 from glassgpt.data.manifest import MANIFEST_FILE, SPLITS, TOKEN_DTYPES, Manifest, read_stored_manifest
 from glassgpt.data.nanogpt_bin import build_nanogpt_manifest
 from glassgpt.data.shards import MappedFiles, ShardedTokens
@@ -71,7 +69,7 @@ class Dataset:
             raise UserError(f"{paths[0]} was changed since it was opened: {_PREPARE_AGAIN_HINT}")
         return cast("NDArray[Any]", tokens)
 
-    def bytes_per_token(self, split: str) -> float:
+    def bytes_per_token(self, split: str) -> float | None:
         return self.manifest.bytes_per_token(split)
 
     @property
@@ -87,7 +85,7 @@ class Dataset:
         """
         m = self.manifest
         content = [m.tokenizer, m.vocab_size, m.dtype, m.characters, sorted(m.sha256.items())]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        return json_sha256(content)
 
 
 def open_dataset(directory: Path) -> Dataset:
@@ -107,7 +105,7 @@ def open_dataset(directory: Path) -> Dataset:
             continue
         if len(paths) == 1:
             subject = f"{paths[0]} has"
-        else:  # which of the shards is wrong, only their hashes tell
+        else:  # only the hashes show which shards are wrong
             wrong = [str(path) for path in paths if not matches_fingerprint(path, manifest.sha256[path.name])]
             subject = f"with {', '.join(wrong)} the shards have"
         if actual == expected:

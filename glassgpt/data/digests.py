@@ -93,7 +93,7 @@ def find_damage(path: Path, recorded: str, digest_of: Callable[[Path], str]) -> 
 
 
 def json_sha256(content: Any) -> str:
-    """SHA-256 of the content of a JSON document, however the file is indented."""
+    """SHA-256 of a JSON value, however a file with it is indented."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -62,9 +62,9 @@ def load_ladder(dataset: Dataset, on_order: Callable[[int], None] = lambda order
     vocab_size = dataset.manifest.vocab_size
     losses = {0: uniform_loss(vocab_size)}
     losses |= ngram_losses(dataset.tokens("train"), dataset.tokens("val"), vocab_size, on_order)
-    bits_per_nat = 1 / math.log(2) / dataset.bytes_per_token("val")  # NaN if the text's length is unknown
+    bytes_per_token = dataset.bytes_per_token("val")
     rungs = tuple(
-        Rung(order, loss, None if math.isnan(bits_per_nat) else loss * bits_per_nat)
+        Rung(order, loss, loss / math.log(2) / bytes_per_token if bytes_per_token else None)
         for order, loss in losses.items()
     )
     content = {"version": _VERSION, "data_hash": dataset.hash, "rungs": [asdict(rung) for rung in rungs]}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -62,21 +61,18 @@ class Manifest:
         """The file with the ids of a split, or its shards in order."""
         return sorted(name for name in self.sha256 if split_of_file(name) == split)
 
-    def bytes_per_token(self, split: str) -> float:
-        """NaN if the length of the text is unknown."""
-        return self.text_bytes.get(split, math.nan) / self.tokens[split]
+    def bytes_per_token(self, split: str) -> float | None:
+        """None if the length of the text is unknown, as in nanoGPT's folders."""
+        return self.text_bytes[split] / self.tokens[split] if split in self.text_bytes else None
 
     def info(self, source: str = "") -> DatasetInfo:
-        bytes_per_token = self.bytes_per_token("train")
-        if math.isnan(bytes_per_token):
-            bytes_per_token = usual_bytes_per_token(self.tokenizer)
         return DatasetInfo(
             self.name,
             self.tokens["train"],
             self.tokens["val"],
             self.vocab_size,
             self.tokenizer,
-            bytes_per_token,
+            self.bytes_per_token("train") or usual_bytes_per_token(self.tokenizer),
             source,
             self.dtype,
         )
@@ -94,6 +90,10 @@ class DatasetInfo:
     bytes_per_token: float
     source: str
     dtype: str = "uint16"  # of a token id
+
+    @property
+    def is_character_level(self) -> bool:
+        return self.tokenizer in ("char", "byte")
 
     @property
     def train_bytes(self) -> int:
@@ -125,9 +125,8 @@ def write_manifest(directory: Path, manifest: Manifest) -> Path:
     """Writes `manifest.json`. It is written last: it marks the folder as complete."""
     fields = dataclasses.asdict(manifest)
     # For people who read the file; it is computed from two other fields, so it is not read back.
-    bytes_per_token = {split: manifest.bytes_per_token(split) for split in manifest.text_bytes}
     derived = {
-        "bytes_per_token": {split: bytes_per_token.get(split) for split in SPLITS},
+        "bytes_per_token": {split: manifest.bytes_per_token(split) for split in SPLITS},
         "digest": json_sha256(fields),
     }
     text = json.dumps(fields | derived, ensure_ascii=False, indent=2, allow_nan=False)

@@ -154,5 +154,5 @@ def _padded_keys(block: Keys, order: int, vocab_size: int) -> Keys:
 
 
 def uniform_loss(vocab_size: int) -> float:
-    """Of a model that knows nothing."""
+    """The loss of a model that knows nothing."""
     return math.log(vocab_size)

@@ -79,9 +79,10 @@ def prepare(
             manifest = prepare_corpus(options, out, log)
         else:
             manifest = _prepare_text(options, out, log)
+    bytes_per_token = manifest.text_bytes["train"] / manifest.tokens["train"]
     print_line(
         f"{out}: {manifest.tokens['train']:,} training and {manifest.tokens['val']:,} validation tokens, "
-        f"vocabulary {manifest.vocab_size:,}, {manifest.bytes_per_token('train'):.2f} bytes per token"
+        f"vocabulary {manifest.vocab_size:,}, {bytes_per_token:.2f} bytes per token"
     )
     return manifest
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import datetime
 import hashlib
 import itertools
-import json
 import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ import numpy as np
 from glassgpt.data.bpe import ByteLevelBpe, bpe_vocab_size, split_for_bpe_training, train_bpe
 from glassgpt.data.corpus import Corpus, open_corpus
 from glassgpt.data.dataset import read_manifest
+from glassgpt.data.digests import json_sha256
 from glassgpt.data.encoder import Encoder, encode_batches, extract_texts, usable_core_count
 from glassgpt.data.manifest import SPLITS, Manifest, dtype_for, write_manifest
 from glassgpt.data.prepare_options import (
@@ -64,8 +64,6 @@ _MAX_SHARDS = 10_000  # more are slow in every file system, and their numbers ha
 
 @dataclass(frozen=True)
 class _CorpusRequest:
-    """A corpus, and how to prepare it."""
-
     options: PrepareOptions
     corpus: Corpus
     val_fraction: float
@@ -75,11 +73,12 @@ class _CorpusRequest:
         """A digest of all that the result depends on."""
         options = self.options
         tokenizer, _ = _choose_tokenizer(options)
-        details = [
-            *(self.corpus.fingerprint(), tokenizer, options.tokenizer_files, options.text_column),
-            *(self.val_fraction, options.shard_tokens, options.dedup),
-        ]
-        return hashlib.sha256(json.dumps(details).encode()).hexdigest()
+        return json_sha256(
+            [
+                *(self.corpus.fingerprint(), tokenizer, options.tokenizer_files, options.text_column),
+                *(self.val_fraction, options.shard_tokens, options.dedup),
+            ]
+        )
 
 
 def prepare_corpus(options: PrepareOptions, out: Path, log: PrepareLog) -> Manifest:

@@ -4,7 +4,7 @@
     classes.kinds[False][token]      # index into KINDS: its kind where no letter stands before it
 
 The kind of a token depends on the one before it for words only: a word begins after white space, punctuation
-or a digit, and goes on after a letter. Where the tokenizer is unknown there are frequencies alone.
+or a digit, and continues after a letter. Where the tokenizer is unknown there are frequencies alone.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def token_classes(tokenizer: Tokenizer, train: TokenArray) -> TokenClasses:
 
 
 def _decode_whole(content: bytes) -> str | None:
-    """None: only a part of a character."""
+    """The text of a token; None: it is a part of a character."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:

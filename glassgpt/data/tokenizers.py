@@ -46,6 +46,7 @@ from glassgpt.data.bpe_table import (
     parse_tokenizer_json,
 )
 from glassgpt.data.dataset import Dataset, read_manifest
+from glassgpt.data.digests import json_sha256
 from glassgpt.data.manifest import TOKENIZER_FILES, read_stored_manifest, write_manifest
 from glassgpt.errors import UserError, join_first
 from glassgpt.files import atomic_write, fsync_path, read_small_file
@@ -211,7 +212,6 @@ def load_tokenizer(directory: Path) -> Tokenizer:
 
 
 def dataset_tokenizer(dataset: Dataset) -> Tokenizer:
-    """The tokenizer of an open dataset."""
     manifest = dataset.manifest
     if manifest.characters is not None:
         return CharTokenizer(manifest.characters)
@@ -334,4 +334,4 @@ def tokenizer_digest(tokenizer: Tokenizer) -> str:
         content = ["char", tokenizer.characters]
     else:
         content = [type(tokenizer).__name__, tokenizer.vocab_size]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return json_sha256(content)

@@ -143,7 +143,7 @@ def build_kernels(folder: Path) -> list[DiagnosticLine]:
 
 
 def _float8_line(device: torch.device) -> DiagnosticLine:
-    """By the same check as in a run."""
+    """Whether FP8 works, by the same check as in a run."""
     from glassgpt.estimate.decide import float8_problems
     from glassgpt.estimate.training_workload import TrainingWorkload
     from glassgpt.model.float8 import is_float8_kernel_correct

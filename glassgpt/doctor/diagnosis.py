@@ -86,16 +86,12 @@ class Check:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """A check and its lines."""
-
     check: Check
     lines: tuple[DiagnosticLine, ...]
 
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """All results, in order."""
-
     results: tuple[CheckResult, ...]
     skipped: tuple[Check, ...]
     seconds: float
@@ -153,7 +149,7 @@ class DoctorOptions:
 
 
 def check_doctor_options(options: DoctorOptions) -> list[str]:
-    if has_invalid_characters(options.out_dir) or "\0" in options.out_dir:
+    if has_invalid_characters(options.out_dir):
         return ["--out_dir is not a valid folder name"]
     for path in (place := runs_dir(options), *place.parents):
         if path.exists() and not path.is_dir():

@@ -23,6 +23,7 @@ from glassgpt.cgroup import (
 )
 from glassgpt.doctor.diagnosis import CheckContext, DiagnosticLine, ReportValue
 from glassgpt.estimate.flops import count_parameters
+from glassgpt.estimate.training_workload import ADAMW_BYTES, GRADIENT_BYTES, WEIGHT_BYTES
 from glassgpt.files import read_text_or_empty
 from glassgpt.format import format_bytes, pluralize
 from glassgpt.record.machine import cpu_model, load_average, measure_busy_cores, source_commit
@@ -33,21 +34,24 @@ GPT2_NAME = "GPT-2 124M"
 GPT2_PARAMETERS = count_parameters(
     vocab_size=50_304, block_size=1024, n_layer=12, n_embd=768, arch="gpt2", bias=False
 )
-GPT2_CHECKPOINT_BYTES = 12 * GPT2_PARAMETERS  # weights and AdamW's two moments, in float32
-GPT2_TRAINING_BYTES = 16 * GPT2_PARAMETERS  # with gradients
+GPT2_CHECKPOINT_BYTES = (WEIGHT_BYTES + ADAMW_BYTES) * GPT2_PARAMETERS
+GPT2_TRAINING_BYTES = (WEIGHT_BYTES + ADAMW_BYTES + GRADIENT_BYTES) * GPT2_PARAMETERS
 
-OLDEST_PYTHON = (3, 11)
-OLDEST_TORCH = (2, 8)  # both as in pyproject.toml
+OLDEST_TORCH = (2, 8)  # as in pyproject.toml
 
 
 def check_system(context: CheckContext) -> list[DiagnosticLine]:
     system, architecture = _system_name(), platform.machine()
     values = {"os": platform.system(), "kernel": platform.release(), "name": system, "machine": architecture}
     line = DiagnosticLine("system", f"{system}, {architecture}", values=values)
+    python = platform.python_version()
     commit = source_commit(Path(__file__).resolve().parents[2])
     version = VERSION + (f", commit {_short_commit(commit)}" if commit else "")
-    glassgpt = DiagnosticLine("glassgpt", version, values={"version": VERSION, "commit": commit})
-    return [line, _python_line(sys.version_info[:2], platform.python_version()), glassgpt]
+    return [
+        line,
+        DiagnosticLine("python", python, values={"python": python}),
+        DiagnosticLine("glassgpt", version, values={"version": VERSION, "commit": commit}),
+    ]
 
 
 def _system_name() -> str:
@@ -58,13 +62,6 @@ def _system_name() -> str:
         return platform.freedesktop_os_release()["PRETTY_NAME"]
     except (OSError, KeyError):  # a system without that file
         return f"{platform.system()} {platform.release()}"
-
-
-def _python_line(version: tuple[int, int], full: str) -> DiagnosticLine:
-    line = DiagnosticLine("python", full, values={"python": full})
-    if version < OLDEST_PYTHON:
-        return line.problem("", f"install Python {_dotted(OLDEST_PYTHON)} or newer")
-    return line
 
 
 def _short_commit(commit: str) -> str:
@@ -87,12 +84,8 @@ def torch_line(version: str, cuda: str | None, hip: str | None, numpy: str) -> D
     line = DiagnosticLine("torch", f"{version}, built {built}; numpy {numpy}", values=values)
     release = tuple(int(part) for part in version.split("+")[0].split(".")[:2])  # (2, 13) of 2.13.0+cpu
     if release < OLDEST_TORCH:
-        return line.problem("", f"install torch {_dotted(OLDEST_TORCH)} or newer")
+        return line.problem("", f"install torch {'.'.join(map(str, OLDEST_TORCH))} or newer")
     return line
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
 
 
 _CPUFREQ_DIR = Path("/sys/devices/system/cpu/cpu0/cpufreq")

@@ -28,6 +28,7 @@ from glassgpt.estimate import overheads
 from glassgpt.estimate.cards import Card
 from glassgpt.estimate.speed import ThroughputEstimate
 from glassgpt.estimate.training_workload import (
+    WEIGHT_BYTES,
     TrainingWorkload,
     block_matrix_parameters,
     head_parameters,
@@ -39,7 +40,6 @@ DEFAULT_NETWORK_GB_S = 12.5  # per machine: one port of 100 Gbit/s
 _NETWORK_EFFICIENCY = 0.8  # of that; an assumption
 _DEFAULT_LINK = "PCIe 3.0 x16"  # of an unknown card: the slowest usual one
 _FORWARD_SHARE_WITH_RECOMPUTE = 1 / 4  # of a micro-batch's FLOPs, with activation checkpointing
-_FLOAT32_BYTES = 4  # weights and gradients are sent in float32
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ ONE_CARD = Cluster()
 
 def _block_and_other_bytes(work: TrainingWorkload) -> tuple[int, int]:
     """Bytes of the blocks' weights, and of the others."""
-    everything = _FLOAT32_BYTES * total_parameters(work)
-    blocks = _FLOAT32_BYTES * parameters_per_block(work) * work.config.n_layer
+    everything = WEIGHT_BYTES * total_parameters(work)
+    blocks = WEIGHT_BYTES * parameters_per_block(work) * work.config.n_layer
     return blocks, everything - blocks
 
 
@@ -138,7 +138,7 @@ def sent_bytes_per_card(work: TrainingWorkload) -> float:
 
 def _muon_gather_bytes(work: TrainingWorkload) -> int:
     uses_muon = work.config.optimizer == "muon"
-    return _FLOAT32_BYTES * block_matrix_parameters(work) if uses_muon else 0
+    return WEIGHT_BYTES * block_matrix_parameters(work) if uses_muon else 0
 
 
 def exposed_communication_s(work: TrainingWorkload, cluster: Cluster, micro_s: float) -> float:
@@ -152,7 +152,7 @@ def exposed_communication_s(work: TrainingWorkload, cluster: Cluster, micro_s: f
     if not work.is_sharded:
         if work.graph or work.compiled:
             return cluster.all_reduce_s(blocks + others)
-        head = 0 if work.config.tie_embeddings else _FLOAT32_BYTES * head_parameters(work)
+        head = 0 if work.config.tie_embeddings else WEIGHT_BYTES * head_parameters(work)
         overlapping_s = cluster.all_reduce_s(blocks + head)
         return _exposed_s(overlapping_s, backward_s, layers) + cluster.all_reduce_s(others - head)
     gather_s, others_s = cluster.all_gather_s(blocks), cluster.all_gather_s(others)

@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 
 from glassgpt.config import (
     DEFAULT_BATCH_SIZE,
-    DEVICE_PATTERN,
     Choice,
     TrainConfig,
+    device_problems,
     effective_activation,
     first_checkpoint_iter,
     padded_vocab_size,
 )
 from glassgpt.data.manifest import DatasetInfo
-from glassgpt.errors import UserError
+from glassgpt.errors import UserError, raise_if_any
 from glassgpt.estimate import flops, memory, overheads
 from glassgpt.estimate.batching import BatchPlan, eval_batch_rows, plan_batch
 from glassgpt.estimate.machine_facts import DeviceTraits, MachineFacts, Origin
@@ -185,12 +185,12 @@ def _fits(work: TrainingWorkload, facts: MachineFacts) -> bool:
 
 
 def model_vocab_size(data_vocab_size: int, weights_vocab_size: int | None) -> int:
-    """GPT-2's own is not padded."""
+    """Padded, unless trained weights fix it: GPT-2's is not padded."""
     return padded_vocab_size(data_vocab_size) if weights_vocab_size is None else weights_vocab_size
 
 
 def _choose_model(config: TrainConfig, data_vocab_size: int, weights_vocab_size: int | None) -> list[Choice]:
-    """The vocabulary size first."""
+    """The first choice is the vocabulary size."""
     vocab_size, reason = model_vocab_size(data_vocab_size, weights_vocab_size), "as the weights have it"
     if weights_vocab_size is None:
         padding = ", rounded up to a multiple of 64" if vocab_size > data_vocab_size else ""
@@ -221,8 +221,7 @@ def _choose_device_and_threads(config: TrainConfig, facts: MachineFacts, origin:
 
 def choose_device(requested: str, counts: Mapping[str, int], name_of: Callable[[str], str]) -> Choice:
     """`requested`: as in --device; `counts`: of devices by type."""
-    if not DEVICE_PATTERN.fullmatch(requested):
-        raise UserError(f"--device={requested} is not one of auto, cpu, cuda, cuda:N, mps")
+    raise_if_any(device_problems(requested))
     device, reason = requested, "asked for"
     if requested == "auto":
         reasons = {

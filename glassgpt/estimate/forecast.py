@@ -149,8 +149,8 @@ def _forecast_times(
 def _rank_speeds(
     work: TrainingWorkload, flops_per_token: int, on: Hardware, val_tokens: int
 ) -> tuple[ThroughputEstimate, float]:
-    """Of one rank: the throughput of updates, and tokens per second of evaluations. Of a CPU that is idle,
-    unless a probe measured it: how many programs will run beside it, and how long, cannot be known."""
+    """Of one rank: the throughput of updates, and tokens per second of evaluations. A CPU counts as idle
+    unless a probe measured it: what will run beside it cannot be known."""
     peak, measured = on.peak_flops_per_s, on.measured
     assert peak is not None
     if measured is not None and measured.eval_tokens_per_s is not None:

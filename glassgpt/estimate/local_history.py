@@ -31,7 +31,7 @@ from glassgpt.estimate.measured_speed import (
     band_from_repeats,
     work_key,
 )
-from glassgpt.estimate.speed import estimate_throughput
+from glassgpt.estimate.speed import SIMILAR_FLOPS_FACTOR, SIMILAR_TOKENS_FACTOR, estimate_throughput
 from glassgpt.estimate.training_workload import TrainingWorkload
 from glassgpt.files import atomic_write, read_small_file, regular_file_opener_nofollow, try_lock
 from glassgpt.format import pluralize
@@ -152,7 +152,7 @@ def _row_from_line(line: bytes) -> HistoryRow:
 
 
 def _workload_of(row: HistoryRow) -> TrainingWorkload:
-    """Raises for a shape that is none."""
+    """Raises an error if the row does not describe a model."""
     work = dict(row.work)
     for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "batch_size", "micro_steps"):
         if not (isinstance(work[name], int) and 0 < work[name] < 2**31):
@@ -175,7 +175,6 @@ def _workload_of(row: HistoryRow) -> TrainingWorkload:
 MIN_HISTORY_SECONDS = 5.0  # of updates: less is mostly warm-up
 _MAX_BUSY_SHARE = 0.25  # of the threads; a run on a busier machine says little about an idle one
 _NEWEST = 10  # rows of equal work that count
-_SIMILAR_FLOPS_FACTOR, _SIMILAR_TOKENS_FACTOR = 5.0, 4.0  # as for reference rows
 _ERROR_PER_DISTANCE = 0.25  # of the speed of a model at the edge of what is similar, where one is known
 _MUST_BE_EQUAL = (
     "device_type",
@@ -236,7 +235,7 @@ def speed_from_history(
         math.log(row.tokens_per_s / estimated(_workload_of(row), row.flops_per_token)) for _, row in similar
     ]
     weights = [1 / (0.05 + distance**2) for distance, _ in similar]
-    ratio = math.exp(sum(w * value for w, value in zip(weights, logs, strict=True)) / sum(weights))
+    ratio = math.exp(fmean(logs, weights))
     mid = estimated(work, flops_per_token) * ratio
     nearest = min(distance for distance, _ in similar)
     spread = math.hypot((max(logs) - min(logs)) / 2, _ERROR_PER_DISTANCE * nearest)
@@ -253,7 +252,7 @@ def _distance(row: HistoryRow, work: TrainingWorkload, flops_per_token: int) -> 
     """At most 1: similar. The optimizer matters most where updates have few tokens."""
     made = _workload_of(row)
     return math.hypot(
-        math.log(flops_per_token / row.flops_per_token) / math.log(_SIMILAR_FLOPS_FACTOR),
-        math.log(work.micro_batch_tokens / made.micro_batch_tokens) / math.log(_SIMILAR_TOKENS_FACTOR),
+        math.log(flops_per_token / row.flops_per_token) / math.log(SIMILAR_FLOPS_FACTOR),
+        math.log(work.micro_batch_tokens / made.micro_batch_tokens) / math.log(SIMILAR_TOKENS_FACTOR),
         0.5 * (work.config.optimizer != made.config.optimizer),
     )

@@ -3,7 +3,7 @@
     forecast = forecast_loss_at_end(curve)          # curve: a LossCurve, made by runs/final_loss.py
     forecast.low, forecast.expected, forecast.high
 
-The law has one shape for all runs, and two numbers of its own for each, fitted to the curve so far:
+The law has one shape for all runs. Two numbers are fitted to the curve of each run so far:
 
     loss = now + slope * ((s^-ALPHA - 1) / ALPHA + KAPPA * (lr - lr now))
 

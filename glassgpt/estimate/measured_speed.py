@@ -3,8 +3,8 @@
     speed = speed_from_repeats([20_100, 20_900, 20_500], "cpu", "measured here: …")
     speed.tokens_per_s                      # low, mid, high: an 80% band of a whole run's mean
 
-A measurement replaces the estimate from reference rows (speed.py). The band has two parts: how far the
-repeats lie apart, and how far a whole run usually is from a few seconds of it (the drift). No torch.
+A measurement replaces the estimate from reference rows (speed.py). The band has two parts: how much
+the repeats differ, and how far a whole run usually is from a few seconds of it (the drift). No torch.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def fair_share(load: float) -> float:
 
 def band_from_repeats(rates: Sequence[float], device_type: str) -> LowMidHigh:
     """From tokens per second of some repeats: their median, widened by their spread and by the drift. On a
-    CPU with as much of it as other programs left: a band that allows for their end, too, says little."""
+    busy CPU it assumes that the other programs stay: else the band would be too wide to be of use."""
     mid = median(rates)
     spread = (max(rates) - min(rates)) / 2 / mid
     slower, faster = (math.hypot(spread, drift) for drift in DRIFT[device_type])
@@ -104,7 +104,7 @@ def band_from_repeats(rates: Sequence[float], device_type: str) -> LowMidHigh:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """A few updates of the very run, in a process of its own (tune/probe_updates.py)."""
+    """A few updates of the planned run, in a separate process (tune/probe_updates.py)."""
 
     outcome: str  # "ran", "out of memory", "crashed", "hung" or "not here"
     why: str = ""  # where it failed, or why it was not tried

@@ -70,7 +70,7 @@ class MemoryEstimate:
 
     @property
     def overhead_bytes(self) -> int:
-        """The same for every model."""
+        """What is the same for every model."""
         return self.context_bytes + self.parts.get("working space", 0)
 
 
@@ -187,16 +187,11 @@ def _gathered_weight_bytes(work: TrainingWorkload) -> dict[str, int]:
 # --- phases ---
 
 
-def unchunked_loss_bytes(work: TrainingWorkload) -> int:
-    """All logits, their float32 copy, and its gradient."""
-    return (work.activation_itemsize + 4 + 4) * work.micro_batch_tokens * work.vocab_size
-
-
 def _bytes_at_loss(work: TrainingWorkload) -> dict[str, int]:
     """All activations, and the logits: all, or one chunk with the gradients of the head (model/loss.py)."""
     tokens, V, low = work.micro_batch_tokens, work.vocab_size, work.activation_itemsize
     if work.has_all_logits:
-        logits_and_loss = unchunked_loss_bytes(work)
+        logits_and_loss = (low + 4 + 4) * tokens * V  # with their float32 copy, and its gradient
     else:
         rows = loss_chunks.rows_per_chunk(tokens, V, work.device_type, work.kernels)
         per_logit = low if work.kernels else low + 8

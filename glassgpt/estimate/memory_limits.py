@@ -29,7 +29,7 @@ def out_of_memory_limit(device_type: str, total_bytes: int) -> int:
 
 
 def automatic_limit(facts: MachineFacts) -> int | None:
-    """The context included; None: not known."""
+    """The limit, which includes the CUDA context; None: not known."""
     if facts.free_bytes is not None:  # without the context, which exists already
         return automatic_limit_of_free("cuda", facts.free_bytes) + CONTEXT_BYTES["cuda"]
     return None if facts.memory_bytes is None else automatic_limit_of_total(facts.memory_bytes)
@@ -40,7 +40,7 @@ def automatic_limit_of_total(total_bytes: int) -> int:
 
 
 def automatic_limit_of_free(device_type: str, free_bytes: int) -> int:
-    """Without the context."""
+    """The limit, without the CUDA context."""
     return int(_AUTOMATIC_SHARE_OF_FREE[device_type] * free_bytes)
 
 

@@ -134,8 +134,8 @@ def reference_rows() -> tuple[SpeedReference, ...]:
 
 # --- expected MFU ---
 
-_SIMILAR_FLOPS_FACTOR = 5.0  # similar models: FLOPs per token within this factor …
-_SIMILAR_TOKENS_FACTOR = 4.0  # … and tokens per micro-batch within this one
+SIMILAR_FLOPS_FACTOR = 5.0  # similar models: FLOPs per token within this factor …
+SIMILAR_TOKENS_FACTOR = 4.0  # … and tokens per micro-batch within this one
 _CARD_KINDS = ("GeForce", "data centre", "professional", "Apple", "AMD")  # words in names of families
 
 # How far the band reaches beyond the rows' predictions, in logarithms. 80% of what is left out lies in it:
@@ -203,7 +203,7 @@ def expected_mfu_range(
     near = similar or near
     logs = [math.log(row.correction) for *_, row in near] or [0.0]
     weights = [1 / (0.25 + tier**2 + distance**2) for tier, distance, _ in near] or [1.0]
-    correction = sum(w * value for w, value in zip(weights, logs, strict=True)) / sum(weights)
+    correction = fmean(logs, weights)
     margin = _MARGIN * (_SINGLE_ROW_FACTOR if len(near) <= 1 else 1)
     # The odder the shape, the more depends on update_time.py, and the less on the rows.
     odd = _ODD_SHAPE_MARGIN * min((_oddness(row, work) for *_, row in near), default=1.0)
@@ -238,8 +238,8 @@ def _distance(row: SpeedReference, work: TrainingWorkload, flops_per_token: floa
     """At most 1: a similar model."""
     tokens_ratio = work.micro_batch_tokens / row.work.micro_batch_tokens
     return max(
-        abs(math.log(flops_per_token / row.flops_per_token)) / math.log(_SIMILAR_FLOPS_FACTOR),
-        abs(math.log(tokens_ratio)) / math.log(_SIMILAR_TOKENS_FACTOR),
+        abs(math.log(flops_per_token / row.flops_per_token)) / math.log(SIMILAR_FLOPS_FACTOR),
+        abs(math.log(tokens_ratio)) / math.log(SIMILAR_TOKENS_FACTOR),
     )
 
 

@@ -58,7 +58,7 @@ class TrainingWorkload:
 
     @property
     def has_all_logits(self) -> bool:
-        """At once."""
+        """Whether the logits of all tokens are in memory at once."""
         return not self.chunked_loss or loss_chunks.fits_unchunked(self.micro_batch_tokens, self.vocab_size)
 
 
@@ -75,7 +75,7 @@ def block_matrix_parameters(work: TrainingWorkload) -> int:
 
 
 def parameters_per_block(work: TrainingWorkload) -> int:
-    """With norms and biases."""
+    """Parameters of one block, with its norms and biases."""
     one = replace(work.config, n_layer=1)
     none = replace(work.config, n_layer=0)
     return flops.model_parameters(one, work.vocab_size) - flops.model_parameters(none, work.vocab_size)

@@ -1,7 +1,7 @@
 """How long an update takes on a card, from the work in it: matmuls, memory traffic, kernels. No torch.
 
-    found = update_time(work, peak=989.4e12, bandwidth=4.8e12)
-    found.card_s, found.host_s, found.seconds      # the longer of both: launches overlap with computing
+    time = update_time(work, peak=989.4e12, bandwidth=4.8e12)
+    time.card_s, time.host_s, time.seconds      # the longer of both: launches overlap with computing
 
 speed.py carries measured speeds from one shape to another with it: there only the ratio of two times counts.
 The constants are fitted to 62 updates measured on an H200, 24 shapes drawn at random among them.
@@ -9,7 +9,7 @@ The constants are fitted to 62 updates measured on an H200, 24 shapes drawn at r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 
 from glassgpt.estimate import flops
@@ -39,12 +39,8 @@ _OPTIMIZER_BYTES, _MUON_BYTES = 45, 58  # per parameter and update: gradient nor
 
 # Kernels of a layer, which take at least so long each, and what the host needs to launch them.
 _KERNEL_S = 2.2e-6
-_KERNELS = {
-    ("gpt2", True): 57,
-    ("gpt2", False): 90,
-    ("modern", True): 80,
-    ("modern", False): 180,
-}  # True: fused
+# By architecture, and whether they are fused:
+_KERNELS = {("gpt2", True): 57, ("gpt2", False): 90, ("modern", True): 80, ("modern", False): 180}
 _FP8_KERNELS, _MUON_KERNELS, _KERNELS_PER_UPDATE = 23, 42, 60
 _OUTER_LAYERS = 1.2  # embedding, last norm and loss cost about so many layers
 _TRITON_HOST_S, _COMPILED_HOST_S, _PLAIN_HOST_S, _PLAIN_MODERN_HOST_S = 1.68e-3, 0.98e-3, 1.22e-3, 2.55e-3
@@ -94,16 +90,6 @@ def update_time(work: TrainingWorkload, peak: float, bandwidth: float) -> Update
     # Checkpointing stores dropout's random state, and float16's loss scaler looks at the gradients.
     recomputes_dropout = config.activation_checkpointing and config.dropout > 0
     return UpdateTime(card_s, host_s, recomputes_dropout or work.dtype == "float16")
-
-
-def fp8_speedup(work: TrainingWorkload, peak: float = 989.4e12, bandwidth: float = 4.8e12) -> float:
-    """How many times as fast `--fp8` makes an update; below 1: slower. `peak`: of bfloat16. An H200's, unless
-    stated: FP8 was not measured elsewhere."""
-    seconds = [
-        update_time(replace(work, config=replace(work.config, fp8=fp8)), peak, bandwidth).seconds
-        for fp8 in (False, True)
-    ]
-    return seconds[0] / seconds[1]
 
 
 def is_misaligned(work: TrainingWorkload) -> bool:

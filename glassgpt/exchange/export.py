@@ -21,7 +21,7 @@ from glassgpt.exchange.export_formats import ExportableModel, load_exportable_mo
 from glassgpt.exchange.logit_check import LogitCheck
 from glassgpt.exchange.model_card import TRAINING_FILE, render_model_card
 from glassgpt.files import atomic_folder, commit_folder, expand_user_path, writable_problem
-from glassgpt.flags import field_types
+from glassgpt.flags import known_settings
 from glassgpt.format import format_count, pluralize
 from glassgpt.recipe import to_toml
 from glassgpt.version import VERSION
@@ -128,10 +128,10 @@ def _training_settings(exportable: ExportableModel) -> str:
     """training.toml: the settings of the run that do not depend on its machine."""
     values = {
         name: value
-        for name, value in exportable.origin.settings.items()
-        if name in field_types(TrainConfig) and name not in _OMITTED_SETTINGS
+        for name, value in known_settings(exportable.origin.settings).items()
+        if name not in _OMITTED_SETTINGS
     }
-    config = TrainConfig(**values)  # type: ignore[arg-type]
+    config = TrainConfig(**values)
     init_from = Path(config.init_from).name if "/" in config.init_from else config.init_from
     return to_toml(replace(config, init_from=init_from), f"How {exportable.name} was trained.")
 

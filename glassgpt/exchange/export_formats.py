@@ -34,7 +34,7 @@ from glassgpt.data.nanogpt_bin import META_FILE
 from glassgpt.data.tokenizer_json import dump_tokenizer
 from glassgpt.data.tokenizers import ByteTokenizer, Tokenizer
 from glassgpt.errors import error_type_and_message
-from glassgpt.flags import field_types
+from glassgpt.flags import known_settings
 from glassgpt.model.gpt import GPT, ROPE_THETA, GPTConfig
 from glassgpt.model.ops import NORM_EPSILON
 from glassgpt.model.pretrained import CONFIG_FILE, GLASSGPT_MODEL_TYPE, WEIGHTS_FILE
@@ -263,9 +263,7 @@ def needs_meta(tokenizer: Tokenizer) -> bool:
 
 
 def _train_config(exportable: ExportableModel) -> TrainConfig:
-    known = field_types(TrainConfig)
-    values = {name: value for name, value in exportable.origin.settings.items() if name in known}
-    return TrainConfig(**values)  # type: ignore[arg-type]
+    return TrainConfig(**known_settings(exportable.origin.settings))
 
 
 def dataset_name(exportable: ExportableModel) -> str:

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glassgpt.config import Choice
+from glassgpt.config import Choice, is_dataset_folder
 from glassgpt.data.dataset import Dataset, open_dataset
-from glassgpt.data.manifest import MANIFEST_FILE
 from glassgpt.data.tokenizers import dataset_tokenizer_digest, write_tokenizer
 from glassgpt.errors import UserError, collect_problems, raise_if_any
 from glassgpt.estimate.batching import plan_batch
@@ -118,7 +117,7 @@ def _find_dataset(ckpt: LoadedCheckpoint, data_dir: str, problems: list[str]) ->
     name = str(ckpt.settings.get("dataset", ""))
     folders = [ckpt.folder.absolute().parent / "data" / name, Path("data") / name] if name else []
     for folder in [expand_user_path(data_dir)] if data_dir else folders:
-        if not data_dir and not any((folder / file).exists() for file in (MANIFEST_FILE, "train.bin")):
+        if not data_dir and not is_dataset_folder(folder):
             continue
         with collect_problems(problems):
             dataset = open_dataset(folder)

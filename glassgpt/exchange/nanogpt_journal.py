@@ -25,7 +25,7 @@ from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainers.nanogpt import TRAINER as NANOGPT
 from glassgpt.schedule import learning_rate
-from glassgpt.training.journal_records import bytes_per_token, data_fields, model_fields
+from glassgpt.training.journal_records import data_fields, model_fields
 
 IMPORT_SOURCE = "nanogpt"
 _END_REASONS = {"finished": "finished", "interrupted": "interrupted", "crashed": "crashed", "oom": "crashed"}
@@ -223,7 +223,7 @@ def _eval_records(run: NanogptRun, run_log: RunLog, steps: list[PlacedRecord]) -
 def _eval_record(
     run: NanogptRun, iteration: int, split: str, loss: float, ms: float | None, best: bool
 ) -> Record:
-    per_token = None if run.dataset is None else bytes_per_token(run.dataset, split)
+    per_token = None if run.dataset is None else run.dataset.bytes_per_token(split)
     eval_iters = run.config.eval_iters or int(NANOGPT.defaults["eval_iters"])
     tokens = eval_iters * run.plan.batch_size * run.config.block_size
     return {

@@ -54,7 +54,7 @@ class KernelBuild:
         self._recording.exception()
 
     def wait(self) -> None:
-        """What failed fails again at the kernel's first launch, where the run goes on without kernels."""
+        """What failed fails again at the kernel's first launch, where the run continues without kernels."""
         if self._recording.exception() is None:
             for build in self._recording.result():
                 build.exception()

@@ -1,4 +1,4 @@
-"""The options of `glass plan`. A module of their own, because every `glass` command imports it.
+"""The options of `glass plan`. In a separate module, because every `glass` command imports it.
 
 glass plan gpt2_124m --gpu=rtx4070
 glass plan gpt2_124m --gpu=h100 --gpus=8 --hours=24 --out=day.toml

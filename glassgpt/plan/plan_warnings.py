@@ -62,7 +62,7 @@ def find_plan_problems(
     training: TrainingEstimate,
     parallelism: ParallelismComparison | None = None,
 ) -> list[PlanProblem]:
-    """Errors first."""
+    """All problems, errors first."""
     device = spec.config.device
     problems = [*_memory_problems(spec, target, dataset, memory_estimate)]
     if device != "auto" and device.partition(":")[0] != target.device_type:
@@ -284,7 +284,7 @@ def _data_problems(
             if shorter
             else translate("plan.fix.overfits"),
         )
-    is_pretraining = config.init_from == "scratch" and dataset.tokenizer not in ("char", "byte")
+    is_pretraining = config.init_from == "scratch" and not dataset.is_character_level
     if training.tokens_per_parameter < _MIN_TOKENS_PER_PARAMETER and is_pretraining:
         yield PlanProblem(
             "hint",

@@ -94,16 +94,16 @@ def split_into_micro_batches(spec: RunSpec, target: PlanTarget) -> SettingChange
 def lighter_settings(workload: TrainingWorkload) -> list[SettingChanges]:
     """What may take less memory, each alone, with the same updates."""
     config = workload.config
-    found: list[SettingChanges] = []
+    lighter: list[SettingChanges] = []
     if not config.activation_checkpointing:
-        found.append({"activation_checkpointing": True})
+        lighter.append({"activation_checkpointing": True})
     if not workload.compiled and workload.device_type != "mps" and not config.fp8:
-        found.append({"compile": "on"})
+        lighter.append({"compile": "on"})
     if workload.kernels and not config.fp8:
-        found.append({"kernels": "plain", "compile": "off"})
+        lighter.append({"kernels": "plain", "compile": "off"})
     if workload.ranks > 1 and not config.shard and can_shard(workload):
-        found.append({"shard": True})
-    return found
+        lighter.append({"shard": True})
+    return lighter
 
 
 def memory_fixes(spec: RunSpec, target: PlanTarget, dataset: DatasetInfo, max_bytes: int) -> list[str]:

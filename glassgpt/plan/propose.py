@@ -127,7 +127,7 @@ def propose(
 ) -> Proposal:
     """`config` gives dataset, context and machine settings; the rest is proposed. `price`: of one machine per
     hour. `keeps_context`: do not shorten `block_size` for a dataset of characters."""
-    if not keeps_context and dataset.tokenizer in ("char", "byte"):
+    if not keeps_context and dataset.is_character_level:
         config = replace(config, block_size=min(config.block_size, _MAX_CHARACTER_CONTEXT))
     if config.device.partition(":")[0] != target.device_type:
         config = replace(config, device="cpu" if target.device_type == "cpu" else "auto")
@@ -198,7 +198,6 @@ def _propose_width(
 
 def _with_width(config: TrainConfig, width: int, dataset: DatasetInfo) -> TrainConfig:
     """A model of this width, as deep as it is wide, with the settings that the tuned presets share."""
-    is_char = dataset.tokenizer in ("char", "byte")
     return replace(
         config,
         arch="modern",
@@ -213,7 +212,7 @@ def _with_width(config: TrainConfig, width: int, dataset: DatasetInfo) -> TrainC
         batch_tokens=None,
         dropout=0.0,
         learning_rate=4e-3,
-        embedding_lr=0.02 if is_char else 0.1,
+        embedding_lr=0.02 if dataset.is_character_level else 0.1,
         matrix_lr=0.02,
         beta1=0.8,
         beta2=0.95,
@@ -242,8 +241,8 @@ def _with_fitting_shard(config: TrainConfig, target: PlanTarget, dataset: Datase
 def _with_length(config: TrainConfig, target: PlanTarget, dataset: DatasetInfo, tokens: float) -> TrainConfig:
     """A run over so many tokens: its batch, updates and regularisation."""
     T, ranks = config.block_size, target.cluster.ranks
-    kind = "char" if dataset.tokenizer in ("char", "byte") else "other"
-    sequences = 2 ** max(3, round(math.log2(max(1.0, _BATCH_PER_SQRT_TOKENS[kind] * math.sqrt(tokens) / T))))
+    per_sqrt_tokens = _BATCH_PER_SQRT_TOKENS["char" if dataset.is_character_level else "other"]
+    sequences = 2 ** max(3, round(math.log2(max(1.0, per_sqrt_tokens * math.sqrt(tokens) / T))))
     max_sequences = _MAX_BATCH_TOKENS // T // ranks * ranks or ranks
     batch_tokens = min(-(-sequences // ranks) * ranks, max_sequences) * T  # as many sequences on every card
     updates = max(10, int(tokens / batch_tokens))

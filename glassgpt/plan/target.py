@@ -38,6 +38,7 @@ from glassgpt.record.machine import (
     apple_gpu_name,
     command_output,
     cpu_name,
+    describe_cpu,
     load_average,
     unified_memory_bytes,
     usable_memory,
@@ -220,8 +221,7 @@ def local_target(device: str = "auto") -> PlanTarget:
 
 def local_cpu_target(found_how: str, seconds: float = 0.4) -> PlanTarget:
     """This machine's CPU. Its peak is measured for about `seconds`."""
-    cpu_info = read_text_or_empty(Path("/proc/cpuinfo"))
-    cores = usable_cores()
+    cpu, cores = describe_cpu(), usable_cores()
     load = load_average()
     share = fair_share(load)
     is_busy = share < 1
@@ -231,7 +231,7 @@ def local_cpu_target(found_how: str, seconds: float = 0.4) -> PlanTarget:
     else:
         flops_per_s = core_rate * cores
     peaks = {"float32": flops_per_s}
-    if "avx512_bf16" in cpu_info or "amx_bf16" in cpu_info:
+    if cpu["avx512_bf16"] or cpu["amx"]:
         peaks["bfloat16"] = 2 * flops_per_s
     memory_bytes, is_limited = usable_memory()
     return PlanTarget(
@@ -310,8 +310,8 @@ def _visible_cards() -> tuple[list[InstalledCard], str]:
     reading = read_gpus()
     if reading.gpus:
         names_slices = "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        found = reading.mig_slices if names_slices else reading.gpus
-        nvidia = [InstalledCard(gpu.name, gpu.memory_total, gpu.uuid) for gpu in found]
+        listed = reading.mig_slices if names_slices else reading.gpus
+        nvidia = [InstalledCard(gpu.name, gpu.memory_total, gpu.uuid) for gpu in listed]
         return visible_nvidia_cards(nvidia, os.environ), "CUDA_VISIBLE_DEVICES hides the GPU"
     amd = find_amd_cards()
     if not amd:

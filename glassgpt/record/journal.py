@@ -250,18 +250,16 @@ def read(path: Path, but_steps: bool = False) -> Iterator[Record]:
 
     `but_steps`: skip `step` records, which are nearly all, without decoding them.
     """
-    with _open_to_read(path) as file:
-        lines = iter(lambda: file.readline(MAX_LINE_BYTES), b"")
-        yield from parse_records(line for line in lines if not (but_steps and line.startswith(_STEP_LINE)))
+    return read_part(path, 0, but_steps=but_steps)
 
 
 def whole_lines_end(path: Path) -> int:
     """Offset after the last line end: what comes later may still be being written."""
     with _open_to_read(path) as file:
         for position, block in _read_blocks_backwards(file):
-            found = block.rfind(b"\n")
-            if found >= 0:
-                return position + found + 1
+            line_end = block.rfind(b"\n")
+            if line_end >= 0:
+                return position + line_end + 1
     return 0
 
 
@@ -298,13 +296,13 @@ def sample_steps(path: Path, count: int) -> list[Record]:
             lines = [line for line in file.readlines() if line.startswith(_STEP_LINE)]
             from_the_last = lines[:: -max(1, math.ceil(len(lines) / count))]
             return list(parse_records(reversed(from_the_last)))
-        found = []
+        sample = []
         for number in range(1, count + 1):
             file.seek(size * number // count - (_NEAR_BYTES if number == count else 0))
             file.readline(MAX_LINE_BYTES)  # the rest of a line
             near = (file.readline(MAX_LINE_BYTES) for _ in range(_MAX_LINES_BETWEEN_STEPS))
-            found.append(next((line for line in near if line.startswith(_STEP_LINE)), b""))
-    return list(parse_records(found))
+            sample.append(next((line for line in near if line.startswith(_STEP_LINE)), b""))
+    return list(parse_records(sample))
 
 
 def read_backwards(path: Path) -> Iterator[Record]:
@@ -351,7 +349,7 @@ def float_or_none(record: object, name: str) -> float | None:
 
 
 def loss_or_none(record: Record, name: str = "loss") -> float | None:
-    """May be NaN or infinite."""
+    """Unlike `float_or_none`, may be NaN or infinite."""
     value = record.get(name)
     return value if isinstance(value, float) else float_or_none(record, name)
 

@@ -31,6 +31,7 @@ from glassgpt.cgroup import (
     usable_cores,
 )
 from glassgpt.files import read_text_or_empty
+from glassgpt.format import pluralize
 from glassgpt.record.gpu_state import read_gpus
 
 
@@ -63,7 +64,7 @@ def cpu_model(cpuinfo: str | None = None) -> str:
 def cpu_name() -> str:
     """The CPU and how much of it this process may use: `AMD EPYC 9354, 2 cores`."""
     cores = max(1, math.floor(usable_cores()))
-    return f"{cpu_model()}, {cores} {'core' if cores == 1 else 'cores'}"
+    return f"{cpu_model()}, {pluralize(cores, 'core')}"
 
 
 def peak_resident_bytes() -> int:
@@ -79,6 +80,13 @@ def peak_resident_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def reset_peak_resident() -> None:
+    """Starts the peak anew, on Linux. Where a container forbids it, the peak stays that of the process."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+
+
 def release_freed_memory() -> None:
     """Returns freed memory to the system and starts the peak anew, so that a run counts its own. On Linux
     with glibc."""
@@ -87,8 +95,7 @@ def release_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
     if trim is not None:
         trim(0)
-    with contextlib.suppress(OSError):  # a container may forbid it
-        Path("/proc/self/clear_refs").write_text("5")
+    reset_peak_resident()
 
 
 def load_average() -> float:

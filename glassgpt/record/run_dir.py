@@ -179,7 +179,7 @@ class RunDirInfo:
     was_finished: bool
 
     def close(self) -> None:
-        """Rank 0 holds the lock."""
+        """Nothing to release: rank 0 holds the lock."""
 
 
 def _count_starts(path: Path) -> int:

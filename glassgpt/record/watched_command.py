@@ -43,7 +43,7 @@ _FORWARDED_SIGNALS = {
 }  # fmt: skip
 _WAITED_SIGNALS = {*_FORWARDED_SIGNALS, signal.SIGCHLD, signal.SIGWINCH}
 _CHUNK_BYTES = 1 << 16
-# A process that the program has left behind may keep its output open for ever. Its last lines are waited for:
+# A process that the program has left behind may keep its output open for ever. Wait for its last lines:
 _QUIET_S = 0.3  # this long after the program's end, and after each of them,
 _MAX_DRAIN_S = 2.0  # but no longer than this.
 _WITNESS_S = 0.25  # until the witness must have had a signal that was sent to the whole group
@@ -172,7 +172,7 @@ def _first_bytes(path: str) -> bytes:
 
 
 def _unblock_signals(mask: set[int]) -> None:
-    """One that came after the program's end has nobody to go to."""
+    """Drops signals that came after the program's end."""
     while signal.sigpending() & _WAITED_SIGNALS:
         signal.sigwait(_WAITED_SIGNALS)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -25,8 +25,7 @@ from glassgpt.data.tokenizers import (
 )
 from glassgpt.errors import UserError
 from glassgpt.files import expand_user_path
-from glassgpt.sample.eval_options import EvalOptions
-from glassgpt.sample.sample_options import SampleOptions
+from glassgpt.sample.sample_options import EvalOptions, SampleOptions
 from glassgpt.sample.sampler import Sampler, load_sampler
 from glassgpt.sample.text_loss import (
     Floats,

@@ -89,8 +89,8 @@ def choose_passage(sampler: Sampler, dataset: Dataset | None, text: str, start: 
     length = min(PASSAGE_TOKENS, sampler.model.config.block_size)
     if text:
         tokens = sampler.encode(text)
-        kept = tuple(tokens[: sampler.model.config.block_size])
-        return Passage(sampler.encode("")[0], kept, None, len(tokens) - len(kept))
+        shown = tuple(tokens[: sampler.model.config.block_size])
+        return Passage(sampler.encode("")[0], shown, None, len(tokens) - len(shown))
     if dataset is None:
         raise UserError(
             f"the dataset of {sampler.checkpoint.description} is not here: say where it is by "

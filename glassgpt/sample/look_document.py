@@ -58,7 +58,7 @@ class LookDocument:
         loaded = self.sampler.checkpoint
         if loaded.kind != "run" or loaded.iter is None or self.passage.start is None:
             return None
-        kept = {field.name for field in fields(CheckpointLook)}
+        stored = {field.name for field in fields(CheckpointLook)}
         samples = {} if self.originality is None else asdict(self.originality)
         scores: dict[str, Any] = {
             name: tuple(map(_rounded, value)) if isinstance(value, list) else value
@@ -74,7 +74,7 @@ class LookDocument:
                 for index in range(len(self.passage.tokens))
             ),
             **scores,
-            **{name: value for name, value in samples.items() if name in kept},
+            **{name: value for name, value in samples.items() if name in stored},
         )
         numbers = (*look.passage_losses, *itertools.chain(*look.previous_token))
         return look if all(map(math.isfinite, numbers)) else None  # else its weights are not finite
@@ -193,10 +193,10 @@ def look(
 
 def look_and_keep(sampler: Sampler) -> None:
     """For the page, the report and findings: in looks.jsonl of its run."""
-    kept = look(sampler, training_dataset(sampler)).as_checkpoint_look()
-    if kept is None:
+    checkpoint_look = look(sampler, training_dataset(sampler)).as_checkpoint_look()
+    if checkpoint_look is None:
         raise UserError(f"the losses of {sampler.checkpoint.description} are not finite")
-    append_look(sampler.checkpoint.folder, kept)
+    append_look(sampler.checkpoint.folder, checkpoint_look)
 
 
 def _read_run(loaded: LoadedCheckpoint) -> RunLog | None:

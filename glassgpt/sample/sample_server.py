@@ -12,10 +12,8 @@ It runs on the CPU unless the options name another device, and with one thread, 
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from glassgpt.errors import UserError, error_type_and_message
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from glassgpt.sample.sampler import Sampler
 
 LIKELIEST_TOKENS = 12
-_MAX_LOADED_MODELS = 3  # the slider goes to and fro between checkpoints
+_MAX_LOADED_MODELS = 3  # the page's slider moves between checkpoints
 
 
 def _look_options(device: str) -> SampleOptions:
@@ -130,7 +128,4 @@ class SampleServer:
 
 
 if __name__ == "__main__":
-    # If Linux runs out of memory, it should kill this process rather than the run.
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
     serve(SampleServer().answer)

@@ -65,7 +65,7 @@ class Estimate:
     high: float | None
 
     def convert(self, function: Callable[[float], float]) -> Estimate:
-        """Of a function that only grows."""
+        """The value and its interval under an increasing function."""
         low, high = (None if bound is None else function(bound) for bound in (self.low, self.high))
         return Estimate(function(self.value), low, high)
 
@@ -184,7 +184,7 @@ def estimate_ratio(numerators: Floats, denominators: Floats) -> Estimate:
 
 
 def summarize(name: str, documents: TokenizedDocuments, losses: Floats, block_tokens: int) -> TextLoss:
-    """`block_tokens`: the context. A document that is shorter is a block of its own."""
+    """`block_tokens`: the context. A shorter document is one block."""
     predicted = documents.is_predicted
     blocks_per_document = -(-np.maximum(documents.lengths - 1, 0) // block_tokens)
     first_block = np.repeat(np.cumsum(blocks_per_document) - blocks_per_document, documents.lengths)

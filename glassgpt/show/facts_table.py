@@ -12,6 +12,7 @@ from glassgpt.format import (
     format_count,
     format_duration,
     format_flops_per_s,
+    format_if_known,
     format_integer,
     format_loss,
     format_ms,
@@ -41,7 +42,7 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
     """Titled groups of rows; a fact that the log does not support has no row."""
 
     def row(name: str, format_value: Callable[[T], str], value: T | None) -> TableRow:
-        return TableRow(name, _format_or_empty(format_value, value))
+        return TableRow(name, format_if_known(format_value, value))
 
     def overall(label: str) -> str:
         """Names a figure as one over all regimes, where there are several."""
@@ -121,9 +122,9 @@ def key_figures(facts: Facts) -> list[TableRow]:
     """The most important numbers, for the top of the report; `reason` is the small print below one."""
 
     def at_iteration(iteration: int | None) -> str:
-        return _format_or_empty(lambda at: translate("label.at_iteration", number=at), iteration)
+        return format_if_known(lambda at: translate("label.at_iteration", number=at), iteration)
 
-    overhead_note = _format_or_empty(
+    overhead_note = format_if_known(
         lambda share: translate("label.share_not_training", share=share), facts.pause_share
     )
     best = (
@@ -131,14 +132,14 @@ def key_figures(facts: Facts) -> list[TableRow]:
         if facts.val_metric == "bits_per_byte"
         else translate("label.best_validation_loss")
     )
-    best_val = _format_or_empty(format_loss, facts.best_val_loss)
-    total = _format_or_empty(format_duration, facts.total_s)
+    best_val = format_if_known(format_loss, facts.best_val_loss)
+    total = format_if_known(format_duration, facts.total_s)
     over_all = translate("label.median_over_all") if len(facts.regimes) > 1 else ""
     rows = [
         TableRow(best, best_val, at_iteration(facts.best_val_step)),
-        TableRow(translate("label.steady_iteration"), _format_or_empty(format_ms, facts.steady_ms), over_all),
+        TableRow(translate("label.steady_iteration"), format_if_known(format_ms, facts.steady_ms), over_all),
         TableRow(
-            translate("label.tokens_per_second"), _format_or_empty(format_count, facts.tokens_per_s), over_all
+            translate("label.tokens_per_second"), format_if_known(format_count, facts.tokens_per_s), over_all
         ),
         TableRow(
             translate("label.time_so_far") if facts.ended is None else _total_time_label(facts),
@@ -247,10 +248,6 @@ def profile_caption(record: Mapping[str, Any]) -> str:
         trace=record["trace"],
         place="ui.perfetto.dev",
     )
-
-
-def _format_or_empty(format_value: Callable[[T], str], value: T | None) -> str:
-    return "" if value is None else format_value(value)
 
 
 def _regimes(facts: Facts) -> str:

@@ -1,5 +1,5 @@
 """What a model has learned in words, for the terminal and the page: the classes that an evaluation's loss is
-taken apart by, and what its samples are like."""
+broken down by, and what its samples are like."""
 
 from __future__ import annotations
 

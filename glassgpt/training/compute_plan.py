@@ -70,7 +70,7 @@ class ComputePlan:
 def plan_compute(
     request: RunRequest, dataset: Dataset, group: ProcessGroup
 ) -> tuple[ComputePlan, list[Choice]]:
-    """Connects the process group on the way."""
+    """The plan, and all choices. Connects the process group, which the facts are shared through."""
     config = request.config
     torch.set_float32_matmul_precision("high")  # TF32 on cards that have it, as nanoGPT
     device, _ = devices.choose_device(config.device)

@@ -99,24 +99,19 @@ def device_name(device: torch.device) -> str:
 
 def device_traits(device: torch.device) -> DeviceTraits:
     """The properties of the device that the rules of estimate/decide.py depend on."""
+    missing = find_missing_toolchain(device.type)
     if device.type == "cpu":
         has_fast_bfloat16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        return DeviceTraits(
-            "cpu", has_fast_bfloat16=has_fast_bfloat16, missing_toolchain=find_missing_toolchain("cpu")
-        )
+        return DeviceTraits("cpu", has_fast_bfloat16=has_fast_bfloat16, missing_toolchain=missing)
     if device.type != "cuda":
-        return DeviceTraits(device.type, missing_toolchain=find_missing_toolchain(device.type))
+        return DeviceTraits(device.type, missing_toolchain=missing)
     # Not torch.cuda.is_bf16_supported(): it is true for cards that emulate bfloat16, slowly.
     capability = torch.cuda.get_device_capability(device)
     name = torch.cuda.get_device_name(device)
     card, tensor_cores = find_card(name), has_tensor_cores(name, capability)
     bandwidth = None if card is None else card.bandwidth_gb_s * 1e9
     return DeviceTraits(
-        "cuda",
-        capability,
-        tensor_cores,
-        bandwidth_bytes_per_s=bandwidth,
-        missing_toolchain=find_missing_toolchain("cuda"),
+        "cuda", capability, tensor_cores, bandwidth_bytes_per_s=bandwidth, missing_toolchain=missing
     )
 
 

@@ -37,7 +37,7 @@ class EvalResult:
     tokens: int
     window_losses: np.ndarray
     window_tokens: np.ndarray
-    parts: Mapping[str, Any] = field(default_factory=dict)  # the loss apart: fields of the `eval` record
+    parts: Mapping[str, Any] = field(default_factory=dict)  # the loss broken down, for the record
 
     @property
     def stderr(self) -> float:
@@ -184,8 +184,8 @@ def evaluate(
     should_stop: Callable[[], bool] = lambda: False,
     parts: LossParts | None = None,
 ) -> EvalResult | None:
-    """The loss on these windows; None if `should_stop` returned true before a batch. `parts`: to have it
-    apart, too."""
+    """The loss on these windows; None if `should_stop` returned true before a batch. `parts`: how to break it
+    down."""
     # Allocated once: a small tensor kept from each batch would split what the heap has free, and the next
     # batch's activations would not fit there. Resident memory grew by 1 MiB per batch.
     sums = torch.zeros(windows.own_len, dtype=torch.float64)
@@ -218,15 +218,15 @@ def evaluate(
         learner.reshard()
         window_sums = windows.gather_per_window(sums.cpu().numpy())
         window_tokens = windows.gather_per_window(counts)
-        apart: dict[str, Any] = windows.gather_passage(passage)
+        breakdown: dict[str, Any] = windows.gather_passage(passage)
         if parts is not None and part_sums is not None:
             totals = windows.all_reduce_sum(part_sums.cpu().numpy())
-            apart |= parts.as_dict(totals, windows.part_counts(parts))
+            breakdown |= parts.as_dict(totals, windows.part_counts(parts))
     if first_call_s is not None and batches > 1:  # compiling takes the first call minus a steady one
         ledger.reassign("compile", "eval", (whole.seconds - first_call_s) / (batches - 1))
     total = int(window_tokens.sum())
     loss = float(window_sums.sum()) / total
-    return EvalResult(loss, total, window_sums / window_tokens, window_tokens, apart)
+    return EvalResult(loss, total, window_sums / window_tokens, window_tokens, breakdown)
 
 
 def _token_losses(learner: Learner, x: Tensor, y: Tensor) -> Tensor:

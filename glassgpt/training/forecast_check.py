@@ -51,9 +51,7 @@ class ForecastCheck:
     tokens: int = 0  # of the updates that were timed
     seconds: float = 0.0  # that they took
     data_wait_s: float = 0.0  # of these, waiting for data
-    first_intervals: list[tuple[int, float]] = field(
-        default_factory=list
-    )  # tokens and seconds, until revised
+    first_intervals: list[tuple[int, float]] = field(default_factory=list)  # tokens, seconds; until revised
     revised_total_s: LowMidHigh | None = None  # by the measured speed of the first updates
     memory_before_bytes: int = 0  # allocated on the card by this process before the run
     peak_memory_bytes: int = 0
@@ -82,8 +80,8 @@ class ForecastCheck:
 
     @property
     def measured_memory_bytes(self) -> int:
-        """0: unknown. On a CPU the peak is inside an update, not where it is logged; so the system's own
-        count, unless the process had more before the run."""
+        """0: unknown. On a CPU memory peaks inside an update, between two log lines. So this is the system's
+        count of the process's peak, unless that peak is from before the run."""
         if self.forecast.on_card or not self.peak_memory_bytes:
             return self.peak_memory_bytes
         process_peak = machine.peak_resident_bytes()

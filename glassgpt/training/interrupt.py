@@ -87,8 +87,7 @@ class StopSignals:
         self.is_distributed = False  # requests are acted on only when all ranks have agreed
         self.is_quiet = False  # another rank prints the message
         self._received = dict.fromkeys(_REQUESTS, 0)  # by this process
-        self._previous_handlers: dict[int, Any] = {}
-        self._previous_mask: Any = None  # signals that were blocked before
+        self._restore = contextlib.ExitStack()  # of the handlers and of the mask of blocked signals
 
     @property
     def stop_requested(self) -> bool:
@@ -129,27 +128,22 @@ class StopSignals:
             setattr(self, name, value)
 
     def __enter__(self) -> StopSignals:
-        # Python delivers signals to the main thread only. In a notebook's worker thread there are none.
-        if threading.current_thread() is threading.main_thread():
-            self._previous_handlers = {
-                number: signal.signal(number, self._on_stop) for number in _STOP_SIGNALS
-            }
-            # nohup ignores SIGHUP, and that stays.
-            if _HANGUP_SIGNAL is not None and signal.getsignal(_HANGUP_SIGNAL) != signal.SIG_IGN:
-                self._previous_handlers[_HANGUP_SIGNAL] = signal.signal(_HANGUP_SIGNAL, self._on_request)
-            if _SAVE_SIGNAL is not None and _HANGUP_SIGNAL is not None:
-                self._previous_handlers[_SAVE_SIGNAL] = signal.signal(_SAVE_SIGNAL, self._on_request)
-                # Signals blocked while the program was loading arrive now; see __main__.py, launch.py.
-                self._previous_mask = signal.pthread_sigmask(
-                    signal.SIG_UNBLOCK, {_SAVE_SIGNAL, _HANGUP_SIGNAL}
-                )
+        handlers: dict[signal.Signals, Any] = dict.fromkeys(_STOP_SIGNALS, self._on_stop)
+        # nohup ignores SIGHUP, and that stays.
+        if _HANGUP_SIGNAL is not None and signal.getsignal(_HANGUP_SIGNAL) != signal.SIG_IGN:
+            handlers[_HANGUP_SIGNAL] = self._on_request
+        if _SAVE_SIGNAL is not None:
+            handlers[_SAVE_SIGNAL] = self._on_request
+        self._restore.enter_context(_signal_handlers(handlers))
+        if threading.current_thread() is threading.main_thread() and _SAVE_SIGNAL and _HANGUP_SIGNAL:
+            # Signals blocked while the program was loading arrive now; see __main__.py, launch.py. They are
+            # blocked again before the handlers go: one in the last moments must not end a finished run.
+            mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {_SAVE_SIGNAL, _HANGUP_SIGNAL})
+            self._restore.callback(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._previous_mask is not None:  # first: a signal in the last moments must not end a finished run
-            signal.pthread_sigmask(signal.SIG_SETMASK, self._previous_mask)
-        for number, handler in self._previous_handlers.items():
-            signal.signal(number, handler)
+        self._restore.close()
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
         if self._received["signal"] or self.signal or not self.is_graceful:

@@ -6,7 +6,6 @@ docs/journal.md explains every field.
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -95,7 +94,7 @@ def data_fields(dataset: Dataset) -> Record:
         "tokenizer": manifest.tokenizer,
         "vocab_size": manifest.vocab_size,
         "tokens": dict(manifest.tokens),
-        "bytes_per_token": {split: bytes_per_token(dataset, split) for split in manifest.tokens},
+        "bytes_per_token": {split: dataset.bytes_per_token(split) for split in manifest.tokens},
     }
 
 
@@ -216,7 +215,7 @@ def eval_record(
     closing: bool = False,
 ) -> Record:
     """`seconds`: by phase. `closing`: the whole split at the end, which is not compared with sampled ones."""
-    per_token = bytes_per_token(run.dataset, split)
+    per_token = run.dataset.bytes_per_token(split)
     return {
         "kind": "eval",
         "iter": progress.iter,
@@ -233,12 +232,6 @@ def eval_record(
         "compile_ms": seconds["compile"] * 1000,
         **result.parts,
     }
-
-
-def bytes_per_token(dataset: Dataset, split: str) -> float | None:
-    """None where the length of the text is unknown, as in nanoGPT's folders."""
-    value = dataset.bytes_per_token(split)
-    return None if math.isnan(value) else value
 
 
 def sample_record(iteration: int, text: str, seconds: float) -> Record:

@@ -203,7 +203,7 @@ class Learner:
                 optimizer.found_inf = None if on_mps else skip
                 optimizer.step()
         self.scaler.update()
-        # Where micro-steps are a CUDA graph of their own, it needs the gradients at their addresses.
+        # A CUDA graph of micro-steps needs the gradients to stay at their addresses.
         keeps_gradients = self.execution.graph and not self._is_one_micro_batch
         self.model.zero_grad(set_to_none=not keeps_gradients)
         return (norm,)

@@ -1,4 +1,4 @@
-"""The loss apart: by kind of token, by frequency, by script, and by position in the context.
+"""The loss broken down: by kind of token, by frequency, by script, and by position in the context.
 
     parts = LossParts(token_classes(tokenizer, train_tokens), block_size=256, device=device)
     totals += parts.sums(x, y, losses)            # on the device, from losses that an evaluation has anyway

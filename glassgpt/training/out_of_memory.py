@@ -9,7 +9,7 @@ from glassgpt.errors import UserError, first_message_line
 from glassgpt.estimate.batching import BatchPlan, largest_micro_batch
 from glassgpt.estimate.memory import MemoryEstimate, largest_fitting_batch, without_optional_memory
 from glassgpt.estimate.memory_limits import process_memory_bytes
-from glassgpt.estimate.training_workload import TrainingWorkload
+from glassgpt.estimate.training_workload import WEIGHT_BYTES, TrainingWorkload
 from glassgpt.format import format_bytes, format_count
 from glassgpt.i18n import say
 from glassgpt.record.finding import finding_record
@@ -18,7 +18,6 @@ from glassgpt.record.machine import usable_memory
 from glassgpt.training.compute_plan import ComputePlan
 from glassgpt.training.train_state import TrainSetup, TrainState
 
-_BYTES_PER_WEIGHT = 4
 _SMALLER_MODEL_ADVICE = "a smaller model: --n_layer, --n_embd (`glass plan` proposes one)"
 # Forecasts of a CPU's memory can be much too high. A run that needs twice the memory does not fit even then.
 _MAX_OVERCOMMIT_RATIO = 2.0  # forecast / memory
@@ -29,7 +28,7 @@ def check_memory(config: TrainConfig, compute: ComputePlan, estimate: MemoryEsti
     """Refuses a run that cannot fit by a wide margin, before anything is allocated or compiled."""
     # Weights are created in main memory for every device. Systems promise more memory than they have.
     parameters = compute.spec.parameters
-    weight_bytes, main_memory_bytes = _BYTES_PER_WEIGHT * parameters, usable_memory()[0]
+    weight_bytes, main_memory_bytes = WEIGHT_BYTES * parameters, usable_memory()[0]
     if weight_bytes > main_memory_bytes:
         raise UserError(
             f"the model's {format_count(parameters)} parameters take {format_bytes(weight_bytes)}, and there "

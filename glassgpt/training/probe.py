@@ -9,7 +9,6 @@ mfu_percent(48.0e12, peak)                                       # 59.9
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import time
@@ -27,6 +26,7 @@ import torch
 
 from glassgpt.cgroup import usable_cores
 from glassgpt.config import TrainConfig
+from glassgpt.data.digests import json_sha256
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import find_card
 from glassgpt.estimate.decide import RunSpec
@@ -316,4 +316,4 @@ def kernel_cache_marker(spec: RunSpec, card: str) -> Path:
     key = [card, work.dtype, *sizes, *shape, *versions, source]
     home = Path(os.environ.get("TRITON_HOME") or Path.home())
     cache = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")  # as Triton finds it
-    return cache / f"glassgpt-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}"
+    return cache / f"glassgpt-{json_sha256(key)[:16]}"

@@ -40,8 +40,6 @@ from glassgpt.training.weight_source import from_checkpoint, load_init_from
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A run to do."""
-
     config: TrainConfig
     name: str = "run"  # of its folder, if --out_dir does not say
     resume_dir: Path | None = None  # of a run to resume; None: a new one

@@ -14,7 +14,7 @@ import torch
 from glassgpt.config import TrainConfig
 from glassgpt.data.tokenizers import write_tokenizer
 from glassgpt.errors import UserError
-from glassgpt.flags import check_settings, field_types
+from glassgpt.flags import check_settings, known_settings
 from glassgpt.i18n import say, verbatim
 from glassgpt.model.weights import crop_block_size, load_weights
 from glassgpt.record import journal
@@ -152,11 +152,7 @@ def _restore(run: TrainSetup, state: TrainState, loaded: LoadedCheckpoint) -> li
         state.progress.evaluations_without_gain = 0
     if loaded.folder == run.run_dir and loaded.kind == "run":
         state.last_saved = (state.progress.iter, state.progress.val_loss)
-    settings = {
-        name: value
-        for name, value in loaded.state.get("config", loaded.settings).items()
-        if name in field_types(TrainConfig)
-    }
+    settings = known_settings(loaded.state.get("config", loaded.settings))
     previous_config = TrainConfig(**check_settings(settings, TrainConfig)[0])  # type: ignore[arg-type]
     jump = live_findings.rate_jump_finding(run.config, previous_config, state.progress.iter)
     return [journal_records.resume_record(state.progress.iter, warnings), *([jump] if jump else [])]
@@ -188,7 +184,7 @@ def _restore_progress(run: TrainSetup, state: TrainState, loaded: LoadedCheckpoi
 
 
 def rescue_if_run_dir_lost(run: TrainSetup, state: TrainState) -> bool:
-    """Whether the run has lost its folder. Rank 0 checks; the other ranks hear of it as of a signal."""
+    """Whether the run has lost its folder. Rank 0 checks; the others learn of it with the stop signals."""
     run.sink.check_journal(state.progress.iter)
     if run.sink.journal_lost_reason:
         rescue_to_new_dir(run, state)

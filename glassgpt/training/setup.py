@@ -339,7 +339,7 @@ def _collect_choices(
 
 
 def _open_run_dir(request: RunRequest, group: ProcessGroup) -> LockedRunDir | RunDirInfo:
-    """The run's folder. Rank 0 makes and locks it; the other ranks get to know where it is."""
+    """The run's folder. Rank 0 makes and locks it, and broadcasts where it is."""
     locked: list[LockedRunDir] = []
 
     def lock() -> list[Any]:

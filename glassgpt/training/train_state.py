@@ -81,7 +81,7 @@ class TrainSetup:
     # Evaluation, sample, profile.
     eval_tokens: int  # of a split, in every evaluation
     eval_windows: Mapping[str, EvalWindows]  # by split
-    loss_parts: LossParts  # how evaluations take their loss apart
+    loss_parts: LossParts  # how evaluations break down their loss
     passage: Mapping[str, Any]  # of the validation split: where it begins, and its tokens' texts
     sampling: Sampling | None  # None: no sample at the end
     profiler: UpdateProfiler

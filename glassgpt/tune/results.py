@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import Literal
 
+import numpy as np
+
 from glassgpt.config import TrainConfig
 from glassgpt.estimate import overheads
 from glassgpt.tune.speed_settings import SpeedSettings, TuneContext
@@ -79,30 +81,24 @@ def summarize_updates(trials: Sequence[Trial]) -> UpdateStats | None:
     trials = [trial for trial in trials if trial.outcome != "hung"]
     if not trials or any(trial.outcome != "ran" for trial in trials):
         return None
-    times = sorted(seconds for trial in trials for seconds in trial.update_s)
+    times = [seconds for trial in trials for seconds in trial.update_s]
     peaks = [trial.peak_bytes for trial in trials if trial.peak_bytes is not None]
     # Each trial counts the same, however many updates it had time for.
     medians = [median(trial.update_s) for trial in trials]
     middle = median(medians)
     # The error: by the spread of the updates, or by how far the trials are apart, since a machine drifts.
-    spread = (quantile(times, 0.9) - quantile(times, 0.1)) / _P10_P90_WIDTH_SIGMAS
+    fast, slow = map(float, np.quantile(times, (0.1, 0.9)))
+    spread = (slow - fast) / _P10_P90_WIDTH_SIGMAS
     within = _MEDIAN_ERROR_FACTOR * spread / math.sqrt(len(times))
     between = (max(medians) - min(medians)) / len(medians)  # about the error of their mean, for a few
     return UpdateStats(
         update_s=middle,
-        fast_s=min(middle, quantile(times, 0.1)),
-        slow_s=max(middle, quantile(times, 0.9)),
+        fast_s=min(middle, fast),
+        slow_s=max(middle, slow),
         error=max(within, between) / middle,
         first_s=min(trial.first_s for trial in trials),
         peak_bytes=max(peaks, default=None),
     )
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
 MIN_WORTHWHILE_GAIN = 0.01  # a gain of less is not worth a change, nor more memory

@@ -256,7 +256,7 @@ class Search:
 
     def _try_cheap(self) -> None:
         before = self.results.best_setting()
-        for name in candidates.cheap_dimensions(self._context, self._fixed):
+        for name in filter(self._is_tunable, candidates.CHEAP_DIMENSIONS):
             for setting in candidates.alternatives(self._context, self.results.best_setting(), name):
                 self._try_setting(setting)
         if any(self.results.best_setting().differences(before)):  # which may suit another micro-batch

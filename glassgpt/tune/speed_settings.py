@@ -16,6 +16,7 @@ from glassgpt.config import TrainConfig
 from glassgpt.estimate import memory, overheads
 from glassgpt.estimate.memory_limits import automatic_limit_of_free
 from glassgpt.estimate.training_workload import TrainingWorkload
+from glassgpt.format import pluralize
 
 # Dimensions by device type, and the config fields that set each.
 _CUDA_DIMENSIONS = ("attention", "kernels", "graph", "data_on_card", "checkpointing", "compile")
@@ -74,7 +75,7 @@ def describe_dimension(setting: SpeedSettings, name: str) -> str:
         return off_and_on[name][value]
     if name == "attention":
         return f"attention {value}"
-    return "PyTorch's number of threads" if value is None else f"{value} thread{'' if value == 1 else 's'}"
+    return "PyTorch's number of threads" if value is None else pluralize(value, "thread")
 
 
 def apply_setting(
@@ -263,6 +264,10 @@ _MAX_DATA_SHARE = 0.25  # of the card's memory, for the training split
 _MAX_CONTEXT_FOR_MANUAL_ATTENTION = 256  # tokens: beyond, the T x T matrix costs too much to try
 
 
+# Dimensions whose trials take seconds, the most promising first.
+CHEAP_DIMENSIONS = ("graph", "attention", "kernels", "data_on_card")
+
+
 def is_tunable(name: str, context: TuneContext, fixed: Collection[str]) -> bool:
     """Whether this dimension may change: the device has it, and the user has not set it."""
     exists = name == "micro_batch" or name in TUNABLE_DIMENSIONS[context.device_type]
@@ -289,12 +294,6 @@ def alternatives(context: TuneContext, best: SpeedSettings, name: str) -> Iterat
         fits = context.data_bytes < _MAX_DATA_SHARE * context.free_bytes
         if best.data_on_card or fits:
             yield replace(best, data_on_card=not best.data_on_card)
-
-
-def cheap_dimensions(context: TuneContext, fixed: Collection[str]) -> list[str]:
-    """Dimensions whose trials take seconds, the most promising first."""
-    order = ("graph", "attention", "kernels", "data_on_card")
-    return [name for name in order if is_tunable(name, context, fixed)]
 
 
 def with_compile(best: SpeedSettings) -> SpeedSettings:

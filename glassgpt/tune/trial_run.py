@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,7 +27,13 @@ from glassgpt.estimate.peak import PeakFlops
 from glassgpt.model.gpt import GPT, GPTConfig, make_gpt_config
 from glassgpt.plan.dataset_info import find_dataset_info
 from glassgpt.record.ledger import Ledger
-from glassgpt.record.machine import available_memory_bytes, cpu_model, load_average, peak_resident_bytes
+from glassgpt.record.machine import (
+    available_memory_bytes,
+    cpu_model,
+    load_average,
+    peak_resident_bytes,
+    reset_peak_resident,
+)
 from glassgpt.training.compute_plan import execution_config, measure_and_decide
 from glassgpt.training.device import (
     ExecutionConfig,
@@ -169,8 +174,6 @@ def setting_from_spec(spec: RunSpec) -> SpeedSettings:
 
 # --- one trial ---
 
-_PROC_CLEAR_REFS = Path("/proc/self/clear_refs")
-
 
 class PeakMemory:
     """Peak memory since it was created."""
@@ -182,17 +185,15 @@ class PeakMemory:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
             self._idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        elif sys.platform == "linux":
-            # Resets the kernel's counter. Without permission the peak is that of all trials so far.
-            with contextlib.suppress(OSError):
-                _PROC_CLEAR_REFS.write_text("5")
+        else:
+            reset_peak_resident()
 
     def peak_bytes(self) -> int:
         """On a GPU the peak that PyTorch allocated, or what stays reserved (CUDA graphs) if that is more."""
         if self._device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self._device)
             torch.cuda.empty_cache()
-            return max(peak, torch.cuda.memory_reserved(self._device) - self._idle)  # held since before
+            return max(peak, torch.cuda.memory_reserved(self._device) - self._idle)  # held before the trial
         if self._device.type == "mps":
             return memory_now("mps")["reserved"]
         return peak_resident_bytes()
@@ -288,7 +289,6 @@ class TrialUpdates:
         self._setting, self._done = setting, 0
 
     def warm_up(self, seconds: float) -> tuple[float, float]:
-        """As the function `warm_up`."""
         # A CUDA graph is captured at the fourth update; torch.compile may compile again in the second.
         fewest = 5 if self._setting.graph else 1 if self._setting.compile else 0
         return warm_up(self.run, seconds, fewest)

@@ -12,7 +12,7 @@ from contextlib import closing
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.estimate.measured_speed import ProbeResult
-from glassgpt.isolate import SIGKILL, IsolatedProcess, JsonObject, ProcessDied, ProcessHung
+from glassgpt.isolate import IsolatedProcess, JsonObject, ProcessDied, ProcessHung
 from glassgpt.tune.results import Trial
 from glassgpt.tune.search import budget_too_short_message
 from glassgpt.tune.speed_settings import SpeedSettings, TuneContext, context_from_document
@@ -97,7 +97,7 @@ class TrialRunner:
         except ProcessHung:
             return Trial(outcome="hung", why=f"no answer after {limit_s:.0f} s")
         except ProcessDied as error:
-            if error.exit_code == -SIGKILL:  # by the kernel, which does that when memory runs out
+            if error.was_killed:
                 return Trial(outcome="out of memory", why="killed")
             return Trial(outcome="crashed", why=str(error))
         return Trial(**answer | {"update_s": tuple(answer.get("update_s", ()))})
@@ -137,7 +137,7 @@ def probe_plan(
         except ProcessHung:
             result = ProbeResult("hung", f"did not finish within {limit_s:.0f} s")
         except ProcessDied as error:
-            if error.exit_code == -SIGKILL:  # by the kernel, which does that when memory runs out
+            if error.was_killed:
                 result = ProbeResult("out of memory", "was killed, as Linux does when memory runs out")
             else:
                 result = ProbeResult("crashed", f"crashed: {error}")

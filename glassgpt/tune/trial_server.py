@@ -8,9 +8,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from glassgpt.config import TrainConfig
@@ -68,7 +66,4 @@ class TrialServer:
 
 
 if __name__ == "__main__":
-    # If Linux runs out of memory, it should kill this process rather than others.
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
     serve(TrialServer().answer)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from glassgpt.config import TrainConfig
@@ -67,8 +68,6 @@ _MIN_TRIAL_S, _MAX_TRIAL_S = 0.25, 1.5
 
 @dataclass(frozen=True)
 class Tuning:
-    """The request and the result."""
-
     requested: TrainConfig
     context: TuneContext
     result: TuneResult
@@ -164,8 +163,7 @@ def describe_setting(context: TuneContext, setting: SpeedSettings) -> str:
 def describe_trial(context: TuneContext, trial: Trial) -> str:
     if trial.outcome != "ran":
         return trial.outcome
-    middle = sorted(trial.update_s)[len(trial.update_s) // 2]
-    return f"{format_count(context.tokens_per_update / middle)} tokens/s"
+    return f"{format_count(context.tokens_per_update / median(trial.update_s))} tokens/s"
 
 
 def tuned_file_notes(tuning: Tuning) -> list[str]:

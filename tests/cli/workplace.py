@@ -51,12 +51,12 @@ def error_lines(capsys: Capture, *arguments: str) -> list[str]:
     before = folder_contents(Path.cwd())
     capsys.readouterr()
     assert main(arguments) == 2
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     assert folder_contents(Path.cwd()) == before
-    lines = said.err.splitlines()
+    lines = captured.err.splitlines()
     assert lines
     assert all(line.startswith("error: ") for line in lines)
-    assert said.out == ""
+    assert captured.out == ""
     return [line.removeprefix("error: ") for line in lines]
 
 

@@ -11,23 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import Crash, crash_before, records
 
 from glassgpt.api import train
 from glassgpt.config import TrainConfig
-from glassgpt.record import journal, sink
+from glassgpt.record import sink
 from glassgpt.record.journal import Record
 from glassgpt.track import trackers
 from glassgpt.track.tracker_feed import LoggedIters, TrackedRun
 from glassgpt.track.trackers import TRACKER_CLASSES
-from glassgpt.training.learner import Learner
-
-MakeConfig = Callable[..., TrainConfig]
-
-
-def records(run_dir: Path | str, kind: str | None = None) -> list[Record]:
-    """The effective records."""
-    effective = journal.effective_records(journal.read(Path(run_dir) / journal.FILE_NAME))
-    return [record for record in effective if kind in (None, record["kind"])]
 
 
 def resume(config: TrainConfig, **changes: Any) -> None:
@@ -36,16 +28,9 @@ def resume(config: TrainConfig, **changes: Any) -> None:
 
 def run_until_crash(config: TrainConfig, number: int) -> None:
     """It fails when it comes to update `number`, from 0."""
-    original = Learner.update
-
-    def update(learner: Learner, at: int, first_sequence: int) -> None:
-        if at == number:
-            raise RuntimeError("on purpose")
-        original(learner, at, first_sequence)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Learner, "update", update)
-        with pytest.raises(RuntimeError, match="on purpose"):
+        crash_before(patch, number)
+        with pytest.raises(Crash):
             train(config)
 
 

@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 from fake_trackers import (
     FakeTracker,
-    MakeConfig,
     findings,
     journal_losses,
-    records,
     resume,
     run_until_crash,
     with_delay,
 )
+from tiny import MakeConfig, records
 
 from glassgpt.api import train
 from glassgpt.errors import UserError

@@ -13,16 +13,15 @@ from typing import Any
 import pytest
 from fake_trackers import (
     FakeTracker,
-    MakeConfig,
     fail_at_third_step,
     findings,
     journal_losses,
-    records,
     replace_wandb,
     resume,
     run_until_crash,
     with_delay,
 )
+from tiny import MakeConfig, records
 
 from glassgpt.api import train
 from glassgpt.record import journal, sink

@@ -14,7 +14,7 @@ from conftest import MakeConfig
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError
 from glassgpt.training.learner import Learner
-from glassgpt.tune.results import Trial, UpdateMarks, quantile, summarize_updates, update_seconds
+from glassgpt.tune.results import Trial, UpdateMarks, summarize_updates, update_seconds
 from glassgpt.tune.speed_settings import SpeedSettings, trial_micro_steps
 from glassgpt.tune.trial_run import (
     PeakMemory,
@@ -64,12 +64,6 @@ def test_how_many_micro_batches_are_done() -> None:
 
 def ran(*seconds: float, peak: int | None = None, first: float = 1.0) -> Trial:
     return Trial(outcome="ran", update_s=seconds, peak_bytes=peak, first_s=first)
-
-
-def test_quantiles_are_between_the_values() -> None:
-    assert quantile([1.0, 2.0, 3.0, 4.0, 5.0], 0.5) == 3.0
-    assert quantile([1.0, 2.0], 0.1) == pytest.approx(1.1)
-    assert quantile([7.0], 0.9) == 7.0
 
 
 def test_figures_are_over_all_trials() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table
@@ -11,7 +9,7 @@ from rich.text import Text
 
 from glassgpt.explain.explanation import Explanation
 from glassgpt.explain.watch import WatchUpdate
-from glassgpt.format import format_duration, format_loss, format_ms, format_percent
+from glassgpt.format import format_duration, format_if_known, format_loss, format_ms, format_percent
 from glassgpt.i18n import translate
 from glassgpt.record.finding import Finding
 from glassgpt.runs.facts import Facts
@@ -78,18 +76,20 @@ def _print_runs(explanation: Explanation, out: Console) -> None:
             for one in shown
         ],
         translate("label.logged_iterations"): [f"{one.facts.iterations_logged:,}" for one in shown],
-        translate("label.steady_iteration"): [_if_known(format_ms, one.facts.steady_ms) for one in shown],
+        translate("label.steady_iteration"): [
+            format_if_known(format_ms, one.facts.steady_ms) for one in shown
+        ],
         translate("label.best_validation"): validation,
         translate("label.how_it_ended"): [exit_status_label(one.facts) for one in shown],
     }
     if not all(validation):
         columns[translate("label.training_loss_last_line")] = [
-            _if_known(format_loss, one.facts.loss_last) for one in shown
+            format_if_known(format_loss, one.facts.loss_last) for one in shown
         ]
-    kept = {label: cells for label, cells in columns.items() if any(cells)}
-    for label in kept:
+    columns = {label: cells for label, cells in columns.items() if any(cells)}
+    for label in columns:
         table.add_column(terminal_text(label))
-    for one, *cells in zip(shown, *kept.values(), strict=True):
+    for one, *cells in zip(shown, *columns.values(), strict=True):
         table.add_row(*cells, style="bold" if one.log is explanation.log else "")
     out.print(table)
     if left_out := [one.facts.iterations_logged for one in by_length[_MAX_RUN_ROWS:]]:
@@ -98,13 +98,9 @@ def _print_runs(explanation: Explanation, out: Console) -> None:
     out.print()
 
 
-def _if_known(write: Callable[[float], str], value: float | None) -> str:
-    return "" if value is None else write(value)
-
-
 def _best_validation(facts: Facts) -> str:
     bits = " bpb" if facts.best_val_loss is not None and facts.val_metric == "bits_per_byte" else ""
-    return _if_known(format_loss, facts.best_val_loss) + bits
+    return format_if_known(format_loss, facts.best_val_loss) + bits
 
 
 def print_watch_update(update: WatchUpdate, out: Console) -> None:

@@ -49,9 +49,8 @@ class LiveArea:
         self._closing_eval = 0.0
         self._train_eval_ms = 0.0
         self._evaluated_at: int | None = None
-        self._first_timed: tuple[int, float] | None = (
-            None  # updates done, and when: until a step record comes
-        )
+        # Updates done, and when: used until a step record comes.
+        self._first_timed: tuple[int, float] | None = None
         self._activity, self.done = "startup", int(run["iter"])
         self._drawn_at = -_MIN_REFRESH_S
         self._last_update_at = 0.0

@@ -351,7 +351,7 @@ def _print_loss_and_data(plan: Plan, out: Console) -> None:
     shown_ratio = f"{ratio:.3g}" if ratio < 1000 else f"{ratio:,.0f}"
     per_parameter = translate("plan_view.tokens_per_parameter", ratio=shown_ratio)
     # Chinchilla's ratio is for web text from scratch: not for small datasets, nor for fine-tuning.
-    if plan.config.init_from == "scratch" and dataset.tokenizer not in ("char", "byte"):
+    if plan.config.init_from == "scratch" and not dataset.is_character_level:
         per_parameter = translate("plan_view.tokens_per_parameter.chinchilla", ratio=shown_ratio)
     checkpoints = translate(
         "plan_view.checkpoints",

@@ -275,9 +275,8 @@ class NextStep(NamedTuple):
 
 def suggest_next_steps(end: Record, run: Record) -> list[NextStep]:
     """How to resume, sample or train longer, by the reason of the `end` record."""
-    run = run | (
-        {"out_dir": end["out_dir"]} if "out_dir" in end else {}
-    )  # the folder was removed during the run
+    if "out_dir" in end:  # the folder was removed during the run
+        run = run | {"out_dir": end["out_dir"]}
     out_dir = expand_user_path(run.get("out_dir", "RUN"))
     quoted_dir = shlex.quote(str(out_dir))
     group = run.get("team", {})

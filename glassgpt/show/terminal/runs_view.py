@@ -7,14 +7,13 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
 from glassgpt.errors import UserError, error_type_and_message
-from glassgpt.format import format_bytes, format_count, format_duration, format_loss
+from glassgpt.format import format_bytes, format_count, format_duration, format_if_known, format_loss
 from glassgpt.i18n import translate
 from glassgpt.record import journal
 from glassgpt.record.run_dir import no_run_problem
@@ -22,8 +21,6 @@ from glassgpt.runs.run_list import RunSummary
 from glassgpt.sanitize import sanitize_line
 from glassgpt.show.terminal.run_console import RunConsole
 from glassgpt.show.terminal.text_lines import print_line, terminal_text
-
-T = TypeVar("T")
 
 _GAP = 2  # blanks between two columns
 _MIN_NAME = 20  # cells, to which names are shortened
@@ -46,12 +43,12 @@ def print_runs(
         ),
         (
             translate("runs_view.best_loss"),
-            [_format_if_known(format_loss, run.best_val_loss) for run in runs],
+            [format_if_known(format_loss, run.best_val_loss) for run in runs],
         ),
-        (translate("runs_view.best_update"), [_format_if_known(str, run.best_iter) for run in runs]),
-        (translate("runs_view.speed"), [_format_if_known(format_count, run.tokens_per_s) for run in runs]),
+        (translate("runs_view.best_update"), [format_if_known(str, run.best_iter) for run in runs]),
+        (translate("runs_view.speed"), [format_if_known(format_count, run.tokens_per_s) for run in runs]),
         (translate("runs_view.started"), [_format_age(run.started, clock()) for run in runs]),
-        (translate("runs_view.last_loss"), [_format_if_known(format_loss, run.loss) for run in runs]),
+        (translate("runs_view.last_loss"), [format_if_known(format_loss, run.loss) for run in runs]),
         (translate("runs_view.size"), [format_bytes(run.bytes) for run in runs]),
     ]
     rows = [(heading, [sanitize_line(cell) for cell in cells]) for heading, cells in columns]
@@ -71,10 +68,6 @@ def print_runs(
         ]
         style = "bold" if number < 0 else ""
         out.print(Text((" " * _GAP).join(aligned).rstrip(), style=style), soft_wrap=True)
-
-
-def _format_if_known(format_value: Callable[[T], str], value: T | None) -> str:
-    return "" if value is None else format_value(value)
 
 
 def _format_age(started: float | None, now: float) -> str:

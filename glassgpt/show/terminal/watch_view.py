@@ -73,7 +73,7 @@ class Screen:
 
 
 def screen_of(followed: FollowedRun, name: str, url: str = "") -> Screen:
-    """Of what was read so far."""
+    """The screen for what was read so far."""
     progress, run_log, explanation = followed.progress(), followed.run_log, followed.explanation
     if followed.read_share < 1:
         return Screen(name, translate("watch_view.reading", share=followed.read_share), url=url)

@@ -99,7 +99,7 @@ class Checkpoint:
         return None if self.state["val_loss"] is None else float(self.state["val_loss"])
 
     def file_digest(self, path: Path, advance: Progress = lambda size: None) -> str:
-        """Of a file as the disk has it."""
+        """The digest of a file as the disk has it."""
         with open(path, "rb", opener=regular_file_opener) as file:
             if hasattr(os, "posix_fadvise"):  # a hint: read from the disk, not from the system's cache
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -24,7 +24,7 @@ from torch import Tensor
 from glassgpt.config import TrainConfig
 from glassgpt.errors import UserError, first_message_line, raise_if_any
 from glassgpt.files import regular_file_opener
-from glassgpt.flags import check_settings, field_types
+from glassgpt.flags import check_settings, known_settings
 from glassgpt.model.gpt import GPT, GPTConfig
 from glassgpt.model.weights import (
     CAUSAL_MASK_SUFFIXES,
@@ -64,13 +64,12 @@ def read_nanogpt_ckpt(path: Path) -> LoadedCheckpoint:
         check_state_dict(model, weights, "it")
         optimizer = _parse_optimizer(content["optimizer"], model) if "optimizer" in content else {}
         best_val_loss = content.get("best_val_loss")
-        # Settings that we have too; people add others to their copy of nanoGPT.
-        known_settings = {
+        inherited = {
             name: value
-            for name, value in content.get("config", {}).items()
-            if name in field_types(TrainConfig) and name not in _NOT_INHERITED_SETTINGS
+            for name, value in known_settings(content.get("config", {})).items()
+            if name not in _NOT_INHERITED_SETTINGS
         }
-        settings, problems = check_settings(known_settings, TrainConfig, " in its config")
+        settings, problems = check_settings(inherited, TrainConfig, " in its config")
         raise_if_any(problems)
         return LoadedCheckpoint(
             str(path),

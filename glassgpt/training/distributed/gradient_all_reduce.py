@@ -53,7 +53,7 @@ class GradientAllReduce:
         self._missing = [len(bucket) for bucket in self._buckets]
 
     def _on_gradient(self, index: int, _: Tensor) -> None:
-        """Autograd calls this, maybe in a thread of its own, when it has added to a parameter's gradient."""
+        """Autograd calls this, maybe in another thread, when it has added to a parameter's gradient."""
         if not self._missing:
             return
         self._missing[index] -= 1

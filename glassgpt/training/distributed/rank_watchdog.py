@@ -129,7 +129,7 @@ def is_alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:  # no /proc, or the process ended just now: the next check will tell
+    except OSError:  # no /proc, or the process ended just now: the next check decides
         return True
 
 

@@ -330,7 +330,7 @@ def test_nemo_repeats_its_validation_loss() -> None:
     ]
     run_log = parse_log("".join(lines))
     assert run_log.trainer.name == "NeMo"
-    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(125, 4.05)]
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(None, 4.106), (125, 4.05)]
 
 
 def test_keras_bars_that_count_samples() -> None:
@@ -469,3 +469,64 @@ def test_keras_that_shows_only_epochs_says_so() -> None:
         ["table.epochs"],
         True,
     )
+
+
+@pytest.mark.parametrize(
+    ("header", "time", "epochs_only"),
+    [
+        ("", "1s", True),  # before Keras 2.0.9
+        ("", "1s 90us/step", True),
+        ("Train on 8000 samples, validate on 800 samples\n", "200s 25ms/step", True),
+        ("Train on 9000 samples\n", "200s 25ms/step", False),
+        ("", "2s 469us/step", False),
+        ("", "0s 0s/step", False),
+    ],
+)
+def test_keras_bars_without_the_time_of_a_batch_count_samples(
+    header: str, time: str, epochs_only: bool
+) -> None:
+    bar = "8000/8000 [==============================] - {} - loss: 3.0{}\n"
+    run_log = parse_log(header + "".join(f"Epoch {at}/10\n" + bar.format(time, at) for at in (1, 2, 3)))
+    assert run_log.trainer.iterations_are_epochs == epochs_only
+    assert run_log.setup.planned_iterations == (10 if epochs_only else 80_000)
+
+
+def test_a_keras_bar_whose_epoch_is_missing_plans_nothing() -> None:
+    bar = "{:5d}/31250 [=>............................] - ETA: 4:06:03 - loss: {}\n"
+    text = "".join(bar.format(at, loss) for at, loss in ((4, 3.4), (9, 3.25), (15_550, 3.28)))
+    run_log = parse_log(text)
+    assert (run_log.trainer.name, run_log.setup.planned_iterations) == ("Keras", None)
+    assert (run_log.steps.iteration.tolist(), run_log.steps.loss.tolist()) == ([15_550], [3.28])
+    epoch = "Epoch 3/4\n31250/31250 [==============================] - 9999s 320ms/step - loss: 3.1\n"
+    run_log = parse_log(text + epoch)
+    assert (run_log.steps.iteration.tolist(), run_log.setup.planned_iterations) == ([46_800, 93_750], 125_000)
+    assert parse_log(text + epoch.replace("3/4", "1/4")).steps.iteration.tolist() == [31_250]
+
+
+def test_a_megatron_line_without_a_loss_is_an_iteration() -> None:
+    """Cut off: what is before its last bar is whole. A scaler may have skipped all iterations of a line."""
+    line = (
+        "iteration {at:8d}/ 100 | elapsed time per iteration (ms): 812.3 | {loss}loss scale: {scale} | "
+        "grad norm: 0.752 | number of skipped iterations:   {skipped} | number of nan iterations:   0 |\n"
+    )
+    text = "".join(
+        line.format(at=at, loss="lm loss: 2.5E+00 | ", scale=1.0, skipped=0) for at in (10, 20, 30)
+    )
+    last = line.format(at=40, loss="", scale="{scale}", skipped=0).split("grad norm")[0] + "gr\n"
+    steps = parse_log(text + last.format(scale=1.0)).steps
+    assert (steps.iteration.tolist(), steps.has_loss.tolist()) == ([10, 20, 30, 40], [True] * 4)
+    assert math.isnan(steps.loss[-1])
+    steps = parse_log(text + last.format(scale=512.0)).steps
+    assert (steps.iteration.tolist(), steps.has_loss.tolist()) == ([10, 20, 30, 40], [True] * 3 + [False])
+    run_log = parse_log(text + line.format(at=40, loss="", scale=1.0, skipped=10))
+    assert run_log.steps.has_loss.tolist() == [True] * 3 + [False]
+
+
+def test_megatrons_older_evaluation() -> None:
+    line = (
+        " iteration {at:8d}/ 3000 | elapsed time per iteration (ms): 12879.0 | lm loss 6.7E+00 | "
+        "loss scale 64.0 |\n"
+    )
+    text = "".join(line.format(at=at) for at in (100, 200, 300))
+    text += " validation loss at iteration 300 | LM loss: 4.5E+00 | LM PPL: 9.0E+01\n"
+    assert [(one.iteration, one.val_loss) for one in parse_log(text).evals] == [(300, 4.5)]

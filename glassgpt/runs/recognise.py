@@ -418,7 +418,9 @@ class LogReader:
             text = text[:-40] + _TRUNCATED_NUMBER.sub("", text[-40:])
         # A log that began without quotation marks is not a quotation; its samples may have them later.
         if ("`" in text or "*" in text) and (builder.has_quoted_lines or not builder.has_steps):
-            builder.has_quoted_lines = builder.has_quoted_lines or _QUOTED_LINE.match(text) is not None
+            if not builder.has_quoted_lines and _QUOTED_LINE.match(text):
+                builder.has_quoted_lines = True
+                builder.forget_events()  # the text before the first quotation may speak of one
             builder.fence_count += text.lstrip("> ").startswith("```")
         if rank is not None:  # every rank prints the same: only the lowest one is read
             self._lowest_rank = rank if self._lowest_rank is None else min(rank, self._lowest_rank)

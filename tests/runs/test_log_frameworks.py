@@ -530,3 +530,44 @@ def test_megatrons_older_evaluation() -> None:
     text = "".join(line.format(at=at) for at in (100, 200, 300))
     text += " validation loss at iteration 300 | LM loss: 4.5E+00 | LM PPL: 9.0E+01\n"
     assert [(one.iteration, one.val_loss) for one in parse_log(text).evals] == [(300, 4.5)]
+
+
+MARIAN_LINE = (
+    "[2025-03-01 10:{0:02d}:00] Ep. 1 : Up. {1} : Sen. 9,000 : Cost 5.{0} : Time 60.00s : 3000.50 words/s\n"
+)
+
+
+def test_marians_lines() -> None:
+    lines = [MARIAN_LINE.format(at, 100 * at) for at in range(1, 9)]
+    lines.insert(2, "Saving model weights and runtime parameters to model/model.iter200.npz\n")
+    lines.insert(2, "Saving model weights and runtime parameters to model/model.npz.orig.npz\n")
+    run_log = parse_log("".join(lines))
+    assert (run_log.trainer.name, len(run_log.steps)) == ("Marian", 8)
+    assert run_log.steps.ms[1:].tolist() == [600] * 7
+    assert math.isnan(run_log.steps.ms[0]), "of how many updates is not known"
+    assert run_log.steps.tokens_per_s.tolist() == [3000.5] * 8
+    assert [one.iteration for one in run_log.checkpoints] == [200]
+    started = "[2025-03-01 10:00:00] Training started\n"
+    assert parse_log(started + "".join(lines)).steps.ms.tolist() == [600] * 8
+    loaded = "[2025-03-01 10:00:00] Loading model from model/model.npz\n"
+    assert math.isnan(parse_log(loaded + started + "".join(lines)).steps.ms[0])
+
+
+@pytest.mark.parametrize("names", [("cross-entropy", "perplexity"), ("perplexity", "cross-entropy")])
+def test_marians_loss_of_a_word(names: tuple[str, str], subtests: pytest.Subtests) -> None:
+    values = {"cross-entropy": "130.97", "perplexity": "187.458", "translation": "2.35"}
+    form = "[valid] Ep. 1 : Up. {} : {} : {} : new best\n"
+
+    def log(*logged: str) -> str:
+        evals = (form.format(400, name, values[name]) for name in logged)
+        lines = [MARIAN_LINE.format(at, 100 * at) for at in range(1, 6)]
+        return "".join([*lines[:4], *evals, *lines[4:]])
+
+    run_log = parse_log(log(*names, "translation"))
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [
+        (400, pytest.approx(math.log(187.458)))
+    ]
+    assert "ppl-vs-loss" not in {finding.id for finding in explain(run_log).findings}
+    run_log = parse_log(log("cross-entropy"))
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(400, 130.97)]
+    assert "ppl-vs-loss" not in {finding.id for finding in explain(run_log).findings}

@@ -279,11 +279,6 @@ def test_a_place_in_an_epoch_beside_a_time_called_batch() -> None:
     lines = [form.format(epoch, batch) for epoch in (1, 2) for batch in (10, 20)]
     run_log = parse_log("\n".join([*lines, ""]))
     assert run_log.steps.iteration.tolist() == [10, 20, 50, 60]
-    marian = [
-        f"[valid] Ep. 2 : Up. {at} : cross-entropy : {at / 2000} : new best" for at in (8000, 9000, 10_000)
-    ]
-    evals = parse_log("\n".join([*marian, ""])).evals
-    assert [(one.iteration, one.val_loss) for one in evals] == [(8000, 4.0), (9000, 4.5), (10_000, 5.0)]
 
 
 def test_the_seconds_of_computing_a_reward_are_no_reward() -> None:

@@ -87,7 +87,7 @@ _OF_VALIDATION = frozenset({"score", "error_rate"})  # a line with BLEU, say
 _GLOBAL = re.compile(r"global[ _]step|num_updates", re.IGNORECASE)  # of the run, whatever else is counted
 _MIN_SUMMED_LOSS = 2.0  # over ln(perplexity): such a loss is a sum over tokens
 _EPOCH_OVER_BATCH = re.compile(r"\b(TRAIN|CV) Batch (\d{1,9})/(\d{1,9})(?= loss )")  # as WeNet prints them
-_MARIAN = re.compile(r"\bEp\. (\d{1,9}) : Up\. (\d{1,12}) :")
+_OF_BATCHES = re.compile(r"\b(\d{1,9})epoch:(train|valid):\d{1,9}-(\d{1,9})batch: ")  # as ESPnet does
 _SCALES = {"k": 1000, "m": 1_000_000}
 _BATCH = re.compile(r"\bglobal[ _]batch[ _]size\b\W{1,8}(\d{1,9})\b", re.IGNORECASE)
 
@@ -150,8 +150,8 @@ class GenericReader:
     def __call__(self, text: str, builder: RunBuilder) -> bool:
         if " Batch " in text:
             text = _EPOCH_OVER_BATCH.sub(r"\1 epoch \2 batch \3", text, count=1)
-        elif text.startswith(("Ep. ", "[valid] Ep. ")):
-            text = _MARIAN.sub(r"epoch \1 | step \2 |", text, count=1)
+        elif "batch: " in text:
+            text = _OF_BATCHES.sub(r"\2 epoch \1 batch \3: ", text, count=1)
         line, count_line, self._count_line = read_line(text), self._count_line, ""
         if count_line and line.of("loss") and line.of("iteration", "epoch", "batch") is None:
             line = read_line(f"{count_line} | {text}")  # a step on two lines

@@ -68,7 +68,7 @@ NAMES: dict[Role, str] = {
     "test_loss test_epoch_loss loss_test 测试损失",
     "val_bpb": "val_bpb valid_bpb validation_bpb eval_bpb",
     "lr": "learning_rate lr train_learning_rate train_lr optim_learning_rate_group0 lr_adamw lr_adam lr_sgd "
-    "lr_adamw_pg1 lr_adam_pg1 optimizer_lr cur_lr current_lr last_lr lr_0 学习率",
+    "lr_adamw_pg1 lr_adam_pg1 optimizer_lr optim0_lr0 cur_lr current_lr last_lr lr_0 学习率",
     "grad_norm": "grad_norm gradient_norm train_grad_norm train_gradient_norm total_grad_norm "
     "optim_total_grad_norm grad_norm_total grad_2_0_norm_total gnorm train_gnorm global_grad_norm "
     "norm gradnorm g_norm",

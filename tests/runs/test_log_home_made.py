@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from log_checks import parse_log, parse_logs
 
@@ -285,3 +286,30 @@ def test_the_seconds_of_computing_a_reward_are_no_reward() -> None:
     assert read_line("step 3 - loss:0.1 - timing_s/reward:0.002 - critic/rewards/mean:0.3").metrics == {
         "critic/rewards/mean": 0.3
     }
+
+
+def test_a_perplexity_instead_of_a_loss() -> None:
+    line = "Epoch {:2d}, {:5d}/  700; acc:  40.00; ppl: {:6.2f}; 5306 src tok/s; {:6d} s elapsed\n"
+    text = "".join(line.format(1, at, 40 - at / 50, at) for at in range(100, 701, 100))
+    text += "Train perplexity: 30.5\nValidation perplexity: 20\n"
+    text += "".join(line.format(2, at, 20 - at / 50, at) for at in range(100, 301, 100))
+    run_log = parse_log(text)
+    assert run_log.steps.iteration.tolist() == list(range(100, 1001, 100))
+    assert run_log.steps.loss[0] == pytest.approx(math.log(38))
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(700, pytest.approx(math.log(20)))]
+    assert "log.loss_of_perplexity" in {note.key for note in run_log.notes}
+
+
+def test_a_perplexity_beside_losses_is_no_step() -> None:
+    text = "".join(f"step {at} | loss 3.{at}\nstep {at} | ppl 25.0\n" for at in range(10, 50, 10))
+    run_log = parse_log(text)
+    assert run_log.steps.iteration.tolist() == [10, 20, 30, 40]
+    assert "log.loss_of_perplexity" not in {note.key for note in run_log.notes}
+
+
+def test_batches_from_to_of_an_epoch() -> None:
+    line = "(trainer:636) INFO: {0}epoch:train:{1}-{2}batch: iter_time=0.4, loss=3.{2}, optim0_lr0=2.5e-05\n"
+    run_log = parse_log("".join(line.format(1, at + 1, at + 100) for at in (0, 100, 200, 300)))
+    assert run_log.steps.iteration.tolist() == [100, 200, 300, 400]
+    assert (run_log.steps.lr == 2.5e-5).all()
+    assert np.isnan(run_log.steps.ms).all()

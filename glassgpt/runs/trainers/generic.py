@@ -136,6 +136,7 @@ class GenericReader:
         self._title: Field | None = None  # the count that the next losses are of
         self._section = ""  # the split of the next lines, by a title
         self._loss_name: str | None = None  # of those that are not the loss, the one that is taken
+        self._has_perplexities = False  # steps with a perplexity instead of a loss
         self._has_named_steps = False  # steps whose loss is called so, not just `train`
         self._gap: int | None = None  # between the steps of two lines, as they say it
         self._names_nothing = False  # makemore's steps: `  10000/ 200000: 2.0322`
@@ -181,7 +182,8 @@ class GenericReader:
         """The training loss and the validation loss of a line."""
         found = [one for one in line.fields if one.role in ("loss", "val_loss") and one.unit != "%"]
         if not found:
-            return self._unnamed_losses(line, builder)
+            loss, val_loss = self._unnamed_losses(line, builder)
+            return loss if loss or val_loss else self._log_perplexity(line, builder), val_loss
         if not any(one.split for one in found):
             kinds = {metric.kind for one in line.fields if one.is_metric and (metric := metric_of(one.name))}
             split = "val" if kinds & _OF_VALIDATION else self._section if line.of("iteration") is None else ""
@@ -221,6 +223,22 @@ class GenericReader:
         if _NOT_LOSSES.search(line.text.lower()) or not (is_alone or (train_loss and val_loss)):
             return None, None
         return train_loss, val_loss
+
+    def _log_perplexity(self, line: Line, builder: RunBuilder) -> Field | None:
+        """Of a step that has a perplexity instead of a loss: `Epoch  2,  50/725; acc: 4; ppl: 22.37`."""
+        count = line.of("iteration", "epoch", "batch")
+        if count is None or not count.is_count or self._section in ("val", "test"):
+            return None
+        if builder.has_steps and not self._has_perplexities:
+            return None
+        for one in line.fields:
+            metric = metric_of(one.name) if one.is_metric else None
+            if metric and metric.kind == "perplexity" and not metric.is_eval and one.split in ("", "train"):
+                if not self._has_perplexities:
+                    builder.notes.append(say("log.loss_of_perplexity", name=one.name))
+                self._has_perplexities = True
+                return one._replace(role="loss", text=str(math.log(max(one.value, 1.0))))
+        return None
 
     def _other_loss(self, line: Line, found: list[Field], builder: RunBuilder) -> Field | None:
         """The first of several losses, none of which is called just so; later only the same one."""

@@ -5,9 +5,9 @@
     [valid] Ep. 1 : Up. 20000 : perplexity : 187.458 : stalled 1 times (last best: 185.2)
 
 Cost and time are of the updates since the line before. What the cost is a mean of, words or sentences,
-depends on a setting (`--cost-type`), so it is no loss per token for certain. A validation's `cross-entropy` is
-a sum over the words of a sentence; that of a word is `ce-mean-words`, or the logarithm of the perplexity. Where
-one of these is logged, it is the validation loss.
+depends on a setting (`--cost-type`), so it is no loss per token for certain. A validation's `cross-entropy`
+is a sum over the words of a sentence; that of a word is `ce-mean-words`, or the logarithm of the perplexity.
+Where one of these is logged, it is the validation loss.
 """
 
 from __future__ import annotations

@@ -232,10 +232,12 @@ class LogRecognizer:
         """A clause: there is nothing, or a program failed before it printed a step."""
         if self._is_empty:
             return "; it is empty"
-        texts = itertools.takewhile(lambda text: not _MOVING_BAR.search(text), reversed(self.texts()))
-        errors = (text for text in texts if _PROGRAM_ERROR.match(text))
-        if error := next(errors, ""):
-            return f'; a program failed before it had trained: "{error.strip()[:MAX_ERROR_CHARS]}"'
+        texts = self.texts()
+        after = itertools.takewhile(lambda text: not _MOVING_BAR.search(text), reversed(texts))
+        if error := next((text for text in after if _PROGRAM_ERROR.match(text)), ""):
+            # A bar without a loss may be the training's.
+            when = "" if any(map(_MOVING_BAR.search, texts)) else " before it had trained"
+            return f'; a program failed{when}: "{error.strip()[:MAX_ERROR_CHARS]}"'
         return ""
 
     def texts(self) -> list[str]:

@@ -6,8 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from log_checks import parse_log, parse_logs
+from log_checks import parse_facts, parse_log, parse_logs
 
+from glassgpt.errors import UserError
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.fields import read_line
 
 # {e}: the epoch, {t} and {v}: its losses, {a}: an accuracy. Some have several lines.
@@ -313,3 +315,60 @@ def test_batches_from_to_of_an_epoch() -> None:
     assert run_log.steps.iteration.tolist() == [100, 200, 300, 400]
     assert (run_log.steps.lr == 2.5e-5).all()
     assert np.isnan(run_log.steps.ms).all()
+
+
+def _bar_and_lines(lines_at: range, bar_at: range, shift: int = 1) -> str:
+    """A bar whose loss was set by the step before, and what was printed meanwhile, after it."""
+
+    def loss(at: int) -> float:
+        return 2 + 5 / (1 + at / 50) + (at * 7919 % 101) / 1000
+
+    bar = "Epoch [1/1]:  9%|#   | {}/900 [00:{:02d}<09:19, 1.00it/s, loss={:.4f}]"
+    moves = (bar.format(at - shift, at // 20, loss(at)) for at in bar_at)
+    lines = (f"step {at}/900 | loss: {loss(at):.6f} | lr 0.001\n" for at in lines_at)
+    return "".join(f"{move}\n" for move in moves) + "".join(lines)
+
+
+def test_a_bar_and_the_lines_that_were_buffered_meanwhile_are_one_process() -> None:
+    run_log = parse_log(_bar_and_lines(range(20, 901, 20), range(20, 901, 20)))
+    assert run_log.steps.iteration.tolist() == list(range(20, 901, 20))
+    assert len(run_log.segments) == 1
+    assert np.isfinite(run_log.steps.ms).any(), "by the bar"
+
+
+def test_other_losses_after_a_bar_are_another_process() -> None:
+    text = _bar_and_lines(range(20, 901, 20), range(20, 901, 20)).replace("| loss: ", "| loss: 1")
+    assert sum(len(one.steps) for one in parse_logs(text)) == 90
+
+
+def test_a_date_and_time_as_a_field() -> None:
+    line = "step: {0}  |  time: 2025-08-20 13:{1:02d}:{2:02d}.250000  |  loss: 6.{0}\n"
+    run_log = parse_log("".join(line.format(at, at // 60, at % 60) for at in range(10, 200, 10)))
+    assert run_log.steps.ms[1:].tolist() == pytest.approx([1000] * 18)
+    assert Analysis(run_log).stamped_s == 180
+    text = "".join(f"step {at} | loss 2.{at}\n" for at in range(10, 90, 10))
+    assert not parse_log(text.replace("| loss", "| run 2025-08-20 13:00:00 | loss")).stamps
+
+
+def test_the_time_of_a_run_and_the_source_of_a_message() -> None:
+    lines = [f"step {at} | loss 2.{at}\n" for at in range(10, 90, 10)]
+    run_log = parse_log("".join([*lines, "done in 20.4 min; trained 32.8M tokens (~3.1 epochs)\n"]))
+    assert run_log.setup.wall_s == pytest.approx(1224)
+    source = '    self.msg(f"Saved checkpoint to {save_path}")\n'
+    assert not parse_log("".join([*lines[:4], source, *lines[4:]])).checkpoints
+    saved = source.replace("{save_path}", "out/state.pt")
+    assert len(parse_log("".join([*lines[:4], saved, *lines[4:]])).checkpoints) == 1
+
+
+def test_a_program_whose_bar_moved_may_have_trained() -> None:
+    error = "RuntimeError: got signal: 1\n"
+    for text, claims in ((error, True), (f" 1%|  | 68/5520 [00:21<28:19, 3.21it/s]\n{error}", False)):
+        with pytest.raises(UserError) as raised:
+            parse_log(f"Model Params: 108M\n{text}")
+        assert 'failed before it had trained: "RuntimeError' in str(raised.value) or not claims
+        assert 'a program failed: "RuntimeError' in str(raised.value) or claims
+
+
+def test_swanlab_says_that_its_experiment_is_over() -> None:
+    text = "".join(f"step {at} | loss 2.{at}\n" for at in range(10, 90, 10))
+    assert parse_facts(text + "swanlab: Experiment base-lr-0.001 has completed\n").ended == "finished"

@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
+from glassgpt.runs.exit_status import spent_seconds
 from glassgpt.runs.fields import SPLITS, Field, Line, read_line, step_values
 from glassgpt.runs.log_numbers import MAX_COUNT, parse_ms
 from glassgpt.runs.metric_columns import PART_RANK, metric_of
@@ -55,6 +56,7 @@ _SAVED = re.compile(
     r"|\b(?:sav(?:ed|ing|e)|wrote|writing|sauvegard\w{1,4}|gespeichert|guardad[ao]|guardando|salv(?:o|ando|ato))\b"
     r".{0,200}\.(?:pth?|ckpt|safetensors|h5|keras|npz)\b|(?:保存|저장).{0,200}\.(?:pth?|ckpt|safetensors)\b"
 )
+_SOURCE = re.compile(r"\(r?f[\"'][^\"']{0,200}\{[A-Za-z_]")  # code that prints such a line
 _SAVE_WORDS = ("sav", "writ", "wrote", "checkpoint", "auvegard", "speicher", "guard", "salv", "保存", "저장")
 _SAVE_TIME = re.compile(r"\b(?:in|took) (\d{1,6}(?:\.\d{1,9})?)\s?(ms|s)(?:ec(?:ond)?s?)?\b")
 _SAVED_AT = re.compile(r"(?:step|iter|ckpt|checkpoint|epoch|model)s?[_-](\d{1,12})(?!\d|\.\d|/)")  # in a path
@@ -261,8 +263,11 @@ class GenericReader:
         if _END.match(lower) or self._ends_last_epoch(lower):
             self.close(builder)
             builder.add_event("finish", line.text)
+            if (wall_s := spent_seconds(line.text)) is not None and builder.has_steps:
+                builder.setup.values["wall_s"] = wall_s
         elif any(word in lower for word in _SAVE_WORDS) and _SAVED.search(lower):
-            self._read_save(line, lower, builder)
+            if not _SOURCE.search(line.text):
+                self._read_save(line, lower, builder)
         elif self._read_title(line):
             return False
         else:

@@ -225,8 +225,10 @@ def _printed_once(whole: RunLog) -> RunLog:
 def _matching_rows(steps: Steps, bar: slice, lines: slice) -> Ints | None:
     """Of each of the lines the bar's row with its loss; None where these are not the same iterations."""
     at, loss, line_loss = steps.iteration[bar], steps.loss[bar], steps.loss[lines]
-    if not len(at) or len(line_loss) < _MIN_JUDGED_LINES or np.isfinite(steps.ms[lines]).any():
+    if len(line_loss) < _MIN_JUDGED_LINES or np.isfinite(steps.ms[lines]).any():
         return None
+    if not np.isfinite(steps.ms[bar]).any():
+        return None  # both are lines
     digits = next((one for one in range(3, 7) if np.allclose(loss, loss.round(one), 0, 1e-9)), 0)
     if not digits or len(np.unique(line_loss)) < len(line_loss) / 2:
         return None
